@@ -1,0 +1,23 @@
+"""Settings, read when they are used; assign to change them: `hf.config.verify = True`."""
+
+import os
+from dataclasses import dataclass, field
+
+
+def _flag(name: str) -> bool:
+    return os.environ.get(name, "") not in ("", "0")
+
+
+@dataclass(slots=True)
+class Config:
+    """The process's settings.
+
+    verify          run the verifiers of every IR between all passes
+    print_width     columns that printed graphs may take
+    """
+
+    verify: bool = field(default_factory=lambda: _flag("HOPFLOW_VERIFY"))
+    print_width: int = 100
+
+
+config = Config()

@@ -1,0 +1,193 @@
+"""Every error that a user can cause, each with its own class.
+
+A message says what was expected and what was found, where in the user's code, and what
+to do about it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class HopflowError(Exception):
+    """The base of all errors that hopflow raises on purpose."""
+
+
+# --- arguments of operations ----------------------------------------------------------
+
+
+class DTypeError(HopflowError, TypeError):
+    """A dtype that does not exist, or that an operation does not take."""
+
+
+class ArgumentTypeError(HopflowError, TypeError):
+    """An argument of the wrong kind: not a tensor, not callable, not an int."""
+
+
+class ArgumentValueError(HopflowError, ValueError):
+    """An argument of the right kind whose value makes no sense."""
+
+
+class ShapeError(HopflowError, ValueError):
+    """Shapes that do not fit an operation or each other."""
+
+
+class AxisError(HopflowError, IndexError, ValueError):
+    """An axis that the tensor does not have, or one named twice."""
+
+
+class IndexingError(HopflowError, IndexError):
+    """An index of the wrong kind or out of range."""
+
+
+class DeviceError(HopflowError, ValueError):
+    """A device that does not exist, or a transfer that cannot be made."""
+
+
+class ReadOnlyError(HopflowError, ValueError):
+    """A write to memory that may not be written: imported read-only, or a broadcast."""
+
+
+class InvalidTensorError(HopflowError, RuntimeError):
+    """Use of a tensor that was donated, or that an interrupted call left half-written."""
+
+
+class ConversionError(HopflowError, TypeError):
+    """`int()`, `float()`, `bool()` or `item()` of a tensor that has not one element."""
+
+
+# --- control-flow operators -----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """One leaf that differs. `path` is how a user would write it."""
+
+    path: str  # "carry.hidden[0]"
+    expected: str  # "f32[b, 8]"
+    got: str  # "f32[b, 16]"
+    reason: str  # "axis 1: 8 != 16"
+
+
+def _rows(leaves: Sequence[Mismatch], expected: str, got: str) -> str:
+    width = max((len(leaf.path) for leaf in leaves), default=0)
+    return "\n".join(
+        f"  {leaf.path:<{width}}  {expected} {leaf.expected}, {got} {leaf.got}"
+        f"  ({leaf.reason})"
+        for leaf in leaves
+    )
+
+
+class OperatorError(HopflowError, TypeError):
+    """The base of errors in the use of a higher-order operator."""
+
+
+class CarryTypeError(OperatorError):
+    """A loop body returned a carry of another type than the one it was given."""
+
+    def __init__(self, op: str, fn: str, where: str, leaves: Sequence[Mismatch]) -> None:
+        self.leaves = tuple(leaves)  # for tests and tools: no need to parse the text
+        super().__init__(
+            f"{op}: `{fn}` ({where}) must return its carry with the types it came in "
+            f"with.\n{_rows(leaves, 'in', 'out')}\n"
+            "Cast or reshape in the body, or start from an `init` of that type."
+        )
+
+
+class BranchTypeError(OperatorError):
+    """Two branches returned results of different types."""
+
+    def __init__(
+        self, op: str, first: str, second: str, leaves: Sequence[Mismatch]
+    ) -> None:
+        self.leaves = tuple(leaves)
+        super().__init__(
+            f"{op}: {first} and {second} must return results of the same types.\n"
+            f"{_rows(leaves, 'first', 'second')}\n"
+            "Cast, reshape or broadcast in one branch so that both agree."
+        )
+
+
+class StructureError(OperatorError):
+    """Results or carries whose pytree structure is not the expected one."""
+
+
+class PredicateError(OperatorError):
+    """A predicate that is not a bool scalar, or an index that is not an int scalar."""
+
+
+class ResultTypeError(OperatorError):
+    """A function given to an operator returned something that is not a tensor."""
+
+
+class LengthError(HopflowError, ValueError):
+    """Leading sizes that differ, or a length that is missing or contradicted."""
+
+
+class LoopLimitError(HopflowError, RuntimeError):
+    """A loop reached `max_steps` while its condition still held."""
+
+
+class MutationError(HopflowError, RuntimeError):
+    """A write that has no meaning where it stands."""
+
+
+# --- tracing --------------------------------------------------------------------------
+
+
+class TraceError(HopflowError, TypeError):
+    """A traced tensor was asked for a value that only a run can give."""
+
+
+class EscapedValueError(HopflowError, RuntimeError):
+    """A traced value was used outside the trace that made it."""
+
+
+class CapturedTensorError(HopflowError, ValueError):
+    """A traced function read a global tensor, and captures were not allowed."""
+
+
+class DataDependentError(HopflowError, RuntimeError):
+    """A decision that depends on a size or value unknown until run time."""
+
+    def __init__(self, expression: str, where: str = "") -> None:
+        self.expression = expression
+        at = f" ({where})" if where else ""
+        super().__init__(
+            f"cannot decide `{expression}`{at} while tracing: it depends on a size that "
+            "is only known at run time. Use `hf.cond` to choose at run time, or "
+            "`hf.check` to promise the answer."
+        )
+
+
+# --- graphs and programs --------------------------------------------------------------
+
+
+class GraphError(HopflowError, ValueError):
+    """A graph that breaks a rule of the graph level (found by its verifier)."""
+
+
+class LoopIRError(HopflowError, ValueError):
+    """A program that breaks a rule of the Loop IR (found by its verifier)."""
+
+
+class ProgramFormatError(HopflowError, ValueError):
+    """Text or a file that is not a well-formed program."""
+
+
+class CompileError(HopflowError, RuntimeError):
+    """The compiler could not make native code; a defect of hopflow, with details."""
+
+
+# --- run time -------------------------------------------------------------------------
+
+
+class CheckError(HopflowError, RuntimeError):
+    """A condition given to `hf.check` did not hold."""
+
+
+class DivisionError(HopflowError, ZeroDivisionError):
+    """Division of an integer by zero."""
+
+
+class LinalgError(HopflowError, ArithmeticError):
+    """A matrix that a factorisation does not take: singular, or not definite."""

@@ -1,0 +1,1 @@
+"""Graphs: typed programs whose operators may hold graphs."""

@@ -1,0 +1,228 @@
+"""Graph, Node and Var: the data structure, and the edits that keep it whole."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeAlias
+
+from hopflow.graph.types import TensorType
+from hopflow.symbolic.size import Symbol
+
+Kind: TypeAlias = Literal["placeholder", "get_attr", "call_function", "output"]
+Section: TypeAlias = Literal["symbol", "operand", "capture"]
+
+
+class Operator(Protocol):
+    """What a node may refer to: an operation's record or a higher-order operator."""
+
+    @property
+    def name(self) -> str: ...
+
+    def infer(self, *types: TensorType, **params: Any) -> tuple[TensorType, ...]:
+        """The types of the results.
+
+        Raises:
+            HopflowError: the operands' types do not fit.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLine:
+    """A line of the user's code."""
+
+    file: str
+    line: int
+    function: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file.rsplit('/', 1)[-1]}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A scalar constant operand; its type is never weak (promotion is over)."""
+
+    value: bool | int | float
+    type: TensorType
+
+    def __str__(self) -> str:
+        return repr(self.value)
+
+
+@dataclass(eq=False, slots=True)
+class Var:
+    """One result of a node, or one input of a graph."""
+
+    node: "Node"
+    index: int
+    type: TensorType
+
+    def __repr__(self) -> str:
+        return f"<Var {self.node.name or self.node.kind}.{self.index}: {self.type}>"
+
+
+Arg: TypeAlias = Var | Constant
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """One line of a graph.
+
+    kind      placeholder | get_attr | call_function | output
+    op        the operator object of a call_function, else None
+    args      operands, flat
+    params    static parameters: axes, shapes, dtypes, and subgraphs
+    results   one Var for each result
+    name      of a placeholder or an attribute; else a suggestion, or ""
+    section   of a placeholder: which of the three input lists it is in
+    symbol    of a placeholder in section "symbol": the symbol that it binds
+    line      where in the user's code it came from
+    module_path, operator_path   "encoder.layers.0", "while_loop/body → cond/then"
+    meta      notes of passes
+    """
+
+    kind: Kind
+    op: Any
+    args: tuple[Arg, ...]
+    params: dict[str, Any]
+    results: tuple[Var, ...] = ()
+    name: str = ""
+    section: Section | None = None
+    symbol: Symbol | None = None
+    line: SourceLine | None = None
+    module_path: str = ""
+    operator_path: str = ""
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def graphs(self) -> "dict[str, Graph]":
+        """The subgraphs among the parameters, by name (`branches[0]` in a tuple)."""
+        found: dict[str, Graph] = {}
+        for key, value in self.params.items():
+            if isinstance(value, Graph):
+                found[key] = value
+            elif isinstance(value, tuple):
+                for i, item in enumerate(value):
+                    if isinstance(item, Graph):
+                        found[f"{key}[{i}]"] = item
+        return found
+
+
+class Graph:
+    """A straight line of nodes with typed inputs and outputs.
+
+    `inputs` are placeholders: symbols, operands, captures, in this order. `attributes`
+    (on a root graph only) are `get_attr` nodes: name -> the tensor they hold. `nodes`
+    are the calls and attributes in order of execution; `outputs` may be any args.
+    """
+
+    __slots__ = ("attributes", "inputs", "name", "nodes", "output_line", "outputs")
+
+    def __init__(self, name: str = "graph") -> None:
+        self.name = name
+        self.inputs: list[Var] = []
+        self.nodes: list[Node] = []
+        self.outputs: tuple[Arg, ...] = ()
+        self.attributes: dict[str, Any] = {}
+        self.output_line: SourceLine | None = None
+
+    def __repr__(self) -> str:
+        return f"<Graph {self.name}: {len(self.nodes)} nodes>"
+
+    # --- building ---
+
+    def add_input(
+        self,
+        type_: TensorType,
+        name: str,
+        section: Section = "operand",
+        symbol: Symbol | None = None,
+    ) -> Var:
+        """Append a placeholder at the end of `inputs`; see `join` for their order."""
+        node = Node("placeholder", None, (), {}, name=name, section=section)
+        node.symbol = symbol
+        var = Var(node, 0, type_)
+        node.results = (var,)
+        self.inputs.append(var)
+        return var
+
+    def add_attribute(self, type_: TensorType, name: str, value: Any) -> Var:
+        """Append a `get_attr` node that reads the tensor `value`."""
+        node = Node("get_attr", None, (), {}, name=name)
+        var = Var(node, 0, type_)
+        node.results = (var,)
+        self.nodes.append(node)
+        self.attributes[name] = value
+        return var
+
+    def call(
+        self,
+        op: Any,
+        args: Sequence[Arg],
+        params: Mapping[str, Any],
+        types: Sequence[TensorType],
+        line: SourceLine | None = None,
+    ) -> Node:
+        """Append a call whose results have the given types."""
+        node = Node("call_function", op, tuple(args), dict(params), line=line)
+        node.results = tuple(Var(node, i, t) for i, t in enumerate(types))
+        self.nodes.append(node)
+        return node
+
+    # --- reading ---
+
+    @property
+    def in_types(self) -> tuple[TensorType, ...]:
+        return tuple(v.type for v in self.inputs)
+
+    @property
+    def out_types(self) -> tuple[TensorType, ...]:
+        return tuple(a.type for a in self.outputs)
+
+    @property
+    def symbols(self) -> list[Var]:
+        return [v for v in self.inputs if v.node.section == "symbol"]
+
+    @property
+    def operands(self) -> list[Var]:
+        return [v for v in self.inputs if v.node.section == "operand"]
+
+    @property
+    def captures(self) -> list[Var]:
+        return [v for v in self.inputs if v.node.section == "capture"]
+
+    def nodes_of(self, name: str) -> list[Node]:
+        """The calls of the operator of this name."""
+        return [n for n in self.nodes if n.op is not None and n.op.name == name]
+
+    def users(self) -> dict[Var, list[Node]]:
+        """The nodes that read each var; an output of the graph is not a node."""
+        found: dict[Var, list[Node]] = {}
+        for node in self.nodes:
+            for arg in dict.fromkeys(a for a in node.args if isinstance(a, Var)):
+                found.setdefault(arg, []).append(node)
+        return found
+
+    def walk(self) -> Iterator[Node]:
+        """All nodes, those of subgraphs right after the node that holds them."""
+        for node in self.nodes:
+            yield node
+            for graph in node.graphs.values():
+                yield from graph.walk()
+
+
+def map_graphs(params: Mapping[str, Any], f: Any) -> dict[str, Any]:
+    """`params` with `f` applied to each graph in it."""
+
+    def visit(value: Any) -> Any:
+        if isinstance(value, Graph):
+            return f(value)
+        if isinstance(value, tuple) and any(isinstance(v, Graph) for v in value):
+            return tuple(map(visit, value))
+        return value
+
+    return {k: visit(v) for k, v in params.items()}
+
+
+def vars_of(args: Iterable[Arg]) -> list[Var]:
+    return [a for a in args if isinstance(a, Var)]

@@ -1,0 +1,58 @@
+"""The types of values: a dtype and a shape, printed as `f32[s0, 4]`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from hopflow.dtypes import DType, int64
+from hopflow.symbolic.size import Size, SymInt
+
+Shape: TypeAlias = tuple[Size, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """`dtype[shape]`. `weak` marks what came from Python numbers alone: its dtype gives
+    way in promotion. It is no part of the text, and layout is no part of the type."""
+
+    dtype: DType
+    shape: Shape = ()
+    weak: bool = field(default=False, compare=False)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> Size:
+        """The number of elements."""
+        total: Size = 1
+        for n in self.shape:
+            total = total * n
+        return total
+
+    def with_shape(self, shape: Sequence[Size]) -> "TensorType":
+        return TensorType(self.dtype, tuple(shape), self.weak)
+
+    def strong(self) -> "TensorType":
+        return TensorType(self.dtype, self.shape) if self.weak else self
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+SYMBOL_TYPE = TensorType(int64)
+"""The type of a shape symbol passed as a value."""
+
+
+def same_size(a: Size, b: Size) -> bool:
+    """Whether two sizes are provably equal; never raises."""
+    return a.same(b) if isinstance(a, SymInt) else isinstance(b, int) and a == b
+
+
+def same_shape(a: Shape, b: Shape) -> bool:
+    return len(a) == len(b) and all(map(same_size, a, b))
+
+
+def same_type(a: TensorType, b: TensorType) -> bool:
+    return a.dtype is b.dtype and same_shape(a.shape, b.shape)

@@ -1,0 +1,1 @@
+"""The Loop IR, and the vocabulary by which operations lower to it."""

@@ -1,0 +1,323 @@
+"""Scalar expressions: the arithmetic inside kernels, one machine operation a node.
+
+An expression is a DAG of `Expr`. The constructors fold constants and drop neutral
+elements, which is what turns index arithmetic on unrolled loops into plain registers.
+They check dtypes: both sides of a binary operation agree, so a cast is always written.
+
+The meaning of each operation is IEEE 754 for floats and two's complement with
+wrap-around for integers. Division and remainder of integers truncate; their operands
+must not trap (`ops` adds the checks and the `INT_MIN / -1` select).
+"""
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from hopflow import dtypes
+from hopflow.dtypes import DType
+
+if TYPE_CHECKING:
+    from hopflow.loop_ir.nest import Buffer, Var
+
+__all__ = ["Expr", "Index"]
+
+
+class Expr:
+    """A scalar value: `op` applied to `args`, of type `dtype`.
+
+    `attr` is what the op needs beside its operands: the Python number of a "const", the
+    `Var` of a "var", the `Buffer` of a "load" (whose args are one i64 index an axis).
+    """
+
+    __slots__ = ("args", "attr", "dtype", "op")
+
+    def __init__(
+        self, op: str, args: tuple["Expr", ...], dtype: DType, attr: Any = None
+    ) -> None:
+        self.op, self.args, self.dtype, self.attr = op, args, dtype, attr
+
+    def __repr__(self) -> str:
+        if self.op == "const":
+            return f"{self.attr}:{self.dtype}"
+        if self.op == "var":
+            return str(self.attr.name)
+        if self.op == "load":
+            return f"{self.attr.name}[{', '.join(map(repr, self.args))}]"
+        return f"{self.op}({', '.join(map(repr, self.args))})"
+
+    @property
+    def is_const(self) -> bool:
+        return self.op == "const"
+
+
+Index = tuple[Expr, ...]
+
+# Operations by arity. Everything in MATH is expanded by `loop_ir.math` into the others.
+UNARY: Final = frozenset(
+    "neg abs not sqrt floor ceil trunc rint popcount clz isnan".split()
+)
+BINARY: Final = frozenset(
+    "add sub mul div rem min max and or xor shl lshr ashr copysign".split()
+)
+COMPARE: Final = frozenset("eq ne lt le gt ge".split())
+MATH: Final = frozenset(
+    (
+        "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh "
+        "asinh acosh atanh erf erfc erfinv lgamma logistic cbrt pow atan2 hypot fmod "
+        "nextafter"
+    ).split()
+)
+MATH_BINARY: Final = frozenset("pow atan2 hypot fmod nextafter".split())
+
+
+def const(value: bool | int | float, dtype: DType) -> Expr:
+    """The constant `value`, rounded or wrapped to `dtype`."""
+    if dtype.kind == "b":
+        return Expr("const", (), dtype, bool(value))
+    if dtype.kind == "f":
+        rounded = float(value)
+        if dtype is not dtypes.float64 and math.isfinite(rounded):
+            with np.errstate(over="ignore"):
+                rounded = float(np.asarray(rounded, np.float64).astype(dtype.dtype))
+        return Expr("const", (), dtype, rounded)
+    return Expr("const", (), dtype, _wrap(int(value), dtype))
+
+
+def _wrap(value: int, dtype: DType) -> int:
+    value &= (1 << dtype.bits) - 1
+    if dtype.kind == "i" and value >> (dtype.bits - 1):
+        value -= 1 << dtype.bits
+    return value
+
+
+def index(value: int) -> Expr:
+    """The i64 constant `value`, as used in indices."""
+    return Expr("const", (), dtypes.int64, value)
+
+
+def read(var: "Var") -> Expr:
+    """The present value of a variable."""
+    return Expr("var", (), var.dtype, var)
+
+
+def load(buffer: "Buffer", indices: Sequence[Expr]) -> Expr:
+    """`buffer[indices]`, with one i64 index an axis."""
+    return Expr("load", tuple(indices), buffer.dtype, buffer)
+
+
+def _same(name: str, x: Expr, y: Expr) -> None:
+    if x.dtype is not y.dtype:
+        raise TypeError(f"loop_ir `{name}` of {x.dtype} and {y.dtype}: {x!r}, {y!r}")
+
+
+_FOLD_INT: Final[dict[str, Callable[[int, int], int]]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "min": min,
+    "max": max,
+    "and": operator.and_,
+    "or": operator.or_,
+    "xor": operator.xor,
+}
+_FOLD_COMPARE: Final[dict[str, Callable[[Any, Any], bool]]] = {
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+}
+_NEUTRAL_RIGHT: Final = {"add": 0, "sub": 0, "mul": 1, "or": 0, "xor": 0, "shl": 0}
+_NEUTRAL_LEFT: Final = {"add": 0, "mul": 1, "or": 0, "xor": 0}
+
+
+def binary(name: str, x: Expr, y: Expr) -> Expr:
+    """`x name y`, for a name in BINARY. Integers fold; floats never do."""
+    _same(name, x, y)
+    if x.dtype.kind in "iub":
+        folded = _fold_integer(name, x, y)
+        if folded is not None:
+            return folded
+    return Expr(name, (x, y), x.dtype)
+
+
+def _fold_integer(name: str, x: Expr, y: Expr) -> Expr | None:
+    if x.is_const and y.is_const:
+        if name in _FOLD_INT:
+            return const(_FOLD_INT[name](x.attr, y.attr), x.dtype)
+        if name in ("div", "rem") and y.attr != 0:
+            quotient = abs(x.attr) // abs(y.attr)
+            quotient = quotient if (x.attr < 0) == (y.attr < 0) else -quotient
+            value = quotient if name == "div" else x.attr - quotient * y.attr
+            return const(value, x.dtype)
+        return None
+    if y.is_const:
+        if _NEUTRAL_RIGHT.get(name, ...) == y.attr and x.dtype.kind != "b":
+            return x
+        if name == "mul" and y.attr == 0:
+            return y
+        if name == "div" and y.attr == 1:
+            return x
+        if name in ("add", "sub") and x.op == "add" and x.args[1].is_const:
+            inner = binary(name, x.args[1], y)
+            return binary("add", x.args[0], inner)
+    elif x.is_const:
+        if _NEUTRAL_LEFT.get(name, ...) == x.attr and x.dtype.kind != "b":
+            return y
+        if name == "mul" and x.attr == 0:
+            return x
+        if name in ("add", "mul"):  # constants to the right, where they meet others
+            return binary(name, y, x)
+    if x.dtype.kind == "b" and name in ("and", "or"):
+        for side, other in ((x, y), (y, x)):
+            if side.is_const:
+                return other if bool(side.attr) is (name == "and") else side
+    return None
+
+
+def add(x: Expr, y: Expr) -> Expr:
+    return binary("add", x, y)
+
+
+def sub(x: Expr, y: Expr) -> Expr:
+    return binary("sub", x, y)
+
+
+def mul(x: Expr, y: Expr) -> Expr:
+    return binary("mul", x, y)
+
+
+def div(x: Expr, y: Expr) -> Expr:
+    return binary("div", x, y)
+
+
+def unary(name: str, x: Expr) -> Expr:
+    """`name(x)`, for a name in UNARY; "isnan" gives a bool."""
+    if name == "not" and x.is_const and x.dtype.kind == "b":
+        return const(not x.attr, x.dtype)
+    if name == "neg" and x.is_const:
+        return const(-x.attr, x.dtype)
+    return Expr(name, (x,), dtypes.bool_ if name == "isnan" else x.dtype)
+
+
+def fma(x: Expr, y: Expr, z: Expr) -> Expr:
+    """`x * y + z` of floats, rounded once."""
+    return Expr("fma", (x, y, z), x.dtype)
+
+
+def compare(name: str, x: Expr, y: Expr) -> Expr:
+    """A bool; every comparison with a NaN is false, but for "ne"."""
+    _same(name, x, y)
+    if x.is_const and y.is_const:
+        return const(_FOLD_COMPARE[name](x.attr, y.attr), dtypes.bool_)
+    return Expr(name, (x, y), dtypes.bool_)
+
+
+def select(test: Expr, x: Expr, y: Expr) -> Expr:
+    """`x if test else y`; both sides are evaluated, so neither may trap."""
+    _same("select", x, y)
+    if test.is_const:
+        return x if test.attr else y
+    return x if x is y else Expr("select", (test, x, y), x.dtype)
+
+
+def cast(x: Expr, dtype: DType) -> Expr:
+    """`x` converted: to nearest even for floats, saturating from float to integer (NaN
+    gives 0), wrapping between integers, `x != 0` to bool."""
+    if x.dtype is dtype:
+        return x
+    if x.is_const and (x.dtype.kind != "f" or dtype.kind == "f"):
+        return const(x.attr, dtype)
+    if dtype.kind == "b":
+        return compare("ne", x, const(0, x.dtype))
+    return Expr("cast", (x,), dtype)
+
+
+def bitcast(x: Expr, dtype: DType) -> Expr:
+    """The bits of `x` read as `dtype`, of the same width."""
+    return x if x.dtype is dtype else Expr("bitcast", (x,), dtype)
+
+
+def call(name: str, *args: Expr) -> Expr:
+    """A function in MATH, kept as one node until `loop_ir.math` expands it."""
+    return Expr(name, args, args[0].dtype)
+
+
+def all_of(tests: Sequence[Expr]) -> Expr:
+    """The conjunction of `tests`; true when there are none."""
+    result = const(True, dtypes.bool_)
+    for test in tests:
+        result = binary("and", result, test)
+    return result
+
+
+def floor_div(x: Expr, y: Expr) -> Expr:
+    """Integer division towards minus infinity; `y` is not 0."""
+    if x.is_const and y.is_const:
+        return const(x.attr // y.attr, x.dtype)
+    if y.is_const and y.attr == 1:
+        return x
+    if x.dtype.kind == "u":
+        return binary("div", x, y)
+    return sub(_truncated(x, y), cast(_rounds_up(x, y), x.dtype))
+
+
+def floor_mod(x: Expr, y: Expr) -> Expr:
+    """Integer remainder with the sign of `y`; `y` is not 0."""
+    if x.is_const and y.is_const:
+        return const(x.attr % y.attr, x.dtype)
+    if x.dtype.kind == "u":
+        return binary("rem", x, y)
+    remainder = sub(x, mul(_truncated(x, y), y))
+    return select(_rounds_up(x, y), add(remainder, y), remainder)
+
+
+def _truncated(x: Expr, y: Expr) -> Expr:
+    """`x / y` truncated, with `INT_MIN / -1` wrapping instead of trapping."""
+    if y.is_const and y.attr != -1:
+        return binary("div", x, y)
+    minus_one = compare("eq", y, const(-1, y.dtype))
+    safe = select(minus_one, const(1, y.dtype), y)
+    return select(minus_one, unary("neg", x), binary("div", x, safe))
+
+
+def _rounds_up(x: Expr, y: Expr) -> Expr:
+    """Whether truncation of `x / y` rounded towards plus infinity."""
+    zero = const(0, x.dtype)
+    remainder = sub(x, mul(_truncated(x, y), y))
+    signs = compare("ne", compare("lt", remainder, zero), compare("lt", y, zero))
+    return binary("and", compare("ne", remainder, zero), signs)
+
+
+def wrap_index(position: Expr, extent: Expr) -> Expr:
+    """A position counted from the end where it is negative, as Python's are."""
+    return select(
+        compare("lt", position, index(0)), add(position, extent), position
+    )
+
+
+
+def rewrite(expr: Expr, leaf: Callable[[Expr], Expr | None]) -> Expr:
+    """`expr` with every node for which `leaf` gives another replaced, bottom shared."""
+    memo: dict[int, Expr] = {}
+
+    def visit(node: Expr) -> Expr:
+        known = memo.get(id(node))
+        if known is not None:
+            return known
+        new = leaf(node)
+        if new is None:
+            args = tuple(visit(a) for a in node.args)
+            new = (
+                node
+                if all(a is b for a, b in zip(args, node.args, strict=True))
+                else Expr(node.op, args, node.dtype, node.attr)
+            )
+        memo[id(node)] = new
+        return new
+
+    return visit(expr)

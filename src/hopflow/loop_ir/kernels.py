@@ -1,0 +1,219 @@
+"""What an operation lowers to: kernels and regions, before any loop exists.
+
+`OpDef.lower(*operands, **params)` returns one `Kernel` for each result (a tuple where
+there are several). A kernel says what each element *is*, as a pure function of its
+index; the schedule decides where it is computed, fused or stored. Operators with
+subgraphs return a region.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeAlias
+
+from hopflow.graph.core import Graph
+from hopflow.graph.types import TensorType
+from hopflow.loop_ir.expr import Expr, Index, index
+from hopflow.symbolic.size import Size
+
+
+class Operand(Protocol):
+    """A value as a lowering rule sees it: a type, and its elements by index."""
+
+    @property
+    def type(self) -> TensorType: ...
+
+    def __getitem__(self, at: Index, /) -> Expr:
+        """The element at `at`, one i64 expression an axis, in range."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """`holds(i)` for all `i` in `shape`, or the program stops with an error of `kind`.
+
+    Runs when the program reaches the operation, before any of its elements is computed.
+    """
+
+    kind: Literal["index", "divide", "check"]
+    shape: tuple[Size, ...]
+    holds: Callable[[Index], Expr]
+    values: Callable[[Index], tuple[Expr, ...]] = field(default=lambda _: ())
+
+
+@dataclass(frozen=True, slots=True)
+class Pointwise:
+    """`element(i)` for each `i` in the result's shape.
+
+    `is_view`: an element is one element of one operand, moved; never worth storing.
+    """
+
+    element: Callable[[Index], Expr]
+    checks: tuple[Check, ...] = ()
+    is_view: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """For each `i` in the result's shape, combine `element(i, r)` over `r` in `space`.
+
+    element   gives one expression for each accumulator
+    init      the accumulators' first values
+    combine   a name ("add", "mul", "min", "max", "and", "or") for one accumulator with
+              a neutral `init`: any order; or a function (accumulators, elements) ->
+              accumulators, run in order of `r`
+    finish    the result, from (i, accumulators); the first accumulator by default
+    A reduction with several results is one `Reduction` with several `finish`.
+    """
+
+    space: tuple[Size, ...]
+    init: tuple[Expr, ...]
+    combine: str | Callable[[tuple[Expr, ...], tuple[Expr, ...]], tuple[Expr, ...]]
+    element: Callable[[Index, Index], tuple[Expr, ...]]
+    finish: tuple[Callable[[Index, tuple[Expr, ...]], Expr], ...] = (
+        lambda _, accumulators: accumulators[0],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """A cumulative reduction along `axis`: result[i] = combine(result[i - 1], element(i)).
+
+    The first along `axis` is `combine(init, element)`; `reverse` starts from the end.
+    """
+
+    axis: int
+    init: Expr
+    combine: Callable[[Expr, Expr], Expr]
+    element: Callable[[Index], Expr]
+    reverse: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """`base` with elements replaced: for each `u` in `space`, at `position(u)`.
+
+    combine   None to set, else (old, new) -> value. Where positions repeat, the updates
+              are applied in order of `u`.
+    keep      None, or a test: an update for which it is false is left out.
+    """
+
+    base: Operand
+    space: tuple[Size, ...]
+    position: Callable[[Index], Index]
+    value: Callable[[Index], Expr]
+    combine: Callable[[Expr, Expr], Expr] | None = None
+    keep: Callable[[Index], Expr] | None = None
+    checks: tuple[Check, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """Results written by a routine of `loop_ir.routines` (GEMM, LAPACK, sort).
+
+    The routine gets, for each index of the leading `batch` axes (which all operands and
+    results share), dense row-major sub-arrays of the operands, of the results, and of
+    the workspace, and then `scalars`.
+
+    overwrites   for each result, the operand that it starts as a copy of (LAPACK works
+                 in place; that operand is then not passed itself), or None
+    workspace    types of scratch arrays, without batch axes
+    can_fail     the routine returns a status; other than 0 it is a "library" trap
+    """
+
+    routine: str
+    operands: tuple[Operand, ...]
+    scalars: tuple[Expr, ...] = ()
+    batch: int = 0
+    overwrites: tuple[int | None, ...] = (None,)
+    workspace: tuple[TensorType, ...] = ()
+    can_fail: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """No result: only checks (`hf.check`)."""
+
+    checks: tuple[Check, ...]
+
+
+Kernel: TypeAlias = Pointwise | Reduction | Prefix | Scatter | Library | Effect
+
+
+# --- regions: what operators with subgraphs lower to ---------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Inline:
+    """The graph's results for these operands, in place."""
+
+    graph: Graph
+    operands: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """The results of `branches[selector]`, run alone. `selector` is i64[] in range, or
+    bool[] (then `branches` are the false and the true one, in this order)."""
+
+    selector: Any
+    branches: tuple[Graph, ...]
+    operands: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WhileLoop:
+    """`carry = body(invariants, carry)` while `test(invariants, carry)`.
+
+    Both graphs take the inputs `(*before, *carry, *after)`: symbols, carry, captures.
+    `body` returns the carry, `test` a bool[]. `max_steps` exceeded is a "limit" trap.
+    """
+
+    test: Graph
+    body: Graph
+    before: tuple[Any, ...]
+    carry: tuple[Any, ...]
+    after: tuple[Any, ...]
+    max_steps: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CountedLoop:
+    """`length` steps of `body(*before, *carry, *slices, *after) -> (*carry, *ys)`.
+
+    slices    `xs` indexed along axis 0 by the step; `ys` are stacked along axis 0
+    reverse   steps run from the last index to the first
+    independent   there is no carry, and steps may run in any order or at once
+    """
+
+    body: Graph
+    length: Size
+    before: tuple[Any, ...]
+    carry: tuple[Any, ...]
+    xs: tuple[Any, ...]
+    after: tuple[Any, ...]
+    reverse: bool = False
+    independent: bool = False
+    unroll: int = 1
+
+
+Region: TypeAlias = Inline | Branch | WhileLoop | CountedLoop
+Lowered: TypeAlias = Kernel | tuple[Kernel, ...] | Region
+
+
+# --- helpers that lowering rules share ------------------------------------------------
+
+
+def broadcast_index(at: Index, shape: Sequence[Size]) -> Index:
+    """The index into an operand of `shape` for index `at` of a broadcast result."""
+    offset = len(at) - len(shape)
+    return tuple(
+        index(0) if isinstance(n, int) and n == 1 else at[offset + axis]
+        for axis, n in enumerate(shape)
+    )
+
+
+def elements(operand: Operand, at: Index) -> Expr:
+    """The element of `operand` that broadcasting puts at `at` of the result."""
+    return operand[broadcast_index(at, operand.type.shape)]
+
+

@@ -1,0 +1,241 @@
+"""The Loop IR: buffers, loops, branches and stores, ready to be emitted.
+
+A `Program` is what one native entry runs. Its statements are structured; scalars are
+`Var`s, set once by `Let` or changed by `Assign`; memory is `Buffer`s, indexed by one
+i64 expression an axis. An expression is evaluated where its statement stands.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from hopflow.dtypes import DType
+from hopflow.loop_ir.expr import Expr
+
+Space: TypeAlias = Literal["input", "output", "arena", "constant", "shared"]
+"""Where a buffer's memory comes from: the caller (read or written), the program's own
+arena, read-only data of the program, or (on a GPU) memory shared by a block."""
+
+
+@dataclass(eq=False, slots=True)
+class Var:
+    """A scalar variable; by name unique within its program."""
+
+    name: str
+    dtype: DType
+
+
+@dataclass(eq=False, slots=True)
+class Buffer:
+    """A dense row-major array, unless `strides` says otherwise (in elements).
+
+    `shape` and `strides` are i64 expressions over constants and the program's `sizes`.
+    `data` holds the values of a "constant" buffer.
+    """
+
+    name: str
+    dtype: DType
+    shape: tuple[Expr, ...]
+    space: Space
+    strides: tuple[Expr, ...] | None = None
+    data: np.ndarray[Any, np.dtype[Any]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """How the iterations of a `For` are run; any other than "serial" needs an
+    independent axis ("vector" also takes `Accumulate`).
+
+    serial   one after the other
+    vector   `width` iterations as one vector instruction; the body has no control flow
+    gang     `width` lanes under masks, control flow allowed (the ISPC model)
+    threads  chunks over a thread pool
+    grid, block, thread   the axes of a GPU launch
+    """
+
+    kind: Literal["serial", "vector", "gang", "threads", "grid", "block", "thread"]
+    width: int = 1
+
+
+SERIAL = Binding("serial")
+
+
+@dataclass(eq=False, slots=True)
+class Let:
+    """Define `var`; it never changes within its scope (the enclosing body)."""
+
+    var: Var
+    value: Expr
+
+
+@dataclass(eq=False, slots=True)
+class Declare:
+    """Bring a mutable `var` to life with a first value."""
+
+    var: Var
+    value: Expr
+
+
+@dataclass(eq=False, slots=True)
+class Assign:
+    """Change a mutable `var`."""
+
+    var: Var
+    value: Expr
+
+
+@dataclass(eq=False, slots=True)
+class Accumulate:
+    """`var = combine(var, value)`, in an order of the emitter's choice that depends on
+    the loop's extent only, never on chance or the number of threads.
+
+    combine is one of add, mul, min, max, and, or.
+    """
+
+    var: Var
+    combine: str
+    value: Expr
+
+
+@dataclass(eq=False, slots=True)
+class Store:
+    buffer: Buffer
+    indices: tuple[Expr, ...]
+    value: Expr
+
+
+@dataclass(eq=False, slots=True)
+class Copy:
+    """Copy all of `source` to `target`, of the same shape; they do not overlap."""
+
+    target: Buffer
+    source: Buffer
+
+
+@dataclass(eq=False, slots=True)
+class Swap:
+    """Exchange the memory of two arena buffers of one shape (a double-buffered carry)."""
+
+    a: Buffer
+    b: Buffer
+
+
+@dataclass(eq=False, slots=True)
+class For:
+    """`body` for `var` = 0 .. `extent` - 1. `independent` is proven: no iteration reads
+    or writes what another writes (but for `Accumulate`)."""
+
+    var: Var
+    extent: Expr
+    body: "list[Stmt]"
+    independent: bool = False
+    binding: Binding = SERIAL
+
+
+@dataclass(eq=False, slots=True)
+class While:
+    """Run `head`; while `test` (evaluated after it) holds: `body`, and `head` again."""
+
+    head: "list[Stmt]"
+    test: Expr
+    body: "list[Stmt]"
+
+
+@dataclass(eq=False, slots=True)
+class If:
+    test: Expr
+    then: "list[Stmt]"
+    else_: "list[Stmt]" = field(default_factory=list)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Ref:
+    """The dense sub-array `buffer[at]`, where `at` indexes leading axes only."""
+
+    buffer: Buffer
+    at: tuple[Expr, ...] = ()
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """Call a library routine: "gemm", "potrf", ... (see `loop_ir.routines`).
+
+    args    sub-arrays (read or written, as the routine says) and scalar expressions
+    site    what the routine's failure reports (a `Trap` at this site), or None
+    """
+
+    routine: str
+    args: tuple[Ref | Expr, ...]
+    site: int | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Trap:
+    """Leave the program with `site` as its status if `test` holds.
+
+    `site` indexes `Program.sites`. `values`, up to two integers, are reported with it.
+    """
+
+    test: Expr
+    site: int
+    values: tuple[Expr, ...] = ()
+
+
+@dataclass(eq=False, slots=True)
+class Barrier:
+    """All iterations of the enclosing `block` or `grid` axis arrive before any goes on."""
+
+    scope: Literal["block", "grid"]
+
+
+@dataclass(eq=False, slots=True)
+class Grow:
+    """Make room for one more row in a growing arena buffer (a stack)."""
+
+    buffer: Buffer
+    length: Expr
+
+
+Stmt: TypeAlias = (
+    Let
+    | Declare
+    | Assign
+    | Accumulate
+    | Store
+    | Copy
+    | Swap
+    | For
+    | While
+    | If
+    | Call
+    | Trap
+    | Barrier
+    | Grow
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where a program may stop: an error kind, and which node of the graph it is from.
+
+    `node` is the node's number in a depth-first walk of the *graph*, so that a kernel
+    shared by equal graphs leads each to its own source line and message.
+    """
+
+    kind: Literal["index", "divide", "check", "limit", "memory", "library"]
+    node: int
+
+
+@dataclass(eq=False, slots=True)
+class Program:
+    """One native entry: `sizes` are i64 parameters, then inputs, then outputs."""
+
+    name: str
+    sizes: list[Var]
+    inputs: list[Buffer]
+    outputs: list[Buffer]
+    arena: list[Buffer]
+    constants: list[Buffer]
+    body: list[Stmt]
+    sites: list[Site]

@@ -1,0 +1,1 @@
+"""Sizes that are numbers or symbols."""

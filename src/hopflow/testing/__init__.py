@@ -1,0 +1,1 @@
+"""What a test of array programs needs, ours or a user's."""

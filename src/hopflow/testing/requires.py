@@ -1,0 +1,112 @@
+"""`requires("jax")`: the one way in which a test says what it cannot do without.
+
+    @requires("jax>=0.11", "gpu")        # skips, and prints why
+    def test_...
+
+    pytestmark = requires("cc")          # for a whole module
+
+    torch = load("torch")                # imports it, or skips the module
+
+A need is a tool of `TOOLS`, or a Python library by the name that one imports, with or
+without a least version. The mark is `pytest.mark.requires`; the root's conftest.py turns
+it into a skip.
+"""
+
+import ctypes
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import re
+import shutil
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def requires(*needs: str) -> "pytest.MarkDecorator":
+    """The mark of a test that needs all of `needs`."""
+    import pytest  # not a dependency of the package
+
+    return pytest.mark.requires(*needs)
+
+
+def load(need: str) -> ModuleType:
+    """The library itself; where it is missing, the test module is skipped."""
+    import pytest
+
+    if reason := missing(need):
+        pytest.skip(reason, allow_module_level=True)
+    return importlib.import_module(_parse(need)[0])
+
+
+def missing(*needs: str) -> str | None:
+    """Why a test that requires `needs` cannot run here; `None` if it can."""
+    lacks = [f"{need} ({why})" for need in needs if (why := _lack(need))]
+    return f"requires {', '.join(lacks)}" if lacks else None
+
+
+@functools.cache
+def _lack(need: str) -> str | None:
+    if need in TOOLS:
+        return TOOLS[need]()
+    name, least = _parse(need)
+    if importlib.util.find_spec(name) is None:
+        return "not installed"
+    if least is None:
+        return None
+    found = _version(name)
+    return None if _numbers(found) >= _numbers(least) else f"version {found} is here"
+
+
+def _parse(need: str) -> tuple[str, str | None]:
+    match = re.fullmatch(r"(\w+)(?:>=([\d.]+))?", need)
+    if match is None:
+        raise ValueError(
+            f"requires: `{need}` is neither one of {', '.join(sorted(TOOLS))}, nor a "
+            "library like `jax` or `jax>=0.11`."
+        )
+    return match[1], match[2]
+
+
+def _version(name: str) -> str:
+    # A library is not always distributed under the name that one imports.
+    distributions = importlib.metadata.packages_distributions().get(name, [name])
+    return importlib.metadata.version(distributions[0])
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The release: (2, 13, 0) of "2.13.0rc1+cpu"."""
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, match[0].split("."))) if match else ()
+
+
+def _executable(*names: str) -> Callable[[], str | None]:
+    def lack() -> str | None:
+        if any(shutil.which(name) for name in names):
+            return None
+        return f"no {' or '.join(names)} on PATH"
+
+    return lack
+
+
+def _gpu() -> str | None:
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "no NVIDIA driver"
+    count = ctypes.c_int()
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+        return "the NVIDIA driver does not start"
+    return None if count.value else "no NVIDIA device"
+
+
+TOOLS: dict[str, Callable[[], str | None]] = {
+    "browser": _executable("chromium", "chromium-browser", "google-chrome", "firefox"),
+    "cc": _executable("cc", "gcc", "clang"),
+    "gpu": _gpu,
+    "ptxas": _executable("ptxas"),
+}
