@@ -27,6 +27,10 @@ class ArgumentValueError(HopflowError, ValueError):
     """An argument of the right kind whose value makes no sense."""
 
 
+class ArgumentRangeError(HopflowError, OverflowError):
+    """A Python integer that the dtype it must take cannot hold."""
+
+
 class ShapeError(HopflowError, ValueError):
     """Shapes that do not fit an operation or each other."""
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from hopflow import dtypes
 from hopflow.dtypes import DType
+from hopflow.symbolic.size import Size
 
 if TYPE_CHECKING:
     from hopflow.loop_ir.nest import Buffer, Var
@@ -29,7 +30,7 @@ class Expr:
     """A scalar value: `op` applied to `args`, of type `dtype`.
 
     `attr` is what the op needs beside its operands: the Python number of a "const", the
-    `Var` of a "var", the `Buffer` of a "load" (whose args are one i64 index an axis).
+    `Var` of a "var", the `Size` of a "size" (gone once a program is scheduled), the `Buffer` of a "load" (whose args are one i64 index an axis).
     """
 
     __slots__ = ("args", "attr", "dtype", "op")
@@ -96,6 +97,14 @@ def _wrap(value: int, dtype: DType) -> int:
 def index(value: int) -> Expr:
     """The i64 constant `value`, as used in indices."""
     return Expr("const", (), dtypes.int64, value)
+
+
+def extent(size: Size) -> Expr:
+    """A size as an i64 expression. A symbolic one is a "size" node, which the schedule
+    replaces by arithmetic on the program's size parameters."""
+    if isinstance(size, int):
+        return index(size)
+    return Expr("size", (), dtypes.int64, size)
 
 
 def read(var: "Var") -> Expr:

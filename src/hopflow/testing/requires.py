@@ -8,8 +8,8 @@
     torch = load("torch")                # imports it, or skips the module
 
 A need is a tool of `TOOLS`, or a Python library by the name that one imports, with or
-without a least version. The mark is `pytest.mark.requires`; the root's conftest.py turns
-it into a skip.
+without a least version. The mark is `pytest.mark.requires`; the conftest.py at the root
+turns it into a skip.
 """
 
 import ctypes

@@ -1,0 +1,1 @@
+"""What hopflow costs, beside its peers and beside hand-written C: `make bench`."""

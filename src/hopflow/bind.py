@@ -1,0 +1,104 @@
+"""The interpreter stack: who gives an operation its meaning.
+
+`bind(op, args, params)` hands an operation to the innermost interpreter of the calling
+thread. Each interpreter knows the one below it (`parent`) and processes an operation by
+binding others while that one is current, so that they nest freely. At the bottom stands
+`Eager` (in `tensor.py`), which computes.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, TypeAlias
+
+from hopflow.graph.core import Constant, Graph
+from hopflow.graph.types import Shape, TensorType
+
+__all__ = ["Interpreter", "Operand", "Value", "bind", "current", "slots", "using"]
+
+
+class Value:
+    """What operations take and give: anything with a type.
+
+    Every interpreter has its own subclass; the user meets them all as `hf.Tensor`.
+    """
+
+    __slots__ = ()
+
+    @property
+    def type(self) -> TensorType:
+        raise NotImplementedError
+
+    @property
+    def shape(self) -> Shape:
+        return self.type.shape
+
+    @property
+    def ndim(self) -> int:
+        return len(self.type.shape)
+
+
+Operand: TypeAlias = Value | Constant
+"""An argument of `bind`: a value, or a scalar whose dtype has been decided."""
+
+
+class Interpreter:
+    """One meaning of operations. `parent` is the interpreter below, None at the bottom."""
+
+    __slots__ = ("parent",)
+
+    is_eager: ClassVar[bool] = False
+
+    def __init__(self, parent: "Interpreter | None") -> None:
+        self.parent = parent
+
+    def process(
+        self, op: Any, args: Sequence[Operand], params: dict[str, Any]
+    ) -> tuple[Value, ...]:
+        """Return the results of `op` on `args`."""
+        raise NotImplementedError
+
+
+class _Stack(threading.local):
+    interpreter: Interpreter | None = None
+
+
+class _Slots:
+    """What layers above fill in, so that those below can call them.
+
+    eager       the bottom interpreter (filled by `tensor`)
+    from_array  a NumPy array or scalar as a value (filled by `tensor`)
+    executor    runs a graph on concrete values: graph, args -> results. The compiler's
+                once `hopflow` is imported; until then the graph interpreter
+    """
+
+    eager: Interpreter
+    from_array: Callable[[Any], Value]
+    executor: Callable[[Graph, Sequence[Value]], tuple[Value, ...]]
+
+
+_stack = _Stack()
+slots = _Slots()
+
+
+def current() -> Interpreter:
+    """The innermost interpreter of this thread."""
+    return _stack.interpreter or slots.eager
+
+
+@contextmanager
+def using(interpreter: Interpreter | None) -> Iterator[None]:
+    """Make `interpreter` the innermost one (None: eager) within the block."""
+    before = _stack.interpreter
+    _stack.interpreter = interpreter
+    try:
+        yield
+    finally:
+        _stack.interpreter = before
+
+
+def bind(
+    op: Any, args: Sequence[Operand], params: dict[str, Any]
+) -> tuple[Value, ...]:
+    """Give `op` its meaning under the innermost interpreter."""
+    return (_stack.interpreter or slots.eager).process(op, args, params)

@@ -1,0 +1,186 @@
+"""`OpDef`: one record an operation, with all its rules; and the driver they share."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from hopflow import dtypes
+from hopflow.bind import Operand, Value, bind, slots
+from hopflow.dtypes import DType
+from hopflow.errors import ArgumentRangeError, ArgumentTypeError, DTypeError
+from hopflow.graph.core import Constant
+from hopflow.graph.types import TensorType
+from hopflow.loop_ir.kernels import Lowered
+
+__all__ = ["OPERATIONS", "Infer", "OpDef", "Promotion", "Sample", "convert_to"]
+
+Infer: TypeAlias = Callable[..., "TensorType | tuple[TensorType, ...]"]
+Promotion: TypeAlias = Callable[[str, Sequence[tuple[DType, bool]]], tuple[DType, bool]]
+"""From an operation's name and its operands' (dtype, weak) to the dtype that all
+operands are converted to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One way to call an operation, for the suites that test all of them.
+
+    operands   types as text, with dtype letter T for every dtype that `dtypes` names:
+               ("T[3, 4]", "T[4]")
+    params     the static parameters
+    dtypes     which dtypes T stands for
+    low, high  the range that values are drawn from
+    """
+
+    operands: tuple[str, ...]
+    params: dict[str, Any] = field(default_factory=dict)
+    dtypes: tuple[DType, ...] = dtypes.FLOATS
+    low: float = -3.0
+    high: float = 3.0
+
+
+OPERATIONS: Final[dict[str, "OpDef"]] = {}
+"""Every operation by name: what `parse` is given, and what the suites run over."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class OpDef:
+    """An operation on tensors, declared once.
+
+    name      unique
+    promote   None: operands keep their dtypes; else the dtype they are converted to
+    infer     (*types, **params) -> the result's type, or a tuple of types; raises a
+              `HopflowError` if they do not fit
+    run       (*arrays, **params) -> NumPy's meaning: an array, or a tuple of arrays, of
+              exactly the inferred dtype and shape
+    lower     (types, *operands, **params) -> kernels, one for each result; `types` are
+              the results' (see `loop_ir.kernels`)
+    unview    None, or: the result is a view of the first operand, and this gives that
+              operand with a new value of the view written into it:
+              (base, new, *other_operands, **params) -> base, in terms of operations
+    effects   "trap" (may stop the program), "random": what keeps it in its branch
+    samples   calls for the suites that test all operations
+    """
+
+    name: str
+    promote: Promotion | None
+    infer: Infer
+    run: Callable[..., Any]
+    lower: Callable[..., Lowered]
+    samples: tuple[Sample, ...]
+    unview: Callable[..., Value] | None = None
+    effects: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.name in OPERATIONS:
+            raise ValueError(f"operation `{self.name}` is declared twice")
+        OPERATIONS[self.name] = self
+        object.__setattr__(self, "__name__", self.name)
+        object.__setattr__(self, "__doc__", self.run.__doc__)
+
+    def __repr__(self) -> str:
+        return f"<op {self.name}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _by_name, (self.name,)
+
+    def __call__(self, *args: Any, **params: Any) -> Any:
+        """Apply the operation to tensors and Python scalars.
+
+        Raises:
+            ArgumentTypeError: an operand is not a tensor, an array or a number.
+            DTypeError: the operands' dtypes are not for this operation.
+            ShapeError: their shapes do not fit.
+        """
+        operands = self.operands(args)
+        results = bind(self, operands, params)
+        return results[0] if len(results) == 1 else results
+
+    def operands(self, args: Sequence[Any]) -> list[Operand]:
+        """`args` as operands of one promoted dtype (if the operation promotes)."""
+        values = [as_operand(self.name, i, a) for i, a in enumerate(args)]
+        if self.promote is None:
+            return [strong_constant(v) for v in values]
+        dtype, weak = self.promote(
+            self.name, [(v.type.dtype, v.type.weak) for v in values]
+        )
+        return [convert_to(v, dtype, weak=weak) for v in values]
+
+    def result_types(
+        self, types: Sequence[TensorType], params: dict[str, Any]
+    ) -> tuple[TensorType, ...]:
+        """`infer`, always as a tuple."""
+        result = self.infer(*types, **params)
+        return result if isinstance(result, tuple) else (result,)
+
+
+def _by_name(name: str) -> OpDef:
+    return OPERATIONS[name]
+
+
+_PYTHON_TYPES: Final = {
+    bool: TensorType(dtypes.bool_, (), weak=False),
+    int: TensorType(dtypes.DEFAULT_INT, (), weak=True),
+    float: TensorType(dtypes.DEFAULT_FLOAT, (), weak=True),
+}
+
+
+def as_operand(name: str, position: int, arg: Any) -> Operand:
+    """A user's argument as an operand: a value, or a scalar of a weak type.
+
+    Raises:
+        ArgumentTypeError: it is neither a tensor, nor an array, nor a number.
+    """
+    if isinstance(arg, Value):
+        return arg
+    type_ = _PYTHON_TYPES.get(type(arg))
+    if type_ is not None:
+        return Constant(arg, type_)
+    if isinstance(arg, np.ndarray | np.generic):
+        return slots.from_array(arg)
+    if isinstance(arg, complex):
+        raise DTypeError(
+            f"{name}: argument {position} is complex. Complex types are not supported: "
+            "keep real and imaginary parts apart."
+        )
+    raise ArgumentTypeError(
+        f"{name}: argument {position} must be a tensor or a number, and is "
+        f"`{type(arg).__name__}`. Convert it with `hf.asarray`."
+    )
+
+
+def strong_constant(value: Operand) -> Operand:
+    """A constant of a weak type with its default dtype; anything else as it is."""
+    if isinstance(value, Constant) and value.type.weak:
+        return Constant(value.value, value.type.strong())
+    return value
+
+
+def convert_to(value: Operand, dtype: DType, *, weak: bool = False) -> Operand:
+    """`value` converted to `dtype` by promotion. A constant is converted in place.
+
+    Raises:
+        ArgumentRangeError: a Python integer does not fit `dtype`.
+    """
+    if isinstance(value, Constant):
+        return Constant(_converted(value.value, dtype), TensorType(dtype, (), weak))
+    if value.type.dtype is dtype:
+        return value
+    [result] = bind(OPERATIONS["convert"], [value], {"dtype": dtype})
+    return result
+
+
+def _converted(value: bool | int | float, dtype: DType) -> bool | int | float:
+    if dtype.is_float:
+        return float(value)
+    if dtype.kind == "b":
+        return bool(value)
+    number = int(value)
+    info = dtypes.iinfo(dtype)
+    if not info.min <= number <= info.max:
+        raise ArgumentRangeError(
+            f"the Python integer {number} does not fit {dtype.name}. "
+            "Give the tensor a wider dtype, or the number as a tensor of its own."
+        )
+    return number
