@@ -44,7 +44,7 @@ layers: $(VENV)/.has-test
 
 wheel: $(VENV)/.has-dev
 	rm -rf build dist
-	$(BIN)/python -m build
+	$(BIN)/python -m build --quiet
 	tools/check_wheel $(BIN)/python dist/*.whl
 
 # An environment that is there, and works, is kept.
@@ -66,5 +66,4 @@ $(VENV)/.has-%: pyproject.toml | $(VENV)/.made
 clean:
 	rm -rf build dist demo_output src/hopflow.egg-info
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find hops autograd src tests property_tests benchmarks examples \
-	    -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -path './.*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

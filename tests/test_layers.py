@@ -31,9 +31,11 @@ ORDER = (
     ("batching", "autograd"),
     ("hops",),
     ("compiler",),
-    ("jit", "transforms", "fx", "nn", "rewrite", "export", "testing"),
-    # The package itself, which re-exports the above; and what uses it as a user does.
-    ("__init__", "cli", "__main__"),
+    (
+        *("jit", "transforms", "fx", "nn", "rewrite", "export", "testing"),
+        # The package itself, which re-exports the above; then what uses it as users do.
+        *("__init__", "cli", "__main__"),
+    ),
 )
 # Inside hops/ there is an order too. What is not named comes after, in any order.
 HOPS = ("base", "map", "cond", "switch", "while_loop", "scan")

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from hopflow.graph.core import Constant, Graph
 from hopflow.graph.types import Shape, TensorType
+from hopflow.symbolic.size import SymInt
 
 __all__ = ["Interpreter", "Operand", "Value", "bind", "current", "slots", "using"]
 
@@ -57,6 +58,17 @@ class Interpreter:
     ) -> tuple[Value, ...]:
         """Return the results of `op` on `args`."""
         raise NotImplementedError
+
+    def write(self, target: Value, new: Value) -> None:
+        """Give `target`, and what shares its memory, the value `new` of its type."""
+        raise NotImplementedError
+
+    def size_value(self, size: SymInt) -> Value:
+        """A symbolic size as a tensor i64[]."""
+        raise NotImplementedError
+
+    def adopt(self, value: Value) -> None:
+        """Take note of a tensor that was just made from the user's data."""
 
 
 class _Stack(threading.local):

@@ -7,12 +7,13 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from hopflow import dtypes
-from hopflow.bind import Operand, Value, bind, slots
+from hopflow.bind import Operand, Value, bind, current, slots
 from hopflow.dtypes import DType
 from hopflow.errors import ArgumentRangeError, ArgumentTypeError, DTypeError
 from hopflow.graph.core import Constant
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir.kernels import Lowered
+from hopflow.symbolic.size import SymInt
 
 __all__ = ["OPERATIONS", "Infer", "OpDef", "Promotion", "Sample", "convert_to"]
 
@@ -137,6 +138,8 @@ def as_operand(name: str, position: int, arg: Any) -> Operand:
     type_ = _PYTHON_TYPES.get(type(arg))
     if type_ is not None:
         return Constant(arg, type_)
+    if isinstance(arg, SymInt):
+        return current().size_value(arg)
     if isinstance(arg, np.ndarray | np.generic):
         return slots.from_array(arg)
     if isinstance(arg, complex):

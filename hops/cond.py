@@ -1,0 +1,80 @@
+"""`cond`: run one of two subgraphs, chosen by a boolean scalar. All its rules."""
+
+from collections.abc import Callable
+from typing import Any, final
+
+from hopflow.graph.core import Graph, Node
+from hopflow.graph.regions import Signature
+from hopflow.graph.types import TensorType
+from hopflow.hops.base import Call, check_scalar
+from hopflow.hops.branches import Branching
+from hopflow.loop_ir.kernels import Branch
+from hopflow.ops.opdef import as_operand
+
+
+@final
+class Cond(Branching):
+    """`cond(pred; symbols; operands, captures; then, else_) -> results`
+
+    pred    bool[]
+    then    Graph, (*symbols, *operands, *captures) -> results
+    else_   Graph, of the same inputs, with results of the types that `then` returns
+    """
+
+    name = "cond"
+
+    def prepare(self, pred: Any, true_fn: Any, false_fn: Any, operands: Any) -> Call:
+        selector = as_operand(self.name, 0, pred)
+        check_scalar(self.name, "pred", selector, "b", "a bool scalar (bool[])")
+        branches = {"then": ("true_fn", true_fn), "else_": ("false_fn", false_fn)}
+        return self.prepare_branches(selector, branches, operands)
+
+    def debug(self, pred: Any, *operands: Any, then: Any, else_: Any) -> Any:
+        return then(*operands) if _truth(pred) else else_(*operands)
+
+    def infer(
+        self, pred: TensorType, *inputs: TensorType, then: Graph, else_: Graph
+    ) -> tuple[TensorType, ...]:
+        return self.branch_types((then, else_))
+
+    def lower(
+        self,
+        types: tuple[TensorType, ...],
+        pred: Any,
+        *inputs: Any,
+        then: Graph,
+        else_: Graph,
+    ) -> Branch:
+        return Branch(pred, (else_, then), inputs)
+
+    def signature(self, node: Node) -> Signature:
+        raise NotImplementedError
+
+
+COND = Cond()
+
+
+def cond(
+    pred: Any,
+    true_fn: Callable[..., Any],
+    false_fn: Callable[..., Any],
+    operands: Any = (),
+) -> Any:
+    """`true_fn(*operands)` if `pred` holds, else `false_fn(*operands)`; see `Cond`.
+
+    Args:
+        pred: bool[], or a Python bool.
+        true_fn, false_fn: Called with the operands: spread if `operands` is a tuple, else
+            as one argument. They may read tensors of enclosing functions, and return
+            any pytree; both the same structure, shapes and dtypes.
+        operands: A pytree of tensors and numbers.
+
+    Raises:
+        PredicateError: `pred` is no bool scalar.
+        StructureError, BranchTypeError: the branches' results differ.
+    """
+    return COND(pred, true_fn, false_fn, operands)
+
+
+def _truth(pred: Any) -> bool:
+    return bool(getattr(pred, "value", pred))

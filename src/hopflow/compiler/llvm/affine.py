@@ -1,0 +1,76 @@
+"""Which indices of a loop's body are linear in its variable."""
+
+from typing import TypeAlias
+
+from hopflow.loop_ir import expr as e
+from hopflow.loop_ir.expr import Expr
+from hopflow.loop_ir.nest import Declare, For, Let, Var
+
+Form: TypeAlias = tuple[Expr, Expr]
+"""`(coefficient, offset)`: the expression is `coefficient * variable + offset`, and
+neither depends on the variable."""
+
+
+class Affine:
+    """The analysis of one loop with a straight body."""
+
+    def __init__(self, loop: For) -> None:
+        self._var = loop.var
+        self._lets: dict[Var, Expr] = {
+            s.var: s.value for s in loop.body if isinstance(s, Let)
+        }
+        self._varying = {loop.var} | {
+            s.var for s in loop.body if isinstance(s, Declare)
+        }
+        self._uniform: dict[Expr, bool] = {}
+        for var, value in self._lets.items():
+            if not self.is_uniform(value):
+                self._varying.add(var)
+
+    def is_uniform(self, expr: Expr) -> bool:
+        """Whether `expr` has the same value in all iterations."""
+        memo = self._uniform
+        known = memo.get(expr)
+        if known is not None:
+            return known
+        pending = [expr]
+        while pending:
+            node = pending[-1]
+            below = [a for a in node.args if a not in memo]
+            if below:
+                pending += below
+            else:
+                pending.pop()
+                own = node.op != "var" or node.attr not in self._varying
+                memo[node] = own and all(memo[a] for a in node.args)
+        return memo[expr]
+
+    def of(self, expr: Expr) -> Form | None:
+        """The linear form of an i64 expression, if it has one."""
+        if self.is_uniform(expr):
+            return e.index(0), expr
+        match expr.op:
+            case "var":
+                if expr.attr is self._var:
+                    return e.index(1), e.index(0)
+                value = self._lets.get(expr.attr)
+                return self.of(value) if value is not None else None
+            case "add" | "sub":
+                x, y = (self.of(a) for a in expr.args)
+                if x is None or y is None:
+                    return None
+                combine = e.add if expr.op == "add" else e.sub
+                return combine(x[0], y[0]), combine(x[1], y[1])
+            case "mul":
+                return self._product(*expr.args)
+            case "neg":
+                form = self.of(expr.args[0])
+                zero = e.index(0)
+                return form and (e.sub(zero, form[0]), e.sub(zero, form[1]))
+        return None
+
+    def _product(self, x: Expr, y: Expr) -> Form | None:
+        if not self.is_uniform(y):
+            x, y = y, x
+        form = self.of(x) if self.is_uniform(y) else None
+        return form and (e.mul(form[0], y), e.mul(form[1], y))

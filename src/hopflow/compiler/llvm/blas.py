@@ -1,0 +1,300 @@
+"""Fortran's BLAS and LAPACK: where they are, how they are called, and `gemm`.
+
+The functions are those that SciPy brings, which it publishes for Cython: the addresses
+are in capsules of two extension modules.
+"""
+
+import ctypes
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from hopflow import dtypes
+from hopflow.compiler.llvm.memory import Memory
+from hopflow.compiler.llvm.module import HOT, Function, Module
+from hopflow.compiler.llvm.statements import Emitter
+from hopflow.compiler.llvm.target import Target
+from hopflow.compiler.llvm.types import literal, register_type
+from hopflow.dtypes import DType
+from hopflow.errors import CompileError
+from hopflow.loop_ir import expr as e
+from hopflow.loop_ir.expr import Expr
+from hopflow.loop_ir.nest import Buffer, Var
+from hopflow.loop_ir.routines import Routine
+
+METADATA: Final = '!0 = !{}\n!1 = !{!"branch_weights", i32 1, i32 100000}\n'
+_BLAS: Final = frozenset(f"{p}{name}" for p in "sd" for name in ("gemm", "gemv", "trsm"))
+
+
+@cache
+def _capsules(module: str) -> dict[str, Any]:
+    """The functions that `scipy.linalg.<module>` publishes.
+
+    Its file is loaded alone: all of `scipy.linalg` would take ten times as long.
+    """
+    full = f"scipy.linalg.{module}"
+    if full not in sys.modules:
+        package = importlib.util.find_spec("scipy")
+        assert package is not None
+        assert package.origin is not None
+        folder = Path(package.origin).parent / "linalg"
+        for suffix in importlib.machinery.EXTENSION_SUFFIXES:
+            file = folder / f"{module}{suffix}"
+            spec = importlib.util.spec_from_file_location(full, file)
+            if file.exists() and spec is not None and spec.loader is not None:
+                loaded = importlib.util.module_from_spec(spec)
+                spec.loader.exec_module(loaded)
+                capsules: dict[str, Any] = loaded.__pyx_capi__
+                return capsules
+    capsules = importlib.import_module(full).__pyx_capi__
+    return capsules
+
+
+@cache
+def fortran(name: str) -> int:
+    """The address of a function of BLAS or LAPACK, as "dgemm".
+
+    Raises:
+        CompileError: SciPy publishes no such function.
+    """
+    capsule = _capsules("cython_blas" if name in _BLAS else "cython_lapack").get(name)
+    if capsule is None:
+        raise CompileError(f"SciPy has no function `{name}`.")
+    signature, address = _capsule_functions()
+    return int(address(capsule, signature(capsule)))
+
+
+@cache
+def _capsule_functions() -> tuple[Any, Any]:
+    signature = ctypes.pythonapi.PyCapsule_GetName
+    signature.restype, signature.argtypes = ctypes.c_char_p, [ctypes.py_object]
+    address = ctypes.pythonapi.PyCapsule_GetPointer
+    address.restype = ctypes.c_void_p
+    address.argtypes = [ctypes.py_object, ctypes.c_char_p]
+    return signature, address
+
+
+class Wrapper:
+    """A routine under construction, as one native function.
+
+    Its arrays are buffers, for statements of the Loop IR to work on; its scalars are
+    registers. Scratch is freed on every way out.
+    """
+
+    def __init__(
+        self, module: Module, name: str, routine: Routine, dtype: DType, target: Target
+    ) -> None:
+        kinds = {"i32": dtypes.int32, "i64": dtypes.int64, "any": dtype, "f": dtype}
+        arrays = [array.name for array in routine.arrays]
+        numbers = [*routine.scalars, *routine.flags]
+        parameters = ", ".join([f"ptr %{a}" for a in arrays] + [f"i64 %{n}" for n in numbers])
+        self.f = Function(module, f"i64 @{name}({parameters})", HOT)
+        self.dtype, self.routine = dtype, routine
+        self.memory = Memory(self.f)
+        self.emitter = Emitter(self.f, self.memory, target)
+        self.emitter.may_poll = False
+        self.scalars: dict[str, Expr] = {}
+        for number in numbers:
+            var = Var(number, dtypes.int64)
+            self.emitter.values.constants[var] = f"%{number}"
+            self.scalars[number] = e.read(var)
+        self.buffers: dict[str, Buffer] = {}
+        for array in routine.arrays:
+            shape = tuple(self._extent(text) for text in array.shape)
+            buffer = Buffer(array.name, kinds[array.dtype], shape, "arena")
+            self.buffers[array.name] = buffer
+            self.memory.place(buffer, f"%{array.name}")
+        self._scratch: list[str] = []
+        self.f.do(f"store i64 -1, ptr {self.emitter.status}")
+        for number in routine.scalars:
+            self.leave_if(self.f.emit(f"icmp ugt i64 %{number}, {2**31 - 1}"))
+
+    def _extent(self, text: str) -> Expr:
+        if text.startswith("min("):
+            x, y = (self.scalars[name] for name in text[4:-1].split(", "))
+            return e.binary("min", x, y)
+        return self.scalars[text]
+
+    def value(self, expr: Expr) -> str:
+        return self.emitter.values.value(expr)
+
+    def finish(self, status: str = "0") -> None:
+        """Return `status`, and complete the function."""
+        f = self.f
+        f.do(f"store i64 {status}, ptr {self.emitter.status}")
+        f.branch("exit")
+        f.start("exit")
+        for slot in self._scratch:
+            f.module.external("void @free(ptr)")
+            pointer = f.emit(f"load ptr, ptr {slot}")
+            f.do(f"call void @free(ptr {pointer})")
+        result = f.emit(f"load i64, ptr {self.emitter.status}")
+        f.do(f"ret i64 {result}")
+
+    def leave_if(self, test: str) -> None:
+        """Return the status as it is if the register `test` holds."""
+        onward = self.f.name("on")
+        self.f.branch_if(test, "exit", onward)
+        self.f.start(onward)
+
+    def leave_if_empty(self, buffer: Buffer) -> None:
+        """Return 0 if `buffer` has no elements."""
+        count = e.index(1)
+        for extent in buffer.shape:
+            count = e.mul(count, extent)
+        empty = self.f.emit(f"icmp eq i64 {self.value(count)}, 0")
+        self.status("0", empty)
+
+    def status(self, status: str, test: str) -> None:
+        """Return `status` if the register `test` holds."""
+        name = self.f.name("status")
+        self.f.branch_if(test, name, f"on.{name}")
+        self.f.start(name)
+        self.f.do(f"store i64 {status}, ptr {self.emitter.status}")
+        self.f.branch("exit")
+        self.f.start(f"on.{name}")
+
+    def scratch(self, name: str, dtype: DType, *shape: Expr) -> Buffer:
+        """A new array; without memory for it, the routine returns -1."""
+        f = self.f
+        buffer = Buffer(name, dtype, shape, "arena")
+        size = e.index(dtype.itemsize)
+        for extent in shape:
+            size = e.mul(size, extent)
+        # An allocation in a branch not taken is never seen by the exit: so null first.
+        slot = f.early_slot("ptr", name, "null")
+        self._scratch.append(slot)
+        f.module.external("ptr @malloc(i64)")
+        bytes_ = f.emit(f"add i64 {self.value(size)}, 64")
+        pointer = f.emit(f"call ptr @malloc(i64 {bytes_})")
+        f.do(f"store ptr {pointer}, ptr {slot}")
+        self.leave_if(f.emit(f"icmp eq ptr {pointer}, null"))
+        self.memory.place(buffer, pointer)
+        return buffer
+
+    # --- arguments of Fortran's functions, all of them pointers
+
+    def integer(self, value: Expr | int) -> str:
+        """A Fortran INTEGER."""
+        expr = e.index(value) if isinstance(value, int) else value
+        slot = self.f.slot("i32", "integer")
+        short = self.value(e.cast(expr, dtypes.int32))
+        self.f.do(f"store i32 {short}, ptr {slot}")
+        return slot
+
+    def leading(self, value: Expr) -> str:
+        """A leading dimension."""
+        return self.integer(e.binary("max", value, e.index(1)))
+
+    def character(self, letter: str) -> str:
+        """A Fortran CHARACTER: "U", or the register of an i8."""
+        slot = self.f.slot("i8", "letter")
+        code = letter if letter.startswith("%") else str(ord(letter))
+        self.f.do(f"store i8 {code}, ptr {slot}")
+        return slot
+
+    def choice(self, test: str, yes: str, no: str) -> str:
+        """The CHARACTER `yes` if the i64 register `test` is not 0, else `no`."""
+        holds = self.f.emit(f"icmp ne i64 {test}, 0")
+        return self.character(
+            self.f.emit(f"select i1 {holds}, i8 {ord(yes)}, i8 {ord(no)}")
+        )
+
+    def number(self, value: float) -> str:
+        """A Fortran REAL or DOUBLE PRECISION."""
+        t = register_type(self.dtype)
+        slot = self.f.slot(t, "number")
+        self.f.do(f"store {t} {literal(value, self.dtype)}, ptr {slot}")
+        return slot
+
+    def pointer(self, buffer: Buffer) -> str:
+        return self.memory.pointer(buffer)
+
+    def call(self, name: str, *pointers: str) -> None:
+        """Call BLAS or LAPACK; the precision's letter is put before `name`."""
+        full = ("s" if self.dtype is dtypes.float32 else "d") + name
+        types = ", ".join(["ptr"] * len(pointers))
+        self.f.module.external(f"void @{full}({types})")
+        arguments = ", ".join(f"ptr {p}" for p in pointers)
+        self.f.do(f"call void @{full}({arguments})")
+        self.emitter.values.forget_loads()
+
+    def clear(self, buffer: Buffer) -> None:
+        """Fill a dense array with zeros."""
+        size = e.index(buffer.dtype.itemsize)
+        for extent in buffer.shape:
+            size = e.mul(size, extent)
+        self.f.module.declare("void @llvm.memset.p0.i64(ptr, i8, i64, i1)")
+        self.f.do(
+            f"call void @llvm.memset.p0.i64(ptr {self.pointer(buffer)}, i8 0, "
+            f"i64 {self.value(size)}, i1 false)"
+        )
+
+    def when(self, test: str, then: Callable[[], None]) -> None:
+        """Do `then` and return 0 if the register `test` holds."""
+        name = self.f.name("case")
+        self.f.branch_if(test, name, f"else.{name}")
+        self.f.start(name)
+        with self.emitter.values.scope():
+            then()
+        self.f.do(f"store i64 0, ptr {self.emitter.status}")
+        self.f.branch("exit")
+        self.f.start(f"else.{name}")
+
+
+def define_gemm(
+    module: Module, name: str, routine: Routine, dtype: DType, target: Target
+) -> None:
+    """Define one of the four matrix products, as `loop_ir.routines` says."""
+    w = Wrapper(module, name, routine, dtype, target)
+    a, b, out = (w.buffers[array] for array in ("a", "b", "out"))
+    m, n, k = (w.scalars[scalar] for scalar in ("m", "n", "k"))
+    a_transposed, b_transposed = (
+        routine.name[5:6] == "t",
+        routine.name[6:7] == "t",
+    )
+    w.leave_if_empty(out)
+    w.when(w.f.emit("icmp eq i64 %k, 0"), lambda: w.clear(out))
+
+    def product(matrix: Buffer, is_transposed: bool, vector: Buffer) -> None:
+        # `out = vector @ matrix`, where the matrix is a row-major [k, .] or, if
+        # transposed, [., k]. Zeros first: some versions read what they overwrite.
+        w.clear(out)
+        rows, columns = reversed(matrix.shape)  # in column-major terms
+        w.call(
+            "gemv",
+            w.character("T" if is_transposed else "N"),
+            w.integer(rows),
+            w.integer(columns),
+            w.number(1),
+            w.pointer(matrix),
+            w.leading(rows),
+            w.pointer(vector),
+            w.integer(1),
+            w.number(0),
+            w.pointer(out),
+            w.integer(1),
+        )
+
+    w.when(w.f.emit("icmp eq i64 %n, 1"), lambda: product(a, not a_transposed, b))
+    w.when(w.f.emit("icmp eq i64 %m, 1"), lambda: product(b, b_transposed, a))
+    w.call(
+        "gemm",
+        w.character("T" if b_transposed else "N"),
+        w.character("T" if a_transposed else "N"),
+        *(w.integer(extent) for extent in (n, m, k)),
+        w.number(1),
+        w.pointer(b),
+        w.leading(b.shape[1]),
+        w.pointer(a),
+        w.leading(a.shape[1]),
+        w.number(0),
+        w.pointer(out),
+        w.leading(n),
+    )
+    w.finish()
+    module.define(name, w.f.text)

@@ -1,0 +1,54 @@
+"""How long a program runs, roughly: whether to release the GIL, when to poll Ctrl-C.
+
+The unit is one instruction, taken as half a nanosecond. It need not be exact: a poll
+looks at the clock before it does anything dear.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from hopflow.loop_ir import expr as e
+from hopflow.loop_ir.expr import Expr
+
+RELEASE: Final = 10_000
+"""Run the program without the GIL from this cost on: 5 µs."""
+FUEL: Final = 20_000_000
+"""The cost between two looks at the clock: 10 ms."""
+SMALL: Final = 100_000
+"""A loop that never costs more than this does not poll by itself."""
+
+
+@dataclass(slots=True)
+class Cost:
+    """The cost of a stretch of code: `fixed`, and `terms` that sizes decide.
+
+    `unbounded`: there is a loop in it whose length only the data decide.
+    """
+
+    fixed: int = 0
+    terms: list[Expr] = field(default_factory=list)
+    unbounded: bool = False
+
+    def add(self, other: "Cost") -> None:
+        self.fixed += other.fixed
+        self.terms += other.terms
+        self.unbounded |= other.unbounded
+
+    def times(self, extent: Expr) -> "Cost":
+        """The cost of doing this `extent` times."""
+        if extent.is_const:
+            terms = [e.mul(term, extent) for term in self.terms]
+            return Cost(self.fixed * extent.attr, terms, self.unbounded)
+        terms = [e.mul(e.add(term, e.index(self.fixed)), extent) for term in self.terms]
+        return Cost(0, terms or [e.mul(extent, e.index(self.fixed))], self.unbounded)
+
+    @property
+    def is_small(self) -> bool:
+        return not self.terms and not self.unbounded and self.fixed < SMALL
+
+    @property
+    def total(self) -> Expr:
+        total = e.index(self.fixed)
+        for term in self.terms:
+            total = e.add(total, term)
+        return total

@@ -1,0 +1,225 @@
+"""A program of the Loop IR as one LLVM function.
+
+The function is `i64 @name(ptr block)`. The block is an array of words: a header (see
+`hopflow.compiler.llvm.stubs`), the sizes, and the addresses of the inputs and of the
+outputs. The function returns 0, `site + 1` of a trap, or a negative code.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from hopflow.compiler.llvm.cost import FUEL, RELEASE, Cost
+from hopflow.compiler.llvm.expressions import ScalarEvaluator
+from hopflow.compiler.llvm.memory import Memory, note_aliasing
+from hopflow.compiler.llvm.module import HOT, OPAQUE, Function, Module
+from hopflow.compiler.llvm.statements import Emitter
+from hopflow.compiler.llvm.stubs import HEADER, TRAP_VALUES
+from hopflow.compiler.llvm.target import Target
+from hopflow.compiler.plan import ArenaPlan
+from hopflow.loop_ir.expr import Expr
+from hopflow.loop_ir.nest import For, Grow, If, Program, Stmt, Swap, While
+
+ON_STACK: Final = 4096
+"""An arena of at most this many bytes is on the stack."""
+EMBEDDED: Final = 1024
+"""Constants of at most this many bytes are part of the code."""
+ALIGNMENT: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """The LLVM IR of a program, and what must be linked to it.
+
+    symbols     names of functions and data that the linker must be given
+    constants   those of them that are the data of large "constant" buffers
+    """
+
+    name: str
+    text: str
+    symbols: frozenset[str]
+    constants: dict[str, np.ndarray[Any, np.dtype[Any]]] = field(default_factory=dict)
+
+
+def emit_llvm(program: Program, arena: ArenaPlan, target: Target) -> str:
+    """The LLVM IR of `program`, for reading."""
+    return emit(program, arena, target).text
+
+
+def emit(program: Program, arena: ArenaPlan, target: Target) -> Emission:
+    """The LLVM IR of `program`, whose arena is laid out as `arena` says."""
+    return _ProgramEmitter(program, arena, target).emit()
+
+
+def statements(body: list[Stmt]) -> Iterator[Stmt]:
+    """All statements in `body`, at any depth."""
+    for s in body:
+        yield s
+        match s:
+            case For():
+                yield from statements(s.body)
+            case While():
+                yield from statements(s.head)
+                yield from statements(s.body)
+            case If():
+                yield from statements(s.then)
+                yield from statements(s.else_)
+
+
+class _ProgramEmitter:
+    """The function around the statements: parameters, memory, and the way out."""
+
+    def __init__(self, program: Program, arena: ArenaPlan, target: Target) -> None:
+        self.program, self.arena, self.target = program, arena, target
+        self.name = symbol(program.name)
+        self.module = Module()
+        self.f = Function(self.module, f"i64 @{self.name}(ptr %block)", HOT)
+        self.memory = Memory(self.f)
+        self.emitter = Emitter(self.f, self.memory, target)
+        self.all = list(statements(program.body))
+        self.constants: dict[str, np.ndarray[Any, np.dtype[Any]]] = {}
+        self._heap = ""  # the slot of the arena's address, if it is not on the stack
+
+    def emit(self) -> Emission:
+        f = self.f
+        metadata = note_aliasing(self.memory, self.program, self.all)
+        self._parameters()
+        self._constants()
+        self._allocate()
+        f.branch("start")
+        prologue = f.take()
+        f.start("start")
+        self.emitter.body(self.program.body)
+        self.emitter.finish()
+        self._exit()
+        rest = f.take()
+        f.insert(prologue[:-1])
+        f.insert(self._release())
+        f.insert(rest)
+        self.module.define(self.name, f.text)
+        return Emission(
+            self.name,
+            f"{self.module.text}{metadata}",
+            frozenset(self.module.symbols),
+            self.constants,
+        )
+
+    def _word(self, position: int) -> str:
+        return self.f.emit(f"getelementptr i64, ptr %block, i64 {position}")
+
+    def _parameters(self) -> None:
+        f, program = self.f, self.program
+        for word in range(2):
+            f.do(f"%trap{word} = getelementptr i64, ptr %block, i64 {TRAP_VALUES + word}")
+        position = HEADER
+        for var in program.sizes:
+            register = f.emit(f"load i64, ptr {self._word(position)}")
+            self.emitter.values.constants[var] = register
+            position += 1
+        for buffer in (*program.inputs, *program.outputs):
+            register = f.emit(f"load ptr, ptr {self._word(position)}")
+            self.memory.place(buffer, register)
+            position += 1
+
+    def _constants(self) -> None:
+        for number, buffer in enumerate(self.program.constants):
+            assert buffer.data is not None
+            data = np.ascontiguousarray(buffer.data)
+            name = f"{self.name}.data.{number}"
+            if data.nbytes <= EMBEDDED:
+                self.module.data(name, data.tobytes() or b"\0")
+            else:
+                self.module.external_data(name)
+                self.constants[name] = data
+            self.memory.place(buffer, f"@{name}")
+
+    def _allocate(self) -> None:
+        """Find memory for the arena, and lay out the buffers in it."""
+        f, values, arena = self.f, self.emitter.values, self.arena
+        growing = {s.buffer for s in self.all if isinstance(s, Grow)}
+        swapped = {b for s in self.all if isinstance(s, Swap) for b in (s.a, s.b)}
+        for buffer in growing:
+            self.memory.place_in_slot(buffer, "null")
+            capacity = f.slot("i64", "capacity")
+            f.do(f"store i64 0, ptr {capacity}")
+            self.emitter.growing[buffer] = capacity
+        placed = [b for b in self.program.arena if b not in growing]
+        if not placed:
+            return
+        base = self._arena_base(arena.total)
+        for buffer in placed:
+            offset = values.value(arena.offsets[buffer])
+            pointer = f.emit(f"getelementptr i8, ptr {base}, i64 {offset}")
+            if buffer in swapped:
+                self.memory.place_in_slot(buffer, pointer)
+            else:
+                self.memory.place(buffer, pointer)
+
+    def _arena_base(self, total: Expr) -> str:
+        f = self.f
+        if total.is_const and total.attr <= ON_STACK:
+            return f.slot(f"[{total.attr} x i8]", "arena", ALIGNMENT)
+        size = self.emitter.values.value(total)
+        self._heap = f.slot("ptr", "heap")
+        f.module.external("ptr @aligned_alloc(i64, i64)")
+        rounded = f.emit(f"add i64 {size}, {ALIGNMENT}")
+        whole = f.emit(f"and i64 {rounded}, {-ALIGNMENT}")
+        base = f.emit(f"call ptr @aligned_alloc(i64 {ALIGNMENT}, i64 {whole})")
+        f.do(f"store ptr {base}, ptr {self._heap}")
+        self.emitter.no_memory_if(f.emit(f"icmp eq ptr {base}, null"))
+        return base
+
+    def _exit(self) -> None:
+        """The block in which every way out ends."""
+        f = self.f
+        f.start("exit")
+        slots = [self._heap] if self._heap else []
+        slots += [self.memory.slot(b) for b in self.emitter.growing]
+        for slot in slots:
+            f.module.external("void @free(ptr)")
+            pointer = f.emit(f"load ptr, ptr {slot}")
+            f.do(f"call void @free(ptr {pointer})")
+        status = f.emit(f"load i64, ptr {self.emitter.status}")
+        f.do(f"ret i64 {status}")
+
+    def _release(self) -> list[str]:
+        """Release the GIL if the program is going to run for long: known at the end,
+        and placed before the first statement."""
+        f, cost = self.f, self.emitter.cost
+        lines: list[str] = []
+        with f.hoisted(lines):
+            if self.emitter.polls:
+                f.do(f"store i64 {FUEL}, ptr {self.emitter.fuel()}")
+            known = not cost.unbounded and self._is_known(cost)
+            if known and not cost.terms and cost.fixed < RELEASE:
+                f.branch("start")
+                return lines
+            f.module.external("void @hf_release(ptr)", OPAQUE)
+            if known and cost.terms:
+                values = ScalarEvaluator(f, self.memory)
+                values.constants = self.emitter.values.constants
+                long = f.emit(f"icmp sgt i64 {values.value(cost.total)}, {RELEASE}")
+                f.branch_if(long, "release", "start")
+                f.start("release")
+            f.do("call void @hf_release(ptr %block)")
+            f.branch("start")
+        return lines
+
+    def _is_known(self, cost: Cost) -> bool:
+        """Whether the sizes alone decide the cost."""
+        pending, sizes = list(cost.terms), set(self.program.sizes)
+        while pending:
+            node = pending.pop()
+            if node.op == "load" or (node.op == "var" and node.attr not in sizes):
+                return False
+            pending += node.args
+        return True
+
+
+def symbol(name: str) -> str:
+    """`name` as LLVM and linkers take it without quotes."""
+    return "hf_kernel_" + re.sub(r"[^0-9A-Za-z_]", "_", name)
+

@@ -1,0 +1,203 @@
+"""Expressions as registers, each computed once where that is safe.
+
+A register is remembered with its expression until the scope ends in which it was
+computed. If it depends on memory or on a mutable variable, it is forgotten already at
+the next write.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeAlias
+
+from hopflow.compiler.llvm import operations
+from hopflow.compiler.llvm.memory import Memory
+from hopflow.compiler.llvm.module import Function, Module
+from hopflow.compiler.llvm.types import (
+    NARROW_FLOATS,
+    constant,
+    register_type,
+)
+from hopflow.dtypes import DType, float32
+from hopflow.loop_ir import math
+from hopflow.loop_ir.expr import COMPARE, MATH, Expr, read
+from hopflow.loop_ir.nest import Buffer, Var
+
+Leaf: TypeAlias = Callable[[Expr], str]
+
+
+class Evaluator:
+    """Expressions as registers of `width` lanes. Subclasses say what the leaves are."""
+
+    def __init__(self, f: Function, width: int) -> None:
+        self.f, self.width = f, width
+        self.memo: dict[Expr, str] = {}
+        self.volatile: set[Expr] = set()
+
+    def value(self, expr: Expr) -> str:
+        """The register, or the constant, that holds `expr`."""
+        memo = self.memo
+        known = memo.get(expr)
+        if known is not None:
+            return known
+        pending = [expr]
+        while pending:  # not by recursion: a chain may be thousands of nodes deep
+            node = pending[-1]
+            if node in memo:
+                pending.pop()
+                continue
+            below = [a for a in self.inputs(node) if a not in memo]
+            if below:
+                pending += reversed(below)
+            else:
+                pending.pop()
+                self.remember(node, self.compute(node))
+        return memo[expr]
+
+    def inputs(self, node: Expr) -> tuple[Expr, ...]:
+        """What must be in `memo` before `compute(node)`."""
+        return () if node.op == "load" else node.args
+
+    def remember(self, node: Expr, register: str) -> None:
+        self.memo[node] = register
+        volatile = self.volatile
+        if (
+            self.may_change(node)
+            if node.op in ("var", "load")
+            else volatile and not volatile.isdisjoint(node.args)
+        ):
+            volatile.add(node)
+
+    def forget_loads(self) -> None:
+        """Forget what a write, or another iteration, may have changed."""
+        for node in self.volatile:
+            self.memo.pop(node, None)
+        self.volatile.clear()
+
+    def may_change(self, leaf: Expr) -> bool:
+        """Whether a write can change what this "var" or "load" gives."""
+        raise NotImplementedError
+
+    def compute(self, node: Expr) -> str:
+        """Emit `node`, whose inputs are in `memo`."""
+        op, memo = node.op, self.memo
+        if op == "const":
+            return constant(node.attr, node.dtype, self.width)
+        if op == "var":
+            return self.variable(node.attr)
+        if op == "load":
+            return self.load(node.attr, node.args)
+        args = [memo[a] for a in node.args]
+        return apply(self.f, node, args, self.width)
+
+    def variable(self, var: Var) -> str:
+        raise NotImplementedError
+
+    def load(self, buffer: Buffer, at: tuple[Expr, ...]) -> str:
+        raise NotImplementedError
+
+
+def apply(f: Function, node: Expr, args: list[str], width: int) -> str:
+    """Emit the operation of `node` on registers."""
+    op = node.op
+    if op in MATH:
+        return call_math(f, op, node.dtype, width, args)
+    if op == "cast":
+        return operations.cast(f, args[0], node.args[0].dtype, node.dtype, width)
+    if op == "bitcast":
+        return operations.bitcast(f, args[0], node.args[0].dtype, node.dtype, width)
+    compares = op in COMPARE or op == "isnan"
+    dtype = node.args[0].dtype if compares else node.dtype
+    return operations.operation(f, op, dtype, width, args)
+
+
+class ScalarEvaluator(Evaluator):
+    """Expressions as scalar registers."""
+
+    def __init__(self, f: Function, memory: Memory) -> None:
+        super().__init__(f, 1)
+        self.memory = memory
+        self.constants: dict[Var, str] = {}  # variables that never change: registers
+        self.slots: dict[Var, str] = {}  # the others: stack slots
+        self._log: list[Expr] = []
+
+    def variable(self, var: Var) -> str:
+        register = self.constants.get(var)
+        if register is not None:
+            return register
+        slot = self.slots[var]
+        return self.f.emit(f"load {register_type(var.dtype)}, ptr {slot}")
+
+    def load(self, buffer: Buffer, at: tuple[Expr, ...]) -> str:
+        distance = self.value(self.memory.linear(buffer, at))
+        return self.memory.load(buffer, self.memory.address(buffer, distance))
+
+    def may_change(self, leaf: Expr) -> bool:
+        if leaf.op == "var":
+            return leaf.attr in self.slots
+        return not self.memory.is_invariant(leaf.attr) or not self.volatile.isdisjoint(
+            leaf.args
+        )
+
+    def remember(self, node: Expr, register: str) -> None:
+        super().remember(node, register)
+        self._log.append(node)
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """Forget at the end what was computed within."""
+        start = len(self._log)
+        yield
+        for node in self._log[start:]:
+            self.memo.pop(node, None)
+            self.volatile.discard(node)
+        del self._log[start:]
+
+
+# --- mathematical functions -----------------------------------------------------------
+
+
+class _Parameters(Evaluator):
+    """The body of a mathematical function: its only leaves are its parameters."""
+
+    def __init__(self, f: Function, width: int, parameters: dict[Var, str]) -> None:
+        super().__init__(f, width)
+        self._parameters = parameters
+
+    def variable(self, var: Var) -> str:
+        return self._parameters[var]
+
+    def may_change(self, leaf: Expr) -> bool:
+        return False
+
+
+def call_math(f: Function, name: str, dtype: DType, width: int, args: list[str]) -> str:
+    """Emit a function in MATH; narrow floats compute in float32 and round."""
+    if name == "fmod":
+        wide = float32 if dtype in NARROW_FLOATS else dtype
+        f.module.symbols.add("fmodf" if wide is float32 else "fmod")
+        return operations.operation(f, "rem", dtype, width, args)
+    if dtype in NARROW_FLOATS:
+        result = call_math(f, name, float32, width, args)
+        return operations.round_narrow(f, result, dtype, width)
+    t = register_type(dtype, width)
+    function = f"hf.{name}.{dtype.short}.{width}"
+    if not f.module.has_function(function):
+        _define_math(f.module, function, name, dtype, width, len(args))
+    return f.emit(f"call {t} @{function}({', '.join(f'{t} {a}' for a in args)})")
+
+
+def _define_math(
+    module: Module, function: str, name: str, dtype: DType, width: int, arity: int
+) -> None:
+    module.define(function, "")  # in case it is used by itself
+    t = register_type(dtype, width)
+    variables = [Var(f"x{i}", dtype) for i in range(arity)]
+    registers = {var: f"%{var.name}" for var in variables}
+    signature = ", ".join(f"{t} {register}" for register in registers.values())
+    f = Function(
+        module, f"internal {t} @{function}({signature})", "alwaysinline nounwind"
+    )
+    body = _Parameters(f, width, registers)
+    result = body.value(math.expand(name, *(read(var) for var in variables)))
+    f.do(f"ret {t} {result}")
+    module.define(function, f.text)

@@ -1,0 +1,175 @@
+"""Buffers: where they begin, how an index becomes an address, what may alias what."""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from hopflow.compiler.llvm.module import Function
+from hopflow.compiler.llvm.operations import from_memory, to_memory
+from hopflow.compiler.llvm.types import memory_type
+from hopflow.loop_ir import expr as e
+from hopflow.loop_ir.expr import Expr
+from hopflow.loop_ir.routines import ROUTINES
+from hopflow.loop_ir.nest import (
+    Buffer,
+    Call,
+    Copy,
+    Grow,
+    Program,
+    Ref,
+    Stmt,
+    Store,
+    Swap,
+)
+
+INVARIANT: Final = ", !invariant.load !0"
+
+
+class Memory:
+    """The addresses of a program's buffers, within one function."""
+
+    def __init__(self, f: Function) -> None:
+        self.f = f
+        self._pointers: dict[Buffer, str] = {}
+        self._slots: dict[Buffer, str] = {}
+        self._strides: dict[Buffer, tuple[Expr, ...]] = {}
+        self._load_notes: dict[Buffer, str] = {}
+        self._store_notes: dict[Buffer, str] = {}
+
+    # --- where buffers begin
+
+    def place(self, buffer: Buffer, pointer: str) -> None:
+        """Say that `buffer` begins at the register `pointer`, always."""
+        self._pointers[buffer] = pointer
+
+    def place_in_slot(self, buffer: Buffer, pointer: str) -> str:
+        """Say that `buffer` begins at `pointer` now, and may move; return its slot."""
+        slot = self._slots[buffer] = self.f.slot("ptr", buffer.name)
+        self.f.do(f"store ptr {pointer}, ptr {slot}")
+        return slot
+
+    def move(self, buffer: Buffer, pointer: str) -> None:
+        """Let `buffer` begin at another register from here on."""
+        self.f.do(f"store ptr {pointer}, ptr {self._slots[buffer]}")
+
+    def pointer(self, buffer: Buffer) -> str:
+        """The register that holds the beginning of `buffer` here."""
+        fixed = self._pointers.get(buffer)
+        return fixed or self.f.emit(f"load ptr, ptr {self._slots[buffer]}")
+
+    def slot(self, buffer: Buffer) -> str:
+        """The slot of a buffer that may move."""
+        return self._slots[buffer]
+
+    def note(self, buffer: Buffer, load: str, store: str) -> None:
+        """Attach metadata to all loads and stores of `buffer`."""
+        self._load_notes[buffer], self._store_notes[buffer] = load, store
+
+    def notes(self, buffer: Buffer) -> tuple[str, str]:
+        """The metadata of loads and of stores."""
+        return self._load_notes.get(buffer, ""), self._store_notes.get(buffer, "")
+
+    def is_invariant(self, buffer: Buffer) -> bool:
+        """Whether nothing in the program writes to `buffer`."""
+        return self._load_notes.get(buffer) == INVARIANT
+
+    # --- addresses
+
+    def strides(self, buffer: Buffer) -> tuple[Expr, ...]:
+        """Elements from one index to the next, an axis each."""
+        known = self._strides.get(buffer)
+        if known is None:
+            known = buffer.strides or dense_strides(buffer.shape)
+            self._strides[buffer] = known
+        return known
+
+    def linear(self, buffer: Buffer, at: Sequence[Expr]) -> Expr:
+        """The distance in elements of `buffer[at]` from the beginning."""
+        total = e.index(0)
+        for position, stride in zip(at, self.strides(buffer), strict=False):
+            total = e.add(total, e.mul(position, stride))
+        return total
+
+    def address(self, buffer: Buffer, distance: str) -> str:
+        """The address of an element, by its linear distance."""
+        pointer = self.pointer(buffer)
+        if distance == "0":
+            return pointer
+        element = memory_type(buffer.dtype)
+        return self.f.emit(
+            f"getelementptr inbounds {element}, ptr {pointer}, i64 {distance}"
+        )
+
+    def load(self, buffer: Buffer, address: str, width: int = 1) -> str:
+        """Load one element, or `width` of them that follow each other."""
+        stored = memory_type(buffer.dtype, width)
+        align = f", align {buffer.dtype.itemsize}" if width > 1 else ""
+        note = self._load_notes.get(buffer, "")
+        value = self.f.emit(f"load {stored}, ptr {address}{align}{note}")
+        return from_memory(self.f, value, buffer.dtype, width)
+
+    def store(self, buffer: Buffer, address: str, value: str, width: int = 1) -> None:
+        """Store one element, or `width` of them one after the other."""
+        stored = memory_type(buffer.dtype, width)
+        align = f", align {buffer.dtype.itemsize}" if width > 1 else ""
+        note = self._store_notes.get(buffer, "")
+        bits = to_memory(self.f, value, buffer.dtype, width)
+        self.f.do(f"store {stored} {bits}, ptr {address}{align}{note}")
+
+
+def dense_strides(shape: Sequence[Expr]) -> tuple[Expr, ...]:
+    """The strides of a row-major array."""
+    strides = [e.index(1)]
+    for extent in reversed(shape[1:]):
+        strides.append(e.mul(strides[-1], extent))
+    return tuple(reversed(strides[: len(shape)]))
+
+
+def size_in_bytes(buffer: Buffer) -> Expr:
+    """Bytes of a dense buffer."""
+    total = e.index(buffer.dtype.itemsize)
+    for extent in buffer.shape:
+        total = e.mul(extent, total)
+    return total
+
+
+
+# --- aliasing -------------------------------------------------------------------------
+
+
+def note_aliasing(memory: Memory, program: Program, all_: Iterable[Stmt]) -> str:
+    """Tell LLVM what cannot overlap; return the metadata, as text for the module.
+
+    What the program only reads is invariant. Each output it writes has a scope of its
+    own, and all of the arena has one: its buffers share memory in turn.
+    """
+    written: dict[Buffer, None] = {}
+    for s in all_:
+        match s:
+            case Store(buffer) | Copy(buffer) | Grow(buffer):
+                written[buffer] = None
+            case Swap(a, b):
+                written[a] = written[b] = None
+            case Call(routine, args):
+                for position in ROUTINES[routine].writes:
+                    argument = args[position]
+                    assert isinstance(argument, Ref)
+                    written[argument.buffer] = None
+    groups = [[b] for b in written if b.space not in ("arena", "shared")]
+    if program.arena:
+        groups.append(program.arena)
+    lines = ["!0 = !{}", '!1 = !{!"branch_weights", i32 1, i32 100000}', "!2 = distinct !{!2}"]
+    scopes = [f"!{3 + k}" for k in range(len(groups))]
+    lines += [f"{scope} = distinct !{{{scope}, !2}}" for scope in scopes]
+    next_ = 3 + len(groups)
+    for group, scope in zip(groups, scopes, strict=True):
+        others = ", ".join(s for s in scopes if s != scope)
+        lines += [f"!{next_} = !{{{scope}}}", f"!{next_ + 1} = !{{{others}}}"]
+        note = f", !alias.scope !{next_}"
+        note += f", !noalias !{next_ + 1}" if others else ""
+        next_ += 2
+        for buffer in group:
+            memory.note(buffer, note, note)
+    for buffer in (*program.inputs, *program.constants):
+        if buffer not in written:
+            memory.note(buffer, INVARIANT, "")
+    return "\n".join((*lines, ""))

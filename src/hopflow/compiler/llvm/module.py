@@ -1,0 +1,142 @@
+"""Building LLVM IR as text: a module, and one function of it at a time.
+
+Text that LLVM parses costs less than half of what its builder API would, and it can
+spell every flag and attribute. Registers are numbered in the order of their text, which
+is what LLVM asks of unnamed values; whatever is placed out of that order (stack slots,
+code hoisted before a loop) has a name instead.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+OPAQUE = "nounwind memory(argmem: readwrite, inaccessiblemem: readwrite)"
+"""Attributes of a function elsewhere that touches what it is given, and no other memory
+of the program's."""
+HOT = '"prefer-vector-width"="512" nounwind'
+
+
+class Module:
+    """The text of one module: declarations, data and functions, each by its name."""
+
+    def __init__(self) -> None:
+        self.symbols: set[str] = set()  # what the linker must be given addresses of
+        self._globals: dict[str, str] = {}
+        self._functions: dict[str, str] = {}
+
+    def declare(self, declaration: str) -> None:
+        """Declare an intrinsic, as "double @llvm.fabs.f64(double)"."""
+        if declaration not in self._globals:
+            self._globals[declaration] = f"declare {declaration}"
+
+    def external(self, declaration: str, attributes: str = "") -> None:
+        """Declare a function that the linker finds, as "ptr @malloc(i64)"."""
+        self.symbols.add(declaration[declaration.index("@") + 1 : declaration.index("(")])
+        self._globals[declaration] = f"declare {declaration} {attributes}"
+
+    def external_data(self, name: str) -> None:
+        """Declare data that the linker finds."""
+        self.symbols.add(name)
+        self._globals[name] = f"@{name} = external global i8"
+
+    def data(self, name: str, content: bytes) -> None:
+        """Define read-only data, aligned for any vector."""
+        escaped = "".join(f"\\{byte:02X}" for byte in content)
+        self._globals[name] = (
+            f"@{name} = internal constant [{len(content)} x i8] "
+            f'c"{escaped}", align 64'
+        )
+
+    def has_function(self, name: str) -> bool:
+        return name in self._functions
+
+    def define(self, name: str, text: str) -> None:
+        """Add the text of a function (or reserve its name, with no text yet)."""
+        self._functions[name] = text
+
+    @property
+    def text(self) -> str:
+        return "\n".join((*self._globals.values(), *self._functions.values(), ""))
+
+
+class Function:
+    """A function under construction: instructions are appended to the open block."""
+
+    def __init__(self, module: Module, signature: str, attributes: str) -> None:
+        """Start "i64 @name(ptr %block)" at its entry block."""
+        self.module = module
+        self.block = "entry"  # the label of the open block
+        self._signature, self._attributes = signature, attributes
+        self._slots: list[str] = []
+        self._lines: list[str] = []
+        self._count = 0
+        self._names = 0
+        self._prefix = "%"
+
+    def emit(self, instruction: str) -> str:
+        """Append an instruction with a result; return its register."""
+        register = f"{self._prefix}{self._count}"
+        self._count += 1
+        self._lines.append(f"  {register} = {instruction}")
+        return register
+
+    def do(self, instruction: str) -> None:
+        """Append an instruction without a result."""
+        self._lines.append(f"  {instruction}")
+
+    def name(self, hint: str) -> str:
+        """A name for a block, slot or register that no other has."""
+        self._names += 1
+        return f"{hint}.{self._names}"
+
+    def start(self, label: str) -> None:
+        """Open the block `label`; the one before must have been ended by a branch."""
+        self._lines.append(f"{label}:")
+        self.block = label
+
+    def branch(self, label: str) -> None:
+        self._lines.append(f"  br label %{label}")
+
+    def branch_if(self, test: str, then: str, otherwise: str, hint: str = "") -> None:
+        """`hint` is metadata: which side is rare."""
+        self._lines.append(f"  br i1 {test}, label %{then}, label %{otherwise}{hint}")
+
+    def slot(self, llvm_type: str, hint: str, align: int = 0) -> str:
+        """A stack slot; LLVM turns those of scalars and vectors into registers."""
+        slot = f"%{self.name(hint)}"
+        aligned = f", align {align}" if align else ""
+        self._slots.append(f"  {slot} = alloca {llvm_type}{aligned}")
+        return slot
+
+    def early_slot(self, llvm_type: str, hint: str, value: str) -> str:
+        """A stack slot that holds the constant `value` from the beginning."""
+        slot = self.slot(llvm_type, hint)
+        self._slots.append(f"  store {llvm_type} {value}, ptr {slot}")
+        return slot
+
+    @contextmanager
+    def hoisted(self, lines: list[str]) -> Iterator[None]:
+        """Append to `lines` meanwhile, which the caller places before the open block."""
+        kept = self._lines, self._prefix
+        self._lines, self._prefix = lines, "%u"
+        yield
+        self._lines, self._prefix = kept
+
+    def insert(self, lines: list[str]) -> None:
+        """Append finished lines."""
+        self._lines += lines
+
+    @property
+    def size(self) -> int:
+        """Lines so far."""
+        return len(self._lines)
+
+    def take(self) -> list[str]:
+        """Remove the lines so far, for the caller to put back with `insert`."""
+        lines, self._lines = self._lines, []
+        return lines
+
+    @property
+    def text(self) -> str:
+        head = f"define {self._signature} {self._attributes} {{\nentry:"
+        return "\n".join((head, *self._slots, *self._lines, "}"))
+

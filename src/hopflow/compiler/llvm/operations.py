@@ -1,0 +1,358 @@
+"""One operation of the Loop IR on registers: usually one instruction.
+
+Every function here takes registers (or constants) of `width` lanes and returns one.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Final, TypeAlias
+
+from hopflow import dtypes
+from hopflow.compiler.llvm.module import Function
+from hopflow.compiler.llvm.types import (
+    NARROW_FLOATS,
+    constant,
+    lanes,
+    literal,
+    memory_type,
+    overload,
+    register_type,
+    splat,
+)
+from hopflow.dtypes import DType
+from hopflow.loop_ir.expr import COMPARE
+
+Emit: TypeAlias = Callable[[Function, str, DType, int, list[str]], str]
+
+_FLOAT: Final = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv", "rem": "frem"}
+_SIGNED: Final = {"div": "sdiv", "rem": "srem"}
+_UNSIGNED: Final = {"div": "udiv", "rem": "urem"}
+_BOOL: Final = {"min": "and", "mul": "and", "max": "or", "add": "or", "sub": "xor"}
+_FLOAT_CALL: Final = {
+    "abs": "llvm.fabs",
+    "sqrt": "llvm.sqrt",
+    "floor": "llvm.floor",
+    "ceil": "llvm.ceil",
+    "trunc": "llvm.trunc",
+    "rint": "llvm.rint",
+    "copysign": "llvm.copysign",
+    "fma": "llvm.fma",
+}
+_FLOAT_TEST: Final = {
+    "eq": "oeq",
+    "ne": "une",
+    "lt": "olt",
+    "le": "ole",
+    "gt": "ogt",
+    "ge": "oge",
+}
+_ROUNDING: Final = frozenset("add sub mul div rem sqrt fma".split())
+"""Operations whose exact result a narrow float may not be able to hold."""
+
+
+def operation(f: Function, op: str, dtype: DType, width: int, args: list[str]) -> str:
+    """Emit `op` on operands of `dtype` (for "select": that of the two values)."""
+    simple = _instruction(op, dtype, width)
+    if simple is not None:
+        template, declaration = simple
+        if declaration is not None:
+            f.module.declare(declaration)
+        result = f.emit(template % tuple(args))
+        if dtype in NARROW_FLOATS and op in _ROUNDING:
+            return round_narrow(f, result, dtype, width)
+        return result
+    return _COMPOSITE[op](f, op, dtype, width, args)
+
+
+@cache
+def _instruction(op: str, dtype: DType, width: int) -> tuple[str, str | None] | None:
+    """The template of the one instruction that does `op`, and what it declares."""
+    t = register_type(dtype, width)
+    kind = dtype.kind
+    if op in COMPARE:
+        return _comparison(op, kind, t), None
+    if op == "isnan":
+        return f"fcmp uno {t} %s, {constant(0, dtype, width)}", None
+    if op == "select":
+        return f"select {lanes('i1', width)} %s, {t} %s, {t} %s", None
+    if kind == "f":
+        if op in _FLOAT:
+            return f"{_FLOAT[op]} {t} %s, %s", None
+        if op == "neg":
+            return f"fneg {t} %s", None
+        if op in _FLOAT_CALL:
+            arity = {"copysign": 2, "fma": 3}.get(op, 1)
+            return _call(_FLOAT_CALL[op], register_type(dtype), width, arity)
+        return None
+    return _integer_instruction(op, dtype, width, t)
+
+
+def _integer_instruction(
+    op: str, dtype: DType, width: int, t: str
+) -> tuple[str, str | None] | None:
+    if dtype.kind == "b":
+        op = _BOOL.get(op, op)
+    if op in ("add", "sub", "mul", "and", "or", "xor"):
+        return f"{op} {t} %s, %s", None
+    if op in ("div", "rem"):
+        return f"{(_SIGNED if dtype.kind == 'i' else _UNSIGNED)[op]} {t} %s, %s", None
+    if op == "neg":
+        return f"sub {t} {constant(0, dtype, width)}, %s", None
+    if op == "not":
+        ones = True if dtype.kind == "b" else -1
+        return f"xor {t} %s, {constant(ones, dtype, width)}", None
+    scalar = register_type(dtype)
+    if op in ("min", "max"):
+        sign = "s" if dtype.kind == "i" else "u"
+        return _call(f"llvm.{sign}{op}", scalar, width, 2)
+    if op == "popcount":
+        return _call("llvm.ctpop", scalar, width, 1)
+    if op == "clz":
+        return _call("llvm.ctlz", scalar, width, 1, ", i1 false", ", i1")
+    if op == "abs" and dtype.kind == "i":
+        return _call("llvm.abs", scalar, width, 1, ", i1 false", ", i1")
+    return None
+
+
+def _comparison(op: str, kind: str, t: str) -> str:
+    if kind == "f":
+        return f"fcmp {_FLOAT_TEST[op]} {t} %s, %s"
+    sign = "" if op in ("eq", "ne") else "s" if kind == "i" else "u"
+    return f"icmp {sign}{op} {t} %s, %s"
+
+
+def _call(
+    name: str, scalar: str, width: int, arity: int, extra: str = "", types: str = ""
+) -> tuple[str, str]:
+    t = lanes(scalar, width)
+    full = name + overload(scalar, width)
+    args = ", ".join([f"{t} %s"] * arity)
+    return (
+        f"call {t} @{full}({args}{extra})",
+        f"{t} @{full}({', '.join([t] * arity)}{types})",
+    )
+
+
+# --- operations of several instructions -----------------------------------------------
+
+
+def _float_extremum(
+    f: Function, op: str, dtype: DType, width: int, args: list[str]
+) -> str:
+    """NaN if either is; which of two zeros is not promised. Unsigned and bool `min` and
+    `max` never come here.
+
+    `x < y ? x : y` is one machine instruction, which gives `y` if either is a NaN: so a
+    constant goes first, and otherwise `x` needs its own test.
+    """
+    x, y = args
+    t = register_type(dtype, width)
+    if not _is_register(y):
+        x, y = y, x
+    test = f.emit(f"fcmp {'olt' if op == 'min' else 'ogt'} {t} {x}, {y}")
+    mask = lanes("i1", width)
+    extremum = f.emit(f"select {mask} {test}, {t} {x}, {t} {y}")
+    if not _is_register(x):
+        return extremum
+    nan = f.emit(f"fcmp uno {t} {x}, {constant(0, dtype, width)}")
+    return f.emit(f"select {mask} {nan}, {t} {x}, {t} {extremum}")
+
+
+def _is_register(value: str) -> bool:
+    """Whether `value` is not a constant. (A constant of ours is never a NaN here: the
+    Loop IR spells NaN as one, so that case is excluded by its bits.)"""
+    return value.startswith("%") or "7ff8" in value or "fff8" in value
+
+
+def _abs(f: Function, op: str, dtype: DType, width: int, args: list[str]) -> str:
+    return args[0]  # of an unsigned integer
+
+
+def _shift(f: Function, op: str, dtype: DType, width: int, args: list[str]) -> str:
+    """By the number of bits or more (the amount counts as unsigned): 0, or all sign."""
+    x, amount = args
+    scalar = register_type(dtype)
+    t = lanes(scalar, width)
+    last = splat(scalar, str(dtype.bits - 1), width)
+    if op == "ashr" and dtype.kind == "u":
+        op = "lshr"
+    if not amount.startswith("%") and int(amount.strip(")").split()[-1]) < dtype.bits:
+        return f.emit(f"{op} {t} {x}, {amount}")
+    template, declaration = _call("llvm.umin", scalar, width, 2)
+    f.module.declare(declaration)
+    clamped = f.emit(template % (amount, last))
+    shifted = f.emit(f"{op} {t} {x}, {clamped}")
+    if op == "ashr":
+        return shifted
+    fits = f.emit(f"icmp ule {t} {amount}, {last}")
+    zero = splat(scalar, "0", width)
+    return f.emit(f"select {lanes('i1', width)} {fits}, {t} {shifted}, {t} {zero}")
+
+
+_COMPOSITE: Final[dict[str, Emit]] = {
+    "min": _float_extremum,
+    "max": _float_extremum,
+    "abs": _abs,
+    "shl": _shift,
+    "lshr": _shift,
+    "ashr": _shift,
+}
+
+
+# --- narrow floats --------------------------------------------------------------------
+
+
+def round_narrow(f: Function, x: str, dtype: DType, width: int) -> str:
+    """The `float` nearest to `x` that the narrow `dtype` has."""
+    return from_memory(f, to_memory(f, x, dtype, width), dtype, width)
+
+
+def from_memory(f: Function, x: str, dtype: DType, width: int) -> str:
+    """The register form of a value that was loaded."""
+    stored, held = memory_type(dtype, width), register_type(dtype, width)
+    if stored == held:
+        return x
+    if dtype is dtypes.float16:
+        return f.emit(f"fpext {stored} {x} to {held}")
+    if dtype is dtypes.bfloat16:
+        bits = lanes("i32", width)
+        wide = f.emit(f"zext {stored} {x} to {bits}")
+        high = f.emit(f"shl {bits} {wide}, {splat('i32', '16', width)}")
+        return f.emit(f"bitcast {bits} {high} to {held}")
+    return f.emit(f"trunc {stored} {x} to {held}")
+
+
+def to_memory(f: Function, x: str, dtype: DType, width: int) -> str:
+    """The form of a value that is stored; a narrow float is rounded to nearest even."""
+    stored, held = memory_type(dtype, width), register_type(dtype, width)
+    if stored == held:
+        return x
+    if dtype is dtypes.float16:
+        return f.emit(f"fptrunc {held} {x} to {stored}")
+    if dtype is dtypes.bfloat16:
+        return _round_to_bfloat16(f, x, width)
+    return f.emit(f"zext {held} {x} to {stored}")
+
+
+def _round_to_bfloat16(f: Function, x: str, width: int) -> str:
+    """The upper half of the bits, after adding just under half a unit; NaN stays NaN."""
+    held, bits, half = lanes("float", width), lanes("i32", width), lanes("i16", width)
+
+    def number(value: int) -> str:
+        return splat("i32", str(value), width)
+
+    whole = f.emit(f"bitcast {held} {x} to {bits}")
+    high = f.emit(f"lshr {bits} {whole}, {number(16)}")
+    odd = f.emit(f"and {bits} {high}, {number(1)}")
+    biased = f.emit(f"add {bits} {whole}, {number(0x7FFF)}")
+    rounded = f.emit(f"add {bits} {biased}, {odd}")
+    shifted = f.emit(f"lshr {bits} {rounded}, {number(16)}")
+    quiet = f.emit(f"or {bits} {high}, {number(0x40)}")
+    nan = f.emit(f"fcmp uno {held} {x}, {constant(0, dtypes.float32, width)}")
+    mask = lanes("i1", width)
+    result = f.emit(f"select {mask} {nan}, {bits} {quiet}, {bits} {shifted}")
+    return f.emit(f"trunc {bits} {result} to {half}")
+
+
+# --- conversions ----------------------------------------------------------------------
+
+
+def cast(f: Function, x: str, source: DType, target: DType, width: int) -> str:
+    """Convert as `loop_ir.expr.cast` says."""
+    if target.kind == "f":
+        return _cast_to_float(f, x, source, target, width)
+    held = register_type(target)
+    t, s = lanes(held, width), register_type(source, width)
+    if source.kind == "f":
+        sign = "s" if target.kind == "i" else "u"
+        scalar = register_type(source)
+        name = f"llvm.fpto{sign}i.sat{overload(held, width)}{overload(scalar, width)}"
+        f.module.declare(f"{t} @{name}({s})")
+        return f.emit(f"call {t} @{name}({s} {x})")
+    if target.bits == source.bits:
+        return x
+    if target.bits < source.bits:
+        return f.emit(f"trunc {s} {x} to {t}")
+    return f.emit(f"{'sext' if source.kind == 'i' else 'zext'} {s} {x} to {t}")
+
+
+def _cast_to_float(
+    f: Function, x: str, source: DType, target: DType, width: int
+) -> str:
+    s, t = register_type(source, width), register_type(target, width)
+    if source.kind != "f":
+        result = f.emit(f"{'si' if source.kind == 'i' else 'ui'}tofp {s} {x} to {t}")
+    elif s == t:
+        result = x
+    elif target is dtypes.float64:
+        return f.emit(f"fpext {s} {x} to {t}")
+    else:
+        result = f.emit(f"fptrunc {s} {x} to {t}")
+        if target is dtypes.float16:
+            result = _round_to_odd(f, x, result, width)
+    if target in NARROW_FLOATS:
+        return round_narrow(f, result, target, width)
+    return result
+
+
+def _round_to_odd(f: Function, exact: str, nearest: str, width: int) -> str:
+    """The `float` next to the `double` `exact` towards 0, with its last bit set if it
+    is not `exact`. So rounded, it can be rounded again without doing so twice."""
+    d, s, bits = lanes("double", width), lanes("float", width), lanes("i32", width)
+    mask = lanes("i1", width)
+    back = f.emit(f"fpext {s} {nearest} to {d}")
+    inexact = f.emit(f"fcmp one {d} {back}, {exact}")
+    sizes = [operation(f, "abs", dtypes.float64, width, [v]) for v in (back, exact)]
+    too_big = f.emit(f"fcmp ogt {d} {sizes[0]}, {sizes[1]}")
+    whole = f.emit(f"bitcast {s} {nearest} to {bits}")
+    step = f.emit(f"zext {mask} {too_big} to {bits}")
+    lower = f.emit(f"sub {bits} {whole}, {step}")
+    odd = f.emit(f"zext {mask} {inexact} to {bits}")
+    result = f.emit(f"or {bits} {lower}, {odd}")
+    return f.emit(f"bitcast {bits} {result} to {s}")
+
+
+def bitcast(f: Function, x: str, source: DType, target: DType, width: int) -> str:
+    """The same bits as another type of the same width."""
+    bits = to_memory(f, x, source, width) if source in NARROW_FLOATS else x
+    s = memory_type(source, width) if source in NARROW_FLOATS else None
+    s = s or register_type(source, width)
+    if target in NARROW_FLOATS:
+        t = memory_type(target, width)
+        same = bits if s == t else f.emit(f"bitcast {s} {bits} to {t}")
+        return from_memory(f, same, target, width)
+    t = register_type(target, width)
+    return bits if s == t else f.emit(f"bitcast {s} {bits} to {t}")
+
+
+def broadcast(f: Function, x: str, scalar: str, width: int) -> str:
+    """The scalar `x` in every lane."""
+    if width == 1:
+        return x
+    if not x.startswith("%"):
+        return splat(scalar, x, width)
+    t = lanes(scalar, width)
+    first = f.emit(f"insertelement {t} poison, {scalar} {x}, i64 0")
+    return f.emit(
+        f"shufflevector {t} {first}, {t} poison, <{width} x i32> zeroinitializer"
+    )
+
+
+NEUTRAL: Final[dict[str, float]] = {
+    "add": -0.0,
+    "mul": 1.0,
+    "min": float("inf"),
+    "max": float("-inf"),
+}
+
+
+def neutral(combine: str, dtype: DType) -> str:
+    """The constant that `combine` leaves any other value by."""
+    if dtype.kind == "f":
+        return literal(NEUTRAL[combine], dtype)
+    if dtype.kind == "b":
+        return "true" if combine in ("and", "min", "mul") else "false"
+    low = -(1 << (dtype.bits - 1)) if dtype.kind == "i" else 0
+    high = (1 << (dtype.bits - (dtype.kind == "i"))) - 1
+    values = {"add": 0, "mul": 1, "and": -1, "or": 0, "min": high, "max": low}
+    return literal(values[combine], dtype)

@@ -1,0 +1,90 @@
+"""Calls of library routines (`loop_ir.routines`), and where their code comes from.
+
+A routine is `i64 @hf_<name>_<dtype>(arrays, scalars, flags)`, which returns the status.
+Each is compiled when a program first needs it, once in a process, and stays.
+"""
+
+import threading
+from typing import TYPE_CHECKING, Final
+
+from hopflow import dtypes
+from hopflow.compiler.llvm import blas, lapack, sort
+from hopflow.compiler.llvm.cost import Cost
+from hopflow.compiler.llvm.jit import Library, always_linked, c_symbols, jit
+from hopflow.compiler.llvm.module import OPAQUE, Module
+from hopflow.loop_ir import expr as e
+from hopflow.loop_ir.expr import Expr
+from hopflow.loop_ir.nest import Call, Ref
+from hopflow.loop_ir.routines import ROUTINES
+
+if TYPE_CHECKING:
+    from hopflow.compiler.llvm.statements import Emitter
+
+_loaded: dict[str, Library] = {}
+_lock: Final = threading.RLock()
+
+
+def emit(emitter: "Emitter", s: Call) -> None:
+    """Emit a call, and the trap that its failure is."""
+    f, values, memory = emitter.f, emitter.values, emitter.memory
+    routine = ROUTINES[s.routine]
+    arguments = []
+    scalars: list[Expr] = []
+    for argument in s.args:
+        if isinstance(argument, Ref):
+            distance = values.value(memory.linear(argument.buffer, argument.at))
+            arguments.append(f"ptr {memory.address(argument.buffer, distance)}")
+        else:
+            scalar = e.cast(argument, dtypes.int64)
+            scalars.append(scalar)
+            arguments.append(f"i64 {values.value(scalar)}")
+    first = s.args[0]
+    assert isinstance(first, Ref)
+    name = f"hf_{routine.name}_{first.buffer.dtype.short}"
+    types = ", ".join(argument.split()[0] for argument in arguments)
+    f.module.external(f"i64 @{name}({types})", OPAQUE)
+    status = f.emit(f"call i64 @{name}({', '.join(arguments)})")
+    emitter.count(_cost(s.routine, scalars[: len(routine.scalars)]))
+    if s.site is not None:
+        failed = f.emit(f"icmp ne i64 {status}, 0")
+        with emitter.trap_if(failed, s.site):
+            emitter.report(0, status)
+
+
+def _cost(name: str, scalars: list[Expr]) -> Cost:
+    """About the time of a routine: cubic for all but sorting."""
+    work = e.index(64)
+    if name != "argsort":
+        work = scalars[0] if len(scalars) < 3 else e.index(1)
+        work = e.mul(work, scalars[0]) if len(scalars) < 2 else work
+    for scalar in scalars:
+        work = e.mul(work, scalar)
+    work = e.add(work if name == "argsort" else e.div(work, e.index(8)), e.index(200))
+    return Cost(work.attr) if work.is_const else Cost(0, [work])
+
+
+def address(name: str) -> int:
+    """The address of `hf_<routine>_<dtype>`."""
+    with _lock:
+        library = _loaded.get(name)
+        if library is None:
+            library = _loaded[name] = _compile(name)
+        return library[name]
+
+
+def _compile(name: str) -> Library:
+    routine, _, short = name.removeprefix("hf_").rpartition("_")
+    dtype = dtypes.as_dtype(short)
+    module = Module()
+    if routine == "argsort":
+        sort.define(module, name, dtype, jit().target)
+    elif routine.startswith("gemm"):
+        blas.define_gemm(module, name, ROUTINES[routine], dtype, jit().target)
+    else:
+        lapack.define(module, name, ROUTINES[routine], dtype, jit().target)
+    text = f"{module.text}\n{blas.METADATA}"
+    symbols = {
+        symbol: c_symbols().get(symbol) or blas.fortran(symbol)
+        for symbol in module.symbols
+    }
+    return jit().link(jit().compile(text), [name], always_linked() | symbols)

@@ -1,0 +1,375 @@
+"""Structured statements as basic blocks."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from hopflow import dtypes
+from hopflow.compiler.llvm import operations, routines, vector
+from hopflow.compiler.llvm.cost import FUEL, Cost
+from hopflow.compiler.llvm.expressions import ScalarEvaluator
+from hopflow.compiler.llvm.memory import Memory, size_in_bytes
+from hopflow.compiler.llvm.module import OPAQUE, Function
+from hopflow.compiler.llvm.stubs import INTERRUPTED, OUT_OF_MEMORY
+from hopflow.compiler.llvm.target import Target
+from hopflow.compiler.llvm.types import register_type
+from hopflow.loop_ir import expr as e
+from hopflow.loop_ir.expr import Expr
+from hopflow.loop_ir.nest import (
+    Accumulate,
+    Assign,
+    Barrier,
+    Buffer,
+    Call,
+    Copy,
+    Declare,
+    For,
+    Grow,
+    If,
+    Let,
+    Stmt,
+    Store,
+    Swap,
+    Trap,
+    Var,
+    While,
+)
+
+RARE: Final = ", !prof !1"
+"""Metadata of a branch whose first side is rare."""
+
+
+class Emitter:
+    """Emits the statements of one program into one function."""
+
+    def __init__(self, f: Function, memory: Memory, target: Target) -> None:
+        self.f, self.memory, self.target = f, memory, target
+        self.values = ScalarEvaluator(f, memory)
+        self.status = f.slot("i64", "status")
+        self.cost = Cost()  # of the innermost open body, so far
+        self.growing: dict[Buffer, str] = {}  # the slots of their capacities
+        self.polls = False  # whether it does
+        self.may_poll = True
+        self._fuel = ""
+        self._depth = 0  # of loops
+        self._stops: set[int] = set()
+        self._emit: dict[type, Callable[[Any], None]] = {
+            Let: self._let,
+            Declare: self._declare,
+            Assign: self._assign,
+            Accumulate: self._accumulate,
+            Store: self._store,
+            Copy: self._copy,
+            Swap: self._swap,
+            For: self._for,
+            While: self._while,
+            If: self._if,
+            Call: self._call,
+            Trap: self._trap,
+            Barrier: self._barrier,
+            Grow: self._grow,
+        }
+
+    # --- bodies
+
+    def body(self, statements: list[Stmt]) -> None:
+        """Emit statements one after the other, in the open scope."""
+        for statement in statements:
+            before = self.f.size
+            self._emit[type(statement)](statement)
+            if not isinstance(statement, (Copy, For, While, If, Call)):
+                self.cost.fixed += self.f.size - before
+
+    @contextmanager
+    def measured(self) -> Iterator[Cost]:
+        """In the body of a loop: count its cost apart."""
+        outer, self.cost = self.cost, Cost()
+        self._depth += 1
+        yield self.cost
+        self._depth -= 1
+        self.cost = outer
+
+    # --- scalars and memory
+
+    def _let(self, s: Let) -> None:
+        self.values.constants[s.var] = self.values.value(s.value)
+
+    def _declare(self, s: Declare) -> None:
+        value = self.values.value(s.value)
+        slot = self.f.slot(register_type(s.var.dtype), s.var.name)
+        self.values.slots[s.var] = slot
+        self._set(s.var, value)
+
+    def _assign(self, s: Assign) -> None:
+        self._set(s.var, self.values.value(s.value))
+
+    def _set(self, var: Var, value: str) -> None:
+        slot = self.values.slots[var]
+        self.f.do(f"store {register_type(var.dtype)} {value}, ptr {slot}")
+        self.values.forget_loads()
+
+    def _accumulate(self, s: Accumulate) -> None:
+        value = self.values.value(s.value)
+        self.combine(s.var, s.combine, value)
+
+    def combine(self, var: Var, combine: str, value: str) -> None:
+        """`var = combine(var, value)`."""
+        old = self.values.value(e.read(var))
+        self._set(
+            var, operations.operation(self.f, combine, var.dtype, 1, [old, value])
+        )
+
+    def _store(self, s: Store) -> None:
+        value = self.values.value(s.value)
+        distance = self.values.value(self.memory.linear(s.buffer, s.indices))
+        self.memory.store(s.buffer, self.memory.address(s.buffer, distance), value)
+        self.values.forget_loads()
+
+    def _copy(self, s: Copy) -> None:
+        if s.target.strides is not None or s.source.strides is not None:
+            self.body([_copy_loops(s)])
+            return
+        size = size_in_bytes(s.source)
+        pointers = [self.memory.pointer(b) for b in (s.target, s.source)]
+        self.f.module.declare("void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)")
+        to, from_ = (f"ptr align {s.source.dtype.itemsize} {p}" for p in pointers)
+        length = self.values.value(size)
+        self.f.do(
+            f"call void @llvm.memcpy.p0.p0.i64({to}, {from_}, i64 {length}, i1 false)"
+        )
+        self.count(Cost(1).times(e.binary("lshr", size, e.index(4))))
+        self.values.forget_loads()
+
+    def count(self, cost: Cost) -> None:
+        """Count what did not poll by itself; it brings the next poll nearer."""
+        self.cost.add(cost)
+        if self._depth and cost.terms:
+            with self.values.scope():
+                self._burn(self.values.value(Cost(0, cost.terms).total))
+
+    def _swap(self, s: Swap) -> None:
+        a, b = self.memory.pointer(s.a), self.memory.pointer(s.b)
+        self.memory.move(s.a, b)
+        self.memory.move(s.b, a)
+        self.values.forget_loads()
+
+    def _barrier(self, s: Barrier) -> None:
+        """One iteration runs after the other: there is nobody to wait for."""
+
+    def _call(self, s: Call) -> None:
+        routines.emit(self, s)
+        self.values.forget_loads()
+
+    # --- control flow
+
+    def _for(self, s: For) -> None:
+        if s.extent.is_const and s.extent.attr <= 0:
+            return
+        if s.binding.kind == "vector" and vector.suits(s):
+            vector.emit(self, s)
+        elif s.extent.is_const and s.extent.attr == 1:
+            with self.values.scope():
+                self.values.constants[s.var] = "0"
+                self.body(s.body)
+        else:
+            self._serial(s, "0", self.values.value(s.extent), s.extent)
+
+    def _serial(self, s: For, start: str, stop: str, trips: Expr) -> None:
+        """`s.body` from `start` to `stop`, which makes about `trips` iterations."""
+
+        def iteration(position: str) -> None:
+            self.values.constants[s.var] = position
+            self.body(s.body)
+
+        self.loop(start, stop, 1, trips, iteration)
+
+    def loop(
+        self,
+        start: str,
+        stop: str,
+        step: int,
+        trips: Expr,
+        iteration: Callable[[str], None],
+        polls: bool = True,
+    ) -> None:
+        """Call `iteration` with the register that goes from `start` up to `stop`."""
+        f, name = self.f, self.f.name("loop")
+        before = f.block
+        if trips.is_const:
+            f.branch(name)
+        else:
+            enter = f.emit(f"icmp slt i64 {start}, {stop}")
+            f.branch_if(enter, name, f"done.{name}")
+        f.start(name)
+        position, after = f"%i.{name}", f"%next.{name}"
+        f.do(
+            f"{position} = phi i64 [ {start}, %{before} ], [ {after}, %latch.{name} ]"
+        )
+        self.values.forget_loads()
+        with self.measured() as cost, self.values.scope():
+            iteration(position)
+        cost.fixed += 2
+        total = cost.times(trips)
+        if polls and self.may_poll and not total.is_small:
+            self._poll(cost.fixed, f"latch.{name}")
+        else:
+            f.branch(f"latch.{name}")
+        f.start(f"latch.{name}")
+        f.do(f"{after} = add nuw nsw i64 {position}, {step}")
+        again = f.emit(f"icmp slt i64 {after}, {stop}")
+        f.branch_if(again, name, f"done.{name}")
+        f.start(f"done.{name}")
+        self.values.forget_loads()
+        if polls:
+            self.cost.add(total)
+        else:
+            self.count(total)
+
+    def _while(self, s: While) -> None:
+        f, name = self.f, self.f.name("while")
+        f.branch(name)
+        f.start(name)
+        self.values.forget_loads()
+        with self.measured() as cost, self.values.scope():
+            self.body(s.head)
+            test = self.values.value(s.test)
+            f.branch_if(test, f"body.{name}", f"done.{name}")
+            f.start(f"body.{name}")
+            self.body(s.body)
+        if self.may_poll:
+            self._poll(cost.fixed + 2, name)
+        else:
+            f.branch(name)
+        f.start(f"done.{name}")
+        self.values.forget_loads()
+        self.cost.unbounded = True
+
+    def _if(self, s: If) -> None:
+        f, name = self.f, self.f.name("if")
+        test = self.values.value(s.test)
+        end = f"end.{name}"
+        otherwise = f"else.{name}" if s.else_ else end
+        f.branch_if(test, f"then.{name}", otherwise)
+        f.start(f"then.{name}")
+        with self.values.scope():
+            self.body(s.then)
+        f.branch(end)
+        if s.else_:
+            f.start(otherwise)
+            with self.values.scope():
+                self.body(s.else_)
+            f.branch(end)
+        f.start(end)
+        self.values.forget_loads()
+
+    # --- leaving
+
+    def _trap(self, s: Trap) -> None:
+        with self.trap_if(self.values.value(s.test), s.site):
+            for word, value in enumerate(s.values):
+                register = self.values.value(e.cast(value, dtypes.int64))
+                self.report(word, register)
+
+    @contextmanager
+    def trap_if(self, test: str, site: int) -> Iterator[None]:
+        """Leave with `site` if the register `test` holds; within, what is reported."""
+        f, name = self.f, self.f.name("trap")
+        f.branch_if(test, name, f"pass.{name}", RARE)
+        f.start(name)
+        with self.values.scope():
+            yield
+        self.leave(site + 1)
+        f.start(f"pass.{name}")
+
+    def report(self, word: int, register: str) -> None:
+        """Report an i64 with the trap that is being emitted: its first or second."""
+        self.f.do(f"store i64 {register}, ptr %trap{word}")
+
+    def leave(self, status: int) -> None:
+        """End the open block: leave the program."""
+        self.f.do(f"store i64 {status}, ptr {self.status}")
+        self.f.branch("exit")
+
+    def fuel(self) -> str:
+        """The slot of the countdown to the next poll."""
+        if not self._fuel:
+            self._fuel = self.f.slot("i64", "fuel")
+        return self._fuel
+
+    def _burn(self, amount: str) -> str:
+        """Let the countdown go on by `amount`; return what is left."""
+        slot = self.fuel()
+        left = self.f.emit(f"load i64, ptr {slot}")
+        rest = self.f.emit(f"sub i64 {left}, {amount}")
+        self.f.do(f"store i64 {rest}, ptr {slot}")
+        return rest
+
+    def _poll(self, cost: int, onward: str) -> None:
+        """Count down, look for an interrupt at zero, and go on to `onward`."""
+        f, name = self.f, self.f.name("poll")
+        self.polls = True
+        rest = self._burn(str(cost))
+        empty = f.emit(f"icmp slt i64 {rest}, 0")
+        f.branch_if(empty, name, onward, RARE)
+        f.start(name)
+        f.module.external("i64 @hf_poll(ptr)", f"cold {OPAQUE}")
+        stop = f.emit("call i64 @hf_poll(ptr %block)")
+        f.do(f"store i64 {FUEL}, ptr {self.fuel()}")
+        stopped = f.emit(f"icmp ne i64 {stop}, 0")
+        f.branch_if(stopped, "interrupted", onward, RARE)
+        self._stops.add(INTERRUPTED)
+
+    def finish(self) -> None:
+        """End the last block, and add those that leave the program early."""
+        f = self.f
+        f.do(f"store i64 0, ptr {self.status}")
+        f.branch("exit")
+        for status, label in ((INTERRUPTED, "interrupted"), (OUT_OF_MEMORY, "no.memory")):
+            if status in self._stops:
+                f.start(label)
+                self.leave(status)
+
+    def no_memory_if(self, test: str) -> None:
+        """Leave if the register `test` holds, because memory ran out."""
+        enough = self.f.name("enough")
+        self._stops.add(OUT_OF_MEMORY)
+        self.f.branch_if(test, "no.memory", enough, RARE)
+        self.f.start(enough)
+
+    # --- stacks
+
+    def _grow(self, s: Grow) -> None:
+        """Double the capacity when the row at `length` has no room."""
+        f, name = self.f, self.f.name("grow")
+        slot = self.growing[s.buffer]
+        length = self.values.value(s.length)
+        capacity = f.emit(f"load i64, ptr {slot}")
+        full = f.emit(f"icmp sge i64 {length}, {capacity}")
+        f.branch_if(full, name, f"end.{name}", RARE)
+        f.start(name)
+        with self.values.scope():
+            doubled = f.emit(f"shl i64 {length}, 1")
+            larger = f.emit(f"add i64 {doubled}, 16")
+            rows = Buffer("", s.buffer.dtype, (e.index(1), *s.buffer.shape[1:]), "arena")
+            row = self.values.value(size_in_bytes(rows))
+            size = f.emit(f"mul i64 {larger}, {row}")
+            old = self.memory.pointer(s.buffer)
+            f.module.external("ptr @realloc(ptr, i64)")
+            new = f.emit(f"call ptr @realloc(ptr {old}, i64 {size})")
+            failed = f.emit(f"icmp eq ptr {new}, null")
+            self.no_memory_if(failed)
+            self.memory.move(s.buffer, new)
+            f.do(f"store i64 {larger}, ptr {slot}")
+        f.branch(f"end.{name}")
+        f.start(f"end.{name}")
+        self.values.forget_loads()
+
+
+def _copy_loops(s: Copy) -> Stmt:
+    """A copy between arrays that are not both dense, as nested loops."""
+    variables = [Var(f"copy{axis}", dtypes.int64) for axis in range(len(s.target.shape))]
+    at = tuple(e.read(var) for var in variables)
+    statement: Stmt = Store(s.target, at, e.load(s.source, at))
+    for var, extent in reversed(list(zip(variables, s.target.shape, strict=True))):
+        statement = For(var, extent, [statement], independent=True)
+    return statement

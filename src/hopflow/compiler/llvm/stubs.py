@@ -1,0 +1,208 @@
+"""The native code that all programs share: the entry that Python calls, and polling.
+
+A program is called with a block of words: the header below, then its parameters. The
+entry fills it from Python ints. Compiled once in a process, it costs a program nothing.
+"""
+
+import sys
+import time
+from typing import Final
+
+# Words of the header.
+THREAD_STATE: Final = 0  # of Python, while the GIL is released; else 0
+EPOCH: Final = 1  # how often `interrupt` had been called when the program began
+POLLED_AT: Final = 2  # when we last looked for an interrupt, in nanoseconds
+TRAP_VALUES: Final = 3  # two words
+HEADER: Final = 6  # words before the parameters
+
+# What a program returns besides 0 and, from 1 on, `site + 1` of a trap.
+INTERRUPTED: Final = -1
+OUT_OF_MEMORY: Final = -2
+
+POLL_EVERY: Final = 50_000_000
+"""Nanoseconds. Taking the GIL more often is felt beside a thread that hogs it."""
+
+CLOCK: Final = time.CLOCK_MONOTONIC
+
+
+
+def _string(name: str, text: str) -> str:
+    return (
+        f'@{name} = internal constant [{len(text) + 1} x i8] c"{text}\\00"'
+    )
+
+
+_STRINGS: Final = (
+    _string(".misfit", "a native entry of %lld ints was called with %lld"),
+    _string(".trap", "LLL"),
+    _string(".epoch", "L"),
+)
+_DECLARATIONS: Final = """
+@Py_None = external global i8
+@PyExc_TypeError = external global ptr
+@hf_poll_callable = external global i8
+@hf_epoch = external global i64
+declare ptr @PyBytes_AsString(ptr)
+declare i64 @PyLong_AsLongLong(ptr)
+declare ptr @PyErr_Occurred()
+declare ptr @PyErr_Format(ptr, ptr, ...)
+declare ptr @PyErr_NoMemory()
+declare i32 @PyErr_CheckSignals()
+declare ptr @PyEval_SaveThread()
+declare void @PyEval_RestoreThread(ptr)
+declare ptr @PyObject_CallFunction(ptr, ptr, ...)
+declare ptr @Py_BuildValue(ptr, ...)
+declare void @Py_IncRef(ptr)
+declare void @Py_DecRef(ptr)
+declare i32 @clock_gettime(i32, ptr)
+"""
+
+# `self` is bytes: the address of the program and the number of its parameters.
+_ENTRY: Final = f"""
+define ptr @hf_entry(ptr %self, ptr %args, i64 %given) nounwind {{
+entry:
+  %head = call ptr @PyBytes_AsString(ptr %self)
+  %program = load ptr, ptr %head
+  %second = getelementptr i64, ptr %head, i64 1
+  %wanted = load i64, ptr %second
+  %fits = icmp eq i64 %given, %wanted
+  br i1 %fits, label %begin, label %misfit
+misfit:
+  %kind = load ptr, ptr @PyExc_TypeError
+  call ptr (ptr, ptr, ...) @PyErr_Format(ptr %kind, ptr @.misfit, i64 %wanted, i64 %given)
+  ret ptr null
+begin:
+  %words = add i64 %wanted, {HEADER}
+  %block = alloca i64, i64 %words, align 16
+  store i64 0, ptr %block
+  %epoch = load atomic i64, ptr @hf_epoch monotonic, align 8
+  %to.epoch = getelementptr i64, ptr %block, i64 {EPOCH}
+  store i64 %epoch, ptr %to.epoch
+  %to.clock = getelementptr i64, ptr %block, i64 {POLLED_AT}
+  store i64 0, ptr %to.clock
+  %to.trap = getelementptr i64, ptr %block, i64 {TRAP_VALUES}
+  store <2 x i64> zeroinitializer, ptr %to.trap, align 8
+  %to.words = getelementptr i64, ptr %block, i64 {HEADER}
+  %some = icmp sgt i64 %wanted, 0
+  br i1 %some, label %each, label %run
+each:
+  %i = phi i64 [ 0, %begin ], [ %next, %good ]
+  %from = getelementptr ptr, ptr %args, i64 %i
+  %object = load ptr, ptr %from
+  %word = call i64 @PyLong_AsLongLong(ptr %object)
+  %doubtful = icmp eq i64 %word, -1
+  br i1 %doubtful, label %doubt, label %good
+doubt:
+  %raised = call ptr @PyErr_Occurred()
+  %is.good = icmp eq ptr %raised, null
+  br i1 %is.good, label %good, label %failed
+good:
+  %to = getelementptr i64, ptr %to.words, i64 %i
+  store i64 %word, ptr %to
+  %next = add nuw nsw i64 %i, 1
+  %more = icmp slt i64 %next, %wanted
+  br i1 %more, label %each, label %run
+run:
+  %status = call i64 %program(ptr %block)
+  %state = load ptr, ptr %block
+  %released = icmp ne ptr %state, null
+  br i1 %released, label %restore, label %back
+restore:
+  call void @PyEval_RestoreThread(ptr %state)
+  br label %back
+back:
+  %is.done = icmp eq i64 %status, 0
+  br i1 %is.done, label %done, label %stopped
+done:
+  {"call void @Py_IncRef(ptr @Py_None)" if sys.version_info < (3, 12) else ""}
+  ret ptr @Py_None
+stopped:
+  %is.trap = icmp sgt i64 %status, 0
+  br i1 %is.trap, label %trap, label %error
+trap:
+  %site = sub i64 %status, 1
+  %v0 = load i64, ptr %to.trap
+  %to.v1 = getelementptr i64, ptr %to.trap, i64 1
+  %v1 = load i64, ptr %to.v1
+  %result = call ptr (ptr, ...) @Py_BuildValue(ptr @.trap, i64 %site, i64 %v0, i64 %v1)
+  ret ptr %result
+error:
+  %is.memory = icmp eq i64 %status, {OUT_OF_MEMORY}
+  br i1 %is.memory, label %memory, label %failed
+memory:
+  %nothing = call ptr @PyErr_NoMemory()
+  ret ptr null
+failed:
+  ret ptr null
+}}
+"""
+
+_POLL: Final = f"""
+define internal i64 @now() nounwind {{
+  %time = alloca [2 x i64]
+  %unused = call i32 @clock_gettime(i32 {CLOCK}, ptr %time)
+  %seconds = load i64, ptr %time
+  %to.rest = getelementptr i64, ptr %time, i64 1
+  %rest = load i64, ptr %to.rest
+  %scaled = mul i64 %seconds, 1000000000
+  %sum = add i64 %scaled, %rest
+  ret i64 %sum
+}}
+
+define void @hf_release(ptr %block) nounwind {{
+  %now = call i64 @now()
+  %to.clock = getelementptr i64, ptr %block, i64 {POLLED_AT}
+  store i64 %now, ptr %to.clock
+  %state = call ptr @PyEval_SaveThread()
+  store ptr %state, ptr %block
+  ret void
+}}
+
+define i64 @hf_poll(ptr %block) nounwind {{
+entry:
+  %now = call i64 @now()
+  %to.clock = getelementptr i64, ptr %block, i64 {POLLED_AT}
+  %last = load i64, ptr %to.clock
+  %elapsed = sub i64 %now, %last
+  %early = icmp slt i64 %elapsed, {POLL_EVERY}
+  br i1 %early, label %on, label %look
+on:
+  ret i64 0
+look:
+  store i64 %now, ptr %to.clock
+  %state = load ptr, ptr %block
+  %released = icmp ne ptr %state, null
+  br i1 %released, label %restore, label %check
+restore:
+  call void @PyEval_RestoreThread(ptr %state)
+  br label %check
+check:
+  %signal = call i32 @PyErr_CheckSignals()
+  %calm = icmp eq i32 %signal, 0
+  br i1 %calm, label %ask, label %stop
+ask:
+  %to.epoch = getelementptr i64, ptr %block, i64 {EPOCH}
+  %epoch = load i64, ptr %to.epoch
+  %answer = call ptr (ptr, ptr, ...) @PyObject_CallFunction(ptr @hf_poll_callable, ptr @.epoch, i64 %epoch)
+  %raised = icmp eq ptr %answer, null
+  br i1 %raised, label %stop, label %go
+go:
+  call void @Py_DecRef(ptr %answer)
+  br i1 %released, label %save, label %on
+save:
+  %again = call ptr @PyEval_SaveThread()
+  store ptr %again, ptr %block
+  br label %on
+stop:
+  store ptr null, ptr %block
+  ret i64 1
+}}
+"""
+
+TEXT: Final = "\n".join((*_STRINGS, _DECLARATIONS, _ENTRY, _POLL))
+PYTHON: Final = (
+    "PyBytes_AsString PyLong_AsLongLong PyErr_Occurred PyErr_Format PyErr_NoMemory "
+    "PyErr_CheckSignals PyEval_SaveThread PyEval_RestoreThread PyObject_CallFunction "
+    "Py_BuildValue Py_IncRef Py_DecRef PyExc_TypeError"
+).split()
+"""What of Python's C API the text refers to, besides `Py_None`."""

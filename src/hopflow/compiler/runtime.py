@@ -1,0 +1,185 @@
+"""Calling native programs from Python.
+
+A `Kernel` owns a program's code. What Python calls is a builtin function whose `self`
+keeps the code alive; the function itself is the entry that all programs share.
+"""
+
+import ctypes
+import struct
+import threading
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Final, TypeAlias
+
+from hopflow.compiler.llvm import routines
+from hopflow.compiler.llvm.emit import Emission, emit
+from hopflow.compiler.llvm.jit import (
+    Library,
+    address_of,
+    always_linked,
+    c_symbols,
+    jit,
+)
+from hopflow.compiler.llvm.stubs import PYTHON, TEXT
+from hopflow.compiler.plan import plan
+from hopflow.loop_ir.nest import Program
+
+Trapped: TypeAlias = tuple[int, int, int]
+"""The site of a trap, and the two values reported with it (0 where there is none)."""
+
+_METH_FASTCALL: Final = 0x80
+
+
+class _MethodDef(ctypes.Structure):
+    """Python's `PyMethodDef`."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("function", ctypes.c_void_p),
+        ("flags", ctypes.c_int),
+        ("doc", ctypes.c_char_p),
+    )
+
+
+class _Code(bytes):
+    """The `self` of a native function: what the shared entry reads, as bytes, and all
+    that must live as long as the function does."""
+
+    library: Library
+    method: _MethodDef
+    data: list[Any]
+
+
+class Kernel:
+    """A compiled program.
+
+    `kernel(*ints)` takes the sizes, then the addresses of the inputs and the outputs.
+    It returns None, or a `Trapped` if the program stopped at a `Trap`. It may be called
+    from several threads at once.
+
+    Raises on a call:
+        KeyboardInterrupt: Ctrl-C, or `interrupt`.
+        MemoryError: There was no room for temporaries.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.emission: Emission = emit(program, plan(program), jit().target)
+        self.code: bytes = jit().compile(self.emission.text)
+        self.call: Callable[..., Trapped | None] = _load(self.emission, self.code, program)
+
+    def __call__(self, *ints: int) -> Trapped | None:
+        return self.call(*ints)
+
+    def __repr__(self) -> str:
+        return f"<native kernel {self.program.name!r}, {len(self.code)} bytes>"
+
+    @property
+    def llvm_ir(self) -> str:
+        """The LLVM IR as we emit it."""
+        return self.emission.text
+
+    @property
+    def optimised_llvm_ir(self) -> str:
+        """The LLVM IR after LLVM's passes."""
+        return str(jit().optimised(self.emission.text))
+
+    @property
+    def asm(self) -> str:
+        """The machine code, as assembly."""
+        return jit().assembly(self.emission.text)
+
+
+def compile_program(program: Program) -> Kernel:
+    """Compile a program for this machine."""
+    return Kernel(program)
+
+
+def _load(
+    emission: Emission, code: bytes, program: Program
+) -> Callable[..., Trapped | None]:
+    """Link object code, and make a Python function of it."""
+    symbols = always_linked()
+    for name in emission.symbols:
+        if name in emission.constants:
+            symbols[name] = emission.constants[name].ctypes.data
+        else:
+            symbols[name] = _address(name)
+    library = jit().link(code, [emission.name], symbols)
+    arity = len(program.sizes) + len(program.inputs) + len(program.outputs)
+    self = _Code(struct.pack("=Qq", library[emission.name], arity))
+    self.library = library
+    self.data = list(emission.constants.values())
+    self.method = _MethodDef(
+        program.name.encode(), _stubs()["hf_entry"], _METH_FASTCALL, None
+    )
+    function: Callable[..., Trapped | None] = _new_function(
+        ctypes.byref(self.method), self, None, None
+    )
+    return function
+
+
+def _address(name: str) -> int:
+    if name in ("hf_poll", "hf_release"):
+        return _stubs()[name]
+    return c_symbols().get(name) or routines.address(name)
+
+
+@cache
+def _new_function_prototype() -> Any:
+    make = ctypes.pythonapi.PyCMethod_New
+    make.restype = ctypes.py_object
+    make.argtypes = [
+        ctypes.POINTER(_MethodDef),
+        ctypes.py_object,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+    ]
+    return make
+
+
+def _new_function(*args: Any) -> Any:
+    return _new_function_prototype()(*args)
+
+
+@cache
+def _stubs() -> Library:
+    """The code that all programs share, compiled once."""
+    symbols = {name: address_of(getattr(ctypes.pythonapi, name)) for name in PYTHON}
+    symbols["Py_None"] = id(None)
+    symbols["hf_poll_callable"] = id(_poll)
+    symbols["hf_epoch"] = ctypes.addressof(_epoch)
+    symbols["clock_gettime"] = c_symbols()["clock_gettime"]
+    exports = ("hf_entry", "hf_release", "hf_poll")
+    return jit().link(jit().compile(TEXT), exports, always_linked() | symbols)
+
+
+# --- interrupts -----------------------------------------------------------------------
+
+
+_epoch = ctypes.c_int64(0)  # how often `interrupt` was called
+_requests: dict[int | None, int] = {}  # thread (None: any) -> epoch of the last request
+_requests_lock = threading.Lock()
+
+
+def interrupt(thread_id: int | None = None) -> None:
+    """Stop compiled programs that run now in other threads: `KeyboardInterrupt` there.
+
+    It takes effect within about 0.1 s. A thread that runs no compiled program does not
+    notice, nor does a program that starts later.
+
+    Args:
+        thread_id: `Thread.ident` of the thread to stop; None stops all.
+    """
+    with _requests_lock:
+        _epoch.value += 1
+        _requests[thread_id] = _epoch.value
+
+
+def _poll(epoch: int) -> None:
+    """Called now and then, with the GIL, by a program that began in `epoch`."""
+    if _epoch.value == epoch:
+        return
+    for thread in (None, threading.get_ident()):
+        if _requests.get(thread, 0) > epoch:
+            raise KeyboardInterrupt

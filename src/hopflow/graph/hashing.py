@@ -1,0 +1,173 @@
+"""The structure of a graph as a digest: what caches of traces and programs are keyed by.
+
+Two graphs have the same digest if they mean the same line by line. Names (of inputs,
+symbols, graphs), source lines, paths, notes and the weak flag of types play no part.
+"""
+
+from collections.abc import Callable
+from hashlib import blake2b
+from itertools import count
+from typing import Any, Final
+from weakref import ref
+
+from hopflow.dtypes import DType
+from hopflow.graph.core import Graph, Var
+from hopflow.graph.types import TensorType
+from hopflow.symbolic.size import Symbol, SymInt
+
+__all__ = ["equal", "structural_hash"]
+
+# What separates the pieces of a text: no name and no number contains it.
+_END: Final = "\x1f"
+
+
+def structural_hash(graph: Graph) -> str:
+    """A digest of what `graph` computes: 32 hexadecimal digits.
+
+    The same in every process, unless a parameter is an object of no static kind (a
+    callback's function): such an object is told apart by its identity.
+    """
+    return _Encoder({}).digest(graph)
+
+
+def equal(a: Graph, b: Graph) -> bool:
+    """Whether two graphs have the same structure."""
+    return a is b or _Encoder({}).text(a) == _Encoder({}).text(b)
+
+
+class _Encoder:
+    """Writes graphs as canonical texts: vars and symbols as numbers in order of birth.
+
+    A subgraph is written as its digest, since it is closed: whatever it reads is an
+    input of its own. `digests` keeps those of the graphs that several nodes share.
+    """
+
+    __slots__ = ("digests",)
+
+    def __init__(self, digests: dict[int, str]) -> None:
+        self.digests = digests
+
+    def digest(self, graph: Graph) -> str:
+        known = self.digests.get(id(graph))
+        if known is None:
+            text = self.text(graph).encode("utf-8", "surrogatepass")
+            known = self.digests[id(graph)] = blake2b(text, digest_size=16).hexdigest()
+        return known
+
+    def text(self, graph: Graph) -> str:
+        """The canonical text of `graph`; equal texts mean equal graphs."""
+        symbols: dict[Symbol, int] = {}
+        numbers: dict[Any, str] = {}
+        pieces: list[str] = []
+        add = pieces.append
+        for var in graph.inputs:
+            node = var.node
+            if node.symbol is not None:
+                symbols.setdefault(node.symbol, len(symbols))
+            numbers[var] = f"%{len(numbers)}"
+            add(f"{node.section}{_type(var.type, symbols)}")
+        for node in graph.nodes:
+            op = node.op
+            add("\n")
+            add(node.kind + _quoted(node.name) if op is None else op.name)
+            for arg in node.args:
+                add(numbers.get(arg) or _argument(arg, symbols))
+            params = node.params
+            if params:
+                keys = sorted(params) if len(params) > 1 else params
+                for key in keys:
+                    add(f"{key}={self.static(params[key], symbols)}")
+            for var in node.results:
+                numbers[var] = f"%{len(numbers)}"
+                add(_type(var.type, symbols))
+        add("\nreturn")
+        for arg in graph.outputs:
+            add(numbers.get(arg) or _argument(arg, symbols))
+        return _END.join(pieces)
+
+    def static(self, value: Any, symbols: dict[Symbol, int]) -> str:
+        """A static parameter, so that different ones differ: 1, 1.0, True and "1" too."""
+        kind = type(value)
+        write = _WRITERS.get(kind)
+        if write is not None:
+            return write(value)
+        if kind is tuple:
+            for item in value:
+                if type(item) is not int:
+                    inner = ",".join([self.static(v, symbols) for v in value])
+                    return f"({inner},)"
+            return repr(value)
+        if kind is SymInt:
+            return _size(value, symbols)
+        if kind is TensorType:
+            return _type(value, symbols)
+        if kind is Graph:
+            return f"graph {self.digest(value)}"
+        return _opaque(value)
+
+
+def _quoted(text: str) -> str:
+    """Text that may contain anything, also what separates pieces."""
+    return f"{len(text)}'{text}'"
+
+
+_WRITERS: Final[dict[type, Callable[[Any], str]]] = {
+    int: repr,
+    bool: repr,
+    float: repr,  # exact, and tells -0.0 from 0.0; a NaN is a NaN
+    str: _quoted,
+    type(None): repr,
+    DType: lambda dtype: f"dtype {dtype.short}",
+}
+
+
+def _argument(arg: Any, symbols: dict[Symbol, int]) -> str:
+    if type(arg) is Var:
+        # Not of this graph: the verifier's to report. It equals nothing but itself.
+        return _opaque(arg)
+    return f"{arg.value!r}:{_type(arg.type, symbols)}"
+
+
+def _type(type_: TensorType, symbols: dict[Symbol, int]) -> str:
+    shape = type_.shape
+    for n in shape:
+        if type(n) is SymInt:
+            sizes = ",".join([_size(n, symbols) for n in shape])
+            return f"{type_.dtype.short}[{sizes}]"
+    return f"{type_.dtype.short}{shape}"
+
+
+def _size(size: int | SymInt, symbols: dict[Symbol, int]) -> str:
+    """A size over numbered symbols; a symbol not met before gets the next number."""
+    if not isinstance(size, SymInt):
+        return str(size)
+    terms = []
+    for monomial, factor in size.terms:
+        powers = sorted([symbols.setdefault(s, len(symbols)) for s in monomial])
+        terms.append((powers, factor))
+    terms.sort()
+    return f"s{terms}"
+
+
+# --- objects of no static kind --------------------------------------------------------
+
+# id -> (the object or a weak reference to it, its number). An object that cannot be
+# referred to weakly is kept, so that its id is not given to another.
+_tokens: dict[int, tuple[Any, int]] = {}
+_numbers: Final = count()
+
+
+def _opaque(value: Any) -> str:
+    """An object told apart by its identity, or by a `structural_key` that it has."""
+    key = getattr(type(value), "structural_key", None)
+    if key is not None:
+        return f"{type(value).__qualname__} {_quoted(key(value))}"
+    known = _tokens.get(id(value))
+    if known is None:
+        at = id(value)
+        try:
+            holder: Any = ref(value, lambda _: _tokens.pop(at, None))
+        except TypeError:
+            holder = value
+        known = _tokens[at] = (holder, next(_numbers))
+    return f"object {known[1]}"

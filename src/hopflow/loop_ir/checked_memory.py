@@ -1,0 +1,149 @@
+"""The memory of the reference interpreter: it knows who wrote each byte.
+
+A read out of range, of memory that nothing has written, or of a value that another
+buffer in the same place has overwritten is an error.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import count
+from math import prod
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from hopflow.errors import LoopIRError
+from hopflow.loop_ir.nest import Buffer
+
+NDArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+
+POISON = 0xFF
+"""What memory is filled with at first: NaN in floats, -1 in integers."""
+
+
+def size_in_bytes(shape: Sequence[int], dtype: np.dtype[Any]) -> int:
+    """Bytes of a dense array."""
+    return prod(shape) * dtype.itemsize
+
+
+class Storage:
+    """Elements, and for each byte of them the number of the storage that wrote it.
+
+    `owners` is None for memory that is always defined: inputs and constants.
+    """
+
+    def __init__(self, array: NDArray, owners: NDArray | None, number: int) -> None:
+        self.array, self.owners, self.number = array, owners, number
+
+    def load(self, buffer: Buffer, at: Sequence[Any]) -> Any:
+        """The element at `at`, checked."""
+        where = self._check_range(buffer, at)
+        self._check_written(buffer, where)
+        return self.array[where]
+
+    def store(self, buffer: Buffer, at: Sequence[Any], value: Any) -> None:
+        """Change the element at `at`, checked."""
+        where = self._check_range(buffer, at)
+        self.array[where] = value
+        if self.owners is not None:
+            self.owners[where] = self.number
+
+    def read_part(self, buffer: Buffer, at: Sequence[Any]) -> NDArray:
+        """The sub-array at `at`, all of whose elements must have been written."""
+        where = self._check_range(buffer, at)
+        self._check_written(buffer, where)
+        return self.array[(*where, ...)]
+
+    def write_part(self, buffer: Buffer, at: Sequence[Any]) -> NDArray:
+        """The sub-array at `at`, all of whose elements the caller writes."""
+        where = self._check_range(buffer, at)
+        if self.owners is not None:
+            self.owners[where] = self.number
+        return self.array[(*where, ...)]
+
+    def grow(self, rows: int) -> None:
+        """Make room for `rows` rows, and move, as native code may."""
+        old = self.array.shape[0]
+        if rows > old:
+            shape, dtype = (rows, *self.array.shape[1:]), self.array.dtype
+            new = _Bytes(size_in_bytes(shape, dtype)).storage(shape, dtype, 0, 0)
+            new.array[:old] = self.array
+            assert self.owners is not None
+            assert new.owners is not None
+            new.owners[:old] = self.owners
+            self.array, self.owners = new.array, new.owners
+
+    def _check_range(self, buffer: Buffer, at: Sequence[Any]) -> tuple[int, ...]:
+        where = tuple(map(int, at))
+        if any(not 0 <= i < n for i, n in zip(where, self.array.shape, strict=False)):
+            place = ", ".join(map(str, where))
+            raise LoopIRError(
+                f"`{buffer.name}[{place}]` is out of range: its shape is "
+                f"{list(self.array.shape)}"
+            )
+        return where
+
+    def _check_written(self, buffer: Buffer, where: tuple[int, ...]) -> None:
+        if self.owners is None:
+            return
+        owners = self.owners[where]
+        if (owners == self.number).all():
+            return
+        inner = np.argwhere(owners != self.number)[0][:-1]
+        place = ", ".join(map(str, (*where, *inner)))
+        fault = (
+            "before it is written"
+            if (owners[owners != self.number] == 0).any()
+            else "after another buffer in its place has been written"
+        )
+        raise LoopIRError(f"`{buffer.name}[{place}]` is read {fault}")
+
+    def check_all_written(self, buffer: Buffer) -> None:
+        """Raise if an element was never written."""
+        self._check_written(buffer, ())
+
+
+class _Bytes:
+    """Poisoned memory, with an owner, nobody, for each byte."""
+
+    def __init__(self, size: int) -> None:
+        self.bytes = np.full(size, POISON, np.uint8)
+        self.owners = np.zeros(size, np.int32)
+
+    def storage(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int, number: int
+    ) -> Storage:
+        end = offset + size_in_bytes(shape, dtype)
+        array = self.bytes[offset:end].view(dtype).reshape(shape)
+        owners = self.owners[offset:end].reshape(*shape, dtype.itemsize)
+        return Storage(array, owners, number)
+
+
+class Allocator:
+    """Makes storages, each with a number of its own."""
+
+    def __init__(self) -> None:
+        self._numbers = count(1)
+
+    def given(self, array: NDArray) -> Storage:
+        """The storage of values that are there already, and stay."""
+        return Storage(array, None, next(self._numbers))
+
+    def fresh(self, buffer: Buffer, shape: tuple[int, ...]) -> Storage:
+        """Memory of its own for one buffer."""
+        return self.laid_out({buffer: shape}, {buffer: 0})[buffer]
+
+    def laid_out(
+        self,
+        shapes: Mapping[Buffer, tuple[int, ...]],
+        offsets: Mapping[Buffer, int],
+    ) -> dict[Buffer, Storage]:
+        """One array of bytes, with the buffers in it at `offsets`."""
+        end = max(
+            (offsets[b] + size_in_bytes(n, b.dtype.dtype) for b, n in shapes.items()),
+            default=0,
+        )
+        memory = _Bytes(end)
+        return {
+            b: memory.storage(shape, b.dtype.dtype, offsets[b], next(self._numbers))
+            for b, shape in shapes.items()
+        }

@@ -1,0 +1,409 @@
+"""The reference interpreter: what a program means, statement by statement.
+
+It runs every binding as what it stands for. The statements of a body run for a list of
+*lanes*: one lane in serial code, `width` of them in a gang, where the lanes that an
+`If` or a `While` leaves out are the ones under a mask. The iterations of a GPU axis are
+generators, which take turns after every statement and wait for each other at barriers.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from hopflow.errors import HopflowError, LoopIRError
+from hopflow.loop_ir import scalars, walk
+from hopflow.loop_ir.checked_memory import Allocator, NDArray, Storage
+from hopflow.loop_ir.expr import Expr
+from hopflow.loop_ir.nest import (
+    Accumulate,
+    Assign,
+    Barrier,
+    Buffer,
+    Call,
+    Copy,
+    Declare,
+    For,
+    Grow,
+    If,
+    Let,
+    Program,
+    Ref,
+    Stmt,
+    Store,
+    Swap,
+    Trap,
+    Var,
+    While,
+)
+from hopflow.loop_ir.routines import ROUTINES
+from hopflow.loop_ir.verifier import verify
+
+Steps: TypeAlias = Iterator[Barrier | None]
+"""A run that pauses: after a statement (None) within a GPU axis, or at a barrier."""
+
+CHUNKS = 4
+"""How many pieces the iterations of a loop over threads are cut into."""
+
+
+class Trapped(HopflowError):
+    """A program stopped at a `Trap`, or in a routine that failed."""
+
+    def __init__(self, site: int, values: tuple[int, ...] = ()) -> None:
+        self.site, self.values = site, values
+        super().__init__(f"stopped at site {site} with {list(values)}")
+
+
+class Lane:
+    """One thread of control: its variables, and which memory each buffer is."""
+
+    def __init__(
+        self, outer: "Lane | None", memory: dict[Buffer, Storage], takes_turns: bool
+    ) -> None:
+        self.outer, self.memory, self.takes_turns = outer, memory, takes_turns
+        self.vars: dict[Var, Any] = {}
+
+    def fork(self, var: Var, position: int) -> "Lane":
+        """A lane for one iteration: its own variables, and those of this lane."""
+        lane = Lane(self, self.memory, self.takes_turns)
+        lane.vars[var] = np.int64(position)
+        return lane
+
+    def read(self, var: Var) -> Any:
+        return self._owner(var).vars[var]
+
+    def assign(self, var: Var, value: Any) -> None:
+        self._owner(var).vars[var] = value
+
+    def _owner(self, var: Var) -> "Lane":
+        lane = self
+        while var not in lane.vars:
+            assert lane.outer is not None
+            lane = lane.outer
+        return lane
+
+
+def run(
+    program: Program,
+    sizes: Sequence[int],
+    inputs: Sequence[NDArray],
+    *,
+    seed: int = 0,
+    offsets: Mapping[Buffer, Expr] | None = None,
+) -> list[NDArray]:
+    """Run `program` and return its outputs.
+
+    Args:
+        sizes: One for each of the program's sizes.
+        inputs: One for each of its inputs, of its shape and dtype.
+        seed: Decides the order of what has none: threads, and GPU iterations.
+        offsets: Where in one arena each buffer lies (those that are left out have
+            memory of their own); by default all have.
+
+    Raises:
+        Trapped: A `Trap` held, or a routine failed.
+        LoopIRError: The program breaks a rule of the Loop IR: one that the verifier
+            knows, or one that shows only in a run (an index out of range, a read of
+            memory never written, a barrier that some iterations do not reach).
+    """
+    verify(program)
+    interpreter = _Interpreter(seed)
+    lane = interpreter.load(program, sizes, inputs, offsets or {})
+    outputs = [(b, lane.memory[b]) for b in program.outputs]
+    with np.errstate(all="ignore"):
+        for _ in interpreter.body(program.body, [lane]):
+            pass
+    for buffer, storage in outputs:
+        storage.check_all_written(buffer)
+    return [storage.array for _, storage in outputs]
+
+
+class _Interpreter:
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.allocator = Allocator()
+        self.shared: list[Buffer] = []
+        self._compiled: dict[Expr, Callable[[Lane], Any]] = {}
+        self._simple: dict[type, Callable[[Any, Lane], None]] = {
+            Let: self._define,
+            Declare: self._define,
+            Assign: self._assign,
+            Accumulate: self._accumulate,
+            Store: self._store,
+            Copy: self._copy,
+            Swap: self._swap,
+            Call: self._call,
+            Trap: self._trap,
+            Grow: self._grow,
+        }
+
+    def load(
+        self,
+        program: Program,
+        sizes: Sequence[int],
+        inputs: Sequence[NDArray],
+        offsets: Mapping[Buffer, Expr],
+    ) -> Lane:
+        """The lane in which the program's body runs."""
+        lane = Lane(None, {}, takes_turns=False)
+        for var, size in zip(program.sizes, sizes, strict=True):
+            lane.vars[var] = np.int64(size)
+        for buffer, array in zip(program.inputs, inputs, strict=True):
+            shape = self.shape(buffer, lane)
+            if array.shape != shape or array.dtype != buffer.dtype.dtype:
+                raise LoopIRError(
+                    f"input `{buffer.name}` must be {buffer.dtype}{list(shape)}, "
+                    f"and is {array.dtype}{list(array.shape)}"
+                )
+            lane.memory[buffer] = self.allocator.given(array)
+        for buffer in program.constants:
+            lane.memory[buffer] = self.allocator.given(np.asarray(buffer.data))
+        growing = {
+            s.buffer for s in walk.statements(program.body) if isinstance(s, Grow)
+        }
+        for buffer in (*program.outputs, *program.arena):
+            shape = self.shape(buffer, lane)
+            if buffer in growing:
+                shape = (0, *shape[1:])
+            if buffer not in offsets:
+                lane.memory[buffer] = self.allocator.fresh(buffer, shape)
+        shapes = {b: self.shape(b, lane) for b in offsets}
+        places = {b: int(self.value(at, lane)) for b, at in offsets.items()}
+        lane.memory.update(self.allocator.laid_out(shapes, places))
+        self.shared = [b for b in program.arena if b.space == "shared"]
+        return lane
+
+    def shape(self, buffer: Buffer, lane: Lane) -> tuple[int, ...]:
+        return tuple(int(self.value(extent, lane)) for extent in buffer.shape)
+
+    # --- expressions
+
+    def value(self, expr: Expr, lane: Lane) -> Any:
+        """The value of `expr` in `lane` now."""
+        function = self._compiled.get(expr)
+        if function is None:
+            function = self._compiled[expr] = _compile(expr)
+        return function(lane)
+
+    def values(self, exprs: Sequence[Expr], lane: Lane) -> list[Any]:
+        return [self.value(e, lane) for e in exprs]
+
+    # --- statements that every lane runs by itself
+
+    def _define(self, s: Let | Declare, lane: Lane) -> None:
+        lane.vars[s.var] = self.value(s.value, lane)
+
+    def _assign(self, s: Assign, lane: Lane) -> None:
+        lane.assign(s.var, self.value(s.value, lane))
+
+    def _accumulate(self, s: Accumulate, lane: Lane) -> None:
+        combine = scalars.combine(s.combine, s.var.dtype)
+        lane.assign(s.var, combine(lane.read(s.var), self.value(s.value, lane)))
+
+    def _store(self, s: Store, lane: Lane) -> None:
+        at = self.values(s.indices, lane)
+        lane.memory[s.buffer].store(s.buffer, at, self.value(s.value, lane))
+
+    def _copy(self, s: Copy, lane: Lane) -> None:
+        source = lane.memory[s.source].read_part(s.source, ())
+        target = lane.memory[s.target].write_part(s.target, ())
+        if target.shape != source.shape:
+            raise LoopIRError(
+                f"copy {s.target.name} <- {s.source.name}: the shapes "
+                f"{list(target.shape)} and {list(source.shape)} differ"
+            )
+        target[...] = source
+
+    def _swap(self, s: Swap, lane: Lane) -> None:
+        memory = lane.memory
+        memory[s.a], memory[s.b] = memory[s.b], memory[s.a]
+
+    def _grow(self, s: Grow, lane: Lane) -> None:
+        lane.memory[s.buffer].grow(int(self.value(s.length, lane)) + 1)
+
+    def _trap(self, s: Trap, lane: Lane) -> None:
+        if self.value(s.test, lane):
+            raise Trapped(s.site, tuple(int(v) for v in self.values(s.values, lane)))
+
+    def _call(self, s: Call, lane: Lane) -> None:
+        routine = ROUTINES[s.routine]
+        rest = [a for a in s.args if not isinstance(a, Ref)]
+        numbers = [int(v) for v in self.values(rest, lane)]
+        shapes = routine.shapes(numbers[: len(routine.scalars)])
+        refs = [a for a in s.args if isinstance(a, Ref)]
+        arrays = []
+        for role, ref, shape in zip(routine.arrays, refs, shapes, strict=True):
+            storage, at = lane.memory[ref.buffer], self.values(ref.at, lane)
+            if role.role in ("in", "inout"):
+                part = storage.read_part(ref.buffer, at)
+            if role.role != "in":
+                part = storage.write_part(ref.buffer, at)
+            if part.size != np.prod(shape, dtype=np.int64):
+                raise LoopIRError(
+                    f"{s.routine}: `{role.name}` must be {list(shape)}, and "
+                    f"`{ref.buffer.name}` gives {list(part.shape)}"
+                )
+            arrays.append(part.reshape(shape))
+        status = routine.reference(arrays, numbers)
+        if status != 0 and s.site is not None:
+            raise Trapped(s.site)
+
+    # --- control flow
+
+    def body(self, statements: Sequence[Stmt], lanes: list[Lane]) -> Steps:
+        """Run statements for `lanes`, each for all of them before the next."""
+        for s in statements:
+            simple = self._simple.get(type(s))
+            if simple is not None:
+                for lane in lanes:
+                    simple(s, lane)
+            elif isinstance(s, For):
+                yield from self._for(s, lanes)
+            elif isinstance(s, While):
+                yield from self._while(s, lanes)
+            elif isinstance(s, If):
+                yield from self._if(s, lanes)
+            elif isinstance(s, Barrier):
+                yield s
+            if lanes[0].takes_turns:
+                yield None
+
+    def _if(self, s: If, lanes: list[Lane]) -> Steps:
+        taken = [bool(self.value(s.test, lane)) for lane in lanes]
+        for body, side in ((s.then, True), (s.else_, False)):
+            here = [lane for lane, t in zip(lanes, taken, strict=True) if t is side]
+            if here:
+                yield from self.body(body, here)
+
+    def _while(self, s: While, lanes: list[Lane]) -> Steps:
+        while lanes:
+            yield from self.body(s.head, lanes)
+            lanes = [lane for lane in lanes if self.value(s.test, lane)]
+            if lanes:
+                yield from self.body(s.body, lanes)
+
+    def _for(self, s: For, lanes: list[Lane]) -> Steps:
+        extents = [(lane, int(self.value(s.extent, lane))) for lane in lanes]
+        longest = max(n for _, n in extents)
+        match s.binding.kind:
+            case "gang":
+                yield from self._gang(s, extents, longest)
+            case "grid" | "block" | "thread":
+                for lane, n in extents:
+                    yield from self._axis(s, lane, n)
+            case kind:
+                order = list(range(longest))
+                if kind == "threads":
+                    order = self._shuffled_chunks(order)
+                for i in order:
+                    here = [lane for lane, n in extents if i < n]
+                    for lane in here:
+                        lane.vars[s.var] = np.int64(i)
+                    yield from self.body(s.body, here)
+
+    def _shuffled_chunks(self, order: list[int]) -> list[int]:
+        size = max(1, -(-len(order) // CHUNKS))
+        chunks = [order[i : i + size] for i in range(0, len(order), size)]
+        self.random.shuffle(chunks)
+        return [i for chunk in chunks for i in chunk]
+
+    def _gang(self, s: For, extents: list[tuple[Lane, int]], longest: int) -> Steps:
+        for start in range(0, longest, s.binding.width):
+            stop = start + s.binding.width
+            gang = [
+                lane.fork(s.var, i)
+                for lane, n in extents
+                for i in range(start, min(stop, n))
+            ]
+            yield from self.body(s.body, gang)
+
+    # --- GPU axes
+
+    def _axis(self, s: For, outer: Lane, extent: int) -> Steps:
+        """Run all iterations of a GPU axis at once, in an order of chance."""
+        lanes = [self._iteration(s, outer, i) for i in range(extent)]
+        running = {i: self.body(s.body, [lane]) for i, lane in enumerate(lanes)}
+        waiting: dict[int, Barrier] = {}
+        while running:
+            ready = [i for i in running if i not in waiting]
+            if not ready:
+                yield from self._arrived(
+                    s, set(waiting.values()), len(waiting) == extent
+                )
+                waiting.clear()
+                continue
+            self.random.shuffle(ready)
+            for i in ready:
+                try:
+                    step = next(running[i])
+                except StopIteration:
+                    del running[i]
+                else:
+                    if step is not None:
+                        waiting[i] = step
+            if outer.takes_turns:
+                yield None
+        self._check_swaps(s, outer, lanes)
+
+    def _iteration(self, s: For, outer: Lane, position: int) -> Lane:
+        lane = outer.fork(s.var, position)
+        lane.takes_turns = True
+        lane.memory = dict(outer.memory)
+        if s.binding.kind == "grid":
+            for b in self.shared:
+                lane.memory[b] = self.allocator.fresh(b, self.shape(b, lane))
+        return lane
+
+    def _arrived(self, s: For, barriers: set[Barrier], all_of_them: bool) -> Steps:
+        """Let iterations go on that all wait; first for the outer axes, if the barrier
+        is theirs too."""
+        if not all_of_them or len(barriers) > 1:
+            raise LoopIRError(
+                f"not all iterations of `{s.var.name}` ({s.binding.kind}) arrive at "
+                "the same barrier"
+            )
+        [barrier] = barriers
+        if barrier.scope != s.binding.kind:
+            yield barrier
+
+    def _check_swaps(self, s: For, outer: Lane, lanes: list[Lane]) -> None:
+        """Take over the buffers that all iterations have swapped in the same way."""
+        if not lanes:
+            return
+        buffers = [b for b in outer.memory if b not in self.shared]
+        for b in buffers:
+            if len({id(lane.memory[b]) for lane in lanes}) > 1:
+                raise LoopIRError(
+                    f"the iterations of `{s.var.name}` do not swap `{b.name}` alike"
+                )
+            outer.memory[b] = lanes[0].memory[b]
+
+
+def _compile(expr: Expr) -> Callable[[Lane], Any]:
+    """`expr` as a function of a lane, which computes each shared node once."""
+    order = walk.nodes(expr)
+    slots = {node: slot for slot, node in enumerate(order)}
+    steps = [(_step(node), [slots[a] for a in node.args]) for node in order]
+
+    def evaluate(lane: Lane) -> Any:
+        values: list[Any] = []
+        for step, args in steps:
+            values.append(step(lane, *[values[a] for a in args]))
+        return values[-1]
+
+    return evaluate
+
+
+def _step(node: Expr) -> Callable[..., Any]:
+    """`node` as a function of a lane and the values of its operands."""
+    attr = node.attr
+    if node.op == "const":
+        value = scalars.scalar(attr, node.dtype)
+        return lambda _: value
+    if node.op == "var":
+        return lambda lane: lane.read(attr)
+    if node.op == "load":
+        return lambda lane, *at: lane.memory[attr].load(attr, at)
+    function = scalars.operation(node)
+    return lambda _, *args: function(*args)

@@ -1,0 +1,332 @@
+"""Programs as text: stable, for people and for tests.
+
+An expression is written infix with as few parentheses as it needs. What occurs more
+than once in a statement and is long gets a name, in a line `%0 = ...` before it, and so
+do the parts of an expression that would make a line too long: the text never grows
+faster than the program.
+"""
+
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from hopflow import dtypes
+from hopflow.dtypes import DType
+from hopflow.loop_ir import walk
+from hopflow.loop_ir.expr import COMPARE, Expr
+from hopflow.loop_ir.nest import (
+    Accumulate,
+    Assign,
+    Barrier,
+    Buffer,
+    Call,
+    Copy,
+    Declare,
+    For,
+    Grow,
+    If,
+    Let,
+    Program,
+    Ref,
+    Stmt,
+    Store,
+    Swap,
+    Trap,
+    While,
+)
+
+__all__ = ["format_expr", "format_program", "format_statement"]
+
+LONG_SHARED: Final = 80
+"""Characters from which on a part that occurs twice in a statement gets a name."""
+LONG: Final = 400
+"""Characters from which on any part of an expression gets a name."""
+SHOWN: Final = 8
+"""Elements of a constant buffer that are printed; of a larger one, a checksum."""
+
+
+# --- expressions ----------------------------------------------------------------------
+
+
+# Python's precedences, the loosest first.
+_OR, _AND, _NOT, _COMPARISON, _BIT_OR, _BIT_XOR, _BIT_AND, _SHIFT, _SUM, _PRODUCT = (
+    range(10)
+)
+_SIGN, _ATOM = 10, 11
+_INFIX: Final[dict[str, tuple[str, int]]] = {
+    "or": ("|", _BIT_OR),
+    "xor": ("^", _BIT_XOR),
+    "and": ("&", _BIT_AND),
+    "shl": ("<<", _SHIFT),
+    "ashr": (">>", _SHIFT),
+    "add": ("+", _SUM),
+    "sub": ("-", _SUM),
+    "mul": ("*", _PRODUCT),
+    "div": ("/", _PRODUCT),
+    "rem": ("%", _PRODUCT),
+    "eq": ("==", _COMPARISON),
+    "ne": ("!=", _COMPARISON),
+    "lt": ("<", _COMPARISON),
+    "le": ("<=", _COMPARISON),
+    "gt": (">", _COMPARISON),
+    "ge": (">=", _COMPARISON),
+}
+_LOGICAL: Final = {"or": ("or", _OR), "and": ("and", _AND)}
+# Operations whose operands have the dtype of the result.
+_KEEPS_DTYPE: Final = frozenset(
+    "neg abs add sub mul div rem min max and or xor shl lshr ashr".split()
+)
+_PLAIN: Final = (dtypes.bool_, dtypes.int64, dtypes.float32)
+"""Types of constants that are printed without their type, anywhere."""
+
+_Text = tuple[str, int]  # and how tightly it binds
+
+
+class _Namer:
+    """The text of one statement's expressions, and lines that name parts of them."""
+
+    def __init__(self, roots: Sequence[Expr]) -> None:
+        self.lines: list[str] = []
+        self._texts: dict[tuple[Expr, bool], _Text] = {}
+        order = walk.nodes(*roots)
+        self._uses = Counter(a for node in order for a in node.args)
+        self._uses.update(roots)
+
+    def text(self, root: Expr, typed: bool = True) -> str:
+        """The text of `root`; `typed` if what stands around it tells its dtype."""
+        return self._visit(root, typed)[0]
+
+    def _visit(self, root: Expr, typed: bool) -> _Text:
+        texts = self._texts
+        pending = [(root, typed)]
+        while pending:
+            key = pending[-1]
+            below = [k for k in self._operands(*key) if k not in texts]
+            if below:
+                pending += reversed(below)
+                continue
+            pending.pop()
+            if key not in texts:
+                texts[key] = self._named(
+                    key[0], self._write(*key), key == (root, typed)
+                )
+        return texts[(root, typed)]
+
+    def _operands(self, node: Expr, typed: bool) -> list[tuple[Expr, bool]]:
+        """The operands, each with whether its dtype is known from around it."""
+        args = node.args
+        if node.op == "load":
+            return [(a, True) for a in args]
+        if node.op == "select" and len(args) == 3:
+            return [(args[0], True), *_alike(args[1:], typed)]
+        if node.op in COMPARE:
+            return _alike(args, False)
+        if node.op in ("cast", "bitcast", "isnan"):
+            return [(a, False) for a in args]
+        return _alike(args, typed)
+
+    def _named(self, node: Expr, text: _Text, is_root: bool) -> _Text:
+        long = LONG_SHARED if self._uses[node] > 1 else LONG
+        if len(text[0]) < long or is_root or not node.args:
+            return text
+        name = f"%{len(self.lines)}"
+        self.lines.append(f"{name}: {node.dtype} = {text[0]}")
+        for typed in (False, True):
+            self._texts[(node, typed)] = (name, _ATOM)
+        return name, _ATOM
+
+    def _write(self, node: Expr, typed: bool) -> _Text:
+        op = node.op
+        if op == "const":
+            return _constant(node.attr, node.dtype, typed)
+        if op == "var":
+            return node.attr.name, _ATOM
+        if op == "size":
+            return f"size({node.attr})", _ATOM
+        texts = [self._texts[key] for key in self._operands(node, typed)]
+        inner = ", ".join(text for text, _ in texts)
+        if op == "load":
+            return f"{node.attr.name}[{inner}]", _ATOM
+        if op in ("cast", "bitcast"):
+            name = f"{node.dtype}" if op == "cast" else f"bits_{node.dtype}"
+            return f"{name}({inner})", _ATOM
+        is_bool = node.dtype.kind == "b"
+        if len(texts) == 1 and op in ("neg", "not"):
+            sign, binds = ("not ", _NOT) if is_bool else ("-", _SIGN)
+            sign = "~" if op == "not" and not is_bool else sign
+            return sign + _within(texts[0], binds), binds
+        infix = _LOGICAL.get(op) if is_bool else None
+        infix = infix or _INFIX.get(op)
+        if infix and len(texts) == 2:
+            symbol, binds = infix
+            # All but comparisons group to the left.
+            left = _within(texts[0], binds + (op in COMPARE))
+            return f"{left} {symbol} {_within(texts[1], binds + 1)}", binds
+        return f"{op}({inner})", _ATOM
+
+
+def _alike(args: Sequence[Expr], typed: bool) -> list[tuple[Expr, bool]]:
+    """Operands of one dtype: any that is no constant tells it for those that are."""
+    told = typed or any(not a.is_const for a in args)
+    return [(a, told if a.is_const else typed) for a in args]
+
+
+def _within(text: _Text, binds: int) -> str:
+    return text[0] if text[1] >= binds else f"({text[0]})"
+
+
+def _constant(value: Any, dtype: DType, typed: bool) -> _Text:
+    if dtype.kind == "f":
+        text = str(float(value))
+        if dtype.bits < 64 and np.isfinite(value):
+            narrow = np.float16 if dtype is dtypes.float16 else np.float32
+            text = str(narrow(value))
+    else:
+        text = str(value)
+    if not typed and dtype not in _PLAIN:
+        return f"{text}:{dtype}", _ATOM
+    return text, _SIGN if text.startswith("-") else _ATOM
+
+
+def format_expr(expr: Expr) -> str:
+    """`expr` as one text, with the lines before it that name its parts."""
+    namer = _Namer([expr])
+    text = namer.text(expr)
+    return "\n".join([*namer.lines, text])
+
+
+# --- statements -----------------------------------------------------------------------
+
+
+_ACCUMULATE: Final = {
+    "add": "+=",
+    "mul": "*=",
+    "min": "min=",
+    "max": "max=",
+    "and": "&=",
+    "or": "|=",
+}
+
+
+def _simple(s: Stmt, text: Callable[..., str]) -> str:
+    """The line of a statement without bodies; `text` writes its expressions."""
+    match s:
+        case Let() | Declare():
+            keyword = "let" if isinstance(s, Let) else "var"
+            return f"{keyword} {s.var.name}: {s.var.dtype} = {text(s.value)}"
+        case Assign():
+            return f"{s.var.name} = {text(s.value)}"
+        case Accumulate():
+            symbol = _ACCUMULATE.get(s.combine, f"{s.combine}=")
+            return f"{s.var.name} {symbol} {text(s.value)}"
+        case Store():
+            return f"{_place(s.buffer, s.indices, text)} = {text(s.value)}"
+        case Copy():
+            return f"copy {s.target.name} <- {s.source.name}"
+        case Swap():
+            return f"swap {s.a.name}, {s.b.name}"
+        case Call():
+            args = ", ".join(
+                _place(a.buffer, a.at, text) if isinstance(a, Ref) else text(a)
+                for a in s.args
+            )
+            site = "" if s.site is None else f" or trap {s.site}"
+            return f"call {s.routine}({args}){site}"
+        case Trap():
+            values = ", ".join(text(v) for v in s.values)
+            return f"trap {s.site} if {text(s.test)}{f' with {values}' * bool(values)}"
+        case Barrier():
+            return f"barrier {s.scope}"
+        case Grow():
+            return f"grow {s.buffer.name} for row {text(s.length)}"
+    raise TypeError(type(s).__name__)
+
+
+def _place(buffer: Buffer, at: Sequence[Expr], text: Callable[..., str]) -> str:
+    if not at and buffer.shape:
+        return buffer.name  # all of it
+    return f"{buffer.name}[{', '.join(text(i) for i in at)}]"
+
+
+def _for(s: For, text: Callable[..., str]) -> str:
+    kind, width = s.binding.kind, s.binding.width
+    binding = "" if kind == "serial" else f" {kind}"
+    binding += f" {width}" if width != 1 else ""
+    independent = " independent" if s.independent else ""
+    return f"for {s.var.name} in 0..{text(s.extent)}{binding}{independent}:"
+
+
+def _lines(s: Stmt, deep: bool = True) -> Iterator[str]:
+    """The lines of one statement; without the bodies in it unless `deep`."""
+    namer = _Namer(walk.expressions(s))
+    text = namer.text
+    match s:
+        case For():
+            header = _for(s, text)
+            yield from (*namer.lines, header)
+            if deep:
+                yield from _indented(s.body)
+        case While():
+            header = f"while {text(s.test)}:"
+            if s.head or namer.lines:
+                yield "do:"
+                if deep:
+                    yield from _indented(s.head, namer.lines)
+            yield header
+            if deep:
+                yield from _indented(s.body)
+        case If():
+            header = f"if {text(s.test)}:"
+            yield from (*namer.lines, header)
+            if deep:
+                yield from _indented(s.then)
+                if s.else_:
+                    yield "else:"
+                    yield from _indented(s.else_)
+        case _:
+            line = _simple(s, text)
+            yield from (*namer.lines, line)
+
+
+def _indented(body: Sequence[Stmt], more: Sequence[str] = ()) -> Iterator[str]:
+    lines = [line for s in body for line in _lines(s)] + list(more)
+    yield from (f"    {line}" for line in lines or ["pass"])
+
+
+def format_statement(statement: Stmt, *, deep: bool = False) -> str:
+    """`statement` as text; of one with bodies only the head, unless `deep`."""
+    return "\n".join(_lines(statement, deep))
+
+
+# --- programs -------------------------------------------------------------------------
+
+
+def _buffer(buffer: Buffer) -> str:
+    def extents(values: Sequence[Expr]) -> str:
+        return ", ".join(map(format_expr, values))
+
+    layout = "" if buffer.strides is None else f" strides [{extents(buffer.strides)}]"
+    data = ""
+    if buffer.data is not None:
+        if buffer.data.size <= SHOWN:
+            data = f" = {buffer.data.tolist()}"
+        else:
+            data = f" = crc32 {zlib.crc32(np.ascontiguousarray(buffer.data)):08x}"
+    declaration = f"buffer {buffer.name}: {buffer.dtype}[{extents(buffer.shape)}]"
+    return f"{declaration}{layout} in {buffer.space}{data}"
+
+
+def format_program(program: Program) -> str:
+    """`program` as text, one statement a line, ending with a newline."""
+    sizes = ", ".join(f"{v.name}: {v.dtype}" for v in program.sizes)
+    buffers = (*program.inputs, *program.outputs, *program.arena, *program.constants)
+    sites = [
+        f"site {number}: {site.kind} of node {site.node}"
+        for number, site in enumerate(program.sites)
+    ]
+    head = [f"    {line}" for line in (*map(_buffer, buffers), *sites)]
+    lines = [f"program {program.name}({sizes}):", *head, *_indented(program.body)]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,285 @@
+"""What each operation of `loop_ir.expr` means, on NumPy scalars of the exact dtype.
+
+Slow, and as plain as possible: this is what native code is compared with. Everything
+runs under `np.errstate(all="ignore")`, which the caller sets.
+"""
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from functools import cache
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from hopflow.dtypes import DType, finfo
+from hopflow.errors import LoopIRError
+from hopflow.loop_ir.expr import COMPARE, MATH, Expr
+
+Scalar: TypeAlias = Any
+"""A NumPy scalar; bfloat16's is not an `np.generic` that a type checker knows."""
+Operation: TypeAlias = Callable[..., Scalar]
+
+
+def scalar(value: bool | int | float, dtype: DType) -> Scalar:
+    """`value` as a scalar of `dtype`, which has it."""
+    return dtype.dtype.type(value)
+
+
+def operation(node: Expr) -> Operation:
+    """What `node`, which is no leaf, computes from the values of its operands."""
+    op = node.op
+    if op in MATH:
+        return _math(op, node.dtype)
+    if op in COMPARE:
+        return _COMPARE[op]
+    if op == "cast":
+        return _cast(node.args[0].dtype, node.dtype)
+    if op == "bitcast":
+        to = node.dtype.dtype
+        return lambda x: x.view(to)
+    if op == "fma":
+        dtype = node.dtype
+        return lambda x, y, z: fma(x, y, z, dtype)
+    if op == "select":
+        return lambda test, x, y: x if test else y
+    if op == "isnan":
+        return np.isnan
+    kind = node.dtype.kind
+    table = _FLOAT if kind == "f" else _BOOL if kind == "b" else _INTEGER
+    function, dtype = table[op], node.dtype
+    if table is _INTEGER:
+        return lambda *args: wrap(function(dtype, *map(int, args)), dtype)
+    return function
+
+
+def combine(name: str, dtype: DType) -> Operation:
+    """The operation by which an `Accumulate` combines."""
+    x = Expr("const", (), dtype, 0)
+    return operation(Expr(name, (x, x), dtype))
+
+
+# --- integers: as Python's, and wrapped afterwards ------------------------------------
+
+
+def wrap(value: int, dtype: DType) -> Scalar:
+    """The scalar of an integer `dtype` that is `value` modulo 2 ** bits."""
+    value &= (1 << dtype.bits) - 1
+    if dtype.kind == "i" and value >> (dtype.bits - 1):
+        value -= 1 << dtype.bits
+    return dtype.dtype.type(value)
+
+
+def _divide(dtype: DType, x: int, y: int) -> int:
+    """Truncated, as machines do; and where they trap, so does this."""
+    if y == 0 or (y == -1 and x == -1 << (dtype.bits - 1)):
+        raise LoopIRError(f"the integer division {x} / {y} of {dtype} is evaluated")
+    return abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1)
+
+
+def _remainder(dtype: DType, x: int, y: int) -> int:
+    return x - _divide(dtype, x, y) * y
+
+
+def _pattern(dtype: DType, x: int) -> int:
+    return x & ((1 << dtype.bits) - 1)
+
+
+def _shift_left(dtype: DType, x: int, amount: int) -> int:
+    amount = _pattern(dtype, amount)
+    return x << amount if amount < dtype.bits else 0
+
+
+def _shift_right(dtype: DType, x: int, amount: int) -> int:
+    return _pattern(dtype, x) >> _pattern(dtype, amount)
+
+
+def _shift_right_signed(dtype: DType, x: int, amount: int) -> int:
+    return x >> _pattern(dtype, amount)
+
+
+_INTEGER: Final[dict[str, Callable[..., int]]] = {
+    "neg": lambda _, x: -x,
+    "abs": lambda _, x: abs(x),
+    "not": lambda _, x: ~x,
+    "popcount": lambda dtype, x: _pattern(dtype, x).bit_count(),
+    "clz": lambda dtype, x: dtype.bits - _pattern(dtype, x).bit_length(),
+    "add": lambda _, x, y: x + y,
+    "sub": lambda _, x, y: x - y,
+    "mul": lambda _, x, y: x * y,
+    "div": _divide,
+    "rem": _remainder,
+    "min": lambda _, x, y: min(x, y),
+    "max": lambda _, x, y: max(x, y),
+    "and": lambda _, x, y: x & y,
+    "or": lambda _, x, y: x | y,
+    "xor": lambda _, x, y: x ^ y,
+    "shl": _shift_left,
+    "lshr": _shift_right,
+    "ashr": _shift_right_signed,
+}
+
+_BOOL: Final[dict[str, Operation]] = {
+    "not": np.logical_not,
+    "add": np.logical_or,
+    "sub": np.logical_xor,
+    "mul": np.logical_and,
+    "min": np.logical_and,
+    "max": np.logical_or,
+    "and": np.logical_and,
+    "or": np.logical_or,
+    "xor": np.logical_xor,
+}
+
+_COMPARE: Final[dict[str, Operation]] = {
+    "eq": lambda x, y: x == y,
+    "ne": lambda x, y: x != y,
+    "lt": lambda x, y: x < y,
+    "le": lambda x, y: x <= y,
+    "gt": lambda x, y: x > y,
+    "ge": lambda x, y: x >= y,
+}
+
+
+# --- floats ---------------------------------------------------------------------------
+
+
+def _minimum(x: Scalar, y: Scalar) -> Scalar:
+    """NaN if either is; -0 is less than 0."""
+    if x != x or y != y:
+        return x if x != x else y
+    return x if x < y or (x == y and np.signbit(x)) else y
+
+
+def _maximum(x: Scalar, y: Scalar) -> Scalar:
+    if x != x or y != y:
+        return x if x != x else y
+    return x if x > y or (x == y and not np.signbit(x)) else y
+
+
+_FLOAT: Final[dict[str, Operation]] = {
+    "neg": lambda x: -x,
+    "abs": np.abs,
+    "sqrt": np.sqrt,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "trunc": np.trunc,
+    "rint": np.rint,
+    "add": lambda x, y: x + y,
+    "sub": lambda x, y: x - y,
+    "mul": lambda x, y: x * y,
+    "div": lambda x, y: x / y,
+    "rem": np.fmod,
+    "min": _minimum,
+    "max": _maximum,
+    "copysign": np.copysign,
+}
+
+
+def fma(x: Scalar, y: Scalar, z: Scalar, dtype: DType) -> Scalar:
+    """`x * y + z`, computed exactly and rounded once."""
+    wide = [float(v) for v in (x, y, z)]
+    if not all(map(math.isfinite, wide)):
+        finite = math.isfinite(wide[0]) and math.isfinite(wide[1])
+        return z if finite else x * y + z
+    product = Fraction(wide[0]) * Fraction(wide[1])
+    exact = product + Fraction(wide[2])
+    if exact == 0:  # a sum of two zeros of one sign keeps it; else it is positive
+        negative = product == 0 and np.signbit(x * y) and np.signbit(z)
+        return scalar(-0.0 if negative else 0.0, dtype)
+    return round_exactly(exact, dtype)
+
+
+def round_exactly(exact: Fraction, dtype: DType) -> Scalar:
+    """The value of a floating `dtype` nearest to `exact`, not 0; ties to even."""
+    info = finfo(dtype)
+    digits = 2 - math.frexp(info.eps)[1]  # of the significand: eps is 2 ** (1 - p)
+    lowest = math.frexp(info.smallest_normal)[1] - 1
+    size = abs(exact)
+    exponent = size.numerator.bit_length() - size.denominator.bit_length()
+    if Fraction(2) ** exponent > size:
+        exponent -= 1
+    step = max(exponent, lowest) - (digits - 1)
+    steps = round(size / Fraction(2) ** step)
+    try:
+        rounded = math.ldexp(steps, step)
+    except OverflowError:
+        rounded = math.inf
+    return scalar(math.copysign(rounded, exact.numerator), dtype)
+
+
+# --- conversions ----------------------------------------------------------------------
+
+
+def _cast(source: DType, target: DType) -> Operation:
+    if target.kind == "b":
+        return lambda x: np.bool_(x != 0)
+    if source.kind != "f" or target.kind == "f":
+        to = target.dtype
+        return lambda x: x.astype(to)
+    info = np.iinfo(target.dtype)
+    low, high = int(info.min), int(info.max)
+
+    def saturate(x: Scalar) -> Scalar:
+        value = float(x)
+        if math.isnan(value):
+            return scalar(0, target)
+        if math.isinf(value):
+            return scalar(high if value > 0 else low, target)
+        return scalar(min(max(int(value), low), high), target)
+
+    return saturate
+
+
+# --- mathematical functions -----------------------------------------------------------
+
+
+_NUMPY: Final = {
+    "exp": np.exp,
+    "exp2": np.exp2,
+    "expm1": np.expm1,
+    "log": np.log,
+    "log2": np.log2,
+    "log10": np.log10,
+    "log1p": np.log1p,
+    "sin": np.sin,
+    "cos": np.cos,
+    "tan": np.tan,
+    "asin": np.arcsin,
+    "acos": np.arccos,
+    "atan": np.arctan,
+    "sinh": np.sinh,
+    "cosh": np.cosh,
+    "tanh": np.tanh,
+    "asinh": np.arcsinh,
+    "acosh": np.arccosh,
+    "atanh": np.arctanh,
+    "cbrt": np.cbrt,
+    "pow": np.power,
+    "atan2": np.arctan2,
+    "hypot": np.hypot,
+    "fmod": np.fmod,
+}
+_SCIPY: Final = {
+    "erf": "erf",
+    "erfc": "erfc",
+    "erfinv": "erfinv",
+    "lgamma": "gammaln",
+    "logistic": "expit",
+}
+
+
+@cache
+def _math(name: str, dtype: DType) -> Operation:
+    """A function in MATH, computed in float64 and rounded."""
+    if name == "nextafter":  # the next value of the dtype itself
+        return np.nextafter
+    function = _NUMPY.get(name) or _special(_SCIPY[name])
+    to = dtype.dtype
+    return lambda *args: np.float64(function(*map(np.float64, args))).astype(to)
+
+
+def _special(name: str) -> Operation:
+    from scipy import special
+
+    return getattr(special, name)  # type: ignore[no-any-return]

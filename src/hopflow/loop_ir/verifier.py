@@ -1,0 +1,507 @@
+"""The rules of the Loop IR, and a check that a program keeps them.
+
+Scopes: what `Let`, `Declare` or a `For` defines is known in the rest of that body and
+in the bodies within it; the `head` of a `While` is open to its test and its body too.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final, NoReturn
+
+from hopflow import dtypes
+from hopflow.dtypes import DType
+from hopflow.errors import LoopIRError
+from hopflow.loop_ir import walk
+from hopflow.loop_ir.expr import Expr
+from hopflow.loop_ir.nest import (
+    Accumulate,
+    Assign,
+    Barrier,
+    Buffer,
+    Call,
+    Copy,
+    Declare,
+    For,
+    Grow,
+    If,
+    Let,
+    Program,
+    Ref,
+    Stmt,
+    Store,
+    Swap,
+    Trap,
+    Var,
+    While,
+)
+from hopflow.loop_ir.printer import format_statement
+from hopflow.loop_ir.routines import ROUTINES, Array, Routine
+from hopflow.loop_ir.typing import fault_of
+
+COMBINES: Final = frozenset("add mul min max and or".split())
+_AXES: Final = ("grid", "block", "thread")
+_MASKED: Final = ("vector", "gang")
+# Which binding may stand directly or indirectly within which others; serial anywhere.
+_WITHIN: Final[dict[str, tuple[str, ...]]] = {
+    "vector": ("serial", "gang", "threads", *_AXES),
+    "gang": ("serial", "threads"),
+    "threads": ("serial",),
+    "grid": ("serial",),
+    "block": ("serial", "grid"),
+    "thread": ("serial", "grid", "block"),
+}
+
+
+def verify(program: Program) -> None:
+    """Check that `program` keeps the rules of the Loop IR.
+
+    Raises:
+        LoopIRError: It does not. The message says which rule, and where.
+    """
+    _Verifier(program).verify()
+
+
+class _Verifier:
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.names: dict[str, Var | Buffer] = {}
+        self.buffers: set[Buffer] = set()
+        self.scope: dict[Var, str] = {}  # "let", "var", "loop" or "size"
+        self.depth: dict[Var, int] = {}  # how many loops are around the definition
+        self.loops: list[For] = []
+        self.summed: set[Var] = set()  # accumulated in an open independent loop
+        self.known: dict[Expr, None] = {}  # verified, in the order of their scopes
+        self.statement: Stmt | None = None
+
+    def fail(self, rule: str) -> NoReturn:
+        where = ""
+        if self.statement is not None:
+            text = format_statement(self.statement).replace("\n", "\n      ")
+            where = f"\n  in: {text}"
+        raise LoopIRError(f"{self.program.name}: {rule}{where}")
+
+    def require(self, holds: bool, rule: str) -> None:
+        if not holds:
+            self.fail(rule)
+
+    # --- declarations
+
+    def verify(self) -> None:
+        program = self.program
+        for var in program.sizes:
+            self.require(
+                var.dtype is dtypes.int64, f"size `{var.name}` must be i64: {var.dtype}"
+            )
+            self.define(var, "size")
+        for buffers, spaces in (
+            (program.inputs, ("input",)),
+            (program.outputs, ("output",)),
+            (program.arena, ("arena", "shared")),
+            (program.constants, ("constant",)),
+        ):
+            for buffer in buffers:
+                self.declare(buffer, spaces)
+        self.body(program.body)
+
+    def claim_name(self, thing: Var | Buffer) -> None:
+        if self.names.setdefault(thing.name, thing) is not thing:
+            self.fail(f"the name `{thing.name}` stands for two things")
+
+    def declare(self, buffer: Buffer, spaces: Sequence[str]) -> None:
+        name = buffer.name
+        self.require(buffer not in self.buffers, f"`{name}` is declared twice")
+        self.claim_name(buffer)
+        self.require(
+            buffer.space in spaces,
+            f"`{name}` is in {buffer.space}, and listed with {' and '.join(spaces)}",
+        )
+        for extent in (*buffer.shape, *(buffer.strides or ())):
+            loads = any(node.op == "load" for node in walk.nodes(extent))
+            self.require(not loads, f"the shape of `{name}` reads memory")
+            self.value(extent, dtypes.int64, f"an extent of `{name}`")
+        if buffer.strides is not None:
+            self.require(buffer.space == "input", f"`{name}` must be dense: no input")
+            self.require(
+                len(buffer.strides) == len(buffer.shape),
+                f"`{name}` has {len(buffer.shape)} axes and {len(buffer.strides)} strides",
+            )
+        self.check_data(buffer)
+        self.buffers.add(buffer)
+
+    def check_data(self, buffer: Buffer) -> None:
+        name, data = buffer.name, buffer.data
+        self.require(
+            (data is None) == (buffer.space != "constant"),
+            f"`{name}` in {buffer.space} has {'no' if data is None else 'its'} data",
+        )
+        if data is not None:
+            shape = tuple(extent.attr for extent in buffer.shape if extent.is_const)
+            self.require(
+                data.shape == shape and data.dtype == buffer.dtype.dtype,
+                f"the data of `{name}` are {data.dtype}{list(data.shape)}",
+            )
+
+    # --- variables
+
+    def define(self, var: Var, kind: str) -> None:
+        self.claim_name(var)
+        self.require(var not in self.scope, f"`{var.name}` is defined twice")
+        self.scope[var] = kind
+        self.depth[var] = len(self.loops)
+
+    @contextmanager
+    def open_scope(self) -> Iterator[None]:
+        """Forget at the end what was defined, and verified, within."""
+        variables, nodes = len(self.scope), len(self.known)
+        yield
+        while len(self.scope) > variables:
+            var, _ = self.scope.popitem()
+            del self.depth[var]
+        while len(self.known) > nodes:
+            self.known.popitem()
+
+    # --- expressions
+
+    def value(self, expr: Expr, dtype: DType, what: str) -> None:
+        """Check an expression that must have `dtype`."""
+        pending = [expr]
+        while pending:
+            node = pending[-1]
+            below = [] if node in self.known else [a for a in node.args]
+            below = [a for a in below if a not in self.known]
+            if below:
+                pending += reversed(below)
+                continue
+            pending.pop()
+            if node not in self.known:
+                self.node(node)
+                self.known[node] = None
+        self.require(
+            expr.dtype is dtype, f"{what} must be {dtype}, and is {expr.dtype}"
+        )
+
+    def node(self, node: Expr) -> None:
+        if node.op == "var":
+            var = node.attr
+            self.require(var in self.scope, f"`{var.name}` is read where it is unknown")
+            self.require(
+                var not in self.summed,
+                f"`{var.name}` is read in an independent loop that accumulates it",
+            )
+        elif node.op == "load":
+            self.known_buffer(node.attr)
+        fault = fault_of(node)
+        if fault is not None:
+            self.fail(fault)
+
+    def known_buffer(self, buffer: Buffer) -> None:
+        self.require(
+            buffer in self.buffers, f"`{buffer.name}` is no buffer of the program"
+        )
+        if buffer.space == "shared":
+            self.require(
+                any(loop.binding.kind in _AXES for loop in self.loops),
+                f"`{buffer.name}` in shared memory is used outside GPU axes",
+            )
+
+    def written(self, buffer: Buffer) -> None:
+        self.known_buffer(buffer)
+        self.require(
+            buffer.space not in ("input", "constant"),
+            f"`{buffer.name}` in {buffer.space} is written",
+        )
+
+    def position(self, buffer: Buffer, at: Sequence[Expr], rank: int) -> None:
+        self.require(
+            len(at) == rank,
+            f"`{buffer.name}` of {len(buffer.shape)} axes has {len(at)} indices",
+        )
+        for i in at:
+            self.value(i, dtypes.int64, f"an index of `{buffer.name}`")
+
+    # --- statements
+
+    def body(self, statements: Sequence[Stmt]) -> None:
+        with self.open_scope():
+            for statement in statements:
+                self.check(statement)
+
+    def check(self, s: Stmt) -> None:
+        outer, self.statement = self.statement, s
+        match s:
+            case Let() | Declare():
+                self.value(s.value, s.var.dtype, f"the value of `{s.var.name}`")
+                self.define(s.var, "let" if isinstance(s, Let) else "var")
+            case Assign() | Accumulate():
+                self.change(s)
+            case Store():
+                self.written(s.buffer)
+                self.position(s.buffer, s.indices, len(s.buffer.shape))
+                self.value(s.value, s.buffer.dtype, "the value stored")
+            case For():
+                self.loop(s)
+            case While():
+                with self.open_scope():
+                    for statement in s.head:
+                        self.check(statement)
+                    self.statement = s
+                    self.value(s.test, dtypes.bool_, "the test")
+                    self.body(s.body)
+            case If():
+                self.value(s.test, dtypes.bool_, "the test")
+                self.body(s.then)
+                self.body(s.else_)
+            case Call():
+                self.call(s)
+            case _:
+                self.other(s)
+        self.statement = outer
+
+    def other(self, s: Stmt) -> None:
+        match s:
+            case Copy():
+                self.copy(s)
+            case Swap():
+                self.swap(s)
+            case Trap():
+                self.site(s.site)
+                self.value(s.test, dtypes.bool_, "the test")
+                self.require(len(s.values) <= 2, "a trap reports at most two values")
+                for value in s.values:
+                    self.require(
+                        value.dtype.is_integer,
+                        f"a trap reports integers, and not {value.dtype}",
+                    )
+                    self.value(value, value.dtype, "a value")
+            case Barrier():
+                self.barrier(s)
+            case Grow():
+                self.written(s.buffer)
+                self.require(
+                    s.buffer.space == "arena" and bool(s.buffer.shape),
+                    f"`{s.buffer.name}` cannot grow: it is no stack in the arena",
+                )
+                self.value(s.length, dtypes.int64, "the length")
+            case _:
+                self.fail(f"`{type(s).__name__}` is no statement")
+
+    def change(self, s: Assign | Accumulate) -> None:
+        var = s.var
+        self.require(var in self.scope, f"`{var.name}` is changed where it is unknown")
+        self.require(
+            self.scope[var] == "var",
+            f"`{var.name}` is changed, and was not made by a Declare",
+        )
+        for loop in self.loops[self.depth[var] :]:
+            if isinstance(s, Accumulate) and loop.binding.kind in ("serial", "vector"):
+                continue
+            self.require(
+                not loop.independent,
+                f"`{var.name}` from outside the independent loop over "
+                f"`{loop.var.name}` ({loop.binding.kind}) is changed in it",
+            )
+        if isinstance(s, Accumulate):
+            self.require(s.combine in COMBINES, f"`{s.combine}` is no way to combine")
+            operation = Expr(s.combine, (s.value, s.value), s.value.dtype)
+            fault = fault_of(operation)
+            if fault is not None:
+                self.fail(fault)
+        self.value(s.value, var.dtype, f"the value of `{var.name}`")
+
+    def copy(self, s: Copy) -> None:
+        self.written(s.target)
+        self.known_buffer(s.source)
+        a, b = s.target, s.source
+        alike = a.dtype is b.dtype and len(a.shape) == len(b.shape)
+        differ = any(
+            m.is_const and n.is_const and m.attr != n.attr
+            for m, n in zip(a.shape, b.shape, strict=False)
+        )
+        self.require(
+            alike and not differ, f"`{a.name}` and `{b.name}` are of different types"
+        )
+        self.require(a is not b, f"`{a.name}` is copied to itself")
+
+    def swap(self, s: Swap) -> None:
+        for buffer in (s.a, s.b):
+            self.known_buffer(buffer)
+            self.require(
+                buffer.space == "arena",
+                f"`{buffer.name}` in {buffer.space} is swapped, and not in the arena",
+            )
+        self.require(
+            s.a.dtype is s.b.dtype and walk.same_shape(s.a.shape, s.b.shape),
+            f"`{s.a.name}` and `{s.b.name}` are of different types",
+        )
+        for loop in self.loops:
+            self.require(
+                not loop.independent or loop.binding.kind in _AXES,
+                f"a swap stands in the independent loop over `{loop.var.name}`",
+            )
+
+    def site(self, site: int) -> None:
+        self.require(
+            0 <= site < len(self.program.sites),
+            f"site {site} is none of the program's {len(self.program.sites)}",
+        )
+
+    # --- loops
+
+    def loop(self, s: For) -> None:
+        self.value(s.extent, dtypes.int64, "the extent")
+        self.require(s.var.dtype is dtypes.int64, f"`{s.var.name}` must be i64")
+        self.binding(s)
+        summed = self.summed
+        if s.independent:
+            self.summed = summed | {
+                x.var
+                for x in walk.statements(s.body)
+                if isinstance(x, Accumulate) and x.var in self.scope
+            }
+        known, self.known = self.known, {} if self.summed != summed else self.known
+        self.loops.append(s)
+        with self.open_scope():
+            self.define(s.var, "loop")
+            for statement in s.body:
+                self.check(statement)
+        self.loops.pop()
+        self.summed, self.known = summed, known
+
+    def binding(self, s: For) -> None:
+        kind, width = s.binding.kind, s.binding.width
+        if kind == "serial":
+            return
+        self.require(
+            s.independent, f"a loop that is not independent is bound to {kind}"
+        )
+        power = width > 0 and width & (width - 1) == 0
+        self.require(
+            power or kind not in _MASKED, f"{width} lanes: must be a power of two"
+        )
+        for loop in self.loops:
+            outer = loop.binding.kind
+            self.require(
+                outer in _WITHIN[kind],
+                f"a loop bound to {kind} stands in the one over `{loop.var.name}`, "
+                f"bound to {outer}",
+            )
+        if kind == "vector":
+            self.straight(s)
+
+    def straight(self, s: For) -> None:
+        """A vector loop has no control flow, and changes only variables of its own."""
+        own = {x.var for x in s.body if isinstance(x, Declare)}
+        for x in s.body:
+            self.require(
+                isinstance(x, (Let, Declare, Store, Accumulate))
+                or (isinstance(x, Assign) and x.var in own),
+                f"a vector loop cannot hold `{type(x).__name__}`"
+                + (" of a variable from outside" if isinstance(x, Assign) else ""),
+            )
+
+    def barrier(self, s: Barrier) -> None:
+        kinds = [loop.binding.kind for loop in self.loops]
+        self.require(
+            s.scope in kinds, f"a {s.scope} barrier stands outside a {s.scope} axis"
+        )
+        for loop in self.loops[kinds.index(s.scope) :]:
+            self.require(
+                loop.binding.kind in ("serial", *_AXES),
+                f"a barrier stands in the loop over `{loop.var.name}`, bound to "
+                f"{loop.binding.kind}",
+            )
+
+    # --- routines
+
+    def call(self, s: Call) -> None:
+        self.require(s.routine in ROUTINES, f"there is no routine `{s.routine}`")
+        routine = ROUTINES[s.routine]
+        refs = [a for a in s.args if isinstance(a, Ref)]
+        scalars = [a for a in s.args if not isinstance(a, Ref)]
+        counts = len(routine.arrays), len(routine.scalars) + len(routine.flags)
+        self.require(
+            (len(refs), len(scalars)) == counts
+            and all(isinstance(a, Ref) for a in s.args[: len(refs)]),
+            f"`{s.routine}` takes {counts[0]} arrays, then {counts[1]} scalars",
+        )
+        for name, value in zip(routine.scalars, scalars, strict=False):
+            self.value(value, dtypes.int64, f"`{name}`")
+        for name, flag in zip(
+            routine.flags, scalars[len(routine.scalars) :], strict=True
+        ):
+            self.require(flag.is_const, f"`{name}` must be a constant")
+            self.value(flag, dtypes.bool_, f"`{name}`")
+        for array, ref in zip(routine.arrays, refs, strict=True):
+            self.array(array, ref)
+        self.alike(routine, refs)
+        self.disjoint(routine, refs)
+        self.extents(routine, refs, scalars)
+        if s.site is not None:
+            self.site(s.site)
+
+    def array(self, array: Array, ref: Ref) -> None:
+        """Check that `ref` can stand for `array`."""
+        buffer = ref.buffer
+        if array.role == "in":
+            self.known_buffer(buffer)
+        else:
+            self.written(buffer)
+        self.position(buffer, ref.at, min(len(ref.at), len(buffer.shape)))
+        self.require(
+            buffer.strides is None, f"`{array.name}` must be dense: `{buffer.name}`"
+        )
+        takes = {
+            "f": (dtypes.float32, dtypes.float64),
+            "i32": (dtypes.int32,),
+            "i64": (dtypes.int64,),
+            "any": dtypes.ALL,
+        }[array.dtype]
+        self.require(
+            buffer.dtype in takes,
+            f"`{array.name}` must be {' or '.join(map(str, takes))}, and "
+            f"`{buffer.name}` is {buffer.dtype}",
+        )
+
+    def alike(self, routine: Routine, refs: Sequence[Ref]) -> None:
+        floats = {
+            ref.buffer.dtype
+            for array, ref in zip(routine.arrays, refs, strict=True)
+            if array.dtype == "f"
+        }
+        self.require(len(floats) < 2, "the arrays of a routine are of different dtypes")
+
+    def disjoint(self, routine: Routine, refs: Sequence[Ref]) -> None:
+        """What is written must not be another argument too."""
+        for i in routine.writes:
+            for j, other in enumerate(refs):
+                self.require(
+                    i == j
+                    or refs[i].buffer is not other.buffer
+                    or not walk.same_shape(refs[i].at, other.at),
+                    f"`{other.buffer.name}` is written and passed twice",
+                )
+
+    def extents(
+        self, routine: Routine, refs: Sequence[Ref], scalars: Sequence[Expr]
+    ) -> None:
+        """Where the sizes are known, the sub-arrays must have as many elements."""
+        sizes = scalars[: len(routine.scalars)]
+        if not all(size.is_const for size in sizes):
+            return
+        shapes = routine.shapes([size.attr for size in sizes])
+        for array, ref, shape in zip(routine.arrays, refs, shapes, strict=True):
+            extents = ref.buffer.shape[len(ref.at) :]
+            if all(extent.is_const for extent in extents):
+                given = [extent.attr for extent in extents]
+                self.require(
+                    _count(given) == _count(shape),
+                    f"`{array.name}` must be {list(shape)}, and `{ref.buffer.name}` "
+                    f"gives {given}",
+                )
+
+
+def _count(shape: Sequence[int]) -> int:
+    total = 1
+    for extent in shape:
+        total *= extent
+    return total

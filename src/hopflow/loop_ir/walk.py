@@ -1,0 +1,130 @@
+"""Walking over expressions and statements."""
+
+from collections.abc import Iterator, Sequence
+
+from hopflow.loop_ir.expr import Expr
+from hopflow.loop_ir.nest import (
+    Accumulate,
+    Assign,
+    Buffer,
+    Call,
+    Copy,
+    Declare,
+    For,
+    Grow,
+    If,
+    Let,
+    Ref,
+    Stmt,
+    Store,
+    Swap,
+    Trap,
+    While,
+)
+
+
+def nodes(*roots: Expr) -> list[Expr]:
+    """Every node below `roots`, once, each after its operands."""
+    order: list[Expr] = []
+    seen: set[Expr] = set()
+    for root in roots:
+        pending = [root]
+        while pending:  # not by recursion: a chain may be thousands of nodes deep
+            node = pending[-1]
+            below = () if node in seen else [a for a in node.args if a not in seen]
+            if below:
+                pending += reversed(below)
+                continue
+            pending.pop()
+            if node not in seen:
+                seen.add(node)
+                order.append(node)
+    return order
+
+
+def same(x: Expr, y: Expr) -> bool:
+    """Whether two expressions are the same by their form."""
+    known: set[tuple[Expr, Expr]] = set()
+    pending = [(x, y)]
+    while pending:
+        pair = pending.pop()
+        a, b = pair
+        if a is b or pair in known:
+            continue
+        if a.op != b.op or a.dtype is not b.dtype or len(a.args) != len(b.args):
+            return False
+        if a.attr is not b.attr and (a.op != "const" or repr(a.attr) != repr(b.attr)):
+            return False
+        known.add(pair)
+        pending += zip(a.args, b.args, strict=True)
+    return True
+
+
+def same_shape(x: Sequence[Expr], y: Sequence[Expr]) -> bool:
+    """Whether two shapes are the same by their form."""
+    return len(x) == len(y) and all(map(same, x, y))
+
+
+def expressions(statement: Stmt) -> tuple[Expr, ...]:
+    """The expressions that stand in `statement` itself, not in bodies within it."""
+    match statement:
+        case Let() | Declare() | Assign() | Accumulate():
+            return (statement.value,)
+        case Store():
+            return (*statement.indices, statement.value)
+        case For():
+            return (statement.extent,)
+        case While() | If():
+            return (statement.test,)
+        case Call():
+            return tuple(
+                e
+                for arg in statement.args
+                for e in (arg.at if isinstance(arg, Ref) else (arg,))
+            )
+        case Trap():
+            return (statement.test, *statement.values)
+        case Grow():
+            return (statement.length,)
+        case _:
+            return ()
+
+
+def bodies(statement: Stmt) -> tuple[list[Stmt], ...]:
+    """The bodies within `statement`, in the order of their text."""
+    match statement:
+        case For():
+            return (statement.body,)
+        case While():
+            return (statement.head, statement.body)
+        case If():
+            return (statement.then, statement.else_)
+        case _:
+            return ()
+
+
+def statements(body: Sequence[Stmt]) -> Iterator[Stmt]:
+    """Every statement in `body`, at any depth, each before those within it."""
+    for statement in body:
+        yield statement
+        for inner in bodies(statement):
+            yield from statements(inner)
+
+
+def loaded(statement: Stmt) -> Iterator[Expr]:
+    """The "load" nodes in the expressions of `statement` itself."""
+    return (node for node in nodes(*expressions(statement)) if node.op == "load")
+
+
+def buffers(statement: Stmt) -> Iterator[Buffer]:
+    """The buffers that `statement` itself names, read or written."""
+    yield from (node.attr for node in loaded(statement))
+    match statement:
+        case Store() | Grow():
+            yield statement.buffer
+        case Copy():
+            yield from (statement.target, statement.source)
+        case Swap():
+            yield from (statement.a, statement.b)
+        case Call():
+            yield from (arg.buffer for arg in statement.args if isinstance(arg, Ref))

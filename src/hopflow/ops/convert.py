@@ -1,0 +1,123 @@
+"""Conversion between dtypes, and copies."""
+
+from typing import Any, Final
+
+import numpy as np
+
+from hopflow import dtypes
+from hopflow.bind import Operand, Value, bind
+from hopflow.dtypes import DType, DTypeLike
+from hopflow.graph.core import Constant
+from hopflow.graph.types import TensorType
+from hopflow.loop_ir import expr
+from hopflow.loop_ir.kernels import Pointwise
+from hopflow.ops.opdef import OpDef, Sample, as_operand
+from hopflow.ops.rules import Array, check_device, pointwise
+
+__all__ = ["apply", "as_value", "astype", "convert", "copy"]
+
+
+def apply(op: OpDef, *operands: Operand, **params: Any) -> Value:
+    """The one result of `op` on operands whose dtypes have been decided."""
+    [result] = bind(op, operands, params)
+    return result
+
+
+def _convert_infer(
+    operand: TensorType, *, dtype: DType, weak: bool | None = None
+) -> TensorType:
+    return TensorType(dtype, operand.shape, operand.weak if weak is None else weak)
+
+
+def _convert_run(x: Array, *, dtype: DType, **_: Any) -> Array:
+    """The elements in another dtype.
+
+    Floats round to nearest even; from float to integer they are truncated, saturate,
+    and a NaN gives 0; integers wrap; anything but 0 is true.
+    """
+    source = dtypes.as_dtype(x.dtype)
+    with np.errstate(all="ignore"):
+        if not (source.is_float and dtype.is_integer):
+            return np.asarray(x.astype(dtype.dtype))
+        wide = x.astype(np.float64)
+        info = dtypes.iinfo(dtype)
+        # The bounds are powers of two, so they are exact as floats.
+        low, high = wide <= float(info.min), wide >= float(info.max + 1)
+        whole = np.where(low | high | np.isnan(wide), 0.0, wide).astype(dtype.dtype)
+        whole = np.where(low, dtype.dtype.type(info.min), whole)
+        return np.asarray(np.where(high, dtype.dtype.type(info.max), whole))
+
+
+convert: Final = OpDef(
+    name="convert",
+    promote=None,
+    infer=_convert_infer,
+    run=_convert_run,
+    lower=pointwise(lambda x, dtype, weak=None: expr.cast(x, dtype)),
+    samples=tuple(
+        Sample(("T[5]",), {"dtype": dtype}, dtypes.ALL, -200.0, 200.0)
+        for dtype in dtypes.ALL
+    ),
+)
+
+
+def _copy_run(x: Array) -> Array:
+    """A tensor of the same elements, in memory of its own."""
+    return np.array(x)
+
+
+copy: Final = OpDef(
+    name="copy",
+    promote=None,
+    infer=lambda operand: operand,
+    run=_copy_run,
+    lower=lambda types, x: Pointwise(lambda at: x[at], is_view=True),
+    samples=(Sample(("T[3, 4]",), dtypes=dtypes.ALL), Sample(("T[]",))),
+)
+
+
+def astype(
+    x: Any, dtype: DTypeLike, /, *, copy: bool = True, device: Any = None
+) -> Value:
+    """`x` converted to `dtype`.
+
+    Floats round to nearest even; from float to integer they are truncated, saturate,
+    and a NaN gives 0; integers wrap; anything but 0 is true.
+
+    Args:
+        x: A tensor or a number.
+        dtype: The dtype to convert to.
+        copy: False returns `x` itself if it has that dtype.
+        device: None or "cpu".
+
+    Raises:
+        DTypeError: there is no such dtype.
+        DeviceError: there is no such device.
+    """
+    check_device("astype", device)
+    target = dtypes.as_dtype(dtype)
+    operand = as_operand("astype", 0, x)
+    type_ = operand.type
+    if type_.dtype is target and not type_.weak:
+        if not copy and isinstance(operand, Value):
+            return operand
+        return apply(_copy_op, operand)
+    if isinstance(operand, Constant):
+        return apply(_copy_op, Constant(_scalar(operand, target), TensorType(target)))
+    params: dict[str, Any] = {"dtype": target}
+    return apply(
+        convert, operand, **(params | {"weak": False} if type_.weak else params)
+    )
+
+
+_copy_op: Final = copy
+
+
+def _scalar(constant: Constant, dtype: DType) -> bool | int | float:
+    wide = np.asarray(constant.value, constant.type.dtype.dtype)
+    return _convert_run(wide, dtype=dtype).item()  # type: ignore[no-any-return]
+
+
+def as_value(operand: Operand) -> Value:
+    """`operand` as a value: a constant becomes a tensor without axes."""
+    return operand if isinstance(operand, Value) else apply(copy, operand)

@@ -1,0 +1,489 @@
+"""Tensors from nothing but a shape: constants, ranges, grids."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from hopflow import dtypes
+from hopflow.bind import Value
+from hopflow.dtypes import DType, DTypeLike
+from hopflow.errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    DTypeError,
+    ShapeError,
+)
+from hopflow.graph.core import Constant
+from hopflow.graph.types import Shape, TensorType
+from hopflow.loop_ir.expr import cast
+from hopflow.loop_ir.kernels import Operand, Pointwise
+from hopflow.ops.convert import apply, as_value, astype, copy
+from hopflow.ops.elementwise import add, divide, floor, multiply, subtract, where
+from hopflow.ops.logic import equal, greater_equal
+from hopflow.ops.opdef import OpDef, Sample, as_operand, convert_to
+from hopflow.ops.rules import (
+    NUMERIC,
+    Array,
+    as_integer,
+    as_shape,
+    as_size,
+    check_arity,
+    check_device,
+    normalize_axis,
+    optional_dtype,
+)
+from hopflow.ops.views import broadcasted, reshaped
+from hopflow.symbolic.size import Size, SymInt
+
+__all__ = [
+    "arange",
+    "empty",
+    "empty_like",
+    "eye",
+    "full",
+    "full_like",
+    "linspace",
+    "meshgrid",
+    "ones",
+    "ones_like",
+    "tril",
+    "triu",
+    "zeros",
+    "zeros_like",
+]
+
+
+# --- primitives -----------------------------------------------------------------------
+
+
+def _fill_infer(*types: TensorType, shape: Shape) -> TensorType:
+    check_arity("full", types, 1)
+    if types[0].ndim:
+        raise ShapeError(f"full: the value must be a scalar, and is {types[0]}.")
+    return TensorType(types[0].dtype, as_shape("full", shape), types[0].weak)
+
+
+def _fill_run(value: Array, *, shape: tuple[int, ...]) -> Array:
+    """A tensor of `shape` with the same value everywhere."""
+    return np.full(shape, value, value.dtype)
+
+
+def _fill_lower(_types: Sequence[TensorType], value: Operand, **_: Any) -> Pointwise:
+    return Pointwise(lambda at: value[()])
+
+
+fill: Final = OpDef(
+    name="full",
+    promote=None,
+    infer=_fill_infer,  # T[] -> T[*shape]
+    run=_fill_run,
+    lower=_fill_lower,
+    samples=(
+        Sample(("T[]",), {"shape": (2, 3)}, dtypes.ALL),
+        Sample(("T[]",), {"shape": ()}),
+        Sample(("T[]",), {"shape": (0, 2)}),
+    ),
+)
+
+
+def _iota_infer(
+    *types: TensorType, shape: Shape, axis: int, dtype: DType
+) -> TensorType:
+    shape = as_shape("iota", shape)
+    normalize_axis("iota", axis, len(shape))
+    if types or dtype not in NUMERIC:
+        raise DTypeError(f"iota: the dtype must be numeric, and is {dtype.name}.")
+    return TensorType(dtype, shape)
+
+
+def _iota_run(*, shape: tuple[int, ...], axis: int, dtype: DType) -> Array:
+    """The position along `axis` of each element."""
+    along = np.arange(shape[axis]).astype(dtype.dtype)
+    column = along.reshape([n if a == axis else 1 for a, n in enumerate(shape)])
+    return np.array(np.broadcast_to(column, shape))
+
+
+def _iota_lower(
+    _types: Sequence[TensorType], *, axis: int, dtype: DType, **_: Any
+) -> Pointwise:
+    return Pointwise(lambda at: cast(at[axis], dtype))
+
+
+iota: Final = OpDef(
+    name="iota",
+    promote=None,
+    infer=_iota_infer,  # -> dtype[*shape]
+    run=_iota_run,
+    lower=_iota_lower,
+    samples=(
+        *(Sample((), {"shape": (5,), "axis": 0, "dtype": dtype}) for dtype in NUMERIC),
+        Sample((), {"shape": (2, 3), "axis": 1, "dtype": dtypes.int64}),
+        Sample((), {"shape": (0,), "axis": 0, "dtype": dtypes.float32}),
+    ),
+)
+
+
+def positions(shape: Shape, axis: int, dtype: DType = dtypes.int64) -> Value:
+    """The position along `axis` of each element of a tensor of `shape`."""
+    return apply(iota, shape=shape, axis=axis, dtype=dtype)
+
+
+# --- constants ------------------------------------------------------------------------
+
+
+def full(
+    shape: Any, fill_value: Any, *, dtype: DTypeLike | None = None, device: Any = None
+) -> Value:
+    """A tensor with the same value everywhere.
+
+    Args:
+        shape: A size or a sequence of sizes.
+        fill_value: A number, or a tensor that broadcasts to `shape`.
+        dtype: The dtype; None: that of the value (of a Python number: int64, float32
+            or bool).
+        device: None or "cpu".
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: `shape` is no shape.
+        ArgumentRangeError: the value does not fit `dtype`.
+        ShapeError: the value does not broadcast to `shape`.
+        DeviceError: there is no such device.
+    """
+    check_device("full", device)
+    sizes = as_shape("full", shape)
+    value = as_operand("full", 1, fill_value)
+    target = optional_dtype(dtype, value.type.dtype)
+    if isinstance(value, Constant):
+        return apply(fill, convert_to(value, target), shape=sizes)
+    value = astype(value, target, copy=False)
+    if value.ndim:
+        return apply(copy, broadcasted(value, sizes))
+    return apply(fill, value, shape=sizes)
+
+
+def _filled(
+    name: str, shape: Any, value: int, dtype: DTypeLike | None, device: Any
+) -> Value:
+    check_device(name, device)
+    target = optional_dtype(dtype, dtypes.DEFAULT_FLOAT)
+    number = convert_to(Constant(value, TensorType(dtypes.int64)), target)
+    return apply(fill, number, shape=as_shape(name, shape))
+
+
+def zeros(shape: Any, *, dtype: DTypeLike | None = None, device: Any = None) -> Value:
+    """A tensor of zeros; float32 unless `dtype` is given.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: `shape` is no shape.
+        DeviceError: there is no such device.
+    """
+    return _filled("zeros", shape, 0, dtype, device)
+
+
+def ones(shape: Any, *, dtype: DTypeLike | None = None, device: Any = None) -> Value:
+    """A tensor of ones; float32 unless `dtype` is given.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: `shape` is no shape.
+        DeviceError: there is no such device.
+    """
+    return _filled("ones", shape, 1, dtype, device)
+
+
+def empty(shape: Any, *, dtype: DTypeLike | None = None, device: Any = None) -> Value:
+    """A tensor of any values (zeros, so that a program means one thing).
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: `shape` is no shape.
+        DeviceError: there is no such device.
+    """
+    return _filled("empty", shape, 0, dtype, device)
+
+
+def full_like(
+    x: Any, /, fill_value: Any, *, dtype: DTypeLike | None = None, device: Any = None
+) -> Value:
+    """A tensor of the shape of `x` with the same value everywhere; of its dtype, unless
+    `dtype` is given. See `full`."""
+    type_ = as_operand("full_like", 0, x).type
+    target = optional_dtype(dtype, type_.dtype)
+    return full(type_.shape, fill_value, dtype=target, device=device)
+
+
+def _filled_like(
+    name: str, x: Any, value: int, dtype: DTypeLike | None, device: Any
+) -> Value:
+    type_ = as_operand(name, 0, x).type
+    return _filled(name, type_.shape, value, optional_dtype(dtype, type_.dtype), device)
+
+
+def zeros_like(
+    x: Any, /, *, dtype: DTypeLike | None = None, device: Any = None
+) -> Value:
+    """Zeros of the shape and dtype of `x`, unless `dtype` is given."""
+    return _filled_like("zeros_like", x, 0, dtype, device)
+
+
+def ones_like(
+    x: Any, /, *, dtype: DTypeLike | None = None, device: Any = None
+) -> Value:
+    """Ones of the shape and dtype of `x`, unless `dtype` is given."""
+    return _filled_like("ones_like", x, 1, dtype, device)
+
+
+def empty_like(
+    x: Any, /, *, dtype: DTypeLike | None = None, device: Any = None
+) -> Value:
+    """A tensor of any values (zeros) of the shape and dtype of `x`."""
+    return _filled_like("empty_like", x, 0, dtype, device)
+
+
+# --- ranges ---------------------------------------------------------------------------
+
+
+def arange(
+    start: Any,
+    /,
+    stop: Any = None,
+    step: Any = 1,
+    *,
+    dtype: DTypeLike | None = None,
+    device: Any = None,
+) -> Value:
+    """The numbers from `start` on, before `stop`, at distance `step`.
+
+    Args:
+        start: The first number; if `stop` is left out, `start` is it, and 0 the first.
+        stop: The end, which is not reached.
+        step: The distance, which may be negative.
+        dtype: None: int64 if all three are integers, else float32.
+        device: None or "cpu".
+
+    Raises:
+        ArgumentTypeError: an argument is not a number, or the range has symbolic ends
+            and a step other than 1.
+        ArgumentValueError: `step` is 0, or the length is not finite.
+        DTypeError: `dtype` is bool.
+        DeviceError: there is no such device.
+    """
+    check_device("arange", device)
+    begin, end = (0, start) if stop is None else (start, stop)
+    numbers = [_number("arange", n) for n in (begin, end, step)]
+    whole = not any(isinstance(n, float) for n in numbers)
+    default = dtypes.DEFAULT_INT if whole else dtypes.DEFAULT_FLOAT
+    target = optional_dtype(dtype, default)
+    if target not in NUMERIC:
+        raise DTypeError(f"arange: `dtype` must be numeric, and is {target.name}.")
+    begin, end, step = numbers
+    shape = (_range_length(begin, end, step),)
+    if not whole or target.is_float:
+        return astype(_affine(shape, begin, step), target, copy=False)
+    result = positions(shape, 0, target)
+    if not (isinstance(step, int) and step == 1):
+        result = multiply(result, step)
+    if not (isinstance(begin, int) and begin == 0):
+        result = add(result, begin)
+    return astype(result, target, copy=False)
+
+
+def _affine(shape: Shape, begin: Any, step: Any) -> Value:
+    """`begin + step * i` in float64, where no rounding to a smaller type adds up."""
+    along = positions(shape, 0, dtypes.float64)
+    result: Value = add(multiply(along, step), begin)
+    return result
+
+
+def _number(name: str, value: Any) -> Any:
+    """An int, a float or a symbolic size."""
+    if isinstance(value, SymInt):
+        return value
+    if isinstance(value, bool | np.bool_):
+        return int(value)
+    if isinstance(value, float | np.floating):
+        return float(value)
+    return as_integer(name, "start, stop, step", value)
+
+
+def _range_length(begin: Any, end: Any, step: Any) -> Size:
+    if any(isinstance(n, SymInt) for n in (begin, end, step)):
+        if not (isinstance(step, int) and step == 1) or float in (
+            type(begin),
+            type(end),
+        ):
+            raise ArgumentTypeError(
+                "arange: with a symbolic end, all must be integers and the step 1. "
+                "Scale the result: `hf.arange(n) * step`."
+            )
+        length: Size = end - begin
+        return length if isinstance(length, SymInt) else _not_negative(length)
+    if step == 0:
+        raise ArgumentValueError("arange: `step` must not be 0.")
+    if all(isinstance(n, int) for n in (begin, end, step)):
+        return _not_negative(-((begin - end) // step))
+    steps = (end - begin) / step
+    if not math.isfinite(steps):
+        raise ArgumentValueError(
+            f"arange: from {begin} to {end} by {step} there are {steps} steps."
+        )
+    return _not_negative(math.ceil(steps))
+
+
+def _not_negative(length: int) -> int:
+    return length if length > 0 else 0
+
+
+def linspace(
+    start: Any,
+    stop: Any,
+    /,
+    num: int,
+    *,
+    dtype: DTypeLike | None = None,
+    device: Any = None,
+    endpoint: bool = True,
+) -> Value:
+    """`num` evenly spaced numbers from `start` to `stop`.
+
+    Args:
+        start, stop: Numbers, or tensors without axes.
+        num: How many.
+        dtype: None: the default float, or that of the tensors. For an integer dtype
+            numbers are rounded down.
+        device: None or "cpu".
+        endpoint: Whether `stop` is the last number, or the one after it.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: `num` is no size.
+        ShapeError: `start` or `stop` has axes.
+        DeviceError: there is no such device.
+    """
+    check_device("linspace", device)
+    count = as_integer("linspace", "num", num)
+    as_size("linspace", count, "num")
+    ends = [as_operand("linspace", i, v) for i, v in enumerate((start, stop))]
+    if any(e.type.ndim for e in ends):
+        raise ShapeError("linspace: `start` and `stop` must be scalars.")
+    common, _ = dtypes.promote(
+        (dtypes.float32, True), *((e.type.dtype, e.type.weak) for e in ends)
+    )
+    target = optional_dtype(dtype, common)
+    # Computed in float64, and rounded once.
+    first, last = (as_value(convert_to(e, dtypes.float64)) for e in ends)
+    steps = count - 1 if endpoint else count
+    along = positions((count,), 0, dtypes.float64)
+    distance = divide(subtract(last, first), steps if steps > 0 else 1)
+    result = add(multiply(along, distance), first)
+    if endpoint and count > 1:  # exactly
+        result = where(equal(along, float(count - 1)), last, result)
+    if target.is_integer:
+        result = floor(result)
+    return astype(result, target, copy=False)
+
+
+# --- matrices and grids ---------------------------------------------------------------
+
+
+def eye(
+    n_rows: Any,
+    n_cols: Any = None,
+    /,
+    *,
+    k: int = 0,
+    dtype: DTypeLike | None = None,
+    device: Any = None,
+) -> Value:
+    """A matrix with ones on the `k`-th diagonal, and zeros elsewhere.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: a size or `k` is no integer.
+        DeviceError: there is no such device.
+    """
+    check_device("eye", device)
+    rows = as_size("eye", n_rows, "n_rows")
+    columns = rows if n_cols is None else as_size("eye", n_cols, "n_cols")
+    shape = (rows, columns)
+    row = add(positions(shape, 0), as_integer("eye", "k", k))
+    target = optional_dtype(dtype, dtypes.DEFAULT_FLOAT)
+    return astype(equal(row, positions(shape, 1)), target, copy=False)
+
+
+def tril(x: Any, /, *, k: int = 0) -> Value:
+    """The lower triangles of matrices: zeros above the `k`-th diagonal.
+
+    Args:
+        x: T[*s, m, n].
+        k: 0 is the main diagonal, 1 the one above it.
+
+    Raises:
+        ShapeError: `x` has fewer than two axes.
+    """
+    value, row, column = _triangle("tril", x, k)
+    return where(greater_equal(row, column), value, False)
+
+
+def triu(x: Any, /, *, k: int = 0) -> Value:
+    """The upper triangles of matrices: zeros below the `k`-th diagonal.
+
+    Args:
+        x: T[*s, m, n].
+        k: 0 is the main diagonal, 1 the one above it.
+
+    Raises:
+        ShapeError: `x` has fewer than two axes.
+    """
+    value, row, column = _triangle("triu", x, k)
+    return where(greater_equal(column, row), value, False)
+
+
+def _triangle(name: str, x: Any, k: int) -> tuple[Value, Value, Value]:
+    """`x`, and for each element its row plus `k`, and its column."""
+    value = as_value(as_operand(name, 0, x))
+    if value.ndim < 2:
+        raise ShapeError(
+            f"{name}: `x` must be a matrix or a stack of them, and is {value.type}."
+        )
+    shape = value.shape[-2:]
+    return (
+        value,
+        add(positions(shape, 0), as_integer(name, "k", k)),
+        positions(shape, 1),
+    )
+
+
+def meshgrid(*arrays: Any, indexing: str = "xy") -> list[Value]:
+    """The coordinates of all points of the grid with these axes.
+
+    Args:
+        arrays: T[n] each.
+        indexing: "ij": result i varies along axis i; "xy": the first two axes are
+            exchanged.
+
+    Raises:
+        ArgumentValueError: `indexing` is neither "xy" nor "ij".
+        ShapeError: an array has more than one axis.
+    """
+    if indexing not in ("xy", "ij"):
+        raise ArgumentValueError(
+            f'meshgrid: `indexing` must be "xy" or "ij", and is {indexing!r}.'
+        )
+    values = [as_value(as_operand("meshgrid", i, a)) for i, a in enumerate(arrays)]
+    for position, value in enumerate(values):
+        if value.ndim > 1:
+            raise ShapeError(
+                f"meshgrid: argument {position} must have one axis, and is "
+                f"{value.type}."
+            )
+    order = list(range(len(values)))
+    if indexing == "xy" and len(values) > 1:
+        order[:2] = [1, 0]
+    sizes = [value.type.size for value in values]
+    shape = tuple(sizes[i] for i in order)
+    results = []
+    for position, value in enumerate(values):
+        axis = order[position]  # the exchange is its own inverse
+        column = tuple(sizes[position] if a == axis else 1 for a in range(len(shape)))
+        grid = broadcasted(reshaped(value, column), shape)
+        results.append(apply(copy, grid))
+    return results

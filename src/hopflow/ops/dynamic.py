@@ -1,0 +1,281 @@
+"""Views at positions known at run time, as scalars.
+
+dynamic_index   without some axes; an index out of range stops the program
+dynamic_slice, dynamic_update_slice   a window that is moved to lie within, as in JAX
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from hopflow import dtypes
+from hopflow.bind import Operand as Argument
+from hopflow.bind import Value
+from hopflow.errors import ArgumentTypeError, ShapeError
+from hopflow.graph.types import Shape, TensorType, same_size
+from hopflow.loop_ir import expr
+from hopflow.loop_ir.expr import Expr, Index, binary, extent, index
+from hopflow.loop_ir.kernels import Operand, Pointwise, Scatter
+from hopflow.ops.convert import apply
+from hopflow.ops.gather import (
+    TRAP,
+    Layout,
+    Types,
+    check_indices,
+    check_of,
+    run_positions,
+    wrapped,
+)
+from hopflow.ops.opdef import OpDef, Sample, as_operand, strong_constant
+from hopflow.ops.rules import Array, as_shape
+from hopflow.ops.scatter import scatter
+from hopflow.ops.views import as_tensor, check_update, stored
+
+__all__ = ["dynamic_index", "dynamic_slice", "dynamic_update_slice"]
+
+
+# --- dynamic_index --------------------------------------------------------------------
+
+
+def _require_scalars(name: str, indices: Types) -> None:
+    check_indices(name, indices)
+    for i in indices:
+        if i.ndim:
+            raise ShapeError(f"{name}: an index must be a scalar here, and is {i}.")
+
+
+def _dynamic_index_infer(
+    x: TensorType, *indices: TensorType, axes: tuple[int, ...]
+) -> TensorType:
+    _require_scalars("dynamic_index", indices)
+    return x.with_shape(Layout("dynamic_index", x, indices, axes, 0).selected)
+
+
+def _dynamic_index_run(x: Array, *indices: Array, axes: tuple[int, ...]) -> Array:
+    """The part of `x` at integer scalars along `axes`, which it has no more.
+
+    A negative index counts from the end; one out of range is an `IndexingError`.
+    """
+    x = np.asarray(x)
+    at = zip(run_positions("index", indices, axes, x.shape), axes, strict=True)
+    found = {axis: int(i) for i, axis in at}
+    view: Array = x[(*(found.get(a, slice(None)) for a in range(x.ndim)), ...)]
+    return view
+
+
+def _dynamic_index_lower(
+    _types: Types, x: Operand, *indices: Operand, axes: tuple[int, ...]
+) -> Pointwise:
+    layout = Layout("dynamic_index", x.type, [i.type for i in indices], axes, 0)
+
+    def element(at: Index) -> Expr:
+        pairs = zip(layout.at_indices(indices, at), layout.sizes, strict=True)
+        return x[layout.source(at, [wrapped(e, n) for e, n in pairs])]
+
+    check = check_of(indices, layout.sizes, ())
+    return Pointwise(element, (check,) if check else (), is_view=True)
+
+
+def _dynamic_index_unview(
+    base: Value, new: Value, *indices: Argument, axes: tuple[int, ...]
+) -> Value:
+    rest = base.ndim - len(axes)
+    window = {"starts": (0,) * rest, "steps": (1,) * rest}
+    return apply(
+        scatter, base, new, *indices, axes=axes, batch=0, combine="set", **window
+    )
+
+
+dynamic_index: Final = OpDef(
+    name="dynamic_index",
+    promote=None,
+    infer=_dynamic_index_infer,  # T[*s], i[]... -> T[*rest of s]
+    run=_dynamic_index_run,
+    lower=_dynamic_index_lower,
+    unview=_dynamic_index_unview,
+    effects=TRAP,
+    samples=(
+        Sample(("T[4, 3]", "i64[]"), {"axes": (0,)}, dtypes.ALL),
+        Sample(("T[4, 2, 5]", "i32[]", "i64[]"), {"axes": (0, 2)}),
+        Sample(("T[4]", "u8[]"), {"axes": (0,)}, low=0.0),
+    ),
+)
+
+
+# --- dynamic_slice, dynamic_update_slice ----------------------------------------------
+
+
+def _check_window(name: str, x: TensorType, starts: Types, sizes: Shape) -> None:
+    _require_scalars(name, starts)
+    if not len(starts) == len(sizes) == x.ndim:
+        raise ShapeError(
+            f"{name}: {x} needs {x.ndim} starts and sizes, and was given {len(starts)} "
+            f"and {len(sizes)}."
+        )
+    for axis, (n, size) in enumerate(zip(x.shape, sizes, strict=True)):
+        if not (same_size(size, n) or 0 <= size <= n):
+            raise ShapeError(
+                f"{name}: {size} elements do not fit axis {axis}, which has {n}."
+            )
+
+
+def _window(starts: Sequence[Operand], sizes: Shape, shape: Shape) -> list[Expr]:
+    """Where the window begins: as wanted, but moved to lie within."""
+    found = []
+    for start, size, n in zip(starts, sizes, shape, strict=True):
+        last = extent(n - size)
+        low = binary("max", wrapped(start[()], n), index(0))
+        found.append(index(0) if same_size(size, n) else binary("min", low, last))
+    return found
+
+
+def _run_window(
+    starts: Sequence[Array], sizes: Sequence[int], shape: Sequence[int]
+) -> tuple[slice, ...]:
+    found = []
+    for start, size, n in zip(starts, sizes, shape, strict=True):
+        begin = int(start) + (n if start < 0 else 0)
+        begin = min(max(begin, 0), n - size)
+        found.append(slice(begin, begin + size))
+    return tuple(found)
+
+
+def _dynamic_slice_infer(
+    x: TensorType, *starts: TensorType, sizes: Shape
+) -> TensorType:
+    _check_window("dynamic_slice", x, starts, sizes)
+    return x.with_shape(sizes)
+
+
+def _dynamic_slice_run(x: Array, *starts: Array, sizes: tuple[int, ...]) -> Array:
+    """`sizes` elements of `x` from `starts`, moved to lie within `x`."""
+    x = np.asarray(x)
+    key: Any = (*_run_window(starts, sizes, x.shape), ...)
+    return np.asarray(x[key])
+
+
+def _shifted(at: Index, starts: Sequence[Expr]) -> Index:
+    return tuple(expr.add(i, start) for i, start in zip(at, starts, strict=True))
+
+
+def _dynamic_slice_lower(
+    _types: Types, x: Operand, *starts: Operand, sizes: Shape
+) -> Pointwise:
+    return Pointwise(
+        lambda at: x[_shifted(at, _window(starts, sizes, x.type.shape))], is_view=True
+    )
+
+
+def _dynamic_slice_unview(
+    base: Value, new: Value, *starts: Argument, **_: Any
+) -> Value:
+    return apply(update_window, base, new, *starts)
+
+
+window: Final = OpDef(
+    name="dynamic_slice",
+    promote=None,
+    infer=_dynamic_slice_infer,  # T[*s], i[]... -> T[*sizes]
+    run=_dynamic_slice_run,
+    lower=_dynamic_slice_lower,
+    unview=_dynamic_slice_unview,
+    samples=(
+        Sample(("T[4, 5]", "i64[]", "i32[]"), {"sizes": (2, 5)}, dtypes.ALL),
+        Sample(("T[2]", "i64[]"), {"sizes": (1,)}),
+        Sample(("T[]",), {"sizes": ()}),
+    ),
+)
+
+
+def _dynamic_update_infer(
+    x: TensorType, update: TensorType, *starts: TensorType
+) -> TensorType:
+    check_update("dynamic_update_slice", x, update)
+    _check_window("dynamic_update_slice", x, starts, update.shape)
+    return TensorType(x.dtype, x.shape, x.weak and update.weak)
+
+
+def _dynamic_update_run(x: Array, update: Array, *starts: Array) -> Array:
+    """`x` with `update` written from `starts`, moved so that it lies within `x`."""
+    result: Array = np.array(x)
+    key: Any = (*_run_window(starts, np.shape(update), result.shape), ...)
+    result[key] = update
+    return result
+
+
+def _dynamic_update_lower(
+    _types: Types, x: Operand, update: Operand, *starts: Operand
+) -> Scatter:
+    sizes = update.type.shape
+    return Scatter(
+        base=x,
+        space=sizes,
+        position=lambda u: _shifted(u, _window(starts, sizes, x.type.shape)),
+        value=lambda u: update[u],
+    )
+
+
+update_window: Final = OpDef(
+    name="dynamic_update_slice",
+    promote=None,
+    infer=_dynamic_update_infer,  # T[*s], T[*t], i[]... -> T[*s]
+    run=_dynamic_update_run,
+    lower=_dynamic_update_lower,
+    samples=(
+        Sample(("T[4, 5]", "T[2, 5]", "i64[]", "i32[]"), {}, dtypes.ALL),
+        Sample(("T[2]", "T[1]", "i64[]"), {}),
+        Sample(("T[]", "T[]"), {}),
+    ),
+)
+
+
+# --- public functions -----------------------------------------------------------------
+
+
+def _starts(name: str, start_indices: Any) -> list[Argument]:
+    if isinstance(start_indices, Value | np.ndarray):
+        raise ArgumentTypeError(
+            f"{name}: `start_indices` must be a tuple of integers or integer scalars, "
+            "and is one tensor. Take it apart with `hf.unstack`."
+        )
+    many = isinstance(start_indices, tuple | list)
+    starts = start_indices if many else (start_indices,)
+    return [strong_constant(as_operand(name, i, s)) for i, s in enumerate(starts)]
+
+
+def dynamic_slice(x: Any, start_indices: Any, slice_sizes: Any) -> Value:
+    """A window of `x` that begins where integer scalars say; a view.
+
+    Args:
+        x: The tensor.
+        start_indices: An integer or an integer scalar tensor for each axis. A negative
+            one counts from the end. A window that would not lie within `x` is moved.
+        slice_sizes: The window's size along each axis.
+
+    Raises:
+        DTypeError: a start is no integer.
+        ShapeError: there is not a start and a size for each axis, or the window is larger
+            than `x`.
+    """
+    tensor = as_tensor("dynamic_slice", x)
+    sizes = as_shape("dynamic_slice", slice_sizes, "slice_sizes")
+    return apply(window, tensor, *_starts("dynamic_slice", start_indices), sizes=sizes)
+
+
+def dynamic_update_slice(x: Any, update: Any, start_indices: Any) -> Value:
+    """`x` with `update` written where integer scalars say.
+
+    Args:
+        x: The tensor.
+        update: What is written, of as many axes as `x`.
+        start_indices: As of `dynamic_slice`.
+
+    Raises:
+        DTypeError: a start is no integer, or `x` cannot hold `update`.
+        ShapeError: there is not a start for each axis, or `update` is larger than `x`.
+    """
+    name = "dynamic_update_slice"
+    tensor = as_tensor(name, x)
+    new = stored(name, update, tensor.type.dtype)
+    return apply(update_window, tensor, new, *_starts(name, start_indices))

@@ -1,0 +1,437 @@
+"""Elementwise arithmetic, comparison and bits: one record each.
+
+An operation that is a plain composition of others is a function, and no primitive.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from hopflow import dtypes
+from hopflow.bind import Operand, Value
+from hopflow.errors import ArgumentValueError, DivisionError
+from hopflow.graph.core import Constant
+from hopflow.graph.types import TensorType
+from hopflow.loop_ir import expr
+from hopflow.loop_ir.expr import Expr, Index, compare, const
+from hopflow.loop_ir.kernels import Check, Pointwise, elements
+from hopflow.loop_ir.kernels import Operand as Lowerable
+from hopflow.ops import scalar
+from hopflow.ops.convert import apply, as_value, astype, convert, copy
+from hopflow.ops.logic import (
+    bitwise_and,
+    bitwise_invert,
+    bitwise_left_shift,
+    bitwise_or,
+    bitwise_right_shift,
+    bitwise_xor,
+    equal,
+    greater,
+    greater_equal,
+    isfinite,
+    isinf,
+    isnan,
+    less,
+    less_equal,
+    logical_and,
+    logical_not,
+    logical_or,
+    logical_xor,
+    not_equal,
+    select,
+    signbit,
+    where,
+)
+from hopflow.ops.opdef import OpDef, as_operand, convert_to
+from hopflow.ops.rules import (
+    Array,
+    any_dtype,
+    broadcast_shapes,
+    elementwise,
+    floating,
+    integral,
+    numeric,
+    pointwise,
+)
+
+__all__ = [
+    "abs",
+    "add",
+    "astype",
+    "bitwise_and",
+    "bitwise_invert",
+    "bitwise_left_shift",
+    "bitwise_or",
+    "bitwise_right_shift",
+    "bitwise_xor",
+    "ceil",
+    "clip",
+    "convert",
+    "copy",
+    "copysign",
+    "divide",
+    "equal",
+    "floor",
+    "floor_divide",
+    "greater",
+    "greater_equal",
+    "isclose",
+    "isfinite",
+    "isinf",
+    "isnan",
+    "less",
+    "less_equal",
+    "logical_and",
+    "logical_not",
+    "logical_or",
+    "logical_xor",
+    "maximum",
+    "minimum",
+    "multiply",
+    "nan_to_num",
+    "negative",
+    "nextafter",
+    "not_equal",
+    "positive",
+    "pow",
+    "reciprocal",
+    "remainder",
+    "round",
+    "sign",
+    "signbit",
+    "square",
+    "subtract",
+    "trunc",
+    "where",
+]
+
+
+# --- arithmetic -----------------------------------------------------------------------
+
+
+add: Final = elementwise("add", "`x1 + x2`; integers wrap.", np.add, expr.add)
+subtract: Final = elementwise(
+    "subtract", "`x1 - x2`; integers wrap.", np.subtract, expr.sub
+)
+multiply: Final = elementwise(
+    "multiply", "`x1 * x2`; integers wrap.", np.multiply, expr.mul
+)
+divide: Final = elementwise(
+    "divide",
+    "`x1 / x2`; integers become the default float.",
+    np.divide,
+    expr.div,
+    promote=floating,
+)
+negative: Final = elementwise(
+    "negative",
+    "`-x`; unsigned integers wrap.",
+    np.negative,
+    lambda x: expr.unary("neg", x),
+    arity=1,
+)
+abs: Final = elementwise(
+    "abs",
+    "The absolute value; of the smallest integer, that integer.",
+    np.abs,
+    lambda x: x if x.dtype.kind == "u" else expr.unary("abs", x),
+    arity=1,
+)
+sign: Final = elementwise(
+    "sign",
+    "-1, 0 or 1; a NaN stays a NaN.",
+    lambda x: np.where(x == 0, x, np.sign(x)),  # the sign of a zero is kept
+    scalar.sign,
+    arity=1,
+)
+maximum: Final = elementwise(
+    "maximum",
+    "The larger of `x1` and `x2`; a NaN if either is one.",
+    np.maximum,
+    scalar.maximum,
+    promote=any_dtype,
+)
+minimum: Final = elementwise(
+    "minimum",
+    "The smaller of `x1` and `x2`; a NaN if either is one.",
+    np.minimum,
+    scalar.minimum,
+    promote=any_dtype,
+)
+
+
+def positive(x: Any, /) -> Value:
+    """`+x`: a copy.
+
+    Raises:
+        DTypeError: `x` is a bool.
+    """
+    [operand] = _numbers("positive", x)
+    return apply(copy, operand)
+
+
+def _numbers(name: str, *args: Any) -> list[Operand]:
+    """Operands of one numeric dtype."""
+    values = [as_operand(name, i, a) for i, a in enumerate(args)]
+    dtype, weak = numeric(name, [(v.type.dtype, v.type.weak) for v in values])
+    return [convert_to(v, dtype, weak=weak) for v in values]
+
+
+def square(x: Any, /) -> Value:
+    """`x * x`."""
+    [operand] = _numbers("square", x)
+    return apply(multiply, operand, operand)
+
+
+def reciprocal(x: Any, /) -> Value:
+    """`1 / x`; integers become the default float."""
+    result: Value = divide(1, x)
+    return result
+
+
+def clip(x: Any, /, min: Any = None, max: Any = None) -> Value:
+    """`x`, at least `min` and then at most `max`; None is no bound.
+
+    Bounds broadcast with `x`, and promote. Where `min > max`, the result is `max`.
+    """
+    result = positive(x) if min is None and max is None else x
+    if min is not None:
+        result = maximum(result, min)
+    if max is not None:
+        result = minimum(result, max)
+    return result
+
+
+# --- division of integers and floats --------------------------------------------------
+
+unchecked_floor_divide: Final = elementwise(
+    "floor_divide",
+    "`floor(x1 / x2)`; an integer divided by 0 gives 0.",
+    np.floor_divide,
+    scalar.floor_divide,
+)
+unchecked_remainder: Final = elementwise(
+    "remainder",
+    "`x1 - x2 * floor(x1 / x2)`; an integer modulo 0 gives 0.",
+    np.remainder,
+    scalar.remainder,
+)
+
+
+def _checked_run(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
+    def checked(x: Array, y: Array) -> Any:
+        if not y.all() and 0 not in broadcast_shapes(name, x.shape, y.shape):
+            raise DivisionError(
+                f"{name}: an integer is divided by 0. Replace zeros first, as with "
+                "`hf.where(y == 0, 1, y)`."
+            )
+        return run(x, y)
+
+    return checked
+
+
+def _checked_lower(fn: Callable[[Expr, Expr], Expr]) -> Callable[..., Pointwise]:
+    def lower(types: Sequence[TensorType], x: Lowerable, y: Lowerable) -> Pointwise:
+        # Each element of `y` is tested once, unless the result may have none.
+        result = types[0].shape
+        fixed = all(isinstance(n, int) and n > 0 for n in result)
+        shape = y.type.shape if fixed else result
+
+        def holds(at: Index) -> Expr:
+            divisor = elements(y, at)
+            return compare("ne", divisor, const(0, divisor.dtype))
+
+        base: Pointwise = pointwise(fn)(types, x, y)
+        return Pointwise(base.element, checks=(Check("divide", shape, holds),))
+
+    return lower
+
+
+def _checked(op: OpDef, fn: Callable[[Expr, Expr], Expr]) -> OpDef:
+    """The operation on integers that stops at a division by zero."""
+    return elementwise(
+        f"checked_{op.name}",
+        f"{op.run.__doc__} Stops where an integer is divided by 0.",
+        _checked_run(op.name, op.run),
+        None,
+        promote=integral,
+        lower=_checked_lower(fn),
+        effects=frozenset({"trap"}),
+        low=1.0,
+        high=6.0,
+    )
+
+
+checked_floor_divide: Final = _checked(unchecked_floor_divide, scalar.floor_divide)
+checked_remainder: Final = _checked(unchecked_remainder, scalar.remainder)
+
+
+def _divide(op: OpDef, checked: OpDef, name: str, x1: Any, x2: Any) -> Value:
+    x, y = _numbers(name, x1, x2)
+    # Only where a zero is possible is the operation one that may stop the program.
+    safe = not y.type.dtype.is_integer or (isinstance(y, Constant) and y.value != 0)
+    return apply(op if safe else checked, x, y)
+
+
+def floor_divide(x1: Any, x2: Any, /) -> Value:
+    """`floor(x1 / x2)`, of integers and floats.
+
+    Raises:
+        DTypeError: both are bools.
+        DivisionError: an integer is divided by 0 (when it runs).
+    """
+    return _divide(unchecked_floor_divide, checked_floor_divide, "floor_divide", x1, x2)
+
+
+def remainder(x1: Any, x2: Any, /) -> Value:
+    """`x1 - x2 * floor(x1 / x2)`, with the sign of `x2`, of integers and floats.
+
+    Raises:
+        DTypeError: both are bools.
+        DivisionError: an integer is divided by 0 (when it runs).
+    """
+    return _divide(unchecked_remainder, checked_remainder, "remainder", x1, x2)
+
+
+# --- powers ---------------------------------------------------------------------------
+
+
+def _power_run(x: Array, y: Array) -> Any:
+    if dtypes.as_dtype(x.dtype).is_float:
+        return np.power(x, y)
+    result = np.where((x == 0) & (y != 0), x.dtype.type(0), x.dtype.type(1))
+    for bit in range(scalar.POWER_BITS):
+        result = np.where(y & y.dtype.type(1 << bit) != 0, result * x, result)
+        x = x * x
+    return result
+
+
+power: Final = elementwise(
+    "pow",
+    "`x1 ** x2`; of integers, the low six bits of `x2` count.",
+    _power_run,
+    scalar.power,
+)
+
+
+def pow(x1: Any, x2: Any, /) -> Value:
+    """`x1 ** x2`.
+
+    A power by a Python integer is a chain of multiplications. Between integer tensors
+    results wrap; an exponent beyond 63, or a negative one, has no meaning there.
+
+    Raises:
+        DTypeError: both are bools.
+        ArgumentValueError: an integer to a negative power known in advance.
+    """
+    x, y = _numbers("pow", x1, x2)
+    if type(x2) is not int:
+        return apply(power, x, y)
+    if x2 < 0 and x.type.dtype.is_integer:
+        raise ArgumentValueError(
+            f"pow: an integer cannot be raised to the negative power {x2}. Convert the "
+            "base to a float first."
+        )
+    if x2 == 0:  # 1, that of a NaN too
+        one = Constant(1, TensorType(x.type.dtype, (), x.type.weak))
+        return apply(select, Constant(True, TensorType(dtypes.bool_)), one, x)
+    return _integer_power(x, x2)
+
+
+def _integer_power(x: Operand, exponent: int) -> Value:
+    """`x` to a power other than 0, by repeated squaring."""
+    result: Operand | None = None
+    left = -exponent if exponent < 0 else exponent
+    while left:
+        if left & 1:
+            result = x if result is None else apply(multiply, result, x)
+        left >>= 1
+        if left:
+            x = apply(multiply, x, x)
+    assert result is not None
+    if exponent < 0:
+        one = Constant(1.0, TensorType(result.type.dtype, (), result.type.weak))
+        return apply(divide, one, result)
+    return apply(copy, result) if exponent == 1 else as_value(result)
+
+
+copysign: Final = elementwise(
+    "copysign",
+    "The magnitude of `x1` with the sign of `x2`.",
+    np.copysign,
+    lambda x, y: expr.binary("copysign", x, y),
+    promote=floating,
+)
+nextafter: Final = elementwise(
+    "nextafter",
+    "The next float from `x1` towards `x2`.",
+    np.nextafter,
+    scalar.next_after,
+    promote=floating,
+    widen=False,
+)
+
+
+# --- rounding -------------------------------------------------------------------------
+
+
+def _rounding(name: str, doc: str, run: Any, machine: str) -> OpDef:
+    return elementwise(
+        name,
+        f"{doc} Integers are returned as they are.",
+        lambda x: run(x) if dtypes.as_dtype(x.dtype).is_float else x,
+        lambda x: expr.unary(machine, x) if x.dtype.is_float else x,
+        arity=1,
+    )
+
+
+floor: Final = _rounding("floor", "The largest integer up to `x`.", np.floor, "floor")
+ceil: Final = _rounding("ceil", "The smallest integer from `x` on.", np.ceil, "ceil")
+trunc: Final = _rounding("trunc", "`x` without its fraction.", np.trunc, "trunc")
+round: Final = _rounding(
+    "round", "The nearest integer, the even one of two.", np.rint, "rint"
+)
+
+
+def nan_to_num(
+    x: Any, /, *, nan: float = 0.0, posinf: Any = None, neginf: Any = None
+) -> Value:
+    """`x` with NaNs and infinities replaced.
+
+    Args:
+        x: A tensor or a number.
+        nan: What stands for a NaN.
+        posinf, neginf: What stands for an infinity; None: the largest finite number of
+            the dtype, and the smallest.
+    """
+    [operand] = map(as_value, _numbers("nan_to_num", x))
+    dtype = operand.type.dtype
+    if not dtype.is_float:
+        return apply(copy, operand)
+    info = dtypes.finfo(dtype)
+    result = where(isnan(operand), nan, operand)
+    infinite = isinf(operand)
+    upper = info.max if posinf is None else posinf
+    lower = info.min if neginf is None else neginf
+    return where(infinite, where(greater(operand, 0.0), upper, lower), result)
+
+
+def isclose(
+    x1: Any, x2: Any, /, *, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False
+) -> Value:
+    """Whether `|x1 - x2| <= atol + rtol * |x2|`, or both are the same infinity.
+
+    Args:
+        x1, x2: T[*s], T[*t], which broadcast.
+        rtol, atol: Numbers or tensors, which broadcast with them.
+        equal_nan: Whether two NaNs are close.
+    """
+    x, y = map(as_value, divide.operands((x1, x2)))
+    distance = abs(subtract(x, y))
+    within = less_equal(distance, add(atol, multiply(rtol, abs(y))))
+    finite = logical_and(isfinite(x), isfinite(y))
+    close = where(finite, within, equal(x, y))
+    if equal_nan:
+        close = logical_or(close, logical_and(isnan(x), isnan(y)))
+    return close

@@ -1,0 +1,448 @@
+"""Indexing: `x[key]`, `x[key] = value`, `x.at[key]`, take and take_along_axis.
+
+Each is composed of views (slice, reshape, dynamic_index), gather and scatter, by the
+plan that `index_plan` makes of the key.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from hopflow.bind import Operand, Value
+from hopflow.errors import (
+    ArgumentValueError,
+    IndexingError,
+    ShapeError,
+    TraceError,
+)
+from hopflow.graph.types import Shape
+from hopflow.ops.convert import apply, as_value
+from hopflow.ops.dynamic import dynamic_index
+from hopflow.ops.elementwise import add, maximum, minimum, multiply, where
+from hopflow.ops.gather import gather, gather_clip
+from hopflow.ops.index_plan import (
+    Along,
+    At,
+    Dynamic,
+    Mask,
+    NewAxis,
+    Plan,
+    Span,
+    parse_index,
+)
+from hopflow.ops.opdef import as_operand
+from hopflow.ops.rules import Array, broadcast_shapes, is_one, normalize_axis
+from hopflow.ops.scatter import Combine, scatter, scatter_drop
+from hopflow.ops.views import (
+    as_tensor,
+    broadcasted,
+    moved,
+    reshaped,
+    show,
+    sliced,
+    stored,
+    transposed,
+    update_slice,
+)
+from hopflow.symbolic.size import Size
+
+__all__ = ["Updater", "concrete", "getitem", "set_at", "take", "take_along_axis"]
+
+
+def concrete(name: str, x: Any, remedy: str) -> Array:
+    """The elements of a tensor whose values decide the size of a result.
+
+    Raises:
+        TraceError: it is traced; `remedy` says what to use instead.
+    """
+    try:
+        array: Array = x._concrete(name)
+    except TraceError as error:
+        raise TraceError(
+            f"{name}: the size of the result depends on the values of a traced tensor "
+            f"({x.type}), which are only known when the graph runs. {remedy}"
+        ) from error
+    return array
+
+
+# --- the parts of a plan --------------------------------------------------------------
+
+
+def _without_masks(plan: Plan, remedy: str) -> Plan:
+    """The plan with each mask replaced by index arrays, one for each of its axes."""
+    entries: list[Any] = []
+    for entry in plan.entries:
+        if not isinstance(entry, Mask):
+            entries.append(entry)
+            continue
+        array = concrete("boolean index", entry.mask, remedy)
+        for offset, positions in enumerate(np.nonzero(np.atleast_1d(array))):
+            index: Any = as_operand("index", 0, positions)
+            entries.append(Along(entry.axis + offset, index))
+    return replace(plan, entries=tuple(entries))
+
+
+def _kept(plan: Plan) -> list[Size]:
+    """The sizes of the result's axes that are not those of index arrays."""
+    return [
+        e.size if isinstance(e, Span) else 1
+        for e in plan.entries
+        if isinstance(e, Span | NewAxis)
+    ]
+
+
+def _windows(plan: Plan) -> list[tuple[Size, Size, int]]:
+    """(start, size, step) of each axis that no tensor indexes."""
+    found: list[tuple[Size, Size, int]] = []
+    for e in plan.entries:
+        if isinstance(e, Span):
+            found.append((e.start, e.size, e.step))
+        elif isinstance(e, At):
+            found.append((e.position, 1, 1))
+    return found
+
+
+def _indices(plan: Plan) -> tuple[list[Operand], tuple[int, ...], Shape]:
+    """The tensors that index, their axes, and the shape that they broadcast to."""
+    chosen = [e for e in plan.entries if isinstance(e, Dynamic | Along)]
+    shape = broadcast_shapes("index", *(e.index.type.shape for e in chosen))
+    return [e.index for e in chosen], tuple(e.axis for e in chosen), shape
+
+
+def _result_shape(plan: Plan) -> tuple[Shape, int, int]:
+    """The shape of what a plan without masks selects; where in it the axes of index
+    arrays begin, and how many they are."""
+    kept, place = _kept(plan), plan.place or 0
+    shape = _indices(plan)[2]
+    return (*kept[:place], *shape, *kept[place:]), place, len(shape)
+
+
+def _to_front(ndim: int, place: int, count: int) -> list[int]:
+    """The order of axes that brings `count` of them from `place` to the front."""
+    block = range(place, place + count)
+    return [*block, *(a for a in range(ndim) if a not in block)]
+
+
+# --- reading --------------------------------------------------------------------------
+
+_READ_REMEDY: Final = (
+    "Keep the shape instead: `hf.where(mask, x, fill)`, or reduce with `where=`-like "
+    "weights: `hf.sum(hf.where(mask, x, 0))`."
+)
+
+
+def getitem(x: Any, key: Any) -> Value:
+    """`x[key]`, as in NumPy: a view if `key` has ints, integer scalars, slices, `None`
+    and `...` only.
+
+    Raises:
+        IndexingError: an index is of a wrong kind or out of range, or there are too many.
+        TraceError: `key` has a traced mask, so that the size of the result is unknown.
+        DataDependentError: the size of a slice is only known at run time.
+    """
+    x = as_tensor("getitem", x)
+    plan = parse_index(x.shape, key)
+    return _read(x, _without_masks(plan, _READ_REMEDY) if plan.masks else plan)
+
+
+def _read(x: Any, plan: Plan) -> Value:
+    """What a plan without masks selects of `x`."""
+    x = reshaped(x, plan.expanded)
+    scalars = [e for e in plan.entries if isinstance(e, Dynamic)]
+    if scalars:
+        axes = tuple(e.axis for e in scalars)
+        x = apply(dynamic_index, x, *(e.index for e in scalars), axes=axes)
+    # The entry of each axis that is left.
+    left = [e for e in plan.entries if not isinstance(e, Dynamic | NewAxis)]
+    x = _sliced(x, left)
+    arrays = [(a, e.index) for a, e in enumerate(left) if isinstance(e, Along)]
+    if arrays:
+        axes = tuple(a for a, _ in arrays)
+        x = apply(gather, x, *(i for _, i in arrays), axes=axes, batch=0)
+    _, place, count = _result_shape(plan)
+    x = reshaped(x, (*x.shape[:count], *_kept(plan)))
+    order = _to_front(x.ndim, place, count)
+    back = sorted(range(x.ndim), key=order.__getitem__)
+    return transposed(x, back)  # type: ignore[no-any-return]
+
+
+def _sliced(x: Any, entries: Sequence[Any]) -> Any:
+    windows = [
+        (e.start, e.size, e.step)
+        if isinstance(e, Span)
+        else (e.position, 1, 1)
+        if isinstance(e, At)
+        else (0, n, 1)
+        for n, e in zip(x.shape, entries, strict=True)
+    ]
+    starts, sizes, steps = zip(*windows, strict=True) if windows else ((), (), ())
+    return sliced(x, starts, sizes, steps)
+
+
+# --- writing --------------------------------------------------------------------------
+
+_WRITE_REMEDY: Final = (
+    "Only a value of one element for each place that the mask leaves open can be "
+    "written then: a scalar, or `hf.where(mask, values, x)` with values for all places."
+)
+_COMBINES: Final[dict[str, Any]] = {
+    "add": add,
+    "mul": multiply,
+    "min": minimum,
+    "max": maximum,
+}
+
+
+def set_at(x: Any, key: Any, value: Any) -> Value:
+    """A new tensor: `x` with `value` at `key`, as `x[key] = value` in NumPy.
+
+    Where an index is repeated, the last value stays.
+
+    Args:
+        x: The tensor.
+        key: What `x[key]` takes.
+        value: A tensor or number that broadcasts to `x[key]`, of a dtype of the kind of
+            `x` or a smaller one.
+
+    Raises:
+        IndexingError: as in `x[key]`.
+        ShapeError: `value` does not broadcast to `x[key]`.
+        DTypeError: `x` cannot hold `value`.
+        TraceError: `key` has a traced mask, and the shape of `value` depends on it.
+    """
+    return update_at(x, key, value, "set")
+
+
+def update_at(x: Any, key: Any, value: Any, combine: Combine) -> Value:
+    """A new tensor: `x` with `value` combined into what it has at `key`; see `set_at`."""
+    x = as_tensor("setitem", x)
+    value = as_value(stored("setitem", value, x.type.dtype))
+    plan = parse_index(x.shape, key)
+    if plan.masks:
+        spread = _spread(plan, value)
+        if spread is not None:
+            return _write_mask(x, plan, spread, combine)
+        plan = _without_masks(plan, _WRITE_REMEDY)
+    return _write(x, plan, value, combine)
+
+
+def _write(x: Any, plan: Plan, value: Any, combine: Combine) -> Value:
+    """`x` with `value` combined into what a plan without masks selects."""
+    indices, axes, shape = _indices(plan)
+    result, place, count = _result_shape(plan)
+    value = _fitted(value, result)
+    value = transposed(value, _to_front(len(result), place, count))
+    windows = _windows(plan)
+    starts, sizes, steps = zip(*windows, strict=True) if windows else ((), (), ())
+    value = reshaped(value, (*shape, *sizes))
+    base = reshaped(x, plan.expanded)
+    if indices:
+        new = apply(
+            scatter,
+            base,
+            value,
+            *indices,
+            axes=axes,
+            batch=0,
+            starts=starts,
+            steps=steps,
+            combine=combine,
+        )
+    elif combine == "set":
+        new = apply(update_slice, base, value, starts=starts, steps=steps)
+    else:
+        window = {"starts": starts, "steps": steps, "combine": combine}
+        new = apply(scatter_drop, base, value, axes=(), batch=0, **window)
+    return reshaped(new, x.shape)  # type: ignore[no-any-return]
+
+
+def _fitted(value: Any, shape: Shape) -> Any:
+    """`value` broadcast to `shape`; leading axes of size 1 are of no account."""
+    while value.ndim > len(shape) and is_one(value.shape[0]):
+        value = reshaped(value, value.shape[1:])
+    try:
+        return broadcasted(value, shape)
+    except ShapeError:
+        raise ShapeError(
+            f"setitem: a value of shape {show(value.shape)} does not fit the place of "
+            f"shape {show(shape)} that it is written to."
+        ) from None
+
+
+def _spread(plan: Plan, value: Any) -> Any | None:
+    """`value` as it lies over all that a plan selects but for its one mask: with as many
+    axes of size 1 as the mask has, in place of the axis of the masked elements.
+
+    None if that needs to know how many elements the mask selects.
+    """
+    if len(plan.masks) != 1 or any(isinstance(e, Along) for e in plan.entries):
+        return None
+    [mask] = plan.masks
+    kept = _kept(plan)
+    place = plan.place or 0
+    missing = len(kept) + 1 - value.ndim
+    if missing < 0:
+        return None
+    sizes = [1] * missing + list(value.shape)
+    if not is_one(sizes.pop(place)):
+        return None
+    before = plan.entries[: plan.entries.index(mask)]
+    at = sum(isinstance(e, Span | NewAxis) for e in before)
+    ones = [1] * max(mask.mask.ndim, 1)
+    return reshaped(value, (*sizes[:at], *ones, *sizes[at:]))
+
+
+def _write_mask(x: Any, plan: Plan, value: Any, combine: Combine) -> Value:
+    """`x` with `value`, which lies over all of the places, combined into those where the
+    plan's one mask is true."""
+    entries: list[Any] = []
+    sizes: list[Size] = []  # of the mask, as it lies over the selection
+    for entry in plan.entries:
+        if isinstance(entry, Mask):
+            over = range(entry.axis, entry.axis + max(entry.mask.ndim, 1))
+            entries += [Span(a, 0, plan.expanded[a], 1) for a in over]
+            sizes += [plan.expanded[a] for a in over]
+        else:
+            entries.append(entry)
+            sizes += [1] if isinstance(entry, Span | NewAxis) else []
+    [mask] = plan.masks
+    whole = Plan(plan.expanded, tuple(entries), None)
+    old: Any = _read(x, whole)
+    new = _fitted(value, old.shape)
+    if combine != "set":
+        new = _COMBINES[combine](old, new)
+    chosen = where(reshaped(mask.mask, tuple(sizes)), new, old)
+    return _write(x, whole, chosen, "set")
+
+
+class Updater:
+    """`x.at[key].set(value)` and its like: new tensors, with `x` left as it is.
+
+    With `add`, `mul`, `min` and `max`, every one of repeated indices counts.
+    """
+
+    __slots__ = ("_key", "_tensor")
+
+    def __init__(self, tensor: Any, key: Any = ...) -> None:
+        self._tensor, self._key = tensor, key
+
+    def __getitem__(self, key: Any) -> "Updater":
+        return Updater(self._tensor, key)
+
+    def get(self) -> Value:
+        """`x[key]`."""
+        return getitem(self._tensor, self._key)
+
+    def set(self, value: Any) -> Value:
+        """`x` with `value` at `key`; see `set_at`."""
+        return update_at(self._tensor, self._key, value, "set")
+
+    def add(self, value: Any) -> Value:
+        """`x` with `value` added at `key`."""
+        return update_at(self._tensor, self._key, value, "add")
+
+    def mul(self, value: Any) -> Value:
+        """`x` multiplied by `value` at `key`."""
+        return update_at(self._tensor, self._key, value, "mul")
+
+    def min(self, value: Any) -> Value:
+        """`x` with the smaller of it and `value` at `key`."""
+        return update_at(self._tensor, self._key, value, "min")
+
+    def max(self, value: Any) -> Value:
+        """`x` with the larger of it and `value` at `key`."""
+        return update_at(self._tensor, self._key, value, "max")
+
+
+# --- take -----------------------------------------------------------------------------
+
+
+def _gather_of(name: str, mode: str) -> Any:
+    if mode not in ("check", "clip"):
+        raise ArgumentValueError(
+            f"{name}: `mode` must be 'check' or 'clip', and is {mode!r}."
+        )
+    return gather if mode == "check" else gather_clip
+
+
+def _integers(name: str, indices: Any) -> Any:
+    if isinstance(indices, list):
+        indices = np.asarray(indices, np.int64 if not indices else None)
+    indices = as_tensor(name, indices, 1)
+    if not indices.type.dtype.is_integer:
+        raise IndexingError(
+            f"{name}: `indices` must be integers, and is {indices.type}. Convert them "
+            "with `hf.astype`."
+        )
+    return indices
+
+
+def take(
+    x: Any,
+    indices: Any,
+    /,
+    *,
+    axis: int | None = None,
+    mode: Literal["check", "clip"] = "check",
+) -> Value:
+    """The elements of `x` at `indices` along an axis.
+
+    Args:
+        x: The tensor.
+        indices: Integers, of any shape, which takes the place of the axis.
+        axis: The axis; None: along the flattened tensor.
+        mode: What to do with an index out of range: "check" stops with an error, and a
+            negative one counts from the end; "clip" takes the nearest element.
+
+    Raises:
+        AxisError: `x` has no such axis.
+        IndexingError: `indices` are no integers, or one is out of range.
+    """
+    x, indices = as_tensor("take", x), _integers("take", indices)
+    if axis is None:
+        x, axis = reshaped(x, (x.type.size,)), 0
+    axis = normalize_axis("take", axis, x.ndim)
+    found = apply(_gather_of("take", mode), x, indices, axes=(axis,), batch=0)
+    order = _to_front(found.ndim, axis, indices.ndim)
+    return transposed(found, sorted(range(found.ndim), key=order.__getitem__))  # type: ignore[no-any-return]
+
+
+def take_along_axis(
+    x: Any,
+    indices: Any,
+    /,
+    *,
+    axis: int = -1,
+    mode: Literal["check", "clip"] = "check",
+) -> Value:
+    """For each place, the element of `x` at that place but for `axis`, where `indices`
+    says which: what `argsort` and its like give.
+
+    Args:
+        x: The tensor.
+        indices: Integers, with as many axes; sizes but that of `axis` are broadcast.
+        axis: The axis.
+        mode: As of `take`.
+
+    Raises:
+        AxisError: `x` has no such axis.
+        IndexingError: `indices` are no integers, or one is out of range.
+        ShapeError: the shapes do not fit.
+    """
+    name = "take_along_axis"
+    x, indices = as_tensor(name, x), _integers(name, indices)
+    axis = normalize_axis(name, axis, x.ndim)
+    if indices.ndim != x.ndim:
+        raise ShapeError(
+            f"{name}: `indices` must have the {x.ndim} axes of {x.type}, and is "
+            f"{indices.type}."
+        )
+    last = x.ndim - 1
+    x, indices = moved(x, axis, last), moved(indices, axis, last)
+    batch = broadcast_shapes(name, x.shape[:-1], indices.shape[:-1])
+    x = broadcasted(x, (*batch, x.shape[-1]))
+    indices = broadcasted(indices, (*batch, indices.shape[-1]))
+    found = apply(_gather_of(name, mode), x, indices, axes=(last,), batch=last)
+    return moved(found, last, axis)  # type: ignore[no-any-return]

@@ -1,0 +1,382 @@
+"""Joining, padding and rolling: concat, stack, unstack, pad, roll."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, Final
+
+import numpy as np
+
+from hopflow import dtypes
+from hopflow.bind import Value
+from hopflow.errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    DataDependentError,
+    DTypeError,
+    ShapeError,
+)
+from hopflow.graph.types import Shape, TensorType
+from hopflow.loop_ir import expr
+from hopflow.loop_ir.expr import Expr, Index, binary, compare, extent, index, select
+from hopflow.loop_ir.kernels import Operand, Pointwise
+from hopflow.ops.convert import apply
+from hopflow.ops.opdef import OpDef, Sample
+from hopflow.ops.rules import (
+    Array,
+    any_dtype,
+    as_shape,
+    as_size,
+    is_one,
+    is_zero,
+    normalize_axis,
+)
+from hopflow.ops.views import Types, as_tensor, part, reshaped, several, show, stored
+from hopflow.symbolic.size import Size
+
+__all__ = ["concat", "pad", "roll", "stack", "unstack"]
+
+
+# --- concat ---------------------------------------------------------------------------
+
+
+def _concat_infer(*types: TensorType, axis: int) -> TensorType:
+    if not types:
+        raise ArgumentValueError("concat: needs at least one tensor, and has none.")
+    first = types[0]
+    total: Size = 0
+    for type_ in types:
+        if type_.dtype is not first.dtype:
+            raise DTypeError(f"concat: dtypes {first.dtype} and {type_.dtype} differ.")
+        if not 0 <= axis < type_.ndim == first.ndim or not all(
+            a == axis or n == m
+            for a, (n, m) in enumerate(zip(first.shape, type_.shape, strict=True))
+        ):
+            raise ShapeError(
+                f"concat: tensors must have equal sizes but for axis {axis}, and "
+                f"{first} and {type_} have not."
+            )
+        total = total + type_.shape[axis]
+    shape = (*first.shape[:axis], total, *first.shape[axis + 1 :])
+    return TensorType(first.dtype, shape, all(t.weak for t in types))
+
+
+def _concat_run(*arrays: Array, axis: int) -> Array:
+    """The tensors one after the other along `axis`."""
+    return np.concatenate(arrays, axis=axis)
+
+
+def _concat_lower(_types: Types, *operands: Operand, axis: int) -> Pointwise:
+    parts = [o for o in operands if not is_zero(o.type.shape[axis])]
+    ends = list(accumulate((o.type.shape[axis] for o in parts), initial=0))
+
+    def local_element(number: int, at: Index) -> Expr:
+        """The element of one operand at `at`, or near it where that is outside."""
+        local = expr.sub(at[axis], extent(ends[number]))
+        n = parts[number].type.shape[axis]
+        if is_one(n):
+            local = index(0)
+        if number > 0:
+            local = binary("max", local, index(0))
+        if number < len(parts) - 1:
+            local = binary("min", local, expr.sub(extent(n), index(1)))
+        return parts[number][(*at[:axis], local, *at[axis + 1 :])]
+
+    def choose(low: int, high: int, at: Index) -> Expr:
+        if high - low == 1:
+            return local_element(low, at)
+        middle = (low + high) // 2
+        before = compare("lt", at[axis], extent(ends[middle]))
+        return select(before, choose(low, middle, at), choose(middle, high, at))
+
+    if not parts:  # no element is ever asked for
+        return Pointwise(lambda at: operands[0][at], is_view=True)
+    return Pointwise(lambda at: choose(0, len(parts), at))
+
+
+_concat: Final = OpDef(
+    name="concat",
+    promote=any_dtype,
+    infer=_concat_infer,  # T[*s, n, *t], T[*s, m, *t] -> T[*s, n + m, *t]
+    run=_concat_run,
+    lower=_concat_lower,
+    samples=(
+        Sample(("T[2, 3]", "T[2, 1]", "T[2, 2]"), {"axis": 1}, dtypes.ALL),
+        Sample(("T[2]", "T[0]", "T[3]"), {"axis": 0}),
+        Sample(("T[0]",), {"axis": 0}),
+    ),
+)
+
+
+def concat(arrays: Sequence[Any], /, *, axis: int | None = 0) -> Value:
+    """Join tensors along an axis that they have.
+
+    Args:
+        arrays: One or more tensors; they are promoted to a common dtype.
+        axis: Where they are joined; None: they are flattened first.
+
+    Raises:
+        ArgumentValueError: `arrays` is empty.
+        AxisError: the tensors have no such axis.
+        ShapeError: their sizes along another axis differ.
+    """
+    tensors = _tensors("concat", arrays)
+    if axis is None:
+        return _call(_concat, [reshaped(t, (t.type.size,)) for t in tensors], axis=0)
+    return _call(_concat, tensors, axis=normalize_axis("concat", axis, tensors[0].ndim))
+
+
+def _call(op: OpDef, tensors: Sequence[Any], **params: Any) -> Value:
+    result: Value = op(*tensors, **params)
+    return result
+
+
+def _tensors(name: str, arrays: Any) -> list[Any]:
+    if isinstance(arrays, Value):  # a stack of tensors
+        arrays = unstack(arrays)
+    if not isinstance(arrays, Sequence | np.ndarray):
+        raise ArgumentTypeError(
+            f"{name}: `arrays` must be a sequence of tensors, and is "
+            f"`{type(arrays).__name__}`."
+        )
+    if not len(arrays):
+        raise ArgumentValueError(f"{name}: `arrays` must have a tensor, and is empty.")
+    return [as_tensor(name, a, i) for i, a in enumerate(arrays)]
+
+
+def stack(arrays: Sequence[Any], /, *, axis: int = 0) -> Value:
+    """Join tensors of one shape along a new axis.
+
+    Raises:
+        ArgumentValueError: `arrays` is empty.
+        AxisError: the result has no such axis.
+        ShapeError: the shapes differ.
+    """
+    tensors = _tensors("stack", arrays)
+    first = tensors[0]
+    for tensor in tensors:
+        if tensor.ndim != first.ndim or not all(
+            n == m for n, m in zip(first.shape, tensor.shape, strict=True)
+        ):
+            raise ShapeError(
+                "stack: tensors must have one shape, and have "
+                f"{show(first.shape)} and {show(tensor.shape)}."
+            )
+    axis = normalize_axis("stack", axis, first.ndim + 1)
+    shape = (*first.shape[:axis], 1, *first.shape[axis:])
+    return _call(_concat, [reshaped(t, shape) for t in tensors], axis=axis)
+
+
+def unstack(x: Any, /, *, axis: int = 0) -> tuple[Value, ...]:
+    """The parts of `x` along `axis`, each without that axis; views of `x`.
+
+    Raises:
+        AxisError: `x` has no such axis.
+        DataDependentError: the size of the axis is only known at run time.
+    """
+    x = as_tensor("unstack", x)
+    axis = normalize_axis("unstack", axis, x.ndim)
+    n = x.shape[axis]
+    if not isinstance(n, int):
+        raise DataDependentError(f"range({n})")
+    rest = (*x.shape[:axis], *x.shape[axis + 1 :])
+    return tuple(reshaped(part(x, axis, i, 1), rest) for i in range(n))
+
+
+# --- pad ------------------------------------------------------------------------------
+
+
+def _pad_infer(
+    x: TensorType, value: TensorType, *, before: Shape, after: Shape
+) -> TensorType:
+    if not len(before) == len(after) == x.ndim or value.ndim:
+        raise ShapeError(f"pad: {x} needs {x.ndim} widths on each side, and a scalar.")
+    if value.dtype is not x.dtype:
+        raise DTypeError(f"pad: {x} cannot be padded with {value}.")
+    sizes = zip(x.shape, before, after, strict=True)
+    return x.with_shape([n + b + a for n, b, a in sizes]).strong()
+
+
+def _pad_run(
+    x: Array, value: Array, *, before: tuple[int, ...], after: tuple[int, ...]
+) -> Array:
+    """`x` with `value` around it."""
+    shape = tuple(b + n + a for n, b, a in zip(x.shape, before, after, strict=True))
+    result = np.full(shape, value, x.dtype)
+    within: Any = tuple(slice(b, b + n) for n, b in zip(x.shape, before, strict=True))
+    result[within] = x
+    return result
+
+
+def _pad_lower(
+    _types: Types, x: Operand, value: Operand, *, before: Shape, after: Shape
+) -> Pointwise:
+    def element(at: Index) -> Expr:
+        tests, source = [], []
+        for i, n, b, a in zip(at, x.type.shape, before, after, strict=True):
+            local = expr.sub(i, extent(b))
+            if not is_zero(b):
+                tests.append(compare("ge", local, index(0)))
+                local = binary("max", local, index(0))
+            if not is_zero(a):
+                tests.append(compare("lt", local, extent(n)))
+                local = binary("min", local, expr.sub(extent(n), index(1)))
+            source.append(local)
+        inner = x[tuple(source)]
+        return select(expr.all_of(tests), inner, value[()])
+
+    if any(map(is_zero, x.type.shape)):
+        return Pointwise(lambda _: value[()])
+    return Pointwise(element)
+
+
+_pad: Final = OpDef(
+    name="pad",
+    promote=None,
+    infer=_pad_infer,  # T[*s], T[] -> T[*(before + s + after)]
+    run=_pad_run,
+    lower=_pad_lower,
+    samples=(
+        Sample(("T[2, 3]", "T[]"), {"before": (1, 0), "after": (2, 1)}, dtypes.ALL),
+        Sample(("T[0]", "T[]"), {"before": (1,), "after": (2,)}),
+        Sample(("T[]", "T[]"), {"before": (), "after": ()}),
+    ),
+)
+
+
+def pad(
+    x: Any, pad_width: Any, mode: str = "constant", *, constant_values: Any = 0
+) -> Value:
+    """`x` with `constant_values` around it.
+
+    Args:
+        x: The tensor.
+        pad_width: How many elements to add: one number for all sides, a pair (before,
+            after) for all axes, or a pair for each axis.
+        mode: Only "constant".
+        constant_values: The scalar to pad with.
+
+    Raises:
+        ArgumentValueError: the mode is another, a width is negative, or there is not a
+            pair for each axis.
+        DTypeError: the dtype of `x` cannot hold the scalar.
+        ShapeError: `constant_values` is no scalar.
+    """
+    if mode != "constant":
+        raise ArgumentValueError(f"pad: `mode` must be 'constant', and is {mode!r}.")
+    x = as_tensor("pad", x)
+    value = stored("pad", constant_values, x.type.dtype)
+    if value.type.ndim:
+        raise ShapeError(
+            f"pad: `constant_values` must be a scalar, and is {value.type}."
+        )
+    pairs = _pad_pairs(pad_width, x.ndim)
+    return apply(
+        _pad,
+        x,
+        value,
+        before=tuple(p[0] for p in pairs),
+        after=tuple(p[1] for p in pairs),
+    )
+
+
+def _pad_pairs(pad_width: Any, ndim: int) -> list[tuple[Size, Size]]:
+    if not isinstance(pad_width, tuple | list):
+        n = as_size("pad", pad_width, "pad_width")
+        return [(n, n)] * ndim
+    if len(pad_width) == 2 and not any(isinstance(p, tuple | list) for p in pad_width):
+        before, after = (as_size("pad", n, "pad_width") for n in pad_width)
+        return [(before, after)] * ndim
+    pairs = [as_shape("pad", p, "pad_width") for p in pad_width]
+    if len(pairs) == 1:
+        pairs *= ndim
+    if len(pairs) != ndim or any(len(p) not in (1, 2) for p in pairs):
+        raise ArgumentValueError(
+            f"pad: `pad_width` must have a pair for each of {ndim} axes, and is "
+            f"{pad_width}."
+        )
+    return [(p[0], p[-1]) for p in pairs]
+
+
+# --- roll -----------------------------------------------------------------------------
+
+
+def _roll_infer(x: TensorType, shift: TensorType, **_: int) -> TensorType:
+    if not shift.dtype.is_integer or shift.ndim:
+        raise DTypeError(f"roll: `shift` must be an integer scalar, and is {shift}.")
+    return x
+
+
+def _roll_run(x: Array, shift: Array, *, axis: int) -> Array:
+    """`x` moved by `shift` along `axis`; what leaves at one end enters at the other."""
+    return np.roll(x, int(shift), axis)
+
+
+def _roll_lower(_types: Types, x: Operand, shift: Operand, *, axis: int) -> Pointwise:
+    # A size that may be 0 at run time: nothing is read then, but the remainder must
+    # not trap.
+    n = x.type.shape[axis]
+    period = extent(n) if isinstance(n, int) else binary("max", extent(n), index(1))
+
+    def element(at: Index) -> Expr:
+        amount = expr.floor_mod(expr.cast(shift[()], dtypes.int64), period)
+        position = expr.wrap_index(expr.sub(at[axis], amount), period)
+        return x[(*at[:axis], position, *at[axis + 1 :])]
+
+    if is_zero(n):
+        return Pointwise(lambda at: x[at], is_view=True)
+    return Pointwise(element, is_view=True)
+
+
+_roll: Final = OpDef(
+    name="roll",
+    promote=None,
+    infer=_roll_infer,  # T[*s], i[] -> T[*s]
+    run=_roll_run,
+    lower=_roll_lower,
+    samples=(
+        Sample(("T[2, 5]", "i64[]"), {"axis": 1}, dtypes.ALL, -9.0, 9.0),
+        Sample(("T[0]", "i32[]"), {"axis": 0}),
+    ),
+)
+
+
+def roll(x: Any, /, shift: Any, *, axis: Any = None) -> Value:
+    """Move elements along axes; what leaves at one end enters at the other.
+
+    Args:
+        x: The tensor.
+        shift: An integer (or an integer scalar tensor), or one for each axis.
+        axis: An axis or a tuple of axes; None: along the flattened tensor.
+
+    Raises:
+        ArgumentValueError: there are not as many shifts as axes.
+        AxisError: `x` has no such axis.
+        DTypeError: a shift is no integer.
+    """
+    x = as_tensor("roll", x)
+    if axis is None:
+        if isinstance(shift, tuple | list):
+            shift = _only(shift)
+        flat: Any = roll(reshaped(x, (x.type.size,)), shift, axis=0)
+        return reshaped(flat, x.shape)  # type: ignore[no-any-return]
+    axes = [normalize_axis("roll", a, x.ndim) for a in several(axis)]
+    shifts = several(shift)
+    if len(shifts) == 1:
+        shifts *= len(axes)
+    if len(axes) == 1:
+        axes *= len(shifts)
+    if len(shifts) != len(axes):
+        raise ArgumentValueError(
+            f"roll: {len(shifts)} shifts for {len(axes)} axes. Give one for each."
+        )
+    for amount, along in zip(shifts, axes, strict=True):
+        x = _roll(x, amount, axis=along)
+    return x  # type: ignore[no-any-return]
+
+
+def _only(shift: Sequence[Any]) -> Any:
+    if len(shift) != 1:
+        raise ArgumentValueError(
+            f"roll: {len(shift)} shifts for a flattened tensor. Name as many axes."
+        )
+    return shift[0]

@@ -1,0 +1,598 @@
+"""`hf.linalg`: the array API's linear algebra extension, and triangular solves.
+
+Factorisations take f32 and f64; integers become the default float, and 16-bit floats
+are computed in float32 and rounded. What has no answer is NaN or infinite, as in JAX,
+and raises nothing: see `linalg_factor`, which has the primitives.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from hopflow import dtypes
+from hopflow.bind import Value
+from hopflow.dtypes import DTypeLike
+from hopflow.errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    ShapeError,
+)
+from hopflow.graph.types import same_size
+from hopflow.ops import elementwise, linalg_factor, reduce
+from hopflow.ops.convert import astype
+from hopflow.ops.creation import eye, positions
+from hopflow.ops.gather import gather_clip
+from hopflow.ops.joining import concat
+from hopflow.ops.linalg_factor import check_matrix, smaller
+from hopflow.ops.logic import equal, greater, where
+from hopflow.ops.math import log, sqrt
+from hopflow.ops.matmul import (
+    matmul,
+    matrix_transpose,
+    outer,
+    promoted,
+    tensordot,
+    vecdot,
+)
+from hopflow.ops.opdef import convert_to
+from hopflow.ops.rules import (
+    broadcast_shapes,
+    floating,
+    is_zero,
+    normalize_axes,
+    normalize_axis,
+)
+from hopflow.ops.views import (
+    as_tensor,
+    broadcasted,
+    moved,
+    reshaped,
+    sliced,
+)
+from hopflow.symbolic.size import Size
+
+__all__ = [
+    "EighResult",
+    "QRResult",
+    "SVDResult",
+    "SlogdetResult",
+    "cholesky",
+    "cross",
+    "det",
+    "diagonal",
+    "eigh",
+    "eigvalsh",
+    "inv",
+    "matmul",
+    "matrix_norm",
+    "matrix_power",
+    "matrix_rank",
+    "matrix_transpose",
+    "outer",
+    "pinv",
+    "qr",
+    "slogdet",
+    "solve",
+    "solve_triangular",
+    "svd",
+    "svdvals",
+    "tensordot",
+    "trace",
+    "vecdot",
+    "vector_norm",
+]
+
+
+class EighResult(NamedTuple):
+    """Eigenvalues, ascending, and the eigenvectors in the columns of a matrix."""
+
+    eigenvalues: Value
+    eigenvectors: Value
+
+
+class QRResult(NamedTuple):
+    """A matrix with orthonormal columns, and an upper triangular one."""
+
+    Q: Value
+    R: Value
+
+
+class SlogdetResult(NamedTuple):
+    """The sign of a determinant, and the logarithm of its absolute value."""
+
+    sign: Value
+    logabsdet: Value
+
+
+class SVDResult(NamedTuple):
+    """x = U @ diag(S) @ Vh, with S descending."""
+
+    U: Value
+    S: Value
+    Vh: Value
+
+
+# --- arguments ------------------------------------------------------------------------
+
+
+def _floats(name: str, *args: Any) -> tuple[list[Any], Callable[[Any], Value]]:
+    """Tensors of one dtype that LAPACK has, and what gives results their own dtype."""
+    tensors = [as_tensor(name, arg, i) for i, arg in enumerate(args)]
+    dtype, weak = floating(name, [(t.type.dtype, t.type.weak) for t in tensors])
+    wide = dtype if dtype in linalg_factor.WIDE else dtypes.float32
+
+    def narrow(result: Any) -> Value:
+        converted: Any = convert_to(result, dtype, weak=weak)
+        return converted  # type: ignore[no-any-return]
+
+    return [convert_to(t, wide, weak=weak) for t in tensors], narrow
+
+
+def _matrix(
+    name: str, arg: Any, *, square: bool = False
+) -> tuple[Any, Callable[[Any], Value]]:
+    [x], narrow = _floats(name, arg)
+    check_matrix(name, x.type, square=square)
+    return x, narrow
+
+
+def _flag(name: str, argument: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ArgumentTypeError(
+            f"{name}: `{argument}` must be a bool, and is `{type(value).__name__}`."
+        )
+    return value
+
+
+def _symmetric(x: Any) -> Any:
+    """Its symmetric part: so that derivatives are those of a symmetric argument."""
+    return elementwise.multiply(elementwise.add(x, matrix_transpose(x)), 0.5)
+
+
+# --- factorisations -------------------------------------------------------------------
+
+
+def cholesky(x: Any, /, *, upper: bool = False) -> Value:
+    """The lower triangular L with L @ L^T = x, or the upper U with U^T @ U = x.
+
+    x is symmetric (else its symmetric part is taken) and positive definite; the
+    triangle of one that is not is NaN.
+
+    Raises:
+        ShapeError: `x` is no square matrix or batch of them.
+    """
+    x, narrow = _matrix("cholesky", x, square=True)
+    factor = linalg_factor.cholesky(_symmetric(x))
+    if _flag("cholesky", "upper", upper):
+        factor = matrix_transpose(factor)
+    return narrow(factor)
+
+
+def qr(x: Any, /, *, mode: str = "reduced") -> QRResult:
+    """x = Q @ R; Q has min(m, n) columns, or m if `mode` is "complete".
+
+    Raises:
+        ArgumentValueError: `mode` is neither "reduced" nor "complete".
+        ShapeError: `x` is no matrix or batch of them.
+    """
+    if mode not in ("reduced", "complete"):
+        raise ArgumentValueError(
+            f"qr: `mode` must be 'reduced' or 'complete', and is {mode!r}."
+        )
+    x, narrow = _matrix("qr", x)
+    q, r = linalg_factor.qr(x, complete=mode == "complete")
+    return QRResult(narrow(q), narrow(r))
+
+
+def eigh(x: Any, /) -> EighResult:
+    """Eigenvalues and eigenvectors of a symmetric x (else of its symmetric part).
+
+    Raises:
+        ShapeError: `x` is no square matrix or batch of them.
+    """
+    x, narrow = _matrix("eigh", x, square=True)
+    values, vectors = linalg_factor.eigh(_symmetric(x), vectors=True)
+    return EighResult(narrow(values), narrow(vectors))
+
+
+def eigvalsh(x: Any, /) -> Value:
+    """The eigenvalues of a symmetric x (else of its symmetric part), ascending.
+
+    Raises:
+        ShapeError: `x` is no square matrix or batch of them.
+    """
+    x, narrow = _matrix("eigvalsh", x, square=True)
+    values = linalg_factor.eigh(_symmetric(x), vectors=False)
+    return narrow(values)
+
+
+def svd(x: Any, /, *, full_matrices: bool = True) -> SVDResult:
+    """x = U @ diag(S) @ Vh; U and Vh are square, or have min(m, n) columns and rows.
+
+    Raises:
+        ShapeError: `x` is no matrix or batch of them.
+    """
+    full = _flag("svd", "full_matrices", full_matrices)
+    x, narrow = _matrix("svd", x)
+    u, s, vh = linalg_factor.svd(x, mode="full" if full else "reduced")
+    return SVDResult(narrow(u), narrow(s), narrow(vh))
+
+
+def svdvals(x: Any, /) -> Value:
+    """The singular values, descending: [*b, m, n] -> [*b, min(m, n)].
+
+    Raises:
+        ShapeError: `x` is no matrix or batch of them.
+    """
+    x, narrow = _matrix("svdvals", x)
+    return narrow(linalg_factor.svd(x, mode="values"))
+
+
+# --- systems and determinants ---------------------------------------------------------
+
+
+def solve(x1: Any, x2: Any, /) -> Value:
+    """The x with `x1 @ x = x2`: infinite or NaN where x1 is singular.
+
+    Shapes:
+        [*b, n, n], [*b, n, k] -> [*b, n, k], with batches that broadcast
+        [*b, n, n], [n] -> [*b, n]
+
+    Raises:
+        ShapeError: x1 is not square, or the shapes do not fit.
+    """
+    (a, b), narrow = _floats("solve", x1, x2)
+    check_matrix("solve", a.type, square=True)
+    right = _columns("solve", a, b)
+    lu, pivots = linalg_factor.lu(a)
+    order = linalg_factor.lu_permutation(pivots, size=a.shape[-1])
+    lu, right = _same_batch("solve", lu, right)
+    batch = right.ndim - 2
+    order = broadcasted(order, (*right.shape[:batch], a.shape[-1]))
+    right = gather_clip(right, order, axes=(batch,), batch=batch)
+    for upper in (False, True):
+        right = linalg_factor.triangular_solve(
+            lu, right, upper=upper, transposed=False, unit=not upper
+        )
+    return narrow(_uncolumned(b, right))
+
+
+def solve_triangular(
+    a: Any,
+    b: Any,
+    /,
+    *,
+    lower: bool = False,
+    transpose: bool = False,
+    unit_diagonal: bool = False,
+) -> Value:
+    """The x with `a @ x = b` for a triangular a, of which the other half is not read.
+
+    Args:
+        a: Matrices [*b, n, n].
+        b: [*b, n, k] or [n], as for `solve`.
+        lower: a is lower triangular, not upper.
+        transpose: Solve `a^T @ x = b`.
+        unit_diagonal: Take the diagonal of a to be ones.
+
+    Raises:
+        ShapeError: a is not square, or the shapes do not fit.
+    """
+    name = "solve_triangular"
+    (a, b), narrow = _floats(name, a, b)
+    check_matrix(name, a.type, square=True)
+    matrix, right = _same_batch(name, a, _columns(name, a, b))
+    solution = linalg_factor.triangular_solve(
+        matrix,
+        right,
+        upper=not _flag(name, "lower", lower),
+        transposed=_flag(name, "transpose", transpose),
+        unit=_flag(name, "unit_diagonal", unit_diagonal),
+    )
+    return narrow(_uncolumned(b, solution))
+
+
+def _columns(name: str, a: Any, b: Any) -> Any:
+    """The right-hand side as matrices."""
+    n = a.shape[-1]
+    rows = b.shape[-2 if b.ndim > 1 else 0] if b.ndim else None
+    if rows is None or not (same_size(rows, n) or rows == n):
+        raise ShapeError(
+            f"{name}: the right-hand side of a system with {a.type} must be [{n}] or "
+            f"[..., {n}, k], and is {b.type}."
+        )
+    return reshaped(b, (n, 1)) if b.ndim == 1 else b
+
+
+def _uncolumned(b: Any, solution: Any) -> Any:
+    return reshaped(solution, solution.shape[:-1]) if b.ndim == 1 else solution
+
+
+def _same_batch(name: str, x: Any, y: Any) -> tuple[Any, Any]:
+    batch = broadcast_shapes(name, x.shape[:-2], y.shape[:-2])
+    return (
+        broadcasted(x, (*batch, *x.shape[-2:])),
+        broadcasted(y, (*batch, *y.shape[-2:])),
+    )
+
+
+def inv(x: Any, /) -> Value:
+    """The inverse: infinite or NaN where x is singular.
+
+    Raises:
+        ShapeError: `x` is no square matrix or batch of them.
+    """
+    x, narrow = _matrix("inv", x, square=True)
+    return narrow(solve(x, eye(x.shape[-1], dtype=x.dtype)))
+
+
+def det(x: Any, /) -> Value:
+    """The determinant: [*b, n, n] -> [*b].
+
+    Raises:
+        ShapeError: `x` is no square matrix or batch of them.
+    """
+    x, narrow = _matrix("det", x, square=True)
+    sign, factors = _sign_and_diagonal(x)
+    return narrow(elementwise.multiply(sign, reduce.prod(factors, axis=-1)))
+
+
+def slogdet(x: Any, /) -> SlogdetResult:
+    """The sign of the determinant, and the logarithm of its absolute value.
+
+    Raises:
+        ShapeError: `x` is no square matrix or batch of them.
+    """
+    x, narrow = _matrix("slogdet", x, square=True)
+    sign, factors = _sign_and_diagonal(x)
+    sign = elementwise.multiply(sign, reduce.prod(elementwise.sign(factors), axis=-1))
+    logs = log(elementwise.abs(factors))
+    return SlogdetResult(narrow(sign), narrow(reduce.sum(logs, axis=-1)))
+
+
+def _sign_and_diagonal(x: Any) -> tuple[Any, Any]:
+    """The sign of the row exchanges of an LU factorisation, and the diagonal of u."""
+    lu, pivots = linalg_factor.lu(x)
+    steps = astype(positions((x.shape[-1],), 0), pivots.dtype)
+    signs = astype(where(equal(pivots, steps), 1.0, -1.0), x.dtype)
+    return reduce.prod(signs, axis=-1), diagonal(lu)
+
+
+# --- diagonals ------------------------------------------------------------------------
+
+
+def diagonal(x: Any, /, *, offset: int = 0) -> Value:
+    """The diagonal of each matrix, `offset` places above the main one: a copy.
+
+    Raises:
+        ArgumentTypeError: `offset` is not an int.
+        ShapeError: `x` has fewer than two axes.
+    """
+    x = as_tensor("diagonal", x)
+    check_matrix("diagonal", x.type)
+    if isinstance(offset, bool) or not isinstance(offset, int):
+        raise ArgumentTypeError(
+            f"diagonal: `offset` must be an int, and is `{type(offset).__name__}`."
+        )
+    down, right = max(-offset, 0), max(offset, 0)
+    length = _length(x.shape[-2] - down, x.shape[-1] - right)
+    at = positions((length,), 0)
+    found = gather_clip(
+        x,
+        elementwise.add(at, down),
+        elementwise.add(at, right),
+        axes=(x.ndim - 2, x.ndim - 1),
+        batch=0,
+    )
+    return moved(found, 0, x.ndim - 2)  # type: ignore[no-any-return]
+
+
+def _length(m: Size, n: Size) -> Size:
+    length = smaller(m, n)
+    return max(length, 0) if isinstance(length, int) else length
+
+
+def trace(x: Any, /, *, offset: int = 0, dtype: DTypeLike | None = None) -> Value:
+    """The sum of the diagonal `offset` places above the main one; see `hf.sum`.
+
+    Raises:
+        ArgumentTypeError: `offset` is not an int.
+        ShapeError: `x` has fewer than two axes.
+    """
+    return reduce.sum(diagonal(x, offset=offset), axis=-1, dtype=dtype)
+
+
+# --- norms ----------------------------------------------------------------------------
+
+
+def vector_norm(
+    x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: float = 2
+) -> Value:
+    """The norm of order `ord` along `axis` (an axis, several, or None for all).
+
+    Orders 0 (how many are not 0), inf and -inf (the extreme absolute values) included.
+
+    Raises:
+        ArgumentTypeError: `ord` is not a number.
+        AxisError: the tensor has no such axis.
+    """
+    if isinstance(ord, bool) or not isinstance(ord, int | float):
+        raise ArgumentTypeError(
+            f"vector_norm: `ord` must be a number, and is `{type(ord).__name__}`."
+        )
+    [x], narrow = _floats("vector_norm", x)
+    axes = normalize_axes("vector_norm", axis, x.ndim)
+    along: dict[str, Any] = {
+        "axis": axes,
+        "keepdims": _flag("vector_norm", "keepdims", keepdims),
+    }
+    if ord == 2:
+        squares = reduce.sum(elementwise.multiply(x, x), **along)
+        return narrow(sqrt(squares))
+    if ord == 0:
+        nonzero = astype(astype(x, dtypes.bool_), x.dtype)
+        return narrow(reduce.sum(nonzero, **along))
+    size = elementwise.abs(x)
+    empty = any(is_zero(x.shape[a]) for a in axes)
+    if ord == 1 or (ord == math.inf and empty):
+        return narrow(reduce.sum(size, **along))
+    if ord in (math.inf, -math.inf):
+        extreme = reduce.max if ord > 0 else reduce.min
+        return narrow(extreme(size, **along))
+    total = reduce.sum(elementwise.pow(size, float(ord)), **along)
+    return narrow(elementwise.pow(total, 1.0 / ord))
+
+
+_BY_COLUMNS = {1: (-2, -1), math.inf: (-1, -2)}  # the axis summed, then the extreme's
+
+
+def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Value:
+    """The norm of each matrix: "fro", "nuc", or 1, -1, 2, -2, inf, -inf.
+
+    Raises:
+        ArgumentValueError: `ord` is none of these.
+        ShapeError: `x` is no matrix or batch of them.
+    """
+    keep = _flag("matrix_norm", "keepdims", keepdims)
+    x, narrow = _matrix("matrix_norm", x)
+    if ord == "fro":
+        return narrow(vector_norm(x, axis=(-2, -1), keepdims=keep))
+    if ord == "nuc" or (not isinstance(ord, str) and ord in (2, -2)):
+        values = linalg_factor.svd(x, mode="values")
+        if ord == "nuc":
+            norm: Any = reduce.sum(values, axis=-1)
+        else:
+            norm = (reduce.max if ord > 0 else reduce.min)(values, axis=-1)
+    elif not isinstance(ord, str) and ord in (1, -1, math.inf, -math.inf):
+        summed, other = _BY_COLUMNS[abs(ord)]
+        sums = reduce.sum(elementwise.abs(x), axis=summed, keepdims=True)
+        extreme = reduce.max if ord > 0 else reduce.min
+        norm = extreme(sums, axis=(summed, other))
+    else:
+        raise ArgumentValueError(
+            "matrix_norm: `ord` must be 'fro', 'nuc', 1, -1, 2, -2, inf or -inf, and "
+            f"is {ord!r}."
+        )
+    shape = (*x.shape[:-2], 1, 1) if keep else x.shape[:-2]
+    return narrow(reshaped(norm, shape))
+
+
+# --- what goes through singular values ------------------------------------------------
+
+
+def _cutoff(x: Any, values: Any, rtol: Any) -> Any:
+    """The singular value, one a matrix, up to which others count as 0."""
+    if rtol is None:
+        m, n = x.shape[-2:]
+        larger: Any = m if same_size(smaller(m, n), n) else n
+        eps = dtypes.finfo(x.dtype).eps
+        scale = (
+            larger * eps
+            if isinstance(larger, int)
+            else elementwise.multiply(larger, eps)
+        )
+    else:
+        scale = as_tensor("rtol", rtol)
+        scale = reshaped(scale, (*scale.shape, 1))
+    return elementwise.multiply(scale, reduce.max(values, axis=-1, keepdims=True))
+
+
+def matrix_rank(x: Any, /, *, rtol: Any = None) -> Value:
+    """How many singular values are above `rtol` times the largest: i64[*b].
+
+    `rtol` is max(m, n) times the dtype's eps, unless it is given.
+
+    Raises:
+        ShapeError: `x` is no matrix or batch of them.
+    """
+    x, _ = _matrix("matrix_rank", x)
+    values = linalg_factor.svd(x, mode="values")
+    if is_zero(values.shape[-1]):
+        return reduce.sum(astype(values, dtypes.int64), axis=-1)
+    large = greater(values, _cutoff(x, values, rtol))
+    return reduce.sum(astype(large, dtypes.int64), axis=-1)
+
+
+def pinv(x: Any, /, *, rtol: Any = None) -> Value:
+    """The Moore-Penrose inverse.
+
+    Singular values up to `rtol` times the largest count as 0; `rtol` is max(m, n) times
+    the dtype's eps, unless it is given.
+
+    Raises:
+        ShapeError: `x` is no matrix or batch of them.
+    """
+    x, narrow = _matrix("pinv", x)
+    u, s, vh = linalg_factor.svd(x, mode="reduced")
+    if not is_zero(s.shape[-1]):
+        large = greater(s, _cutoff(x, s, rtol))
+        # The inner `where` keeps the derivative of a value that counts as 0 finite.
+        s = where(large, elementwise.divide(1.0, where(large, s, 1.0)), 0.0)
+    scaled = elementwise.multiply(matrix_transpose(vh), reshaped(s, _row(s)))
+    return narrow(matmul(scaled, matrix_transpose(u)))
+
+
+def _row(s: Any) -> tuple[Size, ...]:
+    return (*s.shape[:-1], 1, s.shape[-1])
+
+
+def matrix_power(x: Any, n: int, /) -> Value:
+    """`n` factors of x; of its inverse, if n is negative.
+
+    Raises:
+        ArgumentTypeError: `n` is not an int.
+        ShapeError: `x` is no square matrix or batch of them.
+    """
+    if isinstance(n, bool) or not isinstance(n, int):
+        raise ArgumentTypeError(
+            f"matrix_power: `n` must be an int, and is `{type(n).__name__}`."
+        )
+    x = as_tensor("matrix_power", x)
+    check_matrix("matrix_power", x.type, square=True)
+    if n < 0:
+        x, n = inv(x), -n
+    if n == 0:
+        return broadcasted(eye(x.shape[-1], dtype=x.dtype), x.shape)  # type: ignore[no-any-return]
+    power, result = x, None
+    while True:
+        if n & 1:
+            result = power if result is None else matmul(result, power)
+        n >>= 1
+        if not n:
+            return result  # type: ignore[return-value]
+        power = matmul(power, power)
+
+
+# --- three dimensions -----------------------------------------------------------------
+
+
+def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Value:
+    """The cross product of vectors of 3 elements along `axis`; the rest broadcasts.
+
+    Raises:
+        AxisError: an operand has no such axis.
+        ShapeError: the size along it is not 3, or the shapes do not broadcast.
+    """
+    parts, at = [], 0
+    for x in promoted("cross", x1, x2):
+        at = normalize_axis("cross", axis, x.ndim)
+        if not (isinstance(x.shape[at], int) and x.shape[at] == 3):
+            raise ShapeError(
+                f"cross: expected vectors of 3 elements along axis {axis}, and found "
+                f"{x.type}."
+            )
+        parts.append([_component(x, at, i) for i in range(3)])
+    (a, b, c), (d, e, f) = parts
+    terms = ((b, f, c, e), (c, d, a, f), (a, e, b, d))
+    products = [
+        elementwise.subtract(elementwise.multiply(p, q), elementwise.multiply(r, s))
+        for p, q, r, s in terms
+    ]
+    ndim = products[0].ndim
+    return concat(products, axis=normalize_axis("cross", axis, ndim))
+
+
+def _component(x: Any, axis: int, i: int) -> Any:
+    starts = tuple(i if a == axis else 0 for a in range(x.ndim))
+    sizes = tuple(1 if a == axis else n for a, n in enumerate(x.shape))
+    return sliced(x, starts, sizes, (1,) * x.ndim)

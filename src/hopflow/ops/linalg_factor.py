@@ -1,0 +1,449 @@
+"""Factorisations of matrices, and what is solved with them.
+
+The primitives are cholesky, lu, triangular_solve, qr, eigh and svd, of f32 and f64; all
+else is composed from them. Leading axes are a batch. They never stop a program: where a
+factorisation does not exist its result is NaN, for that matrix of the batch alone, and
+a singular system has infinities and NaNs in its solution, as in JAX.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from hopflow import dtypes
+from hopflow.errors import ShapeError
+from hopflow.graph.types import TensorType, same_shape, same_size
+from hopflow.loop_ir import expr
+from hopflow.loop_ir.expr import Expr, Index, extent, index
+from hopflow.loop_ir.kernels import Library, Operand, Reduction
+from hopflow.ops.opdef import OpDef, Sample
+from hopflow.ops.rules import Array, require_dtype
+from hopflow.symbolic.size import Size
+
+Types = Sequence[TensorType]
+WIDE: Final = (dtypes.float32, dtypes.float64)
+
+
+# --- types ----------------------------------------------------------------------------
+
+
+def check_matrix(name: str, x: TensorType, *, square: bool = False) -> None:
+    """Check that `x` is a matrix or a batch of matrices.
+
+    Raises:
+        ShapeError: it has fewer than two axes, or must be square and is not.
+    """
+    if x.ndim < 2:
+        raise ShapeError(
+            f"{name}: expected matrices (2 axes or more), and found {x}. "
+            "Add axes with `hf.expand_dims`."
+        )
+    if square and not (same_size(*x.shape[-2:]) or x.shape[-2] == x.shape[-1]):
+        raise ShapeError(
+            f"{name}: expected square matrices, and found {x}: "
+            f"{x.shape[-2]} != {x.shape[-1]}."
+        )
+
+
+def smaller(m: Size, n: Size) -> Size:
+    """The smaller of two sizes.
+
+    Raises:
+        DataDependentError: which it is depends on symbolic sizes.
+    """
+    if same_size(m, n):
+        return m
+    return m if m <= n else n
+
+
+def _each(batch: int) -> Callable[[Array], tuple[int, ...]]:
+    return lambda x: x.shape[:batch]
+
+
+def _lapack(routine: str, like: Array) -> Any:
+    from scipy.linalg import get_lapack_funcs
+
+    [function] = get_lapack_funcs((routine,), (like,))
+    return function
+
+
+def _sizes(x: Operand) -> tuple[Expr, ...]:
+    return tuple(extent(n) for n in x.type.shape[-2:])
+
+
+def _samples(*operands: str, **params: Any) -> tuple[Sample, ...]:
+    return (Sample(operands, params, WIDE),)
+
+
+# --- Cholesky -------------------------------------------------------------------------
+
+
+def _cholesky_infer(x: TensorType) -> TensorType:
+    require_dtype("cholesky", [x], WIDE)
+    check_matrix("cholesky", x, square=True)
+    return x
+
+
+def _cholesky_run(x: Array) -> Array:
+    """The lower triangular l with l @ l^T = x, of which the lower half is read."""
+    try:
+        return np.linalg.cholesky(x)
+    except np.linalg.LinAlgError:
+        if x.ndim > 2:
+            return np.stack([_cholesky_run(matrix) for matrix in x])
+        return np.tril(np.full_like(x, np.nan))
+
+
+cholesky: Final = OpDef(
+    name="cholesky",
+    promote=None,
+    infer=_cholesky_infer,
+    run=_cholesky_run,
+    lower=lambda _, x: Library(
+        "potrf",
+        (x,),
+        _sizes(x)[:1],
+        batch=x.type.ndim - 2,
+        overwrites=(0,),
+        can_fail=True,
+    ),
+    samples=_samples("T[3, 3]") + _samples("T[2, 4, 4]") + _samples("T[0, 0]"),
+)
+
+
+# --- LU -------------------------------------------------------------------------------
+
+
+def _lu_infer(x: TensorType) -> tuple[TensorType, ...]:
+    require_dtype("lu", [x], WIDE)
+    check_matrix("lu", x)
+    *batch, m, n = x.shape
+    return x, TensorType(dtypes.int32, (*batch, smaller(m, n)))
+
+
+def _lu_run(x: Array) -> tuple[Array, Array]:
+    """P x = l @ u packed into one matrix, and the row exchanges, in order, from 0."""
+    *batch, m, n = x.shape
+    lu, pivots = np.array(x), np.zeros((*batch, min(m, n)), np.int32)
+    if x.size:
+        getrf = _lapack("getrf", x)
+        for at in np.ndindex(*batch):
+            lu[at], pivots[at], _ = getrf(x[at])
+    return lu, pivots
+
+
+lu: Final = OpDef(
+    name="lu",
+    promote=None,
+    infer=_lu_infer,
+    run=_lu_run,
+    lower=lambda _, x: Library(
+        "getrf",
+        (x,),
+        _sizes(x),
+        batch=x.type.ndim - 2,
+        overwrites=(0, None),
+        can_fail=True,
+    ),
+    samples=_samples("T[3, 3]") + _samples("T[2, 4, 3]") + _samples("T[0, 0]"),
+)
+
+
+def _permutation_infer(pivots: TensorType, *, size: Size) -> TensorType:
+    require_dtype("lu_permutation", [pivots], (dtypes.int32,))
+    return TensorType(dtypes.int64, (*pivots.shape[:-1], size))
+
+
+def _permutation_run(pivots: Array, *, size: int) -> Array:
+    """Where each row comes from, after the exchanges that `pivots` lists."""
+    *batch, steps = pivots.shape
+    order = np.broadcast_to(np.arange(size), (*batch, size)).copy()
+    for step in range(steps):
+        other = pivots[..., step : step + 1].astype(np.int64)
+        here, there = order[..., step : step + 1].copy(), _take(order, other)
+        np.put_along_axis(order, other, here, -1)
+        order[..., step : step + 1] = there
+    return order
+
+
+def _take(order: Array, at: Array) -> Array:
+    return np.take_along_axis(order, at, -1)
+
+
+def _permutation_lower(_: Types, pivots: Operand, **_params: Size) -> Reduction:
+    # A row is traced back through the exchanges, the last one first. The accumulators
+    # are where it is (-1 before the first step), and the step and its pivot.
+    last = expr.sub(extent(pivots.type.shape[-1]), index(1))
+
+    def element(at: Index, r: Index) -> tuple[Expr, ...]:
+        step = expr.sub(last, r[0])
+        pivot = expr.cast(pivots[(*at[:-1], step)], dtypes.int64)
+        return at[-1], step, pivot
+
+    def combine(old: tuple[Expr, ...], new: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        start, step, pivot = new
+        row = expr.select(expr.compare("lt", old[0], index(0)), start, old[0])
+        at_pivot = expr.select(expr.compare("eq", row, pivot), step, row)
+        row = expr.select(expr.compare("eq", row, step), pivot, at_pivot)
+        return row, step, pivot
+
+    def finish(at: Index, accumulators: tuple[Expr, ...]) -> Expr:
+        row = accumulators[0]
+        return expr.select(expr.compare("lt", row, index(0)), at[-1], row)
+
+    return Reduction(
+        space=pivots.type.shape[-1:],
+        init=(index(-1), index(0), index(0)),
+        combine=combine,
+        element=element,
+        finish=(finish,),
+    )
+
+
+lu_permutation: Final = OpDef(
+    name="lu_permutation",
+    promote=None,
+    infer=_permutation_infer,
+    run=_permutation_run,
+    lower=_permutation_lower,
+    samples=(
+        Sample(("i32[3]",), {"size": 3}, (dtypes.int32,), 2.0, 2.0),
+        Sample(("i32[2, 2]",), {"size": 4}, (dtypes.int32,), 2.0, 3.0),
+    ),
+)
+
+
+# --- triangular systems ---------------------------------------------------------------
+
+
+def _triangular_infer(a: TensorType, b: TensorType, **_: bool) -> TensorType:
+    name = "triangular_solve"
+    require_dtype(name, [a, b], WIDE)
+    check_matrix(name, a, square=True)
+    check_matrix(name, b)
+    if a.dtype is not b.dtype or not same_shape(a.shape[:-1], b.shape[:-1]):
+        raise ShapeError(f"{name}: {a} and {b} must agree in all but the last axis.")
+    return TensorType(b.dtype, b.shape)
+
+
+def _triangular_run(
+    a: Array, b: Array, *, upper: bool, transposed: bool, unit: bool
+) -> Array:
+    """x with a @ x = b (or a^T @ x = b), for the upper or lower triangle of a."""
+    x = np.array(b)
+    if not b.size:
+        return x
+    [trsm] = _blas("trsm", a)
+    for at in np.ndindex(*a.shape[:-2]):
+        x[at] = trsm(1.0, a[at], b[at], lower=not upper, trans_a=transposed, diag=unit)
+    return x
+
+
+def _blas(routine: str, like: Array) -> Any:
+    from scipy.linalg import get_blas_funcs
+
+    return get_blas_funcs((routine,), (like,))
+
+
+def _triangular_lower(
+    _: Types, a: Operand, b: Operand, *, upper: bool, transposed: bool, unit: bool
+) -> Library:
+    flags = (upper, transposed, unit)
+    return Library(
+        "trsm",
+        (a, b),
+        (*_sizes(b), *(expr.const(flag, dtypes.bool_) for flag in flags)),
+        batch=a.type.ndim - 2,
+        overwrites=(1,),
+        can_fail=True,
+    )
+
+
+triangular_solve: Final = OpDef(
+    name="triangular_solve",
+    promote=None,
+    infer=_triangular_infer,
+    run=_triangular_run,
+    lower=_triangular_lower,
+    samples=tuple(
+        Sample(
+            ("T[2, 3, 3]", "T[2, 3, 2]"),
+            {"upper": upper, "transposed": transposed, "unit": unit},
+            WIDE,
+            low=0.5,
+        )
+        for upper in (False, True)
+        for transposed in (False, True)
+        for unit in (False, True)
+    ),
+)
+
+
+# --- QR -------------------------------------------------------------------------------
+
+
+def _qr_infer(x: TensorType, *, complete: bool) -> tuple[TensorType, ...]:
+    require_dtype("qr", [x], WIDE)
+    check_matrix("qr", x)
+    *batch, m, n = x.shape
+    columns = m if complete else smaller(m, n)
+    return x.with_shape((*batch, m, columns)), x.with_shape((*batch, columns, n))
+
+
+def _qr_run(x: Array, *, complete: bool) -> tuple[Array, Array]:
+    """q with orthonormal columns and upper triangular r: x = q @ r."""
+    q, r = np.linalg.qr(x, mode="complete" if complete else "reduced")
+    return q, r
+
+
+def _qr_lower(_: Types, x: Operand, *, complete: bool) -> Library:
+    return Library(
+        "geqrf_orgqr_complete" if complete else "geqrf_orgqr",
+        (x,),
+        _sizes(x),
+        batch=x.type.ndim - 2,
+        overwrites=(None, None),
+        can_fail=True,
+    )
+
+
+qr: Final = OpDef(
+    name="qr",
+    promote=None,
+    infer=_qr_infer,
+    run=_qr_run,
+    lower=_qr_lower,
+    samples=(
+        *_samples("T[4, 3]", complete=False),
+        *_samples("T[2, 3, 4]", complete=False),
+        *_samples("T[4, 2]", complete=True),
+    ),
+)
+
+
+# --- symmetric eigenvalues ------------------------------------------------------------
+
+
+def _eigh_infer(x: TensorType, *, vectors: bool) -> Any:
+    require_dtype("eigh", [x], WIDE)
+    check_matrix("eigh", x, square=True)
+    values = x.with_shape(x.shape[:-1])
+    return (values, x) if vectors else values
+
+
+def _eigh_run(x: Array, *, vectors: bool) -> Any:
+    """Ascending eigenvalues (and eigenvectors) of the symmetric x of a lower half."""
+    try:
+        return tuple(np.linalg.eigh(x)) if vectors else np.linalg.eigvalsh(x)
+    except np.linalg.LinAlgError:
+        return _one_by_one(lambda m: _eigh_run(m, vectors=vectors), x) or (
+            (np.full_like(x[0], np.nan), np.full_like(x, np.nan))
+            if vectors
+            else np.full_like(x[0], np.nan)
+        )
+
+
+def _one_by_one(run: Callable[[Array], Any], x: Array) -> Any:
+    """The stacked results of `run` on each matrix of a batch; None if there is none.
+
+    NumPy gives up a whole batch for one matrix.
+    """
+    if x.ndim == 2:
+        return None
+    results = [run(matrix) for matrix in x]
+    if isinstance(results[0], tuple):
+        return tuple(np.stack(parts) for parts in zip(*results, strict=True))
+    return np.stack(results)
+
+
+def _eigh_lower(_: Types, x: Operand, *, vectors: bool) -> Library:
+    return Library(
+        "syevd" if vectors else "syevd_values",
+        (x,),
+        _sizes(x)[:1],
+        batch=x.type.ndim - 2,
+        overwrites=(None, 0) if vectors else (None,),
+        can_fail=True,
+    )
+
+
+eigh: Final = OpDef(
+    name="eigh",
+    promote=None,
+    infer=_eigh_infer,
+    run=_eigh_run,
+    lower=_eigh_lower,
+    samples=(
+        *_samples("T[3, 3]", vectors=True),
+        *_samples("T[2, 4, 4]", vectors=True),
+        *_samples("T[2, 4, 4]", vectors=False),
+    ),
+)
+
+
+# --- singular values ------------------------------------------------------------------
+
+Mode = Literal["full", "reduced", "values"]
+
+
+def _svd_infer(x: TensorType, *, mode: Mode) -> Any:
+    require_dtype("svd", [x], WIDE)
+    check_matrix("svd", x)
+    *batch, m, n = x.shape
+    k = smaller(m, n)
+    values = x.with_shape((*batch, k))
+    if mode == "values":
+        return values
+    left, right = (m, n) if mode == "full" else (k, k)
+    return x.with_shape((*batch, m, left)), values, x.with_shape((*batch, right, n))
+
+
+def _svd_run(x: Array, *, mode: Mode) -> Any:
+    """u, s, vt with x = u @ diag(s) @ vt and s descending; or s alone."""
+    *batch, m, n = x.shape
+    try:
+        if mode == "values":
+            return np.linalg.svd(x, compute_uv=False)
+        return tuple(np.linalg.svd(x, full_matrices=mode == "full"))
+    except np.linalg.LinAlgError:
+        if batch:
+            return _one_by_one(lambda matrix: _svd_run(matrix, mode=mode), x)
+    k = min(m, n)
+    nan = np.full((max(m, n), max(m, n)), np.nan, x.dtype)
+    if mode == "values":
+        return nan[0, :k]
+    left, right = (m, n) if mode == "full" else (k, k)
+    return nan[:m, :left], nan[0, :k], nan[:right, :n]
+
+
+_SVD_ROUTINES: Final = {
+    "full": "gesdd_full",
+    "reduced": "gesdd",
+    "values": "gesdd_values",
+}
+
+
+def _svd_lower(_: Types, x: Operand, *, mode: Mode) -> Library:
+    return Library(
+        _SVD_ROUTINES[mode],
+        (x,),
+        _sizes(x),
+        batch=x.type.ndim - 2,
+        overwrites=(None,) if mode == "values" else (None, None, None),
+        can_fail=True,
+    )
+
+
+svd: Final = OpDef(
+    name="svd",
+    promote=None,
+    infer=_svd_infer,
+    run=_svd_run,
+    lower=_svd_lower,
+    samples=(
+        *_samples("T[4, 3]", mode="full"),
+        *_samples("T[2, 3, 4]", mode="reduced"),
+        *_samples("T[3, 4]", mode="values"),
+    ),
+)

@@ -1,0 +1,372 @@
+"""The standard's manipulation functions: shapes, axes, repetition; and joining."""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from hopflow.bind import Value, current
+from hopflow.errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    AxisError,
+    DataDependentError,
+    ShapeError,
+)
+from hopflow.graph.types import Shape, TensorType, same_size
+from hopflow.ops.convert import apply
+from hopflow.ops.convert import copy as copy_op
+from hopflow.ops.gather import gather
+from hopflow.ops.joining import concat, pad, roll, stack, unstack
+from hopflow.ops.opdef import as_operand
+from hopflow.ops.rules import (
+    Array,
+    as_shape,
+    as_size,
+    broadcast_shapes,
+    is_zero,
+    normalize_axes,
+    normalize_axis,
+)
+from hopflow.ops.views import (
+    as_tensor,
+    broadcasted,
+    moved,
+    part,
+    reshaped,
+    several,
+    show,
+    transposed,
+)
+from hopflow.symbolic.size import Size, Symbol, SymInt
+
+__all__ = [
+    "broadcast_arrays",
+    "broadcast_to",
+    "concat",
+    "expand_dims",
+    "flip",
+    "moveaxis",
+    "pad",
+    "permute_dims",
+    "ravel",
+    "repeat",
+    "reshape",
+    "roll",
+    "squeeze",
+    "stack",
+    "swapaxes",
+    "tile",
+    "unstack",
+]
+
+
+# --- shapes ---------------------------------------------------------------------------
+
+
+def reshape(x: Any, /, shape: Any, *, copy: bool | None = None) -> Value:
+    """The elements of `x`, in row-major order, in another shape.
+
+    Args:
+        x: The tensor.
+        shape: Sizes; one may be -1, which stands for what is left.
+        copy: True gives memory of its own; False is an error where memory cannot be
+            shared.
+
+    Raises:
+        ShapeError: the number of elements differs, or no size fits the -1.
+        ArgumentValueError: `copy` is False, and a copy cannot be avoided.
+    """
+    x = as_tensor("reshape", x)
+    sizes = _resolved(x.type, shape)
+    result = reshaped(x, sizes)
+    if copy:
+        return apply(copy_op, result)
+    if copy is False and current().is_eager:
+        what = "`reshape(copy=False)`"
+        shared = np.may_share_memory(x._concrete(what), result._concrete(what))
+        if not shared and x.type.size != 0:
+            raise ArgumentValueError(
+                "reshape: `copy` is False, and the elements do not lie so in memory "
+                "that they can be shared."
+            )
+    return result  # type: ignore[no-any-return]
+
+
+def _resolved(x: TensorType, shape: Any) -> Shape:
+    """`shape` with the size that -1 stands for."""
+    given = list(shape) if isinstance(shape, tuple | list) else [shape]
+    holes = [i for i, n in enumerate(given) if not isinstance(n, SymInt) and n == -1]
+    known = as_shape("reshape", [1 if i in holes else n for i, n in enumerate(given)])
+    if not holes:
+        return known
+    if len(holes) > 1:
+        raise ShapeError(f"reshape: only one size may be -1, and `shape` is {shape}.")
+    [hole] = holes
+    missing = _missing(x.shape, [n for i, n in enumerate(known) if i != hole])
+    if missing is None:
+        raise ShapeError(
+            f"reshape: no size fits the -1 of `shape` {tuple(given)}, for a tensor of "
+            f"shape {show(x.shape)} with {x.size} elements."
+        )
+    return (*known[:hole], missing, *known[hole + 1 :])
+
+
+def _missing(shape: Shape, known: Sequence[Size]) -> Size | None:
+    """The n for which `known` and n have as many elements as `shape`; None: no n."""
+    if any(map(is_zero, known)):
+        return None
+    rest, left = list(shape), []
+    for n in known:  # equal sizes cancel, so that symbols seldom need a division
+        match = next((i for i, m in enumerate(rest) if same_size(n, m)), None)
+        if match is None:
+            left.append(n)
+        else:
+            del rest[match]
+    return _divided(prod(rest, start=1), prod(left, start=1))
+
+
+def _divided(total: Size, by: Size) -> Size | None:
+    """`total / by`; None if that is no whole number.
+
+    Raises:
+        DataDependentError: it may be one or not, which only a run can tell.
+    """
+    if isinstance(total, int) and isinstance(by, int):
+        return None if total % by else total // by
+    if same_size(total, by):
+        return 1
+    undecided = DataDependentError(f"({total}) % ({by}) == 0")
+    if len(_terms(by)) != 1:
+        raise undecided
+    [(divisor, factor)] = _terms(by)
+    result: Size = 0
+    for symbols, coefficient in _terms(total):
+        left = list(symbols)
+        for symbol in divisor:
+            if symbol not in left:
+                raise undecided
+            left.remove(symbol)
+        if coefficient % factor:
+            raise undecided
+        sizes = (SymInt((((symbol,), 1),)) for symbol in left)
+        result = result + prod(sizes, start=coefficient // factor)
+    return result
+
+
+_Term: TypeAlias = tuple[tuple[Symbol, ...], int]
+
+
+def _terms(size: Size) -> tuple[_Term, ...]:
+    return size.terms if isinstance(size, SymInt) else (((), size),)
+
+
+def ravel(x: Any, /) -> Value:
+    """The elements of `x` in one axis, in row-major order."""
+    x = as_tensor("ravel", x)
+    return reshaped(x, (x.type.size,))  # type: ignore[no-any-return]
+
+
+def expand_dims(x: Any, /, *, axis: Any = 0) -> Value:
+    """`x` with new axes of size 1, at `axis` (one or a tuple) of the result.
+
+    Raises:
+        AxisError: the result has no such axis, or one is named twice.
+    """
+    x = as_tensor("expand_dims", x)
+    count = len(axis) if isinstance(axis, tuple | list) else 1
+    axes = normalize_axes("expand_dims", axis, x.ndim + count)
+    sizes = iter(x.shape)
+    shape = [1 if a in axes else next(sizes) for a in range(x.ndim + count)]
+    return reshaped(x, tuple(shape))  # type: ignore[no-any-return]
+
+
+def squeeze(x: Any, /, axis: Any) -> Value:
+    """`x` without the axes `axis` (one or a tuple), which must have size 1.
+
+    Raises:
+        AxisError: `x` has no such axis.
+        ShapeError: an axis has another size.
+    """
+    x = as_tensor("squeeze", x)
+    axes = normalize_axes("squeeze", axis, x.ndim)
+    for a in axes:
+        if not x.shape[a] == 1:
+            raise ShapeError(
+                f"squeeze: axis {a} of {x.type} has size {x.shape[a]}; only axes of size "
+                "1 can be left out."
+            )
+    shape = tuple(n for a, n in enumerate(x.shape) if a not in axes)
+    return reshaped(x, shape)  # type: ignore[no-any-return]
+
+
+def permute_dims(x: Any, /, axes: Any) -> Value:
+    """`x` with its axes in the order `axes`.
+
+    Raises:
+        AxisError: `axes` does not name each axis once.
+    """
+    x = as_tensor("permute_dims", x)
+    order = normalize_axes("permute_dims", tuple(several(axes)), x.ndim, "axes")
+    if len(order) != x.ndim:
+        raise AxisError(
+            f"permute_dims: `axes` must name each of the {x.ndim} axes once, and is "
+            f"{axes}."
+        )
+    return transposed(x, order)  # type: ignore[no-any-return]
+
+
+def moveaxis(x: Any, source: Any, destination: Any, /) -> Value:
+    """`x` with the axes `source` at the places `destination`, the others in order.
+
+    Raises:
+        AxisError: `x` has no such axis, or one is named twice.
+        ArgumentValueError: there are not as many destinations as sources.
+    """
+    x = as_tensor("moveaxis", x)
+    sources = normalize_axes("moveaxis", source, x.ndim, "source")
+    targets = normalize_axes("moveaxis", destination, x.ndim, "destination")
+    if len(sources) != len(targets):
+        raise ArgumentValueError(
+            f"moveaxis: {len(sources)} axes have {len(targets)} destinations."
+        )
+    order = [a for a in range(x.ndim) if a not in sources]
+    for target, source_ in sorted(zip(targets, sources, strict=True)):
+        order.insert(target, source_)
+    return transposed(x, order)  # type: ignore[no-any-return]
+
+
+def swapaxes(x: Any, /, axis1: int, axis2: int) -> Value:
+    """`x` with two axes exchanged.
+
+    Raises:
+        AxisError: `x` has no such axis.
+    """
+    x = as_tensor("swapaxes", x)
+    a = normalize_axis("swapaxes", axis1, x.ndim, "axis1")
+    b = normalize_axis("swapaxes", axis2, x.ndim, "axis2")
+    order = list(range(x.ndim))
+    order[a], order[b] = b, a
+    return transposed(x, order)  # type: ignore[no-any-return]
+
+
+def broadcast_to(x: Any, /, shape: Any) -> Value:
+    """`x` repeated along new axes and along its axes of size 1, without a copy.
+
+    Raises:
+        ShapeError: `x` does not broadcast to `shape`.
+    """
+    x = as_tensor("broadcast_to", x)
+    return broadcasted(x, as_shape("broadcast_to", shape))  # type: ignore[no-any-return]
+
+
+def broadcast_arrays(*arrays: Any) -> list[Value]:
+    """The tensors, each broadcast to the shape that all of them have in common.
+
+    Raises:
+        ShapeError: the shapes do not broadcast.
+    """
+    tensors = [as_tensor("broadcast_arrays", a, i) for i, a in enumerate(arrays)]
+    shape = broadcast_shapes("broadcast_arrays", *(t.shape for t in tensors))
+    return [broadcasted(t, shape) for t in tensors]
+
+
+def flip(x: Any, /, *, axis: Any = None) -> Value:
+    """`x` with its elements reversed along `axis` (one, a tuple, or None for all).
+
+    Raises:
+        AxisError: `x` has no such axis, or one is named twice.
+    """
+    x = as_tensor("flip", x)
+    for a in normalize_axes("flip", axis, x.ndim):
+        n = x.shape[a]
+        x = part(x, a, n - 1 if not is_zero(n) else 0, n, -1)
+    return x  # type: ignore[no-any-return]
+
+
+# --- repetition -----------------------------------------------------------------------
+
+
+def tile(x: Any, repetitions: Any, /) -> Value:
+    """`x` repeated `repetitions[a]` times along each axis a.
+
+    Where one of the two has fewer axes, ones are put before.
+
+    Raises:
+        ArgumentValueError: a repetition is negative.
+    """
+    x = as_tensor("tile", x)
+    counts = as_shape("tile", repetitions, "repetitions")
+    ndim = max(len(counts), x.ndim)
+    counts = (1,) * (ndim - len(counts)) + counts
+    sizes = (1,) * (ndim - x.ndim) + x.shape
+    apart: list[Size] = []
+    repeated: list[Size] = []
+    for count, n in zip(counts, sizes, strict=True):
+        apart += [1, n]
+        repeated += [count, n]
+    x = broadcasted(reshaped(x, tuple(apart)), tuple(repeated))
+    shape = tuple(c * n for c, n in zip(counts, sizes, strict=True))
+    return reshaped(x, shape)  # type: ignore[no-any-return]
+
+
+def repeat(x: Any, repeats: Any, /, *, axis: int | None = None) -> Value:
+    """`x` with each element along `axis` repeated.
+
+    Args:
+        x: The tensor.
+        repeats: How often: a number for all elements, or one for each of them. Those
+            decide the result's size, so a tensor of them must not be traced.
+        axis: The axis; None: along the flattened tensor.
+
+    Raises:
+        AxisError: `x` has no such axis.
+        ArgumentValueError: a number is negative.
+        ShapeError: there is not a number for each element.
+        TraceError: `repeats` is a traced tensor.
+    """
+    x = as_tensor("repeat", x)
+    if axis is None:
+        return repeat(ravel(x), repeats, axis=0)
+    axis = normalize_axis("repeat", axis, x.ndim)
+    n = x.shape[axis]
+    if isinstance(repeats, Value | np.ndarray | tuple | list):
+        return _repeat_each(x, _counts(repeats), axis)
+    count = as_size("repeat", repeats, "repeats")
+    head, tail = x.shape[:axis], x.shape[axis + 1 :]
+    apart = reshaped(x, (*head, n, 1, *tail))
+    repeated = broadcasted(apart, (*head, n, count, *tail))
+    return reshaped(repeated, (*head, n * count, *tail))  # type: ignore[no-any-return]
+
+
+def _counts(repeats: Any) -> Array:
+    if isinstance(repeats, Value):
+        what = "`repeat` with counts in a tensor, which decide a size"
+        repeats = repeats._concrete(what)  # type: ignore[attr-defined]
+    counts = np.asarray(repeats)
+    if counts.size == 0:
+        counts = counts.astype(np.int64)
+    if counts.dtype.kind not in "iu":
+        raise ArgumentTypeError(
+            f"repeat: `repeats` must be integers, and is {repeats}."
+        )
+    if counts.size and counts.min() < 0:
+        raise ArgumentValueError(f"repeat: `repeats` must not be negative: {repeats}.")
+    return counts
+
+
+def _repeat_each(x: Any, counts: Array, axis: int) -> Value:
+    n = x.shape[axis]
+    if not isinstance(n, int):
+        raise DataDependentError(f"{n} == {counts.size}")
+    if counts.size == 1:
+        counts = np.broadcast_to(counts.reshape(()), (n,))
+    if counts.shape != (n,):
+        raise ShapeError(
+            f"repeat: `repeats` must have a number for each of {n} elements, and has "
+            f"shape {show(counts.shape)}."
+        )
+    positions = as_operand("repeat", 1, np.repeat(np.arange(n), counts))
+    found = apply(gather, x, positions, axes=(axis,), batch=0)
+    return moved(found, 0, axis)  # type: ignore[no-any-return]

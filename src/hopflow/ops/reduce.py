@@ -1,0 +1,499 @@
+"""Reductions and running totals over axes, as the array API standard has them.
+
+They are composed of the primitives in `reducers`.
+"""
+
+from collections.abc import Callable
+from math import prod as product
+from typing import Any
+
+from hopflow import dtypes
+from hopflow.bind import Operand, Value
+from hopflow.dtypes import DType, DTypeLike
+from hopflow.errors import ArgumentTypeError, ArgumentValueError
+from hopflow.graph.types import Shape
+from hopflow.ops import reducers
+from hopflow.ops.convert import apply, as_value, astype, copy
+from hopflow.ops.elementwise import add, divide, square, subtract, where
+from hopflow.ops.joining import concat
+from hopflow.ops.logic import as_bool, greater, isfinite, not_equal
+from hopflow.ops.math import exp, log, sqrt
+from hopflow.ops.opdef import OpDef, as_operand
+from hopflow.ops.rules import floating, normalize_axes, normalize_axis
+from hopflow.ops.views import broadcasted, reshaped, sliced
+
+__all__ = [
+    "all",
+    "any",
+    "argmax",
+    "argmin",
+    "count_nonzero",
+    "cummax",
+    "cummin",
+    "cumulative_prod",
+    "cumulative_sum",
+    "diff",
+    "logsumexp",
+    "max",
+    "mean",
+    "min",
+    "prod",
+    "std",
+    "sum",
+    "var",
+]
+
+
+def _tensor(name: str, x: Any) -> Value:
+    return as_value(as_operand(name, 0, x))
+
+
+def _as(x: Value, dtype: DType) -> Value:
+    return x if x.type.dtype is dtype else astype(x, dtype)
+
+
+def _reduce(
+    op: OpDef, name: str, x: Operand, axis: Any, keepdims: bool
+) -> tuple[Value, Shape]:
+    """`x` reduced over `axis`, and the shape it has with `keepdims`."""
+    value = as_value(x)
+    axes = tuple(sorted(normalize_axes(name, axis, value.ndim)))
+    kept = tuple(1 if a in axes else n for a, n in enumerate(value.shape))
+    result: Value = op(value, axes=axes) if axes else apply(copy, value)
+    return (reshaped(result, kept) if keepdims else result), kept
+
+
+# --- sums and products ----------------------------------------------------------------
+
+
+def _total_dtype(dtype: DTypeLike | None, x: Value) -> DType:
+    """What a sum or a product has by default: small integers become 64 bits wide."""
+    if dtype is not None:
+        return dtypes.as_dtype(dtype)
+    if x.type.dtype.is_float:
+        return x.type.dtype
+    return dtypes.uint64 if x.type.dtype.kind == "u" else dtypes.int64
+
+
+def sum(
+    x: Any,
+    /,
+    axis: Any = None,
+    *,
+    dtype: DTypeLike | None = None,
+    keepdims: bool = False,
+) -> Value:
+    """The sum of the elements over `axis`; 0 of none.
+
+    Args:
+        x: T[*s].
+        axis: An axis, a tuple of axes, or None for all.
+        dtype: What to convert to first; None: T, but 64-bit for smaller integers.
+        keepdims: Whether reduced axes stay, with size 1.
+
+    Raises:
+        AxisError: `x` has no such axis, or one is named twice.
+    """
+    value = _tensor("sum", x)
+    value = _as(value, _total_dtype(dtype, value))
+    return _reduce(reducers.reduce_sum, "sum", value, axis, keepdims)[0]
+
+
+def prod(
+    x: Any,
+    /,
+    axis: Any = None,
+    *,
+    dtype: DTypeLike | None = None,
+    keepdims: bool = False,
+) -> Value:
+    """The product of the elements over `axis`; 1 of none.
+
+    Args:
+        x: T[*s].
+        axis: An axis, a tuple of axes, or None for all.
+        dtype: What to convert to first; None: T, but 64-bit for smaller integers.
+        keepdims: Whether reduced axes stay, with size 1.
+
+    Raises:
+        AxisError: `x` has no such axis, or one is named twice.
+    """
+    value = _tensor("prod", x)
+    value = _as(value, _total_dtype(dtype, value))
+    return _reduce(reducers.reduce_prod, "prod", value, axis, keepdims)[0]
+
+
+def count_nonzero(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Value:
+    """How many elements over `axis` are not 0, as int64.
+
+    Raises:
+        AxisError: `x` has no such axis, or one is named twice.
+    """
+    ones = _as(as_value(as_bool("count_nonzero", 0, x)), dtypes.int64)
+    return _reduce(reducers.reduce_sum, "count_nonzero", ones, axis, keepdims)[0]
+
+
+# --- statistics -----------------------------------------------------------------------
+
+
+def _floats(name: str, x: Any) -> tuple[Value, DType]:
+    """`x` as floats to compute with, and the dtype of the result: means of 16-bit
+    floats are computed in float32."""
+    value = _tensor(name, x)
+    dtype, _ = floating(name, [(value.type.dtype, value.type.weak)])
+    wide = dtypes.float32 if dtype.bits == 16 else dtype
+    return _as(value, wide), dtype
+
+
+def mean(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Value:
+    """The mean of the elements over `axis`; integers become the default float.
+
+    Args:
+        x: T[*s]. The mean of no elements is a NaN.
+        axis: An axis, a tuple of axes, or None for all.
+        keepdims: Whether reduced axes stay, with size 1.
+
+    Raises:
+        AxisError: `x` has no such axis, or one is named twice.
+    """
+    value, dtype = _floats("mean", x)
+    return _as(_mean("mean", value, axis, keepdims), dtype)
+
+
+def _mean(name: str, x: Value, axis: Any, keepdims: bool) -> Value:
+    axes = normalize_axes(name, axis, x.ndim)
+    total, _ = _reduce(reducers.reduce_sum, name, x, axes, keepdims)
+    result: Value = divide(total, product((x.shape[a] for a in axes), start=1))
+    return result
+
+
+def var(
+    x: Any, /, axis: Any = None, *, correction: float = 0.0, keepdims: bool = False
+) -> Value:
+    """The variance of the elements over `axis`; integers become the default float.
+
+    Args:
+        x: T[*s].
+        axis: An axis, a tuple of axes, or None for all.
+        correction: What is subtracted from the number of elements in the divisor: 1
+            for an unbiased estimate. A NaN where nothing is left.
+        keepdims: Whether reduced axes stay, with size 1.
+
+    Raises:
+        AxisError: `x` has no such axis, or one is named twice.
+    """
+    value, dtype = _floats("var", x)
+    return _as(_var("var", value, axis, correction, keepdims), dtype)
+
+
+def std(
+    x: Any, /, axis: Any = None, *, correction: float = 0.0, keepdims: bool = False
+) -> Value:
+    """The standard deviation over `axis`: the square root of `var`.
+
+    Raises:
+        AxisError: `x` has no such axis, or one is named twice.
+    """
+    value, dtype = _floats("std", x)
+    return _as(sqrt(_var("std", value, axis, correction, keepdims)), dtype)
+
+
+def _var(name: str, x: Value, axis: Any, correction: float, keepdims: bool) -> Value:
+    if not isinstance(correction, int | float):
+        raise ArgumentTypeError(
+            f"{name}: `correction` must be a number, and is "
+            f"`{type(correction).__name__}`."
+        )
+    axes = normalize_axes(name, axis, x.ndim)
+    distance = square(subtract(x, _mean(name, x, axes, True)))
+    total, _ = _reduce(reducers.reduce_sum, name, distance, axes, keepdims)
+    count = product((x.shape[a] for a in axes), start=1)
+    result: Value
+    if isinstance(count, int):
+        left = count - correction
+        result = divide(total, left if left > 0 else float("nan"))
+    else:
+        size = subtract(count, correction)
+        result = divide(total, where(greater(size, 0), size, float("nan")))
+    return result
+
+
+def logsumexp(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Value:
+    """`log(sum(exp(x)))` over `axis`, without overflow.
+
+    Raises:
+        AxisError: `x` has no such axis, or one is named twice.
+    """
+    value, dtype = _floats("logsumexp", x)
+    axes = normalize_axes("logsumexp", axis, value.ndim)
+    largest, kept = _reduce(reducers.reduce_max, "logsumexp", value, axes, True)
+    # Where the largest is infinite, subtracting it would make a NaN.
+    offset = where(isfinite(largest), largest, 0.0)
+    scaled = exp(subtract(value, offset))
+    total, _ = _reduce(reducers.reduce_sum, "logsumexp", scaled, axes, True)
+    result = _as(add(log(total), offset), dtype)
+    if keepdims:
+        return result
+    return reshaped(result, _dropped(kept, axes))  # type: ignore[no-any-return]
+
+
+def _dropped(shape: Shape, axes: tuple[int, ...]) -> Shape:
+    return tuple(n for a, n in enumerate(shape) if a not in axes)
+
+
+# --- extrema and tests ----------------------------------------------------------------
+
+
+def max(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Value:
+    """The largest element over `axis`; a NaN if there is one.
+
+    Args:
+        x: T[*s].
+        axis: An axis, a tuple of axes, or None for all.
+        keepdims: Whether reduced axes stay, with size 1.
+
+    Raises:
+        AxisError: `x` has no such axis, or one is named twice.
+        ShapeError: an axis to reduce has no elements.
+    """
+    return _reduce(reducers.reduce_max, "max", _tensor("max", x), axis, keepdims)[0]
+
+
+def min(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Value:
+    """The smallest element over `axis`; a NaN if there is one.
+
+    Args:
+        x: T[*s].
+        axis: An axis, a tuple of axes, or None for all.
+        keepdims: Whether reduced axes stay, with size 1.
+
+    Raises:
+        AxisError: `x` has no such axis, or one is named twice.
+        ShapeError: an axis to reduce has no elements.
+    """
+    return _reduce(reducers.reduce_min, "min", _tensor("min", x), axis, keepdims)[0]
+
+
+def all(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Value:
+    """Whether all elements over `axis` hold (are not 0), as bool; true of none.
+
+    Raises:
+        AxisError: `x` has no such axis, or one is named twice.
+    """
+    test = as_bool("all", 0, x)
+    return _reduce(reducers.reduce_and, "all", test, axis, keepdims)[0]
+
+
+def any(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Value:
+    """Whether any element over `axis` holds (is not 0), as bool; false of none.
+
+    Raises:
+        AxisError: `x` has no such axis, or one is named twice.
+    """
+    test = as_bool("any", 0, x)
+    return _reduce(reducers.reduce_or, "any", test, axis, keepdims)[0]
+
+
+def argmax(x: Any, /, axis: int | None = None, *, keepdims: bool = False) -> Value:
+    """The position of the largest element along `axis`, as int64: the first of equal
+    ones, and of the first NaN if there is one.
+
+    Args:
+        x: T[*s].
+        axis: An axis; None: the position in the flattened tensor.
+        keepdims: Whether the reduced axes stay, with size 1.
+
+    Raises:
+        AxisError: `x` has no such axis.
+        ShapeError: the axis has no elements.
+    """
+    return _position(reducers.reduce_argmax, "argmax", x, axis, keepdims)
+
+
+def argmin(x: Any, /, axis: int | None = None, *, keepdims: bool = False) -> Value:
+    """The position of the smallest element along `axis`, as int64: the first of equal
+    ones, and of the first NaN if there is one.
+
+    Args:
+        x: T[*s].
+        axis: An axis; None: the position in the flattened tensor.
+        keepdims: Whether the reduced axes stay, with size 1.
+
+    Raises:
+        AxisError: `x` has no such axis.
+        ShapeError: the axis has no elements.
+    """
+    return _position(reducers.reduce_argmin, "argmin", x, axis, keepdims)
+
+
+def _position(op: OpDef, name: str, x: Any, axis: int | None, keepdims: bool) -> Value:
+    value = _tensor(name, x)
+    if axis is None:
+        kept: Shape = (1,) * value.ndim
+        result: Value = op(reshaped(value, (value.type.size,)), axis=0)
+    else:
+        number = normalize_axis(name, axis, value.ndim)
+        kept = tuple(1 if a == number else n for a, n in enumerate(value.shape))
+        result = op(value, axis=number)
+    return reshaped(result, kept) if keepdims else result
+
+
+# --- running totals -------------------------------------------------------------------
+
+
+def cumulative_sum(
+    x: Any,
+    /,
+    *,
+    axis: int | None = None,
+    dtype: DTypeLike | None = None,
+    include_initial: bool = False,
+) -> Value:
+    """The sums of the elements up to each, along `axis`.
+
+    Args:
+        x: T[*s].
+        axis: Along which axis; may be left out if there is only one.
+        dtype: What to convert to first; None: T, but 64-bit for smaller integers.
+        include_initial: Whether to start with the sum of none, 0.
+
+    Raises:
+        ArgumentValueError: `axis` is left out, and `x` has not one axis.
+        AxisError: `x` has no such axis.
+    """
+    value = _tensor("cumulative_sum", x)
+    value = _as(value, _total_dtype(dtype, value))
+    return _running(reducers.cumsum, "cumulative_sum", value, axis, 0, include_initial)
+
+
+def cumulative_prod(
+    x: Any,
+    /,
+    *,
+    axis: int | None = None,
+    dtype: DTypeLike | None = None,
+    include_initial: bool = False,
+) -> Value:
+    """The products of the elements up to each, along `axis`.
+
+    Args:
+        x: T[*s].
+        axis: Along which axis; may be left out if there is only one.
+        dtype: What to convert to first; None: T, but 64-bit for smaller integers.
+        include_initial: Whether to start with the product of none, 1.
+
+    Raises:
+        ArgumentValueError: `axis` is left out, and `x` has not one axis.
+        AxisError: `x` has no such axis.
+    """
+    value = _tensor("cumulative_prod", x)
+    value = _as(value, _total_dtype(dtype, value))
+    return _running(
+        reducers.cumprod, "cumulative_prod", value, axis, 1, include_initial
+    )
+
+
+def cummax(x: Any, /, *, axis: int | None = None) -> Value:
+    """The largest of the elements up to each, along `axis`; a NaN stays.
+
+    Raises:
+        ArgumentValueError: `axis` is left out, and `x` has not one axis.
+        AxisError: `x` has no such axis.
+    """
+    return _running(reducers.cummax, "cummax", _tensor("cummax", x), axis)
+
+
+def cummin(x: Any, /, *, axis: int | None = None) -> Value:
+    """The smallest of the elements up to each, along `axis`; a NaN stays.
+
+    Raises:
+        ArgumentValueError: `axis` is left out, and `x` has not one axis.
+        AxisError: `x` has no such axis.
+    """
+    return _running(reducers.cummin, "cummin", _tensor("cummin", x), axis)
+
+
+def _running(
+    op: OpDef,
+    name: str,
+    x: Value,
+    axis: int | None,
+    neutral: int = 0,
+    include_initial: bool = False,
+) -> Value:
+    if axis is None:
+        if x.ndim != 1:
+            raise ArgumentValueError(
+                f"{name}: `axis` may only be left out for a tensor with one axis, and "
+                f"this one is {x.type}."
+            )
+        axis = 0
+    axis = normalize_axis(name, axis, x.ndim)
+    dtype = x.type.dtype
+    # Running totals of 16-bit floats are kept in float32, and rounded at the end.
+    wide = dtypes.float32 if dtype.is_float and dtype.bits == 16 else dtype
+    result = _as(op(_as(x, wide), axis=axis, reverse=False), dtype)
+    if not include_initial:
+        return result
+    shape = tuple(1 if a == axis else n for a, n in enumerate(x.shape))
+    first = broadcasted(astype(neutral, dtype), shape)
+    return concat([first, result], axis=axis)  # type: ignore[no-any-return]
+
+
+def diff(
+    x: Any,
+    /,
+    *,
+    axis: int = -1,
+    n: int = 1,
+    prepend: Any = None,
+    append: Any = None,
+) -> Value:
+    """The differences of neighbours along `axis`, taken `n` times.
+
+    Args:
+        x: T[*s]. Of bools, whether neighbours differ.
+        axis: Along which axis.
+        n: How many times.
+        prepend, append: What to put before and after `x` along `axis` first: numbers,
+            or tensors that fit but for their size along `axis`.
+
+    Raises:
+        ArgumentValueError: `n` is negative.
+        AxisError: `x` has no such axis.
+    """
+    value = _tensor("diff", x)
+    axis = normalize_axis("diff", axis, value.ndim)
+    if not isinstance(n, int) or n < 0:
+        raise ArgumentValueError(f"diff: `n` must be 0 or more, and is {n}.")
+    parts = [value]
+    for extra, place in ((prepend, 0), (append, len(parts) + 1)):
+        if extra is not None:
+            parts.insert(place, _fitted(extra, value, axis))
+    result = concat(parts, axis=axis) if len(parts) > 1 else value
+    for _ in range(n):
+        result = _differences(result, axis)
+    return result
+
+
+def _fitted(extra: Any, x: Value, axis: int) -> Value:
+    """A number as a slice of `x` of size 1; a tensor as it is."""
+    value = _tensor("diff", extra)
+    if value.ndim:
+        return value
+    shape = tuple(1 if a == axis else size for a, size in enumerate(x.shape))
+    return broadcasted(_as(value, x.type.dtype), shape)  # type: ignore[no-any-return]
+
+
+def _differences(x: Value, axis: int) -> Value:
+    size = x.shape[axis]
+    less = size - 1 if not isinstance(size, int) or size else 0
+    sizes = tuple(less if a == axis else n for a, n in enumerate(x.shape))
+    none = (0,) * x.ndim
+    steps = (1,) * x.ndim
+    begin = size - less
+    second = tuple(begin if a == axis else 0 for a in range(x.ndim))
+    minus: Callable[[Any, Any], Value] = (
+        not_equal if x.type.dtype.kind == "b" else subtract
+    )
+    return minus(sliced(x, second, sizes, steps), sliced(x, none, sizes, steps))

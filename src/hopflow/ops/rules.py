@@ -1,0 +1,425 @@
+"""The rules that families of operations share: promotion, types, shapes, arguments.
+
+`elementwise` makes the record of an elementwise operation from its NumPy meaning and a
+scalar expression; the rest are the parts that other families put together themselves.
+"""
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from hopflow import dtypes
+from hopflow.dtypes import DType, DTypeLike
+from hopflow.errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    AxisError,
+    DeviceError,
+    DTypeError,
+    ShapeError,
+)
+from hopflow.graph.types import Shape, TensorType, same_size
+from hopflow.loop_ir.expr import Expr, Index
+from hopflow.loop_ir.kernels import Operand, Pointwise, elements
+from hopflow.ops.opdef import Infer, OpDef, Promotion, Sample
+from hopflow.symbolic.size import Size, SymInt
+
+__all__ = [
+    "Array",
+    "any_dtype",
+    "as_integer",
+    "as_shape",
+    "as_size",
+    "boolean",
+    "broadcast",
+    "broadcast_shapes",
+    "check_device",
+    "comparison",
+    "elementwise",
+    "floating",
+    "integral",
+    "integral_or_boolean",
+    "is_one",
+    "is_zero",
+    "normalize_axes",
+    "normalize_axis",
+    "numeric",
+    "optional_dtype",
+    "pointwise",
+    "real_floating",
+    "require_dtype",
+    "same",
+]
+
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+Typed: TypeAlias = Sequence[tuple[DType, bool]]
+"""Operands as (dtype, weak)."""
+
+
+# --- promotion ------------------------------------------------------------------------
+
+
+NUMERIC: Final = dtypes.INTEGERS + dtypes.FLOATS
+BITS: Final = (dtypes.bool_, *dtypes.INTEGERS)
+
+_KINDS: Final[dict[tuple[DType, ...], str]] = {
+    dtypes.ALL: "of any dtype",
+    NUMERIC: "numeric",
+    dtypes.FLOATS: "floating",
+    dtypes.INTEGERS: "integers",
+    BITS: "integers or bools",
+    (dtypes.bool_,): "bools",
+}
+
+
+def _kind(allowed: tuple[DType, ...]) -> str:
+    return _KINDS.get(allowed) or " or ".join(d.name for d in allowed)
+
+
+def require_dtype(
+    name: str, types: Sequence[TensorType], allowed: tuple[DType, ...]
+) -> None:
+    """Check that every operand's dtype is one of `allowed`.
+
+    Raises:
+        DTypeError: one is not.
+    """
+    for type_ in types:
+        if type_.dtype not in allowed:
+            raise _wrong_kind(name, [t.dtype for t in types], allowed)
+
+
+def _wrong_kind(
+    name: str, found: Sequence[DType], allowed: tuple[DType, ...]
+) -> DTypeError:
+    are = " and ".join(d.name for d in found)
+    return DTypeError(
+        f"{name}: operands must be {_kind(allowed)}, and are {are}. "
+        "Convert them with `hf.astype`."
+    )
+
+
+def _promotion(allowed: tuple[DType, ...], *, to_float: bool = False) -> Promotion:
+    """Promotion to the operands' common dtype, which must be one of `allowed`."""
+
+    def promote(
+        name: str, operands: Sequence[tuple[DType, bool]]
+    ) -> tuple[DType, bool]:
+        dtype, weak = dtypes.promote(*operands)
+        if to_float and not dtype.is_float:
+            dtype = dtypes.DEFAULT_FLOAT
+        if dtype not in allowed:
+            raise _wrong_kind(name, [d for d, _ in operands], allowed)
+        return dtype, weak
+
+    return promote
+
+
+any_dtype: Final = _promotion(dtypes.ALL)
+same: Final = any_dtype
+numeric: Final = _promotion(NUMERIC)
+real_floating: Final = _promotion(dtypes.FLOATS)
+"""Only floats: an integer is an error."""
+floating: Final = _promotion(dtypes.FLOATS, to_float=True)
+"""Integers and bools become the default float, as in JAX."""
+integral: Final = _promotion(dtypes.INTEGERS)
+integral_or_boolean: Final = _promotion(BITS)
+boolean: Final = _promotion((dtypes.bool_,))
+
+_ALLOWED: Final[dict[Promotion, tuple[DType, ...]]] = {
+    any_dtype: dtypes.ALL,
+    numeric: NUMERIC,
+    real_floating: dtypes.FLOATS,
+    floating: dtypes.FLOATS,
+    integral: dtypes.INTEGERS,
+    integral_or_boolean: BITS,
+    boolean: (dtypes.bool_,),
+}
+
+
+def optional_dtype(dtype: DTypeLike | None, default: DType) -> DType:
+    """The `dtype=` argument of a public function, or `default` where it is None."""
+    return default if dtype is None else dtypes.as_dtype(dtype)
+
+
+# --- types and shapes -----------------------------------------------------------------
+
+
+def is_one(size: Size) -> bool:
+    """Whether a size is the number 1; a symbol never is."""
+    return isinstance(size, int) and size == 1
+
+
+def is_zero(size: Size) -> bool:
+    """Whether a size is the number 0; a symbol never is."""
+    return isinstance(size, int) and size == 0
+
+
+def broadcast_shapes(name: str, *shapes: Shape) -> Shape:
+    """The shape that `shapes` broadcast to, for the operation `name`.
+
+    A symbolic size is never taken to be 1.
+
+    Raises:
+        ShapeError: two sizes differ, and neither is 1.
+        DataDependentError: two symbolic sizes may or may not be equal.
+    """
+    ndim = max(map(len, shapes), default=0)
+    result: list[Size] = [1] * ndim
+    for shape in shapes:
+        offset = ndim - len(shape)
+        for axis, size in enumerate(shape, start=offset):
+            known = result[axis]
+            if is_one(known):
+                result[axis] = size
+            elif not (is_one(size) or same_size(known, size) or known == size):
+                shown = " and ".join(f"[{', '.join(map(str, s))}]" for s in shapes)
+                raise ShapeError(
+                    f"{name}: shapes {shown} do not broadcast: along axis "
+                    f"{axis - ndim}, {known} != {size}. Sizes must agree, or be 1; "
+                    "add an axis of size 1 with `hf.expand_dims`."
+                )
+    return tuple(result)
+
+
+def broadcast(
+    name: str,
+    allowed: tuple[DType, ...] = dtypes.ALL,
+    *,
+    arity: int | None = None,
+    result: DType | None = None,
+) -> Infer:
+    """The `infer` of an elementwise operation: T[*s], T[*t] -> T[*broadcast(s, t)].
+
+    Args:
+        allowed: The dtypes that T may be.
+        arity: How many operands there are; None: one or more.
+        result: The result's dtype, if it is not T.
+    """
+
+    def infer(*types: TensorType, **_: Any) -> TensorType:
+        check_arity(name, types, arity)
+        require_dtype(name, types, allowed)
+        dtype = types[0].dtype
+        if any(t.dtype is not dtype for t in types):
+            shown = " and ".join(t.dtype.name for t in types)
+            raise DTypeError(f"{name}: operands must have one dtype, and have {shown}.")
+        return TensorType(
+            result or dtype,
+            broadcast_shapes(name, *(t.shape for t in types)),
+            all(t.weak for t in types) and result is None,
+        )
+
+    return infer
+
+
+def comparison(name: str, allowed: tuple[DType, ...] = dtypes.ALL) -> Infer:
+    """The `infer` of a comparison: T[*s], T[*t] -> bool[*broadcast(s, t)]."""
+    return broadcast(name, allowed, arity=2, result=dtypes.bool_)
+
+
+def check_arity(name: str, types: Sequence[TensorType], arity: int | None) -> None:
+    """Check the number of operands.
+
+    Raises:
+        ArgumentTypeError: it is another than `arity` (or none at all).
+    """
+    if (not types) if arity is None else len(types) != arity:
+        wanted = "at least one operand" if arity is None else f"{arity} operand(s)"
+        raise ArgumentTypeError(f"{name}: takes {wanted}, and was given {len(types)}.")
+
+
+# --- arguments of public functions ----------------------------------------------------
+
+
+def normalize_axis(name: str, axis: Any, ndim: int, argument: str = "axis") -> int:
+    """`axis`, counted from the front.
+
+    Raises:
+        ArgumentTypeError: it is not an integer.
+        AxisError: a tensor of `ndim` axes has no such axis.
+    """
+    number = as_integer(name, argument, axis)
+    if not -ndim <= number < ndim:
+        has = f"axes {-ndim} to {ndim - 1}" if ndim else "no axes"
+        raise AxisError(
+            f"{name}: `{argument}` is {number}, and a tensor of rank {ndim} has {has}."
+        )
+    return number % ndim
+
+
+def normalize_axes(
+    name: str, axis: Any, ndim: int, argument: str = "axis"
+) -> tuple[int, ...]:
+    """`axis` (an integer, several, or None for all) as axes counted from the front, in
+    the order given.
+
+    Raises:
+        ArgumentTypeError: it is none of these.
+        AxisError: a tensor of `ndim` axes has no such axis, or one is named twice.
+    """
+    if axis is None:
+        return tuple(range(ndim))
+    if not isinstance(axis, tuple | list):
+        return (normalize_axis(name, axis, ndim, argument),)
+    axes = tuple(normalize_axis(name, a, ndim, argument) for a in axis)
+    if len(set(axes)) != len(axes):
+        raise AxisError(f"{name}: `{argument}` is {axis}, and names an axis twice.")
+    return axes
+
+
+def as_integer(name: str, argument: str, value: Any) -> int:
+    """An argument as a Python int; a bool is none.
+
+    Raises:
+        ArgumentTypeError: it is not an integer.
+    """
+    if not isinstance(value, bool | np.bool_):
+        try:
+            return operator.index(value)
+        except TypeError:
+            pass
+    raise ArgumentTypeError(
+        f"{name}: `{argument}` must be an int, and is `{type(value).__name__}`."
+    )
+
+
+def as_size(name: str, size: Any, argument: str = "shape") -> Size:
+    """One size as a non-negative int or a symbolic size.
+
+    Raises:
+        ArgumentTypeError: it is not an integer.
+        ArgumentValueError: it is negative.
+    """
+    if isinstance(size, SymInt):
+        return size
+    number = as_integer(name, argument, size)
+    if number < 0:
+        raise ArgumentValueError(
+            f"{name}: `{argument}` must not be negative, and has {number}."
+        )
+    return number
+
+
+def as_shape(name: str, shape: Any, argument: str = "shape") -> Shape:
+    """A shape: one size, or a sequence of sizes.
+
+    Raises:
+        ArgumentTypeError: a size is not an integer.
+        ArgumentValueError: a size is negative.
+    """
+    if isinstance(shape, tuple | list):
+        return tuple(as_size(name, n, argument) for n in shape)
+    return (as_size(name, shape, argument),)
+
+
+def check_device(name: str, device: Any) -> None:
+    """Check the `device=` argument of a function that makes a tensor.
+
+    Raises:
+        DeviceError: it is neither None nor "cpu".
+    """
+    if device is not None and device != "cpu":
+        raise DeviceError(
+            f"{name}: there is no device {device!r}; tensors live on 'cpu'."
+        )
+
+
+# --- elementwise records --------------------------------------------------------------
+
+
+def pointwise(fn: Callable[..., Expr]) -> Callable[..., Pointwise]:
+    """The `lower` of an elementwise operation from its meaning on scalars,
+    `fn(*expressions, **params)`; operands are broadcast."""
+
+    def lower(
+        _types: Sequence[TensorType], *operands: Operand, **params: Any
+    ) -> Pointwise:
+        def element(at: Index) -> Expr:
+            return fn(*(elements(o, at) for o in operands), **params)
+
+        return Pointwise(element)
+
+    return lower
+
+
+def in_float32(run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run` with 16-bit floats computed in float32; the caller rounds the result."""
+
+    def widened(*arrays: Array, **params: Any) -> Any:
+        halves = [dtypes.as_dtype(a.dtype).is_float and a.itemsize == 2 for a in arrays]
+        wide = [
+            a.astype(np.float32) if half else a
+            for a, half in zip(arrays, halves, strict=True)
+        ]
+        return run(*wide, **params)
+
+    return widened
+
+
+_SAMPLE_SHAPES: Final = {
+    1: (("T[3, 4]",), ("T[]",)),
+    2: (("T[3, 4]", "T[4]"), ("T[2, 1]", "T[3]"), ("T[]", "T[0]")),
+    3: (("T[3, 4]", "T[4]", "T[]"),),
+}
+
+
+def elementwise(
+    name: str,
+    doc: str,
+    run: Callable[..., Any],
+    fn: Callable[..., Expr] | None,
+    *,
+    arity: int = 2,
+    promote: Promotion = numeric,
+    result: DType | None = None,
+    low: float = -3.0,
+    high: float = 3.0,
+    widen: bool = True,
+    lower: Callable[..., Any] | None = None,
+    effects: frozenset[str] = frozenset(),
+    params: dict[str, Any] | None = None,
+) -> OpDef:
+    """The record of an elementwise operation.
+
+    Args:
+        name: Its unique name.
+        doc: Its docstring.
+        run: Its meaning on NumPy arrays of one dtype.
+        fn: Its meaning on scalar expressions of one dtype; None if `lower` is given.
+        arity: How many operands it takes.
+        promote: One of this module's promotions.
+        result: The result's dtype, if it is not the operands'.
+        low, high: The range for samples.
+        widen: Whether `run` needs 16-bit floats as float32; False where the bits count.
+        lower: A whole lowering rule, in place of `fn`.
+        effects: See `OpDef`.
+        params: Static parameters for the samples.
+    """
+    allowed = _ALLOWED[promote]
+    inner = in_float32(run) if widen else run
+
+    def run_as(*arrays: Array, **given: Any) -> Array:
+        with np.errstate(all="ignore"):
+            value = np.asarray(inner(*arrays, **given))
+            dtype = result.dtype if result else arrays[0].dtype
+            return value.astype(dtype, copy=False)
+
+    run_as.__doc__ = doc
+    if lower is None:
+        assert fn is not None
+        lower = pointwise(fn)
+    return OpDef(
+        name=name,
+        promote=promote,
+        infer=broadcast(name, allowed, arity=arity, result=result),
+        run=run_as,
+        lower=lower,
+        effects=effects,
+        samples=tuple(
+            Sample(shapes, params or {}, allowed, low, high)
+            for shapes in _SAMPLE_SHAPES[arity]
+        ),
+    )

@@ -1,0 +1,256 @@
+"""Scalar meanings that take more than one machine operation, as expressions.
+
+What stands here is shared by the lowering rules of several families. Each function
+takes expressions of one dtype and gives one.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from hopflow import dtypes
+from hopflow.dtypes import DType
+from hopflow.loop_ir.expr import (
+    Expr,
+    add,
+    binary,
+    bitcast,
+    call,
+    cast,
+    compare,
+    const,
+    floor_div,
+    floor_mod,
+    mul,
+    select,
+    sub,
+    unary,
+)
+
+_UNSIGNED: Final = {d.bits: d for d in dtypes.UNSIGNED}
+_SIGNED: Final = {d.bits: d for d in dtypes.SIGNED}
+
+
+def true() -> Expr:
+    return const(True, dtypes.bool_)
+
+
+def false() -> Expr:
+    return const(False, dtypes.bool_)
+
+
+def like(value: bool | int | float, x: Expr) -> Expr:
+    """`value` in the dtype of `x`."""
+    return const(value, x.dtype)
+
+
+def both(x: Expr, y: Expr) -> Expr:
+    return binary("and", x, y)
+
+
+def either(x: Expr, y: Expr) -> Expr:
+    return binary("or", x, y)
+
+
+def negate(x: Expr) -> Expr:
+    """`not x`, of a bool."""
+    return unary("not", x)
+
+
+def is_nan(x: Expr) -> Expr:
+    return unary("isnan", x) if x.dtype.is_float else false()
+
+
+def in_float32(fn: Callable[..., Expr]) -> Callable[..., Expr]:
+    """`fn` with 16-bit floats computed in float32, and rounded once."""
+
+    def wide(*args: Expr) -> Expr:
+        dtype = args[0].dtype
+        if not (dtype.is_float and dtype.bits == 16):
+            return fn(*args)
+        return cast(fn(*(cast(a, dtypes.float32) for a in args)), dtype)
+
+    return wide
+
+
+def math_call(name: str) -> Callable[..., Expr]:
+    """The function `name` of `loop_ir.math`."""
+    return in_float32(lambda *args: call(name, *args))
+
+
+# --- comparison -----------------------------------------------------------------------
+
+
+def comparison(name: str) -> Callable[[Expr, Expr], Expr]:
+    """`x name y`."""
+    return lambda x, y: compare(name, x, y)
+
+
+def maximum(x: Expr, y: Expr) -> Expr:
+    """The larger, or a NaN if there is one."""
+    return binary("max", x, y)
+
+
+def minimum(x: Expr, y: Expr) -> Expr:
+    """The smaller, or a NaN if there is one."""
+    return binary("min", x, y)
+
+
+def sign(x: Expr) -> Expr:
+    """-1, 0 or 1; a zero or NaN is returned as it is."""
+    zero, one = like(0, x), like(1, x)
+    if x.dtype.is_float:
+        ordinary = either(compare("gt", x, zero), compare("lt", x, zero))
+        return select(ordinary, binary("copysign", one, x), x)
+    positive = select(compare("gt", x, zero), one, zero)
+    if x.dtype.kind == "u":
+        return positive
+    return select(compare("lt", x, zero), like(-1, x), positive)
+
+
+# --- division -------------------------------------------------------------------------
+
+
+def floor_divide(x: Expr, y: Expr) -> Expr:
+    """`floor(x / y)`; an integer divided by 0 is 0."""
+    if x.dtype.is_float:
+        return in_float32(_float_floor_divide)(x, y)
+    return _unless_zero(floor_div, x, y)
+
+
+def remainder(x: Expr, y: Expr) -> Expr:
+    """`x - y * floor(x / y)`, with the sign of `y`; an integer modulo 0 is 0."""
+    if x.dtype.is_float:
+        return in_float32(_float_remainder)(x, y)
+    return _unless_zero(floor_mod, x, y)
+
+
+def _unless_zero(fn: Callable[[Expr, Expr], Expr], x: Expr, y: Expr) -> Expr:
+    if y.is_const and y.attr != 0:
+        return fn(x, y)
+    is_zero = compare("eq", y, like(0, y))
+    return select(is_zero, like(0, x), fn(x, select(is_zero, like(1, y), y)))
+
+
+def _float_parts(x: Expr, y: Expr) -> tuple[Expr, Expr]:
+    """`fmod(x, y)`, and whether the floored remainder is `y` more than that."""
+    rest = call("fmod", x, y)
+    zero = like(0, x)
+    signs = compare("ne", _as_bit(rest, "lt", zero), _as_bit(y, "lt", zero))
+    return rest, both(compare("ne", rest, zero), signs)
+
+
+def _as_bit(x: Expr, name: str, y: Expr) -> Expr:
+    return cast(compare(name, x, y), dtypes.uint8)
+
+
+def _float_floor_divide(x: Expr, y: Expr) -> Expr:
+    # As CPython and NumPy do: the remainder is exact, so the quotient is within one
+    # rounding of an integer, and is snapped to it.
+    rest, adjust = _float_parts(x, y)
+    quotient = binary("div", sub(x, rest), y)
+    quotient = select(adjust, sub(quotient, like(1, x)), quotient)
+    floored = unary("floor", quotient)
+    above = compare("gt", sub(quotient, floored), like(0.5, x))
+    snapped = select(above, add(floored, like(1, x)), floored)
+    plain = binary("div", x, y)
+    zero = like(0, x)
+    snapped = select(
+        compare("eq", quotient, zero), binary("copysign", zero, plain), snapped
+    )
+    return select(compare("eq", y, zero), plain, snapped)
+
+
+def _float_remainder(x: Expr, y: Expr) -> Expr:
+    rest, adjust = _float_parts(x, y)
+    zero = like(0, x)
+    exact = select(compare("eq", rest, zero), binary("copysign", zero, y), rest)
+    return select(adjust, add(rest, y), exact)
+
+
+# --- powers ---------------------------------------------------------------------------
+
+POWER_BITS: Final = 6
+"""How many bits of an integer exponent count: any more would overflow for every base
+but -1, 0 and 1, for which these suffice. As in `jax.numpy.power`."""
+
+
+def power(x: Expr, y: Expr) -> Expr:
+    """`x ** y`."""
+    if x.dtype.is_float:
+        return math_call("pow")(x, y)
+    zero, one = like(0, x), like(1, x)
+    no_base = both(compare("eq", x, zero), compare("ne", y, zero))
+    result = select(no_base, zero, one)
+    for bit in range(POWER_BITS):
+        chosen = compare("ne", binary("and", y, like(1 << bit, y)), zero)
+        result = select(chosen, mul(result, x), result)
+        x = mul(x, x)
+    return result
+
+
+# --- bits -----------------------------------------------------------------------------
+
+
+def bits_of(x: Expr, *, signed: bool = False) -> Expr:
+    """The bits of a float as an integer of its width."""
+    return bitcast(x, bit_dtype(x.dtype, signed=signed))
+
+
+def bit_dtype(dtype: DType, *, signed: bool = False) -> DType:
+    """The integer dtype of the same width."""
+    return (_SIGNED if signed else _UNSIGNED)[dtype.bits]
+
+
+def _shift(name: str, x: Expr, y: Expr, beyond: Expr) -> Expr:
+    # A negative amount is a huge one when read as unsigned.
+    amount = bitcast(y, bit_dtype(y.dtype))
+    inside = compare("lt", amount, like(x.dtype.bits, amount))
+    return select(inside, binary(name, x, select(inside, y, like(0, y))), beyond)
+
+
+def shift_left(x: Expr, y: Expr) -> Expr:
+    """`x << y`; 0 where `y` is negative, or the width or more."""
+    return _shift("shl", x, y, like(0, x))
+
+
+def shift_right(x: Expr, y: Expr) -> Expr:
+    """`x >> y`; only sign bits where `y` is negative, or the width or more."""
+    if x.dtype.kind == "u":
+        return _shift("lshr", x, y, like(0, x))
+    return _shift("ashr", x, y, binary("ashr", x, like(x.dtype.bits - 1, x)))
+
+
+def sign_bit(x: Expr) -> Expr:
+    """Whether the sign is negative, that of a zero or NaN too."""
+    if x.dtype.kind == "u":
+        return false()
+    whole = bits_of(x, signed=True) if x.dtype.is_float else x
+    return compare("lt", whole, like(0, whole))
+
+
+def is_finite(x: Expr) -> Expr:
+    if not x.dtype.is_float:
+        return true()
+    return compare("lt", unary("abs", x), like(float("inf"), x))
+
+
+def is_inf(x: Expr) -> Expr:
+    if not x.dtype.is_float:
+        return false()
+    return compare("eq", unary("abs", x), like(float("inf"), x))
+
+
+def next_after(x: Expr, y: Expr) -> Expr:
+    """The next float from `x` towards `y`."""
+    bits, target = bits_of(x), bits_of(y)
+    top = like(1 << (bits.dtype.bits - 1), bits)
+    rest = like((1 << (bits.dtype.bits - 1)) - 1, bits)
+    size, target_size = binary("and", bits, rest), binary("and", target, rest)
+    one = like(1, bits)
+    smallest = binary("or", binary("and", target, top), one)
+    signs = compare("ne", binary("and", binary("xor", bits, target), top), like(0, top))
+    inwards = either(compare("gt", size, target_size), signs)
+    moved = select(inwards, sub(bits, one), add(bits, one))
+    moved = select(compare("eq", size, like(0, size)), smallest, moved)
+    result = select(compare("eq", x, y), y, bitcast(moved, x.dtype))
+    return select(either(is_nan(x), is_nan(y)), add(x, y), result)

@@ -1,0 +1,229 @@
+"""Scatter: what is read with `gather` is written with this; and sums by segment."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from hopflow import dtypes
+from hopflow.errors import ShapeError
+from hopflow.graph.types import Shape, TensorType
+from hopflow.loop_ir import expr
+from hopflow.loop_ir.expr import Expr, Index, binary
+from hopflow.loop_ir.kernels import Operand, Scatter
+from hopflow.ops import scalar
+from hopflow.ops.gather import (
+    TRAP,
+    Layout,
+    Types,
+    check_of,
+    in_range,
+    position_of,
+    run_positions,
+    type_of,
+    wrapped,
+)
+from hopflow.ops.opdef import OpDef, Sample
+from hopflow.ops.rules import Array, require_dtype
+from hopflow.ops.views import numpy_slices, strided
+
+__all__ = ["one_hot", "scatter", "scatter_drop", "segment_sum"]
+
+Combine = Literal["set", "add", "mul", "min", "max"]
+
+
+# --- scatter --------------------------------------------------------------------------
+
+
+_BOOLEAN: Final = {"add": "or", "mul": "and", "min": "and", "max": "or"}
+
+
+def _combine(
+    combine: Combine, dtype: dtypes.DType
+) -> Callable[[Expr, Expr], Expr] | None:
+    if combine == "set":
+        return None
+    if dtype.kind == "b":
+        return lambda old, new: binary(_BOOLEAN[combine], old, new)
+    if combine in ("min", "max"):
+        return scalar.minimum if combine == "min" else scalar.maximum
+    return lambda old, new: binary(combine, old, new)
+
+
+COMBINES: Final[dict[str, Any]] = {
+    "add": np.add,
+    "mul": np.multiply,
+    "min": np.minimum,
+    "max": np.maximum,
+}
+"""NumPy's meaning of each way to combine, but "set"."""
+
+
+def _check_scatter(
+    name: str, base: TensorType, update: TensorType, layout: Layout, starts: Shape
+) -> None:
+    require_dtype(name, [update], (base.dtype,))
+    window = len(layout.space)
+    if len(starts) != len(layout.rest):
+        raise ShapeError(f"{name}: {len(starts)} starts for the axes {layout.rest}.")
+    found = update.shape[:window]
+    if update.ndim != window + len(layout.rest) or not all(
+        m == n for m, n in zip(found, layout.space, strict=True)
+    ):
+        raise ShapeError(
+            f"{name}: `update` must begin with the axes {layout.space} of the indices, "
+            f"have {len(layout.rest)} more, and is {update}."
+        )
+
+
+def _run_keep(indices: Sequence[Array], layout: Layout) -> Array | None:
+    """Which updates are in range; None: all of them."""
+    space: Any = layout.space
+    keep = np.ones(space, np.bool_)
+    for i, n in zip(indices, layout.sizes, strict=True):
+        keep &= (i >= 0) & (i < n)
+    return None if keep.all() else keep
+
+
+def _scatter_op(
+    name: str, doc: str, *, checked: bool, samples: tuple[Sample, ...]
+) -> OpDef:
+    def infer(
+        base: TensorType,
+        update: TensorType,
+        *indices: TensorType,
+        axes: tuple[int, ...],
+        batch: int,
+        starts: Shape,
+        **_: Any,
+    ) -> TensorType:
+        layout = Layout(name, base, indices, axes, batch)
+        _check_scatter(name, base, update, layout, starts)
+        return TensorType(base.dtype, base.shape, base.weak and update.weak)
+
+    def run(
+        base: Array,
+        update: Array,
+        *indices: Array,
+        axes: tuple[int, ...],
+        batch: int,
+        starts: tuple[int, ...],
+        steps: tuple[int, ...],
+        combine: Combine,
+    ) -> Array:
+        result = np.array(base)
+        layout = Layout(
+            name, type_of(result), [type_of(i) for i in indices], axes, batch
+        )
+        if checked:
+            keep = None
+            positions = run_positions(name, indices, axes, result.shape)
+        else:
+            keep = _run_keep(indices, layout)
+            positions = [np.asarray(i).astype(np.int64) for i in indices]
+        # Contiguous, so that NumPy visits them in our order: the last update stays.
+        where = [np.ascontiguousarray(p) for p in layout.numpy_key(positions)]
+        update = np.asarray(update)
+        if keep is not None:
+            where, update = [p[keep] for p in where], update[keep]
+        target = np.transpose(result, layout.rest_last)  # a view
+        window = numpy_slices(starts, update.shape[update.ndim - len(starts) :], steps)
+        key: Any = (*where, *window)
+        if combine == "set":
+            target[key] = update
+        else:
+            COMBINES[combine].at(target, key, update)
+        return result
+
+    def lower(
+        _types: Types,
+        base: Operand,
+        update: Operand,
+        *indices: Operand,
+        axes: tuple[int, ...],
+        batch: int,
+        starts: Shape,
+        steps: tuple[int, ...],
+        combine: Combine,
+    ) -> Scatter:
+        layout = Layout(name, base.type, [i.type for i in indices], axes, batch)
+        window = len(layout.space)
+
+        def position(u: Index) -> Index:
+            found = layout.at_indices(indices, u)
+            pairs = zip(found, layout.sizes, strict=True)
+            normal = [wrapped(e, n) if checked else position_of(e) for e, n in pairs]
+            return layout.source(u, normal, strided(u[window:], starts, steps))
+
+        def keep(u: Index) -> Expr:
+            found = zip(layout.at_indices(indices, u), layout.sizes, strict=True)
+            return expr.all_of([in_range(e, n, wraps=False) for e, n in found])
+
+        check = check_of(indices, layout.sizes, layout.space) if checked else None
+        return Scatter(
+            base=base,
+            space=update.type.shape,
+            position=position,
+            value=lambda u: update[u],
+            combine=_combine(combine, base.type.dtype),
+            keep=None if checked or not indices else keep,
+            checks=(check,) if check else (),
+        )
+
+    run.__doc__ = doc
+    return OpDef(
+        name=name,
+        promote=None,
+        infer=infer,  # T[*b, *s], T[*b, *w, *rest], i[*b, *w]... -> T[*b, *s]
+        run=run,
+        lower=lower,
+        effects=TRAP if checked else frozenset(),
+        samples=samples,
+    )
+
+
+def _scatter_samples(combine: Combine, kinds: tuple[dtypes.DType, ...]) -> list[Sample]:
+    rows = {"batch": 0, "combine": combine}
+    window = {"starts": (0,), "steps": (1,)}
+    none: dict[str, Any] = {"starts": (), "steps": ()}
+    return [
+        Sample(
+            ("T[5, 4]", "T[6, 4]", "i64[6]"), {"axes": (0,), **window, **rows}, kinds
+        ),
+        Sample(("T[4]", "T[]", "i32[]"), {"axes": (0,), **none, **rows}),
+        Sample(
+            ("T[4, 6]", "T[3, 2]", "i64[3]"),
+            {"axes": (0,), **rows, "starts": (5,), "steps": (-2,)},
+        ),
+        Sample(
+            ("T[2, 4]", "T[2, 3]", "i64[2, 3]"),
+            {"axes": (1,), **none, **rows, "batch": 1},
+        ),
+    ]
+
+
+_SCATTER_SAMPLES: Final = (
+    *_scatter_samples("set", dtypes.ALL),
+    *_scatter_samples("add", dtypes.ALL),
+    *_scatter_samples("mul", dtypes.FLOATS),
+    *_scatter_samples("min", dtypes.ALL),
+    *_scatter_samples("max", dtypes.ALL),
+)
+
+scatter: Final = _scatter_op(
+    "scatter",
+    """`base` with `update` combined into it at `indices` along `axes`.
+
+    Along the other axes an update covers what begins at `starts` in steps of `steps`.
+    Updates of one element are applied in row-major order. A negative index counts from
+    the end; one out of range is an `IndexingError`.
+    """,
+    checked=True,
+    samples=_SCATTER_SAMPLES,
+)
+scatter_drop: Final = _scatter_op(
+    "scatter_drop",
+    """`scatter` that leaves out updates whose indices are negative or too large.""",
+    checked=False,
+    samples=_SCATTER_SAMPLES,
+)

@@ -1,0 +1,698 @@
+"""Random numbers from explicit keys: the same key always gives the same numbers.
+
+A key is a tensor u32[2]. Use each key once; get new ones with `split`, or with
+`fold_in` from a counter. Bits come from the Threefry-2x32 hash of the position of each
+element, so that they depend neither on the machine nor on what else is computed.
+
+Keys, bits, `uniform`, `randint`, `split`, `fold_in` and `permutation` equal those of
+`jax.random` with raw keys (in its partitionable form, the default since 0.5).
+"""
+
+import math
+from typing import Any
+
+from hopflow import dtypes
+from hopflow.bind import Value
+from hopflow.dtypes import DType, DTypeLike
+from hopflow.errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    DTypeError,
+    ShapeError,
+)
+from hopflow.graph.types import Shape, TensorType, same_shape
+from hopflow.ops.convert import apply, as_value, astype
+from hopflow.ops.creation import arange, full_like, positions
+from hopflow.ops.elementwise import (
+    abs,
+    add,
+    bitwise_left_shift,
+    bitwise_or,
+    bitwise_right_shift,
+    bitwise_xor,
+    clip,
+    divide,
+    equal,
+    greater,
+    less,
+    maximum,
+    multiply,
+    negative,
+    nextafter,
+    sign,
+    subtract,
+    unchecked_remainder,
+    where,
+)
+from hopflow.ops.indexing import take, take_along_axis
+from hopflow.ops.math import erf, erfinv, log, log1p
+from hopflow.ops.opdef import as_operand
+from hopflow.ops.reduce import argmax, cumulative_sum
+from hopflow.ops.rules import (
+    as_shape,
+    broadcast_shapes,
+    normalize_axis,
+    optional_dtype,
+)
+from hopflow.ops.searching import searchsorted
+from hopflow.ops.sorting import argsort
+from hopflow.ops.threefry import threefry
+from hopflow.ops.views import reshaped, sliced
+from hopflow.symbolic.size import Size
+
+__all__ = [
+    "bernoulli",
+    "bits",
+    "categorical",
+    "choice",
+    "exponential",
+    "fold_in",
+    "gumbel",
+    "key",
+    "laplace",
+    "normal",
+    "permutation",
+    "randint",
+    "split",
+    "truncated_normal",
+    "uniform",
+]
+
+_UNSIGNED = {d.bits: d for d in dtypes.UNSIGNED}
+
+
+# --- keys -----------------------------------------------------------------------------
+
+
+def key(seed: Any) -> Value:
+    """A key made of an integer, u32[2].
+
+    Args:
+        seed: An int that fits int64, or an integer tensor without axes.
+
+    Raises:
+        ArgumentTypeError: `seed` is no integer.
+        ArgumentRangeError: it does not fit int64.
+        ShapeError: it is a tensor with axes.
+    """
+    value = as_value(as_operand("random.key", 0, seed))
+    if not value.type.dtype.is_integer:
+        raise ArgumentTypeError(
+            f"random.key: `seed` must be an integer, and is {value.type}."
+        )
+    if value.ndim:
+        raise ShapeError(
+            f"random.key: `seed` must have no axes, and is {value.type}. For several "
+            "keys, `split` one, or use `hf.vmap`."
+        )
+    # A seed of less than 64 bits fills the lower word only, a negative one too.
+    narrow = value.type.dtype.bits < 32
+    wide = astype(value, dtypes.int32) if narrow else value
+    unsigned = astype(wide, _UNSIGNED[wide.type.dtype.bits], copy=False)
+    return _key_of(astype(unsigned, dtypes.uint64, copy=False))
+
+
+def _key_of(word: Value) -> Value:
+    """u64[*s] -> u32[*s, 2]"""
+    shift = subtract(32, multiply(positions((2,), 0, dtypes.uint64), 32))
+    column = reshaped(word, (*word.shape, 1))
+    return astype(bitwise_right_shift(column, shift), dtypes.uint32)
+
+
+def _word_of(name: str, key: Any) -> Value:
+    """A key as one word, u64[].
+
+    Raises:
+        ArgumentTypeError: `key` is no key.
+    """
+    value = as_value(as_operand(f"random.{name}", 0, key))
+    if value.type.dtype is not dtypes.uint32 or not same_shape(value.shape, (2,)):
+        raise ArgumentTypeError(
+            f"random.{name}: `key` must be one key, u32[2], and is {value.type}. Make "
+            "one with `hf.random.key(seed)`; for many, use `hf.vmap`."
+        )
+    halves = [
+        astype(reshaped(sliced(value, (i,), (1,), (1,)), ()), dtypes.uint64)
+        for i in (0, 1)
+    ]
+    word: Value = bitwise_or(bitwise_left_shift(halves[0], 32), halves[1])
+    return word
+
+
+def _hashed(word: Value, shape: Shape) -> Value:
+    """The hash of each position in `shape`, u64[*shape]."""
+    size = TensorType(dtypes.uint64, shape).size
+    counts = reshaped(positions((size,), 0, dtypes.uint64), shape)
+    return apply(threefry, word, counts)
+
+
+def split(key: Any, num: Any = 2) -> Value:
+    """New keys from one, u32[num, 2].
+
+    Args:
+        key: u32[2].
+        num: How many; or a shape s, for keys u32[*s, 2].
+
+    Raises:
+        ArgumentTypeError: `key` is no key, or `num` no shape.
+    """
+    word = _word_of("split", key)
+    return _key_of(_hashed(word, as_shape("random.split", num, "num")))
+
+
+def fold_in(key: Any, data: Any) -> Value:
+    """A new key from a key and an integer, such as the number of a step.
+
+    Args:
+        key: u32[2].
+        data: An int, or an integer tensor without axes; its lower 32 bits count.
+
+    Raises:
+        ArgumentTypeError: `key` is no key, or `data` no integer.
+        ShapeError: `data` has axes.
+    """
+    word = _word_of("fold_in", key)
+    value = as_value(as_operand("random.fold_in", 1, data))
+    if not value.type.dtype.is_integer:
+        raise ArgumentTypeError(
+            f"random.fold_in: `data` must be an integer, and is {value.type}."
+        )
+    if value.ndim:
+        raise ShapeError(
+            f"random.fold_in: `data` must have no axes, and is {value.type}. For "
+            "several keys, use `hf.vmap`."
+        )
+    counter = astype(astype(value, dtypes.uint32), dtypes.uint64)
+    return _key_of(apply(threefry, word, counter))
+
+
+# --- bits and uniform numbers ---------------------------------------------------------
+
+
+def bits(key: Any, shape: Any = (), dtype: DTypeLike | None = None) -> Value:
+    """Uniform bits.
+
+    Args:
+        key: u32[2].
+        shape: The shape of the result.
+        dtype: An unsigned integer dtype; None: uint32.
+
+    Raises:
+        ArgumentTypeError: `key` is no key, or `shape` no shape.
+        DTypeError: `dtype` is not an unsigned integer dtype.
+    """
+    target = optional_dtype(dtype, dtypes.uint32)
+    if target.kind != "u":
+        raise DTypeError(
+            "random.bits: `dtype` must be an unsigned integer dtype, and is "
+            f"{target.name}."
+        )
+    word = _word_of("bits", key)
+    return _bits(word, as_shape("random.bits", shape), target)
+
+
+def _bits(word: Value, shape: Shape, dtype: DType) -> Value:
+    hashed = _hashed(word, shape)
+    if dtype is dtypes.uint64:
+        return hashed
+    return astype(bitwise_xor(bitwise_right_shift(hashed, 32), hashed), dtype)
+
+
+def _float_dtype(name: str, dtype: DTypeLike | None) -> DType:
+    target = optional_dtype(dtype, dtypes.DEFAULT_FLOAT)
+    if not target.is_float:
+        raise DTypeError(
+            f"random.{name}: `dtype` must be floating, and is {target.name}."
+        )
+    return target
+
+
+def uniform(
+    key: Any,
+    shape: Any = (),
+    dtype: DTypeLike | None = None,
+    minval: Any = 0.0,
+    maxval: Any = 1.0,
+) -> Value:
+    """Floats uniform in [minval, maxval).
+
+    Args:
+        key: u32[2].
+        shape: The shape of the result.
+        dtype: A floating dtype; None: float32.
+        minval, maxval: Numbers, or tensors that broadcast to `shape`.
+
+    Raises:
+        ArgumentTypeError: `key` is no key, or `shape` no shape.
+        DTypeError: `dtype` is not floating.
+        ShapeError: a bound does not broadcast to `shape`.
+    """
+    target = _float_dtype("uniform", dtype)
+    word = _word_of("uniform", key)
+    sizes = as_shape("random.uniform", shape)
+    return _uniform("uniform", word, sizes, target, minval, maxval)
+
+
+_MANTISSA = {
+    dtypes.float16: 10,
+    dtypes.bfloat16: 7,
+    dtypes.float32: 23,
+    dtypes.float64: 52,
+}
+
+
+def _unit(word: Value, shape: Shape, dtype: DType) -> Value:
+    """Floats uniform in [0, 1): as many random bits as the mantissa has."""
+    mantissa = _MANTISSA[dtype]
+    width = 8 if mantissa < 8 else dtype.bits
+    drawn = _bits(word, shape, _UNSIGNED[width])
+    kept = bitwise_right_shift(drawn, width - mantissa)
+    result: Value = multiply(astype(kept, dtype), 2.0**-mantissa)  # both are exact
+    return result
+
+
+def _uniform(
+    name: str, word: Value, shape: Shape, dtype: DType, minval: Any, maxval: Any
+) -> Value:
+    unit = _unit(word, shape, dtype)
+    if _is_number(minval, 0) and _is_number(maxval, 1):
+        return unit
+    low, high = (_bound(name, b, dtype, shape) for b in (minval, maxval))
+    spread = add(multiply(unit, subtract(high, low)), low)
+    result: Value = maximum(low, spread)
+    return result
+
+
+def _is_number(value: Any, number: int) -> bool:
+    return isinstance(value, int | float) and value == number
+
+
+def _bound(name: str, value: Any, dtype: DType, shape: Shape) -> Value:
+    bound = astype(value, dtype, copy=False)
+    _check_fits(name, bound, shape)
+    return bound
+
+
+def _check_fits(name: str, value: Value, shape: Shape) -> None:
+    name = f"random.{name}"
+    if not same_shape(broadcast_shapes(name, value.shape, shape), shape):
+        raise ShapeError(
+            f"{name}: a parameter of type {value.type} does not broadcast to `shape` "
+            f"[{', '.join(map(str, shape))}]."
+        )
+
+
+# --- integers -------------------------------------------------------------------------
+
+
+def randint(
+    key: Any, shape: Any, minval: Any, maxval: Any, dtype: DTypeLike | None = None
+) -> Value:
+    """Integers uniform in [minval, maxval); `minval` where that is empty.
+
+    Args:
+        key: u32[2].
+        shape: The shape of the result.
+        minval, maxval: Integers, or integer tensors that broadcast to `shape`. What
+            `dtype` cannot hold is clipped.
+        dtype: An integer dtype; None: int64.
+
+    Raises:
+        ArgumentTypeError: `key` is no key, or `shape` no shape.
+        DTypeError: `dtype` is not an integer dtype.
+        ShapeError: a bound does not broadcast to `shape`.
+
+    Notes:
+        Twice the bits of the dtype (of 32 at least) are reduced modulo the span, so
+        the bias is at most `span / 2**64`.
+    """
+    target = optional_dtype(dtype, dtypes.DEFAULT_INT)
+    if not target.is_integer:
+        raise DTypeError(
+            f"random.randint: `dtype` must be an integer dtype, and is {target.name}."
+        )
+    sizes = as_shape("random.randint", shape)
+    wide = dtypes.int32 if target.bits < 32 else target
+    higher, lower = (
+        _bits(word, sizes, _UNSIGNED[wide.bits])
+        for word in _pair(_word_of("randint", key))
+    )
+    if isinstance(minval, int) and isinstance(maxval, int):
+        low, span = _fixed_range(minval, maxval, target, wide)
+        offset = _fixed_offset(higher, lower, span, wide.bits)
+    else:
+        low, span = _range(minval, maxval, target, wide)
+        for bound in (low, span):
+            _check_fits("randint", bound, sizes)
+        # 2**bits modulo the span, as a square so that nothing overflows before it.
+        half = _modulo(full_like(span, 1 << (wide.bits // 2)), span)
+        factor = _modulo(multiply(half, half), span)
+        offset = add(multiply(_modulo(higher, span), factor), _modulo(lower, span))
+        offset = _modulo(offset, span)
+    return astype(add(astype(offset, wide, copy=False), low), target, copy=False)
+
+
+def _pair(word: Value) -> list[Value]:
+    """The words of two new keys."""
+    both = _hashed(word, (2,))
+    return [reshaped(sliced(both, (i,), (1,), (1,)), ()) for i in (0, 1)]
+
+
+def _clipped(value: int, low: int, high: int) -> int:
+    return low if value < low else high if value > high else value
+
+
+def _fixed_range(low: int, high: int, target: DType, wide: DType) -> tuple[int, int]:
+    """The lower bound in `wide`, and the span modulo 2**bits."""
+    info, limits = dtypes.iinfo(target), dtypes.iinfo(wide)
+    if target.bits < 32:
+        low, high = (
+            _clipped(low, info.min, info.max),
+            _clipped(high, info.min, info.max + 1),
+        )
+    low = _clipped(low, limits.min, limits.max)
+    high = _clipped(high, limits.min, limits.max + 1)
+    return low, (high - low if high > low else 1) % (1 << wide.bits)
+
+
+def _fixed_offset(higher: Value, lower: Value, span: int, width: int) -> Value:
+    """The bits `higher * 2**width + lower` modulo a span; 0 stands for 2**width."""
+    if span == 0:
+        return lower
+    half = (1 << (width // 2)) % span
+    factor = (half * half) % (1 << width) % span
+    high = multiply(unchecked_remainder(higher, span), factor)
+    total = add(high, unchecked_remainder(lower, span))
+    result: Value = unchecked_remainder(total, span)
+    return result
+
+
+def _modulo(x: Value, span: Value) -> Value:
+    return where(equal(span, 0), x, unchecked_remainder(x, span))
+
+
+def _range(minval: Any, maxval: Any, target: DType, wide: DType) -> tuple[Value, Value]:
+    """The lower bound in `wide`, and the span modulo 2**bits in its unsigned dtype."""
+    low, high = (_integer_bound(v) for v in (minval, maxval))
+    if target.bits < 32:
+        info = dtypes.iinfo(target)
+        low = clip(astype(low, dtypes.int32), info.min, info.max)
+        high = clip(astype(high, dtypes.int32), info.min, info.max + 1)
+    largest = dtypes.iinfo(wide).max
+    fits = largest >= dtypes.iinfo(high.type.dtype).max
+    beyond = False if fits else greater(high, largest)
+    low, high = _saturated(low, wide), _saturated(high, wide)
+    span = astype(subtract(high, low), _UNSIGNED[wide.bits], copy=False)
+    span = add(span, astype(beyond, span.type.dtype))
+    return low, where(less(low, high), span, 1)
+
+
+def _integer_bound(value: Any) -> Value:
+    bound = as_value(as_operand("random.randint", 2, value))
+    if not bound.type.dtype.is_integer:
+        raise DTypeError(
+            "random.randint: `minval` and `maxval` must be integers, and one is "
+            f"{bound.type}."
+        )
+    return bound
+
+
+def _saturated(x: Value, dtype: DType) -> Value:
+    source, info = dtypes.iinfo(x.type.dtype), dtypes.iinfo(dtype)
+    if source.min < info.min or source.max > info.max:
+        low = info.min if info.min > source.min else source.min
+        high = info.max if info.max < source.max else source.max
+        x = clip(x, low, high)
+    return astype(x, dtype, copy=False)
+
+
+# --- permutations and choice ----------------------------------------------------------
+
+
+def permutation(key: Any, x: Any, axis: int = 0, independent: bool = False) -> Value:
+    """The elements of `x` in random order along `axis`.
+
+    Args:
+        key: u32[2].
+        x: T[*s], or an int n for the numbers below n.
+        axis: Along which axis.
+        independent: Whether each line along `axis` has an order of its own.
+
+    Raises:
+        ArgumentTypeError: `key` is no key.
+        AxisError: `x` has no such axis.
+        ShapeError: the number of elements is not known in advance.
+    """
+    word = _word_of("permutation", key)
+    values = (
+        arange(x) if isinstance(x, int) else as_value(as_operand("permutation", 1, x))
+    )
+    axis = normalize_axis("random.permutation", axis, values.ndim)
+    if independent or values.ndim == 1:
+        return _shuffled(word, values, axis)
+    order = _shuffled(word, arange(values.shape[axis]), 0)
+    return take(values, order, axis=axis)
+
+
+def _shuffled(word: Value, x: Value, axis: int) -> Value:
+    """`x` sorted by random bits, as often as makes a tie in all rounds improbable."""
+    size = x.type.size
+    if not isinstance(size, int):
+        raise ShapeError(
+            f"random.permutation: the size of {x.type} must be known in advance: it "
+            "decides how many rounds of sorting are needed."
+        )
+    rounds = math.ceil(3 * math.log(size if size > 1 else 1) / math.log(2**32 - 1))
+    for _ in range(rounds):
+        word, drawn = _pair(word)
+        order = argsort(_bits(drawn, x.shape, dtypes.uint32), axis=axis)
+        x = take_along_axis(x, order, axis=axis)
+    return x
+
+
+def choice(
+    key: Any,
+    a: Any,
+    shape: Any = (),
+    replace: bool = True,
+    p: Any = None,
+    axis: int = 0,
+) -> Value:
+    """Elements of `a` along `axis`, drawn at random.
+
+    Args:
+        key: u32[2].
+        a: T[*s], or an int n for the numbers below n.
+        shape: The shape that takes the place of `axis` in the result.
+        replace: Whether an element may be drawn more than once.
+        p: f[n], the probability of each; None: all are equal.
+        axis: Along which axis.
+
+    Raises:
+        ArgumentTypeError: `key` is no key, or `shape` no shape.
+        ArgumentValueError: more are to be drawn than there are, without replacement.
+        AxisError: `a` has no such axis.
+        ShapeError: `p` has another size than `a` along `axis`.
+    """
+    values = arange(a) if isinstance(a, int) else as_value(as_operand("choice", 1, a))
+    sizes = as_shape("random.choice", shape)
+    axis = normalize_axis("random.choice", axis, values.ndim)
+    size = values.shape[axis]
+    count = TensorType(values.type.dtype, sizes).size
+    if not replace and count > size:
+        raise ArgumentValueError(
+            f"random.choice: {count} elements cannot be drawn from {size} without "
+            "replacement."
+        )
+    if p is None:
+        if replace:
+            order = randint(key, (count,), 0, size)
+        else:
+            order = sliced(permutation(key, size), (0,), (count,), (1,))
+    else:
+        order = _weighted(key, p, size, count, replace)
+    taken = take(values, order, axis=axis)
+    return reshaped(taken, (*values.shape[:axis], *sizes, *values.shape[axis + 1 :]))
+
+
+def _weighted(key: Any, p: Any, size: Size, count: Size, replace: bool) -> Value:
+    weights = as_value(as_operand("random.choice", 4, p))
+    if not same_shape(weights.shape, (size,)) or not weights.type.dtype.is_float:
+        raise ShapeError(
+            f"random.choice: `p` must be floats of shape [{size}], and is "
+            f"{weights.type}."
+        )
+    dtype = weights.type.dtype
+    if replace:
+        totals = cumulative_sum(weights)
+        last = sliced(totals, (size - 1,), (1,), (1,))
+        drawn = multiply(last, subtract(1, uniform(key, (count,), dtype)))
+        return searchsorted(totals, drawn)
+    # The largest of log-probabilities with Gumbel noise are a draw without replacement.
+    scores = add(gumbel(key, (size,), dtype), log(weights))
+    return sliced(argsort(negative(scores)), (0,), (count,), (1,))
+
+
+# --- distributions --------------------------------------------------------------------
+
+
+def _drawn(
+    name: str,
+    key: Any,
+    shape: Any,
+    dtype: DTypeLike | None,
+    minval: float | None = None,
+    maxval: float = 1.0,
+) -> Value:
+    """Uniform floats for the distribution `name`; from the smallest positive normal one
+    if no lower bound is given."""
+    target = _float_dtype(name, dtype)
+    word = _word_of(name, key)
+    low = dtypes.finfo(target).smallest_normal if minval is None else minval
+    return _uniform(name, word, as_shape(f"random.{name}", shape), target, low, maxval)
+
+
+def normal(key: Any, shape: Any = (), dtype: DTypeLike | None = None) -> Value:
+    """Floats of the standard normal distribution; float32 unless `dtype` is given.
+
+    Raises:
+        ArgumentTypeError: `key` is no key, or `shape` no shape.
+        DTypeError: `dtype` is not floating.
+    """
+    target = _float_dtype("normal", dtype)
+    above = -1.0 + dtypes.finfo(target).eps / 2  # the next float after -1
+    drawn = _drawn("normal", key, shape, target, above)
+    result: Value = multiply(erfinv(drawn), math.sqrt(2))
+    return result
+
+
+def truncated_normal(
+    key: Any,
+    lower: Any,
+    upper: Any,
+    shape: Any = None,
+    dtype: DTypeLike | None = None,
+) -> Value:
+    """Floats of the standard normal distribution, within (lower, upper).
+
+    Args:
+        key: u32[2].
+        lower, upper: Numbers, or tensors that broadcast to `shape`.
+        shape: The shape of the result; None: what the bounds broadcast to.
+        dtype: A floating dtype; None: float32.
+
+    Raises:
+        ArgumentTypeError: `key` is no key, or `shape` no shape.
+        DTypeError: `dtype` is not floating.
+        ShapeError: a bound does not broadcast to `shape`.
+    """
+    target = _float_dtype("truncated_normal", dtype)
+    word = _word_of("truncated_normal", key)
+    low, high = (astype(v, target, copy=False) for v in (lower, upper))
+    name = "random.truncated_normal"
+    sizes = (
+        broadcast_shapes(name, low.shape, high.shape)
+        if shape is None
+        else as_shape(name, shape)
+    )
+    root = math.sqrt(2)
+    ends = [erf(divide(v, root)) for v in (low, high)]
+    drawn = _uniform("truncated_normal", word, sizes, target, *ends)
+    result = multiply(erfinv(drawn), root)
+    return clip(result, nextafter(low, math.inf), nextafter(high, -math.inf))
+
+
+def exponential(key: Any, shape: Any = (), dtype: DTypeLike | None = None) -> Value:
+    """Floats of the exponential distribution of rate 1.
+
+    Raises:
+        ArgumentTypeError: `key` is no key, or `shape` no shape.
+        DTypeError: `dtype` is not floating.
+    """
+    drawn = _drawn("exponential", key, shape, dtype, 0.0)
+    result: Value = negative(log1p(negative(drawn)))
+    return result
+
+
+def gumbel(key: Any, shape: Any = (), dtype: DTypeLike | None = None) -> Value:
+    """Floats of the standard Gumbel distribution.
+
+    Raises:
+        ArgumentTypeError: `key` is no key, or `shape` no shape.
+        DTypeError: `dtype` is not floating.
+    """
+    drawn = _drawn("gumbel", key, shape, dtype)
+    result: Value = negative(log(negative(log(drawn))))
+    return result
+
+
+def laplace(key: Any, shape: Any = (), dtype: DTypeLike | None = None) -> Value:
+    """Floats of the Laplace distribution of scale 1.
+
+    Raises:
+        ArgumentTypeError: `key` is no key, or `shape` no shape.
+        DTypeError: `dtype` is not floating.
+    """
+    target = _float_dtype("laplace", dtype)
+    drawn = _drawn("laplace", key, shape, target, -1.0 + dtypes.finfo(target).eps / 2)
+    result: Value = multiply(sign(drawn), log1p(negative(abs(drawn))))
+    return result
+
+
+def bernoulli(key: Any, p: Any = 0.5, shape: Any = None) -> Value:
+    """Bools that are true with probability `p`.
+
+    Args:
+        key: u32[2].
+        p: A number, or a floating tensor that broadcasts to `shape`.
+        shape: The shape of the result; None: that of `p`.
+
+    Raises:
+        ArgumentTypeError: `key` is no key, or `shape` no shape.
+        DTypeError: `p` is not floating.
+        ShapeError: `p` does not broadcast to `shape`.
+    """
+    chance = as_value(as_operand("random.bernoulli", 1, p))
+    if not chance.type.dtype.is_float:
+        raise DTypeError(
+            f"random.bernoulli: `p` must be floating, and is {chance.type}."
+        )
+    word = _word_of("bernoulli", key)
+    sizes = chance.shape if shape is None else as_shape("random.bernoulli", shape)
+    _check_fits("bernoulli", chance, sizes)
+    result: Value = less(_unit(word, sizes, chance.type.dtype), chance)
+    return result
+
+
+def categorical(key: Any, logits: Any, axis: int = -1, shape: Any = None) -> Value:
+    """Positions along `axis`, with probabilities proportional to `exp(logits)`.
+
+    Args:
+        key: u32[2].
+        logits: f[*s].
+        axis: The axis of the categories.
+        shape: The shape of the result, which ends with that of `logits` without
+            `axis`; None: that shape.
+
+    Raises:
+        ArgumentTypeError: `key` is no key, or `shape` no shape.
+        AxisError: `logits` has no such axis.
+        DTypeError: `logits` is not floating.
+        ShapeError: `shape` does not end with the shape of the other axes.
+    """
+    scores = as_value(as_operand("random.categorical", 1, logits))
+    if not scores.type.dtype.is_float:
+        raise DTypeError(
+            f"random.categorical: `logits` must be floating, and is {scores.type}."
+        )
+    axis = normalize_axis("random.categorical", axis, scores.ndim)
+    others = (*scores.shape[:axis], *scores.shape[axis + 1 :])
+    sizes = others if shape is None else as_shape("random.categorical", shape)
+    extra = len(sizes) - len(others)
+    if extra < 0 or not same_shape(sizes[extra:], others):
+        raise ShapeError(
+            f"random.categorical: `shape` [{', '.join(map(str, sizes))}] must end with "
+            f"[{', '.join(map(str, others))}], the shape of `logits` without `axis`."
+        )
+    noise = gumbel(key, (*sizes[:extra], *scores.shape), scores.type.dtype)
+    return argmax(add(noise, scores), axis=axis + extra)

@@ -1,0 +1,143 @@
+"""Making tensors of what others made, and asking tensors about their dtypes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hopflow.bind import Value, current, slots
+from hopflow.dtypes import DType, DTypeLike, as_dtype
+from hopflow.errors import ArgumentTypeError, ArgumentValueError
+from hopflow.ops.convert import astype
+from hopflow.ops.joining import stack
+from hopflow.ops.rules import Array, check_device
+from hopflow.symbolic.size import SymInt
+from hopflow.tensor.base import Tensor
+from hopflow.tensor.dlpack import import_dlpack
+from hopflow.tensor.eager import EagerTensor
+from hopflow.tensor.memory import Storage, import_array
+
+__all__ = ["asarray", "from_dlpack", "from_numpy", "scalar"]
+
+
+def asarray(
+    obj: Any,
+    /,
+    *,
+    dtype: DTypeLike | None = None,
+    device: str | None = None,
+    copy: bool | None = None,
+) -> Tensor:
+    """`obj` as a tensor; its memory is shared where it can be.
+
+    Args:
+        obj: A tensor, a NumPy array or scalar, a Python number, nested sequences of any
+            of these, or an object with `__dlpack__`, the buffer protocol, `__array__`.
+        dtype: The dtype to convert to. None keeps that of `obj`; Python numbers give
+            bool, int64 and float32.
+        device: None or "cpu".
+        copy: True always copies, None copies where the memory cannot be shared.
+
+    Raises:
+        ArgumentTypeError: `obj` is none of these.
+        ArgumentValueError: `copy` is False, and the memory cannot be shared.
+        ArgumentRangeError: a Python integer does not fit the dtype.
+        DTypeError: the dtype is complex, or none of ours.
+        DeviceError: `device`, or the memory of `obj`, is not the CPU's.
+        ShapeError: nested sequences have differing lengths.
+    """
+    check_device("asarray", device)
+    target = None if dtype is None else as_dtype(dtype)
+    if isinstance(obj, Value):
+        return _converted("asarray", obj, target, copy)
+    if isinstance(obj, list | tuple) and _holds_values(obj):
+        return _stacked(obj, target)
+    if isinstance(obj, SymInt):
+        return _converted("asarray", current().size_value(obj), target, None)
+    return _adopted(*import_array("asarray", obj, target, copy=copy))
+
+
+def _adopted(array: Array, readonly: bool) -> EagerTensor:
+    tensor = EagerTensor(array, storage=Storage(readonly=readonly))
+    current().adopt(tensor)
+    return tensor
+
+
+def _converted(name: str, x: Value, dtype: DType | None, copy: bool | None) -> Tensor:
+    same = dtype is None or x.type.dtype is dtype
+    if copy is False and not same:
+        raise ArgumentValueError(
+            f"{name}: `copy` is False, and converting {x.type} to {dtype} needs one. "
+            "Leave `copy` out."
+        )
+    if same and not copy and isinstance(x, Tensor):
+        return x
+    target = x.type.dtype if dtype is None else dtype
+    result: Tensor = astype(x, target, copy=True)
+    return result
+
+
+def _holds_values(obj: Any) -> bool:
+    if isinstance(obj, list | tuple):
+        return any(_holds_values(item) for item in obj)
+    return isinstance(obj, Value)
+
+
+def _stacked(obj: Sequence[Any], dtype: DType | None) -> Tensor:
+    """Nested sequences with tensors among their leaves, promoted to one dtype."""
+    rows = [
+        _stacked(item, None) if isinstance(item, list | tuple) else item for item in obj
+    ]
+    result: Tensor = stack([_weak_tensor(row) for row in rows])
+    return result if dtype is None else _converted("asarray", result, dtype, None)
+
+
+def _weak_tensor(value: Any) -> Tensor:
+    if isinstance(value, bool | int | float):
+        return scalar(value)
+    return asarray(value)
+
+
+def scalar(value: bool | int | float) -> EagerTensor:
+    """A Python number as a tensor without axes; its dtype is weak (but for a bool)."""
+    dtype = as_dtype(type(value)).dtype
+    return EagerTensor(np.asarray(value, dtype), weak=not isinstance(value, bool))
+
+
+def from_numpy(array: Any, /) -> EagerTensor:
+    """The memory of a NumPy array as a tensor, without a copy.
+
+    Raises:
+        ArgumentTypeError: it is not a NumPy array.
+        ArgumentValueError: its byte order or strides are not for us, or its dtype.
+    """
+    if not isinstance(array, np.ndarray):
+        raise ArgumentTypeError(
+            f"from_numpy: expected a NumPy array, and found `{type(array).__name__}`. "
+            "Use `hf.asarray`."
+        )
+    return _adopted(*import_array("from_numpy", array, None, copy=False))
+
+
+def from_dlpack(
+    x: Any, /, *, device: str | None = None, copy: bool | None = None
+) -> EagerTensor:
+    """The memory of another library's array as a tensor, without a copy unless asked.
+
+    Raises:
+        ArgumentTypeError: `x` has no `__dlpack__`.
+        DeviceError: its memory, or `device`, is not the CPU's.
+        DTypeError: its dtype is none of ours.
+        BufferError: its library refuses.
+    """
+    check_device("from_dlpack", device)
+    array = import_dlpack("from_dlpack", x, copy=copy)
+    return _adopted(*import_array("from_dlpack", array, None, copy=False))
+
+
+def _from_array(array: Any) -> EagerTensor:
+    """A NumPy array or scalar that an operation was given."""
+    return _adopted(*import_array("asarray", array, None, copy=None))
+
+
+slots.from_array = _from_array

@@ -1,0 +1,114 @@
+"""DLPack: memory shared with other libraries, bfloat16 included.
+
+NumPy reads and writes the capsules, but knows no bfloat16; for that we change the dtype
+that a capsule declares, on its way in to uint16, on its way out to bfloat16.
+"""
+
+import ctypes
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+
+from hopflow.errors import ArgumentTypeError, DeviceError, DTypeError
+from hopflow.ops.rules import Array
+
+__all__ = ["export_dlpack", "import_dlpack"]
+
+BFLOAT16: Final = np.dtype(ml_dtypes.bfloat16)
+
+# The layout of the structures (dlpack.h, DLPack 1.1), by offset: a capsule named
+# "dltensor" points to a DLTensor, one named "dltensor_versioned" to a header of 32
+# bytes and then a DLTensor.
+_VERSIONED: Final = b"dltensor_versioned"
+_UNVERSIONED: Final = b"dltensor"
+_HEADER: Final = {_VERSIONED: 32, _UNVERSIONED: 0}
+_TYPE_AT: Final = 20
+_UINT, _BFLOAT = 1, 4  # DLDataTypeCode
+_HOST_DEVICES: Final = (1, 3)  # kDLCPU, kDLCUDAHost
+
+
+class _DLType(ctypes.Structure):
+    _fields_ = (
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+    )
+
+
+def _dl_type(capsule: Any) -> _DLType:
+    """The dtype field of the tensor that `capsule` holds: live, and so writable."""
+    valid = ctypes.pythonapi.PyCapsule_IsValid
+    valid.argtypes, valid.restype = (ctypes.py_object, ctypes.c_char_p), ctypes.c_int
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
+    pointer.restype = ctypes.c_void_p
+    for label, header in _HEADER.items():
+        if valid(capsule, label):
+            return _DLType.from_address(pointer(capsule, label) + header + _TYPE_AT)
+    raise BufferError("not an unused DLPack capsule")
+
+
+class _Holder:
+    """What `numpy.from_dlpack` takes, for a capsule that we already have."""
+
+    def __init__(self, capsule: Any, device: tuple[int, int]) -> None:
+        self._capsule, self._device = capsule, device
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._device
+
+
+def import_dlpack(name: str, obj: Any, *, copy: bool | None = None) -> Array:
+    """The memory of a DLPack producer as a NumPy array (bfloat16 included).
+
+    Raises:
+        ArgumentTypeError: `obj` does not speak DLPack.
+        DeviceError: the memory is not the host's.
+        DTypeError: NumPy has no such dtype.
+        BufferError: the producer refuses.
+    """
+    try:
+        device = tuple(map(int, obj.__dlpack_device__()))
+        export = obj.__dlpack__
+    except AttributeError:
+        raise ArgumentTypeError(
+            f"{name}: expected an object with `__dlpack__` and `__dlpack_device__`, "
+            f"and found `{type(obj).__name__}`. Use `hf.asarray`."
+        ) from None
+    if device[0] not in _HOST_DEVICES:
+        raise DeviceError(
+            f"{name}: the memory is on DLPack device {device}, and only that of the "
+            "CPU can be shared. Copy it to the CPU first."
+        )
+    try:
+        # Where a copy is wanted, we make it, and of the right layout.
+        wanted = {"copy": False} if copy is False else {}
+        capsule = export(max_version=(1, 1), **wanted)
+    except TypeError:  # a producer from before DLPack 1.0
+        capsule = export()
+    kind = _dl_type(capsule)
+    is_bfloat16 = (kind.code, kind.bits, kind.lanes) == (_BFLOAT, 16, 1)
+    if is_bfloat16:
+        # NumPy has no such type: it takes the memory as uint16. The capsule is ours
+        # alone until NumPy consumes it, so that nobody else sees the other type.
+        kind.code = _UINT
+    try:
+        array = np.from_dlpack(_Holder(capsule, (device[0], device[1])))
+    except (RuntimeError, ValueError) as error:
+        raise DTypeError(f"{name}: {error}.") from None
+    if copy:
+        array = array.copy()
+    return array.view(BFLOAT16) if is_bfloat16 else array
+
+
+def export_dlpack(array: Array, options: dict[str, Any]) -> Any:
+    """A DLPack capsule of `array`'s memory; `options` are those of `__dlpack__`."""
+    if array.dtype != BFLOAT16:
+        return array.__dlpack__(**options)
+    capsule = array.view(np.uint16).__dlpack__(**options)
+    _dl_type(capsule).code = _BFLOAT
+    return capsule

@@ -1,0 +1,289 @@
+"""Tensors with memory, and `Eager`, the interpreter at the bottom, which computes."""
+
+from collections.abc import Sequence
+from contextvars import Context, copy_context
+from functools import lru_cache
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from hopflow import dtypes
+from hopflow.bind import Interpreter, Operand, Value, slots
+from hopflow.config import config
+from hopflow.dtypes import as_dtype
+from hopflow.errors import (
+    EscapedValueError,
+    InvalidTensorError,
+    ReadOnlyError,
+)
+from hopflow.graph.core import Constant
+from hopflow.graph.types import TensorType
+from hopflow.ops.opdef import OpDef
+from hopflow.ops.rules import Array
+from hopflow.tensor.base import Tensor
+from hopflow.tensor.memory import Storage
+
+__all__ = ["Eager", "EagerTensor"]
+
+
+@lru_cache(maxsize=1 << 14)
+def _array_type(dtype: np.dtype[Any], shape: tuple[int, ...], weak: bool) -> TensorType:
+    """The type of an array; shared, for `Eager` tells known types by identity."""
+    return TensorType(as_dtype(dtype), shape, weak)
+
+
+class EagerTensor(Tensor):
+    """A tensor with memory.
+
+    array    its elements; a view into the memory that `storage` stands for
+    storage  shared by all views of one memory
+    type     dtype, shape and weak flag of `array`
+    """
+
+    __slots__ = ("__weakref__", "_pointer", "_storage", "array", "type")
+
+    array: Array
+    type: TensorType  # a slot, and no property: it is read at every turn
+    _pointer: int
+    _storage: Storage | None  # None: memory of its own, and nothing to say of it yet
+
+    def __init__(
+        self, array: Array, *, weak: bool = False, storage: Storage | None = None
+    ) -> None:
+        self.array = array
+        self.type = _array_type(array.dtype, array.shape, weak)
+        self._storage = storage
+        self._pointer = 0
+
+    @property
+    def storage(self) -> Storage:
+        if self._storage is None:
+            self._storage = Storage()
+        return self._storage
+
+    @property
+    def pointer(self) -> int:
+        """The address of the first element."""
+        if not self._pointer:
+            self._pointer = self.array.ctypes.data
+        return self._pointer
+
+    def check_valid(self) -> None:
+        """Check that the tensor may be used.
+
+        Raises:
+            InvalidTensorError: it was donated, or left half-written.
+        """
+        if self._storage is not None and self._storage.invalid is not None:
+            raise InvalidTensorError(
+                f"this tensor ({self.type}) must not be used any more: it was "
+                f"{self._storage.invalid}. Make a copy before, with `x.copy()`."
+            )
+
+    def check_writable(self) -> None:
+        """Check that the tensor may be written.
+
+        Raises:
+            InvalidTensorError: it must not be used any more.
+            ReadOnlyError: its memory was imported read-only, or is a broadcast's.
+        """
+        self.check_valid()
+        if self.storage.readonly or not self.array.flags.writeable:
+            why = (
+                "its memory was imported read-only"
+                if self.storage.readonly
+                else "elements of a broadcast share memory"
+            )
+            raise ReadOnlyError(
+                f"this tensor ({self.type}) cannot be written: {why}. Write into a "
+                "copy of it: `x = x.copy()`."
+            )
+
+    def _concrete(self, what: str) -> Array:  # noqa: ARG002
+        self.check_valid()
+        return self.array
+
+    def __repr__(self) -> str:
+        if self.storage.invalid is not None:
+            return f"Tensor(<{self.storage.invalid}>, {self.type})"
+        array = self.array
+        if self.dtype is dtypes.bfloat16:
+            array = array.astype(np.float32)
+        text = np.array2string(array, separator=", ", prefix="Tensor(")
+        return f"Tensor({text}, {self.type})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self.check_valid()
+        return _restored, (self.array, self.type.weak)
+
+    def __copy__(self) -> "EagerTensor":
+        self.check_valid()
+        return EagerTensor(self.array.copy(), weak=self.type.weak)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "EagerTensor":
+        memo[id(self)] = copied = self.__copy__()
+        return copied
+
+
+def _restored(array: Array, weak: bool) -> EagerTensor:
+    return EagerTensor(array, weak=weak)
+
+
+# --- the eager interpreter ------------------------------------------------------------
+
+
+def _quiet() -> Context:
+    context = copy_context()
+    context.run(np.seterr, all="ignore")
+    return context
+
+
+# Entering `np.errstate` costs more than most operations; a context that has its setting
+# costs nothing. A copy, because a context cannot be entered twice at a time.
+_QUIET: Final = _quiet()
+
+
+_Types: TypeAlias = tuple[TensorType | None, ...]
+
+
+class Eager(Interpreter):
+    """Computes: the interpreter at the bottom of every stack."""
+
+    __slots__ = ("_known",)
+
+    is_eager = True
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        # (op, each operand's type by identity, params) -> result types. The operands'
+        # types are kept with them, so that an identity stays theirs.
+        self._known: dict[Any, tuple[list[TensorType], _Types]] = {}
+
+    def process(
+        self, op: Any, args: Sequence[Operand], params: dict[str, Any]
+    ) -> tuple[Value, ...]:
+        """Check the types, and run `op`'s NumPy meaning."""
+        if type(op) is not OpDef:
+            results: tuple[Value, ...] = op.run_eager(args, params)
+            return results
+        arrays: list[Any] = []
+        key: list[Any] = [op]
+        for arg in args:
+            if type(arg) is EagerTensor:
+                if arg._storage is not None:
+                    arg.check_valid()
+                arrays.append(arg.array)
+                key.append(id(arg.type))
+            elif type(arg) is Constant:
+                dtype = arg.type.dtype
+                arrays.append(dtype.dtype.type(arg.value))
+                key.append((dtype, arg.type.weak))
+            else:
+                raise _escaped(op.name, arg)
+        types = self._result_types(op, key, args, params)
+        found = _QUIET.copy().run(op.run, *arrays, **params)
+        if type(found) is not tuple:
+            return (_wrapped(op, args, arrays, found, types[0]),)
+        return tuple(
+            [
+                _wrapped(op, args, arrays, result, type_)
+                for result, type_ in zip(found, types, strict=True)
+            ]
+        )
+
+    def write(self, target: Value, new: Value) -> None:
+        """Copy the elements of `new` into `target`'s memory."""
+        if not isinstance(target, EagerTensor):
+            raise _escaped("a write", target)
+        if not isinstance(new, EagerTensor):
+            raise _escaped("a write", new)
+        target.check_writable()
+        new.check_valid()
+        np.copyto(target.array, new.array)
+        target.storage.version += 1
+
+    def _result_types(
+        self, op: OpDef, key: list[Any], args: Sequence[Operand], params: dict[str, Any]
+    ) -> _Types:
+        """The types of the results; None where only the values decide."""
+        if params:
+            # Equal numbers of different kinds are different parameters: 1, 1.0, True.
+            key += params.items()
+            key += map(type, params.values())
+        try:
+            known = self._known.get(tuple(key))
+        except TypeError:  # a parameter that cannot be hashed
+            found = op.result_types([a.type for a in args], params)
+            return tuple(map(_closed, found))
+        if known is not None:
+            return known[1]
+        types = [a.type for a in args]
+        results = tuple(map(_closed, op.result_types(types, params)))
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        self._known[tuple(key)] = types, results
+        return results
+
+
+def _escaped(name: str, value: Operand) -> EscapedValueError:
+    return EscapedValueError(
+        f"{name}: a traced value ({value.type}) was used outside the trace that made "
+        "it. Return it from the traced function."
+    )
+
+
+_MOST_KNOWN: Final = 1 << 14
+
+
+def _closed(type_: TensorType) -> TensorType | None:
+    """`type_`, or None if it has sizes that only the values decide."""
+    return type_ if all(isinstance(n, int) for n in type_.shape) else None
+
+
+def _wrapped(
+    op: OpDef,
+    args: Sequence[Operand],
+    arrays: Sequence[Any],
+    found: Any,
+    type_: TensorType | None,
+) -> EagerTensor:
+    """A result of `run` as a tensor: a view's shares storage, any other owns memory."""
+    array, storage = found, None
+    if type(found) is not np.ndarray:
+        array = np.asarray(found)
+    else:
+        for operand in arrays:
+            if found is operand or found.base is not None:
+                array, storage = _placed(op, args, arrays, found)
+                break
+    if type_ is None:
+        type_ = _array_type(array.dtype, array.shape, False)
+    elif config.verify and (
+        array.dtype != type_.dtype.dtype or array.shape != type_.shape
+    ):
+        raise AssertionError(
+            f"{op.name}: `run` gave {array.dtype}{list(array.shape)} for {type_}"
+        )
+    result: EagerTensor = _new(EagerTensor)
+    result.array, result.type = array, type_
+    result._storage, result._pointer = storage, 0
+    return result
+
+
+_new: Final[Any] = object.__new__
+
+
+def _placed(
+    op: OpDef, args: Sequence[Operand], arrays: Sequence[Any], found: Array
+) -> tuple[Array, Storage | None]:
+    """A result that may share memory with an operand: the array, and its storage if it
+    is a view. Only views may share; what else happens to is copied."""
+    for arg, array in zip(args, arrays, strict=True):
+        if isinstance(arg, EagerTensor) and np.may_share_memory(found, array):
+            if op.unview is None or arg is not args[0]:
+                return found.copy(), None
+            return found, arg.storage
+    return found, None
+
+
+slots.eager = Eager()

@@ -1,0 +1,178 @@
+"""Memory of tensors: what views share, and how memory of others comes in and goes out.
+
+Everything here is on the level of NumPy arrays. Imports are zero-copy where the memory
+is of a form that compiled kernels can read: native byte order, aligned, strides in
+whole elements.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from hopflow.dtypes import DEFAULT_FLOAT, DEFAULT_INT, DType, as_dtype
+from hopflow.errors import (
+    ArgumentRangeError,
+    ArgumentTypeError,
+    ArgumentValueError,
+    DTypeError,
+    ShapeError,
+)
+from hopflow.ops.rules import Array
+from hopflow.tensor.dlpack import import_dlpack
+
+__all__ = ["Storage", "import_array"]
+
+
+class Storage:
+    """What all views of one memory share.
+
+    version   how often it was written through hopflow
+    readonly  it is memory of others that may not be written
+    invalid   None, or why it must not be used any more ("donated to ...")
+    """
+
+    __slots__ = ("invalid", "readonly", "version")
+
+    def __init__(self, *, readonly: bool = False) -> None:
+        self.version = 0
+        self.readonly = readonly
+        self.invalid: str | None = None
+
+
+# --- import ---------------------------------------------------------------------------
+
+
+def import_array(
+    name: str, obj: Any, dtype: DType | None, *, copy: bool | None
+) -> tuple[Array, bool]:
+    """`obj` as a NumPy array of a dtype that we have, and whether it is read-only.
+
+    Args:
+        name: The public function, for messages.
+        obj: A NumPy array or scalar, a Python number, nested sequences of them, or
+            anything with `__dlpack__`, the buffer protocol or `__array__`.
+        dtype: The dtype to convert to; None keeps the one found, but that Python floats
+            give float32.
+        copy: True always copies, None copies where the memory cannot be shared.
+
+    Raises:
+        ArgumentTypeError: `obj` is none of these.
+        ArgumentValueError: `copy` is False, and the memory cannot be shared.
+        ArgumentRangeError: a Python integer does not fit the dtype.
+        DTypeError: its dtype is complex, or none of ours.
+        ShapeError: nested sequences have differing lengths.
+    """
+    if isinstance(obj, np.ndarray | np.generic):  # np.float64 is a Python float too
+        found, shared = np.asarray(obj), isinstance(obj, np.ndarray)
+    elif isinstance(obj, bool | int | float | complex | list | tuple | range):
+        obj = list(obj) if isinstance(obj, range) else obj
+        found, shared = _from_python(name, obj, dtype), False
+    else:
+        found, shared = _from_protocols(name, obj), True
+    target = as_dtype(found.dtype) if dtype is None else dtype
+    ready = _compute_form(found, target)
+    shared = shared and ready is found
+    if copy is False and not shared:
+        raise ArgumentValueError(
+            f"{name}: `copy` is False, and a copy is needed to make a {target.name} "
+            f"tensor of this `{type(obj).__name__}`. Leave `copy` out."
+        )
+    if copy and shared:
+        ready, shared = ready.copy(), False
+    return ready, shared and not ready.flags.writeable
+
+
+def _compute_form(array: Array, dtype: DType) -> Array:
+    """`array` in the dtype and layout that kernels read; itself if it has them."""
+    if array.dtype != dtype.dtype or not array.dtype.isnative:
+        with np.errstate(all="ignore"):
+            return array.astype(dtype.dtype)
+    itemsize = dtype.itemsize
+    if not array.flags.aligned or any(s % itemsize for s in array.strides):
+        return array.copy()
+    return array
+
+
+def _from_python(name: str, obj: Any, dtype: DType | None) -> Array:
+    """A number, or nested sequences of numbers, as an array of `dtype` or of ours."""
+    leaves = list(_leaves(obj))
+    for leaf in leaves:
+        if isinstance(leaf, complex | np.complexfloating):
+            raise DTypeError(
+                f"{name}: complex numbers are not supported: keep real and imaginary "
+                "parts apart."
+            )
+        if not isinstance(leaf, bool | int | float | np.ndarray | np.generic):
+            raise _not_numbers(name, leaf)
+    plain = not any(isinstance(leaf, np.ndarray | np.generic) for leaf in leaves)
+    try:
+        # Python integers stay what they are until their range has been checked.
+        found = np.array(obj, object) if plain else np.array(obj)
+    except ValueError as error:
+        raise ShapeError(
+            f"{name}: sequences at one level must have equal lengths ({error})."
+        ) from None
+    if not plain:
+        return found
+    if any(isinstance(item, list | tuple) for item in found.flat):
+        raise ShapeError(f"{name}: sequences at one level must have equal lengths.")
+    if dtype is None:
+        dtype = _default_dtype(leaves)
+    if dtype.is_integer:
+        _check_range(name, leaves, dtype)
+    try:
+        with np.errstate(all="ignore"):
+            if dtype.is_float:  # ml_dtypes takes no integers beyond 64 bits
+                found = found.astype(np.float64)
+            return found.astype(dtype.dtype)
+    except (OverflowError, ValueError) as error:  # integers beyond float64, or a NaN
+        raise ArgumentRangeError(f"{name}: {error} ({dtype.name}).") from None
+
+
+def _default_dtype(leaves: list[Any]) -> DType:
+    if all(isinstance(leaf, bool) for leaf in leaves) and leaves:
+        return as_dtype(bool)
+    if all(isinstance(leaf, int) for leaf in leaves) and leaves:
+        return DEFAULT_INT
+    return DEFAULT_FLOAT
+
+
+def _check_range(name: str, leaves: list[Any], dtype: DType) -> None:
+    info = np.iinfo(dtype.dtype)
+    for leaf in leaves:
+        if isinstance(leaf, int) and not info.min <= leaf <= info.max:
+            raise ArgumentRangeError(
+                f"{name}: the Python integer {leaf} does not fit {dtype.name}. "
+                "Give a wider `dtype`."
+            )
+
+
+def _not_numbers(name: str, obj: Any) -> ArgumentTypeError:
+    return ArgumentTypeError(
+        f"{name}: expected a number, an array or nested sequences of numbers, and "
+        f"found `{type(obj).__name__}`."
+    )
+
+
+def _leaves(obj: Any) -> Iterator[Any]:
+    if isinstance(obj, list | tuple):
+        for item in obj:
+            yield from _leaves(item)
+    else:
+        yield obj
+
+
+def _from_protocols(name: str, obj: Any) -> Array:
+    if hasattr(obj, "__dlpack__"):
+        try:
+            return import_dlpack(name, obj)
+        except (BufferError, DTypeError):
+            if not hasattr(obj, "__array__"):
+                raise
+    if hasattr(obj, "__array__") or hasattr(obj, "__array_interface__"):
+        return np.asarray(obj)
+    try:
+        return np.asarray(memoryview(obj))
+    except TypeError:
+        raise _not_numbers(name, obj) from None

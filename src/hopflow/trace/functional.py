@@ -1,0 +1,176 @@
+"""Functionalization: a write becomes a new value, seen by every view of its base.
+
+A traced tensor that was ever viewed or written has a `FunctionalStorage`: the value that
+its base has now, and a version. A view keeps the chain of view operations that leads to
+it from the base; when its version is behind, it is made anew from the base. A write to a
+view is carried back along the chain by each operation's `unview`.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from hopflow.bind import Interpreter, Operand, Value
+from hopflow.errors import EscapedValueError, MutationError, TraceError
+from hopflow.graph.core import Var
+from hopflow.graph.types import TensorType
+from hopflow.tensor import Tensor
+from hopflow.trace.source import user_line
+
+
+class ViewStep(NamedTuple):
+    """One view operation of a chain, with its operands but the first."""
+
+    op: Any
+    operands: tuple[Operand, ...]
+    params: dict[str, Any]
+
+
+class FunctionalStorage:
+    """What a base tensor holds now. `key` says which capture it stands for, if any."""
+
+    __slots__ = ("key", "tensor", "version")
+
+    def __init__(self, tensor: "TracedTensor", key: Any = None) -> None:
+        self.tensor = tensor  # a plain value: never written itself
+        self.version = 0
+        self.key = key
+
+
+_REMEDY = {
+    "bool": "Branch with `hf.cond`, or loop with `hf.while_loop`.",
+    "index": "Use it as an index (`x[i]`), or a bound of `hf.fori_loop`.",
+}
+
+
+class TracedTensor(Tensor):
+    """A tensor of a trace: a var of the tracer's graph, and what it is a view of."""
+
+    __slots__ = ("chain", "storage", "tracer", "var", "version")
+
+    def __init__(self, tracer: Interpreter, var: Var) -> None:
+        self.tracer = tracer
+        self.var = var
+        self.storage: FunctionalStorage | None = None
+        self.chain: tuple[ViewStep, ...] = ()
+        self.version = 0
+
+    @property
+    def type(self) -> TensorType:
+        return self.var.type
+
+    def __repr__(self) -> str:
+        return f"Tensor(traced, {self.type})"
+
+    def _concrete(self, what: str) -> Any:
+        line = user_line(2)
+        remedy = _REMEDY.get(what, "Keep it a tensor, and compute with `hf` functions.")
+        raise TraceError(
+            f"{what}() of a traced tensor {self.type}"
+            + (f" at {line}" if line else "")
+            + f": its value is only known when the graph runs. {remedy}"
+        )
+
+
+class Functional(Interpreter):
+    """An interpreter whose tensors are never changed: it keeps views and writes apart.
+
+    A subclass records operations (`record`) and localises tensors of other levels
+    (`localize`).
+    """
+
+    __slots__ = ()
+
+    def record(
+        self, op: Any, args: Sequence[Operand], params: dict[str, Any]
+    ) -> tuple[TracedTensor, ...]:
+        raise NotImplementedError
+
+    def localize(self, value: Value) -> TracedTensor:
+        """The tensor of this interpreter that stands for `value`."""
+        raise NotImplementedError
+
+    def process(
+        self, op: Any, args: Sequence[Operand], params: dict[str, Any]
+    ) -> tuple[Value, ...]:
+        results = self.record(op, args, params)
+        if getattr(op, "unview", None) is not None:
+            base = args[0]
+            if isinstance(base, Value):
+                self._make_view(results[0], self.localize(base), op, args[1:], params)
+        return results
+
+    def _make_view(
+        self,
+        view: TracedTensor,
+        base: TracedTensor,
+        op: Any,
+        operands: Sequence[Operand],
+        params: dict[str, Any],
+    ) -> None:
+        storage = self.storage_of(base)
+        # The chain reads its other operands as they are now, whatever is written later.
+        frozen = tuple(
+            self._snapshot(o) if isinstance(o, Value) else o for o in operands
+        )
+        view.storage = storage
+        view.chain = (*base.chain, ViewStep(op, frozen, params))
+        view.version = storage.version
+
+    def _snapshot(self, value: Value) -> TracedTensor:
+        return TracedTensor(self, self.read(self.localize(value)))
+
+    def storage_of(self, tensor: TracedTensor) -> FunctionalStorage:
+        """The storage of a tensor of this interpreter, made at its first need."""
+        if tensor.storage is None:
+            tensor.storage = FunctionalStorage(TracedTensor(self, tensor.var))
+        return tensor.storage
+
+    def read(self, tensor: TracedTensor) -> Var:
+        """The var that holds the tensor's present value."""
+        storage = tensor.storage
+        if storage is not None and tensor.version != storage.version:
+            value = storage.tensor
+            for step in tensor.chain:
+                [value] = self.record(step.op, (value, *step.operands), step.params)
+            tensor.var = value.var
+            tensor.version = storage.version
+        return tensor.var
+
+    def write(self, target: Value, new: Value) -> None:
+        """Give `target`, and what shares its storage, the value `new` of its type."""
+        tensor = self.localize(target)
+        self.allow_write(target, tensor)
+        storage = self.storage_of(tensor)
+        value = TracedTensor(self, self.read(self.localize(new)))
+        tensor_var = value.var
+        # The values along the chain, from the base to the view's own base.
+        along = [storage.tensor]
+        for step in tensor.chain[:-1]:
+            [inner] = self.record(step.op, (along[-1], *step.operands), step.params)
+            along.append(inner)
+        for step, base in zip(reversed(tensor.chain), reversed(along), strict=False):
+            written = step.op.unview(base, value, *step.operands, **step.params)
+            value = TracedTensor(self, self.read(self.localize(written)))
+        storage.tensor = value
+        storage.version += 1
+        tensor.var, tensor.version = tensor_var, storage.version
+
+    def allow_write(self, target: Value, local: TracedTensor) -> None:
+        """Refuse a write that could not be made visible everywhere it should be."""
+
+
+def escaped(value: TracedTensor, why: str) -> EscapedValueError:
+    """The error for a value used where its trace does not reach."""
+    return EscapedValueError(
+        f"a traced tensor {value.type} is used outside the function whose trace made it "
+        f"({why}). Return it from that function, or pass it as an operand."
+    )
+
+
+def aliased_write(what: TensorType) -> MutationError:
+    """The error for a write in a body to memory that it reads by another name too."""
+    return MutationError(
+        f"a body writes to a captured tensor {what} that shares its memory with another "
+        "tensor the body uses. Capture one of them, and take views inside the body."
+    )
+

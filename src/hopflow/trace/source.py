@@ -1,0 +1,48 @@
+"""Which line of the user's code an operation came from."""
+
+import sys
+from pathlib import Path
+from types import CodeType, FrameType
+
+from hopflow.graph.core import SourceLine
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+_OWN = (str(_PACKAGE), str(_PACKAGE.parent.parent / "hops"))
+_OWN += (str(_PACKAGE.parent.parent / "autograd"),)
+# Programs that come with the package are users of it.
+_USERS = (str(_PACKAGE / "demo"), str(_PACKAGE / "testing"))
+
+_is_own: dict[str, bool] = {}
+
+
+def _own(file: str) -> bool:
+    known = _is_own.get(file)
+    if known is None:
+        path = str(Path(file).resolve())
+        own = path.startswith(_OWN) and not path.startswith(_USERS)
+        known = _is_own[file] = own or file.startswith("<frozen")
+    return known
+
+
+def user_line(depth: int = 1) -> SourceLine | None:
+    """The innermost line on the stack that is not hopflow's own."""
+    frame: FrameType | None = sys._getframe(depth)
+    while frame is not None:
+        code = frame.f_code
+        if not _own(code.co_filename):
+            return SourceLine(code.co_filename, frame.f_lineno, code.co_name)
+        frame = frame.f_back
+    return None
+
+
+def where(fn: object) -> str:
+    """Where a function is defined, as `model.py:41`; "" if it is not Python code."""
+    code = getattr(getattr(fn, "__wrapped__", fn), "__code__", None)
+    if not isinstance(code, CodeType):
+        return ""
+    return f"{code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno}"
+
+
+def name_of(fn: object) -> str:
+    """A callable's name, as an error or a graph shows it."""
+    return getattr(fn, "__name__", type(fn).__name__)

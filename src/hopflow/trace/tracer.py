@@ -1,0 +1,293 @@
+"""Tracers: record operations into a graph, and lift what comes from outside.
+
+A `Tracer` records the operations of one function. What its body meets from outside is
+*lifted*: it becomes an input of the graph. With a tracer below it (`parent`), a value is
+lifted there first, level by level up to its owner, and each level gets one input for it,
+keyed by the parent's value; with the eager interpreter below, a concrete tensor is
+captured as it is. Lifting a tensor lifts the free symbols of its shape before it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from hopflow.bind import Interpreter, Operand, Value, using
+from hopflow.errors import CapturedTensorError, HopflowError
+from hopflow.graph.core import Arg, Constant, Graph, SourceLine, Var
+from hopflow.graph.types import SYMBOL_TYPE, TensorType
+from hopflow.symbolic.size import Symbol, SymInt, evaluate, free_symbols
+from hopflow.tensor import EagerTensor, Tensor
+from hopflow.trace.functional import (
+    Functional,
+    TracedTensor,
+    aliased_write,
+    escaped,
+)
+from hopflow.trace.source import user_line
+
+
+@dataclass(slots=True)
+class Capture:
+    """A lifted tensor: the parent's value, and the input that stands for it here."""
+
+    origin: Tensor
+    input: Var
+    tensor: TracedTensor
+    memory: object  # the parent's storage: equal for tensors that share it
+
+    @property
+    def written(self) -> bool:
+        return is_written(self.tensor)
+
+
+def is_written(tensor: TracedTensor) -> bool:
+    """Whether an input of a graph has been given another value since."""
+    return tensor.storage is not None and tensor.storage.version > 0
+
+
+class _Mark(NamedTuple):
+    """How far a tracer had got; see `Tracer.mark`."""
+
+    nodes: int
+    symbols: int
+    captures: int
+
+
+class Tracer(Functional):
+    """Records into `graph`; the three input lists are joined by `close`.
+
+    symbols    symbol -> its input
+    operands   the function's own inputs
+    captures   key of the parent's value -> what was lifted
+    allow_captures   False: a concrete tensor from outside is a CapturedTensorError
+    """
+
+    __slots__ = (
+        "_adopted",
+        "allow_captures",
+        "captures",
+        "closed",
+        "graph",
+        "operands",
+        "path",
+        "symbols",
+    )
+
+    def __init__(
+        self,
+        parent: Interpreter | None,
+        name: str,
+        *,
+        path: str = "",
+        allow_captures: bool = True,
+    ) -> None:
+        super().__init__(parent)
+        self.graph = Graph(name)
+        self.path = path
+        self.allow_captures = allow_captures
+        self.symbols: dict[Symbol, Var] = {}
+        self.operands: list[TracedTensor] = []
+        self.captures: dict[Any, Capture] = {}
+        self.closed = False
+        self._adopted: dict[int, Value] = {}
+
+    # --- inputs ---
+
+    def operand(self, type_: TensorType, name: str) -> TracedTensor:
+        """A new input of the function, after the symbols of its shape."""
+        self._bind_symbols(type_.shape)
+        tensor = TracedTensor(self, self.graph.add_input(type_, name))
+        self.operands.append(tensor)
+        return tensor
+
+    def _bind_symbols(self, sizes: Sequence[Any]) -> None:
+        for symbol in free_symbols(*sizes):
+            self.symbol(symbol)
+
+    def symbol(self, symbol: Symbol) -> Var:
+        """The input for a shape symbol, lifted from the parent first."""
+        known = self.symbols.get(symbol)
+        if known is None:
+            if isinstance(self.parent, Tracer):
+                self.parent.symbol(symbol)
+            known = self.graph.add_input(SYMBOL_TYPE, symbol.name, "symbol", symbol)
+            self.symbols[symbol] = known
+        return known
+
+    def size_value(self, size: SymInt) -> Value:
+        """A symbolic size as a tensor i64[]: nodes of arithmetic on symbols."""
+
+        def number(n: int) -> Any:
+            return n
+
+        def value(symbol: Symbol) -> Any:
+            return TracedTensor(self, self.symbol(symbol))
+
+        result = evaluate(size, value, number)
+        assert isinstance(result, Value)
+        return result
+
+    def adopt(self, value: Value) -> None:
+        """Note a tensor made from data during this trace: not a stray global."""
+        self._adopted[id(value)] = value
+        if self.parent is not None:
+            self.parent.adopt(value)
+
+    # --- lifting ---
+
+    def localize(self, value: Value) -> TracedTensor:
+        """The tensor of this tracer for `value`, lifted if it comes from outside.
+
+        Raises:
+            EscapedValueError: `value` belongs to a trace that is no ancestor of this.
+            CapturedTensorError: it is a concrete tensor, and captures are not allowed.
+        """
+        if isinstance(value, TracedTensor) and value.tracer is self:
+            if self.closed:
+                raise escaped(value, "that trace has ended")
+            return value
+        origin, key, memory = self._lift_parent(value)
+        known = self.captures.get(key)
+        if known is not None:
+            return known.tensor
+        if any(c.written and c.memory is memory for c in self.captures.values()):
+            raise aliased_write(value.type)
+        self._bind_symbols(value.type.shape)
+        name = f"c{len(self.captures)}"
+        var = self.graph.add_input(value.type, name, "capture")
+        tensor = TracedTensor(self, var)
+        self.captures[key] = Capture(origin, var, tensor, memory)
+        return tensor
+
+    def _lift_parent(self, value: Value) -> tuple[Tensor, Any, object]:
+        """`value` as the parent has it, a key for its present value, and its memory."""
+        parent = self.parent
+        if isinstance(parent, Tracer):
+            local = parent.localize(value)
+            var = parent.read(local)
+            return local, var, local.storage or local
+        if isinstance(value, EagerTensor):
+            if not self.allow_captures and not self._is_adopted(value):
+                raise CapturedTensorError(
+                    f"the traced function reads a tensor {value.type} that is not an "
+                    f"argument{_at(user_line())}. Pass it as an argument, or trace with "
+                    "`captures=True` to keep it as an attribute of the graph."
+                )
+            return value, id(value), value.storage
+        if isinstance(value, TracedTensor):
+            raise escaped(value, "its trace has ended, or it belongs to another one")
+        assert isinstance(value, Tensor)
+        return value, id(value), value
+
+    def _is_adopted(self, value: Value) -> bool:
+        return id(value) in self._adopted
+
+    def allow_write(self, target: Value, local: TracedTensor) -> None:
+        for capture in self.captures.values():
+            if capture.tensor is local or (
+                local.storage is not None and capture.tensor.storage is local.storage
+            ):
+                shared = [
+                    c
+                    for c in self.captures.values()
+                    if c is not capture and c.memory is capture.memory
+                ]
+                if shared:
+                    raise aliased_write(target.type)
+
+    # --- recording ---
+
+    def arg(self, operand: Operand) -> Arg:
+        """An operand as an argument of a node of this graph."""
+        if isinstance(operand, Constant):
+            return operand
+        return self.read(self.localize(operand))
+
+    def record(
+        self, op: Any, args: Sequence[Operand], params: dict[str, Any]
+    ) -> tuple[TracedTensor, ...]:
+        recorded = [self.arg(a) for a in args]
+        for value in params.values():
+            if isinstance(value, SymInt):
+                self._bind_symbols((value,))
+            elif isinstance(value, tuple):
+                self._bind_symbols([v for v in value if isinstance(v, SymInt)])
+        try:
+            types = op.result_types([a.type for a in recorded], params)
+        except HopflowError as error:
+            _note_line(error)
+            raise
+        node = self.graph.call(op, recorded, params, types, user_line(3))
+        node.operator_path = self.path
+        return tuple([TracedTensor(self, var) for var in node.results])
+
+    # --- the end ---
+
+    def close(self, outputs: Sequence[Operand]) -> Graph:
+        """Set the outputs, join the input lists, and return the graph."""
+        graph = self.graph
+        graph.outputs = tuple(self.arg(o) for o in outputs)
+        self.join()
+        self.closed = True
+        return graph
+
+    def join(self) -> None:
+        """Order the inputs: symbols, operands, captures."""
+        self.graph.inputs = [
+            *self.symbols.values(),
+            *(v for v in self.graph.inputs if v.node.section == "operand"),
+            *(v for v in self.graph.inputs if v.node.section == "capture"),
+        ]
+
+    def mark(self) -> list[tuple["Tracer", _Mark]]:
+        """How far this tracer and its ancestors have got, for `rollback`."""
+        marks: list[tuple[Tracer, _Mark]] = []
+        tracer: Interpreter | None = self
+        while isinstance(tracer, Tracer):
+            at = _Mark(len(tracer.graph.nodes), len(tracer.symbols), len(tracer.captures))
+            marks.append((tracer, at))
+            tracer = tracer.parent
+        return marks
+
+
+def rollback(marks: Sequence[tuple[Tracer, _Mark]]) -> None:
+    """Take back all that was added to the marked tracers since."""
+    for tracer, at in marks:
+        del tracer.graph.nodes[at.nodes :]
+        _truncate(tracer.symbols, at.symbols)
+        _truncate(tracer.captures, at.captures)
+        kept = {id(v) for v in tracer.symbols.values()}
+        kept |= {id(c.input) for c in tracer.captures.values()}
+        tracer.graph.inputs = [
+            v
+            for v in tracer.graph.inputs
+            if v.node.section == "operand" or id(v) in kept
+        ]
+
+
+def _truncate(entries: dict[Any, Any], length: int) -> None:
+    for key in list(entries)[length:]:
+        del entries[key]
+
+
+def _at(line: SourceLine | None) -> str:
+    return f" (at {line})" if line else ""
+
+
+def _note_line(error: HopflowError) -> None:
+    line = user_line(4)
+    if line is not None:
+        error.add_note(f"while tracing {line}")
+
+
+def trace_into(tracer: Tracer, fn: Any, args: Sequence[Any]) -> Any:
+    """Call `fn(*args)` with `tracer` innermost; on an error ancestors are rolled back."""
+    parent = tracer.parent
+    marks = parent.mark() if isinstance(parent, Tracer) else []
+    try:
+        with using(tracer):
+            return fn(*args)
+    except BaseException:
+        tracer.closed = True
+        rollback(marks)
+        raise
