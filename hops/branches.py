@@ -3,30 +3,34 @@
 from collections.abc import Sequence
 from typing import Any
 
-from hopflow import dtypes, pytree
+from hopflow import pytree
 from hopflow.bind import bind
 from hopflow.errors import BranchTypeError, StructureError
-from hopflow.graph.core import Graph
+from hopflow.graph.core import Graph, Node
+from hopflow.graph.regions import Port, Region, Role, Signature
 from hopflow.graph.types import TensorType
-from hopflow.hops.base import (
+from hopflow.hops.base import Call, HigherOrderOp, numbered, split_args
+from hopflow.hops.bodies import (
     Body,
-    Call,
     Function,
-    HigherOrderOp,
     Recorder,
     Written,
     as_value,
     cast_output,
     close_bodies,
     commit,
+    common_dtype,
     flatten_operands,
     mismatches,
+    own_copy,
     present_value,
     require_callable,
     share_captures,
+    shown,
     trace_body,
     written_inputs,
 )
+from hopflow.hops.loops import calling
 from hopflow.trace.functional import TracedTensor
 
 
@@ -34,6 +38,7 @@ class Branching(HigherOrderOp):
     """An operator that runs one of several branches on the same operands."""
 
     lead = 1
+    selects: Role
 
     def prepare_branches(
         self, selector: Any, branches: dict[str, tuple[str, Any]], operands: Any
@@ -41,50 +46,45 @@ class Branching(HigherOrderOp):
         """A call whose functions are called as `fn(*operands)`.
 
         Args:
-            branches: For each param its role (the argument's name) and the function.
+            branches: By the param's name the role (the argument's name) and the function.
         """
         for role, fn in branches.values():
             require_callable(self.name, role, fn)
         flat, spec = flatten_operands(self.name, "operands", operands)
         names = [f"x{i}" for i in range(len(flat))]
-        is_spread = type(operands) is tuple
-
-        def caller(fn: Any) -> Any:
-            def call(leaves: Sequence[Any]) -> Any:
-                tree = pytree.unflatten(spec, leaves)
-                return fn(*tree) if is_spread else fn(tree)
-
-            return call
-
         functions = {
-            key: Function(role, fn, names, caller(fn))
+            key: Function(role, fn, names, calling(fn, operands, spec))
             for key, (role, fn) in branches.items()
         }
-        return Call([selector], flat, functions)
+        return Call(self.name, [selector], flat, functions)
 
     def run_debug(self, call: Call) -> Any:
         recorders = {k: Recorder(self.name, f) for k, f in call.functions.items()}
         operands = [as_value(o) for o in call.operands]
         results = self.debug(*call.lead, *operands, **self.pack(recorders))
         [spec] = [r.spec for r in recorders.values() if r.spec is not None]
-        return pytree.unflatten(spec, results)
+        return pytree.unflatten(spec, [own_copy(r) for r in results])
 
     def pack(self, functions: dict[str, Any]) -> dict[str, Any]:
-        """Functions or graphs by their `Call` name as the params of a node."""
+        """Functions or graphs, by their keys in the call, as the params of a node."""
         return functions
 
     def trace(self, call: Call) -> Any:
         types = [o.type for o in call.operands]
-        bodies = [trace_body(self.name, f, types) for f in call.functions.values()]
+        bodies = [
+            trace_body(self.name, f"{self.name}/{key}", f, types, call.operands)
+            for key, f in call.functions.items()
+        ]
         self.unify(bodies)
         spec, count = bodies[0].spec, len(bodies[0].outputs)
         written = self.functionalize(bodies)
-        targets = [bodies[0].tracer.captures[k].origin for k in written.captures]
+        origins = [bodies[0].tracer.captures[k].origin for k in written.captures]
         closed = close_bodies(bodies)
         graphs = dict(zip(call.functions, closed.graphs, strict=True))
         args = [*call.lead, *closed.symbols, *call.operands, *closed.captures]
         results = bind(self, args, self.pack(graphs))
-        commit([*targets, *(call.operands[i] for i in written.operands)], results[count:])
+        targets = [*origins, *(call.operands[i] for i in written.operands)]
+        commit(targets, results[count:])
         return pytree.unflatten(spec, results[:count])
 
     def unify(self, bodies: Sequence[Body]) -> None:
@@ -96,26 +96,27 @@ class Branching(HigherOrderOp):
         first = bodies[0]
         for other in bodies[1:]:
             if other.spec != first.spec:
+                one, two = first.function, other.function
+                width = max(len(one.role), len(two.role))
                 raise StructureError(
-                    f"{self.name}: `{first.role}` ({first.where}) and `{other.role}` "
-                    f"({other.where}) must return the same structure.\n"
-                    f"  {first.role}: {first.spec}\n  {other.role}: {other.spec}"
+                    f"{self.name}: {one.label} and {two.label} must return the same "
+                    f"structure.\n  {one.role:<{width}}  {shown(first.spec)}\n"
+                    f"  {two.role:<{width}}  {shown(other.spec)}\n"
+                    "Return the same containers with as many leaves from each."
                 )
         for i in range(len(first.outputs)):
             types = [b.outputs[i].type for b in bodies]
-            dtype, weak = _common_dtype(types)
+            dtype, weak = common_dtype(types)
             if dtype is not None:
                 for body in bodies:
                     cast_output(body, i, dtype, weak=weak)
         paths = pytree.leaf_paths(first.spec, "result")
         for other in bodies[1:]:
             if leaves := mismatches(paths, first.types, other.types):
-                raise BranchTypeError(
-                    self.name,
-                    f"`{first.role}` ({first.where})",
-                    f"`{other.role}` ({other.where})",
-                    leaves,
-                )
+                one, two = first.function, other.function
+                raise BranchTypeError(self.name, one.label, two.label, leaves)
+
+    # --- rules ---
 
     def functionalize(self, bodies: Sequence[Body]) -> Written:
         """A write in one branch is a result of all: the others return the old value."""
@@ -123,8 +124,8 @@ class Branching(HigherOrderOp):
         if written.captures:
             share_captures(bodies)
         for body in bodies:
-            body.outputs += [present_value(body, k) for k in written.captures]
             tracer = body.tracer
+            body.outputs += [present_value(body, k) for k in written.captures]
             body.outputs += [
                 TracedTensor(tracer, tracer.read(tracer.operands[i]))
                 for i in written.operands
@@ -135,26 +136,42 @@ class Branching(HigherOrderOp):
         """The results' types, which all branches of a node must return.
 
         Raises:
-            BranchTypeError: they do not.
+            StructureError, BranchTypeError: they do not.
         """
         first = branches[0]
-        paths = [f"result[{i}]" for i in range(len(first.out_types))]
+        paths = [f"result[{i}]" for i in range(len(first.outputs))]
         for other in branches[1:]:
-            if len(first.out_types) != len(other.out_types):
+            if len(first.outputs) != len(other.outputs):
                 raise StructureError(
                     f"{self.name}: graphs `{first.name}` and `{other.name}` must return "
-                    f"as many results, and return {len(first.out_types)} and "
-                    f"{len(other.out_types)}."
+                    f"as many results, and return {len(first.outputs)} and "
+                    f"{len(other.outputs)}."
                 )
             if leaves := mismatches(paths, first.out_types, other.out_types):
-                raise BranchTypeError(
-                    self.name, f"`{first.name}`", f"`{other.name}`", leaves
-                )
+                one, two = f"`{first.name}`", f"`{other.name}`"
+                raise BranchTypeError(self.name, one, two, leaves)
         return first.out_types
 
+    def signature(self, node: Node) -> Signature:
+        parts = split_args(self, node.args, node.params)
+        roles: list[Role] = [self.selects]
+        roles += ["symbol"] * len(parts.symbols)
+        roles += ["operand"] * (len(parts.operands) + len(parts.captures))
+        inputs = tuple(Port(role, i) for i, role in enumerate(roles) if i)
+        regions = [
+            Region(
+                name,
+                graph,
+                inputs,
+                numbered("result", 0, len(graph.outputs)),
+                "at most once",
+            )
+            for name, graph in node.graphs.items()
+        ]
+        results: tuple[Role, ...] = ("result",) * len(regions[0].outputs)
+        return Signature(tuple(roles), results, tuple(regions))
 
-def _common_dtype(types: Sequence[TensorType]) -> tuple[dtypes.DType | None, bool]:
-    """The dtype that weak results take beside the others; None if strong ones differ."""
-    strong = {t.dtype for t in types if not t.weak}
-    dtype, weak = dtypes.promote(*((t.dtype, t.weak) for t in types))
-    return (dtype if strong <= {dtype} else None), weak
+    def with_roles(
+        self, params: dict[str, Any], args: Sequence[Role], results: Sequence[Role]
+    ) -> dict[str, Any]:
+        return params

@@ -3,10 +3,9 @@
 from collections.abc import Callable
 from typing import Any, final
 
-from hopflow.graph.core import Graph, Node
-from hopflow.graph.regions import Signature
+from hopflow.graph.core import Graph
 from hopflow.graph.types import TensorType
-from hopflow.hops.base import Call, check_scalar
+from hopflow.hops.base import Call, check_scalar, truth
 from hopflow.hops.branches import Branching
 from hopflow.loop_ir.kernels import Branch
 from hopflow.ops.opdef import as_operand
@@ -14,7 +13,7 @@ from hopflow.ops.opdef import as_operand
 
 @final
 class Cond(Branching):
-    """`cond(pred; symbols; operands, captures; then, else_) -> results`
+    """`cond(pred; symbols; operands; captures; then, else_) -> results`
 
     pred    bool[]
     then    Graph, (*symbols, *operands, *captures) -> results
@@ -22,19 +21,23 @@ class Cond(Branching):
     """
 
     name = "cond"
+    selects = "predicate"
 
     def prepare(self, pred: Any, true_fn: Any, false_fn: Any, operands: Any) -> Call:
         selector = as_operand(self.name, 0, pred)
-        check_scalar(self.name, "pred", selector, "b", "a bool scalar (bool[])")
+        check_scalar(self.name, "`pred`", selector.type, "b")
         branches = {"then": ("true_fn", true_fn), "else_": ("false_fn", false_fn)}
         return self.prepare_branches(selector, branches, operands)
 
+    # --- rules ---
+
     def debug(self, pred: Any, *operands: Any, then: Any, else_: Any) -> Any:
-        return then(*operands) if _truth(pred) else else_(*operands)
+        return then(*operands) if truth(pred) else else_(*operands)
 
     def infer(
         self, pred: TensorType, *inputs: TensorType, then: Graph, else_: Graph
     ) -> tuple[TensorType, ...]:
+        check_scalar(self.name, "`pred`", pred, "b")
         return self.branch_types((then, else_))
 
     def lower(
@@ -46,9 +49,6 @@ class Cond(Branching):
         else_: Graph,
     ) -> Branch:
         return Branch(pred, (else_, then), inputs)
-
-    def signature(self, node: Node) -> Signature:
-        raise NotImplementedError
 
 
 COND = Cond()
@@ -64,17 +64,16 @@ def cond(
 
     Args:
         pred: bool[], or a Python bool.
-        true_fn, false_fn: Called with the operands: spread if `operands` is a tuple, else
-            as one argument. They may read tensors of enclosing functions, and return
-            any pytree; both the same structure, shapes and dtypes.
+        true_fn, false_fn: Called with the operands: spread if these are a tuple, else as
+            one argument. They may read and write tensors of enclosing functions, and
+            return any pytree; both the same structure, shapes and dtypes (a Python
+            number takes the dtype that the other branch returns).
         operands: A pytree of tensors and numbers.
 
     Raises:
+        ArgumentTypeError: an operand is no tensor or number, or a branch no function.
         PredicateError: `pred` is no bool scalar.
         StructureError, BranchTypeError: the branches' results differ.
+        ResultTypeError: a branch returns what is no tensor or number.
     """
     return COND(pred, true_fn, false_fn, operands)
-
-
-def _truth(pred: Any) -> bool:
-    return bool(getattr(pred, "value", pred))

@@ -137,9 +137,9 @@ def _series(first: int, step: int, signs: int, factor: Callable[[int], mp.mpf]) 
 
 
 def _erfc_scaled(t: mp.mpf) -> mp.mpf:
-    """`erfc(a) exp(a**2) (a + 3)`, of t = (a - 3) / (a + 3)."""
+    """`erfc(a) exp(a**2) (a + 1/2)`, of t = (a - 3) / (a + 3)."""
     a = 3 * (1 + t) / (1 - t)
-    return mp.erfc(a) * mp.exp(a * a) * (a + 3)
+    return mp.erfc(a) * mp.exp(a * a) * (a + 0.5)
 
 
 def _mobius(a: float) -> mp.mpf:
@@ -190,21 +190,25 @@ def fits() -> list[Fit]:
     root = mp.sqrt(2)
     quarter = (mp.pi / 4 * mp.mpf("1.002")) ** 2
     result = []
-    for dtype in ("f32", "f64"):
+    for dtype, bits in BITS.items():
         result += [
             Fit("EXP", "exp(r) = 1 + r + r**2 P(r), |r| <= log(2)",
                 exp_rest, lambda r: r * r / mp.exp(r),
-                (-LN2 * edge, LN2 * edge), dtype),
+                (-LN2 * edge, LN2 * edge), dtype, bits + 1),
             Fit("EXPM1", "expm1(r) = r + r**2 P(r), |r| <= log(2) / 2",
                 exp_rest, lambda r: r * r / abs(mp.expm1(r)),
                 (-half * edge, half * edge), dtype),
-            Fit("EXP2", "exp2(r) = 1 + r P(r), |r| <= 1",
-                lambda r: mp.expm1(r * LN2) / r if r else LN2,
-                lambda r: abs(r) / mp.mpf(2) ** r, (-edge, edge), dtype),
+            Fit("EXP2", "exp2(r) = 1 + r log(2) + r**2 P(r), |r| <= 1",
+                lambda r: exp_rest(r * LN2) * LN2**2,
+                lambda r: r * r / mp.mpf(2) ** r, (-edge, edge), dtype, bits + 1),
             Fit("SINH", "sinh(r) = r + r**3 P(r**2), |r| <= log(2) / 2",
-                sinh_rest, _over(mp.sinh, 3), (mp.mpf(0), (half * edge) ** 2), dtype),
+                sinh_rest, _over(mp.sinh, 3), (mp.mpf(0), (half * edge) ** 2),
+                dtype, bits + 1),
             Fit("COSH", "cosh(r) = 1 + r**2 P(r**2), |r| <= log(2) / 2",
                 cosh_rest, _over(mp.cosh, 2), (mp.mpf(0), (half * edge) ** 2), dtype),
+            Fit("TANH", "tanh(s) = s + s**3 P(s**2), |s| <= 0.6",
+                _rest(mp.tanh, -mp.mpf(1) / 3), _over(mp.tanh, 3),
+                (mp.mpf(0), mp.mpf("0.3601")), dtype),
             Fit("LOG", "log(1 + f) = f + f**2 P(f), sqrt(1/2) <= 1 + f <= sqrt(2)",
                 log_rest, lambda f: abs(f * f / mp.log1p(f)),
                 (1 / root / edge - 1, root * edge - 1), dtype),
@@ -221,28 +225,28 @@ def fits() -> list[Fit]:
             Fit("ATAN", "atan(s) = s + s**3 P(s**2), |s| <= 1",
                 _rest(mp.atan, -mp.mpf(1) / 3), _over(mp.atan, 3),
                 (mp.mpf(0), mp.mpf(1)), dtype),
-            Fit("ERF", "erf(x) = x P(x**2), |x| <= 1",
-                lambda z: mp.erf(mp.sqrt(z)) / mp.sqrt(z) if z else 2 / mp.sqrt(mp.pi),
-                lambda z: mp.sqrt(z) / mp.erf(mp.sqrt(z)) if z else mp.mpf(1),
+            Fit("ERF", "erf(x) = x + x P(x**2), |x| <= 1",
+                lambda z: mp.erf(mp.sqrt(z)) / mp.sqrt(z) - 1, _over(mp.erf, 1),
                 (mp.mpf(0), mp.mpf(1)), dtype),
-            Fit("ERFC", "erfc(a) = exp(-a**2) / (a + 3) P((a - 3) / (a + 3)), 1/2 <= a",
-                _erfc_scaled, lambda t: 1 / _erfc_scaled(t),
+            Fit("ERFC", "erfc(a) = exp(-a**2) / (a + 1/2) (0.609375 + P(t)), "
+                "t = (a - 3) / (a + 3), a >= 1/2",
+                lambda t: _erfc_scaled(t) - mp.mpf("0.609375"), lambda t: 1 / _erfc_scaled(t),
                 (_mobius(0.4999), _mobius(27.6 if dtype == "f64" else 10.3)), dtype),
             Fit("ERFINV", "erfinv(x) = x P(w - 3), w = -log(1 - x**2) <= 6",
                 lambda t: _erfinv_over_x(t + 3), lambda t: 1 / _erfinv_over_x(t + 3),
-                (mp.mpf(-3), mp.mpf(3)), dtype, BITS[dtype] - 2),
+                (mp.mpf(-3), mp.mpf(3)), dtype, bits - 2),
             Fit("ERFINV_TAIL", "erfinv(x) = x P(sqrt(w) - 4), 6 <= w",
                 lambda t: _erfinv_over_x((t + 4) ** 2),
                 lambda t: 1 / _erfinv_over_x((t + 4) ** 2),
                 (mp.sqrt(6) - 4, mp.mpf("2.02" if dtype == "f64" else "0.1")),
-                dtype, BITS[dtype] - 2),
-            Fit("LGAMMA", "lgamma(2 + d) = d P(d), |d| <= 1/2",
+                dtype, bits - 2),
+            Fit("LGAMMA", "lgamma(2 + d) = d P(d), -3/4 <= d <= 1/2",
                 _lgamma_near_2, lambda d: 1 / _lgamma_near_2(d),
-                (-mp.mpf("0.5"), mp.mpf("0.5")), dtype, BITS[dtype] - 1),
+                (-mp.mpf("0.75"), mp.mpf("0.5")), dtype, bits - 1),
             Fit("STIRLING", "lgamma(a) = (a - 1/2) log(a) - a + log(2 pi) / 2 "
                 "+ P(1 / a**2) / a, a >= 5/2",
                 _stirling_rest, lambda z: mp.mpf("1.4"),
-                (mp.mpf("1e-4"), mp.mpf("0.16")), dtype, BITS[dtype] - 1),
+                (mp.mpf("1e-4"), mp.mpf("0.16")), dtype, bits - 1),
         ]  # fmt: skip
     result.append(
         Fit("LOG_WIDE", "as LOG, for pow in single precision",
@@ -250,8 +254,8 @@ def fits() -> list[Fit]:
             (1 / root / edge - 1, root * edge - 1), "f64", 38)
     )  # fmt: skip
     result.append(
-        Fit("ERF_TAIL", "erf(a) = P(a - 2.475), 1 <= a <= 3.95",
-            lambda t: mp.erf(t + mp.mpf("2.475")),
+        Fit("ERF_TAIL", "erf(a) = 1 - P(a - 2.475), 1 <= a <= 3.95",
+            lambda t: mp.erfc(t + mp.mpf("2.475")),
             lambda t: 1 / mp.erf(t + mp.mpf("2.475")),
             (mp.mpf("-1.475"), mp.mpf("1.475")), "f32")
     )  # fmt: skip

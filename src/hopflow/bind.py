@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, TypeAlias
 
-from hopflow.graph.core import Constant, Graph
+from hopflow.graph.core import Constant
 from hopflow.graph.types import Shape, TensorType
 from hopflow.symbolic.size import SymInt
 
@@ -80,13 +80,14 @@ class _Slots:
 
     eager       the bottom interpreter (filled by `tensor`)
     from_array  a NumPy array or scalar as a value (filled by `tensor`)
-    executor    runs a graph on concrete values: graph, args -> results. The compiler's
-                once `hopflow` is imported; until then the graph interpreter
+    executor    runs an operator with graphs on concrete values: op, args, params ->
+                results. The compiler's once `hopflow` is imported; until then the
+                graph interpreter (filled by `hops.base`)
     """
 
     eager: Interpreter
     from_array: Callable[[Any], Value]
-    executor: Callable[[Graph, Sequence[Value]], tuple[Value, ...]]
+    executor: Callable[[Any, Sequence[Operand], dict[str, Any]], tuple[Value, ...]]
 
 
 _stack = _Stack()

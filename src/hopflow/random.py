@@ -22,18 +22,12 @@ from hopflow.errors import (
 )
 from hopflow.graph.types import Shape, TensorType, same_shape
 from hopflow.ops.convert import apply, as_value, astype
-from hopflow.ops.creation import arange, full_like, positions
+from hopflow.ops.creation import arange
 from hopflow.ops.elementwise import (
     abs,
     add,
-    bitwise_left_shift,
-    bitwise_or,
-    bitwise_right_shift,
-    bitwise_xor,
     clip,
     divide,
-    equal,
-    greater,
     less,
     maximum,
     multiply,
@@ -41,12 +35,20 @@ from hopflow.ops.elementwise import (
     nextafter,
     sign,
     subtract,
-    unchecked_remainder,
-    where,
 )
 from hopflow.ops.indexing import take, take_along_axis
 from hopflow.ops.math import erf, erfinv, log, log1p
 from hopflow.ops.opdef import as_operand
+from hopflow.ops.random_words import (
+    UNSIGNED,
+    bits_of,
+    hashed,
+    integers,
+    key_of,
+    pair,
+    unit,
+    word_of,
+)
 from hopflow.ops.reduce import argmax, cumulative_sum
 from hopflow.ops.rules import (
     as_shape,
@@ -78,9 +80,6 @@ __all__ = [
     "uniform",
 ]
 
-_UNSIGNED = {d.bits: d for d in dtypes.UNSIGNED}
-
-
 # --- keys -----------------------------------------------------------------------------
 
 
@@ -108,42 +107,8 @@ def key(seed: Any) -> Value:
     # A seed of less than 64 bits fills the lower word only, a negative one too.
     narrow = value.type.dtype.bits < 32
     wide = astype(value, dtypes.int32) if narrow else value
-    unsigned = astype(wide, _UNSIGNED[wide.type.dtype.bits], copy=False)
-    return _key_of(astype(unsigned, dtypes.uint64, copy=False))
-
-
-def _key_of(word: Value) -> Value:
-    """u64[*s] -> u32[*s, 2]"""
-    shift = subtract(32, multiply(positions((2,), 0, dtypes.uint64), 32))
-    column = reshaped(word, (*word.shape, 1))
-    return astype(bitwise_right_shift(column, shift), dtypes.uint32)
-
-
-def _word_of(name: str, key: Any) -> Value:
-    """A key as one word, u64[].
-
-    Raises:
-        ArgumentTypeError: `key` is no key.
-    """
-    value = as_value(as_operand(f"random.{name}", 0, key))
-    if value.type.dtype is not dtypes.uint32 or not same_shape(value.shape, (2,)):
-        raise ArgumentTypeError(
-            f"random.{name}: `key` must be one key, u32[2], and is {value.type}. Make "
-            "one with `hf.random.key(seed)`; for many, use `hf.vmap`."
-        )
-    halves = [
-        astype(reshaped(sliced(value, (i,), (1,), (1,)), ()), dtypes.uint64)
-        for i in (0, 1)
-    ]
-    word: Value = bitwise_or(bitwise_left_shift(halves[0], 32), halves[1])
-    return word
-
-
-def _hashed(word: Value, shape: Shape) -> Value:
-    """The hash of each position in `shape`, u64[*shape]."""
-    size = TensorType(dtypes.uint64, shape).size
-    counts = reshaped(positions((size,), 0, dtypes.uint64), shape)
-    return apply(threefry, word, counts)
+    unsigned = astype(wide, UNSIGNED[wide.type.dtype.bits], copy=False)
+    return key_of(astype(unsigned, dtypes.uint64, copy=False))
 
 
 def split(key: Any, num: Any = 2) -> Value:
@@ -156,8 +121,8 @@ def split(key: Any, num: Any = 2) -> Value:
     Raises:
         ArgumentTypeError: `key` is no key, or `num` no shape.
     """
-    word = _word_of("split", key)
-    return _key_of(_hashed(word, as_shape("random.split", num, "num")))
+    word = word_of("split", key)
+    return key_of(hashed(word, as_shape("random.split", num, "num")))
 
 
 def fold_in(key: Any, data: Any) -> Value:
@@ -171,7 +136,7 @@ def fold_in(key: Any, data: Any) -> Value:
         ArgumentTypeError: `key` is no key, or `data` no integer.
         ShapeError: `data` has axes.
     """
-    word = _word_of("fold_in", key)
+    word = word_of("fold_in", key)
     value = as_value(as_operand("random.fold_in", 1, data))
     if not value.type.dtype.is_integer:
         raise ArgumentTypeError(
@@ -183,7 +148,7 @@ def fold_in(key: Any, data: Any) -> Value:
             "several keys, use `hf.vmap`."
         )
     counter = astype(astype(value, dtypes.uint32), dtypes.uint64)
-    return _key_of(apply(threefry, word, counter))
+    return key_of(apply(threefry, word, counter))
 
 
 # --- bits and uniform numbers ---------------------------------------------------------
@@ -207,15 +172,8 @@ def bits(key: Any, shape: Any = (), dtype: DTypeLike | None = None) -> Value:
             "random.bits: `dtype` must be an unsigned integer dtype, and is "
             f"{target.name}."
         )
-    word = _word_of("bits", key)
-    return _bits(word, as_shape("random.bits", shape), target)
-
-
-def _bits(word: Value, shape: Shape, dtype: DType) -> Value:
-    hashed = _hashed(word, shape)
-    if dtype is dtypes.uint64:
-        return hashed
-    return astype(bitwise_xor(bitwise_right_shift(hashed, 32), hashed), dtype)
+    word = word_of("bits", key)
+    return bits_of(word, as_shape("random.bits", shape), target)
 
 
 def _float_dtype(name: str, dtype: DTypeLike | None) -> DType:
@@ -248,37 +206,19 @@ def uniform(
         ShapeError: a bound does not broadcast to `shape`.
     """
     target = _float_dtype("uniform", dtype)
-    word = _word_of("uniform", key)
+    word = word_of("uniform", key)
     sizes = as_shape("random.uniform", shape)
     return _uniform("uniform", word, sizes, target, minval, maxval)
-
-
-_MANTISSA = {
-    dtypes.float16: 10,
-    dtypes.bfloat16: 7,
-    dtypes.float32: 23,
-    dtypes.float64: 52,
-}
-
-
-def _unit(word: Value, shape: Shape, dtype: DType) -> Value:
-    """Floats uniform in [0, 1): as many random bits as the mantissa has."""
-    mantissa = _MANTISSA[dtype]
-    width = 8 if mantissa < 8 else dtype.bits
-    drawn = _bits(word, shape, _UNSIGNED[width])
-    kept = bitwise_right_shift(drawn, width - mantissa)
-    result: Value = multiply(astype(kept, dtype), 2.0**-mantissa)  # both are exact
-    return result
 
 
 def _uniform(
     name: str, word: Value, shape: Shape, dtype: DType, minval: Any, maxval: Any
 ) -> Value:
-    unit = _unit(word, shape, dtype)
+    drawn = unit(word, shape, dtype)
     if _is_number(minval, 0) and _is_number(maxval, 1):
-        return unit
+        return drawn
     low, high = (_bound(name, b, dtype, shape) for b in (minval, maxval))
-    spread = add(multiply(unit, subtract(high, low)), low)
+    spread = add(multiply(drawn, subtract(high, low)), low)
     result: Value = maximum(low, spread)
     return result
 
@@ -289,15 +229,15 @@ def _is_number(value: Any, number: int) -> bool:
 
 def _bound(name: str, value: Any, dtype: DType, shape: Shape) -> Value:
     bound = astype(value, dtype, copy=False)
-    _check_fits(name, bound, shape)
+    _check_fits(name, bound.type, shape)
     return bound
 
 
-def _check_fits(name: str, value: Value, shape: Shape) -> None:
+def _check_fits(name: str, type_: TensorType, shape: Shape) -> None:
     name = f"random.{name}"
-    if not same_shape(broadcast_shapes(name, value.shape, shape), shape):
+    if not same_shape(broadcast_shapes(name, type_.shape, shape), shape):
         raise ShapeError(
-            f"{name}: a parameter of type {value.type} does not broadcast to `shape` "
+            f"{name}: a parameter of type {type_} does not broadcast to `shape` "
             f"[{', '.join(map(str, shape))}]."
         )
 
@@ -332,98 +272,15 @@ def randint(
             f"random.randint: `dtype` must be an integer dtype, and is {target.name}."
         )
     sizes = as_shape("random.randint", shape)
-    wide = dtypes.int32 if target.bits < 32 else target
-    higher, lower = (
-        _bits(word, sizes, _UNSIGNED[wide.bits])
-        for word in _pair(_word_of("randint", key))
-    )
-    if isinstance(minval, int) and isinstance(maxval, int):
-        low, span = _fixed_range(minval, maxval, target, wide)
-        offset = _fixed_offset(higher, lower, span, wide.bits)
-    else:
-        low, span = _range(minval, maxval, target, wide)
-        for bound in (low, span):
-            _check_fits("randint", bound, sizes)
-        # 2**bits modulo the span, as a square so that nothing overflows before it.
-        half = _modulo(full_like(span, 1 << (wide.bits // 2)), span)
-        factor = _modulo(multiply(half, half), span)
-        offset = add(multiply(_modulo(higher, span), factor), _modulo(lower, span))
-        offset = _modulo(offset, span)
-    return astype(add(astype(offset, wide, copy=False), low), target, copy=False)
-
-
-def _pair(word: Value) -> list[Value]:
-    """The words of two new keys."""
-    both = _hashed(word, (2,))
-    return [reshaped(sliced(both, (i,), (1,), (1,)), ()) for i in (0, 1)]
-
-
-def _clipped(value: int, low: int, high: int) -> int:
-    return low if value < low else high if value > high else value
-
-
-def _fixed_range(low: int, high: int, target: DType, wide: DType) -> tuple[int, int]:
-    """The lower bound in `wide`, and the span modulo 2**bits."""
-    info, limits = dtypes.iinfo(target), dtypes.iinfo(wide)
-    if target.bits < 32:
-        low, high = (
-            _clipped(low, info.min, info.max),
-            _clipped(high, info.min, info.max + 1),
-        )
-    low = _clipped(low, limits.min, limits.max)
-    high = _clipped(high, limits.min, limits.max + 1)
-    return low, (high - low if high > low else 1) % (1 << wide.bits)
-
-
-def _fixed_offset(higher: Value, lower: Value, span: int, width: int) -> Value:
-    """The bits `higher * 2**width + lower` modulo a span; 0 stands for 2**width."""
-    if span == 0:
-        return lower
-    half = (1 << (width // 2)) % span
-    factor = (half * half) % (1 << width) % span
-    high = multiply(unchecked_remainder(higher, span), factor)
-    total = add(high, unchecked_remainder(lower, span))
-    result: Value = unchecked_remainder(total, span)
-    return result
-
-
-def _modulo(x: Value, span: Value) -> Value:
-    return where(equal(span, 0), x, unchecked_remainder(x, span))
-
-
-def _range(minval: Any, maxval: Any, target: DType, wide: DType) -> tuple[Value, Value]:
-    """The lower bound in `wide`, and the span modulo 2**bits in its unsigned dtype."""
-    low, high = (_integer_bound(v) for v in (minval, maxval))
-    if target.bits < 32:
-        info = dtypes.iinfo(target)
-        low = clip(astype(low, dtypes.int32), info.min, info.max)
-        high = clip(astype(high, dtypes.int32), info.min, info.max + 1)
-    largest = dtypes.iinfo(wide).max
-    fits = largest >= dtypes.iinfo(high.type.dtype).max
-    beyond = False if fits else greater(high, largest)
-    low, high = _saturated(low, wide), _saturated(high, wide)
-    span = astype(subtract(high, low), _UNSIGNED[wide.bits], copy=False)
-    span = add(span, astype(beyond, span.type.dtype))
-    return low, where(less(low, high), span, 1)
-
-
-def _integer_bound(value: Any) -> Value:
-    bound = as_value(as_operand("random.randint", 2, value))
-    if not bound.type.dtype.is_integer:
-        raise DTypeError(
-            "random.randint: `minval` and `maxval` must be integers, and one is "
-            f"{bound.type}."
-        )
-    return bound
-
-
-def _saturated(x: Value, dtype: DType) -> Value:
-    source, info = dtypes.iinfo(x.type.dtype), dtypes.iinfo(dtype)
-    if source.min < info.min or source.max > info.max:
-        low = info.min if info.min > source.min else source.min
-        high = info.max if info.max < source.max else source.max
-        x = clip(x, low, high)
-    return astype(x, dtype, copy=False)
+    for bound in (minval, maxval):
+        type_ = as_operand("random.randint", 2, bound).type
+        if not type_.dtype.is_integer:
+            raise DTypeError(
+                f"random.randint: `minval` and `maxval` must be integers, and one is "
+                f"{type_}."
+            )
+        _check_fits("randint", type_, sizes)
+    return integers(word_of("randint", key), sizes, minval, maxval, target)
 
 
 # --- permutations and choice ----------------------------------------------------------
@@ -443,7 +300,7 @@ def permutation(key: Any, x: Any, axis: int = 0, independent: bool = False) -> V
         AxisError: `x` has no such axis.
         ShapeError: the number of elements is not known in advance.
     """
-    word = _word_of("permutation", key)
+    word = word_of("permutation", key)
     values = (
         arange(x) if isinstance(x, int) else as_value(as_operand("permutation", 1, x))
     )
@@ -452,6 +309,11 @@ def permutation(key: Any, x: Any, axis: int = 0, independent: bool = False) -> V
         return _shuffled(word, values, axis)
     order = _shuffled(word, arange(values.shape[axis]), 0)
     return take(values, order, axis=axis)
+
+
+def _population(name: str, x: Any) -> Value:
+    """`x`, or the numbers below it if it is an int."""
+    return arange(x) if isinstance(x, int) else as_value(as_operand(name, 1, x))
 
 
 def _shuffled(word: Value, x: Value, axis: int) -> Value:
@@ -464,8 +326,8 @@ def _shuffled(word: Value, x: Value, axis: int) -> Value:
         )
     rounds = math.ceil(3 * math.log(size if size > 1 else 1) / math.log(2**32 - 1))
     for _ in range(rounds):
-        word, drawn = _pair(word)
-        order = argsort(_bits(drawn, x.shape, dtypes.uint32), axis=axis)
+        word, drawn = pair(word)
+        order = argsort(bits_of(drawn, x.shape, dtypes.uint32), axis=axis)
         x = take_along_axis(x, order, axis=axis)
     return x
 
@@ -494,7 +356,7 @@ def choice(
         AxisError: `a` has no such axis.
         ShapeError: `p` has another size than `a` along `axis`.
     """
-    values = arange(a) if isinstance(a, int) else as_value(as_operand("choice", 1, a))
+    values = _population("choice", a)
     sizes = as_shape("random.choice", shape)
     axis = normalize_axis("random.choice", axis, values.ndim)
     size = values.shape[axis]
@@ -547,7 +409,7 @@ def _drawn(
     """Uniform floats for the distribution `name`; from the smallest positive normal one
     if no lower bound is given."""
     target = _float_dtype(name, dtype)
-    word = _word_of(name, key)
+    word = word_of(name, key)
     low = dtypes.finfo(target).smallest_normal if minval is None else minval
     return _uniform(name, word, as_shape(f"random.{name}", shape), target, low, maxval)
 
@@ -587,7 +449,7 @@ def truncated_normal(
         ShapeError: a bound does not broadcast to `shape`.
     """
     target = _float_dtype("truncated_normal", dtype)
-    word = _word_of("truncated_normal", key)
+    word = word_of("truncated_normal", key)
     low, high = (astype(v, target, copy=False) for v in (lower, upper))
     name = "random.truncated_normal"
     sizes = (
@@ -657,10 +519,10 @@ def bernoulli(key: Any, p: Any = 0.5, shape: Any = None) -> Value:
         raise DTypeError(
             f"random.bernoulli: `p` must be floating, and is {chance.type}."
         )
-    word = _word_of("bernoulli", key)
+    word = word_of("bernoulli", key)
     sizes = chance.shape if shape is None else as_shape("random.bernoulli", shape)
-    _check_fits("bernoulli", chance, sizes)
-    result: Value = less(_unit(word, sizes, chance.type.dtype), chance)
+    _check_fits("bernoulli", chance.type, sizes)
+    result: Value = less(unit(word, sizes, chance.type.dtype), chance)
     return result
 
 

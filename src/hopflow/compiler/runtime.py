@@ -11,9 +11,12 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, Final, TypeAlias
 
+import numpy as np
+
 from hopflow.compiler.llvm import routines
 from hopflow.compiler.llvm.emit import Emission, emit
 from hopflow.compiler.llvm.jit import (
+    Jit,
     Library,
     address_of,
     always_linked,
@@ -53,7 +56,8 @@ class _Code(bytes):
 class Kernel:
     """A compiled program.
 
-    `kernel(*ints)` takes the sizes, then the addresses of the inputs and the outputs.
+    `kernel(*args)` takes the sizes, then the inputs and the outputs: dense NumPy arrays,
+    or the addresses of their data.
     It returns None, or a `Trapped` if the program stopped at a `Trap`. It may be called
     from several threads at once.
 
@@ -62,14 +66,18 @@ class Kernel:
         MemoryError: There was no room for temporaries.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, compiler: Jit | None = None) -> None:
+        """Compile `program`, for another CPU than this one if `compiler` says so."""
         self.program = program
-        self.emission: Emission = emit(program, plan(program), jit().target)
-        self.code: bytes = jit().compile(self.emission.text)
-        self.call: Callable[..., Trapped | None] = _load(self.emission, self.code, program)
+        self._jit = compiler or jit()
+        self.emission: Emission = emit(program, plan(program), self._jit.target)
+        self.code: bytes = self._jit.compile(self.emission.text)
+        self.call: Callable[..., Trapped | None] = _load(
+            self.emission, self.code, program
+        )
 
-    def __call__(self, *ints: int) -> Trapped | None:
-        return self.call(*ints)
+    def __call__(self, *args: Any) -> Trapped | None:
+        return self.call(*args)
 
     def __repr__(self) -> str:
         return f"<native kernel {self.program.name!r}, {len(self.code)} bytes>"
@@ -82,12 +90,12 @@ class Kernel:
     @property
     def optimised_llvm_ir(self) -> str:
         """The LLVM IR after LLVM's passes."""
-        return str(jit().optimised(self.emission.text))
+        return self._jit.optimised(self.emission.text)
 
     @property
     def asm(self) -> str:
         """The machine code, as assembly."""
-        return jit().assembly(self.emission.text)
+        return self._jit.assembly(self.emission.text)
 
 
 def compile_program(program: Program) -> Kernel:
@@ -148,6 +156,7 @@ def _stubs() -> Library:
     symbols = {name: address_of(getattr(ctypes.pythonapi, name)) for name in PYTHON}
     symbols["Py_None"] = id(None)
     symbols["hf_poll_callable"] = id(_poll)
+    symbols["hf_ndarray"] = id(np.ndarray)
     symbols["hf_epoch"] = ctypes.addressof(_epoch)
     symbols["clock_gettime"] = c_symbols()["clock_gettime"]
     exports = ("hf_entry", "hf_release", "hf_poll")

@@ -1,11 +1,11 @@
 """Graph, Node and Var: the data structure, and the edits that keep it whole."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
-from hopflow.graph.types import TensorType
-from hopflow.symbolic.size import Symbol
+from hopflow.graph.types import Shape, TensorType
+from hopflow.symbolic.size import Size, Symbol, SymInt
 
 Kind: TypeAlias = Literal["placeholder", "get_attr", "call_function", "output"]
 Section: TypeAlias = Literal["symbol", "operand", "capture"]
@@ -222,6 +222,43 @@ def map_graphs(params: Mapping[str, Any], f: Any) -> dict[str, Any]:
         return value
 
     return {k: visit(v) for k, v in params.items()}
+
+
+def map_sizes(value: Any, f: Callable[[SymInt], Size]) -> Any:
+    """A static parameter with `f` applied to each symbolic size in it.
+
+    Those in tuples and types are found; those of subgraphs are the subgraphs' own.
+    """
+    kind = type(value)
+    if kind is SymInt:
+        return f(value)
+    if kind is tuple:
+        return tuple([map_sizes(v, f) for v in value])
+    if kind is TensorType:
+        return value.with_shape(map_sizes(value.shape, f))
+    return value
+
+
+def size_of(symbol: Symbol) -> SymInt:
+    """A symbol as a size."""
+    return SymInt((((symbol,), 1),))
+
+
+def plain_symbol(size: Size) -> Symbol | None:
+    """The symbol that `size` is, if it is one and nothing else."""
+    if type(size) is SymInt and len(size.terms) == 1:
+        [(monomial, factor)] = size.terms
+        if len(monomial) == 1 and factor == 1:
+            return monomial[0]
+    return None
+
+
+def match_shapes(declared: Shape, found: Shape, known: dict[Symbol, Size]) -> None:
+    """Add to `known` what `found` says of the symbols that are sizes of `declared`."""
+    for size, actual in zip(declared, found, strict=False):
+        symbol = plain_symbol(size)
+        if symbol is not None:
+            known.setdefault(symbol, actual)
 
 
 def vars_of(args: Iterable[Arg]) -> list[Var]:

@@ -1,4 +1,4 @@
-"""The structure of a graph as a digest: what caches of traces and programs are keyed by.
+"""The structure of a graph as a digest: the key of caches of traces and programs.
 
 Two graphs have the same digest if they mean the same line by line. Names (of inputs,
 symbols, graphs), source lines, paths, notes and the weak flag of types play no part.
@@ -11,6 +11,7 @@ from typing import Any, Final
 from weakref import ref
 
 from hopflow.dtypes import DType
+from hopflow.errors import GraphError
 from hopflow.graph.core import Graph, Var
 from hopflow.graph.types import TensorType
 from hopflow.symbolic.size import Symbol, SymInt
@@ -25,7 +26,11 @@ def structural_hash(graph: Graph) -> str:
     """A digest of what `graph` computes: 32 hexadecimal digits.
 
     The same in every process, unless a parameter is an object of no static kind (a
-    callback's function): such an object is told apart by its identity.
+    callback's function): such an object is told apart by its identity, or by its
+    `structural_key()` if it has one.
+
+    Raises:
+        GraphError: a node reads a value that is not defined before it.
     """
     return _Encoder({}).digest(graph)
 
@@ -86,7 +91,7 @@ class _Encoder:
         return _END.join(pieces)
 
     def static(self, value: Any, symbols: dict[Symbol, int]) -> str:
-        """A static parameter, so that different ones differ: 1, 1.0, True and "1" too."""
+        """A static parameter; different ones differ, 1, 1.0, True and "1" too."""
         kind = type(value)
         write = _WRITERS.get(kind)
         if write is not None:
@@ -123,8 +128,7 @@ _WRITERS: Final[dict[type, Callable[[Any], str]]] = {
 
 def _argument(arg: Any, symbols: dict[Symbol, int]) -> str:
     if type(arg) is Var:
-        # Not of this graph: the verifier's to report. It equals nothing but itself.
-        return _opaque(arg)
+        raise GraphError(f"{arg!r} is used in a graph that does not define it before.")
     return f"{arg.value!r}:{_type(arg.type, symbols)}"
 
 
@@ -158,7 +162,7 @@ _numbers: Final = count()
 
 
 def _opaque(value: Any) -> str:
-    """An object told apart by its identity, or by a `structural_key` that it has."""
+    """An object of no static kind; see `structural_hash`."""
     key = getattr(type(value), "structural_key", None)
     if key is not None:
         return f"{type(value).__qualname__} {_quoted(key(value))}"

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from hopflow.errors import GraphError
-from hopflow.graph.core import Arg, Constant, Graph, Var
-from hopflow.graph.types import SYMBOL_TYPE, Shape, TensorType
-from hopflow.symbolic.size import Size, Symbol, SymInt, free_symbols, substitute
+from hopflow.graph.core import Arg, Constant, Graph, Var, map_sizes, match_shapes
+from hopflow.graph.types import SYMBOL_TYPE, Shape
+from hopflow.symbolic.size import Size, Symbol, free_symbols, substitute
 
 __all__ = ["Bind", "Sizes", "interpret"]
 
@@ -17,8 +17,8 @@ Bind: TypeAlias = Callable[[Any, Sequence[Any], dict[str, Any]], Sequence[Any]]
 def interpret(graph: Graph, args: Sequence[Any], bind: Bind) -> tuple[Any, ...]:
     """The results of `graph` on `args`, each node evaluated by `bind`.
 
-    Sizes in parameters are bound before `bind` sees them: to numbers where the arguments
-    have numbers for shapes, to the symbols of a trace where they are traced.
+    Sizes in parameters are bound before `bind` sees them: to numbers where the
+    arguments have numbers for shapes, to the symbols of a trace where they are traced.
 
     Args:
         args: One for each input, in order. For a symbol an int will do; else a value
@@ -51,7 +51,7 @@ def interpret(graph: Graph, args: Sequence[Any], bind: Bind) -> tuple[Any, ...]:
             env[node.results[0]] = attributes[node.name]
             continue
         operands = [env[a] if type(a) is Var else a for a in node.args]
-        params = sizes.bind(node.params) if sizes.any else node.params
+        params = sizes.bind(node.params)
         results = bind(node.op, operands, params)
         for var, value in zip(node.results, results, strict=True):
             env[var] = value
@@ -67,16 +67,14 @@ class Sizes:
     from the value of its input, which is asked only when the size is needed.
     """
 
-    __slots__ = ("_offers", "any", "known")
+    __slots__ = ("_offers", "known")
 
     def __init__(self) -> None:
         self.known: dict[Symbol, Size] = {}
-        self.any = False
         self._offers: dict[Symbol, Any] = {}
 
     def offer(self, symbol: Symbol, value: Any) -> None:
         """Note the value given for a symbol."""
-        self.any = True
         if type(value) is Constant:
             self.known[symbol] = int(value.value)
         else:
@@ -84,26 +82,13 @@ class Sizes:
 
     def learn(self, declared: Shape, found: Shape) -> None:
         """Note what the shape of a value says about the symbols of its type."""
-        for size, actual in zip(declared, found, strict=False):
-            if type(size) is SymInt and len(size.terms) == 1:
-                [(monomial, factor)] = size.terms
-                if len(monomial) == 1 and factor == 1:
-                    self.any = True
-                    self.known.setdefault(monomial[0], actual)
+        match_shapes(declared, found, self.known)
 
     def bind(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """`params` with sizes bound. Graphs stay: their symbols are inputs of theirs."""
-        return {key: self._bound(value) for key, value in params.items()}
-
-    def _bound(self, value: Any) -> Any:
-        kind = type(value)
-        if kind is SymInt:
-            return self.size(value)
-        if kind is tuple:
-            return tuple(map(self._bound, value))
-        if kind is TensorType:
-            return TensorType(value.dtype, self._bound(value.shape), value.weak)
-        return value
+        """`params` with sizes bound, but for graphs, whose symbols are their inputs."""
+        if not self.known and not self._offers:
+            return dict(params)
+        return {key: map_sizes(value, self.size) for key, value in params.items()}
 
     def size(self, size: Size) -> Size:
         """`size` over what the symbols stand for.

@@ -51,14 +51,19 @@ class Storage:
         """The sub-array at `at`, all of whose elements must have been written."""
         where = self._check_range(buffer, at)
         self._check_written(buffer, where)
-        return self.array[(*where, ...)]
+        return self._part(where)
 
     def write_part(self, buffer: Buffer, at: Sequence[Any]) -> NDArray:
         """The sub-array at `at`, all of whose elements the caller writes."""
         where = self._check_range(buffer, at)
         if self.owners is not None:
             self.owners[where] = self.number
-        return self.array[(*where, ...)]
+        return self._part(where)
+
+    def _part(self, where: tuple[int, ...]) -> NDArray:
+        everything: Any = (*where, ...)  # a view, of rank 0 too
+        part: NDArray = self.array[everything]
+        return part
 
     def grow(self, rows: int) -> None:
         """Make room for `rows` rows, and move, as native code may."""

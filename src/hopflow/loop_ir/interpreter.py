@@ -8,7 +8,7 @@ generators, which take turns after every statement and wait for each other at ba
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
@@ -43,8 +43,11 @@ from hopflow.loop_ir.verifier import verify
 Steps: TypeAlias = Iterator[Barrier | None]
 """A run that pauses: after a statement (None) within a GPU axis, or at a barrier."""
 
-CHUNKS = 4
+CHUNKS: Final = 4
 """How many pieces the iterations of a loop over threads are cut into."""
+
+TURNS: Final = (1, 2, 8, 10_000)
+"""How many statements an iteration of a GPU axis may run before another goes on."""
 
 
 class Trapped(HopflowError):
@@ -335,16 +338,22 @@ class _Interpreter:
                 continue
             self.random.shuffle(ready)
             for i in ready:
-                try:
-                    step = next(running[i])
-                except StopIteration:
+                step = self._turn(running[i])
+                if isinstance(step, Barrier):
+                    waiting[i] = step
+                elif step == "done":
                     del running[i]
-                else:
-                    if step is not None:
-                        waiting[i] = step
             if outer.takes_turns:
                 yield None
         self._check_swaps(s, outer, lanes)
+
+    def _turn(self, iteration: Steps) -> "Barrier | Literal['done'] | None":
+        """Let one iteration go on for a while, to a barrier at most."""
+        for _ in range(self.random.choice(TURNS)):
+            step = next(iteration, "done")
+            if step is not None:
+                return step  # type: ignore[return-value]
+        return None
 
     def _iteration(self, s: For, outer: Lane, position: int) -> Lane:
         lane = outer.fork(s.var, position)

@@ -242,7 +242,8 @@ def _simple(s: Stmt, text: Callable[..., str]) -> str:
             return f"barrier {s.scope}"
         case Grow():
             return f"grow {s.buffer.name} for row {text(s.length)}"
-    raise TypeError(type(s).__name__)
+        case _:
+            return repr(s)
 
 
 def _place(buffer: Buffer, at: Sequence[Expr], text: Callable[..., str]) -> str:

@@ -205,7 +205,7 @@ def round_exactly(exact: Fraction, dtype: DType) -> Scalar:
         rounded = math.ldexp(steps, step)
     except OverflowError:
         rounded = math.inf
-    return scalar(math.copysign(rounded, exact.numerator), dtype)
+    return scalar(math.copysign(rounded, 1 if exact > 0 else -1), dtype)
 
 
 # --- conversions ----------------------------------------------------------------------

@@ -35,8 +35,8 @@ from hopflow.loop_ir.nest import (
     While,
 )
 from hopflow.loop_ir.printer import format_statement
-from hopflow.loop_ir.routines import ROUTINES, Array, Routine
-from hopflow.loop_ir.typing import fault_of
+from hopflow.loop_ir.routines import ROUTINES
+from hopflow.loop_ir.rules import call_fault, fault_of
 
 COMBINES: Final = frozenset("add mul min max and or".split())
 _AXES: Final = ("grid", "block", "thread")
@@ -123,7 +123,7 @@ class _Verifier:
             self.require(buffer.space == "input", f"`{name}` must be dense: no input")
             self.require(
                 len(buffer.strides) == len(buffer.shape),
-                f"`{name}` has {len(buffer.shape)} axes and {len(buffer.strides)} strides",
+                f"`{name}`: {len(buffer.shape)} axes, {len(buffer.strides)} strides",
             )
         self.check_data(buffer)
         self.buffers.add(buffer)
@@ -211,9 +211,9 @@ class _Verifier:
             f"`{buffer.name}` in {buffer.space} is written",
         )
 
-    def position(self, buffer: Buffer, at: Sequence[Expr], rank: int) -> None:
+    def position(self, buffer: Buffer, at: Sequence[Expr]) -> None:
         self.require(
-            len(at) == rank,
+            len(at) == len(buffer.shape),
             f"`{buffer.name}` of {len(buffer.shape)} axes has {len(at)} indices",
         )
         for i in at:
@@ -236,7 +236,7 @@ class _Verifier:
                 self.change(s)
             case Store():
                 self.written(s.buffer)
-                self.position(s.buffer, s.indices, len(s.buffer.shape))
+                self.position(s.buffer, s.indices)
                 self.value(s.value, s.buffer.dtype, "the value stored")
             case For():
                 self.loop(s)
@@ -302,8 +302,7 @@ class _Verifier:
             )
         if isinstance(s, Accumulate):
             self.require(s.combine in COMBINES, f"`{s.combine}` is no way to combine")
-            operation = Expr(s.combine, (s.value, s.value), s.value.dtype)
-            fault = fault_of(operation)
+            fault = fault_of(Expr(s.combine, (s.value, s.value), s.value.dtype))
             if fault is not None:
                 self.fail(fault)
         self.value(s.value, var.dtype, f"the value of `{var.name}`")
@@ -404,104 +403,21 @@ class _Verifier:
         self.require(
             s.scope in kinds, f"a {s.scope} barrier stands outside a {s.scope} axis"
         )
-        for loop in self.loops[kinds.index(s.scope) :]:
-            self.require(
-                loop.binding.kind in ("serial", *_AXES),
-                f"a barrier stands in the loop over `{loop.var.name}`, bound to "
-                f"{loop.binding.kind}",
-            )
 
     # --- routines
 
     def call(self, s: Call) -> None:
-        self.require(s.routine in ROUTINES, f"there is no routine `{s.routine}`")
-        routine = ROUTINES[s.routine]
-        refs = [a for a in s.args if isinstance(a, Ref)]
-        scalars = [a for a in s.args if not isinstance(a, Ref)]
-        counts = len(routine.arrays), len(routine.scalars) + len(routine.flags)
-        self.require(
-            (len(refs), len(scalars)) == counts
-            and all(isinstance(a, Ref) for a in s.args[: len(refs)]),
-            f"`{s.routine}` takes {counts[0]} arrays, then {counts[1]} scalars",
-        )
-        for name, value in zip(routine.scalars, scalars, strict=False):
-            self.value(value, dtypes.int64, f"`{name}`")
-        for name, flag in zip(
-            routine.flags, scalars[len(routine.scalars) :], strict=True
-        ):
-            self.require(flag.is_const, f"`{name}` must be a constant")
-            self.value(flag, dtypes.bool_, f"`{name}`")
-        for array, ref in zip(routine.arrays, refs, strict=True):
-            self.array(array, ref)
-        self.alike(routine, refs)
-        self.disjoint(routine, refs)
-        self.extents(routine, refs, scalars)
+        fault = call_fault(s)
+        if fault is not None:
+            self.fail(fault)
+        arrays = ROUTINES[s.routine].arrays
+        for array, arg in zip(arrays, s.args, strict=False):
+            assert isinstance(arg, Ref)
+            if array.role == "in":
+                self.known_buffer(arg.buffer)
+            else:
+                self.written(arg.buffer)
+        for value in walk.expressions(s):
+            self.value(value, value.dtype, "an argument")
         if s.site is not None:
             self.site(s.site)
-
-    def array(self, array: Array, ref: Ref) -> None:
-        """Check that `ref` can stand for `array`."""
-        buffer = ref.buffer
-        if array.role == "in":
-            self.known_buffer(buffer)
-        else:
-            self.written(buffer)
-        self.position(buffer, ref.at, min(len(ref.at), len(buffer.shape)))
-        self.require(
-            buffer.strides is None, f"`{array.name}` must be dense: `{buffer.name}`"
-        )
-        takes = {
-            "f": (dtypes.float32, dtypes.float64),
-            "i32": (dtypes.int32,),
-            "i64": (dtypes.int64,),
-            "any": dtypes.ALL,
-        }[array.dtype]
-        self.require(
-            buffer.dtype in takes,
-            f"`{array.name}` must be {' or '.join(map(str, takes))}, and "
-            f"`{buffer.name}` is {buffer.dtype}",
-        )
-
-    def alike(self, routine: Routine, refs: Sequence[Ref]) -> None:
-        floats = {
-            ref.buffer.dtype
-            for array, ref in zip(routine.arrays, refs, strict=True)
-            if array.dtype == "f"
-        }
-        self.require(len(floats) < 2, "the arrays of a routine are of different dtypes")
-
-    def disjoint(self, routine: Routine, refs: Sequence[Ref]) -> None:
-        """What is written must not be another argument too."""
-        for i in routine.writes:
-            for j, other in enumerate(refs):
-                self.require(
-                    i == j
-                    or refs[i].buffer is not other.buffer
-                    or not walk.same_shape(refs[i].at, other.at),
-                    f"`{other.buffer.name}` is written and passed twice",
-                )
-
-    def extents(
-        self, routine: Routine, refs: Sequence[Ref], scalars: Sequence[Expr]
-    ) -> None:
-        """Where the sizes are known, the sub-arrays must have as many elements."""
-        sizes = scalars[: len(routine.scalars)]
-        if not all(size.is_const for size in sizes):
-            return
-        shapes = routine.shapes([size.attr for size in sizes])
-        for array, ref, shape in zip(routine.arrays, refs, shapes, strict=True):
-            extents = ref.buffer.shape[len(ref.at) :]
-            if all(extent.is_const for extent in extents):
-                given = [extent.attr for extent in extents]
-                self.require(
-                    _count(given) == _count(shape),
-                    f"`{array.name}` must be {list(shape)}, and `{ref.buffer.name}` "
-                    f"gives {given}",
-                )
-
-
-def _count(shape: Sequence[int]) -> int:
-    total = 1
-    for extent in shape:
-        total *= extent
-    return total

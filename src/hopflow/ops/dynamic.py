@@ -30,6 +30,7 @@ from hopflow.ops.gather import (
 from hopflow.ops.opdef import OpDef, Sample, as_operand, strong_constant
 from hopflow.ops.rules import Array, as_shape
 from hopflow.ops.scatter import scatter
+from hopflow.ops.sizes import surely_less
 from hopflow.ops.views import as_tensor, check_update, stored
 
 __all__ = ["dynamic_index", "dynamic_slice", "dynamic_update_slice"]
@@ -114,7 +115,7 @@ def _check_window(name: str, x: TensorType, starts: Types, sizes: Shape) -> None
             f"and {len(sizes)}."
         )
     for axis, (n, size) in enumerate(zip(x.shape, sizes, strict=True)):
-        if not (same_size(size, n) or 0 <= size <= n):
+        if surely_less(n, size) or surely_less(size, 0):
             raise ShapeError(
                 f"{name}: {size} elements do not fit axis {axis}, which has {n}."
             )
@@ -255,8 +256,8 @@ def dynamic_slice(x: Any, start_indices: Any, slice_sizes: Any) -> Value:
 
     Raises:
         DTypeError: a start is no integer.
-        ShapeError: there is not a start and a size for each axis, or the window is larger
-            than `x`.
+        ShapeError: there is not a start and a size for each axis, or the window is
+            larger than `x`.
     """
     tensor = as_tensor("dynamic_slice", x)
     sizes = as_shape("dynamic_slice", slice_sizes, "slice_sizes")

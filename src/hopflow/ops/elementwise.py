@@ -299,7 +299,10 @@ def remainder(x1: Any, x2: Any, /) -> Value:
 
 def _power_run(x: Array, y: Array) -> Any:
     if dtypes.as_dtype(x.dtype).is_float:
-        return np.power(x, y)
+        # NumPy takes the square root for a lone exponent 0.5, which differs at -inf
+        # and -0.
+        root = (y == 0.5) & (np.isinf(x) | (x == 0))
+        return np.where(root, np.abs(x), np.power(x, y))
     result = np.where((x == 0) & (y != 0), x.dtype.type(0), x.dtype.type(1))
     for bit in range(scalar.POWER_BITS):
         result = np.where(y & y.dtype.type(1 << bit) != 0, result * x, result)

@@ -43,8 +43,9 @@ def wrapped(e: Expr, size: Size) -> Expr:
 
 
 def clipped(e: Expr, size: Size) -> Expr:
-    low = binary("max", position_of(e), index(0))
-    return binary("min", low, expr.sub(extent(size), index(1)))
+    # In this order 0 has the last word: an axis of symbolic size may be empty.
+    high = binary("min", position_of(e), expr.sub(extent(size), index(1)))
+    return binary("max", high, index(0))
 
 
 def in_range(e: Expr, size: Size, *, wraps: bool) -> Expr:
@@ -85,12 +86,13 @@ def check_of(
 def run_positions(
     name: str, indices: Sequence[Array], axes: Sequence[int], shape: Sequence[int]
 ) -> list[Array]:
-    """Indices as NumPy takes them, checked.
+    """Indices as NumPy takes them, checked if they select anything at all.
 
     Raises:
         IndexingError: one is out of range.
     """
-    for i, axis in zip(indices, axes, strict=True):
+    pairs = zip(indices, axes, strict=True) if all(i.size for i in indices) else ()
+    for i, axis in pairs:
         n = shape[axis]
         outside = (i < -n) | (i >= n) if i.dtype.kind == "i" else i >= n
         if np.any(outside):
@@ -244,7 +246,7 @@ def type_of(x: Array) -> TensorType:
 def _run_clip(i: Array, size: int) -> Array:
     if i.dtype.kind == "u":
         i = np.minimum(i, np.asarray(max(size - 1, 0), np.uint64))
-    return np.clip(np.asarray(i).astype(np.int64), 0, max(size - 1, 0))
+    return np.asarray(np.clip(np.asarray(i).astype(np.int64), 0, max(size - 1, 0)))
 
 
 _GATHER_SAMPLES: Final = (

@@ -20,6 +20,8 @@ from hopflow.errors import (
 )
 from hopflow.graph.types import Shape, same_size
 from hopflow.ops.opdef import as_operand, strong_constant
+from hopflow.ops.rules import is_zero
+from hopflow.ops.sizes import less, surely_less
 from hopflow.ops.views import show
 from hopflow.symbolic.size import Size, SymInt
 
@@ -116,8 +118,8 @@ def parse_index(shape: Shape, key: Any) -> Plan:
             a tuple of these.
 
     Raises:
-        IndexingError: an index is of another kind, is known to be out of range, or there
-            are more than there are axes; or a mask has not the shape of its axes.
+        IndexingError: an index is of another kind, or known to be out of range; there
+            are more than axes; or a mask has not the shape of its axes.
         DataDependentError: the size of a slice is only known at run time.
     """
     items = [_item(i) for i in (key if isinstance(key, tuple) else (key,))]
@@ -125,8 +127,8 @@ def parse_index(shape: Shape, key: Any) -> Plan:
     used = sum(_consumed(i) for i in items)
     if used > len(shape):
         raise IndexingError(
-            f"index: a tensor of shape {show(shape)} has {len(shape)} axes, and the index "
-            f"names {used}."
+            f"index: a tensor of shape {show(shape)} has {len(shape)} axes, and the "
+            f"index names {used}."
         )
     dots = [n for n, i in enumerate(items) if i is Ellipsis]
     if len(dots) > 1:
@@ -171,8 +173,8 @@ def _item(item: Any) -> Any:
         operand = as_operand("index", 0, item)
         if not (operand.type.dtype.is_integer or _is_bool(operand)):
             raise IndexingError(
-                f"index: an array used as an index must be of integers or bools, and is "
-                f"{operand.type}. Convert it with `hf.astype`."
+                f"index: an array used as an index must be of integers or bools, and "
+                f"is {operand.type}. Convert it with `hf.astype`."
             )
         return operand
     try:
@@ -254,38 +256,17 @@ def _element(item: Size, place: int, axis: int, n: Size) -> At | Dynamic:
 # --- slices ---------------------------------------------------------------------------
 
 
-def less(a: Size, b: Size) -> bool | None:
-    """Whether `a < b`, for symbols that are any numbers from 0; None: it depends."""
-    difference = a - b
-    if isinstance(difference, int):
-        return difference < 0
-    factors = [factor for _, factor in difference.terms]
-    if all(factor > 0 for factor in factors):
-        return False
-    constant = next((f for m, f in difference.terms if m == ()), 0)
-    if constant < 0 and all(factor < 0 for factor in factors):
-        return True
-    return None
-
-
-def _surely_less(a: Size, b: Size) -> bool:
-    known = less(a, b)
-    if known is None:
-        raise DataDependentError(f"{a} < {b}")
-    return known
-
-
 def _bound(value: Any, default: Size, lowest: int, highest: Size, n: Size) -> Size:
-    """A bound of a slice, counted from the front and moved into `lowest` .. `highest`."""
+    """A bound of a slice, counted from the front, within `lowest` .. `highest`."""
     if value is None:
         return default
     bound = _as_bound(value)
     if same_size(bound, highest):
         return bound
-    if _surely_less(bound, 0):
+    if surely_less(bound, 0):
         bound = bound + n
-        return lowest if _surely_less(bound, lowest) else bound
-    return highest if _surely_less(highest, bound) else bound
+        return lowest if surely_less(bound, lowest) else bound
+    return highest if surely_less(highest, bound) else bound
 
 
 def _as_bound(value: Any) -> Size:
@@ -295,8 +276,8 @@ def _as_bound(value: Any) -> Size:
         return operator.index(value)
     except TraceError as error:
         raise TraceError(
-            "index: a bound of a slice decides a size, so it must not be a traced tensor. "
-            "For a window of fixed size use `hf.dynamic_slice(x, starts, sizes)`."
+            "index: a bound of a slice decides a size, so it must not be a traced "
+            "tensor. For a window of fixed size use `hf.dynamic_slice`."
         ) from error
     except TypeError:
         raise IndexingError(
@@ -318,14 +299,10 @@ def _span(item: slice, place: int, n: Size) -> Span:
     length = stop - start if step > 0 else start - stop
     if isinstance(length, int):
         size: Size = max(0, -(-length // abs(step)))
-    elif _surely_less(length, 0):
+    elif surely_less(length, 0):
         size = 0
     elif abs(step) == 1:
         size = length
     else:
         raise DataDependentError(f"({length}) % {abs(step)} == 0")
-    return Span(place, start if not _is_zero(size) else 0, size, step)
-
-
-def _is_zero(size: Size) -> bool:
-    return isinstance(size, int) and size == 0
+    return Span(place, start if not is_zero(size) else 0, size, step)

@@ -15,12 +15,13 @@ from hopflow.errors import (
     ArgumentValueError,
     IndexingError,
     ShapeError,
-    TraceError,
 )
+from hopflow.graph.core import Constant
 from hopflow.graph.types import Shape
-from hopflow.ops.convert import apply, as_value
+from hopflow.ops.convert import apply
+from hopflow.ops.creation import fill
 from hopflow.ops.dynamic import dynamic_index
-from hopflow.ops.elementwise import add, maximum, minimum, multiply, where
+from hopflow.ops.elementwise import add, maximum, minimum, multiply
 from hopflow.ops.gather import gather, gather_clip
 from hopflow.ops.index_plan import (
     Along,
@@ -32,12 +33,14 @@ from hopflow.ops.index_plan import (
     Span,
     parse_index,
 )
+from hopflow.ops.logic import select
 from hopflow.ops.opdef import as_operand
-from hopflow.ops.rules import Array, broadcast_shapes, is_one, normalize_axis
+from hopflow.ops.rules import broadcast_shapes, is_one, normalize_axis
 from hopflow.ops.scatter import Combine, scatter, scatter_drop
 from hopflow.ops.views import (
     as_tensor,
     broadcasted,
+    concrete,
     moved,
     reshaped,
     show,
@@ -48,23 +51,7 @@ from hopflow.ops.views import (
 )
 from hopflow.symbolic.size import Size
 
-__all__ = ["Updater", "concrete", "getitem", "set_at", "take", "take_along_axis"]
-
-
-def concrete(name: str, x: Any, remedy: str) -> Array:
-    """The elements of a tensor whose values decide the size of a result.
-
-    Raises:
-        TraceError: it is traced; `remedy` says what to use instead.
-    """
-    try:
-        array: Array = x._concrete(name)
-    except TraceError as error:
-        raise TraceError(
-            f"{name}: the size of the result depends on the values of a traced tensor "
-            f"({x.type}), which are only known when the graph runs. {remedy}"
-        ) from error
-    return array
+__all__ = ["Updater", "getitem", "set_at", "take", "take_along_axis"]
 
 
 # --- the parts of a plan --------------------------------------------------------------
@@ -128,8 +115,8 @@ def _to_front(ndim: int, place: int, count: int) -> list[int]:
 # --- reading --------------------------------------------------------------------------
 
 _READ_REMEDY: Final = (
-    "Keep the shape instead: `hf.where(mask, x, fill)`, or reduce with `where=`-like "
-    "weights: `hf.sum(hf.where(mask, x, 0))`."
+    "Keep the shape instead: `hf.where(mask, x, fill)`, and to reduce, for example, "
+    "`hf.sum(hf.where(mask, x, 0))`."
 )
 
 
@@ -138,7 +125,7 @@ def getitem(x: Any, key: Any) -> Value:
     and `...` only.
 
     Raises:
-        IndexingError: an index is of a wrong kind or out of range, or there are too many.
+        IndexingError: an index is of a wrong kind or out of range, or one too many.
         TraceError: `key` has a traced mask, so that the size of the result is unknown.
         DataDependentError: the size of a slice is only known at run time.
     """
@@ -216,9 +203,9 @@ def set_at(x: Any, key: Any, value: Any) -> Value:
 
 
 def update_at(x: Any, key: Any, value: Any, combine: Combine) -> Value:
-    """A new tensor: `x` with `value` combined into what it has at `key`; see `set_at`."""
+    """A new tensor: `x` with `value` combined into it at `key`; see `set_at`."""
     x = as_tensor("setitem", x)
-    value = as_value(stored("setitem", value, x.type.dtype))
+    value = stored("setitem", value, x.type.dtype)
     plan = parse_index(x.shape, key)
     if plan.masks:
         spread = _spread(plan, value)
@@ -232,11 +219,14 @@ def _write(x: Any, plan: Plan, value: Any, combine: Combine) -> Value:
     """`x` with `value` combined into what a plan without masks selects."""
     indices, axes, shape = _indices(plan)
     result, place, count = _result_shape(plan)
-    value = _fitted(value, result)
-    value = transposed(value, _to_front(len(result), place, count))
     windows = _windows(plan)
     starts, sizes, steps = zip(*windows, strict=True) if windows else ((), (), ())
-    value = reshaped(value, (*shape, *sizes))
+    if isinstance(value, Constant):
+        value = apply(fill, value, shape=(*shape, *sizes))
+    else:
+        value = _fitted(value, result)
+        value = transposed(value, _to_front(len(result), place, count))
+        value = reshaped(value, (*shape, *sizes))
     base = reshaped(x, plan.expanded)
     if indices:
         new = apply(
@@ -272,13 +262,15 @@ def _fitted(value: Any, shape: Shape) -> Any:
 
 
 def _spread(plan: Plan, value: Any) -> Any | None:
-    """`value` as it lies over all that a plan selects but for its one mask: with as many
-    axes of size 1 as the mask has, in place of the axis of the masked elements.
+    """`value` as it lies over all that a plan selects but for its one mask: with as
+    many axes of size 1 as the mask has, in place of the axis of masked elements.
 
     None if that needs to know how many elements the mask selects.
     """
     if len(plan.masks) != 1 or any(isinstance(e, Along) for e in plan.entries):
         return None
+    if isinstance(value, Constant):
+        return value
     [mask] = plan.masks
     kept = _kept(plan)
     place = plan.place or 0
@@ -295,8 +287,8 @@ def _spread(plan: Plan, value: Any) -> Any | None:
 
 
 def _write_mask(x: Any, plan: Plan, value: Any, combine: Combine) -> Value:
-    """`x` with `value`, which lies over all of the places, combined into those where the
-    plan's one mask is true."""
+    """`x` with `value`, which lies over all places, combined into those where the one
+    mask of the plan is true."""
     entries: list[Any] = []
     sizes: list[Size] = []  # of the mask, as it lies over the selection
     for entry in plan.entries:
@@ -310,10 +302,12 @@ def _write_mask(x: Any, plan: Plan, value: Any, combine: Combine) -> Value:
     [mask] = plan.masks
     whole = Plan(plan.expanded, tuple(entries), None)
     old: Any = _read(x, whole)
-    new = _fitted(value, old.shape)
+    new = value if isinstance(value, Constant) else _fitted(value, old.shape)
     if combine != "set":
-        new = _COMBINES[combine](old, new)
-    chosen = where(reshaped(mask.mask, tuple(sizes)), new, old)
+        new = apply(_COMBINES[combine], old, new)
+    chosen = apply(select, reshaped(mask.mask, tuple(sizes)), new, old)
+    if old is x:  # all of it
+        return chosen
     return _write(x, whole, chosen, "set")
 
 

@@ -65,6 +65,14 @@ def _concat_run(*arrays: Array, axis: int) -> Array:
     return np.concatenate(arrays, axis=axis)
 
 
+def _clamped(i: Expr, n: Size, *, below: bool, above: bool) -> Expr:
+    """`i` moved into an axis of `n` elements, if it may be below or above it."""
+    if above:
+        i = binary("min", i, expr.sub(extent(n), index(1)))
+    # An axis of symbolic size may be empty; then only its start is sure to be memory.
+    return binary("max", i, index(0)) if below or not isinstance(n, int) else i
+
+
 def _concat_lower(_types: Types, *operands: Operand, axis: int) -> Pointwise:
     parts = [o for o in operands if not is_zero(o.type.shape[axis])]
     ends = list(accumulate((o.type.shape[axis] for o in parts), initial=0))
@@ -75,10 +83,8 @@ def _concat_lower(_types: Types, *operands: Operand, axis: int) -> Pointwise:
         n = parts[number].type.shape[axis]
         if is_one(n):
             local = index(0)
-        if number > 0:
-            local = binary("max", local, index(0))
-        if number < len(parts) - 1:
-            local = binary("min", local, expr.sub(extent(n), index(1)))
+        below, above = number > 0, number < len(parts) - 1
+        local = _clamped(local, n, below=below, above=above)
         return parts[number][(*at[:axis], local, *at[axis + 1 :])]
 
     def choose(low: int, high: int, at: Index) -> Expr:
@@ -216,11 +222,11 @@ def _pad_lower(
             local = expr.sub(i, extent(b))
             if not is_zero(b):
                 tests.append(compare("ge", local, index(0)))
-                local = binary("max", local, index(0))
             if not is_zero(a):
                 tests.append(compare("lt", local, extent(n)))
-                local = binary("min", local, expr.sub(extent(n), index(1)))
-            source.append(local)
+            source.append(
+                _clamped(local, n, below=not is_zero(b), above=not is_zero(a))
+            )
         inner = x[tuple(source)]
         return select(expr.all_of(tests), inner, value[()])
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -29,9 +29,11 @@ from hopflow.ops.rules import (
     normalize_axes,
     normalize_axis,
 )
+from hopflow.ops.sizes import divided
 from hopflow.ops.views import (
     as_tensor,
     broadcasted,
+    concrete,
     moved,
     part,
     reshaped,
@@ -39,7 +41,7 @@ from hopflow.ops.views import (
     show,
     transposed,
 )
-from hopflow.symbolic.size import Size, Symbol, SymInt
+from hopflow.symbolic.size import Size, SymInt
 
 __all__ = [
     "broadcast_arrays",
@@ -82,10 +84,10 @@ def reshape(x: Any, /, shape: Any, *, copy: bool | None = None) -> Value:
     sizes = _resolved(x.type, shape)
     result = reshaped(x, sizes)
     if copy:
-        return apply(copy_op, result)
+        return _owned(result)
     if copy is False and current().is_eager:
-        what = "`reshape(copy=False)`"
-        shared = np.may_share_memory(x._concrete(what), result._concrete(what))
+        arrays = [t._concrete("reshape") for t in (x, result)]
+        shared = np.may_share_memory(*arrays)
         if not shared and x.type.size != 0:
             raise ArgumentValueError(
                 "reshape: `copy` is False, and the elements do not lie so in memory "
@@ -124,42 +126,7 @@ def _missing(shape: Shape, known: Sequence[Size]) -> Size | None:
             left.append(n)
         else:
             del rest[match]
-    return _divided(prod(rest, start=1), prod(left, start=1))
-
-
-def _divided(total: Size, by: Size) -> Size | None:
-    """`total / by`; None if that is no whole number.
-
-    Raises:
-        DataDependentError: it may be one or not, which only a run can tell.
-    """
-    if isinstance(total, int) and isinstance(by, int):
-        return None if total % by else total // by
-    if same_size(total, by):
-        return 1
-    undecided = DataDependentError(f"({total}) % ({by}) == 0")
-    if len(_terms(by)) != 1:
-        raise undecided
-    [(divisor, factor)] = _terms(by)
-    result: Size = 0
-    for symbols, coefficient in _terms(total):
-        left = list(symbols)
-        for symbol in divisor:
-            if symbol not in left:
-                raise undecided
-            left.remove(symbol)
-        if coefficient % factor:
-            raise undecided
-        sizes = (SymInt((((symbol,), 1),)) for symbol in left)
-        result = result + prod(sizes, start=coefficient // factor)
-    return result
-
-
-_Term: TypeAlias = tuple[tuple[Symbol, ...], int]
-
-
-def _terms(size: Size) -> tuple[_Term, ...]:
-    return size.terms if isinstance(size, SymInt) else (((), size),)
+    return divided(prod(rest, start=1), prod(left, start=1))
 
 
 def ravel(x: Any, /) -> Value:
@@ -194,8 +161,8 @@ def squeeze(x: Any, /, axis: Any) -> Value:
     for a in axes:
         if not x.shape[a] == 1:
             raise ShapeError(
-                f"squeeze: axis {a} of {x.type} has size {x.shape[a]}; only axes of size "
-                "1 can be left out."
+                f"squeeze: axis {a} of {x.type} has size {x.shape[a]}; only axes of "
+                "size 1 can be left out."
             )
     shape = tuple(n for a, n in enumerate(x.shape) if a not in axes)
     return reshaped(x, shape)  # type: ignore[no-any-return]
@@ -308,7 +275,7 @@ def tile(x: Any, repetitions: Any, /) -> Value:
         repeated += [count, n]
     x = broadcasted(reshaped(x, tuple(apart)), tuple(repeated))
     shape = tuple(c * n for c, n in zip(counts, sizes, strict=True))
-    return reshaped(x, shape)  # type: ignore[no-any-return]
+    return _owned(reshaped(x, shape))
 
 
 def repeat(x: Any, repeats: Any, /, *, axis: int | None = None) -> Value:
@@ -337,13 +304,17 @@ def repeat(x: Any, repeats: Any, /, *, axis: int | None = None) -> Value:
     head, tail = x.shape[:axis], x.shape[axis + 1 :]
     apart = reshaped(x, (*head, n, 1, *tail))
     repeated = broadcasted(apart, (*head, n, count, *tail))
-    return reshaped(repeated, (*head, n * count, *tail))  # type: ignore[no-any-return]
+    return _owned(reshaped(repeated, (*head, n * count, *tail)))
+
+
+def _owned(x: Any) -> Value:
+    """`x` in memory of its own: what a user may write without a change elsewhere."""
+    return apply(copy_op, x)
 
 
 def _counts(repeats: Any) -> Array:
     if isinstance(repeats, Value):
-        what = "`repeat` with counts in a tensor, which decide a size"
-        repeats = repeats._concrete(what)  # type: ignore[attr-defined]
+        repeats = concrete("repeat", repeats, "Give `repeats` as Python numbers.")
     counts = np.asarray(repeats)
     if counts.size == 0:
         counts = counts.astype(np.int64)

@@ -6,16 +6,21 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from hopflow import dtypes
+from hopflow.bind import Value
+from hopflow.dtypes import DTypeLike
 from hopflow.errors import ShapeError
 from hopflow.graph.types import Shape, TensorType
 from hopflow.loop_ir import expr
 from hopflow.loop_ir.expr import Expr, Index, binary
 from hopflow.loop_ir.kernels import Operand, Scatter
 from hopflow.ops import scalar
+from hopflow.ops.convert import apply, astype
+from hopflow.ops.creation import positions, zeros
 from hopflow.ops.gather import (
     TRAP,
     Layout,
     Types,
+    check_indices,
     check_of,
     in_range,
     position_of,
@@ -23,9 +28,17 @@ from hopflow.ops.gather import (
     type_of,
     wrapped,
 )
+from hopflow.ops.logic import equal
 from hopflow.ops.opdef import OpDef, Sample
-from hopflow.ops.rules import Array, require_dtype
-from hopflow.ops.views import numpy_slices, strided
+from hopflow.ops.rules import (
+    Array,
+    as_size,
+    normalize_axis,
+    optional_dtype,
+    require_dtype,
+)
+from hopflow.ops.views import as_tensor, concrete, numpy_slices, reshaped, strided
+from hopflow.symbolic.size import Size
 
 __all__ = ["one_hot", "scatter", "scatter_drop", "segment_sum"]
 
@@ -227,3 +240,93 @@ scatter_drop: Final = _scatter_op(
     checked=False,
     samples=_SCATTER_SAMPLES,
 )
+
+
+# --- sums by segment ------------------------------------------------------------------
+
+
+def segment_sum(data: Any, segment_ids: Any, num_segments: Size | None = None) -> Value:
+    """The sums of the rows of `data` that have the same number.
+
+    Rows are added in their order; a row whose number is negative or too large is left
+    out.
+
+    Args:
+        data: A tensor T[n, *s].
+        segment_ids: The number of each row, i[n], in any order.
+        num_segments: How many sums there are. None: one more than the largest number,
+            which then must not be traced.
+
+    Returns:
+        T[num_segments, *s].
+
+    Raises:
+        DTypeError: `segment_ids` are no integers.
+        ShapeError: there is not a number for each row.
+        TraceError: `num_segments` is None, and `segment_ids` is traced.
+    """
+    data = as_tensor("segment_sum", data)
+    ids = as_tensor("segment_sum", segment_ids, 1)
+    check_indices("segment_sum", [ids.type])
+    if ids.ndim != 1 or not data.ndim or not data.shape[0] == ids.shape[0]:
+        raise ShapeError(
+            "segment_sum: `segment_ids` must have a number for each row of `data`, and "
+            f"they are {ids.type} and {data.type}."
+        )
+    if num_segments is None:
+        remedy = "Give `num_segments`."
+        found = concrete("segment_sum", ids, remedy)
+        num_segments = max(int(found.max(initial=-1)) + 1, 0)
+    count = as_size("segment_sum", num_segments, "num_segments")
+    rest = data.shape[1:]
+    return apply(
+        scatter_drop,
+        zeros((count, *rest), dtype=data.type.dtype),
+        data,
+        ids,
+        axes=(0,),
+        batch=0,
+        starts=(0,) * len(rest),
+        steps=(1,) * len(rest),
+        combine="add",
+    )
+
+
+def one_hot(
+    indices: Any,
+    num_classes: Size,
+    /,
+    *,
+    dtype: DTypeLike | None = None,
+    axis: int = -1,
+) -> Value:
+    """Along a new axis, a one at each of `indices` and zeros elsewhere.
+
+    An index that is negative or too large gives zeros only.
+
+    Args:
+        indices: Integers of any shape.
+        num_classes: The size of the new axis.
+        dtype: The result's dtype; None: the default float.
+        axis: Where the new axis is in the result.
+
+    Raises:
+        AxisError: the result has no such axis.
+        DTypeError: `indices` are no integers.
+    """
+    target = optional_dtype(dtype, dtypes.DEFAULT_FLOAT)
+    indices = as_tensor("one_hot", indices)
+    check_indices("one_hot", [indices.type])
+    ndim = indices.ndim + 1
+    axis = normalize_axis("one_hot", axis, ndim)
+    count = as_size("one_hot", num_classes, "num_classes")
+    shape = (*indices.shape[:axis], 1, *indices.shape[axis:])
+    line = tuple(count if a == axis else 1 for a in range(ndim))
+    # In i64, which holds every class: an i8 index must not meet a class that wrapped.
+    wide = (
+        indices
+        if indices.type.dtype is dtypes.uint64
+        else astype(indices, dtypes.int64, copy=False)
+    )
+    classes = positions(line, axis, wide.type.dtype)
+    return astype(equal(reshaped(wide, shape), classes), target)

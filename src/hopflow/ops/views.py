@@ -22,7 +22,9 @@ from hopflow.errors import (
     IndexingError,
     ReadOnlyError,
     ShapeError,
+    TraceError,
 )
+from hopflow.graph.core import Constant
 from hopflow.graph.types import Shape, TensorType, same_size
 from hopflow.loop_ir.expr import Expr, Index, add, binary, div, extent, index, mul
 from hopflow.loop_ir.kernels import Operand, Pointwise, Scatter, elements
@@ -478,7 +480,7 @@ def stored(name: str, value: Any, dtype: dtypes.DType) -> Argument:
 
     It is converted where that keeps the kind, or takes it to a larger one (bool,
     unsigned, signed, floating), as NumPy's "same_kind" casting does. A weak integer
-    goes into any integer dtype.
+    goes into any integer dtype, and the numbers 0 and 1 are bools too.
 
     Raises:
         ArgumentTypeError: `value` is neither a tensor, nor an array, nor a number.
@@ -488,9 +490,27 @@ def stored(name: str, value: Any, dtype: dtypes.DType) -> Argument:
     operand = as_operand(name, 1, value)
     given = operand.type
     kind = "u" if given.weak and given.dtype.kind == "i" else given.dtype.kind
+    if kind == "u" and isinstance(operand, Constant) and operand.value in (0, 1):
+        kind = "b"
     if _RANK[kind] > _RANK[dtype.kind]:
         raise DTypeError(
             f"{name}: a value of dtype {given.dtype.name} cannot be written into a "
             f"tensor of dtype {dtype.name}. Convert it with `hf.astype`."
         )
     return convert_to(operand, dtype)
+
+
+def concrete(name: str, x: Any, remedy: str) -> Array:
+    """The elements of a tensor whose values decide the size of a result.
+
+    Raises:
+        TraceError: it is traced; `remedy` says what to use instead.
+    """
+    try:
+        array: Array = x._concrete(name)
+    except TraceError as error:
+        raise TraceError(
+            f"{name}: the size of the result depends on the values of a traced tensor "
+            f"({x.type}), which are only known when the graph runs. {remedy}"
+        ) from error
+    return array

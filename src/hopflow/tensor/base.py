@@ -17,39 +17,27 @@ from hopflow.dtypes import DType, DTypeLike
 from hopflow.errors import (
     ArgumentValueError,
     ConversionError,
-    DTypeError,
     ShapeError,
 )
 from hopflow.graph.types import same_shape
-from hopflow.ops import elementwise, manipulation, reduce
+from hopflow.ops import elementwise, indexing, manipulation, reduce
 from hopflow.ops.convert import astype
 from hopflow.ops.matmul import matmul, matrix_transpose
 from hopflow.ops.rules import Array, check_device
+from hopflow.ops.views import stored
 from hopflow.symbolic.size import Size, SymInt
 from hopflow.tensor.dlpack import export_dlpack
 
 __all__ = ["Tensor"]
 
 
-class _Late:
-    def __init__(self, module: str) -> None:
-        self.module = module
-
-    def __getattr__(self, name: str) -> Any:
-        def call(*a: Any, **k: Any) -> Any:
-            import importlib
-
-            return getattr(importlib.import_module(self.module), name)(*a, **k)
-
-        return call
-
-
-indexing: Any = _Late("hopflow.ops.indexing")
-
 API_VERSIONS: Final = ("2021.12", "2022.12", "2023.12", "2024.12")
 CPU: Final = "cpu"
 
-_OPERANDS: Final = (Value, bool, int, float, complex, np.ndarray, np.generic, SymInt)
+# What operators hand on. Lists and tuples are no operands, but left to Python `[1] * x`
+# would repeat the list: the operation says what to do instead.
+_NUMBERS: Final = (Value, bool, int, float, complex, np.ndarray, np.generic, SymInt)
+_OPERANDS: Final = (*_NUMBERS, list, tuple)
 
 
 _Binary: TypeAlias = Callable[[Any, Any], Any]
@@ -79,7 +67,7 @@ def _fitted(x: "Tensor", new: "Tensor") -> "Tensor":
 
     Raises:
         ShapeError: broadcasting has changed the shape.
-        DTypeError: promotion has changed the kind, or widened an integer.
+        DTypeError: promotion has changed the kind: an int cannot hold a float.
     """
     if not same_shape(new.shape, x.shape):
         raise ShapeError(
@@ -88,13 +76,7 @@ def _fitted(x: "Tensor", new: "Tensor") -> "Tensor":
         )
     if new.dtype is x.dtype:
         return new
-    # Rounding between floats loses only what a store of the result would lose anyway.
-    if not (new.dtype.is_float and x.dtype.is_float):
-        raise DTypeError(
-            f"an in-place operation keeps the dtype: {x.type} would become {new.type}. "
-            "Cast the other operand, or write `x = x + y` to make a new tensor."
-        )
-    return cast(Tensor, astype(new, x.dtype))
+    return cast("Tensor", stored("in-place operation", new, x.dtype))
 
 
 def _spread(args: Sequence[Any]) -> Any:
@@ -247,6 +229,12 @@ class Tensor(Value):
     def __dlpack_device__(self) -> tuple[int, int]:
         return (1, 0)  # kDLCPU
 
+    def __jax_array__(self) -> Any:
+        # JAX arrays never change, so this is a copy; `jnp.from_dlpack` shares memory.
+        from jax.numpy import array
+
+        return array(self._concrete("__jax_array__"))
+
     def __format__(self, spec: str) -> str:
         if self.ndim == 0 and spec:
             return format(self.item(), spec)
@@ -268,10 +256,15 @@ class Tensor(Value):
         return bool(reduce.any(elementwise.equal(self, item)))
 
     def __getitem__(self, key: Any) -> "Tensor":
-        return indexing.get(self, key)
+        return cast(Tensor, indexing.getitem(self, key))
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._assign(indexing.set_at(self, key, value))
+        self._assign(cast(Tensor, indexing.set_at(self, key, value)))
+
+    @property
+    def at(self) -> indexing.Updater:
+        """`x.at[key].set(value)`, `.add(value)`, ...: new tensors; `x` stays."""
+        return indexing.Updater(self)
 
     # --- methods that the standard has as functions ---
 

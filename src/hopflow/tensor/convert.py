@@ -1,7 +1,7 @@
 """Making tensors of what others made, and asking tensors about their dtypes."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -73,8 +73,7 @@ def _converted(name: str, x: Value, dtype: DType | None, copy: bool | None) -> T
     if same and not copy and isinstance(x, Tensor):
         return x
     target = x.type.dtype if dtype is None else dtype
-    result: Tensor = astype(x, target, copy=True)
-    return result
+    return cast(Tensor, astype(x, target, copy=True))
 
 
 def _holds_values(obj: Any) -> bool:
@@ -88,7 +87,7 @@ def _stacked(obj: Sequence[Any], dtype: DType | None) -> Tensor:
     rows = [
         _stacked(item, None) if isinstance(item, list | tuple) else item for item in obj
     ]
-    result: Tensor = stack([_weak_tensor(row) for row in rows])
+    result = cast(Tensor, stack([_weak_tensor(row) for row in rows]))
     return result if dtype is None else _converted("asarray", result, dtype, None)
 
 

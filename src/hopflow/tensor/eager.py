@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from hopflow import dtypes
-from hopflow.bind import Interpreter, Operand, Value, slots
+from hopflow.bind import Interpreter, Operand, Value, current, slots
 from hopflow.config import config
 from hopflow.dtypes import as_dtype
 from hopflow.errors import (
@@ -18,8 +18,10 @@ from hopflow.errors import (
 )
 from hopflow.graph.core import Constant
 from hopflow.graph.types import TensorType
+from hopflow.ops.index_plan import parse_index
 from hopflow.ops.opdef import OpDef
 from hopflow.ops.rules import Array
+from hopflow.ops.views import stored
 from hopflow.tensor.base import Tensor
 from hopflow.tensor.memory import Storage
 
@@ -103,6 +105,34 @@ class EagerTensor(Tensor):
         self.check_valid()
         return self.array
 
+    def __getitem__(self, key: Any) -> Tensor:
+        if current().is_eager and _is_basic(key):
+            self.check_valid()
+            try:
+                # The `...` makes NumPy give a view where it would give a number.
+                whole = key if type(key) is tuple else (key,)
+                view = self.array[whole if Ellipsis in whole else (*whole, ...)]
+            except IndexError:
+                return super().__getitem__(key)  # which says what is wrong
+            return EagerTensor(view, weak=self.type.weak, storage=self.storage)
+        return super().__getitem__(key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if not current().is_eager:
+            super().__setitem__(key, value)
+            return
+        self.check_writable()
+        if not _is_basic(key):
+            parse_index(self.shape, key)
+        operand = stored("setitem", value, self.dtype)
+        try:
+            self.array[_numpy_key(key)] = _numpy_operand(operand)
+        except (IndexError, ValueError):
+            # Nothing was written; the operation says why (or it can be done after all).
+            super().__setitem__(key, value)
+            return
+        self.storage.version += 1
+
     def __repr__(self) -> str:
         if self.storage.invalid is not None:
             return f"Tensor(<{self.storage.invalid}>, {self.type})"
@@ -123,6 +153,43 @@ class EagerTensor(Tensor):
     def __deepcopy__(self, memo: dict[int, Any]) -> "EagerTensor":
         memo[id(self)] = copied = self.__copy__()
         return copied
+
+
+def _is_basic(key: Any) -> bool:
+    """Whether `key` has only ints, slices of ints, None and `...`."""
+    for item in key if type(key) is tuple else (key,):
+        kind = type(item)
+        if kind is slice:
+            for bound in (item.start, item.stop, item.step):
+                if bound is not None and type(bound) is not int:
+                    return False
+        elif not (kind is int or item is None or item is Ellipsis):
+            return False
+    return True
+
+
+def _numpy_key(key: Any) -> Any:
+    """`key` with arrays in place of tensors."""
+    if type(key) is tuple:
+        return tuple(map(_numpy_key, key))
+    if isinstance(key, EagerTensor):
+        key.check_valid()
+        return key.array
+    return key
+
+
+def _numpy_operand(operand: Operand) -> Any:
+    """What NumPy takes for an operand: an array, or a scalar of its dtype."""
+    if type(operand) is EagerTensor:
+        if operand._storage is not None:
+            operand.check_valid()
+        return operand.array
+    if type(operand) is Constant:
+        return operand.type.dtype.dtype.type(operand.value)
+    raise EscapedValueError(
+        f"a traced value ({operand.type}) was used outside the trace that made it. "
+        "Return it from the traced function."
+    )
 
 
 def _restored(array: Array, weak: bool) -> EagerTensor:
@@ -169,17 +236,12 @@ class Eager(Interpreter):
         arrays: list[Any] = []
         key: list[Any] = [op]
         for arg in args:
-            if type(arg) is EagerTensor:
-                if arg._storage is not None:
-                    arg.check_valid()
-                arrays.append(arg.array)
-                key.append(id(arg.type))
-            elif type(arg) is Constant:
-                dtype = arg.type.dtype
-                arrays.append(dtype.dtype.type(arg.value))
-                key.append((dtype, arg.type.weak))
-            else:
-                raise _escaped(op.name, arg)
+            arrays.append(_numpy_operand(arg))
+            type_ = arg.type
+            # Constants are many, and have types of their own.
+            key.append(
+                id(type_) if type(arg) is EagerTensor else (type_.dtype, type_.weak)
+            )
         types = self._result_types(op, key, args, params)
         found = _QUIET.copy().run(op.run, *arrays, **params)
         if type(found) is not tuple:
@@ -193,13 +255,9 @@ class Eager(Interpreter):
 
     def write(self, target: Value, new: Value) -> None:
         """Copy the elements of `new` into `target`'s memory."""
-        if not isinstance(target, EagerTensor):
-            raise _escaped("a write", target)
-        if not isinstance(new, EagerTensor):
-            raise _escaped("a write", new)
+        assert isinstance(target, EagerTensor)
         target.check_writable()
-        new.check_valid()
-        np.copyto(target.array, new.array)
+        np.copyto(target.array, _numpy_operand(new))
         target.storage.version += 1
 
     def _result_types(
@@ -223,13 +281,6 @@ class Eager(Interpreter):
             self._known.clear()
         self._known[tuple(key)] = types, results
         return results
-
-
-def _escaped(name: str, value: Operand) -> EscapedValueError:
-    return EscapedValueError(
-        f"{name}: a traced value ({value.type}) was used outside the trace that made "
-        "it. Return it from the traced function."
-    )
 
 
 _MOST_KNOWN: Final = 1 << 14

@@ -7,12 +7,13 @@ view is carried back along the chain by each operation's `unview`.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from hopflow.bind import Interpreter, Operand, Value
 from hopflow.errors import EscapedValueError, MutationError, TraceError
 from hopflow.graph.core import Var
 from hopflow.graph.types import TensorType
+from hopflow.symbolic.size import SymInt
 from hopflow.tensor import Tensor
 from hopflow.trace.source import user_line
 
@@ -26,19 +27,25 @@ class ViewStep(NamedTuple):
 
 
 class FunctionalStorage:
-    """What a base tensor holds now. `key` says which capture it stands for, if any."""
+    """What a base tensor holds now: `tensor`, a plain value, never written itself."""
 
-    __slots__ = ("key", "tensor", "version")
+    __slots__ = ("tensor", "version")
 
-    def __init__(self, tensor: "TracedTensor", key: Any = None) -> None:
-        self.tensor = tensor  # a plain value: never written itself
+    def __init__(self, tensor: "TracedTensor") -> None:
+        self.tensor = tensor
         self.version = 0
-        self.key = key
 
 
-_REMEDY = {
+_NUMBER: Final = "Keep it a tensor of no axes: `hf` functions take those where numbers go."
+_ARRAY: Final = "Compute with `hf` functions, which take tensors where NumPy takes arrays."
+_REMEDY: Final = {
     "bool": "Branch with `hf.cond`, or loop with `hf.while_loop`.",
-    "index": "Use it as an index (`x[i]`), or a bound of `hf.fori_loop`.",
+    "int": _NUMBER,
+    "float": _NUMBER,
+    "complex": _NUMBER,
+    "item": _NUMBER,
+    "operator.index": "Index with it (`x[i]`), or make it a bound of `hf.fori_loop`.",
+    "tolist": "Loop with `hf.scan` or `hf.map`, or iterate over the tensor.",
 }
 
 
@@ -47,7 +54,7 @@ class TracedTensor(Tensor):
 
     __slots__ = ("chain", "storage", "tracer", "var", "version")
 
-    def __init__(self, tracer: Interpreter, var: Var) -> None:
+    def __init__(self, tracer: "Functional", var: Var) -> None:
         self.tracer = tracer
         self.var = var
         self.storage: FunctionalStorage | None = None
@@ -61,13 +68,21 @@ class TracedTensor(Tensor):
     def __repr__(self) -> str:
         return f"Tensor(traced, {self.type})"
 
+    def as_size(self) -> SymInt:
+        """The symbolic size that the tensor is the value of.
+
+        Raises:
+            TraceError: it is the value of none.
+        """
+        return self.tracer.size_of(self)
+
     def _concrete(self, what: str) -> Any:
         line = user_line(2)
-        remedy = _REMEDY.get(what, "Keep it a tensor, and compute with `hf` functions.")
         raise TraceError(
             f"{what}() of a traced tensor {self.type}"
             + (f" at {line}" if line else "")
-            + f": its value is only known when the graph runs. {remedy}"
+            + ": its value is only known when the graph runs. "
+            + _REMEDY.get(what, _ARRAY)
         )
 
 
@@ -87,6 +102,10 @@ class Functional(Interpreter):
 
     def localize(self, value: Value) -> TracedTensor:
         """The tensor of this interpreter that stands for `value`."""
+        raise NotImplementedError
+
+    def size_of(self, tensor: TracedTensor) -> SymInt:
+        """The symbolic size that a tensor of this interpreter is the value of."""
         raise NotImplementedError
 
     def process(
@@ -132,9 +151,12 @@ class Functional(Interpreter):
             value = storage.tensor
             for step in tensor.chain:
                 [value] = self.record(step.op, (value, *step.operands), step.params)
-            tensor.var = value.var
-            tensor.version = storage.version
+            self.renew(tensor, value.var, storage.version)
         return tensor.var
+
+    def renew(self, tensor: TracedTensor, var: Var, version: int) -> None:
+        """Note the present value of a view that was written through another."""
+        tensor.var, tensor.version = var, version
 
     def write(self, target: Value, new: Value) -> None:
         """Give `target`, and what shares its storage, the value `new` of its type."""

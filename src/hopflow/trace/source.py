@@ -13,15 +13,14 @@ _OWN += (str(_PACKAGE.parent.parent / "autograd"),)
 _USERS = (str(_PACKAGE / "demo"), str(_PACKAGE / "testing"))
 
 _is_own: dict[str, bool] = {}
+_lines: dict[tuple[CodeType, int], SourceLine] = {}
 
 
 def _own(file: str) -> bool:
-    known = _is_own.get(file)
-    if known is None:
-        path = str(Path(file).resolve())
-        own = path.startswith(_OWN) and not path.startswith(_USERS)
-        known = _is_own[file] = own or file.startswith("<frozen")
-    return known
+    path = str(Path(file).resolve())
+    own = path.startswith(_OWN) and not path.startswith(_USERS)
+    own = _is_own[file] = own or file.startswith("<frozen")
+    return own
 
 
 def user_line(depth: int = 1) -> SourceLine | None:
@@ -29,10 +28,27 @@ def user_line(depth: int = 1) -> SourceLine | None:
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None:
         code = frame.f_code
-        if not _own(code.co_filename):
-            return SourceLine(code.co_filename, frame.f_lineno, code.co_name)
+        own = _is_own.get(code.co_filename)
+        if own is None:
+            own = _own(code.co_filename)
+        if not own:
+            return _line(code, frame.f_lineno)
         frame = frame.f_back
     return None
+
+
+def _line(code: CodeType, number: int) -> SourceLine:
+    """One object a line, for as long as there are not too many."""
+    known = _lines.get((code, number))
+    if known is None:
+        if len(_lines) >= _MOST_LINES:
+            _lines.clear()
+        known = SourceLine(code.co_filename, number, code.co_name)
+        _lines[code, number] = known
+    return known
+
+
+_MOST_LINES = 1 << 14
 
 
 def where(fn: object) -> str:

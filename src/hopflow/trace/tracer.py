@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 from hopflow.bind import Interpreter, Operand, Value, using
 from hopflow.errors import CapturedTensorError, HopflowError
 from hopflow.graph.core import Arg, Constant, Graph, SourceLine, Var
+from hopflow.graph.regions import result_types
 from hopflow.graph.types import SYMBOL_TYPE, TensorType
+from hopflow.ops.opdef import OpDef
 from hopflow.symbolic.size import Symbol, SymInt, evaluate, free_symbols
 from hopflow.tensor import EagerTensor, Tensor
 from hopflow.trace.functional import (
@@ -28,12 +30,15 @@ from hopflow.trace.source import user_line
 
 @dataclass(slots=True)
 class Capture:
-    """A lifted tensor: the parent's value, and the input that stands for it here."""
+    """A tensor of the parent's, and the input that stands for it here.
+
+    memory   the parent's storage: one object for tensors that share memory
+    """
 
     origin: Tensor
     input: Var
     tensor: TracedTensor
-    memory: object  # the parent's storage: equal for tensors that share it
+    memory: object
 
     @property
     def written(self) -> bool:
@@ -51,25 +56,38 @@ class _Mark(NamedTuple):
     nodes: int
     symbols: int
     captures: int
+    renewed: int
+
+
+class _Renewal(NamedTuple):
+    """A view that was made anew, and what it was before."""
+
+    tensor: TracedTensor
+    var: Var
+    version: int
 
 
 class Tracer(Functional):
     """Records into `graph`; the three input lists are joined by `close`.
 
-    symbols    symbol -> its input
-    operands   the function's own inputs
-    captures   key of the parent's value -> what was lifted
+    symbols      symbol -> its input
+    operands     the function's own inputs
+    captures     key of the parent's value -> what was lifted
+    references   key of the parent's value -> the operand that stands for it
     allow_captures   False: a concrete tensor from outside is a CapturedTensorError
     """
 
     __slots__ = (
         "_adopted",
+        "_renewed",
+        "_sizes",
         "allow_captures",
         "captures",
         "closed",
         "graph",
         "operands",
         "path",
+        "references",
         "symbols",
     )
 
@@ -88,8 +106,11 @@ class Tracer(Functional):
         self.symbols: dict[Symbol, Var] = {}
         self.operands: list[TracedTensor] = []
         self.captures: dict[Any, Capture] = {}
+        self.references: dict[Any, Capture] = {}
         self.closed = False
         self._adopted: dict[int, Value] = {}
+        self._renewed: list[_Renewal] = []
+        self._sizes: dict[Var, SymInt] = {}
 
     # --- inputs ---
 
@@ -100,9 +121,28 @@ class Tracer(Functional):
         self.operands.append(tensor)
         return tensor
 
+    def reference(self, operand: Operand, name: str) -> TracedTensor:
+        """A new input that is the caller's tensor: a write to it is one to that.
+
+        A tensor given twice, or captured too, is one tensor in the body.
+        """
+        if not isinstance(operand, Value):
+            return self.operand(operand.type, name)
+        self._bind_symbols(operand.type.shape)
+        origin, key, memory = self._lift_parent(operand)
+        var = self.graph.add_input(operand.type, name)
+        known = self.references.get(key)
+        if known is None:
+            known = Capture(origin, var, TracedTensor(self, var), memory)
+            self.references[key] = known
+        self.operands.append(known.tensor)
+        return known.tensor
+
     def _bind_symbols(self, sizes: Sequence[Any]) -> None:
-        for symbol in free_symbols(*sizes):
-            self.symbol(symbol)
+        for size in sizes:
+            if isinstance(size, SymInt):
+                for symbol in free_symbols(size):
+                    self.symbol(symbol)
 
     def symbol(self, symbol: Symbol) -> Var:
         """The input for a shape symbol, lifted from the parent first."""
@@ -124,8 +164,17 @@ class Tracer(Functional):
             return TracedTensor(self, self.symbol(symbol))
 
         result = evaluate(size, value, number)
-        assert isinstance(result, Value)
+        assert isinstance(result, TracedTensor)
+        self._sizes[result.var] = size
         return result
+
+    def size_of(self, tensor: TracedTensor) -> SymInt:
+        var = self.read(tensor)
+        if var.node.symbol is not None:
+            return SymInt((((var.node.symbol,), 1),))
+        if var not in self._sizes:
+            tensor._concrete("operator.index")
+        return self._sizes[var]
 
     def adopt(self, value: Value) -> None:
         """Note a tensor made from data during this trace: not a stray global."""
@@ -147,10 +196,10 @@ class Tracer(Functional):
                 raise escaped(value, "that trace has ended")
             return value
         origin, key, memory = self._lift_parent(value)
-        known = self.captures.get(key)
+        known = self.captures.get(key) or self.references.get(key)
         if known is not None:
             return known.tensor
-        if any(c.written and c.memory is memory for c in self.captures.values()):
+        if any(c.memory is memory and c.written for c in self._from_outside()):
             raise aliased_write(value.type)
         self._bind_symbols(value.type.shape)
         name = f"c{len(self.captures)}"
@@ -164,8 +213,11 @@ class Tracer(Functional):
         parent = self.parent
         if isinstance(parent, Tracer):
             local = parent.localize(value)
-            var = parent.read(local)
-            return local, var, local.storage or local
+            var, storage = parent.read(local), local.storage
+            if storage is None:
+                return local, var, local
+            # Tensors of different memory may hold one var, after `x[:] = y`.
+            return local, (var, id(storage), len(local.chain)), storage
         if isinstance(value, EagerTensor):
             if not self.allow_captures and not self._is_adopted(value):
                 raise CapturedTensorError(
@@ -182,18 +234,23 @@ class Tracer(Functional):
     def _is_adopted(self, value: Value) -> bool:
         return id(value) in self._adopted
 
+    def _from_outside(self) -> list[Capture]:
+        """The inputs that stand for tensors of the parent's."""
+        return [*self.captures.values(), *self.references.values()]
+
     def allow_write(self, target: Value, local: TracedTensor) -> None:
-        for capture in self.captures.values():
+        outside = self._from_outside()
+        for capture in outside:
             if capture.tensor is local or (
                 local.storage is not None and capture.tensor.storage is local.storage
             ):
-                shared = [
-                    c
-                    for c in self.captures.values()
-                    if c is not capture and c.memory is capture.memory
-                ]
-                if shared:
-                    raise aliased_write(target.type)
+                for other in outside:
+                    if other is not capture and other.memory is capture.memory:
+                        raise aliased_write(target.type)
+
+    def renew(self, tensor: TracedTensor, var: Var, version: int) -> None:
+        self._renewed.append(_Renewal(tensor, tensor.var, tensor.version))
+        super().renew(tensor, var, version)
 
     # --- recording ---
 
@@ -206,14 +263,27 @@ class Tracer(Functional):
     def record(
         self, op: Any, args: Sequence[Operand], params: dict[str, Any]
     ) -> tuple[TracedTensor, ...]:
-        recorded = [self.arg(a) for a in args]
+        recorded: list[Arg] = []
+        for arg in args:
+            if (
+                type(arg) is TracedTensor
+                and arg.tracer is self
+                and arg.storage is None
+                and not self.closed
+            ):
+                recorded.append(arg.var)
+            else:
+                recorded.append(self.arg(arg))
         for value in params.values():
-            if isinstance(value, SymInt):
+            if type(value) is tuple:
+                self._bind_symbols(value)
+            elif type(value) is SymInt:
                 self._bind_symbols((value,))
-            elif isinstance(value, tuple):
-                self._bind_symbols([v for v in value if isinstance(v, SymInt)])
         try:
-            types = op.result_types([a.type for a in recorded], params)
+            if type(op) is OpDef:
+                types = op.result_types([a.type for a in recorded], params)
+            else:
+                types = result_types(op, recorded, params)
         except HopflowError as error:
             _note_line(error)
             raise
@@ -244,7 +314,12 @@ class Tracer(Functional):
         marks: list[tuple[Tracer, _Mark]] = []
         tracer: Interpreter | None = self
         while isinstance(tracer, Tracer):
-            at = _Mark(len(tracer.graph.nodes), len(tracer.symbols), len(tracer.captures))
+            at = _Mark(
+                len(tracer.graph.nodes),
+                len(tracer.symbols),
+                len(tracer.captures),
+                len(tracer._renewed),
+            )
             marks.append((tracer, at))
             tracer = tracer.parent
         return marks
@@ -253,6 +328,15 @@ class Tracer(Functional):
 def rollback(marks: Sequence[tuple[Tracer, _Mark]]) -> None:
     """Take back all that was added to the marked tracers since."""
     for tracer, at in marks:
+        for renewal in reversed(tracer._renewed[at.renewed :]):
+            renewal.tensor.var, renewal.tensor.version = renewal.var, renewal.version
+        del tracer._renewed[at.renewed :]
+        if (
+            len(tracer.graph.nodes) == at.nodes
+            and len(tracer.symbols) == at.symbols
+            and len(tracer.captures) == at.captures
+        ):
+            continue
         del tracer.graph.nodes[at.nodes :]
         _truncate(tracer.symbols, at.symbols)
         _truncate(tracer.captures, at.captures)
@@ -281,13 +365,13 @@ def _note_line(error: HopflowError) -> None:
 
 
 def trace_into(tracer: Tracer, fn: Any, args: Sequence[Any]) -> Any:
-    """Call `fn(*args)` with `tracer` innermost; on an error ancestors are rolled back."""
-    parent = tracer.parent
-    marks = parent.mark() if isinstance(parent, Tracer) else []
+    """Call `fn(*args)` with `tracer` innermost; an error ends its trace.
+
+    What an operator has lifted from ancestors its entry rolls back.
+    """
     try:
         with using(tracer):
             return fn(*args)
     except BaseException:
         tracer.closed = True
-        rollback(marks)
         raise

@@ -2,9 +2,10 @@
 
 from typing import TypeAlias
 
+from hopflow.compiler.llvm.expressions import MATH_WORK
 from hopflow.loop_ir import expr as e
-from hopflow.loop_ir.expr import Expr
-from hopflow.loop_ir.nest import Declare, For, Let, Var
+from hopflow.loop_ir.expr import MATH, Expr
+from hopflow.loop_ir.nest import Accumulate, Assign, Declare, For, Let, Store, Var
 
 Form: TypeAlias = tuple[Expr, Expr]
 """`(coefficient, offset)`: the expression is `coefficient * variable + offset`, and
@@ -26,6 +27,18 @@ class Affine:
         for var, value in self._lets.items():
             if not self.is_uniform(value):
                 self._varying.add(var)
+        for s in loop.body:
+            if isinstance(s, (Store, Accumulate, Declare, Assign)):
+                self.is_uniform(s.value)
+
+    @property
+    def size(self) -> int:
+        """About the number of operations of an iteration."""
+        return sum(
+            MATH_WORK if node.op in MATH else 1
+            for node, is_uniform in self._uniform.items()
+            if not is_uniform
+        )
 
     def is_uniform(self, expr: Expr) -> bool:
         """Whether `expr` has the same value in all iterations."""

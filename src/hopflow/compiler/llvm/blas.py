@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hopflow import dtypes
-from hopflow.compiler.llvm.memory import Memory
+from hopflow.compiler.llvm.memory import Memory, size_in_bytes
 from hopflow.compiler.llvm.module import HOT, Function, Module
 from hopflow.compiler.llvm.statements import Emitter
 from hopflow.compiler.llvm.target import Target
@@ -26,8 +26,9 @@ from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.nest import Buffer, Var
 from hopflow.loop_ir.routines import Routine
 
-METADATA: Final = '!0 = !{}\n!1 = !{!"branch_weights", i32 1, i32 100000}\n'
-_BLAS: Final = frozenset(f"{p}{name}" for p in "sd" for name in ("gemm", "gemv", "trsm"))
+_BLAS: Final = frozenset(
+    f"{p}{name}" for p in "sd" for name in ("gemm", "gemv", "trsm")
+)
 
 
 @cache
@@ -48,10 +49,8 @@ def _capsules(module: str) -> dict[str, Any]:
             if file.exists() and spec is not None and spec.loader is not None:
                 loaded = importlib.util.module_from_spec(spec)
                 spec.loader.exec_module(loaded)
-                capsules: dict[str, Any] = loaded.__pyx_capi__
-                return capsules
-    capsules = importlib.import_module(full).__pyx_capi__
-    return capsules
+                return dict(loaded.__pyx_capi__)
+    return dict(importlib.import_module(full).__pyx_capi__)
 
 
 @cache
@@ -91,7 +90,9 @@ class Wrapper:
         kinds = {"i32": dtypes.int32, "i64": dtypes.int64, "any": dtype, "f": dtype}
         arrays = [array.name for array in routine.arrays]
         numbers = [*routine.scalars, *routine.flags]
-        parameters = ", ".join([f"ptr %{a}" for a in arrays] + [f"i64 %{n}" for n in numbers])
+        parameters = ", ".join(
+            [f"ptr %{a}" for a in arrays] + [f"i64 %{n}" for n in numbers]
+        )
         self.f = Function(module, f"i64 @{name}({parameters})", HOT)
         self.dtype, self.routine = dtype, routine
         self.memory = Memory(self.f)
@@ -162,9 +163,7 @@ class Wrapper:
         """A new array; without memory for it, the routine returns -1."""
         f = self.f
         buffer = Buffer(name, dtype, shape, "arena")
-        size = e.index(dtype.itemsize)
-        for extent in shape:
-            size = e.mul(size, extent)
+        size = size_in_bytes(shape, dtype)
         # An allocation in a branch not taken is never seen by the exit: so null first.
         slot = f.early_slot("ptr", name, "null")
         self._scratch.append(slot)
@@ -225,9 +224,7 @@ class Wrapper:
 
     def clear(self, buffer: Buffer) -> None:
         """Fill a dense array with zeros."""
-        size = e.index(buffer.dtype.itemsize)
-        for extent in buffer.shape:
-            size = e.mul(size, extent)
+        size = size_in_bytes(buffer.shape, buffer.dtype)
         self.f.module.declare("void @llvm.memset.p0.i64(ptr, i8, i64, i1)")
         self.f.do(
             f"call void @llvm.memset.p0.i64(ptr {self.pointer(buffer)}, i8 0, "

@@ -6,7 +6,6 @@ outputs. The function returns 0, `site + 1` of a trap, or a negative code.
 """
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -20,8 +19,9 @@ from hopflow.compiler.llvm.statements import Emitter
 from hopflow.compiler.llvm.stubs import HEADER, TRAP_VALUES
 from hopflow.compiler.llvm.target import Target
 from hopflow.compiler.plan import ArenaPlan
+from hopflow.loop_ir import walk
 from hopflow.loop_ir.expr import Expr
-from hopflow.loop_ir.nest import For, Grow, If, Program, Stmt, Swap, While
+from hopflow.loop_ir.nest import Grow, Program, Swap
 
 ON_STACK: Final = 4096
 """An arena of at most this many bytes is on the stack."""
@@ -54,21 +54,6 @@ def emit(program: Program, arena: ArenaPlan, target: Target) -> Emission:
     return _ProgramEmitter(program, arena, target).emit()
 
 
-def statements(body: list[Stmt]) -> Iterator[Stmt]:
-    """All statements in `body`, at any depth."""
-    for s in body:
-        yield s
-        match s:
-            case For():
-                yield from statements(s.body)
-            case While():
-                yield from statements(s.head)
-                yield from statements(s.body)
-            case If():
-                yield from statements(s.then)
-                yield from statements(s.else_)
-
-
 class _ProgramEmitter:
     """The function around the statements: parameters, memory, and the way out."""
 
@@ -79,7 +64,7 @@ class _ProgramEmitter:
         self.f = Function(self.module, f"i64 @{self.name}(ptr %block)", HOT)
         self.memory = Memory(self.f)
         self.emitter = Emitter(self.f, self.memory, target)
-        self.all = list(statements(program.body))
+        self.all = list(walk.statements(program.body))
         self.constants: dict[str, np.ndarray[Any, np.dtype[Any]]] = {}
         self._heap = ""  # the slot of the arena's address, if it is not on the stack
 
@@ -113,7 +98,9 @@ class _ProgramEmitter:
     def _parameters(self) -> None:
         f, program = self.f, self.program
         for word in range(2):
-            f.do(f"%trap{word} = getelementptr i64, ptr %block, i64 {TRAP_VALUES + word}")
+            f.do(
+                f"%trap{word} = getelementptr i64, ptr %block, i64 {TRAP_VALUES + word}"
+            )
         position = HEADER
         for var in program.sizes:
             register = f.emit(f"load i64, ptr {self._word(position)}")
@@ -222,4 +209,3 @@ class _ProgramEmitter:
 def symbol(name: str) -> str:
     """`name` as LLVM and linkers take it without quotes."""
     return "hf_kernel_" + re.sub(r"[^0-9A-Za-z_]", "_", name)
-

@@ -7,14 +7,15 @@ the next write.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from hopflow.compiler.llvm import operations
 from hopflow.compiler.llvm.memory import Memory
-from hopflow.compiler.llvm.module import Function, Module
+from hopflow.compiler.llvm.module import OPAQUE, RARE, Function, Module
 from hopflow.compiler.llvm.types import (
     NARROW_FLOATS,
     constant,
+    lanes,
     register_type,
 )
 from hopflow.dtypes import DType, float32
@@ -60,10 +61,8 @@ class Evaluator:
     def remember(self, node: Expr, register: str) -> None:
         self.memo[node] = register
         volatile = self.volatile
-        if (
-            self.may_change(node)
-            if node.op in ("var", "load")
-            else volatile and not volatile.isdisjoint(node.args)
+        if (node.op in ("var", "load") and self.may_change(node)) or (
+            volatile and not volatile.isdisjoint(node.args)
         ):
             volatile.add(node)
 
@@ -134,9 +133,7 @@ class ScalarEvaluator(Evaluator):
     def may_change(self, leaf: Expr) -> bool:
         if leaf.op == "var":
             return leaf.attr in self.slots
-        return not self.memory.is_invariant(leaf.attr) or not self.volatile.isdisjoint(
-            leaf.args
-        )
+        return not self.memory.is_invariant(leaf.attr)
 
     def remember(self, node: Expr, register: str) -> None:
         super().remember(node, register)
@@ -156,6 +153,10 @@ class ScalarEvaluator(Evaluator):
 # --- mathematical functions -----------------------------------------------------------
 
 
+MATH_WORK: Final = 50
+"""How many operations a mathematical function counts for."""
+
+
 class _Parameters(Evaluator):
     """The body of a mathematical function: its only leaves are its parameters."""
 
@@ -166,16 +167,19 @@ class _Parameters(Evaluator):
     def variable(self, var: Var) -> str:
         return self._parameters[var]
 
-    def may_change(self, leaf: Expr) -> bool:
+    def may_change(self, _: Expr) -> bool:
         return False
 
 
 def call_math(f: Function, name: str, dtype: DType, width: int, args: list[str]) -> str:
     """Emit a function in MATH; narrow floats compute in float32 and round."""
+    f.work += MATH_WORK
     if name == "fmod":
         wide = float32 if dtype in NARROW_FLOATS else dtype
         f.module.symbols.add("fmodf" if wide is float32 else "fmod")
         return operations.operation(f, "rem", dtype, width, args)
+    if name == "nextafter" and dtype in NARROW_FLOATS:
+        return _inline(f, name, dtype, width, args)
     if dtype in NARROW_FLOATS:
         result = call_math(f, name, float32, width, args)
         return operations.round_narrow(f, result, dtype, width)
@@ -186,18 +190,77 @@ def call_math(f: Function, name: str, dtype: DType, width: int, args: list[str])
     return f.emit(f"call {t} @{function}({', '.join(f'{t} {a}' for a in args)})")
 
 
+def _inline(f: Function, name: str, dtype: DType, width: int, args: list[str]) -> str:
+    """The expansion of a function, in place."""
+    variables = {Var(f"x{i}", dtype): a for i, a in enumerate(args)}
+    expansion = math.expand(name, *map(read, variables))
+    return _Parameters(f, width, variables).value(expansion)
+
+
 def _define_math(
     module: Module, function: str, name: str, dtype: DType, width: int, arity: int
 ) -> None:
-    module.define(function, "")  # in case it is used by itself
+    """Define a function in MATH for `width` lanes, to be inlined."""
+    module.define(function, "")  # the place of the name; it may be used by itself
     t = register_type(dtype, width)
-    variables = [Var(f"x{i}", dtype) for i in range(arity)]
-    registers = {var: f"%{var.name}" for var in variables}
-    signature = ", ".join(f"{t} {register}" for register in registers.values())
+    args = [f"%x{i}" for i in range(arity)]
+    signature = ", ".join(f"{t} {a}" for a in args)
     f = Function(
         module, f"internal {t} @{function}({signature})", "alwaysinline nounwind"
     )
-    body = _Parameters(f, width, registers)
-    result = body.value(math.expand(name, *(read(var) for var in variables)))
+    near = math.near(name, read(Var("x", dtype)))
+    if near is None:
+        result = _inline(f, name, dtype, width, args)
+    else:
+        result = _near_or_far(f, name, dtype, width)
     f.do(f"ret {t} {result}")
+    module.define(function, f.text)
+
+
+def _near_or_far(f: Function, name: str, dtype: DType, width: int) -> str:
+    """A function of `%x0` whose arguments are seldom so large that it needs its full
+    expansion: a short one, unless some lane does; then all go through memory to a
+    function that is compiled once in a process."""
+    x = Var("x", dtype)
+    near = math.near(name, read(x))
+    assert near is not None
+    short, limit = near
+    t = register_type(dtype, width)
+    size = operations.operation(f, "abs", dtype, width, ["%x0"])
+    far = f.emit(f"fcmp ugt {t} {size}, {constant(limit, dtype, width)}")
+    if width > 1:
+        mask = lanes("i1", width)
+        any_ = f"i1 @llvm.vector.reduce.or.v{width}i1"
+        f.module.declare(f"{any_}({mask})")
+        far = f.emit(f"call {any_}({mask} {far})")
+    slot = f.slot(t, "lanes")
+    f.branch_if(far, "far", "near", RARE)
+    f.start("far")
+    f.do(f"store {t} %x0, ptr {slot}")
+    library = f"hf_far_{name}_{dtype.short}"
+    f.module.external(f"void @{library}(ptr, i64)", f"cold {OPAQUE}")
+    f.do(f"call void @{library}(ptr {slot}, i64 {width})")
+    full = f.emit(f"load {t}, ptr {slot}")
+    f.branch("end")
+    f.start("near")
+    result = _Parameters(f, width, {x: "%x0"}).value(short)
+    f.branch("end")
+    f.start("end")
+    return f.emit(f"phi {t} [ {full}, %far ], [ {result}, %near ]")
+
+
+def define_far(module: Module, function: str, name: str, dtype: DType) -> None:
+    """Define what `_near_or_far` calls: the function of each element of an array."""
+    f = Function(module, f"void @{function}(ptr %values, i64 %count)", "nounwind")
+    t = register_type(dtype)
+    f.branch("each")
+    f.start("each")
+    f.do("%i = phi i64 [ 0, %entry ], [ %next, %each ]")
+    address = f.emit(f"getelementptr {t}, ptr %values, i64 %i")
+    x = f.emit(f"load {t}, ptr {address}")
+    f.do(f"store {t} {_inline(f, name, dtype, 1, [x])}, ptr {address}")
+    f.do("%next = add i64 %i, 1")
+    f.branch_if(f.emit("icmp slt i64 %next, %count"), "each", "end")
+    f.start("end")
+    f.do("ret void")
     module.define(function, f.text)

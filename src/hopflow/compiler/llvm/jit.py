@@ -6,7 +6,8 @@ LLVM is loaded by the first compilation. All of its calls are made under one loc
 import ctypes
 import itertools
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, Final
 
@@ -15,10 +16,7 @@ from hopflow.errors import CompileError
 
 # LLVM may call these of its own accord.
 _ALWAYS: Final = ("memcpy", "memmove", "memset")
-_C: Final = frozenset(
-    (*_ALWAYS, "malloc", "aligned_alloc", "realloc", "free", "fmod", "fmodf")
-    + ("clock_gettime",)
-)
+_ASKED: Final = "malloc aligned_alloc realloc free fmod fmodf clock_gettime".split()
 
 
 class Library:
@@ -43,6 +41,7 @@ class Jit:
         self._lock = threading.RLock()  # a collected kernel is released under it too
         self._numbers = itertools.count()
         self._machine = self._target_machine()
+        self._passes = _passes(llvm)
         # A machine serves one owner: the linker needs another.
         self._linker = llvm.create_lljit_compiler(
             self._target_machine(), use_jit_link=True
@@ -57,56 +56,47 @@ class Jit:
             codemodel="small",
         )
 
-    def optimised(self, text: str) -> Any:
-        """Parse, verify and optimise a module.
-
-        Raises:
-            CompileError: The text is not valid; a defect of ours.
-        """
+    @contextmanager
+    def _optimised(self, text: str) -> Iterator[Any]:
+        """A module, parsed, verified and optimised; the lock is held meanwhile."""
         llvm = self._llvm
         head = (
             f'target triple = "{self.target.triple}"\n'
             f'target datalayout = "{self.target.layout}"\n'
         )
-        try:
-            module = llvm.parse_assembly(head + text)
-            module.verify()
-        except RuntimeError as error:
-            raise CompileError(f"invalid LLVM IR: {error}") from error
-        # Not kept: each run adds callbacks to its builder that outlive their owner.
-        options = llvm.create_pipeline_tuning_options(1)
-        with llvm.create_pass_builder(self._machine, options) as builder:
-            self._passes().run(module, builder)
-        return module
-
-    def _passes(self) -> Any:
-        """What is left to do after our own emitter: LLVM's O1 pipeline gives the same
-        code for two to four times the time."""
-        passes = self._llvm.create_new_module_pass_manager()
-        passes.add_always_inliner_pass()
-        passes.add_sroa_pass()
-        passes.add_instruction_combine_pass()
-        passes.add_simplify_cfg_pass()
-        passes.add_loop_rotate_pass()
-        passes.add_instruction_combine_pass()
-        passes.add_simplify_cfg_pass()
-        return passes
+        # A context of its own gives back the memory of types and constants. Nor is the
+        # pass builder kept: each run adds callbacks to it that outlive their owner.
+        with self._lock, llvm.create_context() as context:
+            try:
+                module = llvm.parse_assembly(head + text, context)
+                module.verify()
+            except RuntimeError as error:
+                raise CompileError(f"invalid LLVM IR: {error}") from error
+            options = llvm.create_pipeline_tuning_options(1)
+            with module, llvm.create_pass_builder(self._machine, options) as builder:
+                self._passes.run(module, builder)
+                yield module
 
     def compile(self, text: str) -> bytes:
-        """The object code of a module."""
-        with self._lock:
-            module = self.optimised(text)
+        """The object code of a module.
+
+        Raises:
+            CompileError: The text is not valid LLVM IR; a defect of ours.
+        """
+        with self._optimised(text) as module:
             code: bytes = self._machine.emit_object(module)
-            module.close()
         return code
 
     def assembly(self, text: str) -> str:
         """The assembly of a module, for reading."""
-        with self._lock:
-            module = self.optimised(text)
+        with self._optimised(text) as module:
             assembly: str = self._machine.emit_assembly(module)
-            module.close()
         return assembly
+
+    def optimised(self, text: str) -> str:
+        """A module after LLVM's passes, for reading."""
+        with self._optimised(text) as module:
+            return str(module)
 
     def link(
         self, code: bytes, exports: Iterable[str], symbols: Mapping[str, int]
@@ -129,6 +119,20 @@ class Jit:
         return Library(tracker)
 
 
+def _passes(llvm: Any) -> Any:
+    """What our own emitter leaves to do. LLVM's O1 pipeline gives the same code for two
+    to four times the time."""
+    passes = llvm.create_new_module_pass_manager()
+    passes.add_always_inliner_pass()
+    passes.add_sroa_pass()
+    passes.add_instruction_combine_pass()
+    passes.add_simplify_cfg_pass()
+    passes.add_loop_rotate_pass()
+    passes.add_instruction_combine_pass()
+    passes.add_simplify_cfg_pass()
+    return passes
+
+
 @cache
 def jit() -> Jit:
     """The process's compiler, for the CPU we run on."""
@@ -139,7 +143,7 @@ def jit() -> Jit:
 def c_symbols() -> dict[str, int]:
     """The addresses of C's functions that generated code may call."""
     library = ctypes.CDLL(None)
-    return {name: address_of(getattr(library, name)) for name in _C}
+    return {name: address_of(getattr(library, name)) for name in (*_ALWAYS, *_ASKED)}
 
 
 def address_of(function: Any) -> int:

@@ -175,8 +175,8 @@ def _gesv(w: Wrapper) -> None:
     pivots = w.scratch("pivots", dtypes.int32, n)
     columns = w.scratch("columns", w.dtype, k, n)
     info = _Info(w)
-    order, lead = w.integer(n), w.leading(n)
-    w.call("getrf", order, order, w.pointer(factors), lead, w.pointer(pivots), info.slot)
+    order, lead, matrix = w.integer(n), w.leading(n), w.pointer(factors)
+    w.call("getrf", order, order, matrix, lead, w.pointer(pivots), info.slot)
     info.check()
     _transpose(w, columns, x)
     w.call(
@@ -184,7 +184,7 @@ def _gesv(w: Wrapper) -> None:
         w.character("T"),
         order,
         w.integer(k),
-        w.pointer(factors),
+        matrix,
         lead,
         w.pointer(pivots),
         w.pointer(columns),
@@ -281,7 +281,7 @@ def _call_syevd(w: Wrapper, job: str, matrix: Buffer) -> None:
 
 
 def _gesdd(w: Wrapper) -> None:
-    """With `u` and `vt`, or without; see `loop_ir.routines` on how they change places."""
+    """With `u` and `vt`, which change places (see `loop_ir.routines`), or without."""
     a, s = w.buffers["a"], w.buffers["s"]
     m, n = w.scalars["m"], w.scalars["n"]
     outputs = [w.buffers[name] for name in ("vt", "u") if name in w.buffers]
@@ -311,15 +311,15 @@ def _identities_if_empty(w: Wrapper, a: Buffer, outputs: list[Buffer]) -> None:
     one, zero = e.const(1, w.dtype), e.const(0, w.dtype)
     count = e.mul(*a.shape)
 
+    def identity(out: Buffer) -> None:
+        def element(at: Index) -> list[Stmt]:
+            return [Store(out, at, e.select(e.compare("eq", *at), one, zero))]
+
+        _each(w, out.shape, element)
+
     def fill() -> None:
         for out in outputs:
-            _each(
-                w,
-                out.shape,
-                lambda at, out=out: [  # type: ignore[misc]
-                    Store(out, at, e.select(e.compare("eq", *at), one, zero))
-                ],
-            )
+            identity(out)
 
     w.when(w.f.emit(f"icmp eq i64 {w.value(count)}, 0"), fill)
 

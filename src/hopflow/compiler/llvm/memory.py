@@ -6,9 +6,9 @@ from typing import Final
 from hopflow.compiler.llvm.module import Function
 from hopflow.compiler.llvm.operations import from_memory, to_memory
 from hopflow.compiler.llvm.types import memory_type
+from hopflow.dtypes import DType
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
-from hopflow.loop_ir.routines import ROUTINES
 from hopflow.loop_ir.nest import (
     Buffer,
     Call,
@@ -20,7 +20,10 @@ from hopflow.loop_ir.nest import (
     Store,
     Swap,
 )
+from hopflow.loop_ir.routines import ROUTINES
 
+BRANCHES: Final = ("!0 = !{}", '!1 = !{!"branch_weights", i32 1, i32 100000}')
+"""Metadata that all modules have: nothing, and which branches are rare."""
 INVARIANT: Final = ", !invariant.load !0"
 
 
@@ -124,13 +127,12 @@ def dense_strides(shape: Sequence[Expr]) -> tuple[Expr, ...]:
     return tuple(reversed(strides[: len(shape)]))
 
 
-def size_in_bytes(buffer: Buffer) -> Expr:
-    """Bytes of a dense buffer."""
-    total = e.index(buffer.dtype.itemsize)
-    for extent in buffer.shape:
+def size_in_bytes(shape: Sequence[Expr], dtype: DType) -> Expr:
+    """Bytes of a dense array."""
+    total = e.index(dtype.itemsize)
+    for extent in shape:
         total = e.mul(extent, total)
     return total
-
 
 
 # --- aliasing -------------------------------------------------------------------------
@@ -157,7 +159,7 @@ def note_aliasing(memory: Memory, program: Program, all_: Iterable[Stmt]) -> str
     groups = [[b] for b in written if b.space not in ("arena", "shared")]
     if program.arena:
         groups.append(program.arena)
-    lines = ["!0 = !{}", '!1 = !{!"branch_weights", i32 1, i32 100000}', "!2 = distinct !{!2}"]
+    lines = [*BRANCHES, "!2 = distinct !{!2}"]
     scopes = [f"!{3 + k}" for k in range(len(groups))]
     lines += [f"{scope} = distinct !{{{scope}, !2}}" for scope in scopes]
     next_ = 3 + len(groups)

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 OPAQUE = "nounwind memory(argmem: readwrite, inaccessiblemem: readwrite)"
 """Attributes of a function elsewhere that touches what it is given, and no other memory
 of the program's."""
+RARE = ", !prof !1"
+"""Metadata of a branch whose first side is rare."""
 HOT = '"prefer-vector-width"="512" nounwind'
 
 
@@ -30,7 +32,9 @@ class Module:
 
     def external(self, declaration: str, attributes: str = "") -> None:
         """Declare a function that the linker finds, as "ptr @malloc(i64)"."""
-        self.symbols.add(declaration[declaration.index("@") + 1 : declaration.index("(")])
+        self.symbols.add(
+            declaration[declaration.index("@") + 1 : declaration.index("(")]
+        )
         self._globals[declaration] = f"declare {declaration} {attributes}"
 
     def external_data(self, name: str) -> None:
@@ -42,8 +46,7 @@ class Module:
         """Define read-only data, aligned for any vector."""
         escaped = "".join(f"\\{byte:02X}" for byte in content)
         self._globals[name] = (
-            f"@{name} = internal constant [{len(content)} x i8] "
-            f'c"{escaped}", align 64'
+            f'@{name} = internal constant [{len(content)} x i8] c"{escaped}", align 64'
         )
 
     def has_function(self, name: str) -> bool:
@@ -68,6 +71,7 @@ class Function:
         self._signature, self._attributes = signature, attributes
         self._slots: list[str] = []
         self._lines: list[str] = []
+        self.work = 0  # beside the instructions: what they stand for
         self._count = 0
         self._names = 0
         self._prefix = "%"
@@ -115,7 +119,7 @@ class Function:
 
     @contextmanager
     def hoisted(self, lines: list[str]) -> Iterator[None]:
-        """Append to `lines` meanwhile, which the caller places before the open block."""
+        """Append to `lines` meanwhile: the caller puts them before the open block."""
         kept = self._lines, self._prefix
         self._lines, self._prefix = lines, "%u"
         yield
@@ -139,4 +143,3 @@ class Function:
     def text(self) -> str:
         head = f"define {self._signature} {self._attributes} {{\nentry:"
         return "\n".join((head, *self._slots, *self._lines, "}"))
-

@@ -3,9 +3,8 @@
 Every function here takes registers (or constants) of `width` lanes and returns one.
 """
 
-from collections.abc import Callable
 from functools import cache
-from typing import Final, TypeAlias
+from typing import Final
 
 from hopflow import dtypes
 from hopflow.compiler.llvm.module import Function
@@ -22,9 +21,13 @@ from hopflow.compiler.llvm.types import (
 from hopflow.dtypes import DType
 from hopflow.loop_ir.expr import COMPARE
 
-Emit: TypeAlias = Callable[[Function, str, DType, int, list[str]], str]
-
-_FLOAT: Final = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv", "rem": "frem"}
+_FLOAT: Final = {
+    "add": "fadd",
+    "sub": "fsub",
+    "mul": "fmul",
+    "div": "fdiv",
+    "rem": "frem",
+}
 _SIGNED: Final = {"div": "sdiv", "rem": "srem"}
 _UNSIGNED: Final = {"div": "udiv", "rem": "urem"}
 _BOOL: Final = {"min": "and", "mul": "and", "max": "or", "add": "or", "sub": "xor"}
@@ -37,7 +40,10 @@ _FLOAT_CALL: Final = {
     "rint": "llvm.rint",
     "copysign": "llvm.copysign",
     "fma": "llvm.fma",
+    "min": "llvm.minimum",  # NaN if either is; -0 is less than 0
+    "max": "llvm.maximum",
 }
+_ARITY: Final = {"copysign": 2, "min": 2, "max": 2, "fma": 3}
 _FLOAT_TEST: Final = {
     "eq": "oeq",
     "ne": "une",
@@ -61,7 +67,9 @@ def operation(f: Function, op: str, dtype: DType, width: int, args: list[str]) -
         if dtype in NARROW_FLOATS and op in _ROUNDING:
             return round_narrow(f, result, dtype, width)
         return result
-    return _COMPOSITE[op](f, op, dtype, width, args)
+    if op == "abs":  # of an unsigned integer
+        return args[0]
+    return _shift(f, op, dtype, width, args)
 
 
 @cache
@@ -81,8 +89,8 @@ def _instruction(op: str, dtype: DType, width: int) -> tuple[str, str | None] | 
         if op == "neg":
             return f"fneg {t} %s", None
         if op in _FLOAT_CALL:
-            arity = {"copysign": 2, "fma": 3}.get(op, 1)
-            return _call(_FLOAT_CALL[op], register_type(dtype), width, arity)
+            scalar = register_type(dtype)
+            return _call(_FLOAT_CALL[op], scalar, width, _ARITY.get(op, 1))
         return None
     return _integer_instruction(op, dtype, width, t)
 
@@ -136,38 +144,6 @@ def _call(
 # --- operations of several instructions -----------------------------------------------
 
 
-def _float_extremum(
-    f: Function, op: str, dtype: DType, width: int, args: list[str]
-) -> str:
-    """NaN if either is; which of two zeros is not promised. Unsigned and bool `min` and
-    `max` never come here.
-
-    `x < y ? x : y` is one machine instruction, which gives `y` if either is a NaN: so a
-    constant goes first, and otherwise `x` needs its own test.
-    """
-    x, y = args
-    t = register_type(dtype, width)
-    if not _is_register(y):
-        x, y = y, x
-    test = f.emit(f"fcmp {'olt' if op == 'min' else 'ogt'} {t} {x}, {y}")
-    mask = lanes("i1", width)
-    extremum = f.emit(f"select {mask} {test}, {t} {x}, {t} {y}")
-    if not _is_register(x):
-        return extremum
-    nan = f.emit(f"fcmp uno {t} {x}, {constant(0, dtype, width)}")
-    return f.emit(f"select {mask} {nan}, {t} {x}, {t} {extremum}")
-
-
-def _is_register(value: str) -> bool:
-    """Whether `value` is not a constant. (A constant of ours is never a NaN here: the
-    Loop IR spells NaN as one, so that case is excluded by its bits.)"""
-    return value.startswith("%") or "7ff8" in value or "fff8" in value
-
-
-def _abs(f: Function, op: str, dtype: DType, width: int, args: list[str]) -> str:
-    return args[0]  # of an unsigned integer
-
-
 def _shift(f: Function, op: str, dtype: DType, width: int, args: list[str]) -> str:
     """By the number of bits or more (the amount counts as unsigned): 0, or all sign."""
     x, amount = args
@@ -187,16 +163,6 @@ def _shift(f: Function, op: str, dtype: DType, width: int, args: list[str]) -> s
     fits = f.emit(f"icmp ule {t} {amount}, {last}")
     zero = splat(scalar, "0", width)
     return f.emit(f"select {lanes('i1', width)} {fits}, {t} {shifted}, {t} {zero}")
-
-
-_COMPOSITE: Final[dict[str, Emit]] = {
-    "min": _float_extremum,
-    "max": _float_extremum,
-    "abs": _abs,
-    "shl": _shift,
-    "lshr": _shift,
-    "ashr": _shift,
-}
 
 
 # --- narrow floats --------------------------------------------------------------------
@@ -235,7 +201,7 @@ def to_memory(f: Function, x: str, dtype: DType, width: int) -> str:
 
 
 def _round_to_bfloat16(f: Function, x: str, width: int) -> str:
-    """The upper half of the bits, after adding just under half a unit; NaN stays NaN."""
+    """The upper half of the bits, plus just under half a unit; a NaN stays one."""
     held, bits, half = lanes("float", width), lanes("i32", width), lanes("i16", width)
 
     def number(value: int) -> str:
@@ -261,19 +227,40 @@ def cast(f: Function, x: str, source: DType, target: DType, width: int) -> str:
     """Convert as `loop_ir.expr.cast` says."""
     if target.kind == "f":
         return _cast_to_float(f, x, source, target, width)
-    held = register_type(target)
-    t, s = lanes(held, width), register_type(source, width)
     if source.kind == "f":
-        sign = "s" if target.kind == "i" else "u"
-        scalar = register_type(source)
-        name = f"llvm.fpto{sign}i.sat{overload(held, width)}{overload(scalar, width)}"
-        f.module.declare(f"{t} @{name}({s})")
-        return f.emit(f"call {t} @{name}({s} {x})")
+        return _saturate(f, x, source, target, width)
+    s, t = register_type(source, width), register_type(target, width)
     if target.bits == source.bits:
         return x
     if target.bits < source.bits:
         return f.emit(f"trunc {s} {x} to {t}")
     return f.emit(f"{'sext' if source.kind == 'i' else 'zext'} {s} {x} to {t}")
+
+
+def _saturate(f: Function, x: str, source: DType, target: DType, width: int) -> str:
+    """From float to integer: NaN gives 0, and what is out of range the nearest."""
+    scalar, held = register_type(source), register_type(target)
+    s, t = lanes(scalar, width), lanes(held, width)
+    sign = "s" if target.kind == "i" else "u"
+    if width == 1:
+        name = f"llvm.fpto{sign}i.sat{overload(held)}{overload(scalar)}"
+        f.module.declare(f"{t} @{name}({s})")
+        return f.emit(f"call {t} @{name}({s} {x})")
+    # LLVM would convert lane by lane. `limit` is the first integer that is too large.
+    value_bits = target.bits - (target.kind == "i")
+    low = -(2.0**value_bits) if target.kind == "i" else 0.0
+    floor, limit = (constant(v, source, width) for v in (low, 2.0**value_bits))
+    mask, zero = lanes("i1", width), constant(0, source, width)
+    above = f.emit(f"fcmp ogt {s} {x}, {floor}")
+    raised = f.emit(f"select {mask} {above}, {s} {x}, {s} {floor}")
+    fits = f.emit(f"fcmp olt {s} {raised}, {limit}")
+    safe = f.emit(f"select {mask} {fits}, {s} {raised}, {s} {zero}")
+    result = f.emit(f"fpto{sign}i {s} {safe} to {t}")
+    high = constant((1 << value_bits) - 1, target, width)
+    result = f.emit(f"select {mask} {fits}, {t} {result}, {t} {high}")
+    ordered = f.emit(f"fcmp ord {s} {x}, {zero}")
+    none = constant(0, target, width)
+    return f.emit(f"select {mask} {ordered}, {t} {result}, {t} {none}")
 
 
 def _cast_to_float(

@@ -8,9 +8,10 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from hopflow import dtypes
-from hopflow.compiler.llvm import blas, lapack, sort
+from hopflow.compiler.llvm import blas, expressions, lapack, sort
 from hopflow.compiler.llvm.cost import Cost
 from hopflow.compiler.llvm.jit import Library, always_linked, c_symbols, jit
+from hopflow.compiler.llvm.memory import BRANCHES
 from hopflow.compiler.llvm.module import OPAQUE, Module
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
@@ -64,7 +65,7 @@ def _cost(name: str, scalars: list[Expr]) -> Cost:
 
 
 def address(name: str) -> int:
-    """The address of `hf_<routine>_<dtype>`."""
+    """The address of `hf_<routine>_<dtype>`, or of `hf_far_<function>_<dtype>`."""
     with _lock:
         library = _loaded.get(name)
         if library is None:
@@ -76,13 +77,15 @@ def _compile(name: str) -> Library:
     routine, _, short = name.removeprefix("hf_").rpartition("_")
     dtype = dtypes.as_dtype(short)
     module = Module()
-    if routine == "argsort":
+    if routine.startswith("far_"):
+        expressions.define_far(module, name, routine.removeprefix("far_"), dtype)
+    elif routine == "argsort":
         sort.define(module, name, dtype, jit().target)
     elif routine.startswith("gemm"):
         blas.define_gemm(module, name, ROUTINES[routine], dtype, jit().target)
     else:
         lapack.define(module, name, ROUTINES[routine], dtype, jit().target)
-    text = f"{module.text}\n{blas.METADATA}"
+    text = "\n".join((module.text, *BRANCHES, ""))
     symbols = {
         symbol: c_symbols().get(symbol) or blas.fortran(symbol)
         for symbol in module.symbols

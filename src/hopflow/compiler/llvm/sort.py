@@ -55,6 +55,10 @@ def _merge_passes(
     """Merge runs of 1, 2, 4, ... from `source` to `sink`, which then change places."""
     run, start = Var("run", _I64), Var("start", _I64)
     middle, end = Var("middle", _I64), Var("end", _I64)
+
+    def later(position: Var) -> Expr:
+        return e.binary("min", n, e.add(e.read(position), e.read(run)))
+
     return [
         Declare(run, e.index(1)),
         While(
@@ -66,8 +70,13 @@ def _merge_passes(
                     [],
                     e.compare("lt", e.read(start), n),
                     [
-                        Let(middle, e.binary("min", n, e.add(e.read(start), e.read(run)))),
-                        Let(end, e.binary("min", n, e.add(e.read(middle), e.read(run)))),
+                        Let(
+                            middle,
+                            e.binary("min", n, e.add(e.read(start), e.read(run))),
+                        ),
+                        Let(
+                            end, e.binary("min", n, e.add(e.read(middle), e.read(run)))
+                        ),
                         *_merge(
                             keys,
                             source,

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any
 
 from hopflow import dtypes
 from hopflow.compiler.llvm import operations, routines, vector
 from hopflow.compiler.llvm.cost import FUEL, Cost
 from hopflow.compiler.llvm.expressions import ScalarEvaluator
 from hopflow.compiler.llvm.memory import Memory, size_in_bytes
-from hopflow.compiler.llvm.module import OPAQUE, Function
+from hopflow.compiler.llvm.module import OPAQUE, RARE, Function
 from hopflow.compiler.llvm.stubs import INTERRUPTED, OUT_OF_MEMORY
 from hopflow.compiler.llvm.target import Target
 from hopflow.compiler.llvm.types import register_type
@@ -35,9 +35,6 @@ from hopflow.loop_ir.nest import (
     While,
 )
 
-RARE: Final = ", !prof !1"
-"""Metadata of a branch whose first side is rare."""
-
 
 class Emitter:
     """Emits the statements of one program into one function."""
@@ -52,7 +49,7 @@ class Emitter:
         self.may_poll = True
         self._fuel = ""
         self._depth = 0  # of loops
-        self._stops: set[int] = set()
+        self._stops: dict[int, str] = {}
         self._emit: dict[type, Callable[[Any], None]] = {
             Let: self._let,
             Declare: self._declare,
@@ -75,10 +72,10 @@ class Emitter:
     def body(self, statements: list[Stmt]) -> None:
         """Emit statements one after the other, in the open scope."""
         for statement in statements:
-            before = self.f.size
+            before = self.f.size + self.f.work
             self._emit[type(statement)](statement)
             if not isinstance(statement, (Copy, For, While, If, Call)):
-                self.cost.fixed += self.f.size - before
+                self.cost.fixed += self.f.size + self.f.work - before
 
     @contextmanager
     def measured(self) -> Iterator[Cost]:
@@ -129,7 +126,7 @@ class Emitter:
         if s.target.strides is not None or s.source.strides is not None:
             self.body([_copy_loops(s)])
             return
-        size = size_in_bytes(s.source)
+        size = size_in_bytes(s.source.shape, s.source.dtype)
         pointers = [self.memory.pointer(b) for b in (s.target, s.source)]
         self.f.module.declare("void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)")
         to, from_ = (f"ptr align {s.source.dtype.itemsize} {p}" for p in pointers)
@@ -202,9 +199,7 @@ class Emitter:
             f.branch_if(enter, name, f"done.{name}")
         f.start(name)
         position, after = f"%i.{name}", f"%next.{name}"
-        f.do(
-            f"{position} = phi i64 [ {start}, %{before} ], [ {after}, %latch.{name} ]"
-        )
+        f.do(f"{position} = phi i64 [ {start}, %{before} ], [ {after}, %latch.{name} ]")
         self.values.forget_loads()
         with self.measured() as cost, self.values.scope():
             iteration(position)
@@ -317,22 +312,21 @@ class Emitter:
         f.do(f"store i64 {FUEL}, ptr {self.fuel()}")
         stopped = f.emit(f"icmp ne i64 {stop}, 0")
         f.branch_if(stopped, "interrupted", onward, RARE)
-        self._stops.add(INTERRUPTED)
+        self._stops[INTERRUPTED] = "interrupted"
 
     def finish(self) -> None:
         """End the last block, and add those that leave the program early."""
         f = self.f
         f.do(f"store i64 0, ptr {self.status}")
         f.branch("exit")
-        for status, label in ((INTERRUPTED, "interrupted"), (OUT_OF_MEMORY, "no.memory")):
-            if status in self._stops:
-                f.start(label)
-                self.leave(status)
+        for status, label in sorted(self._stops.items()):
+            f.start(label)
+            self.leave(status)
 
     def no_memory_if(self, test: str) -> None:
         """Leave if the register `test` holds, because memory ran out."""
         enough = self.f.name("enough")
-        self._stops.add(OUT_OF_MEMORY)
+        self._stops[OUT_OF_MEMORY] = "no.memory"
         self.f.branch_if(test, "no.memory", enough, RARE)
         self.f.start(enough)
 
@@ -350,8 +344,8 @@ class Emitter:
         with self.values.scope():
             doubled = f.emit(f"shl i64 {length}, 1")
             larger = f.emit(f"add i64 {doubled}, 16")
-            rows = Buffer("", s.buffer.dtype, (e.index(1), *s.buffer.shape[1:]), "arena")
-            row = self.values.value(size_in_bytes(rows))
+            one = (e.index(1), *s.buffer.shape[1:])
+            row = self.values.value(size_in_bytes(one, s.buffer.dtype))
             size = f.emit(f"mul i64 {larger}, {row}")
             old = self.memory.pointer(s.buffer)
             f.module.external("ptr @realloc(ptr, i64)")
@@ -367,7 +361,9 @@ class Emitter:
 
 def _copy_loops(s: Copy) -> Stmt:
     """A copy between arrays that are not both dense, as nested loops."""
-    variables = [Var(f"copy{axis}", dtypes.int64) for axis in range(len(s.target.shape))]
+    variables = [
+        Var(f"copy{axis}", dtypes.int64) for axis in range(len(s.target.shape))
+    ]
     at = tuple(e.read(var) for var in variables)
     statement: Stmt = Store(s.target, at, e.load(s.source, at))
     for var, extent in reversed(list(zip(variables, s.target.shape, strict=True))):

@@ -9,8 +9,10 @@ from hopflow.dtypes import DType
 from hopflow.errors import CompileError
 
 X86_BASELINE: Final = ("avx2", "fma", "f16c")
-REGISTERS_IN_A_VECTOR: Final = 4
-"""One wide vector is this many native registers, which hides their latency."""
+REDUCTION_REGISTERS: Final = 4
+"""An accumulator is this many registers wide: its additions wait for each other. In
+other loops the CPU overlaps iterations by itself, and wider code only takes longer to
+compile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +39,14 @@ class Target:
         """Whether a load, store or gather under a mask is one instruction."""
         return self.has("avx512f") and self.has("avx512bw") and self.has("avx512vl")
 
-    def vector_width(self, dtype: DType) -> int:
-        """The lanes that a vector loop whose largest element is `dtype` should have."""
-        bits = max(8, dtype.bits)
-        return min(64, REGISTERS_IN_A_VECTOR * self.register_bits // max(bits, 32))
+    def vector_width(self, dtype: DType, *, reduces: bool = False) -> int:
+        """The lanes that a vector loop should have whose largest values are of `dtype`.
+
+        Args:
+            reduces: Whether the loop has an `Accumulate`.
+        """
+        lanes = self.register_bits // max(32, dtype.bits)
+        return lanes * REDUCTION_REGISTERS if reduces else lanes
 
     def check(self) -> None:
         """Raise unless the CPU has what the generated code takes for granted.

@@ -2,8 +2,7 @@
 
 The iterations that are left over run once more under a mask, where the CPU has masks,
 and one by one elsewhere. What does not depend on the loop's variable is computed once,
-before the loop. An index that is `coefficient * variable + offset` is recognised, and
-gives contiguous, reversed or strided access; any other gathers or scatters.
+before the loop.
 """
 
 from collections.abc import Callable
@@ -11,15 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 from hopflow.compiler.llvm import operations
 from hopflow.compiler.llvm.affine import Affine
-from hopflow.compiler.llvm.expressions import Evaluator, apply
-from hopflow.compiler.llvm.operations import broadcast, from_memory, to_memory
-from hopflow.compiler.llvm.types import (
-    lanes,
-    memory_type,
-    overload,
-    register_type,
-    splat,
-)
+from hopflow.compiler.llvm.lanes import Lanes
+from hopflow.compiler.llvm.operations import broadcast
+from hopflow.compiler.llvm.types import lanes, register_type, splat
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.nest import (
@@ -29,7 +22,6 @@ from hopflow.loop_ir.nest import (
     Declare,
     For,
     Let,
-    Stmt,
     Store,
     Var,
 )
@@ -39,6 +31,9 @@ if TYPE_CHECKING:
 
 MAX_UNROLLED: Final = 4
 """A loop of constant extent that is at most this many vectors has no loop left."""
+LARGE_BODY: Final = 48
+"""A body of this many operations is not emitted twice, for the whole vectors and for
+the rest, but once, under masks throughout: there they cost little."""
 
 
 def suits(s: For) -> bool:
@@ -54,279 +49,10 @@ def suits(s: For) -> bool:
 
 def emit(emitter: "Emitter", s: For) -> None:
     """Emit `s` as a vector loop and what is left over."""
-    _VectorLoop(emitter, s).emit()
+    VectorLoop(emitter, s).emit()
 
 
-class _Lanes(Evaluator):
-    """Expressions of `width` iterations, from `position` on, as vectors.
-
-    An expression that does not depend on the loop's variable stays a scalar, computed
-    before the loop, until an operation with a vector needs it in every lane.
-    """
-
-    def __init__(self, loop: "_VectorLoop", position: str, mask: str) -> None:
-        super().__init__(loop.emitter.f, loop.width)
-        self.loop, self.position, self.mask = loop, position, mask
-        self.memory = loop.emitter.memory
-        self._lets: dict[Var, str] = {}
-
-    def value(self, expr: Expr) -> str:
-        """The vector of `expr`."""
-        if self.loop.affine.is_uniform(expr):
-            return self.loop.uniform_lanes(expr)
-        return super().value(expr)
-
-    def inputs(self, node: Expr) -> tuple[Expr, ...]:
-        if node.op == "load" or self.loop.affine.is_uniform(node):
-            return ()
-        return node.args
-
-    def compute(self, node: Expr) -> str:
-        if self.loop.affine.is_uniform(node):
-            return self.loop.uniform_lanes(node)
-        if self.mask and node.op in ("div", "rem") and node.dtype.kind in "iu":
-            return self._masked_division(node)
-        return super().compute(node)
-
-    def _masked_division(self, node: Expr) -> str:
-        """Divide by 1 where there is no iteration: 0 would stop the process."""
-        t = register_type(node.dtype, self.width)
-        x, y = (self.memo[a] for a in node.args)
-        one = splat(register_type(node.dtype), "1", self.width)
-        safe = self.f.emit(
-            f"select {lanes('i1', self.width)} {self.mask}, {t} {y}, {t} {one}"
-        )
-        return apply(self.f, node, [x, safe], self.width)
-
-    def variable(self, var: Var) -> str:
-        if var is self.loop.var:
-            first = broadcast(self.f, self.position, "i64", self.width)
-            steps = ", ".join(f"i64 {lane}" for lane in range(self.width))
-            t = lanes("i64", self.width)
-            return self.f.emit(f"add {t} {first}, <{steps}>")
-        known = self._lets.get(var)
-        if known is not None:
-            return known
-        slot = self.loop.slots[var]
-        return self.f.emit(f"load {register_type(var.dtype, self.width)}, ptr {slot}")
-
-    def may_change(self, leaf: Expr) -> bool:
-        if leaf.op == "var":
-            return leaf.attr in self.loop.slots
-        return not self.memory.is_invariant(leaf.attr) or not self.volatile.isdisjoint(
-            leaf.args
-        )
-
-    # --- statements
-
-    def run(self, body: list[Stmt]) -> None:
-        """Emit the body for these lanes."""
-        for s in body:
-            match s:
-                case Let(var, value):
-                    if self.loop.affine.is_uniform(value):
-                        self.loop.define(var, value)
-                    else:
-                        self._lets[var] = self.value(value)
-                case Declare(var, value) | Assign(var, value):
-                    self._set(var, self.value(value))
-                case Accumulate(var, combine, value):
-                    self._accumulate(var, combine, self.value(value))
-                case Store(buffer, at, value):
-                    self._store(buffer, at, self.value(value))
-                    self.forget_loads()
-
-    def _set(self, var: Var, value: str) -> None:
-        t = register_type(var.dtype, self.width)
-        self.f.do(f"store {t} {value}, ptr {self.loop.slots[var]}")
-        self.forget_loads()
-
-    def _accumulate(self, var: Var, combine: str, value: str) -> None:
-        t = register_type(var.dtype, self.width)
-        slot = self.loop.slots[var]
-        if self.mask and var in self.loop.accumulators:
-            mask = f"{lanes('i1', self.width)} {self.mask}"
-            rest = splat(
-                register_type(var.dtype),
-                operations.neutral(combine, var.dtype),
-                self.width,
-            )
-            value = self.f.emit(f"select {mask}, {t} {value}, {t} {rest}")
-        old = self.f.emit(f"load {t}, ptr {slot}")
-        new = operations.operation(self.f, combine, var.dtype, self.width, [old, value])
-        self._set(var, new)
-
-    # --- memory
-
-    def load(self, buffer: Buffer, at: tuple[Expr, ...]) -> str:
-        form = self.loop.affine.of(self.memory.linear(buffer, at))
-        if form is None:
-            distances = self._distances(buffer, at)
-            return self._gather(buffer, distances)
-        coefficient, offset = form
-        if coefficient.is_const and coefficient.attr in (1, -1):
-            return self._load_run(buffer, offset, coefficient.attr < 0)
-        return self._gather(buffer, self._strided(coefficient, offset))
-
-    def _store(self, buffer: Buffer, at: tuple[Expr, ...], value: str) -> None:
-        form = self.loop.affine.of(self.memory.linear(buffer, at))
-        bits = to_memory(self.f, value, buffer.dtype, self.width)
-        if form is None:
-            self._scatter(buffer, self._distances(buffer, at), bits)
-        elif form[0].is_const and form[0].attr in (1, -1):
-            self._store_run(buffer, form[1], form[0].attr < 0, bits)
-        else:
-            self._scatter(buffer, self._strided(*form), bits)
-
-    def _run_address(self, buffer: Buffer, offset: Expr, is_reversed: bool) -> str:
-        """The lowest address of `width` neighbours."""
-        row = self.loop.row(buffer, offset)
-        element = memory_type(buffer.dtype)
-        position = self.position
-        if is_reversed:
-            position = self.f.emit(f"sub i64 {1 - self.width}, {position}")
-        elif position == "0":
-            return row
-        return self.f.emit(f"getelementptr {element}, ptr {row}, i64 {position}")
-
-    def _load_run(self, buffer: Buffer, offset: Expr, is_reversed: bool) -> str:
-        address = self._run_address(buffer, offset, is_reversed)
-        stored = memory_type(buffer.dtype, self.width)
-        note, _ = self.memory.notes(buffer)
-        align = buffer.dtype.itemsize
-        if self.mask:
-            mask = self._reverse(self.mask, "i1") if is_reversed else self.mask
-            name = self._masked("load", buffer, f"{stored} @%s(ptr, %s, {stored})")
-            value = self.f.emit(
-                f"call {stored} @{name}(ptr align {align} {address}, "
-                f"{lanes('i1', self.width)} {mask}, {stored} zeroinitializer){note}"
-            )
-        else:
-            value = self.f.emit(f"load {stored}, ptr {address}, align {align}{note}")
-        if is_reversed:
-            value = self._reverse(value, memory_type(buffer.dtype))
-        return from_memory(self.f, value, buffer.dtype, self.width)
-
-    def _store_run(
-        self, buffer: Buffer, offset: Expr, is_reversed: bool, bits: str
-    ) -> None:
-        address = self._run_address(buffer, offset, is_reversed)
-        stored = memory_type(buffer.dtype, self.width)
-        _, note = self.memory.notes(buffer)
-        align = buffer.dtype.itemsize
-        mask = self.mask
-        if is_reversed:
-            bits = self._reverse(bits, memory_type(buffer.dtype))
-            mask = mask and self._reverse(mask, "i1")
-        if mask:
-            name = self._masked("store", buffer, f"void @%s({stored}, ptr, %s)")
-            self.f.do(
-                f"call void @{name}({stored} {bits}, ptr align {align} {address}, "
-                f"{lanes('i1', self.width)} {mask}){note}"
-            )
-        else:
-            self.f.do(f"store {stored} {bits}, ptr {address}, align {align}{note}")
-
-    def _masked(self, what: str, buffer: Buffer, declaration: str) -> str:
-        """Declare a masked access; return its name."""
-        name = f"llvm.masked.{what}{overload(memory_type(buffer.dtype), self.width)}"
-        name += ".p0" if what in ("load", "store") else f".v{self.width}p0"
-        mask = lanes("i1", self.width)
-        self.f.module.declare(declaration % (name, mask))
-        return name
-
-    def _reverse(self, vector: str, scalar: str) -> str:
-        t = lanes(scalar, self.width)
-        order = ", ".join(f"i32 {lane}" for lane in reversed(range(self.width)))
-        return self.f.emit(
-            f"shufflevector {t} {vector}, {t} poison, <{self.width} x i32> <{order}>"
-        )
-
-    # --- anything but neighbours
-
-    def _strided(self, coefficient: Expr, offset: Expr) -> str:
-        """The distances `coefficient * variable + offset`."""
-        t = lanes("i64", self.width)
-        step = self.loop.uniform_lanes(coefficient)
-        base = self.loop.uniform_lanes(offset)
-        scaled = self.f.emit(f"mul {t} {self.variable(self.loop.var)}, {step}")
-        return self.f.emit(f"add {t} {scaled}, {base}")
-
-    def _distances(self, buffer: Buffer, at: tuple[Expr, ...]) -> str:
-        return self.value(self.memory.linear(buffer, at))
-
-    def _in_range(self, distances: str) -> str:
-        """The distances, with that of the first lane where there is no iteration."""
-        t, w = lanes("i64", self.width), self.width
-        first = self.f.emit(
-            f"shufflevector {t} {distances}, {t} poison, <{w} x i32> zeroinitializer"
-        )
-        return self.f.emit(
-            f"select {lanes('i1', w)} {self.mask}, {t} {distances}, {t} {first}"
-        )
-
-    def _addresses(self, buffer: Buffer, distances: str) -> str:
-        element = memory_type(buffer.dtype)
-        pointer = self.loop.row(buffer, e.index(0))
-        return self.f.emit(
-            f"getelementptr {element}, ptr {pointer}, "
-            f"{lanes('i64', self.width)} {distances}"
-        )
-
-    def _gather(self, buffer: Buffer, distances: str) -> str:
-        stored, w = memory_type(buffer.dtype, self.width), self.width
-        note, _ = self.memory.notes(buffer)
-        if self.loop.has_gather(buffer):
-            pointers = lanes("ptr", w)
-            name = self._masked("gather", buffer, f"{stored} @%s({pointers}, %s, {stored})")
-            align = f"align {buffer.dtype.itemsize}"
-            addresses = self._addresses(buffer, distances)
-            mask = self.mask or "splat (i1 true)"
-            result = self.f.emit(
-                f"call {stored} @{name}({pointers} {align} {addresses}, "
-                f"{lanes('i1', w)} {mask}, {stored} poison){note}"
-            )
-            return from_memory(self.f, result, buffer.dtype, w)
-        if self.mask:
-            distances = self._in_range(distances)
-        result = "poison"
-        element = memory_type(buffer.dtype)
-        for lane, address in enumerate(self._each_address(buffer, distances)):
-            one = self.f.emit(f"load {element}, ptr {address}{note}")
-            result = self.f.emit(
-                f"insertelement {stored} {result}, {element} {one}, i64 {lane}"
-            )
-        return from_memory(self.f, result, buffer.dtype, w)
-
-    def _each_address(self, buffer: Buffer, distances: str) -> list[str]:
-        addresses = self._addresses(buffer, distances)
-        t = lanes("ptr", self.width)
-        return [
-            self.f.emit(f"extractelement {t} {addresses}, i64 {lane}")
-            for lane in range(self.width)
-        ]
-
-    def _scatter(self, buffer: Buffer, distances: str, bits: str) -> None:
-        stored, w = memory_type(buffer.dtype, self.width), self.width
-        _, note = self.memory.notes(buffer)
-        if self.mask or self.loop.has_gather(buffer):
-            pointers = lanes("ptr", w)
-            name = self._masked("scatter", buffer, f"void @%s({stored}, {pointers}, %s)")
-            align = f"align {buffer.dtype.itemsize}"
-            addresses = self._addresses(buffer, distances)
-            mask = self.mask or "splat (i1 true)"
-            self.f.do(
-                f"call void @{name}({stored} {bits}, {pointers} {align} {addresses}, "
-                f"{lanes('i1', w)} {mask}){note}"
-            )
-            return
-        element = memory_type(buffer.dtype)
-        for lane, address in enumerate(self._each_address(buffer, distances)):
-            one = self.f.emit(f"extractelement {stored} {bits}, i64 {lane}")
-            self.f.do(f"store {element} {one}, ptr {address}{note}")
-
-
-class _VectorLoop:
+class VectorLoop:
     """One vector loop: the code before, the main loop, the rest, and after."""
 
     def __init__(self, emitter: "Emitter", s: For) -> None:
@@ -399,15 +125,16 @@ class _VectorLoop:
         with values.scope():
             f.start(name)
             earlier = f.take()
-            main = stop if extent.is_const else ""
             with f.hoisted(self._before):
                 self._clear_accumulators()
-                if not main:
-                    main = f.emit(f"and i64 {stop}, {-self.width}")
             f.branch(f"main.{name}")
             f.start(f"main.{name}")
-            self._main(name, main)
-            self._rest(name, main, stop)
+            if self._is_large() and emitter.target.has_masks:
+                self._masked(stop)
+            else:
+                whole = self._whole(stop)
+                self._main(whole)
+                self._rest(name, whole, stop)
             self._finish()
             loop = f.take()
             f.insert(earlier)
@@ -425,70 +152,93 @@ class _VectorLoop:
                 f"store {lanes(held, self.width)} {value}, ptr {self.slots[var]}"
             )
 
-    def _main(self, name: str, main: str) -> None:
+    def _whole(self, stop: str) -> str:
+        """How many iterations are in whole vectors."""
+        if self.s.extent.is_const:
+            return str(self.s.extent.attr // self.width * self.width)
+        return self.emitter.f.emit(f"and i64 {stop}, {-self.width}")
+
+    def _main(self, whole: str) -> None:
         """All whole vectors."""
+        if not whole.startswith("%") and int(whole) <= MAX_UNROLLED * self.width:
+            for position in range(0, int(whole), self.width):
+                self._run(str(position))
+        else:
+            trips = self._trips(self.s.extent)
+            self.emitter.loop("0", whole, self.width, trips, self._run, polls=False)
+
+    def _trips(self, iterations: Expr) -> Expr:
+        """How many whole vectors so many iterations are."""
+        if iterations.is_const:
+            return e.index(iterations.attr // self.width)
+        return e.binary("ashr", iterations, e.index(self.width.bit_length() - 1))
+
+    def _is_large(self) -> bool:
+        """Whether there is a rest, and the body is too large to be emitted twice."""
         extent = self.s.extent
         if extent.is_const:
-            whole = extent.attr // self.width
-            if whole <= MAX_UNROLLED:
-                for step in range(whole):
-                    self._run(str(step * self.width))
-                return
-            main, trips = str(whole * self.width), e.index(whole)
-        else:
-            shift = self.width.bit_length() - 1
-            trips = e.binary("ashr", extent, e.index(shift))
-        self.emitter.loop("0", main, self.width, trips, self._run, polls=False)
+            whole, left = divmod(extent.attr, self.width)
+            if not whole or not left:
+                return False
+        return self.affine.size > LARGE_BODY
+
+    def _masked(self, stop: str) -> None:
+        """All iterations, under masks."""
+        trips = self._trips(e.add(self.s.extent, e.index(self.width - 1)))
+
+        def iteration(position: str) -> None:
+            self._run(position, self._mask(position, stop))
+
+        self.emitter.loop("0", stop, self.width, trips, iteration)
 
     def _run(self, position: str, mask: str = "") -> None:
         """One vector of iterations from `position` on."""
-        before = self.emitter.f.size
-        _Lanes(self, position, mask).run(self.s.body)
-        self.emitter.cost.fixed += self.emitter.f.size - before
+        f = self.emitter.f
+        before = f.size + f.work
+        Lanes(self, position, mask).run(self.s.body)
+        self.emitter.cost.fixed += f.size + f.work - before
 
-    def _rest(self, name: str, main: str, stop: str) -> None:
-        """The iterations that are no whole vector."""
-        f, extent, width = self.emitter.f, self.s.extent, self.width
-        if extent.is_const:
-            main = str(extent.attr // width * width)
-            if main == stop:
-                return
-        else:
-            left = f.emit(f"icmp slt i64 {main}, {stop}")
+    def _rest(self, name: str, whole: str, stop: str) -> None:
+        """The iterations after the `whole` vectors."""
+        f, is_known = self.emitter.f, self.s.extent.is_const
+        if whole == stop:
+            return
+        if not is_known:
+            left = f.emit(f"icmp slt i64 {whole}, {stop}")
             f.branch_if(left, f"rest.{name}", f"all.{name}")
             f.start(f"rest.{name}")
         if self.emitter.target.has_masks:
-            self._run(main, self._mask(main, stop))
+            self._run(whole, self._mask(whole, stop))
         else:
-            self._one_by_one(main, stop)
-        if not extent.is_const:
+            self._one_by_one(whole, stop)
+        if not is_known:
             f.branch(f"all.{name}")
             f.start(f"all.{name}")
 
-    def _mask(self, main: str, stop: str) -> str:
-        """The lanes for which there is an iteration left."""
+    def _mask(self, position: str, stop: str) -> str:
+        """The lanes from `position` on for which there is an iteration."""
         f, width = self.emitter.f, self.width
-        if stop.startswith("%"):
-            left = f.emit(f"sub i64 {stop}, {main}")
-            byte = broadcast(f, f.emit(f"trunc i64 {left} to i8"), "i8", width)
+        if position.startswith("%") or stop.startswith("%"):
+            left = f.emit(f"sub i64 {stop}, {position}")
+            f.module.declare("i64 @llvm.umin.i64(i64, i64)")
+            active = f.emit(f"call i64 @llvm.umin.i64(i64 {left}, i64 {width})")
+            byte = broadcast(f, f.emit(f"trunc i64 {active} to i8"), "i8", width)
             steps = ", ".join(f"i8 {lane}" for lane in range(width))
             return f.emit(f"icmp ugt {lanes('i8', width)} {byte}, <{steps}>")
-        active = int(stop) - int(main)
-        bits = ", ".join(f"i1 {str(k < active).lower()}" for k in range(width))
+        known = int(stop) - int(position)
+        bits = ", ".join(f"i1 {str(lane < known).lower()}" for lane in range(width))
         return f"<{bits}>"
 
-    def _one_by_one(self, main: str, stop: str) -> None:
+    def _one_by_one(self, whole: str, stop: str) -> None:
+        """The rest, of one iteration at least."""
         emitter = self.emitter
-        emitter.values.forget_loads()
-        rest = For(self.var, e.index(self.width), self.s.body)
 
         def iteration(position: str) -> None:
-            with emitter.values.scope():
-                emitter.values.constants[self.var] = position
-                emitter.body(rest.body)
+            emitter.values.constants[self.var] = position
+            emitter.body(self.s.body)
 
-        # There is one iteration at least, and fewer than a vector holds.
-        emitter.loop(main, stop, 1, rest.extent, iteration, polls=False)
+        trips = e.index(self.width)
+        emitter.loop(whole, stop, 1, trips, iteration, polls=False)
 
     def _finish(self) -> None:
         """Combine the lanes of the accumulators, always in the same tree."""
@@ -505,20 +255,20 @@ class _VectorLoop:
             emitter.combine(var, combine, value)
 
 
-def _half(emit: Callable[[str], str], vector: str, scalar: str, width: int, first: int) -> str:
+def _half(
+    emit: Callable[[str], str], vector: str, scalar: str, width: int, first: int
+) -> str:
     """`width` lanes of a vector of twice as many, from `first` on."""
     t = lanes(scalar, 2 * width)
     if width == 1:
         return emit(f"extractelement {t} {vector}, i64 {first}")
     order = ", ".join(f"i32 {first + lane}" for lane in range(width))
-    return emit(
-        f"shufflevector {t} {vector}, {t} poison, <{width} x i32> <{order}>"
-    )
+    return emit(f"shufflevector {t} {vector}, {t} poison, <{width} x i32> <{order}>")
 
 
 def _width(s: For) -> int:
     """The lanes: those asked for, or as many as a short loop can use."""
     if not s.extent.is_const:
         return s.binding.width
-    return min(s.binding.width, max(2, 1 << (s.extent.attr - 1).bit_length()))
-
+    enough: int = max(2, 1 << (s.extent.attr - 1).bit_length())
+    return min(s.binding.width, enough)

@@ -181,13 +181,14 @@ def from_bits(bits: Expr, f: Format) -> Expr:
 # --- compounds ------------------------------------------------------------------------
 
 
-def polynomial(x: Expr, coefficients: Sequence[float]) -> Expr:
+def polynomial(x: Expr, coefficients: Sequence[float], horner: int = 0) -> Expr:
     """The polynomial with these coefficients, the constant one first.
 
     Estrin's scheme: pairs, then pairs of pairs, so that its latency grows with the
-    logarithm of the degree. It has one node a degree, and one for each squaring.
+    logarithm of the degree. It has one node a degree, and one for each squaring. The
+    first `horner` terms are added one by one, which loses fewer bits.
     """
-    terms: list[Operand] = list(coefficients)
+    terms: list[Operand] = list(coefficients[horner:])
     power = x
     while len(terms) > 1:
         pairs: list[Operand] = [
@@ -197,7 +198,10 @@ def polynomial(x: Expr, coefficients: Sequence[float]) -> Expr:
         terms = pairs + terms[2 * len(pairs) :]
         if len(terms) > 1:
             power = mul(power, power)
-    return lift(terms[0], x.dtype)
+    result = lift(terms[0], x.dtype)
+    for term in coefficients[:horner][::-1]:
+        result = fma(x, result, term)
+    return result
 
 
 def two_product(x: Expr, y: Operand) -> tuple[Expr, Expr]:

@@ -9,6 +9,7 @@ is exact. Source: J.-M. Muller, "Elementary Functions", 3rd edition, chapter 11.
 from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.math import coefficients as c
 from hopflow.loop_ir.math.arith import (
+    Operand,
     absolute,
     add,
     at_least,
@@ -16,6 +17,7 @@ from hopflow.loop_ir.math.arith import (
     binary,
     copysign,
     div,
+    fast_two_sum,
     fma,
     format_of,
     from_bits,
@@ -33,8 +35,12 @@ from hopflow.loop_ir.math.arith import (
 # Beyond these exp is 0, or infinite, in each type.
 _EXP_RANGE = {"f32": (-104.0, 89.0), "f64": (-746.0, 710.0)}
 _EXP2_RANGE = {"f32": (-151.0, 129.0), "f64": (-1076.0, 1025.0)}
+# Beyond these logistic is 0, and 1.
+_LOGISTIC_RANGE = {"f32": (-104.0, 20.0), "f64": (-746.0, 40.0)}
+_LOGISTIC_SCALE = -64  # as an exponent
 # Beyond these expm1 is -1, and tanh(x / 2) is 1, to the last bit.
 _EXPM1_LOW = {"f32": -20.0, "f64": -40.0}
+_TANH_HIGH = {"f32": 20.0, "f64": 40.0}
 # The first numbers (nearly) whose sinh and cosh are infinite.
 _SINH_HIGH = {"f32": 89.5, "f64": 710.6}
 
@@ -50,18 +56,17 @@ def nearest_power(x: Expr, scale: float, offset: int) -> tuple[Expr, Expr, Expr]
     return sub(total, magic), from_bits(shl(to_bits(total), f.mantissa), f), total
 
 
-def exp_parts(x: Expr, low: Expr | None = None) -> tuple[Expr, Expr]:
+def exp_parts(x: Expr, low: Operand = 0.0) -> tuple[Expr, Expr]:
     """e and s with `exp(x + low) = (1 + e) * s * s`, for clamped x and a tiny low.
 
     n is even, so that the two factors s = 2**(n / 2) are normal numbers even where the
-    result is subnormal or overflows; |r| <= log 2 costs one or two coefficients more.
+    result is subnormal or overflows; |r| <= log 2 costs one coefficient more.
     """
     ln2, ln2_low = table(c.LN2, x)
     half, power, _ = nearest_power(x, table(c.LOG2_E, x)[0] / 2, 0)
-    r = fma(half, -2 * ln2_low, fma(half, -2 * ln2, x))
-    if low is not None:
-        r = add(r, low)
-    return fma(mul(r, r), polynomial(r, table(c.EXP, x)), r), power
+    r, lost = fast_two_sum(fma(half, -2 * ln2, x), fma(half, -2 * ln2_low, low))
+    rest = fma(mul(r, r), polynomial(r, table(c.EXP, x)), lost)
+    return add(r, rest), power
 
 
 def _exp_clamped(x: Expr) -> Expr:
@@ -74,12 +79,24 @@ def exp(x: Expr) -> Expr:
     return _exp_clamped(at_most(at_least(x, low), high))
 
 
+def exp2_parts(x: Expr, low: Expr | None = None) -> tuple[Expr, Expr]:
+    """e and s with `2**(x + low) = (1 + e) * s * s`, as `exp_parts`."""
+    ln2, ln2_low = table(c.LN2, x)
+    half, power, _ = nearest_power(x, 0.5, 0)
+    r = fma(half, -2.0, x)  # exactly
+    if low is None:
+        rest = mul(r, ln2_low)
+    else:
+        r, lost = fast_two_sum(r, low)
+        rest = fma(r, ln2_low, mul(lost, ln2))
+    rest = fma(mul(r, r), polynomial(r, table(c.EXP2, x)), rest)
+    return fma(r, ln2, rest), power
+
+
 def exp2(x: Expr) -> Expr:
     low, high = _EXP2_RANGE[x.dtype.short]
-    x = at_most(at_least(x, low), high)
-    half, s, _ = nearest_power(x, 0.5, 0)
-    r = fma(half, -2.0, x)
-    return mul(mul(fma(r, polynomial(r, table(c.EXP2, x)), 1.0), s), s)
+    e, s = exp2_parts(at_most(at_least(x, low), high))
+    return mul(mul(add(e, 1.0), s), s)
 
 
 def expm1(x: Expr) -> Expr:
@@ -88,32 +105,43 @@ def expm1(x: Expr) -> Expr:
     y = at_most(at_least(x, low), high)
     # Half of the result, so that the power of 2 is finite where the result is.
     n, s, _ = nearest_power(y, table(c.LOG2_E, x)[0], -1)
-    rough = fma(n, -ln2, y)
-    r = fma(n, -ln2_low, rough)
-    # What rounding took from r comes back beside it: where n = 1, the difference at the
-    # end doubles the error.
-    lost = fma(n, -ln2_low, sub(rough, r))
+    # What rounding takes from r comes back beside it: where n = 1, the difference at
+    # the end doubles the error.
+    r, lost = fast_two_sum(fma(n, -ln2, y), mul(n, -ln2_low))
     e = add(r, fma(mul(r, r), polynomial(r, table(c.EXPM1, x)), lost))
     half = fma(s, e, sub(s, 0.5))
     return copysign(add(half, half), x)  # for -0
 
 
 def logistic(x: Expr) -> Expr:
-    """1 / (1 + exp(-x)), by exp(-|x|), which does not overflow."""
-    low, _ = _EXP_RANGE[x.dtype.short]
-    e = _exp_clamped(at_least(neg(absolute(x)), low))
-    return div(select(lt(x, 0.0), e, 1.0), add(e, 1.0))
+    """1 / (1 + exp(-x)), where `1 + exp(-x) = 1 + s + s e` is rounded once, or nearly.
+
+    It is scaled, so as to be finite where the result is subnormal.
+    """
+    low, high = _LOGISTIC_RANGE[x.dtype.short]
+    ln2, ln2_low = table(c.LN2, x)
+    y = at_most(at_least(x, low), high)
+    n, s, _ = nearest_power(y, -table(c.LOG2_E, x)[0], _LOGISTIC_SCALE)
+    r = fma(n, -ln2_low, fma(n, -ln2, neg(y)))
+    e = fma(mul(r, r), polynomial(r, table(c.EXPM1, x)), r)
+    one = 2.0**_LOGISTIC_SCALE
+    exact = lt(s, one * 2.0 ** format_of(x).mantissa)  # is 1 + s
+    total = select(exact, fma(s, e, add(s, one)), add(s, fma(s, e, one)))
+    return mul(div(1.0, total), one)
 
 
 def tanh(x: Expr) -> Expr:
-    """expm1(-2 |x|) / (expm1(-2 |x|) + 2), with the sign of x."""
-    y = at_least(mul(absolute(x), -2.0), _EXPM1_LOW[x.dtype.short])
+    """x + x**3 P(x**2) up to 0.6, and 1 - 2 / (1 + exp(2 |x|)) from there."""
+    a = absolute(x)
+    square = mul(x, x)
+    near = fma(mul(a, square), polynomial(square, table(c.TANH, x)), a)
+    y = at_most(add(a, a), _TANH_HIGH[x.dtype.short])
     ln2, ln2_low = table(c.LN2, x)
     n, s, _ = nearest_power(y, table(c.LOG2_E, x)[0], 0)
     r = fma(n, -ln2_low, fma(n, -ln2, y))
     e = fma(mul(r, r), polynomial(r, table(c.EXPM1, x)), r)
-    d = fma(s, e, sub(s, 1.0))
-    return copysign(div(d, add(d, 2.0)), x)
+    far = sub(1.0, div(2.0, fma(s, e, add(s, 1.0))))
+    return copysign(select(lt(a, 0.6), near, far), x)
 
 
 def _hyperbolic(a: Expr) -> tuple[Expr, Expr, Expr, Expr]:
@@ -127,9 +155,10 @@ def _hyperbolic(a: Expr) -> tuple[Expr, Expr, Expr, Expr]:
     n, up, total = nearest_power(a, table(c.LOG2_E, a)[0], -2)
     exponent = sub(f.magic_bits + 2 * (f.bias - 2), to_bits(total))
     down = from_bits(shl(binary("max", exponent, 0), f.mantissa), f)
-    r = fma(n, -ln2_low, fma(n, -ln2, a))
+    r, lost = fast_two_sum(fma(n, -ln2, a), mul(n, -ln2_low))
     square = mul(r, r)
-    sinh_r = fma(mul(r, square), polynomial(square, table(c.SINH, a)), r)
+    rest = fma(mul(r, square), polynomial(square, table(c.SINH, a)), lost)
+    sinh_r = add(r, rest)
     cosh_r = mul(square, polynomial(square, table(c.COSH, a)))
     return add(up, down), sub(up, down), cosh_r, sinh_r
 

@@ -19,6 +19,7 @@ from hopflow.loop_ir.math.arith import (
     copysign,
     div,
     eq,
+    fast_two_sum,
     fma,
     format_of,
     from_bits,
@@ -26,6 +27,7 @@ from hopflow.loop_ir.math.arith import (
     lshr,
     lt,
     mul,
+    neg,
     polynomial,
     select,
     shl,
@@ -37,7 +39,8 @@ from hopflow.loop_ir.math.arith import (
 
 # The upper part of the bits of sqrt(1/2): where the significand starts over.
 _ROOT_HALF = {"f32": 0x3F3504F3, "f64": 0x3FE6A09E667F3BCD}
-_LARGE = 2.0**28  # from here on 1 + x**2 is x**2 to working precision and beyond
+# From here on log(1 + x) is log(x) to the last bit; below, x**2 does not overflow.
+_LARGE = {"f32": 2.0**28, "f64": 2.0**56}
 
 
 def _exponent(y: Expr) -> tuple[Expr, Expr]:
@@ -91,14 +94,17 @@ def split_plus_one(x: Expr, *, wide: bool) -> tuple[Expr, Expr]:
     return k, fma(x, s, sub(s, 1.0))
 
 
-def log1p_reduced(f: Expr) -> Expr:
-    """log(1 + f), where 1 + f is between the roots of 1/2 and 2."""
-    return fma(mul(f, f), polynomial(f, table(c.LOG, f)), f)
+def parts(k: Expr, f: Expr, low: Expr | None = None) -> tuple[Expr, Expr]:
+    """k and y with `k log(2) + y = k log 2 + log(1 + f) + low`, log(2) rounded."""
+    _, ln2_low = table(c.LN2, f)
+    low = fma(k, ln2_low, low) if low else mul(k, ln2_low)
+    return k, add(f, fma(mul(f, f), polynomial(f, table(c.LOG, f)), low))
 
 
-def _join(k: Expr, f: Expr) -> Expr:
-    ln2, ln2_low = table(c.LN2, f)
-    return fma(k, ln2, fma(k, ln2_low, log1p_reduced(f)))
+def _join(k: Expr, f: Expr, low: Expr | None = None) -> Expr:
+    """k log 2 + log(1 + f) + low."""
+    k, y = parts(k, f, low)
+    return fma(k, table(c.LN2, f)[0], y)
 
 
 def log_positive(x: Expr, *, subnormal: bool = True) -> Expr:
@@ -142,7 +148,7 @@ def log1p(x: Expr) -> Expr:
 def asinh(x: Expr) -> Expr:
     """log1p(a + a**2 / (1 + sqrt(1 + a**2))) of a = |x|, and log(2 a) of a large one."""
     a = absolute(x)
-    large = gt(a, _LARGE)
+    large = gt(a, _LARGE[x.dtype.short])
     square = mul(a, a)
     whole = add(a, div(square, add(sqrt(add(square, 1.0)), 1.0)))
     k, f = split_plus_one(select(large, a, whole), wide=True)
@@ -153,19 +159,27 @@ def asinh(x: Expr) -> Expr:
 
 def acosh(x: Expr) -> Expr:
     """log1p(t + sqrt(2 t + t**2)) of t = x - 1, and log(2 x) of a large x."""
-    large = gt(x, _LARGE)
+    large = gt(x, _LARGE[x.dtype.short])
     t = sub(x, 1.0)
-    whole = add(t, sqrt(fma(t, t, add(t, t))))
-    k, f = split_plus_one(select(large, x, whole), wide=True)
-    result = _join(add(k, select(large, 1.0, 0.0, x.dtype)), f)
+    v, lost = fast_two_sum(sqrt(fma(t, t, add(t, t))), t)
+    k, f = split_plus_one(select(large, x, v), wide=True)
+    low = select(large, 0.0, div(lost, add(v, 1.0)))
+    result = _join(add(k, select(large, 1.0, 0.0, x.dtype)), f, low)
     result = select(lt(x, INF), result, x)
     return select(lt(x, 1.0), NAN, result)
 
 
 def atanh(x: Expr) -> Expr:
-    """log1p(2 a / (1 - a)) / 2 of a = |x|."""
+    """log1p(v) / 2 of v = 2 a / (1 - a), a = |x|.
+
+    The error of v is known, and changes the logarithm by `error / (1 + a)`: to a tenth
+    of that, by `error * (1 - a / 2)`.
+    """
     a = absolute(x)
-    k, f = split_plus_one(div(add(a, a), sub(1.0, a)), wide=False)
-    result = mul(_join(k, f), 0.5)
+    twice, d = add(a, a), sub(1.0, a)
+    v = div(twice, d)
+    error = fma(neg(v), sub(sub(1.0, d), a), fma(neg(v), d, twice))
+    k, f = split_plus_one(v, wide=False)
+    result = mul(_join(k, f, mul(error, fma(a, -0.5, 1.0))), 0.5)
     outside = select(eq(a, 1.0), INF, NAN, x.dtype)
     return copysign(select(lt(a, 1.0), result, outside), x)

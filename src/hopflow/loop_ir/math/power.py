@@ -47,7 +47,7 @@ from hopflow.loop_ir.math.arith import (
     to_bits,
     two_product,
 )
-from hopflow.loop_ir.math.exponential import nearest_power
+from hopflow.loop_ir.math.exponential import exp2_parts, nearest_power
 from hopflow.loop_ir.math.logarithmic import split
 
 
@@ -57,12 +57,11 @@ def pow(x: Expr, y: Expr) -> Expr:
     size = _pow_single(a, y) if single else _pow_double(a, y)
     size = select(either(eq(y, 0.0), eq(a, 1.0)), 1.0, size)
     half = mul(y, 0.5)
-    odd = compare("ne", half, expr.unary("rint", half))  # or not an integer: see below
-    integer = eq(y, expr.unary("rint", y))
-    result = select(both(odd, integer), copysign(size, x), size)
-    undefined = both(
-        both(lt(x, 0.0), gt(x, -INF)), compare("ne", y, expr.unary("rint", y))
-    )
+    fractional = compare("ne", y, expr.unary("rint", y))
+    uneven = compare("ne", half, expr.unary("rint", half))
+    odd = both(uneven, expr.unary("not", fractional))
+    result = select(odd, copysign(size, x), size)
+    undefined = both(fractional, both(lt(x, 0.0), gt(x, -INF)))
     return select(undefined, NAN, result)
 
 
@@ -120,10 +119,8 @@ def _pow_double(a: Expr, y: Expr) -> Expr:
     lost = fma(rest, y, lost)
     lost = select(lt(absolute(exponent), 1100.0), lost, 0.0)  # or NaN, of infinities
     exponent = at_most(at_least(exponent, -1100.0), 1100.0)
-    half, power, _ = nearest_power(exponent, 0.5, 0)
-    r = add(fma(half, -2.0, exponent), lost)
-    fraction = fma(r, polynomial(r, c.EXP2["f64"]), 1.0)
-    return mul(mul(fraction, power), power)
+    e, s = exp2_parts(exponent, lost)
+    return mul(mul(add(e, 1.0), s), s)
 
 
 def hypot(x: Expr, y: Expr) -> Expr:

@@ -12,11 +12,13 @@ from hopflow.loop_ir.math.arith import (
     absolute,
     add,
     at_most,
-    binary,
+    both,
     compare,
     copysign,
     div,
+    either,
     eq,
+    fast_two_sum,
     fma,
     format_of,
     from_bits,
@@ -33,40 +35,41 @@ from hopflow.loop_ir.math.arith import (
     two_product,
 )
 from hopflow.loop_ir.math.exponential import exp_parts
-from hopflow.loop_ir.math.logarithmic import log_positive
+from hopflow.loop_ir.math.logarithmic import log_positive, parts, split
 
 _ERFC_ZERO: Final = {"f32": 10.2, "f64": 27.5}  # from here on erfc is 0
+_ERFC_CENTRE: Final = 0.609375
 _ERF_CENTRE: Final = 2.475
 
 
 def _erf_small(x: Expr) -> Expr:
-    """erf(x) / x, for |x| <= 1."""
-    return polynomial(mul(x, x), table(c.ERF, x))
+    """erf(x) for |x| <= 1."""
+    return fma(x, polynomial(mul(x, x), table(c.ERF, x)), x)
 
 
 def _erfc_large(a: Expr) -> Expr:
-    """`exp(-a**2) / (a + 3) P(t)`, t = (a - 3) / (a + 3), for a >= 1/2.
+    """`exp(-a**2) / (a + 1/2) (C + P(t))`, t = (a - 3) / (a + 3), for a >= 1/2.
 
-    What rounding loses of `a**2`, of `d = a + 3` and of 1 / d is known, and goes into
-    the exponent, where it is a relative correction. P is changed by the last two as
-    well, by about 1.05 times the change of t.
+    What rounding loses of `a**2`, of C + P, of a + 1/2 and of the quotient is known,
+    and goes into the exponent, as a relative correction (C + P is nearly constant).
     """
     a = at_most(a, _ERFC_ZERO[a.dtype.short])
     square, square_low = two_product(a, a)
-    d = add(a, 3.0)
-    d_low = sub(a, sub(d, 3.0))
-    q = div(1.0, d)
-    minus_q = neg(q)
-    lost = fma(minus_q, d_low, fma(minus_q, d, 1.0))
-    relative = fma(mul(lost, q), 6.3, lost)
-    scaled = mul(q, polynomial(fma(q, -6.0, 1.0), table(c.ERFC, a)))
-    e, s = exp_parts(neg(square), sub(relative, square_low))
+    t = fma(div(1.0, add(a, 3.0)), -6.0, 1.0)
+    p, p_low = fast_two_sum(_ERFC_CENTRE, polynomial(t, table(c.ERFC, a)))
+    d = add(a, 0.5)
+    d_low = sub(a, sub(d, 0.5))
+    scaled = div(p, d)
+    minus = neg(scaled)
+    lost = add(fma(minus, d_low, fma(minus, d, p)), p_low)
+    relative = fma(lost, 1 / _ERFC_CENTRE, neg(square_low))
+    e, s = exp_parts(neg(square), relative)
     return mul(mul(fma(scaled, e, scaled), s), s)
 
 
 def erfc(x: Expr) -> Expr:
     a = absolute(x)
-    near = fma(neg(x), _erf_small(x), 1.0)
+    near = sub(1.0, _erf_small(x))
     tail = _erfc_large(a)
     far = select(lt(x, 0.0), sub(2.0, tail), tail)
     return select(lt(a, 0.5), near, far)
@@ -74,12 +77,13 @@ def erfc(x: Expr) -> Expr:
 
 def erf(x: Expr) -> Expr:
     a = absolute(x)
-    if x.dtype is dtypes.float32:  # a polynomial reaches until it is 1
+    if x.dtype is dtypes.float32:  # a polynomial reaches until it is 0
         shifted = sub(at_most(a, 3.95), _ERF_CENTRE)
-        far = polynomial(shifted, c.ERF_TAIL["f32"])
+        tail = polynomial(shifted, c.ERF_TAIL["f32"])
     else:
-        far = sub(1.0, _erfc_large(a))
-    return copysign(select(lt(a, 1.0), mul(a, _erf_small(a)), far), x)
+        tail = _erfc_large(a)
+    far = sub(1.0, tail)
+    return copysign(select(lt(a, 1.0), _erf_small(a), far), x)
 
 
 def erfinv(x: Expr) -> Expr:
@@ -90,15 +94,15 @@ def erfinv(x: Expr) -> Expr:
     """
     a = absolute(x)
     w = neg(log_positive(fma(neg(a), a, 1.0), subnormal=False))
-    middle = polynomial(sub(w, 3.0), table(c.ERFINV, x))
-    tail = polynomial(sub(sqrt(w), 4.0), table(c.ERFINV_TAIL, x))
+    middle = polynomial(sub(w, 3.0), table(c.ERFINV, x), 1)
+    tail = polynomial(sub(sqrt(w), 4.0), table(c.ERFINV_TAIL, x), 2)
     result = mul(x, select(lt(w, 6.0), middle, tail))
     ends = select(eq(a, 1.0), copysign(INF, x), NAN)
     return select(lt(a, 1.0), result, ends)
 
 
 def _log_sin_pi(a: Expr) -> Expr:
-    """log(a |sin(pi a)|) for a > 0; -inf where a is an integer."""
+    """log(a |sin(pi a)|), for a > 0 that is no integer."""
     r = absolute(sub(a, expr.unary("rint", a)))  # to the nearest integer, exactly
     far = gt(r, 0.25)
     pi, pi_low = table(c.PI, a)
@@ -107,8 +111,7 @@ def _log_sin_pi(a: Expr) -> Expr:
     z = mul(y, y)
     sine = fma(mul(y, z), polynomial(z, table(c.SIN, a)), y)
     tail = fma(z, polynomial(z, table(c.COS, a)), -0.5)
-    value = mul(a, select(far, fma(z, tail, 1.0), sine))
-    return select(eq(r, 0.0), -INF, log_positive(value))
+    return log_positive(mul(a, select(far, fma(z, tail, 1.0), sine)))
 
 
 def _lgamma_positive(a: Expr) -> Expr:
@@ -117,17 +120,18 @@ def _lgamma_positive(a: Expr) -> Expr:
     Below, by the recurrence, from a polynomial about 2, where it is 0.
     """
     stirling = compare("ge", a, 2.5)
-    low, middle = lt(a, 0.5), lt(a, 1.5)
+    low, middle = lt(a, 0.5), lt(a, 1.25)
     shift = select(low, 0.0, select(middle, 1.0, 2.0, a.dtype))
     d = sub(a, shift)
     product = select(low, fma(a, a, a), select(middle, a, 1.0))
-    logarithm = log_positive(select(stirling, a, product))
-    near = fma(d, polynomial(d, table(c.LGAMMA, a)), neg(logarithm))
+    k, y = parts(*split(select(stirling, a, product)))
+    ln2, _ = table(c.LN2, a)
+    near = fma(d, polynomial(d, table(c.LGAMMA, a), 1), neg(fma(k, ln2, y)))
     inverse = div(1.0, a)
     z = mul(inverse, inverse)
     rest = fma(inverse, polynomial(z, table(c.STIRLING, a)), table(c.HALF_LOG_2PI, a)[0])
     # (a - 1/2) (log a - 1) - 1/2, which does not overflow before the result.
-    far = fma(sub(a, 0.5), sub(logarithm, 1.0), sub(rest, 0.5))
+    far = fma(sub(a, 0.5), add(fma(k, ln2, -1.0), y), sub(rest, 0.5))
     return select(stirling, far, near)
 
 
@@ -140,8 +144,10 @@ def lgamma(x: Expr) -> Expr:
     positive = _lgamma_positive(a)
     pi, pi_low = table(c.LOG_PI, x)
     reflected = add(sub(sub(pi, _log_sin_pi(a)), positive), pi_low)
-    result = select(lt(x, 0.0), reflected, positive)
-    result = select(eq(a, 0.0), INF, result)
+    # So near 0 the square of a might underflow, and lgamma(-a) is lgamma(a).
+    result = select(lt(x, -(2.0**-60)), reflected, positive)
+    pole = both(eq(x, expr.unary("rint", x)), compare("le", x, 0.0))
+    result = select(pole, INF, result)
     return select(lt(a, INF), result, mul(x, x))  # inf of either sign, and NaN
 
 
@@ -153,6 +159,6 @@ def nextafter(x: Expr, y: Expr) -> Expr:
     moved = from_bits(add(bits, select(away, 1, -1, f.int)), f)
     least = copysign(from_bits(expr.const(1, f.int), f), y)
     result = select(eq(x, 0.0), least, moved)
-    ordered = compare("ne", expr.unary("isnan", x), True)
-    result = select(eq(x, y), y, select(ordered, result, x))
-    return select(binary("or", expr.unary("isnan", y), lt(y, y)), y, result)
+    result = select(eq(x, y), y, result)
+    unordered = either(expr.unary("isnan", x), expr.unary("isnan", y))
+    return select(unordered, add(x, y), result)

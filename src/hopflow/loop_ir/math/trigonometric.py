@@ -4,8 +4,8 @@
 
 Arguments up to `NEAR` take the reduction of Cody and Waite with three words of pi / 2:
 `x - k * word` is exact in an fma for the first word, and correctly rounded for the
-others. Larger ones take that of Payne and Hanek: only those bits of 2 / pi are
-multiplied that matter to the last two bits of k and to r. Both are evaluated and one is
+others. A `precise` reduction, for what amplifies its error, keeps what is lost. Larger
+arguments take that of Payne and Hanek: only those bits of 2 / pi are multiplied that matter to the last two bits of k and to r. Both are evaluated and one is
 selected, unless the caller says that its arguments are near.
 
 Sources: W. Cody and W. Waite, "Software Manual for the Elementary Functions", 1980;
@@ -14,7 +14,7 @@ Muller, "Elementary Functions", 3rd edition, chapter 11, for how near a number m
 a multiple of pi / 2.
 """
 
-from typing import Final
+from typing import Final, TypeAlias
 
 from hopflow import dtypes
 from hopflow.loop_ir import expr
@@ -28,6 +28,7 @@ from hopflow.loop_ir.math.arith import (
     compare,
     copysign,
     div,
+    fast_two_sum,
     fma,
     format_of,
     from_bits,
@@ -42,19 +43,27 @@ from hopflow.loop_ir.math.arith import (
     sub,
     table,
     to_bits,
+    two_product,
 )
+
+# r; what its rounding lost; and an integer that is k in its low bits.
+_Reduced: TypeAlias = tuple[Expr, Expr, Expr]
 
 NEAR: Final = {"f32": 2.0**17, "f64": 2.0**30}
 
 
-def _cody_waite(x: Expr) -> tuple[Expr, Expr]:
-    """r, and an integer that is k in its low bits."""
+def _cody_waite(x: Expr, precise: bool) -> _Reduced:
     magic = format_of(x).magic
     high, middle, low = table(c.HALF_PI, x)
     total = fma(x, table(c.TWO_OVER_PI, x)[0], magic)
     k = sub(total, magic)
-    r = fma(k, -low, fma(k, -middle, fma(k, -high, x)))
-    return r, to_bits(total)
+    r = fma(k, -high, x)
+    if not precise:
+        r = fma(k, -low, fma(k, -middle, r))
+        return r, expr.const(0.0, x.dtype), to_bits(total)
+    step, step_low = two_product(k, -middle)
+    r, lost = fast_two_sum(r, step)
+    return *fast_two_sum(r, fma(k, -low, add(lost, step_low))), to_bits(total)
 
 
 def _modulo_4(x: Expr) -> Expr:
@@ -62,7 +71,7 @@ def _modulo_4(x: Expr) -> Expr:
     return fma(expr.unary("rint", mul(x, 0.25)), -4.0, x)
 
 
-def _payne_hanek_single(x: Expr) -> tuple[Expr, Expr]:
+def _payne_hanek_single(x: Expr) -> _Reduced:
     """As `_cody_waite`, for f32 beyond `NEAR`, in double precision.
 
     x has 24 bits: its product with a chunk of 29 bits of 2 / pi is exact. Chunks that
@@ -78,9 +87,10 @@ def _payne_hanek_single(x: Expr) -> tuple[Expr, Expr]:
     total = add(fma(wide, third, add(one, two)), F64.magic)
     k = sub(total, F64.magic)
     turn = fma(wide, last, fma(wide, third, add(sub(one, k), two)))
-    r = mul(turn, c.HALF_PI["f64"][0])
-    k_bits = expr.cast(to_bits(total), dtypes.int32)
-    return expr.cast(r, dtypes.float32), k_bits
+    exact = mul(turn, c.HALF_PI["f64"][0])
+    r = expr.cast(exact, dtypes.float32)
+    lost = expr.cast(sub(exact, expr.cast(r, dtypes.float64)), dtypes.float32)
+    return r, lost, expr.cast(to_bits(total), dtypes.int32)
 
 
 def _window(exponent: Expr) -> list[Expr]:
@@ -119,7 +129,7 @@ def _high_product(x: Expr, y: Expr) -> Expr:
     return add(mul(x_high, y_high), add(lshr(crossed, 32), lshr(middle, 32)))
 
 
-def _payne_hanek_double(x: Expr) -> tuple[Expr, Expr]:
+def _payne_hanek_double(x: Expr) -> _Reduced:
     """As `_cody_waite`, for f64 beyond `NEAR`, in integers.
 
     The significand times 192 bits of 2 / pi, modulo 2**192: k mod 4 is in the upper two
@@ -138,33 +148,36 @@ def _payne_hanek_double(x: Expr) -> tuple[Expr, Expr]:
     k = lshr(add(high, 2**61), 62)
     signed = expr.bitcast(sub(high, shl(k, 62)), i64)
     # To double in three parts, so that the sum is rounded once.
-    lower = binary("and", signed, 2**32 - 1)
+    lower = binary("ashr", shl(signed, 32), 32)
     upper = expr.cast(sub(signed, lower), f64)
     last = expr.cast(expr.bitcast(lshr(low, 1), i64), f64)
     rest = fma(last, 2.0**-125, mul(expr.cast(lower, f64), 2.0**-62))
-    turn = fma(upper, 2.0**-62, rest)
-    r = fma(turn, c.HALF_PI["f64"][0], mul(turn, c.HALF_PI["f64"][1]))
-    # The sign of x goes to both; inf and NaN give NaN.
-    negative = lt(x, 0.0)
-    r = add(select(negative, neg(r), r), sub(x, x))
+    turn, turn_low = fast_two_sum(mul(upper, 2.0**-62), rest)
+    half_pi, half_pi_low, _ = c.HALF_PI["f64"]
+    r, r_low = two_product(turn, half_pi)
+    r_low = add(r_low, fma(turn, half_pi_low, mul(turn_low, half_pi)))
+    # The sign of x goes to all; inf and NaN give NaN.
+    sign = copysign(add(sub(x, x), 1.0), x)
     k = expr.bitcast(k, i64)
-    return r, select(negative, expr.unary("neg", k), k)
+    k = select(lt(x, 0.0), expr.unary("neg", k), k)
+    return *fast_two_sum(mul(r, sign), mul(r_low, sign)), k
 
 
-def _reduce(x: Expr, near: bool) -> tuple[Expr, Expr]:
-    r, k = _cody_waite(x)
+def _reduce(x: Expr, near: bool, precise: bool = False) -> _Reduced:
+    close = _cody_waite(x, precise)
     if near:
-        return r, k
-    far = gt(absolute(x), NEAR[x.dtype.short])
+        return close
     double = x.dtype is dtypes.float64
-    r_far, k_far = _payne_hanek_double(x) if double else _payne_hanek_single(x)
-    return select(far, r_far, r), select(far, k_far, k)
+    distant = _payne_hanek_double(x) if double else _payne_hanek_single(x)
+    far = gt(absolute(x), NEAR[x.dtype.short])
+    r, low, k = (select(far, d, c) for d, c in zip(distant, close, strict=True))
+    return r, low, k
 
 
 def _sin_or_cos(x: Expr, quarter: int, near: bool) -> Expr:
     """sin(x + quarter pi / 2)."""
     f = format_of(x)
-    r, k = _reduce(x, near)
+    r, _, k = _reduce(x, near)
     square = mul(r, r)
     sine = fma(mul(r, square), polynomial(square, table(c.SIN, x)), r)
     tail = fma(square, polynomial(square, table(c.COS, x)), -0.5)
@@ -189,9 +202,12 @@ def cos(x: Expr, near: bool = False) -> Expr:
 
 
 def tan(x: Expr, near: bool = False) -> Expr:
-    """tan(r), or -1 / tan(r) where k is odd."""
-    r, k = _reduce(x, near)
+    """tan(r), or -1 / tan(r) where k is odd, which needs what the tangent lost."""
+    r, low, k = _reduce(x, near, precise=True)
     square = mul(r, r)
-    t = fma(mul(r, square), polynomial(square, table(c.TAN, x)), r)
+    rest = fma(mul(r, square), polynomial(square, table(c.TAN, x)), low)
+    t, lost = fast_two_sum(r, rest)
+    q = div(-1.0, t)
+    cotangent = fma(q, fma(q, lost, fma(q, t, 1.0)), q)
     odd = compare("ne", binary("and", k, 1), 0)
-    return div(select(odd, -1.0, t), select(odd, t, 1.0))
+    return select(odd, cotangent, t)

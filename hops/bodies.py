@@ -1,0 +1,428 @@
+"""Functions given to operators: traced to bodies, compared, and closed to graphs."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hopflow import dtypes, pytree
+from hopflow.bind import Operand, Value, bind, current
+from hopflow.dtypes import DType
+from hopflow.errors import (
+    ArgumentTypeError,
+    Mismatch,
+    MutationError,
+    ResultTypeError,
+    StructureError,
+)
+from hopflow.graph.core import Constant, Graph
+from hopflow.graph.rewriting import read_vars, symbols_read
+from hopflow.graph.types import TensorType, same_size
+from hopflow.ops.opdef import OPERATIONS, as_operand, convert_to
+from hopflow.pytree import Spec
+from hopflow.symbolic.size import Symbol
+from hopflow.trace.functional import TracedTensor
+from hopflow.trace.source import name_of, where
+from hopflow.trace.tracer import Capture, Tracer, is_written, trace_into
+
+__all__ = [
+    "Body",
+    "Closed",
+    "Function",
+    "Recorder",
+    "Written",
+    "as_value",
+    "cast_output",
+    "check_structure",
+    "close_bodies",
+    "commit",
+    "flatten_operands",
+    "mismatches",
+    "own_copy",
+    "present_value",
+    "refuse_writes",
+    "require_callable",
+    "share_captures",
+    "trace_body",
+    "written_inputs",
+]
+
+
+def as_value(operand: Operand) -> Value:
+    """A scalar constant as a 0-d tensor; a value as it is."""
+    if isinstance(operand, Value):
+        return operand
+    [value] = bind(OPERATIONS["full"], [operand], {"shape": ()})
+    return value
+
+
+def own_copy(operand: Operand) -> Value:
+    """A tensor of the same value that shares memory with nothing."""
+    if isinstance(operand, Constant):
+        return as_value(operand)
+    [value] = bind(OPERATIONS["copy"], [operand], {})
+    return value
+
+
+# --- what users pass ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function given to an operator, and how it is called with flat inputs.
+
+    role    the argument it was given as ("body_fn")
+    names   of its flat inputs
+    call    calls `fn` with flat inputs, as its operator does, and returns a pytree
+    """
+
+    role: str
+    fn: Callable[..., Any]
+    names: Sequence[str]
+    call: Callable[[Sequence[Any]], Any]
+
+    @property
+    def label(self) -> str:
+        """The function as an error names it: "`step` (model.py:41)"."""
+        return f"`{name_of(self.fn)}` ({self.where})"
+
+    @property
+    def where(self) -> str:
+        return where(self.fn) or self.role
+
+
+def require_callable(op: str, argument: str, value: object) -> None:
+    """Raises: ArgumentTypeError: `value` cannot be called."""
+    if not callable(value):
+        raise ArgumentTypeError(
+            f"{op}: `{argument}` must be a function, and is `{type(value).__name__}`."
+        )
+
+
+def flatten_operands(op: str, argument: str, tree: Any) -> tuple[list[Operand], Spec]:
+    """The leaves of a user's pytree as operands, numbers as weak constants.
+
+    Raises:
+        ArgumentTypeError: a leaf is neither a tensor nor a number; named by its path.
+    """
+    leaves, spec = pytree.flatten(tree)
+    operands: list[Operand] = []
+    for i, leaf in enumerate(leaves):
+        try:
+            operands.append(as_operand(op, i, leaf))
+        except ArgumentTypeError:
+            path = pytree.leaf_paths(spec, argument)[i]
+            raise ArgumentTypeError(
+                f"{op}: `{path}` must be a tensor or a number, and is "
+                f"`{type(leaf).__name__}`. Pass what is not data through a closure."
+            ) from None
+    return operands, spec
+
+
+def flatten_results(
+    op: str, function: Function, tree: Any
+) -> tuple[list[Operand], Spec]:
+    """The leaves of what a function returned as operands.
+
+    Raises:
+        ResultTypeError: a leaf is neither a tensor nor a number; named by its path.
+    """
+    leaves, spec = pytree.flatten(tree)
+    operands: list[Operand] = []
+    for i, leaf in enumerate(leaves):
+        try:
+            operands.append(as_operand(op, i, leaf))
+        except ArgumentTypeError:
+            path = pytree.leaf_paths(spec, "result")[i]
+            raise ResultTypeError(
+                f"{op}: {function.label} must return tensors or numbers, and its "
+                f"`{path}` is `{type(leaf).__name__}`. Return the data alone, or None."
+            ) from None
+    return operands, spec
+
+
+# --- calls in debug mode --------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Calls a function with flat values, and keeps the structure of its result.
+
+    private   whether the inputs are values, of which the function gets copies
+    """
+
+    op: str
+    function: Function
+    private: bool = False
+    spec: Spec | None = None
+
+    def __call__(self, *flat: Any) -> tuple[Value, ...]:
+        inputs = [own_copy(x) for x in flat] if self.private else flat
+        tree = self.function.call(inputs)
+        outputs, self.spec = flatten_results(self.op, self.function, tree)
+        return tuple(as_value(o) for o in outputs)
+
+
+# --- traced bodies --------------------------------------------------------------------
+
+
+@dataclass(eq=False, slots=True)
+class Body:
+    """A function of the user's, traced: its tracer is open until `close_bodies`.
+
+    op        the operator, or the function composed of it, as messages name it
+    outputs   the flat results; `spec` their structure
+    """
+
+    op: str
+    function: Function
+    tracer: Tracer
+    outputs: list[Operand]
+    spec: Spec
+
+    @property
+    def types(self) -> list[TensorType]:
+        return [o.type for o in self.outputs]
+
+
+def trace_body(
+    op: str,
+    path: str,
+    function: Function,
+    types: Sequence[TensorType],
+    references: Sequence[Operand] | None = None,
+) -> Body:
+    """Trace one function of an operator, on inputs of these types.
+
+    Args:
+        op: The operator, as messages name it.
+        path: What joins the nodes' operator path: "while_loop/body".
+        references: The caller's operands, where a write to an input is one to them.
+
+    Raises:
+        ResultTypeError: the function returned what is neither a tensor nor a number.
+    """
+    parent = current()
+    if isinstance(parent, Tracer) and parent.path:
+        path = f"{parent.path} → {path}"
+    tracer = Tracer(None if parent.is_eager else parent, function.role, path=path)
+    if references is None:
+        inputs = [
+            tracer.operand(t, n) for t, n in zip(types, function.names, strict=True)
+        ]
+    else:
+        inputs = [
+            tracer.reference(o, n)
+            for o, n in zip(references, function.names, strict=True)
+        ]
+    tree = trace_into(tracer, function.call, (inputs,))
+    outputs, spec = flatten_results(op, function, tree)
+    return Body(op, function, tracer, outputs, spec)
+
+
+def in_trace(body: Body, f: Callable[[], Any]) -> Any:
+    """`f()` with the body's tracer innermost: its operations join the body."""
+    return trace_into(body.tracer, f, ())
+
+
+def cast_output(body: Body, i: int, dtype: DType, *, weak: bool = False) -> None:
+    """Convert output `i` of an open body to `dtype`, in its graph."""
+    output = body.outputs[i]
+    if output.type.dtype is not dtype or isinstance(output, Constant):
+        body.outputs[i] = in_trace(body, lambda: convert_to(output, dtype, weak=weak))
+
+
+# --- writes ---------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Written:
+    """Inputs that bodies write: `captures` by key, `operands` by position."""
+
+    captures: list[Any] = field(default_factory=list)
+    operands: list[int] = field(default_factory=list)
+
+
+def written_inputs(bodies: Sequence[Body]) -> Written:
+    """What any of the bodies writes, each once."""
+    captures: dict[Any, None] = {}
+    operands: dict[int, int] = {}
+    for body in bodies:
+        for key, capture in body.tracer.captures.items():
+            if capture.written:
+                captures[key] = None
+        for i, operand in enumerate(body.tracer.operands):
+            if is_written(operand):
+                # An operand given twice is one tensor, and is written back once.
+                operands.setdefault(body.tracer.operands.index(operand), i)
+    return Written(list(captures), sorted(operands))
+
+
+def refuse_writes(bodies: Sequence[Body], why: str) -> Written:
+    """The functionalize rule of operators whose bodies may not write captures.
+
+    Raises:
+        MutationError: one does.
+    """
+    for body in bodies:
+        for capture in body.tracer.captures.values():
+            if capture.written:
+                raise MutationError(
+                    f"{body.op}: {body.function.label} writes to a captured tensor "
+                    f"{capture.origin.type}, but {why}. Return the new value instead."
+                )
+    return Written()
+
+
+def present_value(body: Body, key: Any) -> Operand:
+    """What a captured tensor holds at the end of a body."""
+    tracer = body.tracer
+    return TracedTensor(tracer, tracer.read(tracer.captures[key].tensor))
+
+
+def commit(targets: Sequence[Operand], values: Sequence[Value]) -> None:
+    """Write results back to the caller's tensors."""
+    for target, value in zip(targets, values, strict=True):
+        if isinstance(target, Value):
+            current().write(target, value)
+
+
+# --- closing --------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Closed:
+    """Graphs of bodies with the same symbols and captures, which the node passes."""
+
+    graphs: list[Graph]
+    symbols: list[Operand]
+    captures: list[Operand]
+
+
+def share_captures(bodies: Sequence[Body]) -> dict[Any, Capture]:
+    """Give every body an input for each tensor that any of them captures."""
+    if len(bodies) == 1:
+        return dict(bodies[0].tracer.captures)
+    union: dict[Any, Capture] = {}
+    for body in bodies:
+        for key, capture in body.tracer.captures.items():
+            union.setdefault(key, capture)
+    for body in bodies:
+        if len(body.tracer.captures) != len(union):
+            for capture in union.values():
+                body.tracer.localize(capture.origin)
+    return union
+
+
+def close_bodies(bodies: Sequence[Body], carried: Sequence[Any] = ()) -> Closed:
+    """Close the bodies with common symbols and captures, unread ones left out.
+
+    Args:
+        carried: Keys of captures that have become operands (hidden carries): their
+            inputs move behind the operands, in this order, in each graph.
+    """
+    union = share_captures(bodies)
+    graphs = [body.tracer.close(body.outputs) for body in bodies]
+    read = [read_vars(g) for g in graphs]
+    kept = [
+        key
+        for key in union
+        if key not in carried
+        and any(
+            body.tracer.captures[key].input in vars_
+            for body, vars_ in zip(bodies, read, strict=True)
+        )
+    ]
+    for body, graph in zip(bodies, graphs, strict=True):
+        captures = body.tracer.captures
+        own = [v for v in graph.inputs if v.node.section == "operand"]
+        extra = [captures[k].input for k in carried]
+        for var in extra:
+            var.node.section = "operand"
+        graph.inputs = own + extra + [captures[k].input for k in kept]
+    symbols = _put_symbols_first(bodies, graphs)
+    parent = current()
+    return Closed(
+        graphs,
+        [TracedTensor(parent, parent.symbol(s)) for s in symbols]
+        if isinstance(parent, Tracer)
+        else [],
+        [union[k].origin for k in kept],
+    )
+
+
+def _put_symbols_first(
+    bodies: Sequence[Body], graphs: Sequence[Graph]
+) -> dict[Symbol, None]:
+    """Give each graph inputs for the symbols that any of them mentions."""
+    symbols: dict[Symbol, None] = {}
+    if not any(body.tracer.symbols for body in bodies):
+        return symbols
+    for body, graph in zip(bodies, graphs, strict=True):
+        # `symbols_read` finds read symbols among the inputs only.
+        others = graph.inputs
+        graph.inputs = [*body.tracer.symbols.values(), *others]
+        symbols |= symbols_read(graph)
+        graph.inputs = others
+    for body, graph in zip(bodies, graphs, strict=True):
+        others = graph.inputs
+        graph.inputs = []  # a symbol's input is appended where it is new
+        own = [body.tracer.symbol(s) for s in symbols]
+        graph.inputs = own + others
+    return symbols
+
+
+# --- types of results -----------------------------------------------------------------
+
+
+def difference(expected: TensorType, got: TensorType) -> str:
+    """Why two types differ: "dtype", "rank 1 != 2", "axis 1: 8 != 16"; "" if not."""
+    if expected.dtype is not got.dtype:
+        return "dtype"
+    if expected.ndim != got.ndim:
+        return f"rank {expected.ndim} != {got.ndim}"
+    for axis, (a, b) in enumerate(zip(expected.shape, got.shape, strict=True)):
+        if not same_size(a, b):
+            return f"axis {axis}: {a} != {b}"
+    return ""
+
+
+def mismatches(
+    paths: Sequence[str], expected: Sequence[TensorType], got: Sequence[TensorType]
+) -> list[Mismatch]:
+    """The leaves whose types differ."""
+    return [
+        Mismatch(path, str(a), str(b), reason)
+        for path, a, b in zip(paths, expected, got, strict=True)
+        if (reason := difference(a, b))
+    ]
+
+
+def check_structure(op: str, function: Function, found: Spec, expected: Spec) -> None:
+    """Check that a function returned the structure of its carry.
+
+    Without leaves None will do, so that a body that only writes need not return.
+
+    Raises:
+        StructureError: it is another one.
+    """
+    if found != expected and (found.num_leaves or expected.num_leaves):
+        raise StructureError(
+            f"{op}: {function.label} must return its carry in the structure it came in."
+            f"\n  expected {shown(expected)}\n  got      {shown(found)}\n"
+            "Return the same containers with as many leaves; only leaves may change."
+        )
+
+
+def shown(spec: Spec) -> str:
+    """A structure as messages print it: `(*, {'w': *})`."""
+    return str(spec).removeprefix("PyTreeSpec(").removesuffix(")").split(", NoneIs")[0]
+
+
+def common_dtype(types: Sequence[TensorType]) -> tuple[DType | None, bool]:
+    """The dtype that weak results take beside others; None if strong ones differ."""
+    first = types[0]
+    if all(t.dtype is first.dtype and t.weak == first.weak for t in types):
+        return first.dtype, first.weak
+    strong = {t.dtype for t in types if not t.weak}
+    dtype, weak = dtypes.promote(*((t.dtype, t.weak) for t in types))
+    return (dtype if strong <= {dtype} else None), weak

@@ -1,0 +1,268 @@
+"""What loops share: carries whose types settle, slices, and stacks."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hopflow import dtypes, pytree
+from hopflow.bind import Operand, Value, current
+from hopflow.errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    CarryTypeError,
+    LengthError,
+)
+from hopflow.graph.types import TensorType, same_size
+from hopflow.hops.base import Call
+from hopflow.hops.bodies import (
+    Body,
+    Function,
+    cast_output,
+    check_structure,
+    flatten_operands,
+    mismatches,
+    trace_body,
+)
+from hopflow.ops.joining import stack
+from hopflow.ops.manipulation import moveaxis
+from hopflow.ops.opdef import convert_to
+from hopflow.ops.rules import normalize_axis
+from hopflow.pytree import Spec
+from hopflow.symbolic.size import Size, SymInt
+from hopflow.tensor import EagerTensor
+from hopflow.trace.source import name_of
+from hopflow.trace.tracer import Tracer, rollback
+
+
+# --- carries --------------------------------------------------------------------------
+
+
+def calling(fn: Callable[..., Any], tree: Any, spec: Spec) -> Callable[[Any], Any]:
+    """How a function gets a carry or operands: spread if it is a tuple, else as one."""
+    if type(tree) is tuple:
+        return lambda flat: fn(*pytree.unflatten(spec, flat))
+    return lambda flat: fn(pytree.unflatten(spec, flat))
+
+
+def settled_types(
+    types: Sequence[TensorType], found: Sequence[TensorType]
+) -> list[TensorType]:
+    """The types that carries take: a weak dtype gives way to what the body returns."""
+    return [
+        _settled(a, b) if a.weak and not (b.weak and b.dtype is a.dtype) else a
+        for a, b in zip(types, found, strict=True)
+    ]
+
+
+def _settled(type_: TensorType, found: TensorType) -> TensorType:
+    dtype, weak = dtypes.promote((type_.dtype, True), (found.dtype, found.weak))
+    return TensorType(dtype, type_.shape, weak)
+
+
+def fits(type_: TensorType, found: TensorType) -> bool:
+    """Whether a weak result may be converted to the dtype of its carry."""
+    if not found.weak or found.dtype is type_.dtype:
+        return False
+    both = dtypes.promote((type_.dtype, False), (found.dtype, True))
+    return both[0] is type_.dtype
+
+
+def check_carry(
+    call: Call, function: Function, types: Sequence[TensorType], body: Sequence[Any]
+) -> None:
+    """Check the types of a carry that a body returned.
+
+    Raises:
+        CarryTypeError: they are not those that went in; by the leaves' paths.
+    """
+    found = [o.type for o in body]
+    if leaves := mismatches(call.paths, types, found):
+        raise CarryTypeError(call.name, name_of(function.fn), function.where, leaves)
+
+
+def trace_settled(
+    call: Call,
+    path: str,
+    function: Function,
+    count: int,
+    check: Callable[[Body], None],
+    others: Sequence[TensorType] = (),
+) -> tuple[Body, list[TensorType]]:
+    """Trace a body whose first `count` inputs and outputs are the carry.
+
+    A second trace is made where a weak carry has taken another dtype.
+
+    Args:
+        check: Checks the structure of the results, before anything else is done.
+        others: The types of the inputs after the carry.
+
+    Returns:
+        The body, its carry outputs of the types of the carry; and those types.
+
+    Raises:
+        CarryTypeError: the carry's types do not settle.
+    """
+    types = [o.type for o in call.operands[:count]]
+    parent = current()
+    marks = parent.mark() if isinstance(parent, Tracer) else []
+    body = trace_body(call.name, path, function, [*types, *others])
+    check(body)
+    settled = settled_types(types, body.types[:count])
+    if settled != types or any(
+        a.weak != b.weak for a, b in zip(settled, types, strict=True)
+    ):
+        rollback(marks)
+        types = settled
+        body = trace_body(call.name, path, function, [*types, *others])
+        check(body)
+    for i, type_ in enumerate(types):
+        if fits(type_, body.outputs[i].type):
+            cast_output(body, i, type_.dtype)
+    check_carry(call, function, types, body.outputs[:count])
+    return body, types
+
+
+def settle_step(
+    call: Call,
+    function: Function,
+    before: Sequence[Value],
+    after: Sequence[Value],
+    *,
+    first: bool,
+) -> list[Value]:
+    """The carry that a step of debug mode returned, as the next one takes it.
+
+    Raises:
+        CarryTypeError: its types are not those that went in.
+    """
+    types = [v.type for v in before]
+    if first:
+        types = settled_types(types, [v.type for v in after])
+    carry: list[Any] = [
+        convert_to(v, t.dtype) if fits(t, v.type) else v
+        for v, t in zip(after, types, strict=True)
+    ]
+    check_carry(call, function, types, carry)
+    return carry
+
+
+def as_types(
+    operands: Sequence[Operand], types: Sequence[TensorType]
+) -> list[Operand]:
+    """The first carry, converted to the types that it has settled on."""
+    return [
+        convert_to(o, t.dtype, weak=t.weak)
+        for o, t in zip(operands, types, strict=True)
+    ]
+
+
+def expect_carry(call: Call, function: Function, spec: Spec) -> None:
+    """Raises: StructureError: a body returned a carry of another structure."""
+    assert call.spec is not None
+    check_structure(call.name, function, spec, call.spec)
+
+
+# --- stacks ---------------------------------------------------------------------------
+
+
+class Stacks(NamedTuple):
+    """What a loop takes slices of: its leaves with the axis first, and its length."""
+
+    leaves: list[Operand]
+    spec: Spec
+    length: Size
+
+
+def flatten_stacks(op: str, tree: Any, length: Any, dim: int) -> Stacks:
+    """The leaves of `xs` with axis `dim` moved to the front, and the loop's length.
+
+    Raises:
+        ArgumentTypeError: a leaf is no tensor, or `length` no size.
+        ArgumentValueError: `length` is negative.
+        AxisError: a leaf has no axis `dim`.
+        LengthError: leading sizes differ from each other or from `length`, a leaf has
+            no axes, or there is neither a leaf nor a `length`.
+    """
+    leaves, spec = flatten_operands(op, "xs", tree)
+    if length is not None:
+        _check_length(op, length)
+    sizes: list[Size] = []
+    moved: list[Operand] = []
+    for i, leaf in enumerate(leaves):
+        type_ = leaf.type
+        if not type_.ndim:
+            path = pytree.leaf_paths(spec, "xs")[i]
+            raise LengthError(
+                f"{op}: `{path}` is a scalar ({type_}), and has no axis to take slices "
+                "along. Close over it, or repeat it with `hf.broadcast_to`."
+            )
+        axis = normalize_axis(op, dim, type_.ndim)
+        sizes.append(type_.shape[axis])
+        moved.append(moveaxis(leaf, axis, 0) if axis else leaf)
+    if not sizes and length is None:
+        raise LengthError(
+            f"{op}: without tensors in `xs` the number of steps is unknown. Give "
+            "`length`."
+        )
+    total = sizes[0] if sizes else length
+    if length is not None and not _equal(length, total):
+        raise LengthError(
+            f"{op}: `length` is {length}, and `xs` has {total} slices along axis {dim}."
+            " Leave `length` out."
+        )
+    if not all(_equal(n, total) for n in sizes):
+        paths = pytree.leaf_paths(spec, "xs")
+        width = max(map(len, paths))
+        rows = "\n".join(
+            f"  {path:<{width}}  {leaf.type}, with {n}"
+            for path, leaf, n in zip(paths, leaves, sizes, strict=True)
+        )
+        raise LengthError(
+            f"{op}: the tensors of `xs` must have as many slices along axis {dim}.\n"
+            f"{rows}\nCut or pad them to one size."
+        )
+    return Stacks(moved, spec, total)
+
+
+def _equal(a: Size, b: Size) -> bool:
+    return same_size(a, b) or a == b
+
+
+def _check_length(op: str, length: Any) -> None:
+    if isinstance(length, bool) or not isinstance(length, int | SymInt):
+        raise ArgumentTypeError(
+            f"{op}: `length` must be an int, and is `{type(length).__name__}`. A number "
+            "of steps known at run time is for `hf.while_loop` or `hf.fori_loop`."
+        )
+    if isinstance(length, int) and length < 0:
+        raise ArgumentValueError(f"{op}: `length` must not be negative, and is {length}.")
+
+
+def slice_types(stacks: Sequence[TensorType]) -> list[TensorType]:
+    """The types of one step's slices."""
+    return [t.with_shape(t.shape[1:]) for t in stacks]
+
+
+def slices(stacks: Sequence[Any], at: int) -> list[Any]:
+    """The slices of one step."""
+    return [x[at] for x in stacks]
+
+
+def stacked_types(types: Sequence[TensorType], length: Size) -> list[TensorType]:
+    """The types of each step's results, stacked."""
+    return [t.with_shape((length, *t.shape)) for t in types]
+
+
+def stacked(rows: Sequence[Sequence[Value]]) -> list[Value]:
+    """Each step's results (one row a step, at least one) stacked along axis 0."""
+    return [_stack(column) for column in zip(*rows, strict=True)]
+
+
+def _stack(values: Sequence[Value]) -> Value:
+    if current().is_eager and len({v.type for v in values}) == 1:
+        arrays = [v.array for v in values if isinstance(v, EagerTensor)]
+        if len(arrays) == len(values):
+            weak = all(v.type.weak for v in values)
+            return EagerTensor(np.stack(arrays), weak=weak)
+    return stack(list(values))

@@ -1,0 +1,155 @@
+"""`map`: a function of each slice, the slices independent of each other. All its rules."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+from hopflow import pytree
+from hopflow.bind import bind
+from hopflow.graph.core import Graph, Node
+from hopflow.graph.regions import Port, Region, Role, Signature
+from hopflow.graph.regions import result_types as bound_result_types
+from hopflow.graph.types import TensorType
+from hopflow.hops.base import Call, HigherOrderOp, numbered, split_args
+from hopflow.hops.bodies import (
+    Body,
+    Function,
+    Recorder,
+    Written,
+    as_value,
+    close_bodies,
+    flatten_operands,
+    refuse_writes,
+    require_callable,
+    trace_body,
+)
+from hopflow.hops.loops import (
+    flatten_stacks,
+    slice_types,
+    slices,
+    stacked,
+    stacked_types,
+)
+from hopflow.loop_ir.kernels import CountedLoop
+from hopflow.ops.creation import zeros
+from hopflow.symbolic.size import Size
+
+
+@final
+class Map(HigherOrderOp):
+    """`map(symbols; xs, captures; body, length) -> ys`
+
+    xs       T[length, *s] each; all the operands
+    body     Graph, (*symbols, *slices, *captures) -> one step's results
+    length   how many slices there are
+    """
+
+    name = "map"
+
+    def prepare(self, f: Any, xs: Any, args: tuple[Any, ...], dim: int) -> Call:
+        require_callable(self.name, "f", f)
+        leaves, spec, length = flatten_stacks(self.name, xs, None, dim)
+        flat, args_spec = flatten_operands(self.name, "args", args)
+        # What is the same for all slices is closed over.
+        shared = pytree.unflatten(args_spec, [as_value(a) for a in flat])
+
+        def call(elements: Sequence[Any]) -> Any:
+            return f(pytree.unflatten(spec, elements), *shared)
+
+        names = [f"x{i}" for i in range(len(leaves))]
+        functions = {"body": Function("f", f, names, call)}
+        return Call(self.name, [], leaves, functions, {"length": length})
+
+    def run_debug(self, call: Call) -> Any:
+        if call.params["length"] == 0:
+            return self.trace(call)
+        body = Recorder(self.name, call.functions["body"], private=True)
+        results = self.debug(*call.operands, body=body, **call.params)
+        assert body.spec is not None
+        return pytree.unflatten(body.spec, results)
+
+    def trace(self, call: Call) -> Any:
+        types = slice_types([o.type for o in call.operands])
+        body = trace_body(self.name, "map/body", call.functions["body"], types)
+        self.functionalize([body])
+        closed = close_bodies([body])
+        args = [*closed.symbols, *call.operands, *closed.captures]
+        results = bind(self, args, {"body": closed.graphs[0], **call.params})
+        return pytree.unflatten(body.spec, results)
+
+    # --- rules ---
+
+    def debug(self, *xs: Any, body: Any, length: int) -> tuple[Any, ...]:
+        return tuple(stacked([body(*slices(xs, i)) for i in range(length)]))
+
+    def interpret(self, args: Sequence[Any], params: dict[str, Any]) -> Any:
+        if params["length"] == 0:
+            return empty_stacks(bound_result_types(self, args, params))
+        return super().interpret(args, params)
+
+    def infer(
+        self, *types: TensorType, body: Graph, length: Size
+    ) -> tuple[TensorType, ...]:
+        return tuple(stacked_types(body.out_types, length))
+
+    def functionalize(self, bodies: Sequence[Body]) -> Written:
+        return refuse_writes(bodies, "its calls are independent of each other")
+
+    def lower(
+        self, types: tuple[TensorType, ...], *args: Any, body: Graph, length: Size
+    ) -> CountedLoop:
+        parts = split_args(self, args, {"body": body})
+        return CountedLoop(
+            body,
+            length,
+            before=parts.symbols,
+            carry=(),
+            xs=parts.operands,
+            after=parts.captures,
+            independent=True,
+        )
+
+    def signature(self, node: Node) -> Signature:
+        parts = split_args(self, node.args, node.params)
+        body: Graph = node.params["body"]
+        roles: list[Role] = ["symbol"] * len(parts.symbols)
+        roles += ["slice"] * len(parts.operands)
+        roles += ["invariant"] * len(parts.captures)
+        inputs = tuple(Port(role, i) for i, role in enumerate(roles))
+        outputs = numbered("stacked", 0, len(body.outputs))
+        length = node.params["length"]
+        runs = "at least once" if isinstance(length, int) and length else "any times"
+        region = Region("body", body, inputs, outputs, runs)
+        return Signature(tuple(roles), ("stacked",) * len(outputs), (region,))
+
+    def with_roles(
+        self, params: dict[str, Any], args: Sequence[Role], results: Sequence[Role]
+    ) -> dict[str, Any]:
+        return params
+
+
+MAP = Map()
+
+
+def empty_stacks(types: Sequence[TensorType]) -> tuple[Any, ...]:
+    """The stacked results of a loop of no steps."""
+    return tuple(zeros(t.shape, dtype=t.dtype) for t in types)
+
+
+def map_(f: Callable[..., Any], xs: Any, *args: Any, dim: int = 0) -> Any:
+    """`f(x, *args)` for each slice `x` of `xs`, the results stacked along axis 0.
+
+    Args:
+        f: Called with one slice, a value: a write to it is one to a private copy. It
+            returns any pytree, and must not write to tensors of enclosing functions.
+        xs: A pytree of tensors T[*s, n, *t] with `n` slices along axis `dim`; `x` has
+            its structure, and leaves T[*s, *t].
+        args: Pytrees of tensors and numbers, the same in each call.
+        dim: The axis of which slices are taken.
+
+    Raises:
+        LengthError: the leaves of `xs` have different numbers of slices, or there is
+            none.
+        MutationError: `f` writes to what it closes over.
+        ResultTypeError: `f` returns what is no tensor or number.
+    """
+    return MAP(f, xs, args, dim)

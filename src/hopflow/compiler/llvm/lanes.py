@@ -1,0 +1,304 @@
+"""The body of a vector loop, for some lanes of it.
+
+An index that is `coefficient * variable + offset` gives contiguous, reversed or strided
+access; any other gathers or scatters.
+"""
+
+from typing import TYPE_CHECKING
+
+from hopflow.compiler.llvm import operations
+from hopflow.compiler.llvm.expressions import Evaluator, apply
+from hopflow.compiler.llvm.operations import broadcast, from_memory, to_memory
+from hopflow.compiler.llvm.types import (
+    lanes,
+    memory_type,
+    overload,
+    register_type,
+    splat,
+)
+from hopflow.loop_ir import expr as e
+from hopflow.loop_ir.expr import Expr
+from hopflow.loop_ir.nest import (
+    Accumulate,
+    Assign,
+    Buffer,
+    Declare,
+    Let,
+    Stmt,
+    Store,
+    Var,
+)
+
+if TYPE_CHECKING:
+    from hopflow.compiler.llvm.vector import VectorLoop
+
+
+class Lanes(Evaluator):
+    """Expressions of `width` iterations, from `position` on, as vectors.
+
+    An expression that does not depend on the loop's variable stays a scalar, computed
+    before the loop, until an operation with a vector needs it in every lane.
+    """
+
+    def __init__(self, loop: "VectorLoop", position: str, mask: str) -> None:
+        super().__init__(loop.emitter.f, loop.width)
+        self.loop, self.position, self.mask = loop, position, mask
+        self.memory = loop.emitter.memory
+        self._lets: dict[Var, str] = {}
+
+    def value(self, expr: Expr) -> str:
+        """The vector of `expr`."""
+        if self.loop.affine.is_uniform(expr):
+            return self.loop.uniform_lanes(expr)
+        return super().value(expr)
+
+    def inputs(self, node: Expr) -> tuple[Expr, ...]:
+        if node.op == "load" or self.loop.affine.is_uniform(node):
+            return ()
+        return node.args
+
+    def compute(self, node: Expr) -> str:
+        if self.loop.affine.is_uniform(node):
+            return self.loop.uniform_lanes(node)
+        if self.mask and node.op in ("div", "rem") and node.dtype.kind in "iu":
+            return self._masked_division(node)
+        return super().compute(node)
+
+    def _masked_division(self, node: Expr) -> str:
+        """Divide by 1 where there is no iteration: 0 would stop the process."""
+        t = register_type(node.dtype, self.width)
+        x, y = (self.memo[a] for a in node.args)
+        one = splat(register_type(node.dtype), "1", self.width)
+        safe = self.f.emit(
+            f"select {lanes('i1', self.width)} {self.mask}, {t} {y}, {t} {one}"
+        )
+        return apply(self.f, node, [x, safe], self.width)
+
+    def variable(self, var: Var) -> str:
+        if var is self.loop.var:
+            first = broadcast(self.f, self.position, "i64", self.width)
+            steps = ", ".join(f"i64 {lane}" for lane in range(self.width))
+            t = lanes("i64", self.width)
+            return self.f.emit(f"add {t} {first}, <{steps}>")
+        known = self._lets.get(var)
+        if known is not None:
+            return known
+        slot = self.loop.slots[var]
+        return self.f.emit(f"load {register_type(var.dtype, self.width)}, ptr {slot}")
+
+    def may_change(self, leaf: Expr) -> bool:
+        if leaf.op == "var":
+            return leaf.attr in self.loop.slots
+        return not self.memory.is_invariant(leaf.attr)
+
+    # --- statements
+
+    def run(self, body: list[Stmt]) -> None:
+        """Emit the body for these lanes."""
+        for s in body:
+            match s:
+                case Let(var, value):
+                    if self.loop.affine.is_uniform(value):
+                        self.loop.define(var, value)
+                    else:
+                        self._lets[var] = self.value(value)
+                case Declare(var, value) | Assign(var, value):
+                    self._set(var, self.value(value))
+                case Accumulate(var, combine, value):
+                    self._accumulate(var, combine, self.value(value))
+                case Store(buffer, at, value):
+                    self._store(buffer, at, self.value(value))
+                    self.forget_loads()
+
+    def _set(self, var: Var, value: str) -> None:
+        t = register_type(var.dtype, self.width)
+        self.f.do(f"store {t} {value}, ptr {self.loop.slots[var]}")
+        self.forget_loads()
+
+    def _accumulate(self, var: Var, combine: str, value: str) -> None:
+        t = register_type(var.dtype, self.width)
+        slot = self.loop.slots[var]
+        if self.mask and var in self.loop.accumulators:
+            mask = f"{lanes('i1', self.width)} {self.mask}"
+            rest = splat(
+                register_type(var.dtype),
+                operations.neutral(combine, var.dtype),
+                self.width,
+            )
+            value = self.f.emit(f"select {mask}, {t} {value}, {t} {rest}")
+        old = self.f.emit(f"load {t}, ptr {slot}")
+        new = operations.operation(self.f, combine, var.dtype, self.width, [old, value])
+        self._set(var, new)
+
+    # --- memory
+
+    def load(self, buffer: Buffer, at: tuple[Expr, ...]) -> str:
+        form = self.loop.affine.of(self.memory.linear(buffer, at))
+        if form is None:
+            distances = self._distances(buffer, at)
+            return self._gather(buffer, distances)
+        coefficient, offset = form
+        if coefficient.is_const and coefficient.attr in (1, -1):
+            return self._load_run(buffer, offset, coefficient.attr < 0)
+        return self._gather(buffer, self._strided(coefficient, offset))
+
+    def _store(self, buffer: Buffer, at: tuple[Expr, ...], value: str) -> None:
+        form = self.loop.affine.of(self.memory.linear(buffer, at))
+        bits = to_memory(self.f, value, buffer.dtype, self.width)
+        if form is None:
+            self._scatter(buffer, self._distances(buffer, at), bits)
+        elif form[0].is_const and form[0].attr in (1, -1):
+            self._store_run(buffer, form[1], form[0].attr < 0, bits)
+        else:
+            self._scatter(buffer, self._strided(*form), bits)
+
+    def _run_address(self, buffer: Buffer, offset: Expr, is_reversed: bool) -> str:
+        """The lowest address of `width` neighbours."""
+        row = self.loop.row(buffer, offset)
+        element = memory_type(buffer.dtype)
+        position = self.position
+        if is_reversed:
+            position = self.f.emit(f"sub i64 {1 - self.width}, {position}")
+        elif position == "0":
+            return row
+        return self.f.emit(f"getelementptr {element}, ptr {row}, i64 {position}")
+
+    def _load_run(self, buffer: Buffer, offset: Expr, is_reversed: bool) -> str:
+        address = self._run_address(buffer, offset, is_reversed)
+        stored = memory_type(buffer.dtype, self.width)
+        note, _ = self.memory.notes(buffer)
+        align = buffer.dtype.itemsize
+        if self.mask:
+            mask = self._reverse(self.mask, "i1") if is_reversed else self.mask
+            name = self._masked_name("load", buffer, f"{stored} @%s(ptr, %s, {stored})")
+            value = self.f.emit(
+                f"call {stored} @{name}(ptr align {align} {address}, "
+                f"{lanes('i1', self.width)} {mask}, {stored} zeroinitializer){note}"
+            )
+        else:
+            value = self.f.emit(f"load {stored}, ptr {address}, align {align}{note}")
+        if is_reversed:
+            value = self._reverse(value, memory_type(buffer.dtype))
+        return from_memory(self.f, value, buffer.dtype, self.width)
+
+    def _store_run(
+        self, buffer: Buffer, offset: Expr, is_reversed: bool, bits: str
+    ) -> None:
+        address = self._run_address(buffer, offset, is_reversed)
+        stored = memory_type(buffer.dtype, self.width)
+        _, note = self.memory.notes(buffer)
+        align = buffer.dtype.itemsize
+        mask = self.mask
+        if is_reversed:
+            bits = self._reverse(bits, memory_type(buffer.dtype))
+            mask = mask and self._reverse(mask, "i1")
+        if mask:
+            name = self._masked_name("store", buffer, f"void @%s({stored}, ptr, %s)")
+            self.f.do(
+                f"call void @{name}({stored} {bits}, ptr align {align} {address}, "
+                f"{lanes('i1', self.width)} {mask}){note}"
+            )
+        else:
+            self.f.do(f"store {stored} {bits}, ptr {address}, align {align}{note}")
+
+    def _masked_name(self, what: str, buffer: Buffer, declaration: str) -> str:
+        """Declare a masked access; return its name."""
+        name = f"llvm.masked.{what}{overload(memory_type(buffer.dtype), self.width)}"
+        name += ".p0" if what in ("load", "store") else f".v{self.width}p0"
+        mask = lanes("i1", self.width)
+        self.f.module.declare(declaration % (name, mask))
+        return name
+
+    def _reverse(self, vector: str, scalar: str) -> str:
+        t = lanes(scalar, self.width)
+        order = ", ".join(f"i32 {lane}" for lane in reversed(range(self.width)))
+        return self.f.emit(
+            f"shufflevector {t} {vector}, {t} poison, <{self.width} x i32> <{order}>"
+        )
+
+    # --- anything but neighbours
+
+    def _strided(self, coefficient: Expr, offset: Expr) -> str:
+        """The distances `coefficient * variable + offset`."""
+        t = lanes("i64", self.width)
+        step = self.loop.uniform_lanes(coefficient)
+        base = self.loop.uniform_lanes(offset)
+        scaled = self.f.emit(f"mul {t} {self.variable(self.loop.var)}, {step}")
+        return self.f.emit(f"add {t} {scaled}, {base}")
+
+    def _distances(self, buffer: Buffer, at: tuple[Expr, ...]) -> str:
+        return self.value(self.memory.linear(buffer, at))
+
+    def _in_range(self, distances: str) -> str:
+        """The distances, with that of the first lane where there is no iteration."""
+        t, w = lanes("i64", self.width), self.width
+        first = self.f.emit(
+            f"shufflevector {t} {distances}, {t} poison, <{w} x i32> zeroinitializer"
+        )
+        return self.f.emit(
+            f"select {lanes('i1', w)} {self.mask}, {t} {distances}, {t} {first}"
+        )
+
+    def _addresses(self, buffer: Buffer, distances: str) -> str:
+        element = memory_type(buffer.dtype)
+        pointer = self.loop.row(buffer, e.index(0))
+        return self.f.emit(
+            f"getelementptr {element}, ptr {pointer}, "
+            f"{lanes('i64', self.width)} {distances}"
+        )
+
+    def _gather(self, buffer: Buffer, distances: str) -> str:
+        stored, w = memory_type(buffer.dtype, self.width), self.width
+        note, _ = self.memory.notes(buffer)
+        if self.loop.has_gather(buffer):
+            pointers = lanes("ptr", w)
+            name = self._masked_name(
+                "gather", buffer, f"{stored} @%s({pointers}, %s, {stored})"
+            )
+            align = f"align {buffer.dtype.itemsize}"
+            addresses = self._addresses(buffer, distances)
+            mask = self.mask or "splat (i1 true)"
+            result = self.f.emit(
+                f"call {stored} @{name}({pointers} {align} {addresses}, "
+                f"{lanes('i1', w)} {mask}, {stored} zeroinitializer){note}"
+            )
+            return from_memory(self.f, result, buffer.dtype, w)
+        if self.mask:
+            distances = self._in_range(distances)
+        result = "poison"
+        element = memory_type(buffer.dtype)
+        for lane, address in enumerate(self._each_address(buffer, distances)):
+            one = self.f.emit(f"load {element}, ptr {address}{note}")
+            result = self.f.emit(
+                f"insertelement {stored} {result}, {element} {one}, i64 {lane}"
+            )
+        return from_memory(self.f, result, buffer.dtype, w)
+
+    def _each_address(self, buffer: Buffer, distances: str) -> list[str]:
+        addresses = self._addresses(buffer, distances)
+        t = lanes("ptr", self.width)
+        return [
+            self.f.emit(f"extractelement {t} {addresses}, i64 {lane}")
+            for lane in range(self.width)
+        ]
+
+    def _scatter(self, buffer: Buffer, distances: str, bits: str) -> None:
+        stored, w = memory_type(buffer.dtype, self.width), self.width
+        _, note = self.memory.notes(buffer)
+        if self.mask or self.loop.has_gather(buffer):
+            pointers = lanes("ptr", w)
+            name = self._masked_name(
+                "scatter", buffer, f"void @%s({stored}, {pointers}, %s)"
+            )
+            align = f"align {buffer.dtype.itemsize}"
+            addresses = self._addresses(buffer, distances)
+            mask = self.mask or "splat (i1 true)"
+            self.f.do(
+                f"call void @{name}({stored} {bits}, {pointers} {align} {addresses}, "
+                f"{lanes('i1', w)} {mask}){note}"
+            )
+            return
+        element = memory_type(buffer.dtype)
+        for lane, address in enumerate(self._each_address(buffer, distances)):
+            one = self.f.emit(f"extractelement {stored} {bits}, i64 {lane}")
+            self.f.do(f"store {element} {one}, ptr {address}{note}")

@@ -1,0 +1,131 @@
+"""From a graph to something that runs: the one place that knows all stages in order."""
+
+from collections.abc import Callable, Sequence
+from threading import RLock
+from typing import Any
+
+import numpy as np
+
+from hopflow.bind import Operand, Value
+from hopflow.compiler.passes import PASSES
+from hopflow.compiler.runtime import Kernel, Trapped, compile_program
+from hopflow.compiler.schedule.scheduler import schedule
+from hopflow.compiler.traps import trap_error
+from hopflow.config import config
+from hopflow.graph.core import Graph
+from hopflow.graph.hashing import structural_hash
+from hopflow.graph.types import TensorType
+from hopflow.graph.verifier import verify as verify_graph
+from hopflow.loop_ir.nest import Program
+from hopflow.loop_ir.printer import format_program
+from hopflow.loop_ir.verifier import verify as verify_program
+from hopflow.stats import counts
+from hopflow.tensor import EagerTensor
+
+_lock = RLock()
+_kernels: dict[str, tuple[Graph, Kernel]] = {}
+
+
+def lower(graph: Graph) -> tuple[Graph, Program]:
+    """Run the passes over a graph, and schedule it; verified if `config.verify`."""
+    for run in PASSES:
+        graph = run(graph)
+        if config.verify:
+            verify_graph(graph)
+    program = schedule(graph)
+    if config.verify:
+        verify_program(program)
+    return graph, program
+
+
+class Executable:
+    """A compiled graph: called with tensors for its inputs, it gives its outputs.
+
+    The native kernel is shared by all graphs of one structure; source lines and
+    messages are this graph's own.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.kernel = _kernel(graph)
+        self._call: Callable[..., Trapped | None] = self.kernel.call
+        self._results = [
+            (tuple(int(n) for n in t.shape), t.dtype.dtype, t.weak)  # type: ignore[arg-type]
+            for t in graph.out_types
+        ]
+
+    def __call__(self, args: Sequence[EagerTensor]) -> list[EagerTensor]:
+        """Run on concrete tensors.
+
+        Raises:
+            IndexingError, DivisionError, CheckError, LoopLimitError, LinalgError: what
+                stopped the program, with the user's line.
+            InvalidTensorError: an argument must not be used any more.
+        """
+        arrays = []
+        for arg in args:
+            storage = arg._storage
+            if storage is not None and storage.invalid is not None:
+                arg.check_valid()
+            array = arg.array
+            if not array.flags.c_contiguous:
+                array = np.ascontiguousarray(array)
+            arrays.append(array)
+        outputs = [np.empty(shape, dtype) for shape, dtype, _ in self._results]
+        trapped = self._call(*arrays, *outputs)
+        if trapped is not None:
+            raise self._error(trapped)
+        return [
+            EagerTensor(array, weak=weak)
+            for array, (_, _, weak) in zip(outputs, self._results, strict=True)
+        ]
+
+    def _error(self, trapped: Trapped) -> Exception:
+        number, *values = trapped
+        site = self.kernel.program.sites[number]
+        return trap_error(site.kind, list(self.graph.walk())[site.node], values)
+
+    @property
+    def loop_ir(self) -> str:
+        return format_program(self.kernel.program)
+
+
+def _kernel(graph: Graph) -> Kernel:
+    key = structural_hash(graph)
+    with _lock:
+        known = _kernels.get(key)
+        if known is not None:
+            counts.cache_hits += 1
+            return known[1]
+        counts.compiles += 1
+        _, program = lower(graph)
+        kernel = compile_program(program)
+        _kernels[key] = (graph, kernel)
+        return kernel
+
+
+def clear_cache() -> None:
+    """Forget all compiled programs (those in use stay alive)."""
+    with _lock:
+        _kernels.clear()
+
+
+def execute(
+    op: Any, args: Sequence[Operand], params: dict[str, Any]
+) -> tuple[Value, ...]:
+    """Run one node natively: the executor of eager calls of operators."""
+    graph = Graph(op.name)
+    inputs = []
+    tensors = []
+    for k, arg in enumerate(args):
+        if isinstance(arg, EagerTensor):
+            tensors.append(arg)
+        elif isinstance(arg, Value):
+            raise TypeError(f"`{op.name}` is run on {type(arg).__name__}, no tensor")
+        else:
+            tensors.append(EagerTensor(np.asarray(arg.value, arg.type.dtype.dtype)))
+        inputs.append(graph.add_input(arg.type, f"x{k}"))
+    types: tuple[TensorType, ...] = op.result_types([v.type for v in inputs], params)
+    node = graph.call(op, inputs, params, types)
+    graph.outputs = node.results
+    return tuple(Executable(graph)(tensors))

@@ -1,0 +1,359 @@
+"""The arena: where each temporary buffer of a program lies, planned by liveness.
+
+Buffers that are never live at once may share memory. Statements are numbered in the
+order of their text, and a buffer is live from its first access to its last, in the
+innermost body that contains all of them, if in that body it is wholly written before
+anything else touches it. If that cannot be seen, its value may come from an earlier
+iteration: it is live throughout the outermost loop around all its accesses.
+
+A loop that runs its iterations at once (gang, threads, GPU axes) counts as one
+statement: what is dead in one iteration may be live in another.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from hopflow.loop_ir import expr as e
+from hopflow.loop_ir import walk
+from hopflow.loop_ir.expr import Expr
+from hopflow.loop_ir.nest import (
+    Buffer,
+    Call,
+    Copy,
+    For,
+    Grow,
+    If,
+    Program,
+    Ref,
+    Stmt,
+    Store,
+    Swap,
+    Var,
+    While,
+)
+from hopflow.loop_ir.routines import ROUTINES
+
+__all__ = ["ArenaPlan", "Interval", "live_intervals", "plan"]
+
+ALIGNMENT: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaPlan:
+    """Where the buffers of the arena lie; those that grow, or are in shared memory, are
+    not in it.
+
+    offsets   bytes from the beginning, multiples of 64, as i64 expressions over the
+              program's sizes
+    total     bytes of the whole
+    """
+
+    offsets: Mapping[Buffer, Expr]
+    total: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """From the first to the last statement, by number, both included."""
+
+    start: int
+    stop: int
+
+    def overlaps(self, other: "Interval") -> bool:
+        return self.start <= other.stop and other.start <= self.stop
+
+
+def plan(program: Program) -> ArenaPlan:
+    """Lay out the arena of `program`.
+
+    Buffers of known size go by first fit, the largest first; then the others one after
+    another, each in the place of an earlier one of the same size where that is dead.
+    """
+    live = live_intervals(program)
+    offsets: dict[Buffer, Expr] = {}
+    known = [b for b in live if _size(b).is_const]
+    end = 0
+    placed: list[tuple[int, int, Interval]] = []
+    for b in sorted(known, key=lambda b: -_size(b).attr):
+        size = _size(b).attr
+        taken = [(at, stop) for at, stop, i in placed if i.overlaps(live[b])]
+        offset = _first_fit(size, sorted(taken))
+        placed.append((offset, offset + size, live[b]))
+        offsets[b] = e.index(offset)
+        end = max(end, offset + size)
+    total = _place_symbolic([b for b in live if b not in offsets], live, end, offsets)
+    unused = dict.fromkeys(_planned(program), e.index(0))
+    return ArenaPlan(unused | offsets, total)
+
+
+def _planned(program: Program) -> list[Buffer]:
+    growing = {s.buffer for s in walk.statements(program.body) if isinstance(s, Grow)}
+    return [b for b in program.arena if b.space == "arena" and b not in growing]
+
+
+def _first_fit(size: int, taken: Sequence[tuple[int, int]]) -> int:
+    """The lowest aligned offset of `size` free bytes."""
+    offset = 0
+    for start, stop in taken:
+        if offset + size <= start:
+            break
+        offset = max(offset, _round_up(stop))
+    return offset
+
+
+def _round_up(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _place_symbolic(
+    buffers: Sequence[Buffer],
+    live: Mapping[Buffer, Interval],
+    start: int,
+    offsets: dict[Buffer, Expr],
+) -> Expr:
+    """Place buffers whose sizes are not constants from `start` on; return the end."""
+    places: list[tuple[Expr, Expr, list[Interval]]] = []
+    end = e.index(_round_up(start)) if buffers else e.index(start)
+    for b in buffers:
+        size = _size(b)
+        for offset, room, tenants in places:
+            if walk.same(room, size) and not any(live[b].overlaps(t) for t in tenants):
+                offsets[b] = offset
+                tenants.append(live[b])
+                break
+        else:
+            offsets[b] = end
+            places.append((end, size, [live[b]]))
+            padded = e.add(size, e.index(ALIGNMENT - 1))
+            end = e.add(end, e.binary("and", padded, e.index(-ALIGNMENT)))
+    return end
+
+
+def _size(buffer: Buffer) -> Expr:
+    """Bytes of a dense buffer."""
+    total = e.index(buffer.dtype.itemsize)
+    for extent in buffer.shape:
+        total = e.mul(extent, total)
+    return total
+
+
+# --- liveness -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Access:
+    """A statement that names a buffer, and the way to it from the program's body: in
+    each body the number of a statement, and the statement around the next body."""
+
+    number: int
+    path: tuple["_Body", ...]
+    statement: Stmt
+
+
+@dataclass(eq=False, slots=True)
+class _Body:
+    """A body on the way to an access, within the statement `around`. All that is in it
+    has numbers from `start` to `stop`.
+
+    The body of a loop is what an iteration runs: of a `While`, the head, the test, and
+    the body.
+    """
+
+    around: Stmt | None
+    start: int
+    stop: int = 0
+
+    @property
+    def is_loop(self) -> bool:
+        return isinstance(self.around, (For, While))
+
+
+def live_intervals(program: Program) -> dict[Buffer, Interval]:
+    """When each buffer is live that the arena must hold; none for one never used."""
+    numbering = _Numbering()
+    numbering.body(None, program.body, ())
+    swapped = _swap_groups(program)
+    live = {}
+    for b in _planned(program):
+        group = swapped.get(b, (b,))
+        accesses = [a for member in group for a in numbering.accesses.get(member, ())]
+        if accesses:
+            live[b] = _interval(b, accesses, may_define=len(group) == 1)
+    return live
+
+
+class _Numbering:
+    """Numbers the statements, and collects the accesses of each buffer."""
+
+    def __init__(self) -> None:
+        self.accesses: dict[Buffer, list[_Access]] = {}
+        self._count = 0
+
+    def body(
+        self, around: Stmt | None, statements: list[Stmt], path: tuple[_Body, ...]
+    ) -> None:
+        body = _Body(around, self._count)
+        path = (*path, body)
+        if isinstance(around, While):
+            for s in around.head:
+                self._statement(s, path)
+            self._note(around, walk.buffers(around), path)
+        for s in statements:
+            self._statement(s, path)
+        body.stop = self._count - 1
+
+    def _statement(self, s: Stmt, path: tuple[_Body, ...]) -> None:
+        if isinstance(s, While):
+            self.body(s, s.body, path)
+        elif isinstance(s, For) and s.binding.kind not in ("serial", "vector"):
+            inside = (b for inner in walk.statements([s]) for b in walk.buffers(inner))
+            self._note(s, inside, path)
+        else:
+            self._note(s, walk.buffers(s), path)
+            for inner in walk.bodies(s):
+                self.body(s, inner, path)
+
+    def _note(
+        self, s: Stmt, buffers: Iterator[Buffer], path: tuple[_Body, ...]
+    ) -> None:
+        for b in dict.fromkeys(buffers):
+            self.accesses.setdefault(b, []).append(_Access(self._count, path, s))
+        self._count += 1
+
+
+def _swap_groups(program: Program) -> dict[Buffer, tuple[Buffer, ...]]:
+    """For each buffer that is swapped, all that it may exchange memory with."""
+    groups: dict[Buffer, tuple[Buffer, ...]] = {}
+    for s in walk.statements(program.body):
+        if isinstance(s, Swap):
+            members = (*groups.get(s.a, (s.a,)), *groups.get(s.b, (s.b,)))
+            group = tuple(dict.fromkeys(members))
+            groups |= dict.fromkeys(group, group)
+    return groups
+
+
+def _interval(
+    buffer: Buffer, accesses: Sequence[_Access], may_define: bool
+) -> Interval:
+    common = _common_path([a.path for a in accesses])
+    body = common[-1]
+    first = min(accesses, key=lambda a: a.number)
+    statement = _statement_in(body, first)
+    loops = [b for b in common if b.is_loop]
+    if loops and not (may_define and _defines(statement, buffer)):
+        return Interval(loops[0].start, loops[0].stop)
+    ends = [_extent_in(body, access) for access in accesses]
+    return Interval(min(start for start, _ in ends), max(stop for _, stop in ends))
+
+
+def _common_path(paths: Sequence[tuple[_Body, ...]]) -> list[_Body]:
+    common = []
+    for level in zip(*paths, strict=False):
+        if any(b is not level[0] for b in level):
+            break
+        common.append(level[0])
+    return common
+
+
+def _statement_in(body: _Body, access: _Access) -> Stmt:
+    """The statement of `body` that is the access, or holds it."""
+    depth = access.path.index(body)
+    inner = access.path[depth + 1 :]
+    return access.statement if not inner else inner[0].around or access.statement
+
+
+def _extent_in(body: _Body, access: _Access) -> tuple[int, int]:
+    """The numbers that an access takes up in `body`: all of a loop it is in."""
+    depth = access.path.index(body)
+    for inner in access.path[depth + 1 :]:
+        if inner.is_loop:
+            return inner.start, inner.stop
+    return access.number, access.number
+
+
+# --- what certainly writes all of a buffer before anything reads it -------------------
+
+
+def _defines(s: Stmt, buffer: Buffer) -> bool:
+    """Whether `s` writes all of `buffer`, and reads nothing of it before."""
+    if _reads(s, buffer):
+        return False
+    match s:
+        case If():
+            return all(_body_defines(side, buffer) for side in (s.then, s.else_))
+        case While():
+            return _body_defines(s.head, buffer)
+        case For():
+            return _nest_fills(s, buffer)
+        case _:
+            return _fills(s, buffer, {})
+
+
+def _reads(s: Stmt, buffer: Buffer) -> bool:
+    return any(node.attr is buffer for node in walk.loaded(s))
+
+
+def _touches(s: Stmt, buffer: Buffer) -> bool:
+    return any(buffer in walk.buffers(inner) for inner in walk.statements([s]))
+
+
+def _body_defines(body: Sequence[Stmt], buffer: Buffer) -> bool:
+    for s in body:
+        if _touches(s, buffer):
+            return _defines(s, buffer)
+    return False
+
+
+def _nest_fills(nest: For, buffer: Buffer) -> bool:
+    """Whether a nest of loops that never reads `buffer` writes it over its whole shape,
+    one element, or one sub-array, an iteration."""
+    extents: dict[Var, Expr] = {}
+    s: Stmt = nest
+    while isinstance(s, For):
+        extents[s.var] = s.extent
+        touching = [inner for inner in s.body if _touches(inner, buffer)]
+        if len(touching) != 1 or _reads(s, buffer):
+            return False
+        [s] = touching
+    return _fills(s, buffer, extents)
+
+
+def _fills(s: Stmt, buffer: Buffer, extents: Mapping[Var, Expr]) -> bool:
+    """Whether `s`, run for all values of the variables in `extents`, does."""
+    if _reads(s, buffer):
+        return False
+    match s:
+        case Store():
+            return _covers(s.indices, buffer, extents)
+        case Copy():
+            return s.target is buffer and s.source is not buffer and not extents
+        case Call():
+            roles = [
+                (array.role, arg)
+                for array, arg in zip(ROUTINES[s.routine].arrays, s.args, strict=False)
+                if isinstance(arg, Ref) and arg.buffer is buffer
+            ]
+            return len(roles) == 1 and all(
+                role == "out" and _covers(arg.at, buffer, extents)
+                for role, arg in roles
+            )
+        case _:
+            return False
+
+
+def _covers(at: Sequence[Expr], buffer: Buffer, extents: Mapping[Var, Expr]) -> bool:
+    """Whether `at` takes every value of the leading axes of `buffer`."""
+    left = dict(extents)
+    for i, extent in zip(at, buffer.shape, strict=False):
+        if i.is_const and i.attr == 0 and extent.is_const and extent.attr == 1:
+            continue
+        if (
+            i.op != "var"
+            or i.attr not in left
+            or not walk.same(left.pop(i.attr), extent)
+        ):
+            return False
+    return all(
+        n.is_const and n.attr > 0 for n in left.values()
+    )  # they run at least once

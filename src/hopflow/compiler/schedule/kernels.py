@@ -1,0 +1,471 @@
+"""Scheduling kernels: which are computed where they are read, and loops for the rest."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hopflow import dtypes
+from hopflow.compiler.schedule.builder import Builder
+from hopflow.compiler.schedule.places import (
+    Pending,
+    Place,
+    Registers,
+    Slot,
+    Stored,
+    indices,
+    is_small,
+    static_size,
+    weight,
+)
+from hopflow.errors import CompileError
+from hopflow.graph.types import TensorType
+from hopflow.loop_ir import expr as e
+from hopflow.loop_ir.expr import Expr, Index
+from hopflow.loop_ir.kernels import (
+    Check,
+    Effect,
+    Kernel,
+    Library,
+    Pointwise,
+    Prefix,
+    Reduction,
+    Scatter,
+)
+from hopflow.loop_ir.nest import (
+    Accumulate,
+    Buffer,
+    Call,
+    Copy,
+    Declare,
+    If,
+    Ref,
+    Stmt,
+    Store,
+    Trap,
+    Var,
+)
+from hopflow.loop_ir.walk import nodes
+
+CHEAP = 6
+"""A pending element of at most this cost may be computed again for each reader."""
+DEPTH_LIMIT = 40
+"""So many nested pending values are stored, to bound recursion and statements."""
+
+
+@dataclass(eq=False, slots=True)
+class _Counted:
+    """An operand that notes at how many different indices it is read."""
+
+    slot: Slot
+    seen: dict[tuple[int, ...], Expr]
+
+    @property
+    def type(self) -> TensorType:
+        return self.slot.type
+
+    def __getitem__(self, at: Index) -> Expr:
+        key = tuple(map(id, at))
+        if key not in self.seen:
+            self.seen[key] = e.read(Var("operand", self.slot.type.dtype))
+        return self.seen[key]
+
+
+class Kernels:
+    """Schedules the kernels of one node: `node` is its number, for traps."""
+
+    def __init__(self, builder: Builder, node: int) -> None:
+        self.b = builder
+        self.node = node
+
+    # --- checks ---
+
+    def check(self, check: Check) -> None:
+        """Stop the program unless the check holds everywhere."""
+        site = self.b.site(check.kind, self.node)
+
+        def trap(at: Index) -> None:
+            fails = e.unary("not", check.holds(at))
+            if not (fails.is_const and not fails.attr):
+                self.b.add(Trap(fails, site, check.values(at)))
+
+        if all(isinstance(n, int) and n <= 4 for n in check.shape):
+            self.b.nest(check.shape, trap, independent=False)
+            return
+        # First one fast pass asks whether any fails; only then is the first one sought.
+        failed = self.b.declare(e.const(False, dtypes.bool_), "failed")
+
+        def accumulate(at: Index) -> None:
+            self.b.add(Accumulate(failed, "or", e.unary("not", check.holds(at))))
+
+        self.b.nest(check.shape, accumulate)
+        with self.b.into([]) as search:
+            self.b.nest(check.shape, trap, independent=False)
+        self.b.add(If(e.read(failed), search))
+
+    # --- pointwise ---
+
+    def pointwise(
+        self,
+        kernel: Pointwise,
+        type_: TensorType,
+        operands: Sequence[Slot],
+        relower: Callable[[Sequence[object]], Pointwise],
+        uses: int,
+        hint: Buffer | None,
+    ) -> Slot:
+        """A slot for the result: registers if it is small, pending if that may pay."""
+        for check in kernel.checks:
+            self.check(check)
+        if is_small(type_):
+            elements = tuple(
+                self.b.let(kernel.element(at))
+                for at in indices([n for n in type_.shape if isinstance(n, int)])
+            )
+            return self.b.slot(Registers(type_, elements), uses)
+        own_cost = self._settle_repeated(type_, operands, relower)
+        cost, depth = own_cost, 0
+        reads: frozenset[Buffer] = frozenset()
+        for slot in operands:
+            reads |= slot.place.buffers
+            if isinstance(slot.place, Pending):
+                cost += slot.place.cost
+                depth = max(depth, slot.place.depth)
+        pending = Pending(type_, kernel.element, reads, cost, depth + 1, kernel.is_view)
+        slot = self.b.slot(pending, uses)
+        repeated = uses > 1 and cost > CHEAP and not kernel.is_view
+        if repeated or hint is not None or depth >= DEPTH_LIMIT:
+            self.b.settle(slot, hint)
+        return slot
+
+    def _settle_repeated(
+        self,
+        type_: TensorType,
+        operands: Sequence[Slot],
+        relower: Callable[[Sequence[object]], Pointwise],
+    ) -> int:
+        """Store operands that an element would compute more than once; the own cost."""
+        counted = [_Counted(slot, {}) for slot in operands]
+        element = relower(counted).element(self.b.probe(type_.ndim))
+        for probe in counted:
+            place = probe.slot.place
+            if not isinstance(place, Pending) or place.cost <= CHEAP:
+                continue
+            if len(probe.seen) > 1 or _is_larger(type_, place.type):
+                self.b.settle(probe.slot)
+        return sum(map(weight, nodes(element)))
+
+    # --- reductions ---
+
+    def reduction(
+        self,
+        kernel: Reduction,
+        types: Sequence[TensorType],
+        operands: Sequence[Slot],
+        uses: Sequence[int],
+        hints: Sequence[Buffer | None],
+    ) -> list[Slot]:
+        for slot in operands:
+            space = 1
+            for n in (*types[0].shape, *kernel.space):
+                space *= n if isinstance(n, int) else 64
+            size = static_size(slot.type)
+            if _is_dear(slot) and (size is None or space > size):
+                self.b.settle(slot)
+        if all(is_small(t) for t in types):
+            return self._reduce_to_registers(kernel, types, uses)
+        targets = [
+            hint or self.b.temporary(t) for hint, t in zip(hints, types, strict=True)
+        ]
+        if self._reduces_rows(kernel, types[0]):
+            self._reduce_rows(kernel, types[0], targets[0])
+        else:
+
+            def row(at: Index) -> None:
+                for target, value in zip(targets, self._reduce(kernel, at), strict=True):
+                    self.b.add(Store(target, at, value))
+
+            self.b.nest(types[0].shape, row)
+        return [
+            self.b.slot(Stored(t, buffer), n)
+            for t, buffer, n in zip(types, targets, uses, strict=True)
+        ]
+
+    def _reduce_to_registers(
+        self, kernel: Reduction, types: Sequence[TensorType], uses: Sequence[int]
+    ) -> list[Slot]:
+        columns: list[list[Expr]] = [[] for _ in types]
+        for at in indices([n for n in types[0].shape if isinstance(n, int)]):
+            for column, value in zip(columns, self._reduce(kernel, at), strict=True):
+                column.append(self.b.let(value))
+        return [
+            self.b.slot(Registers(t, tuple(column)), n)
+            for t, column, n in zip(types, columns, uses, strict=True)
+        ]
+
+    def _reduce(self, kernel: Reduction, at: Index) -> list[Expr]:
+        """The results for one output index: a loop over the kernel's space."""
+        accumulators = [self.b.declare(x, "acc") for x in kernel.init]
+
+        def step(r: Index) -> None:
+            values = kernel.element(at, r)
+            if isinstance(kernel.combine, str):
+                self.b.add(Accumulate(accumulators[0], kernel.combine, values[0]))
+                return
+            elements = tuple(self.b.let(v) for v in values)
+            before = tuple(map(e.read, accumulators))
+            after = [self.b.let(v) for v in kernel.combine(before, elements)]
+            for var, value in zip(accumulators, after, strict=True):
+                self.b.assign(var, value)
+
+        self.b.nest(kernel.space, step, independent=isinstance(kernel.combine, str))
+        totals = tuple(map(e.read, accumulators))
+        return [finish(at, totals) for finish in kernel.finish]
+
+    def _reduces_rows(self, kernel: Reduction, type_: TensorType) -> bool:
+        """Whether memory runs along the last axis of the result, not of the space."""
+        if not isinstance(kernel.combine, str) or type_.ndim == 0 or not kernel.space:
+            return False
+        last = type_.shape[-1]
+        if isinstance(last, int) and last < 4:
+            return False
+        at = self.b.probe(type_.ndim + len(kernel.space))
+        i, r = at[: type_.ndim], at[type_.ndim :]
+        along_result = along_space = False
+        for node in nodes(kernel.element(i, r)[0]):
+            if node.op == "load" and node.args:
+                names = {id(x) for x in nodes(node.args[-1])}
+                along_result |= id(i[-1]) in names
+                along_space |= id(r[-1]) in names
+        return along_result and not along_space
+
+    def _reduce_rows(self, kernel: Reduction, type_: TensorType, out: Buffer) -> None:
+        """Accumulate whole rows of the result, so that vectors run along memory."""
+        assert isinstance(kernel.combine, str)
+        combine, [init] = kernel.combine, kernel.init
+        is_direct = init.dtype is type_.dtype
+        sums = (
+            out
+            if is_direct
+            else self.b.temporary(TensorType(init.dtype, type_.shape), "sums")
+        )
+        *outer_shape, last = type_.shape
+
+        def outer(at: Index) -> None:
+            def clear(j: Index) -> None:
+                self.b.add(Store(sums, (*at, *j), init))
+
+            def accumulate(r: Index) -> None:
+                def add(j: Index) -> None:
+                    i = (*at, *j)
+                    old, new = e.load(sums, i), kernel.element(i, r)[0]
+                    self.b.add(Store(sums, i, e.binary(combine, old, new)))
+
+                self.b.nest((last,), add)
+
+            def finish(j: Index) -> None:
+                i = (*at, *j)
+                value = kernel.finish[0](i, (e.load(sums, i),))
+                self.b.add(Store(out, i, value))
+
+            self.b.nest((last,), clear)
+            self.b.nest(kernel.space, accumulate, independent=False)
+            probe = e.const(0, init.dtype)
+            if not is_direct or kernel.finish[0](at, (probe,)) is not probe:
+                self.b.nest((last,), finish)
+
+        self.b.nest(outer_shape, outer)
+
+    # --- prefixes, scatters, libraries ---
+
+    def prefix(
+        self, kernel: Prefix, type_: TensorType, uses: int, hint: Buffer | None
+    ) -> Slot:
+        target = hint or self.b.temporary(type_)
+        axis, n = kernel.axis, type_.shape[kernel.axis]
+        others = (*type_.shape[:axis], *type_.shape[axis + 1 :])
+
+        def line(at: Index) -> None:
+            total = self.b.declare(kernel.init, "acc")
+
+            def step(position: Index) -> None:
+                k = position[0]
+                if kernel.reverse:
+                    k = e.sub(e.sub(self.b.extent(n), e.index(1)), k)
+                i = (*at[:axis], k, *at[axis:])
+                value = self.b.let(kernel.combine(e.read(total), kernel.element(i)))
+                self.b.assign(total, value)
+                self.b.add(Store(target, i, value))
+
+            self.b.nest((n,), step, independent=False)
+
+        self.b.nest(others, line)
+        return self.b.slot(Stored(type_, target), uses)
+
+    def scatter(
+        self,
+        kernel: Scatter,
+        base: Slot,
+        operands: Sequence[Slot],
+        type_: TensorType,
+        uses: int,
+        hint: Buffer | None,
+    ) -> Slot:
+        """In place where the base dies here, else into a copy of it."""
+        for check in kernel.checks:
+            self.check(check)
+        for slot in operands:
+            if slot is not base and isinstance(base.place, Stored):
+                reads_base = base.place.buffer in slot.place.buffers
+                if _is_dear(slot) or (reads_base and isinstance(slot.place, Pending)):
+                    self.b.settle(slot)
+        if is_small(type_):
+            return self._scatter_registers(kernel, base, type_, uses)
+        in_place = base.place
+        once = sum(slot is base for slot in operands) == 1
+        if once and self.b.may_overwrite(base) and isinstance(in_place, Stored):
+            target = in_place.buffer
+        else:
+            target = hint or self.b.temporary(type_)
+            self.fill(base, Stored(type_, target))
+        independent = self._is_injective(kernel)
+
+        def update(u: Index) -> None:
+            def write() -> None:
+                at = kernel.position(u)
+                value = kernel.value(u)
+                if kernel.combine is not None:
+                    value = kernel.combine(e.load(target, at), value)
+                self.b.add(Store(target, at, value))
+
+            if kernel.keep is None:
+                write()
+                return
+            with self.b.into([]) as kept:
+                write()
+            self.b.add(If(kernel.keep(u), kept))
+
+        self.b.nest(kernel.space, update, independent=independent)
+        return self.b.slot(Stored(type_, target), uses)
+
+    def _scatter_registers(
+        self, kernel: Scatter, base: Slot, type_: TensorType, uses: int
+    ) -> Slot:
+        """Each register chooses, update by update, between its old and a new value."""
+        buffer = self.b.temporary(type_)
+        self.b.store([base], [Stored(type_, buffer)])
+        slot = Slot(Stored(type_, buffer), 0, self.b.statements)
+        target = slot.place
+        assert isinstance(target, Stored)
+
+        def update(u: Index) -> None:
+            at = kernel.position(u)
+            value = kernel.value(u)
+            if kernel.combine is not None:
+                value = kernel.combine(e.load(buffer, at), value)
+            if kernel.keep is not None:
+                value = e.select(kernel.keep(u), value, e.load(buffer, at))
+            self.b.add(Store(buffer, at, self.b.let(value)))
+
+        self.b.nest(kernel.space, update, independent=False)
+        elements = tuple(
+            self.b.let(e.load(buffer, at))
+            for at in indices([n for n in type_.shape if isinstance(n, int)])
+        )
+        return self.b.slot(Registers(type_, elements), uses)
+
+    def _is_injective(self, kernel: Scatter) -> bool:
+        """Whether updates go to different positions: each axis of the space moves one
+        coordinate by steps of one (`dynamic_update_slice`)."""
+        if kernel.combine is not None or kernel.keep is not None:
+            return False
+        u = self.b.probe(len(kernel.space))
+        position = kernel.position(u)
+        for axis, var in enumerate(u):
+            size = kernel.space[axis]
+            if isinstance(size, int) and size == 1:
+                continue
+            moved = [p for p in position if any(n is var for n in nodes(p))]
+            if len(moved) != 1 or not _is_shift(moved[0], var):
+                return False
+        return True
+
+    def fill(self, slot: Slot, target: Stored) -> None:
+        """Write a value to memory, by a copy of whole buffers where it can be one."""
+        place = slot.place
+        if isinstance(place, Stored):
+            if place.buffer is target.buffer and place.prefix == target.prefix:
+                return
+            if not place.prefix and not target.prefix:
+                self.b.add(Copy(target.buffer, place.buffer))
+                return
+        self.b.store([slot], [target])
+
+    def library(
+        self,
+        kernel: Library,
+        types: Sequence[TensorType],
+        uses: Sequence[int],
+        hints: Sequence[Buffer | None],
+    ) -> list[Slot]:
+        batch = types[0].shape[: kernel.batch]
+        results = [
+            hint or self.b.temporary(t) for hint, t in zip(hints, types, strict=True)
+        ]
+        overwritten = {k for k in kernel.overwrites if k is not None}
+        sources: list[tuple[Buffer, Index] | None] = []
+        for k, operand in enumerate(kernel.operands):
+            if not isinstance(operand, Slot):
+                raise CompileError(f"{kernel.routine}: operand {k} is no value of a node")
+            if k in overwritten:
+                result = results[kernel.overwrites.index(k)]
+                self.fill(operand, Stored(operand.type, result))
+            else:
+                sources.append(self.dense(operand))
+        scratch = [self.b.temporary(t, "work") for t in kernel.workspace]
+        site = self.b.site("library", self.node) if kernel.can_fail else None
+
+        def call(at: Index) -> None:
+            refs = [
+                Ref(buffer, (*prefix, *at)) for buffer, prefix in filter(None, sources)
+            ]
+            refs += [Ref(buffer, at) for buffer in results]
+            refs += [Ref(buffer) for buffer in scratch]
+            self.b.add(Call(kernel.routine, (*refs, *kernel.scalars), site))
+
+        self.b.nest(batch, call, independent=False)
+        return [
+            self.b.slot(Stored(t, buffer), n)
+            for t, buffer, n in zip(types, results, uses, strict=True)
+        ]
+
+    def dense(self, slot: Slot) -> tuple[Buffer, Index]:
+        """The value in memory, as a dense sub-array of a buffer."""
+        place = slot.place
+        if isinstance(place, Stored):
+            return place.buffer, place.prefix
+        buffer = self.b.temporary(place.type)
+        self.b.store([slot], [Stored(place.type, buffer)])
+        if isinstance(place, Pending) and slot.home is self.b.statements:
+            self.b.move(slot, Stored(place.type, buffer))
+        return buffer, ()
+
+
+def _is_shift(position: Expr, var: Expr) -> bool:
+    """Whether `position` is `var` plus what does not depend on it."""
+    if position is var:
+        return True
+    if position.op != "add":
+        return False
+    x, y = position.args
+    inner, other = (x, y) if any(n is var for n in nodes(x)) else (y, x)
+    return not any(n is var for n in nodes(other)) and _is_shift(inner, var)
+
+
+def _is_dear(slot: Slot) -> bool:
+    return isinstance(slot.place, Pending) and slot.place.cost > CHEAP
+
+
+def _is_larger(result: TensorType, operand: TensorType) -> bool:
+    a, b = static_size(result), static_size(operand)
+    return result.ndim > operand.ndim if a is None or b is None else a > b
+
+

@@ -1,0 +1,667 @@
+"""Scheduling graphs: node by node, operators with subgraphs as structured statements."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hopflow import dtypes
+from hopflow.compiler.llvm.target import Target, host
+from hopflow.compiler.schedule.builder import Builder
+from hopflow.compiler.schedule.kernels import CHEAP, Kernels
+from hopflow.compiler.schedule.places import (
+    Pending,
+    Place,
+    Registers,
+    Slot,
+    Stored,
+    indices,
+    is_small,
+)
+from hopflow.errors import CompileError
+from hopflow.graph.core import Arg, Constant, Graph, Node, Var
+from hopflow.graph.types import TensorType
+from hopflow.loop_ir import expr as e
+from hopflow.loop_ir.expr import Expr
+from hopflow.loop_ir.kernels import (
+    Branch,
+    CountedLoop,
+    Effect,
+    Inline,
+    Library,
+    Lowered,
+    Pointwise,
+    Prefix,
+    Reduction,
+    Scatter,
+    WhileLoop,
+)
+from hopflow.loop_ir.nest import (
+    Buffer,
+    Copy,
+    For,
+    If,
+    Program,
+    Stmt,
+    Swap,
+    Trap,
+    While,
+)
+from hopflow.loop_ir.nest import Var as LoopVar
+from hopflow.loop_ir.walk import nodes
+
+Env = dict[Var, Slot]
+
+
+def schedule(graph: Graph, target: Target | None = None) -> Program:
+    """The program that computes `graph`: inputs and outputs in the graph's order.
+
+    Symbols of the graph become the program's sizes.
+    """
+    return Scheduler(graph, target or host()).run()
+
+
+@dataclass(slots=True)
+class _Carry:
+    """One leaf of a loop's carry: variables, or a buffer."""
+
+    type: TensorType
+    variables: tuple[LoopVar, ...] = ()
+    buffer: Buffer | None = None
+
+    @property
+    def place(self) -> Place:
+        if self.buffer is not None:
+            return Stored(self.type, self.buffer)
+        return Registers(self.type, tuple(map(e.read, self.variables)))
+
+
+@dataclass(slots=True)
+class Scheduler:
+    graph: Graph
+    target: Target
+    b: Builder = field(init=False)
+    numbers: dict[int, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.b = Builder(self.graph.name, self.target)
+        self.numbers = {}
+        for i, node in enumerate(self.graph.walk()):
+            self.numbers.setdefault(id(node), i)
+
+    # --- the whole program ---
+
+    def run(self) -> Program:
+        graph, b = self.graph, self.b
+        for var in graph.symbols:
+            assert var.node.symbol is not None
+            size = LoopVar(var.node.symbol.name, dtypes.int64)
+            b.symbols[var.node.symbol] = size
+            b.program.sizes.append(size)
+        uses = use_counts(graph)
+        env: Env = {}
+        for k, var in enumerate(graph.inputs):
+            if var.node.section == "symbol":
+                size = b.program.sizes[k]
+                env[var] = b.slot(Registers(var.type, (e.read(size),)), uses.get(var, 0))
+                continue
+            buffer = Buffer(f"in{k}", var.type.dtype, b.shape(var.type), "input")
+            b.program.inputs.append(buffer)
+            place: Place = Stored(var.type, buffer)
+            if is_small(var.type) and uses.get(var):
+                place = self.registers(Slot(place))
+            env[var] = b.slot(place, uses.get(var, 0))
+        hints: dict[Var, Buffer] = {}
+        for k, arg in enumerate(graph.outputs):
+            buffer = Buffer(f"out{k}", arg.type.dtype, b.shape(arg.type), "output")
+            b.program.outputs.append(buffer)
+            if isinstance(arg, Var) and arg.node.op is not None:
+                hints.setdefault(arg, buffer)
+        results = self.nodes(graph, env, uses, hints)
+        kernels = Kernels(b, 0)
+        for slot, buffer in zip(results, b.program.outputs, strict=True):
+            kernels.fill(slot, Stored(slot.type, buffer))
+        return b.program
+
+    def registers(self, slot: Slot) -> Registers:
+        """A small value loaded into variables."""
+        at = indices([n for n in slot.type.shape if isinstance(n, int)])
+        return Registers(slot.type, tuple(self.b.let(slot[i]) for i in at))
+
+    # --- graphs ---
+
+    def nodes(
+        self,
+        graph: Graph,
+        env: Env,
+        uses: Mapping[Var, int],
+        hints: Mapping[Var, Buffer] | None = None,
+        skip: Sequence[Node] = (),
+    ) -> list[Slot]:
+        """Schedule the nodes of a graph in place; the slots of its outputs."""
+        for node in graph.nodes:
+            if node.op is not None and node not in skip and is_live(node, uses):
+                self.node(node, env, uses, hints or {})
+        return [self.read(arg, env) for arg in graph.outputs]
+
+    def read(self, arg: Arg, env: Env) -> Slot:
+        """The slot of an argument; one reader fewer is to come."""
+        if isinstance(arg, Constant):
+            value = e.const(arg.value, arg.type.dtype)
+            return Slot(Registers(arg.type, (value,)), 0, self.b.statements)
+        slot = env[arg]
+        slot.uses -= 1
+        return slot
+
+    def node(
+        self,
+        node: Node,
+        env: Env,
+        uses: Mapping[Var, int],
+        hints: Mapping[Var, Buffer],
+    ) -> None:
+        operands = [self.read(a, env) for a in node.args]
+        types = tuple(v.type for v in node.results)
+        counts = [uses.get(v, 0) for v in node.results]
+        wanted = [hints.get(v) for v in node.results]
+        lowered = node.op.lower(types, *operands, **node.params)
+        results = self.lowered(node, lowered, types, operands, counts, wanted)
+        for var, slot in zip(node.results, results, strict=True):
+            env[var] = slot
+
+    def lowered(
+        self,
+        node: Node,
+        lowered: Lowered,
+        types: tuple[TensorType, ...],
+        operands: list[Slot],
+        uses: list[int],
+        hints: list[Buffer | None],
+    ) -> list[Slot]:
+        kernels = Kernels(self.b, self.numbers[id(node)])
+
+        def pointwise(k: int, kernel: Pointwise) -> Slot:
+            def relower(counted: Sequence[Any]) -> Pointwise:
+                again = node.op.lower(types, *counted, **node.params)
+                chosen = again[k] if isinstance(again, tuple) else again
+                assert isinstance(chosen, Pointwise)
+                return chosen
+
+            return kernels.pointwise(
+                kernel, types[k], operands, relower, uses[k], hints[k]
+            )
+
+        match lowered:
+            case Pointwise():
+                return [pointwise(0, lowered)]
+            case Reduction():
+                return kernels.reduction(lowered, types, operands, uses, hints)
+            case Prefix():
+                for slot in operands:
+                    self.store_dear(slot)
+                return [kernels.prefix(lowered, types[0], uses[0], hints[0])]
+            case Scatter():
+                base = lowered.base
+                assert isinstance(base, Slot)
+                return [
+                    kernels.scatter(lowered, base, operands, types[0], uses[0], hints[0])
+                ]
+            case Library():
+                return kernels.library(lowered, types, uses, hints)
+            case Effect():
+                for check in lowered.checks:
+                    kernels.check(check)
+                return []
+            case tuple():
+                results: list[Slot] = []
+                for k, kernel in enumerate(lowered):
+                    if isinstance(kernel, Pointwise):
+                        results.append(pointwise(k, kernel))
+                    else:
+                        results += self.lowered(
+                            node,
+                            kernel,
+                            (types[k],),
+                            operands,
+                            [uses[k]],
+                            [hints[k]],
+                        )
+                return results
+            case _:
+                for slot in operands:
+                    self.store_dear(slot)
+                with self.b.scope():
+                    results = self.region(node, lowered, types, uses, hints)
+                self.b.slots += results
+                return results
+
+    def store_dear(self, slot: Slot) -> None:
+        if isinstance(slot.place, Pending) and slot.place.cost > CHEAP:
+            self.b.settle(slot)
+
+    # --- regions ---
+
+    def region(
+        self,
+        node: Node,
+        region: Any,
+        types: tuple[TensorType, ...],
+        uses: list[int],
+        hints: list[Buffer | None],
+    ) -> list[Slot]:
+        match region:
+            case Inline():
+                results = self.inline(region.graph, list(region.operands))
+                return [self.b.slot(s.place, n) for s, n in zip(results, uses, strict=True)]
+            case Branch():
+                return self.branch(region, types, uses, hints)
+            case WhileLoop():
+                return self.while_loop(node, region, uses)
+            case CountedLoop():
+                return self.counted_loop(region, types, uses, hints)
+        raise CompileError(f"operator `{node.op.name}` lowers to `{type(region).__name__}`")
+
+    def enter(self, graph: Graph, operands: Sequence[Slot]) -> tuple[Env, dict[Var, int]]:
+        """Slots of a subgraph's own for its inputs."""
+        uses = use_counts(graph)
+        env = {
+            var: self.b.slot(slot.place, uses.get(var, 0))
+            for var, slot in zip(graph.inputs, operands, strict=True)
+        }
+        for var in graph.symbols:
+            assert var.node.symbol is not None
+            if var.node.symbol not in self.b.symbols:
+                value = env[var].scalar
+                self.b.symbols[var.node.symbol] = _variable(self.b.let(value), self.b)
+        return env, uses
+
+    def inline(self, graph: Graph, operands: Sequence[Slot]) -> list[Slot]:
+        env, uses = self.enter(graph, operands)
+        return self.nodes(graph, env, uses)
+
+    def branch(
+        self,
+        region: Branch,
+        types: tuple[TensorType, ...],
+        uses: list[int],
+        hints: list[Buffer | None],
+    ) -> list[Slot]:
+        """One list of statements a branch; their results meet in common places."""
+        bodies: list[list[Stmt]] = []
+        results: list[list[Slot]] = []
+        selector = region.selector.scalar
+        for graph in region.branches:
+            with self.b.into([]) as body:
+                results.append(self.inline(graph, region.operands))
+            bodies.append(body)
+        merged = [
+            self.merge(t, bodies, [r[k] for r in results], uses[k], hints[k])
+            for k, t in enumerate(types)
+        ]
+        self.b.add(_choose(selector, bodies))
+        return merged
+
+    def merge(
+        self,
+        type_: TensorType,
+        bodies: Sequence[list[Stmt]],
+        slots: Sequence[Slot],
+        uses: int,
+        hint: Buffer | None,
+    ) -> Slot:
+        """A place for one result, written at the end of each branch."""
+        if is_small(type_):
+            zero = e.const(0, type_.dtype)
+            at = indices([n for n in type_.shape if isinstance(n, int)])
+            variables = [self.b.declare(zero, "r") for _ in at]
+            for body, slot in zip(bodies, slots, strict=True):
+                with self.b.into(body):
+                    for var, i in zip(variables, at, strict=True):
+                        self.b.assign(var, slot[i])
+            place: Place = Registers(type_, tuple(map(e.read, variables)))
+            return self.b.slot(place, uses)
+        places = [s.place for s in slots]
+        first = places[0]
+        if all(_same_memory(first, p) for p in places):
+            return self.b.slot(first, uses)
+        buffer = hint or self.b.temporary(type_)
+        for body, slot in zip(bodies, slots, strict=True):
+            with self.b.into(body):
+                Kernels(self.b, 0).fill(slot, Stored(type_, buffer))
+        return self.b.slot(Stored(type_, buffer), uses)
+
+    # --- loops ---
+
+    def carries(
+        self, operands: Sequence[Slot], others: Sequence[Slot], token: object
+    ) -> list[_Carry]:
+        """Variables and buffers that start as the operands and change in each step.
+
+        `others` are what else the loop reads: their memory is not taken over.
+        """
+        made: list[_Carry] = []
+        for slot in operands:
+            type_ = slot.type
+            if is_small(type_):
+                at = indices([n for n in type_.shape if isinstance(n, int)])
+                values = [slot[i] for i in at]
+                variables = tuple(self.b.declare(v, "c") for v in values)
+                made.append(_Carry(type_, variables))
+                continue
+            taken = [c.buffer for c in made]
+            shared = [s for s in (*operands, *others) if s is not slot]
+            place = slot.place
+            if (
+                isinstance(place, Stored)
+                and place.buffer not in taken
+                and not any(place.buffer in s.place.buffers for s in shared)
+                and operands.count(slot) + others.count(slot) == 1
+                and self.b.may_overwrite(slot)
+                and not self.b.readers(place.buffer, but=slot)
+            ):
+                buffer = place.buffer
+            else:
+                buffer = self.b.temporary(type_, "carry")
+                Kernels(self.b, 0).fill(slot, Stored(type_, buffer))
+            self.b.owners[buffer] = token
+            made.append(_Carry(type_, buffer=buffer))
+        return made
+
+    def after(self, carries: Sequence[_Carry], uses: Sequence[int]) -> list[Slot]:
+        """The carry's places once the loop is done; they belong to the outer loop now."""
+        for carry in carries:
+            if carry.buffer is not None:
+                self.b.owners[carry.buffer] = self.b.loop
+        return [self.b.slot(c.place, n) for c, n in zip(carries, uses, strict=True)]
+
+    def hoist(
+        self,
+        graph: Graph,
+        invariants: Mapping[Var, Slot],
+        uses: Mapping[Var, int],
+    ) -> tuple[Env, list[Node]]:
+        """Schedule, before a loop, the nodes of its body that no step changes."""
+        env: Env = {}
+        for var, slot in invariants.items():
+            env[var] = self.b.slot(slot.place, uses.get(var, 0))
+        moved: list[Node] = []
+        for node in graph.nodes:
+            is_pure = node.op is not None and not (node.op.effects or node.graphs)
+            if (
+                is_pure
+                and is_live(node, uses)
+                and all(isinstance(a, Constant) or a in env for a in node.args)
+            ):
+                self.node(node, env, uses, {})
+                moved.append(node)
+        for slot in env.values():
+            self.store_dear(slot)
+        return env, moved
+
+    def loop_env(
+        self, graph: Graph, hoisted: Env, variant: Mapping[Var, Place], uses: Mapping[Var, int]
+    ) -> Env:
+        """Slots for a loop's body; called inside it."""
+        env = {var: self.b.slot(s.place, max(s.uses, 0)) for var, s in hoisted.items()}
+        for var, place in variant.items():
+            env[var] = self.b.slot(place, uses.get(var, 0))
+        return env
+
+    def while_loop(self, node: Node, region: WhileLoop, uses: list[int]) -> list[Slot]:
+        b, token = self.b, object()
+        carries = self.carries(region.carry, region.after, token)
+        graphs = (region.test, region.body)
+        prepared = []
+        before, carry = len(region.before), len(region.carry)
+        for graph in graphs:
+            self.bind_symbols(graph, region.before)
+            outer = [*graph.inputs[:before], *graph.inputs[before + carry :]]
+            invariants = dict(
+                zip(outer, (*region.before, *region.after), strict=True)
+            )
+            counts = use_counts(graph)
+            prepared.append((counts, *self.hoist(graph, invariants, counts)))
+        steps = None
+        if region.max_steps is not None:
+            steps = b.declare(e.index(0), "steps")
+
+        def inside(k: int, statements: list[Stmt]) -> list[Slot]:
+            graph, (counts, hoisted, moved) = graphs[k], prepared[k]
+            variant = {
+                var: c.place
+                for var, c in zip(
+                    graph.inputs[before : before + carry], carries, strict=True
+                )
+            }
+            env = self.loop_env(graph, hoisted, variant, counts)
+            return self.nodes(graph, env, counts, skip=moved)
+
+        with b.loop_body([], token) as head:
+            [test] = inside(0, head)
+            condition = test.scalar
+        with b.loop_body([], token) as body:
+            if steps is not None and region.max_steps is not None:
+                limit = e.index(region.max_steps)
+                full = e.compare("ge", e.read(steps), limit)
+                b.add(Trap(full, b.site("limit", self.numbers[id(node)]), (limit,)))
+                b.assign(steps, e.add(e.read(steps), e.index(1)))
+            self.update(carries, inside(1, body), token)
+        b.add(While(head, condition, body))
+        return self.after(carries, uses)
+
+    def bind_symbols(self, graph: Graph, before: Sequence[Slot]) -> None:
+        """Make the sizes that a subgraph knows by its symbols known here."""
+        for var, slot in zip(graph.symbols, before, strict=True):
+            symbol = var.node.symbol
+            assert symbol is not None
+            if symbol not in self.b.symbols:
+                self.b.symbols[symbol] = _variable(self.b.let(slot.scalar), self.b)
+
+    def counted_loop(
+        self,
+        region: CountedLoop,
+        types: tuple[TensorType, ...],
+        uses: list[int],
+        hints: list[Buffer | None],
+    ) -> list[Slot]:
+        b, token, graph = self.b, object(), region.body
+        before, carry, xs = (len(region.before), len(region.carry), len(region.xs))
+        self.bind_symbols(graph, region.before)
+        carries = self.carries(region.carry, (*region.xs, *region.after), token)
+        ys = [
+            (t, hint or b.temporary(t, "ys"))
+            for t, hint in zip(types[carry:], hints[carry:], strict=True)
+        ]
+        counts = use_counts(graph)
+        outer = [*graph.inputs[:before], *graph.inputs[before + carry + xs :]]
+        invariants = dict(zip(outer, (*region.before, *region.after), strict=True))
+        hoisted, moved = self.hoist(graph, invariants, counts)
+        step = b.var(dtypes.int64, "step")
+        length = b.extent(region.length)
+        at = e.read(step)
+        if region.reverse:
+            at = e.sub(e.sub(length, e.index(1)), at)
+        with b.loop_body([], token) as body:
+            inner = graph.inputs[before : before + carry + xs]
+            places = [c.place for c in carries]
+            places += [row(slot, at, v.type) for slot, v in zip(region.xs, inner[carry:], strict=True)]
+            variant = dict(zip(inner, places, strict=True))
+            env = self.loop_env(graph, hoisted, variant, counts)
+            results = self.nodes(graph, env, counts, skip=moved)
+            kernels = Kernels(b, 0)
+            for slot, (t, buffer) in zip(results[carry:], ys, strict=True):
+                row_type = t.with_shape(t.shape[1:])
+                kernels.fill(slot, Stored(row_type, buffer, (at,)))
+            self.update(carries, results[:carry], token)
+        b.add(For(step, length, body, region.independent))
+        stacked = [
+            b.slot(Stored(t, buffer), n)
+            for (t, buffer), n in zip(ys, uses[carry:], strict=True)
+        ]
+        return self.after(carries, uses[:carry]) + stacked
+
+    def update(
+        self, carries: Sequence[_Carry], results: Sequence[Slot], token: object
+    ) -> None:
+        """The end of a step: all new values are known before any old one is given up."""
+        b = self.b
+        assigned: list[tuple[LoopVar, Expr]] = []
+        for c, slot in zip(carries, results, strict=True):
+            if c.buffer is None:
+                at = indices([n for n in c.type.shape if isinstance(n, int)])
+                for var, i in zip(c.variables, at, strict=True):
+                    value = slot[i]
+                    if not (value.op == "var" and value.attr is var):
+                        assigned.append((var, b.let(value, "n")))
+        moving = [
+            (c.buffer, slot)
+            for c, slot in zip(carries, results, strict=True)
+            if c.buffer is not None and not _is_at(slot, c.buffer)
+        ]
+        self.update_buffers([c.buffer for c in carries if c.buffer], moving)
+        for var, value in assigned:
+            b.assign(var, value)
+
+    def update_buffers(
+        self, own: Sequence[Buffer], moving: Sequence[tuple[Buffer, Slot]]
+    ) -> None:
+        b = self.b
+        changed = {buffer for buffer, _ in moving}
+        direct: dict[tuple[str, ...], list[tuple[Buffer, Slot]]] = {}
+        swaps: list[tuple[Buffer, Buffer]] = []
+        for buffer, slot in moving:
+            place = slot.place
+            if isinstance(place, Pending) and self.is_elementwise(slot, changed, buffer, moving):
+                direct.setdefault(tuple(map(str, slot.type.shape)), []).append((buffer, slot))
+            elif self.is_own(slot, own, [t for _, t in swaps]):
+                assert isinstance(place, Stored)
+                swaps.append((buffer, place.buffer))
+            else:
+                fresh = b.temporary(slot.type, "next")
+                Kernels(b, 0).fill(slot, Stored(slot.type, fresh))
+                swaps.append((buffer, fresh))
+        for group in direct.values():
+            b.store(
+                [slot for _, slot in group],
+                [Stored(slot.type, buffer) for buffer, slot in group],
+            )
+        for buffer, fresh in swaps:
+            if fresh.space == "arena" and buffer.space == "arena":
+                b.add(Swap(buffer, fresh))
+            else:
+                b.add(Copy(buffer, fresh))
+
+    def is_own(
+        self, slot: Slot, own: Sequence[Buffer], taken: Sequence[Buffer]
+    ) -> bool:
+        """Whether a value lies in a temporary of this step that may be swapped in."""
+        place = slot.place
+        return (
+            isinstance(place, Stored)
+            and not place.prefix
+            and place.buffer.space == "arena"
+            and place.buffer not in own
+            and place.buffer not in taken
+            and self.b.owners.get(place.buffer) is self.b.loop
+        )
+
+    def is_elementwise(
+        self,
+        slot: Slot,
+        changed: set[Buffer],
+        buffer: Buffer,
+        moving: Sequence[tuple[Buffer, Slot]],
+    ) -> bool:
+        """Whether a pending value may be written over carries while it is computed.
+
+        Of the carries that change it may read only those of its own shape (which are
+        written in the same loop, each element after all reads of it), at its own index.
+        """
+        at = self.b.probe(slot.type.ndim)
+        alike = {
+            other
+            for other, s in moving
+            if tuple(map(str, s.type.shape)) == tuple(map(str, slot.type.shape))
+        }
+        for node in nodes(slot[at]):
+            if node.op == "load" and node.attr in changed:
+                same = len(node.args) == len(at) and all(
+                    x is y for x, y in zip(node.args, at, strict=True)
+                )
+                if not same or node.attr not in alike:
+                    return False
+        return buffer in alike
+
+
+def use_counts(graph: Graph) -> dict[Var, int]:
+    """How many live readers each var has; each output is one."""
+    counts: dict[Var, int] = {}
+    for arg in graph.outputs:
+        if isinstance(arg, Var):
+            counts[arg] = counts.get(arg, 0) + 1
+    for node in reversed(graph.nodes):
+        if is_live(node, counts):
+            for arg in node.args:
+                if isinstance(arg, Var):
+                    counts[arg] = counts.get(arg, 0) + 1
+    return counts
+
+
+def is_live(node: Node, uses: Mapping[Var, int]) -> bool:
+    """Whether a node's results are read, or it has an effect."""
+    return any(v in uses for v in node.results) or has_effects(node)
+
+
+def has_effects(node: Node) -> bool:
+    """Whether leaving out a node could be noticed."""
+    if node.op is None:
+        return False
+    return bool(node.op.effects) or any(
+        has_effects(inner) for graph in node.graphs.values() for inner in graph.nodes
+    )
+
+
+def row(slot: Slot, at: Expr, type_: TensorType) -> Place:
+    """`slot[at]` along the first axis."""
+    place = slot.place
+    if isinstance(place, Stored):
+        return Stored(type_, place.buffer, (*place.prefix, at))
+    cost = place.cost if isinstance(place, Pending) else 0
+    depth = place.depth if isinstance(place, Pending) else 0
+    return Pending(type_, lambda i: slot[(at, *i)], place.buffers, cost, depth, True)
+
+
+def _choose(selector: Expr, bodies: Sequence[list[Stmt]]) -> Stmt:
+    """A chain of branches on a bool or an integer."""
+    if selector.dtype.kind == "b":
+        return If(selector, bodies[1], bodies[0])
+    statement: Stmt | None = None
+    otherwise = bodies[-1]
+    for k in range(len(bodies) - 2, -1, -1):
+        test = e.compare("eq", selector, e.const(k, selector.dtype))
+        statement = If(test, bodies[k], otherwise)
+        otherwise = [statement]
+    return statement or If(e.const(True, dtypes.bool_), otherwise)
+
+
+def _variable(value: Expr, b: Builder) -> LoopVar:
+    if value.op == "var":
+        variable: LoopVar = value.attr
+        return variable
+    return b.declare(value, "s")
+
+
+def _is_at(slot: Slot, buffer: Buffer) -> bool:
+    place = slot.place
+    return isinstance(place, Stored) and place.buffer is buffer and not place.prefix
+
+
+def _same_memory(a: Place, b: Place) -> bool:
+    return (
+        isinstance(a, Stored)
+        and isinstance(b, Stored)
+        and a.buffer is b.buffer
+        and a.prefix == b.prefix
+        and a.buffer.space == "arena"
+    )
+
+

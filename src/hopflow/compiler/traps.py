@@ -1,0 +1,41 @@
+"""What stopped a program, as the error that the user sees."""
+
+from collections.abc import Sequence
+
+from hopflow.errors import (
+    CheckError,
+    DivisionError,
+    HopflowError,
+    IndexingError,
+    LinalgError,
+    LoopLimitError,
+)
+from hopflow.graph.core import Node
+
+
+def trap_error(kind: str, node: Node, values: Sequence[int]) -> HopflowError:
+    """The error for a trap of `kind` at `node`; `values` are what the trap reports."""
+    name = node.op.name if node.op is not None else node.kind
+    at = f" ({node.line})" if node.line else ""
+    match kind:
+        case "index":
+            position, size = (*values, 0, 0)[:2]
+            return IndexingError(
+                f"{name}{at}: index {position} is out of range for an axis of size {size}."
+            )
+        case "divide":
+            return DivisionError(
+                f"{name}{at}: division of an integer by zero. Guard it with `hf.where` "
+                "on the divisor, or with `hf.cond`."
+            )
+        case "check":
+            return CheckError(f"{node.params.get('message', 'check failed')}{at}")
+        case "limit":
+            return LoopLimitError(
+                f"{name}{at}: `max_steps` = {values[0]} steps were taken and the "
+                "condition still holds. Raise `max_steps`, or check the condition."
+            )
+        case _:
+            return LinalgError(
+                f"{name}{at}: the library routine failed with status {values[0]}."
+            )

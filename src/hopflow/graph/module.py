@@ -1,0 +1,182 @@
+"""`GraphModule`: a captured function that can be called, printed and looked into."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hopflow import pytree
+from hopflow.errors import (
+    ArgumentValueError,
+    DTypeError,
+    GraphError,
+    ShapeError,
+    StructureError,
+)
+from hopflow.graph.codegen import python_source
+from hopflow.graph.core import Graph, Var, match_shapes
+from hopflow.graph.printer import format_graph
+from hopflow.graph.types import TensorType, same_shape
+from hopflow.pytree import Spec
+from hopflow.symbolic.size import Size, Symbol, substitute
+
+__all__ = ["GraphModule", "Specialization"]
+
+
+@dataclass(frozen=True, slots=True)
+class Specialization:
+    """An argument that the trace took for a constant.
+
+    path       how a user would write it: `args[1]`, `args[0].depth`
+    value      the constant
+    """
+
+    path: str
+    value: Any
+
+
+class GraphModule:
+    """A graph with the pytrees of its arguments and results.
+
+    graph            symbols and operands are its inputs; captured tensors attributes
+    in_spec          the structure of the tuple of arguments, of `None` and all leaves
+    out_spec         the structure of what a call returns
+    specializations  by the position of a leaf: it must have this value in each call
+    numbers          by the position of a leaf: the symbol that it is, being an int
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        in_spec: Spec,
+        out_spec: Spec,
+        *,
+        run: Callable[[Graph, Sequence[Any]], Sequence[Any]],
+        as_value: Callable[[Any], Any],
+        specializations: Mapping[int, Specialization] | None = None,
+        numbers: Mapping[int, Symbol] | None = None,
+    ) -> None:
+        """
+        Args:
+            run: (graph, args) -> results, all as values; an arg for a symbol is an int,
+                or a size of the trace that the call is part of.
+            as_value: A user's argument as a value.
+
+        Raises:
+            GraphError: the graph has captures, which nothing could give at a call.
+        """
+        if graph.captures:
+            name = graph.captures[0].node.name
+            raise GraphError(
+                f"the graph of a module holds what it captures as attributes, and "
+                f"`{name}` is an input."
+            )
+        self.graph = graph
+        self.in_spec = in_spec
+        self.out_spec = out_spec
+        self.specializations = dict(specializations or {})
+        self.numbers = dict(numbers or {})
+        self._run = run
+        self._as_value = as_value
+
+    def __call__(self, *args: Any) -> Any:
+        """Run the graph on arguments of the structure and types it was traced with.
+
+        Raises:
+            StructureError: another structure.
+            ShapeError, DTypeError: a tensor of another type.
+            ArgumentValueError: another value than the trace took for a constant.
+        """
+        leaves, spec = pytree.flatten(args)
+        if spec != self.in_spec:
+            raise StructureError(
+                f"{self.graph.name}: the arguments have another structure than in the "
+                f"trace.\n  expected {self.in_spec}\n  got      {spec}"
+            )
+        results = self._run(self.graph, self._inputs(leaves))
+        return pytree.unflatten(self.out_spec, results)
+
+    def _inputs(self, leaves: Sequence[Any]) -> list[Any]:
+        """What each input of the graph gets."""
+        operands: list[Any] = []
+        positions: list[int] = []
+        sizes: dict[Symbol, Size] = {}
+        for i, leaf in enumerate(leaves):
+            if i in self.specializations:
+                self._check_constant(self.specializations[i], leaf)
+            elif i in self.numbers:
+                sizes[self.numbers[i]] = leaf
+            else:
+                operands.append(self._as_value(leaf))
+                positions.append(i)
+        inputs = self.graph.operands
+        if len(inputs) != len(operands):
+            raise GraphError(
+                f"graph `{self.graph.name}` has {len(inputs)} operands, and its module "
+                f"{len(operands)} tensors among the arguments."
+            )
+        for var, value in zip(inputs, operands, strict=True):
+            match_shapes(var.type.shape, value.type.shape, sizes)
+        for i, var, value in zip(positions, inputs, operands, strict=True):
+            self._check_type(i, var.type, value.type, sizes)
+        return [*(self._size(v, sizes) for v in self.graph.symbols), *operands]
+
+    def _size(self, var: Var, sizes: Mapping[Symbol, Size]) -> Size:
+        symbol = var.node.symbol
+        if symbol is None or symbol not in sizes:
+            raise GraphError(
+                f"graph `{self.graph.name}` has a symbol `{var.node.name}`, and no "
+                "argument's shape tells it."
+            )
+        return sizes[symbol]
+
+    def _check_constant(self, known: Specialization, leaf: Any) -> None:
+        value = known.value
+        if type(leaf) is not type(value) or not (leaf == value or leaf is value):
+            raise ArgumentValueError(
+                f"{self.graph.name}: `{known.path}` was {value!r} in the trace, which "
+                f"took it for a constant, and is {leaf!r}. Trace again, or make it a "
+                "tensor."
+            )
+
+    def _check_type(
+        self,
+        position: int,
+        declared: TensorType,
+        found: TensorType,
+        sizes: Mapping[Symbol, Size],
+    ) -> None:
+        if found.dtype is declared.dtype:
+            shape = tuple(substitute(n, sizes) for n in declared.shape)
+            if same_shape(shape, found.shape):
+                return
+        error = ShapeError if found.dtype is declared.dtype else DTypeError
+        path = pytree.leaf_paths(self.in_spec, "args")[position]
+        raise error(
+            f"{self.graph.name}: `{path}` was {declared} in the trace, and is {found}. "
+            "Trace again for other types."
+        )
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """The tensors that the graph captured, by name."""
+        return self.graph.attributes
+
+    @property
+    def code(self) -> str:
+        """The graph as Python source; see `graph.codegen`."""
+        return python_source(self.graph)
+
+    def print_readable(self, print_output: bool = True) -> str:
+        """The graph as Python source, printed if `print_output`."""
+        code = self.code
+        if print_output:
+            print(code)
+        return code
+
+    def __str__(self) -> str:
+        return format_graph(self.graph)
+
+    def __repr__(self) -> str:
+        first, *_ = format_graph(self.graph, width=1 << 20).split(":\n", 1)
+        count = sum(1 for _ in self.graph.walk())
+        return f"<GraphModule {first.removeprefix('graph ')}: {count} nodes>"

@@ -1,0 +1,501 @@
+"""From text to graphs: the inverse of `printer.format_graph`.
+
+What is read may come from a stranger: text that is no graph is refused, whatever it is,
+with the line and what was expected there. Nothing is evaluated.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from keyword import iskeyword
+from typing import Any, Final, NamedTuple, NoReturn
+
+from hopflow.dtypes import ALL, DType
+from hopflow.errors import ProgramFormatError
+from hopflow.graph.core import (
+    Arg,
+    Constant,
+    Graph,
+    Node,
+    Section,
+    SourceLine,
+    Var,
+    size_of,
+)
+from hopflow.graph.printer import BARE, RESERVED
+from hopflow.graph.types import SYMBOL_TYPE, TensorType, same_type
+from hopflow.symbolic.size import Size, Symbol
+
+__all__ = ["parse"]
+
+MAX_DEPTH: Final = 64  # of graphs in graphs, and of tuples in tuples
+MAX_LENGTH: Final = 1 << 28  # characters
+MAX_DIGITS: Final = 400
+MAX_TERMS: Final = 64  # of one size, and factors of one term
+
+_TOKEN: Final = re.compile(
+    r"""
+      (?P<space>[ \t\r]+)
+    | (?P<comment>\#[^\n]*)
+    | (?P<newline>\n)
+    | (?P<string>"(?:[ !#-\[\]-~]|\\(?:["\\nrt]|x[\da-f]{2}|u[\da-f]{4}|U[\da-f]{8}))*")
+    | (?P<number>[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)
+    | (?P<name>%?[A-Za-z_0-9]+)
+    | (?P<sign>->|[()\[\]:;,=*/+-])
+    """,
+    re.VERBOSE,
+)
+_LINE: Final = re.compile(r"#\s*(.+):([0-9]{1,9})\s*$")
+_DTYPES: Final = {d.short: d for d in ALL}
+_LITERALS: Final[dict[str, Any]] = {
+    "True": True,
+    "False": False,
+    "inf": float("inf"),
+    "nan": float("nan"),
+}
+
+
+class Token(NamedTuple):
+    """`kind` is a group of `_TOKEN`, or "end"; `column` counts from 0."""
+
+    kind: str
+    text: str
+    line: int
+    column: int
+
+    def __str__(self) -> str:
+        if self.kind == "newline":
+            return "the end of the line"
+        return f"`{self.text[:40]}`" if self.text else "the end of the text"
+
+
+def parse(
+    text: str, operators: Mapping[str, Any], attributes: Mapping[str, Any] | None = None
+) -> Graph:
+    """The graph that `text` describes, as `printer.format_graph` writes it.
+
+    The types are those of the text, and not checked against what operators infer: that
+    is the verifier's part.
+
+    Args:
+        operators: The operators by name; all that the text can refer to.
+        attributes: The tensors that `get_attr` nodes hold, by name; None for those that
+            are not given.
+
+    Raises:
+        ProgramFormatError: `text` is not a graph; the message names the line, and
+            what was expected there.
+    """
+    if len(text) > MAX_LENGTH:
+        raise ProgramFormatError(
+            f"the text has {len(text)} characters; at most {MAX_LENGTH} are read."
+        )
+    return _Parser(text, operators, attributes or {}).program()
+
+
+@dataclass(slots=True)
+class _Scope:
+    """What names mean within one graph."""
+
+    graph: Graph
+    depth: int
+    values: dict[str, Var]
+    symbols: dict[str, Symbol]
+    graphs: dict[str, Graph]
+
+    def taken(self, name: str) -> bool:
+        return name in self.values or name in self.graphs
+
+
+class _Parser:
+    def __init__(
+        self, text: str, operators: Mapping[str, Any], attributes: Mapping[str, Any]
+    ) -> None:
+        self.operators = operators
+        self.attributes = attributes
+        self.notes: dict[int, SourceLine] = {}
+        self.tokens = self.tokenized(text)
+        self.at = 0
+
+    # --- tokens ---
+
+    def tokenized(self, text: str) -> list[Token]:
+        """The tokens; ends of lines only where they end something."""
+        found: list[Token] = []
+        position, line, start, brackets = 0, 1, 0, 0
+        while position < len(text):
+            match = _TOKEN.match(text, position)
+            if match is None:
+                shown = text[position : position + 1]
+                self.fail(line, f"`{shown}` has no meaning here")
+            kind, piece = str(match.lastgroup), match.group()
+            token = Token(kind, piece, line, position - start)
+            position = match.end()
+            if kind == "newline":
+                line, start = line + 1, position
+                if not brackets and found and found[-1].kind != "newline":
+                    found.append(token)
+            elif kind == "comment":
+                if noted := _LINE.match(piece):
+                    self.notes[line] = SourceLine(noted[1], int(noted[2]))
+            elif kind != "space":
+                brackets = max(brackets + (piece in "([") - (piece in ")]"), 0)
+                found.append(token)
+        if found and found[-1].kind != "newline":
+            found.append(Token("newline", "\n", line, 0))
+        found.append(Token("end", "", line, 0))
+        return found
+
+    def fail(self, line: int, why: str) -> NoReturn:
+        raise ProgramFormatError(f"line {line}: {why}.")
+
+    def expected(self, what: str, token: Token | None = None) -> NoReturn:
+        token = token or self.next
+        self.fail(token.line, f"expected {what}, found {token}")
+
+    @property
+    def next(self) -> Token:
+        return self.tokens[self.at]
+
+    def take(self) -> Token:
+        token = self.tokens[self.at]
+        if token.kind != "end":
+            self.at += 1
+        return token
+
+    def accept(self, text: str) -> bool:
+        """Take the next token if it is the sign or the word `text`."""
+        token = self.tokens[self.at]
+        if token.kind in ("sign", "name", "newline") and token.text == text:
+            self.at += 1
+            return True
+        return False
+
+    def expect(self, text: str, what: str = "") -> None:
+        if not self.accept(text):
+            self.expected(what or f"`{text}`")
+
+    def word(self, what: str) -> Token:
+        """The next token, which must be a name without `%`."""
+        token = self.next
+        if token.kind != "name" or token.text.startswith("%"):
+            self.expected(what)
+        return self.take()
+
+    # --- graphs ---
+
+    def program(self) -> Graph:
+        if not (self.next.kind == "name" and self.next.text == "graph"):
+            self.expected("`graph`")
+        graph = self.graph(0)[1]
+        if self.next.kind != "end":
+            self.expected("the end of the text, for the graph has returned")
+        return graph
+
+    def graph(self, depth: int) -> tuple[str, Graph]:
+        """A graph from `graph` to the end of its `return`, and its name."""
+        start = self.take()
+        if depth > MAX_DEPTH:
+            self.fail(start.line, f"graphs are nested deeper than {MAX_DEPTH}")
+        name = self.word("the graph's name").text
+        scope = _Scope(Graph(name), depth, {}, {}, {})
+        self.inputs(scope)
+        self.expect("->", "`->` and the types of the results")
+        declared = self.result_types(scope)
+        self.expect(":", "`:` and the body")
+        self.expect("\n", "the end of the line")
+        column = self.next.column
+        if column <= start.column:
+            self.fail(self.next.line, "the body must be indented deeper than `graph`")
+        while True:
+            token = self.next
+            if token.kind == "end":
+                self.expected("`return`")
+            if token.column != column:
+                self.fail(token.line, f"expected the line at column {column + 1}")
+            if self.accept("return"):
+                self.outputs(scope, declared, token)
+                return name, scope.graph
+            if token.kind == "name" and token.text == "graph":
+                inner, subgraph = self.graph(depth + 1)
+                if scope.taken(inner):
+                    self.fail(token.line, f"`{inner}` is defined twice")
+                scope.graphs[inner] = subgraph
+            else:
+                self.node(scope)
+
+    def inputs(self, scope: _Scope) -> None:
+        self.expect("(")
+        section: Section = "symbol" if self.slash_ahead() else "operand"
+        while not self.accept(")"):
+            if section == "symbol" and self.accept("/"):
+                section = "operand"
+            elif section == "operand" and self.accept("*"):
+                section = "capture"
+            else:
+                self.input(scope, section)
+            if not self.accept(","):
+                self.expect(")", "`,` or `)`")
+                break
+
+    def slash_ahead(self) -> bool:
+        """Whether there is a `/` before the bracket that is open is closed."""
+        depth = 0
+        for i in range(self.at, len(self.tokens)):
+            text = self.tokens[i].text
+            if text in ("(", "["):
+                depth += 1
+            elif text in (")", "]"):
+                depth -= 1
+                if depth < 0:
+                    return False
+            elif text == "/":
+                return True
+        return False
+
+    def input(self, scope: _Scope, section: Section) -> None:
+        token = self.word("an input's name")
+        name = token.text
+        if scope.taken(name) or name in RESERVED or name[0].isdigit():
+            self.fail(token.line, f"`{name}` is reserved, or defined twice")
+        self.expect(":", "`:` and the input's type")
+        type_ = self.type(scope, declares=False)
+        symbol = None
+        if section == "symbol":
+            if not same_type(type_, SYMBOL_TYPE):
+                self.fail(token.line, f"the symbol `{name}` must be i64[], not {type_}")
+            symbol = scope.symbols[name] = Symbol(name)
+        scope.values[name] = scope.graph.add_input(type_, name, section, symbol)
+
+    def result_types(self, scope: _Scope) -> list[TensorType]:
+        if not self.accept("("):
+            return [self.type(scope)]
+        found: list[TensorType] = []
+        while not self.accept(")"):
+            found.append(self.type(scope))
+            if not self.accept(","):
+                self.expect(")", "`,` or `)`")
+                break
+        return found
+
+    def outputs(self, scope: _Scope, declared: list[TensorType], start: Token) -> None:
+        found: list[Arg] = []
+        while self.next.kind != "newline":
+            found.append(self.arg(scope))
+            if not self.accept(","):
+                break
+        self.expect("\n", "`,` or the end of the line")
+        types = [a.type for a in found]
+        if len(types) != len(declared) or not all(map(same_type, types, declared)):
+            self.fail(
+                start.line,
+                f"the graph returns ({', '.join(map(str, types))}), but is declared to "
+                f"return ({', '.join(map(str, declared))})",
+            )
+        scope.graph.outputs = tuple(found)
+        scope.graph.output_line = self.notes.get(start.line)
+
+    # --- nodes ---
+
+    def node(self, scope: _Scope) -> None:
+        """`%0: f32[], %1: i64[] = name(args; params)`"""
+        start = self.next
+        results: list[tuple[Token, TensorType]] = []
+        while self.next.kind == "name" and self.next.text.startswith("%"):
+            token = self.take()
+            self.expect(":", "`:` and the result's type")
+            results.append((token, self.type(scope)))
+            if not self.accept(","):
+                break
+        if results:
+            self.expect("=", "`,` or `=`")
+        operator = self.word("an operator's name" if results else "`return` or a node")
+        self.expect("(")
+        types = [t for _, t in results]
+        if operator.text == "get_attr":
+            node = self.attribute(scope, operator, types)
+        elif operator.text in self.operators:
+            args, params = self.arguments(scope)
+            op = self.operators[operator.text]
+            node = scope.graph.call(op, args, params, types)
+        else:
+            self.fail(operator.line, f"there is no operator `{operator.text}`")
+        node.line = self.notes.get(start.line)
+        self.expect("\n", "the end of the line")
+        for (token, _), var in zip(results, node.results, strict=True):
+            if token.text in scope.values:
+                self.fail(token.line, f"`{token.text}` is defined twice")
+            scope.values[token.text] = var
+
+    def attribute(
+        self, scope: _Scope, operator: Token, types: list[TensorType]
+    ) -> Node:
+        token = self.next
+        name = self.static(scope, 0)
+        if not isinstance(name, str):
+            self.expected("an attribute's name in quotes", token)
+        self.expect(")")
+        if len(types) != 1 or name in scope.graph.attributes:
+            self.fail(
+                operator.line, f"attribute {token} must be read once, as one result"
+            )
+        return scope.graph.add_attribute(types[0], name, self.attributes.get(name)).node
+
+    def arguments(self, scope: _Scope) -> tuple[list[Arg], dict[str, Any]]:
+        """Operands, then parameters, to the closing bracket."""
+        args: list[Arg] = []
+        params: dict[str, Any] = {}
+        while not self.accept(")"):
+            token = self.next
+            if self.tokens[min(self.at + 1, len(self.tokens) - 1)].text == "=":
+                name = self.word("a parameter's name").text
+                if iskeyword(name):
+                    name += "_"
+                if name in params:
+                    self.fail(token.line, f"the parameter `{name}` is given twice")
+                self.take()
+                params[name] = self.static(scope, 0)
+            elif params:
+                self.expected("a parameter, for those come last")
+            else:
+                args.append(self.arg(scope))
+            if not self.accept(",") and not self.accept(";"):
+                self.expect(")", "`,`, `;` or `)`")
+                break
+        return args, params
+
+    def arg(self, scope: _Scope) -> Arg:
+        """A value's name, or a constant with or without its dtype."""
+        token = self.next
+        if token.kind == "name" and token.text not in _LITERALS:
+            self.take()
+            var = scope.values.get(token.text)
+            if var is None:
+                self.fail(
+                    token.line, f"`{token.text}` is not defined before it is used"
+                )
+            return var
+        value = self.literal("a value's name or a number")
+        dtype = BARE[type(value)]
+        if self.accept(":"):
+            dtype = self.dtype()
+        return Constant(value, TensorType(dtype))
+
+    # --- types, sizes and other static values ---
+
+    def literal(self, what: str) -> bool | int | float:
+        """A number or one of the words for numbers, with or without a minus."""
+        negative = self.accept("-")
+        token = self.next
+        value: bool | int | float
+        if token.kind == "number":
+            if len(token.text) > MAX_DIGITS:
+                self.fail(token.line, f"a number has more than {MAX_DIGITS} digits")
+            value = int(token.text) if token.text.isdigit() else float(token.text)
+        elif token.kind == "name" and token.text in _LITERALS:
+            value = _LITERALS[token.text]
+        else:
+            self.expected(what)
+        if negative and isinstance(value, bool):
+            self.expected("a number after `-`")
+        self.take()
+        return -value if negative else value
+
+    def dtype(self) -> DType:
+        token = self.next
+        if token.kind != "name" or token.text not in _DTYPES:
+            self.expected("a dtype such as `f32`")
+        return _DTYPES[self.take().text]
+
+    def type(self, scope: _Scope, *, declares: bool = True) -> TensorType:
+        """`f32[s0, 4]`. With `declares` a size may be a symbol that is new."""
+        dtype = self.dtype()
+        self.expect("[", "`[` and the shape")
+        shape: list[Size] = []
+        while not self.accept("]"):
+            shape.append(self.size(scope, declares=declares))
+            if not self.accept(","):
+                self.expect("]", "`,` or `]`")
+                break
+        return TensorType(dtype, tuple(shape))
+
+    def size(self, scope: _Scope, *, declares: bool) -> Size:
+        """`2*s0*s1 - s0 + 3`"""
+        total = self.term(scope, declares)
+        terms = 1
+        while self.next.text in ("+", "-"):
+            sign = -1 if self.take().text == "-" else 1
+            total = total + sign * self.term(scope, declares)
+            terms += 1
+            if terms > MAX_TERMS:
+                self.fail(self.next.line, f"a size has more than {MAX_TERMS} terms")
+        return total
+
+    def term(self, scope: _Scope, declares: bool) -> Size:
+        negative = self.accept("-")
+        product = self.factor(scope, declares)
+        factors = 1
+        while self.accept("*"):
+            product = product * self.factor(scope, declares)
+            factors += 1
+            if factors > MAX_TERMS:
+                self.fail(self.next.line, f"a term has more than {MAX_TERMS} factors")
+        return -product if negative else product
+
+    def factor(self, scope: _Scope, declares: bool) -> Size:
+        token = self.next
+        if token.kind == "number":
+            value = self.literal("a size")
+            if not isinstance(value, int):
+                self.expected("a size, which is an integer", token)
+            return value
+        name = self.word("a size").text
+        symbol = scope.symbols.get(name)
+        if symbol is None:
+            if not declares or name in scope.values or name in RESERVED:
+                self.fail(token.line, f"`{name}` is not a symbol defined before")
+            symbol = scope.symbols[name] = Symbol(name)
+        return size_of(symbol)
+
+    def static(self, scope: _Scope, depth: int) -> Any:
+        """The value of a parameter."""
+        token = self.next
+        if depth > MAX_DEPTH:
+            self.fail(token.line, f"tuples are nested deeper than {MAX_DEPTH}")
+        if self.accept("("):
+            return self.tuple(scope, depth)
+        if self.accept("None"):
+            return None
+        if token.kind == "string":
+            return self.string()
+        after = self.tokens[self.at + 1].text if token.kind != "end" else ""
+        if token.text in _DTYPES and token.kind == "name":
+            return self.type(scope, declares=False) if after == "[" else self.dtype()
+        if token.text in scope.graphs and token.kind == "name":
+            return scope.graphs[self.take().text]
+        begin = self.at
+        first = after if token.text == "-" else token.text
+        if first[:1].isdigit() or first in _LITERALS:
+            value = self.literal("a number or a size")
+            if not (type(value) is int and self.next.text in ("*", "+", "-")):
+                return value
+            self.at = begin  # the first term of a size
+        return self.size(scope, declares=False)
+
+    def tuple(self, scope: _Scope, depth: int) -> tuple[Any, ...]:
+        found: list[Any] = []
+        while not self.accept(")"):
+            found.append(self.static(scope, depth + 1))
+            if not self.accept(","):
+                self.expect(")", "`,` or `)`")
+                break
+        return tuple(found)
+
+    def string(self) -> str:
+        token = self.take()
+        try:
+            return token.text[1:-1].encode("ascii").decode("unicode_escape")
+        except UnicodeError:
+            self.fail(
+                token.line, "a string has other characters than ASCII's, unescaped"
+            )

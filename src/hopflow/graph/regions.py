@@ -1,0 +1,404 @@
+"""What a pass may know of an operator with subgraphs: its regions and their roles.
+
+An operator says in `signature(node)` what each arg, each result and each input and
+output of its graphs is, and in `with_roles` how its own params follow from that. The
+edits below (drop a carry, add an invariant, …) and passes use only this, and know no
+operator by name.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
+
+from hopflow.errors import GraphError
+from hopflow.graph.core import (
+    Arg,
+    Constant,
+    Graph,
+    Node,
+    Var,
+    map_graphs,
+    match_shapes,
+    plain_symbol,
+    size_of,
+)
+from hopflow.graph.rewriting import clone, fresh_symbol, needed_inputs
+from hopflow.graph.types import TensorType
+from hopflow.symbolic.size import Size, Symbol, free_symbols, substitute
+
+__all__ = [
+    "Port",
+    "Region",
+    "RegionOperator",
+    "Role",
+    "Runs",
+    "Signature",
+    "add_invariants",
+    "bind_symbols",
+    "carries",
+    "drop_args",
+    "drop_results",
+    "has_regions",
+    "prune_node",
+    "result_types",
+]
+
+Role: TypeAlias = Literal[
+    "predicate",  # a bool scalar that decides what runs; also the output of a test
+    "index",  # an integer scalar: which branch, or the number of the step
+    "symbol",  # a shape symbol of the regions
+    "operand",  # a value given to a region that runs once at most
+    "carry",  # a first value, each step's value, the last one
+    "slice",  # a stack that each step gets one slice of
+    "invariant",  # the same value in each step; a capture
+    "result",  # what a region that runs once at most returns
+    "stacked",  # each step's result, stacked
+]
+
+Runs: TypeAlias = Literal["once", "at most once", "at least once", "any times"]
+"""How often a region runs when its node does."""
+
+
+class Port(NamedTuple):
+    """One input or output of a region.
+
+    at    of an input: the position of the node's arg that it comes from (for a carry
+          its first value); of an output: of the node's result that it goes to. None for
+          what the operator itself makes or takes: a step's number, a loop's test.
+    """
+
+    role: Role
+    at: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """One graph of a node. `name` is its param: "body", "branches[0]"."""
+
+    name: str
+    graph: Graph
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    runs: Runs
+
+    @property
+    def repeats(self) -> bool:
+        """Whether it may run more than once."""
+        return self.runs in ("at least once", "any times")
+
+    @property
+    def may_not_run(self) -> bool:
+        """Whether it may not run at all: what has effects must not be moved out."""
+        return self.runs in ("at most once", "any times")
+
+    def input_of(self, arg: int) -> int | None:
+        """The position of the input that comes from the node's arg at `arg`."""
+        return next((i for i, p in enumerate(self.inputs) if p.at == arg), None)
+
+    def output_of(self, result: int) -> int | None:
+        """The position of the output that goes to the node's result at `result`."""
+        return next((i for i, p in enumerate(self.outputs) if p.at == result), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """The roles of a node's args and results, and its regions.
+
+    The args stand in the order of the sections: lead, symbols, operands, captures.
+    """
+
+    args: tuple[Role, ...]
+    results: tuple[Role, ...]
+    regions: tuple[Region, ...]
+
+
+class RegionOperator(Protocol):
+    """What an operator with subgraphs has, besides a name and `result_types`."""
+
+    @property
+    def name(self) -> str: ...
+
+    def result_types(
+        self, types: Sequence[TensorType], params: dict[str, Any]
+    ) -> tuple[TensorType, ...]:
+        """The results' types, over the symbols of the graphs among `params`."""
+        ...
+
+    def signature(self, node: Node) -> Signature:
+        """The roles of each arg, result, and input and output of a region."""
+        ...
+
+    def with_roles(
+        self, params: dict[str, Any], args: Sequence[Role], results: Sequence[Role]
+    ) -> dict[str, Any]:
+        """`params` (with new graphs in them) for args and results of other roles: the
+        counts among them set anew, as `num_carry`."""
+        ...
+
+
+def has_regions(node: Node) -> bool:
+    return node.op is not None and bool(node.graphs)
+
+
+# --- symbols across a call ------------------------------------------------------------
+
+
+def bind_symbols(
+    graph: Graph, args: Sequence[Arg | TensorType | None]
+) -> dict[Symbol, Size]:
+    """What the symbols of `graph` are in the terms of its caller.
+
+    A symbol is the constant or the symbol that is passed for it; else what the shapes
+    of the other args say; else it stays away, being known at run time only.
+
+    Args:
+        args: What each input gets; None for what only the operator knows. Of a slice,
+            the slice's type.
+    """
+    found: dict[Symbol, Size] = {}
+    for var, arg in zip(graph.inputs, args, strict=True):
+        symbol = var.node.symbol
+        if symbol is not None:
+            if isinstance(arg, Constant):
+                found[symbol] = int(arg.value)
+            elif isinstance(arg, Var) and arg.node.symbol is not None:
+                found[symbol] = size_of(arg.node.symbol)
+    for var, arg in zip(graph.inputs, args, strict=True):
+        if arg is not None:
+            type_ = arg if isinstance(arg, TensorType) else arg.type
+            match_shapes(var.type.shape, type_.shape, found)
+    return found
+
+
+def result_types(
+    op: Any, args: Sequence[Arg], params: dict[str, Any]
+) -> tuple[TensorType, ...]:
+    """The types of the results of `op` on `args`, in the terms of the caller's symbols.
+
+    An operator with subgraphs gives types over the symbols of those, which this
+    translates. What cannot be (a size that a body makes) becomes a new symbol.
+
+    Raises:
+        HopflowError: the operands' types do not fit.
+    """
+    types: tuple[TensorType, ...] = op.result_types([a.type for a in args], params)
+    if all(isinstance(n, int) for t in types for n in t.shape):
+        return types
+    node = Node("call_function", op, tuple(args), params)
+    if not node.graphs:
+        return types
+    sizes: dict[Symbol, Size] = {}
+    for region in op.signature(node).regions:
+        passed = [passed_to(port, args) for port in region.inputs]
+        # Branches have symbols of their own; results are over those of the first.
+        for symbol, size in bind_symbols(region.graph, passed).items():
+            sizes.setdefault(symbol, size)
+    for symbol in free_symbols(*(n for t in types for n in t.shape)):
+        if symbol not in sizes:
+            sizes[symbol] = fresh_symbol(symbol)
+    return tuple(t.with_shape([substitute(n, sizes) for n in t.shape]) for t in types)
+
+
+def passed_to(port: Port, args: Sequence[Arg]) -> Arg | TensorType | None:
+    """What an input of a region gets from the args of its node."""
+    if port.at is None:
+        return None
+    arg = args[port.at]
+    if port.role == "slice":
+        return arg.type.with_shape(arg.type.shape[1:])
+    return arg
+
+
+# --- edits ----------------------------------------------------------------------------
+
+
+class CarryPair(NamedTuple):
+    """A carry: the positions of its first value and of its last among args, results."""
+
+    arg: int
+    result: int
+
+
+def carries(signature: Signature) -> list[CarryPair]:
+    """The carries, each from its arg to its result; both stand in the same order."""
+    args = [i for i, role in enumerate(signature.args) if role == "carry"]
+    results = [i for i, role in enumerate(signature.results) if role == "carry"]
+    return list(map(CarryPair, args, results))
+
+
+def own_regions(node: Node) -> Signature:
+    """The node's signature, once its graphs are its own: copies, safe to edit.
+
+    The edits below change the graphs of a node in place. Call this before the first of
+    them, if other nodes or callers may hold the same graphs.
+    """
+    node.params = map_graphs(node.params, clone)
+    return signature_of(node)
+
+
+def signature_of(node: Node) -> Signature:
+    signature: Signature = node.op.signature(node)
+    return signature
+
+
+def drop_args(node: Node, positions: Collection[int]) -> None:
+    """Take out args that no region reads: symbols, operands, slices, invariants.
+
+    Raises:
+        GraphError: a region reads one, or it is a carry (see `drop_results`).
+    """
+    signature = signature_of(node)
+    if any(signature.args[i] == "carry" for i in positions):
+        raise GraphError(
+            f"{node.op.name}: a carry is dropped with its result; see `drop_results`."
+        )
+    _drop(node, signature, frozenset(positions), frozenset())
+
+
+def drop_results(node: Node, positions: Collection[int]) -> None:
+    """Take out results that nothing reads, and the carries that make them.
+
+    Raises:
+        GraphError: a region reads such a carry other than to return it.
+    """
+    signature = signature_of(node)
+    args = [pair.arg for pair in carries(signature) if pair.result in positions]
+    _drop(node, signature, frozenset(args), frozenset(positions))
+
+
+def prune_node(node: Node) -> list[int]:
+    """Drop the symbols, operands, slices and invariants that no region needs.
+
+    Returns:
+        The positions that the dropped args had.
+    """
+    signature = signature_of(node)
+    loose = [i for i, role in enumerate(signature.args) if role in _LOOSE]
+    needed: set[int] = set()
+    for region in signature.regions:
+        inputs = {
+            var: port.at
+            for var, port in zip(region.graph.inputs, region.inputs, strict=True)
+            if port.at in loose
+        }
+        used = needed_inputs(region.graph, inputs.keys())
+        needed.update(at for v, at in inputs.items() if v in used and at is not None)
+    dropped = [i for i in loose if i not in needed]
+    _drop(node, signature, frozenset(dropped), frozenset())
+    return dropped
+
+
+# What goes when no region reads it. The last slice of a scan must stay if nothing else
+# tells the length; operators have that as a param.
+_LOOSE: Final = ("symbol", "operand", "slice", "invariant")
+
+
+def _drop(
+    node: Node, signature: Signature, args: frozenset[int], results: frozenset[int]
+) -> None:
+    if not args and not results:
+        return
+    dropped: list[tuple[Region, list[Var]]] = []
+    for region in signature.regions:
+        graph = region.graph
+        pairs = zip(graph.outputs, region.outputs, strict=True)
+        outputs = tuple([a for a, port in pairs if port.at not in results])
+        inputs = zip(graph.inputs, region.inputs, strict=True)
+        gone = [v for v, port in inputs if port.at in args]
+        read = {a for n in graph.nodes for a in n.args} | set(outputs)
+        if clash := [v for v in gone if v in read]:
+            raise GraphError(
+                f"{node.op.name}: input `{clash[0].node.name}` of `{region.name}` is "
+                "read, and cannot be dropped."
+            )
+        dropped.append((region, gone))
+        graph.outputs = outputs
+    for region, gone in dropped:
+        region.graph.inputs = [v for v in region.graph.inputs if v not in gone]
+    kept_args = [i for i in range(len(node.args)) if i not in args]
+    kept_results = [i for i in range(len(node.results)) if i not in results]
+    node.args = tuple([node.args[i] for i in kept_args])
+    node.results = tuple([node.results[i] for i in kept_results])
+    for i, var in enumerate(node.results):
+        var.index = i
+    node.params = node.op.with_roles(
+        node.params,
+        [signature.args[i] for i in kept_args],
+        [signature.results[i] for i in kept_results],
+    )
+
+
+def add_invariants(
+    node: Node,
+    args: Sequence[Arg],
+    *,
+    region: str | None = None,
+    types: Sequence[TensorType] | None = None,
+    names: Sequence[str] = (),
+) -> dict[str, list[Var]]:
+    """Pass more values to all regions of a node, as captures at the end.
+
+    Args:
+        args: Values that are defined where the node stands.
+        region, types: Their types over the symbols of this region, as when they were
+            computed there; None to derive them from the args.
+        names: Of the new inputs; `c0`, `c1`, … if there are too few.
+
+    Returns:
+        By the name of each region its new inputs, one for each of `args`.
+
+    Raises:
+        GraphError: a size of an arg is not over symbols that the regions have.
+    """
+    signature = signature_of(node)
+    repeats = any(r.repeats for r in signature.regions)
+    role: Role = "invariant" if repeats else "operand"
+    source = next((r for r in signature.regions if r.name == region), None)
+    added: dict[str, list[Var]] = {}
+    for target in signature.regions:
+        if source is not None and types is not None:
+            inside = _same_symbols(source, target)
+            shapes = [t.shape for t in types]
+        else:
+            inside = _symbols_inside(target, node.args)
+            shapes = [a.type.shape for a in args]
+        added[target.name] = inputs = []
+        for i, (arg, shape) in enumerate(zip(args, shapes, strict=True)):
+            missing = [s for s in free_symbols(*shape) if s not in inside]
+            if missing:
+                raise GraphError(
+                    f"{node.op.name}: {arg.type} cannot be passed to `{target.name}`, "
+                    f"which does not have its size `{missing[0]}`. Pass that before."
+                )
+            name = names[i] if i < len(names) else f"c{len(target.graph.captures)}"
+            type_ = arg.type.with_shape([substitute(n, inside) for n in shape])
+            inputs.append(target.graph.add_input(type_, name, "capture"))
+    node.args = (*node.args, *args)
+    roles = (*signature.args, *([role] * len(args)))
+    node.params = node.op.with_roles(node.params, roles, signature.results)
+    return added
+
+
+def _same_symbols(source: Region, target: Region) -> dict[Symbol, Size]:
+    """The symbols of one region in the terms of another: what gets the same arg."""
+    ours = {port.at: v.node.symbol for v, port in _ports(target) if v.node.symbol}
+    return {
+        v.node.symbol: size_of(ours[port.at])
+        for v, port in _ports(source)
+        if v.node.symbol is not None and port.at in ours
+    }
+
+
+def _symbols_inside(region: Region, args: Sequence[Arg]) -> dict[Symbol, Size]:
+    """The caller's symbols that are passed to a region, in the region's terms."""
+    passed = [passed_to(port, args) for port in region.inputs]
+    bound = bind_symbols(region.graph, passed)
+    return {
+        symbol: size_of(own)
+        for own, size in bound.items()
+        if (symbol := plain_symbol(size)) is not None
+    }
+
+
+def _ports(region: Region) -> Iterable[tuple[Var, Port]]:
+    return zip(region.graph.inputs, region.inputs, strict=True)

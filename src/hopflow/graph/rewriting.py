@@ -1,0 +1,302 @@
+"""Edits of graphs that passes and transforms share. None knows an operator by name."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from hopflow.errors import GraphError
+from hopflow.graph.core import Arg, Graph, Node, Var, map_graphs, map_sizes
+from hopflow.graph.types import TensorType
+from hopflow.symbolic.size import Size, Symbol, SymInt, free_symbols, substitute, symbol
+
+__all__ = [
+    "clone",
+    "effects",
+    "eliminate_dead_code",
+    "erase_node",
+    "inline",
+    "prune_inputs",
+    "read_vars",
+    "replace_uses",
+    "substitute_symbols",
+    "symbols_read",
+]
+
+
+# --- reading --------------------------------------------------------------------------
+
+
+def read_vars(graph: Graph) -> set[Var]:
+    """The vars that some node or the output reads."""
+    found = {a for node in graph.nodes for a in node.args if isinstance(a, Var)}
+    return found.union(a for a in graph.outputs if isinstance(a, Var))
+
+
+def effects(item: Node | Graph) -> frozenset[str]:
+    """What a node, or all of a graph, may do besides computing its results."""
+    if isinstance(item, Graph):
+        return frozenset().union(*(effects(node) for node in item.nodes))
+    own: frozenset[str] = getattr(item.op, "effects", frozenset())
+    return own.union(*(effects(graph) for graph in item.graphs.values()))
+
+
+def symbols_read(graph: Graph) -> dict[Symbol, None]:
+    """The symbols in the graph's types and params, and those read as values.
+
+    In order of appearance. Subgraphs have symbols of their own, and are not searched.
+    """
+    read = read_vars(graph)
+    found: dict[Symbol, None] = {}
+    for var in graph.inputs:
+        if var in read and var.node.symbol is not None:
+            found[var.node.symbol] = None
+        found.update(dict.fromkeys(free_symbols(*var.type.shape)))
+    for node in graph.nodes:
+        found.update(dict.fromkeys(static_symbols(node.params.values())))
+        for var in node.results:
+            found.update(dict.fromkeys(free_symbols(*var.type.shape)))
+    return found
+
+
+def static_symbols(values: Iterable[Any]) -> Iterable[Symbol]:
+    """The symbols of sizes among static parameters, in tuples and types too."""
+    for value in values:
+        if isinstance(value, tuple):
+            yield from static_symbols(value)
+        elif isinstance(value, TensorType):
+            yield from free_symbols(*value.shape)
+        elif not isinstance(value, Graph):
+            yield from free_symbols(value)
+
+
+# --- copying --------------------------------------------------------------------------
+
+
+def clone(graph: Graph, vars_: dict[Var, Var] | None = None) -> Graph:
+    """A copy of `graph` that shares no node with it, nor do its subgraphs.
+
+    Subgraphs that nodes share are shared by the copies. Symbols stay the same objects.
+
+    Args:
+        vars_: Filled with the copy of each var of `graph` (not of its subgraphs).
+    """
+    return _cloned(graph, {} if vars_ is None else vars_, {})
+
+
+def _cloned(graph: Graph, env: dict[Var, Var], done: dict[int, Graph]) -> Graph:
+    copy = Graph(graph.name)
+    copy.attributes = dict(graph.attributes)
+    copy.output_line = graph.output_line
+    for var in graph.inputs:
+        copy.inputs.append(_copied(var.node, (), env, done).results[0])
+    for node in graph.nodes:
+        args = tuple([env[a] if isinstance(a, Var) else a for a in node.args])
+        copy.nodes.append(_copied(node, args, env, done))
+    copy.outputs = tuple([env[a] if isinstance(a, Var) else a for a in graph.outputs])
+    return copy
+
+
+def _copied(
+    node: Node, args: tuple[Arg, ...], env: dict[Var, Var], done: dict[int, Graph]
+) -> Node:
+    """A copy of one node on `args`; its results join `env`."""
+
+    def copied(graph: Graph) -> Graph:
+        if id(graph) not in done:
+            done[id(graph)] = _cloned(graph, {}, done)
+        return done[id(graph)]
+
+    params = map_graphs(node.params, copied) if node.params else {}
+    copy = copy_fields(node, Node(node.kind, node.op, args, params))
+    copy.results = tuple([Var(copy, v.index, v.type) for v in node.results])
+    env.update(zip(node.results, copy.results, strict=True))
+    return copy
+
+
+def copy_fields(source: Node, target: Node) -> Node:
+    """Give `target` all that says where `source` came from, and return it."""
+    target.name, target.section, target.symbol = (
+        source.name,
+        source.section,
+        source.symbol,
+    )
+    target.line, target.module_path = source.line, source.module_path
+    target.operator_path = source.operator_path
+    target.meta = dict(source.meta)
+    return target
+
+
+# --- replacing and removing -----------------------------------------------------------
+
+
+def replace_uses(graph: Graph, new: Mapping[Var, Arg]) -> None:
+    """Let every node and output that reads a key of `new` read its value instead.
+
+    Values are not looked up again: `{a: b, b: a}` swaps.
+    """
+
+    def renewed(args: tuple[Arg, ...]) -> tuple[Arg, ...]:
+        return tuple([new.get(a, a) if isinstance(a, Var) else a for a in args])
+
+    for node in graph.nodes:
+        if not new.keys().isdisjoint(node.args):
+            node.args = renewed(node.args)
+    graph.outputs = renewed(graph.outputs)
+
+
+def erase_node(graph: Graph, node: Node) -> None:
+    """Take out a node that nothing reads.
+
+    Raises:
+        GraphError: something reads a result of it, or it is not in the graph.
+    """
+    if read := read_vars(graph).intersection(node.results):
+        raise GraphError(
+            f"cannot erase the node of {min(read, key=lambda v: v.index)!r}: its value "
+            "is still read. Replace its uses before."
+        )
+    try:
+        graph.nodes.remove(node)
+    except ValueError:
+        raise GraphError(f"graph `{graph.name}` does not have {node!r}.") from None
+    if node.kind == "get_attr":
+        del graph.attributes[node.name]
+
+
+def eliminate_dead_code(graph: Graph) -> int:
+    """Take out nodes without effects whose results nothing reads, in subgraphs too.
+
+    Returns:
+        How many nodes were taken out.
+    """
+    live = {a for a in graph.outputs if isinstance(a, Var)}
+    kept: list[Node] = []
+    removed = 0
+    for node in reversed(graph.nodes):
+        for subgraph in node.graphs.values():
+            removed += eliminate_dead_code(subgraph)
+        if not live.isdisjoint(node.results) or effects(node):
+            kept.append(node)
+            live.update(a for a in node.args if isinstance(a, Var))
+        elif node.kind == "get_attr":
+            graph.attributes.pop(node.name, None)
+    removed += len(graph.nodes) - len(kept)
+    graph.nodes = kept[::-1]
+    return removed
+
+
+def prune_inputs(
+    graphs: Sequence[Graph], sections: Collection[str] = ("symbol", "capture")
+) -> list[int]:
+    """Take out the inputs of these sections that none of `graphs` reads.
+
+    The graphs are those of one node: their inputs in these sections agree one by one
+    (the same positions after the inputs of other sections, of which they may have
+    different numbers).
+
+    Returns:
+        Which inputs were kept: positions among the inputs of these sections of one
+        graph, in order. The caller drops the other args of the node.
+    """
+    found = [[v for v in g.inputs if v.node.section in sections] for g in graphs]
+    used = [needed_inputs(g, mine) for g, mine in zip(graphs, found, strict=True)]
+    kept = [
+        i
+        for i, same in enumerate(zip(*found, strict=True))
+        if any(var in u for var, u in zip(same, used, strict=True))
+    ]
+    for graph, mine in zip(graphs, found, strict=True):
+        dropped = set(mine).difference(mine[i] for i in kept)
+        graph.inputs = [v for v in graph.inputs if v not in dropped]
+    return kept
+
+
+def needed_inputs(graph: Graph, loose: Collection[Var]) -> set[Var]:
+    """The inputs that are read, and the symbols that any type or param mentions.
+
+    The type of an unread input among `loose` mentions nothing: both may go at once.
+    """
+    read = read_vars(graph)
+    kept = [v for v in graph.inputs if v in read or v not in loose]
+    named = set(static_symbols(p for node in graph.nodes for p in node.params.values()))
+    for var in (*kept, *(v for node in graph.nodes for v in node.results)):
+        named.update(free_symbols(*var.type.shape))
+    return {v for v in graph.inputs if v in read or v.node.symbol in named}
+
+
+# --- putting one graph into another ---------------------------------------------------
+
+
+def inline(
+    graph: Graph,
+    at: int,
+    body: Graph,
+    args: Sequence[Arg],
+    sizes: Mapping[Symbol, Size],
+) -> tuple[Arg, ...]:
+    """Insert the nodes of `body`, applied to `args`, before node `at` of `graph`.
+
+    Args:
+        args: One for each input of `body`: values of `graph` defined before `at`.
+        sizes: What the body's symbols are in `graph`; see `regions.bind_symbols`.
+
+    Returns:
+        What stands for each output of `body`.
+    """
+    env: dict[Var, Arg] = dict(zip(body.inputs, args, strict=True))
+    # A symbol that a result introduces is another one in each copy.
+    known = {s: fresh_symbol(s) for s in symbols_read(body)} | dict(sizes)
+    inserted: list[Node] = []
+    for node in body.nodes:
+        # The subgraphs are copied; they read nothing but their own inputs.
+        params = map_graphs(_bound_params(node.params, known), clone)
+        found = tuple([env[a] if isinstance(a, Var) else a for a in node.args])
+        copy = copy_fields(node, Node(node.kind, node.op, found, params))
+        copy.results = tuple(
+            Var(copy, v.index, _bound_type(v.type, known)) for v in node.results
+        )
+        env.update(zip(node.results, copy.results, strict=True))
+        inserted.append(copy)
+        if node.kind == "get_attr":
+            copy.name = _fresh_attribute(graph, node.name)
+            graph.attributes[copy.name] = body.attributes[node.name]
+    graph.nodes[at:at] = inserted
+    return tuple([env[a] if isinstance(a, Var) else a for a in body.outputs])
+
+
+def _fresh_attribute(graph: Graph, name: str) -> str:
+    number, fresh = 1, name
+    while fresh in graph.attributes:
+        fresh, number = f"{name}_{number}", number + 1
+    return fresh
+
+
+def _bound_type(type_: TensorType, sizes: Mapping[Symbol, Size]) -> TensorType:
+    if all(isinstance(n, int) for n in type_.shape):
+        return type_
+    return type_.with_shape([substitute(n, sizes) for n in type_.shape])
+
+
+def _bound_params(
+    params: Mapping[str, Any], sizes: Mapping[Symbol, Size]
+) -> dict[str, Any]:
+    return {k: map_sizes(v, lambda n: substitute(n, sizes)) for k, v in params.items()}
+
+
+def fresh_symbol(like: Symbol) -> SymInt:
+    """A new symbol, as a size, with the name and hint of another."""
+    return symbol(like.name, like.hint)
+
+
+def substitute_symbols(graph: Graph, sizes: Mapping[Symbol, Size]) -> None:
+    """Replace symbols in all types and params of `graph`, in place.
+
+    The inputs that bind the replaced symbols go on binding them: they are values that
+    nothing has for a size any more, and `prune_inputs` takes them out if nothing reads
+    them. Subgraphs have symbols of their own, and stay.
+    """
+    for var in graph.inputs:
+        var.type = _bound_type(var.type, sizes)
+    for node in graph.nodes:
+        node.params = _bound_params(node.params, sizes)
+        for var in node.results:
+            var.type = _bound_type(var.type, sizes)

@@ -1,0 +1,153 @@
+"""Searching: nonzero and searchsorted; argmax and argmin from `reduce`."""
+
+from typing import Any, Final
+
+import numpy as np
+
+from hopflow import dtypes
+from hopflow.bind import Value
+from hopflow.errors import ArgumentValueError, DTypeError, ShapeError
+from hopflow.graph.types import TensorType
+from hopflow.loop_ir import expr
+from hopflow.loop_ir.expr import Expr, Index, binary, compare, extent, index, select
+from hopflow.loop_ir.kernels import Operand, Pointwise
+from hopflow.ops import scalar
+from hopflow.ops.indexing import take
+from hopflow.ops.opdef import OpDef, Sample, as_operand
+from hopflow.ops.reduce import argmax, argmin
+from hopflow.ops.rules import NUMERIC, Array, is_zero, numeric, require_dtype
+from hopflow.ops.views import Types, as_tensor, concrete
+
+__all__ = ["argmax", "argmin", "nonzero", "searchsorted"]
+
+
+def nonzero(x: Any, /) -> tuple[Value, ...]:
+    """The indices of the elements that are not 0 (or are true), in row-major order.
+
+    Returns:
+        For each axis of `x`, i64[n], where n is the number of such elements.
+
+    Raises:
+        ShapeError: `x` is a scalar.
+        TraceError: `x` is traced, so that n is unknown.
+    """
+    x = as_tensor("nonzero", x)
+    if not x.ndim:
+        raise ShapeError("nonzero: needs a tensor with axes, and `x` is a scalar.")
+    remedy = (
+        "Keep the shape instead, with `hf.where(mask, x, fill)`; to count, use "
+        "`hf.count_nonzero`."
+    )
+    found = np.nonzero(concrete("nonzero", x, remedy))
+    return tuple(_tensor(i.astype(np.int64)) for i in found)
+
+
+def _tensor(array: Array) -> Value:
+    result = as_operand("nonzero", 0, array)
+    assert isinstance(result, Value)
+    return result
+
+
+# --- searchsorted ---------------------------------------------------------------------
+
+# No axis of symbolic size has more elements than 2 to this power.
+_MOST_BITS: Final = 40
+
+
+def _searchsorted_infer(x1: TensorType, x2: TensorType, **_: str) -> TensorType:
+    require_dtype("searchsorted", [x1, x2], NUMERIC)
+    if x1.dtype is not x2.dtype:
+        raise DTypeError(f"searchsorted: dtypes {x1.dtype} and {x2.dtype} differ.")
+    if x1.ndim != 1:
+        raise ShapeError(f"searchsorted: `x1` must have one axis, and is {x1}.")
+    return TensorType(dtypes.int64, x2.shape)
+
+
+def _searchsorted_run(x1: Array, x2: Array, *, side: Any) -> Array:
+    """Where each of `x2` would have to stand in the ascending `x1`."""
+    if x1.dtype == dtypes.bfloat16.dtype:
+        x1, x2 = x1.astype(np.float32), x2.astype(np.float32)
+    return np.asarray(np.searchsorted(x1, x2, side=side)).astype(np.int64)
+
+
+def _is_before(x: Expr, y: Expr) -> Expr:
+    """`x < y`, where a NaN is greater than any number."""
+    before = compare("lt", x, y)
+    if not x.dtype.is_float:
+        return before
+    return scalar.either(
+        before, scalar.both(scalar.is_nan(y), scalar.negate(scalar.is_nan(x)))
+    )
+
+
+def _searchsorted_lower(
+    _types: Types, x1: Operand, x2: Operand, *, side: str
+) -> Pointwise:
+    n = x1.type.shape[0]
+    size = extent(n)
+    bits = n.bit_length() if isinstance(n, int) else _MOST_BITS
+
+    def element(at: Index) -> Expr:
+        wanted = x2[at]
+        # How many elements stand before `wanted` is found bit by bit from the highest:
+        # a bit is set if so many elements, the last of them included, do.
+        count = index(0)
+        for bit in reversed(range(bits)):
+            candidate = expr.add(count, index(1 << bit))
+            last = expr.sub(binary("min", candidate, size), index(1))
+            found = x1[(binary("max", last, index(0)),)]
+            before = (
+                _is_before(found, wanted)
+                if side == "left"
+                else scalar.negate(_is_before(wanted, found))
+            )
+            fits = compare("le", candidate, size)
+            count = select(scalar.both(fits, before), candidate, count)
+        return count
+
+    if is_zero(n):
+        return Pointwise(lambda _: index(0))
+    return Pointwise(element)
+
+
+_searchsorted: Final = OpDef(
+    name="searchsorted",
+    promote=numeric,
+    infer=_searchsorted_infer,  # T[n], T[*s] -> i64[*s]
+    run=_searchsorted_run,
+    lower=_searchsorted_lower,
+    samples=(
+        # One element is sorted whatever it is.
+        Sample(("T[1]", "T[4]"), {"side": "left"}, NUMERIC),
+        Sample(("T[1]", "T[]"), {"side": "right"}, NUMERIC),
+        Sample(("T[0]", "T[2, 3]"), {"side": "left"}),
+    ),
+)
+
+
+def searchsorted(
+    x1: Any, x2: Any, /, *, side: str = "left", sorter: Any = None
+) -> Value:
+    """The indices at which `x2` would have to be inserted into `x1` to keep it sorted.
+
+    NaNs are greater than any number.
+
+    Args:
+        x1: A tensor T[n], ascending (after `sorter`).
+        x2: What is looked up, of any shape.
+        side: Whether an equal one in `x1` stands after ("left") or before ("right").
+        sorter: The indices that sort `x1`, as `argsort` gives them; None: it is sorted.
+
+    Raises:
+        ArgumentValueError: `side` is neither.
+        DTypeError: the operands are not numeric.
+        ShapeError: `x1` has not one axis.
+    """
+    if side not in ("left", "right"):
+        raise ArgumentValueError(
+            f"searchsorted: `side` must be 'left' or 'right', and is {side!r}."
+        )
+    if sorter is not None:
+        x1 = take(x1, sorter, axis=0)
+    result: Value = _searchsorted(as_tensor("searchsorted", x1), x2, side=side)
+    return result

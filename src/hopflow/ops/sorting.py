@@ -1,0 +1,149 @@
+"""Sorting: argsort, sort, top_k."""
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from hopflow import dtypes
+from hopflow.bind import Value
+from hopflow.errors import ArgumentTypeError, ShapeError
+from hopflow.graph.types import TensorType
+from hopflow.loop_ir.expr import const, extent
+from hopflow.loop_ir.kernels import Library, Operand
+from hopflow.ops.convert import apply
+from hopflow.ops.gather import gather_clip
+from hopflow.ops.opdef import OpDef, Sample
+from hopflow.ops.rules import Array, as_size, normalize_axis
+from hopflow.ops.views import Types, as_tensor, moved, part
+from hopflow.symbolic.size import Size
+
+__all__ = ["TopK", "argsort", "sort", "top_k"]
+
+
+def _argsort_infer(x: TensorType, **_: bool) -> TensorType:
+    if not x.ndim:
+        raise ShapeError("argsort: needs an axis to sort along, and x is a scalar.")
+    return TensorType(dtypes.int64, x.shape)
+
+
+def _argsort_run(x: Array, *, descending: bool) -> Array:
+    """The order that sorts `x` along its last axis; equal elements keep theirs.
+
+    All NaNs are equal, and greater than any number.
+    """
+    if x.dtype == dtypes.bfloat16.dtype:
+        x = x.astype(np.float32)
+    if not descending:
+        return np.argsort(x, axis=-1, kind="stable").astype(np.int64)
+    order = np.argsort(x[..., ::-1], axis=-1, kind="stable")
+    flipped: Array = x.shape[-1] - 1 - order[..., ::-1].astype(np.int64)
+    return flipped
+
+
+def _argsort_lower(_types: Types, x: Operand, *, descending: bool) -> Library:
+    n = x.type.shape[-1]
+    return Library(
+        "argsort",
+        (x,),
+        scalars=(extent(n), const(descending, dtypes.bool_)),
+        batch=x.type.ndim - 1,
+        workspace=(TensorType(dtypes.int64, (n,)),),
+    )
+
+
+_argsort: Final = OpDef(
+    name="argsort",
+    promote=None,
+    infer=_argsort_infer,  # T[*s, n] -> i64[*s, n]
+    run=_argsort_run,
+    lower=_argsort_lower,
+    samples=(
+        Sample(("T[3, 5]",), {"descending": False}, dtypes.ALL),
+        Sample(("T[7]",), {"descending": True}, dtypes.ALL),
+        Sample(("T[2, 0]",), {"descending": False}),
+    ),
+)
+
+
+def _flag(name: str, argument: str, value: Any) -> bool:
+    if not isinstance(value, bool | np.bool_):
+        raise ArgumentTypeError(
+            f"{name}: `{argument}` must be a bool, and is `{type(value).__name__}`."
+        )
+    return bool(value)
+
+
+def _prepared(name: str, x: Any, axis: Any) -> tuple[Any, int]:
+    """`x` with the axis to sort along as its last, and where that axis was."""
+    x = as_tensor(name, x)
+    axis = normalize_axis(name, axis, x.ndim)
+    return moved(x, axis, x.ndim - 1), axis
+
+
+def argsort(
+    x: Any, /, *, axis: int = -1, descending: bool = False, stable: bool = True
+) -> Value:
+    """The indices that sort `x` along an axis.
+
+    NaNs are greater than any number: last, or first if `descending`.
+
+    Args:
+        x: A tensor of any dtype.
+        axis: The axis.
+        descending: Whether the largest comes first.
+        stable: Whether equal elements must keep their order; they always do.
+
+    Raises:
+        AxisError: `x` has no such axis.
+    """
+    _flag("argsort", "stable", stable)
+    last, axis = _prepared("argsort", x, axis)
+    order = apply(_argsort, last, descending=_flag("argsort", "descending", descending))
+    return moved(order, last.ndim - 1, axis)  # type: ignore[no-any-return]
+
+
+def sort(
+    x: Any, /, *, axis: int = -1, descending: bool = False, stable: bool = True
+) -> Value:
+    """`x` sorted along an axis; see `argsort`.
+
+    Raises:
+        AxisError: `x` has no such axis.
+    """
+    _flag("sort", "stable", stable)
+    last, axis = _prepared("sort", x, axis)
+    order = apply(_argsort, last, descending=_flag("sort", "descending", descending))
+    return moved(_picked(last, order), last.ndim - 1, axis)  # type: ignore[no-any-return]
+
+
+def _picked(x: Any, order: Value) -> Value:
+    """The elements of `x` at indices along its last axis, known to be in range."""
+    last = x.ndim - 1
+    return apply(gather_clip, x, order, axes=(last,), batch=last)
+
+
+class TopK(NamedTuple):
+    """The largest elements along an axis, and their indices."""
+
+    values: Value
+    indices: Value
+
+
+def top_k(x: Any, k: Size, /, *, axis: int = -1) -> TopK:
+    """The `k` largest elements along an axis, largest first, and their indices.
+
+    Of equal elements the first come first. NaNs are greater than any number.
+
+    Raises:
+        AxisError: `x` has no such axis.
+        ShapeError: the axis has fewer than `k` elements.
+    """
+    last, axis = _prepared("top_k", x, axis)
+    count = as_size("top_k", k, "k")
+    n = last.shape[-1]
+    if not count <= n:
+        raise ShapeError(f"top_k: `k` is {count}, and axis {axis} has {n} elements.")
+    order = apply(_argsort, last, descending=True)
+    chosen = part(order, last.ndim - 1, 0, count)
+    back = last.ndim - 1, axis
+    return TopK(moved(_picked(last, chosen), *back), moved(chosen, *back))

@@ -1,0 +1,25 @@
+"""Counts of what was traced, compiled and found in caches; `hf.stats()` copies them."""
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(slots=True)
+class Stats:
+    """What this process has done so far.
+
+    traces       functions and bodies traced
+    compiles     native programs made
+    cache_hits   programs that were found ready, for a new trace of an equal graph
+    """
+
+    traces: int = 0
+    compiles: int = 0
+    cache_hits: int = 0
+
+
+counts = Stats()
+
+
+def stats() -> Stats:
+    """A copy of the counts; subtract two to see what happened between."""
+    return replace(counts)

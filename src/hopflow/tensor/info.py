@@ -1,0 +1,86 @@
+"""What the namespace can do: the array API's inspection functions."""
+
+from typing import Any, Final
+
+import numpy as np
+
+from hopflow import dtypes
+from hopflow.bind import Value
+from hopflow.dtypes import DType, as_dtype
+from hopflow.errors import ArgumentTypeError
+from hopflow.ops.opdef import as_operand
+from hopflow.ops.rules import check_device
+
+__all__ = ["API_VERSION", "NamespaceInfo", "namespace_info", "result_type"]
+
+API_VERSION: Final = "2024.12"
+
+
+def result_type(*arrays_and_dtypes: Any) -> DType:
+    """The dtype that operands promote to.
+
+    Args:
+        arrays_and_dtypes: Tensors, arrays, dtypes and Python numbers; these are weak,
+            and give way to any tensor of their kind.
+
+    Raises:
+        ArgumentTypeError: there is none.
+        DTypeError: one is no dtype.
+    """
+    if not arrays_and_dtypes:
+        raise ArgumentTypeError("result_type: at least one argument is needed.")
+    return dtypes.promote(*map(_dtype_of, arrays_and_dtypes))[0]
+
+
+def _dtype_of(arg: Any) -> tuple[DType, bool]:
+    if isinstance(arg, Value | bool | int | float | np.ndarray | np.generic):
+        type_ = as_operand("result_type", 0, arg).type
+        return type_.dtype, type_.weak
+    return as_dtype(arg), False
+
+
+class NamespaceInfo:
+    """What `hf.__array_namespace_info__()` gives."""
+
+    def capabilities(self) -> dict[str, Any]:
+        """What of the standard's optional behaviour there is.
+
+        Boolean indexing needs a concrete mask, and shapes that depend on data concrete
+        data: a traced function has neither.
+        """
+        return {
+            "boolean indexing": True,
+            "data-dependent shapes": True,
+            "max dimensions": 64,  # NumPy's
+        }
+
+    def default_device(self) -> str:
+        """The device of new tensors."""
+        return "cpu"
+
+    def devices(self) -> list[str]:
+        """All devices."""
+        return ["cpu"]
+
+    def default_dtypes(self, *, device: str | None = None) -> dict[str, DType]:
+        """The dtypes of tensors made of Python numbers. Complex ones there are not."""
+        check_device("default_dtypes", device)
+        return {
+            "real floating": dtypes.DEFAULT_FLOAT,
+            "integral": dtypes.DEFAULT_INT,
+            "indexing": dtypes.DEFAULT_INT,
+        }
+
+    def dtypes(
+        self, *, device: str | None = None, kind: str | tuple[str, ...] | None = None
+    ) -> dict[str, DType]:
+        """All dtypes by name, or those of a kind (see `hf.isdtype`)."""
+        check_device("dtypes", device)
+        return {
+            d.name: d for d in dtypes.ALL if kind is None or dtypes.isdtype(d, kind)
+        }
+
+
+def namespace_info() -> NamespaceInfo:
+    """What the namespace can do, and with which dtypes and devices."""
+    return NamespaceInfo()

@@ -1,0 +1,213 @@
+"""Sorting, searching and distinct elements."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hopflow import dtypes
+from hopflow.bind import Value
+from hopflow.errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    AxisError,
+    DTypeError,
+    IndexingError,
+    ShapeError,
+    TraceError,
+)
+from hopflow.graph.types import TensorType
+from hopflow.ops import searching, sets, sorting
+from hopflow.ops.opdef import OPERATIONS, OpDef, Sample
+from hopflow.symbolic.size import symbol
+from hopflow.tensor import asarray
+from hopflow.testing.kernels import ArrayOperand, evaluate, sample_arrays
+
+CASES = [
+    pytest.param(OPERATIONS[name], sample, dtype, id=f"{name}-{i}-{dtype.name}")
+    for name in ("argsort", "searchsorted")
+    for i, sample in enumerate(OPERATIONS[name].samples)
+    for dtype in sample.dtypes
+]
+
+
+def f32(values: Any) -> Any:
+    return np.asarray(values, np.float32)
+
+
+def i32(values: Any) -> Any:
+    return np.asarray(values, np.int32)
+
+
+def agree(found: Any, expected: Any) -> None:
+    found, expected = np.asarray(found), np.asarray(expected)
+    assert found.dtype == expected.dtype
+    assert found.shape == expected.shape
+    wide = np.float64 if found.dtype.kind not in "biu" else found.dtype
+    np.testing.assert_array_equal(found.astype(wide), expected.astype(wide))
+
+
+@pytest.mark.parametrize(("op", "sample", "dtype"), CASES)
+def test_lowering_means_what_numpy_does(
+    op: OpDef, sample: Sample, dtype: dtypes.DType
+) -> None:
+    arrays = sample_arrays(sample, dtype)
+    types = [TensorType(dtypes.as_dtype(a.dtype), a.shape) for a in arrays]
+    [inferred] = op.result_types(types, sample.params)
+    expected = op.run(*arrays, **sample.params)
+    assert (expected.dtype, expected.shape) == (inferred.dtype.dtype, inferred.shape)
+    [found] = evaluate(op, arrays, **sample.params)
+    agree(found, expected)
+
+
+# --- sort and argsort -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("dtype", dtypes.ALL, ids=str)
+def test_sorting_is_that_of_jax(dtype: dtypes.DType, descending: bool) -> None:
+    x = np.random.default_rng(0).integers(0, 4, (3, 7, 2)).astype(dtype.dtype)
+    if dtype.is_float:
+        x[0, 2:4], x[1, 3], x[2, 5] = np.nan, -np.inf, -0.0
+    with np.errstate(invalid="ignore"):
+        for axis in (0, 1, -1):
+            options: Any = {"axis": axis, "descending": descending}
+            order = np.asarray(jnp.argsort(jnp.asarray(x), **options)).astype(np.int64)
+            agree(sorting.argsort(asarray(x), **options), order)
+            expected = np.take_along_axis(x, order, axis)
+            agree(sorting.sort(asarray(x), **options), expected)
+
+
+def test_sorting_empty_axes() -> None:
+    agree(sorting.sort(asarray(np.zeros((2, 0)))), np.zeros((2, 0)))
+    agree(sorting.argsort(asarray(np.zeros((0, 2)))), np.zeros((0, 2), np.int64))
+    agree(sorting.sort(asarray(np.zeros((0, 2))), axis=0), np.zeros((0, 2)))
+
+
+def test_sorting_checks_its_arguments() -> None:
+    x = asarray([3.0, 1.0])
+    with pytest.raises(AxisError, match="sort: `axis` is 1"):
+        sorting.sort(x, axis=1)
+    with pytest.raises(AxisError, match=r"argsort: `axis` is -1, .* rank 0"):
+        sorting.argsort(1.0)
+    with pytest.raises(ArgumentTypeError, match="`descending` must be a bool"):
+        sorting.sort(x, descending=1)  # type: ignore[arg-type]
+
+
+def test_top_k_gives_the_largest_first() -> None:
+    x = f32([[1, 3, 3, 0], [5, np.nan, 2, 7]])
+    found = sorting.top_k(asarray(x), 2)
+    agree(found.values, f32([[3, 3], [np.nan, 7]]))
+    agree(found.indices, np.asarray([[1, 2], [1, 3]]))
+    agree(sorting.top_k(asarray(x), 1, axis=0).indices, np.asarray([[1, 1, 0, 1]]))
+    with pytest.raises(ShapeError, match="`k` is 5, and axis 1 has 4"):
+        sorting.top_k(asarray(x), 5)
+    with pytest.raises(ArgumentValueError, match="`k` must not be negative"):
+        sorting.top_k(asarray(x), -1)
+
+
+# --- searchsorted ---------------------------------------------------------------------
+
+NUMBERS = st.integers(-3, 3) | st.sampled_from([0.5, np.inf, -np.inf, np.nan])
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(
+    st.lists(NUMBERS, max_size=9),
+    st.lists(NUMBERS, min_size=1, max_size=4),
+    st.sampled_from(["left", "right"]),
+    st.booleans(),
+)
+def test_searchsorted_is_that_of_numpy(
+    x: list[float], wanted: list[float], side: Any, symbolic: bool
+) -> None:
+    line, values = np.sort(np.asarray(x, np.float32)), np.asarray(wanted, np.float32)
+    expected = np.searchsorted(line, values, side=side).astype(np.int64)
+    agree(searching.searchsorted(asarray(line), asarray(values), side=side), expected)
+    op = OPERATIONS["searchsorted"]
+    if symbolic and x:
+        n = symbol("n")
+        operand = ArrayOperand(line, TensorType(dtypes.float32, (n,)))
+        bound = {n.terms[0][0][0]: len(x)}
+        [found] = evaluate(op, [operand, values], bound, side=side)
+    else:
+        [found] = evaluate(op, [line, values], side=side)
+    agree(found, expected)
+
+
+def test_searchsorted_takes_a_sorter_and_promotes() -> None:
+    x = asarray(i32([3, 1, 2]))
+    order = sorting.argsort(x)
+    agree(searching.searchsorted(x, 2.5, sorter=order), np.int64(2))
+    with pytest.raises(IndexingError, match="index 7 is out of range"):
+        searching.searchsorted(x, 2, sorter=asarray([0, 7]))
+    with pytest.raises(ArgumentValueError, match="`side` must be"):
+        searching.searchsorted(x, 2, side="middle")
+    with pytest.raises(ShapeError, match="`x1` must have one axis"):
+        searching.searchsorted(asarray([[1]]), 2)
+    with pytest.raises(DTypeError, match="numeric"):
+        searching.searchsorted(asarray([True]), False)
+
+
+# --- sizes that values decide ---------------------------------------------------------
+
+
+class Traced(Value):
+    """A value that has a type and no elements."""
+
+    @property
+    def type(self) -> TensorType:
+        return TensorType(dtypes.float32, (3,))
+
+    def _concrete(self, what: str) -> Any:
+        raise TraceError(f"{what}() of a traced tensor")
+
+
+@pytest.mark.parametrize("dtype", dtypes.ALL, ids=str)
+def test_nonzero_is_that_of_numpy(dtype: dtypes.DType) -> None:
+    x = np.asarray([[0, 1, 2], [3, 0, 0]]).astype(dtype.dtype)
+    for found, expected in zip(
+        searching.nonzero(asarray(x)), np.nonzero(x), strict=True
+    ):
+        agree(found, expected)
+
+
+def test_nonzero_needs_axes() -> None:
+    with pytest.raises(ShapeError, match="`x` is a scalar"):
+        searching.nonzero(1.0)
+
+
+@pytest.mark.parametrize("dtype", dtypes.ALL, ids=str)
+def test_unique_is_that_of_numpy(dtype: dtypes.DType) -> None:
+    x = np.asarray([[3, 1, 3], [0, 1, 1]]).astype(dtype.dtype)
+    if dtype.is_float:
+        x[0, 0] = x[1, 0] = np.nan
+    wide = x.astype(np.float64) if dtype.is_float else x
+    expected = np.unique_all(wide)
+    found = sets.unique_all(asarray(x))
+    agree(found.values, expected.values.astype(dtype.dtype))
+    for a, b in zip(found[1:], expected[1:], strict=True):
+        agree(a, b)
+    agree(sets.unique_values(asarray(x)), found.values)
+    agree(sets.unique_counts(asarray(x)).counts, found.counts)
+    inverse = sets.unique_inverse(asarray(x)).inverse_indices
+    agree(inverse, found.inverse_indices)
+    assert inverse.shape == (2, 3)
+
+
+def test_unique_of_nothing() -> None:
+    found = sets.unique_all(asarray(np.zeros((0, 2), np.int8)))
+    assert [f.shape for f in found] == [(0,), (0,), (0, 2), (0,)]
+
+
+@pytest.mark.parametrize(
+    "call", [searching.nonzero, sets.unique_all, sets.unique_values, sets.unique_counts]
+)
+def test_a_traced_tensor_cannot_decide_a_size(call: Any) -> None:
+    with pytest.raises(
+        TraceError, match="the size of the result depends on the values"
+    ):
+        call(Traced())
