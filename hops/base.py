@@ -29,6 +29,7 @@ class Call:
     params           static parameters
     spec             the structure of the carry, where there is one
     paths            how a user would write each leaf of the carry
+    counts           whether the first operand is a counter that `spec` has not
     """
 
     name: str
@@ -38,6 +39,7 @@ class Call:
     params: dict[str, Any] = field(default_factory=dict)
     spec: Spec | None = None
     paths: Sequence[str] = ()
+    counts: bool = False
 
 
 class HigherOrderOp:

@@ -19,7 +19,6 @@ from hopflow.hops.bodies import (
     Body,
     Function,
     cast_output,
-    check_structure,
     flatten_operands,
     mismatches,
     trace_body,
@@ -157,12 +156,6 @@ def as_types(
     ]
 
 
-def expect_carry(call: Call, function: Function, spec: Spec) -> None:
-    """Raises: StructureError: a body returned a carry of another structure."""
-    assert call.spec is not None
-    check_structure(call.name, function, spec, call.spec)
-
-
 # --- stacks ---------------------------------------------------------------------------
 
 
@@ -266,3 +259,29 @@ def _stack(values: Sequence[Value]) -> Value:
             weak = all(v.type.weak for v in values)
             return EagerTensor(np.stack(arrays), weak=weak)
     return stack(list(values))
+
+
+# --- names ----------------------------------------------------------------------------
+
+
+def input_names(fn: Callable[..., Any], specs: Sequence[Spec]) -> list[str]:
+    """Names for flat inputs of a function called with trees of these structures.
+
+    They are the function's own: `h` for a parameter that is one tensor, `h_0`, `h_1` for
+    the leaves of one that is a tree.
+    """
+    code = getattr(fn, "__code__", None)
+    own = code.co_varnames[: code.co_argcount] if code is not None else ()
+    if own[:1] == ("self",):
+        own = own[1:]
+    names: list[str] = []
+    for i, spec in enumerate(specs):
+        name = own[i] if i < len(own) else f"x{i}"
+        count = spec.num_leaves
+        names += [name] if count == 1 else [f"{name}_{k}" for k in range(count)]
+    return names
+
+
+def spread_specs(tree: Any, spec: Spec) -> list[Spec]:
+    """The structures of the arguments that a carry or operands are given as."""
+    return spec.children() if type(tree) is tuple else [spec]

@@ -36,9 +36,9 @@ UNARY = (
 ).split()
 BINARY = (
     "add atan2 bitwise_and bitwise_left_shift bitwise_or bitwise_right_shift "
-    "bitwise_xor copysign divide equal floor_divide greater greater_equal hypot less "
-    "less_equal logaddexp logical_and logical_or logical_xor maximum minimum multiply nextafter "
-    "not_equal pow remainder subtract"
+    "bitwise_xor copysign divide equal floor_divide greater greater_equal hypot "
+    "less less_equal logaddexp logical_and logical_or logical_xor maximum minimum "
+    "multiply nextafter not_equal pow remainder subtract"
 ).split()
 # Complex numbers are out, so these have nothing to tell apart.
 OMITTED = {"conj", "imag", "real", "complex64", "complex128"}

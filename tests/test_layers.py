@@ -23,7 +23,7 @@ MAX_LINES = 700
 # One entry a layer. A module may import from those that stand before it, in its own
 # layer too, and freely within its own folder as long as no circle closes.
 ORDER = (
-    ("errors", "config", "pytree", "dtypes"),
+    ("errors", "config", "stats", "pytree", "dtypes"),
     ("symbolic",),
     ("graph", "loop_ir"),
     ("bind", "zeros", "ops", "tensor", "random"),
@@ -34,7 +34,7 @@ ORDER = (
     (
         *("jit", "transforms", "fx", "nn", "rewrite", "export", "testing"),
         # The package itself, which re-exports the above; then what uses it as users do.
-        *("__init__", "cli", "__main__"),
+        *("__init__", "demo", "cli", "__main__"),
     ),
 )
 # Inside hops/ there is an order too. What is not named comes after, in any order.

@@ -233,6 +233,15 @@ def test_a_head_defines_for_test_and_body(fresh: Counter) -> None:
     agree(f)
 
 
+def test_a_head_defines_for_what_comes_after_too(fresh: Counter) -> None:
+    a, b = buffers = arena("a b")
+    never = e.compare("lt", e.load(X, (e.index(0),)), e.index(0))
+    loop = While([add(a, X, fresh)], never, [])
+    f = program(buffers, repeat(fresh, loop, Copy(Y, a), Copy(b, X), Copy(Y, b)))
+    assert offsets(plan(f)) == {"a": 0, "b": 0}
+    agree(f)
+
+
 def test_both_branches_may_define(fresh: Counter) -> None:
     a, b = buffers = arena("a b")
     both = If(ALWAYS, [add(a, X, fresh)], [add(a, X, fresh, 2)])

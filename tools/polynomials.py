@@ -192,15 +192,12 @@ def fits() -> list[Fit]:
     result = []
     for dtype, bits in BITS.items():
         result += [
-            Fit("EXP", "exp(r) = 1 + r + r**2 P(r), |r| <= log(2)",
-                exp_rest, lambda r: r * r / mp.exp(r),
-                (-LN2 * edge, LN2 * edge), dtype, bits + 1),
-            Fit("EXPM1", "expm1(r) = r + r**2 P(r), |r| <= log(2) / 2",
+            Fit("EXP", "exp(r) = 1 + r + r**2 P(r), |r| <= log(2) / 2",
                 exp_rest, lambda r: r * r / abs(mp.expm1(r)),
                 (-half * edge, half * edge), dtype),
-            Fit("EXP2", "exp2(r) = 1 + r log(2) + r**2 P(r), |r| <= 1",
+            Fit("EXP2", "exp2(r) = 1 + r log(2) + r**2 P(r), |r| <= 1/2",
                 lambda r: exp_rest(r * LN2) * LN2**2,
-                lambda r: r * r / mp.mpf(2) ** r, (-edge, edge), dtype, bits + 1),
+                lambda r: r * r / mp.mpf(2) ** r, (-edge / 2, edge / 2), dtype),
             Fit("SINH", "sinh(r) = r + r**3 P(r**2), |r| <= log(2) / 2",
                 sinh_rest, _over(mp.sinh, 3), (mp.mpf(0), (half * edge) ** 2),
                 dtype, bits + 1),
@@ -258,11 +255,6 @@ def fits() -> list[Fit]:
             lambda t: mp.erfc(t + mp.mpf("2.475")),
             lambda t: 1 / mp.erf(t + mp.mpf("2.475")),
             (mp.mpf("-1.475"), mp.mpf("1.475")), "f32")
-    )  # fmt: skip
-    result.append(
-        Fit("EXP2_HALF", "exp2(r) = 1 + r P(r), |r| <= 1/2; single precision",
-            lambda r: mp.expm1(r * LN2) / r if r else LN2,
-            lambda r: abs(r) / mp.mpf(2) ** r, (-edge / 2, edge / 2), "f32")
     )  # fmt: skip
     result.append(
         Fit("ATANH", "atanh(s) = s + s**3 (1/3 + s**2 P(s**2)), |s| <= 0.1716; for pow",

@@ -28,6 +28,7 @@ from hopflow.dtypes import (
 )
 from hopflow.dtypes import bool_ as bool
 from hopflow.ops import linalg
+from hopflow.ops.check import check
 from hopflow.ops.convert import astype
 from hopflow.ops.creation import (
     arange,

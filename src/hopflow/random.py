@@ -36,6 +36,7 @@ from hopflow.ops.elementwise import (
     sign,
     subtract,
 )
+from hopflow.ops.fused import fma
 from hopflow.ops.indexing import take, take_along_axis
 from hopflow.ops.math import erf, erfinv, log, log1p
 from hopflow.ops.opdef import as_operand
@@ -218,7 +219,13 @@ def _uniform(
     if _is_number(minval, 0) and _is_number(maxval, 1):
         return drawn
     low, high = (_bound(name, b, dtype, shape) for b in (minval, maxval))
-    spread = add(multiply(drawn, subtract(high, low)), low)
+    # One rounding, as XLA's code for this has it too, but for bfloat16.
+    width = subtract(high, low)
+    spread = (
+        add(multiply(drawn, width), low)
+        if dtype is dtypes.bfloat16
+        else fma(drawn, width, low)
+    )
     result: Value = maximum(low, spread)
     return result
 
@@ -374,7 +381,10 @@ def choice(
     else:
         order = _weighted(key, p, size, count, replace)
     taken = take(values, order, axis=axis)
-    return reshaped(taken, (*values.shape[:axis], *sizes, *values.shape[axis + 1 :]))
+    result: Value = reshaped(
+        taken, (*values.shape[:axis], *sizes, *values.shape[axis + 1 :])
+    )
+    return result
 
 
 def _weighted(key: Any, p: Any, size: Size, count: Size, replace: bool) -> Value:
@@ -392,7 +402,8 @@ def _weighted(key: Any, p: Any, size: Size, count: Size, replace: bool) -> Value
         return searchsorted(totals, drawn)
     # The largest of log-probabilities with Gumbel noise are a draw without replacement.
     scores = add(gumbel(key, (size,), dtype), log(weights))
-    return sliced(argsort(negative(scores)), (0,), (count,), (1,))
+    order: Value = sliced(argsort(negative(scores)), (0,), (count,), (1,))
+    return order
 
 
 # --- distributions --------------------------------------------------------------------

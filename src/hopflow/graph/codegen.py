@@ -129,7 +129,7 @@ class _Source:
 
     def root(self, graph: Graph) -> tuple[str, str]:
         """The name of the function for `graph`, and the source."""
-        name = self.unique(graph.name, "graph")
+        name = self.unique(graph.name, "f")
         told = _told_by_shapes(graph)
         parameters: list[str] = []
         for var in graph.inputs:

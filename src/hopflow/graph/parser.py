@@ -496,6 +496,4 @@ class _Parser:
         try:
             return token.text[1:-1].encode("ascii").decode("unicode_escape")
         except UnicodeError:
-            self.fail(
-                token.line, "a string has other characters than ASCII's, unescaped"
-            )
+            self.fail(token.line, "a string has a code that is no character's")

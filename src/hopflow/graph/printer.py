@@ -43,7 +43,7 @@ def format_graph(graph: Graph, *, width: int | None = None) -> str:
             `config.print_width`. A wider line is broken within its brackets.
     """
     writer = _Writer(config.print_width if width is None else width)
-    writer.graph(graph, identifier(graph.name, "graph"), 0)
+    writer.graph(graph, identifier(graph.name, "f"), 0)
     return _aligned(writer.lines)
 
 

@@ -41,6 +41,7 @@ __all__ = [
     "has_regions",
     "prune_node",
     "result_types",
+    "roles",
 ]
 
 Role: TypeAlias = Literal[
@@ -134,6 +135,11 @@ class RegionOperator(Protocol):
         """`params` (with new graphs in them) for args and results of other roles: the
         counts among them set anew, as `num_carry`."""
         ...
+
+
+def roles(*counts: tuple[Role, int]) -> tuple[Role, ...]:
+    """`roles(("symbol", 2), ("carry", 1))`: symbol, symbol, carry."""
+    return tuple(role for role, count in counts for _ in range(count))
 
 
 def has_regions(node: Node) -> bool:
@@ -374,8 +380,8 @@ def add_invariants(
             type_ = arg.type.with_shape([substitute(n, inside) for n in shape])
             inputs.append(target.graph.add_input(type_, name, "capture"))
     node.args = (*node.args, *args)
-    roles = (*signature.args, *([role] * len(args)))
-    node.params = node.op.with_roles(node.params, roles, signature.results)
+    args_roles = (*signature.args, *roles((role, len(args))))
+    node.params = node.op.with_roles(node.params, args_roles, signature.results)
     return added
 
 

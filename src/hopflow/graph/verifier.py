@@ -330,7 +330,7 @@ class _Scope:
             same = same and (not known or same_size(substitute(a, sizes), b))
         self.require(
             same,
-            f"{what} of `{region}`, a {port.role}, is {inside} within and {outside} "
+            f"{what} of `{region}` ({port.role}) is {inside} within, and {outside} "
             "outside: they are the same type",
         )
 

@@ -51,7 +51,7 @@ TURNS: Final = (1, 2, 8, 10_000)
 
 
 class Trapped(HopflowError):
-    """A program stopped at a `Trap`, or in a routine that failed."""
+    """A program stopped: at a `Trap`, or after a routine that failed (its status)."""
 
     def __init__(self, site: int, values: tuple[int, ...] = ()) -> None:
         self.site, self.values = site, values
@@ -250,7 +250,7 @@ class _Interpreter:
             arrays.append(part.reshape(shape))
         status = routine.reference(arrays, numbers)
         if status != 0 and s.site is not None:
-            raise Trapped(s.site)
+            raise Trapped(s.site, (status,))
 
     # --- control flow
 

@@ -212,8 +212,6 @@ def round_exactly(exact: Fraction, dtype: DType) -> Scalar:
 
 
 def _cast(source: DType, target: DType) -> Operation:
-    if target.kind == "b":
-        return lambda x: np.bool_(x != 0)
     if source.kind != "f" or target.kind == "f":
         to = target.dtype
         return lambda x: x.astype(to)

@@ -11,7 +11,7 @@ from hopflow.graph.core import Constant
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir import expr
 from hopflow.loop_ir.kernels import Pointwise
-from hopflow.ops.opdef import OpDef, Sample, as_operand
+from hopflow.ops.opdef import OpDef, Sample, as_operand, convert_to
 from hopflow.ops.rules import Array, check_device, pointwise
 
 __all__ = ["apply", "as_value", "astype", "convert", "copy"]
@@ -55,7 +55,7 @@ convert: Final = OpDef(
     run=_convert_run,
     lower=pointwise(lambda x, dtype, weak=None: expr.cast(x, dtype)),
     samples=tuple(
-        Sample(("T[5]",), {"dtype": dtype}, dtypes.ALL, -200.0, 200.0)
+        Sample(("T[5]",), {"dtype": dtype}, dtypes.ALL, -100.0, 100.0)
         for dtype in dtypes.ALL
     ),
 )
@@ -103,21 +103,32 @@ def astype(
             return operand
         return apply(_copy_op, operand)
     if isinstance(operand, Constant):
-        return apply(_copy_op, Constant(_scalar(operand, target), TensorType(target)))
-    params: dict[str, Any] = {"dtype": target}
-    return apply(
-        convert, operand, **(params | {"weak": False} if type_.weak else params)
-    )
+        number = _scalar(operand.value, target)
+        return apply(_copy_op, Constant(number, TensorType(target)))
+    # `weak` is only said where it is not what the operand's type says.
+    strong = {"weak": False} if type_.weak else {}
+    return apply(convert, operand, dtype=target, **strong)
 
 
 _copy_op: Final = copy
 
 
-def _scalar(constant: Constant, dtype: DType) -> bool | int | float:
-    wide = np.asarray(constant.value, constant.type.dtype.dtype)
-    return _convert_run(wide, dtype=dtype).item()  # type: ignore[no-any-return]
+def _scalar(value: bool | int | float, dtype: DType) -> bool | int | float:
+    """A number as `dtype` has it, without a detour through the default dtype."""
+    if isinstance(value, float) and not dtype.is_float:
+        return _convert_run(np.asarray(value), dtype=dtype).item()  # type: ignore[no-any-return]
+    converted = convert_to(Constant(value, TensorType(dtype)), dtype)
+    assert isinstance(converted, Constant)
+    return converted.value
 
 
 def as_value(operand: Operand) -> Value:
-    """`operand` as a value: a constant becomes a tensor without axes."""
-    return operand if isinstance(operand, Value) else apply(copy, operand)
+    """`operand` as a value: a constant becomes a tensor without axes.
+
+    Raises:
+        ArgumentRangeError: a Python integer does not fit the default dtype.
+    """
+    if isinstance(operand, Value):
+        return operand
+    type_ = operand.type
+    return apply(copy, convert_to(operand, type_.dtype, weak=type_.weak))

@@ -44,7 +44,7 @@ class Jit:
         self._passes = _passes(llvm)
         # A machine serves one owner: the linker needs another.
         self._linker = llvm.create_lljit_compiler(
-            self._target_machine(), use_jit_link=True
+            self._target_machine(), use_jit_link=True, suppress_errors=True
         )
 
     def _target_machine(self) -> Any:

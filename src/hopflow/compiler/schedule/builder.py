@@ -48,6 +48,7 @@ class Builder:
 
     loop     a token for the innermost loop body: which buffers may be changed in place
     owners   for each buffer of the arena, the loop whose every step may overwrite it
+    mutable  the variables that may be assigned again
     slots    all values that may still be read
     """
 
@@ -59,6 +60,7 @@ class Builder:
         self.owners: dict[Buffer, object] = {}
         self.slots: list[Slot] = []
         self.symbols: dict[Symbol, Var] = {}
+        self.mutable: set[Var] = set()
         self._count = 0
 
     # --- names ---
@@ -114,7 +116,7 @@ class Builder:
 
     def let(self, value: Expr, name: str = "t") -> Expr:
         """`value`, computed here and now."""
-        if value.op == "const":
+        if value.op == "const" or (value.op == "var" and value.attr not in self.mutable):
             return value
         var = self.var(value.dtype, name)
         self.add(Let(var, value))
@@ -123,6 +125,7 @@ class Builder:
     def declare(self, value: Expr, name: str = "v") -> Var:
         """A new mutable variable."""
         var = self.var(value.dtype, name)
+        self.mutable.add(var)
         self.add(Declare(var, value))
         return var
 
@@ -137,6 +140,12 @@ class Builder:
         self.program.arena.append(buffer)
         self.owners[buffer] = self.loop
         return buffer
+
+    def forget(self, buffer: Buffer) -> None:
+        """Take back a temporary that nothing came to use."""
+        if buffer in self.owners:
+            del self.owners[buffer]
+            self.program.arena.remove(buffer)
 
     # --- loops ---
 

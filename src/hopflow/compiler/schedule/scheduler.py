@@ -47,7 +47,7 @@ from hopflow.loop_ir.nest import (
     While,
 )
 from hopflow.loop_ir.nest import Var as LoopVar
-from hopflow.loop_ir.walk import nodes
+from hopflow.loop_ir.walk import buffers, nodes, statements
 
 Env = dict[Var, Slot]
 
@@ -274,9 +274,19 @@ class Scheduler:
                 self.b.symbols[var.node.symbol] = _variable(self.b.let(value), self.b)
         return env, uses
 
-    def inline(self, graph: Graph, operands: Sequence[Slot]) -> list[Slot]:
+    def inline(
+        self,
+        graph: Graph,
+        operands: Sequence[Slot],
+        wanted: Sequence[Buffer | None] = (),
+    ) -> list[Slot]:
+        """A graph's statements in place; `wanted` are where its results had best be."""
         env, uses = self.enter(graph, operands)
-        return self.nodes(graph, env, uses)
+        hints: dict[Var, Buffer] = {}
+        for arg, buffer in zip(graph.outputs, wanted, strict=False):
+            if buffer is not None and isinstance(arg, Var):
+                hints.setdefault(arg, buffer)
+        return self.nodes(graph, env, uses, hints)
 
     def branch(
         self,
@@ -289,12 +299,16 @@ class Scheduler:
         bodies: list[list[Stmt]] = []
         results: list[list[Slot]] = []
         selector = region.selector.scalar
+        wanted = [
+            None if is_small(t) else hint or self.b.temporary(t)
+            for t, hint in zip(types, hints, strict=True)
+        ]
         for graph in region.branches:
             with self.b.into([]) as body:
-                results.append(self.inline(graph, region.operands))
+                results.append(self.inline(graph, region.operands, wanted))
             bodies.append(body)
         merged = [
-            self.merge(t, bodies, [r[k] for r in results], uses[k], hints[k])
+            self.merge(t, bodies, [r[k] for r in results], uses[k], wanted[k])
             for k, t in enumerate(types)
         ]
         self.b.add(_choose(selector, bodies))
@@ -306,7 +320,7 @@ class Scheduler:
         bodies: Sequence[list[Stmt]],
         slots: Sequence[Slot],
         uses: int,
-        hint: Buffer | None,
+        wanted: Buffer | None,
     ) -> Slot:
         """A place for one result, written at the end of each branch."""
         if is_small(type_):
@@ -322,12 +336,17 @@ class Scheduler:
         places = [s.place for s in slots]
         first = places[0]
         if all(_same_memory(first, p) for p in places):
+            if wanted is not None and not self.is_used(wanted, bodies):
+                self.b.forget(wanted)
             return self.b.slot(first, uses)
-        buffer = hint or self.b.temporary(type_)
+        assert wanted is not None
         for body, slot in zip(bodies, slots, strict=True):
             with self.b.into(body):
-                Kernels(self.b, 0).fill(slot, Stored(type_, buffer))
-        return self.b.slot(Stored(type_, buffer), uses)
+                Kernels(self.b, 0).fill(slot, Stored(type_, wanted))
+        return self.b.slot(Stored(type_, wanted), uses)
+
+    def is_used(self, buffer: Buffer, bodies: Sequence[list[Stmt]]) -> bool:
+        return any(buffer in buffers(s) for body in bodies for s in statements(body))
 
     # --- loops ---
 

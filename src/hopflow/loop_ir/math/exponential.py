@@ -9,7 +9,6 @@ is exact. Source: J.-M. Muller, "Elementary Functions", 3rd edition, chapter 11.
 from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.math import coefficients as c
 from hopflow.loop_ir.math.arith import (
-    Operand,
     absolute,
     add,
     at_least,
@@ -56,47 +55,57 @@ def nearest_power(x: Expr, scale: float, offset: int) -> tuple[Expr, Expr, Expr]
     return sub(total, magic), from_bits(shl(to_bits(total), f.mantissa), f), total
 
 
-def exp_parts(x: Expr, low: Operand = 0.0) -> tuple[Expr, Expr]:
-    """e and s with `exp(x + low) = (1 + e) * s * s`, for clamped x and a tiny low.
+def nearest_power_in_two(x: Expr, scale: float) -> tuple[Expr, Expr, Expr]:
+    """n = rint(x * scale) as a float; and two factors of 2**n of about its half.
 
-    n is even, so that the two factors s = 2**(n / 2) are normal numbers even where the
-    result is subnormal or overflows; |r| <= log 2 costs one coefficient more.
+    They are normal numbers even where 2**n is subnormal or infinite.
     """
+    f = format_of(x)
+    total = fma(x, scale, f.magic)
+    bits, one = to_bits(total), f.bias << f.mantissa
+    # floor(n / 2) in the place of the exponent.
+    half = binary("and", shl(bits, f.mantissa - 1), -1 << f.mantissa)
+    other = sub(add(shl(bits, f.mantissa), one), half)
+    return sub(total, f.magic), from_bits(add(half, one), f), from_bits(other, f)
+
+
+def exp_parts(x: Expr, low: Expr | None = None) -> tuple[Expr, Expr, Expr]:
+    """e, s and t with `exp(x + low) = (1 + e) * s * t`, for clamped x and a tiny low."""
     ln2, ln2_low = table(c.LN2, x)
-    half, power, _ = nearest_power(x, table(c.LOG2_E, x)[0] / 2, 0)
-    r, lost = fast_two_sum(fma(half, -2 * ln2, x), fma(half, -2 * ln2_low, low))
+    n, s, t = nearest_power_in_two(x, table(c.LOG2_E, x)[0])
+    r = fma(n, -ln2, x)
+    if low is None:
+        r = lost = fma(n, -ln2_low, r)
+    else:
+        r, lost = fast_two_sum(r, fma(n, -ln2_low, low))
     rest = fma(mul(r, r), polynomial(r, table(c.EXP, x)), lost)
-    return add(r, rest), power
-
-
-def _exp_clamped(x: Expr) -> Expr:
-    e, s = exp_parts(x)
-    return mul(mul(add(e, 1.0), s), s)
+    return (rest if low is None else add(r, rest)), s, t
 
 
 def exp(x: Expr) -> Expr:
     low, high = _EXP_RANGE[x.dtype.short]
-    return _exp_clamped(at_most(at_least(x, low), high))
+    e, s, t = exp_parts(at_most(at_least(x, low), high))
+    return mul(mul(add(e, 1.0), s), t)
 
 
-def exp2_parts(x: Expr, low: Expr | None = None) -> tuple[Expr, Expr]:
-    """e and s with `2**(x + low) = (1 + e) * s * s`, as `exp_parts`."""
+def exp2_parts(x: Expr, low: Expr | None = None) -> tuple[Expr, Expr, Expr]:
+    """e, s and t with `2**(x + low) = (1 + e) * s * t`, as `exp_parts`."""
     ln2, ln2_low = table(c.LN2, x)
-    half, power, _ = nearest_power(x, 0.5, 0)
-    r = fma(half, -2.0, x)  # exactly
+    n, s, t = nearest_power_in_two(x, 1.0)
+    r = sub(x, n)  # exactly
     if low is None:
         rest = mul(r, ln2_low)
     else:
         r, lost = fast_two_sum(r, low)
         rest = fma(r, ln2_low, mul(lost, ln2))
     rest = fma(mul(r, r), polynomial(r, table(c.EXP2, x)), rest)
-    return fma(r, ln2, rest), power
+    return fma(r, ln2, rest), s, t
 
 
 def exp2(x: Expr) -> Expr:
     low, high = _EXP2_RANGE[x.dtype.short]
-    e, s = exp2_parts(at_most(at_least(x, low), high))
-    return mul(mul(add(e, 1.0), s), s)
+    e, s, t = exp2_parts(at_most(at_least(x, low), high))
+    return mul(mul(add(e, 1.0), s), t)
 
 
 def expm1(x: Expr) -> Expr:
@@ -108,7 +117,7 @@ def expm1(x: Expr) -> Expr:
     # What rounding takes from r comes back beside it: where n = 1, the difference at
     # the end doubles the error.
     r, lost = fast_two_sum(fma(n, -ln2, y), mul(n, -ln2_low))
-    e = add(r, fma(mul(r, r), polynomial(r, table(c.EXPM1, x)), lost))
+    e = add(r, fma(mul(r, r), polynomial(r, table(c.EXP, x)), lost))
     half = fma(s, e, sub(s, 0.5))
     return copysign(add(half, half), x)  # for -0
 
@@ -123,7 +132,7 @@ def logistic(x: Expr) -> Expr:
     y = at_most(at_least(x, low), high)
     n, s, _ = nearest_power(y, -table(c.LOG2_E, x)[0], _LOGISTIC_SCALE)
     r = fma(n, -ln2_low, fma(n, -ln2, neg(y)))
-    e = fma(mul(r, r), polynomial(r, table(c.EXPM1, x)), r)
+    e = fma(mul(r, r), polynomial(r, table(c.EXP, x)), r)
     one = 2.0**_LOGISTIC_SCALE
     exact = lt(s, one * 2.0 ** format_of(x).mantissa)  # is 1 + s
     total = select(exact, fma(s, e, add(s, one)), add(s, fma(s, e, one)))
@@ -139,7 +148,7 @@ def tanh(x: Expr) -> Expr:
     ln2, ln2_low = table(c.LN2, x)
     n, s, _ = nearest_power(y, table(c.LOG2_E, x)[0], 0)
     r = fma(n, -ln2_low, fma(n, -ln2, y))
-    e = fma(mul(r, r), polynomial(r, table(c.EXPM1, x)), r)
+    e = fma(mul(r, r), polynomial(r, table(c.EXP, x)), r)
     far = sub(1.0, div(2.0, fma(s, e, add(s, 1.0))))
     return copysign(select(lt(a, 0.6), near, far), x)
 

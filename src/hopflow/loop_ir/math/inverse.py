@@ -41,7 +41,9 @@ def _asin_parts(x: Expr) -> tuple[Expr, Expr, Expr]:
 def asin(x: Expr) -> Expr:
     large, s, p = _asin_parts(x)
     high, low, _ = table(c.HALF_PI, x)
-    reflected = sub(fma(s, -2.0, high), fma(p, 2.0, -low))
+    base = fma(s, -2.0, high)
+    lost = fma(s, -2.0, sub(high, base))
+    reflected = sub(base, fma(p, 2.0, sub(-low, lost)))
     return copysign(select(large, reflected, add(s, p)), x)
 
 

@@ -158,12 +158,20 @@ def asinh(x: Expr) -> Expr:
 
 
 def acosh(x: Expr) -> Expr:
-    """log1p(t + sqrt(2 t + t**2)) of t = x - 1, and log(2 x) of a large x."""
+    """log1p(v) of `v = t + sqrt(2 t + t**2)`, t = x - 1, and log(2 x) of a large x.
+
+    What rounding loses of v changes the logarithm by `lost / (1 + v)`.
+    """
     large = gt(x, _LARGE[x.dtype.short])
     t = sub(x, 1.0)
-    v, lost = fast_two_sum(sqrt(fma(t, t, add(t, t))), t)
+    square = fma(t, t, add(t, t))
+    root = sqrt(square)
+    v, lost = fast_two_sum(root, t)
+    twice = add(root, root)
+    lost = fma(lost, twice, fma(neg(root), root, square))
+    low = div(lost, fma(twice, v, twice))
     k, f = split_plus_one(select(large, x, v), wide=True)
-    low = select(large, 0.0, div(lost, add(v, 1.0)))
+    low = select(gt(x, 1.0), select(large, 0.0, low), 0.0)
     result = _join(add(k, select(large, 1.0, 0.0, x.dtype)), f, low)
     result = select(lt(x, INF), result, x)
     return select(lt(x, 1.0), NAN, result)

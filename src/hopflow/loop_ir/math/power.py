@@ -79,7 +79,8 @@ def _pow_single(a: Expr, y: Expr) -> Expr:
     exponent = at_most(at_least(exponent, -200.0), 200.0)
     n, power, _ = nearest_power(exponent, 1.0, 0)
     r = expr.cast(sub(exponent, n), dtypes.float32)
-    fraction = fma(r, polynomial(r, c.EXP2_HALF["f32"]), 1.0)
+    rest = mul(mul(r, r), polynomial(r, c.EXP2["f32"]))
+    fraction = add(fma(r, c.LN2["f32"][0], rest), 1.0)
     product = mul(expr.cast(fraction, dtypes.float64), power)
     return expr.cast(product, dtypes.float32)
 
@@ -119,8 +120,8 @@ def _pow_double(a: Expr, y: Expr) -> Expr:
     lost = fma(rest, y, lost)
     lost = select(lt(absolute(exponent), 1100.0), lost, 0.0)  # or NaN, of infinities
     exponent = at_most(at_least(exponent, -1100.0), 1100.0)
-    e, s = exp2_parts(exponent, lost)
-    return mul(mul(add(e, 1.0), s), s)
+    e, s, t = exp2_parts(exponent, lost)
+    return mul(mul(add(e, 1.0), s), t)
 
 
 def hypot(x: Expr, y: Expr) -> Expr:

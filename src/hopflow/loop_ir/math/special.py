@@ -63,8 +63,8 @@ def _erfc_large(a: Expr) -> Expr:
     minus = neg(scaled)
     lost = add(fma(minus, d_low, fma(minus, d, p)), p_low)
     relative = fma(lost, 1 / _ERFC_CENTRE, neg(square_low))
-    e, s = exp_parts(neg(square), relative)
-    return mul(mul(fma(scaled, e, scaled), s), s)
+    e, power, other = exp_parts(neg(square), relative)
+    return mul(mul(fma(scaled, e, scaled), power), other)
 
 
 def erfc(x: Expr) -> Expr:

@@ -1,0 +1,106 @@
+"""`switch`: run one of several subgraphs, chosen by an integer scalar. All its rules."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+from hopflow import dtypes
+from hopflow.bind import Operand
+from hopflow.errors import ArgumentTypeError, ArgumentValueError
+from hopflow.graph.core import Constant, Graph
+from hopflow.graph.types import TensorType
+from hopflow.hops.base import Call, check_scalar
+from hopflow.hops.branches import Branching
+from hopflow.loop_ir.kernels import Branch
+from hopflow.ops.elementwise import clip, minimum
+from hopflow.ops.opdef import as_operand, convert_to
+
+
+@final
+class Switch(Branching):
+    """`switch(index; symbols; operands; captures; branches) -> results`
+
+    index     i64[] in range
+    branches  Graphs, (*symbols, *operands, *captures) -> results, all of one type
+    """
+
+    name = "switch"
+    selects = "index"
+
+    def prepare(self, index: Any, branches: Any, operands: Any) -> Call:
+        if not isinstance(branches, Sequence):
+            raise ArgumentTypeError(
+                f"{self.name}: `branches` must be a sequence of functions, and is "
+                f"`{type(branches).__name__}`."
+            )
+        if not branches:
+            raise ArgumentValueError(
+                f"{self.name}: `branches` must have a function, and is empty."
+            )
+        selector = as_operand(self.name, 0, index)
+        check_scalar(self.name, "`index`", selector.type, "iu")
+        roles = [f"branches[{i}]" for i in range(len(branches))]
+        functions = {r: (r, b) for r, b in zip(roles, branches, strict=True)}
+        return self.prepare_branches(
+            _clamped(selector, len(branches)), functions, operands
+        )
+
+    def pack(self, functions: dict[str, Any]) -> dict[str, Any]:
+        return {"branches": tuple(functions.values())}
+
+    # --- rules ---
+
+    def debug(self, index: Any, *operands: Any, branches: Any) -> Any:
+        return branches[int(getattr(index, "value", index))](*operands)
+
+    def infer(
+        self, index: TensorType, *inputs: TensorType, branches: tuple[Graph, ...]
+    ) -> tuple[TensorType, ...]:
+        check_scalar(self.name, "`index`", index, "iu")
+        return self.branch_types(branches)
+
+    def lower(
+        self,
+        types: tuple[TensorType, ...],
+        index: Any,
+        *inputs: Any,
+        branches: tuple[Graph, ...],
+    ) -> Branch:
+        return Branch(index, branches, inputs)
+
+
+SWITCH = Switch()
+
+
+def _clamped(index: Operand, count: int) -> Operand:
+    """An index moved into range, as i64[]."""
+    if isinstance(index, Constant):
+        number = min(max(int(index.value), 0), count - 1)
+        return Constant(number, TensorType(dtypes.int64))
+    if index.type.dtype is dtypes.uint64:  # beyond what int64 holds
+        index = minimum(index, count - 1)
+    wide = convert_to(index, dtypes.int64)
+    clamped: Operand = clip(wide, 0, count - 1)
+    return clamped
+
+
+def switch(
+    index: Any, branches: Sequence[Callable[..., Any]], operands: Any = ()
+) -> Any:
+    """`branches[index](*operands)`, with `index` moved into range; see `Switch`.
+
+    Args:
+        index: An integer, or an integer scalar. Below 0 it means the first branch,
+            beyond the last one the last.
+        branches: One or more functions, called with the operands: spread if these are a
+            tuple, else as one argument. They return any pytree, all the same structure,
+            shapes and dtypes.
+        operands: A pytree of tensors and numbers.
+
+    Raises:
+        ArgumentValueError: there is no branch.
+        ArgumentTypeError: a branch is no function, an operand no tensor or number.
+        PredicateError: `index` is no integer scalar.
+        StructureError, BranchTypeError: the branches' results differ.
+        ResultTypeError: a branch returns what is no tensor or number.
+    """
+    return SWITCH(index, branches, operands)

@@ -1,0 +1,391 @@
+"""`while_loop`, and `fori_loop` on top of it. All its rules."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+from hopflow import dtypes, pytree
+from hopflow.bind import Operand, Value, bind
+from hopflow.errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    LoopLimitError,
+    MutationError,
+    PredicateError,
+)
+from hopflow.graph.core import Constant, Graph, Node
+from hopflow.graph.regions import Port, Region, Role, Signature
+from hopflow.graph.types import TensorType
+from hopflow.hops.base import Call, HigherOrderOp, check_scalar, split_args, truth
+from hopflow.hops.bodies import (
+    Body,
+    Function,
+    Recorder,
+    Written,
+    as_value,
+    check_structure,
+    close_bodies,
+    commit,
+    flatten_operands,
+    own_copy,
+    present_value,
+    require_callable,
+    share_captures,
+    trace_body,
+    written_inputs,
+)
+from hopflow.hops.loops import (
+    as_types,
+    calling,
+    input_names,
+    settle_step,
+    spread_specs,
+    trace_settled,
+)
+from hopflow.loop_ir.kernels import WhileLoop
+from hopflow.ops.elementwise import add, less
+from hopflow.ops.opdef import as_operand, convert_to
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A `reverse_mode`: the backward pass keeps `count` carries, and recomputes others."""
+
+    count: int
+
+    def __post_init__(self) -> None:
+        if type(self.count) is not int or self.count < 1:
+            raise ArgumentValueError(
+                f"Checkpoint: `count` must be a positive int, and is {self.count!r}."
+            )
+
+    def structural_key(self) -> str:
+        return f"checkpoint {self.count}"
+
+
+REVERSE_MODES: Final = ("save", "recompute", "checkpoint")
+
+
+@final
+class While(HigherOrderOp):
+    """`while_loop(symbols; carry; captures; test, body, ...) -> carry`
+
+    test       Graph, (*symbols, *carry, *captures) -> bool[]
+    body       Graph, of the same inputs, -> carry
+    num_carry  how many leaves the carry has: all the operands
+    max_steps  None, or the number of steps after which the test must not hold
+    reverse_mode  what reverse mode keeps: "save", "recompute", "checkpoint", Checkpoint
+    """
+
+    name = "while_loop"
+
+    def prepare(
+        self,
+        cond_fn: Any,
+        body_fn: Any,
+        carry: Any,
+        *,
+        max_steps: Any,
+        reverse_mode: Any,
+    ) -> Call:
+        require_callable(self.name, "cond_fn", cond_fn)
+        require_callable(self.name, "body_fn", body_fn)
+        flat, spec = flatten_operands(self.name, "carry", carry)
+        names = input_names(body_fn, spread_specs(carry, spec))
+        functions = {
+            "test": Function("cond_fn", cond_fn, names, calling(cond_fn, carry, spec)),
+            "body": Function("body_fn", body_fn, names, calling(body_fn, carry, spec)),
+        }
+        params = _loop_params(self.name, len(flat), max_steps, reverse_mode)
+        call = Call(self.name, [], flat, functions, params, spec)
+        call.paths = pytree.leaf_paths(spec, "carry")
+        return call
+
+    def prepare_fori(self, lower: Any, upper: Any, body_fn: Any, carry: Any) -> Call:
+        """A loop with the counter as its first carry, as `fori_loop` has it."""
+        name = "fori_loop"
+        require_callable(name, "body_fn", body_fn)
+        first, last = _bounds(name, lower, upper)
+        flat, spec = flatten_operands(name, "carry", carry)
+        several = type(carry) is tuple
+
+        def body(leaves: Sequence[Any]) -> Any:
+            # Before the body, which may write to its `i`.
+            following = add(leaves[0], 1)
+            tree = pytree.unflatten(spec, leaves[1:])
+            rest = body_fn(leaves[0], *tree) if several else body_fn(leaves[0], tree)
+            return following, rest
+
+        counter = pytree.structure(0)
+        names = input_names(body_fn, [counter, *spread_specs(carry, spec)])
+        functions = {
+            "test": Function("cond_fn", body_fn, names, lambda xs: less(xs[0], last)),
+            "body": Function("body_fn", body_fn, names, body),
+        }
+        params = _loop_params(name, 1 + len(flat), None, "recompute")
+        call = Call(name, [], [first, *flat], functions, params, spec, counts=True)
+        call.paths = ["i", *pytree.leaf_paths(spec, "carry")]
+        return call
+
+    def run_debug(self, call: Call) -> Any:
+        function = call.functions["body"]
+        test = Recorder(call.name, call.functions["test"], private=True)
+        body = Recorder(call.name, function, private=True)
+        is_first = True
+
+        def checked_test(*carry: Value) -> tuple[Value, ...]:
+            results = test(*carry)
+            _check_test(call, [r.type for r in results], test.spec)
+            return results
+
+        def settled_body(*carry: Value) -> list[Value]:
+            nonlocal is_first
+            results = body(*carry)
+            _check_body(call, body.spec)
+            after = settle_step(call, function, carry, results, first=is_first)
+            is_first = False
+            return after
+
+        carry = [as_value(o) for o in call.operands]
+        results = self.debug(
+            *carry, test=checked_test, body=settled_body, **call.params
+        )
+        if is_first:  # no step has told the types of the results
+            return self.trace(call)
+        return _result(call, [own_copy(r) for r in results])
+
+    def trace(self, call: Call) -> Any:
+        function = call.functions["body"]
+        body, types = trace_settled(
+            call,
+            "while_loop/body",
+            function,
+            call.params["num_carry"],
+            lambda body: _check_body(call, body.spec),
+        )
+        test = trace_body(call.name, "while_loop/test", call.functions["test"], types)
+        _check_test(call, test.types, test.spec)
+        carry = as_types(call.operands, types)
+        always = test.outputs[0]
+        if isinstance(always, Constant):
+            if not always.value:
+                return _result(call, [own_copy(o) for o in carry])
+            if call.params["max_steps"] is None:
+                raise ArgumentValueError(
+                    f"{call.name}: {test.function.label} is always True, so the loop "
+                    "would never end. Give `max_steps`, or test the carry."
+                )
+        written = self.functionalize([test, body])
+        origins = [body.tracer.captures[k].origin for k in written.captures]
+        closed = close_bodies([test, body], carried=written.captures)
+        params = dict(call.params, num_carry=len(carry) + len(origins))
+        args = [*closed.symbols, *carry, *origins, *closed.captures]
+        graphs = dict(zip(("test", "body"), closed.graphs, strict=True))
+        results = bind(self, args, {**graphs, **params})
+        commit(origins, results[len(carry) :])
+        return _result(call, results[: len(carry)])
+
+    # --- rules ---
+
+    def debug(
+        self,
+        *carry: Any,
+        test: Any,
+        body: Any,
+        max_steps: int | None,
+        **_: Any,
+    ) -> Any:
+        steps = 0
+        while truth(test(*carry)[0]):
+            if steps == max_steps:
+                raise LoopLimitError(
+                    f"{self.name}: after `max_steps={max_steps}` steps the condition "
+                    "still holds. Raise `max_steps`, or see why the loop does not end."
+                )
+            carry = tuple(body(*carry))
+            steps += 1
+        return carry
+
+    def infer(
+        self,
+        *types: TensorType,
+        test: Graph,
+        body: Graph,
+        num_carry: int,
+        **_: Any,
+    ) -> tuple[TensorType, ...]:
+        [holds] = test.out_types
+        check_scalar(self.name, "the result of `test`", holds, "b")
+        return tuple(v.type for v in body.operands[:num_carry])
+
+    def functionalize(self, bodies: Sequence[Body]) -> Written:
+        """A captured tensor that the body writes is one more carry."""
+        test, body = bodies
+        for capture in test.tracer.captures.values():
+            if capture.written:
+                raise MutationError(
+                    f"{test.op}: {test.function.label} writes to a captured tensor "
+                    f"{capture.origin.type}, but a condition only tests. Write to it in "
+                    "`body_fn`."
+                )
+        written = Written(written_inputs([body]).captures)
+        if written.captures:
+            share_captures(bodies)
+        body.outputs += [present_value(body, k) for k in written.captures]
+        return written
+
+    def lower(
+        self,
+        types: tuple[TensorType, ...],
+        *args: Any,
+        test: Graph,
+        body: Graph,
+        max_steps: int | None,
+        **_: Any,
+    ) -> WhileLoop:
+        parts = split_args(self, args, {"test": test})
+        return WhileLoop(
+            test,
+            body,
+            before=parts.symbols,
+            carry=parts.operands,
+            after=parts.captures,
+            max_steps=max_steps,
+        )
+
+    def signature(self, node: Node) -> Signature:
+        parts = split_args(self, node.args, node.params)
+        count = len(parts.operands)
+        roles: list[Role] = ["symbol"] * len(parts.symbols)
+        roles += ["carry"] * count + ["invariant"] * len(parts.captures)
+        inputs = tuple(Port(role, i) for i, role in enumerate(roles))
+        holds = (Port("predicate"),)
+        carry = tuple(Port("carry", i) for i in range(count))
+        return Signature(
+            tuple(roles),
+            ("carry",) * count,
+            (
+                Region("test", node.params["test"], inputs, holds, "at least once"),
+                Region("body", node.params["body"], inputs, carry, "any times"),
+            ),
+        )
+
+    def with_roles(
+        self, params: dict[str, Any], args: Sequence[Role], results: Sequence[Role]
+    ) -> dict[str, Any]:
+        return dict(params, num_carry=args.count("carry"))
+
+
+WHILE = While()
+
+
+def _loop_params(
+    op: str, num_carry: int, max_steps: Any, reverse_mode: Any
+) -> dict[str, Any]:
+    if max_steps is not None:
+        if isinstance(max_steps, bool) or not isinstance(max_steps, int):
+            raise ArgumentTypeError(
+                f"{op}: `max_steps` must be an int or None, and is "
+                f"`{type(max_steps).__name__}`."
+            )
+        if max_steps < 0:
+            raise ArgumentValueError(
+                f"{op}: `max_steps` must not be negative, and is {max_steps}."
+            )
+    if reverse_mode not in REVERSE_MODES and not isinstance(reverse_mode, Checkpoint):
+        raise ArgumentValueError(
+            f"{op}: `reverse_mode` must be 'save', 'recompute', 'checkpoint' or an "
+            f"`hf.Checkpoint`, and is {reverse_mode!r}."
+        )
+    return {
+        "num_carry": num_carry,
+        "max_steps": max_steps,
+        "reverse_mode": reverse_mode,
+    }
+
+
+def _bounds(op: str, lower: Any, upper: Any) -> tuple[Operand, Operand]:
+    """The bounds of a counter, promoted to one dtype."""
+    bounds = [as_operand(op, i, b) for i, b in enumerate((lower, upper))]
+    for argument, bound in zip(("lower", "upper"), bounds, strict=True):
+        check_scalar(op, f"`{argument}`", bound.type, "iu")
+    dtype, weak = dtypes.promote(*((b.type.dtype, b.type.weak) for b in bounds))
+    first, last = (convert_to(b, dtype, weak=weak) for b in bounds)
+    return first, last
+
+
+def _check_body(call: Call, found: Any) -> None:
+    """Raises: StructureError: a body returned a carry of another structure."""
+    assert call.spec is not None
+    carry = found.child(1) if call.counts else found
+    check_structure(call.name, call.functions["body"], carry, call.spec)
+
+
+def _check_test(call: Call, types: Sequence[TensorType], spec: Any) -> None:
+    """Raises: PredicateError: a test has not returned one bool scalar."""
+    label = call.functions["test"].label
+    if len(types) != 1 or not spec.is_leaf():
+        raise PredicateError(
+            f"{call.name}: {label} must return a bool scalar (bool[]), and returns a "
+            f"tree of {len(types)} tensors. Combine them with `hf.logical_and`."
+        )
+    check_scalar(call.name, f"the result of {label}", types[0], "b")
+
+
+def _result(call: Call, results: Sequence[Any]) -> Any:
+    assert call.spec is not None
+    return pytree.unflatten(call.spec, results[1:] if call.counts else results)
+
+
+def while_loop(
+    cond_fn: Callable[..., Any],
+    body_fn: Callable[..., Any],
+    carry: Any,
+    *,
+    max_steps: int | None = None,
+    reverse_mode: str | Checkpoint = "recompute",
+) -> Any:
+    """`while cond_fn(*carry): carry = body_fn(*carry)`, and the carry at the end.
+
+    A tuple is spread over the parameters, and a tuple comes back; any other pytree is
+    one argument. A carry is a value: a write to it in the body is one to a private copy.
+    Writes to tensors of enclosing functions reach the caller.
+
+    Args:
+        cond_fn: Returns a bool scalar.
+        body_fn: Returns the next carry, of the structure and types that it came in.
+        carry: The first one: a pytree of tensors and numbers. A number takes the dtype
+            that the body returns.
+        max_steps: How many steps there may be at most.
+        reverse_mode: What the backward pass of a derivative keeps: "save", "recompute",
+            "checkpoint" or a `Checkpoint`.
+
+    Raises:
+        PredicateError: `cond_fn` returns no bool scalar.
+        StructureError, CarryTypeError: `body_fn` returns another carry than it got.
+        ArgumentValueError: the condition is the constant True, without `max_steps`.
+        LoopLimitError: after `max_steps` steps the condition still holds.
+        MutationError: `cond_fn` writes to what it closes over.
+    """
+    return WHILE(
+        cond_fn, body_fn, carry, max_steps=max_steps, reverse_mode=reverse_mode
+    )
+
+
+def fori_loop(
+    lower: Any, upper: Any, body_fn: Callable[..., Any], carry: Any
+) -> Any:
+    """`for i in range(lower, upper): carry = body_fn(i, *carry)`, and the last carry.
+
+    A `while_loop` that counts; the carry is spread and typed by the rules of that.
+
+    Args:
+        lower, upper: Integers, or integer scalars known at run time.
+        body_fn: Gets the number of the step, an integer scalar, and the carry.
+        carry: The first one: a pytree of tensors and numbers.
+
+    Raises:
+        PredicateError: a bound is no integer scalar.
+        StructureError, CarryTypeError: `body_fn` returns another carry than it got.
+    """
+    return WHILE.use(lambda: WHILE.prepare_fori(lower, upper, body_fn, carry))

@@ -1,0 +1,531 @@
+"""Elementwise operations: NumPy's meaning against JAX's, lowering against NumPy's."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hopflow import dtypes
+from hopflow.dtypes import DType
+from hopflow.errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    DeviceError,
+    DivisionError,
+    DTypeError,
+    ShapeError,
+)
+from hopflow.graph.types import TensorType
+from hopflow.ops import convert, elementwise, fused, logic, math
+from hopflow.ops import elementwise as hf
+from hopflow.ops.opdef import OPERATIONS, OpDef, Sample
+from hopflow.symbolic.size import symbol
+from hopflow.tensor import asarray
+from hopflow.testing.kernels import ArrayOperand, KernelTrap, evaluate, sample_arrays
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@pytest.fixture(autouse=True)
+def _wide() -> Any:
+    with jax.enable_x64(True), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        yield
+
+
+# JAX's function for each operation, on operands of one dtype.
+JAX: dict[str, Callable[..., Any]] = {
+    "abs": jnp.abs,
+    "acos": jnp.arccos,
+    "acosh": jnp.arccosh,
+    "add": jnp.add,
+    "asin": jnp.arcsin,
+    "asinh": jnp.arcsinh,
+    "atan": jnp.arctan,
+    "atan2": jnp.arctan2,
+    "atanh": jnp.arctanh,
+    "bitwise_and": jnp.bitwise_and,
+    "bitwise_invert": jnp.bitwise_not,
+    "bitwise_left_shift": jnp.left_shift,
+    "bitwise_or": jnp.bitwise_or,
+    "bitwise_right_shift": jnp.right_shift,
+    "bitwise_xor": jnp.bitwise_xor,
+    "cbrt": jnp.cbrt,
+    "ceil": jnp.ceil,
+    "checked_floor_divide": jnp.floor_divide,
+    "checked_remainder": jnp.remainder,
+    "convert": lambda x, dtype: jnp.asarray(x).astype(dtype.dtype),
+    "copy": jnp.array,
+    "copysign": jnp.copysign,
+    "cos": jnp.cos,
+    "cosh": jnp.cosh,
+    "divide": jnp.divide,
+    "equal": jnp.equal,
+    "erf": jax.scipy.special.erf,
+    "erfc": jax.scipy.special.erfc,
+    "erfinv": jax.scipy.special.erfinv,
+    "exp": jnp.exp,
+    "exp2": jnp.exp2,
+    "expm1": jnp.expm1,
+    "floor": jnp.floor,
+    "floor_divide": jnp.floor_divide,
+    "fma": lambda x, y, z: x * y + z,
+    "greater": jnp.greater,
+    "greater_equal": jnp.greater_equal,
+    "hypot": jnp.hypot,
+    "isfinite": jnp.isfinite,
+    "isinf": jnp.isinf,
+    "isnan": jnp.isnan,
+    "less": jnp.less,
+    "less_equal": jnp.less_equal,
+    "lgamma": jax.lax.lgamma,
+    "log": jnp.log,
+    "log10": jnp.log10,
+    "log1p": jnp.log1p,
+    "log2": jnp.log2,
+    "logistic": jax.lax.logistic,
+    "maximum": jnp.maximum,
+    "minimum": jnp.minimum,
+    "multiply": jnp.multiply,
+    "negative": jnp.negative,
+    "nextafter": jnp.nextafter,
+    "not_equal": jnp.not_equal,
+    "pow": jnp.power,
+    "remainder": jnp.remainder,
+    "round": jnp.round,
+    "sign": jnp.sign,
+    "signbit": jnp.signbit,
+    "sin": jnp.sin,
+    "sinh": jnp.sinh,
+    "sqrt": jnp.sqrt,
+    "subtract": jnp.subtract,
+    "tan": jnp.tan,
+    "tanh": jnp.tanh,
+    "trunc": jnp.trunc,
+    "where": jnp.where,
+}
+
+MODULES = (convert, logic, elementwise, math, fused)
+RECORDS = {
+    record.name: record
+    for module in MODULES
+    for record in vars(module).values()
+    if isinstance(record, OpDef)
+}
+
+# What JAX computes with less care than its dtype allows, in units of the last place.
+ROUGH = {"erfinv": 400, "lgamma": 40, "acosh": 16, "asinh": 16, "tan": 8, "pow": 16}
+ROUGH |= {"atanh": 16, "acos": 16, "erfc": 64, "log1p": 16, "sinh": 8, "cosh": 8}
+
+SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 2.5, -2.5, 0.5]
+# Not compared at these: JAX's CPU code has no 16-bit `nextafter`, and its `floor` of
+# a 16-bit quotient is of a rounded one.
+HALF_DIFFERS = {"nextafter", "floor_divide", "remainder"}
+
+
+def cases(special: bool) -> list[Any]:
+    return [
+        pytest.param(record, sample, dtype, id=f"{name}-{i}-{dtype}")
+        for name, record in sorted(RECORDS.items())
+        for i, sample in enumerate(record.samples)
+        for dtype in sample.dtypes
+        if not special or (i == 0 and sample.operands[0] == "T[3, 4]")
+    ]
+
+
+def special_arrays(sample: Sample, dtype: DType, name: str) -> list[Array]:
+    """Operands with the numbers that break things."""
+    rng = np.random.default_rng(1)
+    arrays = sample_arrays(sample, dtype)
+    for array in arrays:
+        of = dtypes.as_dtype(array.dtype)
+        if of.is_float:
+            values = np.asarray(SPECIAL, of.dtype)
+        elif of.is_integer:
+            info = dtypes.iinfo(of)
+            numbers = [info.min, info.max, 0, 1, 3, *((-1, -3) if info.min else ())]
+            values = np.asarray(numbers, of.dtype)
+        else:
+            continue
+        if name.startswith("checked"):
+            values = values[values != 0]
+        repeats = -(-array.size // values.size)
+        shuffled = rng.permutation(np.tile(values, repeats))
+        array[...] = shuffled[: array.size].reshape(array.shape)
+    return arrays
+
+
+def run(record: OpDef, arrays: list[Array], params: dict[str, Any]) -> Array:
+    """NumPy's meaning; checked to be of the type that `infer` gives."""
+    types = [TensorType(dtypes.as_dtype(a.dtype), a.shape) for a in arrays]
+    [inferred] = record.result_types(types, params)
+    result = record.run(*arrays, **params)
+    assert isinstance(result, np.ndarray)
+    assert (result.dtype, result.shape) == (inferred.dtype.dtype, inferred.shape)
+    return result
+
+
+def near(got: Any, want: Any, ulps: float) -> None:
+    got, want = np.asarray(got), np.asarray(want)
+    assert got.dtype == want.dtype
+    assert got.shape == want.shape
+    dtype = dtypes.as_dtype(got.dtype)
+    if not dtype.is_float:
+        np.testing.assert_array_equal(got, want)
+        return
+    tolerance = ulps * dtypes.finfo(dtype).eps
+    a, b = got.astype(np.float64), want.astype(np.float64)
+    np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+
+
+def compare_with_jax(
+    record: OpDef, arrays: list[Array], params: dict[str, Any], dtype: DType
+) -> None:
+    name = record.name
+    if name in HALF_DIFFERS and dtype.is_float and dtype.bits == 16:
+        pytest.skip("JAX computes it in 16 bits")
+    want = JAX[name](*map(jnp.asarray, arrays), **params)
+    near(run(record, arrays, params), want, ROUGH.get(name, 4))
+
+
+def test_every_record_has_a_reference() -> None:
+    assert RECORDS.keys() == JAX.keys()
+
+
+@pytest.mark.parametrize(("record", "sample", "dtype"), cases(special=False))
+def test_run_means_what_jax_does(record: OpDef, sample: Sample, dtype: DType) -> None:
+    compare_with_jax(record, sample_arrays(sample, dtype), sample.params, dtype)
+
+
+@pytest.mark.parametrize(("record", "sample", "dtype"), cases(special=True))
+def test_run_means_what_jax_does_at_the_ends(
+    record: OpDef, sample: Sample, dtype: DType
+) -> None:
+    arrays = special_arrays(sample, dtype, record.name)
+    compare_with_jax(record, arrays, sample.params, dtype)
+
+
+@pytest.mark.parametrize(("record", "sample", "dtype"), cases(special=False))
+def test_lowering_means_what_numpy_does(
+    record: OpDef, sample: Sample, dtype: DType
+) -> None:
+    arrays = sample_arrays(sample, dtype)
+    [lowered] = evaluate(record, arrays, **sample.params)
+    near(lowered, run(record, arrays, sample.params), 2)
+
+
+@pytest.mark.parametrize(("record", "sample", "dtype"), cases(special=True))
+def test_lowering_means_what_numpy_does_at_the_ends(
+    record: OpDef, sample: Sample, dtype: DType
+) -> None:
+    arrays = special_arrays(sample, dtype, record.name)
+    [lowered] = evaluate(record, arrays, **sample.params)
+    near(lowered, run(record, arrays, sample.params), 2)
+
+
+def test_every_record_has_a_docstring() -> None:
+    for record in OPERATIONS.values():
+        assert record.__doc__, record
+
+
+# --- promotion ------------------------------------------------------------------------
+
+
+def dtype_of(x: Any) -> DType:
+    return x.type.dtype  # type: ignore[no-any-return]
+
+
+def zeros(dtype: DType) -> Any:
+    return asarray(np.zeros(2, dtype.dtype))
+
+
+@pytest.mark.parametrize("y", dtypes.ALL, ids=str)
+@pytest.mark.parametrize("x", dtypes.ALL, ids=str)
+def test_operands_are_promoted(x: DType, y: DType) -> None:
+    if x.kind == y.kind == "b":
+        with pytest.raises(DTypeError, match="add: operands must be numeric, and are"):
+            hf.add(zeros(x), zeros(y))
+        return
+    assert (
+        dtype_of(hf.add(zeros(x), zeros(y)))
+        is dtypes.promote((x, False), (y, False))[0]
+    )
+
+
+def test_python_numbers_give_way() -> None:
+    assert dtype_of(hf.add(zeros(dtypes.int8), 1)) is dtypes.int8
+    assert dtype_of(hf.multiply(zeros(dtypes.float16), 2.5)) is dtypes.float16
+    assert dtype_of(hf.multiply(zeros(dtypes.bfloat16), 2)) is dtypes.bfloat16
+    assert dtype_of(hf.add(1, 2)) is dtypes.int64
+    assert hf.add(1, 2).type.weak
+    assert not hf.add(zeros(dtypes.int64), 2).type.weak
+
+
+def test_functions_of_floats_take_integers_as_float32() -> None:
+    assert dtype_of(math.sin(zeros(dtypes.int64))) is dtypes.float32
+    assert dtype_of(hf.divide(zeros(dtypes.int32), 2)) is dtypes.float32
+    assert dtype_of(hf.divide(1, 3)) is dtypes.float32
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (
+            lambda: hf.negative(zeros(dtypes.bool_)),
+            "negative: operands must be numeric",
+        ),
+        (lambda: hf.bitwise_and(1.5, 2), "must be integers or bools, and are float32"),
+        (
+            lambda: hf.bitwise_left_shift(zeros(dtypes.bool_), zeros(dtypes.bool_)),
+            "must be integers, and are bool and bool",
+        ),
+        (lambda: hf.pow(True, True), "pow: operands must be numeric"),
+        (lambda: hf.positive(True), "positive: operands must be numeric"),
+        (lambda: hf.add(1j, 1), "argument 0 is complex"),
+    ],
+)
+def test_wrong_dtypes_are_refused(call: Callable[[], Any], text: str) -> None:
+    with pytest.raises(DTypeError, match=text):
+        call()
+
+
+def test_what_is_no_number_is_refused() -> None:
+    with pytest.raises(ArgumentTypeError, match="add: argument 1 must be a tensor"):
+        hf.add(1, "x")
+    with pytest.raises(ArgumentTypeError, match="where: argument 0 must be a tensor"):
+        hf.where("x", 1, 2)
+
+
+def test_infer_refuses_what_promotion_would_not_give() -> None:
+    f32, f64 = TensorType(dtypes.float32, (2,)), TensorType(dtypes.float64, (2,))
+    add: Any = hf.add
+    with pytest.raises(DTypeError, match="operands must have one dtype"):
+        add.infer(f32, f64)
+    with pytest.raises(ArgumentTypeError, match="takes 2 operand"):
+        add.infer(f32)
+    with pytest.raises(DTypeError, match="must be bools"):
+        logic.select.infer(f32, f32, f32)
+
+
+# --- shapes ---------------------------------------------------------------------------
+
+
+def test_shapes_broadcast() -> None:
+    x, y = asarray(np.ones((3, 1))), asarray(np.ones(4))
+    assert hf.add(x, y).shape == (3, 4)
+    with pytest.raises(
+        ShapeError, match=r"add: shapes \[3, 2\] and \[4\] do not broad"
+    ):
+        hf.add(asarray(np.ones((3, 2))), y)
+
+
+def test_symbolic_sizes_broadcast_with_themselves_and_one() -> None:
+    n = symbol("n")
+    add: Any = hf.add
+    x, one = TensorType(dtypes.float32, (n, 4)), TensorType(dtypes.float32, (1,))
+    assert str(add.infer(x, x)) == "f32[n, 4]"
+    assert str(add.infer(x, one)) == "f32[n, 4]"
+    array = np.ones((3, 4), np.float32)
+    operand = ArrayOperand(array, x)
+    [symbol_] = n.terms[0][0]
+    [found] = evaluate(add, [operand, operand], {symbol_: 3})
+    near(found, array + array, 0)
+
+
+# --- functions ------------------------------------------------------------------------
+
+
+def same(got: Any, want: Any) -> None:
+    near(got, want, 0)
+
+
+def test_integer_division_by_zero_stops() -> None:
+    x, y = np.asarray([4, 5, -7]), np.asarray([1, 0, 2])
+    for function in (hf.floor_divide, hf.remainder):
+        with pytest.raises(DivisionError, match="an integer is divided by 0"):
+            function(asarray(x), asarray(y))
+        with pytest.raises(DivisionError):
+            function(asarray(x), 0)
+    for record in (elementwise.checked_floor_divide, elementwise.checked_remainder):
+        assert record.effects == {"trap"}
+        with pytest.raises(KernelTrap, match="divide"):
+            evaluate(record, [x, y])
+        [empty] = evaluate(record, [x[:0], np.asarray(0)])
+        assert empty.shape == (0,)
+
+
+def test_division_of_nothing_by_zero_does_not_stop() -> None:
+    assert hf.floor_divide(asarray(np.zeros(0, int)), 0).shape == (0,)
+
+
+def test_a_divisor_known_not_to_be_zero_cannot_stop() -> None:
+    assert elementwise.unchecked_floor_divide.effects == frozenset()
+    x = np.asarray([7, -7, -(2**63)])
+    same(hf.floor_divide(asarray(x), 2), x // 2)
+    same(hf.remainder(asarray(x), -3), x % -3)
+    same(hf.floor_divide(asarray(x), -1), np.asarray([-7, 7, -(2**63)]))
+
+
+@pytest.mark.parametrize("exponent", [0, 1, 2, 3, 5, 10, -1, -2, 64])
+def test_powers_by_python_integers_are_those_of_jax(exponent: int) -> None:
+    for dtype in (dtypes.int32, dtypes.uint8, dtypes.float32, dtypes.float16):
+        x = np.asarray([0, 1, 2, 3, 5]).astype(dtype.dtype)
+        if dtype.is_integer and exponent < 0:
+            with pytest.raises(
+                ArgumentValueError, match="raised to the negative power"
+            ):
+                hf.pow(asarray(x), exponent)
+            continue
+        near(hf.pow(asarray(x), exponent), jnp.power(x, exponent), 4)
+
+
+def test_anything_to_the_power_zero_is_one() -> None:
+    x = asarray(np.asarray([np.nan, np.inf, 0.0]))
+    same(hf.pow(x, 0), np.ones(3))
+
+
+def test_powers_of_numbers_with_tensor_exponents() -> None:
+    near(hf.pow(2.0, asarray([1.5, -1.0])), jnp.power(2.0, np.float32([1.5, -1])), 4)
+    same(hf.pow(2, asarray([3, 0])), np.asarray([8, 1]))
+    root = np.asarray([-np.inf, -0.0, 4.0])
+    same(hf.pow(asarray(root), 0.5), np.asarray([np.inf, 0.0, 2.0]))
+
+
+def test_clip_is_that_of_jax() -> None:
+    x = np.asarray([-3.0, np.nan, 0.5, 9.0], np.float32)
+    for low, high in [(0, 1), (None, 1), (0, None), (None, None), (2, 1)]:
+        same(hf.clip(asarray(x), low, high), jnp.clip(x, low, high))
+    bounds = np.asarray([0.0, 0.0, 1.0, 2.0], np.float32)
+    same(hf.clip(asarray(x), min=asarray(bounds)), jnp.clip(x, bounds))
+
+
+def test_clip_without_bounds_is_a_copy() -> None:
+    x = asarray(np.ones(2))
+    assert hf.clip(x) is not x
+    assert hf.positive(x) is not x
+
+
+def test_where_promotes_its_choices_and_takes_numbers() -> None:
+    test = np.asarray([True, False])
+    same(hf.where(asarray(test), 1, 2.5), np.asarray([1.0, 2.5], np.float32))
+    same(hf.where(asarray([0, 3]), asarray(np.int8([1, 2])), 9), np.int8([9, 2]))
+    assert hf.where(True, 1, 2).type.weak
+
+
+def test_logic_takes_any_dtype() -> None:
+    x, y = np.asarray([0.0, 2.0, np.nan, 0.0]), np.asarray([0, 0, 1, 5])
+    for name in ("logical_and", "logical_or", "logical_xor"):
+        want = getattr(np, name)(x, y)
+        same(getattr(logic, name)(asarray(x), asarray(y)), want)
+    same(logic.logical_not(asarray(x)), np.logical_not(x))
+
+
+def test_comparison_with_python_numbers() -> None:
+    same(hf.less(asarray([1, 5]), 3), np.asarray([True, False]))
+    same(hf.equal(2.0, asarray([2, 3])), np.asarray([True, False]))
+
+
+def test_isclose_is_that_of_jax() -> None:
+    x = np.asarray([1.0, 1.0, np.inf, np.inf, np.nan, 0.0])
+    y = np.asarray([1.0 + 1e-6, 1.1, np.inf, -np.inf, np.nan, 1e-9])
+    same(hf.isclose(asarray(x), asarray(y)), jnp.isclose(x, y))
+    got = hf.isclose(asarray(x), asarray(y), equal_nan=True)
+    same(got, jnp.isclose(x, y, equal_nan=True))
+
+
+def test_nan_to_num_is_that_of_jax() -> None:
+    for dtype in dtypes.FLOATS:
+        x = np.asarray([np.nan, np.inf, -np.inf, 1.5]).astype(dtype.dtype)
+        same(hf.nan_to_num(asarray(x)), jnp.nan_to_num(x))
+        got = hf.nan_to_num(asarray(x), nan=1.0, posinf=2.0, neginf=3.0)
+        same(got, jnp.nan_to_num(x, nan=1.0, posinf=2.0, neginf=3.0))
+    same(hf.nan_to_num(asarray([1, 2])), np.asarray([1, 2]))
+
+
+def test_logaddexp_is_that_of_jax() -> None:
+    ends = np.asarray([-np.inf, np.inf, np.nan, 0.0, -1.5, 1e3])
+    x, y = np.meshgrid(ends, ends)
+    near(math.logaddexp(asarray(x), asarray(y)), jnp.logaddexp(x, y), 4)
+    assert dtype_of(math.logaddexp(1, 2)) is dtypes.float32
+
+
+def test_small_compositions() -> None:
+    x = np.asarray([1.0, 2.0, 4.0])
+    same(hf.square(asarray(x)), x * x)
+    same(hf.reciprocal(asarray(x)), 1 / x)
+    near(math.rsqrt(asarray(x)), 1 / np.sqrt(x), 1)
+    same(hf.square(3), np.asarray(9))
+
+
+# --- conversion -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", dtypes.INTEGERS, ids=str)
+@pytest.mark.parametrize("source", dtypes.FLOATS, ids=str)
+def test_floats_saturate_when_they_become_integers(
+    source: DType, target: DType
+) -> None:
+    info = dtypes.iinfo(target)
+    edges = [float(info.min), float(info.max), info.max + 1.0, info.min - 1.0]
+    numbers = [
+        0.0,
+        -0.9,
+        1.9,
+        -1.9,
+        300.0,
+        -300.0,
+        1e30,
+        -1e30,
+        np.inf,
+        -np.inf,
+        np.nan,
+    ]
+    x = np.asarray(edges + numbers).astype(source.dtype)
+    got = np.asarray(hf.astype(asarray(x), target))
+    assert got.dtype == target.dtype
+    for value, found in zip(x.astype(np.float64).tolist(), got.tolist(), strict=True):
+        want = 0 if np.isnan(value) else max(info.min, min(info.max, value))
+        assert found == int(want), value
+    [lowered] = evaluate(convert.convert, [x], dtype=target)
+    same(lowered, got)
+
+
+@pytest.mark.parametrize("target", dtypes.INTEGERS, ids=str)
+@pytest.mark.parametrize("source", dtypes.INTEGERS, ids=str)
+def test_integers_wrap_when_they_become_narrower(source: DType, target: DType) -> None:
+    info = dtypes.iinfo(source)
+    x = np.asarray([info.min, info.max, 0, 1, info.max // 3], source.dtype)
+    same(hf.astype(asarray(x), target), jnp.asarray(x).astype(target.dtype))
+
+
+def test_astype_of_numbers_does_not_pass_through_the_default_dtype() -> None:
+    assert hf.astype(0.1, "f64").item() == 0.1
+    assert hf.astype(2**53 + 1, "u64").item() == 2**53 + 1
+    assert hf.astype(-1.5, "u8").item() == 0
+    assert hf.astype(float("nan"), "i32").item() == 0
+    assert hf.astype(3, "bool").item() is True
+
+
+def test_astype_copies_unless_told_not_to() -> None:
+    x = asarray(np.ones(2))
+    assert hf.astype(x, x.dtype, copy=False) is x
+    copied = hf.astype(x, x.dtype)
+    assert copied is not x
+    same(copied, np.ones(2))
+
+
+def test_astype_makes_a_dtype_strong() -> None:
+    weak = hf.add(1, 2)
+    assert not hf.astype(weak, "i64").type.weak
+    assert not hf.astype(weak, "f32").type.weak
+
+
+def test_astype_refuses_what_does_not_exist() -> None:
+    with pytest.raises(DeviceError, match="astype: there is no device 'gpu'"):
+        hf.astype(1, "f32", device="gpu")
+    with pytest.raises(DTypeError, match="complex"):
+        hf.astype(1, "complex64")
