@@ -178,9 +178,7 @@ class Parts(NamedTuple):
     captures: tuple[Any, ...]
 
 
-def split_args(
-    op: HigherOrderOp, args: Sequence[Any], params: dict[str, Any]
-) -> Parts:
+def split_args(op: HigherOrderOp, args: Sequence[Any], params: dict[str, Any]) -> Parts:
     """Args of a node: lead, symbols, operands, captures."""
     graph = graphs_of(params)[0]
     sections = [v.node.section for v in graph.inputs]

@@ -313,12 +313,15 @@ def share_captures(bodies: Sequence[Body]) -> dict[Any, Capture]:
     return union
 
 
-def close_bodies(bodies: Sequence[Body], carried: Sequence[Any] = ()) -> Closed:
+def close_bodies(
+    bodies: Sequence[Body], carried: Sequence[Any] = (), place: int | None = None
+) -> Closed:
     """Close the bodies with common symbols and captures, unread ones left out.
 
     Args:
         carried: Keys of captures that have become operands (hidden carries): their
-            inputs move behind the operands, in this order, in each graph.
+            inputs move among the operands, in this order, in each graph.
+        place: How many operands come before those; None: all.
     """
     union = share_captures(bodies)
     graphs = [body.tracer.close(body.outputs) for body in bodies]
@@ -338,7 +341,8 @@ def close_bodies(bodies: Sequence[Body], carried: Sequence[Any] = ()) -> Closed:
         extra = [captures[k].input for k in carried]
         for var in extra:
             var.node.section = "operand"
-        graph.inputs = own + extra + [captures[k].input for k in kept]
+        rest = [captures[k].input for k in kept]
+        graph.inputs = [*own[:place], *extra, *own[len(own[:place]) :], *rest]
     symbols = _put_symbols_first(bodies, graphs)
     parent = current()
     return Closed(

@@ -13,6 +13,8 @@ from hopflow.errors import (
     CarryTypeError,
     LengthError,
 )
+from hopflow.graph.core import Constant
+from hopflow.graph.regions import Runs
 from hopflow.graph.types import TensorType, same_size
 from hopflow.hops.base import Call
 from hopflow.hops.bodies import (
@@ -23,16 +25,16 @@ from hopflow.hops.bodies import (
     mismatches,
     trace_body,
 )
+from hopflow.ops.convert import apply
 from hopflow.ops.joining import stack
 from hopflow.ops.manipulation import moveaxis
-from hopflow.ops.opdef import convert_to
+from hopflow.ops.opdef import OPERATIONS, convert_to
 from hopflow.ops.rules import normalize_axis
 from hopflow.pytree import Spec
 from hopflow.symbolic.size import Size, SymInt
 from hopflow.tensor import EagerTensor
 from hopflow.trace.source import name_of
 from hopflow.trace.tracer import Tracer, rollback
-
 
 # --- carries --------------------------------------------------------------------------
 
@@ -146,9 +148,7 @@ def settle_step(
     return carry
 
 
-def as_types(
-    operands: Sequence[Operand], types: Sequence[TensorType]
-) -> list[Operand]:
+def as_types(operands: Sequence[Operand], types: Sequence[TensorType]) -> list[Operand]:
     """The first carry, converted to the types that it has settled on."""
     return [
         convert_to(o, t.dtype, weak=t.weak)
@@ -229,7 +229,24 @@ def _check_length(op: str, length: Any) -> None:
             "of steps known at run time is for `hf.while_loop` or `hf.fori_loop`."
         )
     if isinstance(length, int) and length < 0:
-        raise ArgumentValueError(f"{op}: `length` must not be negative, and is {length}.")
+        raise ArgumentValueError(
+            f"{op}: `length` must not be negative, and is {length}."
+        )
+
+
+def empty_stacks(types: Sequence[TensorType]) -> list[Value]:
+    """Zeros of these types: the stacks of a loop before its first step."""
+    return [apply(OPERATIONS["full"], _zero(t), shape=t.shape) for t in types]
+
+
+def _zero(type_: TensorType) -> Constant:
+    zero = {"b": False, "f": 0.0}.get(type_.dtype.kind, 0)
+    return Constant(zero, TensorType(type_.dtype, (), type_.weak))
+
+
+def runs_of(length: Size) -> Runs:
+    """How often the body of a loop of `length` steps runs."""
+    return "at least once" if isinstance(length, int) and length else "any times"
 
 
 def slice_types(stacks: Sequence[TensorType]) -> list[TensorType]:

@@ -23,14 +23,15 @@ from hopflow.hops.bodies import (
     trace_body,
 )
 from hopflow.hops.loops import (
+    empty_stacks,
     flatten_stacks,
+    runs_of,
     slice_types,
     slices,
     stacked,
     stacked_types,
 )
 from hopflow.loop_ir.kernels import CountedLoop
-from hopflow.ops.creation import zeros
 from hopflow.symbolic.size import Size
 
 
@@ -83,7 +84,7 @@ class Map(HigherOrderOp):
 
     def interpret(self, args: Sequence[Any], params: dict[str, Any]) -> Any:
         if params["length"] == 0:
-            return empty_stacks(bound_result_types(self, args, params))
+            return tuple(empty_stacks(bound_result_types(self, args, params)))
         return super().interpret(args, params)
 
     def infer(
@@ -116,9 +117,7 @@ class Map(HigherOrderOp):
         roles += ["invariant"] * len(parts.captures)
         inputs = tuple(Port(role, i) for i, role in enumerate(roles))
         outputs = numbered("stacked", 0, len(body.outputs))
-        length = node.params["length"]
-        runs = "at least once" if isinstance(length, int) and length else "any times"
-        region = Region("body", body, inputs, outputs, runs)
+        region = Region("body", body, inputs, outputs, runs_of(node.params["length"]))
         return Signature(tuple(roles), ("stacked",) * len(outputs), (region,))
 
     def with_roles(
@@ -128,11 +127,6 @@ class Map(HigherOrderOp):
 
 
 MAP = Map()
-
-
-def empty_stacks(types: Sequence[TensorType]) -> tuple[Any, ...]:
-    """The stacked results of a loop of no steps."""
-    return tuple(zeros(t.shape, dtype=t.dtype) for t in types)
 
 
 def map_(f: Callable[..., Any], xs: Any, *args: Any, dim: int = 0) -> Any:

@@ -4,13 +4,25 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, final
 
 from hopflow import pytree
-from hopflow.bind import Value, bind
-from hopflow.errors import ArgumentTypeError, ArgumentValueError, StructureError
+from hopflow.bind import Operand, Value, bind, current
+from hopflow.dtypes import int64
+from hopflow.errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    PredicateError,
+    StructureError,
+)
 from hopflow.graph.core import Graph, Node
-from hopflow.graph.regions import Port, Region, Role, Runs, Signature
+from hopflow.graph.regions import Port, Region, Role, Signature
 from hopflow.graph.regions import result_types as bound_result_types
 from hopflow.graph.types import TensorType
-from hopflow.hops.base import Call, HigherOrderOp, split_args
+from hopflow.hops.base import (
+    Call,
+    HigherOrderOp,
+    check_scalar,
+    debugging,
+    split_args,
+)
 from hopflow.hops.bodies import (
     Body,
     Function,
@@ -21,6 +33,7 @@ from hopflow.hops.bodies import (
     close_bodies,
     commit,
     flatten_operands,
+    flatten_results,
     own_copy,
     present_value,
     require_callable,
@@ -32,6 +45,7 @@ from hopflow.hops.loops import (
     empty_stacks,
     flatten_stacks,
     input_names,
+    runs_of,
     settle_step,
     slice_types,
     slices,
@@ -39,9 +53,13 @@ from hopflow.hops.loops import (
     stacked_types,
     trace_settled,
 )
+from hopflow.hops.while_loop import while_loop
 from hopflow.loop_ir.kernels import CountedLoop
-from hopflow.pytree import Spec
+from hopflow.ops.convert import apply, astype
+from hopflow.ops.dynamic import dynamic_index
+from hopflow.ops.elementwise import add, less, logical_and, logical_not, subtract
 from hopflow.symbolic.size import Size
+from hopflow.trace.tracer import Tracer, rollback
 
 
 @final
@@ -105,40 +123,29 @@ class Scan(HigherOrderOp):
     def run_debug(self, call: Call) -> Any:
         if call.params["length"] == 0:
             return self.trace(call)
-        function = call.functions["body"]
-        count = call.params["num_carry"]
-        body = Recorder(self.name, function, private=True)
-        is_first = True
-
-        def settled_body(*inputs: Value) -> list[Value]:
-            nonlocal is_first
-            results = body(*inputs)
-            _split_spec(call, body.spec)
-            after = settle_step(
-                call, function, inputs[:count], results[:count], first=is_first
-            )
-            is_first = False
-            return [*after, *results[count:]]
-
+        step = _Step(call)
         operands = [as_value(o) for o in call.operands]
-        results = self.debug(*operands, body=settled_body, **call.params)
-        return _result(call, body.spec, [own_copy(r) for r in results])
+        results = self.debug(*operands, body=step, **call.params)
+        return _result(call, step.body.spec, [own_copy(r) for r in results])
 
-    def trace(self, call: Call) -> Any:
+    def trace_step(self, call: Call) -> tuple[Body, list[TensorType]]:
+        """The body of one step, traced, and the types that the carry has settled on."""
         count = call.params["num_carry"]
-        body, types = trace_settled(
+        return trace_settled(
             call,
             "scan/body",
             call.functions["body"],
             count,
-            lambda body: _split_spec(call, body.spec),
+            lambda body: _check_pair(call, body.spec),
             slice_types([o.type for o in call.operands[count:]]),
         )
+
+    def trace(self, call: Call) -> Any:
+        count = call.params["num_carry"]
+        body, types = self.trace_step(call)
         written = self.functionalize([body])
         origins = [body.tracer.captures[k].origin for k in written.captures]
-        # Inputs are in the order of args: hidden carries stand behind the carry.
-        closed = close_bodies([body], carried=written.captures)
-        move_inputs(closed.graphs[0], len(closed.symbols), count, len(origins))
+        closed = close_bodies([body], carried=written.captures, place=count)
         carry = as_types(call.operands[:count], types)
         args = [*closed.symbols, *carry, *origins, *call.operands[count:]]
         params = dict(call.params, num_carry=count + len(origins))
@@ -191,7 +198,7 @@ class Scan(HigherOrderOp):
         """A captured tensor that the body writes is one more carry."""
         [body] = bodies
         written = Written(written_inputs(bodies).captures)
-        count = _carry_leaves(body.spec)
+        count = body.spec.child(0).num_leaves
         values = [present_value(body, k) for k in written.captures]
         body.outputs[count:count] = values
         return written
@@ -233,7 +240,7 @@ class Scan(HigherOrderOp):
             body,
             tuple(Port(role, i) for i, role in enumerate(roles)),
             tuple(Port(role, i) for i, role in enumerate(results)),
-            how_often(node.params["length"]),
+            runs_of(node.params["length"]),
         )
         return Signature(tuple(roles), tuple(results), (region,))
 
@@ -241,3 +248,201 @@ class Scan(HigherOrderOp):
         self, params: dict[str, Any], args: Sequence[Role], results: Sequence[Role]
     ) -> dict[str, Any]:
         return dict(params, num_carry=args.count("carry"))
+
+
+SCAN = Scan()
+
+
+class _Step:
+    """The function of a scan in debug mode: the carry's types settle as it goes."""
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.function = call.functions["body"]
+        self.body = Recorder(call.name, self.function, private=True)
+        self.is_first = True
+
+    def __call__(self, *inputs: Value) -> list[Value]:
+        count = self.call.params["num_carry"]
+        results = self.body(*inputs)
+        _check_pair(self.call, self.body.spec)
+        before, after = inputs[:count], results[:count]
+        carry = settle_step(
+            self.call, self.function, before, after, first=self.is_first
+        )
+        self.is_first = False
+        return [*carry, *results[count:]]
+
+
+def _check_pair(call: Call, found: Any) -> None:
+    """Raises: StructureError: a body has not returned a carry of ours and a `y`."""
+    function = call.functions["body"]
+    if found.type is not tuple or found.num_children != 2:
+        raise StructureError(
+            f"{call.name}: {function.label} must return a pair `(carry, y)`, and returns "
+            f"{shown(found)}. Return `(carry, None)` where there is nothing to stack."
+        )
+    assert call.spec is not None
+    check_structure(call.name, function, found.child(0), call.spec)
+
+
+def _result(call: Call, found: Any, results: Sequence[Any]) -> Any:
+    assert call.spec is not None
+    count = call.params["num_carry"]
+    carry = pytree.unflatten(call.spec, results[:count])
+    return carry, pytree.unflatten(found.child(1), results[count:])
+
+
+# --- early exit -----------------------------------------------------------------------
+
+
+class _Until(NamedTuple):
+    """A scan that may stop: after a step whose carry `test` holds for."""
+
+    call: Call
+    test: Callable[[Any], Any]
+
+    def stops(self, carry: Any) -> Value:
+        """Whether the loop ends with this carry.
+
+        Raises:
+            PredicateError: `until` returns no bool scalar.
+        """
+        function = Function("until", self.test, (), lambda _: None)
+        leaves, _ = flatten_results(self.call.name, function, self.test(carry))
+        [leaf] = leaves if len(leaves) == 1 else [None]
+        type_ = leaf.type if leaf is not None else None
+        if type_ is None:
+            raise PredicateError(
+                f"{self.call.name}: {function.label} must return a bool scalar (bool[]), "
+                f"and returns {len(leaves)} tensors."
+            )
+        check_scalar(self.call.name, f"the result of {function.label}", type_, "b")
+        return as_value(leaf)
+
+    def run(self) -> Any:
+        """Carry, stacks of full length, and the number of steps."""
+        if self.call.params["length"] == 0:
+            return *SCAN.trace(self.call), astype(0, int64)
+        return self.run_debug() if debugging() else self.run_loop()
+
+    def run_debug(self) -> Any:
+        call, rows = self.call, []
+        length, reverse = call.params["length"], call.params["reverse"]
+        count = call.params["num_carry"]
+        xs = [as_value(o) for o in call.operands[count:]]
+        carry = [as_value(o) for o in call.operands[:count]]
+        step = _Step(call)
+        assert call.spec is not None
+        for i in reversed(range(length)) if reverse else range(length):
+            results = step(*carry, *slices(xs, i))
+            carry, y = results[:count], results[count:]
+            rows.append(y)
+            if self.stops(pytree.unflatten(call.spec, carry)):
+                break
+        steps = len(rows)
+        types = [v.type for v in rows[-1]]
+        rows += [[empty_stacks([t])[0] for t in types] for _ in range(length - steps)]
+        ys = stacked(rows[::-1] if reverse else rows)
+        done = [own_copy(v) for v in (*carry, *ys)]
+        return *_result(call, step.body.spec, done), astype(steps, int64)
+
+    def run_loop(self) -> Any:
+        """A `while_loop` that takes and writes slices where it is."""
+        call = self.call
+        length, reverse = call.params["length"], call.params["reverse"]
+        count = call.params["num_carry"]
+        xs, function = call.operands[count:], call.functions["body"]
+        found, types, y_types = _types(call)
+
+        def test(i: Any, stop: Any, _carry: Any, _ys: Any) -> Any:
+            return logical_and(less(i, length), logical_not(stop))
+
+        def step(i: Any, _stop: Any, carry: Any, ys: Any) -> Any:
+            at = as_value(subtract(subtract(length, 1), i) if reverse else i)
+            flat, _ = pytree.flatten(carry)
+            elements = [apply(dynamic_index, x, at, axes=(0,)) for x in xs]
+            carry, y = function.call([*flat, *elements])
+            rows, _ = flatten_results(call.name, function, y)
+            written = [_write(a, row, at) for a, row in zip(ys, rows, strict=True)]
+            return add(i, 1), self.stops(carry), carry, written
+
+        assert call.spec is not None
+        init = map(as_value, as_types(call.operands[:count], types))
+        carry = pytree.unflatten(call.spec, init)
+        ys = list(empty_stacks(stacked_types(y_types, length)))
+        first = (astype(0, int64), False, carry, ys)
+        steps, _, carry, ys = while_loop(test, step, first)
+        return carry, pytree.unflatten(found.child(1), ys), steps
+
+
+def _types(call: Call) -> tuple[Any, list[TensorType], list[TensorType]]:
+    """The structure of the result, and the types of the carry and of a `y`."""
+    parent = current()
+    marks = parent.mark() if isinstance(parent, Tracer) else []
+    body, types = SCAN.trace_step(call)
+    body.tracer.closed = True
+    rollback(marks)
+    return body.spec, types, body.types[len(types) :]
+
+
+def _write(stack: Value, row: Operand, at: Value) -> Value:
+    """`stack` with `row` at `at`."""
+    assert dynamic_index.unview is not None
+    return dynamic_index.unview(stack, as_value(row), at, axes=(0,))
+
+
+# --- the function ---------------------------------------------------------------------
+
+
+def scan(
+    combine_fn: Callable[[Any, Any], tuple[Any, Any]],
+    init: Any,
+    xs: Any = None,
+    *,
+    length: int | None = None,
+    dim: int = 0,
+    reverse: bool = False,
+    unroll: int = 1,
+    until: Callable[[Any], Any] | None = None,
+) -> Any:
+    """`carry, y = combine_fn(carry, x)` for each slice; the last carry, and all `y`.
+
+    Carries and slices are values: a write to one in the body is one to a private copy.
+    Writes to tensors of enclosing functions reach the caller.
+
+    Args:
+        combine_fn: Returns the next carry, of the structure and types that it came in,
+            and any pytree.
+        init: The first carry: a pytree of tensors and numbers. A number takes the dtype
+            that the body returns.
+        xs: A pytree of tensors T[*s, n, *t] with `n` slices along axis `dim`; `x` has
+            its structure, and leaves T[*s, *t].
+        length: The number of steps; needed where `xs` has no tensors.
+        dim: The axis of `xs` of which slices are taken. Results are stacked on axis 0.
+        reverse: Take the slices from last to first; `ys[i]` still belongs to slice `i`.
+        unroll: How many steps a compiled loop does at a time.
+        until: Tested with the carry after each step; the loop ends once it holds.
+
+    Returns:
+        carry, ys; with `until` carry, ys, steps: `ys` of full length, with zeros where
+        no step was made, and how many were, as i64[].
+
+    Raises:
+        StructureError, CarryTypeError: `combine_fn` returns another carry than it got,
+            or no pair.
+        LengthError: the leaves of `xs` have different numbers of slices, or there is
+            neither one nor `length`.
+        PredicateError: `until` returns no bool scalar.
+        ResultTypeError: `combine_fn` returns what is no tensor or number.
+    """
+    options: dict[str, Any] = {
+        "length": length,
+        "dim": dim,
+        "reverse": reverse,
+        "unroll": unroll,
+    }
+    if until is None:
+        return SCAN(combine_fn, init, xs, **options)
+    require_callable("scan", "until", until)
+    return _Until(SCAN.prepare(combine_fn, init, xs, **options), until).run()

@@ -106,6 +106,8 @@ class While(HigherOrderOp):
         name = "fori_loop"
         require_callable(name, "body_fn", body_fn)
         first, last = _bounds(name, lower, upper)
+        # A number takes the dtype of the counter, which is that of both bounds.
+        end = last.value if isinstance(last, Constant) else last
         flat, spec = flatten_operands(name, "carry", carry)
         several = type(carry) is tuple
 
@@ -119,7 +121,7 @@ class While(HigherOrderOp):
         counter = pytree.structure(0)
         names = input_names(body_fn, [counter, *spread_specs(carry, spec)])
         functions = {
-            "test": Function("cond_fn", body_fn, names, lambda xs: less(xs[0], last)),
+            "test": Function("cond_fn", body_fn, names, lambda xs: less(xs[0], end)),
             "body": Function("body_fn", body_fn, names, body),
         }
         params = _loop_params(name, 1 + len(flat), None, "recompute")
@@ -372,9 +374,7 @@ def while_loop(
     )
 
 
-def fori_loop(
-    lower: Any, upper: Any, body_fn: Callable[..., Any], carry: Any
-) -> Any:
+def fori_loop(lower: Any, upper: Any, body_fn: Callable[..., Any], carry: Any) -> Any:
     """`for i in range(lower, upper): carry = body_fn(i, *carry)`, and the last carry.
 
     A `while_loop` that counts; the carry is spread and typed by the rules of that.

@@ -202,12 +202,12 @@ def samples(dtype: DType, random: np.random.Generator, count: int) -> NDArray:
         rest = random.integers(info.min, info.max, count, dtype=dtype.dtype)
         values = np.array(special, dtype.dtype)
         return random.permutation(np.concatenate([values, rest])[:count])
-    special = [0.0, -0.0, 1.0, np.inf, -np.inf, np.nan, 0.5, 1.5, 2.5, -2.5, 1e-40]
-    special += [-3e-5, 1e-310, 65504.0, 65520.0, 3e38, -1e300, 2.0**31, -(2.0**31) - 1]
-    special += [9.3e18, -9.3e18, 1.9e19, 255.5, -128.7, 127.99]
-    special += [1 + 2**-8 + 2**-40, 1 + 2**-11 + 2**-40]  # near ties when narrowed
+    floats = [0.0, -0.0, 1.0, np.inf, -np.inf, np.nan, 0.5, 1.5, 2.5, -2.5, 1e-40]
+    floats += [-3e-5, 1e-310, 65504.0, 65520.0, 3e38, -1e300, 2.0**31, -(2.0**31) - 1]
+    floats += [9.3e18, -9.3e18, 1.9e19, 255.5, -128.7, 127.99]
+    floats += [1 + 2**-8 + 2**-40, 1 + 2**-11 + 2**-40]  # near ties when narrowed
     rest = random.standard_normal(count) * 10.0 ** random.integers(-3, 6, count)
-    mixed = random.permutation(np.concatenate([special, rest])[:count])
+    mixed = random.permutation(np.concatenate([floats, rest])[:count])
     with np.errstate(over="ignore"):
         return mixed.astype(dtype.dtype)
 

@@ -22,7 +22,7 @@ from hopflow.errors import (
 from hopflow.graph.types import TensorType
 from hopflow.ops import convert, elementwise, fused, logic, math
 from hopflow.ops import elementwise as hf
-from hopflow.ops.opdef import OPERATIONS, OpDef, Sample
+from hopflow.ops.opdef import OpDef, Sample
 from hopflow.symbolic.size import symbol
 from hopflow.tensor import asarray
 from hopflow.testing.kernels import ArrayOperand, KernelTrap, evaluate, sample_arrays
@@ -151,7 +151,7 @@ def special_arrays(sample: Sample, dtype: DType, name: str) -> list[Array]:
             values = np.asarray(numbers, of.dtype)
         else:
             continue
-        if name.startswith("checked"):
+        if of.is_integer and name.endswith(("floor_divide", "remainder")):
             values = values[values != 0]
         repeats = -(-array.size // values.size)
         shuffled = rng.permutation(np.tile(values, repeats))
@@ -228,7 +228,7 @@ def test_lowering_means_what_numpy_does_at_the_ends(
 
 
 def test_every_record_has_a_docstring() -> None:
-    for record in OPERATIONS.values():
+    for record in RECORDS.values():
         assert record.__doc__, record
 
 
@@ -317,9 +317,7 @@ def test_infer_refuses_what_promotion_would_not_give() -> None:
 def test_shapes_broadcast() -> None:
     x, y = asarray(np.ones((3, 1))), asarray(np.ones(4))
     assert hf.add(x, y).shape == (3, 4)
-    with pytest.raises(
-        ShapeError, match=r"add: shapes \[3, 2\] and \[4\] do not broad"
-    ):
+    with pytest.raises(ShapeError, match=r"add: shapes \[3, 2\] and \[4\] do not"):
         hf.add(asarray(np.ones((3, 2))), y)
 
 
@@ -375,9 +373,7 @@ def test_powers_by_python_integers_are_those_of_jax(exponent: int) -> None:
     for dtype in (dtypes.int32, dtypes.uint8, dtypes.float32, dtypes.float16):
         x = np.asarray([0, 1, 2, 3, 5]).astype(dtype.dtype)
         if dtype.is_integer and exponent < 0:
-            with pytest.raises(
-                ArgumentValueError, match="raised to the negative power"
-            ):
+            with pytest.raises(ArgumentValueError, match="to the negative power"):
                 hf.pow(asarray(x), exponent)
             continue
         near(hf.pow(asarray(x), exponent), jnp.power(x, exponent), 4)

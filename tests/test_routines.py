@@ -125,3 +125,17 @@ def test_a_routine_says_what_it_reads_and_writes_and_of_which_shapes() -> None:
     assert ROUTINES["potrf"].reads == ROUTINES["potrf"].writes == frozenset({0})
     assert qr.shapes((4, 3)) == [(4, 3), (4, 3), (3, 3)]
     assert qr.shapes((2, 3)) == [(2, 3), (2, 2), (2, 3)]
+
+
+def test_arrays_without_elements_are_no_failure() -> None:
+    for name, routine_ in ROUTINES.items():
+        sizes = (0,) * len(routine_.scalars)
+        arrays = [
+            np.zeros(
+                shape, {"i32": np.int32, "i64": np.int64}.get(array.dtype, np.float64)
+            )
+            for array, shape in zip(
+                routine_.arrays, routine_.shapes(sizes), strict=True
+            )
+        ]
+        assert routine(name, arrays, *sizes, *(0 for _ in routine_.flags)) == 0

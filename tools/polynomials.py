@@ -30,6 +30,7 @@ OUT = Path(__file__).parents[1] / "src/hopflow/loop_ir/math/coefficients.py"
 
 Function = Callable[[mp.mpf], mp.mpf]
 LN2 = mp.log(2)
+PRECISION = {"f32": 24, "f64": 53}
 BITS = {"f32": 26, "f64": 56}  # an approximation is good to 2**-BITS
 
 
@@ -310,8 +311,19 @@ def words(value: mp.mpf, dtype: str, count: int) -> list[float]:
 
 def rounded(value: mp.mpf, dtype: str) -> float:
     """`value` to the nearest of `dtype`; mpmath rounds to any precision."""
-    with mp.workprec(24 if dtype == "f32" else 53):
+    with mp.workprec(PRECISION[dtype]):
         return float(+value)
+
+
+def chopped(value: mp.mpf, dtype: str, count: int) -> list[float]:
+    """As `words`, but each rounded towards 0: all have the sign of `value`."""
+    result = []
+    for _ in range(count):
+        scale = mp.mpf(2) ** (PRECISION[dtype] - mp.frexp(value)[1])
+        word = mp.floor(value * scale) / scale
+        result.append(float(word))
+        value -= word
+    return result
 
 
 def two_over_pi_chunks(first_bit: int) -> list[float]:
@@ -340,7 +352,7 @@ CONSTANTS: list[tuple[str, str, mp.mpf, int]] = [
     ("LOG2_E", "log2(e)", 1 / LN2, 2),
     ("LOG10_E", "log10(e)", 1 / mp.log(10), 2),
     ("LOG10_2", "log10(2)", mp.log(2, 10), 2),
-    ("HALF_PI", "pi / 2", mp.pi / 2, 3),
+    ("HALF_PI", "pi / 2", mp.pi / 2, 2),
     ("PI", "pi", mp.pi, 2),
     ("TWO_OVER_PI", "2 / pi", 2 / mp.pi, 1),
     ("LOG_PI", "log(pi)", mp.log(mp.pi), 2),
@@ -366,6 +378,10 @@ def render() -> str:
         for dtype in ("f32", "f64"):
             lines += _row(dtype, words(value, dtype, count))
         lines += ["}", ""]
+    lines += ["# pi / 2 in words that are rounded towards 0", "CODY_WAITE: Final[Table] = {"]
+    for dtype in ("f32", "f64"):
+        lines += _row(dtype, chopped(mp.pi / 2, dtype, 3))
+    lines += ["}", ""]
     lines += [
         "# Bits 1 to 140 of 2 / pi, and from 52 on: chunks of 29, 29, 29 and 53 bits.",
         *_tuple("TWO_OVER_PI_LOW", two_over_pi_chunks(0)),

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from hopflow.compiler.llvm import routines
+from hopflow.compiler.llvm import library
 from hopflow.compiler.llvm.emit import Emission, emit
 from hopflow.compiler.llvm.jit import (
     Jit,
@@ -56,10 +56,9 @@ class _Code(bytes):
 class Kernel:
     """A compiled program.
 
-    `kernel(*args)` takes the sizes, then the inputs and the outputs: dense NumPy arrays,
-    or the addresses of their data.
-    It returns None, or a `Trapped` if the program stopped at a `Trap`. It may be called
-    from several threads at once.
+    `kernel(*args)` takes the sizes, then the inputs and the outputs: dense NumPy
+    arrays, or the addresses of their data. It returns None, or a `Trapped` if the
+    program stopped at a `Trap`. It may be called from several threads at once.
 
     Raises on a call:
         KeyboardInterrupt: Ctrl-C, or `interrupt`.
@@ -113,10 +112,10 @@ def _load(
             symbols[name] = emission.constants[name].ctypes.data
         else:
             symbols[name] = _address(name)
-    library = jit().link(code, [emission.name], symbols)
+    linked = jit().link(code, [emission.name], symbols)
     arity = len(program.sizes) + len(program.inputs) + len(program.outputs)
-    self = _Code(struct.pack("=Qq", library[emission.name], arity))
-    self.library = library
+    self = _Code(struct.pack("=Qq", linked[emission.name], arity))
+    self.library = linked
     self.data = list(emission.constants.values())
     self.method = _MethodDef(
         program.name.encode(), _stubs()["hf_entry"], _METH_FASTCALL, None
@@ -130,7 +129,7 @@ def _load(
 def _address(name: str) -> int:
     if name in ("hf_poll", "hf_release"):
         return _stubs()[name]
-    return c_symbols().get(name) or routines.address(name)
+    return c_symbols().get(name) or library.address(name)
 
 
 @cache

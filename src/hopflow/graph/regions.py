@@ -193,6 +193,7 @@ def result_types(
     node = Node("call_function", op, tuple(args), params)
     if not node.graphs:
         return types
+    node.results = tuple([Var(node, i, t) for i, t in enumerate(types)])
     sizes: dict[Symbol, Size] = {}
     for region in op.signature(node).regions:
         passed = [passed_to(port, args) for port in region.inputs]

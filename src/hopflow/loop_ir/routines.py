@@ -134,6 +134,8 @@ def _lapack(name: str, like: NDArray) -> Callable[..., Any]:
 
 def _run_potrf(arrays: Sequence[NDArray], _: Sequence[int]) -> int:
     [a] = arrays
+    if a.size == 0:
+        return 0
     factor, info = _lapack("potrf", a)(a, lower=True, clean=True)
     a[...] = factor
     return int(info)
@@ -155,6 +157,8 @@ _POTRF: Final = Routine(
 
 def _run_getrf(arrays: Sequence[NDArray], _: Sequence[int]) -> int:
     a, pivots = arrays
+    if a.size == 0:
+        return 0
     a[...], pivots[...], _info = _lapack("getrf", a)(a)
     return 0
 
@@ -177,6 +181,8 @@ _GETRF: Final = Routine(
 
 def _run_gesv(arrays: Sequence[NDArray], _: Sequence[int]) -> int:
     a, x = arrays
+    if x.size == 0:
+        return 0
     _lu, _pivots, solution, info = _lapack("gesv", a)(a, x)
     x[...] = solution
     return int(info)
@@ -199,6 +205,8 @@ _GESV: Final = Routine(
 
 def _run_inv(arrays: Sequence[NDArray], _: Sequence[int]) -> int:
     [a] = arrays
+    if a.size == 0:
+        return 0
     lu, pivots, info = _lapack("getrf", a)(a)
     if info == 0:
         a[...], info = _lapack("getri", a)(lu, pivots)

@@ -3,6 +3,7 @@
 An operation that is a plain composition of others is a function, and no primitive.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -328,16 +329,19 @@ def pow(x1: Any, x2: Any, /) -> Value:
         DTypeError: both are bools.
         ArgumentValueError: an integer to a negative power known in advance.
     """
-    x, y = _numbers("pow", x1, x2)
     if type(x2) is not int:
-        return apply(power, x, y)
-    if x2 < 0 and x.type.dtype.is_integer:
+        return apply(power, *_numbers("pow", x1, x2))
+    base = as_operand("pow", 0, x1)
+    kinds = [(base.type.dtype, base.type.weak), (dtypes.DEFAULT_INT, True)]
+    dtype, weak = numeric("pow", kinds)
+    x = convert_to(base, dtype, weak=weak)
+    if x2 < 0 and dtype.is_integer:
         raise ArgumentValueError(
             f"pow: an integer cannot be raised to the negative power {x2}. Convert the "
             "base to a float first."
         )
     if x2 == 0:  # 1, that of a NaN too
-        one = Constant(1, TensorType(x.type.dtype, (), x.type.weak))
+        one = Constant(1, TensorType(dtype, (), weak))
         return apply(select, Constant(True, TensorType(dtypes.bool_)), one, x)
     return _integer_power(x, x2)
 
@@ -413,11 +417,11 @@ def nan_to_num(
     if not dtype.is_float:
         return apply(copy, operand)
     info = dtypes.finfo(dtype)
-    result = where(isnan(operand), nan, operand)
-    infinite = isinf(operand)
     upper = info.max if posinf is None else posinf
     lower = info.min if neginf is None else neginf
-    return where(infinite, where(greater(operand, 0.0), upper, lower), result)
+    result = where(isnan(operand), nan, operand)
+    result = where(equal(operand, math.inf), upper, result)
+    return where(equal(operand, -math.inf), lower, result)
 
 
 def isclose(

@@ -36,8 +36,12 @@ class FunctionalStorage:
         self.version = 0
 
 
-_NUMBER: Final = "Keep it a tensor of no axes: `hf` functions take those where numbers go."
-_ARRAY: Final = "Compute with `hf` functions, which take tensors where NumPy takes arrays."
+_NUMBER: Final = (
+    "Keep it a tensor of no axes: `hf` functions take those where numbers go."
+)
+_ARRAY: Final = (
+    "Compute with `hf` functions, which take tensors where NumPy takes arrays."
+)
 _REMEDY: Final = {
     "bool": "Branch with `hf.cond`, or loop with `hf.while_loop`.",
     "int": _NUMBER,
@@ -195,4 +199,3 @@ def aliased_write(what: TensorType) -> MutationError:
         f"a body writes to a captured tensor {what} that shares its memory with another "
         "tensor the body uses. Capture one of them, and take views inside the body."
     )
-

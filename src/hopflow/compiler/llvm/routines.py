@@ -1,18 +1,14 @@
-"""Calls of library routines (`loop_ir.routines`), and where their code comes from.
+"""Calls of library routines (`loop_ir.routines`).
 
 A routine is `i64 @hf_<name>_<dtype>(arrays, scalars, flags)`, which returns the status.
-Each is compiled when a program first needs it, once in a process, and stays.
+Its code is elsewhere: see `hopflow.compiler.llvm.library`.
 """
 
-import threading
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from hopflow import dtypes
-from hopflow.compiler.llvm import blas, expressions, lapack, sort
 from hopflow.compiler.llvm.cost import Cost
-from hopflow.compiler.llvm.jit import Library, always_linked, c_symbols, jit
-from hopflow.compiler.llvm.memory import BRANCHES
-from hopflow.compiler.llvm.module import OPAQUE, Module
+from hopflow.compiler.llvm.module import OPAQUE
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.nest import Call, Ref
@@ -20,9 +16,6 @@ from hopflow.loop_ir.routines import ROUTINES
 
 if TYPE_CHECKING:
     from hopflow.compiler.llvm.statements import Emitter
-
-_loaded: dict[str, Library] = {}
-_lock: Final = threading.RLock()
 
 
 def emit(emitter: "Emitter", s: Call) -> None:
@@ -62,32 +55,3 @@ def _cost(name: str, scalars: list[Expr]) -> Cost:
         work = e.mul(work, scalar)
     work = e.add(work if name == "argsort" else e.div(work, e.index(8)), e.index(200))
     return Cost(work.attr) if work.is_const else Cost(0, [work])
-
-
-def address(name: str) -> int:
-    """The address of `hf_<routine>_<dtype>`, or of `hf_far_<function>_<dtype>`."""
-    with _lock:
-        library = _loaded.get(name)
-        if library is None:
-            library = _loaded[name] = _compile(name)
-        return library[name]
-
-
-def _compile(name: str) -> Library:
-    routine, _, short = name.removeprefix("hf_").rpartition("_")
-    dtype = dtypes.as_dtype(short)
-    module = Module()
-    if routine.startswith("far_"):
-        expressions.define_far(module, name, routine.removeprefix("far_"), dtype)
-    elif routine == "argsort":
-        sort.define(module, name, dtype, jit().target)
-    elif routine.startswith("gemm"):
-        blas.define_gemm(module, name, ROUTINES[routine], dtype, jit().target)
-    else:
-        lapack.define(module, name, ROUTINES[routine], dtype, jit().target)
-    text = "\n".join((module.text, *BRANCHES, ""))
-    symbols = {
-        symbol: c_symbols().get(symbol) or blas.fortran(symbol)
-        for symbol in module.symbols
-    }
-    return jit().link(jit().compile(text), [name], always_linked() | symbols)

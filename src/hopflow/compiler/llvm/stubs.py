@@ -2,7 +2,8 @@
 
 A program is called with a block of words: the header below, then its parameters. The
 entry fills it from Python ints, and from NumPy arrays, which stand for the address of
-their data (asking NumPy for it costs ten times as much as the call). Compiled once in a process, it costs a program nothing.
+their data (asking NumPy for it costs ten times as much as the call). Compiled once in a
+process, it costs a program nothing.
 """
 
 import sys

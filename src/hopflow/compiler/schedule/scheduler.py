@@ -7,7 +7,9 @@ from typing import Any
 from hopflow import dtypes
 from hopflow.compiler.llvm.target import Target, host
 from hopflow.compiler.schedule.builder import Builder
+from hopflow.compiler.schedule.fuse import fuse_loops
 from hopflow.compiler.schedule.kernels import CHEAP, Kernels
+from hopflow.compiler.schedule.liveness import Liveness
 from hopflow.compiler.schedule.places import (
     Pending,
     Place,
@@ -97,29 +99,30 @@ class Scheduler:
             size = LoopVar(var.node.symbol.name, dtypes.int64)
             b.symbols[var.node.symbol] = size
             b.program.sizes.append(size)
-        uses = use_counts(graph)
+        live = Liveness(graph)
         env: Env = {}
         for k, var in enumerate(graph.inputs):
             if var.node.section == "symbol":
                 size = b.program.sizes[k]
-                env[var] = b.slot(Registers(var.type, (e.read(size),)), uses.get(var, 0))
+                env[var] = b.slot(Registers(var.type, (e.read(size),)), live.count(var))
                 continue
             buffer = Buffer(f"in{k}", var.type.dtype, b.shape(var.type), "input")
             b.program.inputs.append(buffer)
             place: Place = Stored(var.type, buffer)
-            if is_small(var.type) and uses.get(var):
+            if is_small(var.type) and live.count(var):
                 place = self.registers(Slot(place))
-            env[var] = b.slot(place, uses.get(var, 0))
+            env[var] = b.slot(place, live.count(var))
         hints: dict[Var, Buffer] = {}
         for k, arg in enumerate(graph.outputs):
             buffer = Buffer(f"out{k}", arg.type.dtype, b.shape(arg.type), "output")
             b.program.outputs.append(buffer)
             if isinstance(arg, Var) and arg.node.op is not None:
-                hints.setdefault(arg, buffer)
-        results = self.nodes(graph, env, uses, hints)
+                hints.setdefault(live.canonical(arg), buffer)
+        results = self.nodes(live, env, hints)
         kernels = Kernels(b, 0)
         for slot, buffer in zip(results, b.program.outputs, strict=True):
             kernels.fill(slot, Stored(slot.type, buffer))
+        fuse_loops(b.program.body)
         return b.program
 
     def registers(self, slot: Slot) -> Registers:
@@ -131,37 +134,32 @@ class Scheduler:
 
     def nodes(
         self,
-        graph: Graph,
+        live: Liveness,
         env: Env,
-        uses: Mapping[Var, int],
         hints: Mapping[Var, Buffer] | None = None,
         skip: Sequence[Node] = (),
     ) -> list[Slot]:
         """Schedule the nodes of a graph in place; the slots of its outputs."""
-        for node in graph.nodes:
-            if node.op is not None and node not in skip and is_live(node, uses):
-                self.node(node, env, uses, hints or {})
-        return [self.read(arg, env) for arg in graph.outputs]
+        for node in live.nodes:
+            if node not in skip:
+                self.node(node, live, env, hints or {})
+        return [self.read(arg, live, env) for arg in live.graph.outputs]
 
-    def read(self, arg: Arg, env: Env) -> Slot:
+    def read(self, arg: Arg, live: Liveness, env: Env) -> Slot:
         """The slot of an argument; one reader fewer is to come."""
         if isinstance(arg, Constant):
             value = e.const(arg.value, arg.type.dtype)
             return Slot(Registers(arg.type, (value,)), 0, self.b.statements)
-        slot = env[arg]
+        slot = env[live.canonical(arg)]
         slot.uses -= 1
         return slot
 
     def node(
-        self,
-        node: Node,
-        env: Env,
-        uses: Mapping[Var, int],
-        hints: Mapping[Var, Buffer],
+        self, node: Node, live: Liveness, env: Env, hints: Mapping[Var, Buffer]
     ) -> None:
-        operands = [self.read(a, env) for a in node.args]
+        operands = [self.read(a, live, env) for a in node.args]
         types = tuple(v.type for v in node.results)
-        counts = [uses.get(v, 0) for v in node.results]
+        counts = [live.count(v) for v in node.results]
         wanted = [hints.get(v) for v in node.results]
         lowered = node.op.lower(types, *operands, **node.params)
         results = self.lowered(node, lowered, types, operands, counts, wanted)
@@ -260,11 +258,11 @@ class Scheduler:
                 return self.counted_loop(region, types, uses, hints)
         raise CompileError(f"operator `{node.op.name}` lowers to `{type(region).__name__}`")
 
-    def enter(self, graph: Graph, operands: Sequence[Slot]) -> tuple[Env, dict[Var, int]]:
+    def enter(self, graph: Graph, operands: Sequence[Slot]) -> tuple[Liveness, Env]:
         """Slots of a subgraph's own for its inputs."""
-        uses = use_counts(graph)
+        live = Liveness(graph)
         env = {
-            var: self.b.slot(slot.place, uses.get(var, 0))
+            var: self.b.slot(slot.place, live.count(var))
             for var, slot in zip(graph.inputs, operands, strict=True)
         }
         for var in graph.symbols:
@@ -272,7 +270,7 @@ class Scheduler:
             if var.node.symbol not in self.b.symbols:
                 value = env[var].scalar
                 self.b.symbols[var.node.symbol] = _variable(self.b.let(value), self.b)
-        return env, uses
+        return live, env
 
     def inline(
         self,
@@ -281,12 +279,12 @@ class Scheduler:
         wanted: Sequence[Buffer | None] = (),
     ) -> list[Slot]:
         """A graph's statements in place; `wanted` are where its results had best be."""
-        env, uses = self.enter(graph, operands)
+        live, env = self.enter(graph, operands)
         hints: dict[Var, Buffer] = {}
         for arg, buffer in zip(graph.outputs, wanted, strict=False):
             if buffer is not None and isinstance(arg, Var):
-                hints.setdefault(arg, buffer)
-        return self.nodes(graph, env, uses, hints)
+                hints.setdefault(live.canonical(arg), buffer)
+        return self.nodes(live, env, hints)
 
     def branch(
         self,
@@ -393,36 +391,31 @@ class Scheduler:
         return [self.b.slot(c.place, n) for c, n in zip(carries, uses, strict=True)]
 
     def hoist(
-        self,
-        graph: Graph,
-        invariants: Mapping[Var, Slot],
-        uses: Mapping[Var, int],
+        self, live: Liveness, invariants: Mapping[Var, Slot]
     ) -> tuple[Env, list[Node]]:
         """Schedule, before a loop, the nodes of its body that no step changes."""
-        env: Env = {}
-        for var, slot in invariants.items():
-            env[var] = self.b.slot(slot.place, uses.get(var, 0))
+        env: Env = {
+            var: self.b.slot(slot.place, live.count(var))
+            for var, slot in invariants.items()
+        }
         moved: list[Node] = []
-        for node in graph.nodes:
-            is_pure = node.op is not None and not (node.op.effects or node.graphs)
-            if (
-                is_pure
-                and is_live(node, uses)
-                and all(isinstance(a, Constant) or a in env for a in node.args)
+        for node in live.nodes:
+            if not (node.op.effects or node.graphs) and all(
+                isinstance(a, Constant) or live.canonical(a) in env for a in node.args
             ):
-                self.node(node, env, uses, {})
+                self.node(node, live, env, {})
                 moved.append(node)
         for slot in env.values():
             self.store_dear(slot)
         return env, moved
 
     def loop_env(
-        self, graph: Graph, hoisted: Env, variant: Mapping[Var, Place], uses: Mapping[Var, int]
+        self, live: Liveness, hoisted: Env, variant: Mapping[Var, Place]
     ) -> Env:
         """Slots for a loop's body; called inside it."""
         env = {var: self.b.slot(s.place, max(s.uses, 0)) for var, s in hoisted.items()}
         for var, place in variant.items():
-            env[var] = self.b.slot(place, uses.get(var, 0))
+            env[var] = self.b.slot(place, live.count(var))
         return env
 
     def while_loop(self, node: Node, region: WhileLoop, uses: list[int]) -> list[Slot]:
@@ -437,22 +430,22 @@ class Scheduler:
             invariants = dict(
                 zip(outer, (*region.before, *region.after), strict=True)
             )
-            counts = use_counts(graph)
-            prepared.append((counts, *self.hoist(graph, invariants, counts)))
+            live = Liveness(graph)
+            prepared.append((live, *self.hoist(live, invariants)))
         steps = None
         if region.max_steps is not None:
             steps = b.declare(e.index(0), "steps")
 
         def inside(k: int, statements: list[Stmt]) -> list[Slot]:
-            graph, (counts, hoisted, moved) = graphs[k], prepared[k]
+            graph, (live, hoisted, moved) = graphs[k], prepared[k]
             variant = {
                 var: c.place
                 for var, c in zip(
                     graph.inputs[before : before + carry], carries, strict=True
                 )
             }
-            env = self.loop_env(graph, hoisted, variant, counts)
-            return self.nodes(graph, env, counts, skip=moved)
+            env = self.loop_env(live, hoisted, variant)
+            return self.nodes(live, env, skip=moved)
 
         with b.loop_body([], token) as head:
             [test] = inside(0, head)
@@ -490,10 +483,10 @@ class Scheduler:
             (t, hint or b.temporary(t, "ys"))
             for t, hint in zip(types[carry:], hints[carry:], strict=True)
         ]
-        counts = use_counts(graph)
+        live = Liveness(graph)
         outer = [*graph.inputs[:before], *graph.inputs[before + carry + xs :]]
         invariants = dict(zip(outer, (*region.before, *region.after), strict=True))
-        hoisted, moved = self.hoist(graph, invariants, counts)
+        hoisted, moved = self.hoist(live, invariants)
         step = b.var(dtypes.int64, "step")
         length = b.extent(region.length)
         at = e.read(step)
@@ -504,8 +497,8 @@ class Scheduler:
             places = [c.place for c in carries]
             places += [row(slot, at, v.type) for slot, v in zip(region.xs, inner[carry:], strict=True)]
             variant = dict(zip(inner, places, strict=True))
-            env = self.loop_env(graph, hoisted, variant, counts)
-            results = self.nodes(graph, env, counts, skip=moved)
+            env = self.loop_env(live, hoisted, variant)
+            results = self.nodes(live, env, skip=moved)
             kernels = Kernels(b, 0)
             for slot, (t, buffer) in zip(results[carry:], ys, strict=True):
                 row_type = t.with_shape(t.shape[1:])
@@ -609,34 +602,6 @@ class Scheduler:
                 if not same or node.attr not in alike:
                     return False
         return buffer in alike
-
-
-def use_counts(graph: Graph) -> dict[Var, int]:
-    """How many live readers each var has; each output is one."""
-    counts: dict[Var, int] = {}
-    for arg in graph.outputs:
-        if isinstance(arg, Var):
-            counts[arg] = counts.get(arg, 0) + 1
-    for node in reversed(graph.nodes):
-        if is_live(node, counts):
-            for arg in node.args:
-                if isinstance(arg, Var):
-                    counts[arg] = counts.get(arg, 0) + 1
-    return counts
-
-
-def is_live(node: Node, uses: Mapping[Var, int]) -> bool:
-    """Whether a node's results are read, or it has an effect."""
-    return any(v in uses for v in node.results) or has_effects(node)
-
-
-def has_effects(node: Node) -> bool:
-    """Whether leaving out a node could be noticed."""
-    if node.op is None:
-        return False
-    return bool(node.op.effects) or any(
-        has_effects(inner) for graph in node.graphs.values() for inner in graph.nodes
-    )
 
 
 def row(slot: Slot, at: Expr, type_: TensorType) -> Place:

@@ -40,7 +40,7 @@ def _asin_parts(x: Expr) -> tuple[Expr, Expr, Expr]:
 
 def asin(x: Expr) -> Expr:
     large, s, p = _asin_parts(x)
-    high, low, _ = table(c.HALF_PI, x)
+    high, low = table(c.HALF_PI, x)
     base = fma(s, -2.0, high)
     lost = fma(s, -2.0, sub(high, base))
     reflected = sub(base, fma(p, 2.0, sub(-low, lost)))
@@ -65,7 +65,7 @@ def _atan_from(base: Expr, base_low: Expr, t: Expr) -> Expr:
 
 def atan(x: Expr) -> Expr:
     a = absolute(x)
-    high, low, _ = table(c.HALF_PI, x)
+    high, low = table(c.HALF_PI, x)
     large = gt(a, 1.0)
     t = select(large, div(-1.0, a), a)
     base = select(large, high, 0.0, x.dtype)
@@ -84,7 +84,7 @@ def atan2(y: Expr, x: Expr) -> Expr:
     negative = lt(to_bits(x), expr.const(0, format_of(x).int))  # -0 too
     # Past the axis of y, and coming back to that of x, the angle falls as t grows.
     falls = expr.compare("ne", steep, negative)
-    (half, half_low, _), (pi, pi_low) = table(c.HALF_PI, x), table(c.PI, x)
+    (half, half_low), (pi, pi_low) = table(c.HALF_PI, x), table(c.PI, x)
     zero = expr.const(0.0, x.dtype)
     base = select(steep, half, select(negative, pi, zero))
     base_low = select(steep, half_low, select(negative, pi_low, zero))

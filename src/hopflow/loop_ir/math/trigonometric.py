@@ -28,6 +28,7 @@ from hopflow.loop_ir.math.arith import (
     compare,
     copysign,
     div,
+    eq,
     fast_two_sum,
     fma,
     format_of,
@@ -54,7 +55,8 @@ NEAR: Final = {"f32": 2.0**17, "f64": 2.0**30}
 
 def _cody_waite(x: Expr, precise: bool) -> _Reduced:
     magic = format_of(x).magic
-    high, middle, low = table(c.HALF_PI, x)
+    # All words are positive, so that -0 stays what it is in the fma with 0.
+    high, middle, low = table(c.CODY_WAITE, x)
     total = fma(x, table(c.TWO_OVER_PI, x)[0], magic)
     k = sub(total, magic)
     r = fma(k, -high, x)
@@ -153,7 +155,7 @@ def _payne_hanek_double(x: Expr) -> _Reduced:
     last = expr.cast(expr.bitcast(lshr(low, 1), i64), f64)
     rest = fma(last, 2.0**-125, mul(expr.cast(lower, f64), 2.0**-62))
     turn, turn_low = fast_two_sum(mul(upper, 2.0**-62), rest)
-    half_pi, half_pi_low, _ = c.HALF_PI["f64"]
+    half_pi, half_pi_low = c.HALF_PI["f64"]
     r, r_low = two_product(turn, half_pi)
     r_low = add(r_low, fma(turn, half_pi_low, mul(turn_low, half_pi)))
     # The sign of x goes to all; inf and NaN give NaN.
@@ -210,4 +212,4 @@ def tan(x: Expr, near: bool = False) -> Expr:
     q = div(-1.0, t)
     cotangent = fma(q, fma(q, lost, fma(q, t, 1.0)), q)
     odd = compare("ne", binary("and", k, 1), 0)
-    return select(odd, cotangent, t)
+    return select(eq(x, 0.0), x, select(odd, cotangent, t))  # for -0

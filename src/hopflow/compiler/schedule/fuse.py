@@ -1,0 +1,167 @@
+"""Merging neighbouring loops over the same space.
+
+Two independent loops become one when each iteration of the second needs of the first at
+most what the same iteration made: all accesses to a buffer that either writes and the
+other touches have the loop's own index at one common axis. A merged loop reads what was
+just written from cache or registers, and costs the code generator one loop less.
+"""
+
+from collections.abc import Callable, Iterator
+
+from hopflow.loop_ir import expr as e
+from hopflow.loop_ir.expr import Expr
+from hopflow.loop_ir.nest import (
+    Accumulate,
+    Assign,
+    Barrier,
+    Binding,
+    Buffer,
+    Call,
+    Copy,
+    Declare,
+    For,
+    Grow,
+    If,
+    Let,
+    Stmt,
+    Store,
+    Swap,
+    Trap,
+    Var,
+    While,
+)
+from hopflow.loop_ir.walk import bodies, buffers, expressions, nodes, same, statements
+
+_CROSSED = (Let, Declare)
+"""What may stand between two loops, and then goes before both."""
+
+
+def fuse_loops(body: list[Stmt]) -> None:
+    """Merge loops in a list of statements, and in all lists within it, in place."""
+    merged: list[Stmt] = []
+    for statement in body:
+        if not (isinstance(statement, For) and _absorb(merged, statement)):
+            merged.append(statement)
+    body[:] = merged
+    for statement in body:
+        for inner in bodies(statement):
+            fuse_loops(inner)
+
+
+def _absorb(before: list[Stmt], second: For) -> bool:
+    """Merge `second` into the last loop of `before`, if it can be.
+
+    What stands between goes before the merged loop, or after it if it needs the first.
+    """
+    at = len(before) - 1
+    while at >= 0 and isinstance(before[at], _CROSSED):
+        at -= 1
+    first = before[at] if at >= 0 else None
+    if not (
+        isinstance(first, For)
+        and first.independent
+        and second.independent
+        and first.binding.kind == second.binding.kind
+        and same(first.extent, second.extent)
+    ):
+        return False
+    changed, written = _changed(first), _written(first)
+    earlier: list[Stmt] = []
+    later: list[Stmt] = []
+    for statement in before[at + 1 :]:
+        if _reads(statement, changed, written):
+            assert isinstance(statement, _CROSSED)
+            later.append(statement)
+            changed.add(statement.var)
+        else:
+            earlier.append(statement)
+    if any(_reads(s, changed, set()) for s in statements(second.body)):
+        return False
+    touched = {s.var for s in later if isinstance(s, _CROSSED)}
+    if not touched.isdisjoint(_changed(second)) or not _can_merge(first, second):
+        return False
+    before[at:] = [*earlier, _merge(first, second), *later]
+    return True
+
+
+def _reads(statement: Stmt, variables: set[Var], memory: set[Buffer]) -> bool:
+    return any(
+        (node.op == "var" and node.attr in variables)
+        or (node.op == "load" and node.attr in memory)
+        for node in nodes(*expressions(statement))
+    )
+
+
+def _can_merge(first: For, second: For) -> bool:
+    inside = [*statements(first.body), *statements(second.body)]
+    if any(isinstance(s, Barrier | Call | Copy | Grow | Swap | Trap) for s in inside):
+        return False
+    if not _changed(first).isdisjoint(_changed(second)):
+        return False
+    ours, theirs = _written(first), _written(second)
+    touched_first = {b for s in statements(first.body) for b in buffers(s)}
+    touched_second = {b for s in statements(second.body) for b in buffers(s)}
+    shared = (ours & touched_second) | (theirs & touched_first)
+    return all(_row_by_row(buffer, first, second) for buffer in shared)
+
+
+def _row_by_row(buffer: Buffer, first: For, second: For) -> bool:
+    """Whether iteration i of both loops touches only `[..., i, ...]` of the buffer."""
+    axes = set(range(len(buffer.shape)))
+    for loop in (first, second):
+        for indices in _accesses(buffer, loop):
+            axes &= {
+                k
+                for k, at in enumerate(indices)
+                if at.op == "var" and at.attr is loop.var
+            }
+    return bool(axes)
+
+
+def _accesses(buffer: Buffer, loop: For) -> Iterator[tuple[Expr, ...]]:
+    for statement in statements(loop.body):
+        if isinstance(statement, Store) and statement.buffer is buffer:
+            yield statement.indices
+        for node in nodes(*expressions(statement)):
+            if node.op == "load" and node.attr is buffer:
+                yield node.args
+
+
+def _changed(loop: For) -> set[Var]:
+    """The variables from outside that a loop changes (or may: its own count too)."""
+    return {
+        s.var for s in statements(loop.body) if isinstance(s, Accumulate | Assign)
+    } - {s.var for s in statements(loop.body) if isinstance(s, Declare)}
+
+
+def _written(loop: For) -> set[Buffer]:
+    return {s.buffer for s in statements(loop.body) if isinstance(s, Store)}
+
+
+def _merge(first: For, second: For) -> For:
+    """One loop that does an iteration of each."""
+    index = e.read(first.var)
+
+    def rename(node: Expr) -> Expr | None:
+        return index if node.op == "var" and node.attr is second.var else None
+
+    for statement in statements(second.body):
+        _substitute(statement, rename)
+    width = min(first.binding.width, second.binding.width)
+    binding = Binding(first.binding.kind, width)
+    return For(first.var, first.extent, first.body + second.body, True, binding)
+
+
+def _substitute(statement: Stmt, rename: Callable[[Expr], Expr | None]) -> None:
+    match statement:
+        case Let() | Declare() | Assign() | Accumulate():
+            statement.value = e.rewrite(statement.value, rename)
+        case Store():
+            statement.indices = tuple(e.rewrite(i, rename) for i in statement.indices)
+            statement.value = e.rewrite(statement.value, rename)
+        case For():
+            statement.extent = e.rewrite(statement.extent, rename)
+        case While() | If():
+            statement.test = e.rewrite(statement.test, rename)
+        case _:
+            raise TypeError(f"{type(statement).__name__} in a loop that is merged")

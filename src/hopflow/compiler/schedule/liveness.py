@@ -1,0 +1,71 @@
+"""What of a graph is computed at all: dead nodes are left out, equal ones done once."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from hopflow.graph.core import Arg, Constant, Graph, Node, Var
+
+
+class Liveness:
+    """The nodes of a graph that are scheduled, and how many readers each var has.
+
+    nodes   the live ones, in order, without those that repeat an earlier one
+    uses    for each var that is kept: its readers in `nodes`, one more for each output
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._same: dict[Var, Var] = {}
+        distinct = self._distinct(graph.nodes)
+        self.uses: dict[Var, int] = {}
+        self.nodes: list[Node] = []
+        self._count(graph.outputs)
+        for node in reversed(distinct):
+            if any(v in self.uses for v in node.results) or has_effects(node):
+                self.nodes.append(node)
+                self._count(node.args)
+        self.nodes.reverse()
+
+    def canonical(self, var: Var) -> Var:
+        """The var that is computed in the place of `var`."""
+        return self._same.get(var, var)
+
+    def count(self, var: Var) -> int:
+        return self.uses.get(var, 0)
+
+    def _count(self, args: Sequence[Arg]) -> None:
+        for arg in args:
+            if isinstance(arg, Var):
+                var = self.canonical(arg)
+                self.uses[var] = self.uses.get(var, 0) + 1
+
+    def _distinct(self, nodes: Sequence[Node]) -> list[Node]:
+        seen: dict[Any, Node] = {}
+        kept = []
+        for node in nodes:
+            if node.op is None:
+                continue
+            if node.graphs or node.op.effects:
+                kept.append(node)
+                continue
+            key = (node.op, tuple(map(self._key, node.args)), repr(node.params))
+            first = seen.setdefault(key, node)
+            if first is node:
+                kept.append(node)
+            else:
+                self._same.update(zip(node.results, first.results, strict=True))
+        return kept
+
+    def _key(self, arg: Arg) -> Any:
+        if isinstance(arg, Constant):
+            return repr(arg.value), arg.type.dtype
+        return self.canonical(arg)
+
+
+def has_effects(node: Node) -> bool:
+    """Whether leaving out a node could be noticed."""
+    if node.op is None:
+        return False
+    return bool(node.op.effects) or any(
+        has_effects(inner) for graph in node.graphs.values() for inner in graph.nodes
+    )

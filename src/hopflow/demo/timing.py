@@ -1,0 +1,46 @@
+"""First calls and runs of two implementations, measured side by side."""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds: the first call (trace, compile, run), and the median of later runs."""
+
+    first_call: float
+    run: float
+
+
+def measure(
+    contenders: dict[str, Callable[[], Any]], runs: int
+) -> tuple[dict[str, Timing], dict[str, Any]]:
+    """Time each contender's first call, then `runs` rounds in which they take turns.
+
+    In turns, so that whatever else the machine does falls on all alike. A contender
+    returns when its results are there.
+
+    Returns:
+        The times, and the results of the first calls, by name.
+    """
+    first: dict[str, float] = {}
+    results: dict[str, Any] = {}
+    for name, call in contenders.items():
+        first[name], results[name] = _timed(call)
+    later: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(runs):
+        for name, call in contenders.items():
+            later[name].append(_timed(call)[0])
+    times = {
+        name: Timing(first[name], statistics.median(later[name])) for name in contenders
+    }
+    return times, results
+
+
+def _timed(call: Callable[[], Any]) -> tuple[float, Any]:
+    start = time.perf_counter()
+    result = call()
+    return time.perf_counter() - start, result
