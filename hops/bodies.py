@@ -253,7 +253,8 @@ def written_inputs(bodies: Sequence[Body]) -> Written:
         for i, operand in enumerate(body.tracer.operands):
             if is_written(operand):
                 # An operand given twice is one tensor, and is written back once.
-                operands.setdefault(body.tracer.operands.index(operand), i)
+                known = (k for k, t in enumerate(body.tracer.operands) if t is operand)
+                operands.setdefault(next(known), i)
     return Written(list(captures), sorted(operands))
 
 

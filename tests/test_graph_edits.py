@@ -17,6 +17,7 @@ from hopflow.graph.regions import (
     carries,
     drop_args,
     drop_results,
+    out_types_like,
     own_regions,
     prune_node,
     result_types,
@@ -31,7 +32,7 @@ from hopflow.graph.rewriting import (
     replace_uses,
     substitute_symbols,
 )
-from hopflow.graph.types import SYMBOL_TYPE, TensorType
+from hopflow.graph.types import SYMBOL_TYPE, TensorType, same_type
 from hopflow.graph.verifier import verify
 from hopflow.ops import elementwise, reduce, views  # noqa: F401
 from hopflow.symbolic.size import symbol
@@ -289,3 +290,10 @@ def test_types_of_results_are_in_the_terms_of_the_caller() -> None:
 
 def constant(value: int) -> Constant:
     return Constant(value, SYMBOL_TYPE)
+
+
+def test_types_of_branches_compare_over_the_symbols_of_one() -> None:
+    then = read("graph f(a: i64[], /, x: f32[2*a]) -> f32[2*a]:\n    return x\n")
+    other = read("graph f(b: i64[], /, x: f32[2*b]) -> f32[2*b]:\n    return x\n")
+    assert not same_type(other.out_types[0], then.out_types[0])
+    assert same_type(out_types_like(other, then)[0], then.out_types[0])

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-import mpmath as mp
+import mpmath as mp  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 from scipy import special
@@ -115,7 +115,9 @@ def points(name: str, dtype: DType, count: int) -> Array:
     ]
     if name in ("sin", "cos", "tan"):  # as near to multiples of pi / 2 as may be
         turns = np.rint(np.exp2(rng.uniform(0, 50, count)))
-        hardest = 16367173 * 2.0**72 if dtype.bits == 32 else 6381956970095103 * 2.0**797
+        hardest = (
+            16367173 * 2.0**72 if dtype.bits == 32 else 6381956970095103 * 2.0**797
+        )
         groups += [turns * (np.pi / 2), np.array([hardest, -hardest])]
     with np.errstate(over="ignore"):
         x: Array = np.concatenate([g.astype(dtype.dtype) for g in groups])
@@ -154,8 +156,8 @@ def _lgamma(x: Any) -> Any:
 def _erfinv(x: Any) -> Any:
     """By one step of Newton's from SciPy's, which is good to 15 digits."""
     y = mp.mpf(float(special.erfinv(float(x))))
-    difference = mp.erf(y) - x if abs(x) < 0.5 else mp.sign(x) * (
-        (1 - abs(x)) - mp.erfc(abs(y))
+    difference = (
+        mp.erf(y) - x if abs(x) < 0.5 else mp.sign(x) * ((1 - abs(x)) - mp.erfc(abs(y)))
     )
     return y - difference * mp.sqrt(mp.pi) / 2 * mp.exp(y * y)
 
@@ -280,7 +282,9 @@ def test_functions_of_two_are_good_to_the_limit(name: str) -> None:
 def test_lgamma_of_negative_numbers_is_good_beside_its_terms() -> None:
     x = -np.random.default_rng(3).uniform(0, 30, 400)
     for got, v in zip(run("lgamma", x), x, strict=True):
-        terms = 2 + abs(float(mp.loggamma(-v))) + abs(math.log(abs(math.sin(math.pi * v))))
+        terms = (
+            2 + abs(float(mp.loggamma(-v))) + abs(math.log(abs(math.sin(math.pi * v))))
+        )
         assert abs(got - float(exact("lgamma", v))) < 8 * np.spacing(terms), v
 
 
@@ -391,7 +395,8 @@ def test_nextafter_steps_in_its_own_type(dtype: DType) -> None:
         y = np.full_like(x, towards)
         with np.errstate(all="ignore"):
             right = np.nextafter(x, y)
-        np.testing.assert_array_equal(run("nextafter", x, y), right)
+        got = run("nextafter", x, y)
+        assert ((got == right) | (np.isnan(got) & np.isnan(right))).all()
 
 
 @cache

@@ -3,7 +3,7 @@
 `coefficients.py`.
 
     .venv/bin/python tools/polynomials.py           rewrite the file
-    .venv/bin/python tools/polynomials.py --check   fail if it would change (two minutes)
+    .venv/bin/python tools/polynomials.py --check   fail if it would change (a minute)
 
 Each polynomial P is the weighted minimax approximation of a function g: it makes the
 maximum of |w(t) (g(t) - P(t))| over an interval least, where w turns an error of P into
@@ -124,7 +124,9 @@ def _smaller(errors: list[mp.mpf], runs: list[int], n: int) -> mp.mpf:
 # --- what is fitted -------------------------------------------------------------------
 
 
-def _series(first: int, step: int, signs: int, factor: Callable[[int], mp.mpf]) -> Function:
+def _series(
+    first: int, step: int, signs: int, factor: Callable[[int], mp.mpf]
+) -> Function:
     """A power series, for the small arguments where the closed form cancels."""
 
     def value(t: mp.mpf) -> mp.mpf:
@@ -155,7 +157,11 @@ def _erfinv_over_x(w: mp.mpf) -> mp.mpf:
     q = -mp.expm1(-w)
     tail = mp.exp(-w) / (1 + x)  # 1 - x, without cancellation
     assert q > 0
-    y = mp.erfinv(x) if tail > mp.mpf("1e-3") else mp.sqrt(-mp.log(tail * mp.sqrt(mp.pi * w)))
+    y = (
+        mp.erfinv(x)
+        if tail > mp.mpf("1e-3")
+        else mp.sqrt(-mp.log(tail * mp.sqrt(mp.pi * w)))
+    )
     for _ in range(60):
         step = (mp.erfc(y) - tail) * mp.sqrt(mp.pi) / 2 * mp.exp(y * y)
         step /= 1 + y * step  # Halley's method
@@ -228,7 +234,8 @@ def fits() -> list[Fit]:
                 (mp.mpf(0), mp.mpf(1)), dtype),
             Fit("ERFC", "erfc(a) = exp(-a**2) / (a + 1/2) (0.609375 + P(t)), "
                 "t = (a - 3) / (a + 3), a >= 1/2",
-                lambda t: _erfc_scaled(t) - mp.mpf("0.609375"), lambda t: 1 / _erfc_scaled(t),
+                lambda t: _erfc_scaled(t) - mp.mpf("0.609375"),
+                lambda t: 1 / _erfc_scaled(t),
                 (_mobius(0.4999), _mobius(27.6 if dtype == "f64" else 10.3)), dtype),
             Fit("ERFINV", "erfinv(x) = x P(w - 3), w = -log(1 - x**2) <= 6",
                 lambda t: _erfinv_over_x(t + 3), lambda t: 1 / _erfinv_over_x(t + 3),
@@ -243,7 +250,7 @@ def fits() -> list[Fit]:
                 (-mp.mpf("0.75"), mp.mpf("0.5")), dtype, bits - 1),
             Fit("STIRLING", "lgamma(a) = (a - 1/2) log(a) - a + log(2 pi) / 2 "
                 "+ P(1 / a**2) / a, a >= 5/2",
-                _stirling_rest, lambda z: mp.mpf("1.4"),
+                _stirling_rest, lambda _: mp.mpf("1.4"),
                 (mp.mpf("1e-4"), mp.mpf("0.16")), dtype, bits - 1),
         ]  # fmt: skip
     result.append(
@@ -378,7 +385,10 @@ def render() -> str:
         for dtype in ("f32", "f64"):
             lines += _row(dtype, words(value, dtype, count))
         lines += ["}", ""]
-    lines += ["# pi / 2 in words that are rounded towards 0", "CODY_WAITE: Final[Table] = {"]
+    lines += [
+        "# pi / 2 in words that are rounded towards 0",
+        "CODY_WAITE: Final[Table] = {",
+    ]
     for dtype in ("f32", "f64"):
         lines += _row(dtype, chopped(mp.pi / 2, dtype, 3))
     lines += ["}", ""]

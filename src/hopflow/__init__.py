@@ -27,6 +27,12 @@ from hopflow.dtypes import (
     uint64,
 )
 from hopflow.dtypes import bool_ as bool
+from hopflow.hops.base import debug
+from hopflow.hops.cond import cond
+from hopflow.hops.map import map_ as map
+from hopflow.hops.scan import scan
+from hopflow.hops.switch import switch
+from hopflow.hops.while_loop import Checkpoint, fori_loop, while_loop
 from hopflow.ops import linalg
 from hopflow.ops.check import check
 from hopflow.ops.convert import astype
@@ -181,6 +187,7 @@ from hopflow.tensor.info import result_type
 newaxis = None
 
 __all__ = [
+    "Checkpoint",
     "Tensor",
     "__array_api_version__",
     "__array_namespace_info__",
@@ -216,6 +223,7 @@ __all__ = [
     "ceil",
     "clip",
     "concat",
+    "cond",
     "config",
     "copy",
     "copysign",
@@ -226,6 +234,7 @@ __all__ = [
     "cummin",
     "cumulative_prod",
     "cumulative_sum",
+    "debug",
     "diff",
     "divide",
     "dynamic_slice",
@@ -249,6 +258,7 @@ __all__ = [
     "float64",
     "floor",
     "floor_divide",
+    "fori_loop",
     "from_dlpack",
     "from_numpy",
     "full",
@@ -283,6 +293,7 @@ __all__ = [
     "logical_xor",
     "logistic",
     "logsumexp",
+    "map",
     "matmul",
     "matrix_transpose",
     "max",
@@ -320,6 +331,7 @@ __all__ = [
     "roll",
     "round",
     "rsqrt",
+    "scan",
     "searchsorted",
     "segment_sum",
     "sigmoid",
@@ -336,6 +348,7 @@ __all__ = [
     "subtract",
     "sum",
     "swapaxes",
+    "switch",
     "take",
     "take_along_axis",
     "tan",
@@ -358,6 +371,7 @@ __all__ = [
     "var",
     "vecdot",
     "where",
+    "while_loop",
     "zeros",
     "zeros_like",
 ]

@@ -114,6 +114,9 @@ class _Parser:
         self.operators = operators
         self.attributes = attributes
         self.notes: dict[int, SourceLine] = {}
+        # Symbols of one name are one object, in whatever graph, as in a trace: a graph
+        # binds its own, and types are compared by substitution.
+        self.known: dict[str, Symbol] = {}
         self.tokens = self.tokenized(text)
         self.at = 0
 
@@ -264,7 +267,7 @@ class _Parser:
         if section == "symbol":
             if not same_type(type_, SYMBOL_TYPE):
                 self.fail(token.line, f"the symbol `{name}` must be i64[], not {type_}")
-            symbol = scope.symbols[name] = Symbol(name)
+            symbol = scope.symbols[name] = self.known.setdefault(name, Symbol(name))
         scope.values[name] = scope.graph.add_input(type_, name, section, symbol)
 
     def result_types(self, scope: _Scope) -> list[TensorType]:
@@ -454,7 +457,7 @@ class _Parser:
         if symbol is None:
             if not declares or name in scope.values or name in RESERVED:
                 self.fail(token.line, f"`{name}` is not a symbol defined before")
-            symbol = scope.symbols[name] = Symbol(name)
+            symbol = scope.symbols[name] = self.known.setdefault(name, Symbol(name))
         return size_of(symbol)
 
     def static(self, scope: _Scope, depth: int) -> Any:

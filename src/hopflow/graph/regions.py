@@ -39,6 +39,7 @@ __all__ = [
     "drop_args",
     "drop_results",
     "has_regions",
+    "out_types_like",
     "prune_node",
     "result_types",
     "roles",
@@ -174,6 +175,21 @@ def bind_symbols(
             type_ = arg if isinstance(arg, TensorType) else arg.type
             match_shapes(var.type.shape, type_.shape, found)
     return found
+
+
+def out_types_like(graph: Graph, like: Graph) -> tuple[TensorType, ...]:
+    """The types of the outputs of `graph` over the symbols of `like`.
+
+    Both are graphs of one node, so that they take the same symbols, in the same order;
+    but the objects may be others, if the graphs come from different traces.
+    """
+    sizes: dict[Symbol, Size] = {}
+    for ours, theirs in zip(graph.symbols, like.symbols, strict=True):
+        if ours.node.symbol is not None and theirs.node.symbol is not None:
+            sizes[ours.node.symbol] = size_of(theirs.node.symbol)
+    return tuple(
+        [t.with_shape([substitute(n, sizes) for n in t.shape]) for t in graph.out_types]
+    )
 
 
 def result_types(

@@ -211,12 +211,16 @@ unchecked_floor_divide: Final = elementwise(
     "`floor(x1 / x2)`; an integer divided by 0 gives 0.",
     np.floor_divide,
     scalar.floor_divide,
+    low=1.0,
+    high=6.0,
 )
 unchecked_remainder: Final = elementwise(
     "remainder",
     "`x1 - x2 * floor(x1 / x2)`; an integer modulo 0 gives 0.",
     np.remainder,
     scalar.remainder,
+    low=1.0,
+    high=6.0,
 )
 
 

@@ -22,25 +22,30 @@ SMALL: Final = 100_000
 class Cost:
     """The cost of a stretch of code: `fixed`, and `terms` that sizes decide.
 
-    `unbounded`: there is a loop in it whose length only the data decide.
+    unbounded   there is a loop in it whose length only the data decide
+    polls       it always comes to a loop that polls
     """
 
     fixed: int = 0
     terms: list[Expr] = field(default_factory=list)
     unbounded: bool = False
+    polls: bool = False
 
     def add(self, other: "Cost") -> None:
         self.fixed += other.fixed
         self.terms += other.terms
         self.unbounded |= other.unbounded
+        self.polls |= other.polls
 
     def times(self, extent: Expr) -> "Cost":
         """The cost of doing this `extent` times."""
         if extent.is_const:
             terms = [e.mul(term, extent) for term in self.terms]
-            return Cost(self.fixed * extent.attr, terms, self.unbounded)
+            fixed = self.fixed * extent.attr
+            return Cost(fixed, terms, self.unbounded, self.polls)
         terms = [e.mul(e.add(term, e.index(self.fixed)), extent) for term in self.terms]
-        return Cost(0, terms or [e.mul(extent, e.index(self.fixed))], self.unbounded)
+        terms = terms or [e.mul(extent, e.index(self.fixed))]
+        return Cost(0, terms, self.unbounded, self.polls)
 
     @property
     def is_small(self) -> bool:

@@ -205,7 +205,8 @@ class Emitter:
             iteration(position)
         cost.fixed += 2
         total = cost.times(trips)
-        if polls and self.may_poll and not total.is_small:
+        if polls and self.may_poll and not (total.is_small or total.polls):
+            total.polls = True
             self._poll(cost.fixed, f"latch.{name}")
         else:
             f.branch(f"latch.{name}")
@@ -237,13 +238,14 @@ class Emitter:
             f.branch(name)
         f.start(f"done.{name}")
         self.values.forget_loads()
-        self.cost.unbounded = True
+        self.cost.unbounded = self.cost.polls = True
 
     def _if(self, s: If) -> None:
         f, name = self.f, self.f.name("if")
         test = self.values.value(s.test)
         end = f"end.{name}"
         otherwise = f"else.{name}" if s.else_ else end
+        polled = self.cost.polls
         f.branch_if(test, f"then.{name}", otherwise)
         f.start(f"then.{name}")
         with self.values.scope():
@@ -255,6 +257,7 @@ class Emitter:
                 self.body(s.else_)
             f.branch(end)
         f.start(end)
+        self.cost.polls = polled
         self.values.forget_loads()
 
     # --- leaving
@@ -307,8 +310,8 @@ class Emitter:
         empty = f.emit(f"icmp slt i64 {rest}, 0")
         f.branch_if(empty, name, onward, RARE)
         f.start(name)
-        f.module.external("i64 @hf_poll(ptr)", f"cold {OPAQUE}")
-        stop = f.emit("call i64 @hf_poll(ptr %block)")
+        f.module.external("preserve_mostcc i64 @hf_poll(ptr)", f"cold {OPAQUE}")
+        stop = f.emit("call preserve_mostcc i64 @hf_poll(ptr %block)")
         f.do(f"store i64 {FUEL}, ptr {self.fuel()}")
         stopped = f.emit(f"icmp ne i64 {stop}, 0")
         f.branch_if(stopped, "interrupted", onward, RARE)

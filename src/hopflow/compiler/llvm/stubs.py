@@ -173,7 +173,7 @@ define void @hf_release(ptr %block) nounwind {{
   ret void
 }}
 
-define i64 @hf_poll(ptr %block) nounwind {{
+define preserve_mostcc i64 @hf_poll(ptr %block) nounwind {{
 entry:
   %now = call i64 @now()
   %to.clock = getelementptr i64, ptr %block, i64 {POLLED_AT}

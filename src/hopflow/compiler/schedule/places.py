@@ -27,6 +27,8 @@ class Registers:
     elements: tuple[Expr, ...]
 
     def __getitem__(self, at: Index) -> Expr:
+        if not self.elements:  # asked for, never computed
+            return e.const(0, self.type.dtype)
         if len(self.elements) == 1:
             return self.elements[0]
         position = flat_index(at, self.type)

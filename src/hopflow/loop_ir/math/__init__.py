@@ -62,7 +62,11 @@ _BINARY: Final[dict[str, Callable[[Expr, Expr], Expr]]] = {
 }
 # A loop by nature, of as many steps as the quotient has bits: LLVM's `frem` on a CPU.
 _PRIMITIVE: Final = frozenset({"fmod"})
-_NEAR: Final = {"sin": trigonometric.sin, "cos": trigonometric.cos, "tan": trigonometric.tan}
+_NEAR: Final = {
+    "sin": trigonometric.sin,
+    "cos": trigonometric.cos,
+    "tan": trigonometric.tan,
+}
 
 
 def expand(name: str, *args: Expr) -> Expr:

@@ -23,8 +23,8 @@ NAN: Final = float("nan")
 class Format:
     """The layout of a binary floating type (IEEE 754, and bfloat16)."""
 
-    float: DType
-    int: DType  # signed, of the same width
+    floating: DType
+    integer: DType  # signed, of the same width
     mantissa: int  # stored bits of the significand
     bias: int  # of the exponent
 
@@ -46,7 +46,7 @@ class Format:
 
     @property
     def sign_bit(self) -> int:
-        return -(1 << self.int.bits - 1)
+        return -(1 << self.integer.bits - 1)
 
 
 F64: Final = Format(dtypes.float64, dtypes.int64, 52, 1023)
@@ -171,11 +171,11 @@ def at_least(x: Expr, limit: float) -> Expr:
 
 
 def to_bits(x: Expr) -> Expr:
-    return expr.bitcast(x, format_of(x).int)
+    return expr.bitcast(x, format_of(x).integer)
 
 
 def from_bits(bits: Expr, f: Format) -> Expr:
-    return expr.bitcast(bits, f.float)
+    return expr.bitcast(bits, f.floating)
 
 
 # --- compounds ------------------------------------------------------------------------

@@ -70,7 +70,7 @@ def nearest_power_in_two(x: Expr, scale: float) -> tuple[Expr, Expr, Expr]:
 
 
 def exp_parts(x: Expr, low: Expr | None = None) -> tuple[Expr, Expr, Expr]:
-    """e, s and t with `exp(x + low) = (1 + e) * s * t`, for clamped x and a tiny low."""
+    """e, s, t with `exp(x + low) = (1 + e) * s * t`, for clamped x and a tiny low."""
     ln2, ln2_low = table(c.LN2, x)
     n, s, t = nearest_power_in_two(x, table(c.LOG2_E, x)[0])
     r = fma(n, -ln2, x)

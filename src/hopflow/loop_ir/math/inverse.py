@@ -81,7 +81,7 @@ def atan2(y: Expr, x: Expr) -> Expr:
     # Equal ones may both be 0, which counts as an angle of 0, or infinite.
     diagonal = select(eq(larger, 0.0), 0.0, 1.0, x.dtype)
     t = select(eq(larger, smaller), diagonal, div(smaller, larger))
-    negative = lt(to_bits(x), expr.const(0, format_of(x).int))  # -0 too
+    negative = lt(to_bits(x), expr.const(0, format_of(x).integer))  # -0 too
     # Past the axis of y, and coming back to that of x, the angle falls as t grows.
     falls = expr.compare("ne", steep, negative)
     (half, half_low), (pi, pi_low) = table(c.HALF_PI, x), table(c.PI, x)

@@ -1,7 +1,7 @@
 """log and its family, and the inverse hyperbolic functions, which are logarithms.
 
-`log(x) = k log 2 + log(1 + f)`, where `x = 2**k (1 + f)` and 1 + f is between the roots
-of 1/2 and 2: so there is no cancellation, and near x = 1 it is all in f, which is exact.
+`log(x) = k log 2 + log(1 + f)`, where `x = 2**k (1 + f)` and 1 + f is between the
+roots of 1/2 and 2: so nothing cancels, and near x = 1 it is all in f, which is exact.
 Source: J.-M. Muller, "Elementary Functions", 3rd edition, chapter 11.
 """
 
@@ -44,7 +44,7 @@ _LARGE = {"f32": 2.0**28, "f64": 2.0**56}
 
 
 def _exponent(y: Expr) -> tuple[Expr, Expr]:
-    """k + bias as an integer, and the bits of y with exponents counted from sqrt(1/2)."""
+    """k + bias as an integer, and the bits of y, exponents counted from sqrt(1/2)."""
     f = format_of(y)
     shifted = add(to_bits(y), (f.bias << f.mantissa) - _ROOT_HALF[y.dtype.short])
     return lshr(shifted, f.mantissa), shifted
@@ -80,8 +80,8 @@ def split(x: Expr, *, subnormal: bool = True) -> tuple[Expr, Expr]:
 def split_plus_one(x: Expr, *, wide: bool) -> tuple[Expr, Expr]:
     """k and f with `1 + x = 2**k (1 + f)`, for finite x > -1.
 
-    f is `2**-k x + (2**-k - 1)`, of which nothing but the sum is rounded. A `wide` x may
-    be so large that 2**-k is subnormal, and is then not subnormal itself.
+    f is `2**-k x + (2**-k - 1)`, of which nothing but the sum is rounded. A `wide` x
+    may be so large that 2**-k is subnormal; it may not be subnormal itself.
     """
     f = format_of(x)
     exponent, _ = _exponent(add(x, 1.0))
@@ -146,7 +146,7 @@ def log1p(x: Expr) -> Expr:
 
 
 def asinh(x: Expr) -> Expr:
-    """log1p(a + a**2 / (1 + sqrt(1 + a**2))) of a = |x|, and log(2 a) of a large one."""
+    """log1p(a + a**2 / (1 + sqrt(1 + a**2))), a = |x|; log(2 a) of a large one."""
     a = absolute(x)
     large = gt(a, _LARGE[x.dtype.short])
     square = mul(a, a)

@@ -15,7 +15,6 @@ from hopflow.loop_ir import expr
 from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.math import coefficients as c
 from hopflow.loop_ir.math.arith import (
-    F64,
     INF,
     NAN,
     absolute,
@@ -43,7 +42,6 @@ from hopflow.loop_ir.math.arith import (
     shl,
     sqrt,
     sub,
-    table,
     to_bits,
     two_product,
 )
@@ -129,7 +127,10 @@ def hypot(x: Expr, y: Expr) -> Expr:
     a, b = absolute(x), absolute(y)
     larger = select(gt(a, b), a, b)
     bias = format_of(x).bias
-    huge, minute = gt(larger, 2.0 ** (bias // 2 - 2)), lt(larger, 2.0 ** (-bias // 2 + 28))
+    huge, minute = (
+        gt(larger, 2.0 ** (bias // 2 - 2)),
+        lt(larger, 2.0 ** (-bias // 2 + 28)),
+    )
     up = 2.0 ** (bias // 2 + bias // 8)
     scale = select(huge, 1 / up, select(minute, up, 1.0, x.dtype))
     back = select(huge, up, select(minute, 1 / up, 1.0, x.dtype))

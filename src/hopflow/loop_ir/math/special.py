@@ -129,7 +129,9 @@ def _lgamma_positive(a: Expr) -> Expr:
     near = fma(d, polynomial(d, table(c.LGAMMA, a), 1), neg(fma(k, ln2, y)))
     inverse = div(1.0, a)
     z = mul(inverse, inverse)
-    rest = fma(inverse, polynomial(z, table(c.STIRLING, a)), table(c.HALF_LOG_2PI, a)[0])
+    rest = fma(
+        inverse, polynomial(z, table(c.STIRLING, a)), table(c.HALF_LOG_2PI, a)[0]
+    )
     # (a - 1/2) (log a - 1) - 1/2, which does not overflow before the result.
     far = fma(sub(a, 0.5), add(fma(k, ln2, -1.0), y), sub(rest, 0.5))
     return select(stirling, far, near)
@@ -156,8 +158,8 @@ def nextafter(x: Expr, y: Expr) -> Expr:
     f = format_of(x)
     bits = to_bits(x)
     away = compare("eq", lt(x, y), gt(x, 0.0))
-    moved = from_bits(add(bits, select(away, 1, -1, f.int)), f)
-    least = copysign(from_bits(expr.const(1, f.int), f), y)
+    moved = from_bits(add(bits, select(away, 1, -1, f.integer)), f)
+    least = copysign(from_bits(expr.const(1, f.integer), f), y)
     result = select(eq(x, 0.0), least, moved)
     result = select(eq(x, y), y, result)
     unordered = either(expr.unary("isnan", x), expr.unary("isnan", y))

@@ -5,8 +5,9 @@
 Arguments up to `NEAR` take the reduction of Cody and Waite with three words of pi / 2:
 `x - k * word` is exact in an fma for the first word, and correctly rounded for the
 others. A `precise` reduction, for what amplifies its error, keeps what is lost. Larger
-arguments take that of Payne and Hanek: only those bits of 2 / pi are multiplied that matter to the last two bits of k and to r. Both are evaluated and one is
-selected, unless the caller says that its arguments are near.
+arguments take that of Payne and Hanek: only those bits of 2 / pi are multiplied that
+matter to the last two bits of k and to r. Both are evaluated and one is selected,
+unless the caller says that its arguments are near.
 
 Sources: W. Cody and W. Waite, "Software Manual for the Elementary Functions", 1980;
 M. Payne and R. Hanek, "Radian reduction for trigonometric functions", 1983; J.-M.
@@ -14,6 +15,7 @@ Muller, "Elementary Functions", 3rd edition, chapter 11, for how near a number m
 a multiple of pi / 2.
 """
 
+from itertools import pairwise
 from typing import Final, TypeAlias
 
 from hopflow import dtypes
@@ -37,7 +39,6 @@ from hopflow.loop_ir.math.arith import (
     lshr,
     lt,
     mul,
-    neg,
     polynomial,
     select,
     shl,
@@ -117,7 +118,7 @@ def _window(exponent: Expr) -> list[Expr]:
             binary("shl", high, shift),
             binary("lshr", lshr(low, 1), back),  # a shift by 64 would be undefined
         )
-        for high, low in zip(words[:-1], words[1:], strict=True)
+        for high, low in pairwise(words)
     ]
 
 
@@ -127,7 +128,9 @@ def _high_product(x: Expr, y: Expr) -> Expr:
     x_high, x_low = lshr(x, 32), binary("and", x, mask)
     y_high, y_low = lshr(y, 32), binary("and", y, mask)
     crossed, straight = mul(x_low, y_high), mul(x_high, y_low)
-    middle = add(straight, add(binary("and", crossed, mask), lshr(mul(x_low, y_low), 32)))
+    middle = add(
+        straight, add(binary("and", crossed, mask), lshr(mul(x_low, y_low), 32))
+    )
     return add(mul(x_high, y_high), add(lshr(crossed, 32), lshr(middle, 32)))
 
 
@@ -191,7 +194,7 @@ def _sin_or_cos(x: Expr, quarter: int, near: bool) -> Expr:
     else:
         value = select(odd, sine, cosine)
         k = add(k, 1)
-    sign = binary("and", shl(k, f.int.bits - 2), f.sign_bit)
+    sign = binary("and", shl(k, f.integer.bits - 2), f.sign_bit)
     return from_bits(binary("xor", to_bits(value), sign), f)
 
 
