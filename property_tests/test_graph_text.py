@@ -77,7 +77,7 @@ def draw_constants(draw: st.DrawFn) -> Constant:
 
 
 @st.composite
-def draw_graphs(draw: st.DrawFn, depth: int = 2) -> Graph:
+def draw_graphs(draw: st.DrawFn, depth: int = 1) -> Graph:
     """A graph that keeps the rules of text (not those of the operators' types)."""
     graph = Graph(draw(names))
     symbols: list[SymInt] = []

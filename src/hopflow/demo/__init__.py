@@ -1,0 +1,172 @@
+"""`hopflow demo`: k-means on handwritten digits, checked and timed against others.
+
+Its libraries (`DISTRIBUTIONS`) are imported when it runs, and not before.
+"""
+
+import importlib.util
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import hopflow as hf
+from hopflow.demo.checks import Agreement, Array, as_arrays, compare, sklearn_fits
+from hopflow.demo.kmeans import Fit, initial_centroids, study
+from hopflow.demo.plot import draw
+from hopflow.demo.reference_jax import jax_study
+from hopflow.demo.report import Report, duration
+from hopflow.demo.timing import Timing, measure
+
+__all__ = ["DISTRIBUTIONS", "missing_libraries", "run"]
+
+# By the name that one imports, the name that one installs.
+DISTRIBUTIONS = {
+    "jax": "jax",
+    "matplotlib": "matplotlib",
+    "rich": "rich",
+    "sklearn": "scikit-learn",
+}
+
+CLUSTERS = 10
+RUNS = 8
+STEPS = 30  # of the recorded curves
+SEED = 0
+ROUNDS = 7  # of timed runs
+
+
+def missing_libraries() -> list[str]:
+    """What has to be installed before the demo can run."""
+    return [
+        distribution
+        for name, distribution in DISTRIBUTIONS.items()
+        if importlib.util.find_spec(name) is None
+    ]
+
+
+def run(folder: Path, runs: int = RUNS, steps: int = STEPS) -> bool:
+    """Print the demo, write `kmeans.png` into a folder, and say whether all agreed.
+
+    Args:
+        runs: How many initialisations.
+        steps: How many steps of each are recorded.
+    """
+    from rich.console import Console
+    from sklearn.datasets import load_digits
+
+    report = Report(Console())
+    points, digits = load_digits(return_X_y=True)
+    inits = np_inits(points, runs)
+    n, d = points.shape
+    report.title(
+        "k-means on handwritten digits",
+        f"{n:,} images of {d} pixels into {CLUSTERS} clusters, from {runs} "
+        "initialisations: in each, a while_loop until no",
+        "centroid moves, a cond that re-seeds empty clusters, and a scan that records "
+        f"{steps} steps; a map over all of them.",
+        f"hopflow {version('hopflow')}, JAX {version('jax')}, scikit-learn "
+        f"{version('scikit-learn')}, Python {platform.python_version()}, "
+        f"{os.cpu_count()} cores",
+    )
+    show_graph(report, points, inits, steps)
+
+    times, (fits, curves), (jax_fits, jax_curves) = race(points, inits, steps)
+    report.title("The results", "")
+    report.results(fits)
+    with report.console.status("The same as plain Python, in hf.debug() …"):
+        debug_fits, debug_curves = debugged(points, inits, steps)
+    with report.console.status("The same in scikit-learn …"):
+        known = sklearn_fits(points, inits)
+    agreements = [
+        compare("scikit-learn", fits, known),
+        compare("plain Python", fits, debug_fits, curves, debug_curves),
+        compare("JAX", fits, jax_fits, curves, jax_curves),
+    ]
+    report.title(
+        "Do they agree?",
+        "scikit-learn's KMeans from the same centroids; this program as plain Python, in "
+        "hf.debug(); the same in JAX.",
+        "",
+    )
+    report.agreements(agreements)
+    show_times(report, times)
+    show_picture(report, fits, curves, digits, folder)
+    report.verdict(agreements)
+    return all(agreement.ok for agreement in agreements)
+
+
+def np_inits(points: Array, runs: int) -> Array:
+    """The initial centroids that all implementations get, f64[runs, CLUSTERS, d]."""
+    return as_arrays([initial_centroids(hf.asarray(points), CLUSTERS, runs, SEED)])[0]
+
+
+def show_graph(report: Report, points: Array, inits: Array, steps: int) -> None:
+    """The captured graph as Python."""
+    module = hf.trace(
+        lambda points, inits: study(points, inits, steps),
+        hf.asarray(points),
+        hf.asarray(inits),
+    )
+    count = sum(1 for _ in module.graph.walk())
+    report.title(
+        "The graph",
+        f"{count} operations, as Python that runs; the subgraphs are nested functions, "
+        "and what they close over is free.",
+        "",
+    )
+    report.source(module.print_readable(print_output=False))
+
+
+def race(
+    points: Array, inits: Array, steps: int
+) -> tuple[dict[str, Timing], tuple[Fit, Array], tuple[Fit, Array]]:
+    """Times of hopflow and JAX, and what both returned."""
+    import jax
+
+    compiled = hf.jit(lambda points, inits: study(points, inits, steps))
+    ours = hf.asarray(points), hf.asarray(inits)
+    with jax.enable_x64(True):
+        theirs = jax.device_put(points), jax.device_put(inits)
+        reference = jax_study(steps)
+        # Each compiler's own start-up is not what is compared.
+        hf.jit(lambda x: x + 1.0)(ours[1])
+        jax.jit(lambda x: x + 1.0)(theirs[1]).block_until_ready()
+        times, results = measure(
+            {
+                "hopflow": lambda: compiled(*ours),
+                "jax": lambda: jax.block_until_ready(reference(*theirs)),
+            },
+            ROUNDS,
+        )
+        return times, as_result(results["hopflow"]), as_result(results["jax"])
+
+
+def debugged(points: Array, inits: Array, steps: int) -> tuple[Fit, Array]:
+    """The study with the operators as plain Python `if`, `for` and `while`."""
+    with hf.debug():
+        return as_result(study(hf.asarray(points), hf.asarray(inits), steps))
+
+
+def as_result(result: Any) -> tuple[Fit, Array]:
+    """What `study` returned, as NumPy arrays."""
+    fits, curves = result
+    return Fit(*as_arrays(fits)), as_arrays([curves])[0]
+
+
+def show_times(report: Report, times: dict[str, Timing]) -> None:
+    report.title(
+        "How long did it take?",
+        "The first call traces, compiles and runs, after an unrelated compile on both "
+        f"sides; a run is the median of {ROUNDS}, in turns.",
+        "",
+    )
+    report.times(times["hopflow"], times["jax"])
+
+
+def show_picture(
+    report: Report, fits: Fit, curves: Array, digits: Array, folder: Path
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "kmeans.png"
+    draw(fits, curves, digits, path)
+    report.title("The picture", f"The best centroids, and all curves: {path}")

@@ -30,7 +30,7 @@ class Fit(NamedTuple):
     steps: Any  # i64[]
 
 
-@getattr(hf,"subgraph",lambda f:f)
+@hf.subgraph
 def squared_distances(points: Any, centroids: Any) -> Any:
     """f64[n, d], f64[k, d] -> f64[n, k]; traced and compiled once, called twice."""
     return hf.sum((points[:, None, :] - centroids[None, :, :]) ** 2, axis=2)
@@ -114,9 +114,7 @@ def study(points: Any, inits: Any, steps: int) -> tuple[Fit, Any]:
     Returns:
         The fits with an axis of `r` in front of each leaf, and f64[r, steps].
     """
-    return hf.map(
-        lambda init: (fit(points, init), history(points, init, steps)), inits
-    )
+    return hf.map(lambda init: (fit(points, init), history(points, init, steps)), inits)
 
 
 def initial_centroids(points: Any, clusters: int, runs: int, seed: int) -> Any:

@@ -36,7 +36,9 @@ def draw(fits: Fit, curves: Array, digits: Array, path: Path) -> None:
     figure.savefig(path)
 
 
-def _draw_centroids(figure: Any, centroids: Array, labels: Array, digits: Array) -> None:
+def _draw_centroids(
+    figure: Any, centroids: Array, labels: Array, digits: Array
+) -> None:
     """The centroids as images of 8 × 8, each with the digit most common among its own."""
     members = [digits[labels == k] for k in range(len(centroids))]
     common = [int(np.bincount(m).argmax()) if m.size else -1 for m in members]

@@ -272,6 +272,11 @@ def floor_div(x: Expr, y: Expr) -> Expr:
         return x
     if x.dtype.kind == "u":
         return binary("div", x, y)
+    if y.is_const and y.attr > 0:
+        if y.attr & (y.attr - 1) == 0:
+            return binary("ashr", x, const(y.attr.bit_length() - 1, x.dtype))
+        below = compare("lt", binary("rem", x, y), const(0, x.dtype))
+        return sub(binary("div", x, y), cast(below, x.dtype))
     return sub(_truncated(x, y), cast(_rounds_up(x, y), x.dtype))
 
 
@@ -281,6 +286,11 @@ def floor_mod(x: Expr, y: Expr) -> Expr:
         return const(x.attr % y.attr, x.dtype)
     if x.dtype.kind == "u":
         return binary("rem", x, y)
+    if y.is_const and y.attr > 0:
+        if y.attr & (y.attr - 1) == 0:
+            return binary("and", x, const(y.attr - 1, x.dtype))
+        rest = binary("rem", x, y)
+        return select(compare("lt", rest, const(0, x.dtype)), add(rest, y), rest)
     remainder = sub(x, mul(_truncated(x, y), y))
     return select(_rounds_up(x, y), add(remainder, y), remainder)
 

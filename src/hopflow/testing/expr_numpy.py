@@ -106,7 +106,8 @@ def _fma(x: Array, y: Array, z: Array) -> Array:
 
 def _shift_logically(x: Array, bits: Array) -> Array:
     unsigned = np.dtype(f"u{x.dtype.itemsize}")
-    return (x.view(unsigned) >> bits.view(unsigned)).view(x.dtype)
+    shifted: Array = x.view(unsigned) >> bits.view(unsigned)
+    return shifted.view(x.dtype)
 
 
 _OPERATIONS: Final[dict[str, Callable[..., Array]]] = {
