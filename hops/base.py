@@ -16,7 +16,7 @@ from hopflow.hops.bodies import Body, Function, Written, as_value, own_copy
 from hopflow.loop_ir.kernels import Lowered
 from hopflow.pytree import Spec
 from hopflow.tensor import EagerTensor
-from hopflow.trace.tracer import Tracer, rollback
+from hopflow.trace.tracer import unchanged_on_error
 
 
 @dataclass(slots=True)
@@ -75,16 +75,10 @@ class HigherOrderOp:
 
     def use(self, prepare: Callable[[], Call]) -> Any:
         """Run the call that `prepare` gives; on an error nothing is left in a trace."""
-        tracer = current()
-        if not isinstance(tracer, Tracer):
-            call = prepare()
-            return self.run_debug(call) if debugging() else self.trace(call)
-        marks = tracer.mark()
-        try:
+        if debugging():
+            return self.run_debug(prepare())
+        with unchanged_on_error():
             return self.trace(prepare())
-        except BaseException:
-            rollback(marks)
-            raise
 
     def prepare(self, *args: Any, **kwargs: Any) -> Call:
         """Check the user's arguments and flatten them.

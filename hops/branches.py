@@ -1,17 +1,18 @@
 """What `cond` and `switch` share: functions of the same operands, one of which runs."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 from hopflow import pytree
-from hopflow.bind import bind
+from hopflow.bind import Operand, bind, current
 from hopflow.errors import BranchTypeError, StructureError
 from hopflow.graph.core import Graph, Node
-from hopflow.graph.regions import Port, Region, Role, Signature
+from hopflow.graph.regions import Port, Region, Role, Runs, Signature
 from hopflow.graph.types import TensorType
 from hopflow.hops.base import Call, HigherOrderOp, numbered, split_args
 from hopflow.hops.bodies import (
     Body,
+    Closed,
     Function,
     Recorder,
     Written,
@@ -31,14 +32,35 @@ from hopflow.hops.bodies import (
     written_inputs,
 )
 from hopflow.hops.loops import calling
+from hopflow.pytree import Spec
 from hopflow.trace.functional import TracedTensor
+from hopflow.trace.tracer import Tracer
+
+
+class Traced(NamedTuple):
+    """Branches made graphs, and what a node of them passes and gives.
+
+    results   how many of the node's results the user gets; the rest is what is written
+    targets   the caller's tensors that the rest is written to
+    """
+
+    closed: Closed
+    spec: Spec
+    results: int
+    written: Written
+    targets: list[Operand]
 
 
 class Branching(HigherOrderOp):
-    """An operator that runs one of several branches on the same operands."""
+    """An operator that runs one of several branches on the same operands.
+
+    selects   the role of the arg that says which
+    runs      how often each branch runs
+    """
 
     lead = 1
-    selects: Role
+    selects: ClassVar[Role]
+    runs: ClassVar[Runs] = "at most once"
 
     def prepare_branches(
         self, selector: Any, branches: dict[str, tuple[str, Any]], operands: Any
@@ -46,7 +68,7 @@ class Branching(HigherOrderOp):
         """A call whose functions are called as `fn(*operands)`.
 
         Args:
-            branches: By the param's name the role (the argument's name) and the function.
+            branches: By the param's name the role (the argument) and the function.
         """
         for role, fn in branches.values():
             require_callable(self.name, role, fn)
@@ -70,22 +92,35 @@ class Branching(HigherOrderOp):
         return functions
 
     def trace(self, call: Call) -> Any:
+        return self.finish(call, self.trace_branches(call))
+
+    def finish(self, call: Call, traced: Traced) -> Any:
+        """Bind a node of traced branches; the results as the user gets them."""
+        closed = traced.closed
+        graphs = dict(zip(call.functions, closed.graphs, strict=True))
+        args = [*call.lead, *closed.symbols, *call.operands, *closed.captures]
+        results = bind(self, args, self.pack(graphs))
+        commit(traced.targets, results[traced.results :])
+        return pytree.unflatten(traced.spec, results[: traced.results])
+
+    def trace_branches(self, call: Call) -> Traced:
+        """The graphs of the call's functions."""
+        tracer = current()
+        if isinstance(tracer, Tracer):  # inputs in the order in which they are written
+            for operand in call.lead:
+                tracer.arg(operand)
         types = [o.type for o in call.operands]
         bodies = [
             trace_body(self.name, f"{self.name}/{key}", f, types, call.operands)
             for key, f in call.functions.items()
         ]
         self.unify(bodies)
-        spec, count = bodies[0].spec, len(bodies[0].outputs)
+        first = bodies[0]
+        count = len(first.outputs)
         written = self.functionalize(bodies)
-        origins = [bodies[0].tracer.captures[k].origin for k in written.captures]
-        closed = close_bodies(bodies)
-        graphs = dict(zip(call.functions, closed.graphs, strict=True))
-        args = [*call.lead, *closed.symbols, *call.operands, *closed.captures]
-        results = bind(self, args, self.pack(graphs))
-        targets = [*origins, *(call.operands[i] for i in written.operands)]
-        commit(targets, results[count:])
-        return pytree.unflatten(spec, results[:count])
+        targets = [first.tracer.captures[k].origin for k in written.captures]
+        targets += [call.operands[i] for i in written.operands]
+        return Traced(close_bodies(bodies), first.spec, count, written, targets)
 
     def unify(self, bodies: Sequence[Body]) -> None:
         """Make all bodies return the same types, weak dtypes giving way.
@@ -143,8 +178,8 @@ class Branching(HigherOrderOp):
         for other in branches[1:]:
             if len(first.outputs) != len(other.outputs):
                 raise StructureError(
-                    f"{self.name}: graphs `{first.name}` and `{other.name}` must return "
-                    f"as many results, and return {len(first.outputs)} and "
+                    f"{self.name}: graphs `{first.name}` and `{other.name}` must "
+                    f"return as many results, and return {len(first.outputs)} and "
                     f"{len(other.outputs)}."
                 )
             if leaves := mismatches(paths, first.out_types, other.out_types):
@@ -154,17 +189,17 @@ class Branching(HigherOrderOp):
 
     def signature(self, node: Node) -> Signature:
         parts = split_args(self, node.args, node.params)
-        roles: list[Role] = [self.selects]
+        roles: list[Role] = [self.selects] * self.lead
         roles += ["symbol"] * len(parts.symbols)
         roles += ["operand"] * (len(parts.operands) + len(parts.captures))
-        inputs = tuple(Port(role, i) for i, role in enumerate(roles) if i)
+        inputs = tuple(Port(role, i) for i, role in enumerate(roles) if i >= self.lead)
         regions = [
             Region(
                 name,
                 graph,
                 inputs,
                 numbered("result", 0, len(graph.outputs)),
-                "at most once",
+                self.runs,
             )
             for name, graph in node.graphs.items()
         ]

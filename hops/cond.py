@@ -64,7 +64,7 @@ def cond(
 
     Args:
         pred: bool[], or a Python bool.
-        true_fn, false_fn: Called with the operands: spread if these are a tuple, else as
+        true_fn, false_fn: Called with the operands: spread if they are a tuple, else as
             one argument. They may read and write tensors of enclosing functions, and
             return any pytree; both the same structure, shapes and dtypes (a Python
             number takes the dtype that the other branch returns).

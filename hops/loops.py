@@ -225,8 +225,8 @@ def _equal(a: Size, b: Size) -> bool:
 def _check_length(op: str, length: Any) -> None:
     if isinstance(length, bool) or not isinstance(length, int | SymInt):
         raise ArgumentTypeError(
-            f"{op}: `length` must be an int, and is `{type(length).__name__}`. A number "
-            "of steps known at run time is for `hf.while_loop` or `hf.fori_loop`."
+            f"{op}: `length` must be an int, and is `{type(length).__name__}`. Use "
+            "`hf.fori_loop` for a number of steps that is known at run time."
         )
     if isinstance(length, int) and length < 0:
         raise ArgumentValueError(
@@ -284,8 +284,8 @@ def _stack(values: Sequence[Value]) -> Value:
 def input_names(fn: Callable[..., Any], specs: Sequence[Spec]) -> list[str]:
     """Names for flat inputs of a function called with trees of these structures.
 
-    They are the function's own: `h` for a parameter that is one tensor, `h_0`, `h_1` for
-    the leaves of one that is a tree.
+    They are the function's own: `h` for a parameter that is one tensor, `h_0`, `h_1`
+    for the leaves of one that is a tree.
     """
     code = getattr(fn, "__code__", None)
     own = code.co_varnames[: code.co_argcount] if code is not None else ()

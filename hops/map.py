@@ -1,4 +1,4 @@
-"""`map`: a function of each slice, the slices independent of each other. All its rules."""
+"""`map`: a function of each slice, independent of the others. All its rules."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, final

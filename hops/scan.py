@@ -279,8 +279,8 @@ def _check_pair(call: Call, found: Any) -> None:
     function = call.functions["body"]
     if found.type is not tuple or found.num_children != 2:
         raise StructureError(
-            f"{call.name}: {function.label} must return a pair `(carry, y)`, and returns "
-            f"{shown(found)}. Return `(carry, None)` where there is nothing to stack."
+            f"{call.name}: {function.label} must return a pair `(carry, y)`, and "
+            f"returns {shown(found)}. Return `(carry, None)` if nothing is to be stacked."
         )
     assert call.spec is not None
     check_structure(call.name, function, found.child(0), call.spec)
@@ -314,8 +314,8 @@ class _Until(NamedTuple):
         type_ = leaf.type if leaf is not None else None
         if type_ is None:
             raise PredicateError(
-                f"{self.call.name}: {function.label} must return a bool scalar (bool[]), "
-                f"and returns {len(leaves)} tensors."
+                f"{self.call.name}: {function.label} must return a bool scalar "
+                f"(bool[]), and returns {len(leaves)} tensors."
             )
         check_scalar(self.call.name, f"the result of {function.label}", type_, "b")
         return as_value(leaf)

@@ -1,4 +1,4 @@
-"""`switch`: run one of several subgraphs, chosen by an integer scalar. All its rules."""
+"""`switch`: run one of several subgraphs, chosen by an integer. All its rules."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, final

@@ -49,7 +49,7 @@ from hopflow.ops.opdef import as_operand, convert_to
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A `reverse_mode`: the backward pass keeps `count` carries, and recomputes others."""
+    """A `reverse_mode`: the backward pass keeps `count` carries, recomputes others."""
 
     count: int
 
@@ -227,8 +227,8 @@ class While(HigherOrderOp):
             if capture.written:
                 raise MutationError(
                     f"{test.op}: {test.function.label} writes to a captured tensor "
-                    f"{capture.origin.type}, but a condition only tests. Write to it in "
-                    "`body_fn`."
+                    f"{capture.origin.type}, but a condition only tests. Write to it "
+                    "in `body_fn`."
                 )
         written = Written(written_inputs([body]).captures)
         if written.captures:
@@ -350,8 +350,8 @@ def while_loop(
     """`while cond_fn(*carry): carry = body_fn(*carry)`, and the carry at the end.
 
     A tuple is spread over the parameters, and a tuple comes back; any other pytree is
-    one argument. A carry is a value: a write to it in the body is one to a private copy.
-    Writes to tensors of enclosing functions reach the caller.
+    one argument. A carry is a value: a write to it in the body is one to a private
+    copy. Writes to tensors of enclosing functions reach the caller.
 
     Args:
         cond_fn: Returns a bool scalar.

@@ -270,3 +270,19 @@ def test_a_kernel_shows_its_code() -> None:
     assert "alloca" not in kernel.optimised_llvm_ir.partition("@hf_kernel_total")[2]
     assert "hf_kernel_total:" in kernel.asm
     assert repr(kernel).startswith("<native kernel 'total', ")
+
+
+def test_several_threads_compile_at_once() -> None:
+    results = []
+
+    def work() -> None:
+        x, out = np.arange(5.0), np.empty(5)
+        total()(5, x.ctypes.data, out.ctypes.data)
+        results.append(out)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    np.testing.assert_array_equal(results, [2 * np.arange(5.0)] * 4)

@@ -17,7 +17,7 @@ from hopflow.errors import (
     DTypeError,
     ShapeError,
 )
-from hopflow.tensor import Tensor, asarray
+from hopflow.tensor import asarray
 
 jax = pytest.importorskip("jax")
 
@@ -63,7 +63,7 @@ def ulps(got: Any, want: Any) -> float:
     )
 
 
-def pair(seed: int) -> tuple[Tensor, Any]:
+def pair(seed: int) -> tuple[Any, Any]:
     """Our key of a seed, and JAX's."""
     return random.key(seed), jax.random.PRNGKey(seed)
 

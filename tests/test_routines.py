@@ -94,18 +94,27 @@ def test_systems_are_solved() -> None:
 
 def test_what_has_no_factorisation_has_a_status() -> None:
     zeros = np.zeros((2, 2))
-    assert routine("potrf", [zeros.copy()], 2) > 0
     assert routine("inv", [zeros.copy()], 2) > 0
     assert routine("gesv", [zeros.copy(), np.ones((2, 1))], 2, 1) > 0
     assert routine("getrf", [zeros.copy(), np.zeros(2, np.int32)], 2, 2) == 0
 
 
-def test_what_does_not_converge_has_a_status() -> None:
-    bad, w, m = np.full((3, 3), math.nan), np.empty(3), np.empty((3, 3))
-    assert routine("gesdd", [bad, m, w, m.copy()], 3, 3) > 0
-    assert routine("gesdd_values", [bad, w], 3, 3) > 0
-    assert routine("syevd", [w, bad.copy()], 3) > 0
-    assert routine("syevd_values", [bad, w], 3) > 0
+def test_what_is_not_positive_definite_or_does_not_converge_is_nan() -> None:
+    indefinite = np.array([[1.0, 2.0], [2.0, 1.0]])
+    assert routine("potrf", [indefinite], 2) == 0
+    np.testing.assert_array_equal(indefinite, [[math.nan, 0.0], [math.nan, math.nan]])
+
+    bad, w, m, other = np.full((3, 3), math.nan), *np.zeros((3, 3, 3))
+    calls: dict[str, tuple[list[Any], tuple[int, ...]]] = {
+        "gesdd": ([bad, m, w[0], other], (3, 3)),
+        "gesdd_values": ([bad, w[0]], (3, 3)),
+        "syevd": ([w[0], bad.copy()], (3,)),
+        "syevd_values": ([bad, w[0]], (3,)),
+    }
+    for name, (arrays, numbers) in calls.items():
+        w[...] = m[...] = other[...] = 0
+        assert routine(name, arrays, *numbers) == 0
+        assert all(np.isnan(array).all() for array in arrays), name
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])

@@ -27,8 +27,10 @@ from hopflow.dtypes import (
     uint64,
 )
 from hopflow.dtypes import bool_ as bool
+from hopflow.hops.associative_scan import associative_scan
 from hopflow.hops.base import debug
 from hopflow.hops.cond import cond
+from hopflow.hops.invoke_subgraph import invoke_subgraph, subgraph
 from hopflow.hops.map import map_ as map
 from hopflow.hops.scan import scan
 from hopflow.hops.switch import switch
@@ -204,6 +206,7 @@ __all__ = [
     "asarray",
     "asin",
     "asinh",
+    "associative_scan",
     "astype",
     "atan",
     "atan2",
@@ -272,6 +275,7 @@ __all__ = [
     "int16",
     "int32",
     "int64",
+    "invoke_subgraph",
     "isclose",
     "isdtype",
     "isfinite",
@@ -345,6 +349,7 @@ __all__ = [
     "squeeze",
     "stack",
     "std",
+    "subgraph",
     "subtract",
     "sum",
     "swapaxes",

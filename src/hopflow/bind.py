@@ -44,7 +44,7 @@ Operand: TypeAlias = Value | Constant
 
 
 class Interpreter:
-    """One meaning of operations. `parent` is the interpreter below, None at the bottom."""
+    """One meaning of operations; `parent` is the interpreter below, if there is one."""
 
     __slots__ = ("parent",)
 
@@ -110,8 +110,6 @@ def using(interpreter: Interpreter | None) -> Iterator[None]:
         _stack.interpreter = before
 
 
-def bind(
-    op: Any, args: Sequence[Operand], params: dict[str, Any]
-) -> tuple[Value, ...]:
+def bind(op: Any, args: Sequence[Operand], params: dict[str, Any]) -> tuple[Value, ...]:
     """Give `op` its meaning under the innermost interpreter."""
     return (_stack.interpreter or slots.eager).process(op, args, params)

@@ -12,8 +12,8 @@ from hopflow import demo
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status.
 
-    0 is success, 1 a demo in which something did not agree, 2 a wrong use of the command
-    or a library that is missing.
+    0 is success, 1 a demo in which something did not agree, 2 a wrong use of the
+    command or a library that is missing.
     """
     parser = _parser()
     options = parser.parse_args(arguments)

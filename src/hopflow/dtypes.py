@@ -17,8 +17,8 @@ from hopflow.errors import DTypeError
 
 __all__ = [
     "ALL",
-    "DTypeLike",
     "DType",
+    "DTypeLike",
     "as_dtype",
     "can_cast",
     "finfo",
@@ -89,7 +89,9 @@ ALL: Final = (bool_, *INTEGERS, *FLOATS)
 DEFAULT_FLOAT: Final = float32
 DEFAULT_INT: Final = int64
 
-DTypeLike: TypeAlias = Any  # a DType, a NumPy dtype or scalar type, a name, bool/int/float
+DTypeLike: TypeAlias = (
+    Any  # a DType, a NumPy dtype or scalar type, a name, bool/int/float
+)
 
 _BY_NAME: Final = {d.name: d for d in ALL} | {d.short: d for d in ALL}
 _BY_NUMPY: Final = {d.dtype: d for d in ALL}
@@ -167,7 +169,11 @@ def promote(*operands: tuple[DType, bool]) -> tuple[DType, bool]:
     any strong one of its kind or a larger kind.
     """
     names = {
-        "bool" if d.kind == "b" else f"{'f' if d.kind == 'f' else 'i'}*" if w else d.short
+        "bool"
+        if d.kind == "b"
+        else f"{'f' if d.kind == 'f' else 'i'}*"
+        if w
+        else d.short
         for d, w in operands
     }
     bounds = frozenset.intersection(*(_above(n) for n in names))
@@ -268,6 +274,8 @@ def iinfo(dtype: DTypeLike) -> IInfo:
     """
     dtype = as_dtype(getattr(dtype, "dtype", dtype))
     if not dtype.is_integer:
-        raise DTypeError(f"iinfo: `dtype` must be an integer type, and is {dtype.name}.")
+        raise DTypeError(
+            f"iinfo: `dtype` must be an integer type, and is {dtype.name}."
+        )
     info = np.iinfo(dtype.dtype)
     return IInfo(dtype.bits, int(info.max), int(info.min), dtype)

@@ -88,7 +88,9 @@ class OperatorError(HopflowError, TypeError):
 class CarryTypeError(OperatorError):
     """A loop body returned a carry of another type than the one it was given."""
 
-    def __init__(self, op: str, fn: str, where: str, leaves: Sequence[Mismatch]) -> None:
+    def __init__(
+        self, op: str, fn: str, where: str, leaves: Sequence[Mismatch]
+    ) -> None:
         self.leaves = tuple(leaves)  # for tests and tools: no need to parse the text
         super().__init__(
             f"{op}: `{fn}` ({where}) must return its carry with the types it came in "

@@ -13,7 +13,8 @@ from hopflow.compiler.pipeline import Executable
 from hopflow.errors import ArgumentTypeError, ArgumentValueError
 from hopflow.graph.core import Constant, Graph
 from hopflow.graph.printer import format_graph
-from hopflow.hops.base import debugging, flatten_operands
+from hopflow.hops.base import debugging
+from hopflow.hops.bodies import flatten_operands
 from hopflow.hops.invoke_subgraph import invoke_subgraph
 from hopflow.pytree import Spec
 from hopflow.stats import counts
@@ -123,7 +124,12 @@ class Jitted:
         tracer = Tracer(None, name_of(self._f).strip("<>") or "f")
         paths = pytree.leaf_paths(spec, "args")
         inputs = [
-            tracer.operand(slots.from_array(x).type if isinstance(x, np.ndarray | np.generic) else x.type, _name(path))
+            tracer.operand(
+                slots.from_array(x).type
+                if isinstance(x, np.ndarray | np.generic)
+                else x.type,
+                _name(path),
+            )
             if isinstance(x, Value | np.ndarray | np.generic)
             else x
             for x, path in zip(leaves, paths, strict=True)
@@ -204,8 +210,8 @@ def _unhashable(f: Any, leaves: Sequence[Any], spec: Spec) -> ArgumentTypeError:
         except TypeError:
             return ArgumentTypeError(
                 f"jit: argument {path} of `{name_of(f)}` is a `{type(leaf).__name__}`, "
-                "which is neither data nor hashable. Pass tensors, numbers, or hashable "
-                "values."
+                "which is neither data nor hashable. Pass tensors, numbers, or values "
+                "that can be hashed."
             )
     return ArgumentTypeError(f"jit: the arguments of `{name_of(f)}` are not hashable.")
 

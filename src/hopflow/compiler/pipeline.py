@@ -50,7 +50,7 @@ class Executable:
         self.kernel = _kernel(graph)
         self._call: Callable[..., Trapped | None] = self.kernel.call
         self._results = [
-            (tuple(int(n) for n in t.shape), t.dtype.dtype, t.weak)  # type: ignore[arg-type]
+            (tuple(int(n) for n in t.shape), t.dtype.dtype, t.weak)
             for t in graph.out_types
         ]
 

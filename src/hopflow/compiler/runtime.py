@@ -8,7 +8,6 @@ import ctypes
 import struct
 import threading
 from collections.abc import Callable
-from functools import cache
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -22,6 +21,7 @@ from hopflow.compiler.llvm.jit import (
     always_linked,
     c_symbols,
     jit,
+    once,
 )
 from hopflow.compiler.llvm.stubs import PYTHON, TEXT
 from hopflow.compiler.plan import plan
@@ -132,7 +132,7 @@ def _address(name: str) -> int:
     return c_symbols().get(name) or library.address(name)
 
 
-@cache
+@once
 def _new_function_prototype() -> Any:
     make = ctypes.pythonapi.PyCMethod_New
     make.restype = ctypes.py_object
@@ -149,7 +149,7 @@ def _new_function(*args: Any) -> Any:
     return _new_function_prototype()(*args)
 
 
-@cache
+@once
 def _stubs() -> Library:
     """The code that all programs share, compiled once."""
     symbols = {name: address_of(getattr(ctypes.pythonapi, name)) for name in PYTHON}

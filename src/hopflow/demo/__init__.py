@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import hopflow as hf
-from hopflow.demo.checks import Agreement, Array, as_arrays, compare, sklearn_fits
+from hopflow.demo.checks import Array, as_arrays, compare, sklearn_fits
 from hopflow.demo.kmeans import Fit, initial_centroids, study
 from hopflow.demo.plot import draw
 from hopflow.demo.reference_jax import jax_study
-from hopflow.demo.report import Report, duration
+from hopflow.demo.report import Report
 from hopflow.demo.timing import Timing, measure
 
 __all__ = ["DISTRIBUTIONS", "missing_libraries", "run"]
@@ -84,8 +84,8 @@ def run(folder: Path, runs: int = RUNS, steps: int = STEPS) -> bool:
     ]
     report.title(
         "Do they agree?",
-        "scikit-learn's KMeans from the same centroids; this program as plain Python, in "
-        "hf.debug(); the same in JAX.",
+        "With scikit-learn's KMeans from the same centroids; with this program as "
+        "plain Python, in hf.debug(); and with the same in JAX.",
         "",
     )
     report.agreements(agreements)

@@ -1,8 +1,8 @@
 """k-means (Lloyd's algorithm), written with the operators: the program of the demo.
 
-`n` points of `d` numbers are put into `k` clusters. What one step does when a cluster
-has lost all its points, and in which order it breaks ties, is what scikit-learn's KMeans
-does, so that the two can be compared.
+`n` points of `d` numbers are put into `k` clusters. A step does what scikit-learn's
+KMeans does, with clusters that have lost all their points too, so that the two can be
+compared.
 """
 
 from typing import Any, NamedTuple
@@ -43,7 +43,7 @@ def assign(points: Any, centroids: Any) -> tuple[Any, Any]:
 
 
 def reseed(points: Any, labels: Any, sums: Any, counts: Any, nearest: Any) -> Any:
-    """Move the points that are farthest from their centroids into the empty clusters."""
+    """Move the points farthest from their centroids into the empty clusters."""
 
     def move(sums: Any, counts: Any, nearest: Any) -> Any:
         empty, farthest = hf.argmin(counts), hf.argmax(nearest)
@@ -56,20 +56,16 @@ def reseed(points: Any, labels: Any, sums: Any, counts: Any, nearest: Any) -> An
         nearest[farthest] = 0.0
         return sums, counts, nearest
 
-    sums, counts, _ = hf.while_loop(
-        lambda sums, counts, nearest: hf.any(counts == 0.0),
-        move,
-        (sums, counts, nearest),
-    )
-    return sums, counts
+    carry = (sums, counts, nearest)
+    return hf.while_loop(lambda _, counts, __: hf.any(counts == 0.0), move, carry)[:2]
 
 
 def improve(points: Any, centroids: Any) -> tuple[Any, Any]:
     """One step: the means of the clusters, f64[k, d], and the inertia before, f64[]."""
     clusters = centroids.shape[0]
     labels, nearest = assign(points, centroids)
-    sums = hf.segment_sum(points, labels, clusters)
-    counts = hf.segment_sum(hf.ones_like(nearest), labels, clusters)
+    sums: Any = hf.segment_sum(points, labels, clusters)
+    counts: Any = hf.segment_sum(hf.ones_like(nearest), labels, clusters)
     sums, counts = hf.cond(
         hf.any(counts == 0.0),
         lambda: reseed(points, labels, sums, counts, nearest),
@@ -79,7 +75,7 @@ def improve(points: Any, centroids: Any) -> tuple[Any, Any]:
 
 
 def fit(points: Any, init: Any) -> Fit:
-    """Lloyd's algorithm from `init`, until no centroid moves by more than `TOLERANCE`."""
+    """Lloyd's algorithm, until no centroid moves by more than `TOLERANCE`."""
 
     def unsettled(at: Progress) -> Any:
         return at.moved > TOLERANCE
@@ -104,7 +100,7 @@ def history(points: Any, init: Any, steps: int) -> Any:
     return hf.scan(step, init, length=steps)[1]
 
 
-def study(points: Any, inits: Any, steps: int) -> tuple[Fit, Any]:
+def study(points: Any, inits: Any, steps: int) -> Any:
     """A fit, and its history, from each of several initial centroids.
 
     Args:
@@ -112,7 +108,7 @@ def study(points: Any, inits: Any, steps: int) -> tuple[Fit, Any]:
         inits: f64[r, k, d]
 
     Returns:
-        The fits with an axis of `r` in front of each leaf, and f64[r, steps].
+        A `Fit` with an axis of `r` in front of each leaf, and f64[r, steps].
     """
     return hf.map(lambda init: (fit(points, init), history(points, init, steps)), inits)
 
@@ -120,14 +116,14 @@ def study(points: Any, inits: Any, steps: int) -> tuple[Fit, Any]:
 def initial_centroids(points: Any, clusters: int, runs: int, seed: int) -> Any:
     """f64[runs, clusters, d]: points drawn at random, each shifted by less than 1.
 
-    The shift makes sure that no point is equally far from two of them. The last centroid
-    of the last run is so far away that no point is nearest to it.
+    With the shift no point is equally far from two of them. The last centroid of the
+    last run is so far away that no point is nearest to it.
     """
-    inits = []
-    for key in hf.random.split(hf.random.key(seed), runs):
-        draw, shift = hf.random.split(key)
-        chosen = hf.random.permutation(draw, points.shape[0])[:clusters]
-        drawn = hf.take(points, chosen, axis=0)
-        inits.append(drawn + hf.random.uniform(shift, drawn.shape, dtype=hf.float64))
+    inits: list[Any] = []
+    keys: Any = hf.random.split(hf.random.key(seed), 2 * runs)
+    for draw, shift in zip(keys[:runs], keys[runs:], strict=True):
+        chosen: Any = hf.random.permutation(draw, points.shape[0])
+        drawn: Any = hf.take(points, chosen[:clusters], axis=0)
+        inits.append(drawn + hf.random.uniform(shift, drawn.shape, hf.float64))
     inits[-1][-1] = 1000.0
     return hf.stack(inits)

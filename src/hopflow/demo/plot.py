@@ -1,4 +1,4 @@
-"""The picture of the demo: the centroids of the best run, and how all runs converged."""
+"""The picture of the demo: the best run's centroids, and how all runs converged."""
 
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,8 @@ def draw(fits: Fit, curves: Array, digits: Array, path: Path) -> None:
     # Of no backend but Agg: it needs no screen, and nothing of the user's settings.
     figure = Figure(figsize=(11.0, 4.1), dpi=150, facecolor="white")
     FigureCanvasAgg(figure)
-    left, right = figure.subfigures(1, 2, width_ratios=[1.12, 1.0])
+    halves: Any = figure.subfigures(1, 2, width_ratios=[1.12, 1.0])
+    left, right = halves
     _draw_centroids(left, fits.centroids[best], fits.labels[best], digits)
     _draw_curves(right, curves, best)
     figure.savefig(path)
@@ -39,7 +40,7 @@ def draw(fits: Fit, curves: Array, digits: Array, path: Path) -> None:
 def _draw_centroids(
     figure: Any, centroids: Array, labels: Array, digits: Array
 ) -> None:
-    """The centroids as images of 8 × 8, each with the digit most common among its own."""
+    """The centroids as images, each with the digit most common among its points."""
     members = [digits[labels == k] for k in range(len(centroids))]
     common = [int(np.bincount(m).argmax()) if m.size else -1 for m in members]
     figure.subplots_adjust(0.05, 0.12, 0.97, 0.86, wspace=0.16, hspace=0.3)
@@ -67,7 +68,7 @@ def _draw_centroids(
 
 
 def _draw_curves(figure: Any, curves: Array, best: int) -> None:
-    """Inertia after each step, in thousands; the last run began with an empty cluster."""
+    """Inertia before each step; the last run began with an empty cluster."""
     figure.subplots_adjust(0.12, 0.13, 0.96, 0.85)
     figure.text(
         0.12,

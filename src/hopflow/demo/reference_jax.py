@@ -28,10 +28,8 @@ def jax_study(steps: int) -> Callable[[Any, Any], Any]:
             counts = counts.at[home].add(-1.0).at[empty].set(1.0)
             return sums, counts, nearest.at[farthest].set(0.0)
 
-        sums, counts, _ = lax.while_loop(
-            lambda carry: jnp.any(carry[1] == 0.0), move, (sums, counts, nearest)
-        )
-        return sums, counts
+        carry = (sums, counts, nearest)
+        return lax.while_loop(lambda carry: jnp.any(carry[1] == 0.0), move, carry)[:2]
 
     def improve(points: Any, centroids: Any) -> tuple[Any, Any]:
         clusters = centroids.shape[0]
@@ -68,4 +66,5 @@ def jax_study(steps: int) -> Callable[[Any, Any], Any]:
     def study(points: Any, inits: Any) -> Any:
         return lax.map(lambda init: (fit(points, init), history(points, init)), inits)
 
-    return jax.jit(study)
+    compiled: Callable[[Any, Any], Any] = jax.jit(study)
+    return compiled

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Report:
-    """Prints to a console of rich's, which leaves colours out where there is no screen."""
+    """Prints to a console of rich's, which leaves colours out where none can be."""
 
     def __init__(self, console: "Console") -> None:
         self.console = console

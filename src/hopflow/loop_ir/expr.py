@@ -314,10 +314,7 @@ def _rounds_up(x: Expr, y: Expr) -> Expr:
 
 def wrap_index(position: Expr, extent: Expr) -> Expr:
     """A position counted from the end where it is negative, as Python's are."""
-    return select(
-        compare("lt", position, index(0)), add(position, extent), position
-    )
-
+    return select(compare("lt", position, index(0)), add(position, extent), position)
 
 
 def rewrite(expr: Expr, leaf: Callable[[Expr], Expr | None]) -> Expr:

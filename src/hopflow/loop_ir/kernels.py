@@ -215,5 +215,3 @@ def broadcast_index(at: Index, shape: Sequence[Size]) -> Index:
 def elements(operand: Operand, at: Index) -> Expr:
     """The element of `operand` that broadcasting puts at `at` of the result."""
     return operand[broadcast_index(at, operand.type.shape)]
-
-

@@ -132,13 +132,19 @@ def _lapack(name: str, like: NDArray) -> Callable[..., Any]:
     return function
 
 
+def _fill(*arrays: NDArray) -> None:
+    """What there is no answer for is NaN, and no failure, as in JAX."""
+    for array in arrays:
+        array[...] = np.nan
+
+
 def _run_potrf(arrays: Sequence[NDArray], _: Sequence[int]) -> int:
     [a] = arrays
     if a.size == 0:
         return 0
     factor, info = _lapack("potrf", a)(a, lower=True, clean=True)
-    a[...] = factor
-    return int(info)
+    a[...] = factor if info == 0 else np.tril(np.full_like(a, np.nan))
+    return 0
 
 
 _POTRF: Final = Routine(
@@ -149,7 +155,7 @@ _POTRF: Final = Routine(
 
     Reads a on and below the diagonal only. A row-major lower triangle is a column-major
     upper one: potrf('U', n, a, n), then zero the row-major strictly upper triangle.
-    Status > 0: not positive definite.
+    Of a matrix that is not positive definite, NaN on and below the diagonal.
     """,
     _run_potrf,
 )
@@ -258,7 +264,7 @@ def _run_syevd(arrays: Sequence[NDArray], _: Sequence[int]) -> int:
     try:
         w[...], v[...] = np.linalg.eigh(v)
     except np.linalg.LinAlgError:
-        return 1
+        _fill(w, v)
     return 0
 
 
@@ -270,7 +276,7 @@ _SYEVD: Final = Routine(
     that v was before, of which only what is on and below the diagonal is read.
 
     syevd('V', 'U', n, v, n, w) leaves the eigenvectors in the rows of the row-major v:
-    transpose it in place. Status > 0: no convergence.
+    transpose it in place. NaN where it does not converge.
     """,
     _run_syevd,
 )
@@ -281,7 +287,7 @@ def _run_syevd_values(arrays: Sequence[NDArray], _: Sequence[int]) -> int:
     try:
         w[...] = np.linalg.eigvalsh(a)
     except np.linalg.LinAlgError:
-        return 1
+        _fill(w)
     return 0
 
 
@@ -290,7 +296,7 @@ _SYEVD_VALUES: Final = Routine(
     (Array("a", ("n", "n"), "in"), Array("w", ("n",), "out")),
     ("n",),
     """The eigenvalues w, ascending, of the symmetric matrix a (on and below the
-    diagonal). syevd('N', 'U', n, copy of a, n, w). Status > 0: no convergence.
+    diagonal). syevd('N', 'U', n, copy of a, n, w). NaN where it does not converge.
     """,
     _run_syevd_values,
 )
@@ -302,7 +308,7 @@ def _svd(name: str, full: bool) -> Routine:
         try:
             u[...], s[...], vt[...] = np.linalg.svd(a, full_matrices=full)
         except np.linalg.LinAlgError:
-            return 1
+            _fill(u, s, vt)
         return 0
 
     job, rows, columns = ("A", "n", "m") if full else ("S", _K, _K)
@@ -319,7 +325,7 @@ def _svd(name: str, full: bool) -> Routine:
 
         The column-major a^T = vt^T diag(s) u^T, whose factors are in memory vt and u:
         gesdd('{job}', n, m, copy of a, n, s, vt, n, u, {columns}), the outputs swapped
-        and nothing transposed. Status > 0: no convergence.
+        and nothing transposed. NaN where it does not converge.
         """,
         reference,
     )
@@ -330,7 +336,7 @@ def _run_gesdd_values(arrays: Sequence[NDArray], _: Sequence[int]) -> int:
     try:
         s[...] = np.linalg.svd(a, compute_uv=False)
     except np.linalg.LinAlgError:
-        return 1
+        _fill(s)
     return 0
 
 
@@ -339,7 +345,7 @@ _GESDD_VALUES: Final = Routine(
     (Array("a", ("m", "n"), "in"), Array("s", (_K,), "out")),
     ("m", "n"),
     """The singular values of a, descending: gesdd('N', n, m, copy of a, n, s, ...).
-    Status > 0: no convergence.
+    NaN where it does not converge.
     """,
     _run_gesdd_values,
 )

@@ -8,11 +8,19 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from hopflow.errors import DataDependentError
 
-__all__ = ["Size", "SymInt", "Symbol", "evaluate", "free_symbols", "substitute", "symbol"]
+__all__ = [
+    "Size",
+    "SymInt",
+    "Symbol",
+    "evaluate",
+    "free_symbols",
+    "substitute",
+    "symbol",
+]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -201,5 +209,3 @@ def evaluate(
     for term in terms[1:]:
         total = total + term
     return total
-
-

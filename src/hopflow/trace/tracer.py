@@ -7,11 +7,12 @@ keyed by the parent's value; with the eager interpreter below, a concrete tensor
 captured as it is. Lifting a tensor lifts the free symbols of its shape before it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from hopflow.bind import Interpreter, Operand, Value, using
+from hopflow.bind import Interpreter, Operand, Value, current, using
 from hopflow.errors import CapturedTensorError, HopflowError
 from hopflow.graph.core import Arg, Constant, Graph, SourceLine, Var
 from hopflow.graph.regions import result_types
@@ -74,6 +75,7 @@ class Tracer(Functional):
     operands     the function's own inputs
     captures     key of the parent's value -> what was lifted
     references   key of the parent's value -> the operand that stands for it
+    shared       graphs that calls in this trace share, by what their makers know them by
     allow_captures   False: a concrete tensor from outside is a CapturedTensorError
     """
 
@@ -88,6 +90,7 @@ class Tracer(Functional):
         "operands",
         "path",
         "references",
+        "shared",
         "symbols",
     )
 
@@ -107,6 +110,7 @@ class Tracer(Functional):
         self.operands: list[TracedTensor] = []
         self.captures: dict[Any, Capture] = {}
         self.references: dict[Any, Capture] = {}
+        self.shared: dict[Any, Graph] = {}
         self.closed = False
         self._adopted: dict[int, Value] = {}
         self._renewed: list[_Renewal] = []
@@ -116,7 +120,7 @@ class Tracer(Functional):
 
     def operand(self, type_: TensorType, name: str) -> TracedTensor:
         """A new input of the function, after the symbols of its shape."""
-        self._bind_symbols(type_.shape)
+        self.bind_symbols(type_.shape)
         tensor = TracedTensor(self, self.graph.add_input(type_, name))
         self.operands.append(tensor)
         return tensor
@@ -128,7 +132,7 @@ class Tracer(Functional):
         """
         if not isinstance(operand, Value):
             return self.operand(operand.type, name)
-        self._bind_symbols(operand.type.shape)
+        self.bind_symbols(operand.type.shape)
         origin, key, memory = self._lift_parent(operand)
         var = self.graph.add_input(operand.type, name)
         known = self.references.get(key)
@@ -138,7 +142,8 @@ class Tracer(Functional):
         self.operands.append(known.tensor)
         return known.tensor
 
-    def _bind_symbols(self, sizes: Sequence[Any]) -> None:
+    def bind_symbols(self, sizes: Sequence[Any]) -> None:
+        """Have inputs for the symbols of all `sizes` that are symbolic."""
         for size in sizes:
             if isinstance(size, SymInt):
                 for symbol in free_symbols(size):
@@ -201,8 +206,9 @@ class Tracer(Functional):
             return known.tensor
         if any(c.memory is memory and c.written for c in self._from_outside()):
             raise aliased_write(value.type)
-        self._bind_symbols(value.type.shape)
-        name = f"c{len(self.captures)}"
+        self.bind_symbols(value.type.shape)
+        name = origin.var.node.name if isinstance(origin, TracedTensor) else ""
+        name = name or f"c{len(self.captures)}"
         var = self.graph.add_input(value.type, name, "capture")
         tensor = TracedTensor(self, var)
         self.captures[key] = Capture(origin, var, tensor, memory)
@@ -276,9 +282,9 @@ class Tracer(Functional):
                 recorded.append(self.arg(arg))
         for value in params.values():
             if type(value) is tuple:
-                self._bind_symbols(value)
+                self.bind_symbols(value)
             elif type(value) is SymInt:
-                self._bind_symbols((value,))
+                self.bind_symbols((value,))
         try:
             if type(op) is OpDef:
                 types = op.result_types([a.type for a in recorded], params)
@@ -362,6 +368,21 @@ def _note_line(error: HopflowError) -> None:
     line = user_line(4)
     if line is not None:
         error.add_note(f"while tracing {line}")
+
+
+@contextmanager
+def unchanged_on_error() -> Iterator[None]:
+    """Within the block an error takes back all that was added to present traces."""
+    tracer = current()
+    if not isinstance(tracer, Tracer):
+        yield
+        return
+    marks = tracer.mark()
+    try:
+        yield
+    except BaseException:
+        rollback(marks)
+        raise
 
 
 def trace_into(tracer: Tracer, fn: Any, args: Sequence[Any]) -> Any:

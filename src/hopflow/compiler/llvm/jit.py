@@ -6,13 +6,15 @@ LLVM is loaded by the first compilation. All of its calls are made under one loc
 import ctypes
 import itertools
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
-from typing import Any, Final
+from functools import wraps
+from typing import Any, Final, TypeVar
 
 from hopflow.compiler.llvm.target import Target, host
 from hopflow.errors import CompileError
+
+T = TypeVar("T")
 
 # LLVM may call these of its own accord.
 _ALWAYS: Final = ("memcpy", "memmove", "memset")
@@ -133,13 +135,30 @@ def _passes(llvm: Any) -> Any:
     return passes
 
 
-@cache
+def once(make: Callable[[], T]) -> Callable[[], T]:
+    """A function that gives what `make` gave the first time, in whichever thread: what
+    holds native code must not be made twice, for one of the two would be freed."""
+    lock = threading.RLock()
+    made: list[T] = []
+
+    @wraps(make)
+    def get() -> T:
+        if not made:
+            with lock:
+                if not made:
+                    made.append(make())
+        return made[0]
+
+    return get
+
+
+@once
 def jit() -> Jit:
     """The process's compiler, for the CPU we run on."""
     return Jit(host())
 
 
-@cache
+@once
 def c_symbols() -> dict[str, int]:
     """The addresses of C's functions that generated code may call."""
     library = ctypes.CDLL(None)

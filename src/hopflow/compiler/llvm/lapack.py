@@ -1,5 +1,6 @@
 """LAPACK's routines, each as `loop_ir.routines` says, on row-major arrays."""
 
+import math
 from collections.abc import Callable
 from typing import Final
 
@@ -73,6 +74,12 @@ def _copy(w: Wrapper, source: Buffer) -> Buffer:
     return copy
 
 
+def _fill(w: Wrapper, target: Buffer, value: float) -> None:
+    _each(
+        w, target.shape, lambda at: [Store(target, at, e.const(value, target.dtype))]
+    )
+
+
 class _Info:
     """The INFO argument of a call."""
 
@@ -85,6 +92,14 @@ class _Info:
         status = self.w.f.emit(f"sext i32 {value} to i64")
         self.w.status(status, self.w.f.emit(f"icmp ne i64 {status}, 0"))
 
+    def otherwise(self, fill: Callable[[], None]) -> None:
+        """If it is not 0, `fill` the results with NaN and return 0.
+
+        It is positive where there is no answer, and negative where the matrix has a NaN.
+        """
+        value = self.w.f.emit(f"load i32, ptr {self.slot}")
+        self.w.when(self.w.f.emit(f"icmp ne i32 {value}, 0"), fill)
+
 
 def _with_workspace(
     w: Wrapper,
@@ -93,10 +108,13 @@ def _with_workspace(
     *,
     integers: bool = False,
     after: tuple[str, ...] = (),
+    results: tuple[Buffer, ...] = (),
 ) -> None:
-    """Call a function that says how large a workspace it wants, and return its INFO
-    unless it is 0. Its last arguments are `work, lwork`, then `iwork, liwork` if
-    `integers`, then `after` and INFO."""
+    """Call a function that says how large a workspace it wants. Its last arguments are
+    `work, lwork`, then `iwork, liwork` if `integers`, then `after` and INFO.
+
+    If INFO is not 0, fill `results` with NaN and return 0; return INFO if there are none.
+    """
     f, info = w.f, _Info(w)
     answer = w.number(0)
     integer_answer = f.slot("i32", "liwork")
@@ -121,7 +139,15 @@ def _with_workspace(
         iwork = w.scratch("iwork", dtypes.int32, e.read(count))
         given += [w.pointer(iwork), w.integer(e.read(count))]
     w.call(name, *arguments, *given, *after, info.slot)
-    info.check()
+    if not results:
+        info.check()
+        return
+
+    def fill() -> None:
+        for buffer in results:
+            _fill(w, buffer, math.nan)
+
+    info.otherwise(fill)
 
 
 # --- routines -------------------------------------------------------------------------
@@ -133,12 +159,15 @@ def _potrf(w: Wrapper) -> None:
     info = _Info(w)
     order = w.integer(n)
     w.call("potrf", w.character("U"), order, w.pointer(a), w.leading(n), info.slot)
-    info.check()
-    zero = e.const(0, w.dtype)
+    zero, nan = e.const(0, w.dtype), e.const(math.nan, w.dtype)
 
     def clear_above(at: Index) -> list[Stmt]:
         return [If(e.compare("lt", at[0], at[1]), [Store(a, at, zero)])]
 
+    def clear_all(at: Index) -> list[Stmt]:
+        return [Store(a, at, e.select(e.compare("lt", at[0], at[1]), zero, nan))]
+
+    info.otherwise(lambda: _each(w, a.shape, clear_all))
     _each(w, a.shape, clear_above)
 
 
@@ -254,7 +283,7 @@ def _qr(w: Wrapper) -> None:
 def _syevd(w: Wrapper) -> None:
     v = w.buffers["v"]
     w.leave_if_empty(v)
-    _call_syevd(w, "V", v)
+    _call_syevd(w, "V", v, v)
     _transpose_in_place(w, v)
 
 
@@ -263,8 +292,8 @@ def _syevd_values(w: Wrapper) -> None:
     _call_syevd(w, "N", _copy(w, w.buffers["a"]))
 
 
-def _call_syevd(w: Wrapper, job: str, matrix: Buffer) -> None:
-    n = w.scalars["n"]
+def _call_syevd(w: Wrapper, job: str, matrix: Buffer, *results: Buffer) -> None:
+    n, values = w.scalars["n"], w.buffers["w"]
     _with_workspace(
         w,
         "syevd",
@@ -274,9 +303,10 @@ def _call_syevd(w: Wrapper, job: str, matrix: Buffer) -> None:
             w.integer(n),
             w.pointer(matrix),
             w.leading(n),
-            w.pointer(w.buffers["w"]),
+            w.pointer(values),
         ],
         integers=True,
+        results=(values, *results),
     )
 
 
@@ -303,7 +333,8 @@ def _gesdd(w: Wrapper) -> None:
         arguments += [w.pointer(vt), w.leading(n), w.pointer(u), w.leading(u.shape[1])]
     else:
         arguments += [w.number(0), w.integer(1), w.number(0), w.integer(1)]
-    _with_workspace(w, "gesdd", arguments, after=(w.pointer(integers),))
+    after = (w.pointer(integers),)
+    _with_workspace(w, "gesdd", arguments, after=after, results=(s, *outputs))
 
 
 def _identities_if_empty(w: Wrapper, a: Buffer, outputs: list[Buffer]) -> None:

@@ -116,7 +116,9 @@ class Builder:
 
     def let(self, value: Expr, name: str = "t") -> Expr:
         """`value`, computed here and now."""
-        if value.op == "const" or (value.op == "var" and value.attr not in self.mutable):
+        if value.op == "const" or (
+            value.op == "var" and value.attr not in self.mutable
+        ):
             return value
         var = self.var(value.dtype, name)
         self.add(Let(var, value))
@@ -156,7 +158,7 @@ class Builder:
         *,
         independent: bool = True,
     ) -> None:
-        """`body(i)` for each index of `shape`; the innermost axis as vectors if it can."""
+        """`body(i)` for each index of `shape`; the last axis as vectors if it can."""
         static = [n for n in shape if isinstance(n, int)]
         if len(static) == len(shape):
             total = 1
@@ -187,10 +189,8 @@ class Builder:
             self._axis(shape, (*outer, e.read(var)), body, independent)
         self.for_(var, self.extent(size), statements, independent)
 
-    def for_(
-        self, var: Var, extent: Expr, body: list[Stmt], independent: bool
-    ) -> None:
-        """A loop; bound to vectors where its body is straight and its axis independent."""
+    def for_(self, var: Var, extent: Expr, body: list[Stmt], independent: bool) -> None:
+        """A loop; as vectors where its body is straight and its axis independent."""
         binding = self._vector(extent, body) if independent else SERIAL
         self.add(For(var, extent, body, independent, binding))
 

@@ -1,4 +1,4 @@
-"""Scheduling kernels: which are computed where they are read, and loops for the rest."""
+"""Scheduling kernels: what is computed where it is read, and loops for the rest."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,6 @@ from hopflow import dtypes
 from hopflow.compiler.schedule.builder import Builder
 from hopflow.compiler.schedule.places import (
     Pending,
-    Place,
     Registers,
     Slot,
     Stored,
@@ -22,8 +21,6 @@ from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr, Index
 from hopflow.loop_ir.kernels import (
     Check,
-    Effect,
-    Kernel,
     Library,
     Pointwise,
     Prefix,
@@ -35,10 +32,8 @@ from hopflow.loop_ir.nest import (
     Buffer,
     Call,
     Copy,
-    Declare,
     If,
     Ref,
-    Stmt,
     Store,
     Trap,
     Var,
@@ -180,7 +175,9 @@ class Kernels:
         else:
 
             def row(at: Index) -> None:
-                for target, value in zip(targets, self._reduce(kernel, at), strict=True):
+                for target, value in zip(
+                    targets, self._reduce(kernel, at), strict=True
+                ):
                     self.b.add(Store(target, at, value))
 
             self.b.nest(types[0].shape, row)
@@ -326,8 +323,12 @@ class Kernels:
         else:
             target = hint or self.b.temporary(type_)
             self.fill(base, Stored(type_, target))
-        independent = self._is_injective(kernel)
+        self._write_updates(kernel, target, independent=self._is_injective(kernel))
+        return self.b.slot(Stored(type_, target), uses)
 
+    def _write_updates(
+        self, kernel: Scatter, target: Buffer, *, independent: bool
+    ) -> None:
         def update(u: Index) -> None:
             def write() -> None:
                 at = kernel.position(u)
@@ -344,28 +345,15 @@ class Kernels:
             self.b.add(If(kernel.keep(u), kept))
 
         self.b.nest(kernel.space, update, independent=independent)
-        return self.b.slot(Stored(type_, target), uses)
 
     def _scatter_registers(
         self, kernel: Scatter, base: Slot, type_: TensorType, uses: int
     ) -> Slot:
-        """Each register chooses, update by update, between its old and a new value."""
+        """Through memory, which LLVM turns into registers where positions are known."""
         buffer = self.b.temporary(type_)
         self.b.store([base], [Stored(type_, buffer)])
-        slot = Slot(Stored(type_, buffer), 0, self.b.statements)
-        target = slot.place
-        assert isinstance(target, Stored)
 
-        def update(u: Index) -> None:
-            at = kernel.position(u)
-            value = kernel.value(u)
-            if kernel.combine is not None:
-                value = kernel.combine(e.load(buffer, at), value)
-            if kernel.keep is not None:
-                value = e.select(kernel.keep(u), value, e.load(buffer, at))
-            self.b.add(Store(buffer, at, self.b.let(value)))
-
-        self.b.nest(kernel.space, update, independent=False)
+        self._write_updates(kernel, buffer, independent=False)
         elements = tuple(
             self.b.let(e.load(buffer, at))
             for at in indices([n for n in type_.shape if isinstance(n, int)])
@@ -414,7 +402,9 @@ class Kernels:
         sources: list[tuple[Buffer, Index] | None] = []
         for k, operand in enumerate(kernel.operands):
             if not isinstance(operand, Slot):
-                raise CompileError(f"{kernel.routine}: operand {k} is no value of a node")
+                raise CompileError(
+                    f"{kernel.routine}: operand {k} is no value of a node"
+                )
             if k in overwritten:
                 result = results[kernel.overwrites.index(k)]
                 self.fill(operand, Stored(operand.type, result))
@@ -467,5 +457,3 @@ def _is_dear(slot: Slot) -> bool:
 def _is_larger(result: TensorType, operand: TensorType) -> bool:
     a, b = static_size(result), static_size(operand)
     return result.ndim > operand.ndim if a is None or b is None else a > b
-
-

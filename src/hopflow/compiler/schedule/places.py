@@ -1,4 +1,4 @@
-"""Where a value is while a program is scheduled: in registers, in memory, or nowhere yet.
+"""Where a value is while a program is scheduled: registers, memory, or nowhere yet.
 
 A `Slot` is what a lowering rule gets as its operand. Its `place` may change: a value
 that was only pending is given registers or a buffer when someone needs it stored.
@@ -33,7 +33,7 @@ class Registers:
             return self.elements[0]
         position = flat_index(at, self.type)
         if position.is_const:
-            return self.elements[position.attr]
+            return self.elements[int(position.attr)]
         chosen = self.elements[0]
         for k, element in enumerate(self.elements[1:], 1):
             chosen = e.select(e.compare("eq", position, e.index(k)), element, chosen)
@@ -123,7 +123,7 @@ class Slot:
 
 
 class Epoch:
-    """Counts the changes of places: an element read before one may read stale memory."""
+    """Counts the changes of places: an element read before one may be stale."""
 
     now = 0
 

@@ -1,4 +1,4 @@
-"""Scheduling graphs: node by node, operators with subgraphs as structured statements."""
+"""Scheduling graphs: node by node, subgraphs as structured statements."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -201,7 +201,9 @@ class Scheduler:
                 base = lowered.base
                 assert isinstance(base, Slot)
                 return [
-                    kernels.scatter(lowered, base, operands, types[0], uses[0], hints[0])
+                    kernels.scatter(
+                        lowered, base, operands, types[0], uses[0], hints[0]
+                    )
                 ]
             case Library():
                 return kernels.library(lowered, types, uses, hints)
@@ -249,14 +251,18 @@ class Scheduler:
         match region:
             case Inline():
                 results = self.inline(region.graph, list(region.operands))
-                return [self.b.slot(s.place, n) for s, n in zip(results, uses, strict=True)]
+                return [
+                    self.b.slot(s.place, n) for s, n in zip(results, uses, strict=True)
+                ]
             case Branch():
                 return self.branch(region, types, uses, hints)
             case WhileLoop():
                 return self.while_loop(node, region, uses)
             case CountedLoop():
                 return self.counted_loop(region, types, uses, hints)
-        raise CompileError(f"operator `{node.op.name}` lowers to `{type(region).__name__}`")
+        raise CompileError(
+            f"operator `{node.op.name}` lowers to `{type(region).__name__}`"
+        )
 
     def enter(self, graph: Graph, operands: Sequence[Slot]) -> tuple[Liveness, Env]:
         """Slots of a subgraph's own for its inputs."""
@@ -384,7 +390,7 @@ class Scheduler:
         return made
 
     def after(self, carries: Sequence[_Carry], uses: Sequence[int]) -> list[Slot]:
-        """The carry's places once the loop is done; they belong to the outer loop now."""
+        """The carry's places once the loop is done; the outer loop owns them now."""
         for carry in carries:
             if carry.buffer is not None:
                 self.b.owners[carry.buffer] = self.b.loop
@@ -427,16 +433,14 @@ class Scheduler:
         for graph in graphs:
             self.bind_symbols(graph, region.before)
             outer = [*graph.inputs[:before], *graph.inputs[before + carry :]]
-            invariants = dict(
-                zip(outer, (*region.before, *region.after), strict=True)
-            )
+            invariants = dict(zip(outer, (*region.before, *region.after), strict=True))
             live = Liveness(graph)
             prepared.append((live, *self.hoist(live, invariants)))
         steps = None
         if region.max_steps is not None:
             steps = b.declare(e.index(0), "steps")
 
-        def inside(k: int, statements: list[Stmt]) -> list[Slot]:
+        def inside(k: int) -> list[Slot]:
             graph, (live, hoisted, moved) = graphs[k], prepared[k]
             variant = {
                 var: c.place
@@ -448,7 +452,7 @@ class Scheduler:
             return self.nodes(live, env, skip=moved)
 
         with b.loop_body([], token) as head:
-            [test] = inside(0, head)
+            [test] = inside(0)
             condition = test.scalar
         with b.loop_body([], token) as body:
             if steps is not None and region.max_steps is not None:
@@ -456,7 +460,7 @@ class Scheduler:
                 full = e.compare("ge", e.read(steps), limit)
                 b.add(Trap(full, b.site("limit", self.numbers[id(node)]), (limit,)))
                 b.assign(steps, e.add(e.read(steps), e.index(1)))
-            self.update(carries, inside(1, body), token)
+            self.update(carries, inside(1))
         b.add(While(head, condition, body))
         return self.after(carries, uses)
 
@@ -495,7 +499,10 @@ class Scheduler:
         with b.loop_body([], token) as body:
             inner = graph.inputs[before : before + carry + xs]
             places = [c.place for c in carries]
-            places += [row(slot, at, v.type) for slot, v in zip(region.xs, inner[carry:], strict=True)]
+            places += [
+                row(slot, at, v.type)
+                for slot, v in zip(region.xs, inner[carry:], strict=True)
+            ]
             variant = dict(zip(inner, places, strict=True))
             env = self.loop_env(live, hoisted, variant)
             results = self.nodes(live, env, skip=moved)
@@ -503,7 +510,7 @@ class Scheduler:
             for slot, (t, buffer) in zip(results[carry:], ys, strict=True):
                 row_type = t.with_shape(t.shape[1:])
                 kernels.fill(slot, Stored(row_type, buffer, (at,)))
-            self.update(carries, results[:carry], token)
+            self.update(carries, results[:carry])
         b.add(For(step, length, body, region.independent))
         stacked = [
             b.slot(Stored(t, buffer), n)
@@ -511,10 +518,8 @@ class Scheduler:
         ]
         return self.after(carries, uses[:carry]) + stacked
 
-    def update(
-        self, carries: Sequence[_Carry], results: Sequence[Slot], token: object
-    ) -> None:
-        """The end of a step: all new values are known before any old one is given up."""
+    def update(self, carries: Sequence[_Carry], results: Sequence[Slot]) -> None:
+        """The end of a step: new values are known before old ones are given up."""
         b = self.b
         assigned: list[tuple[LoopVar, Expr]] = []
         for c, slot in zip(carries, results, strict=True):
@@ -542,8 +547,12 @@ class Scheduler:
         swaps: list[tuple[Buffer, Buffer]] = []
         for buffer, slot in moving:
             place = slot.place
-            if isinstance(place, Pending) and self.is_elementwise(slot, changed, buffer, moving):
-                direct.setdefault(tuple(map(str, slot.type.shape)), []).append((buffer, slot))
+            if isinstance(place, Pending) and self.is_elementwise(
+                slot, changed, buffer, moving
+            ):
+                direct.setdefault(tuple(map(str, slot.type.shape)), []).append(
+                    (buffer, slot)
+                )
             elif self.is_own(slot, own, [t for _, t in swaps]):
                 assert isinstance(place, Stored)
                 swaps.append((buffer, place.buffer))
@@ -647,5 +656,3 @@ def _same_memory(a: Place, b: Place) -> bool:
         and a.prefix == b.prefix
         and a.buffer.space == "arena"
     )
-
-

@@ -1,0 +1,238 @@
+"""`associative_scan`: all prefixes of an associative function. All its rules."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+from hopflow import pytree
+from hopflow.bind import bind, using
+from hopflow.errors import ArgumentTypeError, GraphError
+from hopflow.graph.core import Graph, Node
+from hopflow.graph.interpreter import interpret
+from hopflow.graph.regions import Port, Region, Role, Runs, Signature
+from hopflow.graph.rewriting import effects
+from hopflow.graph.types import TensorType
+from hopflow.hops.base import Call, HigherOrderOp, numbered, split_args
+from hopflow.hops.bodies import (
+    Body,
+    Function,
+    Recorder,
+    Written,
+    as_value,
+    cast_output,
+    check_structure,
+    close_bodies,
+    own_copy,
+    refuse_writes,
+    require_callable,
+    trace_body,
+)
+from hopflow.hops.cond import cond
+from hopflow.hops.loops import (
+    check_carry,
+    empty_stacks,
+    fits,
+    flatten_stacks,
+    input_names,
+    settle_step,
+    slice_types,
+    slices,
+    stacked,
+)
+from hopflow.hops.scan import scan
+from hopflow.loop_ir.kernels import Inline
+from hopflow.ops.elementwise import where
+from hopflow.ops.manipulation import moveaxis
+from hopflow.symbolic.size import Size, SymInt, symbol
+from hopflow.trace.functional import TracedTensor
+from hopflow.trace.tracer import Tracer
+
+
+@final
+class AssociativeScan(HigherOrderOp):
+    """`associative_scan(symbols; xs; captures; body, ...) -> ys`
+
+    xs       T[length, *s] each; all the operands
+    body     Graph, (*symbols, *a, *b, *captures) -> of the types of `a`; both are slices
+    length   how many slices there are
+    reverse  whether prefixes start at the last slice
+    """
+
+    name = "associative_scan"
+    droppable = False  # each result is one of what the next step combines
+
+    def prepare(self, combine_fn: Any, xs: Any, dim: int, reverse: Any) -> Call:
+        require_callable(self.name, "combine_fn", combine_fn)
+        if type(reverse) is not bool:
+            raise ArgumentTypeError(
+                f"{self.name}: `reverse` must be a bool, and is "
+                f"`{type(reverse).__name__}`."
+            )
+        leaves, spec, length = flatten_stacks(self.name, xs, None, dim)
+        count = len(leaves)
+
+        def call(flat: Sequence[Any]) -> Any:
+            a, b = (pytree.unflatten(spec, x) for x in (flat[:count], flat[count:]))
+            return combine_fn(a, b)
+
+        names = input_names(combine_fn, [spec, spec])
+        functions = {"body": Function("combine_fn", combine_fn, names, call)}
+        params = {"length": length, "reverse": reverse}
+        found = Call(self.name, [], leaves, functions, params, spec)
+        found.paths = pytree.leaf_paths(spec, "xs")
+        return found
+
+    def run_debug(self, call: Call) -> Any:
+        assert call.spec is not None
+        spec, function = call.spec, call.functions["body"]
+        body = Recorder(self.name, function, private=True)
+
+        def combine(*inputs: Any) -> list[Any]:
+            results = body(*inputs)
+            assert body.spec is not None
+            check_structure(self.name, function, body.spec, spec)
+            before = inputs[: len(results)]
+            return settle_step(call, function, before, results, first=False)
+
+        results = self.debug(*call.operands, body=combine, **call.params)
+        return pytree.unflatten(spec, [own_copy(r) for r in results])
+
+    def trace(self, call: Call) -> Any:
+        assert call.spec is not None
+        function = call.functions["body"]
+        types = slice_types([o.type for o in call.operands])
+        body = trace_body(self.name, f"{self.name}/body", function, [*types, *types])
+        check_structure(self.name, function, body.spec, call.spec)
+        for i, type_ in enumerate(types):
+            if fits(type_, body.outputs[i].type):
+                cast_output(body, i, type_.dtype)
+        check_carry(call, function, types, body.outputs)
+        self.functionalize([body])
+        closed = close_bodies([body])
+        args = [*closed.symbols, *call.operands, *closed.captures]
+        results = bind(self, args, {"body": closed.graphs[0], **call.params})
+        return pytree.unflatten(call.spec, results)
+
+    # --- rules ---
+
+    def debug(self, *xs: Any, body: Any, length: int, reverse: bool) -> tuple[Any, ...]:
+        if not length:
+            return xs
+        rows: list[Any] = []
+        for i in reversed(range(length)) if reverse else range(length):
+            x = slices(xs, i)
+            rows.append(body(*rows[-1], *x) if rows else x)
+        return tuple(stacked(rows[::-1] if reverse else rows))
+
+    def infer(self, *types: TensorType, body: Graph, **_: Any) -> tuple[Any, ...]:
+        first = len(body.symbols)
+        return types[first : first + len(body.outputs)]
+
+    def functionalize(self, bodies: Sequence[Body]) -> Written:
+        return refuse_writes(bodies, "its calls may be made in any order")
+
+    def lower(
+        self,
+        types: tuple[TensorType, ...],
+        *args: Any,
+        body: Graph,
+        length: Size,
+        reverse: bool,
+    ) -> Inline:
+        """One loop over the slices; a length known at run time is one more operand."""
+        sizes = (length,) if isinstance(length, SymInt) else ()
+        return Inline(sequential(body, length, reverse=reverse), (*sizes, *args))
+
+    def signature(self, node: Node) -> Signature:
+        parts = split_args(self, node.args, node.params)
+        first, count = len(parts.symbols), len(parts.operands)
+        symbols = numbered("symbol", 0, first)
+        xs = numbered("slice", first, count)
+        captures = numbered("invariant", first + count, len(parts.captures))
+        roles: list[Role] = [p.role for p in (*symbols, *xs, *captures)]
+        length = node.params["length"]
+        runs: Runs = "any times"
+        if isinstance(length, int) and length > 1:
+            runs = "at least once"
+        inputs: tuple[Port, ...] = (*symbols, *xs, *xs, *captures)
+        outputs = numbered("stacked", 0, count)
+        region = Region("body", node.params["body"], inputs, outputs, runs)
+        return Signature(tuple(roles), ("stacked",) * count, (region,))
+
+    def with_roles(
+        self, params: dict[str, Any], args: Sequence[Role], results: Sequence[Role]
+    ) -> dict[str, Any]:
+        if args.count("slice") != len(results):
+            raise GraphError(f"{self.name}: each of `xs` has a result; none can go.")
+        return params
+
+
+ASSOCIATIVE_SCAN = AssociativeScan()
+
+
+def sequential(body: Graph, length: Size, *, reverse: bool) -> Graph:
+    """A `scan` that makes the prefixes one after the other.
+
+    Its inputs are the node's args, after the length where that is symbolic.
+    """
+    tracer = Tracer(None, "associative_scan")
+    if isinstance(length, SymInt):  # the caller's: another symbol than those of `body`
+        length = symbol("n")
+        tracer.bind_symbols((length,))
+    own = [v.node.symbol for v in body.symbols if v.node.symbol is not None]
+    symbols = [TracedTensor(tracer, tracer.symbol(s)) for s in own]
+    count = len(body.outputs)
+    elements = [v.type for v in body.operands[:count]]
+    xs = [
+        tracer.operand(t.with_shape((length, *t.shape)), f"x{i}")
+        for i, t in enumerate(elements)
+    ]
+    captures = [tracer.operand(v.type, v.node.name) for v in body.captures]
+    branches = bool(effects(body)) or any(node.graphs for node in body.nodes)
+
+    def combine(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
+        found = interpret(body, [*symbols, *a, *b, *captures], bind)
+        return [as_value(r) for r in found]
+
+    def step(carry: Any, x: list[Any]) -> Any:
+        first, before = carry
+        if branches:  # nothing may go wrong with what was never there
+            new = cond(first, lambda: x, lambda: combine(before, x))
+        else:
+            pairs = zip(x, combine(before, x), strict=True)
+            new = [where(first, a, b) for a, b in pairs]
+        return (False, new), new
+
+    with using(tracer):
+        start = (True, empty_stacks(elements))
+        _, ys = scan(step, start, xs, length=length, reverse=reverse)
+    return tracer.close(ys)
+
+
+def associative_scan(
+    combine_fn: Callable[[Any, Any], Any],
+    xs: Any,
+    *,
+    dim: int = 0,
+    reverse: bool = False,
+) -> Any:
+    """Prefixes of an associative function: `y[i] = combine_fn(y[i - 1], x[i])`.
+
+    Args:
+        combine_fn: Gets two slices `a` and `b`, and returns one of their structure and
+            types. It must be associative, for its calls may be grouped in any way; and
+            it must not write to tensors of enclosing functions.
+        xs: A pytree of tensors with slices along axis `dim`.
+        dim: The axis of which slices are taken; the results have it in the same place.
+        reverse: Start at the last slice: `y[i] = combine_fn(y[i + 1], x[i])`.
+
+    Returns:
+        A pytree as `xs`, of the same types; the first slice is that of `xs`.
+
+    Raises:
+        StructureError, CarryTypeError: `combine_fn` returns something else than it got.
+        LengthError: the leaves of `xs` have different numbers of slices, or there is
+            none.
+        MutationError: `combine_fn` writes to what it closes over.
+    """
+    ys = ASSOCIATIVE_SCAN(combine_fn, xs, dim, reverse)
+    return pytree.tree_map(lambda y: moveaxis(y, 0, dim), ys) if dim else ys

@@ -1,0 +1,88 @@
+"""The command: what it prints, and its exit status."""
+
+import importlib.util
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from hopflow import cli, demo
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["demo", "--help"]])
+def test_help_is_a_success(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(arguments)
+    assert end.value.code == 0
+    assert "usage: hopflow" in capsys.readouterr().out
+
+
+def test_without_a_command_the_help_is_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main([]) == 0
+    assert "usage: hopflow" in capsys.readouterr().out
+
+
+def test_the_command_is_installed_and_tells_its_version() -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "hopflow.cli", "--version"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stdout == f"hopflow {version('hopflow')}\n"
+
+
+def test_a_word_that_is_no_command_is_a_wrong_use(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["dance"])
+    assert end.value.code == 2
+    assert "invalid choice: 'dance'" in capsys.readouterr().err
+
+
+def test_what_is_not_installed_is_named_with_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name: None if name in ("sklearn", "rich") else find(name),
+    )
+    assert cli.main(["demo"]) == 2
+    said = capsys.readouterr().err
+    assert "rich, scikit-learn must be installed" in said
+    assert "pip install 'hopflow[demo]'" in said
+
+
+@pytest.mark.parametrize("agreed", [True, False])
+def test_the_exit_status_says_whether_all_agreed(
+    monkeypatch: pytest.MonkeyPatch, agreed: bool
+) -> None:
+    folders: list[Path] = []
+
+    def run(folder: Path) -> bool:
+        folders.append(folder)
+        return agreed
+
+    monkeypatch.setattr(demo, "missing_libraries", list)
+    monkeypatch.setattr(demo, "run", run)
+    assert cli.main(["demo", "--output", "elsewhere"]) == (0 if agreed else 1)
+    assert cli.main(["demo"]) == (0 if agreed else 1)
+    assert folders == [Path("elsewhere"), Path("demo_output")]
+
+
+def test_the_command_loads_no_library_of_the_demo_before_it_runs() -> None:
+    code = "import sys, hopflow.cli; print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert "hopflow.demo" in loaded
+    assert {"jax", "matplotlib", "rich", "sklearn"} & set(loaded) == set()
