@@ -4,12 +4,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from hopflow import pytree
-from hopflow.bind import bind, using
+from hopflow.bind import bind, current, using
 from hopflow.errors import ArgumentTypeError, GraphError
-from hopflow.graph.core import Graph, Node
-from hopflow.graph.interpreter import interpret
+from hopflow.graph.core import Graph, Node, Var
 from hopflow.graph.regions import Port, Region, Role, Runs, Signature
-from hopflow.graph.rewriting import effects
+from hopflow.graph.rewriting import effects, inline
 from hopflow.graph.types import TensorType
 from hopflow.hops.base import Call, HigherOrderOp, numbered, split_args
 from hopflow.hops.bodies import (
@@ -17,7 +16,6 @@ from hopflow.hops.bodies import (
     Function,
     Recorder,
     Written,
-    as_value,
     cast_output,
     check_structure,
     close_bodies,
@@ -32,7 +30,6 @@ from hopflow.hops.loops import (
     empty_stacks,
     fits,
     flatten_stacks,
-    input_names,
     settle_step,
     slice_types,
     slices,
@@ -44,6 +41,7 @@ from hopflow.ops.elementwise import where
 from hopflow.ops.manipulation import moveaxis
 from hopflow.symbolic.size import Size, SymInt, symbol
 from hopflow.trace.functional import TracedTensor
+from hopflow.trace.source import input_names
 from hopflow.trace.tracer import Tracer
 
 
@@ -52,7 +50,7 @@ class AssociativeScan(HigherOrderOp):
     """`associative_scan(symbols; xs; captures; body, ...) -> ys`
 
     xs       T[length, *s] each; all the operands
-    body     Graph, (*symbols, *a, *b, *captures) -> of the types of `a`; both are slices
+    body     Graph, (*symbols, *a, *b, *captures) -> a slice, as `a` and `b` are
     length   how many slices there are
     reverse  whether prefixes start at the last slice
     """
@@ -180,6 +178,7 @@ def sequential(body: Graph, length: Size, *, reverse: bool) -> Graph:
         tracer.bind_symbols((length,))
     own = [v.node.symbol for v in body.symbols if v.node.symbol is not None]
     symbols = [TracedTensor(tracer, tracer.symbol(s)) for s in own]
+    sizes = {s: SymInt((((s,), 1),)) for s in own}
     count = len(body.outputs)
     elements = [v.type for v in body.operands[:count]]
     xs = [
@@ -190,8 +189,13 @@ def sequential(body: Graph, length: Size, *, reverse: bool) -> Graph:
     branches = bool(effects(body)) or any(node.graphs for node in body.nodes)
 
     def combine(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
-        found = interpret(body, [*symbols, *a, *b, *captures], bind)
-        return [as_value(r) for r in found]
+        inner = current()
+        assert isinstance(inner, Tracer)
+        passed = [inner.arg(o) for o in (*symbols, *a, *b, *captures)]
+        # The nodes keep the lines of the user's code.
+        place = len(inner.graph.nodes)
+        found = inline(inner.graph, place, body, passed, sizes)
+        return [TracedTensor(inner, r) if isinstance(r, Var) else r for r in found]
 
     def step(carry: Any, x: list[Any]) -> Any:
         first, before = carry

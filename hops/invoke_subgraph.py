@@ -19,11 +19,12 @@ from hopflow.hops.bodies import (
     require_callable,
 )
 from hopflow.hops.branches import Branching
-from hopflow.hops.loops import calling, input_names, spread_specs
+from hopflow.hops.loops import calling, spread_specs
 from hopflow.loop_ir.kernels import Inline
 from hopflow.ops.opdef import as_operand
 from hopflow.pytree import Spec
 from hopflow.symbolic.size import Size, SymInt
+from hopflow.trace.source import input_names
 from hopflow.trace.tracer import Tracer, unchanged_on_error
 
 

@@ -278,27 +278,6 @@ def _stack(values: Sequence[Value]) -> Value:
     return stack(list(values))
 
 
-# --- names ----------------------------------------------------------------------------
-
-
-def input_names(fn: Callable[..., Any], specs: Sequence[Spec]) -> list[str]:
-    """Names for flat inputs of a function called with trees of these structures.
-
-    They are the function's own: `h` for a parameter that is one tensor, `h_0`, `h_1`
-    for the leaves of one that is a tree.
-    """
-    code = getattr(fn, "__code__", None)
-    own = code.co_varnames[: code.co_argcount] if code is not None else ()
-    if own[:1] == ("self",):
-        own = own[1:]
-    names: list[str] = []
-    for i, spec in enumerate(specs):
-        name = own[i] if i < len(own) else f"x{i}"
-        count = spec.num_leaves
-        names += [name] if count == 1 else [f"{name}_{k}" for k in range(count)]
-    return names
-
-
 def spread_specs(tree: Any, spec: Spec) -> list[Spec]:
     """The structures of the arguments that a carry or operands are given as."""
     return spec.children() if type(tree) is tuple else [spec]

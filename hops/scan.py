@@ -44,7 +44,6 @@ from hopflow.hops.loops import (
     as_types,
     empty_stacks,
     flatten_stacks,
-    input_names,
     runs_of,
     settle_step,
     slice_types,
@@ -59,6 +58,7 @@ from hopflow.ops.convert import apply, astype
 from hopflow.ops.dynamic import dynamic_index
 from hopflow.ops.elementwise import add, less, logical_and, logical_not, subtract
 from hopflow.symbolic.size import Size
+from hopflow.trace.source import input_names
 from hopflow.trace.tracer import Tracer, rollback
 
 

@@ -37,7 +37,6 @@ from hopflow.hops.bodies import (
 from hopflow.hops.loops import (
     as_types,
     calling,
-    input_names,
     settle_step,
     spread_specs,
     trace_settled,
@@ -45,6 +44,7 @@ from hopflow.hops.loops import (
 from hopflow.loop_ir.kernels import WhileLoop
 from hopflow.ops.elementwise import add, less
 from hopflow.ops.opdef import as_operand, convert_to
+from hopflow.trace.source import input_names
 
 
 @dataclass(frozen=True, slots=True)

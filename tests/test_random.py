@@ -99,7 +99,7 @@ def test_fold_in_gives_the_key_of_jax(data: int) -> None:
 def test_keys_can_be_split_again() -> None:
     ours, theirs = pair(3)
     for _ in range(3):
-        ours = random.split(ours)[1]
+        ours = asarray(random.split(ours))[1]
         theirs = jax.random.split(theirs)[1]
     agree(random.uniform(ours, (4,)), jax.random.uniform(theirs, (4,), np.float32))
 

@@ -6,7 +6,10 @@
 
 from math import e, inf, nan, pi
 
+from hopflow import bind as _bind
 from hopflow import random
+from hopflow.compiler.pipeline import execute as _execute
+from hopflow.compiler.runtime import interrupt
 from hopflow.config import config
 from hopflow.dtypes import (
     bfloat16,
@@ -35,6 +38,7 @@ from hopflow.hops.map import map_ as map
 from hopflow.hops.scan import scan
 from hopflow.hops.switch import switch
 from hopflow.hops.while_loop import Checkpoint, fori_loop, while_loop
+from hopflow.jit import jit
 from hopflow.ops import linalg
 from hopflow.ops.check import check
 from hopflow.ops.convert import astype
@@ -181,12 +185,16 @@ from hopflow.ops.scatter import one_hot, segment_sum
 from hopflow.ops.searching import nonzero, searchsorted
 from hopflow.ops.sets import unique_all, unique_counts, unique_inverse, unique_values
 from hopflow.ops.sorting import argsort, sort, top_k
+from hopflow.stats import stats
 from hopflow.tensor import Tensor, asarray, from_dlpack, from_numpy
 from hopflow.tensor.info import API_VERSION as __array_api_version__
 from hopflow.tensor.info import namespace_info as __array_namespace_info__
 from hopflow.tensor.info import result_type
 
 newaxis = None
+
+# Operators, which stand below the compiler, run natively from here on.
+_bind.slots.executor = _execute
 
 __all__ = [
     "Checkpoint",
@@ -224,6 +232,7 @@ __all__ = [
     "can_cast",
     "cbrt",
     "ceil",
+    "check",
     "clip",
     "concat",
     "cond",
@@ -275,12 +284,14 @@ __all__ = [
     "int16",
     "int32",
     "int64",
+    "interrupt",
     "invoke_subgraph",
     "isclose",
     "isdtype",
     "isfinite",
     "isinf",
     "isnan",
+    "jit",
     "less",
     "less_equal",
     "lgamma",
@@ -348,6 +359,7 @@ __all__ = [
     "square",
     "squeeze",
     "stack",
+    "stats",
     "std",
     "subgraph",
     "subtract",

@@ -13,6 +13,7 @@ from hopflow.compiler.pipeline import Executable
 from hopflow.errors import ArgumentTypeError, ArgumentValueError
 from hopflow.graph.core import Constant, Graph
 from hopflow.graph.printer import format_graph
+from hopflow.graph.types import TensorType
 from hopflow.hops.base import debugging
 from hopflow.hops.bodies import flatten_operands
 from hopflow.hops.invoke_subgraph import invoke_subgraph
@@ -47,6 +48,10 @@ class _Compiled:
     written: list[int]
     spec: Spec
     constants: dict[int, Any] = field(default_factory=dict)
+    is_single: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.is_single = pytree.is_leaf(self.spec)
 
     def __call__(self, tensors: list[EagerTensor]) -> Any:
         if self.captured:
@@ -62,7 +67,7 @@ class _Compiled:
             del results[first:]
         for k, number in self.constants.items():
             results.insert(k, number)
-        return pytree.unflatten(self.spec, results)
+        return results[0] if self.is_single else pytree.unflatten(self.spec, results)
 
 
 class Jitted:
@@ -78,6 +83,8 @@ class Jitted:
         self._f = f
         self._donate = tuple(donate)
         self._compiled: dict[Any, _Compiled] = {}
+        self._plain: dict[tuple[int, ...], _Compiled] = {}
+        self._plain_types: list[tuple[TensorType, ...]] = []
         self._last: _Compiled | None = None
 
     def __repr__(self) -> str:
@@ -88,6 +95,11 @@ class Jitted:
             return invoke_subgraph(lambda a, k: self._f(*a, **k), args, kwargs)
         if debugging():
             return self._f(*args, **kwargs)
+        if not kwargs:  # the common case, told by the identity of types
+            known = self._plain.get(tuple([id(getattr(a, "type", a)) for a in args]))
+            if known is not None and all(type(a) is EagerTensor for a in args):
+                self._last = known
+                return self._finish(known, list(args), args)
         leaves, spec = pytree.flatten((args, kwargs))
         tensors: list[EagerTensor] = []
         key: list[Any] = [spec]
@@ -112,7 +124,20 @@ class Jitted:
         if compiled is None:
             compiled = self._compile(leaves, spec)
             self._compiled[signature] = compiled
+        if (
+            not kwargs
+            and len(tensors) == len(args)
+            and all(a is t for a, t in zip(args, tensors, strict=True))
+        ):
+            types = tuple([t.type for t in tensors])
+            self._plain_types.append(types)  # alive, so that no other gets their ids
+            self._plain[tuple(map(id, types))] = compiled
         self._last = compiled
+        return self._finish(compiled, tensors, args)
+
+    def _finish(
+        self, compiled: _Compiled, tensors: list[EagerTensor], args: Sequence[Any]
+    ) -> Any:
         result = compiled(tensors)
         for position in self._donate:
             self._give_up(args, position)

@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 
 import optree
 
-__all__ = ["Spec", "flatten", "leaf_paths", "structure", "tree_map", "unflatten"]
+__all__ = ["Spec", "flatten", "is_leaf", "leaf_paths", "structure", "tree_map", "unflatten"]
 
 Spec: TypeAlias = optree.PyTreeSpec
 
@@ -16,6 +16,11 @@ structure: Callable[[Any], Spec] = optree.tree_structure
 def unflatten(spec: Spec, leaves: Iterable[Any]) -> Any:
     """The tree of structure `spec` with these leaves."""
     return optree.tree_unflatten(spec, leaves)
+
+
+def is_leaf(spec: Spec) -> bool:
+    """Whether a tree of this structure is one leaf and nothing else."""
+    return spec.is_leaf(strict=True)
 
 
 def tree_map(f: Callable[..., Any], tree: Any, *rest: Any) -> Any:

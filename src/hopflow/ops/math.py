@@ -153,9 +153,15 @@ def rsqrt(x: Any, /) -> Value:
 
 erf: Final = _function("erf", "The error function.", _special("erf"))
 erfc: Final = _function("erfc", "`1 - erf(x)`, accurate far out.", _special("erfc"))
-erfinv: Final = _function(
-    "erfinv", "The inverse of `erf`.", _special("erfinv"), -0.99, 0.99
-)
+
+
+def _erfinv_run(x: Any) -> Any:
+    from scipy import special
+
+    return np.copysign(special.erfinv(x), x)  # SciPy has 0 at -0
+
+
+erfinv: Final = _function("erfinv", "The inverse of `erf`.", _erfinv_run, -0.99, 0.99)
 
 
 def _lgamma_run(x: Any) -> Any:

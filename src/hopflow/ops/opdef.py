@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -167,11 +168,16 @@ def convert_to(value: Operand, dtype: DType, *, weak: bool = False) -> Operand:
         ArgumentRangeError: a Python integer does not fit `dtype`.
     """
     if isinstance(value, Constant):
-        return Constant(_converted(value.value, dtype), TensorType(dtype, (), weak))
+        return Constant(_converted(value.value, dtype), _scalar_type(dtype, weak))
     if value.type.dtype is dtype:
         return value
     [result] = bind(OPERATIONS["convert"], [value], {"dtype": dtype})
     return result
+
+
+@cache
+def _scalar_type(dtype: DType, weak: bool) -> TensorType:
+    return TensorType(dtype, (), weak)
 
 
 def _converted(value: bool | int | float, dtype: DType) -> bool | int | float:

@@ -437,7 +437,7 @@ def _running(
         return result
     shape = tuple(1 if a == axis else n for a, n in enumerate(x.shape))
     first = broadcasted(astype(neutral, dtype), shape)
-    return concat([first, result], axis=axis)  # type: ignore[no-any-return]
+    return concat([first, result], axis=axis)
 
 
 def diff(
@@ -466,6 +466,8 @@ def diff(
     axis = normalize_axis("diff", axis, value.ndim)
     if not isinstance(n, int) or n < 0:
         raise ArgumentValueError(f"diff: `n` must be 0 or more, and is {n}.")
+    if n == 0:
+        return apply(copy, value)
     parts = [value]
     for extra, place in ((prepend, 0), (append, len(parts) + 1)):
         if extra is not None:

@@ -338,10 +338,15 @@ def _running(
     )
 
 
+def _cumsum_run(x: Array, axis: int, dtype: Any) -> Array:
+    # From 0, as in JAX: so the sum of -0 is 0.
+    return np.add.accumulate(x, axis, dtype) + np.zeros((), dtype)
+
+
 cumsum: Final = _running(
     "cumsum",
     "The sums of the elements up to each, along `axis`.",
-    np.add.accumulate,
+    _cumsum_run,
     expr.add,
     lambda dtype: 0,
     NUMERIC,

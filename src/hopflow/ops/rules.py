@@ -349,14 +349,18 @@ def in_float32(run: Callable[..., Any]) -> Callable[..., Any]:
     """`run` with 16-bit floats computed in float32; the caller rounds the result."""
 
     def widened(*arrays: Array, **params: Any) -> Any:
-        halves = [dtypes.as_dtype(a.dtype).is_float and a.itemsize == 2 for a in arrays]
-        wide = [
-            a.astype(np.float32) if half else a
-            for a, half in zip(arrays, halves, strict=True)
-        ]
+        for array in arrays:
+            if array.itemsize == 2 and array.dtype in _HALVES:
+                break
+        else:
+            return run(*arrays, **params)
+        wide = [a.astype(np.float32) if a.dtype in _HALVES else a for a in arrays]
         return run(*wide, **params)
 
     return widened
+
+
+_HALVES: Final = frozenset({dtypes.float16.dtype, dtypes.bfloat16.dtype})
 
 
 _SAMPLE_SHAPES: Final = {
@@ -400,12 +404,17 @@ def elementwise(
     """
     allowed = _ALLOWED[promote]
     inner = in_float32(run) if widen else run
+    known = result.dtype if result else None
 
     def run_as(*arrays: Array, **given: Any) -> Array:
+        # Called for every eager operation: so no more than a run of NumPy's function,
+        # whose answer has the right dtype but for 16-bit floats and a few others.
+        value = inner(*arrays, **given)
+        dtype = known or arrays[0].dtype
+        if type(value) is np.ndarray and value.dtype is dtype:
+            return value
         with np.errstate(all="ignore"):
-            value = np.asarray(inner(*arrays, **given))
-            dtype = result.dtype if result else arrays[0].dtype
-            return value.astype(dtype, copy=False)
+            return np.asarray(value).astype(dtype, copy=False)
 
     run_as.__doc__ = doc
     if lower is None:

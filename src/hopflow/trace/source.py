@@ -1,10 +1,12 @@
 """Which line of the user's code an operation came from."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import CodeType, FrameType
 
 from hopflow.graph.core import SourceLine
+from hopflow.pytree import Spec
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _OWN = (str(_PACKAGE), str(_PACKAGE.parent.parent / "hops"))
@@ -62,3 +64,21 @@ def where(fn: object) -> str:
 def name_of(fn: object) -> str:
     """A callable's name, as an error or a graph shows it."""
     return getattr(fn, "__name__", type(fn).__name__)
+
+
+def input_names(fn: object, specs: Sequence[Spec]) -> list[str]:
+    """Names for flat inputs of a function called with trees of these structures.
+
+    They are the function's own: `h` for a parameter that is one tensor, `h_0`, `h_1`
+    for the leaves of one that is a tree.
+    """
+    code = getattr(getattr(fn, "__wrapped__", fn), "__code__", None)
+    own = code.co_varnames[: code.co_argcount] if code is not None else ()
+    if own[:1] == ("self",):
+        own = own[1:]
+    names: list[str] = []
+    for i, spec in enumerate(specs):
+        name = own[i] if i < len(own) else f"x{i}"
+        count = spec.num_leaves
+        names += [name] if count == 1 else [f"{name}_{k}" for k in range(count)]
+    return names

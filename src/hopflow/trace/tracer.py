@@ -201,6 +201,8 @@ class Tracer(Functional):
                 raise escaped(value, "that trace has ended")
             return value
         origin, key, memory = self._lift_parent(value)
+        if isinstance(origin, TracedTensor) and origin.var.node.symbol is not None:
+            return TracedTensor(self, self.symbol(origin.var.node.symbol))
         known = self.captures.get(key) or self.references.get(key)
         if known is not None:
             return known.tensor
@@ -225,7 +227,7 @@ class Tracer(Functional):
             # Tensors of different memory may hold one var, after `x[:] = y`.
             return local, (var, id(storage), len(local.chain)), storage
         if isinstance(value, EagerTensor):
-            if not self.allow_captures and not self._is_adopted(value):
+            if not self.allow_captures and not self.is_adopted(value):
                 raise CapturedTensorError(
                     f"the traced function reads a tensor {value.type} that is not an "
                     f"argument{_at(user_line())}. Pass it as an argument, or trace with "
@@ -237,7 +239,8 @@ class Tracer(Functional):
         assert isinstance(value, Tensor)
         return value, id(value), value
 
-    def _is_adopted(self, value: Value) -> bool:
+    def is_adopted(self, value: Value) -> bool:
+        """Whether a tensor was made from data during this trace."""
         return id(value) in self._adopted
 
     def _from_outside(self) -> list[Capture]:

@@ -197,8 +197,9 @@ class Builder:
     def _vector(self, extent: Expr, body: list[Stmt]) -> Binding:
         if not body or not all(isinstance(s, _VECTOR_STATEMENTS) for s in body):
             return SERIAL
+        reduces = any(isinstance(s, Accumulate) for s in body)
         width = min(
-            self.target.vector_width(s.value.dtype)
+            self.target.vector_width(s.value.dtype, reduces=reduces)
             for s in body
             if isinstance(s, _VECTOR_STATEMENTS)
         )

@@ -1,0 +1,293 @@
+"""`hf.trace`: a Python function as a `GraphModule`, by running it on traced tensors."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from hopflow import pytree
+from hopflow.bind import Operand, Value, bind, current
+from hopflow.dtypes import as_dtype
+from hopflow.errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    ResultTypeError,
+)
+from hopflow.graph.core import Constant, Graph, Node
+from hopflow.graph.interpreter import interpret
+from hopflow.graph.module import GraphModule, Specialization
+from hopflow.graph.rewriting import read_vars
+from hopflow.graph.types import TensorType
+from hopflow.ops.convert import as_value
+from hopflow.ops.opdef import as_operand
+from hopflow.pytree import Spec
+from hopflow.symbolic.size import Size, SymInt, symbol
+from hopflow.tensor import EagerTensor, asarray
+from hopflow.trace.functional import aliased_write
+from hopflow.trace.source import input_names, name_of, where
+from hopflow.trace.tracer import Tracer, is_written, trace_into
+
+__all__ = ["spec", "trace"]
+
+_MODES: Final = ("real", "fake")
+
+
+def trace(
+    f: Callable[..., Any],
+    *args: Any,
+    mode: str = "real",
+    strict: bool = False,
+    captures: bool = False,
+) -> GraphModule:
+    """The graph of what `f(*args)` does, as a function of the tensors among `args`.
+
+    `f` runs as Python, once; loops over sizes and iteration over tensors are unrolled.
+    Numbers and other arguments that are no tensors are constants of the graph, which
+    `GraphModule.specializations` lists. A write to an argument is one at each call.
+
+    Args:
+        f: Takes and returns pytrees of tensors and numbers.
+        args: Pytrees of tensors; in mode "fake" types (see `spec`) may stand for them.
+        mode: "real" takes tensors, "fake" only looks at types. Sizes in types may be
+            symbols: the graph is then for all sizes.
+        strict: Not supported: always False.
+        captures: Whether `f` may read tensors that are no arguments; they become
+            attributes of the graph.
+
+    Raises:
+        ArgumentTypeError: `f` is no function, or a type is given in mode "real".
+        ArgumentValueError: another mode, or `strict`.
+        CapturedTensorError: `f` reads a tensor from outside, without `captures`.
+        ResultTypeError: `f` returns what is no tensor or number.
+        TraceError: `f` asks a tensor for a value that only a run can give.
+    """
+    if not callable(f):
+        raise ArgumentTypeError(
+            f"trace: `f` must be a function, and is `{type(f).__name__}`."
+        )
+    if mode not in _MODES:
+        raise ArgumentValueError(
+            f"trace: `mode` must be 'real' or 'fake', and is {mode!r}. For symbolic sizes"
+            " give types that have them, in mode 'fake'."
+        )
+    if strict:
+        raise ArgumentValueError(
+            "trace: `strict` must be False: tracing runs the function as Python."
+        )
+    return _Capture(f, args, mode, allow_captures=captures).module()
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Runs a captured graph, and does what the function did besides returning.
+
+    results   how many outputs of the graph the caller gets; the rest is written to
+    written   operands (by position) and attributes (by name), one for each of the rest
+    same      by position of a result: the operand that it is, after being written
+    numbers   the positions of results that were Python numbers
+    """
+
+    results: int
+    written: tuple[int | str, ...]
+    same: dict[int, int]
+    numbers: frozenset[int]
+
+    def __call__(self, graph: Graph, args: Sequence[Any]) -> list[Any]:
+        found = interpret(graph, args, bind)
+        operands = args[len(args) - len(graph.operands) :]
+        for target, value in zip(self.written, found[self.results :], strict=True):
+            tensor = graph.attributes[target] if type(target) is str else None
+            if isinstance(target, int):
+                tensor = operands[target]
+            if isinstance(tensor, Value):
+                current().write(tensor, as_value(value))
+        results: list[Any] = []
+        for i, value in enumerate(found[: self.results]):
+            if i in self.same:
+                results.append(operands[self.same[i]])
+            elif i in self.numbers and isinstance(value, Constant):
+                results.append(value.value)
+            else:
+                results.append(as_value(value))
+        return results
+
+
+class _Capture:
+    """One trace of a function, from its arguments to the module."""
+
+    def __init__(
+        self,
+        f: Callable[..., Any],
+        args: tuple[Any, ...],
+        mode: str,
+        *,
+        allow_captures: bool,
+    ) -> None:
+        self.f = f
+        self.mode = mode
+        self.leaves, self.in_spec = pytree.flatten(args)
+        self.paths = pytree.leaf_paths(self.in_spec, "args")
+        self.tracer = Tracer(None, name_of(f), allow_captures=allow_captures)
+        self.specializations: dict[int, Specialization] = {}
+
+    def module(self) -> GraphModule:
+        tree = trace_into(self.tracer, self.run, ())
+        outputs, out_spec, numbers = self.flatten(tree)
+        tensors = self.tracer.operands
+        self.check_aliases()
+        written: list[int | str] = [i for i, t in enumerate(tensors) if is_written(t)]
+        places = {id(t): i for i, t in enumerate(tensors) if is_written(t)}
+        same = {i: places[id(o)] for i, o in enumerate(outputs) if id(o) in places}
+        results = len(outputs)
+        outputs += [tensors[i] for i in written if isinstance(i, int)]
+        names = self.attribute_names()
+        for key, capture in self.tracer.captures.items():
+            if capture.written and not self.tracer.is_adopted(capture.origin):
+                written.append(names[key])
+                outputs.append(capture.tensor)
+        graph = self.tracer.close(outputs)
+        self.hold_captures(graph, names)
+        return GraphModule(
+            graph,
+            self.in_spec,
+            out_spec,
+            run=Run(results, tuple(written), same, numbers),
+            as_value=asarray,
+            specializations=self.specializations,
+        )
+
+    # --- arguments ---
+
+    def run(self) -> Any:
+        names = iter(input_names(self.f, self.in_spec.children()))
+        inputs = [self.input(i, next(names)) for i in range(len(self.leaves))]
+        return self.f(*pytree.unflatten(self.in_spec, inputs))
+
+    def input(self, i: int, name: str) -> Any:
+        """What `f` gets for a leaf of its arguments."""
+        leaf = self.leaves[i]
+        if isinstance(leaf, TensorType):
+            if self.mode == "real":
+                raise ArgumentTypeError(
+                    f"trace: `{self.paths[i]}` is a type ({leaf}), which mode 'real' "
+                    "does not take. Give a tensor, or use mode 'fake'."
+                )
+            return self.tracer.operand(leaf, name)
+        if isinstance(leaf, Value | np.ndarray | np.generic):
+            operand = as_operand("trace", i, leaf)
+            self.leaves[i] = operand
+            return self.tracer.operand(operand.type, name)
+        self.specializations[i] = Specialization(self.paths[i], leaf)
+        return leaf
+
+    def check_aliases(self) -> None:
+        """Raises: MutationError: one of two arguments that share memory is written."""
+        given = [x for x in self.leaves if isinstance(x, Value | TensorType)]
+        pairs = list(zip(given, self.tracer.operands, strict=True))
+        for leaf, tensor in pairs:
+            if isinstance(leaf, EagerTensor) and is_written(tensor):
+                for other, _ in pairs:
+                    if other is not leaf and isinstance(other, EagerTensor):
+                        if other.storage is leaf.storage:
+                            raise aliased_write(leaf.type)
+
+    # --- results ---
+
+    def flatten(self, tree: Any) -> tuple[list[Operand], Spec, frozenset[int]]:
+        """The results' leaves as operands; which of them are Python numbers."""
+        leaves, out_spec = pytree.flatten(tree)
+        outputs: list[Operand] = []
+        numbers: set[int] = set()
+        for i, leaf in enumerate(leaves):
+            if isinstance(leaf, SymInt):
+                outputs.append(self.tracer.size_value(leaf))
+                continue
+            try:
+                outputs.append(as_operand("trace", i, leaf))
+            except ArgumentTypeError:
+                path = pytree.leaf_paths(out_spec, "result")[i]
+                raise ResultTypeError(
+                    f"trace: `{name_of(self.f)}` ({where(self.f) or 'f'}) must return "
+                    f"tensors or numbers, and its `{path}` is `{type(leaf).__name__}`. "
+                    "Return the data alone, or None."
+                ) from None
+            if type(leaf) in (bool, int, float):
+                numbers.add(i)
+        return outputs, out_spec, frozenset(numbers)
+
+    # --- captured tensors ---
+
+    def attribute_names(self) -> dict[Any, str]:
+        """A name for each captured tensor, by its key."""
+        taken = {v.node.name for v in self.tracer.graph.inputs}
+        names: dict[Any, str] = {}
+        for key in self.tracer.captures:
+            number = len(names)
+            while f"tensor{number}" in taken:
+                number += 1
+            names[key] = f"tensor{number}"
+            taken.add(names[key])
+        return names
+
+    def hold_captures(self, graph: Graph, names: dict[Any, str]) -> None:
+        """Turn inputs for captured tensors into attributes of the graph."""
+        read = read_vars(graph)
+        nodes: list[Node] = []
+        for key, capture in self.tracer.captures.items():
+            var = capture.input
+            if var in read:
+                node = Node("get_attr", None, (), {}, (var,), names[key])
+                var.node = node
+                nodes.append(node)
+                graph.attributes[names[key]] = capture.origin
+        graph.inputs = [v for v in graph.inputs if v.node.section in _INPUTS]
+        graph.nodes[:0] = nodes
+
+
+_INPUTS: Final = ("symbol", "operand")
+
+
+# --- types as text --------------------------------------------------------------------
+
+_TYPE: Final = re.compile(r"\s*(\w+)\s*\[([^\[\]]*)\]\s*")
+
+
+def spec(*texts: str) -> Any:
+    """Types of tensors as they are printed: `hf.spec("f32[n, 4]", "i64[n]")`.
+
+    Args:
+        texts: Each a dtype and sizes: numbers, or names, which are symbols. A name means
+            the same symbol in all of them.
+
+    Returns:
+        A type; a tuple of them for several texts.
+
+    Raises:
+        ArgumentValueError: a text is no type.
+        DTypeError: there is no such dtype.
+    """
+    names: dict[str, SymInt] = {}
+    types = tuple(_parse(text, names) for text in texts)
+    return types[0] if len(types) == 1 else types
+
+
+def _parse(text: str, names: dict[str, SymInt]) -> TensorType:
+    found = _TYPE.fullmatch(text)
+    sizes: list[Size] = []
+    parts = [p.strip() for p in found[2].split(",")] if found else [""]
+    for part in parts if parts != [""] else []:
+        if part.isdecimal():
+            sizes.append(int(part))
+        elif part.isidentifier():
+            if part not in names:
+                names[part] = symbol(part)
+            sizes.append(names[part])
+        else:
+            found = None
+    if found is None:
+        raise ArgumentValueError(
+            f"spec: {text!r} is no type. Write a dtype and sizes, as in 'f32[n, 4]'."
+        )
+    return TensorType(as_dtype(found[1]), tuple(sizes))
