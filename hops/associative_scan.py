@@ -153,8 +153,9 @@ class AssociativeScan(HigherOrderOp):
             runs = "at least once"
         inputs: tuple[Port, ...] = (*symbols, *xs, *xs, *captures)
         outputs = numbered("stacked", 0, count)
+        results: list[Role] = ["stacked"] * count
         region = Region("body", node.params["body"], inputs, outputs, runs)
-        return Signature(tuple(roles), ("stacked",) * count, (region,))
+        return Signature(tuple(roles), tuple(results), (region,))
 
     def with_roles(
         self, params: dict[str, Any], args: Sequence[Role], results: Sequence[Role]

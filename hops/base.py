@@ -105,18 +105,21 @@ class HigherOrderOp:
         """
         raise NotImplementedError
 
-    def infer(self, *types: TensorType, **params: Any) -> tuple[TensorType, ...]:
-        """The types of a node's results, over the symbols of its graphs."""
+    # `Any`, so that each operator may name the args and params that it has.
+
+    def infer(self, *types: Any, **params: Any) -> tuple[TensorType, ...]:
+        """The types of a node's results from those of its args (`TensorType`).
+
+        They are over the symbols of its graphs; `graph.regions` translates them.
+        """
         raise NotImplementedError
 
     def functionalize(self, bodies: Sequence[Body]) -> Written:
         """Turn writes in bodies to inputs into results; see `Written`."""
         raise NotImplementedError
 
-    def lower(
-        self, types: tuple[TensorType, ...], *args: Any, **params: Any
-    ) -> Lowered:
-        """The region that a node stands for."""
+    def lower(self, *args: Any, **params: Any) -> Lowered:
+        """The region that a node stands for, from its results' types and its args."""
         raise NotImplementedError
 
     def signature(self, node: Node) -> Signature:

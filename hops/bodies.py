@@ -215,7 +215,11 @@ def trace_body(
             for o, n in zip(references, function.names, strict=True)
         ]
     tree = trace_into(tracer, function.call, (inputs,))
-    outputs, spec = flatten_results(op, function, tree)
+    found, spec = flatten_results(op, function, tree)
+    # A tensor of outside that is returned is captured, as one that is read.
+    outputs: list[Operand] = [
+        tracer.localize(o) if isinstance(o, Value) else o for o in found
+    ]
     return Body(op, function, tracer, outputs, spec)
 
 

@@ -118,7 +118,8 @@ class Branching(HigherOrderOp):
         first = bodies[0]
         count = len(first.outputs)
         written = self.functionalize(bodies)
-        targets = [first.tracer.captures[k].origin for k in written.captures]
+        captures = first.tracer.captures
+        targets: list[Operand] = [captures[k].origin for k in written.captures]
         targets += [call.operands[i] for i in written.operands]
         return Traced(close_bodies(bodies), first.spec, count, written, targets)
 
@@ -203,8 +204,8 @@ class Branching(HigherOrderOp):
             )
             for name, graph in node.graphs.items()
         ]
-        results: tuple[Role, ...] = ("result",) * len(regions[0].outputs)
-        return Signature(tuple(roles), results, tuple(regions))
+        results: list[Role] = ["result"] * len(regions[0].outputs)
+        return Signature(tuple(roles), tuple(results), tuple(regions))
 
     def with_roles(
         self, params: dict[str, Any], args: Sequence[Role], results: Sequence[Role]

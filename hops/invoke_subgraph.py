@@ -1,4 +1,4 @@
-"""`invoke_subgraph`: a function as one node, and `@subgraph`, traced once. All rules."""
+"""`invoke_subgraph`: a function as a node; `@subgraph`: traced once. All its rules."""
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial, update_wrapper
@@ -218,7 +218,7 @@ def _hashable(leaf: Any) -> Hashable:
         hash(leaf)
     except TypeError:
         raise ArgumentTypeError(
-            f"subgraph: an argument that is no tensor or number must be hashable, and "
+            "subgraph: an argument that is no tensor or number must be hashable, and a "
             f"`{type(leaf).__name__}` is not. Make it a pytree, or close over it."
         ) from None
     return type(leaf), leaf

@@ -117,8 +117,9 @@ class Map(HigherOrderOp):
         roles += ["invariant"] * len(parts.captures)
         inputs = tuple(Port(role, i) for i, role in enumerate(roles))
         outputs = numbered("stacked", 0, len(body.outputs))
+        results: list[Role] = ["stacked"] * len(outputs)
         region = Region("body", body, inputs, outputs, runs_of(node.params["length"]))
-        return Signature(tuple(roles), ("stacked",) * len(outputs), (region,))
+        return Signature(tuple(roles), tuple(results), (region,))
 
     def with_roles(
         self, params: dict[str, Any], args: Sequence[Role], results: Sequence[Role]

@@ -280,7 +280,7 @@ def _check_pair(call: Call, found: Any) -> None:
     if found.type is not tuple or found.num_children != 2:
         raise StructureError(
             f"{call.name}: {function.label} must return a pair `(carry, y)`, and "
-            f"returns {shown(found)}. Return `(carry, None)` if nothing is to be stacked."
+            f"returns {shown(found)}. Return `(carry, None)` if there is no `y`."
         )
     assert call.spec is not None
     check_structure(call.name, function, found.child(0), call.spec)
@@ -310,15 +310,14 @@ class _Until(NamedTuple):
         """
         function = Function("until", self.test, (), lambda _: None)
         leaves, _ = flatten_results(self.call.name, function, self.test(carry))
-        [leaf] = leaves if len(leaves) == 1 else [None]
-        type_ = leaf.type if leaf is not None else None
-        if type_ is None:
+        if len(leaves) != 1:
             raise PredicateError(
                 f"{self.call.name}: {function.label} must return a bool scalar "
                 f"(bool[]), and returns {len(leaves)} tensors."
             )
-        check_scalar(self.call.name, f"the result of {function.label}", type_, "b")
-        return as_value(leaf)
+        what = f"the result of {function.label}"
+        check_scalar(self.call.name, what, leaves[0].type, "b")
+        return as_value(leaves[0])
 
     def run(self) -> Any:
         """Carry, stacks of full length, and the number of steps."""
@@ -400,7 +399,7 @@ def scan(
     init: Any,
     xs: Any = None,
     *,
-    length: int | None = None,
+    length: Size | None = None,
     dim: int = 0,
     reverse: bool = False,
     unroll: int = 1,

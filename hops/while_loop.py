@@ -259,13 +259,15 @@ class While(HigherOrderOp):
         parts = split_args(self, node.args, node.params)
         count = len(parts.operands)
         roles: list[Role] = ["symbol"] * len(parts.symbols)
-        roles += ["carry"] * count + ["invariant"] * len(parts.captures)
+        roles += ["carry"] * count
+        roles += ["invariant"] * len(parts.captures)
+        results: list[Role] = ["carry"] * count
         inputs = tuple(Port(role, i) for i, role in enumerate(roles))
         holds = (Port("predicate"),)
         carry = tuple(Port("carry", i) for i in range(count))
         return Signature(
             tuple(roles),
-            ("carry",) * count,
+            tuple(results),
             (
                 Region("test", node.params["test"], inputs, holds, "at least once"),
                 Region("body", node.params["body"], inputs, carry, "any times"),

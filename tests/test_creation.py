@@ -182,12 +182,12 @@ def test_long_ranges_do_not_add_up_rounding() -> None:
 @pytest.mark.parametrize("endpoint", [True, False])
 def test_linspace_is_that_of_numpy(num: int, endpoint: bool) -> None:
     pairs: Any = [(0.0, 1.0), (-3, 7), (2.5, 2.5), (1.0, -1.0)]
-    for ends in pairs:
-        want = NUMPY.linspace(*ends, num, endpoint=endpoint)
-        near(hf.linspace(*ends, num, endpoint=endpoint), want.astype(np.float32))
-        near(hf.linspace(*ends, num, endpoint=endpoint, dtype="f64"), want)
-        got = hf.linspace(*ends, num, endpoint=endpoint, dtype="i32")
-        same(got, NUMPY.linspace(*ends, num, endpoint=endpoint, dtype=np.int32))
+    for a, b in pairs:
+        want = np.linspace(a, b, num, endpoint=endpoint)
+        near(hf.linspace(a, b, num, endpoint=endpoint), want.astype(np.float32))
+        near(hf.linspace(a, b, num, endpoint=endpoint, dtype="f64"), want)
+        got = hf.linspace(a, b, num, endpoint=endpoint, dtype="i32")
+        same(got, np.linspace(a, b, num, endpoint=endpoint, dtype=np.int32))
 
 
 def test_linspace_of_tensors() -> None:

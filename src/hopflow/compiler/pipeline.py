@@ -14,6 +14,7 @@ from hopflow.compiler.traps import trap_error
 from hopflow.config import config
 from hopflow.graph.core import Graph
 from hopflow.graph.hashing import structural_hash
+from hopflow.graph.rewriting import clone
 from hopflow.graph.types import TensorType
 from hopflow.graph.verifier import verify as verify_graph
 from hopflow.loop_ir.nest import Program
@@ -27,7 +28,12 @@ _kernels: dict[str, tuple[Graph, Kernel]] = {}
 
 
 def lower(graph: Graph) -> tuple[Graph, Program]:
-    """Run the passes over a graph, and schedule it; verified if `config.verify`."""
+    """Run the passes over a copy of a graph, and schedule it.
+
+    The nodes of the copy know the numbers of those they come from, which the program
+    reports when it stops. All is verified if `config.verify`.
+    """
+    graph = _numbered(graph)
     for run in PASSES:
         graph = run(graph)
         if config.verify:
@@ -36,6 +42,13 @@ def lower(graph: Graph) -> tuple[Graph, Program]:
     if config.verify:
         verify_program(program)
     return graph, program
+
+
+def _numbered(graph: Graph) -> Graph:
+    copy = clone(graph)
+    for number, (_, node) in enumerate(zip(graph.walk(), copy.walk(), strict=True)):
+        node.meta["number"] = number
+    return copy
 
 
 class Executable:

@@ -363,6 +363,18 @@ def in_float32(run: Callable[..., Any]) -> Callable[..., Any]:
 _HALVES: Final = frozenset({dtypes.float16.dtype, dtypes.bfloat16.dtype})
 
 
+def _typed_run(run: Callable[..., Any], result: DType | None) -> Callable[..., Array]:
+    """`run`, with a result of dtype `result`, or of the operands' if that is None."""
+
+    def run_as(*arrays: Array, **params: Any) -> Array:
+        with np.errstate(all="ignore"):
+            value = np.asarray(run(*arrays, **params))
+            dtype = result.dtype if result else arrays[0].dtype
+            return value.astype(dtype, copy=False)
+
+    return run_as
+
+
 _SAMPLE_SHAPES: Final = {
     1: (("T[3, 4]",), ("T[]",)),
     2: (("T[3, 4]", "T[4]"), ("T[2, 1]", "T[3]"), ("T[]", "T[0]")),
@@ -403,19 +415,7 @@ def elementwise(
         params: Static parameters for the samples.
     """
     allowed = _ALLOWED[promote]
-    inner = in_float32(run) if widen else run
-    known = result.dtype if result else None
-
-    def run_as(*arrays: Array, **given: Any) -> Array:
-        # Called for every eager operation: so no more than a run of NumPy's function,
-        # whose answer has the right dtype but for 16-bit floats and a few others.
-        value = inner(*arrays, **given)
-        dtype = known or arrays[0].dtype
-        if type(value) is np.ndarray and value.dtype is dtype:
-            return value
-        with np.errstate(all="ignore"):
-            return np.asarray(value).astype(dtype, copy=False)
-
+    run_as = _typed_run(in_float32(run) if widen else run, result)
     run_as.__doc__ = doc
     if lower is None:
         assert fn is not None

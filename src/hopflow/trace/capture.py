@@ -69,8 +69,8 @@ def trace(
         )
     if mode not in _MODES:
         raise ArgumentValueError(
-            f"trace: `mode` must be 'real' or 'fake', and is {mode!r}. For symbolic sizes"
-            " give types that have them, in mode 'fake'."
+            f"trace: `mode` must be 'real' or 'fake', and is {mode!r}. For symbolic "
+            "sizes give types that have them, in mode 'fake'."
         )
     if strict:
         raise ArgumentValueError(
@@ -188,10 +188,10 @@ class _Capture:
         pairs = list(zip(given, self.tracer.operands, strict=True))
         for leaf, tensor in pairs:
             if isinstance(leaf, EagerTensor) and is_written(tensor):
-                for other, _ in pairs:
-                    if other is not leaf and isinstance(other, EagerTensor):
-                        if other.storage is leaf.storage:
-                            raise aliased_write(leaf.type)
+                others = [x for x, _ in pairs if x is not leaf]
+                storages = [x.storage for x in others if isinstance(x, EagerTensor)]
+                if leaf.storage in storages:
+                    raise aliased_write(leaf.type)
 
     # --- results ---
 
@@ -255,7 +255,7 @@ _TYPE: Final = re.compile(r"\s*(\w+)\s*\[([^\[\]]*)\]\s*")
 
 
 def spec(*texts: str) -> Any:
-    """Types of tensors as they are printed: `hf.spec("f32[n, 4]", "i64[n]")`.
+    """Types of tensors, written as they print: `hf.spec("f32[n, 4]", "i64[n]")`.
 
     Args:
         texts: Each a dtype and sizes: numbers, or names, which are symbols. A name means

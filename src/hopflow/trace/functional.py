@@ -1,9 +1,9 @@
 """Functionalization: a write becomes a new value, seen by every view of its base.
 
-A traced tensor that was ever viewed or written has a `FunctionalStorage`: the value that
-its base has now, and a version. A view keeps the chain of view operations that leads to
-it from the base; when its version is behind, it is made anew from the base. A write to a
-view is carried back along the chain by each operation's `unview`.
+A traced tensor that was ever viewed or written has a `FunctionalStorage`: the value
+that its base has now, and a version. A view keeps the chain of view operations that
+leads to it from the base; when its version is behind, it is made anew from the base. A
+write to a view is carried back along the chain by each operation's `unview`.
 """
 
 from collections.abc import Sequence
@@ -54,20 +54,26 @@ _REMEDY: Final = {
 
 
 class TracedTensor(Tensor):
-    """A tensor of a trace: a var of the tracer's graph, and what it is a view of."""
+    """A tensor of a trace: a var of the tracer's graph, and what it is a view of.
 
-    __slots__ = ("chain", "storage", "tracer", "var", "version")
+    tracer    whose graph it belongs to
+    source    the var that holds its value, as of `version` of `storage`
+    storage   None: never viewed nor written
+    chain     the view operations that lead to it from the base
+    """
+
+    __slots__ = ("chain", "source", "storage", "tracer", "version")
 
     def __init__(self, tracer: "Functional", var: Var) -> None:
         self.tracer = tracer
-        self.var = var
+        self.source = var
         self.storage: FunctionalStorage | None = None
         self.chain: tuple[ViewStep, ...] = ()
         self.version = 0
 
     @property
     def type(self) -> TensorType:
-        return self.var.type
+        return self.source.type
 
     def __repr__(self) -> str:
         return f"Tensor(traced, {self.type})"
@@ -145,7 +151,7 @@ class Functional(Interpreter):
     def storage_of(self, tensor: TracedTensor) -> FunctionalStorage:
         """The storage of a tensor of this interpreter, made at its first need."""
         if tensor.storage is None:
-            tensor.storage = FunctionalStorage(TracedTensor(self, tensor.var))
+            tensor.storage = FunctionalStorage(TracedTensor(self, tensor.source))
         return tensor.storage
 
     def read(self, tensor: TracedTensor) -> Var:
@@ -155,12 +161,12 @@ class Functional(Interpreter):
             value = storage.tensor
             for step in tensor.chain:
                 [value] = self.record(step.op, (value, *step.operands), step.params)
-            self.renew(tensor, value.var, storage.version)
-        return tensor.var
+            self.renew(tensor, value.source, storage.version)
+        return tensor.source
 
     def renew(self, tensor: TracedTensor, var: Var, version: int) -> None:
         """Note the present value of a view that was written through another."""
-        tensor.var, tensor.version = var, version
+        tensor.source, tensor.version = var, version
 
     def write(self, target: Value, new: Value) -> None:
         """Give `target`, and what shares its storage, the value `new` of its type."""
@@ -168,7 +174,7 @@ class Functional(Interpreter):
         self.allow_write(target, tensor)
         storage = self.storage_of(tensor)
         value = TracedTensor(self, self.read(self.localize(new)))
-        tensor_var = value.var
+        source = value.source
         # The values along the chain, from the base to the view's own base.
         along = [storage.tensor]
         for step in tensor.chain[:-1]:
@@ -179,7 +185,7 @@ class Functional(Interpreter):
             value = TracedTensor(self, self.read(self.localize(written)))
         storage.tensor = value
         storage.version += 1
-        tensor.var, tensor.version = tensor_var, storage.version
+        tensor.source, tensor.version = source, storage.version
 
     def allow_write(self, target: Value, local: TracedTensor) -> None:
         """Refuse a write that could not be made visible everywhere it should be."""
@@ -188,14 +194,14 @@ class Functional(Interpreter):
 def escaped(value: TracedTensor, why: str) -> EscapedValueError:
     """The error for a value used where its trace does not reach."""
     return EscapedValueError(
-        f"a traced tensor {value.type} is used outside the function whose trace made it "
-        f"({why}). Return it from that function, or pass it as an operand."
+        f"a traced tensor {value.type} is used outside the function whose trace made "
+        f"it ({why}). Return it from that function, or pass it as an operand."
     )
 
 
 def aliased_write(what: TensorType) -> MutationError:
     """The error for a write in a body to memory that it reads by another name too."""
     return MutationError(
-        f"a body writes to a captured tensor {what} that shares its memory with another "
-        "tensor the body uses. Capture one of them, and take views inside the body."
+        f"a body writes to a tensor {what} from outside that shares its memory with "
+        "another one it uses. Use one of them, and take views of it inside the body."
     )

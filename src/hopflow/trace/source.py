@@ -9,8 +9,8 @@ from hopflow.graph.core import SourceLine
 from hopflow.pytree import Spec
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-_OWN = (str(_PACKAGE), str(_PACKAGE.parent.parent / "hops"))
-_OWN += (str(_PACKAGE.parent.parent / "autograd"),)
+_ROOT = _PACKAGE.parent.parent
+_OWN = (str(_PACKAGE), str(_ROOT / "hops"), str(_ROOT / "autograd"))
 # Programs that come with the package are users of it.
 _USERS = (str(_PACKAGE / "demo"), str(_PACKAGE / "testing"))
 

@@ -1,9 +1,9 @@
 """Tracers: record operations into a graph, and lift what comes from outside.
 
 A `Tracer` records the operations of one function. What its body meets from outside is
-*lifted*: it becomes an input of the graph. With a tracer below it (`parent`), a value is
-lifted there first, level by level up to its owner, and each level gets one input for it,
-keyed by the parent's value; with the eager interpreter below, a concrete tensor is
+*lifted*: it becomes an input of the graph. With a tracer below it (`parent`), a value
+is lifted there first, level by level up to its owner, and each level gets one input for
+it, keyed by the parent's value; with the eager interpreter below, a concrete tensor is
 captured as it is. Lifting a tensor lifts the free symbols of its shape before it.
 """
 
@@ -75,7 +75,7 @@ class Tracer(Functional):
     operands     the function's own inputs
     captures     key of the parent's value -> what was lifted
     references   key of the parent's value -> the operand that stands for it
-    shared       graphs that calls in this trace share, by what their makers know them by
+    shared       graphs that calls in this trace share, by keys of their makers
     allow_captures   False: a concrete tensor from outside is a CapturedTensorError
     """
 
@@ -170,7 +170,7 @@ class Tracer(Functional):
 
         result = evaluate(size, value, number)
         assert isinstance(result, TracedTensor)
-        self._sizes[result.var] = size
+        self._sizes[result.source] = size
         return result
 
     def size_of(self, tensor: TracedTensor) -> SymInt:
@@ -201,15 +201,15 @@ class Tracer(Functional):
                 raise escaped(value, "that trace has ended")
             return value
         origin, key, memory = self._lift_parent(value)
-        if isinstance(origin, TracedTensor) and origin.var.node.symbol is not None:
-            return TracedTensor(self, self.symbol(origin.var.node.symbol))
+        if isinstance(origin, TracedTensor) and origin.source.node.symbol is not None:
+            return TracedTensor(self, self.symbol(origin.source.node.symbol))
         known = self.captures.get(key) or self.references.get(key)
         if known is not None:
             return known.tensor
         if any(c.memory is memory and c.written for c in self._from_outside()):
             raise aliased_write(value.type)
         self.bind_symbols(value.type.shape)
-        name = origin.var.node.name if isinstance(origin, TracedTensor) else ""
+        name = origin.source.node.name if isinstance(origin, TracedTensor) else ""
         name = name or f"c{len(self.captures)}"
         var = self.graph.add_input(value.type, name, "capture")
         tensor = TracedTensor(self, var)
@@ -230,8 +230,8 @@ class Tracer(Functional):
             if not self.allow_captures and not self.is_adopted(value):
                 raise CapturedTensorError(
                     f"the traced function reads a tensor {value.type} that is not an "
-                    f"argument{_at(user_line())}. Pass it as an argument, or trace with "
-                    "`captures=True` to keep it as an attribute of the graph."
+                    f"argument{_at(user_line())}. Pass it as an argument, or trace "
+                    "with `captures=True` to keep it as an attribute of the graph."
                 )
             return value, id(value), value.storage
         if isinstance(value, TracedTensor):
@@ -258,7 +258,7 @@ class Tracer(Functional):
                         raise aliased_write(target.type)
 
     def renew(self, tensor: TracedTensor, var: Var, version: int) -> None:
-        self._renewed.append(_Renewal(tensor, tensor.var, tensor.version))
+        self._renewed.append(_Renewal(tensor, tensor.source, tensor.version))
         super().renew(tensor, var, version)
 
     # --- recording ---
@@ -280,7 +280,7 @@ class Tracer(Functional):
                 and arg.storage is None
                 and not self.closed
             ):
-                recorded.append(arg.var)
+                recorded.append(arg.source)
             else:
                 recorded.append(self.arg(arg))
         for value in params.values():
@@ -338,7 +338,7 @@ def rollback(marks: Sequence[tuple[Tracer, _Mark]]) -> None:
     """Take back all that was added to the marked tracers since."""
     for tracer, at in marks:
         for renewal in reversed(tracer._renewed[at.renewed :]):
-            renewal.tensor.var, renewal.tensor.version = renewal.var, renewal.version
+            renewal.tensor.source, renewal.tensor.version = renewal.var, renewal.version
         del tracer._renewed[at.renewed :]
         if (
             len(tracer.graph.nodes) == at.nodes

@@ -1,7 +1,12 @@
-"""Passes over graphs, in the order they run. Each takes a graph and gives one."""
+"""Passes over graphs, in the order they run. Each edits a graph in place."""
 
 from collections.abc import Callable
 
+from hopflow.compiler.passes.dead_results import drop_dead_results
+from hopflow.compiler.passes.invariant_carries import make_carries_invariant
 from hopflow.graph.core import Graph
 
-PASSES: tuple[Callable[[Graph], Graph], ...] = ()
+PASSES: tuple[Callable[[Graph], Graph], ...] = (
+    make_carries_invariant,
+    drop_dead_results,
+)

@@ -57,7 +57,8 @@ Env = dict[Var, Slot]
 def schedule(graph: Graph, target: Target | None = None) -> Program:
     """The program that computes `graph`: inputs and outputs in the graph's order.
 
-    Symbols of the graph become the program's sizes.
+    Symbols of the graph become the program's sizes. A trap of the program names the
+    number that its node has in `meta`.
     """
     return Scheduler(graph, target or host()).run()
 
@@ -82,13 +83,9 @@ class Scheduler:
     graph: Graph
     target: Target
     b: Builder = field(init=False)
-    numbers: dict[int, int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.b = Builder(self.graph.name, self.target)
-        self.numbers = {}
-        for i, node in enumerate(self.graph.walk()):
-            self.numbers.setdefault(id(node), i)
 
     # --- the whole program ---
 
@@ -175,7 +172,7 @@ class Scheduler:
         uses: list[int],
         hints: list[Buffer | None],
     ) -> list[Slot]:
-        kernels = Kernels(self.b, self.numbers[id(node)])
+        kernels = Kernels(self.b, node.meta.get("number", 0))
 
         def pointwise(k: int, kernel: Pointwise) -> Slot:
             def relower(counted: Sequence[Any]) -> Pointwise:
@@ -458,7 +455,7 @@ class Scheduler:
             if steps is not None and region.max_steps is not None:
                 limit = e.index(region.max_steps)
                 full = e.compare("ge", e.read(steps), limit)
-                b.add(Trap(full, b.site("limit", self.numbers[id(node)]), (limit,)))
+                b.add(Trap(full, b.site("limit", node.meta.get("number", 0)), (limit,)))
                 b.assign(steps, e.add(e.read(steps), e.index(1)))
             self.update(carries, inside(1))
         b.add(While(head, condition, body))

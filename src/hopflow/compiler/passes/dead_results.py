@@ -1,0 +1,69 @@
+"""Dropping what nothing reads: results of operators, the carries that make them, args."""
+
+from hopflow.graph.core import Graph, Node, Var, vars_of
+from hopflow.graph.regions import (
+    Signature,
+    carries,
+    drop_results,
+    has_regions,
+    own_regions,
+    prune_node,
+    signature_of,
+)
+from hopflow.graph.rewriting import effects, eliminate_dead_code
+
+
+def drop_dead_results(graph: Graph) -> Graph:
+    """Drop dead nodes, unread results and args of operators, and idle carries.
+
+    A carry is idle if nothing reads its last value, and each step's value only helps to
+    make the next one's. In place; returns the graph.
+    """
+    live = set(vars_of(graph.outputs))
+    kept: list[Node] = []
+    for node in reversed(graph.nodes):
+        if live.isdisjoint(node.results) and not effects(node):
+            continue
+        if has_regions(node):
+            _slim(node, live)
+        live.update(vars_of(node.args))
+        kept.append(node)
+    graph.nodes = kept[::-1]
+    return graph
+
+
+def _slim(node: Node, live: set[Var]) -> None:
+    signature = own_regions(node)
+    dead = _droppable(signature, {i for i, v in enumerate(node.results) if v not in live})
+    for region in signature.regions:
+        graph = region.graph
+        outputs = graph.outputs
+        graph.outputs = tuple(
+            a for a, port in zip(outputs, region.outputs, strict=True) if port.at not in dead
+        )
+        eliminate_dead_code(graph)
+        graph.outputs = outputs
+    drop_results(node, dead)
+    for region in signature_of(node).regions:
+        drop_dead_results(region.graph)
+    prune_node(node)
+
+
+def _droppable(signature: Signature, dead: set[int]) -> set[int]:
+    """Which of the unread results no region needs for anything else."""
+    arg_of = {pair.result: pair.arg for pair in carries(signature)}
+    while True:
+        needed: set[int] = set()
+        for region in signature.regions:
+            graph = region.graph
+            outputs = zip(graph.outputs, region.outputs, strict=True)
+            live = set(vars_of([a for a, port in outputs if port.at not in dead]))
+            for node in reversed(graph.nodes):
+                if not live.isdisjoint(node.results) or effects(node):
+                    live.update(vars_of(node.args))
+            inputs = zip(graph.inputs, region.inputs, strict=True)
+            needed |= {p.at for v, p in inputs if v in live and p.at is not None}
+        kept = {result for result in dead if arg_of.get(result) in needed}
+        if not kept:
+            return dead
+        dead = dead - kept

@@ -1,0 +1,86 @@
+"""The ways to run a program that must all agree, and what it takes to compare them.
+
+A test that is parametrised by `MEANINGS` states a fact of each of them:
+
+    @pytest.mark.parametrize("run", RUNNERS, ids=NAMES)
+    def test_both_branches_are_right(run):
+        agree(run(lambda x: hf.cond(True, hf.sin, hf.cos, (x,)), x), np.sin(x))
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from hopflow import pytree
+from hopflow.bind import slots
+from hopflow.graph.verifier import verify
+from hopflow.hops.base import debug, run_interpreted
+from hopflow.trace.capture import trace
+
+__all__ = ["MEANINGS", "NAMES", "RUNNERS", "Meaning", "agree", "interpreted"]
+
+Run = Callable[..., Any]
+"""(f, *args) -> what `f(*args)` returns."""
+
+
+class Meaning(NamedTuple):
+    name: str
+    run: Run
+
+
+@contextmanager
+def interpreted() -> Iterator[None]:
+    """Within the block operators are run by the graph interpreter, not compiled."""
+    before = slots.executor
+    slots.executor = run_interpreted
+    try:
+        yield
+    finally:
+        slots.executor = before
+
+
+def run_debug(f: Run, *args: Any) -> Any:
+    """Operators as plain Python."""
+    with debug():
+        return f(*args)
+
+
+def run_eager(f: Run, *args: Any) -> Any:
+    """Operators traced where they are called, and interpreted."""
+    with interpreted():
+        return f(*args)
+
+
+def run_traced(f: Run, *args: Any) -> Any:
+    """The whole function traced, verified, and interpreted."""
+    module = trace(f, *args, captures=True)
+    verify(module.graph)
+    with interpreted():
+        return module(*args)
+
+
+MEANINGS: Final = [
+    Meaning("debug", run_debug),
+    Meaning("eager", run_eager),
+    Meaning("traced", run_traced),
+]
+RUNNERS: Final = [meaning.run for meaning in MEANINGS]
+NAMES: Final = [meaning.name for meaning in MEANINGS]
+
+
+def agree(got: Any, expected: Any, *, rtol: float = 1e-5) -> None:
+    """Check that two trees have one structure and, nearly, one value in each leaf.
+
+    Raises:
+        AssertionError: they differ; by the leaf's path.
+    """
+    found, spec = pytree.flatten(got)
+    wanted, wanted_spec = pytree.flatten(expected)
+    assert spec == wanted_spec, f"{spec} is not {wanted_spec}"
+    paths = pytree.leaf_paths(spec, "result")
+    for path, a, b in zip(paths, found, wanted, strict=True):
+        x, y = np.asarray(a), np.asarray(b)
+        assert x.shape == y.shape, f"{path}: shape {x.shape} is not {y.shape}"
+        np.testing.assert_allclose(x, y, rtol=rtol, atol=rtol, err_msg=path)

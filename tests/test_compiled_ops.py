@@ -1,0 +1,211 @@
+"""Every operation, compiled, against its NumPy meaning: all dtypes, small and large."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pytest
+
+from hopflow import dtypes
+from hopflow.compiler.pipeline import Executable
+from hopflow.config import config
+from hopflow.dtypes import DType, as_dtype
+from hopflow.errors import HopflowError
+from hopflow.graph.core import Graph
+from hopflow.ops.opdef import OPERATIONS, OpDef, Sample
+from hopflow.tensor import asarray
+from hopflow.testing.kernels import sample_arrays
+
+NDArray = np.ndarray[Any, np.dtype[Any]]
+
+# The order of a sum is the schedule's choice; a factorisation is LAPACK's.
+REORDERED: Final = {"reduce_sum", "reduce_prod", "matmul"}
+FACTORISATIONS: Final = {"cholesky", "lu", "qr", "eigh", "svd", "triangular_solve"}
+# NumPy's and SciPy's functions are within a few units in the last place, as are ours.
+ULPS: Final = {"erfc": 16, "erfinv": 16, "lgamma": 16} | dict.fromkeys(
+    "exp exp2 expm1 log log2 log10 log1p logistic sin cos tan asin acos atan atan2 sinh "
+    "cosh tanh asinh acosh atanh cbrt hypot erf pow".split(),
+    4,
+)
+GROWN: Final = {3: 67, 4: 71, 5: 37}
+"""Sizes for vector loops, with a rest that no vector width divides."""
+# Their parameters hold sizes, or positions in the tensors of their samples.
+SIZED: Final = {"reshape", "broadcast_to", "lu_permutation", "full", "iota", "check"}
+LARGE: Final = {
+    "reshape": Sample(("T[6, 71]",), {"shape": (71, 6)}, dtypes.ALL),
+    "broadcast_to": Sample(("T[3, 1]",), {"shape": (2, 3, 71)}, dtypes.ALL),
+    "full": Sample(("T[]",), {"shape": (3, 71)}, dtypes.ALL),
+    "lu_permutation": Sample(
+        ("i32[2, 30]",), {"size": 71}, (dtypes.int32,), 30.0, 70.0
+    ),
+}
+FLOAT_CORNERS: Final = (
+    *(np.nan, np.inf, -np.inf, 0.0, -0.0, 0.5, -1.0, 1.0, 2.0, 1.5, 2.5, -2.5),
+    *(3e38, 1e300, 1e-300, 6e4, 1e-7, 1e-42, 1e5, -700.0, 88.0, 100.0, -1e-30),
+)
+
+
+class Case(NamedTuple):
+    """One call: `want` are its results."""
+
+    label: str
+    operands: list[NDArray]
+    params: dict[str, Any]
+    want: tuple[NDArray, ...]
+
+
+def grown(sample: Sample) -> Sample:
+    """The same call with larger operands, which fit together as before."""
+
+    def larger(text: str) -> str:
+        name, sizes = text.rstrip("]").split("[")
+        found = [int(n) for n in sizes.split(",") if n.strip()]
+        return f"{name}[{', '.join(str(GROWN.get(n, n)) for n in found)}]"
+
+    return replace(sample, operands=tuple(map(larger, sample.operands)))
+
+
+def with_corners(array: NDArray) -> NDArray:
+    """`array` with its dtype's special values from the fourth element on."""
+    dtype = as_dtype(array.dtype)
+    corners: tuple[float, ...] = FLOAT_CORNERS
+    if dtype.kind == "b":
+        return array
+    if not dtype.is_float:
+        low, high = dtypes.iinfo(dtype).min, dtypes.iinfo(dtype).max
+        corners = (low, high, 0, 1, high - 1, high // 3, low + 1)
+    result, flat = array.copy(), array.size
+    with np.errstate(all="ignore"):
+        for k, i in enumerate(range(3, flat, 2)):
+            result.flat[i] = np.array(corners[k * 5 % len(corners)]).astype(array.dtype)
+    return result
+
+
+def samples(op: OpDef) -> Iterator[tuple[str, Sample, DType]]:
+    for k, sample in enumerate(op.samples):
+        for dtype in sample.dtypes:
+            yield f"sample {k} {dtype}", sample, dtype
+            if op.name not in SIZED and (large := grown(sample)) != sample:
+                yield f"sample {k} grown {dtype}", large, dtype
+    if large := LARGE.get(op.name):
+        for dtype in large.dtypes:
+            yield f"large {dtype}", large, dtype
+
+
+def cases(op: OpDef) -> Iterator[Case]:
+    """All calls of an operation that do not stop it."""
+    for label, sample, dtype in samples(op):
+        operands = sample_arrays(sample, dtype)
+        if op.name not in REORDERED | FACTORISATIONS and any(
+            a.size > 3 for a in operands
+        ):
+            cornered = [
+                with_corners(a) if text.startswith("T") else a
+                for a, text in zip(operands, sample.operands, strict=True)
+            ]
+            calls = [(label, operands), (f"{label} corners", cornered)]
+        else:
+            calls = [(label, operands)]
+        for name, given in calls:
+            try:
+                with np.errstate(all="ignore"):
+                    want = op.run(*given, **sample.params)
+            except HopflowError:
+                assert op.effects, f"{op.name}, {name}"
+                continue
+            results = want if isinstance(want, tuple) else (want,)
+            yield Case(name, given, sample.params, tuple(map(np.asarray, results)))
+
+
+def compiled(op: OpDef, calls: list[Case]) -> list[NDArray]:
+    """The results of all calls, from one native program."""
+    graph, arguments = Graph(op.name), []
+    for case in calls:
+        tensors = [asarray(a) for a in case.operands]
+        types = [t.type for t in tensors]
+        first = len(arguments)
+        inputs = [graph.add_input(t, f"x{first + i}") for i, t in enumerate(types)]
+        results = op.result_types(types, case.params)
+        graph.outputs += graph.call(op, inputs, case.params, results).results
+        arguments += tensors
+    return [tensor.array for tensor in Executable(graph)(arguments)]
+
+
+def spacing(x: NDArray) -> NDArray:
+    """One unit in the last place at `x`, as f64."""
+    info = dtypes.finfo(as_dtype(x.dtype))
+    size = np.maximum(np.abs(x.astype(np.float64)), float(info.smallest_normal))
+    unit: NDArray = np.exp2(np.floor(np.log2(size))) * float(info.eps)
+    return unit
+
+
+def tolerance(op: OpDef, case: Case, want: NDArray) -> Any:
+    """How far a result may be from `want`."""
+    if op.name == "lgamma":  # near its zeros, neither has all digits
+        return 16 * spacing(np.maximum(np.abs(want), want.dtype.type(0.125)))
+    if op.name in ULPS:
+        return ULPS[op.name] * spacing(want)
+    if op.name in REORDERED:
+        magnitude = op.run(*map(np.abs, case.operands), **case.params)
+        return 32 * spacing(np.asarray(magnitude))
+    return 0.0
+
+
+def choosing(op: OpDef, case: Case) -> bool:
+    """Whether NumPy leaves open which of 0 and -0 is the smaller."""
+    combine = case.params.get("combine", op.name)
+    return op.name in REORDERED or "max" in combine or "min" in combine
+
+
+def check(op: OpDef, case: Case, got: NDArray, want: NDArray) -> None:
+    where = f"{op.name}, {case.label}, {case.params}"
+    assert got.dtype == want.dtype, where
+    assert got.shape == want.shape, where
+    if not as_dtype(got.dtype).is_float:
+        np.testing.assert_array_equal(got, want, where)
+        return
+    with np.errstate(all="ignore"):
+        x, y = got.astype(np.float64), want.astype(np.float64)
+        same = (x == y) | np.isnan(x) & np.isnan(y)
+        same &= ~((x == 0) & (np.signbit(x) != np.signbit(y))) | choosing(op, case)
+        wrong = ~(same | (np.abs(x - y) < tolerance(op, case, want)))
+    assert not wrong.any(), f"{where}: {got[wrong][:4]} for {want[wrong][:4]}"
+
+
+def check_factorisation(case: Case, results: list[NDArray]) -> None:
+    """Columns and rows may have the other sign."""
+    for got, want in zip(results, case.want, strict=True):
+        assert got.dtype == want.dtype
+        assert got.shape == want.shape
+        small = 2e-3 if got.dtype == np.float32 else 1e-9
+        size = np.max(np.abs(want), initial=1.0, where=np.isfinite(want))
+        np.testing.assert_allclose(
+            np.abs(got), np.abs(want), small, small * size, err_msg=case.label
+        )
+
+
+@pytest.fixture(autouse=True)
+def _verified(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "verify", True)
+
+
+@pytest.mark.parametrize("op", OPERATIONS.values(), ids=list(OPERATIONS))
+def test_native_code_computes_what_numpy_does(op: OpDef) -> None:
+    calls = list(cases(op))
+    results = compiled(op, calls)
+    for case in calls:
+        found, results = results[: len(case.want)], results[len(case.want) :]
+        if op.name in FACTORISATIONS:
+            check_factorisation(case, found)
+            continue
+        for got, want in zip(found, case.want, strict=True):
+            check(op, case, got, want)
+    assert not results
+
+
+def test_no_operation_is_left_out() -> None:
+    # `check` has no result; the other operations have a call that does not stop them.
+    for op in OPERATIONS.values():
+        assert op.samples, op.name
+        assert any(True for _ in cases(op)) or op.name == "check"
