@@ -1,7 +1,7 @@
 """A ball that bounces: a `while_loop` in a `scan`, and a `cond` in that.
 
-The state is a named tuple, one argument of the body. Where the ball meets the floor within
-a step, the `cond` finds the moment by bisection: only in the steps that need it.
+The state is a named tuple, one argument of the body. Where the ball meets the floor
+within a step, the `cond` finds the moment by bisection: only in the steps that need it.
 """
 
 from typing import Any, NamedTuple

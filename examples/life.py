@@ -1,16 +1,9 @@
-"""Conway's Game of Life: a `scan` over generations that ends once nothing changes."""
+"""Conway's Game of Life: a `scan` that ends once nothing changes."""
 
 import hopflow as hf
 
-START = """
-............
-.....##.....
-....##......
-.....#......
-............
-............
-............
-"""
+PATTERN = ["###", "#.#", "#.#"]
+ROWS, COLUMNS = 10, 22
 
 
 def generation(cells):
@@ -28,9 +21,9 @@ def generation(cells):
 
 @hf.jit
 def play(cells, limit):
-    """All generations until one equals the last: i64[limit, rows, columns], and how many.
+    """All generations, i64[limit, rows, columns], up to one that equals the last.
 
-    The carry is a pair: the generation, and whether it differs from the one before.
+    The carry is a pair: a generation, and whether it differs from the one before.
     """
 
     def step(carry, _):
@@ -38,16 +31,17 @@ def play(cells, limit):
         after = generation(cells)
         return (after, hf.any(after != cells)), after
 
+    def still(carry):
+        return ~carry[1]
+
     start = cells, hf.asarray(True)
-    _, generations, steps = hf.scan(
-        step, start, length=limit, until=lambda carry: ~carry[1]
-    )
+    _, generations, steps = hf.scan(step, start, length=limit, until=still)
     return generations, steps
 
 
 def main():
-    rows = START.split()
-    cells = hf.asarray([[int(c == "#") for c in row] for row in rows])
+    cells = hf.zeros((ROWS, COLUMNS), dtype=hf.int64)
+    cells[3:6, 9:12] = hf.asarray([[int(c == "#") for c in row] for row in PATTERN])
     generations, steps = play(cells, 200)
     print(f"still after {int(steps)} generations:")
     for row in generations[int(steps) - 1].tolist():

@@ -34,6 +34,7 @@ from hopflow.hops.loops import (
     slice_types,
     slices,
     stacked,
+    stacked_types,
 )
 from hopflow.hops.scan import scan
 from hopflow.loop_ir.kernels import Inline
@@ -121,9 +122,11 @@ class AssociativeScan(HigherOrderOp):
             rows.append(body(*rows[-1], *x) if rows else x)
         return tuple(stacked(rows[::-1] if reverse else rows))
 
-    def infer(self, *types: TensorType, body: Graph, **_: Any) -> tuple[Any, ...]:
-        first = len(body.symbols)
-        return types[first : first + len(body.outputs)]
+    def infer(
+        self, *types: TensorType, body: Graph, length: Size, **_: Any
+    ) -> tuple[TensorType, ...]:
+        elements = [v.type for v in body.operands[: len(body.outputs)]]
+        return tuple(stacked_types(elements, length))
 
     def functionalize(self, bodies: Sequence[Body]) -> Written:
         return refuse_writes(bodies, "its calls may be made in any order")

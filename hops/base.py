@@ -161,6 +161,10 @@ class HigherOrderOp:
         results = self.debug(*parts.lead, *parts.operands, **functions)
         return tuple(as_value(r) for r in results)
 
+    def node_effects(self, params: dict[str, Any]) -> frozenset[str]:
+        """What a node of these params may do besides what its graphs do."""
+        return self.effects
+
     def format_sections(self, node: Node) -> list[tuple[Arg, ...]]:
         """A node's args as the graph's text groups them."""
         return list(split_args(self, node.args, node.params))

@@ -190,7 +190,7 @@ class Branching(HigherOrderOp):
 
     def signature(self, node: Node) -> Signature:
         parts = split_args(self, node.args, node.params)
-        roles: list[Role] = [self.selects] * self.lead
+        roles: list[Role] = [self.selects for _ in range(self.lead)]
         roles += ["symbol"] * len(parts.symbols)
         roles += ["operand"] * (len(parts.operands) + len(parts.captures))
         inputs = tuple(Port(role, i) for i, role in enumerate(roles) if i >= self.lead)

@@ -201,8 +201,8 @@ class While(HigherOrderOp):
         while truth(test(*carry)[0]):
             if steps == max_steps:
                 raise LoopLimitError(
-                    f"{self.name}: after `max_steps={max_steps}` steps the condition "
-                    "still holds. Raise `max_steps`, or see why the loop does not end."
+                    f"{self.name}: `max_steps` = {max_steps} steps were taken and the "
+                    "condition still holds. Raise `max_steps`, or check the condition."
                 )
             carry = tuple(body(*carry))
             steps += 1
@@ -235,6 +235,9 @@ class While(HigherOrderOp):
             share_captures(bodies)
         body.outputs += [present_value(body, k) for k in written.captures]
         return written
+
+    def node_effects(self, params: dict[str, Any]) -> frozenset[str]:
+        return _NONE if params["max_steps"] is None else _TRAP
 
     def lower(
         self,
@@ -279,6 +282,9 @@ class While(HigherOrderOp):
     ) -> dict[str, Any]:
         return dict(params, num_carry=args.count("carry"))
 
+
+_NONE: Final[frozenset[str]] = frozenset()
+_TRAP: Final = frozenset(["trap"])
 
 WHILE = While()
 

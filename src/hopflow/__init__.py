@@ -190,6 +190,7 @@ from hopflow.tensor import Tensor, asarray, from_dlpack, from_numpy
 from hopflow.tensor.info import API_VERSION as __array_api_version__
 from hopflow.tensor.info import namespace_info as __array_namespace_info__
 from hopflow.tensor.info import result_type
+from hopflow.trace.capture import spec, trace
 
 newaxis = None
 
@@ -355,6 +356,7 @@ __all__ = [
     "sin",
     "sinh",
     "sort",
+    "spec",
     "sqrt",
     "square",
     "squeeze",
@@ -373,6 +375,7 @@ __all__ = [
     "tensordot",
     "tile",
     "top_k",
+    "trace",
     "tril",
     "triu",
     "trunc",

@@ -49,7 +49,7 @@ def run(folder: Path, runs: int = RUNS, steps: int = STEPS) -> bool:
 
     Args:
         runs: How many initialisations.
-        steps: How many steps of each are recorded.
+        steps: How many steps of each are recorded, at least 3.
     """
     from rich.console import Console
     from sklearn.datasets import load_digits
@@ -57,21 +57,11 @@ def run(folder: Path, runs: int = RUNS, steps: int = STEPS) -> bool:
     report = Report(Console())
     points, digits = load_digits(return_X_y=True)
     inits = np_inits(points, runs)
-    n, d = points.shape
-    report.title(
-        "k-means on handwritten digits",
-        f"{n:,} images of {d} pixels into {CLUSTERS} clusters, from {runs} "
-        "initialisations: in each, a while_loop until no",
-        "centroid moves, a cond that re-seeds empty clusters, and a scan that records "
-        f"{steps} steps; a map over all of them.",
-        f"hopflow {version('hopflow')}, JAX {version('jax')}, scikit-learn "
-        f"{version('scikit-learn')}, Python {platform.python_version()}, "
-        f"{os.cpu_count()} cores",
-    )
+    show_program(report, points, runs, steps)
     show_graph(report, points, inits, steps)
 
     times, (fits, curves), (jax_fits, jax_curves) = race(points, inits, steps)
-    report.title("The results", "")
+    report.title("The results")
     report.results(fits)
     with report.console.status("The same as plain Python, in hf.debug() …"):
         debug_fits, debug_curves = debugged(points, inits, steps)
@@ -84,9 +74,8 @@ def run(folder: Path, runs: int = RUNS, steps: int = STEPS) -> bool:
     ]
     report.title(
         "Do they agree?",
-        "With scikit-learn's KMeans from the same centroids; with this program as "
-        "plain Python, in hf.debug(); and with the same in JAX.",
-        "",
+        "With scikit-learn's KMeans from the same centroids; with this program as",
+        "plain Python, in hf.debug(); and with the same program in JAX.",
     )
     report.agreements(agreements)
     show_times(report, times)
@@ -100,19 +89,29 @@ def np_inits(points: Array, runs: int) -> Array:
     return as_arrays([initial_centroids(hf.asarray(points), CLUSTERS, runs, SEED)])[0]
 
 
+def show_program(report: Report, points: Array, runs: int, steps: int) -> None:
+    """What is going to run, and with which versions."""
+    n, d = points.shape
+    report.title(
+        "k-means on handwritten digits",
+        f"{n:,} images of {d} pixels into {CLUSTERS} clusters, from {runs} sets of",
+        "initial centroids: a map over these, in each a while_loop until no centroid",
+        "moves, a cond that re-seeds empty clusters, and a scan that records "
+        f"{steps} steps.",
+        f"hopflow {version('hopflow')}, JAX {version('jax')}, scikit-learn "
+        f"{version('scikit-learn')}, Python {platform.python_version()}, "
+        f"{os.cpu_count()} cores",
+    )
+
+
 def show_graph(report: Report, points: Array, inits: Array, steps: int) -> None:
     """The captured graph as Python."""
-    module = hf.trace(
-        lambda points, inits: study(points, inits, steps),
-        hf.asarray(points),
-        hf.asarray(inits),
-    )
+    module = hf.trace(study, hf.asarray(points), hf.asarray(inits), steps)
     count = sum(1 for _ in module.graph.walk())
     report.title(
         "The graph",
-        f"{count} operations, as Python that runs; the subgraphs are nested functions, "
-        "and what they close over is free.",
-        "",
+        f"{count} operations, as Python that runs. Subgraphs are nested functions;",
+        "what they close over is free. Comments give types, and lines of kmeans.py.",
     )
     report.source(module.print_readable(print_output=False))
 
@@ -123,7 +122,7 @@ def race(
     """Times of hopflow and JAX, and what both returned."""
     import jax
 
-    compiled = hf.jit(lambda points, inits: study(points, inits, steps))
+    compiled = hf.jit(study)
     ours = hf.asarray(points), hf.asarray(inits)
     with jax.enable_x64(True):
         theirs = jax.device_put(points), jax.device_put(inits)
@@ -133,7 +132,7 @@ def race(
         jax.jit(lambda x: x + 1.0)(theirs[1]).block_until_ready()
         times, results = measure(
             {
-                "hopflow": lambda: compiled(*ours),
+                "hopflow": lambda: compiled(*ours, steps),
                 "jax": lambda: jax.block_until_ready(reference(*theirs)),
             },
             ROUNDS,
@@ -156,9 +155,8 @@ def as_result(result: Any) -> tuple[Fit, Array]:
 def show_times(report: Report, times: dict[str, Timing]) -> None:
     report.title(
         "How long did it take?",
-        "The first call traces, compiles and runs, after an unrelated compile on both "
-        f"sides; a run is the median of {ROUNDS}, in turns.",
-        "",
+        "The first call traces, compiles and runs, after an unrelated compile on both",
+        f"sides. A run is the median of {ROUNDS}, in which the two take turns.",
     )
     report.times(times["hopflow"], times["jax"])
 
@@ -169,4 +167,6 @@ def show_picture(
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "kmeans.png"
     draw(fits, curves, digits, path)
-    report.title("The picture", f"The best centroids, and all curves: {path}")
+    report.title(
+        "The picture", f"The best centroids, and how all runs converged: {path}"
+    )

@@ -34,7 +34,9 @@ class Report:
         """Python, in colours; lines are never cut."""
         from rich.syntax import Syntax
 
-        text = Syntax(code, "python", theme="ansi_dark").highlight(code.rstrip())
+        text = Syntax(code, "python", theme="ansi_dark").highlight(code)
+        text.rstrip()
+        self.console.print()
         self.console.print(text, soft_wrap=True)
 
     def results(self, fits: Fit) -> None:
@@ -44,7 +46,7 @@ class Report:
         last = len(fits.inertia) - 1
         for run, labels in enumerate(fits.labels):
             sizes = np.bincount(labels, minlength=fits.centroids.shape[1])
-            notes = ["the best"] * (run == best)
+            notes = ["best"] * (run == best)
             notes += ["began with an empty cluster"] * (run == last)
             table.add_row(
                 str(run + 1),
@@ -55,14 +57,14 @@ class Report:
                 ", ".join(notes),
                 style="bold" if run == best else None,
             )
-        self.console.print(table)
+        self.console.print("", table)
 
     def agreements(self, agreements: Sequence[Agreement]) -> None:
         """What was compared in rows, the references in columns."""
         table = _table("", *(a.reference for a in agreements))
         for what in dict.fromkeys(w for a in agreements for w in a.findings):
             table.add_row(what, *(_finding(a, what) for a in agreements))
-        self.console.print(table)
+        self.console.print("", table)
 
     def times(self, ours: Timing, theirs: Timing) -> None:
         """Ours and JAX's, and how many times longer JAX's took."""
@@ -72,12 +74,12 @@ class Report:
             ("run", ours.run, theirs.run),
         ):
             table.add_row(what, duration(a), duration(b), f"{b / a:.2f}")
-        self.console.print(table)
+        self.console.print("", table)
 
     def verdict(self, agreements: Sequence[Agreement]) -> None:
         """The last line."""
-        wrong = [a.reference for a in agreements if not a.ok]
         self.console.print()
+        wrong = [a.reference for a in agreements if not a.ok]
         if wrong:
             self.line(f"[bold red]hopflow does not agree with {', '.join(wrong)}.")
         else:

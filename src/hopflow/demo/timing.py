@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ class Timing:
 
 
 def measure(
-    contenders: dict[str, Callable[[], Any]], runs: int
+    contenders: Mapping[str, Callable[[], Any]], runs: int
 ) -> tuple[dict[str, Timing], dict[str, Any]]:
     """Time each contender's first call, then `runs` rounds in which they take turns.
 

@@ -18,13 +18,21 @@ from hopflow.graph.core import (
     Node,
     Var,
     map_graphs,
+    map_sizes,
     match_shapes,
     plain_symbol,
     size_of,
 )
 from hopflow.graph.rewriting import clone, fresh_symbol, needed_inputs
 from hopflow.graph.types import TensorType
-from hopflow.symbolic.size import Size, Symbol, free_symbols, substitute
+from hopflow.symbolic.size import (
+    Size,
+    Symbol,
+    SymInt,
+    free_symbols,
+    substitute,
+    symbol,
+)
 
 __all__ = [
     "Port",
@@ -203,22 +211,31 @@ def result_types(
     Raises:
         HopflowError: the operands' types do not fit.
     """
-    types: tuple[TensorType, ...] = op.result_types([a.type for a in args], params)
-    if all(isinstance(n, int) for t in types for n in t.shape):
-        return types
     node = Node("call_function", op, tuple(args), params)
     if not node.graphs:
+        return op.result_types([a.type for a in args], params)  # type: ignore[no-any-return]
+    # The sizes among the params are the caller's, and so not to be translated. Others
+    # stand for them, which no graph has.
+    sizes: dict[Symbol, Size] = {}
+
+    def hold(size: SymInt) -> Size:
+        standing = symbol("size")
+        sizes[free_symbols(standing)[0]] = size
+        return standing
+
+    held = {key: map_sizes(value, hold) for key, value in params.items()}
+    types: tuple[TensorType, ...] = op.result_types([a.type for a in args], held)
+    if all(isinstance(n, int) for t in types for n in t.shape):
         return types
     node.results = tuple([Var(node, i, t) for i, t in enumerate(types)])
-    sizes: dict[Symbol, Size] = {}
     for region in op.signature(node).regions:
         passed = [passed_to(port, args) for port in region.inputs]
         # Branches have symbols of their own; results are over those of the first.
-        for symbol, size in bind_symbols(region.graph, passed).items():
-            sizes.setdefault(symbol, size)
-    for symbol in free_symbols(*(n for t in types for n in t.shape)):
-        if symbol not in sizes:
-            sizes[symbol] = fresh_symbol(symbol)
+        for bound, size in bind_symbols(region.graph, passed).items():
+            sizes.setdefault(bound, size)
+    for unbound in free_symbols(*(n for t in types for n in t.shape)):
+        if unbound not in sizes:
+            sizes[unbound] = fresh_symbol(unbound)
     return tuple(t.with_shape([substitute(n, sizes) for n in t.shape]) for t in types)
 
 

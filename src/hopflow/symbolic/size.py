@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 from hopflow.errors import DataDependentError
 
@@ -39,7 +39,6 @@ class Symbol:
 
 # A monomial is its symbols in name order, repeated for powers; () is the constant one.
 _Monomial: TypeAlias = tuple[Symbol, ...]
-_Number = TypeVar("_Number")
 
 
 class SymInt:
@@ -196,16 +195,16 @@ def substitute(size: Size, values: Mapping[Symbol, Size]) -> Size:
 
 
 def evaluate(
-    size: Size, value: Callable[[Symbol], _Number], number: Callable[[int], _Number]
+    size: Size, value: Callable[[Symbol], Any], number: Callable[[int], Any]
 ) -> Any:
     """`size` computed in another arithmetic (`+` and `*` of what `value` gives)."""
     if not isinstance(size, SymInt):
         return number(size)
     terms = [
-        prod((value(s) for s in m), start=number(f))  # type: ignore[type-var]
-        for m, f in size.terms
+        prod((value(symbol) for symbol in monomial), start=number(factor))
+        for monomial, factor in size.terms
     ]
-    total: Any = terms[0]
+    total = terms[0]
     for term in terms[1:]:
         total = total + term
     return total

@@ -95,6 +95,8 @@ class Run:
     numbers: frozenset[int]
 
     def __call__(self, graph: Graph, args: Sequence[Any]) -> list[Any]:
+        sizes = current().size_value
+        args = [sizes(a) if isinstance(a, SymInt) else a for a in args]
         found = interpret(graph, args, bind)
         operands = args[len(args) - len(graph.operands) :]
         for target, value in zip(self.written, found[self.results :], strict=True):

@@ -18,7 +18,7 @@ from hopflow.graph.core import Arg, Constant, Graph, SourceLine, Var
 from hopflow.graph.regions import result_types
 from hopflow.graph.types import SYMBOL_TYPE, TensorType
 from hopflow.ops.opdef import OpDef
-from hopflow.symbolic.size import Symbol, SymInt, evaluate, free_symbols
+from hopflow.symbolic.size import Symbol, SymInt, free_symbols
 from hopflow.tensor import EagerTensor, Tensor
 from hopflow.trace.functional import (
     Functional,
@@ -162,16 +162,16 @@ class Tracer(Functional):
     def size_value(self, size: SymInt) -> Value:
         """A symbolic size as a tensor i64[]: nodes of arithmetic on symbols."""
 
-        def number(n: int) -> Any:
-            return n
-
-        def value(symbol: Symbol) -> Any:
-            return TracedTensor(self, self.symbol(symbol))
-
-        result = evaluate(size, value, number)
-        assert isinstance(result, TracedTensor)
-        self._sizes[result.source] = size
-        return result
+        total: Any = None
+        for monomial, factor in size.terms:
+            term: Any = None if monomial and factor == 1 else factor
+            for symbol in monomial:
+                value = TracedTensor(self, self.symbol(symbol))
+                term = value if term is None else value * term
+            total = term if total is None else total + term
+        assert isinstance(total, TracedTensor)
+        self._sizes[total.source] = size
+        return total
 
     def size_of(self, tensor: TracedTensor) -> SymInt:
         var = self.read(tensor)

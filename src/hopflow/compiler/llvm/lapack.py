@@ -75,9 +75,7 @@ def _copy(w: Wrapper, source: Buffer) -> Buffer:
 
 
 def _fill(w: Wrapper, target: Buffer, value: float) -> None:
-    _each(
-        w, target.shape, lambda at: [Store(target, at, e.const(value, target.dtype))]
-    )
+    _each(w, target.shape, lambda at: [Store(target, at, e.const(value, target.dtype))])
 
 
 class _Info:

@@ -34,12 +34,16 @@ def drop_dead_results(graph: Graph) -> Graph:
 
 def _slim(node: Node, live: set[Var]) -> None:
     signature = own_regions(node)
-    dead = _droppable(signature, {i for i, v in enumerate(node.results) if v not in live})
+    dead = _droppable(
+        signature, {i for i, v in enumerate(node.results) if v not in live}
+    )
     for region in signature.regions:
         graph = region.graph
         outputs = graph.outputs
         graph.outputs = tuple(
-            a for a, port in zip(outputs, region.outputs, strict=True) if port.at not in dead
+            a
+            for a, port in zip(outputs, region.outputs, strict=True)
+            if port.at not in dead
         )
         eliminate_dead_code(graph)
         graph.outputs = outputs

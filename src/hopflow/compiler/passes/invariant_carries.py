@@ -31,7 +31,8 @@ def _is_unchanged(signature: Signature, pair: CarryPair) -> bool:
     for region in signature.regions:
         output, input_ = region.output_of(pair.result), region.input_of(pair.arg)
         if output is not None and (
-            input_ is None or region.graph.outputs[output] is not region.graph.inputs[input_]
+            input_ is None
+            or region.graph.outputs[output] is not region.graph.inputs[input_]
         ):
             return False
     return True

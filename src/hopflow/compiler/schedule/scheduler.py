@@ -1,15 +1,16 @@
 """Scheduling graphs: node by node, subgraphs as structured statements."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from hopflow import dtypes
 from hopflow.compiler.llvm.target import Target, host
+from hopflow.compiler.schedule import carries
 from hopflow.compiler.schedule.builder import Builder
 from hopflow.compiler.schedule.fuse import fuse_loops
-from hopflow.compiler.schedule.kernels import CHEAP, Kernels
+from hopflow.compiler.schedule.kernels import Kernels
 from hopflow.compiler.schedule.liveness import Liveness
+from hopflow.compiler.schedule.nodes import Env, NodeScheduler
 from hopflow.compiler.schedule.places import (
     Pending,
     Place,
@@ -20,38 +21,27 @@ from hopflow.compiler.schedule.places import (
     is_small,
 )
 from hopflow.errors import CompileError
-from hopflow.graph.core import Arg, Constant, Graph, Node, Var
+from hopflow.graph.core import Constant, Graph, Node, Var
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.kernels import (
     Branch,
     CountedLoop,
-    Effect,
     Inline,
-    Library,
-    Lowered,
-    Pointwise,
-    Prefix,
-    Reduction,
-    Scatter,
     WhileLoop,
 )
 from hopflow.loop_ir.nest import (
     Buffer,
-    Copy,
     For,
     If,
     Program,
     Stmt,
-    Swap,
     Trap,
     While,
 )
 from hopflow.loop_ir.nest import Var as LoopVar
-from hopflow.loop_ir.walk import buffers, nodes, statements
-
-Env = dict[Var, Slot]
+from hopflow.loop_ir.walk import buffers, statements
 
 
 def schedule(graph: Graph, target: Target | None = None) -> Program:
@@ -60,37 +50,14 @@ def schedule(graph: Graph, target: Target | None = None) -> Program:
     Symbols of the graph become the program's sizes. A trap of the program names the
     number that its node has in `meta`.
     """
-    return Scheduler(graph, target or host()).run()
+    return Scheduler(Builder(graph.name, target or host())).program(graph)
 
 
-@dataclass(slots=True)
-class _Carry:
-    """One leaf of a loop's carry: variables, or a buffer."""
+class Scheduler(NodeScheduler):
+    """Schedules whole graphs: what stands around nodes, and regions."""
 
-    type: TensorType
-    variables: tuple[LoopVar, ...] = ()
-    buffer: Buffer | None = None
-
-    @property
-    def place(self) -> Place:
-        if self.buffer is not None:
-            return Stored(self.type, self.buffer)
-        return Registers(self.type, tuple(map(e.read, self.variables)))
-
-
-@dataclass(slots=True)
-class Scheduler:
-    graph: Graph
-    target: Target
-    b: Builder = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.b = Builder(self.graph.name, self.target)
-
-    # --- the whole program ---
-
-    def run(self) -> Program:
-        graph, b = self.graph, self.b
+    def program(self, graph: Graph) -> Program:
+        b = self.b
         for var in graph.symbols:
             assert var.node.symbol is not None
             size = LoopVar(var.node.symbol.name, dtypes.int64)
@@ -126,114 +93,6 @@ class Scheduler:
         """A small value loaded into variables."""
         at = indices([n for n in slot.type.shape if isinstance(n, int)])
         return Registers(slot.type, tuple(self.b.let(slot[i]) for i in at))
-
-    # --- graphs ---
-
-    def nodes(
-        self,
-        live: Liveness,
-        env: Env,
-        hints: Mapping[Var, Buffer] | None = None,
-        skip: Sequence[Node] = (),
-    ) -> list[Slot]:
-        """Schedule the nodes of a graph in place; the slots of its outputs."""
-        for node in live.nodes:
-            if node not in skip:
-                self.node(node, live, env, hints or {})
-        return [self.read(arg, live, env) for arg in live.graph.outputs]
-
-    def read(self, arg: Arg, live: Liveness, env: Env) -> Slot:
-        """The slot of an argument; one reader fewer is to come."""
-        if isinstance(arg, Constant):
-            value = e.const(arg.value, arg.type.dtype)
-            return Slot(Registers(arg.type, (value,)), 0, self.b.statements)
-        slot = env[live.canonical(arg)]
-        slot.uses -= 1
-        return slot
-
-    def node(
-        self, node: Node, live: Liveness, env: Env, hints: Mapping[Var, Buffer]
-    ) -> None:
-        operands = [self.read(a, live, env) for a in node.args]
-        types = tuple(v.type for v in node.results)
-        counts = [live.count(v) for v in node.results]
-        wanted = [hints.get(v) for v in node.results]
-        lowered = node.op.lower(types, *operands, **node.params)
-        results = self.lowered(node, lowered, types, operands, counts, wanted)
-        for var, slot in zip(node.results, results, strict=True):
-            env[var] = slot
-
-    def lowered(
-        self,
-        node: Node,
-        lowered: Lowered,
-        types: tuple[TensorType, ...],
-        operands: list[Slot],
-        uses: list[int],
-        hints: list[Buffer | None],
-    ) -> list[Slot]:
-        kernels = Kernels(self.b, node.meta.get("number", 0))
-
-        def pointwise(k: int, kernel: Pointwise) -> Slot:
-            def relower(counted: Sequence[Any]) -> Pointwise:
-                again = node.op.lower(types, *counted, **node.params)
-                chosen = again[k] if isinstance(again, tuple) else again
-                assert isinstance(chosen, Pointwise)
-                return chosen
-
-            return kernels.pointwise(
-                kernel, types[k], operands, relower, uses[k], hints[k]
-            )
-
-        match lowered:
-            case Pointwise():
-                return [pointwise(0, lowered)]
-            case Reduction():
-                return kernels.reduction(lowered, types, operands, uses, hints)
-            case Prefix():
-                for slot in operands:
-                    self.store_dear(slot)
-                return [kernels.prefix(lowered, types[0], uses[0], hints[0])]
-            case Scatter():
-                base = lowered.base
-                assert isinstance(base, Slot)
-                return [
-                    kernels.scatter(
-                        lowered, base, operands, types[0], uses[0], hints[0]
-                    )
-                ]
-            case Library():
-                return kernels.library(lowered, types, uses, hints)
-            case Effect():
-                for check in lowered.checks:
-                    kernels.check(check)
-                return []
-            case tuple():
-                results: list[Slot] = []
-                for k, kernel in enumerate(lowered):
-                    if isinstance(kernel, Pointwise):
-                        results.append(pointwise(k, kernel))
-                    else:
-                        results += self.lowered(
-                            node,
-                            kernel,
-                            (types[k],),
-                            operands,
-                            [uses[k]],
-                            [hints[k]],
-                        )
-                return results
-            case _:
-                for slot in operands:
-                    self.store_dear(slot)
-                with self.b.scope():
-                    results = self.region(node, lowered, types, uses, hints)
-                self.b.slots += results
-                return results
-
-    def store_dear(self, slot: Slot) -> None:
-        if isinstance(slot.place, Pending) and slot.place.cost > CHEAP:
-            self.b.settle(slot)
 
     # --- regions ---
 
@@ -351,48 +210,6 @@ class Scheduler:
 
     # --- loops ---
 
-    def carries(
-        self, operands: Sequence[Slot], others: Sequence[Slot], token: object
-    ) -> list[_Carry]:
-        """Variables and buffers that start as the operands and change in each step.
-
-        `others` are what else the loop reads: their memory is not taken over.
-        """
-        made: list[_Carry] = []
-        for slot in operands:
-            type_ = slot.type
-            if is_small(type_):
-                at = indices([n for n in type_.shape if isinstance(n, int)])
-                values = [slot[i] for i in at]
-                variables = tuple(self.b.declare(v, "c") for v in values)
-                made.append(_Carry(type_, variables))
-                continue
-            taken = [c.buffer for c in made]
-            shared = [s for s in (*operands, *others) if s is not slot]
-            place = slot.place
-            if (
-                isinstance(place, Stored)
-                and place.buffer not in taken
-                and not any(place.buffer in s.place.buffers for s in shared)
-                and operands.count(slot) + others.count(slot) == 1
-                and self.b.may_overwrite(slot)
-                and not self.b.readers(place.buffer, but=slot)
-            ):
-                buffer = place.buffer
-            else:
-                buffer = self.b.temporary(type_, "carry")
-                Kernels(self.b, 0).fill(slot, Stored(type_, buffer))
-            self.b.owners[buffer] = token
-            made.append(_Carry(type_, buffer=buffer))
-        return made
-
-    def after(self, carries: Sequence[_Carry], uses: Sequence[int]) -> list[Slot]:
-        """The carry's places once the loop is done; the outer loop owns them now."""
-        for carry in carries:
-            if carry.buffer is not None:
-                self.b.owners[carry.buffer] = self.b.loop
-        return [self.b.slot(c.place, n) for c, n in zip(carries, uses, strict=True)]
-
     def hoist(
         self, live: Liveness, invariants: Mapping[Var, Slot]
     ) -> tuple[Env, list[Node]]:
@@ -423,7 +240,7 @@ class Scheduler:
 
     def while_loop(self, node: Node, region: WhileLoop, uses: list[int]) -> list[Slot]:
         b, token = self.b, object()
-        carries = self.carries(region.carry, region.after, token)
+        slots = carries.start(b, region.carry, region.after, token)
         graphs = (region.test, region.body)
         prepared = []
         before, carry = len(region.before), len(region.carry)
@@ -442,7 +259,7 @@ class Scheduler:
             variant = {
                 var: c.place
                 for var, c in zip(
-                    graph.inputs[before : before + carry], carries, strict=True
+                    graph.inputs[before : before + carry], slots, strict=True
                 )
             }
             env = self.loop_env(live, hoisted, variant)
@@ -457,9 +274,9 @@ class Scheduler:
                 full = e.compare("ge", e.read(steps), limit)
                 b.add(Trap(full, b.site("limit", node.meta.get("number", 0)), (limit,)))
                 b.assign(steps, e.add(e.read(steps), e.index(1)))
-            self.update(carries, inside(1))
+            carries.update(b, slots, inside(1))
         b.add(While(head, condition, body))
-        return self.after(carries, uses)
+        return carries.finish(b, slots, uses)
 
     def bind_symbols(self, graph: Graph, before: Sequence[Slot]) -> None:
         """Make the sizes that a subgraph knows by its symbols known here."""
@@ -479,7 +296,7 @@ class Scheduler:
         b, token, graph = self.b, object(), region.body
         before, carry, xs = (len(region.before), len(region.carry), len(region.xs))
         self.bind_symbols(graph, region.before)
-        carries = self.carries(region.carry, (*region.xs, *region.after), token)
+        slots = carries.start(b, region.carry, (*region.xs, *region.after), token)
         ys = [
             (t, hint or b.temporary(t, "ys"))
             for t, hint in zip(types[carry:], hints[carry:], strict=True)
@@ -495,7 +312,7 @@ class Scheduler:
             at = e.sub(e.sub(length, e.index(1)), at)
         with b.loop_body([], token) as body:
             inner = graph.inputs[before : before + carry + xs]
-            places = [c.place for c in carries]
+            places = [c.place for c in slots]
             places += [
                 row(slot, at, v.type)
                 for slot, v in zip(region.xs, inner[carry:], strict=True)
@@ -507,107 +324,13 @@ class Scheduler:
             for slot, (t, buffer) in zip(results[carry:], ys, strict=True):
                 row_type = t.with_shape(t.shape[1:])
                 kernels.fill(slot, Stored(row_type, buffer, (at,)))
-            self.update(carries, results[:carry])
+            carries.update(b, slots, results[:carry])
         b.add(For(step, length, body, region.independent))
         stacked = [
             b.slot(Stored(t, buffer), n)
             for (t, buffer), n in zip(ys, uses[carry:], strict=True)
         ]
-        return self.after(carries, uses[:carry]) + stacked
-
-    def update(self, carries: Sequence[_Carry], results: Sequence[Slot]) -> None:
-        """The end of a step: new values are known before old ones are given up."""
-        b = self.b
-        assigned: list[tuple[LoopVar, Expr]] = []
-        for c, slot in zip(carries, results, strict=True):
-            if c.buffer is None:
-                at = indices([n for n in c.type.shape if isinstance(n, int)])
-                for var, i in zip(c.variables, at, strict=True):
-                    value = slot[i]
-                    if not (value.op == "var" and value.attr is var):
-                        assigned.append((var, b.let(value, "n")))
-        moving = [
-            (c.buffer, slot)
-            for c, slot in zip(carries, results, strict=True)
-            if c.buffer is not None and not _is_at(slot, c.buffer)
-        ]
-        self.update_buffers([c.buffer for c in carries if c.buffer], moving)
-        for var, value in assigned:
-            b.assign(var, value)
-
-    def update_buffers(
-        self, own: Sequence[Buffer], moving: Sequence[tuple[Buffer, Slot]]
-    ) -> None:
-        b = self.b
-        changed = {buffer for buffer, _ in moving}
-        direct: dict[tuple[str, ...], list[tuple[Buffer, Slot]]] = {}
-        swaps: list[tuple[Buffer, Buffer]] = []
-        for buffer, slot in moving:
-            place = slot.place
-            if isinstance(place, Pending) and self.is_elementwise(
-                slot, changed, buffer, moving
-            ):
-                direct.setdefault(tuple(map(str, slot.type.shape)), []).append(
-                    (buffer, slot)
-                )
-            elif self.is_own(slot, own, [t for _, t in swaps]):
-                assert isinstance(place, Stored)
-                swaps.append((buffer, place.buffer))
-            else:
-                fresh = b.temporary(slot.type, "next")
-                Kernels(b, 0).fill(slot, Stored(slot.type, fresh))
-                swaps.append((buffer, fresh))
-        for group in direct.values():
-            b.store(
-                [slot for _, slot in group],
-                [Stored(slot.type, buffer) for buffer, slot in group],
-            )
-        for buffer, fresh in swaps:
-            if fresh.space == "arena" and buffer.space == "arena":
-                b.add(Swap(buffer, fresh))
-            else:
-                b.add(Copy(buffer, fresh))
-
-    def is_own(
-        self, slot: Slot, own: Sequence[Buffer], taken: Sequence[Buffer]
-    ) -> bool:
-        """Whether a value lies in a temporary of this step that may be swapped in."""
-        place = slot.place
-        return (
-            isinstance(place, Stored)
-            and not place.prefix
-            and place.buffer.space == "arena"
-            and place.buffer not in own
-            and place.buffer not in taken
-            and self.b.owners.get(place.buffer) is self.b.loop
-        )
-
-    def is_elementwise(
-        self,
-        slot: Slot,
-        changed: set[Buffer],
-        buffer: Buffer,
-        moving: Sequence[tuple[Buffer, Slot]],
-    ) -> bool:
-        """Whether a pending value may be written over carries while it is computed.
-
-        Of the carries that change it may read only those of its own shape (which are
-        written in the same loop, each element after all reads of it), at its own index.
-        """
-        at = self.b.probe(slot.type.ndim)
-        alike = {
-            other
-            for other, s in moving
-            if tuple(map(str, s.type.shape)) == tuple(map(str, slot.type.shape))
-        }
-        for node in nodes(slot[at]):
-            if node.op == "load" and node.attr in changed:
-                same = len(node.args) == len(at) and all(
-                    x is y for x, y in zip(node.args, at, strict=True)
-                )
-                if not same or node.attr not in alike:
-                    return False
-        return buffer in alike
+        return carries.finish(b, slots, uses[:carry]) + stacked
 
 
 def row(slot: Slot, at: Expr, type_: TensorType) -> Place:
@@ -638,11 +361,6 @@ def _variable(value: Expr, b: Builder) -> LoopVar:
         variable: LoopVar = value.attr
         return variable
     return b.declare(value, "s")
-
-
-def _is_at(slot: Slot, buffer: Buffer) -> bool:
-    place = slot.place
-    return isinstance(place, Stored) and place.buffer is buffer and not place.prefix
 
 
 def _same_memory(a: Place, b: Place) -> bool:

@@ -1,0 +1,181 @@
+"""The carries of loops: where they live, and how a step gives them new values."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hopflow.compiler.schedule.builder import Builder
+from hopflow.compiler.schedule.kernels import Kernels
+from hopflow.compiler.schedule.places import (
+    Pending,
+    Place,
+    Registers,
+    Slot,
+    Stored,
+    indices,
+    is_small,
+)
+from hopflow.graph.types import TensorType
+from hopflow.loop_ir import expr as e
+from hopflow.loop_ir.expr import Expr
+from hopflow.loop_ir.nest import Buffer, Copy, Swap, Var
+from hopflow.loop_ir.walk import nodes
+
+
+@dataclass(slots=True)
+class Carry:
+    """One leaf of a loop's carry: variables, or a buffer."""
+
+    type: TensorType
+    variables: tuple[Var, ...] = ()
+    buffer: Buffer | None = None
+
+    @property
+    def place(self) -> Place:
+        if self.buffer is not None:
+            return Stored(self.type, self.buffer)
+        return Registers(self.type, tuple(map(e.read, self.variables)))
+
+
+def start(
+    b: Builder, operands: Sequence[Slot], others: Sequence[Slot], token: object
+) -> list[Carry]:
+    """Variables and buffers that start as the operands and change in each step.
+
+    `others` are what else the loop reads: their memory is not taken over.
+    """
+    made: list[Carry] = []
+    for slot in operands:
+        type_ = slot.type
+        if is_small(type_):
+            at = indices([n for n in type_.shape if isinstance(n, int)])
+            values = [slot[i] for i in at]
+            variables = tuple(b.declare(v, "c") for v in values)
+            made.append(Carry(type_, variables))
+            continue
+        taken = [c.buffer for c in made]
+        shared = [s for s in (*operands, *others) if s is not slot]
+        place = slot.place
+        if (
+            isinstance(place, Stored)
+            and place.buffer not in taken
+            and not any(place.buffer in s.place.buffers for s in shared)
+            and operands.count(slot) + others.count(slot) == 1
+            and b.may_overwrite(slot)
+            and not b.readers(place.buffer, but=slot)
+        ):
+            buffer = place.buffer
+        else:
+            buffer = b.temporary(type_, "carry")
+            Kernels(b, 0).fill(slot, Stored(type_, buffer))
+        b.owners[buffer] = token
+        made.append(Carry(type_, buffer=buffer))
+    return made
+
+
+def finish(b: Builder, carries: Sequence[Carry], uses: Sequence[int]) -> list[Slot]:
+    """The carry's places once the loop is done; the outer loop owns them now."""
+    for carry in carries:
+        if carry.buffer is not None:
+            b.owners[carry.buffer] = b.loop
+    return [b.slot(c.place, n) for c, n in zip(carries, uses, strict=True)]
+
+
+def update(b: Builder, carries: Sequence[Carry], results: Sequence[Slot]) -> None:
+    """The end of a step: new values are known before old ones are given up."""
+    assigned: list[tuple[Var, Expr]] = []
+    for c, slot in zip(carries, results, strict=True):
+        if c.buffer is None:
+            at = indices([n for n in c.type.shape if isinstance(n, int)])
+            for var, i in zip(c.variables, at, strict=True):
+                value = slot[i]
+                if not (value.op == "var" and value.attr is var):
+                    assigned.append((var, b.let(value, "n")))
+    moving = [
+        (c.buffer, slot)
+        for c, slot in zip(carries, results, strict=True)
+        if c.buffer is not None and not _is_at(slot, c.buffer)
+    ]
+    _update_buffers(b, [c.buffer for c in carries if c.buffer], moving)
+    for var, value in assigned:
+        b.assign(var, value)
+
+
+def _update_buffers(
+    b: Builder, own: Sequence[Buffer], moving: Sequence[tuple[Buffer, Slot]]
+) -> None:
+    changed = {buffer for buffer, _ in moving}
+    direct: dict[tuple[str, ...], list[tuple[Buffer, Slot]]] = {}
+    swaps: list[tuple[Buffer, Buffer]] = []
+    for buffer, slot in moving:
+        place = slot.place
+        if isinstance(place, Pending) and _is_elementwise(
+            b, slot, changed, buffer, moving
+        ):
+            direct.setdefault(tuple(map(str, slot.type.shape)), []).append(
+                (buffer, slot)
+            )
+        elif _is_own(b, slot, own, [t for _, t in swaps]):
+            assert isinstance(place, Stored)
+            swaps.append((buffer, place.buffer))
+        else:
+            fresh = b.temporary(slot.type, "next")
+            Kernels(b, 0).fill(slot, Stored(slot.type, fresh))
+            swaps.append((buffer, fresh))
+    for group in direct.values():
+        b.store(
+            [slot for _, slot in group],
+            [Stored(slot.type, buffer) for buffer, slot in group],
+        )
+    for buffer, fresh in swaps:
+        if fresh.space == "arena" and buffer.space == "arena":
+            b.add(Swap(buffer, fresh))
+        else:
+            b.add(Copy(buffer, fresh))
+
+
+def _is_own(
+    b: Builder, slot: Slot, own: Sequence[Buffer], taken: Sequence[Buffer]
+) -> bool:
+    """Whether a value lies in a temporary of this step that may be swapped in."""
+    place = slot.place
+    return (
+        isinstance(place, Stored)
+        and not place.prefix
+        and place.buffer.space == "arena"
+        and place.buffer not in own
+        and place.buffer not in taken
+        and b.owners.get(place.buffer) is b.loop
+    )
+
+
+def _is_elementwise(
+    b: Builder,
+    slot: Slot,
+    changed: set[Buffer],
+    buffer: Buffer,
+    moving: Sequence[tuple[Buffer, Slot]],
+) -> bool:
+    """Whether a pending value may be written over carries while it is computed.
+
+    Of the carries that change it may read only those of its own shape (which are
+    written in the same loop, each element after all reads of it), at its own index.
+    """
+    at = b.probe(slot.type.ndim)
+    alike = {
+        other
+        for other, s in moving
+        if tuple(map(str, s.type.shape)) == tuple(map(str, slot.type.shape))
+    }
+    for node in nodes(slot[at]):
+        if node.op == "load" and node.attr in changed:
+            same = len(node.args) == len(at) and all(
+                x is y for x, y in zip(node.args, at, strict=True)
+            )
+            if not same or node.attr not in alike:
+                return False
+    return buffer in alike
+
+
+def _is_at(slot: Slot, buffer: Buffer) -> bool:
+    place = slot.place
+    return isinstance(place, Stored) and place.buffer is buffer and not place.prefix

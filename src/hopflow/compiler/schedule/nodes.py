@@ -1,0 +1,150 @@
+"""Scheduling the nodes of a graph, one after the other."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from hopflow.compiler.schedule.builder import Builder
+from hopflow.compiler.schedule.kernels import CHEAP, Kernels
+from hopflow.compiler.schedule.liveness import Liveness
+from hopflow.compiler.schedule.places import Pending, Registers, Slot
+from hopflow.graph.core import Arg, Constant, Node, Var
+from hopflow.graph.types import TensorType
+from hopflow.loop_ir import expr as e
+from hopflow.loop_ir.kernels import (
+    Effect,
+    Library,
+    Lowered,
+    Pointwise,
+    Prefix,
+    Reduction,
+    Region,
+    Scatter,
+)
+from hopflow.loop_ir.nest import Buffer
+
+Env: TypeAlias = dict[Var, Slot]
+
+
+@dataclass(slots=True)
+class NodeScheduler:
+    """Schedules nodes that lower to kernels; those with regions are a subclass's."""
+
+    b: Builder
+
+    def region(
+        self,
+        node: Node,
+        region: Region,
+        types: tuple[TensorType, ...],
+        uses: list[int],
+        hints: list[Buffer | None],
+    ) -> list[Slot]:
+        """Schedule an operator with subgraphs."""
+        raise NotImplementedError
+
+    def nodes(
+        self,
+        live: Liveness,
+        env: Env,
+        hints: Mapping[Var, Buffer] | None = None,
+        skip: Sequence[Node] = (),
+    ) -> list[Slot]:
+        """Schedule the nodes of a graph in place; the slots of its outputs."""
+        for node in live.nodes:
+            if node not in skip:
+                self.node(node, live, env, hints or {})
+        return [self.read(arg, live, env) for arg in live.graph.outputs]
+
+    def read(self, arg: Arg, live: Liveness, env: Env) -> Slot:
+        """The slot of an argument; one reader fewer is to come."""
+        if isinstance(arg, Constant):
+            value = e.const(arg.value, arg.type.dtype)
+            return Slot(Registers(arg.type, (value,)), 0, self.b.statements)
+        slot = env[live.canonical(arg)]
+        slot.uses -= 1
+        return slot
+
+    def node(
+        self, node: Node, live: Liveness, env: Env, hints: Mapping[Var, Buffer]
+    ) -> None:
+        operands = [self.read(a, live, env) for a in node.args]
+        types = tuple(v.type for v in node.results)
+        counts = [live.count(v) for v in node.results]
+        wanted = [hints.get(v) for v in node.results]
+        lowered = node.op.lower(types, *operands, **node.params)
+        results = self.lowered(node, lowered, types, operands, counts, wanted)
+        for var, slot in zip(node.results, results, strict=True):
+            env[var] = slot
+
+    def lowered(
+        self,
+        node: Node,
+        lowered: Lowered,
+        types: tuple[TensorType, ...],
+        operands: list[Slot],
+        uses: list[int],
+        hints: list[Buffer | None],
+    ) -> list[Slot]:
+        kernels = Kernels(self.b, node.meta.get("number", 0))
+
+        def pointwise(k: int, kernel: Pointwise) -> Slot:
+            def relower(counted: Sequence[Any]) -> Pointwise:
+                again = node.op.lower(types, *counted, **node.params)
+                chosen = again[k] if isinstance(again, tuple) else again
+                assert isinstance(chosen, Pointwise)
+                return chosen
+
+            return kernels.pointwise(
+                kernel, types[k], operands, relower, uses[k], hints[k]
+            )
+
+        match lowered:
+            case Pointwise():
+                return [pointwise(0, lowered)]
+            case Reduction():
+                return kernels.reduction(lowered, types, operands, uses, hints)
+            case Prefix():
+                for slot in operands:
+                    self.store_dear(slot)
+                return [kernels.prefix(lowered, types[0], uses[0], hints[0])]
+            case Scatter():
+                base = lowered.base
+                assert isinstance(base, Slot)
+                return [
+                    kernels.scatter(
+                        lowered, base, operands, types[0], uses[0], hints[0]
+                    )
+                ]
+            case Library():
+                return kernels.library(lowered, types, uses, hints)
+            case Effect():
+                for check in lowered.checks:
+                    kernels.check(check)
+                return []
+            case tuple():
+                results: list[Slot] = []
+                for k, kernel in enumerate(lowered):
+                    if isinstance(kernel, Pointwise):
+                        results.append(pointwise(k, kernel))
+                    else:
+                        results += self.lowered(
+                            node,
+                            kernel,
+                            (types[k],),
+                            operands,
+                            [uses[k]],
+                            [hints[k]],
+                        )
+                return results
+            case _:
+                for slot in operands:
+                    self.store_dear(slot)
+                with self.b.scope():
+                    results = self.region(node, lowered, types, uses, hints)
+                self.b.slots += results
+                return results
+
+    def store_dear(self, slot: Slot) -> None:
+        if isinstance(slot.place, Pending) and slot.place.cost > CHEAP:
+            self.b.settle(slot)

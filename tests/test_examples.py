@@ -1,0 +1,61 @@
+"""What docs/ and examples/ show is what happens."""
+
+import contextlib
+import io
+import re
+import runpy
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import hopflow as hf
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+# A block of Python, and the output where it stands right behind.
+BLOCK = re.compile(
+    r"^```python\n(?P<code>.*?)^```\n(\n```text\n(?P<output>.*?)^```$)?", re.M | re.S
+)
+SAID = re.compile(r"^(?: *print\(.*\)  )?# (.*)$", re.M)
+
+LAST_LINES = {
+    "bouncing_ball": "3 bounces",
+    "life": "#.#...............#.#.",
+    "mandelbrot": " " * 34 + "......=:......",
+}
+
+
+def blocks() -> Sequence[object]:
+    """Each block: its code, and what it says that it prints."""
+    found = []
+    for page in PAGES:
+        for i, block in enumerate(BLOCK.finditer(page.read_text())):
+            code, output = block["code"], block["output"]
+            said = SAID.findall(code) if output is None else output.splitlines()
+            found.append(pytest.param(code, said, id=f"{page.stem}-{i}"))
+    return found
+
+
+@pytest.mark.parametrize(("code", "said"), blocks())
+def test_a_block_of_the_documents_prints_what_it_says(
+    code: str, said: list[str]
+) -> None:
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(code, "example.py", "exec"), {"hf": hf})
+    assert printed.getvalue().splitlines() == said
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_prints_the_same_compiled_and_as_plain_python(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main = runpy.run_path(str(path))["main"]
+    main()
+    compiled = capsys.readouterr().out
+    assert compiled.rstrip("\n").splitlines()[-1] == LAST_LINES[path.stem]
+    with hf.debug():
+        main()
+    assert capsys.readouterr().out == compiled
