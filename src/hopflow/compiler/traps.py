@@ -21,7 +21,8 @@ def trap_error(kind: str, node: Node, values: Sequence[int]) -> HopflowError:
         case "index":
             position, size = (*values, 0, 0)[:2]
             return IndexingError(
-                f"{name}{at}: index {position} is out of range for an axis of size {size}."
+                f"{name}{at}: index {position} is out of range for an axis of "
+                f"size {size}."
             )
         case "divide":
             return DivisionError(

@@ -92,7 +92,8 @@ def _draw_curves(figure: Any, curves: Array, best: int) -> None:
         )
     axes.plot([], [], color=FAINT, linewidth=1.2, label="other runs")
     # The first steps fall from far above: what differs comes after them.
-    low, high = thousands.min(), thousands[:, 2:].max()
+    low = thousands.min()
+    high = max(thousands[:, 2:].max(), 1.01 * low)
     axes.set_ylim(low - 0.04 * (high - low), high + 0.12 * (high - low))
     axes.set_xlim(0, curves.shape[1] - 1)
     axes.set_xlabel("step", color=INK)

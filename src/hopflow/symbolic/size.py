@@ -187,7 +187,10 @@ def substitute(size: Size, values: Mapping[Symbol, Size]) -> Size:
     """`size` with symbols replaced; those without a value stay."""
     if not isinstance(size, SymInt):
         return size
-    keep: Callable[[Symbol], Size] = lambda s: values.get(s, SymInt((((s,), 1),)))
+
+    def keep(s: Symbol) -> Size:
+        return values.get(s, SymInt((((s,), 1),)))
+
     total: Size = 0
     for monomial, factor in size.terms:
         total = total + factor * prod((keep(s) for s in monomial), start=1)

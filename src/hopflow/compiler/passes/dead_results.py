@@ -1,4 +1,4 @@
-"""Dropping what nothing reads: results of operators, the carries that make them, args."""
+"""Dropping what nothing reads: results of operators, their carries, and args."""
 
 from hopflow.graph.core import Graph, Node, Var, vars_of
 from hopflow.graph.regions import (

@@ -1,0 +1,411 @@
+"""`map`, `associative_scan` and `invoke_subgraph`: in every meaning."""
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hopflow
+from hopflow.bind import bind
+from hopflow.errors import (
+    ArgumentTypeError,
+    CarryTypeError,
+    GraphError,
+    LengthError,
+    MutationError,
+    ResultTypeError,
+    StructureError,
+)
+from hopflow.graph.core import Graph
+from hopflow.graph.interpreter import interpret
+from hopflow.graph.verifier import verify
+from hopflow.testing.meanings import NAMES, RUNNERS, agree, interpreted
+
+hf: Any = hopflow
+
+each_meaning = pytest.mark.parametrize("run", RUNNERS, ids=NAMES)
+
+X = np.arange(12, dtype=np.float32).reshape(4, 3) / 4 - 1
+
+
+def fails(error: type[Exception], text: str, f: Any, *args: Any, **kwargs: Any) -> None:
+    """Check that `f(*args)` raises `error` with exactly this text, `#` a line number."""
+    with pytest.raises(error) as found:
+        f(*args, **kwargs)
+    assert re.sub(r"\.py:\d+", ".py:#", str(found.value)) == text
+
+
+# --- map ------------------------------------------------------------------------------
+
+
+@each_meaning
+@pytest.mark.parametrize("dim", [0, 1, -2])
+def test_map_stacks_the_results_along_axis_0(run: Any, dim: int) -> None:
+    def f(x: Any) -> Any:
+        return hf.map(
+            lambda row: (hf.sum(row), {"r": row[::-1], "n": None}), x, dim=dim
+        )
+
+    rows = np.moveaxis(X, dim, 0)
+    agree(run(f, hf.asarray(X)), (rows.sum(1), {"r": rows[:, ::-1], "n": None}))
+
+
+@each_meaning
+def test_map_passes_the_same_arguments_to_each_call(run: Any) -> None:
+    scale = 3
+
+    def f(x: Any, y: Any) -> Any:
+        def each(row: Any, a: Any, k: Any) -> Any:
+            return row["x"] * a["w"] + row["k"] * k + scale
+
+        return hf.map(each, {"x": x, "k": x[:, 0]}, {"w": y, "none": None}, 2)
+
+    want = X * X[1] + X[:, :1] * 2 + 3
+    agree(run(f, hf.asarray(X), hf.asarray(X[1])), want)
+
+
+@each_meaning
+def test_each_element_makes_its_own_trips_and_choices(run: Any) -> None:
+    def f(n: Any, x: Any) -> Any:
+        def each(k: Any) -> Any:
+            total = hf.fori_loop(0, k, lambda i, t: t + x[i], 0.0)
+            return hf.cond(total > 0, lambda: total, lambda: total * 10)
+
+        return hf.map(each, n)
+
+    n = np.array([0, 3, 1, 2])
+    sums = np.array([X[0, :k].sum() for k in n])
+    agree(run(f, hf.asarray(n), hf.asarray(X[0])), np.where(sums > 0, sums, sums * 10))
+
+
+@each_meaning
+def test_map_of_nothing_knows_its_types(run: Any) -> None:
+    def f(x: Any) -> Any:
+        return hf.map(lambda row: (hf.sum(row) > 0, row * 2), x)
+
+    flags, rows = run(f, hf.asarray(X[:0]))
+    assert flags.dtype is hf.bool
+    agree((flags, rows), (np.zeros(0, bool), X[:0]))
+
+
+@each_meaning
+def test_a_write_to_an_element_stays_private(run: Any) -> None:
+    x = hf.asarray(X.copy())
+
+    def each(row: Any) -> Any:
+        row += 1
+        return row
+
+    agree(run(lambda x: hf.map(each, x), x), X + 1)
+    agree(x, X)
+
+
+def test_map_refuses_writes_to_captures() -> None:
+    total = hf.zeros(3)
+
+    def each(row: Any) -> Any:
+        total[:] = total + row
+        return row
+
+    fails(
+        MutationError,
+        "map: `each` (test_hops_map.py:#) writes to a captured tensor f32[3], but its "
+        "calls are independent of each other. Return the new value instead.",
+        *(hf.map, each, X),
+    )
+    agree(total, np.zeros(3, np.float32))
+
+
+@each_meaning
+def test_map_needs_tensors_with_slices(run: Any) -> None:
+    fails(
+        LengthError,
+        "map: without tensors in `xs` the number of steps is unknown. Give `length`.",
+        *(run, lambda: hf.map(lambda x: x, None)),
+    )
+    fails(
+        ResultTypeError,
+        "map: `<lambda>` (test_hops_map.py:#) must return tensors or numbers, and its "
+        "`result` is `str`. Return the data alone, or None.",
+        *(run, lambda: hf.map(lambda x: "x", X)),
+    )
+
+
+# --- associative_scan -----------------------------------------------------------------
+
+
+@each_meaning
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_prefixes_of_a_sum(run: Any, reverse: bool, dim: int) -> None:
+    def f(x: Any) -> Any:
+        return hf.associative_scan(lambda a, b: a + b, x, dim=dim, reverse=reverse)
+
+    want = np.flip(np.cumsum(np.flip(X, dim), dim), dim)
+    agree(run(f, hf.asarray(X)), want if reverse else np.cumsum(X, dim))
+
+
+def recurrence(a: Any, b: Any) -> Any:
+    return {"k": a["k"] * b["k"], "c": a["c"] * b["k"] + b["c"]}
+
+
+@each_meaning
+@pytest.mark.parametrize("reverse", [False, True])
+def test_prefixes_of_a_linear_recurrence_are_those_of_jax(
+    run: Any, reverse: bool
+) -> None:
+    lax = pytest.importorskip("jax").lax
+
+    def f(k: Any, c: Any) -> Any:
+        return hf.associative_scan(recurrence, {"k": k, "c": c}, reverse=reverse)
+
+    want = lax.associative_scan(recurrence, {"k": X, "c": X + 1}, reverse=reverse)
+    agree(run(f, hf.asarray(X), hf.asarray(X + 1)), dict(want), rtol=1e-4)
+
+
+@each_meaning
+def test_a_function_of_slices_need_not_be_elementwise(run: Any) -> None:
+    m = np.stack([X[:3], X[1:], np.eye(3, dtype=np.float32), X[:3] * 2])
+    w = hf.asarray(np.eye(3, dtype=np.float32))
+
+    def f(m: Any) -> Any:
+        return hf.associative_scan(lambda a, b: hf.matmul(a, hf.matmul(w, b)), m)
+
+    want = [m[0]]
+    for x in m[1:]:
+        want.append(want[-1] @ x)
+    agree(run(f, hf.asarray(m)), np.stack(want), rtol=1e-4)
+
+
+@each_meaning
+@pytest.mark.parametrize("n", [0, 1])
+def test_prefixes_of_little(run: Any, n: int) -> None:
+    def f(x: Any) -> Any:
+        return hf.associative_scan(lambda a, b: a + b, x)
+
+    agree(run(f, hf.asarray(X[:n])), X[:n])
+
+
+def lowered(graph: Graph) -> Graph:
+    """The graph that an `associative_scan` is compiled as."""
+    [node] = graph.nodes_of("associative_scan")
+    region = node.op.lower(
+        tuple(v.type for v in node.results), *node.args, **node.params
+    )
+    verify(region.graph)
+    return region.graph
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("kind", ["plain", "branching", "symbolic"])
+def test_it_lowers_to_one_loop(reverse: bool, kind: str) -> None:
+    y = hf.asarray(X[1])
+
+    def combine(a: Any, b: Any) -> Any:
+        if kind == "branching":
+            return hf.cond(a[0] > b[0], lambda: a, lambda: b + y * 0)
+        return hf.maximum(a, b + y * 0)
+
+    def f(x: Any) -> Any:
+        return hf.associative_scan(combine, x, reverse=reverse)
+
+    type_ = hf.spec("f32[n, 3]" if kind == "symbolic" else "f32[4, 3]")
+    graph = lowered(hf.trace(f, type_, mode="fake", captures=True).graph)
+    [loop] = graph.nodes_of("scan")
+    assert bool(loop.params["body"].nodes_of("cond")) == (kind == "branching")
+    args = [hf.asarray(X), y]
+    with interpreted():
+        [got] = interpret(graph, [4, *args] if kind == "symbolic" else args, bind)
+        with hf.debug():
+            agree(got, np.asarray(f(hf.asarray(X))))
+
+
+def test_associative_scan_checks_what_its_function_returns() -> None:
+    scan = hf.associative_scan
+    fails(
+        CarryTypeError,
+        "associative_scan: `<lambda>` (test_hops_map.py:#) must return its carry with "
+        "the types it came in with.\n"
+        "  xs  in f32[3], out f32[]  (rank 1 != 0)\n"
+        "Cast or reshape in the body, or start from an `init` of that type.",
+        *(scan, lambda a, b: a[0], X),
+    )
+    fails(
+        StructureError,
+        "associative_scan: `<lambda>` (test_hops_map.py:#) must return its carry in the "
+        "structure it came in.\n"
+        "  expected *\n"
+        "  got      (*, *)\n"
+        "Return the same containers with as many leaves; only leaves may change.",
+        *(scan, lambda a, b: (a, b), X),
+    )
+    fails(
+        ArgumentTypeError,
+        "associative_scan: `reverse` must be a bool, and is `int`.",
+        *(scan, lambda a, b: a, X),
+        reverse=1,
+    )
+    y = hf.zeros(3)
+
+    def writes(a: Any, b: Any) -> Any:
+        y[:] = a
+        return a
+
+    fails(
+        MutationError,
+        "associative_scan: `writes` (test_hops_map.py:#) writes to a captured tensor "
+        "f32[3], but its calls may be made in any order. Return the new value instead.",
+        *(scan, writes, X),
+    )
+
+
+def test_a_result_of_associative_scan_is_not_dropped() -> None:
+    module = hf.trace(
+        lambda x: hf.associative_scan(recurrence, {"k": x, "c": x}), hf.zeros(4)
+    )
+    [node] = module.graph.nodes
+    assert not node.op.droppable
+    fails(
+        GraphError,
+        "associative_scan: each of `xs` has a result; none can go.",
+        *(node.op.with_roles, node.params, ("slice", "slice"), ("stacked",)),
+    )
+
+
+# --- invoke_subgraph and subgraph -----------------------------------------------------
+
+
+@each_meaning
+def test_invoke_subgraph_is_the_call(run: Any) -> None:
+    y = hf.asarray(X[0])
+
+    def inner(x: Any, tree: Any) -> Any:
+        return {"r": x * tree["k"] + y, "n": None}, 2.5
+
+    def f(x: Any) -> Any:
+        return hf.invoke_subgraph(inner, x, {"k": 3, "n": None})
+
+    agree(run(f, hf.asarray(X)), ({"r": X * 3 + X[0], "n": None}, 2.5))
+
+
+@each_meaning
+def test_invoke_subgraph_writes_to_operands_and_captures(run: Any) -> None:
+    def f(x: Any) -> Any:
+        a, b = x * 1, x * 2
+
+        def inner(t: Any) -> None:
+            t += 1
+            b[0] = 0.0
+
+        hf.invoke_subgraph(inner, a)
+        return a, b
+
+    b = X * 2
+    b[0] = 0
+    agree(run(f, hf.asarray(X)), (X + 1, b))
+
+
+@each_meaning
+def test_a_subgraph_is_traced_once_for_each_kind_of_call(run: Any) -> None:
+    @hf.subgraph
+    def block(x: Any, k: Any, *, flip: bool = False, mode: Any = None) -> Any:
+        """A docstring."""
+        return -x * k if flip else x * k
+
+    def f(x: Any) -> Any:
+        return (
+            block(block(x, 2), 3),
+            block(x, k=4),
+            block(x, 2, flip=True),
+            block(x[0], 2),
+        )
+
+    agree(run(f, hf.asarray(X)), (X * 6, X * 4, -X * 2, X[0] * 2))
+    assert block.__doc__ == "A docstring."
+    assert block.traces == (0 if run is RUNNERS[0] else 4)
+
+
+def test_calls_of_a_subgraph_share_one_graph_in_a_trace_and_none_across() -> None:
+    @hf.subgraph
+    def block(x: Any) -> Any:
+        return hf.sin(x) + 1
+
+    def f(x: Any) -> Any:
+        return block(hf.cond(hf.sum(x) > 0, lambda: block(x), lambda: block(x)))
+
+    def bodies(graph: Graph) -> set[int]:
+        calls = [n for n in graph.walk() if n.op.name == "invoke_subgraph"]
+        assert len(calls) == 3
+        return {id(n.params["body"]) for n in calls}
+
+    first, second = bodies(hf.trace(f, X).graph), bodies(hf.trace(f, X).graph)
+    assert len(first) == len(second) == 1
+    assert first != second
+    assert block.traces == 1
+
+
+def test_a_subgraph_that_captures_is_traced_at_each_call() -> None:
+    def make(y: Any) -> Any:
+        @hf.subgraph
+        def block(x: Any) -> Any:
+            return x + y
+
+        return block
+
+    block = make(hf.ones(3))
+    with interpreted():
+        block(hf.zeros(3))
+        block(hf.zeros(3))
+        assert block.traces == 2
+
+
+def test_a_subgraph_tells_equal_operands_from_one_given_twice() -> None:
+    @hf.subgraph
+    def add(a: Any, b: Any) -> Any:
+        return a + b
+
+    x, y = hf.ones(2), hf.zeros(2)
+    with interpreted():
+        agree((add(x, x), add(x, y)), (np.full(2, 2.0), np.ones(2)))
+
+
+def test_a_subgraph_can_be_a_method() -> None:
+    class Model:
+        @hf.subgraph
+        def double(self, x: Any) -> Any:
+            return x * 2
+
+    model = Model()
+    with interpreted():
+        agree(model.double(hf.ones(2)), np.full(2, 2.0))
+    assert isinstance(Model.double, type(hf.subgraph(lambda: None)))
+
+
+def test_static_arguments_of_a_subgraph_are_hashable() -> None:
+    fails(
+        ArgumentTypeError,
+        "subgraph: an argument that is no tensor or number must be hashable, and a "
+        "`set` is not. Make it a pytree, or close over it.",
+        *(hf.subgraph(lambda x, s: x), hf.ones(2), {1}),
+    )
+    fails(
+        ArgumentTypeError,
+        "invoke_subgraph: `f` must be a function, and is `int`.",
+        *(hf.invoke_subgraph, 3),
+    )
+
+
+def test_a_failing_subgraph_leaves_nothing_behind() -> None:
+    @hf.subgraph
+    def bad(x: Any) -> Any:
+        hf.sin(x)
+        raise ZeroDivisionError
+
+    def f(x: Any) -> Any:
+        y = x + 1
+        with pytest.raises(ZeroDivisionError):
+            bad(y)
+        return y
+
+    assert len(hf.trace(f, X).graph.nodes) == 1
