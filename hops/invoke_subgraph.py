@@ -158,7 +158,7 @@ class Subgraph:
         traced = INVOKE_SUBGRAPH.trace_branches(call)
         self.traces += 1
         closed = traced.closed
-        # What a body reads or writes besides its operands is another thing in each call.
+        # What a body reads or writes besides its operands may differ in each call.
         if not (closed.symbols or closed.captures or traced.targets):
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
@@ -227,8 +227,8 @@ def _hashable(leaf: Any) -> Hashable:
 def subgraph(fn: Callable[..., Any]) -> Subgraph:
     """A decorator: `fn` is a node of its own, and traced once for each kind of call.
 
-    The trace is kept by the types of tensors and numbers, and by the values of all other
-    arguments, which must be hashable. Calls in one trace share one graph. A function
+    The trace is kept by the types of tensors and numbers, and by the values of all
+    other arguments, which must be hashable. Calls in one trace share one graph. A function
     that reads or writes tensors of enclosing functions is traced at each call.
 
     Raises:

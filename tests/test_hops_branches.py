@@ -1,6 +1,5 @@
 """`cond` and `switch`: in every meaning, with every kind of operand and closure."""
 
-import re
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from hopflow.errors import (
 from hopflow.hops.base import HigherOrderOp
 from hopflow.hops.cond import COND, Cond
 from hopflow.hops.switch import SWITCH
-from hopflow.testing.meanings import NAMES, RUNNERS, agree, interpreted
+from hopflow.testing.meanings import NAMES, RUNNERS, agree, fails, interpreted
 
 hf: Any = hopflow
 
@@ -28,13 +27,6 @@ both_ways = pytest.mark.parametrize("pred", [True, False])
 
 X = np.array([0.5, -1.0, 2.0], np.float32)
 Y = np.array([1.0, 2.0, 3.0], np.float32)
-
-
-def fails(error: type[Exception], text: str, f: Any, *args: Any) -> None:
-    """Check that `f(*args)` raises `error` with exactly this text, `#` a line number."""
-    with pytest.raises(error) as found:
-        f(*args)
-    assert re.sub(r"\.py:\d+", ".py:#", str(found.value)) == text
 
 
 # --- what cond computes ---------------------------------------------------------------
@@ -342,13 +334,13 @@ def test_branches_of_different_structure_are_refused() -> None:
     [
         (
             1,
-            "cond: `pred` must be a bool scalar (bool[]), and is i64[]. Compare it with "
-            "something: `x != 0`.",
+            "cond: `pred` must be a bool scalar (bool[]), and is i64[]. Compare it "
+            "with something: `x != 0`.",
         ),
         (
             X > 0,
-            "cond: `pred` must be a bool scalar (bool[]), and is bool[3]. Reduce it with "
-            "`hf.all` or `hf.any`, or use `hf.map` to decide for each element.",
+            "cond: `pred` must be a bool scalar (bool[]), and is bool[3]. Reduce it "
+            "with `hf.all` or `hf.any`, or use `hf.map` to decide for each element.",
         ),
     ],
 )
@@ -371,8 +363,8 @@ def test_a_predicate_is_a_bool_scalar(pred: Any, text: str) -> None:
         ),
         (
             np.array([1, 2]),
-            "switch: `index` must be an integer scalar, and is i64[2]. Reduce it, or use "
-            "`hf.map` to decide for each element.",
+            "switch: `index` must be an integer scalar, and is i64[2]. Reduce it, or "
+            "use `hf.map` to decide for each element.",
         ),
     ],
 )
@@ -406,8 +398,8 @@ def test_branches_are_functions_and_there_is_one() -> None:
 def test_operands_are_tensors_and_numbers() -> None:
     fails(
         ArgumentTypeError,
-        "cond: `operands[0]['a']` must be a tensor or a number, and is `str`. Pass what "
-        "is not data through a closure.",
+        "cond: `operands[0]['a']` must be a tensor or a number, and is `str`. Pass "
+        "what is not data through a closure.",
         *(hf.cond, True, then, then, ({"a": "no"},)),
     )
 
@@ -415,8 +407,8 @@ def test_operands_are_tensors_and_numbers() -> None:
 def test_results_are_tensors_and_numbers() -> None:
     fails(
         ResultTypeError,
-        "cond: `<lambda>` (test_hops_branches.py:#) must return tensors or numbers, and "
-        "its `result['k']` is `str`. Return the data alone, or None.",
+        "cond: `<lambda>` (test_hops_branches.py:#) must return tensors or numbers, "
+        "and its `result['k']` is `str`. Return the data alone, or None.",
         *(hf.cond, True, lambda: {"k": "no"}, then),
     )
 

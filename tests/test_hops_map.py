@@ -1,6 +1,5 @@
 """`map`, `associative_scan` and `invoke_subgraph`: in every meaning."""
 
-import re
 from typing import Any
 
 import numpy as np
@@ -20,20 +19,14 @@ from hopflow.errors import (
 from hopflow.graph.core import Graph
 from hopflow.graph.interpreter import interpret
 from hopflow.graph.verifier import verify
-from hopflow.testing.meanings import NAMES, RUNNERS, agree, interpreted
+from hopflow.hops.invoke_subgraph import Subgraph, subgraph
+from hopflow.testing.meanings import NAMES, RUNNERS, agree, fails, interpreted
 
 hf: Any = hopflow
 
 each_meaning = pytest.mark.parametrize("run", RUNNERS, ids=NAMES)
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3) / 4 - 1
-
-
-def fails(error: type[Exception], text: str, f: Any, *args: Any, **kwargs: Any) -> None:
-    """Check that `f(*args)` raises `error` with exactly this text, `#` a line number."""
-    with pytest.raises(error) as found:
-        f(*args, **kwargs)
-    assert re.sub(r"\.py:\d+", ".py:#", str(found.value)) == text
 
 
 # --- map ------------------------------------------------------------------------------
@@ -190,11 +183,10 @@ def test_prefixes_of_little(run: Any, n: int) -> None:
 def lowered(graph: Graph) -> Graph:
     """The graph that an `associative_scan` is compiled as."""
     [node] = graph.nodes_of("associative_scan")
-    region = node.op.lower(
-        tuple(v.type for v in node.results), *node.args, **node.params
-    )
-    verify(region.graph)
-    return region.graph
+    types = tuple(v.type for v in node.results)
+    graph: Graph = node.op.lower(types, *node.args, **node.params).graph
+    verify(graph)
+    return graph
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -233,8 +225,8 @@ def test_associative_scan_checks_what_its_function_returns() -> None:
     )
     fails(
         StructureError,
-        "associative_scan: `<lambda>` (test_hops_map.py:#) must return its carry in the "
-        "structure it came in.\n"
+        "associative_scan: `<lambda>` (test_hops_map.py:#) must return its carry in "
+        "the structure it came in.\n"
         "  expected *\n"
         "  got      (*, *)\n"
         "Return the same containers with as many leaves; only leaves may change.",
@@ -308,7 +300,7 @@ def test_invoke_subgraph_writes_to_operands_and_captures(run: Any) -> None:
 
 @each_meaning
 def test_a_subgraph_is_traced_once_for_each_kind_of_call(run: Any) -> None:
-    @hf.subgraph
+    @subgraph
     def block(x: Any, k: Any, *, flip: bool = False, mode: Any = None) -> Any:
         """A docstring."""
         return -x * k if flip else x * k
@@ -327,7 +319,7 @@ def test_a_subgraph_is_traced_once_for_each_kind_of_call(run: Any) -> None:
 
 
 def test_calls_of_a_subgraph_share_one_graph_in_a_trace_and_none_across() -> None:
-    @hf.subgraph
+    @subgraph
     def block(x: Any) -> Any:
         return hf.sin(x) + 1
 
@@ -347,7 +339,7 @@ def test_calls_of_a_subgraph_share_one_graph_in_a_trace_and_none_across() -> Non
 
 def test_a_subgraph_that_captures_is_traced_at_each_call() -> None:
     def make(y: Any) -> Any:
-        @hf.subgraph
+        @subgraph
         def block(x: Any) -> Any:
             return x + y
 
@@ -361,7 +353,7 @@ def test_a_subgraph_that_captures_is_traced_at_each_call() -> None:
 
 
 def test_a_subgraph_tells_equal_operands_from_one_given_twice() -> None:
-    @hf.subgraph
+    @subgraph
     def add(a: Any, b: Any) -> Any:
         return a + b
 
@@ -372,14 +364,14 @@ def test_a_subgraph_tells_equal_operands_from_one_given_twice() -> None:
 
 def test_a_subgraph_can_be_a_method() -> None:
     class Model:
-        @hf.subgraph
+        @subgraph
         def double(self, x: Any) -> Any:
             return x * 2
 
     model = Model()
     with interpreted():
         agree(model.double(hf.ones(2)), np.full(2, 2.0))
-    assert isinstance(Model.double, type(hf.subgraph(lambda: None)))
+    assert isinstance(Model.double, Subgraph)
 
 
 def test_static_arguments_of_a_subgraph_are_hashable() -> None:
@@ -397,7 +389,7 @@ def test_static_arguments_of_a_subgraph_are_hashable() -> None:
 
 
 def test_a_failing_subgraph_leaves_nothing_behind() -> None:
-    @hf.subgraph
+    @subgraph
     def bad(x: Any) -> Any:
         hf.sin(x)
         raise ZeroDivisionError

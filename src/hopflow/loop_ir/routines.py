@@ -261,6 +261,9 @@ def _qr(name: str, complete: bool) -> Routine:
 
 def _run_syevd(arrays: Sequence[NDArray], _: Sequence[int]) -> int:
     w, v = arrays
+    if not np.isfinite(np.tril(v)).all():
+        _fill(w, v)
+        return 0
     try:
         w[...], v[...] = np.linalg.eigh(v)
     except np.linalg.LinAlgError:
@@ -276,7 +279,7 @@ _SYEVD: Final = Routine(
     that v was before, of which only what is on and below the diagonal is read.
 
     syevd('V', 'U', n, v, n, w) leaves the eigenvectors in the rows of the row-major v:
-    transpose it in place. NaN where it does not converge.
+    transpose it in place. NaN if it does not converge, or if that half is not finite.
     """,
     _run_syevd,
 )
@@ -284,6 +287,9 @@ _SYEVD: Final = Routine(
 
 def _run_syevd_values(arrays: Sequence[NDArray], _: Sequence[int]) -> int:
     a, w = arrays
+    if not np.isfinite(np.tril(a)).all():
+        _fill(w)
+        return 0
     try:
         w[...] = np.linalg.eigvalsh(a)
     except np.linalg.LinAlgError:
@@ -296,7 +302,8 @@ _SYEVD_VALUES: Final = Routine(
     (Array("a", ("n", "n"), "in"), Array("w", ("n",), "out")),
     ("n",),
     """The eigenvalues w, ascending, of the symmetric matrix a (on and below the
-    diagonal). syevd('N', 'U', n, copy of a, n, w). NaN where it does not converge.
+    diagonal). syevd('N', 'U', n, copy of a, n, w). NaN if it does not converge,
+    or if that half is not finite.
     """,
     _run_syevd_values,
 )
@@ -325,7 +332,7 @@ def _svd(name: str, full: bool) -> Routine:
 
         The column-major a^T = vt^T diag(s) u^T, whose factors are in memory vt and u:
         gesdd('{job}', n, m, copy of a, n, s, vt, n, u, {columns}), the outputs swapped
-        and nothing transposed. NaN where it does not converge.
+        and nothing transposed. NaN if it does not converge, or if a is not finite.
         """,
         reference,
     )
@@ -345,7 +352,7 @@ _GESDD_VALUES: Final = Routine(
     (Array("a", ("m", "n"), "in"), Array("s", (_K,), "out")),
     ("m", "n"),
     """The singular values of a, descending: gesdd('N', n, m, copy of a, n, s, ...).
-    NaN where it does not converge.
+    NaN if it does not converge, or if a is not finite.
     """,
     _run_gesdd_values,
 )

@@ -335,7 +335,12 @@ def _eigh_infer(x: TensorType, *, vectors: bool) -> Any:
 def _eigh_run(x: Array, *, vectors: bool) -> Any:
     """Ascending eigenvalues (and eigenvectors) of the symmetric x of a lower half."""
     try:
-        return tuple(np.linalg.eigh(x)) if vectors else np.linalg.eigvalsh(x)
+        found = tuple(np.linalg.eigh(x)) if vectors else (np.linalg.eigvalsh(x),)
+        finite = np.isfinite(np.tril(x)).all((-2, -1))
+        if not finite.all():
+            for part in found:
+                part[~finite] = np.nan
+        return found if vectors else found[0]
     except np.linalg.LinAlgError:
         return _one_by_one(lambda m: _eigh_run(m, vectors=vectors), x) or (
             (np.full_like(x[0], np.nan), np.full_like(x, np.nan))

@@ -7,6 +7,7 @@ A test that is parametrised by `MEANINGS` states a fact of each of them:
         agree(run(lambda x: hf.cond(True, hf.sin, hf.cos, (x,)), x), np.sin(x))
 """
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
@@ -19,7 +20,7 @@ from hopflow.graph.verifier import verify
 from hopflow.hops.base import debug, run_interpreted
 from hopflow.trace.capture import trace
 
-__all__ = ["MEANINGS", "NAMES", "RUNNERS", "Meaning", "agree", "interpreted"]
+__all__ = ["MEANINGS", "NAMES", "RUNNERS", "Meaning", "agree", "fails", "interpreted"]
 
 Run = Callable[..., Any]
 """(f, *args) -> what `f(*args)` returns."""
@@ -68,6 +69,22 @@ MEANINGS: Final = [
 ]
 RUNNERS: Final = [meaning.run for meaning in MEANINGS]
 NAMES: Final = [meaning.name for meaning in MEANINGS]
+
+
+def fails(error: type[Exception], text: str, f: Run, *args: Any, **kwargs: Any) -> None:
+    """Check that `f(*args)` raises `error` with exactly this text.
+
+    Line numbers are written `#`: "`step` (test_model.py:#) must return ...".
+
+    Raises:
+        AssertionError: it does not, or with another text.
+    """
+    try:
+        f(*args, **kwargs)
+    except error as found:
+        assert re.sub(r"\.py:\d+", ".py:#", str(found)) == text
+    else:
+        raise AssertionError(f"no {error.__name__} was raised")
 
 
 def agree(got: Any, expected: Any, *, rtol: float = 1e-5) -> None:

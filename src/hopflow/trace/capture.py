@@ -260,8 +260,8 @@ def spec(*texts: str) -> Any:
     """Types of tensors, written as they print: `hf.spec("f32[n, 4]", "i64[n]")`.
 
     Args:
-        texts: Each a dtype and sizes: numbers, or names, which are symbols. A name means
-            the same symbol in all of them.
+        texts: Each a dtype and sizes: numbers, or names, which are symbols. A name
+            means the same symbol in all of them.
 
     Returns:
         A type; a tuple of them for several texts.

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from hopflow import dtypes
@@ -11,7 +12,18 @@ from hopflow.compiler.llvm.target import Target
 from hopflow.dtypes import DType
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr, Index
-from hopflow.loop_ir.nest import Buffer, Copy, For, If, Let, Stmt, Store, Var
+from hopflow.loop_ir.nest import (
+    Accumulate,
+    Buffer,
+    Copy,
+    Declare,
+    For,
+    If,
+    Let,
+    Stmt,
+    Store,
+    Var,
+)
 from hopflow.loop_ir.routines import Routine
 
 
@@ -74,8 +86,36 @@ def _copy(w: Wrapper, source: Buffer) -> Buffer:
     return copy
 
 
-def _fill(w: Wrapper, target: Buffer, value: float) -> None:
-    _each(w, target.shape, lambda at: [Store(target, at, e.const(value, target.dtype))])
+def _fill(w: Wrapper, *targets: Buffer) -> None:
+    """Fill arrays with NaN."""
+    for target in targets:
+        nan = e.const(math.nan, target.dtype)
+        _each(w, target.shape, partial(_store, target, nan))
+
+
+def _store(target: Buffer, value: Expr, at: Index) -> list[Stmt]:
+    return [Store(target, at, value)]
+
+
+def _need_finite(
+    w: Wrapper, a: Buffer, results: tuple[Buffer, ...], *, lower: bool = False
+) -> None:
+    """If `a` (or its lower half) is not finite, fill `results` with NaN and return 0.
+
+    Some versions of LAPACK iterate for ever on an infinity.
+    """
+    finite = Var(w.f.name("finite"), dtypes.bool_)
+    limit = e.const(math.inf, a.dtype)
+
+    def element(at: Index) -> list[Stmt]:
+        holds = e.compare("lt", e.unary("abs", e.load(a, at)), limit)
+        if lower:
+            holds = e.binary("or", holds, e.compare("lt", at[0], at[1]))
+        return [Accumulate(finite, "and", holds)]
+
+    w.emitter.body([Declare(finite, e.const(True, dtypes.bool_))])
+    _each(w, a.shape, element)
+    w.when(w.value(e.unary("not", e.read(finite))), lambda: _fill(w, *results))
 
 
 class _Info:
@@ -91,10 +131,7 @@ class _Info:
         self.w.status(status, self.w.f.emit(f"icmp ne i64 {status}, 0"))
 
     def otherwise(self, fill: Callable[[], None]) -> None:
-        """If it is not 0, `fill` the results with NaN and return 0.
-
-        It is positive where there is no answer, and negative where the matrix has a NaN.
-        """
+        """If it is not 0, there is no answer: `fill` the results and return 0."""
         value = self.w.f.emit(f"load i32, ptr {self.slot}")
         self.w.when(self.w.f.emit(f"icmp ne i32 {value}, 0"), fill)
 
@@ -111,7 +148,8 @@ def _with_workspace(
     """Call a function that says how large a workspace it wants. Its last arguments are
     `work, lwork`, then `iwork, liwork` if `integers`, then `after` and INFO.
 
-    If INFO is not 0, fill `results` with NaN and return 0; return INFO if there are none.
+    If INFO is not 0, fill `results` with NaN and return 0; without `results`, return
+    INFO.
     """
     f, info = w.f, _Info(w)
     answer = w.number(0)
@@ -137,15 +175,10 @@ def _with_workspace(
         iwork = w.scratch("iwork", dtypes.int32, e.read(count))
         given += [w.pointer(iwork), w.integer(e.read(count))]
     w.call(name, *arguments, *given, *after, info.slot)
-    if not results:
+    if results:
+        info.otherwise(lambda: _fill(w, *results))
+    else:
         info.check()
-        return
-
-    def fill() -> None:
-        for buffer in results:
-            _fill(w, buffer, math.nan)
-
-    info.otherwise(fill)
 
 
 # --- routines -------------------------------------------------------------------------
@@ -292,6 +325,7 @@ def _syevd_values(w: Wrapper) -> None:
 
 def _call_syevd(w: Wrapper, job: str, matrix: Buffer, *results: Buffer) -> None:
     n, values = w.scalars["n"], w.buffers["w"]
+    _need_finite(w, matrix, (values, *results), lower=True)
     _with_workspace(
         w,
         "syevd",
@@ -316,6 +350,7 @@ def _gesdd(w: Wrapper) -> None:
     if len(outputs) == 2:
         _identities_if_empty(w, a, outputs)
     w.leave_if_empty(a)
+    _need_finite(w, a, (s, *outputs))
     integers = w.scratch("iwork", dtypes.int32, e.mul(e.index(8), s.shape[0]))
     job = {"gesdd": "S", "gesdd_full": "A", "gesdd_values": "N"}[w.routine.name]
     arguments = [

@@ -1,0 +1,56 @@
+"""One captured program, its outer loop bound in every way, under the Loop IR interpreter."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hopflow as hf
+from hopflow.compiler.pipeline import lower
+from hopflow.loop_ir.interpreter import run
+from hopflow.loop_ir.nest import Binding, For, Program
+from hopflow.loop_ir.verifier import verify
+from hopflow.loop_ir.walk import statements
+
+BINDINGS = [
+    Binding("serial"),
+    Binding("gang", 4),
+    Binding("gang", 16),
+    Binding("threads"),
+    Binding("grid"),
+    Binding("block"),
+]
+STARTS = np.array([1, 7, 27, 2, 97, 6, 3, 1, 9, 871, 12])
+
+
+def collatz(n: Any) -> Any:
+    def step(n: Any, trips: Any) -> Any:
+        n = hf.cond(n % 2 == 0, lambda: n // 2, lambda: 3 * n + 1)
+        return n, trips + 1
+
+    return hf.while_loop(lambda n, _: n != 1, step, (n, 0))[1]
+
+
+def captured() -> Program:
+    graph = hf.trace(lambda n: hf.map(collatz, n), hf.asarray(STARTS)).graph
+    return lower(graph)[1]
+
+
+def reference(n: int) -> int:
+    trips = 0
+    while n != 1:
+        n, trips = (n // 2 if n % 2 == 0 else 3 * n + 1), trips + 1
+    return trips
+
+
+@pytest.mark.parametrize("binding", BINDINGS, ids=lambda b: f"{b.kind}{b.width}")
+def test_a_map_of_a_while_of_a_cond_gives_one_answer_under_every_binding(
+    binding: Binding,
+) -> None:
+    program = captured()
+    [loop] = [s for s in statements(program.body) if isinstance(s, For)]
+    assert loop.independent
+    loop.binding = binding
+    verify(program)
+    [trips] = run(program, [], [STARTS])
+    assert trips.tolist() == [reference(int(n)) for n in STARTS]
