@@ -184,9 +184,9 @@ def lowered(graph: Graph) -> Graph:
     """The graph that an `associative_scan` is compiled as."""
     [node] = graph.nodes_of("associative_scan")
     types = tuple(v.type for v in node.results)
-    graph: Graph = node.op.lower(types, *node.args, **node.params).graph
-    verify(graph)
-    return graph
+    found: Graph = node.op.lower(types, *node.args, **node.params).graph
+    verify(found)
+    return found
 
 
 @pytest.mark.parametrize("reverse", [False, True])

@@ -17,7 +17,7 @@ from hopflow.errors import (
     StructureError,
 )
 from hopflow.graph.verifier import verify
-from hopflow.testing.meanings import NAMES, RUNNERS, agree, fails
+from hopflow.testing.meanings import NAMES, RUNNERS, agree, fails, interpreted
 
 hf: Any = hopflow
 
@@ -444,4 +444,6 @@ def test_types_follow_the_sizes_of_the_caller() -> None:
     outer = hf.trace(lambda y: inner(y[:, 1:]), hf.spec("f32[k, 5]"), mode="fake")
     verify(outer.graph)
     assert [str(t) for t in outer.graph.out_types] == ["f32[]", "f32[k, 4]"]
-    agree(outer(np.ones((2, 5), np.float32)), (0.0, np.full((2, 4), 2.0)))
+    with interpreted():
+        got = outer(np.ones((2, 5), np.float32))
+    agree(got, (0.0, np.full((2, 4), 2.0)))

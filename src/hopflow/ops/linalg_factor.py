@@ -342,20 +342,15 @@ def _eigh_run(x: Array, *, vectors: bool) -> Any:
                 part[~finite] = np.nan
         return found if vectors else found[0]
     except np.linalg.LinAlgError:
-        return _one_by_one(lambda m: _eigh_run(m, vectors=vectors), x) or (
-            (np.full_like(x[0], np.nan), np.full_like(x, np.nan))
-            if vectors
-            else np.full_like(x[0], np.nan)
-        )
+        if x.ndim > 2:
+            return _one_by_one(lambda m: _eigh_run(m, vectors=vectors), x)
+        values = np.full_like(x[0], np.nan)
+        return (values, np.full_like(x, np.nan)) if vectors else values
 
 
 def _one_by_one(run: Callable[[Array], Any], x: Array) -> Any:
-    """The stacked results of `run` on each matrix of a batch; None if there is none.
-
-    NumPy gives up a whole batch for one matrix.
-    """
-    if x.ndim == 2:
-        return None
+    """The stacked results of `run` on each matrix of a batch, where NumPy would give up
+    the whole batch for one matrix."""
     results = [run(matrix) for matrix in x]
     if isinstance(results[0], tuple):
         return tuple(np.stack(parts) for parts in zip(*results, strict=True))

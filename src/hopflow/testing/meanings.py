@@ -79,12 +79,13 @@ def fails(error: type[Exception], text: str, f: Run, *args: Any, **kwargs: Any) 
     Raises:
         AssertionError: it does not, or with another text.
     """
+    message = None
     try:
         f(*args, **kwargs)
     except error as found:
-        assert re.sub(r"\.py:\d+", ".py:#", str(found)) == text
-    else:
-        raise AssertionError(f"no {error.__name__} was raised")
+        message = str(found)
+    assert message is not None, f"no {error.__name__} was raised"
+    assert re.sub(r"\.py:\d+", ".py:#", message) == text
 
 
 def agree(got: Any, expected: Any, *, rtol: float = 1e-5) -> None:
