@@ -228,8 +228,8 @@ def subgraph(fn: Callable[..., Any]) -> Subgraph:
     """A decorator: `fn` is a node of its own, and traced once for each kind of call.
 
     The trace is kept by the types of tensors and numbers, and by the values of all
-    other arguments, which must be hashable. Calls in one trace share one graph. A function
-    that reads or writes tensors of enclosing functions is traced at each call.
+    other arguments, which must be hashable. Calls in one trace share one graph. A
+    function that reads or writes tensors of enclosing functions is traced at each call.
 
     Raises:
         ArgumentTypeError: an argument cannot be hashed, or `fn` is no function.

@@ -12,7 +12,8 @@ from hopflow.compiler.runtime import Kernel, Trapped, compile_program
 from hopflow.compiler.schedule.scheduler import schedule
 from hopflow.compiler.traps import trap_error
 from hopflow.config import config
-from hopflow.graph.core import Graph
+from hopflow.errors import GraphError
+from hopflow.graph.core import Graph, Var, plain_symbol
 from hopflow.graph.hashing import structural_hash
 from hopflow.graph.rewriting import clone
 from hopflow.graph.types import TensorType
@@ -21,6 +22,7 @@ from hopflow.loop_ir.nest import Program
 from hopflow.loop_ir.printer import format_program
 from hopflow.loop_ir.verifier import verify as verify_program
 from hopflow.stats import counts
+from hopflow.symbolic.size import Size, Symbol, substitute
 from hopflow.tensor import EagerTensor
 
 _lock = RLock()
@@ -62,13 +64,11 @@ class Executable:
         self.graph = graph
         self.kernel = _kernel(graph)
         self._call: Callable[..., Trapped | None] = self.kernel.call
-        self._results = [
-            (tuple(int(n) for n in t.shape), t.dtype.dtype, t.weak)
-            for t in graph.out_types
-        ]
+        self._results = [(t.shape, t.dtype.dtype, t.weak) for t in graph.out_types]
+        self._sizes = [_where(graph, v) for v in graph.symbols]
 
     def __call__(self, args: Sequence[EagerTensor]) -> list[EagerTensor]:
-        """Run on concrete tensors.
+        """Run on concrete tensors, one for each input that is no symbol.
 
         Raises:
             IndexingError, DivisionError, CheckError, LoopLimitError, LinalgError: what
@@ -84,13 +84,29 @@ class Executable:
             if not array.flags.c_contiguous:
                 array = np.ascontiguousarray(array)
             arrays.append(array)
-        outputs = [np.empty(shape, dtype) for shape, dtype, _ in self._results]
-        trapped = self._call(*arrays, *outputs)
+        if self._sizes:
+            sizes = [int(arrays[k].shape[axis]) for k, axis in self._sizes]
+            outputs = self._allocate(sizes)
+            trapped = self._call(*sizes, *arrays, *outputs)
+        else:
+            outputs = [np.empty(shape, dtype) for shape, dtype, _ in self._results]
+            trapped = self._call(*arrays, *outputs)
         if trapped is not None:
             raise self._error(trapped)
         return [
             EagerTensor(array, weak=weak)
             for array, (_, _, weak) in zip(outputs, self._results, strict=True)
+        ]
+
+    def _allocate(self, sizes: Sequence[int]) -> list[Any]:
+        known: dict[Symbol, Size] = {
+            v.node.symbol: n
+            for v, n in zip(self.graph.symbols, sizes, strict=True)
+            if v.node.symbol is not None
+        }
+        return [
+            np.empty([int(substitute(n, known)) for n in shape], dtype)
+            for shape, dtype, _ in self._results
         ]
 
     def _error(self, trapped: Trapped) -> Exception:
@@ -101,6 +117,18 @@ class Executable:
     @property
     def loop_ir(self) -> str:
         return format_program(self.kernel.program)
+
+
+def _where(graph: Graph, symbol: Var) -> tuple[int, int]:
+    """Which axis of which tensor input tells a symbol."""
+    tensors = [v for v in graph.inputs if v.node.section != "symbol"]
+    for k, var in enumerate(tensors):
+        for axis, n in enumerate(var.type.shape):
+            if plain_symbol(n) is symbol.node.symbol:
+                return k, axis
+    raise GraphError(
+        f"no input of graph `{graph.name}` has `{symbol.node.name}` as a size."
+    )
 
 
 def _kernel(graph: Graph) -> Kernel:

@@ -30,7 +30,8 @@ class Expr:
     """A scalar value: `op` applied to `args`, of type `dtype`.
 
     `attr` is what the op needs beside its operands: the Python number of a "const", the
-    `Var` of a "var", the `Size` of a "size" (gone once a program is scheduled), the `Buffer` of a "load" (whose args are one i64 index an axis).
+    `Var` of a "var", the `Size` of a "size" (gone once a program is scheduled), the
+    `Buffer` of a "load" (whose args are one i64 index an axis).
     """
 
     __slots__ = ("args", "attr", "dtype", "op")

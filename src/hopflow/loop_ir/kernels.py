@@ -76,7 +76,7 @@ class Reduction:
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """A cumulative reduction along `axis`: result[i] = combine(result[i - 1], element(i)).
+    """A cumulative reduction along `axis`: r[i] = combine(r[i - 1], element(i)).
 
     The first along `axis` is `combine(init, element)`; `reverse` starts from the end.
     """

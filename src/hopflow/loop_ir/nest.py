@@ -115,7 +115,7 @@ class Copy:
 
 @dataclass(eq=False, slots=True)
 class Swap:
-    """Exchange the memory of two arena buffers of one shape (a double-buffered carry)."""
+    """Exchange the memory of two arena buffers of one shape (a doubled carry)."""
 
     a: Buffer
     b: Buffer
@@ -184,7 +184,7 @@ class Trap:
 
 @dataclass(eq=False, slots=True)
 class Barrier:
-    """All iterations of the enclosing `block` or `grid` axis arrive before any goes on."""
+    """All iterations of the enclosing `block` or `grid` arrive before any goes on."""
 
     scope: Literal["block", "grid"]
 

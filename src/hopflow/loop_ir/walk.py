@@ -1,8 +1,8 @@
 """Walking over expressions and statements."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from hopflow.loop_ir.expr import Expr
+from hopflow.loop_ir.expr import Expr, rewrite
 from hopflow.loop_ir.nest import (
     Accumulate,
     Assign,
@@ -128,3 +128,35 @@ def buffers(statement: Stmt) -> Iterator[Buffer]:
             yield from (statement.a, statement.b)
         case Call():
             yield from (arg.buffer for arg in statement.args if isinstance(arg, Ref))
+
+
+def replace(statement: Stmt, leaf: Callable[[Expr], Expr | None]) -> None:
+    """Rewrite the expressions of `statement` itself, in place; see `expr.rewrite`."""
+
+    def new(value: Expr) -> Expr:
+        return rewrite(value, leaf)
+
+    match statement:
+        case Let() | Declare() | Assign() | Accumulate():
+            statement.value = new(statement.value)
+        case Store():
+            statement.indices = tuple(map(new, statement.indices))
+            statement.value = new(statement.value)
+        case For():
+            statement.extent = new(statement.extent)
+        case While() | If():
+            statement.test = new(statement.test)
+        case Call():
+            statement.args = tuple(
+                Ref(arg.buffer, tuple(map(new, arg.at)))
+                if isinstance(arg, Ref)
+                else new(arg)
+                for arg in statement.args
+            )
+        case Trap():
+            statement.test = new(statement.test)
+            statement.values = tuple(map(new, statement.values))
+        case Grow():
+            statement.length = new(statement.length)
+        case _:
+            pass

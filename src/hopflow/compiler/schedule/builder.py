@@ -36,6 +36,7 @@ from hopflow.loop_ir.nest import (
     Store,
     Var,
 )
+from hopflow.loop_ir.walk import replace
 from hopflow.symbolic.size import Size, Symbol, evaluate
 
 UNROLL = 16
@@ -91,7 +92,12 @@ class Builder:
     # --- statements ---
 
     def add(self, statement: Stmt) -> None:
+        if self.symbols:
+            replace(statement, self._resolved)
         self.statements.append(statement)
+
+    def _resolved(self, node: Expr) -> Expr | None:
+        return self.extent(node.attr) if node.op == "size" else None
 
     @contextmanager
     def into(self, statements: list[Stmt]) -> Iterator[list[Stmt]]:

@@ -6,7 +6,7 @@ other touches have the loop's own index at one common axis. A merged loop reads 
 just written from cache or registers, and costs the code generator one loop less.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
@@ -21,16 +21,22 @@ from hopflow.loop_ir.nest import (
     Declare,
     For,
     Grow,
-    If,
     Let,
     Stmt,
     Store,
     Swap,
     Trap,
     Var,
-    While,
 )
-from hopflow.loop_ir.walk import bodies, buffers, expressions, nodes, same, statements
+from hopflow.loop_ir.walk import (
+    bodies,
+    buffers,
+    expressions,
+    nodes,
+    replace,
+    same,
+    statements,
+)
 
 _CROSSED = (Let, Declare)
 """What may stand between two loops, and then goes before both."""
@@ -146,22 +152,7 @@ def _merge(first: For, second: For) -> For:
         return index if node.op == "var" and node.attr is second.var else None
 
     for statement in statements(second.body):
-        _substitute(statement, rename)
+        replace(statement, rename)
     width = min(first.binding.width, second.binding.width)
     binding = Binding(first.binding.kind, width)
     return For(first.var, first.extent, first.body + second.body, True, binding)
-
-
-def _substitute(statement: Stmt, rename: Callable[[Expr], Expr | None]) -> None:
-    match statement:
-        case Let() | Declare() | Assign() | Accumulate():
-            statement.value = e.rewrite(statement.value, rename)
-        case Store():
-            statement.indices = tuple(e.rewrite(i, rename) for i in statement.indices)
-            statement.value = e.rewrite(statement.value, rename)
-        case For():
-            statement.extent = e.rewrite(statement.extent, rename)
-        case While() | If():
-            statement.test = e.rewrite(statement.test, rename)
-        case _:
-            raise TypeError(f"{type(statement).__name__} in a loop that is merged")
