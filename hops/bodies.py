@@ -214,8 +214,11 @@ def trace_body(
             tracer.reference(o, n)
             for o, n in zip(references, function.names, strict=True)
         ]
-    tree = trace_into(tracer, function.call, (inputs,))
-    found, spec = flatten_results(op, function, tree)
+
+    def run() -> tuple[list[Operand], Spec]:
+        return flatten_results(op, function, function.call(inputs))
+
+    found, spec = trace_into(tracer, run, ())
     # A tensor of outside that is returned is captured, as one that is read.
     outputs: list[Operand] = [
         tracer.localize(o) if isinstance(o, Value) else o for o in found

@@ -32,13 +32,16 @@ ORDER = (
     ("hops",),
     ("compiler",),
     (
-        *("jit", "transforms", "fx", "nn", "rewrite", "export", "testing"),
+        *("jit", "transforms", "fx", "nn", "rewrite", "export"),
         # The package itself, which re-exports the above; then what uses it as users do.
-        *("__init__", "demo", "cli", "__main__"),
+        *("__init__", "testing", "demo", "cli", "__main__"),
     ),
 )
 # Inside hops/ there is an order too. What is not named comes after, in any order.
-HOPS = ("base", "map", "cond", "switch", "while_loop", "scan")
+HOPS = (
+    *("bodies", "base", "loops", "map", "branches", "cond", "switch"),
+    *("while_loop", "scan"),
+)
 # Above it in the order, and yet not for it: operators bring their own lowering.
 FORBIDDEN = {"compiler": ("hops", "autograd")}
 # Third-party libraries that one folder alone may import.

@@ -1,4 +1,4 @@
-"""Lifting: what a body closes over becomes inputs, level by level. Functional writes."""
+"""What a body closes over becomes inputs, level by level; and functional writes."""
 
 import re
 from typing import Any

@@ -88,8 +88,8 @@ def test_numbers_and_other_arguments_are_constants_and_listed() -> None:
     agree(module(X, 2, options), X * 2)
     fails(
         ArgumentValueError,
-        "f: `args[1]` was 2 in the trace, which took it for a constant, and is 3. Trace "
-        "again, or make it a tensor.",
+        "f: `args[1]` was 2 in the trace, which took it for a constant, and is 3. "
+        "Trace again, or make it a tensor.",
         *(module, X, 3, options),
     )
 
@@ -311,15 +311,15 @@ def identity(x: Any) -> Any:
         ),
         (
             ArgumentTypeError,
-            "trace: `args[0]` is a type (f32[2]), which mode 'real' does not take. Give "
-            "a tensor, or use mode 'fake'.",
+            "trace: `args[0]` is a type (f32[2]), which mode 'real' does not take. "
+            "Give a tensor, or use mode 'fake'.",
             (identity, hf.spec("f32[2]")),
             {},
         ),
         (
             ResultTypeError,
-            "trace: `<lambda>` (test_trace.py:#) must return tensors or numbers, and its "
-            "`result['k']` is `str`. Return the data alone, or None.",
+            "trace: `<lambda>` (test_trace.py:#) must return tensors or numbers, and "
+            "its `result['k']` is `str`. Return the data alone, or None.",
             (lambda x: {"k": "no"}, X),
             {},
         ),

@@ -464,7 +464,8 @@ def diff(
     """
     value = _tensor("diff", x)
     axis = normalize_axis("diff", axis, value.ndim)
-    if not isinstance(n, int) or n < 0:
+    n = as_integer("diff", "n", n)
+    if n < 0:
         raise ArgumentValueError(f"diff: `n` must be 0 or more, and is {n}.")
     if n == 0:
         return apply(copy, value)
@@ -474,6 +475,8 @@ def diff(
             parts.insert(place, _fitted(extra, value, axis))
     result = concat(parts, axis=axis) if len(parts) > 1 else value
     for _ in range(n):
+        if is_zero(result.shape[axis]):
+            break
         result = _differences(result, axis)
     return result
 

@@ -18,6 +18,7 @@ from hopflow import pytree
 from hopflow.bind import slots
 from hopflow.graph.verifier import verify
 from hopflow.hops.base import debug, run_interpreted
+from hopflow.jit import jit
 from hopflow.trace.capture import trace
 
 __all__ = ["MEANINGS", "NAMES", "RUNNERS", "Meaning", "agree", "fails", "interpreted"]
@@ -62,10 +63,22 @@ def run_traced(f: Run, *args: Any) -> Any:
         return module(*args)
 
 
+def run_native(f: Run, *args: Any) -> Any:
+    """Operators traced where they are called, compiled, and run as native code."""
+    return f(*args)
+
+
+def run_jit(f: Run, *args: Any) -> Any:
+    """The whole function compiled."""
+    return jit(f)(*args)
+
+
 MEANINGS: Final = [
     Meaning("debug", run_debug),
     Meaning("eager", run_eager),
     Meaning("traced", run_traced),
+    Meaning("native", run_native),
+    Meaning("jit", run_jit),
 ]
 RUNNERS: Final = [meaning.run for meaning in MEANINGS]
 NAMES: Final = [meaning.name for meaning in MEANINGS]

@@ -135,8 +135,9 @@ class _Capture:
         self.specializations: dict[int, Specialization] = {}
 
     def module(self) -> GraphModule:
-        tree = trace_into(self.tracer, self.run, ())
-        outputs, out_spec, numbers = self.flatten(tree)
+        outputs, out_spec, numbers = trace_into(
+            self.tracer, lambda: self.flatten(self.run()), ()
+        )
         tensors = self.tracer.operands
         self.check_aliases()
         written: list[int | str] = [i for i, t in enumerate(tensors) if is_written(t)]
@@ -203,9 +204,6 @@ class _Capture:
         outputs: list[Operand] = []
         numbers: set[int] = set()
         for i, leaf in enumerate(leaves):
-            if isinstance(leaf, SymInt):
-                outputs.append(self.tracer.size_value(leaf))
-                continue
             try:
                 outputs.append(as_operand("trace", i, leaf))
             except ArgumentTypeError:

@@ -8,6 +8,7 @@ just written from cache or registers, and costs the code generator one loop less
 
 from collections.abc import Iterator
 
+from hopflow.compiler.schedule.places import weight
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.nest import (
@@ -38,6 +39,9 @@ from hopflow.loop_ir.walk import (
     statements,
 )
 
+LARGEST = 600
+"""Instructions in a merged iteration. LLVM takes more than twice as long for a body twice
+as long, and the caches gain nothing from more."""
 _CROSSED = (Let, Declare)
 """What may stand between two loops, and then goes before both."""
 
@@ -69,6 +73,7 @@ def _absorb(before: list[Stmt], second: For) -> bool:
         and second.independent
         and first.binding.kind == second.binding.kind
         and same(first.extent, second.extent)
+        and _size(first) + _size(second) <= LARGEST
     ):
         return False
     changed, written = _changed(first), _written(first)
@@ -88,6 +93,13 @@ def _absorb(before: list[Stmt], second: For) -> bool:
         return False
     before[at:] = [*earlier, _merge(first, second), *later]
     return True
+
+
+def _size(loop: For) -> int:
+    """About how many instructions an iteration is."""
+    return sum(
+        1 + sum(map(weight, nodes(*expressions(s)))) for s in statements(loop.body)
+    )
 
 
 def _reads(statement: Stmt, variables: set[Var], memory: set[Buffer]) -> bool:
