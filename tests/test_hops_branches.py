@@ -18,7 +18,14 @@ from hopflow.errors import (
 from hopflow.hops.base import HigherOrderOp
 from hopflow.hops.cond import COND, Cond
 from hopflow.hops.switch import SWITCH
-from hopflow.testing.meanings import NAMES, RUNNERS, agree, fails, interpreted, run_debug
+from hopflow.testing.meanings import (
+    NAMES,
+    RUNNERS,
+    agree,
+    fails,
+    interpreted,
+    run_debug,
+)
 
 hf: Any = hopflow
 

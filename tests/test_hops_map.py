@@ -20,7 +20,14 @@ from hopflow.graph.core import Graph
 from hopflow.graph.interpreter import interpret
 from hopflow.graph.verifier import verify
 from hopflow.hops.invoke_subgraph import Subgraph, subgraph
-from hopflow.testing.meanings import NAMES, RUNNERS, agree, fails, interpreted, run_debug
+from hopflow.testing.meanings import (
+    NAMES,
+    RUNNERS,
+    agree,
+    fails,
+    interpreted,
+    run_debug,
+)
 
 hf: Any = hopflow
 

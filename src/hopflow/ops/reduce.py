@@ -19,7 +19,13 @@ from hopflow.ops.joining import concat
 from hopflow.ops.logic import as_bool, greater, isfinite, not_equal
 from hopflow.ops.math import exp, log, sqrt
 from hopflow.ops.opdef import OpDef, as_operand
-from hopflow.ops.rules import floating, normalize_axes, normalize_axis
+from hopflow.ops.rules import (
+    as_integer,
+    floating,
+    is_zero,
+    normalize_axes,
+    normalize_axis,
+)
 from hopflow.ops.views import broadcasted, reshaped, sliced
 
 __all__ = [
