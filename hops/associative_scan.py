@@ -7,7 +7,7 @@ from hopflow import pytree
 from hopflow.bind import bind, current, using
 from hopflow.errors import ArgumentTypeError, GraphError
 from hopflow.graph.core import Graph, Node, Var
-from hopflow.graph.regions import Port, Region, Role, Runs, Signature
+from hopflow.graph.regions import Region, Role, Runs, Signature, roles
 from hopflow.graph.rewriting import effects, inline
 from hopflow.graph.types import TensorType
 from hopflow.hops.base import Call, HigherOrderOp, numbered, split_args
@@ -149,16 +149,19 @@ class AssociativeScan(HigherOrderOp):
         symbols = numbered("symbol", 0, first)
         xs = numbered("slice", first, count)
         captures = numbered("invariant", first + count, len(parts.captures))
-        roles: list[Role] = [p.role for p in (*symbols, *xs, *captures)]
         length = node.params["length"]
         runs: Runs = "any times"
         if isinstance(length, int) and length > 1:
             runs = "at least once"
-        inputs: tuple[Port, ...] = (*symbols, *xs, *xs, *captures)
-        outputs = numbered("stacked", 0, count)
-        results: list[Role] = ["stacked"] * count
-        region = Region("body", node.params["body"], inputs, outputs, runs)
-        return Signature(tuple(roles), tuple(results), (region,))
+        region = Region(
+            "body",
+            node.params["body"],
+            (*symbols, *xs, *xs, *captures),  # two slices of each
+            numbered("stacked", 0, count),
+            runs,
+        )
+        args = tuple(port.role for port in (*symbols, *xs, *captures))
+        return Signature(args, roles(("stacked", count)), (region,))
 
     def with_roles(
         self, params: dict[str, Any], args: Sequence[Role], results: Sequence[Role]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from traceback import walk_tb
 from typing import Any
 
 from hopflow import dtypes, pytree
@@ -9,6 +10,7 @@ from hopflow.bind import Operand, Value, bind, current
 from hopflow.dtypes import DType
 from hopflow.errors import (
     ArgumentTypeError,
+    HopflowError,
     Mismatch,
     MutationError,
     ResultTypeError,
@@ -80,6 +82,22 @@ class Function:
     names: Sequence[str]
     call: Callable[[Sequence[Any]], Any]
 
+    def __call__(self, flat: Sequence[Any]) -> Any:
+        """What the function returns for flat inputs.
+
+        Raises:
+            ArgumentTypeError: it does not take as many arguments.
+        """
+        try:
+            return self.call(flat)
+        except TypeError as error:
+            if _is_refused_call(error):
+                raise ArgumentTypeError(
+                    f"`{self.role}`: {self.label} does not take the arguments that it "
+                    f"is called with ({error}). Give it a parameter for each operand."
+                ) from None
+            raise
+
     @property
     def label(self) -> str:
         """The function as an error names it: "`step` (model.py:41)"."""
@@ -88,6 +106,16 @@ class Function:
     @property
     def where(self) -> str:
         return where(self.fn) or self.role
+
+
+def _is_refused_call(error: TypeError) -> bool:
+    """Whether a function was called wrongly: no line of its own has run, and the last
+    that has is one of an operator, which called it."""
+    if isinstance(error, HopflowError) or error.__traceback__ is None:
+        return False
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    module = frame.f_globals.get("__name__", "")
+    return module.startswith("hopflow.hops.") and "argument" in str(error)
 
 
 def require_callable(op: str, argument: str, value: object) -> None:
@@ -103,12 +131,13 @@ def flatten_operands(op: str, argument: str, tree: Any) -> tuple[list[Operand], 
 
     Raises:
         ArgumentTypeError: a leaf is neither a tensor nor a number; named by its path.
+        ArgumentRangeError: a Python integer does not fit the default dtype.
     """
     leaves, spec = pytree.flatten(tree)
     operands: list[Operand] = []
     for i, leaf in enumerate(leaves):
         try:
-            operands.append(as_operand(op, i, leaf))
+            operands.append(_in_range(as_operand(op, i, leaf)))
         except ArgumentTypeError:
             path = pytree.leaf_paths(spec, argument)[i]
             raise ArgumentTypeError(
@@ -116,6 +145,13 @@ def flatten_operands(op: str, argument: str, tree: Any) -> tuple[list[Operand], 
                 f"`{type(leaf).__name__}`. Pass what is not data through a closure."
             ) from None
     return operands, spec
+
+
+def _in_range(operand: Operand) -> Operand:
+    """Raises: ArgumentRangeError: a Python integer does not fit its dtype."""
+    if not isinstance(operand, Constant):
+        return operand
+    return convert_to(operand, operand.type.dtype, weak=operand.type.weak)
 
 
 def flatten_results(
@@ -130,7 +166,7 @@ def flatten_results(
     operands: list[Operand] = []
     for i, leaf in enumerate(leaves):
         try:
-            operands.append(as_operand(op, i, leaf))
+            operands.append(_in_range(as_operand(op, i, leaf)))
         except ArgumentTypeError:
             path = pytree.leaf_paths(spec, "result")[i]
             raise ResultTypeError(
@@ -157,7 +193,7 @@ class Recorder:
 
     def __call__(self, *flat: Any) -> tuple[Value, ...]:
         inputs = [own_copy(x) for x in flat] if self.private else flat
-        tree = self.function.call(inputs)
+        tree = self.function(inputs)
         outputs, self.spec = flatten_results(self.op, self.function, tree)
         return tuple(as_value(o) for o in outputs)
 
@@ -216,7 +252,7 @@ def trace_body(
         ]
 
     def run() -> tuple[list[Operand], Spec]:
-        return flatten_results(op, function, function.call(inputs))
+        return flatten_results(op, function, function(inputs))
 
     found, spec = trace_into(tracer, run, ())
     # A tensor of outside that is returned is captured, as one that is read.

@@ -7,7 +7,7 @@ from hopflow import pytree
 from hopflow.bind import Operand, bind, current
 from hopflow.errors import BranchTypeError, StructureError
 from hopflow.graph.core import Graph, Node
-from hopflow.graph.regions import Port, Region, Role, Runs, Signature
+from hopflow.graph.regions import Port, Region, Role, Runs, Signature, roles
 from hopflow.graph.types import TensorType
 from hopflow.hops.base import Call, HigherOrderOp, numbered, split_args
 from hopflow.hops.bodies import (
@@ -59,7 +59,7 @@ class Branching(HigherOrderOp):
     """
 
     lead = 1
-    selects: ClassVar[Role]
+    selects: ClassVar[Role] = "operand"
     runs: ClassVar[Runs] = "at most once"
 
     def prepare_branches(
@@ -190,22 +190,20 @@ class Branching(HigherOrderOp):
 
     def signature(self, node: Node) -> Signature:
         parts = split_args(self, node.args, node.params)
-        roles: list[Role] = [self.selects for _ in range(self.lead)]
-        roles += ["symbol"] * len(parts.symbols)
-        roles += ["operand"] * (len(parts.operands) + len(parts.captures))
-        inputs = tuple(Port(role, i) for i, role in enumerate(roles) if i >= self.lead)
-        regions = [
-            Region(
-                name,
-                graph,
-                inputs,
-                numbered("result", 0, len(graph.outputs)),
-                self.runs,
-            )
+        given = len(parts.operands) + len(parts.captures)
+        args = roles(
+            (self.selects, self.lead),
+            ("symbol", len(parts.symbols)),
+            ("operand", given),
+        )
+        inputs = tuple(Port(role, i) for i, role in enumerate(args) if i >= self.lead)
+        count = len(next(iter(node.graphs.values())).outputs)
+        outputs = numbered("result", 0, count)
+        regions = tuple(
+            Region(name, graph, inputs, outputs, self.runs)
             for name, graph in node.graphs.items()
-        ]
-        results: list[Role] = ["result"] * len(regions[0].outputs)
-        return Signature(tuple(roles), tuple(results), tuple(regions))
+        )
+        return Signature(args, roles(("result", count)), regions)
 
     def with_roles(
         self, params: dict[str, Any], args: Sequence[Role], results: Sequence[Role]

@@ -1,7 +1,7 @@
 """What loops share: carries whose types settle, slices, and stacks."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -222,12 +222,17 @@ def _equal(a: Size, b: Size) -> bool:
     return same_size(a, b) or a == b
 
 
+_MOST_STEPS: Final = 2**63 - 1
+
+
 def _check_length(op: str, length: Any) -> None:
     if isinstance(length, bool) or not isinstance(length, int | SymInt):
         raise ArgumentTypeError(
             f"{op}: `length` must be an int, and is `{type(length).__name__}`. Use "
             "`hf.fori_loop` for a number of steps that is known at run time."
         )
+    if isinstance(length, int) and length > _MOST_STEPS:
+        raise ArgumentValueError(f"{op}: `length` must fit int64, and is {length}.")
     if isinstance(length, int) and length < 0:
         raise ArgumentValueError(
             f"{op}: `length` must not be negative, and is {length}."

@@ -6,7 +6,7 @@ from typing import Any, final
 from hopflow import pytree
 from hopflow.bind import bind
 from hopflow.graph.core import Graph, Node
-from hopflow.graph.regions import Port, Region, Role, Signature
+from hopflow.graph.regions import Port, Region, Role, Signature, roles
 from hopflow.graph.regions import result_types as bound_result_types
 from hopflow.graph.types import TensorType
 from hopflow.hops.base import Call, HigherOrderOp, numbered, split_args
@@ -112,14 +112,20 @@ class Map(HigherOrderOp):
     def signature(self, node: Node) -> Signature:
         parts = split_args(self, node.args, node.params)
         body: Graph = node.params["body"]
-        roles: list[Role] = ["symbol"] * len(parts.symbols)
-        roles += ["slice"] * len(parts.operands)
-        roles += ["invariant"] * len(parts.captures)
-        inputs = tuple(Port(role, i) for i, role in enumerate(roles))
-        outputs = numbered("stacked", 0, len(body.outputs))
-        results: list[Role] = ["stacked"] * len(outputs)
-        region = Region("body", body, inputs, outputs, runs_of(node.params["length"]))
-        return Signature(tuple(roles), tuple(results), (region,))
+        args = roles(
+            ("symbol", len(parts.symbols)),
+            ("slice", len(parts.operands)),
+            ("invariant", len(parts.captures)),
+        )
+        results = roles(("stacked", len(body.outputs)))
+        region = Region(
+            "body",
+            body,
+            tuple(Port(role, i) for i, role in enumerate(args)),
+            numbered("stacked", 0, len(results)),
+            runs_of(node.params["length"]),
+        )
+        return Signature(args, results, (region,))
 
     def with_roles(
         self, params: dict[str, Any], args: Sequence[Role], results: Sequence[Role]

@@ -13,7 +13,7 @@ from hopflow.errors import (
     StructureError,
 )
 from hopflow.graph.core import Graph, Node
-from hopflow.graph.regions import Port, Region, Role, Signature
+from hopflow.graph.regions import Port, Region, Role, Signature, roles
 from hopflow.graph.regions import result_types as bound_result_types
 from hopflow.graph.types import TensorType
 from hopflow.hops.base import (
@@ -229,20 +229,21 @@ class Scan(HigherOrderOp):
         parts = split_args(self, node.args, node.params)
         body: Graph = node.params["body"]
         count = node.params["num_carry"]
-        roles: list[Role] = ["symbol"] * len(parts.symbols)
-        roles += ["carry"] * count
-        roles += ["slice"] * (len(parts.operands) - count)
-        roles += ["invariant"] * len(parts.captures)
-        results: list[Role] = ["carry"] * count
-        results += ["stacked"] * (len(body.outputs) - count)
+        args = roles(
+            ("symbol", len(parts.symbols)),
+            ("carry", count),
+            ("slice", len(parts.operands) - count),
+            ("invariant", len(parts.captures)),
+        )
+        results = roles(("carry", count), ("stacked", len(body.outputs) - count))
         region = Region(
             "body",
             body,
-            tuple(Port(role, i) for i, role in enumerate(roles)),
+            tuple(Port(role, i) for i, role in enumerate(args)),
             tuple(Port(role, i) for i, role in enumerate(results)),
             runs_of(node.params["length"]),
         )
-        return Signature(tuple(roles), tuple(results), (region,))
+        return Signature(args, results, (region,))
 
     def with_roles(
         self, params: dict[str, Any], args: Sequence[Role], results: Sequence[Role]
@@ -308,8 +309,8 @@ class _Until(NamedTuple):
         Raises:
             PredicateError: `until` returns no bool scalar.
         """
-        function = Function("until", self.test, (), lambda _: None)
-        leaves, _ = flatten_results(self.call.name, function, self.test(carry))
+        function = Function("until", self.test, (), self.test)
+        leaves, _ = flatten_results(self.call.name, function, function(carry))
         if len(leaves) != 1:
             raise PredicateError(
                 f"{self.call.name}: {function.label} must return a bool scalar "
@@ -361,7 +362,7 @@ class _Until(NamedTuple):
             at = as_value(subtract(subtract(length, 1), i) if reverse else i)
             flat, _ = pytree.flatten(carry)
             elements = [apply(dynamic_index, x, at, axes=(0,)) for x in xs]
-            carry, y = function.call([*flat, *elements])
+            carry, y = function([*flat, *elements])
             rows, _ = flatten_results(call.name, function, y)
             written = [_write(a, row, at) for a, row in zip(ys, rows, strict=True)]
             return add(i, 1), self.stops(carry), carry, written

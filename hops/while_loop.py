@@ -14,9 +14,16 @@ from hopflow.errors import (
     PredicateError,
 )
 from hopflow.graph.core import Constant, Graph, Node
-from hopflow.graph.regions import Port, Region, Role, Signature
+from hopflow.graph.regions import Port, Region, Role, Signature, roles
 from hopflow.graph.types import TensorType
-from hopflow.hops.base import Call, HigherOrderOp, check_scalar, split_args, truth
+from hopflow.hops.base import (
+    Call,
+    HigherOrderOp,
+    check_scalar,
+    numbered,
+    split_args,
+    truth,
+)
 from hopflow.hops.bodies import (
     Body,
     Function,
@@ -260,22 +267,18 @@ class While(HigherOrderOp):
 
     def signature(self, node: Node) -> Signature:
         parts = split_args(self, node.args, node.params)
-        count = len(parts.operands)
-        roles: list[Role] = ["symbol"] * len(parts.symbols)
-        roles += ["carry"] * count
-        roles += ["invariant"] * len(parts.captures)
-        results: list[Role] = ["carry"] * count
-        inputs = tuple(Port(role, i) for i, role in enumerate(roles))
+        symbols, count = len(parts.symbols), len(parts.operands)
+        captures = len(parts.captures)
+        args = roles(("symbol", symbols), ("carry", count), ("invariant", captures))
+        inputs = tuple(Port(role, i) for i, role in enumerate(args))
         holds = (Port("predicate"),)
-        carry = tuple(Port("carry", i) for i in range(count))
-        return Signature(
-            tuple(roles),
-            tuple(results),
-            (
-                Region("test", node.params["test"], inputs, holds, "at least once"),
-                Region("body", node.params["body"], inputs, carry, "any times"),
-            ),
+        carry = numbered("carry", 0, count)
+        test, body = node.params["test"], node.params["body"]
+        regions = (
+            Region("test", test, inputs, holds, "at least once"),
+            Region("body", body, inputs, carry, "any times"),
         )
+        return Signature(args, roles(("carry", count)), regions)
 
     def with_roles(
         self, params: dict[str, Any], args: Sequence[Role], results: Sequence[Role]
@@ -298,11 +301,17 @@ def _loop_params(
                 f"{op}: `max_steps` must be an int or None, and is "
                 f"`{type(max_steps).__name__}`."
             )
+        if max_steps >= 2**63:
+            raise ArgumentValueError(
+                f"{op}: `max_steps` must fit int64, and is {max_steps}."
+            )
         if max_steps < 0:
             raise ArgumentValueError(
                 f"{op}: `max_steps` must not be negative, and is {max_steps}."
             )
-    if reverse_mode not in REVERSE_MODES and not isinstance(reverse_mode, Checkpoint):
+    if not isinstance(reverse_mode, Checkpoint) and not (
+        isinstance(reverse_mode, str) and reverse_mode in REVERSE_MODES
+    ):
         raise ArgumentValueError(
             f"{op}: `reverse_mode` must be 'save', 'recompute', 'checkpoint' or an "
             f"`hf.Checkpoint`, and is {reverse_mode!r}."

@@ -85,6 +85,9 @@ def test_numbers_and_other_arguments_are_constants_and_listed() -> None:
     module = traced(f, X, 2, options)
     found = {s.path: s.value for s in module.specializations.values()}
     assert found == {"args[1]": 2, "args[2]['flag']": True, "args[2]['name']": "abc"}
+    line = module.specializations[1].line
+    assert line is not None
+    assert line.line == f.__code__.co_firstlineno + 1
     agree(module(X, 2, options), X * 2)
     fails(
         ArgumentValueError,

@@ -17,6 +17,7 @@ from hopflow.graph.types import TensorType
 from hopflow.hops.base import debugging
 from hopflow.hops.bodies import flatten_operands
 from hopflow.hops.invoke_subgraph import invoke_subgraph
+from hopflow.ops.rules import as_integer
 from hopflow.pytree import Spec
 from hopflow.stats import counts
 from hopflow.tensor import EagerTensor
@@ -78,10 +79,10 @@ class Jitted:
     call, so that later writes to them are seen.
     """
 
-    def __init__(self, f: Callable[..., Any], donate: Sequence[int]) -> None:
+    def __init__(self, f: Callable[..., Any], donate: tuple[int, ...]) -> None:
         functools.update_wrapper(self, f)
         self._f = f
-        self._donate = tuple(donate)
+        self._donate = donate
         self._compiled: dict[Any, _Compiled] = {}
         self._plain: dict[tuple[int, ...], _Compiled] = {}
         self._plain_types: list[tuple[TensorType, ...]] = []
@@ -241,6 +242,21 @@ def _unhashable(f: Any, leaves: Sequence[Any], spec: Spec) -> ArgumentTypeError:
     return ArgumentTypeError(f"jit: the arguments of `{name_of(f)}` are not hashable.")
 
 
+def _positions(donate: Any) -> tuple[int, ...]:
+    if not isinstance(donate, tuple | list):
+        raise ArgumentTypeError(
+            "jit: `donate` must be a tuple of positions, and is "
+            f"`{type(donate).__name__}`."
+        )
+    positions = tuple(as_integer("jit", "donate", n) for n in donate)
+    if len(set(positions)) != len(positions) or any(n < 0 for n in positions):
+        raise ArgumentValueError(
+            "jit: `donate` must have different positions, counted from 0, and is "
+            f"{donate}."
+        )
+    return positions
+
+
 def jit(f: Callable[..., Any] | None = None, *, donate: Sequence[int] = ()) -> Any:
     """`f`, traced and compiled to native code for each signature of its arguments.
 
@@ -250,12 +266,14 @@ def jit(f: Callable[..., Any] | None = None, *, donate: Sequence[int] = ()) -> A
             not be used after it.
 
     Raises:
-        ArgumentTypeError: `f` cannot be called.
+        ArgumentTypeError: `f` cannot be called, or `donate` has what is no int.
+        ArgumentValueError: `donate` has a negative number, or one twice.
     """
+    positions = _positions(donate)
     if f is None:
         return functools.partial(jit, donate=donate)
     if not callable(f):
         raise ArgumentTypeError(
             f"jit: `f` must be a function, and is `{type(f).__name__}`."
         )
-    return Jitted(f, donate)
+    return Jitted(f, positions)

@@ -52,6 +52,7 @@ from hopflow.ops.random_words import (
 )
 from hopflow.ops.reduce import argmax, cumulative_sum
 from hopflow.ops.rules import (
+    as_flag,
     as_shape,
     broadcast_shapes,
     normalize_axis,
@@ -167,7 +168,7 @@ def bits(key: Any, shape: Any = (), dtype: DTypeLike | None = None) -> Value:
         ArgumentTypeError: `key` is no key, or `shape` no shape.
         DTypeError: `dtype` is not an unsigned integer dtype.
     """
-    target = optional_dtype(dtype, dtypes.uint32)
+    target = optional_dtype("random.bits", dtype, dtypes.uint32)
     if target.kind != "u":
         raise DTypeError(
             "random.bits: `dtype` must be an unsigned integer dtype, and is "
@@ -178,7 +179,7 @@ def bits(key: Any, shape: Any = (), dtype: DTypeLike | None = None) -> Value:
 
 
 def _float_dtype(name: str, dtype: DTypeLike | None) -> DType:
-    target = optional_dtype(dtype, dtypes.DEFAULT_FLOAT)
+    target = optional_dtype(f"random.{name}", dtype, dtypes.DEFAULT_FLOAT)
     if not target.is_float:
         raise DTypeError(
             f"random.{name}: `dtype` must be floating, and is {target.name}."
@@ -273,7 +274,7 @@ def randint(
         Twice the bits of the dtype (of 32 at least) are reduced modulo the span, so
         the bias is at most `span / 2**64`.
     """
-    target = optional_dtype(dtype, dtypes.DEFAULT_INT)
+    target = optional_dtype("random.randint", dtype, dtypes.DEFAULT_INT)
     if not target.is_integer:
         raise DTypeError(
             f"random.randint: `dtype` must be an integer dtype, and is {target.name}."
@@ -307,6 +308,7 @@ def permutation(key: Any, x: Any, axis: int = 0, independent: bool = False) -> V
         AxisError: `x` has no such axis.
         ShapeError: the number of elements is not known in advance.
     """
+    independent = as_flag("random.permutation", "independent", independent)
     word = word_of("permutation", key)
     values = (
         arange(x) if isinstance(x, int) else as_value(as_operand("permutation", 1, x))
@@ -363,6 +365,7 @@ def choice(
         AxisError: `a` has no such axis.
         ShapeError: `p` has another size than `a` along `axis`.
     """
+    replace = as_flag("random.choice", "replace", replace)
     values = _population("choice", a)
     sizes = as_shape("random.choice", shape)
     axis = normalize_axis("random.choice", axis, values.ndim)
@@ -388,7 +391,7 @@ def choice(
 
 
 def _weighted(key: Any, p: Any, size: Size, count: Size, replace: bool) -> Value:
-    weights = as_value(as_operand("random.choice", 4, p))
+    weights = as_value(as_operand("random.choice", "p", p))
     if not same_shape(weights.shape, (size,)) or not weights.type.dtype.is_float:
         raise ShapeError(
             f"random.choice: `p` must be floats of shape [{size}], and is "

@@ -1,6 +1,7 @@
 """What stopped a program, as the error that the user sees."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from hopflow.errors import (
     CheckError,
@@ -12,10 +13,14 @@ from hopflow.errors import (
 )
 from hopflow.graph.core import Node
 
+_AS_EAGER: Final = {"dynamic_index": "index"}
+"""Operations by the names that eager errors give them."""
+
 
 def trap_error(kind: str, node: Node, values: Sequence[int]) -> HopflowError:
     """The error for a trap of `kind` at `node`; `values` are what the trap reports."""
-    name = node.op.name if node.op is not None else node.kind
+    name = node.op.name.removeprefix("checked_") if node.op is not None else node.kind
+    name = _AS_EAGER.get(name, name)
     at = f" ({node.line})" if node.line else ""
     match kind:
         case "index":

@@ -13,7 +13,7 @@ from hopflow.errors import (
     StructureError,
 )
 from hopflow.graph.codegen import python_source
-from hopflow.graph.core import Graph, Var, match_shapes
+from hopflow.graph.core import Graph, SourceLine, Var, match_shapes
 from hopflow.graph.printer import format_graph
 from hopflow.graph.types import TensorType, same_shape
 from hopflow.pytree import Spec
@@ -28,10 +28,12 @@ class Specialization:
 
     path       how a user would write it: `args[1]`, `args[0].depth`
     value      the constant
+    line       where in the user's code a number first became part of the graph
     """
 
     path: str
     value: Any
+    line: SourceLine | None = None
 
 
 class GraphModule:

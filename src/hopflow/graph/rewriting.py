@@ -36,6 +36,9 @@ def effects(item: Node | Graph) -> frozenset[str]:
     if isinstance(item, Graph):
         return frozenset().union(*(effects(node) for node in item.nodes))
     own: frozenset[str] = getattr(item.op, "effects", frozenset())
+    of_node = getattr(item.op, "node_effects", None)
+    if of_node is not None:
+        own = own | of_node(item.params)
     return own.union(*(effects(graph) for graph in item.graphs.values()))
 
 

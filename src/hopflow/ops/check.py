@@ -9,7 +9,7 @@ from hopflow.bind import bind
 from hopflow.errors import ArgumentTypeError, CheckError, DTypeError
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir.kernels import Check, Effect, Operand
-from hopflow.ops.opdef import OpDef, Sample, as_operand
+from hopflow.ops.opdef import OpDef, Sample, as_operand, strong_constant
 from hopflow.ops.rules import Array
 
 __all__ = ["Message", "check"]
@@ -28,8 +28,8 @@ class Message(str):
 def _infer(condition: TensorType, *, message: str) -> tuple[TensorType, ...]:  # noqa: ARG001
     if condition.dtype is not dtypes.bool_:
         raise DTypeError(
-            f"check: `condition` must be of dtype bool, and is {condition}. Compare it: "
-            "`hf.check(n != 0, ...)`."
+            f"check: `condition` must be of dtype bool, and is {condition}. Compare "
+            "it: `hf.check(n != 0, ...)`."
         )
     return ()
 
@@ -73,4 +73,8 @@ def check(condition: Any, message: str) -> None:
         raise ArgumentTypeError(
             f"check: `message` must be a string, and is `{type(message).__name__}`."
         )
-    bind(check_op, [as_operand("check", 0, condition)], {"message": Message(message)})
+    bind(
+        check_op,
+        [strong_constant(as_operand("check", "condition", condition))],
+        {"message": Message(message)},
+    )

@@ -12,7 +12,7 @@ from hopflow.graph.types import TensorType
 from hopflow.loop_ir import expr
 from hopflow.loop_ir.kernels import Pointwise
 from hopflow.ops.opdef import OpDef, Sample, as_operand, convert_to
-from hopflow.ops.rules import Array, check_device, pointwise
+from hopflow.ops.rules import Array, as_flag, check_device, pointwise, required_dtype
 
 __all__ = ["apply", "as_value", "astype", "convert", "copy"]
 
@@ -95,7 +95,8 @@ def astype(
         DeviceError: there is no such device.
     """
     check_device("astype", device)
-    target = dtypes.as_dtype(dtype)
+    copy = as_flag("astype", "copy", copy)
+    target = required_dtype("astype", dtype)
     operand = as_operand("astype", 0, x)
     type_ = operand.type
     if type_.dtype is target and not type_.weak:

@@ -26,12 +26,14 @@ from hopflow.ops.opdef import OpDef, Sample, as_operand, convert_to
 from hopflow.ops.rules import (
     NUMERIC,
     Array,
+    as_flag,
     as_integer,
     as_shape,
     as_size,
     check_arity,
     check_device,
     normalize_axis,
+    one_of,
     optional_dtype,
 )
 from hopflow.ops.views import broadcasted, reshaped
@@ -154,7 +156,7 @@ def full(
     check_device("full", device)
     sizes = as_shape("full", shape)
     value = as_operand("full", 1, fill_value)
-    target = optional_dtype(dtype, value.type.dtype)
+    target = optional_dtype("full", dtype, value.type.dtype)
     if isinstance(value, Constant):
         return apply(fill, convert_to(value, target), shape=sizes)
     value = astype(value, target, copy=False)
@@ -167,7 +169,7 @@ def _filled(
     name: str, shape: Any, value: int, dtype: DTypeLike | None, device: Any
 ) -> Value:
     check_device(name, device)
-    target = optional_dtype(dtype, dtypes.DEFAULT_FLOAT)
+    target = optional_dtype(name, dtype, dtypes.DEFAULT_FLOAT)
     number = convert_to(Constant(value, TensorType(dtypes.int64)), target)
     return apply(fill, number, shape=as_shape(name, shape))
 
@@ -208,7 +210,7 @@ def full_like(
     """A tensor of the shape of `x` with the same value everywhere; of its dtype, unless
     `dtype` is given. See `full`."""
     type_ = as_operand("full_like", 0, x).type
-    target = optional_dtype(dtype, type_.dtype)
+    target = optional_dtype("full_like", dtype, type_.dtype)
     return full(type_.shape, fill_value, dtype=target, device=device)
 
 
@@ -216,7 +218,9 @@ def _filled_like(
     name: str, x: Any, value: int, dtype: DTypeLike | None, device: Any
 ) -> Value:
     type_ = as_operand(name, 0, x).type
-    return _filled(name, type_.shape, value, optional_dtype(dtype, type_.dtype), device)
+    return _filled(
+        name, type_.shape, value, optional_dtype(name, dtype, type_.dtype), device
+    )
 
 
 def zeros_like(
@@ -273,7 +277,7 @@ def arange(
     numbers = [_number("arange", n) for n in (begin, end, step)]
     whole = not any(isinstance(n, float) for n in numbers)
     default = dtypes.DEFAULT_INT if whole else dtypes.DEFAULT_FLOAT
-    target = optional_dtype(dtype, default)
+    target = optional_dtype("arange", dtype, default)
     if target not in NUMERIC:
         raise DTypeError(f"arange: `dtype` must be numeric, and is {target.name}.")
     begin, end, step = numbers
@@ -360,6 +364,7 @@ def linspace(
         DeviceError: there is no such device.
     """
     check_device("linspace", device)
+    endpoint = as_flag("linspace", "endpoint", endpoint)
     count = as_integer("linspace", "num", num)
     as_size("linspace", count, "num")
     ends = [as_operand("linspace", i, v) for i, v in enumerate((start, stop))]
@@ -368,7 +373,7 @@ def linspace(
     common, _ = dtypes.promote(
         (dtypes.float32, True), *((e.type.dtype, e.type.weak) for e in ends)
     )
-    target = optional_dtype(dtype, common)
+    target = optional_dtype("linspace", dtype, common)
     # Computed in float64, and rounded once.
     first, last = (as_value(convert_to(e, dtypes.float64)) for e in ends)
     steps = count - 1 if endpoint else count
@@ -405,7 +410,7 @@ def eye(
     columns = rows if n_cols is None else as_size("eye", n_cols, "n_cols")
     shape = (rows, columns)
     row = add(positions(shape, 0), as_integer("eye", "k", k))
-    target = optional_dtype(dtype, dtypes.DEFAULT_FLOAT)
+    target = optional_dtype("eye", dtype, dtypes.DEFAULT_FLOAT)
     return astype(equal(row, positions(shape, 1)), target, copy=False)
 
 
@@ -464,10 +469,7 @@ def meshgrid(*arrays: Any, indexing: str = "xy") -> list[Value]:
         ArgumentValueError: `indexing` is neither "xy" nor "ij".
         ShapeError: an array has more than one axis.
     """
-    if indexing not in ("xy", "ij"):
-        raise ArgumentValueError(
-            f'meshgrid: `indexing` must be "xy" or "ij", and is {indexing!r}.'
-        )
+    one_of("meshgrid", "indexing", indexing, ("xy", "ij"))
     values = [as_value(as_operand("meshgrid", i, a)) for i, a in enumerate(arrays)]
     for position, value in enumerate(values):
         if value.ndim > 1:

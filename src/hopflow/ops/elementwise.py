@@ -48,6 +48,7 @@ from hopflow.ops.opdef import OpDef, as_operand, convert_to
 from hopflow.ops.rules import (
     Array,
     any_dtype,
+    as_flag,
     broadcast_shapes,
     elementwise,
     floating,
@@ -443,6 +444,6 @@ def isclose(
     within = less_equal(distance, add(atol, multiply(rtol, abs(y))))
     finite = logical_and(isfinite(x), isfinite(y))
     close = where(finite, within, equal(x, y))
-    if equal_nan:
+    if as_flag("isclose", "equal_nan", equal_nan):
         close = logical_or(close, logical_and(isnan(x), isnan(y)))
     return close

@@ -12,7 +12,6 @@ import numpy as np
 
 from hopflow.bind import Operand, Value
 from hopflow.errors import (
-    ArgumentValueError,
     IndexingError,
     ShapeError,
 )
@@ -35,7 +34,7 @@ from hopflow.ops.index_plan import (
 )
 from hopflow.ops.logic import select
 from hopflow.ops.opdef import as_operand
-from hopflow.ops.rules import broadcast_shapes, is_one, normalize_axis
+from hopflow.ops.rules import broadcast_shapes, is_one, normalize_axis, one_of
 from hopflow.ops.scatter import Combine, scatter, scatter_drop
 from hopflow.ops.views import (
     as_tensor,
@@ -354,16 +353,18 @@ class Updater:
 
 
 def _gather_of(name: str, mode: str) -> Any:
-    if mode not in ("check", "clip"):
-        raise ArgumentValueError(
-            f"{name}: `mode` must be 'check' or 'clip', and is {mode!r}."
-        )
-    return gather if mode == "check" else gather_clip
+    word = one_of(name, "mode", mode, ("check", "clip"))
+    return gather if word == "check" else gather_clip
 
 
 def _integers(name: str, indices: Any) -> Any:
     if isinstance(indices, list):
-        indices = np.asarray(indices, np.int64 if not indices else None)
+        try:
+            indices = np.asarray(indices, np.int64 if not indices else None)
+        except ValueError:
+            raise ShapeError(
+                f"{name}: sequences at one level of `indices` must have equal lengths."
+            ) from None
     indices = as_tensor(name, indices, 1)
     if not indices.type.dtype.is_integer:
         raise IndexingError(

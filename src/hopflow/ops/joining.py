@@ -29,6 +29,7 @@ from hopflow.ops.rules import (
     is_one,
     is_zero,
     normalize_axis,
+    one_of,
 )
 from hopflow.ops.views import Types, as_tensor, part, reshaped, several, show, stored
 from hopflow.symbolic.size import Size
@@ -139,7 +140,9 @@ def _call(op: OpDef, tensors: Sequence[Any], **params: Any) -> Value:
 def _tensors(name: str, arrays: Any) -> list[Any]:
     if isinstance(arrays, Value):  # a stack of tensors
         arrays = unstack(arrays)
-    if not isinstance(arrays, Sequence | np.ndarray):
+    if not isinstance(arrays, Sequence | np.ndarray) or isinstance(
+        arrays, str | bytes | range
+    ):
         raise ArgumentTypeError(
             f"{name}: `arrays` must be a sequence of tensors, and is "
             f"`{type(arrays).__name__}`."
@@ -267,10 +270,9 @@ def pad(
         DTypeError: the dtype of `x` cannot hold the scalar.
         ShapeError: `constant_values` is no scalar.
     """
-    if mode != "constant":
-        raise ArgumentValueError(f"pad: `mode` must be 'constant', and is {mode!r}.")
+    one_of("pad", "mode", mode, ("constant",))
     x = as_tensor("pad", x)
-    value = stored("pad", constant_values, x.type.dtype)
+    value = stored("pad", constant_values, x.type.dtype, "constant_values")
     if value.type.ndim:
         raise ShapeError(
             f"pad: `constant_values` must be a scalar, and is {value.type}."

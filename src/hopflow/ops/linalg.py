@@ -36,11 +36,13 @@ from hopflow.ops.matmul import (
 )
 from hopflow.ops.opdef import convert_to
 from hopflow.ops.rules import (
+    as_flag,
     broadcast_shapes,
     floating,
     is_zero,
     normalize_axes,
     normalize_axis,
+    one_of,
 )
 from hopflow.ops.views import (
     as_tensor,
@@ -136,14 +138,6 @@ def _matrix(
     return x, narrow
 
 
-def _flag(name: str, argument: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ArgumentTypeError(
-            f"{name}: `{argument}` must be a bool, and is `{type(value).__name__}`."
-        )
-    return value
-
-
 def _symmetric(x: Any) -> Any:
     """Its symmetric part: so that derivatives are those of a symmetric argument."""
     return elementwise.multiply(elementwise.add(x, matrix_transpose(x)), 0.5)
@@ -163,7 +157,7 @@ def cholesky(x: Any, /, *, upper: bool = False) -> Value:
     """
     x, narrow = _matrix("cholesky", x, square=True)
     factor = linalg_factor.cholesky(_symmetric(x))
-    if _flag("cholesky", "upper", upper):
+    if as_flag("cholesky", "upper", upper):
         factor = matrix_transpose(factor)
     return narrow(factor)
 
@@ -175,10 +169,7 @@ def qr(x: Any, /, *, mode: str = "reduced") -> QRResult:
         ArgumentValueError: `mode` is neither "reduced" nor "complete".
         ShapeError: `x` is no matrix or batch of them.
     """
-    if mode not in ("reduced", "complete"):
-        raise ArgumentValueError(
-            f"qr: `mode` must be 'reduced' or 'complete', and is {mode!r}."
-        )
+    one_of("qr", "mode", mode, ("reduced", "complete"))
     x, narrow = _matrix("qr", x)
     q, r = linalg_factor.qr(x, complete=mode == "complete")
     return QRResult(narrow(q), narrow(r))
@@ -212,7 +203,7 @@ def svd(x: Any, /, *, full_matrices: bool = True) -> SVDResult:
     Raises:
         ShapeError: `x` is no matrix or batch of them.
     """
-    full = _flag("svd", "full_matrices", full_matrices)
+    full = as_flag("svd", "full_matrices", full_matrices)
     x, narrow = _matrix("svd", x)
     u, s, vh = linalg_factor.svd(x, mode="full" if full else "reduced")
     return SVDResult(narrow(u), narrow(s), narrow(vh))
@@ -285,9 +276,9 @@ def solve_triangular(
     solution = linalg_factor.triangular_solve(
         matrix,
         right,
-        upper=not _flag(name, "lower", lower),
-        transposed=_flag(name, "transpose", transpose),
-        unit=_flag(name, "unit_diagonal", unit_diagonal),
+        upper=not as_flag(name, "lower", lower),
+        transposed=as_flag(name, "transpose", transpose),
+        unit=as_flag(name, "unit_diagonal", unit_diagonal),
     )
     return narrow(_uncolumned(b, solution))
 
@@ -424,7 +415,7 @@ def vector_norm(
     axes = normalize_axes("vector_norm", axis, x.ndim)
     along: dict[str, Any] = {
         "axis": axes,
-        "keepdims": _flag("vector_norm", "keepdims", keepdims),
+        "keepdims": as_flag("vector_norm", "keepdims", keepdims),
     }
     if ord == 2:
         squares = reduce.sum(elementwise.multiply(x, x), **along)
@@ -453,13 +444,18 @@ def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Value
         ArgumentValueError: `ord` is none of these.
         ShapeError: `x` is no matrix or batch of them.
     """
-    keep = _flag("matrix_norm", "keepdims", keepdims)
+    keep = as_flag("matrix_norm", "keepdims", keepdims)
+    if isinstance(ord, bool) or not isinstance(ord, str | int | float):
+        raise ArgumentTypeError(
+            "matrix_norm: `ord` must be a string or a number, and is "
+            f"`{type(ord).__name__}`."
+        )
     x, narrow = _matrix("matrix_norm", x)
     if ord == "fro":
         return narrow(vector_norm(x, axis=(-2, -1), keepdims=keep))
     if ord == "nuc" or (not isinstance(ord, str) and ord in (2, -2)):
         values = linalg_factor.svd(x, mode="values")
-        if ord == "nuc":
+        if isinstance(ord, str):
             norm: Any = reduce.sum(values, axis=-1)
         else:
             norm = (reduce.max if ord > 0 else reduce.min)(values, axis=-1)
@@ -480,7 +476,7 @@ def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Value
 # --- what goes through singular values ------------------------------------------------
 
 
-def _cutoff(x: Any, values: Any, rtol: Any) -> Any:
+def _cutoff(name: str, x: Any, values: Any, rtol: Any) -> Any:
     """The singular value, one a matrix, up to which others count as 0."""
     if rtol is None:
         m, n = x.shape[-2:]
@@ -492,7 +488,7 @@ def _cutoff(x: Any, values: Any, rtol: Any) -> Any:
             else elementwise.multiply(larger, eps)
         )
     else:
-        scale = as_tensor("rtol", rtol)
+        scale = as_tensor(name, rtol, "rtol")
         scale = reshaped(scale, (*scale.shape, 1))
     return elementwise.multiply(scale, reduce.max(values, axis=-1, keepdims=True))
 
@@ -509,7 +505,7 @@ def matrix_rank(x: Any, /, *, rtol: Any = None) -> Value:
     values = linalg_factor.svd(x, mode="values")
     if is_zero(values.shape[-1]):
         return reduce.sum(astype(values, dtypes.int64), axis=-1)
-    large = greater(values, _cutoff(x, values, rtol))
+    large = greater(values, _cutoff("matrix_rank", x, values, rtol))
     return reduce.sum(astype(large, dtypes.int64), axis=-1)
 
 
@@ -525,7 +521,7 @@ def pinv(x: Any, /, *, rtol: Any = None) -> Value:
     x, narrow = _matrix("pinv", x)
     u, s, vh = linalg_factor.svd(x, mode="reduced")
     if not is_zero(s.shape[-1]):
-        large = greater(s, _cutoff(x, s, rtol))
+        large = greater(s, _cutoff("pinv", x, s, rtol))
         # The inner `where` keeps the derivative of a value that counts as 0 finite.
         s = where(large, elementwise.divide(1.0, where(large, s, 1.0)), 0.0)
     scaled = elementwise.multiply(matrix_transpose(vh), reshaped(s, _row(s)))

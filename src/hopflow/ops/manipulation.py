@@ -22,6 +22,7 @@ from hopflow.ops.joining import concat, pad, roll, stack, unstack
 from hopflow.ops.opdef import as_operand
 from hopflow.ops.rules import (
     Array,
+    as_flag,
     as_shape,
     as_size,
     broadcast_shapes,
@@ -41,7 +42,7 @@ from hopflow.ops.views import (
     show,
     transposed,
 )
-from hopflow.symbolic.size import Size, SymInt
+from hopflow.symbolic.size import Size
 
 __all__ = [
     "broadcast_arrays",
@@ -80,6 +81,7 @@ def reshape(x: Any, /, shape: Any, *, copy: bool | None = None) -> Value:
         ShapeError: the number of elements differs, or no size fits the -1.
         ArgumentValueError: `copy` is False, and a copy cannot be avoided.
     """
+    copy = None if copy is None else as_flag("reshape", "copy", copy)
     x = as_tensor("reshape", x)
     sizes = _resolved(x.type, shape)
     result = reshaped(x, sizes)
@@ -99,7 +101,9 @@ def reshape(x: Any, /, shape: Any, *, copy: bool | None = None) -> Value:
 def _resolved(x: TensorType, shape: Any) -> Shape:
     """`shape` with the size that -1 stands for."""
     given = list(shape) if isinstance(shape, tuple | list) else [shape]
-    holes = [i for i, n in enumerate(given) if not isinstance(n, SymInt) and n == -1]
+    holes = [
+        i for i, n in enumerate(given) if isinstance(n, int | np.integer) and n == -1
+    ]
     known = as_shape("reshape", [1 if i in holes else n for i, n in enumerate(given)])
     if not holes:
         return known
@@ -315,7 +319,10 @@ def _owned(x: Any) -> Value:
 def _counts(repeats: Any) -> Array:
     if isinstance(repeats, Value):
         repeats = concrete("repeat", repeats, "Give `repeats` as Python numbers.")
-    counts = np.asarray(repeats)
+    try:
+        counts = np.asarray(repeats)
+    except ValueError:  # nested sequences of differing lengths
+        raise ShapeError("repeat: `repeats` must have one axis.") from None
     if counts.size == 0:
         counts = counts.astype(np.int64)
     if counts.dtype.kind not in "iu":

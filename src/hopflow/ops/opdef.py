@@ -10,7 +10,12 @@ import numpy as np
 from hopflow import dtypes
 from hopflow.bind import Operand, Value, bind, current, slots
 from hopflow.dtypes import DType
-from hopflow.errors import ArgumentRangeError, ArgumentTypeError, DTypeError
+from hopflow.errors import (
+    ArgumentRangeError,
+    ArgumentTypeError,
+    DTypeError,
+    ShapeError,
+)
 from hopflow.graph.core import Constant
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir.kernels import Lowered
@@ -112,9 +117,35 @@ class OpDef:
     def result_types(
         self, types: Sequence[TensorType], params: dict[str, Any]
     ) -> tuple[TensorType, ...]:
-        """`infer`, always as a tuple."""
+        """`infer`, always as a tuple.
+
+        Raises:
+            HopflowError: from `infer`; or a result is too large for any memory.
+        """
         result = self.infer(*types, **params)
-        return result if isinstance(result, tuple) else (result,)
+        if not isinstance(result, tuple):
+            result = (result,)
+        for type_ in result:
+            _check_addressable(self.name, type_)
+        return result
+
+
+_MOST_AXES: Final = 64  # NumPy's limit
+_MOST_BYTES: Final = 2**62  # offsets are computed in int64
+
+
+def _check_addressable(name: str, type_: TensorType) -> None:
+    if type_.ndim > _MOST_AXES:
+        raise ShapeError(
+            f"{name}: the result would have {type_.ndim} axes. A tensor has at most "
+            f"{_MOST_AXES}; merge some with `hf.reshape`."
+        )
+    total = type_.dtype.itemsize
+    for n in type_.shape:
+        if isinstance(n, int) and n:  # a size of 0 does not save the others' strides
+            total *= n
+    if total > _MOST_BYTES:
+        raise ShapeError(f"{name}: the result, {type_}, is larger than any memory.")
 
 
 def _by_name(name: str) -> OpDef:
@@ -128,8 +159,13 @@ _PYTHON_TYPES: Final = {
 }
 
 
-def as_operand(name: str, position: int, arg: Any) -> Operand:
+def as_operand(name: str, argument: int | str, arg: Any) -> Operand:
     """A user's argument as an operand: a value, or a scalar of a weak type.
+
+    Args:
+        name: The public function, for messages.
+        argument: Which of its arguments: by position, or by name.
+        arg: What was given.
 
     Raises:
         ArgumentTypeError: it is neither a tensor, nor an array, nor a number.
@@ -143,21 +179,26 @@ def as_operand(name: str, position: int, arg: Any) -> Operand:
         return current().size_value(arg)
     if isinstance(arg, np.ndarray | np.generic):
         return slots.from_array(arg)
+    which = f"`{argument}`" if isinstance(argument, str) else f"argument {argument}"
     if isinstance(arg, complex):
         raise DTypeError(
-            f"{name}: argument {position} is complex. Complex types are not supported: "
+            f"{name}: {which} is complex. Complex types are not supported: "
             "keep real and imaginary parts apart."
         )
     raise ArgumentTypeError(
-        f"{name}: argument {position} must be a tensor or a number, and is "
+        f"{name}: {which} must be a tensor or a number, and is "
         f"`{type(arg).__name__}`. Convert it with `hf.asarray`."
     )
 
 
 def strong_constant(value: Operand) -> Operand:
-    """A constant of a weak type with its default dtype; anything else as it is."""
+    """A constant of a weak type with its default dtype; anything else as it is.
+
+    Raises:
+        ArgumentRangeError: a Python integer does not fit the default dtype.
+    """
     if isinstance(value, Constant) and value.type.weak:
-        return Constant(value.value, value.type.strong())
+        return convert_to(value, value.type.dtype)
     return value
 
 

@@ -20,11 +20,13 @@ from hopflow.ops.logic import as_bool, greater, isfinite, not_equal
 from hopflow.ops.math import exp, log, sqrt
 from hopflow.ops.opdef import OpDef, as_operand
 from hopflow.ops.rules import (
+    as_flag,
     as_integer,
     floating,
     is_zero,
     normalize_axes,
     normalize_axis,
+    required_dtype,
 )
 from hopflow.ops.views import broadcasted, reshaped, sliced
 
@@ -62,6 +64,7 @@ def _reduce(
     op: OpDef, name: str, x: Operand, axis: Any, keepdims: bool
 ) -> tuple[Value, Shape]:
     """`x` reduced over `axis`, and the shape it has with `keepdims`."""
+    keepdims = as_flag(name, "keepdims", keepdims)
     value = as_value(x)
     axes = tuple(sorted(normalize_axes(name, axis, value.ndim)))
     kept = tuple(1 if a in axes else n for a, n in enumerate(value.shape))
@@ -72,10 +75,10 @@ def _reduce(
 # --- sums and products ----------------------------------------------------------------
 
 
-def _total_dtype(dtype: DTypeLike | None, x: Value) -> DType:
+def _total_dtype(name: str, dtype: DTypeLike | None, x: Value) -> DType:
     """What a sum or a product has by default: small integers become 64 bits wide."""
     if dtype is not None:
-        return dtypes.as_dtype(dtype)
+        return required_dtype(name, dtype)
     if x.type.dtype.is_float:
         return x.type.dtype
     return dtypes.uint64 if x.type.dtype.kind == "u" else dtypes.int64
@@ -101,7 +104,7 @@ def sum(
         AxisError: `x` has no such axis, or one is named twice.
     """
     value = _tensor("sum", x)
-    value = _as(value, _total_dtype(dtype, value))
+    value = _as(value, _total_dtype("sum", dtype, value))
     return _reduce(reducers.reduce_sum, "sum", value, axis, keepdims)[0]
 
 
@@ -125,7 +128,7 @@ def prod(
         AxisError: `x` has no such axis, or one is named twice.
     """
     value = _tensor("prod", x)
-    value = _as(value, _total_dtype(dtype, value))
+    value = _as(value, _total_dtype("prod", dtype, value))
     return _reduce(reducers.reduce_prod, "prod", value, axis, keepdims)[0]
 
 
@@ -230,6 +233,7 @@ def logsumexp(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Value:
     Raises:
         AxisError: `x` has no such axis, or one is named twice.
     """
+    keepdims = as_flag("logsumexp", "keepdims", keepdims)
     value, dtype = _floats("logsumexp", x)
     axes = normalize_axes("logsumexp", axis, value.ndim)
     largest, kept = _reduce(reducers.reduce_max, "logsumexp", value, axes, True)
@@ -333,6 +337,7 @@ def argmin(x: Any, /, axis: int | None = None, *, keepdims: bool = False) -> Val
 
 
 def _position(op: OpDef, name: str, x: Any, axis: int | None, keepdims: bool) -> Value:
+    keepdims = as_flag(name, "keepdims", keepdims)
     value = _tensor(name, x)
     if axis is None:
         kept: Shape = (1,) * value.ndim
@@ -368,7 +373,7 @@ def cumulative_sum(
         AxisError: `x` has no such axis.
     """
     value = _tensor("cumulative_sum", x)
-    value = _as(value, _total_dtype(dtype, value))
+    value = _as(value, _total_dtype("cumulative_sum", dtype, value))
     return _running(reducers.cumsum, "cumulative_sum", value, axis, 0, include_initial)
 
 
@@ -393,7 +398,7 @@ def cumulative_prod(
         AxisError: `x` has no such axis.
     """
     value = _tensor("cumulative_prod", x)
-    value = _as(value, _total_dtype(dtype, value))
+    value = _as(value, _total_dtype("cumulative_prod", dtype, value))
     return _running(
         reducers.cumprod, "cumulative_prod", value, axis, 1, include_initial
     )
@@ -435,6 +440,7 @@ def _running(
             )
         axis = 0
     axis = normalize_axis(name, axis, x.ndim)
+    include_initial = as_flag(name, "include_initial", include_initial)
     dtype = x.type.dtype
     # Running totals of 16-bit floats are kept in float32, and rounded at the end.
     wide = dtypes.float32 if dtype.is_float and dtype.bits == 16 else dtype
@@ -476,9 +482,10 @@ def diff(
     if n == 0:
         return apply(copy, value)
     parts = [value]
-    for extra, place in ((prepend, 0), (append, len(parts) + 1)):
-        if extra is not None:
-            parts.insert(place, _fitted(extra, value, axis))
+    if prepend is not None:
+        parts.insert(0, _fitted("prepend", prepend, value, axis))
+    if append is not None:
+        parts.append(_fitted("append", append, value, axis))
     result = concat(parts, axis=axis) if len(parts) > 1 else value
     for _ in range(n):
         if is_zero(result.shape[axis]):
@@ -487,9 +494,9 @@ def diff(
     return result
 
 
-def _fitted(extra: Any, x: Value, axis: int) -> Value:
+def _fitted(argument: str, extra: Any, x: Value, axis: int) -> Value:
     """A number as a slice of `x` of size 1; a tensor as it is."""
-    value = _tensor("diff", extra)
+    value = as_value(as_operand("diff", argument, extra))
     if value.ndim:
         return value
     shape = tuple(1 if a == axis else size for a, size in enumerate(x.shape))

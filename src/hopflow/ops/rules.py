@@ -29,6 +29,7 @@ from hopflow.symbolic.size import Size, SymInt
 __all__ = [
     "Array",
     "any_dtype",
+    "as_flag",
     "as_integer",
     "as_shape",
     "as_size",
@@ -46,10 +47,12 @@ __all__ = [
     "normalize_axes",
     "normalize_axis",
     "numeric",
+    "one_of",
     "optional_dtype",
     "pointwise",
     "real_floating",
     "require_dtype",
+    "required_dtype",
     "same",
 ]
 
@@ -139,9 +142,32 @@ _ALLOWED: Final[dict[Promotion, tuple[DType, ...]]] = {
 }
 
 
-def optional_dtype(dtype: DTypeLike | None, default: DType) -> DType:
-    """The `dtype=` argument of a public function, or `default` where it is None."""
-    return default if dtype is None else dtypes.as_dtype(dtype)
+def required_dtype(name: str, dtype: DTypeLike, argument: str = "dtype") -> DType:
+    """The dtype that an argument of a public function names.
+
+    Raises:
+        DTypeError: it names none; what merely has a dtype, as a tensor, does not.
+    """
+    if type(dtype) is DType:
+        return dtype
+    if not isinstance(dtype, np.dtype | str | type):
+        raise DTypeError(
+            f"{name}: `{argument}` must be a dtype, such as `hf.float32`, and is "
+            f"`{type(dtype).__name__}`."
+        )
+    try:
+        return dtypes.as_dtype(dtype)
+    except DTypeError as error:
+        raise DTypeError(f"{name}: `{argument}`: {error}") from None
+
+
+def optional_dtype(name: str, dtype: DTypeLike | None, default: DType) -> DType:
+    """The `dtype=` argument of the public function `name`; `default` where it is None.
+
+    Raises:
+        DTypeError: there is no such dtype.
+    """
+    return default if dtype is None else required_dtype(name, dtype)
 
 
 # --- types and shapes -----------------------------------------------------------------
@@ -286,6 +312,39 @@ def as_integer(name: str, argument: str, value: Any) -> int:
     )
 
 
+def as_flag(name: str, argument: str, value: Any) -> bool:
+    """An argument as a Python bool.
+
+    Raises:
+        ArgumentTypeError: it is not a bool.
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise ArgumentTypeError(
+            f"{name}: `{argument}` must be a bool, and is `{type(value).__name__}`."
+        )
+    return bool(value)
+
+
+def one_of(name: str, argument: str, value: Any, choices: Sequence[str]) -> str:
+    """An argument that is one of a few words.
+
+    Raises:
+        ArgumentTypeError: it is not a string.
+        ArgumentValueError: it is another word.
+    """
+    *most, last = (repr(c) for c in choices)
+    words = f"{', '.join(most)} or {last}" if most else last
+    if not isinstance(value, str):
+        raise ArgumentTypeError(
+            f"{name}: `{argument}` must be {words}, and is `{type(value).__name__}`."
+        )
+    if value not in choices:
+        raise ArgumentValueError(
+            f"{name}: `{argument}` must be {words}, and is {value!r}."
+        )
+    return value
+
+
 def as_size(name: str, size: Any, argument: str = "shape") -> Size:
     """One size as a non-negative int or a symbolic size.
 
@@ -321,7 +380,7 @@ def check_device(name: str, device: Any) -> None:
     Raises:
         DeviceError: it is neither None nor "cpu".
     """
-    if device is not None and device != "cpu":
+    if device is not None and not (isinstance(device, str) and device == "cpu"):
         raise DeviceError(
             f"{name}: there is no device {device!r}; tensors live on 'cpu'."
         )

@@ -314,7 +314,7 @@ def one_hot(
         AxisError: the result has no such axis.
         DTypeError: `indices` are no integers.
     """
-    target = optional_dtype(dtype, dtypes.DEFAULT_FLOAT)
+    target = optional_dtype("one_hot", dtype, dtypes.DEFAULT_FLOAT)
     indices = as_tensor("one_hot", indices)
     check_indices("one_hot", [indices.type])
     ndim = indices.ndim + 1

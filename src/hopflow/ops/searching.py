@@ -6,7 +6,7 @@ import numpy as np
 
 from hopflow import dtypes
 from hopflow.bind import Value
-from hopflow.errors import ArgumentValueError, DTypeError, ShapeError
+from hopflow.errors import DTypeError, ShapeError
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir import expr
 from hopflow.loop_ir.expr import Expr, Index, binary, compare, extent, index, select
@@ -15,7 +15,7 @@ from hopflow.ops import scalar
 from hopflow.ops.indexing import take
 from hopflow.ops.opdef import OpDef, Sample, as_operand
 from hopflow.ops.reduce import argmax, argmin
-from hopflow.ops.rules import NUMERIC, Array, is_zero, numeric, require_dtype
+from hopflow.ops.rules import NUMERIC, Array, is_zero, numeric, one_of, require_dtype
 from hopflow.ops.views import Types, as_tensor, concrete
 
 __all__ = ["argmax", "argmin", "nonzero", "searchsorted"]
@@ -143,10 +143,7 @@ def searchsorted(
         DTypeError: the operands are not numeric.
         ShapeError: `x1` has not one axis.
     """
-    if side not in ("left", "right"):
-        raise ArgumentValueError(
-            f"searchsorted: `side` must be 'left' or 'right', and is {side!r}."
-        )
+    one_of("searchsorted", "side", side, ("left", "right"))
     if sorter is not None:
         x1 = take(x1, sorter, axis=0)
     result: Value = _searchsorted(as_tensor("searchsorted", x1), x2, side=side)

@@ -6,14 +6,14 @@ import numpy as np
 
 from hopflow import dtypes
 from hopflow.bind import Value
-from hopflow.errors import ArgumentTypeError, ShapeError
+from hopflow.errors import ShapeError
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir.expr import const, extent
 from hopflow.loop_ir.kernels import Library, Operand
 from hopflow.ops.convert import apply
 from hopflow.ops.gather import gather_clip
 from hopflow.ops.opdef import OpDef, Sample
-from hopflow.ops.rules import Array, as_size, normalize_axis
+from hopflow.ops.rules import Array, as_flag, as_size, normalize_axis
 from hopflow.ops.views import Types, as_tensor, moved, part
 from hopflow.symbolic.size import Size
 
@@ -65,14 +65,6 @@ _argsort: Final = OpDef(
 )
 
 
-def _flag(name: str, argument: str, value: Any) -> bool:
-    if not isinstance(value, bool | np.bool_):
-        raise ArgumentTypeError(
-            f"{name}: `{argument}` must be a bool, and is `{type(value).__name__}`."
-        )
-    return bool(value)
-
-
 def _prepared(name: str, x: Any, axis: Any) -> tuple[Any, int]:
     """`x` with the axis to sort along as its last, and where that axis was."""
     x = as_tensor(name, x)
@@ -96,9 +88,11 @@ def argsort(
     Raises:
         AxisError: `x` has no such axis.
     """
-    _flag("argsort", "stable", stable)
+    as_flag("argsort", "stable", stable)
     last, axis = _prepared("argsort", x, axis)
-    order = apply(_argsort, last, descending=_flag("argsort", "descending", descending))
+    order = apply(
+        _argsort, last, descending=as_flag("argsort", "descending", descending)
+    )
     return moved(order, last.ndim - 1, axis)  # type: ignore[no-any-return]
 
 
@@ -110,9 +104,9 @@ def sort(
     Raises:
         AxisError: `x` has no such axis.
     """
-    _flag("sort", "stable", stable)
+    as_flag("sort", "stable", stable)
     last, axis = _prepared("sort", x, axis)
-    order = apply(_argsort, last, descending=_flag("sort", "descending", descending))
+    order = apply(_argsort, last, descending=as_flag("sort", "descending", descending))
     return moved(_picked(last, order), last.ndim - 1, axis)  # type: ignore[no-any-return]
 
 

@@ -458,13 +458,13 @@ def part(x: Any, axis: int, start: Size, size: Size, step: int = 1) -> Any:
 # --- arguments of public functions ----------------------------------------------------
 
 
-def as_tensor(name: str, arg: Any, position: int = 0) -> Any:
+def as_tensor(name: str, arg: Any, argument: int | str = 0) -> Any:
     """An argument of a public function as a tensor; a number becomes one of rank 0.
 
     Raises:
         ArgumentTypeError: it is neither a tensor, nor an array, nor a number.
     """
-    return as_value(as_operand(name, position, arg))
+    return as_value(as_operand(name, argument, arg))
 
 
 def several(value: Any) -> list[Any]:
@@ -475,7 +475,9 @@ def several(value: Any) -> list[Any]:
 _RANK: Final = {"b": 0, "u": 1, "i": 2, "f": 3}
 
 
-def stored(name: str, value: Any, dtype: dtypes.DType) -> Argument:
+def stored(
+    name: str, value: Any, dtype: dtypes.DType, argument: int | str = 1
+) -> Argument:
     """`value` as an operand that can be written into a tensor of `dtype`.
 
     It is converted where that keeps the kind, or takes it to a larger one (bool,
@@ -487,7 +489,7 @@ def stored(name: str, value: Any, dtype: dtypes.DType) -> Argument:
         ArgumentRangeError: a Python integer does not fit `dtype`.
         DTypeError: its kind is larger than that of `dtype`.
     """
-    operand = as_operand(name, 1, value)
+    operand = as_operand(name, argument, value)
     given = operand.type
     kind = "u" if given.weak and given.dtype.kind == "i" else given.dtype.kind
     if kind == "u" and isinstance(operand, Constant) and operand.value in (0, 1):

@@ -10,7 +10,7 @@ from hopflow.dtypes import DType, DTypeLike, as_dtype
 from hopflow.errors import ArgumentTypeError, ArgumentValueError
 from hopflow.ops.convert import astype
 from hopflow.ops.joining import stack
-from hopflow.ops.rules import Array, check_device
+from hopflow.ops.rules import Array, as_flag, check_device, required_dtype
 from hopflow.symbolic.size import SymInt
 from hopflow.tensor.base import Tensor
 from hopflow.tensor.dlpack import import_dlpack
@@ -47,7 +47,8 @@ def asarray(
         ShapeError: nested sequences have differing lengths.
     """
     check_device("asarray", device)
-    target = None if dtype is None else as_dtype(dtype)
+    copy = None if copy is None else as_flag("asarray", "copy", copy)
+    target = None if dtype is None else required_dtype("asarray", dtype)
     if isinstance(obj, Value):
         return _converted("asarray", obj, target, copy)
     if isinstance(obj, list | tuple) and _holds_values(obj):
@@ -130,7 +131,11 @@ def from_dlpack(
         BufferError: its library refuses.
     """
     check_device("from_dlpack", device)
-    array = import_dlpack("from_dlpack", x, copy=copy)
+    copy = None if copy is None else as_flag("from_dlpack", "copy", copy)
+    if isinstance(x, np.ndarray):  # which refuses to export what we have, bfloat16
+        array = x.copy() if copy else x
+    else:
+        array = import_dlpack("from_dlpack", x, copy=copy)
     return _adopted(*import_array("from_dlpack", array, None, copy=False))
 
 

@@ -6,10 +6,10 @@ import numpy as np
 
 from hopflow import dtypes
 from hopflow.bind import Value
-from hopflow.dtypes import DType, as_dtype
+from hopflow.dtypes import DType
 from hopflow.errors import ArgumentTypeError
 from hopflow.ops.opdef import as_operand
-from hopflow.ops.rules import check_device
+from hopflow.ops.rules import check_device, required_dtype
 
 __all__ = ["API_VERSION", "NamespaceInfo", "namespace_info", "result_type"]
 
@@ -36,7 +36,7 @@ def _dtype_of(arg: Any) -> tuple[DType, bool]:
     if isinstance(arg, Value | bool | int | float | np.ndarray | np.generic):
         type_ = as_operand("result_type", 0, arg).type
         return type_.dtype, type_.weak
-    return as_dtype(arg), False
+    return required_dtype("result_type", arg, "arrays_and_dtypes"), False
 
 
 class NamespaceInfo:

@@ -70,7 +70,9 @@ def import_array(
         found, shared = _from_python(name, obj, dtype), False
     else:
         found, shared = _from_protocols(name, obj), True
-    target = as_dtype(found.dtype.newbyteorder("=")) if dtype is None else dtype
+    if dtype is None or found.dtype.kind not in "biuf":  # bfloat16's kind is another
+        own = as_dtype(found.dtype.newbyteorder("="))
+    target = own if dtype is None else dtype
     ready = _compute_form(found, target)
     shared = shared and ready is found
     if copy is False and not shared:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -15,7 +15,7 @@ from hopflow.errors import (
     ArgumentValueError,
     ResultTypeError,
 )
-from hopflow.graph.core import Constant, Graph, Node
+from hopflow.graph.core import Constant, Graph, Node, SourceLine
 from hopflow.graph.interpreter import interpret
 from hopflow.graph.module import GraphModule, Specialization
 from hopflow.graph.rewriting import read_vars
@@ -158,7 +158,7 @@ class _Capture:
             out_spec,
             run=Run(results, tuple(written), same, numbers),
             as_value=asarray,
-            specializations=self.specializations,
+            specializations=self.located(graph),
         )
 
     # --- arguments ---
@@ -184,6 +184,18 @@ class _Capture:
             return self.tracer.operand(operand.type, name)
         self.specializations[i] = Specialization(self.paths[i], leaf)
         return leaf
+
+    def located(self, graph: Graph) -> dict[int, Specialization]:
+        """The constants, each number with the line of the first node that has it."""
+        lines: dict[Any, SourceLine | None] = {}
+        for node in graph.walk():
+            for arg in node.args:
+                if isinstance(arg, Constant):
+                    lines.setdefault(arg.value, node.line)
+        return {
+            i: replace(s, line=lines.get(s.value)) if type(s.value) in _NUMBERS else s
+            for i, s in self.specializations.items()
+        }
 
     def check_aliases(self) -> None:
         """Raises: MutationError: one of two arguments that share memory is written."""
@@ -213,7 +225,7 @@ class _Capture:
                     f"tensors or numbers, and its `{path}` is `{type(leaf).__name__}`. "
                     "Return the data alone, or None."
                 ) from None
-            if type(leaf) in (bool, int, float):
+            if type(leaf) in _NUMBERS:
                 numbers.add(i)
         return outputs, out_spec, frozenset(numbers)
 
@@ -247,6 +259,7 @@ class _Capture:
 
 
 _INPUTS: Final = ("symbol", "operand")
+_NUMBERS: Final = (bool, int, float)
 
 
 # --- types as text --------------------------------------------------------------------

@@ -34,23 +34,25 @@ def drop_dead_results(graph: Graph) -> Graph:
 
 def _slim(node: Node, live: set[Var]) -> None:
     signature = own_regions(node)
-    dead = _droppable(
-        signature, {i for i, v in enumerate(node.results) if v not in live}
-    )
+    if node.op.droppable:
+        unread = {i for i, var in enumerate(node.results) if var not in live}
+        _drop(node, signature, _droppable(signature, unread))
+    for region in signature_of(node).regions:
+        drop_dead_results(region.graph)
+    if node.op.droppable:
+        prune_node(node)
+
+
+def _drop(node: Node, signature: Signature, dead: set[int]) -> None:
+    """Take out results, once the nodes that only they need are out of the way."""
     for region in signature.regions:
         graph = region.graph
         outputs = graph.outputs
-        graph.outputs = tuple(
-            a
-            for a, port in zip(outputs, region.outputs, strict=True)
-            if port.at not in dead
-        )
+        pairs = zip(outputs, region.outputs, strict=True)
+        graph.outputs = tuple(a for a, port in pairs if port.at not in dead)
         eliminate_dead_code(graph)
         graph.outputs = outputs
     drop_results(node, dead)
-    for region in signature_of(node).regions:
-        drop_dead_results(region.graph)
-    prune_node(node)
 
 
 def _droppable(signature: Signature, dead: set[int]) -> set[int]:

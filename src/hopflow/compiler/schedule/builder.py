@@ -7,6 +7,7 @@ from typing import Any
 from hopflow import dtypes
 from hopflow.compiler.llvm.target import Target
 from hopflow.compiler.schedule.places import (
+    REGISTER_LIMIT,
     Epoch,
     Pending,
     Place,
@@ -40,7 +41,8 @@ from hopflow.loop_ir.walk import replace
 from hopflow.symbolic.size import Size, Symbol, evaluate
 
 UNROLL = 16
-"""Loops of at most so many steps in all are written out."""
+"""Loops of at most so many steps in all are written out, if they are too narrow for
+vectors."""
 _VECTOR_STATEMENTS = (Let, Store, Accumulate)
 
 
@@ -170,7 +172,7 @@ class Builder:
             total = 1
             for n in static:
                 total *= n
-            if total <= UNROLL:
+            if total <= UNROLL and (total <= REGISTER_LIMIT or static[-1] < 4):
                 for at in indices(static):
                     body(at)
                 return

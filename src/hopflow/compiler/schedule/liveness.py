@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hopflow.graph.core import Arg, Constant, Graph, Node, Var
+from hopflow.graph.rewriting import effects
 
 
 class Liveness:
@@ -21,7 +22,7 @@ class Liveness:
         self.nodes: list[Node] = []
         self._count(graph.outputs)
         for node in reversed(distinct):
-            if any(v in self.uses for v in node.results) or has_effects(node):
+            if any(v in self.uses for v in node.results) or effects(node):
                 self.nodes.append(node)
                 self._count(node.args)
         self.nodes.reverse()
@@ -45,7 +46,7 @@ class Liveness:
         for node in nodes:
             if node.op is None:
                 continue
-            if node.graphs or node.op.effects:
+            if node.graphs or effects(node):
                 kept.append(node)
                 continue
             key = (node.op, tuple(map(self._key, node.args)), repr(node.params))
@@ -60,12 +61,3 @@ class Liveness:
         if isinstance(arg, Constant):
             return repr(arg.value), arg.type.dtype
         return self.canonical(arg)
-
-
-def has_effects(node: Node) -> bool:
-    """Whether leaving out a node could be noticed."""
-    if node.op is None:
-        return False
-    return bool(node.op.effects) or any(
-        has_effects(inner) for graph in node.graphs.values() for inner in graph.nodes
-    )

@@ -14,7 +14,7 @@ from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr, Index
 from hopflow.loop_ir.nest import Buffer, Stmt
 
-REGISTER_LIMIT = 8
+REGISTER_LIMIT = 4
 """Static tensors up to this many elements live in registers, unrolled. Above, a vector
 loop over a buffer in the first-level cache costs less than scalar code."""
 

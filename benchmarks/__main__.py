@@ -1,0 +1,55 @@
+"""`python -m benchmarks`: hopflow and JAX, interleaved in one process."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+
+from benchmarks.measure import measure
+from benchmarks.report import (
+    HEADER,
+    as_json,
+    describe_machine,
+    format_means,
+    format_row,
+)
+from benchmarks.workloads import all_workloads
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
+    parser.add_argument("--rows", help="names of the rows to run, with commas between")
+    parser.add_argument(
+        "--repeat", type=int, default=5, help="first calls of each row, and least runs"
+    )
+    parser.add_argument("--scale", type=float, default=1.0, help="shrinks all sizes")
+    parser.add_argument("--json", type=Path, help="where the results go")
+    options = parser.parse_args(argv)
+    jax.config.update("jax_enable_x64", True)
+    workloads = all_workloads(options.scale)
+    if options.rows:
+        wanted = options.rows.split(",")
+        unknown = sorted(set(wanted) - {w.name for w in workloads})
+        if unknown:
+            parser.error(f"there is no row {', '.join(unknown)}")
+        workloads = [w for w in workloads if w.name in wanted]
+    machine = describe_machine()
+    print(f"JAX {machine['jax']}, Python {machine['python']}, {machine['processor']}\n")
+    print(HEADER)
+    rows = []
+    for workload in workloads:
+        rows.append(measure(workload, options.repeat))
+        print(format_row(rows[-1]), flush=True)
+    print(format_means(rows))
+    target = options.json or RESULTS / f"{machine['cpu']}-{machine['cores']}.json"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(as_json(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

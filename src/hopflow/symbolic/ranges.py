@@ -1,0 +1,231 @@
+"""Value ranges: what is known of a number is an interval, perhaps without ends.
+
+Integers have exact arithmetic, and an infinite end means "no bound": no value is
+infinite. Floats take the infinities as values, and NaN where `nan` says so; an end of
+a result is the operation of Python on ends, which is sound since rounding is monotone.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from math import inf, isinf, isnan
+from typing import Final, TypeAlias
+
+__all__ = ["ANY_FLOAT", "EVERY", "NON_NEGATIVE", "ValueRange"]
+
+Bound: TypeAlias = float  # an int, or an infinity; of floats, any but NaN
+
+
+def _add(x: Bound, y: Bound) -> Bound:
+    # An infinity and an int too large for a float are no sum that Python can do.
+    if isinstance(x, float) and isinf(x):
+        return x
+    return y if isinstance(y, float) and isinf(y) else x + y
+
+
+def _multiply(x: Bound, y: Bound) -> Bound:
+    if x == 0 or y == 0:
+        return 0  # an unbounded integer, times zero
+    if (isinstance(x, float) and isinf(x)) or (isinstance(y, float) and isinf(y)):
+        return inf if (x > 0) == (y > 0) else -inf
+    return x * y
+
+
+def _floor_divide(x: Bound, y: Bound) -> Bound:
+    """The limit of `x // y`; never asked for two infinities."""
+    if y in (inf, -inf):
+        return 0 if x == 0 or (x > 0) == (y > 0) else -1
+    if x in (inf, -inf):
+        return x if y > 0 else -x
+    return x // y
+
+
+def _true_divide(x: Bound, y: Bound) -> Bound:
+    if y in (inf, -inf):
+        return 0.0
+    try:
+        return x / y
+    except OverflowError:  # a quotient that raises is no value
+        return LARGEST if (x > 0) == (y > 0) else -LARGEST
+
+
+@dataclass(frozen=True, slots=True)
+class ValueRange:
+    """The numbers from `low` to `high`, both included; empty if `low > high`."""
+
+    low: Bound
+    high: Bound
+    nan: bool = False
+
+    @classmethod
+    def point(cls, value: Bound) -> "ValueRange":
+        return cls(value, value)
+
+    @property
+    def is_point(self) -> bool:
+        return self.low == self.high and not self.nan
+
+    @property
+    def is_empty(self) -> bool:
+        return self.low > self.high and not self.nan
+
+    def __contains__(self, value: Bound) -> bool:
+        return self.low <= value <= self.high or (self.nan and value != value)
+
+    def __and__(self, other: "ValueRange") -> "ValueRange":
+        return ValueRange(
+            max(self.low, other.low), min(self.high, other.high), self.nan and other.nan
+        )
+
+    def __or__(self, other: "ValueRange") -> "ValueRange":
+        return ValueRange(
+            min(self.low, other.low), max(self.high, other.high), self.nan or other.nan
+        )
+
+    # --- integers ---
+
+    def __add__(self, other: "ValueRange") -> "ValueRange":
+        return ValueRange(_add(self.low, other.low), _add(self.high, other.high))
+
+    def __neg__(self) -> "ValueRange":
+        return ValueRange(-self.high, -self.low, self.nan)
+
+    def __sub__(self, other: "ValueRange") -> "ValueRange":
+        return self + -other
+
+    def scaled(self, factor: int) -> "ValueRange":
+        ends = _multiply(self.low, factor), _multiply(self.high, factor)
+        return ValueRange(*(ends if factor >= 0 else ends[::-1]))
+
+    def __mul__(self, other: "ValueRange") -> "ValueRange":
+        return self._corners(other, _multiply)
+
+    def power(self, exponent: int) -> "ValueRange":
+        """All `x ** exponent`: tighter than a product of ranges, for one x is meant."""
+        product = self
+        for _ in range(exponent - 1):
+            product = product * self
+        if exponent % 2 == 0 and product.low < 0:
+            return ValueRange(0, product.high)
+        return product
+
+    def __floordiv__(self, other: "ValueRange") -> "ValueRange":
+        """Every `x // y` that is defined: 0 is left out of `other`."""
+        parts = [
+            self._corners(part, _floor_divide)
+            for part in other._signed()
+            if not part.is_empty
+        ]
+        return _union(parts)
+
+    def true_divide(self, other: "ValueRange") -> "ValueRange":
+        """Every float `x / y` of integers that is defined: it is rounded once."""
+        parts = other._signed()
+        return _union(
+            [self._corners(p, _true_divide) for p in parts if not p.is_empty]
+        )
+
+    def __mod__(self, other: "ValueRange") -> "ValueRange":
+        """Every `x % y` that is defined: 0 is left out of `other`."""
+        negative, positive = other._signed()
+        parts = []
+        if not positive.is_empty:
+            parts.append(self._remainders(positive))
+        if not negative.is_empty:  # x % -y == -(-x % y)
+            parts.append(-(-self)._remainders(-negative))
+        return _union(parts)
+
+    def _remainders(self, by: "ValueRange") -> "ValueRange":
+        if self.low >= 0 and self.high < by.low:
+            return self
+        if by.is_point and not (isinf(self.low) or isinf(self.high)):
+            below = self.low // by.low * by.low
+            if self.high < below + by.low:  # no multiple of the divisor in between
+                return ValueRange(self.low - below, self.high - below)
+        highest = _add(by.high, -1)
+        return ValueRange(0, min(self.high, highest) if self.low >= 0 else highest)
+
+    def _signed(self) -> tuple["ValueRange", "ValueRange"]:
+        return (self & ValueRange(-inf, -1), self & ValueRange(1, inf))
+
+    def _corners(
+        self, other: "ValueRange", f: Callable[[Bound, Bound], Bound]
+    ) -> "ValueRange":
+        # Two infinities in a division: the corner lies between two others, since the
+        # near end of a divisor of one sign is finite.
+        ends = [
+            f(x, y)
+            for x in (self.low, self.high)
+            for y in (other.low, other.high)
+            if f is _multiply or not (x in (inf, -inf) and y in (inf, -inf))
+        ]
+        return ValueRange(min(ends), max(ends))
+
+    def minimum(self, other: "ValueRange") -> "ValueRange":
+        return ValueRange(min(self.low, other.low), min(self.high, other.high))
+
+    def maximum(self, other: "ValueRange") -> "ValueRange":
+        return ValueRange(max(self.low, other.low), max(self.high, other.high))
+
+    # --- floats ---
+
+    def as_float(self) -> "ValueRange":
+        """`float(x)` of the integers here. Too large ones raise, and are no values."""
+        return ValueRange(_to_float(self.low), _to_float(self.high))
+
+    def float_add(self, other: "ValueRange") -> "ValueRange":
+        opposite = (self.high == inf and other.low == -inf) or (
+            self.low == -inf and other.high == inf
+        )
+        low, high = self.low + other.low, self.high + other.high
+        return ValueRange(
+            -inf if isnan(low) else low,
+            inf if isnan(high) else high,
+            self.nan or other.nan or opposite,
+        )
+
+    def float_multiply(self, other: "ValueRange") -> "ValueRange":
+        ends = [x * y for x in (self.low, self.high) for y in (other.low, other.high)]
+        pairs = (self, other), (other, self)
+        nan = any(0 in a and inf in (-b.low, b.high) for a, b in pairs)
+        return _of_ends(ends, self.nan or other.nan or nan)
+
+    def float_divide(self, other: "ValueRange") -> "ValueRange":
+        """`x / y`, which raises where y is 0."""
+        if 0 in other:
+            return ANY_FLOAT
+        ends = [x / y for x in (self.low, self.high) for y in (other.low, other.high)]
+        infinite = {abs(end) for end in (self.low, self.high)} & {inf}
+        nan = bool(infinite) and inf in (-other.low, other.high)
+        return _of_ends(ends, self.nan or other.nan or nan)
+
+
+def _of_ends(ends: Iterable[Bound], nan: bool) -> ValueRange:
+    numbers = [end for end in ends if not isnan(end)]
+    # An end that is NaN stands for a limit that the others need not enclose.
+    if len(numbers) < 4:
+        return ANY_FLOAT
+    return ValueRange(min(numbers), max(numbers), nan)
+
+
+def _union(parts: list[ValueRange]) -> ValueRange:
+    if not parts:
+        return EVERY  # it always raises
+    total = parts[0]
+    for part in parts[1:]:
+        total = total | part
+    return total
+
+
+def _to_float(bound: Bound) -> float:
+    if isinstance(bound, float) and isinf(bound):
+        return LARGEST if bound > 0 else -LARGEST
+    try:
+        return float(bound)
+    except OverflowError:
+        return LARGEST if bound > 0 else -LARGEST
+
+
+LARGEST: Final = float.fromhex("0x1.fffffffffffffp+1023")
+EVERY: Final = ValueRange(-inf, inf)
+NON_NEGATIVE: Final = ValueRange(0, inf)
+ANY_FLOAT: Final = ValueRange(-inf, inf, True)

@@ -1,0 +1,48 @@
+"""Native code writes its outputs and nothing beside them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hopflow as hf
+from hopflow.compiler.pipeline import Executable
+from hopflow.dtypes import ALL, DType
+
+GUARD = 256
+FILL = 0xAB
+
+NARROWING: dict[str, Callable[[Any], Any]] = {
+    "copy": hf.copy,
+    "add": lambda x: x + x if x.dtype is not hf.bool else x | x,
+    "compare": lambda x: x > x[::-1],
+    "bytes": lambda x: hf.astype(x, hf.int8),
+    "halves": lambda x: hf.astype(x, hf.bfloat16),
+    "sum": lambda x: hf.sum(hf.astype(x, hf.int16), axis=0, dtype=hf.int16),
+    "in-place": lambda x: hf.fori_loop(0, 2, lambda _, a: hf.roll(a, 1), x),
+}
+
+
+def guarded(array: np.ndarray[Any, Any]) -> tuple[Any, Any]:
+    """A copy of the array within a larger block, and the block."""
+    block = np.full(array.nbytes + 2 * GUARD, FILL, np.uint8)
+    inner = block[GUARD : GUARD + array.nbytes].view(array.dtype).reshape(array.shape)
+    inner[...] = array
+    return inner, block
+
+
+@pytest.mark.parametrize("dtype", ALL, ids=lambda d: d.name)
+def test_nothing_is_written_beside_the_outputs(dtype: DType) -> None:
+    for length in (5, 7, 8, 9, 15, 17, 33, 65, 70):
+        x = (np.arange(3 * length).reshape(3, length) % 5).astype(dtype.dtype)
+        for name, f in NARROWING.items():
+            graph = hf.trace(f, hf.asarray(x)).graph
+            compiled = Executable(graph)
+            out = graph.out_types[0]
+            value, block = guarded(np.zeros([int(n) for n in out.shape], out.dtype))
+            compiled.kernel(x, value)
+            beside = np.concatenate([block[:GUARD], block[-GUARD:]])
+            assert (beside == FILL).all(), (name, length)
+            expected = np.asarray(f(hf.asarray(x)))
+            np.testing.assert_array_equal(value, expected, err_msg=f"{name} {length}")
