@@ -387,3 +387,16 @@ def test_nodes_know_their_line_and_their_operators() -> None:
     assert sin.line is not None
     assert sin.line.line == f.__code__.co_firstlineno + 2
     assert sin.line.function == "<lambda>"
+
+
+def test_an_augmented_assignment_to_an_item_writes_once() -> None:
+    def f(x: Any, i: Any) -> Any:
+        x = hf.copy(x)
+        x[i] += 1.0
+        x[1:3] -= 2.0
+        return x
+
+    traced = hf.trace(f, hf.asarray([1.0, 2.0, 3.0]), hf.asarray(1))
+    names = [n.op.name for n in traced.graph.nodes]
+    assert (names.count("scatter"), names.count("update_slice")) == (1, 1)
+    assert traced(hf.asarray([1.0, 2.0, 3.0]), hf.asarray(1)).tolist() == [1, 1, 1]

@@ -60,9 +60,10 @@ class TracedTensor(Tensor):
     source    the var that holds its value, as of `version` of `storage`
     storage   None: never viewed nor written
     chain     the view operations that lead to it from the base
+    taken     of a view made by `x[key]`: x and the key
     """
 
-    __slots__ = ("chain", "source", "storage", "tracer", "version")
+    __slots__ = ("chain", "source", "storage", "taken", "tracer", "version")
 
     def __init__(self, tracer: "Functional", var: Var) -> None:
         self.tracer = tracer
@@ -70,10 +71,34 @@ class TracedTensor(Tensor):
         self.storage: FunctionalStorage | None = None
         self.chain: tuple[ViewStep, ...] = ()
         self.version = 0
+        self.taken: tuple[Value, Any] | None = None
 
     @property
     def type(self) -> TensorType:
         return self.source.type
+
+    def __getitem__(self, key: Any) -> Tensor:
+        item = super().__getitem__(key)
+        if isinstance(item, TracedTensor) and item.chain:
+            item.taken = self, key
+        return item
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        # `x[key] += v` writes through the view `x[key]`, which Python then assigns to
+        # the place that it is a view of.
+        if not (isinstance(value, TracedTensor) and value.is_at(self, key)):
+            super().__setitem__(key, value)
+
+    def is_at(self, owner: Value, key: Any) -> bool:
+        """Whether this is the view `owner[key]`, and up to date."""
+        return (
+            self.taken is not None
+            and self.taken[0] is owner
+            and _is_same_key(self.taken[1], key)
+            and self.storage is not None
+            and self.storage is self.tracer.localize(owner).storage
+            and self.version == self.storage.version
+        )
 
     def __repr__(self) -> str:
         return f"Tensor(traced, {self.type})"
@@ -94,6 +119,20 @@ class TracedTensor(Tensor):
             + ": its value is only known when the graph runs. "
             + _REMEDY.get(what, _ARRAY)
         )
+
+
+def _is_same_key(a: Any, b: Any) -> bool:
+    """Whether two keys are surely the same; tensors are by identity only."""
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if type(a) is tuple:
+        return len(a) == len(b) and all(map(_is_same_key, a, b))
+    if type(a) is slice:
+        parts = (a.start, b.start), (a.stop, b.stop), (a.step, b.step)
+        return all(_is_same_key(x, y) for x, y in parts)
+    return type(a) is int and bool(a == b)
 
 
 class Functional(Interpreter):

@@ -1,0 +1,273 @@
+"""Conditions on symbolic numbers: `SymBool`, in a normal form that finds known facts.
+
+A comparison of integers becomes `P op k`, with P a polynomial without a constant, whose
+factors have no common divisor and the first of which is positive. So `2*x < 4` and
+`x <= 1` are one condition, and so are `x < y` and `y > x`.
+"""
+
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, final
+
+from hopflow.errors import DataDependentError
+from hopflow.symbolic.terms import (
+    Env,
+    Namer,
+    Operand,
+    Symbol,
+    Terms,
+    compute,
+    content,
+    format_operand,
+    hash_terms,
+    is_constant,
+    negate,
+    plus_constant,
+    split_constant,
+    symbols_of,
+)
+
+__all__ = [
+    "COMPARISONS",
+    "MIRRORED",
+    "SymBool",
+    "all_of",
+    "any_of",
+    "compare_constant",
+    "compare_floats",
+    "difference_of",
+    "negation",
+    "relation",
+]
+
+COMPARISONS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
+MIRRORED: Final = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
+_INTEGERS: Final = frozenset(["<=", ">=", "==", "!="])
+
+
+def _own_name(symbol: Symbol) -> str:
+    return symbol.name
+
+
+@final
+class SymBool:
+    """A condition that depends on symbols; never a constant.
+
+        op                        args
+        <=  >=  ==  !=            P, k      integers in the normal form above
+        <.  <=.  ==.  !=.         a, b      floats, or a float and an integer
+        and  or                   conditions
+        not                       a condition on floats: NaN forbids to turn it around
+
+    `bool()` of it asks the environment of its symbols, which may record a guard. `==`
+    asks nothing: it says whether two conditions are the same. `&`, `|` and `~` are the
+    connectives; `and`, `or` and `not` would ask.
+    """
+
+    __slots__ = ("_hash", "args", "op")
+
+    op: str
+    args: tuple[Any, ...]
+
+    def __init__(self, op: str, args: tuple[Any, ...]) -> None:
+        self.op = op
+        self.args = args
+        self._hash = hash(
+            (op, *[hash_terms(a) if isinstance(a, tuple) else a for a in args])
+        )
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, SymBool)
+            and self._hash == other._hash
+            and self.op == other.op
+            and self.args == other.args
+        )
+
+    @property
+    def symbols(self) -> tuple[Symbol, ...]:
+        """The symbols, each once, in order of appearance."""
+        return tuple(self._symbols({}))
+
+    def _symbols(self, found: dict[Symbol, None]) -> dict[Symbol, None]:
+        for arg in self.args:
+            if isinstance(arg, SymBool):
+                arg._symbols(found)
+            elif not isinstance(arg, int):
+                symbols_of(arg, found)
+        return found
+
+    @property
+    def env(self) -> Env | None:
+        return next((s.env for s in self.symbols if s.env is not None), None)
+
+    def __bool__(self) -> bool:
+        """Whether it holds; see `ShapeEnv.ask`.
+
+        Raises:
+            DataDependentError: only a run can tell.
+        """
+        if (env := self.env) is None:
+            raise DataDependentError(str(self))
+        return env.ask(self)
+
+    def __invert__(self) -> "SymBool":
+        match self.op:
+            case "<=" | ">=":
+                terms, k = self.args
+                flipped, step = (">=", 1) if self.op == "<=" else ("<=", -1)
+                return SymBool(flipped, (terms, k + step))
+            case "and" | "or":
+                opposite = "or" if self.op == "and" else "and"
+                return SymBool(opposite, tuple([~part for part in self.args]))
+            case "not":
+                part: SymBool = self.args[0]
+                return part
+            case "<." | "<=.":
+                return SymBool("not", (self,))
+        return SymBool(_OPPOSITE[self.op], self.args)
+
+    def __and__(self, other: "bool | SymBool") -> "bool | SymBool":
+        if not isinstance(other, bool | SymBool):
+            return NotImplemented
+        return all_of(self, other)
+
+    def __or__(self, other: "bool | SymBool") -> "bool | SymBool":
+        if not isinstance(other, bool | SymBool):
+            return NotImplemented
+        return any_of(self, other)
+
+    __rand__ = __and__
+    __ror__ = __or__
+
+    def evaluate(self, value: Callable[[Symbol], Any]) -> bool:
+        """Whether it holds where the symbols have these values."""
+        match self.op:
+            case "and":
+                return all(part.evaluate(value) for part in self.args)
+            case "or":
+                return any(part.evaluate(value) for part in self.args)
+            case "not":
+                return not self.args[0].evaluate(value)
+        x, y = [a if isinstance(a, int) else compute(a, value) for a in self.args]
+        return COMPARISONS[self.op.rstrip(".")](x, y)
+
+    def __repr__(self) -> str:
+        return self.format(_own_name)
+
+    def format(self, name: Namer) -> str:
+        """The condition as Python, which also computes it."""
+        match self.op:
+            case "and" | "or":
+                parts = [
+                    f"({part.format(name)})"
+                    if part.op in ("and", "or")
+                    else part.format(name)
+                    for part in self.args
+                ]
+                return f" {self.op} ".join(parts)
+            case "not":
+                return f"not {self.args[0].format(name)}"
+        if self.op not in _INTEGERS:
+            x, y = [format_operand(a, name) for a in self.args]
+            return f"{x} {self.op.rstrip('.')} {y}"
+        terms, k = self.args
+        left = tuple([term for term in terms if term[1] > 0])
+        right = negate(tuple([term for term in terms if term[1] < 0]))
+        op = self.op
+        if right and (op, k) in _STRICT:  # x - y <= -1 is x < y
+            op, k = _STRICT[op, k], 0
+        right = plus_constant(right, k)
+        return f"{format_operand(left, name)} {op} {format_operand(right, name)}"
+
+
+_STRICT: Final = {("<=", -1): "<", (">=", 1): ">"}
+_OPPOSITE: Final = {"==": "!=", "!=": "==", "==.": "!=.", "!=.": "==."}
+
+
+def relation(op: str, difference: Terms) -> bool | SymBool:
+    """The condition `difference op 0` on integers, in normal form."""
+    if is_constant(difference):
+        return COMPARISONS[op](difference[0][1] if difference else 0, 0)
+    terms, k = split_constant(difference)
+    # terms op -k
+    common = content(terms)
+    if terms[0][1] < 0:
+        op, terms, k = MIRRORED[op], negate(terms), -k
+    if op == "<":
+        op, k = "<=", k + 1
+    elif op == ">":
+        op, k = ">=", k - 1
+    if common > 1:
+        if op in ("==", "!=") and k % common:
+            return op == "!="
+        terms = tuple([(monomial, factor // common) for monomial, factor in terms])
+    # common*P <= -k  is  P <= floor(-k / common); for >=, the ceiling
+    bound = -(k // common) if op == ">=" else -k // common
+    return SymBool(op, (terms, bound))
+
+
+def difference_of(condition: SymBool) -> Terms:
+    """`P - k` of a condition on integers."""
+    terms, k = condition.args
+    return plus_constant(terms, -k)
+
+
+def compare_floats(op: str, x: Operand, y: Operand) -> SymBool:
+    """`x op y`, where at least one is a float."""
+    if op in (">", ">="):
+        op, x, y = MIRRORED[op], y, x
+    return SymBool(f"{op}.", (x, y))
+
+
+def compare_constant(op: str, terms: Terms, value: float) -> bool | SymBool:
+    """`terms op value` for a float that is no symbol: exact, as Python's is."""
+    if value != value or value in (float("inf"), float("-inf")):
+        return COMPARISONS[op](0, value)
+    floor = int(value // 1)
+    if floor != value:
+        if op in ("==", "!="):
+            return op == "!="
+        op = "<=" if op in ("<", "<=") else ">"
+    return relation(op, plus_constant(terms, -floor))
+
+
+def all_of(*conditions: bool | SymBool) -> bool | SymBool:
+    return _joined("and", conditions)
+
+
+def any_of(*conditions: bool | SymBool) -> bool | SymBool:
+    return _joined("or", conditions)
+
+
+def negation(condition: bool | SymBool) -> bool | SymBool:
+    return ~condition if isinstance(condition, SymBool) else not condition
+
+
+def _joined(op: str, conditions: Iterable[bool | SymBool]) -> bool | SymBool:
+    absorbing = op == "or"
+    parts: dict[SymBool, None] = {}
+    for condition in conditions:
+        if not isinstance(condition, SymBool):
+            if condition == absorbing:
+                return absorbing
+        elif condition.op == op:
+            parts.update(dict.fromkeys(condition.args))
+        else:
+            parts[condition] = None
+    if any(~part in parts for part in parts):
+        return absorbing
+    if len(parts) < 2:
+        return next(iter(parts), not absorbing)
+    return SymBool(op, tuple(parts))
+
