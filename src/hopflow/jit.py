@@ -28,8 +28,8 @@ from hopflow.trace.tracer import Tracer, is_written, trace_into
 __all__ = ["Jitted", "jit"]
 
 
-class _Number(NamedTuple):
-    """A Python number in a signature; `1`, `1.0` and `True` are told apart."""
+class _Static(NamedTuple):
+    """A value in a signature; `1`, `1.0` and `True` are told apart."""
 
     kind: type
     value: Any
@@ -42,13 +42,16 @@ class _Compiled:
     captured    tensors from outside the function, passed after the arguments
     written     which inputs get new values: positions among arguments and captured
     spec        of the result; `constants` are the leaves that are Python numbers
+    variants    the same for calls in which tensors are given twice, or captured too,
+                by which are the same; only where something is written
     """
 
     executable: Executable
     captured: list[EagerTensor]
     written: list[int]
     spec: Spec
-    constants: dict[int, Any] = field(default_factory=dict)
+    constants: dict[int, Any]
+    variants: dict[tuple[int, ...], "_Compiled"] = field(default_factory=dict)
     is_single: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -63,26 +66,37 @@ class _Compiled:
         results: list[Any] = self.executable(tensors)
         if self.written:
             first = len(results) - len(self.written)
-            for k, value in zip(self.written, results[first:], strict=True):
-                current().write(tensors[k], value)
+            _write([tensors[k] for k in self.written], results[first:])
             del results[first:]
         for k, number in self.constants.items():
             results.insert(k, number)
         return results[0] if self.is_single else pytree.unflatten(self.spec, results)
 
 
+def _write(targets: Sequence[EagerTensor], values: Sequence[Value]) -> None:
+    """Write all `values`; what an interrupt leaves half-written becomes invalid."""
+    try:
+        for target, value in zip(targets, values, strict=True):
+            current().write(target, value)
+    except BaseException:
+        for target in targets:
+            target.storage.invalid = "left half-written by a call that was interrupted"
+        raise
+
+
 class Jitted:
     """A function that is traced and compiled for each signature of its arguments.
 
-    The signature is the arguments' structure, the types of tensors, and the values of
-    everything else. Tensors that the function reads from outside are passed on each
-    call, so that later writes to them are seen.
+    The signature is the arguments' structure, with the order of keys, the types of
+    tensors, and the values of everything else. Tensors that the function reads from
+    outside are passed on each call, so that later writes to them are seen.
     """
 
     def __init__(self, f: Callable[..., Any], donate: tuple[int, ...]) -> None:
         functools.update_wrapper(self, f)
         self._f = f
         self._donate = donate
+        self._lock = RLock()
         self._compiled: dict[Any, _Compiled] = {}
         self._plain: dict[tuple[int, ...], _Compiled] = {}
         self._plain_types: list[tuple[TensorType, ...]] = []
@@ -91,40 +105,33 @@ class Jitted:
     def __repr__(self) -> str:
         return f"<jitted {name_of(self._f)}>"
 
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        # A bound method hands on attributes: `model.step.graph`.
+        return self if instance is None else MethodType(self, instance)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not current().is_eager:
-            return invoke_subgraph(lambda a, k: self._f(*a, **k), args, kwargs)
+            return self._inline(args, kwargs)
         if debugging():
             return self._f(*args, **kwargs)
         if not kwargs:  # the common case, told by the identity of types
             known = self._plain.get(tuple([id(getattr(a, "type", a)) for a in args]))
             if known is not None and all(type(a) is EagerTensor for a in args):
-                self._last = known
-                return self._finish(known, list(args), args)
+                return self._run(known, list(args), args, kwargs)
         leaves, spec = pytree.flatten((args, kwargs))
-        tensors: list[EagerTensor] = []
-        key: list[Any] = [spec]
-        for leaf in leaves:
-            if type(leaf) is EagerTensor:
-                tensors.append(leaf)
-                key.append(leaf.type)
-                key.append(leaf.type.weak)
-            elif isinstance(leaf, np.ndarray | np.generic):
-                tensor = slots.from_array(leaf)
-                assert isinstance(tensor, EagerTensor)
-                tensors.append(tensor)
-                key.append(tensor.type)
-                key.append(False)
-            else:
-                key.append(_Number(type(leaf), leaf))
-        signature = tuple(key)
-        try:
-            compiled = self._compiled.get(signature)
-        except TypeError:
-            raise _unhashable(self._f, leaves, spec) from None
+        tensors = [
+            slots.from_array(x) if isinstance(x, np.ndarray | np.generic) else x
+            for x in leaves
+            if _is_data(x)
+        ]
+        signature = self._signature(leaves, tensors, spec, (args, kwargs))
+        compiled = self._compiled.get(signature)
         if compiled is None:
-            compiled = self._compile(leaves, spec)
-            self._compiled[signature] = compiled
+            with self._lock:  # what several threads ask for at once is compiled once
+                compiled = self._compiled.get(signature)
+                if compiled is None:
+                    compiled = self._compile(leaves, spec)
+                    self._compiled[signature] = compiled
         if (
             not kwargs
             and len(tensors) == len(args)
@@ -133,61 +140,176 @@ class Jitted:
             types = tuple([t.type for t in tensors])
             self._plain_types.append(types)  # alive, so that no other gets their ids
             self._plain[tuple(map(id, types))] = compiled
-        self._last = compiled
-        return self._finish(compiled, tensors, args)
+        return self._run(compiled, tensors, args, kwargs)
 
-    def _finish(
-        self, compiled: _Compiled, tensors: list[EagerTensor], args: Sequence[Any]
+    def _signature(
+        self, leaves: Sequence[Any], tensors: Sequence[Any], spec: Spec, tree: Any
+    ) -> tuple[Any, ...]:
+        """What a trace is good for, as the key of a dictionary.
+
+        Raises:
+            ArgumentTypeError: a leaf is neither data nor hashable.
+            EscapedValueError: one is a tensor of a trace.
+        """
+        key: list[Any] = [spec, *_key_orders(tree)]
+        rest = iter(tensors)
+        for leaf in leaves:
+            if _is_data(leaf):
+                tensor = next(rest)
+                if not isinstance(tensor, EagerTensor):
+                    raise escaped(tensor, "its trace has ended, or is another thread's")
+                key += [tensor.type, tensor.type.weak]
+            else:
+                key.append(_static(leaf))
+        signature = tuple(key)
+        try:
+            hash(signature)
+        except TypeError:
+            raise _unhashable(self._f, leaves, spec) from None
+        return signature
+
+    def _run(
+        self,
+        compiled: _Compiled,
+        tensors: list[Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
-        result = compiled(tensors)
-        for position in self._donate:
-            self._give_up(args, position)
-        return result
+        if compiled.written:
+            compiled = self._told_apart(compiled, tensors, args, kwargs)
+        self._last = compiled
+        if not self._donate:
+            return compiled(tensors)
+        donated = self._donated(args)
+        for tensor in tensors:
+            tensor.check_valid()
+        try:
+            return compiled(tensors)
+        finally:  # an error, too, may come when they have been written over
+            for tensor in donated:
+                tensor.storage.invalid = "donated"
 
-    def _compile(self, leaves: Sequence[Any], spec: Spec) -> _Compiled:
-        """Trace the function for these arguments, and compile its graph."""
+    def _told_apart(
+        self,
+        compiled: _Compiled,
+        tensors: list[Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> _Compiled:
+        """What to call where a tensor that is written may be given twice.
+
+        Raises:
+            MutationError: it shares memory with another one.
+        """
+        given = [*tensors, *compiled.captured]
+        if not _overlap(given, compiled.written):
+            return compiled
+        same = tuple([_first(given, t) for t in given])
+        variant = compiled.variants.get(same)
+        if variant is None:
+            with self._lock:
+                leaves, spec = pytree.flatten((args, kwargs))
+                variant = self._compile(leaves, spec, tensors)
+                compiled.variants[same] = variant
+        given = [*tensors, *variant.captured]
+        if found := _overlap(given, variant.written):
+            raise aliased_write(found.type)
+        return variant
+
+    def _compile(
+        self,
+        leaves: Sequence[Any],
+        spec: Spec,
+        tensors: Sequence[EagerTensor] | None = None,
+    ) -> _Compiled:
+        """Trace the function for these arguments, and compile its graph.
+
+        Args:
+            tensors: The arguments themselves, if it matters which are the same.
+        """
         counts.traces += 1
         tracer = Tracer(None, name_of(self._f).strip("<>") or "f")
-        paths = pytree.leaf_paths(spec, "args")
-        inputs = [
-            tracer.operand(
-                slots.from_array(x).type
-                if isinstance(x, np.ndarray | np.generic)
-                else x.type,
-                _name(path),
-            )
-            if isinstance(x, Value | np.ndarray | np.generic)
-            else x
-            for x, path in zip(leaves, paths, strict=True)
-        ]
+        inputs: list[Any] = []
+        for leaf, path in zip(leaves, pytree.leaf_paths(spec, "args"), strict=True):
+            if not _is_data(leaf):
+                inputs.append(leaf)
+            elif tensors is not None:
+                same = tensors[len(tracer.operands)]
+                inputs.append(tracer.reference(same, _name(path)))
+            else:
+                array = isinstance(leaf, np.ndarray | np.generic)
+                type_ = slots.from_array(leaf).type if array else leaf.type
+                inputs.append(tracer.operand(type_, _name(path)))
 
         def call(*flat: Any) -> Any:
             args, kwargs = pytree.unflatten(spec, flat)
             return self._f(*args, **kwargs)
 
         tree = trace_into(tracer, call, inputs)
-        operands, out_spec = flatten_operands(name_of(self._f), "result", tree)
+        operands, out_spec, constants = self._results(tree)
+        captures = tracer.captures.values()
+        own = [*tracer.operands, *(c.tensor for c in captures)]
+        # What the function itself made of numbers is as new in each call.
+        private = {id(c.tensor) for c in captures if tracer.is_private(c.origin)}
+        written = [
+            k
+            for k, t in enumerate(own)
+            if is_written(t) and id(t) not in private and _first(own, t) == k
+        ]
+        outputs = [*operands, *(TracedTensor(tracer, tracer.read(own[k])) for k in written)]
+        graph = tracer.close(outputs)
+        captured = [c.origin for c in captures]
+        assert all(isinstance(c, EagerTensor) for c in captured)
+        return _Compiled(Executable(graph), captured, written, out_spec, constants)  # type: ignore[arg-type]
+
+    def _results(self, tree: Any) -> tuple[list[Operand], Spec, dict[int, Any]]:
+        """The tensors that the function returned, the structure of all, and by their
+        place among the leaves those that are Python numbers."""
+        function = Function("f", self._f, (), self._f)
+        operands, spec = flatten_results("jit", function, tree)
         numbers = pytree.flatten(tree)[0]
         constants = {
             k: numbers[k] for k, o in enumerate(operands) if isinstance(o, Constant)
         }
-        outputs = [o for o in operands if not isinstance(o, Constant)]
-        own = [*tracer.operands, *(c.tensor for c in tracer.captures.values())]
-        written = [k for k, t in enumerate(own) if is_written(t)]
-        outputs += [TracedTensor(tracer, tracer.read(own[k])) for k in written]
-        graph = tracer.close(outputs)
-        captured = [c.origin for c in tracer.captures.values()]
-        assert all(isinstance(c, EagerTensor) for c in captured)
-        return _Compiled(Executable(graph), captured, written, out_spec, constants)  # type: ignore[arg-type]
+        return [o for o in operands if not isinstance(o, Constant)], spec, constants
 
-    def _give_up(self, args: Sequence[Any], position: int) -> None:
-        if position >= len(args):
-            raise ArgumentValueError(
-                f"jit: `donate` names argument {position}, and there are {len(args)}."
-            )
-        for leaf in pytree.flatten(args[position])[0]:
-            if isinstance(leaf, EagerTensor):
-                leaf.storage.invalid = "donated"
+    def _inline(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call within a trace: a node of it, of which only tensors are operands."""
+        leaves, spec = pytree.flatten((args, kwargs))
+        found: list[tuple[Spec, dict[int, Any]]] = []
+
+        @functools.wraps(self._f)
+        def body(*tensors: Any) -> Any:
+            rest = iter(tensors)
+            flat = [next(rest) if _is_data(x) else x for x in leaves]
+            own_args, own_kwargs = pytree.unflatten(spec, flat)
+            tree = self._f(*own_args, **own_kwargs)
+            operands, *rest_of_it = self._results(tree)
+            found.append(tuple(rest_of_it))
+            return tuple(operands)
+
+        results = list(invoke_subgraph(body, *filter(_is_data, leaves)))
+        [(out_spec, constants)] = found
+        for k, number in constants.items():
+            results.insert(k, number)
+        return pytree.unflatten(out_spec, results)
+
+    def _donated(self, args: tuple[Any, ...]) -> list[EagerTensor]:
+        """The tensors that a call gives up.
+
+        Raises:
+            ArgumentValueError: there is no such argument.
+        """
+        donated: list[EagerTensor] = []
+        for position in self._donate:
+            if position >= len(args):
+                raise ArgumentValueError(
+                    f"jit: `donate` names argument {position} of `{name_of(self._f)}`, "
+                    f"and {len(args)} were given by position."
+                )
+            leaves = pytree.flatten(args[position])[0]
+            donated += [x for x in leaves if isinstance(x, EagerTensor)]
+        return donated
 
     # --- to look at: of the signature that was called last ---
 
@@ -222,6 +344,56 @@ class Jitted:
     def asm(self) -> str:
         """The machine code, as assembly."""
         return self._latest.kernel.asm
+
+
+def _is_data(leaf: Any) -> bool:
+    return isinstance(leaf, Value | np.ndarray | np.generic)
+
+
+def _static(leaf: Any) -> _Static:
+    """A leaf that is no tensor, in a signature."""
+    # Not all floats that are equal are the same (0.0 and -0.0), nor is a NaN to itself.
+    return _Static(type(leaf), leaf.hex() if type(leaf) is float else leaf)
+
+
+def _key_orders(tree: Any) -> list[tuple[Any, ...]]:
+    """The keys of each dict in a tree, in order, which structures leave out."""
+    kind = type(tree)
+    if kind is EagerTensor or tree is None or kind in _SIMPLE:
+        return []
+    if isinstance(tree, dict):
+        found = [tuple(tree)]
+        parts: Iterable[Any] = tree.values()
+    elif isinstance(tree, tuple | list):
+        found, parts = [], tree
+    else:
+        spec = pytree.structure(tree)
+        if pytree.is_leaf(spec):
+            return []
+        one = spec.one_level()
+        found, parts = [], one.flatten_up_to(tree)
+    for part in parts:
+        found += _key_orders(part)
+    return found
+
+
+_SIMPLE: Final = frozenset((bool, int, float, str, np.ndarray))
+
+
+def _first(tensors: Sequence[Any], wanted: Any) -> int:
+    return next(k for k, t in enumerate(tensors) if t is wanted)
+
+
+def _overlap(
+    tensors: Sequence[EagerTensor], written: Sequence[int]
+) -> EagerTensor | None:
+    """A tensor that is written and shares memory with another one."""
+    for k in written:
+        target = tensors[k]
+        for j, other in enumerate(tensors):
+            if j != k and np.may_share_memory(target.array, other.array):
+                return target
+    return None
 
 
 def _name(path: str) -> str:

@@ -335,17 +335,21 @@ def _eigh_infer(x: TensorType, *, vectors: bool) -> Any:
 def _eigh_run(x: Array, *, vectors: bool) -> Any:
     """Ascending eigenvalues (and eigenvectors) of the symmetric x of a lower half."""
     try:
+        _require_finite(np.tril(x))
         found = tuple(np.linalg.eigh(x)) if vectors else (np.linalg.eigvalsh(x),)
-        finite = np.isfinite(np.tril(x)).all((-2, -1))
-        if not finite.all():
-            for part in found:
-                part[~finite] = np.nan
         return found if vectors else found[0]
     except np.linalg.LinAlgError:
         if x.ndim > 2:
             return _one_by_one(lambda m: _eigh_run(m, vectors=vectors), x)
         values = np.full_like(x[0], np.nan)
         return (values, np.full_like(x, np.nan)) if vectors else values
+
+
+def _require_finite(x: Array) -> None:
+    """Raise what NumPy raises of a matrix that it gives up: on one that is not finite
+    some versions of LAPACK never return."""
+    if not np.isfinite(x).all():
+        raise np.linalg.LinAlgError
 
 
 def _one_by_one(run: Callable[[Array], Any], x: Array) -> Any:
@@ -403,6 +407,7 @@ def _svd_run(x: Array, *, mode: Mode) -> Any:
     """u, s, vt with x = u @ diag(s) @ vt and s descending; or s alone."""
     *batch, m, n = x.shape
     try:
+        _require_finite(x)
         if mode == "values":
             return np.linalg.svd(x, compute_uv=False)
         return tuple(np.linalg.svd(x, full_matrices=mode == "full"))

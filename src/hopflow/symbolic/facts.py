@@ -1,51 +1,271 @@
-"""What is known of expressions: bounds, equalities, and what follows from them.
+"""What is known of expressions: bounds and equalities, and the answers they give.
 
 A fact on integers is a range of a polynomial in the normal form of `boolean.relation`,
 so that a bound on `2*x` serves `4*x`, and `x < y` is a bound on `x - y`. An equality
 that gives a symbol replaces it everywhere.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from math import inf
 from typing import Final
 
 from hopflow.symbolic import algebra
-from hopflow.symbolic.atoms import (
-    atom_range,
-    declared,
-    floor_divide,
-    interval,
-    modulo,
-    monomial_range,
-    replace,
-    replace_terms,
-)
-from hopflow.symbolic.boolean import COMPARISONS, SymBool, difference_of, relation
-from hopflow.symbolic.ranges import EVERY, Bound, ValueRange
+from hopflow.symbolic.atoms import declared, replace, replace_terms
+from hopflow.symbolic.boolean import SymBool, difference_of, relation
+from hopflow.symbolic.bounds import BoundsFinder
+from hopflow.symbolic.ranges import EVERY, ValueRange
 from hopflow.symbolic.terms import (
     Atom,
-    Factor,
     Monomial,
     Operand,
     Symbol,
     Terms,
     add,
     constant,
-    content,
     has_atoms,
     is_constant,
-    multiply,
-    negate,
+    normal,
     of_factor,
     plus_constant,
     scale,
-    split_constant,
-    subtract,
     symbols_of,
     without,
 )
 
-__all__ = ["NOTHING", "Facts", "facts_of"]
+__all__ = ["Facts"]
 
-DEPTH: Final = 2  # how many facts are added up in search of an answer
-MANY: Final = 24  # facts: beyond, only one at a time
+_INTEGERS: Final = frozenset(["<=", ">=", "==", "!="])
+
+
+def _by_name(symbol: Symbol) -> tuple[int, int]:
+    return len(symbol.name), 0
+
+
+class Facts:
+    """A set of facts that grows. An answer once given stays; `None` may become one.
+
+    `seniority` orders symbols: of those an equality could replace, the greatest goes.
+    """
+
+    def __init__(
+        self, seniority: Callable[[Symbol], tuple[int, int]] = _by_name
+    ) -> None:
+        self.version = 0  # of what is known: an undecided question may be asked again
+        self.solved: dict[Symbol, Terms] = {}
+        self._seniority = seniority
+        self._known: dict[Terms, ValueRange] = {}
+        self._excluded: dict[Terms, set[int]] = {}
+        self._settled: dict[SymBool, bool] = {}
+        # By the expression alone, so facts do not change it: sympy is asked once.
+        self._factors: dict[Terms, tuple[tuple[Terms, int], ...]] = {}
+        self._bounds = BoundsFinder(self._known, self._excluded)
+
+    # --- questions ---
+
+    def canonical(self, terms: Terms) -> Terms:
+        """The expression with symbols replaced by what they are known to equal."""
+        return replace_terms(terms, self.solved.get) if self.solved else terms
+
+    def range(self, operand: Operand) -> ValueRange:
+        if self.solved:
+            operand = replace(operand, self.solved.get)
+        return self._bounds.range(operand)
+
+    def decide(self, condition: SymBool) -> bool | None:
+        """Whether the condition holds, by all that is known; None: it depends."""
+        settled = self._settled.get(condition)
+        if settled is not None:
+            return settled
+        match condition.op:
+            case "and" | "or":
+                absorbing = condition.op == "or"
+                answers = [self.decide(part) for part in condition.args]
+                if absorbing in answers:
+                    return absorbing
+                return None if None in answers else not absorbing
+            case "not":
+                answer = self.decide(condition.args[0])
+                return None if answer is None else not answer
+        if condition.op not in _INTEGERS:
+            x, y = map(self.range, condition.args)
+            return _compare_ranges(condition.op, x, y)
+        if not self.solved:
+            return self._decide(condition)
+        known = relation(condition.op, self.canonical(difference_of(condition)))
+        return self._decide(known) if isinstance(known, SymBool) else known
+
+    def _decide(self, condition: SymBool) -> bool | None:
+        settled = self._settled.get(condition)
+        if settled is not None:
+            return settled
+        op = condition.op
+        terms, k = condition.args
+        answer = _answer(op, self._bounds.range(terms), k)
+        if answer is None and k in self._excluded.get(terms, ()):
+            answer = {"==": False, "!=": True}.get(op)
+        if answer is None and k == 0:
+            answer = self._decide_divided(op, terms)
+        if answer is None and has_atoms(terms) and any(len(m) > 1 for m, _ in terms):
+            answer = self._decide_factored(op, plus_constant(terms, -k))
+        return answer
+
+    def _decide_divided(self, op: str, terms: Terms) -> bool | None:
+        """`x*P op 0` is `P op 0` where x is positive."""
+        shared: Monomial = ()
+        for factor in terms[0][0]:
+            longer = (*shared, factor)
+            if all(without(m, longer) is not None for m, _ in terms) and (
+                self._bounds.range(of_factor(factor)).low > 0
+            ):
+                shared = longer
+        if not shared:
+            return None
+        rest = {without(m, shared) or (): factor for m, factor in terms}
+        known = relation(op, normal(rest))
+        return self._decide(known) if isinstance(known, SymBool) else known
+
+    def _decide_factored(self, op: str, terms: Terms) -> bool | None:
+        """By the signs of the factors, which sympy finds."""
+        parts = self._factors.get(terms)
+        if parts is None:
+            parts = self._factors[terms] = algebra.factors(terms)
+        product = ValueRange.point(1)
+        for part, power in parts:
+            product = product * self._bounds.range(part).power(power)
+        return _answer(op, product, 0)
+
+    # --- facts ---
+
+    def learn(self, condition: SymBool) -> None:
+        """Take the condition as a fact. It must not be known to be false."""
+        if condition.op == "and":
+            for part in condition.args:
+                self.learn(part)
+            return
+        self._settled[condition] = True
+        self._settled[~condition] = False
+        if condition.op in _INTEGERS:
+            known = relation(condition.op, self.canonical(difference_of(condition)))
+            if isinstance(known, SymBool):
+                self._learn(known)
+        self._changed()
+
+    def _changed(self) -> None:
+        self.version += 1
+        self._bounds = BoundsFinder(self._known, self._excluded)
+
+    def _learn(self, condition: SymBool) -> None:
+        terms, k = condition.args
+        if condition.op == "!=":
+            self._excluded.setdefault(terms, set()).add(k)
+            return
+        low = k if condition.op != "<=" else -inf
+        high = k if condition.op != ">=" else inf
+        before = self._known.get(terms, EVERY)
+        after = before & ValueRange(low, high)
+        if after == before or after.is_empty:
+            return
+        self._known[terms] = after
+        self._derive(terms, after)
+        if after.is_point:
+            self._solve(plus_constant(terms, -int(after.low)))
+
+    def _bound(self, terms: Terms, known: ValueRange) -> None:
+        for op, end in ((">=", known.low), ("<=", known.high)):
+            if end not in (inf, -inf):
+                fact = relation(op, plus_constant(terms, -int(end)))
+                if isinstance(fact, SymBool):
+                    self._learn(fact)
+
+    def _derive(self, terms: Terms, known: ValueRange) -> None:
+        """Facts on the parts of an operation that follow from one on its result."""
+        match terms:
+            case (((Atom(op="//", args=(x, (((), y),))),), 1),):
+                assert isinstance(x, tuple)
+                lasts = ValueRange(0, y - 1)
+                self._bound(x, known.scaled(y) + lasts)
+            case (((Atom(op="min", args=args),), 1),):
+                for arg in args:
+                    assert isinstance(arg, tuple)
+                    self._bound(arg, ValueRange(known.low, inf))
+            case (((Atom(op="max", args=args),), 1),):
+                for arg in args:
+                    assert isinstance(arg, tuple)
+                    self._bound(arg, ValueRange(-inf, known.high))
+            case ((monomial, 1),) if len(monomial) > 1 and known.low > 0:
+                # A positive product of numbers >= 0
+                parts = [of_factor(factor) for factor in monomial]
+                if all(self._bounds.range(part).low >= 0 for part in parts):
+                    for part in parts:
+                        self._bound(part, ValueRange(1, inf))
+
+    def _solve(self, zero: Terms) -> None:
+        """Replace a symbol that `zero == 0` gives, if it gives one."""
+        candidates = [
+            (self._seniority(monomial[0]), factor, monomial[0])
+            for monomial, factor in zero
+            if len(monomial) == 1
+            and abs(factor) == 1
+            and isinstance(monomial[0], Symbol)
+            and _occurrences(zero, monomial[0]) == 1
+        ]
+        if not candidates:
+            return
+        _, factor, symbol = max(candidates, key=lambda candidate: candidate[0])
+        value = scale(add(zero, scale(of_factor(symbol), -factor)), -factor)
+        replaced = {symbol: value}
+        self.solved = {
+            s: replace_terms(t, replaced.get) for s, t in self.solved.items()
+        } | replaced
+        known, excluded = dict(self._known), dict(self._excluded)
+        self._known.clear()
+        self._excluded.clear()
+        self._bound(value, symbol.range)
+        for terms, range_ in known.items():
+            self._bound(replace_terms(terms, replaced.get), range_)
+        for terms, numbers in excluded.items():
+            new = self.canonical(terms)
+            for number in numbers:
+                fact = relation("!=", plus_constant(new, -number))
+                if isinstance(fact, SymBool):
+                    self._learn(fact)
+
+
+def _occurrences(terms: Terms, symbol: Symbol) -> int:
+    return sum(
+        symbol in symbols_of(factor, {}) for monomial, _ in terms for factor in monomial
+    )
+
+
+def _answer(op: str, x: ValueRange, k: int) -> bool | None:
+    """Whether `x op k` for all, or no, x of the range."""
+    match op:
+        case "<=":
+            return True if x.high <= k else False if x.low > k else None
+        case ">=":
+            return True if x.low >= k else False if x.high < k else None
+    equal = False if k not in x else True if x.is_point else None
+    return equal if op == "==" or equal is None else not equal
+
+
+def _compare_ranges(op: str, x: ValueRange, y: ValueRange) -> bool | None:
+    numbers = not (x.nan or y.nan)  # NaN is smaller than nothing, and equals nothing
+    match op:
+        case "<.":
+            if x.low >= y.high:
+                return False
+            return True if numbers and x.high < y.low else None
+        case "<=.":
+            if x.low > y.high:
+                return False
+            return True if numbers and x.high <= y.low else None
+    equal = None
+    if x.high < y.low or y.high < x.low:
+        equal = False
+    elif numbers and x.is_point and y.is_point:
+        equal = True
+    return equal if op == "==." or equal is None else not equal
+
+
+NOTHING: Final = Facts()
+"""No facts: what declared ranges alone decide."""
