@@ -62,7 +62,7 @@ def measure(workload: Workload, repeat: int) -> Row:
     Raises:
         Disagreement: the results differ by more than the workload allows.
     """
-    sides = (_Hopflow(workload), _Jax(workload))
+    sides: tuple[Side, Side] = (_Hopflow(workload), _Jax(workload))
     _compare(workload, *(side.answer() for side in sides))
     firsts: list[list[float]] = [[], []]
     with _no_collection():

@@ -22,6 +22,7 @@ from hopflow.graph.types import TensorType, same_size
 from hopflow.ops.opdef import OPERATIONS, as_operand, convert_to
 from hopflow.pytree import Spec
 from hopflow.symbolic.size import Symbol
+from hopflow.tensor import EagerTensor
 from hopflow.trace.functional import TracedTensor
 from hopflow.trace.source import name_of, where
 from hopflow.trace.tracer import Capture, Tracer, is_written, trace_into
@@ -45,6 +46,7 @@ __all__ = [
     "require_callable",
     "share_captures",
     "trace_body",
+    "written_captures",
     "written_inputs",
 ]
 
@@ -183,7 +185,8 @@ def flatten_results(
 class Recorder:
     """Calls a function with flat values, and keeps the structure of its result.
 
-    private   whether the inputs are values, of which the function gets copies
+    private   whether inputs and results are values: copies of what they are then, which
+              later writes to a captured tensor do not change
     """
 
     op: str
@@ -195,7 +198,7 @@ class Recorder:
         inputs = [own_copy(x) for x in flat] if self.private else flat
         tree = self.function(inputs)
         outputs, self.spec = flatten_results(self.op, self.function, tree)
-        return tuple(as_value(o) for o in outputs)
+        return tuple(own_copy(o) if self.private else as_value(o) for o in outputs)
 
 
 # --- traced bodies --------------------------------------------------------------------
@@ -285,14 +288,35 @@ class Written:
     operands: list[int] = field(default_factory=list)
 
 
+def written_captures(tracer: Tracer) -> dict[Any, Capture]:
+    """The tensors from outside that a function writes, by key.
+
+    What it has made of numbers itself is captured, but as new in each run: none.
+    """
+    return {
+        key: capture
+        for key, capture in tracer.captures.items()
+        if capture.written and not _is_private(tracer, capture.origin)
+    }
+
+
+def _is_private(tracer: Tracer, origin: Any) -> bool:
+    while isinstance(origin, TracedTensor):
+        outer = getattr(origin.tracer, "captures", {}).values()
+        origin = next((c.origin for c in outer if c.tensor is origin), None)
+    return (
+        isinstance(origin, EagerTensor)
+        and tracer.is_adopted(origin)
+        and origin.storage.private
+    )
+
+
 def written_inputs(bodies: Sequence[Body]) -> Written:
     """What any of the bodies writes, each once."""
     captures: dict[Any, None] = {}
     operands: dict[int, int] = {}
     for body in bodies:
-        for key, capture in body.tracer.captures.items():
-            if capture.written:
-                captures[key] = None
+        captures |= dict.fromkeys(written_captures(body.tracer))
         for i, operand in enumerate(body.tracer.operands):
             if is_written(operand):
                 # An operand given twice is one tensor, and is written back once.
@@ -308,12 +332,11 @@ def refuse_writes(bodies: Sequence[Body], why: str) -> Written:
         MutationError: one does.
     """
     for body in bodies:
-        for capture in body.tracer.captures.values():
-            if capture.written:
-                raise MutationError(
-                    f"{body.op}: {body.function.label} writes to a captured tensor "
-                    f"{capture.origin.type}, but {why}. Return the new value instead."
-                )
+        for capture in written_captures(body.tracer).values():
+            raise MutationError(
+                f"{body.op}: {body.function.label} writes to a captured tensor "
+                f"{capture.origin.type}, but {why}. Return the new value instead."
+            )
     return Written()
 
 

@@ -167,7 +167,8 @@ class Scan(HigherOrderOp):
         reverse: bool,
         **_: Any,
     ) -> tuple[Any, ...]:
-        carry, xs = operands[:num_carry], operands[num_carry:]
+        carry = operands[:num_carry]
+        xs = [own_copy(x) for x in operands[num_carry:]]  # the body may write to them
         rows: list[Any] = []
         for i in reversed(range(length)) if reverse else range(length):
             results = body(*carry, *slices(xs, i))
@@ -330,7 +331,7 @@ class _Until(NamedTuple):
         call, rows = self.call, []
         length, reverse = call.params["length"], call.params["reverse"]
         count = call.params["num_carry"]
-        xs = [as_value(o) for o in call.operands[count:]]
+        xs = [own_copy(o) for o in call.operands[count:]]
         carry = [as_value(o) for o in call.operands[:count]]
         step = _Step(call)
         assert call.spec is not None

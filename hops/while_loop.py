@@ -39,6 +39,7 @@ from hopflow.hops.bodies import (
     require_callable,
     share_captures,
     trace_body,
+    written_captures,
     written_inputs,
 )
 from hopflow.hops.loops import (
@@ -230,13 +231,12 @@ class While(HigherOrderOp):
     def functionalize(self, bodies: Sequence[Body]) -> Written:
         """A captured tensor that the body writes is one more carry."""
         test, body = bodies
-        for capture in test.tracer.captures.values():
-            if capture.written:
-                raise MutationError(
-                    f"{test.op}: {test.function.label} writes to a captured tensor "
-                    f"{capture.origin.type}, but a condition only tests. Write to it "
-                    "in `body_fn`."
-                )
+        for capture in written_captures(test.tracer).values():
+            raise MutationError(
+                f"{test.op}: {test.function.label} writes to a captured tensor "
+                f"{capture.origin.type}, but a condition only tests. Write to it in "
+                "`body_fn`."
+            )
         written = Written(written_inputs([body]).captures)
         if written.captures:
             share_captures(bodies)

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pytest
-from hypothesis import assume, example, given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import hopflow

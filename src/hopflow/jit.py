@@ -1,27 +1,29 @@
 """`jit`: trace a function once for each signature, and run it as native code."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from threading import RLock
+from types import MethodType
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from hopflow import pytree
-from hopflow.bind import Value, current, slots
+from hopflow.bind import Operand, Value, current, slots
 from hopflow.compiler.pipeline import Executable
 from hopflow.errors import ArgumentTypeError, ArgumentValueError
 from hopflow.graph.core import Constant, Graph
 from hopflow.graph.printer import format_graph
 from hopflow.graph.types import TensorType
 from hopflow.hops.base import debugging
-from hopflow.hops.bodies import flatten_operands
+from hopflow.hops.bodies import Function, flatten_results, written_captures
 from hopflow.hops.invoke_subgraph import invoke_subgraph
 from hopflow.ops.rules import as_integer
 from hopflow.pytree import Spec
 from hopflow.stats import counts
 from hopflow.tensor import EagerTensor
-from hopflow.trace.functional import TracedTensor
+from hopflow.trace.functional import TracedTensor, aliased_write, escaped
 from hopflow.trace.source import name_of
 from hopflow.trace.tracer import Tracer, is_written, trace_into
 
@@ -57,12 +59,24 @@ class _Compiled:
     def __post_init__(self) -> None:
         self.is_single = pytree.is_leaf(self.spec)
 
+    def check(self, tensors: Sequence[EagerTensor]) -> None:
+        """Check that a run can begin.
+
+        Raises:
+            InvalidTensorError: a tensor must not be used any more.
+            ReadOnlyError: one that is written must not be.
+        """
+        given = [*tensors, *self.captured]
+        for tensor in given:
+            tensor.check_valid()
+        for k in self.written:
+            given[k].check_writable()
+
     def __call__(self, tensors: list[EagerTensor]) -> Any:
         if self.captured:
             tensors = tensors + self.captured
-        if self.written:
-            for k in self.written:
-                tensors[k].check_writable()
+        for k in self.written:
+            tensors[k].check_writable()
         results: list[Any] = self.executable(tensors)
         if self.written:
             first = len(results) - len(self.written)
@@ -125,7 +139,10 @@ class Jitted:
             if _is_data(x)
         ]
         signature = self._signature(leaves, tensors, spec, (args, kwargs))
-        compiled = self._compiled.get(signature)
+        try:
+            compiled = self._compiled.get(signature)
+        except TypeError:
+            raise _unhashable(self._f, leaves, spec) from None
         if compiled is None:
             with self._lock:  # what several threads ask for at once is compiled once
                 compiled = self._compiled.get(signature)
@@ -148,7 +165,6 @@ class Jitted:
         """What a trace is good for, as the key of a dictionary.
 
         Raises:
-            ArgumentTypeError: a leaf is neither data nor hashable.
             EscapedValueError: one is a tensor of a trace.
         """
         key: list[Any] = [spec, *_key_orders(tree)]
@@ -161,12 +177,7 @@ class Jitted:
                 key += [tensor.type, tensor.type.weak]
             else:
                 key.append(_static(leaf))
-        signature = tuple(key)
-        try:
-            hash(signature)
-        except TypeError:
-            raise _unhashable(self._f, leaves, spec) from None
-        return signature
+        return tuple(key)
 
     def _run(
         self,
@@ -181,8 +192,7 @@ class Jitted:
         if not self._donate:
             return compiled(tensors)
         donated = self._donated(args)
-        for tensor in tensors:
-            tensor.check_valid()
+        compiled.check(tensors)
         try:
             return compiled(tensors)
         finally:  # an error, too, may come when they have been written over
@@ -202,7 +212,7 @@ class Jitted:
             MutationError: it shares memory with another one.
         """
         given = [*tensors, *compiled.captured]
-        if not _overlap(given, compiled.written):
+        if _overlap(given, compiled.written, also_same=True) is None:
             return compiled
         same = tuple([_first(given, t) for t in given])
         variant = compiled.variants.get(same)
@@ -212,7 +222,8 @@ class Jitted:
                 variant = self._compile(leaves, spec, tensors)
                 compiled.variants[same] = variant
         given = [*tensors, *variant.captured]
-        if found := _overlap(given, variant.written):
+        found = _overlap(given, variant.written)
+        if found is not None:
             raise aliased_write(found.type)
         return variant
 
@@ -250,13 +261,17 @@ class Jitted:
         captures = tracer.captures.values()
         own = [*tracer.operands, *(c.tensor for c in captures)]
         # What the function itself made of numbers is as new in each call.
-        private = {id(c.tensor) for c in captures if tracer.is_private(c.origin)}
+        lasting = written_captures(tracer).values()
+        private = {id(c.tensor) for c in captures if not any(c is w for w in lasting)}
         written = [
             k
             for k, t in enumerate(own)
             if is_written(t) and id(t) not in private and _first(own, t) == k
         ]
-        outputs = [*operands, *(TracedTensor(tracer, tracer.read(own[k])) for k in written)]
+        outputs = [
+            *operands,
+            *(TracedTensor(tracer, tracer.read(own[k])) for k in written),
+        ]
         graph = tracer.close(outputs)
         captured = [c.origin for c in captures]
         assert all(isinstance(c, EagerTensor) for c in captured)
@@ -284,8 +299,8 @@ class Jitted:
             flat = [next(rest) if _is_data(x) else x for x in leaves]
             own_args, own_kwargs = pytree.unflatten(spec, flat)
             tree = self._f(*own_args, **own_kwargs)
-            operands, *rest_of_it = self._results(tree)
-            found.append(tuple(rest_of_it))
+            operands, own_spec, own_constants = self._results(tree)
+            found.append((own_spec, own_constants))
             return tuple(operands)
 
         results = list(invoke_subgraph(body, *filter(_is_data, leaves)))
@@ -371,7 +386,7 @@ def _key_orders(tree: Any) -> list[tuple[Any, ...]]:
         if pytree.is_leaf(spec):
             return []
         one = spec.one_level()
-        found, parts = [], one.flatten_up_to(tree)
+        found, parts = [], one.flatten_up_to(tree) if one is not None else ()
     for part in parts:
         found += _key_orders(part)
     return found
@@ -385,13 +400,16 @@ def _first(tensors: Sequence[Any], wanted: Any) -> int:
 
 
 def _overlap(
-    tensors: Sequence[EagerTensor], written: Sequence[int]
+    tensors: Sequence[EagerTensor], written: Sequence[int], *, also_same: bool = False
 ) -> EagerTensor | None:
-    """A tensor that is written and shares memory with another one."""
+    """A tensor that is written and shares memory with another one, or (`also_same`) is
+    given twice."""
     for k in written:
         target = tensors[k]
         for j, other in enumerate(tensors):
-            if j != k and np.may_share_memory(target.array, other.array):
+            if j == k or (other is target and not also_same):
+                continue
+            if np.may_share_memory(target.array, other.array):
                 return target
     return None
 
@@ -401,15 +419,21 @@ def _name(path: str) -> str:
     return "x" + text.strip("_").removeprefix("0_")
 
 
+def _shown(path: str) -> str:
+    """The path of a leaf of `(args, kwargs)` as a user would write it."""
+    rest = path.removeprefix("args")
+    return f"args{rest[3:]}" if rest.startswith("[0]") else f"kwargs{rest[3:]}"
+
+
 def _unhashable(f: Any, leaves: Sequence[Any], spec: Spec) -> ArgumentTypeError:
     for leaf, path in zip(leaves, pytree.leaf_paths(spec, "args"), strict=True):
         try:
             hash(leaf)
         except TypeError:
             return ArgumentTypeError(
-                f"jit: argument {path} of `{name_of(f)}` is a `{type(leaf).__name__}`, "
-                "which is neither data nor hashable. Pass tensors, numbers, or values "
-                "that can be hashed."
+                f"jit: argument `{_shown(path)}` of `{name_of(f)}` is a "
+                f"`{type(leaf).__name__}`, which is neither data nor hashable. Pass "
+                "tensors, numbers, or values that can be hashed."
             )
     return ArgumentTypeError(f"jit: the arguments of `{name_of(f)}` are not hashable.")
 
@@ -435,7 +459,7 @@ def jit(f: Callable[..., Any] | None = None, *, donate: Sequence[int] = ()) -> A
     Args:
         f: A function of pytrees of tensors, numbers and hashable values.
         donate: Positions of arguments whose tensors are given up by a call: they must
-            not be used after it.
+            not be used after it, even if it fails.
 
     Raises:
         ArgumentTypeError: `f` cannot be called, or `donate` has what is no int.

@@ -12,7 +12,14 @@ from hopflow.graph.types import TensorType
 from hopflow.loop_ir import expr
 from hopflow.loop_ir.kernels import Pointwise
 from hopflow.ops.opdef import OpDef, Sample, as_operand, convert_to
-from hopflow.ops.rules import Array, as_flag, check_device, pointwise, required_dtype
+from hopflow.ops.rules import (
+    Array,
+    as_flag,
+    broadcast,
+    check_device,
+    pointwise,
+    required_dtype,
+)
 
 __all__ = ["apply", "as_value", "astype", "convert", "copy"]
 
@@ -69,7 +76,7 @@ def _copy_run(x: Array) -> Array:
 copy: Final = OpDef(
     name="copy",
     promote=None,
-    infer=lambda operand: operand,
+    infer=broadcast("copy", arity=1),
     run=_copy_run,
     lower=lambda types, x: Pointwise(lambda at: x[at], is_view=True),
     samples=(Sample(("T[3, 4]",), dtypes=dtypes.ALL), Sample(("T[]",))),

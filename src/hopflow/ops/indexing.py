@@ -365,6 +365,11 @@ def _integers(name: str, indices: Any) -> Any:
             raise ShapeError(
                 f"{name}: sequences at one level of `indices` must have equal lengths."
             ) from None
+        except TypeError:
+            raise IndexingError(
+                f"{name}: `indices` must be a tensor, or a list of integers. Join "
+                "tensors with `hf.stack`."
+            ) from None
     indices = as_tensor(name, indices, 1)
     if not indices.type.dtype.is_integer:
         raise IndexingError(

@@ -109,9 +109,16 @@ class OpDef:
         values = [as_operand(self.name, i, a) for i, a in enumerate(args)]
         if self.promote is None:
             return [strong_constant(v) for v in values]
-        dtype, weak = self.promote(
-            self.name, [(v.type.dtype, v.type.weak) for v in values]
-        )
+        if not values:
+            raise ArgumentTypeError(f"{self.name}: takes an operand, and has none.")
+        types = [v.type for v in values]
+        key = (self.name, *map(id, types))
+        known = _promoted.get(key)
+        if known is None:
+            found = self.promote(self.name, [(t.dtype, t.weak) for t in types])
+            known = found, types
+            _remember(_promoted, key, known)
+        dtype, weak = known[0]
         return [convert_to(v, dtype, weak=weak) for v in values]
 
     def result_types(
@@ -122,12 +129,32 @@ class OpDef:
         Raises:
             HopflowError: from `infer`; or a result is too large for any memory.
         """
+        key = () if params else (self.name, *map(id, types))
+        known = _inferred.get(key)
+        if known is not None:
+            return known[0]
         result = self.infer(*types, **params)
         if not isinstance(result, tuple):
             result = (result,)
         for type_ in result:
             _check_addressable(self.name, type_)
+        # What is asked of symbols may be noted where they belong, each time anew.
+        if key and all(type(n) is int for t in types for n in t.shape):
+            _remember(_inferred, key, (result, tuple(types)))
         return result
+
+
+# What was found before, by the operation and the identity of the operands' types, which
+# the entry keeps alive: tracing meets the same few types again and again.
+_promoted: Final[dict[tuple[Any, ...], tuple[tuple[DType, bool], Any]]] = {}
+_inferred: Final[dict[tuple[Any, ...], tuple[tuple[TensorType, ...], Any]]] = {}
+_MOST_KNOWN: Final = 1 << 13
+
+
+def _remember(known: dict[Any, Any], key: Any, value: Any) -> None:
+    if len(known) >= _MOST_KNOWN:
+        known.clear()
+    known[key] = value
 
 
 _MOST_AXES: Final = 64  # NumPy's limit

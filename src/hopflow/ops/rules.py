@@ -225,7 +225,9 @@ def broadcast(
         result: The result's dtype, if it is not T.
     """
 
-    def infer(*types: TensorType, **_: Any) -> TensorType:
+    def infer(*types: TensorType, **options: Any) -> TensorType:
+        if options:  # which NumPy's function may know
+            raise ArgumentTypeError(f"{name}: has no argument `{next(iter(options))}`.")
         check_arity(name, types, arity)
         require_dtype(name, types, allowed)
         dtype = types[0].dtype

@@ -64,6 +64,9 @@ def monomial_range(monomial: Monomial, range_of: RangeOf) -> ValueRange:
 def atom_range(atom: Atom, range_of: Callable[[Operand], ValueRange]) -> ValueRange:
     """The range of an atom, from those of its arguments."""
     args = [range_of(a) for a in atom.args]
+    if atom.op.endswith("."):  # of floats, to which an integer is converted
+        ints = [isinstance(a, tuple) for a in atom.args]
+        args = [a.as_float() if i else a for a, i in zip(args, ints, strict=True)]
     match atom.op, args:
         case "//", [x, y]:
             return x // y
@@ -135,8 +138,8 @@ def not_zero(terms: Terms) -> bool:
 # --- floor division and remainder -----------------------------------------------------
 
 
-def floor_divide(a: Terms, b: Terms) -> Terms:
-    """`a // b`.
+def floor_divide(a: Terms, b: Terms, known: bool = False) -> Terms:
+    """`a // b`; with `known`, the caller knows that `b` is not 0.
 
     Raises:
         ZeroDivisionError: `b` is the number 0.
@@ -147,11 +150,12 @@ def floor_divide(a: Terms, b: Terms) -> Terms:
         a, b = negate(a), negate(b)
     if is_constant(b):
         return _floor_divide_by(a, b[0][1])
-    quotient, rest = divide(a, b) if not_zero(b) else ((), a)
-    if not rest and (quotient or not_zero(b)):
+    known = known or not_zero(b)
+    quotient, rest = divide(a, b) if known else ((), a)
+    if not rest and known:
         return quotient
     rest, b, _ = _reduced(rest, b)
-    if not_zero(b):
+    if known:
         whole = declared(rest) // declared(b)
         if whole.is_point:
             return plus_constant(quotient, int(whole.low))
@@ -184,8 +188,8 @@ def _floor_divide_by(a: Terms, by: int) -> Terms:
     return add(whole, of_factor(Atom("//", (rest, constant(by)))))
 
 
-def modulo(a: Terms, b: Terms) -> Terms:
-    """`a % b`, which has the sign of `b`.
+def modulo(a: Terms, b: Terms, known: bool = False) -> Terms:
+    """`a % b`, which has the sign of `b`; `known` as in `floor_divide`.
 
     Raises:
         ZeroDivisionError: `b` is the number 0.
@@ -193,11 +197,12 @@ def modulo(a: Terms, b: Terms) -> Terms:
     if not b:
         raise ZeroDivisionError("integer division or modulo by zero")
     if b[0][1] < 0:
-        return negate(modulo(negate(a), negate(b)))
+        return negate(modulo(negate(a), negate(b), known))
     if is_constant(b):
         return _modulo(a, b[0][1])
-    rest = divide(a, b)[1] if not_zero(b) else a
-    if not rest and not_zero(b):
+    known = known or not_zero(b)
+    rest = divide(a, b)[1] if known else a
+    if not rest and known:
         return ()
     rest, b, common = _reduced(rest, b)
     if is_constant(b):
@@ -315,9 +320,9 @@ def apply(op: str, args: Sequence[Operand]) -> Terms:
     whole = tuple([a for a in args if isinstance(a, tuple)])
     match op:
         case "//":
-            return floor_divide(*whole)
+            return floor_divide(whole[0], whole[1])
         case "%":
-            return modulo(*whole)
+            return modulo(whole[0], whole[1])
         case "min" | "max":
             return _extreme(op, whole)
     return of_factor(Atom(op, tuple(args)))

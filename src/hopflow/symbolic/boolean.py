@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, final
 
 from hopflow.errors import DataDependentError
+from hopflow.symbolic.atoms import replace, replace_terms
 from hopflow.symbolic.terms import (
     Env,
     Namer,
@@ -162,6 +163,15 @@ class SymBool:
         x, y = [a if isinstance(a, int) else compute(a, value) for a in self.args]
         return COMPARISONS[self.op.rstrip(".")](x, y)
 
+    def substitute(self, known: Callable[[Symbol], Terms | None]) -> "bool | SymBool":
+        """The condition with symbols replaced."""
+        if self.op in ("and", "or", "not"):
+            parts = [part.substitute(known) for part in self.args]
+            return negation(parts[0]) if self.op == "not" else _joined(self.op, parts)
+        if self.op in _INTEGERS:
+            return relation(self.op, replace_terms(difference_of(self), known))
+        return SymBool(self.op, tuple([replace(a, known) for a in self.args]))
+
     def __repr__(self) -> str:
         return self.format(_own_name)
 
@@ -270,4 +280,3 @@ def _joined(op: str, conditions: Iterable[bool | SymBool]) -> bool | SymBool:
     if len(parts) < 2:
         return next(iter(parts), not absorbing)
     return SymBool(op, tuple(parts))
-

@@ -1,4 +1,4 @@
-"""The range of an expression: intervals, sharpened by facts and by laws of the atoms."""
+"""The range of an expression: intervals, sharpened by facts and by laws of atoms."""
 
 from collections.abc import Iterator, Mapping
 from math import inf
@@ -197,4 +197,3 @@ class BoundsFinder:
                 if self._range(x, 0).low >= 0:
                     return [()], [x]
         return [], []
-

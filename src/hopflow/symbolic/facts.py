@@ -10,7 +10,7 @@ from math import inf
 from typing import Final
 
 from hopflow.symbolic import algebra
-from hopflow.symbolic.atoms import declared, replace, replace_terms
+from hopflow.symbolic.atoms import replace, replace_terms
 from hopflow.symbolic.boolean import SymBool, difference_of, relation
 from hopflow.symbolic.bounds import BoundsFinder
 from hopflow.symbolic.ranges import EVERY, ValueRange
@@ -21,9 +21,7 @@ from hopflow.symbolic.terms import (
     Symbol,
     Terms,
     add,
-    constant,
     has_atoms,
-    is_constant,
     normal,
     of_factor,
     plus_constant,
@@ -165,6 +163,9 @@ class Facts:
         after = before & ValueRange(low, high)
         if after == before or after.is_empty:
             return
+        total = after & self._bounds.range(terms)
+        if total.is_point:
+            after = total
         self._known[terms] = after
         self._derive(terms, after)
         if after.is_point:
@@ -220,9 +221,9 @@ class Facts:
         known, excluded = dict(self._known), dict(self._excluded)
         self._known.clear()
         self._excluded.clear()
-        self._bound(value, symbol.range)
+        self._bound(self.canonical(value), symbol.range)
         for terms, range_ in known.items():
-            self._bound(replace_terms(terms, replaced.get), range_)
+            self._bound(self.canonical(terms), range_)
         for terms, numbers in excluded.items():
             new = self.canonical(terms)
             for number in numbers:

@@ -120,9 +120,7 @@ class ValueRange:
     def true_divide(self, other: "ValueRange") -> "ValueRange":
         """Every float `x / y` of integers that is defined: it is rounded once."""
         parts = other._signed()
-        return _union(
-            [self._corners(p, _true_divide) for p in parts if not p.is_empty]
-        )
+        return _union([self._corners(p, _true_divide) for p in parts if not p.is_empty])
 
     def __mod__(self, other: "ValueRange") -> "ValueRange":
         """Every `x % y` that is defined: 0 is left out of `other`."""

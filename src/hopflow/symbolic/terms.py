@@ -273,6 +273,7 @@ OPERATIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "**.": operator.pow,
     "abs.": abs,
     "neg.": operator.neg,
+    "sign.": lambda x: math.copysign(1.0, x),
 }
 
 
@@ -327,7 +328,7 @@ def format_operand(operand: Operand, name: Namer = _own_name) -> str:
     return f"{_CALLS.get(operand.op, operand.op)}({', '.join(texts)})"
 
 
-_CALLS: Final = {"trunc": "int", "abs.": "abs"}
+_CALLS: Final = {"trunc": "int", "abs.": "abs", "sign.": "sign"}
 
 
 def _closed(operand: Operand, text: str) -> str:

@@ -1,12 +1,12 @@
 """Making tensors of what others made, and asking tensors about their dtypes."""
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import numpy as np
 
 from hopflow.bind import Value, current, slots
-from hopflow.dtypes import DType, DTypeLike, as_dtype
+from hopflow.dtypes import DType, DTypeLike
 from hopflow.errors import ArgumentTypeError, ArgumentValueError
 from hopflow.ops.convert import astype
 from hopflow.ops.joining import stack
@@ -55,11 +55,19 @@ def asarray(
         return _stacked(obj, target)
     if isinstance(obj, SymInt):
         return _converted("asarray", current().size_value(obj), target, None)
-    return _adopted(*import_array("asarray", obj, target, copy=copy))
+    array, readonly = import_array("asarray", obj, target, copy=copy)
+    if isinstance(obj, np.ndarray):
+        private = not np.may_share_memory(array, obj)
+    else:
+        private = bool(copy) or isinstance(obj, _NUMBERS)
+    return _adopted(array, readonly, private)
 
 
-def _adopted(array: Array, readonly: bool) -> EagerTensor:
-    tensor = EagerTensor(array, storage=Storage(readonly=readonly))
+_NUMBERS: Final = (bool, int, float, list, tuple, range, np.generic)
+
+
+def _adopted(array: Array, readonly: bool, private: bool = False) -> EagerTensor:
+    tensor = EagerTensor(array, storage=Storage(readonly=readonly, private=private))
     current().adopt(tensor)
     return tensor
 
@@ -100,8 +108,8 @@ def _weak_tensor(value: Any) -> Tensor:
 
 def scalar(value: bool | int | float) -> EagerTensor:
     """A Python number as a tensor without axes; its dtype is weak (but for a bool)."""
-    dtype = as_dtype(type(value)).dtype
-    return EagerTensor(np.asarray(value, dtype), weak=not isinstance(value, bool))
+    array, _ = import_array("asarray", value, None, copy=None)
+    return EagerTensor(array, weak=not isinstance(value, bool))
 
 
 def from_numpy(array: Any, /) -> EagerTensor:

@@ -185,11 +185,18 @@ def _numpy_operand(operand: Operand) -> Any:
             operand.check_valid()
         return operand.array
     if type(operand) is Constant:
-        return operand.type.dtype.dtype.type(operand.value)
+        scalar = operand.type.dtype.dtype.type
+        if -_SMALL < operand.value < _SMALL:
+            return scalar(operand.value)
+        with np.errstate(over="ignore"):  # beyond a smaller float is infinity
+            return scalar(operand.value)
     raise EscapedValueError(
         f"a traced value ({operand.type}) was used outside the trace that made it. "
         "Return it from the traced function."
     )
+
+
+_SMALL: Final = 65504  # float16's largest number
 
 
 def _restored(array: Array, weak: bool) -> EagerTensor:

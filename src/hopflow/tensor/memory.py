@@ -29,14 +29,16 @@ class Storage:
 
     version   how often it was written through hopflow
     readonly  it is memory of others that may not be written
+    private   it was made of numbers, and is not memory of others
     invalid   None, or why it must not be used any more ("donated to ...")
     """
 
-    __slots__ = ("invalid", "readonly", "version")
+    __slots__ = ("invalid", "private", "readonly", "version")
 
-    def __init__(self, *, readonly: bool = False) -> None:
+    def __init__(self, *, readonly: bool = False, private: bool = False) -> None:
         self.version = 0
         self.readonly = readonly
+        self.private = private
         self.invalid: str | None = None
 
 

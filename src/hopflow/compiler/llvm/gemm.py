@@ -5,18 +5,19 @@ tile it falls in; so its bits depend neither on the sizes around it nor on the w
 vectors. (But in a product with a vector whose sum runs along memory, each lane has a
 chain of its own.)
 
-The result is made in tiles that stay in registers, some rows by some vectors. The tiles
+The result is made in tiles that stay in registers, some rows by some vectors. Tiles
 below each other read one panel of `b`, as wide as they are. Where they are many, or
-where the panel does not lie in memory as they need it (it is transposed, or at the right
+where it does not lie in memory as they need it (it is transposed, or at the right
 edge), it is first copied to the stack, dense, and filled up with zeros.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from hopflow.compiler.llvm.blas import Wrapper
 from hopflow.compiler.llvm.module import HOT, Function, Module
+from hopflow.compiler.llvm.operations import broadcast
 from hopflow.compiler.llvm.target import Target
 from hopflow.compiler.llvm.types import lanes, overload, register_type
 from hopflow.dtypes import DType
@@ -24,6 +25,9 @@ from hopflow.loop_ir.routines import Routine
 
 DEPTH: Final = 256
 """So many rows of a panel are used at a time: they stay in the caches."""
+HEIGHT: Final = 256
+"""So many rows of the result are made at a time: their part of `a` stays in the caches.
+It is a multiple of the tiles' heights."""
 REUSES: Final = 64
 """From so many rows of the result on, a panel is copied wherever it lies."""
 
@@ -82,24 +86,22 @@ def define(
     module.define(name, w.f.text)
 
 
-@dataclass(frozen=True, slots=True)
-class _Panel:
-    """Columns `first`... of `b` from row `depth` on, and where they are.
+Rows: TypeAlias = tuple[str, str]
+"""The address of the first of some rows, and the elements from one to the next."""
 
-    count    how many columns: a register, or all of `vectors`
-    step     elements from one row to the next
-    rows     how many of them
-    begins   whether `depth` is 0: an i1
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """`rows` rows from `top` on of the result; `count` columns from `depth` on of `a`.
+
+    All are registers of i64 but `begins`, an i1: whether `depth` is 0.
     """
 
-    pointer: str
-    step: str
-    first: str
-    depth: str
+    top: str
     rows: str
+    depth: str
+    count: str
     begins: str
-    vectors: int
-    count: str = ""
 
 
 class _Product:
@@ -110,10 +112,10 @@ class _Product:
     ) -> None:
         self.f, self.tiles = f, tiles
         self.a_transposed, self.b_transposed = a_transposed, b_transposed
-        span = tiles.wide * tiles.width * tiles.size
-        self.copy = f.slot(f"[{DEPTH * span} x i8]", "panel", 64)
-        edge = tiles.heights[0] * tiles.width * tiles.size
-        self.edge = f.slot(f"[{edge} x i8]", "edge", 64)
+        self.span = tiles.wide * tiles.width
+        self.copy = f.slot(f"[{DEPTH * self.span} x {tiles.lane}]", "panel", 64)
+        edge = tiles.heights[0] * tiles.width
+        self.edge = f.slot(f"[{edge} x {tiles.lane}]", "edge", 64)
 
     # --- arithmetic on i64, addresses, loops
 
@@ -131,6 +133,9 @@ class _Product:
                 f"getelementptr {self.tiles.lane}, ptr {pointer}, i64 {offset}"
             )
         return pointer
+
+    def chosen(self, test: str, t: str, yes: str | int, no: str | int) -> str:
+        return self.f.emit(f"select i1 {test}, {t} {yes}, {t} {no}")
 
     def each(
         self, start: str, stop: str, step: int, body: Callable[[str], None]
@@ -157,38 +162,354 @@ class _Product:
         self.f.branch(f"end.{name}")
         self.f.start(f"end.{name}")
 
-    # --- the loops over tiles
+    # --- two matrices
 
     def all_tiles(self) -> None:
         """The product of two matrices."""
-        f = self.f
-        span = self.tiles.wide * self.tiles.width
-        whole = self.op("mul", self.op("udiv", "%n", span), span)
-        many = f.emit(f"icmp uge i64 %m, {REUSES}")
-        copies = "true" if self.b_transposed else many
 
         def at_depth(depth: str) -> None:
-            rows = self.least(self.op("sub", "%k", depth), DEPTH)
-            begins = f.emit(f"icmp eq i64 {depth}, 0")
+            count = self.least(self.op("sub", "%k", depth), DEPTH)
+            begins = self.f.emit(f"icmp eq i64 {depth}, 0")
 
-            def inside(first: str) -> None:
-                panel = self.panel(first, depth, rows, begins, self.tiles.wide)
-                self.if_(copies, lambda: self.fill(panel))
-                self.below(self.chosen(copies, panel))
+            def at_height(top: str) -> None:
+                rows = self.least(self.op("sub", "%m", top), HEIGHT)
+                self.block(_Block(top, rows, depth, count, begins))
 
-            self.each("0", whole, span, inside)
-            self.each(
-                whole, "%n", self.tiles.width, lambda j: self.edges(j, depth, rows)
-            )
+            self.each("0", "%m", HEIGHT, at_height)
 
         self.each("0", "%k", DEPTH, at_depth)
 
-    def panel(
-        self, first: str, depth: str, rows: str, begins: str, vectors: int
-    ) -> _Panel:
-        """A panel where it lies in `b`."""
+    def block(self, block: _Block) -> None:
+        """What some columns of `a` add to some rows of the result."""
+        f, width = self.f, self.tiles.width
+        whole = self.op("mul", self.op("udiv", "%n", self.span), self.span)
+        many = f.emit(f"icmp uge i64 {block.rows}, {REUSES}")
+
+        def inside(j: str) -> None:
+            panel, step = self.panel(j, block), "%n"
+            if self.b_transposed:
+                self.fill(panel, block.count, str(self.span), self.span)
+                panel, step = self.copy, str(self.span)
+            else:
+                self.if_(many, lambda: self.fill_rows(panel, block.count))
+                step = self.chosen(many, "i64", self.span, "%n")
+                panel = self.chosen(many, "ptr", self.copy, panel)
+
+            def tile(i: str, height: int) -> None:
+                out = self.at("%out", self.op("mul", i, "%n"), j)
+                a = self.left(i, block.depth)
+                self.tile(
+                    (height, self.tiles.wide), a, (panel, step), (out, "%n"), block
+                )
+
+            self.down(block, tile)
+
+        self.each("0", whole, self.span, inside)
+        self.each(whole, "%n", width, lambda j: self.edge_panel(j, block))
+
+    def edge_panel(self, j: str, block: _Block) -> None:
+        """A panel of one vector, or less."""
+        f, width = self.f, self.tiles.width
+        columns = self.least(self.op("sub", "%n", j), width)
+        partial = f.emit(f"icmp slt i64 {columns}, {width}")
+        panel, step = self.panel(j, block), "%n"
+        copied = "true" if self.b_transposed else partial
+        self.if_(copied, lambda: self.fill(panel, block.count, columns, width))
+        step = self.chosen(copied, "i64", width, "%n")
+        panel = self.chosen(copied, "ptr", self.copy, panel)
+        goes_on = f.emit(f"icmp ult i1 {block.begins}, {partial}")
+
+        def tile(i: str, height: int) -> None:
+            out = self.at("%out", self.op("mul", i, "%n"), j)
+            rows = (height, columns)
+            edge = (self.edge, str(width))
+            self.if_(goes_on, lambda: self.move((out, "%n"), edge, *rows))
+            target = self.chosen(partial, "ptr", self.edge, out)
+            row = self.chosen(partial, "i64", width, "%n")
+            a = self.left(i, block.depth)
+            self.tile((height, 1), a, (panel, step), (target, row), block)
+            self.if_(partial, lambda: self.move(edge, (out, "%n"), *rows))
+
+        self.down(block, tile)
+
+    def panel(self, j: str, block: _Block) -> str:
+        """The address of `b[depth, j]`."""
+        depth = block.depth
         if self.b_transposed:
-            start = self.at("%b", self.op("mul", first, "%k"), depth)
-            return _Panel(start, "1", first, depth, rows, begins, vectors)
-        start = self.at("%b", self.op("mul", depth, "%n"), first)
-        return _Panel(start, "%n", first, depth, rows, begins, vectors)
+            return self.at("%b", self.op("mul", j, "%k"), depth)
+        return self.at("%b", self.op("mul", depth, "%n"), j)
+
+    def left(self, i: str, depth: str) -> tuple[str, str, str]:
+        """The address of `a[i, depth]`, and its steps to the next i and depth."""
+        if self.a_transposed:
+            return self.at("%a", self.op("mul", depth, "%m"), i), "1", "%m"
+        return self.at("%a", self.op("mul", i, "%k"), depth), "%k", "1"
+
+    def down(self, block: _Block, tile: Callable[[str, int], None]) -> None:
+        """`tile(i, height)` for tiles below each other: the highest that still fit."""
+        start, end = block.top, self.op("add", block.top, block.rows)
+        for height in self.tiles.heights:
+            left = self.op("sub", end, start)
+            rows = self.op("mul", self.op("udiv", left, height), height)
+            stop = self.op("add", start, rows)
+
+            def one(i: str, height: int = height) -> None:
+                tile(i, height)
+
+            self.each(start, stop, height, one)
+            start = stop
+
+    def fill_rows(self, panel: str, count: str) -> None:
+        """Copy `count` whole rows of a panel of `b`."""
+        t = lanes(self.tiles.lane, self.span)
+
+        def row(r: str) -> None:
+            source = self.at(panel, self.op("mul", r, "%n"))
+            target = self.at(self.copy, self.op("mul", r, self.span))
+            align = self.tiles.size
+            values = self.f.emit(f"load {t}, ptr {source}, align {align}")
+            self.f.do(f"store {t} {values}, ptr {target}, align {align}")
+
+        self.each("0", count, 1, row)
+
+    def fill(self, panel: str, count: str, columns: str, span: int) -> None:
+        """Copy `columns` of the columns of a panel, and zeros up to `span`."""
+        lane = self.tiles.lane
+        down, along = ("1", "%k") if self.b_transposed else ("%n", "1")
+
+        def row(r: str) -> None:
+            source = self.at(panel, self.op("mul", r, down))
+            target = self.at(self.copy, self.op("mul", r, span))
+
+            def known(c: str) -> None:
+                value = f"load {lane}, ptr {self.at(source, self.op('mul', c, along))}"
+                register = self.f.emit(value)
+                self.f.do(f"store {lane} {register}, ptr {self.at(target, c)}")
+
+            def zero(c: str) -> None:
+                self.f.do(f"store {lane} 0.0, ptr {self.at(target, c)}")
+
+            self.each("0", columns, 1, known)
+            self.each(columns, str(span), 1, zero)
+
+        self.each("0", count, 1, row)
+
+    def move(self, source: Rows, target: Rows, height: int, columns: str) -> None:
+        """Copy some columns of a tile."""
+        (source_, from_), (target_, to) = source, target
+        lane = self.tiles.lane
+
+        def row(r: str) -> None:
+            first = self.at(source_, self.op("mul", r, from_))
+            second = self.at(target_, self.op("mul", r, to))
+
+            def column(c: str) -> None:
+                value = self.f.emit(f"load {lane}, ptr {self.at(first, c)}")
+                self.f.do(f"store {lane} {value}, ptr {self.at(second, c)}")
+
+            self.each("0", columns, 1, column)
+
+        self.each("0", str(height), 1, row)
+
+    def tile(
+        self,
+        shape: tuple[int, int],
+        a: tuple[str, str, str],
+        panel: Rows,
+        out: Rows,
+        block: _Block,
+    ) -> None:
+        """A tile of so many rows and vectors: what the block adds to it."""
+        name = _tile(self.f.module, self.tiles, *shape)
+        pointer, down, along = a
+        self.f.do(
+            f"call void @{name}(ptr {pointer}, i64 {down}, i64 {along}, "
+            f"ptr {panel[0]}, i64 {panel[1]}, ptr {out[0]}, i64 {out[1]}, "
+            f"i64 {block.count}, i1 {block.begins})"
+        )
+
+    # --- a matrix and a vector
+
+    def long_row(self, vector: str, matrix: str, size: str) -> None:
+        """`out[size] = vector[k] @ matrix[k, size]`."""
+        start, block = "0", _Block("0", "1", "0", "%k", "true")
+        for vectors in (self.tiles.long, 1, 0):
+            span = vectors * self.tiles.width or 1
+            left = self.op("sub", size, start)
+            length = self.op("mul", self.op("udiv", left, span), span)
+            stop = self.op("add", start, length)
+
+            def piece(j: str, vectors: int = vectors) -> None:
+                a = (vector, "0", "1")
+                panel, out = self.at(matrix, j), self.at("%out", j)
+                self.tile((1, vectors), a, (panel, size), (out, "0"), block)
+
+            self.each(start, stop, span, piece)
+            start = stop
+
+    def dots(self, matrix: str, vector: str, size: str) -> None:
+        """`out[size] = matrix[size, k] @ vector[k]`."""
+        start = "0"
+        for height in (4, 1):
+            left = self.op("sub", size, start)
+            rows = self.op("mul", self.op("udiv", left, height), height)
+            stop = self.op("add", start, rows)
+            name = _dots(self.f.module, self.tiles, height)
+
+            def piece(i: str, name: str = name) -> None:
+                row = self.at(matrix, self.op("mul", i, "%k"))
+                out = self.at("%out", i)
+                self.f.do(
+                    f"call void @{name}(ptr {row}, ptr {vector}, ptr {out}, i64 %k)"
+                )
+
+            self.each(start, stop, height, piece)
+            start = stop
+
+
+def _tile(module: Module, tiles: _Tiles, height: int, vectors: int) -> str:
+    """Define the function that computes a tile; `vectors` of 0 is a single column.
+
+    It adds, for each of `count` rows of the panel, the product with a column of `a`: to
+    zero if `begins`, else to what is in `out`.
+    """
+    name = f"tile.{height}.{vectors}"
+    if module.has_function(name):
+        return name
+    lane, width = tiles.lane, tiles.width if vectors else 1
+    t, short = lanes(lane, width), overload(lane, width)
+    f = Function(
+        module,
+        f"internal void @{name}(ptr %a, i64 %down, i64 %along, ptr %b, i64 %step, "
+        "ptr %out, i64 %row, i64 %count, i1 %begins)",
+        f"noinline {HOT}",
+    )
+
+    def at(pointer: str, offset: str | int) -> str:
+        return f.emit(f"getelementptr {lane}, ptr {pointer}, i64 {offset}")
+
+    places, rows = [], []
+    for i in range(height):
+        rows.append(at("%a", f.emit(f"mul i64 %down, {i}")))
+        first = at("%out", f.emit(f"mul i64 %row, {i}"))
+        places += [at(first, v * width) for v in range(max(1, vectors))]
+    f.branch_if("%begins", "start", "more")
+    f.start("more")
+    old = [f.emit(f"load {t}, ptr {p}, align {tiles.size}") for p in places]
+    f.branch("start")
+    f.start("start")
+    zero = "zeroinitializer" if vectors else "0.0"
+    begun = [f.emit(f"phi {t} [ {zero}, %entry ], [ {x}, %more ]") for x in old]
+    f.branch("loop")
+    f.start("loop")
+    f.do("%r = phi i64 [ 0, %start ], [ %r.next, %loop ]")
+    f.do("%pa = phi i64 [ 0, %start ], [ %pa.next, %loop ]")
+    f.do("%pb = phi ptr [ %b, %start ], [ %pb.next, %loop ]")
+    sums = [
+        f.emit(f"phi {t} [ {x}, %start ], [ %sum{n}, %loop ]")
+        for n, x in enumerate(begun)
+    ]
+    panel = [
+        f.emit(f"load {t}, ptr {at('%pb', v * width)}, align {tiles.size}")
+        for v in range(max(1, vectors))
+    ]
+    for i, row in enumerate(rows):
+        x = f.emit(f"load {lane}, ptr {at(row, '%pa')}")
+        if vectors:
+            x = broadcast(f, x, lane, width)
+        for v, y in enumerate(panel):
+            n = i * len(panel) + v
+            f.module.declare(f"{t} @llvm.fma{short}({t}, {t}, {t})")
+            f.do(
+                f"%sum{n} = call {t} @llvm.fma{short}({t} {x}, {t} {y}, {t} {sums[n]})"
+            )
+    f.do("%pa.next = add i64 %pa, %along")
+    f.do(f"%pb.next = getelementptr {lane}, ptr %pb, i64 %step")
+    f.do("%r.next = add nuw nsw i64 %r, 1")
+    f.branch_if(f.emit("icmp ult i64 %r.next, %count"), "loop", "end")
+    f.start("end")
+    for n, place in enumerate(places):
+        f.do(f"store {t} %sum{n}, ptr {place}, align {tiles.size}")
+    f.do("ret void")
+    module.define(name, f.text)
+    return name
+
+
+def _dots(module: Module, tiles: _Tiles, height: int) -> str:
+    """Define the function of products of some rows with a vector."""
+    name = f"dots.{height}"
+    if module.has_function(name):
+        return name
+    lane, width = tiles.lane, tiles.width
+    t = lanes(lane, width)
+    f = Function(
+        module,
+        f"internal void @{name}(ptr %a, ptr %x, ptr %out, i64 %k)",
+        f"noinline {HOT}",
+    )
+
+    def at(pointer: str, offset: str | int) -> str:
+        return f.emit(f"getelementptr {lane}, ptr {pointer}, i64 {offset}")
+
+    rows = [at("%a", f.emit(f"mul i64 %k, {i}")) for i in range(height)]
+    f.do(f"%whole = and i64 %k, {-width}")
+    f.branch_if(f.emit("icmp eq i64 %whole, 0"), "tree", "loop")
+
+    def loop(name: str, t: str, w: int, before: str, starts: list[str]) -> list[str]:
+        f.start(name)
+        first, stop = ("0", "%whole") if w > 1 else ("%whole", "%k")
+        f.do(f"%r{w} = phi i64 [ {first}, %{before} ], [ %next{w}, %{name} ]")
+        sums = [
+            f.emit(f"phi {t} [ {x}, %{before} ], [ %sum{w}.{i}, %{name} ]")
+            for i, x in enumerate(starts)
+        ]
+        align = f", align {tiles.size}"
+        x = f.emit(f"load {t}, ptr {at('%x', f'%r{w}')}{align}")
+        short = overload(lane, w)
+        f.module.declare(f"{t} @llvm.fma{short}({t}, {t}, {t})")
+        for i, row in enumerate(rows):
+            y = f.emit(f"load {t}, ptr {at(row, f'%r{w}')}{align}")
+            f.do(
+                f"%sum{w}.{i} = call {t} @llvm.fma{short}({t} {x}, {t} {y}, "
+                f"{t} {sums[i]})"
+            )
+        f.do(f"%next{w} = add nuw nsw i64 %r{w}, {w}")
+        test = f.emit(f"icmp slt i64 %next{w}, {stop}")
+        f.branch_if(test, name, {"loop": "tree", "rest": "end"}[name])
+        return [f"%sum{w}.{i}" for i in range(height)]
+
+    vectors = loop("loop", t, width, "entry", ["zeroinitializer"] * height)
+    f.start("tree")
+    totals = []
+    for x in vectors:
+        total = f.emit(f"phi {t} [ zeroinitializer, %entry ], [ {x}, %loop ]")
+        totals.append(total)
+    totals = [_sum_of_lanes(f, x, lane, width) for x in totals]
+    f.branch_if(f.emit("icmp slt i64 %whole, %k"), "rest", "end")
+    sums = loop("rest", lane, 1, "tree", totals)
+    f.start("end")
+    results = [
+        f.emit(f"phi {lane} [ {x}, %tree ], [ {y}, %rest ]")
+        for x, y in zip(totals, sums, strict=True)
+    ]
+    for i, x in enumerate(results):
+        f.do(f"store {lane} {x}, ptr {at('%out', i)}")
+    f.do("ret void")
+    module.define(name, f.text)
+    return name
+
+
+def _sum_of_lanes(f: Function, x: str, lane: str, width: int) -> str:
+    """The sum of the lanes, always in the same tree."""
+    while width > 1:
+        t, width = lanes(lane, width), width // 2
+        halves = [
+            f.emit(
+                f"shufflevector {t} {x}, {t} poison, <{width} x i32> "
+                f"<{', '.join(f'i32 {first + i}' for i in range(width))}>"
+            )
+            for first in (0, width)
+        ]
+        half = f"<{width} x {lane}>"
+        x = f.emit(f"fadd {half} {halves[0]}, {halves[1]}")
+    return f.emit(f"extractelement <1 x {lane}> {x}, i64 0")

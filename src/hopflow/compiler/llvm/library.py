@@ -7,7 +7,7 @@ import threading
 from typing import Final
 
 from hopflow import dtypes
-from hopflow.compiler.llvm import blas, expressions, lapack, sort
+from hopflow.compiler.llvm import blas, expressions, gemm, lapack, sort
 from hopflow.compiler.llvm.jit import Library, always_linked, c_symbols, jit
 from hopflow.compiler.llvm.memory import BRANCHES
 from hopflow.compiler.llvm.module import Module
@@ -35,7 +35,7 @@ def _compile(name: str) -> Library:
     elif routine == "argsort":
         sort.define(module, name, dtype, jit().target)
     elif routine.startswith("gemm"):
-        blas.define_gemm(module, name, ROUTINES[routine], dtype, jit().target)
+        gemm.define(module, name, ROUTINES[routine], dtype, jit().target)
     else:
         lapack.define(module, name, ROUTINES[routine], dtype, jit().target)
     text = "\n".join((module.text, *BRANCHES, ""))

@@ -5,10 +5,12 @@ from collections.abc import Callable
 from hopflow.compiler.passes.dead_results import drop_dead_results
 from hopflow.compiler.passes.expand import expand_inlines
 from hopflow.compiler.passes.invariant_carries import make_carries_invariant
+from hopflow.compiler.passes.stack_products import stack_products
 from hopflow.graph.core import Graph
 
 PASSES: tuple[Callable[[Graph], Graph], ...] = (
     expand_inlines,
     make_carries_invariant,
+    stack_products,
     drop_dead_results,
 )

@@ -1,7 +1,7 @@
 """Putting graphs in the place of nodes that mean no more than a graph.
 
-What `associative_scan` and `invoke_subgraph` lower to is known at once; the passes after
-this one then see through them.
+What `associative_scan` and `invoke_subgraph` lower to is known at once; the passes
+after this one then see through them.
 """
 
 from hopflow.graph.core import Constant, Graph, Var
@@ -32,4 +32,3 @@ def expand_inlines(graph: Graph) -> Graph:
         outputs = inline(graph, at, region.graph, region.operands, sizes)
         replace_uses(graph, dict(zip(node.results, outputs, strict=True)))
     return graph
-

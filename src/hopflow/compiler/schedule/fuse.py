@@ -76,7 +76,7 @@ def _absorb(before: list[Stmt], second: For) -> bool:
         and _size(first) + _size(second) <= LARGEST
     ):
         return False
-    changed, written = _changed(first), _written(first)
+    changed, written = changed_by(first), written_by(first)
     earlier: list[Stmt] = []
     later: list[Stmt] = []
     for statement in before[at + 1 :]:
@@ -89,7 +89,7 @@ def _absorb(before: list[Stmt], second: For) -> bool:
     if any(_reads(s, changed, set()) for s in statements(second.body)):
         return False
     touched = {s.var for s in later if isinstance(s, _CROSSED)}
-    if not touched.isdisjoint(_changed(second)) or not _can_merge(first, second):
+    if not touched.isdisjoint(changed_by(second)) or not _can_merge(first, second):
         return False
     before[at:] = [*earlier, _merge(first, second), *later]
     return True
@@ -114,16 +114,16 @@ def _can_merge(first: For, second: For) -> bool:
     inside = [*statements(first.body), *statements(second.body)]
     if any(isinstance(s, Barrier | Call | Copy | Grow | Swap | Trap) for s in inside):
         return False
-    if not _changed(first).isdisjoint(_changed(second)):
+    if not changed_by(first).isdisjoint(changed_by(second)):
         return False
-    ours, theirs = _written(first), _written(second)
+    ours, theirs = written_by(first), written_by(second)
     touched_first = {b for s in statements(first.body) for b in buffers(s)}
     touched_second = {b for s in statements(second.body) for b in buffers(s)}
     shared = (ours & touched_second) | (theirs & touched_first)
-    return all(_row_by_row(buffer, first, second) for buffer in shared)
+    return all(is_row_by_row(buffer, first, second) for buffer in shared)
 
 
-def _row_by_row(buffer: Buffer, first: For, second: For) -> bool:
+def is_row_by_row(buffer: Buffer, first: For, second: For) -> bool:
     """Whether iteration i of both loops touches only `[..., i, ...]` of the buffer."""
     axes = set(range(len(buffer.shape)))
     for loop in (first, second):
@@ -145,14 +145,14 @@ def _accesses(buffer: Buffer, loop: For) -> Iterator[tuple[Expr, ...]]:
                 yield node.args
 
 
-def _changed(loop: For) -> set[Var]:
+def changed_by(loop: For) -> set[Var]:
     """The variables from outside that a loop changes (or may: its own count too)."""
     return {
         s.var for s in statements(loop.body) if isinstance(s, Accumulate | Assign)
     } - {s.var for s in statements(loop.body) if isinstance(s, Declare)}
 
 
-def _written(loop: For) -> set[Buffer]:
+def written_by(loop: For) -> set[Buffer]:
     return {s.buffer for s in statements(loop.body) if isinstance(s, Store)}
 
 

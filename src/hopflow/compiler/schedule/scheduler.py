@@ -8,6 +8,7 @@ from hopflow.compiler.llvm.target import Target, host
 from hopflow.compiler.schedule import carries
 from hopflow.compiler.schedule.builder import Builder
 from hopflow.compiler.schedule.fuse import fuse_loops
+from hopflow.compiler.schedule.interchange import move_steps_inside
 from hopflow.compiler.schedule.kernels import Kernels
 from hopflow.compiler.schedule.liveness import Liveness
 from hopflow.compiler.schedule.nodes import Env, NodeScheduler
@@ -87,6 +88,7 @@ class Scheduler(NodeScheduler):
         for slot, buffer in zip(results, b.program.outputs, strict=True):
             kernels.fill(slot, Stored(slot.type, buffer))
         fuse_loops(b.program.body)
+        move_steps_inside(b.program.body)
         return b.program
 
     def registers(self, slot: Slot) -> Registers:
@@ -168,7 +170,14 @@ class Scheduler(NodeScheduler):
                 results.append(self.inline(graph, region.operands, wanted))
             bodies.append(body)
         merged = [
-            self.merge(t, bodies, [r[k] for r in results], uses[k], wanted[k])
+            self.merge(
+                t,
+                bodies,
+                [r[k] for r in results],
+                uses[k],
+                wanted[k],
+                made=hints[k] is None,
+            )
             for k, t in enumerate(types)
         ]
         self.b.add(_choose(selector, bodies))
@@ -181,8 +190,11 @@ class Scheduler(NodeScheduler):
         slots: Sequence[Slot],
         uses: int,
         wanted: Buffer | None,
+        *,
+        made: bool,
     ) -> Slot:
-        """A place for one result, written at the end of each branch."""
+        """A place for one result, written at the end of each branch: `wanted`, which was
+        `made` for it or is someone's who asked for it."""
         if is_small(type_):
             zero = e.const(0, type_.dtype)
             at = indices([n for n in type_.shape if isinstance(n, int)])
@@ -196,7 +208,7 @@ class Scheduler(NodeScheduler):
         places = [s.place for s in slots]
         first = places[0]
         if all(_same_memory(first, p) for p in places):
-            if wanted is not None and not self.is_used(wanted, bodies):
+            if made and wanted is not None and not self.is_used(wanted, bodies):
                 self.b.forget(wanted)
             return self.b.slot(first, uses)
         assert wanted is not None

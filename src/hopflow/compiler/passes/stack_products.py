@@ -1,0 +1,129 @@
+"""Products that each step of a loop makes of its slice: one product before the loop.
+
+A product of one row reads a whole matrix for it. Made for all slices at once, it reads
+the matrix as often as there are tiles of many rows. So it is for `x @ w` in a step of a
+recurrent network, where `x` is the step's input and `w` is the same in each.
+"""
+
+from math import prod
+from typing import Any, Final
+
+from hopflow.graph.core import Arg, Graph, Node, Var
+from hopflow.graph.regions import (
+    Region,
+    has_regions,
+    own_regions,
+    signature_of,
+)
+from hopflow.graph.rewriting import replace_uses
+from hopflow.graph.types import TensorType
+from hopflow.ops.matmul import matmul_op
+from hopflow.ops.views import reshape
+from hopflow.symbolic.size import Size
+
+FEW: Final = 4
+"""A product of more rows than these reads the matrix well enough by itself."""
+LARGEST: Final = 1 << 26
+"""Bytes of all products at most: they are in memory together."""
+
+
+def stack_products(graph: Graph) -> Graph:
+    """In place, in all subgraphs; returns the graph."""
+    at = 0
+    while at < len(graph.nodes):
+        node = graph.nodes[at]
+        if has_regions(node):
+            for region in own_regions(node).regions:
+                stack_products(region.graph)
+            regions = signature_of(node).regions
+            if len(regions) == 1 and regions[0].repeats:
+                at += _move_out(graph, at, node, regions[0])
+        at += 1
+    return graph
+
+
+def _move_out(graph: Graph, at: int, node: Node, region: Region) -> int:
+    """Move the products out of one loop; how many nodes that put before it."""
+    roles = {
+        var: port
+        for var, port in zip(region.graph.inputs, region.inputs, strict=True)
+        if port.role in ("slice", "invariant")
+    }
+    before = len(graph.nodes)
+    for inner in list(region.graph.nodes):
+        if inner.op is not matmul_op:
+            continue
+        x, y = (_source(inner.args[0]), inner.args[1])
+        if x not in roles or y not in roles:
+            continue
+        stack, matrix = (roles[v] for v in (x, y))
+        assert stack.at is not None
+        assert matrix.at is not None
+        xs, ys = node.args[stack.at], node.args[matrix.at]
+        if (stack.role, matrix.role) != ("slice", "invariant"):
+            continue
+        if not (_has_few_rows(inner) and _fits(inner, xs.type.shape[0])):
+            continue
+        place = at + len(graph.nodes) - before
+        product = _product(graph, place, inner, xs, ys)
+        replace_uses(region.graph, {inner.results[0]: _add_slice(node, product)})
+    return len(graph.nodes) - before
+
+
+def _source(arg: Arg) -> Arg:
+    """What `arg` is but for its shape."""
+    while isinstance(arg, Var) and arg.node.op is reshape:
+        arg = arg.node.args[0]
+    return arg
+
+
+def _has_few_rows(product: Node) -> bool:
+    rows = product.args[0].type.shape[0]
+    return product.args[0].type.ndim == 2 and isinstance(rows, int) and rows <= FEW
+
+
+def _fits(product: Node, length: Size) -> bool:
+    """Whether all products together are neither too large nor of unknown size."""
+    type_ = product.results[0].type
+    sizes = [length, *type_.shape]
+    known = [n for n in sizes if isinstance(n, int)]
+    return len(known) == len(sizes) and prod(known) * type_.dtype.itemsize <= LARGEST
+
+
+def _product(graph: Graph, at: int, like: Node, xs: Arg, matrix: Arg) -> Var:
+    """Insert the product of all slices: [length, *, n]."""
+    length = xs.type.shape[0]
+    (rows, inner), columns = like.args[0].type.shape, matrix.type.shape[1]
+
+    def insert(op: Any, args: tuple[Arg, ...], *shape: Any, **params: Any) -> Var:
+        nonlocal at
+        type_ = TensorType(like.results[0].type.dtype, shape, like.results[0].type.weak)
+        node = Node("call_function", op, args, params, line=like.line)
+        node.results = (Var(node, 0, type_),)
+        node.meta.update(like.meta)
+        graph.nodes.insert(at, node)
+        at += 1
+        return node.results[0]
+
+    flat = (length * rows, inner)
+    left = insert(reshape, (xs,), *flat, shape=flat)
+    product = insert(matmul_op, (left, matrix), length * rows, columns)
+    stacked = (length, rows, columns)
+    return insert(reshape, (product,), *stacked, shape=stacked)
+
+
+def _add_slice(node: Node, stack: Var) -> Var:
+    """Give a loop one more stack, after the others; the input for its slice."""
+    signature = signature_of(node)
+    [region] = signature.regions
+    last = max(i for i, role in enumerate(signature.args) if role == "slice")
+    position = region.input_of(last)
+    assert position is not None
+    inputs = region.graph.inputs
+    type_ = stack.type.with_shape(stack.type.shape[1:])
+    var = region.graph.add_input(type_, f"product{len(inputs)}", "operand")
+    inputs.insert(position + 1, inputs.pop())
+    node.args = (*node.args[: last + 1], stack, *node.args[last + 1 :])
+    roles = (*signature.args[: last + 1], "slice", *signature.args[last + 1 :])
+    node.params = node.op.with_roles(node.params, roles, signature.results)
+    return var

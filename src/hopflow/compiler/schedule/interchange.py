@@ -1,0 +1,113 @@
+"""Loops over rows, moved outside the loop over steps around them.
+
+Where each step passes over large arrays, and a row needs of other steps only what they
+made of the same row, some rows can go through all steps before the next begin. They
+stay in the first-level cache meanwhile; else every step would read and write memory.
+"""
+
+from hopflow import dtypes
+from hopflow.compiler.schedule.fuse import changed_by, is_row_by_row, written_by
+from hopflow.loop_ir import expr as e
+from hopflow.loop_ir.expr import Expr
+from hopflow.loop_ir.nest import (
+    SERIAL,
+    Barrier,
+    Buffer,
+    Call,
+    Copy,
+    For,
+    Grow,
+    Stmt,
+    Store,
+    Swap,
+    Trap,
+    Var,
+    While,
+)
+from hopflow.loop_ir.walk import bodies, replace, statements
+
+CACHE = 1 << 14
+"""Bytes of the rows that go through all steps together."""
+LARGE = 1 << 18
+"""Bytes of arrays that do not fit where one step could find what the last one left."""
+_ORDERED = (Barrier, Call, Copy, Grow, Swap, Trap, While)
+
+
+def move_steps_inside(body: list[Stmt]) -> None:
+    """Exchange such loops in a list of statements, and in all lists within it."""
+    for k, statement in enumerate(body):
+        for inner in bodies(statement):
+            move_steps_inside(inner)
+        if isinstance(statement, For) and not statement.independent:
+            body[k] = _exchanged(statement) or statement
+
+
+def _exchanged(steps: For) -> For | None:
+    """Blocks of rows outside, steps, and the rows of a block inside; if that pays."""
+    if len(steps.body) != 1:
+        return None
+    [rows] = steps.body
+    if not (isinstance(rows, For) and rows.independent and rows.extent.is_const):
+        return None
+    count: int = rows.extent.attr
+    size = _bytes_of_a_row(rows)
+    block = _block(count, size)
+    if size * count < LARGE or block == count or not _is_free(rows):
+        return None
+    if rows.binding.kind == "vector" and block % rows.binding.width:
+        return None
+    number = Var(f"{rows.var.name}_block", dtypes.int64)
+    inner = Var(f"{rows.var.name}_row", dtypes.int64)
+    first = e.mul(e.read(number), e.index(block))
+    position = e.add(first, e.read(inner))
+
+    def moved(node: Expr) -> Expr | None:
+        return position if node.op == "var" and node.attr is rows.var else None
+
+    for statement in statements(rows.body):
+        replace(statement, moved)
+    extent = e.index(block)
+    if count % block:
+        extent = e.binary("min", extent, e.sub(e.index(count), first))
+    steps.body = [For(inner, extent, rows.body, True, rows.binding)]
+    return For(number, e.index(-(-count // block)), [steps], True, SERIAL)
+
+
+def _block(count: int, size: int) -> int:
+    """How many rows of `size` bytes go together: a power of two, or all."""
+    if not size or size > CACHE:
+        return count
+    fitting = 1 << ((CACHE // size).bit_length() - 1)
+    return min(fitting, count)
+
+
+def _bytes_of_a_row(rows: For) -> int:
+    """Of the buffers that change: what one iteration touches; 0 if that is unknown."""
+    total = 0
+    for buffer in written_by(rows):
+        elements = 1
+        for extent in _own_shape(buffer, rows):
+            if not extent.is_const:
+                return 0
+            elements *= extent.attr
+        total += elements * buffer.dtype.itemsize
+    return total
+
+
+def _own_shape(buffer: Buffer, rows: For) -> list[Expr]:
+    """The extents of the axes along which an iteration moves by loops of its own."""
+    inside = {s.var: s.extent for s in statements(rows.body) if isinstance(s, For)}
+    found: dict[Var, Expr] = {}
+    for s in statements(rows.body):
+        if isinstance(s, Store) and s.buffer is buffer:
+            for at in s.indices:
+                if at.op == "var" and at.attr in inside:
+                    found[at.attr] = inside[at.attr]
+    return list(found.values())
+
+
+def _is_free(rows: For) -> bool:
+    """Whether its iterations need of each other nothing, in whichever step."""
+    if changed_by(rows) or any(isinstance(s, _ORDERED) for s in statements(rows.body)):
+        return False
+    return all(is_row_by_row(buffer, rows, rows) for buffer in written_by(rows))

@@ -1,0 +1,241 @@
+"""`ShapeEnv`: the symbols of a trace, what is known of them, and what was asked."""
+
+from collections.abc import Callable
+from math import copysign, inf, isnan
+from typing import Any
+
+from hopflow.errors import ArgumentValueError, CheckError, DataDependentError
+from hopflow.symbolic.boolean import SymBool, all_of, compare_floats, relation
+from hopflow.symbolic.facts import Facts
+from hopflow.symbolic.guards import Guard, GuardSet, declared_guards
+from hopflow.symbolic.ranges import ANY_FLOAT, ValueRange
+from hopflow.symbolic.scalars import (
+    Number,
+    Size,
+    SymFloat,
+    SymInt,
+    as_size,
+    operand_of,
+    terms_of,
+)
+from hopflow.symbolic.terms import (
+    Atom,
+    Operand,
+    Symbol,
+    compute,
+    format_operand,
+    of_factor,
+    plus_constant,
+    symbols_of,
+)
+
+__all__ = ["ShapeEnv"]
+
+
+class ShapeEnv:
+    """Creates symbols, and answers for them.
+
+    A condition is decided by declared ranges and by facts. Where these leave it open:
+
+    - on *backed* symbols (inputs, with the values of this call as hints) the hints
+      answer, and the answer is recorded as a guard, and a fact from then on;
+    - on *unbacked* ones (values that only a run knows) it is a DataDependentError.
+
+    Args:
+        line: Gives the line of the user's code that is now running, or None.
+        on_guard: Called with each guard when it is recorded.
+    """
+
+    def __init__(
+        self,
+        line: Callable[[], object] | None = None,
+        on_guard: Callable[[Guard], None] | None = None,
+    ) -> None:
+        self.symbols: dict[Symbol, str] = {}  # in order of creation; where it is from
+        self._line = line
+        self._on_guard = on_guard
+        self._ages: dict[Symbol, int] = {}
+        self._facts = Facts(self._seniority)
+        self._learned: list[SymBool] = []
+        self._guards: list[Guard] = []
+        # Condition -> (answer, version of the facts). True and False are for good.
+        self._answers: dict[SymBool, tuple[bool | None, int]] = {}
+
+    # --- symbols ---
+
+    def backed(
+        self,
+        name: str | None,
+        hint: int,
+        min: float = 0,
+        max: float = inf,
+        source: str = "",
+    ) -> SymInt:
+        """A symbol for an integer of the inputs; without a name, `s0`, `s1`, …
+
+        Raises:
+            ArgumentValueError: `hint` is not from `min` to `max`.
+        """
+        range_ = ValueRange(min, max)
+        if hint not in range_:
+            raise ArgumentValueError(
+                f"{source or name}: {hint} is not from {min} to {max}, as was declared."
+            )
+        return SymInt(of_factor(self._new(name, "s", hint, range_, source)))
+
+    def unbacked(
+        self,
+        name: str | None = None,
+        min: float = 0,
+        max: float = inf,
+        source: str = "",
+    ) -> SymInt:
+        """A symbol for an integer that a run will know: `u0`, `u1`, … by default"""
+        return SymInt(
+            of_factor(self._new(name, "u", None, ValueRange(min, max), source))
+        )
+
+    def backed_float(self, name: str | None, hint: float, source: str = "") -> SymFloat:
+        """A symbol for a float of the inputs: any, the infinities and NaN too."""
+        return SymFloat(self._new(name, "s", float(hint), ANY_FLOAT, source, True))
+
+    def unbacked_float(self, name: str | None = None, source: str = "") -> SymFloat:
+        """A symbol for a float that a run will know."""
+        return SymFloat(self._new(name, "u", None, ANY_FLOAT, source, True))
+
+    def _new(
+        self,
+        name: str | None,
+        letter: str,
+        hint: float | None,
+        range_: ValueRange,
+        source: str,
+        real: bool = False,
+    ) -> Symbol:
+        if name is None:
+            backed = letter == "s"
+            number = sum((s.hint is not None) == backed for s in self._ages)
+            name = f"{letter}{number}"
+        symbol = Symbol(name, hint, range_, self, real)
+        self._ages[symbol] = len(self._ages)
+        self.symbols[symbol] = source
+        return symbol
+
+    def _seniority(self, symbol: Symbol) -> tuple[int, int]:
+        # An equality replaces an unbacked symbol first, and then the younger.
+        return int(symbol.hint is None), self._ages.get(symbol, -1)
+
+    # --- questions that record nothing ---
+
+    def decide(self, condition: bool | SymBool) -> bool | None:
+        """Whether it holds in every call, by what is known; None: it depends."""
+        if not isinstance(condition, SymBool):
+            return condition
+        answer, version = self._answers.get(condition, (None, -1))
+        if answer is None and version != self._facts.version:
+            answer = self._facts.decide(condition)
+            self._answers[condition] = answer, self._facts.version
+        return answer
+
+    def range_of(self, number: Number) -> ValueRange:
+        """Where the values of an expression lie."""
+        return self._facts.range(operand_of(number))
+
+    def simplify(self, size: Size) -> Size:
+        """The size with symbols replaced by what they are known to equal."""
+        return as_size(self._facts.canonical(terms_of(size)))
+
+    @property
+    def facts(self) -> tuple[SymBool, ...]:
+        """What was learned beyond declared ranges, in order: guards and assumptions."""
+        return tuple(self._learned)
+
+    @property
+    def guards(self) -> GuardSet:
+        """What a call must fulfil: declared ranges, then guards as they were asked."""
+        backed = [s for s in self.symbols if s.hint is not None]
+        return GuardSet((*declared_guards(backed), *self._guards))
+
+    # --- questions that record ---
+
+    def ask(self, condition: SymBool) -> bool:
+        """What `bool(condition)` is: known, or a guard on the line of the user.
+
+        Raises:
+            DataDependentError: only a run can tell.
+        """
+        return self.guard(condition)
+
+    def guard(self, condition: bool | SymBool, line: object = None) -> bool:
+        """The answer for the hints, recorded as a guard unless it is known anyway.
+
+        Raises:
+            DataDependentError: a symbol has no hint, or is not of this environment.
+        """
+        answer = self.decide(condition)
+        if answer is not None:
+            return answer
+        assert isinstance(condition, SymBool)
+        if any(s.hint is None or s.env is not self for s in condition.symbols):
+            raise DataDependentError(str(condition), self._where(line))
+        truth = condition.evaluate(lambda symbol: symbol.hint)
+        guard = Guard(condition, truth, self._where(line))
+        self._guards.append(guard)
+        self._learn(guard.holds)
+        if self._on_guard is not None:
+            self._on_guard(guard)
+        return truth
+
+    def _where(self, line: object) -> str:
+        if line is None and self._line is not None:
+            line = self._line()
+        return "" if line is None else str(line)
+
+    def assume(self, condition: bool | SymBool) -> bool:
+        """Take as a fact what a run will check. True: it was known, and needs no check.
+
+        Raises:
+            CheckError: it is known not to hold.
+        """
+        answer = self.decide(condition)
+        if answer is None:
+            assert isinstance(condition, SymBool)
+            self._learn(condition)
+            return False
+        if not answer:
+            raise CheckError(f"`{condition}` never holds.")
+        return True
+
+    def _learn(self, condition: SymBool) -> None:
+        self._learned.append(condition)
+        self._facts.learn(condition)
+
+    def concrete(self, expression: Operand) -> Any:
+        """The value of an expression in this call, which becomes a guard.
+
+        Raises:
+            DataDependentError: a symbol has no hint, and its range is not one number.
+        """
+        known = self._facts.range(expression)
+        if isinstance(expression, tuple) and known.is_point:
+            return known.low
+        if any(s.hint is None or s.env is not self for s in symbols_of(expression, {})):
+            text = f"{format_operand(expression)} as a Python number"
+            raise DataDependentError(text, self._where(None))
+        value = compute(expression, lambda symbol: symbol.hint)
+        if isinstance(expression, tuple):
+            self.guard(relation("==", plus_constant(expression, -value)))
+            return value
+        self.guard(_is_float(expression, value))
+        return value
+
+
+def _is_float(expression: Operand, value: float) -> bool | SymBool:
+    """Whether an expression is this float, NaN and the sign of zero included."""
+    if isnan(value):
+        return compare_floats("!=", expression, expression)
+    equal = compare_floats("==", expression, value.hex())
+    if value != 0:
+        return equal
+    sign = compare_floats("==", Atom("sign.", (expression,)), copysign(1, value).hex())
+    return all_of(equal, sign)

@@ -1,0 +1,137 @@
+"""Guards: what a trace relied on, to be checked before it is used again."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any, Final
+
+from hopflow.symbolic.boolean import SymBool, compare_floats, relation
+from hopflow.symbolic.facts import Facts
+from hopflow.symbolic.ranges import ANY_FLOAT, EVERY, NON_NEGATIVE
+from hopflow.symbolic.terms import OPERATIONS, Symbol, of_factor, plus_constant
+
+__all__ = ["Guard", "GuardSet", "declared_guards"]
+
+MANY: Final = 48  # guards, beyond which each is compared with the later ones only
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """A condition on backed symbols that a trace decided by the values of its call."""
+
+    expression: SymBool  # as the user's code asked it
+    truth: bool  # the answer
+    line: str = ""  # of the user's code that asked, "model.py:12"
+
+    @property
+    def holds(self) -> SymBool:
+        """The condition under which the answer is the same."""
+        return self.expression if self.truth else ~self.expression
+
+    def __str__(self) -> str:
+        return f"{self.holds}  ({self.line})" if self.line else str(self.holds)
+
+
+def declared_guards(symbols: Iterable[Symbol]) -> tuple[Guard, ...]:
+    """The ranges that symbols were declared to have, as guards."""
+    found = []
+    for symbol in symbols:
+        if symbol.range in (EVERY, NON_NEGATIVE, ANY_FLOAT):
+            continue  # what each size, or each number, fulfils
+        for op, end in ((">=", symbol.range.low), ("<=", symbol.range.high)):
+            condition: bool | SymBool
+            if symbol.real:
+                condition = compare_floats(op, symbol, float(end).hex())
+            elif end in (inf, -inf):
+                continue
+            else:
+                condition = relation(op, plus_constant(of_factor(symbol), -int(end)))
+            assert isinstance(condition, SymBool)
+            found.append(Guard(condition, True, "declared"))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class GuardSet:
+    """Guards, in the order in which they were asked. All must hold."""
+
+    guards: tuple[Guard, ...] = ()
+
+    @property
+    def symbols(self) -> tuple[Symbol, ...]:
+        """The symbols that guards mention, in order of appearance."""
+        return tuple(dict.fromkeys(s for g in self.guards for s in g.holds.symbols))
+
+    def simplified(self) -> "GuardSet":
+        """The guards without those that the others imply."""
+        # What came earlier decided what it implies, and no guard was made of it.
+        later = Facts()
+        kept: list[Guard] = []
+        for guard in reversed(self.guards):
+            if later.decide(guard.holds) is not True:
+                later.learn(guard.holds)
+                kept.insert(0, guard)
+        for guard in kept[:] if len(kept) <= MANY else ():
+            others = Facts()
+            for other in kept:
+                if other is not guard:
+                    others.learn(other.holds)
+            if others.decide(guard.holds) is True:
+                kept.remove(guard)
+        return GuardSet(tuple(kept))
+
+    def compile(self) -> Callable[[Mapping[Symbol, Any]], bool]:
+        """A function from the values of the symbols to whether all guards hold."""
+        check = self.compile_for(self.symbols)
+        symbols = self.symbols
+        return lambda values: check(*[values[s] for s in symbols])
+
+    def compile_for(self, order: Sequence[Symbol]) -> Callable[..., bool]:
+        """A function of the values of the symbols, by position in this order."""
+        scope: dict[str, Any] = dict(_SCOPE)
+        exec(self.source(order), scope)
+        check: Callable[..., bool] = scope["check"]
+        return check
+
+    def source(self, order: Sequence[Symbol]) -> str:
+        """The Python that `compile_for` runs."""
+        # Names of symbols are for people, and need not be identifiers.
+        names = {symbol: f"v{i}" for i, symbol in enumerate(order)}
+        lines = [f"def check({', '.join(names.values())}):"]
+        if not self.guards:
+            return f"{lines[0]}\n    return True\n"
+        lines.append("    try:")
+        for guard in self.guards:
+            test = guard.holds.format(names.__getitem__)
+            lines.append(f"        if not ({test}): return False")
+        # A division by zero, or a number that no float holds: not the call of the trace
+        lines += ["    except (ArithmeticError, ValueError):", "        return False"]
+        return "\n".join([*lines, "    return True", ""])
+
+    def explain(self, values: Mapping[Symbol, Any]) -> list[str]:
+        """One line for each guard that does not hold for these values."""
+        found = []
+        for guard in self.guards:
+            try:
+                if guard.holds.evaluate(values.__getitem__):
+                    continue
+                reason = ""
+            except (ArithmeticError, ValueError) as error:
+                reason = f" ({error})"
+            where = f", which {guard.line} asked," if guard.line else ""
+            given = ", ".join(f"{s} = {values[s]}" for s in guard.holds.symbols)
+            found.append(f"`{guard.holds}`{where} fails: {given}{reason}")
+        return found
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.guards))
+
+
+_SCOPE: Final = {
+    "floor": math.floor,
+    "ceil": math.ceil,
+    "inf": inf,
+    "nan": math.nan,
+    "sign": OPERATIONS["sign."],
+}

@@ -1,0 +1,420 @@
+"""Symbolic integers and floats: the operators of Python on the normal forms.
+
+Arithmetic records nothing. A comparison is a `bool` where known ranges and facts
+decide it, else a `SymBool`, which asks when it is used as a bool.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias, cast, final
+
+from hopflow.errors import ArgumentTypeError, DataDependentError
+from hopflow.symbolic import atoms, terms
+from hopflow.symbolic.asking import (
+    decided,
+    floor_divide,
+    hint_of,
+    modulo,
+    not_zero,
+)
+from hopflow.symbolic.boolean import (
+    SymBool,
+    compare_constant,
+    compare_floats,
+    relation,
+)
+from hopflow.symbolic.terms import (
+    Atom,
+    Operand,
+    Symbol,
+    Terms,
+    env_of,
+    format_operand,
+    hash_terms,
+)
+
+__all__ = [
+    "Number",
+    "Size",
+    "SymFloat",
+    "SymInt",
+    "as_size",
+    "operand_of",
+    "rounded",
+    "terms_of",
+]
+
+MAX_POWER: Final = 64  # beyond, `n ** k` is no size
+
+
+class _Ordered:
+    """Comparisons: a SymBool where nothing known decides.
+
+    Types say `bool`, as an `if` cannot tell them apart; whoever wants the condition
+    itself asks `isinstance`.
+    """
+
+    __slots__ = ()
+
+    def _compare(self, op: str, other: Any) -> Any:
+        raise NotImplementedError
+
+    def __lt__(self, other: "Number") -> bool:
+        result: bool = self._compare("<", other)
+        return result
+
+    def __le__(self, other: "Number") -> bool:
+        result: bool = self._compare("<=", other)
+        return result
+
+    def __gt__(self, other: "Number") -> bool:
+        result: bool = self._compare(">", other)
+        return result
+
+    def __ge__(self, other: "Number") -> bool:
+        result: bool = self._compare(">=", other)
+        return result
+
+    def __bool__(self) -> bool:
+        return bool(self._compare("!=", 0))
+
+
+@final
+class SymInt(_Ordered):
+    """An integer that depends on symbols; never a constant.
+
+    A polynomial with integer coefficients over symbols and atoms: see `terms.py`.
+    """
+
+    __slots__ = ("_hash", "expression")
+
+    expression: Terms
+
+    def __init__(self, terms: Terms) -> None:
+        self.expression = terms
+
+    @property
+    def terms(self) -> tuple[tuple[tuple[Symbol, ...], int], ...]:
+        """The terms of a polynomial in symbols, for readers that know no more.
+
+        Raises:
+            ArgumentTypeError: there are atoms, as in `n // 2`; see `expression`.
+        """
+        for monomial, _ in self.expression:
+            for factor in monomial:
+                if type(factor) is not Symbol:
+                    raise ArgumentTypeError(
+                        f"the size `{self}` must be a polynomial here, without `//`, "
+                        "`%`, min, max and floats. Compute it before, as a number."
+                    )
+        return cast("tuple[tuple[tuple[Symbol, ...], int], ...]", self.expression)
+
+    def __hash__(self) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            self._hash: int = hash_terms(self.expression)
+            return self._hash
+
+    @property
+    def hint(self) -> int | None:
+        """The value in the call that is traced; None where a symbol has none."""
+        found: int | None = hint_of(self.expression)
+        return found
+
+    def same(self, other: "Size") -> bool:
+        """Whether both are provably equal; never raises, and records nothing."""
+        if isinstance(other, SymInt) and self.expression == other.expression:
+            return True
+        if (env := env_of(self.expression)) is None:
+            return False
+        equal = relation("==", terms.subtract(self.expression, terms_of(other)))
+        return (env.decide(equal) if isinstance(equal, SymBool) else equal) is True
+
+    def _compare(self, op: str, other: Any) -> Any:
+        if isinstance(other, int | SymInt):
+            condition = relation(op, terms.subtract(self.expression, terms_of(other)))
+        elif isinstance(other, float):
+            condition = compare_constant(op, self.expression, other)
+        else:
+            return NotImplemented
+        return decided(condition, self, op, other)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both are equal: a SymBool if they may or may not be.
+
+        Raises:
+            DataDependentError: they may or may not be, and there is no environment.
+        """
+        if isinstance(other, SymInt) and self.expression == other.expression:
+            return True
+        result: bool = self._compare("==", other)
+        return result
+
+    def __ne__(self, other: object) -> bool:
+        if isinstance(other, SymInt) and self.expression == other.expression:
+            return False
+        result: bool = self._compare("!=", other)
+        return result
+
+    # --- arithmetic ---
+
+    # `n + 1.5` is a SymFloat. Sizes are what it is nearly always, so types say so.
+    def _apply(self, f: Callable[[Terms, Terms], Terms], op: str, other: Any) -> Any:
+        if isinstance(other, int | SymInt):
+            return as_size(f(self.expression, terms_of(other)))
+        return _float(op, self, other)
+
+    def _applied_to(self, f: Callable[[Terms, Terms], Terms], op: str, x: Any) -> Any:
+        if isinstance(x, int):
+            return as_size(f(terms.constant(x), self.expression))
+        return _float(op, x, self)
+
+    def __add__(self, other: "Size") -> "Size":
+        result: Size = self._apply(terms.add, "+.", other)
+        return result
+
+    def __mul__(self, other: "Size") -> "Size":
+        result: Size = self._apply(terms.multiply, "*.", other)
+        return result
+
+    __radd__ = __add__  # floats commute too
+    __rmul__ = __mul__
+
+    def __sub__(self, other: "Size") -> "Size":
+        result: Size = self._apply(terms.subtract, "-.", other)
+        return result
+
+    def __rsub__(self, other: int) -> "Size":
+        result: Size = self._applied_to(terms.subtract, "-.", other)
+        return result
+
+    def __floordiv__(self, other: "Size") -> "Size":
+        result: Size = self._apply(floor_divide, "//.", other)
+        return result
+
+    def __rfloordiv__(self, other: int) -> "Size":
+        result: Size = self._applied_to(floor_divide, "//.", other)
+        return result
+
+    def __mod__(self, other: "Size") -> "Size":
+        result: Size = self._apply(modulo, "%.", other)
+        return result
+
+    def __rmod__(self, other: int) -> "Size":
+        result: Size = self._applied_to(modulo, "%.", other)
+        return result
+
+    def __divmod__(self, other: "Size") -> "tuple[Size, Size]":
+        return self // other, self % other
+
+    def __rdivmod__(self, other: int) -> "tuple[Size, Size]":
+        return other // self, other % self
+
+    def __truediv__(self, other: "Number") -> "SymFloat":
+        if isinstance(other, int | SymInt):
+            return _quotient(self.expression, terms_of(other))
+        return _float("/.", self, other)
+
+    def __rtruediv__(self, other: float) -> "SymFloat":
+        if isinstance(other, int):
+            return _quotient(terms_of(other), self.expression)
+        return _float("/.", other, self)
+
+    def __pow__(self, exponent: int) -> "Size":
+        if isinstance(exponent, int) and 0 <= exponent <= MAX_POWER:
+            return as_size(atoms.power(self.expression, exponent))
+        if isinstance(exponent, int | SymInt) and not (
+            isinstance(exponent, int) and exponent < 0
+        ):
+            return NotImplemented
+        return cast("Size", _float("**.", self, exponent))
+
+    def __neg__(self) -> "Size":
+        return as_size(terms.negate(self.expression))
+
+    def __pos__(self) -> "SymInt":
+        return self
+
+    def __abs__(self) -> "Size":
+        return as_size(atoms.largest([self.expression, terms.negate(self.expression)]))
+
+    def __floor__(self) -> "SymInt":
+        return self
+
+    __ceil__ = __trunc__ = __round__ = __floor__
+
+    def __index__(self) -> int:
+        """The value in this call, which becomes a guard.
+
+        Raises:
+            DataDependentError: there is none, or nobody to record the guard.
+        """
+        if (env := env_of(self.expression)) is None:
+            raise DataDependentError(f"{self} as a Python int ")
+        return int(env.concrete(self.expression))
+
+    __int__ = __index__
+
+    def __float__(self) -> float:
+        return float(self.__index__())
+
+    def __repr__(self) -> str:
+        return format_operand(self.expression)
+
+
+@final
+class SymFloat(_Ordered):
+    """A float that depends on symbols: a tree, computed in the order it was written."""
+
+    __slots__ = ("node",)
+
+    node: Symbol | Atom
+
+    def __init__(self, node: Symbol | Atom) -> None:
+        self.node = node
+
+    def __hash__(self) -> int:
+        return hash(self.node)
+
+    @property
+    def hint(self) -> float | None:
+        """The value in the call that is traced; None where a symbol has none."""
+        found: float | None = hint_of(self.node)
+        return found
+
+    def same(self, other: object) -> bool:
+        """Whether both are one expression, and so one value (or NaN)."""
+        return isinstance(other, SymFloat) and self.node == other.node
+
+    def _compare(self, op: str, other: Any) -> Any:
+        if not isinstance(other, int | float | SymInt | SymFloat):
+            return NotImplemented
+        condition = compare_floats(op, self.node, operand_of(other))
+        return decided(condition, self, op, other)
+
+    def __eq__(self, other: object) -> bool:
+        result: bool = self._compare("==", other)
+        return result
+
+    def __ne__(self, other: object) -> bool:
+        result: bool = self._compare("!=", other)
+        return result
+
+    def __add__(self, other: "Number") -> "SymFloat":
+        return _float("+.", self, other)
+
+    def __radd__(self, other: "Number") -> "SymFloat":
+        return _float("+.", other, self)
+
+    def __sub__(self, other: "Number") -> "SymFloat":
+        return _float("-.", self, other)
+
+    def __rsub__(self, other: "Number") -> "SymFloat":
+        return _float("-.", other, self)
+
+    def __mul__(self, other: "Number") -> "SymFloat":
+        return _float("*.", self, other)
+
+    def __rmul__(self, other: "Number") -> "SymFloat":
+        return _float("*.", other, self)
+
+    def __truediv__(self, other: "Number") -> "SymFloat":
+        return _float("/.", self, other)
+
+    def __rtruediv__(self, other: "Number") -> "SymFloat":
+        return _float("/.", other, self)
+
+    def __floordiv__(self, other: "Number") -> "SymFloat":
+        return _float("//.", self, other)
+
+    def __rfloordiv__(self, other: "Number") -> "SymFloat":
+        return _float("//.", other, self)
+
+    def __mod__(self, other: "Number") -> "SymFloat":
+        return _float("%.", self, other)
+
+    def __rmod__(self, other: "Number") -> "SymFloat":
+        return _float("%.", other, self)
+
+    def __pow__(self, other: "Number") -> "SymFloat":
+        return _float("**.", self, other)
+
+    def __rpow__(self, other: "Number") -> "SymFloat":
+        return _float("**.", other, self)
+
+    def __neg__(self) -> "SymFloat":
+        return SymFloat(Atom("neg.", (self.node,)))
+
+    def __abs__(self) -> "SymFloat":
+        return SymFloat(Atom("abs.", (self.node,)))
+
+    def __floor__(self) -> "Size":
+        return rounded("floor", self)
+
+    def __ceil__(self) -> "Size":
+        return rounded("ceil", self)
+
+    def __trunc__(self) -> "Size":
+        return rounded("trunc", self)
+
+    def __round__(self) -> "Size":
+        return rounded("round", self)
+
+    def __int__(self) -> int:
+        return int(rounded("trunc", self))
+
+    def __float__(self) -> float:
+        """The value in this call, which becomes a guard.
+
+        Raises:
+            DataDependentError: there is none, or nobody to record the guard.
+        """
+        if (env := env_of(self.node)) is None:
+            raise DataDependentError(f"{self} as a Python float")
+        return float(env.concrete(self.node))
+
+    def __repr__(self) -> str:
+        return format_operand(self.node)
+
+
+Size: TypeAlias = int | SymInt
+Number: TypeAlias = int | float | SymInt | SymFloat
+
+
+# --- from and to normal forms ---------------------------------------------------------
+
+
+def as_size(expression: Terms) -> Size:
+    """An expression as a size; a plain int if it is constant."""
+    if terms.is_constant(expression):
+        return expression[0][1] if expression else 0
+    return SymInt(expression)
+
+
+def terms_of(size: Size) -> Terms:
+    return size.expression if isinstance(size, SymInt) else terms.constant(size)
+
+
+def operand_of(number: Number) -> Operand:
+    if isinstance(number, SymFloat):
+        return number.node
+    return number.hex() if isinstance(number, float) else terms_of(number)
+
+
+def _float(op: str, x: Any, y: Any) -> SymFloat:
+    """A float operation of Python on two numbers, one of which is symbolic."""
+    for number in (x, y):
+        if not isinstance(number, int | float | SymInt | SymFloat):
+            return cast("SymFloat", NotImplemented)
+    if op in ("/.", "//.", "%."):
+        not_zero(operand_of(y))
+    return SymFloat(Atom(op, (operand_of(x), operand_of(y))))
+
+
+def _quotient(a: Terms, b: Terms) -> SymFloat:
+    not_zero(b)
+    return SymFloat(Atom("/", (a, b)))
+
+
+def rounded(op: str, number: SymFloat) -> Size:
+    return as_size(atoms.apply(op, (number.node,)))

@@ -1,0 +1,142 @@
+"""The benchmarks work, at sizes that take no time. Nothing here looks at a clock."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hopflow as hf
+from hopflow.testing.requires import load
+
+jax = load("jax>=0.11")
+
+from benchmarks import __main__ as command  # noqa: E402
+from benchmarks import measure as measuring  # noqa: E402
+from benchmarks.measure import Disagreement, Row, Times, measure  # noqa: E402
+from benchmarks.report import as_json, format_means, format_row, format_time  # noqa: E402
+from benchmarks.workload import Workload  # noqa: E402
+from benchmarks.workloads import all_workloads  # noqa: E402
+
+TINY = all_workloads(0.0001)
+
+
+@pytest.fixture(autouse=True)
+def _one_round(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(measuring, "BUDGET", 0.0)
+    monkeypatch.setattr(measuring, "SAMPLE", 0.0)
+    before = jax.config.read("jax_enable_x64")
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", before)
+
+
+@pytest.mark.parametrize("workload", TINY, ids=lambda w: w.name)
+def test_a_row_gives_the_same_in_both_and_times_of_both(workload: Workload) -> None:
+    row = measure(workload, repeat=1)
+    assert row.name == workload.name
+    for times in (row.hopflow, row.jax):
+        assert len(times.firsts) == len(times.runs) == 1
+        assert times.first > 0
+        assert times.run > 0
+
+
+def test_names_are_unique_and_can_stand_in_a_list() -> None:
+    names = [w.name for w in TINY]
+    assert len(set(names)) == len(names)
+    assert not any("," in name for name in names)
+
+
+def _doubled(factor: float) -> Workload:
+    return Workload(
+        "doubled",
+        lambda: lambda x: x * factor,
+        lambda: lambda x: x * 2.0,
+        (np.ones(4),),
+    )
+
+
+def test_rows_that_disagree_are_not_timed() -> None:
+    with pytest.raises(Disagreement, match=r"doubled: result 0 differs by 1 at most"):
+        measure(_doubled(3.0), repeat=1)
+
+
+def test_a_part_of_the_elements_may_differ() -> None:
+    workload = dataclasses.replace(_doubled(3.0), differing=1.0)
+    assert measure(workload, repeat=1).name == "doubled"
+
+
+@pytest.mark.parametrize(
+    ("ours", "match"),
+    [
+        (lambda x: hf.astype(x, hf.float32), r"result 0 is float32\(4,\), and float64"),
+        (lambda x: x[:2], r"result 0 is float64\(2,\), and float64\(4,\)"),
+        (lambda x: (x, x), "2 results, and 1"),
+    ],
+)
+def test_other_types_are_a_disagreement(ours: Any, match: str) -> None:
+    workload = dataclasses.replace(_doubled(2.0), hopflow=lambda: ours)
+    with pytest.raises(Disagreement, match=match):
+        measure(workload, repeat=1)
+
+
+# --- the report ---
+
+
+def _row(name: str, ours: float, theirs: float) -> Row:
+    return Row(name, Times([ours] * 3, [ours]), Times([theirs] * 3, [theirs]))
+
+
+def test_a_ratio_says_how_many_times_as_long_jax_takes() -> None:
+    line = format_row(_row("while", 1e-3, 4e-3))
+    assert line.split() == ["while", *["4", "ms", "1", "ms", "4.00x"] * 2]
+
+
+def test_means_are_geometric() -> None:
+    means = format_means([_row("a", 1.0, 8.0), _row("b", 1.0, 2.0)])
+    assert means.split() == ["geometric", "mean", "4.00x", "4.00x"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(2.5, "2.5 s"), (0.0123, "12.3 ms"), (3e-6, "3 us"), (1.5e-9, "1.5 ns")],
+)
+def test_times_are_short(seconds: float, text: str) -> None:
+    assert format_time(seconds) == text
+
+
+def test_the_json_says_what_was_measured_and_where() -> None:
+    report = json.loads(as_json([_row("a", 1.0, 8.0)]))
+    assert report["machine"]["jax"] == jax.__version__
+    assert report["machine"]["cores"]
+    [row] = report["rows"]
+    assert row["ratio"] == {"first": 8.0, "run": 8.0}
+    assert row["hopflow"]["firsts"] == [1.0] * 3
+
+
+# --- the command ---
+
+
+def test_the_command_prints_a_table_and_writes_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "results" / "here.json"
+    options = ["--rows", "call,while", "--repeat", "1", "--scale", "0.00001"]
+    assert command.main([*options, "--json", str(file)]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"JAX {jax.__version__}, Python ")
+    assert [line.split()[0] for line in said.splitlines()[-3:]] == [
+        *("call", "while", "geometric")
+    ]
+    rows = json.loads(file.read_text())["rows"]
+    assert [row["name"] for row in rows] == ["call", "while"]
+
+
+def test_the_command_refuses_a_row_that_there_is_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        command.main(["--rows", "call,wihle"])
+    assert "there is no row wihle" in capsys.readouterr().err
