@@ -26,6 +26,9 @@ from hopflow.ops.opdef import OpDef, Sample
 from hopflow.symbolic.size import symbol
 from hopflow.tensor import asarray
 from hopflow.testing.kernels import ArrayOperand, KernelTrap, evaluate, sample_arrays
+from hopflow.testing.requires import load
+
+load("jax>=0.11")  # the functions of older ones are less exact
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

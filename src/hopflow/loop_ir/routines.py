@@ -19,7 +19,7 @@ For the native side, which calls Fortran's column-major routines:
   LAPACK's 32-bit integers, the status is -1.
 - The result of a call is its status: 0, or LAPACK's `info`. After another status than 0
   what was written is undefined.
-- BLAS runs on one thread.
+- Matrix products are our own code, on the calling thread; the rest is Fortran's.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -102,8 +102,6 @@ def _gemm(name: str, a_transposed: bool, b_transposed: bool) -> Routine:
         return 0
 
     a, b = ("a^T" if a_transposed else "a"), ("b^T" if b_transposed else "b")
-    trans_a, trans_b = ("T" if t else "N" for t in (a_transposed, b_transposed))
-    lda, ldb = ("m" if a_transposed else "k"), ("k" if b_transposed else "n")
     return Routine(
         name,
         (
@@ -112,12 +110,7 @@ def _gemm(name: str, a_transposed: bool, b_transposed: bool) -> Routine:
             Array("out", ("m", "n"), "out"),
         ),
         ("m", "n", "k"),
-        f"""out = {a} @ {b}; zeros if k is 0.
-
-        out^T = ({b})^T ({a})^T in column-major terms, so with the operands swapped:
-        gemm('{trans_b}', '{trans_a}', n, m, k, 1.0, b, {ldb}, a, {lda}, 0.0, out, n).
-        For n = 1 or m = 1 that may be a gemv.
-        """,
+        f"out = {a} @ {b}; zeros if k is 0.",
         reference,
     )
 

@@ -1,4 +1,4 @@
-"""Fortran's BLAS and LAPACK: where they are, how they are called, and `gemm`.
+"""Fortran's BLAS and LAPACK: where they are, and how they are called.
 
 The functions are those that SciPy brings, which it publishes for Cython: the addresses
 are in capsules of two extension modules.
@@ -26,9 +26,7 @@ from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.nest import Buffer, Var
 from hopflow.loop_ir.routines import Routine
 
-_BLAS: Final = frozenset(
-    f"{p}{name}" for p in "sd" for name in ("gemm", "gemv", "trsm")
-)
+_BLAS: Final = frozenset({"strsm", "dtrsm"})
 
 
 @cache

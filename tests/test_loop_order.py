@@ -1,0 +1,142 @@
+"""What moves across a loop over steps: a loop over rows, and products of slices."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hopflow as hf
+
+NDArray = np.ndarray[Any, np.dtype[Any]]
+
+
+def some(*shape: int) -> NDArray:
+    return np.random.default_rng(len(shape)).standard_normal(shape)
+
+
+def lines(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines()]
+
+
+# --- steps inside, rows outside -------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(100_003,), (65_536,), (300, 777), (40_000, 5)])
+def test_rows_of_a_large_array_go_through_all_steps_in_blocks(
+    shape: tuple[int, ...],
+) -> None:
+    x = some(*shape)
+    step = hf.jit(lambda x, ts: hf.scan(lambda c, t: (c * 0.5 + x, c - t), x, ts))
+    last, all_ = step(x, np.arange(4.0))
+    expected, rows = x, []
+    for t in range(4):
+        rows.append(expected - t)
+        expected = expected * 0.5 + x
+    np.testing.assert_array_equal(np.asarray(last), expected)
+    np.testing.assert_array_equal(np.asarray(all_), np.stack(rows))
+    heads = [line for line in lines(step.loop_ir) if line.startswith("for ")]
+    assert "_block in " in heads[0]
+    assert heads[1].startswith("for step")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda c, _: (hf.roll(c, 1) + 1.0, None),  # needs other rows
+        lambda c, _: (c + hf.sum(c), None),
+        lambda c, _: (hf.cumulative_sum(c), None),
+    ],
+)
+def test_rows_that_need_each_other_stay_inside_the_steps(body: Any) -> None:
+    x = some(100_000)
+    step = hf.jit(lambda x: hf.scan(body, x, length=3)[0])
+    with hf.debug():
+        expected = hf.scan(body, hf.asarray(x), length=3)[0]
+    np.testing.assert_allclose(np.asarray(step(x)), np.asarray(expected), rtol=1e-9)
+    assert "_block" not in step.loop_ir
+
+
+def test_small_arrays_are_left_alone() -> None:
+    step = hf.jit(lambda x: hf.scan(lambda c, _: (c * 0.5, None), x, length=3)[0])
+    step(some(1000))
+    assert "_block" not in step.loop_ir
+
+
+# --- products before the loop ---------------------------------------------------------
+
+
+def recurrent(xs: Any, w: Any, u: Any, *, reverse: bool = False) -> Any:
+    def step(h: Any, x: Any) -> Any:
+        h = hf.tanh(x @ w + h @ u)
+        return h, (h, x)
+
+    start = hf.zeros((*xs.shape[1:-1], u.shape[0]), dtype=hf.float64)
+    return hf.scan(step, start, xs, reverse=reverse)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("rows", [(), (1,), (4,)])
+def test_products_of_few_rows_of_each_slice_are_one_product(
+    rows: tuple[int, ...], reverse: bool
+) -> None:
+    xs, w, u = some(20, *rows, 64), some(64, 80), some(80, 80) * 0.1
+    run = hf.jit(lambda xs, w, u: recurrent(xs, w, u, reverse=reverse))
+    _, (hs, same) = run(xs, w, u)
+    h, expected = np.zeros((*rows, 80)), {}
+    for k in reversed(range(20)) if reverse else range(20):
+        expected[k] = h = np.tanh(xs[k] @ w + h @ u)
+    rows_ = np.stack([expected[k] for k in range(20)])
+    np.testing.assert_allclose(np.asarray(hs), rows_, rtol=1e-10)
+    np.testing.assert_array_equal(np.asarray(same), xs)
+    text = lines(run.loop_ir)
+    first = next(k for k, line in enumerate(text) if line.startswith("call gemm"))
+    loop = next(k for k, line in enumerate(text) if line.startswith("for step"))
+    assert first < loop
+    assert sum(line.startswith("call gemm") for line in text) == 2
+
+
+def test_products_of_many_rows_stay_in_their_step() -> None:
+    run = hf.jit(recurrent)
+    run(some(3, 32, 64), some(64, 80), some(80, 80) * 0.1)
+    text = lines(run.loop_ir)
+    loop = next(k for k, line in enumerate(text) if line.startswith("for step"))
+    calls = [k for k, line in enumerate(text) if line.startswith("call gemm")]
+    assert len(calls) == 2
+    assert min(calls) > loop
+
+
+def test_a_product_within_a_loop_in_a_map_moves_out_of_the_inner_loop() -> None:
+    def total(x: Any) -> Any:
+        return hf.scan(lambda c, v: (c + hf.sum(v @ w), None), 0.0, x)[0]
+
+    xs, w = some(5, 20, 64), hf.asarray(some(64, 80))
+    sums = hf.jit(lambda xs: hf.map(total, xs))(xs)
+    expected = (xs @ np.asarray(w)).sum((1, 2))
+    np.testing.assert_allclose(np.asarray(sums), expected, rtol=1e-10)
+
+
+# --- the products themselves ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    ("m", "n", "k"),
+    [
+        *((70, 49, 300), (300, 130, 520), (263, 47, 40), (8, 200, 257)),
+        *((1, 700, 30), (700, 1, 30), (1, 300, 1000), (5, 1, 5000)),
+    ],
+)
+def test_products_of_every_kind_of_tile(m: int, n: int, k: int, dtype: Any) -> None:
+    x, y = some(m, k).astype(dtype), some(k, n).astype(dtype)
+    got = np.asarray(hf.jit(hf.matmul)(x, y))
+    expected = x.astype(np.float64) @ y.astype(np.float64)
+    tolerance = 1e-5 if dtype == np.float32 else 1e-13
+    np.testing.assert_allclose(got, expected, rtol=1e-3, atol=tolerance * k)
+
+
+def test_an_element_has_the_same_bits_in_a_product_of_any_size() -> None:
+    x, y = some(90, 600), some(600, 100)
+    whole = np.asarray(hf.jit(hf.matmul)(x, y))
+    for rows, columns in ((90, 7), (3, 100), (2, 30), (9, 64)):
+        part = np.asarray(hf.jit(hf.matmul)(x[:rows], y[:, :columns].copy()))
+        np.testing.assert_array_equal(part, whole[:rows, :columns])
