@@ -27,6 +27,7 @@ from hopflow.symbolic.terms import (
 
 __all__ = ["BoundsFinder", "primitive"]
 
+MAX_FOUND: Final = 4096  # ranges that are kept
 # How many laws and facts are put together in search of a bound, by the number of facts.
 _DEPTHS: Final = ((8, 3), (24, 2))
 
@@ -73,6 +74,8 @@ class BoundsFinder:
         key = (inner, depth)
         found = self._found.get(key)
         if found is None:
+            if len(self._found) >= MAX_FOUND:  # so that not all symbols live for ever
+                self._found.clear()
             found = self._found[key] = self._primitive_range(inner, depth)
         return found.scaled(factor) + ValueRange.point(k)
 

@@ -32,6 +32,7 @@ from hopflow.symbolic.terms import (
 
 __all__ = ["Facts"]
 
+MAX_FACTORED: Final = 4096  # expressions whose factors are kept
 _INTEGERS: Final = frozenset(["<=", ">=", "==", "!="])
 
 
@@ -101,14 +102,18 @@ class Facts:
         answer = _answer(op, self._bounds.range(terms), k)
         if answer is None and k in self._excluded.get(terms, ()):
             answer = {"==": False, "!=": True}.get(op)
-        if answer is None and k == 0:
-            answer = self._decide_divided(op, terms)
+        if answer is None and (rest := self._divided(condition)) is not None:
+            answer = self._decide(rest) if isinstance(rest, SymBool) else rest
         if answer is None and has_atoms(terms) and any(len(m) > 1 for m, _ in terms):
             answer = self._decide_factored(op, plus_constant(terms, -k))
         return answer
 
-    def _decide_divided(self, op: str, terms: Terms) -> bool | None:
-        """`x*P op 0` is `P op 0` where x is positive."""
+    def _divided(self, condition: SymBool) -> bool | SymBool | None:
+        """`x*P op 0` is `P op 0` where x is positive, and `x*P >= 1` is `P >= 1`."""
+        op = condition.op
+        terms, k = condition.args
+        if k and (op, k) not in ((">=", 1), ("<=", -1)):
+            return None
         shared: Monomial = ()
         for factor in terms[0][0]:
             longer = (*shared, factor)
@@ -118,14 +123,15 @@ class Facts:
                 shared = longer
         if not shared:
             return None
-        rest = {without(m, shared) or (): factor for m, factor in terms}
-        known = relation(op, normal(rest))
-        return self._decide(known) if isinstance(known, SymBool) else known
+        rest = normal({without(m, shared) or (): factor for m, factor in terms})
+        return relation(op, plus_constant(rest, -k))
 
     def _decide_factored(self, op: str, terms: Terms) -> bool | None:
         """By the signs of the factors, which sympy finds."""
         parts = self._factors.get(terms)
         if parts is None:
+            if len(self._factors) >= MAX_FACTORED:
+                self._factors.clear()
             parts = self._factors[terms] = algebra.factors(terms)
         product = ValueRange.point(1)
         for part, power in parts:
@@ -153,6 +159,9 @@ class Facts:
         self._bounds = BoundsFinder(self._known, self._excluded)
 
     def _learn(self, condition: SymBool) -> None:
+        rest = self._divided(condition)
+        if isinstance(rest, SymBool):
+            self._learn(rest)
         terms, k = condition.args
         if condition.op == "!=":
             self._excluded.setdefault(terms, set()).add(k)
