@@ -233,6 +233,25 @@ def _gather(p: Pool, a: int, b: int, *_: int) -> Any:
     return x[_at(x, i)] if x.ndim and i.ndim else x
 
 
+def _update(p: Pool, a: int, b: int, c: int, _: int) -> Any:
+    x = p.array(a)
+    if x.ndim == 0:
+        return x
+    part = fitted(p.pick(c), x[: 1 + c % x.shape[0]])
+    return hf.dynamic_update_slice(x, part, [p.integer(b)] + [0] * (x.ndim - 1))
+
+
+def _sum_by(p: Pool, a: int, b: int, *_: int) -> Any:
+    x = number(p.array(a))
+    i = p.like(b, lambda v: v.dtype.kind == "i" and v.shape == x.shape[:1])
+    return bounded(hf.segment_sum(x, _at(x, i), x.shape[0])) if i.ndim else x
+
+
+def _unary(p: Pool, a: int, b: int, *_: int) -> Any:
+    x = number(p.pick(a))
+    return bounded((hf.negative, hf.abs, hf.sign, hf.square, hf.trunc)[b % 5](x))
+
+
 def _sort(p: Pool, a: int, b: int, *_: int) -> Any:
     x = p.array(a)
     return (hf.sort if b % 2 else hf.argsort)(x) if x.ndim else x
@@ -248,7 +267,7 @@ def _write(p: Pool, a: int, b: int, c: int, d: int) -> Any:
         p.add(y)
     if y.ndim == 0 or 0 in y.shape:
         return y
-    match c % 5:
+    match c % 7:
         case 0:
             i = _at(y, p.integer(b))
             y[i] = fitted(p.pick(b), y[0])
@@ -262,6 +281,11 @@ def _write(p: Pool, a: int, b: int, c: int, d: int) -> Any:
             return part
         case 3:
             y[1:] = fitted(p.pick(b), y[1:])
+        case 4:
+            y[1:] = y[:-1]
+        case 5:
+            i = p.like(b, lambda v: v.dtype.kind == "i" and v.ndim == 1)
+            y[_at(y, i)] = y[0]
         case _:
             part = view(view(y[None], 3), b)
             part[...] = fitted(p.pick(b), part)
@@ -276,6 +300,12 @@ OPERATIONS: Final[dict[str, Callable[..., Any]]] = {
     "less": _binary(lambda x, y: x < y),
     "equal": _binary(lambda x, y: x == y),
     "sum": _axis(lambda x, axis: hf.sum(x, axis=axis)),
+    "any": _axis(lambda x, axis: hf.any(x > 0, axis=axis)),
+    "stack": _axis(lambda x, axis: hf.stack([x, -x], axis=axis)),
+    "repeat": _axis(lambda x, axis: hf.repeat(x, 2, axis=axis)),
+    "unary": _unary,
+    "update": _update,
+    "sum_by": _sum_by,
     "max": _axis(lambda x, axis: hf.max(x, axis=axis)),
     "argmin": _axis(lambda x, axis: hf.argmin(x, axis=axis)),
     "cumsum": _axis(lambda x, axis: hf.cumulative_sum(x, axis=axis)),
@@ -303,10 +333,12 @@ def _trips(p: Pool, a: int, b: int) -> Any:
     return hf.remainder(p.integer(b), 4) if a % 2 else b % 4
 
 
-def _body(p: Pool, body: Sequence[Step], carry: Sequence[Any]) -> tuple[Any, ...]:
+def _body(
+    p: Pool, body: Sequence[Step], carry: Sequence[Any], n: int = 0
+) -> tuple[Any, ...]:
     """The carry's next value, after the steps of a body."""
     run(p, body)
-    return tuple(fitted(p.pick(k), c) for k, c in enumerate(carry))
+    return tuple(fitted(p.pick(n * (k + 1) + k), c) for k, c in enumerate(carry))
 
 
 def _cond(p: Pool, ns: Sequence[int], *bodies: Sequence[Step]) -> Any:
@@ -327,7 +359,7 @@ def _carry(p: Pool, ns: Sequence[int]) -> tuple[Any, ...]:
 
 def _fori(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
     def step(i: Any, *carry: Any) -> Any:
-        return _body(p.child(hf.asarray(i), *carry), body, carry)
+        return _body(p.child(hf.asarray(i), *carry), body, carry, ns[1] % 3)
 
     return hf.fori_loop(0, _trips(p, ns[2], ns[3]), step, _carry(p, ns))
 
@@ -338,7 +370,7 @@ def _while(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
         return more & (hf.sum(number(carry[0])) < 300) if ns[1] % 2 else more
 
     def step(n: Any, *carry: Any) -> Any:
-        return (n - 1, *_body(p.child(n, *carry), body, carry))
+        return (n - 1, *_body(p.child(n, *carry), body, carry, ns[0] % 3))
 
     first = hf.asarray(_trips(p, ns[2], ns[3]))
     return hf.while_loop(test, step, (first, *_carry(p, ns)))
@@ -347,7 +379,7 @@ def _while(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
 def _scan(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
     def step(carry: Any, x: Any) -> Any:
         child = p.child(*carry, x)
-        return _body(child, body, carry), (x, child.pick(ns[3]))
+        return _body(child, body, carry, ns[0] % 3), (x, child.pick(ns[3]))
 
     xs = p.array(ns[1])
     if xs.ndim == 0:
@@ -401,7 +433,7 @@ def program(body: Sequence[Step]) -> Callable[..., Any]:
     def f(*args: Any) -> Any:
         p = Pool(args)
         run(p, body)
-        return tuple(p.pick(k) for k in range(6))
+        return (*(p.pick(k) for k in range(6)), *p.owned[:4])
 
     return f
 

@@ -1,4 +1,4 @@
-"""One captured program, its outer loop bound in every way, under the Loop IR interpreter."""
+"""One captured program with its outer loop bound in every way, interpreted."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What stops a program, and what it leaves behind: traps, interrupts, threads."""
+"""What stops a program and what it leaves: traps, donation, interrupts, threads."""
 
 import inspect
 import os
@@ -13,8 +13,10 @@ import pytest
 
 import hopflow as hf
 from hopflow.errors import (
+    ArgumentValueError,
     CheckError,
     DivisionError,
+    HopflowError,
     IndexingError,
     InvalidTensorError,
     LoopLimitError,
@@ -278,6 +280,59 @@ def test_a_write_that_is_interrupted_makes_all_targets_invalid(
     for half in (x, y):
         with pytest.raises(InvalidTensorError, match="half-written"):
             _ = half + 1
+
+
+# --- donation -------------------------------------------------------------------------
+
+
+def test_donated_tensors_and_their_views_cannot_be_used() -> None:
+    f = hf.jit(lambda x, tree: (x + 1, tree["a"] * 2), donate=(1,))
+    x = hf.ones(2)
+    tree: dict[str, Any] = {"a": hf.ones(3), "b": [hf.ones(1)], "n": 3}
+    view = tree["a"][1:]
+    f(x, tree)
+    np.testing.assert_array_equal(x + 1, [2, 2])
+    uses: list[Callable[[Any], Any]] = [
+        lambda t: t + 1,
+        lambda t: t[0],
+        lambda t: t.tolist(),
+        lambda t: np.asarray(t),
+        lambda t: t.copy(),
+        lambda t: t.__setitem__(0, 1.0),
+        lambda t: hf.jit(lambda y: y)(t),
+        lambda t: hf.cond(True, lambda y: y, lambda y: y, (t,)),
+        lambda t: hf.jit(lambda: t * 1)(),
+    ]
+    for gone in (tree["a"], tree["b"][0], view):
+        for use in uses:
+            with pytest.raises(InvalidTensorError, match="donated"):
+                use(gone)
+    with pytest.raises(InvalidTensorError):
+        f(x, tree)
+    assert tree["a"].shape == (3,)
+
+
+def test_a_donated_argument_must_be_there() -> None:
+    f, x = hf.jit(lambda *a: a[0] + 1, donate=(0, 2)), hf.ones(2)
+    with pytest.raises(ArgumentValueError, match=r"names argument 2 .* 1 were given"):
+        f(x)
+    np.testing.assert_array_equal(x + 1, [2, 2])
+
+
+@pytest.mark.parametrize("donate", [(-1,), (0, 0), "0", 0, (0.5,), ("x",), None, {0}])
+def test_donate_is_a_tuple_of_positions(donate: Any) -> None:
+    with pytest.raises(HopflowError, match=r"jit: `donate` must"):
+        hf.jit(lambda x: x, donate=donate)
+
+
+def test_an_error_while_tracing_donates_nothing() -> None:
+    def f(x: Any) -> Any:
+        raise ValueError("mine")
+
+    x = hf.ones(2)
+    with pytest.raises(ValueError, match="mine"):
+        hf.jit(f, donate=(0,))(x)
+    np.testing.assert_array_equal(x + 1, [2, 2])
 
 
 # --- interrupts -----------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Settings, read when they are used; assign to change them: `hf.config.verify = True`."""
+"""Settings, read when they are used; assign to change: `hf.config.verify = True`."""
 
 import os
 from dataclasses import dataclass, field

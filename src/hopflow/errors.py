@@ -52,7 +52,7 @@ class ReadOnlyError(HopflowError, ValueError):
 
 
 class InvalidTensorError(HopflowError, RuntimeError):
-    """Use of a tensor that was donated, or that an interrupted call left half-written."""
+    """Use of a tensor that was donated, or left half-written by an interrupt."""
 
 
 class ConversionError(HopflowError, TypeError):
@@ -159,8 +159,8 @@ class DataDependentError(HopflowError, RuntimeError):
         self.expression = expression
         at = f" ({where})" if where else ""
         super().__init__(
-            f"cannot decide `{expression}`{at} while tracing: it depends on a size that "
-            "is only known at run time. Use `hf.cond` to choose at run time, or "
+            f"cannot decide `{expression}`{at} while tracing: it depends on a size "
+            "that is only known at run time. Use `hf.cond` to choose at run time, or "
             "`hf.check` to promise the answer."
         )
 

@@ -5,7 +5,15 @@ from typing import Any, TypeAlias
 
 import optree
 
-__all__ = ["Spec", "flatten", "is_leaf", "leaf_paths", "structure", "tree_map", "unflatten"]
+__all__ = [
+    "Spec",
+    "flatten",
+    "is_leaf",
+    "leaf_paths",
+    "structure",
+    "tree_map",
+    "unflatten",
+]
 
 Spec: TypeAlias = optree.PyTreeSpec
 

@@ -41,6 +41,24 @@ class TensorType:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
 
 
+_shared: dict[tuple[str, Shape, bool], TensorType] = {}
+_MOST_SHARED = 1 << 12
+
+
+def shared(type_: TensorType) -> TensorType:
+    """One object for equal types of known sizes: what tells types by identity, to find
+    what it knows of them, finds it."""
+    if not all(type(n) is int for n in type_.shape):
+        return type_
+    key = (type_.dtype.short, type_.shape, type_.weak)
+    known = _shared.get(key)
+    if known is None:
+        if len(_shared) >= _MOST_SHARED:
+            _shared.clear()
+        known = _shared[key] = type_
+    return known
+
+
 SYMBOL_TYPE = TensorType(int64)
 """The type of a shape symbol passed as a value."""
 

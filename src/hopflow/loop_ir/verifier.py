@@ -333,8 +333,8 @@ class _Verifier:
             f"`{s.a.name}` and `{s.b.name}` are of different types",
         )
         for loop in self.loops:
-            # One after the other, iterations may find the two either way round, for each
-            # writes them before it reads them; at once they would share the names.
+            # One after the other, iterations may find the two either way round, for
+            # each writes them before it reads them; at once they would share names.
             self.require(
                 not loop.independent or loop.binding.kind in ("serial", *_AXES),
                 f"a swap stands in the independent loop over `{loop.var.name}`",

@@ -378,7 +378,7 @@ copysign: Final = elementwise(
 nextafter: Final = elementwise(
     "nextafter",
     "The next float from `x1` towards `x2`.",
-    # Of equal operands C gives the second, which tells 0 from -0; NumPy's halves do not.
+    # Of equal operands C gives the second (0 or -0); NumPy's halves do not.
     lambda x, y: np.where(x == y, y, np.nextafter(x, y)),
     scalar.next_after,
     promote=floating,

@@ -54,6 +54,7 @@ class ShapeEnv:
         self.symbols: dict[Symbol, str] = {}  # in order of creation; where it is from
         self._line = line
         self._on_guard = on_guard
+        self._counts = {"s": 0, "u": 0}
         self._ages: dict[Symbol, int] = {}
         self._facts = Facts(self._seniority)
         self._learned: list[SymBool] = []
@@ -113,10 +114,9 @@ class ShapeEnv:
         real: bool = False,
     ) -> Symbol:
         if name is None:
-            backed = letter == "s"
-            number = sum((s.hint is not None) == backed for s in self._ages)
-            name = f"{letter}{number}"
+            name = f"{letter}{self._counts[letter]}"
         symbol = Symbol(name, hint, range_, self, real)
+        self._counts[letter] += 1
         self._ages[symbol] = len(self._ages)
         self.symbols[symbol] = source
         return symbol

@@ -16,7 +16,7 @@ from hopflow.bind import Interpreter, Operand, Value, current, using
 from hopflow.errors import CapturedTensorError, HopflowError
 from hopflow.graph.core import Arg, Constant, Graph, SourceLine, Var
 from hopflow.graph.regions import result_types
-from hopflow.graph.types import SYMBOL_TYPE, TensorType
+from hopflow.graph.types import SYMBOL_TYPE, TensorType, shared
 from hopflow.ops.opdef import OpDef
 from hopflow.symbolic.size import Symbol, SymInt, free_symbols
 from hopflow.tensor import EagerTensor, Tensor
@@ -121,7 +121,7 @@ class Tracer(Functional):
     def operand(self, type_: TensorType, name: str) -> TracedTensor:
         """A new input of the function, after the symbols of its shape."""
         self.bind_symbols(type_.shape)
-        tensor = TracedTensor(self, self.graph.add_input(type_, name))
+        tensor = TracedTensor(self, self.graph.add_input(shared(type_), name))
         self.operands.append(tensor)
         return tensor
 

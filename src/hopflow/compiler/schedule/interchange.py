@@ -51,10 +51,8 @@ def _exchanged(steps: For) -> For | None:
         return None
     count: int = rows.extent.attr
     size = _bytes_of_a_row(rows)
-    block = _block(count, size)
-    if size * count < LARGE or block == count or not _is_free(rows):
-        return None
-    if rows.binding.kind == "vector" and block % rows.binding.width:
+    block = _block(count, size, rows.binding.width)
+    if size * count < LARGE or not block or not _is_free(rows):
         return None
     number = Var(f"{rows.var.name}_block", dtypes.int64)
     inner = Var(f"{rows.var.name}_row", dtypes.int64)
@@ -73,12 +71,14 @@ def _exchanged(steps: For) -> For | None:
     return For(number, e.index(-(-count // block)), [steps], True, SERIAL)
 
 
-def _block(count: int, size: int) -> int:
-    """How many rows of `size` bytes go together: a power of two, or all."""
-    if not size or size > CACHE:
-        return count
-    fitting = 1 << ((CACHE // size).bit_length() - 1)
-    return min(fitting, count)
+def _block(count: int, size: int, width: int) -> int:
+    """How many rows of `size` bytes go together, in whole vectors of `width`; or 0."""
+    most = CACHE // size // width * width if size else 0
+    if most >= count:
+        return 0
+    # Best is a block that leaves no rest.
+    even = (n for n in range(most, most // 2, -width) if count % n == 0)
+    return next(even, most)
 
 
 def _bytes_of_a_row(rows: For) -> int:

@@ -193,8 +193,8 @@ class Scheduler(NodeScheduler):
         *,
         made: bool,
     ) -> Slot:
-        """A place for one result, written at the end of each branch: `wanted`, which was
-        `made` for it or is someone's who asked for it."""
+        """A place for one result, written at the end of each branch: `wanted`, which
+        was `made` for it or is someone's who asked for it."""
         if is_small(type_):
             zero = e.const(0, type_.dtype)
             at = indices([n for n in type_.shape if isinstance(n, int)])
