@@ -19,15 +19,8 @@ OURS: Final = (CompileError, GraphError, LoopIRError)
 # Why a function is not called with whatever there is.
 EXCLUDED: Final = {
     "Tensor": "made by functions",
-    "can_cast": "asks NumPy about what has a `dtype`",
     "debug": "takes nothing",
-    "finfo": "asks NumPy about what has a `dtype`",
-    "iinfo": "asks NumPy about what has a `dtype`",
-    "interrupt": "does not check `thread_id`",
-    "isdtype": "asks NumPy about what has a `dtype`",
-    "spec": "does not check that a text is one",
     "stats": "takes nothing",
-    "trace": "does not check its options",
     "__array_namespace_info__": "takes nothing",
 }
 DTYPES: Final = ("bool", "int8", "int64", "uint32", "float16", "bfloat16", "float64")

@@ -259,8 +259,10 @@ def _sort(p: Pool, a: int, b: int, *_: int) -> Any:
 
 def _write(p: Pool, a: int, b: int, c: int, d: int) -> Any:
     """Write to a copy, or to what is ours already; by way of a view, or not."""
-    if p.owned and d % 2:
-        y = p.owned[-1 - d // 2 % len(p.owned)]
+    if p.owned and d % 3:
+        y = p.owned[-1 - d // 3 % len(p.owned)]
+        if a % 2 and y.ndim:  # what is read before the write may be computed after it
+            p.add(bounded(number(y[::-1]) + 1))
     else:
         y = p.pick(a).copy()
         p.owned.append(y)

@@ -452,23 +452,6 @@ def slots(name: str) -> list[int | str]:
     return [*range(first, len(good.args)), *good.options]
 
 
-GAPS: Final = {
-    "can_cast": "`dtypes.as_dtype` takes whatever has a `dtype`",
-    "isdtype": "`dtypes.as_dtype` takes whatever has a `dtype`",
-    "interrupt": "`thread_id` is not checked",
-    "spec": "a text is not checked to be one",
-    "trace": "the arity of `f`, and the options, are not checked",
-}
-"""Functions that do not yet say what is wrong, and why."""
-
-
-def expecting_gaps() -> list[Any]:
-    return [
-        pytest.param(n, marks=pytest.mark.xfail(reason=GAPS[n])) if n in GAPS else n
-        for n in CALLS
-    ]
-
-
 def complaint(f: Callable[..., Any], args: Any, options: Any) -> str | None:
     """What is wrong with the error of a call; None if nothing is."""
     try:
@@ -504,12 +487,12 @@ def complaints(f: Callable[..., Any], name: str) -> str:
     return "\n".join(found)
 
 
-@pytest.mark.parametrize("name", expecting_gaps())
+@pytest.mark.parametrize("name", list(CALLS))
 def test_a_wrong_argument_is_an_error_of_ours(name: str) -> None:
     assert not complaints(resolve(name), name)
 
 
-@pytest.mark.parametrize("name", expecting_gaps())
+@pytest.mark.parametrize("name", list(CALLS))
 def test_a_wrong_argument_of_a_traced_call_is_an_error_of_ours(name: str) -> None:
     f = resolve(name)
 

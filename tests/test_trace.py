@@ -400,3 +400,9 @@ def test_an_augmented_assignment_to_an_item_writes_once() -> None:
     names = [n.op.name for n in traced.graph.nodes]
     assert (names.count("scatter"), names.count("update_slice")) == (1, 1)
     assert traced(hf.asarray([1.0, 2.0, 3.0]), hf.asarray(1)).tolist() == [1, 1, 1]
+
+
+def test_a_tensor_from_outside_that_is_only_returned_is_an_attribute() -> None:
+    outside = hf.asarray([1.0, 2.0])
+    traced = hf.trace(lambda x: (x, outside), hf.asarray(3.0), captures=True)
+    assert traced(hf.asarray(4.0))[1].tolist() == [1.0, 2.0]

@@ -119,10 +119,12 @@ def as_dtype(value: DTypeLike) -> DType:
             return _BY_NUMPY[value]
         if isinstance(value, str):
             return _BY_NAME[value]
+        if not isinstance(value, type):
+            raise KeyError
         if value in _BY_PYTHON:
             return _BY_PYTHON[value]
         return _BY_NUMPY[np.dtype(value)]
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, ValueError):
         shown = getattr(value, "__name__", None) or str(value)
         hint = (
             "Complex types are not supported: keep real and imaginary parts apart."

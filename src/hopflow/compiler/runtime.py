@@ -25,6 +25,7 @@ from hopflow.compiler.llvm.jit import (
 )
 from hopflow.compiler.llvm.stubs import PYTHON, TEXT
 from hopflow.compiler.plan import plan
+from hopflow.errors import ArgumentTypeError
 from hopflow.loop_ir.nest import Program
 
 Trapped: TypeAlias = tuple[int, int, int]
@@ -178,7 +179,15 @@ def interrupt(thread_id: int | None = None) -> None:
 
     Args:
         thread_id: `Thread.ident` of the thread to stop; None stops all.
+
+    Raises:
+        ArgumentTypeError: `thread_id` is neither an int nor None.
     """
+    if thread_id is not None and type(thread_id) is not int:
+        raise ArgumentTypeError(
+            "interrupt: `thread_id` must be an int (`Thread.ident`) or None, and is "
+            f"`{type(thread_id).__name__}`."
+        )
     with _requests_lock:
         _epoch.value += 1
         _requests[thread_id] = _epoch.value

@@ -1,5 +1,6 @@
 """`hf.trace`: a Python function as a `GraphModule`, by running it on traced tensors."""
 
+import inspect
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from hopflow.graph.rewriting import read_vars
 from hopflow.graph.types import TensorType
 from hopflow.ops.convert import as_value
 from hopflow.ops.opdef import as_operand
+from hopflow.ops.rules import as_flag
 from hopflow.pytree import Spec
 from hopflow.symbolic.size import Size, SymInt, symbol
 from hopflow.tensor import EagerTensor, asarray
@@ -67,16 +69,33 @@ def trace(
         raise ArgumentTypeError(
             f"trace: `f` must be a function, and is `{type(f).__name__}`."
         )
-    if mode not in _MODES:
+    as_flag("trace", "captures", captures)
+    if not isinstance(mode, str) or mode not in _MODES:
         raise ArgumentValueError(
             f"trace: `mode` must be 'real' or 'fake', and is {mode!r}. For symbolic "
             "sizes give types that have them, in mode 'fake'."
         )
-    if strict:
+    if as_flag("trace", "strict", strict):
         raise ArgumentValueError(
             "trace: `strict` must be False: tracing runs the function as Python."
         )
+    _check_arity(f, args)
     return _Capture(f, args, mode, allow_captures=captures).module()
+
+
+def _check_arity(f: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Raises: ArgumentTypeError: `f` does not take so many arguments."""
+    try:
+        signature = inspect.signature(f)
+    except (TypeError, ValueError):  # a builtin need not have one
+        return
+    try:
+        signature.bind(*args)
+    except TypeError as error:
+        raise ArgumentTypeError(
+            f"trace: `f` ({name_of(f)}) does not take the {len(args)} arguments that "
+            f"were given: {error}. Give one for each of its parameters."
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +164,9 @@ class _Capture:
         same = {i: places[id(o)] for i, o in enumerate(outputs) if id(o) in places}
         results = len(outputs)
         outputs += [tensors[i] for i in written if isinstance(i, int)]
+        for output in outputs:  # one that is only returned is captured by that
+            if isinstance(output, Value):
+                self.tracer.localize(output)
         names = self.attribute_names()
         for key, capture in self.tracer.captures.items():
             if capture.written and not self.tracer.is_adopted(capture.origin):
@@ -278,9 +300,16 @@ def spec(*texts: str) -> Any:
         A type; a tuple of them for several texts.
 
     Raises:
+        ArgumentTypeError: a text is no string.
         ArgumentValueError: a text is no type.
         DTypeError: there is no such dtype.
     """
+    for text in texts:
+        if not isinstance(text, str):
+            raise ArgumentTypeError(
+                'spec: `texts` must be strings such as "f32[n, 4]", and one is '
+                f"`{type(text).__name__}`."
+            )
     names: dict[str, SymInt] = {}
     types = tuple(_parse(text, names) for text in texts)
     return types[0] if len(types) == 1 else types
