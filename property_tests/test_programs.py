@@ -46,7 +46,8 @@ numbers = st.tuples(*[st.integers(0, 11)] * 4)
 
 
 def steps(depth: int) -> st.SearchStrategy[Any]:
-    plain = st.tuples(st.sampled_from(sorted(OPERATIONS)), numbers)
+    names = [*sorted(OPERATIONS), *["write"] * 6]
+    plain = st.tuples(st.sampled_from(names), numbers)
     if depth == 0:
         return st.lists(plain, max_size=4)
     inner = steps(depth - 1)
@@ -259,16 +260,20 @@ def _sort(p: Pool, a: int, b: int, *_: int) -> Any:
 
 def _write(p: Pool, a: int, b: int, c: int, d: int) -> Any:
     """Write to a copy, or to what is ours already; by way of a view, or not."""
-    if p.owned and d % 3:
-        y = p.owned[-1 - d // 3 % len(p.owned)]
-        if a % 2 and y.ndim:  # what is read before the write may be computed after it
-            p.add(bounded(number(y[::-1]) + 1))
-    else:
-        y = p.pick(a).copy()
-        p.owned.append(y)
-        p.add(y)
+    if not p.owned or d % 4 == 0:
+        p.owned.append(p.pick(a).copy())
+        p.add(p.owned[-1])
+    y = p.owned[-1 - d // 4 % len(p.owned)]
     if y.ndim == 0 or 0 in y.shape:
         return y
+    # What is read before a write may well be computed after it.
+    before = number(y[::-1] if a % 2 else y) + 1
+    written = _written(p, y, b, c)
+    return bounded(before - number(y)) if a % 3 else written
+
+
+def _written(p: Pool, y: Any, b: int, c: int) -> Any:
+    """What was written to: `y`, or a view of it."""
     match c % 7:
         case 0:
             i = _at(y, p.integer(b))

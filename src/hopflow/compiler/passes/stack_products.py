@@ -51,7 +51,7 @@ def _move_out(graph: Graph, at: int, node: Node, region: Region) -> int:
     }
     before = len(graph.nodes)
     for inner in list(region.graph.nodes):
-        if inner.op is not matmul_op:
+        if not has_few_rows(inner):
             continue
         x, y = (_source(inner.args[0]), inner.args[1])
         if x not in roles or y not in roles:
@@ -62,7 +62,7 @@ def _move_out(graph: Graph, at: int, node: Node, region: Region) -> int:
         xs, ys = node.args[stack.at], node.args[matrix.at]
         if (stack.role, matrix.role) != ("slice", "invariant"):
             continue
-        if not (_has_few_rows(inner) and _fits(inner, xs.type.shape[0])):
+        if not _fits(inner, xs.type.shape[0]):
             continue
         place = at + len(graph.nodes) - before
         product = _product(graph, place, inner, xs, ys)
@@ -77,9 +77,12 @@ def _source(arg: Arg) -> Arg:
     return arg
 
 
-def _has_few_rows(product: Node) -> bool:
+def has_few_rows(product: Node) -> bool:
+    """Whether the product, of a row or some, costs what reading its matrix costs."""
+    if product.op is not matmul_op or product.args[0].type.ndim != 2:
+        return False
     rows = product.args[0].type.shape[0]
-    return product.args[0].type.ndim == 2 and isinstance(rows, int) and rows <= FEW
+    return isinstance(rows, int) and rows <= FEW
 
 
 def _fits(product: Node, length: Size) -> bool:

@@ -5,6 +5,7 @@ from typing import Any
 
 from hopflow import dtypes
 from hopflow.compiler.llvm.target import Target, host
+from hopflow.compiler.passes.stack_products import has_few_rows
 from hopflow.compiler.schedule import carries
 from hopflow.compiler.schedule.builder import Builder
 from hopflow.compiler.schedule.fuse import fuse_loops
@@ -20,6 +21,7 @@ from hopflow.compiler.schedule.places import (
     Stored,
     indices,
     is_small,
+    static_size,
 )
 from hopflow.errors import CompileError
 from hopflow.graph.core import Constant, Graph, Node, Var
@@ -43,6 +45,9 @@ from hopflow.loop_ir.nest import (
 )
 from hopflow.loop_ir.nest import Var as LoopVar
 from hopflow.loop_ir.walk import buffers, statements
+
+LARGEST_COPY = 1 << 22
+"""Bytes of what is copied to be aligned: larger ones do not come from the caches."""
 
 
 def schedule(graph: Graph, target: Target | None = None) -> Program:
@@ -239,7 +244,26 @@ class Scheduler(NodeScheduler):
                 moved.append(node)
         for slot in env.values():
             self.store_dear(slot)
+        for node in live.nodes:
+            if node not in moved and has_few_rows(node):
+                matrix = env.get(live.canonical(node.args[1]))
+                if matrix is not None:
+                    self.align(matrix)
         return env, moved
+
+    def align(self, slot: Slot) -> None:
+        """Copy an input, which may lie anywhere, to where vectors are loaded in one
+        piece: worth it for what each step reads as fast as the caches give it."""
+        place, size = slot.place, static_size(slot.type)
+        if (
+            isinstance(place, Stored)
+            and place.buffer.space == "input"
+            and size is not None
+            and size * slot.type.dtype.itemsize <= LARGEST_COPY
+        ):
+            copy = Stored(slot.type, self.b.temporary(slot.type, "aligned"))
+            Kernels(self.b, 0).fill(slot, copy)
+            self.b.move(slot, copy)
 
     def loop_env(
         self, live: Liveness, hoisted: Env, variant: Mapping[Var, Place]
