@@ -95,6 +95,16 @@ def test_products_of_few_rows_of_each_slice_are_one_product(
     assert sum(line.startswith("call gemm") for line in text) == 2
 
 
+def test_a_matrix_that_each_step_reads_for_a_row_is_copied_once() -> None:
+    run = hf.jit(recurrent)
+    run(some(20, 64), some(64, 80), some(80, 80) * 0.1)
+    text = lines(run.loop_ir)
+    copies = [k for k, line in enumerate(text) if line.startswith("copy aligned")]
+    loop = next(k for k, line in enumerate(text) if line.startswith("for step"))
+    assert len(copies) == 1
+    assert copies[0] < loop
+
+
 def test_products_of_many_rows_stay_in_their_step() -> None:
     run = hf.jit(recurrent)
     run(some(3, 32, 64), some(64, 80), some(80, 80) * 0.1)

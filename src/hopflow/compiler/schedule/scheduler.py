@@ -246,9 +246,9 @@ class Scheduler(NodeScheduler):
             self.store_dear(slot)
         for node in live.nodes:
             if node not in moved and has_few_rows(node):
-                matrix = env.get(live.canonical(node.args[1]))
-                if matrix is not None:
-                    self.align(matrix)
+                matrix = node.args[1]
+                if isinstance(matrix, Var) and live.canonical(matrix) in env:
+                    self.align(env[live.canonical(matrix)])
         return env, moved
 
     def align(self, slot: Slot) -> None:
