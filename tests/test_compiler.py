@@ -194,6 +194,25 @@ def test_a_program_may_have_no_arguments_and_no_operations() -> None:
     assert hf.jit(lambda: ())() == ()
 
 
+@pytest.mark.parametrize("size", [17, 20, 23, 31, 33, 47])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int16])
+def test_no_store_under_a_mask_goes_past_the_end(size: int, dtype: Any) -> None:
+    # The body is so large that all of the loop is under one mask.
+    def f(x: Any, y: Any) -> Any:
+        z = hf.remainder(x * 2 + 1, y)
+        narrow = hf.astype(z, hf.int8), hf.astype(z, hf.int16), hf.astype(z, hf.float16)
+        return z == z, z, *narrow
+
+    args = np.arange(size).astype(dtype), np.full((), 3, dtype)
+    jitted = hf.jit(f)
+    want = jitted(*args)
+    guarded = [np.full(size + 64, 7, np.asarray(w).dtype) for w in want]
+    assert jitted._latest.kernel.call(*args, *(g[:size] for g in guarded)) is None
+    for found, wanted in zip(guarded, want, strict=True):
+        np.testing.assert_array_equal(found[:size], np.asarray(wanted))
+        assert (found[size:] == np.full(1, 7, found.dtype)).all()
+
+
 # --- how a program stops --------------------------------------------------------------
 
 
