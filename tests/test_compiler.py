@@ -338,6 +338,50 @@ def test_other_constants_and_dtypes_are_other_kernels() -> None:
     agree(results[2], X + 2)
 
 
+def in_threads(count: int, work: Callable[[int], object]) -> None:
+    """`work(k)` for each k below `count`, all at once."""
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def test_the_cache_lets_go_of_the_kernel_not_asked_for_the_longest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pipeline.clear_cache()
+    monkeypatch.setattr(config, "kernel_cache_size", 2)
+
+    def counted(k: float) -> tuple[Any, tuple[int, int, int]]:
+        before = stats()
+        f = hf.jit(lambda x: x + k)
+        agree(f(X), X + np.float32(k))
+        after = stats()
+        compiles = after.compiles - before.compiles
+        hits = after.cache_hits - before.cache_hits
+        return f, (compiles, hits, after.evictions - before.evictions)
+
+    first, made = counted(1.0)
+    assert made == (1, 0, 0)
+    assert counted(2.0)[1] == (1, 0, 0)
+    assert counted(1.0)[1] == (0, 1, 0)
+    assert counted(3.0)[1] == (1, 0, 1)  # 2.0 goes: 1.0 was asked for since
+    assert counted(1.0)[1] == (0, 1, 0)
+    assert counted(2.0)[1] == (1, 0, 1)
+    assert counted(4.0)[1] == (1, 0, 1)
+    agree(first(X), X + 1)  # its kernel has left the cache, and lives
+
+
+def test_threads_that_ask_for_one_structure_compile_it_once() -> None:
+    pipeline.clear_cache()
+    before = stats()
+    in_threads(4, lambda _: hf.jit(lambda x: hf.cos(x) - 5)(X))
+    after = stats()
+    assert after.compiles - before.compiles == 1
+    assert after.cache_hits - before.cache_hits == 3
+
+
 def test_a_kernel_runs_in_several_threads_at_once() -> None:
     f = hf.jit(lambda x: hf.sum(hf.sin(x) * hf.cos(x)))
     args = [np.full(5000, k / 8) for k in range(8)]
@@ -348,11 +392,7 @@ def test_a_kernel_runs_in_several_threads_at_once() -> None:
         for _ in range(20):
             got[k] = f(args[k])
 
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(8, work)
     for k, value in enumerate(want):
         agree(got[k], value)
 

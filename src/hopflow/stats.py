@@ -10,11 +10,13 @@ class Stats:
     traces       functions and bodies traced
     compiles     native programs made
     cache_hits   programs that were found ready, for a new trace of an equal graph
+    evictions    programs that the cache let go (`config.kernel_cache_size`)
     """
 
     traces: int = 0
     compiles: int = 0
     cache_hits: int = 0
+    evictions: int = 0
 
 
 counts = Stats()

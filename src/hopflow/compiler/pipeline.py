@@ -1,5 +1,6 @@
 """From a graph to something that runs: the one place that knows all stages in order."""
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from threading import RLock
 from typing import Any
@@ -26,7 +27,7 @@ from hopflow.symbolic.size import Size, Symbol, substitute
 from hopflow.tensor import EagerTensor
 
 _lock = RLock()
-_kernels: dict[str, tuple[Graph, Kernel]] = {}
+_kernels: OrderedDict[str, Kernel] = OrderedDict()  # the one used last stands last
 
 
 def lower(graph: Graph) -> tuple[Graph, Program]:
@@ -137,11 +138,14 @@ def _kernel(graph: Graph) -> Kernel:
         known = _kernels.get(key)
         if known is not None:
             counts.cache_hits += 1
-            return known[1]
+            _kernels.move_to_end(key)
+            return known
         counts.compiles += 1
         _, program = lower(graph)
-        kernel = compile_program(program)
-        _kernels[key] = (graph, kernel)
+        kernel = _kernels[key] = compile_program(program)
+        while len(_kernels) > max(config.kernel_cache_size, 0):
+            _kernels.popitem(last=False)
+            counts.evictions += 1
         return kernel
 
 
