@@ -21,10 +21,11 @@ from hopflow.graph.rewriting import read_vars, symbols_read
 from hopflow.graph.types import TensorType, same_size
 from hopflow.ops.opdef import OPERATIONS, as_operand, convert_to
 from hopflow.pytree import Spec
+from hopflow.symbolic.env import ShapeEnv
 from hopflow.symbolic.size import Symbol
 from hopflow.tensor import EagerTensor
 from hopflow.trace.functional import TracedTensor
-from hopflow.trace.source import name_of, where
+from hopflow.trace.source import name_of, user_line, where
 from hopflow.trace.tracer import Capture, Tracer, is_written, trace_into
 
 __all__ = [
@@ -243,7 +244,11 @@ def trace_body(
     parent = current()
     if isinstance(parent, Tracer) and parent.path:
         path = f"{parent.path} → {path}"
-    tracer = Tracer(None if parent.is_eager else parent, function.role, path=path)
+    tracer = (
+        Tracer(None, function.role, path=path, env=ShapeEnv(user_line))
+        if parent.is_eager
+        else Tracer(parent, function.role, path=path)
+    )
     if references is None:
         inputs = [
             tracer.operand(t, n) for t, n in zip(types, function.names, strict=True)
@@ -444,7 +449,8 @@ def _put_symbols_first(
     for body, graph in zip(bodies, graphs, strict=True):
         # `symbols_read` finds read symbols among the inputs only.
         others = graph.inputs
-        graph.inputs = [*body.tracer.symbols.values(), *others]
+        own = [v for v in body.tracer.symbols.values() if v.node.section == "symbol"]
+        graph.inputs = [*own, *others]
         symbols |= symbols_read(graph)
         graph.inputs = others
     for body, graph in zip(bodies, graphs, strict=True):

@@ -9,11 +9,12 @@ binding others while that one is current, so that they nest freely. At the botto
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from hopflow.graph.core import Constant
 from hopflow.graph.types import Shape, TensorType
-from hopflow.symbolic.size import SymInt
+from hopflow.symbolic.size import Size, SymInt
 
 __all__ = ["Interpreter", "Operand", "Value", "bind", "current", "slots", "using"]
 
@@ -111,6 +112,15 @@ class Interpreter:
 
     def size_value(self, size: SymInt) -> Value:
         """A symbolic size as a tensor i64[]."""
+        raise NotImplementedError
+
+    def symbol_of(
+        self, value: Value, min: float = -inf, max: Size | float = inf
+    ) -> Size:
+        """The integer that a tensor of no axes holds, as a number or a symbol.
+
+        min, max   where it is known to lie; nobody checks it
+        """
         raise NotImplementedError
 
     def adopt(self, value: Value) -> None:

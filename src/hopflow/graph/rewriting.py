@@ -43,7 +43,8 @@ def effects(item: Node | Graph) -> frozenset[str]:
 
 
 def symbols_read(graph: Graph) -> dict[Symbol, None]:
-    """The symbols in the graph's types and params, and those read as values.
+    """The symbols in the graph's types and params, and those read as values, but for
+    those that its nodes define.
 
     In order of appearance. Subgraphs have symbols of their own, and are not searched.
     """
@@ -53,11 +54,14 @@ def symbols_read(graph: Graph) -> dict[Symbol, None]:
         if var in read and var.node.symbol is not None:
             found[var.node.symbol] = None
         found.update(dict.fromkeys(free_symbols(*var.type.shape)))
+    own: set[Symbol] = set()
     for node in graph.nodes:
         found.update(dict.fromkeys(static_symbols(node.params.values())))
         for var in node.results:
             found.update(dict.fromkeys(free_symbols(*var.type.shape)))
-    return found
+        if node.symbol is not None:
+            own.add(node.symbol)
+    return {s: None for s in found if s not in own}
 
 
 def static_symbols(values: Iterable[Any]) -> Iterable[Symbol]:

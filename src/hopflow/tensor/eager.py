@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextvars import Context, copy_context
 from functools import lru_cache
+from math import inf
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -22,6 +23,7 @@ from hopflow.ops.index_plan import parse_index
 from hopflow.ops.opdef import OpDef
 from hopflow.ops.rules import Array
 from hopflow.ops.views import stored
+from hopflow.symbolic.size import Size
 from hopflow.tensor.base import Tensor
 from hopflow.tensor.memory import Storage
 
@@ -266,6 +268,14 @@ class Eager(Interpreter):
         target.check_writable()
         np.copyto(target.array, _numpy_operand(new))
         target.storage.version += 1
+
+    def symbol_of(
+        self,
+        value: Value,
+        min: float = -inf,
+        max: Size | float = inf,  # noqa: ARG002
+    ) -> Size:
+        return int(value.item())
 
     def _result_types(
         self, op: OpDef, key: list[Any], args: Sequence[Operand], params: dict[str, Any]

@@ -10,15 +10,18 @@ captured as it is. Lifting a tensor lifts the free symbols of its shape before i
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 from typing import Any, NamedTuple
 
 from hopflow.bind import Interpreter, Operand, Value, current, using
-from hopflow.errors import CapturedTensorError, HopflowError
-from hopflow.graph.core import Arg, Constant, Graph, SourceLine, Var
+from hopflow.errors import CapturedTensorError, EscapedValueError, HopflowError
+from hopflow.graph.core import Arg, Constant, Graph, SourceLine, Var, size_of
 from hopflow.graph.regions import result_types
 from hopflow.graph.types import SYMBOL_TYPE, TensorType, shared
+from hopflow.ops.item import item
 from hopflow.ops.opdef import OpDef
-from hopflow.symbolic.size import Symbol, SymInt, free_symbols
+from hopflow.symbolic.env import ShapeEnv
+from hopflow.symbolic.size import Size, Symbol, SymInt, free_symbols
 from hopflow.tensor import EagerTensor, Tensor
 from hopflow.trace.functional import (
     Functional,
@@ -76,6 +79,8 @@ class Tracer(Functional):
     captures     key of the parent's value -> what was lifted
     references   key of the parent's value -> the operand that stands for it
     shared       graphs that calls in this trace share, by keys of their makers
+    env          answers for the symbols of the whole trace; None: it makes none
+    hints        input -> the number that it holds in the call that is traced
     allow_captures   False: a concrete tensor from outside is a CapturedTensorError
     """
 
@@ -86,7 +91,9 @@ class Tracer(Functional):
         "allow_captures",
         "captures",
         "closed",
+        "env",
         "graph",
+        "hints",
         "operands",
         "path",
         "references",
@@ -101,8 +108,11 @@ class Tracer(Functional):
         *,
         path: str = "",
         allow_captures: bool = True,
+        env: ShapeEnv | None = None,
     ) -> None:
         super().__init__(parent)
+        self.env: ShapeEnv | None = parent.env if isinstance(parent, Tracer) else env
+        self.hints: dict[Var, bool | int | float] = {}
         self.graph = Graph(name)
         self.path = path
         self.allow_captures = allow_captures
@@ -155,9 +165,19 @@ class Tracer(Functional):
         if known is None:
             if isinstance(self.parent, Tracer):
                 self.parent.symbol(symbol)
-            known = self.graph.add_input(SYMBOL_TYPE, symbol.name, "symbol", symbol)
-            self.symbols[symbol] = known
+            elif symbol.env is not None:
+                raise EscapedValueError(
+                    f"the size `{symbol}` is used outside the body whose trace made it"
+                    f"{_at(user_line())}. Only what a body returns is known outside."
+                )
+            known = self.define(symbol)
         return known
+
+    def define(self, symbol: Symbol) -> Var:
+        """A new input for a symbol."""
+        var = self.graph.add_input(SYMBOL_TYPE, symbol.name, "symbol", symbol)
+        self.symbols[symbol] = var
+        return var
 
     def size_value(self, size: SymInt) -> Value:
         """A symbolic size as a tensor i64[]: nodes of arithmetic on symbols."""
@@ -174,12 +194,56 @@ class Tracer(Functional):
         return total
 
     def size_of(self, tensor: TracedTensor) -> SymInt:
-        var = self.read(tensor)
-        if var.node.symbol is not None:
-            return SymInt((((var.node.symbol,), 1),))
-        if var not in self._sizes:
+        known = self._known_size(self.read(tensor))
+        if known is None:
             tensor._concrete("operator.index")
-        return self._sizes[var]
+            raise AssertionError
+        return known
+
+    def _known_size(self, var: Var) -> SymInt | None:
+        """The size that a var is the value of, here or where it was lifted from."""
+        if var.node.symbol is not None:
+            return size_of(var.node.symbol)
+        known = self._sizes.get(var)
+        if known is None and isinstance(self.parent, Tracer):
+            for capture in self._from_outside():
+                if capture.input is var and isinstance(capture.origin, TracedTensor):
+                    return self.parent._known_size(self.parent.read(capture.origin))
+        return known
+
+    def symbol_of(
+        self, value: Value, min: float = -inf, max: Size | float = inf
+    ) -> Size:
+        """One symbol for each value that a tensor has held: a node of its own, unless
+        it is the value of a size already.
+
+        Raises:
+            TraceError: this trace makes no symbols.
+        """
+        tensor = self.localize(value)
+        var = self.read(tensor)
+        known = self._known_size(var)
+        if known is not None:
+            return known
+        if self.env is None:
+            tensor._concrete("item")
+        assert self.env is not None
+        bound = inf if isinstance(max, SymInt) else max
+        hint = self.hints.get(var)
+        if hint is None:
+            size = self.env.unbacked(None, min, bound)
+        else:
+            size = self.env.backed(
+                None, int(hint), min, bound, f"{var.node.name}.item()"
+            )
+        [symbol] = free_symbols(size)
+        [result] = self.record(item, (TracedTensor(self, var),), {})
+        result.source.node.symbol = symbol
+        self.symbols[symbol] = result.source
+        self._sizes[var] = size
+        if isinstance(max, SymInt):
+            self.env.assume(size <= max)
+        return size
 
     def adopt(self, value: Value) -> None:
         """Note a tensor made from data during this trace: not a stray global."""
@@ -313,7 +377,7 @@ class Tracer(Functional):
     def join(self) -> None:
         """Order the inputs: symbols, operands, captures."""
         self.graph.inputs = [
-            *self.symbols.values(),
+            *(v for v in self.symbols.values() if v.node.section == "symbol"),
             *(v for v in self.graph.inputs if v.node.section == "operand"),
             *(v for v in self.graph.inputs if v.node.section == "capture"),
         ]

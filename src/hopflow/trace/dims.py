@@ -1,0 +1,208 @@
+"""`Dim`: a named dimension of arguments; and which of their sizes are symbols."""
+
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import Any, TypeAlias
+
+from hopflow import pytree
+from hopflow.errors import ArgumentTypeError, ArgumentValueError
+from hopflow.ops.rules import as_integer
+
+__all__ = ["Choice", "Dim", "Dynamic", "LeafPlan", "plan_leaves"]
+
+
+class Dim:
+    """A named size of arguments that calls may choose: `hf.Dim("batch", max=4096)`.
+
+    The same name in two places is one size. `2 * n`, `n + 1` and `n - 1` are sizes
+    that follow from it.
+
+    Args:
+        name: An identifier.
+        min, max: The sizes that are allowed, both included.
+
+    Raises:
+        ArgumentTypeError: `name` is no string, or an end no int.
+        ArgumentValueError: `name` is no identifier, or the range is empty.
+    """
+
+    __slots__ = ("factor", "max", "min", "name", "offset")
+
+    def __init__(self, name: str, *, min: int = 0, max: int | None = None) -> None:
+        if not isinstance(name, str):
+            raise ArgumentTypeError(
+                f"Dim: `name` must be a string, and is `{type(name).__name__}`."
+            )
+        if not name.isidentifier():
+            raise ArgumentValueError(f"Dim: {name!r} is no name: use an identifier.")
+        low = as_integer("Dim", "min", min)
+        high = inf if max is None else as_integer("Dim", "max", max)
+        if not 0 <= low <= high:
+            raise ArgumentValueError(
+                f"Dim: sizes of `{name}` cannot lie from {low} to {high}. Give a `min` "
+                "of at least 0, and a `max` that is no less."
+            )
+        self.name = name
+        self.min = low
+        self.max = high
+        self.factor = 1  # the size is factor * name + offset
+        self.offset = 0
+
+    def _derived(self, factor: int, offset: int) -> "Dim":
+        derived = Dim(self.name)
+        derived.min, derived.max = self.min, self.max
+        derived.factor, derived.offset = factor, offset
+        return derived
+
+    def __add__(self, other: int) -> "Dim":
+        if type(other) is not int:
+            return NotImplemented
+        return self._derived(self.factor, self.offset + other)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: int) -> "Dim":
+        return self + -other if type(other) is int else NotImplemented
+
+    def __mul__(self, other: int) -> "Dim":
+        if type(other) is not int:
+            return NotImplemented
+        if other < 1:
+            raise ArgumentValueError(
+                f"Dim: `{self}` times {other} is no size. Multiply by at least 1."
+            )
+        return self._derived(self.factor * other, self.offset * other)
+
+    __rmul__ = __mul__
+
+    def __repr__(self) -> str:
+        text = self.name if self.factor == 1 else f"{self.factor}*{self.name}"
+        if self.offset:
+            text += f" {'+' if self.offset > 0 else '-'} {abs(self.offset)}"
+        return text
+
+    def solve(self, size: int) -> int | None:
+        """The value of `name` for which this is `size`; None: there is none."""
+        value, rest = divmod(size - self.offset, self.factor)
+        return None if rest or not self.min <= value <= self.max else value
+
+
+Choice: TypeAlias = bool | Dim | None
+"""What a size or a number is: a symbol (of a Dim), a constant, or None: the default."""
+
+LeafPlan: TypeAlias = Choice | tuple[Choice, ...]
+"""For a leaf: one choice for all its sizes (and for a number), or one for each axis."""
+
+Dynamic: TypeAlias = Any
+"""What users give: a Choice for all, or by argument (a sequence, or a mapping by name)
+a Choice, a mapping from axes, a sequence with one for each axis; in containers of the
+argument's structure where it has one."""
+
+
+def plan_leaves(
+    name: str, dynamic: Dynamic, args: Sequence[Any], parameters: Sequence[str]
+) -> list[LeafPlan]:
+    """One plan for each leaf of `args`.
+
+    Args:
+        name: The public function, for messages.
+        parameters: The names of the function's parameters, one for each of `args`.
+
+    Raises:
+        ArgumentTypeError: `dynamic` has what is no choice.
+        ArgumentValueError: it names an argument or axis that is not there.
+    """
+    if _is_choice(dynamic):
+        return [dynamic for arg in args for _ in pytree.flatten(arg)[0]]
+    if isinstance(dynamic, Mapping):
+        for key in dynamic:
+            if key not in parameters:
+                raise ArgumentValueError(
+                    f"{name}: `dynamic` names an argument {key!r}, and there are "
+                    f"{', '.join(parameters) or 'none'}."
+                )
+        specs = [dynamic.get(p) for p in parameters]
+    elif isinstance(dynamic, tuple | list):
+        if len(dynamic) > len(args):
+            raise ArgumentValueError(
+                f"{name}: `dynamic` is for {len(dynamic)} arguments, and there are "
+                f"{len(args)}."
+            )
+        specs = [*dynamic, *[None] * (len(args) - len(dynamic))]
+    else:
+        raise _no_choice(name, "dynamic", dynamic)
+    plans: list[LeafPlan] = []
+    for arg, spec, parameter in zip(args, specs, parameters, strict=True):
+        plans += _plan(name, spec, arg, f"dynamic[{parameter!r}]")
+    return plans
+
+
+def _is_choice(spec: Any) -> bool:
+    return spec is None or isinstance(spec, bool | Dim)
+
+
+def _plan(name: str, spec: Any, tree: Any, where: str) -> list[LeafPlan]:
+    """The plans of a tree's leaves by what the user says of it."""
+    leaves, structure = pytree.flatten(tree)
+    if _is_choice(spec):
+        return [spec] * len(leaves)
+    if pytree.is_leaf(structure):
+        return [_plan_axes(name, spec, leaves[0], where)]
+    one = structure.one_level()
+    parts = [] if one is None else one.flatten_up_to(tree)
+    keys = structure.entries()
+    if isinstance(spec, Mapping):
+        for key in spec:
+            if key not in keys:
+                raise ArgumentValueError(f"{name}: `{where}` has no {key!r}.")
+        specs = [spec.get(k) for k in keys]
+    elif isinstance(spec, tuple | list) and len(spec) == len(parts):
+        specs = list(spec)
+    else:
+        raise _no_choice(name, where, spec)
+    plans: list[LeafPlan] = []
+    for key, part, own in zip(keys, parts, specs, strict=True):
+        plans += _plan(name, own, part, f"{where}[{key!r}]")
+    return plans
+
+
+def _plan_axes(name: str, spec: Any, leaf: Any, where: str) -> LeafPlan:
+    """The plan of a tensor whose axes the user tells apart."""
+    ndim = len(getattr(leaf, "shape", ()))
+    if isinstance(spec, Mapping):
+        chosen: dict[int, Choice] = {}
+        for key, choice in spec.items():
+            axis = as_integer(name, where, key)
+            if not -ndim <= axis < ndim:
+                raise ArgumentValueError(
+                    f"{name}: `{where}` names axis {axis}, and the argument has {ndim}."
+                )
+            chosen[axis % ndim] = choice
+        choices = tuple(chosen.get(i) for i in range(ndim))
+    elif isinstance(spec, tuple | list):
+        if len(spec) != ndim:
+            raise ArgumentValueError(
+                f"{name}: `{where}` is for {len(spec)} axes, and the argument has "
+                f"{ndim}."
+            )
+        choices = tuple(spec)
+    else:
+        raise _no_choice(name, where, spec)
+    for choice in choices:
+        if not _is_choice(choice):
+            raise _no_choice(name, where, choice)
+    return choices
+
+
+def _no_choice(name: str, where: str, found: Any) -> ArgumentTypeError:
+    return ArgumentTypeError(
+        f"{name}: `{where}` must be True, False, None, an `hf.Dim`, or a mapping or "
+        f"sequence of those, and is {found!r}."
+    )
+
+
+def choice_of(plan: LeafPlan, axis: int | None) -> Choice:
+    """The choice for one axis; None: for the number that the leaf is."""
+    if isinstance(plan, tuple):
+        return None if axis is None else plan[axis]
+    return plan
