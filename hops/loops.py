@@ -141,7 +141,7 @@ def settle_step(
     if first:
         types = settled_types(types, [v.type for v in after])
     carry: list[Any] = [
-        convert_to(v, t.dtype) if fits(t, v.type) else v
+        convert_to(v, t.dtype, weak=t.weak) if fits(t, v.type) else v
         for v, t in zip(after, types, strict=True)
     ]
     check_carry(call, function, types, carry)

@@ -232,6 +232,9 @@ def strong_constant(value: Operand) -> Operand:
 def convert_to(value: Operand, dtype: DType, *, weak: bool = False) -> Operand:
     """`value` converted to `dtype` by promotion. A constant is converted in place.
 
+    What is converted is weak where the promoted dtype is: an integer beside a Python
+    float becomes a weak float, as in JAX.
+
     Raises:
         ArgumentRangeError: a Python integer does not fit `dtype`.
     """
@@ -239,7 +242,10 @@ def convert_to(value: Operand, dtype: DType, *, weak: bool = False) -> Operand:
         return Constant(_converted(value.value, dtype), _scalar_type(dtype, weak))
     if value.type.dtype is dtype:
         return value
-    [result] = bind(OPERATIONS["convert"], [value], {"dtype": dtype})
+    params: dict[str, Any] = {"dtype": dtype}
+    if weak is not value.type.weak:  # only said where the operand's type does not
+        params["weak"] = weak
+    [result] = bind(OPERATIONS["convert"], [value], params)
     return result
 
 

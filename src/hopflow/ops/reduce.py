@@ -68,7 +68,7 @@ def _reduce(
     value = as_value(x)
     axes = tuple(sorted(normalize_axes(name, axis, value.ndim)))
     kept = tuple(1 if a in axes else n for a, n in enumerate(value.shape))
-    result: Value = op(value, axes=axes) if axes else apply(copy, value)
+    result: Value = op(value, axes=axes) if axes else astype(value, value.type.dtype)
     return (reshaped(result, kept) if keepdims else result), kept
 
 

@@ -106,7 +106,7 @@ def _reduction(
                     f"{name}: axis {axis} of {x} has no elements, and there is no "
                     "largest or smallest of none. Test the size first."
                 )
-        return x.with_shape(_without(x.shape, axes))
+        return TensorType(x.dtype, _without(x.shape, axes))  # never weak, as in JAX
 
     def run_as(x: Array, *, axes: tuple[int, ...]) -> Array:
         wide = _accumulator(dtypes.as_dtype(x.dtype)).dtype
@@ -302,7 +302,7 @@ def _running(
         if not isinstance(reverse, bool):
             raise ArgumentTypeError(f"{name}: `reverse` must be a bool.")
         require_dtype(name, [x], allowed)
-        return x
+        return TensorType(x.dtype, x.shape)
 
     def run_as(x: Array, *, axis: int, reverse: bool) -> Array:
         with np.errstate(all="ignore"):
