@@ -232,31 +232,37 @@ def _cast(source: DType, target: DType) -> Operation:
 # --- mathematical functions -----------------------------------------------------------
 
 
+@cache
+def array_function(name: str) -> Operation:
+    """What a function in MATH means on arrays; at the ends, what it is in C and JAX."""
+    if name in _SCIPY:
+        function = _special(_SCIPY[name])
+    else:
+        function = getattr(np, _NUMPY.get(name, name))
+    mend = _MENDED.get(name)
+    return function if mend is None else lambda *args: mend(function, *args)
+
+
+def _special(name: str) -> Operation:
+    """A function of `scipy.special`, which is imported when it is first called."""
+
+    def function(*args: Any) -> Any:
+        from scipy import special
+
+        return getattr(special, name)(*args)
+
+    return function
+
+
 _NUMPY: Final = {
-    "exp": np.exp,
-    "exp2": np.exp2,
-    "expm1": np.expm1,
-    "log": np.log,
-    "log2": np.log2,
-    "log10": np.log10,
-    "log1p": np.log1p,
-    "sin": np.sin,
-    "cos": np.cos,
-    "tan": np.tan,
-    "asin": np.arcsin,
-    "acos": np.arccos,
-    "atan": np.arctan,
-    "sinh": np.sinh,
-    "cosh": np.cosh,
-    "tanh": np.tanh,
-    "asinh": np.arcsinh,
-    "acosh": np.arccosh,
-    "atanh": np.arctanh,
-    "cbrt": np.cbrt,
-    "pow": np.power,
-    "atan2": np.arctan2,
-    "hypot": np.hypot,
-    "fmod": np.fmod,
+    "asin": "arcsin",
+    "acos": "arccos",
+    "atan": "arctan",
+    "asinh": "arcsinh",
+    "acosh": "arccosh",
+    "atanh": "arctanh",
+    "atan2": "arctan2",
+    "pow": "power",
 }
 _SCIPY: Final = {
     "erf": "erf",
@@ -267,17 +273,42 @@ _SCIPY: Final = {
 }
 
 
+def _power(power: Operation, x: Any, y: Any) -> Any:
+    # NumPy takes the square root for a lone exponent 0.5, which differs at -inf and -0.
+    root = (y == 0.5) & (np.isinf(x) | (x == 0))
+    return np.where(root, np.abs(x), power(x, y))
+
+
+def _inverse_erf(erfinv: Operation, x: Any) -> Any:
+    return np.copysign(erfinv(x), x)  # SciPy has 0 at -0
+
+
+def _log_gamma(gammaln: Operation, x: Any) -> Any:
+    # SciPy has -inf at -inf; C and JAX have inf at all poles, and this is one's limit.
+    # It also has inf where 1/x overflows.
+    size = np.abs(x)
+    near_pole = size < np.finfo(x.dtype).smallest_normal
+    finite = np.where(near_pole, -np.log(size), gammaln(x))
+    return np.where(np.isinf(x), np.inf, finite)
+
+
+def _next_after(nextafter: Operation, x: Any, y: Any) -> Any:
+    # Of equal operands C gives the second (0 or -0); NumPy's halves do not.
+    return np.where(x == y, y, nextafter(x, y))
+
+
+_MENDED: Final[dict[str, Operation]] = {
+    "pow": _power,
+    "erfinv": _inverse_erf,
+    "lgamma": _log_gamma,
+    "nextafter": _next_after,
+}
+
+
 @cache
 def _math(name: str, dtype: DType) -> Operation:
     """A function in MATH, computed in float64 and rounded."""
+    function, to = array_function(name), dtype.dtype
     if name == "nextafter":  # the next value of the dtype itself
-        return np.nextafter
-    function = _NUMPY.get(name) or _special(_SCIPY[name])
-    to = dtype.dtype
+        return lambda x, y: function(x, y).astype(to)[()]
     return lambda *args: np.float64(function(*map(np.float64, args))).astype(to)
-
-
-def _special(name: str) -> Operation:
-    from scipy import special
-
-    return getattr(special, name)  # type: ignore[no-any-return]

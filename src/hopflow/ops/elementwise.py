@@ -18,6 +18,7 @@ from hopflow.loop_ir import expr
 from hopflow.loop_ir.expr import Expr, Index, compare, const
 from hopflow.loop_ir.kernels import Check, Pointwise, elements
 from hopflow.loop_ir.kernels import Operand as Lowerable
+from hopflow.loop_ir.scalars import array_function
 from hopflow.ops import scalar
 from hopflow.ops.convert import apply, as_value, astype, convert, copy
 from hopflow.ops.logic import (
@@ -305,10 +306,7 @@ def remainder(x1: Any, x2: Any, /) -> Value:
 
 def _power_run(x: Array, y: Array) -> Any:
     if dtypes.as_dtype(x.dtype).is_float:
-        # NumPy takes the square root for a lone exponent 0.5, which differs at -inf
-        # and -0.
-        root = (y == 0.5) & (np.isinf(x) | (x == 0))
-        return np.where(root, np.abs(x), np.power(x, y))
+        return array_function("pow")(x, y)
     result = np.where((x == 0) & (y != 0), x.dtype.type(0), x.dtype.type(1))
     for bit in range(scalar.POWER_BITS):
         result = np.where(y & y.dtype.type(1 << bit) != 0, result * x, result)
@@ -378,8 +376,7 @@ copysign: Final = elementwise(
 nextafter: Final = elementwise(
     "nextafter",
     "The next float from `x1` towards `x2`.",
-    # Of equal operands C gives the second (0 or -0); NumPy's halves do not.
-    lambda x, y: np.where(x == y, y, np.nextafter(x, y)),
+    array_function("nextafter"),
     scalar.next_after,
     promote=floating,
     widen=False,

@@ -1,12 +1,12 @@
 """Elementary and special functions of floats; integers become the default float."""
 
-from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
 
 from hopflow.bind import Value
 from hopflow.loop_ir.expr import unary
+from hopflow.loop_ir.scalars import array_function
 from hopflow.ops import scalar
 from hopflow.ops.convert import as_value
 from hopflow.ops.elementwise import (
@@ -61,7 +61,6 @@ __all__ = [
 def _function(
     name: str,
     doc: str,
-    run: Callable[..., Any],
     low: float = -3.0,
     high: float = 3.0,
     *,
@@ -71,7 +70,7 @@ def _function(
     return elementwise(
         name,
         doc,
-        run,
+        array_function(name),
         scalar.math_call(name),
         arity=arity,
         promote=floating,
@@ -80,51 +79,37 @@ def _function(
     )
 
 
-def _special(name: str) -> Callable[..., Any]:
-    """A function of `scipy.special`, which is imported when it is first called."""
-
-    def run(*arrays: Any) -> Any:
-        from scipy import special
-
-        return getattr(special, name)(*arrays)
-
-    return run
-
-
 # --- exponentials and logarithms ------------------------------------------------------
 
-exp: Final = _function("exp", "e to the power `x`.", np.exp)
-exp2: Final = _function("exp2", "2 to the power `x`.", np.exp2)
-expm1: Final = _function("expm1", "`exp(x) - 1`, accurate near 0.", np.expm1)
-log: Final = _function("log", "The natural logarithm.", np.log, 0.1, 9.0)
-log2: Final = _function("log2", "The logarithm to base 2.", np.log2, 0.1, 9.0)
-log10: Final = _function("log10", "The logarithm to base 10.", np.log10, 0.1, 9.0)
-log1p: Final = _function("log1p", "`log(1 + x)`, accurate near 0.", np.log1p, -0.9, 9.0)
-logistic: Final = _function(
-    "logistic", "`1 / (1 + exp(-x))`, the sigmoid function.", _special("expit")
-)
+exp: Final = _function("exp", "e to the power `x`.")
+exp2: Final = _function("exp2", "2 to the power `x`.")
+expm1: Final = _function("expm1", "`exp(x) - 1`, accurate near 0.")
+log: Final = _function("log", "The natural logarithm.", 0.1, 9.0)
+log2: Final = _function("log2", "The logarithm to base 2.", 0.1, 9.0)
+log10: Final = _function("log10", "The logarithm to base 10.", 0.1, 9.0)
+log1p: Final = _function("log1p", "`log(1 + x)`, accurate near 0.", -0.9, 9.0)
+logistic: Final = _function("logistic", "`1 / (1 + exp(-x))`, the sigmoid function.")
 sigmoid: Final = logistic
 
 # --- trigonometry ---------------------------------------------------------------------
 
-sin: Final = _function("sin", "The sine, of radians.", np.sin)
-cos: Final = _function("cos", "The cosine, of radians.", np.cos)
-tan: Final = _function("tan", "The tangent, of radians.", np.tan, -1.4, 1.4)
-asin: Final = _function("asin", "The inverse of `sin`.", np.arcsin, -1.0, 1.0)
-acos: Final = _function("acos", "The inverse of `cos`.", np.arccos, -1.0, 1.0)
-atan: Final = _function("atan", "The inverse of `tan`.", np.arctan)
+sin: Final = _function("sin", "The sine, of radians.")
+cos: Final = _function("cos", "The cosine, of radians.")
+tan: Final = _function("tan", "The tangent, of radians.", -1.4, 1.4)
+asin: Final = _function("asin", "The inverse of `sin`.", -1.0, 1.0)
+acos: Final = _function("acos", "The inverse of `cos`.", -1.0, 1.0)
+atan: Final = _function("atan", "The inverse of `tan`.")
 atan2: Final = _function(
     "atan2",
     "The angle of the point (`x2`, `x1`), in (-pi, pi].",
-    np.arctan2,
     arity=2,
 )
-sinh: Final = _function("sinh", "The hyperbolic sine.", np.sinh)
-cosh: Final = _function("cosh", "The hyperbolic cosine.", np.cosh)
-tanh: Final = _function("tanh", "The hyperbolic tangent.", np.tanh)
-asinh: Final = _function("asinh", "The inverse of `sinh`.", np.arcsinh)
-acosh: Final = _function("acosh", "The inverse of `cosh`.", np.arccosh, 1.0, 9.0)
-atanh: Final = _function("atanh", "The inverse of `tanh`.", np.arctanh, -0.9, 0.9)
+sinh: Final = _function("sinh", "The hyperbolic sine.")
+cosh: Final = _function("cosh", "The hyperbolic cosine.")
+tanh: Final = _function("tanh", "The hyperbolic tangent.")
+asinh: Final = _function("asinh", "The inverse of `sinh`.")
+acosh: Final = _function("acosh", "The inverse of `cosh`.", 1.0, 9.0)
+atanh: Final = _function("atanh", "The inverse of `tanh`.", -0.9, 0.9)
 
 # --- roots ----------------------------------------------------------------------------
 
@@ -138,10 +123,8 @@ sqrt: Final = elementwise(
     low=0.0,
     high=9.0,
 )
-cbrt: Final = _function("cbrt", "The cube root.", np.cbrt)
-hypot: Final = _function(
-    "hypot", "`sqrt(x1**2 + x2**2)`, without overflow.", np.hypot, arity=2
-)
+cbrt: Final = _function("cbrt", "The cube root.")
+hypot: Final = _function("hypot", "`sqrt(x1**2 + x2**2)`, without overflow.", arity=2)
 
 
 def rsqrt(x: Any, /) -> Value:
@@ -151,29 +134,12 @@ def rsqrt(x: Any, /) -> Value:
 
 # --- special functions ----------------------------------------------------------------
 
-erf: Final = _function("erf", "The error function.", _special("erf"))
-erfc: Final = _function("erfc", "`1 - erf(x)`, accurate far out.", _special("erfc"))
+erf: Final = _function("erf", "The error function.")
+erfc: Final = _function("erfc", "`1 - erf(x)`, accurate far out.")
 
 
-def _erfinv_run(x: Any) -> Any:
-    from scipy import special
-
-    return np.copysign(special.erfinv(x), x)  # SciPy has 0 at -0
-
-
-erfinv: Final = _function("erfinv", "The inverse of `erf`.", _erfinv_run, -0.99, 0.99)
-
-
-def _lgamma_run(x: Any) -> Any:
-    from scipy import special
-
-    # SciPy has -inf at -inf; C and JAX have inf at all poles, and this is one's limit.
-    return np.where(np.isinf(x), np.inf, special.gammaln(x))
-
-
-lgamma: Final = _function(
-    "lgamma", "The logarithm of |gamma(x)|.", _lgamma_run, 0.1, 9.0
-)
+erfinv: Final = _function("erfinv", "The inverse of `erf`.", -0.99, 0.99)
+lgamma: Final = _function("lgamma", "The logarithm of |gamma(x)|.", 0.1, 9.0)
 
 
 def logaddexp(x1: Any, x2: Any, /) -> Value:
