@@ -11,7 +11,8 @@ from hopflow.errors import (
     LinalgError,
     LoopLimitError,
 )
-from hopflow.graph.core import Node
+from hopflow.graph.core import Node, symbol_range
+from hopflow.ops.item import range_fault
 
 _AS_EAGER: Final = {"dynamic_index": "index"}
 """Operations by the names that eager errors give them."""
@@ -36,6 +37,10 @@ def trap_error(kind: str, node: Node, values: Sequence[int]) -> HopflowError:
             )
         case "check":
             return CheckError(f"{node.params.get('message', 'check failed')}{at}")
+        case "range":
+            what = f"`{node.symbol}`" if node.symbol else name
+            allowed = symbol_range(node)
+            return CheckError(range_fault(f"{what}{at}", values[0], allowed))
         case "limit":
             return LoopLimitError(
                 f"{name}{at}: `max_steps` = {values[0]} steps were taken and the "

@@ -207,6 +207,11 @@ class _Source:
         for var in node.results:
             self.texts[var] = self.unique(f"t{self.count}", "t")
             self.count += 1
+        if node.symbol is not None:
+            [defined] = node.results
+            name = self.unique(node.symbol.name, "u")
+            self.texts[defined] = self.sizes[node.symbol] = name
+            call = f"int({call})"
         targets = ", ".join(self.texts[v] for v in node.results)
         types = ", ".join(self.type(v.type) for v in node.results)
         line = format_line(node.line)

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Literal, Protocol, TypeAlias
 
 from hopflow.graph.types import Shape, TensorType
+from hopflow.symbolic.ranges import ValueRange
 from hopflow.symbolic.size import Size, Symbol, SymInt
 
 Kind: TypeAlias = Literal["placeholder", "get_attr", "call_function", "output"]
@@ -75,7 +77,8 @@ class Node:
     results   one Var for each result
     name      of a placeholder or an attribute; else a suggestion, or ""
     section   of a placeholder: which of the three input lists it is in
-    symbol    of a placeholder in section "symbol": the symbol that it binds
+    symbol    of a placeholder in section "symbol": the symbol that it binds; of a call
+              (an `item`): the one that it defines, known from there on
     line      where in the user's code it came from
     module_path, operator_path   "encoder.layers.0", "while_loop/body → cond/then"
     meta      notes of passes
@@ -251,6 +254,11 @@ def plain_symbol(size: Size) -> Symbol | None:
         if len(monomial) == 1 and factor == 1:
             return monomial[0]
     return None
+
+
+def symbol_range(node: Node) -> ValueRange:
+    """The range of the symbol that a call defines, which the call checks."""
+    return ValueRange(node.params.get("min", -inf), node.params.get("max", inf))
 
 
 def match_shapes(declared: Shape, found: Shape, known: dict[Symbol, Size]) -> None:

@@ -82,6 +82,9 @@ class _Encoder:
                 keys = sorted(params) if len(params) > 1 else params
                 for key in keys:
                     add(f"{key}={self.static(params[key], symbols)}")
+            if node.symbol is not None:
+                symbols.setdefault(node.symbol, len(symbols))
+                add("symbol")
             for var in node.results:
                 numbers[var] = f"%{len(numbers)}"
                 add(_type(var.type, symbols))

@@ -55,7 +55,9 @@ def interpret(graph: Graph, args: Sequence[Any], bind: Bind) -> tuple[Any, ...]:
         results = bind(node.op, operands, params)
         for var, value in zip(node.results, results, strict=True):
             env[var] = value
-            if var.type.shape:
+            if node.symbol is not None:
+                sizes.offer(node.symbol, value)
+            elif var.type.shape:
                 sizes.learn(var.type.shape, value.type.shape)
     return tuple([env[a] if type(a) is Var else a for a in graph.outputs])
 

@@ -21,6 +21,7 @@ from hopflow.graph.core import (
     SourceLine,
     Var,
     size_of,
+    symbol_range,
 )
 from hopflow.graph.printer import BARE, RESERVED
 from hopflow.graph.types import SYMBOL_TYPE, TensorType, same_type
@@ -204,7 +205,9 @@ class _Parser:
         scope = _Scope(Graph(name), depth, {}, {}, {})
         self.inputs(scope)
         self.expect("->", "`->` and the types of the results")
-        declared = self.result_types(scope)
+        types = self.at  # read at the end, for the body may define their symbols
+        while self.next.text not in (":", "\n", ""):
+            self.take()
         self.expect(":", "`:` and the body")
         self.expect("\n", "the end of the line")
         column = self.next.column
@@ -217,7 +220,7 @@ class _Parser:
             if token.column != column:
                 self.fail(token.line, f"expected the line at column {column + 1}")
             if self.accept("return"):
-                self.outputs(scope, declared, token)
+                self.outputs(scope, types, token)
                 return name, scope.graph
             if token.kind == "name" and token.text == "graph":
                 inner, subgraph = self.graph(depth + 1)
@@ -281,13 +284,17 @@ class _Parser:
                 break
         return found
 
-    def outputs(self, scope: _Scope, declared: list[TensorType], start: Token) -> None:
+    def outputs(self, scope: _Scope, types_at: int, start: Token) -> None:
         found: list[Arg] = []
         while self.next.kind != "newline":
             found.append(self.arg(scope))
             if not self.accept(","):
                 break
         self.expect("\n", "`,` or the end of the line")
+        end, self.at = self.at, types_at
+        declared = self.result_types(scope)
+        self.expect(":", "`:` and the body")
+        self.at = end
         types = [a.type for a in found]
         if len(types) != len(declared) or not all(map(same_type, types, declared)):
             self.fail(
@@ -304,7 +311,9 @@ class _Parser:
         """`%0: f32[], %1: i64[] = name(args; params)`"""
         start = self.next
         results: list[tuple[Token, TensorType]] = []
-        while self.next.kind == "name" and self.next.text.startswith("%"):
+        while self.next.kind == "name" and (
+            self.next.text.startswith("%") or self.tokens[self.at + 1].text == ":"
+        ):
             token = self.take()
             self.expect(":", "`:` and the result's type")
             results.append((token, self.type(scope)))
@@ -326,9 +335,26 @@ class _Parser:
         node.line = self.notes.get(start.line)
         self.expect("\n", "the end of the line")
         for (token, _), var in zip(results, node.results, strict=True):
-            if token.text in scope.values:
+            if scope.taken(token.text):
                 self.fail(token.line, f"`{token.text}` is defined twice")
             scope.values[token.text] = var
+            if not token.text.startswith("%"):
+                self.define(scope, token, node)
+
+    def define(self, scope: _Scope, token: Token, node: Node) -> None:
+        """Let a call define a symbol, of the range that it checks."""
+        name = token.text
+        if name in scope.symbols or name in RESERVED or name[0].isdigit():
+            self.fail(token.line, f"`{name}` is reserved, or used before")
+        if len(node.results) != 1 or not same_type(node.results[0].type, SYMBOL_TYPE):
+            self.fail(token.line, f"`{name}` must be i64[], the one result of its node")
+        ends = [node.params.get(key, 0) for key in ("min", "max")]
+        if not all(type(end) in (int, float) for end in ends):
+            self.fail(token.line, f"the range of `{name}` must be numbers")
+        symbol = self.known.get(name)
+        if symbol is None or symbol.range != symbol_range(node):
+            symbol = self.known[name] = Symbol(name, range=symbol_range(node))
+        scope.symbols[name] = node.symbol = symbol
 
     def attribute(
         self, scope: _Scope, operator: Token, types: list[TensorType]

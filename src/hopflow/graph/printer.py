@@ -4,8 +4,9 @@
         %0: f32[s0, 4] = multiply(x, w)     # model.py:3
         return %0
 
-Inputs before `/` are symbols, those after `*` captures. A constant is written as Python
-would, with its dtype (`2.0:f64`) unless it is what Python's bool, int and float give.
+Inputs before `/` are symbols, those after `*` captures. A result without `%` defines a
+symbol: `u0: i64[] = item(%0)`. A constant is written as Python would, with its dtype
+(`2.0:f64`) unless it is what Python's bool, int and float give.
 """
 
 import re
@@ -111,8 +112,11 @@ class Names:
         return found
 
     def result(self, var: Var) -> str:
-        """Name a result: `%0`, `%1`, … in order, and `%w` for an attribute `w`."""
-        if var.node.kind == "get_attr":
+        """Name a result: `%0`, `%1`, … in order, `%w` for an attribute `w`, `u0` for
+        what defines the symbol `u0`."""
+        if var.node.symbol is not None:
+            found = self.symbol(var.node.symbol)
+        elif var.node.kind == "get_attr":
             name = identifier(var.node.name, "attribute")
             found = self.unique(f"%{name}")
         else:

@@ -1,12 +1,23 @@
 """Edits of graphs that passes and transforms share. None knows an operator by name."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hopflow.errors import GraphError
-from hopflow.graph.core import Arg, Graph, Node, Var, map_graphs, map_sizes
+from hopflow.graph.core import (
+    Arg,
+    Graph,
+    Node,
+    Var,
+    map_graphs,
+    map_sizes,
+    plain_symbol,
+    size_of,
+    vars_of,
+)
 from hopflow.graph.types import TensorType
-from hopflow.symbolic.size import Size, Symbol, SymInt, free_symbols, substitute, symbol
+from hopflow.symbolic.size import Size, Symbol, SymInt, free_symbols, substitute
 
 __all__ = [
     "clone",
@@ -16,8 +27,10 @@ __all__ = [
     "inline",
     "prune_inputs",
     "read_vars",
+    "reader",
     "replace_uses",
     "substitute_symbols",
+    "symbols_of",
     "symbols_read",
 ]
 
@@ -27,8 +40,30 @@ __all__ = [
 
 def read_vars(graph: Graph) -> set[Var]:
     """The vars that some node or the output reads."""
-    found = {a for node in graph.nodes for a in node.args if isinstance(a, Var)}
-    return found.union(a for a in graph.outputs if isinstance(a, Var))
+    reads = reader(graph)
+    found = {var for node in graph.nodes for var in reads(node)}
+    return found.union(vars_of(graph.outputs))
+
+
+def reader(graph: Graph) -> Callable[[Node], list[Var]]:
+    """A function that gives what a node of `graph` reads: the vars among its args, and
+    those that define the symbols of its params and of its results' types."""
+    defined = {n.symbol: n.results[0] for n in graph.nodes if n.symbol is not None}
+    if not defined:
+        return lambda node: vars_of(node.args)
+
+    def read(node: Node) -> list[Var]:
+        named = symbols_of(node)
+        return [*vars_of(node.args), *(defined[s] for s in named if s in defined)]
+
+    return read
+
+
+def symbols_of(node: Node) -> Iterable[Symbol]:
+    """The symbols that a node mentions, in its params and its results' types."""
+    yield from static_symbols(node.params.values())
+    for var in node.results:
+        yield from free_symbols(*var.type.shape)
 
 
 def effects(item: Node | Graph) -> frozenset[str]:
@@ -43,10 +78,10 @@ def effects(item: Node | Graph) -> frozenset[str]:
 
 
 def symbols_read(graph: Graph) -> dict[Symbol, None]:
-    """The symbols in the graph's types and params, and those read as values, but for
-    those that its nodes define.
+    """The symbols in the graph's types and params, and those read as values.
 
-    In order of appearance. Subgraphs have symbols of their own, and are not searched.
+    In order of appearance, but for those that its nodes define. Subgraphs have symbols
+    of their own, and are not searched.
     """
     read = read_vars(graph)
     found: dict[Symbol, None] = {}
@@ -54,14 +89,12 @@ def symbols_read(graph: Graph) -> dict[Symbol, None]:
         if var in read and var.node.symbol is not None:
             found[var.node.symbol] = None
         found.update(dict.fromkeys(free_symbols(*var.type.shape)))
-    own: set[Symbol] = set()
     for node in graph.nodes:
-        found.update(dict.fromkeys(static_symbols(node.params.values())))
-        for var in node.results:
-            found.update(dict.fromkeys(free_symbols(*var.type.shape)))
+        found.update(dict.fromkeys(symbols_of(node)))
+    for node in graph.nodes:
         if node.symbol is not None:
-            own.add(node.symbol)
-    return {s: None for s in found if s not in own}
+            found.pop(node.symbol, None)
+    return found
 
 
 def static_symbols(values: Iterable[Any]) -> Iterable[Symbol]:
@@ -175,7 +208,8 @@ def eliminate_dead_code(graph: Graph) -> int:
     Returns:
         How many nodes were taken out.
     """
-    live = {a for a in graph.outputs if isinstance(a, Var)}
+    live = set(vars_of(graph.outputs))
+    reads = reader(graph)
     kept: list[Node] = []
     removed = 0
     for node in reversed(graph.nodes):
@@ -183,7 +217,7 @@ def eliminate_dead_code(graph: Graph) -> int:
             removed += eliminate_dead_code(subgraph)
         if not live.isdisjoint(node.results) or effects(node):
             kept.append(node)
-            live.update(a for a in node.args if isinstance(a, Var))
+            live.update(reads(node))
         elif node.kind == "get_attr":
             graph.attributes.pop(node.name, None)
     removed += len(graph.nodes) - len(kept)
@@ -224,8 +258,8 @@ def needed_inputs(graph: Graph, loose: Collection[Var]) -> set[Var]:
     """
     read = read_vars(graph)
     kept = [v for v in graph.inputs if v in read or v not in loose]
-    named = set(static_symbols(p for node in graph.nodes for p in node.params.values()))
-    for var in (*kept, *(v for node in graph.nodes for v in node.results)):
+    named = {s for node in graph.nodes for s in symbols_of(node)}
+    for var in kept:
         named.update(free_symbols(*var.type.shape))
     return {v for v in graph.inputs if v in read or v.node.symbol in named}
 
@@ -250,14 +284,18 @@ def inline(
         What stands for each output of `body`.
     """
     env: dict[Var, Arg] = dict(zip(body.inputs, args, strict=True))
-    # A symbol that a result introduces is another one in each copy.
-    known = {s: fresh_symbol(s) for s in symbols_read(body)} | dict(sizes)
+    # A symbol that a node introduces is another one in each copy.
+    new = {s: fresh_symbol(s) for node in body.nodes for s in symbols_of(node)}
+    new |= {n.symbol: fresh_symbol(n.symbol) for n in body.nodes if n.symbol}
+    known = new | dict(sizes)
     inserted: list[Node] = []
     for node in body.nodes:
         # The subgraphs are copied; they read nothing but their own inputs.
         params = map_graphs(_bound_params(node.params, known), clone)
         found = tuple([env[a] if isinstance(a, Var) else a for a in node.args])
         copy = copy_fields(node, Node(node.kind, node.op, found, params))
+        if node.symbol is not None:
+            copy.symbol = plain_symbol(known[node.symbol])
         copy.results = tuple(
             Var(copy, v.index, _bound_type(v.type, known)) for v in node.results
         )
@@ -290,8 +328,8 @@ def _bound_params(
 
 
 def fresh_symbol(like: Symbol) -> SymInt:
-    """A new symbol, as a size, with the name and hint of another."""
-    return symbol(like.name, like.hint)
+    """A new symbol, as a size, that differs from another in nothing else."""
+    return size_of(replace(like))
 
 
 def substitute_symbols(graph: Graph, sizes: Mapping[Symbol, Size]) -> None:

@@ -16,6 +16,7 @@ from hopflow.graph.core import (
     Section,
     Var,
     plain_symbol,
+    symbol_range,
 )
 from hopflow.graph.printer import format_line
 from hopflow.graph.regions import (
@@ -127,10 +128,13 @@ class _Scope:
                 same_type(var.type, SYMBOL_TYPE),
                 f"an input that binds a symbol is i64[], not {var.type}",
             )
-            self.require(
-                symbol not in self.symbols, f"symbol `{symbol}` is bound only once"
-            )
-            self.symbols.add(symbol)
+            self.bind(symbol)
+
+    def bind(self, symbol: Symbol) -> None:
+        self.require(
+            symbol not in self.symbols, f"symbol `{symbol}` is bound only once"
+        )
+        self.symbols.add(symbol)
 
     def bound(self, symbols: Sequence[Symbol]) -> None:
         for symbol in symbols:
@@ -235,6 +239,23 @@ class _Scope:
                 same_type(var.type, expected),
                 f"result {i} is {expected}, as the operator infers, and not {var.type}",
             )
+        if node.symbol is not None:
+            self.definition(node, node.symbol)
+
+    def definition(self, node: Node, symbol: Symbol) -> None:
+        """A symbol that a call defines."""
+        self.require(
+            len(node.results) == 1 and same_type(node.results[0].type, SYMBOL_TYPE),
+            f"a node that defines a symbol has one result, i64[]: {node.results}",
+        )
+        checked = symbol_range(node)
+        self.require(
+            symbol.range == checked,
+            f"the range of `{symbol}` is the one that its node checks: from "
+            f"{checked.low} to {checked.high}, and not from {symbol.range.low} to "
+            f"{symbol.range.high}",
+        )
+        self.bind(symbol)
 
     def introduce(
         self, shape: Shape, inferred: Shape, renamed: dict[Symbol, Size]

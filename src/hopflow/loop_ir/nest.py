@@ -223,7 +223,7 @@ class Site:
     shared by equal graphs leads each to its own source line and message.
     """
 
-    kind: Literal["index", "divide", "check", "limit", "memory", "library"]
+    kind: Literal["index", "divide", "check", "range", "limit", "memory", "library"]
     node: int
 
 

@@ -1,37 +1,88 @@
-"""`item` in graphs: the node that defines a symbol from a tensor's one element."""
+"""`item`: the node that defines a symbol, from an integer that only the run knows."""
 
-from typing import Final
+from math import inf
+from typing import Any, Final
 
 import numpy as np
 
 from hopflow import dtypes
-from hopflow.errors import DTypeError
+from hopflow.errors import CheckError, DTypeError
 from hopflow.graph.types import SYMBOL_TYPE, TensorType
 from hopflow.loop_ir import expr
+from hopflow.loop_ir.expr import Expr, Index
+from hopflow.loop_ir.kernels import Check, Operand, Pointwise
 from hopflow.ops.opdef import OpDef, Sample
-from hopflow.ops.rules import Array, pointwise
+from hopflow.ops.rules import Array
+from hopflow.ops.views import Types
+from hopflow.symbolic.ranges import ValueRange
 
-__all__ = ["item"]
+__all__ = ["item", "range_fault", "range_params"]
 
 
-def _infer(operand: TensorType) -> TensorType:
-    if operand.shape or operand.dtype.is_float:
+def _is_checked(min: float = -inf, max: float = inf, known: bool = False) -> bool:
+    return not known and (min, max) != (-inf, inf)
+
+
+def range_params(allowed: ValueRange, *, known: bool) -> dict[str, Any]:
+    """The params of an `item` whose symbol has this range."""
+    ends = {"min": (allowed.low, -inf), "max": (allowed.high, inf)}
+    params: dict[str, Any] = {k: v for k, (v, free) in ends.items() if v != free}
+    return {**params, "known": True} if known and params else params
+
+
+def range_fault(what: str, value: int, allowed: ValueRange) -> str:
+    """What is wrong with a value that is not in its range."""
+    low, high = allowed.low, allowed.high
+    least = [f"at least {low}"] if low != -inf else []
+    most = [f"at most {high}"] if high != inf else []
+    return f"{what} is {value}, and must be {' and '.join(least + most)}."
+
+
+def _infer(x: TensorType, **_: Any) -> TensorType:
+    if x.shape or x.dtype.is_float:
         raise DTypeError(
-            f"item: a symbol is the value of an integer of no axes, not of {operand}."
+            f"item: a symbol is the value of an integer of no axes, and not of {x}."
         )
     return SYMBOL_TYPE
 
 
-def _run(x: Array) -> Array:
+def _run(
+    x: Array, *, min: float = -inf, max: float = inf, known: bool = False
+) -> Array:
     """The integer that a tensor of no axes holds."""
-    return np.asarray(x, np.int64)
+    value = np.asarray(x).astype(np.int64)
+    if not known and not min <= value <= max:
+        raise CheckError(range_fault("item: it", int(value), ValueRange(min, max)))
+    return value
 
 
+def _lower(_types: Types, x: Operand, **params: Any) -> Pointwise:
+    value = expr.cast(x[()], dtypes.int64)
+    allowed = ValueRange(params.get("min", -inf), params.get("max", inf))
+
+    def holds(_: Index) -> Expr:
+        tests = []
+        if allowed.low != -inf:
+            tests.append(expr.compare("ge", value, expr.index(int(allowed.low))))
+        if allowed.high != inf:
+            tests.append(expr.compare("le", value, expr.index(int(allowed.high))))
+        return expr.all_of(tests)
+
+    check = Check("range", (), holds, lambda _: (value,))
+    return Pointwise(lambda _: value, (check,) if _is_checked(**params) else ())
+
+
+# `item(x, min=-inf, max=inf, known=False)`: `min` and `max` are the symbol's range.
+# The program stops at an integer beyond it, unless it is known that there is none.
 item: Final = OpDef(
     name="item",
     promote=None,
-    infer=_infer,
+    infer=_infer,  # i[] -> i64[]
     run=_run,
-    lower=pointwise(lambda x: expr.cast(x, dtypes.int64)),
-    samples=(Sample(("T[]",), {}, (*dtypes.INTEGERS, dtypes.bool_)),),
+    lower=_lower,
+    node_effects=lambda params: frozenset({"trap"} if _is_checked(**params) else ()),
+    samples=(
+        Sample(("T[]",), {}, (*dtypes.INTEGERS, dtypes.bool_)),
+        Sample(("T[]",), {"max": 100}, (dtypes.bool_, dtypes.uint8), 0, 100),
+    ),
 )

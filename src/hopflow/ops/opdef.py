@@ -67,6 +67,7 @@ class OpDef:
               operand with a new value of the view written into it:
               (base, new, *other_operands, **params) -> base, in terms of operations
     effects   "trap" (may stop the program), "random": what keeps it in its branch
+    node_effects   None, or: more of them that depend on the params
     samples   calls for the suites that test all operations
     """
 
@@ -78,6 +79,7 @@ class OpDef:
     samples: tuple[Sample, ...]
     unview: Callable[..., Value] | None = None
     effects: frozenset[str] = frozenset()
+    node_effects: Callable[[dict[str, Any]], frozenset[str]] | None = None
 
     def __post_init__(self) -> None:
         if self.name in OPERATIONS:

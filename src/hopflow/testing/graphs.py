@@ -18,7 +18,7 @@ from hopflow.graph.regions import (
     roles,
 )
 from hopflow.graph.types import TensorType
-from hopflow.ops import elementwise, reduce, views  # noqa: F401
+from hopflow.ops import creation, elementwise, item, reduce, views  # noqa: F401
 from hopflow.ops.opdef import OPERATIONS
 from hopflow.symbolic.size import symbol
 from hopflow.tensor import asarray

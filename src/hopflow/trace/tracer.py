@@ -15,12 +15,22 @@ from typing import Any, NamedTuple
 
 from hopflow.bind import Interpreter, Operand, Value, current, using
 from hopflow.errors import CapturedTensorError, EscapedValueError, HopflowError
-from hopflow.graph.core import Arg, Constant, Graph, SourceLine, Var, size_of
+from hopflow.graph.core import (
+    Arg,
+    Constant,
+    Graph,
+    Node,
+    SourceLine,
+    Var,
+    size_of,
+    symbol_range,
+)
 from hopflow.graph.regions import result_types
 from hopflow.graph.types import SYMBOL_TYPE, TensorType, shared
-from hopflow.ops.item import item
+from hopflow.ops.item import item, range_params
 from hopflow.ops.opdef import OpDef
 from hopflow.symbolic.env import ShapeEnv
+from hopflow.symbolic.ranges import ValueRange
 from hopflow.symbolic.size import Size, Symbol, SymInt, free_symbols
 from hopflow.tensor import EagerTensor, Tensor
 from hopflow.trace.functional import (
@@ -229,18 +239,9 @@ class Tracer(Functional):
             tensor._concrete("item")
         assert self.env is not None
         bound = inf if isinstance(max, SymInt) else max
-        hint = self.hints.get(var)
-        if hint is None:
-            size = self.env.unbacked(None, min, bound)
-        else:
-            size = self.env.backed(
-                None, int(hint), min, bound, f"{var.node.name}.item()"
-            )
-        [symbol] = free_symbols(size)
-        [result] = self.record(item, (TracedTensor(self, var),), {})
-        result.source.node.symbol = symbol
-        self.symbols[symbol] = result.source
-        self._sizes[var] = size
+        params = range_params(ValueRange(min, bound), known=True)
+        [result] = self.record(item, (TracedTensor(self, var),), params)
+        size = self._sizes[var] = self.size_of(result)
         if isinstance(max, SymInt):
             self.env.assume(size <= max)
         return size
@@ -362,7 +363,25 @@ class Tracer(Functional):
             raise
         node = self.graph.call(op, recorded, params, types, user_line(3))
         node.operator_path = self.path
+        if op is item:
+            self._define_by(node)
         return tuple([TracedTensor(self, var) for var in node.results])
+
+    def _define_by(self, node: Node) -> None:
+        """Make the symbol of an `item` node, backed if the call tells its value."""
+        allowed = symbol_range(node)
+        [arg] = node.args
+        hint = self.hints.get(arg) if isinstance(arg, Var) else None
+        if self.env is None:
+            size = size_of(Symbol(f"u{len(self.symbols)}", None, allowed))
+        elif hint is None:
+            size = self.env.unbacked(None, allowed.low, allowed.high)
+        else:
+            source = f"{arg.node.name}.item()" if isinstance(arg, Var) else ""
+            ends = allowed.low, allowed.high
+            size = self.env.backed(None, int(hint), *ends, source)
+        [node.symbol] = free_symbols(size)
+        self.symbols[node.symbol] = node.results[0]
 
     # --- the end ---
 

@@ -10,7 +10,7 @@ from hopflow.graph.regions import (
     prune_node,
     signature_of,
 )
-from hopflow.graph.rewriting import effects, eliminate_dead_code
+from hopflow.graph.rewriting import effects, eliminate_dead_code, reader
 
 
 def drop_dead_results(graph: Graph) -> Graph:
@@ -20,13 +20,14 @@ def drop_dead_results(graph: Graph) -> Graph:
     make the next one's. In place; returns the graph.
     """
     live = set(vars_of(graph.outputs))
+    reads = reader(graph)
     kept: list[Node] = []
     for node in reversed(graph.nodes):
         if live.isdisjoint(node.results) and not effects(node):
             continue
         if has_regions(node):
             _slim(node, live)
-        live.update(vars_of(node.args))
+        live.update(reads(node))
         kept.append(node)
     graph.nodes = kept[::-1]
     return graph
@@ -64,9 +65,10 @@ def _droppable(signature: Signature, dead: set[int]) -> set[int]:
             graph = region.graph
             outputs = zip(graph.outputs, region.outputs, strict=True)
             live = set(vars_of([a for a, port in outputs if port.at not in dead]))
+            reads = reader(graph)
             for node in reversed(graph.nodes):
                 if not live.isdisjoint(node.results) or effects(node):
-                    live.update(vars_of(node.args))
+                    live.update(reads(node))
             inputs = zip(graph.inputs, region.inputs, strict=True)
             needed |= {p.at for v, p in inputs if v in live and p.at is not None}
         kept = {result for result in dead if arg_of.get(result) in needed}
