@@ -191,13 +191,14 @@ class Jitted:
         self._last = compiled
         if not self._donate:
             return compiled(tensors)
-        donated = self._donated(args)
+        donated = [x for x in self._donated(args) if isinstance(x, EagerTensor)]
         compiled.check(tensors)
         try:
             return compiled(tensors)
         finally:  # an error, too, may come when they have been written over
             for tensor in donated:
                 tensor.storage.invalid = "donated"
+                tensor.array = _GONE
 
     def _told_apart(
         self,
@@ -275,7 +276,8 @@ class Jitted:
         graph = tracer.close(outputs)
         captured = [c.origin for c in captures]
         assert all(isinstance(c, EagerTensor) for c in captured)
-        return _Compiled(Executable(graph), captured, written, out_spec, constants)  # type: ignore[arg-type]
+        executable = Executable(graph, self._donated_inputs(leaves, spec))
+        return _Compiled(executable, captured, written, out_spec, constants)  # type: ignore[arg-type]
 
     def _results(self, tree: Any) -> tuple[list[Operand], Spec, dict[int, Any]]:
         """The tensors that the function returned, the structure of all, and by their
@@ -309,21 +311,27 @@ class Jitted:
             results.insert(k, number)
         return pytree.unflatten(out_spec, results)
 
-    def _donated(self, args: tuple[Any, ...]) -> list[EagerTensor]:
-        """The tensors that a call gives up.
+    def _donated_inputs(self, leaves: Sequence[Any], spec: Spec) -> list[int]:
+        """Which of the graph's inputs a call gives up."""
+        args, _ = pytree.unflatten(spec, range(len(leaves)))
+        donated = self._donated(args)
+        data = [n for n, leaf in enumerate(leaves) if _is_data(leaf)]
+        return [k for k, n in enumerate(data) if n in donated]
+
+    def _donated(self, args: tuple[Any, ...]) -> list[Any]:
+        """The leaves of the arguments that a call gives up.
 
         Raises:
             ArgumentValueError: there is no such argument.
         """
-        donated: list[EagerTensor] = []
+        donated: list[Any] = []
         for position in self._donate:
             if position >= len(args):
                 raise ArgumentValueError(
                     f"jit: `donate` names argument {position} of `{name_of(self._f)}`, "
                     f"and {len(args)} were given by position."
                 )
-            leaves = pytree.flatten(args[position])[0]
-            donated += [x for x in leaves if isinstance(x, EagerTensor)]
+            donated += pytree.flatten(args[position])[0]
         return donated
 
     # --- to look at: of the signature that was called last ---
@@ -392,6 +400,8 @@ def _key_orders(tree: Any) -> list[tuple[Any, ...]]:
     return found
 
 
+_GONE: Final = np.empty(0)
+"""What a donated tensor holds: its own memory is the result's, or free."""
 _SIMPLE: Final = frozenset((bool, int, float, str, np.ndarray))
 
 
@@ -459,7 +469,9 @@ def jit(f: Callable[..., Any] | None = None, *, donate: Sequence[int] = ()) -> A
     Args:
         f: A function of pytrees of tensors, numbers and hashable values.
         donate: Positions of arguments whose tensors are given up by a call: they must
-            not be used after it, even if it fails.
+            not be used after it, even if it fails. A result of the same type that can
+            be an update in place is written into the memory of such a tensor, if no
+            one else sees it (an array, a buffer, a view).
 
     Raises:
         ArgumentTypeError: `f` cannot be called, or `donate` has what is no int.

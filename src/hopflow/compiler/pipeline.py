@@ -2,8 +2,9 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from sys import getrefcount
 from threading import RLock
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -27,21 +28,25 @@ from hopflow.symbolic.size import Size, Symbol, substitute
 from hopflow.tensor import EagerTensor
 
 _lock = RLock()
-_kernels: OrderedDict[str, Kernel] = OrderedDict()  # the one used last stands last
+# By the hash of a graph and its donated inputs; the one used last stands last.
+_kernels: OrderedDict[tuple[str, tuple[int, ...]], Kernel] = OrderedDict()
 
 
-def lower(graph: Graph) -> tuple[Graph, Program]:
+def lower(graph: Graph, donated: Sequence[int] = ()) -> tuple[Graph, Program]:
     """Run the passes over a copy of a graph, and schedule it.
 
     The nodes of the copy know the numbers of those they come from, which the program
     reports when it stops. All is verified if `config.verify`.
+
+    Args:
+        donated: Positions of inputs whose memory outputs may take; see `schedule`.
     """
     graph = _numbered(graph)
     for run in PASSES:
         graph = run(graph)
         if config.verify:
             verify_graph(graph)
-    program = schedule(graph)
+    program = schedule(graph, donated=donated)
     if config.verify:
         verify_program(program)
     return graph, program
@@ -61,11 +66,17 @@ class Executable:
     messages are this graph's own.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, donated: Sequence[int] = ()) -> None:
+        """Compile `graph`; its outputs may take the memory of `donated` inputs."""
         self.graph = graph
-        self.kernel = _kernel(graph)
+        self.kernel = _kernel(graph, tuple(donated))
         self._call: Callable[..., Trapped | None] = self.kernel.call
-        self._results = [(t.shape, t.dtype.dtype, t.weak) for t in graph.out_types]
+        inputs, outputs = self.kernel.program.inputs, self.kernel.program.outputs
+        self._updated = {inputs.index(b) for b in outputs if b in inputs}
+        self._results = [
+            (t.shape, t.dtype.dtype, t.weak, inputs.index(b) if b in inputs else None)
+            for t, b in zip(graph.out_types, outputs, strict=True)
+        ]
         self._sizes = [_where(graph, v) for v in graph.symbols]
 
     def __call__(self, args: Sequence[EagerTensor]) -> list[EagerTensor]:
@@ -76,6 +87,8 @@ class Executable:
                 stopped the program, with the user's line.
             InvalidTensorError: an argument must not be used any more.
         """
+        if self._updated:
+            args = self._unshared(args)
         arrays = []
         for arg in args:
             storage = arg._storage
@@ -87,19 +100,32 @@ class Executable:
             arrays.append(array)
         if self._sizes:
             sizes = [int(arrays[k].shape[axis]) for k, axis in self._sizes]
-            outputs = self._allocate(sizes)
+            outputs = self._allocate(sizes, arrays)
             trapped = self._call(*sizes, *arrays, *outputs)
         else:
-            outputs = [np.empty(shape, dtype) for shape, dtype, _ in self._results]
+            outputs = [
+                np.empty(shape, dtype) if source is None else arrays[source]
+                for shape, dtype, _, source in self._results
+            ]
             trapped = self._call(*arrays, *outputs)
         if trapped is not None:
             raise self._error(trapped)
         return [
             EagerTensor(array, weak=weak)
-            for array, (_, _, weak) in zip(outputs, self._results, strict=True)
+            for array, (_, _, weak, _) in zip(outputs, self._results, strict=True)
         ]
 
-    def _allocate(self, sizes: Sequence[int]) -> list[Any]:
+    def _unshared(self, args: Sequence[EagerTensor]) -> list[EagerTensor]:
+        """The arguments; of those that are written over and seen by others, copies."""
+        own = list(args)
+        for k in self._updated:
+            args[k].check_valid()
+            is_once = sum(arg is args[k] for arg in args) == 1
+            if not (is_once and _is_alone(args[k])):
+                own[k] = EagerTensor(args[k].array.copy())
+        return own
+
+    def _allocate(self, sizes: Sequence[int], arrays: Sequence[Any]) -> list[Any]:
         known: dict[Symbol, Size] = {
             v.node.symbol: n
             for v, n in zip(self.graph.symbols, sizes, strict=True)
@@ -107,7 +133,9 @@ class Executable:
         }
         return [
             np.empty([int(substitute(n, known)) for n in shape], dtype)
-            for shape, dtype, _ in self._results
+            if source is None
+            else arrays[source]
+            for shape, dtype, _, source in self._results
         ]
 
     def _error(self, trapped: Trapped) -> Exception:
@@ -118,6 +146,20 @@ class Executable:
     @property
     def loop_ir(self) -> str:
         return format_program(self.kernel.program)
+
+
+def _is_alone(tensor: EagerTensor) -> bool:
+    """Whether nobody but `tensor` has its memory: no view, no other library's array, no
+    buffer (all of which hold the array, or are its base)."""
+    if getrefcount(tensor.array) != _OWN_REFERENCES:
+        return False
+    flags = tensor.array.flags
+    writable = flags.writeable and not tensor.storage.readonly
+    return flags.c_contiguous and flags.owndata and writable
+
+
+_PROBE: Final = EagerTensor(np.empty(0))
+_OWN_REFERENCES: Final = getrefcount(_PROBE.array)
 
 
 def _where(graph: Graph, symbol: Var) -> tuple[int, int]:
@@ -132,8 +174,8 @@ def _where(graph: Graph, symbol: Var) -> tuple[int, int]:
     )
 
 
-def _kernel(graph: Graph) -> Kernel:
-    key = structural_hash(graph)
+def _kernel(graph: Graph, donated: tuple[int, ...] = ()) -> Kernel:
+    key = structural_hash(graph), donated
     with _lock:
         known = _kernels.get(key)
         if known is not None:
@@ -141,7 +183,7 @@ def _kernel(graph: Graph) -> Kernel:
             _kernels.move_to_end(key)
             return known
         counts.compiles += 1
-        _, program = lower(graph)
+        _, program = lower(graph, donated)
         kernel = _kernels[key] = compile_program(program)
         while len(_kernels) > max(config.kernel_cache_size, 0):
             _kernels.popitem(last=False)

@@ -159,6 +159,8 @@ class _Interpreter:
                     f"input `{buffer.name}` must be {buffer.dtype}{list(shape)}, "
                     f"and is {array.dtype}{list(array.shape)}"
                 )
+            if buffer.space == "output":  # given, and written over
+                array = array.copy()
             lane.memory[buffer] = self.allocator.given(array)
         for buffer in program.constants:
             lane.memory[buffer] = self.allocator.given(np.asarray(buffer.data))
@@ -169,7 +171,7 @@ class _Interpreter:
             shape = self.shape(buffer, lane)
             if buffer in growing:
                 shape = (0, *shape[1:])
-            if buffer not in offsets:
+            if buffer not in offsets and buffer not in lane.memory:
                 lane.memory[buffer] = self.allocator.fresh(buffer, shape)
         shapes = {b: self.shape(b, lane) for b in offsets}
         places = {b: int(self.value(at, lane)) for b, at in offsets.items()}

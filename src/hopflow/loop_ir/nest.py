@@ -229,7 +229,10 @@ class Site:
 
 @dataclass(eq=False, slots=True)
 class Program:
-    """One native entry: `sizes` are i64 parameters, then inputs, then outputs."""
+    """One native entry: `sizes` are i64 parameters, then inputs, then outputs.
+
+    An "output" buffer that is among the inputs too holds both, one after the other.
+    """
 
     name: str
     sizes: list[Var]

@@ -323,7 +323,8 @@ def _buffer(buffer: Buffer) -> str:
 def format_program(program: Program) -> str:
     """`program` as text, one statement a line, ending with a newline."""
     sizes = ", ".join(f"{v.name}: {v.dtype}" for v in program.sizes)
-    buffers = (*program.inputs, *program.outputs, *program.arena, *program.constants)
+    outputs = [b for b in program.outputs if b not in program.inputs]
+    buffers = (*program.inputs, *outputs, *program.arena, *program.constants)
     sites = [
         f"site {number}: {site.kind} of node {site.node}"
         for number, site in enumerate(program.sites)

@@ -93,8 +93,9 @@ class _Verifier:
                 var.dtype is dtypes.int64, f"size `{var.name}` must be i64: {var.dtype}"
             )
             self.define(var, "size")
+        updated = [b for b in program.inputs if b in program.outputs]
         for buffers, spaces in (
-            (program.inputs, ("input",)),
+            ([b for b in program.inputs if b not in updated], ("input",)),
             (program.outputs, ("output",)),
             (program.arena, ("arena", "shared")),
             (program.constants, ("constant",)),

@@ -25,7 +25,7 @@ from hopflow.compiler.schedule.places import (
 )
 from hopflow.errors import CompileError
 from hopflow.graph.core import Constant, Graph, Node, Var
-from hopflow.graph.types import TensorType
+from hopflow.graph.types import TensorType, same_type
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.kernels import (
@@ -36,9 +36,11 @@ from hopflow.loop_ir.kernels import (
 )
 from hopflow.loop_ir.nest import (
     Buffer,
+    Copy,
     For,
     If,
     Program,
+    Space,
     Stmt,
     Trap,
     While,
@@ -50,20 +52,51 @@ LARGEST_COPY = 1 << 22
 """Bytes of what is copied to be aligned: larger ones do not come from the caches."""
 
 
-def schedule(graph: Graph, target: Target | None = None) -> Program:
+def schedule(
+    graph: Graph, target: Target | None = None, donated: Sequence[int] = ()
+) -> Program:
     """The program that computes `graph`: inputs and outputs in the graph's order.
 
     Symbols of the graph become the program's sizes. A trap of the program names the
     number that its node has in `meta`.
+
+    Args:
+        donated: Positions of inputs (symbols not counted) whose memory may be written
+            over. It becomes that of an output of the same type, unless such an output
+            would have to be made elsewhere first, and copied.
     """
-    return Scheduler(Builder(graph.name, target or host())).program(graph)
+    reused = _reusable(graph, donated)
+    while True:
+        builder = Builder(graph.name, target or host())
+        program = Scheduler(builder).program(graph, reused)
+        copied = {s.target for s in statements(program.body) if isinstance(s, Copy)}
+        wasted = [j for j in reused if program.outputs[j] in copied]
+        if not wasted:
+            return program
+        for j in wasted:
+            del reused[j]
+
+
+def _reusable(graph: Graph, donated: Sequence[int]) -> dict[int, int]:
+    """The donated input whose memory each output may take: the first of its type."""
+    tensors = [v.type for v in graph.inputs if v.node.section != "symbol"]
+    free = [k for k in donated if not is_small(tensors[k])]
+    reused: dict[int, int] = {}
+    for j, type_ in enumerate(graph.out_types):
+        found = next((k for k in free if same_type(tensors[k], type_)), None)
+        if found is not None:
+            reused[j] = found
+            free.remove(found)
+    return reused
 
 
 class Scheduler(NodeScheduler):
     """Schedules whole graphs: what stands around nodes, and regions."""
 
-    def program(self, graph: Graph) -> Program:
+    def program(self, graph: Graph, reused: Mapping[int, int]) -> Program:
+        """The whole program; `reused` are outputs in the memory of inputs."""
         b = self.b
+        written_over = set(reused.values())
         for var in graph.symbols:
             assert var.node.symbol is not None
             size = LoopVar(var.node.symbol.name, dtypes.int64)
@@ -76,25 +109,39 @@ class Scheduler(NodeScheduler):
                 size = b.program.sizes[k]
                 env[var] = b.slot(Registers(var.type, (e.read(size),)), live.count(var))
                 continue
-            buffer = Buffer(f"in{k}", var.type.dtype, b.shape(var.type), "input")
+            donated = len(b.program.inputs) in written_over
+            space: Space = "output" if donated else "input"
+            buffer = Buffer(f"in{k}", var.type.dtype, b.shape(var.type), space)
             b.program.inputs.append(buffer)
+            if donated:
+                b.owners[buffer] = b.loop
             place: Place = Stored(var.type, buffer)
             if is_small(var.type) and live.count(var):
                 place = self.registers(Slot(place))
             env[var] = b.slot(place, live.count(var))
         hints: dict[Var, Buffer] = {}
         for k, arg in enumerate(graph.outputs):
+            if k in reused:
+                b.program.outputs.append(b.program.inputs[reused[k]])
+                continue
             buffer = Buffer(f"out{k}", arg.type.dtype, b.shape(arg.type), "output")
             b.program.outputs.append(buffer)
             if isinstance(arg, Var) and arg.node.op is not None:
                 hints.setdefault(live.canonical(arg), buffer)
         results = self.nodes(live, env, hints)
-        kernels = Kernels(b, 0)
-        for slot, buffer in zip(results, b.program.outputs, strict=True):
-            kernels.fill(slot, Stored(slot.type, buffer))
+        self.finish(results, reused)
         fuse_loops(b.program.body)
         move_steps_inside(b.program.body)
         return b.program
+
+    def finish(self, results: Sequence[Slot], reused: Mapping[int, int]) -> None:
+        """Write the outputs: those in memory of inputs last, as a step does carries."""
+        kernels, outputs = Kernels(self.b, 0), self.b.program.outputs
+        for k, slot in enumerate(results):
+            if k not in reused:
+                kernels.fill(slot, Stored(slot.type, outputs[k]))
+        updated = [carries.Carry(results[k].type, buffer=outputs[k]) for k in reused]
+        carries.update(self.b, updated, [results[k] for k in reused])
 
     def registers(self, slot: Slot) -> Registers:
         """A small value loaded into variables."""
