@@ -317,7 +317,9 @@ def _is_private(tracer: Tracer, origin: Any) -> bool:
 
 
 def written_inputs(bodies: Sequence[Body]) -> Written:
-    """What any of the bodies writes, each once."""
+    """What any of the bodies writes, each once; all have an input for it then."""
+    if any(written_captures(body.tracer) for body in bodies):
+        share_captures(bodies)
     captures: dict[Any, None] = {}
     operands: dict[int, int] = {}
     for body in bodies:
@@ -371,18 +373,22 @@ class Closed:
 
 
 def share_captures(bodies: Sequence[Body]) -> dict[Any, Capture]:
-    """Give every body an input for each tensor that any of them captures."""
-    if len(bodies) == 1:
-        return dict(bodies[0].tracer.captures)
-    union: dict[Any, Capture] = {}
-    for body in bodies:
-        for key, capture in body.tracer.captures.items():
-            union.setdefault(key, capture)
-    for body in bodies:
-        if len(body.tracer.captures) != len(union):
-            for capture in union.values():
-                body.tracer.localize(capture.origin)
-    return union
+    """Give every body an input for each tensor that any of them captures, and for the
+    same base where one of them has found several to share memory."""
+    while True:
+        union: dict[Any, Capture] = {}
+        parts: dict[Any, Capture] = {}
+        for body in bodies:
+            union |= body.tracer.captures
+            parts |= body.tracer.parts
+        for body in bodies:
+            for key, capture in (union | parts).items():
+                tensor = body.tracer.localize(capture.origin)
+                if key in parts:
+                    body.tracer.unite(tensor)
+        # To share may have made a base of what was apart before.
+        if all(body.tracer.captures.keys() == union.keys() for body in bodies):
+            return union
 
 
 def close_bodies(

@@ -26,7 +26,6 @@ from hopflow.hops.bodies import (
     own_copy,
     present_value,
     require_callable,
-    share_captures,
     shown,
     trace_body,
     written_inputs,
@@ -157,8 +156,6 @@ class Branching(HigherOrderOp):
     def functionalize(self, bodies: Sequence[Body]) -> Written:
         """A write in one branch is a result of all: the others return the old value."""
         written = written_inputs(bodies)
-        if written.captures:
-            share_captures(bodies)
         for body in bodies:
             tracer = body.tracer
             body.outputs += [present_value(body, k) for k in written.captures]

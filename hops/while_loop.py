@@ -37,7 +37,6 @@ from hopflow.hops.bodies import (
     own_copy,
     present_value,
     require_callable,
-    share_captures,
     trace_body,
     written_captures,
     written_inputs,
@@ -237,9 +236,7 @@ class While(HigherOrderOp):
                 f"{capture.origin.type}, but a condition only tests. Write to it in "
                 "`body_fn`."
             )
-        written = Written(written_inputs([body]).captures)
-        if written.captures:
-            share_captures(bodies)
+        written = Written(written_inputs(bodies).captures)
         body.outputs += [present_value(body, k) for k in written.captures]
         return written
 

@@ -23,7 +23,8 @@ from hopflow.ops.rules import as_integer
 from hopflow.pytree import Spec
 from hopflow.stats import counts
 from hopflow.tensor import EagerTensor
-from hopflow.trace.functional import TracedTensor, aliased_write, escaped
+from hopflow.tensor.rows import place_in, row_of
+from hopflow.trace.functional import TracedTensor, escaped
 from hopflow.trace.source import name_of
 from hopflow.trace.tracer import Tracer, is_written, trace_into
 
@@ -42,10 +43,12 @@ class _Compiled:
     """What one signature was compiled to.
 
     captured    tensors from outside the function, passed after the arguments
+    rows        by position of a captured tensor: it is the row of all the elements that
+                this argument is a part of, and so another one in each call
     written     which inputs get new values: positions among arguments and captured
     spec        of the result; `constants` are the leaves that are Python numbers
-    variants    the same for calls in which tensors are given twice, or captured too,
-                by which are the same; only where something is written
+    variants    the same for calls in which tensors share memory, by how they do; only
+                where something is written
     """
 
     executable: Executable
@@ -53,7 +56,8 @@ class _Compiled:
     written: list[int]
     spec: Spec
     constants: dict[int, Any]
-    variants: dict[tuple[int, ...], "_Compiled"] = field(default_factory=dict)
+    rows: dict[int, int] = field(default_factory=dict)
+    variants: dict[tuple[Any, ...], "_Compiled"] = field(default_factory=dict)
     is_single: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -66,15 +70,24 @@ class _Compiled:
             InvalidTensorError: a tensor must not be used any more.
             ReadOnlyError: one that is written must not be.
         """
-        given = [*tensors, *self.captured]
+        given = self.inputs(tensors)
         for tensor in given:
             tensor.check_valid()
         for k in self.written:
             given[k].check_writable()
 
+    def inputs(self, tensors: Sequence[EagerTensor]) -> list[EagerTensor]:
+        """What the program takes for these arguments."""
+        found = [*tensors, *self.captured]
+        for at, argument in self.rows.items():
+            row = row_of([tensors[argument]])
+            assert row is not None
+            found[len(tensors) + at] = row
+        return found
+
     def __call__(self, tensors: list[EagerTensor]) -> Any:
         if self.captured:
-            tensors = tensors + self.captured
+            tensors = self.inputs(tensors)
         for k in self.written:
             tensors[k].check_writable()
         results: list[Any] = self.executable(tensors)
@@ -207,25 +220,21 @@ class Jitted:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> _Compiled:
-        """What to call where a tensor that is written may be given twice.
+        """What to call where a tensor that is written may share memory with another.
 
         Raises:
-            MutationError: it shares memory with another one.
+            MutationError: it does, and they cannot be views of one tensor.
         """
         given = [*tensors, *compiled.captured]
-        if _overlap(given, compiled.written, also_same=True) is None:
+        if not _overlap(given, compiled.written):
             return compiled
-        same = tuple([_first(given, t) for t in given])
-        variant = compiled.variants.get(same)
+        sharing = _sharing(given)
+        variant = compiled.variants.get(sharing)
         if variant is None:
             with self._lock:
                 leaves, spec = pytree.flatten((args, kwargs))
                 variant = self._compile(leaves, spec, tensors)
-                compiled.variants[same] = variant
-        given = [*tensors, *variant.captured]
-        found = _overlap(given, variant.written)
-        if found is not None:
-            raise aliased_write(found.type)
+                compiled.variants[sharing] = variant
         return variant
 
     def _compile(
@@ -237,7 +246,7 @@ class Jitted:
         """Trace the function for these arguments, and compile its graph.
 
         Args:
-            tensors: The arguments themselves, if it matters which are the same.
+            tensors: The arguments themselves, if it matters what memory they share.
         """
         counts.traces += 1
         tracer = Tracer(None, name_of(self._f).strip("<>") or "f")
@@ -274,10 +283,10 @@ class Jitted:
             *(TracedTensor(tracer, tracer.read(own[k])) for k in written),
         ]
         graph = tracer.close(outputs)
-        captured = [c.origin for c in captures]
-        assert all(isinstance(c, EagerTensor) for c in captured)
+        captured = [c.origin for c in captures if isinstance(c.origin, EagerTensor)]
+        rows = _rows(captured, tensors or ())
         executable = Executable(graph, self._donated_inputs(leaves, spec))
-        return _Compiled(executable, captured, written, out_spec, constants)  # type: ignore[arg-type]
+        return _Compiled(executable, captured, written, out_spec, constants, rows)
 
     def _results(self, tree: Any) -> tuple[list[Operand], Spec, dict[int, Any]]:
         """The tensors that the function returned, the structure of all, and by their
@@ -409,19 +418,44 @@ def _first(tensors: Sequence[Any], wanted: Any) -> int:
     return next(k for k, t in enumerate(tensors) if t is wanted)
 
 
-def _overlap(
-    tensors: Sequence[EagerTensor], written: Sequence[int], *, also_same: bool = False
-) -> EagerTensor | None:
-    """A tensor that is written and shares memory with another one, or (`also_same`) is
-    given twice."""
-    for k in written:
-        target = tensors[k]
-        for j, other in enumerate(tensors):
-            if j == k or (other is target and not also_same):
-                continue
-            if np.may_share_memory(target.array, other.array):
-                return target
-    return None
+def _overlap(tensors: Sequence[EagerTensor], written: Sequence[int]) -> bool:
+    """Whether a tensor that is written shares memory with another one."""
+    return any(
+        np.may_share_memory(tensors[k].array, other.array)
+        for k in written
+        for j, other in enumerate(tensors)
+        if j != k
+    )
+
+
+def _sharing(tensors: Sequence[EagerTensor]) -> tuple[Any, ...]:
+    """For each tensor which it is first given as, and where it is in the memory that it
+    shares with others."""
+    found: list[Any] = []
+    for k, tensor in enumerate(tensors):
+        others = [
+            j
+            for j, other in enumerate(tensors)
+            if j != k and np.may_share_memory(tensor.array, other.array)
+        ]
+        where: Any = None
+        if others and (row := row_of([tensor])) is not None:
+            distance = tensor.pointer - tensors[others[0]].pointer
+            where = place_in(row, tensor), row.shape, distance
+        found.append((_first(tensors, tensor), tuple(others), where))
+    return tuple(found)
+
+
+def _rows(
+    captured: Sequence[EagerTensor], tensors: Sequence[EagerTensor]
+) -> dict[int, int]:
+    """Which captured tensors are rows that arguments are in, and of which argument."""
+    found: dict[int, int] = {}
+    for at, tensor in enumerate(captured):
+        for k, argument in enumerate(tensors):
+            if row_of([argument]) is tensor:
+                found.setdefault(at, k)
+    return found
 
 
 def _name(path: str) -> str:

@@ -6,7 +6,8 @@ whole elements.
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from weakref import ReferenceType
 
 import numpy as np
 
@@ -21,6 +22,9 @@ from hopflow.errors import (
 from hopflow.ops.rules import Array
 from hopflow.tensor.dlpack import import_dlpack
 
+if TYPE_CHECKING:
+    from hopflow.tensor.eager import EagerTensor
+
 __all__ = ["Storage", "import_array"]
 
 
@@ -31,15 +35,17 @@ class Storage:
     readonly  it is memory of others that may not be written
     private   it was made of numbers, and is not memory of others
     invalid   None, or why it must not be used any more ("donated to ...")
+    row       None, or the tensor of all the elements; see `rows`
     """
 
-    __slots__ = ("invalid", "private", "readonly", "version")
+    __slots__ = ("invalid", "private", "readonly", "row", "version")
 
     def __init__(self, *, readonly: bool = False, private: bool = False) -> None:
         self.version = 0
         self.readonly = readonly
         self.private = private
         self.invalid: str | None = None
+        self.row: ReferenceType[EagerTensor] | None = None
 
 
 # --- import ---------------------------------------------------------------------------

@@ -4,15 +4,19 @@ A traced tensor that was ever viewed or written has a `FunctionalStorage`: the v
 that its base has now, and a version. A view keeps the chain of view operations that
 leads to it from the base; when its version is behind, it is made anew from the base. A
 write to a view is carried back along the chain by each operation's `unview`.
+
+A base may turn out to be a part of another one, as when a body reads a view of what it
+writes: its storage then says where it is `within` that, and all its views follow.
 """
 
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
-from hopflow.bind import Interpreter, Operand, Value
+from hopflow.bind import Interpreter, Operand, Value, using
 from hopflow.errors import EscapedValueError, MutationError, TraceError
 from hopflow.graph.core import Var
 from hopflow.graph.types import TensorType
+from hopflow.ops.strided import StridedPlace, put_strided, take_strided
 from hopflow.symbolic.size import SymInt
 from hopflow.tensor import Tensor
 from hopflow.trace.source import user_line
@@ -25,15 +29,63 @@ class ViewStep(NamedTuple):
     operands: tuple[Operand, ...]
     params: dict[str, Any]
 
+    def view(self, tracer: "Functional", base: "TracedTensor") -> "TracedTensor":
+        """The value of the view, for a value of its base."""
+        [found] = tracer.record(self.op, (base, *self.operands), self.params)
+        return found
+
+    def unview(self, base: "TracedTensor", new: "TracedTensor") -> Value:
+        """The value of the base once the view has the value `new`."""
+        written: Value = self.op.unview(base, new, *self.operands, **self.params)
+        return written
+
+    def localized(self, tracer: "Functional") -> "ViewStep":
+        """The same step with its operands as `tracer` has them."""
+        own = [tracer.localize(o) if isinstance(o, Value) else o for o in self.operands]
+        return self._replace(operands=tuple(own))
+
+
+class Strided(NamedTuple):
+    """The step of a chain from a row of elements to those at strides of it."""
+
+    place: StridedPlace
+
+    def view(self, tracer: "Functional", base: "TracedTensor") -> "TracedTensor":
+        with using(tracer):
+            return tracer.localize(take_strided(base, self.place))
+
+    def unview(self, base: "TracedTensor", new: "TracedTensor") -> Value:
+        return put_strided(base, new, self.place)
+
+    def localized(self, tracer: "Functional") -> "Strided":  # noqa: ARG002
+        return self
+
+
+Chain: TypeAlias = tuple[ViewStep | Strided, ...]
+
+
+class Place(NamedTuple):
+    """Where a tensor is: a storage, and the steps to the tensor from its base."""
+
+    storage: "FunctionalStorage"
+    chain: Chain
+
 
 class FunctionalStorage:
-    """What a base tensor holds now: `tensor`, a plain value, never written itself."""
+    """What a base tensor holds now.
 
-    __slots__ = ("tensor", "version")
+    owner    the base tensor
+    tensor   its value: a plain one, never written itself
+    within   None, or where the base is in another one, which then holds its value
+    """
 
-    def __init__(self, tensor: "TracedTensor") -> None:
-        self.tensor = tensor
+    __slots__ = ("owner", "tensor", "version", "within")
+
+    def __init__(self, owner: "TracedTensor") -> None:
+        self.owner = owner
+        self.tensor = TracedTensor(owner.tracer, owner.source)
         self.version = 0
+        self.within: Place | None = None
 
 
 _NUMBER: Final = (
@@ -60,17 +112,19 @@ class TracedTensor(Tensor):
     source    the var that holds its value, as of `version` of `storage`
     storage   None: never viewed nor written
     chain     the view operations that lead to it from the base
+    origin    of what was lifted: what it stands for outside
     taken     of a view made by `x[key]`: x and the key
     """
 
-    __slots__ = ("chain", "source", "storage", "taken", "tracer", "version")
+    __slots__ = ("chain", "origin", "source", "storage", "taken", "tracer", "version")
 
     def __init__(self, tracer: "Functional", var: Var) -> None:
         self.tracer = tracer
         self.source = var
         self.storage: FunctionalStorage | None = None
-        self.chain: tuple[ViewStep, ...] = ()
+        self.chain: Chain = ()
         self.version = 0
+        self.origin: Tensor | None = None
         self.taken: tuple[Value, Any] | None = None
 
     @property
@@ -91,13 +145,13 @@ class TracedTensor(Tensor):
 
     def is_at(self, owner: Value, key: Any) -> bool:
         """Whether this is the view `owner[key]`, and up to date."""
+        if self.taken is None or self.taken[0] is not owner:
+            return False
+        storage = self.tracer.place(self).storage
         return (
-            self.taken is not None
-            and self.taken[0] is owner
-            and _is_same_key(self.taken[1], key)
-            and self.storage is not None
-            and self.storage is self.tracer.localize(owner).storage
-            and self.version == self.storage.version
+            _is_same_key(self.taken[1], key)
+            and storage is self.tracer.place(self.tracer.localize(owner)).storage
+            and self.version == storage.version
         )
 
     def __repr__(self) -> str:
@@ -175,14 +229,13 @@ class Functional(Interpreter):
         operands: Sequence[Operand],
         params: dict[str, Any],
     ) -> None:
-        storage = self.storage_of(base)
         # The chain reads its other operands as they are now, whatever is written later.
         frozen = tuple(
             self._snapshot(o) if isinstance(o, Value) else o for o in operands
         )
-        view.storage = storage
+        view.storage = self.storage_of(base)
         view.chain = (*base.chain, ViewStep(op, frozen, params))
-        view.version = storage.version
+        view.version = self.place(base).storage.version
 
     def _snapshot(self, value: Value) -> TracedTensor:
         return TracedTensor(self, self.read(self.localize(value)))
@@ -190,44 +243,67 @@ class Functional(Interpreter):
     def storage_of(self, tensor: TracedTensor) -> FunctionalStorage:
         """The storage of a tensor of this interpreter, made at its first need."""
         if tensor.storage is None:
-            tensor.storage = FunctionalStorage(TracedTensor(self, tensor.source))
+            tensor.storage = FunctionalStorage(tensor)
         return tensor.storage
+
+    def place(self, tensor: TracedTensor) -> Place:
+        """Where a tensor of this interpreter is in the outermost base."""
+        storage, chain = self.storage_of(tensor), tensor.chain
+        while (outer := storage.within) is not None:
+            storage, chain = outer.storage, (*outer.chain, *chain)
+        return Place(storage, chain)
 
     def read(self, tensor: TracedTensor) -> Var:
         """The var that holds the tensor's present value."""
-        storage = tensor.storage
-        if storage is not None and tensor.version != storage.version:
-            value = storage.tensor
-            for step in tensor.chain:
-                [value] = self.record(step.op, (value, *step.operands), step.params)
-            self.renew(tensor, value.source, storage.version)
+        if tensor.storage is not None:
+            storage, chain = self.place(tensor)
+            if tensor.version != storage.version:
+                value = storage.tensor
+                for step in chain:
+                    value = step.view(self, value)
+                self.change(tensor, "source", value.source)
+                self.change(tensor, "version", storage.version)
         return tensor.source
 
-    def renew(self, tensor: TracedTensor, var: Var, version: int) -> None:
-        """Note the present value of a view that was written through another."""
-        tensor.source, tensor.version = var, version
+    def change(self, owner: Any, name: str, value: Any) -> None:
+        """Set an attribute of a tensor or storage, which may come to be taken back."""
+        setattr(owner, name, value)
 
     def write(self, target: Value, new: Value) -> None:
         """Give `target`, and what shares its storage, the value `new` of its type."""
         tensor = self.localize(target)
-        self.allow_write(target, tensor)
-        storage = self.storage_of(tensor)
+        self.prepare_write(tensor)
         value = TracedTensor(self, self.read(self.localize(new)))
-        source = value.source
+        place = self.place(tensor)
+        self._write_at(place, value)
+        self.change(tensor, "source", value.source)
+        self.change(tensor, "version", place.storage.version)
+
+    def _write_at(self, place: Place, value: TracedTensor) -> None:
+        """Carry a new value back to the base of its place."""
+        storage, chain = place
         # The values along the chain, from the base to the view's own base.
         along = [storage.tensor]
-        for step in tensor.chain[:-1]:
-            [inner] = self.record(step.op, (along[-1], *step.operands), step.params)
-            along.append(inner)
-        for step, base in zip(reversed(tensor.chain), reversed(along), strict=False):
-            written = step.op.unview(base, value, *step.operands, **step.params)
-            value = TracedTensor(self, self.read(self.localize(written)))
-        storage.tensor = value
-        storage.version += 1
-        tensor.source, tensor.version = source, storage.version
+        for step in chain[:-1]:
+            along.append(step.view(self, along[-1]))
+        with using(self):
+            for step, base in zip(reversed(chain), reversed(along), strict=False):
+                written = step.unview(base, value)
+                value = TracedTensor(self, self.read(self.localize(written)))
+        self.change(storage, "tensor", value)
+        self.change(storage, "version", storage.version + 1)
 
-    def allow_write(self, target: Value, local: TracedTensor) -> None:
-        """Refuse a write that could not be made visible everywhere it should be."""
+    def put_within(self, base: TracedTensor, place: Place) -> None:
+        """Make a base a part of another one, which takes over what was written."""
+        part, whole = self.storage_of(base), place.storage
+        self.change(part, "within", place)
+        if part.version:
+            # No version of a view of either may be taken for one of the whole.
+            self.change(whole, "version", max(part.version, whole.version))
+            self._write_at(place, part.tensor)
+
+    def prepare_write(self, tensor: TracedTensor) -> None:
+        """Have all that shares memory with a tensor be views of one base."""
 
 
 def escaped(value: TracedTensor, why: str) -> EscapedValueError:
@@ -239,7 +315,8 @@ def escaped(value: TracedTensor, why: str) -> EscapedValueError:
 
 
 def aliased_write(what: TensorType) -> MutationError:
-    """The error for a write in a body to memory that it reads by another name too."""
+    """The error for a write in a body to memory that it reads by another name too,
+    where the two cannot be views of one tensor."""
     return MutationError(
         f"a body writes to a tensor {what} from outside that shares its memory with "
         "another one it uses. Use one of them, and take views of it inside the body."

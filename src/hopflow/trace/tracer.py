@@ -7,11 +7,13 @@ it, keyed by the parent's value; with the eager interpreter below, a concrete te
 captured as it is. Lifting a tensor lifts the free symbols of its shape before it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from hopflow.bind import Interpreter, Operand, Value, current, using
 from hopflow.errors import CapturedTensorError, EscapedValueError, HopflowError
@@ -28,13 +30,17 @@ from hopflow.graph.core import (
 from hopflow.graph.regions import result_types
 from hopflow.graph.types import SYMBOL_TYPE, TensorType, shared
 from hopflow.ops.item import item, range_params
-from hopflow.ops.opdef import OpDef
+from hopflow.ops.opdef import OPERATIONS, OpDef
 from hopflow.symbolic.env import ShapeEnv
 from hopflow.symbolic.ranges import ValueRange
 from hopflow.symbolic.size import Size, Symbol, SymInt, free_symbols
 from hopflow.tensor import EagerTensor, Tensor
+from hopflow.tensor.rows import place_in, row_of
 from hopflow.trace.functional import (
+    Chain,
     Functional,
+    Place,
+    Strided,
     TracedTensor,
     aliased_write,
     escaped,
@@ -46,22 +52,31 @@ from hopflow.trace.source import user_line
 class Capture:
     """A tensor of the parent's, and the input that stands for it here.
 
-    memory   the parent's storage: one object for tensors that share memory
+    memory   the tensor, of the outermost trace or eager, that it is or is a view of
     """
 
     origin: Tensor
     input: Var
     tensor: TracedTensor
-    memory: object
+    memory: Tensor
 
     @property
     def written(self) -> bool:
         return is_written(self.tensor)
 
+    def overlaps(self, other: "Capture") -> bool:
+        """Whether they may share memory."""
+        a, b = self.memory, other.memory
+        if isinstance(a, EagerTensor) and isinstance(b, EagerTensor):
+            return np.may_share_memory(a.array, b.array)
+        return a is b
+
 
 def is_written(tensor: TracedTensor) -> bool:
-    """Whether an input of a graph has been given another value since."""
-    return tensor.storage is not None and tensor.storage.version > 0
+    """Whether an input of a graph has been given another value since. One that is a
+    part of another input never is: that one is."""
+    storage = tensor.storage
+    return storage is not None and storage.version > 0 and storage.within is None
 
 
 class _Mark(NamedTuple):
@@ -70,15 +85,7 @@ class _Mark(NamedTuple):
     nodes: int
     symbols: int
     captures: int
-    renewed: int
-
-
-class _Renewal(NamedTuple):
-    """A view that was made anew, and what it was before."""
-
-    tensor: TracedTensor
-    var: Var
-    version: int
+    changes: int
 
 
 class Tracer(Functional):
@@ -87,6 +94,8 @@ class Tracer(Functional):
     symbols      symbol -> its input
     operands     the function's own inputs
     captures     key of the parent's value -> what was lifted
+    parts        the same for what has turned out to be a part of a capture, and is no
+                 input any more
     references   key of the parent's value -> the operand that stands for it
     shared       graphs that calls in this trace share, by keys of their makers
     env          answers for the symbols of the whole trace; None: it makes none
@@ -96,7 +105,7 @@ class Tracer(Functional):
 
     __slots__ = (
         "_adopted",
-        "_renewed",
+        "_changes",
         "_sizes",
         "allow_captures",
         "captures",
@@ -105,6 +114,7 @@ class Tracer(Functional):
         "graph",
         "hints",
         "operands",
+        "parts",
         "path",
         "references",
         "shared",
@@ -129,11 +139,13 @@ class Tracer(Functional):
         self.symbols: dict[Symbol, Var] = {}
         self.operands: list[TracedTensor] = []
         self.captures: dict[Any, Capture] = {}
+        self.parts: dict[Any, Capture] = {}
         self.references: dict[Any, Capture] = {}
         self.shared: dict[Any, Graph] = {}
         self.closed = False
         self._adopted: dict[int, Value] = {}
-        self._renewed: list[_Renewal] = []
+        # What takes back the changes to what was there before, the last one last.
+        self._changes: list[Callable[[], None]] = []
         self._sizes: dict[Var, SymInt] = {}
 
     # --- inputs ---
@@ -153,14 +165,18 @@ class Tracer(Functional):
         if not isinstance(operand, Value):
             return self.operand(operand.type, name)
         self.bind_symbols(operand.type.shape)
-        origin, key, memory = self._lift_parent(operand)
+        origin, memory = self._lift_parent(operand)
         var = self.graph.add_input(operand.type, name)
-        known = self.references.get(key)
+        known = self.references.get(id(origin))
         if known is None:
-            known = Capture(origin, var, TracedTensor(self, var), memory)
-            self.references[key] = known
+            known = self.references[id(origin)] = self._lifted(origin, var, memory)
         self.operands.append(known.tensor)
         return known.tensor
+
+    def _lifted(self, origin: Tensor, var: Var, memory: Tensor) -> Capture:
+        tensor = TracedTensor(self, var)
+        tensor.origin = origin
+        return Capture(origin, var, tensor, memory)
 
     def bind_symbols(self, sizes: Sequence[Any]) -> None:
         """Have inputs for the symbols of all `sizes` that are symbolic."""
@@ -265,32 +281,34 @@ class Tracer(Functional):
             if self.closed:
                 raise escaped(value, "that trace has ended")
             return value
-        origin, key, memory = self._lift_parent(value)
+        origin, memory = self._lift_parent(value)
         if isinstance(origin, TracedTensor) and origin.source.node.symbol is not None:
             return TracedTensor(self, self.symbol(origin.source.node.symbol))
-        known = self.captures.get(key) or self.references.get(key)
+        known = self._known(origin)
         if known is not None:
             return known.tensor
-        if any(c.memory is memory and c.written for c in self._from_outside()):
-            raise aliased_write(value.type)
         self.bind_symbols(value.type.shape)
         name = origin.source.node.name if isinstance(origin, TracedTensor) else ""
         name = name or f"c{len(self.captures)}"
         var = self.graph.add_input(value.type, name, "capture")
-        tensor = TracedTensor(self, var)
-        self.captures[key] = Capture(origin, var, tensor, memory)
-        return tensor
+        capture = self.captures[id(origin)] = self._lifted(origin, var, memory)
+        if any(c.written and c.overlaps(capture) for c in self._from_outside()):
+            self.unite(capture.tensor)
+        return capture.tensor
 
-    def _lift_parent(self, value: Value) -> tuple[Tensor, Any, object]:
-        """`value` as the parent has it, a key for its present value, and its memory."""
+    def _known(self, origin: Tensor) -> Capture | None:
+        """What stands for a tensor of the parent's already."""
+        key = id(origin)
+        return self.captures.get(key) or self.parts.get(key) or self.references.get(key)
+
+    def _lift_parent(self, value: Value) -> tuple[Tensor, Tensor]:
+        """`value` as the parent has it, and the tensor whose memory it is in."""
         parent = self.parent
         if isinstance(parent, Tracer):
             local = parent.localize(value)
-            var, storage = parent.read(local), local.storage
-            if storage is None:
-                return local, var, local
-            # Tensors of different memory may hold one var, after `x[:] = y`.
-            return local, (var, id(storage), len(local.chain)), storage
+            owner = parent.place(local).storage.owner if local.storage else local
+            known = parent._known(owner.origin) if owner.origin is not None else None
+            return local, owner if known is None else known.memory
         if isinstance(value, EagerTensor):
             if not self.allow_captures and not self.is_adopted(value):
                 raise CapturedTensorError(
@@ -298,11 +316,11 @@ class Tracer(Functional):
                     f"argument{_at(user_line())}. Pass it as an argument, or trace "
                     "with `captures=True` to keep it as an attribute of the graph."
                 )
-            return value, id(value), value.storage
+            return value, value
         if isinstance(value, TracedTensor):
             raise escaped(value, "its trace has ended, or it belongs to another one")
         assert isinstance(value, Tensor)
-        return value, id(value), value
+        return value, value
 
     def is_adopted(self, value: Value) -> bool:
         """Whether a tensor was made from data during this trace."""
@@ -312,19 +330,89 @@ class Tracer(Functional):
         """The inputs that stand for tensors of the parent's."""
         return [*self.captures.values(), *self.references.values()]
 
-    def allow_write(self, target: Value, local: TracedTensor) -> None:
-        outside = self._from_outside()
-        for capture in outside:
-            if capture.tensor is local or (
-                local.storage is not None and capture.tensor.storage is local.storage
-            ):
-                for other in outside:
-                    if other is not capture and other.memory is capture.memory:
-                        raise aliased_write(target.type)
+    # --- memory that several inputs share ---
 
-    def renew(self, tensor: TracedTensor, var: Var, version: int) -> None:
-        self._renewed.append(_Renewal(tensor, tensor.source, tensor.version))
-        super().renew(tensor, var, version)
+    def prepare_write(self, tensor: TracedTensor) -> None:
+        origin = self.storage_of(tensor).owner.origin
+        if isinstance(self.parent, Tracer) and isinstance(origin, TracedTensor):
+            self.parent.prepare_write(origin)
+        elif isinstance(origin, EagerTensor):
+            origin.check_writable()
+        self.unite(tensor)
+
+    def unite(self, tensor: TracedTensor) -> None:
+        """Make the inputs that share memory with a tensor views of one base, here and
+        in the tracers above: a write to one of them is then seen by the others.
+
+        Raises:
+            MutationError: they cannot be views of one base.
+        """
+        origin = self.place(tensor).storage.owner.origin
+        capture = self._known(origin) if origin is not None else None
+        if capture is None:
+            return
+        if isinstance(self.parent, Tracer) and isinstance(origin, TracedTensor):
+            self.parent.unite(origin)
+        group = [c for c in self._from_outside() if c.overlaps(capture)]
+        if len(group) == 1:
+            return
+        for part, (base, chain) in zip(group, self._bases(group), strict=True):
+            if base is not part.origin and self.place(part.tensor).chain == ():
+                self._put_part(part, self.localize(base), chain)
+
+    def _bases(self, group: Sequence[Capture]) -> list[tuple[Tensor, Chain]]:
+        """For each of a group that shares memory its base, and the way from that."""
+        found: list[tuple[Tensor, Chain]] = []
+        if isinstance(self.parent, Tracer):
+            for capture in group:
+                storage, chain = self.parent.place(self.parent.localize(capture.origin))
+                found.append((storage.owner, chain))
+            return found
+        tensors = [c.origin for c in group if isinstance(c.origin, EagerTensor)]
+        row = row_of(tensors)
+        for tensor in tensors:
+            place = None if row is None else place_in(row, tensor)
+            if row is None or place is None:
+                raise aliased_write(tensor.type)
+            found.append((row, (Strided(place),)))
+        return found
+
+    def _put_part(self, part: Capture, base: TracedTensor, chain: Chain) -> None:
+        """Make an input a part of another one, from the first node on: in a loop the
+        base changes with each step."""
+        steps = [step.localized(self) for step in chain]
+        self.put_within(part.tensor, Place(self.storage_of(base), tuple(steps)))
+        key = id(part.origin)
+        if key not in self.captures:
+            return  # an operand: it is no carry
+        graph, inputs, captures = self.graph, self.graph.inputs, dict(self.captures)
+        count, old = len(graph.nodes), part.input.node
+        assert base.origin is not None
+        whole = self._known(base.origin)
+        assert whole is not None
+        value = TracedTensor(self, whole.input)
+        for step in steps:
+            value = step.view(self, value)
+        if len(graph.nodes) == count:  # the part is all of the base
+            self.record(OPERATIONS["copy"], (value,), {})
+        first = graph.nodes[count:]
+        graph.nodes = first + graph.nodes[:count]
+        first[-1].results, part.input.node = (part.input,), first[-1]
+        graph.inputs = [v for v in inputs if v is not part.input]
+        self.parts[key] = self.captures.pop(key)
+
+        def take_back() -> None:
+            del graph.nodes[: len(first)], self.parts[key]
+            graph.inputs, part.input.node = inputs, old
+            self.captures.clear()
+            self.captures.update(captures)
+
+        self._changes.append(take_back)
+
+    def change(self, owner: Any, name: str, value: Any) -> None:
+        old = getattr(owner, name)
+        self._changes.append(lambda: setattr(owner, name, old))
+        super().change(owner, name, value)
 
     # --- recording ---
 
@@ -410,7 +498,7 @@ class Tracer(Functional):
                 len(tracer.graph.nodes),
                 len(tracer.symbols),
                 len(tracer.captures),
-                len(tracer._renewed),
+                len(tracer._changes),
             )
             marks.append((tracer, at))
             tracer = tracer.parent
@@ -420,9 +508,9 @@ class Tracer(Functional):
 def rollback(marks: Sequence[tuple[Tracer, _Mark]]) -> None:
     """Take back all that was added to the marked tracers since."""
     for tracer, at in marks:
-        for renewal in reversed(tracer._renewed[at.renewed :]):
-            renewal.tensor.source, renewal.tensor.version = renewal.var, renewal.version
-        del tracer._renewed[at.renewed :]
+        for take_back in reversed(tracer._changes[at.changes :]):
+            take_back()
+        del tracer._changes[at.changes :]
         if (
             len(tracer.graph.nodes) == at.nodes
             and len(tracer.symbols) == at.symbols

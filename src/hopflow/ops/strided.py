@@ -1,0 +1,77 @@
+"""Elements at strides of a row: how tensors that share memory are parts of it."""
+
+from math import prod
+from typing import Any, NamedTuple
+
+from hopflow.bind import Value
+from hopflow.ops.convert import apply
+from hopflow.ops.creation import positions
+from hopflow.ops.elementwise import add, multiply
+from hopflow.ops.gather import gather_clip
+from hopflow.ops.scatter import scatter_drop
+from hopflow.ops.views import part, reshaped, transposed, update_slice
+
+__all__ = ["StridedPlace", "put_strided", "take_strided"]
+
+
+class StridedPlace(NamedTuple):
+    """Where the elements of a tensor are in a row, counted in elements."""
+
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def axes(self) -> list[int]:
+        """The axes with strides that matter, from the largest stride to the least."""
+        axes = [a for a, n in enumerate(self.shape) if n != 1]
+        return sorted(axes, key=lambda a: -abs(self.strides[a]))
+
+    @property
+    def step(self) -> int | None:
+        """The distance of neighbours if these are evenly apart, in the order of `axes`;
+        else None."""
+        axes = self.axes
+        step = self.strides[axes[-1]] if axes else 1
+        expected = step
+        for axis in reversed(axes):
+            if self.strides[axis] != expected:
+                return None
+            expected *= self.shape[axis]
+        return step
+
+    def indices(self) -> Any:
+        """The place in the row of each element."""
+        at: Any = positions((1,) * len(self.shape), 0) if self.shape else 0
+        for axis, stride in enumerate(self.strides):
+            at = add(at, multiply(positions(self.shape, axis), stride))
+        return add(at, self.offset)
+
+
+def take_strided(row: Any, place: StridedPlace) -> Value:
+    """The tensor at `place` of a `row`, T[n]."""
+    step, axes = place.step, place.axes
+    if step is None:
+        return apply(gather_clip, row, place.indices(), axes=(0,), batch=0)
+    run = part(row, 0, place.offset, place.size, step)
+    kept = sorted(axes)
+    found = reshaped(run, tuple(place.shape[a] for a in axes))
+    found = transposed(found, [axes.index(a) for a in kept])
+    return reshaped(found, place.shape)  # type: ignore[no-any-return]
+
+
+def put_strided(row: Any, new: Any, place: StridedPlace) -> Value:
+    """A `row`, T[n], with the tensor `new` at `place`."""
+    step, axes = place.step, place.axes
+    if step is None:
+        window: dict[str, Any] = {"starts": (), "steps": (), "combine": "set"}
+        at = place.indices()
+        return apply(scatter_drop, row, new, at, axes=(0,), batch=0, **window)
+    kept = sorted(axes)
+    found = reshaped(new, tuple(place.shape[a] for a in kept))
+    run = reshaped(transposed(found, [kept.index(a) for a in axes]), (place.size,))
+    return apply(update_slice, row, run, starts=(place.offset,), steps=(step,))

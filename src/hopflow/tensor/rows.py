@@ -1,0 +1,91 @@
+"""Memory that several tensors share, as one tensor: the row of all its elements."""
+
+from collections.abc import Sequence
+from typing import Any
+from weakref import ref
+
+import numpy as np
+
+from hopflow.ops.rules import Array
+from hopflow.ops.strided import StridedPlace
+from hopflow.tensor.eager import EagerTensor
+
+__all__ = ["place_in", "row_of"]
+
+
+def row_of(tensors: Sequence[EagerTensor]) -> EagerTensor | None:
+    """T[n]: the elements of the memory that some tensors are parts of, in a row.
+
+    It is the same as long as it is in use. None: they have none in common.
+    """
+    for tensor in tensors:
+        known = None if tensor.storage.row is None else tensor.storage.row()
+        if known is not None and _holds(known, tensors):
+            return known
+    # One that may be written comes first: its storage is that of the row.
+    first = min(tensors, key=lambda t: t.storage.readonly)
+    row = EagerTensor(_whole(first.array), weak=first.type.weak, storage=first.storage)
+    if not _holds(row, tensors):
+        return None
+    first.storage.row = ref(row)
+    return row
+
+
+def place_in(row: EagerTensor, tensor: EagerTensor) -> StridedPlace | None:
+    """Where a tensor is in a row; None: not there, or not in whole elements."""
+    size = row.array.itemsize
+    start, end = _bounds(row.array)
+    low, high = _bounds(tensor.array)
+    offset = tensor.pointer - start
+    strides = tensor.array.strides
+    if (
+        tensor.dtype is not row.dtype
+        or tensor.type.weak is not row.type.weak
+        or not start <= low <= high <= end
+        or any(n % size for n in (offset, *strides))
+    ):
+        return None
+    return StridedPlace(
+        offset // size, tensor.array.shape, tuple(s // size for s in strides)
+    )
+
+
+def _holds(row: EagerTensor, tensors: Sequence[EagerTensor]) -> bool:
+    return all(place_in(row, t) is not None for t in tensors)
+
+
+def _bounds(array: Array) -> tuple[int, int]:
+    """The addresses of the first byte and of that after the last one."""
+    low = high = array.ctypes.data
+    if not array.size:
+        return low, low
+    for n, stride in zip(array.shape, array.strides, strict=True):
+        reach = (n - 1) * stride
+        low, high = low + min(reach, 0), high + max(reach, 0)
+    return low, high + array.itemsize
+
+
+def _whole(array: Array) -> Array:
+    """All elements of the memory that an array is in."""
+    owner: Any = array
+    while isinstance(owner.base, np.ndarray):
+        owner = owner.base
+    low, high = _bounds(owner)
+    low += (array.ctypes.data - low) % array.itemsize
+    count = (high - low) // array.itemsize
+    # Through bytes: the protocol has no name for some of our dtypes.
+    found = np.asarray(_Memory(low, count * array.itemsize, owner))
+    return found.view(array.dtype)
+
+
+class _Memory:
+    """Bytes at an address, for NumPy; it keeps the owner of these alive."""
+
+    def __init__(self, address: int, size: int, owner: Any) -> None:
+        self.owner = owner
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": "|u1",
+            "shape": (size,),
+            "data": (address, False),
+        }
