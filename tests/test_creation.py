@@ -1,7 +1,7 @@
 """Functions that make tensors, against NumPy's and JAX's."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -257,6 +257,23 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
         "argument 0 must have one",
     ),
 ]
+
+
+HUGE: Final[dict[str, Callable[[], Any]]] = {
+    "zeros": lambda: hf.zeros((2**40, 2**40)),
+    "ones": lambda: hf.ones(2**62),
+    "empty": lambda: hf.empty(2**62),
+    "full": lambda: hf.full(2**62, 1),
+    "arange": lambda: hf.arange(2**62),
+    "linspace": lambda: hf.linspace(0, 1, 2**62),
+    "eye": lambda: hf.eye(2**40),
+}
+
+
+@pytest.mark.parametrize("name", HUGE)
+def test_what_is_too_large_is_named_by_the_function_called(name: str) -> None:
+    with pytest.raises(ShapeError, match=f"^{name}: .*larger than any memory"):
+        HUGE[name]()
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,13 @@ from hopflow.loop_ir.kernels import Operand, Pointwise
 from hopflow.ops.convert import apply, as_value, astype, copy
 from hopflow.ops.elementwise import add, divide, floor, multiply, subtract, where
 from hopflow.ops.logic import equal, greater_equal
-from hopflow.ops.opdef import OpDef, Sample, as_operand, convert_to
+from hopflow.ops.opdef import (
+    OpDef,
+    Sample,
+    as_operand,
+    check_addressable,
+    convert_to,
+)
 from hopflow.ops.rules import (
     NUMERIC,
     Array,
@@ -132,6 +138,18 @@ def positions(shape: Shape, axis: int, dtype: DType = dtypes.int64) -> Value:
     return apply(iota, shape=shape, axis=axis, dtype=dtype)
 
 
+def sizes_of(name: str, shape: Any, dtype: DType) -> Shape:
+    """`shape` as that of a result of `dtype`; an error is one of the function `name`.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: it is no shape.
+        ShapeError: the result would have too many axes, or be larger than any memory.
+    """
+    sizes = as_shape(name, shape)
+    check_addressable(name, TensorType(dtype, sizes))
+    return sizes
+
+
 # --- constants ------------------------------------------------------------------------
 
 
@@ -154,9 +172,9 @@ def full(
         DeviceError: there is no such device.
     """
     check_device("full", device)
-    sizes = as_shape("full", shape)
     value = as_operand("full", 1, fill_value)
     target = optional_dtype("full", dtype, value.type.dtype)
+    sizes = sizes_of("full", shape, target)
     if isinstance(value, Constant):
         return apply(fill, convert_to(value, target), shape=sizes)
     value = astype(value, target, copy=False)
@@ -171,7 +189,7 @@ def _filled(
     check_device(name, device)
     target = optional_dtype(name, dtype, dtypes.DEFAULT_FLOAT)
     number = convert_to(Constant(value, TensorType(dtypes.int64)), target)
-    return apply(fill, number, shape=as_shape(name, shape))
+    return apply(fill, number, shape=sizes_of(name, shape, target))
 
 
 def zeros(shape: Any, *, dtype: DTypeLike | None = None, device: Any = None) -> Value:
@@ -281,7 +299,7 @@ def arange(
     if target not in NUMERIC:
         raise DTypeError(f"arange: `dtype` must be numeric, and is {target.name}.")
     begin, end, step = numbers
-    shape = (_range_length(begin, end, step),)
+    shape = sizes_of("arange", (_range_length(begin, end, step),), target)
     if not whole or target.is_float:
         return astype(_affine(shape, begin, step), target, copy=False)
     result = positions(shape, 0, target)
@@ -377,7 +395,7 @@ def linspace(
     # Computed in float64, and rounded once.
     first, last = (as_value(convert_to(e, dtypes.float64)) for e in ends)
     steps = count - 1 if endpoint else count
-    along = positions((count,), 0, dtypes.float64)
+    along = positions(sizes_of("linspace", count, dtypes.float64), 0, dtypes.float64)
     distance = divide(subtract(last, first), steps if steps > 0 else 1)
     result = add(multiply(along, distance), first)
     if endpoint and count > 1:  # exactly
@@ -408,7 +426,7 @@ def eye(
     check_device("eye", device)
     rows = as_size("eye", n_rows, "n_rows")
     columns = rows if n_cols is None else as_size("eye", n_cols, "n_cols")
-    shape = (rows, columns)
+    shape = sizes_of("eye", (rows, columns), dtypes.int64)
     row = add(positions(shape, 0), as_integer("eye", "k", k))
     target = optional_dtype("eye", dtype, dtypes.DEFAULT_FLOAT)
     return astype(equal(row, positions(shape, 1)), target, copy=False)

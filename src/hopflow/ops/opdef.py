@@ -139,7 +139,7 @@ class OpDef:
         if not isinstance(result, tuple):
             result = (result,)
         for type_ in result:
-            _check_addressable(self.name, type_)
+            check_addressable(self.name, type_)
         # What is asked of symbols may be noted where they belong, each time anew.
         if key and all(type(n) is int for t in types for n in t.shape):
             _remember(_inferred, key, (result, tuple(types)))
@@ -163,7 +163,12 @@ _MOST_AXES: Final = 64  # NumPy's limit
 _MOST_BYTES: Final = 2**62  # offsets are computed in int64
 
 
-def _check_addressable(name: str, type_: TensorType) -> None:
+def check_addressable(name: str, type_: TensorType) -> None:
+    """Check that there can be a tensor of `type_`.
+
+    Raises:
+        ShapeError: it has too many axes, or is too large for any memory.
+    """
     if type_.ndim > _MOST_AXES:
         raise ShapeError(
             f"{name}: the result would have {type_.ndim} axes. A tensor has at most "

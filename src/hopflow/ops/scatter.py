@@ -15,7 +15,7 @@ from hopflow.loop_ir.expr import Expr, Index, binary
 from hopflow.loop_ir.kernels import Operand, Scatter
 from hopflow.ops import scalar
 from hopflow.ops.convert import apply, astype
-from hopflow.ops.creation import positions, zeros
+from hopflow.ops.creation import positions, sizes_of, zeros
 from hopflow.ops.gather import (
     TRAP,
     Layout,
@@ -279,9 +279,10 @@ def segment_sum(data: Any, segment_ids: Any, num_segments: Size | None = None) -
         num_segments = max(int(found.max(initial=-1)) + 1, 0)
     count = as_size("segment_sum", num_segments, "num_segments")
     rest = data.shape[1:]
+    sums = sizes_of("segment_sum", (count, *rest), data.type.dtype)
     return apply(
         scatter_drop,
-        zeros((count, *rest), dtype=data.type.dtype),
+        zeros(sums, dtype=data.type.dtype),
         data,
         ids,
         axes=(0,),
@@ -328,5 +329,6 @@ def one_hot(
         if indices.type.dtype is dtypes.uint64
         else astype(indices, dtypes.int64, copy=False)
     )
+    sizes_of("one_hot", (*indices.shape, count), target)
     classes = positions(line, axis, wide.type.dtype)
     return astype(equal(reshaped(wide, shape), classes), target)
