@@ -296,8 +296,9 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: hf.sum("no"), ArgumentTypeError, "sum: argument 0 must be a tensor"),
     (lambda: hf.max(EMPTY), ShapeError, "reduce_max: axis 1 of f32\\[2, 0\\] has no"),
     (lambda: hf.min(EMPTY, axis=1), ShapeError, "reduce_min: axis 1"),
-    (lambda: hf.argmax(EMPTY, axis=1), ShapeError, "reduce_argmax: axis 1"),
-    (lambda: hf.argmin(EMPTY), ShapeError, "reduce_argmin: axis 0"),
+    (lambda: hf.argmax(EMPTY, axis=1), ShapeError, "argmax: axis 1"),
+    (lambda: hf.argmin(EMPTY), ShapeError, "argmin: axis 0"),
+    (lambda: reducers.reduce_find(X, X, axis=0), ShapeError, "must have all axes of"),
     (
         lambda: hf.var(X, correction=NO),
         ArgumentTypeError,

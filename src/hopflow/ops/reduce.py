@@ -10,7 +10,7 @@ from typing import Any
 from hopflow import dtypes
 from hopflow.bind import Operand, Value
 from hopflow.dtypes import DType, DTypeLike
-from hopflow.errors import ArgumentTypeError, ArgumentValueError
+from hopflow.errors import ArgumentTypeError, ArgumentValueError, ShapeError
 from hopflow.graph.types import Shape
 from hopflow.ops import reducers
 from hopflow.ops.convert import apply, as_value, astype, copy
@@ -317,7 +317,7 @@ def argmax(x: Any, /, axis: int | None = None, *, keepdims: bool = False) -> Val
         AxisError: `x` has no such axis.
         ShapeError: the axis has no elements.
     """
-    return _position(reducers.reduce_argmax, "argmax", x, axis, keepdims)
+    return _position(reducers.reduce_max, "argmax", x, axis, keepdims)
 
 
 def argmin(x: Any, /, axis: int | None = None, *, keepdims: bool = False) -> Value:
@@ -333,19 +333,29 @@ def argmin(x: Any, /, axis: int | None = None, *, keepdims: bool = False) -> Val
         AxisError: `x` has no such axis.
         ShapeError: the axis has no elements.
     """
-    return _position(reducers.reduce_argmin, "argmin", x, axis, keepdims)
+    return _position(reducers.reduce_min, "argmin", x, axis, keepdims)
 
 
-def _position(op: OpDef, name: str, x: Any, axis: int | None, keepdims: bool) -> Value:
+def _position(
+    extremum: OpDef, name: str, x: Any, axis: int | None, keepdims: bool
+) -> Value:
+    # Two passes, and each runs in vectors: one pass that kept the best element together
+    # with its position would have to go element by element.
     keepdims = as_flag(name, "keepdims", keepdims)
     value = _tensor(name, x)
     if axis is None:
         kept: Shape = (1,) * value.ndim
-        result: Value = op(reshaped(value, (value.type.size,)), axis=0)
+        value, number = reshaped(value, (value.type.size,)), 0
     else:
         number = normalize_axis(name, axis, value.ndim)
         kept = tuple(1 if a == number else n for a, n in enumerate(value.shape))
-        result = op(value, axis=number)
+    if is_zero(value.shape[number]):
+        raise ShapeError(
+            f"{name}: axis {number} of {value.type} has no elements, so no position in "
+            "it is one of the largest or smallest. Test the size first."
+        )
+    best = extremum(value, axes=(number,))
+    result: Value = reducers.reduce_find(value, best, axis=number)
     return reshaped(result, kept) if keepdims else result
 
 

@@ -27,8 +27,7 @@ __all__ = [
     "cumprod",
     "cumsum",
     "reduce_and",
-    "reduce_argmax",
-    "reduce_argmin",
+    "reduce_find",
     "reduce_max",
     "reduce_min",
     "reduce_or",
@@ -207,80 +206,59 @@ reduce_or: Final = _reduction(
 )
 
 
-# --- primitives: the position of an extremum ------------------------------------------
+# --- primitives: the position of a value ----------------------------------------------
 
 
-def _position(
-    name: str,
-    doc: str,
-    run: Callable[..., Any],
-    beats: str,
-    neutral: Callable[[DType], bool | int | float],
-) -> OpDef:
-    """T[*s] -> i64[s without `axis`], the first position of an extremum or a NaN."""
-
-    def infer(x: TensorType, *, axis: int) -> TensorType:
-        _check_axes(name, x, (axis,))
-        if is_zero(x.shape[axis]):
-            raise ShapeError(
-                f"{name}: axis {axis} of {x} has no elements, so no position in it is "
-                "one of the largest or smallest. Test the size first."
-            )
-        return TensorType(dtypes.int64, _without(x.shape, (axis,)))
-
-    def run_as(x: Array, *, axis: int) -> Array:
-        if dtypes.as_dtype(x.dtype) is dtypes.bfloat16:
-            x = x.astype(np.float32)
-        return np.asarray(run(x, axis), np.int64)
-
-    def better(best: tuple[Expr, ...], new: tuple[Expr, ...]) -> tuple[Expr, ...]:
-        wins = compare(beats, new[0], best[0])
-        if new[0].dtype.is_float:  # the first NaN wins over all numbers
-            first_nan = scalar.both(
-                scalar.is_nan(new[0]), scalar.negate(scalar.is_nan(best[0]))
-            )
-            wins = scalar.either(wins, first_nan)
-        return select(wins, new[0], best[0]), select(wins, new[1], best[1])
-
-    def lower(_types: Sequence[TensorType], x: Operand, *, axis: int) -> Reduction:
-        source = _interleaved((axis,), x.type.ndim)
-        dtype = x.type.dtype
-        return Reduction(
-            space=(x.type.shape[axis],),
-            init=(const(neutral(dtype), dtype), expr.index(0)),
-            combine=better,
-            element=lambda at, along: (x[source(at, along)], along[0]),
-            finish=(lambda at, best: best[1],),
+def _find_infer(x: TensorType, value: TensorType, *, axis: int) -> TensorType:
+    _check_axes("reduce_find", x, (axis,))
+    require_dtype("reduce_find", [value], (x.dtype,))
+    shape = _without(x.shape, (axis,))
+    if value.ndim != len(shape) or not all(
+        m == n for m, n in zip(value.shape, shape, strict=True)
+    ):
+        raise ShapeError(
+            f"reduce_find: `value` must have all axes of {x} but {axis}, and is "
+            f"{value}."
         )
-
-    run_as.__doc__ = doc
-    return OpDef(
-        name=name,
-        promote=None,
-        infer=infer,
-        run=run_as,
-        lower=lower,
-        samples=(
-            Sample(("T[3, 4]",), {"axis": 1}, dtypes.ALL),
-            Sample(("T[4, 3]",), {"axis": 0}),
-            Sample(("T[5]",), {"axis": 0}),
-        ),
-    )
+    return TensorType(dtypes.int64, shape)
 
 
-reduce_argmax: Final = _position(
-    "reduce_argmax",
-    "The first position along `axis` of the largest, or of a NaN.",
-    np.argmax,
-    "gt",
-    lowest,
-)
-reduce_argmin: Final = _position(
-    "reduce_argmin",
-    "The first position along `axis` of the smallest, or of a NaN.",
-    np.argmin,
-    "lt",
-    highest,
+def _find_run(x: Array, value: Array, *, axis: int) -> Array:
+    """The first position along `axis` of `value` or of a NaN; the size, without one."""
+    hits = (x == np.expand_dims(value, axis)) | (x != x)
+    end = np.ones_like(hits, shape=(*np.shape(value), 1))
+    return np.argmax(np.concatenate([np.moveaxis(hits, axis, -1), end], -1), -1)
+
+
+def _find_lower(
+    _types: Sequence[TensorType], x: Operand, value: Operand, *, axis: int
+) -> Reduction:
+    # As a minimum of positions it may be taken in any order, and so in vectors.
+    source = _interleaved((axis,), x.type.ndim)
+    size = expr.extent(x.type.shape[axis])
+
+    def position(at: Index, along: Index) -> tuple[Expr, ...]:
+        element = x[source(at, along)]
+        hit = compare("eq", element, value[at])
+        if element.dtype.is_float:
+            hit = scalar.either(hit, scalar.is_nan(element))
+        return (select(hit, along[0], size),)
+
+    return Reduction((x.type.shape[axis],), (size,), "min", position)
+
+
+reduce_find: Final = OpDef(
+    name="reduce_find",
+    promote=None,
+    infer=_find_infer,  # T[*s], T[s without `axis`] -> i64[s without `axis`]
+    run=_find_run,
+    lower=_find_lower,
+    samples=(
+        Sample(("T[3, 4]", "T[3]"), {"axis": 1}, dtypes.ALL),
+        Sample(("T[4, 3]", "T[3]"), {"axis": 0}),
+        Sample(("T[5]", "T[]"), {"axis": 0}),
+        Sample(("T[0]", "T[]"), {"axis": 0}),
+    ),
 )
 
 
