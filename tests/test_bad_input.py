@@ -523,8 +523,8 @@ MESSAGES: Final[list[tuple[Callable[[Any], Any], str]]] = [
     ),
     (lambda x: api.ones(3, dtype="f33"), "ones: `dtype`: `f33` is not a hopflow dtype"),
     (lambda x: api.sum(x, dtype=1.5), "sum: `dtype` must be a dtype"),
-    (lambda x: api.zeros((2**40, 2**40)), "full: the result, .* is larger than any"),
-    (lambda x: api.ones((1,) * 65), "full: the result would have 65 axes"),
+    (lambda x: api.zeros((2**40, 2**40)), "zeros: the result, .* is larger than any"),
+    (lambda x: api.ones((1,) * 65), "ones: the result would have 65 axes"),
     (lambda x: api.take(x, [0], mode="wrap"), "take: `mode` must be 'check' or 'clip'"),
     (
         lambda x: api.meshgrid(x, indexing=3),
