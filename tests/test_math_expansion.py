@@ -43,7 +43,7 @@ LIMITS: Final = {
     "atan": 1.35,
     "sinh": 1.8,
     "cosh": 1.85,
-    "tanh": 1.3,
+    "tanh": 1.85,
     "asinh": 1.85,
     "acosh": 1.7,
     "atanh": 1.7,

@@ -37,9 +37,9 @@ _EXP2_RANGE = {"f32": (-151.0, 129.0), "f64": (-1076.0, 1025.0)}
 # Beyond these logistic is 0, and 1.
 _LOGISTIC_RANGE = {"f32": (-104.0, 20.0), "f64": (-746.0, 40.0)}
 _LOGISTIC_SCALE = -64  # as an exponent
-# Beyond these expm1 is -1, and tanh(x / 2) is 1, to the last bit.
+# Beyond these expm1 is -1, and tanh is 1, to the last bit.
 _EXPM1_LOW = {"f32": -20.0, "f64": -40.0}
-_TANH_HIGH = {"f32": 20.0, "f64": 40.0}
+_TANH_HIGH = {"f32": 10.0, "f64": 20.0}
 # The first numbers (nearly) whose sinh and cosh are infinite.
 _SINH_HIGH = {"f32": 89.5, "f64": 710.6}
 
@@ -140,17 +140,23 @@ def logistic(x: Expr) -> Expr:
 
 
 def tanh(x: Expr) -> Expr:
-    """x + x**3 P(x**2) up to 0.6, and 1 - 2 / (1 + exp(2 |x|)) from there."""
+    """m / (m + 1), where `m = (exp(2 |x|) - 1) / 2 = s (r + rest) + (s - 1) / 2`.
+
+    All from |x| to m is half of what it is in exp, by constants scaled by powers of 2.
+    Where m is small the result is `m - m * m / (m + 1)`: what the quotient has lost in
+    rounding weighs less there.
+    """
     a = absolute(x)
-    square = mul(x, x)
-    near = fma(mul(a, square), polynomial(square, table(c.TANH, x)), a)
-    y = at_most(add(a, a), _TANH_HIGH[x.dtype.short])
+    y = at_most(a, _TANH_HIGH[x.dtype.short])
     ln2, ln2_low = table(c.LN2, x)
-    n, s, _ = nearest_power(y, table(c.LOG2_E, x)[0], 0)
-    r = fma(n, -ln2_low, fma(n, -ln2, y))
-    e = fma(mul(r, r), polynomial(r, table(c.EXP, x)), r)
-    far = sub(1.0, div(2.0, fma(s, e, add(s, 1.0))))
-    return copysign(select(lt(a, 0.6), near, far), x)
+    n, s, _ = nearest_power(y, 2 * table(c.LOG2_E, x)[0], 0)
+    r = fma(n, -ln2 / 2, y)
+    scaled = [k * 2.0 ** (power + 1) for power, k in enumerate(table(c.EXP, x))]
+    rest = fma(mul(r, r), polynomial(r, scaled), mul(n, -ln2_low / 2))
+    m = fma(s, rest, fma(s, r, fma(s, 0.5, -0.5)))
+    ratio = div(m, add(m, 1.0))
+    small = fma(neg(m), ratio, m)
+    return copysign(select(lt(a, 0.3), small, ratio), x)
 
 
 def _hyperbolic(a: Expr) -> tuple[Expr, Expr, Expr, Expr]:
