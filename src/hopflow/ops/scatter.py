@@ -1,6 +1,7 @@
 """Scatter: what is read with `gather` is written with this; and sums by segment."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -98,98 +99,106 @@ def _run_keep(indices: Sequence[Array], layout: Layout) -> Array | None:
     return None if keep.all() else keep
 
 
+def _infer(
+    name: str,
+    base: TensorType,
+    update: TensorType,
+    *indices: TensorType,
+    axes: tuple[int, ...],
+    batch: int,
+    starts: Shape,
+    **_: Any,
+) -> TensorType:
+    layout = Layout(name, base, indices, axes, batch)
+    _check_scatter(name, base, update, layout, starts)
+    return TensorType(base.dtype, base.shape, base.weak and update.weak)
+
+
+def _run(
+    name: str,
+    checked: bool,
+    base: Array,
+    update: Array,
+    *indices: Array,
+    axes: tuple[int, ...],
+    batch: int,
+    starts: tuple[int, ...],
+    steps: tuple[int, ...],
+    combine: Combine,
+) -> Array:
+    result = np.array(base)
+    layout = Layout(name, type_of(result), [type_of(i) for i in indices], axes, batch)
+    if checked:
+        keep = None
+        positions = run_positions(name, indices, axes, result.shape)
+    else:
+        keep = _run_keep(indices, layout)
+        positions = [np.asarray(i).astype(np.int64) for i in indices]
+    # Contiguous, so that NumPy visits them in our order: the last update stays.
+    where = [np.ascontiguousarray(p) for p in layout.numpy_key(positions)]
+    update = np.asarray(update)
+    if keep is not None:
+        where, update = [p[keep] for p in where], update[keep]
+    target = np.transpose(result, layout.rest_last)  # a view
+    window = numpy_slices(starts, update.shape[update.ndim - len(starts) :], steps)
+    key: Any = (*where, *window)
+    if combine == "set":
+        target[key] = update
+    else:
+        COMBINES[combine].at(target, key, update)
+    return result
+
+
+def _lower(
+    name: str,
+    checked: bool,
+    _types: Types,
+    base: Operand,
+    update: Operand,
+    *indices: Operand,
+    axes: tuple[int, ...],
+    batch: int,
+    starts: Shape,
+    steps: tuple[int, ...],
+    combine: Combine,
+) -> Scatter:
+    layout = Layout(name, base.type, [i.type for i in indices], axes, batch)
+    window = len(layout.space)
+
+    def position(u: Index) -> Index:
+        found = layout.at_indices(indices, u)
+        pairs = zip(found, layout.sizes, strict=True)
+        normal = [wrapped(e, n) if checked else position_of(e) for e, n in pairs]
+        return layout.source(u, normal, strided(u[window:], starts, steps))
+
+    def keep(u: Index) -> Expr:
+        found = zip(layout.at_indices(indices, u), layout.sizes, strict=True)
+        return expr.all_of([in_range(e, n, wraps=False) for e, n in found])
+
+    check = check_of(indices, layout.sizes, layout.space) if checked else None
+    return Scatter(
+        base=base,
+        space=update.type.shape,
+        position=position,
+        value=lambda u: update[u],
+        combine=_combine(combine, base.type.dtype),
+        keep=None if checked or not indices else keep,
+        checks=(check,) if check else (),
+    )
+
+
 def _scatter_op(
     name: str, doc: str, *, checked: bool, samples: tuple[Sample, ...]
 ) -> OpDef:
-    def infer(
-        base: TensorType,
-        update: TensorType,
-        *indices: TensorType,
-        axes: tuple[int, ...],
-        batch: int,
-        starts: Shape,
-        **_: Any,
-    ) -> TensorType:
-        layout = Layout(name, base, indices, axes, batch)
-        _check_scatter(name, base, update, layout, starts)
-        return TensorType(base.dtype, base.shape, base.weak and update.weak)
-
-    def run(
-        base: Array,
-        update: Array,
-        *indices: Array,
-        axes: tuple[int, ...],
-        batch: int,
-        starts: tuple[int, ...],
-        steps: tuple[int, ...],
-        combine: Combine,
-    ) -> Array:
-        result = np.array(base)
-        layout = Layout(
-            name, type_of(result), [type_of(i) for i in indices], axes, batch
-        )
-        if checked:
-            keep = None
-            positions = run_positions(name, indices, axes, result.shape)
-        else:
-            keep = _run_keep(indices, layout)
-            positions = [np.asarray(i).astype(np.int64) for i in indices]
-        # Contiguous, so that NumPy visits them in our order: the last update stays.
-        where = [np.ascontiguousarray(p) for p in layout.numpy_key(positions)]
-        update = np.asarray(update)
-        if keep is not None:
-            where, update = [p[keep] for p in where], update[keep]
-        target = np.transpose(result, layout.rest_last)  # a view
-        window = numpy_slices(starts, update.shape[update.ndim - len(starts) :], steps)
-        key: Any = (*where, *window)
-        if combine == "set":
-            target[key] = update
-        else:
-            COMBINES[combine].at(target, key, update)
-        return result
-
-    def lower(
-        _types: Types,
-        base: Operand,
-        update: Operand,
-        *indices: Operand,
-        axes: tuple[int, ...],
-        batch: int,
-        starts: Shape,
-        steps: tuple[int, ...],
-        combine: Combine,
-    ) -> Scatter:
-        layout = Layout(name, base.type, [i.type for i in indices], axes, batch)
-        window = len(layout.space)
-
-        def position(u: Index) -> Index:
-            found = layout.at_indices(indices, u)
-            pairs = zip(found, layout.sizes, strict=True)
-            normal = [wrapped(e, n) if checked else position_of(e) for e, n in pairs]
-            return layout.source(u, normal, strided(u[window:], starts, steps))
-
-        def keep(u: Index) -> Expr:
-            found = zip(layout.at_indices(indices, u), layout.sizes, strict=True)
-            return expr.all_of([in_range(e, n, wraps=False) for e, n in found])
-
-        check = check_of(indices, layout.sizes, layout.space) if checked else None
-        return Scatter(
-            base=base,
-            space=update.type.shape,
-            position=position,
-            value=lambda u: update[u],
-            combine=_combine(combine, base.type.dtype),
-            keep=None if checked or not indices else keep,
-            checks=(check,) if check else (),
-        )
-
+    run = partial(_run, name, checked)
     run.__doc__ = doc
     return OpDef(
         name=name,
         promote=None,
-        infer=infer,  # T[*b, *s], T[*b, *w, *rest], i[*b, *w]... -> T[*b, *s]
+        # T[*b, *s], T[*b, *w, *rest], i[*b, *w]... -> T[*b, *s]
+        infer=partial(_infer, name),
         run=run,
-        lower=lower,
+        lower=partial(_lower, name, checked),
         effects=TRAP if checked else frozenset(),
         samples=samples,
     )
