@@ -1,14 +1,16 @@
 """The program of `kmeans.py` in JAX, line for line."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 from hopflow.demo.kmeans import MAX_STEPS, TOLERANCE, Fit, Progress
 
+Pair: TypeAlias = Callable[[Any, Any], tuple[Any, Any]]
 
-def jax_study(steps: int) -> Callable[[Any, Any], Any]:
-    """`study` of `kmeans.py` under `jax.jit`: f64[n, d], f64[r, k, d] -> the same."""
-    import jax
+
+def _step() -> tuple[Pair, Pair]:
+    """`assign` and `improve` of `kmeans.py`."""
+    import jax  # optional: only who compares with it has it
     import jax.numpy as jnp
     from jax import lax
 
@@ -42,6 +44,17 @@ def jax_study(steps: int) -> Callable[[Any, Any], Any]:
             lambda: (sums, counts),
         )
         return sums / counts[:, None], jnp.sum(nearest)
+
+    return assign, improve
+
+
+def jax_study(steps: int) -> Callable[[Any, Any], Any]:
+    """`study` of `kmeans.py` under `jax.jit`: f64[n, d], f64[r, k, d] -> the same."""
+    import jax
+    import jax.numpy as jnp
+    from jax import lax
+
+    assign, improve = _step()
 
     def fit(points: Any, init: Any) -> Fit:
         def unsettled(at: Progress) -> Any:
