@@ -1,11 +1,11 @@
 """`associative_scan`: all prefixes of an associative function. All its rules."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import Any, Final, final
 
 from hopflow import pytree
 from hopflow.bind import bind, current, using
-from hopflow.errors import ArgumentTypeError, GraphError
+from hopflow.errors import ArgumentTypeError, ElementTypeError, GraphError
 from hopflow.graph.core import Graph, Node, Var
 from hopflow.graph.regions import Region, Role, Runs, Signature, roles
 from hopflow.graph.rewriting import effects, inline
@@ -45,6 +45,8 @@ from hopflow.trace.functional import TracedTensor
 from hopflow.trace.source import input_names
 from hopflow.trace.tracer import Tracer
 
+_STRUCTURE: Final = "combine two elements into one of the same structure"
+
 
 @final
 class AssociativeScan(HigherOrderOp):
@@ -78,6 +80,7 @@ class AssociativeScan(HigherOrderOp):
         params = {"length": length, "reverse": reverse}
         found = Call(self.name, [], leaves, functions, params, spec)
         found.paths = pytree.leaf_paths(spec, "xs")
+        found.type_error = ElementTypeError
         return found
 
     def run_debug(self, call: Call) -> Any:
@@ -88,7 +91,7 @@ class AssociativeScan(HigherOrderOp):
         def combine(*inputs: Any) -> list[Any]:
             results = body(*inputs)
             assert body.spec is not None
-            check_structure(self.name, function, body.spec, spec)
+            check_structure(self.name, function, body.spec, spec, _STRUCTURE)
             before = inputs[: len(results)]
             return settle_step(call, function, before, results, first=False)
 
@@ -100,7 +103,7 @@ class AssociativeScan(HigherOrderOp):
         function = call.functions["body"]
         types = slice_types([o.type for o in call.operands])
         body = trace_body(self.name, f"{self.name}/body", function, [*types, *types])
-        check_structure(self.name, function, body.spec, call.spec)
+        check_structure(self.name, function, body.spec, call.spec, _STRUCTURE)
         for i, type_ in enumerate(types):
             if fits(type_, body.outputs[i].type):
                 cast_output(body, i, type_.dtype)
@@ -240,7 +243,8 @@ def associative_scan(
         A pytree as `xs`, of the same types; the first slice is that of `xs`.
 
     Raises:
-        StructureError, CarryTypeError: `combine_fn` returns something else than it got.
+        StructureError, ElementTypeError: `combine_fn` returns something else than it
+            got.
         LengthError: the leaves of `xs` have different numbers of slices, or there is
             none.
         MutationError: `combine_fn` writes to what it closes over.

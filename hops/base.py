@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, NamedTuple
 
 from hopflow.bind import Operand, Value, bind, current, slots
-from hopflow.errors import PredicateError
+from hopflow.errors import CarryTypeError, PredicateError
 from hopflow.graph.core import Arg, Graph, Node, map_graphs
 from hopflow.graph.interpreter import interpret
 from hopflow.graph.regions import Port, Role, Signature
@@ -29,6 +29,7 @@ class Call:
     params           static parameters
     spec             the structure of the carry, where there is one
     paths            how a user would write each leaf of the carry
+    type_error       what a carry of other types is
     counts           whether the first operand is a counter that `spec` has not
     """
 
@@ -39,6 +40,7 @@ class Call:
     params: dict[str, Any] = field(default_factory=dict)
     spec: Spec | None = None
     paths: Sequence[str] = ()
+    type_error: type[CarryTypeError] = CarryTypeError
     counts: bool = False
 
 

@@ -493,7 +493,13 @@ def mismatches(
     ]
 
 
-def check_structure(op: str, function: Function, found: Spec, expected: Spec) -> None:
+def check_structure(
+    op: str,
+    function: Function,
+    found: Spec,
+    expected: Spec,
+    must: str = "return its carry in the structure it came in",
+) -> None:
     """Check that a function returned the structure of its carry.
 
     Without leaves None will do, so that a body that only writes need not return.
@@ -503,7 +509,7 @@ def check_structure(op: str, function: Function, found: Spec, expected: Spec) ->
     """
     if found != expected and (found.num_leaves or expected.num_leaves):
         raise StructureError(
-            f"{op}: {function.label} must return its carry in the structure it came in."
+            f"{op}: {function.label} must {must}."
             f"\n  expected {shown(expected)}\n  got      {shown(found)}\n"
             "Return the same containers with as many leaves; only leaves may change."
         )

@@ -10,7 +10,6 @@ from hopflow.bind import Operand, Value, current
 from hopflow.errors import (
     ArgumentTypeError,
     ArgumentValueError,
-    CarryTypeError,
     LengthError,
 )
 from hopflow.graph.core import Constant
@@ -79,7 +78,8 @@ def check_carry(
     """
     found = [o.type for o in body]
     if leaves := mismatches(call.paths, types, found):
-        raise CarryTypeError(call.name, name_of(function.fn), function.where, leaves)
+        fn = name_of(function.fn)
+        raise call.type_error(call.name, fn, function.where, leaves)
 
 
 def trace_settled(

@@ -9,7 +9,7 @@ import hopflow
 from hopflow.bind import bind
 from hopflow.errors import (
     ArgumentTypeError,
-    CarryTypeError,
+    ElementTypeError,
     GraphError,
     LengthError,
     MutationError,
@@ -223,17 +223,17 @@ def test_it_lowers_to_one_loop(reverse: bool, kind: str) -> None:
 def test_associative_scan_checks_what_its_function_returns() -> None:
     scan = hf.associative_scan
     fails(
-        CarryTypeError,
-        "associative_scan: `<lambda>` (test_hops_map.py:#) must return its carry with "
-        "the types it came in with.\n"
+        ElementTypeError,
+        "associative_scan: `<lambda>` (test_hops_map.py:#) must combine two elements "
+        "into one of the same types.\n"
         "  xs  in f32[3], out f32[]  (rank 1 != 0)\n"
-        "Cast or reshape in the body, or start from an `init` of that type.",
+        "Cast or reshape in the function, or give elements of that type.",
         *(scan, lambda a, b: a[0], X),
     )
     fails(
         StructureError,
-        "associative_scan: `<lambda>` (test_hops_map.py:#) must return its carry in "
-        "the structure it came in.\n"
+        "associative_scan: `<lambda>` (test_hops_map.py:#) must combine two elements "
+        "into one of the same structure.\n"
         "  expected *\n"
         "  got      (*, *)\n"
         "Return the same containers with as many leaves; only leaves may change.",

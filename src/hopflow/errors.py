@@ -88,15 +88,24 @@ class OperatorError(HopflowError, TypeError):
 class CarryTypeError(OperatorError):
     """A loop body returned a carry of another type than the one it was given."""
 
+    must = "return its carry with the types it came in with"
+    remedy = "Cast or reshape in the body, or start from an `init` of that type."
+
     def __init__(
         self, op: str, fn: str, where: str, leaves: Sequence[Mismatch]
     ) -> None:
         self.leaves = tuple(leaves)  # for tests and tools: no need to parse the text
         super().__init__(
-            f"{op}: `{fn}` ({where}) must return its carry with the types it came in "
-            f"with.\n{_rows(leaves, 'in', 'out')}\n"
-            "Cast or reshape in the body, or start from an `init` of that type."
+            f"{op}: `{fn}` ({where}) must {self.must}.\n"
+            f"{_rows(leaves, 'in', 'out')}\n{self.remedy}"
         )
+
+
+class ElementTypeError(CarryTypeError):
+    """A function that combines two elements returned none of their types."""
+
+    must = "combine two elements into one of the same types"
+    remedy = "Cast or reshape in the function, or give elements of that type."
 
 
 class BranchTypeError(OperatorError):
