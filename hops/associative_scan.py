@@ -86,7 +86,7 @@ class AssociativeScan(HigherOrderOp):
     def run_debug(self, call: Call) -> Any:
         assert call.spec is not None
         spec, function = call.spec, call.functions["body"]
-        body = Recorder(self.name, function, private=True)
+        body = Recorder(self.name, function, True, _REFUSAL)
 
         def combine(*inputs: Any) -> list[Any]:
             results = body(*inputs)
@@ -132,7 +132,7 @@ class AssociativeScan(HigherOrderOp):
         return tuple(stacked_types(elements, length))
 
     def functionalize(self, bodies: Sequence[Body]) -> Written:
-        return refuse_writes(bodies, "its calls may be made in any order")
+        return refuse_writes(bodies, _REFUSAL)
 
     def lower(
         self,
@@ -173,6 +173,8 @@ class AssociativeScan(HigherOrderOp):
             raise GraphError(f"{self.name}: each of `xs` has a result; none can go.")
         return params
 
+
+_REFUSAL: Final = "its calls may be made in any order. Return the new value instead."
 
 ASSOCIATIVE_SCAN = AssociativeScan()
 

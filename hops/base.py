@@ -240,8 +240,9 @@ _debugging = _Debugging()
 def debug() -> Iterator[None]:
     """Within the block operators run as plain Python: breakpoints and prints work.
 
-    Only eager calls are affected; what is traced or compiled stays so. A loop of no
-    steps traces its body, to know the types of its results.
+    Only eager calls are affected; what is traced or compiled stays so. Where only a
+    trace can tell the types, there is one: of all branches if the one that runs returns
+    a Python number, of the body of a loop that begins with one or takes no steps.
     """
     before = _debugging.on
     _debugging.on = True

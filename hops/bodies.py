@@ -6,7 +6,7 @@ from traceback import walk_tb
 from typing import Any
 
 from hopflow import dtypes, pytree
-from hopflow.bind import Operand, Value, bind, current
+from hopflow.bind import Operand, Value, bind, current, using
 from hopflow.dtypes import DType
 from hopflow.errors import (
     ArgumentTypeError,
@@ -23,7 +23,7 @@ from hopflow.ops.opdef import OPERATIONS, as_operand, convert_to
 from hopflow.pytree import Spec
 from hopflow.symbolic.env import ShapeEnv
 from hopflow.symbolic.size import Symbol
-from hopflow.tensor import EagerTensor
+from hopflow.tensor import Eager, EagerTensor, Storage
 from hopflow.trace.functional import TracedTensor
 from hopflow.trace.source import name_of, user_line, where
 from hopflow.trace.tracer import Capture, Tracer, is_written, trace_into
@@ -45,6 +45,7 @@ __all__ = [
     "present_value",
     "refuse_writes",
     "require_callable",
+    "retyped",
     "share_captures",
     "trace_body",
     "written_captures",
@@ -182,20 +183,64 @@ def flatten_results(
 # --- calls in debug mode --------------------------------------------------------------
 
 
+class _OwnWritesOnly(Eager):
+    """Computes what a body does that may write only to what it has made itself."""
+
+    __slots__ = ("_outer", "_own", "_recorder")
+
+    def __init__(self, recorder: "Recorder") -> None:
+        super().__init__()
+        self._recorder = recorder
+        self._outer = current()
+        self._own: set[Storage] = set()
+
+    def process(
+        self, op: Any, args: Sequence[Operand], params: dict[str, Any]
+    ) -> tuple[Value, ...]:
+        results = super().process(op, args, params)
+        given = {a.storage for a in args if isinstance(a, EagerTensor)}
+        for result in results:
+            if isinstance(result, EagerTensor) and result.storage not in given:
+                self._note(result.storage)
+        return results
+
+    def adopt(self, value: Value) -> None:
+        if isinstance(value, EagerTensor) and value.storage.private:
+            self._note(value.storage)
+
+    def _note(self, storage: Storage) -> None:
+        self._own.add(storage)
+        if isinstance(self._outer, _OwnWritesOnly):
+            self._outer._note(storage)
+
+    def check_write(self, target: Value) -> None:
+        if isinstance(target, EagerTensor) and target.storage not in self._own:
+            assert self._recorder.refusal is not None
+            raise captured_write(self._recorder, self._recorder.refusal, target.type)
+
+
 @dataclass(slots=True)
 class Recorder:
     """Calls a function with flat values, and keeps the structure of its result.
 
     private   whether inputs and results are values: copies of what they are then, which
               later writes to a captured tensor do not change
+    refusal   None, or why it may not write to captured tensors; see `refuse_writes`
     """
 
     op: str
     function: Function
     private: bool = False
+    refusal: str | None = None
     spec: Spec | None = None
 
     def __call__(self, *flat: Any) -> tuple[Value, ...]:
+        if self.refusal is None:
+            return self.run(flat)
+        with using(_OwnWritesOnly(self)):
+            return self.run(flat)
+
+    def run(self, flat: Sequence[Any]) -> tuple[Value, ...]:
         inputs = [own_copy(x) for x in flat] if self.private else flat
         tree = self.function(inputs)
         outputs, self.spec = flatten_results(self.op, self.function, tree)
@@ -275,11 +320,19 @@ def in_trace(body: Body, f: Callable[[], Any]) -> Any:
     return trace_into(body.tracer, f, ())
 
 
+def retyped(operand: Operand, dtype: DType, *, weak: bool) -> Operand:
+    """`operand` converted to a dtype, or made weak or strong if it has that."""
+    type_ = operand.type
+    if isinstance(operand, Constant) or type_.dtype is not dtype or type_.weak is weak:
+        return convert_to(operand, dtype, weak=weak)
+    [result] = bind(OPERATIONS["convert"], [operand], {"dtype": dtype, "weak": weak})
+    return result
+
+
 def cast_output(body: Body, i: int, dtype: DType, *, weak: bool = False) -> None:
     """Convert output `i` of an open body to `dtype`, in its graph."""
     output = body.outputs[i]
-    if output.type.dtype is not dtype or isinstance(output, Constant):
-        body.outputs[i] = in_trace(body, lambda: convert_to(output, dtype, weak=weak))
+    body.outputs[i] = in_trace(body, lambda: retyped(output, dtype, weak=weak))
 
 
 # --- writes ---------------------------------------------------------------------------
@@ -332,18 +385,28 @@ def written_inputs(bodies: Sequence[Body]) -> Written:
     return Written(list(captures), sorted(operands))
 
 
-def refuse_writes(bodies: Sequence[Body], why: str) -> Written:
+def captured_write(
+    by: "Body | Recorder", refusal: str, type_: TensorType
+) -> MutationError:
+    """The error for a write to a captured tensor that is refused."""
+    return MutationError(
+        f"{by.op}: {by.function.label} writes to a captured tensor {type_}, but "
+        f"{refusal}"
+    )
+
+
+def refuse_writes(bodies: Sequence[Body], refusal: str) -> Written:
     """The functionalize rule of operators whose bodies may not write captures.
+
+    Args:
+        refusal: Why not, and what to do: the end of the message.
 
     Raises:
         MutationError: one does.
     """
     for body in bodies:
         for capture in written_captures(body.tracer).values():
-            raise MutationError(
-                f"{body.op}: {body.function.label} writes to a captured tensor "
-                f"{capture.origin.type}, but {why}. Return the new value instead."
-            )
+            raise captured_write(body, refusal, capture.origin.type)
     return Written()
 
 

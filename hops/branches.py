@@ -1,11 +1,12 @@
 """What `cond` and `switch` share: functions of the same operands, one of which runs."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, ClassVar, NamedTuple
 
 from hopflow import pytree
 from hopflow.bind import Operand, bind, current
-from hopflow.errors import BranchTypeError, StructureError
+from hopflow.errors import BranchTypeError, StructureError, TraceError
 from hopflow.graph.core import Graph, Node
 from hopflow.graph.regions import Port, Region, Role, Runs, Signature, roles
 from hopflow.graph.types import TensorType
@@ -26,6 +27,7 @@ from hopflow.hops.bodies import (
     own_copy,
     present_value,
     require_callable,
+    retyped,
     shown,
     trace_body,
     written_inputs,
@@ -82,9 +84,17 @@ class Branching(HigherOrderOp):
     def run_debug(self, call: Call) -> Any:
         recorders = {k: Recorder(self.name, f) for k, f in call.functions.items()}
         operands = [as_value(o) for o in call.operands]
-        results = self.debug(*call.lead, *operands, **self.pack(recorders))
+        found = self.debug(*call.lead, *operands, **self.pack(recorders))
         [spec] = [r.spec for r in recorders.values() if r.spec is not None]
-        return pytree.unflatten(spec, [own_copy(r) for r in results])
+        results: list[Operand] = [own_copy(r) for r in found]
+        if len(recorders) > 1 and any(r.type.weak for r in results):
+            with suppress(TraceError):  # what cannot be traced has what types it has
+                bodies = self.trace_bodies(call)
+                results = [
+                    retyped(r, t.dtype, weak=t.weak)
+                    for r, t in zip(results, bodies[0].types, strict=True)
+                ]
+        return pytree.unflatten(spec, results)
 
     def pack(self, functions: dict[str, Any]) -> dict[str, Any]:
         """Functions or graphs, by their keys in the call, as the params of a node."""
@@ -108,12 +118,7 @@ class Branching(HigherOrderOp):
         if isinstance(tracer, Tracer):  # inputs in the order in which they are written
             for operand in call.lead:
                 tracer.arg(operand)
-        types = [o.type for o in call.operands]
-        bodies = [
-            trace_body(self.name, f"{self.name}/{key}", f, types, call.operands)
-            for key, f in call.functions.items()
-        ]
-        self.unify(bodies)
+        bodies = self.trace_bodies(call)
         first = bodies[0]
         count = len(first.outputs)
         written = self.functionalize(bodies)
@@ -121,6 +126,16 @@ class Branching(HigherOrderOp):
         targets: list[Operand] = [captures[k].origin for k in written.captures]
         targets += [call.operands[i] for i in written.operands]
         return Traced(close_bodies(bodies), first.spec, count, written, targets)
+
+    def trace_bodies(self, call: Call) -> list[Body]:
+        """The call's functions, traced, with results of the same types."""
+        types = [o.type for o in call.operands]
+        bodies = [
+            trace_body(self.name, f"{self.name}/{key}", f, types, call.operands)
+            for key, f in call.functions.items()
+        ]
+        self.unify(bodies)
+        return bodies
 
     def unify(self, bodies: Sequence[Body]) -> None:
         """Make all bodies return the same types, weak dtypes giving way.

@@ -1,6 +1,7 @@
 """What loops share: carries whose types settle, slices, and stacks."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ from hopflow.errors import (
     ArgumentTypeError,
     ArgumentValueError,
     LengthError,
+    TraceError,
 )
 from hopflow.graph.core import Constant
 from hopflow.graph.regions import Runs
@@ -19,9 +21,11 @@ from hopflow.hops.base import Call
 from hopflow.hops.bodies import (
     Body,
     Function,
+    as_value,
     cast_output,
     flatten_operands,
     mismatches,
+    retyped,
     trace_body,
 )
 from hopflow.ops.convert import apply
@@ -31,7 +35,7 @@ from hopflow.ops.opdef import OPERATIONS, convert_to
 from hopflow.ops.rules import normalize_axis
 from hopflow.pytree import Spec
 from hopflow.symbolic.size import Size, SymInt
-from hopflow.tensor import EagerTensor
+from hopflow.tensor import EagerTensor, Storage
 from hopflow.trace.source import name_of
 from hopflow.trace.tracer import Tracer, rollback
 
@@ -124,6 +128,22 @@ def trace_settled(
     return body, types
 
 
+def first_carry(
+    call: Call, count: int, settle: Callable[[], Sequence[TensorType]]
+) -> list[Value]:
+    """The carry as the first step of debug mode takes it.
+
+    Args:
+        settle: Traces the body: the types that the carry settles on. Where weak leaves
+            might change it is asked; a body that cannot be traced settles as it runs.
+    """
+    carry: Sequence[Operand] = call.operands[:count]
+    if any(o.type.weak for o in carry[call.counts :]):  # a counter stays what it is
+        with suppress(TraceError):
+            carry = as_types(carry, settle())
+    return [as_value(o) for o in carry]
+
+
 def settle_step(
     call: Call,
     function: Function,
@@ -151,8 +171,7 @@ def settle_step(
 def as_types(operands: Sequence[Operand], types: Sequence[TensorType]) -> list[Operand]:
     """The first carry, converted to the types that it has settled on."""
     return [
-        convert_to(o, t.dtype, weak=t.weak)
-        for o, t in zip(operands, types, strict=True)
+        retyped(o, t.dtype, weak=t.weak) for o, t in zip(operands, types, strict=True)
     ]
 
 
@@ -279,7 +298,10 @@ def _stack(values: Sequence[Value]) -> Value:
         arrays = [v.array for v in values if isinstance(v, EagerTensor)]
         if len(arrays) == len(values):
             weak = all(v.type.weak for v in values)
-            return EagerTensor(np.stack(arrays), weak=weak)
+            memory = Storage(private=True)
+            found = EagerTensor(np.stack(arrays), weak=weak, storage=memory)
+            current().adopt(found)
+            return found
     return stack(list(values))
 
 

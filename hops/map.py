@@ -1,7 +1,7 @@
 """`map`: a function of each slice, independent of the others. All its rules."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import Any, Final, final
 
 from hopflow import pytree
 from hopflow.bind import bind
@@ -63,7 +63,7 @@ class Map(HigherOrderOp):
     def run_debug(self, call: Call) -> Any:
         if call.params["length"] == 0:
             return self.trace(call)
-        body = Recorder(self.name, call.functions["body"], private=True)
+        body = Recorder(self.name, call.functions["body"], True, _REFUSAL)
         results = self.debug(*call.operands, body=body, **call.params)
         assert body.spec is not None
         return pytree.unflatten(body.spec, results)
@@ -93,7 +93,7 @@ class Map(HigherOrderOp):
         return tuple(stacked_types(body.out_types, length))
 
     def functionalize(self, bodies: Sequence[Body]) -> Written:
-        return refuse_writes(bodies, "its calls are independent of each other")
+        return refuse_writes(bodies, _REFUSAL)
 
     def lower(
         self, types: tuple[TensorType, ...], *args: Any, body: Graph, length: Size
@@ -132,6 +132,10 @@ class Map(HigherOrderOp):
     ) -> dict[str, Any]:
         return params
 
+
+_REFUSAL: Final = (
+    "its calls are independent of each other. Return the new value instead."
+)
 
 MAP = Map()
 

@@ -43,6 +43,7 @@ from hopflow.hops.bodies import (
 from hopflow.hops.loops import (
     as_types,
     empty_stacks,
+    first_carry,
     flatten_stacks,
     runs_of,
     settle_step,
@@ -124,7 +125,7 @@ class Scan(HigherOrderOp):
         if call.params["length"] == 0:
             return self.trace(call)
         step = _Step(call)
-        operands = [as_value(o) for o in call.operands]
+        operands = [*_first_carry(call), *call.operands[call.params["num_carry"] :]]
         results = self.debug(*operands, body=step, **call.params)
         return _result(call, step.body.spec, [own_copy(r) for r in results])
 
@@ -255,6 +256,11 @@ class Scan(HigherOrderOp):
 SCAN = Scan()
 
 
+def _first_carry(call: Call) -> list[Value]:
+    count = call.params["num_carry"]
+    return first_carry(call, count, lambda: SCAN.trace_step(call)[1])
+
+
 class _Step:
     """The function of a scan in debug mode: the carry's types settle as it goes."""
 
@@ -332,7 +338,7 @@ class _Until(NamedTuple):
         length, reverse = call.params["length"], call.params["reverse"]
         count = call.params["num_carry"]
         xs = [own_copy(o) for o in call.operands[count:]]
-        carry = [as_value(o) for o in call.operands[:count]]
+        carry = _first_carry(call)
         step = _Step(call)
         assert call.spec is not None
         for i in reversed(range(length)) if reverse else range(length):

@@ -10,7 +10,6 @@ from hopflow.errors import (
     ArgumentTypeError,
     ArgumentValueError,
     LoopLimitError,
-    MutationError,
     PredicateError,
 )
 from hopflow.graph.core import Constant, Graph, Node
@@ -29,21 +28,21 @@ from hopflow.hops.bodies import (
     Function,
     Recorder,
     Written,
-    as_value,
     check_structure,
     close_bodies,
     commit,
     flatten_operands,
     own_copy,
     present_value,
+    refuse_writes,
     require_callable,
     trace_body,
-    written_captures,
     written_inputs,
 )
 from hopflow.hops.loops import (
     as_types,
     calling,
+    first_carry,
     settle_step,
     spread_specs,
     trace_settled,
@@ -138,7 +137,7 @@ class While(HigherOrderOp):
 
     def run_debug(self, call: Call) -> Any:
         function = call.functions["body"]
-        test = Recorder(call.name, call.functions["test"], private=True)
+        test = Recorder(call.name, call.functions["test"], True, _REFUSAL)
         body = Recorder(call.name, function, private=True)
         is_first = True
 
@@ -155,7 +154,8 @@ class While(HigherOrderOp):
             is_first = False
             return after
 
-        carry = [as_value(o) for o in call.operands]
+        count = call.params["num_carry"]
+        carry = first_carry(call, count, lambda: self.trace_step(call)[1])
         results = self.debug(
             *carry, test=checked_test, body=settled_body, **call.params
         )
@@ -163,15 +163,18 @@ class While(HigherOrderOp):
             return self.trace(call)
         return _result(call, [own_copy(r) for r in results])
 
-    def trace(self, call: Call) -> Any:
-        function = call.functions["body"]
-        body, types = trace_settled(
+    def trace_step(self, call: Call) -> tuple[Body, list[TensorType]]:
+        """The body, traced, and the types that the carry has settled on."""
+        return trace_settled(
             call,
             "while_loop/body",
-            function,
+            call.functions["body"],
             call.params["num_carry"],
             lambda body: _check_body(call, body.spec),
         )
+
+    def trace(self, call: Call) -> Any:
+        body, types = self.trace_step(call)
         test = trace_body(call.name, "while_loop/test", call.functions["test"], types)
         _check_test(call, test.types, test.spec)
         carry = as_types(call.operands, types)
@@ -230,12 +233,7 @@ class While(HigherOrderOp):
     def functionalize(self, bodies: Sequence[Body]) -> Written:
         """A captured tensor that the body writes is one more carry."""
         test, body = bodies
-        for capture in written_captures(test.tracer).values():
-            raise MutationError(
-                f"{test.op}: {test.function.label} writes to a captured tensor "
-                f"{capture.origin.type}, but a condition only tests. Write to it in "
-                "`body_fn`."
-            )
+        refuse_writes([test], _REFUSAL)
         written = Written(written_inputs(bodies).captures)
         body.outputs += [present_value(body, k) for k in written.captures]
         return written
@@ -283,6 +281,7 @@ class While(HigherOrderOp):
         return dict(params, num_carry=args.count("carry"))
 
 
+_REFUSAL: Final = "a condition only tests. Write to it in `body_fn`."
 _NONE: Final[frozenset[str]] = frozenset()
 _TRAP: Final = frozenset(["trap"])
 

@@ -216,6 +216,35 @@ def test_an_operand_given_twice_is_one_tensor(run: Any) -> None:
     agree(run(f, hf.asarray(True), hf.asarray(X)), ((X + 1) * 2, X + 1))
 
 
+@each_meaning
+@both_ways
+@pytest.mark.parametrize(
+    "results",
+    [
+        (lambda: 1, lambda: 2.5),
+        (lambda: 1, lambda: hf.asarray(2.5, dtype=hf.float16)),
+        (lambda: 1, lambda: hf.asarray(2, dtype=hf.int8)),
+        (lambda: hf.cond(True, lambda: 0.5, lambda: 1), lambda: hf.asarray(2.5)),
+        (lambda: True, lambda: hf.asarray(False)),
+        (lambda: 1, lambda: 2),
+    ],
+)
+def test_a_number_takes_its_dtype_from_all_branches(
+    run: Any, pred: bool, results: Any
+) -> None:
+    f, g = results
+    of_cond = run(lambda: hf.cond(hf.asarray(pred), f, g))
+    of_switch = run(lambda: hf.switch(hf.asarray(int(pred)), [g, f]))
+    expected = jit_type(lambda: hf.cond(hf.asarray(pred), f, g))
+    assert (of_cond.type, of_cond.type.weak) == expected
+    assert (of_switch.type, of_switch.type.weak) == expected
+
+
+def jit_type(f: Any) -> Any:
+    found = hf.jit(f)().type
+    return found, found.weak
+
+
 # --- switch ---------------------------------------------------------------------------
 
 

@@ -101,7 +101,8 @@ def test_a_write_to_an_element_stays_private(run: Any) -> None:
     agree(x, X)
 
 
-def test_map_refuses_writes_to_captures() -> None:
+@each_meaning
+def test_map_refuses_writes_to_captures(run: Any) -> None:
     total = hf.zeros(3)
 
     def each(row: Any) -> Any:
@@ -112,9 +113,25 @@ def test_map_refuses_writes_to_captures() -> None:
         MutationError,
         "map: `each` (test_hops_map.py:#) writes to a captured tensor f32[3], but its "
         "calls are independent of each other. Return the new value instead.",
-        *(hf.map, each, X),
+        *(run, lambda: hf.map(each, X)),
     )
     agree(total, np.zeros(3, np.float32))
+
+
+@each_meaning
+def test_a_body_that_may_not_write_to_captures_writes_to_what_it_makes(
+    run: Any,
+) -> None:
+    def each(row: Any) -> Any:
+        made = [hf.zeros(3), row * 2, hf.asarray([1.0, 2.0, 3.0])]
+        made.append(hf.scan(lambda c, x: (c, c + x), row[0], row)[1])
+        made.append(hf.map(lambda x: x * 2, row))
+        for tensor in made:
+            tensor[1:] += row[0]
+        row[0] = 7.0
+        return sum(made) + row
+
+    agree(run(lambda x: hf.map(each, x), hf.asarray(X)), run_debug(hf.map, each, X))
 
 
 @each_meaning
@@ -245,6 +262,10 @@ def test_associative_scan_checks_what_its_function_returns() -> None:
         *(scan, lambda a, b: a, X),
         reverse=1,
     )
+
+
+@each_meaning
+def test_associative_scan_refuses_writes_to_captures(run: Any) -> None:
     y = hf.zeros(3)
 
     def writes(a: Any, b: Any) -> Any:
@@ -255,8 +276,9 @@ def test_associative_scan_checks_what_its_function_returns() -> None:
         MutationError,
         "associative_scan: `writes` (test_hops_map.py:#) writes to a captured tensor "
         "f32[3], but its calls may be made in any order. Return the new value instead.",
-        *(scan, writes, X),
+        *(run, lambda: hf.associative_scan(writes, X)),
     )
+    agree(y, np.zeros(3, np.float32))
 
 
 def test_a_result_of_associative_scan_is_not_dropped() -> None:

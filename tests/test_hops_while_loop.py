@@ -439,7 +439,48 @@ def test_a_test_returns_one_tensor(run: Any) -> None:
     )
 
 
-def test_a_test_does_not_write_to_captures() -> None:
+@each_meaning
+@pytest.mark.parametrize("start", [0, 0.0])
+@pytest.mark.parametrize("dtype", ["int8", "int64", "float16", "float32", "float64"])
+def test_each_step_sees_the_carry_in_the_dtype_that_it_settles_on(
+    run: Any, start: Any, dtype: str
+) -> None:
+    one, small = hf.asarray(1, dtype=dtype), hf.asarray(100, dtype="int8")
+
+    def f() -> Any:
+        def step(c: Any, x: Any) -> Any:
+            # An integer sum wraps, or does not, by the carry's type.
+            return c + x, c + 100 + small
+
+        def fori(i: Any, c: Any, y: Any) -> Any:
+            return c + one, y + hf.astype(c + small + 100, hf.float64)
+
+        xs = hf.reshape(one, (1,))
+        wide = hf.asarray(0.0, dtype="float64")
+        return [
+            *hf.scan(step, start, xs),
+            *hf.scan(step, start, xs, until=lambda c: c > 5),
+            *hf.fori_loop(0, 1, fori, (start, wide)),
+            *hf.while_loop(
+                lambda c, y: c < 1, lambda c, y: fori(0, c, y), (start, wide)
+            ),
+        ]
+
+    found, expected = run(f), hf.jit(f)()
+    agree(found, expected)
+    assert [(t.type, t.type.weak) for t in found] == [
+        (t.type, t.type.weak) for t in expected
+    ]
+
+
+def test_a_body_in_debug_mode_may_ask_for_values() -> None:
+    with hf.debug():
+        total = hf.fori_loop(0, 3, lambda i, c: c + float(i) * 2, 0)
+        agree(total, 6.0)
+
+
+@each_meaning
+def test_a_test_does_not_write_to_captures(run: Any) -> None:
     x = hf.zeros(1)
 
     def test(i: Any) -> Any:
@@ -450,8 +491,9 @@ def test_a_test_does_not_write_to_captures() -> None:
         MutationError,
         "while_loop: `test` (test_hops_while_loop.py:#) writes to a captured tensor "
         "f32[1], but a condition only tests. Write to it in `body_fn`.",
-        *(hf.while_loop, test, lambda i: i + 1, 0),
+        *(run, lambda: hf.while_loop(test, lambda i: i + 1, 0)),
     )
+    agree(x, np.zeros(1, np.float32))
 
 
 def test_arguments_are_checked_before_anything_runs() -> None:

@@ -110,6 +110,9 @@ class Interpreter:
         """Give `target`, and what shares its memory, the value `new` of its type."""
         raise NotImplementedError
 
+    def check_write(self, target: Value) -> None:
+        """Raises: HopflowError: a tensor with memory is not to be written here."""
+
     def size_value(self, size: SymInt) -> Value:
         """A symbolic size as a tensor i64[]."""
         raise NotImplementedError

@@ -90,8 +90,10 @@ class EagerTensor(Tensor):
         Raises:
             InvalidTensorError: it must not be used any more.
             ReadOnlyError: its memory was imported read-only, or is a broadcast's.
+            MutationError: a body is running in debug mode that may not write to it.
         """
         self.check_valid()
+        current().check_write(self)
         if self.storage.readonly or not self.array.flags.writeable:
             why = (
                 "its memory was imported read-only"
