@@ -168,7 +168,7 @@ class Graph:
     ) -> Node:
         """Append a call whose results have the given types."""
         node = Node("call_function", op, tuple(args), dict(params), line=line)
-        node.results = tuple(Var(node, i, t) for i, t in enumerate(types))
+        node.results = tuple([Var(node, i, t) for i, t in enumerate(types)])
         self.nodes.append(node)
         return node
 

@@ -117,10 +117,13 @@ class OpDef:
         key = (self.name, *map(id, types))
         known = _promoted.get(key)
         if known is None:
-            found = self.promote(self.name, [(t.dtype, t.weak) for t in types])
-            known = found, types
+            dtype, weak = self.promote(self.name, [(t.dtype, t.weak) for t in types])
+            alike = all(t.dtype is dtype and not t.weak for t in types)
+            known = dtype, weak, alike, types
             _remember(_promoted, key, known)
-        dtype, weak = known[0]
+        dtype, weak, alike, _ = known
+        if alike:
+            return values
         return [convert_to(v, dtype, weak=weak) for v in values]
 
     def result_types(
@@ -148,7 +151,7 @@ class OpDef:
 
 # What was found before, by the operation and the identity of the operands' types, which
 # the entry keeps alive: tracing meets the same few types again and again.
-_promoted: Final[dict[tuple[Any, ...], tuple[tuple[DType, bool], Any]]] = {}
+_promoted: Final[dict[tuple[Any, ...], tuple[DType, bool, bool, Any]]] = {}
 _inferred: Final[dict[tuple[Any, ...], tuple[tuple[TensorType, ...], Any]]] = {}
 _MOST_KNOWN: Final = 1 << 13
 

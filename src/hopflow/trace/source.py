@@ -15,7 +15,9 @@ _OWN = (str(_PACKAGE), str(_ROOT / "hops"), str(_ROOT / "autograd"))
 _USERS = (str(_PACKAGE / "demo"), str(_PACKAGE / "testing"))
 
 _is_own: dict[str, bool] = {}
-_lines: dict[tuple[CodeType, int], SourceLine] = {}
+# By the identity of code, which the entry keeps alive, and an instruction of it: neither
+# the hash of code nor the line of an instruction is known without a search.
+_lines: dict[tuple[int, int], tuple[SourceLine, CodeType]] = {}
 
 
 def _own(file: str) -> bool:
@@ -34,20 +36,20 @@ def user_line(depth: int = 1) -> SourceLine | None:
         if own is None:
             own = _own(code.co_filename)
         if not own:
-            return _line(code, frame.f_lineno)
+            known = _lines.get((id(code), frame.f_lasti))
+            return known[0] if known is not None else _line(frame)
         frame = frame.f_back
     return None
 
 
-def _line(code: CodeType, number: int) -> SourceLine:
-    """One object a line, for as long as there are not too many."""
-    known = _lines.get((code, number))
-    if known is None:
-        if len(_lines) >= _MOST_LINES:
-            _lines.clear()
-        known = SourceLine(code.co_filename, number, code.co_name)
-        _lines[code, number] = known
-    return known
+def _line(frame: FrameType) -> SourceLine:
+    """The line that a frame is at; remembered, while there are not too many."""
+    code = frame.f_code
+    if len(_lines) >= _MOST_LINES:
+        _lines.clear()
+    line = SourceLine(code.co_filename, frame.f_lineno, code.co_name)
+    _lines[id(code), frame.f_lasti] = line, code
+    return line
 
 
 _MOST_LINES = 1 << 14
