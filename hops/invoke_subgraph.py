@@ -204,7 +204,7 @@ def _type_key(operand: Operand) -> Hashable:
 
 def _size_key(size: Size) -> Hashable:
     # Symbolic sizes may be undecided, where keys must be equal or not.
-    return size.terms if isinstance(size, SymInt) else size
+    return size.expression if isinstance(size, SymInt) else size
 
 
 def _first_same(operands: Sequence[Operand], i: int) -> int:

@@ -19,7 +19,14 @@ from hopflow.graph.rewriting import clone, eliminate_dead_code
 from hopflow.graph.types import SYMBOL_TYPE, TensorType
 from hopflow.graph.verifier import verify
 from hopflow.ops import elementwise  # noqa: F401
-from hopflow.symbolic.size import Size, SymInt, symbol
+from hopflow.symbolic.size import (
+    Size,
+    SymInt,
+    free_symbols,
+    sym_max,
+    sym_min,
+    symbol,
+)
 from hopflow.tensor import asarray
 from hopflow.testing.graphs import OPERATORS, Op
 
@@ -41,6 +48,13 @@ def draw_sizes(draw: st.DrawFn, symbols: Sequence[Size]) -> Size:
     size: Size = draw(st.integers(0, 9))
     for s in draw(st.lists(st.sampled_from(symbols), max_size=3)) if symbols else ():
         size = size + draw(st.integers(-3, 3)) * s * draw(st.sampled_from([1, s]))
+        match draw(st.integers(0, 5)):
+            case 0:
+                size = size // draw(st.integers(1, 4))
+            case 1:
+                size = s * (size % 3)
+            case 2:
+                size = sym_max(sym_min(size, s + 3), 1)
     return size
 
 
@@ -84,7 +98,7 @@ def draw_graphs(draw: st.DrawFn, depth: int = 1) -> Graph:
     for _ in range(draw(st.integers(0, 3))):
         size = symbol(draw(names))
         assert isinstance(size, SymInt)
-        [[bound]] = [monomial for monomial, _ in size.terms]
+        [bound] = free_symbols(size)
         graph.add_input(SYMBOL_TYPE, bound.name, "symbol", bound)
         symbols.append(size)
     sections: tuple[Section, ...] = ("operand", "capture")

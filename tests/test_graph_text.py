@@ -25,7 +25,7 @@ from hopflow.graph.parser import parse
 from hopflow.graph.printer import format_graph
 from hopflow.graph.types import SYMBOL_TYPE, TensorType
 from hopflow.ops import elementwise, reduce, views  # noqa: F401
-from hopflow.symbolic.size import symbol
+from hopflow.symbolic.size import free_symbols, symbol
 from hopflow.tensor import asarray
 from hopflow.testing.graphs import (
     ALL_SORTS,
@@ -90,7 +90,7 @@ def test_names_that_clash_are_made_different() -> None:
     for name in ("x", "x", "return", "f32", "a b", "", "x_1"):
         graph.add_input(TensorType(dtypes.float32), name)
     size = symbol("x")
-    [bound] = size.terms[0][0]
+    [bound] = free_symbols(size)
     var = graph.add_input(SYMBOL_TYPE, "x", "symbol", bound)
     graph.inputs.insert(0, graph.inputs.pop())
     graph.add_input(TensorType(dtypes.float32, (size,)), "y", "capture")
@@ -102,6 +102,33 @@ def test_names_that_clash_are_made_different() -> None:
     )
     assert format_graph(read(text)) == text
     assert equal(read(text), graph)
+
+
+EXPRESSIONS = [
+    "s0 // 2",
+    "max(1, s0 - 3)",
+    "s0*s1 + 1",
+    "((s0 + 1) // 2)*s1",
+    "min(7, s0, s1) + (s0 + s1) % 8",
+    "-(s0 // 3) + s1",
+    "s0 // (s1 + 1)",
+    "int(s0 * 0.5)",
+    "ceil((s0 ** 0.5) - 1.5) + floor(s0 / s1)",
+    "(max(0, s0 - 8)) // 2 - 1",
+]
+
+
+@pytest.mark.parametrize("size", EXPRESSIONS)
+def test_sizes_of_any_expression_are_read_and_written(size: str) -> None:
+    text = f"""\
+graph f(s0: i64[], s1: i64[], /, x: f32[{size}, 2]) -> f32[{size}, 2]:
+    %0: f32[{size}, 2] = sin(x, shape=({size}, 2), n={size})
+    return %0
+"""
+    graph = read(text)
+    assert format_graph(graph) == text
+    assert equal(graph, read(text.replace("s0", "z").replace("s1", "y")))
+    assert not equal(graph, read(text.replace(size, f"{size} + 1")))
 
 
 def test_a_graph_that_two_nodes_share_is_written_once() -> None:
@@ -166,6 +193,11 @@ def test_an_object_of_no_static_kind_is_shown() -> None:
         ("graph f() -> ():\n  check(a=" + "1+" * 80 + "1)", "more than 64 terms"),
         ("graph f() -> ():\n  check(a=" + "2*" * 80 + "1)", "more than 64 factors"),
         ("".join(" " * i + "graph f() -> ():\n" for i in range(80)), "deeper than 64"),
+        ("graph f(n: i64[], /, x: f32[n // 0])", "division by zero"),
+        ("graph f(n: i64[], /, x: f32[n ** 9])", "a power of integers"),
+        ("graph f(n: i64[], /, x: f32[n / 2])", "a size, which is an integer"),
+        ("graph f(n: i64[], /, x: f32[" + "(" * 80, "deeper than 64"),
+        ("graph f(n: i64[], /, x: f32[" + "(n//3 + 1)*" * 50 + "2])", "64 terms"),
     ],
 )  # fmt: skip
 def test_what_is_no_graph_is_refused_with_its_line(text: str, message: str) -> None:

@@ -23,7 +23,7 @@ from hopflow.graph.types import TensorType
 from hopflow.ops import convert, elementwise, fused, logic, math
 from hopflow.ops import elementwise as hf
 from hopflow.ops.opdef import OpDef, Sample
-from hopflow.symbolic.size import symbol
+from hopflow.symbolic.size import free_symbols, symbol
 from hopflow.tensor import asarray
 from hopflow.testing.kernels import ArrayOperand, KernelTrap, evaluate, sample_arrays
 from hopflow.testing.requires import load
@@ -356,7 +356,7 @@ def test_symbolic_sizes_broadcast_with_themselves_and_one() -> None:
     assert str(add.infer(x, one)) == "f32[n, 4]"
     array = np.ones((3, 4), np.float32)
     operand = ArrayOperand(array, x)
-    [symbol_] = n.terms[0][0]
+    [symbol_] = free_symbols(n)
     [found] = evaluate(add, [operand, operand], {symbol_: 3})
     near(found, array + array, 0)
 

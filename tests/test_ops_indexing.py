@@ -27,7 +27,7 @@ from hopflow.graph.types import TensorType, same_shape
 from hopflow.ops import dynamic, gather, indexing, scatter
 from hopflow.ops.index_plan import Dynamic, Span, parse_index
 from hopflow.ops.opdef import OPERATIONS, OpDef, Sample
-from hopflow.symbolic.size import symbol
+from hopflow.symbolic.size import free_symbols, symbol
 from hopflow.tensor import asarray
 from hopflow.testing.kernels import ArrayOperand, KernelTrap, evaluate, sample_arrays
 from hopflow.trace.tracer import Tracer, trace_into
@@ -461,7 +461,7 @@ def test_views_at_scalars_are_written_back() -> None:
 
 def test_symbolic_axes_are_indexed() -> None:
     n = symbol("n")
-    [bound] = n.terms[0][0]
+    [bound] = free_symbols(n)
     x = ArrayOperand(grid(4), TensorType(dtypes.float32, (n,)))
     at = np.asarray([-1, 0])
     [found] = evaluate(gather.gather, [x, at], {bound: 4}, axes=(0,), batch=0)

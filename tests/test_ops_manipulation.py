@@ -22,7 +22,7 @@ from hopflow.graph.types import TensorType, same_shape
 from hopflow.loop_ir.expr import index
 from hopflow.ops import joining, manipulation, views
 from hopflow.ops.opdef import OPERATIONS, OpDef, Sample
-from hopflow.symbolic.size import symbol
+from hopflow.symbolic.size import free_symbols, symbol
 from hopflow.tensor import asarray
 from hopflow.testing.kernels import ArrayOperand, evaluate, sample_arrays
 
@@ -132,7 +132,7 @@ def test_symbolic_sizes_group_by_what_is_provably_equal() -> None:
 
 def test_lowering_reads_symbolic_sizes_at_run_time() -> None:
     n = symbol("n")
-    [bound] = n.terms[0][0]
+    [bound] = free_symbols(n)
     type_ = TensorType(dtypes.float32, (n, 2, 3))
     x = ArrayOperand(grid(5, 2, 3), type_)
     [found] = evaluate(views.reshape, [x], {bound: 5}, shape=(2 * n, 3))
@@ -171,9 +171,9 @@ def test_minus_one_divides_symbols() -> None:
     assert same_shape((missing((n + 1, 4), [n + 1]),), (4,))
     assert same_shape((missing((2 * n, m), [n]),), (2 * m,))
     assert missing((n,), [0]) is None
-    with pytest.raises(DataDependentError, match=r"\(n\) % \(4\) == 0"):
+    with pytest.raises(DataDependentError, match="n % 4 == 0"):
         missing((n,), [4])
-    with pytest.raises(DataDependentError, match=r"% \(n \+ 1\)"):
+    with pytest.raises(DataDependentError, match=r"m % \(n \+ 1\) == 0"):
         missing((m,), [n + 1])
 
 

@@ -24,7 +24,7 @@ from hopflow.graph.types import TensorType
 from hopflow.ops import reduce as hf
 from hopflow.ops import reducers
 from hopflow.ops.opdef import OpDef, Sample
-from hopflow.symbolic.size import symbol
+from hopflow.symbolic.size import free_symbols, symbol
 from hopflow.tensor import asarray
 from hopflow.testing.kernels import ArrayOperand, evaluate, sample_arrays
 
@@ -81,7 +81,7 @@ def test_lowering_means_what_numpy_does(
 
 def test_reductions_of_symbolic_sizes() -> None:
     n = symbol("n")
-    [symbol_] = n.terms[0][0]
+    [symbol_] = free_symbols(n)
     x = np.arange(12.0).reshape(3, 4)
     operand = ArrayOperand(x, TensorType(dtypes.float64, (n, 4)))
     assert str(reducers.reduce_sum.infer(operand.type, axes=(1,))) == "f64[n]"

@@ -22,7 +22,7 @@ from hopflow.errors import (
 from hopflow.graph.types import TensorType
 from hopflow.ops import searching, sets, sorting
 from hopflow.ops.opdef import OPERATIONS, OpDef, Sample
-from hopflow.symbolic.size import symbol
+from hopflow.symbolic.size import free_symbols, symbol
 from hopflow.tensor import asarray
 from hopflow.testing.kernels import ArrayOperand, evaluate, sample_arrays
 
@@ -131,7 +131,7 @@ def test_searchsorted_is_that_of_numpy(
     if symbolic and x:
         n = symbol("n")
         operand = ArrayOperand(line, TensorType(dtypes.float32, (n,)))
-        bound = {n.terms[0][0][0]: len(x)}
+        bound = {free_symbols(n)[0]: len(x)}
         [found] = evaluate(op, [operand, values], bound, side=side)
     else:
         [found] = evaluate(op, [line, values], side=side)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from hopflow.errors import (
-    ArgumentTypeError,
     ArgumentValueError,
     CheckError,
     DataDependentError,
@@ -175,13 +174,6 @@ def test_a_symbol_without_environment_is_known_not_to_be_negative() -> None:
         float(n / 2)
     with pytest.raises(DataDependentError, match="n / 2 < 3"):
         assert n / 2 < 3
-
-
-def test_readers_of_polynomials_refuse_more_than_those() -> None:
-    n: Any = symbol("n")
-    assert (2 * n + 1).terms == (2 * n + 1).expression
-    with pytest.raises(ArgumentTypeError, match=r"the size `n // 2` must be a poly"):
-        assert (n // 2).terms
 
 
 def test_sizes_are_computed_in_any_arithmetic() -> None:

@@ -24,12 +24,12 @@ from hopflow.graph.core import Arg, Constant, Graph, Node, Var, plain_symbol
 from hopflow.graph.interpreter import Bind
 from hopflow.graph.printer import BARE, INDENT, format_line, identifier
 from hopflow.graph.types import TensorType
-from hopflow.symbolic.size import Size, Symbol, SymInt
+from hopflow.symbolic.size import FUNCTIONS, Size, Symbol, SymInt, renamed
 
 __all__ = ["compile_source", "namespace", "python_source"]
 
 _WORDS: Final = frozenset(
-    ["op", "const", "attributes", "dtype", "tensor_type", "float", "int", "objects"]
+    ["op", "const", "attributes", "dtype", "tensor_type", "objects", *FUNCTIONS]
 )
 # Inputs of a region that a nested function has as parameters. The others are variables
 # of the functions around it.
@@ -85,6 +85,7 @@ def namespace(operators: Mapping[str, Any], bind: Bind) -> dict[str, Any]:
         bind: As `interpret` takes it.
     """
     return {
+        **FUNCTIONS,
         "op": _Operators(operators, bind),
         "const": lambda value, dtype: Constant(value, TensorType(as_dtype(dtype))),
         "dtype": as_dtype,
@@ -241,20 +242,7 @@ class _Source:
         if not isinstance(size, SymInt):
             return repr(size)
         # A symbol that is not defined yet is only ever shown, in a comment.
-        names = {
-            s: self.sizes.get(s, identifier(s.name, "u"))
-            for m, _ in size.terms
-            for s in m
-        }
-        text = ""
-        for monomial, factor in size.terms:
-            body = "*".join([str(abs(factor)), *(names[s] for s in monomial)])
-            body = body.removeprefix("1*")
-            sign = "-" if factor < 0 else "+"
-            text = (
-                f"{text} {sign} {body}" if text else body if factor > 0 else f"-{body}"
-            )
-        return text
+        return renamed(size, lambda s: self.sizes.get(s) or identifier(s.name, "u"))
 
     def type(self, type_: TensorType) -> str:
         return f"{type_.dtype}[{', '.join(map(self.size, type_.shape))}]"

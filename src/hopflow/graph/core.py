@@ -249,9 +249,9 @@ def size_of(symbol: Symbol) -> SymInt:
 
 def plain_symbol(size: Size) -> Symbol | None:
     """The symbol that `size` is, if it is one and nothing else."""
-    if type(size) is SymInt and len(size.terms) == 1:
-        [(monomial, factor)] = size.terms
-        if len(monomial) == 1 and factor == 1:
+    if type(size) is SymInt and len(size.expression) == 1:
+        [(monomial, factor)] = size.expression
+        if len(monomial) == 1 and factor == 1 and isinstance(monomial[0], Symbol):
             return monomial[0]
     return None
 

@@ -14,7 +14,7 @@ from hopflow.dtypes import DType
 from hopflow.errors import GraphError
 from hopflow.graph.core import Graph, Var
 from hopflow.graph.types import TensorType
-from hopflow.symbolic.size import Symbol, SymInt
+from hopflow.symbolic.size import Symbol, SymInt, renamed
 
 __all__ = ["equal", "structural_hash"]
 
@@ -148,12 +148,7 @@ def _size(size: int | SymInt, symbols: dict[Symbol, int]) -> str:
     """A size over numbered symbols; a symbol not met before gets the next number."""
     if not isinstance(size, SymInt):
         return str(size)
-    terms = []
-    for monomial, factor in size.terms:
-        powers = sorted([symbols.setdefault(s, len(symbols)) for s in monomial])
-        terms.append((powers, factor))
-    terms.sort()
-    return f"s{terms}"
+    return renamed(size, lambda s: f"s{symbols.setdefault(s, len(symbols))}")
 
 
 # --- objects of no static kind --------------------------------------------------------

@@ -4,6 +4,7 @@ What is read may come from a stranger: text that is no graph is refused, whateve
 with the line and what was expected there. Nothing is evaluated.
 """
 
+import operator
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from keyword import iskeyword
 from typing import Any, Final, NamedTuple, NoReturn
 
 from hopflow.dtypes import ALL, DType
-from hopflow.errors import ProgramFormatError
+from hopflow.errors import HopflowError, ProgramFormatError
 from hopflow.graph.core import (
     Arg,
     Constant,
@@ -25,7 +26,7 @@ from hopflow.graph.core import (
 )
 from hopflow.graph.printer import BARE, RESERVED
 from hopflow.graph.types import SYMBOL_TYPE, TensorType, same_type
-from hopflow.symbolic.size import Size, Symbol
+from hopflow.symbolic.size import FUNCTIONS, Number, Size, Symbol, SymFloat, SymInt
 
 __all__ = ["parse"]
 
@@ -33,6 +34,7 @@ MAX_DEPTH: Final = 64  # of graphs in graphs, and of tuples in tuples
 MAX_LENGTH: Final = 1 << 28  # characters
 MAX_DIGITS: Final = 400
 MAX_TERMS: Final = 64  # of one size, and factors of one term
+MAX_SIZE: Final = 4096  # characters of one size in normal form
 
 _TOKEN: Final = re.compile(
     r"""
@@ -42,11 +44,20 @@ _TOKEN: Final = re.compile(
     | (?P<string>"(?:[ !#-\[\]-~]|\\(?:["\\nrt]|x[\da-f]{2}|u[\da-f]{4}|U[\da-f]{8}))*")
     | (?P<number>[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)
     | (?P<name>%?[A-Za-z_0-9]+)
-    | (?P<sign>->|[()\[\]:;,=*/+-])
+    | (?P<sign>->|//|\*\*|[()\[\]:;,=*/+%-])
     """,
     re.VERBOSE,
 )
 _LINE: Final = re.compile(r"#\s*(.+):([0-9]{1,9})\s*$")
+_OPERATORS: Final[dict[str, Any]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "//": operator.floordiv,
+    "%": operator.mod,
+    "**": operator.pow,
+}
 _DTYPES: Final = {d.short: d for d in ALL}
 _LITERALS: Final[dict[str, Any]] = {
     "True": True,
@@ -255,7 +266,7 @@ class _Parser:
                 depth -= 1
                 if depth < 0:
                     return False
-            elif text == "/":
+            elif text == "/" and not depth:
                 return True
         return False
 
@@ -449,36 +460,60 @@ class _Parser:
         return TensorType(dtype, tuple(shape))
 
     def size(self, scope: _Scope, *, declares: bool) -> Size:
-        """`2*s0*s1 - s0 + 3`"""
-        total = self.term(scope, declares)
+        """`2*s0*s1 - s0 // 2 + max(1, s0)`: Python, over symbols."""
+        start = self.next
+        value = self.sum(scope, declares, 0)
+        if not isinstance(value, int | SymInt):
+            self.expected("a size, which is an integer", start)
+        return value
+
+    def sum(self, scope: _Scope, declares: bool, depth: int) -> Number:
+        if depth > MAX_DEPTH:
+            self.fail(self.next.line, f"brackets are nested deeper than {MAX_DEPTH}")
+        total = self.term(scope, declares, depth)
         terms = 1
         while self.next.text in ("+", "-"):
-            sign = -1 if self.take().text == "-" else 1
-            total = total + sign * self.term(scope, declares)
+            op = self.take()
+            total = self.computed(op, total, self.term(scope, declares, depth))
             terms += 1
             if terms > MAX_TERMS:
                 self.fail(self.next.line, f"a size has more than {MAX_TERMS} terms")
         return total
 
-    def term(self, scope: _Scope, declares: bool) -> Size:
-        negative = self.accept("-")
-        product = self.factor(scope, declares)
+    def term(self, scope: _Scope, declares: bool, depth: int) -> Number:
+        product = self.factor(scope, declares, depth)
         factors = 1
-        while self.accept("*"):
-            product = product * self.factor(scope, declares)
+        while self.next.text in ("*", "//", "%", "/"):
+            op = self.take()
+            product = self.computed(op, product, self.factor(scope, declares, depth))
             factors += 1
             if factors > MAX_TERMS:
                 self.fail(self.next.line, f"a term has more than {MAX_TERMS} factors")
-        return -product if negative else product
+        return product
 
-    def factor(self, scope: _Scope, declares: bool) -> Size:
+    def factor(self, scope: _Scope, declares: bool, depth: int) -> Number:
+        """A number, a symbol, a call or a bracket, with a minus or a float's power."""
+        negative = self.accept("-")
+        value = self.primary(scope, declares, depth)
+        if self.next.text == "**":
+            op = self.take()
+            exponent = self.primary(scope, declares, depth)
+            if not {float, SymFloat} & {type(value), type(exponent)}:
+                self.fail(op.line, "a power of integers is written as a product")
+            value = self.computed(op, value, exponent)
+        return -value if negative else value
+
+    def primary(self, scope: _Scope, declares: bool, depth: int) -> Number:
         token = self.next
-        if token.kind == "number":
-            value = self.literal("a size")
-            if not isinstance(value, int):
-                self.expected("a size, which is an integer", token)
+        if self.accept("("):
+            value = self.sum(scope, declares, depth + 1)
+            self.expect(")")
             return value
+        if token.kind == "number":
+            return self.literal("a size")
         name = self.word("a size").text
+        if name in FUNCTIONS and self.accept("("):
+            return self.computed(token, *self.operands(scope, declares, depth))
         symbol = scope.symbols.get(name)
         if symbol is None:
             if not declares or name in scope.values or name in RESERVED:
@@ -486,12 +521,36 @@ class _Parser:
             symbol = scope.symbols[name] = self.known.setdefault(name, Symbol(name))
         return size_of(symbol)
 
+    def operands(self, scope: _Scope, declares: bool, depth: int) -> list[Number]:
+        """The arguments of a call, to its closing bracket."""
+        found = [self.sum(scope, declares, depth + 1)]
+        while self.accept(","):
+            found.append(self.sum(scope, declares, depth + 1))
+            if len(found) > MAX_TERMS:
+                self.fail(self.next.line, f"a call has more than {MAX_TERMS} arguments")
+        self.expect(")", "`,` or `)`")
+        return found
+
+    def computed(self, op: Token, *operands: Number) -> Number:
+        """An operation of a size's text; its result is kept small."""
+        try:
+            value: Number = (_OPERATORS.get(op.text) or FUNCTIONS[op.text])(*operands)
+        except (ArithmeticError, TypeError, ValueError, HopflowError) as error:
+            self.fail(op.line, f"{op} has no meaning in this size: {error}")
+        if isinstance(value, SymInt | SymFloat) and (
+            len(str(value)) > MAX_SIZE
+            or (isinstance(value, SymInt) and len(value.expression) > MAX_TERMS)
+        ):
+            self.fail(op.line, f"a size has more than {MAX_TERMS} terms")
+        return value
+
     def static(self, scope: _Scope, depth: int) -> Any:
         """The value of a parameter."""
         token = self.next
         if depth > MAX_DEPTH:
             self.fail(token.line, f"tuples are nested deeper than {MAX_DEPTH}")
-        if self.accept("("):
+        if token.text == "(" and not self.size_in_brackets():
+            self.take()
             return self.tuple(scope, depth)
         if self.accept("None"):
             return None
@@ -500,16 +559,26 @@ class _Parser:
         after = self.tokens[self.at + 1].text if token.kind != "end" else ""
         if token.text in _DTYPES and token.kind == "name":
             return self.type(scope, declares=False) if after == "[" else self.dtype()
-        if token.text in scope.graphs and token.kind == "name":
+        if token.text in scope.graphs and token.kind == "name" and after != "(":
             return scope.graphs[self.take().text]
         begin = self.at
         first = after if token.text == "-" else token.text
         if first[:1].isdigit() or first in _LITERALS:
             value = self.literal("a number or a size")
-            if not (type(value) is int and self.next.text in ("*", "+", "-")):
+            if not (type(value) is int and self.next.text in _OPERATORS):
                 return value
             self.at = begin  # the first term of a size
         return self.size(scope, declares=False)
+
+    def size_in_brackets(self) -> bool:
+        """Whether the bracket here is part of a size, as in `(n + 1) // 2`."""
+        depth = 0
+        for i in range(self.at, len(self.tokens) - 1):
+            text = self.tokens[i].text
+            depth += (text == "(") - (text == ")")
+            if not depth:
+                return self.tokens[i + 1].text in _OPERATORS
+        return False
 
     def tuple(self, scope: _Scope, depth: int) -> tuple[Any, ...]:
         found: list[Any] = []

@@ -18,7 +18,7 @@ from hopflow.config import config
 from hopflow.dtypes import ALL, DEFAULT_FLOAT, DEFAULT_INT, DType, bool_
 from hopflow.graph.core import Arg, Constant, Graph, Node, SourceLine, Var
 from hopflow.graph.types import TensorType
-from hopflow.symbolic.size import Size, Symbol, SymInt
+from hopflow.symbolic.size import Size, Symbol, SymInt, renamed
 
 __all__ = ["format_graph", "format_line", "format_size", "identifier", "sections"]
 
@@ -146,19 +146,7 @@ class Names:
 
 def format_size(size: Size, names: Names) -> str:
     """A size over named symbols, in the normal form that it has under these names."""
-    if not isinstance(size, SymInt):
-        return str(int(size))
-    terms = [(sorted(map(names.symbol, m)), factor) for m, factor in size.terms]
-    terms.sort(key=lambda term: (-len(term[0]), term[0]))
-    text = ""
-    for monomial, factor in terms:
-        magnitude = [str(abs(factor))] * (abs(factor) != 1 or not monomial)
-        body = "*".join(magnitude + monomial)
-        if text:
-            text += f" {'-' if factor < 0 else '+'} {body}"
-        else:
-            text = f"{'-' if factor < 0 else ''}{body}"
-    return text
+    return renamed(size, names.symbol) if isinstance(size, SymInt) else str(int(size))
 
 
 def format_constant(constant: Constant) -> str:

@@ -59,13 +59,15 @@ def shared(type_: TensorType) -> TensorType:
     return known
 
 
-SYMBOL_TYPE = TensorType(int64)
-"""The type of a shape symbol passed as a value."""
+SYMBOL_TYPE = TensorType(int64, weak=True)
+"""The type of a shape symbol passed as a value; weak, as Python's integers are."""
 
 
 def same_size(a: Size, b: Size) -> bool:
     """Whether two sizes are provably equal; never raises."""
-    return a.same(b) if isinstance(a, SymInt) else isinstance(b, int) and a == b
+    if isinstance(a, SymInt):
+        return a.same(b)
+    return b.same(a) if isinstance(b, SymInt) else a == b
 
 
 def same_shape(a: Shape, b: Shape) -> bool:

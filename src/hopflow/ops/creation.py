@@ -10,7 +10,6 @@ from hopflow import dtypes
 from hopflow.bind import Value
 from hopflow.dtypes import DType, DTypeLike
 from hopflow.errors import (
-    ArgumentTypeError,
     ArgumentValueError,
     DTypeError,
     ShapeError,
@@ -42,6 +41,7 @@ from hopflow.ops.rules import (
     one_of,
     optional_dtype,
 )
+from hopflow.ops.sizes import larger
 from hopflow.ops.views import broadcasted, reshaped
 from hopflow.symbolic.size import Size, SymInt
 
@@ -284,8 +284,7 @@ def arange(
         device: None or "cpu".
 
     Raises:
-        ArgumentTypeError: an argument is not a number, or the range has symbolic ends
-            and a step other than 1.
+        ArgumentTypeError: an argument is not a number.
         ArgumentValueError: `step` is 0, or the length is not finite.
         DTypeError: `dtype` is bool.
         DeviceError: there is no such device.
@@ -329,31 +328,16 @@ def _number(name: str, value: Any) -> Any:
 
 
 def _range_length(begin: Any, end: Any, step: Any) -> Size:
-    if any(isinstance(n, SymInt) for n in (begin, end, step)):
-        if not (isinstance(step, int) and step == 1) or float in (
-            type(begin),
-            type(end),
-        ):
-            raise ArgumentTypeError(
-                "arange: with a symbolic end, all must be integers and the step 1. "
-                "Scale the result: `hf.arange(n) * step`."
-            )
-        length: Size = end - begin
-        return length if isinstance(length, SymInt) else _not_negative(length)
     if step == 0:
         raise ArgumentValueError("arange: `step` must not be 0.")
-    if all(isinstance(n, int) for n in (begin, end, step)):
-        return _not_negative(-((begin - end) // step))
+    if all(isinstance(n, int | SymInt) for n in (begin, end, step)):
+        return larger(0, -((begin - end) // step))
     steps = (end - begin) / step
-    if not math.isfinite(steps):
+    if isinstance(steps, float) and not math.isfinite(steps):
         raise ArgumentValueError(
             f"arange: from {begin} to {end} by {step} there are {steps} steps."
         )
-    return _not_negative(math.ceil(steps))
-
-
-def _not_negative(length: int) -> int:
-    return length if length > 0 else 0
+    return larger(0, math.ceil(steps))
 
 
 def linspace(

@@ -30,7 +30,6 @@ from hopflow.ops.gather import (
 from hopflow.ops.opdef import OpDef, Sample, as_operand, strong_constant
 from hopflow.ops.rules import Array, as_shape
 from hopflow.ops.scatter import scatter
-from hopflow.ops.sizes import surely_less
 from hopflow.ops.views import as_tensor, check_update, stored
 
 __all__ = ["dynamic_index", "dynamic_slice", "dynamic_update_slice"]
@@ -115,7 +114,7 @@ def _check_window(name: str, x: TensorType, starts: Types, sizes: Shape) -> None
             f"and {len(sizes)}."
         )
     for axis, (n, size) in enumerate(zip(x.shape, sizes, strict=True)):
-        if surely_less(n, size) or surely_less(size, 0):
+        if n < size or size < 0:
             raise ShapeError(
                 f"{name}: {size} elements do not fit axis {axis}, which has {n}."
             )

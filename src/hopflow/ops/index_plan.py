@@ -14,14 +14,13 @@ import numpy as np
 from hopflow import dtypes
 from hopflow.bind import Operand, Value
 from hopflow.errors import (
-    DataDependentError,
     IndexingError,
     TraceError,
 )
-from hopflow.graph.types import Shape, same_size
+from hopflow.graph.types import Shape
 from hopflow.ops.opdef import as_operand, strong_constant
 from hopflow.ops.rules import is_zero
-from hopflow.ops.sizes import less, surely_less
+from hopflow.ops.sizes import larger, less, smaller
 from hopflow.ops.views import show
 from hopflow.symbolic.size import Size, SymInt
 
@@ -261,12 +260,7 @@ def _bound(value: Any, default: Size, lowest: int, highest: Size, n: Size) -> Si
     if value is None:
         return default
     bound = _as_bound(value)
-    if same_size(bound, highest):
-        return bound
-    if surely_less(bound, 0):
-        bound = bound + n
-        return lowest if surely_less(bound, lowest) else bound
-    return highest if surely_less(highest, bound) else bound
+    return larger(lowest, bound + n) if bound < 0 else smaller(highest, bound)
 
 
 def _as_bound(value: Any) -> Size:
@@ -287,9 +281,7 @@ def _as_bound(value: Any) -> Size:
 
 
 def _span(item: slice, place: int, n: Size) -> Span:
-    step = 1 if item.step is None else _as_bound(item.step)
-    if isinstance(step, SymInt):
-        raise DataDependentError(f"{step} > 0")
+    step = 1 if item.step is None else operator.index(_as_bound(item.step))
     if step == 0:
         raise IndexingError("index: the step of a slice must not be 0.")
     lowest, highest = (0, n) if step > 0 else (-1, n - 1)
@@ -297,12 +289,5 @@ def _span(item: slice, place: int, n: Size) -> Span:
     start = _bound(item.start, first, lowest, highest, n)
     stop = _bound(item.stop, last, lowest, highest, n)
     length = stop - start if step > 0 else start - stop
-    if isinstance(length, int):
-        size: Size = max(0, -(-length // abs(step)))
-    elif surely_less(length, 0):
-        size = 0
-    elif abs(step) == 1:
-        size = length
-    else:
-        raise DataDependentError(f"({length}) % {abs(step)} == 0")
+    size = larger(0, -(-length // abs(step)))
     return Span(place, start if not is_zero(size) else 0, size, step)

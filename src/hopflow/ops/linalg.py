@@ -17,13 +17,12 @@ from hopflow.errors import (
     ArgumentValueError,
     ShapeError,
 )
-from hopflow.graph.types import same_size
 from hopflow.ops import elementwise, linalg_factor, reduce
 from hopflow.ops.convert import astype
 from hopflow.ops.creation import eye, positions
 from hopflow.ops.gather import gather_clip
 from hopflow.ops.joining import concat
-from hopflow.ops.linalg_factor import check_matrix, smaller
+from hopflow.ops.linalg_factor import check_matrix
 from hopflow.ops.logic import equal, greater, where
 from hopflow.ops.math import log, sqrt
 from hopflow.ops.matmul import (
@@ -44,6 +43,7 @@ from hopflow.ops.rules import (
     normalize_axis,
     one_of,
 )
+from hopflow.ops.sizes import larger, smaller
 from hopflow.ops.views import (
     as_tensor,
     broadcasted,
@@ -287,7 +287,7 @@ def _columns(name: str, a: Any, b: Any) -> Any:
     """The right-hand side as matrices."""
     n = a.shape[-1]
     rows = b.shape[-2 if b.ndim > 1 else 0] if b.ndim else None
-    if rows is None or not (same_size(rows, n) or rows == n):
+    if rows is None or rows != n:
         raise ShapeError(
             f"{name}: the right-hand side of a system with {a.type} must be [{n}] or "
             f"[..., {n}, k], and is {b.type}."
@@ -379,8 +379,7 @@ def diagonal(x: Any, /, *, offset: int = 0) -> Value:
 
 
 def _length(m: Size, n: Size) -> Size:
-    length = smaller(m, n)
-    return max(length, 0) if isinstance(length, int) else length
+    return larger(0, smaller(m, n))
 
 
 def trace(x: Any, /, *, offset: int = 0, dtype: DTypeLike | None = None) -> Value:
@@ -479,13 +478,12 @@ def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Value
 def _cutoff(name: str, x: Any, values: Any, rtol: Any) -> Any:
     """The singular value, one a matrix, up to which others count as 0."""
     if rtol is None:
-        m, n = x.shape[-2:]
-        larger: Any = m if same_size(smaller(m, n), n) else n
+        longer: Any = larger(*x.shape[-2:])
         eps = dtypes.finfo(x.dtype).eps
         scale = (
-            larger * eps
-            if isinstance(larger, int)
-            else elementwise.multiply(larger, eps)
+            longer * eps
+            if isinstance(longer, int)
+            else elementwise.multiply(longer, eps)
         )
     else:
         scale = as_tensor(name, rtol, "rtol")

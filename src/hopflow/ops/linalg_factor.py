@@ -13,12 +13,13 @@ import numpy as np
 
 from hopflow import dtypes
 from hopflow.errors import ShapeError
-from hopflow.graph.types import TensorType, same_shape, same_size
+from hopflow.graph.types import TensorType, same_shape
 from hopflow.loop_ir import expr
 from hopflow.loop_ir.expr import Expr, Index, extent, index
 from hopflow.loop_ir.kernels import Library, Operand, Reduction
 from hopflow.ops.opdef import OpDef, Sample
 from hopflow.ops.rules import Array, require_dtype
+from hopflow.ops.sizes import smaller
 from hopflow.symbolic.size import Size
 
 Types = Sequence[TensorType]
@@ -39,22 +40,11 @@ def check_matrix(name: str, x: TensorType, *, square: bool = False) -> None:
             f"{name}: expected matrices (2 axes or more), and found {x}. "
             "Add axes with `hf.expand_dims`."
         )
-    if square and not (same_size(*x.shape[-2:]) or x.shape[-2] == x.shape[-1]):
+    if square and x.shape[-2] != x.shape[-1]:
         raise ShapeError(
             f"{name}: expected square matrices, and found {x}: "
             f"{x.shape[-2]} != {x.shape[-1]}."
         )
-
-
-def smaller(m: Size, n: Size) -> Size:
-    """The smaller of two sizes.
-
-    Raises:
-        DataDependentError: which it is depends on symbolic sizes.
-    """
-    if same_size(m, n):
-        return m
-    return m if m <= n else n
 
 
 def _each(batch: int) -> Callable[[Array], tuple[int, ...]]:

@@ -20,10 +20,11 @@ from hopflow.errors import (
     DTypeError,
     ShapeError,
 )
-from hopflow.graph.types import Shape, TensorType, same_size
+from hopflow.graph.types import Shape, TensorType
 from hopflow.loop_ir.expr import Expr, Index
 from hopflow.loop_ir.kernels import Operand, Pointwise, elements
 from hopflow.ops.opdef import Infer, OpDef, Promotion, Sample
+from hopflow.ops.sizes import agreed
 from hopflow.symbolic.size import Size, SymInt
 
 __all__ = [
@@ -186,11 +187,9 @@ def is_zero(size: Size) -> bool:
 def broadcast_shapes(name: str, *shapes: Shape) -> Shape:
     """The shape that `shapes` broadcast to, for the operation `name`.
 
-    A symbolic size is never taken to be 1.
-
     Raises:
         ShapeError: two sizes differ, and neither is 1.
-        DataDependentError: two symbolic sizes may or may not be equal.
+        DataDependentError: whether two sizes agree only a run can tell.
     """
     ndim = max(map(len, shapes), default=0)
     result: list[Size] = [1] * ndim
@@ -198,15 +197,15 @@ def broadcast_shapes(name: str, *shapes: Shape) -> Shape:
         offset = ndim - len(shape)
         for axis, size in enumerate(shape, start=offset):
             known = result[axis]
-            if is_one(known):
-                result[axis] = size
-            elif not (is_one(size) or same_size(known, size) or known == size):
+            common = agreed(known, size)
+            if common is None:
                 shown = " and ".join(f"[{', '.join(map(str, s))}]" for s in shapes)
                 raise ShapeError(
                     f"{name}: shapes {shown} do not broadcast: along axis "
                     f"{axis - ndim}, {known} != {size}. Sizes must agree, or be 1; "
                     "add an axis of size 1 with `hf.expand_dims`."
                 )
+            result[axis] = common
     return tuple(result)
 
 

@@ -1,41 +1,63 @@
-"""Questions about sizes that shapes must answer: order, and exact division."""
+"""Questions about sizes that shapes must answer: order, and exact division.
 
-from math import prod
-from typing import TypeAlias
+`less` records nothing. What Python asks (`if a < b`, `a == b`) is known, or becomes a
+guard by the hints of backed symbols, or is a DataDependentError.
+"""
 
-from hopflow.errors import DataDependentError
 from hopflow.graph.types import same_size
-from hopflow.symbolic.size import Size, Symbol, SymInt
+from hopflow.symbolic.asking import answer
+from hopflow.symbolic.boolean import relation
+from hopflow.symbolic.scalars import as_size, terms_of
+from hopflow.symbolic.size import Size, SymInt, sym_max, sym_min
+from hopflow.symbolic.terms import divide
 
-__all__ = ["divided", "less", "surely_less"]
-
-_Term: TypeAlias = tuple[tuple[Symbol, ...], int]
+__all__ = ["agreed", "divided", "larger", "less", "smaller"]
 
 
 def less(a: Size, b: Size) -> bool | None:
-    """Whether `a < b`, for symbols that are any numbers from 0; None: it depends."""
+    """Whether `a < b` whatever the symbols are; None: it depends on them."""
     difference = a - b
     if isinstance(difference, int):
         return difference < 0
-    factors = [factor for _, factor in difference.terms]
-    if all(factor > 0 for factor in factors):
-        return False
-    constant = next((f for m, f in difference.terms if m == ()), 0)
-    if constant < 0 and all(factor < 0 for factor in factors):
-        return True
-    return None
+    return answer(relation("<", terms_of(difference)))
 
 
-def surely_less(a: Size, b: Size) -> bool:
-    """Whether `a < b`.
+def smaller(a: Size, b: Size) -> Size:
+    """The smaller of two sizes: one of them if it is known which; no guard if not."""
+    if less(b, a) is False:
+        return a
+    return b if less(a, b) is False else sym_min(a, b)
+
+
+def larger(a: Size, b: Size) -> Size:
+    """The larger of two sizes, as `smaller`."""
+    if less(a, b) is False:
+        return a
+    return b if less(b, a) is False else sym_max(a, b)
+
+
+def agreed(a: Size, b: Size) -> Size | None:
+    """The size that two broadcast to; None: they do not.
+
+    What must hold is asked as the hints have it, so that there is one guard at most.
 
     Raises:
-        DataDependentError: it depends on the symbols.
+        DataDependentError: only a run can tell.
     """
-    known = less(a, b)
-    if known is None:
-        raise DataDependentError(f"{a} < {b}")
-    return known
+    if isinstance(a, int) and a == 1:
+        return b
+    if isinstance(b, int) and b == 1:
+        return a
+    common = b if isinstance(b, int) else a
+    if same_size(a, b):
+        return common
+    known, other = (n.hint if isinstance(n, SymInt) else n for n in (a, b))
+    # A size without a hint is asked all of it.
+    if (known is None or other is None or known == other) and a == b:
+        return common
+    if other in (None, 1) and b == 1:
+        return a
+    return b if known in (None, 1) and a == 1 else None
 
 
 def divided(total: Size, by: Size) -> Size | None:
@@ -44,27 +66,11 @@ def divided(total: Size, by: Size) -> Size | None:
     Raises:
         DataDependentError: it may be one or not, which only a run can tell.
     """
-    if isinstance(total, int) and isinstance(by, int):
-        return None if total % by else total // by
-    if same_size(total, by):
-        return 1
-    undecided = DataDependentError(f"({total}) % ({by}) == 0")
-    if len(_terms(by)) != 1:
-        raise undecided
-    [(divisor, factor)] = _terms(by)
-    result: Size = 0
-    for symbols, coefficient in _terms(total):
-        left = list(symbols)
-        for symbol in divisor:
-            if symbol not in left:
-                raise undecided
-            left.remove(symbol)
-        if coefficient % factor:
-            raise undecided
-        sizes = (SymInt((((symbol,), 1),)) for symbol in left)
-        result = result + prod(sizes, start=coefficient // factor)
-    return result
-
-
-def _terms(size: Size) -> tuple[_Term, ...]:
-    return size.terms if isinstance(size, SymInt) else (((), size),)
+    if isinstance(by, int) and by == 0:
+        return None
+    quotient, rest = divide(terms_of(total), terms_of(by))
+    if not rest:
+        return as_size(quotient)
+    if isinstance(by, SymInt) and by.hint == 0 and by == 0:
+        return None
+    return total // by if total % by == 0 else None

@@ -8,7 +8,7 @@ from hopflow.symbolic.boolean import SymBool, compare_floats, relation
 from hopflow.symbolic.facts import NOTHING
 from hopflow.symbolic.terms import Operand, Terms, compute, format_operand, symbols_of
 
-__all__ = ["decided", "floor_divide", "hint_of", "modulo", "not_zero"]
+__all__ = ["answer", "decided", "floor_divide", "hint_of", "modulo", "not_zero"]
 
 
 def hint_of(operand: Operand) -> Any:
@@ -21,19 +21,25 @@ def hint_of(operand: Operand) -> Any:
         return None
 
 
+def answer(condition: bool | SymBool) -> bool | None:
+    """Whether it holds, by what is known; None: it depends. Records nothing."""
+    if not isinstance(condition, SymBool):
+        return condition
+    env = condition.env
+    return (NOTHING if env is None else env).decide(condition)
+
+
 def decided(condition: bool | SymBool, x: Any, op: str, y: Any) -> bool | SymBool:
     """A bool if what is known decides it.
 
     Raises:
         DataDependentError: it does not, and there is no environment to ask later.
     """
-    if not isinstance(condition, SymBool):
-        return condition
-    env = condition.env
-    answer = (NOTHING if env is None else env).decide(condition)
-    if answer is not None:
-        return answer
-    if env is None:
+    known = answer(condition)
+    if known is not None:
+        return known
+    assert isinstance(condition, SymBool)
+    if condition.env is None:
         raise DataDependentError(f"{x} {_ASKED.get(op, op)} {y}")
     return condition
 
@@ -54,13 +60,13 @@ def not_zero(divisor: Operand) -> bool:
     else:
         condition = compare_floats("!=", divisor, (0.0).hex())
     if isinstance(condition, SymBool):
-        env = condition.env
-        answer = (NOTHING if env is None else env).decide(condition)
-        if answer is None:
+        known = answer(condition)
+        if known is None:
+            env = condition.env
             if env is None or hint_of(divisor) is None:
                 return False
-            answer = env.ask(condition)
-        condition = answer
+            known = env.ask(condition)
+        condition = known
     if not condition:
         raise ZeroDivisionError(f"division by zero: `{format_operand(divisor)}` is 0")
     return True

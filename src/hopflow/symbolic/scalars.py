@@ -7,9 +7,10 @@ decide it, else a `SymBool`, which asks when it is used as a bool.
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias, cast, final
 
-from hopflow.errors import ArgumentTypeError, DataDependentError
+from hopflow.errors import DataDependentError
 from hopflow.symbolic import atoms, terms
 from hopflow.symbolic.asking import (
+    answer,
     decided,
     floor_divide,
     hint_of,
@@ -17,7 +18,6 @@ from hopflow.symbolic.asking import (
     not_zero,
 )
 from hopflow.symbolic.boolean import (
-    SymBool,
     compare_constant,
     compare_floats,
     relation,
@@ -92,22 +92,6 @@ class SymInt(_Ordered):
     def __init__(self, terms: Terms) -> None:
         self.expression = terms
 
-    @property
-    def terms(self) -> tuple[tuple[tuple[Symbol, ...], int], ...]:
-        """The terms of a polynomial in symbols, for readers that know no more.
-
-        Raises:
-            ArgumentTypeError: there are atoms, as in `n // 2`; see `expression`.
-        """
-        for monomial, _ in self.expression:
-            for factor in monomial:
-                if type(factor) is not Symbol:
-                    raise ArgumentTypeError(
-                        f"the size `{self}` must be a polynomial here, without `//`, "
-                        "`%`, min, max and floats. Compute it before, as a number."
-                    )
-        return cast("tuple[tuple[tuple[Symbol, ...], int], ...]", self.expression)
-
     def __hash__(self) -> int:
         try:
             return self._hash
@@ -125,10 +109,8 @@ class SymInt(_Ordered):
         """Whether both are provably equal; never raises, and records nothing."""
         if isinstance(other, SymInt) and self.expression == other.expression:
             return True
-        if (env := env_of(self.expression)) is None:
-            return False
         equal = relation("==", terms.subtract(self.expression, terms_of(other)))
-        return (env.decide(equal) if isinstance(equal, SymBool) else equal) is True
+        return answer(equal) is True
 
     def _compare(self, op: str, other: Any) -> Any:
         if isinstance(other, int | SymInt):

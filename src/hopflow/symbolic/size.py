@@ -3,8 +3,10 @@
 Arithmetic records nothing; an expression becomes nodes only where its value is used.
 """
 
+import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, Final
 
 from hopflow.symbolic.atoms import largest, replace_terms, smallest
 from hopflow.symbolic.scalars import (
@@ -21,11 +23,13 @@ from hopflow.symbolic.terms import (
     Atom,
     Symbol,
     compute,
+    format_operand,
     of_factor,
     symbols_of,
 )
 
 __all__ = [
+    "FUNCTIONS",
     "Number",
     "Size",
     "SymFloat",
@@ -33,6 +37,7 @@ __all__ = [
     "Symbol",
     "evaluate",
     "free_symbols",
+    "renamed",
     "substitute",
     "sym_float",
     "sym_int",
@@ -70,6 +75,21 @@ def substitute(size: Size, values: Mapping[Symbol, Size]) -> Size:
         return None if value is None else terms_of(value)
 
     return as_size(replace_terms(size.expression, known))
+
+
+def renamed(size: SymInt, name: Callable[[Symbol], str]) -> str:
+    """The text of `size` where the symbols have other names.
+
+    It is of the normal form under these names, whose order decides that of the terms:
+    sizes that differ in names only have one text. `FUNCTIONS` reads it back.
+    """
+    if len(size.expression) == 1 and size.expression[0][1] == 1:
+        [((first, *more), _)] = size.expression
+        if isinstance(first, Symbol) and not more:
+            return name(first)
+    known = {s: replace(s, name=name(s), env=None) for s in free_symbols(size)}
+    terms = replace_terms(size.expression, lambda s: of_factor(known[s]))
+    return format_operand(terms, lambda s: known[s].name if s in known else s.name)
 
 
 def evaluate(
@@ -114,3 +134,16 @@ def sym_float(number: Number) -> float | SymFloat:
     if isinstance(number, SymInt):
         return SymFloat(Atom("float", (number.expression,)))
     return number if isinstance(number, SymFloat) else float(number)
+
+
+# What the text of an expression calls; nothing of it asks for a value.
+FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
+    "min": sym_min,
+    "max": sym_max,
+    "int": sym_int,
+    "float": sym_float,
+    "floor": math.floor,
+    "ceil": math.ceil,
+    "round": round,
+    "abs": abs,
+}

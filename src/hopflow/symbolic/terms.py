@@ -10,7 +10,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
-from math import gcd, prod
+from math import gcd
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, final
 
 from hopflow.symbolic.ranges import NON_NEGATIVE, ValueRange
@@ -291,13 +291,12 @@ def compute(
     if isinstance(operand, Atom):
         args = [compute(a, value, number, operations) for a in operand.args]
         return operations[operand.op](*args)
-    terms = [
-        prod(
-            [compute(f, value, number, operations) for f in monomial],
-            start=number(factor),
-        )
-        for monomial, factor in operand
-    ]
+    terms = []
+    for monomial, factor in operand:
+        factors = [compute(f, value, number, operations) for f in monomial]
+        if factor != 1 or not factors:
+            factors.insert(0, number(factor))
+        terms.append(reduce(operator.mul, factors))
     return reduce(operator.add, terms) if terms else number(0)
 
 

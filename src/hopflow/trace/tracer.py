@@ -31,11 +31,13 @@ from hopflow.graph.regions import result_types
 from hopflow.graph.types import SYMBOL_TYPE, TensorType, shared
 from hopflow.ops.item import item, range_params
 from hopflow.ops.opdef import OPERATIONS, OpDef
+from hopflow.symbolic.boolean import SymBool
 from hopflow.symbolic.env import ShapeEnv
 from hopflow.symbolic.ranges import ValueRange
 from hopflow.symbolic.size import Size, Symbol, SymInt, free_symbols
 from hopflow.tensor import EagerTensor, Tensor
 from hopflow.tensor.rows import place_in, row_of
+from hopflow.trace import expressions
 from hopflow.trace.functional import (
     Chain,
     Functional,
@@ -106,6 +108,7 @@ class Tracer(Functional):
     __slots__ = (
         "_adopted",
         "_changes",
+        "_expressions",
         "_sizes",
         "allow_captures",
         "captures",
@@ -147,6 +150,7 @@ class Tracer(Functional):
         # What takes back the changes to what was there before, the last one last.
         self._changes: list[Callable[[], None]] = []
         self._sizes: dict[Var, SymInt] = {}
+        self._expressions: dict[Any, tuple[Var, int]] = {}
 
     # --- inputs ---
 
@@ -206,18 +210,33 @@ class Tracer(Functional):
         return var
 
     def size_value(self, size: SymInt) -> Value:
-        """A symbolic size as a tensor i64[]: nodes of arithmetic on symbols."""
+        """A symbolic size as a tensor i64[], weak as a Python number is."""
+        var = self._expression(size, expressions.size_value)
+        var.type = SYMBOL_TYPE
+        self._sizes[var] = size
+        return TracedTensor(self, var)
 
-        total: Any = None
-        for monomial, factor in size.terms:
-            term: Any = None if monomial and factor == 1 else factor
-            for symbol in monomial:
-                value = TracedTensor(self, self.symbol(symbol))
-                term = value if term is None else value * term
-            total = term if total is None else total + term
-        assert isinstance(total, TracedTensor)
-        self._sizes[total.source] = size
-        return total
+    def condition_value(self, condition: SymBool) -> Value:
+        """A condition on symbols as a tensor bool[]."""
+        var = self._expression(condition, expressions.condition_value)
+        return TracedTensor(self, var)
+
+    def _expression(self, expression: Any, value: Callable[..., TracedTensor]) -> Var:
+        """The var that holds an expression: nodes of arithmetic on symbols, once."""
+        key = expression.expression if type(expression) is SymInt else expression
+        known, position = self._expressions.get(key, (None, -1))
+        nodes = self.graph.nodes
+        # Nodes may have been taken back since.
+        if (
+            known is not None
+            and position < len(nodes)
+            and nodes[position] is known.node
+        ):
+            return known
+        var = value(expression, lambda s: TracedTensor(self, self.symbol(s))).source
+        if var.node.symbol is None:
+            self._expressions[key] = var, len(nodes) - 1
+        return var
 
     def size_of(self, tensor: TracedTensor) -> SymInt:
         known = self._known_size(self.read(tensor))
