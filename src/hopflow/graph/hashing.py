@@ -13,7 +13,7 @@ from weakref import ref
 from hopflow.dtypes import DType
 from hopflow.errors import GraphError
 from hopflow.graph.core import Graph, Var
-from hopflow.graph.types import TensorType
+from hopflow.graph.types import TensorType, is_one
 from hopflow.symbolic.size import Symbol, SymInt, renamed
 
 __all__ = ["equal", "structural_hash"]
@@ -148,6 +148,9 @@ def _size(size: int | SymInt, symbols: dict[Symbol, int]) -> str:
     """A size over numbered symbols; a symbol not met before gets the next number."""
     if not isinstance(size, SymInt):
         return str(size)
+    # An axis that is known to be 1 is broadcast, whatever else its size is called.
+    if is_one(size):
+        return "1"
     return renamed(size, lambda s: f"s{symbols.setdefault(s, len(symbols))}")
 
 

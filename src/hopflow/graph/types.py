@@ -70,6 +70,16 @@ def same_size(a: Size, b: Size) -> bool:
     return b.same(a) if isinstance(b, SymInt) else a == b
 
 
+def is_one(size: Size) -> bool:
+    """Whether a size is provably 1."""
+    return same_size(size, 1)
+
+
+def is_zero(size: Size) -> bool:
+    """Whether a size is provably 0."""
+    return same_size(size, 0)
+
+
 def same_shape(a: Shape, b: Shape) -> bool:
     return len(a) == len(b) and all(map(same_size, a, b))
 

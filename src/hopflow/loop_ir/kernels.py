@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
 from hopflow.graph.core import Graph
-from hopflow.graph.types import TensorType
+from hopflow.graph.types import TensorType, is_one
 from hopflow.loop_ir.expr import Expr, Index, index
 from hopflow.symbolic.size import Size
 
@@ -207,8 +207,7 @@ def broadcast_index(at: Index, shape: Sequence[Size]) -> Index:
     """The index into an operand of `shape` for index `at` of a broadcast result."""
     offset = len(at) - len(shape)
     return tuple(
-        index(0) if isinstance(n, int) and n == 1 else at[offset + axis]
-        for axis, n in enumerate(shape)
+        index(0) if is_one(n) else at[offset + axis] for axis, n in enumerate(shape)
     )
 
 

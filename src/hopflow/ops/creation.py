@@ -41,7 +41,7 @@ from hopflow.ops.rules import (
     one_of,
     optional_dtype,
 )
-from hopflow.ops.sizes import larger
+from hopflow.ops.sizes import larger, steps
 from hopflow.ops.views import broadcasted, reshaped
 from hopflow.symbolic.size import Size, SymInt
 
@@ -331,13 +331,13 @@ def _range_length(begin: Any, end: Any, step: Any) -> Size:
     if step == 0:
         raise ArgumentValueError("arange: `step` must not be 0.")
     if all(isinstance(n, int | SymInt) for n in (begin, end, step)):
-        return larger(0, -((begin - end) // step))
-    steps = (end - begin) / step
-    if isinstance(steps, float) and not math.isfinite(steps):
+        return steps(end - begin, step)
+    many = (end - begin) / step
+    if isinstance(many, float) and not math.isfinite(many):
         raise ArgumentValueError(
-            f"arange: from {begin} to {end} by {step} there are {steps} steps."
+            f"arange: from {begin} to {end} by {step} there are {many} steps."
         )
-    return larger(0, math.ceil(steps))
+    return larger(0, math.ceil(many))
 
 
 def linspace(

@@ -20,7 +20,7 @@ from hopflow.errors import (
 from hopflow.graph.types import Shape
 from hopflow.ops.opdef import as_operand, strong_constant
 from hopflow.ops.rules import is_zero
-from hopflow.ops.sizes import larger, less, smaller
+from hopflow.ops.sizes import larger, less, smaller, steps
 from hopflow.ops.views import show
 from hopflow.symbolic.size import Size, SymInt
 
@@ -288,6 +288,5 @@ def _span(item: slice, place: int, n: Size) -> Span:
     first, last = (lowest, highest) if step > 0 else (highest, lowest)
     start = _bound(item.start, first, lowest, highest, n)
     stop = _bound(item.stop, last, lowest, highest, n)
-    length = stop - start if step > 0 else start - stop
-    size = larger(0, -(-length // abs(step)))
+    size = steps(stop - start, step)
     return Span(place, start if not is_zero(size) else 0, size, step)

@@ -13,7 +13,7 @@ import numpy as np
 
 from hopflow import dtypes
 from hopflow.errors import ShapeError
-from hopflow.graph.types import TensorType, same_shape
+from hopflow.graph.types import TensorType
 from hopflow.loop_ir import expr
 from hopflow.loop_ir.expr import Expr, Index, extent, index
 from hopflow.loop_ir.kernels import Library, Operand, Reduction
@@ -212,7 +212,7 @@ def _triangular_infer(a: TensorType, b: TensorType, **_: bool) -> TensorType:
     require_dtype(name, [a, b], WIDE)
     check_matrix(name, a, square=True)
     check_matrix(name, b)
-    if a.dtype is not b.dtype or not same_shape(a.shape[:-1], b.shape[:-1]):
+    if a.dtype is not b.dtype or a.shape[:-1] != b.shape[:-1]:
         raise ShapeError(f"{name}: {a} and {b} must agree in all but the last axis.")
     return TensorType(b.dtype, b.shape)
 

@@ -10,7 +10,7 @@ from hopflow import dtypes
 from hopflow.bind import Value
 from hopflow.dtypes import DType
 from hopflow.errors import ArgumentTypeError, ArgumentValueError, AxisError, ShapeError
-from hopflow.graph.types import TensorType, same_shape
+from hopflow.graph.types import TensorType
 from hopflow.loop_ir import expr
 from hopflow.loop_ir.expr import Expr, Index, extent
 from hopflow.loop_ir.kernels import Kernel, Library, Operand, Reduction
@@ -45,7 +45,7 @@ def _infer(x: TensorType, y: TensorType) -> TensorType:
             f"matmul: the primitive takes matrices of one dtype and rank, not {x} and "
             f"{y}. Use `hf.matmul`, which promotes and broadcasts."
         )
-    if not same_shape(x.shape[:-2], y.shape[:-2]):
+    if x.shape[:-2] != y.shape[:-2]:
         raise ShapeError(f"matmul: {x} and {y} differ in their leading axes.")
     _check_inner("matmul", x, y, x.shape[-1], y.shape[-2])
     shape = (*x.shape[:-1], y.shape[-1])

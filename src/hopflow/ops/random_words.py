@@ -9,7 +9,7 @@ from hopflow import dtypes
 from hopflow.bind import Value
 from hopflow.dtypes import DType
 from hopflow.errors import ArgumentTypeError
-from hopflow.graph.types import Shape, TensorType, same_shape
+from hopflow.graph.types import Shape, TensorType
 from hopflow.ops.convert import apply, as_value, astype
 from hopflow.ops.creation import full_like, positions
 from hopflow.ops.elementwise import (
@@ -50,7 +50,7 @@ def word_of(name: str, key: Any) -> Value:
         ArgumentTypeError: `key` is no key.
     """
     value = as_value(as_operand(f"random.{name}", 0, key))
-    if value.type.dtype is not dtypes.uint32 or not same_shape(value.shape, (2,)):
+    if value.type.dtype is not dtypes.uint32 or value.shape != (2,):
         raise ArgumentTypeError(
             f"random.{name}: `key` must be one key, u32[2], and is {value.type}. Make "
             "one with `hf.random.key(seed)`; for many, use `hf.vmap`."

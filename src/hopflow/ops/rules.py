@@ -20,7 +20,7 @@ from hopflow.errors import (
     DTypeError,
     ShapeError,
 )
-from hopflow.graph.types import Shape, TensorType
+from hopflow.graph.types import Shape, TensorType, is_one, is_zero
 from hopflow.loop_ir.expr import Expr, Index
 from hopflow.loop_ir.kernels import Operand, Pointwise, elements
 from hopflow.ops.opdef import Infer, OpDef, Promotion, Sample
@@ -172,16 +172,6 @@ def optional_dtype(name: str, dtype: DTypeLike | None, default: DType) -> DType:
 
 
 # --- types and shapes -----------------------------------------------------------------
-
-
-def is_one(size: Size) -> bool:
-    """Whether a size is the number 1; a symbol never is."""
-    return isinstance(size, int) and size == 1
-
-
-def is_zero(size: Size) -> bool:
-    """Whether a size is the number 0; a symbol never is."""
-    return isinstance(size, int) and size == 0
 
 
 def broadcast_shapes(name: str, *shapes: Shape) -> Shape:

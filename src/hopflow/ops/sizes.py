@@ -4,14 +4,14 @@
 guard by the hints of backed symbols, or is a DataDependentError.
 """
 
-from hopflow.graph.types import same_size
+from hopflow.graph.types import is_one, same_size
 from hopflow.symbolic.asking import answer
 from hopflow.symbolic.boolean import relation
 from hopflow.symbolic.scalars import as_size, terms_of
 from hopflow.symbolic.size import Size, SymInt, sym_max, sym_min
 from hopflow.symbolic.terms import divide
 
-__all__ = ["agreed", "divided", "larger", "less", "smaller"]
+__all__ = ["agreed", "divided", "fits", "larger", "less", "smaller", "steps"]
 
 
 def less(a: Size, b: Size) -> bool | None:
@@ -36,6 +36,15 @@ def larger(a: Size, b: Size) -> Size:
     return b if less(b, a) is False else sym_max(a, b)
 
 
+def steps(distance: Size, step: Size) -> Size:
+    """How many numbers there are from 0 on, at distance `step`, before `distance`."""
+    if isinstance(step, SymInt):
+        return larger(0, -(-distance // step))
+    if step < 0:
+        distance, step = -distance, -step
+    return larger(0, (distance + step - 1) // step)
+
+
 def agreed(a: Size, b: Size) -> Size | None:
     """The size that two broadcast to; None: they do not.
 
@@ -44,9 +53,9 @@ def agreed(a: Size, b: Size) -> Size | None:
     Raises:
         DataDependentError: only a run can tell.
     """
-    if isinstance(a, int) and a == 1:
+    if is_one(a):
         return b
-    if isinstance(b, int) and b == 1:
+    if is_one(b):
         return a
     common = b if isinstance(b, int) else a
     if same_size(a, b):
@@ -58,6 +67,16 @@ def agreed(a: Size, b: Size) -> Size | None:
     if other in (None, 1) and b == 1:
         return a
     return b if known in (None, 1) and a == 1 else None
+
+
+def fits(size: Size, wanted: Size) -> bool:
+    """Whether `size` broadcasts to `wanted`.
+
+    Raises:
+        DataDependentError: only a run can tell.
+    """
+    common = agreed(size, wanted)
+    return common is not None and common == wanted
 
 
 def divided(total: Size, by: Size) -> Size | None:

@@ -31,6 +31,7 @@ from hopflow.loop_ir.kernels import Operand, Pointwise, Scatter, elements
 from hopflow.ops.convert import as_value
 from hopflow.ops.opdef import OpDef, Sample, as_operand, convert_to
 from hopflow.ops.rules import Array, is_one, is_zero, require_dtype
+from hopflow.ops.sizes import fits
 from hopflow.symbolic.size import Size
 
 __all__ = ["broadcast_to", "reshape", "slice_", "transpose", "update_slice"]
@@ -195,10 +196,10 @@ transpose: Final = OpDef(
 
 def _broadcast_infer(x: TensorType, *, shape: Shape) -> TensorType:
     extra = len(shape) - x.ndim
-    fits = extra >= 0 and all(
-        is_one(n) or n == m for n, m in zip(x.shape, shape[extra:], strict=True)
+    broadcasts = extra >= 0 and all(
+        fits(n, m) for n, m in zip(x.shape, shape[extra:], strict=True)
     )
-    if not fits:
+    if not broadcasts:
         raise ShapeError(
             f"broadcast_to: a tensor of shape {show(x.shape)} does not broadcast to "
             f"{show(shape)}. Each axis, counted from the last, must have the size that "

@@ -21,6 +21,7 @@ from hopflow.symbolic.terms import (
     Symbol,
     Terms,
     add,
+    compute,
     constant,
     content,
     divide,
@@ -33,6 +34,7 @@ from hopflow.symbolic.terms import (
     scale,
     split_constant,
     subtract,
+    symbols_of,
     without,
 )
 
@@ -325,7 +327,10 @@ def apply(op: str, args: Sequence[Operand]) -> Terms:
             return modulo(whole[0], whole[1])
         case "min" | "max":
             return _extreme(op, whole)
-    return of_factor(Atom(op, tuple(args)))
+    atom = Atom(op, tuple(args))
+    if symbols_of(atom, {}):
+        return of_factor(atom)
+    return constant(compute(atom, lambda symbol: symbol.hint))
 
 
 def replace(operand: Operand, known: Callable[[Symbol], Terms | None]) -> Operand:

@@ -18,8 +18,9 @@ from hopflow.compiler.schedule.places import (
     is_small,
     static_size,
 )
+from hopflow.compiler.schedule.sizes import lowered
 from hopflow.dtypes import DType
-from hopflow.graph.types import TensorType
+from hopflow.graph.types import TensorType, is_one
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr, Index
 from hopflow.loop_ir.nest import (
@@ -38,7 +39,7 @@ from hopflow.loop_ir.nest import (
     Var,
 )
 from hopflow.loop_ir.walk import replace
-from hopflow.symbolic.size import Size, Symbol, evaluate
+from hopflow.symbolic.size import Size, Symbol
 
 UNROLL = 16
 """Loops of at most so many steps in all are written out, if they are too narrow for
@@ -82,11 +83,7 @@ class Builder:
         """A size as an expression over the program's size parameters."""
         if isinstance(size, int):
             return e.index(size)
-        total: _Sum = evaluate(size, self._symbol, _Sum)
-        return total.expr
-
-    def _symbol(self, symbol: Symbol) -> "_Sum":
-        return _Sum(e.read(self.symbols[symbol]))
+        return lowered(size, lambda s: e.read(self.symbols[s]))
 
     def shape(self, type_: TensorType) -> tuple[Expr, ...]:
         return tuple(self.extent(n) for n in type_.shape)
@@ -189,7 +186,7 @@ class Builder:
             body(outer)
             return
         size = shape[len(outer)]
-        if isinstance(size, int) and size == 1:
+        if is_one(size):
             self._axis(shape, (*outer, e.index(0)), body, independent)
             return
         var = self.var(dtypes.int64, "i")
@@ -299,21 +296,6 @@ def _static_indices(type_: TensorType) -> list[Index]:
 
 
 _PROBES: list[Expr] = []
-
-
-class _Sum:
-    """Sizes evaluate in this arithmetic to expressions."""
-
-    __slots__ = ("expr",)
-
-    def __init__(self, value: int | Expr) -> None:
-        self.expr = e.index(value) if isinstance(value, int) else value
-
-    def __add__(self, other: "_Sum") -> "_Sum":
-        return _Sum(e.add(self.expr, other.expr))
-
-    def __mul__(self, other: "_Sum") -> "_Sum":
-        return _Sum(e.mul(self.expr, other.expr))
 
 
 __all__ = ["Builder", "static_size"]

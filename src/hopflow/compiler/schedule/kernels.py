@@ -16,7 +16,7 @@ from hopflow.compiler.schedule.places import (
     weight,
 )
 from hopflow.errors import CompileError
-from hopflow.graph.types import TensorType
+from hopflow.graph.types import TensorType, is_one
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr, Index
 from hopflow.loop_ir.kernels import (
@@ -369,7 +369,7 @@ class Kernels:
         position = kernel.position(u)
         for axis, var in enumerate(u):
             size = kernel.space[axis]
-            if isinstance(size, int) and size == 1:
+            if is_one(size):
                 continue
             moved = [p for p in position if any(n is var for n in nodes(p))]
             if len(moved) != 1 or not _is_shift(moved[0], var):
