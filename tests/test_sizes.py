@@ -1,7 +1,7 @@
 """Rules of shapes over backed symbols: what is asked, and what comes out."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from hopflow.symbolic.boolean import SymBool, all_of, any_of
 from hopflow.symbolic.env import ShapeEnv
 from hopflow.symbolic.size import (
     Size,
+    Symbol,
     SymInt,
     free_symbols,
     substitute,
@@ -62,9 +63,19 @@ class Sized:
 
 
 def traced(f: Callable[..., Any], *types: TensorType) -> Graph:
-    graph = hf.trace(f, *types, mode="fake").graph
+    tracer = Tracer(None, "f")
+    for s in dict.fromkeys(env_symbols(types)):
+        tracer.define(s)
+    with using(tracer):
+        operands = [tracer.operand(t, f"x{k}") for k, t in enumerate(types)]
+        graph = tracer.close([f(*operands)])
     verify(graph)
     return graph
+
+
+def env_symbols(types: Sequence[TensorType]) -> Iterator[Symbol]:
+    for s in free_symbols(*(n for t in types for n in t.shape)):
+        yield from [s] if s.env is None else s.env.symbols  # type: ignore[attr-defined]
 
 
 SHAPES: list[tuple[Any, list[tuple[int, ...]], str, list[str]]] = [
@@ -268,6 +279,7 @@ def test_a_condition_is_a_value(k: int) -> None:
     a, b = env.symbols
     tracer = Tracer(None, "f")
     with using(tracer):
+        tracer.define(a), tracer.define(b)
         type_ = TensorType(dtypes.float32, (size_of(a), size_of(b)))
         x = tracer.operand(type_, "x")
         graph = tracer.close([tracer.condition_value(asked), x.sum()])
