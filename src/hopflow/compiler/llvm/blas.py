@@ -2,6 +2,12 @@
 
 The functions are those that SciPy brings, which it publishes for Cython: the addresses
 are in capsules of two extension modules.
+
+Threads: a large factorisation uses as many as OpenBLAS was given (OPENBLAS_NUM_THREADS,
+or threadpoolctl), and its last bits depend on how many. The count is one for the whole
+process, without a lock, and SciPy's other users have it too; OpenBLAS has none for a
+call or a thread. So it is left as found: to set and restore it around a call would be a
+race with every other thread.
 """
 
 import ctypes
