@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from hopflow.bind import Operand, Value
+from hopflow.compiler.owned import WORD, owned_array, result_words
 from hopflow.compiler.passes import PASSES
 from hopflow.compiler.runtime import Kernel, Trapped, compile_program
 from hopflow.compiler.schedule.scheduler import schedule
@@ -23,6 +24,7 @@ from hopflow.graph.verifier import verify as verify_graph
 from hopflow.loop_ir.nest import Program
 from hopflow.loop_ir.printer import format_program
 from hopflow.loop_ir.verifier import verify as verify_program
+from hopflow.loop_ir.walk import allocated
 from hopflow.stats import counts
 from hopflow.symbolic.size import Size, Symbol, substitute
 from hopflow.tensor import EagerTensor
@@ -73,8 +75,15 @@ class Executable:
         self._call: Callable[..., Trapped | None] = self.kernel.call
         inputs, outputs = self.kernel.program.inputs, self.kernel.program.outputs
         self._updated = {inputs.index(b) for b in outputs if b in inputs}
+        made = allocated(self.kernel.program.body)
+        self._made = [(k, b.dtype.dtype) for k, b in enumerate(outputs) if b in made]
         self._results = [
-            (t.shape, t.dtype.dtype, t.weak, inputs.index(b) if b in inputs else None)
+            (result_words(t.ndim), WORD, t.weak, None)
+            if b in made
+            else (
+                *(t.shape, t.dtype.dtype, t.weak),
+                inputs.index(b) if b in inputs else None,
+            )
             for t, b in zip(graph.out_types, outputs, strict=True)
         ]
         self._sizes = [_where(graph, v) for v in graph.symbols]
@@ -86,6 +95,7 @@ class Executable:
             IndexingError, DivisionError, CheckError, LoopLimitError, LinalgError: what
                 stopped the program, with the user's line.
             InvalidTensorError: an argument must not be used any more.
+            MemoryError: there is no room for a result, or for what leads to it.
         """
         if self._updated:
             args = self._unshared(args)
@@ -110,6 +120,8 @@ class Executable:
             trapped = self._call(*arrays, *outputs)
         if trapped is not None:
             raise self._error(trapped)
+        for k, dtype in self._made:
+            outputs[k] = owned_array(outputs[k], dtype)
         return [
             EagerTensor(array, weak=weak)
             for array, (_, _, weak, _) in zip(outputs, self._results, strict=True)

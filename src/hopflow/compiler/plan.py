@@ -18,6 +18,7 @@ from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import walk
 from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.nest import (
+    Allocate,
     Buffer,
     Call,
     Copy,
@@ -41,8 +42,8 @@ ALIGNMENT: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class ArenaPlan:
-    """Where the buffers of the arena lie; those that grow, or are in shared memory, are
-    not in it.
+    """Where the buffers of the arena lie; those that grow or are allocated by the
+    program itself, or are in shared memory, are not in it.
 
     offsets   bytes from the beginning, multiples of 64, as i64 expressions over the
               program's sizes
@@ -88,8 +89,12 @@ def plan(program: Program) -> ArenaPlan:
 
 
 def _planned(program: Program) -> list[Buffer]:
-    growing = {s.buffer for s in walk.statements(program.body) if isinstance(s, Grow)}
-    return [b for b in program.arena if b.space == "arena" and b not in growing]
+    apart = {
+        s.buffer
+        for s in walk.statements(program.body)
+        if isinstance(s, Grow | Allocate)
+    }
+    return [b for b in program.arena if b.space == "arena" and b not in apart]
 
 
 def _first_fit(size: int, taken: Sequence[tuple[int, int]]) -> int:

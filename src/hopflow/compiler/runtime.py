@@ -58,7 +58,8 @@ class Kernel:
     """A compiled program.
 
     `kernel(*args)` takes the sizes, then the inputs and the outputs: dense NumPy
-    arrays, or the addresses of their data. It returns None, or a `Trapped` if the
+    arrays, or the addresses of their data. (For an output whose size only the run knows
+    it is words, as `owned` reads them.) It returns None, or a `Trapped` if the
     program stopped at a `Trap`. It may be called from several threads at once.
 
     Raises on a call:

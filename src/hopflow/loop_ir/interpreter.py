@@ -18,6 +18,7 @@ from hopflow.loop_ir.checked_memory import Allocator, NDArray, Storage
 from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.nest import (
     Accumulate,
+    Allocate,
     Assign,
     Barrier,
     Buffer,
@@ -106,6 +107,7 @@ def run(
 
     Raises:
         Trapped: A `Trap` held, or a routine failed.
+        MemoryError: A size is negative.
         LoopIRError: The program breaks a rule of the Loop IR: one that the verifier
             knows, or one that shows only in a run (an index out of range, a read of
             memory never written, a barrier that some iterations do not reach).
@@ -113,10 +115,10 @@ def run(
     verify(program)
     interpreter = _Interpreter(seed)
     lane = interpreter.load(program, sizes, inputs, offsets or {})
-    outputs = [(b, lane.memory[b]) for b in program.outputs]
     with np.errstate(all="ignore"):
         for _ in interpreter.body(program.body, [lane]):
             pass
+    outputs = [(b, lane.memory[b]) for b in program.outputs]
     for buffer, storage in outputs:
         storage.check_all_written(buffer)
     return [storage.array for _, storage in outputs]
@@ -139,6 +141,7 @@ class _Interpreter:
             Call: self._call,
             Trap: self._trap,
             Grow: self._grow,
+            Allocate: self._allocate,
         }
 
     def load(
@@ -167,7 +170,10 @@ class _Interpreter:
         growing = {
             s.buffer for s in walk.statements(program.body) if isinstance(s, Grow)
         }
+        later = walk.allocated(program.body)
         for buffer in (*program.outputs, *program.arena):
+            if buffer in later:
+                continue
             shape = self.shape(buffer, lane)
             if buffer in growing:
                 shape = (0, *shape[1:])
@@ -226,6 +232,12 @@ class _Interpreter:
 
     def _grow(self, s: Grow, lane: Lane) -> None:
         lane.memory[s.buffer].grow(int(self.value(s.length, lane)) + 1)
+
+    def _allocate(self, s: Allocate, lane: Lane) -> None:
+        shape = self.shape(s.buffer, lane)
+        if any(n < 0 for n in shape):
+            raise MemoryError(f"`{s.buffer.name}` of shape {list(shape)}")
+        lane.memory[s.buffer] = self.allocator.fresh(s.buffer, shape)
 
     def _trap(self, s: Trap, lane: Lane) -> None:
         if self.value(s.test, lane):

@@ -30,7 +30,8 @@ class Var:
 class Buffer:
     """A dense row-major array, unless `strides` says otherwise (in elements).
 
-    `shape` and `strides` are i64 expressions over constants and the program's `sizes`.
+    `shape` and `strides` are i64 expressions over constants and the program's `sizes`;
+    those of a buffer that an `Allocate` makes, over what is known there.
     `data` holds the values of a "constant" buffer.
     """
 
@@ -197,6 +198,17 @@ class Grow:
     length: Expr
 
 
+@dataclass(eq=False, slots=True)
+class Allocate:
+    """Make memory for a buffer in the arena or an output, of the shape that it has now.
+
+    What was in it is gone. The memory is freed, or the caller's, when the program ends;
+    in a loop an iteration may get that of the one before.
+    """
+
+    buffer: Buffer
+
+
 Stmt: TypeAlias = (
     Let
     | Declare
@@ -212,6 +224,7 @@ Stmt: TypeAlias = (
     | Trap
     | Barrier
     | Grow
+    | Allocate
 )
 
 
@@ -232,6 +245,8 @@ class Program:
     """One native entry: `sizes` are i64 parameters, then inputs, then outputs.
 
     An "output" buffer that is among the inputs too holds both, one after the other.
+    For an output that an `Allocate` makes the caller gives words: the program puts in
+    the address of the data, and the shape.
     """
 
     name: str

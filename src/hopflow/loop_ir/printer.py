@@ -19,6 +19,7 @@ from hopflow.loop_ir import walk
 from hopflow.loop_ir.expr import COMPARE, Expr
 from hopflow.loop_ir.nest import (
     Accumulate,
+    Allocate,
     Assign,
     Barrier,
     Buffer,
@@ -242,6 +243,8 @@ def _simple(s: Stmt, text: Callable[..., str]) -> str:
             return f"barrier {s.scope}"
         case Grow():
             return f"grow {s.buffer.name} for row {text(s.length)}"
+        case Allocate():
+            return f"allocate {s.buffer.name}[{', '.join(map(text, s.buffer.shape))}]"
         case _:
             return repr(s)
 

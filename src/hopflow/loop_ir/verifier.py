@@ -15,6 +15,7 @@ from hopflow.loop_ir import walk
 from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.nest import (
     Accumulate,
+    Allocate,
     Assign,
     Barrier,
     Buffer,
@@ -65,7 +66,8 @@ class _Verifier:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.names: dict[str, Var | Buffer] = {}
-        self.buffers: set[Buffer] = set()
+        self.buffers: dict[Buffer, None] = {}  # in the order of their scopes
+        self.made = walk.allocated(program.body)  # by an Allocate, in its scope only
         self.scope: dict[Var, str] = {}  # "let", "var", "loop" or "size"
         self.depth: dict[Var, int] = {}  # how many loops are around the definition
         self.loops: list[For] = []
@@ -102,7 +104,14 @@ class _Verifier:
         ):
             for buffer in buffers:
                 self.declare(buffer, spaces)
-        self.body(program.body)
+        with self.open_scope():
+            for statement in program.body:
+                self.check(statement)
+            for buffer in program.outputs:
+                self.require(
+                    buffer in self.buffers,
+                    f"the output `{buffer.name}` is allocated in a part of the program",
+                )
 
     def claim_name(self, thing: Var | Buffer) -> None:
         if self.names.setdefault(thing.name, thing) is not thing:
@@ -116,10 +125,8 @@ class _Verifier:
             buffer.space in spaces,
             f"`{name}` is in {buffer.space}, and listed with {' and '.join(spaces)}",
         )
-        for extent in (*buffer.shape, *(buffer.strides or ())):
-            loads = any(node.op == "load" for node in walk.nodes(extent))
-            self.require(not loads, f"the shape of `{name}` reads memory")
-            self.value(extent, dtypes.int64, f"an extent of `{name}`")
+        if buffer not in self.made:
+            self.shape(buffer)
         if buffer.strides is not None:
             self.require(buffer.space == "input", f"`{name}` must be dense: no input")
             self.require(
@@ -127,7 +134,14 @@ class _Verifier:
                 f"`{name}`: {len(buffer.shape)} axes, {len(buffer.strides)} strides",
             )
         self.check_data(buffer)
-        self.buffers.add(buffer)
+        if buffer not in self.made:
+            self.buffers[buffer] = None
+
+    def shape(self, buffer: Buffer) -> None:
+        for extent in (*buffer.shape, *(buffer.strides or ())):
+            loads = any(node.op == "load" for node in walk.nodes(extent))
+            self.require(not loads, f"the shape of `{buffer.name}` reads memory")
+            self.value(extent, dtypes.int64, f"an extent of `{buffer.name}`")
 
     def check_data(self, buffer: Buffer) -> None:
         name, data = buffer.name, buffer.data
@@ -153,8 +167,10 @@ class _Verifier:
     @contextmanager
     def open_scope(self) -> Iterator[None]:
         """Forget at the end what was defined, and verified, within."""
-        variables, nodes = len(self.scope), len(self.known)
+        variables, nodes, buffers = len(self.scope), len(self.known), len(self.buffers)
         yield
+        while len(self.buffers) > buffers:
+            self.buffers.popitem()
         while len(self.scope) > variables:
             var, _ = self.scope.popitem()
             del self.depth[var]
@@ -197,7 +213,7 @@ class _Verifier:
 
     def known_buffer(self, buffer: Buffer) -> None:
         self.require(
-            buffer in self.buffers, f"`{buffer.name}` is no buffer of the program"
+            buffer in self.buffers, f"`{buffer.name}` is no buffer of the program here"
         )
         if buffer.space == "shared":
             self.require(
@@ -283,6 +299,8 @@ class _Verifier:
                     f"`{s.buffer.name}` cannot grow: it is no stack in the arena",
                 )
                 self.value(s.length, dtypes.int64, "the length")
+            case Allocate():
+                self.allocation(s.buffer)
             case _:
                 self.fail(f"`{type(s).__name__}` is no statement")
 
@@ -307,6 +325,23 @@ class _Verifier:
             if fault is not None:
                 self.fail(fault)
         self.value(s.value, var.dtype, f"the value of `{var.name}`")
+
+    def allocation(self, buffer: Buffer) -> None:
+        name, program = buffer.name, self.program
+        self.require(
+            buffer in program.outputs or buffer in program.arena,
+            f"`{name}` is allocated, and is neither an output nor in the arena",
+        )
+        self.require(buffer.space != "shared", f"`{name}` in shared memory is allocated")
+        self.require(buffer not in self.buffers, f"`{name}` is allocated twice")
+        for loop in self.loops:
+            self.require(
+                loop.binding.kind == "serial",
+                f"`{name}` is allocated in the loop over `{loop.var.name}`, bound to "
+                f"{loop.binding.kind}",
+            )
+        self.shape(buffer)
+        self.buffers[buffer] = None
 
     def copy(self, s: Copy) -> None:
         self.written(s.target)

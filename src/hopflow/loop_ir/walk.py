@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from hopflow.loop_ir.expr import Expr, rewrite
 from hopflow.loop_ir.nest import (
     Accumulate,
+    Allocate,
     Assign,
     Buffer,
     Call,
@@ -86,6 +87,8 @@ def expressions(statement: Stmt) -> tuple[Expr, ...]:
             return (statement.test, *statement.values)
         case Grow():
             return (statement.length,)
+        case Allocate():
+            return statement.buffer.shape
         case _:
             return ()
 
@@ -111,6 +114,11 @@ def statements(body: Sequence[Stmt]) -> Iterator[Stmt]:
             yield from statements(inner)
 
 
+def allocated(body: Sequence[Stmt]) -> dict[Buffer, None]:
+    """The buffers that `body` makes while it runs."""
+    return {s.buffer: None for s in statements(body) if isinstance(s, Allocate)}
+
+
 def loaded(statement: Stmt) -> Iterator[Expr]:
     """The "load" nodes in the expressions of `statement` itself."""
     return (node for node in nodes(*expressions(statement)) if node.op == "load")
@@ -120,7 +128,7 @@ def buffers(statement: Stmt) -> Iterator[Buffer]:
     """The buffers that `statement` itself names, read or written."""
     yield from (node.attr for node in loaded(statement))
     match statement:
-        case Store() | Grow():
+        case Store() | Grow() | Allocate():
             yield statement.buffer
         case Copy():
             yield from (statement.target, statement.source)
@@ -158,5 +166,7 @@ def replace(statement: Stmt, leaf: Callable[[Expr], Expr | None]) -> None:
             statement.values = tuple(map(new, statement.values))
         case Grow():
             statement.length = new(statement.length)
+        case Allocate():
+            statement.buffer.shape = tuple(map(new, statement.buffer.shape))
         case _:
             pass

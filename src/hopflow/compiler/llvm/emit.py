@@ -2,7 +2,7 @@
 
 The function is `i64 @name(ptr block)`. The block is an array of words: a header (see
 `hopflow.compiler.llvm.stubs`), the sizes, and the addresses of the inputs and of the
-outputs. The function returns 0, `site + 1` of a trap, or a negative code.
+outputs (of words for one that the program allocates: its address, then its shape). The function returns 0, `site + 1` of a trap, or a negative code.
 """
 
 import re
@@ -18,7 +18,7 @@ from hopflow.compiler.llvm.module import HOT, OPAQUE, Function, Module
 from hopflow.compiler.llvm.statements import Emitter
 from hopflow.compiler.llvm.stubs import HEADER, TRAP_VALUES
 from hopflow.compiler.llvm.target import Target
-from hopflow.compiler.plan import ArenaPlan
+from hopflow.compiler.plan import ALIGNMENT, ArenaPlan
 from hopflow.loop_ir import walk
 from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.nest import Grow, Program, Swap
@@ -27,7 +27,6 @@ ON_STACK: Final = 4096
 """An arena of at most this many bytes is on the stack."""
 EMBEDDED: Final = 1024
 """Constants of at most this many bytes are part of the code."""
-ALIGNMENT: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +64,7 @@ class _ProgramEmitter:
         self.memory = Memory(self.f)
         self.emitter = Emitter(self.f, self.memory, target)
         self.all = list(walk.statements(program.body))
+        self.allocated = walk.allocated(program.body)
         self.constants: dict[str, np.ndarray[Any, np.dtype[Any]]] = {}
         self._heap = ""  # the slot of the arena's address, if it is not on the stack
 
@@ -108,7 +108,10 @@ class _ProgramEmitter:
             position += 1
         for buffer in (*program.inputs, *program.outputs):
             register = f.emit(f"load ptr, ptr {self._word(position)}")
-            self.memory.place(buffer, register)
+            if buffer in self.allocated:
+                self.emitter.returned[buffer] = register
+            else:
+                self.memory.place(buffer, register)
             position += 1
 
     def _constants(self) -> None:
@@ -128,12 +131,12 @@ class _ProgramEmitter:
         f, values, arena = self.f, self.emitter.values, self.arena
         growing = {s.buffer for s in self.all if isinstance(s, Grow)}
         swapped = {b for s in self.all if isinstance(s, Swap) for b in (s.a, s.b)}
-        for buffer in growing:
+        for buffer in (*growing, *self.allocated):
             self.memory.place_in_slot(buffer, "null")
             capacity = f.slot("i64", "capacity")
             f.do(f"store i64 0, ptr {capacity}")
-            self.emitter.growing[buffer] = capacity
-        placed = [b for b in self.program.arena if b not in growing]
+            self.emitter.capacities[buffer] = capacity
+        placed = [b for b in self.program.arena if b not in self.emitter.capacities]
         if not placed:
             return
         base = self._arena_base(arena.total)
@@ -164,7 +167,7 @@ class _ProgramEmitter:
         f = self.f
         f.start("exit")
         slots = [self._heap] if self._heap else []
-        slots += [self.memory.slot(b) for b in self.emitter.growing]
+        slots += [self.memory.slot(b) for b in self.emitter.capacities]
         for slot in slots:
             f.module.external("void @free(ptr)")
             pointer = f.emit(f"load ptr, ptr {slot}")

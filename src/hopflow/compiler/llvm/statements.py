@@ -1,6 +1,6 @@
 """Structured statements as basic blocks."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,10 +13,12 @@ from hopflow.compiler.llvm.module import OPAQUE, RARE, Function
 from hopflow.compiler.llvm.stubs import INTERRUPTED, OUT_OF_MEMORY
 from hopflow.compiler.llvm.target import Target
 from hopflow.compiler.llvm.types import register_type
+from hopflow.compiler.plan import ALIGNMENT
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.nest import (
     Accumulate,
+    Allocate,
     Assign,
     Barrier,
     Buffer,
@@ -44,7 +46,10 @@ class Emitter:
         self.values = ScalarEvaluator(f, memory)
         self.status = f.slot("i64", "status")
         self.cost = Cost()  # of the innermost open body, so far
-        self.growing: dict[Buffer, str] = {}  # the slots of their capacities
+        # Of what has memory of its own: the slots of capacities, in rows (of what
+        # grows) or bytes; of outputs the caller's words for the address and the shape.
+        self.capacities: dict[Buffer, str] = {}
+        self.returned: dict[Buffer, str] = {}
         self.polls = False  # whether it does
         self.may_poll = True
         self._fuel = ""
@@ -65,6 +70,7 @@ class Emitter:
             Trap: self._trap,
             Barrier: self._barrier,
             Grow: self._grow,
+            Allocate: self._allocate,
         }
 
     # --- bodies
@@ -148,6 +154,11 @@ class Emitter:
         a, b = self.memory.pointer(s.a), self.memory.pointer(s.b)
         self.memory.move(s.a, b)
         self.memory.move(s.b, a)
+        if s.a in self.capacities:
+            slots = [self.capacities[b] for b in (s.a, s.b)]
+            first, second = (self.f.emit(f"load i64, ptr {slot}") for slot in slots)
+            self.f.do(f"store i64 {second}, ptr {slots[0]}")
+            self.f.do(f"store i64 {first}, ptr {slots[1]}")
         self.values.forget_loads()
 
     def _barrier(self, s: Barrier) -> None:
@@ -320,6 +331,9 @@ class Emitter:
     def finish(self) -> None:
         """End the last block, and add those that leave the program early."""
         f = self.f
+        for buffer, words in self.returned.items():  # now the caller's
+            f.do(f"store ptr {self.memory.pointer(buffer)}, ptr {words}")
+            self.memory.move(buffer, "null")
         f.do(f"store i64 0, ptr {self.status}")
         f.branch("exit")
         for status, label in sorted(self._stops.items()):
@@ -333,12 +347,57 @@ class Emitter:
         self.f.branch_if(test, "no.memory", enough, RARE)
         self.f.start(enough)
 
-    # --- stacks
+    # --- memory found on the way
+
+    def _allocate(self, s: Allocate) -> None:
+        """Find memory for the shape that is known now, unless there is enough."""
+        f, name = self.f, self.f.name("allocate")
+        extents = [self.values.value(n) for n in s.buffer.shape]
+        size = self._bytes(extents, s.buffer.dtype.itemsize)
+        slot = self.capacities[s.buffer]
+        capacity = f.emit(f"load i64, ptr {slot}")
+        fits = f.emit(f"icmp sle i64 {size}, {capacity}")
+        f.branch_if(fits, f"end.{name}", name)
+        f.start(name)
+        f.module.external("void @free(ptr)")
+        f.module.external("ptr @aligned_alloc(i64, i64)")
+        f.do(f"call void @free(ptr {self.memory.pointer(s.buffer)})")
+        # Capacities are such that there is nothing to free where this fails.
+        new = f.emit(f"call ptr @aligned_alloc(i64 {ALIGNMENT}, i64 {size})")
+        self.memory.move(s.buffer, new)
+        f.do(f"store i64 {size}, ptr {slot}")
+        self.no_memory_if(f.emit(f"icmp eq ptr {new}, null"))
+        f.branch(f"end.{name}")
+        f.start(f"end.{name}")
+        if s.buffer in self.returned:
+            for word, extent in enumerate(extents, start=1):
+                to = f.emit(
+                    f"getelementptr i64, ptr {self.returned[s.buffer]}, i64 {word}"
+                )
+                f.do(f"store i64 {extent}, ptr {to}")
+        self.values.forget_loads()
+
+    def _bytes(self, extents: Sequence[str], itemsize: int) -> str:
+        """The bytes of an array, rounded up; out of memory if there cannot be so many."""
+        f = self.f
+        total, faults = str(itemsize), []
+        for operation, terms in (("mul", extents), ("add", [str(2 * ALIGNMENT - 1)])):
+            intrinsic = f"{{i64, i1}} @llvm.s{operation}.with.overflow.i64"
+            f.module.declare(f"{intrinsic}(i64, i64)")
+            for term in terms:
+                both = f.emit(f"call {intrinsic}(i64 {total}, i64 {term})")
+                total = f.emit(f"extractvalue {{i64, i1}} {both}, 0")
+                faults.append(f.emit(f"extractvalue {{i64, i1}} {both}, 1"))
+        faults += [f.emit(f"icmp slt i64 {n}, 0") for n in extents]
+        for fault in faults[1:]:
+            faults[0] = f.emit(f"or i1 {faults[0]}, {fault}")
+        self.no_memory_if(faults[0])
+        return f.emit(f"and i64 {total}, {-ALIGNMENT}")
 
     def _grow(self, s: Grow) -> None:
         """Double the capacity when the row at `length` has no room."""
         f, name = self.f, self.f.name("grow")
-        slot = self.growing[s.buffer]
+        slot = self.capacities[s.buffer]
         length = self.values.value(s.length)
         capacity = f.emit(f"load i64, ptr {slot}")
         full = f.emit(f"icmp sge i64 {length}, {capacity}")

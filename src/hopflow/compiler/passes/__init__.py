@@ -5,6 +5,7 @@ from collections.abc import Callable
 from hopflow.compiler.passes.dead_results import drop_dead_results
 from hopflow.compiler.passes.expand import expand_inlines
 from hopflow.compiler.passes.invariant_carries import make_carries_invariant
+from hopflow.compiler.passes.own_symbols import own_symbols
 from hopflow.compiler.passes.stack_products import stack_products
 from hopflow.graph.core import Graph
 
@@ -13,4 +14,5 @@ PASSES: tuple[Callable[[Graph], Graph], ...] = (
     make_carries_invariant,
     stack_products,
     drop_dead_results,
+    own_symbols,
 )

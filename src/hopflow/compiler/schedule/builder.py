@@ -20,12 +20,14 @@ from hopflow.compiler.schedule.places import (
 )
 from hopflow.compiler.schedule.sizes import lowered
 from hopflow.dtypes import DType
+from hopflow.errors import CompileError
 from hopflow.graph.types import TensorType, is_one
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr, Index
 from hopflow.loop_ir.nest import (
     SERIAL,
     Accumulate,
+    Allocate,
     Assign,
     Binding,
     Buffer,
@@ -38,7 +40,7 @@ from hopflow.loop_ir.nest import (
     Store,
     Var,
 )
-from hopflow.loop_ir.walk import replace
+from hopflow.loop_ir.walk import nodes, replace
 from hopflow.symbolic.size import Size, Symbol
 
 UNROLL = 16
@@ -83,7 +85,32 @@ class Builder:
         """A size as an expression over the program's size parameters."""
         if isinstance(size, int):
             return e.index(size)
-        return lowered(size, lambda s: e.read(self.symbols[s]))
+        return lowered(size, self._symbol)
+
+    def _symbol(self, symbol: Symbol) -> Expr:
+        if symbol not in self.symbols:
+            raise CompileError(
+                f"the size `{symbol}` is made within a body, and used outside it. Let "
+                "the body return a result of a size that is known outside."
+            )
+        return e.read(self.symbols[symbol])
+
+    def define(self, symbol: Symbol, value: Expr) -> None:
+        """Say what a symbol is from here on."""
+        value = self.let(value, "s")
+        if value.op == "var":
+            self.symbols[symbol] = value.attr
+            return
+        self.symbols[symbol] = var = self.var(dtypes.int64, "s")
+        self.add(Let(var, value))
+
+    def is_known_at_entry(self, shape: Sequence[Expr]) -> bool:
+        """Whether a shape is over the program's sizes alone."""
+        return all(
+            node.attr in self.program.sizes
+            for node in nodes(*shape)
+            if node.op == "var"
+        )
 
     def shape(self, type_: TensorType) -> tuple[Expr, ...]:
         return tuple(self.extent(n) for n in type_.shape)
@@ -141,11 +168,14 @@ class Builder:
             self.add(Assign(var, value))
 
     def temporary(self, type_: TensorType, name: str = "b") -> Buffer:
-        """A new buffer in the arena, owned by the innermost loop."""
+        """A new buffer in the arena, owned by the innermost loop, and made here if
+        its size is not known before."""
         self._count += 1
         buffer = Buffer(f"{name}{self._count}", type_.dtype, self.shape(type_), "arena")
         self.program.arena.append(buffer)
         self.owners[buffer] = self.loop
+        if not self.is_known_at_entry(buffer.shape):
+            self.add(Allocate(buffer))
         return buffer
 
     def forget(self, buffer: Buffer) -> None:
@@ -153,6 +183,11 @@ class Builder:
         if buffer in self.owners:
             del self.owners[buffer]
             self.program.arena.remove(buffer)
+            self.statements[:] = [
+                s
+                for s in self.statements
+                if not (isinstance(s, Allocate) and s.buffer is buffer)
+            ]
 
     # --- loops ---
 

@@ -13,6 +13,7 @@ from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.nest import (
     Accumulate,
+    Allocate,
     Assign,
     Barrier,
     Binding,
@@ -42,8 +43,10 @@ from hopflow.loop_ir.walk import (
 LARGEST = 600
 """Instructions in a merged iteration. LLVM takes more than twice as long for a body
 twice as long, and the caches gain nothing from more."""
-_CROSSED = (Let, Declare)
+_CROSSED = (Let, Declare, Allocate)
 """What may stand between two loops, and then goes before both."""
+
+_ORDERED = (Allocate, Barrier, Call, Copy, Grow, Swap, Trap)
 
 
 def fuse_loops(body: list[Stmt]) -> None:
@@ -80,15 +83,16 @@ def _absorb(before: list[Stmt], second: For) -> bool:
     earlier: list[Stmt] = []
     later: list[Stmt] = []
     for statement in before[at + 1 :]:
-        if _reads(statement, changed, written):
-            assert isinstance(statement, _CROSSED)
-            later.append(statement)
-            changed.add(statement.var)
-        else:
+        if not _reads(statement, changed, written):
             earlier.append(statement)
+            continue
+        if not isinstance(statement, Let | Declare):
+            return False
+        later.append(statement)
+        changed.add(statement.var)
     if any(_reads(s, changed, set()) for s in statements(second.body)):
         return False
-    touched = {s.var for s in later if isinstance(s, _CROSSED)}
+    touched = {s.var for s in later if isinstance(s, Let | Declare)}
     if not touched.isdisjoint(changed_by(second)) or not _can_merge(first, second):
         return False
     before[at:] = [*earlier, _merge(first, second), *later]
@@ -112,7 +116,7 @@ def _reads(statement: Stmt, variables: set[Var], memory: set[Buffer]) -> bool:
 
 def _can_merge(first: For, second: For) -> bool:
     inside = [*statements(first.body), *statements(second.body)]
-    if any(isinstance(s, Barrier | Call | Copy | Grow | Swap | Trap) for s in inside):
+    if any(isinstance(s, _ORDERED) for s in inside):
         return False
     if not changed_by(first).isdisjoint(changed_by(second)):
         return False

@@ -11,6 +11,7 @@ from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.nest import (
     SERIAL,
+    Allocate,
     Barrier,
     Buffer,
     Call,
@@ -30,7 +31,7 @@ CACHE = 1 << 14
 """Bytes of the rows that go through all steps together."""
 LARGE = 1 << 18
 """Bytes of arrays that do not fit where one step could find what the last one left."""
-_ORDERED = (Barrier, Call, Copy, Grow, Swap, Trap, While)
+_ORDERED = (Allocate, Barrier, Call, Copy, Grow, Swap, Trap, While)
 
 
 def move_steps_inside(body: list[Stmt]) -> None:

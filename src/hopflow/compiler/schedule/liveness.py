@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hopflow.graph.core import Arg, Constant, Graph, Node, Var
-from hopflow.graph.rewriting import effects
+from hopflow.graph.rewriting import effects, reader, static_symbols
 
 
 class Liveness:
@@ -17,6 +17,7 @@ class Liveness:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self._same: dict[Var, Var] = {}
+        reads = reader(graph)
         distinct = self._distinct(graph.nodes)
         self.uses: dict[Var, int] = {}
         self.nodes: list[Node] = []
@@ -24,7 +25,7 @@ class Liveness:
         for node in reversed(distinct):
             if any(v in self.uses for v in node.results) or effects(node):
                 self.nodes.append(node)
-                self._count(node.args)
+                self._count(reads(node))
         self.nodes.reverse()
 
     def canonical(self, var: Var) -> Var:
@@ -46,10 +47,11 @@ class Liveness:
         for node in nodes:
             if node.op is None:
                 continue
-            if node.graphs or effects(node):
+            if node.graphs or node.symbol is not None or effects(node):
                 kept.append(node)
                 continue
-            key = (node.op, tuple(map(self._key, node.args)), repr(node.params))
+            params = repr(node.params), *static_symbols(node.params.values())
+            key = (node.op, tuple(map(self._key, node.args)), params)
             first = seen.setdefault(key, node)
             if first is node:
                 kept.append(node)

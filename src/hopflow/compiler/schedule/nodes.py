@@ -76,6 +76,8 @@ class NodeScheduler:
         results = self.lowered(node, lowered, types, operands, counts, wanted)
         for var, slot in zip(node.results, results, strict=True):
             env[var] = slot
+        if node.symbol is not None:
+            self.b.define(node.symbol, results[0].scalar)
 
     def lowered(
         self,

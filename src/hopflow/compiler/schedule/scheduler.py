@@ -24,7 +24,8 @@ from hopflow.compiler.schedule.places import (
     static_size,
 )
 from hopflow.errors import CompileError
-from hopflow.graph.core import Constant, Graph, Node, Var
+from hopflow.graph.core import Graph, Node, Var
+from hopflow.graph.rewriting import effects, reader
 from hopflow.graph.types import TensorType, same_type
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
@@ -35,6 +36,7 @@ from hopflow.loop_ir.kernels import (
     WhileLoop,
 )
 from hopflow.loop_ir.nest import (
+    Allocate,
     Buffer,
     Copy,
     For,
@@ -42,11 +44,13 @@ from hopflow.loop_ir.nest import (
     Program,
     Space,
     Stmt,
+    Swap,
     Trap,
     While,
 )
 from hopflow.loop_ir.nest import Var as LoopVar
-from hopflow.loop_ir.walk import buffers, statements
+from hopflow.loop_ir.walk import allocated, buffers, statements
+from hopflow.symbolic.size import free_symbols
 
 LARGEST_COPY = 1 << 22
 """Bytes of what is copied to be aligned: larger ones do not come from the caches."""
@@ -124,9 +128,11 @@ class Scheduler(NodeScheduler):
             if k in reused:
                 b.program.outputs.append(b.program.inputs[reused[k]])
                 continue
-            buffer = Buffer(f"out{k}", arg.type.dtype, b.shape(arg.type), "output")
+            sized = all(s in b.symbols for s in free_symbols(*arg.type.shape))
+            shape = b.shape(arg.type) if sized else ()
+            buffer = Buffer(f"out{k}", arg.type.dtype, shape, "output")
             b.program.outputs.append(buffer)
-            if isinstance(arg, Var) and arg.node.op is not None:
+            if sized and isinstance(arg, Var) and arg.node.op is not None:
                 hints.setdefault(live.canonical(arg), buffer)
         results = self.nodes(live, env, hints)
         self.finish(results, reused)
@@ -139,9 +145,27 @@ class Scheduler(NodeScheduler):
         kernels, outputs = Kernels(self.b, 0), self.b.program.outputs
         for k, slot in enumerate(results):
             if k not in reused:
+                if len(outputs[k].shape) != slot.type.ndim:
+                    outputs[k] = self.made_output(slot, outputs[k])
                 kernels.fill(slot, Stored(slot.type, outputs[k]))
         updated = [carries.Carry(results[k].type, buffer=outputs[k]) for k in reused]
         carries.update(self.b, updated, [results[k] for k in reused])
+
+    def made_output(self, slot: Slot, fresh: Buffer) -> Buffer:
+        """The memory of an output whose size only the run knows: where the value is, if
+        the program made that for it alone."""
+        b, place = self.b, slot.place
+        made = allocated(b.program.body)
+        if isinstance(place, Stored) and not place.prefix and place.buffer in made:
+            own = place.buffer
+            swapped = [s for s in statements(b.program.body) if isinstance(s, Swap)]
+            if own.space == "arena" and not any(own in (s.a, s.b) for s in swapped):
+                b.program.arena.remove(own)
+                own.space, own.name = "output", fresh.name
+                return own
+        fresh.shape = b.shape(slot.type)
+        b.add(Allocate(fresh))
+        return fresh
 
     def registers(self, slot: Slot) -> Registers:
         """A small value loaded into variables."""
@@ -181,11 +205,7 @@ class Scheduler(NodeScheduler):
             var: self.b.slot(slot.place, live.count(var))
             for var, slot in zip(graph.inputs, operands, strict=True)
         }
-        for var in graph.symbols:
-            assert var.node.symbol is not None
-            if var.node.symbol not in self.b.symbols:
-                value = env[var].scalar
-                self.b.symbols[var.node.symbol] = _variable(self.b.let(value), self.b)
+        self.bind_symbols(graph, operands)
         return live, env
 
     def inline(
@@ -283,9 +303,10 @@ class Scheduler(NodeScheduler):
             for var, slot in invariants.items()
         }
         moved: list[Node] = []
+        reads = reader(live.graph)
         for node in live.nodes:
-            if not (node.op.effects or node.graphs) and all(
-                isinstance(a, Constant) or live.canonical(a) in env for a in node.args
+            if not (effects(node) or node.graphs) and all(
+                live.canonical(var) in env for var in reads(node)
             ):
                 self.node(node, live, env, {})
                 moved.append(node)
@@ -363,11 +384,9 @@ class Scheduler(NodeScheduler):
 
     def bind_symbols(self, graph: Graph, before: Sequence[Slot]) -> None:
         """Make the sizes that a subgraph knows by its symbols known here."""
-        for var, slot in zip(graph.symbols, before, strict=True):
-            symbol = var.node.symbol
-            assert symbol is not None
-            if symbol not in self.b.symbols:
-                self.b.symbols[symbol] = _variable(self.b.let(slot.scalar), self.b)
+        for var, slot in zip(graph.symbols, before, strict=False):
+            assert var.node.symbol is not None
+            self.b.define(var.node.symbol, slot.scalar)
 
     def counted_loop(
         self,
@@ -437,13 +456,6 @@ def _choose(selector: Expr, bodies: Sequence[list[Stmt]]) -> Stmt:
         statement = If(test, bodies[k], otherwise)
         otherwise = [statement]
     return statement or If(e.const(True, dtypes.bool_), otherwise)
-
-
-def _variable(value: Expr, b: Builder) -> LoopVar:
-    if value.op == "var":
-        variable: LoopVar = value.attr
-        return variable
-    return b.declare(value, "s")
 
 
 def _same_memory(a: Place, b: Place) -> bool:
