@@ -107,6 +107,15 @@ class Scatter:
 
 
 @dataclass(frozen=True, slots=True)
+class Compact:
+    """The `i` < `length` for which `keep((i,))` holds, ascending: as many as there is
+    room for in the result, which has one axis; and 0 where there are fewer."""
+
+    length: Size
+    keep: Callable[[Index], Expr]
+
+
+@dataclass(frozen=True, slots=True)
 class Library:
     """Results written by a routine of `loop_ir.routines` (GEMM, LAPACK, sort).
 
@@ -136,7 +145,9 @@ class Effect:
     checks: tuple[Check, ...]
 
 
-Kernel: TypeAlias = Pointwise | Reduction | Prefix | Scatter | Library | Effect
+Kernel: TypeAlias = (
+    Pointwise | Reduction | Prefix | Scatter | Compact | Library | Effect
+)
 
 
 # --- regions: what operators with subgraphs lower to ---------------------------------

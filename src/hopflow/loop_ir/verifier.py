@@ -332,7 +332,9 @@ class _Verifier:
             buffer in program.outputs or buffer in program.arena,
             f"`{name}` is allocated, and is neither an output nor in the arena",
         )
-        self.require(buffer.space != "shared", f"`{name}` in shared memory is allocated")
+        self.require(
+            buffer.space != "shared", f"`{name}` in shared memory is allocated"
+        )
         self.require(buffer not in self.buffers, f"`{name}` is allocated twice")
         for loop in self.loops:
             self.require(

@@ -33,13 +33,12 @@ from hopflow.ops.index_plan import (
     parse_index,
 )
 from hopflow.ops.logic import select
-from hopflow.ops.opdef import as_operand
+from hopflow.ops.masks import where_true
 from hopflow.ops.rules import broadcast_shapes, is_one, normalize_axis, one_of
 from hopflow.ops.scatter import Combine, scatter, scatter_drop
 from hopflow.ops.views import (
     as_tensor,
     broadcasted,
-    concrete,
     moved,
     reshaped,
     show,
@@ -63,9 +62,8 @@ def _without_masks(plan: Plan, remedy: str) -> Plan:
         if not isinstance(entry, Mask):
             entries.append(entry)
             continue
-        array = concrete("boolean index", entry.mask, remedy)
-        for offset, positions in enumerate(np.nonzero(np.atleast_1d(array))):
-            index: Any = as_operand("index", 0, positions)
+        found = where_true("boolean index", entry.mask, remedy)
+        for offset, index in enumerate(found):
             entries.append(Along(entry.axis + offset, index))
     return replace(plan, entries=tuple(entries))
 
@@ -125,7 +123,7 @@ def getitem(x: Any, key: Any) -> Value:
 
     Raises:
         IndexingError: an index is of a wrong kind or out of range, or one too many.
-        TraceError: `key` has a traced mask, so that the size of the result is unknown.
+        TraceError: `key` has a traced mask where sizes cannot become symbols.
         DataDependentError: the size of a slice is only known at run time.
     """
     x = as_tensor("getitem", x)

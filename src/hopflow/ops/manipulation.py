@@ -1,11 +1,12 @@
 """The standard's manipulation functions: shapes, axes, repetition; and joining."""
 
 from collections.abc import Sequence
-from math import prod
-from typing import Any
+from math import inf, prod
+from typing import Any, Final
 
 import numpy as np
 
+from hopflow import dtypes
 from hopflow.bind import Value, current
 from hopflow.errors import (
     ArgumentTypeError,
@@ -15,11 +16,17 @@ from hopflow.errors import (
     ShapeError,
 )
 from hopflow.graph.types import Shape, TensorType, same_size
-from hopflow.ops.convert import apply
+from hopflow.ops.check import check
+from hopflow.ops.convert import apply, astype
 from hopflow.ops.convert import copy as copy_op
+from hopflow.ops.creation import positions
 from hopflow.ops.gather import gather
 from hopflow.ops.joining import concat, pad, roll, stack, unstack
+from hopflow.ops.logic import greater_equal
+from hopflow.ops.masks import data_size
 from hopflow.ops.opdef import as_operand
+from hopflow.ops.reduce import cumulative_sum
+from hopflow.ops.reduce import sum as sum_of
 from hopflow.ops.rules import (
     Array,
     as_flag,
@@ -30,11 +37,12 @@ from hopflow.ops.rules import (
     normalize_axes,
     normalize_axis,
 )
+from hopflow.ops.searching import searchsorted
 from hopflow.ops.sizes import divided
 from hopflow.ops.views import (
     as_tensor,
     broadcasted,
-    concrete,
+    known_elements,
     moved,
     part,
     reshaped,
@@ -287,22 +295,27 @@ def repeat(x: Any, repeats: Any, /, *, axis: int | None = None) -> Value:
 
     Args:
         x: The tensor.
-        repeats: How often: a number for all elements, or one for each of them. Those
-            decide the result's size, so a tensor of them must not be traced.
+        repeats: How often: a number for all elements, or one for each of them.
         axis: The axis; None: along the flattened tensor.
 
     Raises:
         AxisError: `x` has no such axis.
         ArgumentValueError: a number is negative.
+        CheckError: it is, of a traced tensor.
         ShapeError: there is not a number for each element.
-        TraceError: `repeats` is a traced tensor.
+        TraceError: `repeats` is traced where sizes cannot become symbols.
     """
     x = as_tensor("repeat", x)
     if axis is None:
         return repeat(ravel(x), repeats, axis=0)
     axis = normalize_axis("repeat", axis, x.ndim)
     n = x.shape[axis]
-    if isinstance(repeats, Value | np.ndarray | tuple | list):
+    if isinstance(repeats, Value):
+        known = known_elements("repeat", repeats, _REPEAT_REMEDY)
+        if known is None:
+            return _repeat_traced(x, repeats, axis)
+        repeats = known
+    if isinstance(repeats, np.ndarray | tuple | list):
         return _repeat_each(x, _counts(repeats), axis)
     count = as_size("repeat", repeats, "repeats")
     head, tail = x.shape[:axis], x.shape[axis + 1 :]
@@ -316,9 +329,10 @@ def _owned(x: Any) -> Value:
     return apply(copy_op, x)
 
 
+_REPEAT_REMEDY: Final = "Give `repeats` as Python numbers."
+
+
 def _counts(repeats: Any) -> Array:
-    if isinstance(repeats, Value):
-        repeats = concrete("repeat", repeats, "Give `repeats` as Python numbers.")
     try:
         counts = np.asarray(repeats)
     except ValueError:  # nested sequences of differing lengths
@@ -334,6 +348,28 @@ def _counts(repeats: Any) -> Array:
     return counts
 
 
+def _repeat_traced(x: Any, counts: Value, axis: int) -> Value:
+    """Which element stands at a place: as many as begin there or before, less one."""
+    n = x.shape[axis]
+    if not counts.type.dtype.is_integer:
+        raise ArgumentTypeError(
+            f"repeat: `repeats` must be integers, and is {counts.type}."
+        )
+    if counts.ndim == 0 or counts.type.size == 1:
+        counts = broadcasted(reshaped(counts, (1,)), (n,))
+    if counts.ndim != 1 or not counts.shape[0] == n:
+        raise ShapeError(
+            f"repeat: `repeats` must have a number for each of {n} elements, and has "
+            f"shape {show(counts.shape)}."
+        )
+    counts = astype(counts, dtypes.int64)
+    check(greater_equal(counts, 0), "repeat: `repeats` must not be negative")
+    total = data_size("repeat", sum_of(counts), inf, counts, _REPEAT_REMEDY)
+    ends = cumulative_sum(counts)
+    chosen = searchsorted(ends, positions((total,), 0), side="right")
+    return moved(apply(gather, x, chosen, axes=(axis,), batch=0), 0, axis)  # type: ignore[no-any-return]
+
+
 def _repeat_each(x: Any, counts: Array, axis: int) -> Value:
     n = x.shape[axis]
     if not isinstance(n, int):
@@ -345,6 +381,6 @@ def _repeat_each(x: Any, counts: Array, axis: int) -> Value:
             f"repeat: `repeats` must have a number for each of {n} elements, and has "
             f"shape {show(counts.shape)}."
         )
-    positions = as_operand("repeat", 1, np.repeat(np.arange(n), counts))
-    found = apply(gather, x, positions, axes=(axis,), batch=0)
+    chosen = as_operand("repeat", 1, np.repeat(np.arange(n), counts))
+    found = apply(gather, x, chosen, axes=(axis,), batch=0)
     return moved(found, 0, axis)  # type: ignore[no-any-return]

@@ -13,10 +13,11 @@ from hopflow.loop_ir.expr import Expr, Index, binary, compare, extent, index, se
 from hopflow.loop_ir.kernels import Operand, Pointwise
 from hopflow.ops import scalar
 from hopflow.ops.indexing import take
-from hopflow.ops.opdef import OpDef, Sample, as_operand
+from hopflow.ops.masks import where_true
+from hopflow.ops.opdef import OpDef, Sample
 from hopflow.ops.reduce import argmax, argmin
 from hopflow.ops.rules import NUMERIC, Array, is_zero, numeric, one_of, require_dtype
-from hopflow.ops.views import Types, as_tensor, concrete
+from hopflow.ops.views import Types, as_tensor
 
 __all__ = ["argmax", "argmin", "nonzero", "searchsorted"]
 
@@ -29,7 +30,7 @@ def nonzero(x: Any, /) -> tuple[Value, ...]:
 
     Raises:
         ShapeError: `x` is a scalar.
-        TraceError: `x` is traced, so that n is unknown.
+        TraceError: `x` is traced where n cannot become a symbol.
     """
     x = as_tensor("nonzero", x)
     if not x.ndim:
@@ -38,14 +39,7 @@ def nonzero(x: Any, /) -> tuple[Value, ...]:
         "Keep the shape instead, with `hf.where(mask, x, fill)`; to count, use "
         "`hf.count_nonzero`."
     )
-    found = np.nonzero(concrete("nonzero", x, remedy))
-    return tuple(_tensor(i.astype(np.int64)) for i in found)
-
-
-def _tensor(array: Array) -> Value:
-    result = as_operand("nonzero", 0, array)
-    assert isinstance(result, Value)
-    return result
+    return where_true("nonzero", x, remedy)
 
 
 # --- searchsorted ---------------------------------------------------------------------

@@ -6,9 +6,18 @@ import numpy as np
 
 from hopflow import dtypes
 from hopflow.bind import Value
+from hopflow.ops.convert import as_value, astype
+from hopflow.ops.creation import positions, zeros
+from hopflow.ops.elementwise import subtract
+from hopflow.ops.indexing import Updater, take
+from hopflow.ops.joining import roll
+from hopflow.ops.logic import equal, logical_or, not_equal
+from hopflow.ops.masks import where_true
 from hopflow.ops.opdef import as_operand
+from hopflow.ops.reduce import cumulative_sum
 from hopflow.ops.rules import Array
-from hopflow.ops.views import as_tensor, concrete
+from hopflow.ops.sorting import argsort, sort
+from hopflow.ops.views import as_tensor, known_elements, reshaped
 
 __all__ = ["unique_all", "unique_counts", "unique_inverse", "unique_values"]
 
@@ -40,7 +49,32 @@ _REMEDY: Final = (
 
 def _unique(name: str, x: Any) -> UniqueAll:
     x = as_tensor(name, x)
-    array = concrete(name, x, _REMEDY)
+    known = known_elements(name, x, _REMEDY)
+    return _distinct(name, x) if known is None else _numpy_unique(known)
+
+
+def _distinct(name: str, x: Any) -> UniqueAll:
+    """Of a traced tensor: the first of each run of equal ones in ascending order.
+
+    Of the two sorts, a program runs those whose results are read.
+    """
+    flat = reshaped(x, (x.type.size,))
+    order, values = argsort(flat, stable=True), sort(flat)
+    places = positions(flat.shape, 0)
+    is_first = logical_or(equal(places, 0), not_equal(values, roll(values, 1)))
+    [firsts] = where_true(name, is_first, _REMEDY)
+    groups = subtract(cumulative_sum(astype(is_first, dtypes.int64)), 1)
+    inverse = Updater(order)[order].set(groups)
+    counts = Updater(zeros(firsts.shape, dtype=dtypes.int64))[groups].add(1)
+    return UniqueAll(
+        take(values, firsts),
+        take(order, firsts),
+        reshaped(inverse, x.shape),
+        counts,
+    )
+
+
+def _numpy_unique(array: Array) -> UniqueAll:
     dtype = array.dtype
     if dtype == dtypes.bfloat16.dtype:  # NumPy does not know how to sort these
         array = array.astype(np.float32)
@@ -60,9 +94,7 @@ def _unique(name: str, x: Any) -> UniqueAll:
 
 
 def _tensor(array: Array) -> Value:
-    result = as_operand("unique", 0, array)
-    assert isinstance(result, Value)
-    return result
+    return as_value(as_operand("unique", 0, array))
 
 
 def unique_all(x: Any, /) -> UniqueAll:
@@ -72,7 +104,7 @@ def unique_all(x: Any, /) -> UniqueAll:
     No NaN equals another, so each is an element of its own.
 
     Raises:
-        TraceError: `x` is traced, so that their number is unknown.
+        TraceError: `x` is traced where their number cannot become a symbol.
     """
     return _unique("unique_all", x)
 
@@ -81,7 +113,7 @@ def unique_counts(x: Any, /) -> UniqueCounts:
     """The distinct elements of `x`, and how often each occurs; see `unique_all`.
 
     Raises:
-        TraceError: `x` is traced, so that their number is unknown.
+        TraceError: `x` is traced where their number cannot become a symbol.
     """
     found = _unique("unique_counts", x)
     return UniqueCounts(found.values, found.counts)
@@ -92,7 +124,7 @@ def unique_inverse(x: Any, /) -> UniqueInverse:
     `unique_all`.
 
     Raises:
-        TraceError: `x` is traced, so that their number is unknown.
+        TraceError: `x` is traced where their number cannot become a symbol.
     """
     found = _unique("unique_inverse", x)
     return UniqueInverse(found.values, found.inverse_indices)
@@ -102,6 +134,6 @@ def unique_values(x: Any, /) -> Value:
     """The distinct elements of `x`, ascending; see `unique_all`.
 
     Raises:
-        TraceError: `x` is traced, so that their number is unknown.
+        TraceError: `x` is traced where their number cannot become a symbol.
     """
     return _unique("unique_values", x).values

@@ -15,7 +15,7 @@ import numpy as np
 
 from hopflow import dtypes
 from hopflow.bind import Operand as Argument
-from hopflow.bind import Value
+from hopflow.bind import Value, current
 from hopflow.errors import (
     AxisError,
     DTypeError,
@@ -509,11 +509,30 @@ def concrete(name: str, x: Any, remedy: str) -> Array:
     Raises:
         TraceError: it is traced; `remedy` says what to use instead.
     """
+    known = known_elements(name, x, remedy)
+    if known is None:
+        raise unsized(name, x, remedy)
+    return known
+
+
+def known_elements(name: str, x: Any, remedy: str) -> Array | None:
+    """The elements of a tensor whose values decide a size; None: they are traced.
+
+    Raises:
+        TraceError: they are, and there is no trace now that could have such sizes.
+    """
     try:
         array: Array = x._concrete(name)
     except TraceError as error:
-        raise TraceError(
-            f"{name}: the size of the result depends on the values of a traced tensor "
-            f"({x.type}), which are only known when the graph runs. {remedy}"
-        ) from error
+        if current().is_eager:
+            raise unsized(name, x, remedy) from error
+        return None
     return array
+
+
+def unsized(name: str, x: Any, remedy: str) -> TraceError:
+    """The error where the values of a traced tensor would decide a size."""
+    return TraceError(
+        f"{name}: the size of the result depends on the values of a traced tensor "
+        f"({x.type}), which are only known when the graph runs. {remedy}"
+    )

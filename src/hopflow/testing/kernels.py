@@ -17,6 +17,7 @@ from hopflow.loop_ir import expr, scalars, walk
 from hopflow.loop_ir.expr import Expr, Index
 from hopflow.loop_ir.kernels import (
     Check,
+    Compact,
     Effect,
     Library,
     Operand,
@@ -129,6 +130,7 @@ class _Machine:
         one: dict[type, Callable[..., Array]] = {
             Pointwise: self.pointwise,
             Prefix: self.prefix,
+            Compact: self.compact,
             Scatter: self.scatter,
         }
         pairs = zip(kernels, types, strict=True)
@@ -270,6 +272,14 @@ class _Machine:
                 at = (*rest[: kernel.axis], i, *rest[kernel.axis :])
                 [value] = combine({old: value, new: element(at)[0]})
                 result[at] = value
+        return result
+
+    def compact(self, kernel: Compact, type_: TensorType) -> Array:
+        keep = self.function(1, lambda i: [kernel.keep(i)])
+        [length] = self.shape((kernel.length,))
+        result = np.zeros(self.shape(type_.shape), type_.dtype.dtype)
+        found = [i for i in range(length) if keep((i,))[0]][: len(result)]
+        result[: len(found)] = found
         return result
 
     def library(self, kernel: Library, types: Sequence[TensorType]) -> list[Array]:

@@ -2,7 +2,8 @@
 
 The function is `i64 @name(ptr block)`. The block is an array of words: a header (see
 `hopflow.compiler.llvm.stubs`), the sizes, and the addresses of the inputs and of the
-outputs (of words for one that the program allocates: its address, then its shape). The function returns 0, `site + 1` of a trap, or a negative code.
+outputs (of words for one that the program allocates: its address, then its shape). The
+function returns 0, `site + 1` of a trap, or a negative code.
 """
 
 import re

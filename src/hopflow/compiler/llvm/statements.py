@@ -378,7 +378,7 @@ class Emitter:
         self.values.forget_loads()
 
     def _bytes(self, extents: Sequence[str], itemsize: int) -> str:
-        """The bytes of an array, rounded up; out of memory if there cannot be so many."""
+        """The bytes of an array, rounded up; leaves if there cannot be so many."""
         f = self.f
         total, faults = str(itemsize), []
         for operation, terms in (("mul", extents), ("add", [str(2 * ALIGNMENT - 1)])):

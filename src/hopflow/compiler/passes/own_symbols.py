@@ -1,7 +1,7 @@
 """A graph's symbols become its own, so that one symbol has one meaning in a program.
 
-The graphs of a node may have the symbols of the graph around them, or of each other, and
-mean other sizes.
+The graphs of a node may have the symbols of the graph around them, or of each other,
+and mean other sizes.
 """
 
 from hopflow.graph.core import Graph, plain_symbol

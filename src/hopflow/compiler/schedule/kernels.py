@@ -21,6 +21,7 @@ from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr, Index
 from hopflow.loop_ir.kernels import (
     Check,
+    Compact,
     Library,
     Pointwise,
     Prefix,
@@ -296,6 +297,34 @@ class Kernels:
 
         self.b.nest(others, line)
         return self.b.slot(Stored(type_, target), uses)
+
+    def compact(
+        self, kernel: Compact, type_: TensorType, uses: int, hint: Buffer | None
+    ) -> Slot:
+        """Each position is stored where the next one goes, and stays if it is kept: the
+        only branch, whether there is room, goes the same way almost always."""
+        b, [size] = self.b, type_.shape
+        target = hint or b.temporary(type_)
+        count = b.declare(e.index(0), "count")
+        room = b.extent(size)
+
+        def step(at: Index) -> None:
+            keep = b.let(e.cast(kernel.keep(at), dtypes.int64))
+            with b.into([]) as body:
+                b.add(Store(target, (e.read(count),), at[0]))
+            b.add(If(e.compare("lt", e.read(count), room), body))
+            b.assign(count, e.add(e.read(count), keep))
+
+        def fill(at: Index) -> None:
+            b.add(Store(target, (e.add(filled, at[0]),), e.index(0)))
+
+        b.nest((kernel.length,), step, independent=False)
+        filled = b.let(e.binary("min", e.read(count), room))
+        rest = b.var(dtypes.int64, "i")
+        with b.into([]) as body:
+            fill((e.read(rest),))
+        b.for_(rest, e.sub(room, filled), body, True)
+        return b.slot(Stored(type_, target), uses)
 
     def scatter(
         self,

@@ -12,6 +12,7 @@ from hopflow.graph.core import Arg, Constant, Node, Var
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.kernels import (
+    Compact,
     Effect,
     Library,
     Lowered,
@@ -110,6 +111,10 @@ class NodeScheduler:
                 for slot in operands:
                     self.store_dear(slot)
                 return [kernels.prefix(lowered, types[0], uses[0], hints[0])]
+            case Compact():
+                for slot in operands:
+                    self.store_dear(slot)
+                return [kernels.compact(lowered, types[0], uses[0], hints[0])]
             case Scatter():
                 base = lowered.base
                 assert isinstance(base, Slot)

@@ -1,0 +1,141 @@
+"""Where a tensor is true: how many places there are, only the run knows.
+
+`where_true` counts them, makes the number a size (`item`), and takes as many positions.
+"""
+
+from itertools import accumulate
+from operator import mul
+from typing import Any, Final
+
+import numpy as np
+
+from hopflow import dtypes
+from hopflow.bind import Value, bind, current
+from hopflow.errors import DTypeError, TraceError
+from hopflow.graph.types import Shape, TensorType
+from hopflow.loop_ir.expr import Expr, Index, binary, div, extent, index
+from hopflow.loop_ir.kernels import Compact, Operand, Pointwise
+from hopflow.ops.convert import apply, as_value
+from hopflow.ops.logic import as_bool
+from hopflow.ops.opdef import OpDef, Sample, as_operand
+from hopflow.ops.reduce import count_nonzero
+from hopflow.ops.rules import Array
+from hopflow.ops.views import Types, known_elements, reshaped, unsized
+from hopflow.symbolic.size import Size
+
+__all__ = ["data_size", "flatnonzero", "where_true"]
+
+
+# --- primitives -----------------------------------------------------------------------
+
+
+def _positions_infer(mask: TensorType, *, size: Size) -> TensorType:
+    if mask.dtype is not dtypes.bool_ or mask.ndim != 1:
+        raise DTypeError(f"flatnonzero: a mask is bool[n], and not {mask}.")
+    return TensorType(dtypes.int64, (size,))
+
+
+def _positions_run(mask: Array, *, size: int) -> Array:
+    """The positions of the first `size` true elements; 0 where there are fewer."""
+    found = np.zeros(size, np.int64)
+    positions = np.flatnonzero(mask)[:size]
+    found[: len(positions)] = positions
+    return found
+
+
+def _positions_lower(_types: Types, mask: Operand, *, size: Size) -> Compact:  # noqa: ARG001
+    return Compact(mask.type.shape[0], lambda i: mask[i])
+
+
+flatnonzero: Final = OpDef(
+    name="flatnonzero",
+    promote=None,
+    infer=_positions_infer,  # bool[n] -> i64[size]
+    run=_positions_run,
+    lower=_positions_lower,
+    samples=(
+        Sample(("T[70]",), {"size": 7}, (dtypes.bool_,)),
+        Sample(("T[5]",), {"size": 9}, (dtypes.bool_,)),
+        Sample(("T[0]",), {"size": 2}, (dtypes.bool_,)),
+    ),
+)
+
+
+def _unravel_infer(positions: TensorType, *, shape: Shape) -> tuple[TensorType, ...]:
+    return tuple(positions.strong() for _ in shape)
+
+
+def _strides(shape: tuple[Any, ...], product: Any, one: Any) -> list[Any]:
+    return list(accumulate(reversed(shape[1:]), product, initial=one))[::-1]
+
+
+def _unravel_run(positions: Array, *, shape: tuple[int, ...]) -> tuple[Array, ...]:
+    """For each axis of a tensor of `shape`, where along it flat positions are."""
+    strides = _strides(shape, mul, 1)
+    pairs = zip(strides, shape, strict=True)
+    return tuple([positions // max(s, 1) % max(n, 1) for s, n in pairs])
+
+
+def _unravel_lower(
+    _types: Types, positions: Operand, *, shape: Shape
+) -> tuple[Pointwise, ...]:
+    extents = tuple(map(extent, shape))
+    strides = _strides(extents, lambda x, y: binary("mul", x, y), index(1))
+
+    def along(stride: Expr, n: Expr) -> Pointwise:
+        def element(at: Index) -> Expr:
+            row = div(positions[at], binary("max", stride, index(1)))
+            return binary("rem", row, binary("max", n, index(1)))
+
+        return Pointwise(element)
+
+    return tuple([along(s, n) for s, n in zip(strides, extents, strict=True)])
+
+
+unravel: Final = OpDef(
+    name="unravel_index",
+    promote=None,
+    infer=_unravel_infer,  # i64[n] -> i64[n] for each axis
+    run=_unravel_run,
+    lower=_unravel_lower,
+    samples=(Sample(("T[9]",), {"shape": (3, 4, 5)}, (dtypes.int64,), 0, 59),),
+)
+
+
+# --- compositions ---------------------------------------------------------------------
+
+
+def data_size(name: str, count: Any, most: Size | float, of: Any, remedy: str) -> Size:
+    """The integer tensor `count`, from 0 to `most`, as a size.
+
+    Args:
+        name: The public function.
+        of: The tensor whose values decide it.
+        remedy: What to use where that cannot be.
+
+    Raises:
+        TraceError: the trace cannot have such sizes.
+    """
+    try:
+        return current().symbol_of(count, min=0, max=most)
+    except TraceError as error:
+        raise unsized(name, of, remedy) from error
+
+
+def where_true(name: str, x: Any, remedy: str) -> tuple[Value, ...]:
+    """For each axis of `x` (one if it is a scalar) the indices of its true elements.
+
+    Raises:
+        TraceError: see `data_size`.
+    """
+    known = known_elements(name, x, remedy)
+    if known is not None:
+        found = np.nonzero(np.atleast_1d(known))
+        return tuple([as_value(as_operand(name, 0, i.astype(np.int64))) for i in found])
+    mask: Any = as_value(as_bool(name, 0, x))
+    flat = reshaped(mask, (mask.type.size,))
+    size = data_size(name, count_nonzero(flat), mask.type.size, x, remedy)
+    positions = apply(flatnonzero, flat, size=size)
+    if mask.ndim <= 1:
+        return (positions,)
+    return bind(unravel, [positions], {"shape": mask.shape})
