@@ -19,7 +19,8 @@ from hopflow.graph.types import Shape, TensorType, same_size
 from hopflow.ops.check import check
 from hopflow.ops.convert import apply, astype
 from hopflow.ops.convert import copy as copy_op
-from hopflow.ops.creation import positions
+from hopflow.ops.creation import full
+from hopflow.ops.elementwise import subtract
 from hopflow.ops.gather import gather
 from hopflow.ops.joining import concat, pad, roll, stack, unstack
 from hopflow.ops.logic import greater_equal
@@ -37,7 +38,7 @@ from hopflow.ops.rules import (
     normalize_axes,
     normalize_axis,
 )
-from hopflow.ops.searching import searchsorted
+from hopflow.ops.scatter import segment_sum
 from hopflow.ops.sizes import divided
 from hopflow.ops.views import (
     as_tensor,
@@ -365,8 +366,9 @@ def _repeat_traced(x: Any, counts: Value, axis: int) -> Value:
     counts = astype(counts, dtypes.int64)
     check(greater_equal(counts, 0), "repeat: `repeats` must not be negative")
     total = data_size("repeat", sum_of(counts), inf, counts, _REPEAT_REMEDY)
-    ends = cumulative_sum(counts)
-    chosen = searchsorted(ends, positions((total,), 0), side="right")
+    begin = subtract(cumulative_sum(counts), counts)
+    begun = segment_sum(full((n,), 1, dtype=dtypes.int64), begin, total)
+    chosen = subtract(cumulative_sum(begun), 1)
     return moved(apply(gather, x, chosen, axes=(axis,), batch=0), 0, axis)  # type: ignore[no-any-return]
 
 

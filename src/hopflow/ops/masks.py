@@ -13,7 +13,15 @@ from hopflow import dtypes
 from hopflow.bind import Value, bind, current
 from hopflow.errors import DTypeError, TraceError
 from hopflow.graph.types import Shape, TensorType
-from hopflow.loop_ir.expr import Expr, Index, binary, div, extent, index
+from hopflow.loop_ir.expr import (
+    Expr,
+    Index,
+    binary,
+    extent,
+    floor_div,
+    floor_mod,
+    index,
+)
 from hopflow.loop_ir.kernels import Compact, Operand, Pointwise
 from hopflow.ops.convert import apply, as_value
 from hopflow.ops.logic import as_bool
@@ -84,8 +92,8 @@ def _unravel_lower(
 
     def along(stride: Expr, n: Expr) -> Pointwise:
         def element(at: Index) -> Expr:
-            row = div(positions[at], binary("max", stride, index(1)))
-            return binary("rem", row, binary("max", n, index(1)))
+            row = floor_div(positions[at], binary("max", stride, index(1)))
+            return floor_mod(row, binary("max", n, index(1)))
 
         return Pointwise(element)
 
