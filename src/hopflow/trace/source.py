@@ -15,8 +15,8 @@ _OWN = (str(_PACKAGE), str(_ROOT / "hops"), str(_ROOT / "autograd"))
 _USERS = (str(_PACKAGE / "demo"), str(_PACKAGE / "testing"))
 
 _is_own: dict[str, bool] = {}
-# By the identity of code, which the entry keeps alive, and an instruction of it: neither
-# the hash of code nor the line of an instruction is known without a search.
+# By the identity of code, which the entry keeps alive, and an instruction in it: to
+# hash code, or to find its lines, takes the longer the more code there is.
 _lines: dict[tuple[int, int], tuple[SourceLine, CodeType]] = {}
 
 
