@@ -14,6 +14,7 @@ from hopflow.loop_ir import walk
 from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.nest import (
     Accumulate,
+    Allocate,
     Assign,
     Barrier,
     Binding,
@@ -262,6 +263,37 @@ def test_copies_and_swaps_are_of_equal_types(ex: Example) -> None:
     verify(ex.program(Copy(ex.y, ex.x), Copy(ex.a, ex.b), Swap(ex.a, ex.b)))
 
 
+def test_a_buffer_is_allocated_once_before_it_is_used(ex: Example) -> None:
+    size = e.read(ex.j)
+    made = Buffer("made", float32, (size,), "arena")
+    ex.more.append(made)
+    let, allocate = Let(ex.j, e.index(3)), Allocate(made)
+    use = Store(made, (e.index(0),), number(1))
+    verify(ex.program(let, allocate, use))
+    verify(ex.program(loop(ex.i, [let, allocate, use])))
+    refused(ex, "`j` is read where it is unknown", allocate, let)
+    refused(ex, "`made` is no buffer of the program here", let, use, allocate)
+    inner = If(TRUE, [allocate, use])
+    refused(ex, "`made` is no buffer of the program here", let, inner, use)
+    refused(ex, "`made` is allocated twice", let, allocate, allocate)
+    verify(ex.program(let, inner, If(TRUE, [allocate])))
+    bound = loop(ex.i, [allocate], "threads")
+    refused(
+        ex, "`made` is allocated in the loop over `i`, bound to threads", let, bound
+    )
+    ex.more.clear()
+    refused(ex, "`x` is allocated, and is neither", Allocate(ex.x))
+    refused(ex, "`tile` in shared memory is allocated", Allocate(ex.tile))
+    refused(
+        ex,
+        "`a` and `b` are swapped, and one of them is",
+        Allocate(ex.b),
+        Swap(ex.a, ex.b),
+    )
+    part = If(TRUE, [Allocate(ex.y)])
+    refused(ex, "the output `y` is allocated in a part of the program", part)
+
+
 def test_only_a_stack_in_the_arena_grows(ex: Example) -> None:
     refused(ex, "`y` cannot grow", Grow(ex.y, e.index(0)))
     refused(ex, "the length must be i64", Grow(ex.a, number(0)))
@@ -482,6 +514,7 @@ def test_a_program_has_a_stable_text(ex: Example) -> None:
         ),
         Call("potrf", (Ref(ex.a, (e.index(3),)), e.index(1)), 0),
         Grow(ex.a, e.read(N)),
+        Allocate(ex.b),
     )
     assert (
         format_program(program)
@@ -512,6 +545,7 @@ program example(n: i64):
         swap a, b
     call potrf(a[3], 1) or trap 0
     grow a for row n
+    allocate b[8]
 """
     )
 

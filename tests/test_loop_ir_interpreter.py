@@ -17,6 +17,7 @@ from hopflow.loop_ir.interpreter import Trapped, run
 from hopflow.loop_ir.nest import (
     SERIAL,
     Accumulate,
+    Allocate,
     Assign,
     Barrier,
     Binding,
@@ -306,6 +307,24 @@ def test_a_stack_grows_row_by_row() -> None:
     unread = Store(y, (e.index(0),), e.load(stack, (e.index(0), e.index(1))))
     with pytest.raises(LoopIRError, match=r"`stack\[0, 1\]` is out of range"):
         run(program([], [y], unread, arena=[stack]), [1], [])
+
+
+def test_what_is_allocated_is_new_in_each_iteration() -> None:
+    y = buffer("y", "output")
+    made = Buffer("made", int64, (e.add(e.read(integer("i")), e.index(1)),), "arena")
+    i = made.shape[0].args[0].attr
+    last = e.load(made, (e.read(i),))
+    fill = Store(made, (e.read(i),), e.index(7))
+    body: list[Stmt] = [Allocate(made), fill, Store(y, (e.read(i),), last)]
+    f = program([], [y], each(i, N, body), arena=[made])
+    np.testing.assert_array_equal(run(f, [3], [])[0], [7, 7, 7])
+    body.remove(fill)
+    f = program([], [y], each(i, N, body), arena=[made])
+    with pytest.raises(LoopIRError, match="before it is written"):
+        run(f, [3], [])
+    made.shape = (e.sub(e.read(N), e.index(9)),)
+    with pytest.raises(MemoryError):
+        run(f, [3], [])
 
 
 def test_constants_are_read() -> None:

@@ -15,6 +15,7 @@ from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.interpreter import run
 from hopflow.loop_ir.nest import (
     SERIAL,
+    Allocate,
     Binding,
     Buffer,
     Call,
@@ -150,7 +151,8 @@ def test_what_is_never_used_takes_no_room() -> None:
 def test_stacks_and_shared_memory_are_not_in_the_arena() -> None:
     [stack] = arena("stack", 0, 2)
     shared = Buffer("tile", int64, (e.index(4),), "shared")
-    f = program([stack, shared], Grow(stack, e.index(0)))
+    [made] = arena("made", 4)
+    f = program([stack, shared, made], Grow(stack, e.index(0)), Allocate(made))
     assert offsets(plan(f)) == {}
 
 

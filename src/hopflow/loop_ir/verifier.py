@@ -370,6 +370,10 @@ class _Verifier:
             s.a.dtype is s.b.dtype and walk.same_shape(s.a.shape, s.b.shape),
             f"`{s.a.name}` and `{s.b.name}` are of different types",
         )
+        self.require(
+            (s.a in self.made) == (s.b in self.made),
+            f"`{s.a.name}` and `{s.b.name}` are swapped, and one of them is allocated",
+        )
         for loop in self.loops:
             # One after the other, iterations may find the two either way round, for
             # each writes them before it reads them; at once they would share names.

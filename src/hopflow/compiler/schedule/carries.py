@@ -18,7 +18,7 @@ from hopflow.graph.types import TensorType
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.nest import Buffer, Copy, Swap, Var
-from hopflow.loop_ir.walk import nodes
+from hopflow.loop_ir.walk import nodes, same_shape
 
 
 @dataclass(slots=True)
@@ -127,7 +127,9 @@ def _update_buffers(
             [Stored(slot.type, buffer) for buffer, slot in group],
         )
     for buffer, fresh in swaps:
-        if fresh.space == "arena" and buffer.space == "arena":
+        if fresh.space == buffer.space == "arena" and same_shape(
+            fresh.shape, buffer.shape
+        ):
             b.add(Swap(buffer, fresh))
         else:
             b.add(Copy(buffer, fresh))
