@@ -72,7 +72,7 @@ class Scan(HigherOrderOp):
     body       Graph, (*symbols, *carry, *slices, *captures) -> carry, one step's y
     length     how many steps there are
     reverse    steps run from the last slice to the first
-    unroll     how many steps a compiled loop does at a time
+    unroll     how many steps the code of a compiled loop has in a row
     """
 
     name = "scan"
@@ -428,7 +428,9 @@ def scan(
         length: The number of steps; needed where `xs` has no tensors.
         dim: The axis of `xs` of which slices are taken. Results are stacked on axis 0.
         reverse: Take the slices from last to first; `ys[i]` still belongs to slice `i`.
-        unroll: How many steps a compiled loop does at a time.
+        unroll: How many copies of the body a compiled loop has in a row; steps beyond a
+            multiple of it take another loop. A short body gains up to a quarter, unless
+            all of it waits for the carry of the step before; results are the same.
         until: Tested with the carry after each step; the loop ends once it holds.
 
     Returns:

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import hopflow
+from hopflow import pytree
+from hopflow.compiler.pipeline import Executable
 from hopflow.errors import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -53,6 +55,32 @@ def test_it_is_the_loop(run: Any, reverse: bool, dim: int, unroll: int) -> None:
     rows = np.moveaxis(X, dim, 0)
     init = np.zeros(rows.shape[1], np.float32)
     agree(run(f, hf.asarray(X)), loop(step, init, rows, reverse=reverse))
+
+
+def recurrence(x: Any, unroll: int) -> Any:
+    def step(c: Any, v: Any) -> Any:
+        return (c[0] * 3 + v, c[1].at[0].add(v)), c[0] - v
+
+    return hf.scan(step, (0.5, hf.zeros(2)), x, unroll=unroll)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 7, 8])
+def test_an_unrolled_loop_has_its_body_several_times(n: int) -> None:
+    x = hf.asarray(np.linspace(0.0, 1.0, n), dtype=hf.float32)
+    plain, unrolled = hf.jit(recurrence), hf.jit(recurrence)
+    agree(unrolled(x, 4), plain(x, 1))
+    assert " by 4:" in unrolled.loop_ir
+    assert " by " not in plain.loop_ir
+    copies = unrolled.llvm_ir.count("fmul"), plain.llvm_ir.count("fmul")
+    assert copies[0] == copies[1] * (4 * (n > 3) + (n % 4 > 0))
+
+
+@pytest.mark.parametrize("n", [0, 1, 3, 4, 7, 8])
+def test_an_unrolled_loop_may_have_any_length(n: int) -> None:
+    types = hf.spec("f32[n]")
+    graph = hf.trace(lambda x: recurrence(x, 4), types, mode="fake").graph
+    x = hf.asarray(np.linspace(0.0, 1.0, n), dtype=hf.float32)
+    agree(Executable(graph)([x]), pytree.flatten(recurrence(x, 1))[0])
 
 
 @each_meaning

@@ -194,6 +194,7 @@ class CountedLoop:
     slices    `xs` indexed along axis 0 by the step; `ys` are stacked along axis 0
     reverse   steps run from the last index to the first
     independent   there is no carry, and steps may run in any order or at once
+    unroll    how many steps the code has in a row
     """
 
     body: Graph

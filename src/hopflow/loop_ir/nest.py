@@ -48,7 +48,7 @@ class Binding:
     """How the iterations of a `For` are run; any other than "serial" needs an
     independent axis ("vector" also takes `Accumulate`).
 
-    serial   one after the other
+    serial   one after the other; code has `width` of them in a row
     vector   `width` iterations as one vector instruction; the body has no control flow
     gang     `width` lanes under masks, control flow allowed (the ISPC model)
     threads  chunks over a thread pool

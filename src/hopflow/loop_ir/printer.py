@@ -258,7 +258,8 @@ def _place(buffer: Buffer, at: Sequence[Expr], text: Callable[..., str]) -> str:
 def _for(s: For, text: Callable[..., str]) -> str:
     kind, width = s.binding.kind, s.binding.width
     binding = "" if kind == "serial" else f" {kind}"
-    binding += f" {width}" if width != 1 else ""
+    if width != 1:
+        binding += f" by {width}" if kind == "serial" else f" {width}"
     independent = " independent" if s.independent else ""
     return f"for {s.var.name} in 0..{text(s.extent)}{binding}{independent}:"
 

@@ -180,16 +180,33 @@ class Emitter:
                 self.values.constants[s.var] = "0"
                 self.body(s.body)
         else:
-            self._serial(s, "0", self.values.value(s.extent), s.extent)
+            self._serial(s)
 
-    def _serial(self, s: For, start: str, stop: str, trips: Expr) -> None:
-        """`s.body` from `start` to `stop`, which makes about `trips` iterations."""
+    def _serial(self, s: For) -> None:
+        """The iterations one after the other: in groups, then the rest one by one."""
+        start, width = e.index(0), s.binding.width
+        if width > 1:
+            rest = e.binary("rem", s.extent, e.index(width))
+            groups = e.sub(s.extent, rest)
+            self._strided(s, start, groups, width)
+            start = groups
+        self._strided(s, start, s.extent, 1)
 
-        def iteration(position: str) -> None:
-            self.values.constants[s.var] = position
-            self.body(s.body)
+    def _strided(self, s: For, start: Expr, stop: Expr, width: int) -> None:
+        """The iterations from `start` to `stop`, `width` of them at a time."""
+        trips = e.div(e.sub(stop, start), e.index(width))
+        if trips.is_const and trips.attr <= 0:
+            return
 
-        self.loop(start, stop, 1, trips, iteration)
+        def group(position: str) -> None:
+            for k in range(width):
+                with self.values.scope():
+                    at = self.f.emit(f"add nuw nsw i64 {position}, {k}") if k else ""
+                    self.values.constants[s.var] = at or position
+                    self.body(s.body)
+
+        first, last = self.values.value(start), self.values.value(stop)
+        self.loop(first, last, width, trips, group)
 
     def loop(
         self,

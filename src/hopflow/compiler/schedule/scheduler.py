@@ -37,6 +37,7 @@ from hopflow.loop_ir.kernels import (
 )
 from hopflow.loop_ir.nest import (
     Allocate,
+    Binding,
     Buffer,
     Copy,
     For,
@@ -427,7 +428,8 @@ class Scheduler(NodeScheduler):
                 row_type = t.with_shape(t.shape[1:])
                 kernels.fill(slot, Stored(row_type, buffer, (at,)))
             carries.update(b, slots, results[:carry])
-        b.add(For(step, length, body, region.independent))
+        binding = Binding("serial", region.unroll)
+        b.add(For(step, length, body, region.independent, binding))
         stacked = [
             b.slot(Stored(t, buffer), n)
             for (t, buffer), n in zip(ys, uses[carry:], strict=True)
