@@ -453,3 +453,19 @@ def test_a_sum_of_thousands_of_terms_compiles() -> None:
         return terms[0]
 
     agree(within(30, tree, X), X * (1999 * 1000.0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["argmax", "argmin"])
+@pytest.mark.parametrize(
+    "dtype", ["int8", "bool", "float16", "float32", "float64", "uint64"]
+)
+@pytest.mark.parametrize("axis", [0, 1, None])
+def test_the_first_position_of_many_equal_extrema(
+    name: str, dtype: str, axis: int | None
+) -> None:
+    numbers = np.random.default_rng(0).integers(0, 4, (71, 67))
+    x = numbers.astype(dtype)
+    if x.dtype.kind == "f":
+        x[3, 5], x[70, 66], x[8, 5] = np.nan, np.nan, np.inf
+    found = hf.jit(lambda x: getattr(hf, name)(x, axis=axis))(x)
+    np.testing.assert_array_equal(found, getattr(np, name)(x, axis=axis))
