@@ -19,7 +19,7 @@ from hopflow.errors import (
 from hopflow.graph.core import Constant, Graph
 from hopflow.graph.rewriting import read_vars, symbols_read
 from hopflow.graph.types import TensorType, same_size
-from hopflow.ops.opdef import OPERATIONS, as_operand, convert_to
+from hopflow.ops.opdef import OPERATIONS, as_default, as_operand, convert_to
 from hopflow.pytree import Spec
 from hopflow.symbolic.env import ShapeEnv
 from hopflow.symbolic.size import Symbol
@@ -152,16 +152,23 @@ def flatten_operands(op: str, argument: str, tree: Any) -> tuple[list[Operand], 
 
 
 def _in_range(operand: Operand) -> Operand:
-    """Raises: ArgumentRangeError: a Python integer does not fit its dtype."""
+    """A number in the dtype that it has by default.
+
+    Raises:
+        ArgumentRangeError: a Python integer does not fit its dtype.
+    """
     if not isinstance(operand, Constant):
-        return operand
+        return as_default(operand, weak=True)
     return convert_to(operand, operand.type.dtype, weak=operand.type.weak)
 
 
 def flatten_results(
-    op: str, function: Function, tree: Any
+    op: str, function: Function, tree: Any, *, exact: bool = False
 ) -> tuple[list[Operand], Spec]:
     """The leaves of what a function returned as operands.
+
+    Args:
+        exact: Whether numbers are to come back as such: floats stay as they are.
 
     Raises:
         ResultTypeError: a leaf is neither a tensor nor a number; named by its path.
@@ -170,7 +177,9 @@ def flatten_results(
     operands: list[Operand] = []
     for i, leaf in enumerate(leaves):
         try:
-            operands.append(_in_range(as_operand(op, i, leaf)))
+            operand = as_operand(op, i, leaf)
+            number = isinstance(operand, Value) and exact
+            operands.append(operand if number else _in_range(operand))
         except ArgumentTypeError:
             path = pytree.leaf_paths(spec, "result")[i]
             raise ResultTypeError(

@@ -23,7 +23,7 @@ from hopflow.hops.loops import calling, spread_specs
 from hopflow.loop_ir.kernels import Inline
 from hopflow.ops.opdef import as_operand
 from hopflow.pytree import Spec
-from hopflow.symbolic.size import Size, SymInt
+from hopflow.symbolic.size import Size, SymFloat, SymInt
 from hopflow.trace.source import input_names
 from hopflow.trace.tracer import Tracer, unchanged_on_error
 
@@ -193,7 +193,7 @@ def _root() -> Tracer | None:
 
 def _is_data(leaf: Any) -> bool:
     return isinstance(
-        leaf, Value | int | float | SymInt | np.ndarray | np.generic
+        leaf, Value | int | float | SymInt | SymFloat | np.ndarray | np.generic
     ) and not isinstance(leaf, bool)
 
 

@@ -20,7 +20,7 @@ from hopflow.graph.codegen import compile_source, namespace, python_source
 from hopflow.graph.core import Constant, Graph, SourceLine
 from hopflow.graph.hashing import equal
 from hopflow.graph.interpreter import interpret
-from hopflow.graph.module import GraphModule, Specialization
+from hopflow.graph.module import GraphModule, Source, Specialization
 from hopflow.graph.parser import parse
 from hopflow.graph.printer import format_graph
 from hopflow.graph.types import SYMBOL_TYPE, TensorType
@@ -248,10 +248,13 @@ graph f(n: i64[], /) -> f32[n]:
 """
     graph = read(text)
     [bound] = [v.node.symbol for v in graph.symbols]
-    gm = module(text, 0)
     with pytest.raises(GraphError, match="no argument's shape tells it"):
         module(text)()
-    gm.graph, gm.numbers = graph, {0: bound}  # type: ignore[dict-item]
+    assert bound is not None
+    gm = module(text, 0, numbers={0}, sources={bound: Source(0, None)})
+    gm.graph = graph
+    with pytest.raises(ArgumentValueError, match="was an int in the trace"):
+        gm(2.0)
     assert np.asarray(gm(3)[0]).tolist() == [2.0, 2.0, 2.0]
 
 

@@ -60,7 +60,7 @@ def test_a_function_is_traced_once_for_each_type() -> None:
     with counting(0, 0):
         g(hf.ones(4))
         g(np.ones(4, np.float32))
-    assert [str(t) for t in calls] == ["f32[4]", "f32[5]", "i32[4]"]
+    assert [str(t) for t in calls] == ["f32[4]", "f32[s0]", "i32[4]"]
 
 
 def test_a_weak_tensor_is_another_type() -> None:
@@ -78,9 +78,8 @@ def test_equal_graphs_of_different_functions_share_a_program() -> None:
 
 
 @pytest.mark.parametrize("number", [2, 2.0, True, 0.0, -0.0, float("inf")])
-def test_a_number_is_a_constant_and_comes_back_as_itself(number: Any) -> None:
+def test_a_number_comes_back_as_itself(number: Any) -> None:
     def f(x: Any, n: Any) -> Any:
-        assert type(n) is type(number)
         return x * n, n
 
     y, n = hf.jit(f)(hf.ones(3), number)
@@ -93,7 +92,7 @@ def test_a_number_is_a_constant_and_comes_back_as_itself(number: Any) -> None:
 def test_numbers_that_are_equal_and_not_the_same_are_told_apart() -> None:
     f = hf.jit(lambda n: n)
     numbers = (1, 1.0, True, 0, 0.0, -0.0, False)
-    with counting(len(numbers)):
+    with counting(4):  # an int, a float, and two bools
         found = [f(n) for n in numbers]
     assert [str(n) for n in found] == [str(n) for n in numbers]
     with counting(0):
@@ -199,7 +198,7 @@ def test_what_is_neither_data_nor_hashable_is_named() -> None:
     f = hf.jit(lambda *a, **k: a[0])
     with pytest.raises(ArgumentTypeError, match=r"`args\[1\]` of .* is a `set`"):
         f(hf.ones(2), {1, 2})
-    with pytest.raises(ArgumentTypeError, match=r"`kwargs\['k'\]\[0\]` .* `bytearray`"):
+    with pytest.raises(ArgumentTypeError, match=r"`k\[0\]` of .* `bytearray`"):
         f(hf.ones(2), k=[bytearray()])
 
 
@@ -678,4 +677,4 @@ def test_the_stages_can_be_seen() -> None:
     assert "define" in f.llvm_ir
     assert "ret" in f.asm
     f(hf.ones(6))
-    assert "-> f32[6]" in f.graph_text
+    assert "-> f32[s0]" in f.graph_text

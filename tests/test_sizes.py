@@ -251,7 +251,7 @@ def valued(make: Callable[[Tracer], Any]) -> Graph:
 
 @pytest.mark.parametrize("size", VALUES, ids=str)
 def test_a_size_is_a_value(size: SymInt) -> None:
-    graph = valued(lambda tracer: tracer.size_value(size))
+    graph = valued(lambda tracer: tracer.value_of(size))
     assert graph.outputs[0] is graph.outputs[1]
     assert graph.outputs[0].type.weak
     kernel = Executable(graph)
@@ -282,7 +282,7 @@ def test_a_condition_is_a_value(k: int) -> None:
         tracer.define(a), tracer.define(b)
         type_ = TensorType(dtypes.float32, (size_of(a), size_of(b)))
         x = tracer.operand(type_, "x")
-        graph = tracer.close([tracer.condition_value(asked), x.sum()])
+        graph = tracer.close([tracer.value_of(asked), x.sum()])
     verify(graph)
     kernel = Executable(graph)
     for pair in PAIRS:

@@ -301,10 +301,9 @@ def identity(x: Any) -> Any:
         (ArgumentTypeError, "trace: `f` must be a function, and is `int`.", (3,), {}),
         (
             ArgumentValueError,
-            "trace: `mode` must be 'real' or 'fake', and is 'symbolic'. For symbolic "
-            "sizes give types that have them, in mode 'fake'.",
+            "trace: `mode` must be 'real', 'fake' or 'symbolic', and is 'abstract'.",
             (identity, X),
-            {"mode": "symbolic"},
+            {"mode": "abstract"},
         ),
         (
             ArgumentValueError,

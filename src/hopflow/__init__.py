@@ -40,7 +40,7 @@ from hopflow.hops.switch import switch
 from hopflow.hops.while_loop import Checkpoint, fori_loop, while_loop
 from hopflow.jit import jit
 from hopflow.ops import linalg
-from hopflow.ops.check import check
+from hopflow.ops.check import check, check_is_size
 from hopflow.ops.convert import astype
 from hopflow.ops.creation import (
     arange,
@@ -191,6 +191,7 @@ from hopflow.tensor.info import API_VERSION as __array_api_version__
 from hopflow.tensor.info import namespace_info as __array_namespace_info__
 from hopflow.tensor.info import result_type
 from hopflow.trace.capture import spec, trace
+from hopflow.trace.dims import Dim
 
 newaxis = None
 
@@ -199,6 +200,7 @@ _bind.slots.executor = _execute
 
 __all__ = [
     "Checkpoint",
+    "Dim",
     "Tensor",
     "__array_api_version__",
     "__array_namespace_info__",
@@ -234,6 +236,7 @@ __all__ = [
     "cbrt",
     "ceil",
     "check",
+    "check_is_size",
     "clip",
     "concat",
     "cond",

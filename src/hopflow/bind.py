@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from hopflow.graph.core import Constant
 from hopflow.graph.types import Shape, TensorType
-from hopflow.symbolic.size import Size, SymInt
+from hopflow.symbolic.boolean import SymBool
+from hopflow.symbolic.size import Size, SymFloat, SymInt
 
 __all__ = ["Interpreter", "Operand", "Value", "bind", "current", "slots", "using"]
 
@@ -113,8 +114,8 @@ class Interpreter:
     def check_write(self, target: Value) -> None:
         """Raises: HopflowError: a tensor with memory is not to be written here."""
 
-    def size_value(self, size: SymInt) -> Value:
-        """A symbolic size as a tensor i64[]."""
+    def value_of(self, number: SymInt | SymFloat | SymBool) -> Value:
+        """A number over symbols as a tensor i64[], f64[] or bool[]."""
         raise NotImplementedError
 
     def symbol_of(
@@ -124,6 +125,10 @@ class Interpreter:
 
         min, max   where it is known to lie; nobody checks it
         """
+        raise NotImplementedError
+
+    def expect(self, condition: SymBool, message: str) -> None:
+        """Take a condition on symbols for true, which the run is to check."""
         raise NotImplementedError
 
     def adopt(self, value: Value) -> None:

@@ -168,10 +168,15 @@ class DataDependentError(HopflowError, RuntimeError):
         self.expression = expression
         at = f" ({where})" if where else ""
         super().__init__(
-            f"cannot decide `{expression}`{at} while tracing: it depends on a size "
-            "that is only known at run time. Use `hf.cond` to choose at run time, or "
-            "`hf.check` to promise the answer."
+            f"cannot decide `{expression}`{at} while tracing: it depends on a number "
+            "that is only known at run time. Use `hf.cond` to choose at run time, "
+            "`hf.check` to promise the answer, or `hf.check_is_size` to promise that "
+            "a number is a size, and its range."
         )
+
+
+class GuardError(HopflowError, ValueError):
+    """A call of a captured graph for which its trace is not valid."""
 
 
 # --- graphs and programs --------------------------------------------------------------

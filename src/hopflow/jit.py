@@ -14,19 +14,28 @@ from hopflow.bind import Operand, Value, current, slots
 from hopflow.compiler.pipeline import Executable
 from hopflow.errors import ArgumentTypeError, ArgumentValueError
 from hopflow.graph.core import Constant, Graph
+from hopflow.graph.module import Source
 from hopflow.graph.printer import format_graph
+from hopflow.graph.rewriting import unify_symbols
 from hopflow.graph.types import TensorType
 from hopflow.hops.base import debugging
 from hopflow.hops.bodies import Function, flatten_results, written_captures
 from hopflow.hops.invoke_subgraph import invoke_subgraph
+from hopflow.logs import log, span
 from hopflow.ops.rules import as_integer
 from hopflow.pytree import Spec
 from hopflow.stats import counts
+from hopflow.symbolic.boolean import SymBool
+from hopflow.symbolic.env import ShapeEnv
+from hopflow.symbolic.size import SymFloat, SymInt
 from hopflow.tensor import EagerTensor
 from hopflow.tensor.rows import place_in, row_of
+from hopflow.trace.dims import Choice, Dynamic, LeafPlan, choice_of, plan_leaves
 from hopflow.trace.functional import TracedTensor, escaped
-from hopflow.trace.source import name_of
+from hopflow.trace.inputs import Inputs, can_be_symbol, check_dims
+from hopflow.trace.source import argument_texts, name_of, parameter_names, user_line
 from hopflow.trace.tracer import Tracer, is_written, trace_into
+from hopflow.trace.variants import Family, Place, Variant
 
 __all__ = ["Jitted", "jit"]
 
@@ -46,7 +55,10 @@ class _Compiled:
     rows        by position of a captured tensor: it is the row of all the elements that
                 this argument is a part of, and so another one in each call
     written     which inputs get new values: positions among arguments and captured
-    spec        of the result; `constants` are the leaves that are Python numbers
+    spec        of the result
+    constants   by position of a leaf of the result: the Python number that it is
+    numbers     by position of a leaf: the Python type of a number that is computed
+    sizes       where a call finds what the graph's symbols are, in their order
     variants    the same for calls in which tensors share memory, by how they do; only
                 where something is written
     """
@@ -56,8 +68,10 @@ class _Compiled:
     written: list[int]
     spec: Spec
     constants: dict[int, Any]
+    numbers: dict[int, type]
+    sizes: list[Source]
     rows: dict[int, int] = field(default_factory=dict)
-    variants: dict[tuple[Any, ...], "_Compiled"] = field(default_factory=dict)
+    variants: dict[Any, "_Compiled"] = field(default_factory=dict)
     is_single: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -85,18 +99,21 @@ class _Compiled:
             found[len(tensors) + at] = row
         return found
 
-    def __call__(self, tensors: list[EagerTensor]) -> Any:
+    def __call__(self, tensors: list[EagerTensor], leaves: Sequence[Any]) -> Any:
         if self.captured:
             tensors = self.inputs(tensors)
         for k in self.written:
             tensors[k].check_writable()
-        results: list[Any] = self.executable(tensors)
+        sizes = [source.find(leaves) for source in self.sizes]
+        results: list[Any] = self.executable(tensors, sizes)
         if self.written:
             first = len(results) - len(self.written)
             _write([tensors[k] for k in self.written], results[first:])
             del results[first:]
         for k, number in self.constants.items():
             results.insert(k, number)
+        for k, kind in self.numbers.items():
+            results[k] = kind(results[k].item())
         return results[0] if self.is_single else pytree.unflatten(self.spec, results)
 
 
@@ -111,23 +128,61 @@ def _write(targets: Sequence[EagerTensor], values: Sequence[Value]) -> None:
         raise
 
 
-class Jitted:
-    """A function that is traced and compiled for each signature of its arguments.
+class _Arguments(NamedTuple):
+    """The arguments of one call.
 
-    The signature is the arguments' structure, with the order of keys, the types of
-    tensors, and the values of everything else. Tensors that the function reads from
-    outside are passed on each call, so that later writes to them are seen.
+    leaves    of `(args, kwargs)`; `spec` is their structure
+    tensors   the operands of the graph: tensors, and numbers that are floats
+    operands  which leaf each of them is
+    key       structure, dtypes, ranks, and the values of what is no data
+    places    where the numbers are that may be symbols
+    values    those numbers
+    plans     what the user chose for each leaf
     """
 
-    def __init__(self, f: Callable[..., Any], donate: tuple[int, ...]) -> None:
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    leaves: list[Any]
+    spec: Spec
+    tensors: list[EagerTensor]
+    operands: list[int]
+    key: tuple[Any, ...]
+    places: list[Place]
+    values: tuple[Any, ...]
+    plans: Sequence[LeafPlan]
+
+
+class _Results(NamedTuple):
+    """What a traced function returned; see `_Compiled`."""
+
+    operands: list[Operand]
+    spec: Spec
+    constants: dict[int, Any]
+    numbers: dict[int, type]
+
+
+class Jitted:
+    """A function that is traced and compiled for the kinds of calls it gets.
+
+    A trace serves all calls of one structure of arguments (with the order of keys), of
+    the same dtypes and ranks, and the same values of what is no number or tensor, that
+    fulfil its guards. Sizes that are seen to change become symbols; numbers are symbols
+    from the first call. Tensors that the function reads from outside are passed on each
+    call, so that later writes to them are seen.
+    """
+
+    def __init__(
+        self, f: Callable[..., Any], donate: tuple[int, ...], dynamic: Dynamic
+    ) -> None:
         functools.update_wrapper(self, f)
         self._f = f
         self._donate = donate
+        self._dynamic = dynamic
         self._lock = RLock()
-        self._compiled: dict[Any, _Compiled] = {}
+        self._families: dict[Any, Family[_Compiled]] = {}
         self._plain: dict[tuple[int, ...], _Compiled] = {}
         self._plain_types: list[tuple[TensorType, ...]] = []
-        self._last: _Compiled | None = None
+        self._last: tuple[Family[_Compiled], Variant[_Compiled]] | None = None
 
     def __repr__(self) -> str:
         return f"<jitted {name_of(self._f)}>"
@@ -144,130 +199,191 @@ class Jitted:
         if not kwargs:  # the common case, told by the identity of types
             known = self._plain.get(tuple([id(getattr(a, "type", a)) for a in args]))
             if known is not None and all(type(a) is EagerTensor for a in args):
-                return self._run(known, list(args), args, kwargs)
-        leaves, spec = pytree.flatten((args, kwargs))
-        tensors = [
-            slots.from_array(x) if isinstance(x, np.ndarray | np.generic) else x
-            for x in leaves
-            if _is_data(x)
-        ]
-        signature = self._signature(leaves, tensors, spec, (args, kwargs))
-        try:
-            compiled = self._compiled.get(signature)
-        except TypeError:
-            raise _unhashable(self._f, leaves, spec) from None
-        if compiled is None:
-            with self._lock:  # what several threads ask for at once is compiled once
-                compiled = self._compiled.get(signature)
-                if compiled is None:
-                    compiled = self._compile(leaves, spec)
-                    self._compiled[signature] = compiled
-        if (
-            not kwargs
-            and len(tensors) == len(args)
-            and all(a is t for a, t in zip(args, tensors, strict=True))
-        ):
-            types = tuple([t.type for t in tensors])
+                return known(list(args), args)
+        call = self._arguments(args, kwargs)
+        variant = self._variant(call)
+        compiled = variant.compiled
+        if compiled.written:
+            compiled = self._told_apart(compiled, call)
+        if self._donate:
+            return self._run_donating(compiled, call)
+        if not compiled.written and _is_plain(call) and not variant.asks_values:
+            types = tuple([t.type for t in call.tensors])
+            if len(self._plain_types) >= _MOST_PLAIN:
+                self._plain.clear()
+                self._plain_types.clear()
             self._plain_types.append(types)  # alive, so that no other gets their ids
             self._plain[tuple(map(id, types))] = compiled
-        return self._run(compiled, tensors, args, kwargs)
+        return compiled(call.tensors, call.leaves)
 
-    def _signature(
-        self, leaves: Sequence[Any], tensors: Sequence[Any], spec: Spec, tree: Any
-    ) -> tuple[Any, ...]:
-        """What a trace is good for, as the key of a dictionary.
+    def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Arguments:
+        """A call's arguments, and the kind of call that it is.
 
         Raises:
             EscapedValueError: one is a tensor of a trace.
+            ArgumentTypeError, ArgumentValueError: `dynamic` does not fit them.
         """
-        key: list[Any] = [spec, *_key_orders(tree)]
-        rest = iter(tensors)
-        for leaf in leaves:
+        leaves, spec = pytree.flatten((args, kwargs))
+        plans = self._plans(args, kwargs, leaves, spec)
+        key: list[Any] = [spec, *_key_orders((args, kwargs))]
+        tensors: list[EagerTensor] = []
+        operands: list[int] = []
+        places: list[Place] = []
+        values: list[Any] = []
+        for i, leaf in enumerate(leaves):
             if _is_data(leaf):
-                tensor = next(rest)
+                array = isinstance(leaf, np.ndarray | np.generic)
+                tensor: Any = slots.from_array(leaf) if array else leaf
                 if not isinstance(tensor, EagerTensor):
                     raise escaped(tensor, "its trace has ended, or is another thread's")
-                key += [tensor.type, tensor.type.weak]
+                tensors.append(tensor)
+                operands.append(i)
+                type_ = tensor.type
+                key += [type_.dtype, type_.ndim, type_.weak]
+                places += [Place(i, axis) for axis in range(type_.ndim)]
+                values += type_.shape
+            elif can_be_symbol(leaf) and choice_of(plans[i], None) is not False:
+                key.append(type(leaf))
+                places.append(Place(i, None))
+                values.append(leaf)
+                if type(leaf) is float:
+                    tensors.append(EagerTensor(np.asarray(leaf), weak=True))
+                    operands.append(i)
             else:
                 key.append(_static(leaf))
-        return tuple(key)
+        return _Arguments(
+            args,
+            kwargs,
+            leaves,
+            spec,
+            tensors,
+            operands,
+            tuple(key),
+            places,
+            tuple(values),
+            plans,
+        )
 
-    def _run(
+    def _plans(
         self,
-        compiled: _Compiled,
-        tensors: list[Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-    ) -> Any:
-        if compiled.written:
-            compiled = self._told_apart(compiled, tensors, args, kwargs)
-        self._last = compiled
-        if not self._donate:
-            return compiled(tensors)
-        donated = [x for x in self._donated(args) if isinstance(x, EagerTensor)]
-        compiled.check(tensors)
+        leaves: Sequence[Any],
+        spec: Spec,
+    ) -> Sequence[LeafPlan]:
+        if self._dynamic is None or isinstance(self._dynamic, bool):
+            return [self._dynamic] * len(leaves)
+        names = self._argument_names(spec)
+        given = [*args, *(kwargs[k] for k in names[len(args) :])]
+        return plan_leaves("jit", self._dynamic, given, names)
+
+    def _argument_names(self, spec: Spec) -> list[str]:
+        positional, named = spec.children()
+        names = parameter_names(self._f, positional.num_children)
+        return [*names, *map(str, named.entries())]
+
+    def _texts(self, spec: Spec) -> list[str]:
+        """How a user would write each leaf."""
+        specs = [child for part in spec.children() for child in part.children()]
+        return argument_texts(self._argument_names(spec), specs)
+
+    def _variant(self, call: _Arguments) -> Variant[_Compiled]:
+        """The trace that serves a call, made if there is none."""
         try:
-            return compiled(tensors)
+            family = self._families.get(call.key)
+        except TypeError:
+            raise _unhashable(self._f, call.leaves, self._texts(call.spec)) from None
+        variant = None if family is None else family.find(call.values, call.leaves)
+        if variant is None:
+            with self._lock:  # what several threads ask for at once is compiled once
+                family = self._families.setdefault(call.key, Family(call.places))
+                variant = family.find(call.values, call.leaves)
+                if variant is None:
+                    variant = self._specialize(family, call)
+        assert family is not None
+        self._last = family, variant
+        if variant.dims:
+            check_dims("jit", variant.dims, call.leaves, self._texts(call.spec))
+        return variant
+
+    def _specialize(
+        self, family: Family[_Compiled], call: _Arguments
+    ) -> Variant[_Compiled]:
+        """A new trace of a family, for this call and such like it."""
+        family.note(call.values)
+
+        def choose(leaf: int, axis: int | None) -> Choice:
+            return family.choice(Place(leaf, axis), choice_of(call.plans[leaf], axis))
+
+        if family.all():
+            name = name_of(self._f)
+            log("recompiles", lambda: f"{name}: {self._reasons(family, call)}")
+        variant = self._compile(call, choose)
+        family.add(call.values, variant)
+        return variant
+
+    def _run_donating(self, compiled: _Compiled, call: _Arguments) -> Any:
+        donated = [x for x in self._donated(call.args) if isinstance(x, EagerTensor)]
+        compiled.check(call.tensors)
+        try:
+            return compiled(call.tensors, call.leaves)
         finally:  # an error, too, may come when they have been written over
             for tensor in donated:
                 tensor.storage.invalid = "donated"
                 tensor.array = _GONE
 
-    def _told_apart(
-        self,
-        compiled: _Compiled,
-        tensors: list[Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> _Compiled:
+    def _told_apart(self, compiled: _Compiled, call: _Arguments) -> _Compiled:
         """What to call where a tensor that is written may share memory with another.
 
         Raises:
             MutationError: it does, and they cannot be views of one tensor.
         """
-        given = [*tensors, *compiled.captured]
+        given = [*call.tensors, *compiled.captured]
         if not _overlap(given, compiled.written):
             return compiled
-        sharing = _sharing(given)
+        sharing = _sharing(given), call.values
         variant = compiled.variants.get(sharing)
         if variant is None:
             with self._lock:
-                leaves, spec = pytree.flatten((args, kwargs))
-                variant = self._compile(leaves, spec, tensors)
-                compiled.variants[sharing] = variant
+                made = self._compile(call, lambda _, axis: axis is None, exact=True)
+                variant = compiled.variants[sharing] = made.compiled
         return variant
 
     def _compile(
         self,
-        leaves: Sequence[Any],
-        spec: Spec,
-        tensors: Sequence[EagerTensor] | None = None,
-    ) -> _Compiled:
+        call: _Arguments,
+        choose: Callable[[int, int | None], Choice],
+        *,
+        exact: bool = False,
+    ) -> Variant[_Compiled]:
         """Trace the function for these arguments, and compile its graph.
 
         Args:
-            tensors: The arguments themselves, if it matters what memory they share.
+            choose: What each number of the arguments is to be.
+            exact: Whether it matters what memory the tensors share.
         """
         counts.traces += 1
-        tracer = Tracer(None, name_of(self._f).strip("<>") or "f")
-        inputs: list[Any] = []
-        for leaf, path in zip(leaves, pytree.leaf_paths(spec, "args"), strict=True):
+        env = ShapeEnv(user_line)
+        tracer = Tracer(None, name_of(self._f).strip("<>") or "f", env=env)
+        inputs = Inputs("jit", tracer, call.leaves, self._texts(call.spec), choose)
+        given: list[Any] = []
+        for i, leaf in enumerate(call.leaves):
+            name = _name(inputs.texts[i])
             if not _is_data(leaf):
-                inputs.append(leaf)
-            elif tensors is not None:
-                same = tensors[len(tracer.operands)]
-                inputs.append(tracer.reference(same, _name(path)))
+                given.append(inputs.number(i, name))
+                continue
+            tensor = call.tensors[len(tracer.operands)]
+            if exact:
+                given.append(tracer.reference(tensor, name))
             else:
-                array = isinstance(leaf, np.ndarray | np.generic)
-                type_ = slots.from_array(leaf).type if array else leaf.type
-                inputs.append(tracer.operand(type_, _name(path)))
+                given.append(inputs.tensor(i, tensor.type, name))
 
-        def call(*flat: Any) -> Any:
-            args, kwargs = pytree.unflatten(spec, flat)
+        def run(*flat: Any) -> Any:
+            args, kwargs = pytree.unflatten(call.spec, flat)
             return self._f(*args, **kwargs)
 
-        tree = trace_into(tracer, call, inputs)
-        operands, out_spec, constants = self._results(tree)
+        with span("trace", function=name_of(self._f)):
+            results = trace_into(tracer, lambda *flat: self._results(run(*flat)), given)
         captures = tracer.captures.values()
         own = [*tracer.operands, *(c.tensor for c in captures)]
         # What the function itself made of numbers is as new in each call.
@@ -278,54 +394,78 @@ class Jitted:
             for k, t in enumerate(own)
             if is_written(t) and id(t) not in private and _first(own, t) == k
         ]
-        outputs = [
-            *operands,
-            *(TracedTensor(tracer, tracer.read(own[k])) for k in written),
-        ]
-        graph = tracer.close(outputs)
+        graph = tracer.close(
+            [
+                *results.operands,
+                *(TracedTensor(tracer, tracer.read(own[k])) for k in written),
+            ]
+        )
+        unify_symbols(graph, env.simplify)
+        log("graph", lambda: format_graph(graph))
+        sources = inputs.find_sources()
         captured = [c.origin for c in captures if isinstance(c.origin, EagerTensor)]
-        rows = _rows(captured, tensors or ())
-        executable = Executable(graph, self._donated_inputs(leaves, spec))
-        return _Compiled(executable, captured, written, out_spec, constants, rows)
+        compiled = _Compiled(
+            Executable(graph, self._donated_inputs(call)),
+            captured,
+            written,
+            results.spec,
+            results.constants,
+            results.numbers,
+            [sources[v.node.symbol] for v in graph.symbols if v.node.symbol],
+            _rows(captured, call.tensors if exact else ()),
+        )
+        fixed = [
+            (k, value)
+            for k, (place, value) in enumerate(
+                zip(call.places, call.values, strict=True)
+            )
+            if place.axis is not None and choose(*place) is False
+        ]
+        guards = env.guards.simplified()
+        return Variant(compiled, fixed, sources, env, guards, inputs.dims)
 
-    def _results(self, tree: Any) -> tuple[list[Operand], Spec, dict[int, Any]]:
-        """The tensors that the function returned, the structure of all, and by their
-        place among the leaves those that are Python numbers."""
+    def _results(self, tree: Any) -> _Results:
+        """What the function returned, as outputs of a graph."""
         function = Function("f", self._f, (), self._f)
-        operands, spec = flatten_results("jit", function, tree)
-        numbers = pytree.flatten(tree)[0]
+        operands, spec = flatten_results("jit", function, tree, exact=True)
+        leaves = pytree.flatten(tree)[0]
         constants = {
-            k: numbers[k] for k, o in enumerate(operands) if isinstance(o, Constant)
+            k: leaves[k] for k, o in enumerate(operands) if isinstance(o, Constant)
         }
-        return [o for o in operands if not isinstance(o, Constant)], spec, constants
+        numbers = {
+            k: _PYTHON_KINDS[type(leaf)]
+            for k, leaf in enumerate(leaves)
+            if type(leaf) in _PYTHON_KINDS
+        }
+        tensors: list[Operand] = [o for o in operands if not isinstance(o, Constant)]
+        return _Results(tensors, spec, constants, numbers)
 
     def _inline(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call within a trace: a node of it, of which only tensors are operands."""
         leaves, spec = pytree.flatten((args, kwargs))
-        found: list[tuple[Spec, dict[int, Any]]] = []
+        found: list[_Results] = []
 
         @functools.wraps(self._f)
         def body(*tensors: Any) -> Any:
             rest = iter(tensors)
             flat = [next(rest) if _is_data(x) else x for x in leaves]
             own_args, own_kwargs = pytree.unflatten(spec, flat)
-            tree = self._f(*own_args, **own_kwargs)
-            operands, own_spec, own_constants = self._results(tree)
-            found.append((own_spec, own_constants))
-            return tuple(operands)
+            found.append(self._results(self._f(*own_args, **own_kwargs)))
+            return tuple(found[-1].operands)
 
         results = list(invoke_subgraph(body, *filter(_is_data, leaves)))
-        [(out_spec, constants)] = found
-        for k, number in constants.items():
+        [inner] = found
+        for k, number in inner.constants.items():
             results.insert(k, number)
-        return pytree.unflatten(out_spec, results)
+        for k in inner.numbers:
+            results[k] = results[k].item()
+        return pytree.unflatten(inner.spec, results)
 
-    def _donated_inputs(self, leaves: Sequence[Any], spec: Spec) -> list[int]:
-        """Which of the graph's inputs a call gives up."""
-        args, _ = pytree.unflatten(spec, range(len(leaves)))
+    def _donated_inputs(self, call: _Arguments) -> list[int]:
+        """Which of the graph's operands a call gives up."""
+        args, _ = pytree.unflatten(call.spec, range(len(call.leaves)))
         donated = self._donated(args)
-        data = [n for n, leaf in enumerate(leaves) if _is_data(leaf)]
-        return [k for k, n in enumerate(data) if n in donated]
+        return [k for k, i in enumerate(call.operands) if i in donated]
 
     def _donated(self, args: tuple[Any, ...]) -> list[Any]:
         """The leaves of the arguments that a call gives up.
@@ -347,11 +487,45 @@ class Jitted:
 
     @property
     def _latest(self) -> Executable:
+        return self._present.compiled.executable
+
+    @property
+    def _present(self) -> Variant[_Compiled]:
         if self._last is None:
             raise ArgumentValueError(
                 f"{self!r} has not been compiled yet: call it once with arguments."
             )
-        return self._last.executable
+        return self._last[1]
+
+    @property
+    def guards(self) -> tuple[str, ...]:
+        """What a call must fulfil to run what ran last: conditions, and who asked."""
+        return tuple(self._present.conditions())
+
+    def explain(self, *args: Any, **kwargs: Any) -> str:
+        """Whether a call with these arguments would be compiled anew, and why.
+
+        One line for each trace that might have served it: "recompiled because
+        `x.shape[0] % 8 == 0` at model.py:12 no longer holds".
+        """
+        call = self._arguments(args, kwargs)
+        family = self._families.get(call.key)
+        if family is None:
+            return (
+                "compiled, as no call had this structure, these dtypes and ranks, and "
+                "these values of what is no number or tensor"
+            )
+        if family.find(call.values, call.leaves) is not None:
+            return "runs what has been compiled"
+        return self._reasons(family, call)
+
+    def _reasons(self, family: Family[_Compiled], call: _Arguments) -> str:
+        texts = self._texts(call.spec)
+        reasons = [
+            variant.reasons(family.places, texts, call.values, call.leaves)
+            for variant in family.all()
+        ]
+        return "\n".join(f"recompiled because {' and '.join(r)}" for r in reasons)
 
     @property
     def graph(self) -> Graph:
@@ -411,6 +585,8 @@ def _key_orders(tree: Any) -> list[tuple[Any, ...]]:
 
 _GONE: Final = np.empty(0)
 """What a donated tensor holds: its own memory is the result's, or free."""
+_MOST_PLAIN: Final = 1 << 12
+_PYTHON_KINDS: Final = {SymInt: int, SymFloat: float, SymBool: bool}
 _SIMPLE: Final = frozenset((bool, int, float, str, np.ndarray))
 
 
@@ -458,24 +634,30 @@ def _rows(
     return found
 
 
-def _name(path: str) -> str:
-    text = "".join(c if c.isalnum() else "_" for c in path.removeprefix("args"))
-    return "x" + text.strip("_").removeprefix("0_")
+def _name(text: str) -> str:
+    """The name of an input, from how a user writes it."""
+    words = "".join(c if c.isalnum() else " " for c in text).split()
+    return "_".join(words)
 
 
-def _shown(path: str) -> str:
-    """The path of a leaf of `(args, kwargs)` as a user would write it."""
-    rest = path.removeprefix("args")
-    return f"args{rest[3:]}" if rest.startswith("[0]") else f"kwargs{rest[3:]}"
+def _is_plain(call: _Arguments) -> bool:
+    """Whether all arguments are tensors, given by position."""
+    return (
+        not call.kwargs
+        and len(call.tensors) == len(call.args)
+        and all(a is t for a, t in zip(call.args, call.tensors, strict=True))
+    )
 
 
-def _unhashable(f: Any, leaves: Sequence[Any], spec: Spec) -> ArgumentTypeError:
-    for leaf, path in zip(leaves, pytree.leaf_paths(spec, "args"), strict=True):
+def _unhashable(
+    f: Any, leaves: Sequence[Any], texts: Sequence[str]
+) -> ArgumentTypeError:
+    for leaf, text in zip(leaves, texts, strict=True):
         try:
             hash(leaf)
         except TypeError:
             return ArgumentTypeError(
-                f"jit: argument `{_shown(path)}` of `{name_of(f)}` is a "
+                f"jit: argument `{text}` of `{name_of(f)}` is a "
                 f"`{type(leaf).__name__}`, which is neither data nor hashable. Pass "
                 "tensors, numbers, or values that can be hashed."
             )
@@ -497,11 +679,21 @@ def _positions(donate: Any) -> tuple[int, ...]:
     return positions
 
 
-def jit(f: Callable[..., Any] | None = None, *, donate: Sequence[int] = ()) -> Any:
-    """`f`, traced and compiled to native code for each signature of its arguments.
+def jit(
+    f: Callable[..., Any] | None = None,
+    *,
+    donate: Sequence[int] = (),
+    dynamic: Dynamic = None,
+) -> Any:
+    """`f`, traced and compiled to native code for the kinds of calls it gets.
 
     Args:
         f: A function of pytrees of tensors, numbers and hashable values.
+        dynamic: Which sizes and numbers of the arguments are symbols, so that one trace
+            serves them all. None: numbers, and sizes once they are seen to change.
+            True: all from the first call; False: none. Or for each argument (a
+            sequence, or a mapping by name) one of these, an `hf.Dim`, or a mapping or
+            sequence of them by axis; in containers of the argument's structure.
         donate: Positions of arguments whose tensors are given up by a call: they must
             not be used after it, even if it fails. A result of the same type that can
             be an update in place is written into the memory of such a tensor, if no
@@ -513,9 +705,9 @@ def jit(f: Callable[..., Any] | None = None, *, donate: Sequence[int] = ()) -> A
     """
     positions = _positions(donate)
     if f is None:
-        return functools.partial(jit, donate=donate)
+        return functools.partial(jit, donate=donate, dynamic=dynamic)
     if not callable(f):
         raise ArgumentTypeError(
             f"jit: `f` must be a function, and is `{type(f).__name__}`."
         )
-    return Jitted(f, positions)
+    return Jitted(f, positions, dynamic)

@@ -86,10 +86,15 @@ class Executable:
             )
             for t, b in zip(graph.out_types, outputs, strict=True)
         ]
-        self._sizes = [_where(graph, v) for v in graph.symbols]
+        self._symbols = len(graph.symbols)
 
-    def __call__(self, args: Sequence[EagerTensor]) -> list[EagerTensor]:
+    def __call__(
+        self, args: Sequence[EagerTensor], sizes: Sequence[int] | None = None
+    ) -> list[EagerTensor]:
         """Run on concrete tensors, one for each input that is no symbol.
+
+        Args:
+            sizes: What the symbols are; None: sizes of the tensors.
 
         Raises:
             IndexingError, DivisionError, CheckError, LoopLimitError, LinalgError: what
@@ -108,8 +113,10 @@ class Executable:
             if not array.flags.c_contiguous:
                 array = np.ascontiguousarray(array)
             arrays.append(array)
-        if self._sizes:
-            sizes = [int(arrays[k].shape[axis]) for k, axis in self._sizes]
+        if self._symbols:
+            if sizes is None:
+                places = [_where(self.graph, v) for v in self.graph.symbols]
+                sizes = [int(arrays[k].shape[axis]) for k, axis in places]
             outputs = self._allocate(sizes, arrays)
             trapped = self._call(*sizes, *arrays, *outputs)
         else:

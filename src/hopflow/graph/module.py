@@ -1,6 +1,6 @@
 """`GraphModule`: a captured function that can be called, printed and looked into."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,17 +9,19 @@ from hopflow.errors import (
     ArgumentValueError,
     DTypeError,
     GraphError,
+    GuardError,
     ShapeError,
     StructureError,
 )
 from hopflow.graph.codegen import python_source
 from hopflow.graph.core import Graph, SourceLine, Var, match_shapes
 from hopflow.graph.printer import format_graph
-from hopflow.graph.types import TensorType, same_shape
+from hopflow.graph.types import TensorType, same_size
 from hopflow.pytree import Spec
-from hopflow.symbolic.size import Size, Symbol, substitute
+from hopflow.symbolic.guards import GuardSet
+from hopflow.symbolic.size import Size, Symbol, SymInt, substitute
 
-__all__ = ["GraphModule", "Specialization"]
+__all__ = ["GraphModule", "Source", "Specialization"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,30 @@ class Specialization:
     line: SourceLine | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a call finds the value of a symbol.
+
+    leaf             which of the arguments' leaves
+    axis             its size along that axis; None: the number that it is, or holds
+    factor, offset   what is found there is `factor * value + offset`
+    """
+
+    leaf: int
+    axis: int | None
+    factor: int = 1
+    offset: int = 0
+
+    def find(self, leaves: Sequence[Any]) -> Any:
+        leaf = leaves[self.leaf]
+        if self.axis is None:
+            return leaf.item() if hasattr(leaf, "item") else leaf
+        found = leaf.shape[self.axis]
+        if self.factor == 1 and not self.offset:
+            return found
+        return (found - self.offset) // self.factor
+
+
 class GraphModule:
     """A graph with the pytrees of its arguments and results.
 
@@ -43,7 +69,7 @@ class GraphModule:
     in_spec          the structure of the tuple of arguments, of `None` and all leaves
     out_spec         the structure of what a call returns
     specializations  by the position of a leaf: it must have this value in each call
-    numbers          by the position of a leaf: the symbol that it is, being an int
+    guards           what a call must fulfil besides: the trace decided by it
     """
 
     def __init__(
@@ -55,13 +81,20 @@ class GraphModule:
         run: Callable[[Graph, Sequence[Any]], Sequence[Any]],
         as_value: Callable[[Any], Any],
         specializations: Mapping[int, Specialization] | None = None,
-        numbers: Mapping[int, Symbol] | None = None,
+        numbers: Collection[int] = (),
+        sources: Mapping[Symbol, Source] | None = None,
+        guards: GuardSet | None = None,
+        texts: Sequence[str] = (),
     ) -> None:
         """
         Args:
             run: (graph, args) -> results, all as values; an arg for a symbol is an int,
                 or a size of the trace that the call is part of.
             as_value: A user's argument as a value.
+            numbers: The positions of leaves that are ints, and symbols in the graph.
+            sources: Where a call finds the values of symbols; others are sizes of the
+                operands.
+            texts: How a user would write each leaf.
 
         Raises:
             GraphError: the graph has captures, which nothing could give at a call.
@@ -76,7 +109,10 @@ class GraphModule:
         self.in_spec = in_spec
         self.out_spec = out_spec
         self.specializations = dict(specializations or {})
-        self.numbers = dict(numbers or {})
+        self.guards = guards or GuardSet()
+        self._numbers = frozenset(numbers)
+        self._sources = dict(sources or {})
+        self._texts = texts or pytree.leaf_paths(in_spec, "args")
         self._run = run
         self._as_value = as_value
 
@@ -87,6 +123,7 @@ class GraphModule:
             StructureError: another structure.
             ShapeError, DTypeError: a tensor of another type.
             ArgumentValueError: another value than the trace took for a constant.
+            GuardError: a condition that the trace decided is another one here.
         """
         leaves, spec = pytree.flatten(args)
         if spec != self.in_spec:
@@ -99,27 +136,31 @@ class GraphModule:
 
     def _inputs(self, leaves: Sequence[Any]) -> list[Any]:
         """What each input of the graph gets."""
-        operands: list[Any] = []
+        given: list[Any] = list(leaves)
         positions: list[int] = []
-        sizes: dict[Symbol, Size] = {}
         for i, leaf in enumerate(leaves):
             if i in self.specializations:
                 self._check_constant(self.specializations[i], leaf)
-            elif i in self.numbers:
-                sizes[self.numbers[i]] = leaf
+            elif i in self._numbers:
+                self._check_number(i, leaf)
             else:
-                operands.append(self._as_value(leaf))
+                given[i] = self._as_value(leaf)
                 positions.append(i)
         inputs = self.graph.operands
-        if len(inputs) != len(operands):
+        if len(inputs) != len(positions):
             raise GraphError(
                 f"graph `{self.graph.name}` has {len(inputs)} operands, and its module "
-                f"{len(operands)} tensors among the arguments."
+                f"{len(positions)} tensors among the arguments."
             )
+        operands = [given[i] for i in positions]
+        for i, var, value in zip(positions, inputs, operands, strict=True):
+            self._check_rank(i, var.type, value.type)
+        sizes: dict[Symbol, Any] = {s: f.find(given) for s, f in self._sources.items()}
         for var, value in zip(inputs, operands, strict=True):
             match_shapes(var.type.shape, value.type.shape, sizes)
         for i, var, value in zip(positions, inputs, operands, strict=True):
-            self._check_type(i, var.type, value.type, sizes)
+            self._check_shape(i, var.type, value.type, sizes)
+        self._check_guards(sizes)
         return [*(self._size(v, sizes) for v in self.graph.symbols), *operands]
 
     def _size(self, var: Var, sizes: Mapping[Symbol, Size]) -> Size:
@@ -140,23 +181,46 @@ class GraphModule:
                 "tensor."
             )
 
-    def _check_type(
+    def _check_number(self, position: int, leaf: Any) -> None:
+        if isinstance(leaf, bool) or not isinstance(leaf, int | SymInt):
+            raise ArgumentValueError(
+                f"{self.graph.name}: `{self._texts[position]}` was an int in the "
+                f"trace, and is {leaf!r}. Trace again for other kinds of arguments."
+            )
+
+    def _check_rank(
+        self, position: int, declared: TensorType, found: TensorType
+    ) -> None:
+        if found.dtype is not declared.dtype:
+            raise DTypeError(self._mismatch(position, declared, found))
+        if found.ndim != declared.ndim:
+            raise ShapeError(self._mismatch(position, declared, found))
+
+    def _check_shape(
         self,
         position: int,
         declared: TensorType,
         found: TensorType,
         sizes: Mapping[Symbol, Size],
     ) -> None:
-        if found.dtype is declared.dtype:
-            shape = tuple(substitute(n, sizes) for n in declared.shape)
-            if same_shape(shape, found.shape):
-                return
-        error = ShapeError if found.dtype is declared.dtype else DTypeError
-        path = pytree.leaf_paths(self.in_spec, "args")[position]
-        raise error(
-            f"{self.graph.name}: `{path}` was {declared} in the trace, and is {found}. "
-            "Trace again for other types."
+        for n, size in zip(declared.shape, found.shape, strict=True):
+            expected = substitute(n, sizes)
+            # Where the call is itself traced, its trace decides.
+            if not (same_size(expected, size) or expected == size):
+                raise ShapeError(self._mismatch(position, declared, found))
+
+    def _mismatch(self, position: int, declared: TensorType, found: TensorType) -> str:
+        return (
+            f"{self.graph.name}: `{self._texts[position]}` was {declared} in the "
+            f"trace, and is {found}. Trace again for other types."
         )
+
+    def _check_guards(self, sizes: Mapping[Symbol, Any]) -> None:
+        if self.guards.guards and (failed := self.guards.explain(sizes)):
+            raise GuardError(
+                f"{self.graph.name}: the trace is not valid for these arguments. Trace "
+                "again, or with other `dynamic` sizes.\n  " + "\n  ".join(failed)
+            )
 
     @property
     def attributes(self) -> dict[str, Any]:

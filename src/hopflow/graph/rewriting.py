@@ -7,6 +7,7 @@ from typing import Any
 from hopflow.errors import GraphError
 from hopflow.graph.core import (
     Arg,
+    Constant,
     Graph,
     Node,
     Var,
@@ -16,7 +17,7 @@ from hopflow.graph.core import (
     size_of,
     vars_of,
 )
-from hopflow.graph.types import TensorType
+from hopflow.graph.types import SYMBOL_TYPE, TensorType
 from hopflow.symbolic.size import Size, Symbol, SymInt, free_symbols, substitute
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "substitute_symbols",
     "symbols_of",
     "symbols_read",
+    "unify_symbols",
 ]
 
 
@@ -345,3 +347,27 @@ def substitute_symbols(graph: Graph, sizes: Mapping[Symbol, Size]) -> None:
         node.params = _bound_params(node.params, sizes)
         for var in node.results:
             var.type = _bound_type(var.type, sizes)
+
+
+def unify_symbols(graph: Graph, canonical: Callable[[Size], Size]) -> None:
+    """Replace each input symbol by what it equals, in place: another one, or a number.
+
+    Inputs for symbols that nothing reads then are taken out.
+    """
+    inputs = {v.node.symbol: v for v in graph.symbols if v.node.symbol is not None}
+    sizes: dict[Symbol, Size] = {}
+    values: dict[Var, Arg] = {}
+    for known, var in inputs.items():
+        size = canonical(size_of(known))
+        other = plain_symbol(size)
+        if isinstance(size, int):
+            sizes[known], values[var] = size, Constant(size, SYMBOL_TYPE)
+        elif other is not None and other is not known and other in inputs:
+            sizes[known], values[var] = size, inputs[other]
+    if sizes:
+        substitute_symbols(graph, sizes)
+        replace_uses(graph, values)
+    read = symbols_read(graph)
+    graph.inputs = [
+        v for v in graph.inputs if v.node.symbol is None or v.node.symbol in read
+    ]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from hopflow.dtypes import DType, int64
+from hopflow.dtypes import DType, float64, int64
 from hopflow.symbolic.size import Size, SymInt
 
 Shape: TypeAlias = tuple[Size, ...]
@@ -61,6 +61,9 @@ def shared(type_: TensorType) -> TensorType:
 
 SYMBOL_TYPE = TensorType(int64, weak=True)
 """The type of a shape symbol passed as a value; weak, as Python's integers are."""
+
+FLOAT_TYPE = TensorType(float64, weak=True)
+"""The type of a Python float that is an input, or computed from such."""
 
 
 def same_size(a: Size, b: Size) -> bool:

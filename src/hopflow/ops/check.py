@@ -5,14 +5,16 @@ from typing import Any, Final
 import numpy as np
 
 from hopflow import dtypes
-from hopflow.bind import bind
+from hopflow.bind import Value, bind, current
 from hopflow.errors import ArgumentTypeError, CheckError, DTypeError
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir.kernels import Check, Effect, Operand
 from hopflow.ops.opdef import OpDef, Sample, as_operand, strong_constant
-from hopflow.ops.rules import Array
+from hopflow.ops.rules import Array, as_integer
+from hopflow.symbolic.boolean import SymBool
+from hopflow.symbolic.size import SymInt
 
-__all__ = ["Message", "check"]
+__all__ = ["Message", "check", "check_is_size", "check_op"]
 
 
 class Message(str):
@@ -61,8 +63,10 @@ check_op: Final = OpDef(
 def check(condition: Any, message: str) -> None:
     """Stop with a `CheckError` unless `condition` holds everywhere.
 
+    A condition on numbers of a trace (sizes, `item`) is taken for true from here on.
+
     Args:
-        condition: A bool or a tensor of bools.
+        condition: A bool, a tensor of bools, or a comparison of symbolic numbers.
         message: What the error says.
 
     Raises:
@@ -73,8 +77,36 @@ def check(condition: Any, message: str) -> None:
         raise ArgumentTypeError(
             f"check: `message` must be a string, and is `{type(message).__name__}`."
         )
+    if isinstance(condition, SymBool):
+        current().expect(condition, message)
+        return
     bind(
         check_op,
         [strong_constant(as_operand("check", "condition", condition))],
         {"message": Message(message)},
     )
+
+
+def check_is_size(n: Any, *, min: int = 0, max: int | None = None) -> None:
+    """Promise that an integer is a size; stop with a `CheckError` if it is none.
+
+    Args:
+        n: An int, an integer tensor of no axes, or a symbolic number such as
+            `x.item()`, which is taken for a size from here on.
+        min, max: The range it is promised to be in, ends included.
+
+    Raises:
+        CheckError: it is not; when the program runs, also where it is compiled.
+        ArgumentTypeError: `n` is no integer.
+    """
+    if isinstance(n, Value):
+        n = current().symbol_of(n)
+    if not isinstance(n, SymInt):
+        n = as_integer("check_is_size", "n", n)
+    least = as_integer("check_is_size", "min", min)
+    conditions: list[bool | SymBool] = [n >= least]
+    if max is not None:
+        conditions.append(n <= as_integer("check_is_size", "max", max))
+    end = "" if max is None else f" to {max}"
+    for condition in conditions:
+        check(condition, f"check_is_size: `n` must be a size from {least}{end}")

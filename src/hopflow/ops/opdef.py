@@ -17,9 +17,10 @@ from hopflow.errors import (
     ShapeError,
 )
 from hopflow.graph.core import Constant
-from hopflow.graph.types import TensorType
+from hopflow.graph.types import FLOAT_TYPE, TensorType
 from hopflow.loop_ir.kernels import Lowered
-from hopflow.symbolic.size import SymInt
+from hopflow.symbolic.boolean import SymBool
+from hopflow.symbolic.size import SymFloat, SymInt
 
 __all__ = ["OPERATIONS", "Infer", "OpDef", "Promotion", "Sample", "convert_to"]
 
@@ -117,7 +118,7 @@ class OpDef:
         key = (self.name, *map(id, types))
         known = _promoted.get(key)
         if known is None:
-            dtype, weak = self.promote(self.name, [(t.dtype, t.weak) for t in types])
+            dtype, weak = self.promote(self.name, [_promoted_as(t) for t in types])
             alike = all(t.dtype is dtype and not t.weak for t in types)
             known = dtype, weak, alike, types
             _remember(_promoted, key, known)
@@ -212,8 +213,8 @@ def as_operand(name: str, argument: int | str, arg: Any) -> Operand:
     type_ = _PYTHON_TYPES.get(type(arg))
     if type_ is not None:
         return Constant(arg, type_)
-    if isinstance(arg, SymInt):
-        return current().size_value(arg)
+    if isinstance(arg, SymInt | SymFloat | SymBool):
+        return current().value_of(arg)
     if isinstance(arg, np.ndarray | np.generic):
         return slots.from_array(arg)
     which = f"`{argument}`" if isinstance(argument, str) else f"argument {argument}"
@@ -228,15 +229,27 @@ def as_operand(name: str, argument: int | str, arg: Any) -> Operand:
     )
 
 
+def _promoted_as(type_: TensorType) -> tuple[DType, bool]:
+    """What promotion takes an operand for: a Python float is exact, and weak."""
+    return (dtypes.DEFAULT_FLOAT if type_ is FLOAT_TYPE else type_.dtype), type_.weak
+
+
 def strong_constant(value: Operand) -> Operand:
-    """A constant of a weak type with its default dtype; anything else as it is.
+    """A Python number with its default dtype; anything else as it is.
 
     Raises:
         ArgumentRangeError: a Python integer does not fit the default dtype.
     """
     if isinstance(value, Constant) and value.type.weak:
         return convert_to(value, value.type.dtype)
-    return value
+    return as_default(value) if value.type is FLOAT_TYPE else value
+
+
+def as_default(value: Operand, *, weak: bool = False) -> Operand:
+    """A Python float that is a symbol, in the dtype of tensors made of such."""
+    if value.type is not FLOAT_TYPE:
+        return value
+    return convert_to(value, dtypes.DEFAULT_FLOAT, weak=weak)
 
 
 def convert_to(value: Operand, dtype: DType, *, weak: bool = False) -> Operand:

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from hopflow import dtypes
+from hopflow.bind import Value, current
 from hopflow.dtypes import DType, DTypeLike
 from hopflow.errors import (
     ArgumentTypeError,
@@ -24,8 +25,9 @@ from hopflow.graph.types import Shape, TensorType, is_one, is_zero
 from hopflow.loop_ir.expr import Expr, Index
 from hopflow.loop_ir.kernels import Operand, Pointwise, elements
 from hopflow.ops.opdef import Infer, OpDef, Promotion, Sample
-from hopflow.ops.sizes import agreed
-from hopflow.symbolic.size import Size, SymInt
+from hopflow.ops.sizes import agreed, less
+from hopflow.symbolic.boolean import SymBool
+from hopflow.symbolic.size import Size, SymInt, free_symbols
 
 __all__ = [
     "Array",
@@ -343,14 +345,37 @@ def as_size(name: str, size: Any, argument: str = "shape") -> Size:
         ArgumentTypeError: it is not an integer.
         ArgumentValueError: it is negative.
     """
+    if isinstance(size, Value) and not size.shape and size.type.dtype.is_integer:
+        size = current().symbol_of(size)
     if isinstance(size, SymInt):
+        _expect_size(name, size, argument)
         return size
     number = as_integer(name, argument, size)
     if number < 0:
-        raise ArgumentValueError(
-            f"{name}: `{argument}` must not be negative, and has {number}."
-        )
+        raise _negative(name, argument, number)
     return number
+
+
+def _expect_size(name: str, size: SymInt, argument: str) -> None:
+    """See to it that a number over symbols is not negative: known, a guard on inputs,
+    or checked by the run."""
+    negative: Any = less(size, 0)
+    if negative is None:
+        if all(s.env is None for s in free_symbols(size)):
+            return  # the caller's promise
+        negative = size < 0
+        if isinstance(negative, SymBool) and size.hint is None:
+            message = f"{name}: `{argument}` must not be negative"
+            current().expect(~negative, message)
+            return
+    if negative:
+        raise _negative(name, argument, size)
+
+
+def _negative(name: str, argument: str, size: Size) -> ArgumentValueError:
+    return ArgumentValueError(
+        f"{name}: `{argument}` must not be negative, and has {size}."
+    )
 
 
 def as_shape(name: str, shape: Any, argument: str = "shape") -> Shape:

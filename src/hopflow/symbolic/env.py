@@ -5,6 +5,7 @@ from math import copysign, inf, isnan
 from typing import Any
 
 from hopflow.errors import ArgumentValueError, CheckError, DataDependentError
+from hopflow.logs import log
 from hopflow.symbolic.boolean import SymBool, all_of, compare_floats, relation
 from hopflow.symbolic.facts import Facts
 from hopflow.symbolic.guards import Guard, GuardSet, declared_guards
@@ -55,6 +56,7 @@ class ShapeEnv:
         self._line = line
         self._on_guard = on_guard
         self._counts = {"s": 0, "u": 0}
+        self._names: set[str] = set()
         self._ages: dict[Symbol, int] = {}
         self._facts = Facts(self._seniority)
         self._learned: list[SymBool] = []
@@ -113,12 +115,16 @@ class ShapeEnv:
         source: str,
         real: bool = False,
     ) -> Symbol:
-        if name is None:
-            name = f"{letter}{self._counts[letter]}"
+        while name is None:
+            number = self._counts[letter]
+            self._counts[letter] += 1
+            if f"{letter}{number}" not in self._names:
+                name = f"{letter}{number}"
+        self._names.add(name)
         symbol = Symbol(name, hint, range_, self, real)
-        self._counts[letter] += 1
         self._ages[symbol] = len(self._ages)
         self.symbols[symbol] = source
+        log("sizes", lambda: f"{symbol} = {source or 'of a run'}, {symbol.range}")
         return symbol
 
     def _seniority(self, symbol: Symbol) -> tuple[int, int]:
@@ -144,6 +150,12 @@ class ShapeEnv:
     def simplify(self, size: Size) -> Size:
         """The size with symbols replaced by what they are known to equal."""
         return as_size(self._facts.canonical(terms_of(size)))
+
+    def describe(self, condition: bool | SymBool) -> str:
+        """The condition as Python, in terms of where its symbols are from."""
+        if not isinstance(condition, SymBool):
+            return str(condition)
+        return condition.format(lambda s: self.symbols.get(s) or s.name)
 
     @property
     def facts(self) -> tuple[SymBool, ...]:
@@ -182,6 +194,7 @@ class ShapeEnv:
         guard = Guard(condition, truth, self._where(line))
         self._guards.append(guard)
         self._learn(guard.holds)
+        log("guards", lambda: f"{self.describe(guard.holds)}  ({guard.line})")
         if self._on_guard is not None:
             self._on_guard(guard)
         return truth

@@ -8,11 +8,12 @@ from typing import Any, Final
 
 from hopflow.symbolic.boolean import SymBool, compare_floats, relation
 from hopflow.symbolic.facts import Facts
-from hopflow.symbolic.ranges import ANY_FLOAT, EVERY, NON_NEGATIVE
+from hopflow.symbolic.ranges import ANY_FLOAT, EVERY, INT64, NON_NEGATIVE
 from hopflow.symbolic.terms import OPERATIONS, Symbol, of_factor, plus_constant
 
 __all__ = ["Guard", "GuardSet", "declared_guards"]
 
+DECLARED: Final = "declared"  # in place of the line of a guard that nobody asked
 MANY: Final = 48  # guards, beyond which each is compared with the later ones only
 
 
@@ -37,7 +38,7 @@ def declared_guards(symbols: Iterable[Symbol]) -> tuple[Guard, ...]:
     """The ranges that symbols were declared to have, as guards."""
     found = []
     for symbol in symbols:
-        if symbol.range in (EVERY, NON_NEGATIVE, ANY_FLOAT):
+        if symbol.range in (EVERY, INT64, NON_NEGATIVE, ANY_FLOAT):
             continue  # what each size, or each number, fulfils
         for op, end in ((">=", symbol.range.low), ("<=", symbol.range.high)):
             condition: bool | SymBool
@@ -48,7 +49,7 @@ def declared_guards(symbols: Iterable[Symbol]) -> tuple[Guard, ...]:
             else:
                 condition = relation(op, plus_constant(of_factor(symbol), -int(end)))
             assert isinstance(condition, SymBool)
-            found.append(Guard(condition, True, "declared"))
+            found.append(Guard(condition, True, DECLARED))
     return tuple(found)
 
 
@@ -64,11 +65,12 @@ class GuardSet:
         return tuple(dict.fromkeys(s for g in self.guards for s in g.holds.symbols))
 
     def simplified(self) -> "GuardSet":
-        """The guards without those that the others imply."""
+        """The guards without those that the others, and declared ranges, imply."""
         # What came earlier decided what it implies, and no guard was made of it.
         later = Facts()
         kept: list[Guard] = []
-        for guard in reversed(self.guards):
+        declared = [g for g in self.guards if g.line == DECLARED]
+        for guard in reversed(self.guards[len(declared) :]):
             if later.decide(guard.holds) is not True:
                 later.learn(guard.holds)
                 kept.insert(0, guard)
@@ -79,7 +81,9 @@ class GuardSet:
                     others.learn(other.holds)
             if others.decide(guard.holds) is True:
                 kept.remove(guard)
-        return GuardSet(tuple(kept))
+        # Facts know declared ranges, and cannot tell whether they are implied.
+        needed = [g for g in declared if not any(_implies(k, g) for k in kept)]
+        return GuardSet((*needed, *kept))
 
     def compile(self) -> Callable[[Mapping[Symbol, Any]], bool]:
         """A function from the values of the symbols to whether all guards hold."""
@@ -126,6 +130,15 @@ class GuardSet:
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.guards))
+
+
+def _implies(guard: Guard, end: Guard) -> bool:
+    """Whether a guard is a bound on a symbol no further out than this one."""
+    a, b = guard.holds, end.holds
+    if a.op != b.op or a.args[0] != b.args[0] or a.op not in ("<=", ">="):
+        return False
+    closer: bool = a.args[1] <= b.args[1] if a.op == "<=" else a.args[1] >= b.args[1]
+    return closer
 
 
 _SCOPE: Final = {

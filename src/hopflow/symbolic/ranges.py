@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import inf, isinf, isnan
 from typing import Final, TypeAlias
 
-__all__ = ["ANY_FLOAT", "EVERY", "NON_NEGATIVE", "ValueRange"]
+__all__ = ["ANY_FLOAT", "EVERY", "INT64", "NON_NEGATIVE", "ValueRange"]
 
 Bound: TypeAlias = float  # an int, or an infinity; of floats, any but NaN
 
@@ -225,5 +225,6 @@ def _to_float(bound: Bound) -> float:
 
 LARGEST: Final = float.fromhex("0x1.fffffffffffffp+1023")
 EVERY: Final = ValueRange(-inf, inf)
+INT64: Final = ValueRange(-(2**63), 2**63 - 1)
 NON_NEGATIVE: Final = ValueRange(0, inf)
 ANY_FLOAT: Final = ValueRange(-inf, inf, True)

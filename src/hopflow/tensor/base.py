@@ -25,7 +25,8 @@ from hopflow.ops.convert import astype
 from hopflow.ops.matmul import matmul, matrix_transpose
 from hopflow.ops.rules import Array, check_device
 from hopflow.ops.views import stored
-from hopflow.symbolic.size import Size, SymInt
+from hopflow.symbolic.boolean import SymBool
+from hopflow.symbolic.size import Size, SymFloat, SymInt
 from hopflow.tensor.dlpack import export_dlpack
 
 __all__ = ["Tensor"]
@@ -36,7 +37,8 @@ CPU: Final = "cpu"
 
 # What operators hand on. Lists and tuples are no operands, but left to Python `[1] * x`
 # would repeat the list: the operation says what to do instead.
-_NUMBERS: Final = (Value, bool, int, float, complex, np.ndarray, np.generic, SymInt)
+_SYMBOLIC: Final = (SymInt, SymFloat, SymBool)
+_NUMBERS: Final = (Value, bool, int, float, complex, np.ndarray, np.generic, *_SYMBOLIC)
 _OPERANDS: Final = (*_NUMBERS, list, tuple)
 
 

@@ -8,10 +8,12 @@ import numpy as np
 from hopflow.bind import Value, current, slots
 from hopflow.dtypes import DType, DTypeLike
 from hopflow.errors import ArgumentTypeError, ArgumentValueError
-from hopflow.ops.convert import astype
+from hopflow.ops.convert import as_value, astype
 from hopflow.ops.joining import stack
+from hopflow.ops.opdef import strong_constant
 from hopflow.ops.rules import Array, as_flag, check_device, required_dtype
-from hopflow.symbolic.size import SymInt
+from hopflow.symbolic.boolean import SymBool
+from hopflow.symbolic.size import SymFloat, SymInt
 from hopflow.tensor.base import Tensor
 from hopflow.tensor.dlpack import import_dlpack
 from hopflow.tensor.eager import EagerTensor
@@ -53,8 +55,9 @@ def asarray(
         return _converted("asarray", obj, target, copy)
     if isinstance(obj, list | tuple) and _holds_values(obj):
         return _stacked(obj, target)
-    if isinstance(obj, SymInt):
-        return _converted("asarray", current().size_value(obj), target, None)
+    if isinstance(obj, SymInt | SymFloat | SymBool):
+        number = strong_constant(current().value_of(obj))
+        return _converted("asarray", as_value(number), target, None)
     array, readonly = import_array("asarray", obj, target, copy=copy)
     if isinstance(obj, np.ndarray):
         private = not np.may_share_memory(array, obj)

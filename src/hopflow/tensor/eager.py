@@ -274,7 +274,7 @@ class Eager(Interpreter):
     def symbol_of(
         self,
         value: Value,
-        min: float = -inf,
+        min: float = -inf,  # noqa: ARG002
         max: Size | float = inf,  # noqa: ARG002
     ) -> Size:
         return int(value.item())

@@ -19,21 +19,35 @@ from hopflow.errors import (
 from hopflow.graph.core import Constant, Graph, Node, SourceLine
 from hopflow.graph.interpreter import interpret
 from hopflow.graph.module import GraphModule, Specialization
+from hopflow.graph.printer import format_graph
 from hopflow.graph.rewriting import read_vars
-from hopflow.graph.types import TensorType
+from hopflow.graph.types import FLOAT_TYPE, TensorType
+from hopflow.logs import log
 from hopflow.ops.convert import as_value
 from hopflow.ops.opdef import as_operand
 from hopflow.ops.rules import as_flag
 from hopflow.pytree import Spec
-from hopflow.symbolic.size import Size, SymInt, symbol
+from hopflow.symbolic.boolean import SymBool
+from hopflow.symbolic.env import ShapeEnv
+from hopflow.symbolic.guards import GuardSet
+from hopflow.symbolic.size import Size, SymFloat, SymInt, symbol
 from hopflow.tensor import EagerTensor, asarray
+from hopflow.trace.dims import Dynamic, LeafPlan, choice_of, plan_leaves
 from hopflow.trace.functional import aliased_write
-from hopflow.trace.source import input_names, name_of, where
+from hopflow.trace.inputs import Inputs
+from hopflow.trace.source import (
+    argument_texts,
+    input_names,
+    name_of,
+    parameter_names,
+    user_line,
+    where,
+)
 from hopflow.trace.tracer import Tracer, is_written, trace_into
 
 __all__ = ["spec", "trace"]
 
-_MODES: Final = ("real", "fake")
+_MODES: Final = ("real", "fake", "symbolic")
 
 
 def trace(
@@ -42,6 +56,7 @@ def trace(
     mode: str = "real",
     strict: bool = False,
     captures: bool = False,
+    dynamic: Dynamic = True,
 ) -> GraphModule:
     """The graph of what `f(*args)` does, as a function of the tensors among `args`.
 
@@ -53,14 +68,22 @@ def trace(
         f: Takes and returns pytrees of tensors and numbers.
         args: Pytrees of tensors; in mode "fake" types (see `spec`) may stand for them.
         mode: "real" takes tensors, "fake" only looks at types. Sizes in types may be
-            symbols: the graph is then for all sizes.
+            symbols: the graph is then for all sizes. "symbolic" makes symbols of the
+            sizes and the numbers among `args`; what `f` decides by their present values
+            are the module's `guards`, which each call is checked against.
         strict: Not supported: always False.
         captures: Whether `f` may read tensors that are no arguments; they become
             attributes of the graph.
+        dynamic: In mode "symbolic": True for all sizes and numbers, or for each
+            argument (a sequence, or a mapping by name) True, None or False for a
+            constant, an `hf.Dim`, or a mapping or sequence of these by axis; in
+            containers of the argument's structure.
 
     Raises:
-        ArgumentTypeError: `f` is no function, or a type is given in mode "real".
-        ArgumentValueError: another mode, or `strict`.
+        ArgumentTypeError: `f` is no function, or a type is given in mode "real", or
+            `dynamic` is of another kind.
+        ArgumentValueError: another mode, or `strict`; `dynamic` does not fit `args`, or
+            they do not fit a declared `Dim`.
         CapturedTensorError: `f` reads a tensor from outside, without `captures`.
         ResultTypeError: `f` returns what is no tensor or number.
         TraceError: `f` asks a tensor for a value that only a run can give.
@@ -72,15 +95,14 @@ def trace(
     as_flag("trace", "captures", captures)
     if not isinstance(mode, str) or mode not in _MODES:
         raise ArgumentValueError(
-            f"trace: `mode` must be 'real' or 'fake', and is {mode!r}. For symbolic "
-            "sizes give types that have them, in mode 'fake'."
+            f"trace: `mode` must be 'real', 'fake' or 'symbolic', and is {mode!r}."
         )
     if as_flag("trace", "strict", strict):
         raise ArgumentValueError(
             "trace: `strict` must be False: tracing runs the function as Python."
         )
     _check_arity(f, args)
-    return _Capture(f, args, mode, allow_captures=captures).module()
+    return _Capture(f, args, mode, dynamic, allow_captures=captures).module()
 
 
 def _check_arity(f: Callable[..., Any], args: tuple[Any, ...]) -> None:
@@ -114,7 +136,7 @@ class Run:
     numbers: frozenset[int]
 
     def __call__(self, graph: Graph, args: Sequence[Any]) -> list[Any]:
-        sizes = current().size_value
+        sizes = current().value_of
         args = [sizes(a) if isinstance(a, SymInt) else a for a in args]
         found = interpret(graph, args, bind)
         operands = args[len(args) - len(graph.operands) :]
@@ -128,8 +150,9 @@ class Run:
         for i, value in enumerate(found[: self.results]):
             if i in self.same:
                 results.append(operands[self.same[i]])
-            elif i in self.numbers and isinstance(value, Constant):
-                results.append(value.value)
+            elif i in self.numbers:
+                known = isinstance(value, Constant)
+                results.append(value.value if known else value.item())
             else:
                 results.append(as_value(value))
         return results
@@ -143,6 +166,7 @@ class _Capture:
         f: Callable[..., Any],
         args: tuple[Any, ...],
         mode: str,
+        dynamic: Dynamic,
         *,
         allow_captures: bool,
     ) -> None:
@@ -150,8 +174,24 @@ class _Capture:
         self.mode = mode
         self.leaves, self.in_spec = pytree.flatten(args)
         self.paths = pytree.leaf_paths(self.in_spec, "args")
-        self.tracer = Tracer(None, name_of(f), allow_captures=allow_captures)
+        env = ShapeEnv(user_line) if mode == "symbolic" else None
+        self.tracer = Tracer(None, name_of(f), allow_captures=allow_captures, env=env)
+        names = parameter_names(f, len(args))
+        plans: list[LeafPlan]
+        if mode == "symbolic":
+            plans = plan_leaves("trace", dynamic, args, names)
+        else:
+            plans = [False] * len(self.leaves)
+        self.inputs = Inputs(
+            "trace",
+            self.tracer,
+            self.leaves,
+            argument_texts(names, self.in_spec.children()),
+            lambda i, axis: choice_of(plans[i], axis) or False,
+        )
         self.specializations: dict[int, Specialization] = {}
+        self.operands: list[int] = []  # which leaf each operand is
+        self.numbers: set[int] = set()
 
     def module(self) -> GraphModule:
         outputs, out_spec, numbers = trace_into(
@@ -174,13 +214,19 @@ class _Capture:
                 outputs.append(capture.tensor)
         graph = self.tracer.close(outputs)
         self.hold_captures(graph, names)
+        log("graph", lambda: format_graph(graph))
+        env = self.tracer.env
         return GraphModule(
             graph,
             self.in_spec,
             out_spec,
             run=Run(results, tuple(written), same, numbers),
-            as_value=asarray,
+            as_value=_as_value,
             specializations=self.located(graph),
+            numbers=self.numbers,
+            sources=self.inputs.find_sources(),
+            guards=env.guards.simplified() if env is not None else GuardSet(),
+            texts=self.inputs.texts,
         )
 
     # --- arguments ---
@@ -193,19 +239,27 @@ class _Capture:
     def input(self, i: int, name: str) -> Any:
         """What `f` gets for a leaf of its arguments."""
         leaf = self.leaves[i]
+        self.operands.append(i)
         if isinstance(leaf, TensorType):
             if self.mode == "real":
                 raise ArgumentTypeError(
                     f"trace: `{self.paths[i]}` is a type ({leaf}), which mode 'real' "
                     "does not take. Give a tensor, or use mode 'fake'."
                 )
-            return self.tracer.operand(leaf, name)
+            return self.inputs.tensor(i, leaf, name)
         if isinstance(leaf, Value | np.ndarray | np.generic):
             operand = as_operand("trace", i, leaf)
             self.leaves[i] = operand
-            return self.tracer.operand(operand.type, name)
-        self.specializations[i] = Specialization(self.paths[i], leaf)
-        return leaf
+            return self.inputs.tensor(i, operand.type, name)
+        number = self.inputs.number(i, name)
+        if isinstance(number, SymFloat):
+            return number
+        self.operands.pop()
+        if number is leaf:
+            self.specializations[i] = Specialization(self.paths[i], leaf)
+        elif isinstance(number, int | SymInt):
+            self.numbers.add(i)
+        return number
 
     def located(self, graph: Graph) -> dict[int, Specialization]:
         """The constants, each number with the line of the first node that has it."""
@@ -221,7 +275,7 @@ class _Capture:
 
     def check_aliases(self) -> None:
         """Raises: MutationError: one of two arguments that share memory is written."""
-        given = [x for x in self.leaves if isinstance(x, Value | TensorType)]
+        given = [self.leaves[i] for i in self.operands]
         pairs = list(zip(given, self.tracer.operands, strict=True))
         for leaf, tensor in pairs:
             if isinstance(leaf, EagerTensor) and is_written(tensor):
@@ -280,8 +334,15 @@ class _Capture:
         graph.nodes[:0] = nodes
 
 
+def _as_value(leaf: Any) -> Value:
+    """An argument of a module as a value; a float is exact."""
+    if isinstance(leaf, SymFloat):
+        return current().value_of(leaf)
+    return asarray(leaf, dtype=FLOAT_TYPE.dtype if type(leaf) is float else None)
+
+
 _INPUTS: Final = ("symbol", "operand")
-_NUMBERS: Final = (bool, int, float)
+_NUMBERS: Final = (bool, int, float, SymBool, SymInt, SymFloat)
 
 
 # --- types as text --------------------------------------------------------------------

@@ -10,21 +10,26 @@ from hopflow import dtypes
 from hopflow.ops import elementwise, logic
 from hopflow.ops.convert import astype
 from hopflow.symbolic.boolean import SymBool
-from hopflow.symbolic.size import Size, Symbol, evaluate
+from hopflow.symbolic.size import Symbol, SymFloat, SymInt, evaluate
 from hopflow.symbolic.terms import compute
 
-__all__ = ["condition_value", "size_value"]
+__all__ = ["value_of"]
 
 
-def size_value(size: Size, value: Callable[[Symbol], Any]) -> Any:
-    """`size` as i64[], of values for its symbols."""
-    return evaluate(size, value, int, OPERATIONS)
+def value_of(
+    number: SymInt | SymFloat | SymBool, value: Callable[[Symbol], Any]
+) -> Any:
+    """`number` as i64[], f64[] or bool[], of values for its symbols."""
+    if isinstance(number, SymInt):
+        return evaluate(number, value, int, OPERATIONS)
+    if isinstance(number, SymFloat):
+        return compute(number.node, value, int, OPERATIONS)
+    return _condition(number, value)
 
 
-def condition_value(condition: SymBool, value: Callable[[Symbol], Any]) -> Any:
-    """`condition` as bool[], of values for its symbols."""
+def _condition(condition: SymBool, value: Callable[[Symbol], Any]) -> Any:
     if condition.op in _CONNECTIVES:
-        parts = [condition_value(part, value) for part in condition.args]
+        parts = [_condition(part, value) for part in condition.args]
         return _CONNECTIVES[condition.op](*parts)
     x, y = [
         a if isinstance(a, int) else compute(a, value, int, OPERATIONS)

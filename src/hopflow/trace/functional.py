@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from hopflow.bind import Interpreter, Operand, Value, using
-from hopflow.errors import EscapedValueError, MutationError, TraceError
+from hopflow.errors import ConversionError, EscapedValueError, MutationError, TraceError
 from hopflow.graph.core import Var
-from hopflow.graph.types import TensorType
+from hopflow.graph.types import TensorType, same_size
 from hopflow.ops.strided import StridedPlace, put_strided, take_strided
 from hopflow.symbolic.size import SymInt
 from hopflow.tensor import Tensor
@@ -157,6 +157,22 @@ class TracedTensor(Tensor):
     def __repr__(self) -> str:
         return f"Tensor(traced, {self.type})"
 
+    def item(self) -> Any:
+        """The one element: a number over symbols, where the trace has symbols.
+
+        Raises:
+            ConversionError: there is not one element.
+            TraceError: the trace has no symbols.
+        """
+        if not same_size(self.type.size, 1):
+            raise ConversionError(
+                f"item(): expected a tensor with one element, and found {self.type}. "
+                "Choose one element, or reduce the tensor."
+            )
+        one = self if not self.shape else self.reshape(())
+        assert isinstance(one, TracedTensor)
+        return one.tracer.number_of(one)
+
     def as_size(self) -> SymInt:
         """The symbolic size that the tensor is the value of.
 
@@ -209,6 +225,10 @@ class Functional(Interpreter):
 
     def size_of(self, tensor: TracedTensor) -> SymInt:
         """The symbolic size that a tensor of this interpreter is the value of."""
+        raise NotImplementedError
+
+    def number_of(self, tensor: TracedTensor) -> Any:
+        """What `item` of a tensor of no axes is."""
         raise NotImplementedError
 
     def process(

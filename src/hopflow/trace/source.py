@@ -6,7 +6,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 
 from hopflow.graph.core import SourceLine
-from hopflow.pytree import Spec
+from hopflow.pytree import Spec, leaf_paths
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _ROOT = _PACKAGE.parent.parent
@@ -68,19 +68,31 @@ def name_of(fn: object) -> str:
     return getattr(fn, "__name__", type(fn).__name__)
 
 
+def parameter_names(fn: object, count: int) -> list[str]:
+    """Names for `count` positional arguments: `args[2]` beyond named parameters."""
+    code = getattr(getattr(fn, "__wrapped__", fn), "__code__", None)
+    own = code.co_varnames[: code.co_argcount] if code is not None else ()
+    if own[:1] == ("self",):
+        own = own[1:]
+    return [own[i] if i < len(own) else f"args[{i}]" for i in range(count)]
+
+
 def input_names(fn: object, specs: Sequence[Spec]) -> list[str]:
     """Names for flat inputs of a function called with trees of these structures.
 
     They are the function's own: `h` for a parameter that is one tensor, `h_0`, `h_1`
     for the leaves of one that is a tree.
     """
-    code = getattr(getattr(fn, "__wrapped__", fn), "__code__", None)
-    own = code.co_varnames[: code.co_argcount] if code is not None else ()
-    if own[:1] == ("self",):
-        own = own[1:]
     names: list[str] = []
-    for i, spec in enumerate(specs):
-        name = own[i] if i < len(own) else f"x{i}"
+    parameters = parameter_names(fn, len(specs))
+    for i, (name, spec) in enumerate(zip(parameters, specs, strict=True)):
+        name = name if name.isidentifier() else f"x{i}"
         count = spec.num_leaves
         names += [name] if count == 1 else [f"{name}_{k}" for k in range(count)]
     return names
+
+
+def argument_texts(names: Sequence[str], specs: Sequence[Spec]) -> list[str]:
+    """How a user would write each leaf of arguments of these names: `params['w']`."""
+    pairs = zip(names, specs, strict=True)
+    return [path for name, spec in pairs for path in leaf_paths(spec, name)]

@@ -16,7 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hopflow.bind import Interpreter, Operand, Value, current, using
-from hopflow.errors import CapturedTensorError, EscapedValueError, HopflowError
+from hopflow.dtypes import iinfo
+from hopflow.errors import (
+    CapturedTensorError,
+    CheckError,
+    EscapedValueError,
+    HopflowError,
+)
 from hopflow.graph.core import (
     Arg,
     Constant,
@@ -26,15 +32,25 @@ from hopflow.graph.core import (
     Var,
     size_of,
     symbol_range,
+    vars_of,
 )
 from hopflow.graph.regions import result_types
-from hopflow.graph.types import SYMBOL_TYPE, TensorType, shared
+from hopflow.graph.types import FLOAT_TYPE, SYMBOL_TYPE, TensorType, shared
+from hopflow.ops.check import Message, check_op
+from hopflow.ops.convert import convert
 from hopflow.ops.item import item, range_params
 from hopflow.ops.opdef import OPERATIONS, OpDef
 from hopflow.symbolic.boolean import SymBool
 from hopflow.symbolic.env import ShapeEnv
 from hopflow.symbolic.ranges import ValueRange
-from hopflow.symbolic.size import Size, Symbol, SymInt, free_symbols
+from hopflow.symbolic.size import (
+    Number,
+    Size,
+    Symbol,
+    SymFloat,
+    SymInt,
+    free_symbols,
+)
 from hopflow.tensor import EagerTensor, Tensor
 from hopflow.tensor.rows import place_in, row_of
 from hopflow.trace import expressions
@@ -101,7 +117,10 @@ class Tracer(Functional):
     references   key of the parent's value -> the operand that stands for it
     shared       graphs that calls in this trace share, by keys of their makers
     env          answers for the symbols of the whole trace; None: it makes none
-    hints        input -> the number that it holds in the call that is traced
+    hints        input -> the number that it holds in the call that is traced, and how
+                 a user would ask for it
+    floats       symbol of a float -> the tensor that holds it, as f64[]
+    asked        symbol -> the var whose number it is
     allow_captures   False: a concrete tensor from outside is a CapturedTensorError
     """
 
@@ -111,9 +130,11 @@ class Tracer(Functional):
         "_expressions",
         "_sizes",
         "allow_captures",
+        "asked",
         "captures",
         "closed",
         "env",
+        "floats",
         "graph",
         "hints",
         "operands",
@@ -135,7 +156,9 @@ class Tracer(Functional):
     ) -> None:
         super().__init__(parent)
         self.env: ShapeEnv | None = parent.env if isinstance(parent, Tracer) else env
-        self.hints: dict[Var, bool | int | float] = {}
+        self.hints: dict[Var, tuple[bool | int | float, str]] = {}
+        self.floats: dict[Symbol, TracedTensor] = {}
+        self.asked: dict[Symbol, Var] = {}
         self.graph = Graph(name)
         self.path = path
         self.allow_captures = allow_captures
@@ -196,10 +219,7 @@ class Tracer(Functional):
             if isinstance(self.parent, Tracer):
                 self.parent.symbol(symbol)
             elif symbol.env is not None:
-                raise EscapedValueError(
-                    f"the size `{symbol}` is used outside the body whose trace made it"
-                    f"{_at(user_line())}. Only what a body returns is known outside."
-                )
+                raise _escaped_number(symbol)
             known = self.define(symbol)
         return known
 
@@ -209,19 +229,17 @@ class Tracer(Functional):
         self.symbols[symbol] = var
         return var
 
-    def size_value(self, size: SymInt) -> Value:
-        """A symbolic size as a tensor i64[], weak as a Python number is."""
-        var = self._expression(size, expressions.size_value)
-        var.type = SYMBOL_TYPE
-        self._sizes[var] = size
+    def value_of(self, number: SymInt | SymFloat | SymBool) -> Value:
+        """A number over symbols as a tensor, weak as a Python number is."""
+        var = self._expression(number)
+        if isinstance(number, SymInt):
+            var.type = SYMBOL_TYPE
+            self._sizes[var] = number
+        elif isinstance(number, SymFloat):
+            var.type = FLOAT_TYPE
         return TracedTensor(self, var)
 
-    def condition_value(self, condition: SymBool) -> Value:
-        """A condition on symbols as a tensor bool[]."""
-        var = self._expression(condition, expressions.condition_value)
-        return TracedTensor(self, var)
-
-    def _expression(self, expression: Any, value: Callable[..., TracedTensor]) -> Var:
+    def _expression(self, expression: Any) -> Var:
         """The var that holds an expression: nodes of arithmetic on symbols, once."""
         key = expression.expression if type(expression) is SymInt else expression
         known, position = self._expressions.get(key, (None, -1))
@@ -233,10 +251,15 @@ class Tracer(Functional):
             and nodes[position] is known.node
         ):
             return known
-        var = value(expression, lambda s: TracedTensor(self, self.symbol(s))).source
-        if var.node.symbol is None:
+        var: Var = expressions.value_of(expression, self._symbol_value).source
+        if var.node.section is None and var.node.symbol is None:
             self._expressions[key] = var, len(nodes) - 1
         return var
+
+    def _symbol_value(self, symbol: Symbol) -> TracedTensor:
+        if symbol.real:
+            return self.float_value(symbol)
+        return TracedTensor(self, self.symbol(symbol))
 
     def size_of(self, tensor: TracedTensor) -> SymInt:
         known = self._known_size(self.read(tensor))
@@ -280,6 +303,72 @@ class Tracer(Functional):
         if isinstance(max, SymInt):
             self.env.assume(size <= max)
         return size
+
+    def number_of(self, tensor: TracedTensor) -> Number | SymBool:
+        """What `item` of a tensor of no axes is: a number over symbols."""
+        dtype = tensor.type.dtype
+        if dtype.is_float:
+            return self._float_of(tensor)
+        if dtype.is_integer:
+            info = iinfo(dtype)
+            return self.symbol_of(tensor, info.min, info.max)
+        return self.symbol_of(tensor, 0, 1) == 1
+
+    def _float_of(self, tensor: TracedTensor) -> SymFloat:
+        var = self.read(tensor)
+        for symbol, asked in self.asked.items():
+            if asked is var:
+                return SymFloat(symbol)
+        if self.env is None:
+            tensor._concrete("item")
+        assert self.env is not None
+        if var in self.hints:
+            number, text = self.hints[var]
+            found = self.env.backed_float(None, number, text)
+        else:
+            found = self.env.unbacked_float()
+        made = found.node
+        assert isinstance(made, Symbol)
+        self.asked[made] = var
+        params = {"dtype": FLOAT_TYPE.dtype, "weak": True}
+        [self.floats[made]] = self.record(convert, (TracedTensor(self, var),), params)
+        return found
+
+    def expect(self, condition: SymBool, message: str) -> None:
+        """Take a condition on symbols for true; a node checks it, as early as may be.
+
+        Raises:
+            CheckError: it is known not to hold.
+        """
+        if self.env is not None:
+            try:
+                if self.env.assume(condition):
+                    return
+            except CheckError:
+                raise CheckError(f"{message}: `{condition}` never holds.") from None
+        nodes = self.graph.nodes
+        start = len(nodes)
+        holds = self.value_of(condition)
+        self.record(check_op, (holds,), {"message": Message(message)})
+        made = nodes[start:]
+        read = {id(v.node) for node in made for v in vars_of(node.args)}
+        position = start
+        while position and id(nodes[position - 1]) not in read:
+            position -= 1
+        nodes[position:] = [*made, *nodes[position:start]]
+
+    def float_value(self, symbol: Symbol) -> TracedTensor:
+        """The tensor f64[] that holds a symbol of a float, lifted from where it is.
+
+        Raises:
+            EscapedValueError: it is known in no tracer around.
+        """
+        tracer: Interpreter | None = self
+        while isinstance(tracer, Tracer):
+            if symbol in tracer.floats:
+                return self.localize(tracer.floats[symbol])
+            tracer = tracer.parent
+        raise _escaped_number(symbol)
 
     def adopt(self, value: Value) -> None:
         """Note a tensor made from data during this trace: not a stray global."""
@@ -484,10 +573,11 @@ class Tracer(Functional):
         elif hint is None:
             size = self.env.unbacked(None, allowed.low, allowed.high)
         else:
-            source = f"{arg.node.name}.item()" if isinstance(arg, Var) else ""
-            ends = allowed.low, allowed.high
-            size = self.env.backed(None, int(hint), *ends, source)
+            number, text = hint
+            size = self.env.backed(None, int(number), allowed.low, allowed.high, text)
         [node.symbol] = free_symbols(size)
+        if isinstance(arg, Var):
+            self.asked[node.symbol] = arg
         self.symbols[node.symbol] = node.results[0]
 
     # --- the end ---
@@ -555,6 +645,13 @@ def _truncate(entries: dict[Any, Any], length: int) -> None:
 
 def _at(line: SourceLine | None) -> str:
     return f" (at {line})" if line else ""
+
+
+def _escaped_number(symbol: Symbol) -> EscapedValueError:
+    return EscapedValueError(
+        f"the number `{symbol}` is used outside the body whose trace made it"
+        f"{_at(user_line())}. Only what a body returns is known outside."
+    )
 
 
 def _note_line(error: HopflowError) -> None:

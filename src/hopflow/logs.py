@@ -1,0 +1,121 @@
+"""Logs of what hopflow does, and a trace of how long it takes; both on request.
+
+    HOPFLOW_LOGS=graph,sizes,guards,recompiles     texts, on stderr
+    HOPFLOW_TRACE=trace.json                       events, for a trace viewer
+
+The texts go through Python's `logging`, as `hopflow.graph` and so on, where a program
+can send them elsewhere. The events are in the Trace Event Format
+(https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU), which
+Perfetto and chrome://tracing open.
+"""
+
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, TextIO
+
+from hopflow.errors import ArgumentValueError
+
+__all__ = ["TOPICS", "enabled", "log", "span", "start_logs", "start_trace"]
+
+TOPICS: Final = ("graph", "sizes", "guards", "recompiles")
+"""What can be logged: captured graphs; symbols as they are made; guards as they are
+asked; why a function is compiled again."""
+
+_LOGGERS: Final = {topic: logging.getLogger(f"hopflow.{topic}") for topic in TOPICS}
+
+
+def start_logs(topics: str) -> None:
+    """Write the texts of these topics (names with commas between) to stderr.
+
+    Raises:
+        ArgumentValueError: there is no such topic.
+    """
+    names = [name.strip() for name in topics.split(",") if name.strip()]
+    for name in names:
+        if name not in TOPICS:
+            raise ArgumentValueError(
+                f"HOPFLOW_LOGS: there is no topic {name!r}, only {', '.join(TOPICS)}."
+            )
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("[%(name)s] %(message)s"))
+    for name in names:
+        _LOGGERS[name].addHandler(handler)
+        _LOGGERS[name].setLevel(logging.INFO)
+        _LOGGERS[name].propagate = False
+
+
+def enabled(topic: str) -> bool:
+    """Whether anybody reads a topic."""
+    return _LOGGERS[topic].isEnabledFor(logging.INFO)
+
+
+def log(topic: str, text: Callable[[], str]) -> None:
+    """Log a text, made only if somebody reads it; an event of the trace too."""
+    if enabled(topic):
+        _LOGGERS[topic].info("%s", text())
+    if _trace.file is not None:
+        _trace.write({"name": topic, "ph": "i", "s": "t", "args": {"text": text()}})
+
+
+# --- the trace ------------------------------------------------------------------------
+
+
+class _Trace:
+    """The file of events: one a line, so that a program that is killed leaves a trace
+    that can be read. The format wants no closing bracket."""
+
+    def __init__(self) -> None:
+        self.file: TextIO | None = None
+        self._lock = threading.Lock()
+
+    def write(self, event: dict[str, Any]) -> None:
+        event.setdefault("ts", time.perf_counter_ns() / 1e3)
+        event |= {"pid": os.getpid(), "tid": threading.get_ident()}
+        with self._lock:
+            if self.file is not None:
+                self.file.write(json.dumps(event) + ",\n")
+                self.file.flush()
+
+
+_trace = _Trace()
+
+
+def start_trace(path: str | os.PathLike[str] | None) -> None:
+    """Write events to a file, anew; None ends it.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    if _trace.file is not None:
+        _trace.file.close()
+    _trace.file = None
+    if path is not None:
+        _trace.file = open(path, "w", encoding="utf-8")  # noqa: SIM115
+        _trace.file.write("[\n")
+
+
+@contextmanager
+def span(name: str, **args: Any) -> Iterator[None]:
+    """Note how long the block takes, as an event of the trace."""
+    if _trace.file is None:
+        yield
+        return
+    start = time.perf_counter_ns()
+    try:
+        yield
+    finally:
+        took = (time.perf_counter_ns() - start) / 1e3
+        _trace.write(
+            {"name": name, "ph": "X", "ts": start / 1e3, "dur": took, "args": args}
+        )
+
+
+if os.environ.get("HOPFLOW_LOGS"):
+    start_logs(os.environ["HOPFLOW_LOGS"])
+if os.environ.get("HOPFLOW_TRACE"):
+    start_trace(os.environ["HOPFLOW_TRACE"])
