@@ -1,7 +1,7 @@
 """`jit`: trace a function once for each signature, and run it as native code."""
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import RLock
 from types import MethodType
@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from hopflow import pytree
-from hopflow.bind import Operand, Value, current, slots
+from hopflow.bind import Operand, Value, current
 from hopflow.compiler.pipeline import Executable
 from hopflow.errors import ArgumentTypeError, ArgumentValueError
 from hopflow.graph.core import Constant, Graph
@@ -30,21 +30,15 @@ from hopflow.symbolic.env import ShapeEnv
 from hopflow.symbolic.size import SymFloat, SymInt
 from hopflow.tensor import EagerTensor
 from hopflow.tensor.rows import place_in, row_of
-from hopflow.trace.dims import Choice, Dynamic, LeafPlan, choice_of, plan_leaves
-from hopflow.trace.functional import TracedTensor, escaped
-from hopflow.trace.inputs import Inputs, can_be_symbol, check_dims
-from hopflow.trace.source import argument_texts, name_of, parameter_names, user_line
+from hopflow.trace.dims import Choice, Dynamic, choice_of
+from hopflow.trace.functional import TracedTensor
+from hopflow.trace.inputs import Inputs, check_dims
+from hopflow.trace.signature import Arguments, is_data
+from hopflow.trace.source import name_of, user_line
 from hopflow.trace.tracer import Tracer, is_written, trace_into
 from hopflow.trace.variants import Family, Place, Variant
 
 __all__ = ["Jitted", "jit"]
-
-
-class _Static(NamedTuple):
-    """A value in a signature; `1`, `1.0` and `True` are told apart."""
-
-    kind: type
-    value: Any
 
 
 @dataclass(slots=True)
@@ -128,30 +122,6 @@ def _write(targets: Sequence[EagerTensor], values: Sequence[Value]) -> None:
         raise
 
 
-class _Arguments(NamedTuple):
-    """The arguments of one call.
-
-    leaves    of `(args, kwargs)`; `spec` is their structure
-    tensors   the operands of the graph: tensors, and numbers that are floats
-    operands  which leaf each of them is
-    key       structure, dtypes, ranks, and the values of what is no data
-    places    where the numbers are that may be symbols
-    values    those numbers
-    plans     what the user chose for each leaf
-    """
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    leaves: list[Any]
-    spec: Spec
-    tensors: list[EagerTensor]
-    operands: list[int]
-    key: tuple[Any, ...]
-    places: list[Place]
-    values: tuple[Any, ...]
-    plans: Sequence[LeafPlan]
-
-
 class _Results(NamedTuple):
     """What a traced function returned; see `_Compiled`."""
 
@@ -200,14 +170,14 @@ class Jitted:
             known = self._plain.get(tuple([id(getattr(a, "type", a)) for a in args]))
             if known is not None and all(type(a) is EagerTensor for a in args):
                 return known(list(args), args)
-        call = self._arguments(args, kwargs)
+        call = Arguments.of(self._f, self._dynamic, args, kwargs)
         variant = self._variant(call)
         compiled = variant.compiled
         if compiled.written:
             compiled = self._told_apart(compiled, call)
         if self._donate:
             return self._run_donating(compiled, call)
-        if not compiled.written and _is_plain(call) and not variant.asks_values:
+        if not compiled.written and call.is_plain and not variant.asks_values:
             types = tuple([t.type for t in call.tensors])
             if len(self._plain_types) >= _MOST_PLAIN:
                 self._plain.clear()
@@ -216,83 +186,9 @@ class Jitted:
             self._plain[tuple(map(id, types))] = compiled
         return compiled(call.tensors, call.leaves)
 
-    def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Arguments:
-        """A call's arguments, and the kind of call that it is.
-
-        Raises:
-            EscapedValueError: one is a tensor of a trace.
-            ArgumentTypeError, ArgumentValueError: `dynamic` does not fit them.
-        """
-        leaves, spec = pytree.flatten((args, kwargs))
-        plans = self._plans(args, kwargs, leaves, spec)
-        key: list[Any] = [spec, *_key_orders((args, kwargs))]
-        tensors: list[EagerTensor] = []
-        operands: list[int] = []
-        places: list[Place] = []
-        values: list[Any] = []
-        for i, leaf in enumerate(leaves):
-            if _is_data(leaf):
-                array = isinstance(leaf, np.ndarray | np.generic)
-                tensor: Any = slots.from_array(leaf) if array else leaf
-                if not isinstance(tensor, EagerTensor):
-                    raise escaped(tensor, "its trace has ended, or is another thread's")
-                tensors.append(tensor)
-                operands.append(i)
-                type_ = tensor.type
-                key += [type_.dtype, type_.ndim, type_.weak]
-                places += [Place(i, axis) for axis in range(type_.ndim)]
-                values += type_.shape
-            elif can_be_symbol(leaf) and choice_of(plans[i], None) is not False:
-                key.append(type(leaf))
-                places.append(Place(i, None))
-                values.append(leaf)
-                if type(leaf) is float:
-                    tensors.append(EagerTensor(np.asarray(leaf), weak=True))
-                    operands.append(i)
-            else:
-                key.append(_static(leaf))
-        return _Arguments(
-            args,
-            kwargs,
-            leaves,
-            spec,
-            tensors,
-            operands,
-            tuple(key),
-            places,
-            tuple(values),
-            plans,
-        )
-
-    def _plans(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        leaves: Sequence[Any],
-        spec: Spec,
-    ) -> Sequence[LeafPlan]:
-        if self._dynamic is None or isinstance(self._dynamic, bool):
-            return [self._dynamic] * len(leaves)
-        names = self._argument_names(spec)
-        given = [*args, *(kwargs[k] for k in names[len(args) :])]
-        return plan_leaves("jit", self._dynamic, given, names)
-
-    def _argument_names(self, spec: Spec) -> list[str]:
-        positional, named = spec.children()
-        names = parameter_names(self._f, positional.num_children)
-        return [*names, *map(str, named.entries())]
-
-    def _texts(self, spec: Spec) -> list[str]:
-        """How a user would write each leaf."""
-        specs = [child for part in spec.children() for child in part.children()]
-        return argument_texts(self._argument_names(spec), specs)
-
-    def _variant(self, call: _Arguments) -> Variant[_Compiled]:
+    def _variant(self, call: Arguments) -> Variant[_Compiled]:
         """The trace that serves a call, made if there is none."""
-        try:
-            family = self._families.get(call.key)
-        except TypeError:
-            raise _unhashable(self._f, call.leaves, self._texts(call.spec)) from None
+        family = self._families.get(call.key)
         variant = None if family is None else family.find(call.values, call.leaves)
         if variant is None:
             with self._lock:  # what several threads ask for at once is compiled once
@@ -303,11 +199,11 @@ class Jitted:
         assert family is not None
         self._last = family, variant
         if variant.dims:
-            check_dims("jit", variant.dims, call.leaves, self._texts(call.spec))
+            check_dims("jit", variant.dims, call.leaves, call.texts(self._f))
         return variant
 
     def _specialize(
-        self, family: Family[_Compiled], call: _Arguments
+        self, family: Family[_Compiled], call: Arguments
     ) -> Variant[_Compiled]:
         """A new trace of a family, for this call and such like it."""
         family.note(call.values)
@@ -322,7 +218,7 @@ class Jitted:
         family.add(call.values, variant)
         return variant
 
-    def _run_donating(self, compiled: _Compiled, call: _Arguments) -> Any:
+    def _run_donating(self, compiled: _Compiled, call: Arguments) -> Any:
         donated = [x for x in self._donated(call.args) if isinstance(x, EagerTensor)]
         compiled.check(call.tensors)
         try:
@@ -332,7 +228,7 @@ class Jitted:
                 tensor.storage.invalid = "donated"
                 tensor.array = _GONE
 
-    def _told_apart(self, compiled: _Compiled, call: _Arguments) -> _Compiled:
+    def _told_apart(self, compiled: _Compiled, call: Arguments) -> _Compiled:
         """What to call where a tensor that is written may share memory with another.
 
         Raises:
@@ -351,7 +247,7 @@ class Jitted:
 
     def _compile(
         self,
-        call: _Arguments,
+        call: Arguments,
         choose: Callable[[int, int | None], Choice],
         *,
         exact: bool = False,
@@ -365,11 +261,11 @@ class Jitted:
         counts.traces += 1
         env = ShapeEnv(user_line)
         tracer = Tracer(None, name_of(self._f).strip("<>") or "f", env=env)
-        inputs = Inputs("jit", tracer, call.leaves, self._texts(call.spec), choose)
+        inputs = Inputs("jit", tracer, call.leaves, call.texts(self._f), choose)
         given: list[Any] = []
         for i, leaf in enumerate(call.leaves):
             name = _name(inputs.texts[i])
-            if not _is_data(leaf):
+            if not is_data(leaf):
                 given.append(inputs.number(i, name))
                 continue
             tensor = call.tensors[len(tracer.operands)]
@@ -448,12 +344,12 @@ class Jitted:
         @functools.wraps(self._f)
         def body(*tensors: Any) -> Any:
             rest = iter(tensors)
-            flat = [next(rest) if _is_data(x) else x for x in leaves]
+            flat = [next(rest) if is_data(x) else x for x in leaves]
             own_args, own_kwargs = pytree.unflatten(spec, flat)
             found.append(self._results(self._f(*own_args, **own_kwargs)))
             return tuple(found[-1].operands)
 
-        results = list(invoke_subgraph(body, *filter(_is_data, leaves)))
+        results = list(invoke_subgraph(body, *filter(is_data, leaves)))
         [inner] = found
         for k, number in inner.constants.items():
             results.insert(k, number)
@@ -461,7 +357,7 @@ class Jitted:
             results[k] = results[k].item()
         return pytree.unflatten(inner.spec, results)
 
-    def _donated_inputs(self, call: _Arguments) -> list[int]:
+    def _donated_inputs(self, call: Arguments) -> list[int]:
         """Which of the graph's operands a call gives up."""
         args, _ = pytree.unflatten(call.spec, range(len(call.leaves)))
         donated = self._donated(args)
@@ -508,7 +404,7 @@ class Jitted:
         One line for each trace that might have served it: "recompiled because
         `x.shape[0] % 8 == 0` at model.py:12 no longer holds".
         """
-        call = self._arguments(args, kwargs)
+        call = Arguments.of(self._f, self._dynamic, args, kwargs)
         family = self._families.get(call.key)
         if family is None:
             return (
@@ -519,8 +415,8 @@ class Jitted:
             return "runs what has been compiled"
         return self._reasons(family, call)
 
-    def _reasons(self, family: Family[_Compiled], call: _Arguments) -> str:
-        texts = self._texts(call.spec)
+    def _reasons(self, family: Family[_Compiled], call: Arguments) -> str:
+        texts = call.texts(self._f)
         reasons = [
             variant.reasons(family.places, texts, call.values, call.leaves)
             for variant in family.all()
@@ -552,42 +448,10 @@ class Jitted:
         return self._latest.kernel.asm
 
 
-def _is_data(leaf: Any) -> bool:
-    return isinstance(leaf, Value | np.ndarray | np.generic)
-
-
-def _static(leaf: Any) -> _Static:
-    """A leaf that is no tensor, in a signature."""
-    # Not all floats that are equal are the same (0.0 and -0.0), nor is a NaN to itself.
-    return _Static(type(leaf), leaf.hex() if type(leaf) is float else leaf)
-
-
-def _key_orders(tree: Any) -> list[tuple[Any, ...]]:
-    """The keys of each dict in a tree, in order, which structures leave out."""
-    kind = type(tree)
-    if kind is EagerTensor or tree is None or kind in _SIMPLE:
-        return []
-    if isinstance(tree, dict):
-        found = [tuple(tree)]
-        parts: Iterable[Any] = tree.values()
-    elif isinstance(tree, tuple | list):
-        found, parts = [], tree
-    else:
-        spec = pytree.structure(tree)
-        if pytree.is_leaf(spec):
-            return []
-        one = spec.one_level()
-        found, parts = [], one.flatten_up_to(tree) if one is not None else ()
-    for part in parts:
-        found += _key_orders(part)
-    return found
-
-
 _GONE: Final = np.empty(0)
 """What a donated tensor holds: its own memory is the result's, or free."""
 _MOST_PLAIN: Final = 1 << 12
 _PYTHON_KINDS: Final = {SymInt: int, SymFloat: float, SymBool: bool}
-_SIMPLE: Final = frozenset((bool, int, float, str, np.ndarray))
 
 
 def _first(tensors: Sequence[Any], wanted: Any) -> int:
@@ -638,30 +502,6 @@ def _name(text: str) -> str:
     """The name of an input, from how a user writes it."""
     words = "".join(c if c.isalnum() else " " for c in text).split()
     return "_".join(words)
-
-
-def _is_plain(call: _Arguments) -> bool:
-    """Whether all arguments are tensors, given by position."""
-    return (
-        not call.kwargs
-        and len(call.tensors) == len(call.args)
-        and all(a is t for a, t in zip(call.args, call.tensors, strict=True))
-    )
-
-
-def _unhashable(
-    f: Any, leaves: Sequence[Any], texts: Sequence[str]
-) -> ArgumentTypeError:
-    for leaf, text in zip(leaves, texts, strict=True):
-        try:
-            hash(leaf)
-        except TypeError:
-            return ArgumentTypeError(
-                f"jit: argument `{text}` of `{name_of(f)}` is a "
-                f"`{type(leaf).__name__}`, which is neither data nor hashable. Pass "
-                "tensors, numbers, or values that can be hashed."
-            )
-    return ArgumentTypeError(f"jit: the arguments of `{name_of(f)}` are not hashable.")
 
 
 def _positions(donate: Any) -> tuple[int, ...]:
