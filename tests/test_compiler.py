@@ -11,6 +11,7 @@ import pytest
 
 import hopflow
 from hopflow.compiler import pipeline
+from hopflow.compiler.pipeline import Executable
 from hopflow.config import config
 from hopflow.errors import CheckError, DivisionError, IndexingError
 from hopflow.ops.check import check as ops_check
@@ -283,6 +284,21 @@ def test_a_check_of_a_value_that_nobody_reads_is_made_all_the_same() -> None:
 
     with pytest.raises(IndexingError):
         hf.jit(f)(X, np.int64(999))
+
+
+def test_passes_edit_no_graph_that_two_nodes_share() -> None:
+    graph = hf.trace(
+        lambda x: hf.scan(lambda c, _: ((c[0] * 2, c[1] + 1), None), (x, x), length=3),
+        X,
+    ).graph
+    [node] = graph.nodes_of("scan")
+    types = [v.type for v in node.results]
+    again = graph.call(node.op, node.args, node.params, types)
+    # Each needs a carry that the other does not.
+    graph.outputs = (node.results[0], again.results[1])
+    doubled, raised = Executable(graph)([hf.asarray(X)])
+    agree((doubled, raised), (X * 8, X + 3))
+    assert len(node.params["body"].outputs) == 2
 
 
 # --- one kernel for a structure -------------------------------------------------------

@@ -132,9 +132,7 @@ def _passes(llvm: Any) -> Any:
     passes.add_always_inliner_pass()
     passes.add_sroa_pass()
     passes.add_instruction_combine_pass()
-    passes.add_simplify_cfg_pass()
     passes.add_loop_rotate_pass()
-    passes.add_instruction_combine_pass()
     passes.add_simplify_cfg_pass()
     return passes
 

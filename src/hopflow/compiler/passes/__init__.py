@@ -1,4 +1,7 @@
-"""Passes over graphs, in the order they run. Each edits a graph in place."""
+"""Passes over graphs, in the order they run. Each edits a graph in place.
+
+After the first, no two nodes share a subgraph: the others may edit those in place too.
+"""
 
 from collections.abc import Callable
 

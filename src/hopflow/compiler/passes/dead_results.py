@@ -6,7 +6,6 @@ from hopflow.graph.regions import (
     carries,
     drop_results,
     has_regions,
-    own_regions,
     prune_node,
     signature_of,
 )
@@ -34,7 +33,7 @@ def drop_dead_results(graph: Graph) -> Graph:
 
 
 def _slim(node: Node, live: set[Var]) -> None:
-    signature = own_regions(node)
+    signature = signature_of(node)
     if node.op.droppable:
         unread = {i for i, var in enumerate(node.results) if var not in live}
         _drop(node, signature, _droppable(signature, unread))

@@ -1,7 +1,7 @@
 """Putting graphs in the place of nodes that mean no more than a graph.
 
 What `associative_scan` and `invoke_subgraph` lower to is known at once; the passes
-after this one then see through them.
+after this one then see through them. Other nodes get subgraphs of their own.
 """
 
 from hopflow.graph.core import Constant, Graph, Var

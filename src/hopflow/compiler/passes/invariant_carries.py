@@ -8,7 +8,7 @@ from hopflow.graph.regions import (
     carries,
     drop_results,
     has_regions,
-    own_regions,
+    signature_of,
 )
 from hopflow.graph.rewriting import replace_uses
 
@@ -17,7 +17,7 @@ def make_carries_invariant(graph: Graph) -> Graph:
     """In place, in all subgraphs; returns the graph."""
     for node in graph.nodes:
         if has_regions(node):
-            signature = own_regions(node)
+            signature = signature_of(node)
             for region in signature.regions:
                 make_carries_invariant(region.graph)
             unchanged = [p for p in carries(signature) if _is_unchanged(signature, p)]

@@ -9,12 +9,7 @@ from math import prod
 from typing import Any, Final
 
 from hopflow.graph.core import Arg, Graph, Node, Var
-from hopflow.graph.regions import (
-    Region,
-    has_regions,
-    own_regions,
-    signature_of,
-)
+from hopflow.graph.regions import Region, has_regions, signature_of
 from hopflow.graph.rewriting import replace_uses
 from hopflow.graph.types import TensorType
 from hopflow.ops.matmul import matmul_op
@@ -33,7 +28,7 @@ def stack_products(graph: Graph) -> Graph:
     while at < len(graph.nodes):
         node = graph.nodes[at]
         if has_regions(node):
-            for region in own_regions(node).regions:
+            for region in signature_of(node).regions:
                 stack_products(region.graph)
             regions = signature_of(node).regions
             if len(regions) == 1 and regions[0].repeats:
