@@ -225,9 +225,15 @@ def _find_infer(x: TensorType, value: TensorType, *, axis: int) -> TensorType:
 
 def _find_run(x: Array, value: Array, *, axis: int) -> Array:
     """The first position along `axis` of `value` or of a NaN; the size, without one."""
-    hits = (x == np.expand_dims(value, axis)) | (x != x)
-    end = np.ones_like(hits, shape=(*np.shape(value), 1))
-    return np.argmax(np.concatenate([np.moveaxis(hits, axis, -1), end], -1), -1)
+    n = x.shape[axis]
+    if not n:
+        return np.zeros(np.shape(value), np.int64)
+    hits = x == np.expand_dims(value, axis)
+    if dtypes.as_dtype(x.dtype).is_float:
+        hits |= x != x
+    first = hits.argmax(axis, keepdims=True)
+    found = np.take_along_axis(hits, first, axis)
+    return np.asarray(np.where(found, first, n).squeeze(axis))
 
 
 def _find_lower(
