@@ -21,6 +21,7 @@ from hopflow.graph.rewriting import read_vars, symbols_read
 from hopflow.graph.types import TensorType, same_size
 from hopflow.ops.opdef import OPERATIONS, as_default, as_operand, convert_to
 from hopflow.pytree import Spec
+from hopflow.stats import counts
 from hopflow.symbolic.env import ShapeEnv
 from hopflow.symbolic.size import Symbol
 from hopflow.tensor import Eager, EagerTensor, Storage
@@ -295,6 +296,7 @@ def trace_body(
     Raises:
         ResultTypeError: the function returned what is neither a tensor nor a number.
     """
+    counts.body_traces += 1
     parent = current()
     if isinstance(parent, Tracer) and parent.path:
         path = f"{parent.path} → {path}"

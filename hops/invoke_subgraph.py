@@ -221,7 +221,7 @@ def _hashable(leaf: Any) -> Hashable:
             "subgraph: an argument that is no tensor or number must be hashable, and a "
             f"`{type(leaf).__name__}` is not. Make it a pytree, or close over it."
         ) from None
-    return type(leaf), leaf
+    return pytree.exact_key(leaf)
 
 
 def subgraph(fn: Callable[..., Any]) -> Subgraph:

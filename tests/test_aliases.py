@@ -1,12 +1,13 @@
 """Bodies that write to memory which they, or their callers, know by other names too."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 import hopflow
-from hopflow.errors import ReadOnlyError
+from hopflow.errors import MutationError, ReadOnlyError
 from hopflow.graph.verifier import verify
 from hopflow.testing.meanings import NAMES, RUNNERS, agree, run_debug
 
@@ -160,3 +161,75 @@ def test_what_cannot_be_written_cannot_be_through_a_base(kind: str) -> None:
     with pytest.raises(ReadOnlyError):
         hf.cond(hf.asarray(True), lambda: after(view, x), lambda: hf.sum(x))
     agree(x, X)
+
+
+# --- arguments of `jit` ---------------------------------------------------------------
+
+
+def same(got: Any, want: Any) -> None:
+    np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
+
+
+def write_first(a: Any, b: Any) -> Any:
+    a[0] = 10.0
+    return b + a
+
+
+def outcome(f: Callable[..., Any], make: Callable[[], Any]) -> Any:
+    """What a call returns, and what it leaves of the memory."""
+    base, args = make()
+    return np.asarray(f(*args)).tolist(), np.asarray(base).tolist()
+
+
+def a_view(cut: Callable[[Any], tuple[Any, Any]]) -> Callable[[], Any]:
+    def make() -> Any:
+        base = hf.asarray([1.0, 2.0, 3.0, 4.0])
+        return base, cut(base)
+
+    return make
+
+
+ARGUMENTS = {
+    "same": lambda x: (x, x),
+    "base and view": lambda x: (x, x[:]),
+    "overlapping": lambda x: (x[:3], x[1:]),
+    "apart": lambda x: (x[:2], x[2:]),
+    "interleaved": lambda x: (x[::2], x[1::2]),
+    "reversed": lambda x: (x, x[::-1]),
+    "read only": lambda x: (x[1:2], x),
+}
+
+
+@pytest.mark.parametrize("cut", ARGUMENTS.values(), ids=ARGUMENTS)
+def test_aliases_mean_what_they_mean_eagerly(cut: Any) -> None:
+    f = hf.jit(write_first)
+    f(hf.zeros(4), hf.zeros(4))
+    f(hf.zeros(2), hf.zeros(2))
+    assert outcome(f, a_view(cut)) == outcome(write_first, a_view(cut))
+    traces = hf.stats().traces  # other memory, shared in the same way
+    assert outcome(f, a_view(cut)) == outcome(write_first, a_view(cut))
+    assert hf.stats().traces == traces
+
+
+def test_tensors_that_share_memory_in_another_way_are_another_kind_of_call() -> None:
+    f = hf.jit(write_first)
+    for n in range(3):
+        cut = lambda x, n=n: (x[n:][:2], x[1:3])  # noqa: E731
+        assert outcome(f, a_view(cut)) == outcome(write_first, a_view(cut))
+
+
+def test_memory_of_numpy_given_twice_is_an_alias_too() -> None:
+    array = np.zeros(3, np.float32)
+    f = hf.jit(write_first)
+    same(f(array, array), [20, 0, 0])
+    same(f(hf.from_numpy(array), hf.from_numpy(array[::-1])), [10, 0, 10])
+    same(array, [10, 0, 0])
+
+
+def test_memory_shared_by_two_dtypes_is_refused_and_not_written() -> None:
+    array = np.zeros(3, np.float32)
+    with pytest.raises(MutationError, match="shares its memory"):
+        hf.jit(lambda a, b: write_first(a, hf.astype(b, hf.float32)))(
+            array, array.view(np.int32)
+        )
+    same(array, [0, 0, 0])

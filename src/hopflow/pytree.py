@@ -1,12 +1,14 @@
 """Pytrees: a thin face on optree. `None` is structure, not a leaf."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import fields, is_dataclass
 from typing import Any, TypeAlias
 
 import optree
 
 __all__ = [
     "Spec",
+    "exact_key",
     "flatten",
     "is_leaf",
     "leaf_paths",
@@ -29,6 +31,34 @@ def unflatten(spec: Spec, leaves: Iterable[Any]) -> Any:
 def is_leaf(spec: Spec) -> bool:
     """Whether a tree of this structure is one leaf and nothing else."""
     return spec.is_leaf(strict=True)
+
+
+def exact_key(value: Any) -> Hashable:
+    """A key for a value that tells apart what is equal and not the same: 1, 1.0 and
+    True, 0.0 and -0.0; in tuples, frozen sets and frozen dataclasses too.
+
+    It can be hashed if `value` can.
+    """
+    kind = type(value)
+    if kind is float:
+        return kind, value.hex()  # which a NaN shares with itself
+    if kind is frozenset:
+        return kind, frozenset(map(exact_key, value))
+    if isinstance(value, tuple):
+        return kind, *map(exact_key, value)
+    if is_dataclass(value):
+        parts = [getattr(value, f.name) for f in fields(value) if f.compare]
+        # Beside the value itself, which may compare by more than its fields.
+        return kind, value, *(exact_key(part) for part in parts if _is_hashable(part))
+    return kind, value
+
+
+def _is_hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
 
 
 def tree_map(f: Callable[..., Any], tree: Any, *rest: Any) -> Any:

@@ -7,13 +7,16 @@ from dataclasses import dataclass, replace
 class Stats:
     """What this process has done so far.
 
-    traces       functions and bodies traced
+    traces       functions that `hf.jit` traced: once for each signature
+    body_traces  functions given to operators that were traced, in a trace or by an
+                 eager call: a loop's body a second time if its carry changes its dtype
     compiles     native programs made
     cache_hits   programs that were found ready, for a new trace of an equal graph
     evictions    programs that the cache let go (`config.kernel_cache_size`)
     """
 
     traces: int = 0
+    body_traces: int = 0
     compiles: int = 0
     cache_hits: int = 0
     evictions: int = 0

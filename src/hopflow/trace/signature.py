@@ -19,13 +19,6 @@ from hopflow.trace.variants import Place
 __all__ = ["Arguments", "is_data"]
 
 
-class _Static(NamedTuple):
-    """A value in a signature; `1`, `1.0` and `True` are told apart."""
-
-    kind: type
-    value: Any
-
-
 class Arguments(NamedTuple):
     """The arguments of one call.
 
@@ -163,8 +156,7 @@ def _static(f: Callable[..., Any], spec: Spec, i: int, leaf: Any) -> Hashable:
             f"`{type(leaf).__name__}`, which is neither data nor hashable. Pass "
             "tensors, numbers, or values that can be hashed."
         ) from None
-    # Not all floats that are equal are the same (0.0 and -0.0), nor is a NaN to itself.
-    return _Static(type(leaf), leaf.hex() if type(leaf) is float else leaf)
+    return pytree.exact_key(leaf)
 
 
 def _key_orders(tree: Any) -> list[tuple[Any, ...]]:
