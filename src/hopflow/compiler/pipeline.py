@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from hopflow.bind import Operand, Value
+from hopflow.compiler.layout import DENSE, Layouts, layout_of, strides_of
 from hopflow.compiler.owned import WORD, owned_array, result_words
 from hopflow.compiler.passes import PASSES
 from hopflow.compiler.runtime import Kernel, Trapped, compile_program
@@ -30,11 +31,14 @@ from hopflow.symbolic.size import Size, Symbol, substitute
 from hopflow.tensor import EagerTensor
 
 _lock = RLock()
-# By the hash of a graph and its donated inputs; the one used last stands last.
-_kernels: OrderedDict[tuple[str, tuple[int, ...]], Kernel] = OrderedDict()
+# By the hash of a graph, its donated inputs, and how its inputs lie in memory; the one
+# used last stands last.
+_kernels: OrderedDict[tuple[str, tuple[int, ...], Layouts], Kernel] = OrderedDict()
 
 
-def lower(graph: Graph, donated: Sequence[int] = ()) -> tuple[Graph, Program]:
+def lower(
+    graph: Graph, donated: Sequence[int] = (), layouts: Layouts = ()
+) -> tuple[Graph, Program]:
     """Run the passes over a copy of a graph, and schedule it.
 
     The nodes of the copy know the numbers of those they come from, which the program
@@ -42,13 +46,14 @@ def lower(graph: Graph, donated: Sequence[int] = ()) -> tuple[Graph, Program]:
 
     Args:
         donated: Positions of inputs whose memory outputs may take; see `schedule`.
+        layouts: How the inputs lie in memory.
     """
     graph = _numbered(graph)
     for run in PASSES:
         graph = run(graph)
         if config.verify:
             verify_graph(graph)
-    program = schedule(graph, donated=donated)
+    program = schedule(graph, donated=donated, layouts=layouts)
     if config.verify:
         verify_program(program)
     return graph, program
@@ -72,7 +77,9 @@ class Executable:
         """Compile `graph`; its outputs may take the memory of `donated` inputs."""
         self.graph = graph
         self.kernel = _kernel(graph, tuple(donated))
+        self._donated = tuple(donated)
         self._call: Callable[..., Trapped | None] = self.kernel.call
+        self._variants: dict[Layouts, Kernel] = {}  # for inputs that are not dense
         inputs, outputs = self.kernel.program.inputs, self.kernel.program.outputs
         self._updated = {inputs.index(b) for b in outputs if b in inputs}
         made = allocated(self.kernel.program.body)
@@ -104,29 +111,30 @@ class Executable:
         """
         if self._updated:
             args = self._unshared(args)
-        arrays = []
+        arrays, dense = [], True
         for arg in args:
             storage = arg._storage
             if storage is not None and storage.invalid is not None:
                 arg.check_valid()
             array = arg.array
-            if not array.flags.c_contiguous:
-                array = np.ascontiguousarray(array)
+            dense = dense and array.flags.c_contiguous
             arrays.append(array)
-        if self._symbols:
+        if self._symbols or not dense:
             if sizes is None:
                 places = [_where(self.graph, v) for v in self.graph.symbols]
                 sizes = [int(arrays[k].shape[axis]) for k, axis in places]
+            kernel, strides = (self.kernel, []) if dense else self._variant(arrays)
             outputs = self._allocate(sizes, arrays)
-            trapped = self._call(*sizes, *arrays, *outputs)
+            trapped = kernel.call(*sizes, *strides, *arrays, *outputs)
         else:
+            kernel = self.kernel
             outputs = [
                 np.empty(shape, dtype) if source is None else arrays[source]
                 for shape, dtype, _, source in self._results
             ]
             trapped = self._call(*arrays, *outputs)
         if trapped is not None:
-            raise self._error(trapped)
+            raise self._error(kernel, trapped)
         for k, dtype in self._made:
             outputs[k] = owned_array(outputs[k], dtype)
         return [
@@ -157,9 +165,24 @@ class Executable:
             for shape, dtype, _, source in self._results
         ]
 
-    def _error(self, trapped: Trapped) -> Exception:
+    def _variant(self, arrays: list[Any]) -> tuple[Kernel, list[int]]:
+        """The kernel for arrays that lie so in memory, and the strides that it takes.
+
+        Copies take the place of arrays that it has to have dense.
+        """
+        layouts = tuple(map(layout_of, arrays))
+        for k, layout in enumerate(layouts):
+            if layout == DENSE and not arrays[k].flags.c_contiguous:
+                arrays[k] = np.ascontiguousarray(arrays[k])
+        if all(layout == DENSE for layout in layouts):
+            return self.kernel, []
+        if layouts not in self._variants:
+            self._variants[layouts] = _kernel(self.graph, self._donated, layouts)
+        return self._variants[layouts], strides_of(arrays, layouts)
+
+    def _error(self, kernel: Kernel, trapped: Trapped) -> Exception:
         number, *values = trapped
-        site = self.kernel.program.sites[number]
+        site = kernel.program.sites[number]
         return trap_error(site.kind, list(self.graph.walk())[site.node], values)
 
     @property
@@ -193,8 +216,10 @@ def _where(graph: Graph, symbol: Var) -> tuple[int, int]:
     )
 
 
-def _kernel(graph: Graph, donated: tuple[int, ...] = ()) -> Kernel:
-    key = structural_hash(graph), donated
+def _kernel(
+    graph: Graph, donated: tuple[int, ...] = (), layouts: Layouts = ()
+) -> Kernel:
+    key = structural_hash(graph), donated, layouts
     with _lock:
         known = _kernels.get(key)
         if known is not None:
@@ -202,7 +227,7 @@ def _kernel(graph: Graph, donated: tuple[int, ...] = ()) -> Kernel:
             _kernels.move_to_end(key)
             return known
         counts.compiles += 1
-        _, program = lower(graph, donated)
+        _, program = lower(graph, donated, layouts)
         kernel = _kernels[key] = compile_program(program)
         while len(_kernels) > max(config.kernel_cache_size, 0):
             _kernels.popitem(last=False)

@@ -408,7 +408,7 @@ class Kernels:
     def fill(self, slot: Slot, target: Stored) -> None:
         """Write a value to memory, by a copy of whole buffers where it can be one."""
         place = slot.place
-        if isinstance(place, Stored):
+        if isinstance(place, Stored) and place.is_dense:
             if place.buffer is target.buffer and place.prefix == target.prefix:
                 return
             if not place.prefix and not target.prefix:
@@ -459,11 +459,11 @@ class Kernels:
     def dense(self, slot: Slot) -> tuple[Buffer, Index]:
         """The value in memory, as a dense sub-array of a buffer."""
         place = slot.place
-        if isinstance(place, Stored):
+        if isinstance(place, Stored) and place.is_dense:
             return place.buffer, place.prefix
         buffer = self.b.temporary(place.type)
         self.b.store([slot], [Stored(place.type, buffer)])
-        if isinstance(place, Pending) and slot.home is self.b.statements:
+        if not isinstance(place, Registers) and slot.home is self.b.statements:
             self.b.move(slot, Stored(place.type, buffer))
         return buffer, ()
 

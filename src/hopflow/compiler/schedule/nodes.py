@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 from hopflow.compiler.schedule.builder import Builder
 from hopflow.compiler.schedule.kernels import CHEAP, Kernels
 from hopflow.compiler.schedule.liveness import Liveness
-from hopflow.compiler.schedule.places import Pending, Registers, Slot
+from hopflow.compiler.schedule.places import Pending, Registers, Slot, Stored
 from hopflow.graph.core import Arg, Constant, Node, Var
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir import expr as e
@@ -147,6 +147,8 @@ class NodeScheduler:
             case _:
                 for slot in operands:
                     self.store_dear(slot)
+                    if isinstance(slot.place, Stored) and not slot.place.is_dense:
+                        kernels.dense(slot)  # a body may read it many times
                 with self.b.scope():
                     results = self.region(node, lowered, types, uses, hints)
                 self.b.slots += results

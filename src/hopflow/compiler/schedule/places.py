@@ -56,6 +56,10 @@ class Stored:
         return e.load(self.buffer, (*self.prefix, *at))
 
     @property
+    def is_dense(self) -> bool:
+        return self.buffer.strides is None
+
+    @property
     def buffers(self) -> frozenset[Buffer]:
         return frozenset({self.buffer})
 

@@ -1,9 +1,10 @@
 """Scheduling graphs: node by node, subgraphs as structured statements."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from hopflow import dtypes
+from hopflow.compiler.layout import Layout, Layouts, given_strides
 from hopflow.compiler.llvm.target import Target, host
 from hopflow.compiler.passes.stack_products import has_few_rows
 from hopflow.compiler.schedule import carries
@@ -58,7 +59,10 @@ LARGEST_COPY = 1 << 22
 
 
 def schedule(
-    graph: Graph, target: Target | None = None, donated: Sequence[int] = ()
+    graph: Graph,
+    target: Target | None = None,
+    donated: Sequence[int] = (),
+    layouts: Layouts = (),
 ) -> Program:
     """The program that computes `graph`: inputs and outputs in the graph's order.
 
@@ -69,11 +73,13 @@ def schedule(
         donated: Positions of inputs (symbols not counted) whose memory may be written
             over. It becomes that of an output of the same type, unless such an output
             would have to be made elsewhere first, and copied.
+        layouts: Of the inputs (symbols not counted); dense if it is empty. The strides
+            of the others are sizes of the program, after those of the graph.
     """
     reused = _reusable(graph, donated)
     while True:
         builder = Builder(graph.name, target or host())
-        program = Scheduler(builder).program(graph, reused)
+        program = Scheduler(builder).program(graph, reused, layouts)
         copied = {s.target for s in statements(program.body) if isinstance(s, Copy)}
         wasted = [j for j in reused if program.outputs[j] in copied]
         if not wasted:
@@ -98,32 +104,18 @@ def _reusable(graph: Graph, donated: Sequence[int]) -> dict[int, int]:
 class Scheduler(NodeScheduler):
     """Schedules whole graphs: what stands around nodes, and regions."""
 
-    def program(self, graph: Graph, reused: Mapping[int, int]) -> Program:
+    def program(
+        self, graph: Graph, reused: Mapping[int, int], layouts: Layouts
+    ) -> Program:
         """The whole program; `reused` are outputs in the memory of inputs."""
         b = self.b
-        written_over = set(reused.values())
         for var in graph.symbols:
             assert var.node.symbol is not None
             size = LoopVar(var.node.symbol.name, dtypes.int64)
             b.symbols[var.node.symbol] = size
             b.program.sizes.append(size)
         live = Liveness(graph)
-        env: Env = {}
-        for k, var in enumerate(graph.inputs):
-            if var.node.section == "symbol":
-                size = b.program.sizes[k]
-                env[var] = b.slot(Registers(var.type, (e.read(size),)), live.count(var))
-                continue
-            donated = len(b.program.inputs) in written_over
-            space: Space = "output" if donated else "input"
-            buffer = Buffer(f"in{k}", var.type.dtype, b.shape(var.type), space)
-            b.program.inputs.append(buffer)
-            if donated:
-                b.owners[buffer] = b.loop
-            place: Place = Stored(var.type, buffer)
-            if is_small(var.type) and live.count(var):
-                place = self.registers(Slot(place))
-            env[var] = b.slot(place, live.count(var))
+        env = self.inputs(live, set(reused.values()), layouts)
         hints: dict[Var, Buffer] = {}
         for k, arg in enumerate(graph.outputs):
             if k in reused:
@@ -140,6 +132,45 @@ class Scheduler(NodeScheduler):
         fuse_loops(b.program.body)
         move_steps_inside(b.program.body)
         return b.program
+
+    def inputs(
+        self, live: Liveness, written_over: Collection[int], layouts: Layouts
+    ) -> Env:
+        """Slots for the inputs, which are made buffers of the program."""
+        b = self.b
+        env: Env = {}
+        for k, var in enumerate(live.graph.inputs):
+            if var.node.section == "symbol":
+                size = b.program.sizes[k]
+                env[var] = b.slot(Registers(var.type, (e.read(size),)), live.count(var))
+                continue
+            position = len(b.program.inputs)
+            donated = position in written_over
+            space: Space = "output" if donated else "input"
+            buffer = Buffer(f"in{k}", var.type.dtype, b.shape(var.type), space)
+            b.program.inputs.append(buffer)
+            if donated:
+                b.owners[buffer] = b.loop
+            elif layouts:
+                buffer.strides = self.strides(buffer, layouts[position])
+            place: Place = Stored(var.type, buffer)
+            if is_small(var.type) and live.count(var):
+                place = self.registers(Slot(place))
+            slot = env[var] = b.slot(place, live.count(var))
+            if layouts and layouts[position] == "strided" and live.count(var) > 1:
+                Kernels(b, 0).dense(slot)  # elements far apart are read once
+        return env
+
+    def strides(self, buffer: Buffer, layout: Layout) -> tuple[Expr, ...] | None:
+        """Strides that a call gives."""
+        if layout == "dense":
+            return None
+        found: list[Expr] = []
+        for axis in range(given_strides(layout, len(buffer.shape))):
+            stride = LoopVar(f"{buffer.name}_stride{axis}", dtypes.int64)
+            self.b.program.sizes.append(stride)
+            found.append(e.read(stride))
+        return (*found, e.index(1)) if layout == "rows" else tuple(found)
 
     def finish(self, results: Sequence[Slot], reused: Mapping[int, int]) -> None:
         """Write the outputs: those in memory of inputs last, as a step does carries."""

@@ -1,0 +1,49 @@
+"""How the memory of an input lies: what a program is compiled for, and is told.
+
+A program for dense inputs knows their strides from their sizes. Another one is made for
+an input whose memory lies otherwise, and takes its strides as sizes: for a large input,
+that costs less than a dense copy in each call.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final, Literal, TypeAlias
+
+import numpy as np
+
+__all__ = ["DENSE", "Layout", "Layouts", "given_strides", "layout_of", "strides_of"]
+
+NDArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+
+Layout: TypeAlias = Literal["dense", "rows", "strided"]
+"""Row-major; rows of elements side by side, which lie anywhere; or any strides."""
+
+Layouts: TypeAlias = tuple[Layout, ...]
+
+DENSE: Final[Layout] = "dense"
+
+SMALL: Final = 1 << 15
+"""Bytes up to which a copy costs about as much as the call."""
+
+
+def layout_of(array: NDArray) -> Layout:
+    """The layout of an array; "dense" also if a copy of it had best be made."""
+    flags, size = array.flags, array.dtype.itemsize
+    if flags.c_contiguous or array.nbytes <= SMALL:
+        return DENSE
+    if any(stride % size for stride in array.strides):
+        return DENSE
+    return "rows" if array.strides[-1] == size else "strided"
+
+
+def given_strides(layout: Layout, ndim: int) -> int:
+    """How many strides a program takes for an input of this layout."""
+    return {"dense": 0, "rows": ndim - 1, "strided": ndim}[layout]
+
+
+def strides_of(arrays: Sequence[NDArray], layouts: Layouts) -> list[int]:
+    """The strides that a program takes for these inputs, in elements."""
+    return [
+        stride // array.dtype.itemsize
+        for array, layout in zip(arrays, layouts, strict=True)
+        for stride in array.strides[: given_strides(layout, array.ndim)]
+    ]
