@@ -301,3 +301,135 @@ def test_a_size_of_another_dtype_is_no_weak_number() -> None:
     f = lambda x: hf.asarray(x.shape[0] // 2, dtype=hf.int32)  # noqa: E731
     [out] = traced(f, hf.spec("f32[n]")).out_types
     assert (str(out), out.weak) == ("i32[]", False)
+
+
+# --- the namespace --------------------------------------------------------------------
+
+CALLS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
+    "expand_dims": (lambda x: hf.expand_dims(x, axis=1), [(3, 4)]),
+    "squeeze": (lambda x: hf.squeeze(x, axis=0), [(1, 4)]),
+    "flip": (lambda x: hf.flip(x), [(3, 4)]),
+    "roll": (lambda x: hf.roll(x, 5, axis=1), [(3, 4)]),
+    "roll all": (lambda x: hf.roll(x, x.shape[0]), [(3, 4)]),
+    "tile": (lambda x: hf.tile(x, (2, 3)), [(3, 4)]),
+    "repeat": (lambda x: hf.repeat(x, 3, axis=0), [(3, 4)]),
+    "unstack": (lambda x: hf.unstack(x)[1], [(3, 4)]),
+    "stack": (lambda x, y: hf.stack([x, y], axis=1), [(3, 4), (3, 4)]),
+    "concat": (lambda x, y: hf.concat([x, y], axis=1), [(3, 4), (3, 2)]),
+    "pad": (lambda x: hf.pad(x, ((1, 2), (0, 3))), [(3, 4)]),
+    "moveaxis": (lambda x: hf.moveaxis(x, 0, 2), [(3, 4, 2)]),
+    "meshgrid": (lambda x, y: hf.meshgrid(x, y)[0], [(3,), (4,)]),
+    "tril": (lambda x: hf.tril(x, k=-1), [(3, 4)]),
+    "triu": (lambda x: hf.triu(x, k=1), [(3, 4)]),
+    "eye": (lambda x: hf.eye(x.shape[0], x.shape[1], k=1), [(3, 4)]),
+    "linspace": (lambda x: hf.linspace(0.0, 1.0, x.shape[0]), [(5,)]),
+    "full": (lambda x: hf.full(x.shape, x.shape[0]), [(3, 4)]),
+    "arange": (lambda x: hf.arange(x.shape[0], 0, -2), [(5,)]),
+    "arange float": (lambda x: hf.arange(0.5, x.shape[0]), [(5,)]),
+    "take": (lambda x: hf.take(x, hf.arange(3) % 2, axis=1), [(3, 4)]),
+    "take_along_axis": (
+        lambda x: hf.take_along_axis(x, hf.argsort(x, axis=1), axis=1),
+        [(3, 4)],
+    ),
+    "index": (lambda x: x[1, :, None, -1], [(3, 4, 2)]),
+    "index array": (lambda x: x[:, -hf.arange(2)], [(3, 4)]),
+    "slices": (lambda x: x[1:-1, ::-2], [(5, 7)]),
+    "slice of slice": (lambda x: x[2:][:3], [(5, 7)]),
+    "halves": (lambda x: x[: x.shape[0] // 2] + x[-(x.shape[0] // 2) :], [(6,)]),
+    "matmul": (lambda x, y: x @ y, [(3, 4), (4, 5)]),
+    "matmul batch": (lambda x, y: x @ y, [(2, 3, 4), (4, 5)]),
+    "matvec": (lambda x, y: x @ y, [(3, 4), (4,)]),
+    "tensordot": (lambda x, y: hf.tensordot(x, y, axes=1), [(2, 3, 4), (4, 5)]),
+    "vecdot": (lambda x, y: hf.vecdot(x, y), [(3, 4), (3, 4)]),
+    "einsum": (lambda x, y: x[:, None] * y[None, :], [(3,), (4,)]),
+    "mean": (lambda x: hf.mean(x, axis=0), [(3, 4)]),
+    "var": (lambda x: hf.var(x, axis=1, keepdims=True), [(3, 4)]),
+    "std": (lambda x: hf.std(x, correction=1), [(3, 4)]),
+    "max": (lambda x: hf.max(x, axis=1), [(3, 4)]),
+    "argmax": (lambda x: hf.argmax(x, axis=0), [(3, 4)]),
+    "argmax of any": (lambda x: hf.argmax(hf.sum(x, axis=1)), [(3, 4)]),
+    "argmin": (lambda x: hf.argmin(x), [(3, 4)]),
+    "any": (lambda x: hf.any(x > 0, axis=0), [(3, 4)]),
+    "count_nonzero": (lambda x: hf.count_nonzero(x), [(3, 4)]),
+    "cumulative_sum": (
+        lambda x: hf.cumulative_sum(x, axis=1, include_initial=True),
+        [(3, 4)],
+    ),
+    "diff": (lambda x: hf.diff(x, axis=0), [(3, 4)]),
+    "sort": (lambda x: hf.sort(x, axis=0), [(3, 4)]),
+    "searchsorted": (lambda x, y: hf.searchsorted(hf.sort(x), y), [(5,), (3,)]),
+    "softmax": (lambda x: hf.exp(x - hf.max(x, axis=-1, keepdims=True)), [(3, 4)]),
+    "norm": (lambda x: hf.linalg.vector_norm(x, axis=1), [(3, 4)]),
+    "trace": (lambda x: hf.linalg.trace(x), [(3, 4)]),
+    "diagonal": (lambda x: hf.linalg.diagonal(x, offset=1), [(3, 4)]),
+    "outer": (lambda x, y: hf.linalg.outer(x, y), [(3,), (4,)]),
+    "solve": (
+        lambda x, y: hf.linalg.solve(x + 9 * hf.eye(x.shape[0]), y),
+        [(3, 3), (3, 2)],
+    ),
+    "inv": (lambda x: hf.linalg.inv(x + 9 * hf.eye(x.shape[0])), [(3, 3)]),
+    "cholesky": (
+        lambda x: hf.linalg.cholesky(x @ x.T + hf.eye(x.shape[0])),
+        [(3, 4)],
+    ),
+    "svdvals": (lambda x: hf.linalg.svdvals(x), [(3, 4)]),
+    "pinv": (lambda x: hf.linalg.pinv(x), [(3, 4)]),
+    "where": (lambda x, y: hf.where(x > 0, x, y), [(3, 4), (4,)]),
+    "broadcast_to": (lambda x, y: hf.broadcast_to(x, y.shape), [(4,), (3, 4)]),
+    "reshape": (lambda x: hf.reshape(x, (x.shape[1], -1)), [(3, 4)]),
+    "windows": (lambda x: hf.reshape(x, (-1, 2)).sum(axis=1), [(6,)]),
+    "random": (
+        lambda x: hf.random.normal(hf.random.key(0), x.shape),
+        [(3, 4)],
+    ),
+    "permutation": (
+        lambda x: hf.random.permutation(hf.random.key(0), x.shape[0]),
+        [(5,)],
+    ),
+    "min and max": (
+        lambda x, y: (
+            x[: sym_min(x.shape[0], y.shape[0])] * y[: sym_min(x.shape[0], y.shape[0])]
+        ),
+        [(3,), (5,)],
+    ),
+    "at least one": (lambda x: hf.zeros(sym_max(1, x.shape[0] - 3)), [(5,)]),
+    "remainder": (lambda x: x[: x.shape[0] % 8], [(19,)]),
+    "products": (lambda x: hf.zeros(x.size + 1) + x.sum(), [(3, 4)]),
+}
+
+
+FIXED = ("unstack",)
+"""What has a result for each number there is."""
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_function_takes_any_sizes(name: str) -> None:
+    f, shapes = CALLS[name]
+    sized = Sized()
+    rng = np.random.default_rng(0)
+
+    def arguments(shapes: Sequence[tuple[int, ...]]) -> list[EagerTensor]:
+        return [EagerTensor(rng.normal(size=s).astype("f")) for s in shapes]
+
+    graph = traced(f, *[sized.type(*s) for s in shapes])
+    text = format_graph(graph)
+    assert format_graph(parse(text, OPERATIONS)) == text
+    kernel = Executable(graph)
+    fixed = any(re.fullmatch(r"s\d == [2-9]", text) for text in sized.asked())
+    assert fixed == (name in FIXED)
+    check = sized.env.guards.compile_for([*sized.env.symbols])
+    assert check(*[n for s in shapes for n in s])
+    for growth in (*GROWTH, {n: 0 for n in range(20)}):
+        grown = [tuple(growth.get(n, n) for n in s) for s in shapes]
+        if not check(*[n for s in grown for n in s]):
+            continue
+        given = arguments(grown)
+        try:
+            with hf.debug():
+                want = f(*given)
+        except HopflowError:
+            continue
+        [found] = kernel(given)
+        assert found.shape == want.shape
+        assert found.dtype is want.dtype
+        np.testing.assert_allclose(found.array, want.array, 1e-3, 1e-3)

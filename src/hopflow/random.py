@@ -9,6 +9,7 @@ Keys, bits, `uniform`, `randint`, `split`, `fold_in` and `permutation` equal tho
 """
 
 import math
+from itertools import count
 from typing import Any
 
 from hopflow import dtypes
@@ -62,7 +63,7 @@ from hopflow.ops.searching import searchsorted
 from hopflow.ops.sorting import argsort
 from hopflow.ops.threefry import threefry
 from hopflow.ops.views import reshaped, sliced
-from hopflow.symbolic.size import Size
+from hopflow.symbolic.size import Size, SymInt
 
 __all__ = [
     "bernoulli",
@@ -306,13 +307,11 @@ def permutation(key: Any, x: Any, axis: int = 0, independent: bool = False) -> V
     Raises:
         ArgumentTypeError: `key` is no key.
         AxisError: `x` has no such axis.
-        ShapeError: the number of elements is not known in advance.
+        DataDependentError: the number of elements is only known at run time.
     """
     independent = as_flag("random.permutation", "independent", independent)
     word = word_of("permutation", key)
-    values = (
-        arange(x) if isinstance(x, int) else as_value(as_operand("permutation", 1, x))
-    )
+    values = _population("permutation", x)
     axis = normalize_axis("random.permutation", axis, values.ndim)
     if independent or values.ndim == 1:
         return _shuffled(word, values, axis)
@@ -322,18 +321,16 @@ def permutation(key: Any, x: Any, axis: int = 0, independent: bool = False) -> V
 
 def _population(name: str, x: Any) -> Value:
     """`x`, or the numbers below it if it is an int."""
-    return arange(x) if isinstance(x, int) else as_value(as_operand(name, 1, x))
+    if isinstance(x, int | SymInt):
+        return arange(x)
+    return as_value(as_operand(name, 1, x))
 
 
 def _shuffled(word: Value, x: Value, axis: int) -> Value:
     """`x` sorted by random bits, as often as makes a tie in all rounds improbable."""
     size = x.type.size
-    if not isinstance(size, int):
-        raise ShapeError(
-            f"random.permutation: the size of {x.type} must be known in advance: it "
-            "decides how many rounds of sorting are needed."
-        )
-    rounds = math.ceil(3 * math.log(size if size > 1 else 1) / math.log(2**32 - 1))
+    # The r for which `size ** 3 <= (2**32 - 1) ** r`.
+    rounds = next(r for r in count(1) if size <= int((2**32 - 1) ** (r / 3)))
     for _ in range(rounds):
         word, drawn = pair(word)
         order = argsort(bits_of(drawn, x.shape, dtypes.uint32), axis=axis)

@@ -41,7 +41,7 @@ from hopflow.ops.rules import (
     one_of,
     optional_dtype,
 )
-from hopflow.ops.sizes import larger, steps
+from hopflow.ops.sizes import larger, less, steps
 from hopflow.ops.views import broadcasted, reshaped
 from hopflow.symbolic.size import Size, SymInt
 
@@ -344,7 +344,7 @@ def linspace(
     start: Any,
     stop: Any,
     /,
-    num: int,
+    num: Size,
     *,
     dtype: DTypeLike | None = None,
     device: Any = None,
@@ -367,8 +367,7 @@ def linspace(
     """
     check_device("linspace", device)
     endpoint = as_flag("linspace", "endpoint", endpoint)
-    count = as_integer("linspace", "num", num)
-    as_size("linspace", count, "num")
+    count = as_size("linspace", num, "num")
     ends = [as_operand("linspace", i, v) for i, v in enumerate((start, stop))]
     if any(e.type.ndim for e in ends):
         raise ShapeError("linspace: `start` and `stop` must be scalars.")
@@ -378,12 +377,12 @@ def linspace(
     target = optional_dtype("linspace", dtype, common)
     # Computed in float64, and rounded once.
     first, last = (as_value(convert_to(e, dtypes.float64)) for e in ends)
-    steps = count - 1 if endpoint else count
+    gaps = larger(1, count - 1 if endpoint else count)
     along = positions(sizes_of("linspace", count, dtypes.float64), 0, dtypes.float64)
-    distance = divide(subtract(last, first), steps if steps > 0 else 1)
+    distance = divide(subtract(last, first), gaps)
     result = add(multiply(along, distance), first)
-    if endpoint and count > 1:  # exactly
-        result = where(equal(along, float(count - 1)), last, result)
+    if endpoint and not less(count, 2):  # exactly
+        result = where(equal(along, gaps), last, result)
     if target.is_integer:
         result = floor(result)
     return astype(result, target, copy=False)

@@ -11,7 +11,6 @@ from hopflow.bind import Value
 from hopflow.errors import (
     ArgumentTypeError,
     ArgumentValueError,
-    DataDependentError,
     DTypeError,
     ShapeError,
 )
@@ -185,8 +184,6 @@ def unstack(x: Any, /, *, axis: int = 0) -> tuple[Value, ...]:
     x = as_tensor("unstack", x)
     axis = normalize_axis("unstack", axis, x.ndim)
     n = x.shape[axis]
-    if not isinstance(n, int):
-        raise DataDependentError(f"range({n})")
     rest = (*x.shape[:axis], *x.shape[axis + 1 :])
     return tuple(reshaped(part(x, axis, i, 1), rest) for i in range(n))
 

@@ -38,12 +38,11 @@ from hopflow.ops.rules import (
     as_flag,
     broadcast_shapes,
     floating,
-    is_zero,
     normalize_axes,
     normalize_axis,
     one_of,
 )
-from hopflow.ops.sizes import larger, smaller
+from hopflow.ops.sizes import is_empty, larger, smaller
 from hopflow.ops.views import (
     as_tensor,
     broadcasted,
@@ -423,7 +422,7 @@ def vector_norm(
         nonzero = astype(astype(x, dtypes.bool_), x.dtype)
         return narrow(reduce.sum(nonzero, **along))
     size = elementwise.abs(x)
-    empty = any(is_zero(x.shape[a]) for a in axes)
+    empty = any(is_empty(x.shape[a]) for a in axes)
     if ord == 1 or (ord == math.inf and empty):
         return narrow(reduce.sum(size, **along))
     if ord in (math.inf, -math.inf):
@@ -501,7 +500,7 @@ def matrix_rank(x: Any, /, *, rtol: Any = None) -> Value:
     """
     x, _ = _matrix("matrix_rank", x)
     values = linalg_factor.svd(x, mode="values")
-    if is_zero(values.shape[-1]):
+    if is_empty(values.shape[-1]):
         return reduce.sum(astype(values, dtypes.int64), axis=-1)
     large = greater(values, _cutoff("matrix_rank", x, values, rtol))
     return reduce.sum(astype(large, dtypes.int64), axis=-1)
@@ -518,7 +517,7 @@ def pinv(x: Any, /, *, rtol: Any = None) -> Value:
     """
     x, narrow = _matrix("pinv", x)
     u, s, vh = linalg_factor.svd(x, mode="reduced")
-    if not is_zero(s.shape[-1]):
+    if not is_empty(s.shape[-1]):
         large = greater(s, _cutoff("pinv", x, s, rtol))
         # The inner `where` keeps the derivative of a value that counts as 0 finite.
         s = where(large, elementwise.divide(1.0, where(large, s, 1.0)), 0.0)

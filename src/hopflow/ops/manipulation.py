@@ -1,5 +1,6 @@
 """The standard's manipulation functions: shapes, axes, repetition; and joining."""
 
+import operator
 from collections.abc import Sequence
 from math import inf, prod
 from typing import Any, Final
@@ -12,7 +13,6 @@ from hopflow.errors import (
     ArgumentTypeError,
     ArgumentValueError,
     AxisError,
-    DataDependentError,
     ShapeError,
 )
 from hopflow.graph.types import Shape, TensorType, same_size
@@ -374,15 +374,13 @@ def _repeat_traced(x: Any, counts: Value, axis: int) -> Value:
 
 def _repeat_each(x: Any, counts: Array, axis: int) -> Value:
     n = x.shape[axis]
-    if not isinstance(n, int):
-        raise DataDependentError(f"{n} == {counts.size}")
     if counts.size == 1:
-        counts = np.broadcast_to(counts.reshape(()), (n,))
+        counts = np.broadcast_to(counts.reshape(()), (operator.index(n),))
     if counts.shape != (n,):
         raise ShapeError(
             f"repeat: `repeats` must have a number for each of {n} elements, and has "
             f"shape {show(counts.shape)}."
         )
-    chosen = as_operand("repeat", 1, np.repeat(np.arange(n), counts))
+    chosen = as_operand("repeat", 1, np.repeat(np.arange(len(counts)), counts))
     found = apply(gather, x, chosen, axes=(axis,), batch=0)
     return moved(found, 0, axis)  # type: ignore[no-any-return]

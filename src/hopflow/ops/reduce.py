@@ -28,6 +28,7 @@ from hopflow.ops.rules import (
     normalize_axis,
     required_dtype,
 )
+from hopflow.ops.sizes import larger
 from hopflow.ops.views import broadcasted, reshaped, sliced
 
 __all__ = [
@@ -515,7 +516,7 @@ def _fitted(argument: str, extra: Any, x: Value, axis: int) -> Value:
 
 def _differences(x: Value, axis: int) -> Value:
     size = x.shape[axis]
-    less = size - 1 if not isinstance(size, int) or size else 0
+    less = larger(0, size - 1)
     sizes = tuple(less if a == axis else n for a, n in enumerate(x.shape))
     none = (0,) * x.ndim
     steps = (1,) * x.ndim

@@ -19,7 +19,8 @@ from hopflow.loop_ir.expr import Expr, Index, cast, compare, const, select
 from hopflow.loop_ir.kernels import Operand, Pointwise, Prefix, Reduction
 from hopflow.ops import scalar
 from hopflow.ops.opdef import OpDef, Sample
-from hopflow.ops.rules import NUMERIC, Array, is_zero, normalize_axes, require_dtype
+from hopflow.ops.rules import NUMERIC, Array, normalize_axes, require_dtype
+from hopflow.ops.sizes import is_empty
 
 __all__ = [
     "cummax",
@@ -100,7 +101,7 @@ def _reduction(
         _check_axes(name, x, axes)
         require_dtype(name, [x], allowed)
         for axis in () if has_identity else axes:
-            if is_zero(x.shape[axis]):
+            if is_empty(x.shape[axis]):
                 raise ShapeError(
                     f"{name}: axis {axis} of {x} has no elements, and there is no "
                     "largest or smallest of none. Test the size first."

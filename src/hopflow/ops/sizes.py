@@ -4,14 +4,23 @@
 guard by the hints of backed symbols, or is a DataDependentError.
 """
 
-from hopflow.graph.types import is_one, same_size
+from hopflow.graph.types import is_one, is_zero, same_size
 from hopflow.symbolic.asking import answer
 from hopflow.symbolic.boolean import relation
 from hopflow.symbolic.scalars import as_size, terms_of
 from hopflow.symbolic.size import Size, SymInt, sym_max, sym_min
-from hopflow.symbolic.terms import divide
+from hopflow.symbolic.terms import divide, env_of
 
-__all__ = ["agreed", "divided", "fits", "larger", "less", "smaller", "steps"]
+__all__ = [
+    "agreed",
+    "divided",
+    "fits",
+    "is_empty",
+    "larger",
+    "less",
+    "smaller",
+    "steps",
+]
 
 
 def less(a: Size, b: Size) -> bool | None:
@@ -34,6 +43,13 @@ def larger(a: Size, b: Size) -> Size:
     if less(a, b) is False:
         return a
     return b if less(b, a) is False else sym_max(a, b)
+
+
+def is_empty(size: Size) -> bool:
+    """Whether a size is 0: asked where a hint can answer, else only if it is known."""
+    if isinstance(size, SymInt) and size.hint is not None and env_of(size.expression):
+        return size == 0
+    return is_zero(size)
 
 
 def steps(distance: Size, step: Size) -> Size:
