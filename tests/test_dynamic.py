@@ -335,10 +335,91 @@ def test_a_symbolic_trace_checks_its_guards() -> None:
     assert gm(ones(3), 7).shape == (2,)
     with pytest.raises(GuardError, match=r"`s0 >= 3`, which test_dynamic.py:\d+ asked"):
         gm(ones(2), 1)
-    with pytest.raises(GuardError, match="`s1 != 0`"):
+    with pytest.raises(
+        CheckError, match=r"`s1 != 0` \(test_dynamic.py:\d+\) no longer"
+    ):
         gm(ones(4), 0)
     with pytest.raises(ArgumentValueError, match="`n` was an int in the trace"):
         gm(ones(4), 2.0)
+
+
+def guards_of(gm: Any) -> list[str]:
+    return [str(guard.holds) for guard in gm.guards.guards]
+
+
+SUM = "(s0 + s1) % 4 == 0"
+REST = ["s1 % (s0 - 1) == 0", "s0 != 1"]  # s0 is 1 modulo s0 - 1
+
+
+def checks_of(gm: Any) -> list[str]:
+    nodes = gm.graph.nodes_of("check")
+    return [n.params["message"].split("`")[1] for n in nodes]
+
+
+@pytest.mark.parametrize(
+    ("question", "shapes", "others", "guards", "checks"),
+    [
+        (lambda a, b, c: a > 2, (3, 3, 3), (2, 3, 3), ["s0 >= 3"], []),
+        (lambda a, b, c: a == b, (3, 3, 3), (3, 4, 3), ["s0 == s1"], []),
+        (lambda a, b, c: 2 * a + 1 == b, (3, 7, 3), (3, 3, 3), ["2*s0 == s1 - 1"], []),
+        (lambda a, b, c: (a + b) % 4 == 0, (3, 5, 3), (3, 3, 3), [SUM], []),
+        (lambda a, b, c: a * b == c, (3, 4, 12), (3, 4, 11), [], ["s0*s1 == s2"]),
+        (lambda a, b, c: a * b % (a - 1) == 0, (3, 4, 1), (3, 5, 1), [], REST),
+        (lambda a, b, c: a == b, (3, 4, 12), (3, 3, 1), [], ["s0 != s1"]),
+        (lambda a, b, c: a < b, (3, 4, 12), (4, 3, 1), [], ["s0 < s1"]),
+    ],
+)
+def test_what_is_more_than_a_range_is_checked_by_the_run(
+    question: Any,
+    shapes: tuple[int, ...],
+    others: tuple[int, ...],
+    guards: list[str],
+    checks: list[str],
+) -> None:
+    def f(x: Any, y: Any, z: Any) -> Any:
+        answer = question(x.shape[0], y.shape[0], z.shape[0])
+        return hf.sum(x) + (1 if answer else 2)
+
+    args = tuple(map(ones, shapes))
+    gm = hf.trace(f, *args, mode="symbolic")
+    assert guards_of(gm) == guards
+    assert checks_of(gm) == checks
+    gm(*args)
+    with pytest.raises((GuardError, CheckError)):
+        gm(*map(ones, others))
+    loose = hf.trace(f, *args, mode="symbolic", runtime_asserts=False)
+    assert checks_of(loose) == []
+    assert guards_of(loose) == guards
+
+
+def test_a_reshape_and_an_add_are_a_check() -> None:
+    def f(x: Any, y: Any) -> Any:
+        return hf.reshape(x, (-1,)) + y
+
+    gm = hf.trace(f, ones(3, 4), ones(12), mode="symbolic")
+    assert checks_of(gm) == ["s0*s1 == s2"]
+    assert gm.graph.nodes[-1].op.name == "add"
+    assert gm(ones(2, 5), ones(10)).shape == (10,)
+    with pytest.raises(CheckError, match=r"`s0\*s1 == s2` \(test_dynamic.py:\d+\)"):
+        gm(ones(2, 5), ones(11))
+
+
+def test_checks_stand_in_the_bodies_of_operators() -> None:
+    def f(x: Any) -> Any:
+        def body(c: Any, v: Any) -> Any:
+            n = hf.astype(v, "int32").item()
+            hf.check(n < 3, "too large")
+            return c + (1 if n < 5 else 2), None
+
+        return hf.scan(body, 0, x)[0]
+
+    gm = hf.trace(f, hf.asarray([1.0, 2.0]), mode="symbolic")
+    [scan] = gm.graph.nodes_of("scan")
+    [body] = scan.graphs.values()
+    assert [n.op.name for n in body.nodes].index("check") <= 4
+    assert gm(hf.asarray([0.0, 1.0, 2.0])).item() == 3
+    with pytest.raises(CheckError, match="too large"):
+        gm(hf.asarray([0.0, 3.0]))
 
 
 def test_dynamic_chooses_in_a_trace() -> None:

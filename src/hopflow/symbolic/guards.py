@@ -9,7 +9,15 @@ from typing import Any, Final
 from hopflow.symbolic.boolean import SymBool, compare_floats, relation
 from hopflow.symbolic.facts import Facts
 from hopflow.symbolic.ranges import ANY_FLOAT, EVERY, INT64, NON_NEGATIVE
-from hopflow.symbolic.terms import OPERATIONS, Symbol, of_factor, plus_constant
+from hopflow.symbolic.terms import (
+    OPERATIONS,
+    Atom,
+    Symbol,
+    Terms,
+    is_constant,
+    of_factor,
+    plus_constant,
+)
 
 __all__ = ["Guard", "GuardSet", "declared_guards"]
 
@@ -30,8 +38,42 @@ class Guard:
         """The condition under which the answer is the same."""
         return self.expression if self.truth else ~self.expression
 
+    @property
+    def is_simple(self) -> bool:
+        """Whether it says no more than a range, a linear equality or a divisibility.
+
+        A caller can keep to such by choosing sizes. The others are left to a run, where
+        the graph is to serve whatever it can.
+        """
+        holds = self.holds
+        if holds.op in ("<.", "<=.", "==."):
+            return all(isinstance(a, str | Symbol) for a in holds.args)
+        if holds.op not in ("<=", ">=", "=="):
+            return False
+        terms, k = holds.args
+        if holds.op == "==" and _is_remainder(terms):
+            return bool(k == 0)
+        linear = all(len(m) == 1 and isinstance(m[0], Symbol) for m, _ in terms)
+        return linear and (holds.op == "==" or len(terms) == 1)
+
     def __str__(self) -> str:
         return f"{self.holds}  ({self.line})" if self.line else str(self.holds)
+
+
+def _is_remainder(terms: Terms) -> bool:
+    """Whether it is `n % 8` with n linear."""
+    if len(terms) != 1 or len(terms[0][0]) != 1:
+        return False
+    atom = terms[0][0][0]
+    if not isinstance(atom, Atom) or atom.op != "%":
+        return False
+    total, divisor = atom.args
+    return (
+        isinstance(total, tuple)
+        and isinstance(divisor, tuple)
+        and is_constant(divisor)
+        and all(len(m) < 2 and not isinstance(f, Atom) for m, _ in total for f in m)
+    )
 
 
 def declared_guards(symbols: Iterable[Symbol]) -> tuple[Guard, ...]:

@@ -57,6 +57,7 @@ def trace(
     strict: bool = False,
     captures: bool = False,
     dynamic: Dynamic = True,
+    runtime_asserts: bool = True,
 ) -> GraphModule:
     """The graph of what `f(*args)` does, as a function of the tensors among `args`.
 
@@ -78,6 +79,9 @@ def trace(
             argument (a sequence, or a mapping by name) True, None or False for a
             constant, an `hf.Dim`, or a mapping or sequence of these by axis; in
             containers of the argument's structure.
+        runtime_asserts: In mode "symbolic" the guards are ranges, linear equalities and
+            divisibilities; whatever else was decided by present values is checked by
+            the graph when it runs, or not at all if this is False.
 
     Raises:
         ArgumentTypeError: `f` is no function, or a type is given in mode "real", or
@@ -102,7 +106,9 @@ def trace(
             "trace: `strict` must be False: tracing runs the function as Python."
         )
     _check_arity(f, args)
-    return _Capture(f, args, mode, dynamic, allow_captures=captures).module()
+    as_flag("trace", "runtime_asserts", runtime_asserts)
+    capture = _Capture(f, args, mode, dynamic, allow_captures=captures)
+    return capture.module(runtime_asserts=runtime_asserts)
 
 
 def _check_arity(f: Callable[..., Any], args: tuple[Any, ...]) -> None:
@@ -193,7 +199,7 @@ class _Capture:
         self.operands: list[int] = []  # which leaf each operand is
         self.numbers: set[int] = set()
 
-    def module(self) -> GraphModule:
+    def module(self, *, runtime_asserts: bool) -> GraphModule:
         outputs, out_spec, numbers = trace_into(
             self.tracer, lambda: self.flatten(self.run()), ()
         )
@@ -212,10 +218,10 @@ class _Capture:
             if capture.written and not self.tracer.is_adopted(capture.origin):
                 written.append(names[key])
                 outputs.append(capture.tensor)
+        guards = self.guards(insert=runtime_asserts)
         graph = self.tracer.close(outputs)
         self.hold_captures(graph, names)
         log("graph", lambda: format_graph(graph))
-        env = self.tracer.env
         return GraphModule(
             graph,
             self.in_spec,
@@ -225,7 +231,7 @@ class _Capture:
             specializations=self.located(graph),
             numbers=self.numbers,
             sources=self.inputs.find_sources(),
-            guards=env.guards.simplified() if env is not None else GuardSet(),
+            guards=guards,
             texts=self.inputs.texts,
         )
 
@@ -283,6 +289,21 @@ class _Capture:
                 storages = [x.storage for x in others if isinstance(x, EagerTensor)]
                 if leaf.storage in storages:
                     raise aliased_write(leaf.type)
+
+    def guards(self, *, insert: bool) -> GuardSet:
+        """What calls are checked against; the rest the graph checks, if asked."""
+        env = self.tracer.env
+        if env is None:
+            return GuardSet()
+        found = env.guards.simplified().guards
+        for guard in found if insert else ():
+            if not guard.is_simple:
+                asked = f" ({guard.line})" if guard.line else ""
+                message = f"{name_of(self.f)}: `{guard.holds}`{asked} no longer holds"
+                trace_into(
+                    self.tracer, self.tracer.insert_check, (guard.holds, message)
+                )
+        return GuardSet(tuple(g for g in found if g.is_simple))
 
     # --- results ---
 

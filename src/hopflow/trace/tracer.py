@@ -100,7 +100,7 @@ def is_written(tensor: TracedTensor) -> bool:
 class _Mark(NamedTuple):
     """How far a tracer had got; see `Tracer.mark`."""
 
-    nodes: int
+    nodes: list[Node]  # all: a check is not put at the end
     symbols: int
     captures: int
     changes: int
@@ -346,6 +346,10 @@ class Tracer(Functional):
                     return
             except CheckError:
                 raise CheckError(f"{message}: `{condition}` never holds.") from None
+        self.insert_check(condition, message)
+
+    def insert_check(self, condition: SymBool, message: str) -> None:
+        """Have a node check a condition, right after its last symbol is defined."""
         nodes = self.graph.nodes
         start = len(nodes)
         holds = self.value_of(condition)
@@ -604,7 +608,7 @@ class Tracer(Functional):
         tracer: Interpreter | None = self
         while isinstance(tracer, Tracer):
             at = _Mark(
-                len(tracer.graph.nodes),
+                tracer.graph.nodes.copy(),
                 len(tracer.symbols),
                 len(tracer.captures),
                 len(tracer._changes),
@@ -621,12 +625,12 @@ def rollback(marks: Sequence[tuple[Tracer, _Mark]]) -> None:
             take_back()
         del tracer._changes[at.changes :]
         if (
-            len(tracer.graph.nodes) == at.nodes
+            len(tracer.graph.nodes) == len(at.nodes)
             and len(tracer.symbols) == at.symbols
             and len(tracer.captures) == at.captures
         ):
             continue
-        del tracer.graph.nodes[at.nodes :]
+        tracer.graph.nodes[:] = at.nodes
         _truncate(tracer.symbols, at.symbols)
         _truncate(tracer.captures, at.captures)
         kept = {id(v) for v in tracer.symbols.values()}
