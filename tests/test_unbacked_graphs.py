@@ -7,8 +7,8 @@ import hopflow as hf
 from hopflow.bind import bind
 from hopflow.errors import CheckError, GraphError, ProgramFormatError
 from hopflow.graph.codegen import python_source
-from hopflow.graph.core import Graph
-from hopflow.graph.hashing import equal, structural_hash
+from hopflow.graph.core import Constant, Graph
+from hopflow.graph.hashing import equal, equal_values, structural_hash
 from hopflow.graph.interpreter import interpret
 from hopflow.graph.printer import format_graph
 from hopflow.graph.rewriting import (
@@ -155,6 +155,36 @@ def test_dead_symbols_go_and_needed_ones_stay() -> None:
     substitute_symbols(graph, {symbols(graph)[0]: 4})
     erase_node(graph, graph.nodes[0])
     verify(graph)
+
+
+def test_values_are_equal_if_they_are_made_alike() -> None:
+    graph = read(
+        """\
+graph f(n: i64[], /, x: f32[n], y: f32[n]) -> ():
+    %0: f32[n] = sin(x)
+    %1: f32[n] = add(%0, 1.0)
+    %2: f32[n] = sin(x)
+    %3: f32[n] = add(%2, 1.0)
+    %4: f32[n] = add(%2, 2.0)
+    %5: f32[n] = add(%2, y)
+    %6: f32[n] = full(1.0, shape=(n,))
+    %7: f32[3] = full(1.0, shape=(3,))
+    %8: f32[n] = noise(x)
+    %9: f32[n] = noise(x)
+    %10: f32[n] = cos(x)
+    return
+"""
+    )
+    values = [v for n in graph.nodes for v in n.results]
+    alike = {
+        (i, j)
+        for i, a in enumerate(values)
+        for j, b in enumerate(values[:i])
+        if equal_values(a, b)
+    }
+    assert alike == {(2, 0), (3, 1)}
+    assert equal_values(Constant(1, I64), Constant(1, I64))
+    assert not equal_values(Constant(1, I64), values[0])
 
 
 def test_symbols_of_its_own_are_none_that_a_graph_needs() -> None:

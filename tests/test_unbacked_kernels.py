@@ -176,6 +176,7 @@ PROGRAMS: dict[str, Callable[..., Any]] = {
     "flattened": lambda x, m: hf.ravel(x[m][:, None] * x[x > 0][None, :]),
     "twice": lambda x, m: (x[m], x[m], hf.sin(x[m]), -hf.sin(x[m])),
     "product": lambda x, m: hf.map(lambda r: r[None, :] @ r[:, None], x[m][:, None]),
+    "one size": lambda x, m: x[m] * (2 * x)[m] + hf.ones((hf.nonzero(m)[0].shape[0],)),
     "sorted": lambda x, m: (hf.sort(x[m]), hf.cumulative_sum(x[m]), hf.flip(x[m])),
     "again": lambda x, m: hf.nonzero(x[m] > 0),
     "loops": loops,

@@ -12,11 +12,12 @@ from weakref import ref
 
 from hopflow.dtypes import DType
 from hopflow.errors import GraphError
-from hopflow.graph.core import Graph, Var
+from hopflow.graph.core import Arg, Graph, Var
+from hopflow.graph.rewriting import effects
 from hopflow.graph.types import TensorType, is_one
 from hopflow.symbolic.size import Symbol, SymInt, renamed
 
-__all__ = ["equal", "structural_hash"]
+__all__ = ["equal", "equal_values", "structural_hash"]
 
 # What separates the pieces of a text: no name and no number contains it.
 _END: Final = "\x1f"
@@ -38,6 +39,38 @@ def structural_hash(graph: Graph) -> str:
 def equal(a: Graph, b: Graph) -> bool:
     """Whether two graphs have the same structure."""
     return a is b or _Encoder({}).text(a) == _Encoder({}).text(b)
+
+
+def equal_values(a: Arg, b: Arg) -> bool:
+    """Whether two args of one graph surely hold the same: they are made of the same
+    vars by the same operations, none of which has an effect or a graph."""
+    symbols: dict[Symbol, int] = {}
+    encoder = _Encoder({})
+    pending = [(a, b)]
+    seen: set[tuple[Arg, Arg]] = set()
+    while pending:
+        pair = x, y = pending.pop()
+        if x is y or pair in seen:
+            continue
+        seen.add(pair)
+        if not (isinstance(x, Var) and isinstance(y, Var)):
+            if isinstance(x, Var) or isinstance(y, Var):
+                return False
+            if _argument(x, symbols) != _argument(y, symbols):
+                return False
+            continue
+        m, n = x.node, y.node
+        if m.op is None or m.op is not n.op or x.index != y.index:
+            return False
+        if m.graphs or m.symbol is not None or effects(m):
+            return False
+        if len(m.args) != len(n.args) or m.params.keys() != n.params.keys():
+            return False
+        for key, value in m.params.items():
+            if encoder.static(value, symbols) != encoder.static(n.params[key], symbols):
+                return False
+        pending += zip(m.args, n.args, strict=True)
+    return True
 
 
 class _Encoder:

@@ -34,6 +34,7 @@ from hopflow.graph.core import (
     symbol_range,
     vars_of,
 )
+from hopflow.graph.hashing import equal_values
 from hopflow.graph.regions import result_types
 from hopflow.graph.types import FLOAT_TYPE, SYMBOL_TYPE, TensorType, shared
 from hopflow.ops.check import Message, check_op
@@ -283,7 +284,8 @@ class Tracer(Functional):
         self, value: Value, min: float = -inf, max: Size | float = inf
     ) -> Size:
         """One symbol for each value that a tensor has held: a node of its own, unless
-        it is the value of a size already.
+        it is the value of a size already, or made as one that is: `x[m] + y[m]` has
+        one size.
 
         Raises:
             TraceError: this trace makes no symbols.
@@ -293,6 +295,9 @@ class Tracer(Functional):
         known = self._known_size(var)
         if known is not None:
             return known
+        for defined in self.symbols.values():
+            if defined.node.op is item and equal_values(defined.node.args[0], var):
+                return self.size_of(TracedTensor(self, defined))
         if self.env is None:
             tensor._concrete("item")
         assert self.env is not None
