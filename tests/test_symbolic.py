@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -23,6 +23,7 @@ from hopflow.symbolic.size import (
     Symbol,
     SymFloat,
     SymInt,
+    compiled_shapes,
     evaluate,
     free_symbols,
     substitute,
@@ -607,3 +608,10 @@ def test_a_linear_or_polynomial_program_does_not_import_sympy() -> None:
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False
     )
     assert (run.stdout, run.stderr) == ("True\n", "")
+
+
+def test_shapes_are_compiled_to_python() -> None:
+    n, m = symbol("n"), symbol("1 m")
+    shapes = [(n // 2, 3), (), (sym_max(n - m, 1), sym_int(cast(Any, n) * 0.5))]
+    shape = compiled_shapes(free_symbols(n, m), shapes)
+    assert shape(7, 9) == ((3, 3), (), (1, 3))

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from sys import getrefcount
 from threading import RLock
 from typing import Any, Final
@@ -27,7 +28,7 @@ from hopflow.loop_ir.printer import format_program
 from hopflow.loop_ir.verifier import verify as verify_program
 from hopflow.loop_ir.walk import allocated
 from hopflow.stats import counts
-from hopflow.symbolic.size import Size, Symbol, substitute
+from hopflow.symbolic.size import compiled_shapes
 from hopflow.tensor import EagerTensor
 
 _lock = RLock()
@@ -121,8 +122,7 @@ class Executable:
             arrays.append(array)
         if self._symbols or not dense:
             if sizes is None:
-                places = [_where(self.graph, v) for v in self.graph.symbols]
-                sizes = [int(arrays[k].shape[axis]) for k, axis in places]
+                sizes = [arrays[k].shape[axis] for k, axis in self._places]
             kernel, strides = (self.kernel, []) if dense else self._variant(arrays)
             outputs = self._allocate(sizes, arrays)
             trapped = kernel.call(*sizes, *strides, *arrays, *outputs)
@@ -153,17 +153,22 @@ class Executable:
         return own
 
     def _allocate(self, sizes: Sequence[int], arrays: Sequence[Any]) -> list[Any]:
-        known: dict[Symbol, Size] = {
-            v.node.symbol: n
-            for v, n in zip(self.graph.symbols, sizes, strict=True)
-            if v.node.symbol is not None
-        }
+        shapes = self._shapes(*sizes)
         return [
-            np.empty([int(substitute(n, known)) for n in shape], dtype)
-            if source is None
-            else arrays[source]
-            for shape, dtype, _, source in self._results
+            np.empty(shape, dtype) if source is None else arrays[source]
+            for shape, (_, dtype, _, source) in zip(shapes, self._results, strict=True)
         ]
+
+    @cached_property
+    def _shapes(self) -> Callable[..., Sequence[tuple[int, ...]]]:
+        """The shapes of the results, of the sizes."""
+        symbols = [v.node.symbol for v in self.graph.symbols if v.node.symbol]
+        return compiled_shapes(symbols, [shape for shape, *_ in self._results])
+
+    @cached_property
+    def _places(self) -> list[tuple[int, int]]:
+        """Which axes of which inputs tell the sizes."""
+        return [_where(self.graph, v) for v in self.graph.symbols]
 
     def _variant(self, arrays: list[Any]) -> tuple[Kernel, list[int]]:
         """The kernel for arrays that lie so in memory, and the strides that it takes.
