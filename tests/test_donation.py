@@ -178,6 +178,17 @@ def test_an_argument_given_twice_is_read_as_it_was() -> None:
     agree(f(x, x), (before + 1, np.roll(before, 1)))
 
 
+def test_an_argument_of_other_strides_may_stand_beside_a_donated_one() -> None:
+    f = hf.jit(lambda x, y: x * y + hf.roll(y, 1), donate=(0,))
+    wide = np.arange(ROWS * 16, dtype=np.float32).reshape(ROWS, 16)
+    for y in (wide[:, :8].copy(), wide[:, ::2], wide[:, :8][::-1]):
+        x = fresh(table())
+        given = address(x)
+        result = f(x, hf.asarray(y))
+        assert address(result) == given
+        np.testing.assert_array_equal(result, np.asarray(table()) * y + np.roll(y, 1))
+
+
 def test_a_donated_column_is_copied() -> None:
     x = fresh(table())
     column = x[:, 1]
