@@ -46,3 +46,20 @@ def test_nothing_is_written_beside_the_outputs(dtype: DType) -> None:
             assert (beside == FILL).all(), (name, length)
             expected = np.asarray(f(hf.asarray(x)))
             np.testing.assert_array_equal(value, expected, err_msg=f"{name} {length}")
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 40])
+def test_empty_parts_of_a_size_that_the_run_finds_are_not_read(count: int) -> None:
+    # What is chosen at `x > 0` is asked for where nothing is chosen, too, and the
+    # positions that it has then may be anything.
+    def f(x: Any) -> Any:
+        chosen = x[x > 0]
+        ends = hf.concat([chosen, x]), hf.concat([x, chosen]), hf.pad(chosen, 2)
+        return *ends, hf.concat([x[: hf.sum(x > 0).item()], x])
+
+    jitted = hf.jit(f, dynamic=True)
+    for sign in (1, -1):
+        x = hf.asarray(np.full(count, sign, np.float32))
+        for _ in range(20):
+            for got, want in zip(jitted(x), f(x), strict=True):
+                np.testing.assert_array_equal(np.asarray(got), np.asarray(want))

@@ -124,6 +124,7 @@ class Executable:
             if sizes is None:
                 sizes = [arrays[k].shape[axis] for k, axis in self._places]
             kernel, strides = (self.kernel, []) if dense else self._variant(arrays)
+            arrays = [a if a.size else _empty(a.shape, a.dtype) for a in arrays]
             outputs = self._allocate(sizes, arrays)
             trapped = kernel.call(*sizes, *strides, *arrays, *outputs)
         else:
@@ -155,7 +156,7 @@ class Executable:
     def _allocate(self, sizes: Sequence[int], arrays: Sequence[Any]) -> list[Any]:
         shapes = self._shapes(*sizes)
         return [
-            np.empty(shape, dtype) if source is None else arrays[source]
+            _empty(shape, dtype) if source is None else arrays[source]
             for shape, (_, dtype, _, source) in zip(shapes, self._results, strict=True)
         ]
 
@@ -207,6 +208,19 @@ def _is_alone(tensor: EagerTensor) -> bool:
 
 _PROBE: Final = EagerTensor(np.empty(0))
 _OWN_REFERENCES: Final = getrefcount(_PROBE.array)
+
+
+def _empty(shape: Sequence[int], dtype: Any) -> Any:
+    """A new array. Code for sizes that may be 0 reads the first element of one that is
+    empty, and takes nothing of it: there has to be memory."""
+    return (
+        np.empty(shape, dtype)
+        if 0 not in shape
+        else np.ndarray(shape, dtype, buffer=np.zeros(_ELEMENT, np.uint8))
+    )
+
+
+_ELEMENT: Final = 64  # bytes, for one of any dtype
 
 
 def _where(graph: Graph, symbol: Var) -> tuple[int, int]:

@@ -19,6 +19,7 @@ from hopflow.loop_ir.expr import Expr, Index, binary, cast, compare, extent, ind
 from hopflow.loop_ir.kernels import Check, Operand, Pointwise, broadcast_index
 from hopflow.ops.opdef import OpDef, Sample
 from hopflow.ops.rules import Array, broadcast_shapes, is_zero
+from hopflow.ops.sizes import may_be_zero
 from hopflow.symbolic.size import Size
 
 __all__ = ["gather", "gather_clip"]
@@ -43,9 +44,18 @@ def wrapped(e: Expr, size: Size) -> Expr:
 
 
 def clipped(e: Expr, size: Size) -> Expr:
+    return _moved(position_of(e), size)
+
+
+def _moved(position: Expr, size: Size) -> Expr:
     # In this order 0 has the last word: an axis of symbolic size may be empty.
-    high = binary("min", position_of(e), expr.sub(extent(size), index(1)))
+    high = binary("min", position, expr.sub(extent(size), index(1)))
     return binary("max", high, index(0))
+
+
+def _surely_memory(e: Expr, size: Size) -> Expr:
+    """A position for an index that may be none: one read beside an empty tensor."""
+    return _moved(wrapped(e, size), size)
 
 
 def in_range(e: Expr, size: Size, *, wraps: bool) -> Expr:
@@ -218,6 +228,8 @@ def _gather_op(
     ) -> Pointwise:
         layout = Layout(name, x.type, [i.type for i in indices], axes, batch)
         normal = wrapped if checked else clipped
+        if checked and any(may_be_zero(n) for n in layout.space):
+            normal = _surely_memory
 
         def element(at: Index) -> Expr:
             found = layout.at_indices(indices, at)

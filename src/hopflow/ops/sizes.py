@@ -31,6 +31,11 @@ def less(a: Size, b: Size) -> bool | None:
     return answer(relation("<", terms_of(difference)))
 
 
+def may_be_zero(size: Size) -> bool:
+    """Whether an axis of symbolic size may be empty."""
+    return isinstance(size, SymInt) and less(0, size) is not True
+
+
 def smaller(a: Size, b: Size) -> Size:
     """The smaller of two sizes: one of them if it is known which; no guard if not."""
     if less(b, a) is False:

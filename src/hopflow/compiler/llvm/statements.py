@@ -371,6 +371,9 @@ class Emitter:
         f, name = self.f, self.f.name("allocate")
         extents = [self.values.value(n) for n in s.buffer.shape]
         size = self._bytes(extents, s.buffer.dtype.itemsize)
+        # Of an empty buffer, too, the first element can be read.
+        f.module.declare("i64 @llvm.umax.i64(i64, i64)")
+        size = f.emit(f"call i64 @llvm.umax.i64(i64 {size}, i64 {ALIGNMENT})")
         slot = self.capacities[s.buffer]
         capacity = f.emit(f"load i64, ptr {slot}")
         fits = f.emit(f"icmp sle i64 {size}, {capacity}")
