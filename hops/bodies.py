@@ -18,8 +18,9 @@ from hopflow.errors import (
 )
 from hopflow.graph.core import Constant, Graph
 from hopflow.graph.rewriting import read_vars, symbols_read
-from hopflow.graph.types import TensorType, same_size
+from hopflow.graph.types import TensorType
 from hopflow.ops.opdef import OPERATIONS, as_default, as_operand, convert_to
+from hopflow.ops.sizes import equals
 from hopflow.pytree import Spec
 from hopflow.stats import counts
 from hopflow.symbolic.env import ShapeEnv
@@ -551,7 +552,7 @@ def difference(expected: TensorType, got: TensorType) -> str:
     if expected.ndim != got.ndim:
         return f"rank {expected.ndim} != {got.ndim}"
     for axis, (a, b) in enumerate(zip(expected.shape, got.shape, strict=True)):
-        if not same_size(a, b):
+        if not equals(a, b):
             return f"axis {axis}: {a} != {b}"
     return ""
 

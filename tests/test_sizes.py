@@ -433,3 +433,16 @@ def test_a_function_takes_any_sizes(name: str) -> None:
         assert found.shape == want.shape
         assert found.dtype is want.dtype
         np.testing.assert_allclose(found.array, want.array, 1e-3, 1e-3)
+
+
+# --- bodies ---------------------------------------------------------------------------
+
+
+def test_results_of_branches_that_may_agree_are_asked_to() -> None:
+    f = hf.jit(lambda p, x, y: hf.cond(p, lambda: x, lambda: y), dynamic=True)
+    for n in (4, 7):
+        x = np.arange(n, dtype="f")
+        for p in (True, False):
+            found = f(hf.asarray(p), hf.asarray(x), hf.asarray(-x))
+            np.testing.assert_array_equal(found.array, x if p else -x)
+    assert [g.partition("  ")[0] for g in f.guards] == ["x.shape[0] == y.shape[0]"]

@@ -14,6 +14,7 @@ from hopflow.symbolic.terms import divide, env_of
 __all__ = [
     "agreed",
     "divided",
+    "equals",
     "fits",
     "is_empty",
     "larger",
@@ -88,6 +89,15 @@ def agreed(a: Size, b: Size) -> Size | None:
     if other in (None, 1) and b == 1:
         return a
     return b if known in (None, 1) and a == 1 else None
+
+
+def equals(a: Size, b: Size) -> bool:
+    """Whether two sizes are equal: asked where the hints say so, else only if known."""
+    if same_size(a, b):
+        return True
+    x, y = (n.hint if isinstance(n, SymInt) else n for n in (a, b))
+    has_env = any(env_of(terms_of(n)) is not None for n in (a, b))
+    return x is not None and x == y and has_env and a == b
 
 
 def fits(size: Size, wanted: Size) -> bool:
