@@ -58,6 +58,7 @@ from hopflow.loop_ir.kernels import CountedLoop
 from hopflow.ops.convert import apply, astype
 from hopflow.ops.dynamic import dynamic_index
 from hopflow.ops.elementwise import add, less, logical_and, logical_not, subtract
+from hopflow.ops.sizes import specialised
 from hopflow.symbolic.size import Size
 from hopflow.trace.source import input_names
 from hopflow.trace.tracer import Tracer, rollback
@@ -89,6 +90,7 @@ class Scan(HigherOrderOp):
         unroll: int,
     ) -> Call:
         require_callable(self.name, "combine_fn", combine_fn)
+        unroll = specialised(unroll)
         if type(unroll) is not int or unroll < 1:
             raise ArgumentValueError(
                 f"{self.name}: `unroll` must be a positive int, and is {unroll!r}."

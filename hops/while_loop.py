@@ -50,6 +50,7 @@ from hopflow.hops.loops import (
 from hopflow.loop_ir.kernels import WhileLoop
 from hopflow.ops.elementwise import add, less
 from hopflow.ops.opdef import as_operand, convert_to
+from hopflow.ops.sizes import specialised
 from hopflow.trace.source import input_names
 
 
@@ -291,6 +292,7 @@ WHILE = While()
 def _loop_params(
     op: str, num_carry: int, max_steps: Any, reverse_mode: Any
 ) -> dict[str, Any]:
+    max_steps = specialised(max_steps)
     if max_steps is not None:
         if isinstance(max_steps, bool) or not isinstance(max_steps, int):
             raise ArgumentTypeError(

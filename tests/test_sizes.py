@@ -446,3 +446,12 @@ def test_results_of_branches_that_may_agree_are_asked_to() -> None:
             found = f(hf.asarray(p), hf.asarray(x), hf.asarray(-x))
             np.testing.assert_array_equal(found.array, x if p else -x)
     assert [g.partition("  ")[0] for g in f.guards] == ["x.shape[0] == y.shape[0]"]
+
+
+def test_a_number_that_decides_the_program_is_a_guard() -> None:
+    f = hf.jit(lambda x, k: hf.linalg.diagonal(x, offset=k), dynamic=True)
+    x = np.arange(12, dtype="f").reshape(3, 4)
+    for k in (1, 2):
+        found = f(hf.asarray(x), k)
+        np.testing.assert_array_equal(found.array, np.diagonal(x, k))
+    assert "k == 2" in str(f.guards)

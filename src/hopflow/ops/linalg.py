@@ -42,7 +42,7 @@ from hopflow.ops.rules import (
     normalize_axis,
     one_of,
 )
-from hopflow.ops.sizes import is_empty, larger, smaller
+from hopflow.ops.sizes import is_empty, larger, smaller, specialised
 from hopflow.ops.views import (
     as_tensor,
     broadcasted,
@@ -360,6 +360,7 @@ def diagonal(x: Any, /, *, offset: int = 0) -> Value:
     """
     x = as_tensor("diagonal", x)
     check_matrix("diagonal", x.type)
+    offset = specialised(offset)
     if isinstance(offset, bool) or not isinstance(offset, int):
         raise ArgumentTypeError(
             f"diagonal: `offset` must be an int, and is `{type(offset).__name__}`."
@@ -536,6 +537,7 @@ def matrix_power(x: Any, n: int, /) -> Value:
         ArgumentTypeError: `n` is not an int.
         ShapeError: `x` is no square matrix or batch of them.
     """
+    n = specialised(n)
     if isinstance(n, bool) or not isinstance(n, int):
         raise ArgumentTypeError(
             f"matrix_power: `n` must be an int, and is `{type(n).__name__}`."

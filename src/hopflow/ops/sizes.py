@@ -4,6 +4,8 @@
 guard by the hints of backed symbols, or is a DataDependentError.
 """
 
+from typing import Any
+
 from hopflow.graph.types import is_one, is_zero, same_size
 from hopflow.symbolic.asking import answer
 from hopflow.symbolic.boolean import relation
@@ -20,6 +22,7 @@ __all__ = [
     "larger",
     "less",
     "smaller",
+    "specialised",
     "steps",
 ]
 
@@ -98,6 +101,12 @@ def equals(a: Size, b: Size) -> bool:
     x, y = (n.hint if isinstance(n, SymInt) else n for n in (a, b))
     has_env = any(env_of(terms_of(n)) is not None for n in (a, b))
     return x is not None and x == y and has_env and a == b
+
+
+def specialised(number: Any) -> Any:
+    """A symbolic size as the number it is in this call, which becomes a guard; anything
+    else as it is. For what decides which program is made."""
+    return int(number) if isinstance(number, SymInt) else number
 
 
 def fits(size: Size, wanted: Size) -> bool:
