@@ -27,13 +27,14 @@ from hopflow.pytree import Spec
 from hopflow.stats import counts
 from hopflow.symbolic.boolean import SymBool
 from hopflow.symbolic.env import ShapeEnv
+from hopflow.symbolic.ranges import INT64
 from hopflow.symbolic.size import SymFloat, SymInt
 from hopflow.tensor import EagerTensor
 from hopflow.tensor.rows import place_in, row_of
 from hopflow.trace.dims import Choice, Dynamic, choice_of
 from hopflow.trace.functional import TracedTensor
 from hopflow.trace.inputs import Inputs, check_dims
-from hopflow.trace.signature import Arguments, is_data
+from hopflow.trace.signature import Arguments, Given, is_data, kinds_of, weak_tensor
 from hopflow.trace.source import name_of, user_line
 from hopflow.trace.tracer import Tracer, is_written, trace_into
 from hopflow.trace.variants import Family, Place, Variant
@@ -131,6 +132,47 @@ class _Results(NamedTuple):
     numbers: dict[int, type]
 
 
+class _Known(NamedTuple):
+    """What calls run whose arguments are of some kinds; see `Given.kinds`.
+
+    types     of the tensors: alive, so that no other gets their ids
+    integers  which leaves are Python integers
+    floats    which are floats
+    """
+
+    variant: Variant[_Compiled]
+    types: list[TensorType]
+    integers: list[int]
+    floats: list[int]
+
+    @staticmethod
+    def of(variant: Variant[_Compiled], call: Arguments) -> "_Known":
+        """What calls like this one run."""
+        kinds = {k: type(call.given.leaves[k]) for k in call.numbers}
+        return _Known(
+            variant,
+            [t.type for t in call.tensors],
+            [k for k, kind in kinds.items() if kind is int],
+            [k for k, kind in kinds.items() if kind is float],
+        )
+
+    def serves(self, leaves: Sequence[Any]) -> bool:
+        """Whether the numbers of a call are such that it may run this."""
+        for k in self.integers:
+            if leaves[k] not in INT64:
+                return False
+        return not self.variant.asks_values or self.variant.holds(leaves)
+
+    def tensors(self, leaves: Sequence[Any]) -> list[EagerTensor]:
+        """The operands of a call."""
+        tensors = list(leaves)
+        for k in self.floats:
+            tensors[k] = weak_tensor(leaves[k])
+        for k in reversed(self.integers):
+            del tensors[k]
+        return tensors
+
+
 class Jitted:
     """A function that is traced and compiled for the kinds of calls it gets.
 
@@ -150,9 +192,8 @@ class Jitted:
         self._dynamic = dynamic
         self._lock = RLock()
         self._families: dict[Any, Family[_Compiled]] = {}
-        self._plain: dict[tuple[int, ...], _Compiled] = {}
-        self._plain_types: list[tuple[TensorType, ...]] = []
-        self._last: tuple[Family[_Compiled], Variant[_Compiled]] | None = None
+        self._known: dict[tuple[Any, ...], _Known] = {}
+        self._last: Variant[_Compiled] | None = None
 
     def __repr__(self) -> str:
         return f"<jitted {name_of(self._f)}>"
@@ -166,40 +207,46 @@ class Jitted:
             return self._inline(args, kwargs)
         if debugging():
             return self._f(*args, **kwargs)
-        if not kwargs:  # the common case, told by the identity of types
-            known = self._plain.get(tuple([id(getattr(a, "type", a)) for a in args]))
-            if known is not None and all(type(a) is EagerTensor for a in args):
-                return known(list(args), args)
-        call = Arguments.of(self._f, self._dynamic, args, kwargs)
+        if not kwargs:  # the common case
+            known = self._known.get(kinds_of(args))
+            if known is not None and known.serves(args):
+                return self._run_known(known, args)
+        given = Given.of(args, kwargs)
+        known = self._known.get(given.kinds)
+        if known is not None and known.serves(given.leaves):
+            return self._run_known(known, given.leaves)
+        call = Arguments.of(self._f, self._dynamic, given)
         variant = self._variant(call)
         compiled = variant.compiled
         if compiled.written:
             compiled = self._told_apart(compiled, call)
         if self._donate:
             return self._run_donating(compiled, call)
-        if not compiled.written and call.is_plain and not variant.asks_values:
-            types = tuple([t.type for t in call.tensors])
-            if len(self._plain_types) >= _MOST_PLAIN:
-                self._plain.clear()
-                self._plain_types.clear()
-            self._plain_types.append(types)  # alive, so that no other gets their ids
-            self._plain[tuple(map(id, types))] = compiled
-        return compiled(call.tensors, call.leaves)
+        if call.is_told and not compiled.written and not variant.dims:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[given.kinds] = _Known.of(variant, call)
+        return compiled(call.tensors, given.leaves)
+
+    def _run_known(self, known: "_Known", leaves: Sequence[Any]) -> Any:
+        self._last = known.variant
+        return known.variant.compiled(known.tensors(leaves), leaves)
 
     def _variant(self, call: Arguments) -> Variant[_Compiled]:
         """The trace that serves a call, made if there is none."""
+        leaves = call.given.leaves
         family = self._families.get(call.key)
-        variant = None if family is None else family.find(call.values, call.leaves)
+        variant = None if family is None else family.find(call.values, leaves)
         if variant is None:
             with self._lock:  # what several threads ask for at once is compiled once
                 family = self._families.setdefault(call.key, Family(call.places))
-                variant = family.find(call.values, call.leaves)
+                variant = family.find(call.values, leaves)
                 if variant is None:
                     variant = self._specialize(family, call)
         assert family is not None
-        self._last = family, variant
+        self._last = variant
         if variant.dims:
-            check_dims("jit", variant.dims, call.leaves, call.texts(self._f))
+            check_dims("jit", variant.dims, leaves, call.texts(self._f))
         return variant
 
     def _specialize(
@@ -219,10 +266,11 @@ class Jitted:
         return variant
 
     def _run_donating(self, compiled: _Compiled, call: Arguments) -> Any:
-        donated = [x for x in self._donated(call.args) if isinstance(x, EagerTensor)]
+        given_up = self._donated(call.given.args)
+        donated = [x for x in given_up if isinstance(x, EagerTensor)]
         compiled.check(call.tensors)
         try:
-            return compiled(call.tensors, call.leaves)
+            return compiled(call.tensors, call.given.leaves)
         finally:  # an error, too, may come when they have been written over
             for tensor in donated:
                 tensor.storage.invalid = "donated"
@@ -261,9 +309,9 @@ class Jitted:
         counts.traces += 1
         env = ShapeEnv(user_line)
         tracer = Tracer(None, name_of(self._f).strip("<>") or "f", env=env)
-        inputs = Inputs("jit", tracer, call.leaves, call.texts(self._f), choose)
+        inputs = Inputs("jit", tracer, call.given.leaves, call.texts(self._f), choose)
         given: list[Any] = []
-        for i, leaf in enumerate(call.leaves):
+        for i, leaf in enumerate(call.given.leaves):
             name = _name(inputs.texts[i])
             if not is_data(leaf):
                 given.append(inputs.number(i, name))
@@ -275,7 +323,7 @@ class Jitted:
                 given.append(inputs.tensor(i, tensor.type, name))
 
         def run(*flat: Any) -> Any:
-            args, kwargs = pytree.unflatten(call.spec, flat)
+            args, kwargs = pytree.unflatten(call.given.spec, flat)
             return self._f(*args, **kwargs)
 
         with span("trace", function=name_of(self._f)):
@@ -359,7 +407,7 @@ class Jitted:
 
     def _donated_inputs(self, call: Arguments) -> list[int]:
         """Which of the graph's operands a call gives up."""
-        args, _ = pytree.unflatten(call.spec, range(len(call.leaves)))
+        args, _ = pytree.unflatten(call.given.spec, range(len(call.given.leaves)))
         donated = self._donated(args)
         return [k for k, i in enumerate(call.operands) if i in donated]
 
@@ -391,7 +439,7 @@ class Jitted:
             raise ArgumentValueError(
                 f"{self!r} has not been compiled yet: call it once with arguments."
             )
-        return self._last[1]
+        return self._last
 
     @property
     def guards(self) -> tuple[str, ...]:
@@ -404,21 +452,21 @@ class Jitted:
         One line for each trace that might have served it: "recompiled because
         `x.shape[0] % 8 == 0` at model.py:12 no longer holds".
         """
-        call = Arguments.of(self._f, self._dynamic, args, kwargs)
+        call = Arguments.of(self._f, self._dynamic, Given.of(args, kwargs))
         family = self._families.get(call.key)
         if family is None:
             return (
                 "compiled, as no call had this structure, these dtypes and ranks, and "
                 "these values of what is no number or tensor"
             )
-        if family.find(call.values, call.leaves) is not None:
+        if family.find(call.values, call.given.leaves) is not None:
             return "runs what has been compiled"
         return self._reasons(family, call)
 
     def _reasons(self, family: Family[_Compiled], call: Arguments) -> str:
         texts = call.texts(self._f)
         reasons = [
-            variant.reasons(family.places, texts, call.values, call.leaves)
+            variant.reasons(family.places, texts, call.values, call.given.leaves)
             for variant in family.all()
         ]
         return "\n".join(f"recompiled because {' and '.join(r)}" for r in reasons)
@@ -450,7 +498,7 @@ class Jitted:
 
 _GONE: Final = np.empty(0)
 """What a donated tensor holds: its own memory is the result's, or free."""
-_MOST_PLAIN: Final = 1 << 12
+_MOST_KNOWN: Final = 1 << 12
 _PYTHON_KINDS: Final = {SymInt: int, SymFloat: float, SymBool: bool}
 
 

@@ -1,6 +1,7 @@
 """The arguments of a call, and the kind of call that they make."""
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from operator import is_
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -16,13 +17,52 @@ from hopflow.trace.inputs import can_be_symbol
 from hopflow.trace.source import argument_texts, name_of, parameter_names
 from hopflow.trace.variants import Place
 
-__all__ = ["Arguments", "is_data"]
+__all__ = ["Arguments", "Given", "is_data", "kinds_of", "weak_tensor"]
+
+
+def kinds_of(leaves: Iterable[Any]) -> tuple[Any, ...]:
+    """What is told of arguments in no time: which types of tensors, which classes."""
+    return tuple([id(x.type) if type(x) is EagerTensor else type(x) for x in leaves])
+
+
+def weak_tensor(number: float) -> EagerTensor:
+    """The operand that a Python float is."""
+    return EagerTensor(np.asarray(number), weak=True)
+
+
+class Given(NamedTuple):
+    """The arguments of one call, flat.
+
+    leaves  of `(args, kwargs)`, tensors in place of arrays; `spec` is their structure
+    orders  the keys of each dict, in order, which a structure leaves out
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    leaves: list[Any]
+    spec: Spec
+    orders: list[tuple[Any, ...]]
+
+    @staticmethod
+    def of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Given":
+        """These arguments, flat."""
+        leaves, spec = pytree.flatten((args, kwargs))
+        leaves = [slots.from_array(x) if isinstance(x, _ARRAYS) else x for x in leaves]
+        return Given(args, kwargs, leaves, spec, _key_orders((args, kwargs)))
+
+    @property
+    def kinds(self) -> tuple[Any, ...]:
+        """`kinds_of` the leaves, and their structure if it is not just `args`."""
+        args, leaves = self.args, self.leaves
+        is_plain = not self.kwargs and len(args) == len(leaves)
+        if is_plain and all(map(is_, args, leaves)):
+            return kinds_of(leaves)
+        return self.spec, *self.orders, *kinds_of(leaves)
 
 
 class Arguments(NamedTuple):
     """The arguments of one call.
 
-    leaves    of `(args, kwargs)`; `spec` is their structure
     tensors   the operands of the graph: tensors, and numbers that are floats
     operands  which leaf each of them is
     key       structure, dtypes, ranks, and the values of what is no data
@@ -31,10 +71,7 @@ class Arguments(NamedTuple):
     plans     what the user chose for each leaf
     """
 
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    leaves: list[Any]
-    spec: Spec
+    given: Given
     tensors: list[EagerTensor]
     operands: list[int]
     key: tuple[Any, ...]
@@ -43,34 +80,26 @@ class Arguments(NamedTuple):
     plans: Sequence[LeafPlan]
 
     @staticmethod
-    def of(
-        f: Callable[..., Any],
-        dynamic: Dynamic,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> "Arguments":
+    def of(f: Callable[..., Any], dynamic: Dynamic, given: Given) -> "Arguments":
         """A call's arguments, and the kind of call that it is.
 
         Raises:
             EscapedValueError: one is a tensor of a trace.
             ArgumentTypeError, ArgumentValueError: `dynamic` does not fit them.
         """
-        leaves, spec = pytree.flatten((args, kwargs))
-        plans = _plans(f, dynamic, args, kwargs, leaves, spec)
-        key: list[Any] = [spec, *_key_orders((args, kwargs))]
+        plans = _plans(f, dynamic, given)
+        key: list[Any] = [given.spec, *given.orders]
         tensors: list[EagerTensor] = []
         operands: list[int] = []
         places: list[Place] = []
         values: list[Any] = []
-        for i, leaf in enumerate(leaves):
+        for i, leaf in enumerate(given.leaves):
             if is_data(leaf):
-                array = isinstance(leaf, np.ndarray | np.generic)
-                tensor: Any = slots.from_array(leaf) if array else leaf
-                if not isinstance(tensor, EagerTensor):
-                    raise escaped(tensor, "its trace has ended, or is another thread's")
-                tensors.append(tensor)
+                if not isinstance(leaf, EagerTensor):
+                    raise escaped(leaf, "its trace has ended, or is another thread's")
+                tensors.append(leaf)
                 operands.append(i)
-                type_ = tensor.type
+                type_ = leaf.type
                 key += [type_.dtype, type_.ndim, type_.weak]
                 places += [Place(i, axis) for axis in range(type_.ndim)]
                 values += type_.shape
@@ -79,50 +108,40 @@ class Arguments(NamedTuple):
                 places.append(Place(i, None))
                 values.append(leaf)
                 if type(leaf) is float:
-                    tensors.append(EagerTensor(np.asarray(leaf), weak=True))
+                    tensors.append(weak_tensor(leaf))
                     operands.append(i)
             else:
-                key.append(_static(f, spec, i, leaf))
+                key.append(_static(f, given.spec, i, leaf))
         return Arguments(
-            args,
-            kwargs,
-            leaves,
-            spec,
-            tensors,
-            operands,
-            tuple(key),
-            places,
-            tuple(values),
-            plans,
+            given, tensors, operands, tuple(key), places, tuple(values), plans
         )
 
     def texts(self, f: Callable[..., Any]) -> list[str]:
         """How a user would write each leaf."""
-        return _texts(f, self.spec)
+        return _texts(f, self.given.spec)
 
     @property
-    def is_plain(self) -> bool:
-        """Whether all arguments are tensors, given by position."""
-        return (
-            not self.kwargs
-            and len(self.tensors) == len(self.args)
-            and all(a is t for a, t in zip(self.args, self.tensors, strict=True))
+    def numbers(self) -> list[int]:
+        """The leaves that are numbers, and may be symbols."""
+        return [place.leaf for place in self.places if place.axis is None]
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the kinds of the arguments tell such calls from all others, but for
+        the values of numbers."""
+        numbers = self.numbers
+        return all(
+            type(leaf) is EagerTensor or i in numbers
+            for i, leaf in enumerate(self.given.leaves)
         )
 
 
-def _plans(
-    f: Callable[..., Any],
-    dynamic: Dynamic,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    leaves: Sequence[Any],
-    spec: Spec,
-) -> Sequence[LeafPlan]:
+def _plans(f: Callable[..., Any], dynamic: Dynamic, given: Given) -> Sequence[LeafPlan]:
     if dynamic is None or isinstance(dynamic, bool):
-        return [dynamic] * len(leaves)
-    names = _names(f, spec)
-    given = [*args, *(kwargs[k] for k in names[len(args) :])]
-    return plan_leaves("jit", dynamic, given, names)
+        return [dynamic] * len(given.leaves)
+    names = _names(f, given.spec)
+    named = [given.kwargs[k] for k in names[len(given.args) :]]
+    return plan_leaves("jit", dynamic, [*given.args, *named], names)
 
 
 def _names(f: Callable[..., Any], spec: Spec) -> list[str]:
@@ -139,7 +158,7 @@ def _texts(f: Callable[..., Any], spec: Spec) -> list[str]:
 
 def is_data(leaf: Any) -> bool:
     """Whether an argument is a tensor, or becomes one."""
-    return isinstance(leaf, Value | np.ndarray | np.generic)
+    return isinstance(leaf, (Value, *_ARRAYS))
 
 
 def _static(f: Callable[..., Any], spec: Spec, i: int, leaf: Any) -> Hashable:
@@ -162,7 +181,7 @@ def _static(f: Callable[..., Any], spec: Spec, i: int, leaf: Any) -> Hashable:
 def _key_orders(tree: Any) -> list[tuple[Any, ...]]:
     """The keys of each dict in a tree, in order, which structures leave out."""
     kind = type(tree)
-    if kind is EagerTensor or tree is None or kind in _SIMPLE:
+    if kind in _SIMPLE:
         return []
     if isinstance(tree, dict):
         found = [tuple(tree)]
@@ -176,8 +195,10 @@ def _key_orders(tree: Any) -> list[tuple[Any, ...]]:
         one = spec.one_level()
         found, parts = [], one.flatten_up_to(tree) if one is not None else ()
     for part in parts:
-        found += _key_orders(part)
+        if type(part) not in _SIMPLE:
+            found += _key_orders(part)
     return found
 
 
-_SIMPLE: Final = frozenset((bool, int, float, str, np.ndarray))
+_ARRAYS: Final = (np.ndarray, np.generic)
+_SIMPLE: Final = frozenset((EagerTensor, bool, int, float, str, np.ndarray, type(None)))

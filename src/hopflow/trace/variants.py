@@ -48,7 +48,7 @@ class Variant(Generic[T]):
         symbols = self.guards.symbols
         self._check = self.guards.compile_for(symbols)
         self._asked = tuple([self.sources[s] for s in symbols])
-        # Numbers that tensors hold are no part of their types.
+        # Numbers, and those that tensors hold, are no part of types.
         self.asks_values = any(source.axis is None for source in self._asked)
 
     def serves(self, values: Sequence[Any], leaves: Sequence[Any]) -> bool:
@@ -56,6 +56,10 @@ class Variant(Generic[T]):
         for k, value in self.fixed:
             if values[k] != value:
                 return False
+        return self.holds(leaves)
+
+    def holds(self, leaves: Sequence[Any]) -> bool:
+        """Whether the guards hold for a call with these leaves."""
         return self._check(*[source.find(leaves) for source in self._asked])
 
     def conditions(self) -> list[str]:
