@@ -189,7 +189,7 @@ def sequential(body: Graph, length: Size, *, reverse: bool) -> Graph:
         length = symbol("n")
         tracer.bind_symbols((length,))
     own = [v.node.symbol for v in body.symbols if v.node.symbol is not None]
-    symbols = [TracedTensor(tracer, tracer.symbol(s)) for s in own]
+    symbols = [TracedTensor(tracer, tracer.define(s)) for s in own]
     sizes = {s: SymInt((((s,), 1),)) for s in own}
     count = len(body.outputs)
     elements = [v.type for v in body.operands[:count]]

@@ -8,7 +8,15 @@ from hopflow import pytree
 from hopflow.bind import Operand, bind, current
 from hopflow.errors import BranchTypeError, StructureError, TraceError
 from hopflow.graph.core import Graph, Node
-from hopflow.graph.regions import Port, Region, Role, Runs, Signature, roles
+from hopflow.graph.regions import (
+    Port,
+    Region,
+    Role,
+    Runs,
+    Signature,
+    out_types_like,
+    roles,
+)
 from hopflow.graph.types import TensorType
 from hopflow.hops.base import Call, HigherOrderOp, numbered, split_args
 from hopflow.hops.bodies import (
@@ -195,7 +203,8 @@ class Branching(HigherOrderOp):
                     f"return as many results, and return {len(first.outputs)} and "
                     f"{len(other.outputs)}."
                 )
-            if leaves := mismatches(paths, first.out_types, other.out_types):
+            found = out_types_like(other, first)
+            if leaves := mismatches(paths, first.out_types, found):
                 one, two = f"`{first.name}`", f"`{other.name}`"
                 raise BranchTypeError(self.name, one, two, leaves)
         return first.out_types

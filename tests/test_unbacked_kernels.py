@@ -316,3 +316,46 @@ def test_what_is_beside_allocated_memory_stays() -> None:
             assert (w[[0, 1, 4, 5]] == -7).all()
             assert w[3] == length
             owned_array(w[2:4], np.dtype(np.float64))
+
+
+def twice(v: Any) -> Any:
+    """One body, whose symbol is another size in each call."""
+    positive = hf.subgraph(lambda a: hf.map(lambda r: hf.sum(r[r > 0]), a))
+    rows = v[v > 0][:, None] * v
+    return positive(rows), positive(rows.T)
+
+
+JITTED: dict[str, Callable[..., Any]] = {
+    "prefixes": lambda v: hf.associative_scan(lambda a, b: a + b, v[v > 0]),
+    "products": lambda v: hf.associative_scan(
+        lambda a, b: a @ b, v[:, None, None] * hf.ones((v.shape[0], v.shape[0]))
+    ),
+    "chosen": lambda v: hf.cond(
+        v[0] > 0, lambda a: a * 2, lambda a: a + 1, (v[v > 0],)
+    ),
+    "captured": lambda v: (lambda a: hf.cond(v[0] > 0, lambda: a * 2, lambda: a))(
+        v[v < 1]
+    ),
+    "nested": lambda v: hf.map(lambda e: hf.sum(v[v > e]), v[v > 0]),
+    "twice": twice,
+    "stacked": lambda v: hf.scan(lambda c, _: (c * 2, c), v[v > 0], length=3)[1],
+    "length": lambda v: hf.scan(lambda c, _: (c * 2, c), v, length=v[v > 0].shape[0])[
+        1
+    ],
+    "above": lambda v: (lambda a: a[a > hf.mean(a)])(v[v > 0]),
+    "joined": lambda v: hf.concat([v[v > 0], v[v < 0]]),
+    "number": lambda v: v[v > 0].shape[0],
+}
+
+
+@pytest.mark.parametrize("name", JITTED)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_jitted(name: str, dynamic: bool) -> None:
+    f = JITTED[name]
+    jitted = hf.jit(f, dynamic=dynamic)
+    for length in (3, 5):
+        v = asarray(RNG.normal(size=length))
+        with hf.debug():
+            expected = pytree.flatten(f(v))[0]
+        for ours, theirs in zip(pytree.flatten(jitted(v))[0], expected, strict=True):
+            same(np.asarray(ours), np.asarray(theirs))

@@ -330,8 +330,8 @@ def _bound_params(
 
 
 def fresh_symbol(like: Symbol) -> SymInt:
-    """A new symbol, as a size, that differs from another in nothing else."""
-    return size_of(replace(like))
+    """A new symbol, as a size, like another: but nobody knows more of it than that."""
+    return size_of(replace(like, env=None))
 
 
 def substitute_symbols(graph: Graph, sizes: Mapping[Symbol, Size]) -> None:

@@ -27,7 +27,7 @@ from hopflow.compiler.schedule.places import (
 from hopflow.errors import CompileError
 from hopflow.graph.core import Graph, Node, Var
 from hopflow.graph.rewriting import effects, reader
-from hopflow.graph.types import TensorType, same_type
+from hopflow.graph.types import SYMBOL_TYPE, TensorType, same_type
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.kernels import (
@@ -52,7 +52,7 @@ from hopflow.loop_ir.nest import (
 )
 from hopflow.loop_ir.nest import Var as LoopVar
 from hopflow.loop_ir.walk import allocated, buffers, statements
-from hopflow.symbolic.size import free_symbols
+from hopflow.symbolic.size import Size, free_symbols
 
 LARGEST_COPY = 1 << 22
 """Bytes of what is copied to be aligned: larger ones do not come from the caches."""
@@ -216,7 +216,8 @@ class Scheduler(NodeScheduler):
     ) -> list[Slot]:
         match region:
             case Inline():
-                results = self.inline(region.graph, list(region.operands))
+                operands = [self.operand(o) for o in region.operands]
+                results = self.inline(region.graph, operands)
                 return [
                     self.b.slot(s.place, n) for s, n in zip(results, uses, strict=True)
                 ]
@@ -229,6 +230,12 @@ class Scheduler(NodeScheduler):
         raise CompileError(
             f"operator `{node.op.name}` lowers to `{type(region).__name__}`"
         )
+
+    def operand(self, value: Slot | Size) -> Slot:
+        """An operand of a region; a size is one as well."""
+        if isinstance(value, Slot):
+            return value
+        return self.b.slot(Registers(SYMBOL_TYPE, (self.b.extent(value),)), 1)
 
     def enter(self, graph: Graph, operands: Sequence[Slot]) -> tuple[Liveness, Env]:
         """Slots of a subgraph's own for its inputs."""
