@@ -342,9 +342,14 @@ JITTED: dict[str, Callable[..., Any]] = {
     "length": lambda v: hf.scan(lambda c, _: (c * 2, c), v, length=v[v > 0].shape[0])[
         1
     ],
-    "above": lambda v: (lambda a: a[a > hf.mean(a)])(v[v > 0]),
+    "above": lambda v: (lambda a: a[a > hf.sum(a) / 3])(v[v > 0]),
     "joined": lambda v: hf.concat([v[v > 0], v[v < 0]]),
     "number": lambda v: v[v > 0].shape[0],
+    "divided": lambda v: (
+        lambda n: hf.concat([hf.nonzero(v < -9)[0] // hf.nonzero(v < -9)[0], n])
+    )(hf.nonzero(v)[0]),
+    "padded": lambda v: hf.pad(hf.roll(v[v > 9], 1), 2),
+    "looked up": lambda v: hf.searchsorted(hf.flip(v[v > 9]), v),
 }
 
 
@@ -353,8 +358,9 @@ JITTED: dict[str, Callable[..., Any]] = {
 def test_jitted(name: str, dynamic: bool) -> None:
     f = JITTED[name]
     jitted = hf.jit(f, dynamic=dynamic)
-    for length in (3, 5):
-        v = asarray(RNG.normal(size=length))
+    drawn = RNG.normal(size=(3, 5))
+    for values in (drawn[0, :3], np.abs(drawn[1]), -np.abs(drawn[2])):
+        v = asarray(values)
         with hf.debug():
             expected = pytree.flatten(f(v))[0]
         for ours, theirs in zip(pytree.flatten(jitted(v))[0], expected, strict=True):

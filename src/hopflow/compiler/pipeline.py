@@ -126,7 +126,9 @@ class Executable:
             kernel, strides = (self.kernel, []) if dense else self._variant(arrays)
             arrays = [a if a.size else _empty(a.shape, a.dtype) for a in arrays]
             outputs = self._allocate(sizes, arrays)
-            trapped = kernel.call(*sizes, *strides, *arrays, *outputs)
+            # The start of what is empty may be read, if not used.
+            given = [a if a.size else _NOTHING for a in arrays]
+            trapped = kernel.call(*sizes, *strides, *given, *outputs)
         else:
             kernel = self.kernel
             outputs = [
@@ -205,6 +207,8 @@ def _is_alone(tensor: EagerTensor) -> bool:
     writable = flags.writeable and not tensor.storage.readonly
     return flags.c_contiguous and flags.owndata and writable
 
+
+_NOTHING: Final = np.zeros(64, np.uint8)
 
 _PROBE: Final = EagerTensor(np.empty(0))
 _OWN_REFERENCES: Final = getrefcount(_PROBE.array)

@@ -45,11 +45,13 @@ class Pointwise:
     """`element(i)` for each `i` in the result's shape.
 
     `is_view`: an element is one element of one operand, moved; never worth storing.
+    `peeks`: an element may read the start of an operand that is empty, and not use it.
     """
 
     element: Callable[[Index], Expr]
     checks: tuple[Check, ...] = ()
     is_view: bool = False
+    peeks: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -237,7 +237,7 @@ def _gather_op(
             return x[layout.source(at, positions)]
 
         check = check_of(indices, layout.sizes, layout.space) if checked else None
-        return Pointwise(element, (check,) if check else ())
+        return Pointwise(element, (check,) if check else (), peeks=not checked)
 
     run.__doc__ = doc
     return OpDef(

@@ -96,7 +96,7 @@ def _concat_lower(_types: Types, *operands: Operand, axis: int) -> Pointwise:
 
     if not parts:  # no element is ever asked for
         return Pointwise(lambda at: operands[0][at], is_view=True)
-    return Pointwise(lambda at: choose(0, len(parts), at))
+    return Pointwise(lambda at: choose(0, len(parts), at), peeks=True)
 
 
 _concat: Final = OpDef(
@@ -232,7 +232,7 @@ def _pad_lower(
 
     if any(map(is_zero, x.type.shape)):
         return Pointwise(lambda _: value[()])
-    return Pointwise(element)
+    return Pointwise(element, peeks=True)
 
 
 _pad: Final = OpDef(

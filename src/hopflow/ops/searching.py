@@ -101,7 +101,7 @@ def _searchsorted_lower(
 
     if is_zero(n):
         return Pointwise(lambda _: index(0))
-    return Pointwise(element)
+    return Pointwise(element, peeks=True)
 
 
 _searchsorted: Final = OpDef(

@@ -111,6 +111,10 @@ class Kernels:
         """A slot for the result: registers if it is small, pending if that may pay."""
         for check in kernel.checks:
             self.check(check)
+        if kernel.peeks:
+            for slot in operands:
+                if static_size(slot.type) is None and self._may_fault(slot):
+                    self.b.settle(slot)
         if is_small(type_):
             elements = tuple(
                 self.b.let(kernel.element(at))
@@ -131,6 +135,19 @@ class Kernels:
         if repeated or hint is not None or depth >= DEPTH_LIMIT:
             self.b.settle(slot, hint)
         return slot
+
+    def _may_fault(self, slot: Slot) -> bool:
+        """Whether an element that there is none of could be no memory, or divide by 0:
+        it would be computed of whatever is in memory."""
+        if not isinstance(slot.place, Pending):
+            return False
+        for node in nodes(slot.place.element(self.b.probe(slot.type.ndim))):
+            if node.op == "load" and any(n.op == "load" for n in nodes(*node.args)):
+                return True
+            divides = node.op in ("div", "rem") and node.dtype.is_integer
+            if divides and not node.args[1].is_const:
+                return True
+        return False
 
     def _settle_repeated(
         self,
