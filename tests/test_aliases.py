@@ -36,6 +36,7 @@ ALIASES: dict[str, Any] = {
     "reshaped": lambda x: (x.reshape(-1), x[1]),
     "in steps": lambda x: (x.reshape(-1)[1::2], x),
     "backwards": lambda x: (x[::-1], x[0]),
+    "broadcast": lambda x: (x, hf.broadcast_to(x[:1], (3, 4))),
     "apart": lambda x: (x[:1], x[1:]),
     "two names": lambda x: (x[:2], x[:2]),
 }

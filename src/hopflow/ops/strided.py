@@ -42,7 +42,7 @@ class StridedPlace(NamedTuple):
             if self.strides[axis] != expected:
                 return None
             expected *= self.shape[axis]
-        return step
+        return step or None  # 0: elements of a broadcast, which are one
 
     def indices(self) -> Any:
         """The place in the row of each element."""
