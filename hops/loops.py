@@ -12,9 +12,10 @@ from hopflow.errors import (
     ArgumentTypeError,
     ArgumentValueError,
     LengthError,
+    ShapeError,
     TraceError,
 )
-from hopflow.graph.core import Constant
+from hopflow.graph.core import Constant, Graph
 from hopflow.graph.regions import Runs
 from hopflow.graph.types import TensorType, same_size
 from hopflow.hops.base import Call
@@ -34,7 +35,7 @@ from hopflow.ops.manipulation import moveaxis
 from hopflow.ops.opdef import OPERATIONS, convert_to
 from hopflow.ops.rules import normalize_axis
 from hopflow.pytree import Spec
-from hopflow.symbolic.size import Size, SymInt
+from hopflow.symbolic.size import Size, SymInt, free_symbols
 from hopflow.tensor import EagerTensor, Storage
 from hopflow.trace.source import name_of
 from hopflow.trace.tracer import Tracer, rollback
@@ -286,6 +287,26 @@ def slices(stacks: Sequence[Any], at: int) -> list[Any]:
 def stacked_types(types: Sequence[TensorType], length: Size) -> list[TensorType]:
     """The types of each step's results, stacked."""
     return [t.with_shape((length, *t.shape)) for t in types]
+
+
+def stacked_results(
+    name: str, body: Graph, types: Sequence[TensorType], length: Size
+) -> list[TensorType]:
+    """The types of results of `body`, stacked.
+
+    Raises:
+        ShapeError: a size of one is made in the body, so that steps may differ in it.
+    """
+    known = {v.node.symbol for v in body.symbols}
+    for type_ in types:
+        for symbol in free_symbols(*type_.shape):
+            if symbol not in known:
+                raise ShapeError(
+                    f"{name}: what steps return is stacked, and one result is {type_}: "
+                    f"each step makes the size `{symbol}` anew. Reduce it in the step, "
+                    "or write it into a tensor of a size that is known outside."
+                )
+    return stacked_types(types, length)
 
 
 def stacked(rows: Sequence[Sequence[Value]]) -> list[Value]:

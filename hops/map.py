@@ -29,7 +29,7 @@ from hopflow.hops.loops import (
     slice_types,
     slices,
     stacked,
-    stacked_types,
+    stacked_results,
 )
 from hopflow.loop_ir.kernels import CountedLoop
 from hopflow.symbolic.size import Size
@@ -90,7 +90,7 @@ class Map(HigherOrderOp):
     def infer(
         self, *types: TensorType, body: Graph, length: Size
     ) -> tuple[TensorType, ...]:
-        return tuple(stacked_types(body.out_types, length))
+        return tuple(stacked_results(self.name, body, body.out_types, length))
 
     def functionalize(self, bodies: Sequence[Body]) -> Written:
         return refuse_writes(bodies, _REFUSAL)

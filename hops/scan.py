@@ -50,6 +50,7 @@ from hopflow.hops.loops import (
     slice_types,
     slices,
     stacked,
+    stacked_results,
     stacked_types,
     trace_settled,
 )
@@ -196,7 +197,8 @@ class Scan(HigherOrderOp):
         **_: Any,
     ) -> tuple[TensorType, ...]:
         carry = [v.type for v in body.operands[:num_carry]]
-        return (*carry, *stacked_types(body.out_types[num_carry:], length))
+        ys = body.out_types[num_carry:]
+        return (*carry, *stacked_results(self.name, body, ys, length))
 
     def functionalize(self, bodies: Sequence[Body]) -> Written:
         """A captured tensor that the body writes is one more carry."""

@@ -15,7 +15,7 @@ from hopflow.bind import current, using
 from hopflow.compiler.owned import owned_array
 from hopflow.compiler.pipeline import Executable, lower
 from hopflow.compiler.plan import plan
-from hopflow.errors import CheckError
+from hopflow.errors import CheckError, ShapeError
 from hopflow.graph.core import Graph
 from hopflow.graph.verifier import verify
 from hopflow.loop_ir.interpreter import run
@@ -365,3 +365,15 @@ def test_jitted(name: str, dynamic: bool) -> None:
             expected = pytree.flatten(f(v))[0]
         for ours, theirs in zip(pytree.flatten(jitted(v))[0], expected, strict=True):
             same(np.asarray(ours), np.asarray(theirs))
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda m: hf.map(lambda r: r[r > 0], m),
+        lambda m: hf.scan(lambda c, r: (c, r[r > 0]), 0.0, m),
+    ],
+)
+def test_results_of_differing_sizes_are_not_stacked(f: Any) -> None:
+    with pytest.raises(ShapeError, match=r"f64\[u0\]: each step makes the size"):
+        hf.jit(f)(asarray(np.arange(6.0).reshape(2, 3)))
