@@ -9,8 +9,13 @@ import pytest
 import hopflow
 from hopflow.errors import EscapedValueError, ShapeError
 from hopflow.graph.core import Graph
+from hopflow.graph.hashing import equal
+from hopflow.graph.parser import parse
 from hopflow.graph.printer import format_graph
 from hopflow.graph.verifier import verify
+from hopflow.hops.cond import COND
+from hopflow.hops.invoke_subgraph import INVOKE_SUBGRAPH
+from hopflow.ops.opdef import OPERATIONS
 from hopflow.testing.meanings import NAMES, RUNNERS, agree
 
 hf: Any = hopflow
@@ -383,3 +388,30 @@ def test_a_view_keeps_the_index_it_was_taken_at(run: Any) -> None:
     y = X.copy()
     y[0] = 7
     agree(run(f, hf.asarray(X), hf.asarray(0)), (y[0], y[1]))
+
+
+@pytest.mark.parametrize("deeper", [False, True])
+def test_a_body_that_several_graphs_call_stands_once(deeper: bool) -> None:
+    twice: Any = hf.subgraph(lambda x: x * 2)
+    body: Any = hf.subgraph(lambda x: twice(twice(x)) + 1)
+
+    def f(x: Any, p: Any) -> Any:
+        def inner() -> Any:
+            return hf.cond(p, lambda: body(body(x)), lambda: twice(x))
+
+        y = body(x) if deeper else x
+        return hf.cond(p, inner, lambda: body(y))
+
+    graph = hf.trace(f, hf.spec("f32[4]"), hf.spec("bool[]"), mode="fake").graph
+    text = format_graph(graph)
+    assert (text.count("multiply("), text.count("add(")) == (1, 1)
+    read = parse(text, {**OPERATIONS, "cond": COND, "invoke_subgraph": INVOKE_SUBGRAPH})
+    verify(read)
+    assert format_graph(read) == text
+    assert equal(read, graph)
+    assert len(graphs_in(read)) == len(graphs_in(graph)) == 6
+
+
+def graphs_in(graph: Graph) -> set[Graph]:
+    found = {g for node in graph.nodes for g in node.graphs.values()}
+    return found.union(*map(graphs_in, found))

@@ -107,13 +107,20 @@ def parse(
 
 @dataclass(slots=True)
 class _Scope:
-    """What names mean within one graph."""
+    """What names mean within one graph; `outer` are the graphs of those around it."""
 
     graph: Graph
     depth: int
     values: dict[str, Var]
     symbols: dict[str, Symbol]
     graphs: dict[str, Graph]
+    outer: Mapping[str, Graph]
+
+    def graph_at(self, name: str) -> Graph | None:
+        """The graph that may be called by a name here."""
+        if name in self.graphs:
+            return self.graphs[name]
+        return None if name in self.symbols else self.outer.get(name)
 
     def taken(self, name: str) -> bool:
         return name in self.values or name in self.graphs
@@ -202,18 +209,18 @@ class _Parser:
     def program(self) -> Graph:
         if not (self.next.kind == "name" and self.next.text == "graph"):
             self.expected("`graph`")
-        graph = self.graph(0)[1]
+        graph = self.graph(0, {})[1]
         if self.next.kind != "end":
             self.expected("the end of the text, for the graph has returned")
         return graph
 
-    def graph(self, depth: int) -> tuple[str, Graph]:
+    def graph(self, depth: int, outer: Mapping[str, Graph]) -> tuple[str, Graph]:
         """A graph from `graph` to the end of its `return`, and its name."""
         start = self.take()
         if depth > MAX_DEPTH:
             self.fail(start.line, f"graphs are nested deeper than {MAX_DEPTH}")
         name = self.word("the graph's name").text
-        scope = _Scope(Graph(name), depth, {}, {}, {})
+        scope = _Scope(Graph(name), depth, {}, {}, {}, outer)
         self.inputs(scope)
         self.expect("->", "`->` and the types of the results")
         types = self.at  # read at the end, for the body may define their symbols
@@ -234,7 +241,8 @@ class _Parser:
                 self.outputs(scope, types, token)
                 return name, scope.graph
             if token.kind == "name" and token.text == "graph":
-                inner, subgraph = self.graph(depth + 1)
+                visible = {**outer, **scope.graphs}
+                inner, subgraph = self.graph(depth + 1, visible)
                 if scope.taken(inner):
                     self.fail(token.line, f"`{inner}` is defined twice")
                 scope.graphs[inner] = subgraph
@@ -559,8 +567,10 @@ class _Parser:
         after = self.tokens[self.at + 1].text if token.kind != "end" else ""
         if token.text in _DTYPES and token.kind == "name":
             return self.type(scope, declares=False) if after == "[" else self.dtype()
-        if token.text in scope.graphs and token.kind == "name" and after != "(":
-            return scope.graphs[self.take().text]
+        graph = scope.graph_at(token.text) if token.kind == "name" else None
+        if graph is not None and after != "(":
+            self.take()
+            return graph
         begin = self.at
         first = after if token.text == "-" else token.text
         if first[:1].isdigit() or first in _LITERALS:

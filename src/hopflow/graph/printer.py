@@ -4,6 +4,8 @@
         %0: f32[s0, 4] = multiply(x, w)     # model.py:3
         return %0
 
+A subgraph that several graphs call stands once, in the innermost that all are within.
+
 Inputs before `/` are symbols, those after `*` captures. A result without `%` defines a
 symbol: `u0: i64[] = item(%0)`. A constant is written as Python would, with its dtype
 (`2.0:f64`) unless it is what Python's bool, int and float give.
@@ -12,7 +14,7 @@ symbol: `u0: i64[] = item(%0)`. A constant is written as Python would, with its 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from keyword import iskeyword
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from hopflow.config import config
 from hopflow.dtypes import ALL, DEFAULT_FLOAT, DEFAULT_INT, DType, bool_
@@ -43,9 +45,42 @@ def format_graph(graph: Graph, *, width: int | None = None) -> str:
         width: Columns that lines may take, comments apart; None for
             `config.print_width`. A wider line is broken within its brackets.
     """
-    writer = _Writer(config.print_width if width is None else width)
-    writer.graph(graph, identifier(graph.name, "f"), 0)
+    writer = _Writer(config.print_width if width is None else width, _shared(graph))
+    writer.graph(graph, identifier(graph.name, "f"), 0, {})
     return _aligned(writer.lines)
+
+
+Shared: TypeAlias = Mapping[Graph, list[tuple[str, Graph]]]
+"""graph -> the subgraphs that stand in it because several graphs within it call them,
+each before those that call it, with the param that holds it."""
+
+
+def _shared(root: Graph) -> Shared:
+    callers: dict[Graph, dict[Graph, str]] = {root: {}}
+    done: dict[Graph, None] = {}  # callees first
+
+    def visit(graph: Graph) -> None:
+        for node in graph.nodes:
+            for key, subgraph in node.graphs.items():
+                if subgraph not in callers:
+                    callers[subgraph] = {}
+                    visit(subgraph)
+                callers[subgraph].setdefault(graph, key)
+        done[graph] = None
+
+    visit(root)
+    # The graphs around each, from itself outwards; callers come before what they call.
+    around: dict[Graph, list[Graph]] = {}
+    for graph in reversed(done):
+        outer = [around[caller] for caller in callers[graph]]
+        within = outer[0] if outer else []
+        around[graph] = [graph, *(g for g in within if all(g in a for a in outer))]
+    found: dict[Graph, list[tuple[str, Graph]]] = {}
+    for graph in done:
+        if len(callers[graph]) > 1:
+            key = next(iter(callers[graph].values()))
+            found.setdefault(around[graph][1], []).append((key, graph))
+    return found
 
 
 def _aligned(lines: Sequence[tuple[str, str]]) -> str:
@@ -89,10 +124,10 @@ def format_line(line: SourceLine | None) -> str:
 class Names:
     """The names of one graph's values: each once, whatever the graph calls them."""
 
-    def __init__(self) -> None:
+    def __init__(self, taken: Iterable[str] = ()) -> None:
         self.vars: dict[Var, str] = {}
         self.symbols: dict[Symbol, str] = {}
-        self._taken: set[str] = set()
+        self._taken = set(taken)
         self._results = 0
 
     def unique(self, name: str) -> str:
@@ -158,12 +193,15 @@ def format_constant(constant: Constant) -> str:
 class _Writer:
     """Collects lines, each a text and a note, over a graph and its subgraphs."""
 
-    def __init__(self, width: int) -> None:
-        self.width = width
+    def __init__(self, width: int, shared: Shared) -> None:
+        self.width, self.shared = width, shared
         self.lines: list[tuple[str, str]] = []
 
-    def graph(self, graph: Graph, name: str, depth: int) -> None:
-        names = Names()
+    def graph(
+        self, graph: Graph, name: str, depth: int, known: Mapping[Graph, str]
+    ) -> None:
+        """Add a graph; `known` are those of the graphs around it that it may call."""
+        names = Names(known.values())
         self.broken(
             f"graph {name}(",
             [self.inputs(graph, names)],
@@ -171,13 +209,16 @@ class _Writer:
             f") -> {self.result_types(graph, names)}:",
             depth,
         )
-        graphs: dict[int, str] = {}
+        for key, subgraph in self.shared.get(graph, ()):
+            inner = names.unique(subgraph_name(key))
+            self.graph(subgraph, inner, depth + 1, known)
+            known = {**known, subgraph: inner}
+        graphs = dict(known)
         for node in graph.nodes:
             for key, subgraph in node.graphs.items():
-                if id(subgraph) not in graphs:
-                    inner = names.unique(subgraph_name(key))
-                    graphs[id(subgraph)] = inner
-                    self.graph(subgraph, inner, depth + 1)
+                if subgraph not in graphs:
+                    inner = graphs[subgraph] = names.unique(subgraph_name(key))
+                    self.graph(subgraph, inner, depth + 1, known)
             self.node(node, names, graphs, depth + 1)
         outputs = [[names.arg(a) for a in graph.outputs]]
         note = format_line(graph.output_line)
@@ -204,7 +245,7 @@ class _Writer:
         return types[0] if len(types) == 1 else f"({', '.join(types)})"
 
     def node(
-        self, node: Node, names: Names, graphs: Mapping[int, str], depth: int
+        self, node: Node, names: Names, graphs: Mapping[Graph, str], depth: int
     ) -> None:
         groups = [[names.arg(a) for a in group] for group in sections(node)]
         params = [
@@ -272,7 +313,7 @@ def quoted(text: str) -> str:
     return f'"{inner}"'
 
 
-def static_text(value: Any, names: Names, graphs: Mapping[int, str]) -> str:
+def static_text(value: Any, names: Names, graphs: Mapping[Graph, str]) -> str:
     """A static parameter. An object of no static kind is shown, but does not parse."""
     match value:
         case bool() | int() | None:
@@ -288,7 +329,7 @@ def static_text(value: Any, names: Names, graphs: Mapping[int, str]) -> str:
         case TensorType():
             return names.type(value)
         case Graph():
-            return graphs[id(value)]
+            return graphs[value]
         case tuple():
             inner = [static_text(v, names, graphs) for v in value]
             return f"({inner[0]},)" if len(inner) == 1 else f"({', '.join(inner)})"
