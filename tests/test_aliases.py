@@ -36,7 +36,7 @@ ALIASES: dict[str, Any] = {
     "reshaped": lambda x: (x.reshape(-1), x[1]),
     "in steps": lambda x: (x.reshape(-1)[1::2], x),
     "backwards": lambda x: (x[::-1], x[0]),
-    "broadcast": lambda x: (x, hf.broadcast_to(x[:1], (3, 4))),
+    "broadcast": lambda x: (x, hf.broadcast_to(x[:1], x.shape)),
     "apart": lambda x: (x[:1], x[1:]),
     "two names": lambda x: (x[:2], x[:2]),
 }
@@ -100,6 +100,21 @@ def test_what_is_written_by_one_name_is_read_by_another(
         return meaning(f, hf.asarray(True), hf.asarray(X)), outside
 
     agree(outcome(run), outcome(run_debug))
+
+
+@pytest.mark.parametrize("operator", ["cond", "while, read in the test"])
+@pytest.mark.parametrize("alias", ALIASES)
+def test_a_program_for_all_sizes_writes_and_reads_so_too(
+    alias: str, operator: str
+) -> None:
+    def f(p: Any, x: Any) -> Any:
+        inside = x * 1
+        return OPERATORS[operator](p, *ALIASES[alias](inside), after), inside
+
+    compiled = hf.jit(f)
+    for n in (3, 4, 5):
+        args = hf.asarray(True), hf.reshape(hf.arange(4.0 * n), (n, 4))
+        agree(compiled(*args), run_debug(f, *args))
 
 
 @each_meaning
