@@ -8,6 +8,7 @@ import pytest
 
 import hopflow
 from hopflow.errors import EscapedValueError, ShapeError
+from hopflow.graph.codegen import python_source
 from hopflow.graph.core import Graph
 from hopflow.graph.hashing import equal
 from hopflow.graph.parser import parse
@@ -410,6 +411,8 @@ def test_a_body_that_several_graphs_call_stands_once(deeper: bool) -> None:
     assert format_graph(read) == text
     assert equal(read, graph)
     assert len(graphs_in(read)) == len(graphs_in(graph)) == 6
+    source = python_source(graph)
+    assert source.count("def body") == (3 if deeper else 5)  # once where seen
 
 
 def graphs_in(graph: Graph) -> set[Graph]:

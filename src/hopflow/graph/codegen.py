@@ -113,6 +113,8 @@ class _Source:
         self.sizes: dict[Symbol, str] = {}
         self.objects: list[Any] = []
         self.count = 0
+        # What calls may share: functions without free variables that are visible here.
+        self.functions: dict[Graph, str] = {}
 
     def unique(self, name: str, default: str) -> str:
         base = identifier(name, default)
@@ -160,6 +162,8 @@ class _Source:
 
     def nested(self, node: Node, key: str, graph: Graph, depth: int) -> str:
         """Define the function for a region of `node`, and return its name."""
+        if graph in self.functions:
+            return self.functions[graph]
         name = self.unique(key.replace("]", ""), "body")
         signature = node.op.signature(node)
         [region] = [r for r in signature.regions if r.name == key]
@@ -176,7 +180,11 @@ class _Source:
             if var.node.symbol is not None:
                 self.sizes[var.node.symbol] = self.as_size(arg, text)
         self.add(depth, f"def {name}({', '.join(parameters)}):")
+        visible = dict(self.functions)
         self.body(graph, depth + 1)
+        self.functions = visible
+        if len(parameters) == len(graph.inputs):
+            self.functions[graph] = name
         return name
 
     def as_size(self, arg: Arg, text: str) -> str:
