@@ -356,7 +356,8 @@ def _repeat_traced(x: Any, counts: Value, axis: int) -> Value:
         raise ArgumentTypeError(
             f"repeat: `repeats` must be integers, and is {counts.type}."
         )
-    if counts.ndim == 0 or counts.type.size == 1:
+    count = counts.type.size
+    if counts.ndim == 0 or (not same_size(count, n) and count == 1):
         counts = broadcasted(reshaped(counts, (1,)), (n,))
     if counts.ndim != 1 or not counts.shape[0] == n:
         raise ShapeError(
