@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import reduce
+from operator import or_
 from typing import Any, ClassVar, NamedTuple
 
 from hopflow import pytree
 from hopflow.bind import Operand, bind, current
 from hopflow.errors import BranchTypeError, StructureError, TraceError
-from hopflow.graph.core import Graph, Node
+from hopflow.graph.core import Constant, Graph, Node
 from hopflow.graph.regions import (
     Port,
     Region,
@@ -42,8 +44,9 @@ from hopflow.hops.bodies import (
 )
 from hopflow.hops.loops import calling
 from hopflow.pytree import Spec
+from hopflow.symbolic.ranges import ValueRange
 from hopflow.trace.functional import TracedTensor
-from hopflow.trace.tracer import Tracer
+from hopflow.trace.tracer import Tracer, range_of
 
 
 class Traced(NamedTuple):
@@ -51,6 +54,7 @@ class Traced(NamedTuple):
 
     results   how many of the node's results the user gets; the rest is what is written
     targets   the caller's tensors that the rest is written to
+    ranges    where the results lie that are integers of no axes, as far as is known
     """
 
     closed: Closed
@@ -58,6 +62,7 @@ class Traced(NamedTuple):
     results: int
     written: Written
     targets: list[Operand]
+    ranges: list[ValueRange]
 
 
 class Branching(HigherOrderOp):
@@ -89,7 +94,24 @@ class Branching(HigherOrderOp):
         }
         return Call(self.name, [selector], flat, functions)
 
+    def chosen(self, call: Call) -> str | None:
+        """The key of the function that runs, if that is known before."""
+        if not call.lead or not isinstance(call.lead[0], Constant):
+            return None
+        value = call.lead[0].value
+        return list(call.functions)[int(value if self.selects == "index" else not value)]
+
+    def take(self, call: Call, key: str) -> Any:
+        """Call one function alone, as the `if` of Python does."""
+        function = Recorder(self.name, call.functions[key])
+        found = function(*map(as_value, call.operands))
+        assert function.spec is not None
+        return pytree.unflatten(function.spec, [own_copy(r) for r in found])
+
     def run_debug(self, call: Call) -> Any:
+        chosen = self.chosen(call)
+        if chosen is not None:
+            return self.take(call, chosen)
         recorders = {k: Recorder(self.name, f) for k, f in call.functions.items()}
         operands = [as_value(o) for o in call.operands]
         found = self.debug(*call.lead, *operands, **self.pack(recorders))
@@ -109,6 +131,9 @@ class Branching(HigherOrderOp):
         return functions
 
     def trace(self, call: Call) -> Any:
+        chosen = self.chosen(call)
+        if chosen is not None:
+            return self.take(call, chosen)
         return self.finish(call, self.trace_branches(call))
 
     def finish(self, call: Call, traced: Traced) -> Any:
@@ -117,6 +142,9 @@ class Branching(HigherOrderOp):
         graphs = dict(zip(call.functions, closed.graphs, strict=True))
         args = [*call.lead, *closed.symbols, *call.operands, *closed.captures]
         results = bind(self, args, self.pack(graphs))
+        tracer = current()
+        if isinstance(tracer, Tracer):
+            tracer.learn_ranges(results, traced.ranges)
         commit(traced.targets, results[traced.results :])
         return pytree.unflatten(traced.spec, results[: traced.results])
 
@@ -133,7 +161,9 @@ class Branching(HigherOrderOp):
         captures = first.tracer.captures
         targets: list[Operand] = [captures[k].origin for k in written.captures]
         targets += [call.operands[i] for i in written.operands]
-        return Traced(close_bodies(bodies), first.spec, count, written, targets)
+        ranges = [_range_of(bodies, i) for i in range(count)]
+        closed = close_bodies(bodies)
+        return Traced(closed, first.spec, count, written, targets, ranges)
 
     def trace_bodies(self, call: Call) -> list[Body]:
         """The call's functions, traced, with results of the same types."""
@@ -230,3 +260,8 @@ class Branching(HigherOrderOp):
         self, params: dict[str, Any], args: Sequence[Role], results: Sequence[Role]
     ) -> dict[str, Any]:
         return params
+
+
+def _range_of(bodies: Sequence[Body], i: int) -> ValueRange:
+    """Where result `i` of the function that runs lies."""
+    return reduce(or_, [range_of(b.outputs[i], b.tracer) for b in bodies])

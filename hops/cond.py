@@ -9,6 +9,8 @@ from hopflow.hops.base import Call, check_scalar, truth
 from hopflow.hops.branches import Branching
 from hopflow.loop_ir.kernels import Branch
 from hopflow.ops.opdef import as_operand
+from hopflow.symbolic.asking import answer
+from hopflow.symbolic.boolean import SymBool
 
 
 @final
@@ -24,6 +26,8 @@ class Cond(Branching):
     selects = "predicate"
 
     def prepare(self, pred: Any, true_fn: Any, false_fn: Any, operands: Any) -> Call:
+        if isinstance(pred, SymBool) and (known := answer(pred)) is not None:
+            pred = known
         selector = as_operand(self.name, 0, pred)
         check_scalar(self.name, "`pred`", selector.type, "b")
         branches = {"then": ("true_fn", true_fn), "else_": ("false_fn", false_fn)}
@@ -63,7 +67,7 @@ def cond(
     """`true_fn(*operands)` if `pred` holds, else `false_fn(*operands)`; see `Cond`.
 
     Args:
-        pred: bool[], or a Python bool.
+        pred: bool[], or a Python bool, by which one function is called alone.
         true_fn, false_fn: Called with the operands: spread if they are a tuple, else as
             one argument. They may read and write tensors of enclosing functions, and
             return any pytree; both the same structure, shapes and dtypes (a Python

@@ -15,7 +15,7 @@ from hopflow.errors import (
 from hopflow.graph.core import Graph, Node
 from hopflow.graph.regions import Port, Region, Role, Signature, roles
 from hopflow.graph.regions import result_types as bound_result_types
-from hopflow.graph.types import TensorType
+from hopflow.graph.types import TensorType, is_zero
 from hopflow.hops.base import (
     Call,
     HigherOrderOp,
@@ -333,7 +333,7 @@ class _Until(NamedTuple):
 
     def run(self) -> Any:
         """Carry, stacks of full length, and the number of steps."""
-        if self.call.params["length"] == 0:
+        if is_zero(self.call.params["length"]):
             return *SCAN.trace(self.call), astype(0, int64)
         return self.run_debug() if debugging() else self.run_loop()
 

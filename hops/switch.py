@@ -13,6 +13,8 @@ from hopflow.hops.branches import Branching
 from hopflow.loop_ir.kernels import Branch
 from hopflow.ops.elementwise import clip, minimum
 from hopflow.ops.opdef import as_operand, convert_to
+from hopflow.symbolic.asking import answer
+from hopflow.symbolic.size import Size, SymInt
 
 
 @final
@@ -36,6 +38,8 @@ class Switch(Branching):
             raise ArgumentValueError(
                 f"{self.name}: `branches` must have a function, and is empty."
             )
+        if isinstance(index, SymInt):
+            index = _known_branch(index, len(branches))
         selector = as_operand(self.name, 0, index)
         check_scalar(self.name, "`index`", selector.type, "iu")
         roles = [f"branches[{i}]" for i in range(len(branches))]
@@ -81,6 +85,16 @@ def _clamped(index: Operand, count: int) -> Operand:
     wide = convert_to(index, dtypes.int64)
     clamped: Operand = clip(wide, 0, count - 1)
     return clamped
+
+
+def _known_branch(index: SymInt, count: int) -> Size:
+    """The number of the branch that runs, if that is known, else the index."""
+    for k in range(count):
+        below = k == 0 or answer(index >= k)
+        above = k == count - 1 or answer(index <= k)
+        if below and above:
+            return k
+    return index
 
 
 def switch(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final, final
 
 from hopflow import dtypes, pytree
-from hopflow.bind import Operand, Value, bind
+from hopflow.bind import Operand, Value, bind, current
 from hopflow.errors import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -51,7 +51,9 @@ from hopflow.loop_ir.kernels import WhileLoop
 from hopflow.ops.elementwise import add, less
 from hopflow.ops.opdef import as_operand, convert_to
 from hopflow.ops.sizes import specialised
+from hopflow.symbolic.ranges import ValueRange
 from hopflow.trace.source import input_names
+from hopflow.trace.tracer import Tracer, range_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +117,14 @@ class While(HigherOrderOp):
         first, last = _bounds(name, lower, upper)
         # A number takes the dtype of the counter, which is that of both bounds.
         end = last.value if isinstance(last, Constant) else last
+        steps = ValueRange(range_of(first).low, range_of(last).high - 1)
         flat, spec = flatten_operands(name, "carry", carry)
         several = type(carry) is tuple
 
         def body(leaves: Sequence[Any]) -> Any:
+            tracer = current()
+            if isinstance(tracer, Tracer):
+                tracer.learn_ranges(leaves[:1], [steps])
             # Before the body, which may write to its `i`.
             following = add(leaves[0], 1)
             tree = pytree.unflatten(spec, leaves[1:])

@@ -282,7 +282,7 @@ def test_an_error_of_a_function_leaves_no_state() -> None:
         raise KeyError("mine")
 
     calls: list[Callable[[], Any]] = [
-        lambda: hf.cond(True, lambda: body(0), lambda: 0),
+        lambda: hf.cond(hf.asarray(True), lambda: body(0), lambda: 0),
         lambda: hf.while_loop(lambda c: c < 3, body, 0),
         lambda: hf.scan(lambda c, _: body(c), 0, length=2),
         lambda: hf.map(body, hf.arange(3)),

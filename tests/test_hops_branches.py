@@ -322,7 +322,7 @@ def test_branches_of_different_types_are_refused_by_leaf() -> None:
         "  result[0]       first f32[2], second f32[3]  (axis 0: 2 != 3)\n"
         "  result[1]['k']  first i32[], second f32[]  (dtype)\n"
         "Cast, reshape or broadcast in one branch so that both agree.",
-        *(hf.cond, True, then, otherwise),
+        *(hf.cond, hf.asarray(True), then, otherwise),
     )
 
 
@@ -333,7 +333,7 @@ def test_branches_of_different_ranks_are_refused() -> None:
         "(test_hops_branches.py:#) must return results of the same types.\n"
         "  result  first f32[2], second f32[]  (rank 1 != 0)\n"
         "Cast, reshape or broadcast in one branch so that both agree.",
-        *(hf.switch, 0, [lambda: hf.zeros(2), lambda: hf.zeros(())]),
+        *(hf.switch, hf.asarray(0), [lambda: hf.zeros(2), lambda: hf.zeros(())]),
     )
 
 
@@ -345,7 +345,7 @@ def test_branches_of_different_structure_are_refused() -> None:
         "  true_fn   (*, *)\n"
         "  false_fn  *\n"
         "Return the same containers with as many leaves from each.",
-        *(hf.cond, True, lambda: (1, 2), lambda: 1),
+        *(hf.cond, hf.asarray(True), lambda: (1, 2), lambda: 1),
     )
 
 
@@ -489,17 +489,17 @@ def test_graphs_that_disagree_are_refused_by_infer() -> None:
 
 
 def test_debug_mode_is_left_at_the_end_of_its_block() -> None:
-    seen = []
+    seen, true = [], hf.asarray(True)
 
     def look(x: Any) -> Any:
         seen.append(type(x).__name__)
         return x
 
     with hf.debug():
-        hf.cond(True, look, look, (hf.zeros(1),))
+        hf.cond(true, look, look, (hf.zeros(1),))
         with pytest.raises(ZeroDivisionError), hf.debug():
             raise ZeroDivisionError
-        hf.cond(True, look, look, (hf.zeros(1),))
+        hf.cond(true, look, look, (hf.zeros(1),))
     with interpreted():
-        hf.cond(True, look, look, (hf.zeros(1),))
+        hf.cond(true, look, look, (hf.zeros(1),))
     assert seen == ["EagerTensor", "EagerTensor", "TracedTensor", "TracedTensor"]

@@ -317,8 +317,8 @@ class Traced(Value):
     def _concrete(self, what: str) -> Any:
         raise TraceError(f"{what}() of a traced tensor")
 
-    def __index__(self) -> int:
-        raise TraceError("index() of a traced tensor")
+    def item(self) -> int:
+        raise TraceError("item() of a traced tensor")
 
 
 def test_a_traced_mask_cannot_decide_a_size() -> None:

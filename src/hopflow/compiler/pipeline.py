@@ -20,8 +20,8 @@ from hopflow.config import config
 from hopflow.errors import GraphError
 from hopflow.graph.core import Graph, Var, plain_symbol
 from hopflow.graph.hashing import structural_hash
+from hopflow.graph.regions import result_types
 from hopflow.graph.rewriting import clone
-from hopflow.graph.types import TensorType
 from hopflow.graph.verifier import verify as verify_graph
 from hopflow.loop_ir.nest import Program
 from hopflow.loop_ir.printer import format_program
@@ -279,7 +279,6 @@ def execute(
         else:
             tensors.append(EagerTensor(np.asarray(arg.value, arg.type.dtype.dtype)))
         inputs.append(graph.add_input(arg.type, f"x{k}"))
-    types: tuple[TensorType, ...] = op.result_types([v.type for v in inputs], params)
-    node = graph.call(op, inputs, params, types)
+    node = graph.call(op, inputs, params, result_types(op, inputs, params))
     graph.outputs = node.results
     return tuple(Executable(graph)(tensors))

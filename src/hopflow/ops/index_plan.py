@@ -12,12 +12,14 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from hopflow import dtypes
-from hopflow.bind import Operand, Value
+from hopflow.bind import Operand, Value, current
 from hopflow.errors import (
     IndexingError,
     TraceError,
 )
 from hopflow.graph.types import Shape
+from hopflow.ops.elementwise import maximum, minimum
+from hopflow.ops.logic import where
 from hopflow.ops.opdef import as_operand, strong_constant
 from hopflow.ops.rules import is_zero
 from hopflow.ops.sizes import larger, less, smaller, steps
@@ -260,6 +262,10 @@ def _bound(value: Any, default: Size, lowest: int, highest: Size, n: Size) -> Si
     if value is None:
         return default
     bound = _as_bound(value)
+    if isinstance(bound, SymInt) and bound.hint is None and less(bound, 0) is None:
+        counted = where(bound < 0, bound + n, bound)  # which only the run knows
+        clamped = minimum(maximum(counted, lowest), highest)
+        return current().symbol_of(clamped, lowest, highest)
     return larger(lowest, bound + n) if bound < 0 else smaller(highest, bound)
 
 
@@ -267,6 +273,8 @@ def _as_bound(value: Any) -> Size:
     if isinstance(value, SymInt):
         return value
     try:
+        if isinstance(value, Value) and not value.shape and value.type.dtype.is_integer:
+            return current().symbol_of(value)
         return operator.index(value)
     except TraceError as error:
         raise TraceError(

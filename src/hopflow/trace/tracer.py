@@ -43,7 +43,7 @@ from hopflow.ops.item import item, range_params
 from hopflow.ops.opdef import OPERATIONS, OpDef
 from hopflow.symbolic.boolean import SymBool
 from hopflow.symbolic.env import ShapeEnv
-from hopflow.symbolic.ranges import ValueRange
+from hopflow.symbolic.ranges import EVERY, ValueRange
 from hopflow.symbolic.size import (
     Number,
     Size,
@@ -122,6 +122,7 @@ class Tracer(Functional):
                  a user would ask for it
     floats       symbol of a float -> the tensor that holds it, as f64[]
     asked        symbol -> the var whose number it is
+    ranges       var of an integer -> where it is known to lie
     allow_captures   False: a concrete tensor from outside is a CapturedTensorError
     """
 
@@ -141,6 +142,7 @@ class Tracer(Functional):
         "operands",
         "parts",
         "path",
+        "ranges",
         "references",
         "shared",
         "symbols",
@@ -160,6 +162,7 @@ class Tracer(Functional):
         self.hints: dict[Var, tuple[bool | int | float, str]] = {}
         self.floats: dict[Symbol, TracedTensor] = {}
         self.asked: dict[Symbol, Var] = {}
+        self.ranges: dict[Var, ValueRange] = {}
         self.graph = Graph(name)
         self.path = path
         self.allow_captures = allow_captures
@@ -302,12 +305,31 @@ class Tracer(Functional):
             tensor._concrete("item")
         assert self.env is not None
         bound = inf if isinstance(max, SymInt) else max
-        params = range_params(ValueRange(min, bound), known=True)
+        allowed = ValueRange(min, bound) & self.ranges.get(var, EVERY)
+        if allowed.is_point:
+            return int(allowed.low)
+        params = range_params(allowed, known=True)
         [result] = self.record(item, (TracedTensor(self, var),), params)
         size = self._sizes[var] = self.size_of(result)
         if isinstance(max, SymInt):
             self.env.assume(size <= max)
         return size
+
+    def learn_ranges(
+        self, tensors: Sequence[TracedTensor], ranges: Sequence[ValueRange]
+    ) -> None:
+        """Note where integers of no axes lie, for when one becomes a symbol."""
+        for tensor, found in zip(tensors, ranges, strict=False):
+            if found != EVERY:
+                self.ranges[self.read(tensor)] = found
+
+    def range_of(self, value: Value) -> ValueRange:
+        """Where the integer that a tensor of no axes holds is known to lie."""
+        var = self.read(self.localize(value))
+        size = self._known_size(var)
+        if size is not None and self.env is not None:
+            return self.env.range_of(size)
+        return self.ranges.get(var, EVERY)
 
     def number_of(self, tensor: TracedTensor) -> Number | SymBool:
         """What `item` of a tensor of no axes is: a number over symbols."""
@@ -667,6 +689,16 @@ def _note_line(error: HopflowError) -> None:
     line = user_line(4)
     if line is not None:
         error.add_note(f"while tracing {line}")
+
+
+def range_of(operand: Operand, tracer: Interpreter | None = None) -> ValueRange:
+    """Where a scalar is known to lie if it is an integer, by a trace: the innermost."""
+    if operand.type.shape or not operand.type.dtype.is_integer:
+        return EVERY
+    if isinstance(operand, Constant):
+        return ValueRange.point(int(operand.value))
+    tracer = tracer or current()
+    return tracer.range_of(operand) if isinstance(tracer, Tracer) else EVERY
 
 
 @contextmanager
