@@ -16,7 +16,7 @@ from hopflow.hops.bodies import Body, Function, Written, as_value, own_copy
 from hopflow.loop_ir.kernels import Lowered
 from hopflow.pytree import Spec
 from hopflow.tensor import EagerTensor
-from hopflow.trace.tracer import unchanged_on_error
+from hopflow.trace.rollback import unchanged_on_error
 
 
 @dataclass(slots=True)

@@ -99,7 +99,9 @@ class Branching(HigherOrderOp):
         if not call.lead or not isinstance(call.lead[0], Constant):
             return None
         value = call.lead[0].value
-        return list(call.functions)[int(value if self.selects == "index" else not value)]
+        return list(call.functions)[
+            int(value if self.selects == "index" else not value)
+        ]
 
     def take(self, call: Call, key: str) -> Any:
         """Call one function alone, as the `if` of Python does."""

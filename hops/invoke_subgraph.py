@@ -24,8 +24,9 @@ from hopflow.loop_ir.kernels import Inline
 from hopflow.ops.opdef import as_operand
 from hopflow.pytree import Spec
 from hopflow.symbolic.size import Size, SymFloat, SymInt
+from hopflow.trace.rollback import unchanged_on_error
 from hopflow.trace.source import input_names
-from hopflow.trace.tracer import Tracer, unchanged_on_error
+from hopflow.trace.tracer import Tracer
 
 
 @final

@@ -37,8 +37,9 @@ from hopflow.ops.rules import normalize_axis
 from hopflow.pytree import Spec
 from hopflow.symbolic.size import Size, SymInt, free_symbols
 from hopflow.tensor import EagerTensor, Storage
+from hopflow.trace.rollback import mark, rollback
 from hopflow.trace.source import name_of
-from hopflow.trace.tracer import Tracer, rollback
+from hopflow.trace.tracer import Tracer
 
 # --- carries --------------------------------------------------------------------------
 
@@ -111,7 +112,7 @@ def trace_settled(
     """
     types = [o.type for o in call.operands[:count]]
     parent = current()
-    marks = parent.mark() if isinstance(parent, Tracer) else []
+    marks = mark(parent) if isinstance(parent, Tracer) else []
     body = trace_body(call.name, path, function, [*types, *others])
     check(body)
     settled = settled_types(types, body.types[:count])

@@ -61,8 +61,9 @@ from hopflow.ops.dynamic import dynamic_index
 from hopflow.ops.elementwise import add, less, logical_and, logical_not, subtract
 from hopflow.ops.sizes import specialised
 from hopflow.symbolic.size import Size
+from hopflow.trace.rollback import mark, rollback
 from hopflow.trace.source import input_names
-from hopflow.trace.tracer import Tracer, rollback
+from hopflow.trace.tracer import Tracer
 
 
 @final
@@ -390,7 +391,7 @@ class _Until(NamedTuple):
 def _types(call: Call) -> tuple[Any, list[TensorType], list[TensorType]]:
     """The structure of the result, and the types of the carry and of a `y`."""
     parent = current()
-    marks = parent.mark() if isinstance(parent, Tracer) else []
+    marks = mark(parent) if isinstance(parent, Tracer) else []
     body, types = SCAN.trace_step(call)
     body.tracer.closed = True
     rollback(marks)

@@ -170,8 +170,8 @@ class DataDependentError(HopflowError, RuntimeError):
         super().__init__(
             f"cannot decide `{expression}`{at} while tracing: it depends on a number "
             "that is only known at run time. Use `hf.cond` to choose at run time, "
-            "`hf.check` to promise the answer, or `hf.check_is_size` to promise that "
-            "a number is a size, and its range."
+            "`hf.fori_loop` to repeat, `hf.check` to promise the answer, or "
+            "`hf.check_is_size` to promise that a number is a size, and its range."
         )
 
 

@@ -1,6 +1,7 @@
 """`ShapeEnv`: the symbols of a trace, what is known of them, and what was asked."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from math import copysign, inf, isnan
 from typing import Any
 
@@ -218,6 +219,22 @@ class ShapeEnv:
         if not answer:
             raise CheckError(f"`{condition}` never holds.")
         return True
+
+    @contextmanager
+    def body(self) -> Iterator[None]:
+        """Assumptions within the block are forgotten at its end, for a run may not come
+        to check them; guards stay facts."""
+        learned, guards = len(self._learned), len(self._guards)
+        try:
+            yield
+        finally:
+            kept = [guard.holds for guard in self._guards[guards:]]
+            if len(self._learned) > learned + len(kept):
+                kept = self._learned[:learned] + kept
+                self._facts, self._learned = Facts(self._seniority), []
+                self._answers.clear()
+                for condition in kept:
+                    self._learn(condition)
 
     def _learn(self, condition: SymBool) -> None:
         self._learned.append(condition)

@@ -7,16 +7,16 @@ it, keyed by the parent's value; with the eager interpreter below, a concrete te
 captured as it is. Lifting a tensor lifts the free symbols of its shape before it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from hopflow.bind import Interpreter, Operand, Value, current, using
-from hopflow.dtypes import iinfo
+from hopflow.dtypes import iinfo, int64
 from hopflow.errors import (
     CapturedTensorError,
     CheckError,
@@ -98,15 +98,6 @@ def is_written(tensor: TracedTensor) -> bool:
     return storage is not None and storage.version > 0 and storage.within is None
 
 
-class _Mark(NamedTuple):
-    """How far a tracer had got; see `Tracer.mark`."""
-
-    nodes: list[Node]  # all: a check is not put at the end
-    symbols: int
-    captures: int
-    changes: int
-
-
 class Tracer(Functional):
     """Records into `graph`; the three input lists are joined by `close`.
 
@@ -121,6 +112,7 @@ class Tracer(Functional):
     hints        input -> the number that it holds in the call that is traced, and how
                  a user would ask for it
     floats       symbol of a float -> the tensor that holds it, as f64[]
+    changes      what takes back changes to what was there before, the last one last
     asked        symbol -> the var whose number it is
     ranges       var of an integer -> where it is known to lie
     allow_captures   False: a concrete tensor from outside is a CapturedTensorError
@@ -128,12 +120,12 @@ class Tracer(Functional):
 
     __slots__ = (
         "_adopted",
-        "_changes",
         "_expressions",
         "_sizes",
         "allow_captures",
         "asked",
         "captures",
+        "changes",
         "closed",
         "env",
         "floats",
@@ -174,8 +166,7 @@ class Tracer(Functional):
         self.shared: dict[Any, Graph] = {}
         self.closed = False
         self._adopted: dict[int, Value] = {}
-        # What takes back the changes to what was there before, the last one last.
-        self._changes: list[Callable[[], None]] = []
+        self.changes: list[Callable[[], None]] = []
         self._sizes: dict[Var, SymInt] = {}
         self._expressions: dict[Any, tuple[Var, int]] = {}
 
@@ -316,12 +307,12 @@ class Tracer(Functional):
         return size
 
     def learn_ranges(
-        self, tensors: Sequence[TracedTensor], ranges: Sequence[ValueRange]
+        self, values: Sequence[Value], ranges: Sequence[ValueRange]
     ) -> None:
         """Note where integers of no axes lie, for when one becomes a symbol."""
-        for tensor, found in zip(tensors, ranges, strict=False):
+        for value, found in zip(values, ranges, strict=False):
             if found != EVERY:
-                self.ranges[self.read(tensor)] = found
+                self.ranges[self.read(self.localize(value))] = found
 
     def range_of(self, value: Value) -> ValueRange:
         """Where the integer that a tensor of no axes holds is known to lie."""
@@ -336,6 +327,8 @@ class Tracer(Functional):
         dtype = tensor.type.dtype
         if dtype.is_float:
             return self._float_of(tensor)
+        if dtype is int64:
+            return self.symbol_of(tensor)
         if dtype.is_integer:
             info = iinfo(dtype)
             return self.symbol_of(tensor, info.min, info.max)
@@ -546,11 +539,11 @@ class Tracer(Functional):
             self.captures.clear()
             self.captures.update(captures)
 
-        self._changes.append(take_back)
+        self.changes.append(take_back)
 
     def change(self, owner: Any, name: str, value: Any) -> None:
         old = getattr(owner, name)
-        self._changes.append(lambda: setattr(owner, name, old))
+        self.changes.append(lambda: setattr(owner, name, old))
         super().change(owner, name, value)
 
     # --- recording ---
@@ -629,50 +622,6 @@ class Tracer(Functional):
             *(v for v in self.graph.inputs if v.node.section == "capture"),
         ]
 
-    def mark(self) -> list[tuple["Tracer", _Mark]]:
-        """How far this tracer and its ancestors have got, for `rollback`."""
-        marks: list[tuple[Tracer, _Mark]] = []
-        tracer: Interpreter | None = self
-        while isinstance(tracer, Tracer):
-            at = _Mark(
-                tracer.graph.nodes.copy(),
-                len(tracer.symbols),
-                len(tracer.captures),
-                len(tracer._changes),
-            )
-            marks.append((tracer, at))
-            tracer = tracer.parent
-        return marks
-
-
-def rollback(marks: Sequence[tuple[Tracer, _Mark]]) -> None:
-    """Take back all that was added to the marked tracers since."""
-    for tracer, at in marks:
-        for take_back in reversed(tracer._changes[at.changes :]):
-            take_back()
-        del tracer._changes[at.changes :]
-        if (
-            len(tracer.graph.nodes) == len(at.nodes)
-            and len(tracer.symbols) == at.symbols
-            and len(tracer.captures) == at.captures
-        ):
-            continue
-        tracer.graph.nodes[:] = at.nodes
-        _truncate(tracer.symbols, at.symbols)
-        _truncate(tracer.captures, at.captures)
-        kept = {id(v) for v in tracer.symbols.values()}
-        kept |= {id(c.input) for c in tracer.captures.values()}
-        tracer.graph.inputs = [
-            v
-            for v in tracer.graph.inputs
-            if v.node.section == "operand" or id(v) in kept
-        ]
-
-
-def _truncate(entries: dict[Any, Any], length: int) -> None:
-    for key in list(entries)[length:]:
-        del entries[key]
-
 
 def _at(line: SourceLine | None) -> str:
     return f" (at {line})" if line else ""
@@ -701,28 +650,14 @@ def range_of(operand: Operand, tracer: Interpreter | None = None) -> ValueRange:
     return tracer.range_of(operand) if isinstance(tracer, Tracer) else EVERY
 
 
-@contextmanager
-def unchanged_on_error() -> Iterator[None]:
-    """Within the block an error takes back all that was added to present traces."""
-    tracer = current()
-    if not isinstance(tracer, Tracer):
-        yield
-        return
-    marks = tracer.mark()
-    try:
-        yield
-    except BaseException:
-        rollback(marks)
-        raise
-
-
 def trace_into(tracer: Tracer, fn: Any, args: Sequence[Any]) -> Any:
     """Call `fn(*args)` with `tracer` innermost; an error ends its trace.
 
     What an operator has lifted from ancestors its entry rolls back.
     """
     try:
-        with using(tracer):
+        env = tracer.env if isinstance(tracer.parent, Tracer) else None
+        with using(tracer), env.body() if env is not None else nullcontext():
             return fn(*args)
     except BaseException:
         tracer.closed = True
