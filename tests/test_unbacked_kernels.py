@@ -4,6 +4,7 @@ import gc
 import resource
 from collections.abc import Callable
 from contextlib import suppress
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
@@ -284,6 +285,31 @@ def test_nothing_is_lost_in_many_calls(k: int) -> None:
     assert resident() - before < 4000  # one leak a call would be 400,000
 
 
+def test_an_interrupt_frees_what_was_allocated() -> None:
+    def f(k: Any) -> Any:
+        a = hf.full((size_of(k, 10**9),), 1.0, dtype="float64")
+        return hf.while_loop(lambda b: b[0] > 0, lambda b: b + 1, a)
+
+    [k] = tensors(5_000_000)
+    compiled = Executable(traced(f, k))
+    peaks = []
+    for _ in range(4):
+        done = Event()
+
+        def interrupt(done: Event = done) -> None:
+            while not done.wait(0.05):  # again, if the program had not begun
+                hf.interrupt()
+
+        thread = Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            compiled([k])
+        done.set()
+        thread.join()
+        peaks.append(resident())
+    assert peaks[-1] - peaks[0] < 40_000  # of one array
+
+
 def test_a_loop_reuses_what_it_allocates() -> None:
     x, m = tensors(RNG.normal(size=4000), np.ones(4000, bool))
 
@@ -291,7 +317,7 @@ def test_a_loop_reuses_what_it_allocates() -> None:
         def step(_: Any, a: Any) -> Any:
             return a + hf.sum(hf.sort(x[m])) + hf.sum(hf.cumulative_sum(x[x > a]))
 
-        return hf.fori_loop(0, 5000, step, hf.sum(x) * 0)
+        return hf.fori_loop(0, 1000, step, hf.sum(x) * 0)
 
     compiled = Executable(traced(f, x, m))
     before = resident()
