@@ -8,6 +8,7 @@ from math import e, inf, nan, pi
 
 from hopflow import bind as _bind
 from hopflow import random
+from hopflow.autograd.api import grad, jvp, linearize, value_and_grad, vjp
 from hopflow.compiler.pipeline import execute as _execute
 from hopflow.compiler.runtime import interrupt
 from hopflow.config import config
@@ -279,6 +280,7 @@ __all__ = [
     "from_numpy",
     "full",
     "full_like",
+    "grad",
     "greater",
     "greater_equal",
     "hypot",
@@ -296,10 +298,12 @@ __all__ = [
     "isinf",
     "isnan",
     "jit",
+    "jvp",
     "less",
     "less_equal",
     "lgamma",
     "linalg",
+    "linearize",
     "linspace",
     "log",
     "log1p",
@@ -391,8 +395,10 @@ __all__ = [
     "unique_inverse",
     "unique_values",
     "unstack",
+    "value_and_grad",
     "var",
     "vecdot",
+    "vjp",
     "where",
     "while_loop",
     "zeros",

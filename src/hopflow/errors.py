@@ -179,6 +179,13 @@ class GuardError(HopflowError, ValueError):
     """A call of a captured graph for which its trace is not valid."""
 
 
+# --- transforms -----------------------------------------------------------------------
+
+
+class DerivativeError(HopflowError, TypeError):
+    """A derivative that does not exist: of an integer, or of an operation without."""
+
+
 # --- graphs and programs --------------------------------------------------------------
 
 

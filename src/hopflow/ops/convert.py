@@ -55,12 +55,14 @@ def _convert_run(x: Array, *, dtype: DType, **_: Any) -> Array:
         return np.asarray(np.where(high, dtype.dtype.type(info.max), whole))
 
 
-convert: Final = OpDef(
+convert: Final[OpDef] = OpDef(
     name="convert",
     promote=None,
     infer=_convert_infer,
     run=_convert_run,
     lower=pointwise(lambda x, dtype, weak=None: expr.cast(x, dtype)),
+    jvp=(lambda t, out, x, **params: apply(convert, t, **params),),
+    transpose=(lambda ct, x, **_: apply(convert, ct, dtype=x.dtype),),
     samples=tuple(
         Sample(("T[5]",), {"dtype": dtype}, dtypes.ALL, -100.0, 100.0)
         for dtype in dtypes.ALL
@@ -79,6 +81,8 @@ copy: Final = OpDef(
     infer=broadcast("copy", arity=1),
     run=_copy_run,
     lower=lambda types, x: Pointwise(lambda at: x[at], is_view=True),
+    jvp=(lambda t, out, x: t,),
+    transpose=(lambda ct, x: ct,),
     samples=(Sample(("T[3, 4]",), dtypes=dtypes.ALL), Sample(("T[]",))),
 )
 

@@ -113,49 +113,70 @@ __all__ = [
 # --- arithmetic -----------------------------------------------------------------------
 
 
-add: Final = elementwise("add", "`x1 + x2`; integers wrap.", np.add, expr.add)
-subtract: Final = elementwise(
-    "subtract", "`x1 - x2`; integers wrap.", np.subtract, expr.sub
+add: Final[OpDef] = elementwise(
+    "add",
+    "`x1 + x2`; integers wrap.",
+    np.add,
+    expr.add,
+    jvp=(lambda t, out, x, y: t, lambda t, out, x, y: t),
+    transpose=(lambda ct, x, y: ct, lambda ct, x, y: ct),
 )
-multiply: Final = elementwise(
-    "multiply", "`x1 * x2`; integers wrap.", np.multiply, expr.mul
+subtract: Final[OpDef] = elementwise(
+    "subtract",
+    "`x1 - x2`; integers wrap.",
+    np.subtract,
+    expr.sub,
+    jvp=(lambda t, out, x, y: t, lambda t, out, x, y: negative(t)),
+    transpose=(lambda ct, x, y: ct, lambda ct, x, y: negative(ct)),
 )
-divide: Final = elementwise(
+multiply: Final[OpDef] = elementwise(
+    "multiply",
+    "`x1 * x2`; integers wrap.",
+    np.multiply,
+    expr.mul,
+    jvp=(lambda t, out, x, y: t * y, lambda t, out, x, y: x * t),
+    transpose=(lambda ct, x, y: ct * y, lambda ct, x, y: x * ct),
+)
+divide: Final[OpDef] = elementwise(
     "divide",
     "`x1 / x2`; integers become the default float.",
     np.divide,
     expr.div,
     promote=floating,
+    jvp=(lambda t, out, x, y: t / y, lambda t, out, x, y: -t * (out / y)),
+    transpose=(lambda ct, x, y: ct / y, None),
 )
-negative: Final = elementwise(
+negative: Final[OpDef] = elementwise(
     "negative",
     "`-x`; unsigned integers wrap.",
     np.negative,
     lambda x: expr.unary("neg", x),
     arity=1,
+    jvp=(lambda t, out, x: negative(t),),
+    transpose=(lambda ct, x: negative(ct),),
 )
-abs: Final = elementwise(
+abs: Final[OpDef] = elementwise(
     "abs",
     "The absolute value; of the smallest integer, that integer.",
     np.abs,
     lambda x: x if x.dtype.kind == "u" else expr.unary("abs", x),
     arity=1,
 )
-sign: Final = elementwise(
+sign: Final[OpDef] = elementwise(
     "sign",
     "-1, 0 or 1; a NaN stays a NaN.",
     lambda x: np.where(x == 0, x, np.sign(x)),  # the sign of a zero is kept
     scalar.sign,
     arity=1,
 )
-maximum: Final = elementwise(
+maximum: Final[OpDef] = elementwise(
     "maximum",
     "The larger of `x1` and `x2`; a NaN if either is one.",
     np.maximum,
     scalar.maximum,
     promote=any_dtype,
 )
-minimum: Final = elementwise(
+minimum: Final[OpDef] = elementwise(
     "minimum",
     "The smaller of `x1` and `x2`; a NaN if either is one.",
     np.minimum,
@@ -208,7 +229,7 @@ def clip(x: Any, /, min: Any = None, max: Any = None) -> Value:
 
 # --- division of integers and floats --------------------------------------------------
 
-unchecked_floor_divide: Final = elementwise(
+unchecked_floor_divide: Final[OpDef] = elementwise(
     "floor_divide",
     "`floor(x1 / x2)`; an integer divided by 0 gives 0.",
     np.floor_divide,
@@ -216,7 +237,7 @@ unchecked_floor_divide: Final = elementwise(
     low=1.0,
     high=6.0,
 )
-unchecked_remainder: Final = elementwise(
+unchecked_remainder: Final[OpDef] = elementwise(
     "remainder",
     "`x1 - x2 * floor(x1 / x2)`; an integer modulo 0 gives 0.",
     np.remainder,
@@ -314,7 +335,7 @@ def _power_run(x: Array, y: Array) -> Any:
     return result
 
 
-power: Final = elementwise(
+power: Final[OpDef] = elementwise(
     "pow",
     "`x1 ** x2`; of integers, the low six bits of `x2` count.",
     _power_run,
@@ -366,14 +387,14 @@ def _integer_power(x: Operand, exponent: int) -> Value:
     return apply(copy, result) if exponent == 1 else as_value(result)
 
 
-copysign: Final = elementwise(
+copysign: Final[OpDef] = elementwise(
     "copysign",
     "The magnitude of `x1` with the sign of `x2`.",
     np.copysign,
     lambda x, y: expr.binary("copysign", x, y),
     promote=floating,
 )
-nextafter: Final = elementwise(
+nextafter: Final[OpDef] = elementwise(
     "nextafter",
     "The next float from `x1` towards `x2`.",
     array_function("nextafter"),

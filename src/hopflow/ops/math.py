@@ -1,5 +1,6 @@
 """Elementary and special functions of floats; integers become the default float."""
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -65,8 +66,13 @@ def _function(
     high: float = 3.0,
     *,
     arity: int = 1,
+    slope: Callable[[Any, Any], Any] | None = None,
 ) -> OpDef:
-    """A function of `loop_ir.math`; samples are drawn from [low, high]."""
+    """A function of `loop_ir.math`; samples are drawn from [low, high].
+
+    slope   (result, x) -> the derivative, of a function of one operand
+    """
+    jvp = None if slope is None else (lambda t, out, x: t * slope(out, x),)
     return elementwise(
         name,
         doc,
@@ -76,44 +82,55 @@ def _function(
         promote=floating,
         low=low,
         high=high,
+        jvp=jvp,
     )
 
 
 # --- exponentials and logarithms ------------------------------------------------------
 
-exp: Final = _function("exp", "e to the power `x`.")
-exp2: Final = _function("exp2", "2 to the power `x`.")
-expm1: Final = _function("expm1", "`exp(x) - 1`, accurate near 0.")
-log: Final = _function("log", "The natural logarithm.", 0.1, 9.0)
-log2: Final = _function("log2", "The logarithm to base 2.", 0.1, 9.0)
-log10: Final = _function("log10", "The logarithm to base 10.", 0.1, 9.0)
-log1p: Final = _function("log1p", "`log(1 + x)`, accurate near 0.", -0.9, 9.0)
-logistic: Final = _function("logistic", "`1 / (1 + exp(-x))`, the sigmoid function.")
+exp: Final[OpDef] = _function("exp", "e to the power `x`.", slope=lambda out, x: out)
+exp2: Final[OpDef] = _function("exp2", "2 to the power `x`.")
+expm1: Final[OpDef] = _function("expm1", "`exp(x) - 1`, accurate near 0.")
+log: Final[OpDef] = _function(
+    "log", "The natural logarithm.", 0.1, 9.0, slope=lambda out, x: 1 / x
+)
+log2: Final[OpDef] = _function("log2", "The logarithm to base 2.", 0.1, 9.0)
+log10: Final[OpDef] = _function("log10", "The logarithm to base 10.", 0.1, 9.0)
+log1p: Final[OpDef] = _function("log1p", "`log(1 + x)`, accurate near 0.", -0.9, 9.0)
+logistic: Final[OpDef] = _function(
+    "logistic", "`1 / (1 + exp(-x))`, the sigmoid function."
+)
 sigmoid: Final = logistic
 
 # --- trigonometry ---------------------------------------------------------------------
 
-sin: Final = _function("sin", "The sine, of radians.")
-cos: Final = _function("cos", "The cosine, of radians.")
-tan: Final = _function("tan", "The tangent, of radians.", -1.4, 1.4)
-asin: Final = _function("asin", "The inverse of `sin`.", -1.0, 1.0)
-acos: Final = _function("acos", "The inverse of `cos`.", -1.0, 1.0)
-atan: Final = _function("atan", "The inverse of `tan`.")
-atan2: Final = _function(
+sin: Final[OpDef] = _function(
+    "sin", "The sine, of radians.", slope=lambda out, x: cos(x)
+)
+cos: Final[OpDef] = _function(
+    "cos", "The cosine, of radians.", slope=lambda out, x: -sin(x)
+)
+tan: Final[OpDef] = _function("tan", "The tangent, of radians.", -1.4, 1.4)
+asin: Final[OpDef] = _function("asin", "The inverse of `sin`.", -1.0, 1.0)
+acos: Final[OpDef] = _function("acos", "The inverse of `cos`.", -1.0, 1.0)
+atan: Final[OpDef] = _function("atan", "The inverse of `tan`.")
+atan2: Final[OpDef] = _function(
     "atan2",
     "The angle of the point (`x2`, `x1`), in (-pi, pi].",
     arity=2,
 )
-sinh: Final = _function("sinh", "The hyperbolic sine.")
-cosh: Final = _function("cosh", "The hyperbolic cosine.")
-tanh: Final = _function("tanh", "The hyperbolic tangent.")
-asinh: Final = _function("asinh", "The inverse of `sinh`.")
-acosh: Final = _function("acosh", "The inverse of `cosh`.", 1.0, 9.0)
-atanh: Final = _function("atanh", "The inverse of `tanh`.", -0.9, 0.9)
+sinh: Final[OpDef] = _function("sinh", "The hyperbolic sine.")
+cosh: Final[OpDef] = _function("cosh", "The hyperbolic cosine.")
+tanh: Final[OpDef] = _function(
+    "tanh", "The hyperbolic tangent.", slope=lambda out, x: 1 - out * out
+)
+asinh: Final[OpDef] = _function("asinh", "The inverse of `sinh`.")
+acosh: Final[OpDef] = _function("acosh", "The inverse of `cosh`.", 1.0, 9.0)
+atanh: Final[OpDef] = _function("atanh", "The inverse of `tanh`.", -0.9, 0.9)
 
 # --- roots ----------------------------------------------------------------------------
 
-sqrt: Final = elementwise(
+sqrt: Final[OpDef] = elementwise(
     "sqrt",
     "The square root, correctly rounded; a NaN below 0.",
     np.sqrt,
@@ -123,8 +140,10 @@ sqrt: Final = elementwise(
     low=0.0,
     high=9.0,
 )
-cbrt: Final = _function("cbrt", "The cube root.")
-hypot: Final = _function("hypot", "`sqrt(x1**2 + x2**2)`, without overflow.", arity=2)
+cbrt: Final[OpDef] = _function("cbrt", "The cube root.")
+hypot: Final[OpDef] = _function(
+    "hypot", "`sqrt(x1**2 + x2**2)`, without overflow.", arity=2
+)
 
 
 def rsqrt(x: Any, /) -> Value:
@@ -134,12 +153,12 @@ def rsqrt(x: Any, /) -> Value:
 
 # --- special functions ----------------------------------------------------------------
 
-erf: Final = _function("erf", "The error function.")
-erfc: Final = _function("erfc", "`1 - erf(x)`, accurate far out.")
+erf: Final[OpDef] = _function("erf", "The error function.")
+erfc: Final[OpDef] = _function("erfc", "`1 - erf(x)`, accurate far out.")
 
 
-erfinv: Final = _function("erfinv", "The inverse of `erf`.", -0.99, 0.99)
-lgamma: Final = _function("lgamma", "The logarithm of |gamma(x)|.", 0.1, 9.0)
+erfinv: Final[OpDef] = _function("erfinv", "The inverse of `erf`.", -0.99, 0.99)
+lgamma: Final[OpDef] = _function("lgamma", "The logarithm of |gamma(x)|.", 0.1, 9.0)
 
 
 def logaddexp(x1: Any, x2: Any, /) -> Value:

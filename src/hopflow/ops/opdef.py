@@ -30,6 +30,10 @@ Promotion: TypeAlias = Callable[[str, Sequence[tuple[DType, bool]]], tuple[DType
 operands are converted to."""
 
 
+Rules: TypeAlias = tuple[Callable[..., Any] | None, ...] | Callable[..., Any]
+"""One rule for each operand, or one for all."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One way to call an operation, for the suites that test all of them.
@@ -69,6 +73,15 @@ class OpDef:
               (base, new, *other_operands, **params) -> base, in terms of operations
     effects   "trap" (may stop the program), "random": what keeps it in its branch
     node_effects   None, or: more of them that depend on the params
+    jvp       the derivative: for each operand (t, out, *operands, **params) -> what its
+              tangent `t` adds to the result's, broadcast as the result is; None where
+              it is zero. Or, for several results or any number of operands, a function
+              (tangents, results, *operands, **params) -> tangents of the results.
+              A tangent may be a `Zero`. None: there is no derivative
+    transpose   of an operation that is linear, for each operand (ct, *operands,
+              **params) -> its cotangent, from the result's, summed over broadcast axes
+              by the caller; the operand itself is then an `Unknown`. Or a function
+              (cotangents of the results, *operands, **params) -> one for each operand
     samples   calls for the suites that test all operations
     """
 
@@ -79,6 +92,8 @@ class OpDef:
     lower: Callable[..., Lowered]
     samples: tuple[Sample, ...]
     unview: Callable[..., Value] | None = None
+    jvp: Rules | None = None
+    transpose: Rules | None = None
     effects: frozenset[str] = frozenset()
     node_effects: Callable[[dict[str, Any]], frozenset[str]] | None = None
 

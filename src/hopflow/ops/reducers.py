@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from hopflow import dtypes
+from hopflow.bind import Value
 from hopflow.dtypes import DType
 from hopflow.errors import ArgumentTypeError, AxisError, ShapeError
 from hopflow.graph.types import Shape, TensorType
@@ -18,9 +19,11 @@ from hopflow.loop_ir import expr
 from hopflow.loop_ir.expr import Expr, Index, cast, compare, const, select
 from hopflow.loop_ir.kernels import Operand, Pointwise, Prefix, Reduction
 from hopflow.ops import scalar
-from hopflow.ops.opdef import OpDef, Sample
+from hopflow.ops.convert import apply
+from hopflow.ops.opdef import OpDef, Rules, Sample
 from hopflow.ops.rules import NUMERIC, Array, normalize_axes, require_dtype
 from hopflow.ops.sizes import is_empty
+from hopflow.ops.views import broadcast_to, reshape
 
 __all__ = [
     "cummax",
@@ -91,6 +94,8 @@ def _reduction(
     allowed: tuple[DType, ...],
     *,
     has_identity: bool = True,
+    jvp: Rules | None = None,
+    transpose: Rules | None = None,
 ) -> OpDef:
     """A reduction by one of the kernel vocabulary's combiners.
 
@@ -136,8 +141,16 @@ def _reduction(
         infer=infer,
         run=run_as,
         lower=lower,
+        jvp=jvp,
+        transpose=transpose,
         samples=_samples(allowed, has_identity),
     )
+
+
+def spread(reduced: Value, like: Any, axes: tuple[int, ...]) -> Value:
+    """What was reduced over `axes`, along them again: in the shape of `like`."""
+    kept = tuple(1 if i in axes else n for i, n in enumerate(like.shape))
+    return apply(broadcast_to, apply(reshape, reduced, shape=kept), shape=like.shape)
 
 
 def _samples(allowed: tuple[DType, ...], has_identity: bool) -> tuple[Sample, ...]:
@@ -155,13 +168,15 @@ def _samples(allowed: tuple[DType, ...], has_identity: bool) -> tuple[Sample, ..
 
 _BOOL: Final = (dtypes.bool_,)
 
-reduce_sum: Final = _reduction(
+reduce_sum: Final[OpDef] = _reduction(
     "reduce_sum",
     "The sum over `axes`; of 16-bit floats, rounded once.",
     lambda x, axes: np.add.reduce(x, axes, x.dtype),
     "add",
     lambda dtype: 0,
     NUMERIC,
+    jvp=(lambda t, out, x, axes: apply(reduce_sum, t, axes=axes),),
+    transpose=(lambda ct, x, axes: spread(ct, x, axes),),
 )
 reduce_prod: Final = _reduction(
     "reduce_prod",

@@ -24,7 +24,7 @@ from hopflow.errors import (
 from hopflow.graph.types import Shape, TensorType, is_one, is_zero
 from hopflow.loop_ir.expr import Expr, Index
 from hopflow.loop_ir.kernels import Operand, Pointwise, elements
-from hopflow.ops.opdef import Infer, OpDef, Promotion, Sample
+from hopflow.ops.opdef import Infer, OpDef, Promotion, Rules, Sample
 from hopflow.ops.sizes import agreed, less
 from hopflow.symbolic.boolean import SymBool
 from hopflow.symbolic.size import Size, SymInt, free_symbols
@@ -472,6 +472,8 @@ def elementwise(
     lower: Callable[..., Any] | None = None,
     effects: frozenset[str] = frozenset(),
     params: dict[str, Any] | None = None,
+    jvp: Rules | None = None,
+    transpose: Rules | None = None,
 ) -> OpDef:
     """The record of an elementwise operation.
 
@@ -488,6 +490,7 @@ def elementwise(
         lower: A whole lowering rule, in place of `fn`.
         effects: See `OpDef`.
         params: Static parameters for the samples.
+        jvp, transpose: See `OpDef`.
     """
     allowed = _ALLOWED[promote]
     run_as = _typed_run(in_float32(run) if widen else run, result)
@@ -502,6 +505,8 @@ def elementwise(
         run=run_as,
         lower=lower,
         effects=effects,
+        jvp=jvp,
+        transpose=transpose,
         samples=tuple(
             Sample(shapes, params or {}, allowed, low, high)
             for shapes in _SAMPLE_SHAPES[arity]

@@ -232,6 +232,7 @@ broadcast_to: Final = OpDef(
     run=_broadcast_run,
     lower=_broadcast_lower,
     unview=_broadcast_unview,
+    transpose=(lambda ct, x, **_: ct,),
     samples=(
         Sample(("T[3, 1]",), {"shape": (2, 3, 4)}, dtypes.ALL),
         Sample(("T[]",), {"shape": (2,)}),

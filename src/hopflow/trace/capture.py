@@ -1,6 +1,5 @@
 """`hf.trace`: a Python function as a `GraphModule`, by running it on traced tensors."""
 
-import inspect
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -37,6 +36,7 @@ from hopflow.trace.functional import aliased_write
 from hopflow.trace.inputs import Inputs
 from hopflow.trace.source import (
     argument_texts,
+    check_arity,
     input_names,
     name_of,
     parameter_names,
@@ -105,25 +105,10 @@ def trace(
         raise ArgumentValueError(
             "trace: `strict` must be False: tracing runs the function as Python."
         )
-    _check_arity(f, args)
+    check_arity("trace", f, args)
     as_flag("trace", "runtime_asserts", runtime_asserts)
     capture = _Capture(f, args, mode, dynamic, allow_captures=captures)
     return capture.module(runtime_asserts=runtime_asserts)
-
-
-def _check_arity(f: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """Raises: ArgumentTypeError: `f` does not take so many arguments."""
-    try:
-        signature = inspect.signature(f)
-    except (TypeError, ValueError):  # a builtin need not have one
-        return
-    try:
-        signature.bind(*args)
-    except TypeError as error:
-        raise ArgumentTypeError(
-            f"trace: `f` ({name_of(f)}) does not take the {len(args)} arguments that "
-            f"were given: {error}. Give one for each of its parameters."
-        ) from None
 
 
 @dataclass(frozen=True, slots=True)

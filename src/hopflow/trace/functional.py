@@ -182,13 +182,7 @@ class TracedTensor(Tensor):
         return self.tracer.size_of(self)
 
     def _concrete(self, what: str) -> Any:
-        line = user_line(2)
-        raise TraceError(
-            f"{what}() of a traced tensor {self.type}"
-            + (f" at {line}" if line else "")
-            + ": its value is only known when the graph runs. "
-            + _REMEDY.get(what, _ARRAY)
-        )
+        return self.tracer.concrete(self, what)
 
 
 def _is_same_key(a: Any, b: Any) -> bool:
@@ -226,6 +220,20 @@ class Functional(Interpreter):
     def size_of(self, tensor: TracedTensor) -> SymInt:
         """The symbolic size that a tensor of this interpreter is the value of."""
         raise NotImplementedError
+
+    def concrete(self, tensor: TracedTensor, what: str) -> Any:
+        """The elements of a tensor of this interpreter, for the use that `what` names.
+
+        Raises:
+            TraceError: only a run knows them.
+        """
+        line = user_line(3)
+        raise TraceError(
+            f"{what}() of a traced tensor {tensor.type}"
+            + (f" at {line}" if line else "")
+            + ": its value is only known when the graph runs. "
+            + _REMEDY.get(what, _ARRAY)
+        )
 
     def number_of(self, tensor: TracedTensor) -> Any:
         """What `item` of a tensor of no axes is."""

@@ -1,10 +1,13 @@
 """Which line of the user's code an operation came from."""
 
+import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import CodeType, FrameType
+from typing import Any
 
+from hopflow.errors import ArgumentTypeError
 from hopflow.graph.core import SourceLine
 from hopflow.pytree import Spec, leaf_paths
 
@@ -96,3 +99,22 @@ def argument_texts(names: Sequence[str], specs: Sequence[Spec]) -> list[str]:
     """How a user would write each leaf of arguments of these names: `params['w']`."""
     pairs = zip(names, specs, strict=True)
     return [path for name, spec in pairs for path in leaf_paths(spec, name)]
+
+
+def check_arity(name: str, f: Callable[..., Any], args: Sequence[Any]) -> None:
+    """Check that a function can be called with as many arguments.
+
+    Raises:
+        ArgumentTypeError: it cannot; `name` is the public function that would.
+    """
+    try:
+        signature = inspect.signature(f)
+    except (TypeError, ValueError):  # a builtin need not have one
+        return
+    try:
+        signature.bind(*args)
+    except TypeError as error:
+        raise ArgumentTypeError(
+            f"{name}: `f` ({name_of(f)}) does not take the {len(args)} arguments that "
+            f"were given: {error}. Give one for each of its parameters."
+        ) from None

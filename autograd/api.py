@@ -1,0 +1,435 @@
+"""`jvp`, `vjp`, `linearize`, `grad` and what follows from them."""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hopflow import pytree
+from hopflow.autograd.rules import is_differentiable
+from hopflow.autograd.tape import LinearTracer, Tape
+from hopflow.autograd.transpose import transpose
+from hopflow.bind import Operand, Value, bind, current, using
+from hopflow.errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    DerivativeError,
+    MutationError,
+    ResultTypeError,
+    ShapeError,
+    StructureError,
+)
+from hopflow.graph.core import Arg, Constant, Var
+from hopflow.graph.types import same_shape
+from hopflow.ops.convert import as_value
+from hopflow.ops.opdef import as_default, as_operand
+from hopflow.ops.rules import as_flag, as_integer
+from hopflow.pytree import Spec
+from hopflow.tensor import EagerTensor
+from hopflow.trace.functional import TracedTensor
+from hopflow.trace.source import (
+    argument_texts,
+    check_arity,
+    name_of,
+    parameter_names,
+)
+from hopflow.trace.tracer import trace_into
+from hopflow.zeros import Tangent, Zero, instantiate
+
+__all__ = ["grad", "jvp", "linearize", "value_and_grad", "vjp"]
+
+
+@dataclass(slots=True)
+class _Primals:
+    """The arguments that a function is differentiated in, flattened."""
+
+    values: list[Value]
+    spec: Spec
+    texts: list[str]
+
+
+def _primals(name: str, f: Callable[..., Any], args: tuple[Any, ...]) -> _Primals:
+    """
+    Raises:
+        ArgumentTypeError: `f` is no function, or a leaf is neither tensor nor number.
+    """
+    if not callable(f):
+        raise ArgumentTypeError(
+            f"{name}: `f` must be a function, and is `{type(f).__name__}`."
+        )
+    check_arity(name, f, args)
+    leaves, spec = pytree.flatten(args)
+    texts = argument_texts(parameter_names(f, len(args)), spec.children())
+    values = []
+    for leaf, text in zip(leaves, texts, strict=True):
+        operand = as_operand(name, text, leaf)
+        values.append(as_value(as_default(operand, weak=True)))
+    return _Primals(values, spec, texts)
+
+
+@dataclass(slots=True)
+class _Run:
+    """What a function did on a tape: its results, and their tangents."""
+
+    tape: Tape
+    values: list[Value]
+    tangents: list[Tangent]
+    spec: Spec
+    aux: Any
+
+
+def _run(
+    name: str,
+    f: Callable[..., Any],
+    primals: _Primals,
+    given: Sequence[Tangent],
+    linear: LinearTracer | None,
+    *,
+    has_aux: bool,
+) -> _Run:
+    parent = current()
+    tape = Tape(parent, name_of(f), linear)
+    pairs = zip(primals.values, given, primals.texts, strict=True)
+    inputs = [tape.given(v, t, text) for v, t, text in pairs]
+
+    def run() -> tuple[list[Operand], Spec, Any]:
+        tree = f(*pytree.unflatten(primals.spec, inputs))
+        aux = None
+        if has_aux:
+            if not (isinstance(tree, tuple) and len(tree) == 2):
+                raise ResultTypeError(
+                    f"{name}: with `has_aux`, `{name_of(f)}` must return a pair "
+                    f"(result, aux), and returns `{type(tree).__name__}`."
+                )
+            tree, aux = tree
+        leaves, spec = pytree.flatten(tree)
+        return [_result(name, f, spec, i, x) for i, x in enumerate(leaves)], spec, aux
+
+    outputs, spec, aux = trace_into(tape, run, ())
+    found = [tape.current(o) for o in outputs]
+    aux = pytree.tree_map(lambda leaf: _outside(tape, leaf), aux)
+    _write_back(tape)
+    tape.closed = True
+    values = [as_value(v) for v, _ in found]
+    return _Run(tape, values, [t for _, t in found], spec, aux)
+
+
+def _result(name: str, f: Callable[..., Any], spec: Spec, i: int, leaf: Any) -> Operand:
+    try:
+        return as_default(as_operand(name, i, leaf), weak=True)
+    except ArgumentTypeError:
+        path = pytree.leaf_paths(spec, "result")[i]
+        raise ResultTypeError(
+            f"{name}: `{name_of(f)}` must return tensors or numbers, and its `{path}` "
+            f"is `{type(leaf).__name__}`. Return other data with `has_aux`."
+        ) from None
+
+
+def _outside(tape: Tape, leaf: Any) -> Any:
+    """A leaf of what is returned beside the result, as the caller has it."""
+    if isinstance(leaf, TracedTensor) and leaf.tracer is tape:
+        return tape.current(leaf)[0]
+    return leaf
+
+
+def _write_back(tape: Tape) -> None:
+    """Give tensors of outside that were written what they hold now."""
+    for capture in tape.captures.values():
+        if capture.written:
+            value, _ = tape.current(capture.tensor)
+            with using(tape.parent):
+                current().write(capture.origin, as_value(value))
+
+
+# --- forward --------------------------------------------------------------------------
+
+
+def jvp(
+    f: Callable[..., Any],
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    *,
+    has_aux: bool = False,
+) -> Any:
+    """`f(*primals)`, and its derivative in the direction of `tangents`.
+
+    Args:
+        f: A function of pytrees of tensors.
+        primals: Its arguments, as a tuple or list.
+        tangents: As many, of the same structure, shapes and dtypes. Of what is no float
+            the tangent is not looked at; None will do.
+        has_aux: Whether `f` returns a pair, of which only the first is differentiated.
+
+    Returns:
+        (result, tangent of the result), and aux.
+
+    Raises:
+        ArgumentTypeError: `f` is no function, or a leaf is no tensor.
+        StructureError, ShapeError: the tangents are not like the primals.
+        DerivativeError: an operation has no derivative.
+    """
+    as_flag("jvp", "has_aux", has_aux)
+    for argument, value in (("primals", primals), ("tangents", tangents)):
+        if not isinstance(value, tuple | list):
+            raise ArgumentTypeError(
+                f"jvp: `{argument}` must be a tuple or a list, and is "
+                f"`{type(value).__name__}`."
+            )
+    known = _primals("jvp", f, tuple(primals))
+    given = _like("jvp", "tangents", tuple(tangents), known.values, known.spec)
+    run = _run("jvp", f, known, given, None, has_aux=has_aux)
+    out = pytree.unflatten(run.spec, run.values)
+    tangent = pytree.unflatten(run.spec, [instantiate(t) for t in run.tangents])
+    return (out, tangent, run.aux) if has_aux else (out, tangent)
+
+
+def _like(
+    name: str, argument: str, tree: Any, values: Sequence[Value], spec: Spec
+) -> list[Tangent]:
+    """A user's tangents or cotangents, one for each of `values`.
+
+    Raises:
+        StructureError, ShapeError: they are not like those.
+    """
+    try:
+        leaves = spec.flatten_up_to(tree)
+    except (ValueError, TypeError):
+        found = pytree.structure(tree)
+        raise StructureError(
+            f"{name}: `{argument}` must have the structure {spec}, and has {found}."
+        ) from None
+    result: list[Tangent] = []
+    for leaf, value in zip(leaves, values, strict=True):
+        if not is_differentiable(value.type) or leaf is None:
+            result.append(Zero(value.type))
+            continue
+        tangent = as_value(as_operand(name, argument, leaf))
+        if not same_shape(tangent.shape, value.shape):
+            raise ShapeError(
+                f"{name}: one of `{argument}` is {tangent.type}, beside {value.type}."
+            )
+        if tangent.dtype is not value.type.dtype:
+            tangent = tangent.astype(value.type.dtype)
+        result.append(tangent)
+    return result
+
+
+# --- reverse --------------------------------------------------------------------------
+
+
+class _Linear:
+    """The derivative of a function at a point: a linear graph, and its residuals."""
+
+    def __init__(
+        self, name: str, f: Callable[..., Any], primals: _Primals, *, has_aux: bool
+    ) -> None:
+        self.name = name
+        self.primals = primals
+        parent = current()
+        tracer = LinearTracer(None if parent.is_eager else parent, "linear")
+        self.operands = [
+            tracer.operand(v.type, "t") if is_differentiable(v.type) else None
+            for v in primals.values
+        ]
+        given = [
+            Zero(v.type) if t is None else t
+            for t, v in zip(self.operands, primals.values, strict=True)
+        ]
+        self.run = _run(name, f, primals, given, tracer, has_aux=has_aux)
+        self.places = [
+            k for k, t in enumerate(self.run.tangents) if not isinstance(t, Zero)
+        ]
+        outputs = [self.run.tangents[k] for k in self.places]
+        self.graph = tracer.close(outputs)  # type: ignore[arg-type]
+        self.residuals = {c.input: c.origin for c in tracer.captures.values()}
+        self.versions = [
+            (o, o.storage.version)
+            for o in self.residuals.values()
+            if isinstance(o, EagerTensor) and o._storage is not None
+        ]
+
+    def check_residuals(self) -> None:
+        """Raises: MutationError: a tensor that is needed has been written since."""
+        for tensor, version in self.versions:
+            if tensor.storage.version != version:
+                raise MutationError(
+                    f"{self.name}: a tensor {tensor.type} that the derivative needs "
+                    "has been written since the function ran. Write to a copy of it."
+                )
+
+    def value(self, arg: Arg) -> Operand:
+        return arg if isinstance(arg, Constant) else self.residuals[arg]
+
+    def pull(self, given: Sequence[Tangent]) -> list[Tangent]:
+        """The cotangents of the arguments from those of the results."""
+        self.check_residuals()
+        linear = [t.source for t in self.operands if t is not None]
+        found = iter(
+            transpose(self.graph, linear, self.value, [given[k] for k in self.places])
+        )
+        return [
+            Zero(v.type) if t is None else next(found)
+            for t, v in zip(self.operands, self.primals.values, strict=True)
+        ]
+
+    def push(self, given: Sequence[Tangent]) -> list[Tangent]:
+        """The tangents of the results from those of the arguments."""
+        self.check_residuals()
+        env: dict[Var, Any] = dict(self.residuals)
+        for tensor, tangent in zip(self.operands, given, strict=True):
+            if tensor is not None:
+                env[tensor.source] = instantiate(tangent)
+        for node in self.graph.nodes:
+            args = [a if isinstance(a, Constant) else env[a] for a in node.args]
+            env.update(zip(node.results, bind(node.op, args, node.params), strict=True))
+        result: list[Tangent] = [Zero(v.type) for v in self.run.values]
+        for k, output in zip(self.places, self.graph.outputs, strict=True):
+            result[k] = (
+                as_value(output) if isinstance(output, Constant) else env[output]
+            )
+        return result
+
+
+def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
+    """`f(*primals)`, and a function from a cotangent of the result to those of the
+    arguments.
+
+    Args:
+        f: A function of pytrees of tensors.
+        primals: Its arguments.
+        has_aux: Whether `f` returns a pair, of which only the first is differentiated.
+
+    Returns:
+        (result, pullback), and aux. `pullback(ct)` gives a tuple with the structure of
+        `primals`; of what is no float it gives zeros.
+
+    Raises:
+        ArgumentTypeError: `f` is no function, or a leaf is no tensor.
+        DerivativeError: an operation has no derivative.
+    """
+    as_flag("vjp", "has_aux", has_aux)
+    linear = _Linear("vjp", f, _primals("vjp", f, primals), has_aux=has_aux)
+    run = linear.run
+
+    def pullback(cotangent: Any) -> Any:
+        given = _like("vjp", "cotangent", cotangent, run.values, run.spec)
+        found = linear.pull(given)
+        return pytree.unflatten(linear.primals.spec, map(instantiate, found))
+
+    out = pytree.unflatten(run.spec, run.values)
+    return (out, pullback, run.aux) if has_aux else (out, pullback)
+
+
+def linearize(f: Callable[..., Any], *primals: Any) -> Any:
+    """`f(*primals)`, and its derivative there: a function from tangents of the
+    arguments to the tangent of the result.
+
+    Raises:
+        ArgumentTypeError: `f` is no function, or a leaf is no tensor.
+        DerivativeError: an operation has no derivative.
+    """
+    linear = _Linear("linearize", f, _primals("linearize", f, primals), has_aux=False)
+    run = linear.run
+
+    def pushforward(*tangents: Any) -> Any:
+        known = linear.primals
+        given = _like("linearize", "tangents", tangents, known.values, known.spec)
+        return pytree.unflatten(run.spec, map(instantiate, linear.push(given)))
+
+    return pytree.unflatten(run.spec, run.values), pushforward
+
+
+def value_and_grad(
+    f: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    *,
+    has_aux: bool = False,
+) -> Callable[..., Any]:
+    """A function that gives what `f` does, and its gradient.
+
+    Args:
+        f: Returns a scalar of a float dtype.
+        argnums: Which positional arguments to differentiate in; the gradient is a tuple
+            if it is a sequence.
+        has_aux: Whether `f` returns a pair (scalar, aux).
+
+    Raises:
+        ArgumentTypeError: `f` is no function, or `argnums` no int.
+        ArgumentValueError: there is no such argument (at a call).
+        DerivativeError: `f` returns no float scalar, or an argument has integers.
+    """
+    as_flag("value_and_grad", "has_aux", has_aux)
+    if not callable(f):
+        raise ArgumentTypeError(
+            f"grad: `f` must be a function, and is `{type(f).__name__}`."
+        )
+    single = not isinstance(argnums, Sequence)
+    chosen = argnums if isinstance(argnums, Sequence) else [argnums]
+    numbers = [as_integer("grad", "argnums", n) for n in chosen]
+
+    @functools.wraps(f)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        places = [_place(n, len(args)) for n in numbers]
+
+        @functools.wraps(f)
+        def partial(*given: Any) -> Any:
+            full = list(args)
+            for place, value in zip(places, given, strict=True):
+                full[place] = value
+            return f(*full, **kwargs)
+
+        primals = _primals("grad", partial, tuple(args[p] for p in places))
+        for value, text in zip(primals.values, primals.texts, strict=True):
+            if not is_differentiable(value.type):
+                raise DerivativeError(
+                    f"grad: `{text}` is {value.type}, and only floats have gradients. "
+                    "Convert it, or leave it out of `argnums`."
+                )
+        linear = _Linear("grad", partial, primals, has_aux=has_aux)
+        run = linear.run
+        if len(run.values) != 1 or run.values[0].shape != ():
+            shown = ", ".join(str(v.type) for v in run.values)
+            raise DerivativeError(
+                f"grad: `{name_of(f)}` must return one scalar, and returns {shown}. "
+                "Reduce it, or use `hf.vjp` or `hf.jacrev`."
+            )
+        [value] = run.values
+        if not is_differentiable(value.type):
+            raise DerivativeError(
+                f"grad: `{name_of(f)}` returns {value.type}, which has no derivative."
+            )
+        one = as_value(as_operand("grad", 0, 1.0)).astype(value.type.dtype)
+        found = pytree.unflatten(primals.spec, map(instantiate, linear.pull([one])))
+        result = pytree.unflatten(run.spec, run.values)
+        gradient = found[0] if single else found
+        return ((result, run.aux) if has_aux else result), gradient
+
+    return call
+
+
+def _place(n: int, count: int) -> int:
+    if not -count <= n < count:
+        raise ArgumentValueError(
+            f"grad: `argnums` names argument {n}, and {count} were given by position."
+        )
+    return n % count
+
+
+def grad(
+    f: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    *,
+    has_aux: bool = False,
+) -> Callable[..., Any]:
+    """A function that gives the gradient of `f`; see `value_and_grad`.
+
+    With `has_aux` it gives (gradient, aux).
+    """
+    both = value_and_grad(f, argnums, has_aux=has_aux)
+
+    @functools.wraps(f)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        value, gradient = both(*args, **kwargs)
+        return (gradient, value[1]) if has_aux else gradient
+
+    return call

@@ -1,0 +1,118 @@
+"""What is asked of an operation's record: tangents of its results, and cotangents of
+its operands."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hopflow.bind import Operand, Value, bind
+from hopflow.errors import DerivativeError
+from hopflow.graph.core import Constant
+from hopflow.graph.types import TensorType
+from hopflow.ops.opdef import OpDef
+from hopflow.zeros import (
+    Tangent,
+    Unknown,
+    Zero,
+    added,
+    fitted,
+    instantiate,
+    is_zero,
+    unbroadcast,
+)
+
+__all__ = ["cotangents", "is_differentiable", "tangents"]
+
+
+def is_differentiable(type_: TensorType) -> bool:
+    return type_.dtype.is_float
+
+
+def tangents(
+    op: OpDef,
+    operands: Sequence[Operand],
+    given: Sequence[Tangent],
+    results: Sequence[Value],
+    params: dict[str, Any],
+) -> list[Tangent]:
+    """The tangents of an operation's results from those of its operands.
+
+    Raises:
+        DerivativeError: it has none.
+    """
+    zeros: list[Tangent] = [Zero(r.type) for r in results]
+    if all(map(is_zero, given)) or not any(is_differentiable(r.type) for r in results):
+        return zeros
+    if op.jvp is None and op.unview is None:
+        raise DerivativeError(
+            f"{op.name}: this operation has no derivative. Keep it out of what is "
+            "differentiated with `hf.stop_gradient`."
+        )
+    if op.jvp is None and op.unview is not None:  # the same view of the tangent
+        [tangent, *_] = given
+        return list(bind(op, [instantiate(tangent), *operands[1:]], params))
+    plain = [o.value if isinstance(o, Constant) else o for o in operands]
+    rules = op.jvp or ()
+    if callable(rules):
+        found = rules(given, tuple(results), *plain, **params)
+    else:
+        [result] = results
+        found = [_summed(rules, given, result, plain, params)]
+    return [
+        fitted(t, r.type) if is_differentiable(r.type) else Zero(r.type)
+        for t, r in zip(found, results, strict=True)
+    ]
+
+
+def _summed(
+    partials: Sequence[Callable[..., Any] | None],
+    given: Sequence[Tangent],
+    result: Value,
+    operands: Sequence[Any],
+    params: dict[str, Any],
+) -> Tangent:
+    total: Tangent = Zero(result.type)
+    for partial, tangent in zip(partials, given, strict=True):
+        if partial is not None and not isinstance(tangent, Zero):
+            part = partial(tangent, result, *operands, **params)
+            total = added(fitted(total, result.type), fitted(part, result.type))
+    return total
+
+
+def cotangents(
+    op: OpDef,
+    given: Sequence[Tangent],
+    operands: Sequence[Operand | Unknown],
+    params: dict[str, Any],
+) -> list[Tangent | None]:
+    """The cotangents of the operands that are `Unknown`, in which the operation is
+    linear; None for the others.
+
+    Raises:
+        DerivativeError: it is not linear in them.
+    """
+    plain = [o.value if isinstance(o, Constant) else o for o in operands]
+    wanted = [isinstance(o, Unknown) for o in operands]
+    if op.transpose is None and op.unview is not None:  # written into zeros
+        [cotangent, *_], [_, *rest] = given, plain
+        base = instantiate(Zero(operands[0].type))
+        written = op.unview(base, instantiate(cotangent), *rest, **params)
+        return [written, *[None] * len(rest)]
+    if op.transpose is None:
+        raise DerivativeError(f"{op.name}: this operation is not linear.")
+    if callable(op.transpose):
+        found = list(op.transpose(given, *plain, **params))
+    else:
+        [cotangent] = given
+        found = [
+            rule(cotangent, *plain, **params) if rule is not None and want else None
+            for rule, want in zip(op.transpose, wanted, strict=True)
+        ]
+    result: list[Tangent | None] = []
+    for operand, want, cotangent in zip(operands, wanted, found, strict=True):
+        if not want:
+            result.append(None)
+            continue
+        if cotangent is None:
+            raise DerivativeError(f"{op.name}: it is not linear in this operand.")
+        result.append(unbroadcast(cotangent, operand.type))
+    return result

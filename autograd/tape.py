@@ -1,0 +1,149 @@
+"""`Tape`: a trace that computes as it records, so that Python may look at values."""
+
+from collections.abc import Sequence
+from math import inf
+from typing import Any
+
+from hopflow.autograd.rules import tangents
+from hopflow.bind import Interpreter, Operand, Value, bind, current, using
+from hopflow.graph.core import Arg, Constant, Graph, Node, Var, map_graphs
+from hopflow.graph.rewriting import clone
+from hopflow.ops.opdef import OpDef
+from hopflow.symbolic.size import Size, Symbol
+from hopflow.trace.functional import TracedTensor
+from hopflow.trace.tracer import Tracer
+from hopflow.zeros import Tangent, Zero, is_zero
+
+__all__ = ["LinearTracer", "Tape"]
+
+
+class LinearTracer(Tracer):
+    """Records what is done with tangents, and leaves the rest to the tracer below.
+
+    What it records is linear in its operands; what it captures are the residuals.
+    """
+
+    __slots__ = ()
+
+    def process(
+        self, op: Any, args: Sequence[Operand], params: dict[str, Any]
+    ) -> tuple[Value, ...]:
+        if any(type(a) is TracedTensor and a.tracer is self for a in args):
+            return self.record(op, args, params)
+        with using(self.parent):
+            return bind(op, args, params)
+
+
+class Tape(Tracer):
+    """A tracer each of whose vars has a value, computed by the interpreter below, and a
+    tangent.
+
+    values    what the vars hold, below
+    linear    None: tangents are values too. Else they are tensors of this tracer
+    """
+
+    __slots__ = ("linear", "tangents", "values")
+
+    def __init__(
+        self, parent: Interpreter, name: str, linear: LinearTracer | None = None
+    ) -> None:
+        super().__init__(None if parent.is_eager else parent, name)
+        self.linear = linear
+        self.values: dict[Var, Value] = {}
+        self.tangents: dict[Var, Tangent] = {}
+
+    # --- inputs ---
+
+    def given(self, value: Value, tangent: Tangent, name: str) -> TracedTensor:
+        """A new operand that has this value and tangent."""
+        tensor = self.operand(value.type, name)
+        self.values[tensor.source] = value
+        self.tangents[tensor.source] = tangent
+        return tensor
+
+    def localize(self, value: Value) -> TracedTensor:
+        tensor = super().localize(value)
+        if tensor.source not in self.values:
+            for capture in self.captures.values():
+                if capture.input not in self.values:
+                    self.values[capture.input] = capture.origin
+        return tensor
+
+    def define(self, symbol: Symbol) -> Var:
+        var = super().define(symbol)
+        if isinstance(self.parent, Tracer):
+            self.values[var] = TracedTensor(self.parent, self.parent.symbol(symbol))
+        return var
+
+    # --- recording ---
+
+    def record(
+        self, op: Any, args: Sequence[Operand], params: dict[str, Any]
+    ) -> tuple[TracedTensor, ...]:
+        results = super().record(op, args, params)
+        node = results[0].source.node if results else self.graph.nodes[-1]
+        operands = [self.value(a) for a in node.args]
+        given = [self.tangent(a) for a in node.args]
+        with using(self.parent):
+            values, found = self._run(node, operands, given)
+        for var, value, tangent in zip(node.results, values, found, strict=True):
+            self.values[var] = value
+            self.tangents[var] = tangent
+        return results
+
+    def _run(
+        self, node: Node, operands: list[Operand], given: list[Tangent]
+    ) -> tuple[Sequence[Value], Sequence[Tangent]]:
+        """The results of a node, and their tangents."""
+        op = node.op
+        params = map_graphs(node.params, _cloned)  # a graph has one owner
+        if all(map(is_zero, given)):
+            values = bind(op, operands, params)
+            return values, [Zero(v.type) for v in values]
+        if type(op) is OpDef:
+            values = bind(op, operands, params)
+            with using(self.linear or self.parent):
+                return values, tangents(op, operands, given, values, params)
+        if self.linear is None:
+            return op.jvp(operands, given, params)  # type: ignore[no-any-return]
+        values, linear = op.linearize(operands, given, params)
+        with using(self.linear):
+            return values, linear(given)
+
+    def value(self, arg: Arg) -> Operand:
+        """What a var or a constant is, below."""
+        return arg if isinstance(arg, Constant) else self.values[arg]
+
+    def tangent(self, arg: Arg) -> Tangent:
+        known = None if isinstance(arg, Constant) else self.tangents.get(arg)
+        return Zero(arg.type) if known is None else known
+
+    def current(self, tensor: Operand) -> tuple[Operand, Tangent]:
+        """What a tensor of this trace, or of one below, holds now; and its tangent."""
+        if isinstance(tensor, Constant):
+            return tensor, Zero(tensor.type)
+        var = self.read(self.localize(tensor))
+        return self.values[var], self.tangent(var)
+
+    # --- numbers ---
+
+    def symbol_of(
+        self, value: Value, min: float = -inf, max: Size | float = inf
+    ) -> Size:
+        known, _ = self.current(value)
+        assert isinstance(known, Value)
+        with using(self.parent):
+            return current().symbol_of(known, min, max)
+
+    def concrete(self, tensor: TracedTensor, what: str) -> Any:
+        known, _ = self.current(tensor)
+        return known._concrete(what)  # type: ignore[union-attr]
+
+    def number_of(self, tensor: TracedTensor) -> Any:
+        known, _ = self.current(tensor)
+        assert isinstance(known, Value)
+        return known.item()
+
+
+def _cloned(graph: Graph) -> Graph:
+    return clone(graph)
