@@ -3,5 +3,8 @@
 workload.py    what a row is
 workloads/     the rows: each program written twice, as alike as the libraries allow
 measure.py     first calls and runs, in turns; the results must agree before
-report.py      the table, the machine's description, the JSON
+report.py      the tables, the machine's description, the JSON
+
+Last in the first table is how many times as long a run takes where sizes are symbols.
+The second is of many calls: fifty sizes with what is compiled for them, warm calls.
 """

@@ -7,15 +7,17 @@ from pathlib import Path
 
 import jax
 
-from benchmarks.measure import measure
+from benchmarks.measure import measure, measure_calls
 from benchmarks.report import (
+    CALLS_HEADER,
     HEADER,
     as_json,
     describe_machine,
+    format_calls,
     format_means,
     format_row,
 )
-from benchmarks.workloads import all_workloads
+from benchmarks.workloads import all_calls, all_workloads
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -30,24 +32,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="where the results go")
     options = parser.parse_args(argv)
     jax.config.update("jax_enable_x64", True)
-    workloads = all_workloads(options.scale)
+    workloads, calls = all_workloads(options.scale), all_calls(options.scale)
     if options.rows:
         wanted = options.rows.split(",")
-        unknown = sorted(set(wanted) - {w.name for w in workloads})
+        known = {w.name for w in workloads} | {c.name for c in calls}
+        unknown = sorted(set(wanted) - known)
         if unknown:
             parser.error(f"there is no row {', '.join(unknown)}")
         workloads = [w for w in workloads if w.name in wanted]
+        calls = [c for c in calls if c.name in wanted]
     machine = describe_machine()
     print(f"JAX {machine['jax']}, Python {machine['python']}, {machine['processor']}\n")
-    print(HEADER)
-    rows = []
+    rows, many = [], []
+    if workloads:
+        print(HEADER)
     for workload in workloads:
         rows.append(measure(workload, options.repeat))
         print(format_row(rows[-1]), flush=True)
-    print(format_means(rows))
+    if workloads:
+        print(format_means(rows))
+    if calls:
+        print(f"\n{CALLS_HEADER}")
+    for call in calls:
+        many.append(measure_calls(call, options.repeat))
+        print(format_calls(many[-1]), flush=True)
     target = options.json or RESULTS / f"{machine['cpu']}-{machine['cores']}.json"
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(as_json(rows))
+    target.write_text(as_json(rows, many))
     return 0
 
 

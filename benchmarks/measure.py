@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 import hopflow as hf
-from benchmarks.workload import Workload
+from benchmarks.workload import Calls, Workload
 from hopflow import pytree
 from hopflow.compiler.pipeline import clear_cache
 
@@ -42,11 +42,23 @@ class Times:
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured of one workload."""
+    """What was measured of one workload.
+
+    symbolic   runs of hopflow's program for all sizes, where one is compiled
+    """
 
     name: str
     hopflow: Times
     jax: Times
+    symbolic: Times | None = None
+
+    @property
+    def symbolic_ratio(self) -> float | None:
+        """How many times as long as a run it takes where sizes are symbols."""
+        if self.symbolic is None:
+            return None
+        pairs = zip(self.symbolic.runs, self.hopflow.runs, strict=True)
+        return median([symbolic / static for symbolic, static in pairs])
 
 
 class Disagreement(Exception):
@@ -62,22 +74,52 @@ def measure(workload: Workload, repeat: int) -> Row:
     Raises:
         Disagreement: the results differ by more than the workload allows.
     """
-    sides: tuple[Side, Side] = (_Hopflow(workload), _Jax(workload))
-    _compare(workload, *(side.answer() for side in sides))
-    firsts: list[list[float]] = [[], []]
+    pair: list[Side] = [_Hopflow(workload), _Jax(workload)]
+    sides = [*pair, *([_Symbolic(workload)] * (workload.mode == "jit"))]
+    expected = pair[1].answer()
+    for side in sides:
+        if side is not pair[1]:
+            _compare(workload, side.answer(), expected)
     with _no_collection():
-        for _ in range(repeat):
-            for side, times in zip(sides, firsts, strict=True):
-                gc.collect()
-                side.renew()
-                times.append(_timed(side.call))
+        firsts = _firsts(pair, repeat)
         gc.collect()
         runs = _runs(sides, repeat)
+    steps = [[t / workload.steps for t in run] for run in runs]
+    ours, theirs = (Times(*times) for times in zip(firsts, steps, strict=False))
+    return Row(workload.name, ours, theirs, *(Times([], t) for t in steps[2:]))
+
+
+def measure_calls(calls: Calls, repeat: int) -> Row:
+    """Compare the results, then time all the calls, by turns of both sides.
+
+    With what is compiled they are made but once: many sizes take JAX long.
+
+    Raises:
+        Disagreement: the results differ by more than is allowed.
+    """
+    pair: list[Side] = [_Hopflow(calls), _Jax(calls)]
+    _compare(calls, *(side.answer() for side in pair))
+    with _no_collection():
+        firsts = _firsts(pair, 1)
+        gc.collect()
+        runs = _runs(pair, repeat) if calls.warm else firsts
+    count = len(calls.calls) if calls.warm else 1
     ours, theirs = (
-        Times(first, [t / workload.steps for t in run])
+        Times(first, [t / count for t in run])
         for first, run in zip(firsts, runs, strict=True)
     )
-    return Row(workload.name, ours, theirs)
+    return Row(calls.name, ours, theirs)
+
+
+def _firsts(sides: Sequence["Side"], repeat: int) -> list[list[float]]:
+    """Seconds of what is done with functions made anew, in rounds."""
+    firsts: list[list[float]] = [[] for _ in sides]
+    for _ in range(repeat):
+        for side, times in zip(sides, firsts, strict=True):
+            gc.collect()
+            side.renew()
+            times.append(_timed(side.call))
+    return firsts
 
 
 def _runs(sides: Sequence["Side"], repeat: int) -> list[list[float]]:
@@ -125,53 +167,78 @@ class Side(Protocol):
 
 
 class _Hopflow:
-    def __init__(self, workload: Workload) -> None:
-        self.workload = workload
-        self.args = [hf.asarray(x) for x in workload.args]
-        self.f: Callable[..., Any] = workload.hopflow()
+    dynamic: bool | None = None
+
+    def __init__(self, work: Workload | Calls) -> None:
+        self.work = work
+        self.calls = [
+            [hf.asarray(x) if isinstance(x, np.ndarray) else x for x in args]
+            for args in work.calls
+        ]
+        self.f = self._made()
+
+    def _made(self) -> Callable[..., Any]:
+        f = self.work.hopflow()
+        return hf.jit(f, dynamic=self.dynamic) if self.work.mode == "jit" else f
 
     def renew(self) -> None:
         clear_cache()
         hf.jit(lambda x: x * 3 - 1)(hf.asarray([1.0]))
-        f = self.workload.hopflow()
-        self.f = hf.jit(f) if self.workload.mode == "jit" else f
+        self.f = self._made()
 
     def call(self) -> None:
-        if self.workload.mode == "trace":
-            hf.trace(self.workload.hopflow(), *self.args)
-        else:
-            self.f(*self.args)
+        mode = self.work.mode
+        for args in self.calls:
+            if mode == "trace":
+                hf.trace(self.work.hopflow(), *args)
+            elif mode == "symbolic":
+                hf.trace(self.work.hopflow(), *args, mode="symbolic")
+            else:
+                self.f(*args)
 
     def answer(self) -> list[Any]:
-        result = hf.jit(self.workload.hopflow())(*self.args)
-        return [np.asarray(leaf) for leaf in pytree.flatten(result)[0]]
+        f = hf.jit(self.work.hopflow(), dynamic=self.dynamic)
+        results = [f(*args) for args in self.calls]
+        return [np.asarray(leaf) for leaf in pytree.flatten(results)[0]]
+
+
+class _Symbolic(_Hopflow):
+    """All sizes of the arguments are symbols."""
+
+    dynamic = True
 
 
 class _Jax:
-    def __init__(self, workload: Workload) -> None:
-        self.workload = workload
-        self.args = [jax.device_put(x) for x in workload.args]
-        self.f: Callable[..., Any] = workload.jax()
+    def __init__(self, work: Workload | Calls) -> None:
+        self.work = work
+        self.calls = [
+            [jax.device_put(x) if isinstance(x, np.ndarray) else x for x in args]
+            for args in work.calls
+        ]
+        self.f: Callable[..., Any] = work.jax()
 
     def renew(self) -> None:
         jax.clear_caches()
         jax.jit(lambda x: x * 3 - 1)(np.ones(1)).block_until_ready()
-        f = self.workload.jax()
-        self.f = jax.jit(f) if self.workload.mode == "jit" else f
+        f = self.work.jax()
+        self.f = jax.jit(f) if self.work.mode == "jit" else f
 
     def call(self) -> None:
-        if self.workload.mode == "trace":  # of a function that is not known already
-            jax.make_jaxpr(self.workload.jax())(*self.args)
-        else:
-            jax.block_until_ready(self.f(*self.args))
+        traced = self.work.mode in ("trace", "symbolic")
+        for args in self.calls:
+            if traced:  # of a function that is not known already
+                jax.make_jaxpr(self.work.jax())(*args)
+            else:
+                jax.block_until_ready(self.f(*args))
 
     def answer(self) -> list[Any]:
-        result = jax.jit(self.workload.jax())(*self.args)
-        return [np.asarray(leaf) for leaf in jax.tree.leaves(result)]
+        f = jax.jit(self.work.jax())
+        results = [f(*args) for args in self.calls]
+        return [np.asarray(leaf) for leaf in jax.tree.leaves(results)]
 
 
-def _compare(workload: Workload, ours: list[Any], theirs: list[Any]) -> None:
-    name, rtol = workload.name, workload.rtol
+def _compare(work: Workload | Calls, ours: list[Any], theirs: list[Any]) -> None:
+    name, rtol = work.name, work.rtol
     if len(ours) != len(theirs):
         raise Disagreement(f"{name}: {len(ours)} results, and {len(theirs)}")
     for k, (x, y) in enumerate(zip(ours, theirs, strict=True)):
@@ -180,7 +247,7 @@ def _compare(workload: Workload, ours: list[Any], theirs: list[Any]) -> None:
                 f"{name}: result {k} is {x.dtype}{x.shape}, and {y.dtype}{y.shape}"
             )
         far = ~np.isclose(x, y, rtol=rtol, atol=rtol, equal_nan=True)
-        if np.mean(far) > workload.differing:
+        if np.mean(far) > work.differing:
             worst = float(np.max(np.abs(x - y)))
             raise Disagreement(
                 f"{name}: result {k} differs by {worst:.3g} at most, and too much in "

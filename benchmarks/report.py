@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from math import exp, log
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 from benchmarks.measure import Row, Times
@@ -18,30 +18,45 @@ from hopflow.compiler.llvm.target import host
 LIBRARIES = ("jax", "jaxlib", "llvmlite", "numpy", "scipy")
 
 HEADER = (
-    f"{'':24}{'first call':^31}   {'run (of one step)':^31}\n"
+    f"{'':24}{'first call':^31}   {'run (of one step)':^31}   {'for all':>8}\n"
     f"{'row':24}{'JAX':>10} {'hopflow':>10} {'ratio':>9}   "
-    f"{'JAX':>10} {'hopflow':>10} {'ratio':>9}"
+    f"{'JAX':>10} {'hopflow':>10} {'ratio':>9}   {'sizes':>8}"
+)
+CALLS_HEADER = (
+    f"{'':24}{'calls of many sizes':^31}\n"
+    f"{'row':24}{'JAX':>10} {'hopflow':>10} {'ratio':>9}"
 )
 
 
 def format_row(row: Row) -> str:
-    """A line of the table: medians, and how many times as long JAX takes."""
-    cells = [f"{row.name:24}"]
-    for jax_time, ours in (
-        (row.jax.first, row.hopflow.first),
-        (row.jax.run, row.hopflow.run),
-    ):
-        cells.append(
-            f"{format_time(jax_time):>10} {format_time(ours):>10} "
-            f"{jax_time / ours:>8.2f}x   "
-        )
-    return "".join(cells).rstrip()
+    """A line of the table: medians, and how many times as long JAX takes; last, how
+    many times as long a run takes where sizes are symbols."""
+    first = _cells(row.jax.first, row.hopflow.first)
+    line = f"{row.name:24}{first}   {_cells(row.jax.run, row.hopflow.run)}"
+    ratio = row.symbolic_ratio
+    return line if ratio is None else f"{line}   {ratio:>7.2f}x"
+
+
+def format_calls(row: Row) -> str:
+    """A line of the second table: as many times as long JAX takes."""
+    return f"{row.name:24}{_cells(row.jax.run, row.hopflow.run)}"
+
+
+def _cells(theirs: float, ours: float) -> str:
+    return f"{format_time(theirs):>10} {format_time(ours):>10} {theirs / ours:>8.2f}x"
 
 
 def format_means(rows: Sequence[Row]) -> str:
-    """The geometric means of the ratios."""
+    """The geometric means of the ratios to JAX; the median of those for all sizes."""
     first, run = means(rows)
-    return f"{'geometric mean':24}{'':22}{first:>8.2f}x   {'':22}{run:>8.2f}x"
+    line = f"{'geometric mean':24}{'':22}{first:>8.2f}x   {'':22}{run:>8.2f}x"
+    ratios = symbolic_ratios(rows)
+    return f"{line}   {median(ratios):>7.2f}x (median)" if ratios else line
+
+
+def symbolic_ratios(rows: Sequence[Row]) -> list[float]:
+    """Of the rows that have one."""
+    return [row.symbolic_ratio for row in rows if row.symbolic_ratio is not None]
 
 
 def means(rows: Sequence[Row]) -> tuple[float, float]:
@@ -59,26 +74,28 @@ def format_time(seconds: float) -> str:
     return f"{seconds / 1e-12:.3g} ps"
 
 
-def as_json(rows: Sequence[Row]) -> str:
+def as_json(rows: Sequence[Row], calls: Sequence[Row] = ()) -> str:
     """Medians and the fastest, in seconds, and where they were measured."""
-    first, run = means(rows)
-    report = {
-        "machine": describe_machine(),
-        "geometric_mean": {"first": first, "run": run},
-        "rows": [
-            {
-                "name": row.name,
-                "ratio": {
-                    "first": row.jax.first / row.hopflow.first,
-                    "run": row.jax.run / row.hopflow.run,
-                },
-                "jax": _times(row.jax),
-                "hopflow": _times(row.hopflow),
-            }
-            for row in rows
-        ],
-    }
+    report: dict[str, Any] = {"machine": describe_machine()}
+    if rows:
+        first, run = means(rows)
+        report["geometric_mean"] = {"first": first, "run": run}
+    if ratios := symbolic_ratios(rows):
+        report["median_for_all_sizes"] = median(ratios)
+    report |= {"rows": list(map(_entry, rows)), "calls": list(map(_entry, calls))}
     return json.dumps(report, indent=2) + "\n"
+
+
+def _entry(row: Row) -> dict[str, Any]:
+    first, run = (
+        row.jax.first / row.hopflow.first,
+        row.jax.run / row.hopflow.run,
+    )
+    ratio = {"first": first, "run": run}
+    if row.symbolic_ratio is not None:
+        ratio["for_all_sizes"] = row.symbolic_ratio
+    times = {"jax": _times(row.jax), "hopflow": _times(row.hopflow)}
+    return {"name": row.name, "ratio": ratio, **times}
 
 
 def _times(times: Times) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """What a benchmark is: one algorithm, written for hopflow and for JAX."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -21,7 +21,8 @@ class Workload:
     rtol       by how much the two results may differ
     differing  the part of the elements for which that may fail: where the last bit of a
                number decides how long a loop runs, or what a chaotic system does later
-    mode       "jit": compiled once; "eager": called as it is; "trace": only traced
+    mode       "jit": compiled once; "eager": called as it is; "trace": only traced;
+               "symbolic": traced with sizes that are symbols, if the library has them
     """
 
     name: str
@@ -31,4 +32,33 @@ class Workload:
     steps: int = 1
     rtol: float = 1e-5
     differing: float = 0.0
-    mode: Literal["jit", "eager", "trace"] = "jit"
+    mode: Literal["jit", "eager", "trace", "symbolic"] = "jit"
+
+    @property
+    def calls(self) -> list[Arrays]:
+        """What it is called with."""
+        return [self.args]
+
+
+@dataclass(frozen=True)
+class Calls:
+    """One row of the second table: calls of one compiled function, one after another.
+
+    name       as `--rows` takes it
+    hopflow    the function, made anew
+    jax        the same for JAX
+    calls      the arguments of each: NumPy arrays, and numbers
+    warm       whether all were made before they are timed; if not, the time is that of
+               all of them together, with what is compiled
+
+    `rtol`, `differing` and `mode` as those of a `Workload`.
+    """
+
+    name: str
+    hopflow: Callable[[], Callable[..., Any]]
+    jax: Callable[[], Callable[..., Any]]
+    calls: Sequence[tuple[Any, ...]]
+    warm: bool = False
+    rtol: float = 1e-3
+    differing: float = 0.0
+    mode: Literal["jit"] = "jit"

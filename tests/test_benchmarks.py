@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,25 @@ jax = load("jax>=0.11")
 
 from benchmarks import __main__ as command  # noqa: E402
 from benchmarks import measure as measuring  # noqa: E402
-from benchmarks.measure import Disagreement, Row, Times, measure  # noqa: E402
-from benchmarks.report import as_json, format_means, format_row, format_time  # noqa: E402
-from benchmarks.workload import Workload  # noqa: E402
-from benchmarks.workloads import all_workloads  # noqa: E402
+from benchmarks.measure import (  # noqa: E402
+    Disagreement,
+    Row,
+    Times,
+    measure,
+    measure_calls,
+)
+from benchmarks.report import (  # noqa: E402
+    as_json,
+    format_calls,
+    format_means,
+    format_row,
+    format_time,
+)
+from benchmarks.workload import Calls, Workload  # noqa: E402
+from benchmarks.workloads import all_calls, all_workloads  # noqa: E402
 
 TINY = all_workloads(0.0001)
+FEW_CALLS = all_calls(0.0001)
 
 
 @pytest.fixture(autouse=True)
@@ -42,9 +56,40 @@ def test_a_row_gives_the_same_in_both_and_times_of_both(workload: Workload) -> N
         assert times.first > 0
         assert times.run > 0
 
+    assert (row.symbolic is not None) == (workload.mode == "jit")
+
+
+@pytest.mark.parametrize("calls", FEW_CALLS, ids=lambda c: c.name)
+def test_many_calls_give_the_same_in_both_and_times_of_both(calls: Calls) -> None:
+    row = measure_calls(calls, repeat=1)
+    assert row.name == calls.name
+    assert min(*row.hopflow.runs, *row.jax.runs) > 0
+
+
+@pytest.mark.parametrize("calls", all_calls(), ids=lambda c: c.name)
+def test_fifty_sizes_are_two_compiles_and_one_for_each_guard(calls: Calls) -> None:
+    f = hf.jit(calls.hopflow())
+    start, reasons = hf.stats().traces, []
+    for args in calls.calls:
+        reason = f.explain(*args)
+        before = hf.stats().traces
+        f(*args)
+        if hf.stats().traces > before:
+            reasons.append(reason)
+    assert len(calls.calls) == 50
+    assert hf.stats().traces - start == len(reasons)
+    numbers_only = calls.name == "call-numbers"
+    static, symbolic, guards = reasons[:1], reasons[1:2], reasons[2:]
+    assert static[0].startswith("compiled, as no call had this structure")
+    assert len(symbolic) == (not numbers_only)
+    assert all(
+        "shape" in r and r.endswith("== 2` no longer holds (3)") for r in symbolic
+    )
+    assert all(re.search(r"` at sizes.py:\d+ no longer holds", r) for r in guards)
+
 
 def test_names_are_unique_and_can_stand_in_a_list() -> None:
-    names = [w.name for w in TINY]
+    names = [w.name for w in TINY] + [c.name for c in FEW_CALLS]
     assert len(set(names)) == len(names)
     assert not any("," in name for name in names)
 
@@ -92,6 +137,23 @@ def _row(name: str, ours: float, theirs: float) -> Row:
 def test_a_ratio_says_how_many_times_as_long_jax_takes() -> None:
     line = format_row(_row("while", 1e-3, 4e-3))
     assert line.split() == ["while", *["4", "ms", "1", "ms", "4.00x"] * 2]
+
+
+def test_a_row_says_how_many_times_as_long_a_run_for_all_sizes_takes() -> None:
+    runs = Times([1.0], [1.0, 1.0, 2.0])
+    row = Row("a", runs, runs, Times([], [1.5, 1.5, 2.0]))
+    assert format_row(row).split()[-1] == "1.50x"
+    assert format_means([row]).split()[-2:] == ["1.50x", "(median)"]
+    report = json.loads(as_json([row]))
+    assert report["rows"][0]["ratio"]["for_all_sizes"] == 1.5
+    assert report["median_for_all_sizes"] == 1.5
+
+
+def test_many_calls_have_a_table_and_a_list_of_their_own() -> None:
+    row = _row("many", 1e-3, 4e-3)
+    assert format_calls(row).split() == ["many", "4", "ms", "1", "ms", "4.00x"]
+    report = json.loads(as_json([], [row]))
+    assert report["calls"][0]["ratio"]["run"] == 4.0
 
 
 def test_means_are_geometric() -> None:

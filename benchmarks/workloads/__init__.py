@@ -1,18 +1,26 @@
 """The benchmarks, by what they stress."""
 
-from benchmarks.workload import Workload
-from benchmarks.workloads import arrays, calls, recurrent, scalars
+from collections.abc import Callable
+
+from benchmarks.workload import Calls, Workload
+from benchmarks.workloads import arrays, calls, recurrent, scalars, sizes
 
 
 def all_workloads(scale: float = 1.0) -> list[Workload]:
     """Every row of the table; `scale` shrinks the sizes, for tests of the harness."""
-
-    def size(n: int) -> int:
-        return max(2, int(n * scale))
-
+    size = _scaled(scale)
     return [
         *calls.workloads(size),
         *scalars.workloads(size),
         *arrays.workloads(size),
         *recurrent.workloads(size),
     ]
+
+
+def all_calls(scale: float = 1.0) -> list[Calls]:
+    """Every row of the second table, of many calls."""
+    return sizes.all_calls(_scaled(scale))
+
+
+def _scaled(scale: float) -> Callable[[int], int]:
+    return lambda n: max(2, int(n * scale))

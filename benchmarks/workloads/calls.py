@@ -39,6 +39,14 @@ def workloads(size: Callable[[int], int]) -> list[Workload]:
             max(1, length // 4 * 4),
             mode="trace",
         ),
+        Workload(
+            "trace-operation-symbolic",
+            lambda: _chain(length),
+            lambda: _chain(length),
+            (np.zeros(8, "f"),),
+            max(1, length // 4 * 4),
+            mode="symbolic",
+        ),
     ]
 
 

@@ -32,14 +32,14 @@ def _lstm(length: int, batch: int) -> Workload:
     )
     return Workload(
         f"lstm-{batch}",
-        lambda: _forward(hf.scan, hf.sigmoid, hf.tanh, hf.zeros),
-        lambda: _forward(lax.scan, jax.nn.sigmoid, jnp.tanh, jnp.zeros),
+        lambda: forward(hf.scan, hf.sigmoid, hf.tanh, hf.zeros),
+        lambda: forward(lax.scan, jax.nn.sigmoid, jnp.tanh, jnp.zeros),
         args,
         rtol=1e-3,
     )
 
 
-def _forward(scan: Any, sigmoid: Any, tanh: Any, zeros: Any) -> Callable[..., Any]:
+def forward(scan: Any, sigmoid: Any, tanh: Any, zeros: Any) -> Callable[..., Any]:
     def forward(xs: Any, w: Any, u: Any, b: Any) -> Any:
         def step(carry: Any, x: Any) -> Any:
             h, c = carry
