@@ -48,8 +48,16 @@ class _Primals:
     texts: list[str]
 
 
-def _primals(name: str, f: Callable[..., Any], args: tuple[Any, ...]) -> _Primals:
+def _primals(
+    name: str,
+    f: Callable[..., Any],
+    args: tuple[Any, ...],
+    names: Sequence[str] | None = None,
+) -> _Primals:
     """
+    Args:
+        names: Of the parameters; None: those of `f`, which is called with just these.
+
     Raises:
         ArgumentTypeError: `f` is no function, or a leaf is neither tensor nor number.
     """
@@ -57,9 +65,11 @@ def _primals(name: str, f: Callable[..., Any], args: tuple[Any, ...]) -> _Primal
         raise ArgumentTypeError(
             f"{name}: `f` must be a function, and is `{type(f).__name__}`."
         )
-    check_arity(name, f, args)
+    if names is None:
+        check_arity(name, f, args)
+        names = parameter_names(f, len(args))
     leaves, spec = pytree.flatten(args)
-    texts = argument_texts(parameter_names(f, len(args)), spec.children())
+    texts = argument_texts(names, spec.children())
     values = []
     for leaf, text in zip(leaves, texts, strict=True):
         operand = as_operand(name, text, leaf)
@@ -378,7 +388,9 @@ def value_and_grad(
                 full[place] = value
             return f(*full, **kwargs)
 
-        primals = _primals("grad", partial, tuple(args[p] for p in places))
+        parameters = parameter_names(f, len(args))
+        names = [parameters[p] for p in places]
+        primals = _primals("grad", partial, tuple(args[p] for p in places), names)
         for value, text in zip(primals.values, primals.texts, strict=True):
             if not is_differentiable(value.type):
                 raise DerivativeError(
