@@ -494,3 +494,70 @@ def test_check_is_size() -> None:
         hf.check_is_size(-1)
     with pytest.raises(ArgumentTypeError):
         hf.check_is_size(1.5)
+
+
+# --- what the property test found -----------------------------------------------------
+
+
+def test_a_size_that_is_known_to_be_1_broadcasts() -> None:
+    def f(x: Any, y: Any) -> Any:
+        return x - hf.reshape(y, (-1, 2))[:, :1], hf.map(lambda v: v + y[::2], x)
+
+    g = hf.jit(f, dynamic=True)
+    for n in (3, 5, 0):
+        args = hf.arange(4.0 * n).reshape(n, 4)[:, :1], hf.asarray([5.0, 7.0])
+        for got, want in zip(g(*args), f(*args), strict=True):
+            np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, a: hf.full((2,), a),
+        lambda x, a: hf.where(x > 1, a, a + 1),
+        lambda x, a: hf.where(x > 1, x, a),
+        lambda x, a: hf.sum(a),
+        lambda x, a: hf.linspace(0, a, 3),
+        lambda x, a: hf.arange(a),
+        lambda x, a: hf.asarray([a, 1.0]),
+        lambda x, a: hf.asarray([[a], [2]]),
+        lambda x, a: x % a,
+    ],
+)
+@pytest.mark.parametrize("a", [2.5, 3])
+def test_numbers_give_the_dtypes_that_constants_do(f: Any, a: Any) -> None:
+    x = hf.arange(4)
+    got, want = hf.jit(f)(x, a), f(x, a)
+    assert got.dtype is want.dtype
+    np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda n: (n & 3, n | 4, n ^ 1, n << 2, n >> 1, ~n, 1 << n, 99 >> n, 7 & n),
+        lambda n: (2**n, n**n, n**2),
+        lambda n: divmod(n + 0.5, 2) + divmod(7, n + 0.5),
+        lambda n: (+(n + 0.5), round(n + 0.26, 1), round(n + 0.5)),
+        lambda n: n << -1,
+        lambda n: math.floor(n * math.inf),
+        lambda n: math.trunc(n * math.nan),
+    ],
+)
+def test_operators_of_python_on_numbers(f: Any) -> None:
+    g = hf.jit(f)
+    for n in (3, 5, 3):
+        try:
+            want = f(n)
+        except (ValueError, OverflowError) as error:
+            with pytest.raises(type(error)):
+                g(n)
+            continue
+        assert g(n) == want
+
+
+def test_an_integer_to_a_power_that_is_a_number() -> None:
+    g = hf.jit(lambda x, n: x**n)
+    assert [g(hf.asarray([2, 3]), n).tolist() for n in (2, 3)] == [[4, 9], [8, 27]]
+    with pytest.raises(ArgumentValueError, match="negative power -1"):
+        g(hf.asarray([2, 3]), -1)

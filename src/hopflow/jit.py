@@ -16,7 +16,7 @@ from hopflow.errors import ArgumentTypeError, ArgumentValueError
 from hopflow.graph.core import Constant, Graph
 from hopflow.graph.module import Source
 from hopflow.graph.printer import format_graph
-from hopflow.graph.rewriting import unify_symbols
+from hopflow.graph.rewriting import settle_sizes, unify_symbols
 from hopflow.graph.types import TensorType
 from hopflow.hops.base import debugging
 from hopflow.hops.bodies import Function, flatten_results, written_captures
@@ -345,6 +345,8 @@ class Jitted:
             ]
         )
         unify_symbols(graph, env.simplify)
+        if env.facts:
+            settle_sizes(graph, env.simplify)
         log("graph", lambda: format_graph(graph))
         sources = inputs.find_sources()
         captured = [c.origin for c in captures if isinstance(c.origin, EagerTensor)]

@@ -30,6 +30,7 @@ __all__ = [
     "read_vars",
     "reader",
     "replace_uses",
+    "settle_sizes",
     "substitute_symbols",
     "symbols_of",
     "symbols_read",
@@ -371,3 +372,31 @@ def unify_symbols(graph: Graph, canonical: Callable[[Size], Size]) -> None:
     graph.inputs = [
         v for v in graph.inputs if v.node.symbol is None or v.node.symbol in read
     ]
+
+
+def settle_sizes(graph: Graph, canonical: Callable[[Size], Size]) -> None:
+    """Replace the sizes that are known to be numbers, in place, in subgraphs too.
+
+    Code that broadcasts along an axis of size 1 must find that 1 in the type.
+    """
+
+    def settled(size: SymInt) -> Size:
+        known = canonical(size)
+        return known if isinstance(known, int) else size
+
+    types: dict[TensorType, TensorType] = {}
+
+    def settle(var: Var) -> None:
+        type_ = var.type
+        if any(isinstance(n, SymInt) for n in type_.shape):
+            if type_ not in types:
+                types[type_] = type_.with_shape(map_sizes(type_.shape, settled))
+            var.type = types[type_]
+
+    for var in graph.inputs:
+        settle(var)
+    for node in graph.walk():
+        node.params = {k: map_sizes(v, settled) for k, v in node.params.items()}
+        inner = [var for body in node.graphs.values() for var in body.inputs]
+        for var in (*node.results, *inner):
+            settle(var)

@@ -27,6 +27,7 @@ from hopflow.ops.opdef import (
     as_operand,
     check_addressable,
     convert_to,
+    promoted_as,
 )
 from hopflow.ops.rules import (
     NUMERIC,
@@ -42,8 +43,8 @@ from hopflow.ops.rules import (
     optional_dtype,
 )
 from hopflow.ops.sizes import larger, less, steps
-from hopflow.ops.views import broadcasted, reshaped
-from hopflow.symbolic.size import Size, SymInt
+from hopflow.ops.views import as_tensor, broadcasted, reshaped
+from hopflow.symbolic.size import Size, SymFloat, SymInt
 
 __all__ = [
     "arange",
@@ -173,7 +174,7 @@ def full(
     """
     check_device("full", device)
     value = as_operand("full", 1, fill_value)
-    target = optional_dtype("full", dtype, value.type.dtype)
+    target = optional_dtype("full", dtype, promoted_as(value.type)[0])
     sizes = sizes_of("full", shape, target)
     if isinstance(value, Constant):
         return apply(fill, convert_to(value, target), shape=sizes)
@@ -227,7 +228,7 @@ def full_like(
 ) -> Value:
     """A tensor of the shape of `x` with the same value everywhere; of its dtype, unless
     `dtype` is given. See `full`."""
-    type_ = as_operand("full_like", 0, x).type
+    type_ = as_tensor("full_like", x).type
     target = optional_dtype("full_like", dtype, type_.dtype)
     return full(type_.shape, fill_value, dtype=target, device=device)
 
@@ -235,7 +236,7 @@ def full_like(
 def _filled_like(
     name: str, x: Any, value: int, dtype: DTypeLike | None, device: Any
 ) -> Value:
-    type_ = as_operand(name, 0, x).type
+    type_ = as_tensor(name, x).type
     return _filled(
         name, type_.shape, value, optional_dtype(name, dtype, type_.dtype), device
     )
@@ -322,7 +323,7 @@ def _number(name: str, value: Any) -> Any:
         return value
     if isinstance(value, bool | np.bool_):
         return int(value)
-    if isinstance(value, float | np.floating):
+    if isinstance(value, float | np.floating | SymFloat):
         return float(value)
     return as_integer(name, "start, stop, step", value)
 
@@ -372,7 +373,7 @@ def linspace(
     if any(e.type.ndim for e in ends):
         raise ShapeError("linspace: `start` and `stop` must be scalars.")
     common, _ = dtypes.promote(
-        (dtypes.float32, True), *((e.type.dtype, e.type.weak) for e in ends)
+        (dtypes.float32, True), *(promoted_as(e.type) for e in ends)
     )
     target = optional_dtype("linspace", dtype, common)
     # Computed in float64, and rounded once.
@@ -445,7 +446,7 @@ def triu(x: Any, /, *, k: int = 0) -> Value:
 
 def _triangle(name: str, x: Any, k: int) -> tuple[Value, Value, Value]:
     """`x`, and for each element its row plus `k`, and its column."""
-    value = as_value(as_operand(name, 0, x))
+    value = as_tensor(name, x)
     if value.ndim < 2:
         raise ShapeError(
             f"{name}: `x` must be a matrix or a stack of them, and is {value.type}."
@@ -471,7 +472,7 @@ def meshgrid(*arrays: Any, indexing: str = "xy") -> list[Value]:
         ShapeError: an array has more than one axis.
     """
     one_of("meshgrid", "indexing", indexing, ("xy", "ij"))
-    values = [as_value(as_operand("meshgrid", i, a)) for i, a in enumerate(arrays)]
+    values = [as_tensor("meshgrid", a, i) for i, a in enumerate(arrays)]
     for position, value in enumerate(values):
         if value.ndim > 1:
             raise ShapeError(

@@ -45,7 +45,7 @@ from hopflow.ops.logic import (
     signbit,
     where,
 )
-from hopflow.ops.opdef import OpDef, as_operand, convert_to
+from hopflow.ops.opdef import OpDef, as_operand, convert_to, promoted_as
 from hopflow.ops.rules import (
     Array,
     any_dtype,
@@ -57,6 +57,7 @@ from hopflow.ops.rules import (
     numeric,
     pointwise,
 )
+from hopflow.symbolic.size import SymInt
 
 __all__ = [
     "abs",
@@ -198,7 +199,7 @@ def positive(x: Any, /) -> Value:
 def _numbers(name: str, *args: Any) -> list[Operand]:
     """Operands of one numeric dtype."""
     values = [as_operand(name, i, a) for i, a in enumerate(args)]
-    dtype, weak = numeric(name, [(v.type.dtype, v.type.weak) for v in values])
+    dtype, weak = numeric(name, [promoted_as(v.type) for v in values])
     return [convert_to(v, dtype, weak=weak) for v in values]
 
 
@@ -353,10 +354,12 @@ def pow(x1: Any, x2: Any, /) -> Value:
         DTypeError: both are bools.
         ArgumentValueError: an integer to a negative power known in advance.
     """
+    base = as_operand("pow", 0, x1)
+    if isinstance(x2, SymInt) and x2.hint is not None and base.type.dtype.is_integer:
+        x2 = int(x2)  # which powers integers have depends on it
     if type(x2) is not int:
         return apply(power, *_numbers("pow", x1, x2))
-    base = as_operand("pow", 0, x1)
-    kinds = [(base.type.dtype, base.type.weak), (dtypes.DEFAULT_INT, True)]
+    kinds = [promoted_as(base.type), (dtypes.DEFAULT_INT, True)]
     dtype, weak = numeric("pow", kinds)
     x = convert_to(base, dtype, weak=weak)
     if x2 < 0 and dtype.is_integer:

@@ -11,7 +11,7 @@ from hopflow.loop_ir.expr import binary, unary
 from hopflow.loop_ir.expr import select as choose
 from hopflow.ops import scalar
 from hopflow.ops.convert import apply
-from hopflow.ops.opdef import OpDef, Sample, as_operand, convert_to
+from hopflow.ops.opdef import OpDef, Sample, as_operand, convert_to, promoted_as
 from hopflow.ops.rules import (
     Array,
     any_dtype,
@@ -210,5 +210,5 @@ def where(condition: Any, x1: Any, x2: Any, /) -> Value:
     """
     test = as_bool("where", 0, condition)
     values = [as_operand("where", i, v) for i, v in ((1, x1), (2, x2))]
-    dtype, weak = any_dtype("where", [(v.type.dtype, v.type.weak) for v in values])
+    dtype, weak = any_dtype("where", [promoted_as(v.type) for v in values])
     return apply(select, test, *(convert_to(v, dtype, weak=weak) for v in values))

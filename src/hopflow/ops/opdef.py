@@ -22,7 +22,15 @@ from hopflow.loop_ir.kernels import Lowered
 from hopflow.symbolic.boolean import SymBool
 from hopflow.symbolic.size import SymFloat, SymInt
 
-__all__ = ["OPERATIONS", "Infer", "OpDef", "Promotion", "Sample", "convert_to"]
+__all__ = [
+    "OPERATIONS",
+    "Infer",
+    "OpDef",
+    "Promotion",
+    "Sample",
+    "convert_to",
+    "promoted_as",
+]
 
 Infer: TypeAlias = Callable[..., "TensorType | tuple[TensorType, ...]"]
 Promotion: TypeAlias = Callable[[str, Sequence[tuple[DType, bool]]], tuple[DType, bool]]
@@ -133,7 +141,7 @@ class OpDef:
         key = (self.name, *map(id, types))
         known = _promoted.get(key)
         if known is None:
-            dtype, weak = self.promote(self.name, [_promoted_as(t) for t in types])
+            dtype, weak = self.promote(self.name, [promoted_as(t) for t in types])
             alike = all(t.dtype is dtype and not t.weak for t in types)
             known = dtype, weak, alike, types
             _remember(_promoted, key, known)
@@ -244,8 +252,9 @@ def as_operand(name: str, argument: int | str, arg: Any) -> Operand:
     )
 
 
-def _promoted_as(type_: TensorType) -> tuple[DType, bool]:
-    """What promotion takes an operand for: a Python float is exact, and weak."""
+def promoted_as(type_: TensorType) -> tuple[DType, bool]:
+    """The dtype and weakness by which an operand promotes: a Python float that is a
+    symbol is exact, and yet counts as one of the default dtype."""
     return (dtypes.DEFAULT_FLOAT if type_ is FLOAT_TYPE else type_.dtype), type_.weak
 
 

@@ -18,7 +18,7 @@ from hopflow.ops.elementwise import add, divide, square, subtract, where
 from hopflow.ops.joining import concat
 from hopflow.ops.logic import as_bool, greater, isfinite, not_equal
 from hopflow.ops.math import exp, log, sqrt
-from hopflow.ops.opdef import OpDef, as_operand
+from hopflow.ops.opdef import OpDef
 from hopflow.ops.rules import (
     as_flag,
     as_integer,
@@ -29,7 +29,8 @@ from hopflow.ops.rules import (
     required_dtype,
 )
 from hopflow.ops.sizes import larger
-from hopflow.ops.views import broadcasted, reshaped, sliced
+from hopflow.ops.views import as_tensor, broadcasted, reshaped, sliced
+from hopflow.symbolic.size import SymFloat, SymInt
 
 __all__ = [
     "all",
@@ -51,10 +52,6 @@ __all__ = [
     "sum",
     "var",
 ]
-
-
-def _tensor(name: str, x: Any) -> Value:
-    return as_value(as_operand(name, 0, x))
 
 
 def _as(x: Value, dtype: DType) -> Value:
@@ -104,7 +101,7 @@ def sum(
     Raises:
         AxisError: `x` has no such axis, or one is named twice.
     """
-    value = _tensor("sum", x)
+    value = as_tensor("sum", x)
     value = _as(value, _total_dtype("sum", dtype, value))
     return _reduce(reducers.reduce_sum, "sum", value, axis, keepdims)[0]
 
@@ -128,7 +125,7 @@ def prod(
     Raises:
         AxisError: `x` has no such axis, or one is named twice.
     """
-    value = _tensor("prod", x)
+    value = as_tensor("prod", x)
     value = _as(value, _total_dtype("prod", dtype, value))
     return _reduce(reducers.reduce_prod, "prod", value, axis, keepdims)[0]
 
@@ -149,7 +146,7 @@ def count_nonzero(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Val
 def _floats(name: str, x: Any) -> tuple[Value, DType]:
     """`x` as floats to compute with, and the dtype of the result: means of 16-bit
     floats are computed in float32."""
-    value = _tensor(name, x)
+    value = as_tensor(name, x)
     dtype, _ = floating(name, [(value.type.dtype, value.type.weak)])
     wide = dtypes.float32 if dtype.bits == 16 else dtype
     return _as(value, wide), dtype
@@ -209,7 +206,7 @@ def std(
 
 
 def _var(name: str, x: Value, axis: Any, correction: float, keepdims: bool) -> Value:
-    if not isinstance(correction, int | float):
+    if not isinstance(correction, int | float | SymInt | SymFloat):
         raise ArgumentTypeError(
             f"{name}: `correction` must be a number, and is "
             f"`{type(correction).__name__}`."
@@ -267,7 +264,7 @@ def max(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Value:
         AxisError: `x` has no such axis, or one is named twice.
         ShapeError: an axis to reduce has no elements.
     """
-    return _reduce(reducers.reduce_max, "max", _tensor("max", x), axis, keepdims)[0]
+    return _reduce(reducers.reduce_max, "max", as_tensor("max", x), axis, keepdims)[0]
 
 
 def min(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Value:
@@ -282,7 +279,7 @@ def min(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Value:
         AxisError: `x` has no such axis, or one is named twice.
         ShapeError: an axis to reduce has no elements.
     """
-    return _reduce(reducers.reduce_min, "min", _tensor("min", x), axis, keepdims)[0]
+    return _reduce(reducers.reduce_min, "min", as_tensor("min", x), axis, keepdims)[0]
 
 
 def all(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Value:
@@ -343,7 +340,7 @@ def _position(
     # Two passes, and each runs in vectors: one pass that kept the best element together
     # with its position would have to go element by element.
     keepdims = as_flag(name, "keepdims", keepdims)
-    value = _tensor(name, x)
+    value = as_tensor(name, x)
     if axis is None:
         kept: Shape = (1,) * value.ndim
         value, number = reshaped(value, (value.type.size,)), 0
@@ -383,7 +380,7 @@ def cumulative_sum(
         ArgumentValueError: `axis` is left out, and `x` has not one axis.
         AxisError: `x` has no such axis.
     """
-    value = _tensor("cumulative_sum", x)
+    value = as_tensor("cumulative_sum", x)
     value = _as(value, _total_dtype("cumulative_sum", dtype, value))
     return _running(reducers.cumsum, "cumulative_sum", value, axis, 0, include_initial)
 
@@ -408,7 +405,7 @@ def cumulative_prod(
         ArgumentValueError: `axis` is left out, and `x` has not one axis.
         AxisError: `x` has no such axis.
     """
-    value = _tensor("cumulative_prod", x)
+    value = as_tensor("cumulative_prod", x)
     value = _as(value, _total_dtype("cumulative_prod", dtype, value))
     return _running(
         reducers.cumprod, "cumulative_prod", value, axis, 1, include_initial
@@ -422,7 +419,7 @@ def cummax(x: Any, /, *, axis: int | None = None) -> Value:
         ArgumentValueError: `axis` is left out, and `x` has not one axis.
         AxisError: `x` has no such axis.
     """
-    return _running(reducers.cummax, "cummax", _tensor("cummax", x), axis)
+    return _running(reducers.cummax, "cummax", as_tensor("cummax", x), axis)
 
 
 def cummin(x: Any, /, *, axis: int | None = None) -> Value:
@@ -432,7 +429,7 @@ def cummin(x: Any, /, *, axis: int | None = None) -> Value:
         ArgumentValueError: `axis` is left out, and `x` has not one axis.
         AxisError: `x` has no such axis.
     """
-    return _running(reducers.cummin, "cummin", _tensor("cummin", x), axis)
+    return _running(reducers.cummin, "cummin", as_tensor("cummin", x), axis)
 
 
 def _running(
@@ -485,7 +482,7 @@ def diff(
         ArgumentValueError: `n` is negative.
         AxisError: `x` has no such axis.
     """
-    value = _tensor("diff", x)
+    value = as_tensor("diff", x)
     axis = normalize_axis("diff", axis, value.ndim)
     n = as_integer("diff", "n", n)
     if n < 0:
@@ -507,7 +504,7 @@ def diff(
 
 def _fitted(argument: str, extra: Any, x: Value, axis: int) -> Value:
     """A number as a slice of `x` of size 1; a tensor as it is."""
-    value = as_value(as_operand("diff", argument, extra))
+    value: Value = as_tensor("diff", extra, argument)
     if value.ndim:
         return value
     shape = tuple(1 if a == axis else size for a, size in enumerate(x.shape))

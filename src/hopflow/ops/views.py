@@ -29,7 +29,7 @@ from hopflow.graph.types import Shape, TensorType, same_size
 from hopflow.loop_ir.expr import Expr, Index, add, binary, div, extent, index, mul
 from hopflow.loop_ir.kernels import Operand, Pointwise, Scatter, elements
 from hopflow.ops.convert import as_value
-from hopflow.ops.opdef import OpDef, Sample, as_operand, convert_to
+from hopflow.ops.opdef import OpDef, Sample, as_default, as_operand, convert_to
 from hopflow.ops.rules import Array, is_one, is_zero, require_dtype
 from hopflow.ops.sizes import fits
 from hopflow.symbolic.size import Size
@@ -466,7 +466,7 @@ def as_tensor(name: str, arg: Any, argument: int | str = 0) -> Any:
     Raises:
         ArgumentTypeError: it is neither a tensor, nor an array, nor a number.
     """
-    return as_value(as_operand(name, argument, arg))
+    return as_value(as_default(as_operand(name, argument, arg), weak=True))
 
 
 def several(value: Any) -> list[Any]:

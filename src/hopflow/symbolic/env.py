@@ -149,8 +149,15 @@ class ShapeEnv:
         return self._facts.range(operand_of(number))
 
     def simplify(self, size: Size) -> Size:
-        """The size with symbols replaced by what they are known to equal."""
-        return as_size(self._facts.canonical(terms_of(size)))
+        """The size with symbols replaced by what they are known to equal.
+
+        A number, if it can be no other one whatever is run.
+        """
+        terms = terms_of(size)
+        known = self._facts.range(terms)
+        if known.is_point and all(s.hint is not None for s in symbols_of(terms, {})):
+            return int(known.low)
+        return as_size(self._facts.canonical(terms))
 
     def describe(self, condition: bool | SymBool) -> str:
         """The condition as Python, in terms of where its symbols are from."""

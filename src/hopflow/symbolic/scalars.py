@@ -5,6 +5,8 @@ decide it, else a `SymBool`, which asks when it is used as a bool.
 """
 
 from collections.abc import Callable
+from math import inf
+from operator import index
 from typing import Any, Final, TypeAlias, cast, final
 
 from hopflow.errors import DataDependentError
@@ -202,14 +204,44 @@ class SymInt(_Ordered):
             return _quotient(terms_of(other), self.expression)
         return _float("/.", other, self)
 
-    def __pow__(self, exponent: int) -> "Size":
+    def __pow__(self, exponent: "Size") -> "Size":
+        if isinstance(exponent, SymInt):
+            exponent = int(exponent)  # Python's result is an int or a float by its sign
         if isinstance(exponent, int) and 0 <= exponent <= MAX_POWER:
             return as_size(atoms.power(self.expression, exponent))
-        if isinstance(exponent, int | SymInt) and not (
-            isinstance(exponent, int) and exponent < 0
-        ):
-            return NotImplemented
+        if isinstance(exponent, int) and exponent > 0:
+            return int(int(self) ** exponent)
         return cast("Size", _float("**.", self, exponent))
+
+    def __rpow__(self, base: int) -> "Size":
+        return cast("Size", base ** int(self))
+
+    def __lshift__(self, bits: "Size") -> "Size":
+        return self * (1 << _bits(bits))
+
+    def __rlshift__(self, number: int) -> int:
+        return number << int(self)
+
+    def __rshift__(self, bits: "Size") -> "Size":
+        return self // (1 << _bits(bits))
+
+    def __rrshift__(self, number: int) -> int:
+        return number >> int(self)
+
+    def __invert__(self) -> "Size":
+        return -self - 1
+
+    # Which bits a number has is asked by value.
+    def __and__(self, other: "Size") -> int:
+        return int(self) & index(other)
+
+    def __or__(self, other: "Size") -> int:
+        return int(self) | index(other)
+
+    def __xor__(self, other: "Size") -> int:
+        return int(self) ^ index(other)
+
+    __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
 
     def __neg__(self) -> "Size":
         return as_size(terms.negate(self.expression))
@@ -232,7 +264,7 @@ class SymInt(_Ordered):
             DataDependentError: there is none, or nobody to record the guard.
         """
         if (env := env_of(self.expression)) is None:
-            raise DataDependentError(f"{self} as a Python int ")
+            raise DataDependentError(f"{self} as a Python int")
         return int(env.concrete(self.expression))
 
     __int__ = __index__
@@ -324,8 +356,17 @@ class SymFloat(_Ordered):
     def __rpow__(self, other: "Number") -> "SymFloat":
         return _float("**.", other, self)
 
+    def __divmod__(self, other: "Number") -> "tuple[SymFloat, SymFloat]":
+        return self // other, self % other
+
+    def __rdivmod__(self, other: "Number") -> "tuple[SymFloat, SymFloat]":
+        return other // self, other % self
+
     def __neg__(self) -> "SymFloat":
         return SymFloat(Atom("neg.", (self.node,)))
+
+    def __pos__(self) -> "SymFloat":
+        return self
 
     def __abs__(self) -> "SymFloat":
         return SymFloat(Atom("abs.", (self.node,)))
@@ -339,11 +380,13 @@ class SymFloat(_Ordered):
     def __trunc__(self) -> "Size":
         return rounded("trunc", self)
 
-    def __round__(self) -> "Size":
-        return rounded("round", self)
+    def __round__(self, digits: int | None = None) -> "Size | float":
+        if digits is None:
+            return rounded("round", self)
+        return round(float(self), digits)
 
     def __int__(self) -> int:
-        return int(rounded("trunc", self))
+        return int(as_size(atoms.apply("trunc", (self.node,))))
 
     def __float__(self) -> float:
         """The value in this call, which becomes a guard.
@@ -399,4 +442,23 @@ def _quotient(a: Terms, b: Terms) -> SymFloat:
 
 
 def rounded(op: str, number: SymFloat) -> Size:
+    """The integer that a float is rounded to.
+
+    Raises:
+        ValueError, OverflowError: it is none, in the call that is traced.
+    """
+    if number.hint is not None and not abs(number) < inf:
+        return int(float(number))
     return as_size(atoms.apply(op, (number.node,)))
+
+
+def _bits(count: Size) -> int:
+    """How far to shift.
+
+    Raises:
+        ValueError: it is negative.
+    """
+    bits = index(count)
+    if bits < 0:
+        raise ValueError("negative shift count")
+    return bits

@@ -91,7 +91,7 @@ def _converted(name: str, x: Value, dtype: DType | None, copy: bool | None) -> T
 def _holds_values(obj: Any) -> bool:
     if isinstance(obj, list | tuple):
         return any(_holds_values(item) for item in obj)
-    return isinstance(obj, Value)
+    return isinstance(obj, Value | SymInt | SymFloat | SymBool)
 
 
 def _stacked(obj: Sequence[Any], dtype: DType | None) -> Tensor:
@@ -106,6 +106,8 @@ def _stacked(obj: Sequence[Any], dtype: DType | None) -> Tensor:
 def _weak_tensor(value: Any) -> Tensor:
     if isinstance(value, bool | int | float):
         return scalar(value)
+    if isinstance(value, SymInt | SymFloat | SymBool):
+        return cast(Tensor, current().value_of(value))
     return asarray(value)
 
 
