@@ -281,6 +281,16 @@ def test_associative_scan_refuses_writes_to_captures(run: Any) -> None:
     agree(y, np.zeros(3, np.float32))
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_prefixes_that_nobody_reads_are_not_stored(dynamic: bool) -> None:
+    def combine(x: Any, y: Any) -> Any:
+        return x[0] * y[0], y[0] * x[1] + y[1]
+
+    f = hf.jit(lambda a: hf.associative_scan(combine, (a, a))[1], dynamic=dynamic)
+    agree(f(hf.ones(3)), np.arange(1, 4, dtype=np.float32))
+    assert "arena" not in f.loop_ir
+
+
 def test_a_result_of_associative_scan_is_not_dropped() -> None:
     module = hf.trace(
         lambda x: hf.associative_scan(recurrence, {"k": x, "c": x}), hf.zeros(4)

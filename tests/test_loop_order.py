@@ -6,6 +6,10 @@ import numpy as np
 import pytest
 
 import hopflow as hf
+from hopflow.compiler.schedule.interchange import move_steps_inside
+from hopflow.dtypes import float64, int64
+from hopflow.loop_ir import expr as e
+from hopflow.loop_ir.nest import Buffer, For, Stmt, Store, Var
 
 NDArray = np.ndarray[Any, np.dtype[Any]]
 
@@ -37,6 +41,34 @@ def test_rows_of_a_large_array_go_through_all_steps_in_blocks(
     heads = [line for line in lines(step.loop_ir) if line.startswith("for ")]
     assert "_block in " in heads[0]
     assert heads[1].startswith("for step")
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_rows_go_in_blocks_where_only_a_run_knows_how_many(steps: int) -> None:
+    def run(x: Any, ts: Any) -> Any:
+        return hf.scan(lambda c, t: (c * 0.5 + x, c - t), x, ts)
+
+    jitted = hf.jit(run, dynamic=True)
+    for shape in ((70_001,), (1000,), (1,), (0,)):
+        x, ts = some(*shape), np.arange(float(steps))
+        for got, expected in zip(jitted(x, ts), hf.jit(run)(x, ts), strict=True):
+            np.testing.assert_array_equal(np.asarray(got), np.asarray(expected))
+    heads = [line for line in lines(jitted.loop_ir) if line.startswith("for ")]
+    assert "_block in " in heads[0]
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_rows_that_are_more_in_each_step_stay_inside_the_steps(grows: bool) -> None:
+    n, step, row = (Var(name, int64) for name in ("n", "step", "i"))
+    carry = Buffer("carry", float64, (e.read(n),), "arena")
+    at = (e.read(row),)
+    halved = Store(carry, at, e.mul(e.load(carry, at), e.const(0.5, float64)))
+    rows = For(row, e.read(step if grows else n), [halved], independent=True)
+    body: list[Stmt] = [For(step, e.index(9), [rows])]
+    move_steps_inside(body)
+    [outer] = body
+    assert isinstance(outer, For)
+    assert (outer.var is step) == grows
 
 
 @pytest.mark.parametrize(
@@ -93,6 +125,20 @@ def test_products_of_few_rows_of_each_slice_are_one_product(
     loop = next(k for k, line in enumerate(text) if line.startswith("for step"))
     assert first < loop
     assert sum(line.startswith("call gemm") for line in text) == 2
+
+
+def test_the_number_of_slices_may_be_a_symbol() -> None:
+    w, u = some(64, 80), some(80, 80) * 0.1
+    run = hf.jit(recurrent, dynamic=({0: True},))
+    for length in (20, 0, 1, 33):
+        xs = some(length, 64)
+        expected = hf.jit(recurrent)(xs, w, u)[1][0]
+        np.testing.assert_allclose(
+            np.asarray(run(xs, w, u)[1][0]), np.asarray(expected)
+        )
+    text = lines(run.loop_ir)
+    loop = next(k for k, line in enumerate(text) if line.startswith("for step"))
+    assert any(line.startswith("call gemm") for line in text[:loop])
 
 
 def test_a_matrix_that_each_step_reads_for_a_row_is_copied_once() -> None:

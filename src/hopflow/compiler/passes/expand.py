@@ -4,6 +4,8 @@ What `associative_scan` and `invoke_subgraph` lower to is known at once; the pas
 after this one then see through them. Other nodes get subgraphs of their own.
 """
 
+from itertools import chain
+
 from hopflow.graph.core import Constant, Graph, Var
 from hopflow.graph.regions import bind_symbols, has_regions, own_regions
 from hopflow.graph.rewriting import inline, replace_uses
@@ -20,15 +22,22 @@ def expand_inlines(graph: Graph) -> Graph:
             continue
         types = tuple(v.type for v in node.results)
         region = node.op.lower(types, *node.args, **node.params)
-        if not isinstance(region, Inline) or any(
-            not isinstance(a, Var | Constant) for a in region.operands
-        ):
+        if not isinstance(region, Inline) or _reads_sizes(region):
             for inner in own_regions(node).regions:
                 expand_inlines(inner.graph)
             at += 1
             continue
         del graph.nodes[at]
-        sizes = bind_symbols(region.graph, region.operands)
+        given = [a if isinstance(a, Var | Constant) else None for a in region.operands]
+        sizes = bind_symbols(region.graph, given)
         outputs = inline(graph, at, region.graph, region.operands, sizes)
         replace_uses(graph, dict(zip(node.results, outputs, strict=True)))
     return graph
+
+
+def _reads_sizes(region: Inline) -> bool:
+    """Whether the graph computes with an operand that is a size, and no value here."""
+    pairs = zip(region.graph.inputs, region.operands, strict=True)
+    sizes = {var for var, a in pairs if not isinstance(a, Var | Constant)}
+    used = chain.from_iterable([node.args for node in region.graph.nodes])
+    return not sizes.isdisjoint((*used, *region.graph.outputs))

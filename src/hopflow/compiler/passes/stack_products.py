@@ -5,7 +5,6 @@ the matrix as often as there are tiles of many rows. So it is for `x @ w` in a s
 recurrent network, where `x` is the step's input and `w` is the same in each.
 """
 
-from math import prod
 from typing import Any, Final
 
 from hopflow.graph.core import Arg, Graph, Node, Var
@@ -20,6 +19,9 @@ FEW: Final = 4
 """A product of more rows than these reads the matrix well enough by itself."""
 LARGEST: Final = 1 << 26
 """Bytes of all products at most: they are in memory together."""
+WIDEST: Final = 4
+"""Where only a run knows how many there are: how many times as long as its slice a
+product is at most. So they take that much more memory than the stack does."""
 
 
 def stack_products(graph: Graph) -> Graph:
@@ -81,11 +83,14 @@ def has_few_rows(product: Node) -> bool:
 
 
 def _fits(product: Node, length: Size) -> bool:
-    """Whether all products together are neither too large nor of unknown size."""
-    type_ = product.results[0].type
-    sizes = [length, *type_.shape]
-    known = [n for n in sizes if isinstance(n, int)]
-    return len(known) == len(sizes) and prod(known) * type_.dtype.itemsize <= LARGEST
+    """Whether all products together are not too large."""
+    rows, inner = product.args[0].type.shape
+    columns = product.results[0].type.shape[1]
+    if not (isinstance(columns, int) and isinstance(rows, int)):
+        return False
+    if not isinstance(length, int):
+        return isinstance(inner, int) and columns <= WIDEST * inner
+    return length * rows * columns * product.results[0].type.dtype.itemsize <= LARGEST
 
 
 def _product(graph: Graph, at: int, like: Node, xs: Arg, matrix: Arg) -> Var:

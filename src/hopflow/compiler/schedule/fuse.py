@@ -83,14 +83,14 @@ def _absorb(before: list[Stmt], second: For) -> bool:
     earlier: list[Stmt] = []
     later: list[Stmt] = []
     for statement in before[at + 1 :]:
-        if not _reads(statement, changed, written):
+        if not reads(statement, changed, written):
             earlier.append(statement)
             continue
         if not isinstance(statement, Let | Declare):
             return False
         later.append(statement)
         changed.add(statement.var)
-    if any(_reads(s, changed, set()) for s in statements(second.body)):
+    if any(reads(s, changed, set()) for s in statements(second.body)):
         return False
     touched = {s.var for s in later if isinstance(s, Let | Declare)}
     if not touched.isdisjoint(changed_by(second)) or not _can_merge(first, second):
@@ -106,7 +106,8 @@ def _size(loop: For) -> int:
     )
 
 
-def _reads(statement: Stmt, variables: set[Var], memory: set[Buffer]) -> bool:
+def reads(statement: Stmt, variables: set[Var], memory: set[Buffer]) -> bool:
+    """Whether a statement itself, without those in it, reads one of these."""
     return any(
         (node.op == "var" and node.attr in variables)
         or (node.op == "load" and node.attr in memory)

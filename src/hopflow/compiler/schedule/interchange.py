@@ -6,7 +6,7 @@ stay in the first-level cache meanwhile; else every step would read and write me
 """
 
 from hopflow import dtypes
-from hopflow.compiler.schedule.fuse import changed_by, is_row_by_row, written_by
+from hopflow.compiler.schedule.fuse import changed_by, is_row_by_row, reads, written_by
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.nest import (
@@ -48,12 +48,11 @@ def _exchanged(steps: For) -> For | None:
     if len(steps.body) != 1:
         return None
     [rows] = steps.body
-    if not (isinstance(rows, For) and rows.independent and rows.extent.is_const):
+    if not (isinstance(rows, For) and rows.independent):
         return None
-    count: int = rows.extent.attr
-    size = _bytes_of_a_row(rows)
+    count, size = rows.extent, _bytes_of_a_row(rows)
     block = _block(count, size, rows.binding.width)
-    if size * count < LARGE or not block or not _is_free(rows):
+    if not block or not _is_free(rows) or reads(rows, {steps.var}, written_by(rows)):
         return None
     number = Var(f"{rows.var.name}_block", dtypes.int64)
     inner = Var(f"{rows.var.name}_row", dtypes.int64)
@@ -66,19 +65,25 @@ def _exchanged(steps: For) -> For | None:
     for statement in statements(rows.body):
         replace(statement, moved)
     extent = e.index(block)
-    if count % block:
-        extent = e.binary("min", extent, e.sub(e.index(count), first))
+    if not count.is_const or count.attr % block:
+        extent = e.binary("min", extent, e.sub(count, first))
     steps.body = [For(inner, extent, rows.body, True, rows.binding)]
-    return For(number, e.index(-(-count // block)), [steps], True, SERIAL)
+    blocks = e.div(e.add(count, e.index(block - 1)), e.index(block))
+    return For(number, blocks, [steps], True, SERIAL)
 
 
-def _block(count: int, size: int, width: int) -> int:
-    """How many rows of `size` bytes go together, in whole vectors of `width`; or 0."""
+def _block(count: Expr, size: int, width: int) -> int:
+    """How many rows of `size` bytes go together, in whole vectors of `width`; or 0.
+
+    So many of a number that only a run knows: few rows are but one block then.
+    """
     most = CACHE // size // width * width if size else 0
-    if most >= count:
+    if not count.is_const:
+        return most
+    if size * count.attr < LARGE or most >= count.attr:
         return 0
     # Best is a block that leaves no rest.
-    even = (n for n in range(most, most // 2, -width) if count % n == 0)
+    even = (n for n in range(most, most // 2, -width) if count.attr % n == 0)
     return next(even, most)
 
 
