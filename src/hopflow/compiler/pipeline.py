@@ -85,14 +85,17 @@ class Executable:
         self._updated = {inputs.index(b) for b in outputs if b in inputs}
         made = allocated(self.kernel.program.body)
         self._made = [(k, b.dtype.dtype) for k, b in enumerate(outputs) if b in made]
+        results = list(zip(graph.out_types, outputs, strict=True))
+        self._out_shapes = [
+            result_words(t.ndim) if b in made else t.shape for t, b in results
+        ]
         self._results = [
-            (result_words(t.ndim), WORD, t.weak, None)
-            if b in made
-            else (
-                *(t.shape, t.dtype.dtype, t.weak),
+            (
+                WORD if b in made else t.dtype.dtype,
+                t.weak,
                 inputs.index(b) if b in inputs else None,
             )
-            for t, b in zip(graph.out_types, outputs, strict=True)
+            for t, b in results
         ]
         self._symbols = len(graph.symbols)
 
@@ -124,17 +127,14 @@ class Executable:
             if sizes is None:
                 sizes = [arrays[k].shape[axis] for k, axis in self._places]
             kernel, strides = (self.kernel, []) if dense else self._variant(arrays)
-            arrays = [a if a.size else _empty(a.shape, a.dtype) for a in arrays]
-            outputs = self._allocate(sizes, arrays)
-            # The start of what is empty may be read, if not used.
-            given = [a if a.size else _NOTHING for a in arrays]
-            trapped = kernel.call(*sizes, *strides, *given, *outputs)
+            outputs = self._allocate(self._shapes(*sizes), arrays)
+            # Code for sizes that may be 0 reads the first element of what is empty, and
+            # takes nothing of it: there has to be memory.
+            given = [a if a.size else _NOTHING for a in (*arrays, *outputs)]
+            trapped = kernel.call(*sizes, *strides, *given)
         else:
             kernel = self.kernel
-            outputs = [
-                np.empty(shape, dtype) if source is None else arrays[source]
-                for shape, dtype, _, source in self._results
-            ]
+            outputs = self._allocate(self._out_shapes, arrays)
             trapped = self._call(*arrays, *outputs)
         if trapped is not None:
             raise self._error(kernel, trapped)
@@ -142,7 +142,7 @@ class Executable:
             outputs[k] = owned_array(outputs[k], dtype)
         return [
             EagerTensor(array, weak=weak)
-            for array, (_, _, weak, _) in zip(outputs, self._results, strict=True)
+            for array, (_, weak, _) in zip(outputs, self._results, strict=True)
         ]
 
     def _unshared(self, args: Sequence[EagerTensor]) -> list[EagerTensor]:
@@ -155,18 +155,20 @@ class Executable:
                 own[k] = EagerTensor(args[k].array.copy())
         return own
 
-    def _allocate(self, sizes: Sequence[int], arrays: Sequence[Any]) -> list[Any]:
-        shapes = self._shapes(*sizes)
+    def _allocate(
+        self, shapes: Sequence[Sequence[Any]], arrays: Sequence[Any]
+    ) -> list[Any]:
+        """Memory for results of these shapes: new, or that of an input."""
         return [
-            _empty(shape, dtype) if source is None else arrays[source]
-            for shape, (_, dtype, _, source) in zip(shapes, self._results, strict=True)
+            np.empty(shape, dtype) if source is None else arrays[source]
+            for shape, (dtype, _, source) in zip(shapes, self._results, strict=True)
         ]
 
     @cached_property
     def _shapes(self) -> Callable[..., Sequence[tuple[int, ...]]]:
         """The shapes of the results, of the sizes."""
         symbols = [v.node.symbol for v in self.graph.symbols if v.node.symbol]
-        return compiled_shapes(symbols, [shape for shape, *_ in self._results])
+        return compiled_shapes(symbols, self._out_shapes)
 
     @cached_property
     def _places(self) -> list[tuple[int, int]]:
@@ -208,23 +210,10 @@ def _is_alone(tensor: EagerTensor) -> bool:
     return flags.c_contiguous and flags.owndata and writable
 
 
-_NOTHING: Final = np.zeros(64, np.uint8)
+_NOTHING: Final = np.zeros(64, np.uint8)  # memory for one element of any dtype
 
 _PROBE: Final = EagerTensor(np.empty(0))
 _OWN_REFERENCES: Final = getrefcount(_PROBE.array)
-
-
-def _empty(shape: Sequence[int], dtype: Any) -> Any:
-    """A new array. Code for sizes that may be 0 reads the first element of one that is
-    empty, and takes nothing of it: there has to be memory."""
-    return (
-        np.empty(shape, dtype)
-        if 0 not in shape
-        else np.ndarray(shape, dtype, buffer=np.zeros(_ELEMENT, np.uint8))
-    )
-
-
-_ELEMENT: Final = 64  # bytes, for one of any dtype
 
 
 def _where(graph: Graph, symbol: Var) -> tuple[int, int]:
