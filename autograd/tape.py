@@ -4,15 +4,13 @@ from collections.abc import Sequence
 from math import inf
 from typing import Any
 
-from hopflow.autograd.rules import tangents
+from hopflow.autograd.forward import run_node
 from hopflow.bind import Interpreter, Operand, Value, bind, current, using
-from hopflow.graph.core import Arg, Constant, Graph, Node, Var, map_graphs
-from hopflow.graph.rewriting import clone
-from hopflow.ops.opdef import OpDef
+from hopflow.graph.core import Arg, Constant, Var
 from hopflow.symbolic.size import Size, Symbol
 from hopflow.trace.functional import TracedTensor
 from hopflow.trace.tracer import Tracer
-from hopflow.zeros import Tangent, Zero, is_zero
+from hopflow.zeros import Tangent, Zero
 
 __all__ = ["LinearTracer", "Tape"]
 
@@ -85,30 +83,11 @@ class Tape(Tracer):
         operands = [self.value(a) for a in node.args]
         given = [self.tangent(a) for a in node.args]
         with using(self.parent):
-            values, found = self._run(node, operands, given)
+            values, found = run_node(op, operands, given, node.params, self.linear)
         for var, value, tangent in zip(node.results, values, found, strict=True):
             self.values[var] = value
             self.tangents[var] = tangent
         return results
-
-    def _run(
-        self, node: Node, operands: list[Operand], given: list[Tangent]
-    ) -> tuple[Sequence[Value], Sequence[Tangent]]:
-        """The results of a node, and their tangents."""
-        op = node.op
-        params = map_graphs(node.params, _cloned)  # a graph has one owner
-        if all(map(is_zero, given)):
-            values = bind(op, operands, params)
-            return values, [Zero(v.type) for v in values]
-        if type(op) is OpDef:
-            values = bind(op, operands, params)
-            with using(self.linear or self.parent):
-                return values, tangents(op, operands, given, values, params)
-        if self.linear is None:
-            return op.jvp(operands, given, params)  # type: ignore[no-any-return]
-        values, linear = op.linearize(operands, given, params)
-        with using(self.linear):
-            return values, linear(given)
 
     def value(self, arg: Arg) -> Operand:
         """What a var or a constant is, below."""
@@ -143,7 +122,3 @@ class Tape(Tracer):
         known, _ = self.current(tensor)
         assert isinstance(known, Value)
         return known.item()
-
-
-def _cloned(graph: Graph) -> Graph:
-    return clone(graph)

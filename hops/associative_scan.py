@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, final
 
 from hopflow import pytree
-from hopflow.bind import bind, current, using
+from hopflow.autograd.forward import Dual, run_graph
+from hopflow.bind import Interpreter, Operand, Value, bind, current, using
 from hopflow.errors import ArgumentTypeError, ElementTypeError, GraphError
 from hopflow.graph.core import Graph, Node, Var
 from hopflow.graph.regions import Region, Role, Runs, Signature, roles
@@ -38,12 +39,14 @@ from hopflow.hops.loops import (
 )
 from hopflow.hops.scan import scan
 from hopflow.loop_ir.kernels import Inline
+from hopflow.ops.convert import as_value
 from hopflow.ops.elementwise import where
 from hopflow.ops.manipulation import moveaxis
 from hopflow.symbolic.size import Size, SymInt, symbol
 from hopflow.trace.functional import TracedTensor
 from hopflow.trace.source import input_names
 from hopflow.trace.tracer import Tracer
+from hopflow.zeros import Tangent
 
 _STRUCTURE: Final = "combine two elements into one of the same structure"
 
@@ -146,6 +149,24 @@ class AssociativeScan(HigherOrderOp):
         sizes = (length,) if isinstance(length, SymInt) else ()
         return Inline(sequential(body, length, reverse=reverse), (*sizes, *args))
 
+    def jvp(
+        self,
+        operands: Sequence[Operand],
+        tangents: Sequence[Tangent],
+        params: dict[str, Any],
+    ) -> tuple[Sequence[Value], Sequence[Tangent]]:
+        return _as_scan(operands, tangents, params, None)
+
+    def linearize(
+        self,
+        operands: Sequence[Operand],
+        tangents: Sequence[Tangent],
+        params: dict[str, Any],
+    ) -> tuple[Sequence[Value], Callable[[Sequence[Tangent]], Sequence[Tangent]]]:
+        linear = next(t.tracer for t in tangents if isinstance(t, TracedTensor))
+        values, found = _as_scan(operands, tangents, params, linear)
+        return values, lambda _: found
+
     def signature(self, node: Node) -> Signature:
         parts = split_args(self, node.args, node.params)
         first, count = len(parts.symbols), len(parts.operands)
@@ -179,10 +200,33 @@ _REFUSAL: Final = "its calls may be made in any order. Return the new value inst
 ASSOCIATIVE_SCAN = AssociativeScan()
 
 
-def sequential(body: Graph, length: Size, *, reverse: bool) -> Graph:
+def _as_scan(
+    operands: Sequence[Operand],
+    tangents: Sequence[Tangent],
+    params: dict[str, Any],
+    linear: Interpreter | None,
+) -> tuple[list[Value], list[Tangent]]:
+    """The results and their tangents, by the derivative of a scan."""
+    length = params["length"]
+    graph = sequential(params["body"], length, reverse=params["reverse"], safe=True)
+    sizes = [current().value_of(length)] if isinstance(length, SymInt) else []
+    count = len(graph.symbols) - len(sizes)
+    duals = [Dual(o, t) for o, t in zip(operands, tangents, strict=True)]
+    symbols = [*sizes, *operands[:count]]
+    found = run_graph(graph, symbols, duals[count:], linear)
+    return [as_value(d.value) for d in found], [d.tangent for d in found]
+
+
+def sequential(
+    body: Graph, length: Size, *, reverse: bool, safe: bool = False
+) -> Graph:
     """A `scan` that makes the prefixes one after the other.
 
     Its inputs are the node's args, after the length where that is symbolic.
+
+    Args:
+        safe: Never call the function with what was never there: its derivative might
+            be infinite, and times 0 that is no number.
     """
     tracer = Tracer(None, "associative_scan")
     if isinstance(length, SymInt):  # the caller's: another symbol than those of `body`
@@ -198,7 +242,7 @@ def sequential(body: Graph, length: Size, *, reverse: bool) -> Graph:
         for i, t in enumerate(elements)
     ]
     captures = [tracer.operand(v.type, v.node.name) for v in body.captures]
-    branches = bool(effects(body)) or any(node.graphs for node in body.nodes)
+    branches = safe or bool(effects(body)) or any(n.graphs for n in body.nodes)
 
     def combine(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
         inner = current()

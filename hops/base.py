@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, NamedTuple
 
+from hopflow.autograd import operators
 from hopflow.bind import Operand, Value, bind, current, slots
 from hopflow.errors import CarryTypeError, PredicateError
 from hopflow.graph.core import Arg, Graph, Node, map_graphs
@@ -17,6 +18,7 @@ from hopflow.loop_ir.kernels import Lowered
 from hopflow.pytree import Spec
 from hopflow.tensor import EagerTensor
 from hopflow.trace.rollback import unchanged_on_error
+from hopflow.zeros import Tangent
 
 
 @dataclass(slots=True)
@@ -133,6 +135,35 @@ class HigherOrderOp:
     ) -> dict[str, Any]:
         """`params` for args and results of other roles: counts set anew."""
         raise NotImplementedError
+
+    def jvp(
+        self,
+        operands: Sequence[Operand],
+        tangents: Sequence[Tangent],
+        params: dict[str, Any],
+    ) -> tuple[Sequence[Value], Sequence[Tangent]]:
+        """The results, and their tangents."""
+        return operators.jvp(self, operands, tangents, params)
+
+    def linearize(
+        self,
+        operands: Sequence[Operand],
+        tangents: Sequence[Tangent],
+        params: dict[str, Any],
+    ) -> tuple[Sequence[Value], Callable[[Sequence[Tangent]], Sequence[Tangent]]]:
+        """The results, and a linear function from tangents of the operands (zero where
+        `tangents` are) to those of the results."""
+        return operators.linearize(self, operands, tangents, params)
+
+    def transpose(
+        self,
+        cotangents: Sequence[Tangent],
+        operands: Sequence[Any],
+        params: dict[str, Any],
+    ) -> Sequence[Tangent | None]:
+        """The cotangents of the operands that are `Unknown`, in which a node made by
+        `linearize` is linear; None for the others."""
+        return operators.transpose_once(self, cotangents, operands, params)
 
     # --- what interpreters call ---
 

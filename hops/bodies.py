@@ -545,34 +545,26 @@ def _put_symbols_first(
 # --- types of results -----------------------------------------------------------------
 
 
-def difference(expected: TensorType, got: TensorType, *, sizes: bool = True) -> str:
-    """Why two types differ: "dtype", "rank 1 != 2", "axis 1: 8 != 16"; "" if not.
-
-    Args:
-        sizes: Whether other sizes make another type.
-    """
+def difference(expected: TensorType, got: TensorType) -> str:
+    """Why two types differ: "dtype", "rank 1 != 2", "axis 1: 8 != 16"; "" if not."""
     if expected.dtype is not got.dtype:
         return "dtype"
     if expected.ndim != got.ndim:
         return f"rank {expected.ndim} != {got.ndim}"
     for axis, (a, b) in enumerate(zip(expected.shape, got.shape, strict=True)):
-        if not equals(a, b) and sizes:
+        if not equals(a, b):
             return f"axis {axis}: {a} != {b}"
     return ""
 
 
 def mismatches(
-    paths: Sequence[str],
-    expected: Sequence[TensorType],
-    got: Sequence[TensorType],
-    *,
-    sizes: bool = True,
+    paths: Sequence[str], expected: Sequence[TensorType], got: Sequence[TensorType]
 ) -> list[Mismatch]:
-    """The leaves whose types differ; see `difference`."""
+    """The leaves whose types differ."""
     return [
         Mismatch(path, str(a), str(b), reason)
         for path, a, b in zip(paths, expected, got, strict=True)
-        if (reason := difference(a, b, sizes=sizes))
+        if (reason := difference(a, b))
     ]
 
 

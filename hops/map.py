@@ -31,8 +31,10 @@ from hopflow.hops.loops import (
     stacked,
     stacked_results,
 )
+from hopflow.hops.scan import transpose_scan
 from hopflow.loop_ir.kernels import CountedLoop
 from hopflow.symbolic.size import Size
+from hopflow.zeros import Tangent
 
 
 @final
@@ -108,6 +110,16 @@ class Map(HigherOrderOp):
             after=parts.captures,
             independent=True,
         )
+
+    def transpose(
+        self,
+        cotangents: Sequence[Tangent],
+        operands: Sequence[Any],
+        params: dict[str, Any],
+    ) -> Sequence[Tangent | None]:
+        # Cotangents of what all calls read are summed, one call after the other.
+        in_order = {**params, "num_carry": 0, "reverse": False, "unroll": 1}
+        return transpose_scan(cotangents, operands, in_order)
 
     def signature(self, node: Node) -> Signature:
         parts = split_args(self, node.args, node.params)

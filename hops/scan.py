@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, final
 
 from hopflow import pytree
-from hopflow.bind import Operand, Value, bind, current
+from hopflow.autograd.operators import pull, signature_of
+from hopflow.bind import Operand, Value, bind, current, using
 from hopflow.dtypes import int64
 from hopflow.errors import (
     ArgumentTypeError,
@@ -61,9 +62,11 @@ from hopflow.ops.dynamic import dynamic_index
 from hopflow.ops.elementwise import add, less, logical_and, logical_not, subtract
 from hopflow.ops.sizes import specialised
 from hopflow.symbolic.size import Size
+from hopflow.trace.functional import TracedTensor
 from hopflow.trace.rollback import mark, rollback
 from hopflow.trace.source import input_names
 from hopflow.trace.tracer import Tracer
+from hopflow.zeros import Tangent, Unknown, Zero, added, instantiate
 
 
 @final
@@ -257,8 +260,83 @@ class Scan(HigherOrderOp):
     ) -> dict[str, Any]:
         return dict(params, num_carry=args.count("carry"))
 
+    def transpose(
+        self,
+        cotangents: Sequence[Tangent],
+        operands: Sequence[Any],
+        params: dict[str, Any],
+    ) -> Sequence[Tangent | None]:
+        return transpose_scan(cotangents, operands, params)
+
 
 SCAN = Scan()
+
+
+def transpose_scan(
+    given: Sequence[Tangent], operands: Sequence[Any], params: dict[str, Any]
+) -> list[Tangent | None]:
+    """The cotangents of a scan that is linear in its carry, and in those slices and
+    captures that are `Unknown`: a scan from the other end.
+
+    Its carry is the carry's cotangent, and the sums of those of captures.
+    """
+    _, signature = signature_of(SCAN, operands, params)
+    [region] = signature.regions
+    graph, count = region.graph, params["num_carry"]
+    of_role = {
+        role: [i for i, r in enumerate(signature.args) if r == role]
+        for role in ("symbol", "carry", "slice", "invariant")
+    }
+    carry = of_role["carry"]
+    linear = {i for i, o in enumerate(operands) if isinstance(o, Unknown)}
+    slices_ = [i for i in of_role["slice"] if i in linear]
+    sums = [i for i in of_role["invariant"] if i in linear]
+    stacks = [i for i in of_role["slice"] if i not in linear]
+    captures = [i for i in of_role["invariant"] if i not in linear]
+    ys = [k for k in range(count, len(given)) if not isinstance(given[k], Zero)]
+    inner = [v.type.strong() for v in graph.inputs]
+    accumulated: list[Value] = []
+
+    def inputs(tracer: Tracer) -> tuple[dict[int, Value], list[Tangent]]:
+        own: list[Tangent] = [tracer.operand(inner[i], "ct") for i in carry]
+        accumulated.extend(tracer.operand(inner[i], "sum") for i in sums)
+        outer = {k: graph.outputs[k].type.strong() for k in ys}
+        rows = {k: tracer.operand(t, "ct") for k, t in outer.items()}
+        values: dict[int, Value] = {i: tracer.operand(inner[i], "r") for i in stacks}
+        for i in captures:
+            var = tracer.graph.add_input(inner[i], "r", "capture")
+            values[i] = TracedTensor(tracer, var)
+        rest = range(count, len(given))
+        return values, own + [rows.get(k, Zero(graph.outputs[k].type)) for k in rest]
+
+    pulled = pull(graph, [*carry, *slices_, *sums], inputs)
+    found = pulled.cotangents
+    with using(pulled.tracer):
+        totals = [
+            instantiate(added(total, found[i]))
+            for total, i in zip(accumulated, sums, strict=True)
+        ]
+        outputs = [instantiate(found[i]) for i in carry] + totals
+        outputs += [instantiate(found[i]) for i in slices_]
+    body = pulled.tracer.close(outputs)
+    args = [
+        *(operands[i] for i in of_role["symbol"]),
+        *(instantiate(given[k]) for k in range(count)),
+        *(instantiate(Zero(operands[i].type)) for i in sums),
+        *(instantiate(given[k]) for k in ys),
+        *(operands[i] for i in stacks),
+        *(operands[i] for i in captures),
+    ]
+    backward = {
+        **params,
+        "body": body,
+        "num_carry": count + len(sums),
+        "reverse": not params["reverse"],
+    }
+    results = dict(
+        zip([*carry, *sums, *slices_], bind(SCAN, args, backward), strict=True)
+    )
+    return [results.get(i) for i in range(len(operands))]
 
 
 def _first_carry(call: Call) -> list[Value]:

@@ -9,6 +9,7 @@ from hopflow.bind import Operand, Value, bind, current
 from hopflow.errors import (
     ArgumentTypeError,
     ArgumentValueError,
+    DerivativeError,
     LoopLimitError,
     PredicateError,
 )
@@ -54,6 +55,7 @@ from hopflow.ops.sizes import specialised
 from hopflow.symbolic.ranges import ValueRange
 from hopflow.trace.source import input_names
 from hopflow.trace.tracer import Tracer, range_of
+from hopflow.zeros import Tangent
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +267,18 @@ class While(HigherOrderOp):
             carry=parts.operands,
             after=parts.captures,
             max_steps=max_steps,
+        )
+
+    def linearize(
+        self,
+        operands: Sequence[Operand],
+        tangents: Sequence[Tangent],
+        params: dict[str, Any],
+    ) -> Any:
+        raise DerivativeError(
+            "while_loop: only forward derivatives (`hf.jvp`) are supported so far. For "
+            "gradients use `hf.scan` with as many steps as there may be, and `hf.cond` "
+            "in its body."
         )
 
     def signature(self, node: Node) -> Signature:

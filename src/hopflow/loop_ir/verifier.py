@@ -238,13 +238,10 @@ class _Verifier:
 
     # --- statements
 
-    def body(self, statements: Sequence[Stmt]) -> list[Buffer]:
-        """Check statements of a scope of their own; the buffers allocated in it."""
-        before = len(self.buffers)
+    def body(self, statements: Sequence[Stmt]) -> None:
         with self.open_scope():
             for statement in statements:
                 self.check(statement)
-            return list(self.buffers)[before:]
 
     def check(self, s: Stmt) -> None:
         outer, self.statement = self.statement, s
@@ -269,10 +266,8 @@ class _Verifier:
                     self.body(s.body)
             case If():
                 self.value(s.test, dtypes.bool_, "the test")
-                made = self.body(s.then)
-                other = self.body(s.else_)
-                # What each side allocates is there after it.
-                self.buffers.update(dict.fromkeys(b for b in made if b in other))
+                self.body(s.then)
+                self.body(s.else_)
             case Call():
                 self.call(s)
             case _:

@@ -1,0 +1,83 @@
+"""Forward differentiation: nodes and graphs run on pairs of a value and its tangent."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hopflow.autograd.rules import tangents
+from hopflow.bind import Interpreter, Operand, Value, bind, current, using
+from hopflow.graph.core import Constant, Graph, map_graphs
+from hopflow.graph.interpreter import interpret
+from hopflow.graph.rewriting import clone
+from hopflow.graph.types import TensorType
+from hopflow.ops.convert import as_value
+from hopflow.ops.opdef import OpDef
+from hopflow.zeros import Tangent, Zero, is_zero
+
+__all__ = ["Dual", "run_graph", "run_node"]
+
+
+@dataclass(frozen=True, slots=True)
+class Dual:
+    """A value, and its tangent: a value beside it, or one of a linear trace."""
+
+    value: Operand
+    tangent: Tangent
+
+    @property
+    def type(self) -> TensorType:
+        return self.value.type
+
+
+def run_node(
+    op: Any,
+    operands: Sequence[Operand],
+    given: Sequence[Tangent],
+    params: dict[str, Any],
+    linear: Interpreter | None,
+) -> tuple[Sequence[Value], Sequence[Tangent]]:
+    """The results of an operation under the present interpreter, and their tangents.
+
+    Args:
+        linear: Where tangents are computed; None: here too.
+    """
+    params = map_graphs(params, clone)  # a graph has one owner
+    if all(map(is_zero, given)):
+        values = bind(op, operands, params)
+        return values, [Zero(v.type) for v in values]
+    here = current()
+    if type(op) is OpDef:
+        values = bind(op, operands, params)
+        with using(linear or here):
+            return values, tangents(op, operands, given, values, params)
+    if linear is None:
+        return op.jvp(operands, given, params)  # type: ignore[no-any-return]
+    values, derivative = op.linearize(operands, given, params)
+    with using(linear):
+        return values, derivative(given)
+
+
+def run_graph(
+    graph: Graph,
+    symbols: Sequence[Operand],
+    inputs: Sequence[Dual],
+    linear: Interpreter | None = None,
+) -> list[Dual]:
+    """The results of a graph, and their tangents, as `run_node`."""
+
+    def run(op: Any, args: Sequence[Any], params: dict[str, Any]) -> list[Dual]:
+        pairs = [a if isinstance(a, Dual) else Dual(a, Zero(a.type)) for a in args]
+        values, found = run_node(
+            op, [p.value for p in pairs], [p.tangent for p in pairs], params, linear
+        )
+        return [Dual(v, t) for v, t in zip(values, found, strict=True)]
+
+    outputs = interpret(graph, [*symbols, *inputs], run)
+    return [
+        o
+        if isinstance(o, Dual)
+        else Dual(as_value(o), Zero(o.type))
+        if isinstance(o, Constant)
+        else Dual(o, Zero(o.type))
+        for o in outputs
+    ]

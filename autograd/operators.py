@@ -1,0 +1,606 @@
+"""Derivatives of operators with subgraphs, from the roles of their args and results.
+
+Forward, each arg, result, input and output with a tangent gets a twin, of the same
+role, that holds it. In reverse a region is split into one that computes the results and
+the residuals, and one that is linear in the tangents and takes the residuals.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hopflow.autograd.forward import Dual, run_graph
+from hopflow.autograd.rules import is_differentiable
+from hopflow.autograd.tape import LinearTracer
+from hopflow.autograd.transpose import transpose
+from hopflow.bind import Operand, Value, bind, using
+from hopflow.graph.core import (
+    Arg,
+    Constant,
+    Graph,
+    Node,
+    Section,
+    Var,
+    map_graphs,
+)
+from hopflow.graph.regions import Region, Role, Signature, carries
+from hopflow.graph.types import TensorType
+from hopflow.ops.convert import as_value
+from hopflow.trace.functional import TracedTensor
+from hopflow.trace.tracer import Tracer
+from hopflow.zeros import Tangent, Unknown, Zero, instantiate, is_zero
+
+__all__ = ["Pulled", "jvp", "linearize", "pull", "signature_of", "transpose_once"]
+
+
+def signature_of(
+    op: Any, operands: Sequence[Operand], params: dict[str, Any]
+) -> tuple[Node, Signature]:
+    """A node for these operands, that stands in no graph, and its signature."""
+    graph = Graph("call")
+    args = [graph.add_input(o.type, "") for o in operands]
+    types = op.result_types([o.type for o in operands], params)
+    node = graph.call(op, args, params, types)
+    return node, op.signature(node)
+
+
+# --- which tangents are zero ----------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Masks:
+    """Which args and results of a node have a tangent that is not zero."""
+
+    args: list[bool]
+    results: list[bool]
+
+
+def _masks(signature: Signature, given: Sequence[Tangent], results: int) -> _Masks:
+    """The least fixed point: what a carry gets in one step it has in all."""
+    masks = _Masks([not is_zero(t) for t in given], [False] * results)
+    pairs = carries(signature)
+    while True:
+        for region in signature.regions:
+            found = _region_mask(region, masks.args)
+            for port, nonzero in zip(region.outputs, found, strict=True):
+                if port.at is not None and nonzero:
+                    masks.results[port.at] = True
+        grown = False
+        for pair in pairs:
+            if masks.args[pair.arg] and not masks.results[pair.result]:
+                masks.results[pair.result] = True  # zero trips give the first value
+            if masks.results[pair.result] and not masks.args[pair.arg]:
+                masks.args[pair.arg] = grown = True
+        if not grown:
+            return masks
+
+
+def _region_mask(region: Region, args: Sequence[bool]) -> list[bool]:
+    """Which outputs of a region depend on inputs with a tangent."""
+    depends = {
+        var
+        for var, port in zip(region.graph.inputs, region.inputs, strict=True)
+        if port.at is not None and args[port.at]
+    }
+    for node in region.graph.nodes:
+        if any(isinstance(a, Var) and a in depends for a in node.args):
+            depends.update(v for v in node.results if is_differentiable(v.type))
+    return [isinstance(o, Var) and o in depends for o in region.graph.outputs]
+
+
+# --- twins ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """A place among args, results, inputs or outputs: an old one, or its twin."""
+
+    at: int
+    is_twin: bool = False
+
+
+def _with_twins(keys: Sequence[Any], masked: Sequence[bool]) -> list[_Slot]:
+    """The old places with their twins, which follow each run of equal keys."""
+    slots: list[_Slot] = []
+    twins: list[_Slot] = []
+    for i, (key, nonzero) in enumerate(zip(keys, masked, strict=True)):
+        if i and key != keys[i - 1]:
+            slots += twins
+            twins = []
+        slots.append(_Slot(i))
+        if nonzero:
+            twins.append(_Slot(i, True))
+    return slots + twins
+
+
+def _arg_keys(op: Any, node: Node, signature: Signature) -> list[Any]:
+    sections: list[Any] = ["lead"] * op.lead
+    parts = op.format_sections(node)
+    for name, part in zip(("symbol", "operand", "capture"), parts[1:], strict=True):
+        sections += [name] * len(part)
+    return list(zip(sections, signature.args, strict=True))
+
+
+def jvp(
+    op: Any,
+    operands: Sequence[Operand],
+    given: Sequence[Tangent],
+    params: dict[str, Any],
+) -> tuple[list[Value], list[Tangent]]:
+    """The results of an operator, and their tangents: one node that computes both."""
+    node, signature = signature_of(op, operands, params)
+    masks = _masks(signature, given, len(node.results))
+    arg_slots = _with_twins(_arg_keys(op, node, signature), masks.args)
+    result_slots = _with_twins(signature.results, masks.results)
+    graphs = {region.name: _jvp_region(region, masks) for region in signature.regions}
+    changed = _with_graphs(
+        op,
+        params,
+        graphs,
+        [signature.args[s.at] for s in arg_slots],
+        [signature.results[s.at] for s in result_slots],
+    )
+    args = [
+        instantiate(given[s.at]) if s.is_twin else operands[s.at] for s in arg_slots
+    ]
+    found = bind(op, args, changed)
+    values: list[Value] = []
+    tangents: list[Tangent] = [Zero(v.type) for v in node.results]
+    for slot, result in zip(result_slots, found, strict=True):
+        if slot.is_twin:
+            tangents[slot.at] = result
+        else:
+            values.append(result)
+    return values, [
+        Zero(v.type) if is_zero(t) else t for v, t in zip(values, tangents, strict=True)
+    ]
+
+
+def _jvp_region(region: Region, masks: _Masks) -> Graph:
+    graph = region.graph
+    masked = [p.at is not None and masks.args[p.at] for p in region.inputs]
+    keys = [
+        (v.node.section, p.role)
+        for v, p in zip(graph.inputs, region.inputs, strict=True)
+    ]
+    tracer = Tracer(None, graph.name)
+    values: dict[int, Value] = {}
+    tangents: dict[int, Value] = {}
+    for slot in _with_twins(keys, masked):
+        var = graph.inputs[slot.at]
+        made = _input(tracer, var, twin=slot.is_twin)
+        (tangents if slot.is_twin else values)[slot.at] = made
+    with using(tracer):
+        symbols, inputs = _duals(graph, values, tangents)
+        found = run_graph(graph, symbols, inputs)
+        wanted = [p.at is not None and masks.results[p.at] for p in region.outputs]
+        roles = [p.role for p in region.outputs]
+        outputs = [
+            instantiate(found[s.at].tangent) if s.is_twin else found[s.at].value
+            for s in _with_twins(roles, wanted)
+        ]
+    return tracer.close(outputs)
+
+
+def _input(tracer: Tracer, var: Var, *, twin: bool = False) -> TracedTensor:
+    """An input of a new graph like one of an old graph."""
+    node = var.node
+    if node.symbol is not None:
+        return TracedTensor(tracer, tracer.define(node.symbol))
+    name = f"{node.name}_dot" if twin else node.name
+    section = node.section or "operand"
+    return TracedTensor(
+        tracer, tracer.graph.add_input(var.type.strong(), name, section)
+    )
+
+
+def _duals(
+    graph: Graph, values: dict[int, Value], tangents: dict[int, Value]
+) -> tuple[list[Value], list[Dual]]:
+    """Inputs of a region: the symbols, and the others with their tangents."""
+    count = len(graph.symbols)
+    symbols = [values[i] for i in range(count)]
+    inputs = [
+        Dual(values[i], tangents.get(i, Zero(graph.inputs[i].type)))
+        for i in range(count, len(graph.inputs))
+    ]
+    return symbols, inputs
+
+
+# --- splitting ------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Split:
+    """A region split in two.
+
+    forward   tracer of a graph of the region's inputs; its outputs and the residuals
+    outputs   the results, there
+    linear    a graph of tangents and residuals, to tangents of the results
+    tangents  which inputs of the region the first operands of `linear` belong to
+    residuals the values that `linear` takes besides: vars of `forward`
+    nonzero   which results the outputs of `linear` belong to
+    """
+
+    forward: Tracer
+    outputs: list[Value]
+    linear: LinearTracer
+    tangents: list[int]
+    residuals: list[Var]
+    nonzero: list[int]
+
+
+def _split(region: Region, masks: _Masks) -> _Split:
+    graph = region.graph
+    forward = Tracer(None, graph.name)
+    linear = LinearTracer(forward, f"{graph.name}_linear")
+    values: dict[int, Value] = {}
+    tangents: dict[int, Value] = {}
+    for i, (var, port) in enumerate(zip(graph.inputs, region.inputs, strict=True)):
+        values[i] = _input(forward, var)
+        if port.at is not None and masks.args[port.at]:
+            tangents[i] = linear.operand(var.type.strong(), f"{var.node.name}_dot")
+    with using(forward):
+        symbols, inputs = _duals(graph, values, tangents)
+        found = run_graph(graph, symbols, inputs, linear)
+    nonzero = [
+        i
+        for i, p in enumerate(region.outputs)
+        if p.at is not None and masks.results[p.at]
+    ]
+    with using(linear):
+        outputs = [instantiate(found[i].tangent) for i in nonzero]
+    linear.close(outputs)
+    residuals = [
+        forward.read(forward.localize(c.origin)) for c in linear.captures.values()
+    ]
+    results = [as_value_in(forward, f.value) for f in found]
+    return _Split(forward, results, linear, list(tangents), residuals, nonzero)
+
+
+def as_value_in(tracer: Tracer, operand: Operand) -> Value:
+    with using(tracer):
+        return as_value(operand)
+
+
+@dataclass(frozen=True, slots=True)
+class _Residual:
+    """A value that the linear node takes: an arg of the first node (`arg`), or a result
+    that was added to it."""
+
+    region: int
+    var: Var
+    type: TensorType
+    role: Role
+    arg: int | None = None
+
+
+def linearize(
+    op: Any,
+    operands: Sequence[Operand],
+    given: Sequence[Tangent],
+    params: dict[str, Any],
+) -> tuple[list[Value], Callable[[Sequence[Tangent]], list[Tangent]]]:
+    """The results of an operator, and a function from tangents of its operands to those
+    of the results, which makes one node that is linear in them.
+
+    For operators whose regions run at most once, or as often as a length says.
+    """
+    node, signature = signature_of(op, operands, params)
+    masks = _masks(signature, given, len(node.results))
+    splits = [_split(region, masks) for region in signature.regions]
+    residuals = [
+        _residual(k, region, split, var)
+        for k, (region, split) in enumerate(zip(signature.regions, splits, strict=True))
+        for var in split.residuals
+    ]
+    added = [r for r in residuals if r.arg is None]
+    results = _run_forward(op, operands, params, signature, splits, added)
+    count = len(node.results)
+    values = list(results[:count])
+    made = iter(results[count:])
+    known = [operands[r.arg] if r.arg is not None else next(made) for r in residuals]
+
+    def derivative(tangents: Sequence[Tangent]) -> list[Tangent]:
+        found = _run_linear(
+            op, operands, params, signature, masks, splits, residuals, known, tangents
+        )
+        result: list[Tangent] = [Zero(v.type) for v in values]
+        places = [i for i, nonzero in enumerate(masks.results) if nonzero]
+        for place, tangent in zip(places, found, strict=True):
+            if is_differentiable(values[place].type):
+                result[place] = tangent
+        return result
+
+    return values, derivative
+
+
+def _residual(k: int, region: Region, split: _Split, var: Var) -> _Residual:
+    role: Role = "slice" if region.repeats else "operand"
+    for i, own in enumerate(split.forward.graph.inputs):
+        if own is var:
+            port = region.inputs[i]
+            if port.role in ("symbol", "invariant", "slice", "operand"):
+                return _Residual(k, var, var.type, port.role, port.at)
+    return _Residual(k, var, var.type, role)
+
+
+def _run_forward(
+    op: Any,
+    operands: Sequence[Operand],
+    params: dict[str, Any],
+    signature: Signature,
+    splits: Sequence[_Split],
+    added: Sequence[_Residual],
+) -> Sequence[Value]:
+    """The node with residuals for further results."""
+    graphs: dict[str, Graph] = {}
+    for k, (region, split) in enumerate(zip(signature.regions, splits, strict=True)):
+        tracer = split.forward
+        with using(tracer):
+            extra = [
+                TracedTensor(tracer, r.var)
+                if r.region == k
+                else instantiate(Zero(r.type))
+                for r in added
+            ]
+        graphs[region.name] = tracer.close([*split.outputs, *extra])
+    role: Role = "stacked" if signature.regions[-1].repeats else "result"
+    roles = [*signature.results, *[role] * len(added)]
+    return bind(op, operands, _with_graphs(op, params, graphs, signature.args, roles))
+
+
+def _same(role: Role, count: int) -> list[Role]:
+    return [role] * count
+
+
+def _with_graphs(
+    op: Any,
+    params: dict[str, Any],
+    graphs: dict[str, Graph],
+    args: Sequence[Role],
+    results: Sequence[Role],
+) -> dict[str, Any]:
+    """`params` with other graphs, by the names of regions."""
+    names = iter(Node("call_function", op, (), params).graphs)
+    changed = map_graphs(params, lambda _: graphs[next(names)])
+    found: dict[str, Any] = op.with_roles(changed, args, results)
+    return found
+
+
+# The args of a linear node, in order: the lead; symbols; carries, then slices or
+# operands that are tangents, then those that are residuals; invariants likewise.
+_ORDER: tuple[Role, ...] = ("symbol", "carry", "slice", "operand", "invariant")
+
+
+@dataclass(frozen=True, slots=True)
+class _Input:
+    """An input of a linear node: the tangent of an arg, or a residual."""
+
+    role: Role
+    tangent: int | None = None
+    residual: int | None = None
+
+
+def _linear_inputs(
+    signature: Signature, masks: _Masks, residuals: Sequence[_Residual]
+) -> list[_Input]:
+    found = [
+        _Input(signature.args[i], tangent=i)
+        for i, nonzero in enumerate(masks.args)
+        if nonzero
+    ]
+    found += [_Input(r.role, residual=k) for k, r in enumerate(residuals)]
+    return sorted(found, key=lambda i: _ORDER.index(i.role))
+
+
+def _run_linear(
+    op: Any,
+    operands: Sequence[Operand],
+    params: dict[str, Any],
+    signature: Signature,
+    masks: _Masks,
+    splits: Sequence[_Split],
+    residuals: Sequence[_Residual],
+    known: Sequence[Operand],
+    tangents: Sequence[Tangent],
+) -> Sequence[Value]:
+    inputs = [
+        i for i in _linear_inputs(signature, masks, residuals) if i.role != "symbol"
+    ]
+    symbols = [(i, o) for i, o in enumerate(operands) if signature.args[i] == "symbol"]
+    graphs = {
+        region.name: _linear_region(k, region, split, inputs, residuals)
+        for k, (region, split) in enumerate(zip(signature.regions, splits, strict=True))
+    }
+    args: list[Operand] = [*operands[: op.lead], *(o for _, o in symbols)]
+    for given in inputs:
+        if given.tangent is not None:
+            args.append(instantiate(tangents[given.tangent]))
+        else:
+            assert given.residual is not None
+            args.append(known[given.residual])
+    roles: list[Role] = [*signature.args[: op.lead], *_same("symbol", len(symbols))]
+    roles += [i.role for i in inputs]
+    results = [
+        r
+        for r, nonzero in zip(signature.results, masks.results, strict=True)
+        if nonzero
+    ]
+    return bind(op, args, _with_graphs(op, params, graphs, roles, results))
+
+
+def _linear_region(
+    k: int,
+    region: Region,
+    split: _Split,
+    inputs: Sequence[_Input],
+    residuals: Sequence[_Residual],
+) -> Graph:
+    """The linear part of a region as a graph of all the node's inputs."""
+    old = split.linear.graph
+    tracer = Tracer(None, old.name)
+    env: dict[Arg, Any] = {}
+    places = {region.inputs[i].at: n for n, i in enumerate(split.tangents)}
+    own = {id(var): n for n, var in enumerate(split.residuals)}
+    captures = list(split.linear.captures.values())
+    for var in region.graph.symbols:
+        _input(tracer, var)
+    for given in inputs:
+        section: Section = "capture" if given.role == "invariant" else "operand"
+        if given.tangent is not None:
+            n = places.get(given.tangent)
+            type_ = _inner_type(region, given.tangent)
+            made = tracer.graph.add_input(type_, "t", section)
+            if n is not None:
+                env[split.linear.operands[n].source] = TracedTensor(tracer, made)
+        else:
+            assert given.residual is not None
+            residual = residuals[given.residual]
+            made = tracer.graph.add_input(residual.type.strong(), "r", section)
+            if residual.region == k:
+                capture = captures[own[id(residual.var)]]
+                env[capture.input] = TracedTensor(tracer, made)
+    with using(tracer):
+        for node in old.nodes:
+            args = [a if isinstance(a, Constant) else env[a] for a in node.args]
+            results = bind(node.op, args, map_graphs(node.params, lambda g: g))
+            env.update(zip(node.results, results, strict=True))
+        outputs = [o if isinstance(o, Constant) else env[o] for o in old.outputs]
+    return tracer.close(outputs)
+
+
+def _inner_type(region: Region, arg: int) -> TensorType:
+    """The type of the input of a region that comes from an arg of the node."""
+    at = region.input_of(arg)
+    assert at is not None
+    return region.graph.inputs[at].type.strong()
+
+
+# --- transposition --------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Pulled:
+    """A linear region run backwards in a new graph, which is still open.
+
+    tracer      of the new graph
+    cotangents  of the linear inputs, by their positions
+    """
+
+    tracer: Tracer
+    cotangents: dict[int, Tangent]
+
+
+def pull(
+    graph: Graph,
+    linear: Sequence[int],
+    inputs: Callable[[Tracer], tuple[dict[int, Value], Sequence[Tangent]]],
+) -> Pulled:
+    """Cotangents of the inputs at `linear` of a region's graph.
+
+    Args:
+        inputs: Makes the inputs of the new graph after the symbols, and gives what the
+            others of `graph` hold, by position, and the cotangents of its outputs.
+    """
+    tracer = Tracer(None, f"{graph.name}_transpose")
+    symbols = {
+        i: _input(tracer, v) for i, v in enumerate(graph.inputs) if v.node.symbol
+    }
+    values, given = inputs(tracer)
+    known = {graph.inputs[i]: v for i, v in (symbols | values).items()}
+
+    def value(arg: Arg) -> Operand:
+        if isinstance(arg, Constant) or arg in known:
+            return arg if isinstance(arg, Constant) else known[arg]
+        return run_residual(graph, arg, known)
+
+    vars_ = [graph.inputs[i] for i in linear]
+    with using(tracer):
+        found = transpose(graph, vars_, value, given)
+    return Pulled(tracer, dict(zip(linear, found, strict=True)))
+
+
+def run_residual(graph: Graph, var: Var, known: dict[Var, Any]) -> Operand:
+    """What a var that depends on residuals only holds; computed once."""
+    node = var.node
+    args = [
+        a
+        if isinstance(a, Constant)
+        else known[a]
+        if a in known
+        else run_residual(graph, a, known)
+        for a in node.args
+    ]
+    known.update(zip(node.results, bind(node.op, args, node.params), strict=True))
+    found: Operand = known[var]
+    return found
+
+
+def transpose_once(
+    op: Any,
+    given: Sequence[Tangent],
+    operands: Sequence[Any],
+    params: dict[str, Any],
+) -> list[Tangent | None]:
+    """The cotangents of the operands that are `Unknown`, for an operator whose regions
+    run at most once: a node of it, of the transposed regions."""
+    _, signature = signature_of(op, operands, params)
+    linear = [i for i, o in enumerate(operands) if isinstance(o, Unknown)]
+    rest = [
+        i
+        for i, role in enumerate(signature.args)
+        if role == "operand" and i not in linear
+    ]
+    nonzero = [k for k, ct in enumerate(given) if not is_zero(ct)]
+    pulled: list[Pulled] = []
+    for region in signature.regions:
+
+        def inputs(
+            tracer: Tracer, region: Region = region
+        ) -> tuple[dict[int, Value], list[Tangent]]:
+            values: dict[int, Value] = {}
+            for i in rest:
+                at = region.input_of(i)
+                assert at is not None
+                values[at] = tracer.operand(operands[i].type.strong(), "r")
+            outer = {k: tracer.operand(given[k].type.strong(), "ct") for k in nonzero}
+            cotangents: list[Tangent] = [
+                outer.get(p.at, Zero(o.type)) if p.at is not None else Zero(o.type)
+                for p, o in zip(region.outputs, region.graph.outputs, strict=True)
+            ]
+            return values, cotangents
+
+        places = [region.input_of(i) for i in linear]
+        pulled.append(pull(region.graph, [p for p in places if p is not None], inputs))
+    kept = [
+        i
+        for n, i in enumerate(linear)
+        if any(
+            not is_zero(p.cotangents[r.input_of(i) or 0])
+            for p, r in zip(pulled, signature.regions, strict=True)
+        )
+    ]
+    graphs = {}
+    for p, region in zip(pulled, signature.regions, strict=True):
+        with using(p.tracer):
+            outputs = [instantiate(p.cotangents[region.input_of(i) or 0]) for i in kept]
+        graphs[region.name] = p.tracer.close(outputs)
+    symbols = [
+        o for o, r in zip(operands, signature.args, strict=True) if r == "symbol"
+    ]
+    args = [
+        *operands[: op.lead],
+        *symbols,
+        *(operands[i] for i in rest),
+        *(instantiate(given[k]) for k in nonzero),
+    ]
+    roles = [*signature.args[: op.lead], *_same("symbol", len(symbols))]
+    roles += _same("operand", len(rest) + len(nonzero))
+    results = _same("result", len(kept))
+    found = bind(op, args, _with_graphs(op, params, graphs, roles, results))
+    by_arg = dict(zip(kept, found, strict=True))
+    return [
+        by_arg.get(i, Zero(o.type)) if i in linear else None
+        for i, o in enumerate(operands)
+    ]

@@ -1,0 +1,203 @@
+"""Derivatives through operators, in every composition, against JAX."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import hopflow as hf
+from hopflow.errors import DerivativeError
+
+jax = pytest.importorskip("jax")
+jnp, lax = jax.numpy, jax.lax
+
+X = np.linspace(0.3, 1.5, 6).reshape(2, 3).astype(np.float32)
+W = np.linspace(0.1, 0.9, 3).astype(np.float32)
+
+
+class Library(NamedTuple):
+    """The names that a program uses, of ours or of JAX's."""
+
+    m: Any
+    cond: Callable[..., Any]
+    switch: Callable[..., Any]
+    scan: Callable[..., Any]
+    map: Callable[..., Any]
+    prefix: Callable[..., Any]
+    call: Callable[..., Any]
+    fori: Callable[..., Any]
+
+
+def _call(f: Any, *args: Any) -> Any:
+    return f(*args)
+
+
+OURS = Library(
+    hf,
+    hf.cond,
+    hf.switch,
+    hf.scan,
+    hf.map,
+    hf.associative_scan,
+    hf.invoke_subgraph,
+    hf.fori_loop,
+)
+THEIRS = Library(
+    jnp,
+    lax.cond,
+    lax.switch,
+    lax.scan,
+    lax.map,
+    lax.associative_scan,
+    _call,
+    lax.fori_loop,
+)
+
+
+def cond(x: Any, w: Any, lib: Library) -> Any:
+    return lib.m.sum(
+        lib.cond(x[0, 0] > 0.2, lambda: lib.m.sin(x) * w, lambda: lib.m.exp(x))
+    )
+
+
+def singular(x: Any, w: Any, lib: Library) -> Any:
+    # The branch that is not taken has an infinite derivative.
+    return lib.m.sum(lib.cond(w[0] > 0, lambda: x * w, lambda: x / (w * 0)))
+
+
+def switch(x: Any, w: Any, lib: Library) -> Any:
+    branches = [lambda: w, lambda: w * w * x[0], lambda: lib.m.exp(w)]
+    return lib.m.sum(lib.switch(1, branches))
+
+
+def scan(x: Any, w: Any, lib: Library) -> Any:
+    def body(c: Any, v: Any) -> Any:
+        new = lib.m.tanh(c * w + v)
+        return new, lib.m.sin(new) * v
+
+    c, ys = lib.scan(body, w * 0 + 0.5, x)
+    return lib.m.sum(c * c) + lib.m.sum(ys * x)
+
+
+def reverse(x: Any, w: Any, lib: Library) -> Any:
+    c, ys = lib.scan(lambda c, v: (c * v + w, {"c": c}), w, x, reverse=True)
+    return lib.m.sum(c) + lib.m.sum(ys["c"] * x)
+
+
+def mixed(x: Any, w: Any, lib: Library) -> Any:
+    # A counter and a constant carry, which have no tangent.
+    def body(c: Any, v: Any) -> Any:
+        i, k, s = c
+        return (i + 1, k, s * k + v[0] * w), None
+
+    (_, _, s), _ = lib.scan(body, (0, lib.m.asarray(np.float32(2)), w), x)
+    return lib.m.sum(s * s)
+
+
+def no_steps(x: Any, w: Any, lib: Library) -> Any:
+    c, _ = lib.scan(lambda c, v: (c * v * 3, None), w * w, x[:0])
+    return lib.m.sum(c)
+
+
+def cond_in_scan(x: Any, w: Any, lib: Library) -> Any:
+    def body(c: Any, v: Any) -> Any:
+        return lib.cond(v[0] > 0.5, lambda: c * w, lambda: lib.m.sin(c)), c
+
+    return lib.m.sum(lib.scan(body, w, x)[1] * x)
+
+
+def scan_in_cond(x: Any, w: Any, lib: Library) -> Any:
+    def then() -> Any:
+        return lib.scan(lambda c, v: (c * v, None), w, x)[0]
+
+    return lib.m.sum(lib.cond(x[0, 0] > 0.2, then, lambda: w))
+
+
+def scan_in_scan(x: Any, w: Any, lib: Library) -> Any:
+    def inner(c: Any, s: Any) -> Any:
+        return c * s + w[0], None
+
+    def outer(c: Any, v: Any) -> Any:
+        return lib.scan(inner, c, v)[0], c
+
+    return lib.m.sum(lib.scan(outer, w, x)[0])
+
+
+def mapped(x: Any, w: Any, lib: Library) -> Any:
+    return lib.m.sum(lib.map(lambda v: lib.m.sin(v) * w * w, x))
+
+
+def prefix(x: Any, w: Any, lib: Library) -> Any:
+    return lib.m.sum(lib.prefix(lambda a, b: a * b, x * w) * x)
+
+
+def prefix_pair(x: Any, w: Any, lib: Library) -> Any:
+    def combine(a: Any, b: Any) -> Any:
+        return a[0] * b[0], a[1] * b[0] + b[1]
+
+    return lib.m.sum(lib.prefix(combine, (x, x * w), reverse=True)[1])
+
+
+def called(x: Any, w: Any, lib: Library) -> Any:
+    def f(v: Any) -> Any:
+        return lib.m.sin(v) * w
+
+    return lib.m.sum(lib.call(f, x) * lib.call(f, x * 2))
+
+
+PROGRAMS = [
+    *(cond, singular, switch, scan, reverse, mixed, no_steps, cond_in_scan),
+    *(scan_in_cond, scan_in_scan, mapped, prefix, prefix_pair, called),
+]
+
+
+def scalar(program: Any, x: Any, lib: Library) -> Callable[[Any], Any]:
+    return lambda w: program(x, w, lib)
+
+
+COMPOSITIONS: dict[str, Callable[..., Any]] = {
+    "value": lambda d, f, s, w: f(w),
+    "jvp": lambda d, f, s, w: d.jvp(f, (w,), (w,))[1],
+    "grad": lambda d, f, s, w: d.grad(f)(w),
+    "vjp of vjp": lambda d, f, s, w: d.grad(lambda w: s(d.grad(f)(w) * w))(w),
+    "jvp of vjp": lambda d, f, s, w: d.jvp(d.grad(f), (w,), (w,))[1],
+    "vjp of jvp": lambda d, f, s, w: d.grad(lambda w: d.jvp(f, (w,), (w,))[1])(w),
+}
+
+
+@pytest.mark.parametrize("composition", COMPOSITIONS)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
+def test_derivatives_are_those_of_jax(program: Any, composition: str) -> None:
+    apply = COMPOSITIONS[composition]
+    theirs = scalar(program, jnp.asarray(X), THEIRS)
+    want = apply(jax, theirs, jnp.sum, jnp.asarray(W))
+    ours = scalar(program, hf.asarray(X), OURS)
+
+    def run(w: Any) -> Any:
+        return apply(hf, ours, hf.sum, w)
+
+    for found in (run(hf.asarray(W)), hf.jit(run)(hf.asarray(W))):
+        np.testing.assert_allclose(
+            np.asarray(found), np.asarray(want), rtol=5e-5, atol=5e-6
+        )
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
+def test_gradients_of_what_is_sliced(program: Any) -> None:
+    want = jax.grad(lambda x: program(x, jnp.asarray(W), THEIRS))(jnp.asarray(X))
+    found = hf.grad(lambda x: program(x, hf.asarray(W), OURS))(hf.asarray(X))
+    np.testing.assert_allclose(np.asarray(found), want, rtol=5e-5, atol=5e-6)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_forward_through_a_while_loop(steps: int) -> None:
+    def f(w: Any) -> Any:
+        c = (0, w)
+        return hf.while_loop(lambda i, c: i < steps, lambda i, c: (i + 1, c * c), c)[1]
+
+    _, tangent = hf.jvp(f, (W,), (W,))
+    power = 2**steps
+    np.testing.assert_allclose(np.asarray(tangent), power * W**power, rtol=1e-5)
+    with pytest.raises(DerivativeError, match="only forward derivatives"):
+        hf.grad(lambda w: hf.sum(f(w)))(W)
