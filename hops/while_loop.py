@@ -15,6 +15,7 @@ from hopflow.errors import (
 )
 from hopflow.graph.core import Constant, Graph, Node
 from hopflow.graph.regions import Port, Region, Role, Signature, roles
+from hopflow.graph.rewriting import clone
 from hopflow.graph.types import TensorType
 from hopflow.hops.base import (
     Call,
@@ -50,7 +51,7 @@ from hopflow.hops.loops import (
 )
 from hopflow.loop_ir.kernels import WhileLoop
 from hopflow.ops.elementwise import add, less
-from hopflow.ops.opdef import as_operand, convert_to
+from hopflow.ops.opdef import OPERATIONS, as_operand, convert_to
 from hopflow.ops.sizes import specialised
 from hopflow.symbolic.ranges import ValueRange
 from hopflow.trace.source import input_names
@@ -275,11 +276,31 @@ class While(HigherOrderOp):
         tangents: Sequence[Tangent],
         params: dict[str, Any],
     ) -> Any:
-        raise DerivativeError(
-            "while_loop: only forward derivatives (`hf.jvp`) are supported so far. For "
-            "gradients use `hf.scan` with as many steps as there may be, and `hf.cond` "
-            "in its body."
-        )
+        """The loop counts its steps; then it is a scan of as many."""
+        # A scan is built on this module, for it may leave early.
+        from hopflow.hops.scan import SCAN
+
+        if isinstance(params["reverse_mode"], Checkpoint) or (
+            params["reverse_mode"] == "checkpoint"
+        ):
+            raise DerivativeError(
+                "while_loop: the reverse modes are 'save' and 'recompute' so far; "
+                "checkpoints are not supported yet."
+            )
+        test, body = _counting(params["test"]), _counting(params["body"], step=True)
+        lead = len(params["body"].symbols)
+        args = [*operands[:lead], Constant(0, COUNTER), *operands[lead:]]
+        count = params["num_carry"]
+        counted = {**params, "test": test, "body": body, "num_carry": count + 1}
+        steps, *_ = bind(self, args, counted)
+        known = {
+            "body": params["body"],
+            "num_carry": count,
+            "length": current().symbol_of(steps, 0),
+            "reverse": False,
+            "unroll": 1,
+        }
+        return SCAN.linearize(operands, tangents, known)
 
     def signature(self, node: Node) -> Signature:
         parts = split_args(self, node.args, node.params)
@@ -307,6 +328,20 @@ _NONE: Final[frozenset[str]] = frozenset()
 _TRAP: Final = frozenset(["trap"])
 
 WHILE = While()
+COUNTER: Final = TensorType(dtypes.int64)
+
+
+def _counting(graph: Graph, *, step: bool = False) -> Graph:
+    """A graph of the loop with one more carry, the first: how many steps were made."""
+    graph = clone(graph)
+    counter = graph.add_input(COUNTER, "steps")
+    rest = [v for v in graph.inputs if v.node.section != "symbol" and v is not counter]
+    graph.inputs = [*graph.symbols, counter, *rest]
+    if step:
+        one = Constant(1, COUNTER)
+        [more] = graph.call(OPERATIONS["add"], [counter, one], {}, [COUNTER]).results
+        graph.outputs = (more, *graph.outputs)
+    return graph
 
 
 def _loop_params(
@@ -395,7 +430,8 @@ def while_loop(
             that the body returns.
         max_steps: How many steps there may be at most.
         reverse_mode: What the backward pass of a derivative keeps: "save", "recompute",
-            "checkpoint" or a `Checkpoint`.
+            "checkpoint" or a `Checkpoint`. So far the first two count the steps, and
+            run them again with a stack of what is kept; the others are refused.
 
     Raises:
         PredicateError: `cond_fn` returns no bool scalar.

@@ -191,13 +191,53 @@ def test_gradients_of_what_is_sliced(program: Any) -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3])
-def test_forward_through_a_while_loop(steps: int) -> None:
-    def f(w: Any) -> Any:
+@pytest.mark.parametrize("wrap", [lambda f: f, hf.jit], ids=["eager", "jit"])
+def test_derivatives_through_a_while_loop(steps: int, wrap: Any) -> None:
+    def f(w: Any, n: Any) -> Any:
         c = (0, w)
-        return hf.while_loop(lambda i, c: i < steps, lambda i, c: (i + 1, c * c), c)[1]
+        return hf.while_loop(lambda i, c: i < n, lambda i, c: (i + 1, c * c), c)[1]
 
-    _, tangent = hf.jvp(f, (W,), (W,))
+    def total(w: Any, n: Any) -> Any:
+        return hf.sum(f(w, n))
+
+    n = hf.asarray(steps)
     power = 2**steps
-    np.testing.assert_allclose(np.asarray(tangent), power * W**power, rtol=1e-5)
-    with pytest.raises(DerivativeError, match="only forward derivatives"):
-        hf.grad(lambda w: hf.sum(f(w)))(W)
+    first = power * W ** (power - 1)
+    second = power * (power - 1) * W ** max(power - 2, 0)
+    _, tangent = wrap(lambda w, n: hf.jvp(lambda w: f(w, n), (w,), (w,)))(W, n)
+    np.testing.assert_allclose(np.asarray(tangent), first * W, rtol=1e-5)
+    np.testing.assert_allclose(np.asarray(wrap(hf.grad(total))(W, n)), first, rtol=1e-5)
+
+    def again(w: Any, n: Any) -> Any:
+        return hf.sum(hf.grad(total)(w, n))
+
+    found = np.asarray(wrap(hf.grad(again))(W, n))
+    np.testing.assert_allclose(found, second, rtol=1e-5)
+
+
+def test_a_while_loop_has_gradients_of_what_it_captures() -> None:
+    def f(w: Any, x: Any) -> Any:
+        def body(i: Any, c: Any) -> Any:
+            return i + 1, hf.sin(c * w)
+
+        return hf.sum(hf.while_loop(lambda i, c: hf.sum(c) > 0.1, body, (0, x))[1])
+
+    def unrolled(w: Any, x: Any) -> Any:
+        while jnp.sum(x) > 0.1:
+            x = jnp.sin(x * w)
+        return jnp.sum(x)
+
+    for wrap in (lambda f: f, hf.jit):
+        for k in (0, 1):
+            found = wrap(hf.grad(f, k))(W, X[0])
+            want = jax.grad(unrolled, k)(jnp.asarray(W), jnp.asarray(X[0]))
+            np.testing.assert_allclose(np.asarray(found), want, rtol=1e-4)
+
+    def kept(w: Any) -> Any:
+        mode = {"reverse_mode": "checkpoint"}
+        return hf.sum(
+            hf.while_loop(lambda c: hf.sum(c) > 1, lambda c: c * w, w, **mode)
+        )
+
+    with pytest.raises(DerivativeError, match="checkpoints are not supported"):
+        hf.grad(kept)(W)
