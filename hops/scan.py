@@ -55,7 +55,7 @@ from hopflow.hops.loops import (
     stacked_types,
     trace_settled,
 )
-from hopflow.hops.while_loop import while_loop
+from hopflow.hops.while_loop import While, while_loop
 from hopflow.loop_ir.kernels import CountedLoop
 from hopflow.ops.convert import apply, astype
 from hopflow.ops.dynamic import dynamic_index
@@ -270,6 +270,7 @@ class Scan(HigherOrderOp):
 
 
 SCAN = Scan()
+While.scan = SCAN
 
 
 def transpose_scan(

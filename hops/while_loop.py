@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, final
+from typing import Any, ClassVar, Final, final
 
 from hopflow import dtypes, pytree
 from hopflow.bind import Operand, Value, bind, current
@@ -88,6 +88,8 @@ class While(HigherOrderOp):
     max_steps  None, or the number of steps after which the test must not hold
     reverse_mode  what reverse mode keeps: "save", "recompute", "checkpoint", Checkpoint
     """
+
+    scan: ClassVar[HigherOrderOp]  # filled by `hops.scan`, which stands above
 
     name = "while_loop"
 
@@ -277,9 +279,6 @@ class While(HigherOrderOp):
         params: dict[str, Any],
     ) -> Any:
         """The loop counts its steps; then it is a scan of as many."""
-        # A scan is built on this module, for it may leave early.
-        from hopflow.hops.scan import SCAN
-
         if isinstance(params["reverse_mode"], Checkpoint) or (
             params["reverse_mode"] == "checkpoint"
         ):
@@ -300,7 +299,7 @@ class While(HigherOrderOp):
             "reverse": False,
             "unroll": 1,
         }
-        return SCAN.linearize(operands, tangents, known)
+        return self.scan.linearize(operands, tangents, known)
 
     def signature(self, node: Node) -> Signature:
         parts = split_args(self, node.args, node.params)
