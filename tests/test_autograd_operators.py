@@ -234,10 +234,11 @@ def test_a_while_loop_has_gradients_of_what_it_captures() -> None:
             np.testing.assert_allclose(np.asarray(found), want, rtol=1e-4)
 
     def kept(w: Any) -> Any:
-        mode = {"reverse_mode": "checkpoint"}
-        return hf.sum(
-            hf.while_loop(lambda c: hf.sum(c) > 1, lambda c: c * w, w, **mode)
-        )
+        def more(c: Any) -> Any:
+            return hf.sum(c) > 1
+
+        mode = "checkpoint"
+        return hf.sum(hf.while_loop(more, lambda c: c * w, w, reverse_mode=mode))
 
     with pytest.raises(DerivativeError, match="checkpoints are not supported"):
         hf.grad(kept)(W)
