@@ -279,5 +279,10 @@ def iinfo(dtype: DTypeLike) -> IInfo:
         raise DTypeError(
             f"iinfo: `dtype` must be an integer type, and is {dtype.name}."
         )
+    return _integer_limits(dtype)
+
+
+@cache
+def _integer_limits(dtype: DType) -> IInfo:
     info = np.iinfo(dtype.dtype)
     return IInfo(dtype.bits, int(info.max), int(info.min), dtype)

@@ -99,7 +99,7 @@ class _Compiled:
             tensors = self.inputs(tensors)
         for k in self.written:
             tensors[k].check_writable()
-        sizes = [source.find(leaves) for source in self.sizes]
+        sizes = [source.find(leaves) for source in self.sizes] if self.sizes else ()
         results: list[Any] = self.executable(tensors, sizes)
         if self.written:
             first = len(results) - len(self.written)
@@ -138,12 +138,14 @@ class _Known(NamedTuple):
     types     of the tensors: alive, so that no other gets their ids
     integers  which leaves are Python integers
     floats    which are floats
+    is_sure   whether it serves all of them: there are no numbers that could matter
     """
 
     variant: Variant[_Compiled]
     types: list[TensorType]
     integers: list[int]
     floats: list[int]
+    is_sure: bool
 
     @staticmethod
     def of(variant: Variant[_Compiled], call: Arguments) -> "_Known":
@@ -154,6 +156,7 @@ class _Known(NamedTuple):
             [t.type for t in call.tensors],
             [k for k, kind in kinds.items() if kind is int],
             [k for k, kind in kinds.items() if kind is float],
+            is_sure=not kinds and not variant.asks_values,
         )
 
     def serves(self, leaves: Sequence[Any]) -> bool:
@@ -209,7 +212,7 @@ class Jitted:
             return self._f(*args, **kwargs)
         if not kwargs:  # the common case
             known = self._known.get(kinds_of(args))
-            if known is not None and known.serves(args):
+            if known is not None and (known.is_sure or known.serves(args)):
                 return self._run_known(known, args)
         given = Given.of(args, kwargs)
         known = self._known.get(given.kinds)
@@ -230,7 +233,8 @@ class Jitted:
 
     def _run_known(self, known: "_Known", leaves: Sequence[Any]) -> Any:
         self._last = known.variant
-        return known.variant.compiled(known.tensors(leaves), leaves)
+        tensors = list(leaves) if known.is_sure else known.tensors(leaves)
+        return known.variant.compiled(tensors, leaves)
 
     def _variant(self, call: Arguments) -> Variant[_Compiled]:
         """The trace that serves a call, made if there is none."""

@@ -68,6 +68,11 @@ def tree_map(f: Callable[..., Any], tree: Any, *rest: Any) -> Any:
 
 def leaf_paths(spec: Spec, root: str) -> list[str]:
     """How a user would write each leaf: `carry.hidden[0]`, `carry['w']`."""
+    count = spec.num_leaves
+    if spec.num_nodes == count == 1:
+        return [root]
+    if spec.type is tuple and spec.num_nodes == count + 1:  # at once, without accessors
+        return [f"{root}[{k}]" for k in range(count)]
     return [root + path for path in _accessors(spec)]
 
 

@@ -26,7 +26,6 @@ from hopflow.graph.verifier import verify as verify_graph
 from hopflow.loop_ir.nest import Program
 from hopflow.loop_ir.printer import format_program
 from hopflow.loop_ir.verifier import verify as verify_program
-from hopflow.loop_ir.walk import allocated
 from hopflow.stats import counts
 from hopflow.symbolic.size import compiled_shapes
 from hopflow.tensor import EagerTensor
@@ -83,7 +82,7 @@ class Executable:
         self._variants: dict[Layouts, Kernel] = {}  # for inputs that are not dense
         inputs, outputs = self.kernel.program.inputs, self.kernel.program.outputs
         self._updated = {inputs.index(b) for b in outputs if b in inputs}
-        made = allocated(self.kernel.program.body)
+        made = self.kernel.made
         self._made = [(k, b.dtype.dtype) for k, b in enumerate(outputs) if b in made]
         results = list(zip(graph.out_types, outputs, strict=True))
         self._out_shapes = [

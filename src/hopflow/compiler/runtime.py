@@ -27,6 +27,7 @@ from hopflow.compiler.llvm.stubs import PYTHON, TEXT
 from hopflow.compiler.plan import plan
 from hopflow.errors import ArgumentTypeError
 from hopflow.loop_ir.nest import Program
+from hopflow.loop_ir.walk import allocated
 
 Trapped: TypeAlias = tuple[int, int, int]
 """The site of a trap, and the two values reported with it (0 where there is none)."""
@@ -70,6 +71,7 @@ class Kernel:
     def __init__(self, program: Program, compiler: Jit | None = None) -> None:
         """Compile `program`, for another CPU than this one if `compiler` says so."""
         self.program = program
+        self.made = allocated(program.body)  # outputs, among others
         self._jit = compiler or jit()
         self.emission: Emission = emit(program, plan(program), self._jit.target)
         self.code: bytes = self._jit.compile(self.emission.text)

@@ -8,7 +8,6 @@ captured as it is. Lifting a tensor lifts the free symbols of its shape before i
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -656,9 +655,11 @@ def trace_into(tracer: Tracer, fn: Any, args: Sequence[Any]) -> Any:
     What an operator has lifted from ancestors its entry rolls back.
     """
     try:
-        env = tracer.env if isinstance(tracer.parent, Tracer) else None
-        with using(tracer), env.body() if env is not None else nullcontext():
-            return fn(*args)
+        with using(tracer):
+            if tracer.env is None or not isinstance(tracer.parent, Tracer):
+                return fn(*args)
+            with tracer.env.body():
+                return fn(*args)
     except BaseException:
         tracer.closed = True
         raise
