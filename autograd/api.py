@@ -399,17 +399,7 @@ def value_and_grad(
                 )
         linear = _Linear("grad", partial, primals, has_aux=has_aux)
         run = linear.run
-        if len(run.values) != 1 or run.values[0].shape != ():
-            shown = ", ".join(str(v.type) for v in run.values)
-            raise DerivativeError(
-                f"grad: `{name_of(f)}` must return one scalar, and returns {shown}. "
-                "Reduce it, or use `hf.vjp` or `hf.jacrev`."
-            )
-        [value] = run.values
-        if not is_differentiable(value.type):
-            raise DerivativeError(
-                f"grad: `{name_of(f)}` returns {value.type}, which has no derivative."
-            )
+        value = _scalar(f, run)
         one = as_value(as_operand("grad", 0, 1.0)).astype(value.type.dtype)
         found = pytree.unflatten(primals.spec, map(instantiate, linear.pull([one])))
         result = pytree.unflatten(run.spec, run.values)
@@ -417,6 +407,26 @@ def value_and_grad(
         return ((result, run.aux) if has_aux else result), gradient
 
     return call
+
+
+def _scalar(f: Callable[..., Any], run: _Run) -> Value:
+    """The one result of a function whose gradient is asked for.
+
+    Raises:
+        DerivativeError: it is no scalar, or no float.
+    """
+    if len(run.values) != 1 or run.values[0].shape != ():
+        shown = ", ".join(str(v.type) for v in run.values)
+        raise DerivativeError(
+            f"grad: `{name_of(f)}` must return one scalar, and returns {shown}. "
+            "Reduce it, or use `hf.vjp` or `hf.jacrev`."
+        )
+    [value] = run.values
+    if not is_differentiable(value.type):
+        raise DerivativeError(
+            f"grad: `{name_of(f)}` returns {value.type}, which has no derivative."
+        )
+    return value
 
 
 def _place(n: int, count: int) -> int:

@@ -24,6 +24,7 @@ from hopflow.graph.core import (
     map_graphs,
 )
 from hopflow.graph.regions import Region, Role, Signature, carries
+from hopflow.graph.rewriting import eliminate_dead_code, read_vars
 from hopflow.graph.types import TensorType
 from hopflow.ops.convert import as_value
 from hopflow.trace.functional import TracedTensor
@@ -218,7 +219,8 @@ class _Split:
     outputs   the results, there
     linear    a graph of tangents and residuals, to tangents of the results
     tangents  which inputs of the region the first operands of `linear` belong to
-    residuals the values that `linear` takes besides: vars of `forward`
+    captures  the inputs of `linear` that take residuals
+    residuals the vars of `forward` that they are
     nonzero   which results the outputs of `linear` belong to
     """
 
@@ -226,6 +228,7 @@ class _Split:
     outputs: list[Value]
     linear: LinearTracer
     tangents: list[int]
+    captures: list[Var]
     residuals: list[Var]
     nonzero: list[int]
 
@@ -251,11 +254,13 @@ def _split(region: Region, masks: _Masks) -> _Split:
     with using(linear):
         outputs = [instantiate(found[i].tangent) for i in nonzero]
     linear.close(outputs)
-    residuals = [
-        forward.read(forward.localize(c.origin)) for c in linear.captures.values()
-    ]
+    eliminate_dead_code(linear.graph)
+    read = read_vars(linear.graph)
+    captures = [c for c in linear.captures.values() if c.input in read]
+    residuals = [forward.read(forward.localize(c.origin)) for c in captures]
     results = [as_value_in(forward, f.value) for f in found]
-    return _Split(forward, results, linear, list(tangents), residuals, nonzero)
+    taken = [c.input for c in captures]
+    return _Split(forward, results, linear, list(tangents), taken, residuals, nonzero)
 
 
 def as_value_in(tracer: Tracer, operand: Operand) -> Value:
@@ -443,7 +448,6 @@ def _linear_region(
     env: dict[Arg, Any] = {}
     places = {region.inputs[i].at: n for n, i in enumerate(split.tangents)}
     own = {id(var): n for n, var in enumerate(split.residuals)}
-    captures = list(split.linear.captures.values())
     for var in region.graph.symbols:
         _input(tracer, var)
     for given in inputs:
@@ -459,8 +463,8 @@ def _linear_region(
             residual = residuals[given.residual]
             made = tracer.graph.add_input(residual.type.strong(), "r", section)
             if residual.region == k:
-                capture = captures[own[id(residual.var)]]
-                env[capture.input] = TracedTensor(tracer, made)
+                taken = split.captures[own[id(residual.var)]]
+                env[taken] = TracedTensor(tracer, made)
     with using(tracer):
         for node in old.nodes:
             args = [a if isinstance(a, Constant) else env[a] for a in node.args]
@@ -472,9 +476,7 @@ def _linear_region(
 
 def _inner_type(region: Region, arg: int) -> TensorType:
     """The type of the input of a region that comes from an arg of the node."""
-    at = region.input_of(arg)
-    assert at is not None
-    return region.graph.inputs[at].type.strong()
+    return region.graph.inputs[_place(region, arg)].type.strong()
 
 
 # --- transposition --------------------------------------------------------------------
@@ -537,6 +539,43 @@ def run_residual(graph: Graph, var: Var, known: dict[Var, Any]) -> Operand:
     return found
 
 
+def _pull_once(
+    region: Region,
+    operands: Sequence[Any],
+    linear: Sequence[int],
+    rest: Sequence[int],
+    given: Sequence[Tangent],
+) -> Pulled:
+    """A region of `transpose_once`: its inputs are those of `operands` at `rest`, and
+    the cotangents that are not zero."""
+
+    def inputs(tracer: Tracer) -> tuple[dict[int, Value], list[Tangent]]:
+        values: dict[int, Value] = {
+            _place(region, i): tracer.operand(operands[i].type.strong(), "r")
+            for i in rest
+        }
+        outer = {
+            k: tracer.operand(ct.type.strong(), "ct")
+            for k, ct in enumerate(given)
+            if not isinstance(ct, Zero)
+        }
+        zeros = [Zero(o.type) for o in region.graph.outputs]
+        cotangents: list[Tangent] = [
+            zero if p.at is None else outer.get(p.at, zero)
+            for p, zero in zip(region.outputs, zeros, strict=True)
+        ]
+        return values, cotangents
+
+    return pull(region.graph, [_place(region, i) for i in linear], inputs)
+
+
+def _place(region: Region, arg: int) -> int:
+    """The position of the input of a region that comes from an arg of the node."""
+    at = region.input_of(arg)
+    assert at is not None
+    return at
+
+
 def transpose_once(
     op: Any,
     given: Sequence[Tangent],
@@ -547,59 +586,33 @@ def transpose_once(
     run at most once: a node of it, of the transposed regions."""
     _, signature = signature_of(op, operands, params)
     linear = [i for i, o in enumerate(operands) if isinstance(o, Unknown)]
-    rest = [
-        i
-        for i, role in enumerate(signature.args)
-        if role == "operand" and i not in linear
-    ]
-    nonzero = [k for k, ct in enumerate(given) if not is_zero(ct)]
-    pulled: list[Pulled] = []
-    for region in signature.regions:
-
-        def inputs(
-            tracer: Tracer, region: Region = region
-        ) -> tuple[dict[int, Value], list[Tangent]]:
-            values: dict[int, Value] = {}
-            for i in rest:
-                at = region.input_of(i)
-                assert at is not None
-                values[at] = tracer.operand(operands[i].type.strong(), "r")
-            outer = {k: tracer.operand(given[k].type.strong(), "ct") for k in nonzero}
-            cotangents: list[Tangent] = [
-                outer.get(p.at, Zero(o.type)) if p.at is not None else Zero(o.type)
-                for p, o in zip(region.outputs, region.graph.outputs, strict=True)
-            ]
-            return values, cotangents
-
-        places = [region.input_of(i) for i in linear]
-        pulled.append(pull(region.graph, [p for p in places if p is not None], inputs))
+    of_role = [i for i, role in enumerate(signature.args) if role == "operand"]
+    rest = [i for i in of_role if i not in linear]
+    symbols = [i for i, role in enumerate(signature.args) if role == "symbol"]
+    pulled = {
+        region: _pull_once(region, operands, linear, rest, given)
+        for region in signature.regions
+    }
     kept = [
         i
-        for n, i in enumerate(linear)
-        if any(
-            not is_zero(p.cotangents[r.input_of(i) or 0])
-            for p, r in zip(pulled, signature.regions, strict=True)
-        )
+        for i in linear
+        if not all(is_zero(p.cotangents[_place(r, i)]) for r, p in pulled.items())
     ]
     graphs = {}
-    for p, region in zip(pulled, signature.regions, strict=True):
+    for region, p in pulled.items():
         with using(p.tracer):
-            outputs = [instantiate(p.cotangents[region.input_of(i) or 0]) for i in kept]
+            outputs = [instantiate(p.cotangents[_place(region, i)]) for i in kept]
         graphs[region.name] = p.tracer.close(outputs)
-    symbols = [
-        o for o, r in zip(operands, signature.args, strict=True) if r == "symbol"
-    ]
+    cotangents = [ct for ct in given if not isinstance(ct, Zero)]
     args = [
         *operands[: op.lead],
-        *symbols,
-        *(operands[i] for i in rest),
-        *(instantiate(given[k]) for k in nonzero),
+        *(operands[i] for i in (*symbols, *rest)),
+        *cotangents,
     ]
     roles = [*signature.args[: op.lead], *_same("symbol", len(symbols))]
-    roles += _same("operand", len(rest) + len(nonzero))
-    results = _same("result", len(kept))
-    found = bind(op, args, _with_graphs(op, params, graphs, roles, results))
-    by_arg = dict(zip(kept, found, strict=True))
+    roles += _same("operand", len(rest) + len(cotangents))
+    changed = _with_graphs(op, params, graphs, roles, _same("result", len(kept)))
+    by_arg = dict(zip(kept, bind(op, args, changed), strict=True))
     return [
         by_arg.get(i, Zero(o.type)) if i in linear else None
         for i, o in enumerate(operands)

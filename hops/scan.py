@@ -273,6 +273,39 @@ SCAN = Scan()
 While.scan = SCAN
 
 
+class _LinearArgs(NamedTuple):
+    """The args of a scan that is linear, by their positions.
+
+    carry, slices, sums        that it is linear in: `sums` are captures
+    symbols, stacks, captures  the others
+    """
+
+    symbols: list[int]
+    carry: list[int]
+    slices: list[int]
+    sums: list[int]
+    stacks: list[int]
+    captures: list[int]
+
+    @classmethod
+    def of(cls, signature: Signature, operands: Sequence[Any]) -> "_LinearArgs":
+        def where(role: Role, linear: bool | None = None) -> list[int]:
+            return [
+                i
+                for i, r in enumerate(signature.args)
+                if r == role and linear in (None, isinstance(operands[i], Unknown))
+            ]
+
+        return cls(
+            where("symbol"),
+            where("carry"),
+            where("slice", True),
+            where("invariant", True),
+            where("slice", False),
+            where("invariant", False),
+        )
+
+
 def transpose_scan(
     given: Sequence[Tangent], operands: Sequence[Any], params: dict[str, Any]
 ) -> list[Tangent | None]:
@@ -283,61 +316,58 @@ def transpose_scan(
     """
     _, signature = signature_of(SCAN, operands, params)
     [region] = signature.regions
-    graph, count = region.graph, params["num_carry"]
-    of_role = {
-        role: [i for i, r in enumerate(signature.args) if r == role]
-        for role in ("symbol", "carry", "slice", "invariant")
-    }
-    carry = of_role["carry"]
-    linear = {i for i, o in enumerate(operands) if isinstance(o, Unknown)}
-    slices_ = [i for i in of_role["slice"] if i in linear]
-    sums = [i for i in of_role["invariant"] if i in linear]
-    stacks = [i for i in of_role["slice"] if i not in linear]
-    captures = [i for i in of_role["invariant"] if i not in linear]
+    args = _LinearArgs.of(signature, operands)
+    count = params["num_carry"]
     ys = [k for k in range(count, len(given)) if not isinstance(given[k], Zero)]
-    inner = [v.type.strong() for v in graph.inputs]
-    accumulated: list[Value] = []
-
-    def inputs(tracer: Tracer) -> tuple[dict[int, Value], list[Tangent]]:
-        own: list[Tangent] = [tracer.operand(inner[i], "ct") for i in carry]
-        accumulated.extend(tracer.operand(inner[i], "sum") for i in sums)
-        outer = {k: graph.outputs[k].type.strong() for k in ys}
-        rows = {k: tracer.operand(t, "ct") for k, t in outer.items()}
-        values: dict[int, Value] = {i: tracer.operand(inner[i], "r") for i in stacks}
-        for i in captures:
-            var = tracer.graph.add_input(inner[i], "r", "capture")
-            values[i] = TracedTensor(tracer, var)
-        rest = range(count, len(given))
-        return values, own + [rows.get(k, Zero(graph.outputs[k].type)) for k in rest]
-
-    pulled = pull(graph, [*carry, *slices_, *sums], inputs)
-    found = pulled.cotangents
-    with using(pulled.tracer):
-        totals = [
-            instantiate(added(total, found[i]))
-            for total, i in zip(accumulated, sums, strict=True)
-        ]
-        outputs = [instantiate(found[i]) for i in carry] + totals
-        outputs += [instantiate(found[i]) for i in slices_]
-    body = pulled.tracer.close(outputs)
-    args = [
-        *(operands[i] for i in of_role["symbol"]),
-        *(instantiate(given[k]) for k in range(count)),
-        *(instantiate(Zero(operands[i].type)) for i in sums),
+    passed = [
+        *(operands[i] for i in args.symbols),
+        *(instantiate(ct) for ct in given[:count]),
+        *(instantiate(Zero(operands[i].type)) for i in args.sums),
         *(instantiate(given[k]) for k in ys),
-        *(operands[i] for i in stacks),
-        *(operands[i] for i in captures),
+        *(operands[i] for i in (*args.stacks, *args.captures)),
     ]
     backward = {
         **params,
-        "body": body,
-        "num_carry": count + len(sums),
+        "body": _transposed_body(region.graph, args, ys),
+        "num_carry": count + len(args.sums),
         "reverse": not params["reverse"],
     }
-    results = dict(
-        zip([*carry, *sums, *slices_], bind(SCAN, args, backward), strict=True)
-    )
-    return [results.get(i) for i in range(len(operands))]
+    results = bind(SCAN, passed, backward)
+    by_arg = dict(zip((*args.carry, *args.sums, *args.slices), results, strict=True))
+    return [by_arg.get(i) for i in range(len(operands))]
+
+
+def _transposed_body(graph: Graph, args: _LinearArgs, ys: Sequence[int]) -> Graph:
+    """A step backwards: from cotangents of the carry and of the `ys` to those of what
+    the step is linear in, those of captures added to a carry."""
+    inner = [v.type.strong() for v in graph.inputs]
+    zeros: list[Tangent] = [Zero(o.type) for o in graph.outputs]
+    totals: list[Value] = []
+
+    def inputs(tracer: Tracer) -> tuple[dict[int, Value], list[Tangent]]:
+        given = zeros.copy()
+        for k, i in enumerate(args.carry):
+            given[k] = tracer.operand(inner[i], "ct")
+        totals.extend(tracer.operand(inner[i], "sum") for i in args.sums)
+        for k in ys:
+            given[k] = tracer.operand(zeros[k].type.strong(), "ct")
+        values: dict[int, Value] = {
+            i: tracer.operand(inner[i], "r") for i in args.stacks
+        }
+        for i in args.captures:
+            var = tracer.graph.add_input(inner[i], "r", "capture")
+            values[i] = TracedTensor(tracer, var)
+        return values, given
+
+    pulled = pull(graph, [*args.carry, *args.slices, *args.sums], inputs)
+    found = pulled.cotangents
+    with using(pulled.tracer):
+        sums = [added(t, found[i]) for t, i in zip(totals, args.sums, strict=True)]
+        carry, slices_ = (
+            [found[i] for i in part] for part in (args.carry, args.slices)
+        )
+        outputs = [instantiate(t) for t in (*carry, *sums, *slices_)]
+    return pulled.tracer.close(outputs)
 
 
 def _first_carry(call: Call) -> list[Value]:
