@@ -143,6 +143,23 @@ def test_a_number_does_not_recompile_unless_it_decides() -> None:
     ]
 
 
+@pytest.mark.parametrize("key", [None, 0, "n"])
+def test_calls_by_turns_find_their_traces_again(key: Any) -> None:
+    def f(x: Any, tree: Any) -> Any:
+        n = tree if key is None else tree[key]
+        return x * n if n > 2 else x - n
+
+    g = hf.jit(f)
+    x = np.arange(4, dtype=np.float32)
+    start = hf.stats().traces
+    for n in (1, 5, 1, 5, 2, 7):
+        tree = n if key is None else [n] if key == 0 else {key: n}
+        for given in (x, hf.asarray(x)):
+            np.testing.assert_array_equal(np.asarray(g(given, tree)), f(x, tree))
+        assert ("<=" in g.guards[0]) == (n <= 2)  # of the trace that ran last
+    assert hf.stats().traces - start == 2
+
+
 def test_a_number_of_a_loop_guards_its_value() -> None:
     def f(x: Any, n: int) -> Any:
         for _ in range(n):
