@@ -2,6 +2,7 @@
 
 import gc
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -128,9 +129,11 @@ def _runs(sides: Sequence["Side"], repeat: int) -> list[list[float]]:
     inner = [max(1, round(SAMPLE / t)) for t in once]
     a_round = sum(t * n for t, n in zip(once, inner, strict=True))
     runs: list[list[float]] = [[] for _ in sides]
+    turns = deque(zip(sides, inner, runs, strict=True))
     for _ in range(max(repeat, min(MOST, int(BUDGET / a_round)))):
-        for side, n, times in zip(sides, inner, runs, strict=True):
+        for side, n, times in turns:
             times.append(_timed(side.call, n) / n)
+        turns.rotate()  # what runs after whom matters on a machine that is shared
     return runs
 
 
