@@ -47,11 +47,10 @@ def tangents(
             f"{op.name}: this operation has no derivative. Keep it out of what is "
             "differentiated with `hf.stop_gradient`."
         )
-    if op.jvp is None and op.unview is not None:  # the same view of the tangent
-        [tangent, *_] = given
-        return list(bind(op, [instantiate(tangent), *operands[1:]], params))
-    plain = [o.value if isinstance(o, Constant) else o for o in operands]
-    rules = op.jvp or ()
+    rules = "linear" if op.jvp is None else op.jvp  # a view is a view of the tangent
+    if rules == "linear":
+        return list(bind(op, list(map(_tangent, operands, given)), params))
+    plain = _plain(op, operands)
     if callable(rules):
         found = rules(given, tuple(results), *plain, **params)
     else:
@@ -61,6 +60,17 @@ def tangents(
         fitted(t, r.type) if is_differentiable(r.type) else Zero(r.type)
         for t, r in zip(found, results, strict=True)
     ]
+
+
+def _plain(op: OpDef, operands: Sequence[Any]) -> list[Any]:
+    if op.promote is None:
+        return list(operands)
+    return [o.value if isinstance(o, Constant) else o for o in operands]
+
+
+def _tangent(operand: Operand, given: Tangent) -> Operand:
+    """An operand's tangent; what has none stays."""
+    return instantiate(given) if is_differentiable(operand.type) else operand
 
 
 def _summed(
@@ -90,7 +100,7 @@ def cotangents(
     Raises:
         DerivativeError: it is not linear in them.
     """
-    plain = [o.value if isinstance(o, Constant) else o for o in operands]
+    plain = _plain(op, operands)
     wanted = [isinstance(o, Unknown) for o in operands]
     if op.transpose is None and op.unview is not None:  # written into zeros
         [cotangent, *_], [_, *rest] = given, plain
@@ -99,7 +109,8 @@ def cotangents(
         return [written, *[None] * len(rest)]
     if op.transpose is None:
         raise DerivativeError(f"{op.name}: this operation is not linear.")
-    if callable(op.transpose):
+    if not isinstance(op.transpose, tuple):
+        assert callable(op.transpose)
         found = list(op.transpose(given, *plain, **params))
     else:
         [cotangent] = given

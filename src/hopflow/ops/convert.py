@@ -61,7 +61,7 @@ convert: Final[OpDef] = OpDef(
     infer=_convert_infer,
     run=_convert_run,
     lower=pointwise(lambda x, dtype, weak=None: expr.cast(x, dtype)),
-    jvp=(lambda t, out, x, **params: apply(convert, t, **params),),
+    jvp="linear",
     transpose=(lambda ct, x, **_: apply(convert, ct, dtype=x.dtype),),
     samples=tuple(
         Sample(("T[5]",), {"dtype": dtype}, dtypes.ALL, -100.0, 100.0)

@@ -89,6 +89,8 @@ fill: Final = OpDef(
     infer=_fill_infer,  # T[] -> T[*shape]
     run=_fill_run,
     lower=_fill_lower,
+    jvp="linear",
+    transpose=(lambda ct, x, **_: ct,),  # summed as over axes of a broadcast
     samples=(
         Sample(("T[]",), {"shape": (2, 3)}, dtypes.ALL),
         Sample(("T[]",), {"shape": ()}),

@@ -30,7 +30,7 @@ from hopflow.ops.gather import (
 from hopflow.ops.opdef import OpDef, Sample, as_operand, strong_constant
 from hopflow.ops.rules import Array, as_shape
 from hopflow.ops.scatter import scatter
-from hopflow.ops.views import as_tensor, check_update, stored
+from hopflow.ops.views import as_tensor, check_update, stored, zeros_of
 
 __all__ = ["dynamic_index", "dynamic_slice", "dynamic_update_slice"]
 
@@ -216,12 +216,23 @@ def _dynamic_update_lower(
     )
 
 
+def _dynamic_update_transpose(
+    given: Any, _x: Any, update: Any, *starts: Any
+) -> list[Any]:
+    [ct] = given
+    rest = apply(update_window, ct, zeros_of(update), *starts)
+    own = apply(window, ct, *starts, sizes=update.type.shape)
+    return [rest, own, *[None] * len(starts)]
+
+
 update_window: Final = OpDef(
     name="dynamic_update_slice",
     promote=None,
     infer=_dynamic_update_infer,  # T[*s], T[*t], i[]... -> T[*s]
     run=_dynamic_update_run,
     lower=_dynamic_update_lower,
+    jvp="linear",
+    transpose=_dynamic_update_transpose,
     samples=(
         Sample(("T[4, 5]", "T[2, 5]", "i64[]", "i32[]"), {}, dtypes.ALL),
         Sample(("T[2]", "T[1]", "i64[]"), {}),

@@ -45,7 +45,7 @@ from hopflow.ops.logic import (
     signbit,
     where,
 )
-from hopflow.ops.opdef import OpDef, as_operand, convert_to, promoted_as
+from hopflow.ops.opdef import OPERATIONS, OpDef, as_operand, convert_to, promoted_as
 from hopflow.ops.rules import (
     Array,
     any_dtype,
@@ -162,6 +162,7 @@ abs: Final[OpDef] = elementwise(
     np.abs,
     lambda x: x if x.dtype.kind == "u" else expr.unary("abs", x),
     arity=1,
+    jvp=(lambda t, out, x: t * where(greater_equal(x, 0), 1.0, -1.0),),
 )
 sign: Final[OpDef] = elementwise(
     "sign",
@@ -169,6 +170,18 @@ sign: Final[OpDef] = elementwise(
     lambda x: np.where(x == 0, x, np.sign(x)),  # the sign of a zero is kept
     scalar.sign,
     arity=1,
+    jvp=(None,),
+)
+
+
+def _share(out: Any, own: Any, other: Any) -> Value:
+    """How much of an extremum comes from an operand: of a tie, half."""
+    return where(equal(own, out), where(equal(other, out), 0.5, 1.0), 0.0)
+
+
+_EXTREMUM: Final = (
+    lambda t, out, x, y: t * _share(out, x, y),
+    lambda t, out, x, y: t * _share(out, y, x),
 )
 maximum: Final[OpDef] = elementwise(
     "maximum",
@@ -176,6 +189,7 @@ maximum: Final[OpDef] = elementwise(
     np.maximum,
     scalar.maximum,
     promote=any_dtype,
+    jvp=_EXTREMUM,
 )
 minimum: Final[OpDef] = elementwise(
     "minimum",
@@ -183,6 +197,7 @@ minimum: Final[OpDef] = elementwise(
     np.minimum,
     scalar.minimum,
     promote=any_dtype,
+    jvp=_EXTREMUM,
 )
 
 
@@ -237,6 +252,7 @@ unchecked_floor_divide: Final[OpDef] = elementwise(
     scalar.floor_divide,
     low=1.0,
     high=6.0,
+    jvp=(None, None),
 )
 unchecked_remainder: Final[OpDef] = elementwise(
     "remainder",
@@ -245,6 +261,10 @@ unchecked_remainder: Final[OpDef] = elementwise(
     scalar.remainder,
     low=1.0,
     high=6.0,
+    jvp=(
+        lambda t, out, x, y: t,
+        lambda t, out, x, y: -t * floor_divide(x, y),
+    ),
 )
 
 
@@ -336,11 +356,20 @@ def _power_run(x: Array, y: Array) -> Any:
     return result
 
 
+def _log_of_base(x: Any) -> Any:
+    # By name: `math` imports this module. Of 0 it is 0, as the power is.
+    return OPERATIONS["log"](where(equal(x, 0), 1.0, x))
+
+
 power: Final[OpDef] = elementwise(
     "pow",
     "`x1 ** x2`; of integers, the low six bits of `x2` count.",
     _power_run,
     scalar.power,
+    jvp=(
+        lambda t, out, x, y: t * (y * power(x, y - 1)),
+        lambda t, out, x, y: t * (_log_of_base(x) * out),
+    ),
 )
 
 
@@ -396,6 +425,10 @@ copysign: Final[OpDef] = elementwise(
     np.copysign,
     lambda x, y: expr.binary("copysign", x, y),
     promote=floating,
+    jvp=(
+        lambda t, out, x, y: t * where(equal(signbit(x), signbit(y)), 1.0, -1.0),
+        None,
+    ),
 )
 nextafter: Final[OpDef] = elementwise(
     "nextafter",
@@ -417,6 +450,7 @@ def _rounding(name: str, doc: str, run: Any, machine: str) -> OpDef:
         lambda x: run(x) if dtypes.as_dtype(x.dtype).is_float else x,
         lambda x: expr.unary(machine, x) if x.dtype.is_float else x,
         arity=1,
+        jvp=(None,),
     )
 
 

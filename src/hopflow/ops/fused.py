@@ -78,4 +78,9 @@ fma: Final = elementwise(
     expr.fma,
     arity=3,
     promote=floating,
+    jvp=(
+        lambda t, out, x, y, z: t * y,
+        lambda t, out, x, y, z: x * t,
+        lambda t, out, x, y, z: t,
+    ),
 )

@@ -7,19 +7,24 @@ Where a position must be in range, a negative one counts from the end, as in Pyt
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
 from hopflow import dtypes
+from hopflow.bind import Value
 from hopflow.errors import AxisError, DTypeError, IndexingError, ShapeError
 from hopflow.graph.types import Shape, TensorType
 from hopflow.loop_ir import expr
 from hopflow.loop_ir.expr import Expr, Index, binary, cast, compare, extent, index
 from hopflow.loop_ir.kernels import Check, Operand, Pointwise, broadcast_index
-from hopflow.ops.opdef import OpDef, Sample
+from hopflow.ops.convert import apply, as_value, astype
+from hopflow.ops.elementwise import maximum, minimum
+from hopflow.ops.opdef import OPERATIONS, OpDef, Sample
 from hopflow.ops.rules import Array, broadcast_shapes, is_zero
 from hopflow.ops.sizes import may_be_zero
+from hopflow.ops.views import zeros_of
 from hopflow.symbolic.size import Size
 
 __all__ = ["gather", "gather_clip"]
@@ -191,6 +196,32 @@ class Layout:
         return (*range(self.batch), *self.axes, *self.rest)
 
 
+def _gather_transpose(
+    checked: bool, given: Any, x: Any, *indices: Any, axes: tuple[int, ...], batch: int
+) -> list[Any]:
+    """The cotangents are added up where the elements came from."""
+    [ct] = given
+    rest = x.ndim - batch - len(axes)
+    window = {"starts": (0,) * rest, "steps": (1,) * rest, "combine": "add"}
+    if not checked:
+        indices = tuple(
+            in_bounds(i, x.shape[a]) for i, a in zip(indices, axes, strict=True)
+        )
+    # By name: `scatter` imports this module.
+    op = OPERATIONS["scatter" if checked else "scatter_drop"]
+    back = apply(op, zeros_of(x), ct, *indices, axes=axes, batch=batch, **window)
+    return [back, *[None] * len(indices)]
+
+
+def in_bounds(i: Any, size: Size) -> Value:
+    """An index moved to lie within an axis, as `gather_clip` takes it."""
+    i = as_value(i)
+    if i.dtype is not dtypes.uint64:
+        i = astype(i, dtypes.int64, copy=False)
+    moved: Value = minimum(maximum(i, 0), size - 1)
+    return moved
+
+
 def _gather_op(
     name: str, doc: str, *, checked: bool, samples: tuple[Sample, ...]
 ) -> OpDef:
@@ -246,6 +277,8 @@ def _gather_op(
         infer=infer,  # T[*b, *s], i[*b, *w]... -> T[*b, *w, *rest of s]
         run=run,
         lower=lower,
+        jvp="linear",
+        transpose=partial(_gather_transpose, checked),
         effects=TRAP if checked else frozenset(),
         samples=samples,
     )

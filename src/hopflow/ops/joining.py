@@ -18,7 +18,7 @@ from hopflow.graph.types import Shape, TensorType
 from hopflow.loop_ir import expr
 from hopflow.loop_ir.expr import Expr, Index, binary, compare, extent, index, select
 from hopflow.loop_ir.kernels import Operand, Pointwise
-from hopflow.ops.convert import apply
+from hopflow.ops.convert import apply, convert
 from hopflow.ops.opdef import OpDef, Sample
 from hopflow.ops.rules import (
     Array,
@@ -30,7 +30,18 @@ from hopflow.ops.rules import (
     normalize_axis,
     one_of,
 )
-from hopflow.ops.views import Types, as_tensor, part, reshaped, several, show, stored
+from hopflow.ops.views import (
+    Types,
+    as_tensor,
+    part,
+    reshaped,
+    several,
+    show,
+    sliced,
+    stored,
+    update_slice,
+    zeros_of,
+)
 from hopflow.symbolic.size import Size
 
 __all__ = ["concat", "pad", "roll", "stack", "unstack"]
@@ -99,12 +110,21 @@ def _concat_lower(_types: Types, *operands: Operand, axis: int) -> Pointwise:
     return Pointwise(lambda at: choose(0, len(parts), at), peeks=True)
 
 
+def _concat_transpose(given: Any, *operands: Any, axis: int) -> list[Any]:
+    [ct] = given
+    sizes = [o.type.shape[axis] for o in operands]
+    starts = accumulate(sizes, initial=0)
+    return [part(ct, axis, at, n) for at, n in zip(starts, sizes, strict=False)]
+
+
 _concat: Final = OpDef(
     name="concat",
     promote=any_dtype,
     infer=_concat_infer,  # T[*s, n, *t], T[*s, m, *t] -> T[*s, n + m, *t]
     run=_concat_run,
     lower=_concat_lower,
+    jvp="linear",
+    transpose=_concat_transpose,
     samples=(
         Sample(("T[2, 3]", "T[2, 1]", "T[2, 2]"), {"axis": 1}, dtypes.ALL),
         Sample(("T[2]", "T[0]", "T[3]"), {"axis": 0}),
@@ -235,12 +255,24 @@ def _pad_lower(
     return Pointwise(element, peeks=True)
 
 
+def _inner(ct: Any, x: Any, _value: Any, *, before: Shape, **_: Shape) -> Any:
+    return sliced(ct, before, x.type.shape, (1,) * len(before))
+
+
 _pad: Final = OpDef(
     name="pad",
     promote=None,
     infer=_pad_infer,  # T[*s], T[] -> T[*(before + s + after)]
     run=_pad_run,
     lower=_pad_lower,
+    jvp="linear",
+    transpose=(
+        _inner,
+        # What is within is not the value's: taken out, not subtracted.
+        lambda ct, x, value, before, after: update_slice(
+            ct, zeros_of(x), starts=before, steps=(1,) * len(before)
+        ),
+    ),
     samples=(
         Sample(("T[2, 3]", "T[]"), {"before": (1, 0), "after": (2, 1)}, dtypes.ALL),
         Sample(("T[0]", "T[]"), {"before": (1,), "after": (2,)}),
@@ -332,12 +364,22 @@ def _roll_lower(_types: Types, x: Operand, shift: Operand, *, axis: int) -> Poin
     return Pointwise(element, is_view=True)
 
 
-_roll: Final = OpDef(
+def _wide(shift: Any) -> Any:
+    """A shift that can be negated."""
+    return apply(convert, shift, dtype=dtypes.int64)
+
+
+_roll: Final[OpDef] = OpDef(
     name="roll",
     promote=None,
     infer=_roll_infer,  # T[*s], i[] -> T[*s]
     run=_roll_run,
     lower=_roll_lower,
+    jvp="linear",
+    transpose=(
+        lambda ct, x, shift, axis: _roll(ct, -_wide(shift), axis=axis),
+        None,
+    ),
     samples=(
         Sample(("T[2, 5]", "i64[]"), {"axis": 1}, dtypes.ALL, -9.0, 9.0),
         Sample(("T[0]", "i32[]"), {"axis": 0}),

@@ -12,14 +12,20 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from hopflow import dtypes
-from hopflow.errors import ShapeError
+from hopflow.errors import DerivativeError, ShapeError
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir import expr
 from hopflow.loop_ir.expr import Expr, Index, extent, index
 from hopflow.loop_ir.kernels import Library, Operand, Reduction
+from hopflow.ops.creation import eye, tril, triu
+from hopflow.ops.gather import gather_clip
+from hopflow.ops.joining import pad
+from hopflow.ops.matmul import matmul, matrix_transpose
 from hopflow.ops.opdef import OpDef, Sample
-from hopflow.ops.rules import Array, require_dtype
+from hopflow.ops.reducers import reduce_sum
+from hopflow.ops.rules import Array, is_zero, require_dtype
 from hopflow.ops.sizes import smaller
+from hopflow.ops.views import part, reshaped
 from hopflow.symbolic.size import Size
 
 Types = Sequence[TensorType]
@@ -85,6 +91,37 @@ def _cholesky_run(x: Array) -> Array:
         return np.tril(np.full_like(x, np.nan))
 
 
+def _cholesky_jvp(t: Any, out: Any, _x: Any) -> Any:
+    # For a symmetric x and t: I. Murray, "Differentiation of the Cholesky
+    # decomposition" (2016).
+    left = _solve(out, t)
+    both = _solve(out, matrix_transpose(left))
+    return matmul(out, tril(both) - _diagonal(both) / 2)
+
+
+def _solve(a: Any, b: Any, *, upper: bool = False, unit: bool = False) -> Any:
+    """a^-1 @ b, for a triangular a."""
+    return triangular_solve(a, b, upper=upper, transposed=False, unit=unit)
+
+
+def _solve_right(a: Any, b: Any) -> Any:
+    """b @ a^-1, for an upper triangular a."""
+    b = matrix_transpose(b)
+    return matrix_transpose(
+        triangular_solve(a, b, upper=True, transposed=True, unit=False)
+    )
+
+
+def _diagonal(x: Any) -> Any:
+    """Matrices without what is not on their diagonals."""
+    return x * eye(*x.shape[-2:], dtype=x.dtype)
+
+
+def _diagonal_of(x: Any) -> Any:
+    """The diagonals of matrices, as vectors."""
+    return reduce_sum(_diagonal(x), axes=(x.ndim - 2,))
+
+
 cholesky: Final = OpDef(
     name="cholesky",
     promote=None,
@@ -98,6 +135,7 @@ cholesky: Final = OpDef(
         overwrites=(0,),
         can_fail=True,
     ),
+    jvp=(_cholesky_jvp,),
     samples=_samples("T[3, 3]") + _samples("T[2, 4, 4]") + _samples("T[0, 0]"),
 )
 
@@ -123,6 +161,29 @@ def _lu_run(x: Array) -> tuple[Array, Array]:
     return lu, pivots
 
 
+def _lu_jvp(tangents: Any, results: Any, _x: Any) -> tuple[Any, Any]:
+    [t], (packed, pivots) = tangents, results
+    *batch, m, n = packed.shape
+    k, at = pivots.shape[-1], len(batch)
+    order = lu_permutation(pivots, size=m)
+    t = gather_clip(t, order, axes=(at,), batch=at)
+    left = _square(tril(part(packed, at + 1, 0, k), k=-1), m) + eye(m, dtype=t.dtype)
+    right = _square(triu(part(packed, at, 0, k)), n)
+    if not is_zero(n - k):
+        right = right + pad(eye(n - k, dtype=t.dtype), [(k, 0)] * 2)
+    both = _solve_right(right, _solve(left, t, unit=True))
+    change = matmul(left, tril(both, k=-1)) + matmul(triu(both), right)
+    return change, None  # pivots have none
+
+
+def _square(x: Any, n: Size) -> Any:
+    """A matrix with zeros after its rows or columns."""
+    widths = [(0, n - m) for m in x.shape[-2:]]
+    if all(is_zero(after) for _, after in widths):
+        return x
+    return pad(x, [*[(0, 0)] * (x.ndim - 2), *widths])
+
+
 lu: Final = OpDef(
     name="lu",
     promote=None,
@@ -136,6 +197,7 @@ lu: Final = OpDef(
         overwrites=(0, None),
         can_fail=True,
     ),
+    jvp=_lu_jvp,
     samples=_samples("T[3, 3]") + _samples("T[2, 4, 3]") + _samples("T[0, 0]"),
 )
 
@@ -250,12 +312,30 @@ def _triangular_lower(
     )
 
 
-triangular_solve: Final = OpDef(
+def _read_part(a: Any, *, upper: bool, transposed: bool, unit: bool) -> Any:
+    """What a triangular solve makes of the matrix, but for a unit diagonal."""
+    a = triu(a, k=int(unit)) if upper else tril(a, k=-int(unit))
+    return matrix_transpose(a) if transposed else a
+
+
+triangular_solve: Final[OpDef] = OpDef(
     name="triangular_solve",
     promote=None,
     infer=_triangular_infer,
     run=_triangular_run,
     lower=_triangular_lower,
+    jvp=(
+        lambda t, x, a, b, **kind: (
+            -triangular_solve(a, matmul(_read_part(t, **kind), x), **kind)
+        ),
+        lambda t, x, a, b, **kind: triangular_solve(a, t, **kind),
+    ),
+    transpose=(
+        None,
+        lambda ct, a, b, transposed, **kind: triangular_solve(
+            a, ct, transposed=not transposed, **kind
+        ),
+    ),
     samples=tuple(
         Sample(
             ("T[2, 3, 3]", "T[2, 3, 2]"),
@@ -298,12 +378,31 @@ def _qr_lower(_: Types, x: Operand, *, complete: bool) -> Library:
     )
 
 
+def _qr_jvp(tangents: Any, results: Any, x: Any, *, complete: bool) -> tuple[Any, Any]:
+    [t], (q, r) = tangents, results
+    *batch, m, n = x.shape
+    if complete and not m <= n:
+        raise DerivativeError(
+            f"qr: of {x.type} the complete q has columns that x does not decide, and "
+            'no derivative. Use `mode="reduced"`.'
+        )
+    # q and the first columns of r are those of the first columns of x.
+    k, last = q.shape[-1], len(batch) + 1
+    scaled = _solve_right(part(r, last, 0, k), part(t, last, 0, k))
+    turned = matmul(matrix_transpose(q), scaled)
+    below = tril(turned, k=-1)
+    skew = below - matrix_transpose(below)
+    dq = matmul(q, skew - turned) + scaled
+    return dq, matmul(matrix_transpose(q), t) - matmul(skew, r)
+
+
 qr: Final = OpDef(
     name="qr",
     promote=None,
     infer=_qr_infer,
     run=_qr_run,
     lower=_qr_lower,
+    jvp=_qr_jvp,
     samples=(
         *_samples("T[4, 3]", complete=False),
         *_samples("T[2, 3, 4]", complete=False),
@@ -362,12 +461,39 @@ def _eigh_lower(_: Types, x: Operand, *, vectors: bool) -> Library:
     )
 
 
+def _eigh_jvp(tangents: Any, results: Any, x: Any, *, vectors: bool) -> tuple[Any, ...]:
+    # For a symmetric x and t. Of equal eigenvalues the vectors have no derivative.
+    [t] = tangents
+    w, v = results if vectors else eigh(x, vectors=True)
+    turned = matmul(matmul(matrix_transpose(v), t), v)
+    change = _diagonal_of(turned)
+    if not vectors:
+        return (change,)
+    gaps = _along_columns(w) - _along_rows(w)
+    return change, matmul(v, _off_diagonal_quotient(turned, gaps))
+
+
+def _along_columns(values: Any) -> Any:
+    return reshaped(values, (*values.shape[:-1], 1, values.shape[-1]))
+
+
+def _along_rows(values: Any) -> Any:
+    return reshaped(values, (*values.shape, 1))
+
+
+def _off_diagonal_quotient(x: Any, y: Any) -> Any:
+    """x / y, but 0 on the diagonals, where y is 0."""
+    ones = eye(y.shape[-1], dtype=y.dtype)
+    return x * (1 / (y + ones) - ones)
+
+
 eigh: Final = OpDef(
     name="eigh",
     promote=None,
     infer=_eigh_infer,
     run=_eigh_run,
     lower=_eigh_lower,
+    jvp=_eigh_jvp,
     samples=(
         *_samples("T[3, 3]", vectors=True),
         *_samples("T[2, 4, 4]", vectors=True),
@@ -430,12 +556,50 @@ def _svd_lower(_: Types, x: Operand, *, mode: Mode) -> Library:
     )
 
 
+def _svd_jvp(tangents: Any, results: Any, x: Any, *, mode: Mode) -> tuple[Any, ...]:
+    # J. Townsend, "Differentiating the singular value decomposition" (2016). Of equal
+    # singular values the vectors have no derivative.
+    [t] = tangents
+    m, n = x.shape[-2:]
+    if mode == "full" and m != n:
+        raise DerivativeError(
+            f"svd: of {x.type} the full u and vt have vectors that x does not decide, "
+            "and no derivative. Use `full_matrices=False`."
+        )
+    u, s, vt = svd(x, mode="reduced") if mode == "values" else results
+    ut, v = matrix_transpose(u), matrix_transpose(vt)
+    turned = matmul(matmul(ut, t), v)
+    change = _diagonal_of(turned)
+    if mode == "values":
+        return (change,)
+    columns, rows = _along_columns(s), _along_rows(s)
+    gaps = (columns + rows) * (columns - rows)
+
+    def rotated(vectors: Any, mixed: Any) -> Any:
+        mixed = mixed + matrix_transpose(mixed)
+        return matmul(vectors, _off_diagonal_quotient(mixed, gaps))
+
+    def outside(image: Any, basis: Any) -> Any:
+        """What leaves the space that the vectors span."""
+        within = matmul(basis, matmul(matrix_transpose(basis), image))
+        return (image - within) / columns
+
+    du = rotated(u, columns * turned)
+    dv = rotated(v, rows * turned)
+    if m > n:
+        du = du + outside(matmul(t, v), u)
+    if n > m:
+        dv = dv + outside(matmul(matrix_transpose(t), u), v)
+    return du, change, matrix_transpose(dv)
+
+
 svd: Final = OpDef(
     name="svd",
     promote=None,
     infer=_svd_infer,
     run=_svd_run,
     lower=_svd_lower,
+    jvp=_svd_jvp,
     samples=(
         *_samples("T[4, 3]", mode="full"),
         *_samples("T[2, 3, 4]", mode="reduced"),

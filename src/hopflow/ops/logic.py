@@ -6,6 +6,7 @@ import numpy as np
 
 from hopflow import dtypes
 from hopflow.bind import Operand, Value
+from hopflow.graph.core import Constant
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir.expr import binary, unary
 from hopflow.loop_ir.expr import select as choose
@@ -184,12 +185,31 @@ def _select_run(test: Array, x: Array, y: Array) -> Array:
     return np.where(test, x, y)
 
 
+def _select(test: Any, x: Any, y: Any) -> Value:
+    """`x` where `test` holds, else `y`; 0 for one that is no tensor."""
+    known = x if isinstance(x, Value) else y
+    zero = Constant(0.0, TensorType(known.dtype))
+    values = (v if isinstance(v, Value) else zero for v in (x, y))
+    return apply(select, test, *values)
+
+
+def _select_jvp(tangents: Any, _results: Any, test: Any, *_: Any) -> tuple[Value]:
+    # No tangent is multiplied by 0: that of a branch not taken may be infinite.
+    return (_select(test, *tangents[1:]),)
+
+
 select: Final = OpDef(
     name="where",
     promote=None,
     infer=_select_infer,
     run=_select_run,
     lower=pointwise(choose),
+    jvp=_select_jvp,
+    transpose=(
+        None,
+        lambda ct, test, x, y: _select(test, ct, None),
+        lambda ct, test, x, y: _select(test, None, ct),
+    ),
     samples=(
         Sample(("bool[3, 1]", "T[3, 4]", "T[4]"), dtypes=dtypes.ALL),
         Sample(("bool[]", "T[2]", "T[]")),

@@ -1,5 +1,6 @@
 """Elementary and special functions of floats; integers become the default float."""
 
+import math
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -14,14 +15,19 @@ from hopflow.ops.elementwise import (
     abs,
     add,
     divide,
+    equal,
+    floor,
     isnan,
+    less,
+    logical_and,
     maximum,
+    multiply,
     negative,
     reciprocal,
     subtract,
     where,
 )
-from hopflow.ops.opdef import OpDef
+from hopflow.ops.opdef import OpDef, Rules
 from hopflow.ops.rules import elementwise, floating
 
 __all__ = [
@@ -35,6 +41,7 @@ __all__ = [
     "cbrt",
     "cos",
     "cosh",
+    "digamma",
     "erf",
     "erfc",
     "erfinv",
@@ -59,6 +66,10 @@ __all__ = [
 ]
 
 
+def _by_slope(slope: Callable[[Any, Any], Any]) -> Rules:
+    return (lambda t, out, x: t * slope(out, x),)
+
+
 def _function(
     name: str,
     doc: str,
@@ -67,12 +78,12 @@ def _function(
     *,
     arity: int = 1,
     slope: Callable[[Any, Any], Any] | None = None,
+    jvp: Rules | None = None,
 ) -> OpDef:
     """A function of `loop_ir.math`; samples are drawn from [low, high].
 
     slope   (result, x) -> the derivative, of a function of one operand
     """
-    jvp = None if slope is None else (lambda t, out, x: t * slope(out, x),)
     return elementwise(
         name,
         doc,
@@ -82,23 +93,38 @@ def _function(
         promote=floating,
         low=low,
         high=high,
-        jvp=jvp,
+        jvp=jvp if slope is None else _by_slope(slope),
     )
 
 
 # --- exponentials and logarithms ------------------------------------------------------
 
 exp: Final[OpDef] = _function("exp", "e to the power `x`.", slope=lambda out, x: out)
-exp2: Final[OpDef] = _function("exp2", "2 to the power `x`.")
-expm1: Final[OpDef] = _function("expm1", "`exp(x) - 1`, accurate near 0.")
+exp2: Final[OpDef] = _function(
+    "exp2", "2 to the power `x`.", slope=lambda out, x: out * math.log(2)
+)
+expm1: Final[OpDef] = _function(
+    "expm1", "`exp(x) - 1`, accurate near 0.", slope=lambda out, x: out + 1
+)
 log: Final[OpDef] = _function(
     "log", "The natural logarithm.", 0.1, 9.0, slope=lambda out, x: 1 / x
 )
-log2: Final[OpDef] = _function("log2", "The logarithm to base 2.", 0.1, 9.0)
-log10: Final[OpDef] = _function("log10", "The logarithm to base 10.", 0.1, 9.0)
-log1p: Final[OpDef] = _function("log1p", "`log(1 + x)`, accurate near 0.", -0.9, 9.0)
+log2: Final[OpDef] = _function(
+    *("log2", "The logarithm to base 2.", 0.1, 9.0),
+    slope=lambda out, x: 1 / (x * math.log(2)),
+)
+log10: Final[OpDef] = _function(
+    *("log10", "The logarithm to base 10.", 0.1, 9.0),
+    slope=lambda out, x: 1 / (x * math.log(10)),
+)
+log1p: Final[OpDef] = _function(
+    *("log1p", "`log(1 + x)`, accurate near 0.", -0.9, 9.0),
+    slope=lambda out, x: 1 / (x + 1),
+)
 logistic: Final[OpDef] = _function(
-    "logistic", "`1 / (1 + exp(-x))`, the sigmoid function."
+    "logistic",
+    "`1 / (1 + exp(-x))`, the sigmoid function.",
+    slope=lambda out, x: out * (1 - out),
 )
 sigmoid: Final = logistic
 
@@ -110,23 +136,50 @@ sin: Final[OpDef] = _function(
 cos: Final[OpDef] = _function(
     "cos", "The cosine, of radians.", slope=lambda out, x: -sin(x)
 )
-tan: Final[OpDef] = _function("tan", "The tangent, of radians.", -1.4, 1.4)
-asin: Final[OpDef] = _function("asin", "The inverse of `sin`.", -1.0, 1.0)
-acos: Final[OpDef] = _function("acos", "The inverse of `cos`.", -1.0, 1.0)
-atan: Final[OpDef] = _function("atan", "The inverse of `tan`.")
+tan: Final[OpDef] = _function(
+    *("tan", "The tangent, of radians.", -1.4, 1.4),
+    slope=lambda out, x: out * out + 1,
+)
+asin: Final[OpDef] = _function(
+    *("asin", "The inverse of `sin`.", -1.0, 1.0),
+    slope=lambda out, x: rsqrt(1 - x * x),
+)
+acos: Final[OpDef] = _function(
+    *("acos", "The inverse of `cos`.", -1.0, 1.0),
+    slope=lambda out, x: -rsqrt(1 - x * x),
+)
+atan: Final[OpDef] = _function(
+    "atan", "The inverse of `tan`.", slope=lambda out, x: 1 / (x * x + 1)
+)
 atan2: Final[OpDef] = _function(
     "atan2",
     "The angle of the point (`x2`, `x1`), in (-pi, pi].",
     arity=2,
+    jvp=(
+        lambda t, out, y, x: t * (x / (x * x + y * y)),
+        lambda t, out, y, x: -t * (y / (x * x + y * y)),
+    ),
 )
-sinh: Final[OpDef] = _function("sinh", "The hyperbolic sine.")
-cosh: Final[OpDef] = _function("cosh", "The hyperbolic cosine.")
+sinh: Final[OpDef] = _function(
+    "sinh", "The hyperbolic sine.", slope=lambda out, x: cosh(x)
+)
+cosh: Final[OpDef] = _function(
+    "cosh", "The hyperbolic cosine.", slope=lambda out, x: sinh(x)
+)
 tanh: Final[OpDef] = _function(
     "tanh", "The hyperbolic tangent.", slope=lambda out, x: 1 - out * out
 )
-asinh: Final[OpDef] = _function("asinh", "The inverse of `sinh`.")
-acosh: Final[OpDef] = _function("acosh", "The inverse of `cosh`.", 1.0, 9.0)
-atanh: Final[OpDef] = _function("atanh", "The inverse of `tanh`.", -0.9, 0.9)
+asinh: Final[OpDef] = _function(
+    "asinh", "The inverse of `sinh`.", slope=lambda out, x: rsqrt(x * x + 1)
+)
+acosh: Final[OpDef] = _function(
+    *("acosh", "The inverse of `cosh`.", 1.0, 9.0),
+    slope=lambda out, x: rsqrt(x - 1) * rsqrt(x + 1),
+)
+atanh: Final[OpDef] = _function(
+    *("atanh", "The inverse of `tanh`.", -0.9, 0.9),
+    slope=lambda out, x: 1 / ((1 - x) * (1 + x)),
+)
 
 # --- roots ----------------------------------------------------------------------------
 
@@ -139,10 +192,16 @@ sqrt: Final[OpDef] = elementwise(
     promote=floating,
     low=0.0,
     high=9.0,
+    jvp=_by_slope(lambda out, x: 0.5 / out),
 )
-cbrt: Final[OpDef] = _function("cbrt", "The cube root.")
+cbrt: Final[OpDef] = _function(
+    "cbrt", "The cube root.", slope=lambda out, x: 1 / (3 * out * out)
+)
 hypot: Final[OpDef] = _function(
-    "hypot", "`sqrt(x1**2 + x2**2)`, without overflow.", arity=2
+    "hypot",
+    "`sqrt(x1**2 + x2**2)`, without overflow.",
+    arity=2,
+    jvp=(lambda t, out, x, y: t * (x / out), lambda t, out, x, y: t * (y / out)),
 )
 
 
@@ -153,12 +212,47 @@ def rsqrt(x: Any, /) -> Value:
 
 # --- special functions ----------------------------------------------------------------
 
-erf: Final[OpDef] = _function("erf", "The error function.")
-erfc: Final[OpDef] = _function("erfc", "`1 - erf(x)`, accurate far out.")
+_BELL: Final = 2 / math.sqrt(math.pi)
+
+erf: Final[OpDef] = _function(
+    "erf", "The error function.", slope=lambda out, x: _BELL * exp(-x * x)
+)
+erfc: Final[OpDef] = _function(
+    *("erfc", "`1 - erf(x)`, accurate far out."),
+    slope=lambda out, x: -_BELL * exp(-x * x),
+)
+erfinv: Final[OpDef] = _function(
+    *("erfinv", "The inverse of `erf`.", -0.99, 0.99),
+    slope=lambda out, x: exp(out * out) / _BELL,
+)
+lgamma: Final[OpDef] = _function(
+    *("lgamma", "The logarithm of |gamma(x)|.", 0.1, 9.0),
+    slope=lambda out, x: digamma(x),
+)
+
+# B(2k) / 2k, of Bernoulli's numbers: the asymptotic series of digamma.
+_BERNOULLI: Final = (1 / 12, -1 / 120, 1 / 252, -1 / 240, 1 / 132, -691 / 32760, 1 / 12)
+_SHIFT: Final = 10  # from here on that series has the precision of float64
 
 
-erfinv: Final[OpDef] = _function("erfinv", "The inverse of `erf`.", -0.99, 0.99)
-lgamma: Final[OpDef] = _function("lgamma", "The logarithm of |gamma(x)|.", 0.1, 9.0)
+def digamma(x: Any, /) -> Value:
+    """The derivative of `lgamma`; -inf at 0, a NaN at the negative integers."""
+    [given] = map(as_value, lgamma.operands((x,)))
+    mirrored = less(given, 0.5)
+    z = where(mirrored, subtract(1.0, given), given)
+    far = add(z, _SHIFT)
+    square = reciprocal(multiply(far, far))
+    tail: Any = 0.0
+    for term in reversed(_BERNOULLI):
+        tail = multiply(add(tail, term), square)
+    result = subtract(subtract(log(far), divide(0.5, far)), tail)
+    for k in range(_SHIFT):
+        result = subtract(result, reciprocal(add(z, k)))
+    # digamma(1 - x) - digamma(x) = pi / tan(pi x), of which only the fraction counts.
+    turn = multiply(where(mirrored, subtract(given, floor(given)), 0.5), math.pi)
+    result = subtract(result, where(mirrored, divide(math.pi, tan(turn)), 0.0))
+    pole = logical_and(less(given, 0.0), equal(given, floor(given)))
+    return where(pole, math.nan, result)
 
 
 def logaddexp(x1: Any, x2: Any, /) -> Value:

@@ -98,12 +98,17 @@ def _for_library(dtype: DType, m: Size, n: Size, k: Size) -> bool:
     return dtype in BLAS_TYPES and prod(sizes) > _LARGE and not is_dot
 
 
-matmul_op: Final = OpDef(
+matmul_op: Final[OpDef] = OpDef(
     name="matmul",
     promote=None,
     infer=_infer,  # T[*b, m, k], T[*b, k, n] -> T[*b, m, n]
     run=_run,
     lower=_lower,
+    jvp=(lambda t, out, x, y: matmul_op(t, y), lambda t, out, x, y: matmul_op(x, t)),
+    transpose=(
+        lambda ct, x, y: matmul_op(ct, matrix_transpose(y)),
+        lambda ct, x, y: matmul_op(matrix_transpose(x), ct),
+    ),
     samples=(
         Sample(("T[3, 4]", "T[4, 2]"), dtypes=NUMERIC),
         Sample(("T[2, 3, 4]", "T[2, 4, 5]"), dtypes=NUMERIC),

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
@@ -38,8 +38,10 @@ Promotion: TypeAlias = Callable[[str, Sequence[tuple[DType, bool]]], tuple[DType
 operands are converted to."""
 
 
-Rules: TypeAlias = tuple[Callable[..., Any] | None, ...] | Callable[..., Any]
-"""One rule for each operand, or one for all."""
+Rules: TypeAlias = (
+    tuple[Callable[..., Any] | None, ...] | Callable[..., Any] | Literal["linear"]
+)
+"""One rule for each operand, or one for all; or the operation is its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +87,17 @@ class OpDef:
               tangent `t` adds to the result's, broadcast as the result is; None where
               it is zero. Or, for several results or any number of operands, a function
               (tangents, results, *operands, **params) -> tangents of the results.
-              A tangent may be a `Zero`. None: there is no derivative
+              A tangent may be a `Zero`, which is no `Value`. Or "linear": in all of
+              its float operands together, so that it makes tangents of theirs. None:
+              there is no derivative
     transpose   of an operation that is linear, for each operand (ct, *operands,
               **params) -> its cotangent, from the result's, summed over broadcast axes
               by the caller; the operand itself is then an `Unknown`. Or a function
               (cotangents of the results, *operands, **params) -> one for each operand
+
+    To both kinds of rules constants are Python numbers if the operation promotes; else
+    they are given as they are, with their types.
+
     samples   calls for the suites that test all operations
     """
 

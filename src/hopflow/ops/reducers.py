@@ -6,6 +6,7 @@ default dtypes, means and variances.
 
 import math
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any, Final
 
 import numpy as np
@@ -14,16 +15,20 @@ from hopflow import dtypes
 from hopflow.bind import Value
 from hopflow.dtypes import DType
 from hopflow.errors import ArgumentTypeError, AxisError, ShapeError
+from hopflow.graph.core import Constant
 from hopflow.graph.types import Shape, TensorType
 from hopflow.loop_ir import expr
 from hopflow.loop_ir.expr import Expr, Index, cast, compare, const, select
 from hopflow.loop_ir.kernels import Operand, Pointwise, Prefix, Reduction
 from hopflow.ops import scalar
-from hopflow.ops.convert import apply
-from hopflow.ops.opdef import OpDef, Rules, Sample
+from hopflow.ops.convert import apply, convert
+from hopflow.ops.elementwise import maximum, minimum, multiply
+from hopflow.ops.logic import equal
+from hopflow.ops.opdef import OPERATIONS, OpDef, Rules, Sample
 from hopflow.ops.rules import NUMERIC, Array, normalize_axes, require_dtype
-from hopflow.ops.sizes import is_empty
-from hopflow.ops.views import broadcast_to, reshape
+from hopflow.ops.sizes import is_empty, smaller
+from hopflow.ops.views import broadcast_to, part, reshape, reshaped, transposed
+from hopflow.symbolic.size import Size
 
 __all__ = [
     "cummax",
@@ -168,6 +173,27 @@ def _samples(allowed: tuple[DType, ...], has_identity: bool) -> tuple[Sample, ..
 
 _BOOL: Final = (dtypes.bool_,)
 
+
+def _product_jvp(t: Any, _out: Any, x: Any, *, axes: tuple[int, ...]) -> Value:
+    """The sum of `t` times the product of the others: no division, as one may be 0."""
+    kept = [a for a in range(x.ndim) if a not in axes]
+    rows = tuple(x.shape[a] for a in kept)
+    shape = (*rows, prod((x.shape[a] for a in axes), start=1))
+    last = len(kept)
+    x, t = (reshaped(transposed(v, (*kept, *axes)), shape) for v in (x, t))
+    for reverse in (False, True):
+        others = apply(cumprod, x, axis=last, reverse=reverse)
+        t = t * _shifted(others, 1, 1.0, axis=last, reverse=reverse)
+    return apply(reduce_sum, t, axes=(last,))
+
+
+def _extremum_jvp(t: Any, out: Any, x: Any, *, axes: tuple[int, ...]) -> Any:
+    """The mean of `t` over the elements that are the extremum."""
+    hits = apply(convert, equal(x, spread(out, x, axes)), dtype=x.dtype)
+    total = apply(reduce_sum, t * hits, axes=axes)
+    return total / apply(reduce_sum, hits, axes=axes)
+
+
 reduce_sum: Final[OpDef] = _reduction(
     "reduce_sum",
     "The sum over `axes`; of 16-bit floats, rounded once.",
@@ -175,7 +201,7 @@ reduce_sum: Final[OpDef] = _reduction(
     "add",
     lambda dtype: 0,
     NUMERIC,
-    jvp=(lambda t, out, x, axes: apply(reduce_sum, t, axes=axes),),
+    jvp="linear",
     transpose=(lambda ct, x, axes: spread(ct, x, axes),),
 )
 reduce_prod: Final = _reduction(
@@ -185,6 +211,7 @@ reduce_prod: Final = _reduction(
     "mul",
     lambda dtype: 1,
     NUMERIC,
+    jvp=(_product_jvp,),
 )
 reduce_max: Final = _reduction(
     "reduce_max",
@@ -194,6 +221,7 @@ reduce_max: Final = _reduction(
     lowest,
     dtypes.ALL,
     has_identity=False,
+    jvp=(_extremum_jvp,),
 )
 reduce_min: Final = _reduction(
     "reduce_min",
@@ -203,6 +231,7 @@ reduce_min: Final = _reduction(
     highest,
     dtypes.ALL,
     has_identity=False,
+    jvp=(_extremum_jvp,),
 )
 reduce_and: Final = _reduction(
     "reduce_and",
@@ -294,6 +323,8 @@ def _running(
     combine: Callable[[Expr, Expr], Expr],
     neutral: Callable[[DType], bool | int | float],
     allowed: tuple[DType, ...],
+    jvp: Rules,
+    transpose: Rules | None = None,
 ) -> OpDef:
     """T[*s] -> T[*s]; `reverse` runs from the end of `axis`."""
 
@@ -330,6 +361,8 @@ def _running(
         infer=infer,
         run=run_as,
         lower=lower,
+        jvp=jvp,
+        transpose=transpose,
         samples=(
             Sample(("T[3, 4]",), {"axis": 1, "reverse": False}, allowed),
             Sample(("T[3, 4]",), {"axis": 0, "reverse": True}, allowed[-4:]),
@@ -338,18 +371,63 @@ def _running(
     )
 
 
+# No axis of symbolic size has more elements than 2 to this power.
+_MOST_BITS: Final = 40
+
+
+def _shifted(x: Any, by: Size, fill: float, *, axis: int, reverse: bool) -> Any:
+    """`x` moved along `axis` in the direction that totals run in."""
+    n = x.shape[axis]
+    by = smaller(by, n)
+    ends = [tuple(by if a == axis else 0 for a in range(x.ndim)), (0,) * x.ndim]
+    before, after = reversed(ends) if reverse else ends
+    value = Constant(fill, TensorType(x.dtype))
+    wide = apply(OPERATIONS["pad"], x, value, before=before, after=after)
+    return part(wide, axis, by if reverse else 0, n)
+
+
+def _running_jvp(combine: OpDef, neutral: float) -> Callable[..., Any]:
+    """The tangents of running totals by `combine`, from its own.
+
+    By doubling: totals of 1, 2, 4, ... elements up to each. So there is no division
+    (a factor may be 0), and a tie is shared between the two halves.
+    """
+    assert isinstance(combine.jvp, tuple)
+    left, right = combine.jvp
+    assert left is not None
+    assert right is not None
+
+    def jvp(t: Any, _out: Any, x: Any, *, axis: int, reverse: bool) -> Any:
+        n = x.shape[axis]
+        bits = (n - 1).bit_length() if isinstance(n, int) else _MOST_BITS
+        for bit in range(bits if not is_empty(n) else 0):
+            way: Any = {"axis": axis, "reverse": reverse}
+            earlier = _shifted(x, 1 << bit, neutral, **way)
+            total = combine(earlier, x)
+            t_earlier = _shifted(t, 1 << bit, 0.0, **way)
+            t = left(t_earlier, total, earlier, x) + right(t, total, earlier, x)
+            x = total
+        return t
+
+    return jvp
+
+
 def _cumsum_run(x: Array, axis: int, dtype: Any) -> Array:
     # From 0, as in JAX: so the sum of -0 is 0.
     return np.add.accumulate(x, axis, dtype) + np.zeros((), dtype)
 
 
-cumsum: Final = _running(
+cumsum: Final[OpDef] = _running(
     "cumsum",
     "The sums of the elements up to each, along `axis`.",
     _cumsum_run,
     expr.add,
     lambda dtype: 0,
     NUMERIC,
+    jvp="linear",
+    transpose=(
+        lambda ct, x, axis, reverse: apply(cumsum, ct, axis=axis, reverse=not reverse),
+    ),
 )
 cumprod: Final = _running(
     "cumprod",
@@ -358,6 +436,7 @@ cumprod: Final = _running(
     expr.mul,
     lambda dtype: 1,
     NUMERIC,
+    jvp=(_running_jvp(multiply, 1.0),),
 )
 cummax: Final = _running(
     "cummax",
@@ -366,6 +445,7 @@ cummax: Final = _running(
     scalar.maximum,
     lowest,
     dtypes.ALL,
+    jvp=(_running_jvp(maximum, -math.inf),),
 )
 cummin: Final = _running(
     "cummin",
@@ -374,4 +454,5 @@ cummin: Final = _running(
     scalar.minimum,
     highest,
     dtypes.ALL,
+    jvp=(_running_jvp(minimum, math.inf),),
 )

@@ -1,7 +1,8 @@
 """Scatter: what is read with `gather` is written with this; and sums by segment."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, reduce
+from math import prod
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -9,28 +10,33 @@ import numpy as np
 from hopflow import dtypes
 from hopflow.bind import Value
 from hopflow.dtypes import DTypeLike
-from hopflow.errors import ShapeError
+from hopflow.errors import DerivativeError, ShapeError
+from hopflow.graph.core import Constant
 from hopflow.graph.types import Shape, TensorType
 from hopflow.loop_ir import expr
 from hopflow.loop_ir.expr import Expr, Index, binary
 from hopflow.loop_ir.kernels import Operand, Scatter
 from hopflow.ops import scalar
-from hopflow.ops.convert import apply, astype
-from hopflow.ops.creation import positions, sizes_of, zeros
+from hopflow.ops.convert import apply, as_value, astype
+from hopflow.ops.creation import fill, positions, sizes_of, zeros
+from hopflow.ops.elementwise import divide, multiply
 from hopflow.ops.gather import (
     TRAP,
     Layout,
     Types,
     check_indices,
     check_of,
+    gather,
+    gather_clip,
+    in_bounds,
     in_range,
     position_of,
     run_positions,
     type_of,
     wrapped,
 )
-from hopflow.ops.logic import equal
-from hopflow.ops.opdef import OpDef, Sample
+from hopflow.ops.logic import equal, logical_and, where
+from hopflow.ops.opdef import OPERATIONS, OpDef, Sample
 from hopflow.ops.rules import (
     Array,
     as_size,
@@ -38,7 +44,15 @@ from hopflow.ops.rules import (
     optional_dtype,
     require_dtype,
 )
-from hopflow.ops.views import as_tensor, concrete, numpy_slices, reshaped, strided
+from hopflow.ops.views import (
+    as_tensor,
+    concrete,
+    numpy_slices,
+    part,
+    reshaped,
+    strided,
+    zeros_of,
+)
 from hopflow.symbolic.size import Size
 
 __all__ = ["one_hot", "scatter", "scatter_drop", "segment_sum"]
@@ -187,6 +201,122 @@ def _lower(
     )
 
 
+# --- derivatives ---
+
+
+def _jvp(
+    name: str,
+    tangents: Any,
+    results: Any,
+    base: Any,
+    update: Any,
+    *indices: Any,
+    combine: Combine,
+    **place: Any,
+) -> tuple[Value]:
+    op = OPERATIONS[name]
+    [out] = results
+    t, u, *_ = (
+        v if isinstance(v, Value) else zeros_of(x)
+        for v, x in zip(tangents[:2], (base, update), strict=True)
+    )
+    if combine in ("set", "add"):
+        return (apply(op, t, u, *indices, combine=combine, **place),)
+    if combine == "mul":
+        if isinstance(tangents[1], Value):
+            raise DerivativeError(
+                f'{name}: combined by "mul", it has no derivative in what is written. '
+                "Multiply the elements read, and write the products."
+            )
+        return (apply(op, t, update, *indices, combine=combine, **place),)
+    # The mean of the tangents of all that are the extremum.
+    own = _read(op, out, update, indices, **place)
+    pairs = ((as_value(base), out), (as_value(update), own))
+    hits = [astype(equal(v, w), out.dtype) for v, w in pairs]
+    weighted = [multiply(v, hit) for v, hit in zip((t, u), hits, strict=True)]
+    total, count = (
+        apply(op, *v, *indices, combine="add", **place) for v in (weighted, hits)
+    )
+    return (divide(total, count),)
+
+
+def _transpose(
+    name: str,
+    given: Any,
+    base: Any,
+    update: Any,
+    *indices: Any,
+    combine: Combine,
+    **place: Any,
+) -> list[Any]:
+    op = OPERATIONS[name]
+    [ct] = given
+    none = [None] * len(indices)
+    if combine == "mul":
+        kept = apply(op, ct, update, *indices, combine=combine, **place)
+        return [kept, None, *none]
+    own = None
+    if not isinstance(update, Value):
+        own = _read(op, ct, update, indices, **place)
+        stays = _stays(op, base, update, indices, combine, **place)
+        own = own if stays is None else where(stays, own, 0.0)
+    if combine == "set":
+        ct = apply(op, ct, zeros_of(update), *indices, combine=combine, **place)
+    return [ct, own, *none]
+
+
+def _read(
+    op: OpDef,
+    x: Any,
+    update: Any,
+    indices: Sequence[Any],
+    *,
+    axes: tuple[int, ...],
+    batch: int,
+    starts: Shape,
+    steps: tuple[int, ...],
+) -> Any:
+    """The elements of `x` that `update` is written to; any, where it is left out."""
+    rest = [a for a in range(batch, x.ndim) if a not in axes]
+    sizes = update.type.shape[update.type.ndim - len(rest) :]
+    for axis, start, n, step in zip(rest, starts, sizes, steps, strict=True):
+        x = part(x, axis, start, n, step)
+    if not indices:
+        return x
+    reader = gather if op is scatter else gather_clip
+    return apply(reader, x, *indices, axes=axes, batch=batch)
+
+
+def _stays(
+    op: OpDef,
+    base: Any,
+    update: Any,
+    indices: Sequence[Any],
+    combine: Combine,
+    axes: tuple[int, ...],
+    **place: Any,
+) -> Any:
+    """Which updates are in the result: in range, and not written over by another.
+
+    None: all of them.
+    """
+    if not indices or (combine == "add" and op is scatter):
+        return None
+    shape = update.type.shape
+    if combine == "add":
+        tests = [
+            equal(in_bounds(i, base.type.shape[a]), i)
+            for i, a in zip(map(as_value, indices), axes, strict=True)
+        ]
+        within: Any = reduce(logical_and, tests)
+        return reshaped(within, within.shape + (1,) * len(place["starts"]))
+    number = reshaped(positions((prod(shape, start=1),), 0), shape)
+    none = apply(fill, Constant(-1, number.type.with_shape(())), shape=base.type.shape)
+    place["axes"] = axes
+    written = apply(op, none, number, *indices, combine="set", **place)
+    return equal(_read(op, written, update, indices, **place), number)
+
+
 def _scatter_op(
     name: str, doc: str, *, checked: bool, samples: tuple[Sample, ...]
 ) -> OpDef:
@@ -199,6 +329,8 @@ def _scatter_op(
         infer=partial(_infer, name),
         run=run,
         lower=partial(_lower, name, checked),
+        jvp=partial(_jvp, name),
+        transpose=partial(_transpose, name),
         effects=TRAP if checked else frozenset(),
         samples=samples,
     )

@@ -28,7 +28,7 @@ from hopflow.graph.core import Constant
 from hopflow.graph.types import Shape, TensorType, same_size
 from hopflow.loop_ir.expr import Expr, Index, add, binary, div, extent, index, mul
 from hopflow.loop_ir.kernels import Operand, Pointwise, Scatter, elements
-from hopflow.ops.convert import as_value
+from hopflow.ops.convert import apply, as_value
 from hopflow.ops.opdef import OpDef, Sample, as_default, as_operand, convert_to
 from hopflow.ops.rules import Array, is_one, is_zero, require_dtype
 from hopflow.ops.sizes import fits
@@ -393,12 +393,17 @@ def _update_slice_lower(
     )
 
 
-update_slice: Final = OpDef(
+update_slice: Final[OpDef] = OpDef(
     name="update_slice",
     promote=None,
     infer=_update_slice_infer,  # T[*s], T[*t] -> T[*s]
     run=_update_slice_run,
     lower=_update_slice_lower,
+    jvp="linear",
+    transpose=(
+        lambda ct, base, new, **at: update_slice(ct, zeros_of(new), **at),
+        lambda ct, base, new, **at: slice_(ct, sizes=new.type.shape, **at),
+    ),
     samples=(
         Sample(
             ("T[4, 5]", "T[2, 3]"),
@@ -409,6 +414,12 @@ update_slice: Final = OpDef(
         Sample(("T[]", "T[]"), {"starts": (), "steps": ()}),
     ),
 )
+
+
+def zeros_of(x: Any) -> Value:
+    """Zeros of the shape and dtype of `x`, without memory of their own."""
+    zero = Constant(0.0, TensorType(x.type.dtype))
+    return apply(broadcast_to, zero, shape=x.type.shape)
 
 
 # --- shortcuts: no operation where nothing moves --------------------------------------

@@ -1,0 +1,208 @@
+"""The derivative of every operation: against differences, transposes, and JAX."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+import hopflow as hf
+from hopflow import dtypes
+from hopflow.dtypes import DType
+from hopflow.errors import DerivativeError, HopflowError
+from hopflow.ops.opdef import OPERATIONS, OpDef, Sample
+from hopflow.testing.kernels import sample_arrays
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+WITHOUT: Final = {"nextafter"}
+"""Operations that give floats and have no derivative."""
+SYMMETRIC: Final = {"cholesky", "eigh"}
+
+
+@dataclass(frozen=True)
+class Case:
+    op: OpDef
+    params: dict[str, Any]
+    operands: list[Array]
+    directions: list[Array]
+
+    def __call__(self, *floats: Any) -> list[Any]:
+        """The float results, as a function of the float operands."""
+        rest = iter(floats)
+        args = [next(rest) if _is_float(a) else hf.asarray(a) for a in self.operands]
+        return _floats(self.op(*args, **self.params))
+
+    def numpy(self, *floats: Array) -> list[Array]:
+        rest = iter(floats)
+        args = [next(rest) if _is_float(a) else a for a in self.operands]
+        with np.errstate(all="ignore"):
+            return [np.asarray(r) for r in _floats(self.op.run(*args, **self.params))]
+
+    @property
+    def floats(self) -> list[Array]:
+        return [a for a in self.operands if _is_float(a)]
+
+
+def _is_float(x: Any) -> bool:
+    return dtypes.as_dtype(x.dtype).is_float
+
+
+def _floats(results: Any) -> list[Any]:
+    results = results if isinstance(results, tuple) else (results,)
+    return [r for r in results if _is_float(r)]
+
+
+def case_of(op: OpDef, sample: Sample, dtype: DType) -> Case:
+    operands = sample_arrays(sample, dtype)
+    directions = sample_arrays(
+        Sample(sample.operands, low=-1.0, high=1.0), dtype, seed=1
+    )
+    if op.name in SYMMETRIC:  # and of a positive definite matrix
+        [x], [t] = operands, directions
+        x, t = (a + np.swapaxes(a, -1, -2) for a in (x, t))
+        operands, directions = [x + 9 * np.eye(x.shape[-1], dtype=x.dtype)], [t]
+    if op.name == "pow":  # of a positive base
+        operands[0] = abs(operands[0])
+    directions = [t for t, x in zip(directions, operands, strict=True) if _is_float(x)]
+    return Case(op, sample.params, operands, directions)
+
+
+def cases(dtype: DType, ops: Iterable[OpDef] = OPERATIONS.values()) -> Iterator[Any]:
+    """A case for each sample that takes and gives floats."""
+    for op in ops:
+        for k, sample in enumerate(op.samples):
+            if dtype not in sample.dtypes:
+                continue
+            case = case_of(op, sample, dtype)
+            try:
+                gives = case.numpy(*case.floats)
+            except HopflowError:  # it stops at these operands
+                continue
+            if case.floats and gives and op.name not in WITHOUT:
+                yield pytest.param(case, id=f"{op.name}-{k}")
+
+
+def close(got: Any, want: Any, tolerance: float) -> None:
+    for g, w in zip(got, want, strict=True):
+        g, w = np.asarray(g), np.asarray(w)
+        assert g.shape == w.shape
+        scale = 1.0 + np.max(np.abs(w), initial=0.0)
+        np.testing.assert_allclose(g, w, rtol=tolerance, atol=tolerance * scale)
+
+
+def differences(f: Callable[..., Any], xs: list[Array], ts: list[Array]) -> list[Array]:
+    h = 1e-5
+    high, low = (f(*(x + s * t for x, t in zip(xs, ts, strict=True))) for s in (h, -h))
+    return [
+        (np.asarray(p) - np.asarray(m)) / (2 * h)
+        for p, m in zip(high, low, strict=True)
+    ]
+
+
+def tangents_of(case: Case, xs: Any = None) -> list[Any]:
+    xs = case.floats if xs is None else list(xs)
+    return list(hf.jvp(case, xs, case.directions)[1])
+
+
+def undefined(case: Case) -> bool:
+    """Whether the results have a derivative only for other params."""
+    x = case.operands[0]
+    partly = case.params.get("mode") == "full" or case.params.get("complete")
+    return (bool(partly) and x.shape[-2] > x.shape[-1]) or (
+        case.params.get("combine") == "mul"
+    )
+
+
+def inner(xs: Any, ys: Any) -> float:
+    pairs = zip(xs, ys, strict=True)
+    return float(
+        sum(np.sum(np.asarray(x, float) * np.asarray(y, float)) for x, y in pairs)
+    )
+
+
+@pytest.mark.parametrize("case", list(cases(dtypes.float64)))
+def test_of_every_operation(case: Case) -> None:
+    if undefined(case):
+        with pytest.raises(DerivativeError, match="no derivative"):
+            tangents_of(case)
+        return
+    xs, ts = case.floats, case.directions
+    found = tangents_of(case)
+    # In reverse it is the transpose.
+    out, pull = hf.vjp(case, *xs)
+    rng = np.random.default_rng(2)
+    cts = [rng.uniform(-1, 1, r.shape) for r in out]
+    back = pull(cts)
+    assert [b.shape for b in back] == [x.shape for x in xs]
+    exact = all(t.dtype is dtypes.float64 for t in found)
+    left, right = inner(back, ts), inner(cts, found)
+    assert left == pytest.approx(right, rel=1e-9 if exact else 1e-2)
+    if exact:
+        close(found, differences(case.numpy, xs, ts), 1e-6)
+        # And it has a derivative itself.
+        second = hf.jvp(lambda *p: tangents_of(case, p), xs, ts)[1]
+        want = differences(lambda *p: tangents_of(case, p), xs, ts)
+        close(second, want, 1e-5)
+
+
+@pytest.mark.parametrize("case", list(cases(dtypes.float32)))
+def test_in_float32(case: Case) -> None:
+    if undefined(case):
+        return
+    found = tangents_of(case)
+    assert all(
+        t.dtype is dtypes.as_dtype(r.dtype)
+        for t, r in zip(found, case.numpy(*case.floats), strict=True)
+    )
+    if all(t.dtype.bits >= 32 for t in found):
+        wide = replace(
+            case,
+            operands=[a.astype(float) if _is_float(a) else a for a in case.operands],
+            directions=[t.astype(float) for t in case.directions],
+        )
+        close(found, tangents_of(wide), 1e-3)
+
+
+@pytest.mark.parametrize("op", OPERATIONS.values(), ids=str)
+def test_compiled(op: OpDef) -> None:
+    known = [p.values[0] for p in cases(dtypes.float64, [op])]
+    known = [case for case in known if not undefined(case)]
+    xs, ts = ([getattr(c, a) for c in known] for a in ("floats", "directions"))
+
+    def both(xs: Any, ts: Any) -> list[Any]:
+        found = []
+        for case, x, t in zip(known, xs, ts, strict=True):
+            out, pull = hf.vjp(case, *x)
+            found += [*hf.jvp(case, x, t)[1], *pull(out)]
+        return found
+
+    if known:
+        got, want = hf.jit(both)(xs, ts), both(xs, ts)
+        if op.name in ("eigh", "svd"):  # the signs of vectors are LAPACK's choice
+            got, want = (list(map(hf.abs, r)) for r in (got, want))
+        close(got, want, 1e-9)
+
+
+def test_no_operation_is_left_out() -> None:
+    """Each that gives floats has a derivative, or stands in `WITHOUT`."""
+    without = set()
+    for op in OPERATIONS.values():
+        for sample in op.samples:
+            if dtypes.float32 in sample.dtypes:
+                arrays = sample_arrays(sample, dtypes.float32)
+                types = [hf.asarray(a).type for a in arrays]
+                results = op.result_types(types, sample.params)
+                both = [any(t.dtype.is_float for t in ts) for ts in (types, results)]
+                if all(both) and op.jvp is None and op.unview is None:
+                    without.add(op.name)
+    assert without == WITHOUT
+
+
+@pytest.mark.parametrize("name", sorted(WITHOUT))
+def test_what_has_none_says_so(name: str) -> None:
+    op = OPERATIONS[name]
+    arrays = sample_arrays(op.samples[0], dtypes.float32)
+    with pytest.raises(DerivativeError, match=f"{name}: .*stop_gradient"):
+        hf.jvp(op, arrays, arrays)
