@@ -545,26 +545,34 @@ def _put_symbols_first(
 # --- types of results -----------------------------------------------------------------
 
 
-def difference(expected: TensorType, got: TensorType) -> str:
-    """Why two types differ: "dtype", "rank 1 != 2", "axis 1: 8 != 16"; "" if not."""
+def difference(expected: TensorType, got: TensorType, *, sizes: bool = True) -> str:
+    """Why two types differ: "dtype", "rank 1 != 2", "axis 1: 8 != 16"; "" if not.
+
+    Args:
+        sizes: Whether other sizes make another type.
+    """
     if expected.dtype is not got.dtype:
         return "dtype"
     if expected.ndim != got.ndim:
         return f"rank {expected.ndim} != {got.ndim}"
     for axis, (a, b) in enumerate(zip(expected.shape, got.shape, strict=True)):
-        if not equals(a, b):
+        if not equals(a, b) and sizes:
             return f"axis {axis}: {a} != {b}"
     return ""
 
 
 def mismatches(
-    paths: Sequence[str], expected: Sequence[TensorType], got: Sequence[TensorType]
+    paths: Sequence[str],
+    expected: Sequence[TensorType],
+    got: Sequence[TensorType],
+    *,
+    sizes: bool = True,
 ) -> list[Mismatch]:
-    """The leaves whose types differ."""
+    """The leaves whose types differ; see `difference`."""
     return [
         Mismatch(path, str(a), str(b), reason)
         for path, a, b in zip(paths, expected, got, strict=True)
-        if (reason := difference(a, b))
+        if (reason := difference(a, b, sizes=sizes))
     ]
 
 

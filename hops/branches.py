@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 from hopflow import pytree
 from hopflow.bind import Operand, bind, current
 from hopflow.errors import BranchTypeError, StructureError, TraceError
-from hopflow.graph.core import Constant, Graph, Node
+from hopflow.graph.core import Constant, Graph, Node, size_of
 from hopflow.graph.regions import (
     Port,
     Region,
@@ -19,7 +19,7 @@ from hopflow.graph.regions import (
     out_types_like,
     roles,
 )
-from hopflow.graph.types import TensorType
+from hopflow.graph.types import TensorType, same_size
 from hopflow.hops.base import Call, HigherOrderOp, numbered, split_args
 from hopflow.hops.bodies import (
     Body,
@@ -43,8 +43,10 @@ from hopflow.hops.bodies import (
     written_inputs,
 )
 from hopflow.hops.loops import calling
+from hopflow.ops.sizes import range_of as range_of_size
 from hopflow.pytree import Spec
 from hopflow.symbolic.ranges import ValueRange
+from hopflow.symbolic.size import Size, Symbol, free_symbols
 from hopflow.trace.functional import TracedTensor
 from hopflow.trace.tracer import Tracer, range_of
 
@@ -178,7 +180,8 @@ class Branching(HigherOrderOp):
         return bodies
 
     def unify(self, bodies: Sequence[Body]) -> None:
-        """Make all bodies return the same types, weak dtypes giving way.
+        """Make all bodies return the same types, weak dtypes giving way; sizes may
+        differ where the trace can have a symbol for that of the body that runs.
 
         Raises:
             StructureError, BranchTypeError: they differ beyond that.
@@ -201,8 +204,9 @@ class Branching(HigherOrderOp):
                 for body in bodies:
                     cast_output(body, i, dtype, weak=weak)
         paths = pytree.leaf_paths(first.spec, "result")
+        sizes = first.tracer.env is None
         for other in bodies[1:]:
-            if leaves := mismatches(paths, first.types, other.types):
+            if leaves := mismatches(paths, first.types, other.types, sizes=sizes):
                 one, two = first.function, other.function
                 raise BranchTypeError(self.name, one.label, two.label, leaves)
 
@@ -223,11 +227,14 @@ class Branching(HigherOrderOp):
     def branch_types(self, branches: Sequence[Graph]) -> tuple[TensorType, ...]:
         """The results' types, which all branches of a node must return.
 
+        A size in which they differ, or that they make, is a new symbol.
+
         Raises:
             StructureError, BranchTypeError: they do not.
         """
         first = branches[0]
         paths = [f"result[{i}]" for i in range(len(first.outputs))]
+        rows = [first.out_types]
         for other in branches[1:]:
             if len(first.outputs) != len(other.outputs):
                 raise StructureError(
@@ -236,10 +243,11 @@ class Branching(HigherOrderOp):
                     f"{len(other.outputs)}."
                 )
             found = out_types_like(other, first)
-            if leaves := mismatches(paths, first.out_types, found):
+            if leaves := mismatches(paths, first.out_types, found, sizes=False):
                 one, two = f"`{first.name}`", f"`{other.name}`"
                 raise BranchTypeError(self.name, one, two, leaves)
-        return first.out_types
+            rows.append(found)
+        return merged_types(first, rows)
 
     def signature(self, node: Node) -> Signature:
         parts = split_args(self, node.args, node.params)
@@ -267,3 +275,34 @@ class Branching(HigherOrderOp):
 def _range_of(bodies: Sequence[Body], i: int) -> ValueRange:
     """Where result `i` of the function that runs lies."""
     return reduce(or_, [range_of(b.outputs[i], b.tracer) for b in bodies])
+
+
+def merged_types(
+    graph: Graph, rows: Sequence[Sequence[TensorType]]
+) -> tuple[TensorType, ...]:
+    """The types of results, from those of each branch over the symbols of `graph`.
+
+    Sizes that are the same in each branch are the same symbol, in all results.
+    """
+    known = {v.node.symbol for v in graph.symbols}
+    made: dict[Any, Size] = {}
+
+    def merged(sizes: Sequence[Size]) -> Size:
+        first = sizes[0]
+        if all(same_size(first, n) for n in sizes) and known.issuperset(
+            free_symbols(first)
+        ):
+            return first
+        key = tuple([getattr(n, "expression", n) for n in sizes])
+        allowed = reduce(or_, map(range_of_size, sizes))
+        return made.setdefault(key, size_of(Symbol("u", None, allowed)))
+
+    columns = zip(*rows, strict=True)
+    return tuple(
+        [
+            types[0].with_shape(
+                [merged(n) for n in zip(*(t.shape for t in types), strict=True)]
+            )
+            for types in columns
+        ]
+    )

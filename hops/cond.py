@@ -70,8 +70,9 @@ def cond(
         pred: bool[], or a Python bool, by which one function is called alone.
         true_fn, false_fn: Called with the operands: spread if they are a tuple, else as
             one argument. They may read and write tensors of enclosing functions, and
-            return any pytree; both the same structure, shapes and dtypes (a Python
-            number takes the dtype that the other branch returns).
+            return any pytree; both the same structure, ranks and dtypes (a Python
+            number takes the dtype that the other branch returns). A size in which they
+            differ is known to the run alone.
         operands: A pytree of tensors and numbers.
 
     Raises:

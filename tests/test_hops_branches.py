@@ -311,7 +311,7 @@ def then(*_: Any) -> Any:
 
 
 def otherwise(*_: Any) -> Any:
-    return hf.zeros(3), {"k": hf.zeros(())}
+    return hf.zeros((2, 1)), {"k": hf.zeros(())}
 
 
 def test_branches_of_different_types_are_refused_by_leaf() -> None:
@@ -319,7 +319,7 @@ def test_branches_of_different_types_are_refused_by_leaf() -> None:
         BranchTypeError,
         "cond: `then` (test_hops_branches.py:#) and `otherwise` "
         "(test_hops_branches.py:#) must return results of the same types.\n"
-        "  result[0]       first f32[2], second f32[3]  (axis 0: 2 != 3)\n"
+        "  result[0]       first f32[2], second f32[2, 1]  (rank 1 != 2)\n"
         "  result[1]['k']  first i32[], second f32[]  (dtype)\n"
         "Cast, reshape or broadcast in one branch so that both agree.",
         *(hf.cond, hf.asarray(True), then, otherwise),

@@ -277,6 +277,9 @@ def test_a_buffer_is_allocated_once_before_it_is_used(ex: Example) -> None:
     refused(ex, "`made` is no buffer of the program here", let, inner, use)
     refused(ex, "`made` is allocated twice", let, allocate, allocate)
     verify(ex.program(let, inner, If(TRUE, [allocate])))
+    both = If(TRUE, [allocate, use], [If(TRUE, [allocate], [allocate])])
+    verify(ex.program(let, both, use))
+    refused(ex, "`made` is allocated twice", let, both, allocate)
     bound = loop(ex.i, [allocate], "threads")
     refused(
         ex, "`made` is allocated in the loop over `i`, bound to threads", let, bound

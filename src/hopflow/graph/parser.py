@@ -23,10 +23,19 @@ from hopflow.graph.core import (
     Var,
     size_of,
     symbol_range,
+    vars_of,
 )
 from hopflow.graph.printer import BARE, RESERVED
 from hopflow.graph.types import SYMBOL_TYPE, TensorType, same_type
-from hopflow.symbolic.size import FUNCTIONS, Number, Size, Symbol, SymFloat, SymInt
+from hopflow.symbolic.size import (
+    FUNCTIONS,
+    Number,
+    Size,
+    Symbol,
+    SymFloat,
+    SymInt,
+    free_symbols,
+)
 
 __all__ = ["parse"]
 
@@ -363,16 +372,19 @@ class _Parser:
     def define(self, scope: _Scope, token: Token, node: Node) -> None:
         """Let a call define a symbol, of the range that it checks."""
         name = token.text
-        if name in scope.symbols or name in RESERVED or name[0].isdigit():
+        brought = {s for a in vars_of(node.args) for s in free_symbols(*a.type.shape)}
+        used = name in scope.symbols and scope.symbols[name] not in brought
+        if used or name in RESERVED or name[0].isdigit():
             self.fail(token.line, f"`{name}` is reserved, or used before")
         if len(node.results) != 1 or not same_type(node.results[0].type, SYMBOL_TYPE):
             self.fail(token.line, f"`{name}` must be i64[], the one result of its node")
         ends = [node.params.get(key, 0) for key in ("min", "max")]
         if not all(type(end) in (int, float) for end in ends):
             self.fail(token.line, f"the range of `{name}` must be numbers")
-        symbol = self.known.get(name)
-        if symbol is None or symbol.range != symbol_range(node):
-            symbol = self.known[name] = Symbol(name, range=symbol_range(node))
+        symbol = scope.symbols.get(name) or self.known.get(name)
+        checked = symbol_range(node)
+        if symbol is None or not (symbol in brought or symbol.range == checked):
+            symbol = self.known[name] = Symbol(name, range=checked)
         scope.symbols[name] = node.symbol = symbol
 
     def attribute(

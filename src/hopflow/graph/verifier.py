@@ -248,6 +248,8 @@ class _Scope:
             len(node.results) == 1 and same_type(node.results[0].type, SYMBOL_TYPE),
             f"a node that defines a symbol has one result, i64[]: {node.results}",
         )
+        if symbol in free_symbols(*(n for a in node.args for n in a.type.shape)):
+            return  # which an operator has brought forth
         checked = symbol_range(node)
         self.require(
             symbol.range == checked,
@@ -346,8 +348,11 @@ class _Scope:
         """A type inside a region and its counterpart outside are the same type."""
         same = inside.dtype is outside.dtype and inside.ndim == outside.ndim
         for a, b in zip(inside.shape, outside.shape, strict=False):
-            # A symbol that only the run will tell may be any size.
+            # A symbol that only the run will tell may be any size, as may one that the
+            # node is to bring forth.
             known = all(s in sizes for s in free_symbols(a))
+            made = plain_symbol(b)
+            known = known and (made is None or made in self.symbols)
             same = same and (not known or same_size(substitute(a, sizes), b))
         self.require(
             same,

@@ -238,10 +238,13 @@ class _Verifier:
 
     # --- statements
 
-    def body(self, statements: Sequence[Stmt]) -> None:
+    def body(self, statements: Sequence[Stmt]) -> list[Buffer]:
+        """Check statements of a scope of their own; the buffers allocated in it."""
+        before = len(self.buffers)
         with self.open_scope():
             for statement in statements:
                 self.check(statement)
+            return list(self.buffers)[before:]
 
     def check(self, s: Stmt) -> None:
         outer, self.statement = self.statement, s
@@ -266,8 +269,10 @@ class _Verifier:
                     self.body(s.body)
             case If():
                 self.value(s.test, dtypes.bool_, "the test")
-                self.body(s.then)
-                self.body(s.else_)
+                made = self.body(s.then)
+                other = self.body(s.else_)
+                # What each side allocates is there after it.
+                self.buffers.update(dict.fromkeys(b for b in made if b in other))
             case Call():
                 self.call(s)
             case _:

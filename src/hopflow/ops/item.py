@@ -1,4 +1,4 @@
-"""`item`: the node that defines a symbol, from an integer that only the run knows."""
+"""`item` and `dim_size`: nodes that define symbols, of what only the run knows."""
 
 from math import inf
 from typing import Any, Final
@@ -16,7 +16,7 @@ from hopflow.ops.rules import Array
 from hopflow.ops.views import Types
 from hopflow.symbolic.ranges import ValueRange
 
-__all__ = ["item", "range_fault", "range_params"]
+__all__ = ["dim_size", "item", "range_fault", "range_params"]
 
 
 def _is_checked(min: float = -inf, max: float = inf, known: bool = False) -> bool:
@@ -85,4 +85,17 @@ item: Final = OpDef(
         Sample(("T[]",), {}, (*dtypes.INTEGERS, dtypes.bool_)),
         Sample(("T[]",), {"max": 100}, (dtypes.bool_, dtypes.uint8), 0, 100),
     ),
+)
+
+
+# `dim_size(x, axis)`: the symbol is the size of an axis of what an operator has made.
+dim_size: Final = OpDef(
+    name="dim_size",
+    promote=None,
+    infer=lambda _x, axis: SYMBOL_TYPE,
+    run=lambda x, *, axis: np.asarray(x.shape[axis], np.int64),
+    lower=lambda _types, x, *, axis: Pointwise(
+        lambda _: expr.extent(x.type.shape[axis])
+    ),
+    samples=(Sample(("T[3, 4]",), {"axis": 1}),),
 )

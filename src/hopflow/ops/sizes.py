@@ -9,6 +9,8 @@ from typing import Any
 from hopflow.graph.types import is_one, is_zero, same_size
 from hopflow.symbolic.asking import answer
 from hopflow.symbolic.boolean import relation
+from hopflow.symbolic.facts import NOTHING
+from hopflow.symbolic.ranges import ValueRange
 from hopflow.symbolic.scalars import as_size, terms_of
 from hopflow.symbolic.size import Size, SymInt, sym_max, sym_min
 from hopflow.symbolic.terms import divide, env_of
@@ -133,3 +135,11 @@ def divided(total: Size, by: Size) -> Size | None:
     if isinstance(by, SymInt) and by.hint == 0 and by == 0:
         return None
     return total // by if total % by == 0 else None
+
+
+def range_of(size: Size) -> ValueRange:
+    """Where a size is known to lie."""
+    if isinstance(size, int):
+        return ValueRange.point(size)
+    env = env_of(terms_of(size))
+    return (NOTHING if env is None else env).range(terms_of(size))

@@ -145,8 +145,12 @@ class ShapeEnv:
         return answer
 
     def range_of(self, number: Number) -> ValueRange:
+        """Where the values of a number lie."""
+        return self.range(operand_of(number))
+
+    def range(self, operand: Operand) -> ValueRange:
         """Where the values of an expression lie."""
-        return self._facts.range(operand_of(number))
+        return self._facts.range(operand)
 
     def simplify(self, size: Size) -> Size:
         """The size with symbols replaced by what they are known to equal.

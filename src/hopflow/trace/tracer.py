@@ -29,6 +29,7 @@ from hopflow.graph.core import (
     Node,
     SourceLine,
     Var,
+    plain_symbol,
     size_of,
     symbol_range,
     vars_of,
@@ -38,7 +39,7 @@ from hopflow.graph.regions import result_types
 from hopflow.graph.types import FLOAT_TYPE, SYMBOL_TYPE, TensorType, shared
 from hopflow.ops.check import Message, check_op
 from hopflow.ops.convert import convert
-from hopflow.ops.item import item, range_params
+from hopflow.ops.item import dim_size, item, range_params
 from hopflow.ops.opdef import OPERATIONS, OpDef
 from hopflow.symbolic.boolean import SymBool
 from hopflow.symbolic.env import ShapeEnv
@@ -50,6 +51,7 @@ from hopflow.symbolic.size import (
     SymFloat,
     SymInt,
     free_symbols,
+    substitute,
 )
 from hopflow.tensor import EagerTensor, Tensor
 from hopflow.tensor.rows import place_in, row_of
@@ -576,7 +578,7 @@ class Tracer(Functional):
             if type(op) is OpDef:
                 types = op.result_types([a.type for a in recorded], params)
             else:
-                types = result_types(op, recorded, params)
+                types = self._own_sizes(result_types(op, recorded, params))
         except HopflowError as error:
             _note_line(error)
             raise
@@ -584,6 +586,8 @@ class Tracer(Functional):
         node.operator_path = self.path
         if op is item:
             self._define_by(node)
+        elif node.graphs:
+            self._define_sizes(node)
         return tuple([TracedTensor(self, var) for var in node.results])
 
     def _define_by(self, node: Node) -> None:
@@ -602,6 +606,30 @@ class Tracer(Functional):
         if isinstance(arg, Var):
             self.asked[node.symbol] = arg
         self.symbols[node.symbol] = node.results[0]
+
+    def _own_sizes(self, types: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+        """The types of an operator's results, over symbols of this trace."""
+        made: dict[Symbol, Size] = {}
+        for symbol in free_symbols(*(n for t in types for n in t.shape)):
+            if symbol not in self.symbols and self.env is not None:
+                allowed = symbol.range
+                made[symbol] = self.env.unbacked(None, allowed.low, allowed.high)
+        if not made:
+            return types
+        return tuple(
+            [t.with_shape([substitute(n, made) for n in t.shape]) for t in types]
+        )
+
+    def _define_sizes(self, node: Node) -> None:
+        """Define the symbols of sizes that an operator has made."""
+        for var in node.results:
+            for axis, size in enumerate(var.type.shape):
+                symbol = plain_symbol(size)
+                if symbol is not None and symbol not in self.symbols:
+                    tensor = TracedTensor(self, var)
+                    [found] = self.record(dim_size, (tensor,), {"axis": axis})
+                    found.source.node.symbol = symbol
+                    self.symbols[symbol] = found.source
 
     # --- the end ---
 

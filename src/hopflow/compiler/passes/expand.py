@@ -4,12 +4,22 @@ What `associative_scan` and `invoke_subgraph` lower to is known at once; the pas
 after this one then see through them. Other nodes get subgraphs of their own.
 """
 
+from collections.abc import Sequence
 from itertools import chain
 
-from hopflow.graph.core import Constant, Graph, Var
+from hopflow.graph.core import (
+    Arg,
+    Constant,
+    Graph,
+    Node,
+    Var,
+    match_shapes,
+    plain_symbol,
+)
 from hopflow.graph.regions import bind_symbols, has_regions, own_regions
-from hopflow.graph.rewriting import inline, replace_uses
+from hopflow.graph.rewriting import inline, replace_uses, substitute_symbols
 from hopflow.loop_ir.kernels import Inline
+from hopflow.symbolic.size import Size, Symbol
 
 
 def expand_inlines(graph: Graph) -> Graph:
@@ -32,6 +42,7 @@ def expand_inlines(graph: Graph) -> Graph:
         sizes = bind_symbols(region.graph, given)
         outputs = inline(graph, at, region.graph, region.operands, sizes)
         replace_uses(graph, dict(zip(node.results, outputs, strict=True)))
+        _rename_sizes(graph, node, outputs)
     return graph
 
 
@@ -41,3 +52,22 @@ def _reads_sizes(region: Inline) -> bool:
     sizes = {var for var, a in pairs if not isinstance(a, Var | Constant)}
     used = chain.from_iterable([node.args for node in region.graph.nodes])
     return not sizes.isdisjoint((*used, *region.graph.outputs))
+
+
+def _rename_sizes(graph: Graph, node: Node, outputs: Sequence[Arg]) -> None:
+    """Write what is there now for the sizes that a node had made."""
+    made: dict[Symbol, Size] = {}
+    for var, output in zip(node.results, outputs, strict=True):
+        match_shapes(var.type.shape, output.type.shape, made)
+    if not made:
+        return
+    defined = {n.symbol: n.results[0] for n in graph.nodes if n.symbol is not None}
+    sizes = {s: n for s, n in made.items() if s in defined and plain_symbol(n) is not s}
+    if not sizes:
+        return
+    for symbol, size in sizes.items():
+        defined[symbol].node.symbol = None
+        plain = plain_symbol(size)
+        if plain is not None and plain in defined:
+            replace_uses(graph, {defined[symbol]: defined[plain]})
+    substitute_symbols(graph, sizes)

@@ -167,14 +167,16 @@ class Builder:
         if not (value.op == "var" and value.attr is var):
             self.add(Assign(var, value))
 
-    def temporary(self, type_: TensorType, name: str = "b") -> Buffer:
-        """A new buffer in the arena, owned by the innermost loop, and made here if
-        its size is not known before."""
+    def temporary(
+        self, type_: TensorType, name: str = "b", *, allocate: bool = True
+    ) -> Buffer:
+        """A new buffer in the arena, owned by the innermost loop, and made here (unless
+        the caller will `allocate` it) if its size is not known before."""
         self._count += 1
         buffer = Buffer(f"{name}{self._count}", type_.dtype, self.shape(type_), "arena")
         self.program.arena.append(buffer)
         self.owners[buffer] = self.loop
-        if not self.is_known_at_entry(buffer.shape):
+        if allocate and not self.is_known_at_entry(buffer.shape):
             self.add(Allocate(buffer))
         return buffer
 

@@ -25,7 +25,7 @@ from hopflow.compiler.schedule.places import (
     static_size,
 )
 from hopflow.errors import CompileError
-from hopflow.graph.core import Graph, Node, Var
+from hopflow.graph.core import Graph, Node, Var, plain_symbol
 from hopflow.graph.rewriting import effects, reader
 from hopflow.graph.types import SYMBOL_TYPE, TensorType, same_type
 from hopflow.loop_ir import expr as e
@@ -52,7 +52,7 @@ from hopflow.loop_ir.nest import (
 )
 from hopflow.loop_ir.nest import Var as LoopVar
 from hopflow.loop_ir.walk import allocated, buffers, statements
-from hopflow.symbolic.size import Size, free_symbols
+from hopflow.symbolic.size import Size, Symbol, free_symbols
 
 LARGEST_COPY = 1 << 22
 """Bytes of what is copied to be aligned: larger ones do not come from the caches."""
@@ -268,17 +268,44 @@ class Scheduler(NodeScheduler):
         uses: list[int],
         hints: list[Buffer | None],
     ) -> list[Slot]:
-        """One list of statements a branch; their results meet in common places."""
+        """One list of statements a branch; their results meet in common places.
+
+        A size that is another in each branch is a variable, which each sets before it
+        makes memory for the result.
+        """
+        b = self.b
         bodies: list[list[Stmt]] = []
         results: list[list[Slot]] = []
         selector = region.selector.scalar
+        sizes = {
+            s: b.declare(e.index(0), "n")
+            for s in free_symbols(*(n for t in types for n in t.shape))
+            if s not in b.symbols
+        }
+        b.symbols.update(sizes)
+        made_by_each = [
+            not sizes.keys().isdisjoint(free_symbols(*t.shape)) for t in types
+        ]
         wanted = [
-            None if is_small(t) else hint or self.b.temporary(t)
-            for t, hint in zip(types, hints, strict=True)
+            None
+            if is_small(t)
+            else b.temporary(t, allocate=False)
+            if made
+            else hint or b.temporary(t)
+            for t, hint, made in zip(types, hints, made_by_each, strict=True)
+        ]
+        asked = [
+            w if not m else None for w, m in zip(wanted, made_by_each, strict=True)
         ]
         for graph in region.branches:
-            with self.b.into([]) as body:
-                results.append(self.inline(graph, region.operands, wanted))
+            with b.into([]) as body:
+                found = self.inline(graph, region.operands, asked)
+                for type_, slot, buffer, made in zip(
+                    types, found, wanted, made_by_each, strict=True
+                ):
+                    if made and buffer is not None:
+                        self.allocate(type_, slot, buffer, sizes)
+                results.append(found)
             bodies.append(body)
         merged = [
             self.merge(
@@ -291,8 +318,24 @@ class Scheduler(NodeScheduler):
             )
             for k, t in enumerate(types)
         ]
-        self.b.add(_choose(selector, bodies))
+        b.add(_choose(selector, bodies))
+        for symbol, size in sizes.items():
+            b.define(symbol, e.read(size))
         return merged
+
+    def allocate(
+        self,
+        type_: TensorType,
+        slot: Slot,
+        buffer: Buffer,
+        sizes: Mapping[Symbol, LoopVar],
+    ) -> None:
+        """Make memory for a value, of sizes that this branch alone knows."""
+        for declared, found in zip(type_.shape, slot.type.shape, strict=True):
+            symbol = plain_symbol(declared)
+            if symbol is not None and symbol in sizes:
+                self.b.assign(sizes[symbol], self.b.extent(found))
+        self.b.add(Allocate(buffer))
 
     def merge(
         self,
