@@ -17,6 +17,7 @@ from hopflow.hops.bodies import Body, Function, Written, as_value, own_copy
 from hopflow.loop_ir.kernels import Lowered
 from hopflow.pytree import Spec
 from hopflow.tensor import EagerTensor
+from hopflow.trace.dims import Dim
 from hopflow.trace.rollback import unchanged_on_error
 from hopflow.zeros import Tangent
 
@@ -32,6 +33,8 @@ class Call:
     spec             the structure of the carry, where there is one
     paths            how a user would write each leaf of the carry
     type_error       what a carry of other types is
+    dynamic          by the position of a leaf of the carry the axes whose sizes steps
+                     may change, and the sizes that are allowed
     counts           whether the first operand is a counter that `spec` has not
     """
 
@@ -43,6 +46,7 @@ class Call:
     spec: Spec | None = None
     paths: Sequence[str] = ()
     type_error: type[CarryTypeError] = CarryTypeError
+    dynamic: dict[int, dict[int, Dim]] = field(default_factory=dict)
     counts: bool = False
 
 

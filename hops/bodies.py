@@ -1,6 +1,6 @@
 """Functions given to operators: traced to bodies, compared, and closed to graphs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from traceback import walk_tb
 from typing import Any
@@ -26,9 +26,11 @@ from hopflow.stats import counts
 from hopflow.symbolic.env import ShapeEnv
 from hopflow.symbolic.size import Symbol
 from hopflow.tensor import Eager, EagerTensor, Storage
+from hopflow.trace.captures import Capture, is_written
+from hopflow.trace.dims import Dim
 from hopflow.trace.functional import TracedTensor
 from hopflow.trace.source import name_of, user_line, where
-from hopflow.trace.tracer import Capture, Tracer, is_written, trace_into
+from hopflow.trace.tracer import Tracer, trace_into
 
 __all__ = [
     "Body",
@@ -42,6 +44,7 @@ __all__ = [
     "close_bodies",
     "commit",
     "flatten_operands",
+    "in_trace",
     "mismatches",
     "own_copy",
     "present_value",
@@ -286,6 +289,8 @@ def trace_body(
     function: Function,
     types: Sequence[TensorType],
     references: Sequence[Operand] | None = None,
+    *,
+    dynamic: Mapping[int, Mapping[int, Dim]] | None = None,
 ) -> Body:
     """Trace one function of an operator, on inputs of these types.
 
@@ -293,6 +298,7 @@ def trace_body(
         op: The operator, as messages name it.
         path: What joins the nodes' operator path: "while_loop/body".
         references: The caller's operands, where a write to an input is one to them.
+        dynamic: By the position of an input the axes whose sizes steps change.
 
     Raises:
         ResultTypeError: the function returned what is neither a tensor nor a number.
@@ -307,8 +313,10 @@ def trace_body(
         else Tracer(parent, function.role, path=path)
     )
     if references is None:
+        sizes = dynamic or {}
         inputs = [
-            tracer.operand(t, n) for t, n in zip(types, function.names, strict=True)
+            tracer.operand(t, n, sizes.get(i, {}))
+            for i, (t, n) in enumerate(zip(types, function.names, strict=True))
         ]
     else:
         inputs = [

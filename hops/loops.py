@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from math import inf
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from hopflow.errors import (
 )
 from hopflow.graph.core import Constant, Graph
 from hopflow.graph.regions import Runs
+from hopflow.graph.rewriting import fresh_symbol
 from hopflow.graph.types import TensorType, same_size
 from hopflow.hops.base import Call
 from hopflow.hops.bodies import (
@@ -25,20 +27,23 @@ from hopflow.hops.bodies import (
     as_value,
     cast_output,
     flatten_operands,
+    in_trace,
     mismatches,
     retyped,
     trace_body,
 )
+from hopflow.ops.check import check
 from hopflow.ops.convert import apply
 from hopflow.ops.joining import stack
 from hopflow.ops.manipulation import moveaxis
 from hopflow.ops.opdef import OPERATIONS, convert_to
 from hopflow.ops.rules import normalize_axis
 from hopflow.pytree import Spec
-from hopflow.symbolic.size import Size, SymInt, free_symbols
+from hopflow.symbolic.size import Size, Symbol, SymInt, free_symbols, substitute
 from hopflow.tensor import EagerTensor, Storage
+from hopflow.trace.dims import Dim, plan_leaves
 from hopflow.trace.rollback import mark, rollback
-from hopflow.trace.source import name_of
+from hopflow.trace.source import name_of, parameter_names
 from hopflow.trace.tracer import Tracer
 
 # --- carries --------------------------------------------------------------------------
@@ -82,7 +87,7 @@ def check_carry(
     Raises:
         CarryTypeError: they are not those that went in; by the leaves' paths.
     """
-    found = [o.type for o in body]
+    found = sizes_aside(call, types, [o.type for o in body])
     if leaves := mismatches(call.paths, types, found):
         fn = name_of(function.fn)
         raise call.type_error(call.name, fn, function.where, leaves)
@@ -113,7 +118,8 @@ def trace_settled(
     types = [o.type for o in call.operands[:count]]
     parent = current()
     marks = mark(parent) if isinstance(parent, Tracer) else []
-    body = trace_body(call.name, path, function, [*types, *others])
+    dims = call.dynamic
+    body = trace_body(call.name, path, function, [*types, *others], dynamic=dims)
     check(body)
     settled = settled_types(types, body.types[:count])
     if settled != types or any(
@@ -121,12 +127,14 @@ def trace_settled(
     ):
         rollback(marks)
         types = settled
-        body = trace_body(call.name, path, function, [*types, *others])
+        body = trace_body(call.name, path, function, [*types, *others], dynamic=dims)
         check(body)
     for i, type_ in enumerate(types):
         if fits(type_, body.outputs[i].type):
             cast_output(body, i, type_.dtype)
     check_carry(call, function, types, body.outputs[:count])
+    if call.dynamic:
+        in_trace(body, lambda: check_sizes(call, body.types))
     return body, types
 
 
@@ -167,6 +175,7 @@ def settle_step(
         for v, t in zip(after, types, strict=True)
     ]
     check_carry(call, function, types, carry)
+    check_sizes(call, [v.type for v in carry])
     return carry
 
 
@@ -175,6 +184,80 @@ def as_types(operands: Sequence[Operand], types: Sequence[TensorType]) -> list[O
     return [
         retyped(o, t.dtype, weak=t.weak) for o, t in zip(operands, types, strict=True)
     ]
+
+
+# --- sizes that steps change ----------------------------------------------------------
+
+
+def dynamic_sizes(
+    op: str, choice: Any, tree: Any, fn: Callable[..., Any]
+) -> dict[int, dict[int, Dim]]:
+    """The axes of a carry whose sizes may change, from `dynamic_carry`.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: it names no leaf or axis of the carry.
+    """
+    if choice is None:
+        return {}
+    args = tree if type(tree) is tuple else (tree,)
+    names = parameter_names(fn, len(args))
+    plans = plan_leaves(op, choice, args, names, "dynamic_carry")
+    found: dict[int, dict[int, Dim]] = {}
+    for i, (plan, leaf) in enumerate(zip(plans, pytree.flatten(tree)[0], strict=True)):
+        axes = getattr(leaf, "ndim", 0)
+        each = plan if isinstance(plan, tuple) else (plan,) * axes
+        dims = {
+            axis: dim if isinstance(dim, Dim) else Dim("n")
+            for axis, dim in enumerate(each)
+            if dim
+        }
+        if dims:
+            found[i] = dims
+    return found
+
+
+def sizes_aside(
+    call: Call, expected: Sequence[TensorType], found: Sequence[TensorType]
+) -> list[TensorType]:
+    """Types that were found, with the sizes that were expected where any may be."""
+    types = list(found)
+    for i, dims in call.dynamic.items():
+        if types[i].ndim == expected[i].ndim:
+            shape = list(types[i].shape)
+            for axis in dims:
+                shape[axis] = expected[i].shape[axis]
+            types[i] = types[i].with_shape(shape)
+    return types
+
+
+def check_sizes(call: Call, types: Sequence[TensorType]) -> None:
+    """Check the sizes that steps change: now, or in the trace that is open.
+
+    Raises:
+        CheckError: one is not allowed.
+    """
+    for i, dims in call.dynamic.items():
+        for axis, dim in dims.items():
+            size = types[i].shape[axis]
+            most = "" if dim.max == inf else f" to {dim.max}"
+            message = (
+                f"{call.name}: axis {axis} of `{call.paths[i]}` must have a size from "
+                f"{dim.min}{most}, as `dynamic_carry` has it"
+            )
+            for holds in (size >= dim.min, size <= dim.max if most else True):
+                if holds is not True:
+                    check(holds, message)
+
+
+def changed_types(body: Graph, count: int) -> list[TensorType]:
+    """The types of the last carry: a size that steps change is a symbol of its own."""
+    types = [v.type for v in body.operands[:count]]
+    known = {v.node.symbol for v in body.symbols}
+    named = free_symbols(*(n for t in types for n in t.shape))
+    new: dict[Symbol, Size] = {s: fresh_symbol(s) for s in named if s not in known}
+    if not new:
+        return types
+    return [t.with_shape([substitute(n, new) for n in t.shape]) for t in types]
 
 
 # --- stacks ---------------------------------------------------------------------------

@@ -43,6 +43,9 @@ from hopflow.hops.bodies import (
 )
 from hopflow.hops.loops import (
     as_types,
+    changed_types,
+    check_sizes,
+    dynamic_sizes,
     empty_stacks,
     first_carry,
     flatten_stacks,
@@ -93,6 +96,7 @@ class Scan(HigherOrderOp):
         dim: int,
         reverse: bool,
         unroll: int,
+        dynamic_carry: Any = None,
     ) -> Call:
         require_callable(self.name, "combine_fn", combine_fn)
         unroll = specialised(unroll)
@@ -126,6 +130,8 @@ class Scan(HigherOrderOp):
         operands = [*carry, *stacks.leaves]
         found = Call(self.name, [], operands, functions, params, spec)
         found.paths = pytree.leaf_paths(spec, "carry")
+        found.dynamic = dynamic_sizes(self.name, dynamic_carry, (init,), combine_fn)
+        check_sizes(found, [o.type for o in carry])
         return found
 
     def run_debug(self, call: Call) -> Any:
@@ -200,7 +206,7 @@ class Scan(HigherOrderOp):
         length: Size,
         **_: Any,
     ) -> tuple[TensorType, ...]:
-        carry = [v.type for v in body.operands[:num_carry]]
+        carry = changed_types(body, num_carry)
         ys = body.out_types[num_carry:]
         return (*carry, *stacked_results(self.name, body, ys, length))
 
@@ -526,6 +532,7 @@ def scan(
     reverse: bool = False,
     unroll: int = 1,
     until: Callable[[Any], Any] | None = None,
+    dynamic_carry: Any = None,
 ) -> Any:
     """`carry, y = combine_fn(carry, x)` for each slice; the last carry, and all `y`.
 
@@ -546,6 +553,7 @@ def scan(
             multiple of it take another loop. A short body gains up to a quarter, unless
             all of it waits for the carry of the step before; results are the same.
         until: Tested with the carry after each step; the loop ends once it holds.
+        dynamic_carry: The sizes of the carry that steps change; see `while_loop`.
 
     Returns:
         carry, ys; with `until` carry, ys, steps: `ys` of full length, with zeros where
@@ -564,6 +572,7 @@ def scan(
         "dim": dim,
         "reverse": reverse,
         "unroll": unroll,
+        "dynamic_carry": dynamic_carry,
     }
     if until is None:
         return SCAN(combine_fn, init, xs, **options)

@@ -44,6 +44,9 @@ from hopflow.hops.bodies import (
 from hopflow.hops.loops import (
     as_types,
     calling,
+    changed_types,
+    check_sizes,
+    dynamic_sizes,
     first_carry,
     settle_step,
     spread_specs,
@@ -101,6 +104,7 @@ class While(HigherOrderOp):
         *,
         max_steps: Any,
         reverse_mode: Any,
+        dynamic_carry: Any,
     ) -> Call:
         require_callable(self.name, "cond_fn", cond_fn)
         require_callable(self.name, "body_fn", body_fn)
@@ -113,6 +117,8 @@ class While(HigherOrderOp):
         params = _loop_params(self.name, len(flat), max_steps, reverse_mode)
         call = Call(self.name, [], flat, functions, params, spec)
         call.paths = pytree.leaf_paths(spec, "carry")
+        call.dynamic = dynamic_sizes(self.name, dynamic_carry, carry, body_fn)
+        check_sizes(call, [o.type for o in flat])
         return call
 
     def prepare_fori(self, lower: Any, upper: Any, body_fn: Any, carry: Any) -> Call:
@@ -187,7 +193,13 @@ class While(HigherOrderOp):
 
     def trace(self, call: Call) -> Any:
         body, types = self.trace_step(call)
-        test = trace_body(call.name, "while_loop/test", call.functions["test"], types)
+        test = trace_body(
+            call.name,
+            "while_loop/test",
+            call.functions["test"],
+            types,
+            dynamic=call.dynamic,
+        )
         _check_test(call, test.types, test.spec)
         carry = as_types(call.operands, types)
         always = test.outputs[0]
@@ -240,7 +252,7 @@ class While(HigherOrderOp):
     ) -> tuple[TensorType, ...]:
         [holds] = test.out_types
         check_scalar(self.name, "the result of `test`", holds, "b")
-        return tuple(v.type for v in body.operands[:num_carry])
+        return tuple(changed_types(body, num_carry))
 
     def functionalize(self, bodies: Sequence[Body]) -> Written:
         """A captured tensor that the body writes is one more carry."""
@@ -415,6 +427,7 @@ def while_loop(
     *,
     max_steps: int | None = None,
     reverse_mode: str | Checkpoint = "recompute",
+    dynamic_carry: Any = None,
 ) -> Any:
     """`while cond_fn(*carry): carry = body_fn(*carry)`, and the carry at the end.
 
@@ -431,8 +444,12 @@ def while_loop(
         reverse_mode: What the backward pass of a derivative keeps: "save", "recompute",
             "checkpoint" or a `Checkpoint`. So far the first two count the steps, and
             run them again with a stack of what is kept; the others are refused.
+        dynamic_carry: The sizes of the carry that steps change, by the names of the
+            parameters and by axes: `{"tokens": {0: hf.Dim("n", max=512)}}`. Memory is
+            made for `max`, or doubles as it is needed.
 
     Raises:
+        CheckError: a size of the carry is not one that its `Dim` allows.
         PredicateError: `cond_fn` returns no bool scalar.
         StructureError, CarryTypeError: `body_fn` returns another carry than it got.
         ArgumentValueError: the condition is the constant True, without `max_steps`.
@@ -440,7 +457,12 @@ def while_loop(
         MutationError: `cond_fn` writes to what it closes over.
     """
     return WHILE(
-        cond_fn, body_fn, carry, max_steps=max_steps, reverse_mode=reverse_mode
+        cond_fn,
+        body_fn,
+        carry,
+        max_steps=max_steps,
+        reverse_mode=reverse_mode,
+        dynamic_carry=dynamic_carry,
     )
 
 

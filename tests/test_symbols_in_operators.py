@@ -8,25 +8,22 @@ import numpy as np
 import pytest
 
 import hopflow
-from hopflow.bind import bind
 from hopflow.errors import (
-    BranchTypeError,
     CheckError,
     DataDependentError,
     HopflowError,
-    ShapeError,
     TraceError,
 )
 from hopflow.graph.core import Graph
-from hopflow.graph.hashing import equal
-from hopflow.graph.interpreter import interpret
-from hopflow.graph.parser import parse
 from hopflow.graph.printer import format_graph
 from hopflow.graph.verifier import verify
-from hopflow.hops.cond import COND
-from hopflow.ops.opdef import OPERATIONS
-from hopflow.symbolic.ranges import ValueRange
-from hopflow.testing.meanings import agree, interpreted
+from hopflow.testing.meanings import (
+    SYMBOLIC,
+    agree,
+    run_debug,
+    run_eager,
+    run_native,
+)
 
 hf: Any = hopflow
 
@@ -34,43 +31,18 @@ X = np.arange(6, dtype=np.float32)
 Run = Callable[..., Any]
 
 
+every_way = pytest.mark.parametrize(
+    "run",
+    [run_debug, run_eager, run_native, *SYMBOLIC],
+    ids=lambda run: run.__name__,
+)
+every_trace = pytest.mark.parametrize("run", SYMBOLIC, ids=lambda run: run.__name__)
+
+
 def symbolic(f: Run, *args: Any) -> Any:
     module = hf.trace(f, *args, mode="symbolic", captures=True)
     verify(module.graph)
     return module
-
-
-def in_debug_mode(f: Run, *args: Any) -> Any:
-    with hf.debug():
-        return f(*args)
-
-
-def eager(f: Run, *args: Any) -> Any:
-    with interpreted():
-        return f(*args)
-
-
-def native(f: Run, *args: Any) -> Any:
-    return f(*args)
-
-
-def traced(f: Run, *args: Any) -> Any:
-    with interpreted():
-        return symbolic(f, *args)(*args)
-
-
-def traced_native(f: Run, *args: Any) -> Any:
-    return symbolic(f, *args)(*args)
-
-
-def jitted(f: Run, *args: Any) -> Any:
-    return hf.jit(f, dynamic=True)(*args)
-
-
-RUNNERS = [in_debug_mode, eager, native, traced, traced_native, jitted]
-TRACED = RUNNERS[3:]
-every_way = pytest.mark.parametrize("run", RUNNERS, ids=lambda run: run.__name__)
-every_trace = pytest.mark.parametrize("run", TRACED, ids=lambda run: run.__name__)
 
 
 def without_lines(graph: Graph) -> str:
@@ -349,7 +321,7 @@ def test_integers_of_branches_merge_into_their_range(run: Run, p: bool) -> None:
         run(f, hf.asarray(p)),
         (np.zeros(3), np.ones(1)) if p else (np.zeros(5), np.ones(5)),
     )
-    if run in TRACED:
+    if run in SYMBOLIC:
         assert "check" not in text(f, np.array(p))
 
 
@@ -381,7 +353,7 @@ def unused() -> Any:
 )
 def test_a_predicate_that_is_known_picks_its_branch(run: Run, f: Run) -> None:
     agree(run(f, hf.asarray(X)), X + 1)
-    if run in TRACED:
+    if run in SYMBOLIC:
         assert "cond" not in text(f, X)
 
 
@@ -404,168 +376,13 @@ def test_a_predicate_over_symbols_is_no_guard(run: Run) -> None:
 
     agree(run(f, hf.asarray(X)), (X + 1) * 2)
     agree(run(f, hf.asarray(X[:2])), X[:2])
-    if run in TRACED:
+    if run in SYMBOLIC:
         assert not symbolic(f, X).guards.guards
     jitted = hf.jit(f, dynamic=True)
     traces = hf.stats().traces
     for n in (2, 6, 3, 4):
         jitted(hf.asarray(X[:n]))
     assert hf.stats().traces - traces == 1
-
-
-# --- sizes that branches make ---------------------------------------------------------
-
-
-def of_two_sizes(x: Any, p: Any) -> Any:
-    y = hf.cond(p, lambda: x[:3], lambda: x[:5])
-    return y, hf.zeros(y.shape[0])
-
-
-def test_a_size_in_which_branches_differ_is_a_symbol() -> None:
-    expected = """
-graph of_two_sizes(x: f32[6], p: bool[]) -> (f32[u0], f32[u0]):
-    graph then(*, x: f32[6]) -> f32[3]:
-        %0: f32[3] = slice(x, starts=(0,), sizes=(3,), steps=(1,))
-        return %0
-    graph else(*, x: f32[6]) -> f32[5]:
-        %0: f32[5] = slice(x, starts=(0,), sizes=(5,), steps=(1,))
-        return %0
-    %0: f32[u0] = cond(p; x; then=then, else=else)
-    u0: i64[] = dim_size(%0, axis=0)
-    %1: f32[u0] = full(0.0, shape=(u0,))
-    return %0, %1
-"""
-    p = hf.asarray(True)
-    module = hf.trace(of_two_sizes, X, p, mode="symbolic", dynamic=False)
-    verify(module.graph)
-    assert without_lines(module.graph) == expected
-    [made] = module.graph.nodes_of("dim_size")
-    assert made.symbol.range == ValueRange(3, 5)
-    read = parse(format_graph(module.graph), {**OPERATIONS, "cond": COND})
-    verify(read)
-    assert equal(read, module.graph)
-    agree(interpret(read, [hf.asarray(X), p], bind), (X[:3], np.zeros(3)))
-
-
-def of_masks(x: Any, p: Any) -> Any:
-    return hf.cond(p, lambda: x[x > 2], lambda: x[:5])
-
-
-def of_equal_sizes(x: Any, p: Any) -> Any:
-    def then() -> Any:
-        y = x[x > 2]
-        return y, y * 2, x[:1]
-
-    y, z, w = hf.cond(p, then, lambda: (x, x + 1, x))
-    return y + z, w, hf.scan(lambda c, v: (c + v, c), 0.0, y)
-
-
-def of_matrices(x: Any, p: Any) -> Any:
-    a = hf.reshape(x[:6], (2, 3))
-    y = hf.cond(p, lambda: hf.concat([a, a]), lambda: a.T)
-    z = hf.cond(p, lambda: y[1:], lambda: y[:, 1:])
-    return y * 2, z, hf.sum(z, axis=0), y @ hf.ones((y.shape[1], 2))
-
-
-def of_three(x: Any, p: Any) -> Any:
-    i = hf.where(p, 2, 0)
-    y = hf.switch(i, [lambda: x[:1], lambda: x, lambda: hf.zeros(0)])
-    return hf.concat([y, x, y])
-
-
-def within_loops(x: Any, p: Any) -> Any:
-    def step(i: Any, a: Any) -> Any:
-        y = hf.cond(a > 2 * i, lambda: x[:i], lambda: x[x > a])
-        return a + hf.sum(y) + y.shape[0]
-
-    a = hf.fori_loop(0, 5, step, hf.where(p, 1.0, 3.0))
-    return a, hf.map(
-        lambda v: hf.sum(hf.cond(v > 2, lambda: x[x > v] * v, lambda: x[1:])), x
-    )
-
-
-def nested(x: Any, p: Any) -> Any:
-    def then(x: Any) -> Any:
-        return hf.cond(hf.sum(x) > 3, lambda: x[x > 1], lambda: x[:2])
-
-    y = hf.cond(p, then, lambda x: x[x < 3], (x,))
-    return y, hf.map(lambda v: v + hf.sum(y), y), hf.cond(p, lambda: y, lambda: x)
-
-
-def invoked(x: Any, p: Any) -> Any:
-    y, z = hf.invoke_subgraph(lambda x: (x[x > 2], x[1:]), x)
-    return hf.cond(p, lambda: y * 2, lambda: y), z, y.shape[0]
-
-
-def written(x: Any, p: Any) -> Any:
-    x = x * 1
-
-    def then() -> Any:
-        x[0] = 9
-        return x[:2] * 1
-
-    y = hf.cond(p, then, lambda: x * 2)
-    return x, y
-
-
-def unread(x: Any, p: Any) -> Any:
-    y = hf.cond(p, lambda: x[:3], lambda: x[:5])
-    return y.shape[0], hf.zeros(y.shape)
-
-
-@every_way
-@pytest.mark.parametrize("p", [True, False])
-@pytest.mark.parametrize(
-    "f",
-    [
-        of_two_sizes,
-        of_masks,
-        of_equal_sizes,
-        of_matrices,
-        of_three,
-        within_loops,
-        nested,
-        invoked,
-        written,
-        unread,
-    ],
-)
-def test_branches_make_results_of_their_own_sizes(
-    run: Run, f: Run, p: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hf.config, "verify", True)
-    args = hf.asarray(X), hf.asarray(p)
-    agree(run(f, *args), in_debug_mode(f, *args))
-
-
-@every_way
-def test_sizes_that_are_equal_however_they_are_written_agree(run: Run) -> None:
-    def f(x: Any, p: Any) -> Any:
-        y = hf.cond(p, lambda: hf.concat([x, x]), lambda: hf.zeros(2 * x.shape[0]))
-        return y + hf.ones(x.shape[0] * 3 - x.shape[0])
-
-    agree(run(f, hf.asarray(X), hf.asarray(True)), np.concatenate([X, X]) + 1)
-
-
-def test_one_program_serves_all_sizes_of_its_branches() -> None:
-    jitted = hf.jit(of_equal_sizes, dynamic=True)
-    traces = hf.stats().traces
-    for n in (6, 2, 0, 9):
-        for p in (True, False):
-            args = hf.arange(float(n)), hf.asarray(p)
-            agree(jitted(*args), in_debug_mode(of_equal_sizes, *args))
-    assert hf.stats().traces - traces == 1
-
-
-def test_without_symbols_branches_agree_in_size() -> None:
-    with pytest.raises(BranchTypeError, match=r"axis 0: 3 != 5"):
-        hf.trace(of_two_sizes, X, np.array(True))
-
-
-@pytest.mark.parametrize("run", [native, *TRACED])
-def test_a_step_that_makes_a_size_cannot_stack_it(run: Run) -> None:
-    with pytest.raises(ShapeError, match="each step makes the size"):
-        run(lambda x: hf.map(lambda v: x[x > v], x), hf.asarray(X))
 
 
 # --- lengths --------------------------------------------------------------------------
@@ -599,7 +416,7 @@ def test_lengths_may_be_symbols(loop: Run, of: Run) -> None:
     module, jitted = symbolic(f, X), hf.jit(f, dynamic=True)
     for n in (6, 0, 1, 4):
         x = hf.asarray(X[:n])
-        expected = in_debug_mode(f, x)
+        expected = run_debug(f, x)
         for run in (module, jitted, f):
             agree(run(x), expected)
     assert not module.guards.guards

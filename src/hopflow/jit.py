@@ -31,12 +31,13 @@ from hopflow.symbolic.ranges import INT64
 from hopflow.symbolic.size import SymFloat, SymInt
 from hopflow.tensor import EagerTensor
 from hopflow.tensor.rows import place_in, row_of
+from hopflow.trace.captures import is_written
 from hopflow.trace.dims import Choice, Dynamic, choice_of
 from hopflow.trace.functional import TracedTensor
 from hopflow.trace.inputs import Inputs, check_dims
 from hopflow.trace.signature import Arguments, Given, is_data, kinds_of, weak_tensor
 from hopflow.trace.source import name_of, user_line
-from hopflow.trace.tracer import Tracer, is_written, trace_into
+from hopflow.trace.tracer import Tracer, trace_into
 from hopflow.trace.variants import Family, Place, Variant
 
 __all__ = ["Jitted", "jit"]

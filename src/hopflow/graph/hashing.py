@@ -116,8 +116,7 @@ class _Encoder:
                 for key in keys:
                     add(f"{key}={self.static(params[key], symbols)}")
             if node.symbol is not None:
-                symbols.setdefault(node.symbol, len(symbols))
-                add("symbol")
+                add(f"symbol{symbols.setdefault(node.symbol, len(symbols))}")
             for var in node.results:
                 numbers[var] = f"%{len(numbers)}"
                 add(_type(var.type, symbols))

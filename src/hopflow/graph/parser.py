@@ -293,7 +293,8 @@ class _Parser:
         if scope.taken(name) or name in RESERVED or name[0].isdigit():
             self.fail(token.line, f"`{name}` is reserved, or defined twice")
         self.expect(":", "`:` and the input's type")
-        type_ = self.type(scope, declares=False)
+        # A carry of a subgraph may have a size that each step changes.
+        type_ = self.type(scope, declares=section == "operand" and scope.depth > 0)
         symbol = None
         if section == "symbol":
             if not same_type(type_, SYMBOL_TYPE):

@@ -114,6 +114,10 @@ class _Scope:
             )
             names.add(node.name)
             self.symbol_input(var)
+            if len(self.path) > 1 and node.section == "operand":
+                # A carry may have a size that each step changes.
+                plain = map(plain_symbol, var.type.shape)
+                self.symbols.update(s for s in plain if s is not None)
             self.bound(free_symbols(*var.type.shape))
             self.defined.add(var)
 

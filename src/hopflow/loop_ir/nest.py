@@ -204,9 +204,12 @@ class Allocate:
 
     What was in it is gone. The memory is freed, or the caller's, when the program ends;
     in a loop an iteration may get that of the one before.
+
+    again   whether it has memory, of another shape: what there is doubles, at least
     """
 
     buffer: Buffer
+    again: bool = False
 
 
 Stmt: TypeAlias = (

@@ -244,7 +244,8 @@ def _simple(s: Stmt, text: Callable[..., str]) -> str:
         case Grow():
             return f"grow {s.buffer.name} for row {text(s.length)}"
         case Allocate():
-            return f"allocate {s.buffer.name}[{', '.join(map(text, s.buffer.shape))}]"
+            shape = ", ".join(map(text, s.buffer.shape))
+            return f"allocate {s.buffer.name}[{shape}]{' again' * s.again}"
         case _:
             return repr(s)
 

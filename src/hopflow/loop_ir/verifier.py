@@ -305,7 +305,7 @@ class _Verifier:
                 )
                 self.value(s.length, dtypes.int64, "the length")
             case Allocate():
-                self.allocation(s.buffer)
+                self.allocation(s.buffer, again=s.again)
             case _:
                 self.fail(f"`{type(s).__name__}` is no statement")
 
@@ -331,7 +331,7 @@ class _Verifier:
                 self.fail(fault)
         self.value(s.value, var.dtype, f"the value of `{var.name}`")
 
-    def allocation(self, buffer: Buffer) -> None:
+    def allocation(self, buffer: Buffer, *, again: bool) -> None:
         name, program = buffer.name, self.program
         self.require(
             buffer in program.outputs or buffer in program.arena,
@@ -340,7 +340,10 @@ class _Verifier:
         self.require(
             buffer.space != "shared", f"`{name}` in shared memory is allocated"
         )
-        self.require(buffer not in self.buffers, f"`{name}` is allocated twice")
+        self.require(
+            (buffer in self.buffers) is again,
+            f"`{name}` is allocated {'again, and was not' if again else 'twice'}",
+        )
         for loop in self.loops:
             self.require(
                 loop.binding.kind == "serial",

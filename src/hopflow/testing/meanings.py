@@ -21,7 +21,16 @@ from hopflow.hops.base import debug, run_interpreted
 from hopflow.jit import jit
 from hopflow.trace.capture import trace
 
-__all__ = ["MEANINGS", "NAMES", "RUNNERS", "Meaning", "agree", "fails", "interpreted"]
+__all__ = [
+    "MEANINGS",
+    "NAMES",
+    "RUNNERS",
+    "SYMBOLIC",
+    "Meaning",
+    "agree",
+    "fails",
+    "interpreted",
+]
 
 Run = Callable[..., Any]
 """(f, *args) -> what `f(*args)` returns."""
@@ -73,6 +82,24 @@ def run_jit(f: Run, *args: Any) -> Any:
     return jit(f)(*args)
 
 
+def run_symbolic(f: Run, *args: Any) -> Any:
+    """The whole function traced for all sizes and numbers, and interpreted."""
+    with interpreted():
+        return run_symbolic_native(f, *args)
+
+
+def run_symbolic_native(f: Run, *args: Any) -> Any:
+    """The same, with operators as native code."""
+    module = trace(f, *args, mode="symbolic", captures=True)
+    verify(module.graph)
+    return module(*args)
+
+
+def run_dynamic(f: Run, *args: Any) -> Any:
+    """The whole function compiled for all sizes and numbers."""
+    return jit(f, dynamic=True)(*args)
+
+
 MEANINGS: Final = [
     Meaning("debug", run_debug),
     Meaning("eager", run_eager),
@@ -82,6 +109,9 @@ MEANINGS: Final = [
 ]
 RUNNERS: Final = [meaning.run for meaning in MEANINGS]
 NAMES: Final = [meaning.name for meaning in MEANINGS]
+
+SYMBOLIC: Final = [run_symbolic, run_symbolic_native, run_dynamic]
+"""Those in which sizes and numbers are symbols."""
 
 
 def fails(error: type[Exception], text: str, f: Run, *args: Any, **kwargs: Any) -> None:

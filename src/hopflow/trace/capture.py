@@ -31,6 +31,7 @@ from hopflow.symbolic.env import ShapeEnv
 from hopflow.symbolic.guards import GuardSet
 from hopflow.symbolic.size import Size, SymFloat, SymInt, symbol
 from hopflow.tensor import EagerTensor, asarray
+from hopflow.trace.captures import is_written
 from hopflow.trace.dims import Dynamic, LeafPlan, choice_of, plan_leaves
 from hopflow.trace.functional import aliased_write
 from hopflow.trace.inputs import Inputs
@@ -43,7 +44,7 @@ from hopflow.trace.source import (
     user_line,
     where,
 )
-from hopflow.trace.tracer import Tracer, is_written, trace_into
+from hopflow.trace.tracer import Tracer, trace_into
 
 __all__ = ["spec", "trace"]
 

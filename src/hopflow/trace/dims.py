@@ -100,13 +100,18 @@ argument's structure where it has one."""
 
 
 def plan_leaves(
-    name: str, dynamic: Dynamic, args: Sequence[Any], parameters: Sequence[str]
+    name: str,
+    dynamic: Dynamic,
+    args: Sequence[Any],
+    parameters: Sequence[str],
+    option: str = "dynamic",
 ) -> list[LeafPlan]:
     """One plan for each leaf of `args`.
 
     Args:
         name: The public function, for messages.
         parameters: The names of the function's parameters, one for each of `args`.
+        option: What the argument `dynamic` of the public function is called.
 
     Raises:
         ArgumentTypeError: `dynamic` has what is no choice.
@@ -118,22 +123,22 @@ def plan_leaves(
         for key in dynamic:
             if key not in parameters:
                 raise ArgumentValueError(
-                    f"{name}: `dynamic` names an argument {key!r}, and there are "
+                    f"{name}: `{option}` names an argument {key!r}, and there are "
                     f"{', '.join(parameters) or 'none'}."
                 )
         specs = [dynamic.get(p) for p in parameters]
     elif isinstance(dynamic, tuple | list):
         if len(dynamic) > len(args):
             raise ArgumentValueError(
-                f"{name}: `dynamic` is for {len(dynamic)} arguments, and there are "
+                f"{name}: `{option}` is for {len(dynamic)} arguments, and there are "
                 f"{len(args)}."
             )
         specs = [*dynamic, *[None] * (len(args) - len(dynamic))]
     else:
-        raise _no_choice(name, "dynamic", dynamic)
+        raise _no_choice(name, option, dynamic)
     plans: list[LeafPlan] = []
     for arg, spec, parameter in zip(args, specs, parameters, strict=True):
-        plans += _plan(name, spec, arg, f"dynamic[{parameter!r}]")
+        plans += _plan(name, spec, arg, f"{option}[{parameter!r}]")
     return plans
 
 

@@ -7,12 +7,9 @@ it, keyed by the parent's value; with the eager interpreter below, a concrete te
 captured as it is. Lifting a tensor lifts the free symbols of its shape before it.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
-from typing import Any
-
-import numpy as np
+from typing import Any, Final
 
 from hopflow.bind import Interpreter, Operand, Value, current, using
 from hopflow.dtypes import iinfo, int64
@@ -21,6 +18,7 @@ from hopflow.errors import (
     CheckError,
     EscapedValueError,
     HopflowError,
+    TraceError,
 )
 from hopflow.graph.core import (
     Arg,
@@ -56,6 +54,8 @@ from hopflow.symbolic.size import (
 from hopflow.tensor import EagerTensor, Tensor
 from hopflow.tensor.rows import place_in, row_of
 from hopflow.trace import expressions
+from hopflow.trace.captures import Capture
+from hopflow.trace.dims import Dim
 from hopflow.trace.functional import (
     Chain,
     Functional,
@@ -67,36 +67,7 @@ from hopflow.trace.functional import (
 )
 from hopflow.trace.source import user_line
 
-
-@dataclass(slots=True)
-class Capture:
-    """A tensor of the parent's, and the input that stands for it here.
-
-    memory   the tensor, of the outermost trace or eager, that it is or is a view of
-    """
-
-    origin: Tensor
-    input: Var
-    tensor: TracedTensor
-    memory: Tensor
-
-    @property
-    def written(self) -> bool:
-        return is_written(self.tensor)
-
-    def overlaps(self, other: "Capture") -> bool:
-        """Whether they may share memory."""
-        a, b = self.memory, other.memory
-        if isinstance(a, EagerTensor) and isinstance(b, EagerTensor):
-            return np.may_share_memory(a.array, b.array)
-        return a is b
-
-
-def is_written(tensor: TracedTensor) -> bool:
-    """Whether an input of a graph has been given another value since. One that is a
-    part of another input never is: that one is."""
-    storage = tensor.storage
-    return storage is not None and storage.version > 0 and storage.within is None
+_NOTHING: Final[Mapping[int, Dim]] = {}
 
 
 class Tracer(Functional):
@@ -173,11 +144,27 @@ class Tracer(Functional):
 
     # --- inputs ---
 
-    def operand(self, type_: TensorType, name: str) -> TracedTensor:
-        """A new input of the function, after the symbols of its shape."""
-        self.bind_symbols(type_.shape)
-        tensor = TracedTensor(self, self.graph.add_input(shared(type_), name))
+    def operand(
+        self, type_: TensorType, name: str, sizes: Mapping[int, Dim] = _NOTHING
+    ) -> TracedTensor:
+        """A new input of the function, after the symbols of its shape.
+
+        Args:
+            sizes: The axes whose sizes are another in each run of the function.
+        """
+        shape = list(type_.shape)
+        self.bind_symbols([n for axis, n in enumerate(shape) if axis not in sizes])
+        for axis, dim in sizes.items():
+            if self.env is None:
+                raise TraceError(
+                    f"`{name}` changes its size `{dim}`, and this trace has no symbols "
+                    'for sizes. Trace with `mode="symbolic"`.'
+                )
+            shape[axis] = self.env.unbacked(None, dim.min, dim.max)
+        var = self.graph.add_input(shared(type_.with_shape(shape)), name)
+        tensor = TracedTensor(self, var)
         self.operands.append(tensor)
+        self._define_sizes(var)
         return tensor
 
     def reference(self, operand: Operand, name: str) -> TracedTensor:
@@ -587,7 +574,8 @@ class Tracer(Functional):
         if op is item:
             self._define_by(node)
         elif node.graphs:
-            self._define_sizes(node)
+            for var in node.results:
+                self._define_sizes(var)
         return tuple([TracedTensor(self, var) for var in node.results])
 
     def _define_by(self, node: Node) -> None:
@@ -620,16 +608,15 @@ class Tracer(Functional):
             [t.with_shape([substitute(n, made) for n in t.shape]) for t in types]
         )
 
-    def _define_sizes(self, node: Node) -> None:
-        """Define the symbols of sizes that an operator has made."""
-        for var in node.results:
-            for axis, size in enumerate(var.type.shape):
-                symbol = plain_symbol(size)
-                if symbol is not None and symbol not in self.symbols:
-                    tensor = TracedTensor(self, var)
-                    [found] = self.record(dim_size, (tensor,), {"axis": axis})
-                    found.source.node.symbol = symbol
-                    self.symbols[symbol] = found.source
+    def _define_sizes(self, var: Var) -> None:
+        """Define the symbols that the type of a var brings forth."""
+        for axis, size in enumerate(var.type.shape):
+            symbol = plain_symbol(size)
+            if symbol is not None and symbol not in self.symbols:
+                tensor = TracedTensor(self, var)
+                [found] = self.record(dim_size, (tensor,), {"axis": axis})
+                found.source.node.symbol = symbol
+                self.symbols[symbol] = found.source
 
     # --- the end ---
 

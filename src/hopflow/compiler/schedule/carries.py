@@ -1,7 +1,8 @@
 """The carries of loops: where they live, and how a step gives them new values."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
 
 from hopflow.compiler.schedule.builder import Builder
 from hopflow.compiler.schedule.kernels import Kernels
@@ -14,20 +15,28 @@ from hopflow.compiler.schedule.places import (
     indices,
     is_small,
 )
+from hopflow.graph.core import Var as GraphVar
+from hopflow.graph.core import plain_symbol
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
-from hopflow.loop_ir.nest import Buffer, Copy, Swap, Var
+from hopflow.loop_ir.nest import Allocate, Buffer, Copy, Swap, Var
 from hopflow.loop_ir.walk import nodes, same_shape
+from hopflow.symbolic.size import Symbol
 
 
 @dataclass(slots=True)
 class Carry:
-    """One leaf of a loop's carry: variables, or a buffer."""
+    """One leaf of a loop's carry: variables, or a buffer.
+
+    type    in the loop
+    sizes   by axis the variables of sizes that steps change
+    """
 
     type: TensorType
     variables: tuple[Var, ...] = ()
     buffer: Buffer | None = None
+    sizes: dict[int, Var] = field(default_factory=dict)
 
     @property
     def place(self) -> Place:
@@ -37,15 +46,23 @@ class Carry:
 
 
 def start(
-    b: Builder, operands: Sequence[Slot], others: Sequence[Slot], token: object
+    b: Builder,
+    operands: Sequence[Slot],
+    inner: Sequence[TensorType],
+    others: Sequence[Slot],
+    token: object,
 ) -> list[Carry]:
     """Variables and buffers that start as the operands and change in each step.
 
-    `others` are what else the loop reads: their memory is not taken over.
+    `inner` are their types in the loop. `others` are what else the loop reads: their
+    memory is not taken over.
     """
     made: list[Carry] = []
-    for slot in operands:
+    for slot, within in zip(operands, inner, strict=True):
         type_ = slot.type
+        if changing := _changing(b, within):
+            made.append(_start_changing(b, slot, within, changing, token))
+            continue
         if is_small(type_):
             at = indices([n for n in type_.shape if isinstance(n, int)])
             values = [slot[i] for i in at]
@@ -72,12 +89,67 @@ def start(
     return made
 
 
-def finish(b: Builder, carries: Sequence[Carry], uses: Sequence[int]) -> list[Slot]:
+def _changing(b: Builder, type_: TensorType) -> dict[int, Symbol]:
+    """The axes of a type that are no size which is known before the loop."""
+    plain = enumerate(map(plain_symbol, type_.shape))
+    return {axis: s for axis, s in plain if s is not None and s not in b.symbols}
+
+
+def _start_changing(
+    b: Builder,
+    slot: Slot,
+    type_: TensorType,
+    changing: Mapping[int, Symbol],
+    token: object,
+) -> Carry:
+    """A buffer for a carry whose size steps change: at once as large as it may get, if
+    there is such a bound."""
+    first = {axis: b.let(b.extent(slot.type.shape[axis])) for axis in changing}
+    sizes = {axis: b.declare(n, "n") for axis, n in first.items()}
+    b.symbols.update({symbol: sizes[axis] for axis, symbol in changing.items()})
+    buffer = b.temporary(type_, "carry", allocate=False)
+    bounded = all(s.range.high != inf for s in changing.values())
+    if bounded:
+        for axis, symbol in changing.items():
+            b.assign(sizes[axis], e.index(int(symbol.range.high)))
+    b.add(Allocate(buffer))
+    if bounded:
+        for axis, size in first.items():
+            b.assign(sizes[axis], size)
+        b.add(Allocate(buffer, again=True))
+    Kernels(b, 0).fill(slot, Stored(type_, buffer))
+    b.owners[buffer] = token
+    return Carry(type_, buffer=buffer, sizes=sizes)
+
+
+def begin_step(b: Builder, carries: Sequence[Carry], inner: Sequence[GraphVar]) -> None:
+    """Say what the sizes of this step are, before any of them changes."""
+    for carry, var in zip(carries, inner, strict=True):
+        for axis, size in carry.sizes.items():
+            symbol = plain_symbol(var.type.shape[axis])
+            assert symbol is not None
+            b.define(symbol, e.read(size))
+
+
+def finish(
+    b: Builder,
+    carries: Sequence[Carry],
+    types: Sequence[TensorType],
+    uses: Sequence[int],
+) -> list[Slot]:
     """The carry's places once the loop is done; the outer loop owns them now."""
-    for carry in carries:
+    slots = []
+    for carry, type_, n in zip(carries, types, uses, strict=True):
+        place = carry.place
         if carry.buffer is not None:
             b.owners[carry.buffer] = b.loop
-    return [b.slot(c.place, n) for c, n in zip(carries, uses, strict=True)]
+            for axis, size in carry.sizes.items():
+                symbol = plain_symbol(type_.shape[axis])
+                assert symbol is not None
+                b.define(symbol, e.read(size))
+                place = Stored(type_, carry.buffer)
+        slots.append(b.slot(place, n))
+    return slots
 
 
 def update(b: Builder, carries: Sequence[Carry], results: Sequence[Slot]) -> None:
@@ -90,14 +162,27 @@ def update(b: Builder, carries: Sequence[Carry], results: Sequence[Slot]) -> Non
                 value = slot[i]
                 if not (value.op == "var" and value.attr is var):
                     assigned.append((var, b.let(value, "n")))
-    moving = [
-        (c.buffer, slot)
-        for c, slot in zip(carries, results, strict=True)
-        if c.buffer is not None and not _is_at(slot, c.buffer)
-    ]
+    resized: list[tuple[Carry, dict[int, Expr], Buffer]] = []
+    moving: list[tuple[Buffer, Slot]] = []
+    for c, slot in zip(carries, results, strict=True):
+        if c.buffer is None or _is_at(slot, c.buffer):
+            continue
+        if c.sizes:
+            extents = {i: b.let(b.extent(slot.type.shape[i])) for i in c.sizes}
+            fresh = b.temporary(slot.type, "next")
+            Kernels(b, 0).fill(slot, Stored(slot.type, fresh))
+            resized.append((c, extents, fresh))
+        else:
+            moving.append((c.buffer, slot))
     _update_buffers(b, [c.buffer for c in carries if c.buffer], moving)
     for var, value in assigned:
         b.assign(var, value)
+    for c, extents, fresh in resized:
+        assert c.buffer is not None
+        for axis, size in extents.items():
+            b.assign(c.sizes[axis], size)
+        b.add(Allocate(c.buffer, again=True))
+        b.add(Copy(c.buffer, fresh))
 
 
 def _update_buffers(

@@ -67,7 +67,7 @@ def _absorb(before: list[Stmt], second: For) -> bool:
     What stands between goes before the merged loop, or after it if it needs the first.
     """
     at = len(before) - 1
-    while at >= 0 and isinstance(before[at], _CROSSED):
+    while at >= 0 and isinstance(before[at], _CROSSED) and not _is_again(before[at]):
         at -= 1
     first = before[at] if at >= 0 else None
     if not (
@@ -113,6 +113,10 @@ def reads(statement: Stmt, variables: set[Var], memory: set[Buffer]) -> bool:
         or (node.op == "load" and node.attr in memory)
         for node in nodes(*expressions(statement))
     )
+
+
+def _is_again(s: Stmt) -> bool:
+    return isinstance(s, Allocate) and s.again
 
 
 def _can_merge(first: For, second: For) -> bool:

@@ -224,7 +224,7 @@ class Scheduler(NodeScheduler):
             case Branch():
                 return self.branch(region, types, uses, hints)
             case WhileLoop():
-                return self.while_loop(node, region, uses)
+                return self.while_loop(node, region, types, uses)
             case CountedLoop():
                 return self.counted_loop(region, types, uses, hints)
         raise CompileError(
@@ -424,14 +424,22 @@ class Scheduler(NodeScheduler):
             env[var] = self.b.slot(place, live.count(var))
         return env
 
-    def while_loop(self, node: Node, region: WhileLoop, uses: list[int]) -> list[Slot]:
+    def while_loop(
+        self,
+        node: Node,
+        region: WhileLoop,
+        types: tuple[TensorType, ...],
+        uses: list[int],
+    ) -> list[Slot]:
         b, token = self.b, object()
-        slots = carries.start(b, region.carry, region.after, token)
         graphs = (region.test, region.body)
         prepared = []
         before, carry = len(region.before), len(region.carry)
         for graph in graphs:
             self.bind_symbols(graph, region.before)
+        inner = [v.type for v in region.body.inputs[before : before + carry]]
+        slots = carries.start(b, region.carry, inner, region.after, token)
+        for graph in graphs:
             outer = [*graph.inputs[:before], *graph.inputs[before + carry :]]
             invariants = dict(zip(outer, (*region.before, *region.after), strict=True))
             live = Liveness(graph)
@@ -442,12 +450,9 @@ class Scheduler(NodeScheduler):
 
         def inside(k: int) -> list[Slot]:
             graph, (live, hoisted, moved) = graphs[k], prepared[k]
-            variant = {
-                var: c.place
-                for var, c in zip(
-                    graph.inputs[before : before + carry], slots, strict=True
-                )
-            }
+            own = graph.inputs[before : before + carry]
+            carries.begin_step(b, slots, own)
+            variant = {var: c.place for var, c in zip(own, slots, strict=True)}
             env = self.loop_env(live, hoisted, variant)
             return self.nodes(live, env, skip=moved)
 
@@ -462,7 +467,7 @@ class Scheduler(NodeScheduler):
                 b.assign(steps, e.add(e.read(steps), e.index(1)))
             carries.update(b, slots, inside(1))
         b.add(While(head, condition, body))
-        return carries.finish(b, slots, uses)
+        return carries.finish(b, slots, types, uses)
 
     def bind_symbols(self, graph: Graph, before: Sequence[Slot]) -> None:
         """Make the sizes that a subgraph knows by its symbols known here."""
@@ -480,7 +485,9 @@ class Scheduler(NodeScheduler):
         b, token, graph = self.b, object(), region.body
         before, carry, xs = (len(region.before), len(region.carry), len(region.xs))
         self.bind_symbols(graph, region.before)
-        slots = carries.start(b, region.carry, (*region.xs, *region.after), token)
+        types_inside = [v.type for v in graph.inputs[before : before + carry]]
+        others = (*region.xs, *region.after)
+        slots = carries.start(b, region.carry, types_inside, others, token)
         ys = [
             (t, hint or b.temporary(t, "ys"))
             for t, hint in zip(types[carry:], hints[carry:], strict=True)
@@ -496,6 +503,7 @@ class Scheduler(NodeScheduler):
             at = e.sub(e.sub(length, e.index(1)), at)
         with b.loop_body([], token) as body:
             inner = graph.inputs[before : before + carry + xs]
+            carries.begin_step(b, slots, inner[:carry])
             places = [c.place for c in slots]
             places += [
                 row(slot, at, v.type)
@@ -515,7 +523,7 @@ class Scheduler(NodeScheduler):
             b.slot(Stored(t, buffer), n)
             for (t, buffer), n in zip(ys, uses[carry:], strict=True)
         ]
-        return carries.finish(b, slots, uses[:carry]) + stacked
+        return carries.finish(b, slots, types[:carry], uses[:carry]) + stacked
 
 
 def row(slot: Slot, at: Expr, type_: TensorType) -> Place:

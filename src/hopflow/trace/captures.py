@@ -1,0 +1,42 @@
+"""Tensors from outside that a body reads or writes, and the inputs for them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hopflow.graph.core import Var
+from hopflow.tensor import EagerTensor, Tensor
+from hopflow.trace.functional import TracedTensor
+
+__all__ = ["Capture", "is_written"]
+
+
+@dataclass(slots=True)
+class Capture:
+    """A tensor of the parent's, and the input that stands for it here.
+
+    memory   the tensor, of the outermost trace or eager, that it is or is a view of
+    """
+
+    origin: Tensor
+    input: Var
+    tensor: TracedTensor
+    memory: Tensor
+
+    @property
+    def written(self) -> bool:
+        return is_written(self.tensor)
+
+    def overlaps(self, other: "Capture") -> bool:
+        """Whether they may share memory."""
+        a, b = self.memory, other.memory
+        if isinstance(a, EagerTensor) and isinstance(b, EagerTensor):
+            return np.may_share_memory(a.array, b.array)
+        return a is b
+
+
+def is_written(tensor: TracedTensor) -> bool:
+    """Whether an input of a graph has been given another value since. One that is a
+    part of another input never is: that one is."""
+    storage = tensor.storage
+    return storage is not None and storage.version > 0 and storage.within is None

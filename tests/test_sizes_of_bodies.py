@@ -1,0 +1,381 @@
+"""Sizes that bodies make: results of branches, and carries that steps change."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hopflow
+from hopflow.bind import bind
+from hopflow.errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    BranchTypeError,
+    CarryTypeError,
+    CheckError,
+    ShapeError,
+    TraceError,
+)
+from hopflow.graph.core import Graph
+from hopflow.graph.hashing import equal
+from hopflow.graph.interpreter import interpret
+from hopflow.graph.parser import parse
+from hopflow.graph.printer import format_graph
+from hopflow.graph.verifier import verify
+from hopflow.hops.cond import COND
+from hopflow.hops.while_loop import WHILE
+from hopflow.ops.opdef import OPERATIONS
+from hopflow.symbolic.ranges import ValueRange
+from hopflow.testing.meanings import (
+    SYMBOLIC,
+    agree,
+    run_debug,
+    run_dynamic,
+    run_eager,
+    run_native,
+    run_symbolic_native,
+)
+
+hf: Any = hopflow
+
+X = np.arange(6, dtype=np.float32)
+Run = Callable[..., Any]
+
+
+every_way = pytest.mark.parametrize(
+    "run",
+    [run_debug, run_eager, run_native, *SYMBOLIC],
+    ids=lambda run: run.__name__,
+)
+every_trace = pytest.mark.parametrize("run", SYMBOLIC, ids=lambda run: run.__name__)
+
+
+def symbolic(f: Run, *args: Any) -> Any:
+    module = hf.trace(f, *args, mode="symbolic", captures=True)
+    verify(module.graph)
+    return module
+
+
+def without_lines(graph: Graph) -> str:
+    """A graph's text, without the lines of the user's code."""
+    return "\n" + re.sub(r" +#.*", "", format_graph(graph, width=200))
+
+
+def text(f: Run, *args: Any) -> str:
+    """The graph of a symbolic trace."""
+    return without_lines(symbolic(f, *args).graph)
+
+
+# --- sizes that branches make ---------------------------------------------------------
+
+
+def of_two_sizes(x: Any, p: Any) -> Any:
+    y = hf.cond(p, lambda: x[:3], lambda: x[:5])
+    return y, hf.zeros(y.shape[0])
+
+
+def test_a_size_in_which_branches_differ_is_a_symbol() -> None:
+    expected = """
+graph of_two_sizes(x: f32[6], p: bool[]) -> (f32[u0], f32[u0]):
+    graph then(*, x: f32[6]) -> f32[3]:
+        %0: f32[3] = slice(x, starts=(0,), sizes=(3,), steps=(1,))
+        return %0
+    graph else(*, x: f32[6]) -> f32[5]:
+        %0: f32[5] = slice(x, starts=(0,), sizes=(5,), steps=(1,))
+        return %0
+    %0: f32[u0] = cond(p; x; then=then, else=else)
+    u0: i64[] = dim_size(%0, axis=0)
+    %1: f32[u0] = full(0.0, shape=(u0,))
+    return %0, %1
+"""
+    p = hf.asarray(True)
+    module = hf.trace(of_two_sizes, X, p, mode="symbolic", dynamic=False)
+    verify(module.graph)
+    assert without_lines(module.graph) == expected
+    [made] = module.graph.nodes_of("dim_size")
+    assert made.symbol.range == ValueRange(3, 5)
+    read = parse(format_graph(module.graph), {**OPERATIONS, "cond": COND})
+    verify(read)
+    assert equal(read, module.graph)
+    agree(interpret(read, [hf.asarray(X), p], bind), (X[:3], np.zeros(3)))
+
+
+def of_masks(x: Any, p: Any) -> Any:
+    return hf.cond(p, lambda: x[x > 2], lambda: x[:5])
+
+
+def of_equal_sizes(x: Any, p: Any) -> Any:
+    def then() -> Any:
+        y = x[x > 2]
+        return y, y * 2, x[:1]
+
+    y, z, w = hf.cond(p, then, lambda: (x, x + 1, x))
+    return y + z, w, hf.scan(lambda c, v: (c + v, c), 0.0, y)
+
+
+def of_matrices(x: Any, p: Any) -> Any:
+    a = hf.reshape(x[:6], (2, 3))
+    y = hf.cond(p, lambda: hf.concat([a, a]), lambda: a.T)
+    z = hf.cond(p, lambda: y[1:], lambda: y[:, 1:])
+    return y * 2, z, hf.sum(z, axis=0), y @ hf.ones((y.shape[1], 2))
+
+
+def of_three(x: Any, p: Any) -> Any:
+    i = hf.where(p, 2, 0)
+    y = hf.switch(i, [lambda: x[:1], lambda: x, lambda: hf.zeros(0)])
+    return hf.concat([y, x, y])
+
+
+def within_loops(x: Any, p: Any) -> Any:
+    def step(i: Any, a: Any) -> Any:
+        y = hf.cond(a > 2 * i, lambda: x[:i], lambda: x[x > a])
+        return a + hf.sum(y) + y.shape[0]
+
+    a = hf.fori_loop(0, 5, step, hf.where(p, 1.0, 3.0))
+    return a, hf.map(
+        lambda v: hf.sum(hf.cond(v > 2, lambda: x[x > v] * v, lambda: x[1:])), x
+    )
+
+
+def nested(x: Any, p: Any) -> Any:
+    def then(x: Any) -> Any:
+        return hf.cond(hf.sum(x) > 3, lambda: x[x > 1], lambda: x[:2])
+
+    y = hf.cond(p, then, lambda x: x[x < 3], (x,))
+    return y, hf.map(lambda v: v + hf.sum(y), y), hf.cond(p, lambda: y, lambda: x)
+
+
+def invoked(x: Any, p: Any) -> Any:
+    y, z = hf.invoke_subgraph(lambda x: (x[x > 2], x[1:]), x)
+    return hf.cond(p, lambda: y * 2, lambda: y), z, y.shape[0]
+
+
+def written(x: Any, p: Any) -> Any:
+    x = x * 1
+
+    def then() -> Any:
+        x[0] = 9
+        return x[:2] * 1
+
+    y = hf.cond(p, then, lambda: x * 2)
+    return x, y
+
+
+def unread(x: Any, p: Any) -> Any:
+    y = hf.cond(p, lambda: x[:3], lambda: x[:5])
+    return y.shape[0], hf.zeros(y.shape)
+
+
+@every_way
+@pytest.mark.parametrize("p", [True, False])
+@pytest.mark.parametrize(
+    "f",
+    [
+        of_two_sizes,
+        of_masks,
+        of_equal_sizes,
+        of_matrices,
+        of_three,
+        within_loops,
+        nested,
+        invoked,
+        written,
+        unread,
+    ],
+)
+def test_branches_make_results_of_their_own_sizes(
+    run: Run, f: Run, p: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hf.config, "verify", True)
+    args = hf.asarray(X), hf.asarray(p)
+    agree(run(f, *args), run_debug(f, *args))
+
+
+@every_way
+def test_sizes_that_are_equal_however_they_are_written_agree(run: Run) -> None:
+    def f(x: Any, p: Any) -> Any:
+        y = hf.cond(p, lambda: hf.concat([x, x]), lambda: hf.zeros(2 * x.shape[0]))
+        return y + hf.ones(x.shape[0] * 3 - x.shape[0])
+
+    agree(run(f, hf.asarray(X), hf.asarray(True)), np.concatenate([X, X]) + 1)
+
+
+def test_one_program_serves_all_sizes_of_its_branches() -> None:
+    jitted = hf.jit(of_equal_sizes, dynamic=True)
+    traces = hf.stats().traces
+    for n in (6, 2, 0, 9):
+        for p in (True, False):
+            args = hf.arange(float(n)), hf.asarray(p)
+            agree(jitted(*args), run_debug(of_equal_sizes, *args))
+    assert hf.stats().traces - traces == 1
+
+
+def test_without_symbols_branches_agree_in_size() -> None:
+    with pytest.raises(BranchTypeError, match=r"axis 0: 3 != 5"):
+        hf.trace(of_two_sizes, X, np.array(True))
+
+
+@pytest.mark.parametrize("run", [run_native, *SYMBOLIC])
+def test_a_step_that_makes_a_size_cannot_stack_it(run: Run) -> None:
+    with pytest.raises(ShapeError, match="each step makes the size"):
+        run(lambda x: hf.map(lambda v: x[x > v], x), hf.asarray(X))
+
+
+# --- carries of changing size ---------------------------------------------------------
+
+
+def doubled(x: Any, dim: Any) -> Any:
+    i, y = hf.while_loop(
+        lambda i, y: (i < 3) & (y.shape[0] < 40),
+        lambda i, y: (i + 1, hf.concat([y, y * 2])),
+        (0, x),
+        dynamic_carry={"y": {0: dim}},
+    )
+    return i, y, hf.sum(y), hf.zeros(y.shape[0])
+
+
+def thinned(x: Any, dim: Any) -> Any:
+    def step(c: Any, v: Any) -> Any:
+        kept = hf.cond(v > 2, lambda: c["kept"][c["kept"] > 1], lambda: c["kept"])
+        return {"kept": hf.concat([kept, hf.ones(1) * v]), "n": c["n"] + 1}, hf.sum(
+            kept
+        )
+
+    first = {"kept": x, "n": 0}
+    return hf.scan(step, first, x, dynamic_carry={"c": {"kept": {0: dim}}})
+
+
+def of_rows(x: Any, dim: Any) -> Any:
+    a = hf.reshape(x[:4], (2, 2))
+
+    def body(i: Any, a: Any, b: Any) -> Any:
+        return i + 1, hf.concat([a, b[:, :1]], axis=1), b[:, : i + 1] + hf.sum(a)
+
+    return hf.while_loop(
+        lambda i, a, b: i < 4,
+        body,
+        (0, a, a),
+        dynamic_carry={"a": {1: dim}, "b": {1: dim}},
+    )
+
+
+def within_a_loop(x: Any, dim: Any) -> Any:
+    def outer(k: Any, total: Any) -> Any:
+        _, y = hf.while_loop(
+            lambda i, _: i < k,
+            lambda i, y: (i + 1, hf.concat([y, x[:i]])),
+            (0, x[:1]),
+            dynamic_carry={"y": {0: dim}},
+        )
+        return total + hf.sum(y) + y.shape[0]
+
+    return hf.fori_loop(0, 5, outer, 0.0)
+
+
+@every_way
+@pytest.mark.parametrize("dim", [hf.Dim("n"), hf.Dim("n", max=60)], ids=str)
+@pytest.mark.parametrize("f", [doubled, thinned, of_rows, within_a_loop])
+def test_steps_may_change_the_size_of_a_carry(
+    run: Run, f: Run, dim: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hf.config, "verify", True)
+    x = hf.asarray(X)
+    agree(run(lambda x: f(x, dim), x), run_debug(f, x, dim))
+
+
+def growing(x: Any, steps: Any, **choice: Any) -> Any:
+    return hf.while_loop(
+        lambda i, _: i < steps,
+        lambda i, y: (i + 1, hf.concat([y, y[:2]])),
+        (0, x),
+        dynamic_carry=choice or {"y": {0: hf.Dim("n", min=2, max=9)}},
+    )[1]
+
+
+@every_way
+def test_a_carry_grows_no_further_than_it_may(run: Run) -> None:
+    steps = hf.asarray(1)
+    agree(run(growing, hf.asarray(X), steps), np.concatenate([X, X[:2]]))
+    agree(run(growing, hf.asarray(X), steps - 1), X)
+    with pytest.raises(
+        CheckError, match=r"axis 0 of `carry\[1\]`.* from 2 to 9"
+    ) as found:
+        run(growing, hf.asarray(X), steps + 1)
+    if run in (run_native, run_symbolic_native, run_dynamic):
+        assert "test_sizes_of_bodies.py:" in str(found.value)
+    with pytest.raises(CheckError, match="from 2 to 9"):
+        run(growing, hf.asarray(X[:1]), steps)
+
+
+def test_a_carry_of_changing_size_is_a_symbol_of_each_graph() -> None:
+    expected = """
+graph growing(x: f32[6], steps: i64[]) -> f32[u2]:
+    graph test(i: i64[], y: f32[u1], *, steps: i64[]) -> bool[]:
+        u1: i64[] = dim_size(y, axis=0)
+        %0: bool[] = less(i, steps)
+        return %0
+    graph body(i: i64[], y: f32[u0], *, steps: i64[]) -> (i64[], f32[u0 + 2]):
+        u0: i64[] = dim_size(y, axis=0)
+        %0: bool[] = less_equal(u0, 7)
+        check(%0, message="while_loop: axis 0 of `carry[1]` must have a size \
+from 2 to 9, as `dynamic_carry` has it")
+        %1: i64[] = add(i, 1)
+        %2: f32[2] = slice(y, starts=(0,), sizes=(2,), steps=(1,))
+        %3: f32[u0 + 2] = concat(y, %2, axis=0)
+        return %1, %3
+    %0: i64[], %1: f32[u2] = while_loop(0, x; steps; test=test, body=body, """
+    module = hf.trace(growing, X, hf.asarray(1), mode="symbolic", dynamic=False)
+    verify(module.graph)
+    assert without_lines(module.graph).startswith(expected)
+
+
+def test_carries_of_changing_size_are_read_from_text() -> None:
+    module = hf.trace(
+        lambda x, n: growing(x, n, y={0: True}), X, hf.asarray(1), mode="symbolic"
+    )
+    table = {**OPERATIONS, "while_loop": WHILE}
+    read = parse(format_graph(module.graph), table)
+    verify(read)
+    assert equal(read, module.graph)
+
+
+def test_memory_is_made_once_for_the_largest_size_or_doubles() -> None:
+    bounded = hf.jit(growing)
+    agree(bounded(hf.asarray(X), hf.asarray(1)), np.concatenate([X, X[:2]]))
+    free = hf.jit(lambda x, n: growing(x, n, y={0: True}))
+    agree(free(hf.asarray(X), hf.asarray(500))[-2:], X[:2])
+    assert free(hf.asarray(X), hf.asarray(500)).shape == (1006,)
+    texts = [f.loop_ir for f in (bounded, free)]
+    assert ["[9]" in t or " = 9" in t for t in texts] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("choice", "error", "message"),
+    [
+        ({"z": {0: True}}, ArgumentValueError, "`dynamic_carry` names an argument 'z'"),
+        ({"y": {1: True}}, ArgumentValueError, "names axis 1"),
+        ({"y": {0: 3}}, ArgumentTypeError, "and is 3"),
+    ],
+)
+def test_dynamic_carry_is_checked(
+    choice: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        growing(hf.asarray(X), hf.asarray(1), **choice)
+
+
+def test_other_sizes_of_a_carry_stay() -> None:
+    def body(i: Any, y: Any) -> Any:
+        return i + 1, hf.concat([y, y], axis=1)
+
+    with pytest.raises(CarryTypeError, match="axis 1: 2 != 4"):
+        hf.while_loop(
+            lambda i, _: i < 2,
+            body,
+            (0, hf.ones((2, 2))),
+            dynamic_carry={"y": {0: True}},
+        )
+    with pytest.raises(TraceError, match="mode="):
+        hf.trace(growing, X, np.array(1))
