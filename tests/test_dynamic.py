@@ -578,3 +578,13 @@ def test_an_integer_to_a_power_that_is_a_number() -> None:
     assert [g(hf.asarray([2, 3]), n).tolist() for n in (2, 3)] == [[4, 9], [8, 27]]
     with pytest.raises(ArgumentValueError, match="negative power -1"):
         g(hf.asarray([2, 3]), -1)
+
+
+def test_operators_of_a_symbolic_trace_run_at_other_sizes() -> None:
+    def f(x: Any, n: int) -> Any:
+        y = hf.full((n % 6, x.shape[0]), 2.0)
+        return hf.map(lambda row: row * x + n, y)
+
+    gm = hf.trace(f, ones(3), 4, mode="symbolic")
+    for args in ((ones(3), 4), (ones(2), 5), (ones(0), 6)):
+        np.testing.assert_array_equal(np.asarray(gm(*args)), np.asarray(f(*args)))

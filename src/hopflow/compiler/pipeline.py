@@ -18,7 +18,7 @@ from hopflow.compiler.schedule.scheduler import schedule
 from hopflow.compiler.traps import trap_error
 from hopflow.config import config
 from hopflow.errors import GraphError
-from hopflow.graph.core import Graph, Var, plain_symbol
+from hopflow.graph.core import Arg, Constant, Graph, Node, Var, plain_symbol
 from hopflow.graph.hashing import structural_hash
 from hopflow.graph.regions import result_types
 from hopflow.graph.rewriting import clone
@@ -257,9 +257,14 @@ def execute(
 ) -> tuple[Value, ...]:
     """Run one node natively: the executor of eager calls of operators."""
     graph = Graph(op.name)
-    inputs = []
+    inputs: list[Arg] = []
     tensors = []
-    for k, arg in enumerate(args):
+    given: Any = tuple(args)
+    roles = op.signature(Node("call_function", op, given, params)).args
+    for k, (arg, role) in enumerate(zip(args, roles, strict=True)):
+        if role == "symbol" and isinstance(arg, Constant):
+            inputs.append(arg)  # a constant, as the shapes of the tensors are
+            continue
         if isinstance(arg, EagerTensor):
             tensors.append(arg)
         elif isinstance(arg, Value):
