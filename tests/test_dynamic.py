@@ -588,3 +588,14 @@ def test_operators_of_a_symbolic_trace_run_at_other_sizes() -> None:
     gm = hf.trace(f, ones(3), 4, mode="symbolic")
     for args in ((ones(3), 4), (ones(2), 5), (ones(0), 6)):
         np.testing.assert_array_equal(np.asarray(gm(*args)), np.asarray(f(*args)))
+
+
+def test_names_of_dimensions_are_nobody_elses() -> None:
+    names = [hf.Dim(f"{letter}{k}") for letter in "tsvi" for k in range(1, 9)]
+
+    def f(*xs: Any) -> Any:
+        total = sum(hf.sum(x) for x in xs)
+        return hf.fori_loop(0, xs[0].shape[0], lambda i, c: c + i + total, 0.0)
+
+    g = hf.jit(f, dynamic=tuple(names))
+    assert g(*[ones(2)] * len(names)).item() == f(*[ones(2)] * len(names)).item()

@@ -72,7 +72,10 @@ class Builder:
     # --- names ---
 
     def var(self, dtype: DType, name: str = "t") -> Var:
+        sizes = {size.name for size in self.program.sizes}  # named by the user, or s0
         self._count += 1
+        while f"{name}{self._count}" in sizes:
+            self._count += 1
         return Var(f"{name}{self._count}", dtype)
 
     def site(self, kind: Any, node: int) -> int:
