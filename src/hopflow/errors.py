@@ -179,6 +179,10 @@ class GuardError(HopflowError, ValueError):
     """A call of a captured graph for which its trace is not valid."""
 
 
+class RanksError(HopflowError, RuntimeError):
+    """Processes that compile together make different calls."""
+
+
 # --- transforms -----------------------------------------------------------------------
 
 

@@ -35,6 +35,7 @@ from hopflow.trace.captures import is_written
 from hopflow.trace.dims import Choice, Dynamic, choice_of
 from hopflow.trace.functional import TracedTensor
 from hopflow.trace.inputs import Inputs, check_dims
+from hopflow.trace.ranks import AllGather, calls_of_all
 from hopflow.trace.signature import Arguments, Given, is_data, kinds_of, weak_tensor
 from hopflow.trace.source import name_of, user_line
 from hopflow.trace.tracer import Tracer, trace_into
@@ -188,12 +189,17 @@ class Jitted:
     """
 
     def __init__(
-        self, f: Callable[..., Any], donate: tuple[int, ...], dynamic: Dynamic
+        self,
+        f: Callable[..., Any],
+        donate: tuple[int, ...],
+        dynamic: Dynamic,
+        ranks: AllGather | None,
     ) -> None:
         functools.update_wrapper(self, f)
         self._f = f
         self._donate = donate
         self._dynamic = dynamic
+        self._ranks = ranks
         self._lock = RLock()
         self._families: dict[Any, Family[_Compiled]] = {}
         self._known: dict[tuple[Any, ...], _Known] = {}
@@ -257,8 +263,16 @@ class Jitted:
     def _specialize(
         self, family: Family[_Compiled], call: Arguments
     ) -> Variant[_Compiled]:
-        """A new trace of a family, for this call and such like it."""
-        family.note(call.values)
+        """A new trace of a family, for this call and such like it.
+
+        Where several processes agree, it is for what all of them call, and each traces
+        what is missing for any: so all come to have the same programs.
+        """
+        calls = [call]
+        if self._ranks is not None:
+            calls = calls_of_all(self._ranks, self._f, self._dynamic, call)
+        for each in calls:
+            family.note(each.values)
 
         def choose(leaf: int, axis: int | None) -> Choice:
             return family.choice(Place(leaf, axis), choice_of(call.plans[leaf], axis))
@@ -266,8 +280,11 @@ class Jitted:
         if family.all():
             name = name_of(self._f)
             log("recompiles", lambda: f"{name}: {self._reasons(family, call)}")
-        variant = self._compile(call, choose)
-        family.add(call.values, variant)
+        for each in calls:
+            if family.find(each.values, each.given.leaves) is None:
+                family.add(each.values, self._compile(each, choose))
+        variant = family.find(call.values, call.given.leaves)
+        assert variant is not None
         return variant
 
     def _run_donating(self, compiled: _Compiled, call: Arguments) -> Any:
@@ -579,6 +596,7 @@ def jit(
     *,
     donate: Sequence[int] = (),
     dynamic: Dynamic = None,
+    ranks: AllGather | None = None,
 ) -> Any:
     """`f`, traced and compiled to native code for the kinds of calls it gets.
 
@@ -593,16 +611,26 @@ def jit(
             not be used after it, even if it fails. A result of the same type that can
             be an update in place is written into the memory of such a tensor, if no
             one else sees it (an array, a buffer, a view).
+        ranks: For a function that several processes run together: an all-gather of
+            Python objects, from a record to the records of all, in the order of their
+            ranks. It is called before a trace, and so by all processes or by none;
+            sizes that differ between them are symbols, and all compile one program.
 
     Raises:
-        ArgumentTypeError: `f` cannot be called, or `donate` has what is no int.
+        ArgumentTypeError: `f` or `ranks` cannot be called, or `donate` has what is no
+            int.
         ArgumentValueError: `donate` has a negative number, or one twice.
     """
     positions = _positions(donate)
     if f is None:
-        return functools.partial(jit, donate=donate, dynamic=dynamic)
+        return functools.partial(jit, donate=donate, dynamic=dynamic, ranks=ranks)
     if not callable(f):
         raise ArgumentTypeError(
             f"jit: `f` must be a function, and is `{type(f).__name__}`."
         )
-    return Jitted(f, positions, dynamic)
+    if ranks is not None and not callable(ranks):
+        raise ArgumentTypeError(
+            "jit: `ranks` must be a function that gathers the records of all "
+            f"processes, and is `{type(ranks).__name__}`."
+        )
+    return Jitted(f, positions, dynamic, ranks)

@@ -1,0 +1,104 @@
+"""Several processes that jit one function: they agree before each of them compiles.
+
+What a process calls the function with may differ from the others' in sizes and numbers,
+and yet all of them have to run one program. So a call that needs a trace is offered to
+the others as a record, and each process traces for all the records, in one order. A
+size that differs between them is a symbol, and its hint is the same everywhere.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from hopflow import pytree
+from hopflow.errors import ArgumentTypeError, RanksError
+from hopflow.tensor import EagerTensor
+from hopflow.trace.dims import Dynamic
+from hopflow.trace.signature import Arguments, Given
+from hopflow.trace.source import name_of
+
+__all__ = ["AllGather", "Record", "calls_of_all"]
+
+Record: TypeAlias = dict[str, Any]
+"""What a process tells the others: plain data, by name. Names may be added.
+
+kind     the function, and the structure, dtypes and ranks of its arguments
+numbers  the sizes of the arguments and the numbers among them, in order
+items    by position of a leaf: the number that a tensor without axes holds
+"""
+
+AllGather: TypeAlias = Callable[[Record], Sequence[Record]]
+"""From the record of this process to those of all, in the order of their ranks."""
+
+
+def calls_of_all(
+    all_gather: AllGather, f: Callable[..., Any], dynamic: Dynamic, call: Arguments
+) -> list[Arguments]:
+    """The calls that all processes make now, in the order of their ranks.
+
+    Those of others have no data, only sizes and numbers.
+
+    Raises:
+        ArgumentTypeError: `all_gather` gives no records.
+        RanksError: they are not of one kind.
+    """
+    own = _record(f, call)
+    records = all_gather(own)
+    if not isinstance(records, Sequence) or not all(map(_is_record, records)):
+        raise ArgumentTypeError(
+            "jit: `ranks` must give the records of all processes, a list of what each "
+            f"of them gave it, and it gave {records!r}."
+        )
+    for rank, record in enumerate(records):
+        if record["kind"] != own["kind"]:
+            raise RanksError(
+                "jit: processes must make calls of one kind, in one order.\n"
+                f"  here     {own['kind']}\n  rank {rank:<3} {record['kind']}"
+            )
+    return [_like(call, f, dynamic, record) for record in records]
+
+
+def _is_record(record: Any) -> bool:
+    return isinstance(record, Mapping) and {"kind", "numbers", "items"} <= {*record}
+
+
+def _record(f: Callable[..., Any], call: Arguments) -> Record:
+    leaves = call.given.leaves
+    types = [
+        f"{x.type.dtype}[{', '.join('_' * x.ndim)}]"
+        if isinstance(x, EagerTensor)
+        else type(x).__name__
+        for x in leaves
+    ]
+    return {
+        "kind": f"{name_of(f)}: {call.given.spec} of {', '.join(types)}",
+        "numbers": [*call.values],
+        "items": {i: x.item() for i, x in enumerate(leaves) if _holds_number(x)},
+    }
+
+
+def _holds_number(leaf: Any) -> bool:
+    return isinstance(leaf, EagerTensor) and not leaf.ndim
+
+
+def _like(
+    call: Arguments, f: Callable[..., Any], dynamic: Dynamic, record: Record
+) -> Arguments:
+    """The call of this kind that has the numbers of a record."""
+    leaves = list(call.given.leaves)
+    numbers = iter(record["numbers"])
+    shapes: dict[int, list[int]] = {}
+    for place in call.places:
+        if place.axis is None:
+            leaves[place.leaf] = next(numbers)
+        else:
+            shapes.setdefault(place.leaf, []).append(next(numbers))
+    for i, leaf in enumerate(leaves):
+        if isinstance(leaf, EagerTensor):
+            number = np.asarray(record["items"].get(i, 0), leaf.dtype.dtype)
+            array = np.broadcast_to(number, shapes.get(i, ()))
+            leaves[i] = EagerTensor(array, weak=leaf.type.weak)
+    args, kwargs = pytree.unflatten(call.given.spec, leaves)
+    given = Given(args, kwargs, leaves, call.given.spec, call.given.orders)
+    return Arguments.of(f, dynamic, given)

@@ -1,0 +1,152 @@
+"""Several processes that jit one function: they compile the same programs."""
+
+import multiprocessing
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import hopflow as hf
+from hopflow.errors import ArgumentTypeError, HopflowError, RanksError
+from hopflow.graph.hashing import structural_hash
+
+RANKS = 3
+
+
+def step(x: Any, w: Any, n: int, scale: Any) -> Any:
+    if x.shape[0] >= 4:
+        x = x * 2
+    y = x @ w + n
+    return hf.sum(y) if scale.item() < 1.0 else hf.sum(y) * scale
+
+
+ROUNDS = (  # batch sizes of the ranks, a number, and how many programs there are then
+    ((2, 2, 2), 1, 0.5, 1),  # static
+    ((3, 3, 3), 2, 0.5, 2),  # dynamic
+    ((0, 3, 2), 3, 0.5, 2),
+    ((5, 8, 4), 4, 0.5, 3),  # a guard fails on all
+    ((9, 1, 7), 5, 0.5, 3),
+    ((1, 7, 0), 6, 1.5, 5),  # another one: rank 0 compiles what rank 1 needs too
+)
+
+
+def programs(jitted: Any) -> list[tuple[str, list[str]]]:
+    """All that was compiled, so that two processes can compare it."""
+    return [
+        (structural_hash(v.compiled.executable.graph), v.conditions())
+        for family in jitted._families.values()
+        for v in sorted(family.all(), key=lambda v: v.conditions())
+    ]
+
+
+def run_rank(rank: int, all_gather: Callable[[Any], Any]) -> list[Any]:
+    jitted = hf.jit(step, ranks=all_gather)
+    found = []
+    for batches, n, scale, _ in ROUNDS:
+        x, w = hf.ones((batches[rank], 4)), hf.ones((4, 2))
+        args = x, w, n, hf.asarray(scale)
+        assert jitted(*args).item() == step(*args).item()
+        found.append(programs(jitted))
+    return found
+
+
+def _process(rank: int, given: Any, answers: Any) -> None:
+    """A rank, whose all-gather goes through the process that started it."""
+
+    def all_gather(record: Any) -> Any:
+        answers.put((rank, "record", record))
+        return given.get(timeout=60)
+
+    answers.put((rank, "result", run_rank(rank, all_gather)))
+
+
+def test_processes_compile_the_same_programs() -> None:
+    context = multiprocessing.get_context("spawn")
+    answers = context.Queue()
+    inboxes = [context.Queue() for _ in range(RANKS)]
+    processes = [
+        context.Process(target=_process, args=(rank, inboxes[rank], answers))
+        for rank in range(RANKS)
+    ]
+    for process in processes:
+        process.start()
+    results: dict[int, Any] = {}
+    records: dict[int, Any] = {}
+    exchanges = 0
+    while len(results) < RANKS:
+        rank, kind, value = answers.get(timeout=120)
+        (results if kind == "result" else records)[rank] = value
+        if len(records) == RANKS:
+            exchanges += 1
+            for inbox in inboxes:
+                inbox.put([records[r] for r in range(RANKS)])
+            records.clear()
+    for process in processes:
+        process.join(60)
+    assert results[0] == results[1] == results[2]
+    assert [len(found) for found in results[0]] == [count for *_, count in ROUNDS]
+    assert exchanges == 4
+
+
+class Together:
+    """Threads in the place of processes."""
+
+    def __init__(self, count: int) -> None:
+        self.barrier = threading.Barrier(count)
+        self.records: list[Any] = [None] * count
+
+    def all_gather(self, rank: int) -> Callable[[Any], Any]:
+        def exchange(record: Any) -> Any:
+            self.records[rank] = record
+            self.barrier.wait(10)
+            found = list(self.records)
+            self.barrier.wait(10)
+            return found
+
+        return exchange
+
+
+def test_what_processes_cannot_agree_on_is_an_error_on_all() -> None:
+    together, errors = Together(2), []
+
+    def run(rank: int) -> None:
+        jitted = hf.jit(lambda x: x + 1, ranks=together.all_gather(rank))
+        try:
+            jitted(hf.ones((2,) * (rank + 1)))
+        except HopflowError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [type(error) for error in errors] == [RanksError, RanksError]
+    assert "one kind, in one order" in str(errors[0])
+    assert {"f32[_]" in str(e) and "f32[_, _]" in str(e) for e in errors} == {True}
+
+
+def test_one_process_is_a_jit_like_any_other() -> None:
+    records: list[Any] = []
+
+    def alone(record: Any) -> Any:
+        records.append(record)
+        return [record]
+
+    def f(x: Any, n: int) -> Any:
+        return x * n
+
+    jitted = hf.jit(ranks=alone)(f)
+    found = [jitted(hf.ones(k), k).tolist() for k in (2, 3, 4)]
+    assert found == [[2] * 2, [3] * 3, [4] * 4]
+    assert [record["numbers"] for record in records] == [[2, 2], [3, 3]]
+    assert records[0]["kind"] == "f: PyTreeSpec(((*, *), {})) of f32[_], int"
+
+
+@pytest.mark.parametrize("records", [None, 3, [3], [{}]])
+def test_the_exchange_is_checked(records: Any) -> None:
+    with pytest.raises(ArgumentTypeError, match="the records of all processes"):
+        hf.jit(lambda x: x, ranks=lambda _: records)(hf.ones(2))
+    with pytest.raises(ArgumentTypeError, match="`ranks` must be a function"):
+        hf.jit(lambda x: x, ranks=3)  # type: ignore[arg-type]
