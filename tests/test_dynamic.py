@@ -599,3 +599,21 @@ def test_names_of_dimensions_are_nobody_elses() -> None:
 
     g = hf.jit(f, dynamic=tuple(names))
     assert g(*[ones(2)] * len(names)).item() == f(*[ones(2)] * len(names)).item()
+
+
+def test_a_call_that_fails_leaves_nothing_that_could_serve_another() -> None:
+    g = hf.jit(lambda x: hf.reshape(x, (-1, 2)), dynamic=True)
+    with pytest.raises(ShapeError):
+        g(ones(1))
+    assert g.explain(ones(2)).startswith("compiled, as no call had this structure")
+    assert g(ones(2)).shape == (1, 2)
+
+
+def test_a_size_that_is_a_number_in_a_branch_is_known_after_it() -> None:
+    def f(x: Any, w: Any) -> Any:
+        return hf.cond(hf.sum(w) > 0, lambda: w * 2, lambda: w + x.shape[0])
+
+    gm = hf.trace(f, ones(0), ones(0, 2), mode="symbolic")
+    g = hf.jit(lambda x, w: hf.sum(gm(x, w)))
+    assert [g(ones(0), ones(0, n)).item() for n in (2, 3, 0)] == [0, 0, 0]
+    assert g(ones(2), ones(2, 3)).item() == 12

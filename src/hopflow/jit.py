@@ -478,7 +478,7 @@ class Jitted:
         """
         call = Arguments.of(self._f, self._dynamic, Given.of(args, kwargs))
         family = self._families.get(call.key)
-        if family is None:
+        if family is None or not family.all():
             return (
                 "compiled, as no call had this structure, these dtypes and ranks, and "
                 "these values of what is no number or tensor"

@@ -65,7 +65,7 @@ class Builder:
         self.loop: object = self
         self.owners: dict[Buffer, object] = {}
         self.slots: list[Slot] = []
-        self.symbols: dict[Symbol, Var] = {}
+        self.symbols: dict[Symbol, Expr] = {}
         self.mutable: set[Var] = set()
         self._count = 0
 
@@ -96,16 +96,11 @@ class Builder:
                 f"the size `{symbol}` is made within a body, and used outside it. Let "
                 "the body return a result of a size that is known outside."
             )
-        return e.read(self.symbols[symbol])
+        return self.symbols[symbol]
 
     def define(self, symbol: Symbol, value: Expr) -> None:
         """Say what a symbol is from here on."""
-        value = self.let(value, "s")
-        if value.op == "var":
-            self.symbols[symbol] = value.attr
-            return
-        self.symbols[symbol] = var = self.var(dtypes.int64, "s")
-        self.add(Let(var, value))
+        self.symbols[symbol] = self.let(value, "s")
 
     def is_known_at_entry(self, shape: Sequence[Expr]) -> bool:
         """Whether a shape is over the program's sizes alone."""

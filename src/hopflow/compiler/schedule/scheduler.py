@@ -112,7 +112,7 @@ class Scheduler(NodeScheduler):
         for var in graph.symbols:
             assert var.node.symbol is not None
             size = LoopVar(var.node.symbol.name, dtypes.int64)
-            b.symbols[var.node.symbol] = size
+            b.symbols[var.node.symbol] = e.read(size)
             b.program.sizes.append(size)
         live = Liveness(graph)
         env = self.inputs(live, set(reused.values()), layouts)
