@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hopflow.autograd.forward import Dual, run_graph
+from hopflow.autograd.partition import kept
 from hopflow.autograd.rules import is_differentiable
 from hopflow.autograd.tape import LinearTracer
 from hopflow.autograd.transpose import transpose
@@ -219,8 +220,8 @@ class _Split:
     outputs   the results, there
     linear    a graph of tangents and residuals, to tangents of the results
     tangents  which inputs of the region the first operands of `linear` belong to
-    captures  the inputs of `linear` that take residuals
-    residuals the vars of `forward` that they are
+    needed    input of `linear` -> the var of `forward` that it takes
+    residuals the vars of `forward` that are kept, for the needed ones to follow from
     nonzero   which results the outputs of `linear` belong to
     """
 
@@ -228,9 +229,13 @@ class _Split:
     outputs: list[Value]
     linear: LinearTracer
     tangents: list[int]
-    captures: list[Var]
+    needed: dict[Var, Var]
     residuals: list[Var]
     nonzero: list[int]
+
+
+_FREE: frozenset[Role] = frozenset(["symbol", "invariant", "slice", "operand"])
+"""The inputs of a region that its linear part can have as they are."""
 
 
 def _split(region: Region, masks: _Masks) -> _Split:
@@ -256,11 +261,19 @@ def _split(region: Region, masks: _Masks) -> _Split:
     linear.close(outputs)
     eliminate_dead_code(linear.graph)
     read = read_vars(linear.graph)
-    captures = [c for c in linear.captures.values() if c.input in read]
-    residuals = [forward.read(forward.localize(c.origin)) for c in captures]
+    needed = {
+        c.input: forward.read(forward.localize(c.origin))
+        for c in linear.captures.values()
+        if c.input in read
+    }
+    free = {
+        v
+        for v, p in zip(forward.graph.inputs, region.inputs, strict=True)
+        if p.role in _FREE
+    }
+    residuals = kept(list(needed.values()), free)
     results = [as_value_in(forward, f.value) for f in found]
-    taken = [c.input for c in captures]
-    return _Split(forward, results, linear, list(tangents), taken, residuals, nonzero)
+    return _Split(forward, results, linear, list(tangents), needed, residuals, nonzero)
 
 
 def as_value_in(tracer: Tracer, operand: Operand) -> Value:
@@ -325,7 +338,7 @@ def _residual(k: int, region: Region, split: _Split, var: Var) -> _Residual:
     for i, own in enumerate(split.forward.graph.inputs):
         if own is var:
             port = region.inputs[i]
-            if port.role in ("symbol", "invariant", "slice", "operand"):
+            if port.role in _FREE:
                 return _Residual(k, var, var.type, port.role, port.at)
     return _Residual(k, var, var.type, role)
 
@@ -447,9 +460,11 @@ def _linear_region(
     tracer = Tracer(None, old.name)
     env: dict[Arg, Any] = {}
     places = {region.inputs[i].at: n for n, i in enumerate(split.tangents)}
-    own = {id(var): n for n, var in enumerate(split.residuals)}
-    for var in region.graph.symbols:
-        _input(tracer, var)
+    own = set(split.residuals)
+    known: dict[Var, Any] = {}
+    pairs = zip(region.graph.symbols, split.forward.graph.symbols, strict=True)
+    for old_symbol, symbol in pairs:
+        known[symbol] = _input(tracer, old_symbol)
     for given in inputs:
         section: Section = "capture" if given.role == "invariant" else "operand"
         if given.tangent is not None:
@@ -462,10 +477,11 @@ def _linear_region(
             assert given.residual is not None
             residual = residuals[given.residual]
             made = tracer.graph.add_input(residual.type.strong(), "r", section)
-            if residual.region == k:
-                taken = split.captures[own[id(residual.var)]]
-                env[taken] = TracedTensor(tracer, made)
+            if residual.region == k and residual.var in own:
+                known[residual.var] = TracedTensor(tracer, made)
     with using(tracer):
+        for taken, var in split.needed.items():
+            env[taken] = run_residual(var, known)
         for node in old.nodes:
             args = [a if isinstance(a, Constant) else env[a] for a in node.args]
             results = bind(node.op, args, map_graphs(node.params, lambda g: g))
@@ -513,9 +529,7 @@ def pull(
     known = {graph.inputs[i]: v for i, v in (symbols | values).items()}
 
     def value(arg: Arg) -> Operand:
-        if isinstance(arg, Constant) or arg in known:
-            return arg if isinstance(arg, Constant) else known[arg]
-        return run_residual(graph, arg, known)
+        return arg if isinstance(arg, Constant) else run_residual(arg, known)
 
     vars_ = [graph.inputs[i] for i in linear]
     with using(tracer):
@@ -523,17 +537,13 @@ def pull(
     return Pulled(tracer, dict(zip(linear, found, strict=True)))
 
 
-def run_residual(graph: Graph, var: Var, known: dict[Var, Any]) -> Operand:
-    """What a var that depends on residuals only holds; computed once."""
+def run_residual(var: Var, known: dict[Var, Any]) -> Operand:
+    """What a var holds that follows from `known`; each is computed once."""
+    if var in known:
+        already: Operand = known[var]
+        return already
     node = var.node
-    args = [
-        a
-        if isinstance(a, Constant)
-        else known[a]
-        if a in known
-        else run_residual(graph, a, known)
-        for a in node.args
-    ]
+    args = [a if isinstance(a, Constant) else run_residual(a, known) for a in node.args]
     known.update(zip(node.results, bind(node.op, args, node.params), strict=True))
     found: Operand = known[var]
     return found

@@ -63,6 +63,7 @@ convert: Final[OpDef] = OpDef(
     lower=pointwise(lambda x, dtype, weak=None: expr.cast(x, dtype)),
     jvp="linear",
     transpose=(lambda ct, x, **_: apply(convert, ct, dtype=x.dtype),),
+    is_cheap=True,
     samples=tuple(
         Sample(("T[5]",), {"dtype": dtype}, dtypes.ALL, -100.0, 100.0)
         for dtype in dtypes.ALL
@@ -83,6 +84,7 @@ copy: Final = OpDef(
     lower=lambda types, x: Pointwise(lambda at: x[at], is_view=True),
     jvp=(lambda t, out, x: t,),
     transpose=(lambda ct, x: ct,),
+    is_cheap=True,
     samples=(Sample(("T[3, 4]",), dtypes=dtypes.ALL), Sample(("T[]",))),
 )
 

@@ -91,6 +91,7 @@ fill: Final = OpDef(
     lower=_fill_lower,
     jvp="linear",
     transpose=(lambda ct, x, **_: ct,),  # summed as over axes of a broadcast
+    is_cheap=True,
     samples=(
         Sample(("T[]",), {"shape": (2, 3)}, dtypes.ALL),
         Sample(("T[]",), {"shape": ()}),
@@ -128,6 +129,7 @@ iota: Final = OpDef(
     infer=_iota_infer,  # -> dtype[*shape]
     run=_iota_run,
     lower=_iota_lower,
+    is_cheap=True,
     samples=(
         *(Sample((), {"shape": (5,), "axis": 0, "dtype": dtype}) for dtype in NUMERIC),
         Sample((), {"shape": (2, 3), "axis": 1, "dtype": dtypes.int64}),

@@ -95,6 +95,7 @@ dynamic_index: Final = OpDef(
     lower=_dynamic_index_lower,
     unview=_dynamic_index_unview,
     effects=TRAP,
+    is_cheap=True,
     samples=(
         Sample(("T[4, 3]", "i64[]"), {"axes": (0,)}, dtypes.ALL),
         Sample(("T[4, 2, 5]", "i32[]", "i64[]"), {"axes": (0, 2)}),

@@ -210,6 +210,7 @@ select: Final = OpDef(
         lambda ct, test, x, y: _select(test, ct, None),
         lambda ct, test, x, y: _select(test, None, ct),
     ),
+    is_cheap=True,
     samples=(
         Sample(("bool[3, 1]", "T[3, 4]", "T[4]"), dtypes=dtypes.ALL),
         Sample(("bool[]", "T[2]", "T[]")),

@@ -98,6 +98,7 @@ class OpDef:
     To both kinds of rules constants are Python numbers if the operation promotes; else
     they are given as they are, with their types.
 
+    is_cheap  whether a derivative may compute the result again rather than keep it
     samples   calls for the suites that test all operations
     """
 
@@ -110,6 +111,7 @@ class OpDef:
     unview: Callable[..., Value] | None = None
     jvp: Rules | None = None
     transpose: Rules | None = None
+    is_cheap: bool = False
     effects: frozenset[str] = frozenset()
     node_effects: Callable[[dict[str, Any]], frozenset[str]] | None = None
 

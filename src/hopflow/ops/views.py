@@ -135,6 +135,7 @@ reshape: Final = OpDef(
     run=_reshape_run,
     lower=_reshape_lower,
     unview=_reshape_unview,
+    is_cheap=True,
     samples=(
         Sample(("T[2, 6]",), {"shape": (3, 4)}, dtypes.ALL),
         Sample(("T[2, 3, 4]",), {"shape": (6, 1, 4)}, dtypes.FLOATS),
@@ -183,6 +184,7 @@ transpose: Final = OpDef(
     run=_transpose_run,
     lower=_transpose_lower,
     unview=_transpose_unview,
+    is_cheap=True,
     samples=(
         Sample(("T[2, 3]",), {"axes": (1, 0)}, dtypes.ALL),
         Sample(("T[2, 3, 4]",), {"axes": (2, 0, 1)}),
@@ -233,6 +235,7 @@ broadcast_to: Final = OpDef(
     lower=_broadcast_lower,
     unview=_broadcast_unview,
     transpose=(lambda ct, x, **_: ct,),
+    is_cheap=True,
     samples=(
         Sample(("T[3, 1]",), {"shape": (2, 3, 4)}, dtypes.ALL),
         Sample(("T[]",), {"shape": (2,)}),
@@ -337,6 +340,7 @@ slice_: Final = OpDef(
     run=_slice_run,
     lower=_slice_lower,
     unview=_slice_unview,
+    is_cheap=True,
     samples=(
         Sample(
             ("T[4, 5]",),

@@ -1,0 +1,99 @@
+"""What a derivative keeps of a forward pass, and what it computes again.
+
+The cheapest set of values from which all others that are needed follow is a minimum cut
+of the graph between what is there for nothing and what is needed: to keep a value costs
+its bytes, to compute one again is free where that is cheap, and ruled out elsewhere
+(Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, for the idea; the
+cut is the one of Ford and Fulkerson, computed by SciPy).
+"""
+
+from collections.abc import Collection, Sequence
+from math import prod
+from typing import Final
+
+import numpy as np
+
+from hopflow.graph.core import Node, Var, vars_of
+from hopflow.graph.rewriting import effects
+from hopflow.graph.types import TensorType
+from hopflow.ops.opdef import OpDef
+from hopflow.symbolic.size import SymInt
+
+__all__ = ["kept"]
+
+_ALL: Final = 2**30  # more than any set of values: what cannot be cut
+_MOST: Final = 2**22  # bytes; larger values cost as much
+_UNKNOWN: Final = 64  # the guess for a size that has no hint
+
+
+def kept(needed: Sequence[Var], free: Collection[Var]) -> list[Var]:
+    """The values to keep so that all that are `needed` can be had from them.
+
+    Args:
+        free: Inputs that the backward pass has anyway.
+    """
+    vars_ = _ancestors(needed, free)
+    if all(v in free for v in needed):
+        return list(dict.fromkeys(needed))
+    number = {v: 2 * i + 2 for i, v in enumerate(vars_)}
+    edges: dict[tuple[int, int], int] = {}
+    for var, n in number.items():
+        edges[n, n + 1] = 0 if var in free else _cost(var.type)
+        if var.node.kind != "call_function" or not _is_cheap(var.node):
+            edges[_SOURCE, n] = _ALL
+        else:
+            for arg in vars_of(var.node.args):
+                edges[number[arg] + 1, n] = _ALL
+    for var in needed:
+        edges[number[var] + 1, _SINK] = _ALL
+    reached = _source_side(edges, 2 * len(vars_) + 2)
+    cut = {v for v, n in number.items() if n in reached and n + 1 not in reached}
+    # What is free is always cut, also where nothing that is needed leads to it.
+    return [v for v in _ancestors(needed, cut) if v in cut]
+
+
+_SOURCE: Final = 0
+_SINK: Final = 1
+
+
+def _ancestors(needed: Sequence[Var], ends: Collection[Var]) -> dict[Var, None]:
+    """What the needed values may be computed from, and they themselves; not beyond the
+    ends."""
+    found: dict[Var, None] = {}
+    waiting = list(needed)
+    while waiting:
+        var = waiting.pop()
+        if var in found:
+            continue
+        found[var] = None
+        if var not in ends and var.node.kind == "call_function" and _is_cheap(var.node):
+            waiting += vars_of(var.node.args)
+    return found
+
+
+def _is_cheap(node: Node) -> bool:
+    """Whether to compute it again costs no more than to read it."""
+    return type(node.op) is OpDef and node.op.is_cheap and not effects(node)
+
+
+def _cost(type_: TensorType) -> int:
+    sizes = [(n.hint or _UNKNOWN) if isinstance(n, SymInt) else n for n in type_.shape]
+    return max(1, min(prod(sizes) * type_.dtype.itemsize, _MOST))
+
+
+def _source_side(edges: dict[tuple[int, int], int], count: int) -> set[int]:
+    """The nodes on the source's side of a minimum cut."""
+    # SciPy takes long to import, and most programs have no derivatives.
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
+    pairs = np.array(list(edges), np.int32)
+    capacities = np.array(list(edges.values()), np.int32)
+    shape = (count, count)
+    network = csr_array((capacities, (pairs[:, 0], pairs[:, 1])), shape=shape)
+    flow = maximum_flow(network, _SOURCE, _SINK).flow
+    left = network - flow
+    left.data[left.data < 0] = 0
+    left.eliminate_zeros()
+    order = breadth_first_order(left, _SOURCE, return_predecessors=False)
+    return {int(n) for n in order}

@@ -1,0 +1,50 @@
+"""What derivatives of operators keep: seen in the stacks of a loop."""
+
+from typing import Any
+
+import numpy as np
+
+import hopflow as hf
+from hopflow.graph.core import Graph
+
+
+def stacks(f: Any, *args: Any) -> list[str]:
+    """The types of what the first loop of the gradient stacks for the second."""
+    graph = hf.trace(lambda *a: hf.grad(f)(*a), *args, mode="fake").graph
+    forward, _ = graph.nodes_of("scan")
+    body: Graph = forward.params["body"]
+    return [str(o.type) for o in body.outputs[forward.params["num_carry"] :]]
+
+
+def test_what_is_cheap_is_computed_again_from_the_carry() -> None:
+    def lorenz(s: Any) -> Any:
+        def step(c: Any, _: Any) -> Any:
+            x, y, z = c[0], c[1], c[2]
+            new = [10.0 * (y - x), x * (28.0 - z) - y, x * y - 8 / 3 * z]
+            return c + 0.001 * hf.stack(new), None
+
+        return hf.sum(hf.scan(step, s, None, length=10)[0] ** 2)
+
+    assert stacks(lorenz, np.ones(3, np.float32)) == ["f32[3]"]
+
+
+def test_what_is_dear_is_kept_and_invariants_are_not_stacked() -> None:
+    def f(w: Any, x: Any) -> Any:
+        def step(c: Any, v: Any) -> Any:
+            return hf.tanh((w * 2) @ c + v), None
+
+        return hf.sum(hf.scan(step, x[0], x)[0])
+
+    w, x = np.ones((4, 4), np.float32), np.ones((5, 4), np.float32)
+    # The product is kept, from which tanh follows, and the carry that it was made of.
+    assert stacks(f, w, x) == ["f32[4]", "f32[4]"]
+
+
+def test_slices_and_captures_are_there_anyway() -> None:
+    def f(w: Any, x: Any) -> Any:
+        def step(c: Any, v: Any) -> Any:
+            return c + hf.sin(v * w) * hf.exp(w), None
+
+        return hf.sum(hf.scan(step, w * 0, x)[0])
+
+    assert stacks(f, np.ones(4, np.float32), np.ones((5, 4), np.float32)) == []
