@@ -257,18 +257,3 @@ def test_writes_to_captured_tensors_in_bodies_are_values() -> None:
 
     want = jax.grad(lambda w: jnp.sum((X.sum(0) * w) ** 2))(W)
     np.testing.assert_allclose(np.asarray(hf.grad(f)(W)), want, rtol=1e-5)
-
-
-def test_writes_to_captured_tensors_in_bodies_are_values() -> None:
-    def f(w: Any) -> Any:
-        total = w * 0
-
-        def body(c: Any, v: Any) -> Any:
-            total[...] = total + v * w
-            return c, None
-
-        hf.scan(body, 0, X)
-        return hf.sum(total * total)
-
-    want = jax.grad(lambda w: jnp.sum((X.sum(0) * w) ** 2))(W)
-    np.testing.assert_allclose(np.asarray(hf.grad(f)(W)), want, rtol=1e-5)

@@ -37,7 +37,7 @@ def test_what_is_dear_is_kept_and_invariants_are_not_stacked() -> None:
 
     w, x = np.ones((4, 4), np.float32), np.ones((5, 4), np.float32)
     # The product is kept, from which tanh follows, and the carry that it was made of.
-    assert stacks(f, w, x) == ["f32[4]", "f32[4]"]
+    assert stacks(f, w, x) == ["f32[4, 1]", "f32[4]"]
 
 
 def test_slices_and_captures_are_there_anyway() -> None:
