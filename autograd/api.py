@@ -19,7 +19,7 @@ from hopflow.errors import (
     ShapeError,
     StructureError,
 )
-from hopflow.graph.core import Arg, Constant, Var
+from hopflow.graph.core import Arg, Constant, Var, size_of
 from hopflow.graph.types import same_shape
 from hopflow.ops.convert import as_value
 from hopflow.ops.opdef import as_default, as_operand
@@ -251,7 +251,12 @@ class _Linear:
         ]
         outputs = [self.run.tangents[k] for k in self.places]
         self.graph = tracer.close(outputs)  # type: ignore[arg-type]
-        self.residuals = {c.input: c.origin for c in tracer.captures.values()}
+        self.residuals: dict[Var, Any] = {
+            c.input: c.origin for c in tracer.captures.values()
+        }
+        for var in self.graph.symbols:
+            assert var.node.symbol is not None
+            self.residuals[var] = parent.value_of(size_of(var.node.symbol))
         self.versions = [
             (o, o.storage.version)
             for o in self.residuals.values()

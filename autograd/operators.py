@@ -479,6 +479,9 @@ def _linear_region(
             made = tracer.graph.add_input(residual.type.strong(), "r", section)
             if residual.region == k and residual.var in own:
                 known[residual.var] = TracedTensor(tracer, made)
+    for var in old.symbols:
+        assert var.node.symbol is not None
+        env[var] = TracedTensor(tracer, tracer.symbol(var.node.symbol))
     with using(tracer):
         for taken, var in split.needed.items():
             env[taken] = run_residual(var, known)

@@ -257,3 +257,20 @@ def test_writes_to_captured_tensors_in_bodies_are_values() -> None:
 
     want = jax.grad(lambda w: jnp.sum((X.sum(0) * w) ** 2))(W)
     np.testing.assert_allclose(np.asarray(hf.grad(f)(W)), want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
+def test_derivatives_serve_all_sizes(program: Any) -> None:
+    def gradient(lib: Library, of: Any) -> Any:
+        return of(lambda x, w: program(x, w, lib), (0, 1))
+
+    jitted = hf.jit(gradient(OURS, hf.grad), dynamic=True)
+    before = hf.stats().traces
+    for rows, columns in ((2, 3), (4, 3), (3, 5)):
+        x: Any = np.linspace(0.3, 1.5, rows * columns, dtype=np.float32)
+        x = x.reshape(rows, columns)
+        w = np.linspace(0.1, 0.9, columns, dtype=np.float32)
+        want = gradient(THEIRS, jax.grad)(jnp.asarray(x), jnp.asarray(w))
+        for got, expected in zip(jitted(x, w), want, strict=True):
+            np.testing.assert_allclose(np.asarray(got), expected, rtol=5e-5, atol=5e-6)
+    assert hf.stats().traces == before + 1
