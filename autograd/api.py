@@ -374,34 +374,12 @@ def value_and_grad(
         DerivativeError: `f` returns no float scalar, or an argument has integers.
     """
     as_flag("value_and_grad", "has_aux", has_aux)
-    if not callable(f):
-        raise ArgumentTypeError(
-            f"grad: `f` must be a function, and is `{type(f).__name__}`."
-        )
     single = not isinstance(argnums, Sequence)
-    chosen = argnums if isinstance(argnums, Sequence) else [argnums]
-    numbers = [as_integer("grad", "argnums", n) for n in chosen]
+    numbers = argnums_of("grad", f, argnums)
 
     @functools.wraps(f)
     def call(*args: Any, **kwargs: Any) -> Any:
-        places = [_place(n, len(args)) for n in numbers]
-
-        @functools.wraps(f)
-        def partial(*given: Any) -> Any:
-            full = list(args)
-            for place, value in zip(places, given, strict=True):
-                full[place] = value
-            return f(*full, **kwargs)
-
-        parameters = parameter_names(f, len(args))
-        names = [parameters[p] for p in places]
-        primals = _primals("grad", partial, tuple(args[p] for p in places), names)
-        for value, text in zip(primals.values, primals.texts, strict=True):
-            if not is_differentiable(value.type):
-                raise DerivativeError(
-                    f"grad: `{text}` is {value.type}, and only floats have gradients. "
-                    "Convert it, or leave it out of `argnums`."
-                )
+        partial, primals = chosen_of("grad", f, numbers, args, kwargs)
         linear = _Linear("grad", partial, primals, has_aux=has_aux)
         run = linear.run
         value = _scalar(f, run)
@@ -434,10 +412,57 @@ def _scalar(f: Callable[..., Any], run: _Run) -> Value:
     return value
 
 
-def _place(n: int, count: int) -> int:
+def argnums_of(name: str, f: Any, argnums: Any) -> list[int]:
+    """
+    Raises:
+        ArgumentTypeError: `f` is no function, or `argnums` no int.
+    """
+    if not callable(f):
+        raise ArgumentTypeError(
+            f"{name}: `f` must be a function, and is `{type(f).__name__}`."
+        )
+    chosen = argnums if isinstance(argnums, Sequence) else [argnums]
+    return [as_integer(name, "argnums", n) for n in chosen]
+
+
+def chosen_of(
+    name: str,
+    f: Callable[..., Any],
+    numbers: Sequence[int],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[Callable[..., Any], _Primals]:
+    """`f` as a function of the positional arguments of these numbers, and those.
+
+    Raises:
+        ArgumentValueError: there is no such argument.
+        DerivativeError: one has integers.
+    """
+    places = [_place(name, n, len(args)) for n in numbers]
+
+    @functools.wraps(f)
+    def partial(*given: Any) -> Any:
+        full = list(args)
+        for place, value in zip(places, given, strict=True):
+            full[place] = value
+        return f(*full, **kwargs)
+
+    parameters = parameter_names(f, len(args))
+    names = [parameters[p] for p in places]
+    primals = _primals(name, partial, tuple(args[p] for p in places), names)
+    for value, text in zip(primals.values, primals.texts, strict=True):
+        if not is_differentiable(value.type):
+            raise DerivativeError(
+                f"{name}: `{text}` is {value.type}, and only floats have gradients. "
+                "Convert it, or leave it out of `argnums`."
+            )
+    return partial, primals
+
+
+def _place(name: str, n: int, count: int) -> int:
     if not -count <= n < count:
         raise ArgumentValueError(
-            f"grad: `argnums` names argument {n}, and {count} were given by position."
+            f"{name}: `argnums` names argument {n}, and {count} were given by position."
         )
     return n % count
 

@@ -5,6 +5,7 @@ from typing import Any, Final, final
 
 from hopflow import pytree
 from hopflow.autograd.forward import Dual, run_graph
+from hopflow.batching import operators as batching
 from hopflow.bind import Interpreter, Operand, Value, bind, current, using
 from hopflow.errors import ArgumentTypeError, ElementTypeError, GraphError
 from hopflow.graph.core import Graph, Node, Var
@@ -39,6 +40,7 @@ from hopflow.hops.loops import (
 )
 from hopflow.hops.scan import scan
 from hopflow.loop_ir.kernels import Inline
+from hopflow.ops.batching import in_batch
 from hopflow.ops.convert import as_value
 from hopflow.ops.elementwise import where
 from hopflow.ops.manipulation import moveaxis
@@ -148,6 +150,22 @@ class AssociativeScan(HigherOrderOp):
         """One loop over the slices; a length known at run time is one more operand."""
         sizes = (length,) if isinstance(length, SymInt) else ()
         return Inline(sequential(body, length, reverse=reverse), (*sizes, *args))
+
+    def batch(
+        self,
+        size: Size,
+        batched: Sequence[bool],
+        args: Sequence[Operand],
+        params: dict[str, Any],
+    ) -> tuple[Sequence[Value], Sequence[bool]]:
+        """Results are combined again: all slices depend on the example if one does."""
+        parts = split_args(self, range(len(args)), params)
+        given = [
+            as_value(in_batch(size, b, a)) if i in parts.operands else a
+            for i, (a, b) in enumerate(zip(args, batched, strict=True))
+        ]
+        now = [b or i in parts.operands for i, b in enumerate(batched)]
+        return batching.batch(self, size, now, given, params, all_results=True)
 
     def jvp(
         self,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, NamedTuple
 
 from hopflow.autograd import operators
+from hopflow.batching import operators as batching
 from hopflow.bind import Operand, Value, bind, current, slots
 from hopflow.errors import CarryTypeError, PredicateError
 from hopflow.graph.core import Arg, Graph, Node, map_graphs
@@ -16,6 +17,7 @@ from hopflow.graph.types import TensorType
 from hopflow.hops.bodies import Body, Function, Written, as_value, own_copy
 from hopflow.loop_ir.kernels import Lowered
 from hopflow.pytree import Spec
+from hopflow.symbolic.size import Size
 from hopflow.tensor import EagerTensor
 from hopflow.trace.dims import Dim
 from hopflow.trace.rollback import unchanged_on_error
@@ -139,6 +141,19 @@ class HigherOrderOp:
     ) -> dict[str, Any]:
         """`params` for args and results of other roles: counts set anew."""
         raise NotImplementedError
+
+    def batch(
+        self,
+        size: Size,
+        batched: Sequence[bool],
+        args: Sequence[Operand],
+        params: dict[str, Any],
+    ) -> tuple[Sequence[Value], Sequence[bool]]:
+        """The results for `size` examples at once, and which of them are batched.
+
+        Batched args and results have the examples along axis 0; one arg at least is.
+        """
+        return batching.batch(self, size, batched, args, params)
 
     def jvp(
         self,

@@ -53,7 +53,6 @@ __all__ = [
     "retyped",
     "share_captures",
     "trace_body",
-    "written_captures",
     "written_inputs",
 ]
 
@@ -366,37 +365,14 @@ class Written:
     operands: list[int] = field(default_factory=list)
 
 
-def written_captures(tracer: Tracer) -> dict[Any, Capture]:
-    """The tensors from outside that a function writes, by key.
-
-    What it has made of numbers itself is captured, but as new in each run: none.
-    """
-    return {
-        key: capture
-        for key, capture in tracer.captures.items()
-        if capture.written and not _is_private(tracer, capture.origin)
-    }
-
-
-def _is_private(tracer: Tracer, origin: Any) -> bool:
-    while isinstance(origin, TracedTensor):
-        outer = getattr(origin.tracer, "captures", {}).values()
-        origin = next((c.origin for c in outer if c.tensor is origin), None)
-    return (
-        isinstance(origin, EagerTensor)
-        and tracer.is_adopted(origin)
-        and origin.storage.private
-    )
-
-
 def written_inputs(bodies: Sequence[Body]) -> Written:
     """What any of the bodies writes, each once; all have an input for it then."""
-    if any(written_captures(body.tracer) for body in bodies):
+    if any(body.tracer.written_captures() for body in bodies):
         share_captures(bodies)
     captures: dict[Any, None] = {}
     operands: dict[int, int] = {}
     for body in bodies:
-        captures |= dict.fromkeys(written_captures(body.tracer))
+        captures |= dict.fromkeys(body.tracer.written_captures())
         for i, operand in enumerate(body.tracer.operands):
             if is_written(operand):
                 # An operand given twice is one tensor, and is written back once.
@@ -425,7 +401,7 @@ def refuse_writes(bodies: Sequence[Body], refusal: str) -> Written:
         MutationError: one does.
     """
     for body in bodies:
-        for capture in written_captures(body.tracer).values():
+        for capture in body.tracer.written_captures().values():
             raise captured_write(body, refusal, capture.origin.type)
     return Written()
 

@@ -9,6 +9,8 @@ from math import e, inf, nan, pi
 from hopflow import bind as _bind
 from hopflow import random
 from hopflow.autograd.api import grad, jvp, linearize, value_and_grad, vjp
+from hopflow.autograd.jacobian import hessian, jacfwd, jacrev
+from hopflow.batching.api import vmap
 from hopflow.compiler.pipeline import execute as _execute
 from hopflow.compiler.runtime import interrupt
 from hopflow.config import config
@@ -285,6 +287,7 @@ __all__ = [
     "grad",
     "greater",
     "greater_equal",
+    "hessian",
     "hypot",
     "iinfo",
     "inf",
@@ -299,6 +302,8 @@ __all__ = [
     "isfinite",
     "isinf",
     "isnan",
+    "jacfwd",
+    "jacrev",
     "jit",
     "jvp",
     "less",
@@ -401,6 +406,7 @@ __all__ = [
     "var",
     "vecdot",
     "vjp",
+    "vmap",
     "where",
     "while_loop",
     "zeros",

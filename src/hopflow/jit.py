@@ -19,7 +19,7 @@ from hopflow.graph.printer import format_graph
 from hopflow.graph.rewriting import settle_sizes, unify_symbols
 from hopflow.graph.types import TensorType
 from hopflow.hops.base import debugging
-from hopflow.hops.bodies import Function, flatten_results, written_captures
+from hopflow.hops.bodies import Function, flatten_results
 from hopflow.hops.invoke_subgraph import invoke_subgraph
 from hopflow.logs import log, span
 from hopflow.ops.rules import as_integer
@@ -353,7 +353,7 @@ class Jitted:
         captures = tracer.captures.values()
         own = [*tracer.operands, *(c.tensor for c in captures)]
         # What the function itself made of numbers is as new in each call.
-        lasting = written_captures(tracer).values()
+        lasting = tracer.written_captures().values()
         private = {id(c.tensor) for c in captures if not any(c is w for w in lasting)}
         written = [
             k

@@ -8,6 +8,7 @@ import optree
 
 __all__ = [
     "Spec",
+    "broadcast_prefix",
     "exact_key",
     "flatten",
     "is_leaf",
@@ -64,6 +65,20 @@ def _is_hashable(value: Any) -> bool:
 def tree_map(f: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     """The tree of `f(leaf, *leaves_of_rest)`."""
     return optree.tree_map(f, tree, *rest)
+
+
+def broadcast_prefix(prefix: Any, spec: Spec) -> list[Any] | None:
+    """For each leaf of a tree of structure `spec` the leaf of `prefix` that stands for
+    the part it is in; None in `prefix` is a leaf. None: the structures do not fit.
+    """
+    count = spec.num_leaves
+    tree = unflatten(spec, range(count))
+    try:
+        found = optree.broadcast_prefix(prefix, tree, none_is_leaf=True)
+    except ValueError:
+        return None
+    places = optree.tree_leaves(tree, none_is_leaf=True)
+    return [dim for dim, at in zip(found, places, strict=True) if at is not None]
 
 
 def leaf_paths(spec: Spec, root: str) -> list[str]:

@@ -119,7 +119,15 @@ class Graph:
     are the calls and attributes in order of execution; `outputs` may be any args.
     """
 
-    __slots__ = ("attributes", "inputs", "name", "nodes", "output_line", "outputs")
+    __slots__ = (
+        "__weakref__",
+        "attributes",
+        "inputs",
+        "name",
+        "nodes",
+        "output_line",
+        "outputs",
+    )
 
     def __init__(self, name: str = "graph") -> None:
         self.name = name

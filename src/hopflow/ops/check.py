@@ -9,6 +9,7 @@ from hopflow.bind import Value, bind, current
 from hopflow.errors import ArgumentTypeError, CheckError, DTypeError
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir.kernels import Check, Effect, Operand
+from hopflow.ops import batching
 from hopflow.ops.opdef import OpDef, Sample, as_operand, strong_constant
 from hopflow.ops.rules import Array, as_integer
 from hopflow.symbolic.boolean import SymBool
@@ -54,6 +55,7 @@ check_op: Final = OpDef(
     run=_run,
     lower=_lower,
     effects=frozenset({"trap"}),
+    batch=batching.along,
     samples=(
         Sample(("bool[]",), {"message": Message("not so")}, (dtypes.bool_,), 1, 1),
     ),

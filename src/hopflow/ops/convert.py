@@ -11,6 +11,7 @@ from hopflow.graph.core import Constant
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir import expr
 from hopflow.loop_ir.kernels import Pointwise
+from hopflow.ops import batching
 from hopflow.ops.opdef import OpDef, Sample, as_operand, convert_to
 from hopflow.ops.rules import (
     Array,
@@ -64,6 +65,7 @@ convert: Final[OpDef] = OpDef(
     jvp="linear",
     transpose=(lambda ct, x, **_: apply(convert, ct, dtype=x.dtype),),
     is_cheap=True,
+    batch=batching.pointwise,
     samples=tuple(
         Sample(("T[5]",), {"dtype": dtype}, dtypes.ALL, -100.0, 100.0)
         for dtype in dtypes.ALL
@@ -85,6 +87,7 @@ copy: Final = OpDef(
     jvp=(lambda t, out, x: t,),
     transpose=(lambda ct, x: ct,),
     is_cheap=True,
+    batch=batching.pointwise,
     samples=(Sample(("T[3, 4]",), dtypes=dtypes.ALL), Sample(("T[]",))),
 )
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from hopflow import dtypes
+from hopflow.bind import Operand as Argument
 from hopflow.bind import Value
 from hopflow.dtypes import DType, DTypeLike
 from hopflow.errors import (
@@ -18,6 +19,7 @@ from hopflow.graph.core import Constant
 from hopflow.graph.types import Shape, TensorType
 from hopflow.loop_ir.expr import cast
 from hopflow.loop_ir.kernels import Operand, Pointwise
+from hopflow.ops import batching
 from hopflow.ops.convert import apply, as_value, astype, copy
 from hopflow.ops.elementwise import add, divide, floor, multiply, subtract, where
 from hopflow.ops.logic import equal, greater_equal
@@ -83,6 +85,14 @@ def _fill_lower(_types: Sequence[TensorType], value: Operand, **_: Any) -> Point
     return Pointwise(lambda at: value[()])
 
 
+def _fill_batch(
+    _op: OpDef, size: Size, _batched: Any, value: Argument, *, shape: Shape
+) -> Sequence[Value]:
+    value = batching.after_examples(value, len(shape))
+    repeated = batching.op_of("broadcast_to", value, shape=(size, *shape))
+    return [batching.op_of("copy", repeated)]
+
+
 fill: Final = OpDef(
     name="full",
     promote=None,
@@ -92,6 +102,7 @@ fill: Final = OpDef(
     jvp="linear",
     transpose=(lambda ct, x, **_: ct,),  # summed as over axes of a broadcast
     is_cheap=True,
+    batch=_fill_batch,
     samples=(
         Sample(("T[]",), {"shape": (2, 3)}, dtypes.ALL),
         Sample(("T[]",), {"shape": ()}),

@@ -11,26 +11,34 @@ import numpy as np
 
 from hopflow import dtypes
 from hopflow.bind import Operand as Argument
-from hopflow.bind import Value
+from hopflow.bind import Value, bind
 from hopflow.errors import ArgumentTypeError, ShapeError
+from hopflow.graph.core import Constant
 from hopflow.graph.types import Shape, TensorType, same_size
 from hopflow.loop_ir import expr
 from hopflow.loop_ir.expr import Expr, Index, binary, extent, index
 from hopflow.loop_ir.kernels import Operand, Pointwise, Scatter
-from hopflow.ops.convert import apply
+from hopflow.ops import batching
+from hopflow.ops.convert import apply, as_value
+from hopflow.ops.creation import positions
+from hopflow.ops.elementwise import add, maximum, minimum, subtract
 from hopflow.ops.gather import (
     TRAP,
     Layout,
     Types,
     check_indices,
     check_of,
+    gather,
+    gather_clip,
     run_positions,
     wrapped,
 )
-from hopflow.ops.opdef import OpDef, Sample, as_operand, strong_constant
+from hopflow.ops.logic import less, where
+from hopflow.ops.opdef import OpDef, Sample, as_operand, convert_to, strong_constant
 from hopflow.ops.rules import Array, as_shape
 from hopflow.ops.scatter import scatter
-from hopflow.ops.views import as_tensor, check_update, stored, zeros_of
+from hopflow.ops.views import as_tensor, check_update, stored, transposed, zeros_of
+from hopflow.symbolic.size import Size
 
 __all__ = ["dynamic_index", "dynamic_slice", "dynamic_update_slice"]
 
@@ -87,6 +95,19 @@ def _dynamic_index_unview(
     )
 
 
+def _dynamic_index_batch(
+    op: OpDef,
+    size: Size,
+    batched: tuple[bool, ...],
+    *operands: Argument,
+    axes: tuple[int, ...],
+) -> Sequence[Value]:
+    if any(batched[1:]):
+        assert gather.batch is not None
+        return gather.batch(gather, size, batched, *operands, axes=axes, batch=0)
+    return bind(op, operands, {"axes": tuple([axis + 1 for axis in axes])})
+
+
 dynamic_index: Final = OpDef(
     name="dynamic_index",
     promote=None,
@@ -96,6 +117,7 @@ dynamic_index: Final = OpDef(
     unview=_dynamic_index_unview,
     effects=TRAP,
     is_cheap=True,
+    batch=_dynamic_index_batch,
     samples=(
         Sample(("T[4, 3]", "i64[]"), {"axes": (0,)}, dtypes.ALL),
         Sample(("T[4, 2, 5]", "i32[]", "i64[]"), {"axes": (0, 2)}),
@@ -174,6 +196,76 @@ def _dynamic_slice_unview(
     return apply(update_window, base, new, *starts)
 
 
+class _Positions:
+    """Where the windows of examples lie that begin at positions of their own.
+
+    axes   along which they may begin elsewhere than at 0
+    order  of the axes of a window, the examples first: `axes`, then the others
+    """
+
+    def __init__(
+        self,
+        size: Size,
+        batched: Sequence[bool],
+        starts: Sequence[Argument],
+        sizes: Shape,
+        shape: Shape,
+    ) -> None:
+        full = list(map(same_size, sizes, shape))
+        self.axes = tuple([a for a, whole in enumerate(full) if not whole])
+        self.order = (
+            0,
+            *(a + 1 for a in sorted(range(len(full)), key=full.__getitem__)),
+        )
+        self.indices = [
+            _foundalong(start, b, sizes[a], shape[a], (k, len(self.axes)))
+            for k, a in enumerate(self.axes)
+            for start, b in [(starts[a], batched[a])]
+        ]
+        self.batched = [batched[a] for a in self.axes]
+
+
+def _foundalong(
+    start: Argument, batched: bool, size: Size, n: Size, place: tuple[int, int]
+) -> Value:
+    """The positions of a window along one axis: [*examples, 1, size, 1], by place."""
+    begin = convert_to(start, dtypes.int64)
+    begin = where(less(begin, 0), add(begin, n), begin)
+    begin = minimum(maximum(begin, 0), subtract(n, size))
+    k, count = place
+    shape = (*(1,) * k, size, *(1,) * (count - k - 1))
+    along = positions(shape, k)
+    begin = batching.after_examples(begin, count) if batched else begin
+    found: Value = add(begin, along)
+    return found
+
+
+def _dynamic_slice_batch(
+    op: OpDef,
+    size: Size,
+    batched: tuple[bool, ...],
+    x: Argument,
+    *starts: Argument,
+    sizes: Shape,
+) -> Sequence[Value]:
+    if not any(batched[1:]):
+        return bind(op, [x, _FIRST, *starts], {"sizes": (size, *sizes)})
+    x = batching.in_batch(size, batched[0], x)
+    at = _Positions(size, batched[1:], starts, sizes, x.type.shape[1:])
+    assert gather_clip.batch is not None
+    [found] = gather_clip.batch(
+        gather_clip, size, (True, *at.batched), x, *at.indices, axes=at.axes, batch=0
+    )
+    return [transposed(found, _inverse(at.order))]
+
+
+_FIRST: Final = Constant(0, TensorType(dtypes.int64))
+
+
+def _inverse(order: Sequence[int]) -> list[int]:
+    return sorted(range(len(order)), key=order.__getitem__)
+
+
 window: Final = OpDef(
     name="dynamic_slice",
     promote=None,
@@ -181,6 +273,7 @@ window: Final = OpDef(
     run=_dynamic_slice_run,
     lower=_dynamic_slice_lower,
     unview=_dynamic_slice_unview,
+    batch=_dynamic_slice_batch,
     samples=(
         Sample(("T[4, 5]", "i64[]", "i32[]"), {"sizes": (2, 5)}, dtypes.ALL),
         Sample(("T[2]", "i64[]"), {"sizes": (1,)}),
@@ -226,6 +319,36 @@ def _dynamic_update_transpose(
     return [rest, own, *[None] * len(starts)]
 
 
+def _dynamic_update_batch(
+    op: OpDef,
+    size: Size,
+    batched: tuple[bool, ...],
+    x: Argument,
+    update: Argument,
+    *starts: Argument,
+) -> Sequence[Value]:
+    base = batching.in_batch(size, batched[0], x)
+    new = as_value(batching.in_batch(size, batched[1], update))
+    if not any(batched[2:]):
+        return bind(op, [base, new, _FIRST, *starts], {})
+    at = _Positions(size, batched[2:], starts, new.shape[1:], base.type.shape[1:])
+    rest = len(starts) - len(at.axes)
+    assert scatter.batch is not None
+    return scatter.batch(
+        scatter,
+        size,
+        (True, True, *at.batched),
+        base,
+        transposed(new, at.order),
+        *at.indices,
+        axes=at.axes,
+        batch=0,
+        combine="set",
+        starts=(0,) * rest,
+        steps=(1,) * rest,
+    )
+
+
 update_window: Final = OpDef(
     name="dynamic_update_slice",
     promote=None,
@@ -234,6 +357,7 @@ update_window: Final = OpDef(
     lower=_dynamic_update_lower,
     jvp="linear",
     transpose=_dynamic_update_transpose,
+    batch=_dynamic_update_batch,
     samples=(
         Sample(("T[4, 5]", "T[2, 5]", "i64[]", "i32[]"), {}, dtypes.ALL),
         Sample(("T[2]", "T[1]", "i64[]"), {}),

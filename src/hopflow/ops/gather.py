@@ -13,12 +13,14 @@ from typing import Any, Final
 import numpy as np
 
 from hopflow import dtypes
-from hopflow.bind import Value
+from hopflow.bind import Operand as Argument
+from hopflow.bind import Value, bind
 from hopflow.errors import AxisError, DTypeError, IndexingError, ShapeError
 from hopflow.graph.types import Shape, TensorType
 from hopflow.loop_ir import expr
 from hopflow.loop_ir.expr import Expr, Index, binary, cast, compare, extent, index
 from hopflow.loop_ir.kernels import Check, Operand, Pointwise, broadcast_index
+from hopflow.ops import batching
 from hopflow.ops.convert import apply, as_value, astype
 from hopflow.ops.elementwise import maximum, minimum
 from hopflow.ops.opdef import OPERATIONS, OpDef, Sample
@@ -222,6 +224,35 @@ def in_bounds(i: Any, size: Size) -> Value:
     return moved
 
 
+def batched_indices(
+    size: Size, batched: Sequence[bool], indices: Sequence[Argument]
+) -> list[Argument]:
+    """Indices that have the examples along the first axis of what they broadcast to."""
+    pairs = list(zip(batched, indices, strict=True))
+    if indices and not any(batched):
+        pairs[0] = True, batching.in_batch(size, False, indices[0])
+    ndim = max((batching.rank(i, b) for b, i in pairs), default=0)
+    return [batching.after_examples(i, ndim) if b else i for b, i in pairs]
+
+
+def _batch(
+    op: OpDef,
+    size: Size,
+    batched: tuple[bool, ...],
+    x: Argument,
+    *indices: Argument,
+    axes: tuple[int, ...],
+    batch: int,
+) -> Sequence[Value]:
+    if not (batched[0] or batch):  # all examples read from one tensor
+        found = batched_indices(size, batched[1:], indices)
+        return bind(op, [x, *found], {"axes": axes, "batch": 0})
+    args = batched_indices(size, batched[1:], indices)
+    args = [batching.in_batch(size, batched[0], x), *args]
+    moved = tuple([axis + 1 for axis in axes])
+    return bind(op, args, {"axes": moved, "batch": batch + 1})
+
+
 def _gather_op(
     name: str, doc: str, *, checked: bool, samples: tuple[Sample, ...]
 ) -> OpDef:
@@ -280,6 +311,7 @@ def _gather_op(
         jvp="linear",
         transpose=partial(_gather_transpose, checked),
         effects=TRAP if checked else frozenset(),
+        batch=_batch,
         samples=samples,
     )
 

@@ -7,19 +7,25 @@ from typing import Any, Final
 import numpy as np
 
 from hopflow import dtypes
-from hopflow.bind import Value
+from hopflow.bind import Operand as Argument
+from hopflow.bind import Value, bind
 from hopflow.errors import (
     ArgumentTypeError,
     ArgumentValueError,
     DTypeError,
     ShapeError,
 )
+from hopflow.graph.core import Constant
 from hopflow.graph.types import Shape, TensorType
 from hopflow.loop_ir import expr
 from hopflow.loop_ir.expr import Expr, Index, binary, compare, extent, index, select
 from hopflow.loop_ir.kernels import Operand, Pointwise
-from hopflow.ops.convert import apply, convert
-from hopflow.ops.opdef import OpDef, Sample
+from hopflow.ops import batching
+from hopflow.ops.convert import apply, as_value, convert
+from hopflow.ops.creation import iota
+from hopflow.ops.elementwise import remainder, subtract
+from hopflow.ops.gather import gather_clip
+from hopflow.ops.opdef import OpDef, Sample, convert_to
 from hopflow.ops.rules import (
     Array,
     any_dtype,
@@ -33,6 +39,7 @@ from hopflow.ops.rules import (
 from hopflow.ops.views import (
     Types,
     as_tensor,
+    moved,
     part,
     reshaped,
     several,
@@ -125,6 +132,7 @@ _concat: Final = OpDef(
     lower=_concat_lower,
     jvp="linear",
     transpose=_concat_transpose,
+    batch=batching.per_example(axis=batching.of_axis),
     samples=(
         Sample(("T[2, 3]", "T[2, 1]", "T[2, 2]"), {"axis": 1}, dtypes.ALL),
         Sample(("T[2]", "T[0]", "T[3]"), {"axis": 0}),
@@ -259,6 +267,31 @@ def _inner(ct: Any, x: Any, _value: Any, *, before: Shape, **_: Shape) -> Any:
     return sliced(ct, before, x.type.shape, (1,) * len(before))
 
 
+def _pad_batch(
+    op: OpDef,
+    size: Size,
+    batched: tuple[bool, ...],
+    x: Argument,
+    value: Argument,
+    *,
+    before: Shape,
+    after: Shape,
+) -> Sequence[Value]:
+    widths = {"before": (0, *before), "after": (0, *after)}
+    x = batching.in_batch(size, batched[0], x)
+    if not batched[1]:
+        return bind(op, [x, value], widths)
+    # Padded with anything, which then is replaced.
+    inside = batching.op_of("full", Constant(True, _BOOL), shape=x.type.shape)
+    [inside] = bind(op, [inside, Constant(False, _BOOL)], widths)
+    [padded] = bind(op, [x, Constant(0, TensorType(x.type.dtype))], widths)
+    value = batching.after_examples(value, len(before))
+    return [batching.op_of("where", inside, padded, value)]
+
+
+_BOOL: Final = TensorType(dtypes.bool_)
+
+
 _pad: Final = OpDef(
     name="pad",
     promote=None,
@@ -273,6 +306,7 @@ _pad: Final = OpDef(
             ct, zeros_of(x), starts=before, steps=(1,) * len(before)
         ),
     ),
+    batch=_pad_batch,
     samples=(
         Sample(("T[2, 3]", "T[]"), {"before": (1, 0), "after": (2, 1)}, dtypes.ALL),
         Sample(("T[0]", "T[]"), {"before": (1,), "after": (2,)}),
@@ -369,6 +403,28 @@ def _wide(shift: Any) -> Any:
     return apply(convert, shift, dtype=dtypes.int64)
 
 
+def _roll_batch(
+    op: OpDef,
+    size: Size,
+    batched: tuple[bool, ...],
+    x: Argument,
+    shift: Argument,
+    *,
+    axis: int,
+) -> Sequence[Value]:
+    if not batched[1]:
+        return bind(op, [x, shift], {"axis": axis + 1})
+    x = batching.in_batch(size, batched[0], x)
+    n = x.type.shape[axis + 1]
+    if is_zero(n):
+        return [as_value(x)]
+    at = apply(iota, shape=(1, n), axis=1, dtype=dtypes.int64)
+    shift = batching.after_examples(convert_to(shift, dtypes.int64), 1)
+    source = remainder(subtract(at, shift), n)
+    found = apply(gather_clip, x, source, axes=(axis + 1,), batch=1)
+    return [moved(found, 1, axis + 1)]
+
+
 _roll: Final[OpDef] = OpDef(
     name="roll",
     promote=None,
@@ -380,6 +436,7 @@ _roll: Final[OpDef] = OpDef(
         lambda ct, x, shift, axis: _roll(ct, -_wide(shift), axis=axis),
         None,
     ),
+    batch=_roll_batch,
     samples=(
         Sample(("T[2, 5]", "i64[]"), {"axis": 1}, dtypes.ALL, -9.0, 9.0),
         Sample(("T[0]", "i32[]"), {"axis": 0}),

@@ -17,6 +17,7 @@ from hopflow.graph.types import TensorType
 from hopflow.loop_ir import expr
 from hopflow.loop_ir.expr import Expr, Index, extent, index
 from hopflow.loop_ir.kernels import Library, Operand, Reduction
+from hopflow.ops import batching
 from hopflow.ops.creation import eye, tril, triu
 from hopflow.ops.gather import gather_clip
 from hopflow.ops.joining import pad
@@ -136,6 +137,7 @@ cholesky: Final = OpDef(
         can_fail=True,
     ),
     jvp=(_cholesky_jvp,),
+    batch=batching.along,
     samples=_samples("T[3, 3]") + _samples("T[2, 4, 4]") + _samples("T[0, 0]"),
 )
 
@@ -198,6 +200,7 @@ lu: Final = OpDef(
         can_fail=True,
     ),
     jvp=_lu_jvp,
+    batch=batching.along,
     samples=_samples("T[3, 3]") + _samples("T[2, 4, 3]") + _samples("T[0, 0]"),
 )
 
@@ -259,6 +262,7 @@ lu_permutation: Final = OpDef(
     infer=_permutation_infer,
     run=_permutation_run,
     lower=_permutation_lower,
+    batch=batching.along,
     samples=(
         Sample(("i32[3]",), {"size": 3}, (dtypes.int32,), 2.0, 2.0),
         Sample(("i32[2, 2]",), {"size": 4}, (dtypes.int32,), 2.0, 3.0),
@@ -336,6 +340,7 @@ triangular_solve: Final[OpDef] = OpDef(
             a, ct, transposed=not transposed, **kind
         ),
     ),
+    batch=batching.along,
     samples=tuple(
         Sample(
             ("T[2, 3, 3]", "T[2, 3, 2]"),
@@ -403,6 +408,7 @@ qr: Final = OpDef(
     run=_qr_run,
     lower=_qr_lower,
     jvp=_qr_jvp,
+    batch=batching.along,
     samples=(
         *_samples("T[4, 3]", complete=False),
         *_samples("T[2, 3, 4]", complete=False),
@@ -494,6 +500,7 @@ eigh: Final = OpDef(
     run=_eigh_run,
     lower=_eigh_lower,
     jvp=_eigh_jvp,
+    batch=batching.along,
     samples=(
         *_samples("T[3, 3]", vectors=True),
         *_samples("T[2, 4, 4]", vectors=True),
@@ -600,6 +607,7 @@ svd: Final = OpDef(
     run=_svd_run,
     lower=_svd_lower,
     jvp=_svd_jvp,
+    batch=batching.along,
     samples=(
         *_samples("T[4, 3]", mode="full"),
         *_samples("T[2, 3, 4]", mode="reduced"),

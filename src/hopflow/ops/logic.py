@@ -10,7 +10,7 @@ from hopflow.graph.core import Constant
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir.expr import binary, unary
 from hopflow.loop_ir.expr import select as choose
-from hopflow.ops import scalar
+from hopflow.ops import batching, scalar
 from hopflow.ops.convert import apply
 from hopflow.ops.opdef import OpDef, Sample, as_operand, convert_to, promoted_as
 from hopflow.ops.rules import (
@@ -211,6 +211,7 @@ select: Final = OpDef(
         lambda ct, test, x, y: _select(test, None, ct),
     ),
     is_cheap=True,
+    batch=batching.pointwise,
     samples=(
         Sample(("bool[3, 1]", "T[3, 4]", "T[4]"), dtypes=dtypes.ALL),
         Sample(("bool[]", "T[2]", "T[]")),

@@ -3,6 +3,7 @@
 `where_true` counts them, makes the number a size (`item`), and takes as many positions.
 """
 
+from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
 from typing import Any, Final
@@ -12,7 +13,8 @@ import numpy as np
 from hopflow import dtypes
 from hopflow.bind import Value, bind, current
 from hopflow.errors import DTypeError, TraceError
-from hopflow.graph.types import Shape, TensorType
+from hopflow.graph.core import Constant
+from hopflow.graph.types import Shape, TensorType, same_size
 from hopflow.loop_ir.expr import (
     Expr,
     Index,
@@ -23,12 +25,14 @@ from hopflow.loop_ir.expr import (
     index,
 )
 from hopflow.loop_ir.kernels import Compact, Operand, Pointwise
+from hopflow.ops import batching
 from hopflow.ops.convert import apply, as_value
 from hopflow.ops.logic import as_bool
 from hopflow.ops.opdef import OpDef, Sample, as_operand
 from hopflow.ops.reduce import count_nonzero
 from hopflow.ops.rules import Array
-from hopflow.ops.views import Types, known_elements, reshaped, unsized
+from hopflow.ops.sizes import larger
+from hopflow.ops.views import Types, known_elements, part, reshaped, unsized
 from hopflow.symbolic.size import Size
 
 __all__ = ["data_size", "flatnonzero", "where_true"]
@@ -55,12 +59,32 @@ def _positions_lower(_types: Types, mask: Operand, *, size: Size) -> Compact:  #
     return Compact(mask.type.shape[0], lambda i: mask[i])
 
 
+def _positions_batch(
+    _op: OpDef, _batch: Size, _batched: Any, mask: Any, *, size: Size
+) -> Sequence[Value]:
+    n = mask.shape[1]
+    room = larger(n, size)
+    if not same_size(n, room):
+        widths = {"before": (0, 0), "after": (0, room - n)}
+        false = Constant(False, TensorType(dtypes.bool_))
+        mask = batching.op_of("pad", mask, false, **widths)
+    # The true ones first, in their order.
+    order = batching.op_of("argsort", mask, descending=True)
+    first = part(order, 1, 0, size)
+    picked = part(
+        batching.op_of("gather_clip", mask, order, axes=(1,), batch=1), 1, 0, size
+    )
+    none = Constant(0, TensorType(dtypes.int64))
+    return [batching.op_of("where", picked, first, none)]
+
+
 flatnonzero: Final = OpDef(
     name="flatnonzero",
     promote=None,
     infer=_positions_infer,  # bool[n] -> i64[size]
     run=_positions_run,
     lower=_positions_lower,
+    batch=_positions_batch,
     samples=(
         Sample(("T[70]",), {"size": 7}, (dtypes.bool_,)),
         Sample(("T[5]",), {"size": 9}, (dtypes.bool_,)),
@@ -106,6 +130,7 @@ unravel: Final = OpDef(
     infer=_unravel_infer,  # i64[n] -> i64[n] for each axis
     run=_unravel_run,
     lower=_unravel_lower,
+    batch=batching.along,
     samples=(Sample(("T[9]",), {"shape": (3, 4, 5)}, (dtypes.int64,), 0, 59),),
 )
 

@@ -7,13 +7,14 @@ from typing import Any, Final
 import numpy as np
 
 from hopflow import dtypes
-from hopflow.bind import Value
+from hopflow.bind import Value, bind
 from hopflow.dtypes import DType
 from hopflow.errors import ArgumentTypeError, ArgumentValueError, AxisError, ShapeError
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir import expr
 from hopflow.loop_ir.expr import Expr, Index, extent
 from hopflow.loop_ir.kernels import Kernel, Library, Operand, Reduction
+from hopflow.ops import batching
 from hopflow.ops.elementwise import multiply
 from hopflow.ops.opdef import OpDef, Sample, convert_to
 from hopflow.ops.rules import (
@@ -98,6 +99,22 @@ def _for_library(dtype: DType, m: Size, n: Size, k: Size) -> bool:
     return dtype in BLAS_TYPES and prod(sizes) > _LARGE and not is_dot
 
 
+def _batch(
+    op: OpDef, size: Size, batched: tuple[bool, ...], x: Any, y: Any
+) -> Sequence[Value]:
+    """One matrix for all examples makes one large product of many small ones."""
+    if batched == (True, False) and y.ndim == 2:
+        _, m, k = x.shape
+        [found] = bind(op, [reshaped(x, (size * m, k)), y], {})
+        return [reshaped(found, (size, m, y.shape[-1]))]
+    if batched == (False, True) and x.ndim == 2:
+        _, k, n = y.shape
+        [found] = bind(op, [x, reshaped(moved(y, 0, 1), (k, size * n))], {})
+        return [moved(reshaped(found, (x.shape[0], size, n)), 1, 0)]
+    args = [batching.in_batch(size, b, o) for b, o in zip(batched, (x, y), strict=True)]
+    return bind(op, args, {})
+
+
 matmul_op: Final[OpDef] = OpDef(
     name="matmul",
     promote=None,
@@ -109,6 +126,7 @@ matmul_op: Final[OpDef] = OpDef(
         lambda ct, x, y: matmul_op(ct, matrix_transpose(y)),
         lambda ct, x, y: matmul_op(matrix_transpose(x), ct),
     ),
+    batch=_batch,
     samples=(
         Sample(("T[3, 4]", "T[4, 2]"), dtypes=NUMERIC),
         Sample(("T[2, 3, 4]", "T[2, 4, 5]"), dtypes=NUMERIC),

@@ -99,6 +99,8 @@ class OpDef:
     they are given as they are, with their types.
 
     is_cheap  whether a derivative may compute the result again rather than keep it
+    batch     what it does for many examples at once, see `ops.batching`; None only of
+              an operation without operands
     samples   calls for the suites that test all operations
     """
 
@@ -112,6 +114,7 @@ class OpDef:
     jvp: Rules | None = None
     transpose: Rules | None = None
     is_cheap: bool = False
+    batch: Callable[..., Sequence[Value]] | None = None
     effects: frozenset[str] = frozenset()
     node_effects: Callable[[dict[str, Any]], frozenset[str]] | None = None
 

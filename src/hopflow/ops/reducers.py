@@ -20,7 +20,7 @@ from hopflow.graph.types import Shape, TensorType
 from hopflow.loop_ir import expr
 from hopflow.loop_ir.expr import Expr, Index, cast, compare, const, select
 from hopflow.loop_ir.kernels import Operand, Pointwise, Prefix, Reduction
-from hopflow.ops import scalar
+from hopflow.ops import batching, scalar
 from hopflow.ops.convert import apply, convert
 from hopflow.ops.elementwise import maximum, minimum, multiply
 from hopflow.ops.logic import equal
@@ -148,6 +148,7 @@ def _reduction(
         lower=lower,
         jvp=jvp,
         transpose=transpose,
+        batch=batching.per_example(axes=batching.of_axes),
         samples=_samples(allowed, has_identity),
     )
 
@@ -304,6 +305,7 @@ reduce_find: Final = OpDef(
     infer=_find_infer,  # T[*s], T[s without `axis`] -> i64[s without `axis`]
     run=_find_run,
     lower=_find_lower,
+    batch=batching.per_example(axis=batching.of_axis),
     samples=(
         Sample(("T[3, 4]", "T[3]"), {"axis": 1}, dtypes.ALL),
         Sample(("T[4, 3]", "T[3]"), {"axis": 0}),
@@ -363,6 +365,7 @@ def _running(
         lower=lower,
         jvp=jvp,
         transpose=transpose,
+        batch=batching.per_example(axis=batching.of_axis),
         samples=(
             Sample(("T[3, 4]",), {"axis": 1, "reverse": False}, allowed),
             Sample(("T[3, 4]",), {"axis": 0, "reverse": True}, allowed[-4:]),

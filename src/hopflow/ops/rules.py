@@ -24,6 +24,7 @@ from hopflow.errors import (
 from hopflow.graph.types import Shape, TensorType, is_one, is_zero
 from hopflow.loop_ir.expr import Expr, Index
 from hopflow.loop_ir.kernels import Operand, Pointwise, elements
+from hopflow.ops import batching
 from hopflow.ops.opdef import Infer, OpDef, Promotion, Rules, Sample
 from hopflow.ops.sizes import agreed, less
 from hopflow.symbolic.boolean import SymBool
@@ -508,6 +509,7 @@ def elementwise(
         jvp=jvp,
         transpose=transpose,
         is_cheap=True,
+        batch=batching.pointwise,
         samples=tuple(
             Sample(shapes, params or {}, allowed, low, high)
             for shapes in _SAMPLE_SHAPES[arity]

@@ -8,7 +8,8 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from hopflow import dtypes
-from hopflow.bind import Value
+from hopflow.bind import Operand as Argument
+from hopflow.bind import Value, bind
 from hopflow.dtypes import DTypeLike
 from hopflow.errors import DerivativeError, ShapeError
 from hopflow.graph.core import Constant
@@ -16,7 +17,7 @@ from hopflow.graph.types import Shape, TensorType
 from hopflow.loop_ir import expr
 from hopflow.loop_ir.expr import Expr, Index, binary
 from hopflow.loop_ir.kernels import Operand, Scatter
-from hopflow.ops import scalar
+from hopflow.ops import batching, scalar
 from hopflow.ops.convert import apply, as_value, astype
 from hopflow.ops.creation import fill, positions, sizes_of, zeros
 from hopflow.ops.elementwise import divide, multiply
@@ -24,6 +25,7 @@ from hopflow.ops.gather import (
     TRAP,
     Layout,
     Types,
+    batched_indices,
     check_indices,
     check_of,
     gather,
@@ -317,6 +319,26 @@ def _stays(
     return equal(_read(op, written, update, indices, **place), number)
 
 
+def _batch(
+    op: OpDef,
+    size: Size,
+    batched: tuple[bool, ...],
+    base: Argument,
+    update: Argument,
+    *indices: Argument,
+    axes: tuple[int, ...],
+    batch: int,
+    **window: Any,
+) -> Sequence[Value]:
+    args = [
+        batching.in_batch(size, batched[0], base),
+        batching.in_batch(size, batched[1], update),
+        *batched_indices(size, batched[2:], indices),
+    ]
+    moved = tuple([axis + 1 for axis in axes])
+    return bind(op, args, {"axes": moved, "batch": batch + 1, **window})
+
+
 def _scatter_op(
     name: str, doc: str, *, checked: bool, samples: tuple[Sample, ...]
 ) -> OpDef:
@@ -332,6 +354,7 @@ def _scatter_op(
         jvp=partial(_jvp, name),
         transpose=partial(_transpose, name),
         effects=TRAP if checked else frozenset(),
+        batch=_batch,
         samples=samples,
     )
 

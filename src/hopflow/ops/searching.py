@@ -1,23 +1,30 @@
 """Searching: nonzero and searchsorted; argmax and argmin from `reduce`."""
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from hopflow import dtypes
-from hopflow.bind import Value
+from hopflow.bind import Value, bind
 from hopflow.errors import DTypeError, ShapeError
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir import expr
 from hopflow.loop_ir.expr import Expr, Index, binary, compare, extent, index, select
 from hopflow.loop_ir.kernels import Operand, Pointwise
-from hopflow.ops import scalar
+from hopflow.ops import batching, scalar
+from hopflow.ops.convert import apply, as_value
+from hopflow.ops.creation import zeros
+from hopflow.ops.elementwise import add, logical_and, logical_not, logical_or, subtract
+from hopflow.ops.gather import gather_clip
 from hopflow.ops.indexing import take
+from hopflow.ops.logic import isnan, less, less_equal, where
 from hopflow.ops.masks import where_true
 from hopflow.ops.opdef import OpDef, Sample
 from hopflow.ops.reduce import argmax, argmin
 from hopflow.ops.rules import NUMERIC, Array, is_zero, numeric, one_of, require_dtype
 from hopflow.ops.views import Types, as_tensor
+from hopflow.symbolic.size import Size
 
 __all__ = ["argmax", "argmin", "nonzero", "searchsorted"]
 
@@ -104,12 +111,44 @@ def _searchsorted_lower(
     return Pointwise(element, peeks=True)
 
 
+def _searchsorted_batch(
+    op: OpDef, size: Size, batched: tuple[bool, ...], x1: Any, x2: Any, *, side: str
+) -> Sequence[Value]:
+    if not batched[0]:
+        return bind(op, [x1, x2], {"side": side})
+    # The same search as in `_searchsorted_lower`, of tensors.
+    wanted = as_value(batching.in_batch(size, batched[1], x2))
+    n = x1.shape[1]
+    count = zeros(wanted.shape, dtype=dtypes.int64)
+    bits = n.bit_length() if isinstance(n, int) else _MOST_BITS
+    for bit in reversed(range(bits)):
+        candidate = add(count, 1 << bit)
+        found = apply(gather_clip, x1, subtract(candidate, 1), axes=(1,), batch=1)
+        before = (
+            _comes_before(found, wanted)
+            if side == "left"
+            else logical_not(_comes_before(wanted, found))
+        )
+        fits = less_equal(candidate, n)
+        count = where(logical_and(fits, before), candidate, count)
+    return [count]
+
+
+def _comes_before(x: Value, y: Value) -> Value:
+    """`_is_before` of tensors."""
+    if not x.dtype.is_float:
+        return as_value(less(x, y))
+    is_last = logical_and(isnan(y), logical_not(isnan(x)))
+    return as_value(logical_or(less(x, y), is_last))
+
+
 _searchsorted: Final = OpDef(
     name="searchsorted",
     promote=numeric,
     infer=_searchsorted_infer,  # T[n], T[*s] -> i64[*s]
     run=_searchsorted_run,
     lower=_searchsorted_lower,
+    batch=_searchsorted_batch,
     samples=(
         # One element is sorted whatever it is.
         Sample(("T[1]", "T[4]"), {"side": "left"}, NUMERIC),

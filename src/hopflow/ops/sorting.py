@@ -10,6 +10,7 @@ from hopflow.errors import ShapeError
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir.expr import const, extent
 from hopflow.loop_ir.kernels import Library, Operand
+from hopflow.ops import batching
 from hopflow.ops.convert import apply
 from hopflow.ops.gather import gather_clip
 from hopflow.ops.opdef import OpDef, Sample
@@ -57,6 +58,7 @@ _argsort: Final = OpDef(
     infer=_argsort_infer,  # T[*s, n] -> i64[*s, n]
     run=_argsort_run,
     lower=_argsort_lower,
+    batch=batching.along,
     samples=(
         Sample(("T[3, 5]",), {"descending": False}, dtypes.ALL),
         Sample(("T[7]",), {"descending": True}, dtypes.ALL),

@@ -12,6 +12,7 @@ import numpy as np
 
 from hopflow import dtypes
 from hopflow.loop_ir.expr import Expr, add, binary, cast, const
+from hopflow.ops import batching
 from hopflow.ops.opdef import OpDef, Sample
 from hopflow.ops.rules import Array, broadcast, pointwise
 
@@ -92,6 +93,7 @@ threefry: Final = OpDef(
     infer=broadcast("threefry2x32", (dtypes.uint64,), arity=2),
     run=_run,
     lower=pointwise(_hash),
+    batch=batching.pointwise,
     samples=(
         Sample(("T[]", "T[2, 3]"), {}, (dtypes.uint64,), 0.0, 1e18),
         Sample(("T[3, 1]", "T[4]"), {}, (dtypes.uint64,), 0.0, 1e18),

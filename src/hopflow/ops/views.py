@@ -15,7 +15,7 @@ import numpy as np
 
 from hopflow import dtypes
 from hopflow.bind import Operand as Argument
-from hopflow.bind import Value, current
+from hopflow.bind import Value, bind, current
 from hopflow.errors import (
     AxisError,
     DTypeError,
@@ -28,6 +28,7 @@ from hopflow.graph.core import Constant
 from hopflow.graph.types import Shape, TensorType, same_size
 from hopflow.loop_ir.expr import Expr, Index, add, binary, div, extent, index, mul
 from hopflow.loop_ir.kernels import Operand, Pointwise, Scatter, elements
+from hopflow.ops import batching
 from hopflow.ops.convert import apply, as_value
 from hopflow.ops.opdef import OpDef, Sample, as_default, as_operand, convert_to
 from hopflow.ops.rules import Array, is_one, is_zero, require_dtype
@@ -136,6 +137,7 @@ reshape: Final = OpDef(
     lower=_reshape_lower,
     unview=_reshape_unview,
     is_cheap=True,
+    batch=batching.per_example(shape=batching.of_shape),
     samples=(
         Sample(("T[2, 6]",), {"shape": (3, 4)}, dtypes.ALL),
         Sample(("T[2, 3, 4]",), {"shape": (6, 1, 4)}, dtypes.FLOATS),
@@ -185,6 +187,7 @@ transpose: Final = OpDef(
     lower=_transpose_lower,
     unview=_transpose_unview,
     is_cheap=True,
+    batch=batching.per_example(axes=batching.of_order),
     samples=(
         Sample(("T[2, 3]",), {"axes": (1, 0)}, dtypes.ALL),
         Sample(("T[2, 3, 4]",), {"axes": (2, 0, 1)}),
@@ -227,6 +230,13 @@ def _broadcast_unview(base: Value, _new: Value, *, shape: Shape) -> Value:
     )
 
 
+def _broadcast_batch(
+    op: OpDef, size: Size, _batched: Any, x: Argument, *, shape: Shape
+) -> Sequence[Value]:
+    x = batching.after_examples(x, len(shape))
+    return bind(op, [x], {"shape": (size, *shape)})
+
+
 broadcast_to: Final = OpDef(
     name="broadcast_to",
     promote=None,
@@ -236,6 +246,7 @@ broadcast_to: Final = OpDef(
     unview=_broadcast_unview,
     transpose=(lambda ct, x, **_: ct,),
     is_cheap=True,
+    batch=_broadcast_batch,
     samples=(
         Sample(("T[3, 1]",), {"shape": (2, 3, 4)}, dtypes.ALL),
         Sample(("T[]",), {"shape": (2,)}),
@@ -341,6 +352,9 @@ slice_: Final = OpDef(
     lower=_slice_lower,
     unview=_slice_unview,
     is_cheap=True,
+    batch=batching.per_example(
+        starts=batching.of_starts, sizes=batching.of_shape, steps=batching.of_steps
+    ),
     samples=(
         Sample(
             ("T[4, 5]",),
@@ -408,6 +422,7 @@ update_slice: Final[OpDef] = OpDef(
         lambda ct, base, new, **at: update_slice(ct, zeros_of(new), **at),
         lambda ct, base, new, **at: slice_(ct, sizes=new.type.shape, **at),
     ),
+    batch=batching.per_example(starts=batching.of_starts, steps=batching.of_steps),
     samples=(
         Sample(
             ("T[4, 5]", "T[2, 3]"),

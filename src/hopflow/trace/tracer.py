@@ -450,6 +450,27 @@ class Tracer(Functional):
         """The inputs that stand for tensors of the parent's."""
         return [*self.captures.values(), *self.references.values()]
 
+    def written_captures(self) -> dict[Any, Capture]:
+        """The tensors from outside that the function writes, by key.
+
+        What it has made of numbers itself is captured, but as new in each run: none.
+        """
+        return {
+            key: capture
+            for key, capture in self.captures.items()
+            if capture.written and not self._is_private(capture.origin)
+        }
+
+    def _is_private(self, origin: Any) -> bool:
+        while isinstance(origin, TracedTensor):
+            outer = getattr(origin.tracer, "captures", {}).values()
+            origin = next((c.origin for c in outer if c.tensor is origin), None)
+        return (
+            isinstance(origin, EagerTensor)
+            and self.is_adopted(origin)
+            and origin.storage.private
+        )
+
     # --- memory that several inputs share ---
 
     def prepare_write(self, tensor: TracedTensor) -> None:

@@ -1,0 +1,1 @@
+"""Batching: `vmap`, and the batch rules of operators with subgraphs."""

@@ -1,0 +1,130 @@
+"""Graphs of one example, run for many: batch rules, and batched bodies."""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+from weakref import WeakKeyDictionary
+
+from hopflow.bind import Operand, Value, bind
+from hopflow.graph.core import Graph, map_graphs
+from hopflow.graph.interpreter import interpret
+from hopflow.graph.rewriting import clone
+from hopflow.graph.types import TensorType
+from hopflow.ops.batching import in_batch
+from hopflow.ops.convert import as_value
+from hopflow.ops.opdef import OpDef
+from hopflow.symbolic.size import Size, SymInt, symbol
+from hopflow.trace.functional import TracedTensor
+from hopflow.trace.tracer import Tracer, trace_into
+
+__all__ = ["Batched", "BatchedGraph", "Lane", "as_batched", "batched_graph", "evaluate"]
+
+
+@dataclass(frozen=True, slots=True)
+class Batched:
+    """A value for each example, along axis 0. Its type is that of one example's."""
+
+    value: Value
+
+    @property
+    def type(self) -> TensorType:
+        type_ = self.value.type
+        return type_.with_shape(type_.shape[1:])
+
+
+Lane: TypeAlias = Operand | Batched
+
+
+def bind_batched(
+    size: Size, op: Any, operands: Sequence[Lane], params: dict[str, Any]
+) -> list[Lane]:
+    """The results of an operation on values some of which may be batched."""
+    batched = tuple([isinstance(o, Batched) for o in operands])
+    if not any(batched):
+        return list(bind(op, operands, map_graphs(params, clone)))  # type: ignore[arg-type]
+    plain = [o.value if isinstance(o, Batched) else o for o in operands]
+    if type(op) is OpDef:
+        assert op.batch is not None
+        return [Batched(r) for r in op.batch(op, size, batched, *plain, **params)]
+    results, found = op.batch(size, batched, plain, params)
+    return [Batched(r) if b else r for r, b in zip(results, found, strict=True)]
+
+
+def evaluate(graph: Graph, size: Size, args: Sequence[Lane]) -> tuple[Lane, ...]:
+    """The results of a graph on values some of which may be batched."""
+    return interpret(graph, args, functools.partial(bind_batched, size))
+
+
+class BatchedGraph(NamedTuple):
+    """A graph for many examples at once.
+
+    graph    takes the number of examples first if that is symbolic; batched inputs and
+             outputs have the examples along axis 0
+    outputs  which of its outputs are batched
+    """
+
+    graph: Graph
+    outputs: tuple[bool, ...]
+
+
+# By the graph: what was made of it for which inputs and outputs. Bodies of nested loops
+# would else be interpreted again for each try of each loop around.
+_known: WeakKeyDictionary[Graph, dict[Any, BatchedGraph]] = WeakKeyDictionary()
+
+
+def batched_graph(
+    graph: Graph,
+    size: Size,
+    inputs: Sequence[bool],
+    outputs: Sequence[bool] | None = None,
+) -> BatchedGraph:
+    """`graph` for `size` examples, as a new graph.
+
+    Args:
+        inputs: Which inputs are batched; no symbol is.
+        outputs: Those that are to be batched in any case.
+    """
+    known = _known.setdefault(graph, {})
+    forced = tuple(outputs or (False,) * len(graph.outputs))
+    key = (None if isinstance(size, SymInt) else size, tuple(inputs), forced)
+    if key not in known:
+        known[key] = _batched_graph(graph, size, inputs, forced)
+    found = known[key]
+    return BatchedGraph(clone(found.graph), found.outputs)  # a graph has one owner
+
+
+def _batched_graph(
+    graph: Graph, size: Size, inputs: Sequence[bool], forced: Sequence[bool]
+) -> BatchedGraph:
+    tracer = Tracer(None, graph.name)
+    if isinstance(size, SymInt):  # the caller's: another symbol than those of `graph`
+        size = symbol("n")
+        tracer.bind_symbols((size,))
+    args: list[Lane] = []
+    for var, is_batched in zip(graph.inputs, inputs, strict=True):
+        if var.node.symbol is not None:
+            args.append(TracedTensor(tracer, tracer.define(var.node.symbol)))
+            continue
+        type_ = var.type
+        if is_batched:
+            type_ = type_.with_shape((size, *type_.shape))
+        tensor = tracer.operand(type_, var.node.name)
+        tensor.source.node.section = var.node.section
+        args.append(Batched(tensor) if is_batched else tensor)
+
+    def run() -> list[Lane]:
+        results = evaluate(graph, size, args)
+        pairs = zip(results, forced, strict=True)
+        return [as_batched(size, r) if force else r for r, force in pairs]
+
+    found = trace_into(tracer, run, ())
+    values = [r.value if isinstance(r, Batched) else r for r in found]
+    closed = tracer.close(values)
+    return BatchedGraph(closed, tuple([isinstance(r, Batched) for r in found]))
+
+
+def as_batched(size: Size, lane: Lane) -> Batched:
+    if isinstance(lane, Batched):
+        return lane
+    return Batched(as_value(in_batch(size, False, lane)))

@@ -1,0 +1,120 @@
+"""The batch rule of operators with subgraphs, from the roles of their args and results.
+
+Bodies are batched as graphs, for those of their inputs that depend on the example: a
+carry if its first value or what a step makes of it does, which is found as a fixed
+point. Where what decides which body runs depends on the example, the node becomes a map
+over the examples, so that each takes its own branch and its own number of steps.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from hopflow.batching.graphs import BatchedGraph, batched_graph
+from hopflow.bind import Operand, Value, bind, current, slots
+from hopflow.graph.core import Node, map_graphs
+from hopflow.graph.regions import Region, Signature, carries
+from hopflow.ops.batching import in_batch
+from hopflow.ops.convert import as_value
+from hopflow.ops.views import moved
+from hopflow.symbolic.size import Size, SymInt
+
+__all__ = ["BatchedResults", "batch"]
+
+
+class BatchedResults(NamedTuple):
+    """The results of an operator, those that are batched with examples on axis 0."""
+
+    values: Sequence[Value]
+    batched: tuple[bool, ...]
+
+
+def batch(
+    op: Any,
+    size: Size,
+    batched: Sequence[bool],
+    args: Sequence[Operand],
+    params: dict[str, Any],
+    *,
+    all_results: bool = False,
+) -> BatchedResults:
+    """The results of a node for many examples at once.
+
+    Args:
+        all_results: Whether all results are to be batched.
+    """
+    node: Any = Node("call_function", op, tuple(args), params)  # type: ignore[arg-type]
+    signature = op.signature(node)
+    settled = _settled(signature, size, batched, all_results=all_results)
+    if settled is None:
+        found = slots.each_example(op, batched, args, params)
+        return BatchedResults(found, (True,) * len(found))
+    passed = [
+        _passed(size, role, arg, was=was, now=now)
+        for role, arg, was, now in zip(
+            signature.args, args, batched, settled.args, strict=True
+        )
+    ]
+    if isinstance(size, SymInt):
+        passed.insert(op.lead, current().value_of(size))
+    graphs = {
+        id(region.graph): body.graph
+        for region, body in zip(signature.regions, settled.bodies, strict=True)
+    }
+    results = bind(op, passed, map_graphs(params, lambda graph: graphs[id(graph)]))
+    rows = zip(signature.results, results, settled.results, strict=True)
+    values = [moved(v, 1, 0) if b and r == "stacked" else v for r, v, b in rows]
+    return BatchedResults(values, tuple(settled.results))
+
+
+_DECIDES: Final = ("predicate", "index")
+
+
+class _Settled(NamedTuple):
+    """Which args and results are batched, and the bodies for that."""
+
+    args: list[bool]
+    results: list[bool]
+    bodies: list[BatchedGraph]
+
+
+def _settled(
+    signature: Signature, size: Size, given: Sequence[bool], *, all_results: bool
+) -> _Settled | None:
+    """The fixed point: a body's results must be batched where its inputs are, or where
+    another body's are. None: what decides which of them runs is batched."""
+    args = list(given)
+    if any(b for b, role in zip(args, signature.args, strict=True) if role in _DECIDES):
+        return None
+    results = [all_results] * len(signature.results)
+    pairs = carries(signature)
+    while True:
+        for pair in pairs:
+            args[pair.arg] = results[pair.result] = (
+                args[pair.arg] or results[pair.result]
+            )
+        before = list(results)
+        bodies = [_body(region, size, args, results) for region in signature.regions]
+        for region, body in zip(signature.regions, bodies, strict=True):
+            for port, found in zip(region.outputs, body.outputs, strict=True):
+                if port.at is not None:
+                    results[port.at] |= found
+                elif found:
+                    return None
+        if results == before:
+            return _Settled(args, results, bodies)
+
+
+def _body(
+    region: Region, size: Size, args: Sequence[bool], results: Sequence[bool]
+) -> BatchedGraph:
+    inputs = [port.at is not None and args[port.at] for port in region.inputs]
+    outputs = [port.at is not None and results[port.at] for port in region.outputs]
+    return batched_graph(region.graph, size, inputs, outputs)
+
+
+def _passed(size: Size, role: str, arg: Operand, *, was: bool, now: bool) -> Operand:
+    """An arg of the new node: stacks have their slices on axis 0, the examples next."""
+    if not now:
+        return arg
+    value = as_value(in_batch(size, was, arg))
+    return moved(value, 0, 1) if role == "slice" else value
