@@ -227,7 +227,7 @@ def _like(
 # --- reverse --------------------------------------------------------------------------
 
 
-class _Linear:
+class Linear:
     """The derivative of a function at a point: a linear graph, and its residuals."""
 
     def __init__(
@@ -323,7 +323,7 @@ def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
         DerivativeError: an operation has no derivative.
     """
     as_flag("vjp", "has_aux", has_aux)
-    linear = _Linear("vjp", f, _primals("vjp", f, primals), has_aux=has_aux)
+    linear = Linear("vjp", f, _primals("vjp", f, primals), has_aux=has_aux)
     run = linear.run
 
     def pullback(cotangent: Any) -> Any:
@@ -343,7 +343,7 @@ def linearize(f: Callable[..., Any], *primals: Any) -> Any:
         ArgumentTypeError: `f` is no function, or a leaf is no tensor.
         DerivativeError: an operation has no derivative.
     """
-    linear = _Linear("linearize", f, _primals("linearize", f, primals), has_aux=False)
+    linear = Linear("linearize", f, _primals("linearize", f, primals), has_aux=False)
     run = linear.run
 
     def pushforward(*tangents: Any) -> Any:
@@ -380,7 +380,7 @@ def value_and_grad(
     @functools.wraps(f)
     def call(*args: Any, **kwargs: Any) -> Any:
         partial, primals = chosen_of("grad", f, numbers, args, kwargs)
-        linear = _Linear("grad", partial, primals, has_aux=has_aux)
+        linear = Linear("grad", partial, primals, has_aux=has_aux)
         run = linear.run
         value = _scalar(f, run)
         one = as_value(as_operand("grad", 0, 1.0)).astype(value.type.dtype)

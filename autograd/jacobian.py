@@ -6,7 +6,7 @@ from itertools import accumulate
 from typing import Any
 
 from hopflow import pytree
-from hopflow.autograd.api import argnums_of, chosen_of, linearize, vjp
+from hopflow.autograd.api import Linear, argnums_of, chosen_of
 from hopflow.autograd.rules import is_differentiable
 from hopflow.batching.api import vmap
 from hopflow.bind import Value
@@ -14,46 +14,10 @@ from hopflow.errors import DerivativeError
 from hopflow.ops.convert import astype
 from hopflow.ops.creation import eye
 from hopflow.ops.views import moved, part, reshaped
+from hopflow.symbolic.size import Size
+from hopflow.zeros import instantiate
 
 __all__ = ["hessian", "jacfwd", "jacrev"]
-
-
-def _basis(tree: Any) -> Any:
-    """All unit vectors of the space of trees like this one: stacked along axis 0."""
-    leaves, spec = pytree.flatten(tree)
-    count = sum(leaf.type.size for leaf in leaves)
-    rows = eye(count)
-    columns = zip(_starts(leaves), leaves, strict=True)
-    parts = [
-        reshaped(
-            astype(part(rows, 1, start, x.type.size), x.type.dtype), (count, *x.shape)
-        )
-        for start, x in columns
-    ]
-    return pytree.unflatten(spec, parts)
-
-
-def _starts(leaves: Sequence[Any]) -> list[Any]:
-    """Where each leaf begins in the vector that a tree of them makes."""
-    return list(accumulate([x.type.size for x in leaves], initial=0))[:-1]
-
-
-def _columns(stack: Value, tree: Any, *, front: bool) -> Any:
-    """For each leaf of `tree` its part of a stack along axis 0, in its shape.
-
-    front   whether the axes of the leaf come before those of the stack's rows
-    """
-    leaves, spec = pytree.flatten(tree)
-    found = []
-    for start, leaf in zip(_starts(leaves), leaves, strict=True):
-        rows = part(stack, 0, start, leaf.type.size)
-        inner = rows.ndim - 1
-        rows = reshaped(rows, (*leaf.shape, *rows.shape[1:]))
-        if not front:  # the last axis to the front, as often as there are some
-            for _ in range(inner):
-                rows = moved(rows, rows.ndim - 1, 0)
-        found.append(rows)
-    return pytree.unflatten(spec, found)
 
 
 def jacfwd(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Any:
@@ -61,30 +25,30 @@ def jacfwd(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Any:
 
     Args:
         f: Takes and returns pytrees of float tensors.
-        argnums: Which positional arguments to differentiate in; with a sequence the
-            result has a tuple in place of each leaf.
+        argnums: Which positional arguments to differentiate in.
 
     Returns:
-        A function of the arguments of `f`: a tree as the result of `f`, and in place of
-        each leaf T[*out] a tree as the argument, of leaves T[*out, *in].
+        A function of the arguments of `f`. It gives a tree as the result of `f`, and in
+        place of each leaf T[*out] a tree as the argument, of leaves T[*out, *in]; a
+        tuple of such trees if `argnums` is a sequence.
 
     Raises:
-        ArgumentTypeError, ArgumentValueError: see `grad`.
-        DerivativeError: an operation has no derivative, or an argument has integers.
+        ArgumentTypeError: `f` is no function, or `argnums` no int.
+        ArgumentValueError: there is no such argument (at a call).
+        DerivativeError: an operation has no derivative, or an argument or a result has
+            integers (at a call).
     """
-    numbers = argnums_of("jacfwd", f, argnums)
 
-    @functools.wraps(f)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        chosen, known = chosen_of("jacfwd", f, numbers, args, kwargs)
-        primals = pytree.unflatten(known.spec, known.values)
-        out, push = linearize(chosen, *primals)
-        _require_floats("jacfwd", out)
-        stacks = vmap(push)(*_basis(primals))
-        like = primals if isinstance(argnums, Sequence) else primals[0]
-        return pytree.tree_map(lambda t: _columns(t, like, front=False), stacks)
+    def columns(linear: Linear) -> list[list[Any]]:
+        primals, results = linear.primals.values, linear.run.values
+        stacks = vmap(lambda ts: [*map(instantiate, linear.push(ts))])(_basis(primals))
+        parts = [_parts(stack, primals) for stack in stacks]
+        return [
+            [_in_shape(x, v, result.ndim) for x, v in zip(row, primals, strict=True)]
+            for row, result in zip(parts, results, strict=True)
+        ]
 
-    return call
+    return _jacobian("jacfwd", f, argnums, columns)
 
 
 def jacrev(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Any:
@@ -94,25 +58,19 @@ def jacrev(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Any:
     arguments this is the quicker way.
 
     Raises:
-        ArgumentTypeError, ArgumentValueError: see `grad`.
-        DerivativeError: an operation has no derivative, or an argument has integers.
+        ArgumentTypeError, ArgumentValueError, DerivativeError: see `jacfwd`.
     """
-    numbers = argnums_of("jacrev", f, argnums)
 
-    @functools.wraps(f)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        chosen, known = chosen_of("jacrev", f, numbers, args, kwargs)
-        primals = pytree.unflatten(known.spec, known.values)
-        out, pull = vjp(chosen, *primals)
-        _require_floats("jacrev", out)
-        stacks = vmap(pull)(_basis(out))
-        like = stacks if isinstance(argnums, Sequence) else stacks[0]
-        leaves, spec = pytree.flatten(like)
-        rows = [pytree.flatten(_columns(x, out, front=True))[0] for x in leaves]
-        by_result = [pytree.unflatten(spec, own) for own in zip(*rows, strict=True)]
-        return pytree.unflatten(pytree.structure(out), by_result)
+    def rows(linear: Linear) -> list[list[Any]]:
+        results = linear.run.values
+        stacks = vmap(lambda ts: [*map(instantiate, linear.pull(ts))])(_basis(results))
+        parts = [_parts(stack, results) for stack in stacks]
+        return [
+            [reshaped(own[k], (*r.shape, *own[k].shape[1:])) for own in parts]
+            for k, r in enumerate(results)
+        ]
 
-    return call
+    return _jacobian("jacrev", f, argnums, rows)
 
 
 def hessian(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Any:
@@ -124,11 +82,61 @@ def hessian(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Any:
     return jacfwd(jacrev(f, argnums), argnums)
 
 
-def _require_floats(name: str, out: Any) -> None:
-    """Raises: DerivativeError: a result is no float."""
-    leaves, spec = pytree.flatten(out)
-    for leaf, path in zip(leaves, pytree.leaf_paths(spec, "result"), strict=True):
-        if not is_differentiable(leaf.type):
-            raise DerivativeError(
-                f"{name}: `{path}` is {leaf.type}, which has no derivative."
-            )
+def _jacobian(
+    name: str,
+    f: Callable[..., Any],
+    argnums: int | Sequence[int],
+    blocks: Callable[[Linear], list[list[Any]]],
+) -> Any:
+    """
+    Args:
+        blocks: For each leaf of the result, the block of each leaf of the arguments.
+    """
+    numbers = argnums_of(name, f, argnums)
+    single = not isinstance(argnums, Sequence)
+
+    @functools.wraps(f)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        chosen, primals = chosen_of(name, f, numbers, args, kwargs)
+        linear = Linear(name, chosen, primals, has_aux=False)
+        run = linear.run
+        paths = pytree.leaf_paths(run.spec, "result")
+        for value, path in zip(run.values, paths, strict=True):
+            if not is_differentiable(value.type):
+                raise DerivativeError(
+                    f"{name}: `{path}` is {value.type}, which has no derivative."
+                )
+        rows = [pytree.unflatten(primals.spec, row) for row in blocks(linear)]
+        return pytree.unflatten(run.spec, [r[0] if single else r for r in rows])
+
+    return call
+
+
+def _basis(values: Sequence[Value]) -> list[Any]:
+    """All unit vectors of the space of such values, stacked along axis 0."""
+    starts, count = _starts(values)
+    rows = eye(count)
+    found = []
+    for start, value in zip(starts, values, strict=True):
+        own = astype(part(rows, 1, start, value.type.size), value.type.dtype)
+        found.append(reshaped(own, (count, *value.shape)))
+    return found
+
+
+def _starts(values: Sequence[Value]) -> tuple[list[Size], Size]:
+    """Where each begins in the vector that all of them make, and the length of that."""
+    *starts, count = accumulate([v.type.size for v in values], initial=0)
+    return starts, count
+
+
+def _parts(stack: Value, values: Sequence[Value]) -> list[Any]:
+    """The rows of a stack along axis 0 that belong to each of `values`."""
+    starts, _ = _starts(values)
+    pairs = zip(starts, values, strict=True)
+    return [part(stack, 0, start, value.type.size) for start, value in pairs]
+
+
+def _in_shape(column: Any, value: Value, ndim: int) -> Any:
+    """A stack of columns of `ndim` axes as one block: those, then the value's own."""
+    last = moved(column, 0, ndim)
+    return reshaped(last, (*last.shape[:-1], *value.shape))

@@ -70,7 +70,7 @@ def after_examples(operand: Operand, ndim: int) -> Operand:
 
 
 def pointwise(
-    op: OpDef, _size: Size, batched: Batched, *operands: Operand, **params: Any
+    op: OpDef, _size: Size, batched: Batched, /, *operands: Operand, **params: Any
 ) -> Sequence[Value]:
     """Of what broadcasts its operands."""
     ndim = max(map(rank, operands, batched))
@@ -86,7 +86,7 @@ def per_example(**changes: Callable[[Size, Any], Any]) -> BatchRule:
     """
 
     def rule(
-        op: OpDef, size: Size, batched: Batched, *operands: Operand, **params: Any
+        op: OpDef, size: Size, batched: Batched, /, *operands: Operand, **params: Any
     ) -> Sequence[Value]:
         args = [in_batch(size, b, o) for b, o in zip(batched, operands, strict=True)]
         changed = {k: f(size, params[k]) for k, f in changes.items()}
