@@ -11,7 +11,7 @@ from hopflow.graph.core import Graph, map_graphs
 from hopflow.graph.interpreter import interpret
 from hopflow.graph.rewriting import clone
 from hopflow.graph.types import TensorType
-from hopflow.ops.batching import in_batch
+from hopflow.ops.batching import Same, in_batch
 from hopflow.ops.convert import as_value
 from hopflow.ops.opdef import OpDef
 from hopflow.symbolic.size import Size, SymInt, symbol
@@ -46,9 +46,10 @@ def bind_batched(
     plain = [o.value if isinstance(o, Batched) else o for o in operands]
     if type(op) is OpDef:
         assert op.batch is not None
-        return [Batched(r) for r in op.batch(op, size, batched, *plain, **params)]
-    results, found = op.batch(size, batched, plain, params)
-    return [Batched(r) if b else r for r, b in zip(results, found, strict=True)]
+        found = op.batch(op, size, batched, *plain, **params)
+        return [r.value if isinstance(r, Same) else Batched(r) for r in found]
+    results, mask = op.batch(size, batched, plain, params)
+    return [Batched(r) if b else r for r, b in zip(results, mask, strict=True)]
 
 
 def evaluate(graph: Graph, size: Size, args: Sequence[Lane]) -> tuple[Lane, ...]:

@@ -7,7 +7,7 @@ rules here serve whole families; an operation that needs its own has it in its f
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from hopflow.bind import Operand, Value, bind
 from hopflow.graph.types import Shape
@@ -16,6 +16,7 @@ from hopflow.symbolic.size import Size
 
 __all__ = [
     "BatchRule",
+    "Same",
     "after_examples",
     "along",
     "in_batch",
@@ -30,10 +31,16 @@ __all__ = [
     "rank",
 ]
 
-BatchRule: TypeAlias = Callable[..., Sequence[Value]]
-"""(op, size, batched, *operands, **params) -> the results, all of them batched."""
+BatchRule: TypeAlias = Callable[..., "Sequence[Value | Same]"]
+"""(op, size, batched, *operands, **params) -> the results: batched, but for `Same`."""
 
 Batched: TypeAlias = tuple[bool, ...]
+
+
+class Same(NamedTuple):
+    """A result of a rule that is the same for all examples, and not batched."""
+
+    value: Value
 
 
 def op_of(name: str, *operands: Operand, **params: Any) -> Value:

@@ -6,11 +6,13 @@ from typing import Any, Final
 import numpy as np
 
 from hopflow import dtypes
+from hopflow.bind import bind
 from hopflow.errors import CheckError, DTypeError, TraceError
 from hopflow.graph.types import SYMBOL_TYPE, TensorType
 from hopflow.loop_ir import expr
 from hopflow.loop_ir.expr import Expr, Index
 from hopflow.loop_ir.kernels import Check, Operand, Pointwise
+from hopflow.ops import batching
 from hopflow.ops.opdef import OpDef, Sample
 from hopflow.ops.rules import Array
 from hopflow.ops.views import Types
@@ -98,6 +100,13 @@ item: Final = OpDef(
 )
 
 
+def _dim_size_batch(
+    op: OpDef, _size: Any, _batched: Any, x: Any, *, axis: int
+) -> list[batching.Same]:
+    [size] = bind(op, [x], {"axis": axis + 1})
+    return [batching.Same(size)]
+
+
 # `dim_size(x, axis)`: the symbol is the size of an axis of what an operator has made.
 dim_size: Final = OpDef(
     name="dim_size",
@@ -107,5 +116,6 @@ dim_size: Final = OpDef(
     lower=lambda _types, x, *, axis: Pointwise(
         lambda _: expr.extent(x.type.shape[axis])
     ),
+    batch=_dim_size_batch,
     samples=(Sample(("T[3, 4]",), {"axis": 1}),),
 )

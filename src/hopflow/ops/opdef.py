@@ -114,7 +114,7 @@ class OpDef:
     jvp: Rules | None = None
     transpose: Rules | None = None
     is_cheap: bool = False
-    batch: Callable[..., Sequence[Value]] | None = None
+    batch: Callable[..., Sequence[Any]] | None = None
     effects: frozenset[str] = frozenset()
     node_effects: Callable[[dict[str, Any]], frozenset[str]] | None = None
 

@@ -8,7 +8,7 @@ from hopflow.graph.core import Var
 from hopflow.tensor import EagerTensor, Tensor
 from hopflow.trace.functional import TracedTensor
 
-__all__ = ["Capture", "is_written"]
+__all__ = ["Capture", "is_written", "source_of"]
 
 
 @dataclass(slots=True)
@@ -40,3 +40,11 @@ def is_written(tensor: TracedTensor) -> bool:
     part of another input never is: that one is."""
     storage = tensor.storage
     return storage is not None and storage.version > 0 and storage.within is None
+
+
+def source_of(origin: object) -> EagerTensor | None:
+    """The tensor outside all traces that a captured one stands for, if there is one."""
+    while isinstance(origin, TracedTensor):
+        outer = getattr(origin.tracer, "captures", {}).values()
+        origin = next((c.origin for c in outer if c.tensor is origin), None)
+    return origin if isinstance(origin, EagerTensor) else None

@@ -54,7 +54,7 @@ from hopflow.symbolic.size import (
 from hopflow.tensor import EagerTensor, Tensor
 from hopflow.tensor.rows import place_in, row_of
 from hopflow.trace import expressions
-from hopflow.trace.captures import Capture
+from hopflow.trace.captures import Capture, source_of
 from hopflow.trace.dims import Dim
 from hopflow.trace.functional import (
     Chain,
@@ -458,18 +458,11 @@ class Tracer(Functional):
         return {
             key: capture
             for key, capture in self.captures.items()
-            if capture.written and not self._is_private(capture.origin)
+            if capture.written and not self._is_own(source_of(capture.origin))
         }
 
-    def _is_private(self, origin: Any) -> bool:
-        while isinstance(origin, TracedTensor):
-            outer = getattr(origin.tracer, "captures", {}).values()
-            origin = next((c.origin for c in outer if c.tensor is origin), None)
-        return (
-            isinstance(origin, EagerTensor)
-            and self.is_adopted(origin)
-            and origin.storage.private
-        )
+    def _is_own(self, tensor: EagerTensor | None) -> bool:
+        return tensor is not None and self.is_adopted(tensor) and tensor.storage.private
 
     # --- memory that several inputs share ---
 
