@@ -23,6 +23,7 @@ from hopflow.graph.hashing import structural_hash
 from hopflow.graph.regions import result_types
 from hopflow.graph.rewriting import clone
 from hopflow.graph.verifier import verify as verify_graph
+from hopflow.logs import span
 from hopflow.loop_ir.nest import Program
 from hopflow.loop_ir.printer import format_program
 from hopflow.loop_ir.verifier import verify as verify_program
@@ -238,8 +239,10 @@ def _kernel(
             _kernels.move_to_end(key)
             return known
         counts.compiles += 1
-        _, program = lower(graph, donated, layouts)
-        kernel = _kernels[key] = compile_program(program)
+        with span("lower", graph=graph.name):
+            _, program = lower(graph, donated, layouts)
+        with span("compile", graph=graph.name):
+            kernel = _kernels[key] = compile_program(program)
         while len(_kernels) > max(config.kernel_cache_size, 0):
             _kernels.popitem(last=False)
             counts.evictions += 1
