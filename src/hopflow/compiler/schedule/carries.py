@@ -106,7 +106,7 @@ def _start_changing(
     there is such a bound."""
     first = {axis: b.let(b.extent(slot.type.shape[axis])) for axis in changing}
     sizes = {axis: b.declare(n, "n") for axis, n in first.items()}
-    b.symbols.update({symbol: sizes[axis] for axis, symbol in changing.items()})
+    b.symbols.update({symbol: e.read(sizes[axis]) for axis, symbol in changing.items()})
     buffer = b.temporary(type_, "carry", allocate=False)
     bounded = all(s.range.high != inf for s in changing.values())
     if bounded:

@@ -282,7 +282,7 @@ class Scheduler(NodeScheduler):
             for s in free_symbols(*(n for t in types for n in t.shape))
             if s not in b.symbols
         }
-        b.symbols.update(sizes)
+        b.symbols.update({s: e.read(n) for s, n in sizes.items()})
         made_by_each = [
             not sizes.keys().isdisjoint(free_symbols(*t.shape)) for t in types
         ]
