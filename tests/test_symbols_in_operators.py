@@ -420,3 +420,46 @@ def test_lengths_may_be_symbols(loop: Run, of: Run) -> None:
         for run in (module, jitted, f):
             agree(run(x), expected)
     assert not module.guards.guards
+
+
+# --- sizes that a body finds to be equal ----------------------------------------------
+
+
+def spread(x: Any, y: Any) -> Any:
+    """Two shapes that must be reshaped alike, and agree: a guard that the body asks."""
+    return hf.sum((x[:, None, :] - y[None, :, :]) ** 2)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, y: hf.fori_loop(0, 2, lambda _, c: c + spread(x, c), y),
+        lambda x, y: hf.scan(lambda c, _: (c + spread(x, c), c), y, length=2)[1],
+        lambda x, y: hf.map(lambda v: v + spread(x, y), y),
+        lambda x, y: hf.cond(y[0, 0] > 9, lambda: y, lambda: y + spread(x, y)),
+        lambda x, y: hf.subgraph(spread)(x, y),
+        lambda x, y: hf.fori_loop(
+            0,
+            2,
+            lambda _, c: hf.cond(c[0, 0] > 9, lambda: c, lambda: c + spread(x, c)),
+            y,
+        ),
+    ],
+)
+@pytest.mark.parametrize("dynamic", [True, ({1: True}, {1: True}), ({}, {1: True})])
+def test_sizes_that_a_body_finds_to_be_equal_are_one(f: Run, dynamic: Any) -> None:
+    x = hf.asarray(np.arange(15.0).reshape(5, 3) / 10)
+    y = hf.asarray(np.arange(6.0).reshape(2, 3) / 7)
+    with hf.debug():
+        expected = f(x, y)
+    agree(hf.jit(f, dynamic=dynamic)(x, y), expected)
+
+
+def test_a_subgraph_is_called_with_sizes_exchanged() -> None:
+    tail = hf.subgraph(lambda x, y: hf.concat([x[1:], y * 2]))
+
+    def f(x: Any, y: Any) -> Any:
+        return tail(x, y), tail(y, x), tail(x, x)
+
+    x, y = hf.asarray(np.arange(5.0)), hf.asarray(np.arange(3.0))
+    agree(hf.jit(f, dynamic=True)(x, y), f(x, y))

@@ -1,55 +1,65 @@
-"""One symbol has one meaning in a program: where it would have another, it is renamed.
+"""One symbol has one meaning in a program, and one size has one symbol.
 
-A graph may have the symbols of the graph around it, for the same sizes, and keeps them
-then; or for others, if several nodes were made with one graph.
+A graph may have symbols of its own for sizes that it is passed, or two for one: they
+become the symbol, or the number, that is passed. It may also have a symbol of the graph
+around it for another size, if several nodes were made with one graph: it is renamed.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
-from hopflow.graph.core import Graph, Node, Var, plain_symbol
+from hopflow.graph.core import Arg, Constant, Graph, Node, Var, plain_symbol, size_of
 from hopflow.graph.regions import has_regions, passed_to, signature_of
-from hopflow.graph.rewriting import fresh_symbol, substitute_symbols
-from hopflow.symbolic.size import Symbol
+from hopflow.graph.rewriting import fresh_symbol, replace_uses, substitute_symbols
+from hopflow.symbolic.size import Size, Symbol
 
 
 def own_symbols(graph: Graph) -> Graph:
     """In place, in all subgraphs, which no other node has; returns the graph."""
-    _rename(graph, _defined(graph), {v.node.symbol for v in graph.symbols})
+    _settle(graph, [None] * len(graph.inputs), set())
     return graph
 
 
-def _defined(graph: Graph) -> list[Node]:
-    return [node for node in graph.nodes if node.symbol is not None]
+def _settle(graph: Graph, passed: Sequence[object], known: set[Symbol]) -> None:
+    """Give a graph the sizes that it is passed, and other names to what is in `known`,
+    all symbols met so far; and go on to the subgraphs."""
+    sizes: dict[Symbol, Size] = {}
+    names: dict[Node, Symbol] = {}
+    inputs: dict[Symbol, Var] = {}
+    same: dict[Var, Arg] = {}  # what stands for inputs that are no size any more
 
+    def name(node: Node, symbol: Symbol) -> None:
+        assert node.symbol is not None
+        sizes[node.symbol], names[node] = size_of(symbol), symbol
 
-def _rename(graph: Graph, own: Iterable[Node], known: set[Symbol | None]) -> None:
-    """Rename what the nodes and inputs `own` define, if it is in `known`, all symbols
-    met so far; and go on to the subgraphs."""
-    new = {
-        n.symbol: fresh_symbol(n.symbol)
-        for n in own
-        if n.symbol is not None and n.symbol in known
-    }
-    if new:
-        substitute_symbols(graph, new)
-    for node in own:
-        if node.symbol in new:
-            node.symbol = plain_symbol(new[node.symbol])
-        known.add(node.symbol)
-    for node in graph.nodes:
-        if not has_regions(node):
+    def other(symbol: Symbol) -> Symbol:
+        return plain_symbol(fresh_symbol(symbol)) or symbol
+
+    for var, arg in zip(graph.inputs, passed, strict=True):
+        symbol = var.node.symbol
+        if symbol is None:
             continue
-        for region in signature_of(node).regions:
-            inputs = zip(region.graph.inputs, region.inputs, strict=True)
-            bound = [
-                var.node
-                for var, port in inputs
-                if var.node.symbol is not None
-                and not _is_passed(var.node.symbol, passed_to(port, node.args))
-            ]
-            _rename(region.graph, [*bound, *_defined(region.graph)], known)
-
-
-def _is_passed(symbol: Symbol, arg: object) -> bool:
-    """Whether a region gets for a symbol the very same one."""
-    return isinstance(arg, Var) and arg.node.symbol is symbol
+        if isinstance(arg, Constant):
+            sizes[symbol], same[var] = int(arg.value), arg
+            names[var.node] = other(symbol)
+        elif isinstance(arg, Var) and arg.node.symbol is not None:
+            first = inputs.setdefault(arg.node.symbol, var)
+            name(var.node, arg.node.symbol)
+            if first is not var:
+                same[var], names[var.node] = first, other(symbol)
+    new = [v.node for v in graph.inputs] + graph.nodes
+    for node in new:
+        if node.symbol is not None and node not in names:
+            name(node, other(node.symbol) if node.symbol in known else node.symbol)
+    substitute_symbols(graph, sizes)
+    replace_uses(graph, same)
+    for node, symbol in names.items():
+        node.symbol = symbol
+    known.update(names.values())
+    for node in graph.nodes:
+        if has_regions(node):
+            for region in signature_of(node).regions:
+                given = [
+                    None if port.role == "carry" else passed_to(port, node.args)
+                    for port in region.inputs
+                ]
+                _settle(region.graph, given, known)
