@@ -332,17 +332,7 @@ class Jitted:
         env = ShapeEnv(user_line)
         tracer = Tracer(None, name_of(self._f).strip("<>") or "f", env=env)
         inputs = Inputs("jit", tracer, call.given.leaves, call.texts(self._f), choose)
-        given: list[Any] = []
-        for i, leaf in enumerate(call.given.leaves):
-            name = _name(inputs.texts[i])
-            if not is_data(leaf):
-                given.append(inputs.number(i, name))
-                continue
-            tensor = call.tensors[len(tracer.operands)]
-            if exact:
-                given.append(tracer.reference(tensor, name))
-            else:
-                given.append(inputs.tensor(i, tensor.type, name))
+        given = _given(call, inputs, exact=exact)
 
         def run(*flat: Any) -> Any:
             args, kwargs = pytree.unflatten(call.given.spec, flat)
@@ -350,28 +340,17 @@ class Jitted:
 
         with span("trace", function=name_of(self._f)):
             results = trace_into(tracer, lambda *flat: self._results(run(*flat)), given)
-        captures = tracer.captures.values()
-        own = [*tracer.operands, *(c.tensor for c in captures)]
-        # What the function itself made of numbers is as new in each call.
-        lasting = tracer.written_captures().values()
-        private = {id(c.tensor) for c in captures if not any(c is w for w in lasting)}
-        written = [
-            k
-            for k, t in enumerate(own)
-            if is_written(t) and id(t) not in private and _first(own, t) == k
-        ]
-        graph = tracer.close(
-            [
-                *results.operands,
-                *(TracedTensor(tracer, tracer.read(own[k])) for k in written),
-            ]
-        )
+        own = [*tracer.operands, *(c.tensor for c in tracer.captures.values())]
+        written = _written(tracer, own)
+        present = [TracedTensor(tracer, tracer.read(own[k])) for k in written]
+        graph = tracer.close([*results.operands, *present])
         unify_symbols(graph, env.simplify)
         if env.facts:
             settle_sizes(graph, env.simplify)
         log("graph", lambda: format_graph(graph))
         sources = inputs.find_sources()
-        captured = [c.origin for c in captures if isinstance(c.origin, EagerTensor)]
+        origins = [c.origin for c in tracer.captures.values()]
+        captured = [o for o in origins if isinstance(o, EagerTensor)]
         compiled = _Compiled(
             Executable(graph, self._donated_inputs(call)),
             captured,
@@ -382,11 +361,10 @@ class Jitted:
             [sources[v.node.symbol] for v in graph.symbols if v.node.symbol],
             _rows(captured, call.tensors if exact else ()),
         )
+        numbers = enumerate(zip(call.places, call.values, strict=True))
         fixed = [
             (k, value)
-            for k, (place, value) in enumerate(
-                zip(call.places, call.values, strict=True)
-            )
+            for k, (place, value) in numbers
             if place.axis is not None and choose(*place) is False
         ]
         guards = env.guards.simplified()
@@ -524,6 +502,36 @@ _GONE: Final = np.empty(0)
 """What a donated tensor holds: its own memory is the result's, or free."""
 _MOST_KNOWN: Final = 1 << 12
 _PYTHON_KINDS: Final = {SymInt: int, SymFloat: float, SymBool: bool}
+
+
+def _given(call: Arguments, inputs: Inputs, *, exact: bool) -> list[Any]:
+    """What the function gets for each leaf of its arguments in a trace."""
+    given: list[Any] = []
+    tensors = iter(call.tensors)
+    for i, leaf in enumerate(call.given.leaves):
+        name = _name(inputs.texts[i])
+        if not is_data(leaf):
+            given.append(inputs.number(i, name))
+            if isinstance(given[-1], SymFloat):
+                next(tensors)  # a float is an operand too
+        elif exact:
+            given.append(inputs.tracer.reference(next(tensors), name))
+        else:
+            given.append(inputs.tensor(i, next(tensors).type, name))
+    return given
+
+
+def _written(tracer: Tracer, own: Sequence[TracedTensor]) -> list[int]:
+    """Which inputs of a function, operands and captures, it has written."""
+    # What the function itself made of numbers is as new in each call.
+    captures = tracer.captures.values()
+    lasting = tracer.written_captures().values()
+    private = {id(c.tensor) for c in captures if not any(c is w for w in lasting)}
+    return [
+        k
+        for k, t in enumerate(own)
+        if is_written(t) and id(t) not in private and _first(own, t) == k
+    ]
 
 
 def _first(tensors: Sequence[Any], wanted: Any) -> int:
