@@ -58,7 +58,7 @@ from hopflow.hops.loops import (
     stacked_types,
     trace_settled,
 )
-from hopflow.hops.while_loop import While, while_loop
+from hopflow.hops.while_loop import WHILE, While
 from hopflow.loop_ir.kernels import CountedLoop
 from hopflow.ops.convert import apply, astype
 from hopflow.ops.dynamic import dynamic_index
@@ -499,8 +499,19 @@ class _Until(NamedTuple):
         carry = pytree.unflatten(call.spec, init)
         ys = list(empty_stacks(stacked_types(y_types, length)))
         first = (astype(0, int64), False, carry, ys)
-        steps, _, carry, ys = while_loop(test, step, first)
+        steps, _, carry, ys = WHILE.use(lambda: self.loop(test, step, first))
         return carry, pytree.unflatten(found.child(1), ys), steps
+
+    def loop(self, *args: Any) -> Call:
+        """The call of a `while_loop`, with the sizes of our carry that steps change."""
+        loop = WHILE.prepare(
+            *args, max_steps=None, reverse_mode="recompute", dynamic_carry=None
+        )
+        # Before our carry stand the number of the step, and whether it was the last.
+        loop.dynamic = {2 + i: dims for i, dims in self.call.dynamic.items()}
+        own = self.call.paths
+        loop.paths = [*loop.paths[:2], *own, *loop.paths[2 + len(own) :]]
+        return loop
 
 
 def _types(call: Call) -> tuple[Any, list[TensorType], list[TensorType]]:

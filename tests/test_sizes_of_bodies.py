@@ -261,6 +261,33 @@ def of_rows(x: Any, dim: Any) -> Any:
     )
 
 
+def until_the_end(x: Any, dim: Any) -> Any:
+    def step(y: Any, v: Any) -> Any:
+        return hf.concat([y, hf.ones(1) * v]), hf.sum(y)
+
+    choice = {"y": {0: dim}}
+    last = hf.scan(step, x[:0], x, dynamic_carry=choice, reverse=True)
+    ended = hf.scan(step, x[:0], x, dynamic_carry=choice, until=lambda y: hf.sum(y) > 4)
+    return last, ended
+
+
+def of_two_that_change(x: Any, dim: Any) -> Any:
+    def body(i: Any, y: Any, z: Any, w: Any) -> Any:
+        sizes[i] = z.shape[0]
+        return i + 1, z, hf.concat([y[y > 1], z]), w
+
+    sizes = hf.zeros(4)
+    choice = {name: {0: dim} for name in "yzw"}
+    found = hf.while_loop(
+        lambda i, y, z, _: (i < 4) & (hf.sum(z) < 70),
+        body,
+        (0, x, x[:2], x[x > 2]),
+        dynamic_carry=choice,
+        max_steps=9,
+    )
+    return found, sizes
+
+
 def within_a_loop(x: Any, dim: Any) -> Any:
     def outer(k: Any, total: Any) -> Any:
         _, y = hf.while_loop(
@@ -276,7 +303,9 @@ def within_a_loop(x: Any, dim: Any) -> Any:
 
 @every_way
 @pytest.mark.parametrize("dim", [hf.Dim("n"), hf.Dim("n", max=60)], ids=str)
-@pytest.mark.parametrize("f", [doubled, thinned, of_rows, within_a_loop])
+@pytest.mark.parametrize(
+    "f", [doubled, thinned, of_rows, until_the_end, of_two_that_change, within_a_loop]
+)
 def test_steps_may_change_the_size_of_a_carry(
     run: Run, f: Run, dim: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

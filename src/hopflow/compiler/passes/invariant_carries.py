@@ -11,6 +11,7 @@ from hopflow.graph.regions import (
     signature_of,
 )
 from hopflow.graph.rewriting import replace_uses
+from hopflow.symbolic.size import free_symbols
 
 
 def make_carries_invariant(graph: Graph) -> Graph:
@@ -27,9 +28,15 @@ def make_carries_invariant(graph: Graph) -> Graph:
 
 
 def _is_unchanged(signature: Signature, pair: CarryPair) -> bool:
-    """Whether each region that gives the carry a value gives it the one it had."""
+    """Whether each region that gives the carry a value gives it the one it had. One
+    whose size might have changed stays: it is what tells the region that size."""
     for region in signature.regions:
         output, input_ = region.output_of(pair.result), region.input_of(pair.arg)
+        if input_ is not None:
+            shape = region.graph.inputs[input_].type.shape
+            known = {v.node.symbol for v in region.graph.symbols}
+            if not known.issuperset(free_symbols(*shape)):
+                return False
         if output is not None and (
             input_ is None
             or region.graph.outputs[output] is not region.graph.inputs[input_]
