@@ -550,6 +550,15 @@ class Tracer(Functional):
 
     # --- recording ---
 
+    def process(
+        self, op: Any, args: Sequence[Operand], params: dict[str, Any]
+    ) -> tuple[Value, ...]:
+        results = super().process(op, args, params)
+        if type(op) is not OpDef:
+            for result in results:
+                self._define_sizes(self.read(self.localize(result)))
+        return results
+
     def arg(self, operand: Operand) -> Arg:
         """An operand as an argument of a node of this graph."""
         if isinstance(operand, Constant):
@@ -587,9 +596,6 @@ class Tracer(Functional):
         node.operator_path = self.path
         if op is item:
             self._define_by(node)
-        elif node.graphs:
-            for var in node.results:
-                self._define_sizes(var)
         return tuple([TracedTensor(self, var) for var in node.results])
 
     def _define_by(self, node: Node) -> None:
