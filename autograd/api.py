@@ -34,7 +34,7 @@ from hopflow.trace.source import (
     parameter_names,
 )
 from hopflow.trace.tracer import trace_into
-from hopflow.zeros import Tangent, Zero, instantiate
+from hopflow.zeros import Tangent, Unknown, Zero, instantiate
 
 __all__ = ["grad", "jvp", "linearize", "value_and_grad", "vjp"]
 
@@ -113,7 +113,11 @@ def _run(
                 )
             tree, aux = tree
         leaves, spec = pytree.flatten(tree)
-        return [_result(name, f, spec, i, x) for i, x in enumerate(leaves)], spec, aux
+        return (
+            [result_leaf(name, f, spec, i, x) for i, x in enumerate(leaves)],
+            spec,
+            aux,
+        )
 
     outputs, spec, aux = trace_into(tape, run, ())
     found = [tape.current(o) for o in outputs]
@@ -124,7 +128,9 @@ def _run(
     return _Run(tape, values, [t for _, t in found], spec, aux)
 
 
-def _result(name: str, f: Callable[..., Any], spec: Spec, i: int, leaf: Any) -> Operand:
+def result_leaf(
+    name: str, f: Callable[..., Any], spec: Spec, i: int, leaf: Any
+) -> Operand:
     try:
         return as_default(as_operand(name, i, leaf), weak=True)
     except ArgumentTypeError:
@@ -186,15 +192,19 @@ def jvp(
                 f"`{type(value).__name__}`."
             )
     known = _primals("jvp", f, tuple(primals))
-    given = _like("jvp", "tangents", tuple(tangents), known.values, known.spec)
+    given = like("jvp", "tangents", tuple(tangents), known.values, known.spec)
     run = _run("jvp", f, known, given, None, has_aux=has_aux)
     out = pytree.unflatten(run.spec, run.values)
     tangent = pytree.unflatten(run.spec, [instantiate(t) for t in run.tangents])
     return (out, tangent, run.aux) if has_aux else (out, tangent)
 
 
-def _like(
-    name: str, argument: str, tree: Any, values: Sequence[Value], spec: Spec
+def like(
+    name: str,
+    argument: str,
+    tree: Any,
+    values: Sequence[Value | Unknown],
+    spec: Spec,
 ) -> list[Tangent]:
     """A user's tangents or cotangents, one for each of `values`.
 
@@ -327,7 +337,7 @@ def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     run = linear.run
 
     def pullback(cotangent: Any) -> Any:
-        given = _like("vjp", "cotangent", cotangent, run.values, run.spec)
+        given = like("vjp", "cotangent", cotangent, run.values, run.spec)
         found = linear.pull(given)
         return pytree.unflatten(linear.primals.spec, map(instantiate, found))
 
@@ -348,7 +358,7 @@ def linearize(f: Callable[..., Any], *primals: Any) -> Any:
 
     def pushforward(*tangents: Any) -> Any:
         known = linear.primals
-        given = _like("linearize", "tangents", tangents, known.values, known.spec)
+        given = like("linearize", "tangents", tangents, known.values, known.spec)
         return pytree.unflatten(run.spec, map(instantiate, linear.push(given)))
 
     return pytree.unflatten(run.spec, run.values), pushforward

@@ -36,6 +36,7 @@ from hopflow.dtypes import bool_ as bool
 from hopflow.hops.associative_scan import associative_scan
 from hopflow.hops.base import debug
 from hopflow.hops.cond import cond
+from hopflow.hops.custom import custom_jvp, custom_vjp
 from hopflow.hops.invoke_subgraph import invoke_subgraph, subgraph
 from hopflow.hops.map import map_ as map
 from hopflow.hops.scan import scan
@@ -44,7 +45,7 @@ from hopflow.hops.while_loop import Checkpoint, fori_loop, while_loop
 from hopflow.jit import jit
 from hopflow.ops import linalg
 from hopflow.ops.check import check, check_is_size
-from hopflow.ops.convert import astype
+from hopflow.ops.convert import astype, stop_gradient
 from hopflow.ops.creation import (
     arange,
     empty,
@@ -254,6 +255,8 @@ __all__ = [
     "cummin",
     "cumulative_prod",
     "cumulative_sum",
+    "custom_jvp",
+    "custom_vjp",
     "debug",
     "diff",
     "digamma",
@@ -377,6 +380,7 @@ __all__ = [
     "stack",
     "stats",
     "std",
+    "stop_gradient",
     "subgraph",
     "subtract",
     "sum",

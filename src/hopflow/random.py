@@ -22,7 +22,7 @@ from hopflow.errors import (
     ShapeError,
 )
 from hopflow.graph.types import Shape, TensorType, same_shape
-from hopflow.ops.convert import apply, as_value, astype
+from hopflow.ops.convert import apply, as_value, astype, stop_gradient
 from hopflow.ops.creation import arange
 from hopflow.ops.elementwise import (
     abs,
@@ -472,6 +472,7 @@ def truncated_normal(
     ends = [erf(divide(v, root)) for v in (low, high)]
     drawn = _uniform("truncated_normal", word, sizes, target, *ends)
     result = multiply(erfinv(drawn), root)
+    low, high = stop_gradient((low, high))
     return clip(result, nextafter(low, math.inf), nextafter(high, -math.inf))
 
 

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from hopflow import dtypes
+from hopflow import dtypes, pytree
 from hopflow.bind import Operand, Value, bind
 from hopflow.dtypes import DType, DTypeLike
 from hopflow.graph.core import Constant
@@ -22,7 +22,7 @@ from hopflow.ops.rules import (
     required_dtype,
 )
 
-__all__ = ["apply", "as_value", "astype", "convert", "copy"]
+__all__ = ["apply", "as_value", "astype", "convert", "copy", "stop_gradient"]
 
 
 def apply(op: OpDef, *operands: Operand, **params: Any) -> Value:
@@ -90,6 +90,31 @@ copy: Final = OpDef(
     batch=batching.pointwise,
     samples=(Sample(("T[3, 4]",), dtypes=dtypes.ALL), Sample(("T[]",))),
 )
+
+
+_stopped: Final = OpDef(
+    name="stop_gradient",
+    promote=None,
+    infer=broadcast("stop_gradient", arity=1),
+    run=_copy_run,
+    lower=lambda types, x: Pointwise(lambda at: x[at], is_view=True),
+    jvp=(None,),
+    samples=(Sample(("T[3, 4]",), dtypes=dtypes.ALL), Sample(("T[]",))),
+)
+
+
+def stop_gradient(x: Any, /) -> Any:
+    """`x`, taken to be constant where it is differentiated.
+
+    Args:
+        x: A pytree of tensors and numbers.
+
+    Raises:
+        ArgumentTypeError: a leaf is neither.
+    """
+    return pytree.tree_map(
+        lambda leaf: apply(_stopped, as_value(as_operand("stop_gradient", 0, leaf))), x
+    )
 
 
 def astype(

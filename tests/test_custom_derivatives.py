@@ -1,0 +1,246 @@
+"""`custom_jvp`, `custom_vjp` and `stop_gradient`: rules of users, wherever they run."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hopflow as hf
+from hopflow.errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    DerivativeError,
+    MutationError,
+    ResultTypeError,
+    ShapeError,
+    StructureError,
+)
+
+JVP: Any = hf.custom_jvp
+VJP: Any = hf.custom_vjp
+
+
+# The rules say that the derivative in x is ten times what it is.
+def value(x: Any, y: Any) -> Any:
+    return hf.sin(x) * y
+
+
+def forward_kind() -> Any:
+    f = JVP(value)
+
+    def rule(primals: Any, tangents: Any) -> Any:
+        (x, y), (tx, ty) = primals, tangents
+        return f(x, y), 10 * hf.cos(x) * tx * y + hf.sin(x) * ty
+
+    f.defjvp(rule)
+    return f
+
+
+def reverse_kind() -> Any:
+    f = VJP(value)
+
+    def forward(x: Any, y: Any) -> Any:
+        return value(x, y), {"x": x, "y": y, "name": "residuals", "count": 1}
+
+    def backward(kept: Any, ct: Any) -> Any:
+        assert (kept["name"], kept["count"]) == ("residuals", 1)
+        return 10 * hf.cos(kept["x"]) * ct * kept["y"], hf.sin(kept["x"]) * ct
+
+    f.defvjp(forward, backward)
+    return f
+
+
+def simple_kind() -> Any:
+    f = JVP(value)
+    f.defjvps(
+        lambda t, out, x, y: 10 * hf.cos(x) * t * y, lambda t, out, x, y: hf.sin(x) * t
+    )
+    return f
+
+
+KINDS = {"jvp": forward_kind(), "jvps": simple_kind(), "vjp": reverse_kind()}
+WRAPS: dict[str, Any] = {
+    "eager": lambda f: hf.grad(f, (0, 1)),
+    "jit": lambda f: hf.jit(hf.grad(f, (0, 1))),
+    "of jit": lambda f: hf.grad(hf.jit(f), (0, 1)),
+    "cond": lambda f: hf.grad(
+        lambda x, y: hf.cond(x > 0, f, lambda x, y: x + y, (x, y)), (0, 1)
+    ),
+    "map": lambda f: hf.grad(
+        lambda x, y: hf.sum(hf.map(lambda z: f(z, y), hf.stack([x]))), (0, 1)
+    ),
+    "scan": lambda f: hf.jit(
+        hf.grad(
+            lambda x, y: hf.scan(lambda c, z: (c + f(z, y), c), 0.0, hf.stack([x]))[0],
+            (0, 1),
+        )
+    ),
+    "subgraph": lambda f: hf.grad(lambda x, y: hf.invoke_subgraph(f, x, y), (0, 1)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_rules_are_what_is_differentiated(kind: str, wrap: str) -> None:
+    dx, dy = WRAPS[wrap](KINDS[kind])(0.5, 2.0)
+    assert dx.item() == pytest.approx(20 * np.cos(0.5), rel=1e-5)
+    assert dy.item() == pytest.approx(np.sin(0.5), rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("wrap", [lambda f: f, hf.jit], ids=["eager", "jit"])
+def test_the_function_is_itself_and_rules_have_derivatives(
+    kind: str, wrap: Any
+) -> None:
+    f = KINDS[kind]
+    assert wrap(f)(0.5, y=2.0).item() == pytest.approx(2 * np.sin(0.5), rel=1e-6)
+    second = wrap(hf.grad(hf.grad(f)))(0.5, 2.0)
+    assert second.item() == pytest.approx(-20 * np.sin(0.5), rel=1e-5)
+    over = wrap(lambda x: hf.jvp(hf.grad(f), (x, 2.0), (1.0, 0.0))[1])(0.5)
+    assert over.item() == pytest.approx(-20 * np.sin(0.5), rel=1e-5)
+
+
+def test_forward_mode() -> None:
+    f = KINDS["jvp"]
+    want = 20 * np.cos(0.5)
+    for g in (f, hf.jit(f), lambda x, y: hf.cond(x > 0, f, f, (x, y))):
+        assert hf.jvp(g, (0.5, 2.0), (1.0, 0.0))[1].item() == pytest.approx(want)
+    with pytest.raises(DerivativeError, match="`value` has rules for reverse"):
+        hf.jvp(KINDS["vjp"], (0.5, 2.0), (1.0, 0.0))
+    _, push = hf.linearize(KINDS["vjp"], 0.5, 2.0)
+    with pytest.raises(DerivativeError, match="`value` has rules for reverse"):
+        push(1.0, 0.0)
+
+
+def test_python_may_look_at_values() -> None:
+    f = JVP(lambda x: x if x > 0 else -x)
+    f.defjvp(lambda p, t: (f(*p), t[0] if p[0] > 0 else 5 * t[0]))
+    assert hf.grad(f)(-1.0).item() == 5.0
+    assert hf.grad(hf.grad(lambda x: f(x) * x))(-1.0).item() == 10.0
+
+
+def test_trees_static_arguments_and_none() -> None:
+    f = VJP(lambda scale, p, n: ({"r": p["a"] * scale(p["b"])}, n), nondiff_argnums=[0])
+    f.defvjp(
+        lambda scale, p, n: (f(scale, p, n), (p["a"], n)),
+        lambda scale, kept, ct: ({"a": scale(ct[0]["r"]), "b": None}, None),
+    )
+    p = {"a": hf.asarray([1.0, 2.0]), "b": hf.asarray([3.0, 4.0])}
+
+    def loss(p: Any, n: Any) -> Any:
+        return hf.sum(f(hf.exp, p, n)[0]["r"])
+
+    for g in (hf.grad(loss), hf.jit(hf.grad(loss))):
+        found = g(p, hf.asarray(3))
+        np.testing.assert_allclose(np.asarray(found["a"]), np.exp([1, 1]), rtol=1e-6)
+        assert found["b"].tolist() == [0, 0]
+
+    h = JVP(lambda x, n: x**n, nondiff_argnums=(1,))
+    h.defjvp(lambda n, primals, tangents: (h(*primals, n), n * tangents[0]))
+    assert hf.grad(h)(2.0, 3).item() == 3.0
+
+
+def test_a_fixed_point_by_the_implicit_function_theorem() -> None:
+    def newton(a: Any) -> Any:  # for x**2 = a
+        return hf.while_loop(
+            lambda x: hf.abs(x * x - a) > 1e-5, lambda x: (x + a / x) / 2, a
+        )
+
+    root = VJP(newton)
+    root.defvjp(lambda a: 2 * [root(a)], lambda x, ct: (ct / (2 * x),))
+    for f in (hf.grad(root), hf.jit(hf.grad(root))):
+        assert f(2.0).item() == pytest.approx(0.5 / np.sqrt(2), rel=1e-5)
+
+
+def test_stop_gradient() -> None:
+    def f(tree: Any) -> Any:
+        stopped = hf.stop_gradient(tree)
+        return hf.sum(stopped["x"] * tree["x"]) + stopped["n"]
+
+    x = np.array([1.0, 2.0], np.float32)
+    for g in (hf.grad(f), hf.jit(hf.grad(f))):
+        assert g({"x": x, "n": 1.0})["x"].tolist() == [1.0, 2.0]
+    with pytest.raises(ArgumentTypeError, match="stop_gradient"):
+        hf.stop_gradient("a")
+
+
+def with_rule(rule: Any) -> Any:
+    f = JVP(lambda x: x * 2)
+    f.defjvp(rule)
+    return f
+
+
+def with_rules(forward: Any, backward: Any) -> Any:
+    f = VJP(lambda x: x * 2)
+    f.defvjp(forward, backward)
+    return f
+
+
+def ok(x: Any) -> Any:
+    return x * 2, None
+
+
+def closing(y: Any) -> Any:
+    f = JVP(lambda x: x * y)
+    f.defjvp(lambda p, t: (f(*p), t[0] * y))
+    return f(y)
+
+
+def writing(x: Any) -> Any:
+    outside = x * 1
+
+    def f(x: Any) -> Any:
+        outside[...] = x
+        return x
+
+    return JVP(f)(x)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda: JVP(3), ArgumentTypeError, "fun"),
+        (lambda: VJP(ok, "a"), ArgumentTypeError, "nondiff_argnums"),
+        (lambda: JVP(ok, (3,))(1.0), ArgumentValueError, "names argument 3"),
+        (lambda: JVP(lambda *, x: x)(x=1.0), ArgumentTypeError, "only be given by"),
+        (lambda: JVP(ok).defjvp(3), ArgumentTypeError, "rule"),
+        (lambda: hf.grad(JVP(lambda x: x))(1.0), DerivativeError, "has no rule"),
+        (lambda: hf.grad(VJP(lambda x: x))(1.0), DerivativeError, "has no rules"),
+        (lambda: hf.grad(with_rule(lambda p, t: p[0]))(1.0), ResultTypeError, "pair"),
+        (
+            lambda: hf.grad(with_rule(lambda p, t: (p[0], t)))(1.0),
+            ArgumentTypeError,
+            "`tangent` must be",
+        ),
+        (
+            lambda: hf.grad(with_rules(lambda x: x, ok))(1.0),
+            ResultTypeError,
+            "pair",
+        ),
+        (
+            lambda: hf.grad(with_rules(ok, lambda r, ct: ct))(1.0),
+            StructureError,
+            "tuple of 1 cotangents",
+        ),
+        (
+            lambda: hf.grad(with_rules(ok, lambda r, ct: ((ct, ct),)))(1.0),
+            ArgumentTypeError,
+            "`cotangents` must be",
+        ),
+        (
+            lambda: hf.grad(with_rules(ok, lambda r, ct: (hf.ones(3),)))(1.0),
+            ShapeError,
+            "cotangents",
+        ),
+        (lambda: hf.grad(closing)(1.0), DerivativeError, "closes over"),
+        (
+            lambda: hf.grad(lambda x: hf.cond(x > 0, closing, lambda x: x, x))(1.0),
+            DerivativeError,
+            "closes over",
+        ),
+        (lambda: hf.jit(writing)(hf.ones(2)), MutationError, "writes to a tensor"),
+    ],
+)
+def test_errors(call: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        call()
