@@ -83,6 +83,11 @@ class _Custom:
         require_callable(self.name, "fun", fun)
         functools.update_wrapper(self, fun)
         self.fun = fun
+        if not isinstance(nondiff_argnums, tuple | list):
+            raise ArgumentTypeError(
+                f"{self.name}: `nondiff_argnums` must be a tuple or a list of ints, "
+                f"and is `{type(nondiff_argnums).__name__}`."
+            )
         self.static = [
             as_integer(self.name, "nondiff_argnums", n) for n in nondiff_argnums
         ]

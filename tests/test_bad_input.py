@@ -119,8 +119,9 @@ def _until(c: Any) -> Any:
 
 
 _UNARY: Final = (
-    "abs acos acosh asin asinh atan atanh cbrt ceil copy cos cosh erf erfc erfinv exp "
-    "exp2 expm1 floor isfinite isinf isnan lgamma log log1p log2 log10 logistic "
+    "abs acos acosh asin asinh atan atanh cbrt ceil copy cos cosh digamma erf erfc "
+    "erfinv exp exp2 expm1 floor isfinite isinf isnan lgamma log log1p log2 log10 "
+    "logistic "
     "matrix_transpose negative positive ravel reciprocal round rsqrt sigmoid sign "
     "signbit sin sinh sqrt square tan tanh trunc nonzero unique_all unique_counts "
     "unique_inverse unique_values"
@@ -195,6 +196,8 @@ CALLS: Final[dict[str, Good]] = {
     "jvp": _good(_same, (X,), (X,), has_aux=False),
     "linearize": _good(_same, X),
     "vjp": _good(_same, X, has_aux=False),
+    "stop_gradient": _good(X),
+    **dict.fromkeys(("custom_jvp", "custom_vjp"), _good(_same, nondiff_argnums=(0,))),
     **dict.fromkeys(("grad", "value_and_grad"), _good(_same, 0, has_aux=False)),
     "linspace": _good(0.0, 1.0, 5, dtype="float32", device="cpu", endpoint=False),
     "logical_not": _good(BOOLS),
