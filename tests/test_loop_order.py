@@ -127,9 +127,10 @@ def test_products_of_few_rows_of_each_slice_are_one_product(
     assert sum(line.startswith("call gemm") for line in text) == 2
 
 
-def test_the_number_of_slices_may_be_a_symbol() -> None:
+@pytest.mark.parametrize("dynamic", [({0: True},), True])
+def test_sizes_of_products_before_the_loop_may_be_symbols(dynamic: Any) -> None:
     w, u = some(64, 80), some(80, 80) * 0.1
-    run = hf.jit(recurrent, dynamic=({0: True},))
+    run = hf.jit(recurrent, dynamic=dynamic)
     for length in (20, 0, 1, 33):
         xs = some(length, 64)
         expected = hf.jit(recurrent)(xs, w, u)[1][0]

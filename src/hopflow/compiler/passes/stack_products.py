@@ -59,11 +59,12 @@ def _move_out(graph: Graph, at: int, node: Node, region: Region) -> int:
         xs, ys = node.args[stack.at], node.args[matrix.at]
         if (stack.role, matrix.role) != ("slice", "invariant"):
             continue
-        if not _fits(inner, xs.type.shape[0]):
+        if not _fits(inner, xs.type.shape[0], ys.type):
             continue
         place = at + len(graph.nodes) - before
         product = _product(graph, place, inner, xs, ys)
-        replace_uses(region.graph, {inner.results[0]: _add_slice(node, product)})
+        slice_ = _add_slice(node, product, inner.results[0].type)
+        replace_uses(region.graph, {inner.results[0]: slice_})
     return len(graph.nodes) - before
 
 
@@ -82,21 +83,26 @@ def has_few_rows(product: Node) -> bool:
     return isinstance(rows, int) and rows <= FEW
 
 
-def _fits(product: Node, length: Size) -> bool:
+def _fits(product: Node, length: Size, matrix: TensorType) -> bool:
     """Whether all products together are not too large."""
-    rows, inner = product.args[0].type.shape
-    columns = product.results[0].type.shape[1]
-    if not (isinstance(columns, int) and isinstance(rows, int)):
-        return False
-    if not isinstance(length, int):
-        return isinstance(inner, int) and columns <= WIDEST * inner
-    return length * rows * columns * product.results[0].type.dtype.itemsize <= LARGEST
+    rows = product.args[0].type.shape[0]
+    inner, columns = matrix.shape
+    if all(isinstance(n, int) for n in (length, rows, columns)):
+        size = length * rows * columns * matrix.dtype.itemsize
+        return bool(size <= LARGEST)
+    narrow, wide = _in_the_trace(inner), _in_the_trace(columns)
+    return narrow is not None and wide is not None and wide <= WIDEST * narrow
+
+
+def _in_the_trace(size: Size) -> float | None:
+    """What a size was in the call that was traced; None: that is not known."""
+    return size if isinstance(size, int) else size.hint
 
 
 def _product(graph: Graph, at: int, like: Node, xs: Arg, matrix: Arg) -> Var:
     """Insert the product of all slices: [length, *, n]."""
-    length = xs.type.shape[0]
-    (rows, inner), columns = like.args[0].type.shape, matrix.type.shape[1]
+    length, rows = xs.type.shape[0], like.args[0].type.shape[0]
+    inner, columns = matrix.type.shape
 
     def insert(op: Any, args: tuple[Arg, ...], *shape: Any, **params: Any) -> Var:
         nonlocal at
@@ -115,15 +121,15 @@ def _product(graph: Graph, at: int, like: Node, xs: Arg, matrix: Arg) -> Var:
     return insert(reshape, (product,), *stacked, shape=stacked)
 
 
-def _add_slice(node: Node, stack: Var) -> Var:
-    """Give a loop one more stack, after the others; the input for its slice."""
+def _add_slice(node: Node, stack: Var, type_: TensorType) -> Var:
+    """Give a loop one more stack, after the others; the input for its slice, of a type
+    in the terms of the body."""
     signature = signature_of(node)
     [region] = signature.regions
     last = max(i for i, role in enumerate(signature.args) if role == "slice")
     position = region.input_of(last)
     assert position is not None
     inputs = region.graph.inputs
-    type_ = stack.type.with_shape(stack.type.shape[1:])
     var = region.graph.add_input(type_, f"product{len(inputs)}", "operand")
     inputs.insert(position + 1, inputs.pop())
     node.args = (*node.args[: last + 1], stack, *node.args[last + 1 :])
