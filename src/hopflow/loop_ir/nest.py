@@ -203,9 +203,10 @@ class Allocate:
     """Make memory for a buffer in the arena or an output, of the shape that it has now.
 
     What was in it is gone. The memory is freed, or the caller's, when the program ends;
-    in a loop an iteration may get that of the one before.
+    in a loop an iteration may get that of the one before. Where there is some, and not
+    enough, there will be twice as much, or more.
 
-    again   whether it has memory, of another shape: what there is doubles, at least
+    again   whether the buffer has memory, of another shape
     """
 
     buffer: Buffer

@@ -379,10 +379,10 @@ class Emitter:
         fits = f.emit(f"icmp sle i64 {size}, {capacity}")
         f.branch_if(fits, f"end.{name}", name)
         f.start(name)
-        if s.again:
-            double = f.emit(f"shl i64 {capacity}, 1")
-            more = f.emit(f"icmp sgt i64 {double}, {size}")
-            size = f.emit(f"select i1 {more}, i64 {double}, i64 {size}")
+        # What grows in a loop is moved as often as its size doubles.
+        double = f.emit(f"shl i64 {capacity}, 1")
+        more = f.emit(f"icmp sgt i64 {double}, {size}")
+        size = f.emit(f"select i1 {more}, i64 {double}, i64 {size}")
         f.module.external("void @free(ptr)")
         f.module.external("ptr @aligned_alloc(i64, i64)")
         f.do(f"call void @free(ptr {self.memory.pointer(s.buffer)})")
