@@ -1,4 +1,8 @@
-"""For every test in the repository: a mark `requires(...)` skips where it must."""
+"""For every test in the repository: a mark `requires(...)` skips where it must, and
+`ctrl_c` is for tests that interrupt themselves."""
+
+import signal
+from collections.abc import Iterator
 
 import pytest
 
@@ -10,3 +14,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for mark in item.iter_markers("requires"):
             if reason := missing(*mark.args):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """SIGINT interrupts, also where the suite runs in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -461,7 +461,7 @@ def loop_ir_results(f: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
     jitted = hf.jit(f)
     jitted(*args)
     _, scheduled = lower(jitted.graph)
-    arrays = [np.asarray(a) for a in (*args, *jitted._last.captured)]
+    arrays = [np.asarray(a) for a in (*args, *jitted._present.compiled.captured)]
     return interpreter.run(scheduled, (), arrays)
 
 

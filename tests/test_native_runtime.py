@@ -114,6 +114,7 @@ def total() -> Kernel:
 RESULT = np.zeros((), np.int64)
 
 
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize(
     ("kernel", "sizes"),
     [(endless, ()), (lambda: endless(1000), ()), (counted, (10**13,))],

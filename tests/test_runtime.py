@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -362,16 +362,9 @@ def wander_within(i: Any) -> Any:
 ENDLESS = pytest.mark.parametrize("endless", [wander, wander_wide, wander_within])
 
 
-@pytest.fixture
-def _default_handler() -> Iterator[None]:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @WAYS
 @ENDLESS
-@pytest.mark.usefixtures("_default_handler")
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_stops_an_endless_loop_on_the_main_thread(
     way: Any, endless: Any
 ) -> None:
