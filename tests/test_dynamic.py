@@ -617,3 +617,25 @@ def test_a_size_that_is_a_number_in_a_branch_is_known_after_it() -> None:
     g = hf.jit(lambda x, w: hf.sum(gm(x, w)))
     assert [g(ones(0), ones(0, n)).item() for n in (2, 3, 0)] == [0, 0, 0]
     assert g(ones(2), ones(2, 3)).item() == 12
+
+
+def test_dynamic_may_name_an_argument_that_is_left_out() -> None:
+    g = hf.jit(lambda x, n=2, *, m=3: x * n + m, dynamic={"n": False, "m": False})
+    calls = [(ones(2),), (ones(2), 2), (ones(2), 4)]
+    assert compiled(g, *calls) == [1, 2, 3]
+    assert g(ones(1), m=5).tolist() == [7]
+
+
+class Model:
+    @hf.jit(dynamic={"x": True})  # type: ignore[untyped-decorator]
+    def method(self, x: Any) -> Any:
+        return x * 2 if x.shape[0] > 3 else x
+
+    def plain(self, x: Any) -> Any:
+        return x * 2 if x.shape[0] > 3 else x
+
+
+@pytest.mark.parametrize("bound", [Model().method, hf.jit(Model().plain, dynamic=True)])
+def test_methods_have_names_for_their_arguments(bound: Any) -> None:
+    assert compiled(bound, (ones(2),), (ones(3),), (ones(4),)) == [1, 1, 2]
+    assert bound.guards[0].startswith("x.shape[0] >= 4  (test_dynamic.py:")

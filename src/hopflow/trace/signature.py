@@ -1,6 +1,6 @@
 """The arguments of a call, and the kind of call that they make."""
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from operator import is_
 from typing import Any, Final, NamedTuple
 
@@ -14,7 +14,12 @@ from hopflow.tensor import EagerTensor
 from hopflow.trace.dims import Dynamic, LeafPlan, choice_of, plan_leaves
 from hopflow.trace.functional import escaped
 from hopflow.trace.inputs import can_be_symbol
-from hopflow.trace.source import argument_texts, name_of, parameter_names
+from hopflow.trace.source import (
+    argument_texts,
+    declared_names,
+    name_of,
+    parameter_names,
+)
 from hopflow.trace.variants import Place
 
 __all__ = ["Arguments", "Given", "is_data", "kinds_of", "weak_tensor"]
@@ -141,6 +146,9 @@ def _plans(f: Callable[..., Any], dynamic: Dynamic, given: Given) -> Sequence[Le
         return [dynamic] * len(given.leaves)
     names = _names(f, given.spec)
     named = [given.kwargs[k] for k in names[len(given.args) :]]
+    if isinstance(dynamic, Mapping):  # of arguments that are left out nothing is asked
+        absent = {*declared_names(f)}.difference(names)
+        dynamic = {k: dynamic[k] for k in dynamic if k not in absent}
     return plan_leaves("jit", dynamic, [*given.args, *named], names)
 
 

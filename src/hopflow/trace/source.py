@@ -4,7 +4,7 @@ import inspect
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, MethodType
 from typing import Any
 
 from hopflow.errors import ArgumentTypeError
@@ -73,11 +73,23 @@ def name_of(fn: object) -> str:
 
 def parameter_names(fn: object, count: int) -> list[str]:
     """Names for `count` positional arguments: `args[2]` beyond named parameters."""
-    code = getattr(getattr(fn, "__wrapped__", fn), "__code__", None)
+    code = _code(fn)
     own = code.co_varnames[: code.co_argcount] if code is not None else ()
-    if own[:1] == ("self",):
+    if isinstance(fn, MethodType):
         own = own[1:]
     return [own[i] if i < len(own) else f"args[{i}]" for i in range(count)]
+
+
+def declared_names(fn: object) -> tuple[str, ...]:
+    """The names of all parameters, those that a call may leave out too."""
+    code = _code(fn)
+    if code is None:
+        return ()
+    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
+
+def _code(fn: object) -> CodeType | None:
+    return getattr(getattr(fn, "__wrapped__", fn), "__code__", None)
 
 
 def input_names(fn: object, specs: Sequence[Spec]) -> list[str]:
