@@ -365,7 +365,7 @@ def guards_of(gm: Any) -> list[str]:
 
 
 SUM = "(s0 + s1) % 4 == 0"
-REST = ["s1 % (s0 - 1) == 0", "s0 != 1"]  # s0 is 1 modulo s0 - 1
+REST = ["s0 != 1", "s1 % (s0 - 1) == 0"]  # s0 is 1 modulo s0 - 1
 
 
 def checks_of(gm: Any) -> list[str]:
@@ -639,3 +639,12 @@ class Model:
 def test_methods_have_names_for_their_arguments(bound: Any) -> None:
     assert compiled(bound, (ones(2),), (ones(3),), (ones(4),)) == [1, 1, 2]
     assert bound.guards[0].startswith("x.shape[0] >= 4  (test_dynamic.py:")
+
+
+def test_checks_in_the_graph_are_in_the_order_in_which_they_were_asked() -> None:
+    gm = hf.trace(lambda x, n: hf.reshape(x, (n, -1)), ones(6), 2, mode="symbolic")
+    assert gm(ones(12), 3).shape == (3, 4)
+    with pytest.raises(CheckError, match="`s1 != 0`"):
+        gm(ones(6), 0)
+    with pytest.raises(CheckError, match="`s0 % s1 == 0`"):
+        gm(ones(6), 4)

@@ -125,7 +125,8 @@ class ShapeEnv:
         symbol = Symbol(name, hint, range_, self, real)
         self._ages[symbol] = len(self._ages)
         self.symbols[symbol] = source
-        log("sizes", lambda: f"{symbol} = {source or 'of a run'}, {symbol.range}")
+        low, high = symbol.range.low, symbol.range.high
+        log("sizes", lambda: f"{symbol} = {source or 'of a run'}, {low} to {high}")
         return symbol
 
     def _seniority(self, symbol: Symbol) -> tuple[int, int]:

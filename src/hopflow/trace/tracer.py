@@ -357,13 +357,17 @@ class Tracer(Functional):
         self.insert_check(condition, message)
 
     def insert_check(self, condition: SymBool, message: str) -> None:
-        """Have a node check a condition, right after its last symbol is defined."""
+        """Have a node check a condition, right after its last symbol is defined.
+
+        It stays behind earlier checks, on which it may rely: `s1 != 0`, `s0 % s1 == 0`.
+        """
         nodes = self.graph.nodes
         start = len(nodes)
         holds = self.value_of(condition)
         self.record(check_op, (holds,), {"message": Message(message)})
         made = nodes[start:]
         read = {id(v.node) for node in made for v in vars_of(node.args)}
+        read |= {id(node) for node in nodes[:start] if node.op is check_op}
         position = start
         while position and id(nodes[position - 1]) not in read:
             position -= 1
