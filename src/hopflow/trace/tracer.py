@@ -25,7 +25,6 @@ from hopflow.graph.core import (
     Constant,
     Graph,
     Node,
-    SourceLine,
     Var,
     plain_symbol,
     size_of,
@@ -357,19 +356,18 @@ class Tracer(Functional):
         self.insert_check(condition, message)
 
     def insert_check(self, condition: SymBool, message: str) -> None:
-        """Have a node check a condition, right after its last symbol is defined.
-
-        It stays behind earlier checks, on which it may rely: `s1 != 0`, `s0 % s1 == 0`.
-        """
+        """Have a node check a condition once its symbols, and what was checked before,
+        are known: `s0 % s1 == 0` relies on `s1 != 0`."""
         nodes = self.graph.nodes
         start = len(nodes)
-        holds = self.value_of(condition)
-        self.record(check_op, (holds,), {"message": Message(message)})
+        self.record(
+            check_op, (self.value_of(condition),), {"message": Message(message)}
+        )
         made = nodes[start:]
-        read = {id(v.node) for node in made for v in vars_of(node.args)}
-        read |= {id(node) for node in nodes[:start] if node.op is check_op}
+        before = {id(v.node) for node in made for v in vars_of(node.args)}
+        before |= {id(node) for node in nodes[:start] if node.op is check_op}
         position = start
-        while position and id(nodes[position - 1]) not in read:
+        while position and id(nodes[position - 1]) not in before:
             position -= 1
         nodes[position:] = [*made, *nodes[position:start]]
 
@@ -437,7 +435,7 @@ class Tracer(Functional):
             if not self.allow_captures and not self.is_adopted(value):
                 raise CapturedTensorError(
                     f"the traced function reads a tensor {value.type} that is not an "
-                    f"argument{_at(user_line())}. Pass it as an argument, or trace "
+                    f"argument{_at_line()}. Pass it as an argument, or trace "
                     "with `captures=True` to keep it as an attribute of the graph."
                 )
             return value, value
@@ -661,20 +659,19 @@ class Tracer(Functional):
         ]
 
 
-def _at(line: SourceLine | None) -> str:
-    return f" (at {line})" if line else ""
+def _at_line() -> str:
+    return f" (at {line})" if (line := user_line(2)) else ""
 
 
 def _escaped_number(symbol: Symbol) -> EscapedValueError:
     return EscapedValueError(
         f"the number `{symbol}` is used outside the body whose trace made it"
-        f"{_at(user_line())}. Only what a body returns is known outside."
+        f"{_at_line()}. Only what a body returns is known outside."
     )
 
 
 def _note_line(error: HopflowError) -> None:
-    line = user_line(4)
-    if line is not None:
+    if (line := user_line(4)) is not None:
         error.add_note(f"while tracing {line}")
 
 
