@@ -426,7 +426,7 @@ copysign: Final[OpDef] = elementwise(
     lambda x, y: expr.binary("copysign", x, y),
     promote=floating,
     jvp=(
-        lambda t, out, x, y: t * where(equal(signbit(x), signbit(y)), 1.0, -1.0),
+        lambda t, out, x, y: t * where(equal(less(x, 0), signbit(y)), 1.0, -1.0),
         None,
     ),
 )

@@ -12,17 +12,15 @@ from hopflow.loop_ir.scalars import array_function
 from hopflow.ops import scalar
 from hopflow.ops.convert import as_value
 from hopflow.ops.elementwise import (
-    abs,
     add,
     divide,
     equal,
     floor,
+    greater_equal,
     isnan,
     less,
     logical_and,
-    maximum,
     multiply,
-    negative,
     reciprocal,
     subtract,
     where,
@@ -258,9 +256,11 @@ def digamma(x: Any, /) -> Value:
 def logaddexp(x1: Any, x2: Any, /) -> Value:
     """`log(exp(x1) + exp(x2))`, without overflow."""
     x, y = map(as_value, divide.operands((x1, x2)))
-    difference = subtract(x, y)
+    # Chosen and not ordered by `maximum`, so that a tie is as smooth as all else.
+    first = greater_equal(x, y)
+    large, small = where(first, x, y), where(first, y, x)
+    difference = subtract(small, large)
     # Of two equal infinities the difference is a NaN, and their sum is the answer.
     undefined = isnan(difference)
-    distance = abs(where(undefined, 0.0, difference))
-    smooth = add(maximum(x, y), log1p(exp(negative(distance))))
+    smooth = add(large, log1p(exp(where(undefined, 0.0, difference))))
     return where(undefined, add(x, y), smooth)
