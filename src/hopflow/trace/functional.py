@@ -17,7 +17,7 @@ from hopflow.errors import ConversionError, EscapedValueError, MutationError, Tr
 from hopflow.graph.core import Var
 from hopflow.graph.types import TensorType, same_size
 from hopflow.ops.strided import StridedPlace, put_strided, take_strided
-from hopflow.symbolic.size import SymInt
+from hopflow.symbolic.size import Symbol, SymInt
 from hopflow.tensor import Tensor
 from hopflow.trace.source import user_line
 
@@ -340,6 +340,20 @@ def escaped(value: TracedTensor, why: str) -> EscapedValueError:
         f"a traced tensor {value.type} is used outside the function whose trace made "
         f"it ({why}). Return it from that function, or pass it as an operand."
     )
+
+
+def escaped_number(symbol: Symbol) -> EscapedValueError:
+    """The error for a symbol where its trace does not reach."""
+    return EscapedValueError(
+        f"the number `{symbol}` is used outside the body whose trace made it"
+        f"{at_line()}. Only what a body returns is known outside."
+    )
+
+
+def at_line() -> str:
+    """Where the user's code is now, for the text of an error."""
+    line = user_line(2)
+    return f" (at {line})" if line else ""
 
 
 def aliased_write(what: TensorType) -> MutationError:

@@ -16,7 +16,6 @@ from hopflow.dtypes import iinfo, int64
 from hopflow.errors import (
     CapturedTensorError,
     CheckError,
-    EscapedValueError,
     HopflowError,
     TraceError,
 )
@@ -62,7 +61,9 @@ from hopflow.trace.functional import (
     Strided,
     TracedTensor,
     aliased_write,
+    at_line,
     escaped,
+    escaped_number,
 )
 from hopflow.trace.source import user_line
 
@@ -201,7 +202,7 @@ class Tracer(Functional):
             if isinstance(self.parent, Tracer):
                 self.parent.symbol(symbol)
             elif symbol.env is not None:
-                raise _escaped_number(symbol)
+                raise escaped_number(symbol)
             known = self.define(symbol)
         return known
 
@@ -382,7 +383,7 @@ class Tracer(Functional):
             if symbol in tracer.floats:
                 return self.localize(tracer.floats[symbol])
             tracer = tracer.parent
-        raise _escaped_number(symbol)
+        raise escaped_number(symbol)
 
     def adopt(self, value: Value) -> None:
         """Note a tensor made from data during this trace: not a stray global."""
@@ -435,7 +436,7 @@ class Tracer(Functional):
             if not self.allow_captures and not self.is_adopted(value):
                 raise CapturedTensorError(
                     f"the traced function reads a tensor {value.type} that is not an "
-                    f"argument{_at_line()}. Pass it as an argument, or trace "
+                    f"argument{at_line()}. Pass it as an argument, or trace "
                     "with `captures=True` to keep it as an attribute of the graph."
                 )
             return value, value
@@ -657,17 +658,6 @@ class Tracer(Functional):
             *(v for v in self.graph.inputs if v.node.section == "operand"),
             *(v for v in self.graph.inputs if v.node.section == "capture"),
         ]
-
-
-def _at_line() -> str:
-    return f" (at {line})" if (line := user_line(2)) else ""
-
-
-def _escaped_number(symbol: Symbol) -> EscapedValueError:
-    return EscapedValueError(
-        f"the number `{symbol}` is used outside the body whose trace made it"
-        f"{_at_line()}. Only what a body returns is known outside."
-    )
 
 
 def _note_line(error: HopflowError) -> None:
