@@ -5,10 +5,9 @@ from typing import Any, Final, final
 
 from hopflow import pytree
 from hopflow.bind import Operand, Value, bind, slots
-from hopflow.graph.core import Graph, Node, map_graphs
+from hopflow.graph.core import Graph, Node
 from hopflow.graph.regions import Port, Region, Role, Signature, roles
 from hopflow.graph.regions import result_types as bound_result_types
-from hopflow.graph.rewriting import clone
 from hopflow.graph.types import TensorType
 from hopflow.hops.base import Call, HigherOrderOp, numbered, split_args
 from hopflow.hops.bodies import (
@@ -154,14 +153,17 @@ MAP = Map()
 
 
 def _each_example(
-    op: Any, batched: Sequence[bool], args: Sequence[Operand], params: dict[str, Any]
+    f: Callable[[Sequence[Operand]], Sequence[Value]],
+    args: Sequence[Operand],
+    batched: Sequence[bool],
 ) -> Sequence[Value]:
     xs = [arg for arg, b in zip(args, batched, strict=True) if b]
 
     def one(x: Sequence[Any]) -> list[Value]:
         rest = iter(x)
-        passed = [next(rest) if b else a for a, b in zip(args, batched, strict=True)]
-        return list(bind(op, passed, map_graphs(params, clone)))
+        return list(
+            f([next(rest) if b else a for a, b in zip(args, batched, strict=True)])
+        )
 
     results: list[Value] = MAP(one, xs, (), 0)
     return results

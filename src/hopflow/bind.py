@@ -144,8 +144,8 @@ class _Slots:
 
     eager       the bottom interpreter (filled by `tensor`)
     from_array  a NumPy array or scalar as a value (filled by `tensor`)
-    each_example  an operator with subgraphs as a map over examples: op, which args are
-                batched, args, params -> results (filled by `hops.map`)
+    each_example  a `map` over examples: f, args, which of them are batched -> results,
+                from f(args of one example) (filled by `hops.map`)
     executor    runs an operator with graphs on concrete values: op, args, params ->
                 results. The compiler's once `hopflow` is imported; until then the
                 graph interpreter (filled by `hops.base`)
@@ -154,7 +154,12 @@ class _Slots:
     eager: Interpreter
     from_array: Callable[[Any], Value]
     each_example: Callable[
-        [Any, Sequence[bool], Sequence[Operand], dict[str, Any]], Sequence[Value]
+        [
+            Callable[[Sequence[Operand]], Sequence[Value]],
+            Sequence[Operand],
+            Sequence[bool],
+        ],
+        Sequence[Value],
     ]
     executor: Callable[[Any, Sequence[Operand], dict[str, Any]], tuple[Value, ...]]
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
-from hopflow.bind import Operand, Value, bind
-from hopflow.graph.core import Graph, map_graphs
+from hopflow.batching.numbers import asks_own_number, split
+from hopflow.bind import Operand, Value, bind, slots
+from hopflow.graph.core import Constant, Graph, map_graphs
 from hopflow.graph.interpreter import interpret
 from hopflow.graph.rewriting import clone
 from hopflow.graph.types import TensorType
@@ -42,7 +43,7 @@ def bind_batched(
     """The results of an operation on values some of which may be batched."""
     batched = tuple([isinstance(o, Batched) for o in operands])
     if not any(batched):
-        return list(bind(op, operands, map_graphs(params, clone)))  # type: ignore[arg-type]
+        return list(bind_again(op, operands, params))  # type: ignore[arg-type]
     plain = [o.value if isinstance(o, Batched) else o for o in operands]
     if type(op) is OpDef:
         assert op.batch is not None
@@ -54,7 +55,36 @@ def bind_batched(
 
 def evaluate(graph: Graph, size: Size, args: Sequence[Lane]) -> tuple[Lane, ...]:
     """The results of a graph on values some of which may be batched."""
-    return interpret(graph, args, functools.partial(bind_batched, size))
+    asking = asks_own_number(graph, [isinstance(a, Batched) for a in args])
+    if asking is None:
+        return interpret(graph, args, functools.partial(bind_batched, size))
+    first, rest = split(graph, asking)
+    known = dict(zip(first.outputs, evaluate(first, size, args), strict=True))
+    own = [known[v] for v in rest.inputs]
+    if isinstance(known[asking.args[0]], Batched):
+        results: Sequence[Lane] = _each_example(rest, own)
+    else:
+        results = evaluate(rest, size, own)
+    known.update(zip(rest.outputs, results, strict=True))
+    return tuple([o if isinstance(o, Constant) else known[o] for o in graph.outputs])
+
+
+def _each_example(graph: Graph, args: Sequence[Lane]) -> list[Lane]:
+    """The results of a graph by a map over the examples."""
+
+    def one(operands: Sequence[Operand]) -> list[Value]:
+        return [as_value(r) for r in interpret(graph, operands, bind_again)]
+
+    batched = [isinstance(a, Batched) for a in args]
+    plain = [a.value if isinstance(a, Batched) else a for a in args]
+    return [Batched(r) for r in slots.each_example(one, plain, batched)]
+
+
+def bind_again(
+    op: Any, operands: Sequence[Operand], params: dict[str, Any]
+) -> tuple[Value, ...]:
+    """`bind` of a node that stands in a graph already: a graph has one owner."""
+    return bind(op, operands, map_graphs(params, clone))
 
 
 class BatchedGraph(NamedTuple):

@@ -9,7 +9,7 @@ over the examples, so that each takes its own branch and its own number of steps
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from hopflow.batching.graphs import BatchedGraph, batched_graph
+from hopflow.batching.graphs import BatchedGraph, batched_graph, bind_again
 from hopflow.bind import Operand, Value, bind, current, slots
 from hopflow.graph.core import Node, map_graphs
 from hopflow.graph.regions import Region, Signature, carries
@@ -46,7 +46,9 @@ def batch(
     signature = op.signature(node)
     settled = _settled(signature, size, batched, all_results=all_results)
     if settled is None:
-        found = slots.each_example(op, batched, args, params)
+        found = slots.each_example(
+            lambda own: bind_again(op, own, params), args, batched
+        )
         return BatchedResults(found, (True,) * len(found))
     passed = [
         _passed(size, role, arg, was=was, now=now)

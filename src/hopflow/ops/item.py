@@ -7,7 +7,7 @@ import numpy as np
 
 from hopflow import dtypes
 from hopflow.bind import bind
-from hopflow.errors import CheckError, DTypeError, TraceError
+from hopflow.errors import CheckError, DTypeError
 from hopflow.graph.types import SYMBOL_TYPE, TensorType
 from hopflow.loop_ir import expr
 from hopflow.loop_ir.expr import Expr, Index
@@ -74,15 +74,6 @@ def _lower(_types: Types, x: Operand, **params: Any) -> Pointwise:
     return Pointwise(lambda _: value, (check,) if _is_checked(**params) else ())
 
 
-def _batch(*_: Any, **__: Any) -> Any:
-    raise TraceError(
-        "vmap: a number is asked of a tensor that each example has its own of, as by "
-        "`int(x)`, `x.item()`, a mask or `nonzero`, and a size or a Python number must "
-        "be the same for all. Keep it a tensor: use `hf.where`, `hf.cond` or "
-        "`hf.while_loop`."
-    )
-
-
 # `item(x, min=-inf, max=inf, known=False)`: `min` and `max` are the symbol's range.
 # The program stops at an integer beyond it, unless it is known that there is none.
 item: Final = OpDef(
@@ -92,7 +83,6 @@ item: Final = OpDef(
     run=_run,
     lower=_lower,
     node_effects=lambda params: frozenset({"trap"} if _is_checked(**params) else ()),
-    batch=_batch,
     samples=(
         Sample(("T[]",), {}, (*dtypes.INTEGERS, dtypes.bool_)),
         Sample(("T[]",), {"max": 100}, (dtypes.bool_, dtypes.uint8), 0, 100),

@@ -99,8 +99,8 @@ class OpDef:
     they are given as they are, with their types.
 
     is_cheap  whether a derivative may compute the result again rather than keep it
-    batch     what it does for many examples at once, see `ops.batching`; None only of
-              an operation without operands
+    batch     what it does for many examples at once, see `ops.batching`. None: it has
+              no operands, or it is `item`, see `batching.numbers`
     samples   calls for the suites that test all operations
     """
 

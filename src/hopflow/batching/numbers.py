@@ -1,0 +1,79 @@
+"""Numbers of which each example has its own: sizes, counts of steps, masks.
+
+A symbol of a trace is one number, and cannot be batched. Where the value that it is
+asked of is batched, what depends on it is run for each example by itself.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hopflow.errors import TraceError
+from hopflow.graph.core import Graph, Node, Var, vars_of
+from hopflow.graph.rewriting import reader
+from hopflow.ops.item import dim_size, item
+from hopflow.symbolic.size import free_symbols
+
+__all__ = ["Split", "asks_own_number", "split"]
+
+
+def asks_own_number(graph: Graph, batched: Sequence[bool]) -> Node | None:
+    """The first node that may ask a number of a batched value; None: there is none."""
+    pairs = zip(graph.inputs, batched, strict=True)
+    depends = {var for var, is_batched in pairs if is_batched}
+    for node in graph.nodes:
+        if node.op is dim_size or depends.isdisjoint(vars_of(node.args)):
+            continue
+        if node.op is item:
+            return node
+        depends.update(node.results)
+    return None
+
+
+class Split(NamedTuple):
+    """A graph in two, of the same nodes, to be evaluated one after the other.
+
+    first   what does not depend on the number; its first outputs are the inputs of
+            `rest`, then come those outputs of the graph that it has
+    rest    what does
+    """
+
+    first: Graph
+    rest: Graph
+
+
+def split(graph: Graph, asking: Node) -> Split:
+    """
+    Raises:
+        TraceError: the number is in the type of an output.
+    """
+    reads = reader(graph)
+    first, rest = Graph(graph.name), Graph(graph.name)
+    depends: set[Var] = set()
+    needed: dict[Var, None] = dict.fromkeys(graph.symbols)
+    for node in graph.nodes:
+        if node is asking or not depends.isdisjoint(reads(node)):
+            rest.nodes.append(node)
+            depends.update(node.results)
+        else:
+            first.nodes.append(node)
+    for node in rest.nodes:
+        needed |= dict.fromkeys(v for v in reads(node) if v not in depends)
+    outputs = dict.fromkeys(vars_of(graph.outputs))
+    rest.inputs = list(needed)
+    rest.outputs = tuple([v for v in outputs if v in depends])
+    first.inputs, first.attributes = graph.inputs, graph.attributes
+    first.outputs = (*needed, *(v for v in outputs if v not in depends))
+    _check_types(rest)
+    return Split(first, rest)
+
+
+def _check_types(rest: Graph) -> None:
+    own = {node.symbol for node in rest.nodes if node.symbol is not None}
+    for output in vars_of(rest.outputs):
+        if not own.isdisjoint(free_symbols(*output.type.shape)):
+            raise TraceError(
+                f"vmap: a tensor {output.type} has a size that differs from example to "
+                "example, as of a mask or `nonzero`, and cannot be batched. Return what "
+                "has the same size for all, as a sum over it, or keep the shape with "
+                "`hf.where`."
+            )

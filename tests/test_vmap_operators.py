@@ -1,0 +1,332 @@
+"""`vmap` of operators: each kind of their inputs batched, in every meaning."""
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hopflow
+from hopflow import pytree
+from hopflow.errors import CheckError, LoopLimitError
+from hopflow.graph.core import Graph
+from hopflow.testing.meanings import NAMES, RUNNERS, agree
+from hopflow.testing.requires import requires
+
+hf: Any = hopflow
+
+each_meaning = pytest.mark.parametrize("run", RUNNERS, ids=NAMES)
+
+N = 4
+RANDOM = np.random.default_rng(0)
+VECTORS = RANDOM.normal(size=(N, 3)).astype(np.float32)
+STACKS = RANDOM.normal(size=(N, 5, 3)).astype(np.float32)
+COUNTS = np.array([3, 0, 7, 1])
+FLAGS = np.array([True, False, False, True])
+
+
+def t(x: Any) -> Any:
+    return hf.asarray(x)
+
+
+def stacked(rows: Any) -> Any:
+    return pytree.tree_map(lambda *xs: np.stack([np.asarray(x) for x in xs]), *rows)
+
+
+# Each takes a vector, a stack of vectors, a count, a flag, and a vector more.
+
+
+def scan(v: Any, xs: Any, k: Any, p: Any, w: Any) -> Any:
+    return hf.scan(lambda c, x: (hf.tanh(c + x * w), (hf.sum(c), k)), v, xs)
+
+
+def reversed_scan(v: Any, xs: Any, k: Any, p: Any, w: Any) -> Any:
+    def step(carry: Any, x: Any) -> Any:
+        i, a, b = carry
+        return (i + 1, a + x, b), a * w + i
+
+    return hf.scan(step, (0, v, k), xs, reverse=True)
+
+
+def scan_until(v: Any, xs: Any, k: Any, p: Any, w: Any) -> Any:
+    return hf.scan(
+        lambda c, x: (c + hf.abs(x), c * w), v, xs, until=lambda c: hf.sum(c) > 3
+    )
+
+
+def map_(v: Any, xs: Any, k: Any, p: Any, w: Any) -> Any:
+    return hf.map(lambda x: (x * v, hf.where(p, w, 1.0), k), xs)
+
+
+def associative(v: Any, xs: Any, k: Any, p: Any, w: Any) -> Any:
+    def combine(a: Any, b: Any) -> Any:
+        return {"g": a["g"] * b["g"], "s": b["g"] * a["s"] + b["s"]}
+
+    gates = hf.broadcast_to(hf.tanh(v), (5, 3))
+    return hf.associative_scan(combine, {"g": gates, "s": xs * w})
+
+
+def invoke(v: Any, xs: Any, k: Any, p: Any, w: Any) -> Any:
+    return hf.invoke_subgraph(lambda a, b: (a @ b, hf.sum(w), 2), xs, v)
+
+
+def cond(v: Any, xs: Any, k: Any, p: Any, w: Any) -> Any:
+    return hf.cond(
+        p, lambda a: (a * k, hf.sum(xs), w), lambda a: (w, hf.sum(a), a), (v,)
+    )
+
+
+def switch(v: Any, xs: Any, k: Any, p: Any, w: Any) -> Any:
+    return hf.switch(k, [hf.sin, lambda a: a * w, lambda a: xs[1] + a], (v,))
+
+
+def while_(v: Any, xs: Any, k: Any, p: Any, w: Any) -> Any:
+    return hf.while_loop(
+        lambda i, a, b: i < k,
+        lambda i, a, b: (i + 1, hf.tanh(a * w) + b, b + xs[i % 5, 0]),
+        (0, v, 0.0),
+    )
+
+
+def while_by_carry(v: Any, xs: Any, k: Any, p: Any, w: Any) -> Any:
+    return hf.while_loop(
+        lambda a, n: hf.sum(hf.abs(a)) < 5, lambda a, n: (a * 1.5 + w, n + 1), (v, 0)
+    )
+
+
+def fori(v: Any, xs: Any, k: Any, p: Any, w: Any) -> Any:
+    return hf.fori_loop(0, k, lambda i, a: hf.cos(a) + i * w, v)
+
+
+def nested(v: Any, xs: Any, k: Any, p: Any, w: Any) -> Any:
+    def step(c: Any, x: Any) -> Any:
+        d = hf.cond(
+            c[0] > 0, lambda: hf.fori_loop(0, k, lambda i, a: a * 0.5, c), lambda: c
+        )
+        return d + x, hf.map(lambda a: hf.where(p, a, w[0]), d)
+
+    return hf.scan(step, v, xs)
+
+
+OPERATORS = (
+    *(scan, reversed_scan, scan_until, map_, associative, invoke, cond, switch),
+    *(while_, while_by_carry, fori, nested),
+)
+ALL = (VECTORS, STACKS, COUNTS, FLAGS, np.abs(VECTORS[::-1]))
+
+
+def batch_of(mask: Any) -> tuple[tuple[Any, ...], tuple[int | None, ...]]:
+    args = tuple(x if b else x[2] for x, b in zip(ALL, mask, strict=True))
+    return args, tuple(0 if b else None for b in mask)
+
+
+def loop_of(f: Any, args: Any, in_dims: Any) -> Any:
+    rows = [
+        f(*(t(x if d is None else x[i]) for x, d in zip(args, in_dims, strict=True)))
+        for i in range(N)
+    ]
+    return stacked(rows)
+
+
+@pytest.mark.parametrize("mask", list(product((False, True), repeat=5))[1:])
+@pytest.mark.parametrize("f", OPERATORS, ids=lambda f: f.__name__)
+def test_each_subset_of_inputs_batched(f: Any, mask: Any) -> None:
+    args, in_dims = batch_of(mask)
+    got = hf.vmap(f, in_dims)(*map(t, args))
+    agree(got, loop_of(f, args, in_dims))
+
+
+@each_meaning
+@pytest.mark.parametrize("k", range(6))
+@pytest.mark.parametrize("f", OPERATORS, ids=lambda f: f.__name__)
+def test_one_input_batched_or_all(f: Any, k: int, run: Any) -> None:
+    mask = [k in (i, 5) for i in range(5)]
+    args, in_dims = batch_of(mask)
+    agree(run(hf.vmap(f, in_dims), *map(t, args)), loop_of(f, args, in_dims))
+
+
+@pytest.mark.parametrize("f", OPERATORS, ids=lambda f: f.__name__)
+def test_vmap_of_vmap_of_operators(f: Any) -> None:
+    args = tuple(map(t, ALL))
+    in_dims = (None, 0, None, None, 0)
+    inner = hf.vmap(f, in_dims)
+    got = hf.jit(hf.vmap(inner, (0, None, 0, 0, None)))(*args)
+    rows = [
+        loop_of(
+            f,
+            (ALL[0][i], ALL[1], ALL[2][i], ALL[3][i], ALL[4]),
+            (None, 0, None, None, 0),
+        )
+        for i in range(N)
+    ]
+    agree(got, stacked(rows))
+
+
+@pytest.mark.parametrize("f", OPERATORS, ids=lambda f: f.__name__)
+def test_a_symbolic_number_of_examples(f: Any) -> None:
+    in_dims = (0, 0, 0, None, None)
+
+    def g(*args: Any) -> Any:
+        return hf.vmap(f, in_dims)(*args)
+
+    jitted = hf.jit(g, dynamic=True)
+    rest = ALL[3][0], ALL[4][0]
+    for n in (4, 3, 2):
+        args = (*(x[:n] for x in ALL[:3]), *rest)
+        rows = [f(*(t(x[i]) for x in args[:3]), *map(t, rest)) for i in range(n)]
+        agree(jitted(*map(t, args)), stacked(rows))
+
+
+@pytest.mark.parametrize("f", OPERATORS, ids=lambda f: f.__name__)
+def test_no_example(f: Any) -> None:
+    args = [x[:0] for x in ALL]
+    got = hf.vmap(f)(*map(t, args))
+    shapes = [np.asarray(x).shape for x in pytree.flatten(got)[0]]
+    one = loop_of(f, ALL, (0,) * 5)
+    assert shapes == [(0, *x.shape[1:]) for x in pytree.flatten(one)[0]]
+
+
+# --- what is not run ------------------------------------------------------------------
+
+
+def names_of(graph: Graph) -> list[str]:
+    found = []
+    for node in graph.nodes:
+        found.append(getattr(node.op, "name", ""))
+        for own in node.graphs.values():
+            found += names_of(own)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("f", "batched", "want"),
+    [
+        (lambda v, k: hf.fori_loop(0, k, lambda i, a: a + 1, v), (0, None), False),
+        (lambda v, k: hf.fori_loop(0, k, lambda i, a: a + 1, v), (0, 0), True),
+        (lambda v, k: hf.cond(k > 1, hf.sin, hf.cos, (v,)), (0, None), False),
+        (lambda v, k: hf.cond(k > 1, hf.sin, hf.cos, (v,)), (None, 0), True),
+    ],
+)
+def test_only_what_takes_ways_of_its_own_is_a_map(
+    f: Any, batched: Any, want: bool
+) -> None:
+    args = [
+        t(x if d == 0 else x[0])
+        for x, d in zip((VECTORS, COUNTS), batched, strict=True)
+    ]
+    graph = hf.trace(hf.vmap(f, batched), *args).graph
+    assert ("map" in names_of(graph)) is want
+
+
+@each_meaning
+def test_a_branch_that_is_not_taken_traps_nothing_and_cannot_hang(run: Any) -> None:
+    def forever(x: Any) -> Any:
+        hf.check(x < 0, "not for these")
+        return hf.while_loop(lambda a: a > -1, lambda a: a + 1, x)
+
+    def f(x: Any) -> Any:
+        return hf.cond(x > 100, forever, lambda a: a * 2, (x,))
+
+    agree(run(hf.vmap(f), t(COUNTS)), COUNTS * 2)
+    with pytest.raises(CheckError, match="not for these"):
+        run(hf.vmap(f), t(COUNTS + 100))
+
+
+@each_meaning
+def test_a_limit_of_steps_holds_for_each_example(run: Any) -> None:
+    def f(n: Any) -> Any:
+        return hf.while_loop(lambda i: i < n, lambda i: i + 1, 0, max_steps=7)
+
+    agree(run(hf.vmap(f), t(COUNTS)), COUNTS)
+    with pytest.raises(LoopLimitError):
+        run(hf.vmap(f), t(COUNTS + 1))
+
+
+def test_random_numbers_in_branches_follow_the_keys() -> None:
+    def f(key: Any, p: Any) -> Any:
+        return hf.cond(
+            p, lambda: hf.random.normal(key), lambda: hf.random.uniform(key) + 10
+        )
+
+    keys = hf.random.split(hf.random.key(1), N)
+    want = [np.asarray(f(key, t(p))) for key, p in zip(keys, FLAGS, strict=True)]
+    agree(hf.vmap(f)(keys, t(FLAGS)), np.stack(want))
+
+
+def test_nested_loops_are_batched_once_for_each_kind_of_input() -> None:
+    def nest(depth: int, v: Any) -> Any:
+        if not depth:
+            return hf.tanh(v)
+        return hf.fori_loop(0, 2, lambda i, a: nest(depth - 1, a), v)
+
+    got = hf.vmap(lambda v: nest(7, v))(t(VECTORS))
+    assert got.shape == VECTORS.shape
+
+
+# --- derivatives ----------------------------------------------------------------------
+
+
+def singular(x: Any) -> Any:
+    return hf.cond(x > 0, hf.sqrt, lambda a: a * 3, (x,))
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_a_singular_branch_that_is_not_taken_has_no_part_in_a_gradient(
+    jit: bool,
+) -> None:
+    wrap: Callable[..., Any] = hf.jit if jit else lambda f: f
+    x = np.array([0.0, 4.0, -1.0, 0.0, 1.0], np.float32)
+    want = np.array([3, 0.25, 3, 3, 0.5], np.float32)
+    agree(wrap(hf.vmap(hf.grad(singular)))(t(x)), want)
+    agree(wrap(hf.grad(lambda x: hf.sum(hf.vmap(singular)(x))))(t(x)), want)
+    _, tangent = hf.jvp(hf.vmap(singular), (t(x),), (hf.ones(5),))
+    agree(tangent, want)
+
+
+DERIVED = (scan, reversed_scan, map_, cond, switch, while_, fori, invoke)
+
+
+@pytest.mark.parametrize("f", DERIVED, ids=lambda f: f.__name__)
+def test_grad_of_vmap_is_vmap_of_grad(f: Any) -> None:
+    args = tuple(map(t, ALL))
+
+    def loss(v: Any, *rest: Any) -> Any:
+        leaves, _ = pytree.flatten(f(v, *rest))
+        return sum(
+            hf.sum(x * x) for x in leaves if hf.isdtype(x.dtype, "real floating")
+        )
+
+    each = np.stack(
+        [np.asarray(hf.grad(loss)(*(a[i] for a in args))) for i in range(N)]
+    )
+    agree(hf.vmap(hf.grad(loss))(*args), each, rtol=1e-4)
+    agree(hf.grad(lambda *a: hf.sum(hf.vmap(loss)(*a)))(*args), each, rtol=1e-4)
+
+
+# --- JAX ------------------------------------------------------------------------------
+
+
+@requires("jax")
+@pytest.mark.parametrize("in_dims", [(0, 0), (0, None), (None, 0)])
+def test_loops_under_vmap_are_those_of_jax(in_dims: Any) -> None:
+    import jax
+
+    def collatz(np: Any, lib: Any, n: Any, v: Any) -> Any:
+        def step(state: Any) -> Any:
+            m, steps, a = state
+            return np.where(m % 2 == 0, m // 2, 3 * m + 1), steps + 1, np.sin(a) + 1
+
+        return lib.while_loop(lambda state: state[0] != 1, step, (n, 0, v))[1:]
+
+    def ours(n: Any, v: Any) -> Any:
+        def step(m: Any, steps: Any, a: Any) -> Any:
+            return hf.where(m % 2 == 0, m // 2, 3 * m + 1), steps + 1, hf.sin(a) + 1
+
+        return hf.while_loop(lambda m, k, a: m != 1, step, (n, 0, v))[1:]
+
+    args = (COUNTS.astype(np.int32) + 5, VECTORS)
+    given = [x if d == 0 else x[0] for x, d in zip(args, in_dims, strict=True)]
+    want = jax.vmap(lambda n, v: collatz(jax.numpy, jax.lax, n, v), in_dims)(*given)
+    got = hf.vmap(ours, in_dims)(*map(t, given))
+    agree(got, tuple(np.asarray(x) for x in want))
