@@ -15,6 +15,7 @@ from hopflow import pytree
 from hopflow.autograd.api import like, result_leaf
 from hopflow.autograd.rules import is_differentiable
 from hopflow.autograd.tape import LinearTracer, Tape
+from hopflow.batching.operators import each_example
 from hopflow.bind import Interpreter, Operand, Value, bind, current, using
 from hopflow.errors import (
     ArgumentTypeError,
@@ -35,6 +36,7 @@ from hopflow.ops.convert import as_value
 from hopflow.ops.opdef import as_default, as_operand
 from hopflow.ops.rules import as_integer
 from hopflow.pytree import Spec
+from hopflow.symbolic.size import Size
 from hopflow.trace.functional import TracedTensor
 from hopflow.trace.source import name_of
 from hopflow.zeros import Tangent, Unknown, Zero, instantiate, is_zero
@@ -493,6 +495,16 @@ class CustomCall(Branching):
 
     def lower(self, types: Any, *args: Any, body: Graph, use: _Use) -> Inline:
         return Inline(body, args)
+
+    def batch(
+        self,
+        size: Size,
+        batched: Sequence[bool],
+        args: Sequence[Operand],
+        params: dict[str, Any],
+    ) -> tuple[Sequence[Value], Sequence[bool]]:
+        """A map over the examples, whose body is this call: the rules are for one."""
+        return each_example(self, batched, args, params)
 
     def jvp(
         self,

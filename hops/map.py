@@ -160,10 +160,8 @@ def _each_example(
     xs = [arg for arg, b in zip(args, batched, strict=True) if b]
 
     def one(x: Sequence[Any]) -> list[Value]:
-        rest = iter(x)
-        return list(
-            f([next(rest) if b else a for a, b in zip(args, batched, strict=True)])
-        )
+        rest, pairs = iter(x), zip(args, batched, strict=True)
+        return list(f([next(rest) if b else a for a, b in pairs]))
 
     results: list[Value] = MAP(one, xs, (), 0)
     return results

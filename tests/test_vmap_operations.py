@@ -153,7 +153,7 @@ def test_each_example_may_have_sizes_of_its_own_inside(f: Any, wrap: Any) -> Non
 
 @pytest.mark.parametrize(
     "f",
-    [lambda x: hf.nonzero(x)[0], lambda x: x[x > 1], lambda x: hf.zeros(x[0].item())],
+    [lambda x: hf.nonzero(x)[0], lambda x: x[x > 1], lambda x: hf.ones(x[0].item())],
 )
 def test_a_result_of_a_size_of_each_example_is_refused(f: Any) -> None:
     with pytest.raises(TraceError, match="a size that differs from example to example"):

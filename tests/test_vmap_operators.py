@@ -284,24 +284,71 @@ def test_a_singular_branch_that_is_not_taken_has_no_part_in_a_gradient(
     agree(tangent, want)
 
 
-DERIVED = (scan, reversed_scan, map_, cond, switch, while_, fori, invoke)
+DERIVED = (scan, reversed_scan, map_, cond, switch, invoke)
+
+
+def loss_of(f: Any) -> Callable[..., Any]:
+    def loss(v: Any, *rest: Any) -> Any:
+        leaves, _ = pytree.flatten(f(v, *rest))
+        floats = [x for x in leaves if hf.isdtype(x.dtype, "real floating")]
+        return sum(hf.sum(x * x) for x in floats)
+
+    return loss
+
+
+def gradients(f: Any) -> Any:
+    rows = [[t(x[i]) for x in ALL] for i in range(N)]
+    return np.stack([np.asarray(hf.grad(loss_of(f))(*row)) for row in rows])
+
+
+@pytest.mark.parametrize("f", [*DERIVED, while_, fori], ids=lambda f: f.__name__)
+def test_vmap_of_grad(f: Any) -> None:
+    got = hf.vmap(hf.grad(loss_of(f)))(*map(t, ALL))
+    agree(got, gradients(f), rtol=1e-4)
 
 
 @pytest.mark.parametrize("f", DERIVED, ids=lambda f: f.__name__)
-def test_grad_of_vmap_is_vmap_of_grad(f: Any) -> None:
-    args = tuple(map(t, ALL))
+def test_grad_of_vmap(f: Any) -> None:
+    got = hf.grad(lambda *args: hf.sum(hf.vmap(loss_of(f))(*args)))(*map(t, ALL))
+    agree(got, gradients(f), rtol=1e-4)
 
-    def loss(v: Any, *rest: Any) -> Any:
-        leaves, _ = pytree.flatten(f(v, *rest))
-        return sum(
-            hf.sum(x * x) for x in leaves if hf.isdtype(x.dtype, "real floating")
-        )
 
-    each = np.stack(
-        [np.asarray(hf.grad(loss)(*(a[i] for a in args))) for i in range(N)]
-    )
-    agree(hf.vmap(hf.grad(loss))(*args), each, rtol=1e-4)
-    agree(hf.grad(lambda *a: hf.sum(hf.vmap(loss)(*a)))(*args), each, rtol=1e-4)
+def scaled_sine(v: Any, w: Any) -> Any:
+    return hf.sin(v) * w
+
+
+def forward(primals: Any, tangents: Any) -> Any:
+    # Of one example: neither a derivative nor the same for a batch of them.
+    v, w = primals
+    return with_tangent(v, w), tangents[0] * hf.sum(v) + w[0] * tangents[1]
+
+
+def backward(kept: Any, ct: Any) -> Any:
+    v, w = kept
+    return ct * hf.sum(v), ct * w[0]
+
+
+with_tangent, with_cotangent = hf.custom_jvp(scaled_sine), hf.custom_vjp(scaled_sine)
+with_tangent.defjvp(forward)
+with_cotangent.defvjp(lambda v, w: (with_cotangent(v, w), (v, w)), backward)
+
+
+@pytest.mark.parametrize("f", [with_tangent, with_cotangent])
+@pytest.mark.parametrize("in_dims", [(0, 0), (0, None), (None, 0)])
+@pytest.mark.parametrize("jit", [False, True])
+def test_rules_of_the_user_are_for_one_example(f: Any, in_dims: Any, jit: bool) -> None:
+    wrap: Callable[..., Any] = hf.jit if jit else lambda f: f
+    args, _ = batch_of([d == 0 for d in (in_dims[0], 0, 0, 0, in_dims[1])])
+    v, w = t(args[0]), t(args[4])
+
+    def loss(v: Any, w: Any) -> Any:
+        return hf.sum(f(v, w) ** 2)
+
+    each = loop_of(hf.grad(loss, (0, 1)), (args[0], args[4]), in_dims)
+    agree(wrap(hf.vmap(hf.grad(loss, (0, 1)), in_dims))(v, w), each)
+    total = wrap(hf.grad(lambda v, w: hf.sum(hf.vmap(loss, in_dims)(v, w)), (0, 1)))
+    pairs = zip(each, in_dims, strict=True)
+    agree(total(v, w), tuple(g if d == 0 else g.sum(0) for g, d in pairs), rtol=1e-4)
 
 
 # --- JAX ------------------------------------------------------------------------------

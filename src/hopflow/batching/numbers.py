@@ -72,8 +72,7 @@ def _check_types(rest: Graph) -> None:
     for output in vars_of(rest.outputs):
         if not own.isdisjoint(free_symbols(*output.type.shape)):
             raise TraceError(
-                f"vmap: a tensor {output.type} has a size that differs from example to "
-                "example, as of a mask or `nonzero`, and cannot be batched. Return what "
-                "has the same size for all, as a sum over it, or keep the shape with "
-                "`hf.where`."
+                f"vmap: {output.type} has a size that differs from example to example, "
+                "as a mask or `nonzero` gives, and cannot be batched. Return what has "
+                "one size for all, as a sum, or keep the shape with `hf.where`."
             )

@@ -18,7 +18,7 @@ from hopflow.ops.convert import as_value
 from hopflow.ops.views import moved
 from hopflow.symbolic.size import Size, SymInt
 
-__all__ = ["BatchedResults", "batch"]
+__all__ = ["BatchedResults", "batch", "each_example"]
 
 
 class BatchedResults(NamedTuple):
@@ -46,10 +46,7 @@ def batch(
     signature = op.signature(node)
     settled = _settled(signature, size, batched, all_results=all_results)
     if settled is None:
-        found = slots.each_example(
-            lambda own: bind_again(op, own, params), args, batched
-        )
-        return BatchedResults(found, (True,) * len(found))
+        return each_example(op, batched, args, params)
     passed = [
         _passed(size, role, arg, was=was, now=now)
         for role, arg, was, now in zip(
@@ -66,6 +63,14 @@ def batch(
     rows = zip(signature.results, results, settled.results, strict=True)
     values = [moved(v, 1, 0) if b and r == "stacked" else v for r, v, b in rows]
     return BatchedResults(values, tuple(settled.results))
+
+
+def each_example(
+    op: Any, batched: Sequence[bool], args: Sequence[Operand], params: dict[str, Any]
+) -> BatchedResults:
+    """The results of a node by a map over the examples."""
+    found = slots.each_example(lambda own: bind_again(op, own, params), args, batched)
+    return BatchedResults(found, (True,) * len(found))
 
 
 _DECIDES: Final = ("predicate", "index")

@@ -99,6 +99,7 @@ _stopped: Final = OpDef(
     run=_copy_run,
     lower=lambda types, x: Pointwise(lambda at: x[at], is_view=True),
     jvp=(None,),
+    batch=batching.pointwise,
     samples=(Sample(("T[3, 4]",), dtypes=dtypes.ALL), Sample(("T[]",))),
 )
 

@@ -1,14 +1,16 @@
 """Tensors from outside that a body reads or writes, and the inputs for them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
+from hopflow.bind import Value
 from hopflow.graph.core import Var
 from hopflow.tensor import EagerTensor, Tensor
 from hopflow.trace.functional import TracedTensor
 
-__all__ = ["Capture", "is_written", "source_of"]
+__all__ = ["Capture", "is_private", "is_written"]
 
 
 @dataclass(slots=True)
@@ -42,9 +44,13 @@ def is_written(tensor: TracedTensor) -> bool:
     return storage is not None and storage.version > 0 and storage.within is None
 
 
-def source_of(origin: object) -> EagerTensor | None:
-    """The tensor outside all traces that a captured one stands for, if there is one."""
+def is_private(origin: object, is_adopted: Callable[[Value], bool]) -> bool:
+    """Whether a captured tensor is one that the traced function made of numbers."""
     while isinstance(origin, TracedTensor):
         outer = getattr(origin.tracer, "captures", {}).values()
         origin = next((c.origin for c in outer if c.tensor is origin), None)
-    return origin if isinstance(origin, EagerTensor) else None
+    return (
+        isinstance(origin, EagerTensor)
+        and is_adopted(origin)
+        and origin.storage.private
+    )

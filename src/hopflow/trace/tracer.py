@@ -52,7 +52,7 @@ from hopflow.symbolic.size import (
 from hopflow.tensor import EagerTensor, Tensor
 from hopflow.tensor.rows import place_in, row_of
 from hopflow.trace import expressions
-from hopflow.trace.captures import Capture, source_of
+from hopflow.trace.captures import Capture, is_private
 from hopflow.trace.dims import Dim
 from hopflow.trace.functional import (
     Chain,
@@ -461,11 +461,8 @@ class Tracer(Functional):
         return {
             key: capture
             for key, capture in self.captures.items()
-            if capture.written and not self._is_own(source_of(capture.origin))
+            if capture.written and not is_private(capture.origin, self.is_adopted)
         }
-
-    def _is_own(self, tensor: EagerTensor | None) -> bool:
-        return tensor is not None and self.is_adopted(tensor) and tensor.storage.private
 
     # --- memory that several inputs share ---
 
