@@ -15,6 +15,7 @@ from hopflow.autograd.rules import is_differentiable
 from hopflow.autograd.tape import LinearTracer
 from hopflow.autograd.transpose import transpose
 from hopflow.bind import Operand, Value, bind, using
+from hopflow.errors import DerivativeError
 from hopflow.graph.core import (
     Arg,
     Constant,
@@ -28,7 +29,9 @@ from hopflow.graph.regions import Region, Role, Signature, carries
 from hopflow.graph.rewriting import eliminate_dead_code, read_vars
 from hopflow.graph.types import TensorType
 from hopflow.ops.convert import as_value
+from hopflow.symbolic.env import ShapeEnv
 from hopflow.trace.functional import TracedTensor
+from hopflow.trace.source import user_line
 from hopflow.trace.tracer import Tracer
 from hopflow.zeros import Tangent, Unknown, Zero, instantiate, is_zero
 
@@ -240,7 +243,7 @@ _FREE: frozenset[Role] = frozenset(["symbol", "invariant", "slice", "operand"])
 
 def _split(region: Region, masks: _Masks) -> _Split:
     graph = region.graph
-    forward = Tracer(None, graph.name)
+    forward = Tracer(None, graph.name, env=ShapeEnv(user_line))
     linear = LinearTracer(forward, f"{graph.name}_linear")
     values: dict[int, Value] = {}
     tangents: dict[int, Value] = {}
@@ -260,6 +263,13 @@ def _split(region: Region, masks: _Masks) -> _Split:
         outputs = [instantiate(found[i].tangent) for i in nonzero]
     linear.close(outputs)
     eliminate_dead_code(linear.graph)
+    outer = {v.node.symbol for v in graph.symbols}
+    if any(v.node.symbol not in outer for v in linear.graph.symbols):
+        raise DerivativeError(
+            f"`{region.name}`: gradients of a loop whose number of steps only the run "
+            "knows (`while_loop`) are not supported within another operator yet. Use "
+            "`hf.jvp`, or a `scan` of as many steps as there may be."
+        )
     read = read_vars(linear.graph)
     needed = {
         c.input: forward.read(forward.localize(c.origin))

@@ -233,6 +233,12 @@ def test_a_while_loop_has_gradients_of_what_it_captures() -> None:
             want = jax.grad(unrolled, k)(jnp.asarray(W), jnp.asarray(X[0]))
             np.testing.assert_allclose(np.asarray(found), want, rtol=1e-4)
 
+    def called(w: Any) -> Any:
+        return hf.sum(hf.invoke_subgraph(lambda w: f(w, hf.asarray(X[0])), w))
+
+    with pytest.raises(DerivativeError, match="not supported within another operator"):
+        hf.grad(called)(W)
+
     def kept(w: Any) -> Any:
         def more(c: Any) -> Any:
             return hf.sum(c) > 1
