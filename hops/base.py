@@ -1,7 +1,7 @@
 """The base of every operator: its entry, its rules, and who calls them."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, NamedTuple
@@ -9,15 +9,16 @@ from typing import Any, ClassVar, Final, NamedTuple
 from hopflow.autograd import operators
 from hopflow.batching import operators as batching
 from hopflow.bind import Operand, Value, bind, current, slots
-from hopflow.errors import CarryTypeError, PredicateError
+from hopflow.errors import CarryTypeError, DerivativeError, PredicateError, ShapeError
 from hopflow.graph.core import Arg, Graph, Node, map_graphs
 from hopflow.graph.interpreter import interpret
 from hopflow.graph.regions import Port, Role, Signature
+from hopflow.graph.rewriting import static_symbols
 from hopflow.graph.types import TensorType
 from hopflow.hops.bodies import Body, Function, Written, as_value, own_copy
 from hopflow.loop_ir.kernels import Lowered
 from hopflow.pytree import Spec
-from hopflow.symbolic.size import Size
+from hopflow.symbolic.size import Size, free_symbols
 from hopflow.tensor import EagerTensor
 from hopflow.trace.dims import Dim
 from hopflow.trace.rollback import unchanged_on_error
@@ -153,6 +154,14 @@ class HigherOrderOp:
 
         Batched args and results have the examples along axis 0; one arg at least is.
         """
+        for graph in graphs_of(params):
+            for type_ in graph.in_types:
+                if _made_elsewhere(type_, graph, ()):
+                    raise ShapeError(
+                        f"vmap: `{self.name}` has a carry {type_} whose size steps "
+                        "change, for each example in its own way. Carry a tensor of "
+                        "the size `max`, and how much of it is in use."
+                    )
         return batching.batch(self, size, batched, args, params)
 
     def jvp(
@@ -162,6 +171,7 @@ class HigherOrderOp:
         params: dict[str, Any],
     ) -> tuple[Sequence[Value], Sequence[Tangent]]:
         """The results, and their tangents."""
+        self._check_differentiable(operands, params)
         return operators.jvp(self, operands, tangents, params)
 
     def linearize(
@@ -172,7 +182,21 @@ class HigherOrderOp:
     ) -> tuple[Sequence[Value], Callable[[Sequence[Tangent]], Sequence[Tangent]]]:
         """The results, and a linear function from tangents of the operands (zero where
         `tangents` are) to those of the results."""
+        self._check_differentiable(operands, params)
         return operators.linearize(self, operands, tangents, params)
+
+    def _check_differentiable(
+        self, operands: Sequence[Operand], params: dict[str, Any]
+    ) -> None:
+        """Raises: DerivativeError: a result has a size that the graphs make."""
+        graph = graphs_of(params)[0]
+        for type_ in self.result_types([o.type for o in operands], params):
+            if _made_elsewhere(type_, graph, params.values()):
+                raise DerivativeError(
+                    f"{self.name}: there is no derivative yet of a result {type_} "
+                    "whose size is made within. Return a tensor of the size `max`, "
+                    "and how much of it is in use."
+                )
 
     def transpose(
         self,
@@ -250,6 +274,12 @@ def graphs_of(params: dict[str, Any]) -> list[Graph]:
         elif isinstance(value, tuple):
             found += [item for item in value if isinstance(item, Graph)]
     return found
+
+
+def _made_elsewhere(type_: TensorType, graph: Graph, params: Iterable[Any]) -> bool:
+    """Whether a type has a size that no symbol of the graph, or of params, tells."""
+    known = {v.node.symbol for v in graph.symbols} | {*static_symbols(params)}
+    return not known.issuperset(free_symbols(*type_.shape))
 
 
 def numbered(role: Role, start: int, count: int) -> tuple[Port, ...]:

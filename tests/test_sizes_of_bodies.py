@@ -15,6 +15,7 @@ from hopflow.errors import (
     BranchTypeError,
     CarryTypeError,
     CheckError,
+    DerivativeError,
     ShapeError,
     TraceError,
 )
@@ -408,3 +409,20 @@ def test_other_sizes_of_a_carry_stay() -> None:
         )
     with pytest.raises(TraceError, match="mode="):
         hf.trace(growing, X, np.array(1))
+
+
+def grown(x: Any) -> Any:
+    steps = hf.asarray(2)
+    return hf.sum(growing(x, steps, y={0: True}))
+
+
+def of_the_larger(x: Any) -> Any:
+    return hf.sum(hf.cond(x[0] > 0, lambda: x[:3], lambda: x[:5]))
+
+
+@pytest.mark.parametrize("f", [grown, of_the_larger])
+def test_transforms_of_sizes_that_bodies_make_name_the_way_out(f: Run) -> None:
+    with pytest.raises(DerivativeError, match="of the size `max`"):
+        hf.jit(hf.grad(f))(hf.asarray(X))
+    with pytest.raises(ShapeError, match="`max`|Reduce it in the step"):
+        hf.vmap(f)(hf.reshape(hf.asarray(X), (1, 6)))
