@@ -424,5 +424,5 @@ def of_the_larger(x: Any) -> Any:
 def test_transforms_of_sizes_that_bodies_make_name_the_way_out(f: Run) -> None:
     with pytest.raises(DerivativeError, match="of the size `max`"):
         hf.jit(hf.grad(f))(hf.asarray(X))
-    with pytest.raises(ShapeError, match="`max`|Reduce it in the step"):
+    with pytest.raises(ShapeError, match=r"`max`|Reduce it in the step"):
         hf.vmap(f)(hf.reshape(hf.asarray(X), (1, 6)))
