@@ -103,6 +103,7 @@ class Family(Generic[T]):
         self.variants: list[Variant[T]] = []
         self._exact: dict[tuple[Any, ...], Variant[T]] = {}
         self._first: tuple[Any, ...] | None = None
+        self._last: Variant[T] | None = None
         self._varies = dict.fromkeys(self.places, False)
 
     def find(self, values: tuple[Any, ...], leaves: Sequence[Any]) -> Variant[T] | None:
@@ -110,10 +111,12 @@ class Family(Generic[T]):
         known = self._exact.get(values)
         if known is not None:
             return known
-        for k, variant in enumerate(self.variants):
-            if variant.serves(values, leaves):
-                if k:  # what served last is asked first
-                    self.variants.insert(0, self.variants.pop(k))
+        last = self._last  # is asked first; other threads may call this too
+        if last is not None and last.serves(values, leaves):
+            return last
+        for variant in self.variants:
+            if variant is not last and variant.serves(values, leaves):
+                self._last = variant
                 return variant
         return None
 
