@@ -97,9 +97,12 @@ def test_vmap_of_an_operation_is_a_loop_over_the_examples(op: OpDef) -> None:
 
 
 @pytest.mark.parametrize("op", BATCHED, ids=lambda op: op.name)
-def test_batched_operations_compile(op: OpDef) -> None:
-    if found := list(calls(op)):
-        check_call(op, *max(found, key=lambda call: sum(call[2])), hf.jit)
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_batched_operations_compile(op: OpDef, symbolic: bool) -> None:
+    n = hf.Dim("n")
+    for call in {call[2]: call for call in calls(op)}.values():
+        axes = [{0: n} if b and symbolic else False for b in call[2]]
+        check_call(op, *call, lambda f, axes=axes: hf.jit(f, dynamic=axes))
 
 
 @pytest.mark.parametrize("mask", [(True, False), (False, True), (True, True)])
