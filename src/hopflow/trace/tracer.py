@@ -8,14 +8,11 @@ captured as it is. Lifting a tensor lifts the free symbols of its shape before i
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from math import inf
 from typing import Any, Final
 
 from hopflow.bind import Interpreter, Operand, Value, current, using
-from hopflow.dtypes import iinfo, int64
 from hopflow.errors import (
     CapturedTensorError,
-    CheckError,
     HopflowError,
     TraceError,
 )
@@ -28,35 +25,26 @@ from hopflow.graph.core import (
     plain_symbol,
     size_of,
     symbol_range,
-    vars_of,
 )
-from hopflow.graph.hashing import equal_values
 from hopflow.graph.regions import result_types
-from hopflow.graph.types import FLOAT_TYPE, SYMBOL_TYPE, TensorType, shared
-from hopflow.ops.check import Message, check_op
-from hopflow.ops.convert import convert
-from hopflow.ops.item import dim_size, item, range_params
+from hopflow.graph.types import SYMBOL_TYPE, TensorType, shared
+from hopflow.ops.item import dim_size, item
 from hopflow.ops.opdef import OPERATIONS, OpDef
-from hopflow.symbolic.boolean import SymBool
 from hopflow.symbolic.env import ShapeEnv
 from hopflow.symbolic.ranges import EVERY, ValueRange
 from hopflow.symbolic.size import (
-    Number,
     Size,
     Symbol,
-    SymFloat,
     SymInt,
     free_symbols,
     substitute,
 )
 from hopflow.tensor import EagerTensor, Tensor
 from hopflow.tensor.rows import place_in, row_of
-from hopflow.trace import expressions
 from hopflow.trace.captures import Capture, is_private
 from hopflow.trace.dims import Dim
 from hopflow.trace.functional import (
     Chain,
-    Functional,
     Place,
     Strided,
     TracedTensor,
@@ -65,12 +53,13 @@ from hopflow.trace.functional import (
     escaped,
     escaped_number,
 )
+from hopflow.trace.numbers import Numbers
 from hopflow.trace.source import user_line
 
 _NOTHING: Final[Mapping[int, Dim]] = {}
 
 
-class Tracer(Functional):
+class Tracer(Numbers):
     """Records into `graph`; the three input lists are joined by `close`.
 
     symbols      symbol -> its input
@@ -212,46 +201,7 @@ class Tracer(Functional):
         self.symbols[symbol] = var
         return var
 
-    def value_of(self, number: SymInt | SymFloat | SymBool) -> Value:
-        """A number over symbols as a tensor, weak as a Python number is."""
-        var = self._expression(number)
-        if isinstance(number, SymInt):
-            var.type = SYMBOL_TYPE
-            self._sizes[var] = number
-        elif isinstance(number, SymFloat):
-            var.type = FLOAT_TYPE
-        return TracedTensor(self, var)
-
-    def _expression(self, expression: Any) -> Var:
-        """The var that holds an expression: nodes of arithmetic on symbols, once."""
-        key = expression.expression if type(expression) is SymInt else expression
-        known, position = self._expressions.get(key, (None, -1))
-        nodes = self.graph.nodes
-        # Nodes may have been taken back since.
-        if (
-            known is not None
-            and position < len(nodes)
-            and nodes[position] is known.node
-        ):
-            return known
-        var: Var = expressions.value_of(expression, self._symbol_value).source
-        if var.node.section is None and var.node.symbol is None:
-            self._expressions[key] = var, len(nodes) - 1
-        return var
-
-    def _symbol_value(self, symbol: Symbol) -> TracedTensor:
-        if symbol.real:
-            return self.float_value(symbol)
-        return TracedTensor(self, self.symbol(symbol))
-
-    def size_of(self, tensor: TracedTensor) -> SymInt:
-        known = self._known_size(self.read(tensor))
-        if known is None:
-            tensor._concrete("operator.index")
-            raise AssertionError
-        return known
-
-    def _known_size(self, var: Var) -> SymInt | None:
+    def known_size(self, var: Var) -> SymInt | None:
         """The size that a var is the value of, here or where it was lifted from."""
         if var.node.symbol is not None:
             return size_of(var.node.symbol)
@@ -259,131 +209,8 @@ class Tracer(Functional):
         if known is None and isinstance(self.parent, Tracer):
             for capture in self._from_outside():
                 if capture.input is var and isinstance(capture.origin, TracedTensor):
-                    return self.parent._known_size(self.parent.read(capture.origin))
+                    return self.parent.known_size(self.parent.read(capture.origin))
         return known
-
-    def symbol_of(
-        self, value: Value, min: float = -inf, max: Size | float = inf
-    ) -> Size:
-        """One symbol for each value that a tensor has held: a node of its own, unless
-        it is the value of a size already, or made as one that is: `x[m] + y[m]` has
-        one size.
-
-        Raises:
-            TraceError: this trace makes no symbols.
-        """
-        tensor = self.localize(value)
-        var = self.read(tensor)
-        known = self._known_size(var)
-        if known is not None:
-            return known
-        for defined in self.symbols.values():
-            if defined.node.op is item and equal_values(defined.node.args[0], var):
-                return self.size_of(TracedTensor(self, defined))
-        if self.env is None:
-            tensor._concrete("item")
-        assert self.env is not None
-        bound = inf if isinstance(max, SymInt) else max
-        allowed = ValueRange(min, bound) & self.ranges.get(var, EVERY)
-        if allowed.is_point:
-            return int(allowed.low)
-        params = range_params(allowed, known=True)
-        [result] = self.record(item, (TracedTensor(self, var),), params)
-        size = self._sizes[var] = self.size_of(result)
-        if isinstance(max, SymInt):
-            self.env.assume(size <= max)
-        return size
-
-    def learn_ranges(
-        self, values: Sequence[Value], ranges: Sequence[ValueRange]
-    ) -> None:
-        """Note where integers of no axes lie, for when one becomes a symbol."""
-        for value, found in zip(values, ranges, strict=False):
-            if found != EVERY:
-                self.ranges[self.read(self.localize(value))] = found
-
-    def range_of(self, value: Value) -> ValueRange:
-        """Where the integer that a tensor of no axes holds is known to lie."""
-        var = self.read(self.localize(value))
-        size = self._known_size(var)
-        if size is not None and self.env is not None:
-            return self.env.range_of(size)
-        return self.ranges.get(var, EVERY)
-
-    def number_of(self, tensor: TracedTensor) -> Number | SymBool:
-        """What `item` of a tensor of no axes is: a number over symbols."""
-        dtype = tensor.type.dtype
-        if dtype.is_float:
-            return self._float_of(tensor)
-        if dtype is int64:
-            return self.symbol_of(tensor)
-        if dtype.is_integer:
-            info = iinfo(dtype)
-            return self.symbol_of(tensor, info.min, info.max)
-        return self.symbol_of(tensor, 0, 1) == 1
-
-    def _float_of(self, tensor: TracedTensor) -> SymFloat:
-        var = self.read(tensor)
-        for symbol, asked in self.asked.items():
-            if asked is var:
-                return SymFloat(symbol)
-        if self.env is None:
-            tensor._concrete("item")
-        assert self.env is not None
-        if var in self.hints:
-            number, text = self.hints[var]
-            found = self.env.backed_float(None, number, text)
-        else:
-            found = self.env.unbacked_float()
-        made = found.node
-        assert isinstance(made, Symbol)
-        self.asked[made] = var
-        params = {"dtype": FLOAT_TYPE.dtype, "weak": True}
-        [self.floats[made]] = self.record(convert, (TracedTensor(self, var),), params)
-        return found
-
-    def expect(self, condition: SymBool, message: str) -> None:
-        """Take a condition on symbols for true; a node checks it, as early as may be.
-
-        Raises:
-            CheckError: it is known not to hold.
-        """
-        if self.env is not None:
-            try:
-                if self.env.assume(condition):
-                    return
-            except CheckError:
-                raise CheckError(f"{message}: `{condition}` never holds.") from None
-        self.insert_check(condition, message)
-
-    def insert_check(self, condition: SymBool, message: str) -> None:
-        """Have a node check a condition once its symbols, and what was checked before,
-        are known: `s0 % s1 == 0` relies on `s1 != 0`."""
-        nodes = self.graph.nodes
-        start = len(nodes)
-        self.record(
-            check_op, (self.value_of(condition),), {"message": Message(message)}
-        )
-        made = nodes[start:]
-        before = {id(v.node) for node in made for v in vars_of(node.args)}
-        before |= {id(node) for node in nodes[:start] if node.op is check_op}
-        position = start
-        while position and id(nodes[position - 1]) not in before:
-            position -= 1
-        nodes[position:] = [*made, *nodes[position:start]]
-
-    def float_value(self, symbol: Symbol) -> TracedTensor:
-        """The tensor f64[] that holds a symbol of a float, lifted from where it is.
-
-        Raises:
-            EscapedValueError: it is known in no tracer around.
-        """
-        tracer: Interpreter | None = self
-        while isinstance(tracer, Tracer):
-            if symbol in tracer.floats:
-                return self.localize(tracer.floats[symbol])
-            tracer = tracer.parent
-        raise escaped_number(symbol)
 
     def adopt(self, value: Value) -> None:
         """Note a tensor made from data during this trace: not a stray global."""
