@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 from hopflow.autograd import operators
 from hopflow.batching import operators as batching
 from hopflow.bind import Operand, Value, bind, current, slots
-from hopflow.errors import CarryTypeError, DerivativeError, PredicateError, ShapeError
+from hopflow.errors import CarryTypeError, DerivativeError, PredicateError
 from hopflow.graph.core import Arg, Graph, Node, map_graphs
 from hopflow.graph.interpreter import interpret
 from hopflow.graph.regions import Port, Role, Signature
@@ -154,14 +154,6 @@ class HigherOrderOp:
 
         Batched args and results have the examples along axis 0; one arg at least is.
         """
-        for graph in graphs_of(params):
-            for type_ in graph.in_types:
-                if _made_elsewhere(type_, graph, ()):
-                    raise ShapeError(
-                        f"vmap: `{self.name}` has a carry {type_} whose size steps "
-                        "change, for each example in its own way. Carry a tensor of "
-                        "the size `max`, and how much of it is in use."
-                    )
         return batching.batch(self, size, batched, args, params)
 
     def jvp(

@@ -421,8 +421,14 @@ def of_the_larger(x: Any) -> Any:
 
 
 @pytest.mark.parametrize("f", [grown, of_the_larger])
-def test_transforms_of_sizes_that_bodies_make_name_the_way_out(f: Run) -> None:
+def test_derivatives_of_sizes_that_bodies_make_name_the_way_out(f: Run) -> None:
     with pytest.raises(DerivativeError, match="of the size `max`"):
         hf.jit(hf.grad(f))(hf.asarray(X))
-    with pytest.raises(ShapeError, match=r"`max`|Reduce it in the step"):
-        hf.vmap(f)(hf.reshape(hf.asarray(X), (1, 6)))
+
+
+@pytest.mark.parametrize("f", [grown, of_the_larger])
+@pytest.mark.parametrize("jit", [False, True])
+def test_each_example_may_have_sizes_of_its_own_in_bodies(f: Run, jit: bool) -> None:
+    mapped = hf.jit(hf.vmap(f)) if jit else hf.vmap(f)
+    rows = [hf.asarray(x) for x in (X, -X, X)]
+    agree(mapped(hf.stack(rows)), np.stack([np.asarray(f(row)) for row in rows]))

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 from hopflow.batching.numbers import asks_own_number, split
 from hopflow.bind import Operand, Value, bind, slots
-from hopflow.graph.core import Constant, Graph, map_graphs
+from hopflow.graph.core import Constant, Graph, map_graphs, vars_of
 from hopflow.graph.interpreter import interpret
 from hopflow.graph.rewriting import clone
 from hopflow.graph.types import TensorType
@@ -61,7 +61,7 @@ def evaluate(graph: Graph, size: Size, args: Sequence[Lane]) -> tuple[Lane, ...]
     first, rest = split(graph, asking)
     known = dict(zip(first.outputs, evaluate(first, size, args), strict=True))
     own = [known[v] for v in rest.inputs]
-    if isinstance(known[asking.args[0]], Batched):
+    if any(isinstance(known.get(a), Batched) for a in vars_of(asking.args)):
         results: Sequence[Lane] = _each_example(rest, own)
     else:
         results = evaluate(rest, size, own)

@@ -17,15 +17,18 @@ __all__ = ["Split", "asks_own_number", "split"]
 
 
 def asks_own_number(graph: Graph, batched: Sequence[bool]) -> Node | None:
-    """The first node that may ask a number of a batched value; None: there is none."""
+    """The first node that may define a number by batched values: one that asks for it,
+    or an operator whose results have sizes of their own. None: there is none."""
     pairs = zip(graph.inputs, batched, strict=True)
     depends = {var for var, is_batched in pairs if is_batched}
+    known = {var.node.symbol for var in graph.symbols}
     for node in graph.nodes:
-        if node.op is dim_size or depends.isdisjoint(vars_of(node.args)):
-            continue
-        if node.op is item:
-            return node
-        depends.update(node.results)
+        if node.op is not dim_size and not depends.isdisjoint(vars_of(node.args)):
+            sizes = free_symbols(*(n for v in node.results for n in v.type.shape))
+            if node.op is item or not known.issuperset(sizes):
+                return node
+            depends.update(node.results)
+        known.add(node.symbol)
     return None
 
 
