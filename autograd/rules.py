@@ -111,7 +111,9 @@ def cotangents(
         raise DerivativeError(f"{op.name}: this operation is not linear.")
     if not isinstance(op.transpose, tuple):
         assert callable(op.transpose)
-        found = list(op.transpose(given, *plain, **params))
+        parts = op.transpose(given, *plain, **params)
+        pairs = zip(parts, operands, strict=True)
+        found = [Zero(o.type) if part is None else part for part, o in pairs]
     else:
         [cotangent] = given
         found = [

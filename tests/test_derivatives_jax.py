@@ -220,3 +220,17 @@ def test_logaddexp_is_smooth_at_ties_and_finite_at_infinities() -> None:
     xs, ys = [-INF, 0.0, 1.0, 0.0], [0.0, INF, 1.0, -INF]
     assert slope(hf.asarray(xs), hf.asarray(ys)).tolist() == [0.0, 0.0, 0.5, 1.0]
     assert hf.grad(slope)(1.0, 1.0).item() == 0.25
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, hf.jit], ids=["eager", "jit"])
+def test_second_derivatives_of_solutions(wrap: Any) -> None:
+    def second(m: Any, grad: Any) -> Any:
+        def first(a: Any, b: Any) -> Any:
+            found = grad(lambda a, b: m.sum(m.linalg.solve(a, b) ** 2), (0, 1))(a, b)
+            return sum(m.sum(m.sin(g)) for g in found)
+
+        return grad(first, (0, 1))
+
+    with jax.enable_x64(True):
+        want = second(jnp, jax.grad)(jnp.asarray(SQUARE), jnp.asarray(COLUMNS))
+        check(wrap(second(hf, hf.grad))(SQUARE, COLUMNS), want)

@@ -23,6 +23,7 @@ from hopflow.ops.creation import eye, positions
 from hopflow.ops.gather import gather_clip
 from hopflow.ops.joining import concat
 from hopflow.ops.linalg_factor import check_matrix
+from hopflow.ops.linalg_solve import factors_of, solved
 from hopflow.ops.logic import equal, greater, where
 from hopflow.ops.math import log, sqrt
 from hopflow.ops.matmul import (
@@ -234,17 +235,9 @@ def solve(x1: Any, x2: Any, /) -> Value:
     (a, b), narrow = _floats("solve", x1, x2)
     check_matrix("solve", a.type, square=True)
     right = _columns("solve", a, b)
-    lu, pivots = linalg_factor.lu(a)
-    order = linalg_factor.lu_permutation(pivots, size=a.shape[-1])
-    lu, right = _same_batch("solve", lu, right)
-    batch = right.ndim - 2
-    order = broadcasted(order, (*right.shape[:batch], a.shape[-1]))
-    right = gather_clip(right, order, axes=(batch,), batch=batch)
-    for upper in (False, True):
-        right = linalg_factor.triangular_solve(
-            lu, right, upper=upper, transposed=False, unit=not upper
-        )
-    return narrow(_uncolumned(b, right))
+    factors = factors_of(a)
+    a, right = _same_batch("solve", a, right)
+    return narrow(_uncolumned(b, solved(a, right, factors)))
 
 
 def solve_triangular(

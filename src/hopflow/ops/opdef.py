@@ -93,7 +93,8 @@ class OpDef:
     transpose   of an operation that is linear, for each operand (ct, *operands,
               **params) -> its cotangent, from the result's, summed over broadcast axes
               by the caller; the operand itself is then an `Unknown`. Or a function
-              (cotangents of the results, *operands, **params) -> one for each operand
+              (cotangents of the results, *operands, **params) -> one for each operand;
+              None: it is zero
 
     To both kinds of rules constants are Python numbers if the operation promotes; else
     they are given as they are, with their types.

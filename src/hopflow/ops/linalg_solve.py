@@ -1,0 +1,118 @@
+"""Solutions of linear systems: found by factors, differentiated as what they solve.
+
+The derivative of a factorisation costs several products of matrices; that of a solution
+is one more system with the same factors.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from hopflow.bind import Value
+from hopflow.graph.types import TensorType
+from hopflow.loop_ir.kernels import Operand, Pointwise
+from hopflow.ops import batching, linalg_factor
+from hopflow.ops.convert import apply, stop_gradient
+from hopflow.ops.gather import gather_clip
+from hopflow.ops.matmul import matmul, matrix_transpose
+from hopflow.ops.opdef import OpDef, Sample
+from hopflow.ops.rules import Array, require_dtype
+from hopflow.ops.scatter import scatter_drop
+from hopflow.ops.views import broadcasted, zeros_of
+
+__all__ = ["Factors", "factors_of", "solution", "solved"]
+
+
+class Factors(NamedTuple):
+    """An LU factorisation: both triangles in one matrix, and where rows are from."""
+
+    lu: Any
+    order: Any
+
+
+def factors_of(a: Any) -> Factors:
+    """The factors of square matrices, which are not differentiated."""
+    lu, pivots = linalg_factor.lu(stop_gradient(a))
+    return Factors(lu, linalg_factor.lu_permutation(pivots, size=a.shape[-1]))
+
+
+def solved(a: Any, b: Any, factors: Factors, *, transposed: bool = False) -> Value:
+    """The x with `a @ x = b`, or `a^T @ x = b`; batches are equal."""
+    batch = b.ndim - 2
+    lu = broadcasted(factors.lu, a.shape)
+    order = broadcasted(factors.order, a.shape[:-1])
+    place: dict[str, Any] = {"axes": (batch,), "batch": batch}
+    x = stop_gradient(b)
+    if not transposed:
+        x = apply(gather_clip, x, order, **place)
+    for upper in (True, False) if transposed else (False, True):
+        x = linalg_factor.triangular_solve(
+            lu, x, upper=upper, transposed=transposed, unit=not upper
+        )
+    if transposed:
+        place |= {"starts": (0,), "steps": (1,), "combine": "set"}
+        x = apply(scatter_drop, zeros_of(x), x, order, **place)
+    return apply(solution, a, b, x, lu, order, transposed=transposed)
+
+
+def _run(_a: Array, _b: Array, x: Array, *_factors: Array, **_: bool) -> Array:
+    """`x`, which solves `a @ x = b` (or `a^T @ x = b`), by the factors of a."""
+    return np.array(x)
+
+
+def _infer(
+    a: TensorType, b: TensorType, x: TensorType, *_factors: TensorType, **_: bool
+) -> TensorType:
+    require_dtype("solution", [a, b, x], linalg_factor.WIDE)
+    return TensorType(x.dtype, x.shape)
+
+
+def _lower(_types: Sequence[TensorType], *operands: Operand, **_: bool) -> Pointwise:
+    x = operands[2]
+    return Pointwise(lambda at: x[at], is_view=True)
+
+
+def _jvp(
+    tangents: Any,
+    results: Any,
+    a: Any,
+    _b: Any,
+    _x: Any,
+    *factors: Any,
+    transposed: bool,
+) -> tuple[Value]:
+    (ta, tb, *_), [x] = tangents, results
+    if isinstance(ta, Value):
+        change = -matmul(matrix_transpose(ta) if transposed else ta, x)
+        tb = change + tb if isinstance(tb, Value) else change
+    return (solved(a, tb, Factors(*factors), transposed=transposed),)
+
+
+def _transpose(
+    given: Any, a: Any, _b: Any, _x: Any, *factors: Any, transposed: bool
+) -> tuple[Any, ...]:
+    # Linear in b: `x` is made of it, and counts for nothing.
+    [ct] = given
+    found = solved(a, ct, Factors(*factors), transposed=not transposed)
+    return None, found, None, None, None
+
+
+solution: Final = OpDef(
+    name="solution",
+    promote=None,
+    infer=_infer,
+    run=_run,
+    lower=_lower,
+    jvp=_jvp,
+    transpose=_transpose,
+    batch=batching.along,
+    samples=tuple(
+        Sample(
+            ("T[2, 3, 3]", "T[2, 3, 2]", "T[2, 3, 2]", "T[2, 3, 3]", "i64[2, 3]"),
+            {"transposed": transposed},
+            linalg_factor.WIDE,
+        )
+        for transposed in (False, True)
+    ),
+)
