@@ -77,6 +77,30 @@ def test_a_body_may_return_a_size() -> None:
         agree(module(hf.ones(5)), 55)
 
 
+def test_shapes_that_are_read_are_constants_and_listed() -> None:
+    def f(x: Any, y: Any, z: Any) -> Any:
+        z = z * 2
+        if x.shape[0] > 2:
+            return x + 1
+        return sum(len(y) * row for row in z)
+
+    big, small = hf.ones((3,)), hf.ones((2,))
+    first = f.__code__.co_firstlineno
+    for args, wanted in (
+        ((big, small, big), {"args[0].shape": ((3,), first + 2)}),
+        (
+            (small, small, big),
+            {"args[0].shape": ((2,), first + 2), "args[1].shape": ((2,), first + 4)},
+        ),
+    ):
+        module = hf.trace(f, *args)
+        found = {
+            s.path: (s.value, s.line and s.line.line)
+            for s in module.specializations.values()
+        }
+        assert found == wanted
+
+
 def test_numbers_and_other_arguments_are_constants_and_listed() -> None:
     def f(x: Any, k: Any, opts: Any) -> Any:
         return x * k if opts["flag"] else x + len(opts["name"])

@@ -68,7 +68,8 @@ class GraphModule:
     graph            symbols and operands are its inputs; captured tensors attributes
     in_spec          the structure of the tuple of arguments, of `None` and all leaves
     out_spec         the structure of what a call returns
-    specializations  by the position of a leaf: it must have this value in each call
+    specializations  by the position of a leaf: what the trace took for a constant, and
+                     each call must have; of a tensor, the shape that was read
     guards           what a call must fulfil besides: the trace decided by it
     """
 
@@ -81,6 +82,7 @@ class GraphModule:
         run: Callable[[Graph, Sequence[Any]], Sequence[Any]],
         as_value: Callable[[Any], Any],
         specializations: Mapping[int, Specialization] | None = None,
+        shapes: Mapping[int, Specialization] | None = None,
         numbers: Collection[int] = (),
         sources: Mapping[Symbol, Source] | None = None,
         guards: GuardSet | None = None,
@@ -91,6 +93,8 @@ class GraphModule:
             run: (graph, args) -> results, all as values; an arg for a symbol is an int,
                 or a size of the trace that the call is part of.
             as_value: A user's argument as a value.
+            specializations: Leaves that are constants; `shapes`: tensors whose shape,
+                which their type has, the function has read.
             numbers: The positions of leaves that are ints, and symbols in the graph.
             sources: Where a call finds the values of symbols; others are sizes of the
                 operands.
@@ -108,7 +112,8 @@ class GraphModule:
         self.graph = graph
         self.in_spec = in_spec
         self.out_spec = out_spec
-        self.specializations = dict(specializations or {})
+        self._constants = dict(specializations or {})
+        self.specializations = {**self._constants, **(shapes or {})}
         self.guards = guards or GuardSet()
         self._numbers = frozenset(numbers)
         self._sources = dict(sources or {})
@@ -139,8 +144,8 @@ class GraphModule:
         given: list[Any] = list(leaves)
         positions: list[int] = []
         for i, leaf in enumerate(leaves):
-            if i in self.specializations:
-                self._check_constant(self.specializations[i], leaf)
+            if i in self._constants:
+                self._check_constant(self._constants[i], leaf)
             elif i in self._numbers:
                 self._check_number(i, leaf)
             else:

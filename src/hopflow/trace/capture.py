@@ -15,7 +15,7 @@ from hopflow.errors import (
     ArgumentValueError,
     ResultTypeError,
 )
-from hopflow.graph.core import Constant, Graph, Node, SourceLine
+from hopflow.graph.core import Constant, Graph, Node, SourceLine, Var
 from hopflow.graph.interpreter import interpret
 from hopflow.graph.module import GraphModule, Specialization
 from hopflow.graph.printer import format_graph
@@ -181,7 +181,10 @@ class _Capture:
             argument_texts(names, self.in_spec.children()),
             lambda i, axis: choice_of(plans[i], axis) or False,
         )
+        if env is None:
+            self.tracer.shape_lines = {}
         self.specializations: dict[int, Specialization] = {}
+        self.vars: dict[int, Var] = {}  # the input that each tensor is, by its leaf
         self.operands: list[int] = []  # which leaf each operand is
         self.numbers: set[int] = set()
 
@@ -215,6 +218,7 @@ class _Capture:
             run=Run(results, tuple(written), same, numbers),
             as_value=_as_value,
             specializations=self.located(graph),
+            shapes=self.shapes(),
             numbers=self.numbers,
             sources=self.inputs.find_sources(),
             guards=guards,
@@ -238,11 +242,11 @@ class _Capture:
                     f"trace: `{self.paths[i]}` is a type ({leaf}), which mode 'real' "
                     "does not take. Give a tensor, or use mode 'fake'."
                 )
-            return self.inputs.tensor(i, leaf, name)
+            return self.tensor(i, leaf, name)
         if isinstance(leaf, Value | np.ndarray | np.generic):
             operand = as_operand("trace", i, leaf)
             self.leaves[i] = operand
-            return self.inputs.tensor(i, operand.type, name)
+            return self.tensor(i, operand.type, name)
         number = self.inputs.number(i, name)
         if isinstance(number, SymFloat):
             return number
@@ -252,6 +256,20 @@ class _Capture:
         elif isinstance(number, int | SymInt):
             self.numbers.add(i)
         return number
+
+    def tensor(self, i: int, type_: TensorType, name: str) -> Value:
+        tensor = self.inputs.tensor(i, type_, name)
+        self.vars[i] = self.tracer.operands[-1].source
+        return tensor
+
+    def shapes(self) -> dict[int, Specialization]:
+        """The shapes of arguments that the function has read, which are constants."""
+        lines = self.tracer.shape_lines or {}
+        return {
+            i: Specialization(f"{self.paths[i]}.shape", var.type.shape, lines[var])
+            for i, var in self.vars.items()
+            if var in lines
+        }
 
     def located(self, graph: Graph) -> dict[int, Specialization]:
         """The constants, each number with the line of the first node that has it."""

@@ -14,12 +14,12 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from hopflow.bind import Interpreter, Operand, Value, using
 from hopflow.errors import ConversionError, EscapedValueError, MutationError, TraceError
-from hopflow.graph.core import Var
-from hopflow.graph.types import TensorType, same_size
+from hopflow.graph.core import SourceLine, Var
+from hopflow.graph.types import Shape, TensorType, same_size
 from hopflow.ops.strided import StridedPlace, put_strided, take_strided
 from hopflow.symbolic.size import Symbol, SymInt
 from hopflow.tensor import Tensor
-from hopflow.trace.source import user_line
+from hopflow.trace.source import direct_line, user_line
 
 
 class ViewStep(NamedTuple):
@@ -131,6 +131,16 @@ class TracedTensor(Tensor):
     def type(self) -> TensorType:
         return self.source.type
 
+    @property
+    def shape(self) -> Shape:
+        type_ = self.source.type
+        lines = self.tracer.shape_lines
+        if lines is not None and self.source not in lines:
+            line = direct_line(2)
+            if line is not None:
+                lines[self.source] = line
+        return type_.shape
+
     def __getitem__(self, key: Any) -> Tensor:
         item = super().__getitem__(key)
         if isinstance(item, TracedTensor) and item.chain:
@@ -204,9 +214,13 @@ class Functional(Interpreter):
 
     A subclass records operations (`record`) and localises tensors of other levels
     (`localize`).
+
+    shape_lines   None, or: var -> the first line of the user's that read its shape
     """
 
-    __slots__ = ()
+    __slots__ = ("shape_lines",)
+
+    shape_lines: dict[Var, SourceLine] | None
 
     def record(
         self, op: Any, args: Sequence[Operand], params: dict[str, Any]

@@ -17,6 +17,8 @@ _OWN = (str(_PACKAGE), str(_ROOT / "hops"), str(_ROOT / "autograd"))
 # Programs that come with the package are users of it.
 _USERS = (str(_PACKAGE / "demo"), str(_PACKAGE / "testing"))
 
+_TENSOR = str(_PACKAGE / "tensor" / "base.py")
+
 _is_own: dict[str, bool] = {}
 # By the identity of code, which the entry keeps alive, and an instruction in it: to
 # hash code, or to find its lines, takes the longer the more code there is.
@@ -28,6 +30,21 @@ def _own(file: str) -> bool:
     own = path.startswith(_OWN) and not path.startswith(_USERS)
     own = _is_own[file] = own or file.startswith("<frozen")
     return own
+
+
+def direct_line(depth: int = 1) -> SourceLine | None:
+    """The line that called, if it is the user's: a method of tensors may be between."""
+    frame: FrameType | None = sys._getframe(depth)
+    while frame is not None and frame.f_code.co_filename == _TENSOR:
+        frame = frame.f_back
+    if frame is None or _is_of_own(frame.f_code.co_filename):
+        return None
+    return _line(frame)
+
+
+def _is_of_own(file: str) -> bool:
+    known = _is_own.get(file)
+    return _own(file) if known is None else known
 
 
 def user_line(depth: int = 1) -> SourceLine | None:

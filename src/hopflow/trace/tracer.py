@@ -111,6 +111,7 @@ class Tracer(Numbers):
         env: ShapeEnv | None = None,
     ) -> None:
         super().__init__(parent)
+        self.shape_lines = parent.shape_lines if isinstance(parent, Tracer) else None
         self.env: ShapeEnv | None = parent.env if isinstance(parent, Tracer) else env
         self.hints: dict[Var, tuple[bool | int | float, str]] = {}
         self.floats: dict[Symbol, TracedTensor] = {}
