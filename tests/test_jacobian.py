@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import hopflow
+from hopflow import pytree
 from hopflow.errors import ArgumentTypeError, ArgumentValueError, DerivativeError
 from hopflow.testing.meanings import agree, fails
 from hopflow.testing.requires import requires
@@ -105,3 +106,41 @@ def test_errors(name: str) -> None:
         f"{name}: `result[1]` is i64[], which has no derivative.",
         lambda: jacobian(lambda x: (x, 3))(x),
     )
+
+
+def through_scan(v: Any) -> Any:
+    return hf.scan(lambda c, a: (hf.sin(c) * a, c * c), v[0], v)
+
+
+def through_cond(v: Any) -> Any:
+    return hf.cond(v[0] > 0, lambda: hf.sin(v) * v[1], lambda: v)
+
+
+def through_while(v: Any) -> Any:
+    return hf.while_loop(lambda a: hf.sum(a) < 100, lambda a: a * a + a[0], v)
+
+
+def through_vmap_in_scan(v: Any) -> Any:
+    def step(c: Any, a: Any) -> Any:
+        return hf.vmap(lambda x: hf.tanh(x * a) + hf.sum(c))(c), None
+
+    return hf.scan(step, v, v)[0]
+
+
+@pytest.mark.parametrize(
+    "f", [through_scan, through_cond, through_while, through_vmap_in_scan]
+)
+def test_through_operators_forward_and_reverse_agree(f: Any) -> None:
+    v = hf.asarray(V.astype(np.float64))
+    forward, reverse = hf.jacfwd(f)(v), hf.jacrev(f)(v)
+    agree(reverse, pytree.tree_map(np.asarray, forward))
+    eps = 1e-6
+    leaves = pytree.flatten(forward)[0]
+    for k, unit in enumerate(np.eye(3)):
+        up, down = (f(v + sign * eps * hf.asarray(unit)) for sign in (1, -1))
+        pairs = zip(pytree.flatten(up)[0], pytree.flatten(down)[0], strict=True)
+        for (a, b), jacobian in zip(pairs, leaves, strict=True):
+            difference = (np.asarray(a) - np.asarray(b)) / (2 * eps)
+            agree(jacobian[..., k], difference, rtol=1e-4)
+    twice = np.asarray(hf.hessian(lambda v: hf.sum(pytree.flatten(f(v))[0][0]))(v))
+    agree(twice, twice.T)

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 from hopflow.batching.numbers import asks_own_number, split
 from hopflow.bind import Operand, Value, bind, slots
 from hopflow.graph.core import Constant, Graph, map_graphs, vars_of
+from hopflow.graph.hashing import structural_hash
 from hopflow.graph.interpreter import interpret
 from hopflow.graph.rewriting import clone
 from hopflow.graph.types import TensorType
@@ -118,7 +119,8 @@ def batched_graph(
     """
     known = _known.setdefault(graph, {})
     forced = tuple(outputs or (False,) * len(graph.outputs))
-    key = (None if isinstance(size, SymInt) else size, tuple(inputs), forced)
+    number = None if isinstance(size, SymInt) else size
+    key = (structural_hash(graph), number, tuple(inputs), forced)  # it may be edited
     if key not in known:
         known[key] = _batched_graph(graph, size, inputs, forced)
     found = known[key]

@@ -2,8 +2,9 @@
 
 A rule gets the operation, the number of examples, which operands are batched (one at
 least is), the operands and the params. The examples of a batched operand lie along its
-axis 0, before the axes that the operation knows of; those of each result do too. The
-rules here serve whole families; an operation that needs its own has it in its file.
+axis 0, before the axes that the operation knows of; those of each result do too, unless
+it is the `Same` for all. The rules here serve whole families; an operation that needs
+one of its own has it in its file.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ __all__ = [
     "in_batch",
     "of_axes",
     "of_axis",
+    "of_order",
     "of_shape",
     "of_starts",
     "of_steps",
