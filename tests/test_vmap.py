@@ -344,8 +344,8 @@ class TestErrors:
         fails(
             LengthError,
             "vmap: all arguments must have as many examples. `a` has 4, and "
-            "`b['w'][0]` has 3 along axis 0. Name another axis in `in_dims`, or None for "
-            "what is the same for all.",
+            "`b['w'][0]` has 3 along axis 0. Name another axis in `in_dims`, or None "
+            "for what is the same for all.",
             lambda: hf.vmap(pair)(t(V), {"w": [t(M)]}),
         )
 

@@ -185,8 +185,8 @@ def _size_of(leaves: Sequence[_Leaf], values: Sequence[Value | None]) -> Size:
         elif not equals(found[1], size):
             raise LengthError(
                 f"vmap: all arguments must have as many examples. `{found[0]}` has "
-                f"{found[1]}, and `{leaf.text}` has {size} along axis {leaf.axis}. Name "
-                "another axis in `in_dims`, or None for what is the same for all."
+                f"{found[1]}, and `{leaf.text}` has {size} along axis {leaf.axis}. "
+                "Name another axis in `in_dims`, or None for what is the same for all."
             )
     if found is None:
         raise ArgumentValueError(
