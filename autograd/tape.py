@@ -7,8 +7,10 @@ from typing import Any
 from hopflow.autograd.forward import run_node
 from hopflow.bind import Interpreter, Operand, Value, bind, current, using
 from hopflow.graph.core import Arg, Constant, Var
+from hopflow.symbolic.env import ShapeEnv
 from hopflow.symbolic.size import Size, Symbol
 from hopflow.trace.functional import TracedTensor
+from hopflow.trace.source import user_line
 from hopflow.trace.tracer import Tracer
 from hopflow.zeros import Tangent, Zero
 
@@ -45,7 +47,8 @@ class Tape(Tracer):
     def __init__(
         self, parent: Interpreter, name: str, linear: LinearTracer | None = None
     ) -> None:
-        super().__init__(None if parent.is_eager else parent, name)
+        env = ShapeEnv(user_line)  # for the bodies of operators
+        super().__init__(None if parent.is_eager else parent, name, env=env)
         self.linear = linear
         self.values: dict[Var, Value] = {}
         self.tangents: dict[Var, Tangent] = {}

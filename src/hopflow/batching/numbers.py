@@ -76,6 +76,7 @@ def _check_types(rest: Graph) -> None:
         if not own.isdisjoint(free_symbols(*output.type.shape)):
             raise TraceError(
                 f"vmap: {output.type} has a size that differs from example to example, "
-                "as a mask or `nonzero` gives, and cannot be batched. Return what has "
-                "one size for all, as a sum, or keep the shape with `hf.where`."
+                "as a mask, branches or a `dynamic_carry` give, and cannot be batched. "
+                "Return what has one size for all: pad to the largest (`max`), keep "
+                "the shape with `hf.where`, or reduce."
             )
