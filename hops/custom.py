@@ -22,6 +22,7 @@ from hopflow.errors import (
     ArgumentValueError,
     DerivativeError,
     EscapedValueError,
+    GraphError,
     MutationError,
     ResultTypeError,
     StructureError,
@@ -419,6 +420,16 @@ class Pullback(HigherOrderOp):
     """
 
     name = "custom_pullback"
+
+    def _never(self, *_args: Any, **_params: Any) -> Any:
+        """It stands in linear graphs alone, which are transposed before they run."""
+        raise GraphError(f"{self.name}: it is there to be transposed, and never runs.")
+
+    debug: Any = _never
+    functionalize: Any = _never
+    lower: Any = _never
+    signature: Any = _never
+    with_roles: Any = _never
 
     def infer(self, *types: Any, pullback: _Pullback) -> tuple[TensorType, ...]:
         return tuple(t.strong() for t in pullback.results if is_differentiable(t))

@@ -199,6 +199,8 @@ CALLS: Final[dict[str, Good]] = {
     "stop_gradient": _good(X),
     **dict.fromkeys(("custom_jvp", "custom_vjp"), _good(_same, nondiff_argnums=(0,))),
     **dict.fromkeys(("grad", "value_and_grad"), _good(_same, 0, has_aux=False)),
+    **dict.fromkeys(("jacfwd", "jacrev", "hessian"), _good(_same, 0)),
+    "vmap": _good(_same, in_dims=0, out_dims=0),
     "linspace": _good(0.0, 1.0, 5, dtype="float32", device="cpu", endpoint=False),
     "logical_not": _good(BOOLS),
     "map": _good(_same, X, V, dim=0),
