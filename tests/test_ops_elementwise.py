@@ -95,6 +95,7 @@ JAX: dict[str, Callable[..., Any]] = {
     "minimum": jnp.minimum,
     "multiply": jnp.multiply,
     "negative": jnp.negative,
+    "stop_gradient": jax.lax.stop_gradient,
     "nextafter": jnp.nextafter,
     "not_equal": jnp.not_equal,
     "pow": jnp.power,
