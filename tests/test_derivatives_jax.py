@@ -8,6 +8,7 @@ import pytest
 
 import hopflow as hf
 from hopflow import pytree
+from hopflow.testing.requires import requires
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
@@ -180,8 +181,10 @@ def factors() -> Iterator[tuple[str, Case]]:
         )
 
 
+# Where JAX changed its mind: before 0.11 it gives other numbers at singular points.
+NEWER: Final = ("hypot", "lgamma beyond")
 CASES: Final = [
-    pytest.param(*case, id=name)
+    pytest.param(*case, id=name, marks=requires("jax>=0.11") if name in NEWER else ())
     for table in (elementwise, reductions, positions, products, factors)
     for name, case in table()
 ]
