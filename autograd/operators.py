@@ -35,10 +35,10 @@ from hopflow.trace.source import user_line
 from hopflow.trace.tracer import Tracer
 from hopflow.zeros import Tangent, Unknown, Zero, instantiate, is_zero
 
-__all__ = ["Pulled", "jvp", "linearize", "pull", "signature_of", "transpose_once"]
+__all__ = ["Pulled", "jvp", "linearize", "node_and_signature", "pull", "transpose_once"]
 
 
-def signature_of(
+def node_and_signature(
     op: Any, operands: Sequence[Operand], params: dict[str, Any]
 ) -> tuple[Node, Signature]:
     """A node for these operands, that stands in no graph, and its signature."""
@@ -133,7 +133,7 @@ def jvp(
     params: dict[str, Any],
 ) -> tuple[list[Value], list[Tangent]]:
     """The results of an operator, and their tangents: one node that computes both."""
-    node, signature = signature_of(op, operands, params)
+    node, signature = node_and_signature(op, operands, params)
     masks = _masks(signature, given, len(node.results))
     arg_slots = _with_twins(_arg_keys(op, node, signature), masks.args)
     result_slots = _with_twins(signature.results, masks.results)
@@ -282,11 +282,11 @@ def _split(region: Region, masks: _Masks) -> _Split:
         if p.role in _FREE
     }
     residuals = kept(list(needed.values()), free)
-    results = [as_value_in(forward, f.value) for f in found]
+    results = [_value_in(forward, f.value) for f in found]
     return _Split(forward, results, linear, list(tangents), needed, residuals, nonzero)
 
 
-def as_value_in(tracer: Tracer, operand: Operand) -> Value:
+def _value_in(tracer: Tracer, operand: Operand) -> Value:
     with using(tracer):
         return as_value(operand)
 
@@ -314,7 +314,7 @@ def linearize(
 
     For operators whose regions run at most once, or as often as a length says.
     """
-    node, signature = signature_of(op, operands, params)
+    node, signature = node_and_signature(op, operands, params)
     masks = _masks(signature, given, len(node.results))
     splits = [_split(region, masks) for region in signature.regions]
     residuals = [
@@ -436,12 +436,13 @@ def _run_linear(
     inputs = [
         i for i in _linear_inputs(signature, masks, residuals) if i.role != "symbol"
     ]
-    symbols = [(i, o) for i, o in enumerate(operands) if signature.args[i] == "symbol"]
+    pairs = zip(operands, signature.args, strict=True)
+    symbols = [o for o, role in pairs if role == "symbol"]
     graphs = {
         region.name: _linear_region(k, region, split, inputs, residuals)
         for k, (region, split) in enumerate(zip(signature.regions, splits, strict=True))
     }
-    args: list[Operand] = [*operands[: op.lead], *(o for _, o in symbols)]
+    args: list[Operand] = [*operands[: op.lead], *symbols]
     for given in inputs:
         if given.tangent is not None:
             args.append(instantiate(tangents[given.tangent]))
@@ -497,7 +498,7 @@ def _linear_region(
             env[taken] = run_residual(var, known)
         for node in old.nodes:
             args = [a if isinstance(a, Constant) else env[a] for a in node.args]
-            results = bind(node.op, args, map_graphs(node.params, lambda g: g))
+            results = bind(node.op, args, node.params)
             env.update(zip(node.results, results, strict=True))
         outputs = [o if isinstance(o, Constant) else env[o] for o in old.outputs]
     return tracer.close(outputs)
@@ -607,7 +608,7 @@ def transpose_once(
 ) -> list[Tangent | None]:
     """The cotangents of the operands that are `Unknown`, for an operator whose regions
     run at most once: a node of it, of the transposed regions."""
-    _, signature = signature_of(op, operands, params)
+    _, signature = node_and_signature(op, operands, params)
     linear = [i for i, o in enumerate(operands) if isinstance(o, Unknown)]
     of_role = [i for i, role in enumerate(signature.args) if role == "operand"]
     rest = [i for i in of_role if i not in linear]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, final
 
 from hopflow import pytree
-from hopflow.autograd.operators import pull, signature_of
+from hopflow.autograd.operators import node_and_signature, pull
 from hopflow.bind import Operand, Value, bind, current, using
 from hopflow.dtypes import int64
 from hopflow.errors import (
@@ -320,7 +320,7 @@ def transpose_scan(
 
     Its carry is the carry's cotangent, and the sums of those of captures.
     """
-    _, signature = signature_of(SCAN, operands, params)
+    _, signature = node_and_signature(SCAN, operands, params)
     [region] = signature.regions
     args = _LinearArgs.of(signature, operands)
     count = params["num_carry"]

@@ -90,7 +90,11 @@ def test_shapes_that_are_read_are_constants_and_listed() -> None:
         ((big, small, big), {"args[0].shape": ((3,), first + 2)}),
         (
             (small, small, big),
-            {"args[0].shape": ((2,), first + 2), "args[1].shape": ((2,), first + 4)},
+            {
+                "args[0].shape": ((2,), first + 2),
+                "args[1].shape": ((2,), first + 4),
+                "f32[3].shape": ((3,), first + 4),  # of `z`, which is computed
+            },
         ),
     ):
         module = hf.trace(f, *args)
@@ -99,6 +103,27 @@ def test_shapes_that_are_read_are_constants_and_listed() -> None:
             for s in module.specializations.values()
         }
         assert found == wanted
+
+
+def test_numbers_of_enclosing_scopes_are_constants_and_listed() -> None:
+    rate, words = 0.125, ["not", "listed"]
+
+    def f(x: Any) -> Any:
+        y = x[:1] if words else x
+        if y.shape == (1,):
+            return y * rate
+        return y
+
+    module = hf.trace(f, hf.ones((3,)))
+    first = f.__code__.co_firstlineno
+    listed = module.specializations.values()
+    found = {s.path: (s.value, s.line and s.line.line) for s in listed}
+    assert found == {
+        "f32[1].shape": ((1,), first + 2),
+        "rate": (0.125, first + 3),
+    }
+    assert module.specializations["rate"].value == rate
+    agree(module(hf.ones((3,))), np.array([0.125], np.float32))
 
 
 def test_numbers_and_other_arguments_are_constants_and_listed() -> None:

@@ -69,7 +69,8 @@ class GraphModule:
     in_spec          the structure of the tuple of arguments, of `None` and all leaves
     out_spec         the structure of what a call returns
     specializations  by the position of a leaf: what the trace took for a constant, and
-                     each call must have; of a tensor, the shape that was read
+                     each call must have; of a tensor, the shape that was read. By name
+                     the numbers of enclosing scopes
     guards           what a call must fulfil besides: the trace decided by it
     """
 
@@ -82,7 +83,7 @@ class GraphModule:
         run: Callable[[Graph, Sequence[Any]], Sequence[Any]],
         as_value: Callable[[Any], Any],
         specializations: Mapping[int, Specialization] | None = None,
-        shapes: Mapping[int, Specialization] | None = None,
+        read: Mapping[int | str, Specialization] | None = None,
         numbers: Collection[int] = (),
         sources: Mapping[Symbol, Source] | None = None,
         guards: GuardSet | None = None,
@@ -93,8 +94,8 @@ class GraphModule:
             run: (graph, args) -> results, all as values; an arg for a symbol is an int,
                 or a size of the trace that the call is part of.
             as_value: A user's argument as a value.
-            specializations: Leaves that are constants; `shapes`: tensors whose shape,
-                which their type has, the function has read.
+            specializations: Leaves that are constants.
+            read: What else the function has read and the graph holds for good.
             numbers: The positions of leaves that are ints, and symbols in the graph.
             sources: Where a call finds the values of symbols; others are sizes of the
                 operands.
@@ -112,8 +113,9 @@ class GraphModule:
         self.graph = graph
         self.in_spec = in_spec
         self.out_spec = out_spec
-        self._constants = dict(specializations or {})
-        self.specializations = {**self._constants, **(shapes or {})}
+        self._constants: dict[int | str, Specialization] = {}
+        self._constants.update((specializations or {}).items())
+        self.specializations = {**(read or {}), **self._constants}
         self.guards = guards or GuardSet()
         self._numbers = frozenset(numbers)
         self._sources = dict(sources or {})

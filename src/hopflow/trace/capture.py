@@ -38,6 +38,7 @@ from hopflow.trace.inputs import Inputs
 from hopflow.trace.source import (
     argument_texts,
     check_arity,
+    closed_over,
     input_names,
     name_of,
     parameter_names,
@@ -218,7 +219,7 @@ class _Capture:
             run=Run(results, tuple(written), same, numbers),
             as_value=_as_value,
             specializations=self.located(graph),
-            shapes=self.shapes(),
+            read={**self.shapes(), **self.outer(graph)},
             numbers=self.numbers,
             sources=self.inputs.find_sources(),
             guards=guards,
@@ -262,26 +263,39 @@ class _Capture:
         self.vars[i] = self.tracer.operands[-1].source
         return tensor
 
-    def shapes(self) -> dict[int, Specialization]:
-        """The shapes of arguments that the function has read, which are constants."""
-        lines = self.tracer.shape_lines or {}
-        return {
-            i: Specialization(f"{self.paths[i]}.shape", var.type.shape, lines[var])
-            for i, var in self.vars.items()
-            if var in lines
-        }
+    def shapes(self) -> dict[int | str, Specialization]:
+        """The shapes that the function has read, which are constants: of arguments by
+        their position, of what it has computed by the line."""
+        paths = {var: (i, self.paths[i]) for i, var in self.vars.items()}
+        found: dict[int | str, Specialization] = {}
+        for var, line in (self.tracer.shape_lines or {}).items():
+            key, path = paths.get(var, (f"shape at {line}", f"{var.type}"))
+            found[key] = Specialization(f"{path}.shape", var.type.shape, line)
+        return found
 
     def located(self, graph: Graph) -> dict[int, Specialization]:
-        """The constants, each number with the line of the first node that has it."""
-        lines: dict[Any, SourceLine | None] = {}
-        for node in graph.walk():
-            for arg in node.args:
-                if isinstance(arg, Constant):
-                    lines.setdefault(arg.value, node.line)
+        """The arguments that are constants; numbers with the line that has them."""
         return {
-            i: replace(s, line=lines.get(s.value)) if type(s.value) in _NUMBERS else s
+            i: replace(s, line=self.line_of(graph, s.value))
             for i, s in self.specializations.items()
         }
+
+    def outer(self, graph: Graph) -> dict[int | str, Specialization]:
+        """The numbers of enclosing scopes that the function reads, by their names."""
+        return {
+            name: Specialization(name, value, self.line_of(graph, value))
+            for name, value in closed_over(self.f).items()
+            if type(value) in (bool, int, float)
+        }
+
+    def line_of(self, graph: Graph, value: Any) -> SourceLine | None:
+        """The line of the first node that has a number."""
+        if type(value) not in _NUMBERS:
+            return None
+        for node in graph.walk():
+            if any(isinstance(a, Constant) and a.value == value for a in node.args):
+                return node.line
+        return None
 
     def check_aliases(self) -> None:
         """Raises: MutationError: one of two arguments that share memory is written."""

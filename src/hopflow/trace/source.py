@@ -147,3 +147,12 @@ def check_arity(name: str, f: Callable[..., Any], args: Sequence[Any]) -> None:
             f"{name}: `f` ({name_of(f)}) does not take the {len(args)} arguments that "
             f"were given: {error}. Give one for each of its parameters."
         ) from None
+
+
+def closed_over(fn: object) -> dict[str, Any]:
+    """The values that a function reads by names of enclosing scopes."""
+    try:
+        found = inspect.getclosurevars(getattr(fn, "__wrapped__", fn))  # type: ignore[arg-type]
+    except TypeError:  # no function of Python's
+        return {}
+    return {**found.globals, **found.nonlocals}
