@@ -94,6 +94,7 @@ def test_shapes_that_are_read_are_constants_and_listed() -> None:
                 "args[0].shape": ((2,), first + 2),
                 "args[1].shape": ((2,), first + 4),
                 "f32[3].shape": ((3,), first + 4),  # of `z`, which is computed
+                "2.0": (2.0, first + 4),  # `len(y)`
             },
         ),
     ):
@@ -124,6 +125,33 @@ def test_numbers_of_enclosing_scopes_are_constants_and_listed() -> None:
     }
     assert module.specializations["rate"].value == rate
     agree(module(hf.ones((3,))), np.array([0.125], np.float32))
+
+
+def test_numbers_of_attributes_and_called_functions_are_constants_and_listed() -> None:
+    class Layer:
+        rate = 0.125
+
+        def __call__(self, x: Any) -> Any:
+            return x * self.rate - 1
+
+    layer, depths = Layer(), [3, 3, 5]
+
+    def step(x: Any) -> Any:
+        return hf.cond(x > 2, lambda: x / depths[0], lambda: x - 2 * depths[2])
+
+    def f(x: Any) -> Any:
+        return step(layer(x)) * depths[1]
+
+    module = hf.trace(f, hf.asarray(1.0))
+    first, own = (g.__code__.co_firstlineno for g in (step, f))
+    call = Layer.__call__.__code__.co_firstlineno
+    listed = module.specializations.values()
+    assert [(s.path, s.value, s.line and s.line.line) for s in listed] == [
+        ("0.125", 0.125, call + 1),
+        ("3.0", 3.0, first + 1),
+        ("10.0", 10.0, first + 1),
+        ("3.0", 3.0, own + 1),
+    ]
 
 
 def test_numbers_and_other_arguments_are_constants_and_listed() -> None:

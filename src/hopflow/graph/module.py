@@ -70,7 +70,7 @@ class GraphModule:
     out_spec         the structure of what a call returns
     specializations  by the position of a leaf: what the trace took for a constant, and
                      each call must have; of a tensor, the shape that was read. By name
-                     the numbers of enclosing scopes
+                     the numbers of enclosing scopes, by text and line all others
     guards           what a call must fulfil besides: the trace decided by it
     """
 

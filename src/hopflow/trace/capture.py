@@ -40,6 +40,7 @@ from hopflow.trace.source import (
     check_arity,
     closed_over,
     input_names,
+    literals,
     name_of,
     parameter_names,
     user_line,
@@ -219,7 +220,7 @@ class _Capture:
             run=Run(results, tuple(written), same, numbers),
             as_value=_as_value,
             specializations=self.located(graph),
-            read={**self.shapes(), **self.outer(graph)},
+            read=self.read(graph),
             numbers=self.numbers,
             sources=self.inputs.find_sources(),
             guards=guards,
@@ -279,6 +280,24 @@ class _Capture:
             i: replace(s, line=self.line_of(graph, s.value))
             for i, s in self.specializations.items()
         }
+
+    def read(self, graph: Graph) -> dict[int | str, Specialization]:
+        """What the graph holds for good besides arguments: shapes that were read,
+        numbers by name, and others by the line that had them, such as attributes."""
+        found = {**self.shapes(), **self.outer(graph)}
+        named = [*self.specializations.values(), *found.values()]
+        known = {s.value for s in named if type(s.value) in _NUMBERS}
+        held = {
+            (arg.value, node.line): None
+            for node in graph.walk()
+            for arg in node.args
+            if isinstance(arg, Constant) and node.line is not None
+        }
+        for value, line in held:
+            if value not in known and value not in literals(line):
+                text = repr(value)
+                found[f"{text} at {line}"] = Specialization(text, value, line)
+        return found
 
     def outer(self, graph: Graph) -> dict[int | str, Specialization]:
         """The numbers of enclosing scopes that the function reads, by their names."""

@@ -1,5 +1,6 @@
 """Which line of the user's code an operation came from."""
 
+import dis
 import inspect
 import sys
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ _is_own: dict[str, bool] = {}
 # By the identity of code, which the entry keeps alive, and an instruction in it: to
 # hash code, or to find its lines, takes the longer the more code there is.
 _lines: dict[tuple[int, int], tuple[SourceLine, CodeType]] = {}
+_codes: dict[SourceLine, CodeType] = {}
 
 
 def _own(file: str) -> bool:
@@ -67,12 +69,27 @@ def _line(frame: FrameType) -> SourceLine:
     code = frame.f_code
     if len(_lines) >= _MOST_LINES:
         _lines.clear()
+        _codes.clear()
     line = SourceLine(code.co_filename, frame.f_lineno, code.co_name)
     _lines[id(code), frame.f_lasti] = line, code
+    _codes[line] = code
     return line
 
 
 _MOST_LINES = 1 << 14
+
+
+def literals(line: SourceLine) -> set[Any]:
+    """The constants that the code around a line is written with, where it is known."""
+    code = _codes.get(line)
+    if code is None:
+        return set()
+    loads = [
+        i.argval
+        for i in dis.get_instructions(code)
+        if i.opcode in dis.hasconst or i.opname == "LOAD_SMALL_INT"
+    ]
+    return {v for v in loads if isinstance(v, int | float)}
 
 
 def where(fn: object) -> str:
