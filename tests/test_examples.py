@@ -22,6 +22,8 @@ SAID = re.compile(r"^(?: *print\(.*\)  )?# (.*)$", re.M)
 
 LAST_LINES = {
     "bouncing_ball": "3 bounces",
+    "fixed_point": "while_loop: the gradient of the unrolled loop, to 1e-10",
+    "kalman": "wandering   1469.2  published:  1469.1",
     "life": "#.#...............#.#.",
     "mandelbrot": " " * 34 + "......=:......",
 }
