@@ -1,9 +1,9 @@
 """The implicit function theorem: the gradient of a fixed point, by its own rule.
 
 A deep equilibrium layer gives the state that it leaves as it is, z = f(theta, z), and a
-`while_loop` finds it. Reverse mode through that loop needs each state on the way, but the
-theorem knows the derivative from the last alone: for a cotangent g of z, that of theta is
-(df/dtheta)ᵀ u, where u is a fixed point again, of u = g + (df/dz)ᵀ u.
+`while_loop` finds it. Reverse mode through that loop needs each state on the way, but
+the theorem knows the derivative from the last alone: for a cotangent g of z, that of
+theta is (df/dtheta)ᵀ u, where u is a fixed point again, of u = g + (df/dz)ᵀ u.
 """
 
 import sys
