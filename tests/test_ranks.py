@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 import hopflow as hf
-from hopflow.errors import ArgumentTypeError, HopflowError, RanksError
+from hopflow.errors import ArgumentTypeError, RanksError
 from hopflow.graph.hashing import structural_hash
+from hopflow.symbolic.size import SymInt
 
 RANKS = 3
 
@@ -107,24 +108,70 @@ class Together:
         return exchange
 
 
-def test_what_processes_cannot_agree_on_is_an_error_on_all() -> None:
-    together, errors = Together(2), []
+def run_together(run: Callable[[int, Callable[[Any], Any]], Any]) -> list[Exception]:
+    """The errors of two ranks, each of which runs `run(rank, all_gather)`."""
+    together, errors = Together(2), dict[int, Exception]()
 
-    def run(rank: int) -> None:
-        jitted = hf.jit(lambda x: x + 1, ranks=together.all_gather(rank))
+    def catch(rank: int) -> None:
         try:
-            jitted(hf.ones((2,) * (rank + 1)))
-        except HopflowError as error:
-            errors.append(error)
+            run(rank, together.all_gather(rank))
+        except Exception as error:
+            errors[rank] = error
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    threads = [threading.Thread(target=catch, args=(rank,)) for rank in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    return [errors[rank] for rank in sorted(errors)]
+
+
+def test_what_processes_cannot_agree_on_is_an_error_on_all() -> None:
+    def run(rank: int, all_gather: Callable[[Any], Any]) -> None:
+        hf.jit(lambda x: x + 1, ranks=all_gather)(hf.ones((2,) * (rank + 1)))
+
+    errors = run_together(run)
     assert [type(error) for error in errors] == [RanksError, RanksError]
     assert "one kind, in one order" in str(errors[0])
     assert {"f32[_]" in str(e) and "f32[_, _]" in str(e) for e in errors} == {True}
+
+
+def test_tensors_from_outside_are_of_one_type_on_all() -> None:
+    def run(rank: int, all_gather: Callable[[Any], Any]) -> None:
+        table = hf.ones(3 + rank)
+        hf.jit(lambda x: x + hf.sum(table), ranks=all_gather)(hf.ones(2))
+
+    errors = run_together(run)
+    assert [type(error) for error in errors] == [RanksError, RanksError]
+    assert "here     f32[3]\n  rank 1   f32[4]" in str(errors[0])
+
+
+def test_all_hear_that_one_cannot_trace() -> None:
+    def run(rank: int, all_gather: Callable[[Any], Any]) -> None:
+        def f(x: Any) -> Any:
+            if rank:
+                raise KeyError("a user's error")
+            return x
+
+        hf.jit(f, ranks=all_gather)(hf.ones(2))
+
+    errors = run_together(run)
+    assert [type(error) for error in errors] == [RanksError, KeyError]
+    assert "rank 1 could not trace `f`" in str(errors[0])
+    assert "KeyError" in str(errors[0])
+    assert "a user's error" in str(errors[0])
+
+
+def test_the_preflight_trace_has_no_dynamic_dimension() -> None:
+    sizes: list[Any] = []
+
+    def f(x: Any) -> Any:
+        sizes.append(x.shape[0])
+        return x
+
+    jitted = hf.jit(f, ranks=lambda record: [record], dynamic=True)
+    jitted(hf.ones(3))
+    assert [type(n) for n in sizes] == [int, SymInt]
 
 
 def test_one_process_is_a_jit_like_any_other() -> None:

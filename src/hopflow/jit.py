@@ -134,6 +134,16 @@ class _Results(NamedTuple):
     numbers: dict[int, type]
 
 
+class _Traced(NamedTuple):
+    """One trace; `captured` and `written` as in `_Compiled`."""
+
+    graph: Graph
+    inputs: Inputs
+    results: _Results
+    captured: list[EagerTensor]
+    written: list[int]
+
+
 class _Known(NamedTuple):
     """What calls run whose arguments are of some kinds; see `Given.kinds`.
 
@@ -270,7 +280,13 @@ class Jitted:
         """
         calls = [call]
         if self._ranks is not None:
-            calls = calls_of_all(self._ranks, self._f, self._dynamic, call)
+
+            def preflight() -> list[TensorType]:
+                """Of what is read from outside; no dimension is dynamic."""
+                traced = self._trace(call, lambda _, axis: axis is None)
+                return [x.type for x in traced.captured]
+
+            calls = calls_of_all(self._ranks, self._f, self._dynamic, call, preflight)
         for each in calls:
             family.note(each.values)
 
@@ -328,6 +344,39 @@ class Jitted:
             choose: What each number of the arguments is to be.
             exact: Whether it matters what memory the tensors share.
         """
+        traced = self._trace(call, choose, exact=exact)
+        graph, results, inputs = traced.graph, traced.results, traced.inputs
+        log("graph", lambda: format_graph(graph))
+        sources = inputs.find_sources()
+        compiled = _Compiled(
+            Executable(graph, self._donated_inputs(call)),
+            traced.captured,
+            traced.written,
+            results.spec,
+            results.constants,
+            results.numbers,
+            [sources[v.node.symbol] for v in graph.symbols if v.node.symbol],
+            _rows(traced.captured, call.tensors if exact else ()),
+        )
+        numbers = enumerate(zip(call.places, call.values, strict=True))
+        fixed = [
+            (k, value)
+            for k, (place, value) in numbers
+            if place.axis is not None and choose(*place) is False
+        ]
+        env = inputs.tracer.env
+        assert env is not None
+        guards = env.guards.simplified()
+        return Variant(compiled, fixed, sources, env, guards, inputs.dims)
+
+    def _trace(
+        self,
+        call: Arguments,
+        choose: Callable[[int, int | None], Choice],
+        *,
+        exact: bool = False,
+    ) -> _Traced:
+        """Trace the function; see `_compile`."""
         counts.traces += 1
         env = ShapeEnv(user_line)
         tracer = Tracer(None, name_of(self._f).strip("<>") or "f", env=env)
@@ -347,28 +396,9 @@ class Jitted:
         unify_symbols(graph, env.simplify)
         if env.facts:
             settle_sizes(graph, env.simplify)
-        log("graph", lambda: format_graph(graph))
-        sources = inputs.find_sources()
         origins = [c.origin for c in tracer.captures.values()]
         captured = [o for o in origins if isinstance(o, EagerTensor)]
-        compiled = _Compiled(
-            Executable(graph, self._donated_inputs(call)),
-            captured,
-            written,
-            results.spec,
-            results.constants,
-            results.numbers,
-            [sources[v.node.symbol] for v in graph.symbols if v.node.symbol],
-            _rows(captured, call.tensors if exact else ()),
-        )
-        numbers = enumerate(zip(call.places, call.values, strict=True))
-        fixed = [
-            (k, value)
-            for k, (place, value) in numbers
-            if place.axis is not None and choose(*place) is False
-        ]
-        guards = env.guards.simplified()
-        return Variant(compiled, fixed, sources, env, guards, inputs.dims)
+        return _Traced(graph, inputs, results, captured, written)
 
     def _results(self, tree: Any) -> _Results:
         """What the function returned, as outputs of a graph."""
