@@ -127,6 +127,16 @@ def test_products_of_few_rows_of_each_slice_are_one_product(
     assert sum(line.startswith("call gemm") for line in text) == 2
 
 
+def test_several_products_of_slices_take_each_its_own_matrix() -> None:
+    def total(xs: Any, w: Any, u: Any) -> Any:
+        return hf.scan(lambda c, x: (c + x @ w + (x @ u) * 2, None), w[:2] * 0, xs)[0]
+
+    run = hf.jit(total)
+    xs, w, u = some(20, 2, 64), some(64, 80), some(64, 80)
+    expected = np.sum(xs @ w + (xs @ u) * 2, axis=0)
+    np.testing.assert_allclose(np.asarray(run(xs, w, u)), expected, rtol=1e-10)
+
+
 @pytest.mark.parametrize("dynamic", [({0: True},), True])
 def test_sizes_of_products_before_the_loop_may_be_symbols(dynamic: Any) -> None:
     w, u = some(64, 80), some(80, 80) * 0.1

@@ -8,7 +8,7 @@ recurrent network, where `x` is the step's input and `w` is the same in each.
 from typing import Any, Final
 
 from hopflow.graph.core import Arg, Graph, Node, Var
-from hopflow.graph.regions import Region, has_regions, signature_of
+from hopflow.graph.regions import Region, Role, has_regions, signature_of
 from hopflow.graph.rewriting import replace_uses
 from hopflow.graph.types import TensorType
 from hopflow.ops.matmul import matmul_op
@@ -34,38 +34,34 @@ def stack_products(graph: Graph) -> Graph:
                 stack_products(region.graph)
             regions = signature_of(node).regions
             if len(regions) == 1 and regions[0].repeats:
-                at += _move_out(graph, at, node, regions[0])
+                at += _move_out(graph, at, node)
         at += 1
     return graph
 
 
-def _move_out(graph: Graph, at: int, node: Node, region: Region) -> int:
+def _move_out(graph: Graph, at: int, node: Node) -> int:
     """Move the products out of one loop; how many nodes that put before it."""
-    roles = {
-        var: port
-        for var, port in zip(region.graph.inputs, region.inputs, strict=True)
-        if port.role in ("slice", "invariant")
-    }
     before = len(graph.nodes)
-    for inner in list(region.graph.nodes):
-        if not has_few_rows(inner):
-            continue
-        x, y = (_source(inner.args[0]), inner.args[1])
-        if x not in roles or y not in roles:
-            continue
-        stack, matrix = (roles[v] for v in (x, y))
-        assert stack.at is not None
-        assert matrix.at is not None
-        xs, ys = node.args[stack.at], node.args[matrix.at]
-        if (stack.role, matrix.role) != ("slice", "invariant"):
-            continue
-        if not _fits(inner, xs.type.shape[0], ys.type):
+    [region] = signature_of(node).regions
+    for inner in filter(has_few_rows, list(region.graph.nodes)):
+        [region] = signature_of(node).regions  # each product adds a slice
+        xs = _outside(node, region, _source(inner.args[0]), "slice")
+        ys = _outside(node, region, inner.args[1], "invariant")
+        if xs is None or ys is None or not _fits(inner, xs.type.shape[0], ys.type):
             continue
         place = at + len(graph.nodes) - before
         product = _product(graph, place, inner, xs, ys)
         slice_ = _add_slice(node, product, inner.results[0].type)
         replace_uses(region.graph, {inner.results[0]: slice_})
     return len(graph.nodes) - before
+
+
+def _outside(node: Node, region: Region, value: Arg, role: Role) -> Arg | None:
+    """The arg of a loop that an input of this role is of."""
+    for var, port in zip(region.graph.inputs, region.inputs, strict=True):
+        if var is value and port.role == role and port.at is not None:
+            return node.args[port.at]
+    return None
 
 
 def _source(arg: Arg) -> Arg:
