@@ -3,7 +3,15 @@
 from collections.abc import Callable
 
 from benchmarks.workload import Calls, Workload
-from benchmarks.workloads import arrays, calls, recurrent, scalars, sizes
+from benchmarks.workloads import (
+    arrays,
+    batches,
+    calls,
+    derivatives,
+    recurrent,
+    scalars,
+    sizes,
+)
 
 
 def all_workloads(scale: float = 1.0) -> list[Workload]:
@@ -14,6 +22,8 @@ def all_workloads(scale: float = 1.0) -> list[Workload]:
         *scalars.workloads(size),
         *arrays.workloads(size),
         *recurrent.workloads(size),
+        *derivatives.workloads(size),
+        *batches.workloads(size),
     ]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 
 import hopflow as hf
-from benchmarks.workload import Workload
+from benchmarks.workload import Arrays, Workload
 
 HIDDEN = 128
 
@@ -19,27 +19,31 @@ def workloads(size: Callable[[int], int]) -> list[Workload]:
 
 
 def _lstm(length: int, batch: int) -> Workload:
+    return Workload(
+        f"lstm-{batch}",
+        lambda: lstm_forward(hf.scan, hf.sigmoid, hf.tanh, hf.zeros),
+        lambda: lstm_forward(lax.scan, jax.nn.sigmoid, jnp.tanh, jnp.zeros),
+        lstm_args(length, batch),
+        rtol=1e-3,
+    )
+
+
+def lstm_args(length: int, batch: int) -> Arrays:
+    """Inputs of all steps, and the weights."""
     rng = np.random.default_rng(batch)
 
     def normal(*shape: int) -> Any:
         return (rng.normal(size=shape) / np.sqrt(HIDDEN)).astype("f")
 
-    args = (
+    return (
         normal(length, batch, HIDDEN),
         normal(HIDDEN, 4 * HIDDEN),
         normal(HIDDEN, 4 * HIDDEN),
         normal(4 * HIDDEN),
     )
-    return Workload(
-        f"lstm-{batch}",
-        lambda: forward(hf.scan, hf.sigmoid, hf.tanh, hf.zeros),
-        lambda: forward(lax.scan, jax.nn.sigmoid, jnp.tanh, jnp.zeros),
-        args,
-        rtol=1e-3,
-    )
 
 
-def forward(scan: Any, sigmoid: Any, tanh: Any, zeros: Any) -> Callable[..., Any]:
+def lstm_forward(scan: Any, sigmoid: Any, tanh: Any, zeros: Any) -> Callable[..., Any]:
     def forward(xs: Any, w: Any, u: Any, b: Any) -> Any:
         def step(carry: Any, x: Any) -> Any:
             h, c = carry

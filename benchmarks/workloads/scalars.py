@@ -39,8 +39,10 @@ def workloads(size: Callable[[int], int]) -> list[Workload]:
         ),
         Workload(
             "lorenz",
-            lambda: lambda s: hf.scan(_lorenz(hf.stack), s, length=lorenz_steps)[1],
-            lambda: lambda s: lax.scan(_lorenz(jnp.stack), s, length=lorenz_steps)[1],
+            lambda: lambda s: hf.scan(lorenz_step(hf.stack), s, length=lorenz_steps)[1],
+            lambda: (
+                lambda s: lax.scan(lorenz_step(jnp.stack), s, length=lorenz_steps)[1]
+            ),
             (np.array([1.0, 1.0, 1.0]),),
             lorenz_steps,
             # Chaotic: after some 2,000 steps a last bit has become everything.
@@ -48,16 +50,16 @@ def workloads(size: Callable[[int], int]) -> list[Workload]:
         ),
         Workload(
             "collatz",
-            lambda: lambda n: hf.map(_hop_collatz, n),
-            lambda: lambda n: lax.map(_lax_collatz, n),
+            lambda: lambda n: hf.map(hop_collatz, n),
+            lambda: lambda n: lax.map(lax_collatz, n),
             (numbers,),
             len(numbers),
         ),
         Workload(
             "mandelbrot",
-            lambda: lambda x, y: hf.map(_hop_escape, (x, y)),
-            lambda: lambda x, y: lax.map(_lax_escape, (x, y)),
-            _plane(size(512)),
+            lambda: lambda x, y: hf.map(hop_escape, (x, y)),
+            lambda: lambda x, y: lax.map(lax_escape, (x, y)),
+            plane(size(512)),
             differing=1e-3,
         ),
     ]
@@ -75,9 +77,8 @@ def _lax_step(i: Any, x: Any) -> Any:
     return lax.cond(i % 3 == 0, lambda v: v * 1.0001, lambda v: v + 0.5, x)
 
 
-def _lorenz(stack: Callable[..., Any]) -> Callable[..., Any]:
+def lorenz_step(stack: Callable[..., Any], h: float = 0.01) -> Callable[..., Any]:
     """A step of the classical Runge-Kutta method; every state is kept."""
-    h = 0.01
 
     def slope(s: Any) -> Any:
         x, y, z = s[0], s[1], s[2]
@@ -94,14 +95,14 @@ def _lorenz(stack: Callable[..., Any]) -> Callable[..., Any]:
     return step
 
 
-def _hop_collatz(n: Any) -> Any:
+def hop_collatz(n: Any) -> Any:
     def step(n: Any, trips: Any) -> Any:
         return hf.cond(n % 2 == 0, lambda: n // 2, lambda: 3 * n + 1), trips + 1
 
     return hf.while_loop(lambda n, _: n != 1, step, (n, 0))[1]
 
 
-def _lax_collatz(n: Any) -> Any:
+def lax_collatz(n: Any) -> Any:
     def step(c: Any) -> Any:
         n, trips = c
         n = lax.cond(n % 2 == 0, lambda m: m // 2, lambda m: 3 * m + 1, n)
@@ -110,7 +111,7 @@ def _lax_collatz(n: Any) -> Any:
     return lax.while_loop(lambda c: c[0] != 1, step, (n, 0))[1]
 
 
-def _plane(n: int) -> tuple[Any, Any]:
+def plane(n: int) -> tuple[Any, Any]:
     x, y = np.meshgrid(np.linspace(-2.0, 0.6, n), np.linspace(-1.3, 1.3, n))
     return x.ravel(), y.ravel()
 
@@ -122,7 +123,7 @@ def _orbit(cx: Any, cy: Any, zx: Any, zy: Any) -> Any:
     return zx * zx - zy * zy + cx, 2.0 * zx * zy + cy
 
 
-def _hop_escape(c: Any) -> Any:
+def hop_escape(c: Any) -> Any:
     cx, cy = c
 
     def goes_on(zx: Any, zy: Any, k: Any) -> Any:
@@ -134,7 +135,7 @@ def _hop_escape(c: Any) -> Any:
     return hf.while_loop(goes_on, step, (cx * 0.0, cy * 0.0, 0))[2]
 
 
-def _lax_escape(c: Any) -> Any:
+def lax_escape(c: Any) -> Any:
     cx, cy = c
 
     def goes_on(s: Any) -> Any:

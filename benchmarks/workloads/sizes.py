@@ -10,7 +10,7 @@ from jax import lax
 
 import hopflow as hf
 from benchmarks.workload import Arrays, Calls
-from benchmarks.workloads.recurrent import HIDDEN, forward
+from benchmarks.workloads.recurrent import HIDDEN, lstm_forward
 
 WIDTH = 32
 
@@ -35,8 +35,8 @@ def all_calls(size: Callable[[int], int]) -> list[Calls]:
     return [
         Calls(
             "sizes-lstm",
-            lambda: forward(hf.scan, hf.sigmoid, hf.tanh, hf.zeros),
-            lambda: forward(lax.scan, jax.nn.sigmoid, jnp.tanh, jnp.zeros),
+            lambda: lstm_forward(hf.scan, hf.sigmoid, hf.tanh, hf.zeros),
+            lambda: lstm_forward(lax.scan, jax.nn.sigmoid, jnp.tanh, jnp.zeros),
             calls(lambda n: (normal(10, n, HIDDEN), *gates)),
         ),
         Calls(
