@@ -15,7 +15,6 @@ import numpy as np
 
 from hopflow.graph.core import Node, Var, vars_of
 from hopflow.graph.rewriting import effects
-from hopflow.graph.types import TensorType
 from hopflow.ops.opdef import OpDef
 from hopflow.symbolic.size import SymInt
 
@@ -38,7 +37,7 @@ def kept(needed: Sequence[Var], free: Collection[Var]) -> list[Var]:
     number = {v: 2 * i + 2 for i, v in enumerate(vars_)}
     edges: dict[tuple[int, int], int] = {}
     for var, n in number.items():
-        edges[n, n + 1] = 0 if var in free else _cost(var.type)
+        edges[n, n + 1] = 0 if var in free else _cost(var)
         if var.node.kind != "call_function" or not _is_cheap(var.node):
             edges[_SOURCE, n] = _ALL
         else:
@@ -46,10 +45,9 @@ def kept(needed: Sequence[Var], free: Collection[Var]) -> list[Var]:
                 edges[number[arg] + 1, n] = _ALL
     for var in needed:
         edges[number[var] + 1, _SINK] = _ALL
-    reached = _source_side(edges, 2 * len(vars_) + 2)
-    cut = {v for v, n in number.items() if n in reached and n + 1 not in reached}
-    # What is free is always cut, also where nothing that is needed leads to it.
-    return [v for v in _ancestors(needed, cut) if v in cut]
+    reaching = _sink_side(edges, 2 * len(vars_) + 2)
+    cut = {v for v, n in number.items() if n not in reaching and n + 1 in reaching}
+    return [v for v in vars_ if v in cut]
 
 
 _SOURCE: Final = 0
@@ -76,13 +74,18 @@ def _is_cheap(node: Node) -> bool:
     return type(node.op) is OpDef and node.op.is_cheap and not effects(node)
 
 
-def _cost(type_: TensorType) -> int:
-    sizes = [(n.hint or _UNKNOWN) if isinstance(n, SymInt) else n for n in type_.shape]
-    return max(1, min(prod(sizes) * type_.dtype.itemsize, _MOST))
+def _cost(var: Var) -> int:
+    """Its bytes; of as many bytes one value is better than two, and what a view is of
+    better than the view."""
+    shape, op = var.type.shape, var.node.op
+    sizes = [(n.hint or _UNKNOWN) if isinstance(n, SymInt) else n for n in shape]
+    is_view = type(op) is OpDef and op.unview is not None
+    return min(prod(sizes) * var.type.dtype.itemsize, _MOST) + 1 + is_view
 
 
-def _source_side(edges: dict[tuple[int, int], int], count: int) -> set[int]:
-    """The nodes on the source's side of a minimum cut."""
+def _sink_side(edges: dict[tuple[int, int], int], count: int) -> set[int]:
+    """The nodes on the sink's side of a minimum cut: of all such cuts the one after
+    which the least is left to compute."""
     # SciPy takes long to import, and most programs have no derivatives.
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import breadth_first_order, maximum_flow
@@ -95,5 +98,5 @@ def _source_side(edges: dict[tuple[int, int], int], count: int) -> set[int]:
     left = network - flow
     left.data[left.data < 0] = 0
     left.eliminate_zeros()
-    order = breadth_first_order(left, _SOURCE, return_predecessors=False)
+    order = breadth_first_order(left.T, _SINK, return_predecessors=False)
     return {int(n) for n in order}
