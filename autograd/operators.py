@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hopflow.autograd.forward import Dual, run_graph
-from hopflow.autograd.partition import kept
+from hopflow.autograd.partition import Policy, kept
 from hopflow.autograd.rules import is_differentiable
 from hopflow.autograd.tape import LinearTracer
 from hopflow.autograd.transpose import transpose
@@ -24,9 +24,10 @@ from hopflow.graph.core import (
     Section,
     Var,
     map_graphs,
+    vars_of,
 )
 from hopflow.graph.regions import Region, Role, Signature, carries
-from hopflow.graph.rewriting import eliminate_dead_code, read_vars
+from hopflow.graph.rewriting import clone, eliminate_dead_code, read_vars
 from hopflow.graph.types import TensorType
 from hopflow.ops.convert import as_value
 from hopflow.symbolic.env import ShapeEnv
@@ -241,7 +242,7 @@ _FREE: frozenset[Role] = frozenset(["symbol", "invariant", "slice", "operand"])
 """The inputs of a region that its linear part can have as they are."""
 
 
-def _split(region: Region, masks: _Masks) -> _Split:
+def _split(region: Region, masks: _Masks, policy: Policy | None) -> _Split:
     graph = region.graph
     forward = Tracer(None, graph.name, env=ShapeEnv(user_line))
     linear = LinearTracer(forward, f"{graph.name}_linear")
@@ -281,7 +282,7 @@ def _split(region: Region, masks: _Masks) -> _Split:
         for v, p in zip(forward.graph.inputs, region.inputs, strict=True)
         if p.role in _FREE
     }
-    residuals = kept(list(needed.values()), free)
+    residuals = kept(list(needed.values()), free, policy)
     results = [_value_in(forward, f.value) for f in found]
     return _Split(forward, results, linear, list(tangents), needed, residuals, nonzero)
 
@@ -308,15 +309,19 @@ def linearize(
     operands: Sequence[Operand],
     given: Sequence[Tangent],
     params: dict[str, Any],
+    policy: Policy | None = None,
 ) -> tuple[list[Value], Callable[[Sequence[Tangent]], list[Tangent]]]:
     """The results of an operator, and a function from tangents of its operands to those
     of the results, which makes one node that is linear in them.
 
     For operators whose regions run at most once, or as often as a length says.
+
+    Args:
+        policy: Which values in the regions are kept; None: as is cheapest.
     """
     node, signature = node_and_signature(op, operands, params)
     masks = _masks(signature, given, len(node.results))
-    splits = [_split(region, masks) for region in signature.regions]
+    splits = [_split(region, masks, policy) for region in signature.regions]
     residuals = [
         _residual(k, region, split, var)
         for k, (region, split) in enumerate(zip(signature.regions, splits, strict=True))
@@ -553,12 +558,17 @@ def pull(
 
 def run_residual(var: Var, known: dict[Var, Any]) -> Operand:
     """What a var holds that follows from `known`; each is computed once."""
-    if var in known:
-        already: Operand = known[var]
-        return already
-    node = var.node
-    args = [a if isinstance(a, Constant) else run_residual(a, known) for a in node.args]
-    known.update(zip(node.results, bind(node.op, args, node.params), strict=True))
+    waiting = [var]
+    while waiting:
+        node = waiting[-1].node
+        if waiting[-1] in known:
+            waiting.pop()
+        elif missing := [a for a in vars_of(node.args) if a not in known]:
+            waiting += missing
+        else:
+            args = [a if isinstance(a, Constant) else known[a] for a in node.args]
+            results = bind(node.op, args, map_graphs(node.params, clone))
+            known.update(zip(node.results, results, strict=True))
     found: Operand = known[var]
     return found
 

@@ -7,7 +7,7 @@ its bytes, to compute one again is free where that is cheap, and ruled out elsew
 cut is the one of Ford and Fulkerson, computed by SciPy).
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from math import prod
 from typing import Final
 
@@ -18,27 +18,36 @@ from hopflow.graph.rewriting import effects
 from hopflow.ops.opdef import OpDef
 from hopflow.symbolic.size import SymInt
 
-__all__ = ["kept"]
+__all__ = ["Policy", "kept"]
+
+Policy = Callable[[Node], bool]
+"""Whether the results of a node are kept."""
 
 _ALL: Final = 2**30  # more than any set of values: what cannot be cut
 _MOST: Final = 2**22  # bytes; larger values cost as much
 _UNKNOWN: Final = 64  # the guess for a size that has no hint
 
 
-def kept(needed: Sequence[Var], free: Collection[Var]) -> list[Var]:
+def kept(
+    needed: Sequence[Var], free: Collection[Var], policy: Policy | None = None
+) -> list[Var]:
     """The values to keep so that all that are `needed` can be had from them.
 
     Args:
         free: Inputs that the backward pass has anyway.
+        policy: Says it of each node; None: the cheapest.
     """
-    vars_ = _ancestors(needed, free)
+    if policy is not None:
+        last = _ancestors(needed, lambda v: v.node.op is None or policy(v.node))
+        return [var for var, is_end in last.items() if is_end]
+    vars_ = _ancestors(needed, lambda v: v in free or not _is_cheap(v.node))
     if all(v in free for v in needed):
         return list(dict.fromkeys(needed))
     number = {v: 2 * i + 2 for i, v in enumerate(vars_)}
     edges: dict[tuple[int, int], int] = {}
     for var, n in number.items():
         edges[n, n + 1] = 0 if var in free else _cost(var)
-        if var.node.kind != "call_function" or not _is_cheap(var.node):
+        if not _is_cheap(var.node):
             edges[_SOURCE, n] = _ALL
         else:
             for arg in vars_of(var.node.args):
@@ -54,17 +63,17 @@ _SOURCE: Final = 0
 _SINK: Final = 1
 
 
-def _ancestors(needed: Sequence[Var], ends: Collection[Var]) -> dict[Var, None]:
-    """What the needed values may be computed from, and they themselves; not beyond the
-    ends."""
-    found: dict[Var, None] = {}
+def _ancestors(needed: Sequence[Var], is_end: Callable[[Var], bool]) -> dict[Var, bool]:
+    """What the needed values may be computed from, and they themselves, not beyond the
+    ends; and which are ends."""
+    found: dict[Var, bool] = {}
     waiting = list(needed)
     while waiting:
         var = waiting.pop()
         if var in found:
             continue
-        found[var] = None
-        if var not in ends and var.node.kind == "call_function" and _is_cheap(var.node):
+        found[var] = is_end(var)
+        if not found[var]:
             waiting += vars_of(var.node.args)
     return found
 

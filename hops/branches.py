@@ -1,4 +1,7 @@
-"""What `cond` and `switch` share: functions of the same operands, one of which runs."""
+"""What `cond` and `switch` share: functions of the same operands, one of which runs.
+
+And what calls share, which are branches without a choice.
+"""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -43,6 +46,7 @@ from hopflow.hops.bodies import (
     written_inputs,
 )
 from hopflow.hops.loops import calling
+from hopflow.loop_ir.kernels import Inline
 from hopflow.ops.sizes import range_of as range_of_size
 from hopflow.pytree import Spec
 from hopflow.symbolic.ranges import ValueRange
@@ -118,7 +122,8 @@ class Branching(HigherOrderOp):
             return self.take(call, chosen)
         recorders = {k: Recorder(self.name, f) for k, f in call.functions.items()}
         operands = [as_value(o) for o in call.operands]
-        found = self.debug(*call.lead, *operands, **self.pack(recorders))
+        params = {**self.pack(recorders), **call.params}
+        found = self.debug(*call.lead, *operands, **params)
         [spec] = [r.spec for r in recorders.values() if r.spec is not None]
         results: list[Operand] = [own_copy(r) for r in found]
         if len(recorders) > 1 and any(r.type.weak for r in results):
@@ -145,7 +150,7 @@ class Branching(HigherOrderOp):
         closed = traced.closed
         graphs = dict(zip(call.functions, closed.graphs, strict=True))
         args = [*call.lead, *closed.symbols, *call.operands, *closed.captures]
-        results = bind(self, args, self.pack(graphs))
+        results = bind(self, args, {**self.pack(graphs), **call.params})
         tracer = current()
         if isinstance(tracer, Tracer):
             tracer.learn_ranges(results, traced.ranges)
@@ -270,6 +275,31 @@ class Branching(HigherOrderOp):
         self, params: dict[str, Any], args: Sequence[Role], results: Sequence[Role]
     ) -> dict[str, Any]:
         return params
+
+
+class Calling(Branching):
+    """An operator that stands for its body.
+
+    It is called as `op(symbols; operands; captures; body, ...)`, with
+
+    body   Graph, (*symbols, *operands, *captures) -> results
+    """
+
+    lead = 0
+    runs = "once"
+
+    def debug(self, *operands: Any, body: Any, **_params: Any) -> Any:
+        return body(*operands)
+
+    def infer(
+        self, *types: TensorType, body: Graph, **_params: Any
+    ) -> tuple[TensorType, ...]:
+        return self.branch_types((body,))
+
+    def lower(
+        self, types: tuple[TensorType, ...], *args: Any, body: Graph, **_params: Any
+    ) -> Inline:
+        return Inline(body, args)
 
 
 def _range_of(bodies: Sequence[Body], i: int) -> ValueRange:

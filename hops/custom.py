@@ -27,12 +27,11 @@ from hopflow.errors import (
     ResultTypeError,
     StructureError,
 )
-from hopflow.graph.core import Arg, Graph, Node
+from hopflow.graph.core import Arg, Node
 from hopflow.graph.types import TensorType
 from hopflow.hops.base import Call, HigherOrderOp, split_args
 from hopflow.hops.bodies import Function, require_callable
-from hopflow.hops.branches import Branching
-from hopflow.loop_ir.kernels import Inline
+from hopflow.hops.branches import Calling
 from hopflow.ops.convert import as_value
 from hopflow.ops.opdef import as_default, as_operand
 from hopflow.ops.rules import as_integer
@@ -467,16 +466,13 @@ PULLBACK = Pullback()
 
 
 @final
-class CustomCall(Branching):
+class CustomCall(Calling):
     """`custom_call(symbols; operands; captures; body, use) -> results`
 
-    body   Graph, (*symbols, *operands, *captures) -> results
     use    the call, with its rules
     """
 
     name = "custom_call"
-    lead = 0
-    runs = "once"
     droppable = False
 
     def prepare(self, use: _Use, operands: list[Operand]) -> Call:
@@ -492,20 +488,7 @@ class CustomCall(Branching):
                 f"{call.name}: {call.functions['body'].label} writes to a tensor of "
                 "outside. Return the new value instead."
             )
-        closed = traced.closed
-        [graph] = closed.graphs
-        args = [*closed.symbols, *call.operands, *closed.captures]
-        results = bind(self, args, {"body": graph, **call.params})
-        return pytree.unflatten(traced.spec, results)
-
-    def debug(self, *operands: Any, body: Any, use: _Use) -> Any:
-        return body(*operands)
-
-    def infer(self, *types: Any, body: Graph, use: _Use) -> tuple[TensorType, ...]:
-        return self.branch_types((body,))
-
-    def lower(self, types: Any, *args: Any, body: Graph, use: _Use) -> Inline:
-        return Inline(body, args)
+        return self.finish(call, traced)
 
     def batch(
         self,

@@ -11,16 +11,14 @@ from hopflow.bind import Operand, Value, bind, current
 from hopflow.errors import ArgumentTypeError
 from hopflow.graph.core import Graph
 from hopflow.graph.rewriting import clone
-from hopflow.graph.types import TensorType
 from hopflow.hops.base import Call, debugging
 from hopflow.hops.bodies import (
     Function,
     flatten_operands,
     require_callable,
 )
-from hopflow.hops.branches import Branching
+from hopflow.hops.branches import Calling
 from hopflow.hops.loops import calling, spread_specs
-from hopflow.loop_ir.kernels import Inline
 from hopflow.ops.opdef import as_operand
 from hopflow.pytree import Spec
 from hopflow.symbolic.size import Size, SymFloat, SymInt
@@ -30,15 +28,10 @@ from hopflow.trace.tracer import Tracer
 
 
 @final
-class InvokeSubgraph(Branching):
-    """`invoke_subgraph(symbols; operands; captures; body) -> results`
-
-    body   Graph, (*symbols, *operands, *captures) -> results
-    """
+class InvokeSubgraph(Calling):
+    """`invoke_subgraph(symbols; operands; captures; body) -> results`"""
 
     name = "invoke_subgraph"
-    lead = 0
-    runs = "once"
 
     def prepare(self, f: Any, operands: tuple[Any, ...]) -> Call:
         require_callable(self.name, "f", f)
@@ -46,17 +39,6 @@ class InvokeSubgraph(Branching):
         names = input_names(f, spread_specs(operands, spec))
         function = Function("f", f, names, calling(f, operands, spec))
         return Call(self.name, [], flat, {"body": function})
-
-    # --- rules ---
-
-    def debug(self, *operands: Any, body: Any) -> Any:
-        return body(*operands)
-
-    def infer(self, *types: TensorType, body: Graph) -> tuple[TensorType, ...]:
-        return self.branch_types((body,))
-
-    def lower(self, types: tuple[TensorType, ...], *args: Any, body: Graph) -> Inline:
-        return Inline(body, args)
 
 
 INVOKE_SUBGRAPH = InvokeSubgraph()
@@ -74,6 +56,28 @@ def invoke_subgraph(f: Callable[..., Any], *operands: Any) -> Any:
         ResultTypeError: `f` returns what is no tensor or number.
     """
     return INVOKE_SUBGRAPH(f, operands)
+
+
+def call_of(
+    name: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Call, list[Any]]:
+    """`fn(*args, **kwargs)` as a call of the tensors and numbers among the arguments;
+    and the other leaves, which `fn` gets as they are."""
+    leaves, spec = pytree.flatten((args, kwargs))
+    is_data = [_is_data(leaf) for leaf in leaves]
+    pairs = list(zip(leaves, is_data, strict=True))
+    operands = [as_operand(name, i, x) for i, (x, data) in enumerate(pairs) if data]
+
+    def call(flat: Sequence[Any]) -> Any:
+        rest = iter(flat)
+        merged = [next(rest) if data else leaf for leaf, data in pairs]
+        own_args, own_kwargs = pytree.unflatten(spec, merged)
+        return fn(*own_args, **own_kwargs)
+
+    names = [f"x{i}" for i in range(len(operands))]
+    body = Function("f", fn, names, call)
+    static = [leaf for leaf, data in pairs if not data]
+    return Call(name, [], operands, {"body": body}), static
 
 
 # --- the decorator --------------------------------------------------------------------
@@ -116,35 +120,15 @@ class Subgraph:
         return self if instance is None else partial(self, instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        leaves, spec = pytree.flatten((args, kwargs))
-        is_data = [_is_data(leaf) for leaf in leaves]
-        operands = [
-            as_operand("subgraph", i, leaf)
-            for i, leaf in enumerate(leaves)
-            if is_data[i]
-        ]
-
-        def call(flat: Sequence[Any]) -> Any:
-            rest = iter(flat)
-            merged = [
-                next(rest) if data else leaf
-                for leaf, data in zip(leaves, is_data, strict=True)
-            ]
-            own_args, own_kwargs = pytree.unflatten(spec, merged)
-            return self.fn(*own_args, **own_kwargs)
-
-        names = [f"x{i}" for i in range(len(operands))]
-        found = Call(
-            "subgraph", [], operands, {"body": Function("f", self.fn, names, call)}
-        )
+        found, static = call_of("subgraph", self.fn, args, kwargs)
         if debugging():
             return INVOKE_SUBGRAPH.run_debug(found)
-        static = [x for x, data in zip(leaves, is_data, strict=True) if not data]
+        operands = found.operands
         key = _Key(
             tuple(map(_type_key, operands)),
             tuple(_first_same(operands, i) for i in range(len(operands))),
             tuple(map(_hashable, static)),
-            spec,
+            pytree.structure((args, kwargs)),
         )
         known = self._known.get(key)
         if known is None:

@@ -35,6 +35,7 @@ from hopflow.dtypes import (
 from hopflow.dtypes import bool_ as bool
 from hopflow.hops.associative_scan import associative_scan
 from hopflow.hops.base import debug
+from hopflow.hops.checkpoint import checkpoint
 from hopflow.hops.cond import cond
 from hopflow.hops.custom import custom_jvp, custom_vjp
 from hopflow.hops.invoke_subgraph import invoke_subgraph, subgraph
@@ -242,6 +243,7 @@ __all__ = [
     "ceil",
     "check",
     "check_is_size",
+    "checkpoint",
     "clip",
     "concat",
     "cond",

@@ -1,0 +1,105 @@
+"""`checkpoint`: a function of which reverse mode keeps what a policy says."""
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, Final, final
+
+from hopflow.autograd import operators
+from hopflow.autograd.partition import Policy
+from hopflow.bind import Operand, Value
+from hopflow.errors import ArgumentTypeError, ArgumentValueError
+from hopflow.graph.core import Node
+from hopflow.hops.base import Call
+from hopflow.hops.bodies import require_callable
+from hopflow.hops.branches import Calling
+from hopflow.hops.invoke_subgraph import call_of
+from hopflow.ops.matmul import matmul_op
+from hopflow.zeros import Tangent
+
+
+def _has_dot(node: Node) -> bool:
+    """Whether a node is a product of matrices, or runs one."""
+    inner = (n for graph in node.graphs.values() for n in graph.nodes)
+    return node.op is matmul_op or any(map(_has_dot, inner))
+
+
+POLICIES: Final[dict[str, Policy]] = {
+    "nothing": lambda node: False,
+    "dots": _has_dot,
+    "everything": lambda node: True,
+}
+
+
+@final
+class CheckpointCall(Calling):
+    """`checkpoint(symbols; operands; captures; body, policy) -> results`
+
+    policy   which nodes of the body have their results kept: a name, or a function
+    """
+
+    name = "checkpoint"
+
+    def prepare(
+        self,
+        f: Callable[..., Any],
+        policy: str | Policy,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Call:
+        call, _ = call_of(self.name, f, args, kwargs)
+        call.params["policy"] = policy
+        return call
+
+    def linearize(
+        self,
+        operands: Sequence[Operand],
+        tangents: Sequence[Tangent],
+        params: dict[str, Any],
+    ) -> tuple[Sequence[Value], Callable[[Sequence[Tangent]], Sequence[Tangent]]]:
+        self._check_differentiable(operands, params)
+        policy = params["policy"]
+        keeps = POLICIES[policy] if isinstance(policy, str) else policy
+        return operators.linearize(self, operands, tangents, params, keeps)
+
+
+CHECKPOINT = CheckpointCall()
+
+
+def checkpoint(
+    f: Callable[..., Any], *, policy: str | Policy = "nothing"
+) -> Callable[..., Any]:
+    """`f`, of which reverse mode keeps little and computes the rest again.
+
+    The results are those of `f`, which is traced, as the functions of operators are:
+    its arguments that are no tensors or numbers are constants.
+
+    Args:
+        f: A function of pytrees. It may read tensors of enclosing functions, which are
+            kept anyway, as the arguments are.
+        policy: What is kept of what `f` computes. "nothing"; "dots": the products of
+            matrices, and results of operators that compute such; "everything" that the
+            derivative reads; or a function from a node of the graph (`node.op.name`,
+            `node.results[0].type`) to whether its results are kept, which is asked of
+            the nodes of operators too.
+
+    Raises:
+        ArgumentTypeError: `f` is no function, or `policy` is no policy.
+        ArgumentValueError: no policy has this name.
+    """
+    require_callable("checkpoint", "f", f)
+    if isinstance(policy, str) and policy not in POLICIES:
+        raise ArgumentValueError(
+            f"checkpoint: `policy` must be one of {', '.join(map(repr, POLICIES))} or "
+            f"a function of a node, and is {policy!r}."
+        )
+    if not (isinstance(policy, str) or callable(policy)):
+        raise ArgumentTypeError(
+            f"checkpoint: `policy` must be a str or a function of a node, and is "
+            f"`{type(policy).__name__}`."
+        )
+
+    @wraps(f)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return CHECKPOINT(f, policy, args, kwargs)
+
+    return call
