@@ -15,6 +15,7 @@ from hopflow.errors import (
     MutationError,
     ResultTypeError,
     StructureError,
+    TraceError,
 )
 from hopflow.graph.core import Constant, Graph
 from hopflow.graph.rewriting import read_vars, symbols_read
@@ -24,7 +25,7 @@ from hopflow.ops.sizes import equals
 from hopflow.pytree import Spec
 from hopflow.stats import counts
 from hopflow.symbolic.env import ShapeEnv
-from hopflow.symbolic.size import Symbol
+from hopflow.symbolic.size import Size, Symbol, SymInt
 from hopflow.tensor import Eager, EagerTensor, Storage
 from hopflow.trace.captures import Capture, is_written
 from hopflow.trace.dims import Dim
@@ -312,7 +313,7 @@ def trace_body(
         else Tracer(parent, function.role, path=path)
     )
     if references is None:
-        sizes = dynamic or {}
+        sizes = _changing_sizes(tracer, function.names, dynamic or {})
         inputs = [
             tracer.operand(t, n, sizes.get(i, {}))
             for i, (t, n) in enumerate(zip(types, function.names, strict=True))
@@ -332,6 +333,33 @@ def trace_body(
         tracer.localize(o) if isinstance(o, Value) else o for o in found
     ]
     return Body(op, function, tracer, outputs, spec)
+
+
+def _changing_sizes(
+    tracer: Tracer, names: Sequence[str], dynamic: Mapping[int, Mapping[int, Dim]]
+) -> dict[int, dict[int, Size]]:
+    """The sizes of inputs that steps change, as symbols of a body: one for a
+    name; one that follows from it (`2 * n`) is checked only.
+
+    Raises:
+        TraceError: the trace has no symbols.
+    """
+    known: dict[str, SymInt] = {}
+    found: dict[int, dict[int, Size]] = {}
+    for i, dims in dynamic.items():
+        for axis, dim in dims.items():
+            if tracer.env is None:
+                raise TraceError(
+                    f"`{names[i]}` changes its size `{dim}`, and this trace has no "
+                    'symbols for sizes. Trace with `mode="symbolic"`.'
+                )
+            size = known.get(dim.name) if dim.is_plain else None
+            if size is None:
+                size = tracer.env.unbacked(None, dim.of(dim.min), dim.of(dim.max))
+            if dim.is_plain:
+                known[dim.name] = size
+            found.setdefault(i, {})[axis] = size
+    return found
 
 
 def in_trace(body: Body, f: Callable[[], Any]) -> Any:

@@ -207,7 +207,7 @@ def dynamic_sizes(
         axes = getattr(leaf, "ndim", 0)
         each = plan if isinstance(plan, tuple) else (plan,) * axes
         dims = {
-            axis: dim if isinstance(dim, Dim) else Dim("n")
+            axis: dim if isinstance(dim, Dim) else Dim(f"n{i}_{axis}")
             for axis, dim in enumerate(each)
             if dim
         }
@@ -236,17 +236,30 @@ def check_sizes(call: Call, types: Sequence[TensorType]) -> None:
     Raises:
         CheckError: one is not allowed.
     """
+    first: dict[str, tuple[Dim, Size, str]] = {}
     for i, dims in call.dynamic.items():
         for axis, dim in dims.items():
-            size = types[i].shape[axis]
-            most = "" if dim.max == inf else f" to {dim.max}"
-            message = (
-                f"{call.name}: axis {axis} of `{call.paths[i]}` must have a size from "
-                f"{dim.min}{most}, as `dynamic_carry` has it"
-            )
-            for holds in (size >= dim.min, size <= dim.max if most else True):
+            size, place = types[i].shape[axis], f"axis {axis} of `{call.paths[i]}`"
+            known = first.setdefault(dim.name, (dim, size, place))
+            low, high = dim.of(dim.min), dim.of(dim.max)
+            most = "" if high == inf else f" to {high}"
+            allowed = f"a size from {low}{most}"
+            conditions: list[tuple[Any, str]] = [(size >= low, allowed)]
+            if most:
+                conditions.append((size <= high, allowed))
+            if dim.factor > 1:
+                fits = (size - dim.offset) % dim.factor == 0
+                conditions.append((fits, f"a size `{dim}`"))
+            if known[2] != place:
+                other, its_size, its_place = known
+                same = (size - dim.offset) * other.factor == (
+                    its_size - other.offset
+                ) * dim.factor
+                conditions.append((same, f"the `{dim}` that {its_place} gives"))
+            for holds, what in conditions:
                 if holds is not True:
-                    check(holds, message)
+                    message = f"{call.name}: {place} must have {what}, as "
+                    check(holds, message + "`dynamic_carry` has it")
 
 
 def changed_types(body: Graph, count: int) -> list[TensorType]:

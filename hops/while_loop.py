@@ -445,8 +445,8 @@ def while_loop(
             "checkpoint" or a `Checkpoint`. So far the first two count the steps, and
             run them again with a stack of what is kept; the others are refused.
         dynamic_carry: The sizes of the carry that steps change, by the names of the
-            parameters and by axes: `{"tokens": {0: hf.Dim("n", max=512)}}`. Memory is
-            made for `max`, or doubles as it is needed.
+            parameters and by axes: `{"tokens": {0: hf.Dim("n", max=512)}}`. One name
+            is one size. Memory is made for `max`, or doubles as it is needed.
 
     Raises:
         CheckError: a size of the carry is not one that its `Dim` allows.

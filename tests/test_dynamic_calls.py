@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import hopflow as hf
-from hopflow.errors import InvalidTensorError
+from hopflow.errors import CheckError, InvalidTensorError
 
 
 @pytest.mark.parametrize("first", [1, True, 1.0, -0.0, math.nan, math.inf])
@@ -111,3 +111,23 @@ def test_threads_that_call_one_function_at_many_sizes() -> None:
     assert not wrong
     [family] = g._families.values()
     assert len(family.all()) <= 3  # a static one, and one for each answer of the branch
+
+
+@pytest.mark.parametrize("dynamic", [True, None])
+def test_a_check_of_sizes_is_made_by_each_run(dynamic: Any) -> None:
+    @hf.jit(dynamic=dynamic)
+    def f(x: Any, y: Any) -> Any:
+        hf.check(x.shape[0] == y.shape[0], "they differ")
+        hf.check(y.shape[1] == 1, "no column")
+        return x + hf.sum(x[:, None] * y)
+
+    def call(n: int, *shape: int) -> Any:
+        return f(hf.ones(n), hf.ones(shape)).tolist()
+
+    for _ in range(2):
+        assert call(2, 2, 1) == [3.0] * 2
+        assert call(3, 3, 1) == [4.0] * 3
+        with pytest.raises(CheckError, match="they differ"):
+            call(2, 3, 1)
+        with pytest.raises(CheckError, match="no column"):
+            call(3, 3, 4)

@@ -258,7 +258,7 @@ def of_rows(x: Any, dim: Any) -> Any:
         lambda i, a, b: i < 4,
         body,
         (0, a, a),
-        dynamic_carry={"a": {1: dim}, "b": {1: dim}},
+        dynamic_carry={"a": {1: dim}, "b": {1: hf.Dim("m", max=60)}},
     )
 
 
@@ -278,7 +278,7 @@ def of_two_that_change(x: Any, dim: Any) -> Any:
         return i + 1, z, hf.concat([y[y > 1], z]), w
 
     sizes = hf.zeros(4)
-    choice = {name: {0: dim} for name in "yzw"}
+    choice = {"y": {0: dim}, "z": {0: hf.Dim("m")}, "w": {0: True}}
     found = hf.while_loop(
         lambda i, y, z, _: (i < 4) & (hf.sum(z) < 70),
         body,
@@ -287,6 +287,22 @@ def of_two_that_change(x: Any, dim: Any) -> Any:
         max_steps=9,
     )
     return found, sizes
+
+
+def of_one_size(x: Any, dim: Any) -> Any:
+    def body(y: Any, z: Any, w: Any) -> Any:
+        y = hf.concat([y, z + y])
+        return y, hf.concat([z, z])[: y.shape[0]], hf.concat([w, w[1:]])
+
+    sizes = {"y": {0: dim}, "z": {0: dim}, "w": {0: 2 * dim + 1}}
+    start = x[:3], x[1:4], hf.arange(7.0)
+    return hf.while_loop(
+        lambda y, z, w: hf.sum(y * z) + hf.sum(w) < 500,
+        body,
+        start,
+        dynamic_carry=sizes,
+        max_steps=5,
+    )
 
 
 def within_a_loop(x: Any, dim: Any) -> Any:
@@ -305,7 +321,16 @@ def within_a_loop(x: Any, dim: Any) -> Any:
 @every_way
 @pytest.mark.parametrize("dim", [hf.Dim("n"), hf.Dim("n", max=60)], ids=str)
 @pytest.mark.parametrize(
-    "f", [doubled, thinned, of_rows, until_the_end, of_two_that_change, within_a_loop]
+    "f",
+    [
+        doubled,
+        thinned,
+        of_rows,
+        until_the_end,
+        of_two_that_change,
+        of_one_size,
+        within_a_loop,
+    ],
 )
 def test_steps_may_change_the_size_of_a_carry(
     run: Run, f: Run, dim: Any, monkeypatch: pytest.MonkeyPatch
@@ -337,6 +362,38 @@ def test_a_carry_grows_no_further_than_it_may(run: Run) -> None:
         assert "test_sizes_of_bodies.py:" in str(found.value)
     with pytest.raises(CheckError, match="from 2 to 9"):
         run(growing, hf.asarray(X[:1]), steps)
+
+
+@every_way
+@pytest.mark.parametrize(
+    ("sizes", "w", "message"),
+    [
+        ((2, 2), 6, None),
+        ((2, 3), 6, r"axis 0 of `carry\[1\]` must have the `n` that axis 0 of `carry"),
+        ((2, 2), 8, r"axis 0 of `carry\[2\]` must have the `2\*n \+ 2` that axis 0"),
+        ((2, 2), 7, r"axis 0 of `carry\[2\]` must have a size `2\*n \+ 2`"),
+        ((9, 9), 20, "a size from 0 to 8"),
+    ],
+)
+def test_a_name_of_changing_sizes_is_one_size(
+    run: Run, sizes: tuple[int, int], w: int, message: str | None
+) -> None:
+    n = hf.Dim("n", max=8)
+
+    def f(x: Any, y: Any, w: Any) -> Any:
+        return hf.while_loop(
+            lambda x, y, w: x[0] < 2,
+            lambda x, y, w: (x + y, y, w),
+            (x, y, w),
+            dynamic_carry={"x": {0: n}, "y": {0: n}, "w": {0: 2 * n + 2}},
+        )
+
+    args = *map(hf.ones, sizes), hf.ones(w)
+    if message is None:
+        agree(run(f, *args)[0], np.full(2, 2.0, np.float32))
+    else:
+        with pytest.raises(CheckError, match=message):
+            run(f, *args)
 
 
 def test_a_carry_of_changing_size_is_a_symbol_of_each_graph() -> None:

@@ -387,15 +387,19 @@ class Jitted:
             args, kwargs = pytree.unflatten(call.given.spec, flat)
             return self._f(*args, **kwargs)
 
-        with span("trace", function=name_of(self._f)):
-            results = trace_into(tracer, lambda *flat: self._results(run(*flat)), given)
-        own = [*tracer.operands, *(c.tensor for c in tracer.captures.values())]
-        written = _written(tracer, own)
-        present = [TracedTensor(tracer, tracer.read(own[k])) for k in written]
-        graph = tracer.close([*results.operands, *present])
+        # What a run is to check is no fact for the check itself.
+        with env.body():
+            with span("trace", function=name_of(self._f)):
+                results = trace_into(
+                    tracer, lambda *flat: self._results(run(*flat)), given
+                )
+            own = [*tracer.operands, *(c.tensor for c in tracer.captures.values())]
+            written = _written(tracer, own)
+            present = [TracedTensor(tracer, tracer.read(own[k])) for k in written]
+            graph = tracer.close([*results.operands, *present])
+            if env.facts:
+                settle_sizes(graph, env.simplify)
         unify_symbols(graph, env.simplify)
-        if env.facts:
-            settle_sizes(graph, env.simplify)
         origins = [c.origin for c in tracer.captures.values()]
         captured = [o for o in origins if isinstance(o, EagerTensor)]
         return _Traced(graph, inputs, results, captured, written)

@@ -81,6 +81,15 @@ class Dim:
             text += f" {'+' if self.offset > 0 else '-'} {abs(self.offset)}"
         return text
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is the size that it names."""
+        return self.factor == 1 and not self.offset
+
+    def of(self, value: Any) -> Any:
+        """The size for a value of `name`, which may be infinite or a symbol."""
+        return self.factor * value + self.offset
+
     def solve(self, size: int) -> int | None:
         """The value of `name` for which this is `size`; None: there is none."""
         value, rest = divmod(size - self.offset, self.factor)

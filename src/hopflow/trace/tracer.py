@@ -14,7 +14,6 @@ from hopflow.bind import Interpreter, Operand, Value, current, using
 from hopflow.errors import (
     CapturedTensorError,
     HopflowError,
-    TraceError,
 )
 from hopflow.graph.core import (
     Arg,
@@ -42,7 +41,6 @@ from hopflow.symbolic.size import (
 from hopflow.tensor import EagerTensor, Tensor
 from hopflow.tensor.rows import place_in, row_of
 from hopflow.trace.captures import Capture, is_private
-from hopflow.trace.dims import Dim
 from hopflow.trace.functional import (
     Chain,
     Place,
@@ -56,7 +54,7 @@ from hopflow.trace.functional import (
 from hopflow.trace.numbers import Numbers
 from hopflow.trace.source import user_line
 
-_NOTHING: Final[Mapping[int, Dim]] = {}
+_NOTHING: Final[Mapping[int, Size]] = {}
 
 
 class Tracer(Numbers):
@@ -135,22 +133,18 @@ class Tracer(Numbers):
     # --- inputs ---
 
     def operand(
-        self, type_: TensorType, name: str, sizes: Mapping[int, Dim] = _NOTHING
+        self, type_: TensorType, name: str, sizes: Mapping[int, Size] = _NOTHING
     ) -> TracedTensor:
         """A new input of the function, after the symbols of its shape.
 
         Args:
-            sizes: The axes whose sizes are another in each run of the function.
+            sizes: The axes whose sizes are another in each run of the function, and
+                these: symbols which this or an earlier operand defines.
         """
         shape = list(type_.shape)
         self.bind_symbols([n for axis, n in enumerate(shape) if axis not in sizes])
-        for axis, dim in sizes.items():
-            if self.env is None:
-                raise TraceError(
-                    f"`{name}` changes its size `{dim}`, and this trace has no symbols "
-                    'for sizes. Trace with `mode="symbolic"`.'
-                )
-            shape[axis] = self.env.unbacked(None, dim.min, dim.max)
+        for axis, size in sizes.items():
+            shape[axis] = size
         var = self.graph.add_input(shared(type_.with_shape(shape)), name)
         tensor = TracedTensor(self, var)
         self.operands.append(tensor)

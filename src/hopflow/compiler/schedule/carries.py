@@ -58,9 +58,10 @@ def start(
     memory is not taken over.
     """
     made: list[Carry] = []
-    for slot, within in zip(operands, inner, strict=True):
+    sizes = [_changing(b, within) for within in inner]  # two may be of one symbol
+    for slot, within, changing in zip(operands, inner, sizes, strict=True):
         type_ = slot.type
-        if changing := _changing(b, within):
+        if changing:
             made.append(_start_changing(b, slot, within, changing, token))
             continue
         if is_small(type_):
