@@ -115,14 +115,15 @@ def test_threads_that_call_one_function_at_many_sizes() -> None:
 
 @pytest.mark.parametrize("dynamic", [True, None])
 def test_a_check_of_sizes_is_made_by_each_run(dynamic: Any) -> None:
-    @hf.jit(dynamic=dynamic)
     def f(x: Any, y: Any) -> Any:
         hf.check(x.shape[0] == y.shape[0], "they differ")
         hf.check(y.shape[1] == 1, "no column")
         return x + hf.sum(x[:, None] * y)
 
+    jitted = hf.jit(f, dynamic=dynamic)
+
     def call(n: int, *shape: int) -> Any:
-        return f(hf.ones(n), hf.ones(shape)).tolist()
+        return jitted(hf.ones(n), hf.ones(shape)).tolist()
 
     for _ in range(2):
         assert call(2, 2, 1) == [3.0] * 2
