@@ -2,9 +2,9 @@
 
 The cheapest set of values from which all others that are needed follow is a minimum cut
 of the graph between what is there for nothing and what is needed: to keep a value costs
-its bytes, to compute one again is free where that is cheap, and ruled out elsewhere
-(Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, for the idea; the
-cut is the one of Ford and Fulkerson, computed by SciPy).
+its bytes, to compute one again costs much less where that is cheap, and is ruled out
+elsewhere (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, for the
+idea; the cut is the one of Ford and Fulkerson, computed by SciPy).
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -15,6 +15,7 @@ import numpy as np
 
 from hopflow.graph.core import Node, Var, vars_of
 from hopflow.graph.rewriting import effects
+from hopflow.loop_ir.expr import MATH
 from hopflow.ops.opdef import OpDef
 from hopflow.symbolic.size import SymInt
 
@@ -24,7 +25,8 @@ Policy = Callable[[Node], bool]
 """Whether the results of a node are kept."""
 
 _ALL: Final = 2**30  # more than any set of values: what cannot be cut
-_MOST: Final = 2**22  # bytes; larger values cost as much
+_KEEP: Final = 32  # to keep a byte, where to compute one again by arithmetic costs 1
+_MATH: Final = 16  # to compute one again by a function such as tanh
 _UNKNOWN: Final = 64  # the guess for a size that has no hint
 
 
@@ -44,12 +46,14 @@ def kept(
     if all(v in free for v in needed):
         return list(dict.fromkeys(needed))
     number = {v: 2 * i + 2 for i, v in enumerate(vars_)}
+    sizes = _sizes(vars_)
     edges: dict[tuple[int, int], int] = {}
     for var, n in number.items():
-        edges[n, n + 1] = 0 if var in free else _cost(var)
+        edges[n, n + 1] = 0 if var in free else _KEEP * sizes[var] + _each(var)
         if not _is_cheap(var.node):
             edges[_SOURCE, n] = _ALL
         else:
+            edges[_SOURCE, n] = _again(var.node) * sizes[var]
             for arg in vars_of(var.node.args):
                 edges[number[arg] + 1, n] = _ALL
     for var in needed:
@@ -83,13 +87,33 @@ def _is_cheap(node: Node) -> bool:
     return type(node.op) is OpDef and node.op.is_cheap and not effects(node)
 
 
-def _cost(var: Var) -> int:
-    """Its bytes; of as many bytes one value is better than two, and what a view is of
-    better than the view."""
-    shape, op = var.type.shape, var.node.op
-    sizes = [(n.hint or _UNKNOWN) if isinstance(n, SymInt) else n for n in shape]
-    is_view = type(op) is OpDef and op.unview is not None
-    return min(prod(sizes) * var.type.dtype.itemsize, _MOST) + 1 + is_view
+def _is_view(node: Node) -> bool:
+    return type(node.op) is OpDef and node.op.unview is not None
+
+
+def _each(var: Var) -> int:
+    """What one value more costs; what a view is of is better kept than the view."""
+    return 9 if _is_view(var.node) else 8
+
+
+def _again(node: Node) -> int:
+    """What it costs to compute a byte of a cheap node's result again."""
+    if _is_view(node):
+        return 0
+    return _MATH if node.op.name in MATH else 1
+
+
+def _sizes(vars_: Collection[Var]) -> dict[Var, int]:
+    """How large values are beside each other, so that all costs together are less than
+    `_ALL`."""
+    sizes: dict[Var, int] = {}
+    for var in vars_:
+        shape = [
+            (n.hint or _UNKNOWN) if isinstance(n, SymInt) else n for n in var.type.shape
+        ]
+        sizes[var] = prod(shape) * var.type.dtype.itemsize
+    scale = max(1.0, max(sizes.values()) * len(sizes) * 2 * _KEEP / _ALL)
+    return {var: max(1, int(size / scale)) for var, size in sizes.items()}
 
 
 def _sink_side(edges: dict[tuple[int, int], int], count: int) -> set[int]:

@@ -207,3 +207,55 @@ def test_an_element_has_the_same_bits_in_a_product_of_any_size() -> None:
     for rows, columns in ((90, 7), (3, 100), (2, 30), (9, 64)):
         part = np.asarray(hf.jit(hf.matmul)(x[:rows], y[:, :columns].copy()))
         np.testing.assert_array_equal(part, whole[:rows, :columns])
+
+
+# --- matrices that lie transposed in memory -------------------------------------------
+
+
+@pytest.mark.parametrize("turn_x", [False, True])
+@pytest.mark.parametrize("turn_y", [False, True])
+@pytest.mark.parametrize("sizes", [(20, 17, 19), (1, 70, 80), (70, 1, 80), (70, 80, 1)])
+def test_a_transposed_matrix_is_multiplied_where_it_lies(
+    sizes: tuple[int, int, int], turn_x: bool, turn_y: bool
+) -> None:
+    m, k, n = sizes
+    x, y = some(m, k), some(k, n)
+    given = (x.T.copy() if turn_x else x), (y.T.copy() if turn_y else y)
+
+    def f(x: Any, y: Any) -> Any:
+        return (x.T if turn_x else x) @ (y.T if turn_y else y)
+
+    jitted = hf.jit(f)
+    np.testing.assert_allclose(np.asarray(jitted(*given)), x @ y, rtol=1e-12)
+    assert "arena" not in jitted.loop_ir
+
+
+def test_a_batch_of_transposed_slices_of_a_stack_is_not_copied() -> None:
+    x, y = some(3, 2, 20, 17), some(2, 20, 19)
+    jitted = hf.jit(lambda x, y: hf.matrix_transpose(x[1]) @ y)
+    got = np.asarray(jitted(x, y))
+    np.testing.assert_allclose(got, np.swapaxes(x[1], 1, 2) @ y, rtol=1e-12)
+    assert "call gemm_tn(in0[1, " in jitted.loop_ir
+    assert "arena" not in jitted.loop_ir
+
+
+def test_a_matrix_that_no_step_changes_is_transposed_once() -> None:
+    x, w = some(5, 6, 30), some(30, 30)
+    jitted = hf.jit(lambda x, w: hf.scan(lambda c, v: (c @ w.T + v, None), x[0], x)[0])
+    expected = x[0]
+    for v in x:
+        expected = expected @ w.T + v
+    np.testing.assert_allclose(np.asarray(jitted(x, w)), expected, rtol=1e-9)
+    text = lines(jitted.loop_ir)
+    [copied] = [k for k, line in enumerate(text) if "= in1[" in line]
+    assert copied < next(
+        k for k, line in enumerate(text) if line.startswith("for step")
+    )
+
+
+def test_a_transposed_matrix_of_unknown_sizes_is_multiplied_where_it_lies() -> None:
+    jitted = hf.jit(lambda x, y: x.T @ y, dynamic=True)
+    x, y = some(20, 17), some(20, 19)
+    np.testing.assert_allclose(np.asarray(jitted(x, y)), x.T @ y, rtol=1e-12)
+    assert "call gemm_tn(in" in jitted.loop_ir
+    assert "arena" not in jitted.loop_ir

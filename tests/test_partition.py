@@ -36,7 +36,7 @@ def test_what_is_dear_is_kept_and_invariants_are_not_stacked() -> None:
         return hf.sum(hf.scan(step, x[0], x)[0])
 
     w, x = np.ones((4, 4), np.float32), np.ones((5, 4), np.float32)
-    # What follows from the product, of the same size, and the carry that it was made of.
+    # What follows from the product, as large, and the carry that it was made of.
     assert stacks(f, w, x) == ["f32[4]", "f32[4]"]
 
 

@@ -129,6 +129,8 @@ class Library:
                  in place; that operand is then not passed itself), or None
     workspace    types of scratch arrays, without batch axes
     can_fail     the routine returns a status; other than 0 it is a "library" trap
+    takes_transposed   of its two operands each may be transposed in memory: the routine
+                 is then that of the name with `_tn`, `_nt` or `_tt`
     """
 
     routine: str
@@ -138,6 +140,7 @@ class Library:
     overwrites: tuple[int | None, ...] = (None,)
     workspace: tuple[TensorType, ...] = ()
     can_fail: bool = False
+    takes_transposed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

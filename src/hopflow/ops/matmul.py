@@ -75,7 +75,10 @@ def _lower(types: Sequence[TensorType], x: Operand, y: Operand) -> Kernel:
     n = y.type.shape[-1]
     if _for_library(x.type.dtype, m, n, k):
         sizes = (extent(m), extent(n), extent(k))
-        return Library("gemm", (x, y), sizes, batch=x.type.ndim - 2, can_fail=True)
+        batch = x.type.ndim - 2
+        return Library(
+            "gemm", (x, y), sizes, batch, can_fail=True, takes_transposed=True
+        )
     dtype = types[0].dtype
     sums = dtypes.float32 if dtype.is_float and dtype.bits == 16 else dtype
 

@@ -39,7 +39,7 @@ from hopflow.loop_ir.nest import (
     Trap,
     Var,
 )
-from hopflow.loop_ir.walk import nodes
+from hopflow.loop_ir.walk import nodes, same
 
 CHEAP = 6
 """A pending element of at most this cost may be computed again for each reader."""
@@ -445,33 +445,69 @@ class Kernels:
             hint or self.b.temporary(t) for hint, t in zip(hints, types, strict=True)
         ]
         overwritten = {k for k in kernel.overwrites if k is not None}
-        sources: list[tuple[Buffer, Index] | None] = []
+        sources: list[Slot] = []
+        routine = kernel.routine
         for k, operand in enumerate(kernel.operands):
             if not isinstance(operand, Slot):
-                raise CompileError(
-                    f"{kernel.routine}: operand {k} is no value of a node"
-                )
+                raise CompileError(f"{routine}: operand {k} is no value of a node")
             if k in overwritten:
                 result = results[kernel.overwrites.index(k)]
                 self.fill(operand, Stored(operand.type, result))
             else:
-                sources.append(self.dense(operand))
+                sources.append(operand)
+        if kernel.takes_transposed:
+            probe = self.b.probe(kernel.batch)
+            found = [self.matrix_at(slot, probe) for slot in sources]
+            turned = ["t" if m and m[1] else "n" for m in found]
+            routine += f"_{''.join(turned)}" if "t" in turned else ""
+            copied = [s for s, m in zip(sources, found, strict=True) if m is None]
+        else:
+            copied = sources
+        made = {slot: self.dense(slot) for slot in copied}
         scratch = [self.b.temporary(t, "work") for t in kernel.workspace]
         site = self.b.site("library", self.node) if kernel.can_fail else None
 
+        def source(slot: Slot, at: Index) -> Ref:
+            if slot in made:
+                buffer, prefix = made[slot]
+                return Ref(buffer, (*prefix, *at))
+            found = self.matrix_at(slot, at)
+            assert found is not None
+            return found[0]
+
         def call(at: Index) -> None:
-            refs = [
-                Ref(buffer, (*prefix, *at)) for buffer, prefix in filter(None, sources)
-            ]
+            refs = [source(slot, at) for slot in sources]
             refs += [Ref(buffer, at) for buffer in results]
             refs += [Ref(buffer) for buffer in scratch]
-            self.b.add(Call(kernel.routine, (*refs, *kernel.scalars), site))
+            self.b.add(Call(routine, (*refs, *kernel.scalars), site))
 
         self.b.nest(batch, call, independent=False)
         return [
             self.b.slot(Stored(t, buffer), n)
             for t, buffer, n in zip(types, results, uses, strict=True)
         ]
+
+    def matrix_at(self, slot: Slot, at: Index) -> tuple[Ref, bool] | None:
+        """The dense sub-array that the matrix `slot[at]` is, and whether it is so
+        transposed; None: there is none."""
+        i, j = (e.read(Var(name, dtypes.int64)) for name in "ij")
+        axes = list(zip((i, j), slot.type.shape[-2:], strict=True))
+        element = slot[(*at, *(e.index(0) if is_one(n) else p for p, n in axes))]
+        if element.op != "load" or element.attr.strides is not None:
+            return None
+        own = [(p, self.b.extent(n)) for p, n in axes if not is_one(n)]
+        found = list(zip(element.args, element.attr.shape, strict=True))
+        while found and found[-1][1].is_const and found[-1][1].attr == 1:
+            found.pop()
+        split = len(found) - len(own)
+        prefix = element.args[: max(split, 0)]
+        if split < 0 or any(node is i or node is j for node in nodes(*prefix)):
+            return None
+        for order in (own, own[::-1]):
+            pairs = zip(found[split:], order, strict=True)
+            if all(x is p and same(extent, n) for (x, extent), (p, n) in pairs):
+                return Ref(element.attr, prefix), order is not own
+        return None
 
     def dense(self, slot: Slot) -> tuple[Buffer, Index]:
         """The value in memory, as a dense sub-array of a buffer."""

@@ -52,6 +52,7 @@ from hopflow.loop_ir.nest import (
 )
 from hopflow.loop_ir.nest import Var as LoopVar
 from hopflow.loop_ir.walk import allocated, buffers, statements
+from hopflow.ops.matmul import matmul_op
 from hopflow.symbolic.size import Size, Symbol, free_symbols
 
 LARGEST_COPY = 1 << 22
@@ -395,11 +396,20 @@ class Scheduler(NodeScheduler):
         for slot in env.values():
             self.store_dear(slot)
         for node in live.nodes:
-            if node not in moved and has_few_rows(node):
-                matrix = node.args[1]
-                if isinstance(matrix, Var) and live.canonical(matrix) in env:
-                    self.align(env[live.canonical(matrix)])
+            if node not in moved and node.op is matmul_op:
+                self.prepare_product(node, live, env)
         return env, moved
+
+    def prepare_product(self, node: Node, live: Liveness, hoisted: Env) -> None:
+        """Copy what each step would, of a product's operands that no step changes."""
+        for matrix in node.args:
+            slot = (
+                hoisted.get(live.canonical(matrix)) if isinstance(matrix, Var) else None
+            )
+            if slot is not None and isinstance(slot.place, Pending):
+                self.b.settle(slot)
+            elif slot is not None and matrix is node.args[1] and has_few_rows(node):
+                self.align(slot)
 
     def align(self, slot: Slot) -> None:
         """Copy an input, which may lie anywhere, to where vectors are loaded in one
