@@ -12,6 +12,7 @@ from hopflow.graph.rewriting import clone
 from hopflow.graph.types import TensorType
 from hopflow.ops.convert import as_value
 from hopflow.ops.opdef import OpDef
+from hopflow.symbolic.size import Size
 from hopflow.zeros import Tangent, Zero, is_zero
 
 __all__ = ["Dual", "run_graph", "run_node"]
@@ -27,6 +28,10 @@ class Dual:
     @property
     def type(self) -> TensorType:
         return self.value.type
+
+    def as_size(self) -> Size:
+        """The number, or the symbol, that an integer of no axes is."""
+        return current().symbol_of(as_value(self.value))
 
 
 def run_node(

@@ -36,7 +36,15 @@ from hopflow.trace.source import user_line
 from hopflow.trace.tracer import Tracer
 from hopflow.zeros import Tangent, Unknown, Zero, instantiate, is_zero
 
-__all__ = ["Pulled", "jvp", "linearize", "node_and_signature", "pull", "transpose_once"]
+__all__ = [
+    "Pulled",
+    "jvp",
+    "linearize",
+    "node_and_signature",
+    "pull",
+    "reached",
+    "transpose_once",
+]
 
 
 def node_and_signature(
@@ -79,6 +87,19 @@ def _masks(signature: Signature, given: Sequence[Tangent], results: int) -> _Mas
                 masks.args[pair.arg] = grown = True
         if not grown:
             return masks
+
+
+def reached(
+    op: Any,
+    operands: Sequence[Operand],
+    given: Sequence[Tangent],
+    params: dict[str, Any],
+) -> tuple[list[bool], list[bool]]:
+    """Which operands, carries among them, and results of an operator have a tangent
+    that may not be zero, where `given` are those of the operands."""
+    node, signature = node_and_signature(op, operands, params)
+    masks = _masks(signature, given, len(node.results))
+    return masks.args, masks.results
 
 
 def _region_mask(region: Region, args: Sequence[bool]) -> list[bool]:

@@ -34,6 +34,7 @@ from hopflow.hops.bodies import (
 )
 from hopflow.ops.check import check
 from hopflow.ops.convert import apply
+from hopflow.ops.dynamic import dynamic_index
 from hopflow.ops.joining import stack
 from hopflow.ops.manipulation import moveaxis
 from hopflow.ops.opdef import OPERATIONS, convert_to
@@ -379,6 +380,17 @@ def slice_types(stacks: Sequence[TensorType]) -> list[TensorType]:
 def slices(stacks: Sequence[Any], at: int) -> list[Any]:
     """The slices of one step."""
     return [x[at] for x in stacks]
+
+
+def read_row(stack: Operand, at: Operand) -> Value:
+    """The slice at a position that the run knows."""
+    return apply(dynamic_index, stack, at, axes=(0,))
+
+
+def write_row(stack: Value, row: Operand, at: Operand) -> Value:
+    """`stack` with another slice at that position."""
+    assert dynamic_index.unview is not None
+    return dynamic_index.unview(stack, as_value(row), at, axes=(0,))
 
 
 def stacked_types(types: Sequence[TensorType], length: Size) -> list[TensorType]:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, final
 
 from hopflow import pytree
 from hopflow.autograd.operators import node_and_signature, pull
-from hopflow.bind import Operand, Value, bind, current, using
+from hopflow.bind import Value, bind, current, using
 from hopflow.dtypes import int64
 from hopflow.errors import (
     ArgumentTypeError,
@@ -49,6 +49,7 @@ from hopflow.hops.loops import (
     empty_stacks,
     first_carry,
     flatten_stacks,
+    read_row,
     runs_of,
     settle_step,
     slice_types,
@@ -57,11 +58,11 @@ from hopflow.hops.loops import (
     stacked_results,
     stacked_types,
     trace_settled,
+    write_row,
 )
 from hopflow.hops.while_loop import WHILE, While
 from hopflow.loop_ir.kernels import CountedLoop
-from hopflow.ops.convert import apply, astype
-from hopflow.ops.dynamic import dynamic_index
+from hopflow.ops.convert import astype
 from hopflow.ops.elementwise import add, less, logical_and, logical_not, subtract
 from hopflow.ops.sizes import specialised
 from hopflow.symbolic.size import Size
@@ -488,10 +489,10 @@ class _Until(NamedTuple):
         def step(i: Any, _stop: Any, carry: Any, ys: Any) -> Any:
             at = as_value(subtract(subtract(length, 1), i) if reverse else i)
             flat, _ = pytree.flatten(carry)
-            elements = [apply(dynamic_index, x, at, axes=(0,)) for x in xs]
+            elements = [read_row(x, at) for x in xs]
             carry, y = function([*flat, *elements])
             rows, _ = flatten_results(call.name, function, y)
-            written = [_write(a, row, at) for a, row in zip(ys, rows, strict=True)]
+            written = [write_row(a, row, at) for a, row in zip(ys, rows, strict=True)]
             return add(i, 1), self.stops(carry), carry, written
 
         assert call.spec is not None
@@ -522,12 +523,6 @@ def _types(call: Call) -> tuple[Any, list[TensorType], list[TensorType]]:
     body.tracer.closed = True
     rollback(marks)
     return body.spec, types, body.types[len(types) :]
-
-
-def _write(stack: Value, row: Operand, at: Value) -> Value:
-    """`stack` with `row` at `at`."""
-    assert dynamic_index.unview is not None
-    return dynamic_index.unview(stack, as_value(row), at, axes=(0,))
 
 
 # --- the function ---------------------------------------------------------------------

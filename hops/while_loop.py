@@ -9,7 +9,6 @@ from hopflow.bind import Operand, Value, bind, current
 from hopflow.errors import (
     ArgumentTypeError,
     ArgumentValueError,
-    DerivativeError,
     LoopLimitError,
     PredicateError,
 )
@@ -92,7 +91,9 @@ class While(HigherOrderOp):
     reverse_mode  what reverse mode keeps: "save", "recompute", "checkpoint", Checkpoint
     """
 
-    scan: ClassVar[HigherOrderOp]  # filled by `hops.scan`, which stands above
+    # Filled by `hops.scan` and `hops.reverse_modes`, which stand above.
+    scan: ClassVar[HigherOrderOp]
+    checkpointed: ClassVar[Callable[..., Any]]
 
     name = "while_loop"
 
@@ -291,27 +292,27 @@ class While(HigherOrderOp):
         params: dict[str, Any],
     ) -> Any:
         """The loop counts its steps; then it is a scan of as many."""
-        if isinstance(params["reverse_mode"], Checkpoint) or (
-            params["reverse_mode"] == "checkpoint"
-        ):
-            raise DerivativeError(
-                "while_loop: the reverse modes are 'save' and 'recompute' so far; "
-                "checkpoints are not supported yet."
-            )
-        test, body = _counting(params["test"]), _counting(params["body"], step=True)
-        lead = len(params["body"].symbols)
-        args = [*operands[:lead], Constant(0, COUNTER), *operands[lead:]]
-        count = params["num_carry"]
-        counted = {**params, "test": test, "body": body, "num_carry": count + 1}
-        steps, *_ = bind(self, args, counted)
+        if params["reverse_mode"] not in ("save", "recompute"):
+            return self.checkpointed(operands, tangents, params)
+        steps, *_ = self.counted(operands, params)
         known = {
             "body": params["body"],
-            "num_carry": count,
+            "num_carry": params["num_carry"],
             "length": current().symbol_of(steps, 0),
             "reverse": False,
             "unroll": 1,
         }
         return self.scan.linearize(operands, tangents, known)
+
+    def counted(
+        self, operands: Sequence[Operand], params: dict[str, Any]
+    ) -> tuple[Value, ...]:
+        """The number of steps, and the results."""
+        test, body = _counting(params["test"]), _counting(params["body"], step=True)
+        lead = len(params["body"].symbols)
+        args = [*operands[:lead], Constant(0, COUNTER), *operands[lead:]]
+        counting = {"test": test, "body": body, "num_carry": params["num_carry"] + 1}
+        return bind(self, args, {**params, **counting})
 
     def signature(self, node: Node) -> Signature:
         parts = split_args(self, node.args, node.params)
@@ -441,9 +442,9 @@ def while_loop(
         carry: The first one: a pytree of tensors and numbers. A number takes the dtype
             that the body returns.
         max_steps: How many steps there may be at most.
-        reverse_mode: What the backward pass of a derivative keeps: "save", "recompute",
-            "checkpoint" or a `Checkpoint`. So far the first two count the steps, and
-            run them again with a stack of what is kept; the others are refused.
+        reverse_mode: What the backward pass of a derivative keeps: "save", "recompute":
+            something of each step, the loop being run once more; "checkpoint", or a
+            `Checkpoint`: a few carries, the others being made again.
         dynamic_carry: The sizes of the carry that steps change, by the names of the
             parameters and by axes: `{"tokens": {0: hf.Dim("n", max=512)}}`. One name
             is one size. Memory is made for `max`, or doubles as it is needed.

@@ -239,16 +239,6 @@ def test_a_while_loop_has_gradients_of_what_it_captures() -> None:
     with pytest.raises(DerivativeError, match="not supported within another operator"):
         hf.grad(called)(W)
 
-    def kept(w: Any) -> Any:
-        def more(c: Any) -> Any:
-            return hf.sum(c) > 1
-
-        mode = "checkpoint"
-        return hf.sum(hf.while_loop(more, lambda c: c * w, w, reverse_mode=mode))
-
-    with pytest.raises(DerivativeError, match="checkpoints are not supported"):
-        hf.grad(kept)(W)
-
 
 def test_writes_to_captured_tensors_in_bodies_are_values() -> None:
     def f(w: Any) -> Any:

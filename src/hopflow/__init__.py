@@ -40,9 +40,10 @@ from hopflow.hops.cond import cond
 from hopflow.hops.custom import custom_jvp, custom_vjp
 from hopflow.hops.invoke_subgraph import invoke_subgraph, subgraph
 from hopflow.hops.map import map_ as map
+from hopflow.hops.reverse_modes import Checkpoint
 from hopflow.hops.scan import scan
 from hopflow.hops.switch import switch
-from hopflow.hops.while_loop import Checkpoint, fori_loop, while_loop
+from hopflow.hops.while_loop import fori_loop, while_loop
 from hopflow.jit import jit
 from hopflow.ops import linalg
 from hopflow.ops.check import check, check_is_size

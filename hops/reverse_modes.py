@@ -1,0 +1,482 @@
+"""Reverse derivatives of `while_loop` from a few carries; it makes the others again.
+
+The forward pass is the loop itself, which counts its steps. The backward pass is a
+program of loops: from the last carry that was kept it runs towards the last step, keeps
+carries on its way, and takes that step backwards; then the one before it. Which carries
+are kept is the schedule of Griewank and Walther ("Algorithm 799: revolve", ACM TOMS 26,
+2000), by which the fewest steps are made: with `s` carries none is made more often than
+`r` times in the backward pass if there are no more than `binomial(s + r, s)`.
+"""
+
+from collections.abc import Callable, Sequence
+from operator import or_
+from typing import Any, Final, NamedTuple, final
+
+from hopflow import dtypes
+from hopflow.autograd.api import jvp, vjp
+from hopflow.autograd.forward import Dual, run_graph
+from hopflow.autograd.operators import reached
+from hopflow.batching.api import vmap
+from hopflow.batching.graphs import batched_graph, bind_again
+from hopflow.batching.operators import each_example
+from hopflow.bind import Interpreter, Operand, Value, bind, current, using
+from hopflow.errors import GraphError
+from hopflow.graph.core import Constant, Graph, Node
+from hopflow.graph.interpreter import interpret
+from hopflow.graph.regions import Port, Region, Role, Signature, roles
+from hopflow.graph.types import TensorType
+from hopflow.hops.base import HigherOrderOp, numbered, split_args
+from hopflow.hops.loops import empty_stacks, read_row, stacked_types, write_row
+from hopflow.hops.scan import SCAN
+from hopflow.hops.while_loop import COUNTER, WHILE, Checkpoint, While, while_loop
+from hopflow.loop_ir.kernels import Inline
+from hopflow.ops.batching import in_batch
+from hopflow.ops.convert import as_value, astype
+from hopflow.ops.elementwise import add, minimum
+from hopflow.ops.math import sqrt
+from hopflow.ops.views import moved
+from hopflow.symbolic.env import ShapeEnv
+from hopflow.symbolic.size import Size, SymInt
+from hopflow.trace.functional import TracedTensor
+from hopflow.trace.source import user_line
+from hopflow.trace.tracer import Tracer
+from hopflow.zeros import Tangent, Unknown, Zero, instantiate
+
+__all__ = ["Checkpoint"]
+
+
+class _Loop(NamedTuple):
+    """A loop of `steps` steps, and what its derivative is given.
+
+    body     Graph, (*symbols, *primals) -> carry
+    carried  how many leaves the carry has
+    active   which of the primals there is a derivative in
+    levels   how many axes of examples `given` has before its own
+    primals  the first carry, and captures
+    given    tangents of the active primals, or cotangents of the active carry
+    """
+
+    body: Graph
+    carried: int
+    active: tuple[bool, ...]
+    levels: int
+    symbols: Sequence[Any]
+    primals: Sequence[Any]
+    steps: Any
+    given: Sequence[Any]
+
+    @classmethod
+    def of(cls, args: Sequence[Any], params: dict[str, Any]) -> "_Loop":
+        body, count = params["body"], params["num_carry"]
+        first, last = len(body.symbols), len(args) - len(body.captures)
+        operands = args[first:last]
+        return cls(
+            body,
+            count,
+            params["active"],
+            params["levels"],
+            args[:first],
+            [*operands[:count], *args[last:]],
+            operands[count],
+            operands[count + 1 :],
+        )
+
+    def args(self, **changed: Any) -> list[Any]:
+        """The args of a node, with others in places of some."""
+        loop = self._replace(**changed)
+        carry, captures = loop.primals[: self.carried], loop.primals[self.carried :]
+        return [*loop.symbols, *carry, loop.steps, *loop.given, *captures]
+
+    @property
+    def carry(self) -> Sequence[Any]:
+        return self.primals[: self.carried]
+
+    def at(self, carry: Sequence[Any]) -> "_Loop":
+        """The loop from another carry on."""
+        return self._replace(primals=[*carry, *self.primals[self.carried :]])
+
+    def in_levels(self, types: Sequence[TensorType]) -> list[TensorType]:
+        """The types of what is given, for those of one example."""
+        lead = self.given[0].type.shape[: self.levels]
+        return [t.with_shape((*lead, *t.shape)) for t in types]
+
+    def own(self) -> list[Any]:
+        """The active primals."""
+        return _chosen(self.primals, self.active)
+
+    def with_own(self, own: Sequence[Any]) -> "_Loop":
+        """The loop with other active primals."""
+        rest = iter(own)
+        pairs = zip(self.primals, self.active, strict=True)
+        return self._replace(primals=[next(rest) if a else x for x, a in pairs])
+
+    def step(self) -> list[Value]:
+        """The next carry."""
+        results = interpret(self.body, [*self.symbols, *self.primals], bind_again)
+        return list(map(as_value, results))
+
+    def step_of(self, *own: Any) -> list[Value]:
+        """The next active carry, from the active primals."""
+        return _chosen(self.with_own(own).step(), self.active)
+
+
+def _chosen(leaves: Sequence[Any], active: Sequence[bool]) -> list[Any]:
+    """The active leaves of the primals, or of the carry alone."""
+    return [x for x, own in zip(leaves, active, strict=False) if own]
+
+
+def _each(f: Callable[..., Any], levels: int) -> Callable[..., Any]:
+    """`f` for each example along so many axes."""
+    for _ in range(levels):
+        f = vmap(f)
+    return f
+
+
+class _LoopDerivative(HigherOrderOp):
+    """`name(symbols; carry, steps, given; captures; body, ...) -> results`
+
+    carry      the first one of a loop
+    steps      i64[]: how many steps it makes
+    given      tangents or cotangents; see `_Loop`
+    body       Graph, (*symbols, *carry, *captures) -> carry, one step
+    num_carry  how many leaves the carry has
+    active     which of the carry and the captures there is a derivative in
+    levels     how many axes of examples `given` and the results have before their own
+    kept       how many carries the backward pass keeps; None: about `sqrt(2 * steps)`
+
+    A node of it means a graph, which is made where it is needed.
+    """
+
+    droppable = False
+
+    def meaning(self, loop: _Loop, kept: int | None) -> Sequence[Value]:
+        """The results."""
+        raise NotImplementedError
+
+    def in_reverse(self, loop: _Loop, kept: int | None) -> Sequence[Value]:
+        """The results, in the way that reverse derivatives are taken of."""
+        return self.meaning(loop, kept)
+
+    # --- rules ---
+
+    def _never(self, *_args: Any, **_params: Any) -> Any:
+        """It is no function of the user's."""
+        raise GraphError(f"{self.name}: derivatives alone make it.")
+
+    debug: Any = _never
+    functionalize: Any = _never
+
+    def lower(self, types: Any, *args: Any, **params: Any) -> Inline:
+        return Inline(_graph(self.meaning, args, params), args)
+
+    def interpret(
+        self, args: Sequence[Operand], params: dict[str, Any]
+    ) -> tuple[Value, ...]:
+        found = interpret(_graph(self.meaning, args, params), args, bind)
+        return tuple(map(as_value, found))
+
+    def batch(
+        self,
+        size: Size,
+        batched: Sequence[bool],
+        args: Sequence[Operand],
+        params: dict[str, Any],
+    ) -> tuple[Sequence[Value], Sequence[bool]]:
+        """A loop of one more level if the primals are the same for all examples; else
+        one whose steps are batched."""
+        loop, is_batched = _Loop.of(args, params), _Loop.of(batched, params)
+        if is_batched.steps or isinstance(size, SymInt):
+            return each_example(self, batched, args, params)
+        given = [
+            as_value(in_batch(size, b, x))
+            for x, b in zip(loop.given, is_batched.given, strict=True)
+        ]
+        primals, place = loop.primals, loop.levels
+        if any(is_batched.primals):
+            wanted = map(or_, is_batched.primals, loop.active)
+            body, now = _batched_step(loop.body, size, loop.carried, list(wanted))
+            params = {**params, "body": body}
+            primals = [
+                in_batch(size, was, x) if b else x
+                for x, was, b in zip(primals, is_batched.primals, now, strict=True)
+            ]
+            given = [moved(x, 0, place) for x in given]
+        else:
+            params, place = {**params, "levels": place + 1}, 0
+        results = bind_again(self, loop.args(primals=primals, given=given), params)
+        return [moved(r, place, 0) for r in results], [True] * len(results)
+
+    def jvp(
+        self,
+        operands: Sequence[Operand],
+        tangents: Sequence[Tangent],
+        params: dict[str, Any],
+    ) -> tuple[Sequence[Value], Sequence[Tangent]]:
+        return _derivative(self.meaning, operands, tangents, params, None)
+
+    def linearize(
+        self,
+        operands: Sequence[Operand],
+        tangents: Sequence[Tangent],
+        params: dict[str, Any],
+    ) -> tuple[Sequence[Value], Callable[[Sequence[Tangent]], Sequence[Tangent]]]:
+        linear = next(t.tracer for t in tangents if isinstance(t, TracedTensor))
+        values, found = _derivative(self.in_reverse, operands, tangents, params, linear)
+        return values, lambda _: found
+
+    def signature(self, node: Node) -> Signature:
+        parts = split_args(self, node.args, node.params)
+        symbols, count = len(parts.symbols), node.params["num_carry"]
+        operands, captures = len(parts.operands), len(parts.captures)
+        args = roles(
+            ("symbol", symbols), ("operand", operands), ("invariant", captures)
+        )
+        inputs = (
+            *numbered("symbol", 0, symbols),
+            *numbered("operand", symbols, count),
+            *numbered("invariant", symbols + operands, captures),
+        )
+        body: Graph = node.params["body"]
+        outputs = (Port("result"),) * len(body.outputs)
+        region = Region("body", body, inputs, outputs, "any times")
+        return Signature(args, roles(("result", len(node.results))), (region,))
+
+    def with_roles(
+        self, params: dict[str, Any], args: Sequence[Role], results: Sequence[Role]
+    ) -> dict[str, Any]:
+        return params
+
+
+def _graph(
+    meaning: Callable[[_Loop, int | None], Sequence[Value]],
+    args: Sequence[Any],
+    params: dict[str, Any],
+) -> Graph:
+    """What a node means, as a graph of its args."""
+    body: Graph = params["body"]
+    loop = _Loop.of(args, params)
+    leaves = [v.type.strong() for v in (*body.operands, *body.captures)]
+    own = _chosen(leaves, loop.active)[: len(loop.given)]
+    given = loop.in_levels(own)
+    types = loop.args(symbols=(), primals=leaves, steps=COUNTER, given=given)
+    tracer = Tracer(None, body.name, env=ShapeEnv(user_line))
+    symbols = [v.node.symbol for v in body.symbols if v.node.symbol is not None]
+    inputs = [TracedTensor(tracer, tracer.define(s)) for s in symbols]
+    inputs += [tracer.operand(t, f"x{i}") for i, t in enumerate(types)]
+    with using(tracer):
+        return tracer.close(meaning(_Loop.of(inputs, params), params["kept"]))
+
+
+def _derivative(
+    meaning: Callable[[_Loop, int | None], Sequence[Value]],
+    operands: Sequence[Operand],
+    tangents: Sequence[Tangent],
+    params: dict[str, Any],
+    linear: Interpreter | None,
+) -> tuple[list[Value], list[Tangent]]:
+    """The results of a node and their tangents; `linear`: see `run_graph`."""
+    graph = _graph(meaning, operands, params)
+    first = len(graph.symbols)
+    duals = [Dual(o, t) for o, t in zip(operands, tangents, strict=True)]
+    found = run_graph(graph, operands[:first], duals[first:], linear)
+    return [as_value(d.value) for d in found], [d.tangent for d in found]
+
+
+def _batched_step(
+    body: Graph, size: int, count: int, primals: list[bool]
+) -> tuple[Graph, list[bool]]:
+    """A step for many examples, and which of its primals are batched: those that are to
+    be, and the carries that then depend on the example."""
+    symbols = [False] * len(body.symbols)
+    while True:
+        found = batched_graph(body, size, [*symbols, *primals], primals[:count])
+        if list(found.outputs) == primals[:count]:
+            return found.graph, primals
+        primals[:count] = found.outputs
+
+
+@final
+class LoopTangents(_LoopDerivative):
+    """The tangents of the last active carry, from those of the active primals."""
+
+    name = "loop_tangents"
+
+    def infer(self, *types: TensorType, **params: Any) -> tuple[TensorType, ...]:
+        loop = _Loop.of(list(map(Unknown, types)), params)
+        inputs = [v.type.strong() for v in loop.body.operands]
+        return tuple(loop.in_levels(_chosen(inputs, loop.active)))
+
+    def meaning(self, loop: _Loop, kept: int | None) -> Sequence[Value]:
+        """A loop that carries tangents beside the carry."""
+        count = sum(loop.active[: loop.carried])
+        fixed = loop.given[count:]
+
+        def step(i: Any, carry: Any, tangents: Any) -> Any:
+            here = loop.at(carry)
+
+            def push(given: Any) -> Any:
+                return jvp(here.step_of, here.own(), given)[1]
+
+            return i + 1, here.step(), _each(push, loop.levels)([*tangents, *fixed])
+
+        first = (0, list(loop.carry), list(loop.given[:count]))
+        found: Sequence[Value] = while_loop(lambda i, *_: i < loop.steps, step, first)[
+            2
+        ]
+        return found
+
+    def transpose(
+        self,
+        cotangents: Sequence[Tangent],
+        operands: Sequence[Any],
+        params: dict[str, Any],
+    ) -> Sequence[Tangent | None]:
+        loop = _Loop.of(operands, params)
+        args = loop.args(given=list(map(instantiate, cotangents)))
+        found = bind_again(LOOP_COTANGENTS, args, params)
+        first = len(loop.symbols) + loop.carried + 1
+        by_place = dict(enumerate(found, first))
+        return [by_place.get(i) for i in range(len(operands))]
+
+
+@final
+class LoopCotangents(_LoopDerivative):
+    """The cotangents of the active primals, from those of the last active carry."""
+
+    name = "loop_cotangents"
+
+    def infer(self, *types: TensorType, **params: Any) -> tuple[TensorType, ...]:
+        loop = _Loop.of(list(map(Unknown, types)), params)
+        inputs = [v.type.strong() for v in (*loop.body.operands, *loop.body.captures)]
+        return tuple(loop.in_levels(_chosen(inputs, loop.active)))
+
+    def meaning(self, loop: _Loop, kept: int | None) -> Sequence[Value]:
+        return _revolve(loop, kept)
+
+    def in_reverse(self, loop: _Loop, kept: int | None) -> Sequence[Value]:
+        """The reverse of a scan, which keeps something of each step."""
+        params = {
+            "body": loop.body,
+            "num_carry": loop.carried,
+            "length": current().symbol_of(loop.steps, 0),
+            "reverse": False,
+            "unroll": 1,
+        }
+
+        def last(*own: Any) -> list[Any]:
+            args = [*loop.symbols, *loop.with_own(own).primals]
+            return _chosen(bind_again(SCAN, args, params), loop.active)
+
+        _, pull = vjp(last, *loop.own())
+        found: Sequence[Value] = _each(pull, loop.levels)(list(loop.given))
+        return found
+
+
+LOOP_TANGENTS = LoopTangents()
+LOOP_COTANGENTS = LoopCotangents()
+
+
+# --- the backward pass ----------------------------------------------------------------
+
+
+def _revolve(loop: _Loop, kept: int | None) -> list[Value]:
+    """The cotangents of the active primals, from those of the last active carry.
+
+    Kept carries lie in stacks, the numbers of their steps in `made`. The last of them,
+    at `top`, is in the end the one before the step that is taken backwards.
+    """
+    size: Size
+    if kept is None:
+        root = sqrt(astype(2 * loop.steps, dtypes.float64))
+        size = current().symbol_of(astype(root, dtypes.int64) + 2, 2)
+    else:
+        size = max(kept, 2)  # the first carry, and that before the last step
+    types = [x.type for x in loop.carry]
+    stacks = empty_stacks(stacked_types(types, size))
+    stacks = [write_row(s, x, _FIRST) for s, x in zip(stacks, loop.carry, strict=True)]
+    made = empty_stacks([COUNTER.with_shape((size,))])[0]
+
+    def keep_one_more(end: Any, top: Any, i: Any, made: Any, stacks: Any) -> Any:
+        goal = i + _stride(end - i, size - 1 - top)
+        _, carry = while_loop(
+            lambda j, _: j < goal,
+            lambda j, carry: (j + 1, loop.at(carry).step()),
+            (i, [read_row(s, top) for s in stacks]),
+        )
+        made = write_row(made, goal, top + 1)
+        pairs = zip(stacks, carry, strict=True)
+        return end, top + 1, goal, made, [write_row(s, x, top + 1) for s, x in pairs]
+
+    def take_back(
+        end: Any, top: Any, made: Any, stacks: Any, cts: Any, sums: Any
+    ) -> Any:
+        _, top, _, made, stacks = while_loop(
+            lambda end, _, i, *__: i < end - 1,
+            keep_one_more,
+            (end, top, read_row(made, top), made, stacks),
+        )
+        here = loop.at([read_row(s, top) for s in stacks])
+        _, pull = vjp(here.step_of, *here.own())
+        found = _each(pull, loop.levels)(cts)
+        count = len(cts)
+        totals = [add(s, ct) for s, ct in zip(sums, found[count:], strict=True)]
+        return end - 1, top - 1, made, stacks, list(found[:count]), totals
+
+    own = [x.type for x in loop.own()]
+    sums = empty_stacks(loop.in_levels(own[len(loop.given) :]))
+    first = (loop.steps, 0, made, stacks, list(loop.given), sums)
+    *_, cts, sums = while_loop(lambda end, *_: end > 0, take_back, first)
+    return [*cts, *sums]
+
+
+def _stride(steps: Any, free: Any) -> Any:
+    """After how many of `steps` > 1 steps to keep the next carry, where `free` more may
+    be kept; the last of them is that before the last step."""
+
+    # n = binomial(free + r, r) for the least r that it is enough for; `before` is that
+    # of r - 1.
+    def more(r: Any, _: Any, n: Any) -> Any:
+        return r + 1, n, n * (free + r + 1) // (r + 1)
+
+    r, before, _ = while_loop(lambda r, _, n: n < steps, more, (0, 0, 1))
+    return minimum(before, steps - before * free // (free + r - 1))
+
+
+_FIRST: Final = Constant(0, COUNTER)
+
+
+# --- the mode -------------------------------------------------------------------------
+
+
+def linearize(
+    operands: Sequence[Operand], tangents: Sequence[Tangent], params: dict[str, Any]
+) -> tuple[Sequence[Value], Callable[[Sequence[Tangent]], list[Tangent]]]:
+    """The results of a `while_loop` that keeps few carries, and its derivative."""
+    body, mode = params["body"], params["reverse_mode"]
+    first, count = len(body.symbols), params["num_carry"]
+    steps, *values = WHILE.counted(operands, params)
+    args, results = reached(WHILE, operands, tangents, params)
+    own = {
+        "body": body,
+        "num_carry": count,
+        "active": tuple(args[first:]),
+        "levels": 0,
+        "kept": mode.count if isinstance(mode, Checkpoint) else None,
+    }
+
+    def derivative(given: Sequence[Tangent]) -> list[Tangent]:
+        found: list[Tangent] = [Zero(v.type) for v in values]
+        if any(results):
+            active = [instantiate(t) for t in _chosen(given, args)]
+            last = first + count
+            passed = [*operands[:last], steps, *active, *operands[last:]]
+            places = [i for i, nonzero in enumerate(results) if nonzero]
+            pushed = bind_again(LOOP_TANGENTS, passed, own)
+            for place, tangent in zip(places, pushed, strict=True):
+                found[place] = tangent
+        return found
+
+    return values, derivative
+
+
+While.checkpointed = staticmethod(linearize)

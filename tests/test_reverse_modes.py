@@ -1,0 +1,232 @@
+"""The reverse modes of `while_loop`, against the loop unrolled in Python, by JAX."""
+
+from collections.abc import Callable
+from math import comb
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hopflow as hf
+from hopflow.compiler.pipeline import lower
+from hopflow.compiler.plan import plan
+from hopflow.hops.reverse_modes import _stride
+
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+
+W = np.linspace(0.3, 1.2, 4).astype(np.float32)
+X = np.linspace(1.1, 0.2, 4).astype(np.float32)
+
+MODES = ("save", "recompute", "checkpoint", hf.Checkpoint(1), hf.Checkpoint(3))
+Loop = Callable[..., Any]
+
+
+def closure(w: Any, x: Any, n: Any, m: Any, loop: Loop) -> Any:
+    """A captured weight, and a bound that is read by the condition alone."""
+
+    def body(i: Any, c: Any) -> Any:
+        return i + 1, m.sin(c * w) + 0.5 * c
+
+    return m.sum(loop(lambda i, c: i < n, body, (0, x))[1] ** 2)
+
+
+def tree(w: Any, x: Any, n: Any, m: Any, loop: Loop) -> Any:
+    """Leaves of all kinds; one that nothing depends on, and one that stays."""
+
+    def body(c: Any) -> Any:
+        scale = m.where(c["odd"], 0.3, 0.7)
+        return {
+            "i": c["i"] + 1,
+            "odd": ~c["odd"],
+            "none": None,
+            "pair": (m.tanh(c["pair"][1]) * scale, c["pair"][0] * c["stay"] + 0.1),
+            "stay": c["stay"],
+            "time": c["time"] + 0.5,
+        }
+
+    first = {
+        "i": m.asarray(0),
+        "odd": m.asarray(False),
+        "none": None,
+        "pair": (w, x * w),
+        "stay": x,
+        "time": m.asarray(0.0),
+    }
+    last = loop(lambda c: c["i"] < n, body, first)
+    return m.sum(last["pair"][0] * last["pair"][1]) * last["time"] + m.sum(last["stay"])
+
+
+PROGRAMS = (closure, tree)
+WRAPS: dict[str, Any] = {"eager": lambda f: f, "jit": hf.jit}
+
+
+def unrolled(test: Any, body: Any, carry: Any) -> Any:
+    spread = type(carry) is tuple
+    while test(*carry) if spread else test(carry):
+        carry = body(*carry) if spread else body(carry)
+    return carry
+
+
+def first_order(grad: Any, program: Any, m: Any, loop: Loop) -> Any:
+    def gradient(w: Any, x: Any, n: Any) -> Any:
+        return grad(lambda w, x: program(w, x, n, m, loop), (0, 1))(w, x)
+
+    return gradient
+
+
+def second_order(grad: Any, program: Any, m: Any, loop: Loop) -> Any:
+    inner = first_order(grad, program, m, loop)
+
+    def gradient(w: Any, x: Any, n: Any) -> Any:
+        def norm(w: Any, x: Any) -> Any:
+            dw, dx = inner(w, x, n)
+            return m.sum(dw * dw) + m.sum(dx * x)
+
+        return grad(norm, (0, 1))(w, x)
+
+    return gradient
+
+
+@pytest.mark.parametrize("wrap", WRAPS.values(), ids=WRAPS)
+@pytest.mark.parametrize("order", [first_order, second_order], ids=["once", "twice"])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_gradients_are_those_of_the_unrolled_loop(
+    mode: Any, program: Any, order: Any, wrap: Any
+) -> None:
+    def loop(test: Any, body: Any, carry: Any) -> Any:
+        return hf.while_loop(test, body, carry, reverse_mode=mode)
+
+    gradient = wrap(order(hf.grad, program, hf, loop))
+    for steps in (0, 1, 2, 11):
+        want = order(jax.grad, program, jnp, unrolled)(W, X, steps)
+        found = gradient(hf.asarray(W), hf.asarray(X), hf.asarray(steps))
+        for a, b in zip(found, want, strict=True):
+            np.testing.assert_allclose(np.asarray(a), b, rtol=2e-4, atol=1e-5)
+
+
+CHECKPOINTS = MODES[2:]
+
+
+@pytest.mark.parametrize("mode", CHECKPOINTS, ids=str)
+def test_checkpoints_compose_with_all_transforms(mode: Any) -> None:
+    def loop(test: Any, body: Any, carry: Any) -> Any:
+        return hf.while_loop(test, body, carry, reverse_mode=mode)
+
+    def f(w: Any, x: Any, n: Any = 5) -> Any:
+        return closure(w, x, hf.asarray(n), hf, loop)
+
+    def g(w: Any, x: Any, n: int = 5) -> Any:
+        return closure(w, x, n, jnp, unrolled)
+
+    w, x, both = hf.asarray(W), hf.asarray(X), np.stack([W, X])
+    steps = (3, 0, 5)
+    pairs = [
+        (hf.jvp(f, (w, x), (x, w))[1], jax.jvp(g, (W, X), (X, W))[1]),
+        (hf.linearize(f, w, x)[1](x, w), jax.jvp(g, (W, X), (X, W))[1]),
+        (hf.hessian(f)(w, x), jax.hessian(g)(W, X)),
+        (hf.jacfwd(hf.grad(f))(w, x), jax.hessian(g)(W, X)),
+        (
+            hf.vmap(hf.grad(f), (0, None))(hf.asarray(both), x),
+            jax.vmap(jax.grad(g), (0, None))(both, X),
+        ),
+        (
+            hf.vmap(hf.hessian(f), (0, None))(hf.asarray(both), x),
+            jax.vmap(jax.hessian(g), (0, None))(both, X),
+        ),
+        (
+            hf.grad(lambda w: hf.sum(hf.vmap(lambda x: f(w, x))(hf.asarray(both))))(w),
+            jax.grad(lambda w: jnp.sum(jax.vmap(lambda x: g(w, x))(both)))(W),
+        ),
+        (
+            hf.vmap(lambda n: hf.grad(f)(w, x, n))(hf.asarray(steps)),
+            np.stack([jax.grad(g)(W, X, n) for n in steps]),
+        ),
+        (
+            hf.grad(lambda w: hf.sum(hf.map(lambda n: f(w, x, n), hf.asarray(steps))))(
+                w
+            ),
+            sum(jax.grad(g)(W, X, n) for n in steps),
+        ),
+    ]
+    for found, want in pairs:
+        np.testing.assert_allclose(np.asarray(found), want, rtol=2e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("mode", [hf.Checkpoint(3), "checkpoint"], ids=str)
+def test_loops_with_checkpoints_nest(mode: Any) -> None:
+    def program(w: Any, x: Any, n: Any, m: Any, loop: Loop) -> Any:
+        def outer(i: Any, c: Any) -> Any:
+            def inner(j: Any, c: Any) -> Any:
+                return j + 1, m.sin(c * w) + 0.5 * c
+
+            return i + 1, loop(lambda j, _: j < i, inner, (0, c))[1] * x
+
+        return m.sum(loop(lambda i, _: i < n, outer, (0, x))[1])
+
+    def loop(test: Any, body: Any, carry: Any) -> Any:
+        return hf.while_loop(test, body, carry, reverse_mode=mode)
+
+    want = first_order(jax.grad, program, jnp, unrolled)(W, X, 4)
+    for wrap in WRAPS.values():
+        gradient = wrap(first_order(hf.grad, program, hf, loop))
+        found = gradient(hf.asarray(W), hf.asarray(X), hf.asarray(4))
+        for a, b in zip(found, want, strict=True):
+            np.testing.assert_allclose(np.asarray(a), b, rtol=2e-4, atol=1e-5)
+
+
+# --- what it costs --------------------------------------------------------------------
+
+
+def sweep(mode: Any) -> Any:
+    def f(x: Any, n: Any) -> Any:
+        def body(i: Any, c: Any) -> Any:
+            return i + 1, hf.sin(c) * 0.5 + c * 0.5
+
+        first = (0, x)
+        return hf.sum(
+            hf.while_loop(lambda i, _: i < n, body, first, reverse_mode=mode)[1]
+        )
+
+    return hf.jit(hf.grad(f))
+
+
+@pytest.mark.parametrize("kept", [4, 32])
+def test_checkpoints_bound_the_memory(kept: int) -> None:
+    gradient = sweep(hf.Checkpoint(kept))
+    size = 10_000
+    gradient(hf.zeros(size, dtype=hf.float32), hf.asarray(100))
+    _, program = lower(gradient.graph)
+    total = plan(program).total
+    assert total.is_const
+    # The stack, the carry and the cotangent; less than that of a carry for the rest.
+    assert total.attr < (kept + 3) * 4 * size
+
+
+@pytest.mark.parametrize("free", [1, 2, 3, 7])
+@pytest.mark.parametrize("steps", [2, 3, 5, 8, 40, 81])
+def test_the_schedule_makes_the_fewest_steps(free: int, steps: int) -> None:
+    stride = hf.jit(_stride)
+    strides: dict[tuple[int, int], int] = {}
+
+    def made(steps: int, free: int) -> int:
+        """How many steps are made until all have been taken backwards."""
+        if steps < 2:
+            return 0
+        key = steps, free
+        if key not in strides:
+            first = int(stride(hf.asarray(steps), hf.asarray(free)))
+            assert 0 < first < steps
+            strides[key] = first + made(steps - first, free - 1) + made(first, free)
+        return strides[key]
+
+    # Griewank and Walther, (4): r is how often a step is made at most.
+    r = next(r for r in range(steps) if comb(free + r, free) >= steps)
+    assert made(steps, free) == r * steps - comb(free + r, free + 1)
+
+
+def test_no_step_is_made_more_than_twice_again_by_default() -> None:
+    for steps in (2, 10, 1000, 10**6):
+        rows = int((2 * steps) ** 0.5) + 2
+        assert comb(rows - 1 + 2, 2) >= steps
