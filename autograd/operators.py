@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hopflow.autograd.forward import Dual, run_graph
-from hopflow.autograd.partition import Policy, kept
+from hopflow.autograd.partition import Policy, dear_invariants, kept
 from hopflow.autograd.rules import is_differentiable
 from hopflow.autograd.tape import LinearTracer
 from hopflow.autograd.transpose import transpose
@@ -26,6 +26,7 @@ from hopflow.graph.core import (
     map_graphs,
     vars_of,
 )
+from hopflow.graph.interpreter import interpret
 from hopflow.graph.regions import Region, Role, Signature, carries
 from hopflow.graph.rewriting import clone, eliminate_dead_code, read_vars
 from hopflow.graph.types import TensorType
@@ -247,6 +248,7 @@ class _Split:
     tangents  which inputs of the region the first operands of `linear` belong to
     needed    input of `linear` -> the var of `forward` that it takes
     residuals the vars of `forward` that are kept, for the needed ones to follow from
+    invariants those of them that are the same in each step, and no inputs
     nonzero   which results the outputs of `linear` belong to
     """
 
@@ -256,10 +258,13 @@ class _Split:
     tangents: list[int]
     needed: dict[Var, Var]
     residuals: list[Var]
+    invariants: list[Var]
     nonzero: list[int]
 
 
-_FREE: frozenset[Role] = frozenset(["symbol", "invariant", "slice", "operand"])
+_SAME: frozenset[Role] = frozenset(["symbol", "invariant"])
+"""The inputs of a region that are the same in each step."""
+_FREE: frozenset[Role] = _SAME | frozenset(["slice", "operand"])
 """The inputs of a region that its linear part can have as they are."""
 
 
@@ -298,14 +303,23 @@ def _split(region: Region, masks: _Masks, policy: Policy | None) -> _Split:
         for c in linear.captures.values()
         if c.input in read
     }
-    free = {
-        v
-        for v, p in zip(forward.graph.inputs, region.inputs, strict=True)
-        if p.role in _FREE
-    }
+    pairs = list(zip(forward.graph.inputs, region.inputs, strict=True))
+    same = [v for v, p in pairs if p.role in _SAME]
+    dear = dear_invariants(forward.graph, same) if region.repeats else set()
+    free = dear.union(v for v, p in pairs if p.role in _FREE)
     residuals = kept(list(needed.values()), free, policy)
     results = [_value_in(forward, f.value) for f in found]
-    return _Split(forward, results, linear, list(tangents), needed, residuals, nonzero)
+    invariants = [v for v in residuals if v in dear]
+    return _Split(
+        forward,
+        results,
+        linear,
+        list(tangents),
+        needed,
+        residuals,
+        invariants,
+        nonzero,
+    )
 
 
 def _value_in(tracer: Tracer, operand: Operand) -> Value:
@@ -315,8 +329,8 @@ def _value_in(tracer: Tracer, operand: Operand) -> Value:
 
 @dataclass(frozen=True, slots=True)
 class _Residual:
-    """A value that the linear node takes: an arg of the first node (`arg`), or a result
-    that was added to it."""
+    """A value that the linear node takes: an arg of the first node (`arg`), a result
+    that was added to it, or an invariant that is computed beside it."""
 
     region: int
     var: Var
@@ -348,12 +362,16 @@ def linearize(
         for k, (region, split) in enumerate(zip(signature.regions, splits, strict=True))
         for var in split.residuals
     ]
-    added = [r for r in residuals if r.arg is None]
+    added = [r for r in residuals if r.arg is None and r.role != "invariant"]
     results = _run_forward(op, operands, params, signature, splits, added)
     count = len(node.results)
     values = list(results[:count])
-    made = iter(results[count:])
-    known = [operands[r.arg] if r.arg is not None else next(made) for r in residuals]
+    made: dict[Var, Operand] = dict(
+        zip([r.var for r in added], results[count:], strict=True)
+    )
+    for region, split in zip(signature.regions, splits, strict=True):
+        made |= _run_invariants(region, split, operands)
+    known = [operands[r.arg] if r.arg is not None else made[r.var] for r in residuals]
 
     def derivative(tangents: Sequence[Tangent]) -> list[Tangent]:
         found = _run_linear(
@@ -376,7 +394,26 @@ def _residual(k: int, region: Region, split: _Split, var: Var) -> _Residual:
             port = region.inputs[i]
             if port.role in _FREE:
                 return _Residual(k, var, var.type, port.role, port.at)
+    if var in split.invariants:
+        role = "invariant"
     return _Residual(k, var, var.type, role)
+
+
+def _run_invariants(
+    region: Region, split: _Split, operands: Sequence[Operand]
+) -> dict[Var, Operand]:
+    """What is the same in each step, and kept: computed where the operator stands."""
+    if not split.invariants:
+        return {}
+    copies: dict[Var, Var] = {}
+    graph = clone(split.forward.graph, copies)
+    graph.outputs = tuple([copies[v] for v in split.invariants])
+    eliminate_dead_code(graph)
+    pairs = zip(graph.inputs, region.inputs, strict=True)
+    same = [(v, p.at) for v, p in pairs if p.role in _SAME and p.at is not None]
+    graph.inputs = [v for v, _ in same]
+    found = interpret(graph, [operands[at] for _, at in same], bind)
+    return dict(zip(split.invariants, found, strict=True))
 
 
 def _run_forward(

@@ -13,13 +13,13 @@ from typing import Final
 
 import numpy as np
 
-from hopflow.graph.core import Node, Var, vars_of
+from hopflow.graph.core import Graph, Node, Var, vars_of
 from hopflow.graph.rewriting import effects
 from hopflow.loop_ir.expr import MATH
 from hopflow.ops.opdef import OpDef
 from hopflow.symbolic.size import SymInt
 
-__all__ = ["Policy", "kept"]
+__all__ = ["Policy", "dear_invariants", "kept"]
 
 Policy = Callable[[Node], bool]
 """Whether the results of a node are kept."""
@@ -36,7 +36,7 @@ def kept(
     """The values to keep so that all that are `needed` can be had from them.
 
     Args:
-        free: Inputs that the backward pass has anyway.
+        free: What the backward pass has anyway.
         policy: Says it of each node; None: the cheapest.
     """
     if policy is not None:
@@ -65,6 +65,19 @@ def kept(
 
 _SOURCE: Final = 0
 _SINK: Final = 1
+
+
+def dear_invariants(graph: Graph, same: Collection[Var]) -> set[Var]:
+    """What a loop's steps all compute alike, and what costs more than to read it.
+
+    Args:
+        same: The inputs of a step that are the same in each.
+    """
+    found = set(same)
+    for node in graph.nodes:
+        if found.issuperset(vars_of(node.args)) and not effects(node):
+            found.update(node.results)
+    return {v for v in found if v.node.op is not None and not _is_cheap(v.node)}
 
 
 def _ancestors(needed: Sequence[Var], is_end: Callable[[Var], bool]) -> dict[Var, bool]:

@@ -1,11 +1,13 @@
 """What derivatives of operators keep: seen in the stacks of a loop."""
 
+from functools import reduce
 from typing import Any
 
 import numpy as np
 
 import hopflow as hf
 from hopflow.graph.core import Graph
+from hopflow.testing.meanings import agree
 
 
 def stacks(f: Any, *args: Any) -> list[str]:
@@ -38,6 +40,39 @@ def test_what_is_dear_is_kept_and_invariants_are_not_stacked() -> None:
     w, x = np.ones((4, 4), np.float32), np.ones((5, 4), np.float32)
     # What follows from the product, as large, and the carry that it was made of.
     assert stacks(f, w, x) == ["f32[4]", "f32[4]"]
+
+
+def test_dear_invariants_are_saved_once() -> None:
+    def step(c: Any, v: Any, w: Any) -> Any:
+        return hf.tanh(c * v * hf.sum(hf.exp(w @ w)))
+
+    def f(w: Any, x: Any) -> Any:
+        return hf.sum(hf.scan(lambda c, v: (step(c, v, w), None), x[0], x)[0])
+
+    def unrolled(w: Any, x: Any) -> Any:
+        return hf.sum(reduce(lambda c, v: step(c, v, w), x, x[0]))
+
+    w, x = np.full((4, 4), 0.1, np.float32), np.ones((5, 4), np.float32)
+    assert stacks(f, w, x) == ["f32[4]"]
+    graph = hf.trace(hf.grad(f), w, x, mode="fake").graph
+    assert [n.op.name for n in graph.nodes].count("matmul") == 1  # before the loops
+    for run in (hf.grad(f), hf.jit(hf.grad(f)), hf.jit(hf.grad(f), dynamic=True)):
+        agree(run(w, x), hf.grad(unrolled)(w, hf.asarray(x)))
+
+
+def test_random_bits_are_kept() -> None:
+    def f(x: Any, key: Any) -> Any:
+        def step(c: Any, k: Any) -> Any:
+            return hf.sin(c) * hf.random.uniform(k, (4,)), None
+
+        return hf.sum(hf.scan(step, x, hf.random.split(key, 5))[0])
+
+    args = np.ones(4, np.float32), hf.random.key(0)
+    assert stacks(f, *args) == ["f32[4]", "f32[4]"]
+    graph = hf.trace(hf.grad(f), *args, mode="fake").graph
+    bodies = [loop.params["body"] for loop in graph.nodes_of("scan")]
+    drawn = [[n.op.name for n in b.nodes].count("threefry2x32") for b in bodies]
+    assert drawn == [1, 0]
 
 
 def test_slices_and_captures_are_there_anyway() -> None:
