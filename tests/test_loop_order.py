@@ -259,3 +259,32 @@ def test_a_transposed_matrix_of_unknown_sizes_is_multiplied_where_it_lies() -> N
     np.testing.assert_allclose(np.asarray(jitted(x, y)), x.T @ y, rtol=1e-12)
     assert "call gemm_tn(in" in jitted.loop_ir
     assert "arena" not in jitted.loop_ir
+
+
+# --- small products -------------------------------------------------------------------
+
+
+def test_a_product_with_a_transposed_matrix_goes_along_its_rows() -> None:
+    w, v = some(24, 24), some(24)
+    jitted = hf.jit(lambda w, v: w.T @ hf.cos(v + 1))
+    expected = w.T @ np.cos(v + 1)
+    np.testing.assert_allclose(np.asarray(jitted(w, v)), expected, rtol=1e-12)
+    text = lines(jitted.loop_ir)
+    [product] = [k for k, line in enumerate(text) if "in0[" in line and "*" in line]
+    assert "vector" in text[product - 1]
+    assert "in0[i" in text[product]
+    # What the product reads of the vector, again for each row, was computed before.
+    assert "cos" not in text[product]
+
+
+def test_columns_times_rows_are_added_where_the_sum_lies() -> None:
+    a, b = some(5, 40), some(5, 30)
+
+    def add(total: Any, rows: Any) -> Any:
+        return total + rows[0][:, None] @ rows[1][None], None
+
+    jitted = hf.jit(
+        lambda a, b: hf.scan(add, hf.zeros((40, 30), dtype=float64), (a, b))[0]
+    )
+    np.testing.assert_allclose(np.asarray(jitted(a, b)), a.T @ b, rtol=1e-12)
+    assert jitted.loop_ir.count("in arena") == 1  # the sum

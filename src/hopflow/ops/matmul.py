@@ -10,10 +10,10 @@ from hopflow import dtypes
 from hopflow.bind import Value, bind
 from hopflow.dtypes import DType
 from hopflow.errors import ArgumentTypeError, ArgumentValueError, AxisError, ShapeError
-from hopflow.graph.types import TensorType
+from hopflow.graph.types import TensorType, is_one
 from hopflow.loop_ir import expr
 from hopflow.loop_ir.expr import Expr, Index, extent
-from hopflow.loop_ir.kernels import Kernel, Library, Operand, Reduction
+from hopflow.loop_ir.kernels import Kernel, Library, Operand, Pointwise, Reduction
 from hopflow.ops import batching
 from hopflow.ops.elementwise import multiply
 from hopflow.ops.opdef import OpDef, Sample, convert_to
@@ -82,16 +82,18 @@ def _lower(types: Sequence[TensorType], x: Operand, y: Operand) -> Kernel:
     dtype = types[0].dtype
     sums = dtypes.float32 if dtype.is_float and dtype.bits == 16 else dtype
 
-    def element(at: Index, r: Index) -> tuple[Expr]:
+    def element(at: Index, r: Index) -> Expr:
         *batch, i, j = at
         left, right = x[(*batch, i, r[0])], y[(*batch, r[0], j)]
-        return (expr.mul(expr.cast(left, sums), expr.cast(right, sums)),)
+        return expr.mul(expr.cast(left, sums), expr.cast(right, sums))
 
+    if is_one(k):  # columns times rows, as in the gradient of a matrix
+        return Pointwise(lambda at: expr.cast(element(at, (expr.index(0),)), dtype))
     return Reduction(
         space=(k,),
         init=(expr.const(0, sums),),
         combine="add",
-        element=element,
+        element=lambda at, r: (element(at, r),),
         finish=(lambda _, total: expr.cast(total[0], dtype),),
     )
 
@@ -99,7 +101,8 @@ def _lower(types: Sequence[TensorType], x: Operand, y: Operand) -> Kernel:
 def _for_library(dtype: DType, m: Size, n: Size, k: Size) -> bool:
     sizes = [s if isinstance(s, int) else _TYPICAL for s in (m, n, k)]
     is_dot = sizes[0] == sizes[1] == 1
-    return dtype in BLAS_TYPES and prod(sizes) > _LARGE and not is_dot
+    is_outer = is_one(k)
+    return dtype in BLAS_TYPES and prod(sizes) > _LARGE and not (is_dot or is_outer)
 
 
 def _batch(

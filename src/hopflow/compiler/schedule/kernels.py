@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from hopflow import dtypes
 from hopflow.compiler.schedule.builder import Builder
@@ -43,6 +44,8 @@ from hopflow.loop_ir.walk import nodes, same
 
 CHEAP = 6
 """A pending element of at most this cost may be computed again for each reader."""
+SHORT_ROW = 16
+"""So many sums at least are worth it to read a vector out of order."""
 DEPTH_LIMIT = 40
 """So many nested pending values are stored, to bound recursion and statements."""
 
@@ -176,20 +179,22 @@ class Kernels:
         uses: Sequence[int],
         hints: Sequence[Buffer | None],
     ) -> list[Slot]:
+        space = prod(
+            n if isinstance(n, int) else 64 for n in (*types[0].shape, *kernel.space)
+        )
         for slot in operands:
-            space = 1
-            for n in (*types[0].shape, *kernel.space):
-                space *= n if isinstance(n, int) else 64
             size = static_size(slot.type)
-            if _is_dear(slot) and (size is None or space > size):
+            again = 1 if size is None else space // max(size, 1) - 1
+            if isinstance(slot.place, Pending) and slot.place.cost * again > CHEAP:
                 self.b.settle(slot)
         if all(is_small(t) for t in types):
             return self._reduce_to_registers(kernel, types, uses)
         targets = [
             hint or self.b.temporary(t) for hint, t in zip(hints, types, strict=True)
         ]
-        if self._reduces_rows(kernel, types[0]):
-            self._reduce_rows(kernel, types[0], targets[0])
+        axis = _last_axis(types[0])
+        if self._reduces_rows(kernel, types[0], axis):
+            self._reduce_rows(kernel, types[0], axis, targets[0])
         else:
 
             def row(at: Index) -> None:
@@ -235,24 +240,29 @@ class Kernels:
         totals = tuple(map(e.read, accumulators))
         return [finish(at, totals) for finish in kernel.finish]
 
-    def _reduces_rows(self, kernel: Reduction, type_: TensorType) -> bool:
-        """Whether memory runs along the last axis of the result, not of the space."""
-        if not isinstance(kernel.combine, str) or type_.ndim == 0 or not kernel.space:
-            return False
-        last = type_.shape[-1]
-        if isinstance(last, int) and last < 4:
+    def _reduces_rows(self, kernel: Reduction, type_: TensorType, axis: int) -> bool:
+        """Whether memory runs along `axis` of the result, not along the space."""
+        if not isinstance(kernel.combine, str) or axis < 0 or not kernel.space:
             return False
         at = self.b.probe(type_.ndim + len(kernel.space))
-        i, r = at[: type_.ndim], at[type_.ndim :]
-        along_result = along_space = False
-        for node in nodes(kernel.element(i, r)[0]):
+        i, r = at[axis], at[-1]
+        along_result = along_space = shared = False
+        for node in nodes(kernel.element(at[: type_.ndim], at[type_.ndim :])[0]):
             if node.op == "load" and node.args:
-                names = {id(x) for x in nodes(node.args[-1])}
-                along_result |= id(i[-1]) in names
-                along_space |= id(r[-1]) in names
+                runs = {id(x) for x in nodes(node.args[-1])}
+                if all(x is not i for x in nodes(*node.args)):
+                    shared |= id(r) in runs  # one element for the whole row
+                else:
+                    along_result |= id(i) in runs
+                    along_space |= id(r) in runs
+        n = type_.shape[axis]
+        if isinstance(n, int) and n < (SHORT_ROW if shared else 4):
+            return False
         return along_result and not along_space
 
-    def _reduce_rows(self, kernel: Reduction, type_: TensorType, out: Buffer) -> None:
+    def _reduce_rows(
+        self, kernel: Reduction, type_: TensorType, axis: int, out: Buffer
+    ) -> None:
         """Accumulate whole rows of the result, so that vectors run along memory."""
         assert isinstance(kernel.combine, str)
         combine, [init] = kernel.combine, kernel.init
@@ -262,7 +272,7 @@ class Kernels:
             if is_direct
             else self.b.temporary(TensorType(init.dtype, type_.shape), "sums")
         )
-        *outer_shape, last = type_.shape
+        outer_shape, row = type_.shape[:axis], type_.shape[axis:]
 
         def outer(at: Index) -> None:
             def clear(j: Index) -> None:
@@ -274,18 +284,18 @@ class Kernels:
                     old, new = e.load(sums, i), kernel.element(i, r)[0]
                     self.b.add(Store(sums, i, e.binary(combine, old, new)))
 
-                self.b.nest((last,), add)
+                self.b.nest(row, add)
 
             def finish(j: Index) -> None:
                 i = (*at, *j)
                 value = kernel.finish[0](i, (e.load(sums, i),))
                 self.b.add(Store(out, i, value))
 
-            self.b.nest((last,), clear)
+            self.b.nest(row, clear)
             self.b.nest(kernel.space, accumulate, independent=False)
             probe = e.const(0, init.dtype)
             if not is_direct or kernel.finish[0](at, (probe,)) is not probe:
-                self.b.nest((last,), finish)
+                self.b.nest(row, finish)
 
         self.b.nest(outer_shape, outer)
 
@@ -534,6 +544,12 @@ def _is_shift(position: Expr, var: Expr) -> bool:
 
 def _is_dear(slot: Slot) -> bool:
     return isinstance(slot.place, Pending) and slot.place.cost > CHEAP
+
+
+def _last_axis(type_: TensorType) -> int:
+    """The last axis of more than one element, or -1."""
+    axes = [a for a, n in enumerate(type_.shape) if not is_one(n)]
+    return axes[-1] if axes else -1
 
 
 def _is_larger(result: TensorType, operand: TensorType) -> bool:
