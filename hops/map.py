@@ -4,7 +4,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, final
 
 from hopflow import pytree
+from hopflow.batching.api import vmap
 from hopflow.bind import Operand, Value, bind, slots
+from hopflow.errors import ArgumentValueError
 from hopflow.graph.core import Graph, Node
 from hopflow.graph.regions import Port, Region, Role, Signature, roles
 from hopflow.graph.regions import result_types as bound_result_types
@@ -33,6 +35,10 @@ from hopflow.hops.loops import (
 )
 from hopflow.hops.scan import transpose_scan
 from hopflow.loop_ir.kernels import CountedLoop
+from hopflow.ops.joining import concat
+from hopflow.ops.manipulation import reshape
+from hopflow.ops.rules import as_integer
+from hopflow.pytree import Spec
 from hopflow.symbolic.size import Size
 from hopflow.zeros import Tangent
 
@@ -170,7 +176,13 @@ def _each_example(
 slots.each_example = _each_example
 
 
-def map_(f: Callable[..., Any], xs: Any, *args: Any, dim: int = 0) -> Any:
+def map_(
+    f: Callable[..., Any],
+    xs: Any,
+    *args: Any,
+    dim: int = 0,
+    batch_size: int | None = None,
+) -> Any:
     """`f(x, *args)` for each slice `x` of `xs`, the results stacked along axis 0.
 
     Args:
@@ -180,11 +192,48 @@ def map_(f: Callable[..., Any], xs: Any, *args: Any, dim: int = 0) -> Any:
             its structure, and leaves T[*s, *t].
         args: Pytrees of tensors and numbers, the same in each call.
         dim: The axis of which slices are taken.
+        batch_size: How many slices are computed at once, as `hf.vmap` does; the last
+            ones may be fewer. None: each by itself.
 
     Raises:
+        ArgumentTypeError, ArgumentValueError: `batch_size` is no positive int.
         LengthError: the leaves of `xs` have different numbers of slices, or there is
             none.
         MutationError: `f` writes to what it closes over.
         ResultTypeError: `f` returns what is no tensor or number.
     """
-    return MAP(f, xs, args, dim)
+    if batch_size is None:
+        return MAP(f, xs, args, dim)
+    size = as_integer("map", "batch_size", batch_size)
+    if size < 1:
+        raise ArgumentValueError(f"map: `batch_size` must be positive, and is {size}.")
+    require_callable("map", "f", f)
+    leaves, spec, length = flatten_stacks("map", xs, None, dim)
+    return _in_batches(f, [as_value(x) for x in leaves], spec, args, length, size)
+
+
+def _in_batches(
+    f: Callable[..., Any],
+    leaves: Sequence[Value],
+    spec: Spec,
+    args: tuple[Any, ...],
+    length: Size,
+    size: int,
+) -> Any:
+    """`f` of all slices along axis 0, `size` of them at once."""
+
+    def one(elements: Sequence[Any], *rest: Any) -> Any:
+        return f(pytree.unflatten(spec, elements), *rest)
+
+    several = vmap(one, (0, *[None] * len(args)))
+    count = length // size
+    if isinstance(count, int) and count == 0:
+        return several(leaves, *args)
+    full = count * size
+    batches = [reshape(x[:full], (count, size, *x.shape[1:])) for x in leaves]
+    rows = MAP(several, batches, args, 0)
+    found = pytree.tree_map(lambda y: reshape(y, (full, *y.shape[2:])), rows)
+    if isinstance(length, int) and full == length:
+        return found
+    last = several([x[full:] for x in leaves], *args)
+    return pytree.tree_map(lambda y, z: concat([y, z]), found, last)

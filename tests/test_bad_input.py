@@ -204,7 +204,7 @@ CALLS: Final[dict[str, Good]] = {
     "vmap": _good(_same, in_dims=0, out_dims=0),
     "linspace": _good(0.0, 1.0, 5, dtype="float32", device="cpu", endpoint=False),
     "logical_not": _good(BOOLS),
-    "map": _good(_same, X, V, dim=0),
+    "map": _good(_same, X, V, dim=0, batch_size=2),
     "matmul": _good(X, V),
     "meshgrid": _good(V, V, indexing="ij"),
     "moveaxis": _good(X, 0, 1),

@@ -9,6 +9,7 @@ import hopflow
 from hopflow.bind import bind
 from hopflow.errors import (
     ArgumentTypeError,
+    ArgumentValueError,
     ElementTypeError,
     GraphError,
     LengthError,
@@ -49,6 +50,44 @@ def test_map_stacks_the_results_along_axis_0(run: Any, dim: int) -> None:
 
     rows = np.moveaxis(X, dim, 0)
     agree(run(f, hf.asarray(X)), (rows.sum(1), {"r": rows[:, ::-1], "n": None}))
+
+
+@each_meaning
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 9])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_map_may_compute_several_slices_at_once(run: Any, size: int, dim: int) -> None:
+    def f(x: Any, w: Any) -> Any:
+        def each(row: Any, scale: Any, k: Any) -> Any:
+            steps = hf.astype(row["x"][0] > 0, hf.int32) * 2
+            last = hf.fori_loop(0, steps, lambda i, y: y * scale + w, row["x"])
+            return last, {"k": k, "n": None}
+
+        return hf.map(each, {"x": x}, w * 2, 3, dim=dim, batch_size=size)
+
+    rows, w = np.moveaxis(X, dim, 0), np.float32(0.5)
+    want = np.where(rows[:, :1] > 0, rows + 2 * w, rows)
+    agree(
+        run(f, hf.asarray(X), hf.asarray(w)),
+        (want, {"k": np.full(len(rows), 3), "n": None}),
+    )
+
+
+@pytest.mark.parametrize("n", [0, 1, 5, 6])
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_batches_of_a_map_of_any_length(n: int, dynamic: Any) -> None:
+    def f(x: Any) -> Any:
+        return hf.map(lambda row: (hf.sum(row), row[:1]), x, batch_size=3)
+
+    x = hf.reshape(hf.arange(2.0 * n), (n, 2))
+    agree(hf.jit(f, dynamic=dynamic)(x), (hf.sum(x, axis=1), x[:, :1]))
+
+
+@pytest.mark.parametrize(
+    ("size", "error"), [(0, ArgumentValueError), (1.5, ArgumentTypeError)]
+)
+def test_a_batch_size_is_a_positive_int(size: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="`batch_size` must be"):
+        hf.map(lambda x: x, hf.ones(3), batch_size=size)
 
 
 @each_meaning
