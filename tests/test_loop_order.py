@@ -182,6 +182,81 @@ def test_a_product_within_a_loop_in_a_map_moves_out_of_the_inner_loop() -> None:
     np.testing.assert_allclose(np.asarray(sums), expected, rtol=1e-10)
 
 
+# --- products after the loop ----------------------------------------------------------
+
+
+def outer_sums(xs: Any, ys: Any, start: Any) -> Any:
+    """The sum of `x^T @ y`, of what each step makes of its slices."""
+
+    def step(c: Any, row: Any) -> Any:
+        total, h = c
+        x, y = row
+        h = hf.tanh(h + y)
+        return (total + x.T @ h, h), None
+
+    return hf.scan(step, (start, ys[0] * 0), (xs, ys))[0]
+
+
+def products(text: str) -> tuple[int, int]:
+    """How many stand in the loop, and how many after it."""
+    all_ = [line for line in text.splitlines() if "call gemm" in line]
+    inside = sum(line.startswith("        ") for line in all_)
+    return inside, len(all_) - inside
+
+
+@pytest.mark.parametrize("length", [20, 2])
+@pytest.mark.parametrize("rows", [1, 8])
+def test_products_that_each_step_adds_are_one_product(length: int, rows: int) -> None:
+    xs, ys, start = some(length, rows, 64), some(length, rows, 80) * 0.1, some(64, 80)
+    run = hf.jit(outer_sums)
+    total, last = run(xs, ys, start)
+    h, expected = np.zeros((rows, 80)), start.copy()
+    for x, y in zip(xs, ys, strict=True):
+        h = np.tanh(h + y)
+        expected += x.T @ h
+    np.testing.assert_allclose(np.asarray(total), expected, rtol=1e-10)
+    np.testing.assert_allclose(np.asarray(last), h, rtol=1e-10)
+    assert products(run.loop_ir) == (0, 1)
+
+
+def test_products_that_each_step_adds_where_only_a_run_knows_how_many() -> None:
+    run = hf.jit(outer_sums, dynamic=({0: True}, {0: True}, None))
+    for length in (20, 33, 1):
+        args = some(length, 8, 64), some(length, 8, 80) * 0.1, some(64, 80)
+        for got, expected in zip(run(*args), hf.jit(outer_sums)(*args), strict=True):
+            np.testing.assert_allclose(np.asarray(got), np.asarray(expected))
+    assert products(run.loop_ir) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda c, x: (c + x.T @ x, c[0]),  # the step needs the sum
+        lambda c, x: (c * 0.5 + x.T @ x, None),
+        lambda c, x: (c + (x.T @ x) * 2, None),
+    ],
+)
+def test_other_sums_stay_in_the_loop(step: Any) -> None:
+    xs, start = some(20, 2, 64), some(64, 64)
+    run = hf.jit(lambda xs, c: hf.scan(step, c, xs)[0])
+    total = start
+    for x in xs:
+        total = np.asarray(step(hf.asarray(total), hf.asarray(x))[0])
+    np.testing.assert_allclose(np.asarray(run(xs, start)), total, rtol=1e-10)
+    assert products(run.loop_ir) == (1, 0)
+
+
+def test_the_gradient_of_a_recurrent_network_multiplies_all_steps_at_once() -> None:
+    def loss(xs: Any, w: Any, u: Any) -> Any:
+        return hf.sum(recurrent(xs, w, u)[1][0] ** 2)
+
+    args = some(20, 64), some(64, 80), some(80, 80) * 0.1
+    run = hf.jit(hf.grad(loss, (1, 2)))
+    for got, expected in zip(run(*args), hf.grad(loss, (1, 2))(*args), strict=True):
+        np.testing.assert_allclose(np.asarray(got), np.asarray(expected), rtol=1e-9)
+    assert products(run.loop_ir) == (2, 3)  # forward and back; and before, after
+
+
 # --- the products themselves ----------------------------------------------------------
 
 

@@ -471,12 +471,18 @@ class Tracer(Numbers):
         return graph
 
     def join(self) -> None:
-        """Order the inputs: symbols, operands, captures."""
+        """Order the inputs: symbols, operands, captures; and tell their names apart."""
         self.graph.inputs = [
             *(v for v in self.symbols.values() if v.node.section == "symbol"),
             *(v for v in self.graph.inputs if v.node.section == "operand"),
             *(v for v in self.graph.inputs if v.node.section == "capture"),
         ]
+        taken: set[str] = set()
+        for var in self.graph.inputs:
+            base, number = var.node.name, 1
+            while var.node.name in taken:
+                var.node.name, number = f"{base}_{number}", number + 1
+            taken.add(var.node.name)
 
 
 def _note_line(error: HopflowError) -> None:

@@ -10,12 +10,14 @@ from hopflow.compiler.passes.expand import expand_inlines
 from hopflow.compiler.passes.invariant_carries import make_carries_invariant
 from hopflow.compiler.passes.own_symbols import own_symbols
 from hopflow.compiler.passes.stack_products import stack_products
+from hopflow.compiler.passes.sum_products import sum_products
 from hopflow.graph.core import Graph
 
 PASSES: tuple[Callable[[Graph], Graph], ...] = (
     expand_inlines,
     make_carries_invariant,
     stack_products,
+    sum_products,
     drop_dead_results,
     own_symbols,
 )

@@ -10,9 +10,9 @@ from typing import Any, Final
 from hopflow.graph.core import Arg, Graph, Node, Var
 from hopflow.graph.regions import Region, Role, has_regions, signature_of
 from hopflow.graph.rewriting import replace_uses
-from hopflow.graph.types import TensorType
+from hopflow.graph.types import TensorType, is_one
 from hopflow.ops.matmul import matmul_op
-from hopflow.ops.views import reshape
+from hopflow.ops.views import reshape, transpose
 from hopflow.symbolic.size import Size
 
 FEW: Final = 4
@@ -45,8 +45,8 @@ def _move_out(graph: Graph, at: int, node: Node) -> int:
     [region] = signature_of(node).regions
     for inner in filter(has_few_rows, list(region.graph.nodes)):
         [region] = signature_of(node).regions  # each product adds a slice
-        xs = _outside(node, region, _source(inner.args[0]), "slice")
-        ys = _outside(node, region, inner.args[1], "invariant")
+        xs = outside(node, region, source_of(inner.args[0]), "slice")
+        ys = outside(node, region, inner.args[1], "invariant")
         if xs is None or ys is None or not _fits(inner, xs.type.shape[0], ys.type):
             continue
         place = at + len(graph.nodes) - before
@@ -56,7 +56,7 @@ def _move_out(graph: Graph, at: int, node: Node) -> int:
     return len(graph.nodes) - before
 
 
-def _outside(node: Node, region: Region, value: Arg, role: Role) -> Arg | None:
+def outside(node: Node, region: Region, value: Arg, role: Role) -> Arg | None:
     """The arg of a loop that an input of this role is of."""
     for var, port in zip(region.graph.inputs, region.inputs, strict=True):
         if var is value and port.role == role and port.at is not None:
@@ -64,11 +64,18 @@ def _outside(node: Node, region: Region, value: Arg, role: Role) -> Arg | None:
     return None
 
 
-def _source(arg: Arg) -> Arg:
-    """What `arg` is but for its shape."""
-    while isinstance(arg, Var) and arg.node.op is reshape:
+def source_of(arg: Arg) -> Arg:
+    """What `arg` is but for its shape: the same elements in the same order."""
+    while isinstance(arg, Var) and (arg.node.op is reshape or _turns_a_row(arg.node)):
         arg = arg.node.args[0]
     return arg
+
+
+def _turns_a_row(node: Node) -> bool:
+    """Whether the node transposes a matrix of one row or column."""
+    if node.op is not transpose:
+        return False
+    return sum(not is_one(n) for n in node.results[0].type.shape) <= 1
 
 
 def has_few_rows(product: Node) -> bool:
@@ -86,35 +93,42 @@ def _fits(product: Node, length: Size, matrix: TensorType) -> bool:
     if all(isinstance(n, int) for n in (length, rows, columns)):
         size = length * rows * columns * matrix.dtype.itemsize
         return bool(size <= LARGEST)
-    narrow, wide = _in_the_trace(inner), _in_the_trace(columns)
+    narrow, wide = in_the_trace(inner), in_the_trace(columns)
     return narrow is not None and wide is not None and wide <= WIDEST * narrow
 
 
-def _in_the_trace(size: Size) -> float | None:
+def in_the_trace(size: Size) -> float | None:
     """What a size was in the call that was traced; None: that is not known."""
     return size if isinstance(size, int) else size.hint
+
+
+class Inserter:
+    """Puts nodes into a graph from position `at` on, with the line of `like`."""
+
+    def __init__(self, graph: Graph, at: int, like: Node) -> None:
+        self.graph, self.at, self.like = graph, at, like
+
+    def __call__(self, op: Any, *args: Arg, **params: Any) -> Var:
+        """Insert one node; its result."""
+        [type_] = op.result_types([a.type for a in args], params)
+        node = Node("call_function", op, args, params, line=self.like.line)
+        node.results = (Var(node, 0, type_),)
+        node.meta.update(self.like.meta)
+        self.graph.nodes.insert(self.at, node)
+        self.at += 1
+        return node.results[0]
+
+    def reshape(self, arg: Arg, *shape: Size) -> Var:
+        return self(reshape, arg, shape=shape)
 
 
 def _product(graph: Graph, at: int, like: Node, xs: Arg, matrix: Arg) -> Var:
     """Insert the product of all slices: [length, *, n]."""
     length, rows = xs.type.shape[0], like.args[0].type.shape[0]
     inner, columns = matrix.type.shape
-
-    def insert(op: Any, args: tuple[Arg, ...], *shape: Any, **params: Any) -> Var:
-        nonlocal at
-        type_ = TensorType(like.results[0].type.dtype, shape, like.results[0].type.weak)
-        node = Node("call_function", op, args, params, line=like.line)
-        node.results = (Var(node, 0, type_),)
-        node.meta.update(like.meta)
-        graph.nodes.insert(at, node)
-        at += 1
-        return node.results[0]
-
-    flat = (length * rows, inner)
-    left = insert(reshape, (xs,), *flat, shape=flat)
-    product = insert(matmul_op, (left, matrix), length * rows, columns)
-    stacked = (length, rows, columns)
-    return insert(reshape, (product,), *stacked, shape=stacked)
+    insert = Inserter(graph, at, like)
+    left = insert.reshape(xs, length * rows, inner)
+    return insert.reshape(insert(matmul_op, left, matrix), length, rows, columns)
 
 
 def _add_slice(node: Node, stack: Var, type_: TensorType) -> Var:

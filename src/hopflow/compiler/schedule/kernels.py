@@ -506,16 +506,15 @@ class Kernels:
         if element.op != "load" or element.attr.strides is not None:
             return None
         own = [(p, self.b.extent(n)) for p, n in axes if not is_one(n)]
-        found = list(zip(element.args, element.attr.shape, strict=True))
-        while found and found[-1][1].is_const and found[-1][1].attr == 1:
-            found.pop()
-        split = len(found) - len(own)
-        prefix = element.args[: max(split, 0)]
-        if split < 0 or any(node is i or node is j for node in nodes(*prefix)):
+        found = _merged(element.args, element.attr.shape)
+        rest = found[len(found) - len(own) :]
+        before = [x for x, _, _ in found[: len(found) - len(own)]]
+        if len(rest) < len(own) or any(n is i or n is j for n in nodes(*before)):
             return None
+        prefix = element.args[: rest[0][2]] if rest else element.args
         for order in (own, own[::-1]):
-            pairs = zip(found[split:], order, strict=True)
-            if all(x is p and same(extent, n) for (x, extent), (p, n) in pairs):
+            pairs = zip(rest, order, strict=True)
+            if all(x is p and same(extent, n) for (x, extent, _), (p, n) in pairs):
                 return Ref(element.attr, prefix), order is not own
         return None
 
@@ -529,6 +528,23 @@ class Kernels:
         if not isinstance(place, Registers) and slot.home is self.b.statements:
             self.b.move(slot, Stored(place.type, buffer))
         return buffer, ()
+
+
+def _merged(at: Index, shape: Sequence[Expr]) -> list[tuple[Expr, Expr, int]]:
+    """The index into a dense array, with axes merged that one position was split over,
+    and without axes of size 1: the position, the size, and the first axis of each."""
+    found: list[tuple[Expr, Expr, int]] = []
+    for axis, (x, extent) in enumerate(zip(at, shape, strict=True)):
+        if extent.is_const and extent.attr == 1:
+            continue
+        if found and x.op == "rem" and found[-1][0].op == "div":
+            before, size, first = found[-1]
+            (p, n), (q, m) = before.args, x.args
+            if p is q and same(n, extent) and same(m, extent):
+                found[-1] = p, e.mul(size, extent), first
+                continue
+        found.append((x, extent, axis))
+    return found
 
 
 def _is_shift(position: Expr, var: Expr) -> bool:
