@@ -424,11 +424,23 @@ class Pullback(HigherOrderOp):
         """It stands in linear graphs alone, which are transposed before they run."""
         raise GraphError(f"{self.name}: it is there to be transposed, and never runs.")
 
-    debug: Any = _never
     functionalize: Any = _never
-    lower: Any = _never
     signature: Any = _never
     with_roles: Any = _never
+
+    def lower(self, *_args: Any, pullback: _Pullback) -> Any:
+        raise _no_tangents(pullback.use.function.fun)
+
+    debug: Any = lower
+
+    def _refuse(self, *args: Any) -> Any:
+        """What takes a node's params last."""
+        raise _no_tangents(args[-1]["pullback"].use.function.fun)
+
+    run_eager: Any = _refuse
+    batch: Any = _refuse
+    jvp: Any = _refuse
+    linearize: Any = _refuse
 
     def infer(self, *types: Any, pullback: _Pullback) -> tuple[TensorType, ...]:
         return tuple(t.strong() for t in pullback.results if is_differentiable(t))
@@ -449,11 +461,6 @@ class Pullback(HigherOrderOp):
             *(ct if isinstance(o, Unknown) else None for ct, o in wanted),
             *[None] * len(residuals),
         ]
-
-    def run_eager(
-        self, args: Sequence[Operand], params: dict[str, Any]
-    ) -> tuple[Value, ...]:
-        raise _no_tangents(params["pullback"].use.function.fun)
 
     def format_sections(self, node: Node) -> list[tuple[Arg, ...]]:
         return [(), (), tuple(node.args), ()]

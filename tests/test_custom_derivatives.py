@@ -112,6 +112,29 @@ def test_forward_mode() -> None:
         push(1.0, 0.0)
 
 
+def in_its_own_rule() -> Any:
+    f = VJP(lambda x: 2 * hf.sin(x))
+    f.defvjp(lambda x: (f(x), x), lambda x, ct: (ct * 2 * hf.cos(x),))
+    return f
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        lambda f, x: hf.hessian(f)(x),
+        lambda f, x: hf.jit(hf.hessian(lambda x: hf.vmap(f)(hf.stack([x]))[0]))(x),
+        lambda f, x: hf.jvp(lambda x: hf.linearize(f, x)[1](x), (x,), (x,)),
+        lambda f, x: hf.vmap(lambda x: hf.linearize(f, x)[1](x))(hf.stack([x])),
+        lambda f, x: hf.jit(lambda x: hf.linearize(f, x)[1](x))(x),
+    ],
+)
+def test_a_function_with_reverse_rules_may_not_be_pushed_through(second: Any) -> None:
+    f, x = in_its_own_rule(), hf.asarray(0.5)
+    assert hf.jacrev(hf.jacrev(f))(x).item() == pytest.approx(-2 * np.sin(0.5))
+    with pytest.raises(DerivativeError, match="has rules for reverse"):
+        second(f, x)
+
+
 def test_python_may_look_at_values() -> None:
     f = JVP(lambda x: x if x > 0 else -x)
     f.defjvp(lambda p, t: (f(*p), t[0] if p[0] > 0 else 5 * t[0]))

@@ -112,6 +112,14 @@ def positions() -> Iterator[tuple[str, Case]]:
                 (1.0, 2.0, 3.0, 4.0, 5.0, 1.0, 1.0, 3.0),
             ),
         )
+    yield (
+        "at mul",  # (JAX has no derivative for an element written twice.)
+        (
+            lambda x: x.at[INDICES[1:]].mul(x[5:7]),
+            lambda x: x.at[INDICES[1:]].mul(x[5:7], unique_indices=True),
+            ((1.0, 2.0, 0.0, 4.0, 5.0, 0.0, 3.0, 3.0),),
+        ),
+    )
     ids = np.array([0, 5, 1, 0])
     yield (
         "segment_sum",

@@ -11,7 +11,7 @@ from hopflow import dtypes
 from hopflow.bind import Operand as Argument
 from hopflow.bind import Value, bind
 from hopflow.dtypes import DTypeLike
-from hopflow.errors import DerivativeError, ShapeError
+from hopflow.errors import ShapeError
 from hopflow.graph.core import Constant
 from hopflow.graph.types import Shape, TensorType
 from hopflow.loop_ir import expr
@@ -20,7 +20,7 @@ from hopflow.loop_ir.kernels import Operand, Scatter
 from hopflow.ops import batching, scalar
 from hopflow.ops.convert import apply, as_value, astype
 from hopflow.ops.creation import fill, positions, sizes_of, zeros
-from hopflow.ops.elementwise import divide, multiply
+from hopflow.ops.elementwise import divide, multiply, subtract
 from hopflow.ops.gather import (
     TRAP,
     Layout,
@@ -225,12 +225,11 @@ def _jvp(
     if combine in ("set", "add"):
         return (apply(op, t, u, *indices, combine=combine, **place),)
     if combine == "mul":
-        if isinstance(tangents[1], Value):
-            raise DerivativeError(
-                f'{name}: combined by "mul", it has no derivative in what is written. '
-                "Multiply the elements read, and write the products."
-            )
-        return (apply(op, t, update, *indices, combine=combine, **place),)
+        kept = apply(op, t, update, *indices, combine=combine, **place)
+        if not isinstance(tangents[1], Value):
+            return (kept,)
+        parts = multiply(u, _other_factors(op, base, update, indices, **place))
+        return (apply(op, kept, parts, *indices, combine="add", **place),)
     # The mean of the tangents of all that are the extremum.
     own = _read(op, out, update, indices, **place)
     pairs = ((as_value(base), out), (as_value(update), own))
@@ -240,6 +239,29 @@ def _jvp(
         apply(op, *v, *indices, combine="add", **place) for v in (weighted, hits)
     )
     return (divide(total, count),)
+
+
+def _other_factors(
+    op: OpDef, base: Any, update: Any, indices: Sequence[Any], **place: Any
+) -> Value:
+    """What each element of `update` is multiplied by: the old value, and the other
+    updates of the same element."""
+    base, update = as_value(base), as_value(update)
+    is_zero = equal(update, 0)
+
+    def total(start: Any, parts: Any, combine: Combine) -> Any:
+        found = apply(op, start, parts, *indices, combine=combine, **place)
+        return _read(op, found, update, indices, **place)
+
+    def others(parts: Any) -> Any:
+        return subtract(total(zeros_of(base), parts, "add"), parts)
+
+    factors = where(is_zero, 1.0, update)
+    quotient = divide(total(base, factors, "mul"), factors)
+    zeros = others(astype(is_zero, base.dtype))
+    # One zero has a tangent, for second derivatives; a product of two has none.
+    zero = where(equal(zeros, 1), others(where(is_zero, update, 0.0)), 0.0)
+    return where(equal(zeros, 0), quotient, multiply(quotient, zero))
 
 
 def _transpose(
