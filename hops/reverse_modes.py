@@ -26,13 +26,23 @@ from hopflow.graph.interpreter import interpret
 from hopflow.graph.regions import Port, Region, Role, Signature, roles
 from hopflow.graph.types import TensorType
 from hopflow.hops.base import HigherOrderOp, numbered, split_args
+from hopflow.hops.checkpoint import checkpoint
+from hopflow.hops.cond import cond
 from hopflow.hops.loops import empty_stacks, read_row, stacked_types, write_row
-from hopflow.hops.scan import SCAN
-from hopflow.hops.while_loop import COUNTER, WHILE, Checkpoint, While, while_loop
+from hopflow.hops.scan import SCAN, scan
+from hopflow.hops.while_loop import (
+    COUNTER,
+    WHILE,
+    Checkpoint,
+    While,
+    limit_message,
+    while_loop,
+)
 from hopflow.loop_ir.kernels import Inline
 from hopflow.ops.batching import in_batch
+from hopflow.ops.check import Message, check_op
 from hopflow.ops.convert import as_value, astype
-from hopflow.ops.elementwise import add, minimum
+from hopflow.ops.elementwise import add, logical_not, minimum
 from hopflow.ops.math import sqrt
 from hopflow.ops.views import moved
 from hopflow.symbolic.env import ShapeEnv
@@ -212,7 +222,8 @@ class _LoopDerivative(HigherOrderOp):
         tangents: Sequence[Tangent],
         params: dict[str, Any],
     ) -> tuple[Sequence[Value], Sequence[Tangent]]:
-        return _derivative(self.meaning, operands, tangents, params, None)
+        graph = _graph(self.meaning, operands, params)
+        return _derivative(graph, operands, tangents, None)
 
     def linearize(
         self,
@@ -221,7 +232,8 @@ class _LoopDerivative(HigherOrderOp):
         params: dict[str, Any],
     ) -> tuple[Sequence[Value], Callable[[Sequence[Tangent]], Sequence[Tangent]]]:
         linear = next(t.tracer for t in tangents if isinstance(t, TracedTensor))
-        values, found = _derivative(self.in_reverse, operands, tangents, params, linear)
+        graph = _graph(self.in_reverse, operands, params)
+        values, found = _derivative(graph, operands, tangents, linear)
         return values, lambda _: found
 
     def signature(self, node: Node) -> Signature:
@@ -268,14 +280,12 @@ def _graph(
 
 
 def _derivative(
-    meaning: Callable[[_Loop, int | None], Sequence[Value]],
+    graph: Graph,
     operands: Sequence[Operand],
     tangents: Sequence[Tangent],
-    params: dict[str, Any],
     linear: Interpreter | None,
 ) -> tuple[list[Value], list[Tangent]]:
-    """The results of a node and their tangents; `linear`: see `run_graph`."""
-    graph = _graph(meaning, operands, params)
+    """The results of what a node means, and their tangents; see `run_graph`."""
     first = len(graph.symbols)
     duals = [Dual(o, t) for o, t in zip(operands, tangents, strict=True)]
     found = run_graph(graph, operands[:first], duals[first:], linear)
@@ -445,14 +455,58 @@ def _stride(steps: Any, free: Any) -> Any:
 _FIRST: Final = Constant(0, COUNTER)
 
 
+# --- with a bound on the steps --------------------------------------------------------
+
+
+def _bounded(test: Graph, body: Graph, most: int, *, again: bool) -> Graph:
+    """The loop as a scan of `most` steps, of which those past the end do nothing.
+
+    Args:
+        again: Whether the backward pass makes all of a step again from the carry.
+    """
+    tracer = Tracer(None, "while_loop", env=ShapeEnv(user_line))
+    symbols = [v.node.symbol for v in body.symbols if v.node.symbol is not None]
+    known = [TracedTensor(tracer, tracer.define(s)) for s in symbols]
+    carry = [tracer.operand(v.type, v.node.name) for v in body.operands]
+    captures = [tracer.operand(v.type, v.node.name) for v in body.captures]
+
+    def run(graph: Graph, carry: Sequence[Any]) -> list[Any]:
+        found = interpret(graph, [*known, *carry, *captures], bind_again)
+        return list(map(as_value, found))
+
+    def taken(carry: Sequence[Any]) -> Any:
+        following = run(body, carry)
+        return *run(test, following), following
+
+    step = checkpoint(taken) if again else taken
+
+    def step_or_stay(state: Any, _: Any) -> Any:
+        goes_on, carry = state
+        return cond(goes_on, lambda: step(carry), lambda: (False, carry)), None
+
+    with using(tracer):
+        first = (*run(test, carry), carry)
+        (goes_on, last), _ = scan(step_or_stay, first, length=most)
+        limit = {"message": Message(limit_message("while_loop", most)), "limit": True}
+        bind(check_op, [logical_not(goes_on)], limit)
+    return tracer.close(last)
+
+
 # --- the mode -------------------------------------------------------------------------
 
 
 def linearize(
     operands: Sequence[Operand], tangents: Sequence[Tangent], params: dict[str, Any]
 ) -> tuple[Sequence[Value], Callable[[Sequence[Tangent]], list[Tangent]]]:
-    """The results of a `while_loop` that keeps few carries, and its derivative."""
+    """The results of a `while_loop`, and its derivative: of one that keeps few carries,
+    or whose steps are bounded."""
     body, mode = params["body"], params["reverse_mode"]
+    if mode in ("save", "recompute"):
+        most = params["max_steps"]
+        graph = _bounded(params["test"], body, most, again=mode == "recompute")
+        linear = next(t.tracer for t in tangents if isinstance(t, TracedTensor))
+        bounded, pushed = _derivative(graph, operands, tangents, linear)
+        return bounded, lambda _: pushed
     first, count = len(body.symbols), params["num_carry"]
     steps, *values = WHILE.counted(operands, params)
     args, results = reached(WHILE, operands, tangents, params)
@@ -479,4 +533,4 @@ def linearize(
     return values, derivative
 
 
-While.checkpointed = staticmethod(linearize)
+While.linearize_within = staticmethod(linearize)

@@ -93,7 +93,7 @@ class While(HigherOrderOp):
 
     # Filled by `hops.scan` and `hops.reverse_modes`, which stand above.
     scan: ClassVar[HigherOrderOp]
-    checkpointed: ClassVar[Callable[..., Any]]
+    linearize_within: ClassVar[Callable[..., Any]]  # bounded memory
 
     name = "while_loop"
 
@@ -235,10 +235,7 @@ class While(HigherOrderOp):
         steps = 0
         while truth(test(*carry)[0]):
             if steps == max_steps:
-                raise LoopLimitError(
-                    f"{self.name}: `max_steps` = {max_steps} steps were taken and the "
-                    "condition still holds. Raise `max_steps`, or check the condition."
-                )
+                raise LoopLimitError(limit_message(self.name, max_steps))
             carry = tuple(body(*carry))
             steps += 1
         return carry
@@ -292,8 +289,10 @@ class While(HigherOrderOp):
         params: dict[str, Any],
     ) -> Any:
         """The loop counts its steps; then it is a scan of as many."""
-        if params["reverse_mode"] not in ("save", "recompute"):
-            return self.checkpointed(operands, tangents, params)
+        bounded = params["max_steps"] is not None
+        if bounded or params["reverse_mode"] not in ("save", "recompute"):
+            self._check_differentiable(operands, params)
+            return self.linearize_within(operands, tangents, params)
         steps, *_ = self.counted(operands, params)
         known = {
             "body": params["body"],
@@ -341,6 +340,13 @@ _TRAP: Final = frozenset(["trap"])
 
 WHILE = While()
 COUNTER: Final = TensorType(dtypes.int64)
+
+
+def limit_message(where: str, max_steps: int) -> str:
+    return (
+        f"{where}: `max_steps` = {max_steps} steps were taken and the condition still "
+        "holds. Raise `max_steps`, or check the condition."
+    )
 
 
 def _counting(graph: Graph, *, step: bool = False) -> Graph:

@@ -1,6 +1,7 @@
 """The reverse modes of `while_loop`, against the loop unrolled in Python, by JAX."""
 
 from collections.abc import Callable
+from functools import partial
 from math import comb
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import hopflow as hf
 from hopflow.compiler.pipeline import lower
 from hopflow.compiler.plan import plan
+from hopflow.errors import LoopLimitError
 from hopflow.hops.reverse_modes import _stride
 
 jax = pytest.importorskip("jax")
@@ -18,7 +20,12 @@ jnp = jax.numpy
 W = np.linspace(0.3, 1.2, 4).astype(np.float32)
 X = np.linspace(1.1, 0.2, 4).astype(np.float32)
 
-MODES = ("save", "recompute", "checkpoint", hf.Checkpoint(1), hf.Checkpoint(3))
+CHECKPOINTS = ("checkpoint", hf.Checkpoint(1), hf.Checkpoint(3))
+MODES = [{"reverse_mode": mode} for mode in ("save", "recompute", *CHECKPOINTS)]
+BOUNDED = [
+    {"reverse_mode": mode, "max_steps": 12}
+    for mode in ("save", "recompute", hf.Checkpoint(3))
+]
 Loop = Callable[..., Any]
 
 
@@ -61,6 +68,10 @@ PROGRAMS = (closure, tree)
 WRAPS: dict[str, Any] = {"eager": lambda f: f, "jit": hf.jit}
 
 
+def shown(options: dict[str, Any]) -> str:
+    return " ".join(map(str, options.values()))
+
+
 def unrolled(test: Any, body: Any, carry: Any) -> Any:
     spread = type(carry) is tuple
     while test(*carry) if spread else test(carry):
@@ -91,13 +102,11 @@ def second_order(grad: Any, program: Any, m: Any, loop: Loop) -> Any:
 @pytest.mark.parametrize("wrap", WRAPS.values(), ids=WRAPS)
 @pytest.mark.parametrize("order", [first_order, second_order], ids=["once", "twice"])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
-@pytest.mark.parametrize("mode", MODES, ids=str)
+@pytest.mark.parametrize("options", [*MODES, *BOUNDED], ids=shown)
 def test_gradients_are_those_of_the_unrolled_loop(
-    mode: Any, program: Any, order: Any, wrap: Any
+    options: Any, program: Any, order: Any, wrap: Any
 ) -> None:
-    def loop(test: Any, body: Any, carry: Any) -> Any:
-        return hf.while_loop(test, body, carry, reverse_mode=mode)
-
+    loop = partial(hf.while_loop, **options)
     gradient = wrap(order(hf.grad, program, hf, loop))
     for steps in (0, 1, 2, 11):
         want = order(jax.grad, program, jnp, unrolled)(W, X, steps)
@@ -106,13 +115,9 @@ def test_gradients_are_those_of_the_unrolled_loop(
             np.testing.assert_allclose(np.asarray(a), b, rtol=2e-4, atol=1e-5)
 
 
-CHECKPOINTS = MODES[2:]
-
-
-@pytest.mark.parametrize("mode", CHECKPOINTS, ids=str)
-def test_checkpoints_compose_with_all_transforms(mode: Any) -> None:
-    def loop(test: Any, body: Any, carry: Any) -> Any:
-        return hf.while_loop(test, body, carry, reverse_mode=mode)
+@pytest.mark.parametrize("options", [*MODES[2:], *BOUNDED], ids=shown)
+def test_what_is_kept_composes_with_all_transforms(options: Any) -> None:
+    loop = partial(hf.while_loop, **options)
 
     def f(w: Any, x: Any, n: Any = 5) -> Any:
         return closure(w, x, hf.asarray(n), hf, loop)
@@ -154,8 +159,8 @@ def test_checkpoints_compose_with_all_transforms(mode: Any) -> None:
         np.testing.assert_allclose(np.asarray(found), want, rtol=2e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("mode", [hf.Checkpoint(3), "checkpoint"], ids=str)
-def test_loops_with_checkpoints_nest(mode: Any) -> None:
+@pytest.mark.parametrize("options", [*MODES[2:4], *BOUNDED], ids=shown)
+def test_loops_nest(options: Any) -> None:
     def program(w: Any, x: Any, n: Any, m: Any, loop: Loop) -> Any:
         def outer(i: Any, c: Any) -> Any:
             def inner(j: Any, c: Any) -> Any:
@@ -165,15 +170,22 @@ def test_loops_with_checkpoints_nest(mode: Any) -> None:
 
         return m.sum(loop(lambda i, _: i < n, outer, (0, x))[1])
 
-    def loop(test: Any, body: Any, carry: Any) -> Any:
-        return hf.while_loop(test, body, carry, reverse_mode=mode)
-
+    loop = partial(hf.while_loop, **options)
     want = first_order(jax.grad, program, jnp, unrolled)(W, X, 4)
     for wrap in WRAPS.values():
         gradient = wrap(first_order(hf.grad, program, hf, loop))
         found = gradient(hf.asarray(W), hf.asarray(X), hf.asarray(4))
         for a, b in zip(found, want, strict=True):
             np.testing.assert_allclose(np.asarray(a), b, rtol=2e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("wrap", WRAPS.values(), ids=WRAPS)
+@pytest.mark.parametrize("options", BOUNDED, ids=shown)
+def test_gradients_of_too_many_steps_are_errors(options: Any, wrap: Any) -> None:
+    loop = partial(hf.while_loop, **options)
+    gradient = wrap(first_order(hf.grad, closure, hf, loop))
+    with pytest.raises(LoopLimitError, match="`max_steps` = 12 steps were taken"):
+        gradient(hf.asarray(W), hf.asarray(X), hf.asarray(13))
 
 
 # --- what it costs --------------------------------------------------------------------
@@ -202,6 +214,25 @@ def test_checkpoints_bound_the_memory(kept: int) -> None:
     assert total.is_const
     # The stack, the carry and the cotangent; less than that of a carry for the rest.
     assert total.attr < (kept + 3) * 4 * size
+
+
+@pytest.mark.parametrize("mode", ["save", "recompute"])
+def test_a_bound_on_the_steps_bounds_the_memory(mode: str) -> None:
+    size, most = 1000, 50
+
+    def f(x: Any, n: Any) -> Any:
+        def body(i: Any, c: Any) -> Any:
+            return i + 1, hf.sin(c)
+
+        options: Any = {"max_steps": most, "reverse_mode": mode}
+        return hf.sum(hf.while_loop(lambda i, _: i < n, body, (0, x), **options)[1])
+
+    gradient = hf.jit(hf.grad(f))
+    gradient(hf.zeros(size, dtype=hf.float32), hf.asarray(3))
+    _, program = lower(gradient.graph)
+    total = plan(program).total
+    assert total.is_const
+    assert total.attr < (most + 6) * 4 * size
 
 
 @pytest.mark.parametrize("free", [1, 2, 3, 7])

@@ -12,6 +12,7 @@ from hopflow.errors import (
     LoopLimitError,
 )
 from hopflow.graph.core import Node, symbol_range
+from hopflow.ops.check import check_error
 from hopflow.ops.item import range_fault
 
 _AS_EAGER: Final = {"dynamic_index": "index"}
@@ -36,7 +37,7 @@ def trap_error(kind: str, node: Node, values: Sequence[int]) -> HopflowError:
                 "on the divisor, or with `hf.cond`."
             )
         case "check":
-            return CheckError(f"{node.params.get('message', 'check failed')}{at}")
+            return check_error(node.params, at)
         case "range":
             what = f"`{node.symbol}`" if node.symbol else name
             allowed = symbol_range(node)

@@ -1,12 +1,19 @@
 """`check`: a condition that must hold, or the program stops with the user's message."""
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
 
 from hopflow import dtypes
 from hopflow.bind import Value, bind, current
-from hopflow.errors import ArgumentTypeError, CheckError, DTypeError
+from hopflow.errors import (
+    ArgumentTypeError,
+    CheckError,
+    DTypeError,
+    HopflowError,
+    LoopLimitError,
+)
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir.kernels import Check, Effect, Operand
 from hopflow.ops import batching
@@ -15,7 +22,7 @@ from hopflow.ops.rules import Array, as_integer
 from hopflow.symbolic.boolean import SymBool
 from hopflow.symbolic.size import SymInt
 
-__all__ = ["Message", "check", "check_is_size", "check_op"]
+__all__ = ["Message", "check", "check_error", "check_is_size", "check_op"]
 
 
 class Message(str):
@@ -28,7 +35,7 @@ class Message(str):
         return ""
 
 
-def _infer(condition: TensorType, *, message: str) -> tuple[TensorType, ...]:  # noqa: ARG001
+def _infer(condition: TensorType, **_: Any) -> tuple[TensorType, ...]:
     if condition.dtype is not dtypes.bool_:
         raise DTypeError(
             f"check: `condition` must be of dtype bool, and is {condition}. Compare "
@@ -37,10 +44,16 @@ def _infer(condition: TensorType, *, message: str) -> tuple[TensorType, ...]:  #
     return ()
 
 
-def _run(condition: Array, *, message: str) -> tuple[()]:
+def _run(condition: Array, **params: Any) -> tuple[()]:
     if not np.all(condition):
-        raise CheckError(message)
+        raise check_error(params)
     return ()
+
+
+def check_error(params: Mapping[str, Any], at: str = "") -> HopflowError:
+    """What a node of these params stops with: `limit` makes it the end of a loop."""
+    error = LoopLimitError if params.get("limit") else CheckError
+    return error(f"{params.get('message', 'check failed')}{at}")
 
 
 def _lower(_types: Any, condition: Operand, **_: Any) -> Effect:
