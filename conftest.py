@@ -1,11 +1,12 @@
 """For every test in the repository: a mark `requires(...)` skips where it must, and
-`ctrl_c` is for tests that interrupt themselves."""
+`ctrl_c` is for tests that interrupt themselves; `verified` for what is compiled."""
 
 import signal
 from collections.abc import Iterator
 
 import pytest
 
+from hopflow.config import config
 from hopflow.testing.requires import missing
 
 
@@ -14,6 +15,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for mark in item.iter_markers("requires"):
             if reason := missing(*mark.args):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="module")
+def verified() -> Iterator[None]:
+    """The verifiers of every IR run between all passes."""
+    before, config.verify = config.verify, True
+    yield
+    config.verify = before
 
 
 @pytest.fixture

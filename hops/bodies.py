@@ -510,7 +510,7 @@ def close_bodies(
         graph.inputs = [*own[:place], *extra, *own[len(own[:place]) :], *rest]
     symbols = _put_symbols_first(bodies, graphs)
     for graph in graphs:
-        name_inputs(graph)
+        graph.name_inputs()
     parent = current()
     return Closed(
         graphs,
@@ -519,17 +519,6 @@ def close_bodies(
         else [],
         [union[k].origin for k in kept],
     )
-
-
-def name_inputs(graph: Graph) -> None:
-    """Give each input a name of its own."""
-    taken: set[str] = set()
-    for var in graph.inputs:
-        name, number = var.node.name, 1
-        while var.node.name in taken:
-            var.node.name = f"{name}_{number}"
-            number += 1
-        taken.add(var.node.name)
 
 
 def _put_symbols_first(

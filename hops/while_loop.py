@@ -355,6 +355,7 @@ def _counting(graph: Graph, *, step: bool = False) -> Graph:
     counter = graph.add_input(COUNTER, "steps")
     rest = [v for v in graph.inputs if v.node.section != "symbol" and v is not counter]
     graph.inputs = [*graph.symbols, counter, *rest]
+    graph.name_inputs()
     if step:
         one = Constant(1, COUNTER)
         [more] = graph.call(OPERATIONS["add"], [counter, one], {}, [COUNTER]).results

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hopflow
-from hopflow.config import config
 from hopflow.errors import CheckError, GraphError, GuardError, LoopIRError
 
 hf: Any = hopflow
+pytestmark = pytest.mark.usefixtures("verified")
 
 BOUND: Final = 400.0
 USER_ERRORS: Final = (ArithmeticError, IndexError, TypeError, ValueError)
@@ -269,13 +269,6 @@ def steps(names: Sequence[str]) -> st.SearchStrategy[Any]:
 
 
 calls = st.lists(sizes, min_size=3, max_size=7)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _verified() -> Any:
-    before, config.verify = config.verify, True
-    yield
-    config.verify = before
 
 
 GUARD: Final = re.compile(r"` at test_dynamic\.py:\d+ no longer holds")

@@ -1,58 +1,24 @@
 """Derivatives through operators, in every composition, against JAX."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 
 import hopflow as hf
 from hopflow.errors import DerivativeError
+from hopflow.testing.libraries import OURS, Library, theirs
 
 jax = pytest.importorskip("jax")
-jnp, lax = jax.numpy, jax.lax
+jnp = jax.numpy
 
 X = np.linspace(0.3, 1.5, 6).reshape(2, 3).astype(np.float32)
 W = np.linspace(0.1, 0.9, 3).astype(np.float32)
 
 
-class Library(NamedTuple):
-    """The names that a program uses, of ours or of JAX's."""
-
-    m: Any
-    cond: Callable[..., Any]
-    switch: Callable[..., Any]
-    scan: Callable[..., Any]
-    map: Callable[..., Any]
-    prefix: Callable[..., Any]
-    call: Callable[..., Any]
-    fori: Callable[..., Any]
-
-
-def _call(f: Any, *args: Any) -> Any:
-    return f(*args)
-
-
-OURS = Library(
-    hf,
-    hf.cond,
-    hf.switch,
-    hf.scan,
-    hf.map,
-    hf.associative_scan,
-    hf.invoke_subgraph,
-    hf.fori_loop,
-)
-THEIRS = Library(
-    jnp,
-    lax.cond,
-    lax.switch,
-    lax.scan,
-    lax.map,
-    lax.associative_scan,
-    _call,
-    lax.fori_loop,
-)
+THEIRS = theirs()
+pytestmark = pytest.mark.usefixtures("verified")
 
 
 def cond(x: Any, w: Any, lib: Library) -> Any:

@@ -157,6 +157,16 @@ class Graph:
         self.inputs.append(var)
         return var
 
+    def name_inputs(self) -> None:
+        """Give each input a name of its own."""
+        taken: set[str] = set()
+        for var in self.inputs:
+            name, number = var.node.name, 1
+            while var.node.name in taken:
+                var.node.name = f"{name}_{number}"
+                number += 1
+            taken.add(var.node.name)
+
     def add_attribute(self, type_: TensorType, name: str, value: Any) -> Var:
         """Append a `get_attr` node that reads the tensor `value`."""
         node = Node("get_attr", None, (), {}, name=name)

@@ -413,6 +413,7 @@ def add_invariants(
             name = names[i] if i < len(names) else f"c{len(target.graph.captures)}"
             type_ = arg.type.with_shape([substitute(n, inside) for n in shape])
             inputs.append(target.graph.add_input(type_, name, "capture"))
+        target.graph.name_inputs()
     node.args = (*node.args, *args)
     args_roles = (*signature.args, *roles((role, len(args))))
     node.params = node.op.with_roles(node.params, args_roles, signature.results)

@@ -477,12 +477,7 @@ class Tracer(Numbers):
             *(v for v in self.graph.inputs if v.node.section == "operand"),
             *(v for v in self.graph.inputs if v.node.section == "capture"),
         ]
-        taken: set[str] = set()
-        for var in self.graph.inputs:
-            base, number = var.node.name, 1
-            while var.node.name in taken:
-                var.node.name, number = f"{base}_{number}", number + 1
-            taken.add(var.node.name)
+        self.graph.name_inputs()
 
 
 def _note_line(error: HopflowError) -> None:

@@ -1,0 +1,387 @@
+"""Derivatives and batching of random programs, with operators within each other.
+
+The programs are those of test_programs, with smooth operations on f64: so that central
+differences exist, and rounding is small. Conditions compare with an odd number, which
+no value is by chance.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hopflow
+from hopflow import pytree
+from hopflow.testing.libraries import OURS, Library, theirs
+from hopflow.testing.meanings import agree, interpreted, run_debug
+from hopflow.testing.programs import (
+    STRUCTURAL,
+    Operation,
+    Pool,
+    Step,
+    axis,
+    run,
+)
+from hopflow.testing.requires import load
+from hopflow.testing.strategies import steps
+
+hf: Any = hopflow
+pytestmark = pytest.mark.usefixtures("verified")
+jax = load("jax")
+THEIRS: Final = theirs()
+Function = Callable[..., Any]
+
+RNG: Final = np.random.default_rng(0)
+FLOATS: Final = (RNG.normal(size=(3, 2)), RNG.normal(size=3), RNG.normal(size=()))
+OTHERS: Final = (np.array([2, 0, 1]), np.int64(2), np.array([True, False, True]))
+TANGENTS: Final = tuple(RNG.normal(size=x.shape) for x in FLOATS)
+BATCH: Final = 3
+CLOSE: Final = 1e-9
+
+
+# --- programs -------------------------------------------------------------------------
+
+
+class Smooth(Pool):
+    """Values in a bounded range."""
+
+    threshold = 0.1237
+    enough = 1.371
+
+    def bounded(self, x: Any) -> Any:
+        return 2 * self.m.tanh(x / 2) if x.dtype.kind == "f" else x
+
+    def number(self, x: Any) -> Any:
+        return self.m.astype(x, self.m.float64)
+
+
+def _unary(f: Callable[[Any, Any], Any]) -> Operation:
+    return lambda p, a, *_: f(p.m, p.number(p.pick(a)))
+
+
+def _binary(f: Callable[[Any, Any, Any], Any]) -> Operation:
+    def apply(p: Pool, a: int, b: int, *_: int) -> Any:
+        x = p.number(p.pick(a))
+        return p.bounded(f(p.m, x, p.number(p.mate(b, x))))
+
+    return apply
+
+
+def _whole(p: Pool, a: int, *_: int) -> Any:
+    return p.m.astype(p.m.floor(3 * p.number(p.pick(a))), p.m.int64)
+
+
+def _prefix(p: Pool, a: int, b: int, c: int, _: int) -> Any:
+    """A scan of something associative, which may take in a value of outside."""
+    x = p.number(p.stack(a))
+    w = p.bounded(p.m.sum(p.number(p.pick(b))))
+    if x.ndim == 0:
+        return x
+    combine = (
+        lambda u, v: {"s": u["s"] * v["s"] * w},
+        lambda u, v: {"s": (u["s"] + v["s"]) / (1 + u["s"] * v["s"])},
+        lambda u, v: {"r": u["r"] * v["r"], "s": v["r"] * u["s"] + v["s"] + w},
+    )[c % 3]
+    given = {"s": p.m.tanh(x)}
+    if c % 3 == 2:
+        given["r"] = p.m.cos(x + w)
+    return p.bounded(p.lib.prefix(combine, given, reverse=bool(b % 2))["s"])
+
+
+def _noisy(p: Pool, a: int, b: int, *_: int) -> Any:
+    x = p.number(p.pick(a))
+    return x * p.lib.noise(p.integer(b), x.shape)
+
+
+OPERATIONS: Final[dict[str, Operation]] = STRUCTURAL | {
+    "sin": _unary(lambda m, x: m.sin(x)),
+    "exp": _unary(lambda m, x: m.exp(-x * x)),
+    "root": _unary(lambda m, x: m.sqrt(1.2 + m.cos(x))),
+    "softplus": _unary(lambda m, x: m.logaddexp(x, 0.3)),
+    "less": _unary(lambda m, x: x < Smooth.threshold),
+    "add": _binary(lambda m, x, y: x + y),
+    "multiply": _binary(lambda m, x, y: x * y),
+    "divide": _binary(lambda m, x, y: x / (1.5 + m.sin(y))),
+    "power": _binary(lambda m, x, y: (1.1 + m.tanh(x)) ** y),
+    "maximum": _binary(lambda m, x, y: m.maximum(x, y)),
+    "prod": axis(lambda m, x, axis: m.prod(x, axis=axis)),
+    "whole": _whole,
+    "prefix": _prefix,
+    "noise": _noisy,
+}
+Smooth.operations = OPERATIONS
+programs = steps(sorted(OPERATIONS), depth=3, most=4)
+# Gradients of a `while_loop` within another operator are not there yet.
+differentiable = steps(
+    sorted(OPERATIONS), depth=3, most=4, bodies=("scan", "map", "subgraph")
+)
+
+
+def program(body: Sequence[Step], lib: Library = OURS) -> Function:
+    """A function of `FLOATS` and `OTHERS` that returns its newest floats."""
+
+    def f(*args: Any) -> Any:
+        p = Smooth([*args[3:], *args[:3]], lib=lib)
+        run(p, body)
+        floats = [v for v in p.values if v.dtype.kind == "f"]
+        return {"newest": floats[-1], "more": tuple(floats[-4:-1])}
+
+    return f
+
+
+def scalar(f: Function, m: Any = hf) -> Function:
+    """The results of `f` in one number."""
+
+    def total(*args: Any) -> Any:
+        result = f(*args)
+        return sum(
+            m.sum(m.cos(leaf + k))
+            for k, leaf in enumerate([result["newest"], *result["more"]])
+        )
+
+    return total
+
+
+def some(share: int) -> Callable[[Function], Function]:
+    """A share of the examples that the profile allows."""
+    profile: Any = settings.default
+    return settings(max_examples=max(profile.max_examples // share, 1))
+
+
+def eagerly(f: Function, *args: Any) -> Any:
+    with interpreted():
+        return f(*args)
+
+
+def jitted(f: Function, *args: Any) -> Any:
+    return hf.jit(f)(*args)
+
+
+WAYS: Final = {"eager": eagerly, "jit": jitted}
+
+
+def close(got: Any, want: Any, rtol: float = CLOSE) -> None:
+    """That trees are equal, as seen from the largest of their elements."""
+    largest = max([1.0, *(np.max(np.abs(x), initial=0) for x in leaves(want))])
+    agree(
+        pytree.tree_map(lambda x: np.asarray(x) / largest, got),
+        pytree.tree_map(lambda x: np.asarray(x) / largest, want),
+        rtol=rtol,
+    )
+
+
+def leaves(tree: Any) -> list[Any]:
+    return [np.asarray(x) for x in pytree.flatten(tree)[0]]
+
+
+def inner(a: Any, b: Any) -> float:
+    return float(sum(np.sum(x * y) for x, y in zip(leaves(a), leaves(b), strict=True)))
+
+
+# --- derivatives ----------------------------------------------------------------------
+
+
+def moved(step: float) -> tuple[Any, ...]:
+    return tuple(x + step * t for x, t in zip(FLOATS, TANGENTS, strict=True))
+
+
+def differences(f: Function, step: float) -> list[Any]:
+    after, before = leaves(f(*moved(step))), leaves(f(*moved(-step)))
+    return [(a - b) / (2 * step) for a, b in zip(after, before, strict=True)]
+
+
+@some(8)
+@given(differentiable)
+def test_jvp_is_central_differences_and_vjp_its_transpose(body: Any) -> None:
+    def f(*floats: Any) -> Any:
+        return program(body)(*floats, *map(hf.asarray, OTHERS))
+
+    def plain(*floats: Any) -> Any:
+        return run_debug(f, *map(hf.asarray, floats))
+
+    coarse, fine = differences(plain, 2e-5), differences(plain, 1e-5)
+    result = leaves(plain(*FLOATS))
+    cts = [np.cos(np.arange(y.size) + 1.0).reshape(y.shape) for y in result]
+
+    def pulled(*floats: Any) -> Any:
+        out, pull = hf.vjp(f, *floats)
+        return out, pull(pytree.unflatten(pytree.flatten(out)[1], cts))
+
+    for name, way in WAYS.items():
+        out, tangent = way(lambda *xs: hf.jvp(f, xs, TANGENTS), *FLOATS)
+        close(leaves(out), result)
+        for got, a, b in zip(leaves(tangent), coarse, fine, strict=True):
+            error = np.abs(a - b) + 1e-6 * (1 + np.abs(b).max(initial=0))
+            assert (np.abs(got - b) <= 3 * error).all(), (name, got, b)
+        back, grads = way(pulled, *FLOATS)
+        close(leaves(back), result)
+        want = inner(cts, tangent)
+        size = max(1.0, inner([abs(c) for c in cts], [abs(t) for t in leaves(tangent)]))
+        assert abs(inner(grads, TANGENTS) - want) <= CLOSE * size, name
+
+
+def unrolled_hessian(f: Function, *floats: Any) -> Any:
+    """The rows of the hessian of `f`, by plain Python: tangents of gradients."""
+    rows = []
+    for k, x in enumerate(floats):
+        for i in range(x.size):
+            basis = tuple(np.zeros_like(y) for y in floats)
+            basis[k].flat[i] = 1.0
+            rows.append(run_debug(hf.jvp, f, floats, basis)[1])
+    return rows
+
+
+def as_matrix(hessian: Any) -> Any:
+    """The blocks of a hessian as one matrix."""
+    sizes = [x.size for x in FLOATS]
+    rows = [
+        [np.asarray(block).reshape(m, n) for n, block in zip(sizes, row, strict=True)]
+        for m, row in zip(sizes, hessian, strict=True)
+    ]
+    return np.block(rows)
+
+
+@some(25)
+@given(differentiable)
+def test_second_derivatives_are_those_of_plain_python(body: Any) -> None:
+    f = scalar(lambda *floats: program(body)(*floats, *map(hf.asarray, OTHERS)))
+    first = hf.grad(f, (0, 1, 2))
+    gradient = run_debug(first, *FLOATS)
+    rows = unrolled_hessian(first, *FLOATS)
+    want = np.stack([np.concatenate([x.ravel() for x in leaves(row)]) for row in rows])
+    close(want, want.T)
+    forward_twice = want @ np.concatenate([t.ravel() for t in TANGENTS])
+    for way in WAYS.values():
+        close(way(first, *FLOATS), gradient)
+        close(as_matrix(way(hf.hessian(f, (0, 1, 2)), *FLOATS)), want)
+        for product in (along_then_back(f), back_twice(f)):
+            found = way(product, *FLOATS)
+            close(np.concatenate([x.ravel() for x in leaves(found)]), forward_twice)
+
+
+def along_then_back(f: Function) -> Function:
+    found: Function = hf.grad(lambda *xs: hf.jvp(f, xs, TANGENTS)[1], (0, 1, 2))
+    return found
+
+
+def back_twice(f: Function) -> Function:
+    def along(*xs: Any) -> Any:
+        grads = hf.grad(f, (0, 1, 2))(*xs)
+        return sum(hf.sum(g * t) for g, t in zip(grads, TANGENTS, strict=True))
+
+    found: Function = hf.grad(along, (0, 1, 2))
+    return found
+
+
+# --- batching -------------------------------------------------------------------------
+
+
+def batched(x: Any) -> Any:
+    """Examples like `x`, that differ."""
+    if x.dtype.kind == "f":
+        return np.stack([x, x[::-1] * 0.7 if x.ndim else x - 1.1, np.zeros_like(x)])
+    if x.dtype.kind == "b":
+        return np.stack([x, ~x, x & False])
+    return np.stack([x, x - 1, x + 2])
+
+
+ALL: Final = (*FLOATS, *OTHERS)
+which = st.tuples(*[st.booleans()] * len(ALL)).filter(any)
+
+
+def examples(mask: Sequence[bool], like: Sequence[Any] = ALL) -> list[Any]:
+    return [batched(x) if b else x for x, b in zip(like, mask, strict=True)]
+
+
+def loop_of(f: Function, args: Sequence[Any], mask: Sequence[bool]) -> Any:
+    """What `vmap` is: the results of each example, stacked."""
+    rows = [
+        f(*(x[i] if b else x for x, b in zip(args, mask, strict=True)))
+        for i in range(BATCH)
+    ]
+    return pytree.tree_map(lambda *xs: np.stack([np.asarray(x) for x in xs]), *rows)
+
+
+def axes(mask: Sequence[bool]) -> tuple[int | None, ...]:
+    return tuple(0 if b else None for b in mask)
+
+
+@some(5)
+@given(programs, which)
+def test_vmap_is_a_loop_over_the_examples(body: Any, mask: Any) -> None:
+    f = program(body)
+    args = examples(mask)
+    want = loop_of(lambda *xs: run_debug(f, *map(hf.asarray, xs)), args, mask)
+    for way in WAYS.values():
+        close(way(hf.vmap(f, in_dims=axes(mask)), *map(hf.asarray, args)), want)
+
+
+@some(12)
+@given(programs, which, which)
+def test_vmaps_nest(body: Any, outer: Any, inner: Any) -> None:
+    f = program(body)
+    args = examples(outer, examples(inner))
+
+    def one(*xs: Any) -> Any:
+        rows = [hf.asarray(np.array(x)) for x in xs]
+        return loop_of(lambda *xs: run_debug(f, *map(hf.asarray, xs)), rows, inner)
+
+    want = loop_of(one, args, outer)
+    nested = hf.vmap(hf.vmap(f, in_dims=axes(inner)), in_dims=axes(outer))
+    for way in WAYS.values():
+        close(way(nested, *map(hf.asarray, args)), want)
+
+
+@some(16)
+@given(differentiable, which)
+def test_vmap_and_grad_commute(body: Any, mask: Any) -> None:
+    f = scalar(program(body))
+    args = examples(mask)
+    gradient = hf.value_and_grad(f, (0, 1, 2))
+    want = loop_of(lambda *xs: run_debug(gradient, *map(hf.asarray, xs)), args, mask)
+
+    def total(*xs: Any) -> Any:
+        return hf.sum(hf.vmap(f, in_dims=axes(mask))(*xs))
+
+    summed = [
+        g if b else np.sum(g, axis=0) for g, b in zip(want[1], mask, strict=False)
+    ]
+    for way in WAYS.values():
+        given = tuple(map(hf.asarray, args))
+        close(way(hf.vmap(gradient, in_dims=axes(mask)), *given), want)
+        close(way(hf.grad(total, (0, 1, 2)), *given), tuple(summed))
+
+
+# --- JAX ------------------------------------------------------------------------------
+
+
+@some(25)
+@given(differentiable, which)
+def test_all_is_as_in_jax(body: Any, mask: Any) -> None:
+    def results(m: Any, d: Any, lib: Library) -> Function:
+        f = scalar(program(body, lib), m)
+
+        def gradient(*xs: Any) -> Any:
+            return d.grad(f, (0, 1, 2))(*xs)
+
+        def transformed(*xs: Any) -> Any:
+            def along(*floats: Any) -> Any:
+                return gradient(*floats, *xs[3:])
+
+            return d.jvp(along, xs[:3], TANGENTS)
+
+        return transformed
+
+    args = examples(mask)
+    with jax.enable_x64(True):
+        want = jax.jit(results(jax.numpy, jax, THEIRS))(*ALL)
+        rows = jax.jit(jax.vmap(results(jax.numpy, jax, THEIRS), axes(mask)))(*args)
+    ours = results(hf, hf, OURS)
+    close(jitted(ours, *ALL), pytree.tree_map(np.asarray, want))
+    close(
+        jitted(hf.vmap(ours, in_dims=axes(mask)), *args),
+        pytree.tree_map(np.asarray, rows),
+    )

@@ -1,0 +1,106 @@
+"""One program, in our names and in JAX's: what it uses is the field of a `Library`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import hopflow
+from hopflow.testing.requires import load
+
+__all__ = ["LONGEST", "OURS", "Library", "theirs"]
+
+LONGEST: Final = 5
+"""The most steps that a loop may have for JAX to differentiate it in reverse."""
+
+
+@dataclass(frozen=True)
+class Library:
+    """The names that a program uses, of ours or of JAX's.
+
+    m       the functions of tensors
+    prefix  `associative_scan`
+    call    `invoke_subgraph`
+    fori    `fori_loop`, and `loop` is `while_loop`: of tuples
+    update  `dynamic_update_slice`
+    sum_by  `segment_sum`
+    noise   (number, shape) -> as many random f64
+    """
+
+    m: Any
+    cond: Callable[..., Any]
+    switch: Callable[..., Any]
+    scan: Callable[..., Any]
+    map: Callable[..., Any]
+    prefix: Callable[..., Any]
+    call: Callable[..., Any]
+    fori: Callable[..., Any]
+    loop: Callable[..., Any]
+    update: Callable[..., Any]
+    sum_by: Callable[..., Any]
+    noise: Callable[..., Any]
+
+
+def _noise(random: Any, m: Any) -> Callable[..., Any]:
+    def noise(number: Any, shape: Any) -> Any:
+        key = random.fold_in(random.key(7), number)
+        return random.uniform(key, shape, dtype=m.float64)
+
+    return noise
+
+
+hf: Any = hopflow
+OURS: Final = Library(
+    m=hf,
+    cond=hf.cond,
+    switch=hf.switch,
+    scan=hf.scan,
+    map=hf.map,
+    prefix=hf.associative_scan,
+    call=hf.invoke_subgraph,
+    fori=hf.fori_loop,
+    loop=hf.while_loop,
+    update=hf.dynamic_update_slice,
+    sum_by=hf.segment_sum,
+    noise=_noise(hf.random, hf),
+)
+
+
+def theirs() -> Library:
+    """JAX; the module that asks is skipped where it is missing.
+
+    A loop whose number of steps only the run knows, which JAX differentiates forward
+    alone, is a scan of `LONGEST` steps, of which the first ones count.
+    """
+    jax = load("jax")
+    lax, jnp = jax.lax, jax.numpy
+
+    def loop(test: Callable[..., Any], step: Callable[..., Any], carry: Any) -> Any:
+        def maybe(carry: Any, _: Any) -> Any:
+            return lax.cond(test(*carry), step, lambda *same: same, *carry), None
+
+        return lax.scan(maybe, carry, None, length=LONGEST)[0]
+
+    def fori(lower: Any, upper: Any, step: Callable[..., Any], carry: Any) -> Any:
+        if isinstance(upper, int):
+            return lax.fori_loop(lower, upper, lambda i, c: step(i, *c), carry)
+        first = jnp.asarray(lower, upper.dtype)
+        return loop(
+            lambda i, *_: i < upper,
+            lambda i, *c: (i + 1, *step(i, *c)),
+            (first, *carry),
+        )[1:]
+
+    return Library(
+        m=jnp,
+        cond=lax.cond,
+        switch=lax.switch,
+        scan=lax.scan,
+        map=lax.map,
+        prefix=lax.associative_scan,
+        call=lambda f, *operands: f(*operands),
+        fori=fori,
+        loop=loop,
+        update=lax.dynamic_update_slice,
+        sum_by=jax.ops.segment_sum,
+        noise=_noise(jax.random, jnp),
+    )

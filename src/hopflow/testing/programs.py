@@ -1,0 +1,350 @@
+"""Programs as trees of numbers, for Hypothesis to draw, and their meaning.
+
+What a step does is decided while it runs, from the types of the values that there are:
+so every tree is a program, in our library and in JAX's, and a part of one is one too.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+from hopflow.testing.libraries import OURS, Library
+
+__all__ = [
+    "OPERATORS",
+    "STRUCTURAL",
+    "Operation",
+    "Pool",
+    "Step",
+    "at",
+    "axis",
+    "broadcasts",
+    "run",
+    "view",
+]
+
+Step: TypeAlias = tuple[Any, ...]
+"""`(kind, numbers, *bodies)`: what to do, which values with, and steps of its own."""
+
+Operation: TypeAlias = Callable[..., Any]
+"""`(pool, a, b, c, d) -> value`."""
+
+LARGEST: Final = 130
+"""Elements in a value; some values are in registers, and some in memory."""
+
+
+class Pool:
+    """The values that a program has at one point; bodies see those outside too.
+
+    owned       those that this program made and may write to
+    threshold   what conditions compare with
+    """
+
+    threshold: float = 0
+    enough: float = 300
+    operations: Mapping[str, Operation]
+
+    def __init__(
+        self, values: Sequence[Any], owned: Sequence[Any] = (), lib: Library = OURS
+    ) -> None:
+        self.values, self.owned, self.lib = list(values), list(owned), lib
+        self.m = lib.m
+
+    def child(self, *more: Any, writes: bool = True) -> "Pool":
+        more = tuple(v for v in more if v is not None)
+        owned = self.owned if writes else ()
+        return type(self)([*self.values, *more], owned, self.lib)
+
+    # What a kind of programs decides.
+
+    def bounded(self, x: Any) -> Any:
+        """A result of arithmetic, kept from growing."""
+        raise NotImplementedError
+
+    def number(self, x: Any) -> Any:
+        """A value to calculate with."""
+        raise NotImplementedError
+
+    # Values of the pool.
+
+    def add(self, value: Any) -> None:
+        if value is None:
+            return
+        if value.ndim <= 3 and math.prod(value.shape) <= LARGEST:
+            self.values.append(value)
+
+    def pick(self, k: int) -> Any:
+        """One of the values; small numbers are the newest."""
+        return self.values[-1 - k % len(self.values)]
+
+    def like(self, k: int, fits: Callable[[Any], bool]) -> Any:
+        """A value for which `fits` holds; the last resort is a scalar."""
+        found = [v for v in self.values if fits(v)]
+        if found:
+            return found[-1 - k % len(found)]
+        return self.m.asarray(k, dtype=self.m.int64)
+
+    def mate(self, k: int, x: Any) -> Any:
+        """A value that broadcasts with `x`."""
+        return self.like(k, lambda v: broadcasts(v.shape, x.shape))
+
+    def array(self, k: int) -> Any:
+        """A value with an axis, and with elements."""
+        return self.like(k, lambda v: v.ndim > 0 and all(n != 0 for n in v.shape))
+
+    def stack(self, k: int) -> Any:
+        """A value with an axis, which may be empty."""
+        return self.like(k, lambda v: v.ndim > 0)
+
+    def integer(self, k: int) -> Any:
+        """A scalar i64."""
+        x = self.like(k, lambda v: v.shape == () and v.dtype.kind == "i")
+        return self.m.astype(x, self.m.int64)
+
+    def truth(self, k: int) -> Any:
+        """A scalar bool."""
+        x = self.pick(k)
+        return self.m.any(x if x.dtype.kind == "b" else x > self.threshold)
+
+    def fitted(self, x: Any, like: Any) -> Any:
+        """`x` with the type of `like`."""
+        if like is None:
+            return None
+        if x.shape != like.shape:
+            if math.prod(x.shape) == math.prod(like.shape):
+                x = self.m.reshape(x, like.shape)
+            else:
+                total = self.bounded(self.m.sum(self.number(x)))
+                x = self.m.broadcast_to(total, like.shape)
+        return self.m.astype(x, like.dtype)
+
+
+def broadcasts(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Whether shapes go together, to one that is not too large."""
+    short, long = sorted((tuple(a), tuple(b)), key=len)
+    short = (1,) * (len(long) - len(short)) + short
+    pairs = list(zip(short, long, strict=True))
+    if not all(m == n or 1 in (m, n) for m, n in pairs):
+        return False
+    return bool(math.prod(n if m == 1 else m for m, n in pairs) <= LARGEST)
+
+
+# --- operations on arrays -------------------------------------------------------------
+
+
+def axis(f: Callable[[Any, Any, int], Any]) -> Operation:
+    """`f(m, x, axis)` of numbers with an axis."""
+
+    def apply(p: Pool, a: int, b: int, *_: int) -> Any:
+        x = p.number(p.array(a))
+        return p.bounded(f(p.m, x, b % x.ndim)) if x.ndim else x
+
+    return apply
+
+
+def at(p: Pool, x: Any, i: Any) -> Any:
+    """`i` as an index into the first axis."""
+    return p.m.remainder(i, x.shape[0])
+
+
+def view(m: Any, x: Any, kind: int) -> Any:
+    """A view of `x`, which has an axis."""
+    match kind % 7:
+        case 0:
+            return x[::-1]
+        case 1:
+            return x[1:]
+        case 2:
+            return x[0]
+        case 3:
+            return m.permute_dims(x, tuple(reversed(range(x.ndim))))
+        case 4:
+            return x[..., None]
+        case 5:
+            return x[..., ::2]
+        case _:
+            return x[None]
+
+
+def _view(p: Pool, a: int, b: int, *_: int) -> Any:
+    x = p.array(a)
+    return view(p.m, x, b) if x.ndim else x
+
+
+def _where(p: Pool, a: int, b: int, c: int, _: int) -> Any:
+    x = p.pick(a)
+    y = p.mate(b, x)
+    test = p.like(c, lambda v: v.shape == x.shape)
+    return p.m.where(p.number(test) > 1 + p.threshold, x, y)
+
+
+def _flat(p: Pool, a: int, *_: int) -> Any:
+    return p.m.reshape(p.pick(a), (-1,))
+
+
+def _concat(p: Pool, a: int, b: int, *_: int) -> Any:
+    x = p.array(a)
+    y = p.like(b, lambda v: v.ndim == x.ndim and v.shape[1:] == x.shape[1:])
+    return p.m.concat([x, y, x]) if y.ndim and x.ndim else x
+
+
+def _matmul(p: Pool, a: int, b: int, *_: int) -> Any:
+    x = p.number(p.like(a, lambda v: v.ndim == 2))
+    y = p.like(b, lambda v: v.ndim == 2 and x.ndim == 2 and v.shape[0] == x.shape[1])
+    return p.bounded(x @ p.number(y)) if x.ndim == y.ndim == 2 else x
+
+
+def _index(p: Pool, a: int, b: int, *_: int) -> Any:
+    x = p.array(a)
+    return x[at(p, x, p.integer(b))] if x.ndim else x
+
+
+def _gather(p: Pool, a: int, b: int, *_: int) -> Any:
+    x = p.array(a)
+    i = p.like(b, lambda v: v.dtype.kind == "i" and 1 <= v.ndim <= 2)
+    return x[at(p, x, i)] if x.ndim and i.ndim else x
+
+
+def _update(p: Pool, a: int, b: int, c: int, _: int) -> Any:
+    x = p.array(a)
+    if x.ndim == 0:
+        return x
+    part = p.fitted(p.pick(c), x[: 1 + c % x.shape[0]])
+    return p.lib.update(x, part, [p.integer(b)] + [0] * (x.ndim - 1))
+
+
+def _sum_by(p: Pool, a: int, b: int, *_: int) -> Any:
+    x = p.number(p.array(a))
+    i = p.like(b, lambda v: v.dtype.kind == "i" and v.shape == x.shape[:1])
+    return p.bounded(p.lib.sum_by(x, at(p, x, i), x.shape[0])) if i.ndim else x
+
+
+def _sort(p: Pool, a: int, b: int, *_: int) -> Any:
+    x = p.array(a)
+    return (p.m.sort if b % 2 else p.m.argsort)(x) if x.ndim else x
+
+
+STRUCTURAL: Final[dict[str, Operation]] = {
+    "sum": axis(lambda m, x, axis: m.sum(x, axis=axis)),
+    "max": axis(lambda m, x, axis: m.max(x, axis=axis)),
+    "cumsum": axis(lambda m, x, axis: m.cumulative_sum(x, axis=axis)),
+    "stack": axis(lambda m, x, axis: m.stack([x, -x], axis=axis)),
+    "repeat": axis(lambda m, x, axis: m.repeat(x, 2, axis=axis)),
+    "roll": axis(lambda m, x, axis: m.roll(x, 1, axis=axis)),
+    "where": _where,
+    "view": _view,
+    "flat": _flat,
+    "concat": _concat,
+    "matmul": _matmul,
+    "index": _index,
+    "gather": _gather,
+    "update": _update,
+    "sum_by": _sum_by,
+    "sort": _sort,
+}
+"""Those that mean the same for all kinds of programs."""
+
+
+# --- operators ------------------------------------------------------------------------
+
+
+def _trips(p: Pool, a: int, b: int) -> Any:
+    """How often a loop runs: a number, or a tensor."""
+    return p.m.remainder(p.integer(b), 4) if a % 2 else b % 4
+
+
+def _body(
+    p: Pool, body: Sequence[Step], carry: Sequence[Any], n: int = 0
+) -> tuple[Any, ...]:
+    """The carry's next value, after the steps of a body."""
+    run(p, body)
+    return tuple(p.fitted(p.pick(n * (k + 1) + k), c) for k, c in enumerate(carry))
+
+
+def _cond(p: Pool, ns: Sequence[int], *bodies: Sequence[Step]) -> Any:
+    like = p.pick(ns[1])
+
+    def branch(body: Sequence[Step]) -> Callable[[], Any]:
+        return lambda: _body(p.child(), body, [like])[0]
+
+    if len(bodies) == 2 and ns[3] % 2:
+        index = p.integer(ns[0]) - 1
+        return p.lib.switch(index, [branch(b) for b in (*bodies, [])])
+    return p.lib.cond(p.truth(ns[0]), *map(branch, bodies))
+
+
+def _carry(p: Pool, ns: Sequence[int]) -> tuple[Any, ...]:
+    """Up to three values; and, at times, a leaf that is none."""
+    carry = tuple(p.pick(n) for n in ns[: 1 + ns[0] % 3])
+    return (*carry, None) if ns[3] == 11 else carry
+
+
+def _fori(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
+    def step(i: Any, *carry: Any) -> Any:
+        return _body(p.child(p.m.asarray(i), *carry), body, carry, ns[1] % 3)
+
+    return p.lib.fori(0, _trips(p, ns[2], ns[3]), step, _carry(p, ns))
+
+
+def _while(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
+    def test(n: Any, *carry: Any) -> Any:
+        more = n > 0
+        few = p.m.sum(p.number(carry[0])) < p.enough
+        return more & few if ns[1] % 2 else more
+
+    def step(n: Any, *carry: Any) -> Any:
+        return (n - 1, *_body(p.child(n, *carry), body, carry, ns[0] % 3))
+
+    first = p.m.asarray(_trips(p, ns[2], ns[3]))
+    return p.lib.loop(test, step, (first, *_carry(p, ns)))
+
+
+def _scan(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
+    def step(carry: Any, x: Any) -> Any:
+        child = p.child(*carry, x)
+        return _body(child, body, carry, ns[0] % 3), (x, child.pick(ns[3]))
+
+    xs = p.stack(ns[1])
+    if xs.ndim == 0:
+        return xs
+    last, ys = p.lib.scan(step, _carry(p, ns), xs, reverse=bool(ns[2] % 2))
+    return (*last, *ys)
+
+
+def _map(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
+    def f(x: Any) -> Any:
+        child = p.child(x, writes=False)
+        run(child, body)
+        return child.pick(ns[0]), child.pick(ns[2])
+
+    xs = p.stack(ns[1])
+    return p.lib.map(f, xs) if xs.ndim else xs
+
+
+def _subgraph(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
+    def f(*given: Any) -> Any:
+        return _body(p.child(*given), body, given)
+
+    return p.lib.call(f, *_carry(p, ns))
+
+
+OPERATORS: Final[dict[str, Callable[..., Any]]] = {
+    "cond": _cond,
+    "switch": _cond,
+    "fori": _fori,
+    "while": _while,
+    "scan": _scan,
+    "map": _map,
+    "subgraph": _subgraph,
+}
+
+
+def run(p: Pool, body: Sequence[Step]) -> None:
+    """Do the steps, which add to the pool."""
+    for kind, ns, *inner in body:
+        if kind in p.operations:
+            p.add(p.operations[kind](p, *ns))
+            continue
+        result = OPERATORS[kind](p, ns, *inner)
+        for value in result if isinstance(result, tuple) else (result,):
+            p.add(value)
