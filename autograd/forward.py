@@ -70,12 +70,14 @@ def run_graph(
 ) -> list[Dual]:
     """The results of a graph, and their tangents, as `run_node`."""
 
-    def run(op: Any, args: Sequence[Any], params: dict[str, Any]) -> list[Dual]:
-        pairs = [a if isinstance(a, Dual) else Dual(a, Zero(a.type)) for a in args]
+    def run(op: Any, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
+        duals = [a if isinstance(a, Dual) else Dual(a, Zero(a.type)) for a in args]
         values, found = run_node(
-            op, [p.value for p in pairs], [p.tangent for p in pairs], params, linear
+            op, [d.value for d in duals], [d.tangent for d in duals], params, linear
         )
-        return [Dual(v, t) for v, t in zip(values, found, strict=True)]
+        # What has no tangent stays a value, which may be asked for its number.
+        pairs = zip(values, found, strict=True)
+        return [v if is_zero(t) else Dual(v, t) for v, t in pairs]
 
     outputs = interpret(graph, [*symbols, *inputs], run)
     return [

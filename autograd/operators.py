@@ -15,7 +15,6 @@ from hopflow.autograd.rules import is_differentiable
 from hopflow.autograd.tape import LinearTracer
 from hopflow.autograd.transpose import transpose
 from hopflow.bind import Operand, Value, bind, using
-from hopflow.errors import DerivativeError
 from hopflow.graph.core import (
     Arg,
     Constant,
@@ -24,11 +23,15 @@ from hopflow.graph.core import (
     Section,
     Var,
     map_graphs,
-    vars_of,
 )
 from hopflow.graph.interpreter import interpret
 from hopflow.graph.regions import Region, Role, Signature, carries
-from hopflow.graph.rewriting import clone, eliminate_dead_code, read_vars
+from hopflow.graph.rewriting import (
+    eliminate_dead_code,
+    read_vars,
+    reader,
+    symbols_read,
+)
 from hopflow.graph.types import TensorType
 from hopflow.ops.convert import as_value
 from hopflow.symbolic.env import ShapeEnv
@@ -290,24 +293,19 @@ def _split(region: Region, masks: _Masks, policy: Policy | None) -> _Split:
         outputs = [instantiate(found[i].tangent) for i in nonzero]
     linear.close(outputs)
     eliminate_dead_code(linear.graph)
-    outer = {v.node.symbol for v in graph.symbols}
-    if any(v.node.symbol not in outer for v in linear.graph.symbols):
-        raise DerivativeError(
-            f"`{region.name}`: gradients of a loop whose number of steps only the run "
-            "knows (`while_loop`) are not supported within another operator yet. Use "
-            "`hf.jvp`, or a `scan` of as many steps as there may be."
-        )
     read = read_vars(linear.graph)
     needed = {
         c.input: forward.read(forward.localize(c.origin))
         for c in linear.captures.values()
         if c.input in read
     }
+    for symbol in symbols_read(linear.graph):
+        needed[linear.symbols[symbol]] = forward.symbols[symbol]
     pairs = list(zip(forward.graph.inputs, region.inputs, strict=True))
     same = [v for v, p in pairs if p.role in _SAME]
     dear = dear_invariants(forward.graph, same) if region.repeats else set()
     free = dear.union(v for v, p in pairs if p.role in _FREE)
-    residuals = kept(list(needed.values()), free, policy)
+    residuals = kept(forward.graph, list(needed.values()), free, policy)
     results = [_value_in(forward, f.value) for f in found]
     invariants = [v for v in residuals if v in dear]
     return _Split(
@@ -532,10 +530,10 @@ def _linear_region(
     """The linear part of a region as a graph of all the node's inputs."""
     old = split.linear.graph
     tracer = Tracer(None, old.name)
-    env: dict[Arg, Any] = {}
+    tangents: dict[Arg, Operand] = {}
     places = {region.inputs[i].at: n for n, i in enumerate(split.tangents)}
     own = set(split.residuals)
-    known: dict[Var, Any] = {}
+    known: dict[Var, Operand] = {}
     pairs = zip(region.graph.symbols, split.forward.graph.symbols, strict=True)
     for old_symbol, symbol in pairs:
         known[symbol] = _input(tracer, old_symbol)
@@ -546,25 +544,21 @@ def _linear_region(
             type_ = _inner_type(region, given.tangent)
             made = tracer.graph.add_input(type_, "t", section)
             if n is not None:
-                env[split.linear.operands[n].source] = TracedTensor(tracer, made)
+                source = split.linear.operands[n].source
+                tangents[source] = TracedTensor(tracer, made)
         else:
             assert given.residual is not None
             residual = residuals[given.residual]
             made = tracer.graph.add_input(residual.type.strong(), "r", section)
             if residual.region == k and residual.var in own:
                 known[residual.var] = TracedTensor(tracer, made)
-    for var in old.symbols:
-        assert var.node.symbol is not None
-        env[var] = TracedTensor(tracer, tracer.symbol(var.node.symbol))
-    with using(tracer):
-        for taken, var in split.needed.items():
-            env[taken] = run_residual(var, known)
-        for node in old.nodes:
-            args = [a if isinstance(a, Constant) else env[a] for a in node.args]
-            results = bind(node.op, args, node.params)
-            env.update(zip(node.results, results, strict=True))
-        outputs = [o if isinstance(o, Constant) else env[o] for o in old.outputs]
-    return tracer.close(outputs)
+    again = Again(tracer, split.forward.graph, known)
+    env: dict[Arg, Operand] = {v: again(kept) for v, kept in split.needed.items()}
+    env |= tangents
+    for node in old.nodes:
+        args = [a if isinstance(a, Constant) else env[a] for a in node.args]
+        env.update(zip(node.results, tracer.repeat(node, args), strict=True))
+    return tracer.close([o if isinstance(o, Constant) else env[o] for o in old.outputs])
 
 
 def _inner_type(region: Region, arg: int) -> TensorType:
@@ -603,32 +597,42 @@ def pull(
         i: _input(tracer, v) for i, v in enumerate(graph.inputs) if v.node.symbol
     }
     values, given = inputs(tracer)
-    known = {graph.inputs[i]: v for i, v in (symbols | values).items()}
-
-    def value(arg: Arg) -> Operand:
-        return arg if isinstance(arg, Constant) else run_residual(arg, known)
-
+    again = Again(
+        tracer, graph, {graph.inputs[i]: v for i, v in (symbols | values).items()}
+    )
+    for node in graph.nodes:
+        if node.symbol is not None:
+            again(node.results[0])  # types and params mention it
     vars_ = [graph.inputs[i] for i in linear]
     with using(tracer):
-        found = transpose(graph, vars_, value, given)
+        found = transpose(graph, vars_, again, given)
     return Pulled(tracer, dict(zip(linear, found, strict=True)))
 
 
-def run_residual(var: Var, known: dict[Var, Any]) -> Operand:
-    """What a var holds that follows from `known`; each is computed once."""
-    waiting = [var]
-    while waiting:
-        node = waiting[-1].node
-        if waiting[-1] in known:
-            waiting.pop()
-        elif missing := [a for a in vars_of(node.args) if a not in known]:
-            waiting += missing
-        else:
-            args = [a if isinstance(a, Constant) else known[a] for a in node.args]
-            results = bind(node.op, args, map_graphs(node.params, clone))
-            known.update(zip(node.results, results, strict=True))
-    found: Operand = known[var]
-    return found
+class Again:
+    """Values of a graph in another trace, where some are known: the nodes from which
+    the others follow are repeated there, each once."""
+
+    def __init__(self, tracer: Tracer, graph: Graph, known: dict[Var, Operand]) -> None:
+        self.tracer = tracer
+        self.known = known
+        self.reads = reader(graph)
+
+    def __call__(self, arg: Arg) -> Operand:
+        if isinstance(arg, Constant):
+            return arg
+        known, waiting = self.known, [arg]
+        while waiting:
+            node = waiting[-1].node
+            if waiting[-1] in known:
+                waiting.pop()
+            elif missing := [v for v in self.reads(node) if v not in known]:
+                waiting += missing
+            else:
+                args = [a if isinstance(a, Constant) else known[a] for a in node.args]
+                made = self.tracer.repeat(node, args)
+                known.update(zip(node.results, made, strict=True))
+        return known[arg]
 
 
 def _pull_once(

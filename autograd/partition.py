@@ -5,19 +5,23 @@ of the graph between what is there for nothing and what is needed: to keep a val
 its bytes, to compute one again costs much less where that is cheap, and is ruled out
 elsewhere (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, for the
 idea; the cut is the one of Ford and Fulkerson, computed by SciPy).
+
+A size that a body makes in each run, such as the number of steps of a loop in it, has
+no meaning outside: what has such a size is computed again, whatever that costs.
 """
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Final
 
 import numpy as np
 
-from hopflow.graph.core import Graph, Node, Var, vars_of
-from hopflow.graph.rewriting import effects
+from hopflow.graph.core import Graph, Node, Var
+from hopflow.graph.rewriting import effects, reader
 from hopflow.loop_ir.expr import MATH
 from hopflow.ops.opdef import OpDef
-from hopflow.symbolic.size import SymInt
+from hopflow.symbolic.size import Symbol, SymInt, free_symbols
 
 __all__ = ["Policy", "dear_invariants", "kept"]
 
@@ -31,30 +35,44 @@ _UNKNOWN: Final = 64  # the guess for a size that has no hint
 
 
 def kept(
-    needed: Sequence[Var], free: Collection[Var], policy: Policy | None = None
+    graph: Graph,
+    needed: Sequence[Var],
+    free: Collection[Var],
+    policy: Policy | None = None,
 ) -> list[Var]:
-    """The values to keep so that all that are `needed` can be had from them.
+    """The values of `graph` to keep so that all that are `needed` can be had from them.
 
     Args:
         free: What the backward pass has anyway.
         policy: Says it of each node; None: the cheapest.
     """
+    rules = _rules(graph, needed)
     if policy is not None:
-        last = _ancestors(needed, lambda v: v.node.op is None or policy(v.node))
+
+        def is_kept(var: Var) -> bool:
+            node = var.node
+            return node.op is None or (policy(node) and not rules.stays(var))
+
+        last = _ancestors(needed, rules, is_kept)
         return [var for var, is_end in last.items() if is_end]
-    vars_ = _ancestors(needed, lambda v: v in free or not _is_cheap(v.node))
+    vars_ = _ancestors(
+        needed, rules, lambda v: v in free or not rules.may_repeat(v.node)
+    )
     if all(v in free for v in needed):
         return list(dict.fromkeys(needed))
     number = {v: 2 * i + 2 for i, v in enumerate(vars_)}
     sizes = _sizes(vars_)
     edges: dict[tuple[int, int], int] = {}
     for var, n in number.items():
-        edges[n, n + 1] = 0 if var in free else _KEEP * sizes[var] + _each(var)
-        if not _is_cheap(var.node):
+        if rules.stays(var):
+            edges[n, n + 1] = _ALL
+        else:
+            edges[n, n + 1] = 0 if var in free else _KEEP * sizes[var] + _each(var)
+        if not rules.may_repeat(var.node):
             edges[_SOURCE, n] = _ALL
         else:
             edges[_SOURCE, n] = _again(var.node) * sizes[var]
-            for arg in vars_of(var.node.args):
+            for arg in rules.reads(var.node):
                 edges[number[arg] + 1, n] = _ALL
     for var in needed:
         edges[number[var] + 1, _SINK] = _ALL
@@ -73,14 +91,51 @@ def dear_invariants(graph: Graph, same: Collection[Var]) -> set[Var]:
     Args:
         same: The inputs of a step that are the same in each.
     """
-    found = set(same)
+    found, rules = set(same), _rules(graph, ())
     for node in graph.nodes:
-        if found.issuperset(vars_of(node.args)) and not effects(node):
+        if found.issuperset(rules.reads(node)) and not effects(node):
             found.update(node.results)
-    return {v for v in found if v.node.op is not None and not _is_cheap(v.node)}
+    dear = {v for v in found if v.node.op is not None and not _is_cheap(v.node)}
+    return {v for v in dear if not rules.stays(v)}
 
 
-def _ancestors(needed: Sequence[Var], is_end: Callable[[Var], bool]) -> dict[Var, bool]:
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """What may be kept of a graph, and what may be computed again.
+
+    reads  what a node is computed from
+    own    the symbols that the graph makes
+    again  the nodes that are computed again in any case
+    """
+
+    reads: Callable[[Node], list[Var]]
+    own: frozenset[Symbol]
+    again: set[Node]
+
+    def stays(self, var: Var) -> bool:
+        """Whether it cannot leave the graph, being or having a size made there."""
+        sizes = free_symbols(*var.type.shape)
+        return var.node.symbol in self.own or not self.own.isdisjoint(sizes)
+
+    def may_repeat(self, node: Node) -> bool:
+        return node in self.again or _is_cheap(node)
+
+
+def _rules(graph: Graph, needed: Sequence[Var]) -> _Rules:
+    own = frozenset(n.symbol for n in graph.nodes if n.symbol is not None)
+    rules = _Rules(reader(graph), own, set())
+    waiting = list(needed)
+    while waiting:
+        var = waiting.pop()
+        if var.node not in rules.again and rules.stays(var):
+            rules.again.add(var.node)
+            waiting += rules.reads(var.node)
+    return rules
+
+
+def _ancestors(
+    needed: Sequence[Var], rules: _Rules, is_end: Callable[[Var], bool]
+) -> dict[Var, bool]:
     """What the needed values may be computed from, and they themselves, not beyond the
     ends; and which are ends."""
     found: dict[Var, bool] = {}
@@ -91,7 +146,7 @@ def _ancestors(needed: Sequence[Var], is_end: Callable[[Var], bool]) -> dict[Var
             continue
         found[var] = is_end(var)
         if not found[var]:
-            waiting += vars_of(var.node.args)
+            waiting += rules.reads(var.node)
     return found
 
 

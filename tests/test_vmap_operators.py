@@ -284,7 +284,7 @@ def test_a_singular_branch_that_is_not_taken_has_no_part_in_a_gradient(
     agree(tangent, want)
 
 
-DERIVED = (scan, reversed_scan, map_, cond, switch, invoke)
+DERIVED = (scan, reversed_scan, map_, cond, switch, invoke, while_, fori, nested)
 
 
 def loss_of(f: Any) -> Callable[..., Any]:
@@ -301,7 +301,7 @@ def gradients(f: Any) -> Any:
     return np.stack([np.asarray(hf.grad(loss_of(f))(*row)) for row in rows])
 
 
-@pytest.mark.parametrize("f", [*DERIVED, while_, fori], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("f", DERIVED, ids=lambda f: f.__name__)
 def test_vmap_of_grad(f: Any) -> None:
     got = hf.vmap(hf.grad(loss_of(f)))(*map(t, ALL))
     agree(got, gradients(f), rtol=1e-4)

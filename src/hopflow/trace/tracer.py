@@ -21,11 +21,13 @@ from hopflow.graph.core import (
     Graph,
     Node,
     Var,
+    map_graphs,
     plain_symbol,
     size_of,
     symbol_range,
 )
 from hopflow.graph.regions import result_types
+from hopflow.graph.rewriting import clone, copy_fields
 from hopflow.graph.types import SYMBOL_TYPE, TensorType, shared
 from hopflow.ops.item import dim_size, item
 from hopflow.ops.opdef import OPERATIONS, OpDef
@@ -419,6 +421,18 @@ class Tracer(Numbers):
         if op is item:
             self._define_by(node)
         return tuple([TracedTensor(self, var) for var in node.results])
+
+    def repeat(self, node: Node, args: Sequence[Operand]) -> list[TracedTensor]:
+        """Record a node of another graph as it is, on args of the same types: it
+        defines the same symbol."""
+        recorded = tuple(map(self.arg, args))
+        params = map_graphs(node.params, clone)  # a graph has one owner
+        copy = copy_fields(node, Node(node.kind, node.op, recorded, params))
+        copy.results = tuple([Var(copy, v.index, v.type) for v in node.results])
+        self.graph.nodes.append(copy)
+        if copy.symbol is not None:
+            self.symbols[copy.symbol] = copy.results[0]
+        return [TracedTensor(self, var) for var in copy.results]
 
     def _define_by(self, node: Node) -> None:
         """Make the symbol of an `item` node, backed if the call tells its value."""
