@@ -1,32 +1,32 @@
-"""Derivatives of operators with subgraphs, from the roles of their args and results.
+"""Reverse derivatives of operators with subgraphs, from the roles of args and results.
 
-Forward, each arg, result, input and output with a tangent gets a twin, of the same
-role, that holds it. In reverse a region is split into one that computes the results and
-the residuals, and one that is linear in the tangents and takes the residuals.
+A region is split into one that computes the results and the residuals, and one that is
+linear in the tangents and takes the residuals; that one is transposed.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hopflow.autograd.forward import Dual, run_graph
+from hopflow.autograd.forward import run_graph
 from hopflow.autograd.partition import Policy, dear_invariants, kept
 from hopflow.autograd.rules import is_differentiable
 from hopflow.autograd.tape import LinearTracer
 from hopflow.autograd.transpose import transpose
-from hopflow.bind import Operand, Value, bind, using
-from hopflow.graph.core import (
-    Arg,
-    Constant,
-    Graph,
-    Node,
-    Section,
-    Var,
-    map_graphs,
+from hopflow.autograd.twins import (
+    Masks,
+    duals,
+    input_like,
+    masks_of,
+    node_and_signature,
+    with_graphs,
 )
+from hopflow.bind import Operand, Value, bind, using
+from hopflow.graph.core import Arg, Constant, Graph, Section, Var
 from hopflow.graph.interpreter import interpret
-from hopflow.graph.regions import Region, Role, Signature, carries
+from hopflow.graph.regions import Region, Role, Signature
 from hopflow.graph.rewriting import (
+    clone,
     eliminate_dead_code,
     read_vars,
     reader,
@@ -40,205 +40,7 @@ from hopflow.trace.source import user_line
 from hopflow.trace.tracer import Tracer
 from hopflow.zeros import Tangent, Unknown, Zero, instantiate, is_zero
 
-__all__ = [
-    "Pulled",
-    "jvp",
-    "linearize",
-    "node_and_signature",
-    "pull",
-    "reached",
-    "transpose_once",
-]
-
-
-def node_and_signature(
-    op: Any, operands: Sequence[Operand], params: dict[str, Any]
-) -> tuple[Node, Signature]:
-    """A node for these operands, that stands in no graph, and its signature."""
-    graph = Graph("call")
-    args = [graph.add_input(o.type, "") for o in operands]
-    types = op.result_types([o.type for o in operands], params)
-    node = graph.call(op, args, params, types)
-    return node, op.signature(node)
-
-
-# --- which tangents are zero ----------------------------------------------------------
-
-
-@dataclass(slots=True)
-class _Masks:
-    """Which args and results of a node have a tangent that is not zero."""
-
-    args: list[bool]
-    results: list[bool]
-
-
-def _masks(signature: Signature, given: Sequence[Tangent], results: int) -> _Masks:
-    """The least fixed point: what a carry gets in one step it has in all."""
-    masks = _Masks([not is_zero(t) for t in given], [False] * results)
-    pairs = carries(signature)
-    while True:
-        for region in signature.regions:
-            found = _region_mask(region, masks.args)
-            for port, nonzero in zip(region.outputs, found, strict=True):
-                if port.at is not None and nonzero:
-                    masks.results[port.at] = True
-        grown = False
-        for pair in pairs:
-            if masks.args[pair.arg] and not masks.results[pair.result]:
-                masks.results[pair.result] = True  # zero trips give the first value
-            if masks.results[pair.result] and not masks.args[pair.arg]:
-                masks.args[pair.arg] = grown = True
-        if not grown:
-            return masks
-
-
-def reached(
-    op: Any,
-    operands: Sequence[Operand],
-    given: Sequence[Tangent],
-    params: dict[str, Any],
-) -> tuple[list[bool], list[bool]]:
-    """Which operands, carries among them, and results of an operator have a tangent
-    that may not be zero, where `given` are those of the operands."""
-    node, signature = node_and_signature(op, operands, params)
-    masks = _masks(signature, given, len(node.results))
-    return masks.args, masks.results
-
-
-def _region_mask(region: Region, args: Sequence[bool]) -> list[bool]:
-    """Which outputs of a region depend on inputs with a tangent."""
-    depends = {
-        var
-        for var, port in zip(region.graph.inputs, region.inputs, strict=True)
-        if port.at is not None and args[port.at]
-    }
-    for node in region.graph.nodes:
-        if any(isinstance(a, Var) and a in depends for a in node.args):
-            depends.update(v for v in node.results if is_differentiable(v.type))
-    return [isinstance(o, Var) and o in depends for o in region.graph.outputs]
-
-
-# --- twins ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Slot:
-    """A place among args, results, inputs or outputs: an old one, or its twin."""
-
-    at: int
-    is_twin: bool = False
-
-
-def _with_twins(keys: Sequence[Any], masked: Sequence[bool]) -> list[_Slot]:
-    """The old places with their twins, which follow each run of equal keys."""
-    slots: list[_Slot] = []
-    twins: list[_Slot] = []
-    for i, (key, nonzero) in enumerate(zip(keys, masked, strict=True)):
-        if i and key != keys[i - 1]:
-            slots += twins
-            twins = []
-        slots.append(_Slot(i))
-        if nonzero:
-            twins.append(_Slot(i, True))
-    return slots + twins
-
-
-def _arg_keys(op: Any, node: Node, signature: Signature) -> list[Any]:
-    sections: list[Any] = ["lead"] * op.lead
-    parts = op.format_sections(node)
-    for name, part in zip(("symbol", "operand", "capture"), parts[1:], strict=True):
-        sections += [name] * len(part)
-    return list(zip(sections, signature.args, strict=True))
-
-
-def jvp(
-    op: Any,
-    operands: Sequence[Operand],
-    given: Sequence[Tangent],
-    params: dict[str, Any],
-) -> tuple[list[Value], list[Tangent]]:
-    """The results of an operator, and their tangents: one node that computes both."""
-    node, signature = node_and_signature(op, operands, params)
-    masks = _masks(signature, given, len(node.results))
-    arg_slots = _with_twins(_arg_keys(op, node, signature), masks.args)
-    result_slots = _with_twins(signature.results, masks.results)
-    graphs = {region.name: _jvp_region(region, masks) for region in signature.regions}
-    changed = _with_graphs(
-        op,
-        params,
-        graphs,
-        [signature.args[s.at] for s in arg_slots],
-        [signature.results[s.at] for s in result_slots],
-    )
-    args = [
-        instantiate(given[s.at]) if s.is_twin else operands[s.at] for s in arg_slots
-    ]
-    found = bind(op, args, changed)
-    values: list[Value] = []
-    tangents: list[Tangent] = [Zero(v.type) for v in node.results]
-    for slot, result in zip(result_slots, found, strict=True):
-        if slot.is_twin:
-            tangents[slot.at] = result
-        else:
-            values.append(result)
-    return values, [
-        Zero(v.type) if is_zero(t) else t for v, t in zip(values, tangents, strict=True)
-    ]
-
-
-def _jvp_region(region: Region, masks: _Masks) -> Graph:
-    graph = region.graph
-    masked = [p.at is not None and masks.args[p.at] for p in region.inputs]
-    keys = [
-        (v.node.section, p.role)
-        for v, p in zip(graph.inputs, region.inputs, strict=True)
-    ]
-    tracer = Tracer(None, graph.name)
-    values: dict[int, Value] = {}
-    tangents: dict[int, Value] = {}
-    for slot in _with_twins(keys, masked):
-        var = graph.inputs[slot.at]
-        made = _input(tracer, var, twin=slot.is_twin)
-        (tangents if slot.is_twin else values)[slot.at] = made
-    with using(tracer):
-        symbols, inputs = _duals(graph, values, tangents)
-        found = run_graph(graph, symbols, inputs)
-        wanted = [p.at is not None and masks.results[p.at] for p in region.outputs]
-        roles = [p.role for p in region.outputs]
-        outputs = [
-            instantiate(found[s.at].tangent) if s.is_twin else found[s.at].value
-            for s in _with_twins(roles, wanted)
-        ]
-    return tracer.close(outputs)
-
-
-def _input(tracer: Tracer, var: Var, *, twin: bool = False) -> TracedTensor:
-    """An input of a new graph like one of an old graph."""
-    node = var.node
-    if node.symbol is not None:
-        return TracedTensor(tracer, tracer.define(node.symbol))
-    name = f"{node.name}_dot" if twin else node.name
-    section = node.section or "operand"
-    return TracedTensor(
-        tracer, tracer.graph.add_input(var.type.strong(), name, section)
-    )
-
-
-def _duals(
-    graph: Graph, values: dict[int, Value], tangents: dict[int, Value]
-) -> tuple[list[Value], list[Dual]]:
-    """Inputs of a region: the symbols, and the others with their tangents."""
-    count = len(graph.symbols)
-    symbols = [values[i] for i in range(count)]
-    inputs = [
-        Dual(values[i], tangents.get(i, Zero(graph.inputs[i].type)))
-        for i in range(count, len(graph.inputs))
-    ]
-    return symbols, inputs
-
-
-# --- splitting ------------------------------------------------------------------------
+__all__ = ["Pulled", "linearize", "pull", "transpose_once"]
 
 
 @dataclass(slots=True)
@@ -271,18 +73,18 @@ _FREE: frozenset[Role] = _SAME | frozenset(["slice", "operand"])
 """The inputs of a region that its linear part can have as they are."""
 
 
-def _split(region: Region, masks: _Masks, policy: Policy | None) -> _Split:
+def _split(region: Region, masks: Masks, policy: Policy | None) -> _Split:
     graph = region.graph
     forward = Tracer(None, graph.name, env=ShapeEnv(user_line))
     linear = LinearTracer(forward, f"{graph.name}_linear")
     values: dict[int, Value] = {}
     tangents: dict[int, Value] = {}
     for i, (var, port) in enumerate(zip(graph.inputs, region.inputs, strict=True)):
-        values[i] = _input(forward, var)
+        values[i] = input_like(forward, var)
         if port.at is not None and masks.args[port.at]:
             tangents[i] = linear.operand(var.type.strong(), f"{var.node.name}_dot")
     with using(forward):
-        symbols, inputs = _duals(graph, values, tangents)
+        symbols, inputs = duals(graph, values, tangents)
         found = run_graph(graph, symbols, inputs, linear)
     nonzero = [
         i
@@ -353,7 +155,7 @@ def linearize(
         policy: Which values in the regions are kept; None: as is cheapest.
     """
     node, signature = node_and_signature(op, operands, params)
-    masks = _masks(signature, given, len(node.results))
+    masks = masks_of(signature, given, len(node.results))
     splits = [_split(region, masks, policy) for region in signature.regions]
     residuals = [
         _residual(k, region, split, var)
@@ -436,25 +238,11 @@ def _run_forward(
         graphs[region.name] = tracer.close([*split.outputs, *extra])
     role: Role = "stacked" if signature.regions[-1].repeats else "result"
     roles = [*signature.results, *[role] * len(added)]
-    return bind(op, operands, _with_graphs(op, params, graphs, signature.args, roles))
+    return bind(op, operands, with_graphs(op, params, graphs, signature.args, roles))
 
 
 def _same(role: Role, count: int) -> list[Role]:
     return [role] * count
-
-
-def _with_graphs(
-    op: Any,
-    params: dict[str, Any],
-    graphs: dict[str, Graph],
-    args: Sequence[Role],
-    results: Sequence[Role],
-) -> dict[str, Any]:
-    """`params` with other graphs, by the names of regions."""
-    names = iter(Node("call_function", op, (), params).graphs)
-    changed = map_graphs(params, lambda _: graphs[next(names)])
-    found: dict[str, Any] = op.with_roles(changed, args, results)
-    return found
 
 
 # The args of a linear node, in order: the lead; symbols; carries, then slices or
@@ -472,7 +260,7 @@ class _Input:
 
 
 def _linear_inputs(
-    signature: Signature, masks: _Masks, residuals: Sequence[_Residual]
+    signature: Signature, masks: Masks, residuals: Sequence[_Residual]
 ) -> list[_Input]:
     found = [
         _Input(signature.args[i], tangent=i)
@@ -488,7 +276,7 @@ def _run_linear(
     operands: Sequence[Operand],
     params: dict[str, Any],
     signature: Signature,
-    masks: _Masks,
+    masks: Masks,
     splits: Sequence[_Split],
     residuals: Sequence[_Residual],
     known: Sequence[Operand],
@@ -517,7 +305,7 @@ def _run_linear(
         for r, nonzero in zip(signature.results, masks.results, strict=True)
         if nonzero
     ]
-    return bind(op, args, _with_graphs(op, params, graphs, roles, results))
+    return bind(op, args, with_graphs(op, params, graphs, roles, results))
 
 
 def _linear_region(
@@ -536,7 +324,7 @@ def _linear_region(
     known: dict[Var, Operand] = {}
     pairs = zip(region.graph.symbols, split.forward.graph.symbols, strict=True)
     for old_symbol, symbol in pairs:
-        known[symbol] = _input(tracer, old_symbol)
+        known[symbol] = input_like(tracer, old_symbol)
     for given in inputs:
         section: Section = "capture" if given.role == "invariant" else "operand"
         if given.tangent is not None:
@@ -594,7 +382,7 @@ def pull(
     """
     tracer = Tracer(None, f"{graph.name}_transpose")
     symbols = {
-        i: _input(tracer, v) for i, v in enumerate(graph.inputs) if v.node.symbol
+        i: input_like(tracer, v) for i, v in enumerate(graph.inputs) if v.node.symbol
     }
     values, given = inputs(tracer)
     again = Again(
@@ -707,7 +495,7 @@ def transpose_once(
     ]
     roles = [*signature.args[: op.lead], *_same("symbol", len(symbols))]
     roles += _same("operand", len(rest) + len(cotangents))
-    changed = _with_graphs(op, params, graphs, roles, _same("result", len(kept)))
+    changed = with_graphs(op, params, graphs, roles, _same("result", len(kept)))
     by_arg = dict(zip(kept, bind(op, args, changed), strict=True))
     return [
         by_arg.get(i, Zero(o.type)) if i in linear else None

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, NamedTuple
 
-from hopflow.autograd import operators
+from hopflow.autograd import operators, twins
 from hopflow.batching import operators as batching
 from hopflow.bind import Operand, Value, bind, current, slots
 from hopflow.errors import CarryTypeError, DerivativeError, PredicateError
@@ -164,7 +164,7 @@ class HigherOrderOp:
     ) -> tuple[Sequence[Value], Sequence[Tangent]]:
         """The results, and their tangents."""
         self._check_differentiable(operands, params)
-        return operators.jvp(self, operands, tangents, params)
+        return twins.jvp(self, operands, tangents, params)
 
     def linearize(
         self,

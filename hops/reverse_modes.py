@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, final
 from hopflow import dtypes
 from hopflow.autograd.api import jvp, vjp
 from hopflow.autograd.forward import Dual, run_graph
-from hopflow.autograd.operators import reached
+from hopflow.autograd.twins import reached
 from hopflow.batching.api import vmap
 from hopflow.batching.graphs import batched_graph, bind_again
 from hopflow.batching.operators import each_example

@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, final
 
 from hopflow import pytree
-from hopflow.autograd.operators import node_and_signature, pull
+from hopflow.autograd.operators import pull
+from hopflow.autograd.twins import node_and_signature
 from hopflow.bind import Value, bind, current, using
 from hopflow.dtypes import int64
 from hopflow.errors import (

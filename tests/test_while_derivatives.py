@@ -29,6 +29,7 @@ class Library(NamedTuple):
     prefix: Callable[..., Any]
     call: Callable[..., Any]
     vmap: Callable[..., Any]
+    checkpoint: Callable[..., Any]
 
 
 def bounded(test: Any, body: Any, carry: Any) -> Any:
@@ -42,11 +43,11 @@ def bounded(test: Any, body: Any, carry: Any) -> Any:
 
 OURS = Library(
     *(hf, hf.while_loop, hf.cond, hf.switch, hf.scan, hf.map, hf.associative_scan),
-    *(hf.invoke_subgraph, hf.vmap),
+    *(hf.invoke_subgraph, hf.vmap, hf.checkpoint),
 )
 THEIRS = Library(
     *(jnp, bounded, lax.cond, lax.switch, lax.scan, lax.map, lax.associative_scan),
-    *(lambda f, *args: f(*args), jax.vmap),
+    *(lambda f, *args: f(*args), jax.vmap, jax.checkpoint),
 )
 
 
@@ -118,6 +119,13 @@ def in_call(x: Any, w: Any, n: Any, lib: Library) -> Any:
     return lib.call(f, w) * lib.call(f, w * w)
 
 
+def in_checkpoint(x: Any, w: Any, n: Any, lib: Library) -> Any:
+    def f(c: Any) -> Any:
+        return lib.m.exp(repeat(n, lambda a: lib.m.cos(a * c), c, lib))
+
+    return lib.checkpoint(f)(w * x[0])
+
+
 def in_prefix(x: Any, w: Any, n: Any, lib: Library) -> Any:
     def product(a: Any, b: Any) -> Any:  # by a loop that makes sums of a product
         return repeat(n, lambda c: c * 1.5, a * b, lib) / 1.5**n
@@ -146,7 +154,7 @@ def in_vmap(x: Any, w: Any, n: Any, lib: Library) -> Any:
 
 PROGRAMS = [
     *(alone, until_small, in_scan, in_map, in_cond, in_switch, in_while, in_call),
-    *(in_prefix, deep, in_vmap),
+    *(in_checkpoint, in_prefix, deep, in_vmap),
 ]
 COMPOSITIONS: dict[str, Callable[..., Any]] = {
     "value": lambda d, f, s, w: f(w),
