@@ -20,13 +20,18 @@ BLOCK = re.compile(
 )
 SAID = re.compile(r"^(?: *print\(.*\)  )?# (.*)$", re.M)
 
+# What the last line begins with.
 LAST_LINES = {
+    "adaptive_computation": "recognized: 9",
     "bouncing_ball": "3 bounces",
     "fixed_point": "while_loop: the gradient of the unrolled loop, to 1e-10",
     "kalman": "wandering   1469.2  published:  1469.1",
     "life": "#.#...............#.#.",
     "mandelbrot": " " * 34 + "......=:......",
+    "pendulum": "damping  0.298  in truth: 0.300",
 }
+# As plain Python it would take minutes.
+ONLY_COMPILED = {"adaptive_computation"}
 
 
 def blocks() -> Sequence[object]:
@@ -57,7 +62,8 @@ def test_an_example_prints_the_same_compiled_and_as_plain_python(
     main = runpy.run_path(str(path))["main"]
     main()
     compiled = capsys.readouterr().out
-    assert compiled.rstrip("\n").splitlines()[-1] == LAST_LINES[path.stem]
-    with hf.debug():
-        main()
-    assert capsys.readouterr().out == compiled
+    assert compiled.splitlines()[-1].startswith(LAST_LINES[path.stem])
+    if path.stem not in ONLY_COMPILED:
+        with hf.debug():
+            main()
+        assert capsys.readouterr().out == compiled
