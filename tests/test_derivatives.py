@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import permutations
 from typing import Any, Final
 
 import numpy as np
@@ -18,7 +19,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 WITHOUT: Final = {"nextafter"}
 """Operations that give floats and have no derivative."""
-STOPPED: Final = {"stop_gradient", "solution"}
+STOPPED: Final = {"stop_gradient", "solution", "determinant"}
 """Operations whose derivatives are not those of what they compute."""
 SYMMETRIC: Final = {"cholesky", "eigh"}
 
@@ -180,6 +181,25 @@ def test_of_several_factors_of_one_element(factors: tuple[float, float]) -> None
         hf.hessian(lambda u, f=f: hf.sum(f(x, u)))(u) for f in (scattered, written_out)
     )
     close([found], [want], 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("n", "rank"), [(1, 0), (2, 1), (2, 0), (3, 2), (4, 3), (4, 2), (4, 1)]
+)
+@pytest.mark.parametrize("wrap", [lambda f: f, hf.jit], ids=["eager", "jit"])
+def test_of_determinants_of_singular_matrices(n: int, rank: int, wrap: Any) -> None:
+    orders = np.array(list(permutations(range(n))), int)
+    signs = np.linalg.det(np.eye(n)[orders])
+
+    def leibniz(x: Any) -> Any:
+        rows = hf.asarray(np.broadcast_to(np.arange(n), orders.shape).copy())
+        return hf.sum(hf.asarray(signs) * hf.prod(x[rows, hf.asarray(orders)], axis=1))
+
+    rng = np.random.default_rng(n)
+    x = rng.normal(size=(n, rank)) @ rng.normal(size=(rank, n))
+    for transform in (hf.grad, hf.hessian):
+        found, want = (wrap(transform(f))(x) for f in (hf.linalg.det, leibniz))
+        close([found], [want], 1e-9)
 
 
 @pytest.mark.parametrize("op", OPERATIONS.values(), ids=str)

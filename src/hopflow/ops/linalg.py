@@ -19,12 +19,12 @@ from hopflow.errors import (
 )
 from hopflow.ops import elementwise, linalg_factor, reduce
 from hopflow.ops.convert import astype
-from hopflow.ops.creation import eye, positions
-from hopflow.ops.gather import gather_clip
+from hopflow.ops.creation import eye
 from hopflow.ops.joining import concat
+from hopflow.ops.linalg_det import determined, diagonal, sign_and_diagonal
 from hopflow.ops.linalg_factor import check_matrix
 from hopflow.ops.linalg_solve import factors_of, solved
-from hopflow.ops.logic import equal, greater, where
+from hopflow.ops.logic import greater, where
 from hopflow.ops.math import log, sqrt
 from hopflow.ops.matmul import (
     matmul,
@@ -43,11 +43,10 @@ from hopflow.ops.rules import (
     normalize_axis,
     one_of,
 )
-from hopflow.ops.sizes import is_empty, larger, smaller, specialised
+from hopflow.ops.sizes import is_empty, larger, specialised
 from hopflow.ops.views import (
     as_tensor,
     broadcasted,
-    moved,
     reshaped,
     sliced,
 )
@@ -316,8 +315,7 @@ def det(x: Any, /) -> Value:
         ShapeError: `x` is no square matrix or batch of them.
     """
     x, narrow = _matrix("det", x, square=True)
-    sign, factors = _sign_and_diagonal(x)
-    return narrow(elementwise.multiply(sign, reduce.prod(factors, axis=-1)))
+    return narrow(determined(x))
 
 
 def slogdet(x: Any, /) -> SlogdetResult:
@@ -327,52 +325,10 @@ def slogdet(x: Any, /) -> SlogdetResult:
         ShapeError: `x` is no square matrix or batch of them.
     """
     x, narrow = _matrix("slogdet", x, square=True)
-    sign, factors = _sign_and_diagonal(x)
+    sign, factors = sign_and_diagonal(x)
     sign = elementwise.multiply(sign, reduce.prod(elementwise.sign(factors), axis=-1))
     logs = log(elementwise.abs(factors))
     return SlogdetResult(narrow(sign), narrow(reduce.sum(logs, axis=-1)))
-
-
-def _sign_and_diagonal(x: Any) -> tuple[Any, Any]:
-    """The sign of the row exchanges of an LU factorisation, and the diagonal of u."""
-    lu, pivots = linalg_factor.lu(x)
-    steps = astype(positions((x.shape[-1],), 0), pivots.dtype)
-    signs = astype(where(equal(pivots, steps), 1.0, -1.0), x.dtype)
-    return reduce.prod(signs, axis=-1), diagonal(lu)
-
-
-# --- diagonals ------------------------------------------------------------------------
-
-
-def diagonal(x: Any, /, *, offset: int = 0) -> Value:
-    """The diagonal of each matrix, `offset` places above the main one: a copy.
-
-    Raises:
-        ArgumentTypeError: `offset` is not an int.
-        ShapeError: `x` has fewer than two axes.
-    """
-    x = as_tensor("diagonal", x)
-    check_matrix("diagonal", x.type)
-    offset = specialised(offset)
-    if isinstance(offset, bool) or not isinstance(offset, int):
-        raise ArgumentTypeError(
-            f"diagonal: `offset` must be an int, and is `{type(offset).__name__}`."
-        )
-    down, right = max(-offset, 0), max(offset, 0)
-    length = _length(x.shape[-2] - down, x.shape[-1] - right)
-    at = positions((length,), 0)
-    found = gather_clip(
-        x,
-        elementwise.add(at, down),
-        elementwise.add(at, right),
-        axes=(x.ndim - 2, x.ndim - 1),
-        batch=0,
-    )
-    return moved(found, 0, x.ndim - 2)  # type: ignore[no-any-return]
-
-
-def _length(m: Size, n: Size) -> Size:
-    return larger(0, smaller(m, n))
 
 
 def trace(x: Any, /, *, offset: int = 0, dtype: DTypeLike | None = None) -> Value:

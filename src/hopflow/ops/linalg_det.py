@@ -1,0 +1,178 @@
+"""Diagonals and determinants.
+
+A determinant is found by factors, and differentiated as the polynomial that it is: its
+derivative is the matrix of cofactors, which is finite where the inverse is not.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from hopflow.bind import Value
+from hopflow.errors import ArgumentTypeError
+from hopflow.graph.types import TensorType
+from hopflow.loop_ir.kernels import Operand, Pointwise
+from hopflow.ops import batching, linalg_factor, reduce
+from hopflow.ops.convert import apply, astype, stop_gradient
+from hopflow.ops.creation import eye, positions
+from hopflow.ops.elementwise import add, multiply, sign, subtract
+from hopflow.ops.gather import gather_clip
+from hopflow.ops.joining import concat
+from hopflow.ops.linalg_factor import check_matrix
+from hopflow.ops.linalg_solve import factors_of, solved
+from hopflow.ops.logic import equal, where
+from hopflow.ops.matmul import matmul, matrix_transpose
+from hopflow.ops.opdef import OpDef, Sample
+from hopflow.ops.rules import Array, require_dtype
+from hopflow.ops.sizes import larger, smaller, specialised
+from hopflow.ops.views import as_tensor, broadcasted, moved, part, reshaped
+from hopflow.symbolic.size import Size
+
+__all__ = ["determinant", "determined", "diagonal", "sign_and_diagonal"]
+
+
+def diagonal(x: Any, /, *, offset: int = 0) -> Value:
+    """The diagonal of each matrix, `offset` places above the main one: a copy.
+
+    Raises:
+        ArgumentTypeError: `offset` is not an int.
+        ShapeError: `x` has fewer than two axes.
+    """
+    x = as_tensor("diagonal", x)
+    check_matrix("diagonal", x.type)
+    offset = specialised(offset)
+    if isinstance(offset, bool) or not isinstance(offset, int):
+        raise ArgumentTypeError(
+            f"diagonal: `offset` must be an int, and is `{type(offset).__name__}`."
+        )
+    down, right = max(-offset, 0), max(offset, 0)
+    length = _length(x.shape[-2] - down, x.shape[-1] - right)
+    at = positions((length,), 0)
+    found = gather_clip(
+        x,
+        add(at, down),
+        add(at, right),
+        axes=(x.ndim - 2, x.ndim - 1),
+        batch=0,
+    )
+    return moved(found, 0, x.ndim - 2)  # type: ignore[no-any-return]
+
+
+def _length(m: Size, n: Size) -> Size:
+    return larger(0, smaller(m, n))
+
+
+# --- determinants ---------------------------------------------------------------------
+
+
+def sign_and_diagonal(x: Any) -> tuple[Any, Any]:
+    """The sign of the row exchanges of an LU factorisation, and the diagonal of u."""
+    lu, pivots = linalg_factor.lu(x)
+    steps = astype(positions((x.shape[-1],), 0), pivots.dtype)
+    signs = astype(where(equal(pivots, steps), 1.0, -1.0), x.dtype)
+    return reduce.prod(signs, axis=-1), diagonal(lu)
+
+
+def determined(x: Any) -> Value:
+    """The determinants of matrices: [*b, n, n] -> [*b]."""
+    exchanges, factors = sign_and_diagonal(stop_gradient(x))
+    return apply(determinant, x, multiply(exchanges, reduce.prod(factors, axis=-1)))
+
+
+def _run(_x: Array, value: Array) -> Array:
+    """`value`, which is the determinant of the other operand."""
+    return np.array(value)
+
+
+def _infer(x: TensorType, value: TensorType) -> TensorType:
+    require_dtype("determinant", [x, value], linalg_factor.WIDE)
+    return TensorType(value.dtype, value.shape)
+
+
+def _lower(_types: Sequence[TensorType], _x: Operand, value: Operand) -> Pointwise:
+    return Pointwise(lambda at: value[at], is_view=True)
+
+
+def _jvp(tangents: Any, _results: Any, x: Any, _value: Any) -> tuple[Value]:
+    [t, _] = tangents
+    return (reduce.sum(multiply(_cofactors(x), t), axis=(-2, -1)),)
+
+
+determinant: Final = OpDef(
+    name="determinant",
+    promote=None,
+    infer=_infer,  # T[*b, n, n], T[*b] -> T[*b]
+    run=_run,
+    lower=_lower,
+    jvp=_jvp,
+    batch=batching.along,
+    samples=(Sample(("T[2, 3, 3]", "T[2]"), {}, linalg_factor.WIDE),),
+)
+
+
+# --- cofactors ------------------------------------------------------------------------
+
+
+def _cofactors(x: Any) -> Any:
+    """The derivative of the determinant in each element.
+
+    Its own derivatives are those of the cofactors too, where the rank is n - 2 or more;
+    where it is less, the first one is, which is 0.
+    """
+    n: Size = x.shape[-1]
+    if n < 2:
+        return where(equal(x, x), 1.0, x)
+    if n == 2:
+        return _cofactors_of_two(x)
+    # Turned by its singular vectors, which are held fixed, a matrix is diagonal, and
+    # its zeros come last.
+    u, s, vt = linalg_factor.svd(stop_gradient(x), mode="reduced")
+    turned = matmul(matmul(matrix_transpose(u), x), matrix_transpose(vt))
+    found = _cofactors_by_blocks(turned, equal(part(s, s.ndim - 1, 0, n - 2), 0))
+    turns = sign(multiply(determined(u), determined(vt)))
+    return _scaled(turns, matmul(matmul(u, found), vt))
+
+
+def _scaled(scale: Any, x: Any) -> Any:
+    """Matrices, each times a number of its own."""
+    return multiply(reshaped(scale, (*scale.shape, 1, 1)), x)
+
+
+def _cofactors_of_two(x: Any) -> Any:
+    """[[d, -c], [-b, a]] for [[a, b], [c, d]]."""
+    for axis in (x.ndim - 2, x.ndim - 1):
+        x = part(x, axis, 1, 2, -1)
+    return multiply(x, subtract(multiply(eye(2, dtype=x.dtype), 2), 1))
+
+
+def _cofactors_by_blocks(x: Any, is_zero: Any) -> Any:
+    """The cofactors of [[a, b], [c, d]], where d is of two rows and a is diagonal:
+    those of det a * det (d - c a^-1 b).
+
+    Args:
+        is_zero: Of each element on the diagonal of a.
+    """
+    n: Size = x.shape[-1]
+    rows = _parted(x, x.ndim - 2, n - 2)
+    (a, b), (c, d) = (_parted(r, x.ndim - 1, n - 2) for r in rows)
+    # A zero here is the third one: all cofactors are 0, and so are their derivatives.
+    one = eye(n - 2, dtype=x.dtype)
+    zeros = astype(is_zero, x.dtype)
+    a = add(a, multiply(one, reshaped(zeros, (*zeros.shape[:-1], 1, n - 2))))
+    scale = multiply(determined(a), reduce.prod(subtract(1.0, zeros), axis=-1))
+    inverse = solved(a, broadcasted(one, a.shape), factors_of(a))
+    left = matrix_transpose(matmul(c, inverse))
+    right = matrix_transpose(matmul(inverse, b))
+    rest = subtract(d, matmul(matrix_transpose(left), b))
+    lower = _cofactors_of_two(rest)
+    beside, below = -matmul(left, lower), -matmul(lower, right)
+    own = _scaled(determined(rest), matrix_transpose(inverse))
+    upper = subtract(own, matmul(beside, right))
+    both = concat([upper, beside], axis=-1), concat([below, lower], axis=-1)
+    return _scaled(scale, concat(both, axis=-2))
+
+
+def _parted(x: Any, axis: int, at: Size) -> tuple[Any, Any]:
+    """What comes before the last two along an axis, and those."""
+    return part(x, axis, 0, at), part(x, axis, at, 2)
