@@ -225,6 +225,8 @@ CALLS: Final[dict[str, Good]] = {
     "stack": _good([X, X], axis=0),
     "subgraph": _good(_same),
     "swapaxes": _good(X, 0, 1),
+    "symbolic_trace": _good(_grow, concrete_args={"c": 1.0}),
+    "wrap": _good(_same),
     "switch": _good(COUNT, [_grow, _same], (X,)),
     "take": _good(X, IDS, axis=1, mode="clip"),
     "take_along_axis": _good(X, INTS, axis=1, mode="clip"),

@@ -5,9 +5,10 @@
 """
 
 from math import e, inf, nan, pi
+from types import FunctionType as _FunctionType
 
 from hopflow import bind as _bind
-from hopflow import random
+from hopflow import fx, random
 from hopflow.autograd.api import grad, jvp, linearize, value_and_grad, vjp
 from hopflow.autograd.jacobian import hessian, jacfwd, jacrev
 from hopflow.batching.api import vmap
@@ -33,6 +34,7 @@ from hopflow.dtypes import (
     uint64,
 )
 from hopflow.dtypes import bool_ as bool
+from hopflow.fx.tracer import symbolic_trace, wrap
 from hopflow.hops.associative_scan import associative_scan
 from hopflow.hops.base import debug
 from hopflow.hops.checkpoint import checkpoint
@@ -290,6 +292,7 @@ __all__ = [
     "from_numpy",
     "full",
     "full_like",
+    "fx",
     "grad",
     "greater",
     "greater_equal",
@@ -389,6 +392,7 @@ __all__ = [
     "sum",
     "swapaxes",
     "switch",
+    "symbolic_trace",
     "take",
     "take_along_axis",
     "tan",
@@ -416,6 +420,16 @@ __all__ = [
     "vmap",
     "where",
     "while_loop",
+    "wrap",
     "zeros",
     "zeros_like",
 ]
+
+# A symbolic trace records the calls of what is public.
+for _space in (linalg, random):
+    for _name in _space.__all__:
+        if type(_function := getattr(_space, _name)) is _FunctionType:
+            setattr(_space, _name, _bind.recordable(_function, _space.__name__))
+for _name in set(__all__) - {"symbolic_trace", "wrap"}:
+    if type(_function := globals()[_name]) is _FunctionType:
+        globals()[_name] = _bind.recordable(_function, __name__)

@@ -9,6 +9,7 @@ binding others while that one is current, so that they nest freely. At the botto
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
@@ -17,7 +18,16 @@ from hopflow.graph.types import Shape, TensorType
 from hopflow.symbolic.boolean import SymBool
 from hopflow.symbolic.size import Size, SymFloat, SymInt
 
-__all__ = ["Interpreter", "Operand", "Value", "bind", "current", "slots", "using"]
+__all__ = [
+    "Interpreter",
+    "Operand",
+    "Value",
+    "bind",
+    "current",
+    "recordable",
+    "slots",
+    "using",
+]
 
 
 class Value:
@@ -149,6 +159,9 @@ class _Slots:
     executor    runs an operator with graphs on concrete values: op, args, params ->
                 results. The compiler's once `hopflow` is imported; until then the
                 graph interpreter (filled by `hops.base`)
+    record      while a function is traced symbolically: public function, args, kwargs
+                -> what stands for its result, or None if there is no proxy among them
+                (filled by `fx`)
     """
 
     eager: Interpreter
@@ -162,6 +175,7 @@ class _Slots:
         Sequence[Value],
     ]
     executor: Callable[[Any, Sequence[Operand], dict[str, Any]], tuple[Value, ...]]
+    record: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] | None = None
 
 
 _stack = _Stack()
@@ -182,6 +196,21 @@ def using(interpreter: Interpreter | None) -> Iterator[None]:
         yield
     finally:
         _stack.interpreter = before
+
+
+def recordable(f: Callable[..., Any], home: str) -> Callable[..., Any]:
+    """`f`, of the module `home`; a symbolic trace records its calls."""
+
+    @wraps(f)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if slots.record is not None:
+            recorded = slots.record(call, args, kwargs)
+            if recorded is not None:
+                return recorded
+        return f(*args, **kwargs)
+
+    call.__module__ = home
+    return call
 
 
 def bind(op: Any, args: Sequence[Operand], params: dict[str, Any]) -> tuple[Value, ...]:

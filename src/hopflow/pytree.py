@@ -1,6 +1,6 @@
 """Pytrees: a thin face on optree. `None` is structure, not a leaf."""
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeAlias
 
@@ -13,6 +13,7 @@ __all__ = [
     "flatten",
     "is_leaf",
     "leaf_paths",
+    "register",
     "structure",
     "tree_map",
     "unflatten",
@@ -79,6 +80,26 @@ def broadcast_prefix(prefix: Any, spec: Spec) -> list[Any] | None:
         return None
     places = optree.tree_leaves(tree, none_is_leaf=True)
     return [dim for dim, at in zip(found, places, strict=True) if at is not None]
+
+
+def register(
+    cls: type,
+    flatten: Callable[[Any], tuple[Sequence[Any], Hashable, Sequence[str]]],
+    unflatten: Callable[[Any, Iterable[Any]], Any],
+    *,
+    by_name: bool,
+) -> None:
+    """Make instances of a class trees.
+
+    Args:
+        flatten: An instance -> its children, the rest of it, a key for each child.
+        unflatten: (rest, children) -> an instance.
+        by_name: Whether a user writes `tree.key`; else `tree['key']`.
+    """
+    entry = optree.GetAttrEntry if by_name else optree.MappingEntry
+    register_node: Any = optree.register_pytree_node
+    everywhere = optree.registry.__GLOBAL_NAMESPACE
+    register_node(cls, flatten, unflatten, path_entry_type=entry, namespace=everywhere)
 
 
 def leaf_paths(spec: Spec, root: str) -> list[str]:

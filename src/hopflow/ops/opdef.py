@@ -140,6 +140,10 @@ class OpDef:
             DTypeError: the operands' dtypes are not for this operation.
             ShapeError: their shapes do not fit.
         """
+        if slots.record is not None:
+            recorded = slots.record(self, args, params)
+            if recorded is not None:
+                return recorded
         operands = self.operands(args)
         results = bind(self, operands, params)
         return results[0] if len(results) == 1 else results

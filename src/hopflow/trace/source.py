@@ -2,8 +2,11 @@
 
 import dis
 import inspect
+import linecache
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FrameType, MethodType
 from typing import Any
@@ -49,19 +52,60 @@ def _is_of_own(file: str) -> bool:
     return _own(file) if known is None else known
 
 
-def user_line(depth: int = 1) -> SourceLine | None:
-    """The innermost line on the stack that is not hopflow's own."""
+def user_frame(depth: int = 1) -> FrameType | None:
+    """The innermost frame on the stack that is not hopflow's own."""
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None:
-        code = frame.f_code
-        own = _is_own.get(code.co_filename)
+        file = frame.f_code.co_filename
+        own = _is_own.get(file)
         if own is None:
-            own = _own(code.co_filename)
+            own = _own(file)
         if not own:
-            known = _lines.get((id(code), frame.f_lasti))
-            return known[0] if known is not None else _line(frame)
+            return frame
         frame = frame.f_back
     return None
+
+
+def user_line(depth: int = 1) -> SourceLine | None:
+    """The innermost line on the stack that is not hopflow's own; while nodes are
+    replayed, the line of the node."""
+    if origin.line is not None:
+        return origin.line
+    frame = user_frame(depth + 1)
+    if frame is None:
+        return None
+    known = _lines.get((id(frame.f_code), frame.f_lasti))
+    return known[0] if known is not None else _line(frame)
+
+
+class _Origin(threading.local):
+    """What the operations of this thread come from, besides the stack.
+
+    line          of the node that is replayed
+    module_path   the module that is called: "encoder.layers.0"
+    """
+
+    line: SourceLine | None = None
+    module_path: str = ""
+
+
+origin = _Origin()
+
+
+@contextmanager
+def replaying(line: SourceLine | None, module_path: str) -> Iterator[None]:
+    """Within the block, operations come from this line and module."""
+    before = origin.line, origin.module_path
+    origin.line, origin.module_path = line, module_path
+    try:
+        yield
+    finally:
+        origin.line, origin.module_path = before
+
+
+def source_text(line: SourceLine) -> str:
+    """What stands at a line, if its file can be read."""
+    return linecache.getline(line.file, line.line).strip()
 
 
 def _line(frame: FrameType) -> SourceLine:
@@ -107,6 +151,10 @@ def name_of(fn: object) -> str:
 
 def parameter_names(fn: object, count: int) -> list[str]:
     """Names for `count` positional arguments: `args[2]` beyond named parameters."""
+    declared = getattr(fn, "__signature__", None)
+    if declared is not None:  # by one that runs generated code
+        own = tuple(declared.parameters)
+        return [own[i] if i < len(own) else f"args[{i}]" for i in range(count)]
     code = _code(fn)
     own = code.co_varnames[: code.co_argcount] if code is not None else ()
     if isinstance(fn, MethodType):

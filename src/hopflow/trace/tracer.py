@@ -54,7 +54,7 @@ from hopflow.trace.functional import (
     escaped_number,
 )
 from hopflow.trace.numbers import Numbers
-from hopflow.trace.source import user_line
+from hopflow.trace.source import origin, user_line
 
 _NOTHING: Final[Mapping[int, Size]] = {}
 
@@ -417,6 +417,7 @@ class Tracer(Numbers):
             _note_line(error)
             raise
         node = self.graph.call(op, recorded, params, types, user_line(3))
+        node.module_path = origin.module_path
         node.operator_path = self.path
         if op is item:
             self._define_by(node)

@@ -1,0 +1,135 @@
+"""`GraphModule`: a graph of `fx` that runs, as the Python source that it prints as."""
+
+import __future__
+
+import inspect
+import linecache
+from collections.abc import Iterable
+from itertools import count
+from typing import Any, Final
+
+from hopflow import pytree
+from hopflow.errors import ArgumentTypeError
+from hopflow.fx.graph import Graph
+from hopflow.fx.interpreter import Interpreter
+from hopflow.fx.source import python_source
+from hopflow.graph.module import GraphModule as Captured
+from hopflow.trace.capture import trace
+
+__all__ = ["GraphModule"]
+
+_numbers: Final = count()
+
+
+class GraphModule:
+    """A graph as a function. After edits of `graph`, `recompile` makes them count.
+
+    It is a pytree of its attributes, so that `hf.grad` and `hf.jit` take it as an
+    argument; and it can be traced again.
+
+    graph        what it does
+    attributes   the tensors and modules that the graph refers to, by path
+    code         the source that runs
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        """
+        Raises:
+            ArgumentTypeError: `graph` is no graph of `fx`.
+            GraphError: it breaks a rule of graphs; see `Graph.lint`.
+        """
+        if not isinstance(graph, Graph):
+            raise ArgumentTypeError(
+                f"GraphModule: expected a `hf.fx.Graph`, and found "
+                f"`{type(graph).__name__}`. Make one with `hf.symbolic_trace`."
+            )
+        self.graph = graph
+        self.attributes: dict[str, Any] = graph.attributes
+        self.recompile()
+
+    def recompile(self) -> "GraphModule":
+        """Let calls do what the graph says now.
+
+        Raises:
+            GraphError: the graph breaks a rule; see `Graph.lint`.
+        """
+        self.graph.lint()
+        source = python_source(self.graph)
+        self.code = source.text
+        self.lines = source.lines
+        file = f"<graph {self.graph.name} {next(_numbers)}>"
+        # So that tracebacks show the line.
+        lines = source.text.splitlines(keepends=True)
+        linecache.cache[file] = len(source.text), None, lines, file
+        # Annotations are kept, and not evaluated.
+        flags = __future__.annotations.compiler_flag
+        scope = dict(source.scope)
+        exec(compile(source.text, file, "exec", flags, dont_inherit=True), scope)
+        self._function = scope[self.graph.name]
+        self._function.__annotations__ = _annotations(self.graph)
+        self.__name__ = self.graph.name
+        signature = inspect.signature(self._function)
+        _, *parameters = signature.parameters.values()
+        self.__signature__ = signature.replace(parameters=parameters)
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the graph returns for these arguments."""
+        return self._function(self, *args, **kwargs)
+
+    def propagate(self, *args: Any) -> Captured:
+        """The captured graph of this one for arguments of these types.
+
+        Its nodes keep the user's lines and the paths of the modules.
+
+        Args:
+            args: Tensors, types (`hf.spec("f32[3]")`) in their place, constants.
+
+        Raises:
+            HopflowError: an operation does not fit its types; a note names the node.
+        """
+
+        def run(*args: Any) -> Any:
+            return Interpreter(self).run(*args)
+
+        run.__name__ = self.__name__
+        run.__signature__ = self.__signature__  # type: ignore[attr-defined]
+        return trace(run, *args, mode="fake", captures=True)
+
+    def print_readable(self, print_output: bool = True) -> str:
+        """The source, printed if `print_output`."""
+        if print_output:
+            print(self.code)
+        return self.code
+
+    def __str__(self) -> str:
+        return self.code
+
+    def __repr__(self) -> str:
+        return f"<fx.GraphModule {self.graph.name}: {len(self.graph.nodes)} nodes>"
+
+
+def _annotations(graph: Graph) -> dict[str, Any]:
+    found = {n.name: n.type for n in graph.placeholders if n.type is not None}
+    if (returns := graph.output_node().type) is not None:
+        found["return"] = returns
+    return found
+
+
+def _flatten(
+    module: GraphModule,
+) -> tuple[tuple[Any, ...], tuple[Graph, tuple[str, ...]], tuple[str, ...]]:
+    paths = tuple(module.attributes)
+    return tuple(module.attributes.values()), (module.graph, paths), paths
+
+
+def _unflatten(
+    structure: tuple[Graph, tuple[str, ...]], values: Iterable[Any]
+) -> GraphModule:
+    graph, paths = structure
+    module = GraphModule(graph)
+    module.attributes = dict(zip(paths, values, strict=True))
+    return module
+
+
+pytree.register(GraphModule, _flatten, _unflatten, by_name=False)

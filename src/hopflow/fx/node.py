@@ -1,0 +1,225 @@
+"""`Node`: one call of a function that was traced before any type is known."""
+
+import builtins
+import operator
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
+
+from hopflow.graph.core import SourceLine
+from hopflow.ops.opdef import OpDef
+
+if TYPE_CHECKING:  # which holds nodes, and stands above
+    from hopflow.fx.graph import Graph
+
+__all__ = ["IN_PLACE", "KINDS", "Kind", "Node", "map_items", "map_nodes", "nodes_in"]
+
+Kind: TypeAlias = Literal[
+    "placeholder",
+    "get_attr",
+    "call_function",
+    "call_method",
+    "call_module",
+    "output",
+]
+KINDS: Final = get_args(Kind)
+
+# Operators of Python's that write to their first argument.
+IN_PLACE: Final[Mapping[str, Callable[..., Any]]] = {
+    name: getattr(operator, name)
+    for name in (
+        "iadd isub imul itruediv ifloordiv imod ipow imatmul iand ior ixor ilshift "
+        "irshift"
+    ).split()
+}
+_WRITES: Final = frozenset([operator.setitem, *IN_PLACE.values()])
+# Functions of hopflow's that are called for what they do.
+_CHECKS: Final = ("check", "check_is_size", "interrupt")
+
+
+def map_nodes(value: Any, f: Callable[["Node"], Any]) -> Any:
+    """`value` with `f` applied to each node in it, in containers and slices too."""
+    if isinstance(value, Node):
+        return f(value)
+    return map_items(value, lambda item: map_nodes(item, f))
+
+
+def map_items(value: Any, f: Callable[[Any], Any]) -> Any:
+    """A container that may stand in arguments with `f` applied to each item."""
+    kind = type(value)
+    if kind in (tuple, list):
+        return kind([f(v) for v in value])
+    if kind is dict:
+        return {k: f(v) for k, v in value.items()}
+    if kind is slice:
+        return slice(f(value.start), f(value.stop), f(value.step))
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return kind(*(f(v) for v in value))
+    return value
+
+
+def nodes_in(value: Any) -> "list[Node]":
+    """The nodes in an argument, each once, in order."""
+    found: dict[Node, None] = {}
+    map_nodes(value, lambda node: found.setdefault(node))
+    return list(found)
+
+
+class Node:
+    """One line of a graph, and its value.
+
+    kind         placeholder | get_attr | call_function | call_method | call_module |
+                 output
+    target       what is called: a function, the name of a method, the path of a module;
+                 of a placeholder the parameter's name, of an attribute its path
+    args, kwargs   Python data with nodes in it; of a placeholder (its default,) or ();
+                 of an output (what is returned,)
+    name         unique in the graph; a variable of its source
+    type         the user's annotation, or None
+    users        the nodes that read this one
+    line         where in the user's code it came from
+    module_path  the module that it is in: "encoder.layers.0"
+    meta         notes of passes
+    """
+
+    __slots__ = (
+        "_args",
+        "_kwargs",
+        "graph",
+        "kind",
+        "line",
+        "meta",
+        "module_path",
+        "name",
+        "target",
+        "type",
+        "users",
+    )
+
+    def __init__(
+        self,
+        graph: "Graph",
+        kind: Kind,
+        target: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        name: str,
+        type_: Any = None,
+    ) -> None:
+        self.graph = graph
+        self.kind: Kind = kind
+        self.target = target
+        self.name = name
+        self.type = type_
+        self.users: dict[Node, None] = {}
+        self.line: SourceLine | None = None
+        self.module_path = ""
+        self.meta: dict[str, Any] = {}
+        self._args: tuple[Any, ...] = ()
+        self._kwargs: dict[str, Any] = {}
+        self._read(tuple(args), dict(kwargs))
+
+    def __repr__(self) -> str:
+        return self.name
+
+    # --- what it reads ---
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        return self._args
+
+    @args.setter
+    def args(self, args: tuple[Any, ...]) -> None:
+        self._read(tuple(args), self._kwargs)
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        return self._kwargs
+
+    @kwargs.setter
+    def kwargs(self, kwargs: Mapping[str, Any]) -> None:
+        self._read(self._args, dict(kwargs))
+
+    def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for node in self.inputs:
+            del node.users[self]
+        self._args, self._kwargs = args, kwargs
+        for node in self.inputs:
+            node.users[self] = None
+
+    @property
+    def inputs(self) -> "list[Node]":
+        """The nodes that this one reads, each once."""
+        return nodes_in((self._args, self._kwargs))
+
+    # --- edits ---
+
+    def replace_input_with(self, old: "Node", new: Any) -> None:
+        """Read `new` wherever this node reads `old`."""
+        args, kwargs = map_nodes(
+            (self._args, self._kwargs), lambda node: new if node is old else node
+        )
+        self._read(args, kwargs)
+
+    def replace_all_uses_with(
+        self, new: Any, *, keep: Callable[["Node"], bool] = lambda _: False
+    ) -> "list[Node]":
+        """Let the users of this node read `new` instead: a node, or a constant.
+
+        Args:
+            keep: Which users go on reading this node.
+
+        Returns:
+            The users that were changed.
+        """
+        changed = [user for user in self.users if user is not new and not keep(user)]
+        for user in changed:
+            user.replace_input_with(self, new)
+        return changed
+
+    def prepend(self, node: "Node") -> None:
+        """Move `node` of the same graph to right before this one."""
+        self.graph.move(node, self.graph.index(self))
+
+    def append(self, node: "Node") -> None:
+        """Move `node` of the same graph to right after this one."""
+        self.graph.move(node, self.graph.index(self) + 1)
+
+    # --- what it does besides ---
+
+    def is_impure(self) -> bool:
+        """Whether the node may do more than to compute its value.
+
+        What a user's function does nobody knows, nor what an operator does whose body
+        is one.
+        """
+        match self.kind:
+            case "placeholder" | "output":
+                return True
+            case "call_module":
+                return not getattr(self.graph.attributes[self.target], "is_leaf", False)
+            case "call_function":
+                return not _is_pure(self.target) or _holds_function(self)
+        return False
+
+
+def _is_pure(target: Any) -> bool:
+    if isinstance(target, OpDef):
+        return not target.effects
+    home = getattr(target, "__module__", "") or ""
+    if home.split(".")[0] == "hopflow":
+        return getattr(target, "__name__", "") not in _CHECKS
+    if target in _WRITES:
+        return False
+    return target is builtins.getattr or home in ("_operator", "operator", "math")
+
+
+def _holds_function(node: Node) -> bool:
+    found: list[Any] = []
+
+    def visit(value: Any) -> Any:
+        if callable(value) and not isinstance(value, type | Node):
+            found.append(value)
+        return map_items(value, visit)
+
+    visit((node.args, node.kwargs))
+    return bool(found)

@@ -1,0 +1,228 @@
+"""`Proxy`: what a symbolic trace runs a function on: no shape, and no value."""
+
+import dis
+import operator
+from collections.abc import Iterator
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from hopflow.errors import TraceError
+from hopflow.fx.node import IN_PLACE, Node, map_items
+from hopflow.graph.core import SourceLine
+from hopflow.trace.source import source_text, user_frame, user_line
+
+if TYPE_CHECKING:  # which makes proxies
+    from hopflow.fx.tracer import Tracer
+
+__all__ = ["Proxy", "find_proxy"]
+
+
+class Proxy:
+    """Stands for the value of a node: what is done with it is recorded.
+
+    Operators, indexing, attributes, methods and the functions of hopflow give proxies.
+    What needs a value, as `if` does, is a `TraceError`.
+    """
+
+    __slots__ = ("_node", "_tracer")
+
+    def __init__(self, node: Node, tracer: "Tracer") -> None:
+        self._node = node
+        self._tracer = tracer
+
+    def __repr__(self) -> str:
+        return f"<Proxy {self.node.name}>"
+
+    @property
+    def node(self) -> Node:
+        """The node whose value this is."""
+        return self._node
+
+    @property
+    def tracer(self) -> "Tracer":
+        """What records the uses."""
+        return self._tracer
+
+    # --- what is recorded ---
+
+    def __getattr__(self, name: str) -> "Attribute":
+        if name.startswith("_"):  # protocols, which a proxy does not take part in
+            raise AttributeError(name)
+        return Attribute(self, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> "Proxy":
+        return self.tracer.create_proxy(
+            "call_method", "__call__", (self, *args), kwargs
+        )
+
+    def __getitem__(self, key: Any) -> "Proxy":
+        return self.tracer.create_proxy(
+            "call_function", operator.getitem, (self, key), {}
+        )
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.tracer.create_proxy(
+            "call_function", operator.setitem, (self, key, value), {}
+        )
+
+    __hash__ = object.__hash__
+
+    # --- what has no answer ---
+
+    def __bool__(self) -> bool:
+        return self.tracer.to_bool(self)
+
+    def __iter__(self) -> Iterator["Proxy"]:
+        return self.tracer.iterate(self)
+
+    def __len__(self) -> int:
+        self._refuse("its length", "len")
+
+    def __int__(self) -> int:
+        self._refuse("a Python int", "int")
+
+    def __index__(self) -> int:
+        self._refuse("a Python int", "operator.index")
+
+    def __float__(self) -> float:
+        self._refuse("a Python float", "math.sqrt")
+
+    def __complex__(self) -> complex:
+        self._refuse("a Python complex", "complex")
+
+    def __contains__(self, item: Any) -> bool:
+        self._refuse("whether something is in it", "operator.contains")
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        self._refuse("a NumPy array", "np.linalg.norm")
+
+    def _refuse(self, what: str, example: str) -> NoReturn:
+        raise no_value(
+            self,
+            what,
+            "To have the call of a function recorded, wrap it outside of what is "
+            f"traced: `f = hf.wrap({example})`, and call `f`.",
+        )
+
+
+class Attribute(Proxy):
+    """`x.name`: recorded as a method if it is called, else as `getattr`."""
+
+    __slots__ = ("_name", "_owner")
+
+    def __init__(self, owner: Proxy, name: str) -> None:
+        # Without a node until something other than a call needs it.
+        self._owner = owner
+        self._name = name
+        self._tracer = owner.tracer
+
+    @property
+    def node(self) -> Node:
+        try:
+            return self._node
+        except AttributeError:
+            args = (self._owner, self._name)
+            read = self.tracer.create_proxy(
+                "call_function", getattr, args, {}, self._name
+            )
+            self._node = read.node
+            return self._node
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Proxy:
+        return self.tracer.create_proxy(
+            "call_method", self._name, (self._owner, *args), kwargs
+        )
+
+
+_BINARY: Final = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift"
+_OTHERS: Final = "lt le gt ge eq ne neg pos abs invert"
+
+
+def _define_operators() -> None:
+    """Give `Proxy` the operators of Python's, each recorded as the function of module
+    `operator`."""
+
+    def forward(f: Any) -> Any:
+        def method(x: Proxy, *others: Any) -> Proxy:
+            return x.tracer.create_proxy("call_function", f, (x, *others), {})
+
+        return method
+
+    def reflected(f: Any) -> Any:
+        def method(x: Proxy, other: Any) -> Proxy:
+            return x.tracer.create_proxy("call_function", f, (other, x), {})
+
+        return method
+
+    for name in _BINARY.split():
+        f = getattr(operator, f"__{name}__")
+        setattr(Proxy, f"__{name}__", forward(f))
+        setattr(Proxy, f"__r{name}__", reflected(f))
+    for name in _OTHERS.split():
+        setattr(Proxy, f"__{name}__", forward(getattr(operator, name)))
+    for name, f in IN_PLACE.items():
+        setattr(Proxy, f"__{name}__", forward(f))
+
+
+_define_operators()
+
+
+def find_proxy(value: Any) -> Proxy | None:
+    """A proxy in an argument, in containers and slices too."""
+    if isinstance(value, Proxy):
+        return value
+    found: list[Proxy] = []
+
+    def visit(item: Any) -> None:
+        if not found and (proxy := find_proxy(item)) is not None:
+            found.append(proxy)
+
+    map_items(value, visit)
+    return found[0] if found else None
+
+
+# --- errors ---------------------------------------------------------------------------
+
+_MOST_STEPS: Final = 8
+
+
+def no_value(proxy: Proxy, what: str, remedy: str) -> TraceError:
+    """The error for a use of a proxy that needs a value.
+
+    It shows the line that asks, and walks back through those that the proxy came from.
+    """
+    line = user_line()
+    rows = [_row("asked by", line)] if line else []
+    pending, seen = [proxy.node], {proxy.node}
+    while pending and len(seen) <= _MOST_STEPS:
+        node = pending.pop(0)
+        rows.append(_row(f"`{node.name}`", node.line, node))
+        new = [n for n in node.inputs if n not in seen]
+        seen.update(new)
+        pending += new
+    walk = "\n".join(f"  {row}" for row in rows)
+    return TraceError(
+        f"symbolic trace: `{proxy.node.name}` is a proxy without a value, and was "
+        f"asked for {what}.\n{walk}\n{remedy}"
+    )
+
+
+def _row(what: str, line: SourceLine | None, node: Node | None = None) -> str:
+    if node is not None and node.kind == "placeholder":
+        return f"{what}  an argument"
+    if line is None:
+        return what
+    text = source_text(line)
+    return f"{what}  {line}, in {line.function}{': ' if text else ''}{text}"
+
+
+def unpacked_into() -> int | None:
+    """How many names the user's code unpacks a value into just now: `a, b = x`."""
+    frame: FrameType | None = user_frame()
+    if frame is None:
+        return None
+    for instruction in dis.get_instructions(frame.f_code):
+        if instruction.offset == frame.f_lasti:
+            is_unpacked = instruction.opname.startswith("UNPACK_SEQUENCE")
+            return instruction.argval if is_unpacked else None
+    return None

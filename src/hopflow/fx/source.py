@@ -1,0 +1,238 @@
+"""Graphs of `fx` as Python source that runs: one line a node.
+
+    def forward(self, x: Tensor, y=2.0):
+        linear = self.attributes['layers.0'](x)  # model.py:7
+        sin = hf.sin(linear)  # model.py:8
+        add = sin + y  # model.py:8
+        return add
+
+`self` is the module that the graph belongs to.
+"""
+
+import builtins
+import inspect
+import operator
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from hopflow.dtypes import DType
+from hopflow.fx.node import Node
+from hopflow.graph.printer import INDENT
+from hopflow.trace.source import name_of
+
+if TYPE_CHECKING:  # which prints itself by what is here
+    from hopflow.fx.graph import Graph
+
+__all__ = ["SCOPE", "Source", "python_source"]
+
+SCOPE: Final = ("self", "hf", "operator")  # names that every source may use
+
+_BINARY: Final[Mapping[Callable[..., Any], str]] = {
+    operator.add: "+",
+    operator.sub: "-",
+    operator.mul: "*",
+    operator.truediv: "/",
+    operator.floordiv: "//",
+    operator.mod: "%",
+    operator.pow: "**",
+    operator.matmul: "@",
+    operator.and_: "&",
+    operator.or_: "|",
+    operator.xor: "^",
+    operator.lshift: "<<",
+    operator.rshift: ">>",
+    operator.lt: "<",
+    operator.le: "<=",
+    operator.gt: ">",
+    operator.ge: ">=",
+    operator.eq: "==",
+    operator.ne: "!=",
+}
+_UNARY: Final[Mapping[Callable[..., Any], str]] = {
+    operator.neg: "-",
+    operator.pos: "+",
+    operator.invert: "~",
+}
+
+
+class Source(NamedTuple):
+    """The source of a graph.
+
+    text    the definition of a function of the graph's name
+    scope   what its names refer to
+    lines   by number of a line of `text`: the node that it is
+    """
+
+    text: str
+    scope: dict[str, Any]
+    lines: dict[int, Node]
+
+
+def python_source(graph: "Graph") -> Source:
+    """The source of `graph`."""
+    return _Writer(graph).source()
+
+
+class _Writer:
+    """Writes one graph. Names of objects give way to those of nodes."""
+
+    def __init__(self, graph: "Graph") -> None:
+        self.graph = graph
+        self.scope: dict[str, Any] = {}
+        self.taken = {node.name for node in graph.nodes} | {graph.name, *SCOPE}
+        self.root = sys.modules["hopflow"]
+
+    def source(self) -> Source:
+        lines: list[str] = []
+        nodes: dict[int, Node] = {}
+        result = ""
+        for node in self.graph.nodes:
+            if node.kind == "placeholder":
+                continue
+            if node.kind == "output" and node.type is not None:
+                result = f" -> {annotation(node.type)}"
+            note = f"  # {node.line}" if node.line else ""
+            lines.append(f"{INDENT}{self.statement(node)}{note}\n")
+            nodes[len(lines) + 1] = node
+        parameters = ", ".join(["self", *self.parameters()])
+        head = f"def {self.graph.name}({parameters}){result}:\n"
+        return Source(head + ("".join(lines) or f"{INDENT}pass\n"), self.scope, nodes)
+
+    def parameters(self) -> list[str]:
+        found: list[str] = []
+        has_default = False
+        for node in self.graph.placeholders:
+            if has_default and not node.args and "*" not in found:
+                found.append("*")  # what follows one with a default is given by name
+            has_default = has_default or bool(node.args)
+            found.append(self.parameter(node))
+        return found
+
+    def parameter(self, node: Node) -> str:
+        text = node.name
+        if node.type is not None:
+            text += f": {annotation(node.type)}"
+        if node.args:
+            equals = " = " if node.type is not None else "="
+            text += f"{equals}{self.value(node.args[0])}"
+        return text
+
+    def statement(self, node: Node) -> str:
+        if node.kind == "output":
+            return f"return {self.value(node.args[0])}"
+        if node.kind == "get_attr":
+            return f"{node.name} = self.attributes[{node.target!r}]"
+        if node.kind == "call_module":
+            return f"{node.name} = self.attributes[{node.target!r}]({self.call(node)})"
+        if node.kind == "call_method":
+            owner = self.operand(node.args[0])
+            return f"{node.name} = {owner}.{node.target}({self.call(node, 1)})"
+        if node.target is operator.setitem:
+            x, key, value = node.args
+            return f"{self.operand(x)}[{self.key(key)}] = {self.value(value)}"
+        return f"{node.name} = {self.function_call(node)}"
+
+    def function_call(self, node: Node) -> str:
+        f, args = node.target, node.args
+        if not node.kwargs:
+            if f in _BINARY and len(args) == 2:
+                x, y = map(self.operand, args)
+                return f"{x} {_BINARY[f]} {y}"
+            if f in _UNARY and len(args) == 1:
+                return f"{_UNARY[f]}{self.operand(args[0])}"
+            if f is operator.getitem:
+                return f"{self.operand(args[0])}[{self.key(args[1])}]"
+            if f is getattr and len(args) == 2 and str(args[1]).isidentifier():
+                return f"{self.operand(args[0])}.{args[1]}"
+        return f"{self.named(f)}({self.call(node)})"
+
+    def call(self, node: Node, skip: int = 0) -> str:
+        args = [self.value(a) for a in node.args[skip:]]
+        args += [f"{k}={self.value(v)}" for k, v in node.kwargs.items()]
+        return ", ".join(args)
+
+    # --- values ---
+
+    def operand(self, value: Any) -> str:
+        """A value beside an operator; a negative number in parentheses."""
+        text = self.value(value)
+        return f"({text})" if text.startswith("-") else text
+
+    def key(self, key: Any) -> str:
+        """What stands in brackets."""
+        if type(key) is tuple and key:
+            items = ", ".join(map(self.key_item, key))
+            return f"{items}," if len(key) == 1 else items
+        return self.key_item(key)
+
+    def key_item(self, item: Any) -> str:
+        if type(item) is not slice:
+            return self.value(item)
+        start, stop, step = (
+            "" if v is None else self.value(v)
+            for v in (item.start, item.stop, item.step)
+        )
+        return f"{start}:{stop}:{step}" if step else f"{start}:{stop}"
+
+    def value(self, value: Any) -> str:
+        match value:
+            case Node():
+                return value.name
+            case bool() | int() | str() | bytes() | None:
+                return repr(value)
+            case float() if value - value == 0.0:
+                return repr(value)
+            case float():
+                return f"float('{value}')"
+        return self.container(value) or self.named(value)
+
+    def container(self, value: Any) -> str:
+        kind = type(value)
+        if kind is list:
+            return f"[{', '.join(map(self.value, value))}]"
+        if kind is tuple:
+            items = ", ".join(map(self.value, value))
+            return f"({items},)" if len(value) == 1 else f"({items})"
+        if kind is dict:
+            items = ", ".join(f"{k!r}: {self.value(v)}" for k, v in value.items())
+            return f"{{{items}}}"
+        if kind is slice:
+            parts = map(self.value, (value.start, value.stop, value.step))
+            return f"slice({', '.join(parts)})"
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return f"{self.named(kind)}({', '.join(map(self.value, value))})"
+        return ""
+
+    def named(self, value: Any) -> str:
+        """The name of an object, which the scope has."""
+        if value is Ellipsis:
+            return "..."
+        given = str(value if isinstance(value, DType) else name_of(value))
+        if path := self.of_hopflow(value, given):
+            self.scope["hf"] = self.root
+            return f"hf.{path}"
+        if vars(builtins).get(given) is value:
+            return given
+        if vars(operator).get(given) is value:
+            self.scope["operator"] = operator
+            return f"operator.{given}"
+        base = given if given.isidentifier() else "f"
+        name, number = base, 1
+        while name in self.taken or self.scope.get(name, value) is not value:
+            name, number = f"{base}_{number}", number + 1
+        self.scope[name] = value
+        return name
+
+    def of_hopflow(self, value: Any, name: str) -> str:
+        """The path of a public object of hopflow's: "linalg.inv"; or ""."""
+        for space in ("", "linalg.", "random."):
+            owner = getattr(self.root, space.rstrip("."), self.root)
+            if vars(owner).get(name) is value:
+                return space + name
+        return ""
+
+
+def annotation(type_: Any) -> str:
+    """An annotation as its author wrote it, or might have."""
+    return type_ if isinstance(type_, str) else inspect.formatannotation(type_)

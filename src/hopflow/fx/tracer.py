@@ -1,0 +1,370 @@
+"""`symbolic_trace`: the graph of a function, by running it on proxies.
+
+A function of hopflow's, or one that `hf.wrap` was given, is recorded as one call if a
+proxy is among its arguments (`bind.recordable`). Python between the calls runs.
+"""
+
+import inspect
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+import numpy as np
+
+from hopflow.bind import Value, recordable, slots
+from hopflow.errors import ArgumentTypeError, TraceError
+from hopflow.fx.graph import Graph
+from hopflow.fx.module import GraphModule
+from hopflow.fx.node import Kind, Node, map_items
+from hopflow.fx.proxy import Proxy, find_proxy, no_value, unpacked_into
+from hopflow.trace.source import name_of, origin, replaying, user_line
+
+__all__ = ["Tracer", "current_tracer", "symbolic_trace", "tracing", "wrap"]
+
+
+def symbolic_trace(
+    f: Callable[..., Any], concrete_args: Mapping[str, Any] | None = None
+) -> GraphModule:
+    """The graph of what `f` does, for arguments of any shapes and dtypes.
+
+    `f` runs as Python, once, on proxies that record what is done with them. See
+    docs/fx.md.
+
+    Args:
+        f: A function or a module. Modules that it calls are traced into, but for leaf
+            modules.
+        concrete_args: Values of parameters, by name: they are constants of the graph,
+            and no parameters of what is returned.
+
+    Raises:
+        ArgumentTypeError: `f` is no function, or takes any number of arguments, or
+            `concrete_args` names what is no parameter.
+        TraceError: `f` asks a proxy for a value.
+    """
+    return Tracer().trace(f, concrete_args)
+
+
+def wrap(f: Callable[..., Any]) -> Callable[..., Any]:
+    """`f`, which a symbolic trace does not look into: its calls are nodes.
+
+        length = hf.wrap(len)
+
+        @hf.wrap
+        def lookup(table, ids): ...
+
+    Raises:
+        ArgumentTypeError: `f` is no function.
+    """
+    if not callable(f) or isinstance(f, type):
+        raise ArgumentTypeError(
+            f"wrap: expected a function, and found {f!r}. Give the function itself, as "
+            "in `length = hf.wrap(len)`, and call what is returned."
+        )
+    return recordable(f, getattr(f, "__module__", None) or "")
+
+
+class Tracer:
+    """Records one function into `graph`; subclass it to decide what is a node.
+
+    graph        what was recorded so far
+    root         what is traced
+    """
+
+    def __init__(self) -> None:
+        self.graph = Graph()
+        self.root: Any = None
+        self._paths: dict[int, str] = {}
+        # What `_paths` tells apart by identity must live as long.
+        self._kept: list[Any] = []
+
+    # --- what a subclass may decide ---
+
+    def is_leaf_module(self, module: Any, path: str) -> bool:  # noqa: ARG002
+        """Whether calls of a module are nodes; else they are traced into.
+
+        Here those are the layers of `hf.nn`, and any class with `is_leaf = True`.
+        """
+        return bool(getattr(module, "is_leaf", False))
+
+    def to_bool(self, proxy: Proxy) -> bool:
+        """What `if` makes of a proxy."""
+        raise no_value(
+            proxy,
+            "its truth",
+            "Write `hf.cond` or `hf.where` for a choice at run time, give what decides "
+            "as one of `concrete_args`, or capture the function with `hf.trace`.",
+        )
+
+    def iterate(self, proxy: Proxy) -> Iterator[Any]:
+        """The items of a proxy: of as many as the user's code unpacks."""
+        count = unpacked_into()
+        if count is None:
+            raise no_value(
+                proxy,
+                "its items, of which nobody knows the number",
+                "Index it with numbers, unpack it into names (`a, b = x`), or capture "
+                "the function with `hf.trace`.",
+            )
+        return iter([proxy[i] for i in range(count)])
+
+    def create_node(
+        self,
+        kind: Kind,
+        target: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        name: str | None = None,
+        type_: Any = None,
+    ) -> Node:
+        """A new node of the graph, which knows the user's line."""
+        node = self.graph.create_node(kind, target, args, kwargs, name, type_)
+        if kind not in ("placeholder", "output"):  # which no line of the user's makes
+            node.line = user_line(2)
+        node.module_path = origin.module_path
+        return node
+
+    def proxy(self, node: Node) -> Proxy:
+        """What stands for the value of a node in the function that is traced."""
+        return Proxy(node, self)
+
+    def create_proxy(
+        self,
+        kind: Kind,
+        target: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        name: str | None = None,
+        type_: Any = None,
+    ) -> Proxy:
+        """Record a use of proxies, and return what stands for its result."""
+        if not _is_active(self):
+            raise TraceError(
+                f"symbolic trace: a proxy of `{self.graph.name}` is used after its "
+                "trace. Return what is wanted from the function."
+            )
+        args = tuple([self.create_arg(a) for a in args])
+        kwargs = {k: self.create_arg(v) for k, v in kwargs.items()}
+        return self.proxy(self.create_node(kind, target, args, kwargs, name, type_))
+
+    def create_arg(self, value: Any) -> Any:
+        """What stands for a value of the traced function in arguments of nodes.
+
+        Raises:
+            TraceError: it is a function that closes over a proxy.
+        """
+        if isinstance(value, Proxy):
+            if value.tracer is not self:
+                raise TraceError(
+                    f"symbolic trace: `{value.node.name}` is a proxy of another trace. "
+                    "Give it to the function as an argument."
+                )
+            return value.node
+        if isinstance(value, Value | np.ndarray):
+            return self._attribute(value)
+        check_closures(value)
+        return map_items(value, self.create_arg)
+
+    def path_of(self, value: Any) -> str:
+        """The path of a module or tensor in what is traced; a new one for another."""
+        known = self._paths.get(id(value))
+        if known is not None:
+            return known
+        base = "tensor" if isinstance(value, Value | np.ndarray) else name_of(value)
+        base = base.lower()
+        path, number = base, 1
+        while path in self._paths.values():
+            path, number = f"{base}_{number}", number + 1
+        self._paths[id(value)] = path
+        self._kept.append(value)
+        return path
+
+    def call_module(
+        self,
+        module: Any,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """What a call of a module gives: modules announce their calls here."""
+        path = self.path_of(module)
+        if find_proxy((args, kwargs)) is not None and self.is_leaf_module(module, path):
+            self.graph.attributes[path] = module
+            return self.create_proxy("call_module", path, args, kwargs)
+        with replaying(origin.line, path):
+            return forward(*args, **kwargs)
+
+    # --- the trace ---
+
+    def start(self, root: Any, name: str, paths: dict[int, str]) -> None:
+        """Begin a new graph.
+
+        Args:
+            paths: Of the modules and tensors of `root`, by identity.
+        """
+        self.root, self.graph, self._paths = root, Graph(name), paths
+        self._kept = []
+
+    def trace(
+        self, root: Callable[..., Any], concrete_args: Mapping[str, Any] | None = None
+    ) -> GraphModule:
+        """The graph of `root`; see `symbolic_trace`."""
+        if not callable(root):
+            raise ArgumentTypeError(
+                f"symbolic_trace: `f` must be a function, and is "
+                f"`{type(root).__name__}`."
+            )
+        f = getattr(root, "forward", root)
+        name = name_of(root) if f is root else "forward"
+        self.start(root, name if name.isidentifier() else "forward", _paths_of(root))
+        signature = _signature(f)
+        given = _checked({} if concrete_args is None else concrete_args, signature)
+        with tracing(self):
+            kwargs = {
+                p.name: given[p.name] if p.name in given else self._parameter(p)
+                for p in signature.parameters.values()
+            }
+            positional = [
+                kwargs.pop(p.name)
+                for p in signature.parameters.values()
+                if p.kind is not inspect.Parameter.KEYWORD_ONLY
+            ]
+            result = self.create_arg(f(*positional, **kwargs))
+            returns = signature.return_annotation
+            self.graph.output(result, None if returns is signature.empty else returns)
+        return GraphModule(self.graph)
+
+    def _parameter(self, parameter: inspect.Parameter) -> Proxy:
+        empty = inspect.Parameter.empty
+        default = () if parameter.default is empty else (parameter.default,)
+        type_ = None if parameter.annotation is empty else parameter.annotation
+        return self.create_proxy(
+            "placeholder", parameter.name, default, {}, type_=type_
+        )
+
+    def _attribute(self, tensor: Any) -> Node:
+        path = self.path_of(tensor)
+        found = self.graph.find_nodes("get_attr", path)
+        if found:
+            return found[0]
+        self.graph.attributes[path] = tensor
+        return self.create_node("get_attr", path, (), {})
+
+
+def _paths_of(root: Any) -> dict[int, str]:
+    """The paths of the modules and parameters of a module, by identity."""
+    found: dict[int, str] = {}
+    for walk in ("named_modules", "named_parameters"):
+        for path, part in getattr(root, walk, dict)().items():
+            found.setdefault(id(part), path)
+    return found
+
+
+def _signature(f: Callable[..., Any]) -> inspect.Signature:
+    try:
+        signature = inspect.signature(f)
+    except (TypeError, ValueError):
+        raise ArgumentTypeError(
+            f"symbolic_trace: Python does not tell the parameters of {f!r}. Give a "
+            "function that calls it."
+        ) from None
+    for parameter in signature.parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise ArgumentTypeError(
+                f"symbolic_trace: `{name_of(f)}` has a parameter `{parameter}`, which "
+                "takes any number of arguments. Trace a function that calls it with as "
+                "many as there will be."
+            )
+    return signature
+
+
+def _checked(given: Any, signature: inspect.Signature) -> Mapping[str, Any]:
+    """`concrete_args`, which names parameters."""
+    if not isinstance(given, Mapping):
+        raise ArgumentTypeError(
+            "symbolic_trace: `concrete_args` must be a mapping from the names of "
+            f"parameters to values, and is `{type(given).__name__}`."
+        )
+    for name in given:
+        if name not in signature.parameters:
+            raise ArgumentTypeError(
+                f"symbolic_trace: `concrete_args` has {name!r}, and the parameters are "
+                f"{', '.join(signature.parameters)}."
+            )
+    return given
+
+
+def check_closures(value: Any) -> None:
+    """Check an argument of a call that is recorded, or runs now.
+
+    Raises:
+        TraceError: it is, or holds, a function that closes over a proxy.
+    """
+    if not inspect.isfunction(value):
+        map_items(value, check_closures)
+        return
+    cells = value.__closure__ or ()
+    for name, cell in zip(value.__code__.co_freevars, cells, strict=True):
+        try:
+            proxy = find_proxy(cell.cell_contents)
+        except ValueError:  # nothing was assigned to it yet
+            continue
+        if proxy is not None:
+            raise no_value(
+                proxy,
+                f"its part in `{value.__name__}`, which closes over it as `{name}`",
+                "Give it to the operator as one of its operands, or capture the "
+                "function with `hf.trace`, which lifts closures.",
+            )
+
+
+# --- which traces run -----------------------------------------------------------------
+
+
+class _Active(threading.local):
+    """The traces that run in this thread, the innermost last."""
+
+    def __init__(self) -> None:
+        self.tracers: list[Tracer] = []
+
+
+_active = _Active()
+_lock: Final = threading.Lock()
+_running = 0  # in all threads
+
+
+def _is_active(tracer: Tracer) -> bool:
+    return any(t is tracer for t in _active.tracers)
+
+
+def current_tracer() -> Tracer | None:
+    """The innermost symbolic trace that runs in this thread."""
+    return _active.tracers[-1] if _active.tracers else None
+
+
+@contextmanager
+def tracing(tracer: Tracer) -> Iterator[None]:
+    """Within the block, `tracer` records what is done with its proxies."""
+    global _running
+    with _lock:
+        _running += 1
+        slots.record = _record
+    _active.tracers.append(tracer)
+    try:
+        yield
+    finally:
+        _active.tracers.pop()
+        with _lock:
+            _running -= 1
+            if not _running:
+                slots.record = None
+
+
+def _record(f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Proxy | None:
+    """The call as a node, if a proxy is among its arguments."""
+    proxy = find_proxy((args, kwargs))
+    if proxy is None:
+        if _active.tracers:
+            check_closures((args, kwargs))
+        return None
+    return proxy.tracer.create_proxy("call_function", f, args, kwargs)

@@ -1,0 +1,566 @@
+"""fx: functions as graphs without shapes, and how users edit them."""
+
+import importlib
+import math
+import operator
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hopflow as hf
+from hopflow import fx, pytree
+from hopflow.errors import ArgumentTypeError, GraphError, ShapeError, TraceError
+from hopflow.trace.source import replaying
+
+
+def code(f: Callable[..., Any], **concrete: Any) -> list[str]:
+    """The lines of the graph of `f`, without the user's."""
+    lines = str(hf.symbolic_trace(f, concrete)).splitlines()
+    return [line.partition("  #")[0].strip() for line in lines]
+
+
+def many(x: Any, y: Any = 2.0, *, flag: bool = True) -> dict[str, Any]:
+    z = hf.sin(x) + y
+    rows, columns = z.shape
+    z[0] = -1.5
+    z += 1
+    both = hf.concat([z[1:, ...], x.T[None, 0, ::-1]], axis=0)
+    parts = hf.where(z > 0.0, abs(z), ~(z == 2.0))
+    inverse = hf.linalg.inv(hf.eye(2) * y)
+    return {
+        "both": both,
+        "size": rows * columns,
+        "sum": 2 ** -parts.sum(axis=0),
+        "flag": flag,
+        "i": (inverse,),
+    }
+
+
+X = np.linspace(-1.0, 2.0, 9, dtype=np.float32).reshape(3, 3)
+
+
+def same(found: Any, expected: Any) -> None:
+    assert pytree.structure(found) == pytree.structure(expected)
+    leaves = zip(pytree.flatten(found)[0], pytree.flatten(expected)[0], strict=True)
+    for a, b in leaves:
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+# --- what is recorded -----------------------------------------------------------------
+
+
+def test_a_graph_prints_as_what_the_user_called() -> None:
+    assert code(many, flag=False) == [
+        "def many(self, x: Any, y: Any = 2.0) -> dict[str, typing.Any]:",
+        "sin = hf.sin(x)",
+        "add = sin + y",
+        "shape = add.shape",
+        "getitem = shape[0]",
+        "getitem_1 = shape[1]",
+        "add[0] = -1.5",
+        "iadd = operator.iadd(add, 1)",
+        "getitem_2 = iadd[1:, ...]",
+        "T = x.T",
+        "getitem_3 = T[None, 0, ::-1]",
+        "concat = hf.concat([getitem_2, getitem_3], axis=0)",
+        "gt = iadd > 0.0",
+        "abs_1 = operator.abs(iadd)",
+        "eq = iadd == 2.0",
+        "invert = ~eq",
+        "where = hf.where(gt, abs_1, invert)",
+        "tensor = self.attributes['tensor']",
+        "mul = tensor * y",
+        "inv = hf.linalg.inv(mul)",
+        "mul_1 = getitem * getitem_1",
+        "neg = -where",
+        "sum_1 = neg.sum(axis=0)",
+        "pow_1 = 2 ** sum_1",
+        "return {'a': concat, 'n': mul_1, 'sum': pow_1, 'flag': False, 'i': (inv,)}",
+    ]
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda module: module,
+        lambda module: fx.Interpreter(module).run,
+        lambda module: fx.Transformer(module).transform(),
+        lambda module: hf.symbolic_trace(module),
+        lambda module: fx.GraphModule(module.graph),
+    ],
+    ids=["code", "interpreter", "transformer", "again", "graph"],
+)
+def test_a_module_does_what_the_function_does(run: Any) -> None:
+    module = run(hf.symbolic_trace(many, {"flag": True}))
+    same(module(hf.asarray(X)), many(hf.asarray(X)))
+    same(module(hf.asarray(X), y=3.0), many(hf.asarray(X), 3.0))
+
+
+def test_what_python_decides_is_decided_once() -> None:
+    def f(x: Any, depth: int) -> Any:
+        for _ in range(depth):
+            x = hf.tanh(x)
+        return x
+
+    assert len(hf.symbolic_trace(f, {"depth": 3}).graph.nodes) == 5
+    with pytest.raises(ArgumentTypeError, match="has 'dept', and the parameters are x"):
+        hf.symbolic_trace(f, {"dept": 3})
+
+
+def test_annotations_and_defaults_are_kept() -> None:
+    ones: Any = hf.ones(2)
+
+    def f(x: hf.Tensor, scale: float = math.inf, *, shift: "hf.Tensor") -> hf.Tensor:
+        return x * scale + shift
+
+    module = hf.symbolic_trace(f)
+    [head, *_] = module.code.splitlines()
+    assert head == (
+        "def f(self, x: hopflow.tensor.base.Tensor, scale: float = float('inf'), *, "
+        "shift: hf.Tensor) -> hopflow.tensor.base.Tensor:"
+    )
+    assert module.graph.placeholders[0].type is hf.Tensor
+    assert module.graph.output_node().type is hf.Tensor
+    again = hf.symbolic_trace(module)
+    assert again.code.splitlines()[0] == head
+    same(again(ones, 2.0, shift=ones), f(ones, 2.0, shift=ones))
+
+
+def test_operators_are_nodes_with_their_bodies() -> None:
+    def f(x: Any, p: Any) -> Any:
+        return hf.cond(p, hf.sin, lambda x: x * 2.0, (x,))
+
+    module = hf.symbolic_trace(f)
+    [node] = module.graph.find_nodes("call_function", hf.cond)
+    assert node.args[1] is hf.sin
+    for p in (True, False):
+        same(module(hf.ones(2), p), f(hf.ones(2), p))
+
+
+def test_functions_that_jit_made_are_nodes() -> None:
+    double = hf.jit(lambda x: x * 2.0)
+    module = hf.symbolic_trace(lambda x: double(x))
+    assert [n.target for n in module.graph.nodes if n.kind == "call_function"] == [
+        double
+    ]
+    assert module(hf.asarray(3.0)).item() == 6.0
+
+
+@pytest.mark.parametrize("name", ["sum", "linalg.inv", "random.key", "cond"])
+def test_a_public_function_says_where_it_is(name: str) -> None:
+    function = operator.attrgetter(name)(hf)
+    home = importlib.import_module(getattr(function, "__module__", "hopflow"))
+    assert getattr(home, function.__name__) is function
+
+
+# --- wrap -----------------------------------------------------------------------------
+
+
+@hf.wrap
+def rescale(x: Any, low: float) -> Any:
+    return x - low if x.ndim > 1 else x
+
+
+length = hf.wrap(len)
+
+
+def test_a_wrapped_function_is_one_node() -> None:
+    module = hf.symbolic_trace(lambda x: rescale(x, 1.0) * length(x))
+    [first, second] = [n for n in module.graph.nodes if n.kind == "call_function"][:2]
+    assert (first.target, second.target) == (rescale, length)
+    same(module(hf.asarray(X)), (hf.asarray(X) - 1.0) * 3)
+    assert rescale(hf.ones(2), 1.0).tolist() == [1.0, 1.0]
+    with pytest.raises(ArgumentTypeError, match=r"length = hf.wrap\(len\)"):
+        hf.wrap("len")  # type: ignore[arg-type]
+
+
+# --- what has no answer ---------------------------------------------------------------
+
+
+def branchy(x: Any) -> Any:
+    y = hf.sin(x)
+    z = y * 2.0
+    if z > 1.0:
+        return x
+    return y
+
+
+def test_control_flow_on_a_proxy_walks_back_through_the_code() -> None:
+    with pytest.raises(TraceError) as caught:
+        hf.symbolic_trace(branchy)
+    first = branchy.__code__.co_firstlineno
+    assert str(caught.value).splitlines() == [
+        "symbolic trace: `gt` is a proxy without a value, and was asked for its truth.",
+        f"  asked by  test_fx.py:{first + 3}, in branchy: if z > 1.0:",
+        f"  `gt`  test_fx.py:{first + 3}, in branchy: if z > 1.0:",
+        f"  `mul`  test_fx.py:{first + 2}, in branchy: z = y * 2.0",
+        f"  `sin`  test_fx.py:{first + 1}, in branchy: y = hf.sin(x)",
+        "  `x`  an argument",
+        "Write `hf.cond` or `hf.where` for a choice at run time, give what decides as "
+        "one of `concrete_args`, or capture the function with `hf.trace`.",
+    ]
+
+
+def unpacked(x: Any) -> Any:
+    return [*x]
+
+
+@pytest.mark.parametrize(
+    ("f", "message"),
+    [
+        (lambda x: len(x), r"its length(.|\n)*hf.wrap\(len\)"),
+        (lambda x: math.sqrt(x), r"a Python float(.|\n)*hf.wrap\(math.sqrt\)"),
+        (lambda x: int(x), r"hf.wrap\(int\)"),
+        (lambda x: [0][x], r"hf.wrap\(operator.index\)"),
+        (lambda x: complex(x), r"hf.wrap\(complex\)"),
+        (lambda x: 1 in x, "whether something is in it"),
+        (lambda x: np.asarray(x), "a NumPy array"),
+        (lambda x: [y for y in x], "its items, of which nobody knows the number"),
+        (unpacked, "its items"),
+        (lambda x: not x, "its truth"),
+        (lambda x: hf.cond(True, lambda: x, lambda: x), "its part in .* as one of its"),
+        (lambda x: hf.cond(x, lambda: x, lambda: x), "its part in"),
+        (lambda x: hf.switch(0, [lambda: x]), "its part in"),
+    ],
+)
+def test_what_needs_a_value_is_an_error_with_a_remedy(f: Any, message: str) -> None:
+    with pytest.raises(TraceError, match=message):
+        hf.symbolic_trace(f)
+
+
+def test_a_proxy_does_not_outlive_its_trace() -> None:
+    kept = []
+
+    def f(x: Any) -> Any:
+        kept.append(x)
+        return x
+
+    hf.symbolic_trace(f)
+    with pytest.raises(TraceError, match="used after its trace"):
+        kept[0] + 1
+    with pytest.raises(TraceError, match="a proxy of another trace"):
+        hf.symbolic_trace(lambda y: hf.symbolic_trace(lambda x: x + y)(y))
+
+
+@pytest.mark.parametrize(
+    ("f", "message"),
+    [
+        (3, "must be a function, and is `int`"),
+        (lambda *xs: xs, r"a parameter `\*xs`, which takes any number"),
+        (type, "does not tell the parameters"),
+    ],
+)
+def test_what_cannot_be_traced_is_refused(f: Any, message: str) -> None:
+    with pytest.raises(ArgumentTypeError, match=message):
+        hf.symbolic_trace(f)
+
+
+def test_a_trace_in_one_thread_leaves_the_others_alone() -> None:
+    found = []
+
+    def f(x: Any) -> Any:
+        other = threading.Thread(target=lambda: found.append(hf.sum(hf.ones(3)).item()))
+        other.start()
+        other.join()
+        return hf.sum(x)
+
+    hf.symbolic_trace(f)
+    assert found == [3.0]
+
+
+# --- your own tracer ------------------------------------------------------------------
+
+
+class Scale:
+    """A module in the sense of `Tracer.call_module`: it announces its calls."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = hf.asarray(factor)
+
+    def __call__(self, x: Any) -> Any:
+        tracer = fx.tracer.current_tracer()
+        if tracer is None:
+            return self.forward(x)
+        return tracer.call_module(self, self.forward, (x,), {})
+
+    def forward(self, x: Any) -> Any:
+        return x * self.factor
+
+
+class Leaves(fx.Tracer):
+    def is_leaf_module(self, module: Any, path: str) -> bool:
+        return isinstance(module, Scale)
+
+
+def test_a_tracer_decides_what_is_a_leaf() -> None:
+    scale = Scale(3.0)
+
+    def f(x: Any) -> Any:
+        return scale(x) + scale(x)
+
+    inside = hf.symbolic_trace(f)
+    assert [n.kind for n in inside.graph.nodes].count("call_module") == 0
+    assert [n.module_path for n in inside.graph.find_nodes("call_function")] == [
+        *("scale", "scale", ""),
+    ]
+    leaves = Leaves().trace(f)
+    assert leaves.attributes == {"scale": scale}
+    assert [n.target for n in leaves.graph.find_nodes("call_module")] == ["scale"] * 2
+    same(leaves(hf.ones(2)), inside(hf.ones(2)))
+
+
+class Noted(fx.Tracer):
+    def create_proxy(self, *args: Any, **kwargs: Any) -> fx.Proxy:
+        proxy = super().create_proxy(*args, **kwargs)
+        proxy.node.meta["noted"] = True
+        return proxy
+
+    def to_bool(self, proxy: fx.Proxy) -> bool:
+        return False
+
+
+def test_a_tracer_decides_what_is_recorded() -> None:
+    graph = Noted().trace(branchy).graph
+    assert all(n.meta["noted"] for n in graph.nodes if n.kind != "output")
+    assert graph.output_node().inputs == graph.find_nodes("call_function", hf.sin)
+
+
+# --- edits ----------------------------------------------------------------------------
+
+
+def test_an_edited_graph_runs_after_recompile() -> None:
+    module = hf.symbolic_trace(lambda x: hf.sin(x) + 1.0)
+    graph = module.graph
+    [sin] = graph.find_nodes("call_function", hf.sin)
+    with graph.inserting_after(sin):
+        cos = graph.call_function(hf.cos, sin.args[0])
+        twice = graph.call_function(operator.mul, cos, 2.0)
+    assert sin.replace_all_uses_with(twice) == [graph.nodes[-2]]
+    assert module(0.0).item() == 1.0
+    assert module.recompile()(0.0).item() == 3.0
+    graph.erase_node(sin)
+    assert [n.name for n in graph.nodes] == ["x", "cos", "mul", "add", "output"]
+    assert twice.users.keys() == {graph.nodes[3]}
+
+
+def test_a_node_that_is_read_is_not_erased() -> None:
+    graph = hf.symbolic_trace(lambda x: hf.sin(x) + 1.0).graph
+    with pytest.raises(GraphError, match="cannot erase `sin`: `add` reads it"):
+        graph.erase_node(graph.nodes[1])
+    other = hf.symbolic_trace(lambda x: x).graph
+    with pytest.raises(GraphError, match="does not have the node `sin`"):
+        other.index(graph.nodes[1])
+
+
+def test_dead_code_goes_and_what_may_have_an_effect_stays() -> None:
+    seen = hf.wrap(print)
+    offset = hf.ones(2)
+
+    def f(x: Any) -> Any:
+        hf.sin(x + offset).sum()
+        hf.check(hf.all(x > 0), "positive")
+        hf.map(lambda v: v, x)
+        seen(x)
+        y = x + 1
+        y[0] = 1
+        return y
+
+    graph = hf.symbolic_trace(f).graph
+    assert graph.eliminate_dead_code() == 4
+    names = "x gt all_1 check map_1 print_1 add_1 setitem output".split()
+    assert [n.name for n in graph.nodes] == names
+    assert graph.attributes == {}
+    assert graph.eliminate_dead_code(lambda n: n.kind in ("placeholder", "output")) == 6
+
+
+def test_nodes_are_copied_and_moved() -> None:
+    source = hf.symbolic_trace(lambda x, y: hf.sin(x) * y + hf.ones(2)).graph
+    graph = fx.Graph("copied")
+    known: dict[fx.Node, Any] = {}
+    graph.output(graph.graph_copy(source, known))
+    assert str(graph).splitlines()[1:] == str(source).splitlines()[1:]
+    assert known[source.nodes[2]].line == source.nodes[2].line
+    assert graph.attributes.keys() == source.attributes.keys()
+    graph.nodes[2].prepend(graph.nodes[4])
+    assert graph.nodes[2].kind == "get_attr"
+    graph.lint()
+    graph.nodes[4].append(graph.nodes[2])
+    assert [n.name for n in graph.nodes] == [n.name for n in source.nodes]
+
+
+def test_graphs_are_written_by_hand() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x", float)
+    w = graph.get_attr("layer.w", hf.asarray(2.0))
+    y = graph.call_method("reshape", graph.call_function(hf.multiply, x, w), (-1,))
+    graph.output((y, [y]))
+    same(fx.GraphModule(graph)(3.0), (hf.asarray([6.0]), [hf.asarray([6.0])]))
+
+
+def bad_graph(edit: Callable[[fx.Graph, fx.Node], Any]) -> fx.Graph:
+    graph = fx.Graph("bad")
+    edit(graph, graph.placeholder("x"))
+    if not graph.find_nodes("output"):
+        graph.output(graph.nodes[-1])
+    return graph
+
+
+def swapped(graph: fx.Graph, x: fx.Node) -> None:
+    first = graph.call_function(hf.sin, x)
+    graph.call_function(hf.cos, first)
+    graph.nodes[2].append(first)
+
+
+def foreign(graph: fx.Graph, x: fx.Node) -> None:
+    graph.call_function(hf.sin, fx.Graph().placeholder("y"))
+
+
+def renamed(graph: fx.Graph, x: fx.Node) -> None:
+    graph.call_function(hf.sin, x).name = "x"
+
+
+def returns_early(graph: fx.Graph, x: fx.Node) -> None:
+    graph.output(x)
+    graph.call_function(hf.sin, x)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (swapped, "node `cos` reads `sin`, which is not before it"),
+        (foreign, "reads `y`, which is not before it"),
+        (renamed, "has a name that another node has"),
+        (returns_early, "returns, and nodes stand behind it"),
+        (lambda g, x: g.get_attr("w"), "refers to `w`, which is no attribute"),
+        (lambda g, x: g.call_module("m", x), "refers to `m`, which is no attribute"),
+        (lambda g, x: g.call_function("sin", x), "calls 'sin', which is no function"),
+        (lambda g, x: g.call_method(hf.sin, x), "for a name"),
+        (
+            lambda g, x: (g.call_function(hf.sin, x), g.placeholder("y")),
+            "stands behind",
+        ),
+    ],
+)
+def test_lint_names_the_rule_that_is_broken(edit: Any, message: str) -> None:
+    with pytest.raises(GraphError, match=message):
+        fx.GraphModule(bad_graph(edit))
+
+
+def test_a_graph_without_an_end_is_refused() -> None:
+    with pytest.raises(GraphError, match="returns nothing"):
+        fx.GraphModule(fx.Graph())
+    with pytest.raises(GraphError, match="a node is one of placeholder, get_attr"):
+        fx.Graph().create_node("call", "f")  # type: ignore[arg-type]
+    graph = bad_graph(lambda g, x: None)
+    with (
+        pytest.raises(GraphError, match="nothing runs after the output"),
+        graph.inserting_after(graph.output_node()),
+    ):
+        pass
+    for kind in (fx.GraphModule, fx.Interpreter):
+        with pytest.raises(
+            ArgumentTypeError, match=r"Make one with `hf.symbolic_trace`"
+        ):
+            kind(3)  # type: ignore[arg-type]
+
+
+# --- types ----------------------------------------------------------------------------
+
+
+def affine(x: Any, w: Any) -> Any:
+    return hf.tanh(x @ w) + 1.0
+
+
+def test_propagation_gives_a_captured_graph_with_the_users_lines() -> None:
+    module = hf.symbolic_trace(affine)
+    captured = module.propagate(hf.spec("f32[2, 3]"), hf.spec("f32[3, 4]"))
+    line = f"# test_fx.py:{affine.__code__.co_firstlineno + 1}"
+    assert [text.split("  ")[0] for text in str(captured).splitlines()] == [
+        "graph affine(x: f32[2, 3], w: f32[3, 4]) -> f32[2, 4]:",
+        "",
+        "",
+        "",
+        "",
+    ]
+    assert str(captured).count(line) == 3
+    x, w = hf.ones((2, 3)), hf.ones((3, 4))
+    same(captured(x, w), affine(x, w))
+    same(hf.jit(module)(x, w), hf.jit(affine)(x, w))
+
+
+def test_an_error_of_propagation_names_the_node() -> None:
+    module = hf.symbolic_trace(affine)
+    with pytest.raises(ShapeError) as caught:
+        module.propagate(hf.spec("f32[2, 3]"), hf.spec("f32[4, 4]"))
+    line = affine.__code__.co_firstlineno + 1
+    assert caught.value.__notes__ == [f"in node `matmul` (test_fx.py:{line})"]
+
+
+def test_lines_and_module_paths_survive_propagation() -> None:
+    scale = Scale(2.0)
+    module = hf.symbolic_trace(lambda x: scale(x))
+    [multiply] = module.propagate(hf.spec("f32[3]")).graph.nodes_of("multiply")
+    assert multiply.module_path == "scale"
+    with replaying(None, "outer"):
+        [multiply] = hf.trace(lambda x: x * 2, hf.ones(2)).graph.nodes_of("multiply")
+    assert multiply.module_path == "outer"
+
+
+# --- interpreters ---------------------------------------------------------------------
+
+
+class Recorded(fx.Interpreter):
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.shapes: dict[str, Any] = {}
+
+    def run_node(self, node: fx.Node) -> Any:
+        result = super().run_node(node)
+        self.shapes[node.name] = getattr(result, "shape", None)
+        return result
+
+
+def test_an_interpreter_sees_every_node() -> None:
+    recorded = Recorded(hf.symbolic_trace(affine))
+    recorded.run(hf.ones((2, 3)), w=hf.ones((3, 4)))
+    assert recorded.shapes == {
+        "x": (2, 3),
+        "w": (3, 4),
+        **dict.fromkeys(("matmul", "tanh", "add", "output"), (2, 4)),
+    }
+
+
+class Faster(fx.Transformer):
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target is hf.tanh:
+            return args[0] / (1.0 + hf.abs(args[0]))
+        return super().call_function(target, args, kwargs)
+
+
+def test_a_transformer_writes_what_its_methods_compute() -> None:
+    module = hf.symbolic_trace(affine)
+    module.graph.nodes[3].meta["note"] = 1
+    faster = Faster(module).transform()
+    names = "x w matmul abs_1 add truediv add_1 output".split()
+    assert [n.name for n in faster.graph.nodes] == names
+    assert faster.graph.nodes[5].meta == {"note": 1}
+    line = affine.__code__.co_firstlineno + 1
+    assert {n.line.line for n in faster.graph.nodes if n.line} == {line}
+    assert len(module.graph.nodes) == 6
+
+
+# --- modules as data ------------------------------------------------------------------
+
+
+def test_a_module_is_a_tree_of_its_attributes() -> None:
+    w = hf.asarray([1.0, 2.0])
+    module = hf.symbolic_trace(lambda x: hf.sum(w * x))
+    assert pytree.leaf_paths(pytree.structure(module), "m") == ["m['tensor']"]
+    gradient = hf.grad(lambda m, x: m(x))(module, hf.asarray([3.0, 4.0]))
+    assert gradient.attributes["tensor"].tolist() == [3.0, 4.0]
+    doubled = pytree.tree_map(lambda leaf: leaf * 2.0, module)
+    assert doubled(hf.ones(2)).item() == 6.0
+    assert module(hf.ones(2)).item() == 3.0
