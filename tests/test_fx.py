@@ -75,9 +75,9 @@ def test_a_graph_prints_as_what_the_user_called() -> None:
         "mul = tensor * y",
         "inv = hf.linalg.inv(mul)",
         "mul_1 = getitem * getitem_1",
-        "neg = -where",
-        "sum_1 = neg.sum(axis=0)",
-        "pow_1 = 2 ** sum_1",
+        "sum_1 = where.sum(axis=0)",
+        "neg = -sum_1",
+        "pow_1 = 2 ** neg",
         "return {'a': concat, 'n': mul_1, 'sum': pow_1, 'flag': False, 'i': (inv,)}",
     ]
 
