@@ -31,8 +31,8 @@ def many(x: Any, y: Any = 2.0, *, flag: bool = True) -> dict[str, Any]:
     parts = hf.where(z > 0.0, abs(z), ~(z == 2.0))
     inverse = hf.linalg.inv(hf.eye(2) * y)
     return {
-        "both": both,
-        "size": rows * columns,
+        "a": both,
+        "n": rows * columns,
         "sum": 2 ** -parts.sum(axis=0),
         "flag": flag,
         "i": (inverse,),
