@@ -208,7 +208,7 @@ def _run_invariants(
     copies: dict[Var, Var] = {}
     graph = clone(split.forward.graph, copies)
     graph.outputs = tuple([copies[v] for v in split.invariants])
-    eliminate_dead_code(graph)
+    eliminate_dead_code(graph, with_effects=True)
     pairs = zip(graph.inputs, region.inputs, strict=True)
     same = [(v, p.at) for v, p in pairs if p.role in _SAME and p.at is not None]
     graph.inputs = [v for v, _ in same]

@@ -199,6 +199,19 @@ def test_a_while_loop_has_gradients_of_what_it_captures() -> None:
             np.testing.assert_allclose(np.asarray(found), want, rtol=1e-4)
 
 
+def test_what_is_the_same_in_each_step_is_kept_without_the_checks_of_steps() -> None:
+    def f(w: Any) -> Any:
+        def body(c: Any, _: Any) -> Any:
+            hf.check(c[0, 0] < 9, "it is small")
+            return hf.sin((w @ w) * c), None
+
+        return hf.sum(hf.scan(body, w, None, length=2)[0])
+
+    w = np.full((3, 3), 0.5, np.float32)
+    want = jax.grad(lambda w: jnp.sum(jnp.sin(w @ w * jnp.sin(w @ w * w))))(w)
+    np.testing.assert_allclose(np.asarray(hf.grad(f)(w)), want, rtol=1e-5)
+
+
 def test_writes_to_captured_tensors_in_bodies_are_values() -> None:
     def f(w: Any) -> Any:
         total = w * 0

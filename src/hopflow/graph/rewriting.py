@@ -205,8 +205,11 @@ def erase_node(graph: Graph, node: Node) -> None:
         del graph.attributes[node.name]
 
 
-def eliminate_dead_code(graph: Graph) -> int:
+def eliminate_dead_code(graph: Graph, *, with_effects: bool = False) -> int:
     """Take out nodes without effects whose results nothing reads, in subgraphs too.
+
+    Args:
+        with_effects: Take out those of `graph` with effects as well.
 
     Returns:
         How many nodes were taken out.
@@ -218,7 +221,8 @@ def eliminate_dead_code(graph: Graph) -> int:
     for node in reversed(graph.nodes):
         for subgraph in node.graphs.values():
             removed += eliminate_dead_code(subgraph)
-        if not live.isdisjoint(node.results) or effects(node):
+        read = not live.isdisjoint(node.results)
+        if read or (effects(node) and not with_effects):
             kept.append(node)
             live.update(reads(node))
         elif node.kind == "get_attr":
