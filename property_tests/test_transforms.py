@@ -5,6 +5,7 @@ differences exist, and rounding is small. Conditions compare with an odd number,
 no value is by chance.
 """
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -349,6 +350,47 @@ def test_vmap_and_grad_commute(body: Any, mask: Any) -> None:
         given = tuple(map(hf.asarray, args))
         close(way(hf.vmap(gradient, in_dims=axes(mask)), *given), want)
         close(way(hf.grad(total, (0, 1, 2)), *given), tuple(summed))
+
+
+# --- sizes ----------------------------------------------------------------------------
+
+
+def of_size(n: int, m: int) -> tuple[Any, ...]:
+    """Arguments of which the first is of n rows and m columns."""
+    x = np.cos(np.arange(n * m) + 0.5).reshape(n, m)
+    whole = np.arange(n) * 2 % 3
+    return x, np.sin(np.arange(n) + 0.25), np.array(0.7), whole, np.int64(2), whole > 0
+
+
+lengths = st.lists(
+    st.tuples(st.integers(0, 4), st.integers(0, 3)), min_size=2, max_size=4
+)
+
+
+@some(12)
+@given(programs, lengths)
+def test_derivatives_are_right_at_all_sizes(body: Any, sizes: Any) -> None:
+    gradient = hf.value_and_grad(scalar(program(body)), (0, 1, 2))
+    for_all = hf.jit(gradient, dynamic=True)
+    for n, m in sizes:
+        args = tuple(map(hf.asarray, of_size(n, m)))
+        close(for_all(*args), run_debug(gradient, *args))
+
+
+@some(12)
+@given(programs, which, lengths)
+def test_vmap_is_right_at_all_sizes(body: Any, mask: Any, sizes: Any) -> None:
+    f = program(body)
+    for_all = hf.jit(hf.vmap(f, in_dims=axes(mask)), dynamic=True)
+    for n, m in sizes:
+        given = [
+            batched(x) if b else x for x, b in zip(of_size(n, m), mask, strict=True)
+        ]
+        want = loop_of(lambda *xs: run_debug(f, *map(hf.asarray, xs)), given, mask)
+        for count in (BATCH, 1, 0):
+            few = [x[:count] if b else x for x, b in zip(given, mask, strict=True)]
+            first = pytree.tree_map(operator.itemgetter(slice(count)), want)
+            close(for_all(*map(hf.asarray, few)), first)
 
 
 # --- JAX ------------------------------------------------------------------------------
