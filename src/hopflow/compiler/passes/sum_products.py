@@ -22,6 +22,7 @@ from hopflow.compiler.passes.stack_products import (
 from hopflow.graph.core import Arg, Graph, Node, Var, vars_of
 from hopflow.graph.regions import (
     CarryPair,
+    Region,
     carries,
     drop_results,
     has_regions,
@@ -58,17 +59,16 @@ class _Loop:
     """
 
     node: Node
+    region: Region
     stacks: dict[Var, Arg] = field(default_factory=dict)
 
     @property
     def body(self) -> Graph:
-        [region] = signature_of(self.node).regions
-        return region.graph
+        return self.region.graph
 
     def ends(self, pair: CarryPair) -> tuple[int, int]:
         """Which input and which output of the body belong to a carry."""
-        [region] = signature_of(self.node).regions
-        ends = region.input_of(pair.arg), region.output_of(pair.result)
+        ends = self.region.input_of(pair.arg), self.region.output_of(pair.result)
         assert None not in ends
         return ends  # type: ignore[return-value]
 
@@ -82,8 +82,7 @@ class _Loop:
     def known(self, value: Var) -> Arg | None:
         """The stack of what `value` is in each step, if there is one."""
         source = source_of(value)
-        [region] = signature_of(self.node).regions
-        found = outside(self.node, region, source, "slice")
+        found = outside(self.node, self.region, source, "slice")
         return found or self.stacks.get(source)  # type: ignore[arg-type]
 
     def stacked(self, value: Var, length: Size) -> Arg:
@@ -120,8 +119,9 @@ class _Sum(NamedTuple):
 
 
 def _move_out(graph: Graph, node: Node) -> None:
-    loop = _Loop(node)
     signature = signature_of(node)
+    [region] = signature.regions
+    loop = _Loop(node, region)
     slices = [a for a, r in zip(node.args, signature.args, strict=True) if r == "slice"]
     length = slices[0].type.shape[0]
     dropped: list[int] = []
@@ -151,13 +151,12 @@ def _summed(loop: _Loop, pair: CarryPair) -> _Sum | None:
     if not isinstance(result, Var) or result.node.op is not add:
         return None
     found = _product(result.node, carry)
+    if found is None:
+        return None
     reads = Counter([v for node in body.nodes for v in vars_of(node.args)])
     reads.update(vars_of(body.outputs))
-    if found is None or any(
-        reads[v] != 1 for v in (carry, result, found.product.results[0])
-    ):
-        return None
-    return found
+    once = (carry, result, found.product.results[0])
+    return found if all(reads[v] == 1 for v in once) else None
 
 
 def _product(sum_: Node, carry: Var) -> _Sum | None:
