@@ -485,3 +485,20 @@ def test_the_first_position_of_many_equal_extrema(
         x[3, 5], x[70, 66], x[8, 5] = np.nan, np.nan, np.inf
     found = hf.jit(lambda x: getattr(hf, name)(x, axis=axis))(x)
     np.testing.assert_array_equal(found, getattr(np, name)(x, axis=axis))
+
+
+@pytest.mark.parametrize(("count", "inlined"), [(5, True), (100, False)])
+def test_a_function_called_from_many_places_is_not_inlined(
+    count: int, inlined: bool
+) -> None:
+    def f(x: Any) -> Any:
+        for _ in range(count):
+            x = hf.tanh(x) * 1.5
+        return x
+
+    run = hf.jit(f)
+    expected = np.float64(0.5)
+    for _ in range(count):
+        expected = np.tanh(expected) * 1.5
+    np.testing.assert_allclose(float(run(hf.asarray(np.float64(0.5)))), expected)
+    assert ("alwaysinline" in run.llvm_ir) == inlined

@@ -363,3 +363,59 @@ def test_columns_times_rows_are_added_where_the_sum_lies() -> None:
     )
     np.testing.assert_allclose(np.asarray(jitted(a, b)), a.T @ b, rtol=1e-12)
     assert jitted.loop_ir.count("in arena") == 1  # the sum
+
+
+# --- sums of what is zero but for a part ----------------------------------------------
+
+
+def test_the_gradient_of_reading_parts_adds_only_them() -> None:
+    def f(x: Any) -> Any:
+        return hf.sum(x[3:40] ** 2) + hf.sum(x[30:60] ** 3) + hf.sum(x[::2])
+
+    x = some(100)
+    run = hf.jit(hf.grad(f))
+    expected = np.zeros(100)
+    expected[3:40] += 2 * x[3:40]
+    expected[30:60] += 3 * x[30:60] ** 2
+    expected[::2] += 1
+    np.testing.assert_allclose(np.asarray(run(x)), expected)
+    assert sum("0..100" in line for line in lines(run.loop_ir)) <= 1
+
+
+@pytest.mark.parametrize("f", ["index", "slice", "take"])
+def test_a_step_that_reads_a_part_of_a_table_costs_a_part_in_its_gradient(
+    f: str,
+) -> None:
+    def read(table: Any, i: Any) -> Any:
+        if f == "index":
+            return table[i]
+        if f == "slice":
+            return hf.sum(hf.dynamic_slice(table, (i, 0), (3, 8)), axis=0)
+        return hf.sum(hf.take(table, hf.stack([i, i + 1, i]), axis=0), axis=0)
+
+    def loss(table: Any, at: Any) -> Any:
+        step = lambda c, i: (hf.tanh(c + read(table, i)), None)  # noqa: E731
+        return hf.sum(hf.scan(step, hf.zeros(8, dtype=hf.float64), at)[0])
+
+    table, at = some(1000, 8), np.array([3, 3, 990, 0])
+    run = hf.jit(hf.grad(loss))
+    expected = hf.grad(loss)(hf.asarray(table), hf.asarray(at))
+    np.testing.assert_allclose(np.asarray(run(table, at)), np.asarray(expected))
+    inside = run.loop_ir[run.loop_ir.rindex("for step") :].splitlines()[1:]
+    body = [line for line in inside if line.startswith("        ")]
+    assert not any("0..1000" in line for line in body)
+
+
+def test_an_index_out_of_range_is_reported_where_updates_are_added() -> None:
+    def f(x: Any, y: Any, i: Any) -> Any:
+        z = hf.zeros(10, dtype=hf.float64)
+        z[i] = 1.0
+        return x + z + y
+
+    run = hf.jit(f)
+    x = some(10)
+    expected = x + x
+    expected[3] += 1
+    np.testing.assert_allclose(np.asarray(run(x, x, np.array(3))), expected)
+    with pytest.raises(hf.errors.IndexingError, match="index 12 is out of range"):
+        run(x, x, np.array(12))

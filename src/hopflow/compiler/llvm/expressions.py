@@ -200,13 +200,13 @@ def _inline(f: Function, name: str, dtype: DType, width: int, args: list[str]) -
 def _define_math(
     module: Module, function: str, name: str, dtype: DType, width: int, arity: int
 ) -> None:
-    """Define a function in MATH for `width` lanes, to be inlined."""
+    """Define a function in MATH for `width` lanes."""
     module.define(function, "")  # the place of the name; it may be used by itself
     t = register_type(dtype, width)
     args = [f"%x{i}" for i in range(arity)]
     signature = ", ".join(f"{t} {a}" for a in args)
     f = Function(
-        module, f"internal {t} @{function}({signature})", "alwaysinline nounwind"
+        module, f"internal {t} @{function}({signature})", module.inlined(function)
     )
     near = math.near(name, read(Var("x", dtype)))
     if near is None:

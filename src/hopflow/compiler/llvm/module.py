@@ -14,6 +14,9 @@ OPAQUE = "nounwind memory(argmem: readwrite, inaccessiblemem: readwrite)"
 of the program's."""
 RARE = ", !prof !1"
 """Metadata of a branch whose first side is rare."""
+INLINED = 64
+"""A function that is called from more places is not inlined: each is some 40
+instructions, and what registers do costs LLVM time that is quadratic in them."""
 HOT = '"prefer-vector-width"="512" nounwind'
 
 
@@ -24,6 +27,7 @@ class Module:
         self.symbols: set[str] = set()  # what the linker must be given addresses of
         self._globals: dict[str, str] = {}
         self._functions: dict[str, str] = {}
+        self._inlined: dict[str, int] = {}  # by name: where their attributes stand
 
     def declare(self, declaration: str) -> None:
         """Declare an intrinsic, as "double @llvm.fabs.f64(double)"."""
@@ -56,9 +60,20 @@ class Module:
         """Add the text of a function (or reserve its name, with no text yet)."""
         self._functions[name] = text
 
+    def inlined(self, name: str) -> str:
+        """The attributes of a function that is to be inlined, unless it is called from
+        too many places: that is known at the end."""
+        return f"#{self._inlined.setdefault(name, len(self._inlined))}"
+
     @property
     def text(self) -> str:
-        return "\n".join((*self._globals.values(), *self._functions.values(), ""))
+        functions = "\n".join(self._functions.values())
+        attributes = []
+        for name, number in self._inlined.items():
+            few = functions.count(f" @{name}(") <= INLINED + 1  # with the definition
+            inline = "alwaysinline" if few else "noinline"
+            attributes.append(f"attributes #{number} = {{ {inline} nounwind }}")
+        return "\n".join((*self._globals.values(), functions, *attributes, ""))
 
 
 class Function:

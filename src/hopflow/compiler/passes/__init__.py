@@ -5,6 +5,7 @@ After the first, no two nodes share a subgraph: the others may edit those in pla
 
 from collections.abc import Callable
 
+from hopflow.compiler.passes.add_updates import add_updates
 from hopflow.compiler.passes.dead_results import drop_dead_results
 from hopflow.compiler.passes.expand import expand_inlines
 from hopflow.compiler.passes.invariant_carries import make_carries_invariant
@@ -16,6 +17,7 @@ from hopflow.graph.core import Graph
 PASSES: tuple[Callable[[Graph], Graph], ...] = (
     expand_inlines,
     make_carries_invariant,
+    add_updates,
     stack_products,
     sum_products,
     drop_dead_results,

@@ -103,10 +103,10 @@ def in_the_trace(size: Size) -> float | None:
 
 
 class Inserter:
-    """Puts nodes into a graph from position `at` on, with the line of `like`."""
+    """Puts nodes among others from position `at` on, with the line of `like`."""
 
-    def __init__(self, graph: Graph, at: int, like: Node) -> None:
-        self.graph, self.at, self.like = graph, at, like
+    def __init__(self, nodes: list[Node], at: int, like: Node) -> None:
+        self.nodes, self.at, self.like = nodes, at, like
 
     def __call__(self, op: Any, *args: Arg, **params: Any) -> Var:
         """Insert one node; its result."""
@@ -114,7 +114,7 @@ class Inserter:
         node = Node("call_function", op, args, params, line=self.like.line)
         node.results = (Var(node, 0, type_),)
         node.meta.update(self.like.meta)
-        self.graph.nodes.insert(self.at, node)
+        self.nodes.insert(self.at, node)
         self.at += 1
         return node.results[0]
 
@@ -126,7 +126,7 @@ def _product(graph: Graph, at: int, like: Node, xs: Arg, matrix: Arg) -> Var:
     """Insert the product of all slices: [length, *, n]."""
     length, rows = xs.type.shape[0], like.args[0].type.shape[0]
     inner, columns = matrix.type.shape
-    insert = Inserter(graph, at, like)
+    insert = Inserter(graph.nodes, at, like)
     left = insert.reshape(xs, length * rows, inner)
     return insert.reshape(insert(matmul_op, left, matrix), length, rows, columns)
 

@@ -131,7 +131,7 @@ def _move_out(graph: Graph, node: Node) -> None:
             continue
         m, n, k = found.sizes
         xs, ys = (loop.stacked(v, length) for v in (found.x, found.y))
-        insert = Inserter(graph, graph.nodes.index(node) + 1, found.product)
+        insert = Inserter(graph.nodes, graph.nodes.index(node) + 1, found.product)
         left = insert(transpose, insert.reshape(xs, length * k, m), axes=(1, 0))
         total = insert(matmul_op, left, insert.reshape(ys, length * k, n))
         total = insert(add, node.args[pair.arg], total)
