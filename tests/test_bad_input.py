@@ -198,6 +198,7 @@ CALLS: Final[dict[str, Good]] = {
     "vjp": _good(_same, X, has_aux=False),
     "stop_gradient": _good(X),
     "checkpoint": _good(_same, policy="dots"),
+    "control_flow": _good(_same),
     **dict.fromkeys(("custom_jvp", "custom_vjp"), _good(_same, nondiff_argnums=(0,))),
     **dict.fromkeys(("grad", "value_and_grad"), _good(_same, 0, has_aux=False)),
     **dict.fromkeys(("jacfwd", "jacrev", "hessian"), _good(_same, 0)),

@@ -194,6 +194,7 @@ from hopflow.ops.scatter import one_hot, segment_sum
 from hopflow.ops.searching import nonzero, searchsorted
 from hopflow.ops.sets import unique_all, unique_counts, unique_inverse, unique_values
 from hopflow.ops.sorting import argsort, sort, top_k
+from hopflow.rewrite.api import control_flow
 from hopflow.stats import stats
 from hopflow.tensor import Tensor, asarray, from_dlpack, from_numpy
 from hopflow.tensor.info import API_VERSION as __array_api_version__
@@ -251,6 +252,7 @@ __all__ = [
     "concat",
     "cond",
     "config",
+    "control_flow",
     "copy",
     "copysign",
     "cos",

@@ -153,6 +153,10 @@ class TraceError(HopflowError, TypeError):
     """A traced tensor was asked for a value that only a run can give."""
 
 
+class ControlFlowError(TraceError):
+    """Plain Python control flow that depends on a tensor and cannot be rewritten."""
+
+
 class EscapedValueError(HopflowError, RuntimeError):
     """A traced value was used outside the trace that made it."""
 

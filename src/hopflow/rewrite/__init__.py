@@ -1,0 +1,1 @@
+"""`control_flow`: plain Python `if`, `while` and `for` become operators."""

@@ -1,0 +1,134 @@
+"""`control_flow`: the decorator."""
+
+import ast
+import functools
+import inspect
+from collections.abc import Callable
+from types import CellType, CodeType, FunctionType
+from typing import Any, Final, TypeVar
+
+from hopflow.errors import ArgumentTypeError, ControlFlowError
+from hopflow.rewrite import runtime
+from hopflow.rewrite.generate import RUNTIME, is_generator, rewritten
+from hopflow.trace.source import name_of
+
+__all__ = ["control_flow"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_SKIP: Final = "__hopflow_skip__"
+
+
+class _ControlFlow:
+    """The decorator; see `__call__`."""
+
+    def __call__(self, f: F) -> F:
+        """`f`, with plain Python `if`, `while` and `for` that depend on tensors as
+        operators.
+
+        Conditions of `if`, `while`, `assert`, `and`, `or`, `not`, conditional
+        expressions and chains of comparisons may be tensors, and so may the items of a
+        `for` and the arguments of its `range`; `break`, `continue` and `return` may
+        stand in them. Where a condition is no tensor, it is Python as before. Functions
+        defined within `f` are rewritten too, those that it calls are not.
+
+        A name that an `if` or a loop assigns, and that is used afterwards, must have a
+        value on all ways, of one type. What has effects on other things than local
+        names and tensors (an attribute that is assigned, a `raise`, a `global` name)
+        stays Python: it must not depend on a tensor.
+
+        Raises:
+            ArgumentTypeError: `f` is no function written in Python.
+            ControlFlowError: its source is not known, or it is a generator, a coroutine
+                or a lambda. When it is traced: something that depends on a tensor
+                cannot be rewritten, with the reason.
+        """
+        if not isinstance(f, FunctionType):
+            raise ArgumentTypeError(
+                "control_flow: `f` must be a Python function, and is "
+                f"`{type(f).__name__}`. Decorate the function itself, first of all."
+            )
+        if getattr(f, _SKIP, False):
+            return f
+        if hasattr(f, "__wrapped__"):
+            raise ArgumentTypeError(
+                f"control_flow: `{name_of(f)}` is a function around another one. "
+                "Decorate the inner one: write `@hf.control_flow` last."
+            )
+        node, first = _definition(f)
+        if is_generator(node):
+            raise ControlFlowError(
+                f"control_flow: `{name_of(f)}` is a generator, which cannot be "
+                "rewritten. Return the values instead."
+            )
+        rewritten(node)
+        made = _function(f, node, first)
+        functools.update_wrapper(made, f)
+        return made  # type: ignore[return-value]
+
+    @staticmethod
+    def skip(f: F) -> F:
+        """`f`, which `control_flow` leaves alone."""
+        setattr(f, _SKIP, True)
+        return f
+
+
+control_flow = _ControlFlow()
+
+
+def _definition(f: FunctionType) -> tuple[ast.FunctionDef, int]:
+    """The definition of a function, and how many lines of its file stand before it.
+
+    Raises:
+        ControlFlowError: there is none to be found.
+    """
+    try:
+        lines, first = inspect.getsourcelines(f)
+        text = "".join(lines)
+        nested = text[:1].isspace()
+        [node] = ast.parse("if True:\n" + text if nested else text).body
+    except (OSError, TypeError, SyntaxError, ValueError):
+        node, first, nested = None, 0, False
+    if nested:
+        assert isinstance(node, ast.If)
+        node = node.body[0]
+    if not isinstance(node, ast.FunctionDef) or node.name != f.__code__.co_name:
+        raise ControlFlowError(
+            f"control_flow: `{name_of(f)}` has no source to rewrite. It must be a "
+            "`def` in a file: no lambda, no coroutine, no code that was made."
+        )
+    return node, first - 1 - nested
+
+
+def _function(f: FunctionType, node: ast.FunctionDef, before: int) -> FunctionType:
+    """The rewritten function, with the globals and the closure of the first one."""
+    node.decorator_list = []
+    free = f.__code__.co_freevars
+    factory = ast.parse(f"def {_FACTORY}({', '.join((RUNTIME, *free))}): pass")
+    [outer] = factory.body
+    assert isinstance(outer, ast.FunctionDef)
+    outer.body = [node]
+    names = f.__qualname__.split(".")
+    if len(names) > 1 and names[-2].isidentifier():  # `self.__x` has its name
+        outer.body = [ast.ClassDef(names[-2], [], [], [node], [])]
+    ast.increment_lineno(node, before)
+    ast.fix_missing_locations(factory)
+    code = _code_of(compile(factory, f.__code__.co_filename, "exec"), node.name)
+    cells = dict(zip(free, f.__closure__ or (), strict=True))
+    cells[RUNTIME] = CellType(runtime)
+    closure = tuple([cells[name] for name in code.co_freevars])
+    made = FunctionType(code, f.__globals__, f.__name__, f.__defaults__, closure)
+    made.__kwdefaults__ = f.__kwdefaults__
+    return made
+
+
+_FACTORY: Final = "hopflow_factory"
+
+
+def _code_of(code: CodeType, name: str) -> CodeType:
+    """The code of the function that stands in the factory."""
+    while code.co_name != name:
+        inner = [c for c in code.co_consts if isinstance(c, CodeType)]
+        names = [c.co_name for c in inner]
+        code = inner[names.index(name) if name in names else 0]
+    return code

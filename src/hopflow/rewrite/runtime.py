@@ -1,0 +1,515 @@
+"""What rewritten code calls: an operator where a condition is a tensor, else Python."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+
+from hopflow import pytree
+from hopflow.bind import Value, current
+from hopflow.dtypes import int64
+from hopflow.errors import ControlFlowError, DataDependentError, TraceError
+from hopflow.graph.types import TensorType
+from hopflow.hops.bodies import Function, trace_body
+from hopflow.hops.cond import cond
+from hopflow.hops.scan import scan
+from hopflow.hops.while_loop import fori_loop, while_loop
+from hopflow.ops.check import check
+from hopflow.ops.creation import zeros
+from hopflow.ops.elementwise import logical_and, logical_not, maximum, not_equal, sign
+from hopflow.pytree import Spec
+from hopflow.rewrite.exits import RESULT
+from hopflow.symbolic.boolean import SymBool
+from hopflow.symbolic.size import SymFloat, SymInt
+from hopflow.trace.rollback import mark, rollback
+from hopflow.trace.source import user_line
+from hopflow.trace.tracer import Tracer
+
+__all__ = [
+    *("UNBOUND", "and_", "assert_", "compare", "for_", "if_", "if_return", "load"),
+    *("not_", "or_", "plain", "plain_items", "range_", "while_"),
+]
+
+State: TypeAlias = tuple[Any, ...]
+_Names: TypeAlias = Sequence[str]
+_Named: TypeAlias = Callable[[], dict[str, Any]]
+
+
+class _Unbound:
+    def __repr__(self) -> str:
+        return "<unbound>"
+
+
+UNBOUND: Final = _Unbound()
+"""The value of a name that has none."""
+
+
+def load(get: Callable[[], Any]) -> Any:
+    """What a name holds, `UNBOUND` if nothing."""
+    try:
+        return get()
+    except NameError:
+        return UNBOUND
+
+
+# --- conditions -----------------------------------------------------------------------
+
+
+def condition(test: Any) -> bool | Value:
+    """A condition as a bool, or as a tensor of bools if only a run can tell."""
+    if isinstance(test, SymBool):
+        try:
+            return bool(test)
+        except DataDependentError:
+            return current().value_of(test)
+    if isinstance(test, Value):
+        return test if test.type.dtype.kind == "b" else not_equal(test, 0)
+    return bool(test)
+
+
+def and_(first: Any, second: Callable[[], Any]) -> Any:
+    """`first and second()`."""
+    holds = condition(first) if isinstance(first, Value | SymBool) else first
+    if not isinstance(holds, Value):
+        return holds and second()
+    return cond(holds, lambda: condition(second()), lambda: False)
+
+
+def or_(first: Any, second: Callable[[], Any]) -> Any:
+    """`first or second()`."""
+    holds = condition(first) if isinstance(first, Value | SymBool) else first
+    if not isinstance(holds, Value):
+        return holds or second()
+    return cond(holds, lambda: True, lambda: condition(second()))
+
+
+def not_(test: Any) -> Any:
+    """`not test`."""
+    holds = condition(test)
+    return logical_not(holds) if isinstance(holds, Value) else not holds
+
+
+def compare(first: Any, *pairs: Callable[..., Any]) -> Any:
+    """`first < second() < …`: comparisons, each followed by what it compares with."""
+    holds, value = pairs[:2]
+    other = value()
+    found = holds(first, other)
+    if len(pairs) == 2:
+        return found
+    return and_(found, lambda: compare(other, *pairs[2:]))
+
+
+def assert_(test: Any, message: Callable[[], Any]) -> None:
+    """`assert test, message()`, as `hf.check` if only a run can tell."""
+    holds = condition(test)
+    if isinstance(holds, Value):
+        text = message()
+        check(holds, "the assertion does not hold" if text is None else str(text))
+    elif not holds:
+        text = message()
+        raise AssertionError(*([] if text is None else [text]))
+
+
+def plain(test: Any, kind: str, reason: str) -> bool:
+    """The condition of a statement that must stay Python.
+
+    Raises:
+        ControlFlowError: only a run can tell it.
+    """
+    try:
+        return bool(test)
+    except (TraceError, DataDependentError) as error:
+        raise ControlFlowError(
+            f"control_flow: this `{kind}` depends on a tensor and cannot be rewritten: "
+            f"{reason} ({user_line()})."
+        ) from error
+
+
+# --- branches -------------------------------------------------------------------------
+
+
+def if_(
+    test: Any,
+    then: Callable[..., State],
+    otherwise: Callable[..., State],
+    args: State,
+    results: _Names,
+) -> State:
+    """An `if`: the values of the names that it may assign."""
+    holds = condition(test)
+    if not isinstance(holds, Value):
+        return (then if holds else otherwise)(*args)
+
+    found = _branches(
+        holds,
+        lambda: dict(zip(results, then(*args), strict=True)),
+        lambda: dict(zip(results, otherwise(*args), strict=True)),
+        (then, otherwise),
+        results,
+    )
+    return tuple([found[name] for name in results])
+
+
+def if_return(
+    test: Any, then: Callable[..., Any], otherwise: Callable[..., Any], args: State
+) -> Any:
+    """An `if` whose branches return, or `then if test else otherwise`."""
+    holds = condition(test)
+    if not isinstance(holds, Value):
+        return (then if holds else otherwise)(*args)
+    found = _branches(
+        holds,
+        lambda: {"the result": then(*args)},
+        lambda: {"the result": otherwise(*args)},
+        (then, otherwise),
+    )
+    return found["the result"]
+
+
+def _branches(
+    holds: Value,
+    then: _Named,
+    otherwise: _Named,
+    written: Sequence[Callable[..., Any]],
+    names: _Names = (),
+) -> dict[str, Any]:
+    """The values of one branch, which a run chooses; `written` are the user's."""
+    parts: list[_Parts] = []
+    fill: dict[str, Any] = {}
+    if RESULT in names:
+        fill = _zeros_for([RESULT], [then, otherwise])
+
+    def run(branch: _Named) -> dict[str, Any]:
+        found = branch()
+        if fill and found[RESULT] is UNBOUND:
+            found.update(fill)
+        parts.append(_Parts.of(found))
+        parts[0].check_same(parts[-1], "branches of an `if` on a tensor differ in it")
+        return parts[-1].data
+
+    first, second = written
+    data = cond(
+        holds,
+        _standing_for(first, "then", lambda: run(then)),
+        _standing_for(second, "else", lambda: run(otherwise)),
+    )
+    return parts[0].joined(data)
+
+
+def _standing_for(
+    written: Callable[..., Any], name: str, f: Callable[..., Any]
+) -> Callable[..., Any]:
+    """`f`, which errors show as what the user has written."""
+    f.__name__ = name
+    f.__wrapped__ = written  # type: ignore[attr-defined]
+    return f
+
+
+# --- loops ----------------------------------------------------------------------------
+
+
+def while_(
+    test: Callable[..., Any], body: Callable[..., State], state: State, names: _Names
+) -> State:
+    """A `while`: the state after it."""
+    while True:
+        holds = condition(test(*state))
+        if isinstance(holds, Value):
+            return _while(test, body, state, names, (RESULT,))
+        if not holds:
+            return state
+        state = body(*state)
+
+
+def _while(
+    test: Callable[..., Any],
+    body: Callable[..., State],
+    state: State,
+    names: _Names,
+    unbound: _Names,
+) -> State:
+    """A loop whose condition only a run can tell."""
+    carry = _Carry(names, _bound(body, state, names, unbound))
+    last = while_loop(
+        _standing_for(test, "test", lambda data: condition(test(*carry.state(data)))),
+        _standing_for(body, "body", lambda data: carry.after(body(*carry.state(data)))),
+        carry.data,
+    )
+    return carry.state(last)
+
+
+class _Range(NamedTuple):
+    """`range` over numbers that only a run knows."""
+
+    start: Any
+    stop: Any
+    step: Any
+
+    @property
+    def length(self) -> Any:
+        if isinstance(self.step, int):
+            over = self.step - (1 if self.step > 0 else -1)
+        else:
+            check(self.step != 0, "range: the step must not be zero")
+            over = self.step - sign(self.step)
+        return maximum((self.stop - self.start + over) // self.step, 0)
+
+    def __getitem__(self, k: Any) -> Any:
+        return self.start + k * self.step
+
+
+def range_(kind: Any, *args: Any) -> Any:
+    """`range(...)` in the head of a loop."""
+    dynamic = any(isinstance(a, Value | SymInt) for a in args)
+    if kind is not range or not dynamic or not 1 <= len(args) <= 3:
+        return kind(*args)
+    start, stop, step = (0, args[0], 1) if len(args) == 1 else (*args, 1)[:3]
+    if step == 0 and isinstance(step, int):
+        raise ValueError("range() arg 3 must not be zero")
+    numbers = [
+        current().value_of(n) if isinstance(n, SymInt) else n
+        for n in (start, stop, step)
+    ]
+    return _Range(*numbers)
+
+
+def plain_items(items: Any, reason: str) -> Any:
+    """What a `for` that must stay Python runs over.
+
+    Raises:
+        ControlFlowError: only a run knows how many there are.
+    """
+    if isinstance(items, _Range):
+        raise ControlFlowError(
+            "control_flow: this `for` depends on a tensor and cannot be rewritten: "
+            f"{reason} ({user_line()})."
+        )
+    return items
+
+
+def for_(
+    items: Any,
+    body: Callable[..., State],
+    state: State,
+    names: _Names,
+    flag: int | None,
+    targets: _Names,
+) -> State:
+    """A `for`: the state after it.
+
+    Args:
+        flag: Where the state has the flag that ends the loop, if there is one.
+        targets: The names that take the items.
+    """
+    if isinstance(items, _Range | Value):
+        return _for(items, body, state, names, flag, (RESULT, *targets))
+    for item in items:
+        if flag is None:
+            state = body(item, *state)
+            continue
+        stop = condition(state[flag])
+        if isinstance(stop, Value):
+            state = if_(
+                stop,
+                lambda *own: own,
+                lambda *own, item=item: body(item, *own),
+                state,
+                names,
+            )
+        else:
+            state = body(item, *state)
+        if condition(state[flag]) is True:
+            break
+    return state
+
+
+def _for(
+    items: Any,
+    body: Callable[..., State],
+    state: State,
+    names: _Names,
+    flag: int | None,
+    unbound: _Names,
+) -> State:
+    """A loop over a tensor, or as many steps as only a run knows."""
+    length = items.length if isinstance(items, _Range) else items.shape[0]
+    if isinstance(length, int) and length == 0:
+        return state
+
+    def step_at_any(*own: Any) -> State:
+        return body(items[zeros((), dtype=int64)], *own)
+
+    state = _bound(step_at_any, state, names, unbound)
+    if flag is not None:
+        position = len(names)
+
+        def test(*own: Any) -> Any:
+            return logical_and(own[position] < length, not_(own[flag]))
+
+        def step(*own: Any) -> State:
+            k = own[position]
+            return (*body(items[k], *own[:position]), k + 1)
+
+        return _while(test, step, (*state, 0), (*names, "the step"), ())[:position]
+    carry = _Carry(names, state)
+    if isinstance(items, _Range):
+        last = fori_loop(
+            0,
+            length,
+            lambda k, data: carry.after(body(items[k], *carry.state(data))),
+            carry.data,
+        )
+    else:
+        last, _ = scan(
+            lambda data, item: (carry.after(body(item, *carry.state(data))), None),
+            carry.data,
+            items,
+        )
+    return carry.state(last)
+
+
+def _bound(
+    body: Callable[..., State], state: State, names: _Names, unbound: _Names
+) -> State:
+    """The state with zeros for names of `unbound` that have no value yet, of the types
+    that a step gives them.
+
+    Raises:
+        ControlFlowError: another name has none.
+    """
+    values = dict(zip(names, state, strict=True))
+    missing = [name for name, value in values.items() if value is UNBOUND]
+    for name in missing:
+        if name not in unbound:
+            raise ControlFlowError(
+                f"control_flow: `{name}` is used in or after a loop on a tensor, which "
+                f"may take no step, and has no value before it ({user_line()}). Assign "
+                f"`{name}` before the loop."
+            )
+    if missing:
+        step = lambda: dict(zip(names, body(*state), strict=True))  # noqa: E731
+        values.update(_zeros_for(missing, [step]))
+    return tuple(values.values())
+
+
+# --- state ----------------------------------------------------------------------------
+
+
+class _Parts(NamedTuple):
+    """Values by name, apart: tensors and numbers, which operators take, and the rest.
+
+    data    the values, with None for each leaf of the rest
+    rest    by name and position, the leaves that are neither tensor nor number
+    specs   by name
+    """
+
+    data: dict[str, Any]
+    rest: dict[tuple[str, int], Any]
+    specs: dict[str, Spec]
+
+    @staticmethod
+    def of(values: dict[str, Any]) -> "_Parts":
+        found = _Parts({}, {}, {})
+        for name, value in values.items():
+            leaves, spec = pytree.flatten(value)
+            for k, leaf in enumerate(leaves):
+                if not isinstance(leaf, _DATA):
+                    found.rest[name, k], leaves[k] = leaf, None
+            found.specs[name] = spec
+            found.data[name] = pytree.unflatten(spec, leaves)
+        return found
+
+    def joined(self, data: dict[str, Any]) -> dict[str, Any]:
+        """Values as `of` took them apart, with other data."""
+        found: dict[str, Any] = {}
+        for name, spec in self.specs.items():
+            own = iter(pytree.flatten(data[name])[0])
+            found[name] = pytree.unflatten(
+                spec,
+                [
+                    self.rest[name, k] if (name, k) in self.rest else next(own)
+                    for k in range(spec.num_leaves)
+                ],
+            )
+        return found
+
+    def check_same(self, other: "_Parts", how: str) -> None:
+        """Raises: ControlFlowError: a leaf of the rest is not the same in `other`."""
+        for name, k in {**self.rest, **other.rest}:
+            here = self.rest.get((name, k), _DATUM)
+            there = other.rest.get((name, k), _DATUM)
+            if here is there or (type(here) is type(there) and bool(here == there)):
+                continue
+            both = f"{here!r} and {there!r}"
+            if UNBOUND in (here, there):
+                raise ControlFlowError(
+                    f"control_flow: `{name}` has a value in one of two cases only, and "
+                    f"is used after them ({user_line()}). Assign `{name}` before."
+                )
+            raise ControlFlowError(
+                f"control_flow: `{name}` is no tensor, and {how}: {both} "
+                f"({user_line()}). Make it a tensor or a number, or leave it as it is."
+            )
+
+
+class _Datum:
+    def __repr__(self) -> str:
+        return "a tensor"
+
+
+_DATUM: Final = _Datum()
+_DATA: Final = (
+    *(Value, np.ndarray, np.generic, bool, int, float),
+    *(SymBool, SymInt, SymFloat),
+)
+
+
+class _Carry:
+    """The state of a loop as an operator carries it."""
+
+    def __init__(self, names: _Names, state: State) -> None:
+        self.names = names
+        self.parts = _Parts.of(dict(zip(names, state, strict=True)))
+        self.data = self.parts.data
+
+    def state(self, data: dict[str, Any]) -> State:
+        return tuple(self.parts.joined(data).values())
+
+    def after(self, state: State) -> dict[str, Any]:
+        """The data of a state that a step gives."""
+        parts = _Parts.of(dict(zip(self.names, state, strict=True)))
+        self.parts.check_same(parts, "a step changes it")
+        return parts.data
+
+
+def _zeros_for(names: _Names, functions: Sequence[_Named]) -> dict[str, Any]:
+    """Zeros of the types that names have in the first of these that gives them any."""
+    found: dict[str, Any] = {}
+    for f in functions:
+        for name, types in _types_of(f, names).items():
+            found.setdefault(name, pytree.tree_map(_zero, types))
+    return found
+
+
+def _types_of(f: _Named, names: _Names) -> dict[str, Any]:
+    """The types of the values that `f` gives to names, by a trace that leaves nothing;
+    of those that it gives any."""
+
+    def data(_: Any) -> dict[str, Any]:
+        values = f()
+        given = {n: values[n] for n in names if values.get(n, UNBOUND) is not UNBOUND}
+        return _Parts.of(given).data
+
+    around = current()
+    marks = mark(around) if isinstance(around, Tracer) else []
+    function = Function("f", f, (), data)
+    body = trace_body("control_flow", "control_flow", function, [])
+    rollback(marks)
+    found: dict[str, Any] = pytree.unflatten(body.spec, body.types)
+    return found
+
+
+def _zero(type_: TensorType) -> Any:
+    if type_.weak and not type_.shape:
+        return {"b": False, "f": 0.0}.get(type_.dtype.kind, 0)
+    return zeros(type_.shape, dtype=type_.dtype)
