@@ -71,13 +71,20 @@ class _Key(NamedTuple):
 
 def fresh(tree: Any) -> Any:
     """`tree` with tensors for the descriptions of tensors in it."""
-    if isinstance(tree, _Make | _Matrix | _Order | _Key):
+    if isinstance(tree, _Make | _Matrix | _Order | _Key | _Traced):
         return tree()
     if type(tree) in (list, tuple):
         return type(tree)(map(fresh, tree))
     if type(tree) is dict:
         return {k: fresh(v) for k, v in tree.items()}
     return tree
+
+
+class _Traced(NamedTuple):
+    """A module that `symbolic_trace` made."""
+
+    def __call__(self) -> Any:
+        return hf.symbolic_trace(_grow)
 
 
 KEY: Final = _Key(0)
@@ -239,6 +246,11 @@ CALLS: Final[dict[str, Good]] = {
     "vecdot": _good(X, V, axis=-1),
     "where": _good(BOOLS, X, V),
     "while_loop": _good(_small, _grow, SCALAR, max_steps=10, reverse_mode="recompute"),
+    "fx.Graph": _good("f"),
+    **dict.fromkeys(("fx.Interpreter", "fx.Transformer"), _good(_Traced())),
+    "fx.replace_pattern": _good(_Traced(), _grow, _grow),
+    "fx.symbolic_trace": _good(_grow, concrete_args={"c": 1.0}),
+    "fx.wrap": _good(_same),
     "linalg.cholesky": _good(SQUARE, upper=True),
     "linalg.cross": _good(_Make("float32", (2, 3)), _Make("float32", (3,)), axis=-1),
     "linalg.det": _good(SQUARE),
@@ -316,6 +328,11 @@ EXEMPT: Final = {
     "__array_namespace_info__": "takes no arguments",
     "debug": "takes no arguments",
     "stats": "takes no arguments",
+    "fx.GraphModule": "takes a graph: tests/test_fx.py has what is wrong with one",
+    "fx.Match": "is made by `replace_pattern`",
+    "fx.Node": "is made by graphs",
+    "fx.Proxy": "is made by tracers",
+    "fx.Tracer": "takes no arguments",
     "linalg.EighResult": "a named tuple of results",
     "linalg.QRResult": "a named tuple of results",
     "linalg.SVDResult": "a named tuple of results",
@@ -347,7 +364,7 @@ def resolve(name: str) -> Callable[..., Any]:
 def public_callables() -> list[str]:
     """The names of all public callables, as in `CALLS`."""
     names = [n for n in hf.__all__ if callable(getattr(hf, n))]
-    for space in ("linalg", "random"):
+    for space in ("fx", "linalg", "random"):
         names += [f"{space}.{n}" for n in getattr(hf, space).__all__]
     methods = [n for n in vars(hf.Tensor) if not n.startswith("_")]
     names += [f"Tensor.{n}" for n in methods if callable(getattr(hf.Tensor, n))]

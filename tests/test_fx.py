@@ -12,7 +12,13 @@ import pytest
 
 import hopflow as hf
 from hopflow import fx, pytree
-from hopflow.errors import ArgumentTypeError, GraphError, ShapeError, TraceError
+from hopflow.errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    GraphError,
+    ShapeError,
+    TraceError,
+)
 from hopflow.trace.source import replaying
 
 
@@ -550,6 +556,136 @@ def test_a_transformer_writes_what_its_methods_compute() -> None:
     line = affine.__code__.co_firstlineno + 1
     assert {n.line.line for n in faster.graph.nodes if n.line} == {line}
     assert len(module.graph.nodes) == 6
+
+
+# --- patterns -------------------------------------------------------------------------
+
+
+def rewritten(
+    f: Any, pattern: Any, replacement: Any, **options: Any
+) -> tuple[fx.GraphModule, int]:
+    """`f` rewritten, and how often."""
+    module = hf.symbolic_trace(f)
+    found = fx.replace_pattern(module, pattern, replacement, **options)
+    return module, len(found)
+
+
+def names(module: fx.GraphModule) -> list[str]:
+    called = [n.target for n in module.graph.nodes if n.kind.startswith("call")]
+    return [t if isinstance(t, str) else t.__name__ for t in called]
+
+
+def ratio(x: Any, y: Any) -> Any:
+    return hf.sin(x) / hf.cos(y)
+
+
+@pytest.mark.parametrize(
+    ("f", "pattern", "replacement", "expected"),
+    [
+        # A parameter matches anything, and the same twice.
+        (
+            lambda a, b: (lambda p: ratio(p, p))(a * b) + ratio(a, b),
+            lambda x: hf.sin(x) / hf.cos(x),
+            lambda x: hf.tan(x),
+            "mul tan sin cos truediv add",
+        ),
+        (lambda a: a * 2.0, lambda x, y: x * y, lambda x, y: hf.add(x, y), "add"),
+        # What is inside is read by nothing else; the end may be.
+        (
+            lambda a: (lambda s: s + ratio(a, a) * hf.exp(s))(hf.sin(a)),
+            lambda x: hf.exp(hf.sin(x)),
+            lambda x: hf.cos(x),
+            "sin sin cos truediv exp mul add",
+        ),
+        (
+            lambda a: (lambda s: s + s)(hf.exp(hf.sin(a))),
+            lambda x: hf.exp(hf.sin(x)),
+            lambda x: hf.cos(x),
+            "cos add",
+        ),
+        # Matches do not overlap, nor match what was put in.
+        (
+            lambda a: hf.tanh(hf.tanh(hf.tanh(hf.tanh(hf.tanh(a))))),
+            lambda x: hf.tanh(hf.tanh(x)),
+            lambda x: hf.tanh(x),
+            "tanh tanh tanh",
+        ),
+        # A replacement may be a parameter, or a constant.
+        (
+            lambda a: hf.exp(hf.log(a)) + 1,
+            lambda x: hf.exp(hf.log(x)),
+            lambda x: x,
+            "add",
+        ),
+        (lambda a: a * (a - a), lambda x: x - x, lambda x: 0.0, "mul"),
+        # Constants, keywords, slices, methods and containers are compared.
+        (
+            lambda a: (
+                a[1:, 0].sum(axis=0) + a[:1, 0].sum(axis=0) + a[1:, 0].sum(axis=1)
+            ),
+            lambda x: x[1:, 0].sum(axis=0),
+            lambda x: hf.sum(x),
+            "sum getitem sum add getitem sum add",
+        ),
+        (
+            lambda a: hf.concat([a, hf.concat([a, a], axis=1)], axis=0),
+            lambda x, y: hf.concat([x, y], axis=0),
+            lambda x, y: hf.stack([y, x]),
+            "concat stack",
+        ),
+    ],
+)
+def test_what_looks_like_the_pattern_is_replaced(
+    f: Any, pattern: Any, replacement: Any, expected: str
+) -> None:
+    module, _ = rewritten(f, pattern, replacement)
+    assert names(module) == expected.split()
+    module.graph.lint()
+
+
+def test_a_rewriting_is_true_to_lines_and_filters() -> None:
+    def f(a: Any) -> Any:
+        return hf.exp(a * 2.0) + hf.exp(a * 3.0)
+
+    module, count = rewritten(
+        f,
+        lambda x, k: hf.exp(x * k),
+        lambda x, k: hf.exp2(x * (k * math.log2(math.e))),
+        where=lambda match: match.values["k"] == 3.0,
+    )
+    assert count == 1
+    assert names(module) == ["mul", "exp", "mul", "mul", "exp2", "add"]
+    np.testing.assert_allclose(
+        module(hf.ones(2)).tolist(), f(hf.ones(2)).tolist(), 1e-6
+    )
+    assert {
+        n.line.line for n in module.graph.find_nodes("call_function") if n.line
+    } == {f.__code__.co_firstlineno + 1}
+
+
+def test_a_replacement_brings_its_tensors() -> None:
+    bias = hf.asarray([1.0, 2.0])
+    module, _ = rewritten(lambda a: hf.sin(a), lambda x: hf.sin(x), lambda x: x + bias)
+    assert module(hf.zeros(2)).tolist() == [1.0, 2.0]
+    assert list(module.attributes) == ["tensor"]
+
+
+@pytest.mark.parametrize(
+    ("module", "pattern", "replacement", "options", "message"),
+    [
+        (3, ratio, ratio, {}, "`module` must be a `hf.fx.GraphModule`"),
+        (ratio, ratio, ratio, {"where": 3}, "`where` must be a function of a match"),
+        (ratio, ratio, lambda x: x, {}, r"\['x', 'y'\], and `<lambda>` has \['x'\]"),
+        (ratio, lambda x: x, lambda x: x, {}, "must return one value that it computes"),
+        (ratio, lambda x: (x, x), lambda x: x, {}, "must return one value"),
+    ],
+)
+def test_a_pattern_that_makes_no_sense_is_refused(
+    module: Any, pattern: Any, replacement: Any, options: Any, message: str
+) -> None:
+    module = hf.symbolic_trace(module) if callable(module) else module
+    with pytest.raises((ArgumentTypeError, ArgumentValueError), match=message):
+        fx.replace_pattern(module, pattern, replacement, **options)
 
 
 # --- modules as data ------------------------------------------------------------------
