@@ -7,7 +7,9 @@ import runpy
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
+from optree import tree_leaves
 
 import hopflow as hf
 
@@ -30,7 +32,7 @@ LAST_LINES = {
     "mandelbrot": " " * 34 + "......=:......",
     "pendulum": "damping  0.298  in truth: 0.300",
 }
-# As plain Python it would take minutes.
+# As plain Python it would take minutes: a test of its own looks at its gradient.
 ONLY_COMPILED = {"adaptive_computation"}
 
 
@@ -67,3 +69,14 @@ def test_an_example_prints_the_same_compiled_and_as_plain_python(
         with hf.debug():
             main()
         assert capsys.readouterr().out == compiled
+
+
+def test_the_gradient_of_adaptive_computation_is_that_of_plain_python() -> None:
+    example = runpy.run_path(str(ROOT / "examples" / "adaptive_computation.py"))
+    (images, digits), _ = example["data"]()
+    given = example["initial"](hf.random.key(3)), images[:4], digits[:4]
+    compiled = tree_leaves(hf.jit(hf.grad(example["loss"]))(*given))
+    with hf.debug():
+        plain = tree_leaves(hf.grad(example["loss"])(*given))
+    for found, expected in zip(compiled, plain, strict=True):
+        np.testing.assert_allclose(np.asarray(found), np.asarray(expected), atol=1e-6)
