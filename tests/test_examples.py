@@ -49,11 +49,13 @@ def blocks() -> Sequence[object]:
 
 @pytest.mark.parametrize(("code", "said"), blocks())
 def test_a_block_of_the_documents_prints_what_it_says(
-    code: str, said: list[str]
+    code: str, said: list[str], tmp_path: Path
 ) -> None:
     printed = io.StringIO()
+    file = tmp_path / "example.py"  # some functions look at their source
+    file.write_text(code)
     with contextlib.redirect_stdout(printed):
-        exec(compile(code, "example.py", "exec"), {"hf": hf})
+        exec(compile(code, str(file), "exec"), {"hf": hf})
     assert printed.getvalue().splitlines() == said
 
 
