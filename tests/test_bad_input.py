@@ -241,7 +241,7 @@ CALLS: Final[dict[str, Good]] = {
     "tensordot": _good(X, X, axes=((0, 1), (0, 1))),
     "tile": _good(X, (2, 1)),
     "top_k": _good(X, 2, axis=0),
-    "trace": _good(_same, X, mode="real", strict=False, captures=True),
+    "trace": _good(_same, X, mode="real", strict=True, captures=True),
     "unstack": _good(X, axis=0),
     "vecdot": _good(X, V, axis=-1),
     "where": _good(BOOLS, X, V),

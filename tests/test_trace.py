@@ -383,12 +383,6 @@ def identity(x: Any) -> Any:
             {"mode": "abstract"},
         ),
         (
-            ArgumentValueError,
-            "trace: `strict` must be False: tracing runs the function as Python.",
-            (identity, X),
-            {"strict": True},
-        ),
-        (
             ArgumentTypeError,
             "trace: `args[0]` is a type (f32[2]), which mode 'real' does not take. "
             "Give a tensor, or use mode 'fake'.",

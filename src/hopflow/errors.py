@@ -157,6 +157,10 @@ class ControlFlowError(TraceError):
     """Plain Python control flow that depends on a tensor and cannot be rewritten."""
 
 
+class ImpurityError(HopflowError, RuntimeError):
+    """A function does what only happens in a trace; see `hf.trace(strict=True)`."""
+
+
 class EscapedValueError(HopflowError, RuntimeError):
     """A traced value was used outside the trace that made it."""
 

@@ -1,5 +1,7 @@
 """`hf.trace`: a Python function as a `GraphModule`, by running it on traced tensors."""
 
+import contextlib
+import io
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -35,6 +37,7 @@ from hopflow.trace.captures import is_written
 from hopflow.trace.dims import Dynamic, LeafPlan, choice_of, plan_leaves
 from hopflow.trace.functional import aliased_write
 from hopflow.trace.inputs import Inputs
+from hopflow.trace.purity import check_same, watching
 from hopflow.trace.source import (
     argument_texts,
     check_arity,
@@ -75,7 +78,7 @@ def trace(
             symbols: the graph is then for all sizes. "symbolic" makes symbols of the
             sizes and the numbers among `args`; what `f` decides by their present values
             are the module's `guards`, which each call is checked against.
-        strict: Not supported: always False.
+        strict: Whether to trace twice, and to watch what `f` does besides computing.
         captures: Whether `f` may read tensors that are no arguments; they become
             attributes of the graph.
         dynamic: In mode "symbolic": True for all sizes and numbers, or for each
@@ -92,6 +95,8 @@ def trace(
         ArgumentValueError: another mode, or `strict`; `dynamic` does not fit `args`, or
             they do not fit a declared `Dim`.
         CapturedTensorError: `f` reads a tensor from outside, without `captures`.
+        ImpurityError: with `strict`, `f` prints, changes what was there before (a
+            global, a list), or gives another graph the second time.
         ResultTypeError: `f` returns what is no tensor or number.
         TraceError: `f` asks a tensor for a value that only a run can give.
     """
@@ -104,14 +109,21 @@ def trace(
         raise ArgumentValueError(
             f"trace: `mode` must be 'real', 'fake' or 'symbolic', and is {mode!r}."
         )
-    if as_flag("trace", "strict", strict):
-        raise ArgumentValueError(
-            "trace: `strict` must be False: tracing runs the function as Python."
-        )
+    as_flag("trace", "strict", strict)
     check_arity("trace", f, args)
     as_flag("trace", "runtime_asserts", runtime_asserts)
-    capture = _Capture(f, args, mode, dynamic, allow_captures=captures)
-    return capture.module(runtime_asserts=runtime_asserts)
+
+    def module() -> GraphModule:
+        capture = _Capture(f, args, mode, dynamic, allow_captures=captures)
+        return capture.module(runtime_asserts=runtime_asserts)
+
+    if not strict:
+        return module()
+    with watching(f, args):
+        found = module()
+    with contextlib.redirect_stdout(io.StringIO()):
+        check_same(f, found.graph, module().graph)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,12 +42,13 @@ def direct_line(depth: int = 1) -> SourceLine | None:
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None and frame.f_code.co_filename == _TENSOR:
         frame = frame.f_back
-    if frame is None or _is_of_own(frame.f_code.co_filename):
+    if frame is None or is_own_file(frame.f_code.co_filename):
         return None
     return _line(frame)
 
 
-def _is_of_own(file: str) -> bool:
+def is_own_file(file: str) -> bool:
+    """Whether code of a file is hopflow's own, and not a user's."""
     known = _is_own.get(file)
     return _own(file) if known is None else known
 
