@@ -136,7 +136,9 @@ def in_cond(f: Any, x: Any, w: Any) -> Any:
 
 
 def in_while(f: Any, x: Any, w: Any) -> Any:
-    return hf.fori_loop(0, 3, lambda _, c: f(c, w) + x, x)
+    return hf.while_loop(lambda i, c: i < 3, lambda i, c: (i + 1, f(c, w) + x), (0, x))[
+        1
+    ]
 
 
 PLACES: dict[str, Any] = {
@@ -148,6 +150,7 @@ PLACES: dict[str, Any] = {
     "closure": lambda f, x, w: hf.checkpoint(lambda y: f(y, w) * x)(x),
     "nested": lambda f, x, w: hf.checkpoint(lambda y: f(f(y, w), w))(x),
     "of scan": lambda f, x, w: hf.checkpoint(lambda y: in_scan(f, y, w))(x),
+    "of loop": lambda f, x, w: hf.checkpoint(lambda y: in_while(f, y, w))(x),
     "of cond": lambda f, x, w: hf.checkpoint(lambda y: in_cond(f, y, w))(x),
 }
 
