@@ -14,6 +14,7 @@ from hopflow.errors import (
     ArgumentTypeError,
     ArgumentValueError,
     DerivativeError,
+    DTypeError,
     MutationError,
     ResultTypeError,
     ShapeError,
@@ -109,7 +110,7 @@ def _run(
             if not (isinstance(tree, tuple) and len(tree) == 2):
                 raise ResultTypeError(
                     f"{name}: with `has_aux`, `{name_of(f)}` must return a pair "
-                    f"(result, aux), and returns `{type(tree).__name__}`."
+                    f"(result, aux), and returns {pytree.structure(tree)}."
                 )
             tree, aux = tree
         leaves, spec = pytree.flatten(tree)
@@ -181,7 +182,7 @@ def jvp(
 
     Raises:
         ArgumentTypeError: `f` is no function, or a leaf is no tensor.
-        StructureError, ShapeError: the tangents are not like the primals.
+        StructureError, ShapeError, DTypeError: the tangents are not like the primals.
         DerivativeError: an operation has no derivative.
     """
     as_flag("jvp", "has_aux", has_aux)
@@ -209,28 +210,30 @@ def like(
     """A user's tangents or cotangents, one for each of `values`.
 
     Raises:
-        StructureError, ShapeError: they are not like those.
+        StructureError, ShapeError, DTypeError: they are not like those.
     """
     try:
         leaves = spec.flatten_up_to(tree)
     except (ValueError, TypeError):
         found = pytree.structure(tree)
         raise StructureError(
-            f"{name}: `{argument}` must have the structure {spec}, and has {found}."
+            f"{name}: `{argument}` must have the structure {spec}, and has {found}. "
+            "Give a leaf for each, None for zero."
         ) from None
     result: list[Tangent] = []
-    for leaf, value in zip(leaves, values, strict=True):
+    paths = pytree.leaf_paths(spec, argument)
+    for leaf, path, value in zip(leaves, paths, values, strict=True):
         if not is_differentiable(value.type) or leaf is None:
             result.append(Zero(value.type))
             continue
-        tangent = as_value(as_operand(name, argument, leaf))
-        if not same_shape(tangent.shape, value.shape):
-            raise ShapeError(
-                f"{name}: one of `{argument}` is {tangent.type}, beside {value.type}."
-            )
-        if tangent.dtype is not value.type.dtype:
-            tangent = tangent.astype(value.type.dtype)
-        result.append(tangent)
+        tangent = as_value(as_operand(name, path, leaf))
+        wanted, dtype = value.type, tangent.dtype
+        said = f"{name}: `{path}` must be {wanted}, as what it belongs to, and is "
+        if not same_shape(tangent.shape, wanted.shape):
+            raise ShapeError(f"{said}{tangent.type}. Reshape or broadcast it.")
+        if dtype is not wanted.dtype and not tangent.type.weak:
+            raise DTypeError(f"{said}{tangent.type}. Convert it with `hf.astype`.")
+        result.append(tangent.astype(wanted.dtype))
     return result
 
 
@@ -409,7 +412,7 @@ def _scalar(f: Callable[..., Any], run: _Run) -> Value:
         DerivativeError: it is no scalar, or no float.
     """
     if len(run.values) != 1 or run.values[0].shape != ():
-        shown = ", ".join(str(v.type) for v in run.values)
+        shown = ", ".join(str(v.type) for v in run.values) or "nothing"
         raise DerivativeError(
             f"grad: `{name_of(f)}` must return one scalar, and returns {shown}. "
             "Reduce it, or use `hf.vjp` or `hf.jacrev`."
@@ -417,7 +420,8 @@ def _scalar(f: Callable[..., Any], run: _Run) -> Value:
     [value] = run.values
     if not is_differentiable(value.type):
         raise DerivativeError(
-            f"grad: `{name_of(f)}` returns {value.type}, which has no derivative."
+            f"grad: `{name_of(f)}` returns {value.type}, and only floats have "
+            "derivatives. Return one."
         )
     return value
 
@@ -445,10 +449,14 @@ def chosen_of(
     """`f` as a function of the positional arguments of these numbers, and those.
 
     Raises:
-        ArgumentValueError: there is no such argument.
+        ArgumentValueError: there is no such argument, or one is named twice.
         DerivativeError: one has integers.
     """
     places = [_place(name, n, len(args)) for n in numbers]
+    if len(set(places)) < len(places):
+        raise ArgumentValueError(
+            f"{name}: `argnums` must name each argument once, and is {tuple(numbers)}."
+        )
 
     @functools.wraps(f)
     def partial(*given: Any) -> Any:

@@ -100,32 +100,53 @@ def cotangents(
     Raises:
         DerivativeError: it is not linear in them.
     """
-    plain = _plain(op, operands)
     wanted = [isinstance(o, Unknown) for o in operands]
+    try:
+        parts = _transposed(op, given, operands, params)
+    except TypeError as error:
+        if sum(wanted) > 1:  # a rule that reads another operand
+            raise _not_linear(op) from error
+        raise
+    result: list[Tangent | None] = []
+    for operand, want, part in zip(operands, wanted, parts, strict=True):
+        if want and part is None:
+            raise _not_linear(op)
+        result.append(unbroadcast(part, operand.type) if want else None)
+    return result
+
+
+def _not_linear(op: OpDef) -> DerivativeError:
+    return DerivativeError(
+        f"{op.name}: a derivative that is not linear in the tangents has no transpose. "
+        "Let the rule given to `custom_jvp` multiply no tangent by another, nor apply "
+        "other functions to it."
+    )
+
+
+def _transposed(
+    op: OpDef,
+    given: Sequence[Tangent],
+    operands: Sequence[Operand | Unknown],
+    params: dict[str, Any],
+) -> Sequence[Any]:
+    """What the rules give for each operand; None: nothing."""
+    plain = _plain(op, operands)
     if op.transpose is None and op.unview is not None:  # written into zeros
         [cotangent, *_], [_, *rest] = given, plain
         base = instantiate(Zero(operands[0].type))
         written = op.unview(base, instantiate(cotangent), *rest, **params)
         return [written, *[None] * len(rest)]
     if op.transpose is None:
-        raise DerivativeError(f"{op.name}: this operation is not linear.")
+        raise _not_linear(op)
     if not isinstance(op.transpose, tuple):
         assert callable(op.transpose)
-        parts = op.transpose(given, *plain, **params)
-        pairs = zip(parts, operands, strict=True)
-        found = [Zero(o.type) if part is None else part for part, o in pairs]
-    else:
-        [cotangent] = given
-        found = [
-            rule(cotangent, *plain, **params) if rule is not None and want else None
-            for rule, want in zip(op.transpose, wanted, strict=True)
-        ]
-    result: list[Tangent | None] = []
-    for operand, want, cotangent in zip(operands, wanted, found, strict=True):
-        if not want:
-            result.append(None)
-            continue
-        if cotangent is None:
-            raise DerivativeError(f"{op.name}: it is not linear in this operand.")
-        result.append(unbroadcast(cotangent, operand.type))
-    return result
+        found = op.transpose(given, *plain, **params)
+        pairs = zip(found, operands, strict=True)
+        return [Zero(o.type) if part is None else part for part, o in pairs]
+    [cotangent] = given
+    return [
+        rule(cotangent, *plain, **params)
+        if rule is not None and isinstance(operand, Unknown)
+        else None
+        for rule, operand in zip(op.transpose, operands, strict=True)
+    ]

@@ -28,7 +28,7 @@ from hopflow.errors import (
     StructureError,
 )
 from hopflow.graph.core import Arg, Node
-from hopflow.graph.types import TensorType
+from hopflow.graph.types import TensorType, same_shape
 from hopflow.hops.base import Call, HigherOrderOp, split_args
 from hopflow.hops.bodies import Function, require_callable
 from hopflow.hops.branches import Calling
@@ -517,6 +517,7 @@ class CustomCall(Calling):
         leaves, given = self._own(operands, tangents, params)
         with _closed(use.function):
             values, _, found = use.function.push(use, leaves, given)
+        self._check_results(values, operands, params)
         return values, found
 
     def linearize(
@@ -529,7 +530,31 @@ class CustomCall(Calling):
         leaves, given = self._own(operands, tangents, params)
         with _closed(use.function):
             values, _, derivative = use.function.linearize(use, leaves, given)
+        self._check_results(values, operands, params)
         return values, lambda t: derivative(self._own(operands, t, params)[1])
+
+    def _check_results(
+        self,
+        values: Sequence[Value],
+        operands: Sequence[Operand],
+        params: dict[str, Any],
+    ) -> None:
+        """Raises: ResultTypeError: a rule gives others than the function."""
+        types = self.result_types([o.type for o in operands], params)
+        if len(types) == len(values) and all(
+            v.dtype is t.dtype and same_shape(v.shape, t.shape)
+            for v, t in zip(values, types, strict=True)
+        ):
+            return
+        function = params["use"].function
+        wanted, found = (
+            ", ".join(str(t.strong()) for t in row)
+            for row in (types, [v.type for v in values])
+        )
+        raise ResultTypeError(
+            f"{function.name}: a rule of `{name_of(function.fun)}` must return the "
+            f"results of the function, {wanted}, and returns {found}."
+        )
 
     def _own(
         self,

@@ -10,6 +10,7 @@ from hopflow.errors import (
     ArgumentTypeError,
     ArgumentValueError,
     DerivativeError,
+    DTypeError,
     MutationError,
     ResultTypeError,
     ShapeError,
@@ -203,6 +204,10 @@ def ok(x: Any) -> Any:
     return x * 2, None
 
 
+def pairs(x: Any) -> Any:
+    return (x, x), None
+
+
 def closing(y: Any) -> Any:
     f = JVP(lambda x: x * y)
     f.defjvp(lambda p, t: (f(*p), t[0] * y))
@@ -248,12 +253,34 @@ def writing(x: Any) -> Any:
         (
             lambda: hf.grad(with_rules(ok, lambda r, ct: ((ct, ct),)))(1.0),
             ArgumentTypeError,
-            "`cotangents` must be",
+            "must be a tensor",
         ),
         (
             lambda: hf.grad(with_rules(ok, lambda r, ct: (hf.ones(3),)))(1.0),
             ShapeError,
             "cotangents",
+        ),
+        (
+            lambda: hf.grad(with_rules(ok, lambda r, ct: ("3",)))(1.0),
+            ArgumentTypeError,
+            r"`cotangents\[0\]` must be a tensor",
+        ),
+        (
+            lambda: hf.grad(with_rules(ok, lambda r, ct: (hf.asarray(3),)))(1.0),
+            DTypeError,
+            r"`cotangents\[0\]` must be f32\[\], .* is i64\[\].*hf.astype",
+        ),
+        (
+            lambda: hf.grad(
+                lambda x: hf.cond(x > 0, with_rules(pairs, ok), lambda x: x, (x,))
+            )(1.0),
+            ResultTypeError,
+            r"results of the function, f32\[\], and returns f32\[\], f32\[\]\.",
+        ),
+        (
+            lambda: hf.grad(with_rule(lambda p, t: (p[0], t[0] * t[0])))(1.0),
+            DerivativeError,
+            "not linear in the tangents",
         ),
         (lambda: hf.grad(closing)(1.0), DerivativeError, "closes over"),
         (
