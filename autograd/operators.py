@@ -19,6 +19,7 @@ from hopflow.autograd.twins import (
     input_like,
     masks_of,
     node_and_signature,
+    refuse_captures,
     with_graphs,
 )
 from hopflow.bind import Operand, Value, bind, using
@@ -86,6 +87,7 @@ def _split(region: Region, masks: Masks, policy: Policy | None) -> _Split:
     with using(forward):
         symbols, inputs = duals(graph, values, tangents)
         found = run_graph(graph, symbols, inputs, linear)
+    refuse_captures(forward)
     nonzero = [
         i
         for i, p in enumerate(region.outputs)
@@ -394,6 +396,7 @@ def pull(
     vars_ = [graph.inputs[i] for i in linear]
     with using(tracer):
         found = transpose(graph, vars_, again, given)
+    refuse_captures(tracer)
     return Pulled(tracer, dict(zip(linear, found, strict=True)))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from hopflow.autograd.forward import Dual, run_graph
 from hopflow.autograd.rules import is_differentiable
 from hopflow.bind import Operand, Value, bind, using
+from hopflow.errors import DerivativeError
 from hopflow.graph.core import Graph, Node, Var, map_graphs
 from hopflow.graph.regions import Region, Role, Signature, carries
 from hopflow.trace.functional import TracedTensor
@@ -22,6 +23,7 @@ __all__ = [
     "masks_of",
     "node_and_signature",
     "reached",
+    "refuse_captures",
     "with_graphs",
 ]
 
@@ -185,7 +187,18 @@ def _jvp_region(region: Region, masks: Masks) -> Graph:
             instantiate(found[s.at].tangent) if s.is_twin else found[s.at].value
             for s in _with_twins(roles, wanted)
         ]
+    refuse_captures(tracer)
     return tracer.close(outputs)
+
+
+def refuse_captures(tracer: Tracer) -> None:
+    """Raises: DerivativeError: a user's rule read a tensor that is no input here."""
+    for capture in tracer.captures.values():
+        raise DerivativeError(
+            "custom_jvp, custom_vjp: a rule reads an array of outside, "
+            f"{capture.tensor.type}, which it cannot in a function that an operator or "
+            "`hf.jit` runs. Make it an argument of the function with the rule."
+        )
 
 
 def input_like(tracer: Tracer, var: Var, *, twin: bool = False) -> TracedTensor:

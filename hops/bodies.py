@@ -20,7 +20,12 @@ from hopflow.errors import (
 from hopflow.graph.core import Constant, Graph
 from hopflow.graph.rewriting import read_vars, symbols_read
 from hopflow.graph.types import TensorType
-from hopflow.ops.opdef import OPERATIONS, as_default, as_operand, convert_to
+from hopflow.ops.opdef import (
+    OPERATIONS,
+    as_operand,
+    convert_to,
+    in_range,
+)
 from hopflow.ops.sizes import equals
 from hopflow.pytree import Spec
 from hopflow.stats import counts
@@ -146,7 +151,7 @@ def flatten_operands(op: str, argument: str, tree: Any) -> tuple[list[Operand], 
     operands: list[Operand] = []
     for i, leaf in enumerate(leaves):
         try:
-            operands.append(_in_range(as_operand(op, i, leaf)))
+            operands.append(in_range(as_operand(op, i, leaf)))
         except ArgumentTypeError:
             path = pytree.leaf_paths(spec, argument)[i]
             raise ArgumentTypeError(
@@ -154,17 +159,6 @@ def flatten_operands(op: str, argument: str, tree: Any) -> tuple[list[Operand], 
                 f"`{type(leaf).__name__}`. Pass what is not data through a closure."
             ) from None
     return operands, spec
-
-
-def _in_range(operand: Operand) -> Operand:
-    """A number in the dtype that it has by default.
-
-    Raises:
-        ArgumentRangeError: a Python integer does not fit its dtype.
-    """
-    if not isinstance(operand, Constant):
-        return as_default(operand, weak=True)
-    return convert_to(operand, operand.type.dtype, weak=operand.type.weak)
 
 
 def flatten_results(
@@ -184,7 +178,7 @@ def flatten_results(
         try:
             operand = as_operand(op, i, leaf)
             number = isinstance(operand, Value) and exact
-            operands.append(operand if number else _in_range(operand))
+            operands.append(operand if number else in_range(operand))
         except ArgumentTypeError:
             path = pytree.leaf_paths(spec, "result")[i]
             raise ResultTypeError(

@@ -232,6 +232,9 @@ class custom_jvp(_Custom):
     def defjvps(self, *rules: Callable[..., Any] | None) -> None:
         """Set a rule for each argument: (t, result, *primals) -> what its tangent adds
         to the result's. None: nothing."""
+        for part in rules:
+            if part is not None:
+                require_callable("defjvps", "rules", part)
 
         def rule(primals: Any, tangents: Any) -> Any:
             result = self(*primals)

@@ -19,7 +19,6 @@ from hopflow.hops.bodies import (
 )
 from hopflow.hops.branches import Calling
 from hopflow.hops.loops import calling, spread_specs
-from hopflow.ops.opdef import as_operand
 from hopflow.pytree import Spec
 from hopflow.symbolic.size import Size, SymFloat, SymInt
 from hopflow.trace.rollback import unchanged_on_error
@@ -66,7 +65,7 @@ def call_of(
     leaves, spec = pytree.flatten((args, kwargs))
     is_data = [_is_data(leaf) for leaf in leaves]
     pairs = list(zip(leaves, is_data, strict=True))
-    operands = [as_operand(name, i, x) for i, (x, data) in enumerate(pairs) if data]
+    operands, _ = flatten_operands(name, "args", [x for x, data in pairs if data])
 
     def call(flat: Sequence[Any]) -> Any:
         rest = iter(flat)

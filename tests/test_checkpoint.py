@@ -9,7 +9,7 @@ import pytest
 import hopflow as hf
 from hopflow.compiler.pipeline import lower
 from hopflow.compiler.plan import plan
-from hopflow.errors import ArgumentTypeError, ArgumentValueError
+from hopflow.errors import ArgumentRangeError, ArgumentTypeError, ArgumentValueError
 from hopflow.graph.core import Graph, Node
 from hopflow.testing.meanings import agree, fails
 
@@ -224,6 +224,12 @@ def test_a_chain_of_thousands_is_computed_again() -> None:
 
     _, backward = gradient_graph(hf.checkpoint(f), X).nodes_of("checkpoint")
     assert names(backward.params["body"]).count("sin") == 1999
+
+
+def test_numbers_that_fit_no_dtype_are_refused() -> None:
+    for f in (hf.checkpoint(layer), hf.subgraph(layer)):
+        with pytest.raises(ArgumentRangeError, match="does not fit int64"):
+            f(2**70, W)
 
 
 @pytest.mark.parametrize(

@@ -208,6 +208,18 @@ def pairs(x: Any) -> Any:
     return (x, x), None
 
 
+TABLE = np.ones(3, np.float32)
+
+
+def reading(kind: Any) -> Any:
+    f = kind(lambda x: x * 3)
+    if kind is JVP:
+        f.defjvp(lambda p, t: (p[0] * 3, hf.sum(t[0] * TABLE)))
+    else:
+        f.defvjp(ok, lambda r, ct: (hf.sum(ct * TABLE),))
+    return f
+
+
 def closing(y: Any) -> Any:
     f = JVP(lambda x: x * y)
     f.defjvp(lambda p, t: (f(*p), t[0] * y))
@@ -282,6 +294,15 @@ def writing(x: Any) -> Any:
             DerivativeError,
             "not linear in the tangents",
         ),
+        *(
+            (lambda g=g: g(1.0), DerivativeError, r"an array of outside, f32\[3\]")
+            for g in (
+                hf.grad(hf.jit(reading(JVP))),
+                hf.grad(hf.jit(reading(VJP))),
+                lambda x: hf.jvp(hf.jit(reading(JVP)), (x,), (x,)),
+            )
+        ),
+        (lambda: JVP(ok).defjvps("rule"), ArgumentTypeError, "`rules` must be"),
         (lambda: hf.grad(closing)(1.0), DerivativeError, "closes over"),
         (
             lambda: hf.grad(lambda x: hf.cond(x > 0, closing, lambda x: x, x))(1.0),

@@ -24,7 +24,7 @@ from hopflow.errors import (
 )
 from hopflow.graph.core import Graph
 from hopflow.ops.convert import apply, as_value, copy
-from hopflow.ops.opdef import as_default, as_operand
+from hopflow.ops.opdef import as_operand, in_range
 from hopflow.ops.sizes import equals
 from hopflow.ops.views import moved
 from hopflow.pytree import Spec
@@ -245,7 +245,7 @@ def _trace(
 
 def _result(f: Callable[..., Any], spec: Spec, i: int, leaf: Any) -> Operand:
     try:
-        return as_default(as_operand("vmap", i, leaf), weak=True)
+        return in_range(as_operand("vmap", i, leaf))
     except ArgumentTypeError:
         path = pytree.leaf_paths(spec, "result")[i]
         raise ResultTypeError(

@@ -294,6 +294,17 @@ def as_default(value: Operand, *, weak: bool = False) -> Operand:
     return convert_to(value, dtypes.DEFAULT_FLOAT, weak=weak)
 
 
+def in_range(value: Operand) -> Operand:
+    """A number in the dtype that it has by default.
+
+    Raises:
+        ArgumentRangeError: a Python integer does not fit its dtype.
+    """
+    if not isinstance(value, Constant):
+        return as_default(value, weak=True)
+    return convert_to(value, value.type.dtype, weak=value.type.weak)
+
+
 def convert_to(value: Operand, dtype: DType, *, weak: bool = False) -> Operand:
     """`value` converted to `dtype` by promotion. A constant is converted in place.
 
