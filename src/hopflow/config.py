@@ -1,11 +1,23 @@
 """Settings, read when they are used; assign to change: `hf.config.verify = True`."""
 
+import ctypes
 import os
 from dataclasses import dataclass, field
+
+from hopflow.errors import ArgumentValueError
 
 
 def _flag(name: str) -> bool:
     return os.environ.get(name, "") not in ("", "0")
+
+
+def _threads() -> ctypes.c_int64:
+    """As many as `HOPFLOW_NUM_THREADS` says, or as CPUs that the process may use."""
+    given = os.environ.get("HOPFLOW_NUM_THREADS", "")
+    if given.isdecimal() and int(given) > 0:
+        return ctypes.c_int64(int(given))
+    affinity = getattr(os, "sched_getaffinity", None)
+    return ctypes.c_int64(len(affinity(0)) if affinity else os.cpu_count() or 1)
 
 
 @dataclass(slots=True)
@@ -16,11 +28,26 @@ class Config:
     print_width         columns that printed graphs may take
     kernel_cache_size   native programs kept for new traces of equal graphs; the one not
                         asked for the longest goes first
+    num_threads         threads that share the examples of a `map` or `vmap` whose body
+                        has loops; results do not depend on it
     """
 
     verify: bool = field(default_factory=lambda: _flag("HOPFLOW_VERIFY"))
     print_width: int = 100
     kernel_cache_size: int = 4096
+    threads: ctypes.c_int64 = field(default_factory=_threads, repr=False)
+
+    @property
+    def num_threads(self) -> int:
+        return self.threads.value
+
+    @num_threads.setter
+    def num_threads(self, count: int) -> None:
+        if type(count) is not int or count < 1:
+            raise ArgumentValueError(
+                f"config: `num_threads` must be an int of at least 1, and is {count!r}."
+            )
+        self.threads.value = count
 
 
 config = Config()

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from hopflow.compiler.llvm import library
+from hopflow.compiler.llvm import library, parallel
 from hopflow.compiler.llvm.emit import Emission, emit
 from hopflow.compiler.llvm.jit import (
     Jit,
@@ -25,6 +25,7 @@ from hopflow.compiler.llvm.jit import (
 )
 from hopflow.compiler.llvm.stubs import PYTHON, TEXT
 from hopflow.compiler.plan import plan
+from hopflow.config import config
 from hopflow.errors import ArgumentTypeError
 from hopflow.loop_ir.nest import Program
 from hopflow.loop_ir.walk import allocated
@@ -131,7 +132,7 @@ def _load(
 
 
 def _address(name: str) -> int:
-    if name in ("hf_poll", "hf_release"):
+    if name in ("hf_poll", "hf_release", "hf_parallel"):
         return _stubs()[name]
     return c_symbols().get(name) or library.address(name)
 
@@ -161,9 +162,12 @@ def _stubs() -> Library:
     symbols["hf_poll_callable"] = id(_poll)
     symbols["hf_ndarray"] = id(np.ndarray)
     symbols["hf_epoch"] = ctypes.addressof(_epoch)
-    symbols["clock_gettime"] = c_symbols()["clock_gettime"]
-    exports = ("hf_entry", "hf_release", "hf_poll")
-    return jit().link(jit().compile(TEXT), exports, always_linked() | symbols)
+    symbols["hf_num_threads"] = ctypes.addressof(config.threads)
+    for name in ("clock_gettime", "pthread_create", "pthread_detach", "nanosleep"):
+        symbols[name] = c_symbols()[name]
+    exports = ("hf_entry", "hf_release", "hf_poll", "hf_parallel")
+    text = f"{TEXT}\n{parallel.TEXT}"
+    return jit().link(jit().compile(text), exports, always_linked() | symbols)
 
 
 # --- interrupts -----------------------------------------------------------------------

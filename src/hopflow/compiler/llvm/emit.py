@@ -17,7 +17,7 @@ from hopflow.compiler.llvm.expressions import ScalarEvaluator
 from hopflow.compiler.llvm.memory import Memory, note_aliasing
 from hopflow.compiler.llvm.module import HOT, OPAQUE, Function, Module
 from hopflow.compiler.llvm.statements import Emitter
-from hopflow.compiler.llvm.stubs import HEADER, TRAP_VALUES
+from hopflow.compiler.llvm.stubs import HEADER
 from hopflow.compiler.llvm.target import Target
 from hopflow.compiler.plan import ALIGNMENT, ArenaPlan
 from hopflow.loop_ir import walk
@@ -98,10 +98,7 @@ class _ProgramEmitter:
 
     def _parameters(self) -> None:
         f, program = self.f, self.program
-        for word in range(2):
-            f.do(
-                f"%trap{word} = getelementptr i64, ptr %block, i64 {TRAP_VALUES + word}"
-            )
+        self.emitter.name_trap_values()
         position = HEADER
         for var in program.sizes:
             register = f.emit(f"load i64, ptr {self._word(position)}")

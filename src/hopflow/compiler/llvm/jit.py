@@ -18,7 +18,10 @@ T = TypeVar("T")
 
 # LLVM may call these of its own accord.
 _ALWAYS: Final = ("memcpy", "memmove", "memset")
-_ASKED: Final = "malloc aligned_alloc realloc free fmod fmodf clock_gettime".split()
+_ASKED: Final = (
+    "malloc aligned_alloc realloc free fmod fmodf clock_gettime "
+    "pthread_create pthread_detach nanosleep"
+).split()
 
 
 class Library:

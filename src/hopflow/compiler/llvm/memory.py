@@ -38,6 +38,13 @@ class Memory:
         self._load_notes: dict[Buffer, str] = {}
         self._store_notes: dict[Buffer, str] = {}
 
+    @staticmethod
+    def of(f: Function, other: "Memory") -> "Memory":
+        """The same buffers, yet to be placed, within another function."""
+        memory = Memory(f)
+        memory._load_notes, memory._store_notes = other._load_notes, other._store_notes
+        return memory
+
     # --- where buffers begin
 
     def place(self, buffer: Buffer, pointer: str) -> None:

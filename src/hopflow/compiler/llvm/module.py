@@ -53,6 +53,14 @@ class Module:
             f'@{name} = internal constant [{len(content)} x i8] c"{escaped}", align 64'
         )
 
+    def fresh(self, name: str) -> str:
+        """A name for a function that no other has; it is reserved."""
+        number = 0
+        while self.has_function(f"{name}{number}"):
+            number += 1
+        self.define(f"{name}{number}", "")
+        return f"{name}{number}"
+
     def has_function(self, name: str) -> bool:
         return name in self._functions
 

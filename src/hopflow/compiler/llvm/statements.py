@@ -5,12 +5,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from hopflow import dtypes
-from hopflow.compiler.llvm import operations, routines, vector
+from hopflow.compiler.llvm import operations, parallel, routines, vector
 from hopflow.compiler.llvm.cost import FUEL, Cost
 from hopflow.compiler.llvm.expressions import ScalarEvaluator
 from hopflow.compiler.llvm.memory import Memory, size_in_bytes
 from hopflow.compiler.llvm.module import OPAQUE, RARE, Function
-from hopflow.compiler.llvm.stubs import INTERRUPTED, OUT_OF_MEMORY
+from hopflow.compiler.llvm.stubs import INTERRUPTED, OUT_OF_MEMORY, TRAP_VALUES
 from hopflow.compiler.llvm.target import Target
 from hopflow.compiler.llvm.types import register_type
 from hopflow.compiler.plan import ALIGNMENT
@@ -72,6 +72,19 @@ class Emitter:
             Grow: self._grow,
             Allocate: self._allocate,
         }
+
+    def within(self, f: Function, memory: Memory) -> "Emitter":
+        """An emitter of statements into a function that this one's code calls."""
+        inner = Emitter(f, memory, self.target)
+        inner._fuel = f.early_slot("i64", "fuel", str(FUEL))
+        inner.name_trap_values()
+        return inner
+
+    def name_trap_values(self) -> None:
+        """Name the words in which a trap reports values."""
+        for word in range(2):
+            place = f"getelementptr i64, ptr %block, i64 {TRAP_VALUES + word}"
+            self.f.do(f"%trap{word} = {place}")
 
     # --- bodies
 
@@ -173,7 +186,9 @@ class Emitter:
     def _for(self, s: For) -> None:
         if s.extent.is_const and s.extent.attr <= 0:
             return
-        if s.binding.kind == "vector" and vector.suits(s):
+        if s.binding.kind == "threads":
+            parallel.emit(self, s)
+        elif s.binding.kind == "vector" and vector.suits(s):
             vector.emit(self, s)
         elif s.extent.is_const and s.extent.attr == 1:
             with self.values.scope():

@@ -15,7 +15,9 @@ THREAD_STATE: Final = 0  # of Python, while the GIL is released; else 0
 EPOCH: Final = 1  # how often `interrupt` had been called when the program began
 POLLED_AT: Final = 2  # when we last looked for an interrupt, in nanoseconds
 TRAP_VALUES: Final = 3  # two words
-HEADER: Final = 6  # words before the parameters
+FLAG: Final = 5  # in a thread that helps: the address of the flag that it is to stop
+JOB: Final = 6  # in the thread that leads: the loop over threads that it is in, or 0
+HEADER: Final = 7  # words before the parameters
 
 # What a program returns besides 0 and, from 1 on, `site + 1` of a trap.
 INTERRUPTED: Final = -1
@@ -87,6 +89,10 @@ begin:
   store i64 0, ptr %to.clock
   %to.trap = getelementptr i64, ptr %block, i64 {TRAP_VALUES}
   store <2 x i64> zeroinitializer, ptr %to.trap, align 8
+  %to.flag = getelementptr i64, ptr %block, i64 {FLAG}
+  store ptr null, ptr %to.flag
+  %to.job = getelementptr i64, ptr %block, i64 {JOB}
+  store ptr null, ptr %to.job
   %to.words = getelementptr i64, ptr %block, i64 {HEADER}
   %some = icmp sgt i64 %wanted, 0
   br i1 %some, label %each, label %run
@@ -175,6 +181,22 @@ define void @hf_release(ptr %block) nounwind {{
 
 define preserve_mostcc i64 @hf_poll(ptr %block) nounwind {{
 entry:
+  %to.flag = getelementptr i64, ptr %block, i64 {FLAG}
+  %flag = load ptr, ptr %to.flag
+  %leads = icmp eq ptr %flag, null
+  br i1 %leads, label %lead, label %help
+lead:
+  %to.job = getelementptr i64, ptr %block, i64 {JOB}
+  %job = load ptr, ptr %to.job
+  %is.alone = icmp eq ptr %job, null
+  br i1 %is.alone, label %begin, label %summon
+summon:
+  call void @start(ptr %job)
+  br label %begin
+help:
+  %told = load atomic i64, ptr %flag seq_cst, align 8
+  ret i64 %told
+begin:
   %now = call i64 @now()
   %to.clock = getelementptr i64, ptr %block, i64 {POLLED_AT}
   %last = load i64, ptr %to.clock

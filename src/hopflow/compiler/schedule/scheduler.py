@@ -24,6 +24,7 @@ from hopflow.compiler.schedule.places import (
     is_small,
     static_size,
 )
+from hopflow.compiler.schedule.threads import bind_threads
 from hopflow.errors import CompileError
 from hopflow.graph.core import Graph, Node, Var, plain_symbol
 from hopflow.graph.rewriting import effects, reader
@@ -132,6 +133,7 @@ class Scheduler(NodeScheduler):
         self.finish(results, reused)
         fuse_loops(b.program.body)
         move_steps_inside(b.program.body)
+        bind_threads(b.program.body)
         return b.program
 
     def inputs(

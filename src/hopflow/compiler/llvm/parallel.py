@@ -1,0 +1,366 @@
+"""Loops over threads: their bodies as functions of their own, and who calls them.
+
+Such a loop is a function of a range of its iterations. It gets in an array of words
+what it reads of the program around it: variables, and where buffers begin.
+
+`hf_parallel` runs it. The thread that calls it takes the first iterations itself, and
+starts others only when that has taken as long as to start them several times over: a
+short loop costs no more than a call. Each takes the next few iterations until there are
+none, so many that it comes back now and then. The results do not depend on who took
+which. A trap ends the loop as it would serially: what is reported is that of the lowest
+iteration. Only the first thread looks for Ctrl-C; the others look at its flag.
+"""
+
+from typing import TYPE_CHECKING, Final
+
+from hopflow.compiler.llvm.memory import Memory
+from hopflow.compiler.llvm.module import HOT, RARE, Function
+from hopflow.compiler.llvm.stubs import (
+    FLAG,
+    HEADER,
+    INTERRUPTED,
+    JOB,
+    TRAP_VALUES,
+)
+from hopflow.compiler.llvm.types import register_type
+from hopflow.loop_ir import expr as e
+from hopflow.loop_ir import walk
+from hopflow.loop_ir.nest import Buffer, Declare, For, Let, Var
+
+if TYPE_CHECKING:
+    from hopflow.compiler.llvm.statements import Emitter
+
+MOST: Final = 64
+"""Threads at most."""
+START: Final = 500_000
+"""Nanoseconds after which other threads are started. That takes but 20,000; but where
+other programs want the processors too, one that waits for its turn costs millions."""
+SHORT: Final = 10_000
+"""A stretch of iterations is twice as long after one that took less nanoseconds ..."""
+LONG: Final = 100_000
+"""... and half as long after one that took more."""
+
+
+def emit(emitter: "Emitter", s: For) -> None:
+    """Emit a call of `hf_parallel`, and the function of the loop."""
+    f = emitter.f
+    variables, buffers = _captured(s)
+    cells = f.slot(f"[{len(variables) + len(buffers)} x i64]", "cells", 8)
+    given = [
+        *((register_type(v.dtype), emitter.values.value(e.read(v))) for v in variables),
+        *(("ptr", emitter.memory.pointer(b)) for b in buffers),
+    ]
+    for k, (type_, register) in enumerate(given):
+        cell = f.emit(f"getelementptr i64, ptr {cells}, i64 {k}")
+        f.do(f"store {type_} {register}, ptr {cell}")
+    name = _define(emitter, s, variables, buffers)
+    extent = emitter.values.value(s.extent)
+    f.module.external("i64 @hf_parallel(ptr, ptr, ptr, i64)", "nounwind")
+    status = f.emit(
+        f"call i64 @hf_parallel(ptr %block, ptr @{name}, ptr {cells}, i64 {extent})"
+    )
+    go_on, stop = f.name("joined"), f.name("stopped")
+    f.branch_if(f.emit(f"icmp ne i64 {status}, 0"), stop, go_on, RARE)
+    f.start(stop)
+    f.do(f"store i64 {status}, ptr {emitter.status}")
+    f.branch("exit")
+    f.start(go_on)
+    emitter.values.forget_loads()
+    emitter.cost.unbounded = emitter.cost.polls = True
+
+
+def _captured(s: For) -> tuple[list[Var], list[Buffer]]:
+    """The variables and the buffers of the program that a loop names."""
+    own = {s.var}
+    variables: dict[Var, None] = {}
+    buffers: dict[Buffer, None] = {}
+    for inner in walk.statements(s.body):
+        if isinstance(inner, (Let, Declare, For)):
+            own.add(inner.var)
+        named = list(walk.buffers(inner))
+        buffers.update(dict.fromkeys(named))
+        sizes = [n for b in named for n in (*b.shape, *(b.strides or ()))]
+        for node in walk.nodes(*walk.expressions(inner), *sizes):
+            if node.op == "var":
+                variables[node.attr] = None
+    return [v for v in variables if v not in own], list(buffers)
+
+
+def _define(
+    emitter: "Emitter", s: For, variables: list[Var], buffers: list[Buffer]
+) -> str:
+    """Define the function of the iterations from `%begin` to `%end` (one or more)."""
+    outer = emitter.f
+    name = outer.module.fresh("part")
+    f = Function(
+        outer.module,
+        f"internal i64 @{name}(ptr %block, ptr %cells, i64 %begin, i64 %end)",
+        HOT,
+    )
+    inner = emitter.within(f, Memory.of(f, emitter.memory))
+    for k, var in enumerate(variables):
+        cell = f.emit(f"getelementptr i64, ptr %cells, i64 {k}")
+        value = f.emit(f"load {register_type(var.dtype)}, ptr {cell}")
+        inner.values.constants[var] = value
+    for k, buffer in enumerate(buffers, start=len(variables)):
+        cell = f.emit(f"getelementptr i64, ptr %cells, i64 {k}")
+        inner.memory.place(buffer, f.emit(f"load ptr, ptr {cell}"))
+    f.branch("first")
+    f.start("first")
+
+    def iteration(position: str) -> None:
+        inner.values.constants[s.var] = position
+        inner.body(s.body)
+
+    inner.loop("%begin", "%end", 1, s.extent, iteration)
+    inner.finish()
+    f.start("exit")
+    f.do(f"ret i64 {f.emit(f'load i64, ptr {inner.status}')}")
+    outer.module.define(name, f.text)
+    return name
+
+
+# --- who runs it ----------------------------------------------------------------------
+
+# Words of a job, which all threads share. At the end, for each thread: where the
+# stretch began that failed, its status, and the two values of a trap.
+(
+    _FUNCTION,
+    _CELLS,
+    _EXTENT,
+    _NEXT,  # the first iteration that nobody has taken
+    _STOP,  # whether there was an interrupt
+    _FAILED,  # where the first stretch began that failed
+    _RUNNING,  # threads besides the first
+    _STARTED,  # as many have ever run
+    _BEGAN,  # when; `NEVER` once others were started
+) = range(9)
+_REPORTS: Final = 9
+NEVER: Final = 2**63 - 1
+_WORDS: Final = _REPORTS + 4 * MOST
+
+
+def _words(*words: int) -> str:
+    """The addresses of words of `%job`, as `%job.0` and so on."""
+    return "\n".join(
+        f"  %job.{k} = getelementptr i64, ptr %job, i64 {k}" for k in words
+    )
+
+
+_WORK: Final = f"""
+declare i64 @llvm.smin.i64(i64, i64)
+declare i64 @llvm.smax.i64(i64, i64)
+
+define internal void @work(ptr %job, ptr %block, i64 %who, i1 %leads) nounwind {{
+entry:
+{_words(_FUNCTION, _CELLS, _EXTENT, _NEXT, _STOP, _FAILED)}
+  %function = load ptr, ptr %job.{_FUNCTION}
+  %cells = load ptr, ptr %job.{_CELLS}
+  %extent = load i64, ptr %job.{_EXTENT}
+  %offset = shl i64 %who, 2
+  %place = add i64 %offset, {_REPORTS}
+  %report = getelementptr i64, ptr %job, i64 %place
+  %to.v0 = getelementptr i64, ptr %block, i64 {TRAP_VALUES}
+  %to.v1 = getelementptr i64, ptr %block, i64 {TRAP_VALUES + 1}
+  %threads = load i64, ptr @hf_num_threads
+  %parts = shl i64 %threads, 2
+  br label %claim
+claim:
+  %size = phi i64 [ 1, %entry ], [ %size.next, %again ]
+  %begin = atomicrmw add ptr %job.{_NEXT}, i64 %size seq_cst
+  %halted = load atomic i64, ptr %job.{_STOP} seq_cst, align 8
+  %failed = load atomic i64, ptr %job.{_FAILED} seq_cst, align 8
+  %stops = icmp ne i64 %halted, 0
+  %all.taken = icmp sge i64 %begin, %extent
+  %too.late = icmp sgt i64 %begin, %failed
+  %late.0 = or i1 %stops, %all.taken
+  %late = or i1 %late.0, %too.late
+  br i1 %late, label %done, label %run
+run:
+  %before = call i64 @now()
+  %past = add i64 %begin, %size
+  %end = call i64 @llvm.smin.i64(i64 %past, i64 %extent)
+  %status = call i64 %function(ptr %block, ptr %cells, i64 %begin, i64 %end)
+  %after = call i64 @now()
+  %good = icmp eq i64 %status, 0
+  br i1 %good, label %adapt, label %bad
+bad:
+  %to.status = getelementptr i64, ptr %report, i64 1
+  %to.r0 = getelementptr i64, ptr %report, i64 2
+  %to.r1 = getelementptr i64, ptr %report, i64 3
+  %v0 = load i64, ptr %to.v0
+  %v1 = load i64, ptr %to.v1
+  store i64 %begin, ptr %report
+  store i64 %status, ptr %to.status
+  store i64 %v0, ptr %to.r0
+  store i64 %v1, ptr %to.r1
+  %unused.0 = atomicrmw min ptr %job.{_FAILED}, i64 %begin seq_cst
+  %interrupted = icmp eq i64 %status, {INTERRUPTED}
+  br i1 %interrupted, label %halt, label %done
+adapt:
+  %took = sub i64 %after, %before
+  %short = icmp slt i64 %took, {SHORT}
+  %long = icmp sgt i64 %took, {LONG}
+  %twice = shl i64 %size, 1
+  %half = lshr i64 %size, 1
+  %size.0 = select i1 %long, i64 %half, i64 %size
+  %size.1 = select i1 %short, i64 %twice, i64 %size.0
+  %left = sub i64 %extent, %end
+  %share = sdiv i64 %left, %parts
+  %size.2 = call i64 @llvm.smin.i64(i64 %size.1, i64 %share)
+  %size.next = call i64 @llvm.smax.i64(i64 %size.2, i64 1)
+  br i1 %leads, label %lead, label %again
+lead:
+  %signal = call preserve_mostcc i64 @hf_poll(ptr %block)
+  %calm = icmp eq i64 %signal, 0
+  br i1 %calm, label %again, label %halt
+again:
+  br label %claim
+halt:
+  store atomic i64 1, ptr %job.{_STOP} seq_cst, align 8
+  br label %done
+done:
+  ret void
+}}
+"""
+
+_START: Final = f"""
+declare i32 @pthread_create(ptr, ptr, ptr, ptr)
+declare i32 @pthread_detach(i64)
+declare i32 @nanosleep(ptr, ptr)
+@hf_num_threads = external global i64
+
+define internal void @start(ptr %job) nounwind {{
+entry:
+{_words(_EXTENT, _NEXT, _RUNNING, _BEGAN)}
+  %thread = alloca i64
+  %asked = load i64, ptr @hf_num_threads
+  %threads = call i64 @llvm.smin.i64(i64 %asked, i64 {MOST})
+  %began = load i64, ptr %job.{_BEGAN}
+  %now = call i64 @now()
+  %elapsed = sub i64 %now, %began
+  %long = icmp sge i64 %elapsed, {START}
+  %extent = load i64, ptr %job.{_EXTENT}
+  %next = load atomic i64, ptr %job.{_NEXT} seq_cst, align 8
+  %some = icmp slt i64 %next, %extent
+  %several = icmp sgt i64 %threads, 1
+  %worth = and i1 %some, %several
+  %wanted = and i1 %long, %worth
+  br i1 %wanted, label %once, label %done
+once:
+  store i64 {NEVER}, ptr %job.{_BEGAN}
+  br label %start
+start:
+  %k = phi i64 [ 1, %once ], [ %k.next, %started ]
+  %unused.1 = atomicrmw add ptr %job.{_RUNNING}, i64 1 seq_cst
+  %fault = call i32 @pthread_create(ptr %thread, ptr null, ptr @help, ptr %job)
+  %made = icmp eq i32 %fault, 0
+  br i1 %made, label %detach, label %missing
+detach:
+  %number = load i64, ptr %thread
+  %unused.2 = call i32 @pthread_detach(i64 %number)
+  br label %started
+missing:
+  %unused.3 = atomicrmw sub ptr %job.{_RUNNING}, i64 1 seq_cst
+  br label %started
+started:
+  %k.next = add i64 %k, 1
+  %more = icmp slt i64 %k.next, %threads
+  br i1 %more, label %start, label %done
+done:
+  ret void
+}}
+"""
+
+_HELP: Final = f"""
+define internal ptr @help(ptr %job) nounwind {{
+{_words(_STOP, _RUNNING, _STARTED)}
+  %block = alloca [{HEADER} x i64]
+  %flag = getelementptr i64, ptr %block, i64 {FLAG}
+  store ptr %job.{_STOP}, ptr %flag
+  %before = atomicrmw add ptr %job.{_STARTED}, i64 1 seq_cst
+  %who = add i64 %before, 1
+  call void @work(ptr %job, ptr %block, i64 %who, i1 false)
+  %last = atomicrmw sub ptr %job.{_RUNNING}, i64 1 seq_cst
+  ret ptr null
+}}
+"""
+
+_RUN: Final = f"""
+define i64 @hf_parallel(
+    ptr %block, ptr %function, ptr %cells, i64 %extent) nounwind {{
+entry:
+  %job = alloca [{_WORDS} x i64]
+  %pause = alloca [2 x i64]
+{_words(_FUNCTION, _CELLS, _EXTENT, _STOP, _FAILED, _RUNNING, _BEGAN)}
+  call void @llvm.memset.p0.i64(ptr %job, i8 0, i64 {8 * _WORDS}, i1 false)
+  store ptr %function, ptr %job.{_FUNCTION}
+  store ptr %cells, ptr %job.{_CELLS}
+  store i64 %extent, ptr %job.{_EXTENT}
+  store i64 {NEVER}, ptr %job.{_FAILED}
+  %now = call i64 @now()
+  store i64 %now, ptr %job.{_BEGAN}
+  store i64 0, ptr %pause
+  %nanoseconds = getelementptr i64, ptr %pause, i64 1
+  store i64 50000, ptr %nanoseconds
+  %to.job = getelementptr i64, ptr %block, i64 {JOB}
+  store ptr %job, ptr %to.job
+  call void @work(ptr %job, ptr %block, i64 0, i1 true)
+  store ptr null, ptr %to.job
+  br label %wait
+wait:
+  %running = load atomic i64, ptr %job.{_RUNNING} seq_cst, align 8
+  %joined = icmp eq i64 %running, 0
+  br i1 %joined, label %finish, label %poll
+poll:
+  %stop = load atomic i64, ptr %job.{_STOP} seq_cst, align 8
+  %going = icmp eq i64 %stop, 0
+  br i1 %going, label %ask, label %sleep
+ask:
+  %signal = call preserve_mostcc i64 @hf_poll(ptr %block)
+  %calm = icmp eq i64 %signal, 0
+  br i1 %calm, label %sleep, label %halt
+halt:
+  store atomic i64 1, ptr %job.{_STOP} seq_cst, align 8
+  br label %sleep
+sleep:
+  %unused = call i32 @nanosleep(ptr %pause, ptr null)
+  br label %wait
+finish:
+  %stopped = load atomic i64, ptr %job.{_STOP} seq_cst, align 8
+  %interrupted = icmp ne i64 %stopped, 0
+  br i1 %interrupted, label %leave, label %ask.failed
+ask.failed:
+  %failed = load atomic i64, ptr %job.{_FAILED} seq_cst, align 8
+  %good = icmp eq i64 %failed, {NEVER}
+  br i1 %good, label %done, label %search
+search:
+  %k = phi i64 [ 0, %ask.failed ], [ %k.next, %other ]
+  %offset = shl i64 %k, 2
+  %place = add i64 %offset, {_REPORTS}
+  %report = getelementptr i64, ptr %job, i64 %place
+  %to.status = getelementptr i64, ptr %report, i64 1
+  %begin = load i64, ptr %report
+  %status = load i64, ptr %to.status
+  %first = icmp eq i64 %begin, %failed
+  %fails = icmp ne i64 %status, 0
+  %found = and i1 %first, %fails
+  br i1 %found, label %trap, label %other
+other:
+  %k.next = add i64 %k, 1
+  br label %search
+trap:
+  %from = getelementptr i64, ptr %report, i64 2
+  %values = load <2 x i64>, ptr %from, align 8
+  %to = getelementptr i64, ptr %block, i64 {TRAP_VALUES}
+  store <2 x i64> %values, ptr %to, align 8
+  ret i64 %status
+leave:
+  ret i64 {INTERRUPTED}
+done:
+  ret i64 0
+}}
+declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
+"""
+
+TEXT: Final = "\n".join((_WORK, _START, _HELP, _RUN))

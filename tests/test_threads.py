@@ -1,0 +1,204 @@
+"""Loops over examples, spread over threads: results, traps, interrupts."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hopflow as hf
+from hopflow.errors import ArgumentValueError, IndexingError
+
+COUNTS = [1, 2, 5]
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = hf.config.num_threads
+    hf.config.num_threads = 4
+    yield
+    hf.config.num_threads = before
+
+
+def decay(n: Any) -> Any:
+    """As many steps as `n` says."""
+
+    def step(k: Any, x: Any) -> Any:
+        return k + 1, x * 0.999 + 1.0
+
+    return hf.while_loop(lambda k, _: k < n, step, (0, np.float64(0.0)))[1]
+
+
+def trips(count: int = 4000) -> Any:
+    """A few times many, and about a millisecond of them, if not ten."""
+    found = np.random.default_rng(0).integers(0, 2000, count)
+    found[[0, count // 2, count - 1]] = 200_000
+    return found
+
+
+def decayed(n: Any) -> Any:
+    return 1000.0 * (1 - 0.999**n)
+
+
+def most_threads_during(work: Callable[[], object]) -> int:
+    """How many threads the process has at most while `work` runs."""
+    most, done = 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal most
+        while not done.is_set():
+            most = max(most, len(os.listdir("/proc/self/task")))
+            time.sleep(0.001)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    work()
+    done.set()
+    watcher.join()
+    return most - 1
+
+
+# --- results --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("run", [hf.vmap(decay), lambda ns: hf.map(decay, ns)])
+def test_results_do_not_depend_on_the_number_of_threads(run: Any) -> None:
+    ns, jitted, found = trips(), hf.jit(run), []
+    for count in COUNTS:
+        hf.config.num_threads = count
+        found.append(np.asarray(jitted(ns)))
+    np.testing.assert_allclose(found[0], decayed(ns))
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])
+    assert "threads independent" in jitted.loop_ir
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 7])
+def test_loops_of_few_examples(length: int) -> None:
+    ns = np.full(length, 300_000)
+    got = hf.jit(hf.vmap(decay), dynamic=True)(ns)
+    np.testing.assert_allclose(np.asarray(got), decayed(ns))
+
+
+def test_scans_of_examples_and_what_they_share() -> None:
+    def total(x: Any) -> Any:
+        return hf.scan(lambda c, w: (hf.cos(c * w) + shift, None), x, weights)[0]
+
+    weights, shift = hf.asarray(np.linspace(0.0, 1.0, 500)), hf.asarray(0.25)
+    xs = np.linspace(-1.0, 1.0, 300)
+    expected = xs
+    for w in np.asarray(weights):
+        expected = np.cos(expected * w) + 0.25
+    run = hf.jit(lambda xs: hf.map(total, xs))
+    np.testing.assert_allclose(np.asarray(run(xs)), expected)
+    assert "threads independent" in run.loop_ir
+
+
+def test_loops_in_a_step_of_a_loop() -> None:
+    def step(c: Any, _: Any) -> Any:
+        return hf.vmap(decay)(c) / 500.0, None
+
+    ns = trips(300).astype(np.float64)
+    got = hf.jit(lambda c: hf.scan(step, c, None, length=3)[0])(ns)
+    expected = ns
+    for _ in range(3):
+        expected = decayed(np.ceil(expected)) / 500.0
+    np.testing.assert_allclose(np.asarray(got), expected, rtol=1e-6)
+
+
+def test_calls_from_several_threads_at_once() -> None:
+    ns, run, found = trips(), hf.jit(hf.vmap(decay)), {}
+    run(ns)
+
+    def call(k: int) -> None:
+        found[k] = np.asarray(run(ns))
+
+    callers = [threading.Thread(target=call, args=(k,)) for k in range(4)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    for k in range(4):
+        np.testing.assert_allclose(found[k], decayed(ns))
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="counts in /proc")
+@pytest.mark.parametrize("first", [1000, 100_000_000])
+def test_other_threads_help_and_are_gone_afterwards(first: int) -> None:
+    ns = np.full(200, 1_000_000)
+    ns[0] = first  # the first thread may be busy with what it has taken
+    run = hf.jit(hf.vmap(decay))
+    run(ns[:1] * 0)
+    run(np.zeros_like(ns))
+    before = len(os.listdir("/proc/self/task"))
+    assert most_threads_during(lambda: run(ns)) == before + 3
+    deadline = time.monotonic() + 5
+    while len(os.listdir("/proc/self/task")) > before:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_the_number_of_threads_is_positive() -> None:
+    with pytest.raises(ArgumentValueError, match="`num_threads` must be an int of at"):
+        hf.config.num_threads = 0
+
+
+# --- traps and interrupts -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_the_trap_of_the_lowest_example_is_reported(count: int) -> None:
+    def pick(n: Any, at: Any) -> Any:
+        return decay(n) + table[at]
+
+    table = hf.asarray(np.arange(10.0))
+    hf.config.num_threads = count
+    ns, at = trips(), np.arange(4000) % 10
+    run = hf.jit(lambda ns, at: hf.map(lambda x: pick(*x), (ns, at)))
+    np.testing.assert_allclose(np.asarray(run(ns, at)), decayed(ns) + at)
+    assert "threads independent" in run.loop_ir
+    at[[3999, 3500, 2001, 2000 + 777]] = 13, 14, 15, 16
+    with pytest.raises(IndexingError, match="index 15 is out of range"):
+        run(ns, at)
+
+
+FOREVER = np.iinfo(np.int64).max
+
+
+@pytest.mark.parametrize("endless", [[0], [199], [3, 150], range(200)])
+def test_ctrl_c_stops_all_threads(endless: Any) -> None:
+    ns = np.full(200, 10_000)
+    run = hf.jit(hf.vmap(decay))
+    run(ns)
+    ns[list(endless)] = FOREVER
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run(ns)
+    assert time.monotonic() - started < 20
+    timer.join()
+    np.testing.assert_allclose(np.asarray(run(ns * 0 + 5)), decayed(5))
+
+
+def test_an_interrupt_stops_what_a_thread_of_the_user_leads() -> None:
+    ns, run, caught = np.full(200, 10_000), hf.jit(hf.vmap(decay)), []
+    run(ns)
+    ns[[0, 199]] = FOREVER
+
+    def call() -> None:
+        try:
+            run(ns)
+        except KeyboardInterrupt as error:
+            caught.append(error)
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    time.sleep(0.2)
+    hf.interrupt(caller.ident)
+    caller.join(20)
+    assert caught
