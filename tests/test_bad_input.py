@@ -280,6 +280,12 @@ CALLS: Final[dict[str, Good]] = {
     "linalg.trace": _good(X, offset=1, dtype="float64"),
     "linalg.vecdot": _good(X, V, axis=-1),
     "linalg.vector_norm": _good(X, axis=0, keepdims=True, ord=2.0),
+    "nn.Sequential": _good(_grow, _grow),
+    "nn.Embedding.init": _good(KEY, 3, 4, dtype="float32"),
+    **dict.fromkeys(("nn.GRUCell.init", "nn.LSTMCell.init"), _good(KEY, 3, 4)),
+    "nn.LayerNorm.init": _good(4, epsilon=1e-5, dtype="float32"),
+    "nn.Linear.init": _good(KEY, 3, 4, bias=True, dtype="float32"),
+    "nn.MultiheadAttention.init": _good(KEY, 4, 2, bias=True, dtype="float32"),
     **dict.fromkeys(
         [f"random.{name}" for name in "bits exponential gumbel laplace normal".split()],
         _RANDOM,
@@ -333,6 +339,11 @@ EXEMPT: Final = {
     "fx.Node": "is made by graphs",
     "fx.Proxy": "is made by tracers",
     "fx.Tracer": "takes no arguments",
+    **dict.fromkeys(
+        [f"nn.{n}" for n in hf.nn.__all__ if n not in ("Sequential", "static")],
+        "is a dataclass: of what it is given, nothing is asked until it is called",
+    ),
+    "nn.static": "takes what `dataclasses.field` takes",
     "linalg.EighResult": "a named tuple of results",
     "linalg.QRResult": "a named tuple of results",
     "linalg.SVDResult": "a named tuple of results",
@@ -364,7 +375,10 @@ def resolve(name: str) -> Callable[..., Any]:
 def public_callables() -> list[str]:
     """The names of all public callables, as in `CALLS`."""
     names = [n for n in hf.__all__ if callable(getattr(hf, n))]
-    for space in ("fx", "linalg", "random"):
+    names += [
+        f"nn.{n}.init" for n in hf.nn.__all__ if hasattr(getattr(hf.nn, n), "init")
+    ]
+    for space in ("fx", "linalg", "nn", "random"):
         names += [f"{space}.{n}" for n in getattr(hf, space).__all__]
     methods = [n for n in vars(hf.Tensor) if not n.startswith("_")]
     names += [f"Tensor.{n}" for n in methods if callable(getattr(hf.Tensor, n))]

@@ -8,7 +8,7 @@ from math import e, inf, nan, pi
 from types import FunctionType as _FunctionType
 
 from hopflow import bind as _bind
-from hopflow import fx, random
+from hopflow import fx, nn, random
 from hopflow.autograd.api import grad, jvp, linearize, value_and_grad, vjp
 from hopflow.autograd.jacobian import hessian, jacfwd, jacrev
 from hopflow.batching.api import vmap
@@ -350,6 +350,7 @@ __all__ = [
     "negative",
     "newaxis",
     "nextafter",
+    "nn",
     "nonzero",
     "not_equal",
     "one_hot",

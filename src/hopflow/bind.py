@@ -9,7 +9,7 @@ binding others while that one is current, so that they nest freely. At the botto
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
+from functools import cache, wraps
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
@@ -198,6 +198,7 @@ def using(interpreter: Interpreter | None) -> Iterator[None]:
         _stack.interpreter = before
 
 
+@cache  # one for a function, whoever asks
 def recordable(f: Callable[..., Any], home: str) -> Callable[..., Any]:
     """`f`, of the module `home`; a symbolic trace records its calls."""
 

@@ -177,6 +177,8 @@ class Tracer:
             path, number = f"{base}_{number}", number + 1
         self._paths[id(value)] = path
         self._kept.append(value)
+        for part, inner in _paths_of(value).items():
+            self._paths.setdefault(part, f"{path}.{inner}")
         return path
 
     def call_module(

@@ -1,0 +1,342 @@
+"""The layers that most models are made of. `init` makes one, from a random key.
+
+Weights are applied from the right, `x @ weight`: f[inputs, outputs].
+"""
+
+import math
+from typing import Any, ClassVar, Final, Self
+
+from hopflow.bind import Value, recordable
+from hopflow.dtypes import DTypeLike, finfo
+from hopflow.errors import ArgumentTypeError, ArgumentValueError
+from hopflow.nn.module import Module, static
+from hopflow.ops import indexing, logic, manipulation
+from hopflow.ops.creation import ones, zeros
+from hopflow.ops.math import exp, sigmoid, sqrt, tanh
+from hopflow.ops.rules import as_flag, as_integer
+from hopflow.random import normal, split, uniform
+
+__all__ = [
+    "Embedding",
+    "Function",
+    "GRUCell",
+    "LSTMCell",
+    "LayerNorm",
+    "Linear",
+    "MultiheadAttention",
+    "Sequential",
+]
+
+# Under their public names, so that a trace into a layer records `hf.take`.
+take: Final = recordable(indexing.take, "hopflow")
+where: Final = recordable(logic.where, "hopflow")
+swapaxes: Final = recordable(manipulation.swapaxes, "hopflow")
+
+
+def _size(layer: str, argument: str, value: Any) -> int:
+    """An argument that says how many: at least 1."""
+    size = as_integer(layer, argument, value)
+    if size < 1:
+        raise ArgumentValueError(
+            f"{layer}: `{argument}` must be at least 1, and is {size}."
+        )
+    return size
+
+
+def _bounded(key: Any, shape: tuple[int, ...], fan: int, dtype: DTypeLike) -> Value:
+    """Weights uniform in ±1/sqrt(fan), as PyTorch has them."""
+    bound = 1.0 / math.sqrt(fan)
+    return uniform(key, shape, dtype, minval=-bound, maxval=bound)
+
+
+class Linear(Module):
+    """`x @ weight + bias`.
+
+    Shapes:
+        weight   f[inputs, outputs]
+        bias     f[outputs], or None
+        x        f[*s, inputs] -> f[*s, outputs]
+    """
+
+    is_leaf: ClassVar[bool] = True
+    weight: Any
+    bias: Any = None
+
+    @classmethod
+    def init(
+        cls,
+        key: Any,
+        inputs: int,
+        outputs: int,
+        *,
+        bias: bool = True,
+        dtype: DTypeLike = "float32",
+    ) -> Self:
+        """A layer of these sizes, uniform in ±1/sqrt(inputs).
+
+        Raises:
+            ArgumentTypeError, ArgumentValueError: a size is no positive integer.
+        """
+        inputs = _size("Linear.init", "inputs", inputs)
+        outputs = _size("Linear.init", "outputs", outputs)
+        first, second = split(key)
+        weight = _bounded(first, (inputs, outputs), inputs, dtype)
+        if not as_flag("Linear.init", "bias", bias):
+            return cls(weight)
+        return cls(weight, _bounded(second, (outputs,), inputs, dtype))
+
+    def forward(self, x: Any) -> Any:
+        y = x @ self.weight
+        return y if self.bias is None else y + self.bias
+
+
+class Embedding(Module):
+    """The row of `weight` for each number.
+
+    Shapes:
+        weight   f[count, size]
+        ids      i[*s] -> f[*s, size]
+    """
+
+    is_leaf: ClassVar[bool] = True
+    weight: Any
+
+    @classmethod
+    def init(
+        cls, key: Any, count: int, size: int, *, dtype: DTypeLike = "float32"
+    ) -> Self:
+        """A table of `count` rows, normal with variance 1."""
+        shape = (
+            _size("Embedding.init", "count", count),
+            _size("Embedding.init", "size", size),
+        )
+        return cls(normal(key, shape, dtype))
+
+    def forward(self, ids: Any) -> Any:
+        return take(self.weight, ids, axis=0)
+
+
+class LayerNorm(Module):
+    """`x` with mean 0 and variance 1 along its last axis, scaled and shifted.
+
+    Shapes:
+        weight, bias   f[size]
+        x              f[*s, size] -> f[*s, size]
+    """
+
+    is_leaf: ClassVar[bool] = True
+    weight: Any
+    bias: Any
+    epsilon: float = static(default=1e-5)
+
+    @classmethod
+    def init(
+        cls, size: int, *, epsilon: float = 1e-5, dtype: DTypeLike = "float32"
+    ) -> Self:
+        """A layer of this size that neither scales nor shifts."""
+        size = _size("LayerNorm.init", "size", size)
+        if not isinstance(epsilon, float | int) or not 0 <= epsilon < math.inf:
+            raise ArgumentValueError(
+                "LayerNorm.init: `epsilon` must be a number that is not negative, and "
+                f"is {epsilon!r}."
+            )
+        return cls(ones(size, dtype=dtype), zeros(size, dtype=dtype), float(epsilon))
+
+    def forward(self, x: Any) -> Any:
+        centered = x - x.mean(axis=-1, keepdims=True)
+        variance = (centered * centered).mean(axis=-1, keepdims=True)
+        return centered / sqrt(variance + self.epsilon) * self.weight + self.bias
+
+
+class _Cell(Module):
+    """What recurrent cells have in common: a step from a state and an input.
+
+    Shapes:
+        input_weight    f[inputs, gates * size]
+        state_weight    f[size, gates * size]
+        input_bias, state_bias   f[gates * size]
+    """
+
+    is_leaf: ClassVar[bool] = True
+    gates: ClassVar[int]
+    input_weight: Any
+    state_weight: Any
+    input_bias: Any
+    state_bias: Any
+
+    @classmethod
+    def init(
+        cls, key: Any, inputs: int, size: int, *, dtype: DTypeLike = "float32"
+    ) -> Self:
+        """A cell of these sizes, uniform in ±1/sqrt(size)."""
+        name = f"{cls.__name__}.init"
+        inputs, size = _size(name, "inputs", inputs), _size(name, "size", size)
+        width = cls.gates * size
+        shapes = ((inputs, width), (size, width), (width,), (width,))
+        parts = [
+            _bounded(k, shape, size, dtype)
+            for k, shape in zip(split(key, 4), shapes, strict=True)
+        ]
+        return cls(*parts)
+
+    def _parts(self, y: Any) -> list[Any]:
+        """The gates in `y`, which stand side by side."""
+        size = self.state_weight.shape[0]
+        return [y[..., k * size : (k + 1) * size] for k in range(self.gates)]
+
+
+class GRUCell(_Cell):
+    """One step of a gated recurrent unit, as PyTorch and cuDNN have it.
+
+        r = sigmoid(x Wr + br + h Ur + cr)
+        z = sigmoid(x Wz + bz + h Uz + cz)
+        n = tanh(x Wn + bn + r * (h Un + cn))
+        h' = (1 - z) * n + z * h
+
+    Shapes:
+        h   f[*s, size]
+        x   f[*s, inputs] -> f[*s, size]
+    """
+
+    gates: ClassVar[int] = 3
+
+    def forward(self, h: Any, x: Any) -> Any:
+        reset, update, new = self._parts(x @ self.input_weight + self.input_bias)
+        r, z, n = self._parts(h @ self.state_weight + self.state_bias)
+        r, z = sigmoid(reset + r), sigmoid(update + z)
+        n = tanh(new + r * n)
+        return n + z * (h - n)
+
+
+class LSTMCell(_Cell):
+    """One step of a long short-term memory, as PyTorch and cuDNN have it.
+
+        i, f, o = sigmoid(x W + b + h U + c), for each of the three
+        g = tanh(x Wg + bg + h Ug + cg)
+        c' = f * c + i * g
+        h' = o * tanh(c')
+
+    Shapes:
+        state   (h, c), both f[*s, size]
+        x       f[*s, inputs] -> (h', c')
+    """
+
+    gates: ClassVar[int] = 4
+
+    def forward(self, state: Any, x: Any) -> Any:
+        h, c = state
+        y = x @ self.input_weight + self.input_bias
+        i, f, g, o = self._parts(y + (h @ self.state_weight + self.state_bias))
+        c = sigmoid(f) * c + sigmoid(i) * tanh(g)
+        return sigmoid(o) * tanh(c), c
+
+
+class MultiheadAttention(Module):
+    """Attention of several heads, each over a part of the features.
+
+    Shapes:
+        query         f[*s, n, size]
+        key, value    f[*s, m, size]; None: the query
+        mask          bool, broadcast to [*s, heads, n, m]: who may look at whom
+        result        f[*s, n, size]
+
+    A query that may look at nothing looks at all alike.
+    """
+
+    is_leaf: ClassVar[bool] = True
+    query: Linear
+    key: Linear
+    value: Linear
+    out: Linear
+    heads: int = static()
+
+    @classmethod
+    def init(
+        cls,
+        key: Any,
+        size: int,
+        heads: int,
+        *,
+        bias: bool = True,
+        dtype: DTypeLike = "float32",
+    ) -> Self:
+        """A layer of this many features.
+
+        Raises:
+            ArgumentValueError: `heads` does not divide `size`.
+        """
+        size = _size("MultiheadAttention.init", "size", size)
+        heads = _size("MultiheadAttention.init", "heads", heads)
+        if size % heads:
+            raise ArgumentValueError(
+                f"MultiheadAttention.init: `heads` must divide `size`, and {heads} "
+                f"does not divide {size}."
+            )
+        query, key, value, out = (
+            Linear.init(k, size, size, bias=bias, dtype=dtype) for k in split(key, 4)
+        )
+        return cls(query, key, value, out, heads)
+
+    def forward(
+        self, query: Any, key: Any = None, value: Any = None, mask: Any = None
+    ) -> Any:
+        key = query if key is None else key
+        value = key if value is None else value
+        q, k, v = self.query(query), self.key(key), self.value(value)
+        q, k, v = self._split(q), self._split(k), self._split(v)
+        size = self.query.weight.shape[1] // self.heads
+        scores = q @ swapaxes(k, -1, -2) * (1.0 / math.sqrt(size))
+        if mask is not None:
+            lowest = finfo(self.query.weight.dtype).min
+            scores = where(mask, scores, lowest)
+        weights = exp(scores - scores.max(axis=-1, keepdims=True))
+        weights = weights / weights.sum(axis=-1, keepdims=True)
+        mixed = swapaxes(weights @ v, -2, -3)
+        return self.out(_reshaped(mixed, 2, (self.heads * size,)))
+
+    def _split(self, x: Any) -> Any:
+        """f[*s, n, size] -> f[*s, heads, n, size / heads]"""
+        return swapaxes(_reshaped(x, 1, (self.heads, -1)), -2, -3)
+
+
+def _reshaped(x: Any, count: int, sizes: tuple[int, ...]) -> Any:
+    """`x` with other sizes in place of the last `count`.
+
+    The shape of a proxy can be added to, and not be unpacked.
+    """
+    return x.reshape(x.shape[:-count] + sizes)
+
+
+class Function(Module):
+    """A function without parameters, such as `hf.tanh`, where a module is asked for."""
+
+    function: Any = static()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+class Sequential(Module):
+    """One module after the other; functions may stand between them."""
+
+    layers: tuple[Any, ...]
+
+    def __init__(self, *layers: Any) -> None:
+        """
+        Raises:
+            ArgumentTypeError: a layer cannot be called.
+        """
+        for i, layer in enumerate(layers):
+            if not callable(layer):
+                raise ArgumentTypeError(
+                    f"Sequential: layer {i} must be a module or a function, and is "
+                    f"`{type(layer).__name__}`."
+                )
+        modules = [f if isinstance(f, Module) else Function(f) for f in layers]
+        # The class is frozen, like all modules.
+        object.__setattr__(self, "layers", tuple(modules))
+
+    def forward(self, x: Any) -> Any:
+        for layer in self.layers:
+            x = layer(x)
+        return x

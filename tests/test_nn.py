@@ -1,0 +1,420 @@
+"""nn: modules are trees, and layers what NumPy and JAX make of their formulas."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pytest
+
+import hopflow as hf
+from hopflow import nn, pytree
+from hopflow.errors import ArgumentTypeError, ArgumentValueError, HopflowError
+from hopflow.fx import Tracer
+
+KEY: Final = hf.random.key(0)
+RNG: Final = np.random.default_rng(0)
+IDS: Final = np.array([[0, 2], [4, 0]])
+MASK: Final = np.tril(np.ones((5, 5), bool))
+
+
+def drawn(*shape: int) -> Any:
+    return RNG.normal(size=shape)
+
+
+# --- the layers -----------------------------------------------------------------------
+
+
+def sigmoid(xp: Any, x: Any) -> Any:
+    return 1.0 / (1.0 + xp.exp(-x))
+
+
+def linear(xp: Any, p: Any, x: Any) -> Any:
+    return xp.einsum("...i,io->...o", x, p["weight"]) + p.get("bias", 0.0)
+
+
+def embedding(xp: Any, p: Any, ids: Any) -> Any:
+    return p["weight"][ids]
+
+
+def layer_norm(xp: Any, p: Any, x: Any) -> Any:
+    variance = xp.var(x, axis=-1, keepdims=True)
+    normed = (x - xp.mean(x, axis=-1, keepdims=True)) / xp.sqrt(variance + 1e-3)
+    return normed * p["weight"] + p["bias"]
+
+
+def gates(xp: Any, p: Any, h: Any, x: Any, count: int) -> Any:
+    from_input = x @ p["input_weight"] + p["input_bias"]
+    from_state = h @ p["state_weight"] + p["state_bias"]
+    return xp.split(from_input, count, axis=-1), xp.split(from_state, count, axis=-1)
+
+
+def gru(xp: Any, p: Any, h: Any, x: Any) -> Any:
+    (a_r, a_z, a_n), (b_r, b_z, b_n) = gates(xp, p, h, x, 3)
+    r, z = sigmoid(xp, a_r + b_r), sigmoid(xp, a_z + b_z)
+    return (1.0 - z) * xp.tanh(a_n + r * b_n) + z * h
+
+
+def lstm(xp: Any, p: Any, state: Any, x: Any) -> Any:
+    h, c = state
+    i, f, g, o = (a + b for a, b in zip(*gates(xp, p, h, x, 4), strict=True))
+    c = sigmoid(xp, f) * c + sigmoid(xp, i) * xp.tanh(g)
+    return sigmoid(xp, o) * xp.tanh(c), c
+
+
+def attention(
+    xp: Any, p: Any, query: Any, key: Any = None, value: Any = None, mask: Any = None
+) -> Any:
+    """Two heads, one after the other."""
+    key = query if key is None else key
+    value = key if value is None else value
+    parts: Any = {
+        name: linear(xp, {k: p[f"{name}.{k}"] for k in ("weight", "bias")}, x)
+        for name, x in (("query", query), ("key", key), ("value", value))
+    }
+    heads = []
+    half = parts["query"].shape[-1] // 2
+    for head in (slice(None, half), slice(half, None)):
+        q, k, v = (parts[name][..., head] for name in ("query", "key", "value"))
+        scores = xp.exp(xp.einsum("...nd,...md->...nm", q, k) / half**0.5)
+        scores = scores if mask is None else scores * mask
+        heads.append(scores / xp.sum(scores, axis=-1, keepdims=True) @ v)
+    joined = xp.concatenate(heads, axis=-1)
+    return linear(xp, {k: p[f"out.{k}"] for k in ("weight", "bias")}, joined)
+
+
+class Case(NamedTuple):
+    module: nn.Module
+    reference: Callable[..., Any]
+    args: tuple[Any, ...]
+
+
+ANY: Final[Any] = "3"
+DTYPE: Final[dict[str, Any]] = {"dtype": "float64"}
+ATTENTION: Final = nn.MultiheadAttention.init(KEY, 8, 2, **DTYPE)
+CASES: Final = {
+    "linear": Case(nn.Linear.init(KEY, 3, 4, **DTYPE), linear, (drawn(2, 5, 3),)),
+    "no bias": Case(
+        nn.Linear.init(KEY, 3, 4, bias=False, **DTYPE), linear, (drawn(3),)
+    ),
+    "embedding": Case(nn.Embedding.init(KEY, 5, 3, **DTYPE), embedding, (IDS,)),
+    "layer norm": Case(
+        dataclasses.replace(
+            nn.LayerNorm.init(6, epsilon=1e-3, **DTYPE), weight=hf.asarray(drawn(6))
+        ),
+        layer_norm,
+        (drawn(2, 6),),
+    ),
+    "gru": Case(nn.GRUCell.init(KEY, 3, 4, **DTYPE), gru, (drawn(2, 4), drawn(2, 3))),
+    "lstm": Case(
+        nn.LSTMCell.init(KEY, 3, 4, **DTYPE),
+        lstm,
+        ((drawn(2, 4), drawn(2, 4)), drawn(2, 3)),
+    ),
+    "attention": Case(ATTENTION, attention, (drawn(2, 5, 8),)),
+    "cross attention": Case(
+        ATTENTION, attention, (drawn(5, 8), drawn(3, 8), drawn(3, 8))
+    ),
+    "masked attention": Case(
+        ATTENTION, attention, (drawn(3, 2, 5, 8), None, None, MASK)
+    ),
+}
+
+
+@pytest.fixture(params=list(CASES.values()), ids=list(CASES))
+def case(request: pytest.FixtureRequest) -> Case:
+    found: Case = request.param
+    return found
+
+
+def close(found: Any, expected: Any) -> None:
+    for a, b in zip(pytree.flatten(found)[0], pytree.flatten(expected)[0], strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-9, atol=1e-12)
+
+
+def arrays(module: nn.Module) -> dict[str, Any]:
+    return {k: np.asarray(v) for k, v in module.named_parameters().items()}
+
+
+def test_a_layer_computes_its_formula(case: Case) -> None:
+    module, reference, args = case
+    args = pytree.tree_map(hf.asarray, args)
+    expected = reference(np, arrays(module), *case.args)
+    close(module(*args), expected)
+    close(hf.jit(lambda m, a: m(*a))(module, args), expected)
+
+
+def total(result: Any) -> Any:
+    """A number that each element of a result counts in, by another factor."""
+    parts = [result] if hasattr(result, "shape") else list(result)
+    return sum((x * x * 0.5 + x * (k + 1.0)).sum() for k, x in enumerate(parts))
+
+
+def test_gradients_of_a_layer_are_those_of_jax(case: Case) -> None:
+    jax = pytest.importorskip("jax")
+    module, reference, args = case
+    args = pytree.tree_map(hf.asarray, args)
+    with jax.enable_x64(True):
+        expected = jax.grad(lambda p: total(reference(jax.numpy, p, *case.args)))(
+            arrays(module)
+        )
+    found = hf.jit(hf.grad(lambda m, a: total(m(*a))))(module, args)
+    assert type(found) is type(module)
+    assert arrays(found).keys() == expected.keys()
+    for name, gradient in arrays(found).items():
+        np.testing.assert_allclose(
+            gradient, expected[name], rtol=1e-8, atol=1e-10, err_msg=name
+        )
+
+
+class Everything(Tracer):
+    """Traces into every layer."""
+
+    def is_leaf_module(self, module: Any, path: str) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("tracer", [Tracer, Everything])
+def test_a_layer_is_traced_as_a_node_or_into(case: Case, tracer: type[Tracer]) -> None:
+    module, _, args = case
+    args = pytree.tree_map(hf.asarray, args)
+    places = range(len(args))
+    calls: dict[int, Callable[..., Any]] = {
+        1: lambda x: module(x),
+        2: lambda x, y: module(x, y),
+        3: lambda x, y, z: module(x, y, z),
+        4: lambda x, y, z, w: module(x, y, z, w),
+    }
+    call = calls[len(args)]
+    names = dict(zip("xyzw", args, strict=False))
+    none = {name: None for name, arg in names.items() if arg is None}
+    if isinstance(args[0], tuple):  # two names, which a proxy is unpacked into
+        call = lambda x, y: module((x[0], x[1]), y)  # noqa: E731
+    traced = tracer().trace(call, none)
+    kinds = [node.kind for node in traced.graph.nodes]
+    assert ("call_module" in kinds) is (tracer is Tracer)
+    close(traced(*[args[i] for i in places if args[i] is not None]), module(*args))
+
+
+@pytest.mark.parametrize("cell", [nn.GRUCell, nn.LSTMCell])
+def test_a_cell_is_trained_through_scan_and_jit(cell: Any) -> None:
+    """To tell the sum of what it has seen so far."""
+
+    class Network(nn.Module):
+        cell: Any
+        out: nn.Linear
+
+        def forward(self, xs: Any) -> Any:
+            zeros = hf.zeros((xs.shape[1], 8))
+            start = (zeros, zeros) if isinstance(self.cell, nn.LSTMCell) else zeros
+
+            def step(state: Any, x: Any) -> Any:
+                state = self.cell(state, x)
+                return state, state[0] if isinstance(state, tuple) else state
+
+            return self.out(hf.scan(step, start, xs)[1])
+
+    first, second = hf.random.split(KEY)
+    network = Network(cell.init(first, 1, 8), nn.Linear.init(second, 8, 1))
+    xs = hf.asarray(RNG.uniform(-0.3, 0.3, (6, 16, 1)).astype(np.float32))
+    wanted = hf.cumulative_sum(xs, axis=0)
+
+    @hf.jit
+    def step(network: Network) -> tuple[Any, Network]:
+        def loss(network: Network) -> Any:
+            return hf.mean((network(xs) - wanted) ** 2)
+
+        value, gradient = hf.value_and_grad(loss)(network)
+        return value, pytree.tree_map(lambda p, g: p - 0.5 * g, network, gradient)
+
+    losses = []
+    for _ in range(200):
+        value, network = step(network)
+        losses.append(value.item())
+    assert losses[-1] < 0.4 * losses[0]
+
+
+def test_a_classifier_of_tokens_is_trained() -> None:
+    class Classifier(nn.Module):
+        table: nn.Embedding
+        attention: nn.MultiheadAttention
+        norm: nn.LayerNorm
+        head: nn.Sequential
+
+        def forward(self, ids: Any) -> Any:
+            x = self.table(ids)
+            x = self.norm(x + self.attention(x))
+            return self.head(hf.mean(x, axis=-2))[..., 0]
+
+    keys = list(hf.random.split(KEY, 4))
+    model = Classifier(
+        nn.Embedding.init(keys[0], 4, 8),
+        nn.MultiheadAttention.init(keys[1], 8, 2),
+        nn.LayerNorm.init(8),
+        nn.Sequential(
+            nn.Linear.init(keys[2], 8, 8), hf.tanh, nn.Linear.init(keys[3], 8, 1)
+        ),
+    )
+    ids = RNG.integers(0, 4, (32, 6))
+    labels = hf.asarray((ids == 3).any(axis=1).astype(np.float32))
+
+    @hf.jit
+    def step(model: Classifier, ids: Any) -> tuple[Any, Classifier]:
+        def loss(model: Classifier) -> Any:
+            x = model(ids)
+            return hf.mean(hf.logaddexp(0.0, x) - labels * x)
+
+        value, gradient = hf.value_and_grad(loss)(model)
+        return value, pytree.tree_map(lambda p, g: p - 0.5 * g, model, gradient)
+
+    losses = []
+    for _ in range(60):
+        value, model = step(model, hf.asarray(ids))
+        losses.append(value.item())
+    assert losses[-1] < 0.2 < losses[0]
+
+
+# --- modules --------------------------------------------------------------------------
+
+
+class Network(nn.Module):
+    parts: list[Any]
+    named: dict[str, Any]
+    scale: Any = None
+    depth: int = nn.static(default=2)
+
+    def forward(self, x: Any) -> Any:
+        for part in self.parts:
+            x = part(x)
+        for _ in range(self.depth):
+            x = self.named["last"](x)
+        return x
+
+
+def network() -> Network:
+    first, second = hf.random.split(KEY)
+    return Network(
+        [nn.Sequential(nn.Linear.init(first, 2, 3), hf.sin)],
+        {"last": nn.Linear.init(second, 3, 3, bias=False)},
+    )
+
+
+def test_parameters_and_modules_have_paths() -> None:
+    model = network()
+    assert list(model.named_parameters()) == [
+        "parts.0.layers.0.weight",
+        "parts.0.layers.0.bias",
+        "named.last.weight",
+    ]
+    assert list(model.named_modules()) == [
+        "parts.0",
+        "parts.0.layers.0",
+        "parts.0.layers.1",
+        "named.last",
+    ]
+    assert pytree.leaf_paths(pytree.structure(model), "m") == [
+        "m.parts[0].layers[0].weight",
+        "m.parts[0].layers[0].bias",
+        "m.named['last'].weight",
+    ]
+    assert repr(model.named["last"]) == "Linear(weight=f32[3, 3], bias=None)"
+
+
+def test_what_is_static_is_structure() -> None:
+    model = network()
+    other = dataclasses.replace(model, depth=3)
+    assert pytree.structure(other) != pytree.structure(model)
+    count = []
+
+    @hf.jit
+    def run(model: Network, x: Any) -> Any:
+        count.append(model.depth)
+        return model(x)
+
+    for each in (model, other, model):
+        expected = np.asarray(each(hf.ones(2)))
+        np.testing.assert_allclose(np.asarray(run(each, hf.ones(2))), expected, 1e-5)
+    assert count == [2, 3]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        model.depth = 3  # type: ignore[misc]
+
+
+def test_a_captured_graph_knows_the_modules() -> None:
+    model = network()
+    captured = hf.trace(lambda m, x: m(x), model, hf.ones((1, 2))).graph
+    root = "network"
+    assert [(n.op.name, n.module_path) for n in captured.nodes] == [
+        ("matmul", f"{root}.parts.0.layers.0"),
+        ("add", f"{root}.parts.0.layers.0"),
+        ("sin", f"{root}.parts.0.layers.1"),
+        ("matmul", f"{root}.named.last"),
+        ("matmul", f"{root}.named.last"),
+    ]
+    symbolic = hf.symbolic_trace(model)
+    assert [n.target for n in symbolic.graph.find_nodes("call_module")] == [
+        *("parts.0.layers.0", "named.last", "named.last"),
+    ]
+    propagated = symbolic.propagate(hf.ones((1, 2))).graph
+    assert [n.op.name for n in propagated.nodes if n.op] == [
+        n.op.name for n in captured.nodes
+    ]
+    inside = hf.symbolic_trace(lambda x: model(x))
+    assert list(inside.attributes) == [
+        "network.parts.0.layers.0",
+        "network.named.last",
+    ]
+
+
+def test_a_module_is_differentiated_where_it_is_traced() -> None:
+    model = network()
+    symbolic = hf.symbolic_trace(model)
+    x = hf.ones(2)
+    wanted = hf.grad(lambda m: hf.sum(m(x)))(model)
+    found = hf.grad(lambda m: hf.sum(m(x)))(symbolic)
+    close(found.attributes["named.last"].weight, wanted.named["last"].weight)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: nn.Linear.init(KEY, 0, 3), ArgumentValueError, "`inputs` must be at"),
+        (
+            lambda: nn.GRUCell.init(KEY, 2, -1),
+            ArgumentValueError,
+            "GRUCell.init: `size`",
+        ),
+        (
+            lambda: nn.LSTMCell.init(KEY, 2, ANY),
+            ArgumentTypeError,
+            "LSTMCell.init: `si",
+        ),
+        (
+            lambda: nn.MultiheadAttention.init(KEY, 6, 4),
+            ArgumentValueError,
+            "4 does not",
+        ),
+        (
+            lambda: nn.LayerNorm.init(3, epsilon=-1),
+            ArgumentValueError,
+            "`epsilon` must",
+        ),
+        (
+            lambda: nn.Sequential(hf.sin, 3),
+            ArgumentTypeError,
+            "layer 1 must be a module",
+        ),
+    ],
+)
+def test_a_layer_that_makes_no_sense_is_refused(
+    make: Any, error: type[HopflowError], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_a_module_says_that_it_defines_no_forward() -> None:
+    class Empty(nn.Module):
+        pass
+
+    with pytest.raises(NotImplementedError, match="`Empty` defines no `forward`"):
+        Empty()()
