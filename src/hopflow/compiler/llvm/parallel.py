@@ -163,10 +163,13 @@ entry:
   %to.v0 = getelementptr i64, ptr %block, i64 {TRAP_VALUES}
   %to.v1 = getelementptr i64, ptr %block, i64 {TRAP_VALUES + 1}
   %threads = load i64, ptr @hf_num_threads
-  %parts = shl i64 %threads, 2
+  %parts = shl i64 %threads, 1
+  %entered = call i64 @now()
   br label %claim
 claim:
   %size = phi i64 [ 1, %entry ], [ %size.next, %again ]
+  %before = phi i64 [ %entered, %entry ], [ %after, %again ]
+  %polled = phi i64 [ %entered, %entry ], [ %polled.next, %again ]
   %begin = atomicrmw add ptr %job.{_NEXT}, i64 %size seq_cst
   %halted = load atomic i64, ptr %job.{_STOP} seq_cst, align 8
   %failed = load atomic i64, ptr %job.{_FAILED} seq_cst, align 8
@@ -177,7 +180,6 @@ claim:
   %late = or i1 %late.0, %too.late
   br i1 %late, label %done, label %run
 run:
-  %before = call i64 @now()
   %past = add i64 %begin, %size
   %end = call i64 @llvm.smin.i64(i64 %past, i64 %extent)
   %status = call i64 %function(ptr %block, ptr %cells, i64 %begin, i64 %end)
@@ -209,12 +211,16 @@ adapt:
   %share = sdiv i64 %left, %parts
   %size.2 = call i64 @llvm.smin.i64(i64 %size.1, i64 %share)
   %size.next = call i64 @llvm.smax.i64(i64 %size.2, i64 1)
-  br i1 %leads, label %lead, label %again
-lead:
+  %since = sub i64 %after, %polled
+  %polls.0 = icmp sge i64 %since, {LONG}
+  %polls = and i1 %polls.0, %leads
+  br i1 %polls, label %poll, label %again
+poll:
   %signal = call preserve_mostcc i64 @hf_poll(ptr %block)
   %calm = icmp eq i64 %signal, 0
   br i1 %calm, label %again, label %halt
 again:
+  %polled.next = phi i64 [ %polled, %adapt ], [ %after, %poll ]
   br label %claim
 halt:
   store atomic i64 1, ptr %job.{_STOP} seq_cst, align 8
