@@ -13,7 +13,7 @@ from operator import or_
 from typing import Any, Final, NamedTuple, final
 
 from hopflow import dtypes
-from hopflow.autograd.api import jvp, vjp
+from hopflow.autograd.api import linearize, vjp
 from hopflow.autograd.forward import Dual, run_graph
 from hopflow.autograd.twins import reached
 from hopflow.batching.api import vmap
@@ -323,11 +323,11 @@ class LoopTangents(_LoopDerivative):
 
         def step(i: Any, carry: Any, tangents: Any) -> Any:
             here = loop.at(carry)
-
-            def push(given: Any) -> Any:
-                return jvp(here.step_of, here.own(), given)[1]
-
-            return i + 1, here.step(), _each(push, loop.levels)([*tangents, *fixed])
+            following, push = linearize(
+                lambda *own: here.with_own(own).step(), *here.own()
+            )
+            pushed = _each(push, loop.levels)(*tangents, *fixed)
+            return i + 1, following, _chosen(pushed, loop.active)
 
         first = (0, list(loop.carry), list(loop.given[:count]))
         found: Sequence[Value] = while_loop(lambda i, *_: i < loop.steps, step, first)[
@@ -495,7 +495,7 @@ def _bounded(test: Graph, body: Graph, most: int, *, again: bool) -> Graph:
 # --- the mode -------------------------------------------------------------------------
 
 
-def linearize(
+def linearize_loop(
     operands: Sequence[Operand], tangents: Sequence[Tangent], params: dict[str, Any]
 ) -> tuple[Sequence[Value], Callable[[Sequence[Tangent]], list[Tangent]]]:
     """The results of a `while_loop`, and its derivative: of one that keeps few carries,
@@ -533,4 +533,4 @@ def linearize(
     return values, derivative
 
 
-While.linearize_within = staticmethod(linearize)
+While.linearize_within = staticmethod(linearize_loop)

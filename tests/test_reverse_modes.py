@@ -179,6 +179,20 @@ def test_loops_nest(options: Any) -> None:
             np.testing.assert_allclose(np.asarray(a), b, rtol=2e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("options", [*MODES, *BOUNDED], ids=shown)
+def test_one_trace_serves_all_sizes(options: Any) -> None:
+    gradient = first_order(hf.grad, closure, hf, partial(hf.while_loop, **options))
+    jitted = hf.jit(gradient, dynamic=True)
+    before = hf.stats().traces
+    for size, steps in ((2, 5), (3, 0), (7, 12)):
+        w, x = W[:1].repeat(size), np.linspace(-1, 1, size, dtype=np.float32)
+        want = first_order(jax.grad, closure, jnp, unrolled)(w, x, steps)
+        found = jitted(hf.asarray(w), hf.asarray(x), hf.asarray(steps))
+        for a, b in zip(found, want, strict=True):
+            np.testing.assert_allclose(np.asarray(a), b, rtol=2e-4, atol=1e-5)
+    assert hf.stats().traces == before + 1
+
+
 @pytest.mark.parametrize("wrap", WRAPS.values(), ids=WRAPS)
 @pytest.mark.parametrize("options", BOUNDED, ids=shown)
 def test_gradients_of_too_many_steps_are_errors(options: Any, wrap: Any) -> None:
