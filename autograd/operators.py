@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hopflow.autograd.forward import run_graph
-from hopflow.autograd.partition import Policy, dear_invariants, kept
+from hopflow.autograd.partition import Keep, dear_invariants, kept
 from hopflow.autograd.rules import is_differentiable
 from hopflow.autograd.tape import LinearTracer
 from hopflow.autograd.transpose import transpose
@@ -74,7 +74,7 @@ _FREE: frozenset[Role] = _SAME | frozenset(["slice", "operand"])
 """The inputs of a region that its linear part can have as they are."""
 
 
-def _split(region: Region, masks: Masks, policy: Policy | None) -> _Split:
+def _split(region: Region, masks: Masks, policy: Keep) -> _Split:
     graph = region.graph
     forward = Tracer(None, graph.name, env=ShapeEnv(user_line))
     linear = LinearTracer(forward, f"{graph.name}_linear")
@@ -146,7 +146,7 @@ def linearize(
     operands: Sequence[Operand],
     given: Sequence[Tangent],
     params: dict[str, Any],
-    policy: Policy | None = None,
+    policy: Keep = "cheapest",
 ) -> tuple[list[Value], Callable[[Sequence[Tangent]], list[Tangent]]]:
     """The results of an operator, and a function from tangents of its operands to those
     of the results, which makes one node that is linear in them.
@@ -154,7 +154,7 @@ def linearize(
     For operators whose regions run at most once, or as often as a length says.
 
     Args:
-        policy: Which values in the regions are kept; None: as is cheapest.
+        policy: Which values in the regions are kept.
     """
     node, signature = node_and_signature(op, operands, params)
     masks = masks_of(signature, given, len(node.results))

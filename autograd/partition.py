@@ -13,7 +13,7 @@ no meaning outside: what has such a size is computed again, whatever that costs.
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 
@@ -23,10 +23,13 @@ from hopflow.loop_ir.expr import MATH
 from hopflow.ops.opdef import OpDef
 from hopflow.symbolic.size import Symbol, SymInt, free_symbols
 
-__all__ = ["Policy", "dear_invariants", "kept"]
+__all__ = ["Keep", "Policy", "dear_invariants", "kept"]
 
 Policy = Callable[[Node], bool]
 """Whether the results of a node are kept."""
+Keep = Policy | Literal["cheapest", "fewest"]
+"""What says what is kept: a policy; what costs least; the fewest bytes from which all
+else follows, whatever it costs to compute that again."""
 
 _ALL: Final = 2**30  # more than any set of values: what cannot be cut
 _KEEP: Final = 32  # to keep a byte, where to compute one again by arithmetic costs 1
@@ -38,16 +41,17 @@ def kept(
     graph: Graph,
     needed: Sequence[Var],
     free: Collection[Var],
-    policy: Policy | None = None,
+    policy: Keep = "cheapest",
 ) -> list[Var]:
     """The values of `graph` to keep so that all that are `needed` can be had from them.
 
     Args:
         free: What the backward pass has anyway.
-        policy: Says it of each node; None: the cheapest.
     """
     rules = _rules(graph, needed)
-    if policy is not None:
+    if policy == "fewest":
+        rules.again.update(n for n in graph.nodes if n.op is not None)
+    elif callable(policy):
 
         def is_kept(var: Var) -> bool:
             node = var.node
@@ -71,7 +75,8 @@ def kept(
         if not rules.may_repeat(var.node):
             edges[_SOURCE, n] = _ALL
         else:
-            edges[_SOURCE, n] = _again(var.node) * sizes[var]
+            if policy == "cheapest":
+                edges[_SOURCE, n] = _again(var.node) * sizes[var]
             for arg in rules.reads(var.node):
                 edges[number[arg] + 1, n] = _ALL
     for var in needed:

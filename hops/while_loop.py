@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final, final
 
 from hopflow import dtypes, pytree
+from hopflow.autograd import operators
+from hopflow.autograd.partition import Keep
 from hopflow.bind import Operand, Value, bind, current
 from hopflow.errors import (
     ArgumentTypeError,
@@ -289,9 +291,9 @@ class While(HigherOrderOp):
         params: dict[str, Any],
     ) -> Any:
         """The loop counts its steps; then it is a scan of as many."""
-        bounded = params["max_steps"] is not None
-        if bounded or params["reverse_mode"] not in ("save", "recompute"):
-            self._check_differentiable(operands, params)
+        self._check_differentiable(operands, params)
+        mode = params["reverse_mode"]
+        if mode not in _KEPT or params["max_steps"] is not None:
             return self.linearize_within(operands, tangents, params)
         steps, *_ = self.counted(operands, params)
         known = {
@@ -301,7 +303,7 @@ class While(HigherOrderOp):
             "reverse": False,
             "unroll": 1,
         }
-        return self.scan.linearize(operands, tangents, known)
+        return operators.linearize(self.scan, operands, tangents, known, _KEPT[mode])
 
     def counted(
         self, operands: Sequence[Operand], params: dict[str, Any]
@@ -334,6 +336,8 @@ class While(HigherOrderOp):
         return dict(params, num_carry=args.count("carry"))
 
 
+_KEPT: Final[dict[Any, Keep]] = {"save": "cheapest", "recompute": "fewest"}
+"""What is kept of each step, by the modes that keep something of each."""
 _REFUSAL: Final = "a condition only tests. Write to it in `body_fn`."
 _NONE: Final[frozenset[str]] = frozenset()
 _TRAP: Final = frozenset(["trap"])
@@ -449,9 +453,11 @@ def while_loop(
         carry: The first one: a pytree of tensors and numbers. A number takes the dtype
             that the body returns.
         max_steps: How many steps there may be at most.
-        reverse_mode: What the backward pass of a derivative keeps: "save", "recompute":
-            something of each step, the loop being run once more; "checkpoint", or a
-            `Checkpoint`: a few carries, the others being made again.
+        reverse_mode: What the backward pass of a derivative keeps. "recompute": of each
+            step the carry, or what is less and will do. "save": what costs least to
+            keep or to compute again. "checkpoint", or a `Checkpoint`: a few carries,
+            from which the others are made again. The first two have stacks that grow
+            with the number of steps, or of `max_steps` rows.
         dynamic_carry: The sizes of the carry that steps change, by the names of the
             parameters and by axes: `{"tokens": {0: hf.Dim("n", max=512)}}`. One name
             is one size. Memory is made for `max`, or doubles as it is needed.

@@ -1,8 +1,8 @@
 """The reverse modes of `while_loop`, against the loop unrolled in Python, by JAX."""
 
+import math
 from collections.abc import Callable
 from functools import partial
-from math import comb
 from typing import Any
 
 import numpy as np
@@ -218,6 +218,36 @@ def sweep(mode: Any) -> Any:
     return hf.jit(hf.grad(f))
 
 
+def settle(c: Any, w: Any) -> Any:
+    h = hf.tanh(w @ c)
+    return h * hf.sum(h * h) + c
+
+
+def shifted(c: Any, _w: Any) -> Any:
+    return c.at[1].set(hf.sin(c[0]))
+
+
+@pytest.mark.parametrize(
+    ("step", "mode", "kept"),
+    [
+        (settle, "recompute", [4]),  # the carry, and nothing that follows from it
+        (settle, "save", [1, 4, 4]),  # the product, the sum, the carry
+        (shifted, "recompute", [1]),  # what is less than a carry
+        (shifted, "save", [1]),
+    ],
+)
+def test_what_is_kept_of_each_step(step: Any, mode: str, kept: list[int]) -> None:
+    def f(c: Any, w: Any) -> Any:
+        loop = partial(hf.while_loop, reverse_mode=mode)
+        return hf.sum(loop(lambda c: hf.sum(c) < 1, lambda c: step(c, w), c))
+
+    gradient = hf.jit(hf.grad(f))
+    gradient(hf.full(4, 0.2), hf.zeros((4, 4)))
+    forward, _ = gradient.graph.nodes_of("scan")
+    types = [v.type for v in forward.results[forward.params["num_carry"] :]]
+    assert sorted(math.prod(t.shape[1:]) for t in types) == kept
+
+
 @pytest.mark.parametrize("kept", [4, 32])
 def test_checkpoints_bound_the_memory(kept: int) -> None:
     gradient = sweep(hf.Checkpoint(kept))
@@ -267,11 +297,11 @@ def test_the_schedule_makes_the_fewest_steps(free: int, steps: int) -> None:
         return strides[key]
 
     # Griewank and Walther, (4): r is how often a step is made at most.
-    r = next(r for r in range(steps) if comb(free + r, free) >= steps)
-    assert made(steps, free) == r * steps - comb(free + r, free + 1)
+    r = next(r for r in range(steps) if math.comb(free + r, free) >= steps)
+    assert made(steps, free) == r * steps - math.comb(free + r, free + 1)
 
 
 def test_no_step_is_made_more_than_twice_again_by_default() -> None:
     for steps in (2, 10, 1000, 10**6):
         rows = int((2 * steps) ** 0.5) + 2
-        assert comb(rows - 1 + 2, 2) >= steps
+        assert math.comb(rows - 1 + 2, 2) >= steps
