@@ -132,6 +132,8 @@ def test_what_is_kept_composes_with_all_transforms(options: Any) -> None:
         (hf.linearize(f, w, x)[1](x, w), jax.jvp(g, (W, X), (X, W))[1]),
         (hf.hessian(f)(w, x), jax.hessian(g)(W, X)),
         (hf.jacfwd(hf.grad(f))(w, x), jax.hessian(g)(W, X)),
+        (hf.hessian(hf.jit(f))(w, x), jax.hessian(g)(W, X)),
+        (hf.jacrev(hf.jit(hf.grad(f)))(w, x), jax.hessian(g)(W, X)),
         (
             hf.vmap(hf.grad(f), (0, None))(hf.asarray(both), x),
             jax.vmap(jax.grad(g), (0, None))(both, X),
