@@ -22,11 +22,10 @@ from hopflow.testing.programs import (
     Operation,
     Pool,
     Step,
-    at,
     axis,
     broadcasts,
     run,
-    view,
+    write,
 )
 from hopflow.testing.strategies import steps
 
@@ -94,47 +93,6 @@ def _unary(p: Pool, a: int, b: int, *_: int) -> Any:
     return p.bounded((hf.negative, hf.abs, hf.sign, hf.square, hf.trunc)[b % 5](x))
 
 
-def _write(p: Pool, a: int, b: int, c: int, d: int) -> Any:
-    """Write to a copy, or to what is ours already; by way of a view, or not."""
-    if not p.owned or d % 4 == 0:
-        p.owned.append(p.pick(a).copy())
-        p.add(p.owned[-1])
-    y = p.owned[-1 - d // 4 % len(p.owned)]
-    if y.ndim == 0 or 0 in y.shape:
-        return y
-    # What is read before a write may well be computed after it.
-    before = p.number(y[::-1] if a % 2 else y) + 1
-    written = _written(p, y, b, c)
-    return p.bounded(before - p.number(y)) if a % 3 else written
-
-
-def _written(p: Pool, y: Any, b: int, c: int) -> Any:
-    """What was written to: `y`, or a view of it."""
-    match c % 7:
-        case 0:
-            i = at(p, y, p.integer(b))
-            y[i] = p.fitted(p.pick(b), y[0])
-        case 1:
-            part = view(hf, y, c)
-            part[...] = p.fitted(p.pick(b), part)
-        case 2:
-            part = view(hf, y, b)
-            if part.dtype.kind != "b":
-                part -= 1
-            return part
-        case 3:
-            y[1:] = p.fitted(p.pick(b), y[1:])
-        case 4:
-            y[1:] = y[:-1]
-        case 5:
-            i = p.like(b, lambda v: v.dtype.kind == "i" and v.ndim == 1)
-            y[at(p, y, i)] = y[0]
-        case _:
-            part = view(hf, view(hf, y[None], 3), b)
-            part[...] = p.fitted(p.pick(b), part)
-    return y
-
-
 OPERATIONS: Final[dict[str, Callable[..., Any]]] = {
     "add": _binary(lambda x, y: x + y),
     "subtract": _binary(lambda x, y: x - y),
@@ -148,7 +106,7 @@ OPERATIONS: Final[dict[str, Callable[..., Any]]] = {
     "convert": _convert,
     "divide": _divide,
     "bits": _bits,
-    "write": _write,
+    "write": write,
 }
 Exact.operations = OPERATIONS
 

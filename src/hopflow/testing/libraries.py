@@ -20,6 +20,7 @@ class Library:
     m       the functions of tensors
     prefix  `associative_scan`
     call    `invoke_subgraph`
+    custom  a function with its own derivative as a rule
     fori    `fori_loop`, and `loop` is `while_loop`: of tuples
     update  `dynamic_update_slice`
     sum_by  `segment_sum`
@@ -33,11 +34,22 @@ class Library:
     map: Callable[..., Any]
     prefix: Callable[..., Any]
     call: Callable[..., Any]
+    checkpoint: Callable[..., Any]
+    custom: Callable[..., Any]
     fori: Callable[..., Any]
     loop: Callable[..., Any]
     update: Callable[..., Any]
     sum_by: Callable[..., Any]
     noise: Callable[..., Any]
+
+
+def _custom(d: Any) -> Callable[..., Any]:
+    def custom(f: Callable[..., Any]) -> Any:
+        found = d.custom_jvp(f)
+        found.defjvp(lambda primals, tangents: d.jvp(f, primals, tangents))
+        return found
+
+    return custom
 
 
 def _noise(random: Any, m: Any) -> Callable[..., Any]:
@@ -57,6 +69,8 @@ OURS: Final = Library(
     map=hf.map,
     prefix=hf.associative_scan,
     call=hf.invoke_subgraph,
+    checkpoint=hf.checkpoint,
+    custom=_custom(hf),
     fori=hf.fori_loop,
     loop=hf.while_loop,
     update=hf.dynamic_update_slice,
@@ -74,7 +88,9 @@ def theirs() -> Library:
     jax = load("jax")
     lax, jnp = jax.lax, jax.numpy
 
-    def loop(test: Callable[..., Any], step: Callable[..., Any], carry: Any) -> Any:
+    def loop(
+        test: Callable[..., Any], step: Callable[..., Any], carry: Any, **_: Any
+    ) -> Any:
         def maybe(carry: Any, _: Any) -> Any:
             return lax.cond(test(*carry), step, lambda *same: same, *carry), None
 
@@ -98,6 +114,8 @@ def theirs() -> Library:
         map=lax.map,
         prefix=lax.associative_scan,
         call=lambda f, *operands: f(*operands),
+        checkpoint=lambda f, **_: jax.checkpoint(f),
+        custom=_custom(jax),
         fori=fori,
         loop=loop,
         update=lax.dynamic_update_slice,

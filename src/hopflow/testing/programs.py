@@ -8,7 +8,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
-from hopflow.testing.libraries import OURS, Library
+from hopflow.hops.while_loop import Checkpoint
+from hopflow.testing.libraries import LONGEST, OURS, Library
 
 __all__ = [
     "OPERATORS",
@@ -16,11 +17,10 @@ __all__ = [
     "Operation",
     "Pool",
     "Step",
-    "at",
     "axis",
     "broadcasts",
     "run",
-    "view",
+    "write",
 ]
 
 Step: TypeAlias = tuple[Any, ...]
@@ -142,12 +142,12 @@ def axis(f: Callable[[Any, Any, int], Any]) -> Operation:
     return apply
 
 
-def at(p: Pool, x: Any, i: Any) -> Any:
+def _at(p: Pool, x: Any, i: Any) -> Any:
     """`i` as an index into the first axis."""
     return p.m.remainder(i, x.shape[0])
 
 
-def view(m: Any, x: Any, kind: int) -> Any:
+def _view(m: Any, x: Any, kind: int) -> Any:
     """A view of `x`, which has an axis."""
     match kind % 7:
         case 0:
@@ -166,9 +166,9 @@ def view(m: Any, x: Any, kind: int) -> Any:
             return x[None]
 
 
-def _view(p: Pool, a: int, b: int, *_: int) -> Any:
+def _some_view(p: Pool, a: int, b: int, *_: int) -> Any:
     x = p.array(a)
-    return view(p.m, x, b) if x.ndim else x
+    return _view(p.m, x, b) if x.ndim else x
 
 
 def _where(p: Pool, a: int, b: int, c: int, _: int) -> Any:
@@ -196,13 +196,13 @@ def _matmul(p: Pool, a: int, b: int, *_: int) -> Any:
 
 def _index(p: Pool, a: int, b: int, *_: int) -> Any:
     x = p.array(a)
-    return x[at(p, x, p.integer(b))] if x.ndim else x
+    return x[_at(p, x, p.integer(b))] if x.ndim else x
 
 
 def _gather(p: Pool, a: int, b: int, *_: int) -> Any:
     x = p.array(a)
     i = p.like(b, lambda v: v.dtype.kind == "i" and 1 <= v.ndim <= 2)
-    return x[at(p, x, i)] if x.ndim and i.ndim else x
+    return x[_at(p, x, i)] if x.ndim and i.ndim else x
 
 
 def _update(p: Pool, a: int, b: int, c: int, _: int) -> Any:
@@ -216,7 +216,7 @@ def _update(p: Pool, a: int, b: int, c: int, _: int) -> Any:
 def _sum_by(p: Pool, a: int, b: int, *_: int) -> Any:
     x = p.number(p.array(a))
     i = p.like(b, lambda v: v.dtype.kind == "i" and v.shape == x.shape[:1])
-    return p.bounded(p.lib.sum_by(x, at(p, x, i), x.shape[0])) if i.ndim else x
+    return p.bounded(p.lib.sum_by(x, _at(p, x, i), x.shape[0])) if i.ndim else x
 
 
 def _sort(p: Pool, a: int, b: int, *_: int) -> Any:
@@ -232,7 +232,7 @@ STRUCTURAL: Final[dict[str, Operation]] = {
     "repeat": axis(lambda m, x, axis: m.repeat(x, 2, axis=axis)),
     "roll": axis(lambda m, x, axis: m.roll(x, 1, axis=axis)),
     "where": _where,
-    "view": _view,
+    "view": _some_view,
     "flat": _flat,
     "concat": _concat,
     "matmul": _matmul,
@@ -243,6 +243,50 @@ STRUCTURAL: Final[dict[str, Operation]] = {
     "sort": _sort,
 }
 """Those that mean the same for all kinds of programs."""
+
+
+def write(p: Pool, a: int, b: int, c: int, d: int) -> Any:
+    """Write to a copy, or to what is ours already; by way of a view, or not.
+
+    For programs in our library alone.
+    """
+    if not p.owned or d % 4 == 0:
+        p.owned.append(p.pick(a).copy())
+        p.add(p.owned[-1])
+    y = p.owned[-1 - d // 4 % len(p.owned)]
+    if y.ndim == 0 or 0 in y.shape:
+        return y
+    # What is read before a write may well be computed after it.
+    before = p.number(y[::-1] if a % 2 else y) + 1
+    written = _written(p, y, b, c)
+    return p.bounded(before - p.number(y)) if a % 3 else written
+
+
+def _written(p: Pool, y: Any, b: int, c: int) -> Any:
+    """What was written to: `y`, or a view of it."""
+    match c % 7:
+        case 0:
+            i = _at(p, y, p.integer(b))
+            y[i] = p.fitted(p.pick(b), y[0])
+        case 1:
+            part = _view(p.m, y, c)
+            part[...] = p.fitted(p.pick(b), part)
+        case 2:
+            part = _view(p.m, y, b)
+            if part.dtype.kind != "b":
+                part -= 1
+            return part
+        case 3:
+            y[1:] = p.fitted(p.pick(b), y[1:])
+        case 4:
+            y[1:] = y[:-1]
+        case 5:
+            i = p.like(b, lambda v: v.dtype.kind == "i" and v.ndim == 1)
+            y[_at(p, y, i)] = y[0]
+        case _:
+            part = _view(p.m, _view(p.m, y[None], 3), b)
+            part[...] = p.fitted(p.pick(b), part)
+    return y
 
 
 # --- operators ------------------------------------------------------------------------
@@ -296,7 +340,17 @@ def _while(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
         return (n - 1, *_body(p.child(n, *carry), body, carry, ns[0] % 3))
 
     first = p.m.asarray(_trips(p, ns[2], ns[3]))
-    return p.lib.loop(test, step, (first, *_carry(p, ns)))
+    options = LOOP_OPTIONS[(ns[0] + ns[1]) % len(LOOP_OPTIONS)]
+    return p.lib.loop(test, step, (first, *_carry(p, ns)), **options)
+
+
+LOOP_OPTIONS: Final[list[dict[str, Any]]] = [
+    {},
+    {"reverse_mode": "save"},
+    {"reverse_mode": "checkpoint"},
+    {"reverse_mode": Checkpoint(2)},
+    {"max_steps": LONGEST},
+]
 
 
 def _scan(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
@@ -328,6 +382,21 @@ def _subgraph(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
     return p.lib.call(f, *_carry(p, ns))
 
 
+def _checkpoint(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
+    def f(*given: Any) -> Any:
+        return _body(p.child(*given, writes=False), body, given)
+
+    policy = ("nothing", "dots", "everything")[ns[1] % 3]
+    return p.lib.checkpoint(f, policy=policy)(*_carry(p, ns))
+
+
+def _custom(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
+    def f(*given: Any) -> Any:  # a rule must not read what is outside
+        return _body(type(p)(given, lib=p.lib), body, given)
+
+    return p.lib.custom(f)(*(v for v in _carry(p, ns) if v is not None))
+
+
 OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "cond": _cond,
     "switch": _cond,
@@ -336,6 +405,8 @@ OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "scan": _scan,
     "map": _map,
     "subgraph": _subgraph,
+    "checkpoint": _checkpoint,
+    "custom": _custom,
 }
 
 

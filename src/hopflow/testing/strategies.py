@@ -10,7 +10,7 @@ __all__ = ["BODIES", "numbers", "steps"]
 numbers = st.tuples(*[st.integers(0, 11)] * 4)
 
 
-BODIES = ("fori", "while", "scan", "map", "subgraph")
+BODIES = ("fori", "while", "scan", "map", "subgraph", "checkpoint", "custom")
 """The operators of one body."""
 
 
