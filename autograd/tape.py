@@ -6,7 +6,7 @@ from typing import Any
 
 from hopflow.autograd.forward import run_node
 from hopflow.bind import Interpreter, Operand, Value, bind, current, using
-from hopflow.graph.core import Arg, Constant, Var
+from hopflow.graph.core import Arg, Constant, Var, size_of
 from hopflow.symbolic.env import ShapeEnv
 from hopflow.symbolic.size import Size, Symbol
 from hopflow.trace.functional import TracedTensor
@@ -25,9 +25,24 @@ class LinearTracer(Tracer):
 
     __slots__ = ()
 
+    def below(self, operand: Operand) -> Operand:
+        """A residual as the tracer below has it; anything else as it is."""
+        if type(operand) is not TracedTensor or operand.tracer is not self:
+            return operand
+        node = operand.source.node
+        if node.section == "symbol":
+            assert node.symbol is not None
+            with using(self.parent):
+                return current().value_of(size_of(node.symbol))
+        if node.section == "capture":
+            [known] = [c.origin for c in self.captures.values() if c.input.node is node]
+            return known
+        return operand
+
     def process(
         self, op: Any, args: Sequence[Operand], params: dict[str, Any]
     ) -> tuple[Value, ...]:
+        args = [self.below(a) for a in args]
         if any(type(a) is TracedTensor and a.tracer is self for a in args):
             return self.record(op, args, params)
         with using(self.parent):

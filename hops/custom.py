@@ -273,8 +273,10 @@ class custom_jvp(_Custom):
         # Among tensors of a linear trace the rule records what it does with tangents,
         # and computes the rest below.
         [linear, *_] = [t.tracer for t in given if isinstance(t, TracedTensor)]
+        assert isinstance(linear, LinearTracer)
         with using(linear):
-            values, spec, tangents = self.push(use, leaves, given)
+            found, spec, tangents = self.push(use, leaves, given)
+        values = [as_value(linear.below(v)) for v in found]
         return values, spec, lambda _: tangents
 
 

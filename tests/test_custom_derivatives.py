@@ -101,6 +101,26 @@ def test_the_function_is_itself_and_rules_have_derivatives(
     assert over.item() == pytest.approx(-20 * np.sin(0.5), rel=1e-5)
 
 
+@pytest.mark.parametrize("wrap", [lambda f: f, hf.jit], ids=["eager", "jit"])
+def test_a_rule_computes_apart_what_no_tangent_reaches(wrap: Any) -> None:
+    w = hf.asarray(2.0)
+
+    def f(x: Any) -> Any:
+        def step(c: Any, _: Any) -> Any:
+            return c * w, None
+
+        return x * hf.scan(step, w, None, length=2)[0] * hf.sin(w), w
+
+    g = hf.custom_jvp(f)
+    g.defjvp(lambda primals, tangents: hf.jvp(f, primals, tangents))
+    _, pull = hf.vjp(g, 3.0)
+    assert pull((1.0, 1.0))[0].item() == pytest.approx(8 * np.sin(2.0))
+    (value, known), dx = wrap(lambda x: (g(x), hf.grad(lambda x: g(x)[0])(x)))(3.0)
+    assert value.item() == pytest.approx(24 * np.sin(2.0), rel=1e-6)
+    assert dx.item() == pytest.approx(8 * np.sin(2.0), rel=1e-6)
+    assert known.item() == 2
+
+
 def test_forward_mode() -> None:
     f = KINDS["jvp"]
     want = 20 * np.cos(0.5)
