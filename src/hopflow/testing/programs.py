@@ -82,7 +82,7 @@ class Pool:
         found = [v for v in self.values if fits(v)]
         if found:
             return found[-1 - k % len(found)]
-        return self.m.asarray(k, dtype=self.m.int64)
+        return self.m.full((), k, dtype=self.m.int64)
 
     def mate(self, k: int, x: Any) -> Any:
         """A value that broadcasts with `x`."""
@@ -339,7 +339,8 @@ def _while(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
     def step(n: Any, *carry: Any) -> Any:
         return (n - 1, *_body(p.child(n, *carry), body, carry, ns[0] % 3))
 
-    first = p.m.asarray(_trips(p, ns[2], ns[3]))
+    trips = _trips(p, ns[2], ns[3])
+    first = p.m.full((), trips, dtype=p.m.int64) if type(trips) is int else trips
     options = LOOP_OPTIONS[(ns[0] + ns[1]) % len(LOOP_OPTIONS)]
     return p.lib.loop(test, step, (first, *_carry(p, ns)), **options)
 
