@@ -1,9 +1,12 @@
 """fx: functions as graphs without shapes, and how users edit them."""
 
+import gc
 import importlib
+import linecache
 import math
 import operator
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -179,6 +182,24 @@ def test_a_wrapped_function_is_one_node() -> None:
     assert rescale(hf.ones(2), 1.0).tolist() == [1.0, 1.0]
     with pytest.raises(ArgumentTypeError, match=r"length = hf.wrap\(len\)"):
         hf.wrap("len")  # type: ignore[arg-type]
+
+
+def test_what_cannot_be_hashed_is_wrapped() -> None:
+    class Table:
+        __hash__ = None  # type: ignore[assignment]
+
+        def __call__(self, x: Any) -> Any:
+            return x * 2.0
+
+    table = hf.wrap(Table())
+    assert hf.symbolic_trace(lambda x: table(x))(hf.ones(1)).tolist() == [2.0]
+
+
+def test_numpy_on_the_left_is_recorded() -> None:
+    row = np.ones(2, np.float32)
+    module = hf.symbolic_trace(lambda x: row - np.float32(2.0) * x)
+    assert module(hf.ones(2)).tolist() == [-1.0, -1.0]
+    assert list(module.attributes) == ["tensor"]
 
 
 # --- what has no answer ---------------------------------------------------------------
@@ -429,3 +450,38 @@ def test_a_module_is_a_tree_of_its_attributes() -> None:
     doubled = pytree.tree_map(lambda leaf: leaf * 2.0, module)
     assert doubled(hf.ones(2)).item() == 6.0
     assert module(hf.ones(2)).item() == 3.0
+
+
+def test_a_tree_of_a_module_runs_what_was_compiled() -> None:
+    w = hf.asarray([1.0, 2.0])
+    module = hf.symbolic_trace(lambda x: hf.sum(w * x))
+    count = []
+
+    @hf.jit
+    def run(module: fx.GraphModule, x: Any) -> Any:
+        count.append(1)
+        return module(x)
+
+    x = hf.ones(2)
+    assert [run(module, x).item(), run(pytree.tree_map(hf.sin, module), x).item()] == [
+        3.0,
+        pytest.approx(math.sin(1.0) + math.sin(2.0)),
+    ]
+    [total] = module.graph.find_nodes("call_function", hf.sum)
+    total.target = hf.max
+    assert run(module, x).item() == 3.0
+    assert run(module.recompile(), x).item() == 2.0
+    assert len(count) == 2
+
+
+def test_the_source_of_a_module_is_forgotten_with_it() -> None:
+    module = hf.symbolic_trace(lambda x: x.nothing())
+    with pytest.raises(AttributeError) as caught:
+        module(hf.ones(2))
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "nothing = x.nothing()" in shown
+    files = [name for name in linecache.cache if name.startswith("<graph forward")]
+    del module, caught
+    gc.collect()
+    left = [name for name in linecache.cache if name.startswith("<graph forward")]
+    assert len(left) < len(files)

@@ -134,6 +134,12 @@ def test_lint_names_the_rule_that_is_broken(edit: Any, message: str) -> None:
         fx.GraphModule(bad_graph(edit))
 
 
+@pytest.mark.parametrize("name", ["two words", "def", "", 3])
+def test_a_graph_has_the_name_of_a_function(name: Any) -> None:
+    with pytest.raises(ArgumentValueError, match="must be a name for a function"):
+        fx.Graph(name)
+
+
 def test_a_graph_without_an_end_is_refused() -> None:
     with pytest.raises(GraphError, match="returns nothing"):
         fx.GraphModule(fx.Graph())

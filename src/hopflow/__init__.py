@@ -435,4 +435,4 @@ for _space in (linalg, random):
             setattr(_space, _name, _bind.recordable(_function, _space.__name__))
 for _name in set(__all__) - {"symbolic_trace", "wrap"}:
     if type(_function := globals()[_name]) is _FunctionType:
-        globals()[_name] = _bind.recordable(_function, __name__)
+        globals()[_name] = _bind.public(_function)

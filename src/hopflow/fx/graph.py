@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from keyword import iskeyword
 from typing import Any, Final
 
-from hopflow.errors import GraphError
+from hopflow.errors import ArgumentValueError, GraphError
 from hopflow.fx.node import KINDS, Kind, Node, map_nodes
 from hopflow.fx.source import SCOPE, python_source
 
@@ -29,6 +29,14 @@ class Graph:
     """
 
     def __init__(self, name: str = "forward") -> None:
+        """
+        Raises:
+            ArgumentValueError: no function can have this name.
+        """
+        if not isinstance(name, str) or not name.isidentifier() or iskeyword(name):
+            raise ArgumentValueError(
+                f"Graph: `name` must be a name for a function, and is {name!r}."
+            )
         self.name = name
         self.attributes: dict[str, Any] = {}
         self._nodes: list[Node] = []

@@ -6,7 +6,8 @@ import inspect
 import linecache
 from collections.abc import Iterable
 from itertools import count
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
+from weakref import finalize
 
 from hopflow import pytree
 from hopflow.errors import ArgumentTypeError
@@ -21,6 +22,29 @@ __all__ = ["GraphModule"]
 _numbers: Final = count()
 
 
+class _Program:
+    """A graph as it was when it was compiled."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        source = python_source(graph)
+        self.code = source.text
+        file = f"<graph {graph.name} {next(_numbers)}>"
+        # So that tracebacks show the line, as long as there is something to trace.
+        lines = source.text.splitlines(keepends=True)
+        linecache.cache[file] = len(source.text), None, lines, file
+        finalize(self, linecache.cache.pop, file, None)
+        # Annotations are kept, and not evaluated.
+        flags = __future__.annotations.compiler_flag
+        scope = dict(source.scope)
+        exec(compile(source.text, file, "exec", flags, dont_inherit=True), scope)
+        self.function = scope[graph.name]
+        self.function.__annotations__ = _annotations(graph)
+        signature = inspect.signature(self.function)
+        _, *parameters = signature.parameters.values()
+        self.signature = signature.replace(parameters=parameters)
+
+
 class GraphModule:
     """A graph as a function. After edits of `graph`, `recompile` makes them count.
 
@@ -30,6 +54,7 @@ class GraphModule:
     graph        what it does
     attributes   the tensors and modules that the graph refers to, by path
     code         the source that runs
+    program      what was compiled
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -54,28 +79,19 @@ class GraphModule:
             GraphError: the graph breaks a rule; see `Graph.lint`.
         """
         self.graph.lint()
-        source = python_source(self.graph)
-        self.code = source.text
-        self.lines = source.lines
-        file = f"<graph {self.graph.name} {next(_numbers)}>"
-        # So that tracebacks show the line.
-        lines = source.text.splitlines(keepends=True)
-        linecache.cache[file] = len(source.text), None, lines, file
-        # Annotations are kept, and not evaluated.
-        flags = __future__.annotations.compiler_flag
-        scope = dict(source.scope)
-        exec(compile(source.text, file, "exec", flags, dont_inherit=True), scope)
-        self._function = scope[self.graph.name]
-        self._function.__annotations__ = _annotations(self.graph)
-        self.__name__ = self.graph.name
-        signature = inspect.signature(self._function)
-        _, *parameters = signature.parameters.values()
-        self.__signature__ = signature.replace(parameters=parameters)
+        self.use(_Program(self.graph))
         return self
+
+    def use(self, program: _Program) -> None:
+        """Let calls run `program`."""
+        self.program = program
+        self.graph, self.code = program.graph, program.code
+        self.__name__ = program.graph.name
+        self.__signature__ = program.signature
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the graph returns for these arguments."""
-        return self._function(self, *args, **kwargs)
+        return self.program.function(self, *args, **kwargs)
 
     def propagate(self, *args: Any) -> Captured:
         """The captured graph of this one for arguments of these types.
@@ -116,19 +132,20 @@ def _annotations(graph: Graph) -> dict[str, Any]:
     return found
 
 
-def _flatten(
-    module: GraphModule,
-) -> tuple[tuple[Any, ...], tuple[Graph, tuple[str, ...]], tuple[str, ...]]:
+# Of what is compiled, not of the graph: a tree does not know of edits.
+_Structure: TypeAlias = tuple[_Program, tuple[str, ...]]
+
+
+def _flatten(module: GraphModule) -> tuple[list[Any], _Structure, tuple[str, ...]]:
     paths = tuple(module.attributes)
-    return tuple(module.attributes.values()), (module.graph, paths), paths
+    return list(module.attributes.values()), (module.program, paths), paths
 
 
-def _unflatten(
-    structure: tuple[Graph, tuple[str, ...]], values: Iterable[Any]
-) -> GraphModule:
-    graph, paths = structure
-    module = GraphModule(graph)
+def _unflatten(structure: _Structure, values: Iterable[Any]) -> GraphModule:
+    program, paths = structure
+    module = object.__new__(GraphModule)
     module.attributes = dict(zip(paths, values, strict=True))
+    module.use(program)
     return module
 
 

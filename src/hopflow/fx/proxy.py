@@ -4,7 +4,7 @@ import dis
 import operator
 from collections.abc import Iterator
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
 
 from hopflow.errors import TraceError
 from hopflow.fx.node import IN_PLACE, Node, map_items
@@ -25,6 +25,9 @@ class Proxy:
     """
 
     __slots__ = ("_node", "_tracer")
+
+    # NumPy leaves operators with an array on the left to us.
+    __array_ufunc__: ClassVar[None] = None
 
     def __init__(self, node: Node, tracer: "Tracer") -> None:
         self._node = node

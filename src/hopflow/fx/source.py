@@ -61,12 +61,10 @@ class Source(NamedTuple):
 
     text    the definition of a function of the graph's name
     scope   what its names refer to
-    lines   by number of a line of `text`: the node that it is
     """
 
     text: str
     scope: dict[str, Any]
-    lines: dict[int, Node]
 
 
 def python_source(graph: "Graph") -> Source:
@@ -85,7 +83,6 @@ class _Writer:
 
     def source(self) -> Source:
         lines: list[str] = []
-        nodes: dict[int, Node] = {}
         result = ""
         for node in self.graph.nodes:
             if node.kind == "placeholder":
@@ -94,10 +91,9 @@ class _Writer:
                 result = f" -> {annotation(node.type)}"
             note = f"  # {node.line}" if node.line else ""
             lines.append(f"{INDENT}{self.statement(node)}{note}\n")
-            nodes[len(lines) + 1] = node
         parameters = ", ".join(["self", *self.parameters()])
         head = f"def {self.graph.name}({parameters}){result}:\n"
-        return Source(head + ("".join(lines) or f"{INDENT}pass\n"), self.scope, nodes)
+        return Source(head + ("".join(lines) or f"{INDENT}pass\n"), self.scope)
 
     def parameters(self) -> list[str]:
         found: list[str] = []

@@ -20,7 +20,7 @@ from hopflow.fx.node import Kind, Node, map_items
 from hopflow.fx.proxy import Proxy, find_proxy, no_value, unpacked_into
 from hopflow.trace.source import name_of, origin, replaying, user_line
 
-__all__ = ["Tracer", "current_tracer", "symbolic_trace", "tracing", "wrap"]
+__all__ = ["Tracer", "current_tracer", "paths_of", "symbolic_trace", "tracing", "wrap"]
 
 
 def symbolic_trace(
@@ -177,7 +177,7 @@ class Tracer:
             path, number = f"{base}_{number}", number + 1
         self._paths[id(value)] = path
         self._kept.append(value)
-        for part, inner in _paths_of(value).items():
+        for part, inner in paths_of(value).items():
             self._paths.setdefault(part, f"{path}.{inner}")
         return path
 
@@ -218,7 +218,7 @@ class Tracer:
             )
         f = getattr(root, "forward", root)
         name = name_of(root) if f is root else "forward"
-        self.start(root, name if name.isidentifier() else "forward", _paths_of(root))
+        self.start(root, name if name.isidentifier() else "forward", paths_of(root))
         signature = _signature(f)
         given = _checked({} if concrete_args is None else concrete_args, signature)
         with tracing(self):
@@ -253,8 +253,10 @@ class Tracer:
         return self.create_node("get_attr", path, (), {})
 
 
-def _paths_of(root: Any) -> dict[int, str]:
-    """The paths of the modules and parameters of a module, by identity."""
+def paths_of(root: Any) -> dict[int, str]:
+    """The paths of the modules and tensors of a module, by identity."""
+    if isinstance(root, GraphModule):
+        return {id(value): path for path, value in root.attributes.items()}
     found: dict[int, str] = {}
     for walk in ("named_modules", "named_parameters"):
         for path, part in getattr(root, walk, dict)().items():

@@ -6,7 +6,7 @@ from hopflow.fx.interpreter import Interpreter
 from hopflow.fx.module import GraphModule
 from hopflow.fx.node import Node
 from hopflow.fx.proxy import Proxy
-from hopflow.fx.tracer import Tracer, tracing
+from hopflow.fx.tracer import Tracer, paths_of, tracing
 
 __all__ = ["Transformer"]
 
@@ -25,7 +25,7 @@ class Transformer(Interpreter):
 
     def transform(self) -> GraphModule:
         """The new module; the old one stays as it is."""
-        paths = {id(value): path for path, value in self.module.attributes.items()}
+        paths = paths_of(self.module)
         self.tracer.start(self.module, self.module.graph.name, paths)
         with tracing(self.tracer):
             self.run_nodes()

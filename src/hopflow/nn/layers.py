@@ -6,7 +6,7 @@ Weights are applied from the right, `x @ weight`: f[inputs, outputs].
 import math
 from typing import Any, ClassVar, Final, Self
 
-from hopflow.bind import Value, recordable
+from hopflow.bind import Value, public
 from hopflow.dtypes import DTypeLike, finfo
 from hopflow.errors import ArgumentTypeError, ArgumentValueError
 from hopflow.nn.module import Module, static
@@ -28,9 +28,9 @@ __all__ = [
 ]
 
 # Under their public names, so that a trace into a layer records `hf.take`.
-take: Final = recordable(indexing.take, "hopflow")
-where: Final = recordable(logic.where, "hopflow")
-swapaxes: Final = recordable(manipulation.swapaxes, "hopflow")
+take: Final = public(indexing.take)
+where: Final = public(logic.where)
+swapaxes: Final = public(manipulation.swapaxes)
 
 
 def _size(layer: str, argument: str, value: Any) -> int:
