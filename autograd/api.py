@@ -9,7 +9,7 @@ from hopflow import pytree
 from hopflow.autograd.rules import is_differentiable
 from hopflow.autograd.tape import LinearTracer, Tape
 from hopflow.autograd.transpose import transpose
-from hopflow.bind import Operand, Value, bind, current, using
+from hopflow.bind import Operand, Value, bind, current, recordable, using
 from hopflow.errors import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -402,7 +402,7 @@ def value_and_grad(
         gradient = found[0] if single else found
         return ((result, run.aux) if has_aux else result), gradient
 
-    return call
+    return recordable(call)
 
 
 def _scalar(f: Callable[..., Any], run: _Run) -> Value:
@@ -502,4 +502,4 @@ def grad(
         value, gradient = both(*args, **kwargs)
         return (gradient, value[1]) if has_aux else gradient
 
-    return call
+    return recordable(call)

@@ -9,7 +9,7 @@ from hopflow import pytree
 from hopflow.autograd.api import Linear, argnums_of, chosen_of
 from hopflow.autograd.rules import is_differentiable
 from hopflow.batching.api import vmap
-from hopflow.bind import Value
+from hopflow.bind import Value, recordable
 from hopflow.errors import DerivativeError
 from hopflow.ops.convert import astype
 from hopflow.ops.creation import eye
@@ -109,7 +109,7 @@ def _jacobian(
         rows = [pytree.unflatten(primals.spec, row) for row in blocks(linear)]
         return pytree.unflatten(run.spec, [r[0] if single else r for r in rows])
 
-    return call
+    return recordable(call)
 
 
 def _basis(values: Sequence[Value]) -> list[Any]:

@@ -6,7 +6,7 @@ from typing import Any, Final, final
 
 from hopflow.autograd import operators
 from hopflow.autograd.partition import Policy
-from hopflow.bind import Operand, Value
+from hopflow.bind import Operand, Value, recordable
 from hopflow.errors import ArgumentTypeError, ArgumentValueError
 from hopflow.graph.core import Node
 from hopflow.hops.base import Call
@@ -102,4 +102,4 @@ def checkpoint(
     def call(*args: Any, **kwargs: Any) -> Any:
         return CHECKPOINT(f, policy, args, kwargs)
 
-    return call
+    return recordable(call)

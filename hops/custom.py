@@ -16,7 +16,7 @@ from hopflow.autograd.api import like, result_leaf
 from hopflow.autograd.rules import is_differentiable
 from hopflow.autograd.tape import LinearTracer, Tape
 from hopflow.batching.operators import each_example
-from hopflow.bind import Interpreter, Operand, Value, bind, current, using
+from hopflow.bind import Interpreter, Operand, Value, bind, current, recorded, using
 from hopflow.errors import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -98,6 +98,8 @@ class _Custom:
         return self if instance is None else functools.partial(self, instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if (node := recorded(self, args, kwargs)) is not None:
+            return node
         args = self._positional(args, kwargs)
         places = [self._place(n, len(args)) for n in self.static]
         given = tuple(a for i, a in enumerate(args) if i not in places)

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple, final
 import numpy as np
 
 from hopflow import pytree
-from hopflow.bind import Operand, Value, bind, current
+from hopflow.bind import Operand, Value, bind, current, recorded
 from hopflow.errors import ArgumentTypeError
 from hopflow.graph.core import Graph
 from hopflow.graph.rewriting import clone
@@ -119,6 +119,8 @@ class Subgraph:
         return self if instance is None else partial(self, instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if (node := recorded(self, args, kwargs)) is not None:
+            return node
         found, static = call_of("subgraph", self.fn, args, kwargs)
         if debugging():
             return INVOKE_SUBGRAPH.run_debug(found)

@@ -163,6 +163,30 @@ def test_a_public_function_says_where_it_is(name: str) -> None:
     assert getattr(home, function.__name__) is function
 
 
+def square(x: Any) -> Any:
+    return hf.sum(x * x)
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        *(hf.grad, hf.value_and_grad, hf.jacfwd, hf.vmap, hf.checkpoint, hf.subgraph),
+        *(hf.custom_jvp, hf.custom_vjp, hf.jit),
+    ],
+    ids=lambda transform: transform.__name__,
+)
+def test_what_a_transform_returns_is_a_node(transform: Any) -> None:
+    made = transform(square)
+    if transform is hf.custom_jvp:
+        made.defjvp(lambda primals, tangents: (square(primals[0]), tangents[0].sum()))
+    if transform is hf.custom_vjp:
+        made.defvjp(lambda x: (square(x), x), lambda x, ct: (ct * x,))
+    module = hf.symbolic_trace(lambda x: made(x))
+    assert [n.target for n in module.graph.find_nodes("call_function")] == [made]
+    same(module(hf.asarray(X)), made(hf.asarray(X)))
+    assert hf.symbolic_trace(lambda x: x.astype(hf.int8)).code.count("hf.int8") == 1
+
+
 # --- wrap -----------------------------------------------------------------------------
 
 

@@ -25,6 +25,7 @@ __all__ = [
     "bind",
     "current",
     "recordable",
+    "recorded",
     "slots",
     "using",
 ]
@@ -198,18 +199,26 @@ def using(interpreter: Interpreter | None) -> Iterator[None]:
         _stack.interpreter = before
 
 
-def recordable(f: Callable[..., Any], home: str) -> Callable[..., Any]:
-    """`f`, of the module `home`; a symbolic trace records its calls."""
+def recorded(f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What stands for the result of a call in a symbolic trace; None: it is to run."""
+    return None if slots.record is None else slots.record(f, args, kwargs)
+
+
+def recordable(f: Callable[..., Any], home: str = "") -> Callable[..., Any]:
+    """`f`, whose calls a symbolic trace records.
+
+    Args:
+        home: The module where it is found, if not in its own.
+    """
 
     @wraps(f)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if slots.record is not None:
-            recorded = slots.record(call, args, kwargs)
-            if recorded is not None:
-                return recorded
-        return f(*args, **kwargs)
+        found = recorded(call, args, kwargs)
+        return f(*args, **kwargs) if found is None else found
 
-    call.__module__ = home
+    call.__module__ = home or call.__module__
+    # What asks for the user's function of a transformed one looks one step deep.
+    call.__wrapped__ = getattr(f, "__wrapped__", f)
     return call
 
 

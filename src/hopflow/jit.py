@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from hopflow import pytree
-from hopflow.bind import Operand, Value, current, slots
+from hopflow.bind import Operand, Value, current, recorded
 from hopflow.compiler.pipeline import Executable
 from hopflow.errors import ArgumentTypeError, ArgumentValueError
 from hopflow.graph.core import Constant, Graph
@@ -223,10 +223,8 @@ class Jitted:
         return self if instance is None else MethodType(self, instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if slots.record is not None:
-            recorded = slots.record(self, args, kwargs)
-            if recorded is not None:
-                return recorded
+        if (found := recorded(self, args, kwargs)) is not None:
+            return found
         if not current().is_eager:
             return self._inline(args, kwargs)
         if debugging():

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from hopflow import pytree
 from hopflow.batching.graphs import Batched, Lane, as_batched, evaluate
-from hopflow.bind import Operand, Value, current
+from hopflow.bind import Operand, Value, current, recordable
 from hopflow.errors import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -96,7 +96,7 @@ def vmap(f: Callable[..., Any], in_dims: Any = 0, out_dims: Any = 0) -> Any:
             trace.spec, _private([_placed(f, size, *row) for row in rows], values)
         )
 
-    return call
+    return recordable(call)
 
 
 def _flatten(

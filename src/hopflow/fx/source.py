@@ -204,7 +204,7 @@ class _Writer:
         """The name of an object, which the scope has."""
         if value is Ellipsis:
             return "..."
-        given = str(value if isinstance(value, DType) else name_of(value))
+        given = value.name if isinstance(value, DType) else name_of(value)
         if path := self.of_hopflow(value, given):
             self.scope["hf"] = self.root
             return f"hf.{path}"

@@ -61,7 +61,7 @@ def wrap(f: Callable[..., Any]) -> Callable[..., Any]:
             f"wrap: expected a function, and found {f!r}. Give the function itself, as "
             "in `length = hf.wrap(len)`, and call what is returned."
         )
-    return recordable(f, getattr(f, "__module__", None) or "")
+    return recordable(f)
 
 
 class Tracer:

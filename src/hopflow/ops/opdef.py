@@ -141,9 +141,9 @@ class OpDef:
             ShapeError: their shapes do not fit.
         """
         if slots.record is not None:
-            recorded = slots.record(self, args, params)
-            if recorded is not None:
-                return recorded
+            found = slots.record(self, args, params)
+            if found is not None:
+                return found
         operands = self.operands(args)
         results = bind(self, operands, params)
         return results[0] if len(results) == 1 else results
