@@ -46,12 +46,14 @@ def run_node(
     Args:
         linear: Where tangents are computed; None: here too.
     """
-    params = map_graphs(params, clone)  # a graph has one owner
+    is_plain = type(op) is OpDef
+    if not is_plain:
+        params = map_graphs(params, clone)  # a graph has one owner
     if all(map(is_zero, given)):
         values = bind(op, operands, params)
         return values, [Zero(v.type) for v in values]
     here = current()
-    if type(op) is OpDef:
+    if is_plain:
         values = bind(op, operands, params)
         with using(linear or here):
             return values, tangents(op, operands, given, values, params)

@@ -84,7 +84,7 @@ def is_zero(size: Size) -> bool:
 
 
 def same_shape(a: Shape, b: Shape) -> bool:
-    return len(a) == len(b) and all(map(same_size, a, b))
+    return a is b or (len(a) == len(b) and all(map(same_size, a, b)))
 
 
 def same_type(a: TensorType, b: TensorType) -> bool:

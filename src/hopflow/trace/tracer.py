@@ -76,6 +76,7 @@ class Tracer(Numbers):
     changes      what takes back changes to what was there before, the last one last
     asked        symbol -> the var whose number it is
     ranges       var of an integer -> where it is known to lie
+    has_writes   whether a tensor may have been given another value
     allow_captures   False: a concrete tensor from outside is a CapturedTensorError
     """
 
@@ -91,6 +92,7 @@ class Tracer(Numbers):
         "env",
         "floats",
         "graph",
+        "has_writes",
         "hints",
         "operands",
         "parts",
@@ -127,6 +129,7 @@ class Tracer(Numbers):
         self.references: dict[Any, Capture] = {}
         self.shared: dict[Any, Graph] = {}
         self.closed = False
+        self.has_writes = False
         self._adopted: dict[int, Value] = {}
         self.changes: list[Callable[[], None]] = []
         self._sizes: dict[Var, SymInt] = {}
@@ -239,7 +242,9 @@ class Tracer(Numbers):
         name = name or f"c{len(self.captures)}"
         var = self.graph.add_input(value.type, name, "capture")
         capture = self.captures[id(origin)] = self._lifted(origin, var, memory)
-        if any(c.written and c.overlaps(capture) for c in self._from_outside()):
+        if self.has_writes and any(
+            c.written and c.overlaps(capture) for c in self._from_outside()
+        ):
             self.unite(capture.tensor)
         return capture.tensor
 
@@ -291,6 +296,7 @@ class Tracer(Numbers):
     # --- memory that several inputs share ---
 
     def prepare_write(self, tensor: TracedTensor) -> None:
+        self.has_writes = True
         origin = self.storage_of(tensor).owner.origin
         if isinstance(self.parent, Tracer) and isinstance(origin, TracedTensor):
             self.parent.prepare_write(origin)
