@@ -15,6 +15,7 @@ from hopflow.errors import (
     ArgumentValueError,
     DerivativeError,
     DTypeError,
+    HopflowError,
     MutationError,
     ResultTypeError,
     ShapeError,
@@ -215,10 +216,9 @@ def like(
     try:
         leaves = spec.flatten_up_to(tree)
     except (ValueError, TypeError):
-        found = pytree.structure(tree)
         raise StructureError(
-            f"{name}: `{argument}` must have the structure {spec}, and has {found}. "
-            "Give a leaf for each, None for zero."
+            f"{name}: `{argument}` must have the structure {spec}, and has "
+            f"{pytree.structure(tree)}. Give a leaf for each, None for zero."
         ) from None
     result: list[Tangent] = []
     paths = pytree.leaf_paths(spec, argument)
@@ -227,13 +227,19 @@ def like(
             result.append(Zero(value.type))
             continue
         tangent = as_value(as_operand(name, path, leaf))
-        wanted, dtype = value.type, tangent.dtype
-        said = f"{name}: `{path}` must be {wanted}, as what it belongs to, and is "
-        if not same_shape(tangent.shape, wanted.shape):
-            raise ShapeError(f"{said}{tangent.type}. Reshape or broadcast it.")
-        if dtype is not wanted.dtype and not tangent.type.weak:
-            raise DTypeError(f"{said}{tangent.type}. Convert it with `hf.astype`.")
-        result.append(tangent.astype(wanted.dtype))
+        found, wanted = tangent.type, value.type
+        error: type[HopflowError]
+        if not same_shape(found.shape, wanted.shape):
+            error, remedy = ShapeError, "Reshape or broadcast it."
+        elif found.dtype is not wanted.dtype and not found.weak:
+            error, remedy = DTypeError, "Convert it with `hf.astype`."
+        else:
+            result.append(tangent.astype(wanted.dtype))
+            continue
+        raise error(
+            f"{name}: `{path}` must be {wanted}, as what it belongs to, and is "
+            f"{found}. {remedy}"
+        )
     return result
 
 

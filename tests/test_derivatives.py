@@ -134,7 +134,7 @@ def test_of_every_operation(case: Case) -> None:
     # In reverse it is the transpose.
     out, pull = hf.vjp(case, *xs)
     rng = np.random.default_rng(2)
-    cts = [rng.uniform(-1, 1, r.shape) for r in out]
+    cts = [rng.uniform(-1, 1, r.shape).astype(r.dtype.dtype) for r in out]
     back = pull(cts)
     assert [b.shape for b in back] == [x.shape for x in xs]
     exact = all(t.dtype is dtypes.float64 for t in found)
