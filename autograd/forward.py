@@ -15,7 +15,7 @@ from hopflow.ops.opdef import OpDef
 from hopflow.symbolic.size import Size
 from hopflow.zeros import Tangent, Zero, is_zero
 
-__all__ = ["Dual", "run_graph", "run_node"]
+__all__ = ["Dual", "differentiate", "run_graph", "run_node"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +90,17 @@ def run_graph(
         else Dual(o, Zero(o.type))
         for o in outputs
     ]
+
+
+def differentiate(
+    graph: Graph,
+    operands: Sequence[Operand],
+    given: Sequence[Tangent],
+    linear: Interpreter | None,
+) -> tuple[list[Value], list[Tangent]]:
+    """The results of a graph on the args of a node, and their tangents; see
+    `run_graph`."""
+    first = len(graph.symbols)
+    duals = [Dual(o, t) for o, t in zip(operands, given, strict=True)]
+    found = run_graph(graph, operands[:first], duals[first:], linear)
+    return [as_value(d.value) for d in found], [d.tangent for d in found]

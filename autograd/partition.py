@@ -98,7 +98,8 @@ def dear_invariants(graph: Graph, same: Collection[Var]) -> set[Var]:
     """
     found, rules = set(same), _rules(graph, ())
     for node in graph.nodes:
-        if found.issuperset(rules.reads(node)) and not effects(node):
+        # Where no step is made, a loop of it might not end, and nothing may trap.
+        if found.issuperset(rules.reads(node)) and not (node.graphs or effects(node)):
             found.update(node.results)
     dear = {v for v in found if v.node.op is not None and not _is_cheap(v.node)}
     return {v for v in dear if not rules.stays(v)}

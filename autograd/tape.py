@@ -6,9 +6,12 @@ from typing import Any
 
 from hopflow.autograd.forward import run_node
 from hopflow.bind import Interpreter, Operand, Value, bind, current, using
-from hopflow.graph.core import Arg, Constant, Var, size_of
+from hopflow.graph.core import Arg, Constant, Node, Var, plain_symbol, size_of
+from hopflow.graph.types import same_shape
+from hopflow.ops.opdef import OpDef
 from hopflow.symbolic.env import ShapeEnv
 from hopflow.symbolic.size import Size, Symbol
+from hopflow.tensor import Tensor
 from hopflow.trace.functional import TracedTensor
 from hopflow.trace.source import user_line
 from hopflow.trace.tracer import Tracer
@@ -103,9 +106,25 @@ class Tape(Tracer):
         with using(self.parent):
             values, found = run_node(op, operands, given, node.params, self.linear)
         for var, value, tangent in zip(node.results, values, found, strict=True):
+            if type(op) is not OpDef and not same_shape(var.type.shape, value.shape):
+                # A size that was made within.
+                var.type = var.type.with_shape(value.type.shape)
             self.values[var] = value
             self.tangents[var] = tangent
+        if node.symbol is not None:
+            self._define_as_below(node)
         return results
+
+    def _define_as_below(self, node: Node) -> None:
+        """Have a node define the symbol of its value, or none for a known number."""
+        [var] = node.results
+        known = self.values[var]
+        assert node.symbol is not None
+        del self.symbols[node.symbol]
+        size = known.as_size() if isinstance(known, TracedTensor) else 0
+        node.symbol = plain_symbol(size)
+        if node.symbol is not None:
+            self.symbols[node.symbol] = var
 
     def value(self, arg: Arg) -> Operand:
         """What a var or a constant is, below."""
@@ -131,6 +150,11 @@ class Tape(Tracer):
         assert isinstance(known, Value)
         with using(self.parent):
             return current().symbol_of(known, min, max)
+
+    def size_of(self, tensor: TracedTensor) -> Size:
+        known, _ = self.current(tensor)
+        assert isinstance(known, Tensor)
+        return known.as_size() if isinstance(known, TracedTensor) else int(known)
 
     def concrete(self, tensor: TracedTensor, what: str) -> Any:
         known, _ = self.current(tensor)

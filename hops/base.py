@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, NamedTuple
 
 from hopflow.autograd import operators, twins
+from hopflow.autograd.forward import differentiate
 from hopflow.batching import operators as batching
 from hopflow.bind import Operand, Value, bind, current, slots
 from hopflow.errors import CarryTypeError, DerivativeError, PredicateError
@@ -21,6 +22,7 @@ from hopflow.pytree import Spec
 from hopflow.symbolic.size import Size, free_symbols
 from hopflow.tensor import EagerTensor
 from hopflow.trace.dims import Dim
+from hopflow.trace.functional import TracedTensor
 from hopflow.trace.rollback import unchanged_on_error
 from hopflow.zeros import Tangent
 
@@ -163,7 +165,9 @@ class HigherOrderOp:
         params: dict[str, Any],
     ) -> tuple[Sequence[Value], Sequence[Tangent]]:
         """The results, and their tangents."""
-        self._check_differentiable(operands, params)
+        graph = self.of_fixed_sizes(operands, params)
+        if graph is not None:
+            return differentiate(graph, operands, tangents, None)
         return twins.jvp(self, operands, tangents, params)
 
     def linearize(
@@ -174,13 +178,22 @@ class HigherOrderOp:
     ) -> tuple[Sequence[Value], Callable[[Sequence[Tangent]], Sequence[Tangent]]]:
         """The results, and a linear function from tangents of the operands (zero where
         `tangents` are) to those of the results."""
-        self._check_differentiable(operands, params)
+        graph = self.of_fixed_sizes(operands, params)
+        if graph is not None:
+            linear = next(t.tracer for t in tangents if isinstance(t, TracedTensor))
+            values, found = differentiate(graph, operands, tangents, linear)
+            return values, lambda _: found
         return operators.linearize(self, operands, tangents, params)
 
-    def _check_differentiable(
+    def of_fixed_sizes(
         self, operands: Sequence[Operand], params: dict[str, Any]
-    ) -> None:
-        """Raises: DerivativeError: a result has a size that the graphs make."""
+    ) -> Graph | None:
+        """What a node means, as a graph whose operators have derivatives: no step or
+        branch of them changes a size. None: the node is of that kind itself.
+
+        Raises:
+            DerivativeError: a result has a size that the graphs make.
+        """
         graph = graphs_of(params)[0]
         for type_ in self.result_types([o.type for o in operands], params):
             if _made_elsewhere(type_, graph, params.values()):
@@ -189,6 +202,7 @@ class HigherOrderOp:
                     "whose size is made within. Return a tensor of the size `max`, "
                     "and how much of it is in use."
                 )
+        return None
 
     def transpose(
         self,

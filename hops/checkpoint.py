@@ -56,7 +56,7 @@ class CheckpointCall(Calling):
         tangents: Sequence[Tangent],
         params: dict[str, Any],
     ) -> tuple[Sequence[Value], Callable[[Sequence[Tangent]], Sequence[Tangent]]]:
-        self._check_differentiable(operands, params)
+        self.of_fixed_sizes(operands, params)
         policy = params["policy"]
         keeps = POLICIES[policy] if isinstance(policy, str) else policy
         return operators.linearize(self, operands, tangents, params, keeps)

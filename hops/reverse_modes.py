@@ -14,12 +14,12 @@ from typing import Any, Final, NamedTuple, final
 
 from hopflow import dtypes
 from hopflow.autograd.api import linearize, vjp
-from hopflow.autograd.forward import Dual, run_graph
+from hopflow.autograd.forward import differentiate
 from hopflow.autograd.twins import reached
 from hopflow.batching.api import vmap
 from hopflow.batching.graphs import batched_graph, bind_again
 from hopflow.batching.operators import each_example
-from hopflow.bind import Interpreter, Operand, Value, bind, current, using
+from hopflow.bind import Operand, Value, bind, current, using
 from hopflow.errors import GraphError
 from hopflow.graph.core import Constant, Graph, Node
 from hopflow.graph.interpreter import interpret
@@ -223,7 +223,7 @@ class _LoopDerivative(HigherOrderOp):
         params: dict[str, Any],
     ) -> tuple[Sequence[Value], Sequence[Tangent]]:
         graph = _graph(self.meaning, operands, params)
-        return _derivative(graph, operands, tangents, None)
+        return differentiate(graph, operands, tangents, None)
 
     def linearize(
         self,
@@ -233,7 +233,7 @@ class _LoopDerivative(HigherOrderOp):
     ) -> tuple[Sequence[Value], Callable[[Sequence[Tangent]], Sequence[Tangent]]]:
         linear = next(t.tracer for t in tangents if isinstance(t, TracedTensor))
         graph = _graph(self.in_reverse, operands, params)
-        values, found = _derivative(graph, operands, tangents, linear)
+        values, found = differentiate(graph, operands, tangents, linear)
         return values, lambda _: found
 
     def signature(self, node: Node) -> Signature:
@@ -277,19 +277,6 @@ def _graph(
     inputs += [tracer.operand(t, f"x{i}") for i, t in enumerate(types)]
     with using(tracer):
         return tracer.close(meaning(_Loop.of(inputs, params), params["kept"]))
-
-
-def _derivative(
-    graph: Graph,
-    operands: Sequence[Operand],
-    tangents: Sequence[Tangent],
-    linear: Interpreter | None,
-) -> tuple[list[Value], list[Tangent]]:
-    """The results of what a node means, and their tangents; see `run_graph`."""
-    first = len(graph.symbols)
-    duals = [Dual(o, t) for o, t in zip(operands, tangents, strict=True)]
-    found = run_graph(graph, operands[:first], duals[first:], linear)
-    return [as_value(d.value) for d in found], [d.tangent for d in found]
 
 
 def _batched_step(
@@ -505,7 +492,7 @@ def linearize_loop(
         most = params["max_steps"]
         graph = _bounded(params["test"], body, most, again=mode == "recompute")
         linear = next(t.tracer for t in tangents if isinstance(t, TracedTensor))
-        bounded, pushed = _derivative(graph, operands, tangents, linear)
+        bounded, pushed = differentiate(graph, operands, tangents, linear)
         return bounded, lambda _: pushed
     first, count = len(body.symbols), params["num_carry"]
     steps, *values = WHILE.counted(operands, params)

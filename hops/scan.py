@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, final
 from hopflow import pytree
 from hopflow.autograd.operators import pull
 from hopflow.autograd.twins import node_and_signature
-from hopflow.bind import Value, bind, current, using
+from hopflow.bind import Operand, Value, bind, current, using
 from hopflow.dtypes import int64
 from hopflow.errors import (
     ArgumentTypeError,
@@ -61,6 +61,7 @@ from hopflow.hops.loops import (
     trace_settled,
     write_row,
 )
+from hopflow.hops.padded import changing_sizes, padded
 from hopflow.hops.while_loop import WHILE, While
 from hopflow.loop_ir.kernels import CountedLoop
 from hopflow.ops.convert import astype
@@ -242,6 +243,11 @@ class Scan(HigherOrderOp):
             reverse=reverse,
             unroll=unroll,
         )
+
+    def of_fixed_sizes(
+        self, operands: Sequence[Operand], params: dict[str, Any]
+    ) -> Graph | None:
+        return padded(self, params) if changing_sizes(params) else None
 
     def signature(self, node: Node) -> Signature:
         parts = split_args(self, node.args, node.params)

@@ -53,6 +53,7 @@ from hopflow.hops.loops import (
     spread_specs,
     trace_settled,
 )
+from hopflow.hops.padded import changing_sizes, padded
 from hopflow.loop_ir.kernels import WhileLoop
 from hopflow.ops.elementwise import add, less
 from hopflow.ops.opdef import OPERATIONS, as_operand, convert_to
@@ -291,7 +292,8 @@ class While(HigherOrderOp):
         params: dict[str, Any],
     ) -> Any:
         """The loop counts its steps; then it is a scan of as many."""
-        self._check_differentiable(operands, params)
+        if changing_sizes(params):
+            return super().linearize(operands, tangents, params)
         mode = params["reverse_mode"]
         if mode not in _KEPT or params["max_steps"] is not None:
             return self.linearize_within(operands, tangents, params)
@@ -304,6 +306,11 @@ class While(HigherOrderOp):
             "unroll": 1,
         }
         return operators.linearize(self.scan, operands, tangents, known, _KEPT[mode])
+
+    def of_fixed_sizes(
+        self, operands: Sequence[Operand], params: dict[str, Any]
+    ) -> Graph | None:
+        return padded(self, params) if changing_sizes(params) else None
 
     def counted(
         self, operands: Sequence[Operand], params: dict[str, Any]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import hopflow
+from hopflow import pytree
 from hopflow.bind import bind
 from hopflow.errors import (
     ArgumentTypeError,
@@ -318,20 +319,15 @@ def within_a_loop(x: Any, dim: Any) -> Any:
     return hf.fori_loop(0, 5, outer, 0.0)
 
 
+CHANGING = [
+    *(doubled, thinned, of_rows, until_the_end, of_two_that_change, of_one_size),
+    within_a_loop,
+]
+
+
 @every_way
 @pytest.mark.parametrize("dim", [hf.Dim("n"), hf.Dim("n", max=60)], ids=str)
-@pytest.mark.parametrize(
-    "f",
-    [
-        doubled,
-        thinned,
-        of_rows,
-        until_the_end,
-        of_two_that_change,
-        of_one_size,
-        within_a_loop,
-    ],
-)
+@pytest.mark.parametrize("f", CHANGING)
 def test_steps_may_change_the_size_of_a_carry(
     run: Run, f: Run, dim: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -477,10 +473,49 @@ def of_the_larger(x: Any) -> Any:
     return hf.sum(hf.cond(x[0] > 0, lambda: x[:3], lambda: x[:5]))
 
 
-@pytest.mark.parametrize("f", [grown, of_the_larger])
-def test_derivatives_of_sizes_that_bodies_make_name_the_way_out(f: Run) -> None:
+def test_derivatives_of_sizes_that_branches_make_name_the_way_out() -> None:
     with pytest.raises(DerivativeError, match="of the size `max`"):
-        hf.jit(hf.grad(f))(hf.asarray(X))
+        hf.jit(hf.grad(of_the_larger))(hf.asarray(X))
+
+
+def in_one(f: Run, dim: Any) -> Run:
+    """All that `f` returns in one number."""
+
+    def total(x: Any) -> Any:
+        leaves, _ = pytree.flatten(f(x, dim))
+        return sum(hf.sum(hf.sin(leaf / 4) * x[1]) for leaf in leaves)
+
+    return total
+
+
+DERIVATIVES: dict[str, Callable[..., Any]] = {
+    "grad": lambda f, x: hf.grad(f)(x),
+    "jvp": lambda f, x: hf.jvp(f, (x,), (hf.cos(x),)),
+    "grad of grad": lambda f, x: hf.grad(lambda x: hf.sum(hf.grad(f)(x) * x))(x),
+    "jvp of grad": lambda f, x: hf.jvp(hf.grad(f), (x,), (hf.cos(x),))[1],
+    "vmap of grad": lambda f, x: hf.vmap(hf.grad(f))(hf.stack([x, x[::-1] + 1])),
+    "grad of vmap": lambda f, x: hf.grad(
+        lambda xs: hf.sum(hf.vmap(f)(xs) * hf.asarray([1.0, 2.0]))
+    )(hf.stack([x, x[::-1] + 1])),
+}
+
+
+@pytest.mark.parametrize(
+    ("dim", "jit"),
+    [(hf.Dim("n"), True), (hf.Dim("n", max=60), True), (hf.Dim("n"), False)],
+    ids=["free", "bounded", "eager"],
+)
+@pytest.mark.parametrize("composition", DERIVATIVES)
+@pytest.mark.parametrize("f", [f for f in CHANGING if f is not thinned])
+def test_derivatives_of_carries_whose_sizes_change(
+    f: Run, composition: str, dim: Any, jit: bool
+) -> None:
+    def run(x: Any) -> Any:
+        return DERIVATIVES[composition](in_one(f, dim), x)
+
+    x = hf.asarray(X + 0.5)
+    want = run_debug(run, x)
+    agree(hf.jit(run)(x) if jit else run(x), want, rtol=1e-4)
 
 
 @pytest.mark.parametrize("f", [grown, of_the_larger])

@@ -144,6 +144,7 @@ ROWS = np.array([[1, 0, 2], [0, 0, 0], [3, 1, 1]])
     [
         lambda x: hf.sum(hf.arange(hf.sum(x).item())),
         lambda x: hf.sum(x[x > 0] ** 2) + x,
+        lambda x: hf.sum(hf.concat([x[x > 0], x[x < 2]]) ** 2),
         lambda x: hf.sum(hf.nonzero(x)[0]) * hf.sum(hf.zeros(x[0].item()) + 1),
         lambda x: hf.map(lambda y: hf.sum(x[x > y]), x),
     ],

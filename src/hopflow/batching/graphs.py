@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
-from hopflow.batching.numbers import asks_own_number, split
+from hopflow.batching.numbers import ask_own_numbers, split
 from hopflow.bind import Operand, Value, bind, slots
 from hopflow.graph.core import Constant, Graph, map_graphs, vars_of
 from hopflow.graph.hashing import structural_hash
@@ -56,13 +56,13 @@ def bind_batched(
 
 def evaluate(graph: Graph, size: Size, args: Sequence[Lane]) -> tuple[Lane, ...]:
     """The results of a graph on values some of which may be batched."""
-    asking = asks_own_number(graph, [isinstance(a, Batched) for a in args])
-    if asking is None:
+    asking = ask_own_numbers(graph, [isinstance(a, Batched) for a in args])
+    if not asking:
         return interpret(graph, args, functools.partial(bind_batched, size))
     first, rest = split(graph, asking)
     known = dict(zip(first.outputs, evaluate(first, size, args), strict=True))
     own = [known[v] for v in rest.inputs]
-    if any(isinstance(known.get(a), Batched) for a in vars_of(asking.args)):
+    if any(isinstance(known.get(a), Batched) for a in vars_of(asking[0].args)):
         results: Sequence[Lane] = _each_example(rest, own)
     else:
         results = evaluate(rest, size, own)

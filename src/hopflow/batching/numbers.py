@@ -4,7 +4,7 @@ A symbol of a trace is one number, and cannot be batched. Where the value that i
 asked of is batched, what depends on it is run for each example by itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from hopflow.errors import TraceError
@@ -13,29 +13,31 @@ from hopflow.graph.rewriting import reader
 from hopflow.ops.item import dim_size, item
 from hopflow.symbolic.size import free_symbols
 
-__all__ = ["Split", "asks_own_number", "split"]
+__all__ = ["Split", "ask_own_numbers", "split"]
 
 
-def asks_own_number(graph: Graph, batched: Sequence[bool]) -> Node | None:
-    """The first node that may define a number by batched values: one that asks for it,
-    or an operator whose results have sizes of their own. None: there is none."""
+def ask_own_numbers(graph: Graph, batched: Sequence[bool]) -> list[Node]:
+    """The nodes that may define a number by batched values, but not by one of another
+    such node: those that ask for it, and operators whose results have own sizes."""
     pairs = zip(graph.inputs, batched, strict=True)
     depends = {var for var, is_batched in pairs if is_batched}
     known = {var.node.symbol for var in graph.symbols}
+    asking: list[Node] = []
     for node in graph.nodes:
         if node.op is not dim_size and not depends.isdisjoint(vars_of(node.args)):
             sizes = free_symbols(*(n for v in node.results for n in v.type.shape))
             if node.op is item or not known.issuperset(sizes):
-                return node
-            depends.update(node.results)
+                asking.append(node)
+            else:
+                depends.update(node.results)
         known.add(node.symbol)
-    return None
+    return asking
 
 
 class Split(NamedTuple):
     """A graph in two, of the same nodes, to be evaluated one after the other.
 
-    first   what does not depend on the number; its first outputs are the inputs of
+    first   what does not depend on the numbers; its first outputs are the inputs of
             `rest`, then come those outputs of the graph that it has
     rest    what does
     """
@@ -44,17 +46,17 @@ class Split(NamedTuple):
     rest: Graph
 
 
-def split(graph: Graph, asking: Node) -> Split:
+def split(graph: Graph, asking: Collection[Node]) -> Split:
     """
     Raises:
-        TraceError: the number is in the type of an output.
+        TraceError: a number is in the type of an output.
     """
     reads = reader(graph)
     first, rest = Graph(graph.name), Graph(graph.name)
     depends: set[Var] = set()
     needed: dict[Var, None] = dict.fromkeys(graph.symbols)
     for node in graph.nodes:
-        if node is asking or not depends.isdisjoint(reads(node)):
+        if node in asking or not depends.isdisjoint(reads(node)):
             rest.nodes.append(node)
             depends.update(node.results)
         else:

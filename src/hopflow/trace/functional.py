@@ -17,7 +17,7 @@ from hopflow.errors import ConversionError, EscapedValueError, MutationError, Tr
 from hopflow.graph.core import SourceLine, Var
 from hopflow.graph.types import Shape, TensorType, same_size
 from hopflow.ops.strided import StridedPlace, put_strided, take_strided
-from hopflow.symbolic.size import Symbol, SymInt
+from hopflow.symbolic.size import Size, Symbol
 from hopflow.tensor import Tensor
 from hopflow.trace.source import direct_line, user_line
 
@@ -183,7 +183,7 @@ class TracedTensor(Tensor):
         assert isinstance(one, TracedTensor)
         return one.tracer.number_of(one)
 
-    def as_size(self) -> SymInt:
+    def as_size(self) -> Size:
         """The symbolic size that the tensor is the value of.
 
         Raises:
@@ -231,7 +231,7 @@ class Functional(Interpreter):
         """The tensor of this interpreter that stands for `value`."""
         raise NotImplementedError
 
-    def size_of(self, tensor: TracedTensor) -> SymInt:
+    def size_of(self, tensor: TracedTensor) -> Size:
         """The symbolic size that a tensor of this interpreter is the value of."""
         raise NotImplementedError
 

@@ -35,14 +35,14 @@ class Numbers(Functional):
     floats: dict[Symbol, TracedTensor]
     asked: dict[Symbol, Var]
     ranges: dict[Var, ValueRange]
-    _sizes: dict[Var, SymInt]
+    _sizes: dict[Var, Size]
     _expressions: dict[Any, tuple[Var, int]]
 
     def symbol(self, symbol: Symbol) -> Var:
         """The input for a shape symbol, lifted from the parent first."""
         raise NotImplementedError
 
-    def known_size(self, var: Var) -> SymInt | None:
+    def known_size(self, var: Var) -> Size | None:
         """The size that a var is the value of, here or where it was lifted from."""
         raise NotImplementedError
 
@@ -78,7 +78,7 @@ class Numbers(Functional):
             return self.float_value(symbol)
         return TracedTensor(self, self.symbol(symbol))
 
-    def size_of(self, tensor: TracedTensor) -> SymInt:
+    def size_of(self, tensor: TracedTensor) -> Size:
         known = self.known_size(self.read(tensor))
         if known is None:
             tensor._concrete("operator.index")

@@ -132,7 +132,7 @@ class Tracer(Numbers):
         self.has_writes = False
         self._adopted: dict[int, Value] = {}
         self.changes: list[Callable[[], None]] = []
-        self._sizes: dict[Var, SymInt] = {}
+        self._sizes: dict[Var, Size] = {}
         self._expressions: dict[Any, tuple[Var, int]] = {}
 
     # --- inputs ---
@@ -201,7 +201,7 @@ class Tracer(Numbers):
         self.symbols[symbol] = var
         return var
 
-    def known_size(self, var: Var) -> SymInt | None:
+    def known_size(self, var: Var) -> Size | None:
         """The size that a var is the value of, here or where it was lifted from."""
         if var.node.symbol is not None:
             return size_of(var.node.symbol)
@@ -427,6 +427,8 @@ class Tracer(Numbers):
         node.operator_path = self.path
         if op is item:
             self._define_by(node)
+        elif op is dim_size:
+            self._sizes[node.results[0]] = node.args[0].type.shape[params["axis"]]
         return tuple([TracedTensor(self, var) for var in node.results])
 
     def repeat(self, node: Node, args: Sequence[Operand]) -> list[TracedTensor]:
