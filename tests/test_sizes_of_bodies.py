@@ -1,6 +1,5 @@
 """Sizes that bodies make: results of branches, and carries that steps change."""
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +19,6 @@ from hopflow.errors import (
     ShapeError,
     TraceError,
 )
-from hopflow.graph.core import Graph
 from hopflow.graph.hashing import equal
 from hopflow.graph.interpreter import interpret
 from hopflow.graph.parser import parse
@@ -35,39 +33,15 @@ from hopflow.testing.meanings import (
     agree,
     run_debug,
     run_dynamic,
-    run_eager,
     run_native,
     run_symbolic_native,
 )
+from hopflow.testing.symbolic_traces import every_way, without_lines
 
 hf: Any = hopflow
 
 X = np.arange(6, dtype=np.float32)
 Run = Callable[..., Any]
-
-
-every_way = pytest.mark.parametrize(
-    "run",
-    [run_debug, run_eager, run_native, *SYMBOLIC],
-    ids=lambda run: run.__name__,
-)
-every_trace = pytest.mark.parametrize("run", SYMBOLIC, ids=lambda run: run.__name__)
-
-
-def symbolic(f: Run, *args: Any) -> Any:
-    module = hf.trace(f, *args, mode="symbolic", captures=True)
-    verify(module.graph)
-    return module
-
-
-def without_lines(graph: Graph) -> str:
-    """A graph's text, without the lines of the user's code."""
-    return "\n" + re.sub(r" +#.*", "", format_graph(graph, width=200))
-
-
-def text(f: Run, *args: Any) -> str:
-    """The graph of a symbolic trace."""
-    return without_lines(symbolic(f, *args).graph)
 
 
 # --- sizes that branches make ---------------------------------------------------------

@@ -1,6 +1,5 @@
 """Symbols in operators: lifted sizes and numbers, carries, branches, lengths."""
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,45 +13,17 @@ from hopflow.errors import (
     HopflowError,
     TraceError,
 )
-from hopflow.graph.core import Graph
-from hopflow.graph.printer import format_graph
-from hopflow.graph.verifier import verify
 from hopflow.testing.meanings import (
     SYMBOLIC,
     agree,
     run_debug,
-    run_eager,
-    run_native,
 )
+from hopflow.testing.symbolic_traces import every_trace, every_way, symbolic, text
 
 hf: Any = hopflow
 
 X = np.arange(6, dtype=np.float32)
 Run = Callable[..., Any]
-
-
-every_way = pytest.mark.parametrize(
-    "run",
-    [run_debug, run_eager, run_native, *SYMBOLIC],
-    ids=lambda run: run.__name__,
-)
-every_trace = pytest.mark.parametrize("run", SYMBOLIC, ids=lambda run: run.__name__)
-
-
-def symbolic(f: Run, *args: Any) -> Any:
-    module = hf.trace(f, *args, mode="symbolic", captures=True)
-    verify(module.graph)
-    return module
-
-
-def without_lines(graph: Graph) -> str:
-    """A graph's text, without the lines of the user's code."""
-    return "\n" + re.sub(r" +#.*", "", format_graph(graph, width=200))
-
-
-def text(f: Run, *args: Any) -> str:
-    """The graph of a symbolic trace."""
-    return without_lines(symbolic(f, *args).graph)
 
 
 def total(x: Any) -> Any:
