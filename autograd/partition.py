@@ -72,7 +72,7 @@ def kept(
             edges[n, n + 1] = _ALL
         else:
             edges[n, n + 1] = 0 if var in free else _KEEP * sizes[var] + _each(var)
-        if not rules.may_repeat(var.node):
+        if var in free or not rules.may_repeat(var.node):
             edges[_SOURCE, n] = _ALL
         else:
             if policy == "cheapest":

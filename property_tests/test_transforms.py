@@ -100,6 +100,12 @@ def _noisy(p: Pool, a: int, b: int, *_: int) -> Any:
     return x * p.lib.noise(p.integer(b), x.shape)
 
 
+def _guarded(p: Pool, a: int, *_: int) -> Any:
+    """A branch that has no finite derivative where it is not taken."""
+    s = p.m.sum(p.number(p.pick(a)))
+    return p.lib.cond(s * s > 0.04, lambda: 0.1 / s, lambda: s)
+
+
 OPERATIONS: Final[dict[str, Operation]] = STRUCTURAL | {
     "sin": _unary(lambda m, x: m.sin(x)),
     "exp": _unary(lambda m, x: m.exp(-x * x)),
@@ -116,8 +122,9 @@ OPERATIONS: Final[dict[str, Operation]] = STRUCTURAL | {
     "prefix": _prefix,
     "noise": _noisy,
 }
-Smooth.operations = OPERATIONS | {"write": write}
-programs = steps([*OPERATIONS, "write"], depth=3, most=4)
+# JAX runs both branches under `vmap`, and has no writes.
+Smooth.operations = OPERATIONS | {"guarded": _guarded, "write": write}
+programs = steps([*Smooth.operations], depth=3, most=4)
 in_jax_too = steps([*OPERATIONS], depth=3, most=4)
 
 

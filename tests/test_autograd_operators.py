@@ -199,13 +199,24 @@ def test_a_while_loop_has_gradients_of_what_it_captures() -> None:
             np.testing.assert_allclose(np.asarray(found), want, rtol=1e-4)
 
 
-def test_what_is_the_same_in_each_step_is_kept_without_the_checks_of_steps() -> None:
-    def f(w: Any) -> Any:
-        def body(c: Any, _: Any) -> Any:
-            hf.check(c[0, 0] < 9, "it is small")
-            return hf.sin((w @ w) * c), None
+def scanned(step: Any, w: Any) -> Any:
+    return hf.scan(lambda c, _: (step(c), None), w, None, length=2)[0]
 
-        return hf.sum(hf.scan(body, w, None, length=2)[0])
+
+def counted(step: Any, w: Any) -> Any:
+    return hf.while_loop(lambda i, _: i < 2, lambda i, c: (i + 1, step(c)), (0, w))[1]
+
+
+@pytest.mark.parametrize("twice", [scanned, counted])
+def test_what_is_the_same_in_each_step_is_kept_without_the_checks_of_steps(
+    twice: Any,
+) -> None:
+    def f(w: Any) -> Any:
+        def step(c: Any) -> Any:
+            hf.check(c[0, 0] < 9, "it is small")
+            return hf.sin((w @ w) * c)
+
+        return hf.sum(twice(step, w))
 
     w = np.full((3, 3), 0.5, np.float32)
     want = jax.grad(lambda w: jnp.sum(jnp.sin(w @ w * jnp.sin(w @ w * w))))(w)
