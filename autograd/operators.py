@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hopflow.autograd.forward import run_graph
-from hopflow.autograd.partition import Keep, dear_invariants, kept
+from hopflow.autograd.partition import Keep, dear_invariants, kept, silent
 from hopflow.autograd.rules import is_differentiable
 from hopflow.autograd.tape import LinearTracer
 from hopflow.autograd.transpose import transpose
@@ -421,7 +421,7 @@ class Again:
                 waiting += missing
             else:
                 args = [a if isinstance(a, Constant) else known[a] for a in node.args]
-                made = self.tracer.repeat(node, args)
+                made = self.tracer.repeat(node, args, silent)
                 known.update(zip(node.results, made, strict=True))
         return known[arg]
 

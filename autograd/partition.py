@@ -17,13 +17,14 @@ from typing import Final, Literal
 
 import numpy as np
 
-from hopflow.graph.core import Graph, Node, Var
-from hopflow.graph.rewriting import effects, reader
+from hopflow.errors import DerivativeError
+from hopflow.graph.core import Graph, Node, Var, vars_of
+from hopflow.graph.rewriting import clone, effects, reader
 from hopflow.loop_ir.expr import MATH
 from hopflow.ops.opdef import OpDef
 from hopflow.symbolic.size import Symbol, SymInt, free_symbols
 
-__all__ = ["Keep", "Policy", "dear_invariants", "kept"]
+__all__ = ["Keep", "Policy", "dear_invariants", "kept", "silent"]
 
 Policy = Callable[[Node], bool]
 """Whether the results of a node are kept."""
@@ -55,7 +56,8 @@ def kept(
 
         def is_kept(var: Var) -> bool:
             node = var.node
-            return node.op is None or (policy(node) and not rules.stays(var))
+            is_wanted = policy(node) or "callback" in effects(node)
+            return node.op is None or (is_wanted and not rules.stays(var))
 
         last = _ancestors(needed, rules, is_kept)
         return [var for var, is_end in last.items() if is_end]
@@ -103,6 +105,38 @@ def dear_invariants(graph: Graph, same: Collection[Var]) -> set[Var]:
             found.update(node.results)
     dear = {v for v in found if v.node.op is not None and not _is_cheap(v.node)}
     return {v for v in dear if not rules.stays(v)}
+
+
+def silent(graph: Graph) -> Graph:
+    """A copy of `graph` for a pass that is made once more: Python is not called again,
+    and what nothing reads is left out.
+
+    Raises:
+        DerivativeError: what Python returns is read.
+    """
+    copy = clone(graph)
+    if "callback" in effects(copy):
+        _silence(copy)
+    return copy
+
+
+def _silence(graph: Graph) -> None:
+    live, reads = set(vars_of(graph.outputs)), reader(graph)
+    kept: list[Node] = []
+    for node in reversed(graph.nodes):
+        for inner in node.graphs.values():
+            _silence(inner)
+        if live.isdisjoint(node.results) and effects(node) <= {"callback"}:
+            continue
+        if "callback" in effects(node) and not node.graphs:
+            raise DerivativeError(
+                f"callback: `{node.params['fn']}` ({node.line}) would be called again, "
+                "for this derivative takes steps of its loop again. Give the loop "
+                "`max_steps`, or use `hf.scan`, which keep what each step needs."
+            )
+        kept.append(node)
+        live.update(reads(node))
+    graph.nodes = kept[::-1]
 
 
 @dataclass(frozen=True, slots=True)

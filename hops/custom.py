@@ -512,7 +512,7 @@ class CustomCall(Calling):
         params: dict[str, Any],
     ) -> tuple[Sequence[Value], Sequence[bool]]:
         """A map over the examples, whose body is this call: the rules are for one."""
-        return each_example(self, batched, args, params)
+        return each_example(self, size, batched, args, params)
 
     def jvp(
         self,

@@ -10,6 +10,7 @@ from hopflow.errors import ArgumentValueError
 from hopflow.graph.core import Graph, Node
 from hopflow.graph.regions import Port, Region, Role, Signature, roles
 from hopflow.graph.regions import result_types as bound_result_types
+from hopflow.graph.rewriting import effects
 from hopflow.graph.types import TensorType
 from hopflow.hops.base import Call, HigherOrderOp, numbered, split_args
 from hopflow.hops.bodies import (
@@ -35,6 +36,7 @@ from hopflow.hops.loops import (
 )
 from hopflow.hops.scan import transpose_scan
 from hopflow.loop_ir.kernels import CountedLoop
+from hopflow.ops.creation import arange
 from hopflow.ops.joining import concat
 from hopflow.ops.manipulation import reshape
 from hopflow.ops.rules import as_integer
@@ -114,7 +116,7 @@ class Map(HigherOrderOp):
             carry=(),
             xs=parts.operands,
             after=parts.captures,
-            independent=True,
+            independent="callback" not in effects(body),
         )
 
     def transpose(
@@ -160,10 +162,12 @@ MAP = Map()
 
 def _each_example(
     f: Callable[[Sequence[Operand]], Sequence[Value]],
+    size: Size,
     args: Sequence[Operand],
     batched: Sequence[bool],
 ) -> Sequence[Value]:
     xs = [arg for arg, b in zip(args, batched, strict=True) if b]
+    xs = xs or [arange(size)]  # something to count the examples by
 
     def one(x: Sequence[Any]) -> list[Value]:
         rest, pairs = iter(x), zip(args, batched, strict=True)

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, final
 from hopflow import dtypes
 from hopflow.autograd.api import linearize, vjp
 from hopflow.autograd.forward import differentiate
+from hopflow.autograd.partition import silent
 from hopflow.autograd.twins import reached
 from hopflow.batching.api import vmap
 from hopflow.batching.graphs import batched_graph, bind_again
@@ -196,7 +197,7 @@ class _LoopDerivative(HigherOrderOp):
         one whose steps are batched."""
         loop, is_batched = _Loop.of(args, params), _Loop.of(batched, params)
         if is_batched.steps or isinstance(size, SymInt):
-            return each_example(self, batched, args, params)
+            return each_example(self, size, batched, args, params)
         given = [
             as_value(in_batch(size, b, x))
             for x, b in zip(loop.given, is_batched.given, strict=True)
@@ -498,7 +499,7 @@ def linearize_loop(
     steps, *values = WHILE.counted(operands, params)
     args, results = reached(WHILE, operands, tangents, params)
     own = {
-        "body": body,
+        "body": silent(body),
         "num_carry": count,
         "active": tuple(args[first:]),
         "levels": 0,

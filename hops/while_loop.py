@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Final, final
 
 from hopflow import dtypes, pytree
 from hopflow.autograd import operators
-from hopflow.autograd.partition import Keep
+from hopflow.autograd.partition import Keep, silent
 from hopflow.bind import Operand, Value, bind, current
 from hopflow.errors import (
     ArgumentTypeError,
@@ -299,7 +299,7 @@ class While(HigherOrderOp):
             return self.linearize_within(operands, tangents, params)
         steps, *_ = self.counted(operands, params)
         known = {
-            "body": params["body"],
+            "body": silent(params["body"]),
             "num_carry": params["num_carry"],
             "length": current().symbol_of(steps, 0),
             "reverse": False,

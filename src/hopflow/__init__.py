@@ -200,6 +200,8 @@ from hopflow.tensor import Tensor, asarray, from_dlpack, from_numpy
 from hopflow.tensor.info import API_VERSION as __array_api_version__
 from hopflow.tensor.info import namespace_info as __array_namespace_info__
 from hopflow.tensor.info import result_type
+from hopflow.trace.callbacks import callback
+from hopflow.trace.callbacks import print_ as print
 from hopflow.trace.capture import spec, trace
 from hopflow.trace.dims import Dim
 
@@ -242,6 +244,7 @@ __all__ = [
     "bool",
     "broadcast_arrays",
     "broadcast_to",
+    "callback",
     "can_cast",
     "cbrt",
     "ceil",
@@ -362,6 +365,7 @@ __all__ = [
     "pi",
     "positive",
     "pow",
+    "print",
     "prod",
     "random",
     "ravel",

@@ -8,10 +8,10 @@ from weakref import WeakKeyDictionary
 
 from hopflow.batching.numbers import ask_own_numbers, split
 from hopflow.bind import Operand, Value, bind, slots
-from hopflow.graph.core import Constant, Graph, map_graphs, vars_of
+from hopflow.graph.core import Constant, Graph, Node, map_graphs, vars_of
 from hopflow.graph.hashing import structural_hash
 from hopflow.graph.interpreter import interpret
-from hopflow.graph.rewriting import clone
+from hopflow.graph.rewriting import clone, effects
 from hopflow.graph.types import TensorType
 from hopflow.ops.batching import Same, in_batch
 from hopflow.ops.convert import as_value
@@ -43,7 +43,7 @@ def bind_batched(
 ) -> list[Lane]:
     """The results of an operation on values some of which may be batched."""
     batched = tuple([isinstance(o, Batched) for o in operands])
-    if not any(batched):
+    if not any(batched) and not _calls_python(op, params):
         return list(bind_again(op, operands, params))  # type: ignore[arg-type]
     plain = [o.value if isinstance(o, Batched) else o for o in operands]
     if type(op) is OpDef:
@@ -52,6 +52,11 @@ def bind_batched(
         return [r.value if isinstance(r, Same) else Batched(r) for r in found]
     results, mask = op.batch(size, batched, plain, params)
     return [Batched(r) if b else r for r, b in zip(results, mask, strict=True)]
+
+
+def _calls_python(op: Any, params: dict[str, Any]) -> bool:
+    """Whether each example is to run it, also if all are alike."""
+    return "callback" in effects(Node("call_function", op, (), params))
 
 
 def evaluate(graph: Graph, size: Size, args: Sequence[Lane]) -> tuple[Lane, ...]:
@@ -63,14 +68,14 @@ def evaluate(graph: Graph, size: Size, args: Sequence[Lane]) -> tuple[Lane, ...]
     known = dict(zip(first.outputs, evaluate(first, size, args), strict=True))
     own = [known[v] for v in rest.inputs]
     if any(isinstance(known.get(a), Batched) for a in vars_of(asking[0].args)):
-        results: Sequence[Lane] = _each_example(rest, own)
+        results: Sequence[Lane] = _each_example(rest, size, own)
     else:
         results = evaluate(rest, size, own)
     known.update(zip(rest.outputs, results, strict=True))
     return tuple([o if isinstance(o, Constant) else known[o] for o in graph.outputs])
 
 
-def _each_example(graph: Graph, args: Sequence[Lane]) -> list[Lane]:
+def _each_example(graph: Graph, size: Size, args: Sequence[Lane]) -> list[Lane]:
     """The results of a graph by a map over the examples."""
 
     def one(operands: Sequence[Operand]) -> list[Value]:
@@ -78,7 +83,7 @@ def _each_example(graph: Graph, args: Sequence[Lane]) -> list[Lane]:
 
     batched = [isinstance(a, Batched) for a in args]
     plain = [a.value if isinstance(a, Batched) else a for a in args]
-    return [Batched(r) for r in slots.each_example(one, plain, batched)]
+    return [Batched(r) for r in slots.each_example(one, size, plain, batched)]
 
 
 def bind_again(

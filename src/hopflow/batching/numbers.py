@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from hopflow.errors import TraceError
 from hopflow.graph.core import Graph, Node, Var, vars_of
-from hopflow.graph.rewriting import reader
+from hopflow.graph.rewriting import effects, reader
 from hopflow.ops.item import dim_size, item
 from hopflow.symbolic.size import free_symbols
 
@@ -56,7 +56,8 @@ def split(graph: Graph, asking: Collection[Node]) -> Split:
     depends: set[Var] = set()
     needed: dict[Var, None] = dict.fromkeys(graph.symbols)
     for node in graph.nodes:
-        if node in asking or not depends.isdisjoint(reads(node)):
+        is_ordered = bool(rest.nodes) and "callback" in effects(node)
+        if node in asking or is_ordered or not depends.isdisjoint(reads(node)):
             rest.nodes.append(node)
             depends.update(node.results)
         else:

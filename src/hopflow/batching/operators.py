@@ -46,7 +46,7 @@ def batch(
     signature = op.signature(node)
     settled = _settled(signature, size, batched, all_results=all_results)
     if settled is None:
-        return each_example(op, batched, args, params)
+        return each_example(op, size, batched, args, params)
     passed = [
         _passed(size, role, arg, was=was, now=now)
         for role, arg, was, now in zip(
@@ -66,10 +66,16 @@ def batch(
 
 
 def each_example(
-    op: Any, batched: Sequence[bool], args: Sequence[Operand], params: dict[str, Any]
+    op: Any,
+    size: Size,
+    batched: Sequence[bool],
+    args: Sequence[Operand],
+    params: dict[str, Any],
 ) -> BatchedResults:
     """The results of a node by a map over the examples."""
-    found = slots.each_example(lambda own: bind_again(op, own, params), args, batched)
+    found = slots.each_example(
+        lambda own: bind_again(op, own, params), size, args, batched
+    )
     return BatchedResults(found, (True,) * len(found))
 
 

@@ -5,11 +5,12 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from sys import getrefcount
 from threading import RLock
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from hopflow.bind import Operand, Value
+from hopflow.compiler.callbacks import Callbacks
 from hopflow.compiler.layout import DENSE, Layouts, layout_of, strides_of
 from hopflow.compiler.owned import WORD, owned_array, result_words
 from hopflow.compiler.passes import PASSES
@@ -30,6 +31,8 @@ from hopflow.loop_ir.verifier import verify as verify_program
 from hopflow.stats import counts
 from hopflow.symbolic.size import compiled_shapes
 from hopflow.tensor import EagerTensor
+
+_Call: TypeAlias = Callable[..., Trapped | None]
 
 _lock = RLock()
 # By the hash of a graph, its donated inputs, and how its inputs lie in memory; the one
@@ -79,8 +82,10 @@ class Executable:
         self.graph = graph
         self.kernel = _kernel(graph, tuple(donated))
         self._donated = tuple(donated)
-        self._call: Callable[..., Trapped | None] = self.kernel.call
-        self._variants: dict[Layouts, Kernel] = {}  # for inputs that are not dense
+        self._call = self._bound(self.kernel)
+        self._variants: dict[
+            Layouts, tuple[Kernel, _Call]
+        ] = {}  # for inputs that are not dense
         inputs, outputs = self.kernel.program.inputs, self.kernel.program.outputs
         self._updated = {inputs.index(b) for b in outputs if b in inputs}
         made = self.kernel.made
@@ -126,12 +131,14 @@ class Executable:
         if self._symbols or not dense:
             if sizes is None:
                 sizes = [arrays[k].shape[axis] for k, axis in self._places]
-            kernel, strides = (self.kernel, []) if dense else self._variant(arrays)
+            kernel, call, strides = (
+                (self.kernel, self._call, []) if dense else self._variant(arrays)
+            )
             outputs = self._allocate(self._shapes(*sizes), arrays)
             # Code for sizes that may be 0 reads the first element of what is empty, and
             # takes nothing of it: there has to be memory.
             given = [a if a.size else _NOTHING for a in (*arrays, *outputs)]
-            trapped = kernel.call(*sizes, *strides, *given)
+            trapped = call(*sizes, *strides, *given)
         else:
             kernel = self.kernel
             outputs = self._allocate(self._out_shapes, arrays)
@@ -175,7 +182,12 @@ class Executable:
         """Which axes of which inputs tell the sizes."""
         return [_where(self.graph, v) for v in self.graph.symbols]
 
-    def _variant(self, arrays: list[Any]) -> tuple[Kernel, list[int]]:
+    def _bound(self, kernel: Kernel) -> _Call:
+        """A kernel that calls the functions of this graph, if it calls any."""
+        callbacks = Callbacks(self.graph, kernel.program)
+        return kernel.calling(callbacks) if callbacks else kernel.call
+
+    def _variant(self, arrays: list[Any]) -> tuple[Kernel, _Call, list[int]]:
         """The kernel for arrays that lie so in memory, and the strides that it takes.
 
         Copies take the place of arrays that it has to have dense.
@@ -185,10 +197,11 @@ class Executable:
             if layout == DENSE and not arrays[k].flags.c_contiguous:
                 arrays[k] = np.ascontiguousarray(arrays[k])
         if all(layout == DENSE for layout in layouts):
-            return self.kernel, []
+            return self.kernel, self._call, []
         if layouts not in self._variants:
-            self._variants[layouts] = _kernel(self.graph, self._donated, layouts)
-        return self._variants[layouts], strides_of(arrays, layouts)
+            kernel = _kernel(self.graph, self._donated, layouts)
+            self._variants[layouts] = kernel, self._bound(kernel)
+        return *self._variants[layouts], strides_of(arrays, layouts)
 
     def _error(self, kernel: Kernel, trapped: Trapped) -> Exception:
         number, *values = trapped

@@ -24,6 +24,7 @@ from hopflow.loop_ir.nest import (
     Copy,
     For,
     Grow,
+    HostCall,
     If,
     Program,
     Ref,
@@ -343,6 +344,10 @@ def _fills(s: Stmt, buffer: Buffer, extents: Mapping[Var, Expr]) -> bool:
                 role == "out" and _covers(arg.at, buffer, extents)
                 for role, arg in roles
             )
+        case HostCall():
+            own = [ref for ref in s.refs if ref.buffer is buffer]
+            is_result = all(ref in s.results for ref in own)
+            return is_result and any(_covers(r.at, buffer, extents) for r in own)
         case _:
             return False
 

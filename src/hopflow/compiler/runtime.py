@@ -8,7 +8,7 @@ import ctypes
 import struct
 import threading
 from collections.abc import Callable
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from hopflow.compiler.llvm.jit import (
 from hopflow.compiler.llvm.stubs import PYTHON, TEXT
 from hopflow.compiler.plan import plan
 from hopflow.config import config
-from hopflow.errors import ArgumentTypeError
+from hopflow.errors import ArgumentTypeError, CompileError
 from hopflow.loop_ir.nest import Program
 from hopflow.loop_ir.walk import allocated
 
@@ -34,6 +34,8 @@ Trapped: TypeAlias = tuple[int, int, int]
 """The site of a trap, and the two values reported with it (0 where there is none)."""
 
 _METH_FASTCALL: Final = 0x80
+_STUBS: Final = ("hf_poll", "hf_release", "hf_call", "hf_parallel")
+"""What programs may call of the code that all share."""
 
 
 class _MethodDef(ctypes.Structure):
@@ -51,9 +53,23 @@ class _Code(bytes):
     """The `self` of a native function: what the shared entry reads, as bytes, and all
     that must live as long as the function does."""
 
+    alive: Any
+
+
+class _Loaded(NamedTuple):
+    """A linked program: what its functions share, and keep alive.
+
+    entry   the address of its code, and how many parameters it takes
+    """
+
     library: Library
     method: _MethodDef
+    entry: tuple[int, int]
     data: list[Any]
+
+
+Host: TypeAlias = Callable[[int, int], None]
+"""What is called for a `HostCall`: (site, the address of words: see `host_calls`)."""
 
 
 class Kernel:
@@ -76,9 +92,25 @@ class Kernel:
         self._jit = compiler or jit()
         self.emission: Emission = emit(program, plan(program), self._jit.target)
         self.code: bytes = self._jit.compile(self.emission.text)
-        self.call: Callable[..., Trapped | None] = _load(
-            self.emission, self.code, program
+        self._self = _load(self.emission, self.code, program)
+        self.call = self.calling(_no_host)
+
+    def calling(self, host: Host) -> Callable[..., Trapped | None]:
+        """The program, where it calls Python with `host` for it.
+
+        An error that `host` raises ends the program, and is raised by the call.
+        """
+
+        def call(site: int, words: int, epoch: int) -> None:
+            _poll(epoch)
+            host(site, words)
+
+        code = _Code(struct.pack("=QqQ", *self._self.entry, id(call)))
+        code.alive = (self._self, call)
+        function: Callable[..., Trapped | None] = _new_function(
+            ctypes.byref(self._self.method), code, None, None
         )
+        return function
 
     def __call__(self, *args: Any) -> Trapped | None:
         return self.call(*args)
@@ -107,10 +139,8 @@ def compile_program(program: Program) -> Kernel:
     return Kernel(program)
 
 
-def _load(
-    emission: Emission, code: bytes, program: Program
-) -> Callable[..., Trapped | None]:
-    """Link object code, and make a Python function of it."""
+def _load(emission: Emission, code: bytes, program: Program) -> _Loaded:
+    """Link object code."""
     symbols = always_linked()
     for name in emission.symbols:
         if name in emission.constants:
@@ -119,20 +149,21 @@ def _load(
             symbols[name] = _address(name)
     linked = jit().link(code, [emission.name], symbols)
     arity = len(program.sizes) + len(program.inputs) + len(program.outputs)
-    self = _Code(struct.pack("=Qq", linked[emission.name], arity))
-    self.library = linked
-    self.data = list(emission.constants.values())
-    self.method = _MethodDef(
+    method = _MethodDef(
         program.name.encode(), _stubs()["hf_entry"], _METH_FASTCALL, None
     )
-    function: Callable[..., Trapped | None] = _new_function(
-        ctypes.byref(self.method), self, None, None
+    data = list(emission.constants.values())
+    return _Loaded(linked, method, (linked[emission.name], arity), data)
+
+
+def _no_host(site: int, words: int) -> None:  # noqa: ARG001
+    raise CompileError(
+        "this program calls Python, and was not told what. Call it by `calling`."
     )
-    return function
 
 
 def _address(name: str) -> int:
-    if name in ("hf_poll", "hf_release", "hf_parallel"):
+    if name in _STUBS:
         return _stubs()[name]
     return c_symbols().get(name) or library.address(name)
 
@@ -165,8 +196,8 @@ def _stubs() -> Library:
     symbols["hf_num_threads"] = ctypes.addressof(config.threads)
     for name in ("clock_gettime", "pthread_create", "pthread_detach", "nanosleep"):
         symbols[name] = c_symbols()[name]
-    exports = ("hf_entry", "hf_release", "hf_poll", "hf_parallel")
     text = f"{TEXT}\n{parallel.TEXT}"
+    exports = ("hf_entry", *_STUBS)
     return jit().link(jit().compile(text), exports, always_linked() | symbols)
 
 

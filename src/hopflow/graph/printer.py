@@ -314,7 +314,8 @@ def quoted(text: str) -> str:
 
 
 def static_text(value: Any, names: Names, graphs: Mapping[Graph, str]) -> str:
-    """A static parameter. An object of no static kind is shown, but does not parse."""
+    """A static parameter. An object of no static kind is shown, but does not parse; of
+    one that is no part of the structure there is its text, which parses as a string."""
     match value:
         case bool() | int() | None:
             return repr(value)
@@ -333,5 +334,8 @@ def static_text(value: Any, names: Names, graphs: Mapping[Graph, str]) -> str:
         case tuple():
             inner = [static_text(v, names, graphs) for v in value]
             return f"({inner[0]},)" if len(inner) == 1 else f"({', '.join(inner)})"
+    key = getattr(type(value), "structural_key", None)
+    if key is not None and not key(value):
+        return quoted(str(value))
     shown = getattr(value, "__qualname__", type(value).__qualname__)
     return f"<{shown}>"

@@ -27,6 +27,7 @@ from hopflow.loop_ir.nest import (
     Declare,
     For,
     Grow,
+    HostCall,
     If,
     Let,
     Program,
@@ -42,6 +43,8 @@ from hopflow.loop_ir.routines import ROUTINES
 from hopflow.loop_ir.verifier import verify
 
 Steps: TypeAlias = Iterator[Barrier | None]
+Host: TypeAlias = Callable[[int, Sequence[NDArray], Sequence[NDArray]], None]
+"""(site, operands, results to be written)."""
 """A run that pauses: after a statement (None) within a GPU axis, or at a barrier."""
 
 CHUNKS: Final = 4
@@ -95,6 +98,7 @@ def run(
     *,
     seed: int = 0,
     offsets: Mapping[Buffer, Expr] | None = None,
+    host: Host | None = None,
 ) -> list[NDArray]:
     """Run `program` and return its outputs.
 
@@ -104,6 +108,7 @@ def run(
         seed: Decides the order of what has none: threads, and GPU iterations.
         offsets: Where in one arena each buffer lies (those that are left out have
             memory of their own); by default all have.
+        host: What a `HostCall` calls.
 
     Raises:
         Trapped: A `Trap` held, or a routine failed.
@@ -113,7 +118,7 @@ def run(
             memory never written, a barrier that some iterations do not reach).
     """
     verify(program)
-    interpreter = _Interpreter(seed)
+    interpreter = _Interpreter(seed, host)
     lane = interpreter.load(program, sizes, inputs, offsets or {})
     with np.errstate(all="ignore"):
         for _ in interpreter.body(program.body, [lane]):
@@ -125,7 +130,8 @@ def run(
 
 
 class _Interpreter:
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, host: Host | None) -> None:
+        self.host = host
         self.random = random.Random(seed)
         self.allocator = Allocator()
         self.shared: list[Buffer] = []
@@ -139,6 +145,7 @@ class _Interpreter:
             Copy: self._copy,
             Swap: self._swap,
             Call: self._call,
+            HostCall: self._host_call,
             Trap: self._trap,
             Grow: self._grow,
             Allocate: self._allocate,
@@ -265,6 +272,19 @@ class _Interpreter:
         status = routine.reference(arrays, numbers)
         if status != 0 and s.site is not None:
             raise Trapped(s.site, (status,))
+
+    def _host_call(self, s: HostCall, lane: Lane) -> None:
+        if self.host is None:
+            raise LoopIRError("the program calls Python, and was given no `host`")
+        operands = [
+            lane.memory[r.buffer].read_part(r.buffer, self.values(r.at, lane))
+            for r in s.operands
+        ]
+        results = [
+            lane.memory[r.buffer].write_part(r.buffer, self.values(r.at, lane))
+            for r in s.results
+        ]
+        self.host(s.site, operands, results)
 
     # --- control flow
 

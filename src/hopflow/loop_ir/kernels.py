@@ -150,8 +150,15 @@ class Effect:
     checks: tuple[Check, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Callback:
+    """Results written by a Python function, the node's own, from dense operands."""
+
+    operands: tuple[Operand, ...]
+
+
 Kernel: TypeAlias = (
-    Pointwise | Reduction | Prefix | Scatter | Compact | Library | Effect
+    Pointwise | Reduction | Prefix | Scatter | Compact | Library | Effect | Callback
 )
 
 

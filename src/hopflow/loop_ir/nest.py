@@ -172,6 +172,22 @@ class Call:
 
 
 @dataclass(eq=False, slots=True)
+class HostCall:
+    """Call Python, which reads all of the operands and writes all of the results.
+
+    site   says which node's function: what it is belongs to the graph
+    """
+
+    site: int
+    operands: tuple[Ref, ...]
+    results: tuple[Ref, ...]
+
+    @property
+    def refs(self) -> tuple[Ref, ...]:
+        return (*self.operands, *self.results)
+
+
+@dataclass(eq=False, slots=True)
 class Trap:
     """Leave the program with `site` as its status if `test` holds.
 
@@ -225,6 +241,7 @@ Stmt: TypeAlias = (
     | While
     | If
     | Call
+    | HostCall
     | Trap
     | Barrier
     | Grow
@@ -232,15 +249,21 @@ Stmt: TypeAlias = (
 )
 
 
+Kind: TypeAlias = Literal[
+    "index", "divide", "check", "range", "limit", "memory", "library", "callback"
+]
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where a program may stop: an error kind, and which node of the graph it is from.
+    """Where a program may stop, or calls Python: an error kind or "callback", and which
+    node of the graph it is from.
 
     `node` is the node's number in a depth-first walk of the *graph*, so that a kernel
     shared by equal graphs leads each to its own source line and message.
     """
 
-    kind: Literal["index", "divide", "check", "range", "limit", "memory", "library"]
+    kind: Kind
     node: int
 
 

@@ -28,6 +28,7 @@ from hopflow.loop_ir.nest import (
     Declare,
     For,
     Grow,
+    HostCall,
     If,
     Let,
     Program,
@@ -236,6 +237,12 @@ def _simple(s: Stmt, text: Callable[..., str]) -> str:
             )
             site = "" if s.site is None else f" or trap {s.site}"
             return f"call {s.routine}({args}){site}"
+        case HostCall():
+            given, made = (
+                ", ".join(_place(r.buffer, r.at, text) for r in refs)
+                for refs in (s.operands, s.results)
+            )
+            return f"host {s.site}({given}){f' -> {made}' * bool(made)}"
         case Trap():
             values = ", ".join(text(v) for v in s.values)
             return f"trap {s.site} if {text(s.test)}{f' with {values}' * bool(values)}"

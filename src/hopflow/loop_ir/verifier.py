@@ -24,6 +24,7 @@ from hopflow.loop_ir.nest import (
     Declare,
     For,
     Grow,
+    HostCall,
     If,
     Let,
     Program,
@@ -285,6 +286,8 @@ class _Verifier:
                 self.copy(s)
             case Swap():
                 self.swap(s)
+            case HostCall():
+                self.host_call(s)
             case Trap():
                 self.site(s.site)
                 self.value(s.test, dtypes.bool_, "the test")
@@ -473,3 +476,24 @@ class _Verifier:
             self.value(value, value.dtype, "an argument")
         if s.site is not None:
             self.site(s.site)
+
+    def host_call(self, s: HostCall) -> None:
+        self.site(s.site)
+        for ref in s.refs:
+            name, axes = ref.buffer.name, len(ref.buffer.shape)
+            self.require(ref.buffer.strides is None, f"`{name}` must be dense")
+            self.require(
+                len(ref.at) <= axes,
+                f"`{name}` of {axes} axes has {len(ref.at)} indices",
+            )
+            for i in ref.at:
+                self.value(i, dtypes.int64, f"an index of `{name}`")
+        for ref in s.operands:
+            self.known_buffer(ref.buffer)
+        for ref in s.results:
+            self.written(ref.buffer)
+        for loop in self.loops:
+            self.require(
+                not loop.independent,
+                f"Python is called in the independent loop over `{loop.var.name}`",
+            )

@@ -13,6 +13,7 @@ from hopflow.loop_ir.nest import (
     Declare,
     For,
     Grow,
+    HostCall,
     If,
     Let,
     Ref,
@@ -83,6 +84,8 @@ def expressions(statement: Stmt) -> tuple[Expr, ...]:
                 for arg in statement.args
                 for e in (arg.at if isinstance(arg, Ref) else (arg,))
             )
+        case HostCall():
+            return tuple(i for ref in statement.refs for i in ref.at)
         case Trap():
             return (statement.test, *statement.values)
         case Grow():
@@ -136,6 +139,8 @@ def buffers(statement: Stmt) -> Iterator[Buffer]:
             yield from (statement.a, statement.b)
         case Call():
             yield from (arg.buffer for arg in statement.args if isinstance(arg, Ref))
+        case HostCall():
+            yield from (ref.buffer for ref in statement.refs)
 
 
 def replace(statement: Stmt, leaf: Callable[[Expr], Expr | None]) -> None:
@@ -143,6 +148,9 @@ def replace(statement: Stmt, leaf: Callable[[Expr], Expr | None]) -> None:
 
     def new(value: Expr) -> Expr:
         return rewrite(value, leaf)
+
+    def moved(ref: Ref) -> Ref:
+        return Ref(ref.buffer, tuple(map(new, ref.at)))
 
     match statement:
         case Let() | Declare() | Assign() | Accumulate():
@@ -156,11 +164,12 @@ def replace(statement: Stmt, leaf: Callable[[Expr], Expr | None]) -> None:
             statement.test = new(statement.test)
         case Call():
             statement.args = tuple(
-                Ref(arg.buffer, tuple(map(new, arg.at)))
-                if isinstance(arg, Ref)
-                else new(arg)
+                moved(arg) if isinstance(arg, Ref) else new(arg)
                 for arg in statement.args
             )
+        case HostCall():
+            statement.operands = tuple(map(moved, statement.operands))
+            statement.results = tuple(map(moved, statement.results))
         case Trap():
             statement.test = new(statement.test)
             statement.values = tuple(map(new, statement.values))

@@ -81,7 +81,8 @@ class OpDef:
     unview    None, or: the result is a view of the first operand, and this gives that
               operand with a new value of the view written into it:
               (base, new, *other_operands, **params) -> base, in terms of operations
-    effects   "trap" (may stop the program), "random": what keeps it in its branch
+    effects   "trap" (may stop the program), "random", "callback" (calls Python, each
+              time and in order): what keeps it in its branch
     node_effects   None, or: more of them that depend on the params
     jvp       the derivative: for each operand (t, out, *operands, **params) -> what its
               tangent `t` adds to the result's, broadcast as the result is; None where

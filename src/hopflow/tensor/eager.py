@@ -254,7 +254,10 @@ class Eager(Interpreter):
                 id(type_) if type(arg) is EagerTensor else (type_.dtype, type_.weak)
             )
         types = self._result_types(op, key, args, params)
-        found = _QUIET.copy().run(op.run, *arrays, **params)
+        if "callback" in op.effects:  # the user's code sees the user's context
+            found = op.run(*arrays, **params)
+        else:
+            found = _QUIET.copy().run(op.run, *arrays, **params)
         if type(found) is not tuple:
             return (_wrapped(op, args, arrays, found, types[0]),)
         return tuple(

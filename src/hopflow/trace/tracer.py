@@ -27,7 +27,7 @@ from hopflow.graph.core import (
     symbol_range,
 )
 from hopflow.graph.regions import result_types
-from hopflow.graph.rewriting import clone, copy_fields
+from hopflow.graph.rewriting import clone, copy_fields, static_symbols
 from hopflow.graph.types import SYMBOL_TYPE, TensorType, shared
 from hopflow.ops.item import dim_size, item
 from hopflow.ops.opdef import OPERATIONS, OpDef
@@ -409,11 +409,8 @@ class Tracer(Numbers):
                 recorded.append(arg.source)
             else:
                 recorded.append(self.arg(arg))
-        for value in params.values():
-            if type(value) is tuple:
-                self.bind_symbols(value)
-            elif type(value) is SymInt:
-                self.bind_symbols((value,))
+        for symbol in static_symbols(params.values()):
+            self.symbol(symbol)
         try:
             if type(op) is OpDef:
                 types = op.result_types([a.type for a in recorded], params)
@@ -431,11 +428,16 @@ class Tracer(Numbers):
             self._sizes[node.results[0]] = node.args[0].type.shape[params["axis"]]
         return tuple([TracedTensor(self, var) for var in node.results])
 
-    def repeat(self, node: Node, args: Sequence[Operand]) -> list[TracedTensor]:
+    def repeat(
+        self,
+        node: Node,
+        args: Sequence[Operand],
+        copied: Callable[[Graph], Graph] = clone,
+    ) -> list[TracedTensor]:
         """Record a node of another graph as it is, on args of the same types: it
-        defines the same symbol."""
+        defines the same symbol. Its graphs are `copied`, for each has one owner."""
         recorded = tuple(map(self.arg, args))
-        params = map_graphs(node.params, clone)  # a graph has one owner
+        params = map_graphs(node.params, copied)
         copy = copy_fields(node, Node(node.kind, node.op, recorded, params))
         copy.results = tuple([Var(copy, v.index, v.type) for v in node.results])
         self.graph.nodes.append(copy)

@@ -14,6 +14,7 @@ from hopflow.loop_ir.nest import (
     Call,
     Copy,
     Grow,
+    HostCall,
     Program,
     Ref,
     Stmt,
@@ -163,6 +164,8 @@ def note_aliasing(memory: Memory, program: Program, all_: Iterable[Stmt]) -> str
                     argument = args[position]
                     assert isinstance(argument, Ref)
                     written[argument.buffer] = None
+            case HostCall():
+                written |= dict.fromkeys(ref.buffer for ref in s.results)
     groups = [[b] for b in written if b.space not in ("arena", "shared")]
     if program.arena:
         groups.append(program.arena)

@@ -5,7 +5,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from hopflow import dtypes
-from hopflow.compiler.llvm import operations, parallel, routines, vector
+from hopflow.compiler.llvm import (
+    host_calls,
+    operations,
+    parallel,
+    routines,
+    vector,
+)
 from hopflow.compiler.llvm.cost import FUEL, Cost
 from hopflow.compiler.llvm.expressions import ScalarEvaluator
 from hopflow.compiler.llvm.memory import Memory, size_in_bytes
@@ -27,6 +33,7 @@ from hopflow.loop_ir.nest import (
     Declare,
     For,
     Grow,
+    HostCall,
     If,
     Let,
     Stmt,
@@ -67,6 +74,7 @@ class Emitter:
             While: self._while,
             If: self._if,
             Call: self._call,
+            HostCall: self._host_call,
             Trap: self._trap,
             Barrier: self._barrier,
             Grow: self._grow,
@@ -179,6 +187,10 @@ class Emitter:
 
     def _call(self, s: Call) -> None:
         routines.emit(self, s)
+        self.values.forget_loads()
+
+    def _host_call(self, s: HostCall) -> None:
+        host_calls.emit(self, s)
         self.values.forget_loads()
 
     # --- control flow
@@ -357,8 +369,12 @@ class Emitter:
         stop = f.emit("call preserve_mostcc i64 @hf_poll(ptr %block)")
         f.do(f"store i64 {FUEL}, ptr {self.fuel()}")
         stopped = f.emit(f"icmp ne i64 {stop}, 0")
-        f.branch_if(stopped, "interrupted", onward, RARE)
+        self.stop_if(stopped, onward)
+
+    def stop_if(self, test: str, onward: str) -> None:
+        """Leave if the register `test` holds, for Python has an error set."""
         self._stops[INTERRUPTED] = "interrupted"
+        self.f.branch_if(test, "interrupted", onward, RARE)
 
     def finish(self) -> None:
         """End the last block, and add those that leave the program early."""

@@ -1,4 +1,5 @@
-"""The native code that all programs share: the entry that Python calls, and polling.
+"""The native code that all programs share: the entry that Python calls, polling, and
+calls of Python.
 
 A program is called with a block of words: the header below, then its parameters. The
 entry fills it from Python ints, and from NumPy arrays, which stand for the address of
@@ -17,7 +18,8 @@ POLLED_AT: Final = 2  # when we last looked for an interrupt, in nanoseconds
 TRAP_VALUES: Final = 3  # two words
 FLAG: Final = 5  # in a thread that helps: the address of the flag that it is to stop
 JOB: Final = 6  # in the thread that leads: the loop over threads that it is in, or 0
-HEADER: Final = 7  # words before the parameters
+HOST: Final = 7  # the callable that a `HostCall` calls
+HEADER: Final = 8  # words before the parameters
 
 # What a program returns besides 0 and, from 1 on, `site + 1` of a trap.
 INTERRUPTED: Final = -1
@@ -41,6 +43,7 @@ _STRINGS: Final = (
     _string(".misfit", "a native entry of %lld ints was called with %lld"),
     _string(".trap", "LLL"),
     _string(".epoch", "L"),
+    _string(".host", "LLL"),
 )
 _DECLARATIONS: Final = """
 @Py_None = external global i8
@@ -63,7 +66,8 @@ declare void @Py_DecRef(ptr)
 declare i32 @clock_gettime(i32, ptr)
 """
 
-# `self` is bytes: the address of the program and the number of its parameters.
+# `self` is bytes: the address of the program, the number of its parameters, and the
+# address of the callable for its calls of Python.
 _ENTRY: Final = f"""
 define ptr @hf_entry(ptr %self, ptr %args, i64 %given) nounwind {{
 entry:
@@ -93,6 +97,10 @@ begin:
   store ptr null, ptr %to.flag
   %to.job = getelementptr i64, ptr %block, i64 {JOB}
   store ptr null, ptr %to.job
+  %third = getelementptr i64, ptr %head, i64 2
+  %host = load i64, ptr %third
+  %to.host = getelementptr i64, ptr %block, i64 {HOST}
+  store i64 %host, ptr %to.host
   %to.words = getelementptr i64, ptr %block, i64 {HEADER}
   %some = icmp sgt i64 %wanted, 0
   br i1 %some, label %each, label %run
@@ -237,7 +245,41 @@ stop:
 }}
 """
 
-TEXT: Final = "\n".join((*_STRINGS, _DECLARATIONS, _ENTRY, _POLL))
+# Python looks for Ctrl-C itself, and what it calls for `interrupt`.
+_CALL: Final = f"""
+define i64 @hf_call(ptr %block, i64 %site, ptr %words) nounwind {{
+entry:
+  %state = load ptr, ptr %block
+  %released = icmp ne ptr %state, null
+  br i1 %released, label %restore, label %call
+restore:
+  call void @PyEval_RestoreThread(ptr %state)
+  br label %call
+call:
+  %to.host = getelementptr i64, ptr %block, i64 {HOST}
+  %host = load ptr, ptr %to.host
+  %to.epoch = getelementptr i64, ptr %block, i64 {EPOCH}
+  %epoch = load i64, ptr %to.epoch
+  %answer = call ptr (ptr, ptr, ...) @PyObject_CallFunction(
+      ptr %host, ptr @.host, i64 %site, ptr %words, i64 %epoch)
+  %raised = icmp eq ptr %answer, null
+  br i1 %raised, label %stop, label %go
+go:
+  call void @Py_DecRef(ptr %answer)
+  br i1 %released, label %save, label %on
+save:
+  %again = call ptr @PyEval_SaveThread()
+  store ptr %again, ptr %block
+  br label %on
+on:
+  ret i64 0
+stop:
+  store ptr null, ptr %block
+  ret i64 1
+}}
+"""
+
+TEXT: Final = "\n".join((*_STRINGS, _DECLARATIONS, _ENTRY, _POLL, _CALL))
 PYTHON: Final = (
     "PyBytes_AsString PyLong_AsLong PyErr_Occurred PyErr_Format PyErr_NoMemory "
     "PyErr_CheckSignals PyEval_SaveThread PyEval_RestoreThread PyObject_CallFunction "

@@ -23,6 +23,7 @@ from hopflow.loop_ir.nest import (
     Declare,
     For,
     Grow,
+    HostCall,
     Let,
     Stmt,
     Store,
@@ -46,7 +47,7 @@ twice as long, and the caches gain nothing from more."""
 _CROSSED = (Let, Declare, Allocate)
 """What may stand between two loops, and then goes before both."""
 
-_ORDERED = (Allocate, Barrier, Call, Copy, Grow, Swap, Trap)
+_ORDERED = (Allocate, Barrier, Call, Copy, Grow, HostCall, Swap, Trap)
 
 
 def fuse_loops(body: list[Stmt]) -> None:

@@ -21,6 +21,7 @@ from hopflow.graph.types import TensorType, is_one
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr, Index
 from hopflow.loop_ir.kernels import (
+    Callback,
     Check,
     Compact,
     Library,
@@ -34,6 +35,7 @@ from hopflow.loop_ir.nest import (
     Buffer,
     Call,
     Copy,
+    HostCall,
     If,
     Ref,
     Store,
@@ -492,6 +494,26 @@ class Kernels:
             self.b.add(Call(routine, (*refs, *kernel.scalars), site))
 
         self.b.nest(batch, call, independent=False)
+        return [
+            self.b.slot(Stored(t, buffer), n)
+            for t, buffer, n in zip(types, results, uses, strict=True)
+        ]
+
+    def callback(
+        self,
+        kernel: Callback,
+        types: Sequence[TensorType],
+        uses: Sequence[int],
+        hints: Sequence[Buffer | None],
+    ) -> list[Slot]:
+        operands: list[Ref] = []
+        for operand in kernel.operands:
+            assert isinstance(operand, Slot)
+            operands.append(Ref(*self.dense(operand)))
+        pairs = zip(hints, types, strict=True)
+        results = [hint or self.b.temporary(t) for hint, t in pairs]
+        site = self.b.site("callback", self.node)
+        self.b.add(HostCall(site, tuple(operands), tuple(map(Ref, results))))
         return [
             self.b.slot(Stored(t, buffer), n)
             for t, buffer, n in zip(types, results, uses, strict=True)

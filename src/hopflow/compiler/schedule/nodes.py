@@ -12,6 +12,7 @@ from hopflow.graph.core import Arg, Constant, Node, Var
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.kernels import (
+    Callback,
     Compact,
     Effect,
     Library,
@@ -125,6 +126,8 @@ class NodeScheduler:
                 ]
             case Library():
                 return kernels.library(lowered, types, uses, hints)
+            case Callback():
+                return kernels.callback(lowered, types, uses, hints)
             case Effect():
                 for check in lowered.checks:
                     kernels.check(check)

@@ -14,13 +14,14 @@ from hopflow.loop_ir.nest import (
     Copy,
     For,
     Grow,
+    HostCall,
     Stmt,
     Swap,
     While,
 )
 from hopflow.loop_ir.walk import bodies, statements
 
-_SHARED = (Allocate, Barrier, Call, Copy, Grow, Swap)
+_SHARED = (Allocate, Barrier, Call, Copy, Grow, HostCall, Swap)
 """What iterations would do to memory that they share."""
 
 

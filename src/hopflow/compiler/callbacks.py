@@ -1,0 +1,63 @@
+"""The Python functions that a program calls: those of the graph that it runs."""
+
+import ctypes
+from collections.abc import Sequence
+from math import prod
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from hopflow.graph.core import Graph, Node
+from hopflow.graph.types import TensorType
+from hopflow.loop_ir.nest import Program
+
+NDArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+
+
+class Callbacks:
+    """What the calls of Python in a program mean in one of the graphs it serves."""
+
+    def __init__(self, graph: Graph, program: Program) -> None:
+        nodes = list(graph.walk())
+        self._nodes: dict[int, Node] = {
+            k: nodes[site.node]
+            for k, site in enumerate(program.sites)
+            if site.kind == "callback"
+        }
+
+    def __bool__(self) -> bool:
+        return bool(self._nodes)
+
+    def __call__(self, site: int, address: int) -> None:
+        """Call the function of a site; `address` is that of the words that native code
+        gives (see `compiler.llvm.host_calls`)."""
+        node = self._nodes[site]
+        types = [a.type for a in (*node.args, *node.results)]
+        words = (ctypes.c_int64 * sum(1 + t.ndim for t in types)).from_address(address)
+        arrays, at = [], 0
+        for type_ in types:
+            start, *shape = words[at : at + 1 + type_.ndim]
+            arrays.append(_array(start, type_, shape))
+            at += 1 + type_.ndim
+        count = len(node.args)
+        self.run(site, arrays[:count], arrays[count:])
+
+    def run(
+        self, site: int, operands: Sequence[NDArray], results: Sequence[NDArray]
+    ) -> None:
+        """Call the function of a site, and write its results."""
+        node = self._nodes[site]
+        pairs = zip(node.results, results, strict=True)
+        types = tuple([v.type.with_shape(r.shape) for v, r in pairs])
+        params = {**node.params, "types": types}
+        found = node.op.run(*operands, **params)
+        for result, value in zip(results, found, strict=True):
+            result[...] = value
+
+
+def _array(address: int, type_: TensorType, shape: Sequence[int]) -> NDArray:
+    """The array of a type that lies at an address."""
+    dtype = type_.dtype.dtype
+    size = prod(shape) * dtype.itemsize
+    data = (ctypes.c_char * size).from_address(address)
+    return np.frombuffer(data, dtype).reshape(shape)

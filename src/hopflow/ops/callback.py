@@ -1,0 +1,95 @@
+"""`callback`: a Python function of the user's, called where the program runs."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias
+
+from hopflow.bind import Operand, Value, bind, slots, using
+from hopflow.errors import DerivativeError, GraphError
+from hopflow.graph.core import SourceLine
+from hopflow.graph.types import TensorType
+from hopflow.loop_ir import kernels
+from hopflow.ops.opdef import OpDef
+from hopflow.ops.rules import Array
+from hopflow.symbolic.size import Size
+
+__all__ = ["Callback", "callback_op"]
+
+Types: TypeAlias = tuple[TensorType, ...]
+Run: TypeAlias = Callable[[Sequence[Array], Types], Sequence[Array]]
+
+
+class Callback:
+    """What a node calls: graphs that differ only in it share one program.
+
+    name   as the graph's text has it
+    line   where the user asked for the call
+    run    from arrays of the operands, and the types of the results, to arrays of these
+    """
+
+    __slots__ = ("__weakref__", "line", "name", "run")
+
+    def __init__(self, name: str, line: SourceLine | None, run: Run) -> None:
+        self.name, self.line, self.run = name, line, run
+
+    def __str__(self) -> str:
+        return self.name
+
+    @staticmethod
+    def structural_key(_: "Callback") -> str:
+        return ""
+
+    def __call__(self, operands: Sequence[Array], types: Types) -> tuple[Array, ...]:
+        """Run it outside of all traces; an error says where the user asked for it."""
+        try:
+            with using(None):
+                return tuple(self.run(operands, types))
+        except Exception as error:
+            error.add_note(f"raised in the callback `{self.name}` ({self.line})")
+            raise
+
+
+def _infer(*_: TensorType, types: Types, **__: Any) -> Types:
+    return types
+
+
+def _run(*operands: Array, fn: Callback, types: Types) -> tuple[Array, ...]:
+    if not isinstance(fn, Callback):
+        raise GraphError(
+            f"callback: the graph was read from a text, which has only the name `{fn}` "
+            "of the function. Trace it again to run it."
+        )
+    return fn(operands, types)
+
+
+def _jvp(_: Any, __: Any, *___: Operand, fn: Callback, types: Types) -> Any:  # noqa: ARG001
+    raise DerivativeError(
+        f"callback: `{fn}` ({fn.line}) is called with what is differentiated, and has "
+        "no derivative. Call it in a function with a rule of its own "
+        "(`hf.custom_jvp`), or with `hf.stop_gradient` of its arguments."
+    )
+
+
+def _batch(
+    op: OpDef, size: Size, batched: tuple[bool, ...], *operands: Operand, **params: Any
+) -> Sequence[Value]:
+    """One call for each example, in order, also where all of them are alike."""
+    return slots.each_example(
+        lambda own: bind(op, own, params), size, operands, batched
+    )
+
+
+def _lower(_: Types, *operands: Any, **__: Any) -> kernels.Callback:
+    return kernels.Callback(operands)
+
+
+callback_op: Final = OpDef(
+    name="callback",
+    promote=None,
+    infer=_infer,
+    run=_run,
+    lower=_lower,
+    effects=frozenset({"callback"}),
+    jvp=_jvp,
+    batch=_batch,
+    samples=(),
+)
