@@ -18,8 +18,8 @@ from typing import Final, Literal
 import numpy as np
 
 from hopflow.errors import DerivativeError
-from hopflow.graph.core import Graph, Node, Var, vars_of
-from hopflow.graph.rewriting import clone, effects, reader
+from hopflow.graph.core import Graph, Node, Var
+from hopflow.graph.rewriting import clone, effects, eliminate_dead_code, reader
 from hopflow.loop_ir.expr import MATH
 from hopflow.ops.opdef import OpDef
 from hopflow.symbolic.size import Symbol, SymInt, free_symbols
@@ -115,28 +115,17 @@ def silent(graph: Graph) -> Graph:
         DerivativeError: what Python returns is read.
     """
     copy = clone(graph)
-    if "callback" in effects(copy):
-        _silence(copy)
-    return copy
-
-
-def _silence(graph: Graph) -> None:
-    live, reads = set(vars_of(graph.outputs)), reader(graph)
-    kept: list[Node] = []
-    for node in reversed(graph.nodes):
-        for inner in node.graphs.values():
-            _silence(inner)
-        if live.isdisjoint(node.results) and effects(node) <= {"callback"}:
-            continue
+    if "callback" not in effects(copy):
+        return copy
+    eliminate_dead_code(copy, with_effects=True)
+    for node in copy.walk():
         if "callback" in effects(node) and not node.graphs:
             raise DerivativeError(
                 f"callback: `{node.params['fn']}` ({node.line}) would be called again, "
                 "for this derivative takes steps of its loop again. Give the loop "
-                "`max_steps`, or use `hf.scan`, which keep what each step needs."
+                "`max_steps`, or use `hf.scan`: both keep what each step needs."
             )
-        kept.append(node)
-        live.update(reads(node))
-    graph.nodes = kept[::-1]
+    return copy
 
 
 @dataclass(frozen=True, slots=True)

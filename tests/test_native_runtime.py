@@ -238,7 +238,7 @@ def test_a_function_keeps_its_code_alive_and_lets_it_go() -> None:
     kernel = total()
     call = kernel.call
     owner = call.__self__  # type: ignore[attr-defined]
-    library = weakref.ref(owner.library)
+    library = weakref.ref(owner.loaded.library)
     del kernel, owner
     x, out = np.arange(5.0), np.empty(5)
     assert call(5, x.ctypes.data, out.ctypes.data) is None

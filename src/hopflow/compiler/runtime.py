@@ -53,7 +53,8 @@ class _Code(bytes):
     """The `self` of a native function: what the shared entry reads, as bytes, and all
     that must live as long as the function does."""
 
-    alive: Any
+    loaded: "_Loaded"
+    host: "Callable[[int, int, int], None]"
 
 
 class _Loaded(NamedTuple):
@@ -92,7 +93,7 @@ class Kernel:
         self._jit = compiler or jit()
         self.emission: Emission = emit(program, plan(program), self._jit.target)
         self.code: bytes = self._jit.compile(self.emission.text)
-        self._self = _load(self.emission, self.code, program)
+        self._loaded = _load(self.emission, self.code, program)
         self.call = self.calling(_no_host)
 
     def calling(self, host: Host) -> Callable[..., Trapped | None]:
@@ -105,10 +106,10 @@ class Kernel:
             _poll(epoch)
             host(site, words)
 
-        code = _Code(struct.pack("=QqQ", *self._self.entry, id(call)))
-        code.alive = (self._self, call)
+        code = _Code(struct.pack("=QqQ", *self._loaded.entry, id(call)))
+        code.loaded, code.host = self._loaded, call
         function: Callable[..., Trapped | None] = _new_function(
-            ctypes.byref(self._self.method), code, None, None
+            ctypes.byref(self._loaded.method), code, None, None
         )
         return function
 

@@ -209,7 +209,7 @@ def eliminate_dead_code(graph: Graph, *, with_effects: bool = False) -> int:
     """Take out nodes without effects whose results nothing reads, in subgraphs too.
 
     Args:
-        with_effects: Take out those of `graph` with effects as well.
+        with_effects: Take out those with effects as well.
 
     Returns:
         How many nodes were taken out.
@@ -220,7 +220,7 @@ def eliminate_dead_code(graph: Graph, *, with_effects: bool = False) -> int:
     removed = 0
     for node in reversed(graph.nodes):
         for subgraph in node.graphs.values():
-            removed += eliminate_dead_code(subgraph)
+            removed += eliminate_dead_code(subgraph, with_effects=with_effects)
         read = not live.isdisjoint(node.results)
         if read or (effects(node) and not with_effects):
             kept.append(node)

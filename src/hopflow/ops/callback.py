@@ -26,7 +26,8 @@ class Callback:
     run    from arrays of the operands, and the types of the results, to arrays of these
     """
 
-    __slots__ = ("__weakref__", "line", "name", "run")
+    __slots__ = ("line", "name", "run")
+    __hash__ = None  # type: ignore[assignment]  # no cache is to keep it alive
 
     def __init__(self, name: str, line: SourceLine | None, run: Run) -> None:
         self.name, self.line, self.run = name, line, run

@@ -24,7 +24,7 @@ from hopflow.pytree import Spec
 from hopflow.symbolic.boolean import SymBool
 from hopflow.symbolic.size import Symbol, SymFloat, SymInt, free_symbols
 from hopflow.tensor import EagerTensor
-from hopflow.trace.source import name_of, user_line
+from hopflow.trace.source import check_arity, name_of, user_line
 from hopflow.trace.tracer import Tracer
 
 __all__ = ["callback", "print_"]
@@ -107,6 +107,7 @@ def callback(fn: Callable[..., Any], result_spec: Any, *args: Any) -> Any:
         raise ArgumentTypeError(
             f"callback: `fn` must be a function, and is `{type(fn).__name__}`."
         )
+    check_arity("callback", fn, args, "fn")
     wanted, spec = pytree.flatten(result_spec)
     paths = pytree.leaf_paths(spec, "result_spec")
     types = tuple(map(_result_type, paths, wanted))

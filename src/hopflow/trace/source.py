@@ -196,11 +196,14 @@ def argument_texts(names: Sequence[str], specs: Sequence[Spec]) -> list[str]:
     return [path for name, spec in pairs for path in leaf_paths(spec, name)]
 
 
-def check_arity(name: str, f: Callable[..., Any], args: Sequence[Any]) -> None:
+def check_arity(
+    name: str, f: Callable[..., Any], args: Sequence[Any], argument: str = "f"
+) -> None:
     """Check that a function can be called with as many arguments.
 
     Raises:
-        ArgumentTypeError: it cannot; `name` is the public function that would.
+        ArgumentTypeError: it cannot; `name` is the public function that would, which
+            was given it as `argument`.
     """
     try:
         signature = inspect.signature(f)
@@ -210,8 +213,8 @@ def check_arity(name: str, f: Callable[..., Any], args: Sequence[Any]) -> None:
         signature.bind(*args)
     except TypeError as error:
         raise ArgumentTypeError(
-            f"{name}: `f` ({name_of(f)}) does not take the {len(args)} arguments that "
-            f"were given: {error}. Give one for each of its parameters."
+            f"{name}: `{argument}` ({name_of(f)}) does not take the {len(args)} "
+            f"arguments that were given: {error}. Give one for each of its parameters."
         ) from None
 
 
