@@ -558,6 +558,18 @@ def test_a_program_must_be_told_what_it_calls() -> None:
         compile_program(program)(X)
 
 
+def test_a_symbolic_trace_keeps_calls_that_nothing_reads(log: Calls) -> None:
+    def f(x: Any) -> Any:
+        hf.callback(log.seen.append, None, x[0])
+        hf.callback(lambda a: a, x, x)
+        return x + 1
+
+    module = hf.symbolic_trace(f)
+    assert module.graph.eliminate_dead_code() == 0
+    module(hf.asarray(X))
+    assert len(log.seen) == 1
+
+
 def test_fake_arguments_run_nothing(log: Calls) -> None:
     graph = hf.trace(lambda x: log.through(x), hf.spec("f32[3]"), mode="fake").graph
     assert log.seen == []

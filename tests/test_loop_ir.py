@@ -24,6 +24,7 @@ from hopflow.loop_ir.nest import (
     Declare,
     For,
     Grow,
+    HostCall,
     If,
     Let,
     Program,
@@ -388,6 +389,21 @@ def test_a_trap_reports_up_to_two_integers_at_a_site_that_exists(ex: Example) ->
     refused(ex, "a trap reports integers, and not f32", Trap(TRUE, 0, (number(0),)))
 
 
+def test_python_is_called_in_order_on_dense_arrays(ex: Example) -> None:
+    a, y = Ref(ex.a), Ref(ex.y)
+    verify(ex.program(loop(ex.i, [HostCall(0, (a, y), (Ref(ex.b),))])))
+    refused(ex, "site 1 is none of the program's 1", HostCall(1, (), ()))
+    refused(ex, "`m` must be dense", HostCall(0, (Ref(ex.m),), ()))
+    refused(ex, "`x` in input is written", HostCall(0, (), (Ref(ex.x),)))
+    deep = Ref(ex.a, (e.index(0), e.index(0)))
+    refused(ex, "`a` of 1 axes has 2 indices", HostCall(0, (deep,), ()))
+    refused(
+        ex, "an index of `a` must be i64", HostCall(0, (Ref(ex.a, (number(0),)),), ())
+    )
+    threads = loop(ex.i, [HostCall(0, (a,), ())], "threads")
+    refused(ex, "Python is called in the independent loop over `i`", threads)
+
+
 def test_what_is_no_statement_is_refused(ex: Example) -> None:
     wrong: Any = "store"
     refused(ex, "`str` is no statement\n  in: 'store'", wrong)
@@ -516,6 +532,7 @@ def test_a_program_has_a_stable_text(ex: Example) -> None:
             [Swap(ex.a, ex.b)],
         ),
         Call("potrf", (Ref(ex.a, (e.index(3),)), e.index(1)), 0),
+        HostCall(0, (Ref(ex.a),), (Ref(ex.b), Ref(ex.wide))),
         Grow(ex.a, e.read(N)),
         Allocate(ex.b),
     )
@@ -547,6 +564,7 @@ program example(n: i64):
     else:
         swap a, b
     call potrf(a[3], 1) or trap 0
+    host 0(a) -> b, wide
     grow a for row n
     allocate b[8]
 """

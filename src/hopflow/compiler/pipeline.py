@@ -115,6 +115,7 @@ class Executable:
         Raises:
             IndexingError, DivisionError, CheckError, LoopLimitError, LinalgError: what
                 stopped the program, with the user's line.
+            Exception: what a callback raised.
             InvalidTensorError: an argument must not be used any more.
             MemoryError: there is no room for a result, or for what leads to it.
         """

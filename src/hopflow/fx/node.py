@@ -33,7 +33,7 @@ IN_PLACE: Final[Mapping[str, Callable[..., Any]]] = {
 }
 _WRITES: Final = frozenset([operator.setitem, *IN_PLACE.values()])
 # Functions of hopflow's that are called for what they do.
-_CHECKS: Final = ("check", "check_is_size", "interrupt")
+_EFFECTS: Final = ("callback", "check", "check_is_size", "interrupt", "print_")
 
 
 def map_nodes(value: Any, f: Callable[["Node"], Any]) -> Any:
@@ -207,7 +207,7 @@ def _is_pure(target: Any) -> bool:
         return not target.effects
     home = getattr(target, "__module__", "") or ""
     if home.split(".")[0] == "hopflow":
-        return getattr(target, "__name__", "") not in _CHECKS
+        return getattr(target, "__name__", "") not in _EFFECTS
     if target in _WRITES:
         return False
     return target is builtins.getattr or home in ("_operator", "operator", "math")
