@@ -51,7 +51,9 @@ def kept(
     """
     rules = _rules(graph, needed)
     if policy == "fewest":
-        rules.again.update(n for n in graph.nodes if n.op is not None)
+        rules.again.update(
+            n for n in graph.nodes if n.op is not None and "callback" not in effects(n)
+        )
     elif callable(policy):
 
         def is_kept(var: Var) -> bool:
