@@ -271,21 +271,21 @@ class Linear:
         outputs = [self.run.tangents[k] for k in self.places]
         self.graph = tracer.close(outputs)  # type: ignore[arg-type]
         self.residuals: dict[Var, Any] = {
-            c.input: c.origin for c in tracer.captures.values()
+            c.input: _as_it_is(c.origin, parent) for c in tracer.captures.values()
         }
         for var in self.graph.symbols:
             assert var.node.symbol is not None
             self.residuals[var] = parent.value_of(size_of(var.node.symbol))
         self.versions = [
-            (o, o.storage.version)
+            (o, _writes(o))
             for o in self.residuals.values()
-            if isinstance(o, EagerTensor) and o._storage is not None
+            if isinstance(o, EagerTensor)
         ]
 
     def check_residuals(self) -> None:
         """Raises: MutationError: a tensor that is needed has been written since."""
         for tensor, version in self.versions:
-            if tensor.storage.version != version:
+            if _writes(tensor) != version:
                 raise MutationError(
                     f"{self.name}: a tensor {tensor.type} that the derivative needs "
                     "has been written since the function ran. Write to a copy of it."
@@ -322,6 +322,18 @@ class Linear:
                 as_value(output) if isinstance(output, Constant) else env[output]
             )
         return result
+
+
+def _as_it_is(value: Any, tracer: Any) -> Any:
+    """What a tensor of a trace holds now, which later writes to it do not change."""
+    if not isinstance(value, TracedTensor):
+        return value
+    return TracedTensor(tracer, tracer.read(tracer.localize(value)))
+
+
+def _writes(tensor: EagerTensor) -> int:
+    """How often a tensor has been written; one without a storage never was."""
+    return 0 if tensor._storage is None else tensor._storage.version
 
 
 def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:

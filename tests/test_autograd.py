@@ -115,6 +115,21 @@ def test_what_a_derivative_needs_is_not_to_be_written() -> None:
         pull(1.0)
 
 
+@pytest.mark.parametrize("transform", [hf.vjp, hf.linearize])
+def test_writes_after_the_function_ran(transform: Any) -> None:
+    def late(x: Any) -> Any:
+        y = x * 1.0  # nothing has viewed it
+        _, derivative = transform(lambda z: z * y * z, x)
+        y[0] = 100.0
+        return derivative(x)
+
+    x = hf.asarray([1.0, 2.0])
+    with pytest.raises(MutationError, match="has been written since"):
+        late(x)
+    [got] = hf.jit(lambda x: late(x) if transform is hf.vjp else (late(x),))(x)
+    close(got, [2.0, 16.0])  # a trace has the value that was
+
+
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
