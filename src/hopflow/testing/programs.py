@@ -392,8 +392,11 @@ def _checkpoint(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
 
 
 def _custom(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
-    def f(*given: Any) -> Any:  # a rule must not read what is outside
-        return _body(type(p)(given, lib=p.lib), body, given)
+    # A rule must not read what is outside; one by `jvp` has no reverse of operators.
+    plain = [step for step in body if step[0] in STRUCTURAL]
+
+    def f(*given: Any) -> Any:
+        return _body(type(p)(given, lib=p.lib), plain, given)
 
     return p.lib.custom(f)(*(v for v in _carry(p, ns) if v is not None))
 
