@@ -214,7 +214,7 @@ def differences(f: Function, step: float) -> list[Any]:
     return [(a - b) / (2 * step) for a, b in zip(after, before, strict=True)]
 
 
-@some(8)
+@some(20)
 @given(programs)
 @unless_refused
 def test_jvp_is_central_differences_and_vjp_its_transpose(body: Any) -> None:
@@ -266,7 +266,7 @@ def as_matrix(hessian: Any) -> Any:
     return np.block(rows)
 
 
-@some(25)
+@some(50)
 @given(programs)
 @unless_refused
 def test_second_derivatives_are_those_of_plain_python(body: Any) -> None:
@@ -332,7 +332,7 @@ def axes(mask: Sequence[bool]) -> tuple[int | None, ...]:
     return tuple(0 if b else None for b in mask)
 
 
-@some(5)
+@some(15)
 @given(programs, which)
 @unless_refused
 def test_vmap_is_a_loop_over_the_examples(body: Any, mask: Any) -> None:
@@ -343,7 +343,7 @@ def test_vmap_is_a_loop_over_the_examples(body: Any, mask: Any) -> None:
         close(way(hf.vmap(f, in_dims=axes(mask)), *map(hf.asarray, args)), want)
 
 
-@some(12)
+@some(34)
 @given(programs, which, which)
 @unless_refused
 def test_vmaps_nest(body: Any, outer: Any, inner: Any) -> None:
@@ -360,7 +360,7 @@ def test_vmaps_nest(body: Any, outer: Any, inner: Any) -> None:
         close(way(nested, *map(hf.asarray, args)), want)
 
 
-@some(16)
+@some(50)
 @given(programs, which)
 @unless_refused
 def test_vmap_and_grad_commute(body: Any, mask: Any) -> None:
@@ -396,7 +396,7 @@ lengths = st.lists(
 )
 
 
-@some(12)
+@some(34)
 @given(programs, lengths)
 @unless_refused
 def test_derivatives_are_right_at_all_sizes(body: Any, sizes: Any) -> None:
@@ -407,7 +407,7 @@ def test_derivatives_are_right_at_all_sizes(body: Any, sizes: Any) -> None:
         close(for_all(*args), run_debug(gradient, *args))
 
 
-@some(12)
+@some(34)
 @given(programs, which, lengths)
 @unless_refused
 def test_vmap_is_right_at_all_sizes(body: Any, mask: Any, sizes: Any) -> None:
@@ -427,7 +427,7 @@ def test_vmap_is_right_at_all_sizes(body: Any, mask: Any, sizes: Any) -> None:
 # --- JAX ------------------------------------------------------------------------------
 
 
-@some(25)
+@some(50)
 @given(in_jax_too, which)
 def test_all_is_as_in_jax(body: Any, mask: Any) -> None:
     def results(m: Any, d: Any, lib: Library) -> Function:
