@@ -50,14 +50,16 @@ def read_vars(graph: Graph) -> set[Var]:
 
 def reader(graph: Graph) -> Callable[[Node], list[Var]]:
     """A function that gives what a node of `graph` reads: the vars among its args, and
-    those that define the symbols of its params and of its results' types."""
+    those that define the symbols of its params and of its results' types, but for the
+    sizes that its results have of their own."""
     defined = {n.symbol: n.results[0] for n in graph.nodes if n.symbol is not None}
     if not defined:
         return lambda node: vars_of(node.args)
 
     def read(node: Node) -> list[Var]:
-        named = symbols_of(node)
-        return [*vars_of(node.args), *(defined[s] for s in named if s in defined)]
+        sizes = [defined[s] for s in symbols_of(node) if s in defined]
+        others = [v for v in sizes if not any(a in node.results for a in v.node.args)]
+        return [*vars_of(node.args), *others]
 
     return read
 
