@@ -42,7 +42,7 @@ __all__ = ["grad", "jvp", "linearize", "value_and_grad", "vjp"]
 
 
 @dataclass(slots=True)
-class _Primals:
+class Primals:
     """The arguments that a function is differentiated in, flattened."""
 
     values: list[Value]
@@ -55,7 +55,7 @@ def _primals(
     f: Callable[..., Any],
     args: tuple[Any, ...],
     names: Sequence[str] | None = None,
-) -> _Primals:
+) -> Primals:
     """
     Args:
         names: Of the parameters; None: those of `f`, which is called with just these.
@@ -76,7 +76,7 @@ def _primals(
     for leaf, text in zip(leaves, texts, strict=True):
         operand = as_operand(name, text, leaf)
         values.append(as_value(as_default(operand, weak=True)))
-    return _Primals(values, spec, texts)
+    return Primals(values, spec, texts)
 
 
 @dataclass(slots=True)
@@ -93,7 +93,7 @@ class _Run:
 def _run(
     name: str,
     f: Callable[..., Any],
-    primals: _Primals,
+    primals: Primals,
     given: Sequence[Tangent],
     linear: LinearTracer | None,
     *,
@@ -215,11 +215,14 @@ def like(
     """
     try:
         leaves = spec.flatten_up_to(tree)
+        same = all(x is None or pytree.is_leaf(pytree.structure(x)) for x in leaves)
     except (ValueError, TypeError):
+        same = False
+    if not same:
         raise StructureError(
             f"{name}: `{argument}` must have the structure {spec}, and has "
             f"{pytree.structure(tree)}. Give a leaf for each, None for zero."
-        ) from None
+        )
     result: list[Tangent] = []
     paths = pytree.leaf_paths(spec, argument)
     for leaf, path, value in zip(leaves, paths, values, strict=True):
@@ -250,7 +253,7 @@ class Linear:
     """The derivative of a function at a point: a linear graph, and its residuals."""
 
     def __init__(
-        self, name: str, f: Callable[..., Any], primals: _Primals, *, has_aux: bool
+        self, name: str, f: Callable[..., Any], primals: Primals, *, has_aux: bool
     ) -> None:
         self.name = name
         self.primals = primals
@@ -463,7 +466,7 @@ def chosen_of(
     numbers: Sequence[int],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-) -> tuple[Callable[..., Any], _Primals]:
+) -> tuple[Callable[..., Any], Primals]:
     """`f` as a function of the positional arguments of these numbers, and those.
 
     Raises:

@@ -17,16 +17,27 @@ from hopflow.trace.source import user_line
 from hopflow.trace.tracer import Tracer
 from hopflow.zeros import Tangent, Zero
 
-__all__ = ["LinearTracer", "Tape"]
+__all__ = ["LinearTracer", "Tape", "UsesOperator"]
+
+
+class UsesOperator(BaseException):
+    """What a rule does with tangents is no chain of operations. No error: it is caught
+    where the rule is run, and no handler of the user's is to do so."""
 
 
 class LinearTracer(Tracer):
     """Records what is done with tangents, and leaves the rest to the tracer below.
 
     What it records is linear in its operands; what it captures are the residuals.
+
+    refuses_operators  whether an operator of its operands is a `UsesOperator`
     """
 
-    __slots__ = ()
+    __slots__ = ("refuses_operators",)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.refuses_operators = False
 
     def below(self, operand: Operand) -> Operand:
         """A residual as the tracer below has it; anything else as it is."""
@@ -47,6 +58,8 @@ class LinearTracer(Tracer):
     ) -> tuple[Value, ...]:
         args = [self.below(a) for a in args]
         if any(type(a) is TracedTensor and a.tracer is self for a in args):
+            if self.refuses_operators and type(op) is not OpDef:
+                raise UsesOperator
             return self.record(op, args, params)
         with using(self.parent):
             return bind(op, args, params)

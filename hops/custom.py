@@ -9,12 +9,12 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 from hopflow import pytree
-from hopflow.autograd.api import like, result_leaf
+from hopflow.autograd.api import Linear, Primals, like, result_leaf
 from hopflow.autograd.rules import is_differentiable
-from hopflow.autograd.tape import LinearTracer, Tape
+from hopflow.autograd.tape import LinearTracer, Tape, UsesOperator
 from hopflow.batching.operators import each_example
 from hopflow.bind import Interpreter, Operand, Value, bind, current, recorded, using
 from hopflow.errors import (
@@ -38,12 +38,13 @@ from hopflow.ops.rules import as_integer
 from hopflow.pytree import Spec
 from hopflow.symbolic.size import Size
 from hopflow.trace.functional import TracedTensor
+from hopflow.trace.rollback import mark, rollback
 from hopflow.trace.source import name_of
 from hopflow.zeros import Tangent, Unknown, Zero, instantiate, is_zero
 
 __all__ = ["custom_jvp", "custom_vjp"]
 
-Linear = Callable[[Sequence[Tangent]], Sequence[Tangent]]
+LinearMap: TypeAlias = Callable[[Sequence[Tangent]], Sequence[Tangent]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +151,7 @@ class _Custom:
 
     def linearize(
         self, use: _Use, leaves: Sequence[Any], given: Sequence[Tangent]
-    ) -> tuple[list[Value], Spec, Linear]:
+    ) -> tuple[list[Value], Spec, LinearMap]:
         raise NotImplementedError
 
 
@@ -271,15 +272,57 @@ class custom_jvp(_Custom):
 
     def linearize(
         self, use: _Use, leaves: Sequence[Any], given: Sequence[Tangent]
-    ) -> tuple[list[Value], Spec, Linear]:
+    ) -> tuple[list[Value], Spec, LinearMap]:
         # Among tensors of a linear trace the rule records what it does with tangents,
         # and computes the rest below.
         [linear, *_] = [t.tracer for t in given if isinstance(t, TracedTensor)]
         assert isinstance(linear, LinearTracer)
-        with using(linear):
-            found, spec, tangents = self.push(use, leaves, given)
+        marks, before = mark(linear), linear.refuses_operators
+        linear.refuses_operators = True
+        try:
+            with using(linear):
+                found, spec, tangents = self.push(use, leaves, given)
+        except UsesOperator:
+            rollback(marks)
+            return self.linearize_at_zero(use, leaves, given)
+        finally:
+            linear.refuses_operators = before
         values = [as_value(linear.below(v)) for v in found]
         return values, spec, lambda _: tangents
+
+    def linearize_at_zero(
+        self, use: _Use, leaves: Sequence[Any], given: Sequence[Tangent]
+    ) -> tuple[list[Value], Spec, LinearMap]:
+        """The same for a rule that gives tangents to operators, which compute other
+        things beside: it is linear in them, and so its own derivative where they are
+        zero."""
+        places = [k for k, t in enumerate(given) if not is_zero(t)]
+        zeros = [instantiate(Zero(given[k].type)) for k in places]
+        found: list[int] = []
+        of: list[Spec] = []
+
+        def rule(*own: Value) -> tuple[list[Value], list[Value]]:
+            tangents: list[Tangent] = list(given)
+            for k, tangent in zip(places, own, strict=True):
+                tangents[k] = tangent
+            values, spec, results = self.push(use, leaves, tangents)
+            of.append(spec)
+            found.extend(k for k, t in enumerate(results) if not is_zero(t))
+            return [instantiate(results[k]) for k in found], values
+
+        texts = [f"tangents[{k}]" for k in places]
+        primals = Primals(zeros, pytree.structure(tuple(zeros)), texts)
+        linear = Linear("custom_jvp", rule, primals, has_aux=True)
+        values: list[Value] = linear.run.aux
+
+        def derivative(tangents: Sequence[Tangent]) -> Sequence[Tangent]:
+            results: list[Tangent] = [Zero(v.type) for v in values]
+            made = linear.push([tangents[k] for k in places])
+            for k, tangent in zip(found, made, strict=True):
+                results[k] = tangent
+            return results
+
+        return values, of[0], derivative
 
 
 def _tree_sum(a: Any, b: Any) -> Any:
@@ -326,7 +369,7 @@ class custom_vjp(_Custom):
 
     def linearize(
         self, use: _Use, leaves: Sequence[Any], given: Sequence[Tangent]
-    ) -> tuple[list[Value], Spec, Linear]:
+    ) -> tuple[list[Value], Spec, LinearMap]:
         if self.forward is None:
             raise DerivativeError(
                 f"custom_vjp: `{name_of(self.fun)}` has no rules. Set them with "
@@ -532,7 +575,7 @@ class CustomCall(Calling):
         operands: Sequence[Operand],
         tangents: Sequence[Tangent],
         params: dict[str, Any],
-    ) -> tuple[Sequence[Value], Linear]:
+    ) -> tuple[Sequence[Value], LinearMap]:
         use: _Use = params["use"]
         leaves, given = self._own(operands, tangents, params)
         with _closed(use.function):

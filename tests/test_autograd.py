@@ -146,6 +146,7 @@ def test_writes_after_the_function_ran(transform: Any) -> None:
         (lambda: hf.jvp(ours, (X,), (X[0],)), ShapeError, r"`tangents\[0\]` must be"),
         (lambda: hf.jvp(ours, (X,), (X, X)), StructureError, "structure"),
         (lambda: hf.vjp(ours, "a"), ArgumentTypeError, "must be a tensor"),
+        (lambda: hf.vjp(hf.sin, X)[1]((X,)), StructureError, "structure"),
     ],
 )
 def test_errors(call: Any, error: type[Exception], text: str) -> None:

@@ -57,7 +57,8 @@ def vmap(f: Callable[..., Any], in_dims: Any = 0, out_dims: Any = 0) -> Any:
     Args:
         f: Takes and returns pytrees of tensors of one example. It may read tensors of
             enclosing functions, which are the same for all examples, and must not write
-            to them. An argument is a value: a write to it is one to a private copy.
+            to them. An argument with examples is a value: a write to it is one to a
+            private copy.
         in_dims: Along which axis of each positional argument the examples lie: an int
             or None (the same for all examples, passed as it is), or a tuple with one of
             these, or a pytree of them, for each argument. Arguments by name have them

@@ -361,13 +361,20 @@ def _log_of_base(x: Any) -> Any:
     return OPERATIONS["log"](where(equal(x, 0), 1.0, x))
 
 
+def _base_tangent(t: Any, _: Any, x: Any, y: Any) -> Any:
+    # To the power 0 all are 1, 0 too, and have no slope.
+    is_flat = equal(y, 0)
+    slope = y * power(x, where(is_flat, 1.0, y - 1))
+    return t * where(is_flat, 0.0, slope)
+
+
 power: Final[OpDef] = elementwise(
     "pow",
     "`x1 ** x2`; of integers, the low six bits of `x2` count.",
     _power_run,
     scalar.power,
     jvp=(
-        lambda t, out, x, y: t * (y * power(x, y - 1)),
+        _base_tangent,
         lambda t, out, x, y: t * (_log_of_base(x) * out),
     ),
 )
