@@ -152,3 +152,11 @@ def test_writes_after_the_function_ran(transform: Any) -> None:
 def test_errors(call: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         call()
+
+
+@pytest.mark.parametrize("exponents", [[0, 1, 2, 0, 3], [0.0, 1.0, 2.0, 0.5, -1.0]])
+def test_powers_of_zero_to_tensors_have_slopes(exponents: list[Any]) -> None:
+    x, y = np.array([0.0, 0.0, 0.0, 0.3, 2.0], np.float32), np.array(exponents)
+    found = hf.grad(lambda x: hf.sum(x ** hf.asarray(y)))(hf.asarray(x))
+    want = [e * b ** (e - 1) if e else 0 for b, e in zip(x, y, strict=True)]
+    assert np.allclose(np.asarray(found), want)
