@@ -154,9 +154,8 @@ def test_errors(call: Any, error: type[Exception], text: str) -> None:
         call()
 
 
-@pytest.mark.parametrize("exponents", [[0, 1, 2, 0, 3], [0.0, 1.0, 2.0, 0.5, -1.0]])
-def test_powers_of_zero_to_tensors_have_slopes(exponents: list[Any]) -> None:
-    x, y = np.array([0.0, 0.0, 0.0, 0.3, 2.0], np.float32), np.array(exponents)
+def test_powers_of_zero_to_integers_have_slopes() -> None:
+    x, y = np.array([0.0, 0.0, 0.0, 0.3, 2.0], np.float32), np.array([0, 1, 2, 0, 3])
     found = hf.grad(lambda x: hf.sum(x ** hf.asarray(y)))(hf.asarray(x))
-    want = [e * b ** (e - 1) if e else 0 for b, e in zip(x, y, strict=True)]
+    want = jax.grad(lambda x: jax.numpy.sum(x**y))(x)
     assert np.allclose(np.asarray(found), want)

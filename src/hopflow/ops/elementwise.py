@@ -361,20 +361,13 @@ def _log_of_base(x: Any) -> Any:
     return OPERATIONS["log"](where(equal(x, 0), 1.0, x))
 
 
-def _base_tangent(t: Any, _: Any, x: Any, y: Any) -> Any:
-    # To the power 0 all are 1, 0 too, and have no slope.
-    is_flat = equal(y, 0)
-    slope = y * power(x, where(is_flat, 1.0, y - 1))
-    return t * where(is_flat, 0.0, slope)
-
-
 power: Final[OpDef] = elementwise(
     "pow",
     "`x1 ** x2`; of integers, the low six bits of `x2` count.",
     _power_run,
     scalar.power,
     jvp=(
-        _base_tangent,
+        lambda t, out, x, y: t * (y * power(x, y - 1)),
         lambda t, out, x, y: t * (_log_of_base(x) * out),
     ),
 )
@@ -394,7 +387,10 @@ def pow(x1: Any, x2: Any, /) -> Value:
     if isinstance(x2, SymInt) and x2.hint is not None and base.type.dtype.is_integer:
         x2 = int(x2)  # which powers integers have depends on it
     if type(x2) is not int:
-        return apply(power, *_numbers("pow", x1, x2))
+        x, y = _numbers("pow", x1, x2)
+        if x.type.dtype.is_float and as_operand("pow", 1, x2).type.dtype.is_integer:
+            x = where(equal(y, 0), 1.0, x)  # which has no slope, at 0 neither
+        return apply(power, x, y)
     kinds = [promoted_as(base.type), (dtypes.DEFAULT_INT, True)]
     dtype, weak = numeric("pow", kinds)
     x = convert_to(base, dtype, weak=weak)
