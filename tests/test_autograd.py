@@ -159,3 +159,4 @@ def test_powers_of_zero_to_integers_have_slopes() -> None:
     found = hf.grad(lambda x: hf.sum(x ** hf.asarray(y)))(hf.asarray(x))
     want = jax.grad(lambda x: jax.numpy.sum(x**y))(x)
     assert np.allclose(np.asarray(found), want)
+    assert hf.grad(lambda x: x ** np.int64(0) + 2.0 ** hf.asarray(3))(0.0).item() == 0

@@ -388,8 +388,9 @@ def pow(x1: Any, x2: Any, /) -> Value:
         x2 = int(x2)  # which powers integers have depends on it
     if type(x2) is not int:
         x, y = _numbers("pow", x1, x2)
-        if x.type.dtype.is_float and as_operand("pow", 1, x2).type.dtype.is_integer:
-            x = where(equal(y, 0), 1.0, x)  # which has no slope, at 0 neither
+        is_integer = as_operand("pow", 1, x2).type.dtype.is_integer
+        if isinstance(x, Value) and x.type.dtype.is_float and is_integer:
+            x = where(equal(as_value(y), 0), 1.0, x)  # has no slope, at 0 neither
         return apply(power, x, y)
     kinds = [promoted_as(base.type), (dtypes.DEFAULT_INT, True)]
     dtype, weak = numeric("pow", kinds)
