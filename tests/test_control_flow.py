@@ -292,6 +292,22 @@ def test_writes_reach_the_tensor() -> None:
     assert x.tolist() == [0.5, 0.0, 0.0]
 
 
+def test_the_condition_of_a_loop_is_asked_once_a_step() -> None:
+    asked: list[int] = []
+
+    def f(n: Any) -> Any:
+        def positive(n: Any) -> Any:
+            hf.callback(lambda n: asked.append(n.item()), None, n)
+            return n > 0
+
+        while positive(n):
+            n = n - 1
+        return n
+
+    hf.jit(control_flow(f))(hf.asarray(3))
+    assert asked == [3, 2, 1, 0]
+
+
 def test_an_assertion_is_a_check() -> None:
     @control_flow
     def f(x: Any) -> Any:

@@ -12,7 +12,7 @@ from copy import deepcopy
 from typing import Final, TypeAlias, TypeVar
 
 __all__ = [
-    *("BROKEN", "PLAIN", "RESULT", "RETURNED", "TAIL"),
+    *("BROKEN", "PLAIN", "RESULT", "RETURNED", "SCOPES", "TAIL"),
     *("Loop", "at_line_of", "exits_of", "parsed", "unplace", "without_exits"),
 ]
 
@@ -29,7 +29,7 @@ _BROKE: Final = "broke_"
 Loop: TypeAlias = ast.While | ast.For
 _Node = TypeVar("_Node", bound=ast.AST)
 _EXITS: Final = (ast.Return, ast.Break, ast.Continue)
-_SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
 def without_exits(function: ast.FunctionDef) -> None:
@@ -51,7 +51,7 @@ class _Exits:
         for statement in block:
             for name in ("body", "orelse", "finalbody"):
                 inner = getattr(statement, name, None)
-                if isinstance(inner, list) and not isinstance(statement, _SCOPES):
+                if isinstance(inner, list) and not isinstance(statement, SCOPES):
                     setattr(statement, name, self.loops(inner))
             if isinstance(statement, ast.While | ast.For):
                 found += self.loop(statement)
@@ -137,7 +137,7 @@ def exits_of(block: Sequence[ast.stmt]) -> list[ast.stmt]:
     for statement in block:
         if isinstance(statement, _EXITS):
             found.append(statement)
-        elif not isinstance(statement, _SCOPES):
+        elif not isinstance(statement, SCOPES):
             for name in ("body", "orelse", "finalbody"):
                 inner = getattr(statement, name, None)
                 if isinstance(inner, list):
@@ -159,7 +159,7 @@ def _unsettled(block: Sequence[ast.stmt]) -> str | None:
             inner = _unsettled(statement.body) or _unsettled(statement.orelse)
             if inner:
                 return inner
-        elif isinstance(statement, (*_EXITS, *_SCOPES)):
+        elif isinstance(statement, (*_EXITS, *SCOPES)):
             continue
         elif found := exits_of([statement]):
             kind, around = (type(n).__name__.lower() for n in (found[0], statement))

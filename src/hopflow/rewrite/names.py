@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from hopflow.rewrite.exits import BROKEN, Loop
+from hopflow.rewrite.exits import BROKEN, SCOPES, Loop
 
 __all__ = ["AFTER", "HEAD", "assigned", "declared", "mark_live", "reads", "walk_own"]
 
@@ -13,7 +13,6 @@ AFTER: Final = "hopflow_after"
 HEAD: Final = "hopflow_head"
 """An attribute of the same: the names that are read from its beginning on."""
 
-_SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 _COMPREHENSIONS: Final = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
@@ -21,7 +20,7 @@ def walk_own(node: ast.AST) -> Iterator[ast.AST]:
     """A node and all below it, but for what is in functions and classes within."""
     yield node
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, _SCOPES):
+        if isinstance(child, SCOPES):
             yield child
         else:
             yield from walk_own(child)
@@ -90,7 +89,7 @@ def mark_live(function: ast.FunctionDef) -> None:
         name
         for statement in function.body
         for n in walk_own(statement)
-        if isinstance(n, _SCOPES)
+        if isinstance(n, SCOPES)
         for name in _free(n)
     ]
     _Live(set(inner)).block(function.body, set())

@@ -213,8 +213,11 @@ def while_(
 ) -> State:
     """A `while`: the state after it."""
     while True:
+        around = current()
+        marks = mark(around) if isinstance(around, Tracer) else []
         holds = condition(test(*state))
         if isinstance(holds, Value):
+            rollback(marks)  # the loop asks by itself
             return _while(test, body, state, names, (RESULT,))
         if not holds:
             return state

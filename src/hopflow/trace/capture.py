@@ -117,8 +117,17 @@ def trace(
         capture = _Capture(f, args, mode, dynamic, allow_captures=captures)
         return capture.module(runtime_asserts=runtime_asserts)
 
-    if not strict:
-        return module()
+    return _strictly(f, args, module) if strict else module()
+
+
+def _strictly(
+    f: Callable[..., Any], args: tuple[Any, ...], module: Callable[[], GraphModule]
+) -> GraphModule:
+    """A trace that is watched, and made twice.
+
+    Raises:
+        ImpurityError: see `trace`.
+    """
     with watching(f, args):
         found = module()
     with contextlib.redirect_stdout(io.StringIO()):

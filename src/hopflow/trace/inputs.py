@@ -148,7 +148,8 @@ class Inputs:
             self._defined(root, Source(i, axis, dim.factor, dim.offset))
             known = self._roots[dim.name] = dim, root
         self.dims[i, axis] = dim
-        return known[1] * dim.factor + dim.offset
+        size: Size = dim.of(known[1])
+        return size
 
     # --- after the trace ---
 
@@ -174,7 +175,7 @@ def mismatched(
     """The error for a place that is not of its declaration."""
     if root is not None:
         why = f"`{dim.name}` is {root} by another argument"
-    elif dim.factor == 1 and not dim.offset:
+    elif dim.is_plain:
         why = f"`{dim.name}` is from {dim.min} to {dim.max}"
     else:
         why = f"no `{dim.name}` from {dim.min} to {dim.max} makes it so"
