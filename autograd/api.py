@@ -123,8 +123,9 @@ def _run(
 
     outputs, spec, aux = trace_into(tape, run, ())
     found = [tape.current(o) for o in outputs]
-    aux = pytree.tree_map(lambda leaf: _outside(tape, leaf), aux)
-    _write_back(tape)
+    with using(tape.parent):
+        aux = pytree.tree_map(tape.outside, aux)
+    tape.write_back()
     tape.closed = True
     values = [as_value(v) for v, _ in found]
     return _Run(tape, values, [t for _, t in found], spec, aux)
@@ -141,22 +142,6 @@ def result_leaf(
             f"{name}: `{name_of(f)}` must return tensors or numbers, and its `{path}` "
             f"is `{type(leaf).__name__}`. Return other data with `has_aux`."
         ) from None
-
-
-def _outside(tape: Tape, leaf: Any) -> Any:
-    """A leaf of what is returned beside the result, as the caller has it."""
-    if isinstance(leaf, TracedTensor) and leaf.tracer is tape:
-        return tape.current(leaf)[0]
-    return leaf
-
-
-def _write_back(tape: Tape) -> None:
-    """Give tensors of outside that were written what they hold now."""
-    for capture in tape.captures.values():
-        if capture.written:
-            value, _ = tape.current(capture.tensor)
-            with using(tape.parent):
-                current().write(capture.origin, as_value(value))
 
 
 # --- forward --------------------------------------------------------------------------

@@ -204,6 +204,7 @@ from hopflow.trace.callbacks import callback
 from hopflow.trace.callbacks import print_ as print
 from hopflow.trace.capture import spec, trace
 from hopflow.trace.dims import Dim
+from hopflow.trace.functionalize import functionalize
 
 newaxis = None
 
@@ -297,6 +298,7 @@ __all__ = [
     "from_numpy",
     "full",
     "full_like",
+    "functionalize",
     "fx",
     "grad",
     "greater",

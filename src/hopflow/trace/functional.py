@@ -9,10 +9,10 @@ A base may turn out to be a part of another one, as when a body reads a view of 
 writes: its storage then says where it is `within` that, and all its views follow.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from hopflow.bind import Interpreter, Operand, Value, using
+from hopflow.bind import Interpreter, Operand, Value, bind, using
 from hopflow.errors import ConversionError, EscapedValueError, MutationError, TraceError
 from hopflow.graph.core import SourceLine, Var
 from hopflow.graph.types import Shape, TensorType, same_size
@@ -39,6 +39,12 @@ class ViewStep(NamedTuple):
         written: Value = self.op.unview(base, new, *self.operands, **self.params)
         return written
 
+    def again(self, base: Value, below: Callable[[Value], Value]) -> Value:
+        """The view of a tensor below, under the present interpreter."""
+        own = [below(o) if isinstance(o, Value) else o for o in self.operands]
+        [found] = bind(self.op, (base, *own), self.params)
+        return found
+
     def localized(self, tracer: "Functional") -> "ViewStep":
         """The same step with its operands as `tracer` has them."""
         own = [tracer.localize(o) if isinstance(o, Value) else o for o in self.operands]
@@ -56,6 +62,9 @@ class Strided(NamedTuple):
 
     def unview(self, base: "TracedTensor", new: "TracedTensor") -> Value:
         return put_strided(base, new, self.place)
+
+    def again(self, base: Value, below: Callable[[Value], Value]) -> Value:  # noqa: ARG002
+        return take_strided(base, self.place)
 
     def localized(self, tracer: "Functional") -> "Strided":  # noqa: ARG002
         return self

@@ -168,11 +168,12 @@ class Tracer(Numbers):
         var = self.graph.add_input(operand.type, name)
         known = self.references.get(id(origin))
         if known is None:
-            known = self.references[id(origin)] = self._lifted(origin, var, memory)
+            known = self.references[id(origin)] = self.lifted(origin, var, memory)
         self.operands.append(known.tensor)
         return known.tensor
 
-    def _lifted(self, origin: Tensor, var: Var, memory: Tensor) -> Capture:
+    def lifted(self, origin: Tensor, var: Var, memory: Tensor) -> Capture:
+        """What stands for a tensor of the parent's."""
         tensor = TracedTensor(self, var)
         tensor.origin = origin
         return Capture(origin, var, tensor, memory)
@@ -241,7 +242,7 @@ class Tracer(Numbers):
         name = origin.source.node.name if isinstance(origin, TracedTensor) else ""
         name = name or f"c{len(self.captures)}"
         var = self.graph.add_input(value.type, name, "capture")
-        capture = self.captures[id(origin)] = self._lifted(origin, var, memory)
+        capture = self.captures[id(origin)] = self.lifted(origin, var, memory)
         if self.has_writes and any(
             c.written and c.overlaps(capture) for c in self._from_outside()
         ):
@@ -301,7 +302,8 @@ class Tracer(Numbers):
         if isinstance(self.parent, Tracer) and isinstance(origin, TracedTensor):
             self.parent.prepare_write(origin)
         elif isinstance(origin, EagerTensor):
-            origin.check_writable()
+            with using(self.parent):  # which may refuse it
+                origin.check_writable()
         self.unite(tensor)
 
     def unite(self, tensor: TracedTensor) -> None:
