@@ -41,6 +41,7 @@ class Call:
     dynamic          by the position of a leaf of the carry the axes whose sizes steps
                      may change, and the sizes that are allowed
     counts           whether the first operand is a counter that `spec` has not
+    total            how many steps it takes, if that is known
     """
 
     name: str
@@ -53,6 +54,7 @@ class Call:
     type_error: type[CarryTypeError] = CarryTypeError
     dynamic: dict[int, dict[int, Dim]] = field(default_factory=dict)
     counts: bool = False
+    total: int | None = None
 
 
 class HigherOrderOp:

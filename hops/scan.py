@@ -62,11 +62,12 @@ from hopflow.hops.loops import (
     write_row,
 )
 from hopflow.hops.padded import changing_sizes, padded
-from hopflow.hops.while_loop import WHILE, While
+from hopflow.hops.while_loop import WHILE, While, counted
 from hopflow.loop_ir.kernels import CountedLoop
 from hopflow.ops.convert import astype
 from hopflow.ops.elementwise import add, less, logical_and, logical_not, subtract
 from hopflow.ops.sizes import specialised
+from hopflow.progress import Meter, as_progress, in_reverse, progress_of
 from hopflow.symbolic.size import Size
 from hopflow.trace.functional import TracedTensor
 from hopflow.trace.rollback import mark, rollback
@@ -85,6 +86,7 @@ class Scan(HigherOrderOp):
     length     how many steps there are
     reverse    steps run from the last slice to the first
     unroll     how many steps the code of a compiled loop has in a row
+    progress   if there is one: whom it tells how far it is
     """
 
     name = "scan"
@@ -100,6 +102,7 @@ class Scan(HigherOrderOp):
         reverse: bool,
         unroll: int,
         dynamic_carry: Any = None,
+        progress: Any = None,
     ) -> Call:
         require_callable(self.name, "combine_fn", combine_fn)
         unroll = specialised(unroll)
@@ -129,6 +132,7 @@ class Scan(HigherOrderOp):
             "length": stacks.length,
             "reverse": reverse,
             "unroll": unroll,
+            **as_progress(self.name, progress),
         }
         operands = [*carry, *stacks.leaves]
         found = Call(self.name, [], operands, functions, params, spec)
@@ -182,15 +186,18 @@ class Scan(HigherOrderOp):
         num_carry: int,
         length: int,
         reverse: bool,
+        progress: Any = None,
         **_: Any,
     ) -> tuple[Any, ...]:
         carry = operands[:num_carry]
         xs = [own_copy(x) for x in operands[num_carry:]]  # the body may write to them
         rows: list[Any] = []
-        for i in reversed(range(length)) if reverse else range(length):
-            results = body(*carry, *slices(xs, i))
-            carry = tuple(results[:num_carry])
-            rows.append(results[num_carry:])
+        with Meter(progress, length) as meter:
+            for i in reversed(range(length)) if reverse else range(length):
+                results = body(*carry, *slices(xs, i))
+                carry = tuple(results[:num_carry])
+                rows.append(results[num_carry:])
+                meter.step()
         return (*carry, *stacked(rows[::-1] if reverse else rows))
 
     def interpret(self, args: Sequence[Any], params: dict[str, Any]) -> Any:
@@ -199,6 +206,8 @@ class Scan(HigherOrderOp):
         count = params["num_carry"]
         carry = split_args(self, args, params).operands[:count]
         types = bound_result_types(self, args, params)[count:]
+        with Meter(params.get("progress"), 0):
+            pass
         return (*map(as_value, carry), *empty_stacks(types))
 
     def infer(
@@ -231,6 +240,7 @@ class Scan(HigherOrderOp):
         length: Size,
         reverse: bool,
         unroll: int,
+        progress: Any = None,
     ) -> CountedLoop:
         parts = split_args(self, args, {"body": body})
         return CountedLoop(
@@ -242,6 +252,7 @@ class Scan(HigherOrderOp):
             after=parts.captures,
             reverse=reverse,
             unroll=unroll,
+            ticks=progress is not None,
         )
 
     def of_fixed_sizes(
@@ -341,7 +352,7 @@ def transpose_scan(
         *(operands[i] for i in (*args.stacks, *args.captures)),
     ]
     backward = {
-        **params,
+        **in_reverse(params),
         "body": _transposed_body(region.graph, args, ys),
         "num_carry": count + len(args.sums),
         "reverse": not params["reverse"],
@@ -469,12 +480,14 @@ class _Until(NamedTuple):
         carry = _first_carry(call)
         step = _Step(call)
         assert call.spec is not None
-        for i in reversed(range(length)) if reverse else range(length):
-            results = step(*carry, *slices(xs, i))
-            carry, y = results[:count], results[count:]
-            rows.append(y)
-            if self.stops(pytree.unflatten(call.spec, carry)):
-                break
+        with Meter(call.params.get("progress"), length) as meter:
+            for i in reversed(range(length)) if reverse else range(length):
+                results = step(*carry, *slices(xs, i))
+                carry, y = results[:count], results[count:]
+                rows.append(y)
+                meter.step()
+                if self.stops(pytree.unflatten(call.spec, carry)):
+                    break
         steps = len(rows)
         types = [v.type for v in rows[-1]]
         rows += [[empty_stacks([t])[0] for t in types] for _ in range(length - steps)]
@@ -515,6 +528,7 @@ class _Until(NamedTuple):
         loop = WHILE.prepare(
             *args, max_steps=None, reverse_mode="recompute", dynamic_carry=None
         )
+        loop.params |= counted(progress_of(self.call.params))
         # Before our carry stand the number of the step, and whether it was the last.
         loop.dynamic = {2 + i: dims for i, dims in self.call.dynamic.items()}
         own = self.call.paths
@@ -546,6 +560,7 @@ def scan(
     unroll: int = 1,
     until: Callable[[Any], Any] | None = None,
     dynamic_carry: Any = None,
+    progress: str | Callable[[int, int | None], Any] | None = None,
 ) -> Any:
     """`carry, y = combine_fn(carry, x)` for each slice; the last carry, and all `y`.
 
@@ -567,6 +582,7 @@ def scan(
             all of it waits for the carry of the step before; results are the same.
         until: Tested with the carry after each step; the loop ends once it holds.
         dynamic_carry: The sizes of the carry that steps change; see `while_loop`.
+        progress: A label to show a bar of, or a function; see `while_loop`.
 
     Returns:
         carry, ys; with `until` carry, ys, steps: `ys` of full length, with zeros where
@@ -586,6 +602,7 @@ def scan(
         "reverse": reverse,
         "unroll": unroll,
         "dynamic_carry": dynamic_carry,
+        "progress": progress,
     }
     if until is None:
         return SCAN(combine_fn, init, xs, **options)

@@ -1,6 +1,6 @@
 """`while_loop`, and `fori_loop` on top of it. All its rules."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, final
 
@@ -14,13 +14,14 @@ from hopflow.errors import (
     LoopLimitError,
     PredicateError,
 )
-from hopflow.graph.core import Constant, Graph, Node
+from hopflow.graph.core import Arg, Constant, Graph, Node, Var
 from hopflow.graph.regions import Port, Region, Role, Signature, roles
 from hopflow.graph.rewriting import clone
 from hopflow.graph.types import TensorType
 from hopflow.hops.base import (
     Call,
     HigherOrderOp,
+    Parts,
     check_scalar,
     numbered,
     split_args,
@@ -58,7 +59,9 @@ from hopflow.loop_ir.kernels import WhileLoop
 from hopflow.ops.elementwise import add, less
 from hopflow.ops.opdef import OPERATIONS, as_operand, convert_to
 from hopflow.ops.sizes import specialised
+from hopflow.progress import Meter, as_progress, progress_of
 from hopflow.symbolic.ranges import ValueRange
+from hopflow.tensor import EagerTensor
 from hopflow.trace.source import input_names
 from hopflow.trace.tracer import Tracer, range_of
 from hopflow.zeros import Tangent
@@ -92,6 +95,8 @@ class While(HigherOrderOp):
     num_carry  how many leaves the carry has: all the operands
     max_steps  None, or the number of steps after which the test must not hold
     reverse_mode  what reverse mode keeps: "save", "recompute", "checkpoint", Checkpoint
+    progress   if there is one: whom it tells how far it is
+    counted    if it is there: the number of steps is that from a carry up to a bound
     """
 
     # Filled by `hops.scan` and `hops.reverse_modes`, which stand above.
@@ -109,6 +114,7 @@ class While(HigherOrderOp):
         max_steps: Any,
         reverse_mode: Any,
         dynamic_carry: Any,
+        progress: Any = None,
     ) -> Call:
         require_callable(self.name, "cond_fn", cond_fn)
         require_callable(self.name, "body_fn", body_fn)
@@ -119,13 +125,16 @@ class While(HigherOrderOp):
             "body": Function("body_fn", body_fn, names, calling(body_fn, carry, spec)),
         }
         params = _loop_params(self.name, len(flat), max_steps, reverse_mode)
+        params |= as_progress(self.name, progress)
         call = Call(self.name, [], flat, functions, params, spec)
         call.paths = pytree.leaf_paths(spec, "carry")
         call.dynamic = dynamic_sizes(self.name, dynamic_carry, carry, body_fn)
         check_sizes(call, [o.type for o in flat])
         return call
 
-    def prepare_fori(self, lower: Any, upper: Any, body_fn: Any, carry: Any) -> Call:
+    def prepare_fori(
+        self, lower: Any, upper: Any, body_fn: Any, carry: Any, progress: Any
+    ) -> Call:
         """A loop with the counter as its first carry, as `fori_loop` has it."""
         name = "fori_loop"
         require_callable(name, "body_fn", body_fn)
@@ -153,7 +162,12 @@ class While(HigherOrderOp):
             "body": Function("body_fn", body_fn, names, body),
         }
         params = _loop_params(name, 1 + len(flat), None, "recompute")
+        params |= counted(as_progress(name, progress))
         call = Call(name, [], [first, *flat], functions, params, spec, counts=True)
+        if isinstance(first, Constant | EagerTensor) and isinstance(
+            last, Constant | EagerTensor
+        ):
+            call.total = _difference(first, last)
         call.paths = ["i", *pytree.leaf_paths(spec, "carry")]
         return call
 
@@ -179,9 +193,14 @@ class While(HigherOrderOp):
         count = call.params["num_carry"]
         carry = first_carry(call, count, lambda: self.trace_step(call)[1])
         results = self.debug(
-            *carry, test=checked_test, body=settled_body, **call.params
+            *carry,
+            test=checked_test,
+            body=settled_body,
+            total=call.total,
+            **call.params,
         )
         if is_first:  # no step has told the types of the results
+            call.params.pop("progress", None)
             return self.trace(call)
         return _result(call, [own_copy(r) for r in results])
 
@@ -233,15 +252,24 @@ class While(HigherOrderOp):
         test: Any,
         body: Any,
         max_steps: int | None,
+        progress: Any = None,
+        total: int | None = None,
         **_: Any,
     ) -> Any:
-        steps = 0
-        while truth(test(*carry)[0]):
-            if steps == max_steps:
-                raise LoopLimitError(limit_message(self.name, max_steps))
-            carry = tuple(body(*carry))
-            steps += 1
+        with Meter(progress, total) as meter:
+            while truth(test(*carry)[0]):
+                if meter.done == max_steps:
+                    raise LoopLimitError(limit_message(self.name, max_steps))
+                carry = tuple(body(*carry))
+                meter.step()
         return carry
+
+    def interpret(
+        self, args: Sequence[Operand], params: dict[str, Any]
+    ) -> tuple[Value, ...]:
+        if bounds := _counted_bounds(split_args(self, args, params), params):
+            params = {**params, "total": _difference(*bounds)}
+        return super().interpret(args, params)
 
     def infer(
         self,
@@ -273,9 +301,11 @@ class While(HigherOrderOp):
         test: Graph,
         body: Graph,
         max_steps: int | None,
-        **_: Any,
+        progress: Any = None,
+        **others: Any,
     ) -> WhileLoop:
         parts = split_args(self, args, {"test": test})
+        graphs = {"test": test, "body": body}
         return WhileLoop(
             test,
             body,
@@ -283,6 +313,8 @@ class While(HigherOrderOp):
             carry=parts.operands,
             after=parts.captures,
             max_steps=max_steps,
+            ticks=progress is not None,
+            bounds=_counted_bounds(parts, {**graphs, **others}),
         )
 
     def linearize(
@@ -304,6 +336,7 @@ class While(HigherOrderOp):
             "length": current().symbol_of(steps, 0),
             "reverse": False,
             "unroll": 1,
+            **progress_of(params),
         }
         return operators.linearize(self.scan, operands, tangents, known, _KEPT[mode])
 
@@ -358,6 +391,34 @@ def limit_message(where: str, max_steps: int) -> str:
         f"{where}: `max_steps` = {max_steps} steps were taken and the condition still "
         "holds. Raise `max_steps`, or check the condition."
     )
+
+
+def counted(progress: dict[str, Any]) -> dict[str, Any]:
+    """The progress of a loop that tests `i < n` first, and whose step makes `i + 1`."""
+    return {**progress, "counted": True} if progress else {}
+
+
+def _counted_bounds(parts: Parts, params: Mapping[str, Any]) -> tuple[Any, Any] | None:
+    """What such a loop counts from and to: a value or a constant each."""
+    if "counted" not in params:
+        return None
+    test: Graph = params["test"]
+    args = *parts.symbols, *parts.operands, *parts.captures
+    given: dict[Arg, Any] = dict(zip(test.inputs, args, strict=True))
+    [condition] = test.outputs
+    while isinstance(condition, Var) and condition.node.op is OPERATIONS["bitwise_and"]:
+        condition = condition.node.args[0]
+    if not isinstance(condition, Var) or condition.node.op is not OPERATIONS["less"]:
+        return None  # a transform has made another
+    bounds = [given.get(a, a) for a in condition.node.args]
+    known = all(a in given or isinstance(a, Constant) for a in condition.node.args)
+    return (bounds[0], bounds[1]) if known else None
+
+
+def _difference(first: Any, last: Any) -> int:
+    """The number of steps from one bound to another."""
+    ends = (x.value if isinstance(x, Constant) else x.item() for x in (last, first))
+    return max(int(next(ends)) - int(next(ends)), 0)
 
 
 def _counting(graph: Graph, *, step: bool = False) -> Graph:
@@ -447,6 +508,7 @@ def while_loop(
     max_steps: int | None = None,
     reverse_mode: str | Checkpoint = "recompute",
     dynamic_carry: Any = None,
+    progress: str | Callable[[int, int | None], Any] | None = None,
 ) -> Any:
     """`while cond_fn(*carry): carry = body_fn(*carry)`, and the carry at the end.
 
@@ -468,6 +530,11 @@ def while_loop(
         dynamic_carry: The sizes of the carry that steps change, by the names of the
             parameters and by axes: `{"tokens": {0: hf.Dim("n", max=512)}}`. One name
             is one size. Memory is made for `max`, or doubles as it is needed.
+        progress: A label: the terminal shows how far the loop is, compiled loops too. A
+            function: it is called with the number of steps done and of all, which is
+            None until the loop has ended; at the beginning and the end, and at most ten
+            times a second (of a loop within a loop: at most so often). The backward
+            pass shows "label (backward)", and calls no function.
 
     Raises:
         CheckError: a size of the carry is not one that its `Dim` allows.
@@ -484,10 +551,18 @@ def while_loop(
         max_steps=max_steps,
         reverse_mode=reverse_mode,
         dynamic_carry=dynamic_carry,
+        progress=progress,
     )
 
 
-def fori_loop(lower: Any, upper: Any, body_fn: Callable[..., Any], carry: Any) -> Any:
+def fori_loop(
+    lower: Any,
+    upper: Any,
+    body_fn: Callable[..., Any],
+    carry: Any,
+    *,
+    progress: str | Callable[[int, int | None], Any] | None = None,
+) -> Any:
     """`for i in range(lower, upper): carry = body_fn(i, *carry)`, and the last carry.
 
     A `while_loop` that counts; the carry is spread and typed by the rules of that.
@@ -496,9 +571,10 @@ def fori_loop(lower: Any, upper: Any, body_fn: Callable[..., Any], carry: Any) -
         lower, upper: Integers, or integer scalars known at run time.
         body_fn: Gets the number of the step, an integer scalar, and the carry.
         carry: The first one: a pytree of tensors and numbers.
+        progress: A label to show a bar of, or a function; see `while_loop`.
 
     Raises:
         PredicateError: a bound is no integer scalar.
         StructureError, CarryTypeError: `body_fn` returns another carry than it got.
     """
-    return WHILE.use(lambda: WHILE.prepare_fori(lower, upper, body_fn, carry))
+    return WHILE.use(lambda: WHILE.prepare_fori(lower, upper, body_fn, carry, progress))

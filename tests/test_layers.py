@@ -26,7 +26,7 @@ ORDER = (
     ("errors", "config", "logs", "stats", "pytree", "dtypes"),
     ("symbolic",),
     ("graph", "loop_ir"),
-    ("bind", "ops", "zeros", "tensor", "random"),
+    ("bind", "progress", "ops", "zeros", "tensor", "random"),
     ("trace",),
     ("batching", "autograd"),
     ("hops",),

@@ -33,6 +33,7 @@ from hopflow.loop_ir.nest import (
     Stmt,
     Store,
     Swap,
+    Tick,
     Trap,
     Var,
     While,
@@ -523,6 +524,18 @@ def tanh_loop(ex: Example) -> list[Stmt]:
     ]
 
 
+def test_progress_is_told_in_order_in_integers(ex: Example) -> None:
+    one = e.index(1)
+    verify(ex.program(loop(ex.i, [Tick(0, e.read(ex.i), one)])))
+    refused(ex, "site 1 is none of the program's 1", Tick(1, one, one))
+    refused(ex, "the number of steps must be i64", Tick(0, number(0), one))
+    refused(
+        ex,
+        "Python is called in the independent loop",
+        loop(ex.i, [Tick(0, one, one)], "threads"),
+    )
+
+
 def test_a_program_has_a_stable_text(ex: Example) -> None:
     program = ex.program(
         *tanh_loop(ex),
@@ -533,6 +546,7 @@ def test_a_program_has_a_stable_text(ex: Example) -> None:
         ),
         Call("potrf", (Ref(ex.a, (e.index(3),)), e.index(1)), 0),
         HostCall(0, (Ref(ex.a),), (Ref(ex.b), Ref(ex.wide))),
+        Tick(0, e.read(N), e.read(N), ends=True, always=True),
         Grow(ex.a, e.read(N)),
         Allocate(ex.b),
     )
@@ -565,6 +579,7 @@ program example(n: i64):
         swap a, b
     call potrf(a[3], 1) or trap 0
     host 0(a) -> b, wide
+    tick 0: n of n ends always
     grow a for row n
     allocate b[8]
 """

@@ -1,7 +1,7 @@
 """The Python functions that a program calls: those of the graph that it runs."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, TypeAlias
 
@@ -10,6 +10,7 @@ import numpy as np
 from hopflow.graph.core import Graph, Node
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir.nest import Program
+from hopflow.progress import stop, tell
 
 NDArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
@@ -19,19 +20,41 @@ class Callbacks:
 
     def __init__(self, graph: Graph, program: Program) -> None:
         nodes = list(graph.walk())
-        self._nodes: dict[int, Node] = {
-            k: nodes[site.node]
-            for k, site in enumerate(program.sites)
-            if site.kind == "callback"
+        self._nodes: dict[str, dict[int, Node]] = {
+            kind: {
+                k: nodes[site.node]
+                for k, site in enumerate(program.sites)
+                if site.kind == kind
+            }
+            for kind in ("callback", "progress")
         }
 
     def __bool__(self) -> bool:
-        return bool(self._nodes)
+        return any(self._nodes.values())
+
+    def bound(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """A program that calls us: if it fails, it leaves no bar half drawn."""
+        if not self._nodes["progress"]:
+            return call
+
+        def shown(*args: Any) -> Any:
+            trapped: Any = True
+            try:
+                trapped = call(*args)
+            finally:
+                if trapped is not None:
+                    stop()
+            return trapped
+
+        return shown
 
     def __call__(self, site: int, address: int) -> None:
         """Call the function of a site; `address` is that of the words that native code
         gives (see `compiler.llvm.host_calls`)."""
-        node = self._nodes[site]
+        if site in self._nodes["progress"]:
+            self._tell(site, *(ctypes.c_int64 * 2).from_address(address))
+            return
+        node = self._nodes["callback"][site]
         types = [a.type for a in (*node.args, *node.results)]
         words = (ctypes.c_int64 * sum(1 + t.ndim for t in types)).from_address(address)
         arrays, at = [], 0
@@ -46,13 +69,20 @@ class Callbacks:
         self, site: int, operands: Sequence[NDArray], results: Sequence[NDArray]
     ) -> None:
         """Call the function of a site, and write its results."""
-        node = self._nodes[site]
+        if site in self._nodes["progress"]:
+            self._tell(site, *map(int, operands))
+            return
+        node = self._nodes["callback"][site]
         pairs = zip(node.results, results, strict=True)
         types = tuple([v.type.with_shape(r.shape) for v, r in pairs])
         params = {**node.params, "types": types}
         found = node.op.run(*operands, **params)
         for result, value in zip(results, found, strict=True):
             result[...] = value
+
+    def _tell(self, site: int, done: int, total: int) -> None:
+        progress = self._nodes["progress"][site].params["progress"]
+        tell(progress, done, None if total < 0 else total)
 
 
 def _array(address: int, type_: TensorType, shape: Sequence[int]) -> NDArray:

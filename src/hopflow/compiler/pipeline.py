@@ -186,7 +186,9 @@ class Executable:
     def _bound(self, kernel: Kernel) -> _Call:
         """A kernel that calls the functions of this graph, if it calls any."""
         callbacks = Callbacks(self.graph, kernel.program)
-        return kernel.calling(callbacks) if callbacks else kernel.call
+        if not callbacks:
+            return kernel.call
+        return callbacks.bound(kernel.calling(callbacks))
 
     def _variant(self, arrays: list[Any]) -> tuple[Kernel, _Call, list[int]]:
         """The kernel for arrays that lie so in memory, and the strides that it takes.

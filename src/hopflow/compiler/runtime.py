@@ -34,7 +34,7 @@ Trapped: TypeAlias = tuple[int, int, int]
 """The site of a trap, and the two values reported with it (0 where there is none)."""
 
 _METH_FASTCALL: Final = 0x80
-_STUBS: Final = ("hf_poll", "hf_release", "hf_call", "hf_parallel")
+_STUBS: Final = ("hf_poll", "hf_release", "hf_call", "hf_tick", "hf_parallel")
 """What programs may call of the code that all share."""
 
 

@@ -35,6 +35,7 @@ from hopflow.loop_ir.nest import (
     Stmt,
     Store,
     Swap,
+    Tick,
     Trap,
     Var,
     While,
@@ -108,7 +109,7 @@ def run(
         seed: Decides the order of what has none: threads, and GPU iterations.
         offsets: Where in one arena each buffer lies (those that are left out have
             memory of their own); by default all have.
-        host: What a `HostCall` calls.
+        host: What a `HostCall` calls, and a `Tick` each time.
 
     Raises:
         Trapped: A `Trap` held, or a routine failed.
@@ -146,6 +147,7 @@ class _Interpreter:
             Swap: self._swap,
             Call: self._call,
             HostCall: self._host_call,
+            Tick: self._tick,
             Trap: self._trap,
             Grow: self._grow,
             Allocate: self._allocate,
@@ -285,6 +287,13 @@ class _Interpreter:
             for r in s.results
         ]
         self.host(s.site, operands, results)
+
+    def _tick(self, s: Tick, lane: Lane) -> None:
+        if self.host is None:
+            raise LoopIRError("the program tells its progress, and was given no `host`")
+        told = [np.asarray(x) for x in self.values((s.done, s.total), lane)]
+        if s.ends or told[0] != told[1]:
+            self.host(s.site, told, [])
 
     # --- control flow
 

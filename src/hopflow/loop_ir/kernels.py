@@ -189,6 +189,8 @@ class WhileLoop:
 
     Both graphs take the inputs `(*before, *carry, *after)`: symbols, carry, captures.
     `body` returns the carry, `test` a bool[]. `max_steps` exceeded is a "limit" trap.
+    A loop that `ticks` tells Python how far it is; it makes no more steps than from the
+    first of the `bounds` to the second, if it has them: operands, or constants.
     """
 
     test: Graph
@@ -197,6 +199,8 @@ class WhileLoop:
     carry: tuple[Any, ...]
     after: tuple[Any, ...]
     max_steps: int | None = None
+    ticks: bool = False
+    bounds: tuple[Any, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +211,7 @@ class CountedLoop:
     reverse   steps run from the last index to the first
     independent   there is no carry, and steps may run in any order or at once
     unroll    how many steps the code has in a row
+    ticks     Python is told how far it is
     """
 
     body: Graph
@@ -218,6 +223,7 @@ class CountedLoop:
     reverse: bool = False
     independent: bool = False
     unroll: int = 1
+    ticks: bool = False
 
 
 Region: TypeAlias = Inline | Branch | WhileLoop | CountedLoop

@@ -188,6 +188,23 @@ class HostCall:
 
 
 @dataclass(eq=False, slots=True)
+class Tick:
+    """Tell Python how far a loop is, unless it was told of this site a moment ago.
+
+    done    the number of steps that were taken
+    total   of all; negative: not known
+    ends    there are no more: it is told though all is done
+    always  however short ago it was told
+    """
+
+    site: int
+    done: Expr
+    total: Expr
+    ends: bool = False
+    always: bool = False
+
+
+@dataclass(eq=False, slots=True)
 class Trap:
     """Leave the program with `site` as its status if `test` holds.
 
@@ -242,6 +259,7 @@ Stmt: TypeAlias = (
     | If
     | Call
     | HostCall
+    | Tick
     | Trap
     | Barrier
     | Grow
@@ -250,14 +268,22 @@ Stmt: TypeAlias = (
 
 
 Kind: TypeAlias = Literal[
-    "index", "divide", "check", "range", "limit", "memory", "library", "callback"
+    "index",
+    "divide",
+    "check",
+    "range",
+    "limit",
+    "memory",
+    "library",
+    "callback",
+    "progress",
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where a program may stop, or calls Python: an error kind or "callback", and which
-    node of the graph it is from.
+    """Where a program may stop, or calls Python: an error kind, "callback" or
+    "progress", and which node of the graph it is from.
 
     `node` is the node's number in a depth-first walk of the *graph*, so that a kernel
     shared by equal graphs leads each to its own source line and message.

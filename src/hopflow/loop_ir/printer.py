@@ -36,6 +36,7 @@ from hopflow.loop_ir.nest import (
     Stmt,
     Store,
     Swap,
+    Tick,
     Trap,
     While,
 )
@@ -243,6 +244,9 @@ def _simple(s: Stmt, text: Callable[..., str]) -> str:
                 for refs in (s.operands, s.results)
             )
             return f"host {s.site}({given}){f' -> {made}' * bool(made)}"
+        case Tick():
+            notes = f"{' ends' * s.ends}{' always' * s.always}"
+            return f"tick {s.site}: {text(s.done)} of {text(s.total)}{notes}"
         case Trap():
             values = ", ".join(text(v) for v in s.values)
             return f"trap {s.site} if {text(s.test)}{f' with {values}' * bool(values)}"

@@ -32,6 +32,7 @@ from hopflow.loop_ir.nest import (
     Stmt,
     Store,
     Swap,
+    Tick,
     Trap,
     Var,
     While,
@@ -288,6 +289,11 @@ class _Verifier:
                 self.swap(s)
             case HostCall():
                 self.host_call(s)
+            case Tick():
+                self.site(s.site)
+                self.value(s.done, dtypes.int64, "the number of steps")
+                self.value(s.total, dtypes.int64, "the number of all steps")
+                self.calls_python()
             case Trap():
                 self.site(s.site)
                 self.value(s.test, dtypes.bool_, "the test")
@@ -492,6 +498,9 @@ class _Verifier:
             self.known_buffer(ref.buffer)
         for ref in s.results:
             self.written(ref.buffer)
+        self.calls_python()
+
+    def calls_python(self) -> None:
         for loop in self.loops:
             self.require(
                 not loop.independent,

@@ -20,6 +20,7 @@ from hopflow.loop_ir.nest import (
     Stmt,
     Store,
     Swap,
+    Tick,
     Trap,
     While,
 )
@@ -86,6 +87,8 @@ def expressions(statement: Stmt) -> tuple[Expr, ...]:
             )
         case HostCall():
             return tuple(i for ref in statement.refs for i in ref.at)
+        case Tick():
+            return (statement.done, statement.total)
         case Trap():
             return (statement.test, *statement.values)
         case Grow():
@@ -170,6 +173,9 @@ def replace(statement: Stmt, leaf: Callable[[Expr], Expr | None]) -> None:
         case HostCall():
             statement.operands = tuple(map(moved, statement.operands))
             statement.results = tuple(map(moved, statement.results))
+        case Tick():
+            statement.done = new(statement.done)
+            statement.total = new(statement.total)
         case Trap():
             statement.test = new(statement.test)
             statement.values = tuple(map(new, statement.values))

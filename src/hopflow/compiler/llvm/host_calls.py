@@ -2,13 +2,16 @@
 
 The stub `hf_call` takes the program's block, the number of the site, and words: of each
 operand and then of each result the address and the extents. It returns whether Python
-has an error set, which ends the program.
+has an error set, which ends the program. `hf_tick` calls it for a `Tick`, unless it did
+so a moment ago.
 """
 
 from typing import TYPE_CHECKING, Final
 
-from hopflow.compiler.llvm.cost import Cost
-from hopflow.loop_ir.nest import HostCall
+from hopflow.compiler.llvm.cost import FUEL, Cost
+from hopflow.compiler.llvm.module import OPAQUE, RARE
+from hopflow.loop_ir import expr as e
+from hopflow.loop_ir.nest import HostCall, Tick
 
 if TYPE_CHECKING:
     from hopflow.compiler.llvm.statements import Emitter
@@ -34,6 +37,44 @@ def emit(emitter: "Emitter", s: HostCall) -> None:
     f.module.external("i64 @hf_call(ptr, i64, ptr)", "nounwind")
     failed = f.emit(f"call i64 @hf_call(ptr %block, i64 {s.site}, ptr {block})")
     emitter.count(_COST)
+    emitter.cost.polls = True  # Python does, and may take any time
     onward = f.name("called")
     emitter.stop_if(f.emit(f"icmp ne i64 {failed}, 0"), onward)
     f.start(onward)
+
+
+def emit_tick(emitter: "Emitter", s: Tick) -> None:
+    """Emit a countdown, by what the code before it in a step costs, and a call at zero.
+
+    A step that polls may take any time, and looks at the clock each time.
+    """
+    f, values = emitter.f, emitter.values
+    done, total = values.value(s.done), values.value(s.total)
+    fuel, words = emitter.ticks(s.site)
+    call, onward = f.name("tick"), f.name("ticked")
+    cost = emitter.cost
+    if s.always or cost.unbounded or cost.polls:
+        f.branch(call)
+    else:
+        with values.scope():
+            spent = values.value(e.add(cost.total, e.index(_TICK)))
+        left = f.emit(f"load i64, ptr {fuel}")
+        rest = f.emit(f"sub i64 {left}, {spent}")
+        f.do(f"store i64 {rest}, ptr {fuel}")
+        f.branch_if(f.emit(f"icmp slt i64 {rest}, 0"), call, onward, RARE)
+    f.start(call)
+    f.do(f"store i64 {FUEL}, ptr {fuel}")
+    for k, word in enumerate((done, total)):
+        to = f.emit(f"getelementptr i64, ptr {words}, i64 {k}")
+        f.do(f"store i64 {word}, ptr {to}")
+    f.module.external(
+        "preserve_mostcc i64 @hf_tick(ptr, i64, ptr, i64)", f"cold {OPAQUE}"
+    )
+    given = f"ptr %block, i64 {s.site}, ptr {words}, i64 {s.ends + s.always}"
+    failed = f.emit(f"call preserve_mostcc i64 @hf_tick({given})")
+    emitter.stop_if(f.emit(f"icmp ne i64 {failed}, 0"), onward)
+    f.start(onward)
+
+
+_TICK: Final = 4
+"""The cost of the countdown itself."""

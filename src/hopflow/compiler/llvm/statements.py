@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from hopflow import dtypes
@@ -39,6 +40,7 @@ from hopflow.loop_ir.nest import (
     Stmt,
     Store,
     Swap,
+    Tick,
     Trap,
     Var,
     While,
@@ -60,6 +62,7 @@ class Emitter:
         self.polls = False  # whether it does
         self.may_poll = True
         self._fuel = ""
+        self._ticks: dict[int, tuple[str, str]] = {}
         self._depth = 0  # of loops
         self._stops: dict[int, str] = {}
         self._emit: dict[type, Callable[[Any], None]] = {
@@ -75,6 +78,7 @@ class Emitter:
             If: self._if,
             Call: self._call,
             HostCall: self._host_call,
+            Tick: partial(host_calls.emit_tick, self),
             Trap: self._trap,
             Barrier: self._barrier,
             Grow: self._grow,
@@ -348,6 +352,13 @@ class Emitter:
         if not self._fuel:
             self._fuel = self.f.slot("i64", "fuel")
         return self._fuel
+
+    def ticks(self, site: int) -> tuple[str, str]:
+        """The slots of a site's countdown, and of its words and when it was told."""
+        if site not in self._ticks:
+            words = self.f.early_slot("[3 x i64]", "told", "zeroinitializer")
+            self._ticks[site] = self.f.early_slot("i64", "fuel", "0"), words
+        return self._ticks[site]
 
     def _burn(self, amount: str) -> str:
         """Let the countdown go on by `amount`; return what is left."""

@@ -11,6 +11,8 @@ import sys
 import time
 from typing import Final
 
+from hopflow.progress import INTERVAL
+
 # Words of the header.
 THREAD_STATE: Final = 0  # of Python, while the GIL is released; else 0
 EPOCH: Final = 1  # how often `interrupt` had been called when the program began
@@ -27,6 +29,9 @@ OUT_OF_MEMORY: Final = -2
 
 POLL_EVERY: Final = 50_000_000
 """Nanoseconds. Taking the GIL more often is felt beside a thread that hogs it."""
+
+TICK_EVERY: Final = int(INTERVAL * 1e9)
+"""Nanoseconds between two calls that tell how far one loop is."""
 
 # In CPython's objects: the type, and what stands first in NumPy's array struct.
 TYPE_AT: Final = object.__basicsize__ - 8
@@ -279,7 +284,37 @@ stop:
 }}
 """
 
-TEXT: Final = "\n".join((*_STRINGS, _DECLARATIONS, _ENTRY, _POLL, _CALL))
+# `ends` is 1 for the end of a loop, and 2 for that of one that no loop is around.
+_TICK: Final = f"""
+define preserve_mostcc i64 @hf_tick(
+    ptr %block, i64 %site, ptr %words, i64 %ends) nounwind {{
+entry:
+  %done = load i64, ptr %words
+  %to.total = getelementptr i64, ptr %words, i64 1
+  %total = load i64, ptr %to.total
+  %is.all = icmp eq i64 %done, %total
+  %is.step = icmp eq i64 %ends, 0
+  %is.told = and i1 %is.all, %is.step
+  br i1 %is.told, label %on, label %look
+look:
+  %now = call i64 @now()
+  %to.clock = getelementptr i64, ptr %words, i64 2
+  %last = load i64, ptr %to.clock
+  %elapsed = sub i64 %now, %last
+  %is.late = icmp sge i64 %elapsed, {TICK_EVERY}
+  %always = icmp eq i64 %ends, 2
+  %tells = or i1 %is.late, %always
+  br i1 %tells, label %tell, label %on
+tell:
+  store i64 %now, ptr %to.clock
+  %status = call i64 @hf_call(ptr %block, i64 %site, ptr %words)
+  ret i64 %status
+on:
+  ret i64 0
+}}
+"""
+
+TEXT: Final = "\n".join((*_STRINGS, _DECLARATIONS, _ENTRY, _POLL, _CALL, _TICK))
 PYTHON: Final = (
     "PyBytes_AsString PyLong_AsLong PyErr_Occurred PyErr_Format PyErr_NoMemory "
     "PyErr_CheckSignals PyEval_SaveThread PyEval_RestoreThread PyObject_CallFunction "

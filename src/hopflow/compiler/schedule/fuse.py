@@ -28,6 +28,7 @@ from hopflow.loop_ir.nest import (
     Stmt,
     Store,
     Swap,
+    Tick,
     Trap,
     Var,
 )
@@ -47,7 +48,7 @@ twice as long, and the caches gain nothing from more."""
 _CROSSED = (Let, Declare, Allocate)
 """What may stand between two loops, and then goes before both."""
 
-_ORDERED = (Allocate, Barrier, Call, Copy, Grow, HostCall, Swap, Trap)
+_ORDERED = (Allocate, Barrier, Call, Copy, Grow, HostCall, Swap, Tick, Trap)
 
 
 def fuse_loops(body: list[Stmt]) -> None:

@@ -22,6 +22,7 @@ from hopflow.loop_ir.nest import (
     Stmt,
     Store,
     Swap,
+    Tick,
     Trap,
     Var,
     While,
@@ -32,7 +33,7 @@ CACHE = 1 << 14
 """Bytes of the rows that go through all steps together."""
 LARGE = 1 << 18
 """Bytes of arrays that do not fit where one step could find what the last one left."""
-_ORDERED = (Allocate, Barrier, Call, Copy, Grow, HostCall, Swap, Trap, While)
+_ORDERED = (Allocate, Barrier, Call, Copy, Grow, HostCall, Swap, Tick, Trap, While)
 
 
 def move_steps_inside(body: list[Stmt]) -> None:

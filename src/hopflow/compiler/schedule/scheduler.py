@@ -1,6 +1,7 @@
 """Scheduling graphs: node by node, subgraphs as structured statements."""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from hopflow import dtypes
@@ -26,7 +27,7 @@ from hopflow.compiler.schedule.places import (
 )
 from hopflow.compiler.schedule.threads import bind_threads
 from hopflow.errors import CompileError
-from hopflow.graph.core import Graph, Node, Var, plain_symbol
+from hopflow.graph.core import Constant, Graph, Node, Var, plain_symbol
 from hopflow.graph.rewriting import effects, reader
 from hopflow.graph.types import SYMBOL_TYPE, TensorType, same_type
 from hopflow.loop_ir import expr as e
@@ -48,6 +49,7 @@ from hopflow.loop_ir.nest import (
     Space,
     Stmt,
     Swap,
+    Tick,
     Trap,
     While,
 )
@@ -101,6 +103,22 @@ def _reusable(graph: Graph, donated: Sequence[int]) -> dict[int, int]:
             reused[j] = found
             free.remove(found)
     return reused
+
+
+@dataclass(frozen=True, slots=True)
+class Ticks:
+    """Tells Python how far a loop is."""
+
+    b: Builder
+    site: int
+    total: Expr
+    is_outermost: bool
+
+    def step(self, done: Expr) -> None:
+        self.b.add(Tick(self.site, done, self.total))
+
+    def end(self, done: Expr) -> None:
+        self.b.add(Tick(self.site, done, done, ends=True, always=self.is_outermost))
 
 
 class Scheduler(NodeScheduler):
@@ -229,7 +247,7 @@ class Scheduler(NodeScheduler):
             case WhileLoop():
                 return self.while_loop(node, region, types, uses)
             case CountedLoop():
-                return self.counted_loop(region, types, uses, hints)
+                return self.counted_loop(node, region, types, uses, hints)
         raise CompileError(
             f"operator `{node.op.name}` lowers to `{type(region).__name__}`"
         )
@@ -457,7 +475,8 @@ class Scheduler(NodeScheduler):
             live = Liveness(graph)
             prepared.append((live, *self.hoist(live, invariants)))
         steps = None
-        if region.max_steps is not None:
+        ticks = self.ticks(node, self.steps(region)) if region.ticks else None
+        if region.max_steps is not None or ticks:
             steps = b.declare(e.index(0), "steps")
 
         def inside(k: int) -> list[Slot]:
@@ -472,14 +491,41 @@ class Scheduler(NodeScheduler):
             [test] = inside(0)
             condition = test.scalar
         with b.loop_body([], token) as body:
-            if steps is not None and region.max_steps is not None:
+            if region.max_steps is not None:
+                assert steps is not None
                 limit = e.index(region.max_steps)
                 full = e.compare("ge", e.read(steps), limit)
                 b.add(Trap(full, b.site("limit", node.meta.get("number", 0)), (limit,)))
-                b.assign(steps, e.add(e.read(steps), e.index(1)))
             carries.update(b, slots, inside(1))
+            if steps is not None:
+                b.assign(steps, e.add(e.read(steps), e.index(1)))
+            if ticks and steps is not None:
+                ticks.step(e.read(steps))
         b.add(While(head, condition, body))
+        if ticks and steps is not None:
+            ticks.end(e.read(steps))
         return carries.finish(b, slots, types, uses)
+
+    def steps(self, region: WhileLoop) -> Expr:
+        """The number of steps, if it is known before the first; else -1."""
+        if region.bounds is None:
+            return e.index(-1)
+        first, last = (
+            e.index(int(x.value))
+            if isinstance(x, Constant)
+            else e.cast(self.operand(x).scalar, dtypes.int64)
+            for x in region.bounds
+        )
+        return self.b.let(e.binary("max", e.sub(last, first), e.index(0)))
+
+    def ticks(self, node: Node, total: Expr) -> Ticks | None:
+        """How a loop tells of its steps; not at all, where loops run side by side."""
+        if self.b.is_independent:
+            return None
+        site = self.b.site("progress", node.meta.get("number", 0))
+        ticks = Ticks(self.b, site, total, is_outermost=not self.b.loops)
+        ticks.step(e.index(0))
+        return ticks
 
     def bind_symbols(self, graph: Graph, before: Sequence[Slot]) -> None:
         """Make the sizes that a subgraph knows by its symbols known here."""
@@ -489,6 +535,7 @@ class Scheduler(NodeScheduler):
 
     def counted_loop(
         self,
+        node: Node,
         region: CountedLoop,
         types: tuple[TensorType, ...],
         uses: list[int],
@@ -513,7 +560,8 @@ class Scheduler(NodeScheduler):
         at = e.read(step)
         if region.reverse:
             at = e.sub(e.sub(length, e.index(1)), at)
-        with b.loop_body([], token) as body:
+        ticks = self.ticks(node, length) if region.ticks else None
+        with b.loop_body([], token, independent=region.independent) as body:
             inner = graph.inputs[before : before + carry + xs]
             carries.begin_step(b, slots, inner[:carry])
             places = [c.place for c in slots]
@@ -529,8 +577,12 @@ class Scheduler(NodeScheduler):
                 row_type = t.with_shape(t.shape[1:])
                 kernels.fill(slot, Stored(row_type, buffer, (at,)))
             carries.update(b, slots, results[:carry])
+            if ticks:
+                ticks.step(e.add(e.read(step), e.index(1)))
         binding = Binding("serial", region.unroll)
         b.add(For(step, length, body, region.independent, binding))
+        if ticks:
+            ticks.end(length)
         stacked = [
             b.slot(Stored(t, buffer), n)
             for (t, buffer), n in zip(ys, uses[carry:], strict=True)

@@ -17,11 +17,12 @@ from hopflow.loop_ir.nest import (
     HostCall,
     Stmt,
     Swap,
+    Tick,
     While,
 )
 from hopflow.loop_ir.walk import bodies, statements
 
-_SHARED = (Allocate, Barrier, Call, Copy, Grow, HostCall, Swap)
+_SHARED = (Allocate, Barrier, Call, Copy, Grow, HostCall, Swap, Tick)
 """What iterations would do to memory that they share."""
 
 
