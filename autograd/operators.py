@@ -22,7 +22,7 @@ from hopflow.autograd.twins import (
     refuse_captures,
     with_graphs,
 )
-from hopflow.bind import Operand, Value, bind, using
+from hopflow.bind import Operand, Value, bind, current, using
 from hopflow.graph.core import Arg, Constant, Graph, Section, Var
 from hopflow.graph.interpreter import interpret
 from hopflow.graph.regions import Region, Role, Signature
@@ -33,7 +33,7 @@ from hopflow.graph.rewriting import (
     reader,
     symbols_read,
 )
-from hopflow.graph.types import TensorType
+from hopflow.graph.types import SYMBOL_TYPE, TensorType
 from hopflow.ops.convert import as_value
 from hopflow.symbolic.env import ShapeEnv
 from hopflow.trace.functional import TracedTensor
@@ -157,6 +157,10 @@ def linearize(
         policy: Which values in the regions are kept.
     """
     node, signature = node_and_signature(op, operands, params)
+    operands = [
+        _number(o) if role == "symbol" else o
+        for o, role in zip(operands, signature.args, strict=True)
+    ]
     masks = masks_of(signature, given, len(node.results))
     splits = [_split(region, masks, policy) for region in signature.regions]
     residuals = [
@@ -187,6 +191,12 @@ def linearize(
         return result
 
     return values, derivative
+
+
+def _number(symbol: Operand) -> Operand:
+    """A size as an arg of a node: one that is known tells the types of results."""
+    size = current().symbol_of(as_value(symbol))
+    return Constant(size, SYMBOL_TYPE) if isinstance(size, int) else symbol
 
 
 def _residual(k: int, region: Region, split: _Split, var: Var) -> _Residual:
@@ -428,7 +438,6 @@ class Again:
 
 def _pull_once(
     region: Region,
-    operands: Sequence[Any],
     linear: Sequence[int],
     rest: Sequence[int],
     given: Sequence[Tangent],
@@ -436,17 +445,19 @@ def _pull_once(
     """A region of `transpose_once`: its inputs are those of `operands` at `rest`, and
     the cotangents that are not zero."""
 
+    outputs = region.graph.outputs
+
     def inputs(tracer: Tracer) -> tuple[dict[int, Value], list[Tangent]]:
         values: dict[int, Value] = {
-            _place(region, i): tracer.operand(operands[i].type.strong(), "r")
-            for i in rest
+            _place(region, i): tracer.operand(_inner_type(region, i), "r") for i in rest
         }
+        types = {p.at: o.type for p, o in zip(region.outputs, outputs, strict=True)}
         outer = {
-            k: tracer.operand(ct.type.strong(), "ct")
+            k: tracer.operand(types[k].strong(), "ct")
             for k, ct in enumerate(given)
             if not isinstance(ct, Zero)
         }
-        zeros = [Zero(o.type) for o in region.graph.outputs]
+        zeros = [Zero(o.type) for o in outputs]
         cotangents: list[Tangent] = [
             zero if p.at is None else outer.get(p.at, zero)
             for p, zero in zip(region.outputs, zeros, strict=True)
@@ -477,8 +488,7 @@ def transpose_once(
     rest = [i for i in of_role if i not in linear]
     symbols = [i for i, role in enumerate(signature.args) if role == "symbol"]
     pulled = {
-        region: _pull_once(region, operands, linear, rest, given)
-        for region in signature.regions
+        region: _pull_once(region, linear, rest, given) for region in signature.regions
     }
     kept = [
         i

@@ -1,7 +1,7 @@
 """The base of every operator: its entry, its rules, and who calls them."""
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, NamedTuple
@@ -10,16 +10,15 @@ from hopflow.autograd import operators, twins
 from hopflow.autograd.forward import differentiate
 from hopflow.batching import operators as batching
 from hopflow.bind import Operand, Value, bind, current, slots
-from hopflow.errors import CarryTypeError, DerivativeError, PredicateError
+from hopflow.errors import CarryTypeError, PredicateError
 from hopflow.graph.core import Arg, Graph, Node, map_graphs
 from hopflow.graph.interpreter import interpret
 from hopflow.graph.regions import Port, Role, Signature
-from hopflow.graph.rewriting import static_symbols
 from hopflow.graph.types import TensorType
 from hopflow.hops.bodies import Body, Function, Written, as_value, own_copy
 from hopflow.loop_ir.kernels import Lowered
 from hopflow.pytree import Spec
-from hopflow.symbolic.size import Size, free_symbols
+from hopflow.symbolic.size import Size
 from hopflow.tensor import EagerTensor
 from hopflow.trace.dims import Dim
 from hopflow.trace.functional import TracedTensor
@@ -169,7 +168,10 @@ class HigherOrderOp:
         """The results, and their tangents."""
         graph = self.of_fixed_sizes(operands, params)
         if graph is not None:
-            return differentiate(graph, operands, tangents, None)
+            own = _symbols_first(self, operands, params)
+            return differentiate(
+                graph, own, _symbols_first(self, tangents, params), None
+            )
         return twins.jvp(self, operands, tangents, params)
 
     def linearize(
@@ -183,27 +185,19 @@ class HigherOrderOp:
         graph = self.of_fixed_sizes(operands, params)
         if graph is not None:
             linear = next(t.tracer for t in tangents if isinstance(t, TracedTensor))
-            values, found = differentiate(graph, operands, tangents, linear)
+            own = _symbols_first(self, operands, params)
+            values, found = differentiate(
+                graph, own, _symbols_first(self, tangents, params), linear
+            )
             return values, lambda _: found
         return operators.linearize(self, operands, tangents, params)
 
     def of_fixed_sizes(
         self, operands: Sequence[Operand], params: dict[str, Any]
     ) -> Graph | None:
-        """What a node means, as a graph whose operators have derivatives: no step or
-        branch of them changes a size. None: the node is of that kind itself.
-
-        Raises:
-            DerivativeError: a result has a size that the graphs make.
-        """
-        graph = graphs_of(params)[0]
-        for type_ in self.result_types([o.type for o in operands], params):
-            if _made_elsewhere(type_, graph, params.values()):
-                raise DerivativeError(
-                    f"{self.name}: there is no derivative yet of a result {type_} "
-                    "whose size is made within. Return a tensor of the size `max`, "
-                    "and how much of it is in use."
-                )
+        """What a node means, as a graph of its args, symbols first, whose operators
+        have derivatives: no step or branch of them changes a size. None: the node is
+        of that kind itself."""
         return None
 
     def transpose(
@@ -273,6 +267,13 @@ def split_args(op: HigherOrderOp, args: Sequence[Any], params: dict[str, Any]) -
     return Parts(args[: op.lead], args[op.lead : first], args[first:last], args[last:])
 
 
+def _symbols_first(
+    op: HigherOrderOp, args: Sequence[Any], params: dict[str, Any]
+) -> list[Any]:
+    parts = split_args(op, args, params)
+    return [*parts.symbols, *parts.lead, *parts.operands, *parts.captures]
+
+
 def graphs_of(params: dict[str, Any]) -> list[Graph]:
     """The graphs among a node's params, in order."""
     found: list[Graph] = []
@@ -282,12 +283,6 @@ def graphs_of(params: dict[str, Any]) -> list[Graph]:
         elif isinstance(value, tuple):
             found += [item for item in value if isinstance(item, Graph)]
     return found
-
-
-def _made_elsewhere(type_: TensorType, graph: Graph, params: Iterable[Any]) -> bool:
-    """Whether a type has a size that no symbol of the graph, or of params, tells."""
-    known = {v.node.symbol for v in graph.symbols} | {*static_symbols(params)}
-    return not known.issuperset(free_symbols(*type_.shape))
 
 
 def numbered(role: Role, start: int, count: int) -> tuple[Port, ...]:

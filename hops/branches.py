@@ -46,6 +46,7 @@ from hopflow.hops.bodies import (
     written_inputs,
 )
 from hopflow.hops.loops import calling
+from hopflow.hops.padded import padded_branches
 from hopflow.loop_ir.kernels import Inline
 from hopflow.ops.sizes import range_of as range_of_size
 from hopflow.pytree import Spec
@@ -253,6 +254,11 @@ class Branching(HigherOrderOp):
                 raise BranchTypeError(self.name, one, two, leaves)
             rows.append(found)
         return merged_types(first, rows)
+
+    def of_fixed_sizes(
+        self, operands: Sequence[Operand], params: dict[str, Any]
+    ) -> Graph | None:
+        return padded_branches(self, operands, params)
 
     def signature(self, node: Node) -> Signature:
         parts = split_args(self, node.args, node.params)

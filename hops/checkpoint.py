@@ -56,7 +56,8 @@ class CheckpointCall(Calling):
         tangents: Sequence[Tangent],
         params: dict[str, Any],
     ) -> tuple[Sequence[Value], Callable[[Sequence[Tangent]], Sequence[Tangent]]]:
-        self.of_fixed_sizes(operands, params)
+        if self.of_fixed_sizes(operands, params) is not None:
+            return super().linearize(operands, tangents, params)
         policy = params["policy"]
         keeps = POLICIES[policy] if isinstance(policy, str) else policy
         return operators.linearize(self, operands, tangents, params, keeps)

@@ -1,21 +1,23 @@
-"""Loops whose steps change sizes, as loops of carries that are padded to the largest.
+"""Operators whose graphs make sizes, as operators of what is padded to the largest.
 
-Derivatives are taken of these: so what is stacked for the backward pass has one size in
-each step, and the sizes of all steps are stacked with it.
+Derivatives are taken of these: so what is stacked for the backward pass of a loop has
+one size in each step, and the sizes of all steps are stacked with it; and what a branch
+leaves for its backward pass, and gets there, has a size that is known outside.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import inf
 from typing import Any, NamedTuple
 
 from hopflow import dtypes
+from hopflow.autograd.partition import silent
 from hopflow.batching.graphs import bind_again
-from hopflow.bind import Value, bind, current, using
-from hopflow.graph.core import Graph, plain_symbol
+from hopflow.bind import Operand, Value, bind, current, using
+from hopflow.graph.core import Graph, map_graphs, plain_symbol
 from hopflow.graph.interpreter import interpret
-from hopflow.graph.rewriting import clone
+from hopflow.graph.rewriting import clone, eliminate_dead_code
 from hopflow.graph.types import SYMBOL_TYPE, TensorType
-from hopflow.hops.base import HigherOrderOp
+from hopflow.hops.base import HigherOrderOp, graphs_of
 from hopflow.hops.loops import empty_stacks
 from hopflow.ops.convert import as_value, astype, stop_gradient
 from hopflow.ops.item import dim_size
@@ -27,13 +29,13 @@ from hopflow.trace.functional import TracedTensor
 from hopflow.trace.source import user_line
 from hopflow.trace.tracer import Tracer
 
-__all__ = ["changing_sizes", "padded"]
+__all__ = ["changing_sizes", "padded", "padded_branches"]
 
 _NUMBER = TensorType(dtypes.int64)
 
 
 class Place(NamedTuple):
-    """A leaf of a carry, and an axis of it."""
+    """A leaf of a carry, or a result; and an axis of it."""
 
     leaf: int
     axis: int
@@ -42,14 +44,22 @@ class Place(NamedTuple):
 def changing_sizes(params: Mapping[str, Any]) -> dict[Symbol, Place]:
     """The sizes of a loop's carry that steps change, and where one finds each."""
     body: Graph = params["body"]
-    known = {v.node.symbol for v in body.symbols}
+    return _made(body, [v.type for v in body.operands[: params["num_carry"]]])
+
+
+def _made(graph: Graph, types: Iterable[TensorType]) -> dict[Symbol, Place]:
+    """The sizes of tensors that no symbol of the graph is, and where one finds each."""
+    known = {v.node.symbol for v in graph.symbols}
     found: dict[Symbol, Place] = {}
-    for leaf, var in enumerate(body.operands[: params["num_carry"]]):
-        for axis, size in enumerate(var.type.shape):
+    for leaf, type_ in enumerate(types):
+        for axis, size in enumerate(type_.shape):
             symbol = plain_symbol(size)
             if symbol is not None and symbol not in known:
                 found.setdefault(symbol, Place(leaf, axis))
     return found
+
+
+# --- loops ----------------------------------------------------------------------------
 
 
 def padded(op: HigherOrderOp, params: Mapping[str, Any]) -> Graph:
@@ -61,7 +71,7 @@ def padded(op: HigherOrderOp, params: Mapping[str, Any]) -> Graph:
     symbols = _symbols(tracer, body)
     own = [v.type for v in body.operands]
     operands = [tracer.operand(t, "x", _changing(t, tracer)) for t in own]
-    captures = [tracer.operand(v.type, v.node.name) for v in body.captures]
+    captures = _captures(tracer, body)
     with using(tracer):
         args = [*symbols, *operands, *captures]
         sizes = _sizes(operands, places)
@@ -108,10 +118,7 @@ def _padded(
         tracer.operand(t, v.node.name)
         for t, v in zip(full, graph.operands, strict=True)
     ]
-    captures = []
-    for var in graph.captures:
-        made = tracer.graph.add_input(var.type, var.node.name, "capture")
-        captures.append(TracedTensor(tracer, made))
+    captures = _captures(tracer, graph)
     with using(tracer):
         now = _symbols_of(sizes, limits)
         given = [_cut(x, t, now) for x, t in zip(operands, own, strict=True)]
@@ -130,6 +137,13 @@ def _padded(
 def _symbols(tracer: Tracer, graph: Graph) -> list[Value]:
     own = [v.node.symbol for v in graph.symbols if v.node.symbol is not None]
     return [TracedTensor(tracer, tracer.define(s)) for s in own]
+
+
+def _captures(tracer: Tracer, graph: Graph) -> list[Value]:
+    return [
+        TracedTensor(tracer, tracer.graph.add_input(v.type, v.node.name, "capture"))
+        for v in graph.captures
+    ]
 
 
 def _own_symbols(types: Sequence[TensorType], places: Sequence[Place]) -> list[Symbol]:
@@ -175,22 +189,19 @@ def _limits(
     args: Sequence[Value],
 ) -> list[Size]:
     """The largest that each size may be; or is, as the loop itself finds."""
-    bounds = [s.range.high for s in changing_sizes(params)]
-    if inf not in bounds:
-        return [int(n) for n in bounds]
-    graphs = {
-        key: _measuring(value, places, is_body=value is params["body"])
-        for key, value in params.items()
-        if isinstance(value, Graph)
-    }
-    first = len(params["body"].symbols)
-    passed = [*args[:first], *sizes, *map(stop_gradient, args[first:])]
-    count = len(places) + params["num_carry"]
-    found = bind(op, passed, {**params, **graphs, "num_carry": count})
-    return [
-        current().symbol_of(n, 0) if most == inf else int(most)
-        for n, most in zip(found, bounds, strict=False)
-    ]
+
+    def measured() -> Sequence[Value]:
+        graphs = {
+            key: _measuring(value, places, is_body=value is params["body"])
+            for key, value in params.items()
+            if isinstance(value, Graph)
+        }
+        first = len(params["body"].symbols)
+        passed = [*args[:first], *sizes, *map(stop_gradient, args[first:])]
+        count = len(places) + params["num_carry"]
+        return bind(op, passed, {**params, **graphs, "num_carry": count})
+
+    return _largest(changing_sizes(params), measured)
 
 
 def _measuring(graph: Graph, places: Sequence[Place], *, is_body: bool) -> Graph:
@@ -210,6 +221,92 @@ def _measuring(graph: Graph, places: Sequence[Place], *, is_body: bool) -> Graph
             found.append(more)
         graph.outputs = (*found, *graph.outputs)
     return graph
+
+
+# --- branches -------------------------------------------------------------------------
+
+
+def padded_branches(
+    op: HigherOrderOp, operands: Sequence[Operand], params: dict[str, Any]
+) -> Graph | None:
+    """What a node means whose branches make sizes of results, as a graph of its args
+    with one node whose results are padded; before them it gives the sizes. None: they
+    make none."""
+    like = graphs_of(params)[0]
+    types = op.result_types([o.type for o in operands], params)
+    made = _made(like, types)
+    if not made:
+        return None
+    places, count = list(made.values()), len(made)
+    tracer = Tracer(None, op.name, env=ShapeEnv(user_line))
+    symbols = _symbols(tracer, like)
+    lead = [tracer.operand(o.type, "lead") for o in operands[: op.lead]]
+    rest: list[Value] = [tracer.operand(v.type, v.node.name) for v in like.operands]
+    rest += _captures(tracer, like)
+
+    def sizes(results: Sequence[Value]) -> list[Value]:
+        return _sizes(results, places)
+
+    def measured() -> Sequence[Value]:
+        graphs = map_graphs(params, lambda g: _silent(_branch(g, like, (), sizes)))
+        return bind(op, [*lead, *symbols, *map(stop_gradient, rest)], graphs)
+
+    with using(tracer):
+        limits = _largest(made, measured)
+        largest = dict(zip(made, limits, strict=True))
+        given = free_symbols(*limits)
+
+        def full(results: Sequence[Value]) -> list[Value]:
+            pairs = zip(results, types, strict=True)
+            return [*sizes(results), *(_pad(x, t, largest) for x, t in pairs)]
+
+        more = [TracedTensor(tracer, tracer.symbol(s)) for s in given]
+        graphs = map_graphs(params, lambda g: _branch(g, like, given, full))
+        found = bind(op, [*lead, *symbols, *more, *rest], graphs)
+        now = _symbols_of(found[:count], largest)
+        pairs = zip(found[count:], types, strict=True)
+        return tracer.close([_cut(x, t, now) for x, t in pairs])
+
+
+def _branch(
+    graph: Graph,
+    like: Graph,
+    symbols: Collection[Symbol],
+    results: Callable[[Sequence[Value]], Sequence[Value]],
+) -> Graph:
+    """A branch with other results, that are made of its own; it takes what `like` does,
+    the first of them all, and more symbols."""
+    tracer = Tracer(None, graph.name, env=ShapeEnv(user_line))
+    inputs = _symbols(tracer, like)
+    for symbol in symbols:
+        tracer.define(symbol)
+    inputs += [tracer.operand(v.type, v.node.name) for v in like.operands]
+    inputs += _captures(tracer, like)
+    with using(tracer):
+        found = interpret(graph, inputs, bind_again)
+        return tracer.close(results(list(map(as_value, found))))
+
+
+def _silent(graph: Graph) -> Graph:
+    """What the results of a graph need, which is computed once more."""
+    eliminate_dead_code(graph, with_effects=True)
+    return silent(graph)
+
+
+# --- sizes ----------------------------------------------------------------------------
+
+
+def _largest(
+    sizes: Iterable[Symbol], measured: Callable[[], Sequence[Value]]
+) -> list[Size]:
+    """The largest that each size may be; where nobody knows that, what is measured."""
+    bounds = [s.range.high for s in sizes]
+    if inf not in bounds:
+        return [int(n) for n in bounds]
+    return [
+        current().symbol_of(n, 0) if most == inf else int(most)
+        for n, most in zip(measured(), bounds, strict=False)
+    ]
 
 
 def _pad(x: Value, type_: TensorType, largest: Mapping[Symbol, Size]) -> Value:

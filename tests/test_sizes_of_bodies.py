@@ -15,7 +15,6 @@ from hopflow.errors import (
     BranchTypeError,
     CarryTypeError,
     CheckError,
-    DerivativeError,
     ShapeError,
     TraceError,
 )
@@ -447,16 +446,11 @@ def of_the_larger(x: Any) -> Any:
     return hf.sum(hf.cond(x[0] > 0, lambda: x[:3], lambda: x[:5]))
 
 
-def test_derivatives_of_sizes_that_branches_make_name_the_way_out() -> None:
-    with pytest.raises(DerivativeError, match="of the size `max`"):
-        hf.jit(hf.grad(of_the_larger))(hf.asarray(X))
-
-
-def in_one(f: Run, dim: Any) -> Run:
+def in_one(f: Run, *dim: Any) -> Run:
     """All that `f` returns in one number."""
 
     def total(x: Any) -> Any:
-        leaves, _ = pytree.flatten(f(x, dim))
+        leaves, _ = pytree.flatten(f(x, *dim))
         return sum(hf.sum(hf.sin(leaf / 4) * x[1]) for leaf in leaves)
 
     return total
@@ -498,3 +492,104 @@ def test_each_example_may_have_sizes_of_its_own_in_bodies(f: Run, jit: bool) -> 
     mapped = hf.jit(hf.vmap(f)) if jit else hf.vmap(f)
     rows = [hf.asarray(x) for x in (X, -X, X)]
     agree(mapped(hf.stack(rows)), np.stack([np.asarray(f(row)) for row in rows]))
+
+
+# --- results of a size that a branch makes --------------------------------------------
+
+# Each beside what it is in Python, where all sizes are known.
+PLAIN: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+
+def in_python(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def keep(f: Callable[..., Any]) -> Callable[..., Any]:
+        PLAIN[f] = plain
+        return f
+
+    return keep
+
+
+@in_python(lambda x: 2 * x[x > 1])
+def chosen(x: Any) -> Any:
+    return hf.cond(hf.sum(x) > 0, lambda: 2 * x[x > 1], lambda: x[:1])
+
+
+@in_python(lambda x: x)
+def by_index(x: Any) -> Any:
+    index = hf.astype(hf.sum(x) > 0, hf.int64) + 1
+    return hf.switch(index, [lambda: x[:2], lambda: x[x > 0] ** 2, lambda: x])
+
+
+@in_python(lambda x: hf.concat([x[x > 1] ** 2, x]))
+def of_a_call(x: Any) -> Any:
+    return hf.invoke_subgraph(lambda x: hf.concat([x[x > 1] ** 2, x]), x)
+
+
+@in_python(lambda x: hf.stack([x[x > 1] ** 3] * 2))
+def kept(x: Any) -> Any:
+    rows = hf.checkpoint(lambda y: hf.stack([y, y]), policy="everything")
+    return hf.checkpoint(lambda x: rows(x[x > 1] ** 3))(x)
+
+
+@in_python(lambda x: x[x > 1] * x[1:3][0])
+def of_branches(x: Any) -> Any:
+    def inner() -> Any:
+        return hf.cond(x[0] > 0, lambda: (x[x > 1], x[1:3]), lambda: (x, x[:1]))
+
+    y, z = hf.cond(hf.sum(x) > 0, inner, lambda: (x[:2], x[:2]))
+    return y * z[0]
+
+
+@in_python(lambda x: hf.sum(x[x > 1]) * x[x > 1])
+def of_integers(x: Any) -> Any:
+    def then() -> Any:
+        which = x > 1
+        return hf.nonzero(which)[0], x[which]
+
+    i, y = hf.cond(x[0] > 0, then, lambda: (hf.arange(2), x[:2]))
+    return hf.sum(y) * x[i]
+
+
+@in_python(lambda x: hf.concat([x, x, x[:2] * 3]))
+def of_a_loop(x: Any) -> Any:
+    def grow(y: Any) -> Any:
+        return (hf.concat([y, x]),)
+
+    def then() -> Any:
+        [y] = hf.while_loop(
+            lambda y: hf.sum(y) < 1.5 * hf.sum(x), grow, (x,), dynamic_carry=GROWS
+        )
+        return hf.concat([y, x[:2] * 3])
+
+    return hf.cond(x[0] > 0, then, lambda: x)
+
+
+GROWS = {"y": {0: True}}
+
+
+@in_python(lambda x: sum(x[0] * hf.sum(x[x > a] if a > 1 else x[:1]) for a in X + 0.5))
+def in_a_scan(x: Any) -> Any:
+    def step(total: Any, a: Any) -> Any:
+        more = hf.cond(a > 1, lambda: x[x > a], lambda: x[:1])
+        return total + x[0] * hf.sum(more), None
+
+    return hf.scan(step, 0.0, hf.asarray(X + 0.5))[0]
+
+
+@in_python(lambda x: x[x > 100])
+def of_nothing(x: Any) -> Any:
+    return hf.cond(x[0] > 0, lambda: x[x > 100], lambda: x)
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda f: f, lambda f: hf.jit(f, dynamic=True)], ids=["eager", "dynamic"]
+)
+@pytest.mark.parametrize("composition", DERIVATIVES)
+@pytest.mark.parametrize("f", PLAIN)
+def test_derivatives_of_results_whose_size_a_branch_makes(
+    f: Run, composition: str, wrap: Callable[[Run], Run]
+) -> None:
+    def run(f: Run) -> Run:
+        return lambda x: DERIVATIVES[composition](in_one(f), x)
+
+    x = hf.asarray(X + 0.5)
+    agree(wrap(run(f))(x), run(PLAIN[f])(x), rtol=1e-4)
