@@ -221,7 +221,8 @@ class HigherOrderOp:
         self, args: Sequence[Operand], params: dict[str, Any]
     ) -> tuple[Value, ...]:
         """Run a node on concrete values."""
-        return slots.executor(self, args, params)
+        run = run_interpreted if _modes.interprets else slots.executor
+        return run(self, args, params)
 
     def interpret(
         self, args: Sequence[Operand], params: dict[str, Any]
@@ -312,11 +313,25 @@ def run_interpreted(
 slots.executor = run_interpreted
 
 
-class _Debugging(threading.local):
-    on = False
+class _Modes(threading.local):
+    """How this thread runs operators that are called on concrete values."""
+
+    debugs = False
+    interprets = False
 
 
-_debugging = _Debugging()
+_modes: Final = _Modes()
+
+
+@contextmanager
+def interpreted() -> Iterator[None]:
+    """Within the block operators are run by the graph interpreter, not compiled."""
+    before = _modes.interprets
+    _modes.interprets = True
+    try:
+        yield
+    finally:
+        _modes.interprets = before
 
 
 @contextmanager
@@ -327,17 +342,17 @@ def debug() -> Iterator[None]:
     trace can tell the types, there is one: of all branches if the one that runs returns
     a Python number, of the body of a loop that begins with one or takes no steps.
     """
-    before = _debugging.on
-    _debugging.on = True
+    before = _modes.debugs
+    _modes.debugs = True
     try:
         yield
     finally:
-        _debugging.on = before
+        _modes.debugs = before
 
 
 def debugging() -> bool:
     """Whether operators are to run as plain Python here."""
-    return _debugging.on and current().is_eager
+    return _modes.debugs and current().is_eager
 
 
 # --- predicates -----------------------------------------------------------------------

@@ -32,7 +32,7 @@ ORDER = (
     ("hops",),
     ("compiler",),
     (
-        *("jit", "transforms", "fx", "nn", "rewrite", "export"),
+        *("backends", "jit", "transforms", "fx", "nn", "rewrite", "export"),
         # The package itself, which re-exports the above; then what uses it as users do.
         *("__init__", "testing", "demo", "cli", "__main__"),
     ),

@@ -217,6 +217,10 @@ class CompileError(HopflowError, RuntimeError):
     """The compiler could not make native code; a defect of hopflow, with details."""
 
 
+class BackendError(HopflowError, RuntimeError):
+    """A backend given to `hf.jit` failed, or gave what is not what it was asked for."""
+
+
 # --- run time -------------------------------------------------------------------------
 
 

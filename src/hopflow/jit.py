@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from hopflow import pytree
+from hopflow.backends import Backed, Backend, as_backend
 from hopflow.bind import Operand, Value, current, recorded
 from hopflow.compiler.pipeline import Executable
 from hopflow.errors import ArgumentTypeError, ArgumentValueError
@@ -60,7 +61,7 @@ class _Compiled:
                 where something is written
     """
 
-    executable: Executable
+    executable: Executable | Backed
     captured: list[EagerTensor]
     written: list[int]
     spec: Spec
@@ -204,12 +205,14 @@ class Jitted:
         donate: tuple[int, ...],
         dynamic: Dynamic,
         ranks: AllGather | None,
+        backend: Backend | None,
     ) -> None:
         functools.update_wrapper(self, f)
         self._f = f
         self._donate = donate
         self._dynamic = dynamic
         self._ranks = ranks
+        self._backend = backend
         self._lock = RLock()
         self._families: dict[Any, Family[_Compiled]] = {}
         self._known: dict[tuple[Any, ...], _Known] = {}
@@ -350,14 +353,19 @@ class Jitted:
         graph, results, inputs = traced.graph, traced.results, traced.inputs
         log("graph", lambda: format_graph(graph))
         sources = inputs.find_sources()
+        found = [sources[v.node.symbol] for v in graph.symbols if v.node.symbol]
+        given = [*call.tensors, *traced.captured]
+        sizes = [source.find(call.given.leaves) for source in found]
         compiled = _Compiled(
-            Executable(graph, self._donated_inputs(call)),
+            Backed(self._backend, graph, given, sizes)
+            if self._backend is not None
+            else Executable(graph, self._donated_inputs(call)),
             traced.captured,
             traced.written,
             results.spec,
             results.constants,
             results.numbers,
-            [sources[v.node.symbol] for v in graph.symbols if v.node.symbol],
+            found,
             _rows(traced.captured, call.tensors if exact else ()),
         )
         numbers = enumerate(zip(call.places, call.values, strict=True))
@@ -469,7 +477,10 @@ class Jitted:
 
     @property
     def _latest(self) -> Executable:
-        return self._present.compiled.executable
+        latest = self._present.compiled.executable
+        if isinstance(latest, Executable):
+            return latest
+        raise ArgumentValueError(f"{self!r} has no native code: a backend runs it.")
 
     @property
     def _present(self) -> Variant[_Compiled]:
@@ -512,7 +523,7 @@ class Jitted:
     @property
     def graph(self) -> Graph:
         """The captured graph."""
-        return self._latest.graph
+        return self._present.compiled.executable.graph
 
     @property
     def graph_text(self) -> str:
@@ -641,6 +652,7 @@ def jit(
     donate: Sequence[int] = (),
     dynamic: Dynamic = None,
     ranks: AllGather | None = None,
+    backend: Backend | str | None = None,
 ) -> Any:
     """`f`, traced and compiled to native code for the kinds of calls it gets.
 
@@ -659,15 +671,22 @@ def jit(
             Python objects, from a record to the records of all, in the order of their
             ranks. It is called before a trace, and so by all processes or by none;
             sizes that differ between them are symbols, and all compile one program.
+        backend: Makes a function of each graph: called with a module as of `hf.trace`
+            and its inputs, ints for symbols and then tensors, it returns a function of
+            such inputs to the list of the outputs. "interpreter": NumPy runs node after
+            node. None, "native": our compiler.
 
     Raises:
-        ArgumentTypeError: `f` or `ranks` cannot be called, or `donate` has what is no
-            int.
-        ArgumentValueError: `donate` has a negative number, or one twice.
+        ArgumentTypeError: `f`, `ranks` or `backend` cannot be called, or `donate` has
+            what is no int.
+        ArgumentValueError: `donate` has a negative number, or one twice, or `backend`
+            is no such name.
+        BackendError: at a call: the backend fails, or gives something else.
     """
     positions = _positions(donate)
     if f is None:
-        return functools.partial(jit, donate=donate, dynamic=dynamic, ranks=ranks)
+        options = {"donate": donate, "dynamic": dynamic, "ranks": ranks}
+        return functools.partial(jit, **options, backend=backend)
     if not callable(f):
         raise ArgumentTypeError(
             f"jit: `f` must be a function, and is `{type(f).__name__}`."
@@ -677,4 +696,4 @@ def jit(
             "jit: `ranks` must be a function that gathers the records of all "
             f"processes, and is `{type(ranks).__name__}`."
         )
-    return Jitted(f, positions, dynamic, ranks)
+    return Jitted(f, positions, dynamic, ranks, as_backend(backend))

@@ -8,16 +8,14 @@ A test that is parametrised by `MEANINGS` states a fact of each of them:
 """
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from hopflow import pytree
-from hopflow.bind import slots
 from hopflow.graph.verifier import verify
-from hopflow.hops.base import debug, run_interpreted
+from hopflow.hops.base import debug, interpreted
 from hopflow.jit import jit
 from hopflow.trace.capture import trace
 
@@ -39,17 +37,6 @@ Run = Callable[..., Any]
 class Meaning(NamedTuple):
     name: str
     run: Run
-
-
-@contextmanager
-def interpreted() -> Iterator[None]:
-    """Within the block operators are run by the graph interpreter, not compiled."""
-    before = slots.executor
-    slots.executor = run_interpreted
-    try:
-        yield
-    finally:
-        slots.executor = before
 
 
 def run_debug(f: Run, *args: Any) -> Any:
