@@ -341,7 +341,7 @@ def test_what_is_beside_allocated_memory_stays() -> None:
         for w in words:
             assert (w[[0, 1, 4, 5]] == -7).all()
             assert w[3] == length
-            owned_array(w[2:4], np.dtype(np.float64))
+            owned_array(w[2:4], np.dtype(np.float64), compiled.kernel.free)
 
 
 def twice(v: Any) -> Any:

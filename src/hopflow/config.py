@@ -25,6 +25,10 @@ class Config:
     """The process's settings.
 
     verify              run the verifiers of every IR between all passes
+    check_bounds        code checks each index of each access to memory; what is out of
+                        range, which is a defect of ours, raises BoundsError
+    guard_pages         what native code reads and writes is copied between memory pages
+                        that are closed: an access beside it ends the process
     print_width         columns that printed graphs may take
     kernel_cache_size   native programs kept for new traces of equal graphs; the one not
                         asked for the longest goes first
@@ -33,6 +37,8 @@ class Config:
     """
 
     verify: bool = field(default_factory=lambda: _flag("HOPFLOW_VERIFY"))
+    check_bounds: bool = field(default_factory=lambda: _flag("HOPFLOW_CHECK_BOUNDS"))
+    guard_pages: bool = field(default_factory=lambda: _flag("HOPFLOW_GUARD_PAGES"))
     print_width: int = 100
     kernel_cache_size: int = 4096
     threads: ctypes.c_int64 = field(default_factory=_threads, repr=False)

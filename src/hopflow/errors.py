@@ -221,6 +221,11 @@ class BackendError(HopflowError, RuntimeError):
     """A backend given to `hf.jit` failed, or gave what is not what it was asked for."""
 
 
+class BoundsError(HopflowError, RuntimeError):
+    """Compiled code would read or write beside a buffer; a defect of hopflow, found by
+    `hf.config.check_bounds`."""
+
+
 # --- run time -------------------------------------------------------------------------
 
 

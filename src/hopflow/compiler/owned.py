@@ -1,12 +1,9 @@
 """Arrays in memory that a native program allocated, and that is freed with them."""
 
-import ctypes
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 import numpy as np
-
-from hopflow.compiler.llvm.jit import c_symbols, once
 
 NDArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
@@ -18,13 +15,18 @@ def result_words(ndim: int) -> tuple[int, ...]:
     return (1 + ndim,)
 
 
-def owned_array(words: NDArray, dtype: np.dtype[Any]) -> NDArray:
-    """The array of the words that a program returned; called once for each."""
+def owned_array(
+    words: NDArray, dtype: np.dtype[Any], free: Callable[[int], None]
+) -> NDArray:
+    """The array of the words that a program returned; called once for each.
+
+    `free` is called with the address when nothing uses the memory any more.
+    """
     address, *shape = words.tolist()
     size = dtype.itemsize
     for n in shape:
         size *= n
-    return np.asarray(_Memory(address, size)).view(dtype).reshape(shape)
+    return np.asarray(_Memory(address, size, free)).view(dtype).reshape(shape)
 
 
 class _Memory:
@@ -32,9 +34,9 @@ class _Memory:
 
     __slots__ = ("__array_interface__", "_address", "_free")
 
-    def __init__(self, address: int, size: int) -> None:
+    def __init__(self, address: int, size: int, free: Callable[[int], None]) -> None:
         self._address = address
-        self._free = _free()  # here, for at exit modules may be gone before arrays
+        self._free = free  # here, for at exit modules may be gone before arrays
         self.__array_interface__ = {
             "version": 3,
             "typestr": "|u1",
@@ -44,8 +46,3 @@ class _Memory:
 
     def __del__(self) -> None:
         self._free(self._address)
-
-
-@once
-def _free() -> Callable[[int], None]:
-    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(c_symbols()["free"])

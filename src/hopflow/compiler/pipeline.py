@@ -10,13 +10,14 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from hopflow.bind import Operand, Value
+from hopflow.compiler.bounds import with_bounds_checks
 from hopflow.compiler.callbacks import Callbacks
 from hopflow.compiler.layout import DENSE, Layouts, layout_of, strides_of
 from hopflow.compiler.owned import WORD, owned_array, result_words
 from hopflow.compiler.passes import PASSES
 from hopflow.compiler.runtime import Kernel, Trapped, compile_program
 from hopflow.compiler.schedule.scheduler import schedule
-from hopflow.compiler.traps import trap_error
+from hopflow.compiler.traps import bounds_error, trap_error
 from hopflow.config import config
 from hopflow.errors import GraphError
 from hopflow.graph.core import Arg, Constant, Graph, Node, Var, plain_symbol
@@ -35,9 +36,11 @@ from hopflow.tensor import EagerTensor
 _Call: TypeAlias = Callable[..., Trapped | None]
 
 _lock = RLock()
-# By the hash of a graph, its donated inputs, and how its inputs lie in memory; the one
-# used last stands last.
-_kernels: OrderedDict[tuple[str, tuple[int, ...], Layouts], Kernel] = OrderedDict()
+# By the hash of a graph, its donated inputs, how its inputs lie in memory, and what
+# settings decide; the one used last stands last.
+_kernels: OrderedDict[
+    tuple[str, tuple[int, ...], Layouts, tuple[bool, ...]], Kernel
+] = OrderedDict()
 
 
 def lower(
@@ -58,6 +61,8 @@ def lower(
         if config.verify:
             verify_graph(graph)
     program = schedule(graph, donated=donated, layouts=layouts)
+    if config.check_bounds:
+        program = with_bounds_checks(program)
     if config.verify:
         verify_program(program)
     return graph, program
@@ -147,7 +152,7 @@ class Executable:
         if trapped is not None:
             raise self._error(kernel, trapped)
         for k, dtype in self._made:
-            outputs[k] = owned_array(outputs[k], dtype)
+            outputs[k] = owned_array(outputs[k], dtype, self.kernel.free)
         return [
             EagerTensor(array, weak=weak)
             for array, (_, weak, _) in zip(outputs, self._results, strict=True)
@@ -209,6 +214,8 @@ class Executable:
     def _error(self, kernel: Kernel, trapped: Trapped) -> Exception:
         number, *values = trapped
         site = kernel.program.sites[number]
+        if site.kind == "bounds":
+            return bounds_error(site.what, values)
         return trap_error(site.kind, list(self.graph.walk())[site.node], values)
 
     @property
@@ -247,7 +254,8 @@ def _where(graph: Graph, symbol: Var) -> tuple[int, int]:
 def _kernel(
     graph: Graph, donated: tuple[int, ...] = (), layouts: Layouts = ()
 ) -> Kernel:
-    key = structural_hash(graph), donated, layouts
+    settings = config.check_bounds, config.guard_pages
+    key = structural_hash(graph), donated, layouts, settings
     with _lock:
         known = _kernels.get(key)
         if known is not None:

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
+from hopflow.compiler import guarded
 from hopflow.compiler.llvm import library, parallel
 from hopflow.compiler.llvm.emit import Emission, emit
 from hopflow.compiler.llvm.jit import (
@@ -81,6 +82,10 @@ class Kernel:
     it is words, as `owned` reads them.) It returns None, or a `Trapped` if the
     program stopped at a `Trap`. It may be called from several threads at once.
 
+    made      the outputs, among others, whose memory the program itself finds
+    guarded   whether its memory lies between closed pages
+    free      frees the memory of an output in `made`, by its address
+
     Raises on a call:
         KeyboardInterrupt: Ctrl-C, or `interrupt`.
         MemoryError: There was no room for temporaries.
@@ -91,9 +96,13 @@ class Kernel:
         self.program = program
         self.made = allocated(program.body)  # outputs, among others
         self._jit = compiler or jit()
-        self.emission: Emission = emit(program, plan(program), self._jit.target)
+        self.guarded = config.guard_pages
+        self.emission: Emission = emit(
+            program, plan(program), self._jit.target, guarded=self.guarded
+        )
         self.code: bytes = self._jit.compile(self.emission.text)
-        self._loaded = _load(self.emission, self.code, program)
+        self._loaded = _load(self.emission, self.code, program, self.guarded)
+        self.free = guarded.free() if self.guarded else _free()
         self.call = self.calling(_no_host)
 
     def calling(self, host: Host) -> Callable[..., Trapped | None]:
@@ -111,7 +120,7 @@ class Kernel:
         function: Callable[..., Trapped | None] = _new_function(
             ctypes.byref(self._loaded.method), code, None, None
         )
-        return function
+        return guarded.calling(function, self.program) if self.guarded else function
 
     def __call__(self, *args: Any) -> Trapped | None:
         return self.call(*args)
@@ -140,12 +149,14 @@ def compile_program(program: Program) -> Kernel:
     return Kernel(program)
 
 
-def _load(emission: Emission, code: bytes, program: Program) -> _Loaded:
-    """Link object code."""
-    symbols = always_linked()
+def _load(emission: Emission, code: bytes, program: Program, closed: bool) -> _Loaded:
+    """Link object code; its constants lie between `closed` pages if that is wanted."""
+    symbols, constants = always_linked(), emission.constants
+    if closed:
+        constants = {name: guarded.copied(data) for name, data in constants.items()}
     for name in emission.symbols:
-        if name in emission.constants:
-            symbols[name] = emission.constants[name].ctypes.data
+        if name in constants:
+            symbols[name] = constants[name].ctypes.data
         else:
             symbols[name] = _address(name)
     linked = jit().link(code, [emission.name], symbols)
@@ -153,7 +164,7 @@ def _load(emission: Emission, code: bytes, program: Program) -> _Loaded:
     method = _MethodDef(
         program.name.encode(), _stubs()["hf_entry"], _METH_FASTCALL, None
     )
-    data = list(emission.constants.values())
+    data = list(constants.values())
     return _Loaded(linked, method, (linked[emission.name], arity), data)
 
 
@@ -166,7 +177,14 @@ def _no_host(site: int, words: int) -> None:  # noqa: ARG001
 def _address(name: str) -> int:
     if name in _STUBS:
         return _stubs()[name]
+    if name in guarded.SYMBOLS:
+        return guarded.library()[name]
     return c_symbols().get(name) or library.address(name)
+
+
+@once
+def _free() -> Callable[[int], None]:
+    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(c_symbols()["free"])
 
 
 @once

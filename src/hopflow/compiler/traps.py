@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from hopflow.errors import (
+    BoundsError,
     CheckError,
     DivisionError,
     HopflowError,
@@ -17,6 +18,15 @@ from hopflow.ops.item import range_fault
 
 _AS_EAGER: Final = {"dynamic_index": "index"}
 """Operations by the names that eager errors give them."""
+
+
+def bounds_error(what: str, values: Sequence[int]) -> BoundsError:
+    """The error for an access that `config.check_bounds` has found out of range."""
+    position, extent = values
+    return BoundsError(
+        f"{what}: position {position} of {extent} in compiled code. This is a defect "
+        "of hopflow, not of your program: please report it with the program."
+    )
 
 
 def trap_error(kind: str, node: Node, values: Sequence[int]) -> HopflowError:

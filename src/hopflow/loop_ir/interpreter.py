@@ -176,9 +176,7 @@ class _Interpreter:
             lane.memory[buffer] = self.allocator.given(array)
         for buffer in program.constants:
             lane.memory[buffer] = self.allocator.given(np.asarray(buffer.data))
-        growing = {
-            s.buffer for s in walk.statements(program.body) if isinstance(s, Grow)
-        }
+        growing = walk.growing(program.body)
         later = walk.allocated(program.body)
         for buffer in (*program.outputs, *program.arena):
             if buffer in later:

@@ -277,6 +277,7 @@ Kind: TypeAlias = Literal[
     "library",
     "callback",
     "progress",
+    "bounds",
 ]
 
 
@@ -286,11 +287,13 @@ class Site:
     "progress", and which node of the graph it is from.
 
     `node` is the node's number in a depth-first walk of the *graph*, so that a kernel
-    shared by equal graphs leads each to its own source line and message.
+    shared by equal graphs leads each to its own source line and message. A site of kind
+    "bounds" is of no node, and says by itself what was done with which buffer.
     """
 
     kind: Kind
     node: int
+    what: str = ""
 
 
 @dataclass(eq=False, slots=True)

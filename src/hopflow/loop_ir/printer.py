@@ -342,7 +342,7 @@ def format_program(program: Program) -> str:
     outputs = [b for b in program.outputs if b not in program.inputs]
     buffers = (*program.inputs, *outputs, *program.arena, *program.constants)
     sites = [
-        f"site {number}: {site.kind} of node {site.node}"
+        f"site {number}: {site.what or f'{site.kind} of node {site.node}'}"
         for number, site in enumerate(program.sites)
     ]
     head = [f"    {line}" for line in (*map(_buffer, buffers), *sites)]

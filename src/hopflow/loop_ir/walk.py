@@ -125,6 +125,11 @@ def allocated(body: Sequence[Stmt]) -> dict[Buffer, None]:
     return {s.buffer: None for s in statements(body) if isinstance(s, Allocate)}
 
 
+def growing(body: Sequence[Stmt]) -> set[Buffer]:
+    """The buffers whose first axis `body` makes longer while it runs."""
+    return {s.buffer for s in statements(body) if isinstance(s, Grow)}
+
+
 def loaded(statement: Stmt) -> Iterator[Expr]:
     """The "load" nodes in the expressions of `statement` itself."""
     return (node for node in nodes(*expressions(statement)) if node.op == "load")

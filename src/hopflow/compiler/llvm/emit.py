@@ -14,7 +14,13 @@ import numpy as np
 
 from hopflow.compiler.llvm.cost import FUEL, RELEASE, Cost
 from hopflow.compiler.llvm.expressions import ScalarEvaluator
-from hopflow.compiler.llvm.memory import Memory, note_aliasing
+from hopflow.compiler.llvm.memory import (
+    Memory,
+    allocate,
+    free,
+    note_aliasing,
+    size_in_bytes,
+)
 from hopflow.compiler.llvm.module import HOT, OPAQUE, Function, Module
 from hopflow.compiler.llvm.statements import Emitter
 from hopflow.compiler.llvm.stubs import HEADER
@@ -22,7 +28,7 @@ from hopflow.compiler.llvm.target import Target
 from hopflow.compiler.plan import ALIGNMENT, ArenaPlan
 from hopflow.loop_ir import walk
 from hopflow.loop_ir.expr import Expr
-from hopflow.loop_ir.nest import Grow, Program, Swap
+from hopflow.loop_ir.nest import Program, Swap
 
 ON_STACK: Final = 4096
 """An arena of at most this many bytes is on the stack."""
@@ -49,25 +55,32 @@ def emit_llvm(program: Program, arena: ArenaPlan, target: Target) -> str:
     return emit(program, arena, target).text
 
 
-def emit(program: Program, arena: ArenaPlan, target: Target) -> Emission:
-    """The LLVM IR of `program`, whose arena is laid out as `arena` says."""
-    return _ProgramEmitter(program, arena, target).emit()
+def emit(
+    program: Program, arena: ArenaPlan, target: Target, *, guarded: bool = False
+) -> Emission:
+    """The LLVM IR of `program`, whose arena is laid out as `arena` says.
+
+    If `guarded`, each buffer of the arena has memory of its own, of `compiler.guarded`.
+    """
+    return _ProgramEmitter(program, arena, target, guarded).emit()
 
 
 class _ProgramEmitter:
     """The function around the statements: parameters, memory, and the way out."""
 
-    def __init__(self, program: Program, arena: ArenaPlan, target: Target) -> None:
+    def __init__(
+        self, program: Program, arena: ArenaPlan, target: Target, guarded: bool
+    ) -> None:
         self.program, self.arena, self.target = program, arena, target
         self.name = symbol(program.name)
-        self.module = Module()
+        self.module = Module(guarded=guarded)
         self.f = Function(self.module, f"i64 @{self.name}(ptr %block)", HOT)
         self.memory = Memory(self.f)
         self.emitter = Emitter(self.f, self.memory, target)
         self.all = list(walk.statements(program.body))
         self.allocated = walk.allocated(program.body)
         self.constants: dict[str, np.ndarray[Any, np.dtype[Any]]] = {}
-        self._heap = ""  # the slot of the arena's address, if it is not on the stack
+        self._heap: list[str] = []  # slots of the addresses of what is not on the stack
 
     def emit(self) -> Emission:
         f = self.f
@@ -127,7 +140,7 @@ class _ProgramEmitter:
     def _allocate(self) -> None:
         """Find memory for the arena, and lay out the buffers in it."""
         f, values, arena = self.f, self.emitter.values, self.arena
-        growing = {s.buffer for s in self.all if isinstance(s, Grow)}
+        growing = walk.growing(self.program.body)
         swapped = {b for s in self.all if isinstance(s, Swap) for b in (s.a, s.b)}
         for buffer in (*growing, *self.allocated):
             self.memory.place_in_slot(buffer, "null")
@@ -137,10 +150,14 @@ class _ProgramEmitter:
         placed = [b for b in self.program.arena if b not in self.emitter.capacities]
         if not placed:
             return
-        base = self._arena_base(arena.total)
+        base = "" if self.module.guarded else self._arena_base(arena.total)
         for buffer in placed:
-            offset = values.value(arena.offsets[buffer])
-            pointer = f.emit(f"getelementptr i8, ptr {base}, i64 {offset}")
+            if self.module.guarded:
+                size = size_in_bytes(buffer.shape, buffer.dtype)
+                pointer = self._on_heap(values.value(size))
+            else:
+                offset = values.value(arena.offsets[buffer])
+                pointer = f.emit(f"getelementptr i8, ptr {base}, i64 {offset}")
             if buffer in swapped:
                 self.memory.place_in_slot(buffer, pointer)
             else:
@@ -151,12 +168,16 @@ class _ProgramEmitter:
         if total.is_const and total.attr <= ON_STACK:
             return f.slot(f"[{total.attr} x i8]", "arena", ALIGNMENT)
         size = self.emitter.values.value(total)
-        self._heap = f.slot("ptr", "heap")
-        f.module.external("ptr @aligned_alloc(i64, i64)")
         rounded = f.emit(f"add i64 {size}, {ALIGNMENT}")
-        whole = f.emit(f"and i64 {rounded}, {-ALIGNMENT}")
-        base = f.emit(f"call ptr @aligned_alloc(i64 {ALIGNMENT}, i64 {whole})")
-        f.do(f"store ptr {base}, ptr {self._heap}")
+        return self._on_heap(f.emit(f"and i64 {rounded}, {-ALIGNMENT}"))
+
+    def _on_heap(self, size: str) -> str:
+        """Memory of `size` bytes until the program ends."""
+        f = self.f
+        slot = f.early_slot("ptr", "heap", "null")
+        self._heap.append(slot)
+        base = allocate(f, size)
+        f.do(f"store ptr {base}, ptr {slot}")
         self.emitter.no_memory_if(f.emit(f"icmp eq ptr {base}, null"))
         return base
 
@@ -164,12 +185,8 @@ class _ProgramEmitter:
         """The block in which every way out ends."""
         f = self.f
         f.start("exit")
-        slots = [self._heap] if self._heap else []
-        slots += [self.memory.slot(b) for b in self.emitter.capacities]
-        for slot in slots:
-            f.module.external("void @free(ptr)")
-            pointer = f.emit(f"load ptr, ptr {slot}")
-            f.do(f"call void @free(ptr {pointer})")
+        for slot in (*self._heap, *map(self.memory.slot, self.emitter.capacities)):
+            free(f, f.emit(f"load ptr, ptr {slot}"))
         status = f.emit(f"load i64, ptr {self.emitter.status}")
         f.do(f"ret i64 {status}")
 

@@ -20,7 +20,7 @@ T = TypeVar("T")
 _ALWAYS: Final = ("memcpy", "memmove", "memset")
 _ASKED: Final = (
     "malloc aligned_alloc realloc free fmod fmodf clock_gettime "
-    "pthread_create pthread_detach nanosleep"
+    "pthread_create pthread_detach nanosleep mmap mprotect munmap"
 ).split()
 
 

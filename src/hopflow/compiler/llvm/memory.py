@@ -6,6 +6,7 @@ from typing import Final
 from hopflow.compiler.llvm.module import Function
 from hopflow.compiler.llvm.operations import from_memory, to_memory
 from hopflow.compiler.llvm.types import memory_type
+from hopflow.compiler.plan import ALIGNMENT
 from hopflow.dtypes import DType
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
@@ -141,6 +142,34 @@ def size_in_bytes(shape: Sequence[Expr], dtype: DType) -> Expr:
     for extent in shape:
         total = e.mul(extent, total)
     return total
+
+
+# --- from the system ------------------------------------------------------------------
+
+
+def allocate(f: Function, size: str) -> str:
+    """A register with the address of `size` bytes, a multiple of `ALIGNMENT`; null if
+    there is no room. (Guarded memory ends with the last of its bytes, and so may begin
+    anywhere.)"""
+    if f.module.guarded:
+        f.module.external("ptr @hf_guarded_alloc(i64)")
+        return f.emit(f"call ptr @hf_guarded_alloc(i64 {size})")
+    f.module.external("ptr @aligned_alloc(i64, i64)")
+    return f.emit(f"call ptr @aligned_alloc(i64 {ALIGNMENT}, i64 {size})")
+
+
+def reallocate(f: Function, pointer: str, size: str) -> str:
+    """`allocate`, with what `pointer` held, which is freed; it may be null."""
+    name = "hf_guarded_realloc" if f.module.guarded else "realloc"
+    f.module.external(f"ptr @{name}(ptr, i64)")
+    return f.emit(f"call ptr @{name}(ptr {pointer}, i64 {size})")
+
+
+def free(f: Function, pointer: str) -> None:
+    """Give back what the two above gave; `pointer` may be null."""
+    name = "hf_guarded_free" if f.module.guarded else "free"
+    f.module.external(f"void @{name}(ptr)")
+    f.do(f"call void @{name}(ptr {pointer})")
 
 
 # --- aliasing -------------------------------------------------------------------------

@@ -21,9 +21,13 @@ HOT = '"prefer-vector-width"="512" nounwind'
 
 
 class Module:
-    """The text of one module: declarations, data and functions, each by its name."""
+    """The text of one module: declarations, data and functions, each by its name.
 
-    def __init__(self) -> None:
+    guarded   whether its memory comes from `compiler.guarded`
+    """
+
+    def __init__(self, *, guarded: bool = False) -> None:
+        self.guarded = guarded
         self.symbols: set[str] = set()  # what the linker must be given addresses of
         self._globals: dict[str, str] = {}
         self._functions: dict[str, str] = {}

@@ -15,7 +15,13 @@ from hopflow.compiler.llvm import (
 )
 from hopflow.compiler.llvm.cost import FUEL, Cost
 from hopflow.compiler.llvm.expressions import ScalarEvaluator
-from hopflow.compiler.llvm.memory import Memory, size_in_bytes
+from hopflow.compiler.llvm.memory import (
+    Memory,
+    allocate,
+    free,
+    reallocate,
+    size_in_bytes,
+)
 from hopflow.compiler.llvm.module import OPAQUE, RARE, Function
 from hopflow.compiler.llvm.stubs import INTERRUPTED, OUT_OF_MEMORY, TRAP_VALUES
 from hopflow.compiler.llvm.target import Target
@@ -412,10 +418,12 @@ class Emitter:
         """Find memory for the shape that is known now, unless there is enough."""
         f, name = self.f, self.f.name("allocate")
         extents = [self.values.value(n) for n in s.buffer.shape]
-        size = self._bytes(extents, s.buffer.dtype.itemsize)
+        itemsize = s.buffer.dtype.itemsize
+        rounded = itemsize if f.module.guarded else ALIGNMENT
+        size = self._bytes(extents, itemsize, rounded)
         # Of an empty buffer, too, the first element can be read.
         f.module.declare("i64 @llvm.umax.i64(i64, i64)")
-        size = f.emit(f"call i64 @llvm.umax.i64(i64 {size}, i64 {ALIGNMENT})")
+        size = f.emit(f"call i64 @llvm.umax.i64(i64 {size}, i64 {rounded})")
         slot = self.capacities[s.buffer]
         capacity = f.emit(f"load i64, ptr {slot}")
         fits = f.emit(f"icmp sle i64 {size}, {capacity}")
@@ -425,11 +433,9 @@ class Emitter:
         double = f.emit(f"shl i64 {capacity}, 1")
         more = f.emit(f"icmp sgt i64 {double}, {size}")
         size = f.emit(f"select i1 {more}, i64 {double}, i64 {size}")
-        f.module.external("void @free(ptr)")
-        f.module.external("ptr @aligned_alloc(i64, i64)")
-        f.do(f"call void @free(ptr {self.memory.pointer(s.buffer)})")
+        free(f, self.memory.pointer(s.buffer))
         # Capacities are such that there is nothing to free where this fails.
-        new = f.emit(f"call ptr @aligned_alloc(i64 {ALIGNMENT}, i64 {size})")
+        new = allocate(f, size)
         self.memory.move(s.buffer, new)
         f.do(f"store i64 {size}, ptr {slot}")
         self.no_memory_if(f.emit(f"icmp eq ptr {new}, null"))
@@ -443,11 +449,11 @@ class Emitter:
                 f.do(f"store i64 {extent}, ptr {to}")
         self.values.forget_loads()
 
-    def _bytes(self, extents: Sequence[str], itemsize: int) -> str:
+    def _bytes(self, extents: Sequence[str], itemsize: int, multiple: int) -> str:
         """The bytes of an array, rounded up; leaves if there cannot be so many."""
         f = self.f
         total, faults = str(itemsize), []
-        for operation, terms in (("mul", extents), ("add", [str(2 * ALIGNMENT - 1)])):
+        for operation, terms in (("mul", extents), ("add", [str(multiple - 1)])):
             intrinsic = f"{{i64, i1}} @llvm.s{operation}.with.overflow.i64"
             f.module.declare(f"{intrinsic}(i64, i64)")
             for term in terms:
@@ -458,7 +464,7 @@ class Emitter:
         for fault in faults[1:]:
             faults[0] = f.emit(f"or i1 {faults[0]}, {fault}")
         self.no_memory_if(faults[0])
-        return f.emit(f"and i64 {total}, {-ALIGNMENT}")
+        return f.emit(f"and i64 {total}, {-multiple}")
 
     def _grow(self, s: Grow) -> None:
         """Double the capacity when the row at `length` has no room."""
@@ -476,8 +482,7 @@ class Emitter:
             row = self.values.value(size_in_bytes(one, s.buffer.dtype))
             size = f.emit(f"mul i64 {larger}, {row}")
             old = self.memory.pointer(s.buffer)
-            f.module.external("ptr @realloc(ptr, i64)")
-            new = f.emit(f"call ptr @realloc(ptr {old}, i64 {size})")
+            new = reallocate(f, old, size)
             failed = f.emit(f"icmp eq ptr {new}, null")
             self.no_memory_if(failed)
             self.memory.move(s.buffer, new)

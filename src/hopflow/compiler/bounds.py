@@ -1,0 +1,98 @@
+"""Programs that check where they read and write, for `hf.config.check_bounds`.
+
+What a schedule makes is right by construction: an access out of range is a defect of
+ours, and shows here at once, with the buffer's name. Vector loops with checks in them
+run element by element; whether their vectors stay within memory, `guard_pages` shows.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from hopflow.loop_ir import expr as e
+from hopflow.loop_ir import walk
+from hopflow.loop_ir.expr import Expr
+from hopflow.loop_ir.nest import (
+    SERIAL,
+    Buffer,
+    Call,
+    For,
+    HostCall,
+    If,
+    Program,
+    Ref,
+    Site,
+    Stmt,
+    Store,
+    Trap,
+    While,
+)
+
+
+def with_bounds_checks(program: Program) -> Program:
+    """The program, stopped by a trap of kind "bounds" before an access out of range; it
+    reports the index and the extent of the axis."""
+    pass_ = _Pass(list(program.sites), walk.growing(program.body))
+    return replace(program, body=pass_.body(program.body), sites=pass_.sites)
+
+
+@dataclass
+class _Pass:
+    sites: list[Site]
+    growing: set[Buffer]  # their first axis is as long as the program has made it
+
+    def body(self, statements: Sequence[Stmt]) -> list[Stmt]:
+        checked: list[Stmt] = []
+        for s in statements:
+            match s:
+                case While():
+                    head = [*self.body(s.head), *self.checks(s)]
+                    checked.append(While(head, s.test, self.body(s.body)))
+                    continue
+                case For():
+                    inner: Stmt = _loop(s, self.body(s.body))
+                case If():
+                    inner = If(s.test, self.body(s.then), self.body(s.else_))
+                case _:
+                    inner = s
+            checked += [*self.checks(s), inner]
+        return checked
+
+    def checks(self, s: Stmt) -> Iterator[Stmt]:
+        """A trap for each index that the expressions of `s` itself could misplace."""
+        for buffer, at, what in _accesses(s):
+            for axis, (position, extent) in enumerate(
+                zip(at, buffer.shape, strict=False)
+            ):
+                if axis == 0 and buffer in self.growing:
+                    continue
+                # Of what is empty the first element is read, and not used.
+                last = e.binary("max", e.sub(extent, e.index(1)), e.index(0))
+                low = e.compare("lt", position, e.index(0))
+                fault = e.binary("or", low, e.compare("lt", last, position))
+                if fault.is_const and not fault.attr:
+                    continue
+                what_and_where = f"{what} `{buffer.name}`, axis {axis}"
+                self.sites.append(Site("bounds", 0, what_and_where))
+                yield Trap(fault, len(self.sites) - 1, (position, extent))
+
+
+def _loop(s: For, body: list[Stmt]) -> For:
+    """`s` with another body: with traps in it, it is none for vectors."""
+    serial = s.binding.kind == "vector" and len(body) > len(s.body)
+    return replace(s, body=body, binding=SERIAL if serial else s.binding)
+
+
+def _accesses(s: Stmt) -> Iterator[tuple[Buffer, Sequence[Expr], str]]:
+    """The buffers that `s` itself accesses, with indices, and how."""
+    for node in walk.loaded(s):
+        yield node.attr, node.args, "reading"
+    match s:
+        case Store():
+            yield s.buffer, s.indices, "writing"
+        case Call():
+            for ref in s.args:
+                if isinstance(ref, Ref):
+                    yield ref.buffer, ref.at, f"`{s.routine}` on"
+        case HostCall():
+            for ref in s.refs:
+                yield ref.buffer, ref.at, "a call of Python on"

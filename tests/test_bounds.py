@@ -1,0 +1,161 @@
+"""Native code stays within its memory: `config.check_bounds`, `config.guard_pages`."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from textwrap import dedent
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hopflow as hf
+from hopflow.compiler import pipeline
+from hopflow.compiler.schedule.scheduler import schedule
+from hopflow.errors import BoundsError
+from hopflow.loop_ir import expr as e
+from hopflow.loop_ir.nest import For, Program, Store
+from hopflow.testing.meanings import agree
+
+X = np.random.default_rng(0).normal(size=(7, 5))
+
+
+def _gemm(x: Any) -> Any:
+    return hf.scan(lambda c, _: (hf.tanh(c @ x.T @ x), None), x, None, length=3)[0]
+
+
+PROGRAMS: dict[str, Callable[[Any], Any]] = {
+    "elementwise": lambda x: hf.exp(x) * 2 + x[::-1],
+    "rank 0": lambda x: hf.sum(x) * 2,
+    "narrow": lambda x: hf.astype(x > 0, hf.int8) + hf.astype(x, hf.int8),
+    "reduction": lambda x: hf.sum(x, axis=1) + hf.max(x, axis=1),
+    "prefix": lambda x: hf.cumulative_sum(x, axis=0),
+    "sort": lambda x: hf.sort(x, axis=1),
+    "gather": lambda x: hf.take(x, hf.argsort(x[:, 0]), axis=0),
+    "pad": lambda x: hf.concat([hf.pad(x, 1), hf.zeros((1, 7))]),
+    "empty": lambda x: hf.concat([x[:0], x]) @ hf.zeros((5, 0)),
+    "mask": lambda x: x[x > 0] * 2,
+    "stack": lambda x: hf.scan(lambda c, r: (c + r, hf.sum(c * r)), x[0], x),
+    "while": lambda x: hf.while_loop(
+        lambda n, c: (n < 40) & (hf.sum(c) < 90),
+        lambda n, c: (n + 1, hf.roll(c, 1, axis=0) * 1.1 + 0.1),
+        (0, x),
+    ),
+    "in place": lambda x: hf.fori_loop(
+        0, 5, lambda i, a: a.at[i, i].set(hf.sum(a[i])), x
+    ),
+    "gemm": _gemm,
+    "solve": lambda x: hf.linalg.solve(x.T @ x, x[0]),
+    "map": lambda x: hf.map(lambda r: hf.fori_loop(0, 9, lambda _, c: c * r, r), x),
+    "grad of while": hf.grad(
+        lambda x: hf.sum(
+            hf.while_loop(
+                lambda n, c: n < 20, lambda n, c: (n + 1, hf.sin(c) * x), (0, x)
+            )[1]
+        )
+    ),
+}
+
+
+@pytest.fixture(params=["check_bounds", "guard_pages"])
+def checked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hf.config, request.param, True)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_checked_code_computes_the_same(
+    name: str, dynamic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A process that ends here has read or written beside a buffer.
+    f, x = PROGRAMS[name], hf.asarray(X)
+    expected = hf.jit(f, dynamic=dynamic)(x)
+    for setting in ("check_bounds", "guard_pages"):
+        with monkeypatch.context() as patch:
+            patch.setattr(hf.config, setting, True)
+            agree(hf.jit(f, dynamic=dynamic)(x), expected)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.usefixtures("checked")
+def test_strided_and_donated_and_written_inputs(order: Any) -> None:
+    x = hf.asarray(np.array(X, order=order))
+    agree(
+        hf.jit(lambda a: hf.sum(a * 2, axis=0))(x[1::2, ::-1]),
+        (X * 2)[1::2, ::-1].sum(0),
+    )
+
+    @hf.jit
+    def write(a: Any) -> None:
+        a[1:] *= 3
+
+    write(x)
+    agree(x, np.concatenate([X[:1], X[1:] * 3]))
+    agree(hf.jit(lambda a: a + 1, donate=(0,))(hf.asarray(X.copy())), X + 1)
+
+
+@pytest.mark.usefixtures("checked")
+def test_results_of_found_sizes_live_on() -> None:
+    kept = [hf.jit(lambda x, n=n: x[x > 0] * n)(hf.asarray(X)) for n in range(4)]
+    for n, result in enumerate(kept):
+        agree(result, X[X > 0] * n)
+
+
+def _longer(program: Program) -> Program:
+    """A planted fault: each loop over elements takes one step too many."""
+
+    def body(statements: Any) -> Any:
+        return [
+            replace(
+                s,
+                extent=e.add(s.extent, e.index(1)),
+                body=s.body,
+                binding=replace(s.binding, kind="serial", width=1),
+            )
+            if isinstance(s, For) and any(isinstance(t, Store) for t in s.body)
+            else s
+            for s in statements
+        ]
+
+    return replace(program, body=body(program.body))
+
+
+def test_an_index_out_of_range_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hf.config, "check_bounds", True)
+    monkeypatch.setattr(
+        pipeline, "schedule", lambda graph, **rest: _longer(schedule(graph, **rest))
+    )
+    with pytest.raises(BoundsError, match=r"reading `in0`, axis 0: position 11 of 11"):
+        hf.jit(lambda x: x * 0.123456789)(hf.asarray(np.ones(11)))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="closed pages are POSIX's")
+def test_a_closed_page_ends_a_process_that_reads_on() -> None:
+    """Vector code, with a planted fault."""
+    script = """
+        from dataclasses import replace
+        import numpy as np
+        import hopflow as hf
+        from hopflow.compiler import pipeline
+        from hopflow.loop_ir import expr as e
+
+        schedule = pipeline.schedule
+
+        def longer(graph, **rest):
+            program = schedule(graph, **rest)
+            (loop,) = program.body
+            loop = replace(loop, extent=e.add(loop.extent, e.index(1)))
+            return replace(program, body=[loop])
+
+        hf.config.guard_pages = True
+        print(hf.jit(lambda x: x * 2)(hf.asarray(np.ones(11)))[10].item())
+        pipeline.schedule = longer
+        hf.jit(lambda x: x * 3)(hf.asarray(np.ones(11)))
+    """
+    run = subprocess.run(
+        [sys.executable, "-c", dedent(script)], capture_output=True, text=True
+    )
+    assert run.stdout.strip() == "2.0"
+    assert run.returncode == -signal.SIGSEGV, run.stderr
