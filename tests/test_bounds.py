@@ -37,6 +37,7 @@ PROGRAMS: dict[str, Callable[[Any], Any]] = {
     "pad": lambda x: hf.concat([hf.pad(x, 1), hf.zeros((1, 7))]),
     "empty": lambda x: hf.concat([x[:0], x]) @ hf.zeros((5, 0)),
     "mask": lambda x: x[x > 0] * 2,
+    "ends of nothing": lambda x: hf.searchsorted(hf.flip(x[x > 9]), x[0]),
     "stack": lambda x: hf.scan(lambda c, r: (c + r, hf.sum(c * r)), x[0], x),
     "while": lambda x: hf.while_loop(
         lambda n, c: (n < 40) & (hf.sum(c) < 90),
