@@ -1,5 +1,6 @@
 """Graphs nobody wrote: text reads back, hashes are blind to names, junk is refused."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,9 +8,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+import hopflow as hf
 from hopflow import dtypes
 from hopflow.bind import bind
-from hopflow.errors import ProgramFormatError
+from hopflow.errors import GraphError, ProgramFormatError
 from hopflow.graph.core import Arg, Constant, Graph, Node, Section, SourceLine, Var
 from hopflow.graph.hashing import equal, structural_hash
 from hopflow.graph.interpreter import interpret
@@ -18,7 +20,6 @@ from hopflow.graph.printer import format_graph
 from hopflow.graph.rewriting import clone, eliminate_dead_code
 from hopflow.graph.types import SYMBOL_TYPE, TensorType
 from hopflow.graph.verifier import verify
-from hopflow.ops import elementwise  # noqa: F401
 from hopflow.symbolic.size import (
     Size,
     SymInt,
@@ -242,3 +243,46 @@ def test_dead_code_elimination_keeps_the_results(graph: Graph) -> None:
     for a, b in zip(interpret(graph, args, bind), expected, strict=True):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
     assert eliminate_dead_code(graph) == 0
+
+
+# --- graphs from strangers ------------------------------------------------------------
+
+X = asarray(np.arange(12, dtype=np.float64).reshape(4, 3))
+TRACED = [
+    hf.trace(f, X, mode=mode).graph
+    for mode in ("real", "symbolic")
+    for f in (
+        lambda x: hf.while_loop(
+            lambda n, c: n < 4, lambda n, c: (n + 1, hf.sin(c) @ x.T @ x), (0, x)
+        ),
+        lambda x: hf.scan(lambda c, r: (c + r, hf.sum(c * r)), x[0], x, reverse=True),
+        lambda x: hf.cond(hf.sum(x) > 0, lambda: hf.pad(x, 1)[1:-1, 1:-1], lambda: -x),
+        lambda x: hf.map(
+            lambda r: hf.switch(hf.argmax(r), [lambda: r, lambda: hf.roll(r, 1)]), x
+        ),
+        lambda x: hf.associative_scan(lambda a, b: a * b + 1, x),
+        lambda x: (hf.take(x, hf.argsort(x[:, 0]), axis=0), x.at[1, 2].set(3.0)),
+        lambda x: (hf.reshape(x, (2, 6)), hf.concat([x, x], axis=1), hf.sort(x)),
+        hf.grad(lambda x: hf.sum(hf.scan(lambda c, r: (c * r, c), x[0], x)[1])),
+    )
+]
+TEXTS = [re.findall(r"\w+|\s+|[^\w\s]", format_graph(graph)) for graph in TRACED]
+REAL = {node.op.name: node.op for g in TRACED for node in g.walk() if node.op}
+words = st.sampled_from(sorted({word for text in TEXTS for word in text})) | (
+    st.sampled_from(["-1", "999999999999", "9" * 30, "1e400", "nan", "None", "()", "'"])
+)
+
+
+@given(st.sampled_from(TEXTS), st.data())
+def test_mangled_programs_are_refused_by_parser_or_verifier(
+    text: list[str], data: st.DataObject
+) -> None:
+    text = list(text)
+    for _ in range(data.draw(st.integers(1, 3))):
+        text[data.draw(st.integers(0, len(text) - 1))] = data.draw(words)
+    try:
+        graph = parse("".join(text), REAL)
+        verify(graph)
+    except (ProgramFormatError, GraphError):
+        return
+    assert equal(parse(format_graph(graph), REAL), graph)

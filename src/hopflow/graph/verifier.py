@@ -221,15 +221,7 @@ class _Scope:
     def call(self, node: Node) -> None:
         for name, graph in node.graphs.items():
             self.verifier.graph(graph, (*self.path, name))
-        if node.graphs:
-            self.regions(node)
-        try:
-            inferred = result_types(node.op, node.args, node.params)
-        except HopflowError as error:
-            raise GraphError(
-                f"graph `{'/'.join(self.path)}`, {self.where}: the operands have types "
-                f"that the operator takes: {error}"
-            ) from error
+        inferred = self.inferred(node)
         self.require(
             len(inferred) == len(node.results),
             f"the operator gives {len(inferred)} results, and the node has "
@@ -245,6 +237,25 @@ class _Scope:
             )
         if node.symbol is not None:
             self.definition(node, node.symbol)
+
+    def inferred(self, node: Node) -> tuple[TensorType, ...]:
+        """The types of the results, by the operator's own rules."""
+        where = f"graph `{'/'.join(self.path)}`, {self.where}"
+        try:
+            if node.graphs:
+                self.regions(node)
+            return result_types(node.op, node.args, node.params)
+        except GraphError:
+            raise
+        except HopflowError as error:
+            raise GraphError(
+                f"{where}: the operands have types that the operator takes: {error}"
+            ) from error
+        except Exception as error:  # whatever rules do with what they never expected
+            raise GraphError(
+                f"{where}: the params are those of the operator: "
+                f"{type(error).__name__}: {error}"
+            ) from error
 
     def definition(self, node: Node, symbol: Symbol) -> None:
         """A symbol that a call defines."""
