@@ -58,7 +58,7 @@ def run_node(
         with using(linear or here):
             return values, tangents(op, operands, given, values, params)
     if linear is None:
-        return op.jvp(operands, given, params)  # type: ignore[no-any-return]
+        return op.push(operands, given, params)  # type: ignore[no-any-return]
     values, derivative = op.linearize(operands, given, params)
     with using(linear):
         return values, derivative(given)

@@ -12,7 +12,7 @@ from hopflow.graph.core import Graph, Node, Var
 from hopflow.graph.regions import Region, Role, Runs, Signature, roles
 from hopflow.graph.rewriting import effects, inline
 from hopflow.graph.types import TensorType
-from hopflow.hops.base import Call, HigherOrderOp, numbered, split_args
+from hopflow.hops.base import Call, HigherOrderOp, derived, numbered, split_args
 from hopflow.hops.bodies import (
     Body,
     Function,
@@ -120,6 +120,9 @@ class AssociativeScan(HigherOrderOp):
         return pytree.unflatten(call.spec, results)
 
     # --- rules ---
+
+    vjp = derived
+    export = derived
 
     def debug(self, *xs: Any, body: Any, length: int, reverse: bool) -> tuple[Any, ...]:
         if not length:

@@ -1,22 +1,32 @@
 """The base of every operator: its entry, its rules, and who calls them."""
 
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Final, NamedTuple
 
 from hopflow.autograd import operators, twins
+from hopflow.autograd.api import vjp
 from hopflow.autograd.forward import differentiate
 from hopflow.batching import operators as batching
-from hopflow.bind import Operand, Value, bind, current, slots
-from hopflow.errors import CarryTypeError, PredicateError
+from hopflow.bind import Operand, Value, bind, current, recorded, slots
+from hopflow.errors import (
+    CarryTypeError,
+    OperatorError,
+    PredicateError,
+    UnsupportedRuleError,
+)
 from hopflow.graph.core import Arg, Graph, Node, map_graphs
 from hopflow.graph.interpreter import interpret
 from hopflow.graph.regions import Port, Role, Signature
 from hopflow.graph.types import TensorType
+from hopflow.hops import derived as forms
+from hopflow.hops import own_rules
 from hopflow.hops.bodies import Body, Function, Written, as_value, own_copy
-from hopflow.loop_ir.kernels import Lowered
+from hopflow.loop_ir.kernels import Inline, Lowered
 from hopflow.pytree import Spec
 from hopflow.symbolic.size import Size
 from hopflow.tensor import EagerTensor
@@ -41,6 +51,7 @@ class Call:
                      may change, and the sizes that are allowed
     counts           whether the first operand is a counter that `spec` has not
     total            how many steps it takes, if that is known
+    given            the arguments of an operator whose rules are derived
     """
 
     name: str
@@ -54,29 +65,93 @@ class Call:
     dynamic: dict[int, dict[int, Dim]] = field(default_factory=dict)
     counts: bool = False
     total: int | None = None
+    given: forms.Given | None = None
+
+
+class _Inherited:
+    """In a class: a rule that it leaves to the one above it."""
+
+    def __init__(self, owner: type, name: str) -> None:
+        self.owner, self.name = owner, name
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        bound = owner if instance is None else instance
+        return getattr(super(self.owner, bound), self.name)
+
+
+class _Derived:
+    """What `derived` is; its name is known only once it stands in a class."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        setattr(owner, name, _Inherited(owner, name))
+
+
+derived: Final[Any] = _Derived()
+"""`jvp = derived` says that a rule is the one of the class above: what follows from the
+operator's graphs."""
+
+
+class unsupported:
+    """`export = unsupported("why")` says that there is no such rule, and why.
+
+    Using it is an `UnsupportedRuleError`.
+    """
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        return self if instance is None else partial(self, instance)
+
+    def __call__(self, op: Any, *_args: Any, **_params: Any) -> Any:
+        raise UnsupportedRuleError(
+            f"{op.name}: it has no rule `{self.name}`: {self.reason}."
+        )
 
 
 class HigherOrderOp:
-    """An operator whose parameters include graphs.
+    """An operator with functions among its arguments.
 
-    A node of it has args `(*lead, *symbols, *operands, *captures)` and takes its graphs
+    A subclass needs its meaning in plain Python, `debug`, and no more:
+
+        class Twice(hf.HigherOrderOp):
+            def debug(self, f, x):
+                return f(f(x))
+
+        twice = Twice()
+
+    It is called as `debug` is. Functions, and pytrees of tensors and numbers, are
+    operands; keyword-only parameters are options, whose numbers are part of a call's
+    kind. All other rules are derived from what `debug` does when it is traced, and the
+    operator stays one node until one of them is asked for. See
+    docs/add_an_operator.md, also for rules of one's own.
+
+    A node has args `(*lead, *symbols, *operands, *captures)` and takes its graphs
     among the params. All graphs of a node have the same symbols and captures, in the
     same order. Its results share memory with nothing.
 
-    name       as users call it
+    name       as users call it; by default that of the class: `Twice` is "twice"
     lead       how many args come before the symbols (a predicate, an index)
     droppable  whether a pass may take out results that nothing reads
     """
 
-    name: ClassVar[str]
+    name: ClassVar[str] = "operator"
     lead: ClassVar[int] = 0
     droppable: ClassVar[bool] = True
     effects: frozenset[str] = frozenset()
 
     RULES: Final = (
-        *("debug", "infer", "functionalize", "lower"),
+        *("debug", "infer", "functionalize", "jvp", "vjp", "batch", "lower", "export"),
         *("signature", "with_roles"),
     )
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "name" not in vars(cls):
+            cls.name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
 
     def __repr__(self) -> str:
         return f"<operator {self.name}>"
@@ -85,6 +160,8 @@ class HigherOrderOp:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Use the operator: in debug mode as plain Python, else traced and bound."""
+        if (node := recorded(self, args, kwargs)) is not None:
+            return node
         return self.use(lambda: self.prepare(*args, **kwargs))
 
     def use(self, prepare: Callable[[], Call]) -> Any:
@@ -100,51 +177,72 @@ class HigherOrderOp:
         Raises:
             HopflowError: an argument is wrong; before anything runs.
         """
-        raise NotImplementedError
+        given = forms.given(self.name, self.debug, args, kwargs)
+        return Call(self.name, [], given.operands, {}, given=given)
 
     def trace(self, call: Call) -> Any:
         """Trace the functions, bind a node, and give the results their structure."""
-        raise NotImplementedError
+        assert call.given is not None
+        return forms.trace(self, call.given)
 
     def run_debug(self, call: Call) -> Any:
         """Run the functions as they are."""
-        raise NotImplementedError
+        assert call.given is not None
+        return forms.run_debug(self.name, self.debug, call.given)
+
+    @property
+    def own_rules(self) -> tuple[str, ...]:
+        """The rules that the class has of its own and calls as `debug` is called."""
+        own = type(self)
+        rules = ("jvp", "vjp")
+        return tuple(r for r in rules if getattr(own, r) != getattr(HigherOrderOp, r))
 
     # --- rules ---
 
-    def debug(self, *args: Any, **params: Any) -> tuple[Any, ...]:
-        """The meaning in plain Python: flat values in and out, functions for graphs.
-
-        `args` are the lead and the operands; a function takes and gives flat values.
-        """
-        raise NotImplementedError
-
     # `Any`, so that each operator may name the args and params that it has.
+
+    def debug(self, *args: Any, **params: Any) -> Any:
+        """The meaning in plain Python.
+
+        Of an operator with derived rules: a function of what the user gives. Of others:
+        flat values in and out, functions for graphs; `args` are the lead and operands.
+        """
+        raise OperatorError(
+            f"{self.name}: it has no meaning. Define `debug(self, ...)` in "
+            f"`{type(self).__name__}`, as plain Python that calls its functions."
+        )
 
     def infer(self, *types: Any, **params: Any) -> tuple[TensorType, ...]:
         """The types of a node's results from those of its args (`TensorType`).
 
         They are over the symbols of its graphs; `graph.regions` translates them.
         """
-        raise NotImplementedError
+        return forms.meaning_of(params).out_types
 
     def functionalize(self, bodies: Sequence[Body]) -> Written:
         """Turn writes in bodies to inputs into results; see `Written`."""
-        raise NotImplementedError
+        return forms.functionalize(bodies)
 
     def lower(self, *args: Any, **params: Any) -> Lowered:
         """The region that a node stands for, from its results' types and its args."""
-        raise NotImplementedError
+        _types, *operands = args
+        return Inline(forms.meaning_of(params), tuple(operands))
 
     def signature(self, node: Node) -> Signature:
         """The role of each input and result; see `graph.regions`."""
-        raise NotImplementedError
+        return forms.signature(node)
 
     def with_roles(
-        self, params: dict[str, Any], args: Sequence[Role], results: Sequence[Role]
+        self,
+        params: dict[str, Any],
+        args: Sequence[Role],
+        results: Sequence[Role],
     ) -> dict[str, Any]:
         """`params` for args and results of other roles: counts set anew."""
-        raise NotImplementedError
+        return params
+
+    # How formats for other programs spell a node.
+    export: Any = unsupported("programs cannot be exported yet")
 
     def batch(
         self,
@@ -157,15 +255,33 @@ class HigherOrderOp:
 
         Batched args and results have the examples along axis 0; one arg at least is.
         """
+        if forms.MEANING in params:
+            return forms.batch(params[forms.MEANING], size, batched, args)
         return batching.batch(self, size, batched, args, params)
 
-    def jvp(
+    def push(
         self,
         operands: Sequence[Operand],
         tangents: Sequence[Tangent],
         params: dict[str, Any],
     ) -> tuple[Sequence[Value], Sequence[Tangent]]:
-        """The results, and their tangents."""
+        """The results of a node, and their tangents."""
+        rule = own_rules.push if self._has_own("jvp", params) else type(self).jvp
+        found: tuple[Sequence[Value], Sequence[Tangent]]
+        found = rule(self, operands, tangents, params)
+        return found
+
+    def _has_own(self, rule: str, params: dict[str, Any]) -> bool:
+        return own_rules.ARGUMENTS in params and rule in self.own_rules
+
+    def jvp(self, *args: Any, **options: Any) -> Any:
+        """The results, and their tangents, from operands, tangents, params.
+
+        Of an operator with derived rules: `jvp(primals, tangents, **options)` gives the
+        result and its tangent as `debug` gives the result; see `own_rules`.
+        """
+        del options
+        operands, tangents, params = args
         graph = self.of_fixed_sizes(operands, params)
         if graph is not None:
             own = _symbols_first(self, operands, params)
@@ -182,6 +298,10 @@ class HigherOrderOp:
     ) -> tuple[Sequence[Value], Callable[[Sequence[Tangent]], Sequence[Tangent]]]:
         """The results, and a linear function from tangents of the operands (zero where
         `tangents` are) to those of the results."""
+        if self._has_own("vjp", params):
+            return own_rules.linearize_vjp(self, operands, params)
+        if self._has_own("jvp", params):
+            return own_rules.linearize_jvp(self, operands, tangents, params)
         graph = self.of_fixed_sizes(operands, params)
         if graph is not None:
             linear = next(t.tracer for t in tangents if isinstance(t, TracedTensor))
@@ -192,13 +312,20 @@ class HigherOrderOp:
             return values, lambda _: found
         return operators.linearize(self, operands, tangents, params)
 
+    def vjp(self, *args: Any, **options: Any) -> Any:
+        """The result, as `debug` gives it, and a pullback.
+
+        Derived: by `linearize` and `transpose`.
+        """
+        return vjp(lambda *own: self(*own, **options), *args)
+
     def of_fixed_sizes(
         self, operands: Sequence[Operand], params: dict[str, Any]
     ) -> Graph | None:
         """What a node means, as a graph of its args, symbols first, whose operators
         have derivatives: no step or branch of them changes a size. None: the node is
         of that kind itself."""
-        return None
+        return params.get(forms.MEANING)
 
     def transpose(
         self,
@@ -228,6 +355,9 @@ class HigherOrderOp:
         self, args: Sequence[Operand], params: dict[str, Any]
     ) -> tuple[Value, ...]:
         """Run a node by interpreting its graphs: `debug` on them."""
+        if forms.MEANING in params:
+            found = interpret(params[forms.MEANING], args, bind)
+            return tuple(map(as_value, found))
         parts = split_args(self, args, params)
 
         def function(graph: Graph) -> Callable[..., tuple[Value, ...]]:

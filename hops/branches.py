@@ -23,7 +23,7 @@ from hopflow.graph.regions import (
     roles,
 )
 from hopflow.graph.types import TensorType, same_size
-from hopflow.hops.base import Call, HigherOrderOp, numbered, split_args
+from hopflow.hops.base import Call, HigherOrderOp, derived, numbered, split_args
 from hopflow.hops.bodies import (
     Body,
     Closed,
@@ -217,6 +217,11 @@ class Branching(HigherOrderOp):
                 raise BranchTypeError(self.name, one.label, two.label, leaves)
 
     # --- rules ---
+
+    jvp = derived
+    vjp = derived
+    batch = derived
+    export = derived
 
     def functionalize(self, bodies: Sequence[Body]) -> Written:
         """A write in one branch is a result of all: the others return the old value."""

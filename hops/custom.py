@@ -29,7 +29,7 @@ from hopflow.errors import (
 )
 from hopflow.graph.core import Arg, Node
 from hopflow.graph.types import TensorType, same_shape
-from hopflow.hops.base import Call, HigherOrderOp, split_args
+from hopflow.hops.base import Call, HigherOrderOp, derived, split_args
 from hopflow.hops.bodies import Function, require_callable
 from hopflow.hops.branches import Calling
 from hopflow.ops.convert import as_value
@@ -475,6 +475,7 @@ class Pullback(HigherOrderOp):
         raise GraphError(f"{self.name}: it is there to be transposed, and never runs.")
 
     functionalize: Any = _never
+    export = derived
     signature: Any = _never
     with_roles: Any = _never
 
@@ -490,6 +491,7 @@ class Pullback(HigherOrderOp):
     run_eager: Any = _refuse
     batch: Any = _refuse
     jvp: Any = _refuse
+    vjp: Any = _refuse
     linearize: Any = _refuse
 
     def infer(self, *types: Any, pullback: _Pullback) -> tuple[TensorType, ...]:

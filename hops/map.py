@@ -12,7 +12,7 @@ from hopflow.graph.regions import Port, Region, Role, Signature, roles
 from hopflow.graph.regions import result_types as bound_result_types
 from hopflow.graph.rewriting import effects
 from hopflow.graph.types import TensorType
-from hopflow.hops.base import Call, HigherOrderOp, numbered, split_args
+from hopflow.hops.base import Call, HigherOrderOp, derived, numbered, split_args
 from hopflow.hops.bodies import (
     Body,
     Function,
@@ -88,6 +88,11 @@ class Map(HigherOrderOp):
         return pytree.unflatten(body.spec, results)
 
     # --- rules ---
+
+    jvp = derived
+    vjp = derived
+    batch = derived
+    export = derived
 
     def debug(self, *xs: Any, body: Any, length: int) -> tuple[Any, ...]:
         return tuple(stacked([body(*slices(xs, i)) for i in range(length)]))

@@ -26,7 +26,7 @@ from hopflow.graph.core import Constant, Graph, Node
 from hopflow.graph.interpreter import interpret
 from hopflow.graph.regions import Port, Region, Role, Signature, roles
 from hopflow.graph.types import TensorType
-from hopflow.hops.base import HigherOrderOp, numbered, split_args
+from hopflow.hops.base import HigherOrderOp, derived, numbered, split_args
 from hopflow.hops.checkpoint import checkpoint
 from hopflow.hops.cond import cond
 from hopflow.hops.loops import empty_stacks, read_row, stacked_types, write_row
@@ -176,6 +176,8 @@ class _LoopDerivative(HigherOrderOp):
 
     debug: Any = _never
     functionalize: Any = _never
+    vjp = derived
+    export = derived
 
     def lower(self, types: Any, *args: Any, **params: Any) -> Inline:
         return Inline(_graph(self.meaning, args, params), args)

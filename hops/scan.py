@@ -23,6 +23,7 @@ from hopflow.hops.base import (
     HigherOrderOp,
     check_scalar,
     debugging,
+    derived,
     split_args,
 )
 from hopflow.hops.bodies import (
@@ -178,6 +179,11 @@ class Scan(HigherOrderOp):
         return _result(call, body.spec, [*results[:count], *results[last:]])
 
     # --- rules ---
+
+    jvp = derived
+    vjp = derived
+    batch = derived
+    export = derived
 
     def debug(
         self,

@@ -23,6 +23,7 @@ from hopflow.hops.base import (
     HigherOrderOp,
     Parts,
     check_scalar,
+    derived,
     numbered,
     split_args,
     truth,
@@ -245,6 +246,11 @@ class While(HigherOrderOp):
         return _result(call, results[: len(carry)])
 
     # --- rules ---
+
+    jvp = derived
+    vjp = derived
+    batch = derived
+    export = derived
 
     def debug(
         self,

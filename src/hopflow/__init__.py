@@ -36,7 +36,7 @@ from hopflow.dtypes import (
 from hopflow.dtypes import bool_ as bool
 from hopflow.fx.tracer import symbolic_trace, wrap
 from hopflow.hops.associative_scan import associative_scan
-from hopflow.hops.base import debug
+from hopflow.hops.base import HigherOrderOp, debug
 from hopflow.hops.checkpoint import checkpoint
 from hopflow.hops.cond import cond
 from hopflow.hops.custom import custom_jvp, custom_vjp
@@ -214,6 +214,7 @@ _bind.slots.executor = _execute
 __all__ = [
     "Checkpoint",
     "Dim",
+    "HigherOrderOp",
     "Tensor",
     "__array_api_version__",
     "__array_namespace_info__",

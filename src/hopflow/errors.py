@@ -85,6 +85,10 @@ class OperatorError(HopflowError, TypeError):
     """The base of errors in the use of a higher-order operator."""
 
 
+class UnsupportedRuleError(OperatorError):
+    """An operator is used in a way for which it says that it has no rule."""
+
+
 class CarryTypeError(OperatorError):
     """A loop body returned a carry of another type than the one it was given."""
 

@@ -1,0 +1,439 @@
+"""What follows from the debug meaning of an operator alone: its derived form.
+
+A node of such an operator is `op(symbols; operands; captures; meaning, f, ..., n)`:
+
+meaning     Graph, (*symbols, *operands, *captures) -> results: `debug`, traced
+f           of each argument that is a function the graph, or one for each kind of call:
+            (*symbols, *what it is called with, *captures) -> its results
+n           of each argument that is no data the value
+arguments   of a class with rules of its own, how the user gave all these
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import is_
+from typing import Any, Final
+
+import numpy as np
+
+from hopflow import pytree
+from hopflow.batching.graphs import Batched, bind_again, evaluate
+from hopflow.bind import Interpreter, Operand, Value, bind, current, using
+from hopflow.errors import ArgumentTypeError, MutationError, OperatorError
+from hopflow.graph.core import Graph, size_of
+from hopflow.graph.interpreter import interpret
+from hopflow.graph.regions import Port, Region, Runs, Signature, roles
+from hopflow.graph.types import TensorType
+from hopflow.hops.bodies import (
+    Body,
+    Function,
+    Written,
+    as_value,
+    close_bodies,
+    commit,
+    flatten_operands,
+    flatten_results,
+    own_copy,
+    trace_body,
+    written_inputs,
+)
+from hopflow.hops.own_rules import (
+    ARGUMENTS,
+    Arguments,
+    Kind,
+    Leaf,
+    filled,
+    key_of,
+)
+from hopflow.pytree import Spec
+from hopflow.symbolic.boolean import SymBool
+from hopflow.symbolic.size import Size, Symbol, SymFloat, SymInt, free_symbols
+from hopflow.trace.dims import Dim
+from hopflow.trace.functional import TracedTensor
+from hopflow.trace.source import input_names
+from hopflow.trace.tracer import Tracer
+from hopflow.zeros import Unknown
+
+MEANING: Final = "meaning"
+
+
+@dataclass(slots=True)
+class Given:
+    """The arguments of a call.
+
+    leaves     of all arguments, in order
+    spec       the structure of (args, kwargs)
+    operands   the leaves that are data, numbers as weak constants
+    """
+
+    leaves: list[Leaf]
+    spec: Spec
+    operands: list[Operand]
+
+    @property
+    def functions(self) -> list[Leaf]:
+        return [leaf for leaf in self.leaves if leaf.kind == "function"]
+
+    @property
+    def names(self) -> list[str]:
+        """Names for the inputs that stand for the operands."""
+        return [key_of(leaf.path) for leaf in self.leaves if leaf.kind == "operand"]
+
+    def meaning(self, debug: Callable[..., Any], functions: Sequence[Any]) -> Function:
+        """`debug` of flat operands, and these functions."""
+
+        def call(flat: Sequence[Any]) -> Any:
+            args, kwargs = filled(self.leaves, self.spec, flat, functions)
+            return debug(*args, **kwargs)
+
+        return Function("debug", debug, self.names, call)
+
+
+def given(name: str, debug: Callable[..., Any], args: Any, kwargs: Any) -> Given:
+    """The arguments of a call of an operator, told apart.
+
+    Data are tensors and arrays, and numbers but those given to keyword-only parameters.
+
+    Raises:
+        ArgumentTypeError: `debug` does not take such arguments.
+        ArgumentRangeError: a Python integer does not fit the default dtype.
+    """
+    signature = inspect.signature(debug)
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise ArgumentTypeError(
+            f"{name}: {error}. It is called as `{name}{signature}`."
+        ) from None
+    bound.apply_defaults()
+    leaves: list[Leaf] = []
+    for path, leaf, by_name in _named_leaves(signature, bound):
+        leaves.append(Leaf(path, _kind(leaf, is_option=by_name), leaf))
+    data = [leaf.value for leaf in leaves if leaf.kind == "operand"]
+    operands, _ = flatten_operands(name, "args", data)
+    return Given(leaves, pytree.structure((bound.args, bound.kwargs)), operands)
+
+
+def _named_leaves(
+    signature: inspect.Signature, bound: inspect.BoundArguments
+) -> Iterator[tuple[str, Any, bool]]:
+    """The leaves of (args, kwargs), with how a user would write each, and whether it
+    was given by name."""
+    roots: list[tuple[str, Any, bool]] = []
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            given = bound.arguments[name]
+            roots += [(f"{name}[{i}]", x, False) for i, x in enumerate(given)]
+        elif parameter.kind in (parameter.POSITIONAL_ONLY, _EITHER):
+            roots.append((name, bound.arguments[name], False))
+    # A pytree has the values of a dict in the order of their names.
+    roots += [(name, value, True) for name, value in sorted(bound.kwargs.items())]
+    for root, tree, by_name in roots:
+        values, spec = pytree.flatten(tree)
+        for path, leaf in zip(pytree.leaf_paths(spec, root), values, strict=True):
+            yield path, leaf, by_name
+
+
+_EITHER: Final = inspect.Parameter.POSITIONAL_OR_KEYWORD
+
+
+def _kind(leaf: Any, *, is_option: bool) -> Kind:
+    if isinstance(leaf, Value | np.ndarray | np.generic):
+        return "operand"
+    if isinstance(leaf, bool | int | float | SymInt | SymFloat | SymBool):
+        return "static" if is_option else "operand"
+    is_function = callable(leaf) and not isinstance(leaf, type)
+    return "function" if is_function else "static"
+
+
+# --- the functions among the arguments ------------------------------------------------
+
+
+@dataclass(eq=False, slots=True)
+class Variant:
+    """A function, traced for one kind of call; `body` is open.
+
+    spec      the structure of (args, kwargs)
+    shared    of each operand the tensor of outside that it is one with, or None
+    results   how many outputs the caller gets; the rest is what is written
+    """
+
+    key: Any
+    spec: Spec
+    shared: Sequence[Operand | None]
+    body: Body
+    results: int
+    written: Written
+
+    def run(self, operands: Sequence[Operand]) -> Any:
+        """What the function returns, its operations made anew where it is called."""
+        tracer, graph = self.body.tracer, self.body.tracer.graph
+        graph.outputs = tuple(map(tracer.arg, self.body.outputs))
+        origins = {c.input: c.origin for c in tracer.captures.values()}
+        own = iter(operands)
+        args = [
+            origins[var]
+            if var in origins
+            else next(own)
+            if var.node.symbol is None
+            else current().value_of(size_of(var.node.symbol))
+            for var in graph.inputs
+        ]
+        found = [as_value(r) for r in interpret(graph, args, bind_again)]
+        targets: list[Operand] = [
+            tracer.captures[k].origin for k in self.written.captures
+        ]
+        targets += [operands[i] for i in self.written.operands]
+        commit(targets, found[self.results :])
+        return pytree.unflatten(self.body.spec, found[: self.results])
+
+
+@dataclass(eq=False, slots=True)
+class Subfunction:
+    """An argument that is a function, as `debug` gets it.
+
+    outer      where the operator is called: None in debug mode
+    variants   what it was traced to
+    """
+
+    op: str
+    path: str
+    fn: Callable[..., Any]
+    outer: Interpreter | None
+    variants: list[Variant] = field(default_factory=list)
+    _known: list[Variant] = field(default_factory=list)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        tree = (args, kwargs)
+        operands, spec = flatten_operands(self.op, f"{self.path}: args", tree)
+
+        def call(flat: Sequence[Any]) -> Any:
+            own_args, own_kwargs = pytree.unflatten(spec, flat)
+            return self.fn(*own_args, **own_kwargs)
+
+        names = input_names(
+            self.fn, [s for part in spec.children() for s in part.children()]
+        )
+        function = Function(self.path, self.fn, names, call)
+        if self.outer is None:
+            found = function([as_value(o) for o in operands])
+            outputs, out_spec = flatten_results(self.op, function, found)
+            return pytree.unflatten(out_spec, map(as_value, outputs))
+        return self.variant(function, operands, spec).run(operands)
+
+    def variant(
+        self, function: Function, operands: Sequence[Operand], spec: Spec
+    ) -> Variant:
+        found = self._traced(function, operands, spec, [None] * len(operands))
+        tracer = found.body.tracer
+        if tracer.has_writes:
+            # What it reads as a tensor of outside too is one with that.
+            outside = [_outer(o, self.outer) for o in operands]
+            shared = [o if id(o) in tracer.captures else None for o in outside]
+            found = self._traced(function, operands, spec, shared)
+        if found not in self.variants:
+            self.variants.append(found)
+        return found
+
+    def _traced(
+        self,
+        function: Function,
+        operands: Sequence[Operand],
+        spec: Spec,
+        shared: Sequence[Operand | None],
+    ) -> Variant:
+        types = [o.type for o in operands]
+        key = [(t.dtype, t.weak, [_size_key(n) for n in t.shape]) for t in types]
+        for known in self._known:
+            same = map(is_, known.shared, shared)
+            if known.key == key and known.spec == spec and all(same):
+                return known
+        path = f"{self.op}/{key_of(self.path)}"
+        with using(self.outer):
+            dynamic = _unknown_sizes(types)
+            given: Any = None
+            if any(o is not None for o in shared):
+                pairs = zip(shared, types, strict=True)
+                given = [Unknown(t) if o is None else o for o, t in pairs]
+            body = trace_body(self.op, path, function, types, given, dynamic=dynamic)
+        results = len(body.outputs)
+        made = Variant(key, spec, shared, body, results, functionalize([body]))
+        self._known.append(made)
+        return made
+
+
+def _outer(operand: Operand, outer: Interpreter | None) -> Operand | None:
+    """The tensor of outside that an operand is, if it is one as a whole."""
+    found: Any = operand
+    while isinstance(found, TracedTensor) and found.tracer is not outer:
+        found = found.origin
+    return found if isinstance(found, Value) else None
+
+
+def _size_key(size: Size) -> Any:
+    return size.expression if isinstance(size, SymInt) else size
+
+
+def _unknown_sizes(types: Sequence[TensorType]) -> dict[int, dict[int, Dim]]:
+    """The sizes that are known within the operator only, each as a size of its own."""
+    dims: dict[Any, Dim] = {}
+    found: dict[int, dict[int, Dim]] = {}
+    for i, type_ in enumerate(types):
+        for axis, size in enumerate(type_.shape):
+            if not all(map(_is_known, free_symbols(size))):
+                dim = dims.setdefault(_size_key(size), Dim(f"u{len(dims)}"))
+                found.setdefault(i, {})[axis] = dim
+    return found
+
+
+def _is_known(symbol: Symbol) -> bool:
+    """Whether the traces here have an input or a node for a symbol."""
+    tracer: Interpreter | None = current()
+    while isinstance(tracer, Tracer):
+        if symbol in tracer.symbols:
+            return True
+        tracer = tracer.parent
+    return False
+
+
+# --- tracing --------------------------------------------------------------------------
+
+
+def functionalize(bodies: Sequence[Body]) -> Written:
+    """What bodies write is a further result of each."""
+    written = written_inputs(bodies)
+    for body in bodies:
+        tracer = body.tracer
+        tensors = [tracer.captures[k].tensor for k in written.captures]
+        tensors += [tracer.operands[i] for i in written.operands]
+        body.outputs += [type(t)(tracer, tracer.read(t)) for t in tensors]
+    return written
+
+
+def run_debug(name: str, debug: Callable[..., Any], call: Given) -> Any:
+    """The results of `debug` as it is."""
+    functions = [Subfunction(name, f.path, f.value, None) for f in call.functions]
+    function = call.meaning(debug, functions)
+    tree = function([as_value(o) for o in call.operands])
+    outputs, spec = flatten_results(name, function, tree)
+    return pytree.unflatten(spec, map(own_copy, outputs))
+
+
+def trace(op: Any, call: Given) -> Any:
+    """Trace `debug`, bind a node, and give the results their structure."""
+    outer = current()
+    functions = [Subfunction(op.name, f.path, f.value, outer) for f in call.functions]
+    body = trace_body(
+        op.name,
+        f"{op.name}/debug",
+        call.meaning(op.debug, functions),
+        [o.type for o in call.operands],
+        call.operands,
+    )
+    results = len(body.outputs)
+    written: Written = op.functionalize([body])
+    variants = [v for f in functions for v in f.variants]
+    if op.own_rules and (written.captures or any(v.written.captures for v in variants)):
+        raise MutationError(
+            f"{op.name}: a function given to it writes to a tensor of outside, which "
+            f"{op.name} with {', '.join(op.own_rules)} of its own does not support. "
+            "Return the new value instead."
+        )
+    captures = body.tracer.captures
+    targets: list[Operand] = [captures[k].origin for k in written.captures]
+    targets += [call.operands[i] for i in written.operands]
+    bodies = [body, *(v.body for v in variants)]
+    _capture_operands(bodies)
+    closed = close_bodies(bodies)
+    params = _params(op, call, functions, closed.graphs)
+    args = [*closed.symbols, *call.operands, *closed.captures]
+    found = bind(op, args, params)
+    commit(targets, found[results:])
+    return pytree.unflatten(body.spec, found[:results])
+
+
+def _capture_operands(bodies: Sequence[Body]) -> None:
+    """Have captures too for operands that other bodies close over: the graphs of those
+    have no other input for them."""
+    for other in bodies:
+        for key, capture in other.tracer.captures.items():
+            for tracer in (body.tracer for body in bodies):
+                if key in tracer.references and key not in tracer.captures:
+                    name = capture.input.node.name
+                    var = tracer.graph.add_input(capture.input.type, name, "capture")
+                    made = tracer._lifted(capture.origin, var, capture.memory)
+                    tracer.captures[key] = made
+
+
+def _params(
+    op: Any, call: Given, functions: Sequence[Subfunction], graphs: Sequence[Graph]
+) -> dict[str, Any]:
+    params: dict[str, Any] = {MEANING: graphs[0]}
+    rest = iter(graphs[1:])
+    for function in functions:
+        own = tuple([next(rest) for _ in function.variants])
+        if own:
+            params[key_of(function.path)] = own[0] if len(own) == 1 else own
+    for leaf in call.leaves:
+        if leaf.kind == "static":
+            params[key_of(leaf.path)] = leaf.value
+    if op.own_rules:
+        calls = {
+            key_of(f.path): [(v.spec, v.body.spec) for v in f.variants]
+            for f in functions
+        }
+        params[ARGUMENTS] = Arguments(op, call.leaves, call.spec, calls)
+    return params
+
+
+# --- rules ----------------------------------------------------------------------------
+
+
+def meaning_of(params: Mapping[str, Any]) -> Graph:
+    """What a node of derived rules means.
+
+    Raises:
+        OperatorError: it is one of an operator that has other graphs, and no rule.
+    """
+    found = params.get(MEANING)
+    if not isinstance(found, Graph):
+        raise OperatorError(
+            "an operator that is traced in its own way must name all of its rules: "
+            f"there is no graph `{MEANING}` among {', '.join(params)}."
+        )
+    return found
+
+
+def batch(
+    meaning: Graph, size: Size, batched: Sequence[bool], args: Sequence[Operand]
+) -> tuple[list[Value], list[bool]]:
+    """The results for many examples: those of what the node means."""
+    lanes = [
+        Batched(a) if b and isinstance(a, Value) else a
+        for a, b in zip(args, batched, strict=True)
+    ]
+    found = evaluate(meaning, size, lanes)
+    values = [r.value if isinstance(r, Batched) else as_value(r) for r in found]
+    return values, [isinstance(r, Batched) for r in found]
+
+
+def signature(node: Any) -> Signature:
+    """The roles of what a node has: its functions run within its meaning alone."""
+    meaning = meaning_of(node.params)
+    symbols, captures = len(meaning.symbols), len(meaning.captures)
+    args = roles(("symbol", symbols), ("operand", len(node.args) - symbols))
+    ports = [Port(role, i) for i, role in enumerate(args)]
+    first = len(args) - captures
+    regions = []
+    for name, graph in node.graphs.items():
+        own = ports[symbols:first]
+        outputs = [Port("result", i) for i in range(len(graph.outputs))]
+        if name != MEANING:
+            own = [Port("operand")] * len(graph.operands)
+            outputs = [Port("result")] * len(graph.outputs)
+        inputs = (*ports[:symbols], *own, *ports[first:])
+        runs: Runs = "once" if name == MEANING else "at most once"
+        regions.append(Region(name, graph, inputs, tuple(outputs), runs))
+    results = roles(("result", len(meaning.outputs)))
+    return Signature(args, results, tuple(regions))

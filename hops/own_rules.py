@@ -1,0 +1,500 @@
+"""Rules that a user's operator has of its own, and the derived ones that follow them.
+
+Such rules are called as `debug` is, with pytrees and functions. A function is then a
+pytree itself, of the tensors that it closes over, so that it has tangents, cotangents
+and examples as other arguments have.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+from hopflow import pytree
+from hopflow.autograd.api import like
+from hopflow.autograd.forward import Dual, run_graph
+from hopflow.autograd.rules import is_differentiable
+from hopflow.batching.graphs import bind_again
+from hopflow.bind import Operand, Value, bind
+from hopflow.errors import DerivativeError, OperatorError, ResultTypeError
+from hopflow.graph.core import Graph, map_graphs
+from hopflow.graph.interpreter import interpret
+from hopflow.graph.rewriting import clone
+from hopflow.graph.types import SYMBOL_TYPE, TensorType
+from hopflow.hops.bodies import (
+    Closed,
+    Function,
+    as_value,
+    close_bodies,
+    flatten_operands,
+    flatten_results,
+    refuse_writes,
+    trace_body,
+)
+from hopflow.pytree import Spec
+from hopflow.trace.functional import TracedTensor
+from hopflow.zeros import Tangent, Unknown, Zero, added, instantiate, is_zero
+
+ARGUMENTS: Final = "arguments"
+
+Kind: TypeAlias = Literal["operand", "function", "static"]
+LinearMap: TypeAlias = Callable[[Sequence[Tangent]], Sequence[Tangent]]
+
+
+class Leaf(NamedTuple):
+    """A leaf of the user's arguments. `path` is how a user would write it."""
+
+    path: str
+    kind: Kind
+    value: Any
+
+
+def key_of(path: str) -> str:
+    """The param or input that stands for what a user would write as `path`."""
+    name = re.sub(r"\W+", "_", path).strip("_")
+    return f"{name}_" if name in ("meaning", ARGUMENTS) else name
+
+
+def filled(
+    leaves: Sequence[Leaf],
+    spec: Spec,
+    operands: Sequence[Any],
+    functions: Sequence[Any],
+) -> Any:
+    """(args, kwargs) with these operands and functions."""
+    rest = {"operand": iter(operands), "function": iter(functions)}
+    found = [
+        leaf.value if leaf.kind == "static" else next(rest[leaf.kind])
+        for leaf in leaves
+    ]
+    return pytree.unflatten(spec, found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Graphs:
+    """The graphs of a function, one for each kind of call.
+
+    calls    of each the structures of its arguments and its results
+    symbols  what is passed for its symbols
+    """
+
+    op: str
+    name: str
+    graphs: tuple[Graph, ...]
+    calls: Sequence[tuple[Spec, Spec]] = field(compare=False)
+    symbols: Sequence[Any] = field(compare=False)
+
+
+class Closure:
+    """A function as rules get it: called as it is, and a pytree of its captures."""
+
+    __slots__ = ("captures", "own")
+
+    def __init__(self, captures: Sequence[Any], own: _Graphs) -> None:
+        self.captures = list(captures)
+        self.own = own
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        own = self.own
+        operands, spec = flatten_operands(own.op, f"{own.name}: args", (args, kwargs))
+        for graph, (wanted, results) in zip(own.graphs, own.calls, strict=True):
+            if wanted == spec and _takes(graph, [o.type for o in operands]):
+                given = [*own.symbols, *operands, *self.captures]
+                found = interpret(graph, given, bind_again)
+                return pytree.unflatten(results, map(as_value, found))
+        types = ", ".join(str(o.type) for o in operands)
+        raise OperatorError(
+            f"{own.op}: a rule calls `{own.name}` with ({types}), as `debug` never "
+            "does: only of its calls there are graphs. Call it in `debug` like that."
+        )
+
+
+pytree.register(
+    Closure,
+    lambda c: (c.captures, c.own, [str(i) for i in range(len(c.captures))]),
+    lambda own, captures: Closure(list(captures), own),
+    by_name=False,
+)
+
+
+def _takes(graph: Graph, types: Sequence[TensorType]) -> bool:
+    """Whether operands of these types may be those of a graph."""
+    own = [v.type for v in graph.operands]
+    return len(own) == len(types) and all(
+        a.dtype is b.dtype
+        and a.ndim == b.ndim
+        and all(
+            n == m
+            for n, m in zip(a.shape, b.shape, strict=True)
+            if isinstance(n, int) and isinstance(m, int)
+        )
+        for a, b in zip(own, types, strict=True)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """How the user gave what a node has.
+
+    spec    the structure of (args, kwargs)
+    calls   by the name of a function the structures of its arguments and results
+    """
+
+    op: Any
+    leaves: Sequence[Leaf] = field(repr=False)
+    spec: Spec
+    calls: Mapping[str, Sequence[tuple[Spec, Spec]]] = field(repr=False)
+
+    def structural_key(self) -> str:
+        static = [leaf.value for leaf in self.leaves if leaf.kind == "static"]
+        return f"{id(self.op)} {self.spec} {static!r} {dict(self.calls)}"
+
+    def tree(self, values: Sequence[Any], node: "_Node") -> Any:
+        """(args, kwargs) of these operands and captures."""
+        count = sum(leaf.kind == "operand" for leaf in self.leaves)
+        closures = [
+            Closure(values[count:], self._graphs(key_of(leaf.path), node))
+            for leaf in self.leaves
+            if leaf.kind == "function"
+        ]
+        return filled(self.leaves, self.spec, values[:count], closures)
+
+    def _graphs(self, name: str, node: "_Node") -> _Graphs:
+        graphs = node.params.get(name, ())
+        graphs = (graphs,) if isinstance(graphs, Graph) else graphs
+        return _Graphs(self.op.name, name, graphs, self.calls[name], node.symbols)
+
+    def flat(self, leaves: Iterable[Tangent], captures: int) -> list[Tangent | None]:
+        """What there is for each operand and capture, in the order of a node, from what
+        there is for each leaf of `args`. None: it is not among those."""
+        rest = iter(leaves)
+        own: list[Tangent | None] = []
+        captured: list[Tangent | None] = [None] * captures
+        for leaf in self.leaves:
+            found = list(islice(rest, captures if leaf.kind == "function" else 1))
+            if leaf.kind == "operand":
+                own += found or [None]
+            elif leaf.kind == "function" and found:
+                captured = [
+                    b if a is None else added(a, b)
+                    for a, b in zip(captured, found, strict=True)
+                ]
+        return [*own, *captured]
+
+
+class _Node(NamedTuple):
+    """A node as a rule gets it: what is passed for symbols, and the other inputs."""
+
+    op: Any
+    symbols: Sequence[Operand]
+    inputs: Sequence[Operand]
+    params: Mapping[str, Any]
+
+    @classmethod
+    def of(
+        cls, op: Any, operands: Sequence[Operand], params: Mapping[str, Any]
+    ) -> "_Node":
+        count = len(params["meaning"].symbols)
+        return cls(op, operands[:count], operands[count:], params)
+
+    @property
+    def arguments(self) -> Arguments:
+        found: Arguments = self.params[ARGUMENTS]
+        return found
+
+    def rest(self, tangents: Sequence[Tangent]) -> Sequence[Tangent]:
+        """The tangents of the inputs."""
+        return tangents[len(self.symbols) :]
+
+
+# --- forward --------------------------------------------------------------------------
+
+
+def push(
+    op: Any,
+    operands: Sequence[Operand],
+    tangents: Sequence[Tangent],
+    params: dict[str, Any],
+) -> tuple[list[Value], list[Tangent]]:
+    """The results and their tangents, by the class's own `jvp`.
+
+    Raises:
+        DerivativeError: an option has a tangent, which the rule does not get.
+        ResultTypeError, StructureError, ShapeError, DTypeError: the rule returns
+            something else than a pair of results and tangents like them.
+    """
+    node = _Node.of(op, operands, params)
+    given = node.rest(tangents)
+    primals, options = node.arguments.tree(list(map(as_value, node.inputs)), node)
+    own, rest = node.arguments.tree(given, node)
+    if not all(map(is_zero, _data(rest))):
+        raise _of_option(op, "jvp")
+    dots = pytree.tree_map(lambda t: instantiate(t) if _is_tangent(t) else t, own)
+    pair = op.jvp(primals, dots, **options)
+    name = f"{op.name}.jvp"
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise ResultTypeError(
+            f"{name} must return a pair (result, tangent), and returns "
+            f"`{type(pair).__name__}`."
+        )
+    values, spec = _results(op, "jvp", pair[0], operands, params)
+    return values, like(name, "tangent", pair[1], values, spec)
+
+
+def linearize_jvp(
+    op: Any,
+    operands: Sequence[Operand],
+    tangents: Sequence[Tangent],
+    params: dict[str, Any],
+) -> tuple[list[Value], LinearMap]:
+    """The results, and the class's own `jvp` as a linear function.
+
+    It is linear in the tangents, and so its own derivative where they are zero.
+    """
+    node = _Node.of(op, operands, params)
+    given, count = node.rest(tangents), len(node.inputs)
+    linear = next(t.tracer for t in tangents if isinstance(t, TracedTensor))
+    places = [i for i, t in enumerate(given) if not is_zero(t)]
+    nonzero: list[bool] = []
+
+    def call(flat: Sequence[Any]) -> Any:
+        own: list[Tangent] = [Zero(o.type) for o in node.inputs]
+        for i, tangent in zip(places, flat[count:], strict=True):
+            own[i] = tangent
+        zeros = [Zero(o.type) for o in node.symbols]
+        again = map_graphs(params, clone)
+        values, found = push(op, [*node.symbols, *flat[:count]], [*zeros, *own], again)
+        nonzero[:] = [not is_zero(t) for t in found]
+        return [*values, *map(instantiate, found)]
+
+    types = [o.type.strong() for o in node.inputs]
+    dots = [types[i] for i in places]
+    closed = _traced(op, "jvp", call, [*types, *dots])
+    duals = [Dual(o, Zero(o.type)) for o in node.inputs]
+    duals += [Dual(instantiate(Zero(given[i].type)), given[i]) for i in places]
+    duals += [Dual(c, Zero(c.type)) for c in closed.captures]
+    found = run_graph(closed.graphs[0], closed.symbols, duals, linear)
+    half = len(nonzero)
+    values = [as_value(d.value) for d in found[:half]]
+    pushed: list[Tangent] = [
+        d.tangent if is_given else Zero(v.type)
+        for d, v, is_given in zip(found[half:], values, nonzero, strict=True)
+    ]
+    return values, lambda _: pushed
+
+
+# --- reverse --------------------------------------------------------------------------
+
+
+def linearize_vjp(
+    op: Any,
+    operands: Sequence[Operand],
+    params: dict[str, Any],
+) -> tuple[list[Value], LinearMap]:
+    """The results, and a linear function that is there to be transposed, by the
+    pullback of the class's own `vjp`.
+
+    Raises:
+        ResultTypeError, StructureError, ShapeError, DTypeError: the rule or its
+            pullback returns something else than results and cotangents like them.
+        DerivativeError: an option depends on what is differentiated.
+    """
+    node = _Node.of(op, operands, params)
+    args, options = node.arguments.tree(list(map(as_value, node.inputs)), node)
+    pair = op.vjp(*args, **options)
+    if not (isinstance(pair, tuple | list) and len(pair) == 2 and callable(pair[1])):
+        raise ResultTypeError(
+            f"{op.name}.vjp must return a pair (result, pullback), and returns "
+            f"`{type(pair).__name__}`."
+        )
+    values, spec = _results(op, "vjp", pair[0], operands, params)
+    pull = _Pull(node, pair[1], values, spec)
+    closed = _traced(op, "pullback", pull, [v.type.strong() for v in pull.floats])
+    pullback = _Pullback(op, closed.graphs[0], [v.type.strong() for v in pull.floats])
+
+    def derivative(tangents: Sequence[Tangent]) -> list[Tangent]:
+        rest = zip(node.rest(tangents), node.inputs, strict=True)
+        own = [instantiate(t) for t, o in rest if is_differentiable(o.type)]
+        given = [*closed.symbols, *own, *closed.captures]
+        found = iter(bind(PULLBACK, given, {"pullback": pullback}))
+        return [
+            next(found) if is_differentiable(v.type) else Zero(v.type) for v in values
+        ]
+
+    return values, derivative
+
+
+@dataclass(slots=True)
+class _Pull:
+    """The pullback that a rule returned, on flat cotangents of floating results."""
+
+    node: _Node
+    pullback: Callable[..., Any]
+    values: Sequence[Value]
+    spec: Spec
+
+    @property
+    def floats(self) -> list[Value]:
+        return [v for v in self.values if is_differentiable(v.type)]
+
+    def __call__(self, flat: Sequence[Any]) -> list[Value]:
+        rest, node = iter(flat), self.node
+        cts = [
+            next(rest) if is_differentiable(v.type) else instantiate(Zero(v.type))
+            for v in self.values
+        ]
+        trees = self.pullback(pytree.unflatten(self.spec, cts))
+        wanted = [Unknown(o.type) for o in node.inputs]
+        args, _ = node.arguments.tree(wanted, node)
+        name = f"{node.op.name}.vjp"
+        if not isinstance(trees, tuple | list) or len(trees) != len(args):
+            raise ResultTypeError(
+                f"{name}: the pullback must return a tuple of {len(args)} cotangents, "
+                "one for each argument given by position and None for zero, and "
+                f"returns {pytree.structure(trees)}."
+            )
+        leaves: list[Tangent] = []
+        for tree, arg in zip(trees, args, strict=True):
+            own, spec = pytree.flatten(arg)
+            like_own = [x if isinstance(x, Unknown) else _NO_DATA for x in own]
+            leaves += (
+                [Zero(x.type) for x in like_own]
+                if tree is None
+                else like(name, "cotangent", tree, like_own, spec)
+            )
+        captures = len(wanted) - sum(
+            leaf.kind == "operand" for leaf in node.arguments.leaves
+        )
+        found = node.arguments.flat(leaves, captures)
+        pairs = list(zip(found, wanted, strict=True))
+        return [
+            instantiate(Zero(o.type) if ct is None else ct)
+            for ct, o in pairs
+            if is_differentiable(o.type)
+        ]
+
+
+_NO_DATA: Final = Unknown(SYMBOL_TYPE)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Pullback:
+    """`graph`: (*symbols, *cotangents, *residuals) -> cotangents of the operands."""
+
+    op: Any
+    graph: Graph
+    results: Sequence[TensorType]
+
+
+class LinearCall:
+    """`pullback(symbols; tangents; residuals) -> tangents of the results`
+
+    It is linear in the tangents, and there to be transposed, by a pullback.
+    """
+
+    name = "own_pullback"
+    lead = 0
+    droppable = False
+    effects: frozenset[str] = frozenset()
+
+    def result_types(
+        self,
+        types: Sequence[TensorType],
+        params: dict[str, Any],
+    ) -> tuple[TensorType, ...]:
+        return tuple(params["pullback"].results)
+
+    def transpose(
+        self,
+        cotangents: Sequence[Tangent],
+        operands: Sequence[Any],
+        params: dict[str, Any],
+    ) -> list[Tangent | None]:
+        graph: Graph = params["pullback"].graph
+        first = len(graph.symbols)
+        last = first + len(graph.outputs)
+        given = [*operands[:first], *map(instantiate, cotangents), *operands[last:]]
+        found = iter(interpret(graph, given, bind_again))
+        return [
+            as_value(next(found)) if first <= i < last else None
+            for i in range(len(operands))
+        ]
+
+    def refuse(self, *args: Any, **params: Any) -> Any:
+        """What would run it."""
+        op = (params or args[-1])["pullback"].op
+        raise DerivativeError(
+            f"{op.name}: its own `vjp` gives reverse derivatives only, and a linear "
+            "function is to run forward. Use `hf.jvp`, which needs no such rule."
+        )
+
+    run_eager = interpret = infer = lower = batch = push = linearize = refuse
+
+    def node_effects(self, params: dict[str, Any]) -> frozenset[str]:
+        return self.effects
+
+    def format_sections(self, node: Any) -> list[tuple[Any, ...]]:
+        return [(), (), tuple(node.args), ()]
+
+
+PULLBACK: Final = LinearCall()
+
+
+# --- both -----------------------------------------------------------------------------
+
+
+def _is_tangent(leaf: Any) -> bool:
+    return isinstance(leaf, Value | Zero)
+
+
+def _data(tree: Any) -> list[Any]:
+    return list(filter(_is_tangent, pytree.flatten(tree)[0]))
+
+
+def _of_option(op: Any, rule: str) -> DerivativeError:
+    return DerivativeError(
+        f"{op.name}: a tensor given by name depends on what is differentiated, and "
+        f"`{rule}` gives no derivative in options. Make it an argument by position."
+    )
+
+
+def _results(
+    op: Any,
+    rule: str,
+    tree: Any,
+    operands: Sequence[Operand],
+    params: dict[str, Any],
+) -> tuple[list[Value], Spec]:
+    """What a rule gives as the operator's results.
+
+    Raises:
+        ResultTypeError: they are others than those of `debug`.
+    """
+    function = Function(rule, getattr(op, rule), (), lambda _: tree)
+    found, spec = flatten_results(op.name, function, tree)
+    values = list(map(as_value, found))
+    types = op.result_types([o.type for o in operands], params)
+    if len(types) != len(values) or any(
+        v.dtype is not t.dtype or v.ndim != t.ndim
+        for v, t in zip(values, types, strict=True)
+    ):
+        wanted, got = (
+            ", ".join(map(str, row)) for row in (types, [v.type for v in values])
+        )
+        raise ResultTypeError(
+            f"{op.name}.{rule} must return the results that `debug` does, {wanted}, "
+            f"and returns {got}."
+        )
+    return values, spec
+
+
+def _traced(
+    op: Any, rule: str, call: Callable[..., Any], types: Sequence[TensorType]
+) -> Closed:
+    """What a rule does with flat tensors of these types, as a graph."""
+    names = [f"x{i}" for i in range(len(types))]
+    function = Function(rule, call, names, call)
+    body = trace_body(op.name, f"{op.name}/{rule}", function, types)
+    refuse_writes([body], "a rule computes, and writes nothing. Return the new value.")
+    return close_bodies([body])

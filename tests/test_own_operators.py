@@ -1,0 +1,355 @@
+"""Operators of a user's: a class with a debug meaning, and rules that follow."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hopflow as hf
+from hopflow import pytree
+from hopflow.errors import (
+    ArgumentTypeError,
+    DerivativeError,
+    MutationError,
+    OperatorError,
+    ResultTypeError,
+    StructureError,
+    TraceError,
+    UnsupportedRuleError,
+)
+from hopflow.graph.hashing import equal
+from hopflow.graph.parser import parse
+from hopflow.graph.printer import format_graph
+from hopflow.hops.base import derived, unsupported
+from hopflow.ops.opdef import OPERATIONS
+from hopflow.testing.meanings import MEANINGS, NAMES, SYMBOLIC, Run, agree
+
+
+class Repeat(hf.HigherOrderOp):
+    def debug(self, f: Any, x: Any, *, times: int) -> Any:
+        for _ in range(times):
+            x = f(x)
+        return x
+
+
+class Fold(hf.HigherOrderOp):
+    """Pytrees, several functions, and functions called in other operators."""
+
+    def debug(self, f: Any, tree: Any, *fs: Any, scale: Any = 1.0) -> Any:
+        total, rows = hf.scan(lambda c, x: (f(c, x), f(x, x)), tree["init"], tree["xs"])
+        chosen = hf.cond(hf.sum(total) > 0, fs[0], fs[1], (total,))
+        return {"total": total, "rows": [rows, chosen * scale]}
+
+
+class FixedPoint(hf.HigherOrderOp):
+    """With a rule of its own: the derivative of a fixed point is no loop backwards."""
+
+    def debug(self, f: Any, x: Any, *, tol: float = 1e-12) -> Any:
+        def far(x: Any) -> Any:
+            return hf.max(hf.abs(f(x) - x)) > tol
+
+        return hf.while_loop(far, lambda x: (f(x),), (x,))[0]
+
+    def vjp(self, f: Any, x: Any, *, tol: float) -> Any:
+        y = self(f, x, tol=tol)
+        _, pull = hf.vjp(lambda f, y: f(y), f, y)
+
+        def pullback(ct: Any) -> Any:
+            w = self(lambda w: ct + pull(w)[1], ct, tol=tol)
+            return pull(w)[0], None
+
+        return y, pullback
+
+
+class Twice(hf.HigherOrderOp):
+    """With a `jvp` of its own, of the function's captures too."""
+
+    def debug(self, f: Any, x: Any) -> Any:
+        return f(f(x))
+
+    def jvp(self, primals: Any, tangents: Any) -> Any:
+        return hf.jvp(lambda f, x: f(f(x)), primals, tangents)
+
+
+repeat, fold, fixed_point, twice = Repeat(), Fold(), FixedPoint(), Twice()
+A = np.array([2.0, 3.0])
+
+
+def tensor() -> Any:
+    return hf.asarray(A)
+
+
+def repeated(x: Any) -> Any:
+    w = hf.asarray([0.5, 2.0], dtype=hf.float64)
+    return repeat(lambda y: hf.sin(y) * w + x, x, times=3)
+
+
+def plain_repeated(x: Any) -> Any:
+    w, y = hf.asarray([0.5, 2.0], dtype=hf.float64), x
+    for _ in range(3):
+        y = hf.sin(y) * w + x
+    return y
+
+
+def folded(x: Any) -> Any:
+    tree = {"init": x, "xs": hf.stack([x, x * 2, x + 1])}
+    return fold(lambda a, b: a * hf.cos(b) + x, tree, hf.sin, lambda y: y * x, scale=2)
+
+
+def root(x: Any) -> Any:
+    return fixed_point(lambda y: 0.5 * (y + x / y), hf.ones(2, dtype=hf.float64))
+
+
+def doubled(x: Any) -> Any:
+    return twice(lambda y: hf.sin(y) * x, x * 2)
+
+
+def in_all(x: Any) -> Any:
+    """Within every other operator, and these within it."""
+    y = hf.map(lambda a: repeat(lambda b: b * x, a, times=2), hf.stack([x, x + 1]))
+    z = hf.cond(hf.sum(x) > 0, lambda: repeated(x), lambda: x)
+    u = hf.checkpoint(lambda x: hf.scan(lambda c, b: (repeated(c), b), x, y)[0])(x)
+    v = repeat(lambda b: hf.fori_loop(0, 2, lambda i, c: (c * x,), (b,))[0], z, times=2)
+    return hf.subgraph(lambda: repeat(repeated, u + v, times=2))()
+
+
+PROGRAMS: dict[str, Callable[[Any], Any]] = {
+    f.__name__: f for f in (repeated, folded, root, doubled, in_all)
+}
+every_program = pytest.mark.parametrize("f", PROGRAMS.values(), ids=PROGRAMS)
+
+
+def scalar(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def total(x: Any) -> Any:
+        return sum(hf.sum(hf.sin(leaf)) for leaf in pytree.flatten(f(x))[0])
+
+    return total
+
+
+@pytest.mark.parametrize("run", [m.run for m in MEANINGS[1:]] + SYMBOLIC)
+@every_program
+def test_every_way_to_run_agrees_with_debug_mode(run: Run, f: Any) -> None:
+    with hf.debug():
+        expected = f(tensor())
+    agree(run(f, tensor()), expected, rtol=1e-9)
+
+
+def slopes(f: Any, x: Any) -> Any:
+    """Central differences of a function of a vector in debug mode."""
+    rows = []
+    with hf.debug():
+        for i in range(len(x)):
+            step = np.eye(len(x))[i] * 1e-6
+            above, below = f(hf.asarray(x + step)), f(hf.asarray(x - step))
+            rows.append((np.asarray(above) - np.asarray(below)) / 2e-6)
+    return np.stack(rows, axis=-1)
+
+
+@every_program
+def test_derivatives_are_those_of_what_it_means(f: Any) -> None:
+    total = scalar(f)
+    expected = slopes(total, A)
+    one = hf.jvp(total, (tensor(),), (hf.asarray([1.0, 0.5], dtype=hf.float64),))[1]
+    agree(one, expected @ [1.0, 0.5], rtol=1e-5)
+    transforms = [hf.grad] if f is root else [hf.grad, hf.jacfwd]  # a rule in reverse
+    for transform in transforms:
+        agree(transform(total)(tensor()), expected, rtol=1e-5)
+        agree(hf.jit(transform(total))(tensor()), expected, rtol=1e-5)
+
+
+@every_program
+def test_second_derivatives_are_those_of_the_first(f: Any) -> None:
+    first = hf.grad(scalar(f))
+    expected = slopes(first, A)
+    agree(hf.jacrev(first)(tensor()), expected, rtol=1e-5)
+    if f is not root:  # whose own rule is for reverse derivatives
+        agree(hf.hessian(scalar(f))(tensor()), expected, rtol=1e-5)
+
+
+@every_program
+def test_a_batch_is_each_example(f: Any) -> None:
+    xs = hf.asarray(np.array([A, A + 1, A * 0.5]))
+    total = scalar(f)
+    expected = np.stack([np.asarray(total(x)) for x in xs])
+    agree(hf.vmap(total)(xs), expected, rtol=1e-9)
+    grads = np.stack([np.asarray(hf.grad(total)(x)) for x in xs])
+    agree(hf.jit(hf.vmap(hf.grad(total)))(xs), grads, rtol=1e-9)
+    agree(hf.grad(lambda xs: hf.sum(hf.vmap(total)(xs)))(xs), grads, rtol=1e-9)
+
+
+def test_the_node_stays_until_a_rule_is_asked_for() -> None:
+    graph = hf.trace(repeated, tensor(), captures=True).graph
+    [node] = graph.nodes_of("repeat")
+    assert set(node.graphs) == {"meaning", "f"}
+    assert node.params["times"] == 3
+    assert str(node.graphs["f"].out_types[0]) == "f64[2]"
+
+
+def test_its_text_parses_back() -> None:
+    graph = hf.trace(lambda x: repeat(lambda y: y * x, x, times=2), tensor()).graph
+    text = format_graph(graph)
+    again = parse(text, {**OPERATIONS, "repeat": repeat})
+    assert equal(again, graph)
+    assert format_graph(again) == text
+
+
+def test_a_function_has_a_graph_for_each_kind_of_call() -> None:
+    class Both(hf.HigherOrderOp):
+        def debug(self, f: Any, x: Any) -> Any:
+            return f(x), f(x[0]), f(x * 2)
+
+    both = Both()
+    [node] = hf.trace(lambda x: both(hf.sin, x), tensor()).graph.nodes_of("both")
+    assert [str(g.out_types[0]) for g in node.params["f"]] == ["f64[2]", "f64[]"]
+
+
+@pytest.mark.parametrize("run", [m.run for m in MEANINGS], ids=NAMES)
+def test_writes_reach_the_caller(run: Run) -> None:
+    def f(x: Any) -> Any:
+        z, seen = x * 1, hf.zeros(2, dtype=hf.float64)
+
+        def step(y: Any) -> Any:
+            seen[:] = seen + y
+            y += 1
+            return y * z
+
+        return repeat(step, z, times=2), z, seen
+
+    # Step 1 writes z, which is y: 3, 4; and returns 9, 16. Step 2: 10 * 3, 17 * 4.
+    agree(
+        run(f, tensor()), tuple(map(np.array, ([30.0, 68.0], [3.0, 4.0], [11.0, 19.0])))
+    )
+
+
+def test_a_tensor_of_the_instance_is_captured() -> None:
+    class Table(hf.HigherOrderOp):
+        def __init__(self, rows: Any) -> None:
+            self.rows = rows
+
+        def debug(self, f: Any, x: Any) -> Any:
+            return f(x) + self.rows + hf.asarray([1.0, 2.0], dtype=hf.float64)
+
+    table = Table(tensor())
+    expected = np.sin(A) + A + [1, 2]
+    agree(hf.jit(lambda x: table(hf.sin, x))(tensor()), expected)
+    agree(hf.grad(lambda x: hf.sum(table(hf.sin, x)))(tensor()), np.cos(A))
+
+
+def test_sizes_made_within_go_through_functions() -> None:
+    class Positive(hf.HigherOrderOp):
+        def debug(self, f: Any, x: Any) -> Any:
+            return hf.sum(f(hf.nonzero(x)[0]))
+
+    positive = Positive()
+    x = hf.asarray([0.0, 2.0, 0.0, 3.0])
+    assert int(hf.jit(lambda x: positive(lambda i: i * 2, x))(x)) == 8
+
+
+def test_one_program_serves_all_sizes() -> None:
+    before = hf.stats().compiles
+    f = hf.jit(lambda x: repeat(lambda y: y * x, x, times=2), dynamic=True)
+    for n in (2, 3, 5):
+        agree(f(hf.ones(n)), np.ones(n))
+    assert hf.stats().compiles - before <= 2  # a size of its own, then any
+
+
+# --- names and declarations -----------------------------------------------------------
+
+
+def test_its_name_is_that_of_the_class() -> None:
+    class DoTwiceOver(hf.HigherOrderOp):
+        pass
+
+    assert [repeat.name, DoTwiceOver.name] == ["repeat", "do_twice_over"]
+
+
+def test_a_rule_may_be_left_to_the_class_above_or_refused() -> None:
+    class Refusing(Twice):
+        jvp = derived
+        batch = unsupported("its function knows no examples")
+
+    refusing = Refusing()
+    assert refusing.own_rules == ("jvp",)
+    message = "refusing: it has no rule `batch`: its function knows no examples."
+    with pytest.raises(UnsupportedRuleError, match=message):
+        hf.vmap(lambda x: refusing(hf.sin, x))(hf.ones((3, 2)))
+
+
+# --- errors ---------------------------------------------------------------------------
+
+
+class Bad(hf.HigherOrderOp):
+    """Whose rules return what they are told to."""
+
+    def __init__(self, found: Any) -> None:
+        self.found = found
+
+    def debug(self, f: Any, x: Any) -> Any:
+        return f(x)
+
+    def vjp(self, f: Any, x: Any) -> Any:
+        return self.found(f, x)
+
+
+ERRORS = [
+    (OperatorError, "operator: it has no meaning", lambda x: hf.HigherOrderOp()(x)),
+    (
+        ArgumentTypeError,
+        "repeat: missing a required argument: 'x'. It is called as "
+        r"`repeat\(f: Any, x: Any, \*, times",
+        lambda x: repeat(hf.sin, times=2),
+    ),
+    (ResultTypeError, "its `result` is `str`", lambda x: repeat(str, x, times=1)),
+    (ArgumentTypeError, "must be a tensor or a number", lambda x: twice(hf.sin, "x")),
+    (
+        TraceError,
+        "Branch with `hf.cond`",
+        lambda x: repeat(lambda y: y if y[0] > 0 else x, x, times=1),
+    ),
+    (
+        MutationError,
+        "twice: a function given to it writes to a tensor of outside",
+        lambda x: twice(lambda y: x.__setitem__(0, y[0]) or y, x * 1),
+    ),
+    (
+        ResultTypeError,
+        r"bad.vjp must return a pair \(result, pullback\), and returns `int`",
+        lambda x: hf.grad(lambda x: Bad(lambda f, x: 1)(hf.sum, x))(x),
+    ),
+    (
+        ResultTypeError,
+        "must return a tuple of 2 cotangents",
+        lambda x: hf.grad(lambda x: Bad(lambda f, x: (f(x), lambda ct: ct))(hf.sum, x))(
+            x
+        ),
+    ),
+    (
+        StructureError,
+        "`cotangent` must have the structure",
+        lambda x: hf.grad(
+            lambda x: Bad(lambda f, x: (f(x), lambda ct: (None, [x, x])))(hf.sum, x)
+        )(x),
+    ),
+    (
+        ResultTypeError,
+        r"bad.vjp must return the results that `debug` does, f64\[\], and returns f64",
+        lambda x: hf.grad(lambda x: Bad(lambda f, x: (x, print))(hf.sum, x))(x),
+    ),
+    (
+        OperatorError,
+        r"a rule calls `f` with \(f64\[\]\), as `debug` never does",
+        lambda x: hf.grad(lambda x: Bad(lambda f, x: (f(x[0]), id))(hf.sum, x))(x),
+    ),
+    (
+        DerivativeError,
+        "gives reverse derivatives only",
+        lambda x: hf.hessian(scalar(root))(x),
+    ),
+]
+
+
+@pytest.mark.parametrize(("error", "message", "call"), ERRORS)
+def test_wrong_use_is_an_error_of_ours(error: Any, message: str, call: Any) -> None:
+    with pytest.raises(error, match=message):
+        call(tensor())
