@@ -362,7 +362,7 @@ def _capture_operands(bodies: Sequence[Body]) -> None:
                 if key in tracer.references and key not in tracer.captures:
                     name = capture.input.node.name
                     var = tracer.graph.add_input(capture.input.type, name, "capture")
-                    made = tracer._lifted(capture.origin, var, capture.memory)
+                    made = tracer.lifted(capture.origin, var, capture.memory)
                     tracer.captures[key] = made
 
 
