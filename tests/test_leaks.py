@@ -1,0 +1,152 @@
+"""Calls leave nothing behind: neither memory nor Python objects."""
+
+import contextlib
+import gc
+import itertools
+import resource
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hopflow
+from hopflow.errors import HopflowError
+from hopflow.ops import opdef
+
+hf: Any = hopflow
+X = np.random.default_rng(0).normal(size=(64, 8))
+
+
+def left() -> tuple[int, int]:
+    """Python's objects, and bytes of this process that are in memory; what tracing
+    remembers of types, up to a bound, is forgotten first."""
+    opdef._promoted.clear()
+    opdef._inferred.clear()
+    gc.collect()
+    pages = Path("/proc/self/statm").read_text().split()[1]
+    return len(gc.get_objects()), int(pages) * resource.getpagesize()
+
+
+def _loss(x: Any) -> Any:
+    return hf.sum(
+        hf.while_loop(lambda n, c: n < 3, lambda n, c: (n + 1, hf.sin(c) * x), (0, x))[
+            1
+        ]
+    )
+
+
+def jitted() -> Callable[[int], Any]:
+    f, x = hf.jit(lambda x: hf.scan(lambda c, r: (c + r, c), x[0], x)), hf.asarray(X)
+    return lambda _: f(x)
+
+
+def found_sizes() -> Callable[[int], Any]:
+    f, x = hf.jit(lambda x, n: x[x > 0] * n), hf.asarray(X)
+    return lambda _: f(x, 2)
+
+
+def dynamic() -> Callable[[int], Any]:
+    f = hf.jit(lambda x: hf.sum(hf.cumulative_sum(x, axis=0)), dynamic=True)
+    xs = [hf.asarray(X[:n]) for n in range(2, 64)]
+    return lambda k: f(xs[k % 62])
+
+
+def donated() -> Callable[[int], Any]:
+    f = hf.jit(lambda x: x * 2, donate=(0,))
+    return lambda _: f(hf.asarray(X.copy()))
+
+
+def trapped() -> Callable[[int], Any]:
+    f = hf.jit(lambda x, i: hf.map(lambda r: r[i], x))
+    x, i = hf.asarray(X), hf.asarray(99)
+
+    def call(_: int) -> None:
+        with contextlib.suppress(HopflowError):
+            f(x, i)
+
+    return call
+
+
+def called_back() -> Callable[[int], Any]:
+    def host(s: Any) -> Any:
+        if s < 0:
+            raise ZeroDivisionError
+        return np.asarray(s)
+
+    f = hf.jit(
+        lambda x: hf.fori_loop(
+            0, 2, lambda _, c: hf.callback(host, hf.spec("f64[]"), c), hf.sum(x)
+        )
+    )
+    x, y = hf.asarray(X * X), hf.asarray(-X * X)
+
+    def call(k: int) -> None:
+        with contextlib.suppress(ZeroDivisionError):
+            f(y if k % 2 else x)
+
+    return call
+
+
+def eager() -> Callable[[int], Any]:
+    x = hf.asarray(X)
+    return lambda _: (hf.exp(x)[1:] + 1).reshape(-1)
+
+
+# What is traced anew in each call.
+
+
+def operators() -> Callable[[int], Any]:
+    x = hf.asarray(X)
+    return lambda _: hf.scan(lambda c, r: (c + r * x[0], c), x[0], x)
+
+
+def gradients() -> Callable[[int], Any]:
+    x = hf.asarray(X[:2])
+    return lambda _: hf.grad(_loss)(x)
+
+
+def examples() -> Callable[[int], Any]:
+    x = hf.asarray(X)
+    return lambda _: hf.vmap(lambda r: hf.cond(r[0] > 0, lambda: r, lambda: -r))(x)
+
+
+def failed_traces() -> Callable[[int], Any]:
+    f, x = hf.jit(lambda x: hf.map(lambda r: r @ hf.zeros(3), x)), hf.asarray(X)
+
+    def call(_: int) -> None:
+        with contextlib.suppress(HopflowError):
+            f(x)
+
+    return call
+
+
+def fresh_functions() -> Callable[[int], Any]:
+    x = hf.asarray(X)
+    return lambda _: hf.jit(lambda a: hf.sum(a * 3))(x)
+
+
+QUICK = [jitted, found_sizes, dynamic, donated, trapped, called_back, eager]
+SLOW = [operators, gradients, examples, failed_traces, fresh_functions]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(
+    ("kind", "calls"),
+    [*itertools.product(QUICK, [10_000]), *itertools.product(SLOW, [300])],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_memory_stays_flat(
+    kind: Callable[[], Callable[[int], Any]], calls: int
+) -> None:
+    call = kind()
+    for k in range(200):
+        call(k)
+    objects, memory = left()
+    for k in range(calls):
+        call(k)
+    now_objects, now_memory = left()
+    assert now_objects - objects < 60
+    assert now_memory - memory < 1_500_000
