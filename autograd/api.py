@@ -22,6 +22,7 @@ from hopflow.errors import (
     StructureError,
 )
 from hopflow.graph.core import Arg, Constant, Var, size_of
+from hopflow.graph.origin import replaying
 from hopflow.graph.types import same_shape
 from hopflow.ops.convert import as_value
 from hopflow.ops.opdef import as_default, as_operand
@@ -303,7 +304,9 @@ class Linear:
                 env[tensor.source] = instantiate(tangent)
         for node in self.graph.nodes:
             args = [a if isinstance(a, Constant) else env[a] for a in node.args]
-            env.update(zip(node.results, bind(node.op, args, node.params), strict=True))
+            with replaying(node):
+                pushed = bind(node.op, args, node.params)
+            env.update(zip(node.results, pushed, strict=True))
         result: list[Tangent] = [Zero(v.type) for v in self.run.values]
         for k, output in zip(self.places, self.graph.outputs, strict=True):
             result[k] = (

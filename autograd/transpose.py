@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from hopflow.autograd.rules import cotangents
 from hopflow.bind import Operand
 from hopflow.graph.core import Arg, Constant, Graph, Var
+from hopflow.graph.origin import replaying
 from hopflow.ops.opdef import OpDef
 from hopflow.zeros import Tangent, Unknown, Zero, added
 
@@ -49,14 +50,15 @@ def transpose(
             for a in node.args
         ]
         rule = node.op.transpose if type(node.op) is not OpDef else None
-        parts = (
-            cotangents(node.op, own, operands, node.params)
-            if rule is None
-            else rule(own, operands, node.params)
-        )
-        for arg, part in zip(node.args, parts, strict=True):
-            if part is not None:
-                add(arg, part)
+        with replaying(node):
+            parts = (
+                cotangents(node.op, own, operands, node.params)
+                if rule is None
+                else rule(own, operands, node.params)
+            )
+            for arg, part in zip(node.args, parts, strict=True):
+                if part is not None:
+                    add(arg, part)
     return [found.get(v, Zero(v.type)) for v in linear]
 
 

@@ -20,7 +20,7 @@ from hopflow.errors import (
     ShapeError,
     TraceError,
 )
-from hopflow.trace.source import replaying
+from hopflow.graph.origin import in_module
 
 
 def code(f: Callable[..., Any], **concrete: Any) -> list[str]:
@@ -414,7 +414,7 @@ def test_lines_and_module_paths_survive_propagation() -> None:
     module = hf.symbolic_trace(lambda x: scale(x))
     [multiply] = module.propagate(hf.spec("f32[3]")).graph.nodes_of("multiply")
     assert multiply.module_path == "scale"
-    with replaying(None, "outer"):
+    with in_module("outer"):
         [multiply] = hf.trace(lambda x: x * 2, hf.ones(2)).graph.nodes_of("multiply")
     assert multiply.module_path == "outer"
 

@@ -31,7 +31,8 @@ from hopflow.symbolic.env import ShapeEnv
 from hopflow.symbolic.ranges import INT64
 from hopflow.symbolic.size import SymFloat, SymInt
 from hopflow.tensor import EagerTensor
-from hopflow.tensor.rows import place_in, row_of
+from hopflow.tensor.rows import row_of
+from hopflow.tensor.sharing import first_of, overlap, rows_of, sharing
 from hopflow.trace.captures import is_written
 from hopflow.trace.dims import Choice, Dynamic, choice_of
 from hopflow.trace.functional import TracedTensor
@@ -39,6 +40,7 @@ from hopflow.trace.inputs import Inputs, check_dims
 from hopflow.trace.ranks import AllGather, calls_of_all
 from hopflow.trace.signature import Arguments, Given, is_data, kinds_of, weak_tensor
 from hopflow.trace.source import name_of, user_line
+from hopflow.trace.state import name_captures
 from hopflow.trace.tracer import Tracer, trace_into
 from hopflow.trace.variants import Family, Place, Variant
 
@@ -326,14 +328,14 @@ class Jitted:
             MutationError: it does, and they cannot be views of one tensor.
         """
         given = [*call.tensors, *compiled.captured]
-        if not _overlap(given, compiled.written):
+        if not overlap(given, compiled.written):
             return compiled
-        sharing = _sharing(given), call.values
-        variant = compiled.variants.get(sharing)
+        kind = sharing(given), call.values
+        variant = compiled.variants.get(kind)
         if variant is None:
             with self._lock:
                 made = self._compile(call, lambda _, axis: axis is None, exact=True)
-                variant = compiled.variants[sharing] = made.compiled
+                variant = compiled.variants[kind] = made.compiled
         return variant
 
     def _compile(
@@ -366,7 +368,7 @@ class Jitted:
             results.constants,
             results.numbers,
             found,
-            _rows(traced.captured, call.tensors if exact else ()),
+            rows_of(traced.captured, call.tensors if exact else ()),
         )
         numbers = enumerate(zip(call.places, call.values, strict=True))
         fixed = [
@@ -407,6 +409,7 @@ class Jitted:
             written = _written(tracer, own)
             present = [TracedTensor(tracer, tracer.read(own[k])) for k in written]
             graph = tracer.close([*results.operands, *present])
+            name_captures(self._f, tracer)
             if env.facts:
                 settle_sizes(graph, env.simplify)
         unify_symbols(graph, env.simplify)
@@ -577,52 +580,8 @@ def _written(tracer: Tracer, own: Sequence[TracedTensor]) -> list[int]:
     return [
         k
         for k, t in enumerate(own)
-        if is_written(t) and id(t) not in private and _first(own, t) == k
+        if is_written(t) and id(t) not in private and first_of(own, t) == k
     ]
-
-
-def _first(tensors: Sequence[Any], wanted: Any) -> int:
-    return next(k for k, t in enumerate(tensors) if t is wanted)
-
-
-def _overlap(tensors: Sequence[EagerTensor], written: Sequence[int]) -> bool:
-    """Whether a tensor that is written shares memory with another one."""
-    return any(
-        np.may_share_memory(tensors[k].array, other.array)
-        for k in written
-        for j, other in enumerate(tensors)
-        if j != k
-    )
-
-
-def _sharing(tensors: Sequence[EagerTensor]) -> tuple[Any, ...]:
-    """For each tensor which it is first given as, and where it is in the memory that it
-    shares with others."""
-    found: list[Any] = []
-    for k, tensor in enumerate(tensors):
-        others = [
-            j
-            for j, other in enumerate(tensors)
-            if j != k and np.may_share_memory(tensor.array, other.array)
-        ]
-        where: Any = None
-        if others and (row := row_of([tensor])) is not None:
-            distance = tensor.pointer - tensors[others[0]].pointer
-            where = place_in(row, tensor), row.shape, distance
-        found.append((_first(tensors, tensor), tuple(others), where))
-    return tuple(found)
-
-
-def _rows(
-    captured: Sequence[EagerTensor], tensors: Sequence[EagerTensor]
-) -> dict[int, int]:
-    """Which captured tensors are rows that arguments are in, and of which argument."""
-    found: dict[int, int] = {}
-    for at, tensor in enumerate(captured):
-        for k, argument in enumerate(tensors):
-            if row_of([argument]) is tensor:
-                found.setdefault(at, k)
-    return found
 
 
 def _name(text: str) -> str:

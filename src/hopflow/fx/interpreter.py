@@ -5,7 +5,7 @@ from typing import Any
 
 from hopflow.errors import ArgumentTypeError
 from hopflow.fx.node import Node, map_nodes
-from hopflow.trace.source import replaying
+from hopflow.graph.origin import Place, replaying
 
 __all__ = ["Interpreter"]
 
@@ -47,7 +47,7 @@ class Interpreter:
         self.env = {}
         for node in self.module.graph.nodes:
             try:
-                with replaying(node.line, node.module_path):
+                with replaying(Place(node.line, node.module_path)):
                     result = self.run_node(node)
             except Exception as error:
                 at = f" ({node.line})" if node.line else ""

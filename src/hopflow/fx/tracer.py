@@ -18,7 +18,8 @@ from hopflow.fx.graph import Graph
 from hopflow.fx.module import GraphModule
 from hopflow.fx.node import Kind, Node, map_items
 from hopflow.fx.proxy import Proxy, find_proxy, no_value, unpacked_into
-from hopflow.trace.source import name_of, origin, replaying, user_line
+from hopflow.graph.origin import in_module, origin
+from hopflow.trace.source import name_of, user_line
 
 __all__ = ["Tracer", "current_tracer", "paths_of", "symbolic_trace", "tracing", "wrap"]
 
@@ -193,7 +194,7 @@ class Tracer:
         if find_proxy((args, kwargs)) is not None and self.is_leaf_module(module, path):
             self.graph.attributes[path] = module
             return self.create_proxy("call_module", path, args, kwargs)
-        with replaying(origin.line, path):
+        with in_module(path):
             return forward(*args, **kwargs)
 
     # --- the trace ---

@@ -5,6 +5,7 @@ from typing import Any, TypeAlias
 
 from hopflow.errors import GraphError
 from hopflow.graph.core import Arg, Constant, Graph, Var, map_sizes, match_shapes
+from hopflow.graph.origin import origin, replaying
 from hopflow.graph.types import SYMBOL_TYPE, Shape
 from hopflow.symbolic.size import Size, Symbol, free_symbols, substitute
 
@@ -46,19 +47,21 @@ def interpret(graph: Graph, args: Sequence[Any], bind: Bind) -> tuple[Any, ...]:
         elif var.type.shape:
             sizes.learn(var.type.shape, value.type.shape)
     attributes = graph.attributes
-    for node in graph.nodes:
-        if node.op is None:
-            env[node.results[0]] = attributes[node.name]
-            continue
-        operands = [env[a] if type(a) is Var else a for a in node.args]
-        params = sizes.bind(node.params)
-        results = bind(node.op, operands, params)
-        for var, value in zip(node.results, results, strict=True):
-            env[var] = value
-            if node.symbol is not None:
-                sizes.offer(node.symbol, value)
-            elif var.type.shape:
-                sizes.learn(var.type.shape, value.type.shape)
+    with replaying():
+        for node in graph.nodes:
+            if node.op is None:
+                env[node.results[0]] = attributes[node.name]
+                continue
+            origin.node = node
+            operands = [env[a] if type(a) is Var else a for a in node.args]
+            params = sizes.bind(node.params)
+            results = bind(node.op, operands, params)
+            for var, value in zip(node.results, results, strict=True):
+                env[var] = value
+                if node.symbol is not None:
+                    sizes.offer(node.symbol, value)
+                elif var.type.shape:
+                    sizes.learn(var.type.shape, value.type.shape)
     return tuple([env[a] if type(a) is Var else a for a in graph.outputs])
 
 

@@ -25,7 +25,8 @@ from hopflow.graph.core import (
     symbol_range,
     vars_of,
 )
-from hopflow.graph.printer import BARE, RESERVED
+from hopflow.graph.origin import Place
+from hopflow.graph.printer import BARE, RESERVED, subgraph_path
 from hopflow.graph.types import SYMBOL_TYPE, TensorType, same_type
 from hopflow.symbolic.size import (
     FUNCTIONS,
@@ -57,7 +58,9 @@ _TOKEN: Final = re.compile(
     """,
     re.VERBOSE,
 )
-_LINE: Final = re.compile(r"#\s*(.+):([0-9]{1,9})\s*$")
+_PLACE: Final = re.compile(  # see `printer.format_place`
+    r"#\s*(?:(.+?):([0-9]{1,9}))?(?:\s*\bin (\S+))?(?:\s*\bof (\S+(?: → \S+)*))?\s*$"
+)
 _OPERATORS: Final[dict[str, Any]] = {
     "+": operator.add,
     "-": operator.sub,
@@ -141,7 +144,7 @@ class _Parser:
     ) -> None:
         self.operators = operators
         self.attributes = attributes
-        self.notes: dict[int, SourceLine] = {}
+        self.notes: dict[int, Place] = {}
         # Symbols of one name are one object, in whatever graph, as in a trace: a graph
         # binds its own, and types are compared by substitution.
         self.known: dict[str, Symbol] = {}
@@ -167,8 +170,10 @@ class _Parser:
                 if not brackets and found and found[-1].kind != "newline":
                     found.append(token)
             elif kind == "comment":
-                if noted := _LINE.match(piece):
-                    self.notes[line] = SourceLine(noted[1], int(noted[2]))
+                if noted := _PLACE.match(piece):
+                    file, number, module, path = noted.groups("")
+                    at = SourceLine(file, int(number)) if file else None
+                    self.notes[line] = Place(at, module, path)
             elif kind != "space":
                 brackets = max(brackets + (piece in "([") - (piece in ")]"), 0)
                 found.append(token)
@@ -221,6 +226,7 @@ class _Parser:
         graph = self.graph(0, {})[1]
         if self.next.kind != "end":
             self.expected("the end of the text, for the graph has returned")
+        _name_paths(graph, "")
         return graph
 
     def graph(self, depth: int, outer: Mapping[str, Graph]) -> tuple[str, Graph]:
@@ -332,7 +338,7 @@ class _Parser:
                 f"return ({', '.join(map(str, declared))})",
             )
         scope.graph.outputs = tuple(found)
-        scope.graph.output_line = self.notes.get(start.line)
+        scope.graph.output_line = self.notes.get(start.line, Place()).line
 
     # --- nodes ---
 
@@ -361,7 +367,8 @@ class _Parser:
             node = scope.graph.call(op, args, params, types)
         else:
             self.fail(operator.line, f"there is no operator `{operator.text}`")
-        node.line = self.notes.get(start.line)
+        place = self.notes.get(start.line, Place())
+        node.line, node.module_path, node.operator_path = place
         self.expect("\n", "the end of the line")
         for (token, _), var in zip(results, node.results, strict=True):
             if scope.taken(token.text):
@@ -618,3 +625,11 @@ class _Parser:
             return token.text[1:-1].encode("ascii").decode("unicode_escape")
         except UnicodeError:
             self.fail(token.line, "a string has a code that is no character's")
+
+
+def _name_paths(graph: Graph, path: str) -> None:
+    """Give nodes whose text does not say it the operator path of their graph."""
+    for node in graph.nodes:
+        node.operator_path = node.operator_path or path
+        for key, inner in node.graphs.items():
+            _name_paths(inner, subgraph_path(path, node, key))

@@ -9,6 +9,9 @@ A subgraph that several graphs call stands once, in the innermost that all are w
 Inputs before `/` are symbols, those after `*` captures. A result without `%` defines a
 symbol: `u0: i64[] = item(%0)`. A constant is written as Python would, with its dtype
 (`2.0:f64`) unless it is what Python's bool, int and float give.
+
+After a node's line stands the module that it is of, and the operators that it was in if
+its graph does not tell: `# model.py:3 in layers.0 of scan/body → cond/then`.
 """
 
 import re
@@ -121,6 +124,31 @@ def format_line(line: SourceLine | None) -> str:
     return text if text.isprintable() and not text.startswith(":") else ""
 
 
+def subgraph_path(path: str, node: Node, key: str) -> str:
+    """The operator path within the graph of `node` under `key`; `path` is its own."""
+    inner = f"{node.op.name}/{key}"
+    return f"{path} → {inner}" if path else inner
+
+
+def format_place(node: Node, path: str) -> str:
+    """Where a node came from, as far as a comment can hold it.
+
+    Args:
+        path: The operator path that nodes of its graph have.
+    """
+    words = [format_line(node.line)]
+    module, operators = node.module_path, node.operator_path
+    if module and _is_word(module):
+        words.append(f"in {module}")
+    if operators not in ("", path) and all(map(_is_word, operators.split(" → "))):
+        words.append(f"of {operators}")
+    return " ".join(filter(None, words))
+
+
+def _is_word(text: str) -> bool:
+    return text.isprintable() and " " not in text
+
+
 class Names:
     """The names of one graph's values: each once, whatever the graph calls them."""
 
@@ -198,7 +226,12 @@ class _Writer:
         self.lines: list[tuple[str, str]] = []
 
     def graph(
-        self, graph: Graph, name: str, depth: int, known: Mapping[Graph, str]
+        self,
+        graph: Graph,
+        name: str,
+        depth: int,
+        known: Mapping[Graph, str],
+        path: str = "",
     ) -> None:
         """Add a graph; `known` are those of the graphs around it that it may call."""
         names = Names(known.values())
@@ -218,8 +251,9 @@ class _Writer:
             for key, subgraph in node.graphs.items():
                 if subgraph not in graphs:
                     inner = graphs[subgraph] = names.unique(subgraph_name(key))
-                    self.graph(subgraph, inner, depth + 1, known)
-            self.node(node, names, graphs, depth + 1)
+                    within = subgraph_path(path, node, key)
+                    self.graph(subgraph, inner, depth + 1, known, within)
+            self.node(node, names, graphs, depth + 1, format_place(node, path))
         outputs = [[names.arg(a) for a in graph.outputs]]
         note = format_line(graph.output_line)
         self.broken("return ", outputs, "", depth + 1, note)
@@ -245,7 +279,12 @@ class _Writer:
         return types[0] if len(types) == 1 else f"({', '.join(types)})"
 
     def node(
-        self, node: Node, names: Names, graphs: Mapping[Graph, str], depth: int
+        self,
+        node: Node,
+        names: Names,
+        graphs: Mapping[Graph, str],
+        depth: int,
+        note: str,
     ) -> None:
         groups = [[names.arg(a) for a in group] for group in sections(node)]
         params = [
@@ -263,7 +302,7 @@ class _Writer:
         elif params:
             groups[-1] = groups[-1] + params
         start = f"{', '.join(results)} = {head}(" if results else f"{head}("
-        self.broken(start, groups, ")", depth, format_line(node.line))
+        self.broken(start, groups, ")", depth, note)
 
     def broken(
         self,

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final, dataclass_transform
 from hopflow import pytree
 from hopflow.bind import Value, current
 from hopflow.fx.tracer import current_tracer
-from hopflow.trace.source import origin, replaying
+from hopflow.graph.origin import in_module, origin
 
 __all__ = ["Module", "static"]
 
@@ -81,7 +81,7 @@ class Module:
         path = _path(parent, self)
         _calls.module = self
         try:
-            with replaying(origin.line, path):
+            with in_module(path):
                 return self.forward(*args, **kwargs)
         finally:
             _calls.module = parent

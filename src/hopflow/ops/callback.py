@@ -6,6 +6,7 @@ from typing import Any, Final, TypeAlias
 from hopflow.bind import Operand, Value, bind, slots, using
 from hopflow.errors import DerivativeError, GraphError
 from hopflow.graph.core import SourceLine
+from hopflow.graph.origin import replaying
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir import kernels
 from hopflow.ops.opdef import OpDef
@@ -42,7 +43,7 @@ class Callback:
     def __call__(self, operands: Sequence[Array], types: Types) -> tuple[Array, ...]:
         """Run it outside of all traces; an error says where the user asked for it."""
         try:
-            with using(None):
+            with using(None), replaying():
                 return tuple(self.run(operands, types))
         except Exception as error:
             error.add_note(f"raised in the callback `{self.name}` ({self.line})")

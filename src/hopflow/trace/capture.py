@@ -49,6 +49,7 @@ from hopflow.trace.source import (
     user_line,
     where,
 )
+from hopflow.trace.state import name_captures
 from hopflow.trace.tracer import Tracer, trace_into
 
 __all__ = ["spec", "trace"]
@@ -388,15 +389,8 @@ class _Capture:
 
     def attribute_names(self) -> dict[Any, str]:
         """A name for each captured tensor, by its key."""
-        taken = {v.node.name for v in self.tracer.graph.inputs}
-        names: dict[Any, str] = {}
-        for key in self.tracer.captures:
-            number = len(names)
-            while f"tensor{number}" in taken:
-                number += 1
-            names[key] = f"tensor{number}"
-            taken.add(names[key])
-        return names
+        name_captures(self.f, self.tracer)
+        return {k: c.input.node.name for k, c in self.tracer.captures.items()}
 
     def hold_captures(self, graph: Graph, names: dict[Any, str]) -> None:
         """Turn inputs for captured tensors into attributes of the graph."""

@@ -4,15 +4,14 @@ import dis
 import inspect
 import linecache
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import CodeType, FrameType, MethodType
 from typing import Any
 
 from hopflow.errors import ArgumentTypeError
 from hopflow.graph.core import SourceLine
+from hopflow.graph.origin import origin
 from hopflow.pytree import Spec, leaf_paths
 
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -70,38 +69,13 @@ def user_frame(depth: int = 1) -> FrameType | None:
 def user_line(depth: int = 1) -> SourceLine | None:
     """The innermost line on the stack that is not hopflow's own; while nodes are
     replayed, the line of the node."""
-    if origin.line is not None:
-        return origin.line
+    if origin.node.line is not None:
+        return origin.node.line
     frame = user_frame(depth + 1)
     if frame is None:
         return None
     known = _lines.get((id(frame.f_code), frame.f_lasti))
     return known[0] if known is not None else _line(frame)
-
-
-class _Origin(threading.local):
-    """What the operations of this thread come from, besides the stack.
-
-    line          of the node that is replayed
-    module_path   the module that is called: "encoder.layers.0"
-    """
-
-    line: SourceLine | None = None
-    module_path: str = ""
-
-
-origin = _Origin()
-
-
-@contextmanager
-def replaying(line: SourceLine | None, module_path: str) -> Iterator[None]:
-    """Within the block, operations come from this line and module."""
-    before = origin.line, origin.module_path
-    origin.line, origin.module_path = line, module_path
-    try:
-        yield
-    finally:
-        origin.line, origin.module_path = before
 
 
 def source_text(line: SourceLine) -> str:

@@ -26,6 +26,7 @@ from hopflow.graph.core import (
     size_of,
     symbol_range,
 )
+from hopflow.graph.origin import origin, replaying
 from hopflow.graph.regions import result_types
 from hopflow.graph.rewriting import clone, copy_fields, static_symbols
 from hopflow.graph.types import SYMBOL_TYPE, TensorType, shared
@@ -54,7 +55,7 @@ from hopflow.trace.functional import (
     escaped_number,
 )
 from hopflow.trace.numbers import Numbers
-from hopflow.trace.source import origin, user_line
+from hopflow.trace.source import user_line
 
 _NOTHING: Final[Mapping[int, Size]] = {}
 
@@ -423,7 +424,7 @@ class Tracer(Numbers):
             raise
         node = self.graph.call(op, recorded, params, types, user_line(3))
         node.module_path = origin.module_path
-        node.operator_path = self.path
+        node.operator_path = _joined(self.path, origin.node.operator_path)
         if op is item:
             self._define_by(node)
         elif op is dim_size:
@@ -522,13 +523,20 @@ def range_of(operand: Operand, tracer: Interpreter | None = None) -> ValueRange:
     return tracer.range_of(operand) if isinstance(tracer, Tracer) else EVERY
 
 
+def _joined(path: str, within: str) -> str:
+    """The operator path of a node of a graph, which is done again at another path."""
+    if not within or within.startswith(path):
+        return within or path
+    return f"{path} → {within}"
+
+
 def trace_into(tracer: Tracer, fn: Any, args: Sequence[Any]) -> Any:
     """Call `fn(*args)` with `tracer` innermost; an error ends its trace.
 
     What an operator has lifted from ancestors its entry rolls back.
     """
     try:
-        with using(tracer):
+        with using(tracer), replaying():
             if tracer.env is None or not isinstance(tracer.parent, Tracer):
                 return fn(*args)
             with tracer.env.body():

@@ -1,0 +1,71 @@
+"""Where operations come from besides the stack: nodes done again, and modules."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol
+
+from hopflow.graph.core import SourceLine
+
+__all__ = ["Place", "in_module", "origin", "replaying"]
+
+
+class Place(NamedTuple):
+    """What a node knows of where it came from; see `Node`."""
+
+    line: SourceLine | None = None
+    module_path: str = ""
+    operator_path: str = ""
+
+
+class _Placed(Protocol):
+    @property
+    def line(self) -> SourceLine | None: ...
+    @property
+    def module_path(self) -> str: ...
+    @property
+    def operator_path(self) -> str: ...
+
+
+_NOWHERE = Place()
+
+
+class _Origin(threading.local):
+    """What the operations of this thread come from.
+
+    node     the one that is done again, by a retrace or a transform
+    module   the path of the module that is called: "encoder.layers.0"
+    """
+
+    node: _Placed = _NOWHERE
+    module: str = ""
+
+    @property
+    def module_path(self) -> str:
+        return self.node.module_path or self.module
+
+
+origin = _Origin()
+
+
+@contextmanager
+def replaying(node: _Placed = _NOWHERE) -> Iterator[None]:
+    """Within the block, operations come from where this node did; without one, from
+    where the stack says."""
+    before = origin.node
+    origin.node = node
+    try:
+        yield
+    finally:
+        origin.node = before
+
+
+@contextmanager
+def in_module(path: str) -> Iterator[None]:
+    """Within the block, operations are a module's."""
+    before = origin.module
+    origin.module = path
+    try:
+        yield
+    finally:
+        origin.module = before
