@@ -29,7 +29,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--repeat", type=int, default=5, help="first calls of each row, and least runs"
     )
     parser.add_argument("--scale", type=float, default=1.0, help="shrinks all sizes")
-    parser.add_argument("--json", type=Path, help="where the results go")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        help="where the results go; all rows have a place of theirs",
+    )
     options = parser.parse_args(argv)
     jax.config.update("jax_enable_x64", True)
     workloads, calls = all_workloads(options.scale), all_calls(options.scale)
@@ -56,9 +60,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     for call in calls:
         many.append(measure_calls(call, options.repeat))
         print(format_calls(many[-1]), flush=True)
-    target = options.json or RESULTS / f"{machine['cpu']}-{machine['cores']}.json"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(as_json(rows, many))
+    target = options.json
+    if not (target or options.rows) and options.scale == 1:
+        target = RESULTS / f"{machine['cpu']}-{machine['cores']}.json"
+    if target:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(as_json(rows, many))
     return 0
 
 
