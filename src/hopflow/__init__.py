@@ -37,9 +37,11 @@ from hopflow.dtypes import bool_ as bool
 from hopflow.fx.tracer import symbolic_trace, wrap
 from hopflow.hops.associative_scan import associative_scan
 from hopflow.hops.base import HigherOrderOp, debug
+from hopflow.hops.block_mask import BlockMask, create_block_mask
 from hopflow.hops.checkpoint import checkpoint
 from hopflow.hops.cond import cond
 from hopflow.hops.custom import custom_jvp, custom_vjp
+from hopflow.hops.flex_attention import flex_attention
 from hopflow.hops.invoke_subgraph import invoke_subgraph, subgraph
 from hopflow.hops.map import map_ as map
 from hopflow.hops.reverse_modes import Checkpoint
@@ -212,6 +214,7 @@ newaxis = None
 _bind.slots.executor = _execute
 
 __all__ = [
+    "BlockMask",
     "Checkpoint",
     "Dim",
     "HigherOrderOp",
@@ -262,6 +265,7 @@ __all__ = [
     "copysign",
     "cos",
     "cosh",
+    "create_block_mask",
     "count_nonzero",
     "cummax",
     "cummin",
@@ -288,6 +292,7 @@ __all__ = [
     "expm1",
     "eye",
     "finfo",
+    "flex_attention",
     "flip",
     "float16",
     "float32",

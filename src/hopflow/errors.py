@@ -138,6 +138,10 @@ class ResultTypeError(OperatorError):
     """A function given to an operator returned something that is not a tensor."""
 
 
+class ScoreTypeError(OperatorError):
+    """A function of scores of attention that returned something else than a score."""
+
+
 class LengthError(HopflowError, ValueError):
     """Leading sizes that differ, or a length that is missing or contradicted."""
 

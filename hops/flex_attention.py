@@ -1,0 +1,462 @@
+"""`flex_attention`: attention of scores that a function changes. All its rules."""
+
+from collections.abc import Callable, Sequence
+from itertools import product
+from math import inf
+from typing import Any, Final, final
+
+from hopflow import dtypes
+from hopflow.autograd.forward import differentiate
+from hopflow.batching.graphs import bind_again
+from hopflow.batching.operators import each_example
+from hopflow.bind import Interpreter, Operand, Value, bind, current
+from hopflow.dtypes import DType
+from hopflow.errors import (
+    ArgumentTypeError,
+    DTypeError,
+    MutationError,
+    ScoreTypeError,
+    ShapeError,
+)
+from hopflow.graph.core import Graph, Node
+from hopflow.graph.regions import Port, Region, Role, Signature, roles
+from hopflow.graph.rewriting import effects
+from hopflow.graph.types import TensorType
+from hopflow.hops.attention_blocks import (
+    EMPTY,
+    PARTIAL,
+    attend,
+    blocks_in,
+    meaning,
+    score_dtype,
+    sums,
+)
+from hopflow.hops.base import Call, HigherOrderOp, numbered, split_args, truth
+from hopflow.hops.block_mask import BlockMask, check_fits, check_mask
+from hopflow.hops.bodies import (
+    Body,
+    Function,
+    Recorder,
+    Written,
+    cast_output,
+    close_bodies,
+    refuse_writes,
+    require_callable,
+    trace_body,
+)
+from hopflow.hops.loops import empty_stacks, fits
+from hopflow.loop_ir.kernels import Inline
+from hopflow.ops.convert import as_value, astype
+from hopflow.ops.creation import full, zeros
+from hopflow.ops.elementwise import where
+from hopflow.ops.joining import stack
+from hopflow.ops.manipulation import broadcast_to, expand_dims, reshape
+from hopflow.ops.math import exp, log, sqrt
+from hopflow.ops.opdef import as_operand
+from hopflow.ops.reduce import max as max_of
+from hopflow.ops.reduce import sum as sum_of
+from hopflow.ops.rules import as_flag
+from hopflow.ops.sizes import equals, specialised
+from hopflow.symbolic.size import Size
+from hopflow.trace.functional import TracedTensor
+from hopflow.zeros import Tangent, Zero, instantiate, is_zero
+
+_BLOCK: Final = 128
+_INDEX: Final = TensorType(dtypes.int64)
+
+
+@final
+class FlexAttention(HigherOrderOp):
+    """`flex_attention(symbols; q, k, v, scale, kinds; captures; score, ...) -> y, lse`
+
+    q, k, v  T[b, h, l, e], T[b, h / group, s, e], T[b, h / group, s, w]
+    scale    S[], where S is the dtype of scores: f64 if T is that, else f32
+    kinds    i8[b, h, n, m]: of each block what the mask keeps; may be left out
+    score    Graph, (*symbols, score, b, h, q_idx, kv_idx, *captures) -> S[]
+    mask     Graph, (*symbols, b, h, q_idx, kv_idx, *captures) -> bool[]; None: all True
+    block    how many queries, and how many keys, a block has
+    group    how many heads of queries share one of keys
+    shape    of `y`: T[b, h, l, w]
+    lse      S[b, h, l]: the logarithm of the sum of the exponentials of scores
+    """
+
+    name = "flex_attention"
+    droppable = False  # the mods are asked for cells, and read none of the operands
+
+    def prepare(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        score_mod: Any,
+        mask_mod: Any,
+        block_mask: Any,
+        scale: Any,
+        enable_gqa: Any,
+    ) -> Call:
+        q, k, v, group = _checked(q, k, v, as_flag(self.name, "enable_gqa", enable_gqa))
+        shape = (*q.shape[:3], v.shape[3])
+        lengths = (q.shape[2], k.shape[2])
+        dtype = score_dtype(q.dtype)
+        operands: list[Operand] = [q, k, v, _scale(scale, q.shape[3], dtype)]
+        block = tuple(
+            [max(1, min(n, _BLOCK)) if isinstance(n, int) else _BLOCK for n in lengths]
+        )
+        if block_mask is not None:
+            check_fits(block_mask, mask_mod, shape, lengths)
+            mask_mod, block = block_mask.mask_mod, block_mask.block_size
+            blocks = tuple(map(blocks_in, lengths, block))
+            operands.append(broadcast_to(block_mask.kinds, (*shape[:2], *blocks)))
+        functions = {
+            "score": _function(
+                "score_mod", _unchanged if score_mod is None else score_mod, 1
+            )
+        }
+        if mask_mod is not None:
+            functions["mask"] = _function("mask_mod", mask_mod, 0)
+        params = {"block": block, "group": group, "shape": shape}
+        return Call(self.name, [], operands, functions, params)
+
+    def run_debug(self, call: Call) -> Any:
+        dtype = call.operands[3].type.dtype
+
+        def score(*inputs: Any) -> list[Value]:
+            function = call.functions["score"]
+            found = Recorder(self.name, function, True, _REFUSAL)(*inputs)
+            _check_score(function, [x.type for x in found], dtype)
+            return [astype(found[0], dtype)]
+
+        def mask(*inputs: Any) -> Sequence[Value]:
+            function = call.functions["mask"]
+            found = Recorder(self.name, function, True, _REFUSAL)(*inputs)
+            check_mask(function, [x.type for x in found])
+            return found
+
+        has_mask = "mask" in call.functions
+        params = {**call.params, "score": score, "mask": mask if has_mask else None}
+        return self.debug(*map(as_value, call.operands), **params)
+
+    def trace(self, call: Call) -> Any:
+        dtype = call.operands[3].type.dtype
+        inputs = {"score": [TensorType(dtype)], "mask": []}
+        bodies = {
+            key: trace_body(
+                self.name,
+                f"{self.name}/{function.role}",
+                function,
+                [*inputs[key], *[_INDEX] * 4],
+            )
+            for key, function in call.functions.items()
+        }
+        _check_score(call.functions["score"], bodies["score"].types, dtype)
+        cast_output(bodies["score"], 0, dtype)
+        if "mask" in bodies:
+            check_mask(call.functions["mask"], bodies["mask"].types)
+        self.functionalize(list(bodies.values()))
+        closed = close_bodies(list(bodies.values()))
+        graphs = {"mask": None, **dict(zip(bodies, closed.graphs, strict=True))}
+        args = [*closed.symbols, *call.operands, *closed.captures]
+        return bind(self, args, {**graphs, **call.params})
+
+    # --- rules ---
+
+    def debug(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        scale: Any,
+        *kinds: Any,
+        score: Any,
+        mask: Any,
+        block: tuple[int, int],
+        group: int,
+        shape: Sequence[int],
+    ) -> tuple[Any, ...]:
+        """The softmax of each query's scores, which are made one after the other."""
+
+        def kept(at: tuple[int, ...]) -> bool:
+            b, h, i, j = at
+            kind = PARTIAL
+            if kinds:
+                [of_block] = kinds
+                kind = int(of_block[b, h, i // block[0], j // block[1]])
+            if mask is None or kind != PARTIAL:
+                return kind != EMPTY
+            return truth(as_value(mask(*map(_position, at))[0]))
+
+        def cell(*at: int) -> Any:
+            b, h, i, j = at
+            if not kept(at):
+                return full((), -inf, dtype=scale.dtype)
+            x, y = q[b, h, i], k[b, h // group, j]
+            found = astype(x, scale.dtype) @ astype(y, scale.dtype) * scale
+            return score(found, *map(_position, at))[0]
+
+        rows = []
+        for b, h, i in product(*map(range, shape[:3])):
+            scores = [cell(b, h, i, j) for j in range(k.shape[2])]
+            rows.append(_mean(scores, astype(v[b, h // group], scale.dtype)))
+        if not rows:
+            types = [TensorType(q.dtype, shape), TensorType(scale.dtype, shape[:3])]
+            return tuple(empty_stacks(types))
+        means, lse = (stack(column) for column in zip(*rows, strict=True))
+        return astype(reshape(means, shape), q.dtype), reshape(lse, shape[:3])
+
+    def infer(
+        self,
+        *types: TensorType,
+        score: Graph,
+        shape: tuple[Size, ...],
+        **_: Any,
+    ) -> tuple[TensorType, ...]:
+        q, scale = types[len(score.symbols)], types[len(score.symbols) + 3]
+        return TensorType(q.dtype, shape), TensorType(scale.dtype, shape[:3])
+
+    def functionalize(self, bodies: Sequence[Body]) -> Written:
+        for body in bodies:
+            if "callback" in effects(body.tracer.graph):
+                raise MutationError(
+                    f"{self.name}: {body.function.label} calls Python, but {_REFUSAL}"
+                )
+        return refuse_writes(bodies, _REFUSAL)
+
+    def lower(self, types: Any, *args: Any, **params: Any) -> Inline:
+        return Inline(meaning(attend, args, params), args)
+
+    def batch(
+        self,
+        size: Size,
+        batched: Sequence[bool],
+        args: Sequence[Operand],
+        params: dict[str, Any],
+    ) -> tuple[Sequence[Value], Sequence[bool]]:
+        """A map over the examples: the mods know the axes of one."""
+        return each_example(self, size, batched, args, params)
+
+    def jvp(
+        self,
+        operands: Sequence[Operand],
+        tangents: Sequence[Tangent],
+        params: dict[str, Any],
+    ) -> tuple[Sequence[Value], Sequence[Tangent]]:
+        values = bind_again(self, operands, params)
+        found = _tangents(values[1], operands, tangents, params, None)
+        return values, _of_mean(values, found)
+
+    def linearize(
+        self,
+        operands: Sequence[Operand],
+        tangents: Sequence[Tangent],
+        params: dict[str, Any],
+    ) -> tuple[Sequence[Value], Callable[[Sequence[Tangent]], Sequence[Tangent]]]:
+        linear = next(t.tracer for t in tangents if isinstance(t, TracedTensor))
+        values = bind_again(self, operands, params)
+        found = _tangents(values[1], operands, tangents, params, linear)
+        return values, lambda _: _of_mean(values, found)
+
+    def signature(self, node: Node) -> Signature:
+        parts = split_args(self, node.args, node.params)
+        symbols, count = len(parts.symbols), len(parts.operands)
+        captures = numbered("invariant", symbols + count, len(parts.captures))
+        regions = []
+        for name in ("score", "mask"):
+            graph = node.params[name]
+            if graph is not None:
+                cell = (Port("index"),) * len(graph.operands)
+                inputs = (*numbered("symbol", 0, symbols), *cell, *captures)
+                outputs = (Port("result"),)
+                regions.append(Region(name, graph, inputs, outputs, "any times"))
+        args = roles(
+            ("symbol", symbols), ("operand", count), ("invariant", len(captures))
+        )
+        return Signature(args, roles(("result", 2)), tuple(regions))
+
+    def with_roles(
+        self, params: dict[str, Any], args: Sequence[Role], results: Sequence[Role]
+    ) -> dict[str, Any]:
+        return params
+
+
+FLEX_ATTENTION = FlexAttention()
+
+_REFUSAL: Final = (
+    "its calls are made in any order, and again for derivatives. Return what it "
+    "computes instead."
+)
+
+
+def _tangents(
+    lse: Value,
+    operands: Sequence[Operand],
+    tangents: Sequence[Tangent],
+    params: dict[str, Any],
+    linear: Interpreter | None,
+) -> Sequence[Tangent]:
+    """The tangents of `sums`, where `lse` is fixed."""
+    graph = meaning(sums, operands, params, lse)
+    given = [*tangents, Zero(lse.type)]
+    return differentiate(graph, [*operands, lse], given, linear)[1]
+
+
+def _of_mean(
+    values: Sequence[Value], found: Sequence[Tangent]
+) -> tuple[Tangent, Tangent]:
+    """The tangents of the results from those of `sums`: a mean is a sum of weighted
+    values over one of weights, which is 1."""
+    mean, (total, weighted) = values[0], found
+    whole = instantiate(weighted)
+    if not is_zero(total):
+        known = expand_dims(instantiate(total), axis=3)
+        whole = whole - known * astype(mean, total.type.dtype)
+    return astype(whole, mean.dtype), total
+
+
+def _position(n: int) -> Value:
+    return full((), n, dtype=dtypes.int64)
+
+
+def _mean(scores: Sequence[Any], values: Any) -> tuple[Value, Value]:
+    """The mean of values by the softmax of scores, and the logarithm of its divisor."""
+    if not scores:
+        return zeros(values.shape[1:], dtype=values.dtype), full(
+            (), -inf, dtype=values.dtype
+        )
+    row = stack(scores)
+    highest = max_of(row)
+    weights = exp(row - where(highest == -inf, 0, highest))
+    total = sum_of(weights)
+    mean = (weights @ values) / where(total == 0, 1, total)
+    return mean, highest + log(total)
+
+
+# --- arguments ------------------------------------------------------------------------
+
+
+def _unchanged(score: Any, *_: Any) -> Any:
+    return score
+
+
+def _function(role: str, fn: Any, scores: int) -> Function:
+    require_callable("flex_attention", role, fn)
+    names = ["score", "b", "h", "q_idx", "kv_idx"][1 - scores :]
+    return Function(role, fn, names, lambda flat: fn(*flat))
+
+
+def _check_score(function: Function, types: Sequence[TensorType], dtype: DType) -> None:
+    """Raises: ScoreTypeError: a `score_mod` has not returned one score."""
+    wanted = TensorType(dtype)
+    is_one = len(types) == 1 and types[0].shape == ()
+    if is_one and (types[0].dtype is dtype or fits(wanted, types[0])):
+        return
+    raise ScoreTypeError(
+        f"flex_attention: {function.label} must return one score, {wanted}, and "
+        f"returns {', '.join(map(str, types)) or 'nothing'}. It is called for each "
+        "score by itself; convert what it returns with `hf.astype`."
+    )
+
+
+def _checked(q: Any, k: Any, v: Any, enable_gqa: bool) -> tuple[Any, ...]:
+    """The tensors, of as many examples each; and how many heads share one of keys.
+
+    Raises:
+        ArgumentTypeError, DTypeError, ShapeError: they do not fit each other.
+    """
+    name = FLEX_ATTENTION.name
+    given = {
+        key: as_operand(name, key, x) for key, x in zip("qkv", (q, k, v), strict=True)
+    }
+    shown = ", ".join(f"`{key}` {x.type}" for key, x in given.items())
+    q, k, v = given.values()
+    if any(x.type.ndim != 4 for x in (q, k, v)):
+        raise ShapeError(
+            f"{name}: `q`, `k` and `v` must have four axes (examples, heads, positions "
+            f"and features), and are {shown}. Add axes with `hf.expand_dims`."
+        )
+    dtype = q.type.dtype
+    if not dtype.is_float or any(x.type.dtype is not dtype for x in (k, v)):
+        raise DTypeError(
+            f"{name}: `q`, `k` and `v` must be floats of one dtype, and are {shown}. "
+            "Convert them with `hf.astype`."
+        )
+
+    def agree(a: Size, b: Size, what: str) -> None:
+        if not equals(a, b):
+            raise ShapeError(f"{name}: {what}, and the operands are {shown}.")
+
+    agree(q.shape[3], k.shape[3], "`q` and `k` must have as many features")
+    agree(k.shape[2], v.shape[2], "`k` and `v` must have as many positions")
+    agree(k.shape[1], v.shape[1], "`k` and `v` must have as many heads")
+    agree(k.shape[0], v.shape[0], "`k` and `v` must have as many examples")
+    if not equals(q.shape[0], k.shape[0]):
+        agree(k.shape[0], 1, "`k` and `v` must have as many examples as `q`, or one")
+        k, v = (broadcast_to(x, (q.shape[0], *x.shape[1:])) for x in (k, v))
+    group = 1
+    if not equals(q.shape[1], k.shape[1]):
+        heads, own = specialised(q.shape[1]), specialised(k.shape[1])
+        if not enable_gqa or not own or heads % own:
+            raise ShapeError(
+                f"{name}: `q` must have as many heads as `k` and `v`, or a multiple of "
+                f"them with `enable_gqa=True`, and the operands are {shown}."
+            )
+        group = heads // own
+    return q, k, v, group
+
+
+def _scale(scale: Any, width: Size, dtype: DType) -> Value:
+    """What products are multiplied by: a number, by default `width ** -0.5`."""
+    if scale is None:
+        if isinstance(width, int):
+            return full((), max(width, 1) ** -0.5, dtype=dtype)
+        return 1 / sqrt(astype(current().value_of(width), dtype))
+    given = as_operand(FLEX_ATTENTION.name, "scale", scale)
+    if given.type.shape != () or given.type.dtype is dtypes.bool_:
+        raise ArgumentTypeError(
+            f"{FLEX_ATTENTION.name}: `scale` must be a number, and is {given.type}."
+        )
+    return astype(as_value(given), dtype)
+
+
+def flex_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    score_mod: Callable[..., Any] | None = None,
+    mask_mod: Callable[..., Any] | None = None,
+    block_mask: BlockMask | None = None,
+    scale: Any = None,
+    enable_gqa: bool = False,
+    return_lse: bool = False,
+) -> Any:
+    """`softmax(score_mod(q @ k.T * scale)) @ v`, of the scores that `mask_mod` keeps.
+
+    No matrix of all scores is ever made, nor by derivatives: memory is linear in the
+    lengths. Queries of which nothing is kept get zeros.
+
+    Shapes:
+        q [b, h, l, e], k [b, h, s, e], v [b, h, s, w] -> [b, h, l, w]
+
+    Args:
+        q, k, v: Floats of one dtype. `k` and `v` may have one example for all of `q`.
+        score_mod: (score, b, h, q_idx, kv_idx) -> score, all scalars. Scores are f32,
+            or f64 if the operands are. It may read tensors of enclosing functions,
+            which have derivatives too.
+        mask_mod: (b, h, q_idx, kv_idx) -> bool[]: whether a score is kept.
+        block_mask: A mask of which `create_block_mask` knows what it keeps of each
+            block, in the place of `mask_mod`.
+        scale: What products are multiplied by; `e ** -0.5` by default.
+        enable_gqa: Whether `k` and `v` may have fewer heads, which several of `q` share.
+        return_lse: Whether to return also the logarithm of each query's sum of
+            exponentials [b, h, l]; `-inf` where nothing is kept.
+
+    Raises:
+        ShapeError, DTypeError: the operands do not fit each other, or the block mask.
+        ArgumentValueError: both `mask_mod` and `block_mask` are given.
+        ScoreTypeError: `score_mod` returns something else than one score.
+        PredicateError: `mask_mod` returns something else than one bool.
+        MutationError: one of them writes to what it closes over, or calls Python.
+    """
+    with_lse = as_flag(FLEX_ATTENTION.name, "return_lse", return_lse)
+    found = FLEX_ATTENTION(q, k, v, score_mod, mask_mod, block_mask, scale, enable_gqa)
+    return tuple(found) if with_lse else found[0]
