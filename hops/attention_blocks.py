@@ -6,6 +6,7 @@ are those of `sums`, which makes each block again from the logarithm of the sum 
 exponentials that `attend` has found.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from hopflow.batching.api import vmap
 from hopflow.batching.graphs import bind_again
 from hopflow.bind import Operand, Value, using
 from hopflow.dtypes import DType
-from hopflow.graph.core import Graph
+from hopflow.graph.core import Graph, size_of
 from hopflow.graph.interpreter import interpret
 from hopflow.graph.types import TensorType
 from hopflow.hops.checkpoint import checkpoint
@@ -26,8 +27,8 @@ from hopflow.hops.scan import scan
 from hopflow.hops.switch import switch
 from hopflow.ops.convert import as_value, astype
 from hopflow.ops.creation import arange, full
-from hopflow.ops.elementwise import logical_and, maximum, minimum, where
-from hopflow.ops.manipulation import expand_dims, reshape
+from hopflow.ops.elementwise import equal, logical_and, maximum, minimum, where
+from hopflow.ops.manipulation import broadcast_to, expand_dims, reshape
 from hopflow.ops.math import exp, log
 from hopflow.ops.matmul import matrix_transpose
 from hopflow.ops.reduce import any as any_of
@@ -36,7 +37,7 @@ from hopflow.ops.reduce import sum as sum_of
 from hopflow.ops.sizes import equals
 from hopflow.ops.views import sliced, update_slice
 from hopflow.symbolic.env import ShapeEnv
-from hopflow.symbolic.size import Size, SymInt, symbol
+from hopflow.symbolic.size import Size, SymInt, free_symbols, substitute, symbol
 from hopflow.trace.functional import TracedTensor
 from hopflow.trace.source import user_line
 from hopflow.trace.tracer import Tracer
@@ -104,6 +105,12 @@ class _Attention(NamedTuple):
     def lengths(self) -> tuple[Size, Size]:
         return self.q.shape[2], self.k.shape[2]
 
+    @property
+    def ends(self) -> list[Size | None]:
+        """The lengths, of queries and of keys, that the last block may go beyond."""
+        pairs = zip(self.lengths, self.block, strict=True)
+        return [None if equals(blocks_in(n, s) * s, n) else n for n, s in pairs]
+
     def over(self, graph: Graph, at: _Block, *cells: Any) -> Value:
         """A function of the user's for each cell of a block. Past the ends it is asked
         about the last position."""
@@ -113,22 +120,19 @@ class _Attention(NamedTuple):
             [found] = interpret(graph, args, bind_again)
             return as_value(found)
 
-        ends = zip((at.q, at.kv), self.lengths, strict=True)
-        q, kv = (minimum(at_, n - 1) for at_, n in ends)
+        positions = zip((at.q, at.kv), self.ends, strict=True)
+        q, kv = (x if end is None else minimum(x, end - 1) for x, end in positions)
         return over(f, at.b, at.h, q, kv, *cells)
 
     def inside(self, at: _Block) -> Value | None:
         """Which cells of a block are not past an end; None: all of them."""
-        axes = zip((at.q, at.kv), self.lengths, self.block, strict=True)
-        q, kv = (
-            None if equals(blocks_in(n, size) * size, n) else positions < n
-            for positions, n, size in axes
-        )
-        if q is None and kv is None:
-            return None
-        q = at.q >= 0 if q is None else q
-        kv = at.kv >= 0 if kv is None else kv
-        return logical_and(expand_dims(q, axis=1), kv)
+        q, kv = self.ends
+        if q is None:
+            return None if kv is None else broadcast_to(at.kv < kv, self.block)
+        rows = expand_dims(at.q < q, axis=1)
+        if kv is None:
+            return broadcast_to(rows, self.block)
+        return logical_and(rows, at.kv < kv)
 
     def kept(self, at: _Block) -> Value:
         """Which cells of a block the mask keeps."""
@@ -240,7 +244,7 @@ def attend(a: _Attention) -> list[Value]:
                 scores = a.scores(q, k, block, kept)
                 new = maximum(highest, max_of(scores, axis=1))
                 base = _finite(new)
-                weights = exp(scores - expand_dims(base, axis=1))
+                weights = _weights(scores, base)
                 rest = exp(highest - base)
                 total = total * rest + sum_of(weights, axis=1)
                 mean = mean * expand_dims(rest, axis=1) + weights @ astype(v, a.dtype)
@@ -250,7 +254,7 @@ def attend(a: _Attention) -> list[Value]:
 
         start = (full((a.block[0],), -inf, dtype=a.dtype), *_zeros(a))
         (highest, total, mean), _ = scan(step, start, stacks)
-        divisor = where(total == 0, 1, total)  # nothing is kept
+        divisor = where(equal(total, 0), 1, total)  # nothing is kept
         mean = mean / expand_dims(divisor, axis=1)
         return [astype(mean, a.q.type.dtype), highest + log(total)]
 
@@ -274,7 +278,7 @@ def sums(a: _Attention, lse: Any) -> list[Value]:
 
             def run(kept: Value | None) -> Any:
                 scores = a.scores(q, k, block, kept)
-                weights = exp(scores - expand_dims(base, axis=1))
+                weights = _weights(scores, base)
                 return sum_of(weights, axis=1), weights @ astype(v, a.dtype)
 
             return a.choose(kind, block, run, lambda: _zeros(a))
@@ -295,9 +299,18 @@ def _zeros(a: _Attention) -> tuple[Value, ...]:
     return tuple(empty_stacks([TensorType(a.dtype, s) for s in shapes]))
 
 
+def _weights(scores: Value, base: Value) -> Value:
+    """`exp(scores - base)`, and 0 where that is nothing beside the largest weight, 1:
+    products with numbers below the normal ones take a hundred times as long."""
+    exponents = scores - expand_dims(base, axis=1)
+    limits = dtypes.finfo(scores.dtype)
+    least = math.log(limits.smallest_normal / limits.eps)
+    return where(exponents < least, 0, exp(exponents))
+
+
 def _finite(lse: Value) -> Value:
     """What may be subtracted from `-inf`."""
-    return where(lse == -inf, 0, lse)
+    return where(equal(lse, -inf), 0, lse)
 
 
 # --- as graphs ------------------------------------------------------------------------
@@ -308,55 +321,56 @@ def meaning(
     args: Sequence[Operand],
     params: dict[str, Any],
     *more: Operand,
-) -> Graph:
-    """`f` of a node, and of more values `[b, h, l]`, as a graph of all of these."""
+) -> tuple[Graph, list[SymInt]]:
+    """`f` of the args of a node and of more values, as a graph.
+
+    Returns:
+        The graph, and the sizes that it takes first.
+    """
     score: Graph = params["score"]
-    mask: Graph | None = params["mask"]
     tracer = Tracer(None, score.name, env=ShapeEnv(user_line))
     first, last = len(score.symbols), len(args) - len(score.captures)
-    types = _own_sizes([a.type for a in (*args[first:last], *more)], params)
+    types = _named([a.type.strong() for a in (*args[first:last], *more)], params)
+    # The caller's symbols are not those of the functions, of which it has no own.
+    outer = free_symbols(*(n for t in types for n in t.shape))
+    sizes = {s: symbol(s.name) for s in outer}
+    tracer.bind_symbols(list(sizes.values()))
 
     def operand(type_: TensorType) -> TracedTensor:
-        sizes = {i: n for i, n in enumerate(type_.shape) if isinstance(n, SymInt)}
-        return tracer.operand(type_.strong(), "x", sizes)
+        shape = [substitute(n, sizes) for n in type_.shape]
+        return tracer.operand(type_.with_shape(shape), "x")
 
     own = [v.node.symbol for v in score.symbols if v.node.symbol is not None]
     symbols = [TracedTensor(tracer, tracer.define(s)) for s in own]
     q, k, v, scale, *kinds = map(operand, types[: last - first])
     captures = [tracer.operand(v.type.strong(), v.node.name) for v in score.captures]
     rest = list(map(operand, types[last - first :]))
-    kinds_ = kinds[0] if kinds else None
-    block, group = params["block"], params["group"]
+    attention = _Attention(
+        score=score,
+        mask=params["mask"],
+        block=params["block"],
+        group=params["group"],
+        symbols=symbols,
+        q=q,
+        k=k,
+        v=v,
+        scale=scale,
+        kinds=kinds[0] if kinds else None,
+        captures=captures,
+    )
     with using(tracer):
-        attention = _Attention(
-            score, mask, block, group, symbols, q, k, v, scale, kinds_, captures
-        )
-        return tracer.close(f(attention, *rest))
+        return tracer.close(f(attention, *rest)), list(map(size_of, outer))
 
 
-def _own_sizes(types: Sequence[TensorType], params: dict[str, Any]) -> list[TensorType]:
-    """The types of the operands over symbols of their own, for sizes that are symbols.
-
-    Where heads are shared there are as many as this call has.
-    """
-    q, k, v, scale, *rest = types
-    grouped = params["group"] != 1
-
-    def own(name: str, size: Size) -> Size:
-        is_known = isinstance(size, int)
-        return size if is_known else symbol(name)
-
-    heads = int(k.shape[1]) if grouped else own("h", k.shape[1])
-    batch, keys = own("b", k.shape[0]), own("s", k.shape[2])
-    length, width = own("l", q.shape[2]), own("e", q.shape[3])
-    found = [
-        q.with_shape((batch, heads * params["group"], length, width)),
-        k.with_shape((batch, heads, keys, width)),
-        v.with_shape((batch, heads, keys, own("w", v.shape[3]))),
-        scale,
+def _named(types: Sequence[TensorType], params: dict[str, Any]) -> list[TensorType]:
+    """The types of the operands, where equal sizes have one name."""
+    q, k, v, *rest = types
+    batch, heads, length, width = params["shape"]
+    own = heads if params["group"] == 1 else heads // params["group"]
+    keys, features = k.shape[2], q.shape[3]
+    return [
+        q.with_shape((batch, heads, length, features)),
+        k.with_shape((batch, own, keys, features)),
+        v.with_shape((batch, own, keys, width)),
+        *rest,
     ]
-    blocks = tuple(map(blocks_in, (length, keys), params["block"]))
-    for type_ in rest:
-        tail = blocks if type_.ndim == 4 else (length,)
-        found.append(type_.with_shape((*found[0].shape[:2], *tail)))
-    return found

@@ -48,7 +48,7 @@ from hopflow.hops.loops import empty_stacks, fits
 from hopflow.loop_ir.kernels import Inline
 from hopflow.ops.convert import as_value, astype
 from hopflow.ops.creation import full, zeros
-from hopflow.ops.elementwise import where
+from hopflow.ops.elementwise import divide, equal, where
 from hopflow.ops.joining import stack
 from hopflow.ops.manipulation import broadcast_to, expand_dims, reshape
 from hopflow.ops.math import exp, log, sqrt
@@ -94,8 +94,8 @@ class FlexAttention(HigherOrderOp):
         scale: Any,
         enable_gqa: Any,
     ) -> Call:
-        q, k, v, group = _checked(q, k, v, as_flag(self.name, "enable_gqa", enable_gqa))
-        shape = (*q.shape[:3], v.shape[3])
+        grouped = as_flag(self.name, "enable_gqa", enable_gqa)
+        (q, k, v), shape, group = _checked(q, k, v, grouped)
         lengths = (q.shape[2], k.shape[2])
         dtype = score_dtype(q.dtype)
         operands: list[Operand] = [q, k, v, _scale(scale, q.shape[3], dtype)]
@@ -171,7 +171,7 @@ class FlexAttention(HigherOrderOp):
         mask: Any,
         block: tuple[int, int],
         group: int,
-        shape: Sequence[int],
+        shape: tuple[int, ...],
     ) -> tuple[Any, ...]:
         """The softmax of each query's scores, which are made one after the other."""
 
@@ -222,7 +222,8 @@ class FlexAttention(HigherOrderOp):
         return refuse_writes(bodies, _REFUSAL)
 
     def lower(self, types: Any, *args: Any, **params: Any) -> Inline:
-        return Inline(meaning(attend, args, params), args)
+        graph, sizes = meaning(attend, args, params)
+        return Inline(graph, (*sizes, *args))
 
     def batch(
         self,
@@ -294,9 +295,11 @@ def _tangents(
     linear: Interpreter | None,
 ) -> Sequence[Tangent]:
     """The tangents of `sums`, where `lse` is fixed."""
-    graph = meaning(sums, operands, params, lse)
-    given = [*tangents, Zero(lse.type)]
-    return differentiate(graph, [*operands, lse], given, linear)[1]
+    graph, symbols = meaning(sums, operands, params, lse)
+    sizes = list(map(current().value_of, symbols))
+    zeros = [Zero(n.type) for n in sizes]
+    values, given = [*sizes, *operands, lse], [*zeros, *tangents, Zero(lse.type)]
+    return differentiate(graph, values, given, linear)[1]
 
 
 def _of_mean(
@@ -324,9 +327,9 @@ def _mean(scores: Sequence[Any], values: Any) -> tuple[Value, Value]:
         )
     row = stack(scores)
     highest = max_of(row)
-    weights = exp(row - where(highest == -inf, 0, highest))
+    weights = exp(row - where(equal(highest, -inf), 0, highest))
     total = sum_of(weights)
-    mean = (weights @ values) / where(total == 0, 1, total)
+    mean = (weights @ values) / where(equal(total, 0), 1, total)
     return mean, highest + log(total)
 
 
@@ -357,7 +360,8 @@ def _check_score(function: Function, types: Sequence[TensorType], dtype: DType) 
 
 
 def _checked(q: Any, k: Any, v: Any, enable_gqa: bool) -> tuple[Any, ...]:
-    """The tensors, of as many examples each; and how many heads share one of keys.
+    """The tensors, of as many examples each; the shape of the result; and how many
+    heads share one of keys.
 
     Raises:
         ArgumentTypeError, DTypeError, ShapeError: they do not fit each other.
@@ -388,19 +392,21 @@ def _checked(q: Any, k: Any, v: Any, enable_gqa: bool) -> tuple[Any, ...]:
     agree(k.shape[2], v.shape[2], "`k` and `v` must have as many positions")
     agree(k.shape[1], v.shape[1], "`k` and `v` must have as many heads")
     agree(k.shape[0], v.shape[0], "`k` and `v` must have as many examples")
-    if not equals(q.shape[0], k.shape[0]):
+    batch, heads, length, _ = q.shape
+    own = k.shape[1]
+    if not equals(batch, k.shape[0]):
         agree(k.shape[0], 1, "`k` and `v` must have as many examples as `q`, or one")
-        k, v = (broadcast_to(x, (q.shape[0], *x.shape[1:])) for x in (k, v))
+        k, v = (broadcast_to(x, (batch, *x.shape[1:])) for x in (k, v))
     group = 1
-    if not equals(q.shape[1], k.shape[1]):
-        heads, own = specialised(q.shape[1]), specialised(k.shape[1])
+    if not equals(heads, own):
+        heads, own = specialised(heads), specialised(own)
         if not enable_gqa or not own or heads % own:
             raise ShapeError(
                 f"{name}: `q` must have as many heads as `k` and `v`, or a multiple of "
                 f"them with `enable_gqa=True`, and the operands are {shown}."
             )
         group = heads // own
-    return q, k, v, group
+    return (q, k, v), (batch, heads, length, v.shape[3]), group
 
 
 def _scale(scale: Any, width: Size, dtype: DType) -> Value:
@@ -408,7 +414,8 @@ def _scale(scale: Any, width: Size, dtype: DType) -> Value:
     if scale is None:
         if isinstance(width, int):
             return full((), max(width, 1) ** -0.5, dtype=dtype)
-        return 1 / sqrt(astype(current().value_of(width), dtype))
+        found: Value = divide(1, sqrt(astype(current().value_of(width), dtype)))
+        return found
     given = as_operand(FLEX_ATTENTION.name, "scale", scale)
     if given.type.shape != () or given.type.dtype is dtypes.bool_:
         raise ArgumentTypeError(
@@ -446,7 +453,7 @@ def flex_attention(
         block_mask: A mask of which `create_block_mask` knows what it keeps of each
             block, in the place of `mask_mod`.
         scale: What products are multiplied by; `e ** -0.5` by default.
-        enable_gqa: Whether `k` and `v` may have fewer heads, which several of `q` share.
+        enable_gqa: Whether `k` and `v` may have fewer heads, each for several of `q`.
         return_lse: Whether to return also the logarithm of each query's sum of
             exponentials [b, h, l]; `-inf` where nothing is kept.
 

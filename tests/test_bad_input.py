@@ -93,6 +93,7 @@ V: Final = _Make("float32", (4,))
 ROWS: Final = _Make("float32", (2, 3, 4))
 INTS: Final = _Make("int64", (3, 4))
 IDS: Final = _Make("int64", (4,))
+HEADS: Final = _Make("float32", (1, 2, 4, 3))
 BOOLS: Final = _Make("bool", (3, 4))
 SCALAR: Final = _Make("float32", ())
 COUNT: Final = _Make("int32", ())
@@ -119,6 +120,14 @@ def _grow(c: Any) -> Any:
 
 def _count(_: Any, c: Any) -> Any:
     return hf.add(c, 1.0)
+
+
+def _scored(score: Any, *_: Any) -> Any:
+    return hf.multiply(score, 2.0)
+
+
+def _kept(b: Any, h: Any, q: Any, kv: Any) -> Any:
+    return hf.greater_equal(q, kv)
 
 
 def _until(c: Any) -> Any:
@@ -183,6 +192,8 @@ CALLS: Final[dict[str, Good]] = {
     "clip": _good(X, 1.0, 2.0),
     "concat": _good([X, X], axis=0),
     "cond": _good(TRUTH, _grow, _same, (X,)),
+    "BlockMask": _good(_Make("int8", (1, 1, 2, 2)), _kept, (2, 2), (4, 4)),
+    "create_block_mask": _good(_kept, 1, 2, Q_LEN=4, KV_LEN=4, BLOCK_SIZE=2),
     "diff": _good(X, axis=0, n=1, prepend=_Make("float32", (1, 4)), append=X),
     "dynamic_slice": _good(X, (0, COUNT), (1, 2)),
     "dynamic_update_slice": _good(X, _Make("float32", (1, 2)), (0, COUNT)),
@@ -206,6 +217,15 @@ CALLS: Final[dict[str, Good]] = {
     "linearize": _good(_same, X),
     "vjp": _good(_same, X, has_aux=False),
     "stop_gradient": _good(X),
+    "flex_attention": _good(
+        *(HEADS, HEADS, HEADS),
+        score_mod=_scored,
+        mask_mod=_kept,
+        block_mask=None,
+        scale=1.0,
+        enable_gqa=False,
+        return_lse=True,
+    ),
     "checkpoint": _good(_same, policy="dots"),
     "control_flow": _good(_same),
     **dict.fromkeys(("custom_jvp", "custom_vjp"), _good(_same, nondiff_argnums=(0,))),

@@ -32,6 +32,8 @@ def expand_inlines(graph: Graph) -> Graph:
             continue
         types = tuple(v.type for v in node.results)
         region = node.op.lower(types, *node.args, **node.params)
+        if isinstance(region, Inline):
+            region = _with_values(region, graph)
         if not isinstance(region, Inline) or _reads_sizes(region):
             for inner in own_regions(node).regions:
                 expand_inlines(inner.graph)
@@ -44,6 +46,17 @@ def expand_inlines(graph: Graph) -> Graph:
         replace_uses(graph, dict(zip(node.results, outputs, strict=True)))
         _rename_sizes(graph, node, outputs)
     return graph
+
+
+def _with_values(region: Inline, graph: Graph) -> Inline:
+    """With the values of the sizes among the operands, where the graph has them."""
+    defined = {v.node.symbol: v for v in graph.symbols}
+    defined |= {n.symbol: n.results[0] for n in graph.nodes}
+    operands = [
+        a if isinstance(a, Var | Constant) else defined.get(plain_symbol(a), a)
+        for a in region.operands
+    ]
+    return Inline(region.graph, tuple(operands))
 
 
 def _reads_sizes(region: Inline) -> bool:

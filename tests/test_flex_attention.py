@@ -1,0 +1,650 @@
+"""`flex_attention`: in every meaning and under every transform, as NumPy has it."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import hopflow
+from hopflow.compiler.pipeline import lower
+from hopflow.compiler.plan import plan
+from hopflow.errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    DTypeError,
+    MutationError,
+    PredicateError,
+    ScoreTypeError,
+    ShapeError,
+)
+from hopflow.testing.meanings import RUNNERS, SYMBOLIC, agree, run_debug
+
+hf: Any = hopflow
+
+B, H, L, S, E, W = 2, 2, 5, 6, 4, 3
+
+
+def normal(*shape: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+class Case(NamedTuple):
+    """A kind of attention.
+
+    score     (score, captured, b, h, q_idx, kv_idx) -> score
+    keep      (captured, b, h, q_idx, kv_idx) -> bool
+    captured  what the functions read
+    slope     (scores, captured) -> the derivative of `score`, in NumPy
+    pull      (cotangents, scores, captured, *positions) -> the cotangent of `captured`
+    """
+
+    score: Callable[..., Any] | None = None
+    keep: Callable[..., Any] | None = None
+    captured: Any = 0.0
+    slope: Callable[..., Any] = lambda s, c: 1
+    pull: Callable[..., Any] = lambda g, *_: 0.0
+
+
+def capped(s: Any, c: Any, *_: Any) -> Any:
+    return c * (np if isinstance(s, np.ndarray) else hf).tanh(s / c)
+
+
+def capped_pull(g: Any, s: Any, c: Any, *_: Any) -> Any:
+    t = np.tanh(s / c)
+    return (g * (t - s / c * (1 - t**2))).sum()
+
+
+def causal(c: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+    return i >= j
+
+
+CASES = {
+    "full": Case(),
+    "causal": Case(keep=causal),
+    "window": Case(keep=lambda c, b, h, i, j: (i >= j) & (i - j < 3)),
+    "nothing of some": Case(keep=lambda c, b, h, i, j: (i > j + h) & (i != 4)),
+    "documents": Case(
+        keep=lambda c, b, h, i, j: c[i] == c[j], captured=np.array([0, 0, 1, 1, 1, 2])
+    ),
+    "soft cap": Case(
+        score=capped,
+        captured=np.array(1.5),
+        slope=lambda s, c: 1 - np.tanh(s / c) ** 2,
+        pull=capped_pull,
+    ),
+    "alibi": Case(
+        score=lambda s, c, b, h, i, j: s + c[h] * (j - i),
+        keep=causal,
+        captured=normal(H, seed=1),
+        pull=lambda g, s, c, b, h, i, j: (g * (j - i)).sum((0, 2, 3)),
+    ),
+    "table": Case(
+        score=lambda s, c, b, h, i, j: s + c[h, i, j],
+        captured=normal(H, L, S, seed=2),
+        pull=lambda g, *_: g.sum(0),
+    ),
+}
+each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+
+
+class Reference(NamedTuple):
+    """What NumPy makes of a case: results, and the cotangents for those of `y`."""
+
+    y: Any
+    lse: Any
+    pulled: tuple[Any, ...]
+
+
+def reference(case: Case, *given: Any, scale: Any = None) -> Reference:
+    q, k, v, ct = given
+    group = q.shape[1] // k.shape[1] if k.shape[1] else 1
+    keys, values = (np.repeat(x, group, axis=1) for x in (k, v))
+    scale = q.shape[3] ** -0.5 if scale is None else scale
+    raw = q @ np.swapaxes(keys, 2, 3) * scale
+    at = np.ogrid[tuple(slice(n) for n in raw.shape)]
+    c = case.captured
+    s = raw if case.score is None else case.score(raw, c, *at)
+    if case.keep is not None:
+        s = np.where(case.keep(c, *at), s, -np.inf)
+    highest = s.max(3, keepdims=True, initial=-np.inf)
+    weights = np.exp(s - np.where(highest == -np.inf, 0, highest))
+    total = weights.sum(3, keepdims=True)
+    p = weights / np.where(total == 0, 1, total)
+    y = p @ values
+    with np.errstate(divide="ignore"):
+        lse = (highest + np.log(total))[..., 0]
+    g = p * (ct @ np.swapaxes(values, 2, 3) - (ct * y).sum(3, keepdims=True))
+    pulled_c = case.pull(g, raw, c, *at)
+    g = g * case.slope(raw, c) * scale
+
+    def of_group(x: Any) -> Any:
+        b, h, *rest = x.shape
+        return x.reshape(b, h // group, group, *rest).sum(2)
+
+    pulled_k, pulled_v = np.swapaxes(g, 2, 3) @ q, np.swapaxes(p, 2, 3) @ ct
+    pulled = (g @ keys, of_group(pulled_k), of_group(pulled_v), pulled_c)
+    return Reference(y, lse, pulled)
+
+
+def attention(case: Case, *given: Any, **options: Any) -> Any:
+    """`flex_attention` of a case; `blocks` in the place of its mask."""
+    q, k, v, c = given
+    score: Any = None
+    keep: Any = None
+    if case.score is not None:
+        own_score = case.score
+
+        def score(s: Any, *at: Any) -> Any:
+            return own_score(s, c, *at)
+
+    if case.keep is not None:
+        own_keep = case.keep
+
+        def keep(*at: Any) -> Any:
+            return own_keep(c, *at)
+
+    size = options.pop("blocks", None)
+    if size is not None:
+        mask = keep or (lambda *_: hf.asarray(True))
+        sizes = q.shape[0], q.shape[1], q.shape[2], k.shape[2]
+        options["block_mask"] = hf.create_block_mask(mask, *sizes, BLOCK_SIZE=size)
+        keep = None
+    return hf.flex_attention(q, k, v, score_mod=score, mask_mod=keep, **options)
+
+
+def pulled(case: Case, *args: Any, **options: Any) -> Any:
+    """The cotangents of the operands, and of what is captured if that is a float."""
+    *primals, ct = args
+    count = 4 if hf.isdtype(primals[3].dtype, "real floating") else 3
+
+    def f(*given: Any) -> Any:
+        return hf.sum(attention(case, *given, **options) * ct)
+
+    return hf.grad(f, argnums=tuple(range(count)))(*primals)
+
+
+def operands(*, heads: int = H, dtype: str = "float64") -> list[Any]:
+    shapes = [(B, H, L, E), (B, heads, S, E), (B, heads, S, W), (B, H, L, W)]
+    return [normal(*s, seed=n).astype(dtype) for n, s in enumerate(shapes)]
+
+
+def tensors(case: Case, given: Any) -> list[Any]:
+    """`q, k, v, captured, cotangents`."""
+    q, k, v, ct = map(hf.asarray, given)
+    return [q, k, v, hf.asarray(np.asarray(case.captured)), ct]
+
+
+# --- values and derivatives -----------------------------------------------------------
+
+
+@each_case
+@pytest.mark.parametrize("run", [*RUNNERS, *SYMBOLIC])
+def test_the_results_are_those_of_numpy(run: Any, case: Case) -> None:
+    given = operands()
+    expected = reference(case, *given)
+
+    def f(*args: Any) -> Any:
+        return attention(case, *args, return_lse=True)
+
+    found = run(f, *tensors(case, given)[:4])
+    agree(found, (expected.y, expected.lse), rtol=1e-12)
+
+
+@each_case
+@pytest.mark.parametrize("run", [*RUNNERS, *SYMBOLIC])
+def test_the_gradients_are_those_of_numpy(run: Any, case: Case) -> None:
+    given = operands()
+    expected = reference(case, *given).pulled
+
+    def f(*args: Any) -> Any:
+        return pulled(case, *args)
+
+    found = run(f, *tensors(case, given))
+    agree(found, expected[: len(found)], rtol=1e-12)
+
+
+@each_case
+@pytest.mark.parametrize("blocks", [2, (3, 2), (8, 4)])
+def test_block_masks_keep_the_same(blocks: Any, case: Case) -> None:
+    given = operands()
+    expected = reference(case, *given)
+    args = tensors(case, given)
+    y = hf.jit(lambda *a: attention(case, *a, blocks=blocks))
+    gradients = hf.jit(lambda *a: pulled(case, *a, blocks=blocks))
+    agree(y(*args[:4]), expected.y, rtol=1e-12)
+    found = gradients(*args)
+    agree(found, expected.pulled[: len(found)], rtol=1e-12)
+
+
+@pytest.mark.parametrize("length", [128, 130, 300])
+@pytest.mark.parametrize("run", [hf.jit, lambda f: hf.jit(f, dynamic=True)])
+def test_several_blocks_without_a_block_mask(run: Any, length: int) -> None:
+    case = CASES["alibi"]
+    given = [normal(1, H, n, 8, seed=n) for n in (length, 150, 150, length)]
+    expected = reference(case, *given)
+    args = tensors(case, given)
+    agree(run(lambda *a: attention(case, *a))(*args[:4]), expected.y, rtol=1e-11)
+    agree(run(lambda *a: pulled(case, *a))(*args), expected.pulled, rtol=1e-10)
+
+
+@pytest.mark.parametrize("run", RUNNERS)
+def test_several_heads_share_keys(run: Any) -> None:
+    given = operands(heads=1)
+    case = CASES["alibi"]
+    expected = reference(case, *given)
+
+    def f(*args: Any) -> Any:
+        return attention(case, *args[:4], enable_gqa=True), pulled(
+            case, *args, enable_gqa=True
+        )
+
+    y, gradients = run(f, *tensors(case, given))
+    agree(y, expected.y, rtol=1e-12)
+    agree(gradients, expected.pulled, rtol=1e-12)
+
+
+def test_one_example_of_keys_is_for_all() -> None:
+    q, k, v, ct = operands()
+    wide = [np.broadcast_to(x[:1], x.shape) for x in (k, v)]
+    found = hf.flex_attention(*map(hf.asarray, (q, k[:1], v[:1])))
+    agree(found, reference(Case(), q, *wide, ct).y, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rtol"),
+    [("float64", 1e-12), ("float32", 1e-5), ("float16", 2e-3), ("bfloat16", 2e-2)],
+)
+def test_every_float_has_sums_of_its_own(dtype: str, rtol: float) -> None:
+    own = getattr(hf, dtype)
+    case = CASES["causal"]
+    given = [hf.astype(hf.asarray(x), own) for x in operands()]
+    q, k, v, ct = (np.asarray(hf.astype(x, hf.float64)) for x in given)
+    expected = reference(case, q, k, v, ct)
+    captured = hf.asarray(0.0)
+    y, lse = attention(case, *given[:3], captured, return_lse=True)
+    assert y.dtype == own
+    assert lse.dtype == (hf.float64 if dtype == "float64" else hf.float32)
+    agree(hf.astype(y, hf.float64), expected.y, rtol=rtol)
+    found = hf.vjp(lambda *a: attention(case, *a, captured), *given[:3])[1](given[3])
+    assert all(x.dtype == own for x in found)
+    found = [hf.astype(x, hf.float64) for x in found]
+    agree(found, list(expected.pulled[:3]), rtol=3 * rtol)
+
+
+def test_weights_below_the_normal_numbers_are_zero() -> None:
+    q = hf.ones((1, 1, 2, 1))
+    v = hf.asarray([[[[1.0], [1e30]]]])
+    y = hf.flex_attention(q, q, v, score_mod=lambda s, b, h, i, j: s - 85 * j)
+    assert y.tolist() == [[[[1.0], [1.0]]]]
+
+
+@pytest.mark.parametrize(
+    "shape", [(0, 2, 3, 4, 5), (2, 0, 3, 4, 5), (2, 2, 0, 4, 5), (2, 2, 3, 0, 5)]
+)
+@pytest.mark.parametrize("width", [0, 3])
+@pytest.mark.parametrize("run", [*RUNNERS, *SYMBOLIC])
+def test_empty_operands(run: Any, width: int, shape: tuple[int, ...]) -> None:
+    b, h, n, m, e = shape
+    given = [normal(b, h, n, width), normal(b, h, m, width), normal(b, h, m, e)]
+    ct = normal(b, h, n, e)
+    case = CASES["causal"]
+    expected = reference(case, *given, ct, scale=1.0)
+
+    def f(*args: Any) -> Any:
+        return attention(case, *args[:4], scale=1.0, return_lse=True), pulled(
+            case, *args, scale=1.0
+        )
+
+    results, gradients = run(f, *tensors(case, [*given, ct]))
+    agree(results, (expected.y, expected.lse))
+    agree(gradients[:3], expected.pulled[:3])
+
+
+def test_no_features_make_equal_weights() -> None:
+    q, v = hf.zeros((1, 1, 2, 0)), hf.asarray([[[[1.0], [3.0]]]])
+    assert hf.flex_attention(q, q, v).tolist() == [[[[2.0], [2.0]]]]
+
+
+@pytest.mark.parametrize("run", RUNNERS)
+def test_the_scale_is_a_number_or_a_tensor_with_a_derivative(run: Any) -> None:
+    q, k, v, _ = map(hf.asarray, operands())
+    expected = hf.flex_attention(q * 3.0, k, v, scale=1.0)
+
+    def f(scale: Any) -> Any:
+        return hf.flex_attention(q, k, v, scale=scale)
+
+    agree(run(f, 3.0), expected, rtol=1e-12)
+    agree(run(f, hf.asarray(3.0)), expected, rtol=1e-12)
+
+    def slope(f: Any) -> Any:
+        return hf.grad(lambda x: hf.sum(f(x) ** 2))(hf.asarray(3.0, dtype=hf.float64))
+
+    found = run(lambda: slope(f))
+    agree(found, slope(lambda x: plain(q, k, v, scale=x)), rtol=1e-10)
+
+
+# --- transforms -----------------------------------------------------------------------
+
+
+def plain(q: Any, k: Any, v: Any, bias: Any = 0.0, scale: Any = None) -> Any:
+    """Attention with all scores at once, and a bias for all pairs of positions."""
+    scale = q.shape[3] ** -0.5 if scale is None else scale
+    s = q @ hf.matrix_transpose(k) * scale + bias
+    p = hf.exp(s - hf.max(s, axis=3, keepdims=True))
+    return p / hf.sum(p, axis=3, keepdims=True) @ v
+
+
+def biased(q: Any, k: Any, v: Any, bias: Any, **options: Any) -> Any:
+    def score(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return s + bias[h, i, j]
+
+    return hf.flex_attention(q, k, v, score_mod=score, **options)
+
+
+def in_blocks(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    every = hf.create_block_mask(
+        lambda *_: hf.asarray(True), None, None, L, S, BLOCK_SIZE=(2, 4)
+    )
+    return biased(q, k, v, bias, block_mask=every)
+
+
+def with_bias() -> list[Any]:
+    return [hf.asarray(x) for x in (*operands()[:3], normal(H, L, S, seed=5))]
+
+
+@pytest.mark.parametrize("f", [biased, in_blocks])
+@pytest.mark.parametrize("run", RUNNERS)
+def test_forward_derivatives(run: Any, f: Any) -> None:
+    primals = with_bias()
+    tangents = [hf.asarray(normal(*x.shape, seed=9 + i)) for i, x in enumerate(primals)]
+
+    def push(g: Any) -> Any:
+        return lambda *p: hf.jvp(g, p, tuple(tangents))
+
+    agree(run(push(f), *primals), push(plain)(*primals), rtol=1e-10)
+
+
+@pytest.mark.parametrize("f", [biased, in_blocks])
+@pytest.mark.parametrize("run", [hf.jit, lambda f: f])
+def test_second_derivatives(run: Any, f: Any) -> None:
+    primals = with_bias()
+    others = [hf.asarray(normal(*x.shape, seed=9 + i)) for i, x in enumerate(primals)]
+
+    def second(g: Any) -> Any:
+        first = hf.grad(lambda *p: hf.sum(g(*p) ** 3), argnums=(0, 1, 2, 3))
+
+        def slope(*p: Any) -> Any:
+            return sum(hf.sum(a * b) for a, b in zip(first(*p), others, strict=True))
+
+        return hf.grad(slope, argnums=(0, 1, 2, 3))
+
+    agree(run(second(f))(*primals), second(plain)(*primals), rtol=1e-9)
+
+
+def test_forward_over_reverse() -> None:
+    q, k, v, bias = (x[:1] for x in with_bias())
+
+    def slopes(g: Any) -> Any:
+        return hf.jit(hf.hessian(lambda q: hf.sum(g(q, k, v, bias) ** 2)))(q)
+
+    one = hf.asarray(normal(1, 1, 2, 2))
+    q, k, v, bias = one, one, one, bias[:1, :2, :2]
+    agree(slopes(biased), slopes(plain), rtol=1e-9)
+
+
+@pytest.mark.parametrize("run", RUNNERS)
+@pytest.mark.parametrize(
+    "axes", [(0, None, None, None), (0, 0, 0, 0), (None, None, 1, None), (2, 1, 0, 3)]
+)
+def test_examples_may_have_tensors_and_captures_of_their_own(
+    run: Any, axes: Any
+) -> None:
+    def several(x: Any, axis: int | None) -> Any:
+        return x if axis is None else hf.stack([x, x * 2, x - 1], axis=axis)
+
+    args = [several(x, a) for x, a in zip(with_bias(), axes, strict=True)]
+
+    def rows(g: Any) -> Any:
+        return lambda *a: hf.vmap(g, axes)(*a)
+
+    agree(run(rows(biased), *args), rows(plain)(*args), rtol=1e-12)
+
+    def slopes(g: Any) -> Any:
+        return hf.grad(lambda *a: hf.sum(g(*a) ** 2), argnums=(0, 1, 2, 3))
+
+    found = hf.jit(rows(slopes(biased)))(*args)
+    agree(found, rows(slopes(plain))(*args), rtol=1e-10)
+
+
+def test_linearize_pushes_tangents() -> None:
+    primals = with_bias()
+    y, push = hf.linearize(biased, *primals)
+    expected, tangent = hf.jvp(plain, tuple(primals), tuple(primals))
+    agree((y, push(*primals)), (expected, tangent), rtol=1e-10)
+
+
+def test_it_stands_in_every_other_operator() -> None:
+    q, k, v, bias = with_bias()
+    rest = v[..., :L, :]
+
+    def f(q: Any, attend: Any) -> Any:
+        def step(q: Any, _: Any) -> Any:
+            new = hf.cond(hf.sum(q) < 1e6, lambda: attend(q, k, v, bias), lambda: rest)
+            return q + hf.sum(new, axis=3, keepdims=True), hf.sum(new)
+
+        return hf.sum(hf.scan(step, q, length=2)[0] ** 2)
+
+    def slopes(attend: Any) -> Any:
+        return hf.value_and_grad(hf.checkpoint(lambda q: f(q, attend)))(q)
+
+    agree(hf.jit(lambda: slopes(biased))(), slopes(plain), rtol=1e-9)
+
+
+@pytest.mark.parametrize("run", [*RUNNERS, *SYMBOLIC])
+def test_functions_of_functions_may_read_what_is_outside(run: Any) -> None:
+    q, k, v, bias = with_bias()
+
+    def f(q: Any, bias: Any) -> Any:
+        n = q.shape[2]
+
+        def body(_: Any, x: Any) -> Any:
+            offset = bias * 2
+
+            def score(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+                def shifted() -> Any:
+                    return s + offset[h, i, j] * n
+
+                return hf.cond(i > j, shifted, lambda: s + x[b, h, i, 0] * 0)
+
+            y = hf.flex_attention(q, k, v, score_mod=score)
+            return x + hf.sum(y, axis=3, keepdims=True)
+
+        return hf.fori_loop(0, 2, body, q)
+
+    lower_part = np.tri(L, S, -1)
+    given = np.asarray(bias) * 2 * L * lower_part
+    y = np.asarray(plain(q, k, v, hf.asarray(given))).sum(3, keepdims=True)
+    agree(run(f, q, bias), np.asarray(q) + 2 * y, rtol=1e-12)
+
+
+# --- memory ---------------------------------------------------------------------------
+
+
+def test_a_trace_shows_one_node() -> None:
+    q = hf.zeros((1, 1, 4, 2))
+    module = hf.trace(lambda q: hf.flex_attention(q, q, q), q)
+    assert [n.op.name for n in module.graph.nodes if n.graphs] == ["flex_attention"]
+
+
+def planned(f: Any, *args: Any) -> int:
+    """The bytes of all temporaries together."""
+    f(*args)
+    _, program = lower(f.graph)
+    total = plan(program).total
+    assert total.is_const
+    return int(total.attr)
+
+
+@pytest.mark.parametrize("name", ["full", "alibi", "window"])
+def test_memory_is_linear_in_the_lengths(name: str) -> None:
+    case = CASES[name]
+    case = case._replace(captured=np.asarray(case.captured, np.float32))
+
+    def forward(*args: Any) -> Any:
+        return attention(case, *args[:4])
+
+    def backward(*args: Any) -> Any:
+        return pulled(case, *args)
+
+    for f in (forward, backward):
+        sizes = []
+        for length in (256, 512, 1024):
+            given = [np.zeros((1, H, length, 8), np.float32)] * 4
+            sizes.append(planned(hf.jit(f), *tensors(case, given)))
+        assert sizes[2] - sizes[1] <= 2.1 * (sizes[1] - sizes[0])
+        assert sizes[2] < 10 * 4 * H * 1024 * 8 + 2**20  # and no square of a length
+
+
+# --- errors ---------------------------------------------------------------------------
+
+
+def attend(**changed: Any) -> Any:
+    given = {name: hf.zeros((1, 2, 3, 4)) for name in "qkv"} | changed
+    return hf.flex_attention(given.pop("q"), given.pop("k"), given.pop("v"), **given)
+
+
+def block_mask(*sizes: int) -> Any:
+    return hf.create_block_mask(lambda b, h, i, j: i >= j, *sizes, BLOCK_SIZE=2)
+
+
+def wide_score(s: Any, *_: Any) -> Any:
+    return hf.astype(s, hf.float64)
+
+
+def row_score(s: Any, *_: Any) -> Any:
+    return hf.stack([s, s])
+
+
+def two_scores(s: Any, *_: Any) -> Any:
+    return s, s
+
+
+def no_bool(b: Any, h: Any, i: Any, j: Any) -> Any:
+    return i - j
+
+
+def printing(s: Any, *_: Any) -> Any:
+    hf.print("{}", s)
+    return s
+
+
+Z = (1, 2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "text"),
+    [
+        ({"q": (2, 3, 4)}, ShapeError, "must have four axes .* `q` f32\\[2, 3, 4\\]"),
+        ({"k": (1, 2, 3, 5)}, ShapeError, "`q` and `k` must have as many features"),
+        ({"k": (1, 2, 4, 4)}, ShapeError, "`k` and `v` must have as many positions"),
+        ({"k": (1, 1, 3, 4)}, ShapeError, "`k` and `v` must have as many heads"),
+        ({"k": (3, 2, 3, 4)}, ShapeError, "`k` and `v` must have as many examples"),
+        ({"k": (3, *Z[1:]), "v": (3, *Z[1:])}, ShapeError, "examples as `q`, or one"),
+        ({"k": (1, 1, 3, 4), "v": (1, 1, 3, 4)}, ShapeError, "`enable_gqa=True`"),
+        ({"q": (1, 3, 3, 4), "enable_gqa": True}, ShapeError, "or a multiple"),
+        ({"q": 1.0}, ShapeError, "four axes"),
+        ({"q": "x"}, ArgumentTypeError, "`q` must be"),
+        ({"scale": "x"}, ArgumentTypeError, "`scale` must be"),
+        ({"scale": True}, ArgumentTypeError, "`scale` must be a number"),
+        ({"scale": (2,)}, ArgumentTypeError, "`scale` must be a number"),
+        ({"enable_gqa": 1}, ArgumentTypeError, "`enable_gqa` must be a bool"),
+        ({"return_lse": 1}, ArgumentTypeError, "`return_lse` must be a bool"),
+        ({"score_mod": 1}, ArgumentTypeError, "`score_mod` must be a function"),
+        ({"score_mod": lambda s: s}, ArgumentTypeError, "does not take the arguments"),
+        ({"score_mod": wide_score}, ScoreTypeError, r"one score, f32\[\], .* f64\[\]"),
+        ({"score_mod": row_score}, ScoreTypeError, r"returns f32\[2\]"),
+        ({"score_mod": two_scores}, ScoreTypeError, r"returns f32\[\], f32\[\]"),
+        ({"score_mod": lambda *_: None}, ScoreTypeError, "returns nothing"),
+        ({"mask_mod": no_bool}, PredicateError, r"must be a bool scalar"),
+        ({"mask_mod": two_scores}, PredicateError, "must return one bool scalar"),
+        ({"mask_mod": 1}, ArgumentTypeError, "`mask_mod` must be a function"),
+        ({"block_mask": 1}, ArgumentTypeError, "`block_mask` must be a `BlockMask`"),
+    ],
+)
+def test_what_is_wrong_is_said(changed: Any, error: Any, text: str) -> None:
+    given = {k: hf.zeros(v) if isinstance(v, tuple) else v for k, v in changed.items()}
+    for run in (lambda f: f(), lambda f: hf.jit(f)(), run_debug):
+        with pytest.raises(error, match=text):
+            run(lambda: attend(**given))
+
+
+def test_dtypes_must_be_floats_and_one() -> None:
+    other = hf.zeros((1, 2, 3, 4), dtype=hf.float64)
+    with pytest.raises(DTypeError, match="must be floats of one dtype"):
+        attend(k=other)
+    whole = hf.zeros((1, 2, 3, 4), dtype=hf.int32)
+    with pytest.raises(DTypeError, match="must be floats of one dtype"):
+        attend(q=whole, k=whole, v=whole)
+
+
+def test_functions_call_python_in_debug_mode_alone(capsys: Any) -> None:
+    with pytest.raises(MutationError, match=r"`printing` .* calls Python"):
+        attend(score_mod=printing)
+    run_debug(lambda: attend(score_mod=printing))
+    assert capsys.readouterr().out == "0.0\n" * 18
+
+
+def test_functions_must_not_write() -> None:
+    seen = hf.zeros(3)
+
+    def score(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        seen[i] = s
+        return s
+
+    for run in (lambda f: f(), run_debug):
+        with pytest.raises(MutationError, match="writes to a captured tensor"):
+            run(lambda: attend(score_mod=score))
+
+
+@pytest.mark.parametrize("sizes", [(2, 2, 3, 3), (1, 3, 3, 3), (1, 2, 4, 3)])
+def test_a_block_mask_is_for_its_sizes(sizes: Any) -> None:
+    with pytest.raises(ShapeError, match="`block_mask` is for"):
+        attend(block_mask=block_mask(*sizes))
+
+
+def test_one_mask_is_enough() -> None:
+    with pytest.raises(ArgumentValueError, match="one of the two"):
+        attend(block_mask=block_mask(1, 2, 3, 3), mask_mod=lambda b, h, i, j: i >= j)
+
+
+@pytest.mark.parametrize("size", [0, -1, (1, 2, 3), (2, 0)])
+def test_blocks_have_a_size(size: Any) -> None:
+    with pytest.raises(ArgumentValueError, match="BLOCK_SIZE"):
+        hf.create_block_mask(lambda *_: True, 1, 1, 3, 3, BLOCK_SIZE=size)
+
+
+def test_a_block_mask_knows_what_is_kept() -> None:
+    mask = hf.create_block_mask(
+        lambda b, h, i, j: i >= j, None, None, 5, 5, BLOCK_SIZE=2
+    )
+    assert mask.kinds.tolist() == [[[[1, 0, 0], [2, 1, 0], [2, 2, 2]]]]
+    assert float(mask.sparsity()) == pytest.approx(100 / 3)
+
+
+def test_whole_blocks_do_not_ask_the_mask() -> None:
+    q = hf.asarray(normal(1, 1, 4, 2))
+    mask = hf.create_block_mask(
+        lambda b, h, i, j: i >= 0, None, None, 4, 4, BLOCK_SIZE=2
+    )
+    lying = hf.BlockMask(mask.kinds, lambda b, h, i, j: i < 0, (2, 2), (4, 4))
+    for run in RUNNERS:
+        found = run(lambda q: hf.flex_attention(q, q, q, block_mask=lying), q)
+        agree(found, plain(q, q, q), rtol=1e-12)
+
+
+def test_a_block_mask_is_a_tree_that_jit_takes() -> None:
+    q = hf.asarray(normal(1, 1, 4, 2))
+    mask = block_mask(1, 1, 4, 4)
+    f = hf.jit(lambda q, mask: hf.flex_attention(q, q, q, block_mask=mask))
+    agree(f(q, mask), hf.flex_attention(q, q, q, mask_mod=mask.mask_mod), rtol=1e-12)
