@@ -31,7 +31,14 @@ from hopflow.hops.attention_blocks import (
     score_dtype,
     sums,
 )
-from hopflow.hops.base import Call, HigherOrderOp, numbered, split_args, truth
+from hopflow.hops.base import (
+    Call,
+    HigherOrderOp,
+    derived,
+    numbered,
+    split_args,
+    truth,
+)
 from hopflow.hops.block_mask import BlockMask, check_fits, check_mask
 from hopflow.hops.bodies import (
     Body,
@@ -255,6 +262,9 @@ class FlexAttention(HigherOrderOp):
         values = bind_again(self, operands, params)
         found = _tangents(values[1], operands, tangents, params, linear)
         return values, lambda _: _of_mean(values, found)
+
+    vjp = derived
+    export = derived
 
     def signature(self, node: Node) -> Signature:
         parts = split_args(self, node.args, node.params)
