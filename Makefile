@@ -9,7 +9,7 @@ VENV ?= .venv
 ARGS ?=
 BIN := $(VENV)/bin
 
-.PHONY: help demo test bench lint types layers wheel clean
+.PHONY: help demo test bench lint types layers tables wheel clean
 .NOTPARALLEL:
 
 help:
@@ -19,6 +19,7 @@ help:
 	@echo "make lint     ruff: the rules, and the format"
 	@echo "make types    mypy, strict"
 	@echo "make layers   which module may import which"
+	@echo "make tables   write the tables in docs/ that the tests make"
 	@echo "make wheel    build the wheel and the sdist into dist/, and try the wheel"
 	@echo "make clean    remove what was built; the environments stay"
 
@@ -30,6 +31,9 @@ test: $(VENV)/.has-test
 
 bench: $(VENV)/.has-bench
 	$(BIN)/python -m benchmarks $(ARGS)
+
+tables: $(VENV)/.has-test
+	HOPFLOW_WRITE_TABLES=1 $(BIN)/pytest -q tests/test_conformance.py $(ARGS)
 
 lint: $(VENV)/.has-dev
 	$(BIN)/ruff check .

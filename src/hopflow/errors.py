@@ -4,7 +4,7 @@ A message says what was expected and what was found, where in the user's code, a
 to do about it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -87,6 +87,23 @@ class OperatorError(HopflowError, TypeError):
 
 class UnsupportedRuleError(OperatorError):
     """An operator is used in a way for which it says that it has no rule."""
+
+
+class ConformanceError(HopflowError, AssertionError):
+    """Rules of an operator do not agree with its debug meaning.
+
+    failures   by the name of each check what is wrong
+    """
+
+    def __init__(self, op: str, failures: Mapping[str, str]) -> None:
+        self.failures = dict(failures)
+        rows = "\n".join(
+            f"  {name}: " + why.strip().replace("\n", "\n    ")
+            for name, why in failures.items()
+        )
+        super().__init__(
+            f"{op}: {len(failures)} of its rules do not do what `debug` does.\n{rows}"
+        )
 
 
 class CarryTypeError(OperatorError):

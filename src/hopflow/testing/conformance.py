@@ -1,0 +1,333 @@
+"""`check_operator`: whether all rules of an operator agree with its debug meaning."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+
+from hopflow import pytree
+from hopflow.autograd.api import jvp, vjp
+from hopflow.batching.api import vmap
+from hopflow.bind import Value
+from hopflow.errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    ConformanceError,
+    HopflowError,
+    UnsupportedRuleError,
+)
+from hopflow.graph.core import Graph
+from hopflow.graph.hashing import equal
+from hopflow.graph.parser import parse
+from hopflow.graph.printer import format_graph
+from hopflow.graph.verifier import verify
+from hopflow.hops.base import HigherOrderOp
+from hopflow.jit import jit
+from hopflow.ops.convert import as_value
+from hopflow.ops.joining import stack
+from hopflow.ops.opdef import OPERATIONS, as_operand
+from hopflow.testing.meanings import (
+    agree,
+    run_debug,
+    run_dynamic,
+    run_jit,
+    run_symbolic,
+    run_traced,
+)
+from hopflow.trace.capture import trace
+from hopflow.trace.functionalize import functionalize
+
+__all__ = ["CHECKS", "check_operator"]
+
+OK: Final = "ok"
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A call of an operator, as a function of the tensors among its arguments.
+
+    floats   the positions of the leaves that have derivatives
+    """
+
+    op: Callable[..., Any]
+    leaves: tuple[Any, ...]
+    spec: pytree.Spec
+    data: tuple[int, ...]
+    floats: tuple[int, ...]
+    rtol: float
+
+    @classmethod
+    def of(cls, op: Any, args: Any, kwargs: Any, rtol: float) -> "_Case":
+        leaves, spec = pytree.flatten((args, kwargs))
+        data = tuple(i for i, x in enumerate(leaves) if isinstance(x, Value))
+        floats = tuple(i for i in data if leaves[i].dtype.is_float)
+        return cls(op, tuple(leaves), spec, data, floats, rtol)
+
+    def fresh(self) -> list[Any]:
+        """The tensors of a call of their own: an operator may write to them."""
+        return [self.leaves[i].copy() for i in self.data]
+
+    def __call__(self, *tensors: Any) -> Any:
+        """What the operator returns."""
+        leaves = list(self.leaves)
+        for i, tensor in zip(self.data, tensors, strict=True):
+            leaves[i] = tensor
+        args, kwargs = pytree.unflatten(self.spec, leaves)
+        return self.op(*args, **kwargs)
+
+    def run(self, how: Callable[..., Any]) -> Any:
+        """What a way to run it gives, and what the arguments hold after it."""
+        tensors = self.fresh()
+        return how(self, *tensors), tensors
+
+    def smooth(self, *floats: Any) -> list[Any]:
+        """The floating results, of floating arguments."""
+        tensors = self.fresh()
+        places = [self.data.index(i) for i in self.floats]
+        for place, x in zip(places, floats, strict=True):
+            tensors[place] = x * 1
+        found = [as_value(as_operand("result", 0, x)) for x in _flat(self(*tensors))]
+        return [x for x in found if x.dtype.is_float]
+
+    @property
+    def point(self) -> list[Any]:
+        return [self.leaves[i].copy() for i in self.floats]
+
+    def directions(self, like: Sequence[Any], seed: int) -> list[Any]:
+        """Tensors like others, of numbers that mean nothing."""
+        draw = np.random.default_rng(seed)
+        return [
+            as_value(as_operand("check", 0, draw.uniform(-1, 1, x.shape))).astype(
+                x.dtype
+            )
+            for x in like
+        ]
+
+
+def _flat(tree: Any) -> list[Any]:
+    return pytree.flatten(tree)[0]
+
+
+# --- the checks -----------------------------------------------------------------------
+
+
+def _runs(how: Callable[..., Any]) -> Callable[[_Case], None]:
+    def check(case: _Case) -> None:
+        agree(case.run(how), case.run(run_debug), rtol=case.rtol)
+
+    return check
+
+
+def _debug(case: _Case) -> None:
+    case.run(run_debug)
+
+
+def _fake(case: _Case) -> None:
+    found = trace(case, *case.fresh(), mode="fake", captures=True).graph
+    results = list(map(np.asarray, _flat(case.run(run_debug)[0])))
+    types = [o.type for o in found.outputs][: len(results)]
+    wanted = [(r.dtype, r.shape) for r in results]
+    got = [(t.dtype.dtype, t.shape) for t in types]
+    assert got == wanted, f"the types are {got}, and the results {wanted}"
+
+
+def _functional(case: _Case) -> None:
+    agree(
+        case.run(lambda f, *xs: functionalize(f)(*xs)),
+        case.run(run_debug),
+        rtol=case.rtol,
+    )
+    for node in trace(case, *case.fresh(), captures=True).graph.walk():
+        assert getattr(node.op, "name", "") != "setitem", "a write is left in the graph"
+
+
+def _slope(case: _Case, tangents: Sequence[Any]) -> list[Any]:
+    """The central difference of the debug meaning in one direction."""
+    return _difference(lambda *xs: run_debug(case.smooth, *xs), case.point, tangents)
+
+
+def _difference(
+    f: Callable[..., Any], point: Sequence[Any], tangents: Sequence[Any]
+) -> list[Any]:
+    size = 1e-6 if all(x.dtype.itemsize == 8 for x in point) else 1e-3
+
+    def at(sign: int) -> list[Any]:
+        pairs = zip(point, tangents, strict=True)
+        moved = [x + (sign * size) * t for x, t in pairs]
+        return [np.asarray(y, dtype=np.float64) for y in f(*moved)]
+
+    pairs = zip(at(1), at(-1), strict=True)
+    return [(above - below) / (2 * size) for above, below in pairs]
+
+
+def _tolerance(case: _Case) -> float:
+    exact = all(x.dtype.itemsize == 8 for x in case.point)
+    return max(case.rtol, 1e-5 if exact else 1e-2)
+
+
+def _jvp(case: _Case) -> None:
+    tangents = case.directions(case.point, 1)
+    _, found = jvp(case.smooth, tuple(case.point), tuple(tangents))
+    agree(found, _slope(case, tangents), rtol=_tolerance(case))
+
+
+def _dot(xs: Sequence[Any], ys: Sequence[Any]) -> float:
+    pairs = zip(xs, ys, strict=True)
+    return float(sum(np.sum(np.asarray(x) * np.asarray(y)) for x, y in pairs))
+
+
+def _vjp(case: _Case) -> None:
+    results, pull = vjp(case.smooth, *case.point)
+    expected = run_debug(case.smooth, *case.point)
+    agree(results, expected, rtol=case.rtol)
+    cotangents = case.directions(results, 2)
+    found = pull(cotangents)
+    for seed in (3, 4):
+        tangents = case.directions(case.point, seed)
+        there, back = _dot(cotangents, _slope(case, tangents)), _dot(found, tangents)
+        agree(back, there, rtol=_tolerance(case))
+
+
+def _second(case: _Case) -> None:
+    cotangents = case.directions(run_debug(case.smooth, *case.point), 5)
+
+    def gradient(*xs: Any) -> list[Any]:
+        return list(vjp(case.smooth, *xs)[1](cotangents))
+
+    slopes, pull = vjp(gradient, *case.point)
+    weights = case.directions(slopes, 6)
+    tangents = case.directions(case.point, 7)
+    there = _dot(weights, _difference(gradient, case.point, tangents))
+    agree(_dot(pull(weights), tangents), there, rtol=10 * _tolerance(case))
+
+
+def _vmap(case: _Case) -> None:
+    examples = [list(map(_other(k), case.fresh())) for k in range(3)]
+    rows = [pytree.flatten(run_debug(case, *map(_copy, own))) for own in examples]
+    spec = rows[0][1]
+    columns = zip(*(leaves for leaves, _ in rows), strict=True)
+    expected = pytree.unflatten(
+        spec, [np.stack(list(map(np.asarray, column))) for column in columns]
+    )
+    batch = [stack(list(column)) for column in zip(*examples, strict=True)]
+    for how in (vmap(case), jit(vmap(case))):
+        agree(how(*map(_copy, batch)), expected, rtol=case.rtol)
+
+
+def _copy(x: Any) -> Any:
+    return x.copy()
+
+
+def _other(k: int) -> Callable[[Any], Any]:
+    """Another example: floats a little apart, every second bool the other way."""
+
+    def example(x: Any) -> Any:
+        if x.dtype.is_float:
+            return x * (1 + k / 8)
+        return x != (k % 2 == 1) if x.dtype.kind == "b" else x
+
+    return example
+
+
+def _text(case: _Case) -> None:
+    graph: Graph = trace(case, *case.fresh(), captures=True).graph
+    verify(graph)
+    text = format_graph(graph)
+    operators = {node.op.name: node.op for node in graph.walk() if node.op is not None}
+    if "=<" in text:
+        return  # an object among the params, which is shown and does not parse
+    again = parse(text, {**OPERATIONS, **operators})
+    assert equal(again, graph), f"the text is that of another graph:\n{text}"
+
+
+CHECKS: Final[Mapping[str, Callable[[_Case], None]]] = MappingProxyType(
+    {
+        "debug": _debug,
+        "eager": _runs(lambda f, *xs: f(*xs)),
+        "traced": _runs(run_traced),
+        "fake": _fake,
+        "functional": _functional,
+        "jvp": _jvp,
+        "vjp": _vjp,
+        "second": _second,
+        "vmap": _vmap,
+        "lower": _runs(run_jit),
+        "symbolic": _runs(run_symbolic),
+        "dynamic": _runs(run_dynamic),
+        "text": _text,
+    }
+)
+"""What is checked, by name. Each compares with the debug meaning."""
+
+_DERIVATIVES: Final = ("jvp", "vjp", "second")
+
+
+def check_operator(
+    op: Any,
+    *args: Any,
+    rtol: float = 1e-6,
+    without: Mapping[str, str] = MappingProxyType({}),
+    **kwargs: Any,
+) -> dict[str, str]:
+    """Run all rules of an operator on one call, and compare with its debug meaning.
+
+    Each floating tensor among the arguments should have float64: derivatives are
+    compared with central differences. Its values should be away from kinks.
+
+    Args:
+        op: A class of operators that is made without arguments, an operator, or a
+            function that uses one, such as `hf.cond`.
+        args, kwargs: What it is called with.
+        rtol: How far results may be apart.
+        without: Checks (see `CHECKS`) that must fail with an error of hopflow's, and
+            why.
+
+    Returns:
+        By the name of each check "ok", or why there is nothing to check.
+
+    Raises:
+        ConformanceError: rules do not agree; it names each, and says why.
+        ArgumentTypeError: `op` is no operator and no function.
+        ArgumentValueError: `without` names what is no check.
+    """
+    if isinstance(op, type) and issubclass(op, HigherOrderOp):
+        op = op()
+    if not callable(op):
+        raise ArgumentTypeError(
+            "check_operator: `op` must be an operator, or a function that uses one, "
+            f"and is `{type(op).__name__}`."
+        )
+    if unknown := set(without) - set(CHECKS):
+        raise ArgumentValueError(
+            f"check_operator: `without` names {sorted(unknown)}; there are the checks "
+            f"{', '.join(CHECKS)}."
+        )
+    case = _Case.of(op, args, kwargs, rtol)
+    found: dict[str, str] = {}
+    failures: dict[str, str] = {}
+    for name, check in CHECKS.items():
+        if name in _DERIVATIVES and not case.floats:
+            found[name] = "no argument is a floating tensor"
+            continue
+        if name == "vmap" and not case.data:
+            found[name] = "no argument is a tensor"
+            continue
+        try:
+            check(case)
+        except Exception as error:
+            if name in without and isinstance(error, HopflowError):
+                found[name] = without[name]
+            elif isinstance(error, UnsupportedRuleError):
+                found[name] = str(error).split(": ", 2)[-1].rstrip(".")
+            else:
+                failures[name] = f"{type(error).__name__}: {error}"
+        else:
+            found[name] = OK
+            if name in without:
+                failures[name] = f"it works, and was to fail: {without[name]}"
+    if failures:
+        label = getattr(op, "name", getattr(op, "__name__", repr(op)))
+        raise ConformanceError(label, failures)
+    return found
