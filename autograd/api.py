@@ -126,8 +126,6 @@ def _run(
     found = [tape.current(o) for o in outputs]
     with using(tape.parent):
         aux = pytree.tree_map(tape.outside, aux)
-    tape.write_back()
-    tape.closed = True
     values = [as_value(v) for v, _ in found]
     return _Run(tape, values, [t for _, t in found], spec, aux)
 
@@ -182,6 +180,7 @@ def jvp(
     known = _primals("jvp", f, tuple(primals))
     given = like("jvp", "tangents", tuple(tangents), known.values, known.spec)
     run = _run("jvp", f, known, given, None, has_aux=has_aux)
+    run.tape.write_back()
     out = pytree.unflatten(run.spec, run.values)
     tangent = pytree.unflatten(run.spec, [instantiate(t) for t in run.tangents])
     return (out, tangent, run.aux) if has_aux else (out, tangent)
@@ -259,9 +258,13 @@ class Linear:
         ]
         outputs = [self.run.tangents[k] for k in self.places]
         self.graph = tracer.close(outputs)  # type: ignore[arg-type]
+        tape = self.run.tape
+        written = [c.origin for c in tape.written()]
         self.residuals: dict[Var, Any] = {
-            c.input: _as_it_is(c.origin, parent) for c in tracer.captures.values()
+            c.input: _as_it_is(c.origin, parent, written)
+            for c in tracer.captures.values()
         }
+        tape.write_back()
         for var in self.graph.symbols:
             assert var.node.symbol is not None
             self.residuals[var] = parent.value_of(size_of(var.node.symbol))
@@ -315,11 +318,13 @@ class Linear:
         return result
 
 
-def _as_it_is(value: Any, tracer: Any) -> Any:
-    """What a tensor of a trace holds now, which later writes to it do not change."""
-    if not isinstance(value, TracedTensor):
-        return value
-    return TracedTensor(tracer, tracer.read(tracer.localize(value)))
+def _as_it_is(value: Any, tracer: Any, written: Sequence[Value]) -> Any:
+    """What a tensor holds now, which later writes in a trace, and those to the
+    `written` ones, do not change."""
+    if isinstance(value, TracedTensor):
+        return TracedTensor(tracer, tracer.read(tracer.localize(value)))
+    shared = any(isinstance(w, EagerTensor) and value.overlaps(w) for w in written)
+    return value.copy() if shared else value
 
 
 def _writes(tensor: EagerTensor) -> int:

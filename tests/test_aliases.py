@@ -34,6 +34,8 @@ ALIASES: dict[str, Any] = {
     "transposed": lambda x: (x.T, x),
     "transposed part": lambda x: (x[1:], x.T),
     "reshaped": lambda x: (x.reshape(-1), x[1]),
+    "reshaped, a copy": lambda x: (x.T.reshape(-1)[1::2], x[1:]),
+    "two copies": lambda x: (x.T.reshape(-1), x[::-1].reshape((2, -1))),
     "in steps": lambda x: (x.reshape(-1)[1::2], x),
     "backwards": lambda x: (x[::-1], x[0]),
     "broadcast": lambda x: (x, hf.broadcast_to(x[:1], x.shape)),
@@ -212,6 +214,7 @@ ARGUMENTS = {
     "apart": lambda x: (x[:2], x[2:]),
     "interleaved": lambda x: (x[::2], x[1::2]),
     "reversed": lambda x: (x, x[::-1]),
+    "reshaped": lambda x: (x.reshape((2, 2)).T.reshape(-1), x),
     "read only": lambda x: (x[1:2], x),
 }
 

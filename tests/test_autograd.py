@@ -115,6 +115,44 @@ def test_what_a_derivative_needs_is_not_to_be_written() -> None:
         pull(1.0)
 
 
+@pytest.mark.parametrize("form", [lambda f: f, hf.jit, hf.functionalize])
+@pytest.mark.parametrize("view", [lambda c: c, lambda c: c[::-1], lambda c: c[:, :1]])
+def test_what_a_function_writes_after_it_read_it(view: Any, form: Any) -> None:
+    def loss(x: Any, c: Any) -> Any:
+        y = hf.sum(x * view(c))
+        c[1:] = 5.0
+        return y + hf.sum(c)
+
+    x = hf.asarray(X)
+    want = hf.broadcast_to(view(x), X.shape)
+    derivatives: list[Any] = [
+        lambda c: hf.grad(form(lambda x: loss(x, c)))(x),
+        lambda c: form(lambda x: hf.grad(lambda x: loss(x, c))(x))(x),
+        lambda c: hf.vjp(form(lambda x: loss(x, c)), x)[1](1.0)[0],
+    ]
+    for derivative in derivatives:
+        c = hf.asarray(X, copy=True)
+        close(derivative(c), want)
+        close(c[1:], np.full_like(X[1:], 5.0))
+
+
+def test_what_an_inner_derivative_writes_after_it_read_it() -> None:
+    def f(x: Any) -> Any:
+        y = x * 2
+
+        def inner(z: Any) -> Any:
+            value = hf.sum(z * y * z)
+            y[0] = z[0] * 0 + 7.0
+            return value
+
+        return hf.sum(hf.grad(inner)(x) * y)
+
+    x = hf.asarray(X)
+    want = jax.grad(lambda x: jnp.sum(4 * x * x * (2 * x).at[0].set(7.0)))(X)
+    for run in (hf.grad(f), hf.jit(hf.grad(f)), hf.grad(hf.jit(f))):
+        close(run(x), want)
+
+
 @pytest.mark.parametrize("transform", [hf.vjp, hf.linearize])
 def test_writes_after_the_function_ran(transform: Any) -> None:
     def late(x: Any) -> Any:

@@ -293,6 +293,45 @@ def test_views_share_memory_both_ways(view: Any) -> None:
     assert bool(hf.all(part == 7.0))
 
 
+COPIES = [
+    lambda x: x.T.reshape(-1),
+    lambda x: x[::-1].reshape((3, 2)),
+    lambda x: x.T.reshape(-1)[1::2],
+    lambda x: x.T.reshape((2, 3)).T.reshape(-1)[::-1],
+]
+
+
+@pytest.mark.parametrize("view", COPIES)
+def test_a_reshape_is_a_view_however_the_elements_lie(view: Any) -> None:
+    places = view(eager(np.arange(6.0).reshape(2, 3))).array.astype(int)
+    x = eager(np.arange(6.0).reshape(2, 3))
+    parts = [view(x), view(x), x.T.reshape((3, 2))]
+
+    def check() -> None:
+        for part in parts[:2]:
+            assert np.array_equal(part.array, x.array.reshape(-1)[places])
+        assert np.array_equal(parts[2].array, x.array.T.reshape((3, 2)))
+
+    parts[0][...] = hf.reshape(-hf.arange(parts[0].size), parts[0].shape)
+    check()
+    x[1] = 7.0
+    check()
+    parts[2] *= 3
+    check()
+    assert x.storage is parts[0].storage
+    del parts[:]
+    assert not x.storage._living()  # nobody has one
+
+
+def test_a_reshape_of_a_broadcast_is_read_only() -> None:
+    x = eager(np.arange(3.0))
+    flat = hf.reshape(hf.broadcast_to(x, (2, 3)), -1)
+    with pytest.raises(ReadOnlyError):
+        flat[0] = 1.0
+    x[0] = 5.0
+    assert values(flat) == [5, 1, 2, 5, 1, 2]
+
+
 @pytest.mark.parametrize(
     "copied",
     [lambda x: x + 0, lambda x: x[[0, 1]], lambda x: x[x > -1], lambda x: x.copy()],

@@ -53,7 +53,8 @@ class StridedPlace(NamedTuple):
 
 
 def take_strided(row: Any, place: StridedPlace) -> Value:
-    """The tensor at `place` of a `row`, T[n]."""
+    """The tensor at `place` of the elements of `row`, in a row."""
+    row = reshaped(row, (row.type.size,))
     step, axes = place.step, place.axes
     if step is None:
         return apply(gather_clip, row, place.indices(), axes=(0,), batch=0)
@@ -65,7 +66,12 @@ def take_strided(row: Any, place: StridedPlace) -> Value:
 
 
 def put_strided(row: Any, new: Any, place: StridedPlace) -> Value:
-    """A `row`, T[n], with the tensor `new` at `place`."""
+    """`row` with the tensor `new` at `place` of its elements, in a row."""
+    shape = row.shape
+    return reshaped(_put(reshaped(row, (row.type.size,)), new, place), shape)  # type: ignore[no-any-return]
+
+
+def _put(row: Any, new: Any, place: StridedPlace) -> Value:
     step, axes = place.step, place.axes
     if step is None:
         window: dict[str, Any] = {"starts": (), "steps": (), "combine": "set"}

@@ -72,6 +72,16 @@ class EagerTensor(Tensor):
             self._pointer = self.array.ctypes.data
         return self._pointer
 
+    def overlaps(self, other: "EagerTensor") -> bool:
+        """Whether a write to one of them may be seen in the other."""
+        if np.may_share_memory(self.array, other.array):
+            return True
+        storage = self._storage
+        if storage is None or storage is not other._storage:
+            return False
+        a, b = storage.copied(self.array), storage.copied(other.array)
+        return (a and a[1]) is not (b and b[1])
+
     def check_valid(self) -> None:
         """Check that the tensor may be used.
 
@@ -135,7 +145,7 @@ class EagerTensor(Tensor):
             # Nothing was written; the operation says why (or it can be done after all).
             super().__setitem__(key, value)
             return
-        self.storage.version += 1
+        self.storage.wrote(self.array)
 
     def __repr__(self) -> str:
         if self.storage.invalid is not None:
@@ -272,7 +282,7 @@ class Eager(Interpreter):
         assert isinstance(target, EagerTensor)
         target.check_writable()
         np.copyto(target.array, _numpy_operand(new))
-        target.storage.version += 1
+        target.storage.wrote(target.array)
 
     def symbol_of(
         self,
@@ -324,6 +334,8 @@ def _wrapped(
     array, storage = found, None
     if type(found) is not np.ndarray:
         array = np.asarray(found)
+    elif op.unview is not None:
+        array, storage = _placed(op, args, arrays, found)
     else:
         for operand in arrays:
             if found is operand or found.base is not None:
@@ -350,12 +362,15 @@ def _placed(
     op: OpDef, args: Sequence[Operand], arrays: Sequence[Any], found: Array
 ) -> tuple[Array, Storage | None]:
     """A result that may share memory with an operand: the array, and its storage if it
-    is a view. Only views may share; what else happens to is copied."""
+    is a view. Only views may share; what else happens to is copied. A view that cannot
+    is a copy that is kept equal."""
     for arg, array in zip(args, arrays, strict=True):
         if isinstance(arg, EagerTensor) and np.may_share_memory(found, array):
             if op.unview is None or arg is not args[0]:
                 return found.copy(), None
             return found, arg.storage
+    if op.unview is not None and found.size and isinstance(args[0], EagerTensor):
+        return args[0].storage.kept_equal(arrays[0], found), args[0].storage
     return found, None
 
 

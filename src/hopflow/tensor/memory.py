@@ -6,8 +6,8 @@ whole elements.
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
-from weakref import ReferenceType
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import ReferenceType, ref
 
 import numpy as np
 
@@ -28,6 +28,21 @@ if TYPE_CHECKING:
 __all__ = ["Storage", "import_array"]
 
 
+class _Copy(NamedTuple):
+    """A copy of elements that is kept equal to them, as long as someone has it.
+
+    Where the elements of a tensor do not lie so that those of a view of it could be the
+    same ones (`x.T.reshape(-1)`), the view is such a copy: who writes to one of the two
+    writes to both, as if they shared their memory.
+
+    source  the elements: in the memory of the storage, or in an earlier copy
+    copy    as many, in a row
+    """
+
+    source: Array
+    copy: ReferenceType[Array]
+
+
 class Storage:
     """What all views of one memory share.
 
@@ -35,17 +50,60 @@ class Storage:
     readonly  it is memory of others that may not be written
     private   it was made of numbers, and is not memory of others
     invalid   None, or why it must not be used any more ("donated to ...")
-    row       None, or the tensor of all the elements; see `rows`
+    rows      tensors of all the elements, of the memory and of copies; see `rows`
     """
 
-    __slots__ = ("invalid", "private", "readonly", "row", "version")
+    __slots__ = ("_copies", "invalid", "private", "readonly", "rows", "version")
 
     def __init__(self, *, readonly: bool = False, private: bool = False) -> None:
         self.version = 0
         self.readonly = readonly
         self.private = private
         self.invalid: str | None = None
-        self.row: ReferenceType[EagerTensor] | None = None
+        self.rows: list[ReferenceType[EagerTensor]] = []
+        self._copies: list[_Copy] = []
+
+    def wrote(self, array: Array) -> None:
+        """Take note of a write to `array`."""
+        self.version += 1
+        if not self._copies:
+            return
+        copies = self._living()
+        for source, copy in reversed(copies):  # back to what was copied
+            if np.may_share_memory(copy, array):
+                source[...] = copy.reshape(source.shape)
+                array = source
+        for source, copy in copies:
+            copy[...] = source.reshape(-1)
+
+    def kept_equal(self, source: Array, found: Array) -> Array:
+        """`found`, the elements of `source` in another shape, as a copy kept equal."""
+        copy = np.ascontiguousarray(found).reshape(-1)
+        copy = copy if copy.base is None else copy.copy()
+        view = copy.reshape(found.shape)
+        view.flags.writeable = source.flags.writeable
+        self._living()
+        self._copies.append(_Copy(source, ref(copy)))
+        return view
+
+    def copied(self, array: Array) -> tuple[Array, Array] | None:
+        """Of an array in a copy, what was copied, and all of the copy; None: it is in
+        the memory itself."""
+        if not self._copies:
+            return None
+        pairs = self._living()
+        return next((p for p in pairs if np.may_share_memory(p[1], array)), None)
+
+    def _living(self) -> list[tuple[Array, Array]]:
+        """The copies that someone has, with what they are of; others are forgotten."""
+        found: list[tuple[Array, Array]] = []
+        for k in reversed(range(len(self._copies))):
+            source, copy = self._copies[k].source, self._copies[k].copy()
+            if copy is None:
+                del self._copies[k], source  # which may have been all of an earlier one
+            else:
+                found.append((source, copy))
+        return found[::-1]
 
 
 # --- import ---------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from hopflow.ops.rules import Array
 from hopflow.ops.strided import StridedPlace
 from hopflow.tensor.eager import EagerTensor
 
-__all__ = ["place_in", "row_of"]
+__all__ = ["places_in", "root_of", "row_of"]
 
 
 def row_of(tensors: Sequence[EagerTensor]) -> EagerTensor | None:
@@ -19,20 +19,45 @@ def row_of(tensors: Sequence[EagerTensor]) -> EagerTensor | None:
     It is the same as long as it is in use. None: they have none in common.
     """
     for tensor in tensors:
-        known = None if tensor.storage.row is None else tensor.storage.row()
-        if known is not None and _holds(known, tensors):
-            return known
+        for reference in tensor.storage.rows:
+            known = reference()
+            if known is not None and _holds(known, tensors):
+                return known
     # One that may be written comes first: its storage is that of the row.
-    first = min(tensors, key=lambda t: t.storage.readonly)
+    first = root_of(min(tensors, key=lambda t: t.storage.readonly))
     row = EagerTensor(_whole(first.array), weak=first.type.weak, storage=first.storage)
     if not _holds(row, tensors):
         return None
-    first.storage.row = ref(row)
+    first.storage.rows = [r for r in first.storage.rows if r() is not None]
+    first.storage.rows.append(ref(row))
     return row
 
 
-def place_in(row: EagerTensor, tensor: EagerTensor) -> StridedPlace | None:
-    """Where a tensor is in a row; None: not there, or not in whole elements."""
+def root_of(tensor: EagerTensor) -> EagerTensor:
+    """The tensor itself; if it is in a copy that is kept equal, what was copied."""
+    found = tensor.storage.copied(tensor.array)
+    if found is None:
+        return tensor
+    weak = tensor.type.weak
+    return root_of(EagerTensor(found[0], weak=weak, storage=tensor.storage))
+
+
+def places_in(row: EagerTensor, tensor: EagerTensor) -> tuple[StridedPlace, ...] | None:
+    """Where a tensor is in a row: a place, and if it is in a copy of what is there, its
+    place in that. None: not there, or not in whole elements."""
+    found = tensor.storage.copied(tensor.array)
+    if found is None:
+        place = _place_in(row, tensor)
+        return None if place is None else (place,)
+    source, copy = (
+        EagerTensor(array, weak=tensor.type.weak, storage=tensor.storage)
+        for array in found
+    )
+    place, outer = _place_in(copy, tensor), places_in(row, source)
+    return None if place is None or outer is None else (*outer, place)
+
+
+def _place_in(row: EagerTensor, tensor: EagerTensor) -> StridedPlace | None:
     size = row.array.itemsize
     start, end = _bounds(row.array)
     low, high = _bounds(tensor.array)
@@ -51,7 +76,7 @@ def place_in(row: EagerTensor, tensor: EagerTensor) -> StridedPlace | None:
 
 
 def _holds(row: EagerTensor, tensors: Sequence[EagerTensor]) -> bool:
-    return all(place_in(row, t) is not None for t in tensors)
+    return all(places_in(row, t) is not None for t in tensors)
 
 
 def _bounds(array: Array) -> tuple[int, int]:

@@ -3,10 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from hopflow.tensor.eager import EagerTensor
-from hopflow.tensor.rows import place_in, row_of
+from hopflow.tensor.rows import places_in, root_of, row_of
 
 __all__ = ["first_of", "overlap", "rows_of", "sharing"]
 
@@ -18,7 +16,7 @@ def first_of(tensors: Sequence[Any], wanted: Any) -> int:
 def overlap(tensors: Sequence[EagerTensor], written: Sequence[int]) -> bool:
     """Whether a tensor that is written shares memory with another one."""
     return any(
-        np.may_share_memory(tensors[k].array, other.array)
+        tensors[k].overlaps(other)
         for k in written
         for j, other in enumerate(tensors)
         if j != k
@@ -31,14 +29,12 @@ def sharing(tensors: Sequence[EagerTensor]) -> tuple[Any, ...]:
     found: list[Any] = []
     for k, tensor in enumerate(tensors):
         others = [
-            j
-            for j, other in enumerate(tensors)
-            if j != k and np.may_share_memory(tensor.array, other.array)
+            j for j, other in enumerate(tensors) if j != k and tensor.overlaps(other)
         ]
         where: Any = None
         if others and (row := row_of([tensor])) is not None:
-            distance = tensor.pointer - tensors[others[0]].pointer
-            where = place_in(row, tensor), row.shape, distance
+            distance = root_of(tensor).pointer - root_of(tensors[others[0]]).pointer
+            where = places_in(row, tensor), row.shape, distance
         found.append((first_of(tensors, tensor), tuple(others), where))
     return tuple(found)
 

@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
 from hopflow.bind import Value
 from hopflow.graph.core import Var
 from hopflow.tensor import EagerTensor, Tensor
@@ -33,7 +31,7 @@ class Capture:
         """Whether they may share memory."""
         a, b = self.memory, other.memory
         if isinstance(a, EagerTensor) and isinstance(b, EagerTensor):
-            return np.may_share_memory(a.array, b.array)
+            return a.overlaps(b)
         return a is b
 
 

@@ -125,13 +125,17 @@ class Functionalize(Tracer):
 
     # --- the end ---
 
+    def written(self) -> list[Capture]:
+        """The tensors of outside that were written."""
+        return [c for c in self._from_outside() if c.written]
+
     def write_back(self) -> None:
-        """Give tensors of outside that were written what they hold now."""
-        for capture in self._from_outside():
-            if capture.written:
-                value = self.held(capture.tensor)
-                with using(self.parent):
-                    current().write(capture.origin, value)
+        """End the trace, and give what was written of outside what it holds now."""
+        for capture in self.written():
+            value = self.held(capture.tensor)
+            with using(self.parent):
+                current().write(capture.origin, value)
+        self.closed = True
 
     def outside(self, leaf: Any) -> Any:
         """A result as the caller has it: what is a tensor of its own, or a view of one,
@@ -188,10 +192,9 @@ def functionalize(f: Callable[..., Any]) -> Callable[..., Any]:
 
         with unchanged_on_error():
             result = trace_into(tracer, run, ())
-            tracer.write_back()
             with using(tracer.parent):
                 found = pytree.tree_map(tracer.outside, result)
-        tracer.closed = True
+            tracer.write_back()
         return found
 
     return recordable(call)

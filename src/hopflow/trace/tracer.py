@@ -42,7 +42,7 @@ from hopflow.symbolic.size import (
     substitute,
 )
 from hopflow.tensor import EagerTensor, Tensor
-from hopflow.tensor.rows import place_in, row_of
+from hopflow.tensor.rows import places_in, row_of
 from hopflow.trace.captures import Capture, is_private
 from hopflow.trace.functional import (
     Chain,
@@ -338,10 +338,10 @@ class Tracer(Numbers):
         tensors = [c.origin for c in group if isinstance(c.origin, EagerTensor)]
         row = row_of(tensors)
         for tensor in tensors:
-            place = None if row is None else place_in(row, tensor)
-            if row is None or place is None:
+            places = None if row is None else places_in(row, tensor)
+            if row is None or places is None:
                 raise aliased_write(tensor.type)
-            found.append((row, (Strided(place),)))
+            found.append((row, tuple(map(Strided, places))))
         return found
 
     def _put_part(self, part: Capture, base: TracedTensor, chain: Chain) -> None:
