@@ -20,6 +20,7 @@ from hopflow.hops.bodies import Written
 from hopflow.hops.checkpoint import CHECKPOINT
 from hopflow.hops.cond import COND
 from hopflow.hops.custom import CUSTOM
+from hopflow.hops.flex_attention import FLEX_ATTENTION
 from hopflow.hops.invoke_subgraph import INVOKE_SUBGRAPH
 from hopflow.hops.map import MAP
 from hopflow.hops.scan import SCAN
@@ -38,6 +39,9 @@ def f64(*values: Any) -> Any:
 A: Final = f64(0.5, 1.5)
 W: Final = f64(0.3, -0.7)
 ROWS: Final = f64([0.2, 0.4], [0.6, 0.8], [1.0, 1.2])
+
+QKV: Final = f64(*np.sin(np.arange(72.0)).reshape(3, 2, 2, 3, 2))
+SCALE: Final = f64(0.5, 1.5)
 
 
 class Call(NamedTuple):
@@ -153,6 +157,15 @@ CALLS: Final = {
         scaled,
         (A, W),
         without={"jvp": "a function with `custom_vjp` has rules for reverse mode only"},
+    ),
+    "flex_attention": Call(
+        FLEX_ATTENTION,
+        hf.flex_attention,
+        (QKV[0], QKV[1], QKV[2]),
+        {
+            "score_mod": lambda s, b, h, i, j: s * SCALE[h] + 0.1 * (i - j),
+            "mask_mod": lambda b, h, i, j: i >= j,
+        },
     ),
     "a user's own": Call(FixedPoint(), FixedPoint(), (lambda y: 0.5 * (y + 3 / y), A)),
 }
