@@ -8,6 +8,7 @@ import pytest
 
 import hopflow as hf
 from hopflow import pytree
+from hopflow.ops import reducers
 from hopflow.testing.requires import requires
 
 jax = pytest.importorskip("jax")
@@ -66,6 +67,9 @@ def elementwise() -> Iterator[tuple[str, Case]]:
     yield "nan_to_num", both(lambda m, x: m.nan_to_num(x), (1.0, np.nan, INF))
 
 
+EQUAL = (1.0, 2.0, 2.0, 1.0, 2.0, 2.0, 2.0)
+
+
 def reductions() -> Iterator[tuple[str, Case]]:
     for name in "max min sum prod mean std var".split():
         f, g = getattr(hf, name), getattr(jnp, name)
@@ -84,6 +88,26 @@ def reductions() -> Iterator[tuple[str, Case]]:
     yield "cumprod", (hf.cumulative_prod, jnp.cumprod, (TIES,))
     yield "cummax", (hf.cummax, jax.lax.cummax, (TIES,))
     yield "cummin", (hf.cummin, jax.lax.cummin, ((1.0, 0.0, 0.0, -1.0),))
+    for many in (EQUAL, EQUAL[:6], EQUAL[:3], (0.0, 0.0, 2.0, 0.0, 3.0)):
+        n = len(many)
+        yield f"cummax of {n}", (hf.cummax, jax.lax.cummax, (many,))
+        yield f"cumprod of {n}", (hf.cumulative_prod, jnp.cumprod, (many,))
+        yield (
+            f"cummin of {n} in columns",
+            (
+                lambda x: hf.cummin(hf.stack([x, x]), axis=1)[:, ::-1],
+                lambda x: jax.lax.cummin(jnp.stack([x, x]), axis=1)[:, ::-1],
+                (many,),
+            ),
+        )
+        yield (
+            f"cummax of {n}, from the end",
+            (
+                lambda x: reducers.cummax(x, axis=0, reverse=True),
+                lambda x: jax.lax.cummax(x, axis=0, reverse=True),
+                (many,),
+            ),
+        )
     yield (
         "nothing",
         (
