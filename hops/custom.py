@@ -8,7 +8,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, final
 
 from hopflow import pytree
@@ -20,26 +20,30 @@ from hopflow.bind import Interpreter, Operand, Value, bind, current, recorded, u
 from hopflow.errors import (
     ArgumentTypeError,
     ArgumentValueError,
+    DataDependentError,
     DerivativeError,
     EscapedValueError,
     GraphError,
     MutationError,
     ResultTypeError,
+    RuleTypeError,
     StructureError,
+    TraceError,
 )
 from hopflow.graph.core import Arg, Node
-from hopflow.graph.types import TensorType, same_shape
+from hopflow.graph.types import TensorType
 from hopflow.hops.base import Call, HigherOrderOp, derived, split_args
-from hopflow.hops.bodies import Function, require_callable
+from hopflow.hops.bodies import Function, mismatches, require_callable, shown
 from hopflow.hops.branches import Calling
 from hopflow.ops.convert import as_value
 from hopflow.ops.opdef import as_default, as_operand
 from hopflow.ops.rules import as_integer
 from hopflow.pytree import Spec
-from hopflow.symbolic.size import Size
+from hopflow.symbolic.size import Size, free_symbols
 from hopflow.trace.functional import TracedTensor
 from hopflow.trace.rollback import mark, rollback
 from hopflow.trace.source import name_of
+from hopflow.trace.tracer import Tracer
 from hopflow.zeros import Tangent, Unknown, Zero, instantiate, is_zero
 
 __all__ = ["custom_jvp", "custom_vjp"]
@@ -54,11 +58,13 @@ class _Use:
     function  the function
     spec      the structure of the arguments that it is differentiated in
     static    the other arguments, by position
+    returns   the structure of what it returns, where that is known
     """
 
     function: "_Custom"
     spec: Spec
     static: dict[int, Any] = field(repr=False)
+    returns: Spec | None = None
 
     def arguments(self, leaves: Sequence[Any]) -> list[Any]:
         rest = iter(pytree.unflatten(self.spec, leaves))
@@ -74,6 +80,43 @@ class _Use:
             as_value(result_leaf(name, f, spec, i, x)) for i, x in enumerate(leaves)
         ], spec
 
+    def check(
+        self,
+        operands: Sequence[Value],
+        types: Sequence[TensorType],
+        spec: Spec,
+        values: Sequence[Value],
+    ) -> None:
+        """Check that a rule gives what the function returns: `types`. Sizes that a run
+        makes may be others in each.
+
+        Raises:
+            StructureError, RuleTypeError: it does not.
+        """
+        name, label = self.function.name, name_of(self.function.fun)
+        if self.returns is not None and spec != self.returns:
+            raise StructureError(
+                f"{name}: a rule of `{label}` must return results in the structure "
+                f"that the function returns.\n  function  {shown(self.returns)}\n"
+                f"  rule      {shown(spec)}\nCall the function in the rule, or return "
+                "the same containers."
+            )
+        known = set(free_symbols(*(n for o in operands for n in o.shape)))
+
+        def as_far_as_known(a: TensorType, b: TensorType) -> TensorType:
+            if a.ndim != b.ndim:
+                return a
+            pairs = zip(a.shape, b.shape, strict=True)
+            return a.with_shape(
+                [m if known.issuperset(free_symbols(m, n)) else n for m, n in pairs]
+            )
+
+        found = [v.type for v in values]
+        wanted = list(map(as_far_as_known, types, found))
+        paths = pytree.leaf_paths(spec, "result")
+        if leaves := mismatches(paths, wanted, found):
+            raise RuleTypeError(name, label, leaves)
+
 
 class _Custom:
     """What both decorators make: a function, called as it was before."""
@@ -86,6 +129,7 @@ class _Custom:
         require_callable(self.name, "fun", fun)
         functools.update_wrapper(self, fun)
         self.fun = fun
+        self.checked: set[Any] = set()
         if not isinstance(nondiff_argnums, tuple | list):
             raise ArgumentTypeError(
                 f"{self.name}: `nondiff_argnums` must be a tuple or a list of ints, "
@@ -137,6 +181,26 @@ class _Custom:
             )
         return n % count
 
+    def check_once(
+        self, use: _Use, leaves: Sequence[Value], spec: Spec, values: Sequence[Value]
+    ) -> None:
+        """Check what a rule gives, where the function has not run: the first time for
+        arguments of a kind, if the function can be traced."""
+        key = (use.spec, tuple([(v.dtype, v.ndim) for v in leaves]))
+        if key in self.checked:
+            return
+        tracer = current()
+        marks = mark(tracer) if isinstance(tracer, Tracer) else None
+        try:
+            [body] = CUSTOM.trace_bodies(CUSTOM.prepare(use, list(leaves)))
+        except (TraceError, DataDependentError):
+            return  # Python looks at values
+        finally:
+            if marks is not None:
+                rollback(marks)
+        replace(use, returns=body.spec).check(leaves, body.types, spec, values)
+        self.checked.add(key)
+
     def call(self, use: _Use, leaves: Sequence[Any]) -> tuple[list[Value], Spec]:
         """The results of the function itself."""
         return use.results(self(*use.arguments(leaves)))
@@ -178,8 +242,10 @@ def _on_tape(tape: Tape, use: _Use, operands: Sequence[Operand]) -> Any:
             tangents = [Zero(v.type) for v in values]
         elif linear is None:
             values, spec, tangents = function.push(use, leaves, given)
+            function.check_once(use, leaves, spec, values)
         else:
             values, spec, derivative = function.linearize(use, leaves, given)
+            function.check_once(use, leaves, spec, values)
             with using(linear):
                 tangents = derivative(given)
     names = zip(values, tangents, strict=True)
@@ -547,6 +613,7 @@ class CustomCall(Calling):
                 f"{call.name}: {call.functions['body'].label} writes to a tensor of "
                 "outside. Return the new value instead."
             )
+        call.params["use"] = replace(call.params["use"], returns=traced.spec)
         return self.finish(call, traced)
 
     def batch(
@@ -568,8 +635,9 @@ class CustomCall(Calling):
         use: _Use = params["use"]
         leaves, given = self._own(operands, tangents, params)
         with _closed(use.function):
-            values, _, found = use.function.push(use, leaves, given)
-        self._check_results(values, operands, params)
+            values, spec, found = use.function.push(use, leaves, given)
+        types = self.result_types([o.type for o in operands], params)
+        use.check(leaves, types, spec, values)
         return values, found
 
     def linearize(
@@ -581,32 +649,10 @@ class CustomCall(Calling):
         use: _Use = params["use"]
         leaves, given = self._own(operands, tangents, params)
         with _closed(use.function):
-            values, _, derivative = use.function.linearize(use, leaves, given)
-        self._check_results(values, operands, params)
-        return values, lambda t: derivative(self._own(operands, t, params)[1])
-
-    def _check_results(
-        self,
-        values: Sequence[Value],
-        operands: Sequence[Operand],
-        params: dict[str, Any],
-    ) -> None:
-        """Raises: ResultTypeError: a rule gives others than the function."""
+            values, spec, derivative = use.function.linearize(use, leaves, given)
         types = self.result_types([o.type for o in operands], params)
-        if len(types) == len(values) and all(
-            v.dtype is t.dtype and same_shape(v.shape, t.shape)
-            for v, t in zip(values, types, strict=True)
-        ):
-            return
-        function = params["use"].function
-        wanted, found = (
-            ", ".join(str(t.strong()) for t in row)
-            for row in (types, [v.type for v in values])
-        )
-        raise ResultTypeError(
-            f"{function.name}: a rule of `{name_of(function.fun)}` must return the "
-            f"results of the function, {wanted}, and returns {found}."
-        )
+        use.check(leaves, types, spec, values)
+        return values, lambda t: derivative(self._own(operands, t, params)[1])
 
     def _own(
         self,

@@ -1,5 +1,6 @@
 """`custom_jvp`, `custom_vjp` and `stop_gradient`: rules of users, wherever they run."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from hopflow.errors import (
     DTypeError,
     MutationError,
     ResultTypeError,
+    RuleTypeError,
     ShapeError,
     StructureError,
 )
@@ -306,8 +308,8 @@ def writing(x: Any) -> Any:
             lambda: hf.grad(
                 lambda x: hf.cond(x > 0, with_rules(pairs, ok), lambda x: x, (x,))
             )(1.0),
-            ResultTypeError,
-            r"results of the function, f32\[\], and returns f32\[\], f32\[\]\.",
+            StructureError,
+            r"function  \*\n  rule      \(\*, \*\)",
         ),
         (
             lambda: hf.grad(with_rule(lambda p, t: (p[0], t[0] * t[0])))(1.0),
@@ -335,6 +337,72 @@ def writing(x: Any) -> Any:
 def test_errors(call: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         call()
+
+
+def of_two(a: Any, b: Any) -> Any:
+    """What a function returns, and what its rule does."""
+
+    def both(kind: Any) -> Any:
+        f = kind(lambda x: a(x))
+        if kind is JVP:
+            f.defjvp(lambda p, t: (b(*p), b(*t)))
+        else:
+            f.defvjp(lambda x: (b(x), None), lambda _, ct: (hf.ones(3),))
+        return f
+
+    return both
+
+
+def total(f: Any) -> Any:
+    return lambda x: hf.sum(f(x)["a"])
+
+
+@pytest.mark.parametrize("kind", [JVP, VJP])
+@pytest.mark.parametrize(
+    "derive",
+    [
+        lambda f, x: hf.grad(total(f))(x),
+        lambda f, x: hf.jit(hf.grad(total(f)))(x),
+        lambda f, x: hf.grad(total(hf.jit(f)))(x),
+        lambda f, x: hf.linearize(f, x),
+        lambda f, x: hf.vjp(f, x),
+        lambda f, x: hf.jacrev(f)(x),
+        lambda f, x: hf.vmap(hf.grad(total(f)))(hf.stack([x, x])),
+        lambda f, x: hf.grad(lambda x: hf.sum(hf.vmap(total(f))(hf.stack([x]))))(x),
+        lambda f, x: hf.grad(
+            lambda x: hf.scan(lambda c, _: (total(f)(x), None), 0.0, length=2)[0]
+        )(x),
+    ],
+)
+@pytest.mark.parametrize(
+    ("found", "error", "text"),
+    [
+        (
+            lambda x: {"a": x[:2]},
+            RuleTypeError,
+            r"result\['a'\]  function f32\[3\], rule f32\[2\]  \(axis 0: 3 != 2\)",
+        ),
+        (
+            lambda x: {"a": hf.astype(x, hf.float64)},
+            RuleTypeError,
+            r"f64\[3\]  \(dtype\)",
+        ),
+        (lambda x: {"a": x, "b": x}, StructureError, r"rule      \{'a': \*, 'b': \*\}"),
+        (lambda x: {"a": x * 2}, None, ""),
+    ],
+)
+def test_rules_return_what_the_function_does(
+    kind: Any, derive: Any, found: Any, error: type[Exception] | None, text: str
+) -> None:
+    f = of_two(lambda x: {"a": x + 1}, found)(kind)
+    with nullcontext() if error is None else pytest.raises(error, match=text):
+        derive(f, hf.ones(3))
+
+
+def test_functions_that_look_at_values_have_rules_all_the_same() -> None:
+    f = VJP(lambda x: x if x > 0 else (x, x))
+    f.defvjp(lambda x: (x, None), lambda _, ct: (ct * 3,))
+    assert hf.grad(f)(1.0).item() == 3
 
 
 @pytest.mark.parametrize("jit", [False, True])

@@ -143,6 +143,18 @@ class BranchTypeError(OperatorError):
         )
 
 
+class RuleTypeError(OperatorError):
+    """A rule of `custom_jvp` or `custom_vjp` gives other results than its function."""
+
+    def __init__(self, op: str, fn: str, leaves: Sequence[Mismatch]) -> None:
+        self.leaves = tuple(leaves)
+        super().__init__(
+            f"{op}: a rule of `{fn}` must return results of the types that the "
+            f"function returns.\n{_rows(leaves, 'function', 'rule')}\n"
+            "Cast or reshape in the rule, or call the function there."
+        )
+
+
 class StructureError(OperatorError):
     """Results or carries whose pytree structure is not the expected one."""
 
