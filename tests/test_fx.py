@@ -8,6 +8,7 @@ import operator
 import threading
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -298,7 +299,7 @@ def test_a_proxy_does_not_outlive_its_trace() -> None:
     ("f", "message"),
     [
         (3, "must be a function, and is `int`"),
-        (lambda *xs: xs, r"a parameter `\*xs`, which takes any number"),
+        (partial(lambda *xs: xs), "takes any number of arguments, and is no function"),
         (type, "does not tell the parameters"),
     ],
 )
@@ -318,6 +319,47 @@ def test_a_trace_in_one_thread_leaves_the_others_alone() -> None:
 
     hf.symbolic_trace(f)
     assert found == [3.0]
+
+
+def test_any_number_of_arguments_is_one_proxy() -> None:
+    def added(*xs: Any, **named: Any) -> Any:
+        return xs[0] + xs[1] if named is not None else xs
+
+    module = hf.symbolic_trace(added)
+    assert module.code.startswith("def added(self, *xs: Any, **named: Any)")
+    assert module(1.0, 2.0) == 3.0
+
+    def g(x: Any, /, *rest: Any, scale: float = 2.0, **named: Any) -> Any:
+        read = lambda: rest[0] * scale  # noqa: E731
+        return x + read() - named["by"]
+
+    module = hf.symbolic_trace(g)
+    targets = [node.target for node in module.graph.placeholders]
+    assert targets == ["x", "*rest", "scale", "**named"]
+    for args, kwargs in (((1, 3), {"by": 4}), ((1, 3, 5), {"scale": 1, "by": 2})):
+        assert module(*args, **kwargs) == g(*args, **kwargs)
+        assert fx.Interpreter(module).run(*args, **kwargs) == g(*args, **kwargs)
+        again = fx.Transformer(module).transform()
+        assert again(*args, **kwargs) == g(*args, **kwargs)
+    assert hf.symbolic_trace(g, {"named": {"by": 1}})(1, 2) == g(1, 2, by=1)
+
+
+def test_the_number_of_arguments_is_unknown() -> None:
+    with pytest.raises(TraceError, match="its items, of which nobody knows the number"):
+        hf.symbolic_trace(lambda *xs: hf.concat([*xs]))
+
+
+def test_methods_take_any_number_of_arguments() -> None:
+    class Sum:
+        def forward(self, *xs: Any) -> Any:
+            return xs[0] + xs[1] + self.one
+
+        one = 1
+
+        def __call__(self, *xs: Any) -> Any:
+            return self.forward(*xs)
+
+    assert hf.symbolic_trace(Sum())(1, 2, 5) == 4
 
 
 # --- your own tracer ------------------------------------------------------------------

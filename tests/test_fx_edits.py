@@ -263,6 +263,38 @@ def test_a_rewriting_is_true_to_lines_and_filters() -> None:
     } == {f.__code__.co_firstlineno + 1}
 
 
+def test_a_pattern_may_have_several_results() -> None:
+    def both(x: Any, y: Any) -> Any:
+        return hf.sin(x), hf.cos(x) * y
+
+    def f(a: Any, b: Any) -> Any:
+        s = hf.sin(a)
+        c = hf.cos(a) * b
+        other = hf.sin(b)
+        return s + c, other
+
+    def swapped(x: Any, y: Any) -> Any:
+        t = hf.tan(x)
+        return t, t + y
+
+    module, count = rewritten(f, both, swapped)
+    assert count == 1
+    assert names(module) == ["tan", "add", "sin", "add"]
+    assert module(0.5, 1.0)[0].item() == pytest.approx(2 * math.tan(0.5) + 1)
+
+    def early(a: Any, b: Any) -> Any:  # the first result is read before the second
+        s = hf.sin(a)
+        return s * b, hf.cos(s + a) + hf.cos(a) * b
+
+    assert rewritten(early, both, swapped)[1] == 0
+    divide = rewritten(
+        lambda a, b: (a // b, a % b),
+        lambda x, y: (x // y, x % y),
+        lambda x, y: tuple(hf.wrap(divmod)(x, y)[i] for i in range(2)),
+    )
+    assert divide[0](7, 3) == (2, 1)
+
+
 def test_a_replacement_brings_its_tensors() -> None:
     bias = hf.asarray([1.0, 2.0])
     module, _ = rewritten(lambda a: hf.sin(a), lambda x: hf.sin(x), lambda x: x + bias)
@@ -276,8 +308,10 @@ def test_a_replacement_brings_its_tensors() -> None:
         (3, ratio, ratio, {}, "`module` must be a `hf.fx.GraphModule`"),
         (ratio, ratio, ratio, {"where": 3}, "`where` must be a function of a match"),
         (ratio, ratio, lambda x: x, {}, r"\['x', 'y'\], and `<lambda>` has \['x'\]"),
-        (ratio, lambda x: x, lambda x: x, {}, "must return one value that it computes"),
-        (ratio, lambda x: (x, x), lambda x: x, {}, "must return one value"),
+        (ratio, lambda x: x, lambda x: x, {}, "must return values that it computes"),
+        (ratio, lambda x: (x + 1, x), lambda x: (x, x), {}, "must return values that"),
+        (ratio, lambda x: (-x, +x), lambda x: x, {}, "2 results, and `<lambda>` has 1"),
+        (ratio, lambda x: (), lambda x: (), {}, "has 0 results"),
     ],
 )
 def test_a_pattern_that_makes_no_sense_is_refused(

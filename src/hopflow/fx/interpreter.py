@@ -73,7 +73,7 @@ class Interpreter:
     def placeholder(
         self, target: str, _args: tuple[Any, ...], _kwargs: dict[str, Any]
     ) -> Any:
-        return self._given[target]
+        return self._given[target.lstrip("*")]
 
     def get_attr(
         self, target: str, _args: tuple[Any, ...], _kwargs: dict[str, Any]

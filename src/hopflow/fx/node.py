@@ -70,7 +70,7 @@ class Node:
     kind         placeholder | get_attr | call_function | call_method | call_module |
                  output
     target       what is called: a function, the name of a method, the path of a module;
-                 of a placeholder the parameter's name, of an attribute its path
+                 of a placeholder the parameter (`x`, `*args`), of an attribute its path
     args, kwargs   Python data with nodes in it; of a placeholder (its default,) or ();
                  of an output (what is returned,)
     name         unique in the graph; a variable of its source

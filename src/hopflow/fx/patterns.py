@@ -1,6 +1,6 @@
 """`replace_pattern`: what looks like one function becomes another."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ __all__ = ["Match", "replace_pattern"]
 class Match:
     """A place that looks like the pattern.
 
-    anchor   the node whose value is what the pattern returns
+    anchor   the node whose value is what the pattern returns, or returns last
     nodes    each node of the pattern -> what it is here; a parameter may be a constant
     values   the same for the parameters, by name
     """
@@ -39,13 +39,14 @@ def replace_pattern(
 
     A parameter of the pattern matches any value, and the same one wherever it stands.
     Calls match calls of the same function with the same constants, written alike. What
-    is inside a match is read by nothing outside of it. Matches do not overlap; nodes
-    that were put in are not matched again.
+    is inside a match is read by nothing outside of it, and none of its results before
+    the last of them is computed. Matches do not overlap; nodes that were put in are not
+    matched again.
 
     Args:
         module: Is changed, and compiled again.
-        pattern: A function of one result, traced symbolically.
-        replacement: A function of the same parameters.
+        pattern: A function of one result or a tuple of them, traced symbolically.
+        replacement: A function of the same parameters, with as many results.
         where: Which matches are replaced.
 
     Returns:
@@ -53,8 +54,8 @@ def replace_pattern(
 
     Raises:
         ArgumentTypeError: an argument is of another kind.
-        ArgumentValueError: the pattern computes nothing, or has several results; the
-            parameters of the two functions differ.
+        ArgumentValueError: the pattern returns what it does not compute; the parameters
+            or the numbers of results of the two functions differ.
     """
     if not isinstance(module, GraphModule):
         raise ArgumentTypeError(
@@ -74,19 +75,31 @@ def replace_pattern(
             f"{parameters[0]}, and `{name_of(replacement)}` has {parameters[1]}. Let "
             "both have the same."
         )
-    result = old.output_node().args[0]
-    if not isinstance(result, Node) or result.kind == "placeholder":
+    results, others = _results(old), _results(new)
+    for result in results:
+        if not isinstance(result, Node) or result.kind == "placeholder":
+            raise ArgumentValueError(
+                f"replace_pattern: `{name_of(pattern)}` must return values that it "
+                f"computes, and returns {result!r}."
+            )
+    if not results or len(results) != len(others):
         raise ArgumentValueError(
-            f"replace_pattern: `{name_of(pattern)}` must return one value that it "
-            f"computes, and returns {result!r}."
+            f"replace_pattern: `{name_of(pattern)}` has {len(results)} results, and "
+            f"`{name_of(replacement)}` has {len(others)}. Let both have as many."
         )
-    found = _replace_all(module.graph, result, new, where)
+    found = _replace_all(module.graph, results, new, where)
     module.recompile()
     return found
 
 
+def _results(graph: Graph) -> list[Any]:
+    """What a function returns: one value, or those of a tuple or list."""
+    result = graph.output_node().args[0]
+    return list(result) if isinstance(result, tuple | list) else [result]
+
+
 def _replace_all(
-    graph: Graph, result: Node, new: Graph, where: Callable[[Match], bool]
+    graph: Graph, results: list[Node], new: Graph, where: Callable[[Match], bool]
 ) -> list[Match]:
     found: list[Match] = []
     gone: set[Node] = set()
@@ -94,17 +107,39 @@ def _replace_all(
     for anchor in graph.nodes:
         if anchor in gone:
             continue
-        nodes: dict[Node, Any] = {}
-        if not _matches(result, anchor, nodes) or _leaks(nodes, anchor, made):
-            continue
-        values = {p.target: v for p, v in nodes.items() if p.kind == "placeholder"}
-        match = Match(anchor, nodes, values)
-        if where(match):
-            found.append(match)
-            before = set(graph.nodes)
-            gone.update(_replace(graph, match, new))
-            made.update(set(graph.nodes) - before)
+        for nodes in _matches_from(graph, anchor, results):
+            ends = [nodes[r] for r in results]
+            last = max(ends, key=graph.index)
+            if _leaks(graph, nodes, ends, last, made):
+                continue
+            values = {p.target: v for p, v in nodes.items() if p.kind == "placeholder"}
+            match = Match(last, nodes, values)
+            if where(match):
+                found.append(match)
+                before = set(graph.nodes)
+                gone.update(_replace(graph, match, ends, new))
+                made.update(set(graph.nodes) - before)
+                break
     return found
+
+
+def _matches_from(
+    graph: Graph, anchor: Node, results: list[Node]
+) -> Iterator[dict[Node, Any]]:
+    """The ways in which the pattern's results are values of the graph, the first of
+    them that of `anchor`."""
+    nodes: dict[Node, Any] = {}
+    if not _matches(results[0], anchor, nodes):
+        return
+    found = [nodes]
+    for result in results[1:]:
+        tried = [
+            (candidate, dict(known))
+            for known in found
+            for candidate in ([known[result]] if result in known else graph.nodes)
+        ]
+        found = [known for node, known in tried if _matches(result, node, known)]
+    yield from found
 
 
 def _matches(pattern: Any, value: Any, nodes: dict[Node, Any]) -> bool:
@@ -158,17 +193,26 @@ def _inside(nodes: Mapping[Node, Any]) -> dict[Node, None]:
     }
 
 
-def _leaks(nodes: Mapping[Node, Any], anchor: Node, made: set[Node]) -> bool:
-    """Whether something else reads what is inside a match, or an earlier replacement
-    put it there."""
+def _leaks(
+    graph: Graph,
+    nodes: Mapping[Node, Any],
+    ends: list[Node],
+    last: Node,
+    made: set[Node],
+) -> bool:
+    """Whether something else reads what is inside a match, or a result of it before the
+    last, or an earlier replacement put it there."""
     inside = _inside(nodes)
-    return any(
-        node in made or (node is not anchor and not node.users.keys() <= inside.keys())
-        for node in inside
-    )
+    for node in inside:
+        outside = [user for user in node.users if user not in inside]
+        if node in made or (outside and node not in ends):
+            return True
+        if any(graph.index(user) < graph.index(last) for user in outside):
+            return True
+    return False
 
 
-def _replace(graph: Graph, match: Match, new: Graph) -> list[Node]:
+def _replace(graph: Graph, match: Match, ends: list[Node], new: Graph) -> list[Node]:
     """Put the replacement in, and take out the nodes of the match: these."""
     by_name = match.values
     known = {p: by_name[p.target] for p in new.placeholders if p.target in by_name}
@@ -178,7 +222,9 @@ def _replace(graph: Graph, match: Match, new: Graph) -> list[Node]:
     for node in graph.nodes:
         if node not in before:  # it is there for the user's line that was matched
             node.line, node.module_path = match.anchor.line, match.anchor.module_path
-    match.anchor.replace_all_uses_with(result)
+    others = result if isinstance(result, tuple | list) else [result]
+    for end, other in zip(ends, others, strict=True):
+        end.replace_all_uses_with(other)
     gone = sorted(_inside(match.nodes), key=graph.index, reverse=True)
     for node in gone:
         graph.erase_node(node)

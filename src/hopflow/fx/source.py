@@ -99,14 +99,16 @@ class _Writer:
         found: list[str] = []
         has_default = False
         for node in self.graph.placeholders:
-            if has_default and not node.args and "*" not in found:
+            starred = node.target.startswith("*") or any(p[0] == "*" for p in found)
+            if has_default and not node.args and not starred:
                 found.append("*")  # what follows one with a default is given by name
             has_default = has_default or bool(node.args)
             found.append(self.parameter(node))
         return found
 
     def parameter(self, node: Node) -> str:
-        text = node.name
+        stars: str = node.target[: len(node.target) - len(node.target.lstrip("*"))]
+        text = stars + node.name
         if node.type is not None:
             text += f": {annotation(node.type)}"
         if node.args:

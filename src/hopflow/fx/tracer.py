@@ -8,6 +8,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any, Final
 
 import numpy as np
@@ -39,8 +40,8 @@ def symbolic_trace(
             and no parameters of what is returned.
 
     Raises:
-        ArgumentTypeError: `f` is no function, or takes any number of arguments, or
-            `concrete_args` names what is no parameter.
+        ArgumentTypeError: `f` is no function, or `concrete_args` names what is no
+            parameter.
         TraceError: `f` asks a proxy for a value.
     """
     return Tracer().trace(f, concrete_args)
@@ -222,17 +223,13 @@ class Tracer:
         self.start(root, name if name.isidentifier() else "forward", paths_of(root))
         signature = _signature(f)
         given = _checked({} if concrete_args is None else concrete_args, signature)
+        run = _of_fixed_parameters(f, signature)
         with tracing(self):
-            kwargs = {
+            args = {
                 p.name: given[p.name] if p.name in given else self._parameter(p)
                 for p in signature.parameters.values()
             }
-            positional = [
-                kwargs.pop(p.name)
-                for p in signature.parameters.values()
-                if p.kind is not inspect.Parameter.KEYWORD_ONLY
-            ]
-            result = self.create_arg(f(*positional, **kwargs))
+            result = self.create_arg(run(args))
             returns = signature.return_annotation
             self.graph.output(result, None if returns is signature.empty else returns)
         return GraphModule(self.graph)
@@ -241,9 +238,8 @@ class Tracer:
         empty = inspect.Parameter.empty
         default = () if parameter.default is empty else (parameter.default,)
         type_ = None if parameter.annotation is empty else parameter.annotation
-        return self.create_proxy(
-            "placeholder", parameter.name, default, {}, type_=type_
-        )
+        target = f"{_STARS.get(parameter.kind, '')}{parameter.name}"
+        return self.create_proxy("placeholder", target, default, {}, type_=type_)
 
     def _attribute(self, tensor: Any) -> Node:
         path = self.path_of(tensor)
@@ -273,14 +269,55 @@ def _signature(f: Callable[..., Any]) -> inspect.Signature:
             f"symbolic_trace: Python does not tell the parameters of {f!r}. Give a "
             "function that calls it."
         ) from None
-    for parameter in signature.parameters.values():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise ArgumentTypeError(
-                f"symbolic_trace: `{name_of(f)}` has a parameter `{parameter}`, which "
-                "takes any number of arguments. Trace a function that calls it with as "
-                "many as there will be."
-            )
     return signature
+
+
+_STARS: Final[Mapping[Any, str]] = {
+    inspect.Parameter.VAR_POSITIONAL: "*",
+    inspect.Parameter.VAR_KEYWORD: "**",
+}
+
+
+def _of_fixed_parameters(
+    f: Callable[..., Any], signature: inspect.Signature
+) -> Callable[[dict[str, Any]], Any]:
+    """A call of `f` with values of its parameters by name. `*args` and `**kwargs` are
+    two of them: one proxy stands for the tuple, another for the dict.
+
+    Raises:
+        ArgumentTypeError: `f` takes any number of arguments, and Python does not show
+            its code.
+    """
+    parameters = signature.parameters.values()
+    if not any(p.kind in _STARS for p in parameters):
+        named = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+
+        def call(args: dict[str, Any]) -> Any:
+            by_name = {name: args[name] for name in named}
+            return f(*(v for k, v in args.items() if k not in by_name), **by_name)
+
+        return call
+    function = getattr(f, "__func__", f)
+    if not inspect.isfunction(function) or hasattr(function, "__wrapped__"):
+        raise ArgumentTypeError(
+            f"symbolic_trace: `{name_of(f)}` takes any number of arguments, and is no "
+            "function of Python's own. Trace a function that calls it with as many as "
+            "there will be."
+        )
+    code, bound = function.__code__, [f.__self__] if inspect.ismethod(f) else []
+    several = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
+    count = len(bound) + len(signature.parameters)
+    code = code.replace(
+        co_flags=code.co_flags & ~several,
+        co_argcount=count,
+        co_posonlyargcount=0,
+        co_kwonlyargcount=0,
+    )
+    fixed = FunctionType(
+        code, function.__globals__, function.__name__, None, function.__closure__
+    )
+    order = code.co_varnames[len(bound) : count]
+    return lambda args: fixed(*bound, *(args[name] for name in order))
 
 
 def _checked(given: Any, signature: inspect.Signature) -> Mapping[str, Any]:
