@@ -8,7 +8,7 @@ import pytest
 import hopflow
 from hopflow import control_flow
 from hopflow.errors import ArgumentTypeError, CheckError, ControlFlowError
-from hopflow.testing.meanings import agree
+from hopflow.testing.meanings import NAMES, RUNNERS, agree
 
 hf: Any = hopflow
 
@@ -292,7 +292,8 @@ def test_writes_reach_the_tensor() -> None:
     assert x.tolist() == [0.5, 0.0, 0.0]
 
 
-def test_the_condition_of_a_loop_is_asked_once_a_step() -> None:
+@pytest.mark.parametrize("run", RUNNERS, ids=NAMES)
+def test_the_condition_of_a_loop_is_asked_once_a_step(run: Any) -> None:
     asked: list[int] = []
 
     def f(n: Any) -> Any:
@@ -304,8 +305,43 @@ def test_the_condition_of_a_loop_is_asked_once_a_step() -> None:
             n = n - 1
         return n
 
-    hf.jit(control_flow(f))(hf.asarray(3))
-    assert asked == [3, 2, 1, 0]
+    for n, expected in ((3, [3, 2, 1, 0]), (0, [0])):
+        asked.clear()
+        assert run(control_flow(f), hf.asarray(n)).item() == 0
+        assert asked == expected
+
+
+def chosen(n: Any) -> Any:
+    first = (n > 2 and n) or -1
+    second = n and n > 1 and n * 2.0
+    third = (n > 5 or n) + (n < 3 or n < 2 or 7)
+    return first * 100 + second * 10 + third if not (n > 6 and n < 8) else 0
+
+
+@pytest.mark.parametrize("run", RUNNERS, ids=NAMES)
+def test_and_and_or_have_the_values_that_python_gives_them(run: Any) -> None:
+    for n in range(9):
+        assert run(control_flow(chosen), hf.asarray(n)).item() == chosen(n)
+
+
+@control_flow
+def factorial(n: Any) -> Any:
+    return 1 if n <= 1 else n * factorial(n - 1)
+
+
+class Doubling:
+    factor = 2
+
+    @control_flow
+    def past(self, x: Any) -> Any:
+        while x < 100:
+            x = x * Doubling.factor
+        return x
+
+
+def test_a_function_may_name_itself_and_a_method_its_class() -> None:
+    assert factorial(5) == 120
+    assert hf.jit(Doubling().past)(hf.asarray(3)).item() == 192
 
 
 def test_an_assertion_is_a_check() -> None:

@@ -329,9 +329,13 @@ def test_any_number_of_arguments_is_one_proxy() -> None:
     assert module.code.startswith("def added(self, *xs: Any, **named: Any)")
     assert module(1.0, 2.0) == 3.0
 
+
+def test_any_number_of_arguments_beside_others() -> None:
     def g(x: Any, /, *rest: Any, scale: float = 2.0, **named: Any) -> Any:
-        read = lambda: rest[0] * scale  # noqa: E731
-        return x + read() - named["by"]
+        def first() -> Any:
+            return rest[0] * scale
+
+        return x + first() - named["by"]
 
     module = hf.symbolic_trace(g)
     targets = [node.target for node in module.graph.placeholders]

@@ -107,10 +107,13 @@ def _function(f: FunctionType, node: ast.FunctionDef, before: int) -> FunctionTy
     factory = ast.parse(f"def {_FACTORY}({', '.join((RUNTIME, *free))}): pass")
     [outer] = factory.body
     assert isinstance(outer, ast.FunctionDef)
-    outer.body = [node]
+    definition: ast.FunctionDef | ast.ClassDef = node
     names = f.__qualname__.split(".")
     if len(names) > 1 and names[-2].isidentifier():  # `self.__x` has its name
-        outer.body = [ast.ClassDef(names[-2], [], [], [node], [])]
+        definition = ast.ClassDef(names[-2], [], [], [node], [])
+    outer.body = [definition]
+    if definition.name not in free:  # who reads the name means the global one
+        outer.body.insert(0, ast.Global([definition.name]))
     ast.increment_lineno(node, before)
     ast.fix_missing_locations(factory)
     code = _code_of(compile(factory, f.__code__.co_filename, "exec"), node.name)

@@ -39,8 +39,23 @@ def rewritten(function: ast.FunctionDef) -> None:
     mark_live(function)
     params = [*function.args.posonlyargs, *function.args.args]
     first = params[0].arg if params else None
-    generator = _Generator(declared(function.body), first)
+    generator = _Generator(declared(function.body), first, _asked(function))
     function.body = generator.block(function.body)
+
+
+def _asked(function: ast.FunctionDef) -> set[ast.expr]:
+    """The expressions of which only the truth is asked."""
+    found: set[ast.expr] = set()
+    for node in ast.walk(function):
+        if isinstance(node, ast.If | ast.While | ast.IfExp | ast.Assert):
+            found.add(node.test)
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            found.add(node.operand)
+        elif isinstance(node, ast.comprehension):
+            found.update(node.ifs)
+        elif isinstance(node, ast.BoolOp) and node in found:  # walked before its parts
+            found.update(node.values)
+    return found
 
 
 class _Generator(ast.NodeTransformer):
@@ -48,11 +63,15 @@ class _Generator(ast.NodeTransformer):
 
     outer  its names that are global or nonlocal
     first  its first parameter
+    asked  the expressions of which only the truth is asked
     """
 
-    def __init__(self, outer: set[str], first: str | None) -> None:
+    def __init__(
+        self, outer: set[str], first: str | None, asked: set[ast.expr]
+    ) -> None:
         self.outer = outer
         self.first = first
+        self.asked = asked
         self.count = 0
 
     def block(self, block: Sequence[ast.stmt]) -> list[ast.stmt]:
@@ -197,6 +216,8 @@ class _Generator(ast.NodeTransformer):
         if _has_effects(node):
             return node
         name = "and_" if isinstance(node.op, ast.And) else "or_"
+        if node not in self.asked:
+            name += "value"
         *rest, made = [self.visit(value) for value in node.values]
         for value in reversed(rest):
             made = _call(name, value, _lambda(made))

@@ -26,8 +26,9 @@ from hopflow.trace.source import user_line
 from hopflow.trace.tracer import Tracer
 
 __all__ = [
-    *("UNBOUND", "and_", "assert_", "compare", "for_", "if_", "if_return", "load"),
-    *("not_", "or_", "plain", "plain_items", "range_", "while_"),
+    *("UNBOUND", "and_", "and_value", "assert_", "compare", "for_", "if_"),
+    *("if_return", "load", "not_", "or_", "or_value", "plain", "plain_items"),
+    *("range_", "while_"),
 ]
 
 State: TypeAlias = tuple[Any, ...]
@@ -81,6 +82,30 @@ def or_(first: Any, second: Callable[[], Any]) -> Any:
     if not isinstance(holds, Value):
         return holds or second()
     return cond(holds, lambda: True, lambda: condition(second()))
+
+
+def and_value(first: Any, second: Callable[[], Any]) -> Any:
+    """`first and second()`, where its value is wanted."""
+    holds = condition(first) if isinstance(first, Value | SymBool) else first
+    if not isinstance(holds, Value):
+        return first and second()
+    # What is not true equals zero, here of the type that the other value has.
+    zero = _zeros_for(["value"], [lambda: {"value": second()}])["value"]
+    return if_return(holds, second, lambda: zero, ())
+
+
+def or_value(first: Any, second: Callable[[], Any]) -> Any:
+    """`first or second()`, where its value is wanted."""
+    holds = condition(first) if isinstance(first, Value | SymBool) else first
+    if not isinstance(holds, Value):
+        return first or second()
+    value = first if isinstance(first, Value) else holds
+    if value.type.dtype.kind == "b":  # True equals one of the other's type
+        zero = _zeros_for(["value"], [lambda: {"value": second()}])["value"]
+        numeric = isinstance(zero, Value) and zero.type.dtype.kind != "b"
+        if numeric or type(zero) in (int, float):
+            value = value + zero
+    return if_return(holds, lambda: value, second, ())
 
 
 def not_(test: Any) -> Any:
@@ -217,11 +242,37 @@ def while_(
         marks = mark(around) if isinstance(around, Tracer) else []
         holds = condition(test(*state))
         if isinstance(holds, Value):
+            if around.is_eager:
+                return _while_asked(holds, test, body, state, names)
             rollback(marks)  # the loop asks by itself
             return _while(test, body, state, names, (RESULT,))
         if not holds:
             return state
         state = body(*state)
+
+
+def _while_asked(
+    holds: Value,
+    test: Callable[..., Any],
+    body: Callable[..., State],
+    state: State,
+    names: _Names,
+) -> State:
+    """A loop whose condition was asked before the first step: it begins with the
+    answer, so that what the condition does besides is done once a step."""
+    count = len(state)
+
+    def step(*own: Any) -> State:
+        after = body(*own[:count])
+        return (*after, condition(test(*after)))
+
+    return _while(
+        _standing_for(test, "test", lambda *own: own[count]),
+        _standing_for(body, "body", step),
+        (*state, holds),
+        (*names, "the condition"),
+        (RESULT,),
+    )[:count]
 
 
 def _while(
