@@ -353,6 +353,7 @@ CALLS: Final[dict[str, Good]] = {
 }
 
 EXEMPT: Final = {
+    "Interpreter": "is a class to derive from: tests/test_interpreters.py",
     "HigherOrderOp": "is a class to derive from: tests/test_own_operators.py",
     "Tensor": "its subclasses are made by functions",
     "__array_namespace_info__": "takes no arguments",

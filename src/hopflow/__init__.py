@@ -12,6 +12,7 @@ from hopflow import fx, nn, random
 from hopflow.autograd.api import grad, jvp, linearize, value_and_grad, vjp
 from hopflow.autograd.jacobian import hessian, jacfwd, jacrev
 from hopflow.batching.api import vmap
+from hopflow.bind import Handler as Interpreter
 from hopflow.compiler.pipeline import execute as _execute
 from hopflow.compiler.runtime import interrupt
 from hopflow.config import config
@@ -218,6 +219,7 @@ __all__ = [
     "Checkpoint",
     "Dim",
     "HigherOrderOp",
+    "Interpreter",
     "Tensor",
     "__array_api_version__",
     "__array_namespace_info__",

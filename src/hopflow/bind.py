@@ -10,19 +10,22 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, wraps
 from math import inf
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
+from hopflow.errors import OperatorError
 from hopflow.graph.core import Constant
 from hopflow.graph.types import Shape, TensorType
 from hopflow.symbolic.boolean import SymBool
 from hopflow.symbolic.size import Size, SymFloat, SymInt
 
 __all__ = [
+    "Handler",
     "Interpreter",
     "Operand",
     "Value",
     "bind",
     "current",
+    "is_watched",
     "recordable",
     "recorded",
     "slots",
@@ -33,10 +36,17 @@ __all__ = [
 class Value:
     """What operations take and give: anything with a type.
 
-    Every interpreter has its own subclass; the user meets them all as `hf.Tensor`.
+    Every interpreter has its own subclass; the user meets them all as `hf.Tensor`. A
+    subclass with a class method `process`, as an `Interpreter` of a user's has it, is
+    asked for each operation on its tensors.
     """
 
     __slots__ = ()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        global _asked
+        super().__init_subclass__(**options)
+        _asked += "process" in vars(cls)
 
     @property
     def type(self) -> TensorType:
@@ -147,6 +157,7 @@ class Interpreter:
 
 class _Stack(threading.local):
     interpreter: Interpreter | None = None
+    handlers: "tuple[tuple[Handler, Interpreter], ...]" = ()  # and what each is over
 
 
 class _Slots:
@@ -236,4 +247,93 @@ def public(f: Callable[..., Any]) -> Callable[..., Any]:
 
 def bind(op: Any, args: Sequence[Operand], params: dict[str, Any]) -> tuple[Value, ...]:
     """Give `op` its meaning under the innermost interpreter."""
+    if _asked:
+        return _ask(op, args, params)
     return (_stack.interpreter or slots.eager).process(op, args, params)
+
+
+# --- interpreters and tensor types of users -------------------------------------------
+
+
+class Handler:
+    """An interpreter of a user's: it sees each operation before any rule does.
+
+        class Count(hf.Interpreter):
+            def process(self, op, args, params):
+                print(op.name)
+                return NotImplemented  # the next one below is asked
+
+        with Count():
+            hf.cond(p, f, g, (x,))
+
+    It sees what is bound within the block, and not what a tracer that is pushed there
+    records: of an operator one node, with the graphs of its functions. What `process`
+    binds itself it does not see again. It is called for operations on tensors, not for
+    basic indexing of tensors that have memory.
+    """
+
+    def process(
+        self, op: Any, args: Sequence[Operand], params: dict[str, Any]
+    ) -> Sequence[Value]:
+        """The results of `op`, or NotImplemented: that is for others to say."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        global _asked
+        _stack.handlers = (*_stack.handlers, (self, current()))
+        _asked += 1
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        global _asked
+        _stack.handlers = _stack.handlers[:-1]
+        _asked -= 1
+
+
+# How many handlers there are in all threads, and tensor types with a `process`: while
+# there is none, nobody is asked.
+_asked = 0
+
+
+def is_watched() -> bool:
+    """Whether a handler sees what is bound here."""
+    handlers = _stack.handlers
+    return bool(handlers) and any(base is current() for _, base in handlers)
+
+
+def _ask(op: Any, args: Sequence[Operand], params: dict[str, Any]) -> tuple[Value, ...]:
+    """The results of the first that does not decline: the handlers, the types of the
+    args, and the interpreter itself."""
+    here, handlers = current(), _stack.handlers
+    try:
+        for i in reversed(range(len(handlers))):
+            handler, base = handlers[i]
+            if base is here:
+                _stack.handlers = handlers[:i]
+                found = handler.process(op, args, params)
+                if found is not NotImplemented:
+                    return _checked(handler, op, found)
+        _stack.handlers = tuple([pair for pair in handlers if pair[1] is not here])
+        kinds = dict.fromkeys([type(a) for a in args if hasattr(type(a), "process")])
+        if not (kinds and here.is_eager):
+            return here.process(op, args, params)
+        for kind in kinds:
+            found = kind.process(op, args, params)  # type: ignore[union-attr]
+            if found is not NotImplemented:
+                return _checked(kind, op, found)
+    finally:
+        _stack.handlers = handlers
+    raise OperatorError(
+        f"{op.name}: {' and '.join(kind.__name__ for kind in kinds)} decline to process"
+        " it, and nothing else knows such tensors. Handle it in `process`."
+    )
+
+
+def _checked(who: Any, op: Any, found: Any) -> tuple[Value, ...]:
+    if isinstance(found, tuple | list) and all(isinstance(r, Value) for r in found):
+        return tuple(found)
+    name = who.__name__ if isinstance(who, type) else type(who).__name__
+    raise OperatorError(
+        f"{op.name}: `{name}.process` must return a tuple of tensors, or "
+        f"NotImplemented, and returns `{type(found).__name__}`."
+    )

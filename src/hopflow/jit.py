@@ -11,7 +11,7 @@ import numpy as np
 
 from hopflow import pytree
 from hopflow.backends import Backed, Backend, as_backend
-from hopflow.bind import Operand, Value, current, recorded
+from hopflow.bind import Operand, Value, current, is_watched, recorded
 from hopflow.compiler.pipeline import Executable
 from hopflow.errors import ArgumentTypeError, ArgumentValueError
 from hopflow.graph.core import Constant, Graph
@@ -230,7 +230,7 @@ class Jitted:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if (found := recorded(self, args, kwargs)) is not None:
             return found
-        if not current().is_eager:
+        if not current().is_eager or is_watched():
             return self._inline(args, kwargs)
         if debugging():
             return self._f(*args, **kwargs)
