@@ -1,160 +1,205 @@
-"""Random programs mean the same however they are run.
+"""Random programs mean the same however they are run, and their text is the program."""
 
-A program is a tree of numbers: what each step does is decided while it runs, from the
-types of the values that there are. All floats are small whole numbers, so that every
-order of a sum gives the same bits, and what is compared is compared exactly.
-"""
-
-from collections.abc import Callable, Sequence
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import HealthCheck, Phase, find, given, settings
+from hypothesis import strategies as st
 
-import hopflow
-from hopflow.compiler.pipeline import lower
-from hopflow.dtypes import as_dtype
-from hopflow.errors import MutationError
-from hopflow.loop_ir import interpreter
-from hopflow.testing.meanings import MEANINGS
-from hopflow.testing.programs import (
-    Operation,
-    Pool,
-    Step,
-    axis,
-    broadcasts,
-    run,
-    write,
-)
-from hopflow.testing.strategies import steps
+from hopflow.errors import HopflowError, ProgramFormatError
+from hopflow.testing.checks import Disagreement, check
+from hopflow.testing.meanings import REGISTRY
+from hopflow.testing.plain import Plain
+from hopflow.testing.program import Program
+from hopflow.testing.program_text import from_text, to_text
+from hopflow.testing.strategies import BODIES, BRANCHES, programs
 
-hf: Any = hopflow
 pytestmark = pytest.mark.usefixtures("verified")
 
-BOUND: Final = 400.0
-DTYPES: Final = ("float64", "float32", "int64", "int32", "int8", "bool", "float16")
-ARGUMENTS: Final = (
-    np.arange(20, dtype=np.float64) % 7 - 3,
-    np.arange(12, dtype=np.float32).reshape(4, 3) - 5,
-    np.array([4, -2, 7], np.int32),
-    np.array([[2.0, -1.0, 3.0]] * 4),
-    np.int64(3),
-    np.array([True, False, True]),
+EVERY: Final = (*BRANCHES, *BODIES, "custom_vjp", "grow", "chosen")
+Test = Callable[..., None]
+CHEAP: Final = [name for name, meaning in REGISTRY.items() if meaning.cheap]
+whole = programs("exact", operators=EVERY, mutation=True)
+smooth = programs("smooth", operators=EVERY, mutation=True)
+without_writes = programs("exact", depth=2)
+
+
+def some(share: int) -> Callable[[Test], Test]:
+    """A share of the examples that the profile allows."""
+    profile: Any = settings.default
+    return settings(max_examples=max(profile.max_examples // share, 1))
+
+
+# --- meanings -------------------------------------------------------------------------
+
+
+@given(st.one_of(whole, smooth))
+def test_cheap_meanings_of_a_program_agree(program: Program) -> None:
+    check(program, CHEAP)
+
+
+@some(4)
+@given(st.one_of(whole, smooth))
+def test_all_meanings_of_a_program_agree(program: Program) -> None:
+    check(program)
+
+
+@some(5)
+@given(without_writes)
+def test_programs_without_writes_mean_what_they_do_in_jax(program: Program) -> None:
+    check(program, ["jit", "jax"])
+
+
+@some(8)
+@given(programs("exact"))
+def test_all_meanings_of_the_vmap_of_a_program_agree(program: Program) -> None:
+    check(program, ["debug", "eager", "jit", "jit, 2 threads"], ["vmap"])
+
+
+@some(8)
+@given(programs("smooth", size=4))
+def test_derivatives_of_a_program_agree(program: Program) -> None:
+    check(program, ["eager", "jit", "dynamic"], ["grad", "jvp", "jvp of grad"])
+
+
+# --- text -----------------------------------------------------------------------------
+
+
+@given(st.one_of(whole, smooth))
+def test_a_program_is_its_text(program: Program) -> None:
+    text = to_text(program)
+    again = from_text(text)
+    assert to_text(again) == text
+    assert str(again) == str(program)
+
+
+@some(50)
+@given(whole)
+def test_a_script_runs_alone(program: Program) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", str(program)], capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+
+
+def parts(tree: Any) -> Iterator[tuple[Any, Any]]:
+    """All places in a tree of JSON: (container, key)."""
+    keys = range(len(tree)) if isinstance(tree, list) else list(tree)
+    for key in keys:
+        yield tree, key
+        if isinstance(tree[key], list | dict):
+            yield from parts(tree[key])
+
+
+STRANGE: Final[Sequence[Any]] = (
+    *(None, True, -1, 1.5, "", "v1", "__import__('os')", [], {}, 10**30),
+    *({"name": "os"}, {"dtype": "complex64"}, {"body": {}}, {"shape": "v1", "axis": 9}),
 )
 
 
-# --- programs -------------------------------------------------------------------------
+@given(whole, st.data())
+def test_a_spoilt_text_is_a_program_or_says_that_it_is_none(
+    program: Program, data: Any
+) -> None:
+    tree = json.loads(to_text(program))
+    container, key = data.draw(st.sampled_from(list(parts(tree))))
+    container[key] = data.draw(st.sampled_from(STRANGE))
+    try:
+        again = from_text(json.dumps(tree))
+    except ProgramFormatError:
+        return
+    compile(again.source(), "<program>", "exec")
+    assert "import" not in again.source()
 
 
-class Exact(Pool):
-    """Values that are small whole numbers."""
-
-    def bounded(self, x: Any) -> Any:
-        if x.dtype.kind != "f":
-            return x
-        return hf.minimum(hf.maximum(x, -BOUND), BOUND)
-
-    def number(self, x: Any) -> Any:
-        return hf.astype(x, hf.int32) if x.dtype.kind == "b" else x
+@given(st.binary(max_size=200).map(lambda data: data.decode("latin1")))
+def test_no_other_text_is_a_program(text: str) -> None:
+    with pytest.raises(ProgramFormatError, match="from_text: this is no program"):
+        from_text(text)
 
 
-# --- operations on arrays -------------------------------------------------------------
+def test_a_text_that_nests_too_deeply_is_no_program() -> None:
+    with pytest.raises(ProgramFormatError, match="this is no program"):
+        from_text("[" * 100_000)
 
 
-def _binary(f: Callable[[Any, Any], Any]) -> Operation:
-    def apply(p: Pool, a: int, b: int, *_: int) -> Any:
-        x = p.number(p.pick(a))
-        return p.bounded(f(x, p.number(p.mate(b, x))))
-
-    return apply
+# --- shrinking ------------------------------------------------------------------------
 
 
-def _convert(p: Pool, a: int, b: int, *_: int) -> Any:
-    x, dtype = p.pick(a), as_dtype(DTYPES[b % len(DTYPES)])
-    return p.bounded(hf.astype(x, dtype))
+@contextmanager
+def one_step_too_many() -> Iterator[None]:
+    """A fault in plain Python's `while_loop`: to find it is to shrink it."""
+    right = Plain.while_loop
+
+    def wrong(self: Plain, test: Any, step: Any, carry: Any, **options: Any) -> Any:
+        return step(*right(self, test, step, carry, **options))
+
+    Plain.while_loop = wrong  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Plain.while_loop = right  # type: ignore[method-assign]
 
 
-def _divide(p: Pool, a: int, b: int, c: int, _: int) -> Any:
-    x = p.number(p.pick(a))
-    y = p.number(p.mate(b, x))
-    f = hf.floor_divide if c % 2 else hf.remainder
-    return p.bounded(f(x, hf.where(y == 0, 1, y)))
+QUICK: Final = settings(
+    max_examples=3000,
+    derandomize=True,
+    database=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
 
 
-def _bits(p: Pool, a: int, b: int, c: int, _: int) -> Any:
-    x = p.like(a, lambda v: v.dtype.kind == "i")
-    y = p.like(b, lambda v: v.dtype.kind == "i" and broadcasts(v.shape, x.shape))
-    return (hf.bitwise_and, hf.bitwise_or, hf.bitwise_xor)[c % 3](x, y)
+def disagrees(program: Program) -> bool:
+    try:
+        check(program, ["debug"])
+    except Disagreement:
+        return True
+    return False
 
 
-def _unary(p: Pool, a: int, b: int, *_: int) -> Any:
-    x = p.number(p.pick(a))
-    return p.bounded((hf.negative, hf.abs, hf.sign, hf.square, hf.trunc)[b % 5](x))
+def test_a_fault_in_while_loop_shrinks_to_a_few_lines() -> None:
+    strategy = programs("exact", dtypes=["int64", "float64"])
+    allowed = settings(QUICK, phases=[Phase.generate, Phase.shrink])
+    with one_step_too_many():
+        found = find(strategy, disagrees, settings=allowed)
+    lines = found.source().strip().split("\n")
+    assert len(lines) < 10, found.source()
 
 
-OPERATIONS: Final[dict[str, Callable[..., Any]]] = {
-    "add": _binary(lambda x, y: x + y),
-    "subtract": _binary(lambda x, y: x - y),
-    "multiply": _binary(lambda x, y: x * y),
-    "maximum": _binary(lambda x, y: hf.maximum(x, y)),
-    "less": _binary(lambda x, y: x < y),
-    "equal": _binary(lambda x, y: x == y),
-    "any": axis(lambda m, x, axis: m.any(x > 0, axis=axis)),
-    "unary": _unary,
-    "argmin": axis(lambda m, x, axis: m.argmin(x, axis=axis)),
-    "convert": _convert,
-    "divide": _divide,
-    "bits": _bits,
-    "write": write,
-}
-Exact.operations = OPERATIONS
+# --- what a disagreement says ---------------------------------------------------------
 
 
-def program(body: Sequence[Step]) -> Callable[..., Any]:
-    """A function of `ARGUMENTS` that returns its newest values."""
-
-    def f(*args: Any) -> Any:
-        p = Exact(args)
-        run(p, body)
-        return (*(p.pick(k) for k in range(6)), *p.owned[:4])
-
-    return f
-
-
-# --- the property ---------------------------------------------------------------------
+def test_a_disagreement_comes_with_a_script() -> None:
+    strategy = programs("exact", dtypes=["float64"])
+    with one_step_too_many():
+        found = find(strategy, disagrees, settings=QUICK)
+        with pytest.raises(
+            Disagreement, match=r"debug: result \d is .* away"
+        ) as caught:
+            check(found, ["debug"])
+    assert "import hopflow as hf" in str(caught.value)
+    assert caught.value.program == found
 
 
-def same(name: str, got: Sequence[Any], want: Sequence[Any]) -> None:
-    assert len(got) == len(want)
-    for k, (a, b) in enumerate(zip(got, want, strict=True)):
-        x, y = (np.asarray(v) for v in (a, b))
-        assert x.dtype == y.dtype, f"{name}, result {k}"
-        np.testing.assert_array_equal(x, y, f"{name}, result {k}")
+def test_programs_know_their_options() -> None:
+    for options in (
+        {"kind": "rough"},
+        {"operators": ["unless"]},
+        {"operations": ["conjure"]},
+        {"weights": {"conjure": 3}},
+    ):
+        with pytest.raises(HopflowError, match=r"programs: .* is none of"):
+            programs(**options)
 
 
-def loop_ir_results(f: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
-    """The results of the scheduled program, by the interpreter of the Loop IR."""
-    jitted = hf.jit(f)
-    jitted(*args)
-    _, scheduled = lower(jitted.graph)
-    arrays = [np.asarray(a) for a in (*args, *jitted._present.compiled.captured)]
-    return interpreter.run(scheduled, (), arrays)
-
-
-@given(steps([*sorted(OPERATIONS), *["write"] * 6], depth=2))
-def test_all_meanings_of_a_program_agree(body: Any) -> None:
-    f = program(body)
-    results: dict[str, Any] = {}
-    for meaning in MEANINGS:
-        args = [hf.asarray(np.array(a)) for a in ARGUMENTS]
-        try:
-            results[meaning.name] = meaning.run(f, *args)
-        except MutationError:  # what tracing cannot do, it says
-            assume(False)
-        for arg, before in zip(args, ARGUMENTS, strict=True):
-            np.testing.assert_array_equal(np.asarray(arg), before)
-    want = results.pop("debug")
-    for name, got in results.items():
-        same(name, got, want)
-    same("loop ir", loop_ir_results(f, ARGUMENTS), want)
+def test_arguments_are_not_shared_by_runs() -> None:
+    program = find(programs("exact"), lambda _: True, settings=QUICK)
+    first, second = program.values()[0], program.values()[0]
+    assert not np.shares_memory(first, second)

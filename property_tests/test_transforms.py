@@ -1,8 +1,7 @@
 """Derivatives and batching of random programs, with operators within each other.
 
-The programs are those of test_programs, with smooth operations on f64: so that central
-differences exist, and rounding is small. Conditions compare with an odd number, which
-no value is by chance.
+The programs are trees, of smooth operations on f64, so that one of them is a program
+for all sizes: what a step does is decided in each run.
 """
 
 import functools
@@ -18,17 +17,10 @@ from hypothesis import strategies as st
 import hopflow
 from hopflow import pytree
 from hopflow.errors import MutationError
+from hopflow.testing.arithmetic import Smooth
 from hopflow.testing.libraries import OURS, Library, theirs
 from hopflow.testing.meanings import agree, interpreted, run_debug
-from hopflow.testing.programs import (
-    STRUCTURAL,
-    Operation,
-    Pool,
-    Step,
-    axis,
-    run,
-    write,
-)
+from hopflow.testing.programs import Step, run
 from hopflow.testing.requires import load
 from hopflow.testing.strategies import steps
 
@@ -49,90 +41,27 @@ CLOSE: Final = 1e-9
 # --- programs -------------------------------------------------------------------------
 
 
-class Smooth(Pool):
-    """Values in a bounded range."""
-
-    threshold = 0.1237
-    enough = 1.371
-
-    def bounded(self, x: Any) -> Any:
-        return 2 * self.m.tanh(x / 2) if x.dtype.kind == "f" else x
+class Wide(Smooth):
+    """All numbers are f64."""
 
     def number(self, x: Any) -> Any:
         return self.m.astype(x, self.m.float64)
 
 
-def _unary(f: Callable[[Any, Any], Any]) -> Operation:
-    return lambda p, a, *_: f(p.m, p.number(p.pick(a)))
-
-
-def _binary(f: Callable[[Any, Any, Any], Any]) -> Operation:
-    def apply(p: Pool, a: int, b: int, *_: int) -> Any:
-        x = p.number(p.pick(a))
-        return p.bounded(f(p.m, x, p.number(p.mate(b, x))))
-
-    return apply
-
-
-def _whole(p: Pool, a: int, *_: int) -> Any:
-    return p.m.astype(p.m.floor(3 * p.number(p.pick(a))), p.m.int64)
-
-
-def _prefix(p: Pool, a: int, b: int, c: int, _: int) -> Any:
-    """A scan of something associative, which may take in a value of outside."""
-    x = p.number(p.stack(a))
-    w = p.bounded(p.m.sum(p.number(p.pick(b))))
-    if x.ndim == 0:
-        return x
-    combine = (
-        lambda u, v: {"s": u["s"] * v["s"] * w},
-        lambda u, v: {"s": (u["s"] + v["s"]) / (1 + u["s"] * v["s"])},
-        lambda u, v: {"r": u["r"] * v["r"], "s": v["r"] * u["s"] + v["s"] + w},
-    )[c % 3]
-    given = {"s": p.m.tanh(x)}
-    if c % 3 == 2:
-        given["r"] = p.m.cos(x + w)
-    return p.bounded(p.lib.prefix(combine, given, reverse=bool(b % 2))["s"])
-
-
-def _noisy(p: Pool, a: int, b: int, *_: int) -> Any:
-    x = p.number(p.pick(a))
-    return x * p.lib.noise(p.integer(b), x.shape)
-
-
-def _guarded(p: Pool, a: int, *_: int) -> Any:
-    """A branch that has no finite derivative where it is not taken."""
-    s = p.m.sum(p.number(p.pick(a)))
-    return p.lib.cond(s * s > 0.04, lambda: 0.1 / s, lambda: s)
-
-
-OPERATIONS: Final[dict[str, Operation]] = STRUCTURAL | {
-    "sin": _unary(lambda m, x: m.sin(x)),
-    "exp": _unary(lambda m, x: m.exp(-x * x)),
-    "root": _unary(lambda m, x: m.sqrt(1.2 + m.cos(x))),
-    "softplus": _unary(lambda m, x: m.logaddexp(x, 0.3)),
-    "less": _unary(lambda m, x: x < Smooth.threshold),
-    "add": _binary(lambda m, x, y: x + y),
-    "multiply": _binary(lambda m, x, y: x * y),
-    "divide": _binary(lambda m, x, y: x / (1.5 + m.sin(y))),
-    "power": _binary(lambda m, x, y: (1.1 + m.tanh(x)) ** y),
-    "maximum": _binary(lambda m, x, y: m.maximum(x, y)),
-    "prod": axis(lambda m, x, axis: m.prod(x, axis=axis)),
-    "whole": _whole,
-    "prefix": _prefix,
-    "noise": _noisy,
-}
-# JAX runs both branches under `vmap`, and has no writes.
-Smooth.operations = OPERATIONS | {"guarded": _guarded, "write": write}
 programs = steps([*Smooth.operations], depth=3, most=4)
-in_jax_too = steps([*OPERATIONS], depth=3, most=4)
+# JAX runs both branches under `vmap`, and has no writes.
+in_jax_too = steps(
+    [name for name in Smooth.operations if name not in ("guarded", "write")],
+    depth=3,
+    most=4,
+)
 
 
 def program(body: Sequence[Step], lib: Library = OURS) -> Function:
     """A function of `FLOATS` and `OTHERS` that returns its newest floats."""
 
     def f(*args: Any) -> Any:
-        p = Smooth([*args[3:], *args[:3]], lib=lib)
+        p = Wide([*args[3:], *args[:3]], lib=lib)
         run(p, body)
         floats = [v for v in p.values if v.dtype.kind == "f"]
         return {"newest": floats[-1], "more": tuple(floats[-4:-1])}

@@ -1,5 +1,6 @@
 """One program, in our names and in JAX's: what it uses is the field of a `Library`."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -7,7 +8,7 @@ from typing import Any, Final
 import hopflow
 from hopflow.testing.requires import load
 
-__all__ = ["LONGEST", "OURS", "Library", "theirs"]
+__all__ = ["LONGEST", "OURS", "Library", "names_of_jax", "theirs"]
 
 LONGEST: Final = 5
 """The most steps that a loop may have for JAX to differentiate it in reverse."""
@@ -20,7 +21,8 @@ class Library:
     m       the functions of tensors
     prefix  `associative_scan`
     call    `invoke_subgraph`
-    custom  a function with its own derivative as a rule
+    custom  (function, "custom_jvp" or "custom_vjp") -> it, with its own derivative as a
+            rule
     fori    `fori_loop`, and `loop` is `while_loop`: of tuples
     update  `dynamic_update_slice`
     sum_by  `segment_sum`
@@ -44,9 +46,14 @@ class Library:
 
 
 def _custom(d: Any) -> Callable[..., Any]:
-    def custom(f: Callable[..., Any]) -> Any:
-        found = d.custom_jvp(f)
-        found.defjvp(lambda primals, tangents: d.jvp(f, primals, tangents))
+    def custom(f: Callable[..., Any], rule: str = "custom_jvp") -> Any:
+        found = getattr(d, rule)(f)
+        if rule == "custom_jvp":
+            found.defjvp(lambda primals, tangents: d.jvp(f, primals, tangents))
+        else:
+            found.defvjp(
+                lambda *xs: (f(*xs), xs), lambda xs, cts: d.vjp(f, *xs)[1](cts)
+            )
         return found
 
     return custom
@@ -106,11 +113,34 @@ def theirs() -> Library:
             (first, *carry),
         )[1:]
 
+    def scan(
+        step: Callable[..., Any],
+        carry: Any,
+        xs: Any,
+        *,
+        reverse: bool = False,
+        until: Callable[..., Any] | None = None,
+    ) -> Any:
+        if until is None:
+            return lax.scan(step, carry, xs, reverse=reverse)
+
+        def maybe(state: Any, x: Any) -> Any:
+            carry, done, count = state
+            none = jax.tree.map(
+                lambda t: jnp.zeros(t.shape, t.dtype), jax.eval_shape(step, carry, x)[1]
+            )
+            carry, y = lax.cond(done, lambda *_: (carry, none), step, carry, x)
+            return (carry, done | until(carry), count + ~done), y
+
+        first = (carry, jnp.asarray(False), jnp.asarray(0))
+        (carry, _, count), ys = lax.scan(maybe, first, xs, reverse=reverse)
+        return carry, ys, count
+
     return Library(
         m=jnp,
         cond=lax.cond,
         switch=lax.switch,
-        scan=lax.scan,
+        scan=scan,
         map=lax.map,
         prefix=lax.associative_scan,
         call=lambda f, *operands: f(*operands),
@@ -122,3 +152,27 @@ def theirs() -> Library:
         sum_by=jax.ops.segment_sum,
         noise=_noise(jax.random, jnp),
     )
+
+
+@functools.cache
+def names_of_jax() -> Any:
+    """JAX by our names, for programs."""
+    jax, lib = load("jax"), theirs()
+
+    class Names:
+        cond, switch, scan, map = map(
+            staticmethod, (lib.cond, lib.switch, lib.scan, lib.map)
+        )
+        associative_scan = staticmethod(lib.prefix)
+        invoke_subgraph = staticmethod(lib.call)
+        checkpoint = staticmethod(lib.checkpoint)
+        while_loop, fori_loop = staticmethod(lib.loop), staticmethod(lib.fori)
+        dynamic_update_slice = staticmethod(lib.update)
+        segment_sum = staticmethod(lib.sum_by)
+        random = jax.random
+        Checkpoint = hf.Checkpoint
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(jax if hasattr(jax, name) else jax.numpy, name)
+
+    return Names()

@@ -8,26 +8,40 @@ A test that is parametrised by `MEANINGS` states a fact of each of them:
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+import hopflow
 from hopflow import pytree
+from hopflow.compiler.pipeline import lower
+from hopflow.config import config
+from hopflow.errors import ArgumentValueError
 from hopflow.graph.verifier import verify
 from hopflow.hops.base import debug, interpreted
 from hopflow.jit import jit
+from hopflow.loop_ir import interpreter
+from hopflow.testing.libraries import names_of_jax
+from hopflow.testing.program import Program
+from hopflow.testing.requires import load, missing
 from hopflow.trace.capture import trace
+from hopflow.trace.functionalize import functionalize
 
 __all__ = [
     "MEANINGS",
     "NAMES",
+    "REGISTRY",
     "RUNNERS",
     "SYMBOLIC",
     "Meaning",
+    "ProgramMeaning",
     "agree",
     "fails",
     "interpreted",
+    "register_meaning",
 ]
 
 Run = Callable[..., Any]
@@ -132,3 +146,126 @@ def agree(got: Any, expected: Any, *, rtol: float = 1e-5) -> None:
         x, y = np.asarray(a), np.asarray(b)
         assert x.shape == y.shape, f"{path}: shape {x.shape} is not {y.shape}"
         np.testing.assert_allclose(x, y, rtol=rtol, atol=rtol, err_msg=path)
+
+
+# --- meanings of typed programs -------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ProgramMeaning:
+    """A way to run a program.
+
+    run     (make, arguments) -> results, where `make(library)` is what to run, as a
+            function in `library`
+    when    which programs it can have
+    has     what it has beside values: "vmap", "grad"
+    cheap   whether it takes no compilation
+    fault   plants a fault in it while entered, for a test to find
+    """
+
+    name: str
+    run: Callable[[Callable[[Any], Run], Sequence[Any]], Any]
+    when: Callable[[Program], bool] = lambda _: True
+    has: frozenset[str] = frozenset({"vmap", "grad"})
+    cheap: bool = False
+    fault: Callable[[], AbstractContextManager[Any]] | None = None
+
+
+REGISTRY: Final[dict[str, ProgramMeaning]] = {}
+"""By name; `check` compares all of them."""
+
+
+def register_meaning(meaning: ProgramMeaning) -> ProgramMeaning:
+    """Have `check` compare one more meaning.
+
+    Raises:
+        ArgumentValueError: there is one of that name.
+    """
+    if meaning.name in REGISTRY:
+        raise ArgumentValueError(
+            f"register_meaning: there is a meaning called {meaning.name!r} already."
+        )
+    REGISTRY[meaning.name] = meaning
+    return meaning
+
+
+def in_ours(run: Callable[..., Any]) -> Callable[..., Any]:
+    """A meaning of functions as one of programs in our library."""
+
+    def of_program(make: Callable[[Any], Run], arguments: Sequence[Any]) -> Any:
+        return run(make(hopflow), *map(hopflow.asarray, arguments))
+
+    return of_program
+
+
+def with_threads(count: int) -> Run:
+    """Compiled, for so many threads."""
+
+    def run(f: Run, *args: Any) -> Any:
+        before, config.num_threads = config.num_threads, count
+        try:
+            return run_jit(f, *args)
+        finally:
+            config.num_threads = before
+
+    return run
+
+
+def run_functionalized(f: Run, *args: Any) -> Any:
+    """Without writes, operators interpreted."""
+    with interpreted():
+        return functionalize(f)(*args)
+
+
+def run_checked(f: Run, *args: Any) -> Any:
+    """Compiled, with all that it reads and writes checked to lie within its memory."""
+    before, config.check_bounds = config.check_bounds, True
+    try:
+        return run_jit(f, *args)
+    finally:
+        config.check_bounds = before
+
+
+def run_loop_ir(f: Run, *args: Any) -> Any:
+    """The scheduled program, by the interpreter of the Loop IR."""
+    jitted = jit(f)
+    jitted(*args)
+    _, scheduled = lower(jitted.graph)
+    arrays = [np.asarray(a) for a in (*args, *jitted._present.compiled.captured)]
+    return tuple(interpreter.run(scheduled, (), arrays))
+
+
+def run_jax(make: Callable[[Any], Run], arguments: Sequence[Any]) -> Any:
+    jax = load("jax")
+    with jax.enable_x64(True):
+        result = jax.jit(make(names_of_jax()))(*arguments)
+        return jax.tree.map(np.asarray, result)
+
+
+def in_jax(program: Program) -> bool:
+    """Whether JAX defines the answer."""
+    return not (program.writes or program.sizes_of_data or missing("jax"))
+
+
+for _meaning in (
+    ProgramMeaning("debug", in_ours(run_debug), cheap=True),
+    ProgramMeaning("eager", in_ours(run_eager), cheap=True),
+    ProgramMeaning(
+        "traced",
+        in_ours(run_traced),
+        # A trace for one example has no symbols for sizes that only the run knows.
+        when=lambda program: not program.sizes_of_data,
+        has=frozenset(["vmap"]),
+        cheap=True,
+    ),
+    ProgramMeaning("symbolic", in_ours(run_symbolic), cheap=True),
+    ProgramMeaning("functionalized", in_ours(run_functionalized), cheap=True),
+    ProgramMeaning("loop ir", in_ours(run_loop_ir), has=frozenset()),
+    ProgramMeaning("native", in_ours(run_native)),
+    ProgramMeaning("jit", in_ours(with_threads(1))),
+    ProgramMeaning("jit, 2 threads", in_ours(with_threads(2))),
+    ProgramMeaning("jit, bounds checked", in_ours(run_checked)),
+    ProgramMeaning("dynamic", in_ours(run_dynamic)),
+    ProgramMeaning("jax", run_jax, when=in_jax),
+):
+    register_meaning(_meaning)

@@ -8,8 +8,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
+from hopflow import pytree
 from hopflow.hops.while_loop import Checkpoint
 from hopflow.testing.libraries import LONGEST, OURS, Library
+from hopflow.trace.dims import Dim
 
 __all__ = [
     "OPERATORS",
@@ -38,10 +40,14 @@ class Pool:
 
     owned       those that this program made and may write to
     threshold   what conditions compare with
+    enough      the sum at which loops stop
+    exact       whether floats are small whole numbers
+    operations  what a step may do, beside the operators
     """
 
     threshold: float = 0
     enough: float = 300
+    exact: bool = False
     operations: Mapping[str, Operation]
 
     def __init__(
@@ -50,10 +56,16 @@ class Pool:
         self.values, self.owned, self.lib = list(values), list(owned), lib
         self.m = lib.m
 
-    def child(self, *more: Any, writes: bool = True) -> "Pool":
-        more = tuple(v for v in more if v is not None)
-        owned = self.owned if writes else ()
-        return type(self)([*self.values, *more], owned, self.lib)
+    def child(self, *more: Any, own: Any = (), writes: bool = True) -> "Pool":
+        """What a body sees.
+
+        Args:
+            own: Trees of its copies: carries and slices, which it may write to.
+            writes: Whether it may write to what is outside.
+        """
+        copies, others = pytree.flatten(own)[0], pytree.flatten(more)[0]
+        owned = [*(self.owned if writes else ()), *copies]
+        return type(self)([*self.values, *copies, *others], owned, self.lib)
 
     # What a kind of programs decides.
 
@@ -108,15 +120,15 @@ class Pool:
 
     def fitted(self, x: Any, like: Any) -> Any:
         """`x` with the type of `like`."""
-        if like is None:
-            return None
         if x.shape != like.shape:
             if math.prod(x.shape) == math.prod(like.shape):
                 x = self.m.reshape(x, like.shape)
             else:
                 total = self.bounded(self.m.sum(self.number(x)))
                 x = self.m.broadcast_to(total, like.shape)
-        return self.m.astype(x, like.dtype)
+        if like.dtype.kind == "b" and x.dtype.kind == "f":
+            return x > self.threshold
+        return x if x.dtype == like.dtype else self.m.astype(x, like.dtype)
 
 
 def broadcasts(a: Sequence[Any], b: Sequence[Any]) -> bool:
@@ -297,19 +309,19 @@ def _trips(p: Pool, a: int, b: int) -> Any:
     return p.m.remainder(p.integer(b), 4) if a % 2 else b % 4
 
 
-def _body(
-    p: Pool, body: Sequence[Step], carry: Sequence[Any], n: int = 0
-) -> tuple[Any, ...]:
+def _body(p: Pool, body: Sequence[Step], carry: Any, n: int = 0) -> Any:
     """The carry's next value, after the steps of a body."""
     run(p, body)
-    return tuple(p.fitted(p.pick(n * (k + 1) + k), c) for k, c in enumerate(carry))
+    leaves, spec = pytree.flatten(carry)
+    fitted = [p.fitted(p.pick(n * (k + 1) + k), x) for k, x in enumerate(leaves)]
+    return pytree.unflatten(spec, fitted)
 
 
 def _cond(p: Pool, ns: Sequence[int], *bodies: Sequence[Step]) -> Any:
     like = p.pick(ns[1])
 
     def branch(body: Sequence[Step]) -> Callable[[], Any]:
-        return lambda: _body(p.child(), body, [like])[0]
+        return lambda: _body(p.child(), body, like)
 
     if len(bodies) == 2 and ns[3] % 2:
         index = p.integer(ns[0]) - 1
@@ -318,14 +330,17 @@ def _cond(p: Pool, ns: Sequence[int], *bodies: Sequence[Step]) -> Any:
 
 
 def _carry(p: Pool, ns: Sequence[int]) -> tuple[Any, ...]:
-    """Up to three values; and, at times, a leaf that is none."""
-    carry = tuple(p.pick(n) for n in ns[: 1 + ns[0] % 3])
-    return (*carry, None) if ns[3] == 11 else carry
+    """Up to three values; and, at times, a leaf that is none, or trees."""
+    first, *rest = (p.pick(n) for n in ns[: 1 + ns[0] % 3])
+    if ns[3] == 10:
+        return ({"a": first, "b": (None, *rest)},)
+    return (first, *rest, None) if ns[3] == 11 else (first, *rest)
 
 
 def _fori(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
     def step(i: Any, *carry: Any) -> Any:
-        return _body(p.child(p.m.asarray(i), *carry), body, carry, ns[1] % 3)
+        child = p.child(p.m.asarray(i), own=carry)
+        return _body(child, body, carry, ns[1] % 3)
 
     return p.lib.fori(0, _trips(p, ns[2], ns[3]), step, _carry(p, ns))
 
@@ -333,11 +348,11 @@ def _fori(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
 def _while(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
     def test(n: Any, *carry: Any) -> Any:
         more = n > 0
-        few = p.m.sum(p.number(carry[0])) < p.enough
+        few = p.m.sum(p.number(pytree.flatten(carry)[0][0])) < p.enough
         return more & few if ns[1] % 2 else more
 
     def step(n: Any, *carry: Any) -> Any:
-        return (n - 1, *_body(p.child(n, *carry), body, carry, ns[0] % 3))
+        return (n - 1, *_body(p.child(n, own=carry), body, carry, ns[0] % 3))
 
     trips = _trips(p, ns[2], ns[3])
     first = p.m.full((), trips, dtype=p.m.int64) if type(trips) is int else trips
@@ -356,49 +371,90 @@ LOOP_OPTIONS: Final[list[dict[str, Any]]] = [
 
 def _scan(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
     def step(carry: Any, x: Any) -> Any:
-        child = p.child(*carry, x)
+        child = p.child(own=(carry, x))
         return _body(child, body, carry, ns[0] % 3), (x, child.pick(ns[3]))
+
+    def until(carry: Any) -> Any:
+        return p.m.sum(p.number(pytree.flatten(carry)[0][0])) > p.threshold
 
     xs = p.stack(ns[1])
     if xs.ndim == 0:
         return xs
-    last, ys = p.lib.scan(step, _carry(p, ns), xs, reverse=bool(ns[2] % 2))
-    return (*last, *ys)
+    options = {"until": until} if ns[2] % 4 == 3 else {}
+    return p.lib.scan(step, _carry(p, ns), xs, reverse=bool(ns[2] % 2), **options)
 
 
 def _map(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
     def f(x: Any) -> Any:
-        child = p.child(x, writes=False)
+        child = p.child(own=x, writes=False)
         run(child, body)
         return child.pick(ns[0]), child.pick(ns[2])
 
     xs = p.stack(ns[1])
-    return p.lib.map(f, xs) if xs.ndim else xs
+    options = {"batch_size": 2} if ns[3] % 4 == 3 else {}
+    return p.lib.map(f, xs, **options) if xs.ndim else xs
 
 
 def _subgraph(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
-    def f(*given: Any) -> Any:
-        return _body(p.child(*given), body, given)
+    """One function, called once or twice."""
 
-    return p.lib.call(f, *_carry(p, ns))
+    def f(*given: Any) -> Any:
+        return _body(p.child(given), body, given)
+
+    result = p.lib.call(f, *_carry(p, ns))
+    return p.lib.call(f, *result) if ns[2] % 2 else result
 
 
 def _checkpoint(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
     def f(*given: Any) -> Any:
-        return _body(p.child(*given, writes=False), body, given)
+        return _body(p.child(given, writes=False), body, given)
 
     policy = ("nothing", "dots", "everything")[ns[1] % 3]
     return p.lib.checkpoint(f, policy=policy)(*_carry(p, ns))
 
 
-def _custom(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
-    # A rule must not read what is outside; one by `jvp` has no reverse of operators.
-    plain = [step for step in body if step[0] in STRUCTURAL]
+def _custom(rule: str) -> Callable[..., Any]:
+    def custom(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
+        # A rule must not read what is outside.
+        def f(*given: Any) -> Any:
+            return _body(type(p)(given, lib=p.lib), body, given)
 
-    def f(*given: Any) -> Any:
-        return _body(type(p)(given, lib=p.lib), plain, given)
+        return p.lib.custom(f, rule)(*pytree.flatten(_carry(p, ns))[0])
 
-    return p.lib.custom(f)(*(v for v in _carry(p, ns) if v is not None))
+    return custom
+
+
+def _grow(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
+    """A loop whose carry gets longer."""
+    x = p.array(ns[1])
+    if x.ndim == 0:
+        return x
+
+    def step(n: Any, value: Any, longer: Any) -> Any:
+        child = p.child(n, own=value)
+        (value,) = _body(child, body, (value,))
+        return n - 1, value, p.m.concat([longer, value[None, ...]])
+
+    first = p.m.full((), ns[2] % 4, dtype=p.m.int64)
+    carry = (first, x[0], x)
+    sizes = {"longer": {0: Dim("rows")}}
+    grown = p.lib.loop(lambda n, *_: n > 0, step, carry, dynamic_carry=sizes)
+    return grown[1], p.bounded(p.m.sum(p.number(grown[2]), axis=0))
+
+
+def _chosen(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
+    """A loop over rows of which only the run knows how many there are."""
+    x = p.array(ns[1])
+    if x.ndim == 0:
+        return x
+
+    def step(carry: Any, row: Any) -> Any:
+        child = p.child(own=(carry, row))
+        return _body(child, body, carry), p.number(child.pick(ns[3]))
+
+    rows = x[p.number(x[(slice(None), *[0] * (x.ndim - 1))]) > p.threshold]
+    carry, ys = p.lib.scan(step, _carry(p, ns), rows, reverse=bool(ns[2] % 2))
+    return carry, p.bounded(p.m.sum(ys, axis=0))
 
 
 OPERATORS: Final[dict[str, Callable[..., Any]]] = {
@@ -410,7 +466,10 @@ OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "map": _map,
     "subgraph": _subgraph,
     "checkpoint": _checkpoint,
-    "custom": _custom,
+    "custom": _custom("custom_jvp"),
+    "custom_vjp": _custom("custom_vjp"),
+    "grow": _grow,
+    "chosen": _chosen,
 }
 
 
@@ -420,6 +479,5 @@ def run(p: Pool, body: Sequence[Step]) -> None:
         if kind in p.operations:
             p.add(p.operations[kind](p, *ns))
             continue
-        result = OPERATORS[kind](p, ns, *inner)
-        for value in result if isinstance(result, tuple) else (result,):
+        for value in pytree.flatten(OPERATORS[kind](p, ns, *inner))[0]:
             p.add(value)

@@ -1,21 +1,49 @@
 """What Hypothesis draws. Needs `hypothesis`, which the package does not."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
+import numpy as np
 from hypothesis import strategies as st
 
-__all__ = ["BODIES", "numbers", "steps"]
+from hopflow.dtypes import as_dtype
+from hopflow.errors import ArgumentValueError
+from hopflow.testing.arithmetic import Exact, Smooth
+from hopflow.testing.program import Argument, Program
+from hopflow.testing.programs import OPERATORS, Pool
+from hopflow.testing.recorder import record
 
-numbers = st.tuples(*[st.integers(0, 11)] * 4)
+__all__ = ["BODIES", "KINDS", "numbers", "programs", "steps"]
+
+# One number and not four: Hypothesis takes away a few of its choices at a time, and a
+# step that is few choices goes as a whole.
+numbers = st.integers(0, 12**4 - 1).map(
+    lambda n: (n % 12, n // 12 % 12, n // 144 % 12, n // 1728)
+)
 
 
-BODIES = ("fori", "while", "scan", "map", "subgraph", "checkpoint", "custom")
-"""The operators of one body."""
+BRANCHES: Final = ("cond", "switch")
+"""The operators of two bodies; the others have one."""
+
+BODIES: Final = ("fori", "while", "scan", "map", "subgraph", "checkpoint", "custom")
+
+KINDS: Final[dict[str, type[Pool]]] = {"exact": Exact, "smooth": Smooth}
+
+SHAPES: Final = ((), (3,), (4, 3), (2, 3), (0,), (5,), (2, 1, 3), (20,))
+
+DTYPES: Final[dict[str, Sequence[str]]] = {
+    "exact": (
+        "float64 float32 int64 int32 bool int8 uint8 float16 bfloat16 int16".split()
+    ),
+    "smooth": "float64 float64 float32 int64 bool".split(),
+}
 
 
 def steps(
-    names: Sequence[str], depth: int, most: int = 7, bodies: Sequence[str] = BODIES
+    names: Sequence[str],
+    depth: int,
+    most: int = 7,
+    operators: Sequence[str] = (*BRANCHES, *BODIES),
 ) -> st.SearchStrategy[Any]:
     """Programs of `testing.programs`.
 
@@ -23,14 +51,103 @@ def steps(
         names: Of the operations; one that is named more often is drawn more often.
         depth: How many operators may be within each other.
         most: Steps of the program, and of a body that has operators in it.
-        bodies: Which operators of one body there may be.
+        operators: Which of them there may be, as `names`.
     """
     plain = st.tuples(st.sampled_from(names), numbers)
     if depth == 0:
         return st.lists(plain, max_size=4)
-    inner = steps(names, depth - 1, most, bodies)
-    nested = st.one_of(
-        st.tuples(st.sampled_from(["cond", "switch"]), numbers, inner, inner),
-        st.tuples(st.sampled_from(bodies), numbers, inner),
+    inner = steps(names, depth - 1, most, operators)
+    nested = st.sampled_from(operators).flatmap(
+        lambda name: st.tuples(
+            st.just(name), numbers, *[inner] * (2 if name in BRANCHES else 1)
+        )
     )
     return st.lists(st.one_of(plain, plain, nested), max_size=most)
+
+
+def arguments(
+    kind: str, dtypes: Sequence[str], most: int = 6
+) -> st.SearchStrategy[tuple[Argument, ...]]:
+    """Arguments of programs."""
+    one = st.tuples(
+        st.sampled_from(list(dtypes)), st.sampled_from(SHAPES), st.integers(0, 9)
+    )
+    return st.lists(one, min_size=1, max_size=most).map(
+        lambda found: tuple(
+            Argument(f"x{k}", _values(kind, *each)) for k, each in enumerate(found)
+        )
+    )
+
+
+def _values(kind: str, dtype: str, shape: tuple[int, ...], seed: int) -> Any:
+    """Numbers that differ, of a size that the kind of program keeps to."""
+    found = as_dtype(dtype)
+    count = int(np.prod(shape))
+    if found.kind == "f" and kind == "smooth":
+        values = np.sin(1.7 * np.arange(count) + seed + 1)
+    else:
+        spread = 5 if found.bits > 16 or found.kind != "f" else 2
+        values = (np.arange(count) * 3 + seed) % (2 * spread + 1) - spread
+        values = np.abs(values) if found.kind == "u" else values
+    return values.reshape(shape).astype(found.dtype)
+
+
+def programs(
+    kind: str = "exact",
+    *,
+    operators: Sequence[str] = (*BRANCHES, *BODIES),
+    operations: Sequence[str] | None = None,
+    dtypes: Sequence[str] | None = None,
+    depth: int = 2,
+    size: int = 5,
+    weights: Mapping[str, int] | None = None,
+    mutation: bool = False,
+) -> st.SearchStrategy[Program]:
+    """Typed programs, which run, stop, and read within bounds.
+
+    Args:
+        kind: "exact": of small whole numbers, whose meanings agree in every bit.
+            "smooth": of floats, for derivatives.
+        operators: Of `OPERATORS`. "grow" and "chosen" have sizes that only the run
+            knows; "custom_vjp" has no forward mode.
+        operations: The functions of arrays; None: all of the kind.
+        dtypes: Of the arguments.
+        depth: How many operators may be within each other.
+        size: Steps of the program, and of each body that has operators in it.
+        weights: How often an operator or operation is drawn, beside 1 of the others.
+        mutation: Whether programs write to tensors.
+
+    Raises:
+        ArgumentValueError: there is nothing of such a name.
+    """
+    _known("kind", [kind], KINDS)
+    found = KINDS[kind]
+    plain = [name for name in found.operations if name != "write"]
+    names = list(plain if operations is None else operations)
+    names += ["write"] * (mutation and "write" not in names)
+    _known("operators", operators, OPERATORS)
+    _known("operations", names, found.operations)
+    given = list(dtypes or DTYPES[kind])
+    weights = dict(weights or {})
+    _known("weights", list(weights), [*names, *operators])
+    trees = steps(
+        _weighted(names, weights),
+        depth if operators else 0,
+        size,
+        _weighted(operators, weights),
+    )
+    return st.builds(
+        lambda args, tree: record(found, tree, args), arguments(kind, given), trees
+    )
+
+
+def _weighted(names: Sequence[str], weights: Mapping[str, int]) -> list[str]:
+    return [name for name in names for _ in range(weights.get(name, 1))]
+
+
+def _known(what: str, names: Sequence[str], known: Any) -> None:
+    if unknown := [name for name in names if name not in known]:
+        raise ArgumentValueError(
+            f"programs: `{what}` has {unknown[0]!r}, which is none of "
+            f"{', '.join(known)}."
+        )

@@ -1,0 +1,270 @@
+"""Programs in plain Python and NumPy: the meaning that is too simple to be wrong.
+
+`Plain()` has our names: what a program is, if there were nothing but loops and arrays.
+With `noise` each result is moved by about one unit in its last place, at random: how
+far runs with noise are apart says how well a program knows its own results.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+
+import hopflow
+from hopflow import pytree
+from hopflow.dtypes import as_dtype
+
+__all__ = ["Plain"]
+
+Array = np.ndarray[Any, Any]
+Function = Callable[..., Any]
+
+BFLOAT16: Final = np.dtype(ml_dtypes.bfloat16)
+
+SAME_AS_NUMPY: Final = frozenset(
+    """add subtract multiply divide floor_divide remainder pow matmul less greater equal
+    bitwise_and bitwise_or bitwise_xor abs any argmin cos exp floor logaddexp max
+    maximum minimum negative prod sign sin sort sqrt square sum tanh trunc
+    where""".split()
+)
+MOVES: Final = frozenset("permute_dims repeat reshape roll".split())
+"""What calculates nothing; some are views."""
+
+
+def common(arrays: Sequence[Array]) -> np.dtype[Any]:
+    """The dtype to calculate in: floats win over integers, whatever their widths."""
+    floats = {a.dtype for a in arrays if as_dtype(a.dtype).is_float}
+    if not floats:
+        return np.result_type(*arrays)
+    if floats == {BFLOAT16, np.dtype(np.float16)}:
+        return np.dtype(np.float32)
+    return max(floats, key=lambda d: d.itemsize)
+
+
+class Plain:
+    """Our names, in NumPy.
+
+    noise   moves results of floats; None: does not
+    """
+
+    def __init__(self, noise: np.random.Generator | None = None) -> None:
+        self._noise = noise
+        self._own: list[Array] = []  # what can be written to
+        self.decisions: list[bytes] = []  # all that is no float, in order
+
+    def __getattr__(self, name: str) -> Any:
+        if name in SAME_AS_NUMPY:
+            return self._numpy(getattr(np, name))
+        if name in MOVES:
+            return getattr(np, name)
+        if name == "bool":
+            return as_dtype(bool)
+        if name in ("Checkpoint", "Dim"):
+            return getattr(hopflow, name)
+        return as_dtype(name)
+
+    # Arrays.
+
+    def _numpy(self, f: Function) -> Function:
+        """`f` in the dtype that its operands promote to; numbers are weak."""
+
+        def call(*args: Any, **options: Any) -> Array:
+            first = args[:1] if f is np.where else ()
+            operands = args[len(first) :]
+            dtype = common([a for a in operands if isinstance(a, np.ndarray)])
+            return self._result(
+                f(*first, *(np.asarray(a, dtype) for a in operands), **options)
+            )
+
+        return call
+
+    def _result(self, x: Any) -> Array:
+        """`x`, noted if it decides something, and moved if there is noise."""
+        result: Array = np.asarray(x)
+        if not as_dtype(result.dtype).is_float:
+            self.decisions.append(result.tobytes())
+        elif self._noise is not None:
+            unit = float(ml_dtypes.finfo(result.dtype).eps)
+            wave = self._noise.choice([-1.0, 0.0, 1.0], size=result.shape) * unit
+            result = np.asarray(result * (1 + wave).astype(result.dtype))
+        return result
+
+    def asarray(self, x: Any, dtype: Any = None) -> Array:
+        return np.asarray(x, None if dtype is None else as_dtype(dtype).dtype)
+
+    def astype(self, x: Array, dtype: Any) -> Array:
+        with np.errstate(invalid="ignore"):
+            return self._result(x.astype(as_dtype(dtype).dtype))
+
+    def copy(self, x: Array) -> Array:
+        self._own.append(x.copy())
+        return self._own[-1]
+
+    def full(self, shape: Any, value: Any, *, dtype: Any) -> Array:
+        return np.full(shape, value, as_dtype(dtype).dtype)
+
+    def broadcast_to(self, x: Array, shape: Any) -> Array:
+        return np.broadcast_to(x, shape)
+
+    def argsort(self, x: Array) -> Array:
+        return self._result(np.argsort(x, kind="stable"))
+
+    def cumulative_sum(self, x: Array, *, axis: int) -> Array:
+        return self._result(np.cumsum(x, axis=axis))
+
+    def concat(self, arrays: Sequence[Array]) -> Array:
+        dtype = common(arrays)
+        return np.concatenate([a.astype(dtype) for a in arrays])
+
+    def stack(self, arrays: Sequence[Array], *, axis: int = 0) -> Array:
+        return np.stack(arrays, axis=axis)
+
+    def dynamic_update_slice(
+        self, x: Array, part: Array, start: Sequence[Any]
+    ) -> Array:
+        ends = zip(map(int, start), x.shape, part.shape, strict=True)
+        at = [min(max(i + n * (i < 0), 0), n - m) for i, n, m in ends]
+        result = x.copy()
+        result[tuple(slice(i, i + m) for i, m in zip(at, part.shape, strict=True))] = (
+            part
+        )
+        return result
+
+    def segment_sum(self, x: Array, segments: Array, count: int) -> Array:
+        result = np.zeros((count, *x.shape[1:]), x.dtype)
+        np.add.at(result, segments, x)
+        return self._result(result)
+
+    class random:
+        """Random bits are no matter of arithmetic: these are our own."""
+
+        key = staticmethod(hopflow.random.key)
+        fold_in = staticmethod(lambda key, n: hopflow.random.fold_in(key, int(n)))
+
+        @staticmethod
+        def uniform(key: Any, shape: Any, *, dtype: Any) -> Array:
+            return np.asarray(hopflow.random.uniform(key, shape, dtype=dtype))
+
+    # Functions of functions.
+
+    def cond(
+        self, test: Any, then: Function, other: Function, operands: Any = ()
+    ) -> Any:
+        self._result(test)
+        return own(then(*operands) if test else other(*operands))
+
+    def switch(
+        self, index: Any, branches: Sequence[Function], operands: Any = ()
+    ) -> Any:
+        k = min(max(int(index), 0), len(branches) - 1)
+        return own(branches[k](*operands))
+
+    def while_loop(self, test: Function, step: Function, carry: Any, **_: Any) -> Any:
+        carry = own(carry)
+        while spread(test, carry):
+            carry = own(spread(step, carry))
+        return carry
+
+    def fori_loop(self, lower: Any, upper: Any, step: Function, carry: Any) -> Any:
+        carry = own(carry)
+        for i in range(int(lower), int(upper)):
+            carry = own(spread(step, carry, np.asarray(i)))
+        return carry
+
+    def scan(
+        self,
+        step: Function,
+        init: Any,
+        xs: Any = None,
+        *,
+        length: int | None = None,
+        reverse: bool = False,
+        until: Function | None = None,
+        **_: Any,
+    ) -> Any:
+        leaves = pytree.flatten(xs)[0]
+        count = int(leaves[0].shape[0]) if leaves else int(length or 0)
+        like = self._types_of(lambda c, x: step(c, x)[1], own(init), zero_row(xs))
+        carry, rows, order = own(init), {}, range(count)
+        for i in reversed(order) if reverse else order:
+            carry, y = own(step(carry, own(row(xs, i))))
+            rows[i] = y
+            if until is not None and until(carry):
+                break
+        ys = stacked([rows.get(i, like) for i in order], like)
+        return (carry, ys) if until is None else (carry, ys, np.asarray(len(rows)))
+
+    def map(self, f: Function, xs: Any, *, batch_size: int | None = None) -> Any:
+        del batch_size
+        count = pytree.flatten(xs)[0][0].shape[0]
+        like = self._types_of(f, zero_row(xs))
+        return stacked([own(f(own(row(xs, i)))) for i in range(count)], like)
+
+    def associative_scan(self, f: Function, xs: Any, *, reverse: bool = False) -> Any:
+        count = pytree.flatten(xs)[0][0].shape[0]
+        order = [row(xs, i) for i in range(count)]
+        found: list[Any] = []
+        for x in reversed(order) if reverse else order:
+            found.append(f(found[-1], x) if found else x)
+        return stacked(found[::-1] if reverse else found, zero_row(xs))
+
+    def invoke_subgraph(self, f: Function, *operands: Any) -> Any:
+        return own(f(*operands))
+
+    def checkpoint(self, f: Function, *, policy: Any = None) -> Function:
+        del policy
+        return lambda *args: own(f(*args))
+
+    def custom_jvp(self, f: Function) -> Any:
+        return _Custom(f)
+
+    custom_vjp = custom_jvp
+
+    def _types_of(self, f: Function, *args: Any) -> Any:
+        """Zeros of the types that `f(*args)` returns; what it writes is undone."""
+        kept, decided = [a.copy() for a in self._own], len(self.decisions)
+        with np.errstate(all="ignore"):
+            result = f(*args)
+        del self._own[len(kept) :], self.decisions[decided:]
+        for a, before in zip(self._own, kept, strict=True):
+            a[...] = before
+        return pytree.tree_map(np.zeros_like, result)
+
+
+class _Custom:
+    """A function whose own derivative nobody asks for."""
+
+    def __init__(self, f: Function) -> None:
+        self._f = f
+
+    def __call__(self, *args: Any) -> Any:
+        return own(self._f(*args))
+
+    def defjvp(self, *_: Function) -> None: ...
+
+    defvjp = defjvp
+
+
+def own(tree: Any) -> Any:
+    """Copies: what goes into a body, and comes out, is nobody else's."""
+    return pytree.tree_map(lambda x: np.array(x), tree)
+
+
+def spread(f: Function, carry: Any, *first: Any) -> Any:
+    """Call with a tuple's parts, or with what is no tuple as a whole."""
+    return f(*first, *(carry if type(carry) is tuple else (carry,)))
+
+
+def row(xs: Any, i: int) -> Any:
+    return pytree.tree_map(lambda x: x[i, ...], xs)
+
+
+def zero_row(xs: Any) -> Any:
+    return pytree.tree_map(lambda x: np.zeros(x.shape[1:], x.dtype), xs)
+
+
+def stacked(rows: Sequence[Any], like: Any) -> Any:
+    if not rows:
+        return pytree.tree_map(lambda x: np.zeros((0, *x.shape), x.dtype), like)
+    return pytree.tree_map(lambda *xs: np.stack(xs), *rows)

@@ -1,0 +1,332 @@
+"""A typed program: statements with names, which print as Python and run in any library.
+
+    print(program)            # a script that stands alone, in our library
+    program.function(lib)     # the program, in a library with our names
+
+The text is the program: what runs is the text, with `hf` for the library.
+"""
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+import hopflow
+from hopflow import pytree
+from hopflow.dtypes import DType, as_dtype
+
+__all__ = ["Argument", "Body", "Name", "Program", "Size", "Statement", "walk"]
+
+Tree: TypeAlias = Any
+"""Names within tuples, lists, dicts and `None`."""
+
+INFIX: Final = {
+    "add": "+",
+    "subtract": "-",
+    "multiply": "*",
+    "divide": "/",
+    "floor_divide": "//",
+    "remainder": "%",
+    "pow": "**",
+    "matmul": "@",
+    "less": "<",
+    "greater": ">",
+    "equal": "==",
+    "bitwise_and": "&",
+    "bitwise_or": "|",
+    "bitwise_xor": "^",
+}
+
+FUNCTIONS: Final = frozenset(INFIX) | frozenset(
+    """abs any argmin argsort asarray astype broadcast_to concat copy cos cumulative_sum
+    dynamic_update_slice exp floor full logaddexp max maximum minimum negative
+    permute_dims prod repeat reshape roll segment_sum sign sin sort sqrt square stack
+    sum tanh trunc where""".split()
+)
+"""Functions of arrays, by our names."""
+
+OPERATORS: Final = frozenset(
+    """cond switch while_loop fori_loop scan map associative_scan invoke_subgraph
+    checkpoint custom_jvp custom_vjp""".split()
+)
+"""Functions of functions."""
+
+SPECIAL: Final = frozenset(["get", "mask", "set", "subtract_from", "uniform"])
+"""`x[i]`, of a mask too; `x[i] = y`; `x[...] -= y`; random numbers, by their key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A value: an argument, a parameter, or what a statement made."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """The shape of a value, or the length of one of its axes."""
+
+    of: str
+    axis: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One call.
+
+    target      the names of its results
+    operation   of `FUNCTIONS`, `OPERATORS` or `SPECIAL`
+    args        names, sizes, bodies, dtypes, and what Python has of numbers, slices...
+    types       of the results: "f64[3, 2]"
+    """
+
+    target: Tree
+    operation: str
+    args: tuple[Any, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    types: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A function within a program."""
+
+    name: str
+    parameters: tuple[Tree, ...]
+    statements: tuple[Statement, ...]
+    result: Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    name: str
+    value: np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A function with the arguments that it is for.
+
+    main        its parameters are the names of the arguments
+    exact       its floats are small whole numbers, so that every order of a sum gives
+                the same bits
+    """
+
+    arguments: tuple[Argument, ...]
+    main: Body
+    exact: bool = False
+
+    def function(self, library: Any = hopflow) -> Any:
+        """The program in `library`, which has our names."""
+        names: dict[str, Any] = {"hf": library}
+        exec(compile(self.source(), "<program>", "exec"), names)
+        return names[self.main.name]
+
+    def source(self, *, infix: bool = False) -> str:
+        """The text of its function.
+
+        Args:
+            infix: Write `a + b`, and what the types are, for people to read.
+        """
+        return "\n".join(_function(self.main, infix)) + "\n"
+
+    def script(self) -> str:
+        """A script that runs it, with operators compiled, and as plain Python."""
+        given = [f"{a.name} = {_array(a.value)}" for a in self.arguments]
+        names = ", ".join(a.name for a in self.arguments)
+        call = f"{self.main.name}({names})"
+        return "\n".join(
+            [
+                "import numpy as np",
+                "",
+                "import hopflow as hf",
+                "",
+                *given,
+                "",
+                "",
+                self.source(infix=True),
+                "",
+                f"print({call})",
+                "with hf.debug():",
+                f"    print({call})",
+                "",
+            ]
+        )
+
+    def __str__(self) -> str:
+        return self.script()
+
+    def values(self) -> list[np.ndarray[Any, Any]]:
+        """The arguments, each an array of its own."""
+        return [a.value.copy() for a in self.arguments]
+
+    @property
+    def writes(self) -> bool:
+        """Whether it writes to a tensor."""
+        return any(s.operation in ("set", "subtract_from") for s in walk(self.main))
+
+    @property
+    def sizes_of_data(self) -> bool:
+        """Whether only the run knows some of its sizes."""
+        return any(
+            s.operation == "mask" or "dynamic_carry" in s.options
+            for s in walk(self.main)
+        )
+
+    @property
+    def operations(self) -> list[str]:
+        return [s.operation for s in walk(self.main)]
+
+
+def bodies(statement: Statement) -> list[Body]:
+    """The functions that a statement is given."""
+    found, _ = pytree.flatten((statement.args, dict(statement.options)))
+    return [x for x in found if isinstance(x, Body)]
+
+
+def walk(body: Body) -> Iterator[Statement]:
+    """The statements of a function, and of those within."""
+    for statement in body.statements:
+        for inner in bodies(statement):
+            yield from walk(inner)
+        yield statement
+
+
+# --- text -----------------------------------------------------------------------------
+
+
+def _function(body: Body, infix: bool) -> list[str]:
+    names = [_parameter(body, k) for k in range(len(body.parameters))]
+    lines = [f"def {body.name}({', '.join(names)}):"]
+    inner = []
+    for name, tree in zip(names, body.parameters, strict=True):
+        if not isinstance(tree, Name):
+            inner += _unpack(name, tree)
+    for statement in body.statements:
+        for function in bodies(statement):
+            inner += _function(function, infix)
+        inner += _statement(statement, infix)
+    result = expression(body.result)
+    if inner and inner[-1].startswith(made := f"{result} = "):
+        inner.append(f"return {inner.pop().removeprefix(made)}")
+    else:
+        inner.append(f"return {result}")
+    return [*lines, *textwrap.indent("\n".join(inner), "    ").split("\n")]
+
+
+def _parameter(body: Body, k: int) -> str:
+    tree = body.parameters[k]
+    return tree.name if isinstance(tree, Name) else f"{body.name}_{k}"
+
+
+def _unpack(name: str, tree: Tree) -> list[str]:
+    """Names for the leaves of the value called `name`."""
+    if isinstance(tree, tuple) and all(isinstance(t, Name | None) for t in tree):
+        return [f"{_pattern(tree)} = {name}"] if tree else []
+    leaves, spec = pytree.flatten(tree)
+    paths = pytree.leaf_paths(spec, name)
+    return [f"{t.name} = {path}" for path, t in zip(paths, leaves, strict=True)]
+
+
+def _pattern(tree: Sequence[Name | None]) -> str:
+    names = ["_" if t is None else t.name for t in tree]
+    return ", ".join(names) + ("," if len(names) == 1 else "")
+
+
+def _statement(s: Statement, infix: bool) -> list[str]:
+    comment = f"  # {', '.join(s.types)}" if infix and s.types else ""
+    args = [expression(a) for a in s.args]
+    if s.operation == "set":
+        return [f"{args[0]}[{_index(s.args[1])}] = {args[2]}"]
+    if s.operation == "subtract_from":
+        return [f"{args[0]}[...] -= {args[1]}"]
+    lines, value = _call(s, args, infix)
+    if isinstance(s.target, Name):
+        return [*lines, f"{s.target.name} = {value}{comment}"]
+    if isinstance(s.target, tuple) and all(
+        isinstance(t, Name | None) for t in s.target
+    ):
+        return [*lines, f"{_pattern(s.target)} = {value}{comment}"]
+    whole = "result_of_" + str(pytree.flatten(s.target)[0][0].name)
+    return [*lines, f"{whole} = {value}{comment}", *_unpack(whole, s.target)]
+
+
+def _call(s: Statement, args: list[str], infix: bool) -> tuple[list[str], str]:
+    """Lines that come before, and the call."""
+    options = [f"{k}={expression(v)}" for k, v in s.options.items()]
+    function, *rest = args or [""]
+    match s.operation:
+        case "get" | "mask":
+            return [], f"{function}[{_index(s.args[1])}]"
+        case "uniform":
+            key = f"hf.random.fold_in(hf.random.key(7), {function})"
+            return [], f"hf.random.uniform({key}, {rest[0]}, dtype=hf.float64)"
+        case "checkpoint":
+            made = f"hf.checkpoint({', '.join([function, *options])})"
+            return [], f"{made}({', '.join(rest)})"
+        case "custom_jvp":
+            rule = f"lambda primals, tangents: hf.jvp({function}, primals, tangents)"
+            lines = [f"own_{function} = hf.custom_jvp({function})"]
+            lines += [f"own_{function}.defjvp({rule})"]
+            return lines, f"own_{function}({', '.join(rest)})"
+        case "custom_vjp":
+            forward = f"lambda *xs: ({function}(*xs), xs)"
+            backward = f"lambda xs, cts: hf.vjp({function}, *xs)[1](cts)"
+            lines = [f"own_{function} = hf.custom_vjp({function})"]
+            lines += [f"own_{function}.defvjp({forward}, {backward})"]
+            return lines, f"own_{function}({', '.join(rest)})"
+    if infix and s.operation in INFIX and len(args) == 2:
+        return [], f" {INFIX[s.operation]} ".join(args)
+    return [], f"hf.{s.operation}({', '.join([*args, *options])})"
+
+
+def expression(x: Any) -> str:
+    """A part of a statement as Python."""
+    match x:
+        case Name():
+            return x.name
+        case Size(of, None):
+            return f"{of}.shape"
+        case Size(of, axis):
+            return f"{of}.shape[{axis}]"
+        case Body():
+            return x.name
+        case DType():
+            return f"hf.{'bool' if x.kind == 'b' else x.name}"
+        case hopflow.Checkpoint(count):
+            return f"hf.Checkpoint({count})"
+        case hopflow.Dim():
+            return f"hf.Dim({x.name!r})"
+        case tuple():
+            inner = ", ".join(map(expression, x))
+            return f"({inner},)" if len(x) == 1 else f"({inner})"
+        case list():
+            return f"[{', '.join(map(expression, x))}]"
+        case dict():
+            return f"{{{', '.join(f'{k!r}: {expression(v)}' for k, v in x.items())}}}"
+    return repr(x)
+
+
+def _index(index: Any) -> str:
+    return ", ".join(map(_entry, index if isinstance(index, tuple) else (index,)))
+
+
+def _entry(i: Any) -> str:
+    match i:
+        case slice():
+            step = f":{i.step}" if i.step is not None else ""
+            ends = ("" if e is None else str(e) for e in (i.start, i.stop))
+            return ":".join(ends) + step
+        case _ if i is ...:
+            return "..."
+    return expression(i)
+
+
+def _array(x: np.ndarray[Any, Any]) -> str:
+    dtype = as_dtype(x.dtype)
+    if dtype.name == "bfloat16":
+        return f"hf.asarray({x.astype(np.float64).tolist()}, dtype=hf.bfloat16)"
+    shape = f".reshape{x.shape}" if x.size == 0 and x.ndim > 1 else ""
+    return f'hf.asarray(np.array({x.tolist()}, "{dtype.name}"){shape})'

@@ -1,0 +1,291 @@
+"""Programs as text (JSON), and back: a file from a stranger is data.
+
+What is read is checked in full before anything of it can run: operations and options
+are of a fixed set, names are used after they are made, and there is no other text in a
+program than its names.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from hopflow import pytree
+from hopflow.dtypes import DType, as_dtype
+from hopflow.errors import HopflowError, ProgramFormatError
+from hopflow.hops.while_loop import REVERSE_MODES, Checkpoint
+from hopflow.testing.program import (
+    FUNCTIONS,
+    OPERATORS,
+    SPECIAL,
+    Argument,
+    Body,
+    Name,
+    Program,
+    Size,
+    Statement,
+)
+from hopflow.trace.dims import Dim
+
+__all__ = ["from_text", "to_text"]
+
+VERSION: Final = 1
+LARGEST: Final = 1_000_000
+"""Elements of an argument."""
+
+WORDS: Final = {
+    "policy": ("nothing", "dots", "everything"),
+    "reverse_mode": REVERSE_MODES,
+}
+OPTIONS: Final = frozenset(
+    "axis batch_size dtype dynamic_carry max_steps reverse until".split()
+) | frozenset(WORDS)
+NAME: Final = re.compile(r"[a-z]+\d+")
+RESULTS: Final = {"set": 0, "subtract_from": 0}
+"""How many results statements have that have none."""
+
+
+def to_text(program: Program) -> str:
+    """The program as text, for `from_text`."""
+    arguments = [
+        {
+            "name": a.name,
+            "dtype": as_dtype(a.value.dtype).name,
+            "shape": list(a.value.shape),
+            "values": a.value.astype(_listed(a.value.dtype)).ravel().tolist(),
+        }
+        for a in program.arguments
+    ]
+    tree = {
+        "hopflow program": VERSION,
+        "exact": program.exact,
+        "arguments": arguments,
+        "main": _body(program.main),
+    }
+    return json.dumps(tree, indent=1)
+
+
+def _listed(dtype: Any) -> Any:
+    """The dtype by which elements become Python numbers, which are exact."""
+    return np.float64 if as_dtype(dtype).is_float else dtype
+
+
+def _body(body: Body) -> dict[str, Any]:
+    return {
+        "name": body.name,
+        "parameters": [_part(p) for p in body.parameters],
+        "statements": [_statement(s) for s in body.statements],
+        "result": _part(body.result),
+    }
+
+
+def _statement(s: Statement) -> dict[str, Any]:
+    return {
+        "target": _part(s.target),
+        "operation": s.operation,
+        "args": [_part(a) for a in s.args],
+        "options": {k: _part(v) for k, v in s.options.items()},
+        "types": list(s.types),
+    }
+
+
+def _part(x: Any) -> Any:
+    match x:
+        case Name():
+            return {"name": x.name}
+        case Size(of, axis):
+            return {"shape": of, "axis": axis}
+        case Body():
+            return {"body": _body(x)}
+        case DType():
+            return {"dtype": x.name}
+        case tuple():
+            return {"tuple": [_part(e) for e in x]}
+        case list():
+            return [_part(e) for e in x]
+        case dict():
+            return {"dict": [[k, _part(v)] for k, v in x.items()]}
+        case slice():
+            return {"slice": [x.start, x.stop, x.step]}
+        case Checkpoint(count):
+            return {"checkpoint": count}
+        case Dim():
+            return {"dim": x.name}
+    return {"ellipsis": True} if x is ... else x
+
+
+# --- reading --------------------------------------------------------------------------
+
+
+def from_text(text: str) -> Program:
+    """The program that `to_text` wrote.
+
+    Raises:
+        ProgramFormatError: the text is none of that, or is no program.
+    """
+    try:
+        return _Reader().program(json.loads(text))
+    except ProgramFormatError:
+        raise
+    except RecursionError:
+        raise _wrong("its parts nest too deeply") from None
+    except (ValueError, TypeError, KeyError, OverflowError, HopflowError) as error:
+        raise _wrong(f"{type(error).__name__}: {error}") from None
+
+
+def _wrong(what: str) -> ProgramFormatError:
+    return ProgramFormatError(
+        f"from_text: this is no program, because {what}. Read a text that `to_text` "
+        "wrote, and that nobody changed."
+    )
+
+
+def _need(holds: bool, what: str) -> None:
+    if not holds:
+        raise _wrong(what)
+
+
+class _Reader:
+    """Reads a program, and knows which names there are."""
+
+    def __init__(self) -> None:
+        self.known: set[str] = set()
+        self.made: set[str] = set()
+
+    def program(self, tree: Any) -> Program:
+        _keys(tree, "hopflow program", "exact", "arguments", "main")
+        _need(tree["hopflow program"] == VERSION, f"its version is not {VERSION}")
+        _need(type(tree["exact"]) is bool, "`exact` is no bool")
+        arguments = tuple(self.argument(a) for a in _list(tree["arguments"]))
+        main = self.body(tree["main"], main=True)
+        names = tuple(Name(a.name) for a in arguments)
+        _need(main.parameters == names, "its parameters are not its arguments")
+        return Program(arguments, main, tree["exact"])
+
+    def argument(self, tree: Any) -> Argument:
+        _keys(tree, "name", "dtype", "shape", "values")
+        shape = _list(tree["shape"])
+        _need(all(type(n) is int and n >= 0 for n in shape), "a shape is no shape")
+        _need(math.prod(shape) <= LARGEST, "an argument is too large")
+        values = _list(tree["values"])
+        numbers = all(type(v) in (bool, int, float) for v in values)
+        _need(numbers and len(values) == math.prod(shape), "values do not fit a shape")
+        _need(type(tree["dtype"]) is str, "a dtype is no name")
+        dtype = as_dtype(tree["dtype"]).dtype
+        return Argument(_name(tree["name"]), np.array(values, dtype).reshape(shape))
+
+    def body(self, tree: Any, *, main: bool = False) -> Body:
+        _keys(tree, "name", "parameters", "statements", "result")
+        name = tree["name"]
+        _need(name == "program" if main else name == self.new(name), "a wrong name")
+        outside = set(self.known)
+        parameters = tuple(self.target(p) for p in _list(tree["parameters"]))
+        statements = tuple(self.statement(s) for s in _list(tree["statements"]))
+        result = self.part(tree["result"])
+        self.known = outside | {name}
+        return Body(name, parameters, statements, result)
+
+    def statement(self, tree: Any) -> Statement:
+        _keys(tree, "target", "operation", "args", "options", "types")
+        operation = tree["operation"]
+        known = FUNCTIONS | OPERATORS | SPECIAL
+        _need(type(operation) is str and operation in known, "an unknown operation")
+        args = tuple(self.part(a) for a in _list(tree["args"]))
+        _need(type(tree["options"]) is dict, "options are no object")
+        options = {k: self.option(k, v) for k, v in tree["options"].items()}
+        target = self.target(tree["target"])
+        types = tuple(_list(tree["types"]))
+        # They are printed in comments.
+        typed = all(
+            type(t) is str and re.fullmatch(r"\w+\[[\d, ]*\]", t) for t in types
+        )
+        _need(typed, "a type is no type")
+        _need((target is None) == (operation in RESULTS), "a target is missing")
+        least = {"set": 3, "get": 2, "mask": 2, "subtract_from": 2, "uniform": 2}
+        _need(len(args) >= least.get(operation, 1), "arguments are missing")
+        if operation in ("checkpoint", "custom_jvp", "custom_vjp"):
+            _need(isinstance(args[0], Body | Name), "a function is missing")
+        return Statement(target, operation, args, options, types)
+
+    def option(self, name: str, tree: Any) -> Any:
+        _need(name in OPTIONS, "an unknown option")
+        if type(tree) is str:
+            _need(tree in WORDS.get(name, ()), f"`{name}` is none of its choices")
+            return tree
+        return self.part(tree)
+
+    def target(self, tree: Any) -> Any:
+        """A tree of names that there were not before."""
+        found = self.part(tree, self.new)
+        leaves = pytree.flatten(found)[0]
+        _need(all(isinstance(x, Name) for x in leaves), "a target is no name")
+        return found
+
+    def new(self, name: Any) -> str:
+        _need(_name(name) not in self.made, "a name is made twice")
+        self.made.add(name)
+        self.known.add(name)
+        return str(name)
+
+    def old(self, name: Any) -> str:
+        _need(type(name) is str and name in self.known, "a name is not made")
+        return str(name)
+
+    def part(self, tree: Any, name: Callable[[Any], str] | None = None) -> Any:
+        """A part of a statement; `name` takes each name in it."""
+        if type(tree) is list:
+            return [self.part(e, name) for e in tree]
+        if type(tree) is not dict:
+            _need(type(tree) in (type(None), bool, int, float), "text is no value")
+            return tree
+        match tree:
+            case {"name": found}:
+                return Name((name or self.old)(found))
+            case {"tuple": parts}:
+                return tuple(self.part(e, name) for e in _list(parts))
+            case {"dict": pairs}:
+                found = {_key(k): self.part(v, name) for k, v in _list(pairs)}
+                _need(len(found) == len(pairs), "a key is there twice")
+                return found
+            case {"shape": of, "axis": axis}:
+                _need(axis is None or type(axis) is int, "an axis is no number")
+                return Size(self.old(of), axis)
+            case {"body": body}:
+                return self.body(body)
+            case {"dtype": str(dtype)}:
+                return as_dtype(dtype)
+            case {"slice": [start, stop, step]}:
+                ends = (start, stop, step)
+                _need(all(type(e) in (int, type(None)) for e in ends), "a wrong slice")
+                return slice(*ends)
+            case {"ellipsis": True}:
+                return ...
+            case {"checkpoint": count}:
+                return Checkpoint(count)
+            case {"dim": str(dim)}:
+                return Dim(dim)
+        raise _wrong("a part of a statement is of no known kind")
+
+
+def _keys(tree: Any, *names: str) -> None:
+    _need(isinstance(tree, Mapping) and set(tree) == set(names), f"it lacks {names}")
+
+
+def _list(tree: Any) -> list[Any]:
+    _need(type(tree) is list, "a list is missing")
+    return list(tree)
+
+
+def _name(name: Any) -> str:
+    _need(type(name) is str and bool(NAME.fullmatch(name)), "a name is no name")
+    return str(name)
+
+
+def _key(key: Any) -> str | int:
+    if type(key) is int:  # an axis
+        return key
+    _need(type(key) is str and key.isidentifier(), "a key is no word")
+    return str(key)

@@ -1,0 +1,414 @@
+"""Trees of numbers become programs: `record(pool, steps, arguments)`.
+
+A pool works on values that know their type and write down what is done with them. What
+an operation gives is found by doing it, in NumPy: so the types of a program are right
+if those of NumPy are.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from hopflow import dtypes, pytree
+from hopflow.dtypes import DType, as_dtype
+from hopflow.testing.libraries import Library
+from hopflow.testing.plain import Plain, own, row, zero_row
+from hopflow.testing.program import (
+    Argument,
+    Body,
+    Name,
+    Program,
+    Size,
+    Statement,
+    bodies,
+)
+from hopflow.testing.programs import Pool, Step, run
+
+__all__ = ["record"]
+
+Function = Callable[..., Any]
+
+
+def record(
+    kind: type[Pool],
+    steps: Sequence[Step],
+    arguments: Sequence[Argument],
+    most: int = 3,
+) -> Program:
+    """The program that a pool makes of a tree, as a typed program.
+
+    Args:
+        kind: What the steps mean.
+        steps: A tree of `testing.programs`.
+        arguments: Of the program.
+        most: How many of the newest values are results, beside what was written to.
+    """
+    recorder = Recorder()
+    given = [Ref(recorder, a.name, a.value) for a in arguments]
+    pool = kind(given, lib=recorder.library())
+    run(pool, steps)
+    wanted = [*(pool.pick(k) for k in range(most)), *pool.owned]
+    results = tuple({v.name: Name(v.name) for v in wanted}.values())
+    names = tuple(Name(a.name) for a in arguments)
+    main = Body("program", names, tuple(recorder.statements), results)
+    return Program(tuple(arguments), _without_unused(main), kind.exact)
+
+
+class Extent(int):
+    """The length of an axis, which knows of what."""
+
+    of: str
+    axis: int
+
+
+class Shape(tuple[int, ...]):
+    """A shape, which knows of what."""
+
+    __slots__ = ()
+    of: str
+
+    def __getitem__(self, k: Any) -> Any:
+        length = super().__getitem__(k)
+        if isinstance(k, slice):
+            return length
+        extent = Extent(length)
+        extent.of, extent.axis = self.of, k % len(self)
+        return extent
+
+
+class Ref:
+    """A value of a program that is being written; and a sample of it."""
+
+    def __init__(self, recorder: "Recorder", name: str, sample: Any) -> None:
+        self.recorder, self.name, self.sample = recorder, name, np.asarray(sample)
+
+    @property
+    def shape(self) -> Any:
+        kind = type("Shape", (Shape,), {"of": self.name})
+        return kind(self.sample.shape)
+
+    @property
+    def ndim(self) -> int:
+        return self.sample.ndim
+
+    @property
+    def dtype(self) -> DType:
+        return as_dtype(self.sample.dtype)
+
+    def copy(self) -> Any:
+        return self.recorder.call("copy", self)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, Ref) and index.dtype.kind == "b":
+            return self.recorder.get("mask", self, index)
+        # With `...` a single element is a view too, in NumPy as in our library.
+        index = index if isinstance(index, tuple) else (index,)
+        return self.recorder.get(
+            "get", self, index if ... in _plain(index) else (*index, ...)
+        )
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.recorder.add("set", self, index, value)
+
+    def __isub__(self, other: Any) -> "Ref":
+        self.recorder.add("subtract_from", self, other)
+        return self
+
+    def __neg__(self) -> Any:
+        return self.recorder.call("negative", self)
+
+
+def _plain(index: tuple[Any, ...]) -> list[Any]:
+    return [None if isinstance(i, Ref | slice) else i for i in index]
+
+
+def _operator(name: str, *, swapped: bool = False) -> Function:
+    def method(self: Ref, other: Any) -> Any:
+        pair = (other, self) if swapped else (self, other)
+        return self.recorder.call(name, *pair)
+
+    return method
+
+
+for _method, _name in {
+    "add": "add",
+    "sub": "subtract",
+    "mul": "multiply",
+    "truediv": "divide",
+    "pow": "pow",
+    "matmul": "matmul",
+    "and": "bitwise_and",
+}.items():
+    setattr(Ref, f"__{_method}__", _operator(_name))
+    setattr(Ref, f"__r{_method}__", _operator(_name, swapped=True))
+for _method, _name in {"lt": "less", "gt": "greater", "eq": "equal"}.items():
+    setattr(Ref, f"__{_method}__", _operator(_name))
+
+
+class Recorder:
+    """Writes down what is done with its values."""
+
+    def __init__(self) -> None:
+        self.statements: list[Statement] = []
+        self.plain = Plain()
+        self._count = 0
+        self._known: dict[Function, tuple[Name, Any]] = {}  # by the function called
+
+    def library(self) -> Library:
+        return Library(
+            m=_Functions(self),
+            cond=self.cond,
+            switch=self.switch,
+            scan=self.scan,
+            map=self.map,
+            prefix=self.prefix,
+            call=lambda f, *operands: self._calling("invoke_subgraph", f, operands),
+            checkpoint=lambda f, *, policy: (
+                lambda *operands: self._calling(
+                    "checkpoint", f, operands, policy=policy
+                )
+            ),
+            custom=lambda f, rule="custom_jvp": (
+                lambda *operands: self._calling(rule, f, operands)
+            ),
+            fori=self.fori,
+            loop=self.loop,
+            update=lambda *args: self.call("dynamic_update_slice", *args),
+            sum_by=lambda *args: self.call("segment_sum", *args),
+            noise=self.noise,
+        )
+
+    # Statements.
+
+    def add(self, operation: str, *args: Any, **options: Any) -> None:
+        """A statement without a result."""
+        self._write(None, operation, args, options)
+
+    def call(self, operation: str, *args: Any, **options: Any) -> Any:
+        """A function of arrays, with one result."""
+        sample = getattr(self.plain, operation)(*_samples(args), **_samples(options))
+        return self._result(sample, operation, args, options)
+
+    def get(self, operation: str, x: Ref, index: Any) -> Any:
+        return self._result(x.sample[_samples(index)], operation, (x, index), {})
+
+    def noise(self, number: Ref, shape: Any) -> Any:
+        return self._result(np.full(shape, 0.5), "uniform", (number, shape), {})
+
+    def _result(
+        self, sample: Any, operation: str, args: Any, options: dict[str, Any]
+    ) -> Any:
+        """The names of what a statement gives: one for each leaf of `sample`."""
+        tree = pytree.tree_map(self.named, sample)
+        self._write(tree, operation, args, options)
+        return tree
+
+    def named(self, sample: Any) -> Ref:
+        self._count += 1
+        return Ref(self, f"v{self._count}", sample)
+
+    def _write(
+        self, tree: Any, operation: str, args: Any, options: dict[str, Any]
+    ) -> None:
+        types = tuple(_type(ref.sample) for ref in pytree.flatten(tree)[0])
+        self.statements.append(
+            Statement(
+                _names(tree),
+                operation,
+                tuple(_names(a) for a in args),
+                {k: _names(v) for k, v in options.items()},
+                types,
+            )
+        )
+
+    def body(self, role: str, f: Function, *samples: Any) -> tuple[Body, Any]:
+        """`f` as a body of a program, and samples of what it returns."""
+        self._count += 1
+        name = f"{role}{self._count}"
+        given = [pytree.tree_map(self.named, own(s)) for s in samples]
+        outside, self.statements = self.statements, []
+        result = f(*given)
+        inside, self.statements = self.statements, outside
+        parameters = tuple(_names(g) for g in given)
+        return (
+            Body(name, parameters, tuple(inside), _names(result)),
+            _samples(result),
+        )
+
+    # Operators.
+
+    def _calling(
+        self, operation: str, f: Function, operands: Any, **options: Any
+    ) -> Any:
+        function: Body | Name
+        if f in self._known:  # by its name, which Python knows from the first call
+            function, sample = self._known[f]
+        else:
+            function, sample = self.body("f", f, *_samples(operands))
+            self._known[f] = Name(function.name), sample
+        return self._result(sample, operation, (function, *operands), options)
+
+    def cond(self, test: Ref, then: Function, other: Function) -> Any:
+        (first, sample), (second, _) = (
+            self.body("then", then),
+            self.body("other", other),
+        )
+        return self._result(sample, "cond", (test, first, second), {})
+
+    def switch(self, index: Ref, branches: Sequence[Function]) -> Any:
+        found = [self.body("branch", f) for f in branches]
+        names = [body for body, _ in found]
+        return self._result(found[0][1], "switch", (index, names), {})
+
+    def loop(self, test: Function, step: Function, carry: Any, **options: Any) -> Any:
+        samples = _samples(carry)
+        (more, _), (body, _) = (
+            self.body("more", test, *samples),
+            self.body("step", step, *samples),
+        )
+        if sizes := options.get("dynamic_carry"):
+            names = list(inspect.signature(step).parameters)
+            options["dynamic_carry"] = {
+                body.parameters[names.index(name)].name: axes
+                for name, axes in sizes.items()
+            }
+        return self._result(samples, "while_loop", (more, body, carry), options)
+
+    def fori(self, lower: Any, upper: Any, step: Function, carry: Any) -> Any:
+        body, _ = self.body("step", step, np.asarray(1), *_samples(carry))
+        args = (lower, upper, body, carry)
+        return self._result(_samples(carry), "fori_loop", args, {})
+
+    def scan(
+        self,
+        step: Function,
+        carry: Any,
+        xs: Any,
+        *,
+        until: Function | None = None,
+        **options: Any,
+    ) -> Any:
+        samples, stack = _samples(carry), _samples(xs)
+        body, (_, y) = self.body("step", step, samples, _one(stack))
+        if until is not None:
+            options["until"], _ = self.body("until", until, samples)
+        steps = () if until is None else (np.asarray(1),)
+        result = (samples, _stack_of(y, stack), *steps)
+        return self._result(result, "scan", (body, carry, xs), options)
+
+    def map(self, f: Function, xs: Any, **options: Any) -> Any:
+        stack = _samples(xs)
+        body, y = self.body("f", f, _one(stack))
+        return self._result(_stack_of(y, stack), "map", (body, xs), options)
+
+    def prefix(self, f: Function, xs: Any, **options: Any) -> Any:
+        stack = _samples(xs)
+        body, _ = self.body("combine", f, stack, stack)
+        return self._result(stack, "associative_scan", (body, xs), options)
+
+
+class _Functions:
+    """The functions of arrays, and the dtypes, by their names."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def __getattr__(self, name: str) -> Any:
+        if hasattr(dtypes, name):
+            return getattr(dtypes, name)
+        return lambda *args, **options: self._recorder.call(name, *args, **options)
+
+
+def _samples(tree: Any) -> Any:
+    return pytree.tree_map(lambda x: x.sample if isinstance(x, Ref) else x, tree)
+
+
+def _one(stack: Any) -> Any:
+    """A slice of samples, of which there may be none."""
+    count = pytree.flatten(stack)[0][0].shape[0]
+    return row(stack, 0) if count else zero_row(stack)
+
+
+def _stack_of(y: Any, stack: Any) -> Any:
+    count = pytree.flatten(stack)[0][0].shape[0]
+    return pytree.tree_map(lambda x: np.stack([x] * count) if count else x[None][:0], y)
+
+
+def _names(x: Any) -> Any:
+    """A part of a statement, of what the pool has."""
+    match x:
+        case Ref():
+            return Name(x.name)
+        case Shape():
+            return Size(x.of)
+        case Extent():
+            return Size(x.of, x.axis)
+        case tuple() | list():
+            return type(x)(map(_names, x))
+        case dict():
+            return {k: _names(v) for k, v in x.items()}
+        case bool() | np.bool_():
+            return bool(x)
+        case np.integer():
+            return int(x)
+    return x
+
+
+def _type(x: np.ndarray[Any, Any]) -> str:
+    return f"{as_dtype(x.dtype).short}[{', '.join(map(str, x.shape))}]"
+
+
+# --- what nobody reads ----------------------------------------------------------------
+
+
+def _without_unused(main: Body) -> Body:
+    """The program without the statements whose results lead nowhere."""
+    return _kept(main, _used(main.result))
+
+
+def _kept(body: Body, used: set[str]) -> Body:
+    statements = []
+    used = used | _used(body.result)
+    for s in reversed(body.statements):
+        targets = _used(s.target) | {b.name for b in bodies(s)}
+        if not (targets & used or _writes(s)):
+            continue
+        inner = {id(b): _kept(b, used) for b in bodies(s)}
+        args, options = pytree.tree_map(
+            lambda x, inner=inner: inner.get(id(x), x), (s.args, dict(s.options))
+        )
+        used |= _used((args, options))
+        for b in inner.values():
+            used |= _reads(b)
+        statements.append(Statement(s.target, s.operation, args, options, s.types))
+    return Body(body.name, body.parameters, tuple(reversed(statements)), body.result)
+
+
+def _writes(s: Statement) -> bool:
+    return s.operation in ("set", "subtract_from") or any(
+        _writes(inner) for b in bodies(s) for inner in b.statements
+    )
+
+
+def _used(tree: Any) -> set[str]:
+    """The names that a part of a statement speaks of."""
+    found = set()
+    for x in pytree.flatten(tree)[0]:
+        if isinstance(x, Name):
+            found.add(x.name)
+        elif isinstance(x, Size):
+            found.add(x.of)
+        elif isinstance(x, slice):
+            found |= _used([x.start, x.stop, x.step])
+    return found
+
+
+def _reads(body: Body) -> set[str]:
+    found = _used(body.result)
+    for s in body.statements:
+        found |= _used((s.args, dict(s.options)))
+        for inner in bodies(s):
+            found |= _reads(inner)
+    return found
