@@ -11,8 +11,10 @@ from hopflow.graph.types import TensorType
 from hopflow.hops.base import Call, check_scalar
 from hopflow.hops.branches import Branching
 from hopflow.loop_ir.kernels import Branch
-from hopflow.ops.elementwise import clip, minimum
+from hopflow.ops.check import check
+from hopflow.ops.elementwise import clip, greater_equal, less, logical_and, minimum
 from hopflow.ops.opdef import as_operand, convert_to
+from hopflow.ops.rules import as_flag
 from hopflow.symbolic.asking import answer
 from hopflow.symbolic.size import Size, SymInt
 
@@ -28,7 +30,7 @@ class Switch(Branching):
     name = "switch"
     selects = "index"
 
-    def prepare(self, index: Any, branches: Any, operands: Any) -> Call:
+    def prepare(self, index: Any, branches: Any, operands: Any, checked: Any) -> Call:
         if not isinstance(branches, Sequence):
             raise ArgumentTypeError(
                 f"{self.name}: `branches` must be a sequence of functions, and is "
@@ -38,15 +40,18 @@ class Switch(Branching):
             raise ArgumentValueError(
                 f"{self.name}: `branches` must have a function, and is empty."
             )
+        is_checked, count = as_flag(self.name, "check", checked), len(branches)
         if isinstance(index, SymInt):
-            index = _known_branch(index, len(branches))
+            if is_checked:
+                _check_range(index, count)
+            index = _known_branch(index, count)
         selector = as_operand(self.name, 0, index)
         check_scalar(self.name, "`index`", selector.type, "iu")
+        if is_checked:
+            _check_range(selector, count)
         roles = [f"branches[{i}]" for i in range(len(branches))]
         functions = {r: (r, b) for r, b in zip(roles, branches, strict=True)}
-        return self.prepare_branches(
-            _clamped(selector, len(branches)), functions, operands
-        )
+        return self.prepare_branches(_clamped(selector, count), functions, operands)
 
     def pack(self, functions: dict[str, Any]) -> dict[str, Any]:
         return {"branches": tuple(functions.values())}
@@ -87,6 +92,22 @@ def _clamped(index: Operand, count: int) -> Operand:
     return clamped
 
 
+def _check_range(index: Operand | SymInt, count: int) -> None:
+    """Check that there is a branch of a number: now, or when the program runs.
+
+    Raises:
+        CheckError: there is none.
+    """
+    message = f"switch: `index` must be from 0 to {count - 1}, for so many branches"
+    if isinstance(index, SymInt):
+        check(index >= 0, message)
+        check(index < count, message)
+    elif isinstance(index, Constant):
+        check(0 <= index.value < count, message)
+    else:
+        check(logical_and(greater_equal(index, 0), less(index, count)), message)
+
+
 def _known_branch(index: SymInt, count: int) -> Size:
     """The number of the branch that runs, if that is known, else the index."""
     for k in range(count):
@@ -98,23 +119,29 @@ def _known_branch(index: SymInt, count: int) -> Size:
 
 
 def switch(
-    index: Any, branches: Sequence[Callable[..., Any]], operands: Any = ()
+    index: Any,
+    branches: Sequence[Callable[..., Any]],
+    operands: Any = (),
+    *,
+    check: bool = False,
 ) -> Any:
     """`branches[index](*operands)`, with `index` moved into range; see `Switch`.
 
     Args:
         index: An integer, or an integer scalar. Below 0 it means the first branch,
-            beyond the last one the last.
+            beyond the last one the last; with `check` that is an error.
         branches: One or more functions, called with the operands: spread if these are a
             tuple, else as one argument. They return any pytree, all the same structure,
             shapes and dtypes.
         operands: A pytree of tensors and numbers.
+        check: Whether there must be a branch of this number.
 
     Raises:
+        CheckError: with `check`: there is none. Where only a run can tell, it does.
         ArgumentValueError: there is no branch.
         ArgumentTypeError: a branch is no function, an operand no tensor or number.
         PredicateError: `index` is no integer scalar.
         StructureError, BranchTypeError: the branches' results differ.
         ResultTypeError: a branch returns what is no tensor or number.
     """
-    return SWITCH(index, branches, operands)
+    return SWITCH(index, branches, operands, check)

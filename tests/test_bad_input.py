@@ -258,7 +258,7 @@ CALLS: Final[dict[str, Good]] = {
     "swapaxes": _good(X, 0, 1),
     "symbolic_trace": _good(_grow, concrete_args={"c": 1.0}),
     "wrap": _good(_same),
-    "switch": _good(COUNT, [_grow, _same], (X,)),
+    "switch": _good(COUNT, [_grow, _same], (X,), check=True),
     "take": _good(X, IDS, axis=1, mode="clip"),
     "take_along_axis": _good(X, INTS, axis=1, mode="clip"),
     "tensordot": _good(X, X, axes=((0, 1), (0, 1))),

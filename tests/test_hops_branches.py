@@ -10,6 +10,7 @@ from hopflow.errors import (
     ArgumentTypeError,
     ArgumentValueError,
     BranchTypeError,
+    CheckError,
     PredicateError,
     ResultTypeError,
     StructureError,
@@ -20,6 +21,7 @@ from hopflow.hops.switch import SWITCH
 from hopflow.testing.meanings import (
     NAMES,
     RUNNERS,
+    SYMBOLIC,
     agree,
     fails,
     interpreted,
@@ -246,6 +248,37 @@ def jit_type(f: Any) -> Any:
 
 
 # --- switch ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("run", [*RUNNERS, *SYMBOLIC])
+@pytest.mark.parametrize("dtype", ["int8", "int64", "uint64"])
+def test_an_index_is_checked_on_request(run: Any, dtype: str) -> None:
+    def f(i: Any, x: Any) -> Any:
+        return hf.switch(i, [lambda x: x, lambda x: -x], (x,), check=True)
+
+    for i in (0, 1):
+        agree(run(f, np.asarray(i, dtype), X), X if i == 0 else -X)
+    for i in (2, 100) if dtype == "uint64" else (-1, 2, 100):
+        with pytest.raises(CheckError, match="`index` must be from 0 to 1"):
+            run(f, np.asarray(i, dtype), X)
+
+
+def test_numbers_and_batches_of_them_are_checked_too() -> None:
+    branches = [lambda: 1.0, lambda: 2.0]
+
+    def f(i: Any) -> Any:
+        return hf.switch(i, branches, check=True)
+
+    for run in (f, hf.jit(f)):
+        agree(run(1), np.float32(2))
+        for i in (-1, 2):
+            with pytest.raises(CheckError, match="from 0 to 1"):
+                run(i)
+    agree(hf.vmap(f)(hf.asarray([0, 1])), np.array([1, 2], np.float32))
+    with pytest.raises(CheckError, match="from 0 to 1"):
+        hf.vmap(f)(hf.asarray([0, 2]))
+    with pytest.raises(ArgumentTypeError, match="`check` must be a bool"):
+        hf.switch(0, branches, check="yes")
 
 
 @each_meaning
