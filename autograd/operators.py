@@ -392,7 +392,7 @@ def pull(
         inputs: Makes the inputs of the new graph after the symbols, and gives what the
             others of `graph` hold, by position, and the cotangents of its outputs.
     """
-    tracer = Tracer(None, f"{graph.name}_transpose")
+    tracer = Tracer(None, f"{graph.name}_transpose", env=ShapeEnv(user_line))
     symbols = {
         i: input_like(tracer, v) for i, v in enumerate(graph.inputs) if v.node.symbol
     }

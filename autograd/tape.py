@@ -1,12 +1,14 @@
 """`Tape`: a trace that computes as it records, so that Python may look at values."""
 
 from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 from hopflow.autograd.forward import run_node
 from hopflow.bind import Interpreter, Operand, Value, bind, current, using
 from hopflow.graph.core import Arg, Constant, Node, Var, size_of
 from hopflow.ops.opdef import OpDef
+from hopflow.symbolic.size import Size
 from hopflow.trace.functional import TracedTensor
 from hopflow.trace.functionalize import Functionalize
 from hopflow.trace.tracer import Tracer
@@ -58,6 +60,14 @@ class LinearTracer(Tracer):
             return self.record(op, args, params)
         with using(self.parent):
             return bind(op, args, params)
+
+    def symbol_of(
+        self, value: Value, min: float = -inf, max: Size | float = inf
+    ) -> Size:
+        known = self.below(value)
+        assert isinstance(known, Value)
+        with using(self.parent):
+            return current().symbol_of(known, min, max)
 
 
 class Tape(Functionalize):

@@ -11,7 +11,9 @@ from hopflow.bind import Operand, Value, bind, using
 from hopflow.errors import DerivativeError
 from hopflow.graph.core import Graph, Node, Var, map_graphs
 from hopflow.graph.regions import Region, Role, Signature, carries
+from hopflow.symbolic.env import ShapeEnv
 from hopflow.trace.functional import TracedTensor
+from hopflow.trace.source import user_line
 from hopflow.trace.tracer import Tracer
 from hopflow.zeros import Tangent, Zero, instantiate, is_zero
 
@@ -171,7 +173,7 @@ def _jvp_region(region: Region, masks: Masks) -> Graph:
         (v.node.section, p.role)
         for v, p in zip(graph.inputs, region.inputs, strict=True)
     ]
-    tracer = Tracer(None, graph.name)
+    tracer = Tracer(None, graph.name, env=ShapeEnv(user_line))
     values: dict[int, Value] = {}
     tangents: dict[int, Value] = {}
     for slot in _with_twins(keys, masked):

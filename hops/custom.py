@@ -452,17 +452,20 @@ class custom_vjp(_Custom):
         is_data = [isinstance(x, Value) for x in kept]
         pullback = _Pullback(
             use,
-            [a.type for a in leaves],
-            [v.type for v in values],
             spec,
             [None if data else x for x, data in zip(kept, is_data, strict=True)],
             kept_spec,
         )
         residuals = [x for x, data in zip(kept, is_data, strict=True) if data]
+        params = {
+            "pullback": pullback,
+            "arguments": tuple([a.type for a in leaves]),
+            "results": tuple([v.type for v in values]),
+        }
 
         def derivative(tangents: Sequence[Tangent]) -> list[Tangent]:
             given = [instantiate(t) for t in tangents if is_differentiable(t.type)]
-            found = iter(bind(PULLBACK, [*given, *residuals], {"pullback": pullback}))
+            found = iter(bind(PULLBACK, [*given, *residuals], params))
             return [
                 next(found) if is_differentiable(v.type) else Zero(v.type)
                 for v in values
@@ -482,22 +485,24 @@ def _no_tangents(fun: Any) -> DerivativeError:
 class _Pullback:
     """The backward rule at a point.
 
-    arguments, results   types of the flat arguments and results
-    spec                 the structure of the results
-    residuals            those that are no tensors; None: a tensor
+    spec        the structure of the results
+    residuals   those that are no tensors; None: a tensor
     """
 
     use: _Use
-    arguments: list[TensorType]
-    results: list[TensorType]
     spec: Spec
     residuals: list[Any]
     residual_spec: Spec
 
     def __call__(
-        self, given: Sequence[Tangent], tensors: Sequence[Value]
+        self,
+        given: Sequence[Tangent],
+        tensors: Sequence[Value],
+        arguments: Sequence[TensorType],
+        results: Sequence[TensorType],
     ) -> list[Tangent]:
-        """The cotangents of the flat arguments."""
+        """The cotangents of the flat arguments, of these types, from those of results
+        and from the residuals that are tensors."""
         rest, found = iter(tensors), iter(given)
         residuals = pytree.unflatten(
             self.residual_spec,
@@ -505,7 +510,7 @@ class _Pullback:
         )
         cts = [
             instantiate(next(found) if is_differentiable(t) else Zero(t))
-            for t in self.results
+            for t in results
         ]
         function = self.use.function
         assert isinstance(function, custom_vjp)
@@ -523,14 +528,15 @@ class _Pullback:
             pytree.unflatten(spec, [None] * spec.num_leaves) if tree is None else tree
             for tree, spec in zip(trees, specs, strict=True)
         ]
-        values = list(map(Unknown, self.arguments))
+        values = list(map(Unknown, arguments))
         return like("custom_vjp", "cotangents", tuple(whole), values, self.use.spec)
 
 
 @final
 class Pullback(HigherOrderOp):
-    """`pullback(*tangents, *residuals) -> tangents of the results`
+    """`pullback(*tangents, *residuals; pullback, arguments, results)`
 
+    gives tangents of the results. `arguments` and `results` are the flat types.
     It is linear in the tangents, and is there to be transposed, by the backward rule.
     """
 
@@ -545,7 +551,7 @@ class Pullback(HigherOrderOp):
     signature: Any = _never
     with_roles: Any = _never
 
-    def lower(self, *_args: Any, pullback: _Pullback) -> Any:
+    def lower(self, *_args: Any, pullback: _Pullback, **_params: Any) -> Any:
         raise _no_tangents(pullback.use.function.fun)
 
     debug: Any = lower
@@ -560,8 +566,10 @@ class Pullback(HigherOrderOp):
     vjp: Any = _refuse
     linearize: Any = _refuse
 
-    def infer(self, *types: Any, pullback: _Pullback) -> tuple[TensorType, ...]:
-        return tuple(t.strong() for t in pullback.results if is_differentiable(t))
+    def infer(
+        self, *types: Any, results: tuple[TensorType, ...], **_params: Any
+    ) -> tuple[TensorType, ...]:
+        return tuple(t.strong() for t in results if is_differentiable(t))
 
     def transpose(
         self,
@@ -569,10 +577,10 @@ class Pullback(HigherOrderOp):
         operands: Sequence[Any],
         params: dict[str, Any],
     ) -> list[Tangent | None]:
-        pullback: _Pullback = params["pullback"]
-        floats = [is_differentiable(t) for t in pullback.arguments]
+        types = params["arguments"]
+        floats = [is_differentiable(t) for t in types]
         residuals = operands[sum(floats) :]
-        found = pullback(cotangents, residuals)
+        found = params["pullback"](cotangents, residuals, types, params["results"])
         own = [ct for ct, is_float in zip(found, floats, strict=True) if is_float]
         wanted = zip(own, operands, strict=False)
         return [

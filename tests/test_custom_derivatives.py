@@ -399,6 +399,50 @@ def test_rules_return_what_the_function_does(
         derive(f, hf.ones(3))
 
 
+def of_positive(kind: Any) -> Any:
+    """The squares of positive elements, with a slope that is ten times theirs."""
+    f = kind(lambda x: x[x > 0] ** 2)
+
+    def rule(primals: Any, tangents: Any) -> Any:
+        [x], [t] = primals, tangents
+        positive = x > 0
+        return x[positive] ** 2, (20 * x * t)[positive]
+
+    def forward(x: Any) -> Any:
+        [positive] = hf.nonzero(x > 0)
+        return x[positive] ** 2, (x, positive)
+
+    def backward(kept: Any, ct: Any) -> Any:
+        x, positive = kept
+        return (hf.zeros_like(x).at[positive].set(20 * x[positive] * ct),)
+
+    if kind is JVP:
+        f.defjvp(rule)
+    else:
+        f.defvjp(forward, backward)
+    return lambda x: hf.sum(f(x))
+
+
+def in_a_branch(g: Any) -> Any:
+    return lambda x: hf.cond(x[0] > 0, lambda: g(x), lambda: x[0])
+
+
+def in_a_loop(g: Any) -> Any:
+    return lambda x: hf.fori_loop(0, 2, lambda _, c: c + g(x) / 2, 0.0)
+
+
+@pytest.mark.parametrize("kind", [JVP, VJP])
+@pytest.mark.parametrize("within", [lambda g: g, in_a_branch, in_a_loop, hf.jit])
+@pytest.mark.parametrize("wrap", [lambda f: f, lambda f: hf.jit(f, dynamic=True)])
+def test_rules_may_make_sizes(kind: Any, within: Any, wrap: Any) -> None:
+    g, x = within(of_positive(kind)), hf.asarray([1.0, -2.0, 3.0])
+    assert wrap(hf.grad(g))(x).tolist() == [20.0, 0.0, 60.0]
+    second = hf.grad(lambda x: hf.sum(hf.grad(g)(x)))
+    assert wrap(second)(x).tolist() == [20.0, 0.0, 20.0]
+    if kind is JVP:
+        assert wrap(hf.jacfwd(g))(x).tolist() == [20.0, 0.0, 60.0]
+
+
 def test_functions_that_look_at_values_have_rules_all_the_same() -> None:
     f = VJP(lambda x: x if x > 0 else (x, x))
     f.defvjp(lambda x: (x, None), lambda _, ct: (ct * 3,))
