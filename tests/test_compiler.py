@@ -263,6 +263,14 @@ def test_a_check_that_fails_stops_the_program_with_its_message() -> None:
     stops(CheckError, "too large (test_compiler.py:#)", f, np.full(30, 4.0))
 
 
+def test_a_check_beside_a_call() -> None:
+    def f(x: Any) -> Any:
+        ops_check(hf.all(x == x), "a nan")
+        return hf.invoke_subgraph(lambda y: y + 1, x)
+
+    agree(hf.jit(f)(X), X + 1)
+
+
 def test_what_stops_leaves_the_callers_tensors_as_they_were() -> None:
     def f(x: Any, i: Any) -> Any:
         x += 1.0

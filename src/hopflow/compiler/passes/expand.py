@@ -51,7 +51,7 @@ def expand_inlines(graph: Graph) -> Graph:
 def _with_values(region: Inline, graph: Graph) -> Inline:
     """With the values of the sizes among the operands, where the graph has them."""
     defined = {v.node.symbol: v for v in graph.symbols}
-    defined |= {n.symbol: n.results[0] for n in graph.nodes}
+    defined |= {n.symbol: n.results[0] for n in graph.nodes if n.symbol is not None}
     operands = [
         a if isinstance(a, Var | Constant) else defined.get(plain_symbol(a), a)
         for a in region.operands
