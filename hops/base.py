@@ -26,6 +26,7 @@ from hopflow.graph.types import TensorType
 from hopflow.hops import derived as forms
 from hopflow.hops import own_rules
 from hopflow.hops.bodies import Body, Function, Written, as_value, own_copy
+from hopflow.hops.schema import Schema, schema_of_call
 from hopflow.loop_ir.kernels import Inline, Lowered
 from hopflow.pytree import Spec
 from hopflow.symbolic.size import Size
@@ -189,6 +190,18 @@ class HigherOrderOp:
         """Run the functions as they are."""
         assert call.given is not None
         return forms.run_debug(self.name, self.debug, call.given)
+
+    def schema(self, *args: Any, **kwargs: Any) -> Schema:
+        """What a call takes and gives: names, types, what is written, structures.
+
+        Args:
+            args, kwargs: What the operator is called with; types (`hf.spec`) may stand
+                for tensors. Nothing runs: the functions are traced.
+        """
+        own = type(self)
+        is_derived = own.prepare is HigherOrderOp.prepare
+        declared = self.debug if is_derived else self.prepare
+        return schema_of_call(self, args, kwargs, op=self, declared=declared)
 
     @property
     def own_rules(self) -> tuple[str, ...]:

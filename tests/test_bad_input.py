@@ -191,6 +191,7 @@ CALLS: Final[dict[str, Good]] = {
     "check_is_size": _good(3, max=5),
     "clip": _good(X, 1.0, 2.0),
     "concat": _good([X, X], axis=0),
+    "schema": _good(hf.cond, TRUTH, _grow, _same, (X,)),
     "cond": _good(TRUTH, _grow, _same, (X,)),
     "BlockMask": _good(_Make("int8", (1, 1, 2, 2)), _kept, (2, 2), (4, 4)),
     "create_block_mask": _good(_kept, 1, 2, Q_LEN=4, KV_LEN=4, BLOCK_SIZE=2),

@@ -39,8 +39,8 @@ ORDER = (
 )
 # Inside hops/ there is an order too. What is not named comes after, in any order.
 HOPS = (
-    *("bodies", "own_rules", "derived", "base", "loops", "padded", "branches"),
-    *("cond", "switch", "while_loop", "scan", "map"),
+    *("bodies", "own_rules", "derived", "schema", "base", "loops", "padded"),
+    *("branches", "cond", "switch", "while_loop", "scan", "map"),
 )
 # Above it in the order, and yet not for it: operators bring their own lowering.
 FORBIDDEN = {"compiler": ("hops", "autograd")}

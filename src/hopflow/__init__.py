@@ -47,6 +47,7 @@ from hopflow.hops.invoke_subgraph import invoke_subgraph, subgraph
 from hopflow.hops.map import map_ as map
 from hopflow.hops.reverse_modes import Checkpoint
 from hopflow.hops.scan import scan
+from hopflow.hops.schema import schema
 from hopflow.hops.switch import switch
 from hopflow.hops.while_loop import fori_loop, while_loop
 from hopflow.jit import jit
@@ -388,6 +389,7 @@ __all__ = [
     "round",
     "rsqrt",
     "scan",
+    "schema",
     "searchsorted",
     "segment_sum",
     "sigmoid",

@@ -106,6 +106,18 @@ class ConformanceError(HopflowError, AssertionError):
         )
 
 
+class SchemaError(OperatorError):
+    """Arguments are not those that a schema describes."""
+
+    def __init__(self, op: str, leaves: Sequence[Mismatch]) -> None:
+        self.leaves = tuple(leaves)
+        super().__init__(
+            f"{op}: the arguments are not those of the schema.\n"
+            f"{_rows(leaves, 'expected', 'got')}\n"
+            "Convert them, or take the schema of a call with these."
+        )
+
+
 class CarryTypeError(OperatorError):
     """A loop body returned a carry of another type than the one it was given."""
 

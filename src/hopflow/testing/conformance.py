@@ -1,5 +1,6 @@
 """`check_operator`: whether all rules of an operator agree with its debug meaning."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -24,6 +25,7 @@ from hopflow.graph.parser import parse
 from hopflow.graph.printer import format_graph
 from hopflow.graph.verifier import verify
 from hopflow.hops.base import HigherOrderOp
+from hopflow.hops.schema import Schema, schema
 from hopflow.jit import jit
 from hopflow.ops.convert import as_value
 from hopflow.ops.joining import stack
@@ -71,11 +73,15 @@ class _Case:
 
     def __call__(self, *tensors: Any) -> Any:
         """What the operator returns."""
+        args, kwargs = self.arguments(tensors)
+        return self.op(*args, **kwargs)
+
+    def arguments(self, tensors: Sequence[Any]) -> Any:
+        """(args, kwargs) with these tensors."""
         leaves = list(self.leaves)
         for i, tensor in zip(self.data, tensors, strict=True):
             leaves[i] = tensor
-        args, kwargs = pytree.unflatten(self.spec, leaves)
-        return self.op(*args, **kwargs)
+        return pytree.unflatten(self.spec, leaves)
 
     def run(self, how: Callable[..., Any]) -> Any:
         """What a way to run it gives, and what the arguments hold after it."""
@@ -242,6 +248,25 @@ def _text(case: _Case) -> None:
     assert equal(again, graph), f"the text is that of another graph:\n{text}"
 
 
+def _schema(case: _Case) -> None:
+    tensors = case.fresh()
+    args, kwargs = case.arguments(tensors)
+    found = schema(case.op, *args, **kwargs)
+    found.check(*args, **kwargs)
+    again = Schema.from_dict(json.loads(json.dumps(found.to_dict())))
+    assert again == found, f"its plain data are those of another schema:\n{again}"
+    results, after = case.run(run_debug)
+    types = [as_value(as_operand("result", 0, x)).type for x in _flat(results)]
+    wanted, got = list(map(str, types)), [r.type for r in found.results]
+    assert got == wanted, f"the schema gives results {got}, and debug mode {wanted}"
+    paths = [found.arguments[i].path for i in case.data]
+    for path, x, y in zip(paths, case.fresh(), after, strict=True):
+        if not np.array_equal(np.asarray(x), np.asarray(y)):
+            assert path in found.written, (
+                f"`{path}` is written, and the schema is not so"
+            )
+
+
 CHECKS: Final[Mapping[str, Callable[[_Case], None]]] = MappingProxyType(
     {
         "debug": _debug,
@@ -257,6 +282,7 @@ CHECKS: Final[Mapping[str, Callable[[_Case], None]]] = MappingProxyType(
         "symbolic": _runs(run_symbolic),
         "dynamic": _runs(run_dynamic),
         "text": _text,
+        "schema": _schema,
     }
 )
 """What is checked, by name. Each compares with the debug meaning."""
