@@ -30,7 +30,7 @@ from hopflow.symbolic.env import ShapeEnv
 from hopflow.tensor import asarray
 from hopflow.trace.captures import is_written
 from hopflow.trace.rollback import mark, rollback
-from hopflow.trace.source import name_of, user_line
+from hopflow.trace.source import check_arity, name_of, user_line
 from hopflow.trace.tracer import Tracer, trace_into
 
 __all__ = ["Argument", "Schema", "schema", "schema_of_call", "schema_of_node"]
@@ -391,7 +391,7 @@ def schema(f: Any, *args: Any, **kwargs: Any) -> Schema:
     """
     if isinstance(f, Node) and hasattr(f.op, "signature"):
         return schema_of_node(f)
-    if not callable(f):
+    if not callable(f) or isinstance(f, type):
         raise ArgumentTypeError(
             "schema: `f` must be a function that uses an operator, an operator, or a "
             f"node of one, and is `{type(f).__name__}`."
@@ -401,4 +401,6 @@ def schema(f: Any, *args: Any, **kwargs: Any) -> Schema:
     if callable(own):  # an operator, which knows the names of its arguments
         found = own(*args, **kwargs)
         return found
+    if not kwargs:
+        check_arity("schema", f, args)
     return schema_of_call(f, args, kwargs)
