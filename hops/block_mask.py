@@ -15,9 +15,9 @@ from hopflow.errors import (
 from hopflow.graph.types import TensorType
 from hopflow.hops.attention_blocks import EMPTY, FULL, PARTIAL, blocks_in, over
 from hopflow.hops.base import check_scalar
-from hopflow.hops.bodies import Function, require_callable
+from hopflow.hops.bodies import Function, flatten_results, require_callable
 from hopflow.hops.map import map_
-from hopflow.ops.convert import astype
+from hopflow.ops.convert import as_value, astype
 from hopflow.ops.creation import arange
 from hopflow.ops.elementwise import logical_and, logical_not, logical_or, minimum, where
 from hopflow.ops.manipulation import expand_dims, reshape
@@ -64,14 +64,25 @@ def _unflatten(rest: Any, children: Iterable[Any]) -> BlockMask:
 pytree.register(BlockMask, _flatten, _unflatten, by_name=True)
 
 
-def check_mask(function: Function, types: Sequence[TensorType]) -> None:
+def cell_function(role: str, fn: Any, *first: str) -> Function:
+    """A function that is called for one score.
+
+    Raises:
+        ArgumentTypeError: it is no function.
+    """
+    require_callable("flex_attention", role, fn)
+    names = (*first, "b", "h", "q_idx", "kv_idx")
+    return Function(role, fn, names, lambda flat: fn(*flat))
+
+
+def check_mask(op: str, function: Function, types: Sequence[TensorType]) -> None:
     """Raises: PredicateError: a `mask_mod` has not returned one bool."""
     if len(types) != 1:
         raise PredicateError(
-            f"flex_attention: {function.label} must return one bool scalar (bool[]), "
+            f"{op}: {function.label} must return one bool scalar (bool[]), "
             f"and returns {', '.join(map(str, types)) or 'nothing'}."
         )
-    check_scalar("flex_attention", f"the result of {function.label}", types[0], "b")
+    check_scalar(op, f"the result of {function.label}", types[0], "b")
 
 
 def check_fits(
@@ -130,7 +141,7 @@ def create_block_mask(
         PredicateError: `mask_mod` returns something else than one bool.
     """
     name = "create_block_mask"
-    require_callable(name, "mask_mod", mask_mod)
+    function = cell_function("mask_mod", mask_mod)
     batch = 1 if B is None else as_size(name, B, "B")
     heads = 1 if H is None else as_size(name, H, "H")
     lengths = as_size(name, Q_LEN, "Q_LEN"), as_size(name, KV_LEN, "KV_LEN")
@@ -149,11 +160,10 @@ def create_block_mask(
         some = any_of(logical_and(kept, inside))
         return astype(where(whole, FULL, where(some, PARTIAL, EMPTY)), dtypes.int8)
 
-    def checked(*at: Any) -> Any:
-        found = mask_mod(*at)
-        types = [x.type for x in pytree.flatten(found)[0] if isinstance(x, Value)]
-        check_mask(Function("mask_mod", mask_mod, (), mask_mod), types)
-        return found
+    def checked(*at: Any) -> Value:
+        found, _ = flatten_results(name, function, function(at))
+        check_mask(name, function, [x.type for x in found])
+        return as_value(found[0])
 
     kinds = map_(kind, arange(batch * heads * n_q * n_kv))
     kinds = reshape(kinds, (batch, heads, n_q, n_kv))

@@ -39,7 +39,7 @@ from hopflow.hops.base import (
     split_args,
     truth,
 )
-from hopflow.hops.block_mask import BlockMask, check_fits, check_mask
+from hopflow.hops.block_mask import BlockMask, cell_function, check_fits, check_mask
 from hopflow.hops.bodies import (
     Body,
     Function,
@@ -48,7 +48,6 @@ from hopflow.hops.bodies import (
     cast_output,
     close_bodies,
     refuse_writes,
-    require_callable,
     trace_body,
 )
 from hopflow.hops.loops import empty_stacks, fits
@@ -114,13 +113,10 @@ class FlexAttention(HigherOrderOp):
             mask_mod, block = block_mask.mask_mod, block_mask.block_size
             blocks = tuple(map(blocks_in, lengths, block))
             operands.append(broadcast_to(block_mask.kinds, (*shape[:2], *blocks)))
-        functions = {
-            "score": _function(
-                "score_mod", _unchanged if score_mod is None else score_mod, 1
-            )
-        }
+        score_mod = _unchanged if score_mod is None else score_mod
+        functions = {"score": cell_function("score_mod", score_mod, "score")}
         if mask_mod is not None:
-            functions["mask"] = _function("mask_mod", mask_mod, 0)
+            functions["mask"] = cell_function("mask_mod", mask_mod)
         params = {"block": block, "group": group, "shape": shape}
         return Call(self.name, [], operands, functions, params)
 
@@ -136,7 +132,7 @@ class FlexAttention(HigherOrderOp):
         def mask(*inputs: Any) -> Sequence[Value]:
             function = call.functions["mask"]
             found = Recorder(self.name, function, True, _REFUSAL)(*inputs)
-            check_mask(function, [x.type for x in found])
+            check_mask(self.name, function, [x.type for x in found])
             return found
 
         has_mask = "mask" in call.functions
@@ -158,7 +154,7 @@ class FlexAttention(HigherOrderOp):
         _check_score(call.functions["score"], bodies["score"].types, dtype)
         cast_output(bodies["score"], 0, dtype)
         if "mask" in bodies:
-            check_mask(call.functions["mask"], bodies["mask"].types)
+            check_mask(self.name, call.functions["mask"], bodies["mask"].types)
         self.functionalize(list(bodies.values()))
         closed = close_bodies(list(bodies.values()))
         graphs = {"mask": None, **dict(zip(bodies, closed.graphs, strict=True))}
@@ -348,12 +344,6 @@ def _mean(scores: Sequence[Any], values: Any) -> tuple[Value, Value]:
 
 def _unchanged(score: Any, *_: Any) -> Any:
     return score
-
-
-def _function(role: str, fn: Any, scores: int) -> Function:
-    require_callable("flex_attention", role, fn)
-    names = ["score", "b", "h", "q_idx", "kv_idx"][1 - scores :]
-    return Function(role, fn, names, lambda flat: fn(*flat))
 
 
 def _check_score(function: Function, types: Sequence[TensorType], dtype: DType) -> None:
