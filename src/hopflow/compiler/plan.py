@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from hopflow.compiler.private import private_buffers
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import walk
 from hopflow.loop_ir.expr import Expr
@@ -44,7 +45,7 @@ ALIGNMENT: Final = 64
 @dataclass(frozen=True, slots=True)
 class ArenaPlan:
     """Where the buffers of the arena lie; those that grow or are allocated by the
-    program itself, or are in shared memory, are not in it.
+    program itself or by a thread, or are in shared memory, are not in it.
 
     offsets   bytes from the beginning, multiples of 64, as i64 expressions over the
               program's sizes
@@ -95,6 +96,7 @@ def _planned(program: Program) -> list[Buffer]:
         for s in walk.statements(program.body)
         if isinstance(s, Grow | Allocate)
     }
+    apart.update(*private_buffers(program.body).values())
     return [b for b in program.arena if b.space == "arena" and b not in apart]
 
 

@@ -8,6 +8,7 @@ function returns 0, `site + 1` of a trap, or a negative code.
 
 import re
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -26,6 +27,7 @@ from hopflow.compiler.llvm.statements import Emitter
 from hopflow.compiler.llvm.stubs import HEADER
 from hopflow.compiler.llvm.target import Target
 from hopflow.compiler.plan import ALIGNMENT, ArenaPlan
+from hopflow.compiler.private import private_buffers
 from hopflow.loop_ir import walk
 from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.nest import Program, Swap
@@ -147,7 +149,9 @@ class _ProgramEmitter:
             capacity = f.slot("i64", "capacity")
             f.do(f"store i64 0, ptr {capacity}")
             self.emitter.capacities[buffer] = capacity
-        placed = [b for b in self.program.arena if b not in self.emitter.capacities]
+        private = self.emitter.private = private_buffers(self.program.body)
+        apart = {*self.emitter.capacities, *chain(*private.values())}
+        placed = [b for b in self.program.arena if b not in apart]
         if not placed:
             return
         base = "" if self.module.guarded else self._arena_base(arena.total)

@@ -13,7 +13,7 @@ iteration. Only the first thread looks for Ctrl-C; the others look at its flag.
 
 from typing import TYPE_CHECKING, Final
 
-from hopflow.compiler.llvm.memory import Memory
+from hopflow.compiler.llvm.memory import Memory, allocate, free, size_in_bytes
 from hopflow.compiler.llvm.module import HOT, RARE, Function
 from hopflow.compiler.llvm.stubs import (
     FLAG,
@@ -23,9 +23,10 @@ from hopflow.compiler.llvm.stubs import (
     TRAP_VALUES,
 )
 from hopflow.compiler.llvm.types import register_type
+from hopflow.compiler.plan import ALIGNMENT
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import walk
-from hopflow.loop_ir.nest import Buffer, Declare, For, Let, Var
+from hopflow.loop_ir.nest import Buffer, Declare, For, Let, Swap, Var
 
 if TYPE_CHECKING:
     from hopflow.compiler.llvm.statements import Emitter
@@ -44,7 +45,9 @@ LONG: Final = 100_000
 def emit(emitter: "Emitter", s: For) -> None:
     """Emit a call of `hf_parallel`, and the function of the loop."""
     f = emitter.f
-    variables, buffers = _captured(s)
+    private = emitter.private[s]
+    variables, named = _captured(s)
+    buffers = [b for b in named if b not in private]
     cells = f.slot(f"[{len(variables) + len(buffers)} x i64]", "cells", 8)
     given = [
         *((register_type(v.dtype), emitter.values.value(e.read(v))) for v in variables),
@@ -105,6 +108,7 @@ def _define(
     for k, buffer in enumerate(buffers, start=len(variables)):
         cell = f.emit(f"getelementptr i64, ptr %cells, i64 {k}")
         inner.memory.place(buffer, f.emit(f"load ptr, ptr {cell}"))
+    slots = _allocate(inner, s, emitter.private[s])
     f.branch("first")
     f.start("first")
 
@@ -115,9 +119,33 @@ def _define(
     inner.loop("%begin", "%end", 1, s.extent, iteration)
     inner.finish()
     f.start("exit")
+    for slot in slots:
+        free(f, f.emit(f"load ptr, ptr {slot}"))
     f.do(f"ret i64 {f.emit(f'load i64, ptr {inner.status}')}")
     outer.module.define(name, f.text)
     return name
+
+
+def _allocate(inner: "Emitter", s: For, private: list[Buffer]) -> list[str]:
+    """Find memory for what no other thread knows; slots of what is to be freed."""
+    f, memory = inner.f, inner.memory
+    swapped = {
+        b for t in walk.statements(s.body) if isinstance(t, Swap) for b in (t.a, t.b)
+    }
+    slots = [f.early_slot("ptr", "own", "null") for _ in private]
+    for buffer, slot in zip(private, slots, strict=True):
+        size = inner.values.value(size_in_bytes(buffer.shape, buffer.dtype))
+        if not f.module.guarded:
+            more = f.emit(f"add i64 {size}, {ALIGNMENT}")
+            size = f.emit(f"and i64 {more}, {-ALIGNMENT}")
+        pointer = allocate(f, size)
+        f.do(f"store ptr {pointer}, ptr {slot}")
+        inner.no_memory_if(f.emit(f"icmp eq ptr {pointer}, null"))
+        if buffer in swapped:
+            memory.place_in_slot(buffer, pointer)
+        else:
+            memory.place(buffer, pointer)
+    return slots
 
 
 # --- who runs it ----------------------------------------------------------------------

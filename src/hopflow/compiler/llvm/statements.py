@@ -65,6 +65,7 @@ class Emitter:
         # grows) or bytes; of outputs the caller's words for the address and the shape.
         self.capacities: dict[Buffer, str] = {}
         self.returned: dict[Buffer, str] = {}
+        self.private: dict[For, list[Buffer]] = {}  # what each thread has for itself
         self.polls = False  # whether it does
         self.may_poll = True
         self._fuel = ""

@@ -5,46 +5,62 @@ takes a while, and may take longer than another. Whether there are enough of the
 when they run.
 """
 
+from collections import Counter
+
+from hopflow.compiler.private import changed_whole, private_to, used_whole, uses_of
 from hopflow.compiler.schedule.fuse import changed_by, is_row_by_row, written_by
 from hopflow.loop_ir.nest import (
     Allocate,
     Barrier,
     Binding,
+    Buffer,
     Call,
-    Copy,
     For,
     Grow,
     HostCall,
     Stmt,
-    Swap,
-    Tick,
     While,
 )
 from hopflow.loop_ir.walk import bodies, statements
 
-_SHARED = (Allocate, Barrier, Call, Copy, Grow, HostCall, Swap, Tick)
+_SHARED = (Allocate, Barrier, Grow, HostCall)
 """What iterations would do to memory that they share."""
 
 
 def bind_threads(body: list[Stmt]) -> None:
-    """Bind such loops in a list of statements, and in all lists within it, in place."""
+    """Bind such loops in the body of a program, in place."""
+    _bind(body, uses_of(body))
+
+
+def _bind(body: list[Stmt], uses: Counter[Buffer]) -> None:
     for statement in body:
-        if isinstance(statement, For) and _suits(statement):
+        if isinstance(statement, For) and _suits(statement, uses):
             statement.binding = Binding("threads")
         elif not (isinstance(statement, For) and statement.independent):
             for inner in bodies(statement):
-                bind_threads(inner)
+                _bind(inner, uses)
 
 
-def _suits(loop: For) -> bool:
+def _suits(loop: For, uses: Counter[Buffer]) -> bool:
     inside = list(statements(loop.body))
+    if not loop.independent or changed_by(loop) or not any(map(_loops, inside)):
+        return False
+    if any(isinstance(s, _SHARED) or _is_foreign(s) for s in inside):
+        return False
+    private = private_to(loop, uses)
+    shared = written_by(loop).difference(private)
+    whole = {b for s in inside for b in changed_whole(s)}
+    # What is not private is written by rows: one for each iteration.
     return (
-        loop.independent
-        and any(_loops(s) for s in inside)
-        and not any(isinstance(s, _SHARED) for s in inside)
-        and not changed_by(loop)
-        and all(is_row_by_row(buffer, loop, loop) for buffer in written_by(loop))
+        whole.issubset(private)
+        and shared.isdisjoint(used_whole(loop))
+        and all(is_row_by_row(buffer, loop, loop) for buffer in shared)
     )
+
+
+def _is_foreign(statement: Stmt) -> bool:
+    """Whether it calls a library that has threads of its own."""
+    return isinstance(statement, Call) and not statement.routine.startswith("gemm")
 
 
 def _loops(statement: Stmt) -> bool:
