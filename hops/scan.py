@@ -17,6 +17,7 @@ from hopflow.errors import (
 from hopflow.graph.core import Graph, Node
 from hopflow.graph.regions import Port, Region, Role, Signature, roles
 from hopflow.graph.regions import result_types as bound_result_types
+from hopflow.graph.rewriting import effects
 from hopflow.graph.types import TensorType, is_zero
 from hopflow.hops.base import (
     Call,
@@ -249,6 +250,8 @@ class Scan(HigherOrderOp):
         progress: Any = None,
     ) -> CountedLoop:
         parts = split_args(self, args, {"body": body})
+        seen = progress is not None or "callback" in effects(body)
+        independent = num_carry == 0 and not seen  # as those backwards of a map
         return CountedLoop(
             body,
             length,
@@ -256,7 +259,8 @@ class Scan(HigherOrderOp):
             carry=parts.operands[:num_carry],
             xs=parts.operands[num_carry:],
             after=parts.captures,
-            reverse=reverse,
+            reverse=reverse and not independent,
+            independent=independent,
             unroll=unroll,
             ticks=progress is not None,
         )

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 import hopflow
+from hopflow.compiler.llvm.memory import size_in_bytes
 from hopflow.compiler.pipeline import lower
 from hopflow.compiler.plan import plan
+from hopflow.compiler.private import private_buffers
 from hopflow.errors import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -484,11 +486,12 @@ def test_a_trace_shows_one_node() -> None:
 
 
 def planned(f: Any, *args: Any) -> int:
-    """The bytes of all temporaries together."""
+    """The bytes of all temporaries together, those of one thread among them."""
     _, program = lower(hf.trace(f, *args, mode="fake").graph)
-    total = plan(program).total
-    assert total.is_const
-    return int(total.attr)
+    own = [b for bs in private_buffers(program.body).values() for b in bs]
+    sizes = [plan(program).total, *(size_in_bytes(b.shape, b.dtype) for b in own)]
+    assert all(size.is_const for size in sizes)
+    return sum(int(size.attr) for size in sizes)
 
 
 @pytest.mark.parametrize("name", ["full", "alibi", "window"])

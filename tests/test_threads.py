@@ -98,6 +98,45 @@ def test_scans_of_examples_and_what_they_share() -> None:
     assert "threads independent" in run.loop_ir
 
 
+def products(xs: Any) -> Any:
+    """A chain of products for each example; where it is small they change places."""
+
+    def one(x: Any) -> Any:
+        def step(c: Any, w: Any) -> Any:
+            new = hf.tanh(c @ w + x)
+            return hf.cond(hf.sum(new) > 0, lambda: (new @ w, None), lambda: (c, None))
+
+        return hf.scan(step, x, WEIGHTS)[0]
+
+    return hf.map(one, xs)
+
+
+WEIGHTS = hf.asarray(np.random.default_rng(1).standard_normal((30, 48, 48)) / 7)
+
+
+@pytest.mark.parametrize(
+    "f", [products, hf.grad(lambda xs: hf.sum(products(xs) ** 2))], ids=["f", "grad"]
+)
+def test_threads_have_memory_of_their_own(f: Any) -> None:
+    xs = np.random.default_rng(0).standard_normal((40, 48, 48))
+    jitted, found = hf.jit(f), []
+    for count in COUNTS:
+        hf.config.num_threads = count
+        found.append(np.asarray(jitted(xs)))
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])
+    assert "threads independent" in jitted.loop_ir
+    some = np.asarray(f(xs[17:18]))
+    np.testing.assert_allclose(found[0][17:18], some, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("length", [0, 3])
+def test_what_threads_have_of_their_own_is_as_large_as_sizes_say(length: int) -> None:
+    xs = np.random.default_rng(0).standard_normal((length, 48, 48))
+    got = hf.jit(products, dynamic=True)(xs)
+    np.testing.assert_allclose(np.asarray(got), np.asarray(products(xs)), rtol=1e-12)
+
+
 def test_loops_in_a_step_of_a_loop() -> None:
     def step(c: Any, _: Any) -> Any:
         return hf.vmap(decay)(c) / 500.0, None
