@@ -5,6 +5,7 @@ from collections.abc import Callable
 from benchmarks.workload import Calls, Workload
 from benchmarks.workloads import (
     arrays,
+    attention,
     batches,
     calls,
     derivatives,
@@ -22,6 +23,7 @@ def all_workloads(scale: float = 1.0) -> list[Workload]:
         *scalars.workloads(size),
         *arrays.workloads(size),
         *recurrent.workloads(size),
+        *attention.workloads(size),
         *derivatives.workloads(size),
         *batches.workloads(size),
     ]
