@@ -461,3 +461,27 @@ def test_the_rule_of_custom_jvp_may_differentiate_loops(jit: bool) -> None:
         found, want = derive(f), derive(g)
         ours = hf.jit(found)(x) if jit else found(x)
         assert np.isclose(ours.item(), want(x).item(), rtol=1e-5)
+
+
+def test_a_rule_may_differentiate_a_scan_in_a_loop_that_reads_much() -> None:
+    def g(x: Any) -> Any:
+        scale = hf.sum(x) / 4
+        return hf.associative_scan(lambda u, v: u * v * scale, x)
+
+    f = JVP(g)
+    f.defjvp(lambda primals, tangents: hf.jvp(g, primals, tangents))
+
+    def total(f: Any) -> Any:
+        def run(x: Any, c: Any) -> Any:
+            def step(_: Any, c: Any) -> Any:
+                return hf.sum(f(hf.cumulative_sum(x) / 2)) * c
+
+            return hf.fori_loop(0, 2, step, c)
+
+        return run
+
+    x, c = hf.asarray([0.5, 1.0, 1.5]), hf.asarray(0.7)
+    for found, want in zip(
+        hf.grad(total(f), (0, 1))(x, c), hf.grad(total(g), (0, 1))(x, c), strict=True
+    ):
+        assert np.allclose(found.tolist(), want.tolist(), rtol=1e-5)

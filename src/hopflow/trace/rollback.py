@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeAlias
 
 from hopflow.bind import Interpreter, current
-from hopflow.graph.core import Node
+from hopflow.graph.core import Node, Var
 from hopflow.trace.tracer import Tracer
 
 __all__ = ["Marks", "mark", "rollback", "unchanged_on_error"]
@@ -15,6 +15,7 @@ class _Mark(NamedTuple):
     """How far a tracer had got; see `mark`."""
 
     nodes: list[Node]  # all: a check is not put at the end
+    inputs: frozenset[Var]
     symbols: int
     captures: int
     changes: int
@@ -30,6 +31,7 @@ def mark(tracer: Tracer) -> Marks:
     while isinstance(around, Tracer):
         at = _Mark(
             around.graph.nodes.copy(),
+            frozenset(around.graph.inputs),
             len(around.symbols),
             len(around.captures),
             len(around.changes),
@@ -54,12 +56,10 @@ def rollback(marks: Marks) -> None:
         tracer.graph.nodes[:] = at.nodes
         _truncate(tracer.symbols, at.symbols)
         _truncate(tracer.captures, at.captures)
-        kept = {id(v) for v in tracer.symbols.values()}
-        kept |= {id(c.input) for c in tracer.captures.values()}
         tracer.graph.inputs = [
             v
             for v in tracer.graph.inputs
-            if v.node.section == "operand" or id(v) in kept
+            if v.node.section == "operand" or v in at.inputs
         ]
 
 
