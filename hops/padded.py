@@ -22,6 +22,7 @@ from hopflow.hops.loops import empty_stacks
 from hopflow.ops.convert import as_value, astype, stop_gradient
 from hopflow.ops.item import dim_size
 from hopflow.ops.opdef import OPERATIONS
+from hopflow.ops.sizes import smaller
 from hopflow.ops.views import sliced, update_slice
 from hopflow.symbolic.env import ShapeEnv
 from hopflow.symbolic.size import Size, Symbol, SymInt, free_symbols, substitute
@@ -258,7 +259,10 @@ def padded_branches(
 
         def full(results: Sequence[Value]) -> list[Value]:
             pairs = zip(results, types, strict=True)
-            return [*sizes(results), *(_pad(x, t, largest) for x, t in pairs)]
+            return [
+                *sizes(results),
+                *(_pad(_fitted(x, t, largest), t, largest) for x, t in pairs),
+            ]
 
         more = [TracedTensor(tracer, tracer.symbol(s)) for s in given]
         graphs = map_graphs(params, lambda g: _branch(g, like, given, full))
@@ -317,6 +321,14 @@ def _pad(x: Value, type_: TensorType, largest: Mapping[Symbol, Size]) -> Value:
     [zeros] = empty_stacks([x.type.with_shape(shape)])
     starts, steps = (0,) * len(shape), (1,) * len(shape)
     return as_value(update_slice(zeros, x, starts=starts, steps=steps))
+
+
+def _fitted(x: Value, type_: TensorType, largest: Mapping[Symbol, Size]) -> Value:
+    """A branch's result; no more of it than is measured, as that of a branch which does
+    not run may be larger."""
+    room = [substitute(n, largest) for n in type_.shape]
+    shape = tuple(map(smaller, x.type.shape, room))
+    return as_value(sliced(x, (0,) * len(shape), shape, (1,) * len(shape)))
 
 
 def _cut(x: Value, type_: TensorType, sizes: Mapping[Symbol, Size]) -> Value:

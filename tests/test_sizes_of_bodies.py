@@ -566,6 +566,20 @@ def of_a_loop(x: Any) -> Any:
 GROWS = {"y": {0: True}}
 
 
+@in_python(lambda x: hf.concat([x, x[:2] * 3]))
+def of_the_smaller_of_two(x: Any) -> Any:
+    def grow(y: Any) -> Any:
+        return (hf.concat([y, x]),)
+
+    def grown(most: float) -> Any:
+        [y] = hf.while_loop(
+            lambda y: hf.sum(y) < most * hf.sum(x), grow, (x,), dynamic_carry=GROWS
+        )
+        return hf.concat([y, x[:2] * 3])
+
+    return hf.cond(x[0] > 0, lambda: grown(0.5), lambda: hf.concat([grown(0.5)] * 9))
+
+
 @in_python(lambda x: sum(x[0] * hf.sum(x[x > a] if a > 1 else x[:1]) for a in X + 0.5))
 def in_a_scan(x: Any) -> Any:
     def step(total: Any, a: Any) -> Any:
