@@ -32,7 +32,7 @@ from hopflow.symbolic.boolean import SymBool
 from hopflow.symbolic.env import ShapeEnv
 from hopflow.symbolic.guards import GuardSet
 from hopflow.symbolic.size import Size, SymFloat, SymInt, symbol
-from hopflow.tensor import EagerTensor, asarray
+from hopflow.tensor import asarray
 from hopflow.trace.captures import is_written
 from hopflow.trace.dims import Dynamic, LeafPlan, choice_of, plan_leaves
 from hopflow.trace.functional import aliased_write
@@ -50,7 +50,7 @@ from hopflow.trace.source import (
     where,
 )
 from hopflow.trace.state import name_captures
-from hopflow.trace.tracer import Tracer, trace_into
+from hopflow.trace.tracer import Tracer, share_memory, trace_into
 
 __all__ = ["spec", "trace"]
 
@@ -70,7 +70,8 @@ def trace(
 
     `f` runs as Python, once; loops over sizes and iteration over tensors are unrolled.
     Numbers and other arguments that are no tensors are constants of the graph, which
-    `GraphModule.specializations` lists. A write to an argument is one at each call.
+    `GraphModule.specializations` lists. A write to an argument is one at each call,
+    whose arguments must not share the memory of one that is written.
 
     Args:
         f: Takes and returns pytrees of tensors and numbers.
@@ -154,14 +155,16 @@ class Run:
     def __call__(self, graph: Graph, args: Sequence[Any]) -> list[Any]:
         sizes = current().value_of
         args = [sizes(a) if isinstance(a, SymInt) else a for a in args]
-        found = interpret(graph, args, bind)
         operands = args[len(args) - len(graph.operands) :]
-        for target, value in zip(self.written, found[self.results :], strict=True):
-            tensor = graph.attributes[target] if type(target) is str else None
-            if isinstance(target, int):
-                tensor = operands[target]
-            if isinstance(tensor, Value):
-                current().write(tensor, as_value(value))
+        targets = [
+            operands[k] if isinstance(k, int) else graph.attributes[k]
+            for k in self.written
+        ]
+        if targets:
+            _check_apart(graph, operands, targets)
+        found = interpret(graph, args, bind)
+        for tensor, value in zip(targets, found[self.results :], strict=True):
+            current().write(tensor, as_value(value))
         results: list[Any] = []
         for i, value in enumerate(found[: self.results]):
             if i in self.same:
@@ -172,6 +175,21 @@ class Run:
             else:
                 results.append(as_value(value))
         return results
+
+
+def _check_apart(
+    graph: Graph, operands: Sequence[Value], targets: Sequence[Value]
+) -> None:
+    """Raises: MutationError: a tensor that a graph writes shares its memory with
+    another one that it reads or writes, which the graph takes to be apart."""
+    read, written = read_vars(graph), {id(x) for x in targets}
+    pairs = zip(graph.operands, operands, strict=True)
+    used = [x for var, x in pairs if var in read or id(x) in written]
+    used += [x for x in graph.attributes.values() if isinstance(x, Value)]
+    for target in targets:
+        others = [x for x in used if x is not target]
+        if len(used) - len(others) > 1 or any(share_memory(target, x) for x in others):
+            raise aliased_write(target.type)
 
 
 class _Capture:
@@ -217,7 +235,6 @@ class _Capture:
             self.tracer, lambda: self.flatten(self.run()), ()
         )
         tensors = self.tracer.operands
-        self.check_aliases()
         written: list[int | str] = [i for i, t in enumerate(tensors) if is_written(t)]
         places = {id(t): i for i, t in enumerate(tensors) if is_written(t)}
         same = {i: places[id(o)] for i, o in enumerate(outputs) if id(o) in places}
@@ -337,17 +354,6 @@ class _Capture:
             if any(isinstance(a, Constant) and a.value == value for a in node.args):
                 return node.line
         return None
-
-    def check_aliases(self) -> None:
-        """Raises: MutationError: one of two arguments that share memory is written."""
-        given = [self.leaves[i] for i in self.operands]
-        pairs = list(zip(given, self.tracer.operands, strict=True))
-        for leaf, tensor in pairs:
-            if isinstance(leaf, EagerTensor) and is_written(tensor):
-                others = [x for x, _ in pairs if x is not leaf]
-                storages = [x.storage for x in others if isinstance(x, EagerTensor)]
-                if leaf.storage in storages:
-                    raise aliased_write(leaf.type)
 
     def guards(self, *, insert: bool) -> GuardSet:
         """What calls are checked against; the rest the graph checks, if asked."""

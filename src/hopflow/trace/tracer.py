@@ -260,9 +260,7 @@ class Tracer(Numbers):
         parent = self.parent
         if isinstance(parent, Tracer):
             local = parent.localize(value)
-            owner = parent.place(local).storage.owner if local.storage else local
-            known = parent._known(owner.origin) if owner.origin is not None else None
-            return local, owner if known is None else known.memory
+            return local, parent.memory(local)
         if isinstance(value, EagerTensor):
             if not self.allow_captures and not self.is_adopted(value):
                 raise CapturedTensorError(
@@ -275,6 +273,12 @@ class Tracer(Numbers):
             raise escaped(value, "its trace has ended, or it belongs to another one")
         assert isinstance(value, Tensor)
         return value, value
+
+    def memory(self, tensor: TracedTensor) -> Tensor:
+        """What one of this is a view of: in the outermost trace, or eager."""
+        owner = self.place(tensor).storage.owner if tensor.storage else tensor
+        known = self._known(owner.origin) if owner.origin is not None else None
+        return owner if known is None else known.memory
 
     def is_adopted(self, value: Value) -> bool:
         """Whether a tensor was made from data during this trace."""
@@ -511,6 +515,16 @@ class Tracer(Numbers):
 def _note_line(error: HopflowError) -> None:
     if (line := user_line(4)) is not None:
         error.add_note(f"while tracing {line}")
+
+
+def share_memory(a: Value, b: Value) -> bool:
+    """Whether a write to one of two tensors may be seen in the other."""
+    here = current()
+    if isinstance(here, Tracer):
+        a, b = (here.memory(here.localize(x)) for x in (a, b))
+    if isinstance(a, EagerTensor) and isinstance(b, EagerTensor):
+        return a.overlaps(b)
+    return a is b
 
 
 def range_of(operand: Operand, tracer: Interpreter | None = None) -> ValueRange:
