@@ -46,6 +46,7 @@ from hopflow.ops.convert import as_value, astype
 from hopflow.ops.elementwise import add, logical_not, minimum
 from hopflow.ops.math import sqrt
 from hopflow.ops.views import moved
+from hopflow.progress import in_reverse, progress_of
 from hopflow.symbolic.env import ShapeEnv
 from hopflow.symbolic.size import Size, SymInt
 from hopflow.trace.functional import TracedTensor
@@ -65,6 +66,7 @@ class _Loop(NamedTuple):
     levels   how many axes of examples `given` has before its own
     primals  the first carry, and captures
     given    tangents of the active primals, or cotangents of the active carry
+    progress   whom the steps backwards tell how far they are
     """
 
     body: Graph
@@ -75,6 +77,7 @@ class _Loop(NamedTuple):
     primals: Sequence[Any]
     steps: Any
     given: Sequence[Any]
+    progress: Any
 
     @classmethod
     def of(cls, args: Sequence[Any], params: dict[str, Any]) -> "_Loop":
@@ -90,6 +93,7 @@ class _Loop(NamedTuple):
             [*operands[:count], *args[last:]],
             operands[count],
             operands[count + 1 :],
+            params.get("progress"),
         )
 
     def args(self, **changed: Any) -> list[Any]:
@@ -425,7 +429,9 @@ def _revolve(loop: _Loop, kept: int | None) -> list[Value]:
     own = [x.type for x in loop.own()]
     sums = empty_stacks(loop.in_levels(own[len(loop.given) :]))
     first = (loop.steps, 0, made, stacks, list(loop.given), sums)
-    *_, cts, sums = while_loop(lambda end, *_: end > 0, take_back, first)
+    *_, cts, sums = while_loop(
+        lambda end, *_: end > 0, take_back, first, progress=loop.progress
+    )
     return [*cts, *sums]
 
 
@@ -448,12 +454,13 @@ _FIRST: Final = Constant(0, COUNTER)
 # --- with a bound on the steps --------------------------------------------------------
 
 
-def _bounded(test: Graph, body: Graph, most: int, *, again: bool) -> Graph:
-    """The loop as a scan of `most` steps, of which those past the end do nothing.
+def _bounded(params: dict[str, Any], *, again: bool) -> Graph:
+    """A loop as a scan of `max_steps` steps, of which those past the end do nothing.
 
     Args:
         again: Whether the backward pass makes all of a step again from the carry.
     """
+    test, body, most = (params[key] for key in ("test", "body", "max_steps"))
     tracer = Tracer(None, "while_loop", env=ShapeEnv(user_line))
     symbols = [v.node.symbol for v in body.symbols if v.node.symbol is not None]
     known = [TracedTensor(tracer, tracer.define(s)) for s in symbols]
@@ -476,7 +483,8 @@ def _bounded(test: Graph, body: Graph, most: int, *, again: bool) -> Graph:
 
     with using(tracer):
         first = (*run(test, carry), carry)
-        (goes_on, last), _ = scan(step_or_stay, first, length=most)
+        progress = params.get("progress")
+        (goes_on, last), _ = scan(step_or_stay, first, length=most, progress=progress)
         limit = {"message": Message(limit_message("while_loop", most)), "limit": True}
         bind(check_op, [logical_not(goes_on)], limit)
     return tracer.close(last)
@@ -492,8 +500,7 @@ def linearize_loop(
     or whose steps are bounded."""
     body, mode = params["body"], params["reverse_mode"]
     if mode in ("save", "recompute"):
-        most = params["max_steps"]
-        graph = _bounded(params["test"], body, most, again=mode == "recompute")
+        graph = _bounded(params, again=mode == "recompute")
         linear = next(t.tracer for t in tangents if isinstance(t, TracedTensor))
         bounded, pushed = differentiate(graph, operands, tangents, linear)
         return bounded, lambda _: pushed
@@ -506,6 +513,7 @@ def linearize_loop(
         "active": tuple(args[first:]),
         "levels": 0,
         "kept": mode.count if isinstance(mode, Checkpoint) else None,
+        **in_reverse(progress_of(params)),
     }
 
     def derivative(given: Sequence[Tangent]) -> list[Tangent]:

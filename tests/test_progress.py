@@ -173,6 +173,21 @@ def test_the_backward_pass_has_a_bar_of_its_own(run: Any, terminal: Terminal) ->
     assert shown == [f"decay {full}", f"decay (backward) {full}"]
 
 
+@pytest.mark.parametrize("max_steps", [None, 8])
+@pytest.mark.parametrize("mode", ["save", "recompute", "checkpoint", hf.Checkpoint(2)])
+def test_both_passes_of_a_while_loop_are_shown(
+    mode: Any, max_steps: int | None, terminal: Terminal
+) -> None:
+    def f(x: Any) -> Any:
+        options = {"reverse_mode": mode, "max_steps": max_steps, "progress": "L"}
+        return hf.while_loop(lambda x: x < 40, lambda x: x * x, x, **options)
+
+    agree(jit(hf.grad(f))(hf.asarray(3.0)), np.float32(4 * 3**3))
+    ended = [line for line in lines(terminal) if "100%" in line]
+    found = [line.split(" [")[0] for line in ended]
+    assert list(dict.fromkeys(found)) == ["L", "L (backward)"]
+
+
 @every_meaning
 def test_a_function_is_told_of_the_forward_pass_alone(run: Any, told: Told) -> None:
     run(hf.grad(lambda x: decay(x, told)), X)
@@ -280,6 +295,18 @@ def test_loops_in_loops_share_a_line(terminal: Terminal) -> None:
     assert " | inner [--------------------]   0%" in second  # as wide as the terminal
     assert last.startswith("outer [####################] 100% 3/3")
     assert last.endswith("\n")
+
+
+def test_the_line_ends_with_the_program(terminal: Terminal) -> None:
+    def within(_: Any, c: Any) -> Any:
+        return hf.scan(lambda c, _: (c + 1, None), c, length=2, progress="inner")[0]
+
+    f = jit(lambda x: hf.fori_loop(0, 3, within, x))
+    for _ in range(2):
+        f(np.float32(0))
+    first, second, _ = terminal.getvalue().split("\n")
+    assert first.startswith("\rinner [--------------------]   0% 0/2, 0:00")
+    assert second == first
 
 
 def test_without_a_terminal_nothing_is_shown_of_what_is_soon_done(capfd: Any) -> None:

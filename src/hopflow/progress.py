@@ -19,7 +19,7 @@ __all__ = [
     "as_progress",
     "in_reverse",
     "progress_of",
-    "stop",
+    "shown",
     "tell",
 ]
 
@@ -61,6 +61,8 @@ def as_progress(op: str, given: Any) -> dict[str, Any]:
     """
     if given is None:
         return {}
+    if isinstance(given, Progress):  # of a loop that this one stands for
+        return {"progress": given}
     if isinstance(given, str):
         return {"progress": Progress(given)}
     if not callable(given):
@@ -107,11 +109,6 @@ def tell(progress: "Progress | str", done: int, total: int | None) -> None:
         raise
 
 
-def stop() -> None:
-    """Leave the bars of this thread as they are: the loops have failed."""
-    _bars.stop()
-
-
 # --- loops that Python runs -----------------------------------------------------------
 
 
@@ -124,9 +121,7 @@ class Meter:
 
     def __enter__(self) -> "Meter":
         if self.progress is not None:
-            if not _running.depth:
-                _running.told.clear()
-            _running.depth += 1
+            _running.enter()
             if self.total != 0:
                 self._tell(self.total)
         return self
@@ -154,22 +149,45 @@ class Meter:
     ) -> None:
         if self.progress is None:
             return
-        _running.depth -= 1
-        if error is None:
-            self._tell(self.done, always=not _running.depth)
-        else:
-            stop()
+        try:
+            if error is None:
+                self._tell(self.done, always=_running.depth == 1)
+        finally:
+            _running.leave()
 
 
 class _Running(threading.local):
-    """The loops of a thread that Python runs: how deep, and when each was told of."""
+    """What a thread runs that tells its progress: how many loops and programs in each
+    other, and when each loop that Python runs was told of."""
 
     def __init__(self) -> None:
         self.depth = 0
         self.told: dict[str | int, float] = {}
 
+    def enter(self) -> None:
+        self.depth += 1
+
+    def leave(self) -> None:
+        self.depth -= 1
+        if not self.depth:  # what is left has failed, or was told of too seldom
+            self.told.clear()
+            _bars.stop()
+
 
 _running: Final = _Running()
+
+
+def shown(program: Callable[..., Any]) -> Callable[..., Any]:
+    """A program that tells its progress: when it ends, so does the line of bars."""
+
+    def call(*args: Any) -> Any:
+        _running.enter()
+        try:
+            return program(*args)
+        finally:
+            _running.leave()
+
+    return call
 
 
 # --- the terminal ---------------------------------------------------------------------

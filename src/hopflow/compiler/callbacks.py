@@ -1,7 +1,7 @@
 """The Python functions that a program calls: those of the graph that it runs."""
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any, TypeAlias
 
@@ -10,7 +10,7 @@ import numpy as np
 from hopflow.graph.core import Graph, Node
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir.nest import Program
-from hopflow.progress import stop, tell
+from hopflow.progress import tell
 
 NDArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
@@ -32,21 +32,10 @@ class Callbacks:
     def __bool__(self) -> bool:
         return any(self._nodes.values())
 
-    def bound(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """A program that calls us: if it fails, it leaves no bar half drawn."""
-        if not self._nodes["progress"]:
-            return call
-
-        def shown(*args: Any) -> Any:
-            trapped: Any = True
-            try:
-                trapped = call(*args)
-            finally:
-                if trapped is not None:
-                    stop()
-            return trapped
-
-        return shown
+    @property
+    def tells(self) -> bool:
+        """Whether the program tells the progress of a loop."""
+        return bool(self._nodes["progress"])
 
     def __call__(self, site: int, address: int) -> None:
         """Call the function of a site; `address` is that of the words that native code

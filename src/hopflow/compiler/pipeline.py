@@ -29,6 +29,7 @@ from hopflow.logs import span
 from hopflow.loop_ir.nest import Program
 from hopflow.loop_ir.printer import format_program
 from hopflow.loop_ir.verifier import verify as verify_program
+from hopflow.progress import shown
 from hopflow.stats import counts
 from hopflow.symbolic.size import compiled_shapes
 from hopflow.tensor import EagerTensor
@@ -193,7 +194,8 @@ class Executable:
         callbacks = Callbacks(self.graph, kernel.program)
         if not callbacks:
             return kernel.call
-        return callbacks.bound(kernel.calling(callbacks))
+        call = kernel.calling(callbacks)
+        return shown(call) if callbacks.tells else call
 
     def _variant(self, arrays: list[Any]) -> tuple[Kernel, _Call, list[int]]:
         """The kernel for arrays that lie so in memory, and the strides that it takes.

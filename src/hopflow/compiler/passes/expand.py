@@ -42,10 +42,21 @@ def expand_inlines(graph: Graph) -> Graph:
         del graph.nodes[at]
         given = [a if isinstance(a, Var | Constant) else None for a in region.operands]
         sizes = bind_symbols(region.graph, given)
+        rest = len(graph.nodes) - at
         outputs = inline(graph, at, region.graph, region.operands, sizes)
+        _number(graph.nodes[at : len(graph.nodes) - rest], node)
         replace_uses(graph, dict(zip(node.results, outputs, strict=True)))
         _rename_sizes(graph, node, outputs)
     return graph
+
+
+def _number(inserted: Sequence[Node], source: Node) -> None:
+    """Let what is made for a node, and has no number of its own, have that one's."""
+    number = source.meta.get("number", 0)
+    for node in inserted:
+        node.meta.setdefault("number", number)
+        for inner in node.graphs.values():
+            _number(inner.nodes, source)
 
 
 def _with_values(region: Inline, graph: Graph) -> Inline:
