@@ -268,6 +268,8 @@ class HigherOrderOp:
 
         Batched args and results have the examples along axis 0; one arg at least is.
         """
+        if own_rules.ARGUMENTS in params:  # the class's own rules are for one example
+            return batching.each_example(self, size, batched, args, params)
         if forms.MEANING in params:
             return forms.batch(params[forms.MEANING], size, batched, args)
         return batching.batch(self, size, batched, args, params)

@@ -8,7 +8,7 @@ other arguments.
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final
 
 import numpy as np
@@ -267,37 +267,46 @@ def schema_of_call(
     try:
         own_args, own_kwargs = pytree.unflatten(spec, given)
         result = trace_into(tracer, lambda: f(*own_args, **own_kwargs), ())
-        found, result_spec = pytree.flatten(result)
-        nodes = [n for n in tracer.graph.nodes if _is_of(n, op)]
-        used = op or (nodes[0].op if nodes else None)
-        name: str = getattr(used, "name", None) or name_of(f)
         rows = [_described(path, x) for path, x in zip(paths, leaves, strict=True)]
         arguments = tuple(
-            Argument(a.path, a.kind, a.type, i in tensors and is_written(tensors[i]))
+            replace(a, written=i in tensors and is_written(tensors[i]))
             for i, a in enumerate(rows)
         )
-        written = {id(c) for c in tracer.written_captures().values()}
-        captures = tuple(
-            Argument(c.input.node.name, "tensor", str(c.input.type), id(c) in written)
-            for c in tracer.captures.values()
-        )
-        result_paths = pytree.leaf_paths(result_spec, "result")
-        results = tuple(
-            _described(path, x) for path, x in zip(result_paths, found, strict=True)
-        )
-        functions, options = _details(nodes[0]) if nodes else ((), ())
-        return Schema(
-            name,
-            arguments,
-            captures,
-            results,
-            shown(spec),
-            shown(result_spec),
-            functions,
-            options,
-        )
+        return _traced_schema(tracer, op, name_of(f), arguments, shown(spec), result)
     finally:
         rollback(marks)
+
+
+def _traced_schema(
+    tracer: Tracer,
+    op: Any,
+    name: str,
+    arguments: tuple[Argument, ...],
+    structure: str,
+    result: Any,
+) -> Schema:
+    """The rest of what a trace says of its call: captures, results, the node."""
+    nodes = [n for n in tracer.graph.nodes if _is_of(n, op)]
+    used = op or (nodes[0].op if nodes else None)
+    written = {id(c) for c in tracer.written_captures().values()}
+    captures = tuple(
+        Argument(c.input.node.name, "tensor", str(c.input.type), id(c) in written)
+        for c in tracer.captures.values()
+    )
+    found, spec = pytree.flatten(result)
+    paths = pytree.leaf_paths(spec, "result")
+    results = tuple(_described(p, x) for p, x in zip(paths, found, strict=True))
+    functions, options = _details(nodes[0]) if nodes else ((), ())
+    return Schema(
+        getattr(used, "name", name),
+        arguments,
+        captures,
+        results,
+        structure,
+        shown(spec),
+        functions,
+        options,
+    )
 
 
 def _is_of(node: Node, op: Any) -> bool:

@@ -254,6 +254,21 @@ def test_one_program_serves_all_sizes() -> None:
     assert hf.stats().compiles - before <= 2  # a size of its own, then any
 
 
+def test_a_batch_keeps_the_rules_of_a_class() -> None:
+    calls = []
+
+    class Noted(Twice):
+        def vjp(self, f: Any, x: Any) -> Any:
+            calls.append(x.shape)
+            return hf.vjp(lambda f, x: f(f(x)), f, x)
+
+    noted = Noted()
+    xs = hf.stack([tensor(), tensor()])
+    batch = hf.vmap(lambda x: noted(lambda y: y * x, x))
+    agree(hf.grad(lambda xs: hf.sum(batch(xs)))(xs), 3 * np.asarray(xs) ** 2)
+    assert set(calls) == {(2,)}  # for one example
+
+
 # --- names and declarations -----------------------------------------------------------
 
 

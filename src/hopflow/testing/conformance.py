@@ -287,7 +287,12 @@ CHECKS: Final[Mapping[str, Callable[[_Case], None]]] = MappingProxyType(
 )
 """What is checked, by name. Each compares with the debug meaning."""
 
-_DERIVATIVES: Final = ("jvp", "vjp", "second")
+
+def _nothing(name: str, case: _Case) -> str:
+    """Why there is nothing to check; "" if there is something."""
+    if name in ("jvp", "vjp", "second") and not case.floats:
+        return "no argument is a floating tensor"
+    return "no argument is a tensor" if name == "vmap" and not case.data else ""
 
 
 def check_operator(
@@ -334,11 +339,8 @@ def check_operator(
     found: dict[str, str] = {}
     failures: dict[str, str] = {}
     for name, check in CHECKS.items():
-        if name in _DERIVATIVES and not case.floats:
-            found[name] = "no argument is a floating tensor"
-            continue
-        if name == "vmap" and not case.data:
-            found[name] = "no argument is a tensor"
+        if why := _nothing(name, case):
+            found[name] = why
             continue
         try:
             check(case)
