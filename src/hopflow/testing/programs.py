@@ -128,7 +128,13 @@ class Pool:
                 x = self.m.broadcast_to(total, like.shape)
         if like.dtype.kind == "b" and x.dtype.kind == "f":
             return x > self.threshold
-        return x if x.dtype == like.dtype else self.m.astype(x, like.dtype)
+        return (
+            x if x.dtype == like.dtype else self.settled(self.m.astype(x, like.dtype))
+        )
+
+    def settled(self, x: Any) -> Any:
+        """What another dtype made of a value, as this kind of programs has it."""
+        return self.bounded(x) if self.exact else x
 
 
 def broadcasts(a: Sequence[Any], b: Sequence[Any]) -> bool:
@@ -187,7 +193,7 @@ def _where(p: Pool, a: int, b: int, c: int, _: int) -> Any:
     x = p.pick(a)
     y = p.mate(b, x)
     test = p.like(c, lambda v: v.shape == x.shape)
-    return p.m.where(p.number(test) > 1 + p.threshold, x, y)
+    return p.settled(p.m.where(p.number(test) > 1 + p.threshold, x, y))
 
 
 def _flat(p: Pool, a: int, *_: int) -> Any:
@@ -197,7 +203,7 @@ def _flat(p: Pool, a: int, *_: int) -> Any:
 def _concat(p: Pool, a: int, b: int, *_: int) -> Any:
     x = p.array(a)
     y = p.like(b, lambda v: v.ndim == x.ndim and v.shape[1:] == x.shape[1:])
-    return p.m.concat([x, y, x]) if y.ndim and x.ndim else x
+    return p.settled(p.m.concat([x, y, x])) if y.ndim and x.ndim else x
 
 
 def _matmul(p: Pool, a: int, b: int, *_: int) -> Any:

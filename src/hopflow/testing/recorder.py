@@ -48,7 +48,8 @@ def record(
     recorder = Recorder()
     given = [Ref(recorder, a.name, a.value) for a in arguments]
     pool = kind(given, lib=recorder.library())
-    run(pool, steps)
+    with np.errstate(all="ignore"):
+        run(pool, steps)
     wanted = [*(pool.pick(k) for k in range(most)), *pool.owned]
     results = tuple({v.name: Name(v.name) for v in wanted}.values())
     names = tuple(Name(a.name) for a in arguments)

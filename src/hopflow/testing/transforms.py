@@ -70,7 +70,7 @@ def examples(program: Program) -> list[Array]:
 def _each(program: Program, plain: Plain) -> list[Array]:
     f, rows = program.function(plain), examples(program)
     with np.errstate(all="ignore"):
-        found = [f(*(x[i].copy() for x in rows)) for i in range(EXAMPLES)]
+        found = [f(*(np.array(x[i]) for x in rows)) for i in range(EXAMPLES)]
     return [np.stack(xs) for xs in zip(*found, strict=True)]
 
 
@@ -156,7 +156,7 @@ def tape(f: Function, values: Sequence[Array]) -> list[Array]:
 def _tape_each(program: Program, plain: Plain) -> list[Array]:
     _each(program, plain)
     f, rows = _grad(program, hopflow), examples(program)
-    found = [tape(f, [x[i].copy() for x in rows]) for i in range(EXAMPLES)]
+    found = [tape(f, [np.array(x[i]) for x in rows]) for i in range(EXAMPLES)]
     return [np.stack(xs) for xs in zip(*found, strict=True)]
 
 
