@@ -9,12 +9,14 @@ VENV ?= .venv
 ARGS ?=
 BIN := $(VENV)/bin
 
-.PHONY: help demo test bench lint types layers tables wheel clean
+.PHONY: help demo test fuzz mutants bench lint types layers tables wheel clean
 .NOTPARALLEL:
 
 help:
 	@echo "make demo     run the demonstration"
 	@echo "make test     run the tests"
+	@echo "make fuzz     draw programs for an hour, and compare all their meanings"
+	@echo "make mutants  plant faults, and find them"
 	@echo "make bench    run the benchmarks"
 	@echo "make lint     ruff: the rules, and the format"
 	@echo "make types    mypy, strict"
@@ -28,6 +30,12 @@ demo: $(VENV)/.has-demo
 
 test: $(VENV)/.has-test
 	$(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal $(ARGS)
+
+fuzz: $(VENV)/.has-test
+	$(BIN)/hopflow fuzz --minutes 60 $(ARGS)
+
+mutants: $(VENV)/.has-test
+	$(BIN)/pytest -v property_tests/test_mutants.py $(ARGS)
 
 bench: $(VENV)/.has-bench
 	$(BIN)/python -m benchmarks $(ARGS)
@@ -68,6 +76,6 @@ $(VENV)/.has-%: pyproject.toml | $(VENV)/.made
 	@touch $@
 
 clean:
-	rm -rf build dist demo_output src/hopflow.egg-info
+	rm -rf build dist demo_output fuzz_output src/hopflow.egg-info
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -path './.*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

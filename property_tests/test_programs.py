@@ -44,13 +44,13 @@ def test_cheap_meanings_of_a_program_agree(program: Program) -> None:
     check(program, CHEAP)
 
 
-@some(4)
+@some(5)
 @given(st.one_of(whole, smooth))
 def test_all_meanings_of_a_program_agree(program: Program) -> None:
     check(program)
 
 
-@some(5)
+@some(8)
 @given(without_writes)
 def test_programs_without_writes_mean_what_they_do_in_jax(program: Program) -> None:
     check(program, ["jit", "jax"])
@@ -62,7 +62,7 @@ def test_all_meanings_of_the_vmap_of_a_program_agree(program: Program) -> None:
     check(program, ["debug", "eager", "jit", "jit, 2 threads"], ["vmap"])
 
 
-@some(8)
+@some(12)
 @given(programs("smooth", size=4))
 def test_derivatives_of_a_program_agree(program: Program) -> None:
     check(program, ["eager", "jit", "dynamic"], ["grad", "jvp", "jvp of grad"])

@@ -11,7 +11,9 @@ import pytest
 from hopflow import cli, demo
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["demo", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["demo", "--help"], ["fuzz", "--help"]]
+)
 def test_help_is_a_success(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -26,6 +28,24 @@ def test_without_a_command_the_help_is_shown(
 ) -> None:
     assert cli.main([]) == 0
     assert "usage: hopflow" in capsys.readouterr().out
+
+
+def test_fuzz_says_what_it_did(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["fuzz", "--minutes", "0.02", "--output", str(tmp_path)]
+    assert cli.main(arguments) == 0
+    said = capsys.readouterr().out
+    assert "operators and rules" in said
+    assert "0 failures" in said
+
+
+@pytest.mark.parametrize("minutes", ["0", "-1", "inf", "soon"])
+def test_fuzz_needs_a_time(minutes: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["fuzz", "--minutes", minutes])
+    assert end.value.code == 2
+    assert "--minutes" in capsys.readouterr().err
 
 
 def test_the_command_is_installed_and_tells_its_version() -> None:

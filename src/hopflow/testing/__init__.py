@@ -1,14 +1,11 @@
-"""What a test of array programs needs, ours or a user's: see docs/fuzzing.md.
-
-`hopflow.testing.strategies.programs` draws programs; it needs Hypothesis, which the
-package does not.
-"""
+"""What a test of array programs needs, ours or a user's: see docs/fuzzing.md."""
 
 from hopflow.testing.checks import Disagreement, Report, check
 from hopflow.testing.conformance import check_operator
 from hopflow.testing.meanings import ProgramMeaning, register_meaning
 from hopflow.testing.program import Program
 from hopflow.testing.program_text import from_text, to_text
+from hopflow.testing.strategies import programs
 
 __all__ = [
     "Disagreement",
@@ -18,6 +15,7 @@ __all__ = [
     "check",
     "check_operator",
     "from_text",
+    "programs",
     "register_meaning",
     "to_text",
 ]

@@ -94,8 +94,12 @@ class Plain:
         return np.asarray(x, None if dtype is None else as_dtype(dtype).dtype)
 
     def astype(self, x: Array, dtype: Any) -> Array:
-        with np.errstate(invalid="ignore"):
-            return self._result(x.astype(as_dtype(dtype).dtype))
+        to = as_dtype(dtype)
+        if to.is_integer and as_dtype(x.dtype).is_float:
+            # What is too large for an integer is the largest one, as in JAX.
+            ends = np.iinfo(to.dtype)
+            x = np.clip(x.astype(np.float64), float(ends.min), float(ends.max))
+        return self._result(x.astype(to.dtype))
 
     def copy(self, x: Array) -> Array:
         self._own.append(x.copy())

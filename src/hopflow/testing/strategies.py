@@ -1,10 +1,9 @@
-"""What Hypothesis draws. Needs `hypothesis`, which the package does not."""
+"""What Hypothesis draws. It is imported late: the package does not depend on it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from hypothesis import strategies as st
 
 from hopflow.dtypes import as_dtype
 from hopflow.errors import ArgumentValueError
@@ -13,13 +12,10 @@ from hopflow.testing.program import Argument, Program
 from hopflow.testing.programs import OPERATORS, Pool
 from hopflow.testing.recorder import record
 
-__all__ = ["BODIES", "KINDS", "numbers", "programs", "steps"]
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
 
-# One number and not four: Hypothesis takes away a few of its choices at a time, and a
-# step that is few choices goes as a whole.
-numbers = st.integers(0, 12**4 - 1).map(
-    lambda n: (n % 12, n // 12 % 12, n // 144 % 12, n // 1728)
-)
+__all__ = ["BODIES", "KINDS", "programs", "steps"]
 
 
 BRANCHES: Final = ("cond", "switch")
@@ -44,7 +40,7 @@ def steps(
     depth: int,
     most: int = 7,
     operators: Sequence[str] = (*BRANCHES, *BODIES),
-) -> st.SearchStrategy[Any]:
+) -> "SearchStrategy[Any]":
     """Programs of `testing.programs`.
 
     Args:
@@ -53,6 +49,13 @@ def steps(
         most: Steps of the program, and of a body that has operators in it.
         operators: Which of them there may be, as `names`.
     """
+    from hypothesis import strategies as st
+
+    # One number and not four: Hypothesis takes away a few of its choices at a time, and
+    # a step that is few choices goes as a whole.
+    numbers = st.integers(0, 12**4 - 1).map(
+        lambda n: (n % 12, n // 12 % 12, n // 144 % 12, n // 1728)
+    )
     plain = st.tuples(st.sampled_from(names), numbers)
     if depth == 0:
         return st.lists(plain, max_size=4)
@@ -67,8 +70,10 @@ def steps(
 
 def arguments(
     kind: str, dtypes: Sequence[str], most: int = 6
-) -> st.SearchStrategy[tuple[Argument, ...]]:
+) -> "SearchStrategy[tuple[Argument, ...]]":
     """Arguments of programs."""
+    from hypothesis import strategies as st
+
     one = st.tuples(
         st.sampled_from(list(dtypes)), st.sampled_from(SHAPES), st.integers(0, 9)
     )
@@ -102,7 +107,7 @@ def programs(
     size: int = 5,
     weights: Mapping[str, int] | None = None,
     mutation: bool = False,
-) -> st.SearchStrategy[Program]:
+) -> "SearchStrategy[Program]":
     """Typed programs, which run, stop, and read within bounds.
 
     Args:
@@ -120,6 +125,8 @@ def programs(
     Raises:
         ArgumentValueError: there is nothing of such a name.
     """
+    from hypothesis import strategies as st
+
     _known("kind", [kind], KINDS)
     found = KINDS[kind]
     plain = [name for name in found.operations if name != "write"]

@@ -1,0 +1,51 @@
+"""`hopflow fuzz`: what it keeps, counts and finds."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hopflow.testing.fuzz import ROUNDS, Campaign, Round, run
+from hopflow.testing.plain import Plain
+from hopflow.testing.program_text import from_text
+
+QUICK = [Round("exact", {"dtypes": ["int64"]}, ["debug"], ["value"])]
+
+
+def test_a_campaign_keeps_the_first_program_of_each_rule(tmp_path: Path) -> None:
+    campaign = run(0.05, 0, tmp_path, rounds=QUICK)
+    assert campaign.counts["programs"] == campaign.counts["debug"] > 0
+    assert not campaign.failures
+    for operator, rule in campaign.coverage:
+        text = (tmp_path / "corpus" / f"{operator}-{rule}.json").read_text()
+        assert operator in from_text(text).operations
+
+
+def test_what_failed_is_kept_as_a_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Plain, "invoke_subgraph", lambda _, f, *xs: xs)
+    rounds = [Round("exact", {"operators": ["subgraph"]}, ["debug"], ["value"])]
+    campaign = run(0.3, 0, tmp_path, rounds=rounds)
+    assert campaign.failures
+    script = next(iter(campaign.failures.values()))
+    ended = subprocess.run([sys.executable, script], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert (
+        "invoke_subgraph"
+        in from_text(script.with_suffix(".json").read_text()).operations
+    )
+
+
+def test_rules_that_nobody_exercised_are_told(tmp_path: Path) -> None:
+    campaign = Campaign(tmp_path)
+    assert ("while_loop", "vjp") in campaign.empty_cells()
+    assert ("custom_vjp", "jvp") not in campaign.empty_cells()
+
+
+@pytest.mark.parametrize(
+    "part", ROUNDS, ids=lambda part: f"{part.kind}, {part.transforms}"
+)
+def test_every_round_can_be_drawn(part: Round, tmp_path: Path) -> None:
+    run(0.01, 0, tmp_path, rounds=[part])

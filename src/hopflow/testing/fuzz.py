@@ -1,0 +1,244 @@
+"""`hopflow fuzz`: draw programs for some minutes, and compare all their meanings.
+
+What failed is kept as a script that shows it and as a text for `from_text`; so is, as a
+corpus, each program that was the first to exercise a rule of an operator.
+"""
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from hopflow.testing.checks import Disagreement, Report, check
+from hopflow.testing.meanings import REGISTRY
+from hopflow.testing.program import OPERATORS, Program
+from hopflow.testing.program_text import to_text
+from hopflow.testing.strategies import BODIES, BRANCHES, programs
+
+__all__ = ["RULES", "Campaign", "run"]
+
+RULES: Final = {
+    "debug": "debug",
+    "infer": "eager",
+    "functionalize": "functionalized",
+    "lower": "jit",
+    "batch": "jit of vmap",
+    "jvp": "jit of jvp",
+    "vjp": "jit of grad",
+    "jvp of vjp": "jit of jvp of grad",
+}
+"""Rules of operators, each with the meaning that exercises it."""
+
+EVERY: Final = (*BRANCHES, *BODIES, "custom_vjp", "grow", "chosen")
+
+SLICE: Final = 10
+"""Programs for which Hypothesis is started anew, with another seed."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """What is drawn, and how it is compared; the rounds take turns.
+
+    kind, options   of `programs`
+    """
+
+    kind: str
+    options: dict[str, Any]
+    meanings: Sequence[str] | None
+    transforms: Sequence[str]
+
+
+ROUNDS: Final = (
+    Round("exact", {"operators": EVERY, "mutation": True}, None, ["value"]),
+    Round("smooth", {"operators": EVERY, "mutation": True}, None, ["value"]),
+    Round(
+        "exact",
+        {"operators": (*BRANCHES, *BODIES, "custom_vjp")},
+        ["eager", "jit", "jax"],
+        ["vmap"],
+    ),
+    Round(
+        "smooth",
+        {"operators": (*BRANCHES, *BODIES, "custom_vjp"), "size": 4},
+        ["eager", "jit", "dynamic", "jax"],
+        ["grad", "jvp", "jvp of grad"],
+    ),
+)
+
+
+@dataclass
+class Campaign:
+    """What was done and found.
+
+    counts      programs, comparisons ("jit of grad"), "tie", "refused"
+    coverage    by operator and rule, how many programs agreed
+    failures    by what failed, the scripts
+    """
+
+    folder: Path
+    counts: Counter[str] = field(default_factory=Counter)
+    coverage: Counter[tuple[str, str]] = field(default_factory=Counter)
+    failures: dict[str, Path] = field(default_factory=dict)
+
+    def note(self, program: Program, report: Report) -> None:
+        self.counts["programs"] += 1
+        self.counts["tie"] += report.tie
+        self.counts["refused"] += len(report.refused)
+        self.counts.update(report.agreed)
+        used = OPERATORS.intersection(program.operations)
+        for operator, (rule, label) in itertools.product(used, RULES.items()):
+            if label in report.agreed:
+                if not self.coverage[operator, rule]:
+                    self._keep("corpus", f"{operator}-{rule}", program)
+                self.coverage[operator, rule] += 1
+
+    def failed(self, error: Disagreement) -> Path:
+        """Keep the program; failures of one meaning in one way are kept once."""
+        key = f"{error.meaning}: {error.what.splitlines()[0][:60]}"
+        if key not in self.failures:
+            name = f"{len(self.failures) + 1:03}-{error.meaning}"
+            self.failures[key] = self._keep("failures", name, error.program)
+            self.failures[key].with_suffix(".txt").write_text(str(error))
+        return self.failures[key]
+
+    def _keep(self, folder: str, name: str, program: Program) -> Path:
+        path = self.folder / folder / f"{name.replace(' ', '_')}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(program.script())
+        path.with_suffix(".json").write_text(to_text(program))
+        return path
+
+    def empty_cells(self) -> list[tuple[str, str]]:
+        """Rules of operators that no program has exercised."""
+        cells = itertools.product(sorted(OPERATORS), RULES)
+        return [c for c in cells if not self.coverage[c] and c not in NO_RULE]
+
+
+NO_RULE: Final = {("custom_vjp", "jvp"), ("custom_vjp", "jvp of vjp")}
+"""A function with a rule for cotangents has none for tangents, and says so."""
+
+
+def run(
+    minutes: float,
+    start: int,
+    folder: Path,
+    progress: Callable[[Campaign, float], None] = lambda *_: None,
+    rounds: Sequence[Round] = ROUNDS,
+) -> Campaign:
+    """Draw and compare until the time is over.
+
+    Args:
+        start: The first seed; the same finds the same.
+        folder: Where programs are kept.
+        progress: Called after each slice, with the share of the time that is over.
+    """
+    campaign, began = Campaign(folder), time.monotonic()
+
+    def over() -> float:
+        return (time.monotonic() - began) / (60 * minutes)
+
+    for number, part in zip(itertools.count(start), itertools.cycle(rounds)):
+        if over() >= 1:
+            return campaign
+        try:
+            _slice(part, number, campaign, over)
+        except Disagreement as error:  # the smallest that Hypothesis has found
+            campaign.failed(error)
+        progress(campaign, min(over(), 1.0))
+    raise AssertionError("seeds do not end")
+
+
+def _slice(
+    part: Round, number: int, campaign: Campaign, over: Callable[[], float]
+) -> None:
+    from hypothesis import HealthCheck, Phase, given, seed, settings
+
+    @settings(
+        max_examples=SLICE,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
+    )
+    @seed(number)
+    @given(programs(part.kind, **part.options))
+    def compare(program: Program) -> None:
+        if over() >= 1 and not failed:  # what failed is made small before we stop
+            return
+        try:
+            report = check(program, part.meanings, part.transforms)
+        except Disagreement as error:
+            failed.append(error)
+            raise
+        campaign.note(program, report)
+
+    failed: list[Disagreement] = []
+    compare()
+
+
+# --- what people see ------------------------------------------------------------------
+
+
+def show(minutes: float, start: int, folder: Path) -> bool:
+    """Run with a progress bar, and print what was done; whether nothing failed."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console()
+    columns = (BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+    with Progress(*columns, console=console) as bars:
+        bar = bars.add_task("no programs yet", total=1.0)
+
+        def advance(campaign: Campaign, share: float) -> None:
+            done, failed = campaign.counts["programs"], len(campaign.failures)
+            text = f"{done} programs, {failed} failures"
+            bars.update(bar, completed=share, description=text)
+
+        campaign = run(minutes, start, folder, advance)
+    for table in (_comparisons(campaign), _coverage(campaign)):
+        console.print(table)
+    if empty := campaign.empty_cells():
+        cells = ", ".join(f"{operator}: {rule}" for operator, rule in empty)
+        console.print(f"No program has exercised {cells}: run longer.")
+    for what, path in campaign.failures.items():
+        console.print(f"FAILED {what}\n    python {path}")
+    return not campaign.failures
+
+
+def _comparisons(campaign: Campaign) -> Any:
+    """How many programs agreed, by meaning and transform."""
+    from rich.table import Table
+
+    counts = campaign.counts
+    title = (
+        f"{counts['programs']} programs, of which {counts['tie']} hang on rounding; "
+        f"{counts['refused']} refusals"
+    )
+    table = Table(title=title)
+    transforms = ("value", "vmap", "grad", "jvp", "jvp of grad")
+    for column in ("meaning", *transforms):
+        table.add_column(column, justify="left" if column == "meaning" else "right")
+    for name in REGISTRY:
+        labels = [name if t == "value" else f"{name} of {t}" for t in transforms]
+        table.add_row(name, *(str(counts[label] or "") for label in labels))
+    return table
+
+
+def _coverage(campaign: Campaign) -> Any:
+    """How many programs exercised each rule of each operator."""
+    from rich.table import Table
+
+    table = Table(title="operators and rules")
+    for column in ("operator", *RULES):
+        table.add_column(column, justify="left" if column == "operator" else "right")
+    for operator in sorted(OPERATORS):
+        cells = (
+            "none" if (operator, rule) in NO_RULE else campaign.coverage[operator, rule]
+            for rule in RULES
+        )
+        table.add_row(operator, *map(str, cells))
+    return table
