@@ -158,6 +158,25 @@ def test_inputs_of_jitted_graphs_have_these_names() -> None:
     assert "net_layers_0_bias: f32[3]" in f.graph_text
 
 
+def test_objects_are_asked_for_nothing_that_they_compute() -> None:
+    class Touchy:
+        __slots__ = ("weight",)
+
+        def __init__(self) -> None:
+            self.weight = hf.ones(3)
+
+        def __getattr__(self, name: str) -> Any:
+            raise RuntimeError(name)
+
+        @property
+        def costly(self) -> Any:
+            raise RuntimeError("costly")
+
+    touchy, numbers = Touchy(), list(range(1_000_000))
+    found = captured(lambda x: x * touchy.weight + numbers[1], X)
+    assert found == ["touchy.weight"]
+
+
 def test_a_cycle_of_objects_ends() -> None:
     a, b = Plain(), Plain()
     a.other, b.other = b, a  # type: ignore[attr-defined]

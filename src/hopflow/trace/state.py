@@ -1,8 +1,10 @@
 """The names of captured tensors: how the traced function comes to them."""
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
+from itertools import islice
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
@@ -25,7 +27,9 @@ def name_captures(f: Callable[..., Any], tracer: Tracer) -> None:
     captures = tracer.captures.values()
     own = {id(c.input) for c in captures}
     used = {v.node.name for v in tracer.graph.inputs if id(v) not in own}
-    paths = _paths(f, {id(c.origin) for c in captures})
+    # What the function has made of numbers nothing leads to.
+    named = [c.origin for c in captures if not tracer.is_adopted(c.origin)]
+    paths = _paths(f, {id(origin) for origin in named})
     for capture in captures:
         path = paths.get(id(capture.origin), "")
         name, number = path or "tensor0", 0
@@ -66,28 +70,38 @@ def _parts(path: str, value: Any) -> Iterable[tuple[str, Any]]:
     """What a value refers to. What a function reads has its name, wherever it is."""
     if isinstance(value, FunctionType):
         return () if is_own_file(value.__code__.co_filename) else _read_by(value)
-    if hasattr(value, "__wrapped__"):
-        return [(path, value.__wrapped__)]
+    own = _held(value)
+    if "__wrapped__" in own:
+        return [(path, own["__wrapped__"])]
     if isinstance(value, MethodType):
         return [(path, value.__self__), (path, value.__func__)]
     if isinstance(value, partial):
         given = [*enumerate(value.args), *value.keywords.items()]
         return [(path, value.func), *_joined(path, given)]
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return _joined(path, value.items())
     if isinstance(value, list | tuple):
-        fields = getattr(value, "_fields", range(len(value)))
-        return _joined(path, zip(fields, value, strict=True))
-    slots = [name for c in type(value).__mro__ for name in vars(c).get("__slots__", ())]
-    held = [(name, getattr(value, name)) for name in slots if hasattr(value, name)]
-    own = [*getattr(value, "__dict__", {}).items(), *held]
+        names = getattr(value, "_fields", range(len(value)))
+        return _joined(path, zip(names, value, strict=True))
     members = [x for c in type(value).__mro__ for x in vars(c).values()]
     methods = [(path, x) for x in members if isinstance(x, FunctionType)]
-    return [*_joined(path, own), *methods]
+    return [*_joined(path, own.items()), *methods]
+
+
+def _held(value: Any) -> dict[str, Any]:
+    """The attributes that an object holds; it is asked for nothing that it computes."""
+    slots = [name for c in type(value).__mro__ for name in vars(c).get("__slots__", ())]
+    found: dict[str, Any] = {}
+    for name in ("__dict__", *slots):
+        with suppress(AttributeError):
+            held = object.__getattribute__(value, name)
+            found.update(held if name == "__dict__" else {name: held})
+    return found
 
 
 def _joined(path: str, items: Iterable[tuple[Any, Any]]) -> list[tuple[str, Any]]:
-    return [(f"{path}.{key}" if path else str(key), part) for key, part in items]
+    some = islice(items, _MOST)
+    return [(f"{path}.{key}" if path else str(key), part) for key, part in some]
 
 
 def _read_by(f: FunctionType) -> Iterator[tuple[str, Any]]:
