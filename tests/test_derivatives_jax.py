@@ -1,6 +1,7 @@
 """Derivatives of public functions, at ties and kinks above all: those of JAX."""
 
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any, Final
 
 import numpy as np
@@ -205,7 +206,37 @@ def factors() -> Iterator[tuple[str, Case]]:
                 ((3.0, -3.0, 1.0, 2.0),),
             ),
         )
-    yield "norm of zeros", (ours.vector_norm, theirs.norm, ((0.0, 0.0),))
+    for order in (2, 1, np.inf, -np.inf):
+        zeros: Any = ((0.0, 0.0), (0.0, 0.0))
+        yield (
+            f"norm {order} of zeros",
+            (
+                lambda x, n=order: ours.vector_norm(x, ord=n, axis=0),
+                lambda x, n=order: theirs.vector_norm(x, ord=n, axis=0),
+                (zeros,),
+            ),
+        )
+        yield (
+            f"matrix norm {order} of zeros",
+            (
+                lambda x, n=order: ours.matrix_norm(x, ord=n),
+                lambda x, n=order: theirs.matrix_norm(x, ord=n),
+                (zeros,),
+            ),
+        )
+    for flags in product((False, True), repeat=3):
+        yield (
+            f"solve_triangular {flags}",
+            (
+                lambda a, b, own=flags: ours.solve_triangular(
+                    a, b, lower=own[0], transpose=own[1], unit_diagonal=own[2]
+                ),
+                lambda a, b, own=flags: jax.scipy.linalg.solve_triangular(
+                    a, b, lower=own[0], trans=own[1], unit_diagonal=own[2]
+                ),
+                (POSITIVE, COLUMNS),
+            ),
+        )
     for kind in ("fro", "nuc", 1, -1, 2, -2, INF, -INF):
         yield (
             f"matrix norm {kind}",

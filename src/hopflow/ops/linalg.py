@@ -376,10 +376,15 @@ def vector_norm(
     if ord == 1 or (ord == math.inf and empty):
         return narrow(reduce.sum(size, **along))
     if ord in (math.inf, -math.inf):
-        extreme = reduce.max if ord > 0 else reduce.min
-        return narrow(extreme(size, **along))
+        return narrow((_largest if ord > 0 else reduce.min)(size, **along))
     total = reduce.sum(elementwise.pow(size, float(ord)), **along)
     return narrow(elementwise.pow(total, 1.0 / ord))
+
+
+def _largest(sizes: Any, **along: Any) -> Any:
+    """The largest of what is not negative. Where all are 0 they share the derivative
+    with the bound, as in JAX."""
+    return elementwise.maximum(reduce.max(sizes, **along), 0.0)
 
 
 _BY_COLUMNS = {1: (-2, -1), math.inf: (-1, -2)}  # the axis summed, then the extreme's
@@ -406,12 +411,11 @@ def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Value
         if isinstance(ord, str):
             norm: Any = reduce.sum(values, axis=-1)
         else:
-            norm = (reduce.max if ord > 0 else reduce.min)(values, axis=-1)
+            norm = (_largest if ord > 0 else reduce.min)(values, axis=-1)
     elif not isinstance(ord, str) and ord in (1, -1, math.inf, -math.inf):
         summed, other = _BY_COLUMNS[abs(ord)]
         sums = reduce.sum(elementwise.abs(x), axis=summed, keepdims=True)
-        extreme = reduce.max if ord > 0 else reduce.min
-        norm = extreme(sums, axis=(summed, other))
+        norm = (_largest if ord > 0 else reduce.min)(sums, axis=(summed, other))
     else:
         raise ArgumentValueError(
             "matrix_norm: `ord` must be 'fro', 'nuc', 1, -1, 2, -2, inf or -inf, and "
