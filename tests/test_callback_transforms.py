@@ -184,3 +184,29 @@ def test_with_a_bound_a_loop_may_read_results_in_its_derivative() -> None:
         return hf.while_loop(lambda i, _: i < 2, step, (0, x), max_steps=4)[1]
 
     agree(hf.grad(f)(hf.asarray(np.float32(2))), np.float32(3 * 6 * 4))
+
+
+@each_wrap
+@pytest.mark.parametrize("by_index", [False, True])
+@pytest.mark.parametrize(("chosen", "slope"), [(0, 1.0), (1, 2.0), (2, 4.0)])
+def test_only_the_branch_that_runs_computes_what_its_derivative_needs(
+    wrap: Any, by_index: bool, chosen: int, slope: float, log: Calls
+) -> None:
+    def branch(k: int) -> Any:
+        def power(x: Any) -> Any:
+            for _ in range(k):
+                log.note(x)
+                x = x * x
+            return x
+
+        return power
+
+    def f(x: Any, index: Any) -> Any:
+        if by_index:
+            return hf.switch(index, [branch(k) for k in range(3)], x)
+        smaller = lambda x: hf.cond(index > 0, branch(1), branch(0), x)  # noqa: E731
+        return hf.cond(index > 1, branch(2), smaller, x)
+
+    gradient = wrap(hf.grad(f))
+    x, index = hf.asarray(1.0), hf.asarray(chosen)
+    assert len(log.of(lambda: agree(gradient(x, index), np.float32(slope)))) == chosen
