@@ -479,3 +479,40 @@ def test_a_failing_subgraph_leaves_nothing_behind() -> None:
         return y
 
     assert len(hf.trace(f, X).graph.nodes) == 1
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_transforms_of_associative_scan_are_those_of_scan(
+    dynamic: bool, reverse: bool
+) -> None:
+    def prefixes(xs: Any, s: Any) -> Any:
+        def both(a: Any, b: Any) -> Any:
+            return {"p": a["p"] * b["p"] * s, "q": a["q"] + b["q"]}
+
+        tree = {"p": xs, "q": hf.sin(xs)}
+        return hf.associative_scan(both, tree, dim=1, reverse=reverse)
+
+    def one_by_one(xs: Any, s: Any) -> Any:
+        def step(c: Any, x: Any) -> Any:
+            p, q, is_first = c
+            p = hf.where(is_first, x, p * x * s)
+            return (p, q + hf.sin(x), False), {"p": p, "q": q + hf.sin(x)}
+
+        zeros = hf.zeros(xs.shape[0])
+        ys = hf.scan(step, (zeros, zeros, True), xs, dim=1, reverse=reverse)[1]
+        return {key: hf.moveaxis(y, 0, 1) for key, y in ys.items()}
+
+    def loss(f: Any) -> Any:
+        return lambda xs, s: sum(hf.sum(y**2) for y in f(xs, s).values())
+
+    def second(f: Any) -> Any:
+        slope = hf.grad(loss(f))
+        return hf.grad(lambda xs, s: hf.sum(slope(xs, s) ** 2), argnums=(0, 1))
+
+    xs, s = hf.asarray([[0.5, 1.5, 2.0], [1.0, 0.25, 0.5]]), hf.asarray(0.75)
+    transforms: list[Any] = [lambda f: f, second, lambda f: hf.vmap(second(f))]
+    for k, transform in enumerate(transforms):
+        args = (xs, s) if k < 2 else (hf.stack([xs, xs * 2]), hf.stack([s, s / 2]))
+        got, expected = (transform(f) for f in (prefixes, one_by_one))
+        agree(hf.jit(got, dynamic=dynamic)(*args), expected(*args), rtol=1e-4)
