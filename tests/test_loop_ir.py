@@ -261,7 +261,8 @@ def test_copies_and_swaps_are_of_equal_types(ex: Example) -> None:
     refused(ex, "`y` in output is swapped, and not in the arena", Swap(ex.a, ex.y))
     refused(ex, "`a` and `wide` are of different types", Swap(ex.a, ex.wide))
     swapped = loop(ex.i, [Swap(ex.a, ex.b)], "threads")
-    refused(ex, "a swap stands in the independent loop over `i`", swapped)
+    before = Store(ex.a, (e.index(0),), e.const(0.0, dtypes.float32))
+    refused(ex, "a swap stands in the independent loop over `i`", before, swapped)
     verify(ex.program(Copy(ex.y, ex.x), Copy(ex.a, ex.b), Swap(ex.a, ex.b)))
 
 

@@ -12,17 +12,12 @@ from hopflow.loop_ir import walk
 from hopflow.loop_ir.nest import Buffer, Call, Copy, For, Ref, Stmt, Swap
 from hopflow.loop_ir.routines import ROUTINES
 
-__all__ = ["changed_whole", "private_buffers", "private_to", "used_whole", "uses_of"]
-
-
-def uses_of(body: Sequence[Stmt]) -> Counter[Buffer]:
-    """How often the statements of a body name each buffer."""
-    return Counter(b for s in walk.statements(body) for b in walk.buffers(s))
+__all__ = ["changed_whole", "private_buffers", "private_to", "used_whole"]
 
 
 def private_buffers(body: Sequence[Stmt]) -> dict[For, list[Buffer]]:
     """Those of each loop over threads in the body of a program."""
-    uses = uses_of(body)
+    uses = walk.uses(body)
     loops = (s for s in walk.statements(body) if isinstance(s, For))
     return {s: private_to(s, uses) for s in loops if s.binding.kind == "threads"}
 
@@ -33,7 +28,7 @@ def private_to(loop: For, uses: Counter[Buffer]) -> list[Buffer]:
     Args:
         uses: How often the program names each buffer.
     """
-    own = uses_of(loop.body)
+    own = walk.uses(loop.body)
     whole = set(used_whole(loop))
     return [
         b

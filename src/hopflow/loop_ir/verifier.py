@@ -393,11 +393,20 @@ class _Verifier:
         )
         for loop in self.loops:
             # One after the other, iterations may find the two either way round, for
-            # each writes them before it reads them; at once they would share names.
+            # each writes them before it reads them; at once they would share names, but
+            # for threads that have both for themselves.
+            kind = loop.binding.kind
             self.require(
-                not loop.independent or loop.binding.kind in ("serial", *_AXES),
+                not loop.independent
+                or kind in ("serial", *_AXES)
+                or (kind == "threads" and self.is_private(loop, s.a, s.b)),
                 f"a swap stands in the independent loop over `{loop.var.name}`",
             )
+
+    def is_private(self, loop: For, *buffers: Buffer) -> bool:
+        """Whether nothing outside a loop names the buffers."""
+        own, all_ = walk.uses(loop.body), walk.uses(self.program.body)
+        return all(own[b] == all_[b] for b in buffers)
 
     def site(self, site: int) -> None:
         self.require(

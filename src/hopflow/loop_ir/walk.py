@@ -1,5 +1,6 @@
 """Walking over expressions and statements."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from hopflow.loop_ir.expr import Expr, rewrite
@@ -149,6 +150,11 @@ def buffers(statement: Stmt) -> Iterator[Buffer]:
             yield from (arg.buffer for arg in statement.args if isinstance(arg, Ref))
         case HostCall():
             yield from (ref.buffer for ref in statement.refs)
+
+
+def uses(body: Sequence[Stmt]) -> Counter[Buffer]:
+    """How often the statements of `body` name each buffer."""
+    return Counter(b for s in statements(body) for b in buffers(s))
 
 
 def replace(statement: Stmt, leaf: Callable[[Expr], Expr | None]) -> None:

@@ -7,7 +7,7 @@ when they run.
 
 from collections import Counter
 
-from hopflow.compiler.private import changed_whole, private_to, used_whole, uses_of
+from hopflow.compiler.private import changed_whole, private_to, used_whole
 from hopflow.compiler.schedule.fuse import changed_by, is_row_by_row, written_by
 from hopflow.loop_ir.nest import (
     Allocate,
@@ -21,7 +21,7 @@ from hopflow.loop_ir.nest import (
     Stmt,
     While,
 )
-from hopflow.loop_ir.walk import bodies, statements
+from hopflow.loop_ir.walk import bodies, statements, uses
 
 _SHARED = (Allocate, Barrier, Grow, HostCall)
 """What iterations would do to memory that they share."""
@@ -29,25 +29,25 @@ _SHARED = (Allocate, Barrier, Grow, HostCall)
 
 def bind_threads(body: list[Stmt]) -> None:
     """Bind such loops in the body of a program, in place."""
-    _bind(body, uses_of(body))
+    _bind(body, uses(body))
 
 
-def _bind(body: list[Stmt], uses: Counter[Buffer]) -> None:
+def _bind(body: list[Stmt], named: Counter[Buffer]) -> None:
     for statement in body:
-        if isinstance(statement, For) and _suits(statement, uses):
+        if isinstance(statement, For) and _suits(statement, named):
             statement.binding = Binding("threads")
         elif not (isinstance(statement, For) and statement.independent):
             for inner in bodies(statement):
-                _bind(inner, uses)
+                _bind(inner, named)
 
 
-def _suits(loop: For, uses: Counter[Buffer]) -> bool:
+def _suits(loop: For, named: Counter[Buffer]) -> bool:
     inside = list(statements(loop.body))
     if not loop.independent or changed_by(loop) or not any(map(_loops, inside)):
         return False
     if any(isinstance(s, _SHARED) or _is_foreign(s) for s in inside):
         return False
-    private = private_to(loop, uses)
+    private = private_to(loop, named)
     shared = written_by(loop).difference(private)
     whole = {b for s in inside for b in changed_whole(s)}
     # What is not private is written by rows: one for each iteration.
