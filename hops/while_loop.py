@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, ClassVar, Final, final
 
 from hopflow import dtypes, pytree
@@ -58,10 +59,12 @@ from hopflow.hops.loops import (
 from hopflow.hops.padded import changing_sizes, padded
 from hopflow.loop_ir.kernels import WhileLoop
 from hopflow.ops.elementwise import add, less
+from hopflow.ops.item import item, range_params
 from hopflow.ops.opdef import OPERATIONS, as_operand, convert_to
 from hopflow.ops.sizes import specialised
 from hopflow.progress import Meter, as_progress, progress_of
 from hopflow.symbolic.ranges import ValueRange
+from hopflow.symbolic.size import Size
 from hopflow.tensor import EagerTensor
 from hopflow.trace.source import input_names
 from hopflow.trace.tracer import Tracer, range_of
@@ -339,7 +342,7 @@ class While(HigherOrderOp):
         known = {
             "body": silent(params["body"]),
             "num_carry": params["num_carry"],
-            "length": current().symbol_of(steps, 0),
+            "length": _length(steps),
             "reverse": False,
             "unroll": 1,
             **progress_of(params),
@@ -380,6 +383,12 @@ class While(HigherOrderOp):
         self, params: dict[str, Any], args: Sequence[Role], results: Sequence[Role]
     ) -> dict[str, Any]:
         return dict(params, num_carry=args.count("carry"))
+
+
+def _length(steps: Value) -> Size:
+    """A number of steps as a size: in a trace of fixed sizes too, as users see none."""
+    [number] = bind(item, (steps,), range_params(ValueRange(0, inf), known=True))
+    return current().symbol_of(number, 0)
 
 
 _KEPT: Final[dict[Any, Keep]] = {"save": "cheapest", "recompute": "fewest"}

@@ -260,3 +260,25 @@ def test_gradients_of_masks_within_operators() -> None:
     for wrap in (lambda f: f, hf.jit):
         found = wrap(hf.grad(total))(hf.asarray(X))
         np.testing.assert_allclose(np.asarray(found), want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+@pytest.mark.parametrize("reverse_mode", ["recompute", "save", "checkpoint"])
+def test_gradients_of_loops_are_traced_in_each_mode(
+    mode: str, reverse_mode: Any
+) -> None:
+    def f(x: Any, n: Any) -> Any:
+        return hf.while_loop(
+            lambda i, _: i < n,
+            lambda i, y: (i + 1, y * hf.sum(x)),
+            (0, x[0]),
+            reverse_mode=reverse_mode,
+        )[1]
+
+    x, n = hf.asarray([1.0, 2.0]), hf.asarray(3)
+    second = hf.grad(lambda x, n: hf.sum(hf.grad(f)(x, n)))
+    for derivative in (hf.grad(f), second):
+        graph = hf.trace(derivative, x, n, mode=mode)
+        for steps in (n, n - 3, n + 2):
+            found, want = graph(x, steps), derivative(x, steps)
+            assert found.tolist() == pytest.approx(want.tolist(), rel=1e-5)
