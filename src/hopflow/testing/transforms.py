@@ -89,10 +89,11 @@ def scalar(program: Program, lib: Any) -> Function:
 
     def total(*args: Any) -> Any:
         found = [x for x in pytree.flatten(f(*args))[0] if x.dtype.kind == "f"]
-        return sum(
+        parts = (
             lib.sum(lib.cos(lib.astype(x, lib.float64) + k))
             for k, x in enumerate(found)
         )
+        return sum(parts, start=lib.full((), 0.0, dtype=lib.float64))
 
     return total
 

@@ -1,0 +1,34 @@
+"""Every planted fault is found within 2,000 programs, and none is left behind."""
+
+import pytest
+from hypothesis import HealthCheck, Phase, find, settings
+
+from hopflow.testing.checks import Disagreement, check
+from hopflow.testing.mutants import MUTANTS
+from hopflow.testing.program import Program
+from hopflow.testing.strategies import programs
+
+PLAN = settings(
+    max_examples=2000,
+    derandomize=True,
+    database=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_planted_fault_is_found(name: str) -> None:
+    mutant = MUTANTS[name]
+
+    def is_wrong(program: Program) -> bool:
+        try:
+            check(program, mutant.meanings, mutant.transforms)
+        except Disagreement:
+            return True
+        return False
+
+    with mutant.planted():
+        found = find(programs(mutant.kind, **mutant.options), is_wrong, settings=PLAN)
+    # It is the fault that is found, and it is gone.
+    check(found, mutant.meanings, mutant.transforms)

@@ -1,0 +1,161 @@
+"""Planted faults: each is one that a compiler has had, and that `check` must find.
+
+with MUTANTS["swapped carry"].planted():
+    ...     # the library is wrong
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final
+
+from hopflow.autograd import rules
+from hopflow.compiler import pipeline
+from hopflow.compiler.passes import PASSES
+from hopflow.graph.core import Graph
+from hopflow.hops import bodies
+from hopflow.hops.scan import Scan
+from hopflow.ops.manipulation import roll
+from hopflow.ops.opdef import OPERATIONS
+from hopflow.zeros import unbroadcast
+
+__all__ = ["MUTANTS", "Mutant"]
+
+Patches = Sequence[tuple[Any, str, Any]]
+"""(object, attribute, value)."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A fault, and which programs are drawn to find it.
+
+    patches     what is another while the fault is planted
+    meanings    those that it is in
+    kind, options   of `programs`
+    """
+
+    patches: Callable[[], Patches]
+    meanings: Sequence[str]
+    transforms: Sequence[str] = ("value",)
+    kind: str = "exact"
+    options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        """The fault is there until the end of the block; no kernel outlives it."""
+        patches = self.patches()
+        before = [getattr(holder, name) for holder, name, _ in patches]
+        pipeline._kernels.clear()
+        try:
+            for holder, name, value in patches:
+                _set(holder, name, value)
+            yield
+        finally:
+            for (holder, name, _), value in zip(patches, before, strict=True):
+                _set(holder, name, value)
+            pipeline._kernels.clear()
+
+
+def _set(holder: Any, name: str, value: Any) -> None:
+    if isinstance(holder, type):
+        setattr(holder, name, value)
+    else:  # records of operations are frozen
+        object.__setattr__(holder, name, value)
+
+
+# --- faults of the compiler -----------------------------------------------------------
+
+
+def _with_pass(change: Callable[[Graph], None]) -> Callable[[], Patches]:
+    """A compiler with one pass more, which changes the graphs of loops."""
+
+    def run(graph: Graph) -> Graph:
+        change(graph)
+        for node in graph.nodes:
+            for inner in node.graphs.values():
+                run(inner)
+        return graph
+
+    return lambda: [(pipeline, "PASSES", (run, *PASSES))]
+
+
+def _swap_carry(graph: Graph) -> None:
+    """Two leaves of a carry change places."""
+    for node in graph.nodes:
+        if node.op is not None and node.op.name == "while_loop":
+            body = node.params["body"]
+            first, *rest = body.outputs
+            for k, other in enumerate(rest, 1):
+                if other.type == first.type and other is not first:
+                    body.outputs = (other, *rest[: k - 1], first, *rest[k:])
+                    break
+
+
+def _lift_wrongly(graph: Graph) -> None:
+    """What a loop closes over last is another value of the same type."""
+    for node in graph.nodes:
+        if node.op is None or node.op.name not in ("while_loop", "scan"):
+            continue
+        *others, last = node.args
+        if len(node.args) > len(node.params["body"].outputs):
+            like = [a for a in others if a.type == last.type and a is not last]
+            node.args = (*others, (like or [last])[0])
+
+
+def _stale_cache() -> Patches:
+    def key(graph: Graph) -> str:
+        """What forgets the numbers in a graph, and the order of its operations."""
+        operations = sorted(str(n.op and n.op.name) for n in graph.nodes)
+        types = [v.type for v in (*graph.inputs, *graph.outputs)]
+        return f"{operations} {types}"
+
+    return [(pipeline, "structural_hash", key)]
+
+
+# --- faults of operators and derivatives ----------------------------------------------
+
+
+def _reverse_scan() -> Patches:
+    right = Scan.debug
+
+    def debug(self: Scan, *operands: Any, num_carry: int, **params: Any) -> Any:
+        if params["reverse"]:
+            xs = (roll(x, 1, axis=0) for x in operands[num_carry:])
+            operands = (*operands[:num_carry], *xs)
+        return right(self, *operands, num_carry=num_carry, **params)
+
+    return [(Scan, "debug", debug)]
+
+
+def _unsummed() -> Patches:
+    def unsummed(part: Any, like: Any) -> Any:
+        summed: Any = unbroadcast(part, like)
+        return summed if getattr(part, "shape", None) == like.shape else summed * 0.5
+
+    return [(rules, "unbroadcast", unsummed)]
+
+
+def _transpose() -> Patches:
+    return [
+        (
+            OPERATIONS["multiply"],
+            "transpose",
+            (lambda ct, _x, y: ct * y, lambda ct, _x, _y: ct),
+        )
+    ]
+
+
+MUTANTS: Final[dict[str, Mutant]] = {
+    "wrong transpose": Mutant(_transpose, ["jax"], ["grad"], "smooth"),
+    "swapped carry": Mutant(_with_pass(_swap_carry), ["jit"]),
+    "stale cache": Mutant(_stale_cache, ["jit"], options={"size": 3}),
+    "missing lift": Mutant(_with_pass(_lift_wrongly), ["jit"]),
+    "off by one in a reverse scan": Mutant(_reverse_scan, ["debug"]),
+    "aliasing slip": Mutant(
+        lambda: [(bodies, "own_copy", bodies.as_value)],
+        ["debug"],
+        options={"mutation": True, "weights": {"write": 6}},
+    ),
+    "unsummed broadcast": Mutant(_unsummed, ["jax"], ["grad"], "smooth"),
+}
