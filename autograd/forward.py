@@ -6,9 +6,9 @@ from typing import Any
 
 from hopflow.autograd.rules import tangents
 from hopflow.bind import Interpreter, Operand, Value, bind, current, using
-from hopflow.graph.core import Constant, Graph, map_graphs
+from hopflow.graph.core import Constant, Graph
 from hopflow.graph.interpreter import interpret
-from hopflow.graph.rewriting import clone
+from hopflow.graph.rewriting import own_graphs
 from hopflow.graph.types import TensorType
 from hopflow.ops.convert import as_value
 from hopflow.ops.opdef import OpDef
@@ -48,7 +48,7 @@ def run_node(
     """
     is_plain = type(op) is OpDef
     if not is_plain:
-        params = map_graphs(params, clone)  # a graph has one owner
+        params = own_graphs(op, params)
     if all(map(is_zero, given)):
         values = bind(op, operands, params)
         return values, [Zero(v.type) for v in values]

@@ -37,6 +37,7 @@ from hopflow.graph.types import SYMBOL_TYPE, TensorType
 from hopflow.ops.convert import as_value
 from hopflow.symbolic.env import ShapeEnv
 from hopflow.trace.functional import TracedTensor
+from hopflow.trace.sharing import of_call
 from hopflow.trace.source import user_line
 from hopflow.trace.tracer import Tracer
 from hopflow.zeros import Tangent, Unknown, Zero, instantiate, is_zero
@@ -141,6 +142,63 @@ class _Residual:
     arg: int | None = None
 
 
+@dataclass(slots=True)
+class _Parts:
+    """The two nodes that an operator becomes, but for their operands.
+
+    forward    params of the first
+    residuals  what the second takes of it; those `added` are further results of it
+    linear     params of the second
+    inputs     the args of the second after the symbols
+    """
+
+    signature: Signature
+    masks: Masks
+    splits: list[_Split]
+    forward: dict[str, Any]
+    residuals: "list[_Residual]"
+    added: "list[_Residual]"
+    linear: dict[str, Any]
+    inputs: "list[_Input]"
+
+    @staticmethod
+    def of(
+        op: Any,
+        operands: Sequence[Operand],
+        given: Sequence[Tangent],
+        params: dict[str, Any],
+        policy: Keep,
+    ) -> "_Parts":
+        node, signature = node_and_signature(op, operands, params)
+        masks = masks_of(signature, given, len(node.results))
+        splits = [_split(region, masks, policy) for region in signature.regions]
+        pairs = list(zip(signature.regions, splits, strict=True))
+        residuals = [
+            _residual(k, region, split, var)
+            for k, (region, split) in enumerate(pairs)
+            for var in split.residuals
+        ]
+        added = [r for r in residuals if r.arg is None and r.role != "invariant"]
+        forward = _forward_params(op, params, signature, splits, added)
+        inputs = _linear_inputs(signature, masks, residuals)
+        graphs = {
+            region.name: _linear_region(k, region, split, inputs, residuals)
+            for k, (region, split) in enumerate(pairs)
+        }
+        args: list[Role] = [*signature.args[: op.lead]]
+        args += _same("symbol", signature.args.count("symbol"))
+        args += [i.role for i in inputs]
+        results = [
+            r
+            for r, nonzero in zip(signature.results, masks.results, strict=True)
+            if nonzero
+        ]
+        linear = with_graphs(op, params, graphs, args, results)
+        return _Parts(
+            signature, masks, splits, forward, residuals, added, linear, inputs
+        )
+
+
 def linearize(
     op: Any,
     operands: Sequence[Operand],
@@ -156,33 +214,31 @@ def linearize(
     Args:
         policy: Which values in the regions are kept.
     """
-    node, signature = node_and_signature(op, operands, params)
+    mask = tuple(map(is_zero, given))
+    parts = of_call(
+        op,
+        params,
+        ("linearize", mask, policy),
+        lambda: _Parts.of(op, operands, given, params, policy),
+    )
     operands = [
         _number(o) if role == "symbol" else o
-        for o, role in zip(operands, signature.args, strict=True)
+        for o, role in zip(operands, parts.signature.args, strict=True)
     ]
-    masks = masks_of(signature, given, len(node.results))
-    splits = [_split(region, masks, policy) for region in signature.regions]
-    residuals = [
-        _residual(k, region, split, var)
-        for k, (region, split) in enumerate(zip(signature.regions, splits, strict=True))
-        for var in split.residuals
-    ]
-    added = [r for r in residuals if r.arg is None and r.role != "invariant"]
-    results = _run_forward(op, operands, params, signature, splits, added)
-    count = len(node.results)
+    results = bind(op, operands, parts.forward)
+    masks, count = parts.masks, len(parts.masks.results)
     values = list(results[:count])
     made: dict[Var, Operand] = dict(
-        zip([r.var for r in added], results[count:], strict=True)
+        zip([r.var for r in parts.added], results[count:], strict=True)
     )
-    for region, split in zip(signature.regions, splits, strict=True):
+    for region, split in zip(parts.signature.regions, parts.splits, strict=True):
         made |= _run_invariants(region, split, operands)
-    known = [operands[r.arg] if r.arg is not None else made[r.var] for r in residuals]
+    known = [
+        operands[r.arg] if r.arg is not None else made[r.var] for r in parts.residuals
+    ]
 
     def derivative(tangents: Sequence[Tangent]) -> list[Tangent]:
-        found = _run_linear(
-            op, operands, params, signature, masks, splits, residuals, known, tangents
-        )
+        found = _run_linear(op, operands, parts, known, tangents)
         result: list[Tangent] = [Zero(v.type) for v in values]
         places = [i for i, nonzero in enumerate(masks.results) if nonzero]
         for place, tangent in zip(places, found, strict=True):
@@ -228,15 +284,14 @@ def _run_invariants(
     return dict(zip(split.invariants, found, strict=True))
 
 
-def _run_forward(
+def _forward_params(
     op: Any,
-    operands: Sequence[Operand],
     params: dict[str, Any],
     signature: Signature,
     splits: Sequence[_Split],
     added: Sequence[_Residual],
-) -> Sequence[Value]:
-    """The node with residuals for further results."""
+) -> dict[str, Any]:
+    """Those of the node with residuals for further results."""
     graphs: dict[str, Graph] = {}
     for k, (region, split) in enumerate(zip(signature.regions, splits, strict=True)):
         tracer = split.forward
@@ -250,7 +305,7 @@ def _run_forward(
         graphs[region.name] = tracer.close([*split.outputs, *extra])
     role: Role = "stacked" if signature.regions[-1].repeats else "result"
     roles = [*signature.results, *[role] * len(added)]
-    return bind(op, operands, with_graphs(op, params, graphs, signature.args, roles))
+    return with_graphs(op, params, graphs, signature.args, roles)
 
 
 def _same(role: Role, count: int) -> list[Role]:
@@ -280,44 +335,27 @@ def _linear_inputs(
         if nonzero
     ]
     found += [_Input(r.role, residual=k) for k, r in enumerate(residuals)]
-    return sorted(found, key=lambda i: _ORDER.index(i.role))
+    found.sort(key=lambda i: _ORDER.index(i.role))
+    return [i for i in found if i.role != "symbol"]
 
 
 def _run_linear(
     op: Any,
     operands: Sequence[Operand],
-    params: dict[str, Any],
-    signature: Signature,
-    masks: Masks,
-    splits: Sequence[_Split],
-    residuals: Sequence[_Residual],
+    parts: _Parts,
     known: Sequence[Operand],
     tangents: Sequence[Tangent],
 ) -> Sequence[Value]:
-    inputs = [
-        i for i in _linear_inputs(signature, masks, residuals) if i.role != "symbol"
-    ]
-    pairs = zip(operands, signature.args, strict=True)
+    pairs = zip(operands, parts.signature.args, strict=True)
     symbols = [o for o, role in pairs if role == "symbol"]
-    graphs = {
-        region.name: _linear_region(k, region, split, inputs, residuals)
-        for k, (region, split) in enumerate(zip(signature.regions, splits, strict=True))
-    }
     args: list[Operand] = [*operands[: op.lead], *symbols]
-    for given in inputs:
+    for given in parts.inputs:
         if given.tangent is not None:
             args.append(instantiate(tangents[given.tangent]))
         else:
             assert given.residual is not None
             args.append(known[given.residual])
-    roles: list[Role] = [*signature.args[: op.lead], *_same("symbol", len(symbols))]
-    roles += [i.role for i in inputs]
-    results = [
-        r
-        for r, nonzero in zip(signature.results, masks.results, strict=True)
-        if nonzero
-    ]
-    return bind(op, args, with_graphs(op, params, graphs, roles, results))
+    return bind(op, args, parts.linear)
 
 
 def _linear_region(
@@ -437,12 +475,9 @@ class Again:
 
 
 def _pull_once(
-    region: Region,
-    linear: Sequence[int],
-    rest: Sequence[int],
-    given: Sequence[Tangent],
+    region: Region, linear: Sequence[int], rest: Sequence[int], nonzero: Sequence[bool]
 ) -> Pulled:
-    """A region of `transpose_once`: its inputs are those of `operands` at `rest`, and
+    """A region of `transpose_once`: its inputs are those of the operands at `rest`, and
     the cotangents that are not zero."""
 
     outputs = region.graph.outputs
@@ -454,8 +489,8 @@ def _pull_once(
         types = {p.at: o.type for p, o in zip(region.outputs, outputs, strict=True)}
         outer = {
             k: tracer.operand(types[k].strong(), "ct")
-            for k, ct in enumerate(given)
-            if not isinstance(ct, Zero)
+            for k, is_nonzero in enumerate(nonzero)
+            if is_nonzero
         }
         zeros = [Zero(o.type) for o in outputs]
         cotangents: list[Tangent] = [
@@ -482,13 +517,39 @@ def transpose_once(
 ) -> list[Tangent | None]:
     """The cotangents of the operands that are `Unknown`, for an operator whose regions
     run at most once: a node of it, of the transposed regions."""
+    linear = tuple([i for i, o in enumerate(operands) if isinstance(o, Unknown)])
+    nonzero = tuple([not isinstance(ct, Zero) for ct in given])
+    passed, kept, changed = of_call(
+        op,
+        params,
+        ("transpose", linear, nonzero),
+        lambda: _transposed(op, operands, params, linear, nonzero),
+    )
+    cotangents = [ct for ct in given if not isinstance(ct, Zero)]
+    args = [*operands[: op.lead], *(operands[i] for i in passed), *cotangents]
+    by_arg = dict(zip(kept, bind(op, args, changed), strict=True))
+    return [
+        by_arg.get(i, Zero(o.type)) if i in linear else None
+        for i, o in enumerate(operands)
+    ]
+
+
+def _transposed(
+    op: Any,
+    operands: Sequence[Any],
+    params: dict[str, Any],
+    linear: Sequence[int],
+    nonzero: Sequence[bool],
+) -> tuple[list[int], list[int], dict[str, Any]]:
+    """The node that `transpose_once` makes: which operands it takes before the
+    cotangents, which operands its results are cotangents of, and its params."""
     _, signature = node_and_signature(op, operands, params)
-    linear = [i for i, o in enumerate(operands) if isinstance(o, Unknown)]
     of_role = [i for i, role in enumerate(signature.args) if role == "operand"]
     rest = [i for i in of_role if i not in linear]
     symbols = [i for i, role in enumerate(signature.args) if role == "symbol"]
     pulled = {
-        region: _pull_once(region, linear, rest, given) for region in signature.regions
+        region: _pull_once(region, linear, rest, nonzero)
+        for region in signature.regions
     }
     kept = [
         i
@@ -500,17 +561,7 @@ def transpose_once(
         with using(p.tracer):
             outputs = [instantiate(p.cotangents[_place(region, i)]) for i in kept]
         graphs[region.name] = p.tracer.close(outputs)
-    cotangents = [ct for ct in given if not isinstance(ct, Zero)]
-    args = [
-        *operands[: op.lead],
-        *(operands[i] for i in (*symbols, *rest)),
-        *cotangents,
-    ]
     roles = [*signature.args[: op.lead], *_same("symbol", len(symbols))]
-    roles += _same("operand", len(rest) + len(cotangents))
+    roles += _same("operand", len(rest) + sum(nonzero))
     changed = with_graphs(op, params, graphs, roles, _same("result", len(kept)))
-    by_arg = dict(zip(kept, bind(op, args, changed), strict=True))
-    return [
-        by_arg.get(i, Zero(o.type)) if i in linear else None
-        for i, o in enumerate(operands)
-    ]
+    return [*symbols, *rest], kept, changed

@@ -3,7 +3,7 @@ with a tangent gets a twin, of the same role, that holds it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from hopflow.autograd.forward import Dual, run_graph
 from hopflow.autograd.rules import is_differentiable
@@ -13,6 +13,7 @@ from hopflow.graph.core import Graph, Node, Var, map_graphs
 from hopflow.graph.regions import Region, Role, Signature, carries
 from hopflow.symbolic.env import ShapeEnv
 from hopflow.trace.functional import TracedTensor
+from hopflow.trace.sharing import of_call
 from hopflow.trace.source import user_line
 from hopflow.trace.tracer import Tracer
 from hopflow.zeros import Tangent, Zero, instantiate, is_zero
@@ -138,32 +139,51 @@ def jvp(
     params: dict[str, Any],
 ) -> tuple[list[Value], list[Tangent]]:
     """The results of an operator, and their tangents: one node that computes both."""
+    twin = of_call(
+        op,
+        params,
+        ("jvp", tuple(map(is_zero, given))),
+        lambda: _twin(op, operands, given, params),
+    )
+    args = [
+        instantiate(given[s.at]) if s.is_twin else operands[s.at] for s in twin.args
+    ]
+    found = bind(op, args, twin.params)
+    values = [r for s, r in zip(twin.results, found, strict=True) if not s.is_twin]
+    tangents: list[Tangent] = [Zero(v.type) for v in values]
+    for slot, result in zip(twin.results, found, strict=True):
+        if slot.is_twin:
+            tangents[slot.at] = result
+    return values, tangents
+
+
+class _Twin(NamedTuple):
+    """The node of an operator with twins: its args and results, and its params."""
+
+    args: list[_Slot]
+    results: list[_Slot]
+    params: dict[str, Any]
+
+
+def _twin(
+    op: Any,
+    operands: Sequence[Operand],
+    given: Sequence[Tangent],
+    params: dict[str, Any],
+) -> _Twin:
     node, signature = node_and_signature(op, operands, params)
     masks = masks_of(signature, given, len(node.results))
-    arg_slots = _with_twins(_arg_keys(op, node, signature), masks.args)
-    result_slots = _with_twins(signature.results, masks.results)
+    args = _with_twins(_arg_keys(op, node, signature), masks.args)
+    results = _with_twins(signature.results, masks.results)
     graphs = {region.name: _jvp_region(region, masks) for region in signature.regions}
     changed = with_graphs(
         op,
         params,
         graphs,
-        [signature.args[s.at] for s in arg_slots],
-        [signature.results[s.at] for s in result_slots],
+        [signature.args[s.at] for s in args],
+        [signature.results[s.at] for s in results],
     )
-    args = [
-        instantiate(given[s.at]) if s.is_twin else operands[s.at] for s in arg_slots
-    ]
-    found = bind(op, args, changed)
-    values: list[Value] = []
-    tangents: list[Tangent] = [Zero(v.type) for v in node.results]
-    for slot, result in zip(result_slots, found, strict=True):
-        if slot.is_twin:
-            tangents[slot.at] = result
-        else:
-            values.append(result)
-    return values, [
-        Zero(v.type) if is_zero(t) else t for v, t in zip(values, tangents, strict=True)
-    ]
+    return _Twin(args, results, changed)
 
 
 def _jvp_region(region: Region, masks: Masks) -> Graph:

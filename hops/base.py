@@ -137,11 +137,13 @@ class HigherOrderOp:
     name       as users call it; by default that of the class: `Twice` is "twice"
     lead       how many args come before the symbols (a predicate, an index)
     droppable  whether a pass may take out results that nothing reads
+    is_call    whether a node means its one graph, run once on all of its args
     """
 
     name: ClassVar[str] = "operator"
     lead: ClassVar[int] = 0
     droppable: ClassVar[bool] = True
+    is_call: ClassVar[bool] = False
     effects: frozenset[str] = frozenset()
 
     RULES: Final = (

@@ -298,6 +298,7 @@ class Calling(Branching):
 
     lead = 0
     runs = "once"
+    is_call = True
 
     def debug(self, *operands: Any, body: Any, **_params: Any) -> Any:
         return body(*operands)
@@ -325,6 +326,8 @@ def merged_types(
 
     Sizes that are the same in each branch are the same symbol, in all results.
     """
+    if len(rows) == 1 and all(isinstance(n, int) for t in rows[0] for n in t.shape):
+        return tuple(rows[0])
     known = {v.node.symbol for v in graph.symbols}
     made: dict[Any, Size] = {}
 

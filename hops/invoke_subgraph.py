@@ -1,27 +1,40 @@
-"""`invoke_subgraph`: a function as a node; `@subgraph`: traced once. All its rules."""
+"""`invoke_subgraph`, `@subgraph`: a function as a node, traced once. All its rules."""
 
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import nullcontext
 from functools import partial, update_wrapper
+from threading import RLock
 from typing import Any, Final, NamedTuple, final
 
 import numpy as np
 
 from hopflow import pytree
 from hopflow.bind import Operand, Value, bind, current, recorded
-from hopflow.errors import ArgumentTypeError
-from hopflow.graph.core import Graph
+from hopflow.errors import ArgumentTypeError, DataDependentError
+from hopflow.graph.core import Graph, match_shapes, plain_symbol
 from hopflow.graph.rewriting import clone
+from hopflow.graph.types import TensorType
 from hopflow.hops.base import Call, debugging
-from hopflow.hops.bodies import (
-    Function,
-    flatten_operands,
-    require_callable,
-)
+from hopflow.hops.bodies import Function, commit, flatten_operands, require_callable
 from hopflow.hops.branches import Calling
 from hopflow.hops.loops import calling, spread_specs
 from hopflow.pytree import Spec
-from hopflow.symbolic.size import Size, SymFloat, SymInt
+from hopflow.symbolic.boolean import SymBool
+from hopflow.symbolic.scalars import terms_of
+from hopflow.symbolic.size import (
+    Size,
+    Symbol,
+    SymFloat,
+    SymInt,
+    substitute,
+)
+from hopflow.tensor import EagerTensor
+from hopflow.trace.captures import is_private
+from hopflow.trace.closures import Surroundings, type_key
+from hopflow.trace.functional import TracedTensor
 from hopflow.trace.rollback import unchanged_on_error
+from hopflow.trace.sharing import once, share_memory
 from hopflow.trace.source import input_names
 from hopflow.trace.tracer import Tracer
 
@@ -44,7 +57,9 @@ INVOKE_SUBGRAPH = InvokeSubgraph()
 
 
 def invoke_subgraph(f: Callable[..., Any], *operands: Any) -> Any:
-    """`f(*operands)` as one node of the graph.
+    """`f(*operands)` as one node of the graph, whose body all such calls share.
+
+    See `subgraph` for what is traced, differentiated and compiled once.
 
     Args:
         f: Returns any pytree. It may read and write tensors of enclosing functions.
@@ -53,8 +68,10 @@ def invoke_subgraph(f: Callable[..., Any], *operands: Any) -> Any:
     Raises:
         ArgumentTypeError: an operand is no tensor or number.
         ResultTypeError: `f` returns what is no tensor or number.
+        UnhashableCaptureError: `f` closes over what cannot be hashed.
     """
-    return INVOKE_SUBGRAPH(f, operands)
+    call = INVOKE_SUBGRAPH.prepare(f, operands)
+    return _run(call, f, pytree.structure(operands))
 
 
 def call_of(
@@ -79,33 +96,184 @@ def call_of(
     return Call(name, [], operands, {"body": body}), static
 
 
-# --- the decorator --------------------------------------------------------------------
-
-
-class _Key(NamedTuple):
-    """What one trace of a subgraph is good for.
-
-    same   for each operand the first that is the same tensor
-    """
-
-    types: tuple[Hashable, ...]
-    same: tuple[int, ...]
-    static: tuple[Hashable, ...]
-    spec: Spec
+# --- one trace for many calls ---------------------------------------------------------
 
 
 class _Known(NamedTuple):
+    """A trace of a function, for calls that differ from the first in values only.
+
+    graph     the body, which nobody changes
+    captures  what it takes beside the operands: where among the tensors of the call, or
+              a tensor that the function makes of numbers
+    results   how many of the node's results the user gets; the rest is what is written
+    targets   where the tensors are that the rest is written to
+    asked     conditions on its symbols that decided what it is
+    """
+
     graph: Graph
     spec: Spec
+    captures: list[int | Value]
+    results: int
+    targets: list[int]
+    asked: list[tuple[SymBool, bool]]
+
+    def sizes(self, tensors: Sequence[Operand]) -> list[Operand] | None:
+        """What the symbols of the body are for these tensors; None: they do not fit, or
+        what the body has asked of sizes has another answer."""
+        tracer, symbols = current(), self.graph.symbols
+        if not symbols:
+            return []
+        found = self.told([t.type for t in self.taken(tensors)])
+        if found is None or not isinstance(tracer, Tracer):
+            return None
+        try:
+            for condition, answer in self.asked:
+                there = condition.substitute(lambda s: terms_of(found[s]))
+                if bool(there) is not answer:
+                    return None
+        except DataDependentError:
+            return None
+        sizes = [found[v.node.symbol] for v in symbols if v.node.symbol]
+        return [_as_operand(tracer, n) for n in sizes]
+
+    def told(self, types: Sequence[TensorType]) -> dict[Symbol, Size] | None:
+        """The body's symbols, by the shapes that it is given; None: they do not fit."""
+        found: dict[Symbol, Size] = {}
+        own = self.graph.inputs[len(self.graph.symbols) :]
+        for var, type_ in zip(own, types, strict=True):
+            match_shapes(var.type.shape, type_.shape, found)
+        for var, type_ in zip(own, types, strict=True):
+            declared = [substitute(n, found) for n in var.type.shape]
+            if list(map(_exact, declared)) != list(map(_exact, type_.shape)):
+                return None
+        return found
+
+    @property
+    def is_general(self) -> bool:
+        """Whether shapes tell all symbols that it has, and has asked for."""
+        own = self.graph.inputs[len(self.graph.symbols) :]
+        told = self.told([v.type for v in own]) or {}
+        named = [v.node.symbol for v in self.graph.symbols]
+        return told.keys() >= {*named, *(s for c, _ in self.asked for s in c.symbols)}
+
+    def may_serve(self, tensors: Sequence[Operand]) -> bool:
+        """Whether a write to one of these tensors is not seen by another."""
+        return not (self.targets and share_memory(self.taken(tensors)))
+
+    def taken(self, tensors: Sequence[Operand]) -> list[Operand]:
+        """The operands and the captures of a call."""
+        captures = [tensors[c] if isinstance(c, int) else c for c in self.captures]
+        return [*tensors[: len(self.graph.operands)], *captures]
+
+    def run(self, call: Call, tensors: Sequence[Operand], sizes: list[Operand]) -> Any:
+        """Bind a node that shares the body with the others of the present trace."""
+        body = once(self.graph, "body", lambda: clone(self.graph))
+        args = [*sizes, *self.taken(tensors)]
+        results = bind(INVOKE_SUBGRAPH, args, {"body": body})
+        commit([tensors[i] for i in self.targets], results[self.results :])
+        return pytree.unflatten(self.spec, results[: self.results])
 
 
-_MOST_KNOWN: Final = 256
+_known: OrderedDict[Hashable, list[_Known]] = OrderedDict()
+_lock: Final = RLock()
+_MOST_KNOWN: Final = 1024
+
+
+def _run(
+    call: Call,
+    fn: Callable[..., Any],
+    static: Hashable,
+    on_trace: Callable[[], None] | None = None,
+) -> Any:
+    """The results of a call of `fn`, traced if no trace serves it.
+
+    Args:
+        static: What of the arguments is no tensor or number.
+        on_trace: Called before a trace.
+    """
+    around = Surroundings(call.name, fn)
+    if debugging():
+        return INVOKE_SUBGRAPH.run_debug(call)
+    tensors = [*call.operands, *around.tensors]
+    key = (
+        *(around.key, static, len(call.operands)),
+        *(_type_key(t) for t in tensors),
+        *(_first_same(tensors, i) for i in range(len(tensors))),
+    )
+    with unchanged_on_error():
+        with _lock:
+            candidates = list(_known.get(key, ()))
+        for known in candidates:
+            sizes = known.sizes(tensors)
+            if sizes is not None and known.may_serve(tensors):
+                return known.run(call, tensors, sizes)
+        if on_trace is not None:
+            on_trace()
+        return _trace(call, tensors, key)
+
+
+def _trace(call: Call, tensors: Sequence[Operand], key: Hashable) -> Any:
+    """Trace a call, keep the trace for others if it may serve them, and run it."""
+    env = getattr(current(), "env", None)
+    with env.noting() if env is not None else nullcontext([]) as noted:
+        traced = INVOKE_SUBGRAPH.trace_branches(call)
+    closed = traced.closed
+    captures = [_position(c, tensors) for c in closed.captures]
+    targets = [_position(t, tensors) for t in traced.targets]
+    found = [c for c in captures if c is not None]
+    written = [t for t in targets if isinstance(t, int)]
+    asked = list({n: None for n in noted if n is not None})
+    [graph] = closed.graphs
+    known = _Known(graph, traced.spec, found, traced.results, written, asked)
+    if (
+        len(found) < len(captures)
+        or len(written) < len(targets)
+        or None in noted
+        or not known.is_general
+        or not known.may_serve(tensors)
+    ):
+        return INVOKE_SUBGRAPH.finish(call, traced)
+    with _lock:
+        _known.setdefault(key, []).append(known)
+        while len(_known) > _MOST_KNOWN:
+            _known.popitem(last=False)
+    return known.run(call, tensors, closed.symbols)
+
+
+def _position(value: Operand, tensors: Sequence[Operand]) -> int | Value | None:
+    """Where a tensor that a body reads or writes is among those of the call; the tensor
+    itself if the body makes it of numbers; None: it is from anywhere else."""
+    origin: Any = value
+    while origin is not None:
+        for i, tensor in enumerate(tensors):
+            if tensor is origin or _is_same_array(tensor, origin):
+                return i
+        last, origin = origin, getattr(origin, "origin", None)
+    tracer = current()
+    adopted = tracer.is_adopted if isinstance(tracer, Tracer) else lambda _: True
+    return last if is_private(last, adopted) else None
+
+
+def _is_same_array(a: Operand, b: Operand) -> bool:
+    """Whether tensors are of one NumPy array, of which each use makes another one."""
+    if not (isinstance(a, EagerTensor) and isinstance(b, EagerTensor)):
+        return False
+    places = [(t.pointer, t.array.strides, t.type) for t in (a, b)]
+    return places[0] == places[1]
+
+
+def _as_operand(tracer: Tracer, size: Size) -> Operand:
+    symbol = plain_symbol(size)
+    if symbol is not None:
+        return TracedTensor(tracer, tracer.symbol(symbol))
+    assert isinstance(size, SymInt)
+    return tracer.value_of(size)
 
 
 class Subgraph:
-    """A function that is traced once for each kind of arguments; see `subgraph`.
+    """A function that is traced once for each kind of call; see `subgraph`.
 
-    traces   how often it has been traced
+    traces   how many of its calls were traced
     """
 
     def __init__(self, fn: Callable[..., Any]) -> None:
@@ -113,7 +281,6 @@ class Subgraph:
         update_wrapper(self, fn)
         self.fn = fn
         self.traces = 0
-        self._known: dict[_Key, _Known] = {}
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else partial(self, instance)
@@ -121,60 +288,12 @@ class Subgraph:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if (node := recorded(self, args, kwargs)) is not None:
             return node
-        found, static = call_of("subgraph", self.fn, args, kwargs)
-        if debugging():
-            return INVOKE_SUBGRAPH.run_debug(found)
-        operands = found.operands
-        key = _Key(
-            tuple(map(_type_key, operands)),
-            tuple(_first_same(operands, i) for i in range(len(operands))),
-            tuple(map(_hashable, static)),
-            pytree.structure((args, kwargs)),
-        )
-        known = self._known.get(key)
-        if known is None:
-            with unchanged_on_error():
-                return self._trace(found, key)
-        results = bind(
-            INVOKE_SUBGRAPH, operands, {"body": self._shared(key, known.graph)}
-        )
-        return pytree.unflatten(known.spec, results)
+        call, static = call_of("subgraph", self.fn, args, kwargs)
+        key = *map(_hashable, static), pytree.structure((args, kwargs))
+        return _run(call, self.fn, key, self._count)
 
-    def _trace(self, call: Call, key: _Key) -> Any:
-        traced = INVOKE_SUBGRAPH.trace_branches(call)
+    def _count(self) -> None:
         self.traces += 1
-        closed = traced.closed
-        # What a body reads or writes besides its operands may differ in each call.
-        if not (closed.symbols or closed.captures or traced.targets):
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            [graph] = closed.graphs
-            self._known[key] = _Known(clone(graph), traced.spec)
-            root = _root()
-            if root is not None:
-                root.shared[self, key] = graph
-        return INVOKE_SUBGRAPH.finish(call, traced)
-
-    def _shared(self, key: _Key, graph: Graph) -> Graph:
-        """The graph of all calls in this trace: another trace may come to change it."""
-        root = _root()
-        if root is None:
-            return graph
-        if (self, key) not in root.shared:
-            root.shared[self, key] = clone(graph)
-        return root.shared[self, key]
-
-
-def _root() -> Tracer | None:
-    """The outermost of the tracers that are at work."""
-    found: Tracer | None = None
-    interpreter = current()
-    while isinstance(interpreter, Tracer):
-        found = interpreter
-        if interpreter.parent is None:
-            break
-        interpreter = interpreter.parent
-    return found
 
 
 def _is_data(leaf: Any) -> bool:
@@ -184,11 +303,17 @@ def _is_data(leaf: Any) -> bool:
 
 
 def _type_key(operand: Operand) -> Hashable:
-    type_ = operand.type
-    return type_.dtype, tuple(map(_size_key, type_.shape)), type_.weak
+    """What a trace depends on: the type, and the size that an integer is known as."""
+    key, tracer = type_key(operand.type), current()
+    if operand.type.shape or not isinstance(operand, TracedTensor):
+        return key
+    if not isinstance(tracer, Tracer):
+        return key
+    size = tracer.known_size(tracer.read(tracer.localize(operand)))
+    return key, None if size is None else _exact(size)
 
 
-def _size_key(size: Size) -> Hashable:
+def _exact(size: Size) -> Hashable:
     # Symbolic sizes may be undecided, where keys must be equal or not.
     return size.expression if isinstance(size, SymInt) else size
 
@@ -211,14 +336,19 @@ def _hashable(leaf: Any) -> Hashable:
 
 
 def subgraph(fn: Callable[..., Any]) -> Subgraph:
-    """A decorator: `fn` is a node of its own, and traced once for each kind of call.
+    """A decorator: `fn` is a node of its own, traced once for all calls of one kind.
 
-    The trace is kept by the types of tensors and numbers, and by the values of all
-    other arguments, which must be hashable. Calls in one trace share one graph. A
-    function that reads or writes tensors of enclosing functions is traced at each call.
+    So are its derivatives, and a compiled program has one native function for all calls
+    of it, unless it is so small that it is put in their places. Calls are of one kind
+    if these are the same: the code; the types of tensors and numbers that are given, or
+    that `fn` reads from enclosing functions and modules (all of which are operands of
+    the node); the values of other arguments, of defaults, and of variables that it
+    closes over, which must be hashable; and what the globals hold that it reads. So two
+    hundred layers, each of which closes over weights of its own, are traced once.
 
     Raises:
         ArgumentTypeError: an argument cannot be hashed, or `fn` is no function.
         ResultTypeError: `fn` returns what is no tensor or number.
+        UnhashableCaptureError: `fn` closes over what cannot be hashed.
     """
     return Subgraph(fn)

@@ -175,6 +175,10 @@ class PredicateError(OperatorError):
     """A predicate that is not a bool scalar, or an index that is not an int scalar."""
 
 
+class UnhashableCaptureError(HopflowError, TypeError):
+    """A subgraph closes over what is no tensor and cannot tell its calls apart."""
+
+
 class ResultTypeError(OperatorError):
     """A function given to an operator returned something that is not a tensor."""
 

@@ -21,7 +21,7 @@ from hopflow.graph.rewriting import settle_sizes, unify_symbols
 from hopflow.graph.types import TensorType
 from hopflow.hops.base import debugging
 from hopflow.hops.bodies import Function, flatten_results
-from hopflow.hops.invoke_subgraph import invoke_subgraph
+from hopflow.hops.invoke_subgraph import INVOKE_SUBGRAPH
 from hopflow.logs import log, span
 from hopflow.ops.rules import as_integer
 from hopflow.pytree import Spec
@@ -446,7 +446,7 @@ class Jitted:
             found.append(self._results(self._f(*own_args, **own_kwargs)))
             return tuple(found[-1].operands)
 
-        results = list(invoke_subgraph(body, *filter(is_data, leaves)))
+        results = list(INVOKE_SUBGRAPH(body, tuple(filter(is_data, leaves))))
         [inner] = found
         for k, number in inner.constants.items():
             results.insert(k, number)

@@ -11,6 +11,7 @@ class Stats:
     body_traces  functions given to operators that were traced, in a trace or by an
                  eager call: a loop's body a second time if its carry changes its dtype
     compiles     native programs made
+    functions    functions of those programs: bodies that are called from many places
     cache_hits   programs that were found ready, for a new trace of an equal graph
     evictions    programs that the cache let go (`config.kernel_cache_size`)
     """
@@ -18,6 +19,7 @@ class Stats:
     traces: int = 0
     body_traces: int = 0
     compiles: int = 0
+    functions: int = 0
     cache_hits: int = 0
     evictions: int = 0
 

@@ -8,10 +8,10 @@ from weakref import WeakKeyDictionary
 
 from hopflow.batching.numbers import ask_own_numbers, split
 from hopflow.bind import Operand, Value, bind, slots
-from hopflow.graph.core import Constant, Graph, Node, map_graphs, vars_of
+from hopflow.graph.core import Constant, Graph, Node, vars_of
 from hopflow.graph.hashing import structural_hash
 from hopflow.graph.interpreter import interpret
-from hopflow.graph.rewriting import clone, effects
+from hopflow.graph.rewriting import clone, effects, own_graphs
 from hopflow.graph.types import TensorType
 from hopflow.ops.batching import Same, in_batch
 from hopflow.ops.convert import as_value
@@ -89,8 +89,8 @@ def _each_example(graph: Graph, size: Size, args: Sequence[Lane]) -> list[Lane]:
 def bind_again(
     op: Any, operands: Sequence[Operand], params: dict[str, Any]
 ) -> tuple[Value, ...]:
-    """`bind` of a node that stands in a graph already: a graph has one owner."""
-    return bind(op, operands, map_graphs(params, clone))
+    """`bind` of a node that stands in a graph already."""
+    return bind(op, operands, params if type(op) is OpDef else own_graphs(op, params))
 
 
 class BatchedGraph(NamedTuple):

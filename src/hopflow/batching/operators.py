@@ -17,6 +17,7 @@ from hopflow.ops.batching import in_batch
 from hopflow.ops.convert import as_value
 from hopflow.ops.views import moved
 from hopflow.symbolic.size import Size, SymInt
+from hopflow.trace.sharing import once
 
 __all__ = ["BatchedResults", "batch", "each_example"]
 
@@ -44,7 +45,9 @@ def batch(
     """
     node: Any = Node("call_function", op, tuple(args), params)  # type: ignore[arg-type]
     signature = op.signature(node)
-    settled = _settled(signature, size, batched, all_results=all_results)
+    settled = _settled(
+        signature, size, batched, all_results=all_results, share=op.is_call
+    )
     if settled is None:
         return each_example(op, size, batched, args, params)
     passed = [
@@ -91,10 +94,19 @@ class _Settled(NamedTuple):
 
 
 def _settled(
-    signature: Signature, size: Size, given: Sequence[bool], *, all_results: bool
+    signature: Signature,
+    size: Size,
+    given: Sequence[bool],
+    *,
+    all_results: bool,
+    share: bool,
 ) -> _Settled | None:
     """The fixed point: a body's results must be batched where its inputs are, or where
-    another body's are. None: what decides which of them runs is batched."""
+    another body's are. None: what decides which of them runs is batched.
+
+    Args:
+        share: Whether other nodes of the trace have the same bodies.
+    """
     args = list(given)
     if any(b for b, role in zip(args, signature.args, strict=True) if role in _DECIDES):
         return None
@@ -106,7 +118,7 @@ def _settled(
                 args[pair.arg] or results[pair.result]
             )
         before = list(results)
-        bodies = [_body(region, size, args, results) for region in signature.regions]
+        bodies = [_body(r, size, args, results, share) for r in signature.regions]
         for region, body in zip(signature.regions, bodies, strict=True):
             for port, found in zip(region.outputs, body.outputs, strict=True):
                 if port.at is not None:
@@ -118,11 +130,22 @@ def _settled(
 
 
 def _body(
-    region: Region, size: Size, args: Sequence[bool], results: Sequence[bool]
+    region: Region,
+    size: Size,
+    args: Sequence[bool],
+    results: Sequence[bool],
+    share: bool,
 ) -> BatchedGraph:
-    inputs = [port.at is not None and args[port.at] for port in region.inputs]
-    outputs = [port.at is not None and results[port.at] for port in region.outputs]
-    return batched_graph(region.graph, size, inputs, outputs)
+    inputs = tuple([p.at is not None and args[p.at] for p in region.inputs])
+    outputs = tuple([p.at is not None and results[p.at] for p in region.outputs])
+
+    def batched() -> BatchedGraph:
+        return batched_graph(region.graph, size, inputs, outputs)
+
+    if not share:
+        return batched()
+    number = None if isinstance(size, SymInt) else size
+    return once(region.graph, ("batched", number, inputs, outputs), batched)
 
 
 def _passed(size: Size, role: str, arg: Operand, *, was: bool, now: bool) -> Operand:

@@ -19,14 +19,16 @@ class Callbacks:
     """What the calls of Python in a program mean in one of the graphs it serves."""
 
     def __init__(self, graph: Graph, program: Program) -> None:
-        nodes = list(graph.walk())
+        kinds = "callback", "progress"
+        calls = any(site.kind in kinds for site in program.sites)
+        nodes = list(graph.walk()) if calls else []
         self._nodes: dict[str, dict[int, Node]] = {
             kind: {
                 k: nodes[site.node]
                 for k, site in enumerate(program.sites)
                 if site.kind == kind
             }
-            for kind in ("callback", "progress")
+            for kind in kinds
         }
 
     def __bool__(self) -> bool:

@@ -15,6 +15,7 @@ from hopflow.compiler.callbacks import Callbacks
 from hopflow.compiler.layout import DENSE, Layouts, layout_of, strides_of
 from hopflow.compiler.owned import WORD, owned_array, result_words
 from hopflow.compiler.passes import PASSES
+from hopflow.compiler.passes.outline import called_functions, number
 from hopflow.compiler.runtime import Kernel, Trapped, compile_program
 from hopflow.compiler.schedule.scheduler import schedule
 from hopflow.compiler.traps import bounds_error, trap_error
@@ -29,6 +30,7 @@ from hopflow.logs import span
 from hopflow.loop_ir.nest import Program
 from hopflow.loop_ir.printer import format_program
 from hopflow.loop_ir.verifier import verify as verify_program
+from hopflow.loop_ir.walk import functions
 from hopflow.progress import shown
 from hopflow.stats import counts
 from hopflow.symbolic.size import compiled_shapes
@@ -56,11 +58,8 @@ def lower(
         donated: Positions of inputs whose memory outputs may take; see `schedule`.
         layouts: How the inputs lie in memory.
     """
-    graph = _numbered(graph)
-    for run in PASSES:
-        graph = run(graph)
-        if config.verify:
-            verify_graph(graph)
+    graph = number(clone(graph))
+    _run_passes(graph)
     program = schedule(graph, donated=donated, layouts=layouts)
     if config.check_bounds:
         program = with_bounds_checks(program)
@@ -69,11 +68,14 @@ def lower(
     return graph, program
 
 
-def _numbered(graph: Graph) -> Graph:
-    copy = clone(graph)
-    for number, (_, node) in enumerate(zip(graph.walk(), copy.walk(), strict=True)):
-        node.meta["number"] = number
-    return copy
+def _run_passes(graph: Graph) -> None:
+    """In place, over the functions that it calls too."""
+    for run in PASSES:
+        run(graph)
+        if config.verify:
+            verify_graph(graph)
+    for function in called_functions(graph):
+        _run_passes(function)
 
 
 class Executable:
@@ -267,6 +269,7 @@ def _kernel(
         counts.compiles += 1
         with span("lower", graph=graph.name):
             _, program = lower(graph, donated, layouts)
+        counts.functions += len(functions(program))
         with span("compile", graph=graph.name):
             kernel = _kernels[key] = compile_program(program)
         while len(_kernels) > max(config.kernel_cache_size, 0):

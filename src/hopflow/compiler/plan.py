@@ -12,7 +12,9 @@ statement: what is dead in one iteration may be live in another.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, TypeAlias, TypeVar
+
+import numpy as np
 
 from hopflow.compiler.private import private_buffers
 from hopflow.loop_ir import expr as e
@@ -27,6 +29,7 @@ from hopflow.loop_ir.nest import (
     Grow,
     HostCall,
     If,
+    Invoke,
     Program,
     Ref,
     Stmt,
@@ -40,6 +43,8 @@ from hopflow.loop_ir.routines import ROUTINES
 __all__ = ["ArenaPlan", "Interval", "live_intervals", "plan"]
 
 ALIGNMENT: Final = 64
+T = TypeVar("T", int, np.ndarray[Any, np.dtype[np.int64]])
+NDArray: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +80,16 @@ def plan(program: Program) -> ArenaPlan:
     """
     live = live_intervals(program)
     offsets: dict[Buffer, Expr] = {}
-    known = [b for b in live if _size(b).is_const]
+    sizes = {b: _size(b) for b in live}
+    known = [b for b in live if sizes[b].is_const]
     end = 0
-    placed: list[tuple[int, int, Interval]] = []
-    for b in sorted(known, key=lambda b: -_size(b).attr):
-        size = _size(b).attr
-        taken = [(at, stop) for at, stop, i in placed if i.overlaps(live[b])]
-        offset = _first_fit(size, sorted(taken))
-        placed.append((offset, offset + size, live[b]))
+    placed = np.zeros((4, len(known)), np.int64)  # first byte, end, start, stop
+    for k, b in enumerate(sorted(known, key=lambda b: -sizes[b].attr)):
+        size = sizes[b].attr
+        first, last, start, stop = placed[:, :k]
+        taken = (start <= live[b].stop) & (live[b].start <= stop)
+        offset = _first_fit(size, first[taken], last[taken])
+        placed[:, k] = offset, offset + size, live[b].start, live[b].stop
         offsets[b] = e.index(offset)
         end = max(end, offset + size)
     total = _place_symbolic([b for b in live if b not in offsets], live, end, offsets)
@@ -100,17 +107,16 @@ def _planned(program: Program) -> list[Buffer]:
     return [b for b in program.arena if b.space == "arena" and b not in apart]
 
 
-def _first_fit(size: int, taken: Sequence[tuple[int, int]]) -> int:
-    """The lowest aligned offset of `size` free bytes."""
-    offset = 0
-    for start, stop in taken:
-        if offset + size <= start:
-            break
-        offset = max(offset, _round_up(stop))
-    return offset
+def _first_fit(size: int, first: NDArray, end: NDArray) -> int:
+    """The lowest aligned offset of `size` free bytes, where others are taken."""
+    order = np.argsort(first)
+    free = np.zeros(len(order) + 1, np.int64)  # what is before the next, or the last
+    free[1:] = np.maximum.accumulate(_round_up(end[order]))
+    fits = free[:-1] + size <= first[order]
+    return int(free[fits.argmax() if fits.any() else -1])
 
 
-def _round_up(size: int) -> int:
+def _round_up(size: T) -> T:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
@@ -346,7 +352,7 @@ def _fills(s: Stmt, buffer: Buffer, extents: Mapping[Var, Expr]) -> bool:
                 role == "out" and _covers(arg.at, buffer, extents)
                 for role, arg in roles
             )
-        case HostCall():
+        case HostCall() | Invoke():
             own = [ref for ref in s.refs if ref.buffer is buffer]
             is_result = all(ref in s.results for ref in own)
             return is_result and any(_covers(r.at, buffer, extents) for r in own)

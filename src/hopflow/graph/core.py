@@ -160,11 +160,12 @@ class Graph:
     def name_inputs(self) -> None:
         """Give each input a name of its own."""
         taken: set[str] = set()
+        last: dict[str, int] = {}
         for var in self.inputs:
-            name, number = var.node.name, 1
+            name = var.node.name
             while var.node.name in taken:
-                var.node.name = f"{name}_{number}"
-                number += 1
+                last[name] = last.get(name, 0) + 1
+                var.node.name = f"{name}_{last[name]}"
             taken.add(var.node.name)
 
     def add_attribute(self, type_: TensorType, name: str, value: Any) -> Var:

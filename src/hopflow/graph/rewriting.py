@@ -26,6 +26,7 @@ __all__ = [
     "eliminate_dead_code",
     "erase_node",
     "inline",
+    "own_graphs",
     "prune_inputs",
     "read_vars",
     "reader",
@@ -155,6 +156,14 @@ def _copied(
     copy.results = tuple([Var(copy, v.index, v.type) for v in node.results])
     env.update(zip(node.results, copy.results, strict=True))
     return copy
+
+
+def own_graphs(
+    op: Any, params: Mapping[str, Any], copied: Callable[[Graph], Graph] = clone
+) -> dict[str, Any]:
+    """`params` for another node. A graph has one owner, but for the bodies of calls,
+    which nodes share that are made together."""
+    return dict(params) if op.is_call else map_graphs(params, copied)
 
 
 def copy_fields(source: Node, target: Node) -> Node:

@@ -29,6 +29,7 @@ from hopflow.loop_ir.nest import (
     Grow,
     HostCall,
     If,
+    Invoke,
     Let,
     Program,
     Ref,
@@ -136,6 +137,7 @@ class _Interpreter:
         self.random = random.Random(seed)
         self.allocator = Allocator()
         self.shared: list[Buffer] = []
+        self.first_site = 0  # of the function that is being run
         self._compiled: dict[Expr, Callable[[Lane], Any]] = {}
         self._simple: dict[type, Callable[[Any, Lane], None]] = {
             Let: self._define,
@@ -148,6 +150,7 @@ class _Interpreter:
             Call: self._call,
             HostCall: self._host_call,
             Tick: self._tick,
+            Invoke: self._invoke,
             Trap: self._trap,
             Grow: self._grow,
             Allocate: self._allocate,
@@ -248,7 +251,8 @@ class _Interpreter:
 
     def _trap(self, s: Trap, lane: Lane) -> None:
         if self.value(s.test, lane):
-            raise Trapped(s.site, tuple(int(v) for v in self.values(s.values, lane)))
+            values = tuple(int(v) for v in self.values(s.values, lane))
+            raise Trapped(self.first_site + s.site, values)
 
     def _call(self, s: Call, lane: Lane) -> None:
         routine = ROUTINES[s.routine]
@@ -271,11 +275,30 @@ class _Interpreter:
             arrays.append(part.reshape(shape))
         status = routine.reference(arrays, numbers)
         if status != 0 and s.site is not None:
-            raise Trapped(s.site, (status,))
+            raise Trapped(self.first_site + s.site, (status,))
 
     def _host_call(self, s: HostCall, lane: Lane) -> None:
         if self.host is None:
             raise LoopIRError("the program calls Python, and was given no `host`")
+        self.host(self.first_site + s.site, *self._parts(s, lane))
+
+    def _invoke(self, s: Invoke, lane: Lane) -> None:
+        operands, results = self._parts(s, lane)
+        sizes = [int(n) for n in self.values(s.sizes, lane)]
+        before = self.first_site, self.shared
+        self.first_site += s.site
+        inner = self.load(s.function, sizes, operands, {})
+        for _ in self.body(s.function.body, [inner]):
+            pass
+        self.first_site, self.shared = before
+        for result, buffer in zip(results, s.function.outputs, strict=True):
+            inner.memory[buffer].check_all_written(buffer)
+            result[...] = inner.memory[buffer].array
+
+    def _parts(
+        self, s: HostCall | Invoke, lane: Lane
+    ) -> tuple[list[NDArray], list[NDArray]]:
+        """The arrays that a call gets for its operands and its results."""
         operands = [
             lane.memory[r.buffer].read_part(r.buffer, self.values(r.at, lane))
             for r in s.operands
@@ -284,14 +307,14 @@ class _Interpreter:
             lane.memory[r.buffer].write_part(r.buffer, self.values(r.at, lane))
             for r in s.results
         ]
-        self.host(s.site, operands, results)
+        return operands, results
 
     def _tick(self, s: Tick, lane: Lane) -> None:
         if self.host is None:
             raise LoopIRError("the program tells its progress, and was given no `host`")
         told = [np.asarray(x) for x in self.values((s.done, s.total), lane)]
         if s.ends or told[0] != told[1]:
-            self.host(s.site, told, [])
+            self.host(self.first_site + s.site, told, [])
 
     # --- control flow
 

@@ -157,8 +157,25 @@ class Callback:
     operands: tuple[Operand, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """Results written by a function, the code of `graph`, from dense operands: one for
+    each input of the graph."""
+
+    graph: Graph
+    operands: tuple[Operand, ...]
+
+
 Kernel: TypeAlias = (
-    Pointwise | Reduction | Prefix | Scatter | Compact | Library | Effect | Callback
+    Pointwise
+    | Reduction
+    | Prefix
+    | Scatter
+    | Compact
+    | Library
+    | Effect
+    | Callback
+    | Invocation
 )
 
 

@@ -205,6 +205,26 @@ class Tick:
 
 
 @dataclass(eq=False, slots=True)
+class Invoke:
+    """Call a function of the program, which reads all of the operands and writes all of
+    the results; they do not overlap.
+
+    sizes  what the function's sizes are
+    site   the first of the program's sites that are the function's in this call
+    """
+
+    function: "Program"
+    sizes: tuple[Expr, ...]
+    operands: tuple[Ref, ...]
+    results: tuple[Ref, ...]
+    site: int
+
+    @property
+    def refs(self) -> tuple[Ref, ...]:
+        return (*self.operands, *self.results)
+
+
+@dataclass(eq=False, slots=True)
 class Trap:
     """Leave the program with `site` as its status if `test` holds.
 
@@ -259,6 +279,7 @@ Stmt: TypeAlias = (
     | If
     | Call
     | HostCall
+    | Invoke
     | Tick
     | Trap
     | Barrier
@@ -303,6 +324,8 @@ class Program:
     An "output" buffer that is among the inputs too holds both, one after the other.
     For an output that an `Allocate` makes the caller gives words: the program puts in
     the address of the data, and the shape.
+
+    functions   what `Invoke` calls: programs with sites of their own, from 0 on
     """
 
     name: str
@@ -313,3 +336,4 @@ class Program:
     constants: list[Buffer]
     body: list[Stmt]
     sites: list[Site]
+    functions: "list[Program]" = field(default_factory=list)

@@ -30,6 +30,7 @@ from hopflow.loop_ir.nest import (
     Grow,
     HostCall,
     If,
+    Invoke,
     Let,
     Program,
     Ref,
@@ -238,12 +239,18 @@ def _simple(s: Stmt, text: Callable[..., str]) -> str:
             )
             site = "" if s.site is None else f" or trap {s.site}"
             return f"call {s.routine}({args}){site}"
-        case HostCall():
+        case HostCall() | Invoke():
+            sizes = s.sizes if isinstance(s, Invoke) else ()
             given, made = (
-                ", ".join(_place(r.buffer, r.at, text) for r in refs)
+                [_place(r.buffer, r.at, text) for r in refs]
                 for refs in (s.operands, s.results)
             )
-            return f"host {s.site}({given}){f' -> {made}' * bool(made)}"
+            called = f"({', '.join([*map(text, sizes), *given])})"
+            called += f" -> {', '.join(made)}" * bool(made)
+            if isinstance(s, HostCall):
+                return f"host {s.site}{called}"
+            sites = f" with sites from {s.site}" * bool(s.function.sites)
+            return f"invoke {s.function.name}{called}{sites}"
         case Tick():
             notes = f"{' ends' * s.ends}{' always' * s.always}"
             return f"tick {s.site}: {text(s.done)} of {text(s.total)}{notes}"
@@ -347,4 +354,5 @@ def format_program(program: Program) -> str:
     ]
     head = [f"    {line}" for line in (*map(_buffer, buffers), *sites)]
     lines = [f"program {program.name}({sizes}):", *head, *_indented(program.body)]
-    return "\n".join(lines) + "\n"
+    functions = "".join(f"{format_program(f)}\n" for f in program.functions)
+    return functions + "\n".join(lines) + "\n"

@@ -26,6 +26,7 @@ from hopflow.loop_ir.nest import (
     Grow,
     HostCall,
     If,
+    Invoke,
     Let,
     Program,
     Ref,
@@ -92,6 +93,8 @@ class _Verifier:
 
     def verify(self) -> None:
         program = self.program
+        for function in program.functions:
+            _Verifier(function).verify()
         for var in program.sizes:
             self.require(
                 var.dtype is dtypes.int64, f"size `{var.name}` must be i64: {var.dtype}"
@@ -294,6 +297,8 @@ class _Verifier:
                 self.value(s.done, dtypes.int64, "the number of steps")
                 self.value(s.total, dtypes.int64, "the number of all steps")
                 self.calls_python()
+            case Invoke():
+                self.invoke(s)
             case Trap():
                 self.site(s.site)
                 self.value(s.test, dtypes.bool_, "the test")
@@ -494,6 +499,34 @@ class _Verifier:
 
     def host_call(self, s: HostCall) -> None:
         self.site(s.site)
+        self.refs(s)
+        self.calls_python()
+
+    def invoke(self, s: Invoke) -> None:
+        function = s.function
+        self.require(
+            function in self.program.functions,
+            f"`{function.name}` is no function of the program",
+        )
+        if function.sites:
+            self.site(s.site)
+            self.site(s.site + len(function.sites) - 1)
+        for name, given, wanted in (
+            ("sizes", s.sizes, function.sizes),
+            ("operands", s.operands, function.inputs),
+            ("results", s.results, function.outputs),
+        ):
+            self.require(
+                len(given) == len(wanted),
+                f"`{function.name}` has {len(wanted)} {name}, and is given "
+                f"{len(given)}",
+            )
+        for size in s.sizes:
+            self.value(size, dtypes.int64, "a size")
+        self.refs(s)
+
+    def refs(self, s: HostCall | Invoke) -> None:
+        """The memory that a call reads, and that it writes."""
         for ref in s.refs:
             name, axes = ref.buffer.name, len(ref.buffer.shape)
             self.require(ref.buffer.strides is None, f"`{name}` must be dense")
@@ -507,7 +540,6 @@ class _Verifier:
             self.known_buffer(ref.buffer)
         for ref in s.results:
             self.written(ref.buffer)
-        self.calls_python()
 
     def calls_python(self) -> None:
         for loop in self.loops:

@@ -16,7 +16,9 @@ from hopflow.loop_ir.nest import (
     Grow,
     HostCall,
     If,
+    Invoke,
     Let,
+    Program,
     Ref,
     Stmt,
     Store,
@@ -90,6 +92,8 @@ def expressions(statement: Stmt) -> tuple[Expr, ...]:
             return tuple(i for ref in statement.refs for i in ref.at)
         case Tick():
             return (statement.done, statement.total)
+        case Invoke():
+            return (*statement.sizes, *(i for ref in statement.refs for i in ref.at))
         case Trap():
             return (statement.test, *statement.values)
         case Grow():
@@ -121,6 +125,14 @@ def statements(body: Sequence[Stmt]) -> Iterator[Stmt]:
             yield from statements(inner)
 
 
+def functions(program: Program) -> dict[Program, None]:
+    """The functions of a program, each after those that it calls itself."""
+    found: dict[Program, None] = {}
+    for function in program.functions:
+        found |= functions(function) | {function: None}
+    return found
+
+
 def allocated(body: Sequence[Stmt]) -> dict[Buffer, None]:
     """The buffers that `body` makes while it runs."""
     return {s.buffer: None for s in statements(body) if isinstance(s, Allocate)}
@@ -148,7 +160,7 @@ def buffers(statement: Stmt) -> Iterator[Buffer]:
             yield from (statement.a, statement.b)
         case Call():
             yield from (arg.buffer for arg in statement.args if isinstance(arg, Ref))
-        case HostCall():
+        case HostCall() | Invoke():
             yield from (ref.buffer for ref in statement.refs)
 
 
@@ -181,9 +193,11 @@ def replace(statement: Stmt, leaf: Callable[[Expr], Expr | None]) -> None:
                 moved(arg) if isinstance(arg, Ref) else new(arg)
                 for arg in statement.args
             )
-        case HostCall():
+        case HostCall() | Invoke():
             statement.operands = tuple(map(moved, statement.operands))
             statement.results = tuple(map(moved, statement.results))
+            if isinstance(statement, Invoke):
+                statement.sizes = tuple(map(new, statement.sizes))
         case Tick():
             statement.done = new(statement.done)
             statement.total = new(statement.total)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import copysign, inf, isnan
-from typing import Any
+from typing import Any, TypeAlias
 
 from hopflow.errors import ArgumentValueError, CheckError, DataDependentError
 from hopflow.logs import log
@@ -31,7 +31,10 @@ from hopflow.symbolic.terms import (
     symbols_of,
 )
 
-__all__ = ["ShapeEnv"]
+__all__ = ["Noted", "ShapeEnv"]
+
+Noted: TypeAlias = tuple[SymBool, bool] | None
+"""A condition and the answer; None: something else that was asked, of a range."""
 
 
 class ShapeEnv:
@@ -62,6 +65,7 @@ class ShapeEnv:
         self._facts = Facts(self._seniority)
         self._learned: list[SymBool] = []
         self._guards: list[Guard] = []
+        self._noted: list[Noted] | None = None
         # Condition -> (answer, version of the facts). True and False are for good.
         self._answers: dict[SymBool, tuple[bool | None, int]] = {}
 
@@ -133,6 +137,23 @@ class ShapeEnv:
         # An equality replaces an unbacked symbol first, and then the younger.
         return int(symbol.hint is None), self._ages.get(symbol, -1)
 
+    # --- who has asked ---
+
+    @contextmanager
+    def noting(self) -> Iterator[list[Noted]]:
+        """A list of all that is answered within the block."""
+        outer, self._noted = self._noted, []
+        try:
+            yield self._noted
+        finally:
+            if outer is not None:
+                outer += self._noted
+            self._noted = outer
+
+    def _note(self, noted: Noted) -> None:
+        if self._noted is not None:
+            self._noted.append(noted)
+
     # --- questions that record nothing ---
 
     def decide(self, condition: bool | SymBool) -> bool | None:
@@ -143,6 +164,8 @@ class ShapeEnv:
         if answer is None and version != self._facts.version:
             answer = self._facts.decide(condition)
             self._answers[condition] = answer, self._facts.version
+        if answer is not None:
+            self._note((condition, answer))
         return answer
 
     def range_of(self, number: Number) -> ValueRange:
@@ -151,6 +174,7 @@ class ShapeEnv:
 
     def range(self, operand: Operand) -> ValueRange:
         """Where the values of an expression lie."""
+        self._note(None)
         return self._facts.range(operand)
 
     def simplify(self, size: Size) -> Size:
@@ -158,6 +182,7 @@ class ShapeEnv:
 
         A number, if it can be no other one whatever is run.
         """
+        self._note(None)
         terms = terms_of(size)
         known = self._facts.range(terms)
         if known.is_point and all(s.hint is not None for s in symbols_of(terms, {})):
@@ -207,6 +232,7 @@ class ShapeEnv:
         guard = Guard(condition, truth, self._where(line))
         self._guards.append(guard)
         self._learn(guard.holds)
+        self._note((condition, truth))
         log("guards", lambda: f"{self.describe(guard.holds)}  ({guard.line})")
         if self._on_guard is not None:
             self._on_guard(guard)
@@ -258,6 +284,7 @@ class ShapeEnv:
         Raises:
             DataDependentError: a symbol has no hint, and its range is not one number.
         """
+        self._note(None)
         known = self._facts.range(expression)
         if isinstance(expression, tuple) and known.is_point:
             return known.low

@@ -8,7 +8,7 @@ from hopflow.graph.core import Var
 from hopflow.tensor import EagerTensor, Tensor
 from hopflow.trace.functional import TracedTensor
 
-__all__ = ["Capture", "is_private", "is_written"]
+__all__ = ["Capture", "is_private", "is_written", "overlap"]
 
 
 @dataclass(slots=True)
@@ -29,10 +29,14 @@ class Capture:
 
     def overlaps(self, other: "Capture") -> bool:
         """Whether they may share memory."""
-        a, b = self.memory, other.memory
-        if isinstance(a, EagerTensor) and isinstance(b, EagerTensor):
-            return a.overlaps(b)
-        return a is b
+        return overlap(self.memory, other.memory)
+
+
+def overlap(a: Tensor, b: Tensor) -> bool:
+    """Whether tensors that are no views in a trace may share memory."""
+    if isinstance(a, EagerTensor) and isinstance(b, EagerTensor):
+        return a.overlaps(b)
+    return a is b
 
 
 def is_written(tensor: TracedTensor) -> bool:

@@ -69,7 +69,7 @@ class Tracer(Numbers):
     parts        the same for what has turned out to be a part of a capture, and is no
                  input any more
     references   key of the parent's value -> the operand that stands for it
-    shared       graphs that calls in this trace share, by keys of their makers
+    shared       what calls in this trace share; see `sharing`
     env          answers for the symbols of the whole trace; None: it makes none
     hints        input -> the number that it holds in the call that is traced, and how
                  a user would ask for it
@@ -128,7 +128,7 @@ class Tracer(Numbers):
         self.captures: dict[Any, Capture] = {}
         self.parts: dict[Any, Capture] = {}
         self.references: dict[Any, Capture] = {}
-        self.shared: dict[Any, Graph] = {}
+        self.shared: dict[Any, Any] = {}
         self.closed = False
         self.has_writes = False
         self._adopted: dict[int, Value] = {}
@@ -279,6 +279,11 @@ class Tracer(Numbers):
         owner = self.place(tensor).storage.owner if tensor.storage else tensor
         known = self._known(owner.origin) if owner.origin is not None else None
         return owner if known is None else known.memory
+
+    def memory_of(self, value: Value) -> Tensor:
+        """The tensor, of the outermost trace or eager, that a tensor of the parent's is
+        or is a view of."""
+        return self._lift_parent(value)[1]
 
     def is_adopted(self, value: Value) -> bool:
         """Whether a tensor was made from data during this trace."""
@@ -442,15 +447,30 @@ class Tracer(Numbers):
         copied: Callable[[Graph], Graph] = clone,
     ) -> list[TracedTensor]:
         """Record a node of another graph as it is, on args of the same types: it
-        defines the same symbol. Its graphs are `copied`, for each has one owner."""
+        defines the same symbol. Its graphs are `copied`, for each has one owner; the
+        body that calls share once for all of them."""
         recorded = tuple(map(self.arg, args))
-        params = map_graphs(node.params, copied)
+
+        params = map_graphs(
+            node.params,
+            lambda graph: (
+                self._shared(graph, copied) if node.op.is_call else copied(graph)
+            ),
+        )
         copy = copy_fields(node, Node(node.kind, node.op, recorded, params))
         copy.results = tuple([Var(copy, v.index, v.type) for v in node.results])
         self.graph.nodes.append(copy)
         if copy.symbol is not None:
             self.symbols[copy.symbol] = copy.results[0]
         return [TracedTensor(self, var) for var in copy.results]
+
+    def _shared(self, graph: Graph, copied: Callable[[Graph], Graph]) -> Graph:
+        """The one copy that calls of `graph` have here."""
+        at = id(graph), copied
+        if at not in self.shared:
+            self.shared[at] = graph, copied(graph)
+        found: Graph = self.shared[at][1]
+        return found
 
     def _define_by(self, node: Node) -> None:
         """Make the symbol of an `item` node, backed if the call tells its value."""

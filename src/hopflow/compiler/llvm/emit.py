@@ -1,15 +1,17 @@
-"""A program of the Loop IR as one LLVM function.
+"""A program of the Loop IR as one LLVM function, and one for each function of its own.
 
-The function is `i64 @name(ptr block)`. The block is an array of words: a header (see
+The program's is `i64 @name(ptr block)`. The block is an array of words: a header (see
 `hopflow.compiler.llvm.stubs`), the sizes, and the addresses of the inputs and of the
 outputs (of words for one that the program allocates: its address, then its shape). The
 function returns 0, `site + 1` of a trap, or a negative code.
+
+A function that it calls gets the block for its header, and the rest as arguments: the
+number of its first site, the sizes, and the addresses. It returns the same.
 """
 
-import re
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -22,20 +24,31 @@ from hopflow.compiler.llvm.memory import (
     note_aliasing,
     size_in_bytes,
 )
-from hopflow.compiler.llvm.module import HOT, OPAQUE, Function, Module
+from hopflow.compiler.llvm.module import (
+    HOT,
+    OPAQUE,
+    Callee,
+    Function,
+    Module,
+    plain,
+    symbol,
+)
 from hopflow.compiler.llvm.statements import Emitter
 from hopflow.compiler.llvm.stubs import HEADER
 from hopflow.compiler.llvm.target import Target
-from hopflow.compiler.plan import ALIGNMENT, ArenaPlan
+from hopflow.compiler.plan import ALIGNMENT, ArenaPlan, plan
 from hopflow.compiler.private import private_buffers
 from hopflow.loop_ir import walk
 from hopflow.loop_ir.expr import Expr
-from hopflow.loop_ir.nest import Program, Swap
+from hopflow.loop_ir.nest import Buffer, Program, Swap, Var
 
 ON_STACK: Final = 4096
 """An arena of at most this many bytes is on the stack."""
 EMBEDDED: Final = 1024
 """Constants of at most this many bytes are part of the code."""
+
+
+Constants: TypeAlias = dict[str, np.ndarray[Any, np.dtype[Any]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +62,7 @@ class Emission:
     name: str
     text: str
     symbols: frozenset[str]
-    constants: dict[str, np.ndarray[Any, np.dtype[Any]]] = field(default_factory=dict)
+    constants: Constants = field(default_factory=dict)
 
 
 def emit_llvm(program: Program, arena: ArenaPlan, target: Target) -> str:
@@ -64,29 +77,41 @@ def emit(
 
     If `guarded`, each buffer of the arena has memory of its own, of `compiler.guarded`.
     """
-    return _ProgramEmitter(program, arena, target, guarded).emit()
+    module = Module(guarded=guarded)
+    constants: Constants = {}
+    for function in walk.functions(program):
+        _FunctionEmitter(function, module, target, constants).emit()
+    _EntryEmitter(program, module, target, constants, arena).emit()
+    symbols = frozenset(module.symbols)
+    return Emission(symbol(program.name), module.text, symbols, constants)
 
 
-class _ProgramEmitter:
+class _FunctionEmitter:
     """The function around the statements: parameters, memory, and the way out."""
 
     def __init__(
-        self, program: Program, arena: ArenaPlan, target: Target, guarded: bool
+        self,
+        program: Program,
+        module: Module,
+        target: Target,
+        constants: "Constants",
+        arena: ArenaPlan | None = None,
     ) -> None:
-        self.program, self.arena, self.target = program, arena, target
+        self.program, self.module, self.target = program, module, target
+        self.arena = plan(program) if arena is None else arena
+        self.constants = constants
         self.name = symbol(program.name)
-        self.module = Module(guarded=guarded)
-        self.f = Function(self.module, f"i64 @{self.name}(ptr %block)", HOT)
+        self.f = Function(module, *self._signature())
         self.memory = Memory(self.f)
         self.emitter = Emitter(self.f, self.memory, target)
         self.all = list(walk.statements(program.body))
         self.allocated = walk.allocated(program.body)
-        self.constants: dict[str, np.ndarray[Any, np.dtype[Any]]] = {}
         self._heap: list[str] = []  # slots of the addresses of what is not on the stack
 
-    def emit(self) -> Emission:
+    def emit(self) -> None:
         f = self.f
-        metadata = note_aliasing(self.memory, self.program, self.all)
+        note_aliasing(self.memory, self.program, self.all, self.module)
+        self.emitter.name_trap_values()
         self._parameters()
         self._constants()
         self._allocate()
@@ -98,34 +123,25 @@ class _ProgramEmitter:
         self._exit()
         rest = f.take()
         f.insert(prologue[:-1])
-        f.insert(self._release())
+        f.insert(self._start())
         f.insert(rest)
         self.module.define(self.name, f.text)
-        return Emission(
-            self.name,
-            f"{self.module.text}{metadata}",
-            frozenset(self.module.symbols),
-            self.constants,
-        )
+        callee = Callee(self._known_cost(), self.emitter.may_stop)
+        self.module.functions[self.name] = callee
 
-    def _word(self, position: int) -> str:
-        return self.f.emit(f"getelementptr i64, ptr %block, i64 {position}")
+    def _signature(self) -> tuple[str, str]:
+        sizes = [f"i64 {argument(var)}" for var in self.program.sizes]
+        buffers = [*self.program.inputs, *self.program.outputs]
+        pointers = [f"ptr noalias {argument(buffer)}" for buffer in buffers]
+        parameters = ", ".join(("ptr %block", "i64 %site", *sizes, *pointers))
+        return f"internal i64 @{self.name}({parameters})", f"noinline {HOT}"
 
     def _parameters(self) -> None:
-        f, program = self.f, self.program
-        self.emitter.name_trap_values()
-        position = HEADER
-        for var in program.sizes:
-            register = f.emit(f"load i64, ptr {self._word(position)}")
-            self.emitter.values.constants[var] = register
-            position += 1
-        for buffer in (*program.inputs, *program.outputs):
-            register = f.emit(f"load ptr, ptr {self._word(position)}")
-            if buffer in self.allocated:
-                self.emitter.returned[buffer] = register
-            else:
-                self.memory.place(buffer, register)
-            position += 1
+        self.emitter.first_site = "%site"
+        for var in self.program.sizes:
+            self.emitter.values.constants[var] = argument(var)
+        for buffer in (*self.program.inputs, *self.program.outputs):
+            self.memory.place(buffer, argument(buffer))
 
     def _constants(self) -> None:
         for number, buffer in enumerate(self.program.constants):
@@ -154,14 +170,20 @@ class _ProgramEmitter:
         placed = [b for b in self.program.arena if b not in apart]
         if not placed:
             return
-        base = "" if self.module.guarded else self._arena_base(arena.total)
+        guarded = self.module.guarded
+        base = "" if guarded else self._arena_base(arena.total)
+        self.memory.arena = base
         for buffer in placed:
-            if self.module.guarded:
+            offset = arena.offsets[buffer]
+            if guarded:
                 size = size_in_bytes(buffer.shape, buffer.dtype)
                 pointer = self._on_heap(values.value(size))
+            elif offset.is_const and buffer not in swapped:
+                self.memory.place_in_arena(buffer, offset.attr)
+                continue
             else:
-                offset = values.value(arena.offsets[buffer])
-                pointer = f.emit(f"getelementptr i8, ptr {base}, i64 {offset}")
+                distance = values.value(offset)
+                pointer = f.emit(f"getelementptr i8, ptr {base}, i64 {distance}")
             if buffer in swapped:
                 self.memory.place_in_slot(buffer, pointer)
             else:
@@ -194,28 +216,62 @@ class _ProgramEmitter:
         status = f.emit(f"load i64, ptr {self.emitter.status}")
         f.do(f"ret i64 {status}")
 
-    def _release(self) -> list[str]:
+    def _start(self) -> list[str]:
+        """What comes before the first statement."""
+        lines: list[str] = []
+        with self.f.hoisted(lines):
+            if self.emitter.polls:
+                self.f.do(f"store i64 {FUEL}, ptr {self.emitter.fuel()}")
+            self._begin()
+        return lines
+
+    def _begin(self) -> None:
+        self.f.branch("start")
+
+    def _known_cost(self) -> Cost:
+        """The cost, of which a caller knows no terms."""
+        cost = self.emitter.cost
+        return Cost(cost.fixed, [], cost.unbounded or bool(cost.terms), cost.polls)
+
+
+class _EntryEmitter(_FunctionEmitter):
+    """The function that Python calls."""
+
+    def _signature(self) -> tuple[str, str]:
+        return f"i64 @{self.name}(ptr %block)", HOT
+
+    def _parameters(self) -> None:
+        f, program = self.f, self.program
+        position = HEADER
+        for var in program.sizes:
+            word = f.emit(f"getelementptr i64, ptr %block, i64 {position}")
+            self.emitter.values.constants[var] = f.emit(f"load i64, ptr {word}")
+            position += 1
+        for buffer in (*program.inputs, *program.outputs):
+            if buffer in self.allocated:
+                word = f.emit(f"getelementptr i64, ptr %block, i64 {position}")
+                self.emitter.returned[buffer] = f.emit(f"load ptr, ptr {word}")
+            else:
+                self.memory.place_by_word(buffer, position)
+            position += 1
+
+    def _begin(self) -> None:
         """Release the GIL if the program is going to run for long: known at the end,
         and placed before the first statement."""
         f, cost = self.f, self.emitter.cost
-        lines: list[str] = []
-        with f.hoisted(lines):
-            if self.emitter.polls:
-                f.do(f"store i64 {FUEL}, ptr {self.emitter.fuel()}")
-            known = not cost.unbounded and self._is_known(cost)
-            if known and not cost.terms and cost.fixed < RELEASE:
-                f.branch("start")
-                return lines
-            f.module.external("void @hf_release(ptr)", OPAQUE)
-            if known and cost.terms:
-                values = ScalarEvaluator(f, self.memory)
-                values.constants = self.emitter.values.constants
-                long = f.emit(f"icmp sgt i64 {values.value(cost.total)}, {RELEASE}")
-                f.branch_if(long, "release", "start")
-                f.start("release")
-            f.do("call void @hf_release(ptr %block)")
+        known = not cost.unbounded and self._is_known(cost)
+        if known and not cost.terms and cost.fixed < RELEASE:
             f.branch("start")
-        return lines
+            return
+        f.module.external("void @hf_release(ptr)", OPAQUE)
+        if known and cost.terms:
+            values = ScalarEvaluator(f, self.memory)
+            values.constants = self.emitter.values.constants
+            long = f.emit(f"icmp sgt i64 {values.value(cost.total)}, {RELEASE}")
+            f.branch_if(long, "release", "start")
+            f.start("release")
+        f.do("call void @hf_release(ptr %block)")
+        f.branch("start")
 
     def _is_known(self, cost: Cost) -> bool:
         """Whether the sizes alone decide the cost."""
@@ -228,6 +284,6 @@ class _ProgramEmitter:
         return True
 
 
-def symbol(name: str) -> str:
-    """`name` as LLVM and linkers take it without quotes."""
-    return "hf_kernel_" + re.sub(r"[^0-9A-Za-z_]", "_", name)
+def argument(parameter: Var | Buffer) -> str:
+    """The register in which a function gets a size, or where a buffer begins."""
+    return f"%arg.{plain(parameter.name)}"

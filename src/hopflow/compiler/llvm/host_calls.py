@@ -35,7 +35,8 @@ def emit(emitter: "Emitter", s: HostCall) -> None:
         f.do(f"store {word}, ptr {to}")
     # It reads and writes memory of the program's that its arguments only point to.
     f.module.external("i64 @hf_call(ptr, i64, ptr)", "nounwind")
-    failed = f.emit(f"call i64 @hf_call(ptr %block, i64 {s.site}, ptr {block})")
+    site = emitter.site(s.site)
+    failed = f.emit(f"call i64 @hf_call(ptr %block, i64 {site}, ptr {block})")
     emitter.count(_COST)
     emitter.cost.polls = True  # Python does, and may take any time
     onward = f.name("called")
@@ -70,7 +71,9 @@ def emit_tick(emitter: "Emitter", s: Tick) -> None:
     f.module.external(
         "preserve_mostcc i64 @hf_tick(ptr, i64, ptr, i64)", f"cold {OPAQUE}"
     )
-    given = f"ptr %block, i64 {s.site}, ptr {words}, i64 {s.ends + s.always}"
+    given = (
+        f"ptr %block, i64 {emitter.site(s.site)}, ptr {words}, i64 {s.ends + s.always}"
+    )
     failed = f.emit(f"call preserve_mostcc i64 @hf_tick({given})")
     emitter.stop_if(f.emit(f"icmp ne i64 {failed}, 0"), onward)
     f.start(onward)

@@ -9,7 +9,6 @@ from typing import Final
 from hopflow import dtypes
 from hopflow.compiler.llvm import blas, expressions, gemm, lapack, sort
 from hopflow.compiler.llvm.jit import Library, always_linked, c_symbols, jit
-from hopflow.compiler.llvm.memory import BRANCHES
 from hopflow.compiler.llvm.module import Module
 from hopflow.loop_ir.routines import ROUTINES
 
@@ -38,7 +37,7 @@ def _compile(name: str) -> Library:
         gemm.define(module, name, ROUTINES[routine], dtype, jit().target)
     else:
         lapack.define(module, name, ROUTINES[routine], dtype, jit().target)
-    text = "\n".join((module.text, *BRANCHES, ""))
+    text = module.text
     symbols = {
         symbol: c_symbols().get(symbol) or blas.fortran(symbol)
         for symbol in module.symbols

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from hopflow.compiler.llvm.module import Function
+from hopflow.compiler.llvm.module import Function, Module
 from hopflow.compiler.llvm.operations import from_memory, to_memory
 from hopflow.compiler.llvm.types import memory_type
 from hopflow.compiler.plan import ALIGNMENT
@@ -16,6 +16,7 @@ from hopflow.loop_ir.nest import (
     Copy,
     Grow,
     HostCall,
+    Invoke,
     Program,
     Ref,
     Stmt,
@@ -24,8 +25,6 @@ from hopflow.loop_ir.nest import (
 )
 from hopflow.loop_ir.routines import ROUTINES
 
-BRANCHES: Final = ("!0 = !{}", '!1 = !{!"branch_weights", i32 1, i32 100000}')
-"""Metadata that all modules have: nothing, and which branches are rare."""
 INVARIANT: Final = ", !invariant.load !0"
 
 
@@ -35,6 +34,9 @@ class Memory:
     def __init__(self, f: Function) -> None:
         self.f = f
         self._pointers: dict[Buffer, str] = {}
+        self._roots: dict[Buffer, tuple[int, int]] = {}
+        self.arena = ""  # the register that holds where it begins
+        self._arena_slot = ""
         self._slots: dict[Buffer, str] = {}
         self._strides: dict[Buffer, tuple[Expr, ...]] = {}
         self._load_notes: dict[Buffer, str] = {}
@@ -53,6 +55,42 @@ class Memory:
         """Say that `buffer` begins at the register `pointer`, always."""
         self._pointers[buffer] = pointer
 
+    def place_by_word(self, buffer: Buffer, word: int) -> None:
+        """Say that `buffer` begins where this word of the program's block says."""
+        self._roots[buffer] = word, 0
+        self.place(buffer, self._found(buffer))
+
+    def place_in_arena(self, buffer: Buffer, offset: int) -> None:
+        """Say that `buffer` begins so many bytes behind `arena`."""
+        self._roots[buffer] = -1, offset
+        self.place(buffer, self._found(buffer))
+
+    def _found(self, buffer: Buffer) -> str:
+        """The register that holds the beginning of a buffer with a root, found here."""
+        word, offset = self._roots[buffer]
+        if word < 0:
+            return self.f.emit(f"getelementptr i8, ptr {self.arena}, i64 {offset}")
+        at = self.f.emit(f"getelementptr i64, ptr %block, i64 {word}")
+        return self.f.emit(f"load ptr, ptr {at}")
+
+    def root(self, buffer: Buffer) -> tuple[int, int] | None:
+        """From where `buffer` begins, if it is so for the whole program: a word of the
+        block or -1, which is the arena; and the bytes from there."""
+        return self._roots.get(buffer)
+
+    def start_of(self, word: str) -> str:
+        """The address that the word of the block holds whose number is in a register,
+        or the arena's for -1."""
+        if self.arena and not self._arena_slot:
+            self._arena_slot = self.f.slot("ptr", "arena.base")
+        at = self.f.emit(f"getelementptr i64, ptr %block, i64 {word}")
+        if self.arena:
+            self.f.do(f"store ptr {self.arena}, ptr {self._arena_slot}")
+            is_arena = self.f.emit(f"icmp slt i64 {word}, 0")
+            slot = f"ptr {self._arena_slot}"
+            at = self.f.emit(f"select i1 {is_arena}, {slot}, ptr {at}")
+        return self.f.emit(f"load ptr, ptr {at}")
+
     def place_in_slot(self, buffer: Buffer, pointer: str) -> str:
         """Say that `buffer` begins at `pointer` now, and may move; return its slot."""
         slot = self._slots[buffer] = self.f.slot("ptr", buffer.name)
@@ -67,6 +105,11 @@ class Memory:
         """The register that holds the beginning of `buffer` here."""
         fixed = self._pointers.get(buffer)
         return fixed or self.f.emit(f"load ptr, ptr {self._slots[buffer]}")
+
+    def pointer_again(self, buffer: Buffer) -> str:
+        """The same, found here anew: a register that many calls stand between would be
+        kept on the stack meanwhile, which costs LLVM more time than all calls do."""
+        return self._found(buffer) if buffer in self._roots else self.pointer(buffer)
 
     def slot(self, buffer: Buffer) -> str:
         """The slot of a buffer that may move."""
@@ -97,13 +140,15 @@ class Memory:
     def linear(self, buffer: Buffer, at: Sequence[Expr]) -> Expr:
         """The distance in elements of `buffer[at]` from the beginning."""
         total = e.index(0)
+        if not at:
+            return total
         for position, stride in zip(at, self.strides(buffer), strict=False):
             total = e.add(total, e.mul(position, stride))
         return total
 
-    def address(self, buffer: Buffer, distance: str) -> str:
-        """The address of an element, by its linear distance."""
-        pointer = self.pointer(buffer)
+    def address(self, buffer: Buffer, distance: str, start: str = "") -> str:
+        """The address of an element, by its linear distance from the `start`."""
+        pointer = start or self.pointer(buffer)
         if distance == "0":
             return pointer
         element = memory_type(buffer.dtype)
@@ -175,8 +220,10 @@ def free(f: Function, pointer: str) -> None:
 # --- aliasing -------------------------------------------------------------------------
 
 
-def note_aliasing(memory: Memory, program: Program, all_: Iterable[Stmt]) -> str:
-    """Tell LLVM what cannot overlap; return the metadata, as text for the module.
+def note_aliasing(
+    memory: Memory, program: Program, all_: Iterable[Stmt], module: Module
+) -> None:
+    """Tell LLVM what cannot overlap, by metadata of the module.
 
     What the program only reads is invariant. Each output it writes has a scope of its
     own, and all of the arena has one: its buffers share memory in turn.
@@ -193,24 +240,19 @@ def note_aliasing(memory: Memory, program: Program, all_: Iterable[Stmt]) -> str
                     argument = args[position]
                     assert isinstance(argument, Ref)
                     written[argument.buffer] = None
-            case HostCall():
+            case HostCall() | Invoke():
                 written |= dict.fromkeys(ref.buffer for ref in s.results)
     groups = [[b] for b in written if b.space not in ("arena", "shared")]
     if program.arena:
         groups.append(program.arena)
-    lines = [*BRANCHES, "!2 = distinct !{!2}"]
-    scopes = [f"!{3 + k}" for k in range(len(groups))]
-    lines += [f"{scope} = distinct !{{{scope}, !2}}" for scope in scopes]
-    next_ = 3 + len(groups)
+    domain = module.note(distinct=True)
+    scopes = [module.note(domain, distinct=True) for _ in groups]
     for group, scope in zip(groups, scopes, strict=True):
-        others = ", ".join(s for s in scopes if s != scope)
-        lines += [f"!{next_} = !{{{scope}}}", f"!{next_ + 1} = !{{{others}}}"]
-        note = f", !alias.scope !{next_}"
-        note += f", !noalias !{next_ + 1}" if others else ""
-        next_ += 2
+        others = [s for s in scopes if s != scope]
+        note = f", !alias.scope {module.note(scope)}"
+        note += f", !noalias {module.note(*others)}" if others else ""
         for buffer in group:
             memory.note(buffer, note, note)
     for buffer in (*program.inputs, *program.constants):
         if buffer not in written:
             memory.note(buffer, INVARIANT, "")
-    return "\n".join((*lines, ""))

@@ -6,8 +6,12 @@ is what LLVM asks of unnamed values; whatever is placed out of that order (stack
 code hoisted before a loop) has a name instead.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
+
+from hopflow.compiler.llvm.cost import Cost
 
 OPAQUE = "nounwind memory(argmem: readwrite, inaccessiblemem: readwrite)"
 """Attributes of a function elsewhere that touches what it is given, and no other memory
@@ -20,8 +24,27 @@ instructions, and what registers do costs LLVM time that is quadratic in them.""
 HOT = '"prefer-vector-width"="512" nounwind'
 
 
+def symbol(name: str) -> str:
+    """What a program, or a function, of this name is called."""
+    return f"hf_kernel_{plain(name)}"
+
+
+def plain(name: str) -> str:
+    """`name` as LLVM and linkers take it without quotes."""
+    return re.sub(r"[^0-9A-Za-z_]", "_", name)
+
+
+class Callee(NamedTuple):
+    """What a caller knows of a function: what it costs, and whether it may stop the
+    program."""
+
+    cost: Cost
+    may_stop: bool
+
+
 class Module:
-    """The text of one module: declarations, data and functions, each by its name.
+    """The text of one module: declarations, data and functions, each by its name; and
+    metadata, by numbers.
 
     guarded   whether its memory comes from `compiler.guarded`
     """
@@ -32,6 +55,8 @@ class Module:
         self._globals: dict[str, str] = {}
         self._functions: dict[str, str] = {}
         self._inlined: dict[str, int] = {}  # by name: where their attributes stand
+        self.functions: dict[str, Callee] = {}  # by their names
+        self._notes = ["!{}", '!{!"branch_weights", i32 1, i32 100000}']
 
     def declare(self, declaration: str) -> None:
         """Declare an intrinsic, as "double @llvm.fabs.f64(double)"."""
@@ -57,6 +82,17 @@ class Module:
             f'@{name} = internal constant [{len(content)} x i8] c"{escaped}", align 64'
         )
 
+    def table(self, words: Sequence[int]) -> str:
+        """Define read-only words; return a name for them that no other data has."""
+        number = 0
+        while f"table{number}" in self._globals:
+            number += 1
+        name, content = f"table{number}", ", ".join([f"i64 {w}" for w in words])
+        self._globals[name] = (
+            f"@{name} = internal constant [{len(words)} x i64] [{content}]"
+        )
+        return name
+
     def fresh(self, name: str) -> str:
         """A name for a function that no other has; it is reserved."""
         number = 0
@@ -77,6 +113,13 @@ class Module:
         too many places: that is known at the end."""
         return f"#{self._inlined.setdefault(name, len(self._inlined))}"
 
+    def note(self, *members: str, distinct: bool = False) -> str:
+        """Metadata of other metadata; what is distinct is its own first member."""
+        name = f"!{len(self._notes)}"
+        text = ", ".join((name, *members) if distinct else members)
+        self._notes.append(f"{'distinct ' * distinct}!{{{text}}}")
+        return name
+
     @property
     def text(self) -> str:
         functions = "\n".join(self._functions.values())
@@ -85,7 +128,9 @@ class Module:
             few = functions.count(f" @{name}(") <= INLINED + 1  # with the definition
             inline = "alwaysinline" if few else "noinline"
             attributes.append(f"attributes #{number} = {{ {inline} nounwind }}")
-        return "\n".join((*self._globals.values(), functions, *attributes, ""))
+        notes = [f"!{k} = {note}" for k, note in enumerate(self._notes)]
+        parts = (*self._globals.values(), functions, *attributes, *notes, "")
+        return "\n".join(parts)
 
 
 class Function:

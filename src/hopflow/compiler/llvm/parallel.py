@@ -65,8 +65,11 @@ def emit(emitter: "Emitter", s: For) -> None:
     go_on, stop = f.name("joined"), f.name("stopped")
     f.branch_if(f.emit(f"icmp ne i64 {status}, 0"), stop, go_on, RARE)
     f.start(stop)
-    f.do(f"store i64 {status}, ptr {emitter.status}")
-    f.branch("exit")
+    if emitter.first_site:  # the part knows of its own sites only
+        moved = f.emit(f"add i64 {status}, {emitter.first_site}")
+        traps = f.emit(f"icmp sgt i64 {status}, 0")
+        status = f.emit(f"select i1 {traps}, i64 {moved}, i64 {status}")
+    emitter.leave(status)
     f.start(go_on)
     emitter.values.forget_loads()
     emitter.cost.unbounded = emitter.cost.polls = True

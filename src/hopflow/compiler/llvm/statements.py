@@ -7,6 +7,7 @@ from typing import Any
 
 from hopflow import dtypes
 from hopflow.compiler.llvm import (
+    calls,
     host_calls,
     operations,
     parallel,
@@ -42,6 +43,7 @@ from hopflow.loop_ir.nest import (
     Grow,
     HostCall,
     If,
+    Invoke,
     Let,
     Stmt,
     Store,
@@ -66,6 +68,8 @@ class Emitter:
         self.capacities: dict[Buffer, str] = {}
         self.returned: dict[Buffer, str] = {}
         self.private: dict[For, list[Buffer]] = {}  # what each thread has for itself
+        self.first_site = ""  # in a function: the register with its number
+        self.may_stop = False  # whether it may leave the program early
         self.polls = False  # whether it does
         self.may_poll = True
         self._fuel = ""
@@ -86,6 +90,7 @@ class Emitter:
             Call: self._call,
             HostCall: self._host_call,
             Tick: partial(host_calls.emit_tick, self),
+            Invoke: lambda s: calls.emit(self, s),
             Trap: self._trap,
             Barrier: self._barrier,
             Grow: self._grow,
@@ -109,7 +114,11 @@ class Emitter:
 
     def body(self, statements: list[Stmt]) -> None:
         """Emit statements one after the other, in the open scope."""
-        for statement in statements:
+        for run in calls.runs(self, statements):
+            if len(run) > 1:
+                calls.emit_all(self, [s for s in run if isinstance(s, Invoke)])
+                continue
+            [statement] = run
             before = self.f.size + self.f.work
             self._emit[type(statement)](statement)
             if not isinstance(statement, (Copy, For, While, If, Call)):
@@ -342,15 +351,22 @@ class Emitter:
         f.start(name)
         with self.values.scope():
             yield
-        self.leave(site + 1)
+        self.leave(self.site(site + 1))
         f.start(f"pass.{name}")
+
+    def site(self, number: int) -> str:
+        """The number of a site, in a function that of a call's."""
+        if not self.first_site:
+            return str(number)
+        return self.f.emit(f"add i64 {self.first_site}, {number}")
 
     def report(self, word: int, register: str) -> None:
         """Report an i64 with the trap that is being emitted: its first or second."""
         self.f.do(f"store i64 {register}, ptr %trap{word}")
 
-    def leave(self, status: int) -> None:
+    def leave(self, status: int | str) -> None:
         """End the open block: leave the program."""
+        self.may_stop = True
         self.f.do(f"store i64 {status}, ptr {self.status}")
         self.f.branch("exit")
 

@@ -1,6 +1,7 @@
 """Passes over graphs, in the order they run. Each edits a graph in place.
 
-After the first, no two nodes share a subgraph: the others may edit those in place too.
+After the first two, no two nodes share a subgraph: the others may edit those in place
+too. What the first takes out, functions that many nodes call, is passed over apart.
 """
 
 from collections.abc import Callable
@@ -9,12 +10,14 @@ from hopflow.compiler.passes.add_updates import add_updates
 from hopflow.compiler.passes.dead_results import drop_dead_results
 from hopflow.compiler.passes.expand import expand_inlines
 from hopflow.compiler.passes.invariant_carries import make_carries_invariant
+from hopflow.compiler.passes.outline import outline_calls
 from hopflow.compiler.passes.own_symbols import own_symbols
 from hopflow.compiler.passes.stack_products import stack_products
 from hopflow.compiler.passes.sum_products import sum_products
 from hopflow.graph.core import Graph
 
 PASSES: tuple[Callable[[Graph], Graph], ...] = (
+    outline_calls,
     expand_inlines,
     make_carries_invariant,
     add_updates,

@@ -51,8 +51,15 @@ def expand_inlines(graph: Graph) -> Graph:
 
 
 def _number(inserted: Sequence[Node], source: Node) -> None:
-    """Let what is made for a node, and has no number of its own, have that one's."""
+    """Let what is made for a node, and has no number of its own, have that one's. What
+    stands in the place of a call has the numbers that follow on the call's: those of a
+    body that several calls share are of one of them."""
     number = source.meta.get("number", 0)
+    first = inserted[0].meta.get("number", number) if inserted else number
+    if source.op.is_call and first != number:
+        for node in inserted:
+            for inner in (node, *(n for g in node.graphs.values() for n in g.walk())):
+                inner.meta["number"] += number + 1 - first
     for node in inserted:
         node.meta.setdefault("number", number)
         for inner in node.graphs.values():

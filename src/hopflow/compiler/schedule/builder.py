@@ -21,6 +21,7 @@ from hopflow.compiler.schedule.places import (
 from hopflow.compiler.schedule.sizes import lowered
 from hopflow.dtypes import DType
 from hopflow.errors import CompileError
+from hopflow.graph.core import Graph
 from hopflow.graph.types import TensorType, is_one
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr, Index
@@ -57,6 +58,7 @@ class Builder:
     owners   for each buffer of the arena, the loop whose every step may overwrite it
     mutable  the variables that may be assigned again
     slots    all values that may still be read
+    functions   what has been made of the graphs of functions
     """
 
     def __init__(self, name: str, target: Target) -> None:
@@ -69,6 +71,7 @@ class Builder:
         self.slots: list[Slot] = []
         self.symbols: dict[Symbol, Expr] = {}
         self.mutable: set[Var] = set()
+        self.functions: dict[Graph, Program] = {}
         self._count = 0
 
     # --- names ---

@@ -24,6 +24,7 @@ from hopflow.loop_ir.nest import (
     For,
     Grow,
     HostCall,
+    Invoke,
     Let,
     Stmt,
     Store,
@@ -48,7 +49,7 @@ twice as long, and the caches gain nothing from more."""
 _CROSSED = (Let, Declare, Allocate)
 """What may stand between two loops, and then goes before both."""
 
-_ORDERED = (Allocate, Barrier, Call, Copy, Grow, HostCall, Swap, Tick, Trap)
+_ORDERED = (Allocate, Barrier, Call, Copy, Grow, HostCall, Invoke, Swap, Tick, Trap)
 
 
 def fuse_loops(body: list[Stmt]) -> None:

@@ -19,6 +19,7 @@ from hopflow.loop_ir.nest import (
     For,
     Grow,
     HostCall,
+    Invoke,
     Stmt,
     Store,
     Swap,
@@ -33,7 +34,19 @@ CACHE = 1 << 14
 """Bytes of the rows that go through all steps together."""
 LARGE = 1 << 18
 """Bytes of arrays that do not fit where one step could find what the last one left."""
-_ORDERED = (Allocate, Barrier, Call, Copy, Grow, HostCall, Swap, Tick, Trap, While)
+_ORDERED = (
+    Allocate,
+    Barrier,
+    Call,
+    Copy,
+    Grow,
+    HostCall,
+    Invoke,
+    Swap,
+    Tick,
+    Trap,
+    While,
+)
 
 
 def move_steps_inside(body: list[Stmt]) -> None:

@@ -24,7 +24,9 @@ from hopflow.loop_ir.kernels import (
     Callback,
     Check,
     Compact,
+    Invocation,
     Library,
+    Operand,
     Pointwise,
     Prefix,
     Reduction,
@@ -37,6 +39,8 @@ from hopflow.loop_ir.nest import (
     Copy,
     HostCall,
     If,
+    Invoke,
+    Program,
     Ref,
     Store,
     Trap,
@@ -506,17 +510,48 @@ class Kernels:
         uses: Sequence[int],
         hints: Sequence[Buffer | None],
     ) -> list[Slot]:
-        operands: list[Ref] = []
-        for operand in kernel.operands:
-            assert isinstance(operand, Slot)
-            operands.append(Ref(*self.dense(operand)))
-        pairs = zip(hints, types, strict=True)
-        results = [hint or self.b.temporary(t) for hint, t in pairs]
+        operands = tuple(map(self.ref, kernel.operands))
+        results, slots = self.written(types, uses, hints)
         site = self.b.site("callback", self.node)
-        self.b.add(HostCall(site, tuple(operands), tuple(map(Ref, results))))
-        return [
+        self.b.add(HostCall(site, operands, results))
+        return slots
+
+    def invoke(
+        self,
+        function: Program,
+        kernel: Invocation,
+        types: Sequence[TensorType],
+        uses: Sequence[int],
+        hints: Sequence[Buffer | None],
+    ) -> list[Slot]:
+        """The nodes of the function have numbers from 0 on; in the whole graph they
+        come after the one that calls it."""
+        count = len(function.sizes)
+        sizes = tuple([as_slot(o).scalar for o in kernel.operands[:count]])
+        operands = tuple(map(self.ref, kernel.operands[count:]))
+        results, slots = self.written(types, uses, hints)
+        first = len(self.b.program.sites)
+        for site in function.sites:
+            self.b.site(site.kind, self.node + 1 + site.node)
+        self.b.add(Invoke(function, sizes, operands, results, first))
+        return slots
+
+    def ref(self, operand: Operand) -> Ref:
+        """The memory that a value is in, or is put in."""
+        return Ref(*self.dense(as_slot(operand)))
+
+    def written(
+        self,
+        types: Sequence[TensorType],
+        uses: Sequence[int],
+        hints: Sequence[Buffer | None],
+    ) -> tuple[tuple[Ref, ...], list[Slot]]:
+        """Memory that a call writes, and the values that it then holds."""
+        pairs = zip(hints, types, strict=True)
+        buffers = [hint or self.b.temporary(t) for hint, t in pairs]
+        return tuple(map(Ref, buffers)), [
             self.b.slot(Stored(t, buffer), n)
-            for t, buffer, n in zip(types, results, uses, strict=True)
+            for t, buffer, n in zip(types, buffers, uses, strict=True)
         ]
 
     def matrix_at(self, slot: Slot, at: Index) -> tuple[Ref, bool] | None:
@@ -550,6 +585,11 @@ class Kernels:
         if not isinstance(place, Registers) and slot.home is self.b.statements:
             self.b.move(slot, Stored(place.type, buffer))
         return buffer, ()
+
+
+def as_slot(operand: Operand) -> Slot:
+    assert isinstance(operand, Slot)
+    return operand
 
 
 def _merged(at: Index, shape: Sequence[Expr]) -> list[tuple[Expr, Expr, int]]:

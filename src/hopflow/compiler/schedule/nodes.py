@@ -8,13 +8,14 @@ from hopflow.compiler.schedule.builder import Builder
 from hopflow.compiler.schedule.kernels import CHEAP, Kernels
 from hopflow.compiler.schedule.liveness import Liveness
 from hopflow.compiler.schedule.places import Pending, Registers, Slot, Stored
-from hopflow.graph.core import Arg, Constant, Node, Var
+from hopflow.graph.core import Arg, Constant, Graph, Node, Var
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.kernels import (
     Callback,
     Compact,
     Effect,
+    Invocation,
     Library,
     Lowered,
     Pointwise,
@@ -23,7 +24,7 @@ from hopflow.loop_ir.kernels import (
     Region,
     Scatter,
 )
-from hopflow.loop_ir.nest import Buffer
+from hopflow.loop_ir.nest import Buffer, Program
 
 Env: TypeAlias = dict[Var, Slot]
 
@@ -43,6 +44,10 @@ class NodeScheduler:
         hints: list[Buffer | None],
     ) -> list[Slot]:
         """Schedule an operator with subgraphs."""
+        raise NotImplementedError
+
+    def function(self, graph: Graph) -> Program:
+        """The program of a function that nodes call."""
         raise NotImplementedError
 
     def nodes(
@@ -128,6 +133,9 @@ class NodeScheduler:
                 return kernels.library(lowered, types, uses, hints)
             case Callback():
                 return kernels.callback(lowered, types, uses, hints)
+            case Invocation():
+                function = self.function(lowered.graph)
+                return kernels.invoke(function, lowered, types, uses, hints)
             case Effect():
                 for check in lowered.checks:
                     kernels.check(check)

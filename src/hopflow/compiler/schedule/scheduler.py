@@ -225,6 +225,18 @@ class Scheduler(NodeScheduler):
         at = indices([n for n in slot.type.shape if isinstance(n, int)])
         return Registers(slot.type, tuple(self.b.let(slot[i]) for i in at))
 
+    def function(self, graph: Graph) -> Program:
+        known = self.b.functions.get(graph)
+        if known is None:
+            inner = Builder(graph.name, self.b.target)
+            inner.functions = self.b.functions
+            known = Scheduler(inner).program(graph, {}, ())
+            known.name += f"_{len(self.b.functions)}"
+            self.b.functions[graph] = known
+        if known not in self.b.program.functions:
+            self.b.program.functions.append(known)
+        return known
+
     # --- regions ---
 
     def region(

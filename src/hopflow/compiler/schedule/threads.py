@@ -18,12 +18,13 @@ from hopflow.loop_ir.nest import (
     For,
     Grow,
     HostCall,
+    Invoke,
     Stmt,
     While,
 )
 from hopflow.loop_ir.walk import bodies, statements, uses
 
-_SHARED = (Allocate, Barrier, Grow, HostCall)
+_SHARED = (Allocate, Barrier, Grow, HostCall, Invoke)
 """What iterations would do to memory that they share."""
 
 

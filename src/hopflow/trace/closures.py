@@ -1,0 +1,156 @@
+"""What a function reads besides its arguments: its cells, its defaults, and globals.
+
+One trace serves all calls for which that is the same: code, and what is no tensor, by
+value; tensors by their types, for they become operands; what globals hold by identity,
+but for functions and containers of tensors, which are read as cells are.
+"""
+
+from collections.abc import Callable, Hashable
+from functools import cache, partial
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+
+from hopflow import pytree
+from hopflow.bind import Value, slots
+from hopflow.errors import UnhashableCaptureError
+from hopflow.graph.types import TensorType
+from hopflow.symbolic.boolean import SymBool
+from hopflow.symbolic.size import Size, SymFloat, SymInt
+from hopflow.trace.source import is_own_file, name_of, where
+
+__all__ = ["Surroundings", "type_key"]
+
+
+class Same:
+    """An object as a key that only the object itself equals, and that keeps it."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+class Surroundings:
+    """What a function reads, as a key, and the tensors in it, in the key's order.
+
+    Raises:
+        UnhashableCaptureError: a cell or a default can neither be a key nor an operand.
+    """
+
+    def __init__(self, op: str, fn: Callable[..., Any]) -> None:
+        self.op, self.fn = op, fn
+        self.tensors: list[Value] = []
+        self._seen: dict[int, int] = {}
+        self.key = self._read(fn, "")
+
+    def _read(self, value: Any, name: str) -> Hashable:
+        """The key of what a function reads by a name."""
+        if isinstance(value, Value):
+            self.tensors.append(value)
+            return type_key(value.type)
+        if isinstance(value, FunctionType):
+            return self._function(value)
+        if isinstance(value, MethodType):
+            return self._read(value.__func__, name), self._read(value.__self__, name)
+        if isinstance(value, partial):
+            parts = value.func, value.args, value.keywords
+            return partial, *(self._read(part, name) for part in parts)
+        if isinstance(value, type | ModuleType):
+            return Same(value)
+        if isinstance(value, np.ndarray):
+            # What is computed of it may be anything; what reads it gets this call's.
+            if value.dtype.kind in "biuf":
+                self.tensors.append(slots.from_array(value))
+            return value.dtype.str, value.shape, value.tobytes()
+        if isinstance(value, SymInt):
+            return value.expression
+        if isinstance(value, SymFloat | SymBool):
+            return Same(value)
+        wrapped = getattr(value, "__wrapped__", None)
+        if wrapped is not None and type(value).__module__.startswith("hopflow."):
+            return type(value), self._read(wrapped, name)
+        own = type(value).__call__ if callable(value) else None
+        if isinstance(own, FunctionType):  # what calls it is code that reads, too
+            return self._function(own), self._tree(value, name)
+        return self._tree(value, name)
+
+    def _function(self, fn: FunctionType) -> Hashable:
+        if id(fn) in self._seen:  # it may close over itself
+            return "again", self._seen[id(fn)]
+        self._seen[id(fn)] = len(self._seen)
+        code = fn.__code__
+        cells = zip(code.co_freevars, fn.__closure__ or (), strict=True)
+        parts: list[Hashable] = [Same(code)]
+        parts += [self._cell(cell, name) for name, cell in cells]
+        given = (fn.__defaults__ or ()), (fn.__kwdefaults__ or {})
+        parts += [self._read(v, "a default") for v in given if v]
+        if not is_own_file(code.co_filename):
+            known = fn.__globals__
+            parts += [self._global(known[n]) for n in _names(code) if n in known]
+        return tuple(parts)
+
+    def _cell(self, cell: Any, name: str) -> Hashable:
+        try:
+            value = cell.cell_contents
+        except ValueError:  # not set yet
+            return "empty"
+        return self._read(value, f"`{name}`")
+
+    def _global(self, value: Any) -> Hashable:
+        kinds = Value, FunctionType, partial, tuple, list, dict
+        if isinstance(value, kinds) or _has_tensors(value):
+            count = len(self.tensors)
+            try:
+                return self._read(value, "")
+            except UnhashableCaptureError:
+                del self.tensors[count:]
+        return Same(value)
+
+    def _tree(self, value: Any, name: str) -> Hashable:
+        leaves, spec = pytree.flatten(value)
+        if not pytree.is_leaf(spec):
+            return spec, *(self._read(leaf, name) for leaf in leaves)
+        try:
+            hash(value)
+        except TypeError:
+            what = f"closes over {name}" if name.startswith("`") else f"has {name}"
+            raise UnhashableCaptureError(
+                f"{self.op}: `{name_of(self.fn)}` ({where(self.fn)}) {what}, which is "
+                f"a `{type(value).__name__}` and cannot be hashed: calls that read "
+                "another one could not be told apart. Make it a pytree of tensors and "
+                "hashable values, or pass what is needed of it as an argument."
+            ) from None
+        return pytree.exact_key(value)
+
+
+def _has_tensors(value: Any) -> bool:
+    """Whether it is a container of tensors, as a module is."""
+    leaves, spec = pytree.flatten(value)
+    is_tree = not pytree.is_leaf(spec)
+    return is_tree and any(isinstance(leaf, Value) for leaf in leaves)
+
+
+@cache
+def _names(code: CodeType) -> tuple[str, ...]:
+    """The names that code, and code within it, may read of its module."""
+    inner = [c for c in code.co_consts if isinstance(c, CodeType)]
+    return tuple(
+        dict.fromkeys((*code.co_names, *(n for c in inner for n in _names(c))))
+    )
+
+
+def type_key(type_: TensorType) -> Hashable:
+    """What of a type a trace depends on: of a symbolic size only that it is one."""
+    return type_.dtype, tuple(map(_size_key, type_.shape)), type_.weak
+
+
+def _size_key(size: Size) -> Hashable:
+    return "symbol" if isinstance(size, SymInt) else size

@@ -1,0 +1,58 @@
+"""What is made once in a trace, however many of its nodes ask for it."""
+
+from collections.abc import Callable, Hashable, Sequence
+from itertools import combinations
+from typing import Any, TypeVar
+
+from hopflow.bind import Interpreter, Operand, Value, current
+from hopflow.graph.core import Graph, Node
+from hopflow.trace.captures import overlap
+from hopflow.trace.tracer import Tracer
+
+__all__ = ["of_call", "once", "root", "share_memory"]
+
+T = TypeVar("T")
+
+
+def root() -> Tracer | None:
+    """The outermost of the tracers that are at work."""
+    found: Tracer | None = None
+    interpreter: Interpreter | None = current()
+    while interpreter is not None:
+        if isinstance(interpreter, Tracer):
+            found = interpreter
+        interpreter = interpreter.parent
+    return found
+
+
+def once(owner: Any, key: Hashable, make: Callable[[], T]) -> T:
+    """What `make` has made of `owner` for this key in the present trace."""
+    tracer = root()
+    if tracer is None:
+        return make()
+    at = id(owner), key
+    if at not in tracer.shared:
+        tracer.shared[at] = owner, make()
+    found: T = tracer.shared[at][1]
+    return found
+
+
+def of_call(op: Any, params: dict[str, Any], key: Hashable, make: Callable[[], T]) -> T:
+    """What `make` makes of an operator's graphs, for this key.
+
+    Calls share their bodies, and so what is made of them.
+    """
+    if not op.is_call:
+        return make()
+    [body] = Node("call_function", op, (), params).graphs.values()
+    others = [(k, v) for k, v in params.items() if not isinstance(v, Graph)]
+    return once(body, (op, *others, key), make)
+
+
+def share_memory(operands: Sequence[Operand]) -> bool:
+    """Whether two tensors among what the present trace has may share memory."""
+    around = current()
+    probe = Tracer(around if isinstance(around, Tracer) else None, "")
+    tensors = {id(o): o for o in operands if isinstance(o, Value)}
+    memory = [probe.memory_of(t) for t in tensors.values()]
+    return any(overlap(a, b) for a, b in combinations(memory, 2))
