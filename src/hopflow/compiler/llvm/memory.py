@@ -229,6 +229,7 @@ def note_aliasing(
     own, and all of the arena has one: its buffers share memory in turn.
     """
     written: dict[Buffer, None] = {}
+    called: dict[Buffer, None] = {}
     for s in all_:
         match s:
             case Store(buffer) | Copy(buffer) | Grow(buffer):
@@ -240,8 +241,10 @@ def note_aliasing(
                     argument = args[position]
                     assert isinstance(argument, Ref)
                     written[argument.buffer] = None
-            case HostCall() | Invoke():
+            case HostCall():
                 written |= dict.fromkeys(ref.buffer for ref in s.results)
+            case Invoke():  # which is all that most of many outputs are in
+                called |= dict.fromkeys(ref.buffer for ref in s.results)
     groups = [[b] for b in written if b.space not in ("arena", "shared")]
     if program.arena:
         groups.append(program.arena)
@@ -254,5 +257,5 @@ def note_aliasing(
         for buffer in group:
             memory.note(buffer, note, note)
     for buffer in (*program.inputs, *program.constants):
-        if buffer not in written:
+        if buffer not in written and buffer not in called:
             memory.note(buffer, INVARIANT, "")
