@@ -4,7 +4,7 @@ What `associative_scan` and `invoke_subgraph` lower to is known at once; the pas
 after this one then see through them. Other nodes get subgraphs of their own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from hopflow.graph.core import (
@@ -56,14 +56,17 @@ def _number(inserted: Sequence[Node], source: Node) -> None:
     body that several calls share are of one of them."""
     number = source.meta.get("number", 0)
     first = inserted[0].meta.get("number", number) if inserted else number
-    if source.op.is_call and first != number:
-        for node in inserted:
-            for inner in (node, *(n for g in node.graphs.values() for n in g.walk())):
-                inner.meta["number"] += number + 1 - first
-    for node in inserted:
-        node.meta.setdefault("number", number)
-        for inner in node.graphs.values():
-            _number(inner.nodes, source)
+    shift = number + 1 - first if source.op.is_call and first != number else 0
+    for node in _walk(inserted):
+        known = node.meta.get("number")
+        node.meta["number"] = number if known is None else known + shift
+
+
+def _walk(nodes: Sequence[Node]) -> Iterator[Node]:
+    for node in nodes:
+        yield node
+        for graph in node.graphs.values():
+            yield from graph.walk()
 
 
 def _with_values(region: Inline, graph: Graph) -> Inline:
