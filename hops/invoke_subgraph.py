@@ -224,7 +224,7 @@ def _trace(call: Call, tensors: Sequence[Operand], key: Hashable) -> Any:
     written = [t for t in targets if isinstance(t, int)]
     asked = list({n: None for n in noted if n is not None})
     [graph] = closed.graphs
-    known = _Known(graph, traced.spec, found, traced.results, written, asked)
+    known = _Known(clone(graph), traced.spec, found, traced.results, written, asked)
     if (
         len(found) < len(captures)
         or len(written) < len(targets)
@@ -233,6 +233,7 @@ def _trace(call: Call, tensors: Sequence[Operand], key: Hashable) -> Any:
         or not known.may_serve(tensors)
     ):
         return INVOKE_SUBGRAPH.finish(call, traced)
+    once(known.graph, "body", lambda: graph)  # with the bodies that it shares itself
     with _lock:
         _known.setdefault(key, []).append(known)
         while len(_known) > _MOST_KNOWN:

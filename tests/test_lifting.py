@@ -1,6 +1,7 @@
 """What a body closes over becomes inputs, level by level; and functional writes."""
 
 import re
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -392,7 +393,10 @@ def test_a_view_keeps_the_index_it_was_taken_at(run: Any) -> None:
 
 
 @pytest.mark.parametrize("deeper", [False, True])
-def test_a_body_that_several_graphs_call_stands_once(deeper: bool) -> None:
+def test_a_body_that_several_graphs_call_stands_once(
+    deeper: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hopflow.hops.invoke_subgraph._known", OrderedDict())
     twice: Any = hf.subgraph(lambda x: x * 2)
     body: Any = hf.subgraph(lambda x: twice(twice(x)) + 1)
 
