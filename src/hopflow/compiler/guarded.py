@@ -146,12 +146,15 @@ def copied(array: NDArray) -> NDArray:
 
 def calling(function: Callable[..., Any], program: Program) -> Callable[..., Any]:
     """The native function of `program`, given copies between closed pages: what it has
-    written is copied back."""
+    written is copied back. What it does not write of an output is poison."""
     parameters = [*program.sizes, *program.inputs, *program.outputs]
     outputs = [k for k, b in enumerate(parameters) if b in program.outputs]
+    fresh = [k for k in outputs if parameters[k] not in program.inputs]
 
     def call(*args: Any) -> Any:
         own = [copied(a) if isinstance(a, np.ndarray) else a for a in args]
+        for k in fresh:
+            own[k].reshape(-1).view(np.uint8).fill(_POISON)
         try:
             return function(*own)
         finally:

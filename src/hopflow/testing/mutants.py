@@ -10,14 +10,21 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
+from hopflow import dtypes
 from hopflow.autograd import rules
 from hopflow.compiler import pipeline
+from hopflow.compiler.llvm.vector import VectorLoop
 from hopflow.compiler.passes import PASSES
-from hopflow.graph.core import Graph
+from hopflow.config import config
+from hopflow.dtypes import DType
+from hopflow.graph.core import Graph, Var
 from hopflow.hops import bodies
 from hopflow.hops.scan import Scan
+from hopflow.ops import opdef
 from hopflow.ops.manipulation import roll
 from hopflow.ops.opdef import OPERATIONS
+from hopflow.symbolic.size import Symbol
+from hopflow.trace.tracer import Tracer
 from hopflow.zeros import unbroadcast
 
 __all__ = ["MUTANTS", "Mutant"]
@@ -43,10 +50,11 @@ class Mutant:
 
     @contextmanager
     def planted(self) -> Iterator[None]:
-        """The fault is there until the end of the block; no kernel outlives it."""
+        """The fault is there until the end of the block; nothing that was compiled, or
+        found out about types, outlives it."""
         patches = self.patches()
         before = [getattr(holder, name) for holder, name, _ in patches]
-        pipeline._kernels.clear()
+        _forget()
         try:
             for holder, name, value in patches:
                 _set(holder, name, value)
@@ -54,7 +62,13 @@ class Mutant:
         finally:
             for (holder, name, _), value in zip(patches, before, strict=True):
                 _set(holder, name, value)
-            pipeline._kernels.clear()
+            _forget()
+
+
+def _forget() -> None:
+    pipeline.clear_cache()
+    opdef._promoted.clear()
+    opdef._inferred.clear()
 
 
 def _set(holder: Any, name: str, value: Any) -> None:
@@ -113,6 +127,46 @@ def _stale_cache() -> Patches:
     return [(pipeline, "structural_hash", key)]
 
 
+def _mask_slip() -> Patches:
+    right = VectorLoop._mask
+
+    def mask(self: VectorLoop, position: str, stop: str) -> str:
+        """Without the last lane; never of one lane alone, see `VectorLoop._rest`."""
+        if position.startswith("%") or stop.startswith("%"):
+            return right(self, position, self.emitter.f.emit(f"sub i64 {stop}, 1"))
+        lanes = int(stop) - int(position)
+        return right(self, position, str(int(stop) - (lanes > 2)))
+
+    # What is not written holds what poisoned memory does: the same in each run.
+    return [(VectorLoop, "_mask", mask), (config, "guard_pages", True)]
+
+
+# --- faults of traces -----------------------------------------------------------------
+
+
+def _lost_symbol() -> Patches:
+    right = Tracer.symbol
+
+    def symbol(self: Tracer, wanted: Symbol) -> Var:
+        """The first that there is, where another must be lifted."""
+        first = next(iter(self.symbols.values()), None)
+        return right(self, wanted) if first is None else self.symbols.get(wanted, first)
+
+    return [(Tracer, "symbol", symbol)]
+
+
+def _promotion() -> Patches:
+    right = dtypes.promote
+
+    def promote(*operands: tuple[DType, bool]) -> tuple[DType, bool]:
+        """As NumPy has it: integers of 64 bits make f64 of f32."""
+        dtype, weak = right(*operands)
+        is_wide = (dtypes.int64, False) in operands
+        return dtypes.float64 if is_wide and dtype is dtypes.float32 else dtype, weak
+
+    return [(dtypes, "promote", promote)]
+
+
 # --- faults of operators and derivatives ----------------------------------------------
 
 
@@ -157,5 +211,8 @@ MUTANTS: Final[dict[str, Mutant]] = {
         ["debug"],
         options={"mutation": True, "weights": {"write": 6}},
     ),
+    "mask slip": Mutant(_mask_slip, ["jit"]),
     "unsummed broadcast": Mutant(_unsummed, ["jax"], ["grad"], "smooth"),
+    "lost symbol": Mutant(_lost_symbol, ["symbolic"]),
+    "wrong promotion": Mutant(_promotion, ["eager"]),
 }
