@@ -421,12 +421,8 @@ def _checkpoint(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
 
 def _custom(rule: str) -> Callable[..., Any]:
     def custom(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
-        # A rule by `jvp` has no reverse of operators.
-        every = p.exact or rule == "custom_vjp"
-        steps = [step for step in body if every or step[0] in STRUCTURAL]
-
         def f(*given: Any) -> Any:  # a rule must not read what is outside
-            return _body(type(p)(given, lib=p.lib), steps, given)
+            return _body(type(p)(given, lib=p.lib), body, given)
 
         return p.lib.custom(f, rule)(*pytree.flatten(_carry(p, ns))[0])
 
