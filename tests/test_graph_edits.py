@@ -148,8 +148,8 @@ graph f(n: i64[], /, p: bool[], x: f32[n]) -> f32[n]:
         format_graph(graph)
         == """\
 graph f(n: i64[], /, p: bool[], x: f32[n]) -> f32[n]:
-    %0: f32[n] = broadcast_to(1.0, shape=(n,))
-    %1: f32[n] = add(x, %0)
+    %0: f32[n] = broadcast_to(1.0, shape=(n,))  # of cond/then
+    %1: f32[n] = add(x, %0)                     # of cond/then
     return %1
 """
     )

@@ -2,10 +2,10 @@
 
 import contextlib
 import gc
-import itertools
 import resource
 import sys
 from collections.abc import Callable
+from itertools import pairwise, product, starmap
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +135,7 @@ SLOW = [operators, gradients, examples, failed_traces, fresh_functions]
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
     ("kind", "calls"),
-    [*itertools.product(QUICK, [10_000]), *itertools.product(SLOW, [300])],
+    [*product(QUICK, [3_500]), *product(SLOW, [120])],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_memory_stays_flat(
@@ -144,9 +144,15 @@ def test_memory_stays_flat(
     call = kind()
     for k in range(200):
         call(k)
-    objects, memory = left()
-    for k in range(calls):
-        call(k)
-    now_objects, now_memory = left()
-    assert now_objects - objects < 60
-    assert now_memory - memory < 1_500_000
+    found = [left()]
+    for _ in range(3):  # what leaks does so each time; what settles, once
+        for k in range(calls):
+            call(k)
+        found.append(left())
+    objects, memory = map(min, zip(*starmap(grown, pairwise(found)), strict=True))
+    assert objects < 60
+    assert memory < 1_000_000
+
+
+def grown(before: tuple[int, int], after: tuple[int, int]) -> tuple[int, int]:
+    return after[0] - before[0], after[1] - before[1]
