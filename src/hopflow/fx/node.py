@@ -217,7 +217,10 @@ def _holds_function(node: Node) -> bool:
     found: list[Any] = []
 
     def visit(value: Any) -> Any:
-        if callable(value) and not isinstance(value, type | Node):
+        target = value.target if isinstance(value, Node) else None
+        if getattr(target, "makes_function", False) or (
+            callable(value) and not isinstance(value, type)
+        ):
             found.append(value)
         return map_items(value, visit)
 

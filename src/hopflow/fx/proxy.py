@@ -7,14 +7,14 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
 
 from hopflow.errors import TraceError
-from hopflow.fx.node import IN_PLACE, Node, map_items
+from hopflow.fx.node import IN_PLACE, Node
 from hopflow.graph.core import SourceLine
 from hopflow.trace.source import source_text, user_frame, user_line
 
 if TYPE_CHECKING:  # which makes proxies
     from hopflow.fx.tracer import Tracer
 
-__all__ = ["Proxy", "find_proxy"]
+__all__ = ["Proxy"]
 
 
 class Proxy:
@@ -168,20 +168,6 @@ def _define_operators() -> None:
 
 
 _define_operators()
-
-
-def find_proxy(value: Any) -> Proxy | None:
-    """A proxy in an argument, in containers and slices too."""
-    if isinstance(value, Proxy):
-        return value
-    found: list[Proxy] = []
-
-    def visit(item: Any) -> None:
-        if not found and (proxy := find_proxy(item)) is not None:
-            found.append(proxy)
-
-    map_items(value, visit)
-    return found[0] if found else None
 
 
 # --- errors ---------------------------------------------------------------------------

@@ -226,8 +226,9 @@ class _Writer:
         """The path of a public object of hopflow's: "linalg.inv"; or ""."""
         for space in ("", "linalg.", "random."):
             owner = getattr(self.root, space.rstrip("."), self.root)
-            if vars(owner).get(name) is value:
-                return space + name
+            for public in (name, name.rstrip("_")):  # `map_` in its own module
+                if vars(owner).get(public) is value:
+                    return space + public
         return ""
 
 

@@ -15,10 +15,11 @@ import numpy as np
 
 from hopflow.bind import Value, recordable, slots
 from hopflow.errors import ArgumentTypeError, TraceError
+from hopflow.fx.bodies import Maker, as_it_is_now, find_proxy, lifted
 from hopflow.fx.graph import Graph
 from hopflow.fx.module import GraphModule
 from hopflow.fx.node import Kind, Node, map_items
-from hopflow.fx.proxy import Proxy, find_proxy, no_value, unpacked_into
+from hopflow.fx.proxy import Proxy, no_value, unpacked_into
 from hopflow.graph.origin import in_module, origin
 from hopflow.trace.source import name_of, user_line
 
@@ -143,7 +144,8 @@ class Tracer:
         if not _is_active(self):
             raise TraceError(
                 f"symbolic trace: a proxy of `{self.graph.name}` is used after its "
-                "trace. Return what is wanted from the function."
+                "trace. Return what is wanted from the function, and let the bodies of "
+                "operators close over what they read."
             )
         args = tuple([self.create_arg(a) for a in args])
         kwargs = {k: self.create_arg(v) for k, v in kwargs.items()}
@@ -152,8 +154,11 @@ class Tracer:
     def create_arg(self, value: Any) -> Any:
         """What stands for a value of the traced function in arguments of nodes.
 
+        A function that closes over proxies or tensors, and a tree that holds some, is
+        the value of a node that makes it.
+
         Raises:
-            TraceError: it is a function that closes over a proxy.
+            TraceError: it is a proxy of another trace.
         """
         if isinstance(value, Proxy):
             if value.tracer is not self:
@@ -164,8 +169,15 @@ class Tracer:
             return value.node
         if isinstance(value, Value | np.ndarray):
             return self._attribute(value)
-        check_closures(value)
-        return map_items(value, self.create_arg)
+        items = map_items(value, self.create_arg)
+        if items is not value:
+            return items
+        leaves = lifted(value)
+        if not leaves:
+            return as_it_is_now(value)
+        args = tuple([self.create_arg(leaf) for leaf in leaves])
+        maker = Maker(value, leaves)
+        return self.create_node("call_function", maker, args, {}, name_of(value))
 
     def path_of(self, value: Any) -> str:
         """The path of a module or tensor in what is traced; a new one for another."""
@@ -336,30 +348,6 @@ def _checked(given: Any, signature: inspect.Signature) -> Mapping[str, Any]:
     return given
 
 
-def check_closures(value: Any) -> None:
-    """Check an argument of a call that is recorded, or runs now.
-
-    Raises:
-        TraceError: it is, or holds, a function that closes over a proxy.
-    """
-    if not inspect.isfunction(value):
-        map_items(value, check_closures)
-        return
-    cells = value.__closure__ or ()
-    for name, cell in zip(value.__code__.co_freevars, cells, strict=True):
-        try:
-            proxy = find_proxy(cell.cell_contents)
-        except ValueError:  # nothing was assigned to it yet
-            continue
-        if proxy is not None:
-            raise no_value(
-                proxy,
-                f"its part in `{value.__name__}`, which closes over it as `{name}`",
-                "Give it to the operator as one of its operands, or capture the "
-                "function with `hf.trace`, which lifts closures.",
-            )
-
-
 # --- which traces run -----------------------------------------------------------------
 
 
@@ -406,7 +394,5 @@ def _record(f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Proxy | No
     """The call as a node, if a proxy is among its arguments."""
     proxy = find_proxy((args, kwargs))
     if proxy is None:
-        if _active.tracers:
-            check_closures((args, kwargs))
         return None
     return proxy.tracer.create_proxy("call_function", f, args, kwargs)
