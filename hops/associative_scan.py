@@ -96,7 +96,7 @@ class AssociativeScan(HigherOrderOp):
         def combine(*inputs: Any) -> list[Any]:
             results = body(*inputs)
             assert body.spec is not None
-            check_structure(self.name, function, body.spec, spec, _STRUCTURE)
+            check_structure(self.name, function.label, body.spec, spec, _STRUCTURE)
             before = inputs[: len(results)]
             return settle_step(call, function, before, results, first=False)
 
@@ -108,7 +108,7 @@ class AssociativeScan(HigherOrderOp):
         function = call.functions["body"]
         types = slice_types([o.type for o in call.operands])
         body = trace_body(self.name, f"{self.name}/body", function, [*types, *types])
-        check_structure(self.name, function, body.spec, call.spec, _STRUCTURE)
+        check_structure(self.name, function.label, body.spec, call.spec, _STRUCTURE)
         for i, type_ in enumerate(types):
             if fits(type_, body.outputs[i].type):
                 cast_output(body, i, type_.dtype)

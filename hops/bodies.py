@@ -14,6 +14,7 @@ from hopflow.errors import (
     Mismatch,
     MutationError,
     ResultTypeError,
+    RuleTypeError,
     StructureError,
     TraceError,
 )
@@ -30,7 +31,7 @@ from hopflow.ops.sizes import equals
 from hopflow.pytree import Spec
 from hopflow.stats import counts
 from hopflow.symbolic.env import ShapeEnv
-from hopflow.symbolic.size import Size, Symbol, SymInt
+from hopflow.symbolic.size import Size, Symbol, SymInt, free_symbols
 from hopflow.tensor import Eager, EagerTensor, Storage
 from hopflow.trace.captures import Capture, is_written
 from hopflow.trace.dims import Dim
@@ -46,6 +47,7 @@ __all__ = [
     "Written",
     "as_value",
     "cast_output",
+    "check_rule",
     "check_structure",
     "close_bodies",
     "commit",
@@ -573,12 +575,12 @@ def mismatches(
 
 def check_structure(
     op: str,
-    function: Function,
+    label: str,
     found: Spec,
     expected: Spec,
     must: str = "return its carry in the structure it came in",
 ) -> None:
-    """Check that a function returned the structure of its carry.
+    """Check that a function, which `label` names, returned the structure of its carry.
 
     Without leaves None will do, so that a body that only writes need not return.
 
@@ -587,10 +589,49 @@ def check_structure(
     """
     if found != expected and (found.num_leaves or expected.num_leaves):
         raise StructureError(
-            f"{op}: {function.label} must {must}."
+            f"{op}: {label} must {must}."
             f"\n  expected {shown(expected)}\n  got      {shown(found)}\n"
             "Return the same containers with as many leaves; only leaves may change."
         )
+
+
+def check_rule(
+    op: str,
+    label: str,
+    of: str,
+    expected: tuple[Spec, Sequence[TensorType]],
+    operands: Sequence[Operand],
+    found: tuple[Spec, Sequence[Value]],
+) -> None:
+    """Check that a rule gives the results of what it is a rule of.
+
+    Sizes that a run makes may be others in each: those are not over the operands'.
+
+    Args:
+        label, of: The rule, and what has the results, as messages name them.
+        expected: The structure of the results, and their types.
+
+    Raises:
+        StructureError, RuleTypeError: it does not.
+    """
+    structure, types = expected
+    spec, values = found
+    must = f"return results in the structure that {of} returns"
+    check_structure(op, label, spec, structure, must)
+    known = set(free_symbols(*(n for o in operands for n in o.type.shape)))
+
+    def as_far_as_known(a: TensorType, b: TensorType) -> TensorType:
+        if a.ndim != b.ndim:
+            return a
+        pairs = zip(a.shape, b.shape, strict=True)
+        return a.with_shape(
+            [m if known.issuperset(free_symbols(m, n)) else n for m, n in pairs]
+        )
+
+    own = [v.type for v in values]
+    wanted = list(map(as_far_as_known, types, own))
+    if leaves := mismatches(pytree.leaf_paths(spec, "result"), wanted, own):
+        raise RuleTypeError(op, label, of, leaves)
 
 
 def shown(spec: Spec) -> str:

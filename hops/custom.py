@@ -26,20 +26,19 @@ from hopflow.errors import (
     GraphError,
     MutationError,
     ResultTypeError,
-    RuleTypeError,
     StructureError,
     TraceError,
 )
 from hopflow.graph.core import Arg, Node
 from hopflow.graph.types import TensorType
 from hopflow.hops.base import Call, HigherOrderOp, derived, split_args
-from hopflow.hops.bodies import Function, mismatches, require_callable, shown
+from hopflow.hops.bodies import Function, check_rule, require_callable
 from hopflow.hops.branches import Calling
 from hopflow.ops.convert import as_value
 from hopflow.ops.opdef import as_default, as_operand
 from hopflow.ops.rules import as_integer
 from hopflow.pytree import Spec
-from hopflow.symbolic.size import Size, free_symbols
+from hopflow.symbolic.size import Size
 from hopflow.trace.functional import TracedTensor
 from hopflow.trace.rollback import mark, rollback
 from hopflow.trace.source import name_of
@@ -87,35 +86,15 @@ class _Use:
         spec: Spec,
         values: Sequence[Value],
     ) -> None:
-        """Check that a rule gives what the function returns: `types`. Sizes that a run
-        makes may be others in each.
+        """Check that a rule gives what the function returns: `types`.
 
         Raises:
             StructureError, RuleTypeError: it does not.
         """
-        name, label = self.function.name, name_of(self.function.fun)
-        if self.returns is not None and spec != self.returns:
-            raise StructureError(
-                f"{name}: a rule of `{label}` must return results in the structure "
-                f"that the function returns.\n  function  {shown(self.returns)}\n"
-                f"  rule      {shown(spec)}\nCall the function in the rule, or return "
-                "the same containers."
-            )
-        known = set(free_symbols(*(n for o in operands for n in o.shape)))
-
-        def as_far_as_known(a: TensorType, b: TensorType) -> TensorType:
-            if a.ndim != b.ndim:
-                return a
-            pairs = zip(a.shape, b.shape, strict=True)
-            return a.with_shape(
-                [m if known.issuperset(free_symbols(m, n)) else n for m, n in pairs]
-            )
-
-        found = [v.type for v in values]
-        wanted = list(map(as_far_as_known, types, found))
-        paths = pytree.leaf_paths(spec, "result")
-        if leaves := mismatches(paths, wanted, found):
-            raise RuleTypeError(name, label, leaves)
+        assert self.returns is not None
+        name, label = self.function.name, f"a rule of `{name_of(self.function.fun)}`"
+        expected, found = (self.returns, types), (spec, values)
+        check_rule(name, label, "the function", expected, operands, found)
 
 
 class _Custom:

@@ -346,7 +346,7 @@ def trace(op: Any, call: Given) -> Any:
     bodies = [body, *(v.body for v in variants)]
     _capture_operands(bodies)
     closed = close_bodies(bodies)
-    params = _params(op, call, functions, closed.graphs)
+    params = _params(op, call, functions, closed.graphs, body.spec)
     args = [*closed.symbols, *call.operands, *closed.captures]
     found = bind(op, args, params)
     commit(targets, found[results:])
@@ -367,7 +367,11 @@ def _capture_operands(bodies: Sequence[Body]) -> None:
 
 
 def _params(
-    op: Any, call: Given, functions: Sequence[Subfunction], graphs: Sequence[Graph]
+    op: Any,
+    call: Given,
+    functions: Sequence[Subfunction],
+    graphs: Sequence[Graph],
+    returns: Spec,
 ) -> dict[str, Any]:
     params: dict[str, Any] = {MEANING: graphs[0]}
     rest = iter(graphs[1:])
@@ -383,7 +387,7 @@ def _params(
             key_of(f.path): [(v.spec, v.body.spec) for v in f.variants]
             for f in functions
         }
-        params[ARGUMENTS] = Arguments(op, call.leaves, call.spec, calls)
+        params[ARGUMENTS] = Arguments(op, call.leaves, call.spec, calls, returns)
     return params
 
 

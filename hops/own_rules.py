@@ -20,12 +20,14 @@ from hopflow.bind import Operand, Value, bind
 from hopflow.errors import DerivativeError, OperatorError, ResultTypeError
 from hopflow.graph.core import Graph, map_graphs
 from hopflow.graph.interpreter import interpret
+from hopflow.graph.regions import result_types
 from hopflow.graph.rewriting import clone
 from hopflow.graph.types import SYMBOL_TYPE, TensorType
 from hopflow.hops.bodies import (
     Closed,
     Function,
     as_value,
+    check_rule,
     close_bodies,
     flatten_operands,
     flatten_results,
@@ -137,18 +139,20 @@ def _takes(graph: Graph, types: Sequence[TensorType]) -> bool:
 class Arguments:
     """How the user gave what a node has.
 
-    spec    the structure of (args, kwargs)
-    calls   by the name of a function the structures of its arguments and results
+    spec     the structure of (args, kwargs)
+    calls    by the name of a function the structures of its arguments and results
+    returns  the structure of the result
     """
 
     op: Any
     leaves: Sequence[Leaf] = field(repr=False)
     spec: Spec
     calls: Mapping[str, Sequence[tuple[Spec, Spec]]] = field(repr=False)
+    returns: Spec = field(repr=False)
 
     def structural_key(self) -> str:
         static = [leaf.value for leaf in self.leaves if leaf.kind == "static"]
-        return f"{id(self.op)} {self.spec} {static!r} {dict(self.calls)}"
+        return f"{id(self.op)} {self.spec} {static!r} {dict(self.calls)} {self.returns}"
 
     def tree(self, values: Sequence[Any], node: "_Node") -> Any:
         """(args, kwargs) of these operands and captures."""
@@ -463,29 +467,20 @@ def _results(
     op: Any,
     rule: str,
     tree: Any,
-    operands: Sequence[Operand],
+    operands: Sequence[Any],
     params: dict[str, Any],
 ) -> tuple[list[Value], Spec]:
     """What a rule gives as the operator's results.
 
     Raises:
-        ResultTypeError: they are others than those of `debug`.
+        ResultTypeError, StructureError, RuleTypeError: they are others than those of
+            `debug`.
     """
     function = Function(rule, getattr(op, rule), (), lambda _: tree)
     found, spec = flatten_results(op.name, function, tree)
     values = list(map(as_value, found))
-    types = op.result_types([o.type for o in operands], params)
-    if len(types) != len(values) or any(
-        v.dtype is not t.dtype or v.ndim != t.ndim
-        for v, t in zip(values, types, strict=True)
-    ):
-        wanted, got = (
-            ", ".join(map(str, row)) for row in (types, [v.type for v in values])
-        )
-        raise ResultTypeError(
-            f"{op.name}.{rule} must return the results that `debug` does, {wanted}, "
-            f"and returns {got}."
-        )
+    expected = params[ARGUMENTS].returns, result_types(op, operands, params)
+    check_rule(op.name, function.label, "`debug`", expected, operands, (spec, values))
     return values, spec
 
 

@@ -440,7 +440,7 @@ def _check_pair(call: Call, found: Any) -> None:
             f"returns {shown(found)}. Return `(carry, None)` if there is no `y`."
         )
     assert call.spec is not None
-    check_structure(call.name, function, found.child(0), call.spec)
+    check_structure(call.name, function.label, found.child(0), call.spec)
 
 
 def _result(call: Call, found: Any, results: Sequence[Any]) -> Any:

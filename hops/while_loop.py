@@ -496,7 +496,7 @@ def _check_body(call: Call, found: Any) -> None:
     """Raises: StructureError: a body returned a carry of another structure."""
     assert call.spec is not None
     carry = found.child(1) if call.counts else found
-    check_structure(call.name, call.functions["body"], carry, call.spec)
+    check_structure(call.name, call.functions["body"].label, carry, call.spec)
 
 
 def _check_test(call: Call, types: Sequence[TensorType], spec: Any) -> None:

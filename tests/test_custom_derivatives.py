@@ -309,7 +309,7 @@ def writing(x: Any) -> Any:
                 lambda x: hf.cond(x > 0, with_rules(pairs, ok), lambda x: x, (x,))
             )(1.0),
             StructureError,
-            r"function  \*\n  rule      \(\*, \*\)",
+            r"expected \*\n  got      \(\*, \*\)",
         ),
         (
             lambda: hf.grad(with_rule(lambda p, t: (p[0], t[0] * t[0])))(1.0),
@@ -380,14 +380,14 @@ def total(f: Any) -> Any:
         (
             lambda x: {"a": x[:2]},
             RuleTypeError,
-            r"result\['a'\]  function f32\[3\], rule f32\[2\]  \(axis 0: 3 != 2\)",
+            r"result\['a'\]  expected f32\[3\], got f32\[2\]  \(axis 0: 3 != 2\)",
         ),
         (
             lambda x: {"a": hf.astype(x, hf.float64)},
             RuleTypeError,
             r"f64\[3\]  \(dtype\)",
         ),
-        (lambda x: {"a": x, "b": x}, StructureError, r"rule      \{'a': \*, 'b': \*\}"),
+        (lambda x: {"a": x, "b": x}, StructureError, r"got      \{'a': \*, 'b': \*\}"),
         (lambda x: {"a": x * 2}, None, ""),
     ],
 )

@@ -14,6 +14,7 @@ from hopflow.errors import (
     MutationError,
     OperatorError,
     ResultTypeError,
+    RuleTypeError,
     StructureError,
     TraceError,
     UnsupportedRuleError,
@@ -347,9 +348,22 @@ ERRORS = [
         )(x),
     ),
     (
-        ResultTypeError,
-        r"bad.vjp must return the results that `debug` does, f64\[\], and returns f64",
+        RuleTypeError,
+        r"bad: `vjp` \(.*py:\d+\) must return results of the types that `debug` "
+        r"returns.\n  result  expected f64\[\], got f64\[2\]  \(rank 0 != 1\)",
         lambda x: hf.grad(lambda x: Bad(lambda f, x: (x, print))(hf.sum, x))(x),
+    ),
+    (
+        RuleTypeError,
+        r"expected f64\[2\], got f64\[4\]  \(axis 0: 2 != 4\)",
+        lambda x: hf.grad(
+            lambda x: hf.sum(Bad(lambda f, x: (hf.concat([x, x]), print))(hf.sin, x))
+        )(x),
+    ),
+    (
+        StructureError,
+        r"the structure that `debug` returns.\n  expected \*\n  got      \(\*,\)",
+        lambda x: hf.grad(lambda x: Bad(lambda f, x: ((f(x),), print))(hf.sum, x))(x),
     ),
     (
         OperatorError,

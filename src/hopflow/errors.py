@@ -156,14 +156,14 @@ class BranchTypeError(OperatorError):
 
 
 class RuleTypeError(OperatorError):
-    """A rule of `custom_jvp` or `custom_vjp` gives other results than its function."""
+    """A rule gives other results than what it is a rule of."""
 
-    def __init__(self, op: str, fn: str, leaves: Sequence[Mismatch]) -> None:
+    def __init__(self, op: str, rule: str, of: str, leaves: Sequence[Mismatch]) -> None:
         self.leaves = tuple(leaves)
         super().__init__(
-            f"{op}: a rule of `{fn}` must return results of the types that the "
-            f"function returns.\n{_rows(leaves, 'function', 'rule')}\n"
-            "Cast or reshape in the rule, or call the function there."
+            f"{op}: {rule} must return results of the types that {of} returns.\n"
+            f"{_rows(leaves, 'expected', 'got')}\n"
+            f"Cast or reshape in the rule, or return what {of} returns."
         )
 
 
