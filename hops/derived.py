@@ -48,7 +48,9 @@ from hopflow.hops.own_rules import (
 )
 from hopflow.pytree import Spec
 from hopflow.symbolic.boolean import SymBool
+from hopflow.symbolic.scalars import terms_of
 from hopflow.symbolic.size import Size, Symbol, SymFloat, SymInt, free_symbols
+from hopflow.trace.closures import type_key
 from hopflow.trace.dims import Dim
 from hopflow.trace.functional import TracedTensor
 from hopflow.trace.source import input_names
@@ -244,7 +246,7 @@ class Subfunction:
         shared: Sequence[Operand | None],
     ) -> Variant:
         types = [o.type for o in operands]
-        key = [(t.dtype, t.weak, [_size_key(n) for n in t.shape]) for t in types]
+        key = [type_key(t, terms_of) for t in types]
         for known in self._known:
             same = map(is_, known.shared, shared)
             if known.key == key and known.spec == spec and all(same):
@@ -271,10 +273,6 @@ def _outer(operand: Operand, outer: Interpreter | None) -> Operand | None:
     return found if isinstance(found, Value) else None
 
 
-def _size_key(size: Size) -> Any:
-    return size.expression if isinstance(size, SymInt) else size
-
-
 def _unknown_sizes(types: Sequence[TensorType]) -> dict[int, dict[int, Dim]]:
     """The sizes that are known within the operator only, each as a size of its own."""
     dims: dict[Any, Dim] = {}
@@ -282,7 +280,7 @@ def _unknown_sizes(types: Sequence[TensorType]) -> dict[int, dict[int, Dim]]:
     for i, type_ in enumerate(types):
         for axis, size in enumerate(type_.shape):
             if not all(map(_is_known, free_symbols(size))):
-                dim = dims.setdefault(_size_key(size), Dim(f"u{len(dims)}"))
+                dim = dims.setdefault(terms_of(size), Dim(f"u{len(dims)}"))
                 found.setdefault(i, {})[axis] = dim
     return found
 

@@ -144,7 +144,8 @@ class _Known(NamedTuple):
             match_shapes(var.type.shape, type_.shape, found)
         for var, type_ in zip(own, types, strict=True):
             declared = [substitute(n, found) for n in var.type.shape]
-            if list(map(_exact, declared)) != list(map(_exact, type_.shape)):
+            # Sizes may be undecided, where terms are equal or not.
+            if list(map(terms_of, declared)) != list(map(terms_of, type_.shape)):
                 return None
         return found
 
@@ -311,12 +312,7 @@ def _type_key(operand: Operand) -> Hashable:
     if not isinstance(tracer, Tracer):
         return key
     size = tracer.known_size(tracer.read(tracer.localize(operand)))
-    return key, None if size is None else _exact(size)
-
-
-def _exact(size: Size) -> Hashable:
-    # Symbolic sizes may be undecided, where keys must be equal or not.
-    return size.expression if isinstance(size, SymInt) else size
+    return key, None if size is None else terms_of(size)
 
 
 def _first_same(operands: Sequence[Operand], i: int) -> int:

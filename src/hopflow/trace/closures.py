@@ -147,10 +147,13 @@ def _names(code: CodeType) -> tuple[str, ...]:
     )
 
 
-def type_key(type_: TensorType) -> Hashable:
-    """What of a type a trace depends on: of a symbolic size only that it is one."""
-    return type_.dtype, tuple(map(_size_key, type_.shape)), type_.weak
-
-
-def _size_key(size: Size) -> Hashable:
+def _fixed(size: Size) -> Hashable:
     return "symbol" if isinstance(size, SymInt) else size
+
+
+def type_key(
+    type_: TensorType, of_size: Callable[[Size], Hashable] = _fixed
+) -> Hashable:
+    """What of a type a trace depends on: of a symbolic size only that it is one, or
+    what `of_size` tells (`terms_of`: all; sizes themselves may be undecided)."""
+    return type_.dtype, tuple(map(of_size, type_.shape)), type_.weak
