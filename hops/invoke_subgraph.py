@@ -34,9 +34,9 @@ from hopflow.trace.captures import is_private
 from hopflow.trace.closures import Surroundings, type_key
 from hopflow.trace.functional import TracedTensor
 from hopflow.trace.rollback import unchanged_on_error
-from hopflow.trace.sharing import once, share_memory
+from hopflow.trace.sharing import once
 from hopflow.trace.source import input_names
-from hopflow.trace.tracer import Tracer
+from hopflow.trace.tracer import Tracer, share_memory
 
 
 @final

@@ -17,6 +17,7 @@ from hopflow.compiler.schedule.scheduler import schedule
 from hopflow.errors import BoundsError
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.nest import For, Program, Store
+from hopflow.loop_ir.walk import functions
 from hopflow.testing.meanings import agree
 
 X = np.random.default_rng(0).normal(size=(7, 5))
@@ -24,6 +25,18 @@ X = np.random.default_rng(0).normal(size=(7, 5))
 
 def _gemm(x: Any) -> Any:
     return hf.scan(lambda c, _: (hf.tanh(c @ x.T @ x), None), x, None, length=3)[0]
+
+
+@hf.subgraph
+def block(x: Any) -> Any:
+    """Too large to be inlined."""
+    for k in range(30):
+        x = hf.tanh(x) * 0.5 + hf.sin(x * k)[::-1]
+    return x + hf.linalg.solve(x.T @ x, x[0])
+
+
+def _calls(x: Any) -> Any:
+    return hf.scan(lambda c, _: (block(c), None), block(block(x)), None, length=3)[0]
 
 
 PROGRAMS: dict[str, Callable[[Any], Any]] = {
@@ -48,6 +61,7 @@ PROGRAMS: dict[str, Callable[[Any], Any]] = {
         0, 5, lambda i, a: a.at[i, i].set(hf.sum(a[i])), x
     ),
     "gemm": _gemm,
+    "calls": _calls,
     "solve": lambda x: hf.linalg.solve(x.T @ x, x[0]),
     "map": lambda x: hf.map(lambda r: hf.fori_loop(0, 9, lambda _, c: c * r, r), x),
     "grad of while": hf.grad(
@@ -120,16 +134,31 @@ def _longer(program: Program) -> Program:
             for s in statements
         ]
 
+    for each in functions(program):
+        each.body = body(each.body)
     return replace(program, body=body(program.body))
 
 
-def test_an_index_out_of_range_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("called", [False, True])
+def test_an_index_out_of_range_is_an_error(
+    called: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(hf.config, "check_bounds", True)
     monkeypatch.setattr(
         pipeline, "schedule", lambda graph, **rest: _longer(schedule(graph, **rest))
     )
-    with pytest.raises(BoundsError, match=r"reading `in0`, axis 0: position 11 of 11"):
-        hf.jit(lambda x: x * 0.123456789)(hf.asarray(np.ones(11)))
+
+    @hf.subgraph
+    def step(x: Any) -> Any:
+        for k in range(40):
+            x = hf.sin(x) * (k + 0.123456789)
+        return x
+
+    f = (lambda x: step(step(x))) if called else (lambda x: x * 0.123456789)
+    before = hf.stats().functions
+    with pytest.raises(BoundsError, match=r"reading `\w+`, axis 0: position 11 of 11"):
+        hf.jit(f)(hf.asarray(np.ones(11)))
+    assert (hf.stats().functions > before) == called
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="closed pages are POSIX's")

@@ -18,6 +18,7 @@ from hopflow.loop_ir.nest import (
     For,
     HostCall,
     If,
+    Invoke,
     Program,
     Ref,
     Site,
@@ -30,15 +31,28 @@ from hopflow.loop_ir.nest import (
 
 def with_bounds_checks(program: Program) -> Program:
     """The program, stopped by a trap of kind "bounds" before an access out of range; it
-    reports the index and the extent of the axis."""
-    pass_ = _Pass(list(program.sites), walk.growing(program.body))
-    return replace(program, body=pass_.body(program.body), sites=pass_.sites)
+    reports the index and the extent of the axis. The functions that it calls, too."""
+    return _checked(program, {})
+
+
+def _checked(program: Program, done: dict[Program, Program]) -> Program:
+    for function in program.functions:
+        if function not in done:
+            done[function] = _checked(function, done)
+    pass_ = _Pass(list(program.sites), walk.growing(program.body), done)
+    return replace(
+        program,
+        body=pass_.body(program.body),
+        sites=pass_.sites,
+        functions=[done[f] for f in program.functions],
+    )
 
 
 @dataclass
 class _Pass:
     sites: list[Site]
     growing: set[Buffer]  # their first axis is as long as the program has made it
+    functions: dict[Program, Program]  # function -> itself with checks
 
     def body(self, statements: Sequence[Stmt]) -> list[Stmt]:
         checked: list[Stmt] = []
@@ -52,10 +66,20 @@ class _Pass:
                     inner: Stmt = _loop(s, self.body(s.body))
                 case If():
                     inner = If(s.test, self.body(s.then), self.body(s.else_))
+                case Invoke():
+                    inner = self.call(s)
                 case _:
                     inner = s
             checked += [*self.checks(s), inner]
         return checked
+
+    def call(self, s: Invoke) -> Invoke:
+        """A call of the function with checks, whose sites are those and more."""
+        function = self.functions[s.function]
+        before = len(s.function.sites)
+        site = len(self.sites)
+        self.sites += self.sites[s.site : s.site + before] + function.sites[before:]
+        return replace(s, function=function, site=site)
 
     def checks(self, s: Stmt) -> Iterator[Stmt]:
         """A trap for each index that the expressions of `s` itself could misplace."""
@@ -93,6 +117,7 @@ def _accesses(s: Stmt) -> Iterator[tuple[Buffer, Sequence[Expr], str]]:
             for ref in s.args:
                 if isinstance(ref, Ref):
                     yield ref.buffer, ref.at, f"`{s.routine}` on"
-        case HostCall():
+        case HostCall() | Invoke():
+            called = "Python" if isinstance(s, HostCall) else f"`{s.function.name}`"
             for ref in s.refs:
-                yield ref.buffer, ref.at, "a call of Python on"
+                yield ref.buffer, ref.at, f"a call of {called} on"

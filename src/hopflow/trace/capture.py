@@ -188,7 +188,8 @@ def _check_apart(
     used += [x for x in graph.attributes.values() if isinstance(x, Value)]
     for target in targets:
         others = [x for x in used if x is not target]
-        if len(used) - len(others) > 1 or any(share_memory(target, x) for x in others):
+        apart = not any(share_memory([target, x]) for x in others)
+        if len(used) - len(others) > 1 or not apart:
             raise aliased_write(target.type)
 
 

@@ -1,15 +1,13 @@
 """What is made once in a trace, however many of its nodes ask for it."""
 
-from collections.abc import Callable, Hashable, Sequence
-from itertools import combinations
+from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
-from hopflow.bind import Interpreter, Operand, Value, current
+from hopflow.bind import Interpreter, current
 from hopflow.graph.core import Graph, Node
-from hopflow.trace.captures import overlap
 from hopflow.trace.tracer import Tracer
 
-__all__ = ["of_call", "once", "root", "share_memory"]
+__all__ = ["of_call", "once", "root"]
 
 T = TypeVar("T")
 
@@ -47,12 +45,3 @@ def of_call(op: Any, params: dict[str, Any], key: Hashable, make: Callable[[], T
     [body] = Node("call_function", op, (), params).graphs.values()
     others = [(k, v) for k, v in params.items() if not isinstance(v, Graph)]
     return once(body, (op, *others, key), make)
-
-
-def share_memory(operands: Sequence[Operand]) -> bool:
-    """Whether two tensors among what the present trace has may share memory."""
-    around = current()
-    probe = Tracer(around if isinstance(around, Tracer) else None, "")
-    tensors = {id(o): o for o in operands if isinstance(o, Value)}
-    memory = [probe.memory_of(t) for t in tensors.values()]
-    return any(overlap(a, b) for a, b in combinations(memory, 2))

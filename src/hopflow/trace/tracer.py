@@ -7,7 +7,8 @@ it, keyed by the parent's value; with the eager interpreter below, a concrete te
 captured as it is. Lifting a tensor lifts the free symbols of its shape before it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import combinations
 from typing import Any, Final
 
 from hopflow.bind import Interpreter, Operand, Value, current, using
@@ -43,7 +44,7 @@ from hopflow.symbolic.size import (
 )
 from hopflow.tensor import EagerTensor, Tensor
 from hopflow.tensor.rows import places_in, row_of
-from hopflow.trace.captures import Capture, is_private
+from hopflow.trace.captures import Capture, is_private, overlap
 from hopflow.trace.functional import (
     Chain,
     Place,
@@ -279,11 +280,6 @@ class Tracer(Numbers):
         owner = self.place(tensor).storage.owner if tensor.storage else tensor
         known = self._known(owner.origin) if owner.origin is not None else None
         return owner if known is None else known.memory
-
-    def memory_of(self, value: Value) -> Tensor:
-        """The tensor, of the outermost trace or eager, that a tensor of the parent's is
-        or is a view of."""
-        return self._lift_parent(value)[1]
 
     def is_adopted(self, value: Value) -> bool:
         """Whether a tensor was made from data during this trace."""
@@ -537,14 +533,19 @@ def _note_line(error: HopflowError) -> None:
         error.add_note(f"while tracing {line}")
 
 
-def share_memory(a: Value, b: Value) -> bool:
-    """Whether a write to one of two tensors may be seen in the other."""
+def memory_of(value: Value) -> Tensor:
+    """The tensor, of the outermost trace or eager, that `value` is or is a view of."""
     here = current()
-    if isinstance(here, Tracer):
-        a, b = (here.memory(here.localize(x)) for x in (a, b))
-    if isinstance(a, EagerTensor) and isinstance(b, EagerTensor):
-        return a.overlaps(b)
-    return a is b
+    found = here.memory(here.localize(value)) if isinstance(here, Tracer) else value
+    assert isinstance(found, Tensor)
+    return found
+
+
+def share_memory(values: Iterable[Operand]) -> bool:
+    """Whether a write to one of the tensors may be seen in another of them."""
+    tensors = {id(x): x for x in values if isinstance(x, Value)}
+    memory = map(memory_of, tensors.values())
+    return any(overlap(a, b) for a, b in combinations(memory, 2))
 
 
 def range_of(operand: Operand, tracer: Interpreter | None = None) -> ValueRange:
