@@ -316,9 +316,18 @@ def _type_key(operand: Operand) -> Hashable:
 
 
 def _first_same(operands: Sequence[Operand], i: int) -> int:
+    """Where the tensor stands first: as an operand, or as what a caller lent."""
     if isinstance(operands[i], Value):
-        return next(k for k, o in enumerate(operands) if o is operands[i])
+        lender = _lender(operands[i])
+        return next(k for k, o in enumerate(operands) if _lender(o) is lender)
     return i
+
+
+def _lender(operand: Operand) -> Operand:
+    """The tensor, of the outermost trace, that calls have lent each other as this."""
+    while (origin := getattr(operand, "origin", None)) is not None:
+        operand = origin
+    return operand
 
 
 def _hashable(leaf: Any) -> Hashable:

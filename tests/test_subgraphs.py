@@ -457,6 +457,25 @@ def test_results_may_be_operands_and_each_other() -> None:
     same(hf.jit(f)(x, w), want)
 
 
+def test_a_capture_is_not_the_operand_that_it_once_was() -> None:
+    def f(x: Any, y: Any) -> Any:
+        def outer(a: Any, b: Any) -> Any:
+            def inner(u: Any) -> Any:
+                return u * x  # of the first call, that is `a`
+
+            first = hf.invoke_subgraph(inner, a)
+            return b, hf.invoke_subgraph(inner, first)
+
+        p, q = hf.invoke_subgraph(outer, x, y)
+        return hf.invoke_subgraph(outer, p, q)
+
+    x, y = hf.asarray([1.0, 2.0]), hf.asarray([10.0, 20.0])
+    with hf.debug():
+        want = f(x, y)
+    same(f(x, y), want)
+    same(hf.jit(f)(x, y), want)
+
+
 def test_random_keys_are_operands() -> None:
     @hf.subgraph
     def noisy(key: Any, x: Any) -> Any:
