@@ -280,6 +280,32 @@ def test_a_module_that_writes_is_for_arguments_that_are_apart(run: Any) -> None:
         held(x)
 
 
+@pytest.mark.parametrize("run", [lambda f: f, hf.jit, hf.functionalize])
+@pytest.mark.parametrize(
+    "cut",
+    [
+        lambda x: (x[:3], x[3:]),
+        lambda x: (x[::2], x[1::2]),
+        lambda x: (x[1::2], x.reshape(3, 2)[:, 0]),
+        lambda x: (x.reshape(3, 2).T[1], x[4::-2]),
+        lambda x: (x[:3], hf.broadcast_to(x[5], 3)),
+    ],
+)
+def test_parts_of_a_tensor_with_no_common_element_are_apart(run: Any, cut: Any) -> None:
+    def f(a: Any, b: Any) -> Any:
+        a += 1
+        return a * b
+
+    def f_in_a_loop(a: Any, b: Any) -> Any:
+        return hf.fori_loop(0, 2, lambda _, c: c + module(a, b), b)
+
+    module = hf.trace(f, hf.zeros(3), hf.zeros(3))
+    for g, plain in (module, f), (f_in_a_loop, lambda a, b: b + f(a, b) + f(a, b)):
+        x, y = (hf.arange(6, dtype=hf.float32) for _ in range(2))
+        agree(run(lambda x, g=g: g(*cut(x)))(x), plain(*cut(y)))
+        agree(x, y)
+
+
 # --- captures -------------------------------------------------------------------------
 
 

@@ -74,7 +74,7 @@ class EagerTensor(Tensor):
 
     def overlaps(self, other: "EagerTensor") -> bool:
         """Whether a write to one of them may be seen in the other."""
-        if np.may_share_memory(self.array, other.array):
+        if share_elements(self.array, other.array):
             return True
         storage = self._storage
         if storage is None or storage is not other._storage:
@@ -167,6 +167,20 @@ class EagerTensor(Tensor):
     def __deepcopy__(self, memo: dict[int, Any]) -> "EagerTensor":
         memo[id(self)] = copied = self.__copy__()
         return copied
+
+
+def share_elements(a: Array, b: Array) -> bool:
+    """Whether an element of one is an element of the other; so, too, if to find out
+    takes too long."""
+    if not np.may_share_memory(a, b):
+        return False
+    try:
+        return np.shares_memory(a, b, max_work=_MOST_WORK)
+    except np.exceptions.TooHardError:
+        return True
+
+
+_MOST_WORK: Final = 10_000  # in NumPy's count: far below a millisecond
 
 
 def _is_basic(key: Any) -> bool:

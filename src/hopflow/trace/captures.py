@@ -2,13 +2,19 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
 
 from hopflow.bind import Value
 from hopflow.graph.core import Var
+from hopflow.graph.rewriting import static_symbols
+from hopflow.ops.rules import Array
 from hopflow.tensor import EagerTensor, Tensor
-from hopflow.trace.functional import TracedTensor
+from hopflow.tensor.eager import share_elements
+from hopflow.trace.functional import Chain, TracedTensor, ViewStep
 
-__all__ = ["Capture", "is_private", "is_written", "overlap"]
+__all__ = ["Capture", "Part", "is_private", "is_written", "overlap", "parts_overlap"]
 
 
 @dataclass(slots=True)
@@ -32,11 +38,50 @@ class Capture:
         return overlap(self.memory, other.memory)
 
 
+class Part(NamedTuple):
+    """A tensor of the outermost trace, or eager, and the way from it to a part."""
+
+    base: Tensor
+    chain: Chain
+
+
 def overlap(a: Tensor, b: Tensor) -> bool:
     """Whether tensors that are no views in a trace may share memory."""
     if isinstance(a, EagerTensor) and isinstance(b, EagerTensor):
         return a.overlaps(b)
     return a is b
+
+
+def parts_overlap(a: Part, b: Part) -> bool:
+    """Whether two parts may share memory; of one tensor, only if an element is in both,
+    where it is known which these are."""
+    if not overlap(a.base, b.base):
+        return False
+    first = _memory(a.base)
+    second = first if a.base is b.base else _memory(b.base)
+    one, other = _elements(first, a.chain), _elements(second, b.chain)
+    return one is None or other is None or share_elements(one, other)
+
+
+def _memory(tensor: Tensor) -> Array | None:
+    """A tensor's memory, or some like that of a traced one."""
+    if isinstance(tensor, EagerTensor):
+        return tensor.array
+    is_known = all(isinstance(n, int) for n in tensor.shape)
+    return np.empty(tensor.shape, np.int8) if is_known else None
+
+
+def _elements(memory: Array | None, chain: Chain) -> Array | None:
+    """The part of `memory` that a chain leads to, if NumPy has it as a view."""
+    found = memory
+    for step in chain:
+        if found is None or not isinstance(step, ViewStep) or step.operands:
+            return None
+        if list(static_symbols(step.params.values())):
+            return None
+        view = step.op.run(found, **step.params)
+        found = view if np.may_share_memory(view, found) or not view.size else None
+    return found
 
 
 def is_written(tensor: TracedTensor) -> bool:

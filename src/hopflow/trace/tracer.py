@@ -44,7 +44,7 @@ from hopflow.symbolic.size import (
 )
 from hopflow.tensor import EagerTensor, Tensor
 from hopflow.tensor.rows import places_in, row_of
-from hopflow.trace.captures import Capture, is_private, overlap
+from hopflow.trace.captures import Capture, Part, is_private, parts_overlap
 from hopflow.trace.functional import (
     Chain,
     Place,
@@ -280,6 +280,18 @@ class Tracer(Numbers):
         owner = self.place(tensor).storage.owner if tensor.storage else tensor
         known = self._known(owner.origin) if owner.origin is not None else None
         return owner if known is None else known.memory
+
+    def part(self, tensor: TracedTensor) -> Part:
+        """Which part one of this is of a tensor of the outermost trace, or eager."""
+        storage, chain = self.place(tensor)
+        owner = storage.owner
+        known = self._known(owner.origin) if owner.origin is not None else None
+        if known is None:
+            return Part(owner, chain)
+        if isinstance(self.parent, Tracer) and isinstance(known.origin, TracedTensor):
+            above = self.parent.part(known.origin)
+            return Part(above.base, (*above.chain, *chain))
+        return Part(known.memory, chain)
 
     def is_adopted(self, value: Value) -> bool:
         """Whether a tensor was made from data during this trace."""
@@ -533,19 +545,20 @@ def _note_line(error: HopflowError) -> None:
         error.add_note(f"while tracing {line}")
 
 
-def memory_of(value: Value) -> Tensor:
-    """The tensor, of the outermost trace or eager, that `value` is or is a view of."""
+def part_of(value: Value) -> Part:
+    """Which part `value` is of a tensor of the outermost trace, or eager."""
     here = current()
-    found = here.memory(here.localize(value)) if isinstance(here, Tracer) else value
-    assert isinstance(found, Tensor)
-    return found
+    if isinstance(here, Tracer):
+        return here.part(here.localize(value))
+    assert isinstance(value, Tensor)
+    return Part(value, ())
 
 
 def share_memory(values: Iterable[Operand]) -> bool:
     """Whether a write to one of the tensors may be seen in another of them."""
     tensors = {id(x): x for x in values if isinstance(x, Value)}
-    memory = map(memory_of, tensors.values())
-    return any(overlap(a, b) for a, b in combinations(memory, 2))
+    parts = map(part_of, tensors.values())
+    return any(parts_overlap(a, b) for a, b in combinations(parts, 2))
 
 
 def range_of(operand: Operand, tracer: Interpreter | None = None) -> ValueRange:
