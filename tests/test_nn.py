@@ -418,3 +418,70 @@ def test_a_module_says_that_it_defines_no_forward() -> None:
 
     with pytest.raises(NotImplementedError, match="`Empty` defines no `forward`"):
         Empty()()
+
+
+# --- shared parameters ----------------------------------------------------------------
+
+
+class Tied(nn.Module):
+    table: nn.Embedding
+    layers: list[Any]
+
+    def forward(self, ids: Any) -> Any:
+        x = self.table(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Apart(Tied):
+    """The same with tensors of its own for each use."""
+
+
+def tied(cls: type[Tied]) -> Tied:
+    def table() -> Any:
+        return hf.asarray([[1.0, 2.0], [3.0, 4.0]])
+
+    w = table()
+    again = w if cls is Tied else table()
+    return cls(nn.Embedding(w), [nn.Linear(again, None), nn.Linear(hf.eye(2), None)])
+
+
+def loss_of(model: Any) -> Any:
+    return hf.sum(model(hf.asarray([0, 1, 1])) ** 2)
+
+
+@pytest.mark.parametrize("run", [lambda f: f, hf.jit, hf.symbolic_trace])
+def test_a_shared_parameter_is_one_leaf_whose_gradients_add_up(run: Any) -> None:
+    model, apart = tied(Tied), tied(Apart)
+    names = ["table.weight", "layers.1.weight"]
+    assert list(model.named_parameters()) == names
+    leaves, spec = pytree.flatten(model)
+    assert len(leaves) == 2
+    assert pytree.leaf_paths(spec, "m") == ["m.table.weight", "m.layers[1].weight"]
+    gradient, parts = run(hf.grad(loss_of))(model), hf.grad(loss_of)(apart)
+    expected = parts.table.weight + parts.layers[0].weight
+    np.testing.assert_array_equal(gradient.table.weight, expected)
+    assert gradient.layers[0].weight is gradient.table.weight
+    assert list(gradient.named_parameters()) == names
+    new = pytree.tree_map(lambda p, g: p - 0.1 * g, model, gradient)
+    assert new.layers[0].weight is new.table.weight
+    traced = hf.symbolic_trace(model)  # whose leaf modules share it
+    assert len(pytree.flatten(traced)[0]) == 2
+    both = run(hf.grad(loss_of))(traced)
+    np.testing.assert_array_equal(both.attributes["table"].weight, expected)
+
+
+def test_what_happens_to_be_the_same_in_a_tree_is_not_shared() -> None:
+    model, zero = tied(Tied), hf.zeros(())
+    zeros = pytree.tree_map(lambda _: zero, model)
+    assert pytree.structure(zeros) == pytree.structure(model)
+    apart = pytree.tree_map(lambda _: zero, tied(Apart))
+    assert pytree.structure(apart) == pytree.structure(tied(Apart))
+    pairs = pytree.tree_map(lambda p: (p, zero), model)
+    found = pytree.tree_map(lambda p, pair: p + pair[1], model, pairs)
+    np.testing.assert_array_equal(found.table.weight, model.table.weight)
+    model.layers[0] = model.layers[1]  # of what is shared now, nothing was at first
+    assert len(pytree.flatten(model)[0]) == 3
+    other = dataclasses.replace(tied(Tied), table=nn.Embedding(hf.ones((2, 2))))
+    assert len(pytree.flatten(other)[0]) == 3

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import optree
 
 __all__ = [
     "Spec",
+    "Ties",
     "broadcast_prefix",
     "exact_key",
     "flatten",
@@ -96,10 +97,76 @@ def register(
         unflatten: (rest, children) -> an instance.
         by_name: Whether a user writes `tree.key`; else `tree['key']`.
     """
-    entry = optree.GetAttrEntry if by_name else optree.MappingEntry
+    entry = _Attribute if by_name else optree.MappingEntry
     register_node: Any = optree.register_pytree_node
     everywhere = optree.registry.__GLOBAL_NAMESPACE
     register_node(cls, flatten, unflatten, path_entry_type=entry, namespace=everywhere)
+
+
+class _Attribute(optree.GetAttrEntry):
+    """An attribute; of a tree with ties, one further down: `layers.0.weight`."""
+
+    def codify(self, node: str = "") -> str:
+        first, *below = self.entry.split(".")
+        items = (f"[{key}]" if key.isdigit() else f".{key}" for key in below)
+        return f"{node}.{first}{''.join(items)}"
+
+
+class Ties(NamedTuple):
+    """Which leaves of a tree are one: a parameter that two layers share.
+
+    spec    the structure of the tree
+    places  for each leaf, which of the distinct ones it is
+    """
+
+    spec: Spec
+    places: tuple[int, ...]
+
+    @staticmethod
+    def of(tree: Any, kinds: Any) -> "Ties | None":
+        """The ties of leaves of these types that are one object; None: no two are."""
+        leaves, spec = flatten(tree)
+        known: dict[int, int] = {}
+        keys = [id(x) if isinstance(x, kinds) else -i for i, x in enumerate(leaves)]
+        places = tuple([known.setdefault(key, len(known)) for key in keys])
+        return Ties(spec, places) if len(known) < len(leaves) else None
+
+    @staticmethod
+    def kept(owner: Any, tree: Any, kinds: Any) -> "Ties | None":
+        """The ties of a tree that is `owner`'s, by how it was at first."""
+        kept = vars(owner)
+        if "_ties" not in kept:
+            kept["_ties"] = Ties.of(tree, kinds)
+        found: Ties | None = kept["_ties"]
+        return found
+
+    @property
+    def first(self) -> list[int]:
+        """Which leaf each distinct one is first."""
+        return [self.places.index(k) for k in range(max(self.places) + 1)]
+
+    def names(self, names: Sequence[str]) -> tuple[str, ...]:
+        """The path of each distinct leaf, as `layers.0.weight`, in a list of parts of
+        these names."""
+        paths = self.spec.paths()
+        found = [(names[k], *below) for k, *below in (paths[i] for i in self.first)]
+        return tuple([".".join(map(str, path)) for path in found])
+
+    def distinct(self, tree: Any) -> list[Any] | None:
+        """The distinct leaves of a tree, or what stands for them; None: it is not tied
+        like this any more."""
+        try:
+            parts = self.spec.flatten_up_to(tree)
+        except ValueError:
+            return None
+        found = [parts[i] for i in self.first]
+        pairs = zip(parts, self.places, strict=True)
+        return found if all(part is found[k] for part, k in pairs) else None
+
+    def tree(self, distinct: Iterable[Any]) -> Any:
+        """The tree of these distinct leaves."""
+        found = list(distinct)
+        return unflatten(self.spec, [found[k] for k in self.places])
 
 
 def leaf_paths(spec: Spec, root: str) -> list[str]:

@@ -9,7 +9,10 @@ from itertools import count
 from typing import Any, Final, TypeAlias
 from weakref import finalize
 
+import numpy as np
+
 from hopflow import pytree
+from hopflow.bind import Value
 from hopflow.errors import ArgumentTypeError
 from hopflow.fx.graph import Graph
 from hopflow.fx.interpreter import Interpreter
@@ -79,6 +82,7 @@ class GraphModule:
             GraphError: the graph breaks a rule; see `Graph.lint`.
         """
         self.graph.lint()
+        vars(self).pop("_ties", None)  # the attributes may be others
         self.use(_Program(self.graph))
         return self
 
@@ -133,18 +137,24 @@ def _annotations(graph: Graph) -> dict[str, Any]:
 
 
 # Of what is compiled, not of the graph: a tree does not know of edits.
-_Structure: TypeAlias = tuple[_Program, tuple[str, ...]]
+_Structure: TypeAlias = tuple[_Program, tuple[str, ...], pytree.Ties | None]
 
 
 def _flatten(module: GraphModule) -> tuple[list[Any], _Structure, tuple[str, ...]]:
-    paths = tuple(module.attributes)
-    return list(module.attributes.values()), (module.program, paths), paths
+    paths, values = tuple(module.attributes), list(module.attributes.values())
+    ties = pytree.Ties.kept(module, values, Value | np.ndarray)
+    distinct = None if ties is None else ties.distinct(values)
+    if ties is None or distinct is None:
+        return values, (module.program, paths, None), paths
+    return distinct, (module.program, paths, ties), ties.names(paths)
 
 
 def _unflatten(structure: _Structure, values: Iterable[Any]) -> GraphModule:
-    program, paths = structure
+    program, paths, ties = structure
     module = object.__new__(GraphModule)
+    values = values if ties is None else ties.tree(values)
     module.attributes = dict(zip(paths, values, strict=True))
+    vars(module)["_ties"] = ties
     module.use(program)
     return module
 

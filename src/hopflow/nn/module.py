@@ -3,7 +3,9 @@
 import dataclasses
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, ClassVar, Final, dataclass_transform
+from typing import Any, ClassVar, Final, TypeAlias, dataclass_transform
+
+import numpy as np
 
 from hopflow import pytree
 from hopflow.bind import Value, current
@@ -93,8 +95,12 @@ class Module:
     def named_parameters(self) -> dict[str, Any]:
         """The tensors of this module and of those within, by path: `layers.0.weight`.
 
-        Of a module that holds gradients, the gradients.
+        One that is shared is there once, under its first path. Of a module that holds
+        gradients, the gradients.
         """
+        children, (_, ties), names = _flatten(self)
+        if ties is not None:
+            return dict(zip(names, children, strict=True))
         return {p: v for p, v in _parts(self) if not isinstance(v, Module)}
 
     def __repr__(self) -> str:
@@ -138,18 +144,30 @@ def _parts(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from _parts(part, inner)
 
 
-def _flatten(module: Module) -> tuple[list[Any], tuple[Any, ...], tuple[str, ...]]:
-    children = [getattr(module, name) for name in module._data]
+# --- as trees -------------------------------------------------------------------------
+
+_Structure: TypeAlias = tuple[tuple[Any, ...], pytree.Ties | None]
+
+
+def _flatten(module: Module) -> tuple[list[Any], _Structure, tuple[str, ...]]:
+    fields = [getattr(module, name) for name in module._data]
     rest = tuple([getattr(module, name) for name in module._rest])
-    return children, rest, module._data
+    ties = pytree.Ties.kept(module, fields, Value | np.ndarray)
+    distinct = None if ties is None else ties.distinct(fields)
+    if ties is None or distinct is None:
+        return fields, (rest, None), module._data
+    return distinct, (rest, ties), ties.names(module._data)
 
 
 def _unflatten_as(cls: type[Module]) -> Callable[[Any, Iterable[Any]], Module]:
-    def unflatten(rest: tuple[Any, ...], children: Iterable[Any]) -> Module:
+    def unflatten(structure: _Structure, children: Iterable[Any]) -> Module:
+        rest, ties = structure
         # Not by the constructor, which may check what a tree of other leaves is not.
         module = object.__new__(cls)
-        vars(module).update(zip(cls._data, children, strict=True))
+        fields = children if ties is None else ties.tree(children)
+        vars(module).update(zip(cls._data, fields, strict=True))
         vars(module).update(zip(cls._rest, rest, strict=True))
+        vars(module)["_ties"] = ties  # and not what happens to be the same in this one
         return module
 
     return unflatten
