@@ -1,21 +1,25 @@
 """`hopflow fuzz`: what it keeps, counts and finds."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from hopflow.testing.fuzz import ROUNDS, Campaign, Round, run
+from hopflow.testing.fuzz import ROUNDS, Campaign, Limit, Round, run
 from hopflow.testing.plain import Plain
 from hopflow.testing.program_text import from_text
 
-QUICK = [Round("exact", {"dtypes": ["int64"]}, ["debug"], ["value"])]
+QUICK = [Round("quick", "exact", {"dtypes": ["int64"]}, ["debug"])]
 
 
 def test_a_campaign_keeps_the_first_program_of_each_rule(tmp_path: Path) -> None:
-    campaign = run(0.05, 0, tmp_path, rounds=QUICK)
-    assert campaign.counts["programs"] == campaign.counts["debug"] > 0
+    campaign = run(Limit(programs=102), 5, tmp_path, rounds=QUICK)
+    assert campaign.programs["quick"] == campaign.counts["debug"] == 102
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["programs"] == {"quick": 102}
+    assert summary["seeds"] == [5, 7]
     assert not campaign.failures
     for operator, rule in campaign.coverage:
         text = (tmp_path / "corpus" / f"{operator}-{rule}.json").read_text()
@@ -26,8 +30,9 @@ def test_what_failed_is_kept_as_a_script(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Plain, "invoke_subgraph", lambda _, f, *xs: xs)
-    rounds = [Round("exact", {"operators": ["subgraph"]}, ["debug"], ["value"])]
-    campaign = run(0.3, 0, tmp_path, rounds=rounds)
+    options = {"operators": ["subgraph"], "operations": ["add"], "depth": 1}
+    rounds = [Round("quick", "exact", options, ["debug"])]
+    campaign = run(Limit(programs=20), 0, tmp_path, rounds=rounds)
     assert campaign.failures
     script = next(iter(campaign.failures.values()))
     ended = subprocess.run([sys.executable, script], capture_output=True, text=True)
@@ -45,7 +50,8 @@ def test_rules_that_nobody_exercised_are_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "part", ROUNDS, ids=lambda part: f"{part.kind}, {part.transforms}"
+    "part", ROUNDS, ids=lambda part: f"{part.profile}, {part.kind}"
 )
 def test_every_round_can_be_drawn(part: Round, tmp_path: Path) -> None:
-    run(0.01, 0, tmp_path, rounds=[part])
+    campaign = run(Limit(programs=2), 0, tmp_path, rounds=[part])
+    assert campaign.programs == {part.profile: 2}

@@ -33,19 +33,28 @@ def test_without_a_command_the_help_is_shown(
 def test_fuzz_says_what_it_did(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["fuzz", "--minutes", "0.02", "--output", str(tmp_path)]
+    arguments = ["fuzz", "--programs", "3", "--output", str(tmp_path)]
     assert cli.main(arguments) == 0
     said = capsys.readouterr().out
     assert "operators and rules" in said
-    assert "0 failures" in said
+    assert "3 programs, 0 failures" in said
 
 
-@pytest.mark.parametrize("minutes", ["0", "-1", "inf", "soon"])
-def test_fuzz_needs_a_time(minutes: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *(("--minutes", text) for text in ("0", "-1", "inf", "soon")),
+        *(("--programs", text) for text in ("0", "1.5")),
+        ("--profile", "thorough"),
+    ],
+)
+def test_fuzz_needs_a_limit(
+    option: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as end:
-        cli.main(["fuzz", "--minutes", minutes])
+        cli.main(["fuzz", option, value])
     assert end.value.code == 2
-    assert "--minutes" in capsys.readouterr().err
+    assert option in capsys.readouterr().err
 
 
 def test_the_command_is_installed_and_tells_its_version() -> None:

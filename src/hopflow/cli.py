@@ -1,6 +1,7 @@
 """The command `hopflow`."""
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -36,7 +37,10 @@ def _demo(options: argparse.Namespace) -> int:
 def _fuzz(options: argparse.Namespace) -> int:
     if lacking := [name for name in ("hypothesis", "rich") if missing(name)]:
         return _lacks("fuzz", ", ".join(lacking), "test")
-    return 0 if fuzz.show(options.minutes, options.seed, options.output) else 1
+    endless = math.inf if options.programs else 1.0
+    limit = fuzz.Limit(options.minutes or endless, options.programs or math.inf)
+    profiles = options.profile or fuzz.PROFILES
+    return 0 if fuzz.show(limit, options.seed, options.output, profiles) else 1
 
 
 def _lacks(command: str, lacking: str, extra: str) -> int:
@@ -70,10 +74,21 @@ def _parser() -> argparse.ArgumentParser:
     fuzzing = commands.add_parser("fuzz", help=about, description=about)
     fuzzing.add_argument(
         "--minutes",
-        type=_minutes,
-        default=1.0,
+        type=_positive,
         metavar="N",
-        help="how long (default: %(default)s)",
+        help="how long (default: 1, or until `--programs`)",
+    )
+    fuzzing.add_argument(
+        "--programs",
+        type=_count,
+        metavar="N",
+        help="how many programs (default: as many as there is time for)",
+    )
+    fuzzing.add_argument(
+        "--profile",
+        action="append",
+        choices=fuzz.PROFILES,
+        help="what is compared; may be given again (default: all, in turn)",
     )
     fuzzing.add_argument(
         "--seed",
@@ -92,11 +107,18 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _minutes(text: str) -> float:
-    minutes = float(text)
-    if not 0 < minutes < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is no time.")
-    return minutes
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1.")
+    return number
+
+
+def _positive(text: str) -> float:
+    number = float(text)
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0, or not finite.")
+    return number
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ corpus, each program that was the first to exercise a rule of an operator.
 """
 
 import itertools
+import json
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,7 +20,7 @@ from hopflow.testing.program import OPERATORS, Program
 from hopflow.testing.program_text import to_text
 from hopflow.testing.strategies import BODIES, BRANCHES, programs
 
-__all__ = ["RULES", "Campaign", "run"]
+__all__ = ["PROFILES", "RULES", "Campaign", "Limit", "run"]
 
 RULES: Final = {
     "debug": "debug",
@@ -34,57 +36,67 @@ RULES: Final = {
 
 EVERY: Final = (*BRANCHES, *BODIES, "custom_vjp", "grow", "chosen")
 
-SLICE: Final = 10
-"""Programs for which Hypothesis is started anew, with another seed."""
+SLICE: Final = 100
+"""Programs for which Hypothesis is started anew, with another seed; its first ten or so
+are small."""
 
 
 @dataclass(frozen=True)
 class Round:
     """What is drawn, and how it is compared; the rounds take turns.
 
+    profile         what a campaign asks for
     kind, options   of `programs`
     """
 
+    profile: str
     kind: str
     options: dict[str, Any]
     meanings: Sequence[str] | None
-    transforms: Sequence[str]
+    transforms: Sequence[str] = ("value",)
 
+
+CHEAP: Final = tuple(name for name, meaning in REGISTRY.items() if meaning.cheap)
+WRITTEN: Final = {"operators": EVERY, "mutation": True}
+CLOSED: Final = {"operators": (*BRANCHES, *BODIES, "custom_vjp"), "size": 4}
+"""Sizes that JAX and batching know."""
+
+DERIVATIVES: Final = ("grad", "jvp", "jvp of grad")
 
 ROUNDS: Final = (
-    Round("exact", {"operators": EVERY, "mutation": True}, None, ["value"]),
-    Round("smooth", {"operators": EVERY, "mutation": True}, None, ["value"]),
-    Round(
-        "exact",
-        {"operators": (*BRANCHES, *BODIES, "custom_vjp")},
-        ["eager", "jit", "jax"],
-        ["vmap"],
-    ),
-    Round(
-        "smooth",
-        {"operators": (*BRANCHES, *BODIES, "custom_vjp"), "size": 4},
-        ["eager", "jit", "dynamic", "jax"],
-        ["grad", "jvp", "jvp of grad"],
-    ),
+    Round("cheap", "exact", WRITTEN, CHEAP),
+    Round("cheap", "smooth", WRITTEN, CHEAP),
+    Round("all", "exact", WRITTEN, None),
+    Round("all", "smooth", WRITTEN, None),
+    Round("vmap", "exact", CLOSED, ["eager", "jit", "jax"], ["vmap"]),
+    Round("vmap", "smooth", CLOSED, ["eager", "jit", "jax"], ["vmap"]),
+    Round("derivatives", "smooth", CLOSED, ["eager", "jit"], DERIVATIVES),
+    Round("derivatives elsewhere", "smooth", CLOSED, ["dynamic", "jax"], DERIVATIVES),
 )
+
+PROFILES: Final = tuple(dict.fromkeys(part.profile for part in ROUNDS))
 
 
 @dataclass
 class Campaign:
     """What was done and found.
 
-    counts      programs, comparisons ("jit of grad"), "tie", "refused"
+    programs    by profile
+    counts      comparisons ("jit of grad"), "tie", "refused"
     coverage    by operator and rule, how many programs agreed
     failures    by what failed, the scripts
+    seeds       the first, and the one after the last
     """
 
     folder: Path
+    seeds: tuple[int, int] = (0, 0)
+    programs: Counter[str] = field(default_factory=Counter)
     counts: Counter[str] = field(default_factory=Counter)
     coverage: Counter[tuple[str, str]] = field(default_factory=Counter)
     failures: dict[str, Path] = field(default_factory=dict)
 
-    def note(self, program: Program, report: Report) -> None:
-        self.counts["programs"] += 1
+    def note(self, profile: str, program: Program, report: Report) -> None:
+        self.programs[profile] += 1
         self.counts["tie"] += report.tie
         self.counts["refused"] += len(report.refused)
         self.counts.update(report.agreed)
@@ -116,48 +128,83 @@ class Campaign:
         cells = itertools.product(sorted(OPERATORS), RULES)
         return [c for c in cells if not self.coverage[c] and c not in NO_RULE]
 
+    def write_summary(self) -> None:
+        """What was done, to be added to what other seeds have done."""
+        coverage: dict[str, dict[str, int]] = {}
+        for (operator, rule), count in sorted(self.coverage.items()):
+            coverage.setdefault(operator, {})[rule] = count
+        summary = {
+            "seeds": self.seeds,
+            "programs": dict(self.programs),
+            "failures": {what: str(path) for what, path in self.failures.items()},
+            "counts": dict(self.counts),
+            "coverage": coverage,
+        }
+        self.folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(summary, indent=1)
+        (self.folder / "summary.json").write_text(text + "\n")
+
 
 NO_RULE: Final = {("custom_vjp", "jvp"), ("custom_vjp", "jvp of vjp")}
 """A function with a rule for cotangents has none for tangents, and says so."""
 
 
+@dataclass(frozen=True)
+class Limit:
+    """When a campaign is over: after so many minutes, or programs."""
+
+    minutes: float = math.inf
+    programs: float = math.inf
+    began: float = field(default_factory=time.monotonic)
+
+    def share(self, campaign: Campaign) -> float:
+        """How much of it is over; 1 is all."""
+        passed = (time.monotonic() - self.began) / 60
+        done = campaign.programs.total() / self.programs
+        return min(max(passed / self.minutes, done), 1.0)
+
+
 def run(
-    minutes: float,
+    limit: Limit,
     start: int,
     folder: Path,
     progress: Callable[[Campaign, float], None] = lambda *_: None,
     rounds: Sequence[Round] = ROUNDS,
 ) -> Campaign:
-    """Draw and compare until the time is over.
+    """Draw and compare until the limit; then `summary.json` in the folder says what.
 
     Args:
-        start: The first seed; the same finds the same.
+        start: The first seed; the same finds the same. A seed is for `SLICE` programs.
         folder: Where programs are kept.
-        progress: Called after each slice, with the share of the time that is over.
+        progress: Called after each program, with the share of the limit that is over.
     """
-    campaign, began = Campaign(folder), time.monotonic()
-
-    def over() -> float:
-        return (time.monotonic() - began) / (60 * minutes)
-
-    for number, part in zip(itertools.count(start), itertools.cycle(rounds)):
-        if over() >= 1:
-            return campaign
-        try:
-            _slice(part, number, campaign, over)
-        except Disagreement as error:  # the smallest that Hypothesis has found
-            campaign.failed(error)
-        progress(campaign, min(over(), 1.0))
-    raise AssertionError("seeds do not end")
+    campaign = Campaign(folder)
+    try:
+        for number, part in zip(itertools.count(start), itertools.cycle(rounds)):
+            campaign.seeds = (start, number)
+            if limit.share(campaign) >= 1:
+                break
+            try:
+                _slice(part, number, campaign, limit, progress)
+            except Disagreement as error:  # the smallest that Hypothesis has found
+                campaign.programs[part.profile] += 1
+                campaign.failed(error)
+    finally:  # what was done until Ctrl-C was done
+        campaign.write_summary()
+    return campaign
 
 
 def _slice(
-    part: Round, number: int, campaign: Campaign, over: Callable[[], float]
+    part: Round,
+    number: int,
+    campaign: Campaign,
+    limit: Limit,
+    progress: Callable[[Campaign, float], None],
 ) -> None:
     from hypothesis import HealthCheck, Phase, given, seed, settings
 
     @settings(
-        max_examples=SLICE,
+        max_examples=int(min(SLICE, limit.programs - campaign.programs.total())),
         database=None,
         deadline=None,
         phases=[Phase.generate, Phase.shrink],
@@ -167,14 +214,17 @@ def _slice(
     @seed(number)
     @given(programs(part.kind, **part.options))
     def compare(program: Program) -> None:
-        if over() >= 1 and not failed:  # what failed is made small before we stop
+        share = limit.share(campaign)
+        if share >= 1 and not failed:  # what failed is made small before we stop
             return
         try:
             report = check(program, part.meanings, part.transforms)
         except Disagreement as error:
             failed.append(error)
             raise
-        campaign.note(program, report)
+        if not failed:
+            campaign.note(part.profile, program, report)
+        progress(campaign, share)
 
     failed: list[Disagreement] = []
     compare()
@@ -183,7 +233,7 @@ def _slice(
 # --- what people see ------------------------------------------------------------------
 
 
-def show(minutes: float, start: int, folder: Path) -> bool:
+def show(limit: Limit, start: int, folder: Path, profiles: Sequence[str]) -> bool:
     """Run with a progress bar, and print what was done; whether nothing failed."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -194,16 +244,19 @@ def show(minutes: float, start: int, folder: Path) -> bool:
         bar = bars.add_task("no programs yet", total=1.0)
 
         def advance(campaign: Campaign, share: float) -> None:
-            done, failed = campaign.counts["programs"], len(campaign.failures)
+            done, failed = campaign.programs.total(), len(campaign.failures)
             text = f"{done} programs, {failed} failures"
             bars.update(bar, completed=share, description=text)
 
-        campaign = run(minutes, start, folder, advance)
+        rounds = [part for part in ROUNDS if part.profile in profiles]
+        campaign = run(limit, start, folder, advance, rounds)
     for table in (_comparisons(campaign), _coverage(campaign)):
         console.print(table)
     if empty := campaign.empty_cells():
         cells = ", ".join(f"{operator}: {rule}" for operator, rule in empty)
-        console.print(f"No program has exercised {cells}: run longer.")
+        console.print(
+            f"No program has exercised {cells}: run longer, or in all profiles."
+        )
     for what, path in campaign.failures.items():
         console.print(f"FAILED {what}\n    python {path}")
     return not campaign.failures
@@ -215,8 +268,8 @@ def _comparisons(campaign: Campaign) -> Any:
 
     counts = campaign.counts
     title = (
-        f"{counts['programs']} programs, of which {counts['tie']} hang on rounding; "
-        f"{counts['refused']} refusals"
+        f"{campaign.programs.total()} programs, of which {counts['tie']} hang on "
+        f"rounding; {counts['refused']} refusals"
     )
     table = Table(title=title)
     transforms = ("value", "vmap", "grad", "jvp", "jvp of grad")

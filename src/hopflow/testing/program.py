@@ -9,6 +9,8 @@ The text is the program: what runs is the text, with `hf` for the library.
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from types import CodeType
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -89,7 +91,7 @@ class Statement:
     types: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Body:
     """A function within a program."""
 
@@ -97,6 +99,11 @@ class Body:
     parameters: tuple[Tree, ...]
     statements: tuple[Statement, ...]
     result: Tree
+
+    @cached_property
+    def code(self) -> CodeType:
+        """What Python makes of its text: a program runs many times."""
+        return compile("\n".join(_function(self, infix=False)), "<program>", "exec")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +128,7 @@ class Program:
     def function(self, library: Any = hopflow) -> Any:
         """The program in `library`, which has our names."""
         names: dict[str, Any] = {"hf": library}
-        exec(compile(self.source(), "<program>", "exec"), names)
+        exec(self.main.code, names)
         return names[self.main.name]
 
     def source(self, *, infix: bool = False) -> str:

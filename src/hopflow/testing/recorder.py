@@ -67,7 +67,6 @@ class Extent(int):
 class Shape(tuple[int, ...]):
     """A shape, which knows of what."""
 
-    __slots__ = ()
     of: str
 
     def __getitem__(self, k: Any) -> Any:
@@ -87,8 +86,9 @@ class Ref:
 
     @property
     def shape(self) -> Any:
-        kind = type("Shape", (Shape,), {"of": self.name})
-        return kind(self.sample.shape)
+        shape = Shape(self.sample.shape)
+        shape.of = self.name
+        return shape
 
     @property
     def ndim(self) -> int:

@@ -27,6 +27,7 @@ _is_own: dict[str, bool] = {}
 # hash code, or to find its lines, takes the longer the more code there is.
 _lines: dict[tuple[int, int], tuple[SourceLine, CodeType]] = {}
 _codes: dict[SourceLine, CodeType] = {}
+_literals: dict[int, frozenset[Any]] = {}  # by the identity of code in `_codes`
 
 
 def _own(file: str) -> bool:
@@ -87,8 +88,8 @@ def _line(frame: FrameType) -> SourceLine:
     """The line that a frame is at; remembered, while there are not too many."""
     code = frame.f_code
     if len(_lines) >= _MOST_LINES:
-        _lines.clear()
-        _codes.clear()
+        for known in (_lines, _codes, _literals):
+            known.clear()
     line = SourceLine(code.co_filename, frame.f_lineno, code.co_name)
     _lines[id(code), frame.f_lasti] = line, code
     _codes[line] = code
@@ -96,19 +97,23 @@ def _line(frame: FrameType) -> SourceLine:
 
 
 _MOST_LINES = 1 << 14
+_LOAD_SMALL_INT = dis.opmap.get(
+    "LOAD_SMALL_INT"
+)  # Python 3.14 has no constants of these
 
 
-def literals(line: SourceLine) -> set[Any]:
+def literals(line: SourceLine) -> frozenset[Any]:
     """The constants that the code around a line is written with, where it is known."""
     code = _codes.get(line)
     if code is None:
-        return set()
-    loads = [
-        i.argval
-        for i in dis.get_instructions(code)
-        if i.opcode in dis.hasconst or i.opname == "LOAD_SMALL_INT"
-    ]
-    return {v for v in loads if isinstance(v, int | float)}
+        return frozenset()
+    known = _literals.get(id(code))
+    if known is None:
+        numbers = (v for v in code.co_consts if isinstance(v, int | float))
+        pairs = zip(code.co_code[::2], code.co_code[1::2], strict=True)
+        small = (value for opcode, value in pairs if opcode == _LOAD_SMALL_INT)
+        known = _literals[id(code)] = frozenset((*numbers, *small))
+    return known
 
 
 def where(fn: object) -> str:
