@@ -3,11 +3,14 @@
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from hopflow import pytree
+from hopflow.autograd.linear import LinearTracer
+from hopflow.autograd.recorded import Recorded
 from hopflow.autograd.rules import is_differentiable
-from hopflow.autograd.tape import LinearTracer, Tape
+from hopflow.autograd.tape import Tape
 from hopflow.autograd.transpose import transpose
 from hopflow.bind import Operand, Value, bind, current, recordable, using
 from hopflow.errors import (
@@ -264,13 +267,17 @@ class Linear:
             c.input: _as_it_is(c.origin, parent, written)
             for c in tracer.captures.values()
         }
+        held = [n.params["known"] for n in self.graph.nodes if type(n.op) is Recorded]
+        if written:
+            for known in held:
+                known[:] = [_as_it_is(o, parent, written) for o in known]
         tape.write_back()
         for var in self.graph.symbols:
             assert var.node.symbol is not None
             self.residuals[var] = parent.value_of(size_of(var.node.symbol))
         self.versions = [
             (o, _writes(o))
-            for o in self.residuals.values()
+            for o in chain(self.residuals.values(), *held)
             if isinstance(o, EagerTensor)
         ]
 
@@ -308,7 +315,10 @@ class Linear:
         for node in self.graph.nodes:
             args = [a if isinstance(a, Constant) else env[a] for a in node.args]
             with replaying(node):
-                pushed = bind(node.op, args, node.params)
+                if type(node.op) is Recorded:
+                    pushed: Sequence[Value] = node.op.push(args, **node.params)
+                else:
+                    pushed = bind(node.op, args, node.params)
             env.update(zip(node.results, pushed, strict=True))
         result: list[Tangent] = [Zero(v.type) for v in self.run.values]
         for k, output in zip(self.places, self.graph.outputs, strict=True):

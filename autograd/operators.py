@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hopflow.autograd.forward import run_graph
+from hopflow.autograd.linear import LinearTracer
 from hopflow.autograd.partition import Keep, dear_invariants, kept, silent
 from hopflow.autograd.rules import is_differentiable
-from hopflow.autograd.tape import LinearTracer
 from hopflow.autograd.transpose import transpose
 from hopflow.autograd.twins import (
     Masks,

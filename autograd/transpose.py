@@ -31,20 +31,20 @@ def transpose(
     """
     depends = set(linear)
     for node in graph.nodes:
-        if any(isinstance(a, Var) and a in depends for a in node.args):
+        if not depends.isdisjoint(node.args):
             depends.update(node.results)
     found: dict[Var, Tangent] = {}
 
     def add(arg: Arg, cotangent: Tangent) -> None:
-        if isinstance(arg, Var) and arg in depends:
-            found[arg] = added(found.get(arg, Zero(arg.type)), cotangent)
+        if isinstance(arg, Var) and arg in depends and not isinstance(cotangent, Zero):
+            found[arg] = added(found[arg], cotangent) if arg in found else cotangent
 
     for output, cotangent in zip(graph.outputs, given, strict=True):
         add(output, cotangent)
     for node in reversed(graph.nodes):
-        own = [found.pop(v, Zero(v.type)) for v in node.results]
-        if all(isinstance(c, Zero) for c in own):
+        if found.keys().isdisjoint(node.results):
             continue
+        own = [found.pop(v) if v in found else Zero(v.type) for v in node.results]
         operands = [
             Unknown(a.type) if isinstance(a, Var) and a in depends else value(a)
             for a in node.args

@@ -13,8 +13,9 @@ from typing import Any, TypeAlias, final
 
 from hopflow import pytree
 from hopflow.autograd.api import Linear, Primals, like, result_leaf
+from hopflow.autograd.linear import LinearTracer, UsesOperator
 from hopflow.autograd.rules import is_differentiable
-from hopflow.autograd.tape import LinearTracer, Tape, UsesOperator
+from hopflow.autograd.tape import Tape
 from hopflow.batching.operators import each_example
 from hopflow.bind import Interpreter, Operand, Value, bind, current, recorded, using
 from hopflow.errors import (

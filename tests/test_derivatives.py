@@ -148,6 +148,21 @@ def test_of_every_operation(case: Case) -> None:
         close(second, want, 1e-5)
 
 
+@pytest.mark.parametrize("case", list(cases(dtypes.float64)))
+def test_a_rule_that_is_recorded_does_what_it_did(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hopflow.autograd.recorded._met", {})
+    xs, ts = case.floats, case.directions
+    runs = []
+    for _ in range(3 if not undefined(case) else 0):
+        out, pull = hf.vjp(case, *xs)
+        _, push = hf.linearize(case, *xs)
+        runs.append([*hf.jvp(case, xs, ts)[1], *push(*ts), *pull(out)])
+    for again in runs[1:]:
+        close(again, runs[0], 0.0)
+
+
 @pytest.mark.parametrize("case", list(cases(dtypes.float32)))
 def test_in_float32(case: Case) -> None:
     if undefined(case):

@@ -48,16 +48,22 @@ class _Origin(threading.local):
 origin = _Origin()
 
 
-@contextmanager
-def replaying(node: _Placed = _NOWHERE) -> Iterator[None]:
+class replaying:
     """Within the block, operations come from where this node did; without one, from
     where the stack says."""
-    before = origin.node
-    origin.node = node
-    try:
-        yield
-    finally:
-        origin.node = before
+
+    # A class, as `bind.using` is.
+    __slots__ = ("before", "node")
+
+    def __init__(self, node: _Placed = _NOWHERE) -> None:
+        self.node = node
+
+    def __enter__(self) -> None:
+        self.before = origin.node
+        origin.node = self.node
+
+    def __exit__(self, *_error: object) -> None:
+        origin.node = self.before
 
 
 @contextmanager

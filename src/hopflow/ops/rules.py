@@ -443,10 +443,9 @@ def _typed_run(run: Callable[..., Any], result: DType | None) -> Callable[..., A
     """`run`, with a result of dtype `result`, or of the operands' if that is None."""
 
     def run_as(*arrays: Array, **params: Any) -> Array:
-        with np.errstate(all="ignore"):
-            value = np.asarray(run(*arrays, **params))
-            dtype = result.dtype if result else arrays[0].dtype
-            return value.astype(dtype, copy=False)
+        value = np.asarray(run(*arrays, **params))
+        dtype = result.dtype if result else arrays[0].dtype
+        return value if value.dtype is dtype else value.astype(dtype, copy=False)
 
     return run_as
 

@@ -24,6 +24,7 @@ from hopflow.errors import ArgumentTypeError
 from hopflow.graph.core import Arg, Constant, Node, Var, plain_symbol
 from hopflow.graph.types import same_shape
 from hopflow.ops.convert import as_value
+from hopflow.ops.item import dim_size, item
 from hopflow.ops.opdef import OpDef
 from hopflow.symbolic.env import ShapeEnv
 from hopflow.symbolic.size import Size, Symbol
@@ -68,6 +69,20 @@ class Functionalize(Tracer):
     def record(
         self, op: Any, args: Sequence[Operand], params: dict[str, Any]
     ) -> tuple[TracedTensor, ...]:
+        if type(op) is not OpDef or op is item or op is dim_size:
+            return self._record_with_sizes(op, args, params)
+        recorded = [self.arg(a) for a in args]
+        node = self.graph.call(op, recorded, params, ())  # nobody reads its line
+        with using(self.parent):
+            values = self.run(node)
+        node.results = tuple([Var(node, i, v.type) for i, v in enumerate(values)])
+        self.values.update(zip(node.results, values, strict=True))
+        return tuple([TracedTensor(self, var) for var in node.results])
+
+    def _record_with_sizes(
+        self, op: Any, args: Sequence[Operand], params: dict[str, Any]
+    ) -> tuple[TracedTensor, ...]:
+        """The same for what may bring forth symbols."""
         results = super().record(op, args, params)
         node = results[0].source.node if results else self.graph.nodes[-1]
         with using(self.parent):

@@ -411,24 +411,18 @@ class Tracer(Numbers):
 
     def arg(self, operand: Operand) -> Arg:
         """An operand as an argument of a node of this graph."""
-        if isinstance(operand, Constant):
+        if type(operand) is TracedTensor:
+            own = operand.tracer is self and operand.storage is None
+            if own and not self.closed:
+                return operand.source
+        elif isinstance(operand, Constant):
             return operand
         return self.read(self.localize(operand))
 
     def record(
         self, op: Any, args: Sequence[Operand], params: dict[str, Any]
     ) -> tuple[TracedTensor, ...]:
-        recorded: list[Arg] = []
-        for arg in args:
-            if (
-                type(arg) is TracedTensor
-                and arg.tracer is self
-                and arg.storage is None
-                and not self.closed
-            ):
-                recorded.append(arg.source)
-            else:
-                recorded.append(self.arg(arg))
+        recorded = [self.arg(a) for a in args]
         for symbol in static_symbols(params.values()):
             self.symbol(symbol)
         try:

@@ -1,0 +1,75 @@
+"""`LinearTracer`: a trace of what is done with tangents."""
+
+from collections.abc import Sequence
+from math import inf
+from typing import Any
+
+from hopflow.bind import Operand, Value, bind, current, using
+from hopflow.graph.core import size_of
+from hopflow.ops.opdef import OpDef
+from hopflow.symbolic.size import Size
+from hopflow.trace.functional import TracedTensor
+from hopflow.trace.tracer import Tracer
+
+__all__ = ["LinearTracer", "UsesOperator"]
+
+
+class UsesOperator(BaseException):
+    """What a rule does with tangents is no chain of operations. No error: it is caught
+    where the rule is run, and no handler of the user's is to do so."""
+
+
+class LinearTracer(Tracer):
+    """Records what is done with tangents, and leaves the rest to the tracer below.
+
+    What it records is linear in its operands; what it captures are the residuals.
+
+    refuses_operators  whether an operator of its operands is a `UsesOperator`
+    """
+
+    __slots__ = ("refuses_operators",)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.refuses_operators = False
+
+    def below(self, operand: Operand) -> Operand:
+        """A residual as the tracer below has it; anything else as it is."""
+        if type(operand) is not TracedTensor or operand.tracer is not self:
+            return operand
+        node = operand.source.node
+        if node.section == "symbol":
+            assert node.symbol is not None
+            with using(self.parent):
+                return current().value_of(size_of(node.symbol))
+        if node.section == "capture":
+            [known] = [c.origin for c in self.captures.values() if c.input.node is node]
+            return known
+        return operand
+
+    def process(
+        self, op: Any, args: Sequence[Operand], params: dict[str, Any]
+    ) -> tuple[Value, ...]:
+        args = [self.below(a) for a in args]
+        if any(type(a) is TracedTensor and a.tracer is self for a in args):
+            if self.refuses_operators and type(op) is not OpDef:
+                raise UsesOperator
+            return self.record(op, args, params)
+        with using(self.parent):
+            return bind(op, args, params)
+
+    def symbol_of(
+        self, value: Value, min: float = -inf, max: Size | float = inf
+    ) -> Size:
+        known = self.below(value)
+        assert isinstance(known, Value)
+        with using(self.parent):
+            return current().symbol_of(known, min, max)
+
+    def derive(
+        self, rule: Any, tangents: Sequence[Operand], known: Sequence[Value]
+    ) -> tuple[Value, ...]:
+        """Record a node of a `Recorded` rule, which holds the residuals itself."""
+        args = [self.arg(t) for t in tangents]
+        node = self.graph.call(rule, args, {"known": known}, rule.types)
+        return tuple([TracedTensor(self, var) for var in node.results])
