@@ -138,12 +138,14 @@ class HigherOrderOp:
     lead       how many args come before the symbols (a predicate, an index)
     droppable  whether a pass may take out results that nothing reads
     is_call    whether a node means its one graph, run once on all of its args
+    transforms whether what a node lowers to has derivatives or batches of its graphs
     """
 
     name: ClassVar[str] = "operator"
     lead: ClassVar[int] = 0
     droppable: ClassVar[bool] = True
     is_call: ClassVar[bool] = False
+    transforms: ClassVar[bool] = False
     effects: frozenset[str] = frozenset()
 
     RULES: Final = (

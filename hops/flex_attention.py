@@ -88,6 +88,7 @@ class FlexAttention(HigherOrderOp):
 
     name = "flex_attention"
     droppable = False  # the mods are asked for cells, and read none of the operands
+    transforms = True
 
     def prepare(
         self,

@@ -163,6 +163,7 @@ class _LoopDerivative(HigherOrderOp):
     """
 
     droppable = False
+    transforms = True
 
     def meaning(self, loop: _Loop, kept: int | None) -> Sequence[Value]:
         """The results."""

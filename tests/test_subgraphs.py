@@ -589,3 +589,30 @@ def test_a_function_takes_every_dtype_and_shape(dtype: str, shape: Any) -> None:
         got = hf.jit(f)(x)
     assert got.dtype == x.dtype
     same(hf.astype(got, hf.float64), hf.astype(f(x), hf.float64))
+
+
+def test_calls_within_what_is_differentiated_when_lowered() -> None:
+    def long(x: Any) -> Any:
+        for _ in range(20):
+            x = hf.sin(x) + 1.0
+        return x
+
+    shared = hf.subgraph(long)
+
+    def loop(x: Any, f: Any) -> Any:
+        def step(i: Any, x: Any) -> Any:
+            return i + 1, f(f(x))
+
+        first, test = (0, x), lambda i, _: i < 3
+        last = hf.while_loop(test, step, first, reverse_mode="checkpoint")[1]
+        return hf.sum(last)
+
+    def attend(x: Any, f: Any) -> Any:
+        q = x[None, None, :, None] * hf.ones((1, 1, 3, 16), dtype="float64")
+        mod = lambda s, *_: f(f(s))  # noqa: E731
+        return hf.sum(hf.flex_attention(q, q, q, score_mod=mod))
+
+    x = np.linspace(0.0, 1.0, 3)
+    for f in (loop, attend):
+        found, want = (hf.jit(hf.grad(partial(f, f=g)))(x) for g in (shared, long))
+        np.testing.assert_allclose(found, want, rtol=1e-12)

@@ -2,11 +2,13 @@
 
 Calls of equal bodies, wherever they stand, call one function, which is passed over,
 scheduled and made native code once. What little code all calls of a body come to is put
-in their places instead (see `expand`), where it can be fused with what is around.
+in their places instead (see `expand`), where it can be fused with what is around. So is
+what calls come to in graphs that the lowering of a node differentiates or batches: a
+function has no rules.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -31,6 +33,8 @@ class Call:
     """
 
     name = "call"
+    is_call = False  # of a graph of its own
+    transforms = False
 
     def infer(
         self, *_types: TensorType, types: tuple[TensorType, ...], **_params: Any
@@ -93,6 +97,12 @@ def number(graph: Graph, first: int = 0, sizes: dict[int, int] | None = None) ->
     return graph
 
 
+def _outlined(node: Node) -> Iterable[Graph]:
+    """The subgraphs of a node whose calls may be those of functions."""
+    graphs = node.graphs.values()
+    return () if graphs and node.op.transforms else graphs
+
+
 @dataclass(slots=True)
 class _Bodies:
     """The bodies of calls, by what they compute.
@@ -120,7 +130,7 @@ class _Bodies:
 
     def count(self, graph: Graph) -> None:
         for node in graph.nodes:
-            for inner in node.graphs.values():
+            for inner in _outlined(node):
                 if node.op.is_call:
                     digest = self.digest(inner)
                     self.calls[digest] += 1
@@ -130,7 +140,7 @@ class _Bodies:
 
     def replace(self, graph: Graph) -> None:
         for node in graph.nodes:
-            for inner in node.graphs.values():
+            for inner in _outlined(node):
                 if node.op.is_call and self.is_function(inner):
                     self.call(node, inner)
                 else:
