@@ -238,15 +238,27 @@ def like(
 
 
 class Linear:
-    """The derivative of a function at a point: a linear graph, and its residuals."""
+    """The derivative of a function at a point: a linear graph, and its residuals.
+
+    Args:
+        pushed: Whether tangents are to be pushed through it; else it is only pulled.
+    """
 
     def __init__(
-        self, name: str, f: Callable[..., Any], primals: Primals, *, has_aux: bool
+        self,
+        name: str,
+        f: Callable[..., Any],
+        primals: Primals,
+        *,
+        has_aux: bool = False,
+        pushed: bool = False,
     ) -> None:
         self.name = name
         self.primals = primals
         parent = current()
-        tracer = LinearTracer(None if parent.is_eager else parent, "linear")
+        tracer = LinearTracer(
+            None if parent.is_eager else parent, "linear", pushed=pushed
+        )
         self.operands = [
             tracer.operand(v.type, "t") if is_differentiable(v.type) else None
             for v in primals.values
@@ -380,7 +392,7 @@ def linearize(f: Callable[..., Any], *primals: Any) -> Any:
         ArgumentTypeError: `f` is no function, or a leaf is no tensor.
         DerivativeError: an operation has no derivative.
     """
-    linear = Linear("linearize", f, _primals("linearize", f, primals), has_aux=False)
+    linear = Linear("linearize", f, _primals("linearize", f, primals), pushed=True)
     run = linear.run
 
     def pushforward(*tangents: Any) -> Any:

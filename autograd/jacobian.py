@@ -48,7 +48,7 @@ def jacfwd(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Any:
             for row, result in zip(parts, results, strict=True)
         ]
 
-    return _jacobian("jacfwd", f, argnums, columns)
+    return _jacobian("jacfwd", f, argnums, columns, pushed=True)
 
 
 def jacrev(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Any:
@@ -70,7 +70,7 @@ def jacrev(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Any:
             for k, r in enumerate(results)
         ]
 
-    return _jacobian("jacrev", f, argnums, rows)
+    return _jacobian("jacrev", f, argnums, rows, pushed=False)
 
 
 def hessian(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Any:
@@ -87,10 +87,13 @@ def _jacobian(
     f: Callable[..., Any],
     argnums: int | Sequence[int],
     blocks: Callable[[Linear], list[list[Any]]],
+    *,
+    pushed: bool,
 ) -> Any:
     """
     Args:
         blocks: For each leaf of the result, the block of each leaf of the arguments.
+        pushed: Whether they push tangents.
     """
     numbers = argnums_of(name, f, argnums)
     single = not isinstance(argnums, Sequence)
@@ -98,7 +101,7 @@ def _jacobian(
     @functools.wraps(f)
     def call(*args: Any, **kwargs: Any) -> Any:
         chosen, primals = chosen_of(name, f, numbers, args, kwargs)
-        linear = Linear(name, chosen, primals, has_aux=False)
+        linear = Linear(name, chosen, primals, pushed=pushed)
         run = linear.run
         paths = pytree.leaf_paths(run.spec, "result")
         for value, path in zip(run.values, paths, strict=True):

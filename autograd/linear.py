@@ -4,14 +4,15 @@ from collections.abc import Sequence
 from math import inf
 from typing import Any
 
-from hopflow.bind import Operand, Value, bind, current, using
+from hopflow.bind import Interpreter, Operand, Value, bind, current, using
 from hopflow.graph.core import size_of
 from hopflow.ops.opdef import OpDef
 from hopflow.symbolic.size import Size
 from hopflow.trace.functional import TracedTensor
 from hopflow.trace.tracer import Tracer
+from hopflow.zeros import Tangent
 
-__all__ = ["LinearTracer", "UsesOperator"]
+__all__ = ["LinearTracer", "UsesOperator", "linear_of"]
 
 
 class UsesOperator(BaseException):
@@ -24,13 +25,15 @@ class LinearTracer(Tracer):
 
     What it records is linear in its operands; what it captures are the residuals.
 
+    pushed             whether tangents are to go through it; else it is only transposed
     refuses_operators  whether an operator of its operands is a `UsesOperator`
     """
 
-    __slots__ = ("refuses_operators",)
+    __slots__ = ("pushed", "refuses_operators")
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, parent: Interpreter | None, name: str, *, pushed: bool) -> None:
+        super().__init__(parent, name)
+        self.pushed = pushed
         self.refuses_operators = False
 
     def below(self, operand: Operand) -> Operand:
@@ -73,3 +76,12 @@ class LinearTracer(Tracer):
         args = [self.arg(t) for t in tangents]
         node = self.graph.call(rule, args, {"known": known}, rule.types)
         return tuple([TracedTensor(self, var) for var in node.results])
+
+
+def linear_of(tangents: Sequence[Tangent]) -> LinearTracer:
+    """Where tangents are computed, of which one at least is not zero."""
+    return next(
+        t.tracer
+        for t in tangents
+        if isinstance(t, TracedTensor) and isinstance(t.tracer, LinearTracer)
+    )

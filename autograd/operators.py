@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hopflow.autograd.forward import run_graph
-from hopflow.autograd.linear import LinearTracer
+from hopflow.autograd.linear import LinearTracer, linear_of
 from hopflow.autograd.partition import Keep, dear_invariants, kept, silent
 from hopflow.autograd.rules import is_differentiable
 from hopflow.autograd.transpose import transpose
@@ -75,10 +75,10 @@ _FREE: frozenset[Role] = _SAME | frozenset(["slice", "operand"])
 """The inputs of a region that its linear part can have as they are."""
 
 
-def _split(region: Region, masks: Masks, policy: Keep) -> _Split:
+def _split(region: Region, masks: Masks, policy: Keep, *, pushed: bool) -> _Split:
     graph = region.graph
     forward = Tracer(None, graph.name, env=ShapeEnv(user_line))
-    linear = LinearTracer(forward, f"{graph.name}_linear")
+    linear = LinearTracer(forward, f"{graph.name}_linear", pushed=pushed)
     values: dict[int, Value] = {}
     tangents: dict[int, Value] = {}
     for i, (var, port) in enumerate(zip(graph.inputs, region.inputs, strict=True)):
@@ -168,10 +168,14 @@ class _Parts:
         given: Sequence[Tangent],
         params: dict[str, Any],
         policy: Keep,
+        *,
+        pushed: bool,
     ) -> "_Parts":
         node, signature = node_and_signature(op, operands, params)
         masks = masks_of(signature, given, len(node.results))
-        splits = [_split(region, masks, policy) for region in signature.regions]
+        splits = [
+            _split(region, masks, policy, pushed=pushed) for region in signature.regions
+        ]
         pairs = list(zip(signature.regions, splits, strict=True))
         residuals = [
             _residual(k, region, split, var)
@@ -215,11 +219,12 @@ def linearize(
         policy: Which values in the regions are kept.
     """
     mask = tuple(map(is_zero, given))
+    pushed = linear_of(given).pushed
     parts = of_call(
         op,
         params,
-        ("linearize", mask, policy),
-        lambda: _Parts.of(op, operands, given, params, policy),
+        ("linearize", mask, policy, pushed),
+        lambda: _Parts.of(op, operands, given, params, policy, pushed=pushed),
     )
     operands = [
         _number(o) if role == "symbol" else o

@@ -93,7 +93,7 @@ class Recorded:
             for o in operands
         ]
         outs = [forward.operand(r.type, "y") for r in results]
-        linear = LinearTracer(forward, op.name)
+        linear = LinearTracer(forward, op.name, pushed=True)
         own = [t if isinstance(t, Zero) else linear.operand(t.type, "t") for t in given]
         with using(linear):
             found = tangents(op, known, own, outs, params)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 from hopflow.autograd import operators, twins
 from hopflow.autograd.api import vjp
 from hopflow.autograd.forward import differentiate
+from hopflow.autograd.linear import linear_of
 from hopflow.batching import operators as batching
 from hopflow.bind import Operand, Value, bind, current, recorded, slots
 from hopflow.errors import (
@@ -32,7 +33,6 @@ from hopflow.pytree import Spec
 from hopflow.symbolic.size import Size
 from hopflow.tensor import EagerTensor
 from hopflow.trace.dims import Dim
-from hopflow.trace.functional import TracedTensor
 from hopflow.trace.rollback import unchanged_on_error
 from hopflow.zeros import Tangent
 
@@ -317,13 +317,13 @@ class HigherOrderOp:
     ) -> tuple[Sequence[Value], Callable[[Sequence[Tangent]], Sequence[Tangent]]]:
         """The results, and a linear function from tangents of the operands (zero where
         `tangents` are) to those of the results."""
-        if self._has_own("vjp", params):
+        linear = linear_of(tangents)
+        if self._has_own("vjp", params) and not linear.pushed:
             return own_rules.linearize_vjp(self, operands, params)
         if self._has_own("jvp", params):
             return own_rules.linearize_jvp(self, operands, tangents, params)
         graph = self.of_fixed_sizes(operands, params)
         if graph is not None:
-            linear = next(t.tracer for t in tangents if isinstance(t, TracedTensor))
             own = _symbols_first(self, operands, params)
             values, found = differentiate(
                 graph, own, _symbols_first(self, tangents, params), linear

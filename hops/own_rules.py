@@ -15,6 +15,7 @@ from hopflow import pytree
 from hopflow.autograd.api import like
 from hopflow.autograd.forward import Dual, run_graph
 from hopflow.autograd.rules import is_differentiable
+from hopflow.autograd.linear import linear_of
 from hopflow.batching.graphs import bind_again
 from hopflow.bind import Operand, Value, bind
 from hopflow.errors import DerivativeError, OperatorError, ResultTypeError
@@ -35,7 +36,6 @@ from hopflow.hops.bodies import (
     trace_body,
 )
 from hopflow.pytree import Spec
-from hopflow.trace.functional import TracedTensor
 from hopflow.zeros import Tangent, Unknown, Zero, added, instantiate, is_zero
 
 ARGUMENTS: Final = "arguments"
@@ -258,7 +258,6 @@ def linearize_jvp(
     """
     node = _Node.of(op, operands, params)
     given, count = node.rest(tangents), len(node.inputs)
-    linear = next(t.tracer for t in tangents if isinstance(t, TracedTensor))
     places = [i for i, t in enumerate(given) if not is_zero(t)]
     nonzero: list[bool] = []
 
@@ -278,6 +277,7 @@ def linearize_jvp(
     duals = [Dual(o, Zero(o.type)) for o in node.inputs]
     duals += [Dual(instantiate(Zero(given[i].type)), given[i]) for i in places]
     duals += [Dual(c, Zero(c.type)) for c in closed.captures]
+    linear = linear_of(tangents)
     found = run_graph(closed.graphs[0], closed.symbols, duals, linear)
     half = len(nonzero)
     values = [as_value(d.value) for d in found[:half]]

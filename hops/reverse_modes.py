@@ -16,6 +16,7 @@ from hopflow import dtypes
 from hopflow.autograd.api import linearize, vjp
 from hopflow.autograd.forward import differentiate
 from hopflow.autograd.partition import silent
+from hopflow.autograd.linear import linear_of
 from hopflow.autograd.twins import reached
 from hopflow.batching.api import vmap
 from hopflow.batching.graphs import batched_graph, bind_again
@@ -239,9 +240,8 @@ class _LoopDerivative(HigherOrderOp):
         tangents: Sequence[Tangent],
         params: dict[str, Any],
     ) -> tuple[Sequence[Value], Callable[[Sequence[Tangent]], Sequence[Tangent]]]:
-        linear = next(t.tracer for t in tangents if isinstance(t, TracedTensor))
         graph = _graph(self.in_reverse, operands, params)
-        values, found = differentiate(graph, operands, tangents, linear)
+        values, found = differentiate(graph, operands, tangents, linear_of(tangents))
         return values, lambda _: found
 
     def signature(self, node: Node) -> Signature:
@@ -502,8 +502,7 @@ def linearize_loop(
     body, mode = params["body"], params["reverse_mode"]
     if mode in ("save", "recompute"):
         graph = _bounded(params, again=mode == "recompute")
-        linear = next(t.tracer for t in tangents if isinstance(t, TracedTensor))
-        bounded, pushed = differentiate(graph, operands, tangents, linear)
+        bounded, pushed = differentiate(graph, operands, tangents, linear_of(tangents))
         return bounded, lambda _: pushed
     first, count = len(body.symbols), params["num_carry"]
     steps, *values = WHILE.counted(operands, params)
