@@ -319,9 +319,9 @@ class HigherOrderOp:
         `tangents` are) to those of the results."""
         linear = linear_of(tangents)
         if self._has_own("vjp", params) and not linear.pushed:
-            return own_rules.linearize_vjp(self, operands, params)
+            return own_rules.linearize(self, operands, tangents, params, "vjp")
         if self._has_own("jvp", params):
-            return own_rules.linearize_jvp(self, operands, tangents, params)
+            return own_rules.linearize(self, operands, tangents, params, "jvp")
         graph = self.of_fixed_sizes(operands, params)
         if graph is not None:
             own = _symbols_first(self, operands, params)

@@ -20,7 +20,7 @@ import numpy as np
 from hopflow import pytree
 from hopflow.batching.graphs import Batched, bind_again, evaluate
 from hopflow.bind import Interpreter, Operand, Value, bind, current, using
-from hopflow.errors import ArgumentTypeError, MutationError, OperatorError
+from hopflow.errors import ArgumentTypeError, OperatorError
 from hopflow.graph.core import Graph, size_of
 from hopflow.graph.interpreter import interpret
 from hopflow.graph.regions import Port, Region, Runs, Signature, roles
@@ -42,6 +42,7 @@ from hopflow.hops.own_rules import (
     ARGUMENTS,
     Arguments,
     Kind,
+    KindOfCall,
     Leaf,
     filled,
     key_of,
@@ -167,6 +168,18 @@ class Variant:
     body: Body
     results: int
     written: Written
+
+    @property
+    def kind(self) -> KindOfCall:
+        """As rules know it; `body` is closed."""
+        tracer, graph = self.body.tracer, self.body.tracer.graph
+        inputs = [*graph.operands, *graph.captures]
+        places = {var: i for i, var in enumerate(inputs)}
+        targets = [tracer.captures[k].input for k in self.written.captures]
+        targets += [tracer.operands[i].source for i in self.written.operands]
+        return KindOfCall(
+            self.spec, self.body.spec, tuple([places.get(var) for var in targets])
+        )
 
     def run(self, operands: Sequence[Operand]) -> Any:
         """What the function returns, its operations made anew where it is called."""
@@ -332,12 +345,6 @@ def trace(op: Any, call: Given) -> Any:
     results = len(body.outputs)
     written: Written = op.functionalize([body])
     variants = [v for f in functions for v in f.variants]
-    if op.own_rules and (written.captures or any(v.written.captures for v in variants)):
-        raise MutationError(
-            f"{op.name}: a function given to it writes to a tensor of outside, which "
-            f"{op.name} with {', '.join(op.own_rules)} of its own does not support. "
-            "Return the new value instead."
-        )
     captures = body.tracer.captures
     targets: list[Operand] = [captures[k].origin for k in written.captures]
     targets += [call.operands[i] for i in written.operands]
@@ -381,11 +388,8 @@ def _params(
         if leaf.kind == "static":
             params[key_of(leaf.path)] = leaf.value
     if op.own_rules:
-        calls = {
-            key_of(f.path): [(v.spec, v.body.spec) for v in f.variants]
-            for f in functions
-        }
-        params[ARGUMENTS] = Arguments(op, call.leaves, call.spec, calls, returns)
+        kinds = {key_of(f.path): [v.kind for v in f.variants] for f in functions}
+        params[ARGUMENTS] = Arguments(op, call.leaves, call.spec, kinds, returns)
     return params
 
 

@@ -13,16 +13,16 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from hopflow import pytree
 from hopflow.autograd.api import like
-from hopflow.autograd.forward import Dual, run_graph
+from hopflow.autograd.forward import Dual, differentiate, run_graph
 from hopflow.autograd.rules import is_differentiable
 from hopflow.autograd.linear import linear_of
 from hopflow.batching.graphs import bind_again
-from hopflow.bind import Operand, Value, bind
+from hopflow.bind import Interpreter, Operand, Value, bind
 from hopflow.errors import DerivativeError, OperatorError, ResultTypeError
 from hopflow.graph.core import Graph, map_graphs
 from hopflow.graph.interpreter import interpret
 from hopflow.graph.regions import result_types
-from hopflow.graph.rewriting import clone
+from hopflow.graph.rewriting import clone, eliminate_dead_code
 from hopflow.graph.types import SYMBOL_TYPE, TensorType
 from hopflow.hops.bodies import (
     Closed,
@@ -30,8 +30,10 @@ from hopflow.hops.bodies import (
     as_value,
     check_rule,
     close_bodies,
+    commit,
     flatten_operands,
     flatten_results,
+    own_copy,
     refuse_writes,
     trace_body,
 )
@@ -73,18 +75,31 @@ def filled(
     return pytree.unflatten(spec, found)
 
 
+class KindOfCall(NamedTuple):
+    """One kind of call of a function.
+
+    spec      the structure of its arguments
+    results   that of its results
+    written   which of the operands and captures the further outputs are written to;
+              None: to what nothing else reads
+    """
+
+    spec: Spec
+    results: Spec
+    written: tuple[int | None, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class _Graphs:
     """The graphs of a function, one for each kind of call.
 
-    calls    of each the structures of its arguments and its results
     symbols  what is passed for its symbols
     """
 
     op: str
     name: str
     graphs: tuple[Graph, ...]
-    calls: Sequence[tuple[Spec, Spec]] = field(compare=False)
+    kinds: Sequence[KindOfCall] = field(compare=False)
     symbols: Sequence[Any] = field(compare=False)
 
 
@@ -100,11 +115,16 @@ class Closure:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         own = self.own
         operands, spec = flatten_operands(own.op, f"{own.name}: args", (args, kwargs))
-        for graph, (wanted, results) in zip(own.graphs, own.calls, strict=True):
-            if wanted == spec and _takes(graph, [o.type for o in operands]):
-                given = [*own.symbols, *operands, *self.captures]
-                found = interpret(graph, given, bind_again)
-                return pytree.unflatten(results, map(as_value, found))
+        for graph, kind in zip(own.graphs, own.kinds, strict=True):
+            if kind.spec == spec and _takes(graph, [o.type for o in operands]):
+                inputs = [*operands, *self.captures]
+                outputs = interpret(graph, [*own.symbols, *inputs], bind_again)
+                found = list(map(as_value, outputs))
+                count = kind.results.num_leaves
+                for place, value in zip(kind.written, found[count:], strict=True):
+                    if place is not None:
+                        commit([inputs[place]], [value])
+                return pytree.unflatten(kind.results, found[:count])
         types = ", ".join(str(o.type) for o in operands)
         raise OperatorError(
             f"{own.op}: a rule calls `{own.name}` with ({types}), as `debug` never "
@@ -140,19 +160,24 @@ class Arguments:
     """How the user gave what a node has.
 
     spec     the structure of (args, kwargs)
-    calls    by the name of a function the structures of its arguments and results
+    kinds    by the name of a function the kinds of its calls
     returns  the structure of the result
     """
 
     op: Any
     leaves: Sequence[Leaf] = field(repr=False)
     spec: Spec
-    calls: Mapping[str, Sequence[tuple[Spec, Spec]]] = field(repr=False)
+    kinds: Mapping[str, Sequence[KindOfCall]] = field(repr=False)
     returns: Spec = field(repr=False)
+
+    @property
+    def results(self) -> int:
+        """How many of a node's results the user gets; the rest is what is written."""
+        return self.returns.num_leaves
 
     def structural_key(self) -> str:
         static = [leaf.value for leaf in self.leaves if leaf.kind == "static"]
-        return f"{id(self.op)} {self.spec} {static!r} {dict(self.calls)} {self.returns}"
+        return f"{id(self.op)} {self.spec} {static!r} {dict(self.kinds)} {self.returns}"
 
     def tree(self, values: Sequence[Any], node: "_Node") -> Any:
         """(args, kwargs) of these operands and captures."""
@@ -167,7 +192,7 @@ class Arguments:
     def _graphs(self, name: str, node: "_Node") -> _Graphs:
         graphs = node.params.get(name, ())
         graphs = (graphs,) if isinstance(graphs, Graph) else graphs
-        return _Graphs(self.op.name, name, graphs, self.calls[name], node.symbols)
+        return _Graphs(self.op.name, name, graphs, self.kinds[name], node.symbols)
 
     def flat(self, leaves: Iterable[Tangent], captures: int) -> list[Tangent | None]:
         """What there is for each operand and capture, in the order of a node, from what
@@ -207,15 +232,74 @@ class _Node(NamedTuple):
         found: Arguments = self.params[ARGUMENTS]
         return found
 
+    @property
+    def values(self) -> list[Value]:
+        """The inputs, for a rule, whose functions may write to them."""
+        kinds = self.arguments.kinds.values()
+        writes = any(kind.written for own in kinds for kind in own)
+        writes = writes or self.arguments.results < len(self.params["meaning"].outputs)
+        return [own_copy(o) if writes else as_value(o) for o in self.inputs]
+
     def rest(self, tangents: Sequence[Tangent]) -> Sequence[Tangent]:
         """The tangents of the inputs."""
         return tangents[len(self.symbols) :]
 
 
-# --- forward --------------------------------------------------------------------------
+# --- the rules of a node --------------------------------------------------------------
+
+# The class's own are those of what `debug` returns. What it writes, and the functions
+# given to it, has the derivatives that follow from `debug`.
 
 
 def push(
+    op: Any,
+    operands: Sequence[Operand],
+    tangents: Sequence[Tangent],
+    params: dict[str, Any],
+) -> tuple[list[Value], list[Tangent]]:
+    """The results and their tangents, by the class's own `jvp`."""
+    values, found = _push(op, operands, tangents, params)
+    written, dots = _written(operands, tangents, params, None)
+    return [*values, *written], [*found, *dots]
+
+
+def linearize(
+    op: Any,
+    operands: Sequence[Operand],
+    tangents: Sequence[Tangent],
+    params: dict[str, Any],
+    rule: Literal["jvp", "vjp"],
+) -> tuple[list[Value], LinearMap]:
+    """The results, and a linear function to their tangents, by the class's own rule."""
+    values, derivative = (
+        _linearize_jvp(op, operands, tangents, params)
+        if rule == "jvp"
+        else _linearize_vjp(op, operands, params)
+    )
+    written, dots = _written(operands, tangents, params, linear_of(tangents))
+    return [*values, *written], lambda given: [*derivative(given), *dots]
+
+
+def _written(
+    operands: Sequence[Operand],
+    tangents: Sequence[Tangent],
+    params: dict[str, Any],
+    linear: Interpreter | None,
+) -> tuple[list[Value], list[Tangent]]:
+    """What a node writes, and its tangents."""
+    meaning, count = params["meaning"], params[ARGUMENTS].results
+    if len(meaning.outputs) == count:
+        return [], []
+    graph = clone(meaning)
+    graph.outputs = graph.outputs[count:]
+    eliminate_dead_code(graph)
+    return differentiate(graph, operands, tangents, linear)
+
+
+# --- forward --------------------------------------------------------------------------
+
+
+def _push(
     op: Any,
     operands: Sequence[Operand],
     tangents: Sequence[Tangent],
@@ -230,7 +314,7 @@ def push(
     """
     node = _Node.of(op, operands, params)
     given = node.rest(tangents)
-    primals, options = node.arguments.tree(list(map(as_value, node.inputs)), node)
+    primals, options = node.arguments.tree(node.values, node)
     own, rest = node.arguments.tree(given, node)
     if not all(map(is_zero, _data(rest))):
         raise _of_option(op, "jvp")
@@ -246,7 +330,7 @@ def push(
     return values, like(name, "tangent", pair[1], values, spec)
 
 
-def linearize_jvp(
+def _linearize_jvp(
     op: Any,
     operands: Sequence[Operand],
     tangents: Sequence[Tangent],
@@ -267,7 +351,7 @@ def linearize_jvp(
             own[i] = tangent
         zeros = [Zero(o.type) for o in node.symbols]
         again = map_graphs(params, clone)
-        values, found = push(op, [*node.symbols, *flat[:count]], [*zeros, *own], again)
+        values, found = _push(op, [*node.symbols, *flat[:count]], [*zeros, *own], again)
         nonzero[:] = [not is_zero(t) for t in found]
         return [*values, *map(instantiate, found)]
 
@@ -291,7 +375,7 @@ def linearize_jvp(
 # --- reverse --------------------------------------------------------------------------
 
 
-def linearize_vjp(
+def _linearize_vjp(
     op: Any,
     operands: Sequence[Operand],
     params: dict[str, Any],
@@ -305,7 +389,7 @@ def linearize_vjp(
         DerivativeError: an option depends on what is differentiated.
     """
     node = _Node.of(op, operands, params)
-    args, options = node.arguments.tree(list(map(as_value, node.inputs)), node)
+    args, options = node.arguments.tree(node.values, node)
     pair = op.vjp(*args, **options)
     if not (isinstance(pair, tuple | list) and len(pair) == 2 and callable(pair[1])):
         raise ResultTypeError(
@@ -479,7 +563,9 @@ def _results(
     function = Function(rule, getattr(op, rule), (), lambda _: tree)
     found, spec = flatten_results(op.name, function, tree)
     values = list(map(as_value, found))
-    expected = params[ARGUMENTS].returns, result_types(op, operands, params)
+    arguments: Arguments = params[ARGUMENTS]
+    types = result_types(op, operands, params)[: arguments.results]
+    expected = arguments.returns, types
     check_rule(op.name, function.label, "`debug`", expected, operands, (spec, values))
     return values, spec
 
