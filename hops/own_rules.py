@@ -14,8 +14,8 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from hopflow import pytree
 from hopflow.autograd.api import like
 from hopflow.autograd.forward import Dual, differentiate, run_graph
-from hopflow.autograd.rules import is_differentiable
 from hopflow.autograd.linear import linear_of
+from hopflow.autograd.rules import is_differentiable
 from hopflow.batching.graphs import bind_again
 from hopflow.bind import Interpreter, Operand, Value, bind
 from hopflow.errors import DerivativeError, OperatorError, ResultTypeError

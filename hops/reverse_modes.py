@@ -15,8 +15,8 @@ from typing import Any, Final, NamedTuple, final
 from hopflow import dtypes
 from hopflow.autograd.api import linearize, vjp
 from hopflow.autograd.forward import differentiate
-from hopflow.autograd.partition import silent
 from hopflow.autograd.linear import linear_of
+from hopflow.autograd.partition import silent
 from hopflow.autograd.twins import reached
 from hopflow.batching.api import vmap
 from hopflow.batching.graphs import batched_graph, bind_again
