@@ -11,7 +11,7 @@ from hopflow.compiler.pipeline import lower
 from hopflow.compiler.plan import plan
 from hopflow.errors import ArgumentRangeError, ArgumentTypeError, ArgumentValueError
 from hopflow.graph.core import Graph, Node
-from hopflow.testing.meanings import agree, fails
+from hopflow.testing.meanings import agree, fails, run_symbolic_native
 
 X = np.linspace(0.3, 1.5, 6).reshape(2, 3).astype(np.float32)
 W = np.linspace(-0.4, 0.4, 9).reshape(3, 3).astype(np.float32)
@@ -258,3 +258,19 @@ def test_numbers_that_fit_no_dtype_are_refused() -> None:
 )
 def test_bad_arguments(error: Any, text: str, args: Any, policy: Any) -> None:
     fails(error, text, lambda: hf.checkpoint(*args, policy=policy))
+
+
+def test_loops_within_loops_are_kept_for_all_sizes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hf.config, "verify", True)
+
+    def f(c: Any, xs: Any) -> Any:
+        def step(c: Any, x: Any) -> Any:
+            return hf.sum(hf.map(lambda v: v * c + xs[0, 0], x)), c
+
+        return hf.checkpoint(lambda c, xs: hf.scan(step, c, xs)[0])(c, xs)
+
+    c, xs = np.float32(0.3), np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
+    for way in (f, hf.grad(f, argnums=(0, 1)), hf.grad(hf.grad(f))):
+        agree(run_symbolic_native(way, c, xs), way(c, xs))
