@@ -1,11 +1,11 @@
-"""How far loops are: what `progress=` of `scan`, `while_loop` and `fori_loop` shows."""
+"""How far loops are: what `progress=` of `scan`, `while_loop`, `fori_loop` and `map`
+shows."""
 
 import shutil
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, TypeAlias
 
@@ -29,7 +29,6 @@ Sink: TypeAlias = Callable[[int, int | None], Any]
 INTERVAL: Final = 0.1
 """Seconds between two calls for one loop."""
 _BETWEEN_LINES: Final = 10.0  # seconds, where there is no terminal
-_WIDTH: Final = 20  # of a bar
 
 
 class Progress:
@@ -99,7 +98,7 @@ def tell(progress: "Progress | str", done: int, total: int | None) -> None:
     """
     sink = None if isinstance(progress, str) else progress.sink
     if sink is None:
-        _bars.show(str(progress), done, total)
+        _shown.show(str(progress), done, total)
         return
     try:
         with using(None):
@@ -171,7 +170,7 @@ class _Running(threading.local):
         self.depth -= 1
         if not self.depth:  # what is left has failed, or was told of too seldom
             self.told.clear()
-            _bars.stop()
+            _shown.stop()
 
 
 _running: Final = _Running()
@@ -193,71 +192,111 @@ def shown(program: Callable[..., Any]) -> Callable[..., Any]:
 # --- the terminal ---------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Bar:
-    label: str
-    done: int = 0
-    total: int | None = None
-    begun: float = field(default_factory=time.monotonic)
-
-    def __str__(self) -> str:
-        took = time.monotonic() - self.begun
-        if self.total is None or self.total == 0:
-            return f"{self.label} {self.done} steps, {_clock(took)}"
-        part = self.done / self.total
-        full = "#" * int(part * _WIDTH)
-        left = f", {_clock(took / part - took)} left" if 0 < part < 1 else ""
-        return (
-            f"{self.label} [{full:-<{_WIDTH}}] {part:4.0%} {self.done}/{self.total}, "
-            f"{_clock(took)}{left}"
-        )
-
-
-class _Bars(threading.local):
-    """The line that shows the loops of a thread, the outermost first."""
+class _Shown(threading.local):
+    """The loops of a thread that are shown, the outermost first, and where."""
 
     def __init__(self) -> None:
-        self.bars: list[_Bar] = []
-        self.printed: float | None = None  # when a line was, where there is no terminal
+        self.loops: dict[str, tuple[int, int | None]] = {}
+        self.view: _Bars | _Text | None = None
 
     def show(self, label: str, done: int, total: int | None) -> None:
-        labels = [bar.label for bar in self.bars]
+        labels = list(self.loops)
         if label in labels:
-            del self.bars[labels.index(label) + 1 :]
-        else:
-            self.bars.append(_Bar(label))
-        bar = self.bars[-1]
-        if done < bar.done:  # the loop began anew
-            bar = self.bars[-1] = _Bar(label)
-        bar.done, bar.total = done, total
-        ended = done == total and len(self.bars) == 1
-        if sys.stderr.isatty():
-            columns = shutil.get_terminal_size().columns
-            line = " | ".join(map(str, self.bars))[: columns - 1]
-            print(f"\r{line}\x1b[K", end="\n" * ended, file=sys.stderr, flush=True)
-        else:
-            self._line(ended)
-        if ended:
-            self.bars, self.printed = [], None
-
-    def _line(self, ended: bool) -> None:
-        """A line now and then, none for what is soon done: it may go to a file."""
-        now = time.monotonic()
-        last = self.bars[0].begun if self.printed is None else self.printed
-        if now - last >= _BETWEEN_LINES or (ended and self.printed is not None):
-            self.printed = now
-            print(" | ".join(map(str, self.bars)), file=sys.stderr, flush=True)
+            for inner in labels[labels.index(label) + 1 :]:
+                del self.loops[inner]
+        self.loops[label] = done, total
+        if self.view is None:
+            self.view = _view()
+        self.view.show(self.loops)
+        if done == total and len(self.loops) == 1:
+            self.stop()
 
     def stop(self) -> None:
-        if self.bars and sys.stderr.isatty():
+        if self.view is not None:
+            self.view.stop()
+        self.loops, self.view = {}, None
+
+
+_shown: Final = _Shown()
+
+
+def _view() -> "_Bars | _Text":
+    if sys.stderr.isatty():
+        try:
+            return _Bars()
+        except ImportError:
+            pass
+    return _Text()
+
+
+class _Bars:
+    """Bars of `rich`, one below the other."""
+
+    def __init__(self) -> None:
+        """
+        Raises:
+            ImportError: `rich` is not installed.
+        """
+        # Optional, and not worth waiting for before there is something to show.
+        from rich import progress as rich
+        from rich.console import Console
+
+        columns = (
+            rich.TextColumn("{task.description}", markup=False),
+            rich.BarColumn(),
+            rich.MofNCompleteColumn(),
+            rich.TimeElapsedColumn(),
+            rich.TimeRemainingColumn(),
+        )
+        console = Console(file=sys.stderr)
+        # Loops say when there is something new: no thread is to look for it.
+        self.bars = rich.Progress(*columns, console=console, auto_refresh=False)
+        self.tasks: dict[str, Any] = {}
+        self.bars.start()
+
+    def show(self, loops: Mapping[str, tuple[int, int | None]]) -> None:
+        for label in [label for label in self.tasks if label not in loops]:
+            self.bars.remove_task(self.tasks.pop(label))
+        for label, (done, total) in loops.items():
+            if label not in self.tasks:
+                self.tasks[label] = self.bars.add_task(label, total=total)
+            task = self.tasks[label]
+            if done < self.bars.tasks[self.bars.task_ids.index(task)].completed:
+                self.bars.reset(task)  # the loop began anew
+            self.bars.update(task, completed=done, total=total)
+        self.bars.refresh()
+
+    def stop(self) -> None:
+        self.bars.stop()
+
+
+class _Text:
+    """One line for all: in a terminal it is written over, elsewhere there is one now
+    and then, and none for what is soon done: it may go to a file."""
+
+    def __init__(self) -> None:
+        self.is_terminal = sys.stderr.isatty()
+        self.text = ""
+        self.printed, self.lines = time.monotonic(), 0
+
+    def show(self, loops: Mapping[str, tuple[int, int | None]]) -> None:
+        texts = (
+            f"{label} {done}" + ("" if total is None else f"/{total}")
+            for label, (done, total) in loops.items()
+        )
+        self.text = " | ".join(texts)
+        if self.is_terminal:
+            width = shutil.get_terminal_size().columns - 1
+            print(f"\r{self.text[:width]}\x1b[K", end="", file=sys.stderr, flush=True)
+        elif time.monotonic() - self.printed >= _BETWEEN_LINES:
+            self._print()
+
+    def _print(self) -> None:
+        print(self.text, file=sys.stderr, flush=True)
+        self.printed, self.lines = time.monotonic(), self.lines + 1
+
+    def stop(self) -> None:
+        if self.is_terminal:
             print(file=sys.stderr, flush=True)
-        self.bars, self.printed = [], None
-
-
-_bars: Final = _Bars()
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+        elif self.lines:
+            self._print()
