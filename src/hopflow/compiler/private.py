@@ -7,7 +7,7 @@ knows. Such buffers are not in the arena: a thread allocates them when it begins
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from hopflow.compiler.schedule.fuse import is_row_by_row
+from hopflow.compiler.schedule.fuse import row_axes
 from hopflow.loop_ir import walk
 from hopflow.loop_ir.nest import Buffer, Call, Copy, For, Ref, Stmt, Swap
 from hopflow.loop_ir.routines import ROUTINES
@@ -29,13 +29,13 @@ def private_to(loop: For, uses: Counter[Buffer]) -> list[Buffer]:
         uses: How often the program names each buffer.
     """
     own = walk.uses(loop.body)
-    whole = set(used_whole(loop))
+    whole, axes = set(used_whole(loop)), row_axes(loop)
     return [
         b
         for b, count in own.items()
         if b.space == "arena"
         and uses[b] == count
-        and (b in whole or not is_row_by_row(b, loop, loop))
+        and (b in whole or not axes.get(b, True))
     ]
 
 

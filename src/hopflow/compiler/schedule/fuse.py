@@ -6,8 +6,6 @@ other touches have the loop's own index at one common axis. A merged loop reads 
 just written from cache or registers, and costs the code generator one loop less.
 """
 
-from collections.abc import Iterator
-
 from hopflow.compiler.schedule.places import weight
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
@@ -37,6 +35,7 @@ from hopflow.loop_ir.walk import (
     bodies,
     buffers,
     expressions,
+    loaded,
     nodes,
     replace,
     same,
@@ -132,29 +131,26 @@ def _can_merge(first: For, second: For) -> bool:
     touched_first = {b for s in statements(first.body) for b in buffers(s)}
     touched_second = {b for s in statements(second.body) for b in buffers(s)}
     shared = (ours & touched_second) | (theirs & touched_first)
-    return all(is_row_by_row(buffer, first, second) for buffer in shared)
+    axes, other_axes = row_axes(first), row_axes(second)
+    return all(axes[buffer] & other_axes[buffer] for buffer in shared)
 
 
-def is_row_by_row(buffer: Buffer, first: For, second: For) -> bool:
-    """Whether iteration i of both loops touches only `[..., i, ...]` of the buffer."""
-    axes = set(range(len(buffer.shape)))
-    for loop in (first, second):
-        for indices in _accesses(buffer, loop):
-            axes &= {
+def row_axes(loop: For) -> dict[Buffer, set[int]]:
+    """Of each buffer that a loop accesses by element, the axes at which the loop's own
+    index always stands: iteration i touches only `[..., i, ...]`."""
+    axes: dict[Buffer, set[int]] = {}
+    for statement in statements(loop.body):
+        accesses = [(node.attr, node.args) for node in loaded(statement)]
+        if isinstance(statement, Store):
+            accesses.append((statement.buffer, statement.indices))
+        for buffer, indices in accesses:
+            own = {
                 k
                 for k, at in enumerate(indices)
                 if at.op == "var" and at.attr is loop.var
             }
-    return bool(axes)
-
-
-def _accesses(buffer: Buffer, loop: For) -> Iterator[tuple[Expr, ...]]:
-    for statement in statements(loop.body):
-        if isinstance(statement, Store) and statement.buffer is buffer:
-            yield statement.indices
-        for node in nodes(*expressions(statement)):
-            if node.op == "load" and node.attr is buffer:
-                yield node.args
+            axes[buffer] = axes.get(buffer, own) & own
+    return axes
 
 
 def changed_by(loop: For) -> set[Var]:

@@ -6,7 +6,7 @@ stay in the first-level cache meanwhile; else every step would read and write me
 """
 
 from hopflow import dtypes
-from hopflow.compiler.schedule.fuse import changed_by, is_row_by_row, reads, written_by
+from hopflow.compiler.schedule.fuse import changed_by, reads, row_axes, written_by
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.nest import (
@@ -131,4 +131,5 @@ def _is_free(rows: For) -> bool:
     """Whether its iterations need of each other nothing, in whichever step."""
     if changed_by(rows) or any(isinstance(s, _ORDERED) for s in statements(rows.body)):
         return False
-    return all(is_row_by_row(buffer, rows, rows) for buffer in written_by(rows))
+    axes = row_axes(rows)
+    return all(axes[buffer] for buffer in written_by(rows))

@@ -8,7 +8,7 @@ when they run.
 from collections import Counter
 
 from hopflow.compiler.private import changed_whole, private_to, used_whole
-from hopflow.compiler.schedule.fuse import changed_by, is_row_by_row, written_by
+from hopflow.compiler.schedule.fuse import changed_by, row_axes, written_by
 from hopflow.loop_ir.nest import (
     Allocate,
     Barrier,
@@ -49,13 +49,13 @@ def _suits(loop: For, named: Counter[Buffer]) -> bool:
     if any(isinstance(s, _SHARED) or _is_foreign(s) for s in inside):
         return False
     private = private_to(loop, named)
-    shared = written_by(loop).difference(private)
+    shared, axes = written_by(loop).difference(private), row_axes(loop)
     whole = {b for s in inside for b in changed_whole(s)}
     # What is not private is written by rows: one for each iteration.
     return (
         whole.issubset(private)
         and shared.isdisjoint(used_whole(loop))
-        and all(is_row_by_row(buffer, loop, loop) for buffer in shared)
+        and all(axes[buffer] for buffer in shared)
     )
 
 
