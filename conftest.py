@@ -1,6 +1,7 @@
 """For every test in the repository: a mark `requires(...)` skips where it must, and
 `ctrl_c` is for tests that interrupt themselves; `verified` for what is compiled."""
 
+import os
 import signal
 from collections.abc import Iterator
 
@@ -8,6 +9,9 @@ import pytest
 
 from hopflow.config import config
 from hopflow.testing.requires import missing
+
+# Most of what JAX compiles for us runs once.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

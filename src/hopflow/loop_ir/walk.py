@@ -31,21 +31,19 @@ from hopflow.loop_ir.nest import (
 
 def nodes(*roots: Expr) -> list[Expr]:
     """Every node below `roots`, once, each after its operands."""
-    order: list[Expr] = []
-    seen: set[Expr] = set()
+    order: dict[Expr, None] = {}
     for root in roots:
         pending = [root]
         while pending:  # not by recursion: a chain may be thousands of nodes deep
             node = pending[-1]
-            below = () if node in seen else [a for a in node.args if a not in seen]
-            if below:
-                pending += reversed(below)
-                continue
+            if node not in order:
+                below = [a for a in node.args if a not in order]
+                if below:
+                    pending += reversed(below)
+                    continue
+                order[node] = None
             pending.pop()
-            if node not in seen:
-                seen.add(node)
-                order.append(node)
-    return order
+    return list(order)
 
 
 def same(x: Expr, y: Expr) -> bool:
