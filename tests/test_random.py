@@ -26,6 +26,16 @@ SEEDS = [0, 42, -1, 2**31, 2**40 + 17, -(2**63)]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _optimised() -> Any:
+    """The last bits are those of JAX as it is used: its code has multiply-adds."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", False)
+    jax.clear_caches()
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
 @pytest.fixture(autouse=True)
 def _reference() -> Any:
     with (

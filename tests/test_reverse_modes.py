@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -99,6 +99,19 @@ def second_order(grad: Any, program: Any, m: Any, loop: Loop) -> Any:
     return gradient
 
 
+@cache
+def in_jax(order: Any, program: Any, steps: int, size: int | None = None) -> Any:
+    """The gradients of the unrolled loop, the same for each of our ways."""
+    return order(jax.grad, program, jnp, unrolled)(*arguments(size), steps)
+
+
+def arguments(size: int | None = None) -> tuple[Any, Any]:
+    """Weights and a carry; others for a size."""
+    if size is None:
+        return W, X
+    return W[:1].repeat(size), np.linspace(-1, 1, size, dtype=np.float32)
+
+
 @pytest.mark.parametrize("wrap", WRAPS.values(), ids=WRAPS)
 @pytest.mark.parametrize("order", [first_order, second_order], ids=["once", "twice"])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
@@ -109,10 +122,31 @@ def test_gradients_are_those_of_the_unrolled_loop(
     loop = partial(hf.while_loop, **options)
     gradient = wrap(order(hf.grad, program, hf, loop))
     for steps in (0, 1, 2, 11):
-        want = order(jax.grad, program, jnp, unrolled)(W, X, steps)
+        want = in_jax(order, program, steps)
         found = gradient(hf.asarray(W), hf.asarray(X), hf.asarray(steps))
         for a, b in zip(found, want, strict=True):
             np.testing.assert_allclose(np.asarray(a), b, rtol=2e-4, atol=1e-5)
+
+
+BOTH = np.stack([W, X])
+STEPS = (3, 0, 5)
+
+
+@cache
+def transforms_in_jax() -> dict[str, Any]:
+    def g(w: Any, x: Any, n: int = 5) -> Any:
+        return closure(w, x, n, jnp, unrolled)
+
+    gradients = [jax.grad(g)(W, X, n) for n in STEPS]
+    return {
+        "jvp": jax.jvp(g, (W, X), (X, W))[1],
+        "hessian": jax.hessian(g)(W, X),
+        "rows of grad": jax.vmap(jax.grad(g), (0, None))(BOTH, X),
+        "rows of hessian": jax.vmap(jax.hessian(g), (0, None))(BOTH, X),
+        "grad of rows": sum(jax.grad(g)(W, x) for x in BOTH),
+        "rows of steps": np.stack(gradients),
+        "grad of steps": sum(gradients),
+    }
 
 
 @pytest.mark.parametrize("options", [*MODES[2:], *BOUNDED], ids=shown)
@@ -122,60 +156,49 @@ def test_what_is_kept_composes_with_all_transforms(options: Any) -> None:
     def f(w: Any, x: Any, n: Any = 5) -> Any:
         return closure(w, x, hf.asarray(n), hf, loop)
 
-    def g(w: Any, x: Any, n: int = 5) -> Any:
-        return closure(w, x, n, jnp, unrolled)
-
-    w, x, both = hf.asarray(W), hf.asarray(X), np.stack([W, X])
-    steps = (3, 0, 5)
-    pairs = [
-        (hf.jvp(f, (w, x), (x, w))[1], jax.jvp(g, (W, X), (X, W))[1]),
-        (hf.linearize(f, w, x)[1](x, w), jax.jvp(g, (W, X), (X, W))[1]),
-        (hf.hessian(f)(w, x), jax.hessian(g)(W, X)),
-        (hf.jacfwd(hf.grad(f))(w, x), jax.hessian(g)(W, X)),
-        (hf.hessian(hf.jit(f))(w, x), jax.hessian(g)(W, X)),
-        (hf.jacrev(hf.jit(hf.grad(f)))(w, x), jax.hessian(g)(W, X)),
+    w, x, both, steps = map(hf.asarray, (W, X, BOTH, STEPS))
+    found = [
+        ("jvp", hf.jvp(f, (w, x), (x, w))[1]),
+        ("jvp", hf.linearize(f, w, x)[1](x, w)),
+        ("hessian", hf.hessian(f)(w, x)),
+        ("hessian", hf.jacfwd(hf.grad(f))(w, x)),
+        ("hessian", hf.hessian(hf.jit(f))(w, x)),
+        ("hessian", hf.jacrev(hf.jit(hf.grad(f)))(w, x)),
+        ("rows of grad", hf.vmap(hf.grad(f), (0, None))(both, x)),
+        ("rows of hessian", hf.vmap(hf.hessian(f), (0, None))(both, x)),
         (
-            hf.vmap(hf.grad(f), (0, None))(hf.asarray(both), x),
-            jax.vmap(jax.grad(g), (0, None))(both, X),
+            "grad of rows",
+            hf.grad(lambda w: hf.sum(hf.vmap(lambda x: f(w, x))(both)))(w),
         ),
+        ("rows of steps", hf.vmap(lambda n: hf.grad(f)(w, x, n))(steps)),
         (
-            hf.vmap(hf.hessian(f), (0, None))(hf.asarray(both), x),
-            jax.vmap(jax.hessian(g), (0, None))(both, X),
-        ),
-        (
-            hf.grad(lambda w: hf.sum(hf.vmap(lambda x: f(w, x))(hf.asarray(both))))(w),
-            jax.grad(lambda w: jnp.sum(jax.vmap(lambda x: g(w, x))(both)))(W),
-        ),
-        (
-            hf.vmap(lambda n: hf.grad(f)(w, x, n))(hf.asarray(steps)),
-            np.stack([jax.grad(g)(W, X, n) for n in steps]),
-        ),
-        (
-            hf.grad(lambda w: hf.sum(hf.map(lambda n: f(w, x, n), hf.asarray(steps))))(
-                w
-            ),
-            sum(jax.grad(g)(W, X, n) for n in steps),
+            "grad of steps",
+            hf.grad(lambda w: hf.sum(hf.map(lambda n: f(w, x, n), steps)))(w),
         ),
     ]
-    for found, want in pairs:
-        np.testing.assert_allclose(np.asarray(found), want, rtol=2e-3, atol=1e-3)
+    want = transforms_in_jax()
+    for name, result in found:
+        np.testing.assert_allclose(
+            np.asarray(result), want[name], rtol=2e-3, atol=1e-3, err_msg=name
+        )
+
+
+def nested(w: Any, x: Any, n: Any, m: Any, loop: Loop) -> Any:
+    def outer(i: Any, c: Any) -> Any:
+        def inner(j: Any, c: Any) -> Any:
+            return j + 1, m.sin(c * w) + 0.5 * c
+
+        return i + 1, loop(lambda j, _: j < i, inner, (0, c))[1] * x
+
+    return m.sum(loop(lambda i, _: i < n, outer, (0, x))[1])
 
 
 @pytest.mark.parametrize("options", [*MODES[2:4], *BOUNDED], ids=shown)
 def test_loops_nest(options: Any) -> None:
-    def program(w: Any, x: Any, n: Any, m: Any, loop: Loop) -> Any:
-        def outer(i: Any, c: Any) -> Any:
-            def inner(j: Any, c: Any) -> Any:
-                return j + 1, m.sin(c * w) + 0.5 * c
-
-            return i + 1, loop(lambda j, _: j < i, inner, (0, c))[1] * x
-
-        return m.sum(loop(lambda i, _: i < n, outer, (0, x))[1])
-
     loop = partial(hf.while_loop, **options)
-    want = first_order(jax.grad, program, jnp, unrolled)(W, X, 4)
+    want = in_jax(first_order, nested, 4)
     for wrap in WRAPS.values():
-        gradient = wrap(first_order(hf.grad, program, hf, loop))
+        gradient = wrap(first_order(hf.grad, nested, hf, loop))
         found = gradient(hf.asarray(W), hf.asarray(X), hf.asarray(4))
         for a, b in zip(found, want, strict=True):
             np.testing.assert_allclose(np.asarray(a), b, rtol=2e-4, atol=1e-5)
@@ -187,8 +210,8 @@ def test_one_trace_serves_all_sizes(options: Any) -> None:
     jitted = hf.jit(gradient, dynamic=True)
     before = hf.stats().traces
     for size, steps in ((2, 5), (3, 0), (7, 12)):
-        w, x = W[:1].repeat(size), np.linspace(-1, 1, size, dtype=np.float32)
-        want = first_order(jax.grad, closure, jnp, unrolled)(w, x, steps)
+        w, x = arguments(size)
+        want = in_jax(first_order, closure, steps, size)
         found = jitted(hf.asarray(w), hf.asarray(x), hf.asarray(steps))
         for a, b in zip(found, want, strict=True):
             np.testing.assert_allclose(np.asarray(a), b, rtol=2e-4, atol=1e-5)
