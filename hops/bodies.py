@@ -38,6 +38,7 @@ from hopflow.trace.dims import Dim
 from hopflow.trace.functional import TracedTensor
 from hopflow.trace.source import name_of, user_line, where
 from hopflow.trace.tracer import Tracer, trace_into
+from hopflow.zeros import Unknown
 
 __all__ = [
     "Body",
@@ -601,7 +602,7 @@ def check_rule(
     of: str,
     expected: tuple[Spec, Sequence[TensorType]],
     operands: Sequence[Operand],
-    found: tuple[Spec, Sequence[Value]],
+    found: tuple[Spec, Sequence[Value | Unknown]],
 ) -> None:
     """Check that a rule gives the results of what it is a rule of.
 

@@ -6,35 +6,43 @@ later a call is a node of the function's graph, which keeps the rules.
 
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias, final
+from dataclasses import replace
+from typing import Any, final
 
 from hopflow import pytree
-from hopflow.autograd.api import Linear, Primals, like, result_leaf
+from hopflow.autograd.api import Linear, Primals, like
 from hopflow.autograd.linear import LinearTracer, UsesOperator
 from hopflow.autograd.rules import is_differentiable
 from hopflow.autograd.tape import Tape
+from hopflow.batching import operators as batching
+from hopflow.batching.api import over_examples
+from hopflow.batching.graphs import Batched, Lane, as_batched
 from hopflow.batching.operators import each_example
 from hopflow.bind import Interpreter, Operand, Value, bind, current, recorded, using
 from hopflow.errors import (
     ArgumentTypeError,
     ArgumentValueError,
-    DataDependentError,
     DerivativeError,
     EscapedValueError,
-    GraphError,
+    HopflowError,
     MutationError,
     ResultTypeError,
-    StructureError,
-    TraceError,
 )
-from hopflow.graph.core import Arg, Node
 from hopflow.graph.types import TensorType
-from hopflow.hops.base import Call, HigherOrderOp, derived, split_args
-from hopflow.hops.bodies import Function, check_rule, require_callable
+from hopflow.hops.base import Call, split_args
+from hopflow.hops.bodies import Function, require_callable
 from hopflow.hops.branches import Calling
+from hopflow.hops.custom_pullback import (
+    PULLBACK,
+    Backward,
+    BackwardOfMany,
+    BackwardRule,
+    no_tangents,
+)
+from hopflow.hops.custom_use import LinearMap, Ruled, Use
 from hopflow.ops.convert import as_value
 from hopflow.ops.opdef import as_default, as_operand
 from hopflow.ops.rules import as_integer
@@ -43,65 +51,19 @@ from hopflow.symbolic.size import Size
 from hopflow.trace.functional import TracedTensor
 from hopflow.trace.rollback import mark, rollback
 from hopflow.trace.source import name_of
-from hopflow.trace.tracer import Tracer
-from hopflow.zeros import Tangent, Unknown, Zero, instantiate, is_zero
+from hopflow.trace.stand_ins import Known, Read, noting
+from hopflow.trace.tracer import Tracer, trace_into
+from hopflow.zeros import Tangent, Zero, instantiate, is_zero
 
 __all__ = ["custom_jvp", "custom_vjp"]
 
-LinearMap: TypeAlias = Callable[[Sequence[Tangent]], Sequence[Tangent]]
 
+class _Custom(Ruled):
+    """What both decorators make: a function, called as it was before.
 
-@dataclass(frozen=True, eq=False)
-class _Use:
-    """A call of a function with rules: what it was given besides tensors.
-
-    function  the function
-    spec      the structure of the arguments that it is differentiated in
-    static    the other arguments, by position
-    returns   the structure of what it returns, where that is known
+    checked   the kinds of arguments that its rules were compared with it for
+    closed    those for which its rules read nothing of outside
     """
-
-    function: "_Custom"
-    spec: Spec
-    static: dict[int, Any] = field(repr=False)
-    returns: Spec | None = None
-
-    def arguments(self, leaves: Sequence[Any]) -> list[Any]:
-        rest = iter(pytree.unflatten(self.spec, leaves))
-        count = self.spec.num_children + len(self.static)
-        return [
-            self.static[i] if i in self.static else next(rest) for i in range(count)
-        ]
-
-    def results(self, tree: Any) -> tuple[list[Value], Spec]:
-        leaves, spec = pytree.flatten(tree)
-        name, f = self.function.name, self.function.fun
-        return [
-            as_value(result_leaf(name, f, spec, i, x)) for i, x in enumerate(leaves)
-        ], spec
-
-    def check(
-        self,
-        operands: Sequence[Value],
-        types: Sequence[TensorType],
-        spec: Spec,
-        values: Sequence[Value],
-    ) -> None:
-        """Check that a rule gives what the function returns: `types`.
-
-        Raises:
-            StructureError, RuleTypeError: it does not.
-        """
-        assert self.returns is not None
-        name, label = self.function.name, f"a rule of `{name_of(self.function.fun)}`"
-        expected, found = (self.returns, types), (spec, values)
-        check_rule(name, label, "the function", expected, operands, found)
-
-
-class _Custom:
-    """What both decorators make: a function, called as it was before."""
-
-    name: str
 
     def __init__(
         self, fun: Callable[..., Any], nondiff_argnums: Sequence[int] = ()
@@ -110,6 +72,7 @@ class _Custom:
         functools.update_wrapper(self, fun)
         self.fun = fun
         self.checked: set[Any] = set()
+        self.closed: set[Any] = set()
         if not isinstance(nondiff_argnums, tuple | list):
             raise ArgumentTypeError(
                 f"{self.name}: `nondiff_argnums` must be a tuple or a list of ints, "
@@ -129,7 +92,7 @@ class _Custom:
         places = [self._place(n, len(args)) for n in self.static]
         given = tuple(a for i, a in enumerate(args) if i not in places)
         leaves, spec = pytree.flatten(given)
-        use = _Use(self, spec, {i: args[i] for i in places})
+        use = Use(self, spec, {i: args[i] for i in places})
         operands = [
             as_default(as_operand(self.name, i, x)) for i, x in enumerate(leaves)
         ]
@@ -138,8 +101,10 @@ class _Custom:
             if here.is_eager:
                 return self.fun(*args)
             if isinstance(here, Tape):
-                return _on_tape(here, use, operands)
-            return CUSTOM(use, operands)
+                return self.on_tape(here, use, operands)
+            reads = self.reads(here, use, operands)
+            tensors = [read.tensor for read in reads]
+            return CUSTOM(replace(use, reads=reads), [*operands, *tensors])
 
     def _positional(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not kwargs:
@@ -161,42 +126,119 @@ class _Custom:
             )
         return n % count
 
+    def on_tape(self, tape: Tape, use: Use, operands: Sequence[Operand]) -> Any:
+        """Run the rules on values, below the tape, which sees only the results."""
+        pairs = [tape.current(o) for o in operands]
+        given = [t for _, t in pairs]
+        linear = tape.linear
+        use = replace(use, below=self.below(tape))
+        with using(tape.parent), _closed(self):
+            leaves = [as_value(v) for v, _ in pairs]
+            tangents: Sequence[Tangent]
+            if all(map(is_zero, given)):
+                args = use.arguments(leaves)
+                values, spec = use.results(use.run(lambda: self(*args), leaves))
+                tangents = [Zero(v.type) for v in values]
+            elif linear is None:
+                values, spec, tangents = self.push(use, leaves, given)
+                self.check_once(use, leaves, spec, values)
+            else:
+                values, spec, derivative = self.linearize(use, leaves, given)
+                self.check_once(use, leaves, spec, values)
+                with using(linear):
+                    tangents = derivative(given)
+        names = zip(values, tangents, strict=True)
+        return pytree.unflatten(spec, [tape.given(v, t, "result") for v, t in names])
+
+    def below(self, tape: Tape) -> Known:
+        """What a tensor of a tape is below it, for the function and its rules."""
+
+        def known(tensor: Value) -> Value | None:
+            if not (isinstance(tensor, TracedTensor) and tensor.tracer is tape):
+                return None
+            var = tape.read(tensor)
+            if not is_zero(tape.tangent(var)):
+                raise _closes_over(self)
+            return as_value(tape.values[var])
+
+        return known
+
     def check_once(
-        self, use: _Use, leaves: Sequence[Value], spec: Spec, values: Sequence[Value]
+        self, use: Use, leaves: Sequence[Value], spec: Spec, values: Sequence[Value]
     ) -> None:
         """Check what a rule gives, where the function has not run: the first time for
         arguments of a kind, if the function can be traced."""
-        key = (use.spec, tuple([(v.dtype, v.ndim) for v in leaves]))
+        key = _kind(use, leaves)
         if key in self.checked:
             return
-        tracer = current()
-        marks = mark(tracer) if isinstance(tracer, Tracer) else None
-        try:
-            [body] = CUSTOM.trace_bodies(CUSTOM.prepare(use, list(leaves)))
-        except (TraceError, DataDependentError):
-            return  # Python looks at values
-        finally:
-            if marks is not None:
-                rollback(marks)
-        replace(use, returns=body.spec).check(leaves, body.types, spec, values)
         self.checked.add(key)
+        try:
+            with _for_nothing():
+                [body] = CUSTOM.trace_bodies(CUSTOM.prepare(use, list(leaves)))
+        except Exception:
+            return  # it may do what only values allow
+        try:
+            replace(use, returns=body.spec).check(leaves, body.types, spec, values)
+        except HopflowError:
+            self.checked.remove(key)
+            raise
 
-    def call(self, use: _Use, leaves: Sequence[Any]) -> tuple[list[Value], Spec]:
-        """The results of the function itself."""
-        return use.results(self(*use.arguments(leaves)))
+    def reads(
+        self, tracer: Interpreter, use: Use, operands: Sequence[Operand]
+    ) -> tuple[Read, ...]:
+        """What the rules read of outside. They are traced to find it, but in one of
+        them: what they read when called by themselves they read the first time."""
+        key = _kind(use, operands)
+        if not isinstance(tracer, Tracer) or key in self.closed or self in _scouted.all:
+            return ()
+        scout = Tracer(tracer, self.name, path=tracer.path)
+        _scouted.all.append(self)
+        with noting(tracer) as found:
+            try:
+                with _for_nothing():
+                    trace_into(scout, self.try_rules, (use, scout, operands))
+            except Exception:
+                pass  # the rule is run again where a derivative is asked for
+            else:
+                if not (found or self.static):
+                    self.closed.add(key)
+            finally:
+                _scouted.all.pop()
+        return tuple([Read(x, scout.is_adopted(x)) for x in found.values()])
 
-    # What the two kinds have: for the flat arguments and tangents, of which not all
-    # are zero, the results and their structure, and the tangents of the results.
-
-    def push(
-        self, use: _Use, leaves: Sequence[Any], given: Sequence[Tangent]
-    ) -> tuple[list[Value], Spec, Sequence[Tangent]]:
+    def try_rules(self, use: Use, tracer: Tracer, operands: Sequence[Operand]) -> None:
+        """Run the rules on operands of these types."""
         raise NotImplementedError
 
-    def linearize(
-        self, use: _Use, leaves: Sequence[Any], given: Sequence[Tangent]
-    ) -> tuple[list[Value], Spec, LinearMap]:
+    @property
+    def rules(self) -> tuple[Any, ...]:
+        """What a trace of the function depends on besides itself."""
         raise NotImplementedError
+
+
+def _kind(use: Use, operands: Sequence[Operand]) -> Any:
+    return use.spec, tuple([(o.type.dtype, o.type.ndim) for o in operands])
+
+
+class _Scouted(threading.local):
+    """The functions whose rules are run to see what they read."""
+
+    def __init__(self) -> None:
+        self.all: list[_Custom] = []
+
+
+_scouted = _Scouted()
+
+
+@contextmanager
+def _for_nothing() -> Iterator[None]:
+    """Take back all that is added to present traces within the block."""
+    tracer = current()
+    marks = mark(tracer) if isinstance(tracer, Tracer) else []
+    try:
+        yield
+    finally:
+        rollback(marks)
 
 
 def _interpreter(operands: Sequence[Operand]) -> Interpreter | None:
@@ -209,31 +251,8 @@ def _interpreter(operands: Sequence[Operand]) -> Interpreter | None:
     return here
 
 
-def _on_tape(tape: Tape, use: _Use, operands: Sequence[Operand]) -> Any:
-    """Run the rules on values, below the tape, which sees nothing but the results."""
-    pairs = [tape.current(o) for o in operands]
-    given = [t for _, t in pairs]
-    function, linear = use.function, tape.linear
-    with using(tape.parent), _closed(use.function):
-        leaves = [as_value(v) for v, _ in pairs]
-        tangents: Sequence[Tangent]
-        if all(map(is_zero, given)):
-            values, spec = function.call(use, leaves)
-            tangents = [Zero(v.type) for v in values]
-        elif linear is None:
-            values, spec, tangents = function.push(use, leaves, given)
-            function.check_once(use, leaves, spec, values)
-        else:
-            values, spec, derivative = function.linearize(use, leaves, given)
-            function.check_once(use, leaves, spec, values)
-            with using(linear):
-                tangents = derivative(given)
-    names = zip(values, tangents, strict=True)
-    return pytree.unflatten(spec, [tape.given(v, t, "result") for v, t in names])
-
-
 @contextmanager
-def _closed(function: _Custom) -> Iterator[None]:
+def _closed(function: Ruled) -> Iterator[None]:
     """Say what it means that a rule or a function reads a tensor of a tape."""
     try:
         yield
@@ -241,7 +260,7 @@ def _closed(function: _Custom) -> Iterator[None]:
         raise _closes_over(function) from error
 
 
-def _closes_over(function: _Custom) -> DerivativeError:
+def _closes_over(function: Ruled) -> DerivativeError:
     return DerivativeError(
         f"{function.name}: `{name_of(function.fun)}` closes over a tensor that depends "
         "on what is differentiated. Make it an argument."
@@ -272,6 +291,10 @@ class custom_jvp(_Custom):
     name = "custom_jvp"
     rule: Callable[..., Any] | None = None
 
+    @property
+    def rules(self) -> tuple[Any, ...]:
+        return (self.rule,)
+
     def defjvp(self, rule: Callable[..., Any]) -> Callable[..., Any]:
         """Set the rule; also a decorator."""
         require_callable("defjvp", "rule", rule)
@@ -299,15 +322,19 @@ class custom_jvp(_Custom):
         self.rule = rule
 
     def push(
-        self, use: _Use, leaves: Sequence[Any], given: Sequence[Tangent]
+        self, use: Use, operands: Sequence[Value], given: Sequence[Tangent]
     ) -> tuple[list[Value], Spec, Sequence[Tangent]]:
-        if self.rule is None:
+        rule = self.rule
+        if rule is None:
             raise DerivativeError(
                 f"custom_jvp: `{name_of(self.fun)}` has no rule. Set it with `defjvp`."
             )
-        primals = pytree.unflatten(use.spec, leaves)
+        if use.examples:
+            return self.push_examples(use, operands, given)
+        primals = pytree.unflatten(use.spec, operands[: len(given)])
         tangents = pytree.unflatten(use.spec, map(instantiate, given))
-        pair = self.rule(*use.static.values(), primals, tangents)
+        args = *use.static.values(), primals, tangents
+        pair = use.run(lambda: rule(*args), operands)
         if not (isinstance(pair, tuple | list) and len(pair) == 2):
             raise ResultTypeError(
                 f"custom_jvp: the rule of `{name_of(self.fun)}` must return a pair "
@@ -316,8 +343,39 @@ class custom_jvp(_Custom):
         values, spec = use.results(pair[0])
         return values, spec, like("custom_jvp", "tangent", pair[1], values, spec)
 
+    def push_examples(
+        self, use: Use, operands: Sequence[Value], given: Sequence[Tangent]
+    ) -> tuple[list[Value], Spec, Sequence[Tangent]]:
+        """The same for many examples at once: the rule is batched."""
+        size, lanes = use.lanes(operands)
+        count, places = len(lanes), [k for k, t in enumerate(given) if not is_zero(t)]
+        pushed = use.like_operands(given)
+        nonzero: list[int] = []
+        of: list[Spec] = []
+
+        def one(flat: Sequence[Any]) -> list[Value]:
+            own: list[Tangent] = [Zero(x.type) for x in flat[: len(given)]]
+            for k, tangent in zip(places, flat[count:], strict=True):
+                own[k] = tangent
+            values, spec, tangents = self.push(use.of_one, flat[:count], own)
+            of.append(spec)
+            nonzero[:] = [k for k, t in enumerate(tangents) if not is_zero(t)]
+            return [*values, *(instantiate(tangents[k]) for k in nonzero)]
+
+        found = over_examples(one, size, [*lanes, *(pushed[k] for k in places)])
+        results = [as_batched(size, lane).value for lane in found]
+        values = results[: len(results) - len(nonzero)]
+        tangents: list[Tangent] = [Zero(v.type) for v in values]
+        for k, tangent in zip(nonzero, results[len(values) :], strict=True):
+            tangents[k] = tangent
+        return values, of[0], tangents
+
+    def try_rules(self, use: Use, tracer: Tracer, operands: Sequence[Operand]) -> None:
+        leaves, dots = _inputs(tracer, [o.type for o in operands])
+        self.push(use, leaves, dots)
+
     def linearize(
-        self, use: _Use, leaves: Sequence[Any], given: Sequence[Tangent]
+        self, use: Use, operands: Sequence[Value], given: Sequence[Tangent]
     ) -> tuple[list[Value], Spec, LinearMap]:
         # Among tensors of a linear trace the rule records what it does with tangents,
         # and computes the rest below.
@@ -327,17 +385,17 @@ class custom_jvp(_Custom):
         linear.refuses_operators = True
         try:
             with using(linear):
-                found, spec, tangents = self.push(use, leaves, given)
+                found, spec, tangents = self.push(use, operands, given)
         except UsesOperator:
             rollback(marks)
-            return self.linearize_at_zero(use, leaves, given)
+            return self.linearize_at_zero(use, operands, given)
         finally:
             linear.refuses_operators = before
         values = [as_value(linear.below(v)) for v in found]
         return values, spec, lambda _: tangents
 
     def linearize_at_zero(
-        self, use: _Use, leaves: Sequence[Any], given: Sequence[Tangent]
+        self, use: Use, operands: Sequence[Value], given: Sequence[Tangent]
     ) -> tuple[list[Value], Spec, LinearMap]:
         """The same for a rule that gives tangents to operators, which compute other
         things beside: it is linear in them, and so its own derivative where they are
@@ -351,7 +409,7 @@ class custom_jvp(_Custom):
             tangents: list[Tangent] = list(given)
             for k, tangent in zip(places, own, strict=True):
                 tangents[k] = tangent
-            values, spec, results = self.push(use, leaves, tangents)
+            values, spec, results = self.push(use, operands, tangents)
             of.append(spec)
             found.extend(k for k, t in enumerate(results) if not is_zero(t))
             return [instantiate(results[k]) for k in found], values
@@ -400,7 +458,11 @@ class custom_vjp(_Custom):
 
     name = "custom_vjp"
     forward: Callable[..., Any] | None = None
-    backward: Callable[..., Any]
+    backward: Callable[..., Any] | None = None
+
+    @property
+    def rules(self) -> tuple[Any, ...]:
+        return self.forward, self.backward
 
     def defvjp(self, forward: Callable[..., Any], backward: Callable[..., Any]) -> None:
         """Set the rules."""
@@ -409,37 +471,17 @@ class custom_vjp(_Custom):
         self.forward, self.backward = forward, backward
 
     def push(
-        self, use: _Use, leaves: Sequence[Any], given: Sequence[Tangent]
+        self, use: Use, operands: Sequence[Value], given: Sequence[Tangent]
     ) -> tuple[list[Value], Spec, Sequence[Tangent]]:
-        raise _no_tangents(self.fun)
+        raise no_tangents(use)
 
     def linearize(
-        self, use: _Use, leaves: Sequence[Any], given: Sequence[Tangent]
+        self, use: Use, operands: Sequence[Value], given: Sequence[Tangent]
     ) -> tuple[list[Value], Spec, LinearMap]:
-        if self.forward is None:
-            raise DerivativeError(
-                f"custom_vjp: `{name_of(self.fun)}` has no rules. Set them with "
-                "`defvjp`."
-            )
-        pair = self.forward(*use.arguments(leaves))
-        if not (isinstance(pair, tuple | list) and len(pair) == 2):
-            raise ResultTypeError(
-                f"custom_vjp: the forward rule of `{name_of(self.fun)}` must return a "
-                f"pair (result, residuals), and returns `{type(pair).__name__}`."
-            )
-        values, spec = use.results(pair[0])
-        kept, kept_spec = pytree.flatten(pair[1])
-        is_data = [isinstance(x, Value) for x in kept]
-        pullback = _Pullback(
-            use,
-            spec,
-            [None if data else x for x, data in zip(kept, is_data, strict=True)],
-            kept_spec,
-        )
-        residuals = [x for x, data in zip(kept, is_data, strict=True) if data]
+        values, spec, pullback, residuals = self.run_forward(use, operands)
         params = {
             "pullback": pullback,
-            "arguments": tuple([a.type for a in leaves]),
+            "arguments": tuple([a.type for a in operands[: len(given)]]),
             "results": tuple([v.type for v in values]),
         }
 
@@ -453,126 +495,74 @@ class custom_vjp(_Custom):
 
         return values, spec, derivative
 
-
-def _no_tangents(fun: Any) -> DerivativeError:
-    return DerivativeError(
-        f"custom_vjp: `{name_of(fun)}` has rules for reverse derivatives only. Use "
-        "`hf.custom_jvp` for one that forward derivatives are to be taken of."
-    )
-
-
-@dataclass(frozen=True, eq=False)
-class _Pullback:
-    """The backward rule at a point.
-
-    spec        the structure of the results
-    residuals   those that are no tensors; None: a tensor
-    """
-
-    use: _Use
-    spec: Spec
-    residuals: list[Any]
-    residual_spec: Spec
-
-    def __call__(
-        self,
-        given: Sequence[Tangent],
-        tensors: Sequence[Value],
-        arguments: Sequence[TensorType],
-        results: Sequence[TensorType],
-    ) -> list[Tangent]:
-        """The cotangents of the flat arguments, of these types, from those of results
-        and from the residuals that are tensors."""
-        rest, found = iter(tensors), iter(given)
-        residuals = pytree.unflatten(
-            self.residual_spec,
-            [next(rest) if r is None else r for r in self.residuals],
-        )
-        cts = [
-            instantiate(next(found) if is_differentiable(t) else Zero(t))
-            for t in results
-        ]
-        function = self.use.function
-        assert isinstance(function, custom_vjp)
-        trees = function.backward(
-            *self.use.static.values(), residuals, pytree.unflatten(self.spec, cts)
-        )
-        specs = self.use.spec.children()
-        if not isinstance(trees, tuple | list) or len(trees) != len(specs):
-            raise StructureError(
-                f"custom_vjp: the backward rule of `{name_of(function.fun)}` must "
-                f"return a tuple of {len(specs)} cotangents, one for each argument, "
-                f"and returns {pytree.structure(trees)}."
+    def run_forward(
+        self, use: Use, operands: Sequence[Value]
+    ) -> tuple[list[Value], Spec, BackwardRule, list[Value]]:
+        """The results and their structure, the backward rule, and the tensors that it
+        takes."""
+        if use.examples:
+            return self.run_forward_of_many(use, operands)
+        if self.forward is None or self.backward is None:
+            raise DerivativeError(
+                f"custom_vjp: `{name_of(self.fun)}` has no rules. Set them with "
+                "`defvjp`."
             )
-        whole = [
-            pytree.unflatten(spec, [None] * spec.num_leaves) if tree is None else tree
-            for tree, spec in zip(trees, specs, strict=True)
-        ]
-        values = list(map(Unknown, arguments))
-        return like("custom_vjp", "cotangents", tuple(whole), values, self.use.spec)
+        forward, args = self.forward, use.arguments(operands[: use.spec.num_leaves])
+        pair = use.run(lambda: forward(*args), operands)
+        if not (isinstance(pair, tuple | list) and len(pair) == 2):
+            raise ResultTypeError(
+                f"custom_vjp: the forward rule of `{name_of(self.fun)}` must return a "
+                f"pair (result, residuals), and returns `{type(pair).__name__}`."
+            )
+        values, spec = use.results(pair[0])
+        kept, kept_spec = pytree.flatten(pair[1])
+        static = [None if isinstance(x, Value) else x for x in kept]
+        residuals = [x for x in kept if isinstance(x, Value)]
+        pullback = Backward(self.backward, use, spec, static, kept_spec)
+        return values, spec, pullback, [*residuals, *operands[use.spec.num_leaves :]]
+
+    def run_forward_of_many(
+        self, use: Use, operands: Sequence[Value]
+    ) -> tuple[list[Value], Spec, BackwardRule, list[Value]]:
+        """The same for many examples at once: the rules are batched."""
+        size, lanes = use.lanes(operands)
+        of: list[tuple[Spec, BackwardRule, int]] = []
+
+        def one(flat: Sequence[Any]) -> list[Value]:
+            values, spec, pullback, residuals = self.run_forward(use.of_one, flat)
+            of.append((spec, pullback, len(values)))
+            return [*values, *residuals]
+
+        found = [_value(lane) for lane in over_examples(one, size, lanes)]
+        [(spec, pullback, count)] = of
+        values = [as_batched(size, lane).value for lane in found[:count]]
+        batched = [isinstance(lane, Batched) for lane in found[count:]]
+        residuals = [x.value if isinstance(x, Batched) else x for x in found[count:]]
+        return values, spec, BackwardOfMany(pullback, use, batched), residuals
+
+    def try_rules(self, use: Use, tracer: Tracer, operands: Sequence[Operand]) -> None:
+        leaves, _ = _inputs(tracer, [o.type for o in operands])
+        values, _, pullback, residuals = self.run_forward(use, leaves)
+        _, cts = _inputs(tracer, [v.type for v in values])
+        given = [ct for ct in cts if not is_zero(ct)]
+        arguments, results = ([v.type for v in row] for row in (leaves, values))
+        pullback(given, residuals, arguments, results)
 
 
-@final
-class Pullback(HigherOrderOp):
-    """`pullback(*tangents, *residuals; pullback, arguments, results)`
-
-    gives tangents of the results. `arguments` and `results` are the flat types.
-    It is linear in the tangents, and is there to be transposed, by the backward rule.
-    """
-
-    name = "custom_pullback"
-
-    def _never(self, *_args: Any, **_params: Any) -> Any:
-        """It stands in linear graphs alone, which are transposed before they run."""
-        raise GraphError(f"{self.name}: it is there to be transposed, and never runs.")
-
-    functionalize: Any = _never
-    export = derived
-    signature: Any = _never
-    with_roles: Any = _never
-
-    def lower(self, *_args: Any, pullback: _Pullback, **_params: Any) -> Any:
-        raise _no_tangents(pullback.use.function.fun)
-
-    debug: Any = lower
-
-    def _refuse(self, *args: Any) -> Any:
-        """What takes a node's params last."""
-        raise _no_tangents(args[-1]["pullback"].use.function.fun)
-
-    run_eager: Any = _refuse
-    batch: Any = _refuse
-    jvp: Any = _refuse
-    vjp: Any = _refuse
-    linearize: Any = _refuse
-
-    def infer(
-        self, *types: Any, results: tuple[TensorType, ...], **_params: Any
-    ) -> tuple[TensorType, ...]:
-        return tuple(t.strong() for t in results if is_differentiable(t))
-
-    def transpose(
-        self,
-        cotangents: Sequence[Tangent],
-        operands: Sequence[Any],
-        params: dict[str, Any],
-    ) -> list[Tangent | None]:
-        types = params["arguments"]
-        floats = [is_differentiable(t) for t in types]
-        residuals = operands[sum(floats) :]
-        found = params["pullback"](cotangents, residuals, types, params["results"])
-        own = [ct for ct, is_float in zip(found, floats, strict=True) if is_float]
-        wanted = zip(own, operands, strict=False)
-        return [
-            *(ct if isinstance(o, Unknown) else None for ct, o in wanted),
-            *[None] * len(residuals),
-        ]
-
-    def format_sections(self, node: Node) -> list[tuple[Arg, ...]]:
-        return [(), (), tuple(node.args), ()]
+def _value(lane: Lane) -> Batched | Value:
+    return lane if isinstance(lane, Batched) else as_value(lane)
 
 
-PULLBACK = Pullback()
+def _inputs(
+    tracer: Tracer, types: Sequence[TensorType]
+) -> tuple[list[Value], list[Tangent]]:
+    """Inputs of these types, and tangents or cotangents of them."""
+    values: list[Value] = [tracer.operand(t, "x") for t in types]
+    dots: list[Tangent] = [
+        tracer.operand(t.strong(), "t") if is_differentiable(t) else Zero(t)
+        for t in types
+    ]
+    return values, dots
 
 
 # --- in a trace -----------------------------------------------------------------------
@@ -588,10 +578,14 @@ class CustomCall(Calling):
     name = "custom_call"
     droppable = False
 
-    def prepare(self, use: _Use, operands: list[Operand]) -> Call:
-        fun = use.function.fun
+    def prepare(self, use: Use, operands: list[Operand]) -> Call:
+        fun, count = use.function.fun, use.spec.num_leaves
         names = [f"x{i}" for i in range(len(operands))]
-        function = Function("fun", fun, names, lambda flat: fun(*use.arguments(flat)))
+
+        def call(flat: Sequence[Any]) -> Any:
+            return fun(*use.arguments(flat[:count]))
+
+        function = Function("fun", fun, names, call)
         return Call(use.function.name, [], operands, {"body": function}, {"use": use})
 
     def trace(self, call: Call) -> Any:
@@ -611,8 +605,13 @@ class CustomCall(Calling):
         args: Sequence[Operand],
         params: dict[str, Any],
     ) -> tuple[Sequence[Value], Sequence[bool]]:
-        """A map over the examples, whose body is this call: the rules are for one."""
-        return each_example(self, size, batched, args, params)
+        parts = split_args(self, batched, params)
+        if not any(parts.operands):  # rules do not depend on the example
+            return each_example(self, size, batched, args, params)
+        use: Use = params["use"]
+        use = replace(use, examples=(*use.examples, parts.operands))
+        params = {**params, "use": use}
+        return batching.batch(self, size, batched, args, params, all_results=True)
 
     def jvp(
         self,
@@ -620,12 +619,12 @@ class CustomCall(Calling):
         tangents: Sequence[Tangent],
         params: dict[str, Any],
     ) -> tuple[Sequence[Value], Sequence[Tangent]]:
-        use: _Use = params["use"]
-        leaves, given = self._own(operands, tangents, params)
+        use: Use = params["use"]
+        own, given = self._own(operands, tangents, params)
         with _closed(use.function):
-            values, spec, found = use.function.push(use, leaves, given)
+            values, spec, found = use.function.push(use, own, given)
         types = self.result_types([o.type for o in operands], params)
-        use.check(leaves, types, spec, values)
+        use.check(own, types, spec, values)
         return values, found
 
     def linearize(
@@ -634,12 +633,12 @@ class CustomCall(Calling):
         tangents: Sequence[Tangent],
         params: dict[str, Any],
     ) -> tuple[Sequence[Value], LinearMap]:
-        use: _Use = params["use"]
-        leaves, given = self._own(operands, tangents, params)
+        use: Use = params["use"]
+        own, given = self._own(operands, tangents, params)
         with _closed(use.function):
-            values, spec, derivative = use.function.linearize(use, leaves, given)
+            values, spec, derivative = use.function.linearize(use, own, given)
         types = self.result_types([o.type for o in operands], params)
-        use.check(leaves, types, spec, values)
+        use.check(own, types, spec, values)
         return values, lambda t: derivative(self._own(operands, t, params)[1])
 
     def _own(
@@ -648,12 +647,15 @@ class CustomCall(Calling):
         tangents: Sequence[Tangent],
         params: dict[str, Any],
     ) -> tuple[list[Value], Sequence[Tangent]]:
-        """The arguments of the function, and their tangents."""
+        """The arguments of the function, with what its rules read behind them; and the
+        tangents of the arguments."""
+        use: Use = params["use"]
         parts = split_args(self, operands, params)
         given = split_args(self, tangents, params)
-        if not all(map(is_zero, given.captures)):
-            raise _closes_over(params["use"].function)
-        return list(map(as_value, parts.operands)), given.operands
+        count = use.spec.num_leaves
+        if not all(map(is_zero, (*given.operands[count:], *given.captures))):
+            raise _closes_over(use.function)
+        return list(map(as_value, parts.operands)), given.operands[:count]
 
 
 CUSTOM = CustomCall()

@@ -173,9 +173,12 @@ class _Slots:
     record      while a function is traced symbolically: public function, args, kwargs
                 -> what stands for its result, or None if there is no proxy among them
                 (filled by `fx`)
+    stand_in    what stands for a tensor where that does not reach, if anything does
+                (filled by `trace.captures`)
     """
 
     eager: Interpreter
+    stand_in: Callable[[Value], Value]
     from_array: Callable[[Any], Value]
     each_example: Callable[
         [

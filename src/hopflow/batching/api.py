@@ -36,7 +36,7 @@ from hopflow.trace.rollback import unchanged_on_error
 from hopflow.trace.source import argument_texts, name_of, parameter_names, user_line
 from hopflow.trace.tracer import Tracer, trace_into
 
-__all__ = ["vmap"]
+__all__ = ["over_examples", "vmap"]
 
 
 class _Leaf(NamedTuple):
@@ -98,6 +98,17 @@ def vmap(f: Callable[..., Any], in_dims: Any = 0, out_dims: Any = 0) -> Any:
         )
 
     return recordable(call)
+
+
+def over_examples(
+    f: Callable[[Sequence[Any]], Sequence[Operand]], size: Size, lanes: Sequence[Lane]
+) -> tuple[Lane, ...]:
+    """What `f` returns for values some of which are batched; so may its results be."""
+    values = [x.value if isinstance(x, Batched) else None for x in lanes]
+    leaves = [_Leaf(f"x{i}", x, None) for i, x in enumerate(lanes)]
+    spec = pytree.structure(((0,) * len(lanes), {}))
+    trace = _trace(lambda *flat: list(f(flat)), values, leaves, spec)
+    return evaluate(trace.graph, size, trace.args)
 
 
 def _flatten(

@@ -207,17 +207,24 @@ def _numpy_key(key: Any) -> Any:
 
 
 def _numpy_operand(operand: Operand) -> Any:
-    """What NumPy takes for an operand: an array, or a scalar of its dtype."""
+    """What NumPy takes for an operand: an array, or a scalar of its dtype.
+
+    Raises:
+        EscapedValueError: it is a tensor of a trace, which nothing stands for.
+    """
     if type(operand) is EagerTensor:
         if operand._storage is not None:
             operand.check_valid()
         return operand.array
-    if type(operand) is Constant:
+    if isinstance(operand, Constant):
         scalar = operand.type.dtype.dtype.type
         if -_SMALL < operand.value < _SMALL:
             return scalar(operand.value)
         with np.errstate(over="ignore"):  # beyond a smaller float is infinity
             return scalar(operand.value)
+    known = slots.stand_in(operand)
+    if known is not operand:
+        return _numpy_operand(known)
     raise EscapedValueError(
         f"a traced value ({operand.type}) was used outside the trace that made it. "
         "Return it from the traced function."
@@ -266,7 +273,8 @@ class Eager(Interpreter):
     ) -> tuple[Value, ...]:
         """Check the types, and run `op`'s NumPy meaning."""
         if type(op) is not OpDef:
-            results: tuple[Value, ...] = op.run_eager(args, params)
+            own = [slots.stand_in(a) if isinstance(a, Value) else a for a in args]
+            results: tuple[Value, ...] = op.run_eager(own, params)
             return results
         arrays: list[Any] = []
         key: list[Any] = [op]

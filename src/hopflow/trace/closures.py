@@ -76,7 +76,8 @@ class Surroundings:
             return Same(value)
         wrapped = getattr(value, "__wrapped__", None)
         if wrapped is not None and type(value).__module__.startswith("hopflow."):
-            return type(value), self._read(wrapped, name)
+            parts = wrapped, *getattr(value, "rules", ())
+            return type(value), *(self._read(part, name) for part in parts)
         own = type(value).__call__ if callable(value) else None
         if isinstance(own, FunctionType):  # what calls it is code that reads, too
             return self._function(own), self._tree(value, name)

@@ -57,6 +57,7 @@ from hopflow.trace.functional import (
 )
 from hopflow.trace.numbers import Numbers
 from hopflow.trace.source import user_line
+from hopflow.trace.stand_ins import stand_in
 
 _NOTHING: Final[Mapping[int, Size]] = {}
 
@@ -165,6 +166,7 @@ class Tracer(Numbers):
         """
         if not isinstance(operand, Value):
             return self.operand(operand.type, name)
+        operand = stand_in(operand)
         self.bind_symbols(operand.type.shape)
         origin, memory = self._lift_parent(operand)
         var = self.graph.add_input(operand.type, name)
@@ -230,6 +232,9 @@ class Tracer(Numbers):
             EscapedValueError: `value` belongs to a trace that is no ancestor of this.
             CapturedTensorError: it is a concrete tensor, and captures are not allowed.
         """
+        if isinstance(value, TracedTensor) and value.tracer is self and not self.closed:
+            return value
+        value = stand_in(value)
         if isinstance(value, TracedTensor) and value.tracer is self:
             if self.closed:
                 raise escaped(value, "that trace has ended")

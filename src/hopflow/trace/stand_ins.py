@@ -1,0 +1,139 @@
+"""What stands for tensors in a function that runs again where they do not reach, as the
+rules of `custom_jvp` do: the trace that they belong to has ended, or is left."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, TypeAlias
+
+from hopflow.bind import Interpreter, Value, slots
+from hopflow.tensor import EagerTensor
+from hopflow.trace.functional import TracedTensor
+
+__all__ = ["Known", "Read", "noting", "stand_in", "standing_in"]
+
+
+class Read(NamedTuple):
+    """A tensor of outside that a function reads.
+
+    made    it is data of the function's own, and each run makes another tensor of it
+    """
+
+    tensor: Value
+    made: bool
+
+    def is_read_as(self, value: Value) -> bool:
+        """Whether `value` is this data, made again."""
+        own = self.tensor
+        return (
+            isinstance(own, EagerTensor)
+            and isinstance(value, EagerTensor)
+            and own.type == value.type
+            and own.array.tobytes() == value.array.tobytes()
+        )
+
+
+@dataclass(slots=True)
+class _Noted:
+    """What is read of outside, by the identity of the tensors.
+
+    around   the interpreters whose tensors are of outside
+    """
+
+    around: list[Interpreter]
+    found: dict[int, Value] = field(default_factory=dict)
+
+    def take(self, value: Value, *, is_known: bool) -> None:
+        own = not isinstance(value, TracedTensor) or value.tracer in self.around
+        if own or is_known:
+            self.found.setdefault(id(value), value)
+
+
+Known: TypeAlias = Callable[[Value], Value | None]
+"""What stands for a tensor; None: it does not say."""
+
+
+class _Present(threading.local):
+    """What is done in this thread.
+
+    tables   what stands for tensors that are read; the last one that says so is right
+    lower    what traces that have been left hold, the first of them left first
+    notes    of what is read
+    """
+
+    tables: tuple[Known, ...] = ()
+    lower: tuple[Known, ...] = ()
+    notes: tuple[_Noted, ...] = ()
+
+
+_present: Final = _Present()
+
+
+@contextmanager
+def noting(around: Interpreter | None) -> Iterator[dict[int, Value]]:
+    """Take note of the tensors of these interpreters, and of those with memory, that
+    tracers meet within the block."""
+    before, outer = _present.notes, []
+    while around is not None:
+        outer.append(around)
+        around = around.parent
+    noted = _Noted(outer)
+    _present.notes = (*before, noted)
+    try:
+        yield noted.found
+    finally:
+        _present.notes = before
+
+
+@contextmanager
+def standing_in(
+    reads: Sequence[Read] = (),
+    values: Sequence[Value] = (),
+    lower: Known | None = None,
+) -> Iterator[None]:
+    """Within the block `values` stand for what a function reads: it is run where the
+    tensors themselves do not reach, or hold something else by now.
+
+    Args:
+        lower: What the tensors of a trace that is left for the block are outside it.
+    """
+    before = _present.tables, _present.lower
+    if reads:
+        _present.tables = (*_present.tables, _table(reads, values))
+    if lower is not None:
+        _present.lower = (*_present.lower, lower)
+    try:
+        yield
+    finally:
+        _present.tables, _present.lower = before
+
+
+def _table(reads: Sequence[Read], values: Sequence[Value]) -> Known:
+    pairs = list(zip(reads, values, strict=True))
+    by_id = {id(read.tensor): value for read, value in pairs}
+    made = [(read, value) for read, value in pairs if read.made]
+
+    def known(tensor: Value) -> Value | None:
+        again = (value for read, value in made if read.is_read_as(tensor))
+        return by_id[id(tensor)] if id(tensor) in by_id else next(again, None)
+
+    return known
+
+
+def stand_in(value: Value) -> Value:
+    """What stands for a tensor that a function meets; without any it is itself."""
+    present = _present
+    if not (present.tables or present.lower or present.notes):
+        return value
+    tables = (known(value) for known in reversed(present.tables))
+    found = next((v for v in tables if v is not None), value)
+    for lower in present.lower:
+        below = lower(found)
+        found = found if below is None else below
+    for noted in present.notes:
+        noted.take(value, is_known=found is not value)
+    return found
+
+
+slots.stand_in = stand_in
