@@ -244,7 +244,6 @@ class Branching(HigherOrderOp):
             StructureError, BranchTypeError: they do not.
         """
         first = branches[0]
-        paths = [f"result[{i}]" for i in range(len(first.outputs))]
         rows = [first.out_types]
         for other in branches[1:]:
             if len(first.outputs) != len(other.outputs):
@@ -254,6 +253,7 @@ class Branching(HigherOrderOp):
                     f"{len(other.outputs)}."
                 )
             found = out_types_like(other, first)
+            paths = [f"result[{i}]" for i in range(len(found))]
             if leaves := mismatches(paths, first.out_types, found, sizes=False):
                 one, two = f"`{first.name}`", f"`{other.name}`"
                 raise BranchTypeError(self.name, one, two, leaves)
@@ -326,7 +326,7 @@ def merged_types(
 
     Sizes that are the same in each branch are the same symbol, in all results.
     """
-    if len(rows) == 1 and all(isinstance(n, int) for t in rows[0] for n in t.shape):
+    if len(rows) == 1 and all([t.is_static for t in rows[0]]):
         return tuple(rows[0])
     known = {v.node.symbol for v in graph.symbols}
     made: dict[Any, Size] = {}

@@ -295,6 +295,23 @@ def test_a_subgraph_may_call_subgraphs() -> None:
     same(got, hf.jit(hf.grad(lambda x: f(x, w, whole)))(X))
 
 
+def test_calls_of_bodies_of_one_name_and_length_are_told_apart() -> None:
+    def of(op: Any) -> Any:
+        def f(x: Any, w: Any) -> Any:
+            return op(x @ w) + x
+
+        return hf.subgraph(f)
+
+    def f(x: Any, w: Any, g: Any, h: Any) -> Any:
+        return sum([g(x, w * k) - h(x, w * k) for k in range(30)])
+
+    x, w = hf.asarray(X), hf.asarray(WEIGHTS[0])
+    with hf.debug():
+        want = f(x, w, of(hf.sin), of(hf.cos))
+    with counting(functions=2):
+        same(hf.jit(lambda x, w: f(x, w, of(hf.sin), of(hf.cos)))(x, w), want)
+
+
 def test_what_little_all_calls_come_to_is_put_in_their_places() -> None:
     small = hf.subgraph(lambda x: hf.sin(x) + 1)
     with counting(functions=0):

@@ -1,6 +1,7 @@
 """`jit`: trace a function once for each signature, and run it as native code."""
 
 import functools
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import RLock
@@ -551,6 +552,7 @@ class Jitted:
 _GONE: Final = np.empty(0)
 """What a donated tensor holds: its own memory is the result's, or free."""
 _MOST_KNOWN: Final = 1 << 12
+_WORDS: Final = re.compile(r"[^\W_]+")
 _PYTHON_KINDS: Final = {SymInt: int, SymFloat: float, SymBool: bool}
 
 
@@ -586,8 +588,7 @@ def _written(tracer: Tracer, own: Sequence[TracedTensor]) -> list[int]:
 
 def _name(text: str) -> str:
     """The name of an input, from how a user writes it."""
-    words = "".join(c if c.isalnum() else " " for c in text).split()
-    return "_".join(words)
+    return "_".join(_WORDS.findall(text))
 
 
 def _positions(donate: Any) -> tuple[int, ...]:

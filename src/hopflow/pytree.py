@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import fields, is_dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 import optree
@@ -176,8 +177,15 @@ def leaf_paths(spec: Spec, root: str) -> list[str]:
         return [root]
     if spec.type is tuple and spec.num_nodes == count + 1:  # at once, without accessors
         return [f"{root}[{k}]" for k in range(count)]
-    return [root + path for path in _accessors(spec)]
+    return [root + path for path in _paths(spec)]
 
 
-def _accessors(spec: Spec) -> list[str]:
-    return [accessor.codify("") for accessor in spec.accessors()]
+@lru_cache(256)
+def _paths(spec: Spec) -> list[str]:
+    """How a user would write each leaf after the name of the tree."""
+    level = spec.one_level()
+    if level is None:
+        return [""] * spec.num_leaves
+    places = [accessor.codify("") for accessor in level.accessors()]
+    children = zip(places, spec.children(), strict=True)
+    return [place + path for place, child in children for path in _paths(child)]

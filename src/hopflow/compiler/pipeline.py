@@ -95,7 +95,8 @@ class Executable:
             Layouts, tuple[Kernel, _Call]
         ] = {}  # for inputs that are not dense
         inputs, outputs = self.kernel.program.inputs, self.kernel.program.outputs
-        self._updated = {inputs.index(b) for b in outputs if b in inputs}
+        sources = {b: k for k, b in enumerate(inputs)}
+        self._updated = {sources[b] for b in outputs if b in sources}
         made = self.kernel.made
         self._made = [(k, b.dtype.dtype) for k, b in enumerate(outputs) if b in made]
         results = list(zip(graph.out_types, outputs, strict=True))
@@ -106,7 +107,7 @@ class Executable:
             (
                 WORD if b in made else t.dtype.dtype,
                 t.weak,
-                inputs.index(b) if b in inputs else None,
+                sources.get(b),
             )
             for t, b in results
         ]

@@ -12,7 +12,8 @@ statement: what is dead in one iteration may be live in another.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias, TypeVar
+from math import inf
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -43,7 +44,6 @@ from hopflow.loop_ir.routines import ROUTINES
 __all__ = ["ArenaPlan", "Interval", "live_intervals", "plan"]
 
 ALIGNMENT: Final = 64
-T = TypeVar("T", int, np.ndarray[Any, np.dtype[np.int64]])
 NDArray: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -61,8 +61,7 @@ class ArenaPlan:
     total: Expr
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
+class Interval(NamedTuple):
     """From the first to the last statement, by number, both included."""
 
     start: int
@@ -83,13 +82,22 @@ def plan(program: Program) -> ArenaPlan:
     sizes = {b: _size(b) for b in live}
     known = [b for b in live if sizes[b].is_const]
     end = 0
-    placed = np.zeros((4, len(known)), np.int64)  # first byte, end, start, stop
+    # Those placed, in the order of their first bytes: there is no hole in all of them.
+    first, last, start, stop = np.zeros((4, len(known)), np.int64)
+    latest, earliest = -1, inf
     for k, b in enumerate(sorted(known, key=lambda b: -sizes[b].attr)):
-        size = sizes[b].attr
-        first, last, start, stop = placed[:, :k]
-        taken = (start <= live[b].stop) & (live[b].start <= stop)
-        offset = _first_fit(size, first[taken], last[taken])
-        placed[:, k] = offset, offset + size, live[b].start, live[b].stop
+        size, when = sizes[b].attr, live[b]
+        if latest <= when.stop and when.start <= earliest:  # with all others
+            at, offset = k, _round_up(end)
+        else:
+            taken = ((start[:k] <= when.stop) & (stop[:k] >= when.start)).nonzero()[0]
+            offset = _first_fit(size, first[taken], last[taken])
+            at = int(first[:k].searchsorted(offset))
+            for column in (first, last, start, stop):
+                column[at + 1 : k + 1] = column[at:k]
+        first[at], last[at] = offset, _round_up(offset + size)
+        start[at], stop[at] = when
+        latest, earliest = max(latest, when.start), min(earliest, when.stop)
         offsets[b] = e.index(offset)
         end = max(end, offset + size)
     total = _place_symbolic([b for b in live if b not in offsets], live, end, offsets)
@@ -108,15 +116,16 @@ def _planned(program: Program) -> list[Buffer]:
 
 
 def _first_fit(size: int, first: NDArray, end: NDArray) -> int:
-    """The lowest aligned offset of `size` free bytes, where others are taken."""
-    order = np.argsort(first)
-    free = np.zeros(len(order) + 1, np.int64)  # what is before the next, or the last
-    free[1:] = np.maximum.accumulate(_round_up(end[order]))
-    fits = free[:-1] + size <= first[order]
-    return int(free[fits.argmax() if fits.any() else -1])
+    """The lowest offset of `size` free bytes, where others are taken: from these first
+    bytes on, in order, up to these aligned ends."""
+    if not len(first) or first[0] >= size:
+        return 0
+    free = np.maximum.accumulate(end)
+    holes = (first[1:] - free[:-1] >= size).nonzero()[0]
+    return int(free[holes[0] if len(holes) else -1])
 
 
-def _round_up(size: T) -> T:
+def _round_up(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
@@ -155,8 +164,7 @@ def _size(buffer: Buffer) -> Expr:
 # --- liveness -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Access:
+class _Access(NamedTuple):
     """A statement that names a buffer, and the way to it from the program's body: in
     each body the number of a statement, and the statement around the next body."""
 
@@ -251,6 +259,9 @@ def _interval(
     buffer: Buffer, accesses: Sequence[_Access], may_define: bool
 ) -> Interval:
     common = _common_path([a.path for a in accesses])
+    if len(common) == 1 == max(len(a.path) for a in accesses):  # no loop is around
+        numbers = [a.number for a in accesses]
+        return Interval(min(numbers), max(numbers))
     body = common[-1]
     first = min(accesses, key=lambda a: a.number)
     statement = _statement_in(body, first)
@@ -262,6 +273,8 @@ def _interval(
 
 
 def _common_path(paths: Sequence[tuple[_Body, ...]]) -> list[_Body]:
+    if all(path is paths[0] for path in paths):
+        return [*paths[0]]
     common = []
     for level in zip(*paths, strict=False):
         if any(b is not level[0] for b in level):

@@ -17,9 +17,10 @@ __all__ = ["changed_whole", "private_buffers", "private_to", "used_whole"]
 
 def private_buffers(body: Sequence[Stmt]) -> dict[For, list[Buffer]]:
     """Those of each loop over threads in the body of a program."""
-    uses = walk.uses(body)
-    loops = (s for s in walk.statements(body) if isinstance(s, For))
-    return {s: private_to(s, uses) for s in loops if s.binding.kind == "threads"}
+    loops = [s for s in walk.statements(body) if isinstance(s, For)]
+    threaded = [s for s in loops if s.binding.kind == "threads"]
+    uses = walk.uses(body if threaded else ())
+    return {s: private_to(s, uses) for s in threaded}
 
 
 def private_to(loop: For, uses: Counter[Buffer]) -> list[Buffer]:

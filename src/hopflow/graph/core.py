@@ -104,7 +104,7 @@ class Node:
         for key, value in self.params.items():
             if isinstance(value, Graph):
                 found[key] = value
-            elif isinstance(value, tuple):
+            elif isinstance(value, tuple) and Graph in map(type, value):
                 for i, item in enumerate(value):
                     if isinstance(item, Graph):
                         found[f"{key}[{i}]"] = item

@@ -23,7 +23,12 @@ from hopflow.graph.core import (
     plain_symbol,
     size_of,
 )
-from hopflow.graph.rewriting import clone, fresh_symbol, needed_inputs
+from hopflow.graph.rewriting import (
+    clone,
+    fresh_symbol,
+    needed_inputs,
+    static_symbols,
+)
 from hopflow.graph.types import TensorType
 from hopflow.symbolic.size import (
     Size,
@@ -223,9 +228,11 @@ def result_types(
         sizes[free_symbols(standing)[0]] = size
         return standing
 
-    held = {key: map_sizes(value, hold) for key, value in params.items()}
+    held = params
+    if any(static_symbols(params.values())):
+        held = {key: map_sizes(value, hold) for key, value in params.items()}
     types: tuple[TensorType, ...] = op.result_types([a.type for a in args], held)
-    if all(isinstance(n, int) for t in types for n in t.shape):
+    if all([t.is_static for t in types]):
         return types
     node.results = tuple([Var(node, i, t) for i, t in enumerate(types)])
     for region in op.signature(node).regions:

@@ -334,7 +334,7 @@ def _fresh_attribute(graph: Graph, name: str) -> str:
 
 
 def _bound_type(type_: TensorType, sizes: Mapping[Symbol, Size]) -> TensorType:
-    if all(isinstance(n, int) for n in type_.shape):
+    if type_.is_static:
         return type_
     return type_.with_shape([substitute(n, sizes) for n in type_.shape])
 
@@ -357,6 +357,8 @@ def substitute_symbols(graph: Graph, sizes: Mapping[Symbol, Size]) -> None:
     nothing has for a size any more, and `prune_inputs` takes them out if nothing reads
     them. Subgraphs have symbols of their own, and stay.
     """
+    if not sizes:
+        return
     for var in graph.inputs:
         var.type = _bound_type(var.type, sizes)
     for node in graph.nodes:
@@ -371,6 +373,8 @@ def unify_symbols(graph: Graph, canonical: Callable[[Size], Size]) -> None:
     Inputs for symbols that nothing reads then are taken out.
     """
     inputs = {v.node.symbol: v for v in graph.symbols if v.node.symbol is not None}
+    if not inputs:
+        return
     sizes: dict[Symbol, Size] = {}
     values: dict[Var, Arg] = {}
     for known, var in inputs.items():
@@ -403,7 +407,7 @@ def settle_sizes(graph: Graph, canonical: Callable[[Size], Size]) -> None:
 
     def settle(var: Var) -> None:
         type_ = var.type
-        if any(isinstance(n, SymInt) for n in type_.shape):
+        if not type_.is_static:
             if type_ not in types:
                 types[type_] = type_.with_shape(map_sizes(type_.shape, settled))
             var.type = types[type_]

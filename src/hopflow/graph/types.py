@@ -31,6 +31,11 @@ class TensorType:
             total = total * n
         return total
 
+    @property
+    def is_static(self) -> bool:
+        """Whether all sizes are numbers."""
+        return SymInt not in map(type, self.shape)
+
     def with_shape(self, shape: Sequence[Size]) -> "TensorType":
         return TensorType(self.dtype, tuple(shape), self.weak)
 
@@ -48,7 +53,7 @@ _MOST_SHARED = 1 << 12
 def shared(type_: TensorType) -> TensorType:
     """One object for equal types of known sizes: what tells types by identity, to find
     what it knows of them, finds it."""
-    if not all(type(n) is int for n in type_.shape):
+    if not type_.is_static:
         return type_
     key = (type_.dtype.short, type_.shape, type_.weak)
     known = _shared.get(key)

@@ -12,6 +12,7 @@ must not trap (`ops` adds the checks and the `INT_MIN / -1` select).
 import math
 import operator
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -95,6 +96,7 @@ def _wrap(value: int, dtype: DType) -> int:
     return value
 
 
+@lru_cache(1 << 10, typed=True)
 def index(value: int) -> Expr:
     """The i64 constant `value`, as used in indices."""
     return Expr("const", (), dtypes.int64, value)

@@ -187,7 +187,7 @@ class OpDef:
         for type_ in result:
             check_addressable(self.name, type_)
         # What is asked of symbols may be noted where they belong, each time anew.
-        if key and all(type(n) is int for t in types for n in t.shape):
+        if key and all(t.is_static for t in types):
             _remember(_inferred, key, (result, tuple(types)))
         return result
 

@@ -342,7 +342,7 @@ _MOST_KNOWN: Final = 1 << 14
 
 def _closed(type_: TensorType) -> TensorType | None:
     """`type_`, or None if it has sizes that only the values decide."""
-    return type_ if all(isinstance(n, int) for n in type_.shape) else None
+    return type_ if type_.is_static else None
 
 
 def _wrapped(

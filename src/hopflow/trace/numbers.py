@@ -1,6 +1,6 @@
 """Numbers over symbols in a trace: as values of its graph, and from values of it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
@@ -35,6 +35,7 @@ class Numbers(Functional):
     floats: dict[Symbol, TracedTensor]
     asked: dict[Symbol, Var]
     ranges: dict[Var, ValueRange]
+    changes: list[Callable[[], None]]
     _sizes: dict[Var, Size]
     _expressions: dict[Any, tuple[Var, int]]
 
@@ -194,6 +195,13 @@ class Numbers(Functional):
         while position and id(nodes[position - 1]) not in before:
             position -= 1
         nodes[position:] = [*made, *nodes[position:start]]
+
+        def take_back() -> None:  # to the end, as all that was added
+            del self.graph.nodes[position : position + len(made)]
+            self.graph.nodes += made
+
+        if position < start:
+            self.changes.append(take_back)
 
     def float_value(self, symbol: Symbol) -> TracedTensor:
         """The tensor f64[] that holds a symbol of a float, lifted from where it is.

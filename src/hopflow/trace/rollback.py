@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeAlias
 
 from hopflow.bind import Interpreter, current
-from hopflow.graph.core import Node, Var
 from hopflow.trace.tracer import Tracer
 
 __all__ = ["Marks", "mark", "rollback", "unchanged_on_error"]
@@ -14,8 +13,8 @@ __all__ = ["Marks", "mark", "rollback", "unchanged_on_error"]
 class _Mark(NamedTuple):
     """How far a tracer had got; see `mark`."""
 
-    nodes: list[Node]  # all: a check is not put at the end
-    inputs: frozenset[Var]
+    nodes: int
+    inputs: int
     symbols: int
     captures: int
     changes: int
@@ -30,8 +29,8 @@ def mark(tracer: Tracer) -> Marks:
     around: Interpreter | None = tracer
     while isinstance(around, Tracer):
         at = _Mark(
-            around.graph.nodes.copy(),
-            frozenset(around.graph.inputs),
+            len(around.graph.nodes),
+            len(around.graph.inputs),
             len(around.symbols),
             len(around.captures),
             len(around.changes),
@@ -47,19 +46,12 @@ def rollback(marks: Marks) -> None:
         for take_back in reversed(tracer.changes[at.changes :]):
             take_back()
         del tracer.changes[at.changes :]
-        if (
-            len(tracer.graph.nodes) == len(at.nodes)
-            and len(tracer.symbols) == at.symbols
-            and len(tracer.captures) == at.captures
-        ):
-            continue
-        tracer.graph.nodes[:] = at.nodes
+        del tracer.graph.nodes[at.nodes :]
         _truncate(tracer.symbols, at.symbols)
         _truncate(tracer.captures, at.captures)
-        tracer.graph.inputs = [
-            v
-            for v in tracer.graph.inputs
-            if v.node.section == "operand" or v in at.inputs
+        inputs = tracer.graph.inputs
+        inputs[at.inputs :] = [
+            v for v in inputs[at.inputs :] if v.node.section == "operand"
         ]
 
 

@@ -149,11 +149,13 @@ class Tracer(Numbers):
             sizes: The axes whose sizes are another in each run of the function, and
                 these: symbols which this or an earlier operand defines.
         """
-        shape = list(type_.shape)
-        self.bind_symbols([n for axis, n in enumerate(shape) if axis not in sizes])
-        for axis, size in sizes.items():
-            shape[axis] = size
-        var = self.graph.add_input(shared(type_.with_shape(shape)), name)
+        if sizes or not type_.is_static:
+            shape = list(type_.shape)
+            self.bind_symbols([n for axis, n in enumerate(shape) if axis not in sizes])
+            for axis, size in sizes.items():
+                shape[axis] = size
+            type_ = type_.with_shape(shape)
+        var = self.graph.add_input(shared(type_), name)
         tensor = TracedTensor(self, var)
         self.operands.append(tensor)
         self._define_sizes(var)
@@ -411,7 +413,8 @@ class Tracer(Numbers):
         results = super().process(op, args, params)
         if type(op) is not OpDef:
             for result in results:
-                self._define_sizes(self.read(self.localize(result)))
+                if not result.type.is_static:
+                    self._define_sizes(self.read(self.localize(result)))
         return results
 
     def arg(self, operand: Operand) -> Arg:
@@ -498,6 +501,8 @@ class Tracer(Numbers):
 
     def _own_sizes(self, types: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
         """The types of an operator's results, over symbols of this trace."""
+        if all([t.is_static for t in types]):
+            return types
         made: dict[Symbol, Size] = {}
         for symbol in free_symbols(*(n for t in types for n in t.shape)):
             if symbol not in self.symbols and self.env is not None:
@@ -511,6 +516,8 @@ class Tracer(Numbers):
 
     def _define_sizes(self, var: Var) -> None:
         """Define the symbols that the type of a var brings forth."""
+        if var.type.is_static:
+            return
         for axis, size in enumerate(var.type.shape):
             symbol = plain_symbol(size)
             if symbol is not None and symbol not in self.symbols:

@@ -5,14 +5,15 @@ if only addresses differ that are known before: how much code there is, and how 
 LLVM takes for it, then does not depend on how many calls there are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 from hopflow.compiler.llvm.module import RARE, symbol
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import walk
-from hopflow.loop_ir.nest import Invoke, Ref, Stmt
+from hopflow.loop_ir.nest import Invoke, Stmt
 
 if TYPE_CHECKING:
     from hopflow.compiler.llvm.statements import Emitter
@@ -21,27 +22,19 @@ _WORTH: Final = 4
 """So many calls at least are worth a loop."""
 
 
-def runs(emitter: "Emitter", statements: Sequence[Stmt]) -> list[Sequence[Stmt]]:
-    """The statements, those together that one loop over a table can be."""
-    found: list[Sequence[Stmt]] = []
-    for key, group in groupby(statements, lambda s: _kind(emitter, s)):
-        together = list(group)
-        if key is not None and len(together) >= _WORTH:
-            found.append(together)
-        else:
-            found += [[s] for s in together]
-    return found
+@dataclass(eq=False, slots=True)
+class Row:
+    """A call, and a word of a table for its site and for where each address is found:
+    a word of the block (or -1, the arena's) that holds where it counts from, and bytes
+    from there. Equal rows can be of one table: the function is the same, and its sizes.
+    """
 
-
-class _Kind:
-    """What calls of one loop have in common: the function, and its sizes."""
-
-    def __init__(self, call: Invoke) -> None:
-        self.call = call
+    call: Invoke
+    words: list[int]
 
     def __eq__(self, other: object) -> bool:
         return (
-            isinstance(other, _Kind)
+            isinstance(other, Row)
             and self.call.function is other.call.function
             and walk.same_shape(self.call.sizes, other.call.sizes)
         )
@@ -49,20 +42,29 @@ class _Kind:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _kind(emitter: "Emitter", s: Stmt) -> _Kind | None:
-    if not isinstance(s, Invoke):
-        return None
-    return _Kind(s) if all(_place(emitter, ref) for ref in s.refs) else None
+def runs(emitter: "Emitter", statements: Sequence[Stmt]) -> Iterator[Stmt | list[Row]]:
+    """The statements; instead of those that one loop over a table can be, its rows."""
+    rows = [_row(emitter, s) if isinstance(s, Invoke) else None for s in statements]
+    pairs = zip(statements, rows, strict=True)
+    for row, group in groupby(pairs, lambda pair: pair[1]):
+        together = list(group)
+        if row is not None and len(together) >= _WORTH:
+            yield [row for _, row in together if row is not None]
+        else:
+            yield from [s for s, _ in together]
 
 
-def _place(emitter: "Emitter", ref: Ref) -> tuple[int, int] | None:
-    """Where an address is found: which word of the block (or -1, the arena's) holds
-    where it counts from, and bytes from there. None: that is not known before."""
-    root = emitter.memory.root(ref.buffer)
-    distance = emitter.memory.linear(ref.buffer, ref.at)
-    if root is None or not distance.is_const:
-        return None
-    return root[0], root[1] + distance.attr * ref.buffer.dtype.itemsize
+def _row(emitter: "Emitter", s: Invoke) -> Row | None:
+    """None: where an address is found is not known before."""
+    memory, words = emitter.memory, [s.site]
+    for ref in s.refs:
+        root = memory.root(ref.buffer)
+        distance = memory.linear(ref.buffer, ref.at)
+        if root is None or not distance.is_const:
+            return None
+        word, offset = root
+        words += word, offset + distance.attr * ref.buffer.dtype.itemsize
+    return Row(s, words)
 
 
 def emit(emitter: "Emitter", s: Invoke) -> None:
@@ -77,19 +79,11 @@ def emit(emitter: "Emitter", s: Invoke) -> None:
     emitter.count(emitter.f.module.functions[symbol(s.function.name)].cost)
 
 
-def emit_all(emitter: "Emitter", calls: Sequence[Invoke]) -> None:
-    """Emit calls that `runs` put together, as a loop over a table of words: for each
-    call its site, and then where each address is found."""
-    f = emitter.f
-    words: list[int] = []
-    for s in calls:
-        words.append(s.site)
-        for ref in s.refs:
-            place = _place(emitter, ref)
-            assert place is not None
-            words += place
-    width = len(words) // len(calls)
-    table = f.module.table(words)
+def emit_all(emitter: "Emitter", rows: Sequence[Row]) -> None:
+    """Emit the calls of a table as a loop over it."""
+    f, first = emitter.f, rows[0]
+    width = len(first.words)
+    table = f.module.table([word for row in rows for word in row.words])
 
     def word(row: str, k: int) -> str:
         at = f.emit(f"getelementptr i64, ptr {row}, i64 {k}")
@@ -105,10 +99,10 @@ def emit_all(emitter: "Emitter", calls: Sequence[Invoke]) -> None:
         site = word(row, 0)
         if emitter.first_site:
             site = f.emit(f"add i64 {site}, {emitter.first_site}")
-        _call(emitter, calls[0], site, pointers)
-        emitter.cost.add(f.module.functions[symbol(calls[0].function.name)].cost)
+        _call(emitter, first.call, site, pointers)
+        emitter.cost.add(f.module.functions[symbol(first.call.function.name)].cost)
 
-    emitter.loop("0", str(len(calls)), 1, e.index(len(calls)), call)
+    emitter.loop("0", str(len(rows)), 1, e.index(len(rows)), call)
 
 
 def _call(emitter: "Emitter", s: Invoke, site: str, pointers: Sequence[str]) -> None:

@@ -123,6 +123,7 @@ class _FunctionEmitter:
         self._exit()
         rest = f.take()
         f.insert(prologue[:-1])
+        f.insert(self.memory.starts)
         f.insert(self._start())
         f.insert(rest)
         self.module.define(self.name, f.text)

@@ -37,6 +37,7 @@ class Memory:
         self._roots: dict[Buffer, tuple[int, int]] = {}
         self.arena = ""  # the register that holds where it begins
         self._arena_slot = ""
+        self.starts: list[str] = []  # lines, before the first statement
         self._slots: dict[Buffer, str] = {}
         self._strides: dict[Buffer, tuple[Expr, ...]] = {}
         self._load_notes: dict[Buffer, str] = {}
@@ -58,12 +59,10 @@ class Memory:
     def place_by_word(self, buffer: Buffer, word: int) -> None:
         """Say that `buffer` begins where this word of the program's block says."""
         self._roots[buffer] = word, 0
-        self.place(buffer, self._found(buffer))
 
     def place_in_arena(self, buffer: Buffer, offset: int) -> None:
         """Say that `buffer` begins so many bytes behind `arena`."""
         self._roots[buffer] = -1, offset
-        self.place(buffer, self._found(buffer))
 
     def _found(self, buffer: Buffer) -> str:
         """The register that holds the beginning of a buffer with a root, found here."""
@@ -103,6 +102,9 @@ class Memory:
 
     def pointer(self, buffer: Buffer) -> str:
         """The register that holds the beginning of `buffer` here."""
+        if buffer in self._roots and buffer not in self._pointers:
+            with self.f.hoisted(self.starts):  # most are given to calls alone
+                self.place(buffer, self._found(buffer))
         fixed = self._pointers.get(buffer)
         return fixed or self.f.emit(f"load ptr, ptr {self._slots[buffer]}")
 

@@ -114,11 +114,10 @@ class Emitter:
 
     def body(self, statements: list[Stmt]) -> None:
         """Emit statements one after the other, in the open scope."""
-        for run in calls.runs(self, statements):
-            if len(run) > 1:
-                calls.emit_all(self, [s for s in run if isinstance(s, Invoke)])
+        for statement in calls.runs(self, statements):
+            if isinstance(statement, list):
+                calls.emit_all(self, statement)
                 continue
-            [statement] = run
             before = self.f.size + self.f.work
             self._emit[type(statement)](statement)
             if not isinstance(statement, (Copy, For, While, If, Call)):

@@ -61,10 +61,14 @@ CALL: Final = Call()
 
 @dataclass(eq=False, frozen=True, slots=True)
 class Function:
-    """A graph as a param that passes over the graph around it do not look into."""
+    """A graph as a param that passes over the graph around it do not look into.
 
-    graph: Graph
-    effects: frozenset[str]
+    digest   of what it computes: all that its text tells, as nodes are compared by it
+    """
+
+    graph: Graph = field(repr=False)
+    effects: frozenset[str] = field(repr=False)
+    digest: str
 
 
 def outline_calls(graph: Graph) -> Graph:
@@ -147,6 +151,8 @@ class _Bodies:
                     self.replace(inner)
 
     def is_function(self, graph: Graph) -> bool:
+        if self.digest(graph) in self.functions:
+            return True
         count = self.calls[self.digest(graph)]
         if count < 2 or count * self.size(graph) <= SMALL:
             return False
@@ -160,7 +166,7 @@ class _Bodies:
         """Make a node a call of the function that its body is."""
         digest = self.digest(graph)
         if digest not in self.functions:
-            self.functions[digest] = Function(number(graph), effects(graph))
+            self.functions[digest] = Function(number(graph), effects(graph), digest)
         types = tuple([v.type for v in node.results])
         region = node.op.lower(types, *node.args, **node.params)
         node.op, node.args = CALL, tuple(region.operands)

@@ -42,6 +42,7 @@ class Liveness:
                 self.uses[var] = self.uses.get(var, 0) + 1
 
     def _distinct(self, nodes: Sequence[Node]) -> list[Node]:
+        alike: dict[Any, Node] = {}  # by all but their params
         seen: dict[Any, Node] = {}
         kept = []
         for node in nodes:
@@ -50,9 +51,12 @@ class Liveness:
             if node.graphs or node.symbol is not None or effects(node):
                 kept.append(node)
                 continue
-            params = repr(node.params), *static_symbols(node.params.values())
-            key = (node.op, tuple(map(self._key, node.args)), params)
-            first = seen.setdefault(key, node)
+            key = (node.op, tuple(map(self._key, node.args)))
+            other = alike.setdefault(key, node)
+            first = node
+            if other is not node:
+                seen.setdefault((key, _params_key(other)), other)
+                first = seen.setdefault((key, _params_key(node)), node)
             if first is node:
                 kept.append(node)
             else:
@@ -63,3 +67,7 @@ class Liveness:
         if isinstance(arg, Constant):
             return repr(arg.value), arg.type.dtype
         return self.canonical(arg)
+
+
+def _params_key(node: Node) -> Any:
+    return repr(node.params), *static_symbols(node.params.values())

@@ -142,9 +142,7 @@ def flat_index(at: Index, type_: TensorType) -> Expr:
 
 def static_size(type_: TensorType) -> int | None:
     """The number of elements, None if symbolic."""
-    if all(isinstance(n, int) for n in type_.shape):
-        return prod(int(n) for n in type_.shape)
-    return None
+    return prod(map(int, type_.shape)) if type_.is_static else None
 
 
 def is_small(type_: TensorType) -> bool:
