@@ -8,7 +8,7 @@ import pytest
 
 import hopflow
 from hopflow.errors import MutationError
-from hopflow.testing.meanings import MEANINGS, fails, run_debug, run_dynamic
+from hopflow.testing.meanings import MEANINGS, fails, in_turn, run_debug, run_dynamic
 
 hf: Any = hopflow
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
@@ -173,14 +173,14 @@ def outcomes(operator: Any, write: Any, run: Any) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
-@pytest.mark.parametrize("write", WRITES)
-@pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPERATORS)
+@pytest.mark.parametrize(
+    ("operator", "write", "run"), in_turn([*OPERATORS], WRITES, of=[*RUNS])
+)
 def test_the_caller_sees_what_a_body_writes(
-    operator: Any, write: Any, run: Any
+    operator: str, write: Any, run: str
 ) -> None:
-    want = outcomes(operator, write, run_debug)
-    assert outcomes(operator, write, run) == want
+    want = outcomes(OPERATORS[operator], write, run_debug)
+    assert outcomes(OPERATORS[operator], write, RUNS[run]) == want
     assert all(left[-1] != X.tolist() for left in want[:2])
     assert want[2][-1] == X.tolist()
 

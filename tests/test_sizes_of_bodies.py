@@ -30,6 +30,7 @@ from hopflow.symbolic.ranges import ValueRange
 from hopflow.testing.meanings import (
     SYMBOLIC,
     agree,
+    in_turn,
     run_debug,
     run_dynamic,
     run_native,
@@ -468,16 +469,22 @@ DERIVATIVES: dict[str, Callable[..., Any]] = {
 }
 
 
+WAYS = {
+    "free": (hf.Dim("n"), True),
+    "bounded": (hf.Dim("n", max=60), True),
+    "eager": (hf.Dim("n"), False),
+}
+
+
 @pytest.mark.parametrize(
-    ("dim", "jit"),
-    [(hf.Dim("n"), True), (hf.Dim("n", max=60), True), (hf.Dim("n"), False)],
-    ids=["free", "bounded", "eager"],
+    ("f", "composition", "way"),
+    in_turn([f for f in CHANGING if f is not thinned], [*DERIVATIVES], of=[*WAYS]),
 )
-@pytest.mark.parametrize("composition", DERIVATIVES)
-@pytest.mark.parametrize("f", [f for f in CHANGING if f is not thinned])
 def test_derivatives_of_carries_whose_sizes_change(
-    f: Run, composition: str, dim: Any, jit: bool
+    f: Run, composition: str, way: str
 ) -> None:
+    dim, jit = WAYS[way]
+
     def run(x: Any) -> Any:
         return DERIVATIVES[composition](in_one(f, dim), x)
 
@@ -595,15 +602,14 @@ def of_nothing(x: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "wrap", [lambda f: f, lambda f: hf.jit(f, dynamic=True)], ids=["eager", "dynamic"]
+    ("f", "composition", "run"),
+    in_turn([*PLAIN], [*DERIVATIVES], of=[run_native, run_dynamic]),
 )
-@pytest.mark.parametrize("composition", DERIVATIVES)
-@pytest.mark.parametrize("f", PLAIN)
 def test_derivatives_of_results_whose_size_a_branch_makes(
-    f: Run, composition: str, wrap: Callable[[Run], Run]
+    f: Run, composition: str, run: Run
 ) -> None:
-    def run(f: Run) -> Run:
+    def derivative(f: Run) -> Run:
         return lambda x: DERIVATIVES[composition](in_one(f), x)
 
     x = hf.asarray(X + 0.5)
-    agree(wrap(run(f))(x), run(PLAIN[f])(x), rtol=1e-4)
+    agree(run(derivative(f), x), derivative(PLAIN[f])(x), rtol=1e-4)

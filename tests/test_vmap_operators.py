@@ -11,7 +11,7 @@ import hopflow
 from hopflow import pytree
 from hopflow.errors import CheckError, LoopLimitError
 from hopflow.graph.core import Graph
-from hopflow.testing.meanings import NAMES, RUNNERS, agree
+from hopflow.testing.meanings import NAMES, RUNNERS, agree, in_turn
 from hopflow.testing.requires import requires
 
 hf: Any = hopflow
@@ -137,9 +137,7 @@ def test_each_subset_of_inputs_batched(f: Any, mask: Any) -> None:
     agree(got, loop_of(f, args, in_dims))
 
 
-@each_meaning
-@pytest.mark.parametrize("k", range(6))
-@pytest.mark.parametrize("f", OPERATORS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize(("f", "k", "run"), in_turn(OPERATORS, range(6), of=RUNNERS))
 def test_one_input_batched_or_all(f: Any, k: int, run: Any) -> None:
     mask = [k in (i, 5) for i in range(5)]
     args, in_dims = batch_of(mask)

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -40,6 +41,7 @@ __all__ = [
     "ProgramMeaning",
     "agree",
     "fails",
+    "in_turn",
     "interpreted",
     "register_meaning",
 ]
@@ -113,6 +115,18 @@ NAMES: Final = [meaning.name for meaning in MEANINGS]
 
 SYMBOLIC: Final = [run_symbolic, run_symbolic_native, run_dynamic]
 """Those in which sizes and numbers are symbols."""
+
+
+def in_turn(*axes: Sequence[Any], of: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """All combinations of `axes`, each with one of `of`: they take turns.
+
+    For tests whose whole product would try little more: where what may go wrong is in a
+    combination, or between one of its members and one of `of`.
+    """
+    return [
+        (*(x for _, x in places), of[sum(k for k, _ in places) % len(of)])
+        for places in product(*map(list, map(enumerate, axes)))
+    ]
 
 
 def fails(error: type[Exception], text: str, f: Run, *args: Any, **kwargs: Any) -> None:
