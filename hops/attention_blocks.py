@@ -301,7 +301,7 @@ def _zeros(a: _Attention) -> tuple[Value, ...]:
 
 def _weights(scores: Value, base: Value) -> Value:
     """`exp(scores - base)`, and 0 where that is nothing beside the largest weight, 1:
-    products with numbers below the normal ones take a hundred times as long."""
+    products with numbers below the normal ones are slow."""
     exponents = scores - expand_dims(base, axis=1)
     limits = dtypes.finfo(scores.dtype)
     least = math.log(limits.smallest_normal / limits.eps)

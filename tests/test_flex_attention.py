@@ -1,6 +1,6 @@
 """`flex_attention`: in every meaning and under every transform, as NumPy has it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,18 +11,10 @@ from hopflow.compiler.llvm.memory import size_in_bytes
 from hopflow.compiler.pipeline import lower
 from hopflow.compiler.plan import plan
 from hopflow.compiler.private import private_buffers
-from hopflow.errors import (
-    ArgumentTypeError,
-    ArgumentValueError,
-    DTypeError,
-    MutationError,
-    PredicateError,
-    ScoreTypeError,
-    ShapeError,
-)
-from hopflow.testing.meanings import RUNNERS, SYMBOLIC, agree, run_debug
+from hopflow.testing.meanings import RUNNERS, SYMBOLIC, agree, in_turn, run_jit
 
 hf: Any = hopflow
+OTHERS = [run for run in RUNNERS if run is not run_jit]
 
 B, H, L, S, E, W = 2, 2, 5, 6, 4, 3
 
@@ -87,7 +79,11 @@ CASES = {
         pull=lambda g, *_: g.sum(0),
     ),
 }
-each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+
+
+def compiled_and_in_turn(runs: Sequence[Any]) -> list[tuple[str, Any]]:
+    """Each case compiled, and in one more of `runs`."""
+    return [(name, run_jit) for name in CASES] + in_turn([*CASES], of=runs)
 
 
 class Reference(NamedTuple):
@@ -180,10 +176,9 @@ def tensors(case: Case, given: Any) -> list[Any]:
 # --- values and derivatives -----------------------------------------------------------
 
 
-@each_case
-@pytest.mark.parametrize("run", [*RUNNERS, *SYMBOLIC])
-def test_the_results_are_those_of_numpy(run: Any, case: Case) -> None:
-    given = operands()
+@pytest.mark.parametrize(("name", "run"), compiled_and_in_turn([*OTHERS, *SYMBOLIC]))
+def test_the_results_are_those_of_numpy(run: Any, name: str) -> None:
+    given, case = operands(), CASES[name]
     expected = reference(case, *given)
 
     def f(*args: Any) -> Any:
@@ -193,10 +188,9 @@ def test_the_results_are_those_of_numpy(run: Any, case: Case) -> None:
     agree(found, (expected.y, expected.lse), rtol=1e-12)
 
 
-@each_case
-@pytest.mark.parametrize("run", RUNNERS)
-def test_the_gradients_are_those_of_numpy(run: Any, case: Case) -> None:
-    given = operands()
+@pytest.mark.parametrize(("name", "run"), compiled_and_in_turn(OTHERS))
+def test_the_gradients_are_those_of_numpy(run: Any, name: str) -> None:
+    given, case = operands(), CASES[name]
     expected = reference(case, *given).pulled
 
     def f(*args: Any) -> Any:
@@ -209,13 +203,12 @@ def test_the_gradients_are_those_of_numpy(run: Any, case: Case) -> None:
 @pytest.mark.parametrize("name", ["alibi", "documents"])
 @pytest.mark.parametrize("run", SYMBOLIC)
 def test_gradients_where_sizes_are_symbols(run: Any, name: str) -> None:
-    test_the_gradients_are_those_of_numpy(run, CASES[name])
+    test_the_gradients_are_those_of_numpy(run, name)
 
 
-@each_case
-@pytest.mark.parametrize("blocks", [2, (3, 2), (8, 4)])
-def test_block_masks_keep_the_same(blocks: Any, case: Case) -> None:
-    given = operands()
+@pytest.mark.parametrize(("name", "blocks"), in_turn([*CASES], of=[2, (3, 2), (8, 4)]))
+def test_block_masks_keep_the_same(blocks: Any, name: str) -> None:
+    given, case = operands(), CASES[name]
     expected = reference(case, *given)
     args = tensors(case, given)
     y = hf.jit(lambda *a: attention(case, *a, blocks=blocks))
@@ -287,11 +280,12 @@ def test_weights_below_the_normal_numbers_are_zero() -> None:
     assert y.tolist() == [[[[1.0], [1.0]]]]
 
 
+EMPTY = [(0, 2, 3, 4, 5), (2, 0, 3, 4, 5), (2, 2, 0, 4, 5), (2, 2, 3, 0, 5)]
+
+
 @pytest.mark.parametrize(
-    "shape", [(0, 2, 3, 4, 5), (2, 0, 3, 4, 5), (2, 2, 0, 4, 5), (2, 2, 3, 0, 5)]
+    ("shape", "run", "width"), in_turn(EMPTY, [*RUNNERS, *SYMBOLIC], of=[0, 3])
 )
-@pytest.mark.parametrize("width", [0, 3])
-@pytest.mark.parametrize("run", [*RUNNERS, *SYMBOLIC])
 def test_empty_operands(run: Any, width: int, shape: tuple[int, ...]) -> None:
     b, h, n, m, e = shape
     given = [normal(b, h, n, width), normal(b, h, m, width), normal(b, h, m, e)]
@@ -361,8 +355,9 @@ def with_bias() -> list[Any]:
     return [hf.asarray(x) for x in (*operands()[:3], normal(H, L, S, seed=5))]
 
 
-@pytest.mark.parametrize("f", [biased, in_blocks])
-@pytest.mark.parametrize("run", RUNNERS)
+@pytest.mark.parametrize(
+    ("f", "run"), [*((biased, run) for run in RUNNERS), (in_blocks, run_jit)]
+)
 def test_forward_derivatives(run: Any, f: Any) -> None:
     primals = with_bias()
     tangents = [hf.asarray(normal(*x.shape, seed=9 + i)) for i, x in enumerate(primals)]
@@ -373,8 +368,7 @@ def test_forward_derivatives(run: Any, f: Any) -> None:
     agree(run(push(f), *primals), push(plain)(*primals), rtol=1e-10)
 
 
-@pytest.mark.parametrize("f", [biased, in_blocks])
-@pytest.mark.parametrize("run", [hf.jit, lambda f: f])
+@pytest.mark.parametrize(("f", "run"), [(biased, lambda f: f), (in_blocks, hf.jit)])
 def test_second_derivatives(run: Any, f: Any) -> None:
     primals = with_bias()
     others = [hf.asarray(normal(*x.shape, seed=9 + i)) for i, x in enumerate(primals)]
@@ -390,6 +384,31 @@ def test_second_derivatives(run: Any, f: Any) -> None:
     agree(run(second(f))(*primals), second(plain)(*primals), rtol=1e-9)
 
 
+def test_third_derivatives() -> None:
+    q, k, v, _ = (hf.asarray(x[:1, :1]) for x in operands())
+
+    def third(f: Any) -> Any:
+        slope = hf.grad(hf.grad(hf.grad(lambda x: hf.sum(f(q * x, k, v) ** 2))))
+        return hf.jit(slope)(hf.asarray(0.7, dtype=hf.float64))
+
+    agree(third(hf.flex_attention), third(plain), rtol=1e-8)
+
+
+def test_the_logarithm_has_derivatives() -> None:
+    q, k, v, _ = map(hf.asarray, operands())
+
+    def slopes(f: Any) -> Any:
+        return hf.grad(lambda q, k: hf.sum(f(q, k) ** 2), argnums=(0, 1))(q, k)
+
+    def found(q: Any, k: Any) -> Any:
+        return hf.flex_attention(q, k, v, return_lse=True)[1]
+
+    def expected(q: Any, k: Any) -> Any:
+        return hf.logsumexp(q @ hf.matrix_transpose(k) / E**0.5, axis=3)
+
+    agree(slopes(found), slopes(expected), rtol=1e-10)
+
+
 def test_forward_over_reverse() -> None:
     q, k, v, bias = (x[:1] for x in with_bias())
 
@@ -401,10 +420,10 @@ def test_forward_over_reverse() -> None:
     agree(slopes(biased), slopes(plain), rtol=1e-9)
 
 
-@pytest.mark.parametrize("run", RUNNERS)
-@pytest.mark.parametrize(
-    "axes", [(0, None, None, None), (0, 0, 0, 0), (None, None, 1, None), (2, 1, 0, 3)]
-)
+AXES = [(0, None, None, None), (0, 0, 0, 0), (None, None, 1, None), (2, 1, 0, 3)]
+
+
+@pytest.mark.parametrize(("axes", "run"), in_turn(AXES, of=OTHERS))
 def test_examples_may_have_tensors_and_captures_of_their_own(
     run: Any, axes: Any
 ) -> None:
@@ -515,122 +534,7 @@ def test_memory_is_linear_in_the_lengths(name: str) -> None:
         assert more < 2**20 + 10 * 4 * H * 8192 * 8  # ten tensors, and blocks
 
 
-# --- errors ---------------------------------------------------------------------------
-
-
-def attend(**changed: Any) -> Any:
-    given = {name: hf.zeros((1, 2, 3, 4)) for name in "qkv"} | changed
-    return hf.flex_attention(given.pop("q"), given.pop("k"), given.pop("v"), **given)
-
-
-def block_mask(*sizes: int) -> Any:
-    return hf.create_block_mask(lambda b, h, i, j: i >= j, *sizes, BLOCK_SIZE=2)
-
-
-def wide_score(s: Any, *_: Any) -> Any:
-    return hf.astype(s, hf.float64)
-
-
-def row_score(s: Any, *_: Any) -> Any:
-    return hf.stack([s, s])
-
-
-def two_scores(s: Any, *_: Any) -> Any:
-    return s, s
-
-
-def no_bool(b: Any, h: Any, i: Any, j: Any) -> Any:
-    return i - j
-
-
-def printing(s: Any, *_: Any) -> Any:
-    hf.print("{}", s)
-    return s
-
-
-Z = (1, 2, 3, 4)
-
-
-@pytest.mark.parametrize(
-    ("changed", "error", "text"),
-    [
-        ({"q": (2, 3, 4)}, ShapeError, "must have four axes .* `q` f32\\[2, 3, 4\\]"),
-        ({"k": (1, 2, 3, 5)}, ShapeError, "`q` and `k` must have as many features"),
-        ({"k": (1, 2, 4, 4)}, ShapeError, "`k` and `v` must have as many positions"),
-        ({"k": (1, 1, 3, 4)}, ShapeError, "`k` and `v` must have as many heads"),
-        ({"k": (3, 2, 3, 4)}, ShapeError, "`k` and `v` must have as many examples"),
-        ({"k": (3, *Z[1:]), "v": (3, *Z[1:])}, ShapeError, "examples as `q`, or one"),
-        ({"k": (1, 1, 3, 4), "v": (1, 1, 3, 4)}, ShapeError, "`enable_gqa=True`"),
-        ({"q": (1, 3, 3, 4), "enable_gqa": True}, ShapeError, "or a multiple"),
-        ({"q": 1.0}, ShapeError, "four axes"),
-        ({"q": "x"}, ArgumentTypeError, "`q` must be"),
-        ({"scale": "x"}, ArgumentTypeError, "`scale` must be"),
-        ({"scale": True}, ArgumentTypeError, "`scale` must be a number"),
-        ({"scale": (2,)}, ArgumentTypeError, "`scale` must be a number"),
-        ({"enable_gqa": 1}, ArgumentTypeError, "`enable_gqa` must be a bool"),
-        ({"return_lse": 1}, ArgumentTypeError, "`return_lse` must be a bool"),
-        ({"score_mod": 1}, ArgumentTypeError, "`score_mod` must be a function"),
-        ({"score_mod": lambda s: s}, ArgumentTypeError, "does not take the arguments"),
-        ({"score_mod": wide_score}, ScoreTypeError, r"one score, f32\[\], .* f64\[\]"),
-        ({"score_mod": row_score}, ScoreTypeError, r"returns f32\[2\]"),
-        ({"score_mod": two_scores}, ScoreTypeError, r"returns f32\[\], f32\[\]"),
-        ({"score_mod": lambda *_: None}, ScoreTypeError, "returns nothing"),
-        ({"mask_mod": no_bool}, PredicateError, r"must be a bool scalar"),
-        ({"mask_mod": two_scores}, PredicateError, "must return one bool scalar"),
-        ({"mask_mod": 1}, ArgumentTypeError, "`mask_mod` must be a function"),
-        ({"block_mask": 1}, ArgumentTypeError, "`block_mask` must be a `BlockMask`"),
-    ],
-)
-def test_what_is_wrong_is_said(changed: Any, error: Any, text: str) -> None:
-    given = {k: hf.zeros(v) if isinstance(v, tuple) else v for k, v in changed.items()}
-    for run in (lambda f: f(), lambda f: hf.jit(f)(), run_debug):
-        with pytest.raises(error, match=text):
-            run(lambda: attend(**given))
-
-
-def test_dtypes_must_be_floats_and_one() -> None:
-    other = hf.zeros((1, 2, 3, 4), dtype=hf.float64)
-    with pytest.raises(DTypeError, match="must be floats of one dtype"):
-        attend(k=other)
-    whole = hf.zeros((1, 2, 3, 4), dtype=hf.int32)
-    with pytest.raises(DTypeError, match="must be floats of one dtype"):
-        attend(q=whole, k=whole, v=whole)
-
-
-def test_functions_call_python_in_debug_mode_alone(capsys: Any) -> None:
-    with pytest.raises(MutationError, match=r"`printing` .* calls Python"):
-        attend(score_mod=printing)
-    run_debug(lambda: attend(score_mod=printing))
-    assert capsys.readouterr().out == "0.0\n" * 18
-
-
-def test_functions_must_not_write() -> None:
-    seen = hf.zeros(3)
-
-    def score(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
-        seen[i] = s
-        return s
-
-    for run in (lambda f: f(), run_debug):
-        with pytest.raises(MutationError, match="writes to a captured tensor"):
-            run(lambda: attend(score_mod=score))
-
-
-@pytest.mark.parametrize("sizes", [(2, 2, 3, 3), (1, 3, 3, 3), (1, 2, 4, 3)])
-def test_a_block_mask_is_for_its_sizes(sizes: Any) -> None:
-    with pytest.raises(ShapeError, match="`block_mask` is for"):
-        attend(block_mask=block_mask(*sizes))
-
-
-def test_one_mask_is_enough() -> None:
-    with pytest.raises(ArgumentValueError, match="one of the two"):
-        attend(block_mask=block_mask(1, 2, 3, 3), mask_mod=lambda b, h, i, j: i >= j)
-
-
-@pytest.mark.parametrize("size", [0, -1, (1, 2, 3), (2, 0)])
-def test_blocks_have_a_size(size: Any) -> None:
-    with pytest.raises(ArgumentValueError, match="BLOCK_SIZE"):
-        hf.create_block_mask(lambda *_: True, 1, 1, 3, 3, BLOCK_SIZE=size)
+# --- block masks, and what functions return ------------------------------------------
 
 
 def test_a_block_mask_knows_what_is_kept() -> None:
@@ -667,33 +571,8 @@ def test_functions_may_return_numbers(kept: bool) -> None:
             agree(found, expected, rtol=1e-12)
 
 
-def test_third_derivatives() -> None:
-    q, k, v, _ = (hf.asarray(x[:1, :1]) for x in operands())
-
-    def third(f: Any) -> Any:
-        slope = hf.grad(hf.grad(hf.grad(lambda x: hf.sum(f(q * x, k, v) ** 2))))
-        return hf.jit(slope)(hf.asarray(0.7, dtype=hf.float64))
-
-    agree(third(hf.flex_attention), third(plain), rtol=1e-8)
-
-
-def test_the_logarithm_has_derivatives() -> None:
-    q, k, v, _ = map(hf.asarray, operands())
-
-    def slopes(f: Any) -> Any:
-        return hf.grad(lambda q, k: hf.sum(f(q, k) ** 2), argnums=(0, 1))(q, k)
-
-    def found(q: Any, k: Any) -> Any:
-        return hf.flex_attention(q, k, v, return_lse=True)[1]
-
-    def expected(q: Any, k: Any) -> Any:
-        return hf.logsumexp(q @ hf.matrix_transpose(k) / E**0.5, axis=3)
-
-    agree(slopes(found), slopes(expected), rtol=1e-10)
-
-
 def test_a_block_mask_is_a_tree_that_jit_takes() -> None:
     q = hf.asarray(normal(1, 1, 4, 2))
-    mask = block_mask(1, 1, 4, 4)
+    mask = hf.create_block_mask(lambda b, h, i, j: i >= j, 1, 1, 4, 4, BLOCK_SIZE=2)
     f = hf.jit(lambda q, mask: hf.flex_attention(q, q, q, block_mask=mask))
     agree(f(q, mask), hf.flex_attention(q, q, q, mask_mod=mask.mask_mod), rtol=1e-12)
