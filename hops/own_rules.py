@@ -23,7 +23,7 @@ from hopflow.graph.core import Graph, map_graphs
 from hopflow.graph.interpreter import interpret
 from hopflow.graph.regions import result_types
 from hopflow.graph.rewriting import clone, eliminate_dead_code
-from hopflow.graph.types import SYMBOL_TYPE, TensorType
+from hopflow.graph.types import SYMBOL_TYPE, TensorType, may_be
 from hopflow.hops.bodies import (
     Closed,
     Function,
@@ -116,7 +116,7 @@ class Closure:
         own = self.own
         operands, spec = flatten_operands(own.op, f"{own.name}: args", (args, kwargs))
         for graph, kind in zip(own.graphs, own.kinds, strict=True):
-            if kind.spec == spec and _takes(graph, [o.type for o in operands]):
+            if kind.spec == spec and _takes(graph, operands):
                 inputs = [*operands, *self.captures]
                 outputs = interpret(graph, [*own.symbols, *inputs], bind_again)
                 found = list(map(as_value, outputs))
@@ -140,18 +140,11 @@ pytree.register(
 )
 
 
-def _takes(graph: Graph, types: Sequence[TensorType]) -> bool:
-    """Whether operands of these types may be those of a graph."""
-    own = [v.type for v in graph.operands]
-    return len(own) == len(types) and all(
-        a.dtype is b.dtype
-        and a.ndim == b.ndim
-        and all(
-            n == m
-            for n, m in zip(a.shape, b.shape, strict=True)
-            if isinstance(n, int) and isinstance(m, int)
-        )
-        for a, b in zip(own, types, strict=True)
+def _takes(graph: Graph, operands: Sequence[Operand]) -> bool:
+    """Whether these may be the operands of a graph."""
+    own = graph.operands
+    return len(own) == len(operands) and all(
+        may_be(v.type, o.type) for v, o in zip(own, operands, strict=True)
     )
 
 

@@ -1,5 +1,6 @@
 """Operators of a user's: a class with a debug meaning, and rules that follow."""
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -22,6 +23,7 @@ from hopflow.graph.hashing import equal
 from hopflow.graph.parser import parse
 from hopflow.graph.printer import format_graph
 from hopflow.hops.base import derived, unsupported
+from hopflow.loop_ir.kernels import Inline
 from hopflow.ops.opdef import OPERATIONS
 from hopflow.testing.meanings import MEANINGS, NAMES, SYMBOLIC, Run, agree
 
@@ -400,6 +402,36 @@ ERRORS = [
         lambda x: hf.grad(lambda x: Bad(lambda f, x: (f(x[0]), id))(hf.sum, x))(x),
     ),
 ]
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (
+            lambda x: hf.sum(x),
+            r"must return the results of the node: \(f64\[2\]\), and",
+        ),
+        (lambda x: (x, x), r"and not \(f64\[2\], f64\[2\]\)"),
+        (lambda x: hf.astype(x, hf.float32), r"`Lowered.lower`.*not \(f32\[2\]\)"),
+        (lambda: hf.ones(2, dtype=hf.float64), r"must take the operands .*not \(\)\."),
+        (lambda x: x + 1, ""),
+    ],
+)
+def test_what_an_operator_is_lowered_to_has_its_types(made: Any, message: str) -> None:
+    class Lowered(hf.HigherOrderOp):
+        def debug(self, f: Any, x: Any) -> Any:
+            return f(x)
+
+        def lower(self, types: Any, *args: Any, **_params: Any) -> Any:
+            given = types[: len(inspect.signature(made).parameters)]
+            return Inline(hf.trace(made, *given, mode="fake").graph, args)
+
+    run = hf.jit(lambda x: Lowered()(hf.sin, x))
+    if message:
+        with pytest.raises(OperatorError, match=message):
+            run(tensor())
+    else:
+        agree(run(tensor()), A + 1)
 
 
 @pytest.mark.parametrize(("error", "message", "call"), ERRORS)

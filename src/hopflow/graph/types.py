@@ -94,3 +94,17 @@ def same_shape(a: Shape, b: Shape) -> bool:
 
 def same_type(a: TensorType, b: TensorType) -> bool:
     return a.dtype is b.dtype and same_shape(a.shape, b.shape)
+
+
+def may_be(a: TensorType, b: TensorType) -> bool:
+    """Whether a value of one type may be one of the other: no size that is known of
+    both differs."""
+    return (
+        a.dtype is b.dtype
+        and a.ndim == b.ndim
+        and all(
+            n == m
+            for n, m in zip(a.shape, b.shape, strict=True)
+            if isinstance(n, int) and isinstance(m, int)
+        )
+    )

@@ -7,6 +7,7 @@ after this one then see through them. Other nodes get subgraphs of their own.
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
+from hopflow.errors import OperatorError
 from hopflow.graph.core import (
     Arg,
     Constant,
@@ -18,6 +19,7 @@ from hopflow.graph.core import (
 )
 from hopflow.graph.regions import bind_symbols, has_regions, own_regions
 from hopflow.graph.rewriting import inline, replace_uses, substitute_symbols
+from hopflow.graph.types import SYMBOL_TYPE, may_be
 from hopflow.loop_ir.kernels import Inline
 from hopflow.symbolic.size import Size, Symbol
 
@@ -33,6 +35,7 @@ def expand_inlines(graph: Graph) -> Graph:
         types = tuple(v.type for v in node.results)
         region = node.op.lower(types, *node.args, **node.params)
         if isinstance(region, Inline):
+            _check(node, region)
             region = _with_values(region, graph)
         if not isinstance(region, Inline) or _reads_sizes(region):
             for inner in own_regions(node).regions:
@@ -48,6 +51,29 @@ def expand_inlines(graph: Graph) -> Graph:
         replace_uses(graph, dict(zip(node.results, outputs, strict=True)))
         _rename_sizes(graph, node, outputs)
     return graph
+
+
+def _check(node: Node, region: Inline) -> None:
+    """
+    Raises:
+        OperatorError: the graph does not take the operands that it is given, or gives
+            other results than the node has.
+    """
+    graph, operands = region.graph, region.operands
+    takes = [v.type for v in graph.inputs]
+    given = [getattr(a, "type", SYMBOL_TYPE) for a in operands]
+    has = [v.type for v in node.results]
+    for what, expected, found in (
+        ("take the operands that come with it", given, takes),
+        ("return the results of the node", has, graph.out_types),
+    ):
+        if len(expected) != len(found) or not all(map(may_be, expected, found)):
+            wanted, got = (", ".join(map(str, row)) for row in (expected, found))
+            raise OperatorError(
+                f"{node.op.name}: the graph that `{type(node.op).__name__}.lower` puts "
+                f"in its place must {what}: ({wanted}), and not ({got}). Trace what "
+                "`debug` does."
+            )
 
 
 def _number(inserted: Sequence[Node], source: Node) -> None:
