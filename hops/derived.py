@@ -45,7 +45,7 @@ from hopflow.hops.own_rules import (
     KindOfCall,
     Leaf,
     filled,
-    key_of,
+    keys_of,
 )
 from hopflow.pytree import Spec
 from hopflow.symbolic.boolean import SymBool
@@ -81,7 +81,7 @@ class Given:
     @property
     def names(self) -> list[str]:
         """Names for the inputs that stand for the operands."""
-        return [key_of(leaf.path) for leaf in self.leaves if leaf.kind == "operand"]
+        return [leaf.key for leaf in self.leaves if leaf.kind == "operand"]
 
     def meaning(self, debug: Callable[..., Any], functions: Sequence[Any]) -> Function:
         """`debug` of flat operands, and these functions."""
@@ -110,9 +110,13 @@ def given(name: str, debug: Callable[..., Any], args: Any, kwargs: Any) -> Given
             f"{name}: {error}. It is called as `{name}{signature}`."
         ) from None
     bound.apply_defaults()
-    leaves: list[Leaf] = []
-    for path, leaf, by_name in _named_leaves(signature, bound):
-        leaves.append(Leaf(path, _kind(leaf, is_option=by_name), leaf))
+    named = list(_named_leaves(signature, bound))
+    leaves = [
+        Leaf(path, key, _kind(value, is_option=by_name), value)
+        for (path, value, by_name), key in zip(
+            named, keys_of(path for path, *_ in named), strict=True
+        )
+    ]
     data = [leaf.value for leaf in leaves if leaf.kind == "operand"]
     operands, _ = flatten_operands(name, "args", data)
     return Given(leaves, pytree.structure((bound.args, bound.kwargs)), operands)
@@ -213,24 +217,24 @@ class Subfunction:
     """
 
     op: str
-    path: str
-    fn: Callable[..., Any]
+    leaf: Leaf
     outer: Interpreter | None
     variants: list[Variant] = field(default_factory=list)
     _known: list[Variant] = field(default_factory=list)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         tree = (args, kwargs)
-        operands, spec = flatten_operands(self.op, f"{self.path}: args", tree)
+        path, fn = self.leaf.path, self.leaf.value
+        operands, spec = flatten_operands(self.op, f"{path}: args", tree)
 
         def call(flat: Sequence[Any]) -> Any:
             own_args, own_kwargs = pytree.unflatten(spec, flat)
-            return self.fn(*own_args, **own_kwargs)
+            return fn(*own_args, **own_kwargs)
 
         names = input_names(
-            self.fn, [s for part in spec.children() for s in part.children()]
+            fn, [s for part in spec.children() for s in part.children()]
         )
-        function = Function(self.path, self.fn, names, call)
+        function = Function(path, fn, names, call)
         if self.outer is None:
             found = function([as_value(o) for o in operands])
             outputs, out_spec = flatten_results(self.op, function, found)
@@ -264,7 +268,7 @@ class Subfunction:
             same = map(is_, known.shared, shared)
             if known.key == key and known.spec == spec and all(same):
                 return known
-        path = f"{self.op}/{key_of(self.path)}"
+        path = f"{self.op}/{self.leaf.key}"
         with using(self.outer):
             dynamic = _unknown_sizes(types)
             given: Any = None
@@ -324,7 +328,7 @@ def functionalize(bodies: Sequence[Body]) -> Written:
 
 def run_debug(name: str, debug: Callable[..., Any], call: Given) -> Any:
     """The results of `debug` as it is."""
-    functions = [Subfunction(name, f.path, f.value, None) for f in call.functions]
+    functions = [Subfunction(name, f, None) for f in call.functions]
     function = call.meaning(debug, functions)
     tree = function([as_value(o) for o in call.operands])
     outputs, spec = flatten_results(name, function, tree)
@@ -334,7 +338,7 @@ def run_debug(name: str, debug: Callable[..., Any], call: Given) -> Any:
 def trace(op: Any, call: Given) -> Any:
     """Trace `debug`, bind a node, and give the results their structure."""
     outer = current()
-    functions = [Subfunction(op.name, f.path, f.value, outer) for f in call.functions]
+    functions = [Subfunction(op.name, f, outer) for f in call.functions]
     body = trace_body(
         op.name,
         f"{op.name}/debug",
@@ -383,12 +387,12 @@ def _params(
     for function in functions:
         own = tuple([next(rest) for _ in function.variants])
         if own:
-            params[key_of(function.path)] = own[0] if len(own) == 1 else own
+            params[function.leaf.key] = own[0] if len(own) == 1 else own
     for leaf in call.leaves:
         if leaf.kind == "static":
-            params[key_of(leaf.path)] = leaf.value
+            params[leaf.key] = leaf.value
     if op.own_rules:
-        kinds = {key_of(f.path): [v.kind for v in f.variants] for f in functions}
+        kinds = {f.leaf.key: [v.kind for v in f.variants] for f in functions}
         params[ARGUMENTS] = Arguments(op, call.leaves, call.spec, kinds, returns)
     return params
 

@@ -7,8 +7,8 @@ and examples as other arguments have.
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from hopflow import pytree
@@ -22,7 +22,7 @@ from hopflow.errors import DerivativeError, OperatorError, ResultTypeError
 from hopflow.graph.core import Graph, map_graphs
 from hopflow.graph.interpreter import interpret
 from hopflow.graph.regions import result_types
-from hopflow.graph.rewriting import clone, eliminate_dead_code
+from hopflow.graph.rewriting import clone, eliminate_dead_code, read_vars
 from hopflow.graph.types import SYMBOL_TYPE, TensorType, may_be
 from hopflow.hops.bodies import (
     Closed,
@@ -47,17 +47,28 @@ LinearMap: TypeAlias = Callable[[Sequence[Tangent]], Sequence[Tangent]]
 
 
 class Leaf(NamedTuple):
-    """A leaf of the user's arguments. `path` is how a user would write it."""
+    """A leaf of the user's arguments.
+
+    path   how a user would write it
+    key    the param or input that stands for it
+    """
 
     path: str
+    key: str
     kind: Kind
     value: Any
 
 
-def key_of(path: str) -> str:
-    """The param or input that stands for what a user would write as `path`."""
-    name = re.sub(r"\W+", "_", path).strip("_")
-    return f"{name}_" if name in ("meaning", ARGUMENTS) else name
+def keys_of(paths: Iterable[str]) -> list[str]:
+    """Names for params and inputs, one for each of the paths."""
+    taken = {"self": None, "meaning": None, ARGUMENTS: None}
+    reserved = len(taken)
+    for path in paths:
+        key = re.sub(r"\W+", "_", path).strip("_")
+        while key in taken:
+            key += "_"
+        taken[key] = None
+    return list(taken)[reserved:]
 
 
 def filled(
@@ -94,13 +105,37 @@ class _Graphs:
     """The graphs of a function, one for each kind of call.
 
     symbols  what is passed for its symbols
+    places   which of the node's captures the function closes over
     """
 
     op: str
     name: str
-    graphs: tuple[Graph, ...]
+    graphs: Sequence[Graph]
     kinds: Sequence[KindOfCall] = field(compare=False)
     symbols: Sequence[Any] = field(compare=False)
+    places: Sequence[int] = field(compare=False)
+
+    def __repr__(self) -> str:
+        return self.name
+
+    @classmethod
+    def of(cls, name: str, node: "_Node") -> "_Graphs":
+        """Those of a node."""
+        graphs, kinds = node.params.get(name, ()), node.arguments.kinds[name]
+        graphs = (graphs,) if isinstance(graphs, Graph) else graphs
+        used: set[int] = set()
+        for graph, kind in zip(graphs, kinds, strict=True):
+            read, first = read_vars(graph), len(graph.operands)
+            captures = enumerate(graph.captures)
+            used |= {i for i, v in captures if v in read or first + i in kind.written}
+        return cls(node.op.name, name, graphs, kinds, node.symbols, sorted(used))
+
+    def closing(self, graph: Graph) -> Graph:
+        """One of them with inputs only for what the function closes over."""
+        own = copy(graph)
+        captures = [graph.captures[i] for i in self.places]
+        own.inputs = [*graph.symbols, *graph.operands, *captures]
+        return own
 
 
 class Closure:
@@ -117,13 +152,17 @@ class Closure:
         operands, spec = flatten_operands(own.op, f"{own.name}: args", (args, kwargs))
         for graph, kind in zip(own.graphs, own.kinds, strict=True):
             if kind.spec == spec and _takes(graph, operands):
-                inputs = [*operands, *self.captures]
-                outputs = interpret(graph, [*own.symbols, *inputs], bind_again)
+                given = [*own.symbols, *operands, *self.captures]
+                outputs = interpret(own.closing(graph), given, bind_again)
                 found = list(map(as_value, outputs))
+                inputs = dict(enumerate(operands))
+                first = len(operands)
+                for place, tensor in zip(own.places, self.captures, strict=True):
+                    inputs[first + place] = tensor
                 count = kind.results.num_leaves
-                for place, value in zip(kind.written, found[count:], strict=True):
-                    if place is not None:
-                        commit([inputs[place]], [value])
+                for target, value in zip(kind.written, found[count:], strict=True):
+                    if target is not None:
+                        commit([inputs[target]], [value])
                 return pytree.unflatten(kind.results, found[:count])
         types = ", ".join(str(o.type) for o in operands)
         raise OperatorError(
@@ -175,34 +214,9 @@ class Arguments:
     def tree(self, values: Sequence[Any], node: "_Node") -> Any:
         """(args, kwargs) of these operands and captures."""
         count = sum(leaf.kind == "operand" for leaf in self.leaves)
-        closures = [
-            Closure(values[count:], self._graphs(key_of(leaf.path), node))
-            for leaf in self.leaves
-            if leaf.kind == "function"
-        ]
+        own = [_Graphs.of(name, node) for name in self.kinds]
+        closures = [Closure([values[count + i] for i in g.places], g) for g in own]
         return filled(self.leaves, self.spec, values[:count], closures)
-
-    def _graphs(self, name: str, node: "_Node") -> _Graphs:
-        graphs = node.params.get(name, ())
-        graphs = (graphs,) if isinstance(graphs, Graph) else graphs
-        return _Graphs(self.op.name, name, graphs, self.kinds[name], node.symbols)
-
-    def flat(self, leaves: Iterable[Tangent], captures: int) -> list[Tangent | None]:
-        """What there is for each operand and capture, in the order of a node, from what
-        there is for each leaf of `args`. None: it is not among those."""
-        rest = iter(leaves)
-        own: list[Tangent | None] = []
-        captured: list[Tangent | None] = [None] * captures
-        for leaf in self.leaves:
-            found = list(islice(rest, captures if leaf.kind == "function" else 1))
-            if leaf.kind == "operand":
-                own += found or [None]
-            elif leaf.kind == "function" and found:
-                captured = [
-                    b if a is None else added(a, b)
-                    for a, b in zip(captured, found, strict=True)
-                ]
-        return [*own, *captured]
 
 
 class _Node(NamedTuple):
@@ -233,9 +247,31 @@ class _Node(NamedTuple):
         writes = writes or self.arguments.results < len(self.params["meaning"].outputs)
         return [own_copy(o) if writes else as_value(o) for o in self.inputs]
 
+    @property
+    def unknowns(self) -> list[Unknown]:
+        """What stands for the inputs in trees of them: no two are one object."""
+        return [Unknown(o.type) for o in self.inputs]
+
     def rest(self, tangents: Sequence[Tangent]) -> Sequence[Tangent]:
         """The tangents of the inputs."""
         return tangents[len(self.symbols) :]
+
+    def check_tangents(self, tangents: Sequence[Tangent], rule: str) -> None:
+        """
+        Raises:
+            DerivativeError: what the rule gives no derivative in has a tangent.
+        """
+        unknowns = self.unknowns
+        args, _ = self.arguments.tree(unknowns, self)
+        known = {id(leaf) for leaf in pytree.flatten(args)[0]}
+        for unknown, tangent in zip(unknowns, self.rest(tangents), strict=True):
+            if not is_zero(tangent) and id(unknown) not in known:
+                raise DerivativeError(
+                    f"{self.op.name}: a tensor {unknown.type} that is given by name, "
+                    "or that `debug` itself reads, depends on what is differentiated, "
+                    f"and its own `{rule}` gives derivatives in arguments by position. "
+                    "Make it one."
+                )
 
 
 # --- the rules of a node --------------------------------------------------------------
@@ -267,7 +303,7 @@ def linearize(
     values, derivative = (
         _linearize_jvp(op, operands, tangents, params)
         if rule == "jvp"
-        else _linearize_vjp(op, operands, params)
+        else _linearize_vjp(op, operands, tangents, params)
     )
     written, dots = _written(operands, tangents, params, linear_of(tangents))
     return [*values, *written], lambda given: [*derivative(given), *dots]
@@ -301,16 +337,14 @@ def _push(
     """The results and their tangents, by the class's own `jvp`.
 
     Raises:
-        DerivativeError: an option has a tangent, which the rule does not get.
+        DerivativeError: what the rule gives no derivative in has a tangent.
         ResultTypeError, StructureError, ShapeError, DTypeError: the rule returns
             something else than a pair of results and tangents like them.
     """
     node = _Node.of(op, operands, params)
-    given = node.rest(tangents)
+    node.check_tangents(tangents, "jvp")
     primals, options = node.arguments.tree(node.values, node)
-    own, rest = node.arguments.tree(given, node)
-    if not all(map(is_zero, _data(rest))):
-        raise _of_option(op, "jvp")
+    own, _ = node.arguments.tree(node.rest(tangents), node)
     dots = pytree.tree_map(lambda t: instantiate(t) if _is_tangent(t) else t, own)
     pair = op.jvp(primals, dots, **options)
     name = f"{op.name}.jvp"
@@ -371,6 +405,7 @@ def _linearize_jvp(
 def _linearize_vjp(
     op: Any,
     operands: Sequence[Operand],
+    tangents: Sequence[Tangent],
     params: dict[str, Any],
 ) -> tuple[list[Value], LinearMap]:
     """The results, and a linear function that is there to be transposed, by the
@@ -379,9 +414,10 @@ def _linearize_vjp(
     Raises:
         ResultTypeError, StructureError, ShapeError, DTypeError: the rule or its
             pullback returns something else than results and cotangents like them.
-        DerivativeError: an option depends on what is differentiated.
+        DerivativeError: what the rule gives no derivative in has a tangent.
     """
     node = _Node.of(op, operands, params)
+    node.check_tangents(tangents, "vjp")
     args, options = node.arguments.tree(node.values, node)
     pair = op.vjp(*args, **options)
     if not (isinstance(pair, tuple | list) and len(pair) == 2 and callable(pair[1])):
@@ -426,7 +462,7 @@ class _Pull:
             for v in self.values
         ]
         trees = self.pullback(pytree.unflatten(self.spec, cts))
-        wanted = [Unknown(o.type) for o in node.inputs]
+        wanted = node.unknowns
         args, _ = node.arguments.tree(wanted, node)
         name = f"{node.op.name}.vjp"
         if not isinstance(trees, tuple | list) or len(trees) != len(args):
@@ -435,24 +471,20 @@ class _Pull:
                 "one for each argument given by position and None for zero, and "
                 f"returns {pytree.structure(trees)}."
             )
-        leaves: list[Tangent] = []
+        # A tensor that several functions close over is in each of them.
+        totals: dict[int, Tangent] = {}
         for tree, arg in zip(trees, args, strict=True):
-            own, spec = pytree.flatten(arg)
-            like_own = [x if isinstance(x, Unknown) else _NO_DATA for x in own]
-            leaves += (
-                [Zero(x.type) for x in like_own]
-                if tree is None
-                else like(name, "cotangent", tree, like_own, spec)
-            )
-        captures = len(wanted) - sum(
-            leaf.kind == "operand" for leaf in node.arguments.leaves
-        )
-        found = node.arguments.flat(leaves, captures)
-        pairs = list(zip(found, wanted, strict=True))
+            if tree is None:
+                continue
+            leaves, spec = pytree.flatten(arg)
+            own = [x if isinstance(x, Unknown) else _NO_DATA for x in leaves]
+            found = like(name, "cotangent", tree, own, spec)
+            for x, ct in zip(own, found, strict=True):
+                totals[id(x)] = added(totals.get(id(x), Zero(x.type)), ct)
         return [
-            instantiate(Zero(o.type) if ct is None else ct)
-            for ct, o in pairs
-            if is_differentiable(o.type)
+            instantiate(totals.get(id(x), Zero(x.type)))
+            for x in wanted
+            if is_differentiable(x.type)
         ]
 
 
@@ -527,17 +559,6 @@ PULLBACK: Final = LinearCall()
 
 def _is_tangent(leaf: Any) -> bool:
     return isinstance(leaf, Value | Zero)
-
-
-def _data(tree: Any) -> list[Any]:
-    return list(filter(_is_tangent, pytree.flatten(tree)[0]))
-
-
-def _of_option(op: Any, rule: str) -> DerivativeError:
-    return DerivativeError(
-        f"{op.name}: a tensor given by name depends on what is differentiated, and "
-        f"`{rule}` gives no derivative in options. Make it an argument by position."
-    )
 
 
 def _results(

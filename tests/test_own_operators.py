@@ -12,6 +12,7 @@ import hopflow as hf
 from hopflow import pytree
 from hopflow.errors import (
     ArgumentTypeError,
+    DerivativeError,
     OperatorError,
     ResultTypeError,
     RuleTypeError,
@@ -220,6 +221,59 @@ def test_writes_reach_the_caller(run: Run) -> None:
     agree(
         run(f, tensor()), tuple(map(np.array, ([30.0, 68.0], [3.0, 4.0], [11.0, 19.0])))
     )
+
+
+class Weighed(hf.HigherOrderOp):
+    """Whose paths have one name, or that of something else, and functions with names;
+    `debug` and a function may read tensors of outside."""
+
+    rows: Any = 0.0
+
+    def debug(self, fs: Any, fs_a: Any, self_: Any, *, g: Any, w: Any = 1.0) -> Any:
+        found = fs["a"](self_) + fs["a b"](self_) * fs["a_b"](self_) * 10
+        return g(found + fs_a(self_)) * w + self.rows
+
+    def vjp(self, *args: Any, **options: Any) -> Any:
+        return hf.vjp(lambda *args: self.debug(*args, **options), *args)
+
+
+def weighed(x: Any) -> Any:
+    fs = {"a": hf.sin, "a b": lambda y: y * x, "a_b": hf.cos}
+    return hf.sum(Weighed()(fs, hf.exp, x, g=hf.tanh))
+
+
+def test_names_and_options_of_a_class_with_rules_of_its_own() -> None:
+    def plain(x: Any) -> Any:
+        y = hf.sin(x) + x * x * hf.cos(x) * 10 + hf.exp(x)
+        return hf.sum(hf.tanh(y))
+
+    x = hf.asarray([0.3, 0.1], dtype=hf.float64)
+    agree(hf.jit(hf.grad(weighed))(x), hf.grad(plain)(x), rtol=1e-9)
+
+
+@pytest.mark.parametrize("given", ["w", "g", "rows"])
+@pytest.mark.parametrize("op", ["jvp", "vjp"])
+def test_a_derivative_that_a_rule_does_not_give_is_an_error(
+    op: str, given: str
+) -> None:
+    def f(x: Any) -> Any:
+        own = Weighed() if op == "vjp" else WeighedForward()
+        own.rows = x if given == "rows" else 0.0
+        options = {"w": x, "g": lambda y: y * x}
+        chosen = {"g": hf.tanh} | {k: v for k, v in options.items() if k == given}
+        fs = {"a": hf.sin, "a b": hf.sin, "a_b": hf.cos}
+        return hf.sum(own(fs, hf.exp, x, **chosen))
+
+    message = rf"a tensor f64\[2\] that is given by name, .* own `{op}` gives"
+    with pytest.raises(DerivativeError, match=message):
+        hf.grad(f)(tensor())
+
+
+class WeighedForward(Weighed):
+    vjp = hf.HigherOrderOp.vjp
+
+    def jvp(self, primals: Any, tangents: Any, **options: Any) -> Any:
+        return hf.jvp(lambda *a: self.debug(*a, **options), primals, tangents)
 
 
 class TwiceBack(Twice):
