@@ -258,7 +258,7 @@ def test_a_derivative_that_a_rule_does_not_give_is_an_error(
 ) -> None:
     def f(x: Any) -> Any:
         own = Weighed() if op == "vjp" else WeighedForward()
-        own.rows = x if given == "rows" else 0.0
+        own.rows = x * 2 if given == "rows" else 0.0
         options = {"w": x, "g": lambda y: y * x}
         chosen = {"g": hf.tanh} | {k: v for k, v in options.items() if k == given}
         fs = {"a": hf.sin, "a b": hf.sin, "a_b": hf.cos}
