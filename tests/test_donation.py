@@ -220,7 +220,8 @@ def test_a_kernel_over_symbols_updates_arrays_of_every_size() -> None:
         np.testing.assert_allclose(y, np.full(shape, np.e - 1), rtol=1e-6)
 
 
-def test_the_peak_of_memory_does_not_grow() -> None:
+def test_the_peak_of_memory_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "verify", False)  # which keeps what is donated
     reset, status = Path("/proc/self/clear_refs"), Path("/proc/self/status")
     if not reset.exists():
         pytest.skip("needs Linux, to ask for the peak")

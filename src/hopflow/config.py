@@ -24,7 +24,8 @@ def _threads() -> ctypes.c_int64:
 class Config:
     """The process's settings.
 
-    verify              run the verifiers of every IR between all passes
+    verify              run the verifiers of every IR between all passes, and compare
+                        each new kernel's first call with the graph interpreter
     check_bounds        code checks each index of each access to memory; what is out of
                         range, which is a defect of ours, raises BoundsError
     guard_pages         what native code reads and writes is copied between memory pages

@@ -279,6 +279,18 @@ class BoundsError(HopflowError, RuntimeError):
     `hf.config.check_bounds`."""
 
 
+class KernelDisagreementError(HopflowError, RuntimeError):
+    """Compiled code gives another result than the interpreter; a defect of hopflow,
+    found by `hf.config.verify`."""
+
+    def __init__(self, name: str, wrong: str, graph: str) -> None:
+        super().__init__(
+            f"config.verify: the native code of graph `{name}` is not what the graph "
+            f"interpreter makes of it: {wrong}\n\n{graph}\n"
+            "That is a defect of hopflow: please report it with this graph."
+        )
+
+
 # --- run time -------------------------------------------------------------------------
 
 

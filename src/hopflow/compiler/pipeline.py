@@ -12,6 +12,7 @@ import numpy as np
 from hopflow.bind import Operand, Value
 from hopflow.compiler.bounds import with_bounds_checks
 from hopflow.compiler.callbacks import Callbacks
+from hopflow.compiler.compared import check_results, is_comparable
 from hopflow.compiler.layout import DENSE, Layouts, layout_of, strides_of
 from hopflow.compiler.owned import WORD, owned_array, result_words
 from hopflow.compiler.passes import PASSES
@@ -144,6 +145,7 @@ class Executable:
             kernel, call, strides = (
                 (self.kernel, self._call, []) if dense else self._variant(arrays)
             )
+            before = self._copies(kernel, arrays)
             outputs = self._allocate(self._shapes(*sizes), arrays)
             # Code for sizes that may be 0 reads the first element of what is empty, and
             # takes nothing of it: there has to be memory.
@@ -151,12 +153,16 @@ class Executable:
             trapped = call(*sizes, *strides, *given)
         else:
             kernel = self.kernel
+            before = self._copies(kernel, arrays)
             outputs = self._allocate(self._out_shapes, arrays)
             trapped = self._call(*arrays, *outputs)
         if trapped is not None:
             raise self._error(kernel, trapped)
         for k, dtype in self._made:
             outputs[k] = owned_array(outputs[k], dtype, self.kernel.free)
+        if before is not None:
+            check_results(self.graph, sizes or (), before, outputs)
+            kernel.compared = True
         return [
             EagerTensor(array, weak=weak)
             for array, (_, weak, _) in zip(outputs, self._results, strict=True)
@@ -171,6 +177,13 @@ class Executable:
             if not (is_once and _is_alone(args[k])):
                 own[k] = EagerTensor(args[k].array.copy())
         return own
+
+    def _copies(self, kernel: Kernel, arrays: Sequence[Any]) -> list[Any] | None:
+        """The arguments of a kernel's first call, if `config.verify`: to compare what
+        it makes of them, which may be in their place."""
+        if not config.verify or kernel.compared or not is_comparable(self.graph):
+            return None
+        return [np.array(a) for a in arrays]
 
     def _allocate(
         self, shapes: Sequence[Sequence[Any]], arrays: Sequence[Any]

@@ -84,6 +84,7 @@ class Kernel:
 
     made      the outputs, among others, whose memory the program itself finds
     guarded   whether its memory lies between closed pages
+    compared  whether the results of a call were compared with the graph interpreter's
     free      frees the memory of an output in `made`, by its address
 
     Raises on a call:
@@ -97,6 +98,7 @@ class Kernel:
         self.made = allocated(program.body)  # outputs, among others
         self._jit = compiler or jit()
         self.guarded = config.guard_pages
+        self.compared = False
         self.emission: Emission = emit(
             program, plan(program), self._jit.target, guarded=self.guarded
         )

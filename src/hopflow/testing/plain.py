@@ -1,8 +1,8 @@
 """Programs in plain Python and NumPy: the meaning that is too simple to be wrong.
 
 `Plain()` has our names: what a program is, if there were nothing but loops and arrays.
-With `noise` each result is moved by about one unit in its last place, at random: how
-far runs with noise are apart says how well a program knows its own results.
+A `Rounding` moves each result by about one unit in its last place: how far runs with
+noise are apart says how well a program knows its own results.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,6 +13,7 @@ import numpy as np
 
 import hopflow
 from hopflow import pytree
+from hopflow.agreement import Rounding
 from hopflow.dtypes import as_dtype
 
 __all__ = ["Plain"]
@@ -43,15 +44,12 @@ def common(arrays: Sequence[Array]) -> np.dtype[Any]:
 
 
 class Plain:
-    """Our names, in NumPy.
+    """Our names, in NumPy; `rounding` says what becomes of each result."""
 
-    noise   moves results of floats; None: does not
-    """
-
-    def __init__(self, noise: np.random.Generator | None = None) -> None:
-        self._noise = noise
+    def __init__(self, rounding: Rounding | None = None) -> None:
+        self._rounding = rounding or Rounding()
+        self._result = self._rounding.result
         self._own: list[Array] = []  # what can be written to
-        self.decisions: list[bytes] = []  # all that is no float, in order
 
     def __getattr__(self, name: str) -> Any:
         if name in SAME_AS_NUMPY:
@@ -78,17 +76,6 @@ class Plain:
             )
 
         return call
-
-    def _result(self, x: Any) -> Array:
-        """`x`, noted if it decides something, and moved if there is noise."""
-        result: Array = np.asarray(x)
-        if not as_dtype(result.dtype).is_float:
-            self.decisions.append(result.tobytes())
-        elif self._noise is not None:
-            unit = float(ml_dtypes.finfo(result.dtype).eps)
-            wave = self._noise.choice([-1.0, 0.0, 1.0], size=result.shape) * unit
-            result = np.asarray(result * (1 + wave).astype(result.dtype))
-        return result
 
     def asarray(self, x: Any, dtype: Any = None) -> Array:
         return np.asarray(x, None if dtype is None else as_dtype(dtype).dtype)
@@ -227,10 +214,11 @@ class Plain:
 
     def _types_of(self, f: Function, *args: Any) -> Any:
         """Zeros of the types that `f(*args)` returns; what it writes is undone."""
-        kept, decided = [a.copy() for a in self._own], len(self.decisions)
+        decisions = self._rounding.decisions
+        kept, decided = [a.copy() for a in self._own], len(decisions)
         with np.errstate(all="ignore"):
             result = f(*args)
-        del self._own[len(kept) :], self.decisions[decided:]
+        del self._own[len(kept) :], decisions[decided:]
         for a, before in zip(self._own, kept, strict=True):
             a[...] = before
         return pytree.tree_map(np.zeros_like, result)

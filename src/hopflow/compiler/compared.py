@@ -1,0 +1,85 @@
+"""What native code gives, compared with the graph interpreter: `hf.config.verify`."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from hopflow.agreement import Expected, Rounding
+from hopflow.bind import Operand, Value, bind, using
+from hopflow.errors import HopflowError, KernelDisagreementError
+from hopflow.graph.core import Constant, Graph
+from hopflow.graph.interpreter import interpret
+from hopflow.graph.printer import format_graph
+from hopflow.graph.rewriting import effects
+from hopflow.ops.opdef import OpDef
+from hopflow.tensor.eager import Eager, EagerTensor
+
+__all__ = ["check_results", "is_comparable"]
+
+
+UP_TO_SIGNS: Final = frozenset(["qr", "eigh", "svd"])
+"""Operations whose meaning leaves the signs of columns open."""
+
+
+def is_comparable(graph: Graph) -> bool:
+    """Whether a graph has one result, and may run twice: Python is called once."""
+    names = {node.op.name for node in graph.walk() if node.op is not None}
+    return not (effects(graph) & {"callback"} or names & UP_TO_SIGNS)
+
+
+def check_results(
+    graph: Graph, sizes: Sequence[int], arrays: Sequence[Any], results: Sequence[Any]
+) -> None:
+    """Check what native code has made of arrays.
+
+    Raises:
+        KernelDisagreementError: the interpreter makes something else of them.
+    """
+
+    def run(rounding: Rounding) -> list[Any]:
+        tensors = [
+            EagerTensor(rounding.argument(a), weak=v.type.weak)
+            for a, v in zip(arrays, graph.inputs[len(graph.symbols) :], strict=True)
+        ]
+        with using(Rounded(rounding)):
+            found = interpret(graph, [*sizes, *tensors], bind)
+        types = [t.dtype.dtype for t in graph.out_types]
+        return [_array(x, t) for x, t in zip(found, types, strict=True)]
+
+    try:
+        wrong = Expected(run).wrong(results)
+    except HopflowError as error:
+        wrong = f"the interpreter raises {type(error).__name__}: {error}"
+    if wrong:
+        raise KernelDisagreementError(graph.name, wrong, format_graph(graph))
+
+
+def _array(x: Any, dtype: np.dtype[Any]) -> Any:
+    return np.asarray(x.value if isinstance(x, Constant) else x.array, dtype)
+
+
+class Rounded(Eager):
+    """The eager interpreter, operators by their graphs; with results as a `Rounding`
+    has them."""
+
+    __slots__ = ("_rounding",)
+
+    def __init__(self, rounding: Rounding) -> None:
+        super().__init__()
+        self._rounding = rounding
+
+    def process(
+        self, op: Any, args: Sequence[Operand], params: dict[str, Any]
+    ) -> tuple[Value, ...]:
+        if type(op) is not OpDef:
+            found: tuple[Value, ...] = op.interpret(args, params)
+            return found
+        results = super().process(op, args, params)
+        if op.unview is not None:
+            return results
+        return tuple([self._rounded(x) for x in results])
+
+    def _rounded(self, x: Any) -> Value:
+        array = self._rounding.result(x.array)
+        return x if array is x.array else EagerTensor(array, weak=x.type.weak)
