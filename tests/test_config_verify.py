@@ -32,9 +32,7 @@ def grow(x: Any) -> Any:
 def test_a_fault_of_the_compiler_is_found(options: Any) -> None:
     with (
         MUTANTS["swapped carry"].planted(),
-        pytest.raises(
-            KernelDisagreementError, match=r"result \d is .* away, and may"
-        ),
+        pytest.raises(KernelDisagreementError, match=r"result \d is .* away, and may"),
     ):
         hf.jit(grow, **options)(hf.asarray(X))
     hf.jit(grow, **options)(hf.asarray(X))
