@@ -1,17 +1,17 @@
 """`invoke_subgraph`, `@subgraph`: a function as a node, traced once. All its rules."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial, update_wrapper
-from threading import RLock
+from threading import RLock, local
 from typing import Any, Final, NamedTuple, final
 
 import numpy as np
 
 from hopflow import pytree
 from hopflow.bind import Operand, Value, bind, current, recorded
-from hopflow.errors import ArgumentTypeError, DataDependentError
+from hopflow.errors import ArgumentTypeError, DataDependentError, TraceError
 from hopflow.graph.core import Graph, match_shapes, plain_symbol
 from hopflow.graph.rewriting import clone
 from hopflow.graph.types import TensorType
@@ -35,7 +35,7 @@ from hopflow.trace.closures import Surroundings, type_key
 from hopflow.trace.functional import TracedTensor
 from hopflow.trace.rollback import unchanged_on_error
 from hopflow.trace.sharing import once
-from hopflow.trace.source import input_names
+from hopflow.trace.source import input_names, name_of, where
 from hopflow.trace.tracer import Tracer, share_memory
 
 
@@ -69,6 +69,7 @@ def invoke_subgraph(f: Callable[..., Any], *operands: Any) -> Any:
         ArgumentTypeError: an operand is no tensor or number.
         ResultTypeError: `f` returns what is no tensor or number.
         UnhashableCaptureError: `f` closes over what cannot be hashed.
+        TraceError: `f` calls itself without an end.
     """
     call = INVOKE_SUBGRAPH.prepare(f, operands)
     return _run(call, f, pytree.structure(operands))
@@ -175,9 +176,36 @@ class _Known(NamedTuple):
         return pytree.unflatten(self.spec, results[: self.results])
 
 
+# By the kind of call, the kind used last at the end; of each the trace used last first.
 _known: OrderedDict[Hashable, list[_Known]] = OrderedDict()
 _lock: Final = RLock()
-_MOST_KNOWN: Final = 1024
+_MOST_KNOWN = 1024
+_MOST_ALIKE: Final = 8  # which differ in what they ask of sizes
+
+
+class _Tracing(local):
+    """The calls that this thread traces, by kind and sizes, each within the last."""
+
+    calls: tuple[Hashable, ...] = ()
+
+
+_tracing: Final = _Tracing()
+
+
+def _candidates(key: Hashable) -> list[_Known]:
+    with _lock:
+        if key in _known:
+            _known.move_to_end(key)
+        return list(_known.get(key, ()))
+
+
+def _remember(key: Hashable, known: _Known) -> None:
+    """Keep a trace as the one that was used last."""
+    with _lock:
+        others = [k for k in _known.pop(key, ()) if k is not known]
+        _known[key] = [known, *others][:_MOST_ALIKE]
+        while len(_known) > _MOST_KNOWN:
+            _known.popitem(last=False)
 
 
 def _run(
@@ -202,15 +230,40 @@ def _run(
         *(_first_same(tensors, i) for i in range(len(tensors))),
     )
     with unchanged_on_error():
-        with _lock:
-            candidates = list(_known.get(key, ()))
-        for known in candidates:
+        for k, known in enumerate(_candidates(key)):
             sizes = known.sizes(tensors)
             if sizes is not None and known.may_serve(tensors):
+                if k:
+                    _remember(key, known)
                 return known.run(call, tensors, sizes)
-        if on_trace is not None:
-            on_trace()
-        return _trace(call, tensors, key)
+        with _once_within_itself(call.name, fn, key, tensors):
+            if on_trace is not None:
+                on_trace()
+            return _trace(call, tensors, key)
+
+
+@contextmanager
+def _once_within_itself(
+    name: str, fn: Any, key: Hashable, tensors: Sequence[Operand]
+) -> Iterator[None]:
+    """Within the block a call of this kind and these sizes is being traced.
+
+    Raises:
+        TraceError: it is so already, and would be again within that, without an end.
+    """
+    this, around = (key, *(type_key(t.type, terms_of) for t in tensors)), _tracing.calls
+    if this in around:
+        raise TraceError(
+            f"{name}: `{name_of(fn)}` ({where(fn)}) calls itself on tensors of the "
+            "same types, with the same other values, so that its trace has no end. "
+            "Loop with `hf.while_loop`, or pass what ends it as an argument that is no "
+            "tensor."
+        )
+    _tracing.calls = (*around, this)
+    try:
+        yield
+    finally:
+        _tracing.calls = around
 
 
 def _trace(call: Call, tensors: Sequence[Operand], key: Hashable) -> Any:
@@ -235,10 +288,7 @@ def _trace(call: Call, tensors: Sequence[Operand], key: Hashable) -> Any:
     ):
         return INVOKE_SUBGRAPH.finish(call, traced)
     once(known.graph, "body", lambda: graph)  # with the bodies that it shares itself
-    with _lock:
-        _known.setdefault(key, []).append(known)
-        while len(_known) > _MOST_KNOWN:
-            _known.popitem(last=False)
+    _remember(key, known)
     return known.run(call, tensors, closed.symbols)
 
 
@@ -356,5 +406,6 @@ def subgraph(fn: Callable[..., Any]) -> Subgraph:
         ArgumentTypeError: an argument cannot be hashed, or `fn` is no function.
         ResultTypeError: `fn` returns what is no tensor or number.
         UnhashableCaptureError: `fn` closes over what cannot be hashed.
+        TraceError: `fn` calls itself without an end.
     """
     return Subgraph(fn)

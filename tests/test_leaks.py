@@ -128,8 +128,16 @@ def fresh_functions() -> Callable[[int], Any]:
     return lambda _: hf.jit(lambda a: hf.sum(a * 3))(x)
 
 
+def subgraphs() -> Callable[[int], Any]:
+    def call(k: int) -> Any:  # of another function, and another size
+        f = hf.subgraph(lambda a: hf.sum(a * (k % 40)))
+        return hf.jit(lambda a: f(f(a) + a))(X[: k % 40])
+
+    return call
+
+
 QUICK = [jitted, found_sizes, dynamic, donated, trapped, called_back, eager]
-SLOW = [operators, gradients, examples, failed_traces, fresh_functions]
+SLOW = [operators, gradients, examples, failed_traces, fresh_functions, subgraphs]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

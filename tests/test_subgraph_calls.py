@@ -1,0 +1,179 @@
+"""Calls of subgraphs: within themselves, by several threads, interrupted; and what is
+kept of their traces."""
+
+import os
+import signal
+from collections import OrderedDict
+from functools import partial
+from threading import Thread, Timer
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hopflow as hf
+from hopflow import pytree
+from hopflow.errors import TraceError
+
+MANY = 20
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(4, 8))
+W = RNG.normal(size=(8, 8)) * 0.3
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch: pytest.MonkeyPatch) -> OrderedDict[Any, list[Any]]:
+    """The traces that are kept: those of the test."""
+    traces: OrderedDict[Any, list[Any]] = OrderedDict()
+    monkeypatch.setattr("hopflow.hops.invoke_subgraph._known", traces)
+    return traces
+
+
+def same(got: Any, want: Any) -> None:
+    pairs = zip(*(pytree.flatten(tree)[0] for tree in (got, want)), strict=True)
+    for one, two in pairs:
+        np.testing.assert_allclose(one, two, rtol=1e-7, atol=1e-7)
+
+
+def calls_itself() -> Any:
+    @hf.subgraph
+    def f(x: Any) -> Any:
+        return hf.sin(f(x))
+
+    return f
+
+
+def calls_itself_by_another() -> Any:
+    outer = hf.subgraph(lambda x: hf.sin(between(x)))
+
+    def between(x: Any) -> Any:
+        return hf.cond(hf.sum(x) > 0, lambda: hf.invoke_subgraph(outer, x), lambda: x)
+
+    return outer
+
+
+@pytest.mark.parametrize("make", [calls_itself, calls_itself_by_another])
+def test_a_call_of_itself_without_an_end_is_refused(make: Any) -> None:
+    f = make()
+    for run in (f, hf.jit(f), hf.grad(lambda x: hf.sum(f(x)))):
+        with pytest.raises(TraceError, match=r"`\w+|<lambda>` \(.*\) calls itself on"):
+            run(X)
+
+
+def test_a_call_of_itself_may_end_by_a_size_or_by_an_argument() -> None:
+    @hf.subgraph
+    def total(x: Any, scale: str) -> Any:
+        if x.shape[0] == 0:
+            return 0.0 if not scale else total(x, scale[1:]) + 1
+        return x[0] + total(x[1:], scale)
+
+    for jitted in (hf.jit(total), hf.jit(total, dynamic=True)):
+        for n in (3, 2):
+            same(jitted(X[:n, 0], "ab"), np.sum(X[:n, 0]) + 2)
+
+
+def test_as_many_traces_are_kept_as_there_is_room_for(
+    monkeypatch: pytest.MonkeyPatch, known: OrderedDict[Any, list[Any]]
+) -> None:
+    monkeypatch.setattr("hopflow.hops.invoke_subgraph._MOST_KNOWN", 3)
+
+    @hf.subgraph
+    def counted(x: Any) -> Any:
+        return hf.sum(x) * next(k for k in range(99) if x.shape[0] == k)
+
+    jitted = hf.jit(counted, dynamic=True)
+    for n in range(20):
+        same(jitted(np.ones(n)), n * n)
+    assert [len(traces) for traces in known.values()] == [8]
+    used = hf.subgraph(lambda x, k: x * len(k))
+    for k in ("", "a", "", "b", "", "c", ""):
+        used(X, k)
+    assert used.traces == 4  # what was used last is kept
+    assert len(known) == 3
+
+
+# --- several threads, and an end from outside -----------------------------------------
+
+
+def with_scratch() -> Any:
+    """Calls of a function, each with more scratch memory than stacks hold."""
+
+    @hf.subgraph
+    def layer(x: Any, w: Any) -> Any:
+        for _ in range(2):
+            x = hf.tanh(x @ w)[::-1] + hf.sort(x, axis=0)
+        return x
+
+    def f(x: Any, w: Any) -> Any:
+        for k in range(MANY):
+            x = layer(x, w + k)
+        return hf.sum(x)
+
+    return hf.jit(hf.value_and_grad(f, (0, 1)))
+
+
+def test_threads_run_one_program_with_functions() -> None:
+    f, w = with_scratch(), hf.asarray(W)
+    functions = hf.stats().functions
+    xs = [hf.asarray(RNG.normal(size=(200, 8))) for _ in range(4)]
+    want = [f(x, w) for x in xs]
+    assert hf.stats().functions == functions + 2
+    found: dict[int, list[Any]] = {k: [] for k in range(4)}
+
+    def work(k: int) -> None:
+        found[k] += [f(xs[k], w) for _ in range(10)]
+
+    threads = [Thread(target=work, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for k in range(4):
+        assert len(found[k]) == 10
+        same(found[k], [want[k]] * 10)
+
+
+def test_threads_that_trace_one_function_get_what_one_gets() -> None:
+    def layer(x: Any, w: Any) -> Any:
+        return x + hf.tanh(x @ w)
+
+    def model(x: Any, w: Any, layer: Any) -> Any:
+        for k in range(MANY):
+            x = layer(x, w * k)
+        return hf.sum(x * x)
+
+    want = hf.grad(partial(model, layer=layer), (0, 1))(X, W)
+    found: list[Any] = []
+    shared = hf.subgraph(layer)
+
+    def work() -> None:
+        found.append(hf.jit(hf.grad(partial(model, layer=shared), (0, 1)))(X, W))
+
+    threads = [Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    same(found, [want] * 4)
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_ctrl_c_stops_a_function_that_loops() -> None:
+    @hf.subgraph
+    def count(x: Any, stop: Any) -> Any:
+        step = lambda x: hf.where(x > stop, 0.0, x + hf.sin(x) + 2)  # noqa: E731
+        return hf.while_loop(lambda x: x < stop, step, x)
+
+    def f(x: Any, stop: Any) -> Any:
+        for _ in range(MANY):
+            x = count(x, stop)
+        return x
+
+    jitted = hf.jit(f)
+    want = jitted(1.0, 5.0)
+    timer = Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        jitted(1.0, np.inf)
+    timer.join()
+    same(jitted(1.0, 5.0), want)
