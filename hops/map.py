@@ -1,5 +1,6 @@
 """`map`: a function of each slice, independent of the others. All its rules."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Final, final
 
@@ -34,13 +35,13 @@ from hopflow.hops.loops import (
     stacked,
     stacked_results,
 )
-from hopflow.hops.scan import transpose_scan
+from hopflow.hops.scan import scan, transpose_scan
 from hopflow.loop_ir.kernels import CountedLoop
 from hopflow.ops.creation import arange
 from hopflow.ops.joining import concat
 from hopflow.ops.manipulation import reshape
 from hopflow.ops.rules import as_integer
-from hopflow.pytree import Spec
+from hopflow.progress import Progress, as_progress, in_batches
 from hopflow.symbolic.size import Size
 from hopflow.zeros import Tangent
 
@@ -170,6 +171,7 @@ def _each_example(
     size: Size,
     args: Sequence[Operand],
     batched: Sequence[bool],
+    progress: Any = None,
 ) -> Sequence[Value]:
     xs = [arg for arg, b in zip(args, batched, strict=True) if b]
     xs = xs or [arange(size)]  # something to count the examples by
@@ -178,7 +180,7 @@ def _each_example(
         rest, pairs = iter(x), zip(args, batched, strict=True)
         return list(f([next(rest) if b else a for a, b in pairs]))
 
-    results: list[Value] = MAP(one, xs, (), 0)
+    results: list[Value] = map_(one, xs, progress=progress)
     return results
 
 
@@ -191,6 +193,7 @@ def map_(
     *args: Any,
     dim: int = 0,
     batch_size: int | None = None,
+    progress: str | Callable[[int, int | None], Any] | None = None,
 ) -> Any:
     """`f(x, *args)` for each slice `x` of `xs`, the results stacked along axis 0.
 
@@ -203,46 +206,73 @@ def map_(
         dim: The axis of which slices are taken.
         batch_size: How many slices are computed at once, as `hf.vmap` does; the last
             ones may be fewer. None: each by itself.
+        progress: A label to show a bar of, or a function; see `while_loop`.
 
     Raises:
-        ArgumentTypeError, ArgumentValueError: `batch_size` is no positive int.
+        ArgumentTypeError, ArgumentValueError: `batch_size` is no positive int, or
+            `progress` neither a label nor a function.
         LengthError: the leaves of `xs` have different numbers of slices, or there is
             none.
         MutationError: `f` writes to what it closes over.
         ResultTypeError: `f` returns what is no tensor or number.
     """
-    if batch_size is None:
+    shown = as_progress("map", progress).get("progress")
+    if batch_size is None and shown is None:
         return MAP(f, xs, args, dim)
-    size = as_integer("map", "batch_size", batch_size)
-    if size < 1:
-        raise ArgumentValueError(f"map: `batch_size` must be positive, and is {size}.")
     require_callable("map", "f", f)
     leaves, spec, length = flatten_stacks("map", xs, None, dim)
-    return _in_batches(f, [as_value(x) for x in leaves], spec, args, length, size)
-
-
-def _in_batches(
-    f: Callable[..., Any],
-    leaves: Sequence[Value],
-    spec: Spec,
-    args: tuple[Any, ...],
-    length: Size,
-    size: int,
-) -> Any:
-    """`f` of all slices along axis 0, `size` of them at once."""
+    values = [as_value(x) for x in leaves]
 
     def one(elements: Sequence[Any], *rest: Any) -> Any:
         return f(pytree.unflatten(spec, elements), *rest)
 
-    several = vmap(one, (0, *[None] * len(args)))
+    if batch_size is None:
+        size = _FEWEST
+        if isinstance(length, int):
+            size = max(min(size, length), length // _PARTS, 1)
+        several = functools.partial(map_, one)
+    else:
+        size = as_integer("map", "batch_size", batch_size)
+        if size < 1:
+            raise ArgumentValueError(
+                f"map: `batch_size` must be positive, and is {size}."
+            )
+        several = vmap(one, (0, *[None] * len(args)))
+    return _in_batches(several, values, args, length, size, shown)
+
+
+# How a map that tells its progress is cut: each part of it is told of.
+_PARTS: Final = 64
+_FEWEST: Final = 16  # slices in a part: they are computed side by side
+
+
+def _in_batches(
+    several: Callable[..., Any],
+    leaves: Sequence[Value],
+    args: tuple[Any, ...],
+    length: Size,
+    size: int,
+    progress: Progress | None,
+) -> Any:
+    """`several` of all slices along axis 0, `size` of them at once."""
     count = length // size
-    if isinstance(count, int) and count == 0:
-        return several(leaves, *args)
     full = count * size
-    batches = [reshape(x[:full], (count, size, *x.shape[1:])) for x in leaves]
-    rows = MAP(several, batches, args, 0)
+    is_even = isinstance(length, int) and 0 < length == full
+    first = length - full  # the rest comes first: then the last part is the end
+    rest = None if is_even else several([x[:first] for x in leaves], *args)
+    if progress is None and isinstance(count, int) and count == 0:
+        return rest
+    batches = [reshape(x[first:], (count, size, *x.shape[1:])) for x in leaves]
+    if progress is None:
+        rows = map_(several, batches, *args)
+    else:
+        before = first if isinstance(first, int) else 0
+        told: Any = in_batches(progress, size, before)
+        step = lambda _, batch: (None, several(batch, *args))  # noqa: E731
+        rows = scan(step, None, batches, progress=told)[1]
     found = pytree.tree_map(lambda y: reshape(y, (full, *y.shape[2:])), rows)
-    if isinstance(length, int) and full == length:
-        return found
-    last = several([x[full:] for x in leaves], *args)
-    return pytree.tree_map(lambda y, z: concat([y, z]), found, last)
+    return found if is_even else pytree.tree_map(_joined, rest, found)
+
+
+def _joined(x: Any, y: Any) -> Any:
+    return concat([x, y])

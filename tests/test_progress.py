@@ -218,18 +218,47 @@ def test_a_batch_that_steps_together_is_one_loop(run: Any, told: Told) -> None:
     assert told == [(0, 4), (4, 4)]
 
 
-def test_loops_that_run_side_by_side_are_compiled_without(told: Told) -> None:
+@every_meaning
+@pytest.mark.parametrize(
+    ("length", "options", "all_told"),
+    [
+        (0, {}, [(0, 0), (0, 0)]),
+        (5, {}, [(0, 5), (5, 5)]),
+        (5, {"batch_size": 2}, [(0, 5), (5, 5)]),
+        (3, {"batch_size": 4}, [(3, 3), (3, 3)]),
+        (1030, {}, [(0, 1030), (1030, 1030)]),
+    ],
+)
+def test_a_map_tells_of_its_slices(
+    run: Any, length: int, options: Any, all_told: Any, told: Told
+) -> None:
+    x = np.arange(length, dtype=np.float32)
+
+    def double(x: Any, **progress: Any) -> Any:
+        return hf.map(lambda x: x * 2, x, **options, **progress)
+
+    agree(run(lambda x: double(x, progress=told), x), x * 2)
+    if run not in SYMBOLIC:  # of an unknown number, whole parts are counted
+        assert [told[0], told[-1]] == all_told
+    slope = hf.grad(lambda x: hf.sum(double(x, progress=told)))
+    agree(run(slope, x), np.full(length, 2, np.float32))
+
+
+@every_meaning
+def test_loops_that_run_side_by_side_tell_how_many_are_done(
+    run: Any, told: Told
+) -> None:
     def collatz(n: Any, **options: Any) -> Any:
         def step(n: Any) -> Any:
             return hf.cond(n % 2 == 0, lambda: n // 2, lambda: 3 * n + 1)
 
         return hf.while_loop(lambda n: n > 1, step, n, **options)
 
-    n = hf.arange(1, 9)
-    agree(
-        jit(hf.vmap(lambda n: collatz(n, progress=told)))(n), hf.ones(8, dtype=n.dtype)
-    )
-    assert told == []
+    n = np.arange(1, 33)
+    found = run(hf.vmap(lambda n: collatz(n, progress=told)), n)
+    agree(found, np.ones_like(n))
+    assert told[0] == (0, 32)
+    assert told[-1] == (32, 32)
 
 
 # --- errors ---------------------------------------------------------------------------
@@ -277,6 +306,8 @@ def test_it_is_a_label_or_a_function(given: Any) -> None:
         hf.while_loop(is_negative, abs, 0.0, progress=given)
     with wrong:
         hf.fori_loop(0, 3, max, 0.0, progress=given)
+    with wrong:
+        hf.map(abs, X, progress=given)
 
 
 # --- the terminal ---------------------------------------------------------------------

@@ -166,7 +166,8 @@ class _Slots:
     eager       the bottom interpreter (filled by `tensor`)
     from_array  a NumPy array or scalar as a value (filled by `tensor`)
     each_example  a `map` over examples: f, how many there are, args, which of them are
-                batched -> results, from f(args of one example) (filled by `hops.map`)
+                batched, whom it tells its progress -> results, from f(args of one
+                example) (filled by `hops.map`)
     executor    runs an operator with graphs on concrete values: op, args, params ->
                 results. The compiler's once `hopflow` is imported; until then the
                 graph interpreter (filled by `hops.base`)
@@ -186,6 +187,7 @@ class _Slots:
             Size,
             Sequence[Operand],
             Sequence[bool],
+            Any,
         ],
         Sequence[Value],
     ]

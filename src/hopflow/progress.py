@@ -17,6 +17,7 @@ __all__ = [
     "Meter",
     "Progress",
     "as_progress",
+    "in_batches",
     "in_reverse",
     "progress_of",
     "shown",
@@ -36,13 +37,16 @@ class Progress:
 
     name   as the graph's text has it
     sink   a function of the user's; None: the name labels a bar of the terminal
+    each, first   a step counts for `each`, after `first` that are done before
     """
 
-    __slots__ = ("name", "sink")
+    __slots__ = ("each", "first", "name", "sink")
     __hash__ = None  # type: ignore[assignment]  # no cache is to keep it alive
 
-    def __init__(self, name: str, sink: Sink | None = None) -> None:
-        self.name, self.sink = name, sink
+    def __init__(
+        self, name: str, sink: Sink | None = None, each: int = 1, first: int = 0
+    ) -> None:
+        self.name, self.sink, self.each, self.first = name, sink, each, first
 
     def __str__(self) -> str:
         return self.name
@@ -78,6 +82,11 @@ def progress_of(params: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in params.items() if key == "progress"}
 
 
+def in_batches(progress: Progress, each: int, first: int) -> Progress:
+    """Whom a loop tells that takes `each` steps at once, after `first` others."""
+    return Progress(progress.name, progress.sink, each, first)
+
+
 def in_reverse(params: dict[str, Any]) -> dict[str, Any]:
     """The parameters of a loop for one that takes its steps backwards: the bar has a
     label of its own, and a function is not called."""
@@ -86,7 +95,8 @@ def in_reverse(params: dict[str, Any]) -> dict[str, Any]:
     mark = " (backward)"
     if given is not None and getattr(given, "sink", None) is None:
         label = str(given).removesuffix(mark) + mark
-        params["progress"] = Progress(label)
+        each, first = getattr(given, "each", 1), getattr(given, "first", 0)
+        params["progress"] = Progress(label, None, each, first)
     return params
 
 
@@ -96,7 +106,11 @@ def tell(progress: "Progress | str", done: int, total: int | None) -> None:
     Args:
         progress: As a graph has it: only the label, if it was read from a text.
     """
-    sink = None if isinstance(progress, str) else progress.sink
+    sink = None
+    if isinstance(progress, Progress):
+        sink, each, first = progress.sink, progress.each, progress.first
+        done = first + done * each if done or total == 0 else 0
+        total = None if total is None else first + total * each
     if sink is None:
         _shown.show(str(progress), done, total)
         return

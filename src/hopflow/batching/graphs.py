@@ -83,7 +83,7 @@ def _each_example(graph: Graph, size: Size, args: Sequence[Lane]) -> list[Lane]:
 
     batched = [isinstance(a, Batched) for a in args]
     plain = [a.value if isinstance(a, Batched) else a for a in args]
-    return [Batched(r) for r in slots.each_example(one, size, plain, batched)]
+    return [Batched(r) for r in slots.each_example(one, size, plain, batched, None)]
 
 
 def bind_again(

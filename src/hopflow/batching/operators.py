@@ -75,9 +75,13 @@ def each_example(
     args: Sequence[Operand],
     params: dict[str, Any],
 ) -> BatchedResults:
-    """The results of a node by a map over the examples."""
+    """The results of a node by a map over the examples, which tells the progress of
+    loops: they run side by side."""
+    params = dict(params)
+    progress = params.pop("progress", None)
+    params.pop("counted", None)
     found = slots.each_example(
-        lambda own: bind_again(op, own, params), size, args, batched
+        lambda own: bind_again(op, own, params), size, args, batched, progress
     )
     return BatchedResults(found, (True,) * len(found))
 

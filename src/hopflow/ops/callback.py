@@ -76,7 +76,7 @@ def _batch(
 ) -> Sequence[Value]:
     """One call for each example, in order, also where all of them are alike."""
     return slots.each_example(
-        lambda own: bind(op, own, params), size, operands, batched
+        lambda own: bind(op, own, params), size, operands, batched, None
     )
 
 
