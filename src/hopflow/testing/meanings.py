@@ -9,7 +9,6 @@ A test that is parametrised by `MEANINGS` states a fact of each of them:
 
 import re
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, Final, NamedTuple
@@ -174,7 +173,6 @@ class ProgramMeaning:
     when    which programs it can have
     has     what it has beside values: "vmap", "grad"
     cheap   whether it takes no compilation
-    fault   plants a fault in it while entered, for a test to find
     """
 
     name: str
@@ -182,7 +180,6 @@ class ProgramMeaning:
     when: Callable[[Program], bool] = lambda _: True
     has: frozenset[str] = frozenset({"vmap", "grad"})
     cheap: bool = False
-    fault: Callable[[], AbstractContextManager[Any]] | None = None
 
 
 REGISTRY: Final[dict[str, ProgramMeaning]] = {}
