@@ -14,14 +14,15 @@ from typing import Any, final
 
 from hopflow import pytree
 from hopflow.autograd.api import Linear, Primals, like
-from hopflow.autograd.linear import LinearTracer, UsesOperator
+from hopflow.autograd.linear import LinearTracer, UsesOperator, linear_of
+from hopflow.autograd.pullback import LinearMap, PullbackRule, pulled_by
 from hopflow.autograd.rules import is_differentiable
 from hopflow.autograd.tape import Tape
 from hopflow.batching import operators as batching
 from hopflow.batching.api import over_examples
 from hopflow.batching.graphs import Batched, Lane, as_batched
 from hopflow.batching.operators import each_example
-from hopflow.bind import Interpreter, Operand, Value, bind, current, recorded, using
+from hopflow.bind import Interpreter, Operand, Value, current, recorded, using
 from hopflow.errors import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -35,14 +36,8 @@ from hopflow.graph.types import TensorType
 from hopflow.hops.base import Call, split_args
 from hopflow.hops.bodies import Function, require_callable
 from hopflow.hops.branches import Calling
-from hopflow.hops.custom_pullback import (
-    PULLBACK,
-    Backward,
-    BackwardOfMany,
-    BackwardRule,
-    no_tangents,
-)
-from hopflow.hops.custom_use import LinearMap, Ruled, Use
+from hopflow.hops.custom_pullback import Backward, BackwardOfMany, no_tangents
+from hopflow.hops.custom_use import Ruled, Use
 from hopflow.ops.convert import as_value
 from hopflow.ops.opdef import as_default, as_operand
 from hopflow.ops.rules import as_integer
@@ -416,7 +411,8 @@ class custom_jvp(_Custom):
 
         texts = [f"tangents[{k}]" for k in places]
         primals = Primals(zeros, pytree.structure(tuple(zeros)), texts)
-        linear = Linear("custom_jvp", rule, primals, has_aux=True)
+        pushed = linear_of(given).pushed
+        linear = Linear("custom_jvp", rule, primals, has_aux=True, pushed=pushed)
         values: list[Value] = linear.run.aux
 
         def derivative(tangents: Sequence[Tangent]) -> Sequence[Tangent]:
@@ -478,26 +474,16 @@ class custom_vjp(_Custom):
     def linearize(
         self, use: Use, operands: Sequence[Value], given: Sequence[Tangent]
     ) -> tuple[list[Value], Spec, LinearMap]:
+        if linear_of(given).pushed:
+            raise no_tangents(use)
         values, spec, pullback, residuals = self.run_forward(use, operands)
-        params = {
-            "pullback": pullback,
-            "arguments": tuple([a.type for a in operands[: len(given)]]),
-            "results": tuple([v.type for v in values]),
-        }
-
-        def derivative(tangents: Sequence[Tangent]) -> list[Tangent]:
-            given = [instantiate(t) for t in tangents if is_differentiable(t.type)]
-            found = iter(bind(PULLBACK, [*given, *residuals], params))
-            return [
-                next(found) if is_differentiable(v.type) else Zero(v.type)
-                for v in values
-            ]
-
-        return values, spec, derivative
+        arguments = [a.type for a in operands[: len(given)]]
+        results = [v.type for v in values]
+        return values, spec, pulled_by(pullback, arguments, results, residuals)
 
     def run_forward(
         self, use: Use, operands: Sequence[Value]
-    ) -> tuple[list[Value], Spec, BackwardRule, list[Value]]:
+    ) -> tuple[list[Value], Spec, PullbackRule, list[Value]]:
         """The results and their structure, the backward rule, and the tensors that it
         takes."""
         if use.examples:
@@ -523,10 +509,10 @@ class custom_vjp(_Custom):
 
     def run_forward_of_many(
         self, use: Use, operands: Sequence[Value]
-    ) -> tuple[list[Value], Spec, BackwardRule, list[Value]]:
+    ) -> tuple[list[Value], Spec, PullbackRule, list[Value]]:
         """The same for many examples at once: the rules are batched."""
         size, lanes = use.lanes(operands)
-        of: list[tuple[Spec, BackwardRule, int]] = []
+        of: list[tuple[Spec, PullbackRule, int]] = []
 
         def one(flat: Sequence[Any]) -> list[Value]:
             values, spec, pullback, residuals = self.run_forward(use.of_one, flat)

@@ -1,20 +1,18 @@
-"""The backward rule of `custom_vjp` in linear graphs: an operator that is there to be
-transposed."""
+"""The backward rule of `custom_vjp` at a point: what transposes the linear function."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, final
+from typing import Any
 
 from hopflow import pytree
 from hopflow.autograd.api import like
+from hopflow.autograd.pullback import PullbackRule
 from hopflow.autograd.rules import is_differentiable
 from hopflow.batching.api import over_examples
 from hopflow.batching.graphs import Batched, as_batched
 from hopflow.bind import Value
-from hopflow.errors import DerivativeError, GraphError, StructureError
-from hopflow.graph.core import Arg, Node
+from hopflow.errors import DerivativeError, StructureError
 from hopflow.graph.types import TensorType
-from hopflow.hops.base import HigherOrderOp, derived
 from hopflow.hops.custom_use import Use
 from hopflow.ops.elementwise import multiply
 from hopflow.ops.reduce import sum as reduce_sum
@@ -22,7 +20,7 @@ from hopflow.pytree import Spec
 from hopflow.trace.source import name_of
 from hopflow.zeros import Tangent, Unknown, Zero, instantiate, is_zero
 
-__all__ = ["PULLBACK", "Backward", "BackwardOfMany", "Pullback", "no_tangents"]
+__all__ = ["Backward", "BackwardOfMany", "no_tangents"]
 
 
 def no_tangents(use: Use) -> DerivativeError:
@@ -91,7 +89,7 @@ class BackwardOfMany:
     batched  which of the residuals, and of what the rules read, depend on the example
     """
 
-    one: "BackwardRule"
+    one: PullbackRule
     use: Use
     batched: list[bool]
 
@@ -133,69 +131,3 @@ class BackwardOfMany:
             else:
                 cotangents[k] = multiply(lane, size)
         return cotangents
-
-
-BackwardRule: TypeAlias = Backward | BackwardOfMany
-
-
-@final
-class Pullback(HigherOrderOp):
-    """`pullback(*tangents, *residuals; pullback, arguments, results)`
-
-    gives tangents of the results. `arguments` and `results` are the flat types.
-    It is linear in the tangents, and is there to be transposed, by the backward rule.
-    """
-
-    name = "custom_pullback"
-
-    def _never(self, *_args: Any, **_params: Any) -> Any:
-        """It stands in linear graphs alone, which are transposed before they run."""
-        raise GraphError(f"{self.name}: it is there to be transposed, and never runs.")
-
-    functionalize: Any = _never
-    export = derived
-    signature: Any = _never
-    with_roles: Any = _never
-
-    def lower(self, *_args: Any, pullback: BackwardRule, **_params: Any) -> Any:
-        raise no_tangents(pullback.use)
-
-    debug: Any = lower
-
-    def _refuse(self, *args: Any) -> Any:
-        """What takes a node's params last."""
-        raise no_tangents(args[-1]["pullback"].use)
-
-    run_eager: Any = _refuse
-    batch: Any = _refuse
-    jvp: Any = _refuse
-    vjp: Any = _refuse
-    linearize: Any = _refuse
-
-    def infer(
-        self, *types: Any, results: tuple[TensorType, ...], **_params: Any
-    ) -> tuple[TensorType, ...]:
-        return tuple(t.strong() for t in results if is_differentiable(t))
-
-    def transpose(
-        self,
-        cotangents: Sequence[Tangent],
-        operands: Sequence[Any],
-        params: dict[str, Any],
-    ) -> list[Tangent | None]:
-        types = params["arguments"]
-        floats = [is_differentiable(t) for t in types]
-        residuals = operands[sum(floats) :]
-        found = params["pullback"](cotangents, residuals, types, params["results"])
-        own = [ct for ct, is_float in zip(found, floats, strict=True) if is_float]
-        wanted = zip(own, operands, strict=False)
-        return [
-            *(ct if isinstance(o, Unknown) else None for ct, o in wanted),
-            *[None] * len(residuals),
-        ]
-
-    def format_sections(self, node: Node) -> list[tuple[Arg, ...]]:
-        return [(), (), tuple(node.args), ()]
-
-
-PULLBACK = Pullback()

@@ -8,10 +8,11 @@ those stand for what it reads.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 from hopflow import pytree
 from hopflow.autograd.api import result_leaf
+from hopflow.autograd.pullback import LinearMap
 from hopflow.batching.graphs import Batched, Lane
 from hopflow.bind import Value
 from hopflow.graph.types import TensorType
@@ -23,9 +24,7 @@ from hopflow.trace.source import name_of
 from hopflow.trace.stand_ins import Known, Read, stand_in, standing_in
 from hopflow.zeros import Tangent, Unknown
 
-__all__ = ["LinearMap", "Ruled", "Use"]
-
-LinearMap: TypeAlias = Callable[[Sequence[Tangent]], Sequence[Tangent]]
+__all__ = ["Ruled", "Use"]
 
 
 class Ruled:

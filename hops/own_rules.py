@@ -15,9 +15,10 @@ from hopflow import pytree
 from hopflow.autograd.api import like
 from hopflow.autograd.forward import Dual, differentiate, run_graph
 from hopflow.autograd.linear import linear_of
+from hopflow.autograd.pullback import LinearMap, pulled_by
 from hopflow.autograd.rules import is_differentiable
 from hopflow.batching.graphs import bind_again
-from hopflow.bind import Interpreter, Operand, Value, bind
+from hopflow.bind import Interpreter, Operand, Value
 from hopflow.errors import DerivativeError, OperatorError, ResultTypeError
 from hopflow.graph.core import Graph, map_graphs
 from hopflow.graph.interpreter import interpret
@@ -43,7 +44,6 @@ from hopflow.zeros import Tangent, Unknown, Zero, added, instantiate, is_zero
 ARGUMENTS: Final = "arguments"
 
 Kind: TypeAlias = Literal["operand", "function", "static"]
-LinearMap: TypeAlias = Callable[[Sequence[Tangent]], Sequence[Tangent]]
 
 
 class Leaf(NamedTuple):
@@ -427,19 +427,29 @@ def _linearize_vjp(
         )
     values, spec = _results(op, "vjp", pair[0], operands, params)
     pull = _Pull(node, pair[1], values, spec)
-    closed = _traced(op, "pullback", pull, [v.type.strong() for v in pull.floats])
-    pullback = _Pullback(op, closed.graphs[0], [v.type.strong() for v in pull.floats])
+    floats = [v.type.strong() for v in values if is_differentiable(v.type)]
+    closed = _traced(op, "pullback", pull, floats)
+    [graph] = closed.graphs
+    first = len(closed.symbols)
 
-    def derivative(tangents: Sequence[Tangent]) -> list[Tangent]:
-        rest = zip(node.rest(tangents), node.inputs, strict=True)
-        own = [instantiate(t) for t, o in rest if is_differentiable(o.type)]
-        given = [*closed.symbols, *own, *closed.captures]
-        found = iter(bind(PULLBACK, given, {"pullback": pullback}))
-        return [
-            next(found) if is_differentiable(v.type) else Zero(v.type) for v in values
-        ]
+    def pulled(
+        cotangents: Sequence[Tangent],
+        residuals: Sequence[Value],
+        arguments: Sequence[TensorType],
+        _results: Sequence[TensorType],
+    ) -> list[Tangent]:
+        cts = map(instantiate, cotangents)
+        given = [*residuals[:first], *cts, *residuals[first:]]
+        found = map(as_value, interpret(graph, given, bind_again))
+        return [next(found) if is_differentiable(t) else Zero(t) for t in arguments]
 
-    return values, derivative
+    derivative = pulled_by(
+        pulled,
+        [o.type for o in node.inputs],
+        [v.type for v in values],
+        [*closed.symbols, *closed.captures],
+    )
+    return values, lambda tangents: derivative(node.rest(tangents))
 
 
 @dataclass(slots=True)
@@ -450,10 +460,6 @@ class _Pull:
     pullback: Callable[..., Any]
     values: Sequence[Value]
     spec: Spec
-
-    @property
-    def floats(self) -> list[Value]:
-        return [v for v in self.values if is_differentiable(v.type)]
 
     def __call__(self, flat: Sequence[Any]) -> list[Value]:
         rest, node = iter(flat), self.node
@@ -489,69 +495,6 @@ class _Pull:
 
 
 _NO_DATA: Final = Unknown(SYMBOL_TYPE)
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class _Pullback:
-    """`graph`: (*symbols, *cotangents, *residuals) -> cotangents of the operands."""
-
-    op: Any
-    graph: Graph
-    results: Sequence[TensorType]
-
-
-class LinearCall:
-    """`pullback(symbols; tangents; residuals) -> tangents of the results`
-
-    It is linear in the tangents, and there to be transposed, by a pullback.
-    """
-
-    name = "own_pullback"
-    lead = 0
-    droppable = False
-    effects: frozenset[str] = frozenset()
-
-    def result_types(
-        self,
-        types: Sequence[TensorType],
-        params: dict[str, Any],
-    ) -> tuple[TensorType, ...]:
-        return tuple(params["pullback"].results)
-
-    def transpose(
-        self,
-        cotangents: Sequence[Tangent],
-        operands: Sequence[Any],
-        params: dict[str, Any],
-    ) -> list[Tangent | None]:
-        graph: Graph = params["pullback"].graph
-        first = len(graph.symbols)
-        last = first + len(graph.outputs)
-        given = [*operands[:first], *map(instantiate, cotangents), *operands[last:]]
-        found = iter(interpret(graph, given, bind_again))
-        return [
-            as_value(next(found)) if first <= i < last else None
-            for i in range(len(operands))
-        ]
-
-    def refuse(self, *args: Any, **params: Any) -> Any:
-        """What would run it."""
-        op = (params or args[-1])["pullback"].op
-        raise DerivativeError(
-            f"{op.name}: its own `vjp` gives reverse derivatives only, and a linear "
-            "function is to run forward. Use `hf.jvp`, which needs no such rule."
-        )
-
-    run_eager = interpret = infer = lower = batch = push = linearize = refuse
-
-    def node_effects(self, params: dict[str, Any]) -> frozenset[str]:
-        return self.effects
-
-    def format_sections(self, node: Any) -> list[tuple[Any, ...]]:
-        return [(), (), tuple(node.args), ()]
-
-
-PULLBACK: Final = LinearCall()
 
 
 # --- both -----------------------------------------------------------------------------
