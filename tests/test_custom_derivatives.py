@@ -343,7 +343,6 @@ def total(f: Any) -> Any:
         lambda f, x: hf.grad(total(f))(x),
         lambda f, x: hf.jit(hf.grad(total(f)))(x),
         lambda f, x: hf.grad(total(hf.jit(f)))(x),
-        lambda f, x: hf.linearize(f, x),
         lambda f, x: hf.vjp(f, x),
         lambda f, x: hf.jacrev(f)(x),
         lambda f, x: hf.vmap(hf.grad(total(f)))(hf.stack([x, x])),
