@@ -69,6 +69,19 @@ class LinearTracer(Tracer):
         with using(self.parent):
             return current().symbol_of(known, min, max)
 
+    def write(self, target: Value, new: Value) -> None:
+        here, there = self.below(target), self.below(new)
+        assert isinstance(here, Value)
+        assert isinstance(there, Value)
+        own = [type(x) is TracedTensor and x.tracer is self for x in (here, there)]
+        if not any(own):
+            with using(self.parent):
+                current().write(here, there)
+        elif self.refuses_operators:  # what is below cannot hold a tangent
+            raise UsesOperator
+        else:
+            super().write(target, new)
+
     def derive(
         self, rule: Any, tangents: Sequence[Operand], known: Sequence[Value]
     ) -> tuple[Value, ...]:

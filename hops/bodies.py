@@ -6,7 +6,7 @@ from traceback import walk_tb
 from typing import Any
 
 from hopflow import dtypes, pytree
-from hopflow.bind import Operand, Value, bind, current, using
+from hopflow.bind import Operand, Value, bind, current
 from hopflow.dtypes import DType
 from hopflow.errors import (
     ArgumentTypeError,
@@ -32,10 +32,10 @@ from hopflow.pytree import Spec
 from hopflow.stats import counts
 from hopflow.symbolic.env import ShapeEnv
 from hopflow.symbolic.size import Size, Symbol, SymInt, free_symbols
-from hopflow.tensor import Eager, EagerTensor, Storage
 from hopflow.trace.captures import Capture, is_written
 from hopflow.trace.dims import Dim
 from hopflow.trace.functional import TracedTensor
+from hopflow.trace.own_writes import own_writes_only
 from hopflow.trace.source import name_of, user_line, where
 from hopflow.trace.tracer import Tracer, trace_into
 from hopflow.zeros import Unknown
@@ -47,6 +47,7 @@ __all__ = [
     "Recorder",
     "Written",
     "as_value",
+    "captured_write",
     "cast_output",
     "check_rule",
     "check_structure",
@@ -194,42 +195,6 @@ def flatten_results(
 # --- calls in debug mode --------------------------------------------------------------
 
 
-class _OwnWritesOnly(Eager):
-    """Computes what a body does that may write only to what it has made itself."""
-
-    __slots__ = ("_outer", "_own", "_recorder")
-
-    def __init__(self, recorder: "Recorder") -> None:
-        super().__init__()
-        self._recorder = recorder
-        self._outer = current()
-        self._own: set[Storage] = set()
-
-    def process(
-        self, op: Any, args: Sequence[Operand], params: dict[str, Any]
-    ) -> tuple[Value, ...]:
-        results = super().process(op, args, params)
-        given = {a.storage for a in args if isinstance(a, EagerTensor)}
-        for result in results:
-            if isinstance(result, EagerTensor) and result.storage not in given:
-                self._note(result.storage)
-        return results
-
-    def adopt(self, value: Value) -> None:
-        if isinstance(value, EagerTensor) and value.storage.private:
-            self._note(value.storage)
-
-    def _note(self, storage: Storage) -> None:
-        self._own.add(storage)
-        if isinstance(self._outer, _OwnWritesOnly):
-            self._outer._note(storage)
-
-    def check_write(self, target: Value) -> None:
-        if isinstance(target, EagerTensor) and target.storage not in self._own:
-            assert self._recorder.refusal is not None
-            raise captured_write(self._recorder, self._recorder.refusal, target.type)
-
-
 @dataclass(slots=True)
 class Recorder:
     """Calls a function with flat values, and keeps the structure of its result.
@@ -246,9 +211,11 @@ class Recorder:
     spec: Spec | None = None
 
     def __call__(self, *flat: Any) -> tuple[Value, ...]:
-        if self.refusal is None:
+        refusal = self.refusal
+        if refusal is None:
             return self.run(flat)
-        with using(_OwnWritesOnly(self)):
+        label = self.function.label
+        with own_writes_only(lambda t: captured_write(self.op, label, refusal, t)):
             return self.run(flat)
 
     def run(self, flat: Sequence[Any]) -> tuple[Value, ...]:
@@ -407,12 +374,11 @@ def written_inputs(bodies: Sequence[Body]) -> Written:
 
 
 def captured_write(
-    by: "Body | Recorder", refusal: str, type_: TensorType
+    op: str, label: str, refusal: str, type_: TensorType
 ) -> MutationError:
     """The error for a write to a captured tensor that is refused."""
     return MutationError(
-        f"{by.op}: {by.function.label} writes to a captured tensor {type_}, but "
-        f"{refusal}"
+        f"{op}: {label} writes to a captured tensor {type_}, but {refusal}"
     )
 
 
@@ -427,7 +393,8 @@ def refuse_writes(bodies: Sequence[Body], refusal: str) -> Written:
     """
     for body in bodies:
         for capture in body.tracer.written_captures().values():
-            raise captured_write(body, refusal, capture.origin.type)
+            label = body.function.label
+            raise captured_write(body.op, label, refusal, capture.origin.type)
     return Written()
 
 

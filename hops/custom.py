@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, final
+from typing import Any, Final, final
 
 from hopflow import pytree
 from hopflow.autograd.api import Linear, Primals, like
@@ -34,7 +34,15 @@ from hopflow.errors import (
 )
 from hopflow.graph.types import TensorType
 from hopflow.hops.base import Call, split_args
-from hopflow.hops.bodies import Function, require_callable
+from hopflow.hops.bodies import (
+    Body,
+    Function,
+    Written,
+    captured_write,
+    refuse_writes,
+    require_callable,
+    trace_body,
+)
 from hopflow.hops.branches import Calling
 from hopflow.hops.custom_pullback import Backward, BackwardOfMany, no_tangents
 from hopflow.hops.custom_use import Ruled, Use
@@ -44,8 +52,9 @@ from hopflow.ops.rules import as_integer
 from hopflow.pytree import Spec
 from hopflow.symbolic.size import Size
 from hopflow.trace.functional import TracedTensor
+from hopflow.trace.own_writes import OwnWritesOnly, apart
 from hopflow.trace.rollback import mark, rollback
-from hopflow.trace.source import name_of
+from hopflow.trace.source import name_of, where
 from hopflow.trace.stand_ins import Known, Read, noting
 from hopflow.trace.tracer import Tracer, trace_into
 from hopflow.zeros import Tangent, Zero, instantiate, is_zero
@@ -94,12 +103,17 @@ class _Custom(Ruled):
         with using(_interpreter(operands)):
             here = current()
             if here.is_eager:
-                return self.fun(*args)
+                own = use.arguments(apart(leaves))
+                return OwnWritesOnly(self.refusal, own).run(lambda: self.fun(*own))
             if isinstance(here, Tape):
                 return self.on_tape(here, use, operands)
             reads = self.reads(here, use, operands)
             tensors = [read.tensor for read in reads]
             return CUSTOM(replace(use, reads=reads), [*operands, *tensors])
+
+    def refusal(self, type_: TensorType) -> MutationError:
+        label = f"`{name_of(self.fun)}` ({where(self.fun) or 'fun'})"
+        return captured_write(self.name, label, _REFUSAL, type_)
 
     def _positional(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not kwargs:
@@ -211,6 +225,9 @@ class _Custom(Ruled):
         raise NotImplementedError
 
 
+_REFUSAL: Final = "its rules could not tell of that. Return the new value instead."
+
+
 def _kind(use: Use, operands: Sequence[Operand]) -> Any:
     return use.spec, tuple([(o.type.dtype, o.type.ndim) for o in operands])
 
@@ -278,7 +295,8 @@ class custom_jvp(_Custom):
     may be differentiated itself.
 
     Args:
-        fun: Takes and returns pytrees of tensors, and writes nothing.
+        fun: Takes and returns pytrees of tensors. Its arguments are values: what it
+            writes to them the caller does not see. It writes to nothing of outside.
         nondiff_argnums: Positional arguments that are no tensors: the rule gets them
             first, before `primals`.
     """
@@ -447,7 +465,8 @@ class custom_vjp(_Custom):
     forward derivative.
 
     Args:
-        fun: Takes and returns pytrees of tensors, and writes nothing.
+        fun: Takes and returns pytrees of tensors. Its arguments are values: what it
+            writes to them the caller does not see. It writes to nothing of outside.
         nondiff_argnums: Positional arguments that are no tensors: `forward` gets them
             in their places, `backward` first, before the residuals.
     """
@@ -576,13 +595,17 @@ class CustomCall(Calling):
 
     def trace(self, call: Call) -> Any:
         traced = self.trace_branches(call)
-        if traced.targets:
-            raise MutationError(
-                f"{call.name}: {call.functions['body'].label} writes to a tensor of "
-                "outside. Return the new value instead."
-            )
         call.params["use"] = replace(call.params["use"], returns=traced.spec)
         return self.finish(call, traced)
+
+    def trace_bodies(self, call: Call) -> list[Body]:
+        """The function, to which its arguments are values."""
+        types = [o.type for o in call.operands]
+        [(key, function)] = call.functions.items()
+        return [trace_body(call.name, f"{self.name}/{key}", function, types)]
+
+    def functionalize(self, bodies: Sequence[Body]) -> Written:
+        return refuse_writes(bodies, _REFUSAL)
 
     def batch(
         self,

@@ -15,11 +15,13 @@ from hopflow.autograd.api import result_leaf
 from hopflow.autograd.pullback import LinearMap
 from hopflow.batching.graphs import Batched, Lane
 from hopflow.bind import Value
+from hopflow.errors import MutationError
 from hopflow.graph.types import TensorType
 from hopflow.hops.bodies import check_rule
 from hopflow.ops.convert import as_value
 from hopflow.pytree import Spec
 from hopflow.symbolic.size import Size
+from hopflow.trace.own_writes import own_writes_only
 from hopflow.trace.source import name_of
 from hopflow.trace.stand_ins import Known, Read, stand_in, standing_in
 from hopflow.zeros import Tangent, Unknown
@@ -106,12 +108,24 @@ class Use:
     # --- what rules read ---
 
     def run(self, rule: Callable[[], Any], values: Sequence[Value]) -> Any:
-        """What a rule returns, where the last of `values` stand for what it reads."""
-        if self.below is None and not self.reads:
-            return rule()
-        first = len(values) - len(self.reads)
-        with standing_in(self.reads, values[first:], self.below):
-            return pytree.tree_map(stand_in, rule())
+        """What a rule returns, where the last of `values` stand for what it reads.
+
+        Raises:
+            MutationError: it writes to what it has not made.
+        """
+        with own_writes_only(self._writes):
+            if self.below is None and not self.reads:
+                return rule()
+            first = len(values) - len(self.reads)
+            with standing_in(self.reads, values[first:], self.below):
+                return pytree.tree_map(stand_in, rule())
+
+    def _writes(self, type_: TensorType) -> MutationError:
+        return MutationError(
+            f"{self.function.name}: a rule of `{name_of(self.function.fun)}` writes to "
+            f"a tensor {type_} that it is given or reads, but a rule only computes. "
+            "Return the new value instead."
+        )
 
     # --- what rules give ---
 

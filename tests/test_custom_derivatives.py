@@ -310,7 +310,10 @@ def writing(x: Any) -> Any:
             DerivativeError,
             "closes over",
         ),
-        (lambda: hf.jit(writing)(hf.ones(2)), MutationError, "writes to a tensor"),
+        *(
+            (lambda w=w: w(writing)(hf.ones(2)), MutationError, "to a captured tensor")
+            for w in (lambda f: f, hf.jit, hf.vmap)
+        ),
     ],
 )
 def test_errors(call: Any, error: type[Exception], text: str) -> None:

@@ -187,6 +187,46 @@ def test_the_caller_sees_what_a_body_writes(
 
 # --- where the caller's tensor stays --------------------------------------------------
 
+
+def with_rules(kind: str, f: Any) -> Any:
+    own = getattr(hf, kind)(f)
+    if kind == "custom_jvp":
+        own.defjvp(lambda p, t: (own(*p), 3 * t[0]))
+    else:
+        own.defvjp(lambda x: (own(x), x), lambda x, ct: (3 * ct * x,))
+    return own
+
+
+def doubling(kind: str) -> Any:
+    """A function with rules that writes to its argument: for it that is a value."""
+
+    def double(x: Any) -> Any:
+        before = x * 1
+        x[0] *= 2
+        row = x[1:]
+        row += before[1:]
+        return x
+
+    return with_rules(kind, double)
+
+
+def in_grad(f: Any) -> Any:
+    return lambda x: hf.grad(lambda x: hf.sum(f(x) * x))(x)
+
+
+KINDS: Final = ("custom_jvp", "custom_vjp")
+# A function of rules, where it is called.
+WITHIN: Final[dict[str, Any]] = {
+    "its argument": lambda kind: lambda x: doubling(kind)(x),
+    "a view of it": lambda kind: lambda x: doubling(kind)(x[1:].T),
+    "in a loop": lambda kind: (
+        lambda x: hf.fori_loop(0, 2, lambda _, c: c + doubling(kind)(x), x)
+    ),
+    "in vmap": lambda kind: hf.vmap(doubling(kind)),
+    "in grad": lambda kind: in_grad(doubling(kind)),
+    "in grad of vmap": lambda kind: in_grad(hf.vmap(doubling(kind))),
+}
+
 VALUES: Final[dict[str, Callable[[Any], Any]]] = {
     "while_loop": lambda x: hf.while_loop(
         lambda i, _: i < 2, lambda i, c: (i + 1, c.__iadd__(1)), (0, x)
@@ -202,6 +242,7 @@ VALUES: Final[dict[str, Callable[[Any], Any]]] = {
     "grad": lambda x: hf.grad(lambda x: hf.sum(x.__imul__(x)))(x),
     "vjp": lambda x: hf.vjp(lambda x: x.__imul__(x), x)[0],
     "jvp": lambda x: hf.jvp(lambda x: x.__imul__(x), (x,), (x,))[1],
+    **{f"{kind}, {w}": within(kind) for kind in KINDS for w, within in WITHIN.items()},
 }
 
 
@@ -217,6 +258,8 @@ def test_values_are_private(call: Any, run: Any) -> None:
 # --- what is refused ------------------------------------------------------------------
 
 WITHOUT_ORDER: Final[dict[str, Any]] = {
+    "custom_jvp": lambda f: lambda x: with_rules("custom_jvp", f)(x[0]),
+    "custom_vjp": lambda f: lambda x: with_rules("custom_vjp", f)(x[0]),
     "map": lambda f: lambda x: hf.map(f, x),
     "vmap": lambda f: hf.vmap(f),
     "associative_scan": lambda f: (
@@ -263,3 +306,44 @@ def test_a_condition_only_tests() -> None:
     )
     for run in (run_debug, *RUNS.values()):
         fails(MutationError, text, run, lambda: hf.while_loop(test, lambda i: i + 1, 0))
+
+
+@pytest.mark.parametrize("rule", ["custom_jvp", "forward", "backward"])
+@pytest.mark.parametrize("what", ["given", "of outside"])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda f: f,
+        lambda f: hf.jit(f),
+        lambda f: lambda x: hf.cond(x[0, 0] > -1, f, lambda x: hf.sum(x), (x,)),
+        lambda f: lambda x: hf.sum(hf.vmap(f)(x[None])),
+    ],
+    ids=["tape", "jit", "cond", "vmap"],
+)
+def test_rules_write_only_what_they_make(rule: str, what: str, wrap: Any) -> None:
+    outside, x = hf.asarray(X.copy()), hf.asarray(X.copy())
+
+    def doubled(x: Any, writes: bool) -> Any:
+        own = hf.zeros_like(x)
+        own[1:] = x[1:]
+        own[:1] += x[:1]
+        if writes:
+            (x if what == "given" else outside)[0] = 1.0
+        return own * 2
+
+    def total(writes: str) -> Any:
+        f = (hf.custom_jvp if rule == "custom_jvp" else hf.custom_vjp)(hf.sum)
+        if rule == "custom_jvp":
+            f.defjvp(lambda p, t: (f(*p), hf.sum(doubled(t[0], writes == rule))))
+        else:
+            f.defvjp(
+                lambda x: (f(x), doubled(x, writes == "forward")),
+                lambda kept, ct: (ct * doubled(kept, writes == "backward") / x / 2,),
+            )
+        return wrap(f)
+
+    assert hf.grad(total("none"))(x)[1:].tolist() == np.full((2, 4), 2.0).tolist()
+    with pytest.raises(MutationError, match="a rule of `sum` writes to a tensor f32"):
+        hf.grad(total(rule))(x)
+    np.testing.assert_array_equal(np.asarray(x), X)
+    np.testing.assert_array_equal(np.asarray(outside), X)

@@ -56,6 +56,7 @@ from hopflow.trace.functional import (
     escaped_number,
 )
 from hopflow.trace.numbers import Numbers
+from hopflow.trace.own_writes import check_own
 from hopflow.trace.source import user_line
 from hopflow.trace.stand_ins import stand_in
 
@@ -322,6 +323,7 @@ class Tracer(Numbers):
     # --- memory that several inputs share ---
 
     def prepare_write(self, tensor: TracedTensor) -> None:
+        check_own(tensor, self.is_adopted)
         self.has_writes = True
         origin = self.storage_of(tensor).owner.origin
         if isinstance(self.parent, Tracer) and isinstance(origin, TracedTensor):

@@ -1,0 +1,170 @@
+"""Functions that may write only to what they have made themselves.
+
+On values an interpreter above the eager one notes what is made; in traces a guard knows
+what there was before.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, TypeAlias
+
+from hopflow import pytree
+from hopflow.bind import Interpreter, Operand, Value, current, slots, using
+from hopflow.errors import MutationError
+from hopflow.graph.core import Node
+from hopflow.graph.types import TensorType
+from hopflow.ops.rules import Array
+from hopflow.tensor import Eager, EagerTensor, Storage
+from hopflow.trace.captures import is_private
+from hopflow.trace.functional import TracedTensor
+from hopflow.trace.numbers import Numbers
+
+__all__ = ["OwnWritesOnly", "Refusal", "apart", "check_own", "own_writes_only"]
+
+Refusal: TypeAlias = Callable[[TensorType], MutationError]
+"""The error for a write to a tensor of outside, of this type."""
+
+
+class OwnWritesOnly(Eager):
+    """Computes what a function does that may write only to what it has made itself.
+
+    Tensors in the tree `private` are values: what is written to them is taken back.
+    """
+
+    __slots__ = ("_known", "_outer", "_own", "_private", "_refusal", "_written")
+
+    def __init__(self, refusal: Refusal, private: Any = ()) -> None:
+        super().__init__()
+        if isinstance(slots.eager, Eager):
+            self._known = slots.eager._known
+        self._refusal = refusal
+        self._outer = current()
+        self._own: set[Storage] = set()
+        leaves = pytree.flatten(private)[0]
+        self._private = [x for x in leaves if isinstance(x, EagerTensor)]
+        self._written: dict[Storage, list[tuple[EagerTensor, Array, int]]] = {}
+
+    def process(
+        self, op: Any, args: Sequence[Operand], params: dict[str, Any]
+    ) -> tuple[Value, ...]:
+        results = super().process(op, args, params)
+        for result in results:
+            if isinstance(result, EagerTensor) and not _is_view(result, args):
+                self._note(result.storage)
+        return results
+
+    def adopt(self, value: Value) -> None:
+        if isinstance(value, EagerTensor) and value.storage.private:
+            self._note(value.storage)
+
+    def _note(self, storage: Storage) -> None:
+        self._own.add(storage)
+        if isinstance(self._outer, OwnWritesOnly):
+            self._outer._note(storage)
+
+    def check_write(self, target: Value) -> None:
+        if not isinstance(target, EagerTensor) or target.storage in self._own:
+            return
+        storage = target.storage
+        own = [x for x in self._private if x.storage is storage]
+        if not own:
+            raise self._refusal(target.type)
+        if storage not in self._written:
+            kept = [(x, x.array.copy(), storage.version) for x in own]
+            self._written[storage] = kept
+
+    def run(self, f: Callable[[], Any]) -> Any:
+        """What `f` returns; of what was written and is taken back, a copy."""
+        try:
+            with using(self):
+                found = f()
+                return pytree.tree_map(self._apart, found) if self._written else found
+        finally:
+            for storage, kept in self._written.items():
+                for tensor, array, version in kept:
+                    tensor.array[...] = array
+                    storage.wrote(tensor.array)
+                    storage.version = version  # it is what it was
+
+    def _apart(self, leaf: Any) -> Any:
+        if isinstance(leaf, EagerTensor) and leaf.storage in self._written:
+            return leaf.copy()
+        return leaf
+
+
+def _is_view(result: EagerTensor, args: Sequence[Operand]) -> bool:
+    """Whether a result is in memory that it was made of."""
+    known = result._storage
+    return known is not None and any(
+        isinstance(a, EagerTensor) and a._storage is known for a in args
+    )
+
+
+def apart(leaves: Sequence[Any]) -> list[Any]:
+    """The same leaves, none of which shares memory with another."""
+    found: list[Any] = []
+    for leaf in leaves:
+        known = [x for x in found if isinstance(x, EagerTensor)]
+        shared = isinstance(leaf, EagerTensor) and any(map(leaf.overlaps, known))
+        found.append(leaf.copy() if shared else leaf)
+    return found
+
+
+class _Guard:
+    """Knows what there was in the present traces before a function ran."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        self.refusal = refusal
+        self.before: dict[Interpreter, list[Node]] = {}
+        around: Interpreter | None = current()
+        while around is not None:
+            if isinstance(around, Numbers):
+                self.before[around] = around.graph.nodes.copy()
+            around = around.parent
+
+    def check(self, tensor: TracedTensor, is_adopted: Callable[[Value], bool]) -> None:
+        tracer = tensor.tracer
+        before = self.before.get(tracer)
+        if before is None:  # a trace that the function has begun
+            return
+        owner = tracer.place(tensor).storage.owner
+        node = owner.source.node
+        made = node.kind != "placeholder" and all(node is not n for n in before)
+        if not (made or is_private(owner.origin, is_adopted)):
+            raise self.refusal(tensor.type)
+
+
+class _Guards(threading.local):
+    present: tuple[_Guard, ...] = ()
+
+
+_guards: Final = _Guards()
+
+
+@contextmanager
+def own_writes_only(refusal: Refusal) -> Iterator[None]:
+    """Within the block a write to a tensor that was not made there is an error."""
+    if current().is_eager:
+        with using(OwnWritesOnly(refusal)):
+            yield
+        return
+    before = _guards.present
+    _guards.present = (*before, _Guard(refusal))
+    try:
+        yield
+    finally:
+        _guards.present = before
+
+
+def check_own(tensor: TracedTensor, is_adopted: Callable[[Value], bool]) -> None:
+    """Check that a tensor of a trace may be written here.
+
+    Args:
+        is_adopted: Whether the trace has made a tensor of data.
+
+    Raises:
+        MutationError: it may not.
+    """
+    for guard in _guards.present:
+        guard.check(tensor, is_adopted)
