@@ -27,14 +27,16 @@ class LinearTracer(Tracer):
 
     pushed             whether tangents are to go through it; else it is only transposed
     refuses_operators  whether an operator of its operands is a `UsesOperator`
+    is_body    whether the residuals leave a body: none has a size that is made there
     """
 
-    __slots__ = ("pushed", "refuses_operators")
+    __slots__ = ("is_body", "pushed", "refuses_operators")
 
     def __init__(self, parent: Interpreter | None, name: str, *, pushed: bool) -> None:
         super().__init__(parent, name)
         self.pushed = pushed
         self.refuses_operators = False
+        self.is_body = False
 
     def below(self, operand: Operand) -> Operand:
         """A residual as the tracer below has it; anything else as it is."""

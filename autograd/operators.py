@@ -79,6 +79,7 @@ def _split(region: Region, masks: Masks, policy: Keep, *, pushed: bool) -> _Spli
     graph = region.graph
     forward = Tracer(None, graph.name, env=ShapeEnv(user_line))
     linear = LinearTracer(forward, f"{graph.name}_linear", pushed=pushed)
+    linear.is_body = True
     values: dict[int, Value] = {}
     tangents: dict[int, Value] = {}
     for i, (var, port) in enumerate(zip(graph.inputs, region.inputs, strict=True)):

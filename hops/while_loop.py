@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Final, final
 
 from hopflow import dtypes, pytree
 from hopflow.autograd import operators
+from hopflow.autograd.linear import LinearTracer
 from hopflow.autograd.partition import Keep, silent
 from hopflow.bind import Operand, Value, bind, current
 from hopflow.errors import (
@@ -66,6 +67,7 @@ from hopflow.progress import Meter, as_progress, progress_of
 from hopflow.symbolic.ranges import ValueRange
 from hopflow.symbolic.size import Size
 from hopflow.tensor import EagerTensor
+from hopflow.trace.functional import TracedTensor
 from hopflow.trace.source import input_names
 from hopflow.trace.tracer import Tracer, range_of
 from hopflow.zeros import Tangent
@@ -332,13 +334,15 @@ class While(HigherOrderOp):
         tangents: Sequence[Tangent],
         params: dict[str, Any],
     ) -> Any:
-        """The loop counts its steps; then it is a scan of as many."""
+        """The loop counts its steps; then it is a scan of as many, whose stacks the
+        derivative reads. In a body those cannot be kept: the backward pass makes them,
+        and what the loop gives is found as it counts."""
         if changing_sizes(params):
             return super().linearize(operands, tangents, params)
         mode = params["reverse_mode"]
         if mode not in _KEPT or params["max_steps"] is not None:
             return self.linearize_within(operands, tangents, params)
-        steps, *_ = self.counted(operands, params)
+        steps, *results = self.counted(operands, params)
         known = {
             "body": silent(params["body"]),
             "num_carry": params["num_carry"],
@@ -347,7 +351,12 @@ class While(HigherOrderOp):
             "unroll": 1,
             **progress_of(params),
         }
-        return operators.linearize(self.scan, operands, tangents, known, _KEPT[mode])
+        found, derivative = operators.linearize(
+            self.scan, operands, tangents, known, _KEPT[mode]
+        )
+        linear = next(t.tracer for t in tangents if isinstance(t, TracedTensor))
+        assert isinstance(linear, LinearTracer)
+        return results if linear.is_body else found, derivative
 
     def of_fixed_sizes(
         self, operands: Sequence[Operand], params: dict[str, Any]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import hopflow as hf
+from hopflow.graph.rewriting import eliminate_dead_code
 
 jax = pytest.importorskip("jax")
 jnp, lax = jax.numpy, jax.lax
@@ -282,3 +283,21 @@ def test_gradients_of_loops_are_traced_in_each_mode(
         for steps in (n, n - 3, n + 2):
             found, want = graph(x, steps), derivative(x, steps)
             assert found.tolist() == pytest.approx(want.tolist(), rel=1e-5)
+
+
+def test_the_forward_pass_over_examples_runs_each_loop_once() -> None:
+    def root(a: Any) -> Any:  # Newton's method
+        far = lambda x: hf.abs(x * x - a) > 1e-9  # noqa: E731
+        return hf.while_loop(far, lambda x: (x + a / x) / 2, a)
+
+    def total(xs: Any) -> Any:
+        return hf.sum(hf.vmap(root)(xs))
+
+    xs = np.array([0.25, 2.0, 900.0])
+    graph = hf.trace(hf.value_and_grad(total), xs).graph
+    eliminate_dead_code(graph)
+    [forward] = graph.nodes_of("map")
+    assert [n.op.name for n in forward.graphs["body"].walk() if n.graphs] == [
+        "while_loop"
+    ]
+    np.testing.assert_allclose(hf.grad(total)(xs), 0.5 / np.sqrt(xs))
