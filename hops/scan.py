@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, final
 from hopflow import pytree
 from hopflow.autograd.operators import pull
 from hopflow.autograd.twins import node_and_signature
-from hopflow.bind import Operand, Value, bind, current, using
+from hopflow.bind import Operand, Value, bind, current, slots, using
 from hopflow.dtypes import int64
 from hopflow.errors import (
     ArgumentTypeError,
@@ -618,3 +618,6 @@ def scan(
         return SCAN(combine_fn, init, xs, **options)
     require_callable("scan", "until", until)
     return _Until(SCAN.prepare(combine_fn, init, xs, **options), until).run()
+
+
+slots.scan = scan

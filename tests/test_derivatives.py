@@ -12,6 +12,7 @@ import hopflow as hf
 from hopflow import dtypes
 from hopflow.dtypes import DType
 from hopflow.errors import DerivativeError, HopflowError
+from hopflow.ops import reducers
 from hopflow.ops.opdef import OPERATIONS, OpDef, Sample
 from hopflow.testing.kernels import sample_arrays
 
@@ -258,3 +259,23 @@ def test_what_has_none_says_so(name: str) -> None:
     arrays = sample_arrays(op.samples[0], dtypes.float32)
     with pytest.raises(DerivativeError, match=f"{name}: .*stop_gradient"):
         hf.jvp(op, arrays, arrays)
+
+
+@pytest.mark.parametrize(
+    ("op", "reverse"), [(reducers.cumprod, False), (reducers.cummax, True)], ids=str
+)
+def test_running_totals_of_a_size_that_the_run_knows(op: OpDef, reverse: bool) -> None:
+    """By levels as by the tree, which is compared with JAX's."""
+
+    def total(x: Any) -> Any:
+        return hf.sum(hf.sin(op(x, axis=0, reverse=reverse)))
+
+    for_all, second, rows = (
+        hf.jit(f, dynamic=True)
+        for f in (hf.grad(total), hf.hessian(total), hf.vmap(hf.grad(total)))
+    )
+    for n in (5, 0, 1, 2, 3, 7, 8, 9):
+        x = np.array([2.0, 2.0, 0.0, 2.0, 2.0, 2.0, 0.0, 3.0, 2.0])[:n]
+        want = hf.grad(total)(x)
+        close([for_all(x), rows(x[None])[0]], [want, want], 1e-12)
+    close([second(x[:5])], [hf.hessian(total)(x[:5])], 1e-12)

@@ -191,6 +191,7 @@ class _Slots:
         ],
         Sequence[Value],
     ]
+    scan: Callable[..., Any]
     executor: Callable[[Any, Sequence[Operand], dict[str, Any]], tuple[Value, ...]]
     record: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] | None = None
 

@@ -7,7 +7,7 @@ default dtypes, means and variances.
 import math
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from hopflow.ops.elementwise import maximum, minimum, multiply
 from hopflow.ops.logic import equal
 from hopflow.ops.opdef import OPERATIONS, OpDef, Rules, Sample
 from hopflow.ops.rules import NUMERIC, Array, normalize_axes, require_dtype
+from hopflow.ops.running import RunningTangents
 from hopflow.ops.sizes import is_empty, smaller
 from hopflow.ops.views import (
     broadcast_to,
@@ -33,7 +34,6 @@ from hopflow.ops.views import (
     reshape,
     reshaped,
     transposed,
-    update_slice,
 )
 from hopflow.symbolic.size import Size
 
@@ -381,10 +381,6 @@ def _running(
     )
 
 
-# No axis of symbolic size has more elements than 2 to this power.
-_MOST_BITS: Final = 40
-
-
 def _shifted(x: Any, by: Size, fill: float, *, axis: int, reverse: bool) -> Any:
     """`x` moved along `axis` in the direction that totals run in."""
     n = x.shape[axis]
@@ -394,75 +390,6 @@ def _shifted(x: Any, by: Size, fill: float, *, axis: int, reverse: bool) -> Any:
     value = Constant(fill, TensorType(x.dtype))
     wide = apply(OPERATIONS["pad"], x, value, before=before, after=after)
     return part(wide, axis, by if reverse else 0, n)
-
-
-class _Running(NamedTuple):
-    """Elements that are combined, and their tangents."""
-
-    x: Any
-    t: Any
-
-
-def _running_jvp(combine: OpDef, neutral: float) -> Callable[..., Any]:
-    """The tangents of running totals by `combine`, from its own: without a division,
-    for a factor may be 0."""
-    assert isinstance(combine.jvp, tuple)
-    left, right = combine.jvp
-    assert left is not None
-    assert right is not None
-
-    def combined(a: _Running, b: _Running, total: Any) -> Any:
-        return left(a.t, total, a.x, b.x) + right(b.t, total, a.x, b.x)
-
-    def by_tree(own: _Running, out: Any, axis: int) -> Any:
-        """The tangents of `out`, the totals of `own`: first of its pairs, which are
-        those of every other element, and from them the rest. So JAX's
-        `associative_scan` goes, and so it shares ties."""
-        n = out.shape[axis]
-        if n < 2:
-            return own.t
-        sizes = (n // 2, n // 2, (n - 1) // 2)
-        first, second, third = (
-            _Running(*(part(v, axis, k, size, 2) for v in own))
-            for k, size in enumerate(sizes)
-        )
-        pairs = combine(first.x, second.x)
-        odd = part(out, axis, 1, sizes[1], 2)
-        t_odd = by_tree(_Running(pairs, combined(first, second, pairs)), odd, axis)
-        before = _Running(*(part(v, axis, 0, sizes[2]) for v in (odd, t_odd)))
-        t_even = combined(before, third, part(out, axis, 2, sizes[2], 2))
-        t = own.t
-        for start, new in ((1, t_odd), (2, t_even)):
-            starts, steps = [0] * t.ndim, [1] * t.ndim
-            starts[axis], steps[axis] = start, 2
-            t = update_slice(t, new, starts=tuple(starts), steps=tuple(steps))
-        return t
-
-    def by_doubling(own: _Running, axis: int, reverse: bool) -> Any:
-        """The same where nobody knows how deep the tree is: from totals of 1, 2, 4, ...
-        elements up to each."""
-        way: Any = {"axis": axis, "reverse": reverse}
-        for bit in range(_MOST_BITS):
-            earlier = _Running(
-                _shifted(own.x, 1 << bit, neutral, **way),
-                _shifted(own.t, 1 << bit, 0.0, **way),
-            )
-            total = combine(earlier.x, own.x)
-            own = _Running(total, combined(earlier, own, total))
-        return own.t
-
-    def jvp(t: Any, out: Any, x: Any, *, axis: int, reverse: bool) -> Any:
-        n = x.shape[axis]
-        if is_empty(n):
-            return t
-        if not isinstance(n, int):
-            return by_doubling(_Running(x, t), axis, reverse)
-        if not reverse:
-            return by_tree(_Running(x, t), out, axis)
-        t, out, x = (part(v, axis, n - 1, n, -1) for v in (t, out, x))
-        return part(by_tree(_Running(x, t), out, axis), axis, n - 1, n, -1)
-
-    return jvp
 
 
 def _cumsum_run(x: Array, axis: int, dtype: Any) -> Array:
@@ -489,7 +416,7 @@ cumprod: Final = _running(
     expr.mul,
     lambda dtype: 1,
     NUMERIC,
-    jvp=(_running_jvp(multiply, 1.0),),
+    jvp=(RunningTangents(multiply),),
 )
 cummax: Final = _running(
     "cummax",
@@ -498,7 +425,7 @@ cummax: Final = _running(
     scalar.maximum,
     lowest,
     dtypes.ALL,
-    jvp=(_running_jvp(maximum, -math.inf),),
+    jvp=(RunningTangents(maximum),),
 )
 cummin: Final = _running(
     "cummin",
@@ -507,5 +434,5 @@ cummin: Final = _running(
     scalar.minimum,
     highest,
     dtypes.ALL,
-    jvp=(_running_jvp(minimum, math.inf),),
+    jvp=(RunningTangents(minimum),),
 )
