@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import hopflow
-from hopflow import control_flow
+from hopflow import control_flow, pytree
 from hopflow.errors import ArgumentTypeError, CheckError, ControlFlowError
 from hopflow.testing.meanings import NAMES, RUNNERS, agree
 
@@ -567,3 +567,108 @@ def test_a_generator_is_refused() -> None:
 
     with pytest.raises(ControlFlowError, match="generator"):
         hf.control_flow(f)
+
+
+# --- updates --------------------------------------------------------------------------
+
+
+def updated_while(x: Any, y: Any) -> Any:
+    other = y
+    n = 0
+    while n < x:
+        y += x
+        if n > 1:
+            y *= 2
+        n += 1
+    return y, other, n
+
+
+def updated_for(x: Any, y: Any) -> Any:
+    other = y[::-1]
+    total = 0
+    for item in y * x:
+        if item > 3:
+            break
+        y -= item
+        total += item * other[0]
+    return y, other, total
+
+
+@pytest.mark.parametrize("f", [updated_while, updated_for])
+@pytest.mark.parametrize("way", [lambda f: f, hf.jit, hf.functionalize])
+def test_an_update_writes_to_the_tensor_which_other_names_may_have(
+    f: Any, way: Any
+) -> None:
+    def arguments() -> tuple[Any, Any]:
+        return hf.asarray(3.0), hf.asarray([0.25, 0.5, 2.0])
+
+    expected, given = arguments(), arguments()
+    with hf.debug():
+        want = f(*expected)
+    agree(way(hf.control_flow(f))(*given), want)
+    agree(given, expected)
+    slopes = (
+        hf.grad(lambda x, f=f: hf.sum(f(x, hf.asarray([0.25, 0.5, 2.0]))[0]))
+        for f in (way(hf.control_flow(f)), f)
+    )
+    agree(*(slope(hf.asarray(3.0)) for slope in slopes))
+    rows = [arguments() for _ in range(2)]
+    found = hf.vmap(way(hf.control_flow(f)))(
+        *(hf.stack(column) for column in zip(*rows, strict=True))
+    )
+    for k in range(2):
+        agree(pytree.tree_map(lambda leaf, k=k: leaf[k], found), want)
+
+
+@pytest.mark.parametrize("way", [lambda f: f, hf.jit])
+def test_a_number_that_is_updated_is_another_one(way: Any) -> None:
+    def f(xs: Any) -> Any:
+        total: Any = 0
+        for x in xs:
+            if x > 1:
+                total += x
+            total += 0.5
+        return total
+
+    agree(way(hf.control_flow(f))(hf.asarray([1.0, 2.0, 3.0])), hf.asarray(6.5))
+
+
+def item_in_branch(x: Any) -> Any:
+    found = [x, x]
+    if x > 0:
+        found[0] = x + 1
+    return found
+
+
+def item_in_while(x: Any) -> Any:
+    found = {"n": 0}
+    while x > 0:
+        found["n"] += 1
+        x = x - 1
+    return found
+
+
+def item_in_for(x: Any) -> Any:
+    found = {"n": 0}
+    for item in x * hf.ones(3):
+        found["n"] = item
+    return found
+
+
+def item_of_own(x: Any) -> Any:
+    if x > 0:
+        found = [x, x]
+        found[0] = x + 1
+    else:
+        found = [x, x]
+    return found
+
+
+def test_items_of_containers_are_set_by_python_alone() -> None:
+    for f, line in (item_in_branch, 2), (item_in_while, 2), (item_in_for, 2):
+        at = f"test_control_flow.py:{f.__code__.co_firstlineno + line}"
+        message = f"sets an item of `found`, which is a `.*{at}.*the item after"
+        with pytest.raises(ControlFlowError, match=message):
+            hf.jit(hf.control_flow(f))(hf.asarray(2.0))
+    agree(hf.jit(hf.control_flow(item_of_own))(hf.asarray(2.0)), [hf.asarray(3.0), 2.0])
+    assert hf.control_flow(item_in_while)(2.0) == {"n": 2}

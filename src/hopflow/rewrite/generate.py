@@ -23,7 +23,16 @@ from hopflow.rewrite.exits import (
     unplace,
     without_exits,
 )
-from hopflow.rewrite.names import AFTER, HEAD, assigned, declared, mark_live, walk_own
+from hopflow.rewrite.names import (
+    AFTER,
+    HEAD,
+    assigned,
+    declared,
+    mark_live,
+    reads,
+    updated,
+    walk_own,
+)
 
 __all__ = ["RUNTIME", "rewritten"]
 
@@ -109,16 +118,18 @@ class _Generator(ast.NodeTransformer):
         results = sorted(changed & getattr(node, AFTER))
         name = self.name()
         end = None if is_tail else results
+        kept = _texts(sorted(updated(*node.body, *node.orelse)))
+        test = _asking(self.visit(node.test), [*node.body, *node.orelse])
         functions = [
             self.function(node, f"{name}then", params, node.body, end),
             self.function(node, f"{name}else", params, node.orelse, end),
         ]
-        args = [self.visit(node.test), *map(_read, (f.name for f in functions))]
+        args = [test, *map(_read, (f.name for f in functions))]
         args.append(_loads(params))
         if is_tail:
             made: ast.stmt = ast.Return(_call("if_return", *args))
             return [*functions, at_line_of(made, node)]
-        call = _call("if_", *args, _texts(results))
+        call = _call("if_", *args, _texts(params), _texts(results), kept)
         return [*functions, *_assign(call, results, set(params), node)]
 
     def visit_While(self, node: ast.While) -> Any:
@@ -129,13 +140,14 @@ class _Generator(ast.NodeTransformer):
             return self.plain(node, reason)
         state = self.state(node)
         name = self.name()
-        test: ast.expr = self.visit(node.test)
+        kept = _texts(sorted(updated(*node.body)))
+        test = _asking(self.visit(node.test), node.body)
         if flag := getattr(node, BROKEN, None):
             test = _call("and_", _call("not_", _read(flag)), _lambda(test))
         body = self.function(node, f"{name}body", state, node.body, state)
         check = _define(f"{name}test", state, [ast.Return(test)])
-        names = [_read(check.name), _read(body.name), _loads(state), _texts(state)]
-        call = _call("while_", *names)
+        functions = _read(check.name), _read(body.name)
+        call = _call("while_", *functions, _loads(state), _texts(state), kept)
         return [
             at_line_of(check, node),
             body,
@@ -151,6 +163,8 @@ class _Generator(ast.NodeTransformer):
         name = self.name()
         item = f"{name}item"
         first = at_line_of(ast.Assign([node.target], _read(item)), node)
+        kept = updated(*node.body) - assigned(node.target)
+        items = _asking(self.iterable(node.iter), node.body)
         body = self.function(node, f"{name}body", state, node.body, state, item=item)
         body.body.insert(0, first)
         flag = getattr(node, BROKEN, None)
@@ -158,14 +172,23 @@ class _Generator(ast.NodeTransformer):
         targets = _texts(sorted(assigned(node.target)))
         call = _call(
             "for_",
-            self.iterable(node.iter),
+            items,
             _read(body.name),
             _loads(state),
             _texts(state),
+            _texts(sorted(kept)),
             at,
             targets,
         )
         return [body, *_assign(call, state, set(state), node)]
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> Any:
+        self.generic_visit(node)
+        if not isinstance(node.target, ast.Name):
+            return node
+        name, op = node.target.id, _text(type(node.op).__name__)
+        call = _call("augmented", op, _read(name), node.value)
+        return at_line_of(ast.Assign([node.target], call), node)
 
     def visit_Assert(self, node: ast.Assert) -> Any:
         message = self.visit(node.msg) if node.msg else ast.Constant(None)
@@ -301,6 +324,23 @@ def _assign(
             delete = ast.Delete([ast.Name(name, ast.Del())])
             made.append(ast.If(unbound, [delete], []))
     return [at_line_of(statement, where) for statement in made]
+
+
+def _asking(asked: ast.expr, block: Sequence[ast.stmt]) -> ast.expr:
+    """What decides over a block, which may set items of containers from outside."""
+    own = assigned(*block)
+    texts: set[str] = set()
+    for node in (n for statement in block for n in walk_own(statement)):
+        if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
+            parts = [n for n in ast.walk(node.value) if isinstance(n, ast.expr)]
+            is_path = all(isinstance(n, ast.Name | ast.Attribute) for n in parts)
+            if is_path and reads(node.value).isdisjoint(own):
+                texts.add(ast.unparse(node.value))
+    if not texts:
+        return asked
+    loads = [ast.parse(text, mode="eval").body for text in sorted(texts)]
+    found = _tuple(_call("load", _lambda(value)) for value in loads)
+    return _call("asking", asked, found, _texts(sorted(texts)))
 
 
 def _define(

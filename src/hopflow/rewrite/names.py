@@ -6,7 +6,16 @@ from typing import Final
 
 from hopflow.rewrite.exits import BROKEN, SCOPES, Loop
 
-__all__ = ["AFTER", "HEAD", "assigned", "declared", "mark_live", "reads", "walk_own"]
+__all__ = [
+    "AFTER",
+    "HEAD",
+    "assigned",
+    "declared",
+    "mark_live",
+    "reads",
+    "updated",
+    "walk_own",
+]
 
 AFTER: Final = "hopflow_after"
 """An attribute of an `if` or a loop: the names that are read after it."""
@@ -41,11 +50,24 @@ def assigned(*nodes: ast.AST) -> set[str]:
     """The names that are assigned in the scope the nodes stand in."""
     found: set[str] = set()
     for node in nodes:
-        _collect(node, found)
+        _collect(node, found, found)
     return found
 
 
-def _collect(node: ast.AST, found: set[str]) -> None:
+def updated(*nodes: ast.AST) -> set[str]:
+    """Those that are only updated, as by `x += y`: a tensor stays the same one."""
+    found: set[str] = set()
+    updates: set[str] = set()
+    for node in nodes:
+        _collect(node, found, updates)
+    return updates - found
+
+
+def _collect(node: ast.AST, found: set[str], updates: set[str]) -> None:
+    if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+        updates.add(node.target.id)
+        _collect(node.value, found, updates)
+        return
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         found.add(node.name)
         return
@@ -66,7 +88,7 @@ def _collect(node: ast.AST, found: set[str]) -> None:
     elif isinstance(node, ast.alias):
         found.add((node.asname or node.name).split(".")[0])
     for child in ast.iter_child_nodes(node):
-        _collect(child, found)
+        _collect(child, found, updates)
 
 
 def declared(block: Sequence[ast.stmt]) -> set[str]:

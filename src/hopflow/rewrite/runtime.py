@@ -1,5 +1,6 @@
 """What rewritten code calls: an operator where a condition is a tensor, else Python."""
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -26,7 +27,17 @@ from hopflow.trace.source import user_line
 from hopflow.trace.tracer import Tracer
 
 __all__ = [
-    *("UNBOUND", "and_", "and_value", "assert_", "compare", "for_", "if_"),
+    *(
+        "UNBOUND",
+        "and_",
+        "and_value",
+        "asking",
+        "assert_",
+        "augmented",
+        "compare",
+        "for_",
+        "if_",
+    ),
     *("if_return", "load", "not_", "or_", "or_value", "plain", "plain_items"),
     *("range_", "while_"),
 ]
@@ -51,6 +62,27 @@ def load(get: Callable[[], Any]) -> Any:
         return get()
     except NameError:
         return UNBOUND
+
+
+def augmented(op: str, x: Any, y: Any) -> Any:
+    """`x += y`: into a tensor, but not into a number that a trace has for a tensor."""
+    name = _OPERATORS[op]
+    in_place = "" if isinstance(x, Value) and not _is_tensor(x) else "i"
+    return getattr(operator, f"__{in_place}{name}__")(x, y)
+
+
+_OPERATORS: Final = dict(
+    pair.split(":")
+    for pair in (
+        "Add:add Sub:sub Mult:mul MatMult:matmul Div:truediv FloorDiv:floordiv Mod:mod "
+        "Pow:pow LShift:lshift RShift:rshift BitAnd:and BitOr:or BitXor:xor"
+    ).split()
+)
+
+
+def _is_tensor(value: Any) -> bool:
+    """Whether it is a tensor in plain Python too, which `+=` writes to."""
+    return isinstance(value, Value) and not (value.type.weak and not value.type.shape)
 
 
 # --- conditions -----------------------------------------------------------------------
@@ -150,6 +182,23 @@ def plain(test: Any, kind: str, reason: str) -> bool:
         ) from error
 
 
+def asking(asked: Any, containers: Sequence[Any], names: _Names) -> Any:
+    """What decides over a block that sets items of containers.
+
+    Raises:
+        ControlFlowError: only a run knows it, and one of them is Python's.
+    """
+    if isinstance(asked, Value | _Range):
+        for name, container in zip(names, containers, strict=True):
+            if isinstance(container, list | dict):
+                raise ControlFlowError(
+                    f"control_flow: a block that depends on a tensor sets an item of "
+                    f"`{name}`, which is a `{type(container).__name__}`, and no tensor "
+                    f"({user_line()}). Assign local names in it, and the item after."
+                )
+    return asked
+
+
 # --- branches -------------------------------------------------------------------------
 
 
@@ -158,21 +207,35 @@ def if_(
     then: Callable[..., State],
     otherwise: Callable[..., State],
     args: State,
+    params: _Names,
     results: _Names,
+    updated: _Names,
 ) -> State:
-    """An `if`: the values of the names that it may assign."""
+    """An `if`: the values of the names that it may assign.
+
+    Args:
+        params: The names of `args`.
+        updated: The names that are written to, and not assigned.
+    """
     holds = condition(test)
     if not isinstance(holds, Value):
         return (then if holds else otherwise)(*args)
+    before = dict(zip(params, args, strict=True))
+    kept = {n: x for n, x in before.items() if n in updated and _is_tensor(x)}
+    names = [name for name in results if name not in kept]
+
+    def values(branch: Callable[..., State]) -> dict[str, Any]:
+        after = dict(zip(results, branch(*args), strict=True))
+        return {name: after[name] for name in names}
 
     found = _branches(
         holds,
-        lambda: dict(zip(results, then(*args), strict=True)),
-        lambda: dict(zip(results, otherwise(*args), strict=True)),
+        lambda: values(then),
+        lambda: values(otherwise),
         (then, otherwise),
-        results,
+        names,
     )
-    return tuple([found[name] for name in results])
+    return tuple([kept[n] if n in kept else found[n] for n in results])
 
 
 def if_return(
@@ -234,7 +297,11 @@ def _standing_for(
 
 
 def while_(
-    test: Callable[..., Any], body: Callable[..., State], state: State, names: _Names
+    test: Callable[..., Any],
+    body: Callable[..., State],
+    state: State,
+    names: _Names,
+    updated: _Names,
 ) -> State:
     """A `while`: the state after it."""
     while True:
@@ -243,9 +310,9 @@ def while_(
         holds = condition(test(*state))
         if isinstance(holds, Value):
             if around.is_eager:
-                return _while_asked(holds, test, body, state, names)
+                return _while_asked(holds, test, body, state, names, updated)
             rollback(marks)  # the loop asks by itself
-            return _while(test, body, state, names, (RESULT,))
+            return _while(test, body, state, names, updated, (RESULT,))
         if not holds:
             return state
         state = body(*state)
@@ -257,6 +324,7 @@ def _while_asked(
     body: Callable[..., State],
     state: State,
     names: _Names,
+    updated: _Names,
 ) -> State:
     """A loop whose condition was asked before the first step: it begins with the
     answer, so that what the condition does besides is done once a step."""
@@ -271,6 +339,7 @@ def _while_asked(
         _standing_for(body, "body", step),
         (*state, holds),
         (*names, "the condition"),
+        updated,
         (RESULT,),
     )[:count]
 
@@ -280,10 +349,11 @@ def _while(
     body: Callable[..., State],
     state: State,
     names: _Names,
+    updated: _Names,
     unbound: _Names,
 ) -> State:
     """A loop whose condition only a run can tell."""
-    carry = _Carry(names, _bound(body, state, names, unbound))
+    carry = _Carry(names, _bound(body, state, names, unbound), updated)
     last = while_loop(
         _standing_for(test, "test", lambda data: condition(test(*carry.state(data)))),
         _standing_for(body, "body", lambda data: carry.after(body(*carry.state(data)))),
@@ -346,17 +416,19 @@ def for_(
     body: Callable[..., State],
     state: State,
     names: _Names,
+    updated: _Names,
     flag: int | None,
     targets: _Names,
 ) -> State:
     """A `for`: the state after it.
 
     Args:
+        updated: The names that are written to, and not assigned.
         flag: Where the state has the flag that ends the loop, if there is one.
         targets: The names that take the items.
     """
     if isinstance(items, _Range | Value):
-        return _for(items, body, state, names, flag, (RESULT, *targets))
+        return _for(items, body, state, names, updated, flag, (RESULT, *targets))
     for item in items:
         if flag is None:
             state = body(item, *state)
@@ -369,6 +441,8 @@ def for_(
                 lambda *own, item=item: body(item, *own),
                 state,
                 names,
+                names,
+                updated,
             )
         else:
             state = body(item, *state)
@@ -382,6 +456,7 @@ def _for(
     body: Callable[..., State],
     state: State,
     names: _Names,
+    updated: _Names,
     flag: int | None,
     unbound: _Names,
 ) -> State:
@@ -404,18 +479,27 @@ def _for(
             k = own[position]
             return (*body(items[k], *own[:position]), k + 1)
 
-        return _while(test, step, (*state, 0), (*names, "the step"), ())[:position]
-    carry = _Carry(names, state)
+        steps = (*names, "the step")
+        return _while(test, step, (*state, 0), steps, updated, ())[:position]
+    carry = _Carry(names, state, updated)
     if isinstance(items, _Range):
         last = fori_loop(
             0,
             length,
-            lambda k, data: carry.after(body(items[k], *carry.state(data))),
+            _standing_for(
+                body,
+                "body",
+                lambda k, data: carry.after(body(items[k], *carry.state(data))),
+            ),
             carry.data,
         )
     else:
         last, _ = scan(
-            lambda data, item: (carry.after(body(item, *carry.state(data))), None),
+            _standing_for(
+                body,
+                "body",
+                lambda data, item: (carry.after(body(item, *carry.state(data))), None),
+            ),
             carry.data,
             items,
         )
@@ -519,19 +603,27 @@ _DATA: Final = (
 
 
 class _Carry:
-    """The state of a loop as an operator carries it."""
+    """The state of a loop as an operator carries it: what it assigns. It writes to the
+    tensors that it only updates, and so to what other names have of them."""
 
-    def __init__(self, names: _Names, state: State) -> None:
+    def __init__(self, names: _Names, state: State, updated: _Names) -> None:
+        values = dict(zip(names, state, strict=True))
         self.names = names
-        self.parts = _Parts.of(dict(zip(names, state, strict=True)))
+        self.kept = {n: values[n] for n in updated if _is_tensor(values.get(n))}
+        self.parts = _Parts.of(self.assigned(state))
         self.data = self.parts.data
 
+    def assigned(self, state: State) -> dict[str, Any]:
+        values = zip(self.names, state, strict=True)
+        return {name: value for name, value in values if name not in self.kept}
+
     def state(self, data: dict[str, Any]) -> State:
-        return tuple(self.parts.joined(data).values())
+        values = {**self.kept, **self.parts.joined(data)}
+        return tuple([values[name] for name in self.names])
 
     def after(self, state: State) -> dict[str, Any]:
         """The data of a state that a step gives."""
-        parts = _Parts.of(dict(zip(self.names, state, strict=True)))
+        parts = _Parts.of(self.assigned(state))
         self.parts.check_same(parts, "a step changes it")
         return parts.data
 
