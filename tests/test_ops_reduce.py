@@ -27,6 +27,7 @@ from hopflow.ops.opdef import OpDef, Sample
 from hopflow.symbolic.size import free_symbols, symbol
 from hopflow.tensor import asarray
 from hopflow.testing.kernels import ArrayOperand, evaluate, sample_arrays
+from hopflow.testing.meanings import in_turn
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -128,15 +129,14 @@ def values(shape: tuple[int, ...], dtype: DType, seed: int = 0) -> Array:
     return np.asarray(rng.integers(low, high, shape)).astype(dtype.dtype)
 
 
-@pytest.mark.parametrize("keepdims", [False, True])
 @pytest.mark.parametrize("name", PLAIN)
-def test_reductions_are_those_of_jax(name: str, keepdims: bool) -> None:
+def test_reductions_are_those_of_jax(name: str) -> None:
     ours, theirs, kinds = PLAIN[name]
-    for dtype in kinds:
-        for axis in (None, -1, (0, 2), ()):
-            x = values((2, 3, 4), dtype)
-            want = theirs(x, axis=axis, keepdims=keepdims)
-            near(ours(asarray(x), axis, keepdims=keepdims), want, 16)
+    axes = (None, -1, (0, 2), ())
+    for dtype, axis, keepdims in in_turn(kinds, axes, of=[False, True]):
+        x = values((2, 3, 4), dtype)
+        want = theirs(x, axis=axis, keepdims=keepdims)
+        near(ours(asarray(x), axis, keepdims=keepdims), want, 16)
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -205,18 +205,17 @@ def test_corrections_are_those_of_jax(correction: float) -> None:
         near(got, theirs(x, axis=1, correction=correction))
 
 
-@pytest.mark.parametrize("dtype", dtypes.ALL, ids=str)
 @pytest.mark.parametrize("name", ["argmax", "argmin"])
-def test_positions_are_those_of_jax(name: str, dtype: DType) -> None:
+def test_positions_are_those_of_jax(name: str) -> None:
     ours, theirs = getattr(hf, name), getattr(jnp, name)
-    x = values((3, 5), dtype)
-    if dtype.is_float:
-        x[1, 2] = x[1, 4] = np.nan
-        x[2] = -np.inf
-    for axis in (None, 0, 1, -1):
-        for keepdims in (False, True):
-            want = theirs(x, axis=axis, keepdims=keepdims)
-            near(ours(asarray(x), axis, keepdims=keepdims), want)
+    axes = (None, 0, 1, -1)
+    for dtype, axis, keepdims in in_turn(dtypes.ALL, axes, of=[False, True]):
+        x = values((3, 5), dtype)
+        if dtype.is_float:
+            x[1, 2] = x[1, 4] = np.nan
+            x[2] = -np.inf
+        want = theirs(x, axis=axis, keepdims=keepdims)
+        near(ours(asarray(x), axis, keepdims=keepdims), want)
 
 
 @pytest.mark.parametrize("dtype", dtypes.ALL, ids=str)

@@ -39,7 +39,7 @@ _BLAS: Final = frozenset({"strsm", "dtrsm"})
 def _capsules(module: str) -> dict[str, Any]:
     """The functions that `scipy.linalg.<module>` publishes.
 
-    Its file is loaded alone: all of `scipy.linalg` would take ten times as long.
+    Its file is loaded alone: all of `scipy.linalg` would take longer.
     """
     full = f"scipy.linalg.{module}"
     if full not in sys.modules:

@@ -38,7 +38,7 @@ class Jit:
     """A compiler and a linker for one target. Use `jit()`, which keeps the only one."""
 
     def __init__(self, target: Target) -> None:
-        import llvmlite.binding as llvm  # loads LLVM, which takes 60 ms
+        import llvmlite.binding as llvm  # loads LLVM, which takes a while
 
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
@@ -129,8 +129,8 @@ class Jit:
 
 
 def _passes(llvm: Any) -> Any:
-    """What our own emitter leaves to do. LLVM's O1 pipeline gives the same code for two
-    to four times the time."""
+    """What our own emitter leaves to do. LLVM's O1 pipeline gives the same code, and
+    takes longer."""
     passes = llvm.create_new_module_pass_manager()
     passes.add_always_inliner_pass()
     passes.add_sroa_pass()

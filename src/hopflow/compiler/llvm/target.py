@@ -69,7 +69,7 @@ def host() -> Target:
     Raises:
         CompileError: It lacks an instruction set that is taken for granted.
     """
-    import llvmlite.binding as llvm  # loads LLVM, which takes 60 ms
+    import llvmlite.binding as llvm  # loads LLVM, which takes a while
 
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()

@@ -43,8 +43,8 @@ from hopflow.loop_ir.walk import (
 )
 
 LARGEST = 600
-"""Instructions in a merged iteration. LLVM takes more than twice as long for a body
-twice as long, and the caches gain nothing from more."""
+"""Instructions in a merged iteration. LLVM's time grows faster than the body, and the
+caches gain nothing from more."""
 _CROSSED = (Let, Declare, Allocate)
 """What may stand between two loops, and then goes before both."""
 
