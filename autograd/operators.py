@@ -40,7 +40,7 @@ from hopflow.trace.functional import TracedTensor
 from hopflow.trace.sharing import of_call
 from hopflow.trace.source import user_line
 from hopflow.trace.tracer import Tracer
-from hopflow.zeros import Tangent, Unknown, Zero, instantiate, is_zero
+from hopflow.zeros import LinearMap, Tangent, Unknown, Zero, instantiate, is_zero
 
 __all__ = ["Pulled", "linearize", "pull", "transpose_once"]
 
@@ -210,7 +210,7 @@ def linearize(
     given: Sequence[Tangent],
     params: dict[str, Any],
     policy: Keep = "cheapest",
-) -> tuple[list[Value], Callable[[Sequence[Tangent]], list[Tangent]]]:
+) -> tuple[list[Value], LinearMap]:
     """The results of an operator, and a function from tangents of its operands to those
     of the results, which makes one node that is linear in them.
 

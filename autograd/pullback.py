@@ -6,11 +6,10 @@ from typing import Any, Final, TypeAlias
 from hopflow.autograd.rules import is_differentiable
 from hopflow.bind import Value, bind
 from hopflow.graph.types import TensorType
-from hopflow.zeros import Tangent, Zero, instantiate
+from hopflow.zeros import LinearMap, Tangent, Zero, instantiate
 
-__all__ = ["LinearMap", "PullbackRule", "pulled_by"]
+__all__ = ["PullbackRule", "pulled_by"]
 
-LinearMap: TypeAlias = Callable[[Sequence[Tangent]], Sequence[Tangent]]
 PullbackRule: TypeAlias = Callable[
     [Sequence[Tangent], Sequence[Value], Sequence[TensorType], Sequence[TensorType]],
     Sequence[Tangent],

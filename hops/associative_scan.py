@@ -48,7 +48,7 @@ from hopflow.symbolic.size import Size, SymInt, symbol
 from hopflow.trace.functional import TracedTensor
 from hopflow.trace.source import input_names
 from hopflow.trace.tracer import Tracer
-from hopflow.zeros import Tangent
+from hopflow.zeros import LinearMap, Tangent
 
 _STRUCTURE: Final = "combine two elements into one of the same structure"
 
@@ -183,7 +183,7 @@ class AssociativeScan(HigherOrderOp):
         operands: Sequence[Operand],
         tangents: Sequence[Tangent],
         params: dict[str, Any],
-    ) -> tuple[Sequence[Value], Callable[[Sequence[Tangent]], Sequence[Tangent]]]:
+    ) -> tuple[Sequence[Value], LinearMap]:
         linear = next(t.tracer for t in tangents if isinstance(t, TracedTensor))
         values, found = _as_scan(operands, tangents, params, linear)
         return values, lambda _: found

@@ -34,7 +34,7 @@ from hopflow.symbolic.size import Size
 from hopflow.tensor import EagerTensor
 from hopflow.trace.dims import Dim
 from hopflow.trace.rollback import unchanged_on_error
-from hopflow.zeros import Tangent
+from hopflow.zeros import LinearMap, Tangent
 
 
 @dataclass(slots=True)
@@ -314,7 +314,7 @@ class HigherOrderOp:
         operands: Sequence[Operand],
         tangents: Sequence[Tangent],
         params: dict[str, Any],
-    ) -> tuple[Sequence[Value], Callable[[Sequence[Tangent]], Sequence[Tangent]]]:
+    ) -> tuple[Sequence[Value], LinearMap]:
         """The results, and a linear function from tangents of the operands (zero where
         `tangents` are) to those of the results."""
         linear = linear_of(tangents)

@@ -14,7 +14,7 @@ from hopflow.hops.bodies import require_callable
 from hopflow.hops.branches import Calling
 from hopflow.hops.invoke_subgraph import call_of
 from hopflow.ops.matmul import matmul_op
-from hopflow.zeros import Tangent
+from hopflow.zeros import LinearMap, Tangent
 
 
 def _has_dot(node: Node) -> bool:
@@ -55,7 +55,7 @@ class CheckpointCall(Calling):
         operands: Sequence[Operand],
         tangents: Sequence[Tangent],
         params: dict[str, Any],
-    ) -> tuple[Sequence[Value], Callable[[Sequence[Tangent]], Sequence[Tangent]]]:
+    ) -> tuple[Sequence[Value], LinearMap]:
         if self.of_fixed_sizes(operands, params) is not None:
             return super().linearize(operands, tangents, params)
         policy = params["policy"]

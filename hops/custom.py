@@ -15,7 +15,7 @@ from typing import Any, Final, final
 from hopflow import pytree
 from hopflow.autograd.api import Linear, Primals, like
 from hopflow.autograd.linear import LinearTracer, UsesOperator, linear_of
-from hopflow.autograd.pullback import LinearMap, PullbackRule, pulled_by
+from hopflow.autograd.pullback import PullbackRule, pulled_by
 from hopflow.autograd.rules import is_differentiable
 from hopflow.autograd.tape import Tape
 from hopflow.batching import operators as batching
@@ -57,7 +57,7 @@ from hopflow.trace.rollback import mark, rollback
 from hopflow.trace.source import name_of, where
 from hopflow.trace.stand_ins import Known, Read, noting
 from hopflow.trace.tracer import Tracer, trace_into
-from hopflow.zeros import Tangent, Zero, instantiate, is_zero
+from hopflow.zeros import LinearMap, Tangent, Zero, instantiate, is_zero
 
 __all__ = ["custom_jvp", "custom_vjp"]
 

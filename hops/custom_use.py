@@ -12,7 +12,6 @@ from typing import Any
 
 from hopflow import pytree
 from hopflow.autograd.api import result_leaf
-from hopflow.autograd.pullback import LinearMap
 from hopflow.batching.graphs import Batched, Lane
 from hopflow.bind import Value
 from hopflow.errors import MutationError
@@ -24,7 +23,7 @@ from hopflow.symbolic.size import Size
 from hopflow.trace.own_writes import own_writes_only
 from hopflow.trace.source import name_of
 from hopflow.trace.stand_ins import Known, Read, stand_in, standing_in
-from hopflow.zeros import Tangent, Unknown
+from hopflow.zeros import LinearMap, Tangent, Unknown
 
 __all__ = ["Ruled", "Use"]
 

@@ -65,7 +65,7 @@ from hopflow.ops.rules import as_flag
 from hopflow.ops.sizes import equals, specialised
 from hopflow.symbolic.size import Size
 from hopflow.trace.functional import TracedTensor
-from hopflow.zeros import Tangent, Zero, instantiate, is_zero
+from hopflow.zeros import LinearMap, Tangent, Zero, instantiate, is_zero
 
 _BLOCK: Final = 128
 _INDEX: Final = TensorType(dtypes.int64)
@@ -254,7 +254,7 @@ class FlexAttention(HigherOrderOp):
         operands: Sequence[Operand],
         tangents: Sequence[Tangent],
         params: dict[str, Any],
-    ) -> tuple[Sequence[Value], Callable[[Sequence[Tangent]], Sequence[Tangent]]]:
+    ) -> tuple[Sequence[Value], LinearMap]:
         linear = next(t.tracer for t in tangents if isinstance(t, TracedTensor))
         values = bind_again(self, operands, params)
         found = _tangents(values[1], operands, tangents, params, linear)

@@ -15,7 +15,7 @@ from hopflow import pytree
 from hopflow.autograd.api import like
 from hopflow.autograd.forward import Dual, differentiate, run_graph
 from hopflow.autograd.linear import linear_of
-from hopflow.autograd.pullback import LinearMap, pulled_by
+from hopflow.autograd.pullback import pulled_by
 from hopflow.autograd.rules import is_differentiable
 from hopflow.batching.graphs import bind_again
 from hopflow.bind import Interpreter, Operand, Value
@@ -39,7 +39,7 @@ from hopflow.hops.bodies import (
     trace_body,
 )
 from hopflow.pytree import Spec
-from hopflow.zeros import Tangent, Unknown, Zero, added, instantiate, is_zero
+from hopflow.zeros import LinearMap, Tangent, Unknown, Zero, added, instantiate, is_zero
 
 ARGUMENTS: Final = "arguments"
 

@@ -53,7 +53,7 @@ from hopflow.symbolic.size import Size, SymInt
 from hopflow.trace.functional import TracedTensor
 from hopflow.trace.source import user_line
 from hopflow.trace.tracer import Tracer
-from hopflow.zeros import Tangent, Unknown, Zero, instantiate
+from hopflow.zeros import LinearMap, Tangent, Unknown, Zero, instantiate
 
 __all__ = ["Checkpoint"]
 
@@ -239,7 +239,7 @@ class _LoopDerivative(HigherOrderOp):
         operands: Sequence[Operand],
         tangents: Sequence[Tangent],
         params: dict[str, Any],
-    ) -> tuple[Sequence[Value], Callable[[Sequence[Tangent]], Sequence[Tangent]]]:
+    ) -> tuple[Sequence[Value], LinearMap]:
         graph = _graph(self.in_reverse, operands, params)
         values, found = differentiate(graph, operands, tangents, linear_of(tangents))
         return values, lambda _: found
@@ -496,7 +496,7 @@ def _bounded(params: dict[str, Any], *, again: bool) -> Graph:
 
 def linearize_loop(
     operands: Sequence[Operand], tangents: Sequence[Tangent], params: dict[str, Any]
-) -> tuple[Sequence[Value], Callable[[Sequence[Tangent]], list[Tangent]]]:
+) -> tuple[Sequence[Value], LinearMap]:
     """The results of a `while_loop`, and its derivative: of one that keeps few carries,
     or whose steps are bounded."""
     body, mode = params["body"], params["reverse_mode"]

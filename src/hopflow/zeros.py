@@ -1,6 +1,6 @@
 """Tangents and cotangents that are zero, and are made only where someone reads them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -12,6 +12,7 @@ from hopflow.ops.manipulation import broadcast_to, reshape
 from hopflow.ops.reduce import sum as reduce_sum
 
 __all__ = [
+    "LinearMap",
     "Tangent",
     "Unknown",
     "Zero",
@@ -50,6 +51,7 @@ class Unknown:
 
 
 Tangent: TypeAlias = Value | Zero
+LinearMap: TypeAlias = Callable[[Sequence[Tangent]], Sequence[Tangent]]
 
 
 def is_zero(tangent: Tangent) -> bool:
