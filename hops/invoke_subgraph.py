@@ -194,9 +194,10 @@ _tracing: Final = _Tracing()
 
 def _candidates(key: Hashable) -> list[_Known]:
     with _lock:
-        if key in _known:
+        found = _known.get(key, [])
+        if found and next(reversed(_known.values())) is not found:
             _known.move_to_end(key)
-        return list(_known.get(key, ()))
+        return found
 
 
 def _remember(key: Hashable, known: _Known) -> None:
@@ -227,7 +228,7 @@ def _run(
     key = (
         *(around.key, static, len(call.operands)),
         *(_type_key(t) for t in tensors),
-        *(_first_same(tensors, i) for i in range(len(tensors))),
+        *_first_same(tensors),
     )
     with unchanged_on_error():
         for k, known in enumerate(_candidates(key)):
@@ -365,12 +366,10 @@ def _type_key(operand: Operand) -> Hashable:
     return key, None if size is None else terms_of(size)
 
 
-def _first_same(operands: Sequence[Operand], i: int) -> int:
-    """Where the tensor stands first: as an operand, or as what a caller lent."""
-    if isinstance(operands[i], Value):
-        lender = _lender(operands[i])
-        return next(k for k, o in enumerate(operands) if _lender(o) is lender)
-    return i
+def _first_same(operands: Sequence[Operand]) -> list[int]:
+    """Where each tensor stands first: as an operand, or as what a caller lent."""
+    first: dict[int, int] = {}
+    return [first.setdefault(id(_lender(o)), i) for i, o in enumerate(operands)]
 
 
 def _lender(operand: Operand) -> Operand:

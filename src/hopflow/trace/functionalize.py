@@ -69,7 +69,7 @@ class Functionalize(Tracer):
     def record(
         self, op: Any, args: Sequence[Operand], params: dict[str, Any]
     ) -> tuple[TracedTensor, ...]:
-        if type(op) is not OpDef or op is item or op is dim_size:
+        if _may_make_symbols(op, params):
             return self._record_with_sizes(op, args, params)
         recorded = [self.arg(a) for a in args]
         node = self.graph.call(op, recorded, params, ())  # nobody reads its line
@@ -164,6 +164,13 @@ class Functionalize(Tracer):
         for step in leaf.chain:
             found = step.again(found, self.held)
         return found
+
+
+def _may_make_symbols(op: Any, params: dict[str, Any]) -> bool:
+    """Whether an operation may have results of sizes that no operand has."""
+    if type(op) is OpDef:
+        return op is item or op is dim_size
+    return not op.is_call or not all([o.type.is_static for o in params["body"].outputs])
 
 
 def functionalize(f: Callable[..., Any]) -> Callable[..., Any]:

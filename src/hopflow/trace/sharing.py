@@ -4,7 +4,6 @@ from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
 from hopflow.bind import Interpreter, current
-from hopflow.graph.core import Graph, Node
 from hopflow.trace.tracer import Tracer
 
 __all__ = ["of_call", "once", "root"]
@@ -42,6 +41,5 @@ def of_call(op: Any, params: dict[str, Any], key: Hashable, make: Callable[[], T
     """
     if not op.is_call:
         return make()
-    [body] = Node("call_function", op, (), params).graphs.values()
-    others = [(k, v) for k, v in params.items() if not isinstance(v, Graph)]
-    return once(body, (op, *others, key), make)
+    others = [(k, v) for k, v in params.items() if k != "body"]
+    return once(params["body"], (op, *others, key), make)

@@ -188,7 +188,8 @@ class Builder:
         buffer = Buffer(f"{name}{self._count}", type_.dtype, self.shape(type_), "arena")
         self.program.arena.append(buffer)
         self.owners[buffer] = self.loop
-        if allocate and not self.is_known_at_entry(buffer.shape):
+        is_known = type_.is_static or self.is_known_at_entry(buffer.shape)
+        if allocate and not is_known:
             self.add(Allocate(buffer))
         return buffer
 

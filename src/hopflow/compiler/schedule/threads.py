@@ -6,6 +6,8 @@ when they run.
 """
 
 from collections import Counter
+from collections.abc import Callable
+from functools import cache
 
 from hopflow.compiler.private import changed_whole, private_to, used_whole
 from hopflow.compiler.schedule.fuse import changed_by, row_axes, written_by
@@ -30,10 +32,10 @@ _SHARED = (Allocate, Barrier, Grow, HostCall, Invoke)
 
 def bind_threads(body: list[Stmt]) -> None:
     """Bind such loops in the body of a program, in place."""
-    _bind(body, uses(body))
+    _bind(body, cache(lambda: uses(body)))
 
 
-def _bind(body: list[Stmt], named: Counter[Buffer]) -> None:
+def _bind(body: list[Stmt], named: Callable[[], Counter[Buffer]]) -> None:
     for statement in body:
         if isinstance(statement, For) and _suits(statement, named):
             statement.binding = Binding("threads")
@@ -42,13 +44,13 @@ def _bind(body: list[Stmt], named: Counter[Buffer]) -> None:
                 _bind(inner, named)
 
 
-def _suits(loop: For, named: Counter[Buffer]) -> bool:
+def _suits(loop: For, named: Callable[[], Counter[Buffer]]) -> bool:
     inside = list(statements(loop.body))
     if not loop.independent or changed_by(loop) or not any(map(_loops, inside)):
         return False
     if any(isinstance(s, _SHARED) or _is_foreign(s) for s in inside):
         return False
-    private = private_to(loop, named)
+    private = private_to(loop, named())
     shared, axes = written_by(loop).difference(private), row_axes(loop)
     whole = {b for s in inside for b in changed_whole(s)}
     # What is not private is written by rows: one for each iteration.
