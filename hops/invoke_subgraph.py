@@ -213,15 +213,17 @@ def _run(
     call: Call,
     fn: Callable[..., Any],
     static: Hashable,
+    given: Sequence[Any] = (),
     on_trace: Callable[[], None] | None = None,
 ) -> Any:
     """The results of a call of `fn`, traced if no trace serves it.
 
     Args:
-        static: What of the arguments is no tensor or number.
+        static: What of the arguments is no tensor or number, as a key.
+        given: The same, as it is.
         on_trace: Called before a trace.
     """
-    around = Surroundings(call.name, fn)
+    around = Surroundings(call.name, fn, given)
     if debugging():
         return INVOKE_SUBGRAPH.run_debug(call)
     tensors = [*call.operands, *around.tensors]
@@ -343,7 +345,7 @@ class Subgraph:
             return node
         call, static = call_of("subgraph", self.fn, args, kwargs)
         key = *map(_hashable, static), pytree.structure((args, kwargs))
-        return _run(call, self.fn, key, self._count)
+        return _run(call, self.fn, key, static, self._count)
 
     def _count(self) -> None:
         self.traces += 1

@@ -177,3 +177,109 @@ def test_ctrl_c_stops_a_function_that_loops() -> None:
         jitted(1.0, np.inf)
     timer.join()
     same(jitted(1.0, 5.0), want)
+
+
+# --- objects that are no containers ---------------------------------------------------
+
+SCALE = 2.0
+
+
+class Dense:
+    def __init__(self, w: Any) -> None:
+        self.w = hf.asarray(w)
+        self.gain = 2.0
+
+
+class Layer:
+    """What reads by attributes, methods, properties and lists of objects."""
+
+    mode = "tanh"
+
+    def __init__(self, w: Any) -> None:
+        self.dense, self.more = Dense(w), [Dense(w / 2)]
+
+    def activation(self, x: Any) -> Any:
+        return getattr(hf, self.mode)(x) * self.dense.gain
+
+    @property
+    def skip(self) -> Any:
+        return sum(d.w for d in self.more)
+
+    @hf.subgraph
+    def __call__(self, x: Any) -> Any:
+        return self.activation(x @ self.dense.w) + x @ self.skip
+
+
+def set_mode(layer: Layer) -> None:
+    layer.mode = "sin"
+
+
+def set_gain(layer: Layer) -> None:
+    layer.dense.gain = 0.5
+
+
+def set_weights(layer: Layer) -> None:
+    layer.dense.w = hf.asarray(W * 2)
+
+
+def write_weights(layer: Layer) -> None:
+    layer.dense.w[0] = 1.0
+
+
+def add_one(layer: Layer) -> None:
+    layer.more.append(Dense(W))
+
+
+@pytest.mark.parametrize(
+    ("change", "traces"),
+    [(set_mode, 1), (set_gain, 1), (add_one, 1), (set_weights, 0), (write_weights, 0)],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_what_a_plain_object_holds_is_read_at_each_call(
+    change: Any, traces: int
+) -> None:
+    layers = [Layer(W), Layer(W / 3)]
+
+    def f(x: Any) -> Any:
+        for layer in (*layers, *layers):
+            x = layer(x)
+        return x
+
+    def run() -> int:
+        before = hf.stats().body_traces
+        with hf.debug():
+            want = f(hf.asarray(X))
+        same([f(hf.asarray(X)), hf.jit(f)(X)], [want, want])
+        return hf.stats().body_traces - before
+
+    assert run() == 2
+    assert run() == 0
+    change(layers[1])
+    assert run() == traces
+
+
+def test_what_global_functions_read_is_read_at_each_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for inner in (hf.subgraph(scaled), hf.jit(scaled), Scaled().scaled):
+        monkeypatch.setitem(globals(), "INNER", inner)
+        outer = hf.subgraph(calls_inner)
+        for value in (2.0, 3.0):
+            monkeypatch.setitem(globals(), "SCALE", value)
+            same(outer(X), X * value + 1)
+
+
+INNER: Any = None
+
+
+def calls_inner(x: Any) -> Any:
+    return INNER(x) + 1
+
+
+def scaled(x: Any) -> Any:
+    return x * SCALE
+
+
+class Scaled:
+    def scaled(self, x: Any) -> Any:
+        return scaled(x)

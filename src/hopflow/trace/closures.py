@@ -2,13 +2,15 @@
 
 One trace serves all calls for which that is the same: code, and what is no tensor, by
 value; tensors by their types, for they become operands; what globals hold by identity,
-but for functions and containers of tensors, which are read as cells are.
+but for functions and containers of tensors, which are read as cells are. An object that
+is equal to itself alone is read by identity, and so is, as of a global, what it holds.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from functools import cache, partial
+from itertools import product
 from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -41,15 +43,40 @@ class Same:
 class Surroundings:
     """What a function reads, as a key, and the tensors in it, in the key's order.
 
+    Args:
+        given: What it is given beside tensors and numbers.
+
     Raises:
         UnhashableCaptureError: a cell or a default can neither be a key nor an operand.
     """
 
-    def __init__(self, op: str, fn: Callable[..., Any]) -> None:
+    def __init__(
+        self, op: str, fn: Callable[..., Any], given: Sequence[Any] = ()
+    ) -> None:
         self.op, self.fn = op, fn
         self.tensors: list[Value] = []
         self._seen: dict[int, int] = {}
-        self.key = self._read(fn, "")
+        self._objects = {id(x): x for x in given if _is_plain(x)}
+        self._words: dict[str, None] = {}  # the names in code that was read
+        self.key = self._read(fn, ""), self._attributes()
+
+    def _attributes(self) -> Hashable:
+        """The key of what plain objects hold under the names that code may read: their
+        methods are code that may read more."""
+        found: dict[tuple[int, str], Hashable] = {}
+        while True:
+            pairs = product(list(self._objects), list(self._words))
+            new = [pair for pair in pairs if pair not in found]
+            if not new:
+                return tuple(found.values())
+            for at, word in new:
+                owner = self._objects[at]
+                if word in vars(owner):
+                    found[at, word] = word, self._global(vars(owner)[word])
+                else:
+                    of_class = getattr(type(owner), word, None)
+                    code = of_class.fget if type(of_class) is property else of_class
+                    found[at, word] = word, self._global(code)
 
     def _read(self, value: Any, name: str) -> Hashable:
         """The key of what a function reads by a name."""
@@ -74,13 +101,11 @@ class Surroundings:
             return value.expression
         if isinstance(value, SymFloat | SymBool):
             return Same(value)
-        wrapped = getattr(value, "__wrapped__", None)
-        if wrapped is not None and type(value).__module__.startswith("hopflow."):
-            parts = wrapped, *getattr(value, "rules", ())
+        if _is_transformed(value):
+            parts = value.__wrapped__, *getattr(value, "rules", ())
             return type(value), *(self._read(part, name) for part in parts)
-        own = type(value).__call__ if callable(value) else None
-        if isinstance(own, FunctionType):  # what calls it is code that reads, too
-            return self._function(own), self._tree(value, name)
+        if (code := _code_of(value)) is not None:  # what calls it reads, too
+            return self._function(code), self._tree(value, name)
         return self._tree(value, name)
 
     def _function(self, fn: FunctionType) -> Hashable:
@@ -88,6 +113,7 @@ class Surroundings:
             return "again", self._seen[id(fn)]
         self._seen[id(fn)] = len(self._seen)
         code = fn.__code__
+        self._words |= dict.fromkeys(_names(code))
         cells = zip(code.co_freevars, fn.__closure__ or (), strict=True)
         parts: list[Hashable] = [Same(code)]
         parts += [self._cell(cell, name) for name, cell in cells]
@@ -106,13 +132,16 @@ class Surroundings:
         return self._read(value, f"`{name}`")
 
     def _global(self, value: Any) -> Hashable:
-        kinds = Value, FunctionType, partial, tuple, list, dict
-        if isinstance(value, kinds) or _has_tensors(value):
+        kinds = Value, FunctionType, MethodType, partial, tuple, list, dict
+        is_read = isinstance(value, kinds) or _is_transformed(value) or _code_of(value)
+        if is_read or _has_tensors(value):
             count = len(self.tensors)
             try:
                 return self._read(value, "")
             except UnhashableCaptureError:
                 del self.tensors[count:]
+        if _is_plain(value):
+            self._objects[id(value)] = value
         return Same(value)
 
     def _tree(self, value: Any, name: str) -> Hashable:
@@ -129,7 +158,31 @@ class Surroundings:
                 "another one could not be told apart. Make it a pytree of tensors and "
                 "hashable values, or pass what is needed of it as an argument."
             ) from None
+        if _is_plain(value):
+            self._objects[id(value)] = value
         return pytree.exact_key(value)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it is an object of a user's class that is equal to itself alone."""
+    cls: Any = type(value)
+    is_same = cls.__eq__ is object.__eq__ and cls.__hash__ is object.__hash__
+    return is_same and hasattr(value, "__dict__") and not isinstance(value, _NO_OBJECTS)
+
+
+_NO_OBJECTS: Final = (type, ModuleType, FunctionType, Value, SymBool, SymFloat)
+
+
+def _is_transformed(value: Any) -> bool:
+    """Whether it is what `jit` or another decorator of this package gives."""
+    is_own = type(value).__module__.startswith("hopflow.")
+    return is_own and getattr(value, "__wrapped__", None) is not None
+
+
+def _code_of(value: Any) -> FunctionType | None:
+    """What calls of an object run, if it is of a class with a `__call__` in Python."""
+    code: Any = type(value).__call__ if callable(value) else None
+    return code if isinstance(code, FunctionType) else None
 
 
 def _has_tensors(value: Any) -> bool:
