@@ -361,7 +361,11 @@ class HigherOrderOp:
     def result_types(
         self, types: Sequence[TensorType], params: dict[str, Any]
     ) -> tuple[TensorType, ...]:
-        return self.infer(*types, **params)
+        found = self.infer(*types, **params)
+        meaning = params.get(forms.MEANING)
+        if meaning is not None:
+            forms.check_inferred(self, meaning, found)
+        return found
 
     def run_eager(
         self, args: Sequence[Operand], params: dict[str, Any]

@@ -346,7 +346,7 @@ def _push(
     primals, options = node.arguments.tree(node.values, node)
     own, _ = node.arguments.tree(node.rest(tangents), node)
     dots = pytree.tree_map(lambda t: instantiate(t) if _is_tangent(t) else t, own)
-    pair = op.jvp(primals, dots, **options)
+    pair = _called(op, "jvp", primals, dots, **options)
     name = f"{op.name}.jvp"
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise ResultTypeError(
@@ -384,7 +384,7 @@ def _linearize_jvp(
 
     types = [o.type.strong() for o in node.inputs]
     dots = [types[i] for i in places]
-    closed = _traced(op, "jvp", call, [*types, *dots])
+    closed = _traced(op, "jvp", op.jvp, call, [*types, *dots])
     duals = [Dual(o, Zero(o.type)) for o in node.inputs]
     duals += [Dual(instantiate(Zero(given[i].type)), given[i]) for i in places]
     duals += [Dual(c, Zero(c.type)) for c in closed.captures]
@@ -419,7 +419,7 @@ def _linearize_vjp(
     node = _Node.of(op, operands, params)
     node.check_tangents(tangents, "vjp")
     args, options = node.arguments.tree(node.values, node)
-    pair = op.vjp(*args, **options)
+    pair = _called(op, "vjp", *args, **options)
     if not (isinstance(pair, tuple | list) and len(pair) == 2 and callable(pair[1])):
         raise ResultTypeError(
             f"{op.name}.vjp must return a pair (result, pullback), and returns "
@@ -428,7 +428,7 @@ def _linearize_vjp(
     values, spec = _results(op, "vjp", pair[0], operands, params)
     pull = _Pull(node, pair[1], values, spec)
     floats = [v.type.strong() for v in values if is_differentiable(v.type)]
-    closed = _traced(op, "pullback", pull, floats)
+    closed = _traced(op, "pullback", pair[1], pull, floats)
     [graph] = closed.graphs
     first = len(closed.symbols)
 
@@ -527,12 +527,25 @@ def _results(
     return values, spec
 
 
+def _called(op: Any, rule: str, *args: Any, **options: Any) -> Any:
+    """
+    Raises:
+        ArgumentTypeError: the rule does not take such arguments.
+    """
+    fn = getattr(op, rule)
+    return Function(rule, fn, (), lambda _: fn(*args, **options))(())
+
+
 def _traced(
-    op: Any, rule: str, call: Callable[..., Any], types: Sequence[TensorType]
+    op: Any,
+    rule: str,
+    fn: Callable[..., Any],
+    call: Callable[..., Any],
+    types: Sequence[TensorType],
 ) -> Closed:
     """What a rule does with flat tensors of these types, as a graph."""
     names = [f"x{i}" for i in range(len(types))]
-    function = Function(rule, call, names, call)
+    function = Function(rule, fn, names, call)
     body = trace_body(op.name, f"{op.name}/{rule}", function, types)
     refuse_writes([body], "a rule computes, and writes nothing. Return the new value.")
     return close_bodies([body])

@@ -13,6 +13,7 @@ from hopflow import pytree
 from hopflow.errors import (
     ArgumentTypeError,
     DerivativeError,
+    MutationError,
     OperatorError,
     ResultTypeError,
     RuleTypeError,
@@ -398,7 +399,40 @@ class Bad(hf.HigherOrderOp):
         return self.found(f, x)
 
 
+def writing(f: Any, x: Any) -> Any:
+    def pull(ct: Any) -> Any:
+        x[:] = ct
+        return None, ct
+
+    return f(x), pull
+
+
+class Misjudged(Twice):
+    def infer(self, *types: Any, **_params: Any) -> Any:
+        return types[0], types[0]
+
+
+class Unasked(Twice):
+    def jvp(self, primals: Any) -> Any:  # type: ignore[override]
+        return primals
+
+
 ERRORS = [
+    (
+        OperatorError,
+        r"misjudged: `Misjudged.infer` must .*, \(f64\[2\]\), and gives \(f64",
+        lambda x: hf.grad(lambda x: hf.sum(Misjudged()(hf.sin, x)))(x),
+    ),
+    (
+        ArgumentTypeError,
+        r"`jvp` \(.*\) does not take the arguments that it is called with",
+        lambda x: hf.grad(lambda x: hf.sum(Unasked()(hf.sin, x)))(x),
+    ),
+    (
+        MutationError,
+        r"bad: `pull` \(.*\) writes to a captured tensor f64\[2\], but a rule computes",
+        lambda x: hf.grad(lambda x: hf.sum(Bad(writing)(hf.sin, x)))(x),
+    ),
     (OperatorError, "operator: it has no meaning", lambda x: hf.HigherOrderOp()(x)),
     (
         ArgumentTypeError,
