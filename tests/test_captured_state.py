@@ -320,3 +320,26 @@ def test_a_failed_capture_leaves_nothing_in_any_ancestor() -> None:
     assert module.attributes == {}
     assert [n.op.name for n in nodes(module.graph)] == ["scan", "add"]
     agree(module(X), np.full((2, 3), 3, np.float32))
+
+
+def test_paths_survive_each_way_to_another_graph() -> None:
+    net = network()
+    module = hf.trace(lambda x: net(x), X, captures=True)
+    paths = list(module.attributes)
+    assert "net.layers.0.weight" in paths
+
+    def places(graph: Graph) -> set[str]:
+        return {node.module_path for node in graph.walk()}
+
+    for way in (
+        lambda f: f,
+        lambda f: hf.grad(lambda x: hf.sum(f(x))),
+        lambda f: hf.vmap(f),
+        lambda f: hf.checkpoint(f),
+    ):
+        again = hf.trace(way(lambda x: module(x)), X, captures=True)
+        assert list(again.attributes) == paths
+        assert places(again.graph) >= {"net.layers.0", "net.layers.1"}
+    typed = hf.symbolic_trace(net).propagate(X)
+    assert "layers.0.weight" in typed.attributes
+    assert places(typed.graph) >= {"layers.0", "layers.1"}

@@ -472,6 +472,11 @@ def test_a_shared_parameter_is_one_leaf_whose_gradients_add_up(run: Any) -> None
     np.testing.assert_array_equal(both.attributes["table"].weight, expected)
 
 
+def test_a_method_of_a_module_knows_the_paths_in_it() -> None:
+    traced = hf.symbolic_trace(tied(Apart).forward)
+    assert list(traced.attributes) == ["table", "layers.0", "layers.1"]
+
+
 def test_what_happens_to_be_the_same_in_a_tree_is_not_shared() -> None:
     model, zero = tied(Tied), hf.zeros(())
     zeros = pytree.tree_map(lambda _: zero, model)

@@ -2,6 +2,7 @@
 
 import random
 import time
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -68,7 +69,13 @@ def writes_an_array(x: Any) -> Any:
     return x
 
 
+def fills_a_default(x: Any, known: list[Any] = []) -> Any:  # noqa: B006
+    known.append(x.shape)
+    return x
+
+
 EFFECTS = [
+    (fills_a_default, "it changes `known`", 1),
     (prints, "it prints", 2),
     (counts, "it changes `count`", 2),
     (fills, "it changes `table`", 1),
@@ -142,3 +149,11 @@ def test_what_is_printed_is_printed_once(capsys: Any) -> None:
     with pytest.raises(ImpurityError):
         hf.trace(prints, hf.ones(3), strict=True)
     assert capsys.readouterr().out == "y is (3,)\n"
+
+
+def test_what_libraries_remember_is_not_the_users_effect() -> None:
+    def drawn(x: Any) -> Any:
+        return x * np.random.default_rng().random() * float(Fraction("0.5"))
+
+    with pytest.raises(ImpurityError, match="gives another graph each time"):
+        hf.trace(drawn, hf.ones(2), strict=True)

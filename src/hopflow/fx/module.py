@@ -113,6 +113,7 @@ class GraphModule:
             return Interpreter(self).run(*args)
 
         run.__name__ = self.__name__
+        run.__wrapped__ = self  # type: ignore[attr-defined]  # which has the attributes
         run.__signature__ = self.__signature__  # type: ignore[attr-defined]
         return trace(run, *args, mode="fake", captures=True)
 

@@ -206,7 +206,8 @@ class Tracer:
         path = self.path_of(module)
         if find_proxy((args, kwargs)) is not None and self.is_leaf_module(module, path):
             self.graph.attributes[path] = module
-            return self.create_proxy("call_module", path, args, kwargs)
+            with in_module(path):
+                return self.create_proxy("call_module", path, args, kwargs)
         with in_module(path):
             return forward(*args, **kwargs)
 
@@ -232,7 +233,8 @@ class Tracer:
             )
         f = getattr(root, "forward", root)
         name = name_of(root) if f is root else "forward"
-        self.start(root, name if name.isidentifier() else "forward", paths_of(root))
+        paths = paths_of(getattr(root, "__self__", root))
+        self.start(root, name if name.isidentifier() else "forward", paths)
         signature = _signature(f)
         given = _checked({} if concrete_args is None else concrete_args, signature)
         run = _of_fixed_parameters(f, signature)

@@ -3,8 +3,10 @@
 import contextlib
 import dis
 import functools
+import inspect
 import io
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -107,6 +109,8 @@ class _Watch:
         for name, value in closed_over(f).items():
             self.reach(name, value)
         self.reach("self", getattr(f, "__self__", None))
+        for name, value in _defaults(f).items():
+            self.reach(name, value)
         for k, leaf in enumerate(args):
             self.reach(f"args[{k}]", leaf)
         code = getattr(f, "__code__", None)
@@ -147,8 +151,9 @@ class _Watch:
 
     def enter(self, frame: FrameType, *_: Any) -> Any:
         code = frame.f_code
-        if is_own_file(code.co_filename) or code.co_filename == "<string>":
-            return None  # what dataclasses make has such a file
+        file = code.co_filename
+        if is_own_file(file) or file == "<string>" or file.startswith(_LIBRARIES):
+            return None  # what dataclasses make has such a file; libraries have caches
         if code not in self.codes:
             self.codes.add(code)
             scope, written = frame.f_globals, _globals_written(code)
@@ -181,6 +186,20 @@ _LEFT: Final = (
     *(Value, ModuleType, FunctionType, BuiltinFunctionType, type, str, bytes, int),
     *(float, complex, type(None)),
 )
+
+
+_LIBRARIES: Final = tuple(
+    sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+
+
+def _defaults(f: Callable[..., Any]) -> dict[str, Any]:
+    """What the parameters of a function are if they are not given."""
+    try:
+        parameters = inspect.signature(f).parameters.values()
+    except (TypeError, ValueError):  # a builtin need not have one
+        return {}
+    return {p.name: p.default for p in parameters if p.default is not p.empty}
 
 
 def _content(name: str, cell: CellType) -> dict[Any, Any]:

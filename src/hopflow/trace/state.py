@@ -68,11 +68,19 @@ def _reached(f: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
 
 def _parts(path: str, value: Any) -> Iterable[tuple[str, Any]]:
     """What a value refers to. What a function reads has its name, wherever it is."""
-    if isinstance(value, FunctionType):
-        return () if is_own_file(value.__code__.co_filename) else _read_by(value)
+    is_users = isinstance(value, FunctionType) and not is_own_file(
+        value.__code__.co_filename
+    )
+    if is_users:
+        return _read_by(value)
     own = _held(value)
     if "__wrapped__" in own:
         return [(path, own["__wrapped__"])]
+    if isinstance(value, FunctionType):
+        return ()
+    attributes = own.get("attributes")
+    if isinstance(attributes, dict) and type(value).__module__.startswith("hopflow."):
+        return list(attributes.items())  # of a graph: the paths that they had before
     if isinstance(value, MethodType):
         return [(path, value.__self__), (path, value.__func__)]
     if isinstance(value, partial):
