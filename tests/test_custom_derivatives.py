@@ -18,6 +18,7 @@ from hopflow.errors import (
     ShapeError,
     StructureError,
 )
+from hopflow.testing.requires import requires
 
 JVP: Any = hf.custom_jvp
 VJP: Any = hf.custom_vjp
@@ -637,3 +638,123 @@ def test_a_check_of_rules_stops_nothing(look: Any) -> None:
     for _ in range(3):
         assert hf.grad(lambda x: hf.sum(g(x)))(hf.ones(2)).tolist() == [2, 2]
     assert len(calls) <= 1
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, lambda f: hf.jit(f, dynamic=True)])
+@pytest.mark.parametrize(
+    ("dims", "want"),
+    [
+        ((0, 0), ([2, 4, 6], [0, 0, 0])),
+        ((0, None), ([4, 4, 4], [0, 0, 0])),
+        ((None, 0), ([12, 12, 12], [0, 0, 0])),
+        (({"a": 0, "b": None}, 0), ([2, 4, 6], [0, 0, 0])),
+    ],
+)
+def test_batched_rules_have_trees_integers_and_what_is_no_tensor(
+    wrap: Any, dims: Any, want: Any
+) -> None:
+    f = VJP(lambda p, n: {"r": p["a"] * n, "n": n})
+    f.defvjp(
+        lambda p, n: (f(p, n), (n, {"name": "twice", "by": 2})),
+        lambda kept, ct: ({"a": ct["r"] * kept[0] * kept[1]["by"], "b": None}, None),
+    )
+    p = {"a": hf.ones(3), "b": hf.ones(3)}
+    n = hf.asarray([1, 2, 3]) if dims[1] == 0 else hf.asarray(2)
+    found = wrap(hf.grad(lambda p: hf.sum(hf.vmap(f, dims)(p, n)["r"])))(p)
+    assert (found["a"].tolist(), found["b"].tolist()) == want
+
+
+def test_a_cotangent_that_no_example_decides_is_summed() -> None:
+    f = VJP(lambda x, w: x * w)
+    f.defvjp(lambda x, w: (x * w, None), lambda _, ct: (ct, 1.0))
+    for n in (0, 3):
+        grad = hf.grad(lambda w, n=n: hf.sum(hf.vmap(f, (0, None))(hf.ones(n), w)))
+        assert grad(2.0).item() == hf.jit(grad)(2.0).item() == n
+
+
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+def test_rules_read_what_a_graph_is_given(mode: str) -> None:
+    x, w = hf.asarray([1.0, 2.0]), hf.asarray(3.0)
+    module = hf.trace(lambda x, w: hf.sum(reading(VJP, w)(x)), x, w, mode=mode)
+    assert hf.grad(module)(x, hf.asarray(5.0)).tolist() == [50.0, 50.0]
+
+
+@pytest.mark.parametrize("kind", [JVP, VJP])
+def test_rules_read_what_was_there_at_the_call(kind: Any) -> None:
+    def f(x: Any) -> Any:
+        w = hf.ones(2) * x.shape[0]
+        g = reading(kind, w[1])
+        y = g(x)
+        w[1] = 100.0
+        return hf.sum(y + g(x))
+
+    x = hf.ones(3)
+    assert hf.grad(hf.jit(f))(x).tolist() == [1030.0] * 3
+    within = hf.grad(lambda x: hf.cond(x[0] > 0, f, lambda x: x[0], (x,)))
+    assert within(x).tolist() == [1030.0] * 3
+
+
+# --- against JAX ----------------------------------------------------------------------
+
+
+def nested(lib: Any, kind: str) -> Any:
+    """A function with rules that calls another one in its body and in its rules, whose
+    slopes are wrong on purpose."""
+
+    def f(x: Any, y: Any) -> Any:
+        return lib.sin(x) * y
+
+    def g(x: Any, y: Any) -> Any:
+        return inner(x * y, y) * x
+
+    def doubled(x: Any, y: Any) -> Any:
+        return 2 * g(x, y)
+
+    inner, outer = getattr(lib, kind)(f), getattr(lib, kind)(g)
+    if kind == "custom_jvp":
+        inner.defjvp(lambda p, t: (inner(*p), 3 * lib.cos(p[0]) * p[1] * t[0] + t[1]))
+        outer.defjvp(lambda p, t: lib.jvp(doubled, p, t))
+    else:
+        inner.defvjp(
+            lambda x, y: (inner(x, y), (x, y)),
+            lambda kept, ct: (3 * lib.cos(kept[0]) * kept[1] * ct, ct),
+        )
+        outer.defvjp(
+            lambda x, y: (outer(x, y), (x, y)),
+            lambda kept, ct: lib.vjp(doubled, *kept)[1](ct),
+        )
+    return outer
+
+
+@requires("jax")
+@pytest.mark.parametrize("kind", ["custom_jvp", "custom_vjp"])
+def test_functions_with_rules_in_each_other_are_those_of_jax(kind: str) -> None:
+    import jax
+
+    class Jax:
+        sin, cos, sum = jax.numpy.sin, jax.numpy.cos, jax.numpy.sum
+        custom_jvp, custom_vjp, jvp, vjp = (
+            *(jax.custom_jvp, jax.custom_vjp),
+            *(jax.jvp, jax.vjp),
+        )
+        vmap, grad, cond, scan = jax.vmap, jax.grad, jax.lax.cond, jax.lax.scan
+
+    def derivative(lib: Any) -> Any:
+        f = nested(lib, kind)
+
+        def chosen(x: Any, y: Any) -> Any:
+            operands = (x, y) if lib is Jax else ((x, y),)
+            return lib.cond(x > 0, f, lambda x, y: x * y, *operands)
+
+        def total(x: Any, y: Any) -> Any:
+            first = lib.scan(lambda c, z: (f(c, z), None), x[0], y)[0]
+            some = lib.vmap(f, (0, None))(x, y[0]) * lib.vmap(f, (None, 0))(x[0], y)
+            return first + lib.sum(some * lib.vmap(chosen)(x, y))
+
+        return lib.grad(total, (0, 1))
+
+    x, y = np.array([0.3, -0.7, 1.1]), np.array([1.5, -0.5, 0.8])
+    with jax.enable_x64(True):
+        want = jax.jit(derivative(Jax))(x, y)
+    for ours, theirs in zip(derivative(hf)(x, y), want, strict=True):
+        np.testing.assert_allclose(np.asarray(ours), theirs, rtol=1e-6)
