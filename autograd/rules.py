@@ -118,8 +118,8 @@ def cotangents(
 def _not_linear(op: OpDef) -> DerivativeError:
     return DerivativeError(
         f"{op.name}: a derivative that is not linear in the tangents has no transpose. "
-        "Let the rule given to `custom_jvp` multiply no tangent by another, nor apply "
-        "other functions to it."
+        "Let the rule (of `custom_jvp`, or `jvp` of a class) multiply no tangent by "
+        "another, nor apply other functions to it."
     )
 
 

@@ -14,11 +14,11 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from hopflow import pytree
 from hopflow.autograd.api import like
 from hopflow.autograd.forward import Dual, differentiate, run_graph
-from hopflow.autograd.linear import linear_of
+from hopflow.autograd.linear import LinearTracer, linear_of
 from hopflow.autograd.pullback import pulled_by
 from hopflow.autograd.rules import is_differentiable
 from hopflow.batching.graphs import bind_again
-from hopflow.bind import Interpreter, Operand, Value
+from hopflow.bind import Interpreter, Operand, Value, using
 from hopflow.errors import DerivativeError, OperatorError, ResultTypeError
 from hopflow.graph.core import Graph, map_graphs
 from hopflow.graph.interpreter import interpret
@@ -38,6 +38,7 @@ from hopflow.hops.bodies import (
     refuse_writes,
     trace_body,
 )
+from hopflow.ops.opdef import OpDef
 from hopflow.pytree import Spec
 from hopflow.zeros import LinearMap, Tangent, Unknown, Zero, added, instantiate, is_zero
 
@@ -363,10 +364,7 @@ def _linearize_jvp(
     tangents: Sequence[Tangent],
     params: dict[str, Any],
 ) -> tuple[list[Value], LinearMap]:
-    """The results, and the class's own `jvp` as a linear function.
-
-    It is linear in the tangents, and so its own derivative where they are zero.
-    """
+    """The results, and the class's own `jvp` as a linear function."""
     node = _Node.of(op, operands, params)
     given, count = node.rest(tangents), len(node.inputs)
     places = [i for i, t in enumerate(given) if not is_zero(t)]
@@ -385,11 +383,8 @@ def _linearize_jvp(
     types = [o.type.strong() for o in node.inputs]
     dots = [types[i] for i in places]
     closed = _traced(op, "jvp", op.jvp, call, [*types, *dots])
-    duals = [Dual(o, Zero(o.type)) for o in node.inputs]
-    duals += [Dual(instantiate(Zero(given[i].type)), given[i]) for i in places]
-    duals += [Dual(c, Zero(c.type)) for c in closed.captures]
-    linear = linear_of(tangents)
-    found = run_graph(closed.graphs[0], closed.symbols, duals, linear)
+    own = [given[i] for i in places]
+    found = _linear(closed, node.inputs, own, linear_of(tangents))
     half = len(nonzero)
     values = [as_value(d.value) for d in found[:half]]
     pushed: list[Tangent] = [
@@ -397,6 +392,33 @@ def _linearize_jvp(
         for d, v, is_given in zip(found[half:], values, nonzero, strict=True)
     ]
     return values, lambda _: pushed
+
+
+def _linear(
+    closed: Closed,
+    inputs: Sequence[Operand],
+    tangents: Sequence[Tangent],
+    linear: LinearTracer,
+) -> list[Dual]:
+    """The outputs of a rule that is linear in the last operands of its graph."""
+    [graph] = closed.graphs
+    depends = set(graph.operands[len(inputs) :])
+    is_chain = True
+    for node in graph.nodes:
+        if not depends.isdisjoint(node.args):
+            depends.update(node.results)
+            is_chain = is_chain and type(node.op) is OpDef
+    if is_chain:
+        with using(linear):
+            given = [*closed.symbols, *inputs, *tangents, *closed.captures]
+            found = [as_value(o) for o in interpret(graph, given, bind_again)]
+        return [Dual(linear.below(v), v) for v in found]
+    # Operators compute other things beside. What is linear is its own derivative where
+    # the tangents are zero.
+    duals = [Dual(o, Zero(o.type)) for o in inputs]
+    duals += [Dual(instantiate(Zero(t.type)), t) for t in tangents]
+    duals += [Dual(c, Zero(c.type)) for c in closed.captures]
+    return run_graph(graph, closed.symbols, duals, linear)
 
 
 # --- reverse --------------------------------------------------------------------------

@@ -412,6 +412,11 @@ class Misjudged(Twice):
         return types[0], types[0]
 
 
+class Squared(Twice):
+    def jvp(self, primals: Any, tangents: Any) -> Any:
+        return self(*primals), tangents[1] * tangents[1]
+
+
 class Unasked(Twice):
     def jvp(self, primals: Any) -> Any:  # type: ignore[override]
         return primals
@@ -427,6 +432,11 @@ ERRORS = [
         ArgumentTypeError,
         r"`jvp` \(.*\) does not take the arguments that it is called with",
         lambda x: hf.grad(lambda x: hf.sum(Unasked()(hf.sin, x)))(x),
+    ),
+    (
+        DerivativeError,
+        "multiply: a derivative that is not linear in the tangents has no transpose",
+        lambda x: hf.grad(lambda x: hf.sum(Squared()(hf.sin, x)))(x),
     ),
     (
         MutationError,
