@@ -46,6 +46,22 @@ def test_it_sees_an_operator_as_one_and_may_decline() -> None:
     assert seen.names == ["reduce_sum", "greater", "cond"]
 
 
+def test_it_sees_indexing_and_writes() -> None:
+    def write() -> list[Any]:
+        x = hf.asarray(np.arange(6.0).reshape(2, 3))
+        row = x[0]
+        row[1:] = 7.0
+        x.T[0, 1] = -5.0
+        return [x, row, x[None, ..., ::-1]]
+
+    with Seen() as seen:
+        found = write()
+    agree(found, write())
+    assert {"slice", "reshape", "update_slice", "transpose"} <= set(seen.names)
+    with Seen(slice=lambda *_: [X]):
+        agree(hf.asarray([1.0, 2.0, 3.0])[1:], X)
+
+
 def test_it_sees_the_graphs_of_the_functions_and_may_run_them() -> None:
     graphs: list[Any] = []
 

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from hopflow import dtypes
-from hopflow.bind import Interpreter, Operand, Value, current, slots
+from hopflow.bind import Interpreter, Operand, Value, current, is_watched, slots
 from hopflow.config import config
 from hopflow.dtypes import as_dtype
 from hopflow.errors import (
@@ -120,7 +120,7 @@ class EagerTensor(Tensor):
         return self.array
 
     def __getitem__(self, key: Any) -> Tensor:
-        if current().is_eager and _is_basic(key):
+        if current().is_eager and _is_basic(key) and not is_watched():
             self.check_valid()
             try:
                 # The `...` makes NumPy give a view where it would give a number.
@@ -132,7 +132,7 @@ class EagerTensor(Tensor):
         return super().__getitem__(key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        if not current().is_eager:
+        if not current().is_eager or is_watched():
             super().__setitem__(key, value)
             return
         self.check_writable()
