@@ -9,12 +9,13 @@ VENV ?= .venv
 ARGS ?=
 BIN := $(VENV)/bin
 
-.PHONY: help demo test fuzz mutants bench lint types layers tables wheel clean
+.PHONY: help demo test soak fuzz mutants bench lint types layers tables wheel clean
 .NOTPARALLEL:
 
 help:
 	@echo "make demo     run the demonstration"
 	@echo "make test     run the tests"
+	@echo "make soak     draw some programs, the same in each run"
 	@echo "make fuzz     draw programs for an hour, and compare all their meanings"
 	@echo "make mutants  plant faults, and find them"
 	@echo "make bench    run the benchmarks"
@@ -29,7 +30,10 @@ demo: $(VENV)/.has-demo
 	$(BIN)/hopflow demo $(ARGS)
 
 test: $(VENV)/.has-test
-	$(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal $(ARGS)
+	$(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal -m "not soak" $(ARGS)
+
+soak: $(VENV)/.has-test
+	$(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal -m soak $(ARGS)
 
 fuzz: $(VENV)/.has-test
 	$(BIN)/hopflow fuzz --minutes 60 $(ARGS)

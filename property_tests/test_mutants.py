@@ -8,6 +8,8 @@ from hopflow.testing.mutants import MUTANTS
 from hopflow.testing.program import Program
 from hopflow.testing.strategies import programs
 
+pytestmark = pytest.mark.soak
+
 PLAN = settings(
     max_examples=2000,
     derandomize=True,

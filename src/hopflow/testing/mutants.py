@@ -11,14 +11,15 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from hopflow import dtypes
-from hopflow.autograd import rules
+from hopflow.autograd import recorded, rules
+from hopflow.batching import graphs
 from hopflow.compiler import pipeline
 from hopflow.compiler.llvm.vector import VectorLoop
 from hopflow.compiler.passes import PASSES
 from hopflow.config import config
 from hopflow.dtypes import DType
 from hopflow.graph.core import Graph, Var
-from hopflow.hops import bodies
+from hopflow.hops import bodies, invoke_subgraph
 from hopflow.hops.scan import Scan
 from hopflow.ops import opdef
 from hopflow.ops.manipulation import roll
@@ -67,8 +68,14 @@ class Mutant:
 
 def _forget() -> None:
     pipeline.clear_cache()
-    opdef._promoted.clear()
-    opdef._inferred.clear()
+    for known in (
+        opdef._promoted,
+        opdef._inferred,
+        recorded._met,
+        graphs._known,
+        invoke_subgraph._known,
+    ):
+        known.clear()
 
 
 def _set(holder: Any, name: str, value: Any) -> None:

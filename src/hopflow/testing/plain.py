@@ -47,8 +47,8 @@ class Plain:
     """Our names, in NumPy; `rounding` says what becomes of each result."""
 
     def __init__(self, rounding: Rounding | None = None) -> None:
-        self._rounding = rounding or Rounding()
-        self._result = self._rounding.result
+        self.rounding = rounding or Rounding()
+        self._result = self.rounding.result
         self._own: list[Array] = []  # what can be written to
 
     def __getattr__(self, name: str) -> Any:
@@ -214,7 +214,7 @@ class Plain:
 
     def _types_of(self, f: Function, *args: Any) -> Any:
         """Zeros of the types that `f(*args)` returns; what it writes is undone."""
-        decisions = self._rounding.decisions
+        decisions = self.rounding.decisions
         kept, decided = [a.copy() for a in self._own], len(decisions)
         with np.errstate(all="ignore"):
             result = f(*args)

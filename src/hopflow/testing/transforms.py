@@ -12,6 +12,9 @@ import numpy as np
 
 import hopflow
 from hopflow import pytree
+from hopflow.agreement import Rounding
+from hopflow.bind import using
+from hopflow.compiler.compared import Rounded
 from hopflow.dtypes import as_dtype
 from hopflow.hops.base import debug
 from hopflow.testing.plain import Plain
@@ -142,22 +145,21 @@ def _on_tape(make: Callable[[Program, Any], Function]) -> Any:
     """A derivative by plain Python and our tape."""
 
     def reference(program: Program, plain: Plain) -> list[Array]:
-        _value(program, plain)  # for its decisions
-        return tape(make(program, hopflow), program.values())
+        return tape(make(program, hopflow), program.values(), plain.rounding)
 
     return reference
 
 
-def tape(f: Function, values: Sequence[Array]) -> list[Array]:
-    with debug():
+def tape(f: Function, values: Sequence[Array], rounding: Rounding) -> list[Array]:
+    with debug(), using(Rounded(rounding)):
         result = f(*map(hopflow.asarray, values))
     return [np.asarray(x) for x in pytree.flatten(result)[0]]
 
 
 def _tape_each(program: Program, plain: Plain) -> list[Array]:
-    _each(program, plain)
     f, rows = _grad(program, hopflow), examples(program)
-    found = [tape(f, [np.array(x[i]) for x in rows]) for i in range(EXAMPLES)]
+    each = ([np.array(x[i]) for x in rows] for i in range(EXAMPLES))
+    found = [tape(f, values, plain.rounding) for values in each]
     return [np.stack(xs) for xs in zip(*found, strict=True)]
 
 

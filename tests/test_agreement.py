@@ -1,0 +1,57 @@
+"""How far results may be apart is the program's own matter."""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+
+from hopflow.agreement import Expected, Rounding
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+X = np.array([1.0, 2.0])
+
+
+def of(f: Callable[[Array, Rounding], Array]) -> Expected:
+    return Expected(lambda rounding: [f(rounding.argument(X), rounding)])
+
+
+def cancelling(x: Array, rounding: Rounding) -> Array:
+    return rounding.result(rounding.result(x + 1e8) - 1e8)
+
+
+def truncated(x: Array, rounding: Rounding) -> Array:
+    return rounding.result(rounding.result(x).astype(np.int64))
+
+
+def test_a_result_may_be_as_far_away_as_rounding_moves_it() -> None:
+    assert of(cancelling).wrong([X + 1e-8]) is None
+    assert "result 0 is" in (of(lambda x, _: x).wrong([X + 1e-8]) or "")
+
+
+def test_a_result_on_a_tie_says_nothing() -> None:
+    expected = of(truncated)
+    assert expected.wrong([np.array([0, 2])]) is None
+    assert expected.is_tie
+
+
+@pytest.mark.parametrize(
+    ("got", "what"),
+    [
+        ([], "0 results, where 1 are expected"),
+        ([X.astype(np.float32)], "is float32.2., and must be float64.2."),
+        ([np.array([1.0, np.nan])], "nan away"),
+        ([np.array([1.0, np.inf])], "inf away"),
+    ],
+)
+def test_what_is_wrong_is_told(got: list[Array], what: str) -> None:
+    found = of(lambda x, _: x).wrong(got)
+    assert found is not None
+    assert what.replace(".2.", "[2]") in found
+
+
+def test_exact_results_have_the_same_bits() -> None:
+    exact = Expected(lambda _: [X], exact=True)
+    assert exact.wrong([np.nextafter(X, 9)]) is not None
+    assert exact.wrong([X]) is None
