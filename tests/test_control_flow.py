@@ -672,3 +672,18 @@ def test_items_of_containers_are_set_by_python_alone() -> None:
             hf.jit(hf.control_flow(f))(hf.asarray(2.0))
     agree(hf.jit(hf.control_flow(item_of_own))(hf.asarray(2.0)), [hf.asarray(3.0), 2.0])
     assert hf.control_flow(item_in_while)(2.0) == {"n": 2}
+
+
+def matched(x: Any, kind: Any) -> Any:
+    match kind, x > 0:
+        case "a", True:
+            return 1
+    return 0
+
+
+def test_match_compares_no_tensors() -> None:
+    assert hf.control_flow(matched)(2.0, "a") == 1
+    line = matched.__code__.co_firstlineno + 1
+    message = rf"this `match` compares a tensor .*test_control_flow.py:{line}.*`if`"
+    with pytest.raises(ControlFlowError, match=message):
+        hf.jit(hf.control_flow(matched))(hf.asarray(2.0), "a")

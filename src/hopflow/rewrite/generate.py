@@ -182,6 +182,13 @@ class _Generator(ast.NodeTransformer):
         )
         return [body, *_assign(call, state, set(state), node)]
 
+    def visit_Match(self, node: ast.Match) -> Any:
+        self.generic_visit(node)
+        patterns = (n for case in node.cases for n in ast.walk(case.pattern))
+        if any(isinstance(n, ast.MatchValue | ast.MatchSingleton) for n in patterns):
+            node.subject = at_line_of(_call("plain_subject", node.subject), node)
+        return node
+
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:
         self.generic_visit(node)
         if not isinstance(node.target, ast.Name):

@@ -39,7 +39,7 @@ __all__ = [
         "if_",
     ),
     *("if_return", "load", "not_", "or_", "or_value", "plain", "plain_items"),
-    *("range_", "while_"),
+    *("plain_subject", "range_", "while_"),
 ]
 
 State: TypeAlias = tuple[Any, ...]
@@ -409,6 +409,20 @@ def plain_items(items: Any, reason: str) -> Any:
             f"{reason} ({user_line()})."
         )
     return items
+
+
+def plain_subject(subject: Any) -> Any:
+    """What a `match` compares with constants.
+
+    Raises:
+        ControlFlowError: it is a tensor, or holds one.
+    """
+    if any(isinstance(leaf, Value) for leaf in pytree.flatten(subject)[0]):
+        raise ControlFlowError(
+            "control_flow: this `match` compares a tensor with a constant, and cannot "
+            f"be rewritten ({user_line()}). Write `if`."
+        )
+    return subject
 
 
 def for_(
