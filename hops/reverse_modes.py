@@ -13,7 +13,7 @@ from operator import or_
 from typing import Any, Final, NamedTuple, final
 
 from hopflow import dtypes
-from hopflow.autograd.api import linearize, vjp
+from hopflow.autograd.api import jvp, linearize, vjp
 from hopflow.autograd.forward import differentiate
 from hopflow.autograd.linear import linear_of
 from hopflow.autograd.partition import silent
@@ -44,16 +44,25 @@ from hopflow.loop_ir.kernels import Inline
 from hopflow.ops.batching import in_batch
 from hopflow.ops.check import Message, check_op
 from hopflow.ops.convert import as_value, astype
+from hopflow.ops.creation import zeros
 from hopflow.ops.elementwise import add, logical_not, minimum
 from hopflow.ops.math import sqrt
-from hopflow.ops.views import moved
+from hopflow.ops.views import broadcasted, moved
 from hopflow.progress import in_reverse, progress_of
 from hopflow.symbolic.env import ShapeEnv
 from hopflow.symbolic.size import Size, SymInt
 from hopflow.trace.functional import TracedTensor
 from hopflow.trace.source import user_line
 from hopflow.trace.tracer import Tracer
-from hopflow.zeros import LinearMap, Tangent, Unknown, Zero, instantiate
+from hopflow.zeros import (
+    LinearMap,
+    Tangent,
+    Unknown,
+    Zero,
+    added,
+    instantiate,
+    is_zero,
+)
 
 __all__ = ["Checkpoint"]
 
@@ -126,6 +135,24 @@ class _Loop(NamedTuple):
         pairs = zip(self.primals, self.active, strict=True)
         return self._replace(primals=[next(rest) if a else x for x, a in pairs])
 
+    def reached_from(self, tangents: Sequence[Tangent]) -> "_Loop":
+        """The loop with those primals active too that a tangent reaches, from any."""
+        pairs = list(zip(self.primals, self.active, tangents, strict=True))
+        marks = [x if own or not is_zero(t) else Zero(x.type) for x, own, t in pairs]
+        symbols = [Zero(x.type) for x in self.symbols]
+        params = {**_as_scan(self), "length": 2}
+        operands = [*self.symbols, *self.primals]
+        reach, _ = reached(SCAN, operands, [*symbols, *marks], params)
+        active = tuple(reach[len(symbols) :])
+        lead = self.given[0].type.shape[: self.levels]
+        rest = iter(self.given)
+        given = [
+            next(rest) if own else zeros((*lead, *x.type.shape), dtype=x.type.dtype)
+            for x, own, now in zip(self.carry, self.active, active, strict=False)
+            if now
+        ]
+        return self._replace(active=active, given=given)
+
     def step(self) -> list[Value]:
         """The next carry."""
         results = interpret(self.body, [*self.symbols, *self.primals], bind_again)
@@ -134,6 +161,15 @@ class _Loop(NamedTuple):
     def step_of(self, *own: Any) -> list[Value]:
         """The next active carry, from the active primals."""
         return _chosen(self.with_own(own).step(), self.active)
+
+
+def _as_scan(loop: _Loop) -> dict[str, Any]:
+    return {
+        "body": loop.body,
+        "num_carry": loop.carried,
+        "reverse": False,
+        "unroll": 1,
+    }
 
 
 def _chosen(leaves: Sequence[Any], active: Sequence[bool]) -> list[Any]:
@@ -276,8 +312,7 @@ def _graph(
     body: Graph = params["body"]
     loop = _Loop.of(args, params)
     leaves = [v.type.strong() for v in (*body.operands, *body.captures)]
-    own = _chosen(leaves, loop.active)[: len(loop.given)]
-    given = loop.in_levels(own)
+    given = [g.type.strong() for g in loop.given]
     types = loop.args(symbols=(), primals=leaves, steps=COUNTER, given=given)
     tracer = Tracer(None, body.name, env=ShapeEnv(user_line))
     symbols = [v.node.symbol for v in body.symbols if v.node.symbol is not None]
@@ -358,15 +393,55 @@ class LoopCotangents(_LoopDerivative):
     def meaning(self, loop: _Loop, kept: int | None) -> Sequence[Value]:
         return _revolve(loop, kept)
 
-    def in_reverse(self, loop: _Loop, kept: int | None) -> Sequence[Value]:
+    def linearize(
+        self,
+        operands: Sequence[Operand],
+        tangents: Sequence[Tangent],
+        params: dict[str, Any],
+    ) -> tuple[Sequence[Value], LinearMap]:
+        """They are linear in what is given, and a gradient in the primals: a second
+        derivative is symmetric, so each of both parts has a transpose in few carries.
+        """
+        values = bind_again(self, operands, params)
+        loop, dots = _Loop.of(operands, params), _Loop.of(tangents, params)
+        wide = loop.reached_from(dots.primals)
+        lead = wide.given[0].type.shape[: loop.levels]
+
+        def derivative(given: Sequence[Tangent]) -> Sequence[Tangent]:
+            dots = _Loop.of(given, params)
+            found: list[Tangent] = [Zero(v.type) for v in values]
+            if not all(map(is_zero, dots.given)):
+                args = loop.args(given=list(map(instantiate, dots.given)))
+                found = list(bind_again(self, args, params))
+            if not all(map(is_zero, dots.primals)):
+                own = map(instantiate, _chosen(dots.primals, wide.active))
+                along = [broadcasted(x, (*lead, *x.shape)) for x in own]
+                args = wide.args(given=[*wide.given, *along])
+                bent = bind_again(
+                    LOOP_CURVATURE, args, {**params, "active": wide.active}
+                )
+                places = _chosen(loop.active, wide.active)
+                found = list(map(added, found, _chosen(bent, places)))
+            return found
+
+        return values, derivative
+
+    def transpose(
+        self,
+        cotangents: Sequence[Tangent],
+        operands: Sequence[Any],
+        params: dict[str, Any],
+    ) -> Sequence[Tangent | None]:
+        loop = _Loop.of(operands, params)
+        args = loop.args(given=list(map(instantiate, cotangents)))
+        found = bind_again(LOOP_TANGENTS, args, params)
+        first = len(loop.symbols) + loop.carried + 1
+        by_place = dict(enumerate(found, first))
+        return [by_place.get(i) for i in range(len(operands))]
+
+    def by_scan(self, loop: _Loop) -> Sequence[Value]:
         """The reverse of a scan, which keeps something of each step."""
-        params = {
-            "body": loop.body,
-            "num_carry": loop.carried,
-            "length": current().symbol_of(loop.steps, 0),
-            "reverse": False,
-            "unroll": 1,
-        }
+        params = {**_as_scan(loop), "length": current().symbol_of(loop.steps, 0)}
 
         def last(*own: Any) -> list[Any]:
             args = [*loop.symbols, *loop.with_own(own).primals]
@@ -377,8 +452,61 @@ class LoopCotangents(_LoopDerivative):
         return found
 
 
+@final
+class LoopCurvature(_LoopDerivative):
+    """The tangents of `LoopCotangents` in a direction of the active primals, which is
+    given after the cotangents."""
+
+    name = "loop_curvature"
+
+    def infer(self, *types: TensorType, **params: Any) -> tuple[TensorType, ...]:
+        loop = _Loop.of(list(map(Unknown, types)), params)
+        inputs = [v.type.strong() for v in (*loop.body.operands, *loop.body.captures)]
+        return tuple(loop.in_levels(_chosen(inputs, loop.active)))
+
+    def meaning(self, loop: _Loop, kept: int | None) -> Sequence[Value]:
+        return self.along(loop, lambda loop: _revolve(loop, kept))
+
+    def in_reverse(self, loop: _Loop, kept: int | None) -> Sequence[Value]:
+        return self.along(loop, LOOP_COTANGENTS.by_scan)
+
+    def along(
+        self, loop: _Loop, gradient: Callable[[_Loop], Sequence[Value]]
+    ) -> Sequence[Value]:
+        count = sum(loop.active[: loop.carried])
+
+        def one(given: Sequence[Any], along: Sequence[Any]) -> Sequence[Value]:
+            here = loop._replace(given=given, levels=0)
+            found: Sequence[Value] = jvp(
+                lambda *own: gradient(here.with_own(own)), here.own(), along
+            )[1]
+            return found
+
+        found: Sequence[Value] = _each(one, loop.levels)(
+            list(loop.given[:count]), list(loop.given[count:])
+        )
+        return found
+
+    def transpose(
+        self,
+        cotangents: Sequence[Tangent],
+        operands: Sequence[Any],
+        params: dict[str, Any],
+    ) -> Sequence[Tangent | None]:
+        """A second derivative is its own."""
+        loop = _Loop.of(operands, params)
+        count = sum(loop.active[: loop.carried])
+        own = list(map(instantiate, cotangents))
+        args = loop.args(given=[*loop.given[:count], *own])
+        found = bind_again(self, args, params)
+        first = len(loop.symbols) + loop.carried + 1 + count
+        by_place = dict(enumerate(found, first))
+        return [by_place.get(i) for i in range(len(operands))]
+
+
 LOOP_TANGENTS = LoopTangents()
 LOOP_COTANGENTS = LoopCotangents()
+LOOP_CURVATURE = LoopCurvature()
 
 
 # --- the backward pass ----------------------------------------------------------------

@@ -170,7 +170,7 @@ CALLS: Final = {
     "a user's own": Call(FixedPoint(), FixedPoint(), (lambda y: 0.5 * (y + 3 / y), A)),
 }
 # Nodes that only derivatives make; the rows above run them.
-MADE_BY_DERIVATIVES: Final = {"loop_tangents", "loop_cotangents"}
+MADE_BY_DERIVATIVES: Final = {"loop_tangents", "loop_cotangents", "loop_curvature"}
 
 _found: dict[str, dict[str, str]] = {}
 

@@ -290,6 +290,53 @@ def test_checkpoints_bound_the_memory(kept: int) -> None:
     assert total.attr < (kept + 3) * 4 * size
 
 
+def test_gradients_of_gradients_keep_as_few() -> None:
+    size, kept = 10_000, 8
+
+    def far(x: Any, n: Any) -> Any:
+        mode = hf.Checkpoint(kept)
+        step = lambda i, x: (i + 1, x + 0.1 * hf.sin(x))  # noqa: E731
+        first = (0, x)
+        return hf.sum(
+            hf.while_loop(lambda i, _: i < n, step, first, reverse_mode=mode)[1]
+        )
+
+    twice = hf.jit(hf.grad(lambda x, n: hf.sum(hf.grad(far)(x, n))))
+    twice(hf.zeros(size, dtype=hf.float32), hf.asarray(100))
+    total = plan(lower(twice.graph)[1]).total
+    assert total.is_const
+    # Carries with tangents, and a few of each for the steps taken.
+    assert total.attr < (2 * kept + 8) * 4 * size
+
+
+def test_second_derivatives_in_what_the_first_is_not_taken_in() -> None:
+    def f(w: Any, x: Any, loop: Any, m: Any) -> Any:
+        def step(i: Any, x: Any, y: Any, z: Any) -> Any:
+            return i + 1, m.sin(x * w), y * x, z + y
+
+        return m.sum(m.prod(m.stack(loop(step, (0, x, x * x, x))[1:]), axis=0))
+
+    def ours(step: Any, first: Any) -> Any:
+        test = lambda i, *_: i < 3  # noqa: E731
+        return hf.while_loop(test, step, first, reverse_mode="checkpoint")
+
+    def unrolled(step: Any, carry: Any) -> Any:
+        for _ in range(3):
+            carry = step(*carry)
+        return carry
+
+    w, x = np.array([0.5, 0.7], np.float32), np.array([1.0, 0.3], np.float32)
+
+    def mixed(grad: Any, m: Any, loop: Any) -> Any:
+        first = grad(partial(f, loop=loop, m=m))
+        return grad(lambda w, x: m.sum(m.cos(first(w, x))), (0, 1))
+
+    found = hf.jit(mixed(hf.grad, hf, ours))(w, x)
+    want = jax.jit(mixed(jax.grad, jnp, unrolled))(w, x)
+    for a, b in zip(found, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("mode", ["save", "recompute"])
 def test_a_bound_on_the_steps_bounds_the_memory(mode: str) -> None:
     size, most = 1000, 50
