@@ -79,7 +79,9 @@ class _Exits:
         if any(isinstance(e, ast.Return | ast.Break) for e in exits):
             before += parsed(f"{broke} = False", loop)
             setattr(loop, BROKEN, broke)
-            if loop.orelse:
+            if not any(isinstance(e, ast.Break) for e in exits):
+                after = [*after, *loop.orelse]  # what has returned does not come here
+            elif loop.orelse:
                 [test] = parsed(f"if not {broke}:\n    pass", loop)
                 assert isinstance(test, ast.If)
                 test.body = loop.orelse
