@@ -26,7 +26,8 @@ class LinearTracer(Tracer):
     What it records is linear in its operands; what it captures are the residuals.
 
     pushed             whether tangents are to go through it; else it is only transposed
-    refuses_operators  whether an operator of its operands is a `UsesOperator`
+    refuses_operators  whether an operator of its operands, or a write, is a
+                       `UsesOperator`
     is_body    whether the residuals leave a body: none has a size that is made there
     """
 
@@ -71,18 +72,10 @@ class LinearTracer(Tracer):
         with using(self.parent):
             return current().symbol_of(known, min, max)
 
-    def write(self, target: Value, new: Value) -> None:
-        here, there = self.below(target), self.below(new)
-        assert isinstance(here, Value)
-        assert isinstance(there, Value)
-        own = [type(x) is TracedTensor and x.tracer is self for x in (here, there)]
-        if not any(own):
-            with using(self.parent):
-                current().write(here, there)
-        elif self.refuses_operators:  # what is below cannot hold a tangent
+    def prepare_write(self, tensor: TracedTensor) -> None:
+        if self.refuses_operators:  # what is below cannot hold a tangent
             raise UsesOperator
-        else:
-            super().write(target, new)
+        super().prepare_write(tensor)
 
     def derive(
         self, rule: Any, tangents: Sequence[Operand], known: Sequence[Value]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import hopflow
-from hopflow.errors import MutationError
+from hopflow.errors import MutationError, ReadOnlyError
 from hopflow.testing.meanings import MEANINGS, fails, in_turn, run_debug, run_dynamic
 
 hf: Any = hopflow
@@ -347,3 +347,43 @@ def test_rules_write_only_what_they_make(rule: str, what: str, wrap: Any) -> Non
         hf.grad(total(rule))(x)
     np.testing.assert_array_equal(np.asarray(x), X)
     np.testing.assert_array_equal(np.asarray(outside), X)
+
+
+@pytest.mark.parametrize("read", [True, False])
+@pytest.mark.parametrize("wrap", [lambda f: f, lambda f: hf.jit(f)])
+def test_rules_of_custom_jvp_may_write_what_they_make_in_loops(
+    read: bool, wrap: Any
+) -> None:
+    def twice(x: Any) -> Any:
+        total = hf.zeros(3)
+        step = hf.asarray([1.0, 1.0, 1.0])
+        step[1:] = 1.0
+
+        def add(_: Any, c: Any) -> Any:
+            nonlocal total
+            total += x * step
+            return c
+
+        hf.fori_loop(0, 2, add, 0)
+        return hf.sum(total)
+
+    f, x = hf.custom_jvp(twice), hf.ones(3)
+
+    def rule(primals: Any, tangents: Any) -> Any:
+        if not read:
+            primals[0][0] = 1.0
+        return f(*primals), twice(tangents[0])
+
+    f.defjvp(rule)
+    if read:
+        assert wrap(hf.grad(f))(x).tolist() == [2.0] * 3
+    else:
+        with pytest.raises(MutationError, match="a rule of `twice` writes"):
+            wrap(hf.grad(f))(x)
+
+
+def test_what_cannot_be_written_is_no_value_either() -> None:
+    x = hf.broadcast_to(hf.asarray(1.0), (3,))
+    with pytest.raises(ReadOnlyError, match="elements of a broadcast"):
+        doubling("custom_jvp")(x)
+    assert x.tolist() == [1.0] * 3

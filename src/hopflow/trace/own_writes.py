@@ -70,7 +70,8 @@ class OwnWritesOnly(Eager):
         own = [x for x in self._private if x.storage is storage]
         if not own:
             raise self._refusal(target.type)
-        if storage not in self._written:
+        is_readonly = storage.readonly or not target.array.flags.writeable
+        if storage not in self._written and not is_readonly:
             kept = [(x, x.array.copy(), storage.version) for x in own]
             self._written[storage] = kept
 
