@@ -81,6 +81,9 @@ class LinearTracer(Tracer):
         self, rule: Any, tangents: Sequence[Operand], known: Sequence[Value]
     ) -> tuple[Value, ...]:
         """Record a node of a `Recorded` rule, which holds the residuals itself."""
+        if not any(type(t) is TracedTensor and t.tracer is self for t in tangents):
+            with using(self.parent):  # as what is no operand's; see `process`
+                return tuple(rule.push(tangents, known))
         args = [self.arg(t) for t in tangents]
         node = self.graph.call(rule, args, {"known": known}, rule.types)
         return tuple([TracedTensor(self, var) for var in node.results])

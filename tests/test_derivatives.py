@@ -168,6 +168,18 @@ def test_a_rule_that_is_recorded_does_what_it_did(
         close(again, runs[0], 0.0)
 
 
+def test_a_recorded_rule_of_tangents_that_are_values() -> None:
+    @hf.custom_jvp
+    def constant(x: Any) -> Any:
+        return hf.ones_like(x)
+
+    constant.defjvp(lambda x, _: (hf.ones_like(x[0]), hf.zeros_like(x[0])))
+    for _ in range(3):
+        assert hf.grad(lambda x: hf.sin(constant(x)) * x)(2.0).item() == pytest.approx(
+            np.sin(1.0)
+        )
+
+
 @pytest.mark.parametrize("case", list(cases(dtypes.float32)))
 def test_in_float32(case: Case) -> None:
     if undefined(case):
