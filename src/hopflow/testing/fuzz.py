@@ -69,8 +69,6 @@ DERIVATIVES: Final = ("grad", "jvp", "jvp of grad")
 ROUNDS: Final = (
     Round("cheap", "exact", WRITTEN, CHEAP),
     Round("cheap", "smooth", WRITTEN | OFTEN, CHEAP),
-    Round("all", "exact", WRITTEN, None),
-    Round("all", "smooth", WRITTEN | OFTEN, None),
     Round("vmap", "exact", CLOSED, ["eager", "jit", "jax"], ["vmap"]),
     Round("vmap", "smooth", CLOSED | OFTEN, ["eager", "jit", "jax"], ["vmap"]),
     Round("derivatives", "smooth", CLOSED | OFTEN, ["eager", "jit"], DERIVATIVES),
@@ -81,6 +79,8 @@ ROUNDS: Final = (
         ["dynamic", "jax"],
         DERIVATIVES,
     ),
+    Round("all", "exact", WRITTEN, None),
+    Round("all", "smooth", WRITTEN | OFTEN, None),
 )
 
 PROFILES: Final = tuple(dict.fromkeys(part.profile for part in ROUNDS))
