@@ -43,6 +43,7 @@ from hopflow.ops.manipulation import reshape
 from hopflow.ops.rules import as_integer
 from hopflow.progress import Progress, as_progress, in_batches
 from hopflow.symbolic.size import Size
+from hopflow.trace.source import check_arity
 from hopflow.zeros import Tangent
 
 
@@ -220,6 +221,7 @@ def map_(
     if batch_size is None and shown is None:
         return MAP(f, xs, args, dim)
     require_callable("map", "f", f)
+    check_arity("map", f, (xs, *args))
     leaves, spec, length = flatten_stacks("map", xs, None, dim)
     values = [as_value(x) for x in leaves]
 
