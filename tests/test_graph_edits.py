@@ -60,6 +60,14 @@ def test_a_clone_is_equal_and_shares_no_node() -> None:
     verify(copy)
 
 
+def test_notes_on_a_clone_are_its_own() -> None:
+    graph = read(NESTED)
+    graph.nodes[0].meta["note"] = 1
+    [copied, *_] = clone(graph).nodes
+    copied.meta["note"] += 1
+    assert (graph.nodes[0].meta, copied.meta) == ({"note": 1}, {"note": 2})
+
+
 def test_a_clone_shares_what_was_shared() -> None:
     graph = read(NESTED)
     graph.nodes[0].params["else_"] = graph.nodes[0].params["then"]
