@@ -27,9 +27,11 @@ from hopflow.graph.core import Constant, Graph, Node
 from hopflow.graph.interpreter import interpret
 from hopflow.graph.regions import Port, Region, Role, Signature, roles
 from hopflow.graph.types import TensorType
+from hopflow.hops import own_rules
 from hopflow.hops.base import HigherOrderOp, derived, numbered, split_args
 from hopflow.hops.checkpoint import checkpoint
 from hopflow.hops.cond import cond
+from hopflow.hops.custom import CUSTOM
 from hopflow.hops.loops import empty_stacks, read_row, stacked_types, write_row
 from hopflow.hops.scan import SCAN, scan
 from hopflow.hops.while_loop import (
@@ -170,6 +172,13 @@ def _as_scan(loop: _Loop) -> dict[str, Any]:
         "reverse": False,
         "unroll": 1,
     }
+
+
+def _has_rules(body: Graph) -> bool:
+    """Whether a derivative is taken there by a user's rule."""
+    return any(
+        node.op is CUSTOM or own_rules.ARGUMENTS in node.params for node in body.walk()
+    )
 
 
 def _chosen(leaves: Sequence[Any], active: Sequence[bool]) -> list[Any]:
@@ -402,6 +411,12 @@ class LoopCotangents(_LoopDerivative):
         """They are linear in what is given, and a gradient in the primals: a second
         derivative is symmetric, so each of both parts has a transpose in few carries.
         """
+        if _has_rules(params["body"]):  # which are perhaps no gradients
+            graph = _graph(lambda loop, _: self.by_scan(loop), operands, params)
+            known, pushed = differentiate(
+                graph, operands, tangents, linear_of(tangents)
+            )
+            return known, lambda _: pushed
         values = bind_again(self, operands, params)
         loop, dots = _Loop.of(operands, params), _Loop.of(tangents, params)
         wide = loop.reached_from(dots.primals)

@@ -514,3 +514,22 @@ def test_vmap_batches_the_function_and_its_rules(kind: str, dims: Any) -> None:
             np.testing.assert_allclose(
                 np.asarray(found), np.asarray(want), rtol=1e-4, atol=1e-5
             )
+
+
+@pytest.mark.parametrize("mode", ["save", "recompute", "checkpoint"])
+def test_second_derivatives_need_not_be_symmetric(mode: Any) -> None:
+    f = JVP(lambda x: x * 2)
+    f.defjvp(lambda p, t: (f(*p), t[0] * hf.stack([p[0][1], p[0][0] * 0 + 1])))
+
+    def looped(x: Any) -> Any:
+        def step(i: Any, x: Any) -> Any:
+            return i + 1, f(x)
+
+        return hf.sum(
+            hf.while_loop(lambda i, _: i < 2, step, (0, x), reverse_mode=mode)[1]
+        )
+
+    x = hf.asarray([1.0, 3.0])
+    want = hf.jacrev(hf.grad(lambda x: hf.sum(f(f(x)))))(x).tolist()
+    assert want == [[0.0, 9.0], [0.0, 0.0]]
+    assert hf.jacrev(hf.grad(looped))(x).tolist() == want
