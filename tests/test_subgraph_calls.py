@@ -283,3 +283,71 @@ def scaled(x: Any) -> Any:
 class Scaled:
     def scaled(self, x: Any) -> Any:
         return scaled(x)
+
+
+# --- operands that a body writes ------------------------------------------------------
+
+
+def long(x: Any) -> Any:
+    for _ in range(8):
+        x = hf.tanh(x) + hf.sin(x)
+    return x
+
+
+@hf.subgraph
+def put(cache: Any, other: Any, i: Any) -> Any:
+    cache[i] = long(other[i]) + cache[i]
+    return hf.sum(cache[i]) + hf.sum(other)
+
+
+def alone(c: Any, v: Any) -> Any:
+    c = c * 1.0
+    return sum([put(c, v, k) for k in range(9)]), c
+
+
+def of_the_caller(c: Any, v: Any) -> Any:
+    return sum([put(c, v, k) for k in range(9)])
+
+
+def read_before(c: Any, v: Any) -> Any:
+    c, total = c * 1.0, hf.asarray(0.0)
+    for k in range(9):
+        old = c.copy()
+        total = total + put(c, v, k) + hf.sum(old * c)
+    return total, c
+
+
+def given_twice(c: Any, v: Any) -> Any:
+    c = c + v
+    return sum([put(c, c, k) + put(c, c[1:], k) for k in range(9)]), c
+
+
+@pytest.mark.parametrize(
+    "f", [alone, of_the_caller, read_before, given_twice], ids=lambda f: f.__name__
+)
+def test_a_large_operand_is_written_where_it_is(f: Any) -> None:
+    def run(f: Any) -> Any:
+        c, v = hf.asarray(np.tile(X, (25, 1))), hf.asarray(np.tile(W, (20, 1))[:100])
+        return f(c, v), c
+
+    with hf.debug():
+        want = run(f)
+    jitted = hf.jit(f)
+    same(run(jitted), want)
+    same(run(hf.jit(f, dynamic=True)), want)
+    if f is alone:
+        assert jitted.loop_ir.count("f64[100, 8] in arena") == 1
+
+
+def test_a_pending_value_is_computed_before_what_it_reads_is_written() -> None:
+    def f(c: Any, v: Any) -> Any:
+        c = c * 1.0
+        old = c.copy()
+        low = hf.sum(hf.sort(c, axis=0)[0])  # which puts `c` in memory
+        c[0] = v
+        return low + hf.sum(old * c)
+
+    c = np.tile(X, (25, 1))
+    with hf.debug():
+        want = f(hf.asarray(c), hf.asarray(X[1]))
+    same(hf.jit(f)(c, X[1]), want)

@@ -366,9 +366,9 @@ def _fills(s: Stmt, buffer: Buffer, extents: Mapping[Var, Expr]) -> bool:
                 for role, arg in roles
             )
         case HostCall() | Invoke():
-            own = [ref for ref in s.refs if ref.buffer is buffer]
-            is_result = all(ref in s.results for ref in own)
-            return is_result and any(_covers(r.at, buffer, extents) for r in own)
+            own = [ref for ref in s.results if ref.buffer is buffer]
+            is_read = any(ref.buffer is buffer for ref in s.operands)
+            return not is_read and any(_covers(r.at, buffer, extents) for r in own)
         case _:
             return False
 

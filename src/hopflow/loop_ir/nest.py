@@ -207,7 +207,8 @@ class Tick:
 @dataclass(eq=False, slots=True)
 class Invoke:
     """Call a function of the program, which reads all of the operands and writes all of
-    the results; they do not overlap.
+    the results; they do not overlap, but for a result that is an operand, as it is in
+    the function.
 
     sizes  what the function's sizes are
     site   the first of the program's sites that are the function's in this call
@@ -222,6 +223,13 @@ class Invoke:
     @property
     def refs(self) -> tuple[Ref, ...]:
         return (*self.operands, *self.results)
+
+    @property
+    def passed(self) -> tuple[Ref, ...]:
+        """The memory that the function is given, once each."""
+        pairs = zip(self.results, self.function.outputs, strict=True)
+        own = [ref for ref, b in pairs if b not in self.function.inputs]
+        return (*self.operands, *own)
 
 
 @dataclass(eq=False, slots=True)

@@ -57,7 +57,7 @@ def runs(emitter: "Emitter", statements: Sequence[Stmt]) -> Iterator[Stmt | list
 def _row(emitter: "Emitter", s: Invoke) -> Row | None:
     """None: where an address is found is not known before."""
     memory, words = emitter.memory, [s.site]
-    for ref in s.refs:
+    for ref in s.passed:
         root = memory.root(ref.buffer)
         distance = memory.linear(ref.buffer, ref.at)
         if root is None or not distance.is_const:
@@ -71,7 +71,7 @@ def emit(emitter: "Emitter", s: Invoke) -> None:
     """Emit one call."""
     values, memory = emitter.values, emitter.memory
     pointers = []
-    for ref in s.refs:
+    for ref in s.passed:
         distance = values.value(memory.linear(ref.buffer, ref.at))
         start = memory.pointer_again(ref.buffer)
         pointers.append(memory.address(ref.buffer, distance, start))

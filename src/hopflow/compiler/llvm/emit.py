@@ -132,7 +132,7 @@ class _FunctionEmitter:
 
     def _signature(self) -> tuple[str, str]:
         sizes = [f"i64 {argument(var)}" for var in self.program.sizes]
-        buffers = [*self.program.inputs, *self.program.outputs]
+        buffers = dict.fromkeys((*self.program.inputs, *self.program.outputs))
         pointers = [f"ptr noalias {argument(buffer)}" for buffer in buffers]
         parameters = ", ".join(("ptr %block", "i64 %site", *sizes, *pointers))
         return f"internal i64 @{self.name}({parameters})", f"noinline {HOT}"

@@ -300,6 +300,16 @@ class Builder:
             self.slots = before
 
     def move(self, slot: Slot, place: Place) -> None:
+        """Give a value another place: pending ones that may read it read that now."""
+        old = slot.place
+        if isinstance(old, Pending) and place.buffers:
+            for other in [s.place for s in self.slots if s is not slot]:
+                if (
+                    isinstance(other, Pending)
+                    and other.depth >= old.depth
+                    and other.reads >= old.reads
+                ):
+                    other.reads |= place.buffers
         slot.place = place
         slot.memo.clear()
         Epoch.now += 1

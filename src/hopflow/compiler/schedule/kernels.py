@@ -528,13 +528,36 @@ class Kernels:
         come after the one that calls it."""
         count = len(function.sizes)
         sizes = tuple([as_slot(o).scalar for o in kernel.operands[:count]])
-        operands = tuple(map(self.ref, kernel.operands[count:]))
+        operands, hints = self._changed(function, kernel.operands[count:], types, hints)
         results, slots = self.written(types, uses, hints)
         first = len(self.b.program.sites)
         for site in function.sites:
             self.b.site(site.kind, self.node + 1 + site.node)
         self.b.add(Invoke(function, sizes, operands, results, first))
         return slots
+
+    def _changed(
+        self,
+        function: Program,
+        operands: Sequence[Operand],
+        types: Sequence[TensorType],
+        hints: Sequence[Buffer | None],
+    ) -> tuple[tuple[Ref, ...], list[Buffer | None]]:
+        """The operands of a function, and where its results are to be: of an operand
+        that it changes a copy, unless the operand dies here."""
+        refs, targets = list(map(self.ref, operands)), list(hints)
+        for j, buffer in enumerate(function.outputs):
+            if buffer not in function.inputs:
+                continue
+            k = function.inputs.index(buffer)
+            base = as_slot(operands[k])
+            once = sum(ref.buffer is refs[k].buffer for ref in refs) == 1
+            if not (once and self.b.may_overwrite(base)):
+                target = targets[j] or self.b.temporary(types[j])
+                self.fill(base, Stored(types[j], target))
+                refs[k] = Ref(target)
+            targets[j] = refs[k].buffer
+        return tuple(refs), targets
 
     def ref(self, operand: Operand) -> Ref:
         """The memory that a value is in, or is put in."""

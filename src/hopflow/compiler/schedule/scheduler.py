@@ -1,8 +1,8 @@
 """Scheduling graphs: node by node, subgraphs as structured statements."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from hopflow import dtypes
 from hopflow.compiler.layout import Layout, Layouts, given_strides
@@ -55,7 +55,10 @@ from hopflow.loop_ir.nest import (
 )
 from hopflow.loop_ir.nest import Var as LoopVar
 from hopflow.loop_ir.walk import allocated, buffers, statements
+from hopflow.ops.dynamic import update_window
 from hopflow.ops.matmul import matmul_op
+from hopflow.ops.scatter import scatter, scatter_drop
+from hopflow.ops.views import update_slice
 from hopflow.symbolic.size import Size, Symbol, free_symbols
 
 LARGEST_COPY = 1 << 22
@@ -81,9 +84,20 @@ def schedule(
             of the others are sizes of the program, after those of the graph.
     """
     reused = _reusable(graph, donated)
+    own = target or host()
+    return _scheduled(graph, lambda: Builder(graph.name, own), reused, layouts)
+
+
+def _scheduled(
+    graph: Graph,
+    builder: Callable[[], Builder],
+    reused: dict[int, int],
+    layouts: Layouts,
+) -> Program:
+    """The program whose outputs `reused` are in memory of inputs, but for those that
+    would have to be copied there."""
     while True:
-        builder = Builder(graph.name, target or host())
-        program = Scheduler(builder).program(graph, reused, layouts)
+        program = Scheduler(builder()).program(graph, reused, layouts)
         copied = {s.target for s in statements(program.body) if isinstance(s, Copy)}
         wasted = [j for j in reused if program.outputs[j] in copied]
         if not wasted:
@@ -103,6 +117,24 @@ def _reusable(graph: Graph, donated: Sequence[int]) -> dict[int, int]:
             reused[j] = found
             free.remove(found)
     return reused
+
+
+def _updated(graph: Graph) -> dict[int, int]:
+    """The input that an output is, but for parts of it that are written."""
+    tensors = [v for v in graph.inputs if v.node.section != "symbol"]
+    found: dict[int, int] = {}
+    for j, output in enumerate(graph.outputs):
+        base = output
+        while isinstance(base, Var) and base.node.op in _UPDATES:
+            base = base.node.args[0]
+        if base is not output and base in tensors and not is_small(base.type):
+            k = tensors.index(base)
+            if k not in found.values():
+                found[j] = k
+    return found
+
+
+_UPDATES: Final = (update_slice, update_window, scatter, scatter_drop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,16 +258,24 @@ class Scheduler(NodeScheduler):
         return Registers(slot.type, tuple(self.b.let(slot[i]) for i in at))
 
     def function(self, graph: Graph) -> Program:
+        """The function that calls of `graph` run. It changes an operand in place of
+        which a result differs in parts."""
         known = self.b.functions.get(graph)
         if known is None:
-            inner = Builder(graph.name, self.b.target)
-            inner.functions = self.b.functions
-            known = Scheduler(inner).program(graph, {}, ())
+            known = _scheduled(graph, self.inner_builder(graph), _updated(graph), ())
             known.name += f"_{len(self.b.functions)}"
             self.b.functions[graph] = known
         if known not in self.b.program.functions:
             self.b.program.functions.append(known)
         return known
+
+    def inner_builder(self, graph: Graph) -> Callable[[], Builder]:
+        def build() -> Builder:
+            inner = Builder(graph.name, self.b.target)
+            inner.functions = self.b.functions
+            return inner
+
+        return build
 
     # --- regions ---
 
