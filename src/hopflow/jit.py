@@ -100,7 +100,12 @@ class _Compiled:
             found[len(tensors) + at] = row
         return found
 
-    def __call__(self, tensors: list[EagerTensor], leaves: Sequence[Any]) -> Any:
+    def __call__(
+        self,
+        tensors: list[EagerTensor],
+        leaves: Sequence[Any],
+        donated: Sequence[EagerTensor] = (),
+    ) -> Any:
         if self.captured:
             tensors = self.inputs(tensors)
         for k in self.written:
@@ -109,7 +114,12 @@ class _Compiled:
         results: list[Any] = self.executable(tensors, sizes)
         if self.written:
             first = len(results) - len(self.written)
-            _write([tensors[k] for k in self.written], results[first:])
+            pairs = zip(
+                [tensors[k] for k in self.written], results[first:], strict=True
+            )
+            # What is given up is asked for no more, and may be where a result is.
+            left = [p for p in pairs if not any(p[0] is x for x in donated)]
+            _write([target for target, _ in left], [value for _, value in left])
             del results[first:]
         for k, number in self.constants.items():
             results.insert(k, number)
@@ -316,7 +326,7 @@ class Jitted:
         donated = [x for x in given_up if isinstance(x, EagerTensor)]
         compiled.check(call.tensors)
         try:
-            return compiled(call.tensors, call.given.leaves)
+            return compiled(call.tensors, call.given.leaves, donated)
         finally:  # an error, too, may come when they have been written over
             for tensor in donated:
                 tensor.storage.invalid = "donated"
