@@ -126,7 +126,7 @@ def _prefix(p: Pool, a: int, b: int, c: int, _: int) -> Any:
     combine = (
         lambda u, v: {"s": u["s"] * v["s"] * w},
         lambda u, v: {"s": (u["s"] + v["s"]) / (1 + u["s"] * v["s"])},
-        lambda u, v: {"r": u["r"] * v["r"], "s": v["r"] * u["s"] + v["s"] + w},
+        lambda u, v: {"r": u["r"] * v["r"], "s": v["r"] * u["s"] + v["s"]},
     )[c % 3]
     given = {"s": p.m.tanh(x)}
     if c % 3 == 2:
