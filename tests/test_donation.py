@@ -241,3 +241,19 @@ def test_the_peak_of_memory_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> No
     for _ in range(3):
         x = step(x)
     assert memory("VmHWM") - before < size // 4
+
+
+def test_an_argument_that_is_written_leaves_results_alone() -> None:
+    def f(x: Any) -> Any:
+        total = 0.0
+        for _ in range(3):
+            x[3] = 0.5
+            total = total + x * 1.0
+        return total, x * 1.0
+
+    x = np.arange(400.0).reshape(50, 8)
+    with hf.debug():
+        want = f(hf.asarray(x.copy()))
+    found = hf.jit(f, donate=(0,))(hf.asarray(x.copy()))
+    for got, one in zip(found, want, strict=True):
+        np.testing.assert_array_equal(got, one)
