@@ -1,17 +1,45 @@
 """For every test in the repository: a mark `requires(...)` skips where it must, and
-`ctrl_c` is for tests that interrupt themselves; `verified` for what is compiled."""
+`ctrl_c` is for tests that interrupt themselves; `verified` for what is compiled.
+
+How hard Hypothesis tries: `HYPOTHESIS_PROFILE=dev make test`.
+
+ci      the default: the same examples in each run, so a red run is red again
+quick   a few of those, for a second Python
+dev     new examples in each run, and a database of the ones that failed
+fuzz    as many as an evening allows
+"""
 
 import os
 import signal
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, Phase, settings
 
 from hopflow.config import config
 from hopflow.testing.requires import missing
 
 # Most of what JAX compiles for us runs once.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+
+# A first call compiles: what an example costs says nothing about it.
+common = settings(
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+settings.register_profile("ci", common, derandomize=True, print_blob=True)
+settings.register_profile("quick", settings.get_profile("ci"), max_examples=10)
+settings.register_profile("dev", common)
+settings.register_profile(
+    "fuzz",
+    common,
+    max_examples=20_000,
+    stateful_step_count=100,
+    phases=[Phase.reuse, Phase.generate, Phase.target, Phase.shrink],
+    print_blob=True,
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

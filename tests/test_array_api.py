@@ -233,7 +233,7 @@ def test_inspection() -> None:
 
 # --- answers --------------------------------------------------------------------------
 
-FEW = settings(max_examples=15, deadline=None, derandomize=True)
+FEW = settings(max_examples=15)
 SHAPES = npst.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
 FULL_SHAPES = npst.array_shapes(min_dims=1, max_dims=3, min_side=1, max_side=4)
 

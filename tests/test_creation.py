@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hopflow import dtypes
@@ -165,7 +165,6 @@ def test_ranges_of_floats(args: tuple[float, ...]) -> None:
     near(hf.arange(*args, dtype="bf16"), np.arange(*args).astype(jnp.bfloat16))
 
 
-@settings(max_examples=100)
 @given(
     st.integers(-50, 50), st.integers(-50, 50), st.integers(-7, 7).filter(lambda n: n)
 )

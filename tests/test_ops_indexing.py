@@ -146,7 +146,7 @@ def shapes_and_keys(
     return shape, draw(keys(shape, masks=masks))
 
 
-@settings(max_examples=250, deadline=None, derandomize=True)
+@settings(max_examples=250)
 @given(shapes_and_keys())
 def test_reading_gives_what_numpy_gives(case: Any) -> None:
     shape, key = case
@@ -162,7 +162,7 @@ def test_reading_gives_what_numpy_gives(case: Any) -> None:
     assert found.shape == expected.shape
 
 
-@settings(max_examples=250, deadline=None, derandomize=True)
+@settings(max_examples=250)
 @given(shapes_and_keys(), st.data())
 def test_writing_gives_what_numpy_gives(case: Any, data: Any) -> None:
     shape, key = case
@@ -183,7 +183,6 @@ def test_writing_gives_what_numpy_gives(case: Any, data: Any) -> None:
     agree(x, grid(*shape))  # nothing was written into `x` itself
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
 @given(shapes_and_keys(masks=False), st.sampled_from(["add", "mul", "min", "max"]))
 def test_updates_count_every_repeated_index(case: Any, combine: Any) -> None:
     shape, key = case

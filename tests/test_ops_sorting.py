@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hopflow import dtypes
@@ -114,7 +114,6 @@ def test_top_k_gives_the_largest_first() -> None:
 NUMBERS = st.integers(-3, 3) | st.sampled_from([0.5, np.inf, -np.inf, np.nan])
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
 @given(
     st.lists(NUMBERS, max_size=9),
     st.lists(NUMBERS, min_size=1, max_size=4),
