@@ -197,9 +197,48 @@ def test_programs_know_their_options() -> None:
     ):
         with pytest.raises(HopflowError, match=r"programs: .* is none of"):
             programs(**options)
+    with pytest.raises(HopflowError, match='must be without "chosen"'):
+        programs(operators=["chosen"], out_of_range=True)
 
 
 def test_arguments_are_not_shared_by_runs() -> None:
     program = find(programs("exact"), lambda _: True, settings=QUICK)
     first, second = program.values()[0], program.values()[0]
     assert not np.shares_memory(first, second)
+
+
+# --- indices out of range -------------------------------------------------------------
+
+READS: Final = {"index": 4, "gather": 4, "sum_by": 4, "update": 2}
+beyond = programs(
+    "exact", mutation=True, out_of_range=True, weights=READS | {"write": 4}
+)
+
+
+def stops(program: Program) -> bool:
+    """Whether plain Python finds an index out of range."""
+    try:
+        program.function(Plain())(*program.values())
+    except IndexError:
+        return True
+    return False
+
+
+@some(10)
+@given(beyond)
+def test_an_index_out_of_range_stops_a_program_in_all_cheap_meanings(
+    program: Program,
+) -> None:
+    check(program, CHEAP)
+
+
+@some(15)
+@given(programs("exact", out_of_range=True, weights=READS))
+def test_an_index_out_of_range_stops_a_batch(program: Program) -> None:
+    check(program, ["debug", "eager", "jit"], ["vmap"])
+
+
+def test_some_programs_are_stopped_by_an_index() -> None:
+    small = programs(size=3, depth=1, operations=["index"], out_of_range=True)
+    found = find(small, stops, settings=QUICK)
+    assert check(found, ["eager", "jit"]).agreed == ["eager", "jit"]

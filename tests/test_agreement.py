@@ -32,8 +32,10 @@ def test_a_result_may_be_as_far_away_as_rounding_moves_it() -> None:
 
 def test_a_result_on_a_tie_says_nothing() -> None:
     expected = of(truncated)
+    assert expected.wrong([np.array([1, 2])]) is None
+    assert not expected.tied
     assert expected.wrong([np.array([0, 2])]) is None
-    assert expected.is_tie
+    assert expected.tied
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,7 @@ class Expected:
     """What the results of a program must be.
 
     results   those of a run without noise
+    tied      whether a result was apart, and that said nothing
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Expected:
                 what it is to go on with.
             exact: Whether results must be the same in every bit.
         """
-        self._run, self._exact = run, exact
+        self._run, self._exact, self.tied = run, exact, False
         self._rounding = Rounding()
         self.results = run(self._rounding)
 
@@ -75,7 +76,10 @@ class Expected:
         """What is wrong about results; None: nothing, or nobody knows."""
         # Noise is for results that are apart by more than their own rounding.
         found = self._difference(got, self._least)
-        if found is None or self.is_tie:
+        if found is None:
+            return None
+        if self.is_tie:
+            self.tied = True
             return None
         return self._difference(got, self._allowed)
 

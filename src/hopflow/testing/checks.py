@@ -68,7 +68,8 @@ def check(
         expected = _expected(program, transform)
         for meaning in chosen:
             label = meaning.name if name == "value" else f"{meaning.name} of {name}"
-            if meaning.when(program) and transform.fits(meaning):
+            fits = meaning.when(program) and transform.fits(meaning)
+            if fits and (meaning.stops or not _stops(expected)):
                 _compare(program, transform, meaning, label, expected, report)
             if report.tie:
                 return report
@@ -81,9 +82,18 @@ def _expected(program: Program, transform: Transform) -> Expected:
             Argument(a.name, rounding.argument(a.value)) for a in program.arguments
         )
         given = dataclasses.replace(program, arguments=near)
-        return transform.reference(given, Plain(rounding))
+        try:
+            return transform.reference(given, Plain(rounding))
+        except IndexError:
+            rounding.decisions.append(b"stops")
+            return []
 
     return Expected(run, exact=program.exact)
+
+
+def _stops(expected: Expected) -> bool:
+    """Whether an index out of range is what a program comes to: it has no results."""
+    return not expected.results
 
 
 def _compare(
@@ -96,16 +106,26 @@ def _compare(
 ) -> None:
     given = transform.arguments(program)
     kept = [a.copy() for a in given]
+    stopped: IndexError | None = None
     try:
         got = meaning.run(lambda lib: transform.function(program, lib), given)
     except REFUSALS as error:
         report.refused[label] = error
         return
+    except IndexError as error:
+        got, stopped = [], error
     except Exception as error:
         what = f"{type(error).__name__}: {error}"
         raise Disagreement(program, label, what) from error
     if wrong := expected.wrong(pytree.flatten(got)[0]):
-        raise Disagreement(program, label, wrong)
+        if stopped is not None:
+            wrong = f"{type(stopped).__name__}: {stopped}"
+        elif _stops(expected):
+            wrong = "an index is out of range, and does not stop it."
+        raise Disagreement(program, label, wrong) from stopped
+    if expected.tied:
+        report.tie = True
+        return
     for a, before in zip(given, kept, strict=True):
         if not np.array_equal(a, before, equal_nan=a.dtype.kind == "f"):
             raise Disagreement(program, label, "an argument was written to.")

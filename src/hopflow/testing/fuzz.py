@@ -58,6 +58,11 @@ class Round:
 
 CHEAP: Final = tuple(name for name, meaning in REGISTRY.items() if meaning.cheap)
 WRITTEN: Final = {"operators": EVERY, "mutation": True}
+BEYOND: Final = {
+    "mutation": True,
+    "out_of_range": True,
+    "weights": {"index": 4, "gather": 4, "sum_by": 4, "update": 2, "write": 4},
+}
 CLOSED: Final = {"operators": (*BRANCHES, *BODIES, "custom_vjp"), "size": 4}
 """Sizes that JAX and batching know."""
 
@@ -69,6 +74,7 @@ DERIVATIVES: Final = ("grad", "jvp", "jvp of grad")
 ROUNDS: Final = (
     Round("cheap", "exact", WRITTEN, CHEAP),
     Round("cheap", "smooth", WRITTEN | OFTEN, CHEAP),
+    Round("cheap", "exact", BEYOND, CHEAP),
     Round("vmap", "exact", CLOSED, ["eager", "jit", "jax"], ["vmap"]),
     Round("vmap", "smooth", CLOSED | OFTEN, ["eager", "jit", "jax"], ["vmap"]),
     Round("derivatives", "smooth", CLOSED | OFTEN, ["eager", "jit"], DERIVATIVES),
@@ -81,6 +87,7 @@ ROUNDS: Final = (
     ),
     Round("all", "exact", WRITTEN, None),
     Round("all", "smooth", WRITTEN | OFTEN, None),
+    Round("all", "exact", BEYOND, None),
 )
 
 PROFILES: Final = tuple(dict.fromkeys(part.profile for part in ROUNDS))

@@ -173,6 +173,7 @@ class ProgramMeaning:
     when    which programs it can have
     has     what it has beside values: "vmap", "grad"
     cheap   whether it takes no compilation
+    stops   whether an index out of range stops it; if not, it says nothing of those
     """
 
     name: str
@@ -180,6 +181,7 @@ class ProgramMeaning:
     when: Callable[[Program], bool] = lambda _: True
     has: frozenset[str] = frozenset({"vmap", "grad"})
     cheap: bool = False
+    stops: bool = True
 
 
 REGISTRY: Final[dict[str, ProgramMeaning]] = {}
@@ -277,6 +279,6 @@ for _meaning in (
     ProgramMeaning("jit, 2 threads", in_ours(with_threads(2))),
     ProgramMeaning("jit, bounds checked", in_ours(run_checked)),
     ProgramMeaning("dynamic", in_ours(run_dynamic)),
-    ProgramMeaning("jax", run_jax, when=in_jax),
+    ProgramMeaning("jax", run_jax, when=in_jax, stops=False),
 ):
     register_meaning(_meaning)

@@ -124,7 +124,8 @@ class Plain:
 
     def segment_sum(self, x: Array, segments: Array, count: int) -> Array:
         result = np.zeros((count, *x.shape[1:]), x.dtype)
-        np.add.at(result, segments, x)
+        there = (segments >= 0) & (segments < count)
+        np.add.at(result, segments[there], x[there])
         return self._result(result)
 
     class random:
@@ -176,21 +177,27 @@ class Plain:
     ) -> Any:
         leaves = pytree.flatten(xs)[0]
         count = int(leaves[0].shape[0]) if leaves else int(length or 0)
-        like = self._types_of(lambda c, x: step(c, x)[1], own(init), zero_row(xs))
         carry, rows, order = own(init), {}, range(count)
         for i in reversed(order) if reverse else order:
             carry, y = own(step(carry, own(row(xs, i))))
             rows[i] = y
             if until is not None and until(carry):
                 break
+        like = (
+            pytree.tree_map(np.zeros_like, y)
+            if count
+            else self._types_of(lambda c, x: step(c, x)[1], own(init), zero_row(xs))
+        )
         ys = stacked([rows.get(i, like) for i in order], like)
         return (carry, ys) if until is None else (carry, ys, np.asarray(len(rows)))
 
     def map(self, f: Function, xs: Any, *, batch_size: int | None = None) -> Any:
         del batch_size
         count = pytree.flatten(xs)[0][0].shape[0]
-        like = self._types_of(f, zero_row(xs))
-        return stacked([own(f(own(row(xs, i)))) for i in range(count)], like)
+        if not count:
+            return stacked([], self._types_of(f, zero_row(xs)))
+        rows = [own(f(own(row(xs, i)))) for i in range(count)]
+        return stacked(rows, rows[0])
 
     def associative_scan(self, f: Function, xs: Any, *, reverse: bool = False) -> Any:
         count = pytree.flatten(xs)[0][0].shape[0]

@@ -42,12 +42,14 @@ class Pool:
     threshold   what conditions compare with
     enough      the sum at which loops stop
     exact       whether floats are small whole numbers
+    in_range    whether each index is one of an element that there is
     operations  what a step may do, beside the operators
     """
 
     threshold: float = 0
     enough: float = 300
     exact: bool = False
+    in_range: bool = True
     operations: Mapping[str, Operation]
 
     def __init__(
@@ -105,8 +107,8 @@ class Pool:
         return self.like(k, lambda v: v.ndim > 0 and all(n != 0 for n in v.shape))
 
     def stack(self, k: int) -> Any:
-        """A value with an axis, which may be empty."""
-        return self.like(k, lambda v: v.ndim > 0)
+        """A value with an axis, which may be empty where no index can miss for it."""
+        return self.like(k, lambda v: v.ndim > 0) if self.in_range else self.array(k)
 
     def integer(self, k: int) -> Any:
         """A scalar i64."""
@@ -161,8 +163,10 @@ def axis(f: Callable[[Any, Any, int], Any]) -> Operation:
 
 
 def _at(p: Pool, x: Any, i: Any) -> Any:
-    """`i` as an index into the first axis."""
-    return p.m.remainder(i, x.shape[0])
+    """`i` as an index into the first axis; or one or two beyond."""
+    if p.in_range:
+        return p.m.remainder(i, x.shape[0])
+    return p.m.remainder(i, x.shape[0] + 4) - 2
 
 
 def _view(m: Any, x: Any, kind: int) -> Any:

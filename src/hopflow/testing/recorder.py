@@ -193,7 +193,7 @@ class Recorder:
         return self._result(sample, operation, args, options)
 
     def get(self, operation: str, x: Ref, index: Any) -> Any:
-        return self._result(x.sample[_samples(index)], operation, (x, index), {})
+        return self._result(_read(x.sample, index), operation, (x, index), {})
 
     def noise(self, number: Ref, shape: Any) -> Any:
         return self._result(np.full(shape, 0.5), "uniform", (number, shape), {})
@@ -324,6 +324,18 @@ class _Functions:
 
 def _samples(tree: Any) -> Any:
     return pytree.tree_map(lambda x: x.sample if isinstance(x, Ref) else x, tree)
+
+
+def _read(sample: Any, index: Any) -> Any:
+    """`x[index]` of samples; an index that misses stops the program, and not us."""
+    try:
+        return sample[_samples(index)]
+    except IndexError:
+        zeros = pytree.tree_map(
+            lambda i: np.zeros_like(i) if isinstance(i, np.ndarray) else i,
+            _samples(index),
+        )
+        return sample[zeros]
 
 
 def _one(stack: Any) -> Any:

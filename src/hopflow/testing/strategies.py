@@ -107,8 +107,9 @@ def programs(
     size: int = 5,
     weights: Mapping[str, int] | None = None,
     mutation: bool = False,
+    out_of_range: bool = False,
 ) -> "SearchStrategy[Program]":
-    """Typed programs, which run, stop, and read within bounds.
+    """Typed programs, which run, stop, and read within bounds unless told otherwise.
 
     Args:
         kind: "exact": of small whole numbers, whose meanings agree in every bit.
@@ -121,14 +122,19 @@ def programs(
         size: Steps of the program, and of each body that has operators in it.
         weights: How often an operator or operation is drawn, beside 1 of the others.
         mutation: Whether programs write to tensors.
+        out_of_range: Whether indices may miss: what reads or writes there stops the
+            program, with an `IndexError` that all meanings must raise, and sums by
+            segment leave it out. Starts of windows, and numbers of branches, are moved
+            to lie within in all programs.
 
     Raises:
-        ArgumentValueError: there is nothing of such a name.
+        ArgumentValueError: there is nothing of such a name; or "chosen" is to be out of
+            range: its loops may have no rows, of which nobody reads the types.
     """
     from hypothesis import strategies as st
 
     _known("kind", [kind], KINDS)
-    found = KINDS[kind]
+    found: type[Pool] = type(kind, (KINDS[kind],), {"in_range": not out_of_range})
     plain = [name for name in found.operations if name != "write"]
     names = list(plain if operations is None else operations)
     names += ["write"] * (mutation and "write" not in names)
@@ -137,6 +143,10 @@ def programs(
     given = list(dtypes or DTYPES[kind])
     weights = dict(weights or {})
     _known("weights", list(weights), [*names, *operators])
+    if out_of_range and "chosen" in operators:
+        raise ArgumentValueError(
+            'programs: with `out_of_range`, `operators` must be without "chosen".'
+        )
     trees = steps(
         _weighted(names, weights),
         depth if operators else 0,
