@@ -1,4 +1,11 @@
-"""Every planted fault is found within 2,000 programs, and none is left behind."""
+"""Every planted fault is found within 2,000 programs, and none is left behind.
+
+In `finders` is, for each fault, a small program that finds it alone: what was drawn and
+made smaller. When a fault is another, draw and keep its finder anew.
+"""
+
+from pathlib import Path
+from typing import Final
 
 import pytest
 from hypothesis import HealthCheck, Phase, find, settings
@@ -6,9 +13,12 @@ from hypothesis import HealthCheck, Phase, find, settings
 from hopflow.testing.checks import Disagreement, check
 from hopflow.testing.mutants import MUTANTS
 from hopflow.testing.program import Program
+from hopflow.testing.program_text import from_text
 from hopflow.testing.strategies import programs
 
 pytestmark = pytest.mark.soak
+
+FINDERS: Final = Path(__file__).parent / "finders"
 
 PLAN = settings(
     max_examples=2000,
@@ -34,3 +44,14 @@ def test_a_planted_fault_is_found(name: str) -> None:
         found = find(programs(mutant.kind, **mutant.options), is_wrong, settings=PLAN)
     # It is the fault that is found, and it is gone.
     check(found, mutant.meanings, mutant.transforms)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_planted_fault_is_found_by_its_finder(name: str) -> None:
+    mutant = MUTANTS[name]
+    finder = from_text((FINDERS / f"{name.replace(' ', '_')}.json").read_text())
+    with mutant.planted(), pytest.raises(Disagreement):
+        check(finder, mutant.meanings, mutant.transforms)
+    report = check(finder, mutant.meanings, mutant.transforms)
+    assert report.agreed
+    assert not report.tie
