@@ -124,6 +124,28 @@ def test_no_other_text_is_a_program(text: str) -> None:
         from_text(text)
 
 
+def nested(what: str, depth: int) -> str:
+    """A program whose parts are within each other."""
+    tree: dict[str, Any] = {"name": "program", "parameters": [], "statements": []}
+    result: Any = None
+    for k in range(depth):
+        if what == "tuples":
+            result = {"tuple": [result]}
+        else:
+            inner = {"body": tree | {"name": f"f{k}", "result": None}}
+            call = {"target": {"name": f"v{k}"}, "operation": "map", "args": [inner]}
+            tree = tree | {"statements": [call | {"options": {}, "types": []}]}
+    text = {"hopflow program": 1, "exact": True, "arguments": []}
+    return json.dumps(text | {"main": tree | {"result": result}})
+
+
+@pytest.mark.parametrize("what", ["tuples", "functions"])
+def test_a_program_nests_as_deeply_as_python_reads(what: str) -> None:
+    compile(from_text(nested(what, 60)).source(), "<program>", "exec")
+    with pytest.raises(ProgramFormatError, match="its parts nest too deeply"):
+        from_text(nested(what, 90))
+
+
 def test_a_text_that_nests_too_deeply_is_no_program() -> None:
     with pytest.raises(ProgramFormatError, match="this is no program"):
         from_text("[" * 100_000)

@@ -35,6 +35,8 @@ __all__ = ["from_text", "to_text"]
 VERSION: Final = 1
 LARGEST: Final = 1_000_000
 """Elements of an argument."""
+DEEPEST: Final = 64
+"""Parts within each other, and functions: Python itself reads a hundred."""
 
 WORDS: Final = {
     "policy": ("nothing", "dots", "everything"),
@@ -43,6 +45,7 @@ WORDS: Final = {
 OPTIONS: Final = frozenset(
     "axis batch_size dtype dynamic_carry max_steps reverse until".split()
 ) | frozenset(WORDS)
+TOO_DEEP: Final = "its parts nest too deeply"
 NAME: Final = re.compile(r"[a-z]+\d+")
 RESULTS: Final = {"set": 0, "subtract_from": 0}
 """How many results statements have that have none."""
@@ -131,7 +134,7 @@ def from_text(text: str) -> Program:
     except ProgramFormatError:
         raise
     except RecursionError:
-        raise _wrong("its parts nest too deeply") from None
+        raise _wrong(TOO_DEEP) from None
     except (ValueError, TypeError, KeyError, OverflowError, HopflowError) as error:
         raise _wrong(f"{type(error).__name__}: {error}") from None
 
@@ -154,6 +157,7 @@ class _Reader:
     def __init__(self) -> None:
         self.known: set[str] = set()
         self.made: set[str] = set()
+        self.depth = 0
 
     def program(self, tree: Any) -> Program:
         _keys(tree, "hopflow program", "exact", "arguments", "main")
@@ -236,6 +240,13 @@ class _Reader:
 
     def part(self, tree: Any, name: Callable[[Any], str] | None = None) -> Any:
         """A part of a statement; `name` takes each name in it."""
+        self.depth += 1
+        _need(self.depth <= DEEPEST, TOO_DEEP)
+        found = self.shallow(tree, name)
+        self.depth -= 1
+        return found
+
+    def shallow(self, tree: Any, name: Callable[[Any], str] | None) -> Any:
         if type(tree) is list:
             return [self.part(e, name) for e in tree]
         if type(tree) is not dict:

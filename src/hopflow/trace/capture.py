@@ -456,12 +456,16 @@ def spec(*texts: str) -> Any:
     return types[0] if len(types) == 1 else types
 
 
+DIGITS: Final = 18
+"""Of a size that is an i64."""
+
+
 def _parse(text: str, names: dict[str, SymInt]) -> TensorType:
     found = _TYPE.fullmatch(text)
     sizes: list[Size] = []
     parts = [p.strip() for p in found[2].split(",")] if found else [""]
     for part in parts if parts != [""] else []:
-        if part.isdecimal():
+        if part.isdecimal() and len(part) <= DIGITS:
             sizes.append(int(part))
         elif part.isidentifier():
             if part not in names:
