@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from hopflow import dtypes
+from hopflow.autograd.api import vjp
 from hopflow.dtypes import DType
 from hopflow.errors import (
     ArgumentTypeError,
@@ -185,7 +186,7 @@ def run(record: OpDef, arrays: list[Array], params: dict[str, Any]) -> Array:
     return result
 
 
-def near(got: Any, want: Any, ulps: float) -> None:
+def near(got: Any, want: Any, ulps: float, name: str = "") -> None:
     got, want = np.asarray(got), np.asarray(want)
     assert got.dtype == want.dtype
     assert got.shape == want.shape
@@ -195,7 +196,7 @@ def near(got: Any, want: Any, ulps: float) -> None:
         return
     tolerance = ulps * dtypes.finfo(dtype).eps
     a, b = got.astype(np.float64), want.astype(np.float64)
-    np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(a, b, tolerance, tolerance, err_msg=name)
 
 
 def differs_in_jax(name: str, dtype: DType) -> bool:
@@ -253,6 +254,32 @@ def test_lowering_means_what_numpy_does_at_the_ends(
     arrays = special_arrays(sample, dtype, record.name)
     [lowered] = evaluate(record, arrays, **sample.params)
     near(lowered, run(record, arrays, sample.params), 2)
+
+
+@pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.float64], ids=str)
+def test_derivatives_are_those_of_jax_at_the_ends(dtype: DType) -> None:
+    ends = np.asarray([*SPECIAL, 1e-30, -1e-30, -1e-5, 30.5], dtype.dtype)
+
+    def derivatives(vjp: Any, f: Any, xs: Any) -> Any:
+        value, pull = vjp(f, *xs)
+        return value, pull(np.ones(value.shape, dtype.dtype))
+
+    known = {
+        name: (record, np.meshgrid(*[ends] * len(record.samples[0].operands)))
+        for name, record in RECORDS.items()
+        if record.jvp is not None and not record.samples[0].params
+        if dtype in record.samples[0].dtypes
+        if all(types == "T[3, 4]" for types in record.samples[0].operands)
+    }
+    wanted = jax.jit(
+        lambda xs: {n: derivatives(jax.vjp, JAX[n], x) for n, x in xs.items()}
+    )({n: xs for n, (_, xs) in known.items()})
+    for name, (record, xs) in known.items():
+        value, want = wanted[name]
+        # Where the value is a NaN, so may be the derivative.
+        defined = ~np.isnan(value)
+        for got, w in zip(derivatives(vjp, record, xs)[1], want, strict=True):
+            near(np.asarray(got)[defined], w[defined], ROUGH.get(name, 4), name)
 
 
 def test_every_record_has_a_docstring() -> None:

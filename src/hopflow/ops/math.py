@@ -22,6 +22,7 @@ from hopflow.ops.elementwise import (
     logical_and,
     multiply,
     reciprocal,
+    round,
     subtract,
     where,
 )
@@ -246,8 +247,9 @@ def digamma(x: Any, /) -> Value:
     result = subtract(subtract(log(far), divide(0.5, far)), tail)
     for k in range(_SHIFT):
         result = subtract(result, reciprocal(add(z, k)))
-    # digamma(1 - x) - digamma(x) = pi / tan(pi x), of which only the fraction counts.
-    turn = multiply(where(mirrored, subtract(given, floor(given)), 0.5), math.pi)
+    # digamma(1 - x) - digamma(x) = pi / tan(pi x), of which only the fraction counts:
+    # from the nearest integer, for what is left of it is exact then.
+    turn = multiply(where(mirrored, subtract(given, round(given)), 0.5), math.pi)
     result = subtract(result, where(mirrored, divide(math.pi, tan(turn)), 0.0))
     pole = logical_and(less(given, 0.0), equal(given, floor(given)))
     return where(pole, math.nan, result)
