@@ -32,6 +32,7 @@ from hopflow.rewrite.names import (
     reads,
     updated,
     walk_own,
+    writers,
 )
 
 __all__ = ["RUNTIME", "rewritten"]
@@ -42,13 +43,15 @@ RUNTIME: Final = "hopflow_runtime"
 _EXPRESSIONS: Final = (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)
 
 
-def rewritten(function: ast.FunctionDef) -> None:
-    """Rewrite a function, and those within, in place."""
+def rewritten(function: ast.FunctionDef, around: dict[str, str] | None = None) -> None:
+    """Rewrite a function, and those within, in place; `around` are the functions that
+    it stands beside and that assign names outside of themselves."""
     without_exits(function)
     mark_live(function)
     params = [*function.args.posonlyargs, *function.args.args]
     first = params[0].arg if params else None
-    generator = _Generator(declared(function.body), first, _asked(function))
+    writing = {**(around or {}), **writers(function.body)}
+    generator = _Generator(declared(function.body), writing, first, _asked(function))
     function.body = generator.block(function.body)
 
 
@@ -70,15 +73,21 @@ def _asked(function: ast.FunctionDef) -> set[ast.expr]:
 class _Generator(ast.NodeTransformer):
     """Makes code for the statements of one function.
 
-    outer  its names that are global or nonlocal
-    first  its first parameter
-    asked  the expressions of which only the truth is asked
+    outer    its names that are global or nonlocal
+    writing  the functions that assign a name outside of themselves, and that name
+    first    its first parameter
+    asked    the expressions of which only the truth is asked
     """
 
     def __init__(
-        self, outer: set[str], first: str | None, asked: set[ast.expr]
+        self,
+        outer: set[str],
+        writing: dict[str, str],
+        first: str | None,
+        asked: set[ast.expr],
     ) -> None:
         self.outer = outer
+        self.writing = writing
         self.first = first
         self.asked = asked
         self.count = 0
@@ -95,7 +104,7 @@ class _Generator(ast.NodeTransformer):
     def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
         skipped = any(ast.unparse(d).endswith("skip") for d in node.decorator_list)
         if not skipped and not is_generator(node):
-            rewritten(node)
+            rewritten(node, self.writing)
         return node
 
     def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> Any:
@@ -133,7 +142,7 @@ class _Generator(ast.NodeTransformer):
         return [*functions, *_assign(call, results, set(params), node)]
 
     def visit_While(self, node: ast.While) -> Any:
-        reason = self.obstacle(node, node.body)
+        reason = self.obstacle(node, [*node.body, ast.Expr(node.test)])
         if any(isinstance(n, _EXPRESSIONS) for n in ast.walk(node.test)):
             reason = "its condition assigns a name"
         if reason:
@@ -223,6 +232,12 @@ class _Generator(ast.NodeTransformer):
             return "a `raise` stands in it; use `hf.check`"
         if names := sorted(assigned(*block) & self.outer):
             return f"it assigns `{names[0]}`, which is global or nonlocal"
+        if called := sorted(reads(*block) & self.writing.keys()):
+            name = self.writing[called[0]]
+            return (
+                f"`{called[0]}`, which it calls, assigns `{name}`, which is global or "
+                f"nonlocal; return what `{name}` becomes"
+            )
         for n in (n for statement in block for n in walk_own(statement)):
             if isinstance(n, ast.Attribute) and not isinstance(n.ctx, ast.Load):
                 text = ast.unparse(n)

@@ -15,6 +15,7 @@ __all__ = [
     "reads",
     "updated",
     "walk_own",
+    "writers",
 ]
 
 AFTER: Final = "hopflow_after"
@@ -28,10 +29,8 @@ _COMPREHENSIONS: Final = (ast.ListComp, ast.SetComp, ast.DictComp, ast.Generator
 def walk_own(node: ast.AST) -> Iterator[ast.AST]:
     """A node and all below it, but for what is in functions and classes within."""
     yield node
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, SCOPES):
-            yield child
-        else:
+    if not isinstance(node, SCOPES):
+        for child in ast.iter_child_nodes(node):
             yield from walk_own(child)
 
 
@@ -100,6 +99,30 @@ def declared(block: Sequence[ast.stmt]) -> set[str]:
         if isinstance(node, ast.Global | ast.Nonlocal)
         for name in node.names
     }
+
+
+def writers(block: Sequence[ast.stmt]) -> dict[str, str]:
+    """The functions of a scope that assign a name outside of themselves when they are
+    called, by their own hand or by another one's, and that name."""
+    functions = _functions(block)
+    found = {f.name: min(names) for f in functions if (names := _written_around(f))}
+    for _ in functions:  # as far as they call each other
+        for f in functions:
+            for called in sorted(reads(*f.body) & found.keys()):
+                found.setdefault(f.name, found[called])
+    return found
+
+
+def _written_around(function: ast.FunctionDef) -> set[str]:
+    outer = declared(function.body)
+    own = assigned(*function.body)
+    within = (_written_around(f) for f in _functions(function.body))
+    return (own & outer) | (set().union(*within) - (own - outer))
+
+
+def _functions(block: Sequence[ast.stmt]) -> list[ast.FunctionDef]:
+    found = [n for statement in block for n in walk_own(statement)]
+    return [n for n in found if isinstance(n, ast.FunctionDef)]
 
 
 def mark_live(function: ast.FunctionDef) -> None:

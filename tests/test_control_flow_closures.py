@@ -1,0 +1,105 @@
+"""`hf.control_flow` and the functions defined within the one that it rewrites."""
+
+from typing import Any
+
+import pytest
+
+import hopflow as hf
+from hopflow.errors import ControlFlowError
+
+
+def calls_in_a_branch(x: Any) -> Any:
+    n = x
+
+    def count() -> None:
+        nonlocal n
+        n = n + 1
+
+    if x > 0:
+        count()
+    return n
+
+
+def calls_in_a_condition(x: Any) -> Any:
+    n = x
+
+    def count() -> Any:
+        nonlocal n
+        n = n - 1
+        return n
+
+    while count() > 0:
+        x = x + 1
+    return x
+
+
+def calls_by_another(x: Any) -> Any:
+    n = x
+
+    def count() -> None:
+        nonlocal n
+        n = n + 1
+
+    def twice() -> None:
+        for _ in range(2):
+            count()
+
+    def inner(y: Any) -> None:
+        while y > 0:
+            y = y - 1
+            twice()
+
+    inner(x)
+    return n
+
+
+@pytest.mark.parametrize(
+    ("f", "called", "line"),
+    [
+        (calls_in_a_branch, "count", 7),
+        (calls_in_a_condition, "count", 8),
+        (calls_by_another, "twice", 12),
+    ],
+)
+def test_a_call_that_assigns_a_name_outside_stays_python(
+    f: Any, called: str, line: int
+) -> None:
+    rewritten = hf.control_flow(f)
+    assert rewritten(2) == f(2)
+    at = f"test_control_flow_closures.py:{f.__code__.co_firstlineno + line}"
+    with pytest.raises(ControlFlowError) as found:
+        hf.jit(rewritten)(hf.asarray(2))
+    assert f"`{called}`, which it calls, assigns `n`, which is" in str(found.value)
+    assert str(found.value).endswith(f"return what `n` becomes ({at}).")
+
+
+def test_functions_within_have_names_and_yields_of_their_own() -> None:
+    @hf.control_flow
+    def f(x: Any) -> Any:
+        n = x
+
+        def added() -> Any:
+            k = n
+
+            def add() -> None:
+                nonlocal k
+                k = k + 1
+
+            add()
+            return k
+
+        def add_now() -> None:
+            nonlocal n
+            n = n + 10
+
+        def both() -> Any:
+            yield n
+            yield x
+
+        add_now()
+        if x > 0:
+            n = added()
+        return sum(both())
+
+    for x in (2, -2):
+        assert hf.jit(f)(hf.asarray(x)).item() == f(x)
