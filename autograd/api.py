@@ -516,7 +516,8 @@ def chosen_of(
 def _place(name: str, n: int, count: int) -> int:
     if not -count <= n < count:
         raise ArgumentValueError(
-            f"{name}: `argnums` names argument {n}, and {count} were given by position."
+            f"{name}: `argnums` names argument {n}, and {count} were given by "
+            "position. Count from 0, and pass by position what is to be differentiated."
         )
     return n % count
 

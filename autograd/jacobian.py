@@ -15,6 +15,7 @@ from hopflow.ops.convert import astype
 from hopflow.ops.creation import eye
 from hopflow.ops.views import moved, part, reshaped
 from hopflow.symbolic.size import Size
+from hopflow.trace.source import name_of
 from hopflow.zeros import instantiate
 
 __all__ = ["hessian", "jacfwd", "jacrev"]
@@ -101,8 +102,18 @@ def _jacobian(
     @functools.wraps(f)
     def call(*args: Any, **kwargs: Any) -> Any:
         chosen, primals = chosen_of(name, f, numbers, args, kwargs)
+        if not primals.values:
+            raise DerivativeError(
+                f"{name}: the arguments of `{name_of(f)}` that `argnums` names hold no "
+                "tensor. Name one that does."
+            )
         linear = Linear(name, chosen, primals, pushed=pushed)
         run = linear.run
+        if not run.values:
+            raise DerivativeError(
+                f"{name}: `{name_of(f)}` returns nothing that has a derivative. Return "
+                "a float tensor, or a tree of them."
+            )
         paths = pytree.leaf_paths(run.spec, "result")
         for value, path in zip(run.values, paths, strict=True):
             if not is_differentiable(value.type):

@@ -559,7 +559,8 @@ def check_structure(
         raise StructureError(
             f"{op}: {label} must {must}."
             f"\n  expected {shown(expected)}\n  got      {shown(found)}\n"
-            "Return the same containers with as many leaves; only leaves may change."
+            "Return the same containers with as many leaves (`*` is a leaf); only "
+            "leaves may change."
         )
 
 

@@ -201,7 +201,8 @@ class Branching(HigherOrderOp):
                     f"{self.name}: {one.label} and {two.label} must return the same "
                     f"structure.\n  {one.role:<{width}}  {shown(first.spec)}\n"
                     f"  {two.role:<{width}}  {shown(other.spec)}\n"
-                    "Return the same containers with as many leaves from each."
+                    "Return the same containers with as many leaves (`*` is a leaf) "
+                    "from each."
                 )
         for i in range(len(first.outputs)):
             types = [b.outputs[i].type for b in bodies]

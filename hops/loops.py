@@ -306,7 +306,8 @@ def flatten_stacks(op: str, tree: Any, length: Any, dim: int) -> Stacks:
             path = pytree.leaf_paths(spec, "xs")[i]
             raise LengthError(
                 f"{op}: `{path}` is a scalar ({type_}), and has no axis to take slices "
-                "along. Close over it, or repeat it with `hf.broadcast_to`."
+                "along. Close over it, or repeat it with `hf.broadcast_to`; of a list "
+                "of numbers `hf.asarray` makes one tensor."
             )
         axis = normalize_axis(op, dim, type_.ndim)
         sizes.append(type_.shape[axis])

@@ -377,7 +377,7 @@ def test_branches_of_different_structure_are_refused() -> None:
         "(test_hops_branches.py:#) must return the same structure.\n"
         "  true_fn   (*, *)\n"
         "  false_fn  *\n"
-        "Return the same containers with as many leaves from each.",
+        "Return the same containers with as many leaves (`*` is a leaf) from each.",
         *(hf.cond, hf.asarray(True), lambda: (1, 2), lambda: 1),
     )
 

@@ -293,7 +293,8 @@ def test_associative_scan_checks_what_its_function_returns() -> None:
         "into one of the same structure.\n"
         "  expected *\n"
         "  got      (*, *)\n"
-        "Return the same containers with as many leaves; only leaves may change.",
+        "Return the same containers with as many leaves (`*` is a leaf); only leaves "
+        "may change.",
         *(scan, lambda a, b: (a, b), X),
     )
     fails(

@@ -330,7 +330,8 @@ def test_a_carry_of_another_structure_is_refused(run: Any) -> None:
         "it came in.\n"
         "  expected *\n"
         "  got      (*, *)\n"
-        "Return the same containers with as many leaves; only leaves may change.",
+        "Return the same containers with as many leaves (`*` is a leaf); only leaves "
+        "may change.",
         *(run, lambda: hf.scan(lambda c, x: ((c, c), x), 0, X)),
     )
 
@@ -378,7 +379,8 @@ def never(*_: Any) -> Any:
         (
             LengthError,
             "scan: `xs[1]` is a scalar (i64[]), and has no axis to take slices along. "
-            "Close over it, or repeat it with `hf.broadcast_to`.",
+            "Close over it, or repeat it with `hf.broadcast_to`; of a list of numbers "
+            "`hf.asarray` makes one tensor.",
             (0, (X, 3)),
             {},
         ),

@@ -384,7 +384,8 @@ def test_a_carry_of_another_structure_is_refused(run: Any) -> None:
         "structure it came in.\n"
         "  expected (*, *)\n"
         "  got      *\n"
-        "Return the same containers with as many leaves; only leaves may change.",
+        "Return the same containers with as many leaves (`*` is a leaf); only leaves "
+        "may change.",
         *(run, lambda: hf.while_loop(below, step, (0, 1))),
     )
 

@@ -92,7 +92,8 @@ def test_errors(name: str) -> None:
     )
     fails(
         ArgumentValueError,
-        f"{name}: `argnums` names argument 1, and 1 were given by position.",
+        f"{name}: `argnums` names argument 1, and 1 were given by position. Count from "
+        "0, and pass by position what is to be differentiated.",
         lambda: jacobian(lambda x: x, 1)(x),
     )
     fails(
@@ -105,6 +106,18 @@ def test_errors(name: str) -> None:
         DerivativeError,
         f"{name}: `result[1]` is i64[], which has no derivative.",
         lambda: jacobian(lambda x: (x, 3))(x),
+    )
+    fails(
+        DerivativeError,
+        f"{name}: `<lambda>` returns nothing that has a derivative. Return a float "
+        "tensor, or a tree of them.",
+        lambda: jacobian(lambda x: None)(x),
+    )
+    fails(
+        DerivativeError,
+        f"{name}: the arguments of `<lambda>` that `argnums` names hold no tensor. "
+        "Name one that does.",
+        lambda: jacobian(lambda x, y: y, 0)((), x),
     )
 
 
