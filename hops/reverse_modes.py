@@ -219,6 +219,29 @@ class _LoopDerivative(HigherOrderOp):
         """The results, in the way that reverse derivatives are taken of."""
         return self.meaning(loop, kept)
 
+    def belongs(self, loop: _Loop) -> Sequence[Any]:
+        """The primals that what is given belongs to."""
+        raise NotImplementedError
+
+    def graph(
+        self,
+        meaning: Callable[[_Loop, int | None], Sequence[Value]],
+        args: Sequence[Any],
+        params: dict[str, Any],
+    ) -> Graph:
+        """What a node means, as a graph of its args, over the body's symbols."""
+        body: Graph = params["body"]
+        loop = _Loop.of(args, params)
+        leaves = [v.type.strong() for v in (*body.operands, *body.captures)]
+        given = loop.in_levels(self.belongs(loop._replace(primals=leaves)))
+        types = loop.args(symbols=(), primals=leaves, steps=COUNTER, given=given)
+        tracer = Tracer(None, body.name, env=ShapeEnv(user_line))
+        symbols = [v.node.symbol for v in body.symbols if v.node.symbol is not None]
+        inputs = [TracedTensor(tracer, tracer.define(s)) for s in symbols]
+        inputs += [tracer.operand(t, f"x{i}") for i, t in enumerate(types)]
+        with using(tracer):
+            return tracer.close(meaning(_Loop.of(inputs, params), params["kept"]))
+
     # --- rules ---
 
     def _never(self, *_args: Any, **_params: Any) -> Any:
@@ -231,12 +254,12 @@ class _LoopDerivative(HigherOrderOp):
     export = derived
 
     def lower(self, types: Any, *args: Any, **params: Any) -> Inline:
-        return Inline(_graph(self.meaning, args, params), args)
+        return Inline(self.graph(self.meaning, args, params), args)
 
     def interpret(
         self, args: Sequence[Operand], params: dict[str, Any]
     ) -> tuple[Value, ...]:
-        found = interpret(_graph(self.meaning, args, params), args, bind)
+        found = interpret(self.graph(self.meaning, args, params), args, bind)
         return tuple(map(as_value, found))
 
     def batch(
@@ -276,7 +299,7 @@ class _LoopDerivative(HigherOrderOp):
         tangents: Sequence[Tangent],
         params: dict[str, Any],
     ) -> tuple[Sequence[Value], Sequence[Tangent]]:
-        graph = _graph(self.meaning, operands, params)
+        graph = self.graph(self.meaning, operands, params)
         return differentiate(graph, operands, tangents, None)
 
     def linearize(
@@ -285,7 +308,7 @@ class _LoopDerivative(HigherOrderOp):
         tangents: Sequence[Tangent],
         params: dict[str, Any],
     ) -> tuple[Sequence[Value], LinearMap]:
-        graph = _graph(self.in_reverse, operands, params)
+        graph = self.graph(self.in_reverse, operands, params)
         values, found = differentiate(graph, operands, tangents, linear_of(tangents))
         return values, lambda _: found
 
@@ -312,25 +335,6 @@ class _LoopDerivative(HigherOrderOp):
         return params
 
 
-def _graph(
-    meaning: Callable[[_Loop, int | None], Sequence[Value]],
-    args: Sequence[Any],
-    params: dict[str, Any],
-) -> Graph:
-    """What a node means, as a graph of its args."""
-    body: Graph = params["body"]
-    loop = _Loop.of(args, params)
-    leaves = [v.type.strong() for v in (*body.operands, *body.captures)]
-    given = [g.type.strong() for g in loop.given]
-    types = loop.args(symbols=(), primals=leaves, steps=COUNTER, given=given)
-    tracer = Tracer(None, body.name, env=ShapeEnv(user_line))
-    symbols = [v.node.symbol for v in body.symbols if v.node.symbol is not None]
-    inputs = [TracedTensor(tracer, tracer.define(s)) for s in symbols]
-    inputs += [tracer.operand(t, f"x{i}") for i, t in enumerate(types)]
-    with using(tracer):
-        return tracer.close(meaning(_Loop.of(inputs, params), params["kept"]))
-
-
 def _batched_step(
     body: Graph, size: int, count: int, primals: list[bool]
 ) -> tuple[Graph, list[bool]]:
@@ -349,6 +353,9 @@ class LoopTangents(_LoopDerivative):
     """The tangents of the last active carry, from those of the active primals."""
 
     name = "loop_tangents"
+
+    def belongs(self, loop: _Loop) -> Sequence[Any]:
+        return loop.own()
 
     def infer(self, *types: TensorType, **params: Any) -> tuple[TensorType, ...]:
         loop = _Loop.of(list(map(Unknown, types)), params)
@@ -394,6 +401,9 @@ class LoopCotangents(_LoopDerivative):
 
     name = "loop_cotangents"
 
+    def belongs(self, loop: _Loop) -> Sequence[Any]:
+        return _chosen(loop.carry, loop.active)
+
     def infer(self, *types: TensorType, **params: Any) -> tuple[TensorType, ...]:
         loop = _Loop.of(list(map(Unknown, types)), params)
         inputs = [v.type.strong() for v in (*loop.body.operands, *loop.body.captures)]
@@ -412,7 +422,7 @@ class LoopCotangents(_LoopDerivative):
         derivative is symmetric, so each of both parts has a transpose in few carries.
         """
         if _has_rules(params["body"]):  # which are perhaps no gradients
-            graph = _graph(lambda loop, _: self.by_scan(loop), operands, params)
+            graph = self.graph(lambda loop, _: self.by_scan(loop), operands, params)
             known, pushed = differentiate(
                 graph, operands, tangents, linear_of(tangents)
             )
@@ -473,6 +483,9 @@ class LoopCurvature(_LoopDerivative):
     given after the cotangents."""
 
     name = "loop_curvature"
+
+    def belongs(self, loop: _Loop) -> Sequence[Any]:
+        return [*_chosen(loop.carry, loop.active), *loop.own()]
 
     def infer(self, *types: TensorType, **params: Any) -> tuple[TensorType, ...]:
         loop = _Loop.of(list(map(Unknown, types)), params)

@@ -276,13 +276,23 @@ def test_gradients_of_loops_are_traced_in_each_mode(
             reverse_mode=reverse_mode,
         )[1]
 
+    def rows(x: Any, n: Any) -> Any:
+        return hf.sum(
+            hf.while_loop(
+                lambda i, _: i < n,
+                lambda i, y: (i + 1, y * x),
+                (0, x),
+                reverse_mode=reverse_mode,
+            )[1]
+        )
+
     x, n = hf.asarray([1.0, 2.0]), hf.asarray(3)
     second = hf.grad(lambda x, n: hf.sum(hf.grad(f)(x, n)))
-    for derivative in (hf.grad(f), second):
+    for derivative in (hf.grad(f), second, hf.grad(rows), hf.hessian(rows)):
         graph = hf.trace(derivative, x, n, mode=mode)
         for steps in (n, n - 3, n + 2):
             found, want = graph(x, steps), derivative(x, steps)
-            assert found.tolist() == pytest.approx(want.tolist(), rel=1e-5)
+            np.testing.assert_allclose(found, want, rtol=1e-5)
 
 
 def test_the_forward_pass_over_examples_runs_each_loop_once() -> None:
