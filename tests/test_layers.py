@@ -23,7 +23,10 @@ MAX_LINES = 700
 # One entry a layer. A module may import from those that stand before it, in its own
 # layer too, and freely within its own folder as long as no circle closes.
 ORDER = (
-    ("errors", "config", "logs", "stats", "pytree", "dtypes", "agreement"),
+    (
+        *("errors", "synonyms", "config", "logs", "stats", "pytree", "dtypes"),
+        "agreement",
+    ),
     ("symbolic",),
     ("graph", "loop_ir"),
     ("bind", "progress", "ops", "zeros", "tensor", "random"),

@@ -6,9 +6,12 @@
 
 from math import e, inf, nan, pi
 from types import FunctionType as _FunctionType
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import NoReturn as _NoReturn
 
 from hopflow import bind as _bind
 from hopflow import fx, nn, random
+from hopflow import synonyms as _synonyms
 from hopflow.autograd.api import grad, jvp, linearize, value_and_grad, vjp
 from hopflow.autograd.jacobian import hessian, jacfwd, jacrev
 from hopflow.batching.api import vmap
@@ -452,3 +455,9 @@ for _space in (linalg, random):
 for _name in set(__all__) - {"symbolic_trace", "wrap"}:
     if type(_function := globals()[_name]) is _FunctionType:
         globals()[_name] = _bind.public(_function)
+
+
+if not _TYPE_CHECKING:  # which finds such names by itself
+
+    def __getattr__(name: str) -> _NoReturn:
+        raise _synonyms.unknown(name, __all__)

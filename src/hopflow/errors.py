@@ -31,6 +31,18 @@ class ArgumentRangeError(HopflowError, OverflowError):
     """A Python integer that the dtype it must take cannot hold."""
 
 
+class UnknownNameError(HopflowError, AttributeError):
+    """A name that hopflow does not have, as `hf.cumsum`; ours may be another."""
+
+    def __init__(self, name: str, ours: Sequence[str]) -> None:
+        words = " or ".join(f"`hf.{word}`" for word in ours)
+        super().__init__(
+            f"hopflow has no `{name}`. "
+            + (f"Use {words}." if ours else "What it has is in `hf.__all__`."),
+            name=name,
+        )
+
+
 class ShapeError(HopflowError, ValueError):
     """Shapes that do not fit an operation or each other."""
 

@@ -1,5 +1,10 @@
 """The user's array: `Tensor` for any value, `EagerTensor` with memory, and `Eager`."""
 
+import sys
+from types import ModuleType
+from typing import Any, NoReturn
+
+from hopflow.errors import ArgumentTypeError
 from hopflow.tensor.base import Tensor
 from hopflow.tensor.convert import asarray, from_dlpack, from_numpy, scalar
 from hopflow.tensor.eager import Eager, EagerTensor
@@ -15,3 +20,15 @@ __all__ = [
     "from_numpy",
     "scalar",
 ]
+
+
+class _Folder(ModuleType):
+    """This module: `hf.tensor` is a function elsewhere."""
+
+    def __call__(self, *_args: Any, **_kwargs: Any) -> NoReturn:
+        raise ArgumentTypeError(
+            "`hf.tensor` is a module. Make tensors by `hf.asarray`."
+        )
+
+
+sys.modules[__name__].__class__ = _Folder

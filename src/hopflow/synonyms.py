@@ -1,0 +1,118 @@
+"""What other libraries call our functions, for who looks for them by those names."""
+
+from collections.abc import Iterable
+
+from hopflow.errors import UnknownNameError
+
+__all__ = ["unknown"]
+
+_OTHERS = """
+    array as_array tensor as_tensor constant: asarray
+    ndarray Array: Tensor
+    bool_: bool
+    half: float16
+    single: float32
+    double: float64
+    short: int16
+    long: int64
+    identity: eye
+    rand uniform: random.uniform
+    randn normal: random.normal
+    key PRNGKey manual_seed seed: random.key
+
+    cumsum: cumulative_sum
+    cumprod: cumulative_prod
+    accumulate: associative_scan
+    amax: max
+    amin: min
+    average: mean
+    unique: unique_values
+    argwhere flatnonzero: nonzero
+    topk: top_k
+
+    cat concatenate hstack: concat
+    vstack dstack column_stack: stack concat
+    unbind: unstack
+    permute transpose: permute_dims
+    flatten: ravel
+    view: reshape
+    unsqueeze: expand_dims
+    expand: broadcast_to
+    fliplr flipud: flip
+    repeat_interleave: repeat
+    gather: take_along_axis take
+    index_select: take
+    scatter_add: segment_sum
+
+    dot inner: vecdot matmul
+    mm bmm mv: matmul
+    einsum: tensordot matmul
+    norm: linalg.vector_norm linalg.matrix_norm
+    inv cholesky det eigh qr svd solve pinv cross diagonal: linalg.
+    diag: linalg.diagonal
+
+    arccos: acos
+    arccosh: acosh
+    arcsin: asin
+    arcsinh: asinh
+    arctan: atan
+    arctan2: atan2
+    arctanh: atanh
+    absolute fabs: abs
+    clamp: clip
+    expit: sigmoid
+    gammaln loggamma: lgamma
+    power: pow
+    mod: remainder
+    sub: subtract
+    mul: multiply
+    div true_divide: divide
+    neg: negative
+    eq: equal
+    ne: not_equal
+    lt: less
+    le: less_equal
+    gt: greater
+    ge: greater_equal
+    invert bitwise_not: bitwise_invert
+    left_shift: bitwise_left_shift
+    right_shift: bitwise_right_shift
+    allclose: isclose
+    array_equal: equal
+    relu: maximum
+    select: where
+
+    compile: jit
+    make_jaxpr: trace
+    foreach: map
+    vectorize pmap: vmap
+    if_else ifelse: cond
+    for_loop: fori_loop
+    reduce: scan
+    remat: checkpoint
+    detach no_grad: stop_gradient
+"""
+"""A line: names elsewhere, and where it is here; in `linalg.` under the same name."""
+
+
+def unknown(name: str, public: Iterable[str]) -> UnknownNameError:
+    """The error for a name that `hopflow` does not have."""
+    return UnknownNameError(name, _ours(name) or _close(name, public))
+
+
+def _ours(name: str) -> list[str]:
+    for line in _OTHERS.splitlines():
+        theirs, _, ours = line.partition(":")
+        if name in theirs.split():
+            return [
+                f"{word}{name}" if word[-1] == "." else word for word in ours.split()
+            ]
+    return []
+
+
+def _close(name: str, public: Iterable[str]) -> list[str]:
+    if name.startswith("_"):  # asked by a tool, not by a user
+        return []
+    import difflib  # only a mistake needs it, and it takes time to import
+
+    return difflib.get_close_matches(name, public, n=2, cutoff=0.7)
