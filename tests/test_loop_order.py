@@ -57,18 +57,23 @@ def test_rows_go_in_blocks_where_only_a_run_knows_how_many(steps: int) -> None:
     assert "_block in " in heads[0]
 
 
-@pytest.mark.parametrize("grows", [False, True])
-def test_rows_that_are_more_in_each_step_stay_inside_the_steps(grows: bool) -> None:
+@pytest.mark.parametrize("count", ["fixed", "of the step", "of what is written"])
+def test_rows_that_are_more_in_each_step_stay_inside_the_steps(count: str) -> None:
     n, step, row = (Var(name, int64) for name in ("n", "step", "i"))
-    carry = Buffer("carry", float64, (e.read(n),), "arena")
+    carry = Buffer("carry", int64, (e.read(n),), "arena")
     at = (e.read(row),)
-    halved = Store(carry, at, e.mul(e.load(carry, at), e.const(0.5, float64)))
-    rows = For(row, e.read(step if grows else n), [halved], independent=True)
+    doubled = Store(carry, at, e.mul(e.load(carry, at), e.index(2)))
+    extent = {
+        "fixed": e.read(n),
+        "of the step": e.read(step),
+        "of what is written": e.load(carry, (e.index(0),)),
+    }[count]
+    rows = For(row, extent, [doubled], independent=True)
     body: list[Stmt] = [For(step, e.index(9), [rows])]
     move_steps_inside(body)
     [outer] = body
     assert isinstance(outer, For)
-    assert (outer.var is step) == grows
+    assert (outer.var is step) == (count != "fixed")
 
 
 @pytest.mark.parametrize(
