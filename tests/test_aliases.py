@@ -182,6 +182,23 @@ def test_what_cannot_be_written_cannot_be_through_a_base(kind: str) -> None:
     agree(x, X)
 
 
+@pytest.mark.parametrize("early", [False, True])
+def test_what_is_read_only_by_another_name_can_be_written(early: bool) -> None:
+    array = X.copy()
+    fixed = array.view()
+    fixed.flags.writeable = False
+    x, view = hf.asarray(array), hf.asarray(fixed)
+
+    def body() -> Any:
+        before = hf.sum(view) if early else 0.0  # which of the two it meets first
+        add_one(x)
+        return hf.sum(view) - before
+
+    got = hf.cond(hf.asarray(True), body, lambda: hf.sum(view))
+    assert got.item() == (12 if early else (X + 1).sum())
+    agree(x, X + 1)
+
+
 # --- arguments of `jit` ---------------------------------------------------------------
 
 
@@ -253,3 +270,13 @@ def test_memory_shared_by_two_dtypes_is_refused_and_not_written() -> None:
             array, array.view(np.int32)
         )
     same(array, [0, 0, 0])
+
+
+def test_memory_shared_by_a_weak_and_a_strong_dtype_is_refused() -> None:
+    weak = hf.add(1.0, 2.0)
+    strong = hf.from_dlpack(weak)
+    assert [t.type.weak for t in (weak, strong)] == [True, False]
+    for x, y in ((weak, strong), (strong, weak)):
+        with pytest.raises(MutationError, match="shares its memory"):
+            hf.cond(hf.asarray(True), after, lambda x, y: hf.sum(y), (x, y))
+    assert strong.item() == 3.0
