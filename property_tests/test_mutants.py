@@ -55,3 +55,18 @@ def test_a_planted_fault_is_found_by_its_finder(name: str) -> None:
     report = check(finder, mutant.meanings, mutant.transforms)
     assert report.agreed
     assert not report.tie
+
+
+@pytest.mark.parametrize("name", ["wrong transpose", "unsummed broadcast"])
+def test_a_fault_of_all_derivatives_is_found_by_differences(name: str) -> None:
+    mutant = MUTANTS[name]
+    finder = from_text((FINDERS / f"{name.replace(' ', '_')}.json").read_text())
+    with (
+        mutant.planted(),
+        pytest.raises(Disagreement, match="differences of grad: derivative 0 is"),
+    ):
+        check(finder, ["debug"], ["grad"])
+    assert check(finder, ["debug"], ["grad"]).agreed == [
+        "differences of grad",
+        "debug of grad",
+    ]

@@ -10,10 +10,11 @@ import numpy as np
 from hopflow import pytree
 from hopflow.agreement import Expected, Rounding
 from hopflow.errors import DataDependentError, MutationError
+from hopflow.testing.differences import slopes
 from hopflow.testing.meanings import REGISTRY, ProgramMeaning
 from hopflow.testing.plain import Plain
 from hopflow.testing.program import Argument, Program
-from hopflow.testing.transforms import TRANSFORMS, Transform
+from hopflow.testing.transforms import TRANSFORMS, Transform, floats, moved
 
 __all__ = ["Disagreement", "Report", "check"]
 
@@ -66,6 +67,10 @@ def check(
         if not transform.when(program):
             continue
         expected = _expected(program, transform)
+        if not _stops(expected):
+            _compare_slopes(
+                program, transform, f"differences of {name}", expected, report
+            )
         for meaning in chosen:
             label = meaning.name if name == "value" else f"{meaning.name} of {name}"
             fits = meaning.when(program) and transform.fits(meaning)
@@ -89,6 +94,26 @@ def _expected(program: Program, transform: Transform) -> Expected:
             return []
 
     return Expected(run, exact=program.exact)
+
+
+def _compare_slopes(
+    program: Program,
+    transform: Transform,
+    label: str,
+    expected: Expected,
+    report: Report,
+) -> None:
+    """Compare what the tape says with differences, where those are exact enough."""
+    along = transform.along
+    wide = all(program.arguments[k].value.dtype == np.float64 for k in floats(program))
+    if along is None or not wide:
+        return
+    found = slopes(lambda step, rounding: along(moved(program, step), rounding))
+    if found is None:
+        return
+    if wrong := found.wrong(transform.slopes(program, list(expected.results))):
+        raise Disagreement(program, label, wrong)
+    report.agreed.append(label)
 
 
 def _stops(expected: Expected) -> bool:

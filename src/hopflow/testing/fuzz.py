@@ -291,7 +291,7 @@ def _comparisons(campaign: Campaign) -> Any:
     transforms = ("value", "vmap", "grad", "jvp", "jvp of grad")
     for column in ("meaning", *transforms):
         table.add_column(column, justify="left" if column == "meaning" else "right")
-    for name in REGISTRY:
+    for name in (*REGISTRY, "differences"):
         labels = [name if t == "value" else f"{name} of {t}" for t in transforms]
         table.add_row(name, *(str(counts[label] or "") for label in labels))
     return table

@@ -70,7 +70,8 @@ class Plain:
         def call(*args: Any, **options: Any) -> Array:
             first = args[:1] if f is np.where else ()
             operands = args[len(first) :]
-            dtype = common([a for a in operands if isinstance(a, np.ndarray)])
+            arrays = (a for a in operands if isinstance(a, np.ndarray | np.generic))
+            dtype = common([*map(np.asarray, arrays)])
             return self._result(
                 f(*first, *(np.asarray(a, dtype) for a in operands), **options)
             )

@@ -1,9 +1,10 @@
 """Transforms of programs, each with what it means in plain Python.
 
 `vmap` is a loop over examples. Of derivatives plain Python knows differences alone, so
-that their reference is the tape over plain Python, which those differences check.
+that their reference is the tape over plain Python, which `testing.differences` checks.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,7 +19,7 @@ from hopflow.compiler.compared import Rounded
 from hopflow.dtypes import as_dtype
 from hopflow.hops.base import debug
 from hopflow.testing.plain import Plain
-from hopflow.testing.program import Program
+from hopflow.testing.program import Argument, Program
 
 __all__ = ["TRANSFORMS", "Transform"]
 
@@ -35,6 +36,8 @@ class Transform:
     reference   (program, Plain) -> its results in plain Python
     arguments   what that function is called with
     when        which programs it is for
+    along       (program, rounding) -> what it differentiates, at its arguments
+    slopes      (program, results) -> the derivatives of `along` that results have
     """
 
     function: Callable[[Program, Any], Function]
@@ -42,6 +45,8 @@ class Transform:
     arguments: Callable[[Program], list[Array]]
     when: Callable[[Program], bool] = lambda _: True
     needs: str | None = None
+    along: Callable[[Program, Rounding], list[Array]] | None = None
+    slopes: Callable[[Program, list[Array]], list[Array]] = lambda _, results: results
 
     def fits(self, meaning: Any) -> bool:
         """Whether a meaning has the transform."""
@@ -132,6 +137,36 @@ def _along(program: Program, f: Function, lib: Any) -> Function:
     return along
 
 
+def moved(program: Program, step: float) -> Program:
+    """The program at arguments a step away, in the direction of `_along`."""
+    where, values = floats(program), program.values()
+    for k in where:
+        values[k] = values[k] + step * np.cos(2 * values[k] + 1)
+    names = (a.name for a in program.arguments)
+    near = tuple(map(Argument, names, values))
+    return dataclasses.replace(program, arguments=near)
+
+
+def _total(program: Program, rounding: Rounding) -> list[Array]:
+    with np.errstate(all="ignore"):
+        return [np.asarray(scalar(program, Plain(rounding))(*program.values()))]
+
+
+def _gradient(program: Program, rounding: Rounding) -> list[Array]:
+    return tape(_grad(program, hopflow), program.values(), rounding)
+
+
+def _slope_of_gradient(program: Program, results: list[Array]) -> list[Array]:
+    values = program.values()
+    pairs = zip(results[1:], floats(program), strict=True)
+    parts = (np.sum(g * np.cos(2 * values[k] + 1)) for g, k in pairs)
+    return [np.asarray(sum(parts))]
+
+
+def _tangents(_: Program, results: list[Array]) -> list[Array]:
+    return results[len(results) // 2 :]
+
+
 def _jvp_of_grad(program: Program, lib: Any) -> Function:
     return _along(program, _grad(program, lib), lib)
 
@@ -176,10 +211,26 @@ TRANSFORMS: Final[dict[str, Transform]] = {
     "vmap": Transform(
         lambda p, lib: lib.vmap(p.function(lib)), _each, examples, needs="vmap"
     ),
-    "grad": Transform(_grad, _on_tape(_grad), Program.values, _differentiable, "grad"),
-    "jvp": Transform(_jvp, _on_tape(_jvp), Program.values, _forward, "grad"),
+    "grad": Transform(
+        _grad,
+        _on_tape(_grad),
+        Program.values,
+        _differentiable,
+        "grad",
+        _total,
+        _slope_of_gradient,
+    ),
+    "jvp": Transform(
+        _jvp, _on_tape(_jvp), Program.values, _forward, "grad", _total, _tangents
+    ),
     "jvp of grad": Transform(
-        _jvp_of_grad, _on_tape(_jvp_of_grad), Program.values, _forward, "grad"
+        _jvp_of_grad,
+        _on_tape(_jvp_of_grad),
+        Program.values,
+        _forward,
+        "grad",
+        _gradient,
+        _tangents,
     ),
     "vmap of grad": Transform(
         _vmap_of_grad, _tape_each, examples, _differentiable, "grad"

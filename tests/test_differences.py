@@ -1,0 +1,50 @@
+"""What central differences know of derivatives, and where they say nothing."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from hopflow.agreement import Rounding
+from hopflow.testing.differences import Slopes, slopes
+
+
+def along(f: Callable[[float], float]) -> Slopes | None:
+    def line(step: float, rounding: Rounding) -> list[np.ndarray]:
+        return [rounding.result(f(step))]
+
+    return slopes(line)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_a_derivative_is_compared(scale: float) -> None:
+    found = along(lambda t: scale * np.sin(0.3 + 2 * t))
+    right = np.asarray(scale * 2 * np.cos(0.3))
+    assert found is not None
+    assert found.wrong([right]) is None
+    assert "derivative 0 is" in (found.wrong([right * 1.001]) or "")
+    assert "nan away" in (found.wrong([right * np.nan]) or "")
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda t: abs(t) * 3,
+        lambda t: max(t, 2e-6),
+        lambda t: max(t, 2.4e-6),
+        lambda t: np.floor(t),
+        lambda t: t / 0,
+    ],
+    ids=["kink", "kink nearby", "kink less near", "jump", "no number"],
+)
+def test_where_there_is_no_slope_nothing_is_said(f: Callable[[float], float]) -> None:
+    with np.errstate(all="ignore"):
+        assert along(lambda t: f(np.float64(t))) is None
+
+
+def test_what_is_decided_nearby_says_nothing() -> None:
+    def line(step: float, rounding: Rounding) -> list[np.ndarray]:
+        rounding.result(step > 0)
+        return [np.asarray(step)]
+
+    assert slopes(line) is None
