@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hopflow import dtypes
 from hopflow.autograd.forward import run_graph
 from hopflow.autograd.linear import LinearTracer, linear_of
 from hopflow.autograd.partition import Keep, dear_invariants, kept, silent
@@ -82,19 +83,19 @@ def _split(region: Region, masks: Masks, policy: Keep, *, pushed: bool) -> _Spli
     linear.is_body = True
     values: dict[int, Value] = {}
     tangents: dict[int, Value] = {}
-    for i, (var, port) in enumerate(zip(graph.inputs, region.inputs, strict=True)):
-        values[i] = input_like(forward, var)
-        if port.at is not None and masks.args[port.at]:
-            tangents[i] = linear.operand(var.type.strong(), f"{var.node.name}_dot")
-    with using(forward):
-        symbols, inputs = duals(graph, values, tangents)
-        found = run_graph(graph, symbols, inputs, linear)
-    refuse_captures(forward)
     nonzero = [
         i
         for i, p in enumerate(region.outputs)
         if p.at is not None and masks.results[p.at]
     ]
+    for i, (var, port) in enumerate(zip(graph.inputs, region.inputs, strict=True)):
+        values[i] = input_like(forward, var)
+        if nonzero and port.at is not None and masks.args[port.at]:
+            tangents[i] = linear.operand(var.type.strong(), f"{var.node.name}_dot")
+    with using(forward):
+        symbols, inputs = duals(graph, values, tangents)
+        found = run_graph(graph, symbols, inputs, linear)
+    refuse_captures(forward)
     with using(linear):
         outputs = [instantiate(found[i].tangent) for i in nonzero]
     linear.close(outputs)
@@ -214,7 +215,8 @@ def linearize(
     """The results of an operator, and a function from tangents of its operands to those
     of the results, which makes one node that is linear in them.
 
-    For operators whose regions run at most once, or as often as a length says.
+    For operators whose regions run at most once, or as often as a length says or the
+    rows of their stacks do.
 
     Args:
         policy: Which values in the regions are kept.
@@ -235,8 +237,9 @@ def linearize(
     masks, count = parts.masks, len(parts.masks.results)
     values = list(results[:count])
     made: dict[Var, Operand] = dict(
-        zip([r.var for r in parts.added], results[count:], strict=True)
+        zip([r.var for r in parts.added], results[count:], strict=False)
     )
+    linear_op, linear = op.linear_part(parts.linear, results)
     for region, split in zip(parts.signature.regions, parts.splits, strict=True):
         made |= _run_invariants(region, split, operands)
     known = [
@@ -244,7 +247,8 @@ def linearize(
     ]
 
     def derivative(tangents: Sequence[Tangent]) -> list[Tangent]:
-        found = _run_linear(op, operands, parts, known, tangents)
+        args = _linear_args(op, operands, parts, known, tangents)
+        found = bind(linear_op, args, linear)
         result: list[Tangent] = [Zero(v.type) for v in values]
         places = [i for i, nonzero in enumerate(masks.results) if nonzero]
         for place, tangent in zip(places, found, strict=True):
@@ -297,8 +301,10 @@ def _forward_params(
     splits: Sequence[_Split],
     added: Sequence[_Residual],
 ) -> dict[str, Any]:
-    """Those of the node with residuals for further results."""
+    """Those of the node with residuals for further results. Where only stacks tell how
+    many steps there are, and no residual is stacked, one of empty rows is."""
     graphs: dict[str, Graph] = {}
+    rows = [] if added or not op.counts_by_rows else [Zero(_EMPTY)]
     for k, (region, split) in enumerate(zip(signature.regions, splits, strict=True)):
         tracer = split.forward
         with using(tracer):
@@ -308,10 +314,16 @@ def _forward_params(
                 else instantiate(Zero(r.type))
                 for r in added
             ]
+            extra += map(instantiate, rows)
+        if any(p.role == "predicate" for p in region.outputs):
+            extra = []  # it tells only whether the others run
         graphs[region.name] = tracer.close([*split.outputs, *extra])
     role: Role = "stacked" if signature.regions[-1].repeats else "result"
-    roles = [*signature.results, *[role] * len(added)]
+    roles = [*signature.results, *[role] * (len(added) + len(rows))]
     return with_graphs(op, params, graphs, signature.args, roles)
+
+
+_EMPTY = TensorType(dtypes.bool_, (0,))
 
 
 def _same(role: Role, count: int) -> list[Role]:
@@ -345,13 +357,13 @@ def _linear_inputs(
     return [i for i in found if i.role != "symbol"]
 
 
-def _run_linear(
+def _linear_args(
     op: Any,
     operands: Sequence[Operand],
     parts: _Parts,
     known: Sequence[Operand],
     tangents: Sequence[Tangent],
-) -> Sequence[Value]:
+) -> list[Operand]:
     pairs = zip(operands, parts.signature.args, strict=True)
     symbols = [o for o, role in pairs if role == "symbol"]
     args: list[Operand] = [*operands[: op.lead], *symbols]
@@ -361,7 +373,7 @@ def _run_linear(
         else:
             assert given.residual is not None
             args.append(known[given.residual])
-    return bind(op, args, parts.linear)
+    return args
 
 
 def _linear_region(

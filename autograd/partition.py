@@ -124,8 +124,9 @@ def silent(graph: Graph) -> Graph:
         if "callback" in effects(node) and not node.graphs:
             raise DerivativeError(
                 f"callback: `{node.params['fn']}` ({node.line}) would be called again, "
-                "for this derivative takes steps of its loop again. Give the loop "
-                "`max_steps`, or use `hf.scan`: both keep what each step needs."
+                "for this derivative takes steps of its loop again. Use `hf.scan`, or "
+                "a `while_loop` without checkpoints and in no other operator: both "
+                "keep what each step needs."
             )
     return copy
 

@@ -139,6 +139,7 @@ class HigherOrderOp:
     droppable  whether a pass may take out results that nothing reads
     is_call    whether a node means its one graph, run once on all of its args
     transforms whether what a node lowers to has derivatives or batches of its graphs
+    counts_by_rows   whether only the rows of its stacks tell how many steps there were
     """
 
     name: ClassVar[str] = "operator"
@@ -146,6 +147,7 @@ class HigherOrderOp:
     droppable: ClassVar[bool] = True
     is_call: ClassVar[bool] = False
     transforms: ClassVar[bool] = False
+    counts_by_rows: ClassVar[bool] = False
     effects: frozenset[str] = frozenset()
 
     RULES: Final = (
@@ -330,6 +332,17 @@ class HigherOrderOp:
             )
             return values, lambda _: found
         return operators.linearize(self, operands, tangents, params)
+
+    def linear_part(
+        self, params: dict[str, Any], results: Sequence[Value]
+    ) -> tuple["HigherOrderOp", dict[str, Any]]:
+        """The operator that the linear part of this one is, and its params.
+
+        Args:
+            params: Of this operator, with the linear graphs.
+            results: Of the other part, with the residuals.
+        """
+        return self, params
 
     def vjp(self, *args: Any, **options: Any) -> Any:
         """The result, as `debug` gives it, and a pullback.

@@ -29,25 +29,21 @@ from hopflow.graph.regions import Port, Region, Role, Signature, roles
 from hopflow.graph.types import TensorType
 from hopflow.hops import own_rules
 from hopflow.hops.base import HigherOrderOp, derived, numbered, split_args
-from hopflow.hops.checkpoint import checkpoint
-from hopflow.hops.cond import cond
 from hopflow.hops.custom import CUSTOM
 from hopflow.hops.loops import empty_stacks, read_row, stacked_types, write_row
-from hopflow.hops.scan import SCAN, scan
+from hopflow.hops.scan import SCAN
 from hopflow.hops.while_loop import (
     COUNTER,
     WHILE,
     Checkpoint,
     While,
-    limit_message,
     while_loop,
 )
 from hopflow.loop_ir.kernels import Inline
 from hopflow.ops.batching import in_batch
-from hopflow.ops.check import Message, check_op
 from hopflow.ops.convert import as_value, astype
 from hopflow.ops.creation import zeros
-from hopflow.ops.elementwise import add, logical_not, minimum
+from hopflow.ops.elementwise import add, minimum
 from hopflow.ops.math import sqrt
 from hopflow.ops.views import broadcasted, moved
 from hopflow.progress import in_reverse, progress_of
@@ -608,58 +604,15 @@ def _stride(steps: Any, free: Any) -> Any:
 _FIRST: Final = Constant(0, COUNTER)
 
 
-# --- with a bound on the steps --------------------------------------------------------
-
-
-def _bounded(params: dict[str, Any], *, again: bool) -> Graph:
-    """A loop as a scan of `max_steps` steps, of which those past the end do nothing.
-
-    Args:
-        again: Whether the backward pass makes all of a step again from the carry.
-    """
-    test, body, most = (params[key] for key in ("test", "body", "max_steps"))
-    tracer = Tracer(None, "while_loop", env=ShapeEnv(user_line))
-    symbols = [v.node.symbol for v in body.symbols if v.node.symbol is not None]
-    known = [TracedTensor(tracer, tracer.define(s)) for s in symbols]
-    carry = [tracer.operand(v.type, v.node.name) for v in body.operands]
-    captures = [tracer.operand(v.type, v.node.name) for v in body.captures]
-
-    def run(graph: Graph, carry: Sequence[Any]) -> list[Any]:
-        found = interpret(graph, [*known, *carry, *captures], bind_again)
-        return list(map(as_value, found))
-
-    def taken(carry: Sequence[Any]) -> Any:
-        following = run(body, carry)
-        return *run(test, following), following
-
-    step = checkpoint(taken) if again else taken
-
-    def step_or_stay(state: Any, _: Any) -> Any:
-        goes_on, carry = state
-        return cond(goes_on, lambda: step(carry), lambda: (False, carry)), None
-
-    with using(tracer):
-        first = (*run(test, carry), carry)
-        progress = params.get("progress")
-        (goes_on, last), _ = scan(step_or_stay, first, length=most, progress=progress)
-        limit = {"message": Message(limit_message("while_loop", most)), "limit": True}
-        bind(check_op, [logical_not(goes_on)], limit)
-    return tracer.close(last)
-
-
 # --- the mode -------------------------------------------------------------------------
 
 
 def linearize_loop(
     operands: Sequence[Operand], tangents: Sequence[Tangent], params: dict[str, Any]
 ) -> tuple[Sequence[Value], LinearMap]:
-    """The results of a `while_loop`, and its derivative: of one that keeps few carries,
-    or whose steps are bounded."""
+    """The results of a `while_loop`, and its derivative: of one that keeps few
+    carries."""
     body, mode = params["body"], params["reverse_mode"]
-    if mode in ("save", "recompute"):
-        graph = _bounded(params, again=mode == "recompute")
-        bounded, pushed = differentiate(graph, operands, tangents, linear_of(tangents))
-        return bounded, lambda _: pushed
     first, count = len(body.symbols), params["num_carry"]
     steps, *values = WHILE.counted(operands, params)
     args, results = reached(WHILE, operands, tangents, params)

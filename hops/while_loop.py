@@ -7,8 +7,7 @@ from typing import Any, ClassVar, Final, final
 
 from hopflow import dtypes, pytree
 from hopflow.autograd import operators
-from hopflow.autograd.linear import LinearTracer
-from hopflow.autograd.partition import Keep, silent
+from hopflow.autograd.partition import Keep
 from hopflow.bind import Operand, Value, bind, current
 from hopflow.errors import (
     ArgumentTypeError,
@@ -16,8 +15,9 @@ from hopflow.errors import (
     LoopLimitError,
     PredicateError,
 )
-from hopflow.graph.core import Arg, Constant, Graph, Node, Var
+from hopflow.graph.core import Arg, Constant, Graph, Node, Var, size_of
 from hopflow.graph.regions import Port, Region, Role, Signature, roles
+from hopflow.graph.regions import result_types as bound_result_types
 from hopflow.graph.rewriting import clone
 from hopflow.graph.types import TensorType
 from hopflow.hops.base import (
@@ -26,7 +26,6 @@ from hopflow.hops.base import (
     Parts,
     check_scalar,
     derived,
-    numbered,
     split_args,
     truth,
 )
@@ -52,22 +51,24 @@ from hopflow.hops.loops import (
     changed_types,
     check_sizes,
     dynamic_sizes,
+    empty_stacks,
     first_carry,
     settle_step,
     spread_specs,
+    stacked,
+    stacked_results,
+    stacked_types,
     trace_settled,
 )
 from hopflow.hops.padded import changing_sizes, padded
 from hopflow.loop_ir.kernels import WhileLoop
 from hopflow.ops.elementwise import add, less
-from hopflow.ops.item import item, range_params
 from hopflow.ops.opdef import OPERATIONS, as_operand, convert_to
 from hopflow.ops.sizes import specialised
 from hopflow.progress import Meter, as_progress, progress_of
 from hopflow.symbolic.ranges import ValueRange
-from hopflow.symbolic.size import Size
+from hopflow.symbolic.size import Symbol
 from hopflow.tensor import EagerTensor
-from hopflow.trace.functional import TracedTensor
 from hopflow.trace.source import input_names
 from hopflow.trace.tracer import Tracer, range_of
 from hopflow.zeros import Tangent
@@ -94,10 +95,11 @@ REVERSE_MODES: Final = ("save", "recompute", "checkpoint")
 
 @final
 class While(HigherOrderOp):
-    """`while_loop(symbols; carry; captures; test, body, ...) -> carry`
+    """`while_loop(symbols; carry; captures; test, body, ...) -> carry, ys`
 
     test       Graph, (*symbols, *carry, *captures) -> bool[]
-    body       Graph, of the same inputs, -> carry
+    body       Graph, of the same inputs, -> carry, one step's y
+    ys         stacks of as many rows as there were steps; derivatives have them made
     num_carry  how many leaves the carry has: all the operands
     max_steps  None, or the number of steps after which the test must not hold
     reverse_mode  what reverse mode keeps: "save", "recompute", "checkpoint", Checkpoint
@@ -107,9 +109,10 @@ class While(HigherOrderOp):
 
     # Filled by `hops.scan` and `hops.reverse_modes`, which stand above.
     scan: ClassVar[HigherOrderOp]
-    linearize_within: ClassVar[Callable[..., Any]]  # bounded memory
+    linearize_within: ClassVar[Callable[..., Any]]  # of few carries
 
     name = "while_loop"
+    counts_by_rows = True
 
     def prepare(
         self,
@@ -267,20 +270,28 @@ class While(HigherOrderOp):
         total: int | None = None,
         **_: Any,
     ) -> Any:
+        count, rows = len(carry), []
         with Meter(progress, total) as meter:
             while truth(test(*carry)[0]):
                 if meter.done == max_steps:
                     raise LoopLimitError(limit_message(self.name, max_steps))
-                carry = tuple(body(*carry))
+                results = tuple(body(*carry))
+                carry = results[:count]
+                rows.append(results[count:])
                 meter.step()
-        return carry
+        return (*carry, *(stacked(rows) if rows else ()))
 
     def interpret(
-        self, args: Sequence[Operand], params: dict[str, Any]
+        self, args: Sequence[Any], params: dict[str, Any]
     ) -> tuple[Value, ...]:
         if bounds := _counted_bounds(split_args(self, args, params), params):
             params = {**params, "total": _difference(*bounds)}
-        return super().interpret(args, params)
+        found = super().interpret(args, params)
+        if len(found) == len(params["body"].outputs):
+            return found
+        ys = bound_result_types(self, args, params)[len(found) :]  # of no steps
+        rows = [t.with_shape(t.shape[1:]) for t in ys]
+        return (*found, *empty_stacks(stacked_types(rows, 0)))
 
     def infer(
         self,
@@ -288,11 +299,18 @@ class While(HigherOrderOp):
         test: Graph,
         body: Graph,
         num_carry: int,
+        max_steps: int | None,
         **_: Any,
     ) -> tuple[TensorType, ...]:
         [holds] = test.out_types
         check_scalar(self.name, "the result of `test`", holds, "b")
-        return tuple(changed_types(body, num_carry))
+        carry = changed_types(body, num_carry)
+        rows = body.out_types[num_carry:]
+        if not rows:
+            return tuple(carry)
+        most = inf if max_steps is None else max_steps
+        steps = size_of(Symbol("steps", None, ValueRange(0, most)))
+        return (*carry, *stacked_results(self.name, body, rows, steps))
 
     def functionalize(self, bodies: Sequence[Body]) -> Written:
         """A captured tensor that the body writes is one more carry."""
@@ -334,29 +352,26 @@ class While(HigherOrderOp):
         tangents: Sequence[Tangent],
         params: dict[str, Any],
     ) -> Any:
-        """The loop counts its steps; then it is a scan of as many, whose stacks the
-        derivative reads. In a body those cannot be kept: the backward pass makes them,
-        and what the loop gives is found as it counts."""
+        """The loop stacks what each step leaves; its linear part is a scan of those."""
         if changing_sizes(params):
             return super().linearize(operands, tangents, params)
         mode = params["reverse_mode"]
-        if mode not in _KEPT or params["max_steps"] is not None:
-            return self.linearize_within(operands, tangents, params)
-        steps, *results = self.counted(operands, params)
+        if mode in _KEPT:
+            return operators.linearize(self, operands, tangents, params, _KEPT[mode])
+        return self.linearize_within(operands, tangents, params)
+
+    def linear_part(
+        self, params: dict[str, Any], results: Sequence[Value]
+    ) -> tuple[HigherOrderOp, dict[str, Any]]:
         known = {
-            "body": silent(params["body"]),
+            "body": params["body"],
             "num_carry": params["num_carry"],
-            "length": _length(steps),
+            "length": results[-1].type.shape[0],
             "reverse": False,
             "unroll": 1,
             **progress_of(params),
         }
-        found, derivative = operators.linearize(
-            self.scan, operands, tangents, known, _KEPT[mode]
-        )
-        linear = next(t.tracer for t in tangents if isinstance(t, TracedTensor))
-        assert isinstance(linear, LinearTracer)
-        return results if linear.is_body else found, derivative
+        return self.scan, known
 
     def of_fixed_sizes(
         self, operands: Sequence[Operand], params: dict[str, Any]
@@ -380,24 +395,21 @@ class While(HigherOrderOp):
         args = roles(("symbol", symbols), ("carry", count), ("invariant", captures))
         inputs = tuple(Port(role, i) for i, role in enumerate(args))
         holds = (Port("predicate"),)
-        carry = numbered("carry", 0, count)
+        results = roles(
+            ("carry", count), ("stacked", len(node.params["body"].outputs) - count)
+        )
+        outputs = tuple(Port(role, i) for i, role in enumerate(results))
         test, body = node.params["test"], node.params["body"]
         regions = (
             Region("test", test, inputs, holds, "at least once"),
-            Region("body", body, inputs, carry, "any times"),
+            Region("body", body, inputs, outputs, "any times"),
         )
-        return Signature(args, roles(("carry", count)), regions)
+        return Signature(args, results, regions)
 
     def with_roles(
         self, params: dict[str, Any], args: Sequence[Role], results: Sequence[Role]
     ) -> dict[str, Any]:
         return dict(params, num_carry=args.count("carry"))
-
-
-def _length(steps: Value) -> Size:
-    """A number of steps as a size: in a trace of fixed sizes too, as users see none."""
-    [number] = bind(item, (steps,), range_params(ValueRange(0, inf), known=True))
-    return current().symbol_of(number, 0)
 
 
 _KEPT: Final[dict[Any, Keep]] = {"save": "cheapest", "recompute": "fewest"}
@@ -550,7 +562,7 @@ def while_loop(
             step the carry, or what is less and will do. "save": what costs least to
             keep or to compute again. "checkpoint", or a `Checkpoint`: a few carries,
             from which the others are made again. The first two have stacks that grow
-            with the number of steps, or of `max_steps` rows.
+            with the number of steps, or have room for `max_steps` rows at once.
         dynamic_carry: The sizes of the carry that steps change, by the names of the
             parameters and by axes: `{"tokens": {0: hf.Dim("n", max=512)}}`. One name
             is one size. Memory is made for `max`, or doubles as it is needed.

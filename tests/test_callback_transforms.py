@@ -160,20 +160,30 @@ def test_custom_jvp_gives_a_callback_a_derivative() -> None:
         agree(f(hf.asarray(X)), 3 * X**2)
 
 
-@pytest.mark.parametrize("mode", ["recompute", "checkpoint"])
-def test_a_result_that_a_repeated_step_reads_is_refused(mode: str) -> None:
+@pytest.mark.parametrize(
+    ("mode", "within"), [("recompute", True), ("checkpoint", False)]
+)
+def test_a_result_that_a_repeated_step_reads_is_refused(
+    mode: str, within: bool
+) -> None:
     def f(x: Any) -> Any:
         def step(i: Any, c: Any) -> Any:
             factor = hf.callback(lambda: 2.0, hf.spec("f32[]"))
             return i + 1, c * factor * c
 
-        return hf.while_loop(lambda i, _: i < 2, step, (0, x), reverse_mode=mode)[1]
+        def loop(x: Any) -> Any:
+            return hf.while_loop(lambda i, _: i < 2, step, (0, x), reverse_mode=mode)[1]
+
+        return (
+            hf.scan(lambda c, _: (loop(c), None), x, length=1)[0] if within else loop(x)
+        )
 
     with pytest.raises(DerivativeError, match="would be called again"):
         hf.grad(f)(hf.asarray(np.float32(1)))
 
 
-def test_with_a_bound_a_loop_may_read_results_in_its_derivative() -> None:
+@pytest.mark.parametrize("most", [None, 4])
+def test_a_loop_may_read_results_in_its_derivative(most: int | None) -> None:
     drawn = iter([2.0, 3.0])
 
     def f(x: Any) -> Any:
@@ -181,7 +191,7 @@ def test_with_a_bound_a_loop_may_read_results_in_its_derivative() -> None:
             factor = hf.callback(lambda: next(drawn), hf.spec("f32[]"))
             return i + 1, c * factor * x
 
-        return hf.while_loop(lambda i, _: i < 2, step, (0, x), max_steps=4)[1]
+        return hf.while_loop(lambda i, _: i < 2, step, (0, x), max_steps=most)[1]
 
     agree(hf.grad(f)(hf.asarray(np.float32(2))), np.float32(3 * 6 * 4))
 

@@ -25,13 +25,13 @@ from hopflow.loop_ir.expr import COMPARE, Expr
 from hopflow.loop_ir.nest import (
     SERIAL,
     Accumulate,
+    Allocate,
     Assign,
     Binding,
     Buffer,
     Copy,
     Declare,
     For,
-    Grow,
     If,
     Let,
     Program,
@@ -567,17 +567,21 @@ def test_constants_are_part_of_the_code_or_linked_to_it(count: int) -> None:
 
 
 def test_a_growing_buffer_keeps_what_it_has() -> None:
-    stack = Buffer("stack", int64, (SIZE, e.index(2)), "arena")
+    rows = Var("rows", int64)
+    stack = Buffer("stack", int64, (e.read(rows), e.index(2)), "arena")
     out = Buffer("out", int64, (SIZE, e.index(2)), "output")
     k, c, d = Var("k", int64), Var("c", int64), Var("d", int64)
     value = e.add(e.mul(e.read(k), e.index(10)), e.read(c))
     native = program(
         [
+            Declare(rows, e.index(0)),
+            Allocate(stack),
             For(
                 k,
                 SIZE,
                 [
-                    Grow(stack, e.read(k)),
+                    Assign(rows, e.add(e.read(k), e.index(1))),
+                    Allocate(stack, again=True, keeps=True),
                     For(c, e.index(2), [Store(stack, (e.read(k), e.read(c)), value)]),
                 ],
             ),

@@ -23,7 +23,6 @@ from hopflow.loop_ir.nest import (
     Copy,
     Declare,
     For,
-    Grow,
     HostCall,
     If,
     Let,
@@ -300,9 +299,8 @@ def test_a_buffer_is_allocated_once_before_it_is_used(ex: Example) -> None:
     refused(ex, "the output `y` is allocated in a part of the program", part)
 
 
-def test_only_a_stack_in_the_arena_grows(ex: Example) -> None:
-    refused(ex, "`y` cannot grow", Grow(ex.y, e.index(0)))
-    refused(ex, "the length must be i64", Grow(ex.a, number(0)))
+def test_only_a_stack_that_has_memory_keeps_its_rows(ex: Example) -> None:
+    refused(ex, "`b` keeps no rows", Allocate(ex.b, keeps=True))
 
 
 # --- loops, barriers, traps -----------------------------------------------------------
@@ -548,8 +546,8 @@ def test_a_program_has_a_stable_text(ex: Example) -> None:
         Call("potrf", (Ref(ex.a, (e.index(3),)), e.index(1)), 0),
         HostCall(0, (Ref(ex.a),), (Ref(ex.b), Ref(ex.wide))),
         Tick(0, e.read(N), e.read(N), ends=True, always=True),
-        Grow(ex.a, e.read(N)),
         Allocate(ex.b),
+        Allocate(ex.b, again=True, keeps=True),
     )
     assert (
         format_program(program)
@@ -581,8 +579,8 @@ program example(n: i64):
     call potrf(a[3], 1) or trap 0
     host 0(a) -> b, wide
     tick 0: n of n ends always
-    grow a for row n
     allocate b[8]
+    allocate b[8] again, which keeps its rows
 """
     )
 

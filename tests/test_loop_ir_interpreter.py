@@ -26,7 +26,6 @@ from hopflow.loop_ir.nest import (
     Copy,
     Declare,
     For,
-    Grow,
     If,
     Let,
     Program,
@@ -293,20 +292,23 @@ def test_a_double_buffered_loop_swaps() -> None:
 
 def test_a_stack_grows_row_by_row() -> None:
     y = buffer("y", "output")
-    stack = buffer("stack", "arena", int64, 0, 2)
-    i, j = integer("i"), integer("j")
+    i, j, rows = integer("i"), integer("j"), integer("rows")
+    stack = Buffer("stack", int64, (e.read(rows), e.index(2)), "arena")
     at = (e.read(i), e.index(1))
+    start: list[Stmt] = [Declare(rows, e.index(0)), Allocate(stack)]
     push: list[Stmt] = [
-        Grow(stack, e.read(i)),
+        Assign(rows, e.add(e.read(i), e.index(1))),
+        Allocate(stack, again=True, keeps=True),
         Store(stack, at, e.mul(e.read(i), e.read(i))),
     ]
     back = e.sub(e.sub(e.read(N), e.index(1)), e.read(j))
     pop = Store(y, (e.read(j),), e.load(stack, (back, e.index(1))))
-    f = program([], [y], each(i, N, [*push]), each(j, N, [pop]), arena=[stack])
+    loops = each(i, N, [*push]), each(j, N, [pop])
+    f = program([], [y], *start, *loops, arena=[stack])
     np.testing.assert_array_equal(run(f, [4], [])[0], [9, 4, 1, 0])
     unread = Store(y, (e.index(0),), e.load(stack, (e.index(0), e.index(1))))
     with pytest.raises(LoopIRError, match=r"`stack\[0, 1\]` is out of range"):
-        run(program([], [y], unread, arena=[stack]), [1], [])
+        run(program([], [y], *start, unread, arena=[stack]), [1], [])
 
 
 def test_what_is_allocated_is_new_in_each_iteration() -> None:

@@ -21,7 +21,6 @@ from hopflow.loop_ir.nest import (
     Call,
     Copy,
     For,
-    Grow,
     If,
     Program,
     Ref,
@@ -148,11 +147,10 @@ def test_what_is_never_used_takes_no_room() -> None:
     assert plan(f).total.attr == 0
 
 
-def test_stacks_and_shared_memory_are_not_in_the_arena() -> None:
-    [stack] = arena("stack", 0, 2)
+def test_what_is_allocated_and_shared_memory_are_not_in_the_arena() -> None:
     shared = Buffer("tile", int64, (e.index(4),), "shared")
     [made] = arena("made", 4)
-    f = program([stack, shared, made], Grow(stack, e.index(0)), Allocate(made))
+    f = program([shared, made], Allocate(made))
     assert offsets(plan(f)) == {}
 
 

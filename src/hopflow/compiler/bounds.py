@@ -39,7 +39,7 @@ def _checked(program: Program, done: dict[Program, Program]) -> Program:
     for function in program.functions:
         if function not in done:
             done[function] = _checked(function, done)
-    pass_ = _Pass(list(program.sites), walk.growing(program.body), done)
+    pass_ = _Pass(list(program.sites), done)
     return replace(
         program,
         body=pass_.body(program.body),
@@ -51,7 +51,6 @@ def _checked(program: Program, done: dict[Program, Program]) -> Program:
 @dataclass
 class _Pass:
     sites: list[Site]
-    growing: set[Buffer]  # their first axis is as long as the program has made it
     functions: dict[Program, Program]  # function -> itself with checks
 
     def body(self, statements: Sequence[Stmt]) -> list[Stmt]:
@@ -87,8 +86,6 @@ class _Pass:
             for axis, (position, extent) in enumerate(
                 zip(at, buffer.shape, strict=False)
             ):
-                if axis == 0 and buffer in self.growing:
-                    continue
                 # Of what is empty the first element is read, and not used.
                 last = e.binary("max", e.sub(extent, e.index(1)), e.index(0))
                 low = e.compare("lt", position, e.index(0))

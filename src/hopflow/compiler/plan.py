@@ -27,7 +27,6 @@ from hopflow.loop_ir.nest import (
     Call,
     Copy,
     For,
-    Grow,
     HostCall,
     If,
     Invoke,
@@ -49,8 +48,8 @@ NDArray: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True, slots=True)
 class ArenaPlan:
-    """Where the buffers of the arena lie; those that grow or are allocated by the
-    program itself or by a thread, or are in shared memory, are not in it.
+    """Where the buffers of the arena lie; those that the program itself or a
+    thread allocates, or that are in shared memory, are not in it.
 
     offsets   bytes from the beginning, multiples of 64, as i64 expressions over the
               program's sizes
@@ -106,11 +105,7 @@ def plan(program: Program) -> ArenaPlan:
 
 
 def _planned(program: Program) -> list[Buffer]:
-    apart = {
-        s.buffer
-        for s in walk.statements(program.body)
-        if isinstance(s, Grow | Allocate)
-    }
+    apart = {s.buffer for s in walk.statements(program.body) if isinstance(s, Allocate)}
     apart.update(*private_buffers(program.body).values())
     return [b for b in program.arena if b.space == "arena" and b not in apart]
 

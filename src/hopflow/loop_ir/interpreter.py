@@ -26,7 +26,6 @@ from hopflow.loop_ir.nest import (
     Copy,
     Declare,
     For,
-    Grow,
     HostCall,
     If,
     Invoke,
@@ -152,7 +151,6 @@ class _Interpreter:
             Tick: self._tick,
             Invoke: self._invoke,
             Trap: self._trap,
-            Grow: self._grow,
             Allocate: self._allocate,
         }
 
@@ -179,14 +177,11 @@ class _Interpreter:
             lane.memory[buffer] = self.allocator.given(array)
         for buffer in program.constants:
             lane.memory[buffer] = self.allocator.given(np.asarray(buffer.data))
-        growing = walk.growing(program.body)
         later = walk.allocated(program.body)
         for buffer in (*program.outputs, *program.arena):
             if buffer in later:
                 continue
             shape = self.shape(buffer, lane)
-            if buffer in growing:
-                shape = (0, *shape[1:])
             if buffer not in offsets and buffer not in lane.memory:
                 lane.memory[buffer] = self.allocator.fresh(buffer, shape)
         shapes = {b: self.shape(b, lane) for b in offsets}
@@ -240,14 +235,14 @@ class _Interpreter:
         memory = lane.memory
         memory[s.a], memory[s.b] = memory[s.b], memory[s.a]
 
-    def _grow(self, s: Grow, lane: Lane) -> None:
-        lane.memory[s.buffer].grow(int(self.value(s.length, lane)) + 1)
-
     def _allocate(self, s: Allocate, lane: Lane) -> None:
         shape = self.shape(s.buffer, lane)
         if any(n < 0 for n in shape):
             raise MemoryError(f"`{s.buffer.name}` of shape {list(shape)}")
-        lane.memory[s.buffer] = self.allocator.fresh(s.buffer, shape)
+        if s.keeps:
+            lane.memory[s.buffer].grow(shape[0])
+        else:
+            lane.memory[s.buffer] = self.allocator.fresh(s.buffer, shape)
 
     def _trap(self, s: Trap, lane: Lane) -> None:
         if self.value(s.test, lane):

@@ -202,10 +202,12 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class WhileLoop:
-    """`carry = body(invariants, carry)` while `test(invariants, carry)`.
+    """`carry, ys = body(invariants, carry)` while `test(invariants, carry)`.
 
     Both graphs take the inputs `(*before, *carry, *after)`: symbols, carry, captures.
-    `body` returns the carry, `test` a bool[]. `max_steps` exceeded is a "limit" trap.
+    `test` returns a bool[], `body` the carry and what is stacked along axis 0, as many
+    rows as there are steps. `max_steps` exceeded is a "limit" trap; stacks then have
+    room for so many rows at once, and else grow.
     A loop that `ticks` tells Python how far it is; it makes no more steps than from the
     first of the `bounds` to the second, if it has them: operands, or constants.
     """

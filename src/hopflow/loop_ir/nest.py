@@ -252,14 +252,6 @@ class Barrier:
 
 
 @dataclass(eq=False, slots=True)
-class Grow:
-    """Make room for one more row in a growing arena buffer (a stack)."""
-
-    buffer: Buffer
-    length: Expr
-
-
-@dataclass(eq=False, slots=True)
 class Allocate:
     """Make memory for a buffer in the arena or an output, of the shape that it has now.
 
@@ -268,10 +260,12 @@ class Allocate:
     enough, there will be twice as much, or more.
 
     again   whether the buffer has memory, of another shape
+    keeps   whether what was in it stays: it is a stack that gets more rows
     """
 
     buffer: Buffer
     again: bool = False
+    keeps: bool = False
 
 
 Stmt: TypeAlias = (
@@ -291,7 +285,6 @@ Stmt: TypeAlias = (
     | Tick
     | Trap
     | Barrier
-    | Grow
     | Allocate
 )
 

@@ -27,7 +27,6 @@ from hopflow.loop_ir.nest import (
     Copy,
     Declare,
     For,
-    Grow,
     HostCall,
     If,
     Invoke,
@@ -259,11 +258,10 @@ def _simple(s: Stmt, text: Callable[..., str]) -> str:
             return f"trap {s.site} if {text(s.test)}{f' with {values}' * bool(values)}"
         case Barrier():
             return f"barrier {s.scope}"
-        case Grow():
-            return f"grow {s.buffer.name} for row {text(s.length)}"
         case Allocate():
             shape = ", ".join(map(text, s.buffer.shape))
-            return f"allocate {s.buffer.name}[{shape}]{' again' * s.again}"
+            how = " again" * s.again + ", which keeps its rows" * s.keeps
+            return f"allocate {s.buffer.name}[{shape}]{how}"
         case _:
             return repr(s)
 

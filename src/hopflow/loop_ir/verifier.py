@@ -23,7 +23,6 @@ from hopflow.loop_ir.nest import (
     Copy,
     Declare,
     For,
-    Grow,
     HostCall,
     If,
     Invoke,
@@ -311,15 +310,12 @@ class _Verifier:
                     self.value(value, value.dtype, "a value")
             case Barrier():
                 self.barrier(s)
-            case Grow():
-                self.written(s.buffer)
-                self.require(
-                    s.buffer.space == "arena" and bool(s.buffer.shape),
-                    f"`{s.buffer.name}` cannot grow: it is no stack in the arena",
-                )
-                self.value(s.length, dtypes.int64, "the length")
             case Allocate():
                 self.allocation(s.buffer, again=s.again)
+                self.require(
+                    not s.keeps or (s.again and bool(s.buffer.shape)),
+                    f"`{s.buffer.name}` keeps no rows: it is no stack that has some",
+                )
             case _:
                 self.fail(f"`{type(s).__name__}` is no statement")
 

@@ -13,7 +13,6 @@ from hopflow.loop_ir.nest import (
     Copy,
     Declare,
     For,
-    Grow,
     HostCall,
     If,
     Invoke,
@@ -94,8 +93,6 @@ def expressions(statement: Stmt) -> tuple[Expr, ...]:
             return (*statement.sizes, *(i for ref in statement.refs for i in ref.at))
         case Trap():
             return (statement.test, *statement.values)
-        case Grow():
-            return (statement.length,)
         case Allocate():
             return statement.buffer.shape
         case _:
@@ -136,11 +133,6 @@ def allocated(body: Sequence[Stmt]) -> dict[Buffer, None]:
     return {s.buffer: None for s in statements(body) if isinstance(s, Allocate)}
 
 
-def growing(body: Sequence[Stmt]) -> set[Buffer]:
-    """The buffers whose first axis `body` makes longer while it runs."""
-    return {s.buffer for s in statements(body) if isinstance(s, Grow)}
-
-
 def loaded(statement: Stmt) -> Iterator[Expr]:
     """The "load" nodes in the expressions of `statement` itself."""
     return (node for node in nodes(*expressions(statement)) if node.op == "load")
@@ -150,7 +142,7 @@ def buffers(statement: Stmt) -> Iterator[Buffer]:
     """The buffers that `statement` itself names, read or written."""
     yield from (node.attr for node in loaded(statement))
     match statement:
-        case Store() | Grow() | Allocate():
+        case Store() | Allocate():
             yield statement.buffer
         case Copy():
             yield from (statement.target, statement.source)
@@ -202,8 +194,6 @@ def replace(statement: Stmt, leaf: Callable[[Expr], Expr | None]) -> None:
         case Trap():
             statement.test = new(statement.test)
             statement.values = tuple(map(new, statement.values))
-        case Grow():
-            statement.length = new(statement.length)
         case Allocate():
             statement.buffer.shape = tuple(map(new, statement.buffer.shape))
         case _:

@@ -159,9 +159,8 @@ class _FunctionEmitter:
     def _allocate(self) -> None:
         """Find memory for the arena, and lay out the buffers in it."""
         f, values, arena = self.f, self.emitter.values, self.arena
-        growing = walk.growing(self.program.body)
         swapped = {b for s in self.all if isinstance(s, Swap) for b in (s.a, s.b)}
-        for buffer in (*growing, *self.allocated):
+        for buffer in self.allocated:
             self.memory.place_in_slot(buffer, "null")
             capacity = f.slot("i64", "capacity")
             f.do(f"store i64 0, ptr {capacity}")

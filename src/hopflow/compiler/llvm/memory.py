@@ -14,7 +14,6 @@ from hopflow.loop_ir.nest import (
     Buffer,
     Call,
     Copy,
-    Grow,
     HostCall,
     Invoke,
     Program,
@@ -234,7 +233,7 @@ def note_aliasing(
     called: dict[Buffer, None] = {}
     for s in all_:
         match s:
-            case Store(buffer) | Copy(buffer) | Grow(buffer):
+            case Store(buffer) | Copy(buffer):
                 written[buffer] = None
             case Swap(a, b):
                 written[a] = written[b] = None

@@ -40,7 +40,6 @@ from hopflow.loop_ir.nest import (
     Copy,
     Declare,
     For,
-    Grow,
     HostCall,
     If,
     Invoke,
@@ -63,8 +62,8 @@ class Emitter:
         self.values = ScalarEvaluator(f, memory)
         self.status = f.slot("i64", "status")
         self.cost = Cost()  # of the innermost open body, so far
-        # Of what has memory of its own: the slots of capacities, in rows (of what
-        # grows) or bytes; of outputs the caller's words for the address and the shape.
+        # Of what has memory of its own: the slots of capacities in bytes; of outputs
+        # the caller's words for the address and the shape.
         self.capacities: dict[Buffer, str] = {}
         self.returned: dict[Buffer, str] = {}
         self.private: dict[For, list[Buffer]] = {}  # what each thread has for itself
@@ -93,7 +92,6 @@ class Emitter:
             Invoke: lambda s: calls.emit(self, s),
             Trap: self._trap,
             Barrier: self._barrier,
-            Grow: self._grow,
             Allocate: self._allocate,
         }
 
@@ -449,9 +447,14 @@ class Emitter:
         double = f.emit(f"shl i64 {capacity}, 1")
         more = f.emit(f"icmp sgt i64 {double}, {size}")
         size = f.emit(f"select i1 {more}, i64 {double}, i64 {size}")
-        free(f, self.memory.pointer(s.buffer))
+        old = self.memory.pointer(s.buffer)
         # Capacities are such that there is nothing to free where this fails.
-        new = allocate(f, size)
+        if s.keeps:
+            new = reallocate(f, old, size)
+            self.no_memory_if(f.emit(f"icmp eq ptr {new}, null"))  # the old one stays
+        else:
+            free(f, old)
+            new = allocate(f, size)
         self.memory.move(s.buffer, new)
         f.do(f"store i64 {size}, ptr {slot}")
         self.no_memory_if(f.emit(f"icmp eq ptr {new}, null"))
@@ -481,31 +484,6 @@ class Emitter:
             faults[0] = f.emit(f"or i1 {faults[0]}, {fault}")
         self.no_memory_if(faults[0])
         return f.emit(f"and i64 {total}, {-multiple}")
-
-    def _grow(self, s: Grow) -> None:
-        """Double the capacity when the row at `length` has no room."""
-        f, name = self.f, self.f.name("grow")
-        slot = self.capacities[s.buffer]
-        length = self.values.value(s.length)
-        capacity = f.emit(f"load i64, ptr {slot}")
-        full = f.emit(f"icmp sge i64 {length}, {capacity}")
-        f.branch_if(full, name, f"end.{name}", RARE)
-        f.start(name)
-        with self.values.scope():
-            doubled = f.emit(f"shl i64 {length}, 1")
-            larger = f.emit(f"add i64 {doubled}, 16")
-            one = (e.index(1), *s.buffer.shape[1:])
-            row = self.values.value(size_in_bytes(one, s.buffer.dtype))
-            size = f.emit(f"mul i64 {larger}, {row}")
-            old = self.memory.pointer(s.buffer)
-            new = reallocate(f, old, size)
-            failed = f.emit(f"icmp eq ptr {new}, null")
-            self.no_memory_if(failed)
-            self.memory.move(s.buffer, new)
-            f.do(f"store i64 {larger}, ptr {slot}")
-        f.branch(f"end.{name}")
-        f.start(f"end.{name}")
-        self.values.forget_loads()
 
 
 def _copy_loops(s: Copy) -> Stmt:

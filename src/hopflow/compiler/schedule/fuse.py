@@ -20,7 +20,6 @@ from hopflow.loop_ir.nest import (
     Copy,
     Declare,
     For,
-    Grow,
     HostCall,
     Invoke,
     Let,
@@ -48,7 +47,7 @@ caches gain nothing from more."""
 _CROSSED = (Let, Declare, Allocate)
 """What may stand between two loops, and then goes before both."""
 
-_ORDERED = (Allocate, Barrier, Call, Copy, Grow, HostCall, Invoke, Swap, Tick, Trap)
+_ORDERED = (Allocate, Barrier, Call, Copy, HostCall, Invoke, Swap, Tick, Trap)
 
 
 def fuse_loops(body: list[Stmt]) -> None:

@@ -18,7 +18,6 @@ from hopflow.loop_ir.nest import (
     Buffer,
     Call,
     For,
-    Grow,
     HostCall,
     Invoke,
     Stmt,
@@ -26,7 +25,7 @@ from hopflow.loop_ir.nest import (
 )
 from hopflow.loop_ir.walk import bodies, statements, uses
 
-_SHARED = (Allocate, Barrier, Grow, HostCall, Invoke)
+_SHARED = (Allocate, Barrier, HostCall, Invoke)
 """What iterations would do to memory that they share."""
 
 
