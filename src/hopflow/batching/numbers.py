@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 from hopflow.errors import TraceError
 from hopflow.graph.core import Graph, Node, Var, vars_of
+from hopflow.graph.regions import carries, signature_of
 from hopflow.graph.rewriting import effects, reader
 from hopflow.ops.item import dim_size, item
-from hopflow.symbolic.size import free_symbols
+from hopflow.symbolic.size import Symbol, free_symbols
 
 __all__ = ["Split", "ask_own_numbers", "split"]
 
@@ -26,12 +27,42 @@ def ask_own_numbers(graph: Graph, batched: Sequence[bool]) -> list[Node]:
     for node in graph.nodes:
         if node.op is not dim_size and not depends.isdisjoint(vars_of(node.args)):
             sizes = free_symbols(*(n for v in node.results for n in v.type.shape))
-            if node.op is item or not known.issuperset(sizes):
+            alike = known | _rows_alike(node, depends)
+            if node.op is item or not alike.issuperset(sizes):
                 asking.append(node)
             else:
                 depends.update(node.results)
         known.add(node.symbol)
     return asking
+
+
+def _rows_alike(node: Node, depends: Collection[Var]) -> set[Symbol | None]:
+    """The sizes that a loop makes by the number of its steps, if that is the same for
+    all examples: what its condition reads depends on none."""
+    if not getattr(node.op, "counts_by_rows", False):
+        return set()
+    signature = signature_of(node)
+    pairs = {pair.result: pair.arg for pair in carries(signature)}
+    args = [isinstance(a, Var) and a in depends for a in node.args]
+    while True:
+        before = list(args)
+        for region in signature.regions:
+            inputs = zip(region.graph.inputs, region.inputs, strict=True)
+            own = {v for v, p in inputs if p.at is not None and args[p.at]}
+            for inner in region.graph.nodes:
+                if not own.isdisjoint(vars_of(inner.args)):
+                    own.update(inner.results)
+            for output, port in zip(region.graph.outputs, region.outputs, strict=True):
+                if output not in own:
+                    continue
+                if port.at is None:
+                    return set()
+                if port.at in pairs:
+                    args[pairs[port.at]] = True
+        if args == before:
+            rows = zip(node.results, signature.results, strict=True)
+            first = [v.type.shape[0] for v, role in rows if role == "stacked"]
+            return {*free_symbols(*first)}
 
 
 class Split(NamedTuple):

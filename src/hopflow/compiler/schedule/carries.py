@@ -1,4 +1,5 @@
-"""The carries of loops: where they live, and how a step gives them new values."""
+"""The carries of loops: where they live, and how a step gives them new values; and the
+stacks of loops of which nobody knows the number of steps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.nest import Allocate, Buffer, Copy, Swap, Var
 from hopflow.loop_ir.walk import nodes, same_shape
-from hopflow.symbolic.size import Symbol
+from hopflow.symbolic.size import Symbol, free_symbols
 
 
 @dataclass(slots=True)
@@ -267,3 +268,53 @@ def _is_elementwise(
 def _is_at(slot: Slot, buffer: Buffer) -> bool:
     place = slot.place
     return isinstance(place, Stored) and place.buffer is buffer and not place.prefix
+
+
+# --- stacks ---------------------------------------------------------------------------
+
+
+def stacks(
+    b: Builder, types: Sequence[TensorType], rows: Var | None, most: int | None
+) -> list[Buffer]:
+    """Memory for what each step adds a row to: at once for `most` rows, if so many are
+    all. The variable `rows` says how many there are."""
+    if rows is None or not types:
+        return []
+    b.symbols.update(dict.fromkeys(_symbols_of_rows(types), e.read(rows)))
+    made = [b.temporary(t, "ys", allocate=False) for t in types]
+    if most is not None:
+        b.assign(rows, e.index(most))
+        for stack in made:
+            b.add(Allocate(stack))
+        b.assign(rows, e.index(0))
+    for stack in made:
+        b.add(Allocate(stack, again=most is not None))
+    return made
+
+
+def push(b: Builder, made: Sequence[Buffer], row: Sequence[Slot], at: Expr) -> None:
+    """Write the last row of each stack, which `rows` counts already."""
+    for stack, slot in zip(made, row, strict=True):
+        b.add(Allocate(stack, again=True, keeps=True))
+        Kernels(b, 0).fill(slot, Stored(slot.type, stack, (at,)))
+
+
+def stacked(
+    b: Builder,
+    made: Sequence[Buffer],
+    types: Sequence[TensorType],
+    uses: Sequence[int],
+    rows: Var | None,
+) -> list[Slot]:
+    """The stacks after the last step, when their number of rows is known."""
+    if rows is not None:
+        for symbol in _symbols_of_rows(types):
+            b.define(symbol, e.read(rows))
+    return [
+        b.slot(Stored(t, stack), n)
+        for stack, t, n in zip(made, types, uses, strict=True)
+    ]
+
+
+def _symbols_of_rows(types: Sequence[TensorType]) -> set[Symbol]:
+    return {s for t in types for s in free_symbols(t.shape[0])}

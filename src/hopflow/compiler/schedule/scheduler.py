@@ -530,7 +530,7 @@ class Scheduler(NodeScheduler):
         ticks = self.ticks(node, self.steps(region)) if region.ticks else None
         if region.max_steps is not None or ticks or types[carry:]:
             steps = b.declare(e.index(0), "steps")
-        stacks = self.growing_stacks(types[carry:], steps, region.max_steps)
+        stacks = carries.stacks(b, types[carry:], steps, region.max_steps)
 
         def inside(k: int) -> list[Slot]:
             graph, (live, hoisted, moved) = graphs[k], prepared[k]
@@ -553,52 +553,15 @@ class Scheduler(NodeScheduler):
             done = b.let(e.read(steps)) if steps is not None else e.index(0)
             if steps is not None:
                 b.assign(steps, e.add(done, e.index(1)))
-            for stack, slot in zip(stacks, results[carry:], strict=True):
-                b.add(Allocate(stack, again=True, keeps=True))
-                Kernels(b, 0).fill(slot, Stored(slot.type, stack, (done,)))
+            carries.push(b, stacks, results[carry:], done)
             carries.update(b, slots, results[:carry])
             if ticks and steps is not None:
                 ticks.step(e.read(steps))
         b.add(While(head, condition, body))
         if ticks and steps is not None:
             ticks.end(e.read(steps))
-        stacked = self.stacked(stacks, types[carry:], uses[carry:], steps)
+        stacked = carries.stacked(b, stacks, types[carry:], uses[carry:], steps)
         return carries.finish(b, slots, types[:carry], uses[:carry]) + stacked
-
-    def growing_stacks(
-        self, types: Sequence[TensorType], rows: LoopVar | None, most: int | None
-    ) -> list[Buffer]:
-        """Memory for what each step adds a row to: at once for `most` rows, if so many
-        are all."""
-        b = self.b
-        if rows is None or not types:
-            return []
-        b.symbols.update(dict.fromkeys(_rows_of(types), e.read(rows)))
-        stacks = [b.temporary(t, "ys", allocate=False) for t in types]
-        if most is not None:
-            b.assign(rows, e.index(most))
-            for stack in stacks:
-                b.add(Allocate(stack))
-            b.assign(rows, e.index(0))
-        for stack in stacks:
-            b.add(Allocate(stack, again=most is not None))
-        return stacks
-
-    def stacked(
-        self,
-        stacks: Sequence[Buffer],
-        types: Sequence[TensorType],
-        uses: Sequence[int],
-        rows: LoopVar | None,
-    ) -> list[Slot]:
-        """The stacks after the last step, which has made their number of rows known."""
-        for symbol in _rows_of(types):
-            assert rows is not None
-            self.b.define(symbol, e.read(rows))
-        return [
-            self.b.slot(Stored(t, stack), n)
-            for stack, t, n in zip(stacks, types, uses, strict=True)
-        ]
 
     def steps(self, region: WhileLoop) -> Expr:
         """The number of steps, if it is known before the first; else -1."""
@@ -682,11 +645,6 @@ class Scheduler(NodeScheduler):
             for (t, buffer), n in zip(ys, uses[carry:], strict=True)
         ]
         return carries.finish(b, slots, types[:carry], uses[:carry]) + stacked
-
-
-def _rows_of(types: Sequence[TensorType]) -> set[Symbol]:
-    """The symbols of the first axes of stacks."""
-    return {s for t in types for s in free_symbols(t.shape[0])}
 
 
 def row(slot: Slot, at: Expr, type_: TensorType) -> Place:
