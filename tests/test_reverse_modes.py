@@ -12,7 +12,13 @@ import hopflow as hf
 from hopflow.compiler.pipeline import lower
 from hopflow.compiler.plan import plan
 from hopflow.errors import LoopLimitError
+from hopflow.graph.parser import parse
+from hopflow.graph.printer import format_graph
+from hopflow.graph.rewriting import eliminate_dead_code
 from hopflow.hops.reverse_modes import _stride
+from hopflow.hops.scan import SCAN
+from hopflow.hops.while_loop import WHILE
+from hopflow.ops.opdef import OPERATIONS
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
@@ -21,6 +27,7 @@ W = np.linspace(0.3, 1.2, 4).astype(np.float32)
 X = np.linspace(1.1, 0.2, 4).astype(np.float32)
 
 CHECKPOINTS = ("checkpoint", hf.Checkpoint(1), hf.Checkpoint(3))
+OPERATORS = {**OPERATIONS, "while_loop": WHILE, "scan": SCAN}
 MODES = [{"reverse_mode": mode} for mode in ("save", "recompute", *CHECKPOINTS)]
 BOUNDED = [
     {"reverse_mode": mode, "max_steps": 12}
@@ -382,3 +389,49 @@ def test_no_step_is_made_more_than_twice_again_by_default() -> None:
     for steps in (2, 10, 1000, 10**6):
         rows = int((2 * steps) ** 0.5) + 2
         assert math.comb(rows - 1 + 2, 2) >= steps
+
+
+# --- stacks ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("most", [None, 6])
+@pytest.mark.parametrize("mode", ["recompute", "save"])
+@pytest.mark.parametrize("step", [lambda y, x: 2 * y, lambda y, x: hf.sin(y) * x])
+def test_the_loop_runs_once_and_stacks_what_the_backward_pass_reads(
+    step: Any, mode: str, most: int | None
+) -> None:
+    """Also where that is nothing: then empty rows tell how many steps there were."""
+
+    def loop(x: Any, n: Any) -> Any:
+        def body(i: Any, y: Any, odd: Any, none: Any) -> Any:
+            return i + 1, step(y, x), hf.logical_not(odd), none
+
+        options: Any = {"reverse_mode": mode, "max_steps": most}
+        first = (0, x, False, None)
+        return hf.while_loop(lambda i, *_: i < n, body, first, **options)[1]
+
+    gradient, jitted = hf.grad(loop), hf.jit(hf.grad(loop))
+    graph = hf.trace(gradient, 0.5, 3).graph
+    eliminate_dead_code(graph)
+    assert [n.op.name for n in graph.nodes if n.graphs] == ["while_loop", "scan"]
+    text = format_graph(graph)
+    assert format_graph(parse(text, OPERATORS)) == text
+    for n in (0, 1, 6):
+        y = hf.asarray(0.7)
+        with hf.debug():
+            want = gradient(y, n).item()
+        got = gradient(y, n).item(), jitted(y, hf.asarray(n)).item()
+        assert got == pytest.approx((want, want), rel=1e-6)
+
+
+def test_examples_that_stop_together_are_one_loop() -> None:
+    def power(x: Any, n: Any) -> Any:
+        return hf.fori_loop(0, n, lambda i, y: y * x, 1.0)
+
+    gradients = hf.jit(hf.vmap(hf.grad(power), in_dims=(0, None)))
+    xs = np.array([0.5, 2.0, 3.0])
+    np.testing.assert_allclose(gradients(xs, hf.asarray(4)), 4 * xs**3)
+    assert [n.op.name for n in gradients.graph.nodes if n.graphs] == [
+        "while_loop",
+        "scan",
+    ]
