@@ -24,8 +24,8 @@ NOISY_RUNS: Final = 4
 SLACK: Final = 16.0
 KINK: Final = 0.6
 """The slopes to the left and to the right are apart by so many times what they are at
-twice the step: by a half where a function is smooth, and by more at a kink. Where a kink
-is so far away that it is less, it moves the slopes of both steps apart, by half of their
+twice the step: by a half where a function is smooth, and by more at a kink. Where a
+kink is so far away that it is less, the slopes of both steps are apart by half of their
 error."""
 
 
