@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hopflow.autograd.linear import linear_tracers
 from hopflow.autograd.rules import tangents
 from hopflow.bind import Interpreter, Operand, Value, bind, current, using
 from hopflow.graph.core import Constant, Graph
@@ -57,7 +58,7 @@ def run_node(
         values = bind(op, operands, params)
         with using(linear or here):
             return values, tangents(op, operands, given, values, params)
-    if linear is None:
+    if linear is None or not any(linear_tracers(given)):  # no operand has a part
         return op.push(operands, given, params)  # type: ignore[no-any-return]
     values, derivative = op.linearize(operands, given, params)
     with using(linear):

@@ -1,6 +1,6 @@
 """`LinearTracer`: a trace of what is done with tangents."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import inf
 from typing import Any
 
@@ -91,8 +91,11 @@ class LinearTracer(Tracer):
 
 def linear_of(tangents: Sequence[Tangent]) -> LinearTracer:
     """Where tangents are computed, of which one at least is not zero."""
-    return next(
-        t.tracer
-        for t in tangents
-        if isinstance(t, TracedTensor) and isinstance(t.tracer, LinearTracer)
-    )
+    return next(linear_tracers(tangents))
+
+
+def linear_tracers(tangents: Sequence[Tangent]) -> Iterator[LinearTracer]:
+    """The linear trace of each tangent that depends on what it is a function of."""
+    for t in tangents:
+        if isinstance(t, TracedTensor) and isinstance(t.tracer, LinearTracer):
+            yield t.tracer

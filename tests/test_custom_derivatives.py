@@ -533,3 +533,19 @@ def test_second_derivatives_need_not_be_symmetric(mode: Any) -> None:
     want = hf.jacrev(hf.grad(lambda x: hf.sum(f(f(x)))))(x).tolist()
     assert want == [[0.0, 9.0], [0.0, 0.0]]
     assert hf.jacrev(hf.grad(looped))(x).tolist() == want
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        lambda y: hf.fori_loop(0, 3, lambda i, z: z * 2.0, y),
+        lambda y: hf.scan(lambda z, _: (z * 2.0, None), y, length=3)[0],
+        lambda y: hf.cond(y > 0, lambda z: z * 8.0, lambda z: z, y),
+    ],
+)
+def test_operators_take_a_tangent_in_which_no_operand_has_a_part(after: Any) -> None:
+    f = hf.custom_jvp(hf.sum)
+    f.defjvps(lambda t, _, x: hf.zeros(()) + 1.0)
+    x = hf.asarray(0.5)
+    assert hf.jvp(lambda x: after(f(x)), (x,), (x,))[1].item() == 8
+    assert hf.grad(lambda x: after(f(x)))(x).item() == 0
