@@ -519,7 +519,8 @@ class _Until(NamedTuple):
         def step(i: Any, _stop: Any, carry: Any, ys: Any) -> Any:
             at = as_value(subtract(subtract(length, 1), i) if reverse else i)
             flat, _ = pytree.flatten(carry)
-            elements = [read_row(x, at) for x in xs]
+            # The body may write to them.
+            elements = [own_copy(read_row(x, at)) for x in xs]
             carry, y = function([*flat, *elements])
             rows, _ = flatten_results(call.name, function, y)
             written = [write_row(a, row, at) for a, row in zip(ys, rows, strict=True)]

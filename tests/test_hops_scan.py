@@ -477,3 +477,19 @@ def test_types_follow_the_sizes_of_the_caller() -> None:
     with interpreted():
         got = outer(np.ones((2, 5), np.float32))
     agree(got, (0.0, np.full((2, 4), 2.0)))
+
+
+@pytest.mark.parametrize("run", RUNNERS, ids=NAMES)
+def test_a_step_of_a_scan_that_may_stop_writes_to_its_own_slice(run: Any) -> None:
+    def step(carry: Any, row: Any) -> Any:
+        row[0] = 9.0
+        return carry + hf.sum(row), row
+
+    def f(x: Any) -> Any:
+        return hf.scan(step, 0.0, x, until=lambda carry: carry > 100.0)
+
+    x = hf.asarray(np.ones((3, 2), np.float32))
+    carry, ys, steps = run(f, x)
+    assert (float(carry), int(steps)) == (30.0, 3)
+    agree(ys, np.array([[9, 1]] * 3))
+    agree(x, np.ones((3, 2)))
