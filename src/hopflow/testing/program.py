@@ -19,7 +19,7 @@ import hopflow
 from hopflow import pytree
 from hopflow.dtypes import DType, as_dtype
 
-__all__ = ["Argument", "Body", "Name", "Program", "Size", "Statement", "walk"]
+__all__ = ["Argument", "Body", "Name", "Program", "Size", "Statement", "bodies", "walk"]
 
 Tree: TypeAlias = Any
 """Names within tuples, lists, dicts and `None`."""

@@ -19,7 +19,7 @@ from hopflow.compiler.compared import Rounded
 from hopflow.dtypes import as_dtype
 from hopflow.hops.base import debug
 from hopflow.testing.plain import Plain
-from hopflow.testing.program import Argument, Program
+from hopflow.testing.program import Argument, Program, bodies, walk
 
 __all__ = ["TRANSFORMS", "Transform"]
 
@@ -199,7 +199,15 @@ def _tape_each(program: Program, plain: Plain) -> list[Array]:
 
 
 def _differentiable(program: Program) -> bool:
-    return bool(floats(program)) and not program.exact
+    # Our rule of a `custom_jvp` is a forward derivative, which a `custom_vjp` has not.
+    rules = (
+        inner.operation
+        for statement in walk(program.main)
+        if statement.operation == "custom_jvp"
+        for body in bodies(statement)
+        for inner in walk(body)
+    )
+    return bool(floats(program)) and not program.exact and "custom_vjp" not in rules
 
 
 def _forward(program: Program) -> bool:
