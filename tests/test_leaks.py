@@ -15,6 +15,7 @@ import pytest
 import hopflow
 from hopflow.errors import HopflowError
 from hopflow.ops import opdef
+from hopflow.symbolic.facts import NOTHING
 
 hf: Any = hopflow
 X = np.random.default_rng(0).normal(size=(64, 8))
@@ -22,9 +23,10 @@ X = np.random.default_rng(0).normal(size=(64, 8))
 
 def left() -> tuple[int, int]:
     """Python's objects, and bytes of this process that are in memory; what tracing
-    remembers of types, up to a bound, is forgotten first."""
+    remembers of types and sizes, up to a bound, is forgotten first."""
     opdef._promoted.clear()
     opdef._inferred.clear()
+    NOTHING._bounds._found.clear()
     gc.collect()
     pages = Path("/proc/self/statm").read_text().split()[1]
     return len(gc.get_objects()), int(pages) * resource.getpagesize()
