@@ -5,6 +5,7 @@ from typing import Any, Final, final
 
 from hopflow import pytree
 from hopflow.autograd.forward import Dual, run_graph
+from hopflow.autograd.linear import linear_of
 from hopflow.batching import operators as batching
 from hopflow.bind import Interpreter, Operand, Value, bind, current, using
 from hopflow.errors import ArgumentTypeError, ElementTypeError, GraphError
@@ -184,7 +185,7 @@ class AssociativeScan(HigherOrderOp):
         tangents: Sequence[Tangent],
         params: dict[str, Any],
     ) -> tuple[Sequence[Value], LinearMap]:
-        linear = next(t.tracer for t in tangents if isinstance(t, TracedTensor))
+        linear = linear_of(tangents)
         values, found = _as_scan(operands, tangents, params, linear)
         return values, lambda _: found
 

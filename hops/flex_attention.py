@@ -7,6 +7,7 @@ from typing import Any, Final, final
 
 from hopflow import dtypes
 from hopflow.autograd.forward import differentiate
+from hopflow.autograd.linear import linear_of
 from hopflow.batching.graphs import bind_again
 from hopflow.batching.operators import each_example
 from hopflow.bind import Interpreter, Operand, Value, bind, current
@@ -64,7 +65,6 @@ from hopflow.ops.reduce import sum as sum_of
 from hopflow.ops.rules import as_flag
 from hopflow.ops.sizes import equals, specialised
 from hopflow.symbolic.size import Size
-from hopflow.trace.functional import TracedTensor
 from hopflow.zeros import LinearMap, Tangent, Zero, instantiate, is_zero
 
 _BLOCK: Final = 128
@@ -255,7 +255,7 @@ class FlexAttention(HigherOrderOp):
         tangents: Sequence[Tangent],
         params: dict[str, Any],
     ) -> tuple[Sequence[Value], LinearMap]:
-        linear = next(t.tracer for t in tangents if isinstance(t, TracedTensor))
+        linear = linear_of(tangents)
         values = bind_again(self, operands, params)
         found = _tangents(values[1], operands, tangents, params, linear)
         return values, lambda _: _of_mean(values, found)

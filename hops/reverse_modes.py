@@ -127,6 +127,10 @@ class _Loop(NamedTuple):
         """The active primals."""
         return _chosen(self.primals, self.active)
 
+    def own_carry(self) -> list[Any]:
+        """The active carry."""
+        return _chosen(self.carry, self.active)
+
     def with_own(self, own: Sequence[Any]) -> "_Loop":
         """The loop with other active primals."""
         rest = iter(own)
@@ -177,6 +181,11 @@ def _has_rules(body: Graph) -> bool:
     )
 
 
+def _leaves(body: Graph) -> list[TensorType]:
+    """The types of the primals."""
+    return [v.type.strong() for v in (*body.operands, *body.captures)]
+
+
 def _chosen(leaves: Sequence[Any], active: Sequence[bool]) -> list[Any]:
     """The active leaves of the primals, or of the carry alone."""
     return [x for x, own in zip(leaves, active, strict=False) if own]
@@ -215,9 +224,27 @@ class _LoopDerivative(HigherOrderOp):
         """The results, in the way that reverse derivatives are taken of."""
         return self.meaning(loop, kept)
 
-    def belongs(self, loop: _Loop) -> Sequence[Any]:
-        """The primals that what is given belongs to."""
+    # What is given, and the results, belong each to one of the primals.
+
+    def takes(self, loop: _Loop) -> Sequence[Any]:
+        """The primals of what is given."""
         raise NotImplementedError
+
+    def gives(self, loop: _Loop) -> Sequence[Any]:
+        """The primals of the results."""
+        raise NotImplementedError
+
+    def fixed(self, loop: _Loop) -> Sequence[Any]:
+        """The first of what is given, which the results are not linear in alone."""
+        return ()
+
+    def transposed(self) -> "_LoopDerivative":
+        raise NotImplementedError
+
+    def infer(self, *types: TensorType, **params: Any) -> tuple[TensorType, ...]:
+        loop = _Loop.of(list(map(Unknown, types)), params)
+        own = self.gives(loop._replace(primals=_leaves(loop.body)))
+        return tuple(loop.in_levels(own))
 
     def graph(
         self,
@@ -227,9 +254,8 @@ class _LoopDerivative(HigherOrderOp):
     ) -> Graph:
         """What a node means, as a graph of its args, over the body's symbols."""
         body: Graph = params["body"]
-        loop = _Loop.of(args, params)
-        leaves = [v.type.strong() for v in (*body.operands, *body.captures)]
-        given = loop.in_levels(self.belongs(loop._replace(primals=leaves)))
+        loop, leaves = _Loop.of(args, params), _leaves(body)
+        given = loop.in_levels(self.takes(loop._replace(primals=leaves)))
         types = loop.args(symbols=(), primals=leaves, steps=COUNTER, given=given)
         tracer = Tracer(None, body.name, env=ShapeEnv(user_line))
         symbols = [v.node.symbol for v in body.symbols if v.node.symbol is not None]
@@ -308,6 +334,20 @@ class _LoopDerivative(HigherOrderOp):
         values, found = differentiate(graph, operands, tangents, linear_of(tangents))
         return values, lambda _: found
 
+    def transpose(
+        self,
+        cotangents: Sequence[Tangent],
+        operands: Sequence[Any],
+        params: dict[str, Any],
+    ) -> Sequence[Tangent | None]:
+        loop = _Loop.of(operands, params)
+        fixed = self.fixed(loop)
+        args = loop.args(given=[*fixed, *map(instantiate, cotangents)])
+        found = bind_again(self.transposed(), args, params)
+        first = len(loop.symbols) + loop.carried + 1 + len(fixed)
+        by_place = dict(enumerate(found, first))
+        return [by_place.get(i) for i in range(len(operands))]
+
     def signature(self, node: Node) -> Signature:
         parts = split_args(self, node.args, node.params)
         symbols, count = len(parts.symbols), node.params["num_carry"]
@@ -350,17 +390,18 @@ class LoopTangents(_LoopDerivative):
 
     name = "loop_tangents"
 
-    def belongs(self, loop: _Loop) -> Sequence[Any]:
+    def takes(self, loop: _Loop) -> Sequence[Any]:
         return loop.own()
 
-    def infer(self, *types: TensorType, **params: Any) -> tuple[TensorType, ...]:
-        loop = _Loop.of(list(map(Unknown, types)), params)
-        inputs = [v.type.strong() for v in loop.body.operands]
-        return tuple(loop.in_levels(_chosen(inputs, loop.active)))
+    def gives(self, loop: _Loop) -> Sequence[Any]:
+        return loop.own_carry()
+
+    def transposed(self) -> _LoopDerivative:
+        return LOOP_COTANGENTS
 
     def meaning(self, loop: _Loop, kept: int | None) -> Sequence[Value]:
         """A loop that carries tangents beside the carry."""
-        count = sum(loop.active[: loop.carried])
+        count = len(loop.own_carry())
         fixed = loop.given[count:]
 
         def step(i: Any, carry: Any, tangents: Any) -> Any:
@@ -377,19 +418,6 @@ class LoopTangents(_LoopDerivative):
         ]
         return found
 
-    def transpose(
-        self,
-        cotangents: Sequence[Tangent],
-        operands: Sequence[Any],
-        params: dict[str, Any],
-    ) -> Sequence[Tangent | None]:
-        loop = _Loop.of(operands, params)
-        args = loop.args(given=list(map(instantiate, cotangents)))
-        found = bind_again(LOOP_COTANGENTS, args, params)
-        first = len(loop.symbols) + loop.carried + 1
-        by_place = dict(enumerate(found, first))
-        return [by_place.get(i) for i in range(len(operands))]
-
 
 @final
 class LoopCotangents(_LoopDerivative):
@@ -397,13 +425,14 @@ class LoopCotangents(_LoopDerivative):
 
     name = "loop_cotangents"
 
-    def belongs(self, loop: _Loop) -> Sequence[Any]:
-        return _chosen(loop.carry, loop.active)
+    def takes(self, loop: _Loop) -> Sequence[Any]:
+        return loop.own_carry()
 
-    def infer(self, *types: TensorType, **params: Any) -> tuple[TensorType, ...]:
-        loop = _Loop.of(list(map(Unknown, types)), params)
-        inputs = [v.type.strong() for v in (*loop.body.operands, *loop.body.captures)]
-        return tuple(loop.in_levels(_chosen(inputs, loop.active)))
+    def gives(self, loop: _Loop) -> Sequence[Any]:
+        return loop.own()
+
+    def transposed(self) -> _LoopDerivative:
+        return LOOP_TANGENTS
 
     def meaning(self, loop: _Loop, kept: int | None) -> Sequence[Value]:
         return _revolve(loop, kept)
@@ -447,19 +476,6 @@ class LoopCotangents(_LoopDerivative):
 
         return values, derivative
 
-    def transpose(
-        self,
-        cotangents: Sequence[Tangent],
-        operands: Sequence[Any],
-        params: dict[str, Any],
-    ) -> Sequence[Tangent | None]:
-        loop = _Loop.of(operands, params)
-        args = loop.args(given=list(map(instantiate, cotangents)))
-        found = bind_again(LOOP_TANGENTS, args, params)
-        first = len(loop.symbols) + loop.carried + 1
-        by_place = dict(enumerate(found, first))
-        return [by_place.get(i) for i in range(len(operands))]
-
     def by_scan(self, loop: _Loop) -> Sequence[Value]:
         """The reverse of a scan, which keeps something of each step."""
         params = {**_as_scan(loop), "length": current().symbol_of(loop.steps, 0)}
@@ -480,13 +496,18 @@ class LoopCurvature(_LoopDerivative):
 
     name = "loop_curvature"
 
-    def belongs(self, loop: _Loop) -> Sequence[Any]:
-        return [*_chosen(loop.carry, loop.active), *loop.own()]
+    def takes(self, loop: _Loop) -> Sequence[Any]:
+        return [*loop.own_carry(), *loop.own()]
 
-    def infer(self, *types: TensorType, **params: Any) -> tuple[TensorType, ...]:
-        loop = _Loop.of(list(map(Unknown, types)), params)
-        inputs = [v.type.strong() for v in (*loop.body.operands, *loop.body.captures)]
-        return tuple(loop.in_levels(_chosen(inputs, loop.active)))
+    def gives(self, loop: _Loop) -> Sequence[Any]:
+        return loop.own()
+
+    def fixed(self, loop: _Loop) -> Sequence[Any]:
+        return loop.given[: len(loop.own_carry())]
+
+    def transposed(self) -> _LoopDerivative:
+        """A second derivative is symmetric."""
+        return self
 
     def meaning(self, loop: _Loop, kept: int | None) -> Sequence[Value]:
         return self.along(loop, lambda loop: _revolve(loop, kept))
@@ -497,7 +518,7 @@ class LoopCurvature(_LoopDerivative):
     def along(
         self, loop: _Loop, gradient: Callable[[_Loop], Sequence[Value]]
     ) -> Sequence[Value]:
-        count = sum(loop.active[: loop.carried])
+        fixed = self.fixed(loop)
 
         def one(given: Sequence[Any], along: Sequence[Any]) -> Sequence[Value]:
             here = loop._replace(given=given, levels=0)
@@ -507,25 +528,9 @@ class LoopCurvature(_LoopDerivative):
             return found
 
         found: Sequence[Value] = _each(one, loop.levels)(
-            list(loop.given[:count]), list(loop.given[count:])
+            list(fixed), list(loop.given[len(fixed) :])
         )
         return found
-
-    def transpose(
-        self,
-        cotangents: Sequence[Tangent],
-        operands: Sequence[Any],
-        params: dict[str, Any],
-    ) -> Sequence[Tangent | None]:
-        """A second derivative is its own."""
-        loop = _Loop.of(operands, params)
-        count = sum(loop.active[: loop.carried])
-        own = list(map(instantiate, cotangents))
-        args = loop.args(given=[*loop.given[:count], *own])
-        found = bind_again(self, args, params)
-        first = len(loop.symbols) + loop.carried + 1 + count
-        by_place = dict(enumerate(found, first))
-        return [by_place.get(i) for i in range(len(operands))]
 
 
 LOOP_TANGENTS = LoopTangents()

@@ -57,3 +57,9 @@ def test_exact_results_have_the_same_bits() -> None:
     exact = Expected(lambda _: [X], exact=True)
     assert exact.wrong([np.nextafter(X, 9)]) is not None
     assert exact.wrong([X]) is None
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64])
+def test_large_integers_are_apart(dtype: Any) -> None:
+    large = np.array([2**53], dtype)
+    assert "1 away" in (Expected(lambda _: [large]).wrong([large + dtype(1)]) or "")

@@ -150,8 +150,9 @@ def _finite(x: Array) -> Array:
 
 def _apart(a: Array, b: Array) -> float:
     """The largest distance of two elements."""
+    least = 0.0 if as_dtype(b.dtype).is_float else 1.0  # which large integers lose
     with np.errstate(invalid="ignore"):
-        apart = np.abs(_wide(a) - _wide(b))
+        apart = np.maximum(np.abs(_wide(a) - _wide(b)), least)
     same = np.asarray(a == b) | (np.isnan(_wide(a)) & np.isnan(_wide(b)))
     return float(np.max(np.where(same, 0.0, apart), initial=0.0))
 

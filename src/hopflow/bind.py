@@ -175,7 +175,8 @@ class _Slots:
                 -> what stands for its result, or None if there is no proxy among them
                 (filled by `fx`)
     stand_in    what stands for a tensor where that does not reach, if anything does
-                (filled by `trace.captures`)
+                (filled by `trace.stand_ins`)
+    scan        the operator, for rules of operations (filled by `hops.scan`)
     """
 
     eager: Interpreter
