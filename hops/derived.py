@@ -24,7 +24,7 @@ from hopflow.errors import ArgumentTypeError, OperatorError
 from hopflow.graph.core import Graph, size_of
 from hopflow.graph.interpreter import interpret
 from hopflow.graph.regions import Port, Region, Runs, Signature, roles
-from hopflow.graph.types import TensorType, may_be
+from hopflow.graph.types import TensorType, differing
 from hopflow.hops.bodies import (
     Body,
     Function,
@@ -420,13 +420,12 @@ def check_inferred(op: Any, meaning: Graph, found: Sequence[TensorType]) -> None
     Raises:
         OperatorError: the class's own `infer` gives other types than `debug` has.
     """
-    wanted = meaning.out_types
-    if len(wanted) != len(found) or not all(map(may_be, wanted, found)):
-        expected, got = (", ".join(map(str, row)) for row in (wanted, found))
+    if texts := differing(meaning.out_types, found):
+        wanted, got = texts
         raise OperatorError(
             f"{op.name}: `{type(op).__name__}.infer` must give the types of what "
-            f"`debug` returns and writes, ({expected}), and gives ({got}). Leave it "
-            "out: it follows from `debug`."
+            f"`debug` returns and writes, {wanted}, and gives {got}. Leave it out: it "
+            "follows from `debug`."
         )
 
 

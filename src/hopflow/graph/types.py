@@ -108,3 +108,14 @@ def may_be(a: TensorType, b: TensorType) -> bool:
             if isinstance(n, int) and isinstance(m, int)
         )
     )
+
+
+def differing(
+    expected: Sequence[TensorType], found: Sequence[TensorType]
+) -> tuple[str, str] | None:
+    """Both rows of types as messages print them, if values of the one may not be those
+    of the other."""
+    if len(expected) == len(found) and all(map(may_be, expected, found)):
+        return None
+    wanted, got = (", ".join(map(str, row)) for row in (expected, found))
+    return f"({wanted})", f"({got})"

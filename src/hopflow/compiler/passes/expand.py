@@ -19,7 +19,7 @@ from hopflow.graph.core import (
 )
 from hopflow.graph.regions import bind_symbols, has_regions, own_regions
 from hopflow.graph.rewriting import inline, replace_uses, substitute_symbols
-from hopflow.graph.types import SYMBOL_TYPE, may_be
+from hopflow.graph.types import SYMBOL_TYPE, differing
 from hopflow.loop_ir.kernels import Inline
 from hopflow.symbolic.size import Size, Symbol
 
@@ -67,11 +67,11 @@ def _check(node: Node, region: Inline) -> None:
         ("take the operands that come with it", given, takes),
         ("return the results of the node", has, graph.out_types),
     ):
-        if len(expected) != len(found) or not all(map(may_be, expected, found)):
-            wanted, got = (", ".join(map(str, row)) for row in (expected, found))
+        if texts := differing(expected, found):
+            wanted, got = texts
             raise OperatorError(
                 f"{node.op.name}: the graph that `{type(node.op).__name__}.lower` puts "
-                f"in its place must {what}: ({wanted}), and not ({got}). Trace what "
+                f"in its place must {what}: {wanted}, and not {got}. Trace what "
                 "`debug` does."
             )
 
