@@ -525,14 +525,10 @@ def tanh_loop(ex: Example) -> list[Stmt]:
 
 def test_progress_is_told_in_order_in_integers(ex: Example) -> None:
     one = e.index(1)
-    verify(ex.program(loop(ex.i, [Tick(0, e.read(ex.i), one)])))
+    for kind in ("serial", "threads"):
+        verify(ex.program(loop(ex.i, [Tick(0, e.read(ex.i), one)], kind)))
     refused(ex, "site 1 is none of the program's 1", Tick(1, one, one))
     refused(ex, "the number of steps must be i64", Tick(0, number(0), one))
-    refused(
-        ex,
-        "Python is called in the independent loop",
-        loop(ex.i, [Tick(0, one, one)], "threads"),
-    )
 
 
 def test_a_program_has_a_stable_text(ex: Example) -> None:

@@ -1,5 +1,6 @@
 """`progress=`: what loops tell of their steps, to whom, how often, in which modes."""
 
+import functools
 import io
 import re
 import sys
@@ -34,6 +35,8 @@ every_meaning = pytest.mark.parametrize(
 
 
 class Told(list[tuple[int, int | None]]):
+    __hash__ = object.__hash__  # type: ignore[assignment]  # subgraphs close over it
+
     def __call__(self, done: int, total: int | None) -> None:
         self.append((done, total))
 
@@ -152,6 +155,34 @@ def test_a_loop_in_a_loop_is_told_of_as_seldom(run: Any, told: Told) -> None:
     assert outer[-1] == (500, 500)
     assert inner[0] == (0, 3)
     assert max(len(inner), len(outer)) <= most
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("calls", [1, 2], ids=["inlined", "function"])
+def test_a_loop_in_a_map_is_told_of_as_seldom(
+    threads: int, calls: int, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @hf.subgraph  # type: ignore[untyped-decorator]
+    def decayed(x: Any) -> Any:
+        x = hf.tanh(x @ x @ x)
+        step = lambda c, _: (hf.tanh(c @ x) * 0.3 + x, None)  # noqa: E731
+        return hf.scan(step, x, length=30, progress=told)[0]
+
+    def f(x: Any) -> Any:
+        def several(x: Any) -> Any:
+            return functools.reduce(lambda x, _: decayed(x), range(calls), x)
+
+        return hf.map(several, x)
+
+    monkeypatch.setattr(hf.config, "num_threads", threads)
+    x, compiled = np.ones((500, 3, 3)), jit(f)
+    compiled(x)
+    told.clear()
+    begun = time.monotonic()
+    compiled(x)
+    assert told[0] == (0, 30)
+    assert len(told) <= calls * (3 + (time.monotonic() - begun) / 0.1)
+    agree(compiled(x)[:2], run_debug(f, x[:2]))
 
 
 def test_slow_steps_are_told_of_one_by_one(told: Told) -> None:

@@ -189,7 +189,8 @@ class HostCall:
 
 @dataclass(eq=False, slots=True)
 class Tick:
-    """Tell Python how far a loop is, unless it was told of this site a moment ago.
+    """Tell Python how far a loop is, unless it was told of this site a moment ago, or
+    another thread has begun the program.
 
     done    the number of steps that were taken
     total   of all; negative: not known

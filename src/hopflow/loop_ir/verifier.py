@@ -295,7 +295,6 @@ class _Verifier:
                 self.site(s.site)
                 self.value(s.done, dtypes.int64, "the number of steps")
                 self.value(s.total, dtypes.int64, "the number of all steps")
-                self.calls_python()
             case Invoke():
                 self.invoke(s)
             case Trap():

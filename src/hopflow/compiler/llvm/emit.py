@@ -15,6 +15,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from hopflow.compiler.llvm import host_calls
 from hopflow.compiler.llvm.cost import FUEL, RELEASE, Cost
 from hopflow.compiler.llvm.expressions import ScalarEvaluator
 from hopflow.compiler.llvm.memory import (
@@ -242,6 +243,8 @@ class _EntryEmitter(_FunctionEmitter):
 
     def _parameters(self) -> None:
         f, program = self.f, self.program
+        if any(site.kind == "progress" for site in program.sites):
+            host_calls.start_ticks(f, len(program.sites))
         position = HEADER
         for var in program.sizes:
             word = f.emit(f"getelementptr i64, ptr %block, i64 {position}")

@@ -9,7 +9,8 @@ so a moment ago.
 from typing import TYPE_CHECKING, Final
 
 from hopflow.compiler.llvm.cost import FUEL, Cost
-from hopflow.compiler.llvm.module import OPAQUE, RARE
+from hopflow.compiler.llvm.module import OPAQUE, RARE, Function
+from hopflow.compiler.llvm.stubs import TOLD
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.nest import HostCall, Tick
 
@@ -51,7 +52,7 @@ def emit_tick(emitter: "Emitter", s: Tick) -> None:
     """
     f, values = emitter.f, emitter.values
     done, total = values.value(s.done), values.value(s.total)
-    fuel, words = emitter.ticks(s.site)
+    fuel = emitter.ticks(s.site)
     call, onward = f.name("tick"), f.name("ticked")
     cost = emitter.cost
     if s.always or cost.unbounded or cost.polls:
@@ -65,15 +66,11 @@ def emit_tick(emitter: "Emitter", s: Tick) -> None:
         f.branch_if(f.emit(f"icmp slt i64 {rest}, 0"), call, onward, RARE)
     f.start(call)
     f.do(f"store i64 {FUEL}, ptr {fuel}")
-    for k, word in enumerate((done, total)):
-        to = f.emit(f"getelementptr i64, ptr {words}, i64 {k}")
-        f.do(f"store i64 {word}, ptr {to}")
     f.module.external(
-        "preserve_mostcc i64 @hf_tick(ptr, i64, ptr, i64)", f"cold {OPAQUE}"
+        "preserve_mostcc i64 @hf_tick(ptr, i64, i64, i64, i64)", f"cold {OPAQUE}"
     )
-    given = (
-        f"ptr %block, i64 {emitter.site(s.site)}, ptr {words}, i64 {s.ends + s.always}"
-    )
+    words = (emitter.site(s.site), done, total, str(s.ends + s.always))
+    given = ", ".join(("ptr %block", *(f"i64 {word}" for word in words)))
     failed = f.emit(f"call preserve_mostcc i64 @hf_tick({given})")
     emitter.stop_if(f.emit(f"icmp ne i64 {failed}, 0"), onward)
     f.start(onward)
@@ -81,3 +78,11 @@ def emit_tick(emitter: "Emitter", s: Tick) -> None:
 
 _TICK: Final = 4
 """The cost of the countdown itself."""
+
+
+def start_ticks(f: Function, sites: int) -> None:
+    """Make the words that say when each site was told of: one table for all functions
+    and parts, which may be called far more often than there is something to tell."""
+    table = f.early_slot(f"[{sites} x [2 x i64]]", "told", "zeroinitializer")
+    to = f.emit(f"getelementptr i64, ptr %block, i64 {TOLD}")
+    f.do(f"store ptr {table}, ptr {to}")

@@ -48,11 +48,12 @@ def emit(emitter: "Emitter", s: For) -> None:
     private = emitter.private[s]
     variables, named = _captured(s)
     buffers = [b for b in named if b not in private]
-    cells = f.slot(f"[{len(variables) + len(buffers)} x i64]", "cells", 8)
     given = [
         *((register_type(v.dtype), emitter.values.value(e.read(v))) for v in variables),
         *(("ptr", emitter.memory.pointer(b)) for b in buffers),
+        ("i64", emitter.first_site or "0"),
     ]
+    cells = f.slot(f"[{len(given)} x i64]", "cells", 8)
     for k, (type_, register) in enumerate(given):
         cell = f.emit(f"getelementptr i64, ptr {cells}, i64 {k}")
         f.do(f"store {type_} {register}, ptr {cell}")
@@ -65,10 +66,6 @@ def emit(emitter: "Emitter", s: For) -> None:
     go_on, stop = f.name("joined"), f.name("stopped")
     f.branch_if(f.emit(f"icmp ne i64 {status}, 0"), stop, go_on, RARE)
     f.start(stop)
-    if emitter.first_site:  # the part knows of its own sites only
-        moved = f.emit(f"add i64 {status}, {emitter.first_site}")
-        traps = f.emit(f"icmp sgt i64 {status}, 0")
-        status = f.emit(f"select i1 {traps}, i64 {moved}, i64 {status}")
     emitter.leave(status)
     f.start(go_on)
     emitter.values.forget_loads()
@@ -111,6 +108,9 @@ def _define(
     for k, buffer in enumerate(buffers, start=len(variables)):
         cell = f.emit(f"getelementptr i64, ptr %cells, i64 {k}")
         inner.memory.place(buffer, f.emit(f"load ptr, ptr {cell}"))
+    if emitter.first_site:
+        cell = f.emit(f"getelementptr i64, ptr %cells, i64 {len(variables + buffers)}")
+        inner.first_site = f.emit(f"load i64, ptr {cell}")
     slots = _allocate(inner, s, emitter.private[s])
     f.branch("first")
     f.start("first")

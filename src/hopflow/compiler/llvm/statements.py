@@ -72,7 +72,7 @@ class Emitter:
         self.polls = False  # whether it does
         self.may_poll = True
         self._fuel = ""
-        self._ticks: dict[int, tuple[str, str]] = {}
+        self._ticks: dict[int, str] = {}
         self._depth = 0  # of loops
         self._stops: dict[int, str] = {}
         self._emit: dict[type, Callable[[Any], None]] = {
@@ -373,11 +373,10 @@ class Emitter:
             self._fuel = self.f.slot("i64", "fuel")
         return self._fuel
 
-    def ticks(self, site: int) -> tuple[str, str]:
-        """The slots of a site's countdown, and of its words and when it was told."""
+    def ticks(self, site: int) -> str:
+        """The slot of a site's countdown."""
         if site not in self._ticks:
-            words = self.f.early_slot("[3 x i64]", "told", "zeroinitializer")
-            self._ticks[site] = self.f.early_slot("i64", "fuel", "0"), words
+            self._ticks[site] = self.f.early_slot("i64", "fuel", "0")
         return self._ticks[site]
 
     def _burn(self, amount: str) -> str:

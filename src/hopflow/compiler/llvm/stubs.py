@@ -21,7 +21,10 @@ TRAP_VALUES: Final = 3  # two words
 FLAG: Final = 5  # in a thread that helps: the address of the flag that it is to stop
 JOB: Final = 6  # in the thread that leads: the loop over threads that it is in, or 0
 HOST: Final = 7  # the callable that a `HostCall` calls
-HEADER: Final = 8  # words before the parameters
+TOLD: Final = (
+    8  # two words for each site that tells progress: when it did, whether an end
+)
+HEADER: Final = 9  # words before the parameters
 
 # What a program returns besides 0 and, from 1 on, `site + 1` of a trap.
 INTERRUPTED: Final = -1
@@ -284,29 +287,43 @@ stop:
 }}
 """
 
-# `ends` is 1 for the end of a loop, and 2 for that of one that no loop is around.
+# `ends` is 1 for the end of a loop, and 2 for that of one that no loop is around in its
+# function, of which the first is told however early. Threads that help tell nothing.
 _TICK: Final = f"""
 define preserve_mostcc i64 @hf_tick(
-    ptr %block, i64 %site, ptr %words, i64 %ends) nounwind {{
+    ptr %block, i64 %site, i64 %done, i64 %total, i64 %ends) nounwind {{
 entry:
-  %done = load i64, ptr %words
-  %to.total = getelementptr i64, ptr %words, i64 1
-  %total = load i64, ptr %to.total
+  %words = alloca [2 x i64]
+  %to.flag = getelementptr i64, ptr %block, i64 {FLAG}
+  %flag = load ptr, ptr %to.flag
+  %helps = icmp ne ptr %flag, null
   %is.all = icmp eq i64 %done, %total
   %is.step = icmp eq i64 %ends, 0
   %is.told = and i1 %is.all, %is.step
-  br i1 %is.told, label %on, label %look
+  %is.quiet = or i1 %helps, %is.told
+  br i1 %is.quiet, label %on, label %look
 look:
+  %to.told = getelementptr i64, ptr %block, i64 {TOLD}
+  %told = load ptr, ptr %to.told
+  %to.clock = getelementptr [2 x i64], ptr %told, i64 %site
+  %to.ended = getelementptr i64, ptr %to.clock, i64 1
   %now = call i64 @now()
-  %to.clock = getelementptr i64, ptr %words, i64 2
   %last = load i64, ptr %to.clock
   %elapsed = sub i64 %now, %last
   %is.late = icmp sge i64 %elapsed, {TICK_EVERY}
+  %ended = load i64, ptr %to.ended
+  %is.end = icmp sgt i64 %ends, %ended
   %always = icmp eq i64 %ends, 2
-  %tells = or i1 %is.late, %always
+  %is.first = and i1 %is.end, %always
+  %tells = or i1 %is.late, %is.first
   br i1 %tells, label %tell, label %on
 tell:
   store i64 %now, ptr %to.clock
+  %latest = call i64 @llvm.smax.i64(i64 %ended, i64 %ends)
+  store i64 %latest, ptr %to.ended
+  store i64 %done, ptr %words
+  %to.total = getelementptr i64, ptr %words, i64 1
+  store i64 %total, ptr %to.total
   %status = call i64 @hf_call(ptr %block, i64 %site, ptr %words)
   ret i64 %status
 on:

@@ -54,7 +54,7 @@ class Builder:
     """A program in the making. `statements` is the list that is being written.
 
     loop     a token for the innermost loop body: which buffers may be changed in place
-    loops    of each loop around, whether its steps may run side by side
+    depth    how many loops are around
     owners   for each buffer of the arena, the loop whose every step may overwrite it
     mutable  the variables that may be assigned again
     slots    all values that may still be read
@@ -66,7 +66,7 @@ class Builder:
         self.statements: list[Stmt] = self.program.body
         self.target = target
         self.loop: object = self
-        self.loops: list[bool] = []
+        self.depth = 0
         self.owners: dict[Buffer, object] = {}
         self.slots: list[Slot] = []
         self.symbols: dict[Symbol, Expr] = {}
@@ -139,24 +139,17 @@ class Builder:
             self.statements = before
 
     @contextmanager
-    def loop_body(
-        self, statements: list[Stmt], token: object, *, independent: bool = False
-    ) -> Iterator[list[Stmt]]:
+    def loop_body(self, statements: list[Stmt], token: object) -> Iterator[list[Stmt]]:
         """Write the body of a loop: what it writes anew each step is its own."""
         before = self.loop
         self.loop = token
-        self.loops.append(independent)
+        self.depth += 1
         try:
             with self.into(statements):
                 yield statements
         finally:
             self.loop = before
-            self.loops.pop()
-
-    @property
-    def is_independent(self) -> bool:
-        """Whether a loop around may have steps that run side by side."""
-        return any(self.loops)
+            self.depth -= 1
 
     def let(self, value: Expr, name: str = "t") -> Expr:
         """`value`, computed here and now."""

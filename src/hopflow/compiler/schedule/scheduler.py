@@ -575,12 +575,10 @@ class Scheduler(NodeScheduler):
         )
         return self.b.let(e.binary("max", e.sub(last, first), e.index(0)))
 
-    def ticks(self, node: Node, total: Expr) -> Ticks | None:
-        """How a loop tells of its steps; not at all, where loops run side by side."""
-        if self.b.is_independent:
-            return None
+    def ticks(self, node: Node, total: Expr) -> Ticks:
+        """How a loop tells of its steps."""
         site = self.b.site("progress", node.meta.get("number", 0))
-        ticks = Ticks(self.b, site, total, is_outermost=not self.b.loops)
+        ticks = Ticks(self.b, site, total, is_outermost=not self.b.depth)
         ticks.step(e.index(0))
         return ticks
 
@@ -618,7 +616,7 @@ class Scheduler(NodeScheduler):
         if region.reverse:
             at = e.sub(e.sub(length, e.index(1)), at)
         ticks = self.ticks(node, length) if region.ticks else None
-        with b.loop_body([], token, independent=region.independent) as body:
+        with b.loop_body([], token) as body:
             inner = graph.inputs[before : before + carry + xs]
             carries.begin_step(b, slots, inner[:carry])
             places = [c.place for c in slots]
