@@ -20,7 +20,7 @@ from hopflow.errors import (
 )
 from hopflow.graph.core import Constant, Graph
 from hopflow.graph.rewriting import read_vars, symbols_read
-from hopflow.graph.types import TensorType
+from hopflow.graph.types import SYMBOL_TYPE, TensorType
 from hopflow.ops.opdef import (
     OPERATIONS,
     as_operand,
@@ -46,6 +46,7 @@ __all__ = [
     "Function",
     "Recorder",
     "Written",
+    "add_inputs",
     "as_value",
     "captured_write",
     "cast_output",
@@ -476,13 +477,31 @@ def close_bodies(
     for graph in graphs:
         graph.name_inputs()
     parent = current()
-    return Closed(
-        graphs,
-        [TracedTensor(parent, parent.symbol(s)) for s in symbols]
-        if isinstance(parent, Tracer)
-        else [],
-        [union[k].origin for k in kept],
-    )
+    closed = Closed(graphs, [], [union[k].origin for k in kept])
+    if isinstance(parent, Tracer):
+        closed.symbols += [TracedTensor(parent, parent.symbol(s)) for s in symbols]
+    return closed
+
+
+def add_inputs(
+    closed: Closed, symbols: Sequence[Symbol], captures: Sequence[Value]
+) -> None:
+    """Pass these too, behind those that are passed: the graphs do not read them."""
+    parent = current()
+    assert isinstance(parent, Tracer)
+    for graph in closed.graphs:
+        known = {var.node.symbol for var in graph.symbols}
+        own, rest = list(graph.symbols), graph.inputs[len(graph.symbols) :]
+        graph.inputs = own
+        new = [s for s in symbols if s not in known]
+        for symbol in new:
+            graph.add_input(SYMBOL_TYPE, symbol.name, "symbol", symbol)
+        graph.inputs += rest
+        for tensor in captures:
+            graph.add_input(tensor.type, "read", "capture")
+        graph.name_inputs()
+    closed.symbols += [TracedTensor(parent, parent.symbol(s)) for s in new]
+    closed.captures += captures
 
 
 def _put_symbols_first(

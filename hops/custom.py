@@ -6,7 +6,6 @@ later a call is a node of the function's graph, which keeps the rules.
 
 import functools
 import inspect
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -54,9 +53,10 @@ from hopflow.symbolic.size import Size
 from hopflow.trace.functional import TracedTensor
 from hopflow.trace.own_writes import OwnWritesOnly, apart
 from hopflow.trace.rollback import mark, rollback
+from hopflow.trace.scouting import for_nothing, scouted
 from hopflow.trace.source import name_of, where
-from hopflow.trace.stand_ins import Known, Read, noting
-from hopflow.trace.tracer import Tracer, trace_into
+from hopflow.trace.stand_ins import Known, Read
+from hopflow.trace.tracer import Tracer
 from hopflow.zeros import LinearMap, Tangent, Zero, instantiate, is_zero
 
 __all__ = ["custom_jvp", "custom_vjp"]
@@ -182,7 +182,7 @@ class _Custom(Ruled):
             return
         self.checked.add(key)
         try:
-            with _for_nothing():
+            with for_nothing():
                 [body] = CUSTOM.trace_bodies(CUSTOM.prepare(use, list(leaves)))
         except Exception:
             return  # it may do what only values allow
@@ -195,25 +195,16 @@ class _Custom(Ruled):
     def reads(
         self, tracer: Interpreter, use: Use, operands: Sequence[Operand]
     ) -> tuple[Read, ...]:
-        """What the rules read of outside. They are traced to find it, but in one of
-        them: what they read when called by themselves they read the first time."""
+        """What the rules read of outside."""
         key = _kind(use, operands)
-        if not isinstance(tracer, Tracer) or key in self.closed or self in _scouted.all:
+        if not isinstance(tracer, Tracer) or key in self.closed:
             return ()
-        scout = Tracer(tracer, self.name, path=tracer.path)
-        _scouted.all.append(self)
-        with noting(tracer) as found:
-            try:
-                with _for_nothing():
-                    trace_into(scout, self.try_rules, (use, scout, operands))
-            except Exception:
-                pass  # the rule is run again where a derivative is asked for
-            else:
-                if not (found or self.static):
-                    self.closed.add(key)
-            finally:
-                _scouted.all.pop()
-        return tuple([Read(x, scout.is_adopted(x)) for x in found.values()])
+        found = scouted(
+            self, self.name, tracer, lambda scout: self.try_rules(use, scout, operands)
+        )
+        if found.is_known and not (found.reads or self.static):
+            self.closed.add(key)
+        return found.reads
 
     def try_rules(self, use: Use, tracer: Tracer, operands: Sequence[Operand]) -> None:
         """Run the rules on operands of these types."""
@@ -230,27 +221,6 @@ _REFUSAL: Final = "its rules could not tell of that. Return the new value instea
 
 def _kind(use: Use, operands: Sequence[Operand]) -> Any:
     return use.spec, tuple([(o.type.dtype, o.type.ndim) for o in operands])
-
-
-class _Scouted(threading.local):
-    """The functions whose rules are run to see what they read."""
-
-    def __init__(self) -> None:
-        self.all: list[_Custom] = []
-
-
-_scouted = _Scouted()
-
-
-@contextmanager
-def _for_nothing() -> Iterator[None]:
-    """Take back all that is added to present traces within the block."""
-    tracer = current()
-    marks = mark(tracer) if isinstance(tracer, Tracer) else []
-    try:
-        yield
-    finally:
-        rollback(marks)
 
 
 def _interpreter(operands: Sequence[Operand]) -> Interpreter | None:

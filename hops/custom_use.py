@@ -22,7 +22,7 @@ from hopflow.pytree import Spec
 from hopflow.symbolic.size import Size
 from hopflow.trace.own_writes import own_writes_only
 from hopflow.trace.source import name_of
-from hopflow.trace.stand_ins import Known, Read, stand_in, standing_in
+from hopflow.trace.stand_ins import Known, Read, run_elsewhere
 from hopflow.zeros import LinearMap, Tangent, Unknown
 
 __all__ = ["Ruled", "Use"]
@@ -113,11 +113,7 @@ class Use:
             MutationError: it writes to what it has not made.
         """
         with own_writes_only(self._writes):
-            if self.below is None and not self.reads:
-                return rule()
-            first = len(values) - len(self.reads)
-            with standing_in(self.reads, values[first:], self.below):
-                return pytree.tree_map(stand_in, rule())
+            return run_elsewhere(rule, self.reads, values, self.below)
 
     def _writes(self, type_: TensorType) -> MutationError:
         return MutationError(

@@ -44,6 +44,7 @@ from hopflow.hops.own_rules import (
     Kind,
     KindOfCall,
     Leaf,
+    also_reading,
     filled,
     keys_of,
 )
@@ -356,6 +357,7 @@ def trace(op: Any, call: Given) -> Any:
     _capture_operands(bodies)
     closed = close_bodies(bodies)
     params = _params(op, call, functions, closed.graphs, body.spec)
+    also_reading(op, closed, params)
     args = [*closed.symbols, *call.operands, *closed.captures]
     found = bind(op, args, params)
     commit(targets, found[results:])

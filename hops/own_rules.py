@@ -8,7 +8,7 @@ and examples as other arguments have.
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from hopflow import pytree
@@ -17,8 +17,9 @@ from hopflow.autograd.forward import Dual, differentiate, run_graph
 from hopflow.autograd.linear import LinearTracer, linear_of
 from hopflow.autograd.pullback import pulled_by
 from hopflow.autograd.rules import is_differentiable
+from hopflow.autograd.twins import input_like
 from hopflow.batching.graphs import bind_again
-from hopflow.bind import Interpreter, Operand, Value, using
+from hopflow.bind import Interpreter, Operand, Value, current, using
 from hopflow.errors import DerivativeError, OperatorError, ResultTypeError
 from hopflow.graph.core import Graph, map_graphs
 from hopflow.graph.interpreter import interpret
@@ -28,6 +29,7 @@ from hopflow.graph.types import SYMBOL_TYPE, TensorType, may_be
 from hopflow.hops.bodies import (
     Closed,
     Function,
+    add_inputs,
     as_value,
     check_rule,
     close_bodies,
@@ -40,6 +42,9 @@ from hopflow.hops.bodies import (
 )
 from hopflow.ops.opdef import OpDef
 from hopflow.pytree import Spec
+from hopflow.trace.scouting import scouted
+from hopflow.trace.stand_ins import Read, run_elsewhere
+from hopflow.trace.tracer import Tracer
 from hopflow.zeros import LinearMap, Tangent, Unknown, Zero, added, instantiate, is_zero
 
 ARGUMENTS: Final = "arguments"
@@ -195,6 +200,7 @@ class Arguments:
     spec     the structure of (args, kwargs)
     kinds    by the name of a function the kinds of its calls
     returns  the structure of the result
+    reads    what the class's own rules read of outside: the last captures
     """
 
     op: Any
@@ -202,6 +208,7 @@ class Arguments:
     spec: Spec
     kinds: Mapping[str, Sequence[KindOfCall]] = field(repr=False)
     returns: Spec = field(repr=False)
+    reads: tuple[Read, ...] = field(default=(), repr=False)
 
     @property
     def results(self) -> int:
@@ -210,7 +217,9 @@ class Arguments:
 
     def structural_key(self) -> str:
         static = [leaf.value for leaf in self.leaves if leaf.kind == "static"]
-        return f"{id(self.op)} {self.spec} {static!r} {dict(self.kinds)} {self.returns}"
+        reads = [id(read.tensor) for read in self.reads]
+        own = f"{id(self.op)} {self.spec} {static!r} {dict(self.kinds)} {self.returns}"
+        return f"{own} {reads}"
 
     def tree(self, values: Sequence[Any], node: "_Node") -> Any:
         """(args, kwargs) of these operands and captures."""
@@ -257,22 +266,40 @@ class _Node(NamedTuple):
         """The tangents of the inputs."""
         return tangents[len(self.symbols) :]
 
+    @property
+    def by_position(self) -> list[bool]:
+        """Which inputs are in arguments by position: those that rules differentiate."""
+        unknowns = self.unknowns
+        args, _ = self.arguments.tree(unknowns, self)
+        known = {id(leaf) for leaf in pytree.flatten(args)[0]}
+        return [id(unknown) in known for unknown in unknowns]
+
     def check_tangents(self, tangents: Sequence[Tangent], rule: str) -> None:
         """
         Raises:
             DerivativeError: what the rule gives no derivative in has a tangent.
         """
-        unknowns = self.unknowns
-        args, _ = self.arguments.tree(unknowns, self)
-        known = {id(leaf) for leaf in pytree.flatten(args)[0]}
-        for unknown, tangent in zip(unknowns, self.rest(tangents), strict=True):
-            if not is_zero(tangent) and id(unknown) not in known:
+        given = zip(self.inputs, self.rest(tangents), self.by_position, strict=True)
+        for own, tangent, by_position in given:
+            if not (is_zero(tangent) or by_position):
                 raise DerivativeError(
-                    f"{self.op.name}: a tensor {unknown.type} that is given by name, "
-                    "or that `debug` itself reads, depends on what is differentiated, "
-                    f"and its own `{rule}` gives derivatives in arguments by position. "
-                    "Make it one."
+                    f"{self.op.name}: a tensor {own.type} that is given by name, "
+                    "or that `debug` or a rule itself reads, depends on what is "
+                    f"differentiated, and its own `{rule}` gives derivatives in "
+                    "arguments by position. Make it one."
                 )
+
+    def call(
+        self, rule: str, values: Sequence[Value], *args: Any, **options: Any
+    ) -> Any:
+        """What the class's own rule returns, with `values` for the inputs.
+
+        Raises:
+            ArgumentTypeError: the rule does not take such arguments.
+        """
+        fn = getattr(self.op, rule)
+        function = Function(rule, fn, (), lambda _: fn(*args, **options))
+        return run_elsewhere(lambda: function(()), self.arguments.reads, values)
 
 
 # --- the rules of a node --------------------------------------------------------------
@@ -326,6 +353,38 @@ def _written(
     return differentiate(graph, operands, tangents, linear)
 
 
+# --- what rules read ------------------------------------------------------------------
+
+
+def also_reading(op: Any, closed: Closed, params: dict[str, Any]) -> None:
+    """Pass what the class's own rules read of outside too: they run where its trace
+    may have ended by then."""
+    tracer = current()
+    if not (isinstance(tracer, Tracer) and op.own_rules):
+        return
+    found = scouted(op, op.name, tracer, lambda own: _try_rules(op, own, params))
+    params[ARGUMENTS] = replace(params[ARGUMENTS], reads=found.reads)
+    tensors = [read.tensor for read in found.reads]
+    add_inputs(closed, found.symbols, tensors)
+
+
+def _try_rules(op: Any, tracer: Tracer, params: dict[str, Any]) -> None:
+    """Run the class's own rules on inputs of a node's types."""
+    params = map_graphs(params, clone)
+    graph: Graph = params["meaning"]
+    first = len(graph.symbols)
+    operands: list[Value] = [input_like(tracer, var) for var in graph.inputs]
+    node = _Node.of(op, operands, params)
+    given: list[Tangent] = [Zero(o.type) for o in operands]
+    if "vjp" in op.own_rules:
+        _linearize_vjp(op, operands, given, params)
+    if "jvp" in op.own_rules:
+        for i, by_position in enumerate(node.by_position, first):
+            if by_position and is_differentiable(operands[i].type):
+                given[i] = input_like(tracer, graph.inputs[i], twin=True)
+        _push(op, operands, given, params)
+
+
 # --- forward --------------------------------------------------------------------------
 
 
@@ -344,10 +403,11 @@ def _push(
     """
     node = _Node.of(op, operands, params)
     node.check_tangents(tangents, "jvp")
-    primals, options = node.arguments.tree(node.values, node)
+    inputs = node.values
+    primals, options = node.arguments.tree(inputs, node)
     own, _ = node.arguments.tree(node.rest(tangents), node)
     dots = pytree.tree_map(lambda t: instantiate(t) if _is_tangent(t) else t, own)
-    pair = _called(op, "jvp", primals, dots, **options)
+    pair = node.call("jvp", inputs, primals, dots, **options)
     name = f"{op.name}.jvp"
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise ResultTypeError(
@@ -440,15 +500,16 @@ def _linearize_vjp(
     """
     node = _Node.of(op, operands, params)
     node.check_tangents(tangents, "vjp")
-    args, options = node.arguments.tree(node.values, node)
-    pair = _called(op, "vjp", *args, **options)
+    inputs = node.values
+    args, options = node.arguments.tree(inputs, node)
+    pair = node.call("vjp", inputs, *args, **options)
     if not (isinstance(pair, tuple | list) and len(pair) == 2 and callable(pair[1])):
         raise ResultTypeError(
             f"{op.name}.vjp must return a pair (result, pullback), and returns "
             f"`{type(pair).__name__}`."
         )
     values, spec = _results(op, "vjp", pair[0], operands, params)
-    pull = _Pull(node, pair[1], values, spec)
+    pull = _Pull(node, inputs, pair[1], values, spec)
     floats = [v.type.strong() for v in values if is_differentiable(v.type)]
     closed = _traced(op, "pullback", pair[1], pull, floats)
     [graph] = closed.graphs
@@ -479,6 +540,7 @@ class _Pull:
     """The pullback that a rule returned, on flat cotangents of floating results."""
 
     node: _Node
+    inputs: Sequence[Value]
     pullback: Callable[..., Any]
     values: Sequence[Value]
     spec: Spec
@@ -489,7 +551,9 @@ class _Pull:
             next(rest) if is_differentiable(v.type) else instantiate(Zero(v.type))
             for v in self.values
         ]
-        trees = self.pullback(pytree.unflatten(self.spec, cts))
+        given = pytree.unflatten(self.spec, cts)
+        reads = node.arguments.reads
+        trees = run_elsewhere(lambda: self.pullback(given), reads, self.inputs)
         wanted = node.unknowns
         args, _ = node.arguments.tree(wanted, node)
         name = f"{node.op.name}.vjp"
@@ -547,15 +611,6 @@ def _results(
     expected = arguments.returns, types
     check_rule(op.name, function.label, "`debug`", expected, operands, (spec, values))
     return values, spec
-
-
-def _called(op: Any, rule: str, *args: Any, **options: Any) -> Any:
-    """
-    Raises:
-        ArgumentTypeError: the rule does not take such arguments.
-    """
-    fn = getattr(op, rule)
-    return Function(rule, fn, (), lambda _: fn(*args, **options))(())
 
 
 def _traced(

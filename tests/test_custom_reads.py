@@ -14,6 +14,27 @@ from hopflow.testing.requires import requires
 JVP: Any = hf.custom_jvp
 VJP: Any = hf.custom_vjp
 
+
+class Weighed(hf.HigherOrderOp):
+    """With a tensor of its own."""
+
+    def __init__(self, weight: Any, slope: Any) -> None:
+        self.weight, self.slope = weight, slope
+
+    def debug(self, x: Any) -> Any:
+        return x * self.weight
+
+
+class Pushed(Weighed):
+    def jvp(self, primals: Any, tangents: Any) -> Any:
+        return self(*primals), self.slope(tangents[0]) / 9
+
+
+class Pulled(Weighed):
+    def vjp(self, x: Any) -> Any:
+        return x * self.weight, lambda ct: (self.slope(ct) / 9,)
+
+
 # --- what rules read of outside -------------------------------------------------------
 
 TABLE = np.array([1.0, 2.0, 3.0], np.float32)  # whose sum, 6, each rule multiplies by
@@ -26,6 +47,8 @@ def reading(kind: Any, w: Any) -> Any:
         data = hf.asarray([0.5, 1.5])
         return hf.cond(w > 0, lambda: 10 * t * w, lambda: t) * hf.sum(TABLE * data[1])
 
+    if issubclass(kind, Weighed):
+        return kind(w, slope)
     f = kind(lambda x: x * w)
     if kind is JVP:
         f.defjvp(lambda p, t: (f(*p), slope(t[0]) / 9))
@@ -73,7 +96,7 @@ READERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("kind", [JVP, VJP])
+@pytest.mark.parametrize("kind", [JVP, VJP, Pushed, Pulled])
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("wrap", [lambda f: f, lambda f: hf.jit(f, dynamic=True)])
 def test_rules_read_what_they_close_over(kind: Any, reader: str, wrap: Any) -> None:
@@ -87,7 +110,7 @@ def test_rules_read_what_they_close_over(kind: Any, reader: str, wrap: Any) -> N
 
     for derivative in (hf.grad(f), second):
         assert wrap(derivative)(x).item() == pytest.approx(30.0, rel=1e-5)
-    if kind is JVP:
+    if kind in (JVP, Pushed):
         assert hf.jvp(f, (x,), (x,))[1].item() == pytest.approx(60.0)
 
 

@@ -5,13 +5,14 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
+from hopflow import pytree
 from hopflow.bind import Interpreter, Value, slots
 from hopflow.tensor import EagerTensor
 from hopflow.trace.functional import TracedTensor
 
-__all__ = ["Known", "Read", "noting", "stand_in", "standing_in"]
+__all__ = ["Known", "Read", "noting", "run_elsewhere", "stand_in", "standing_in"]
 
 
 class Read(NamedTuple):
@@ -107,6 +108,22 @@ def standing_in(
         yield
     finally:
         _present.tables, _present.lower = before
+
+
+def run_elsewhere(
+    rule: Callable[[], Any],
+    reads: Sequence[Read],
+    values: Sequence[Value],
+    lower: Known | None = None,
+) -> Any:
+    """What a rule returns, where the last of `values` stand for what it reads; see
+    `standing_in`."""
+    if lower is None and not reads:
+        return rule()
+    with standing_in(reads, values[len(values) - len(reads) :], lower):
+        return pytree.tree_map(
+            lambda leaf: stand_in(leaf) if isinstance(leaf, Value) else leaf, rule()
+        )
 
 
 def _table(reads: Sequence[Read], values: Sequence[Value]) -> Known:
