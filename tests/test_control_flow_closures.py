@@ -53,12 +53,64 @@ def calls_by_another(x: Any) -> Any:
     return n
 
 
+def calls_in_an_expression(x: Any) -> Any:
+    n = x
+
+    def count() -> Any:
+        nonlocal n
+        n = n + 1
+        return n
+
+    y = count() if x > 0 else 0
+    return n + y
+
+
+def calls_in_the_other_part(x: Any) -> Any:
+    n = x
+
+    def count() -> Any:
+        nonlocal n
+        n = n + 1
+        return n
+
+    return (n if x < 0 else count()) + n
+
+
+def calls_after_and(x: Any) -> Any:
+    n = x
+
+    def count() -> Any:
+        nonlocal n
+        n = n + 1
+        return n
+
+    y = n and count() and x > 0
+    return (n, y)
+
+
+def calls_after_or(x: Any) -> Any:
+    n = x
+
+    def count() -> Any:
+        nonlocal n
+        n = n + 1
+        return n
+
+    if x < 0 or count() > 3:
+        x = x + 1
+    return n + x
+
+
 @pytest.mark.parametrize(
     ("f", "called", "line"),
     [
         (calls_in_a_branch, "count", 7),
         (calls_in_a_condition, "count", 8),
         (calls_by_another, "twice", 12),
+        (calls_in_an_expression, "count", 8),
+        (calls_in_the_other_part, "count", 8),
+        (calls_after_and, "count", 8),
+        (calls_after_or, "count", 8),
     ],
 )
 def test_a_call_that_assigns_a_name_outside_stays_python(
@@ -71,6 +123,57 @@ def test_a_call_that_assigns_a_name_outside_stays_python(
         hf.jit(rewritten)(hf.asarray(2))
     assert f"`{called}`, which it calls, assigns `n`, which is" in str(found.value)
     assert str(found.value).endswith(f"return what `n` becomes ({at}).")
+
+
+TOTAL = 0
+
+
+def add_to_total(x: Any) -> Any:
+    global TOTAL
+    TOTAL += x
+    return x
+
+
+def calls_a_neighbour(x: Any) -> Any:
+    return twice_to_total(x) if x > 0 else x
+
+
+def twice_to_total(x: Any) -> Any:
+    return add_to_total(x) + add_to_total(x)
+
+
+def of_a_closure() -> Any:
+    n = 0
+
+    def count() -> Any:
+        nonlocal n
+        n += 1
+        return n
+
+    def f(x: Any) -> Any:
+        again: Any = count
+        if x > 0:
+            x = again()
+        return x
+
+    return f
+
+
+neighbours: list[Any] = [
+    (calls_a_neighbour, "twice_to_total", "TOTAL"),
+    (of_a_closure(), "again", "n"),
+]
+
+
+@pytest.mark.parametrize(("f", "called", "written"), neighbours)
+def test_functions_around_that_assign_a_name_stay_python(
+    f: Any, called: str, written: str
+) -> None:
+    rewritten = hf.control_flow(f)
+    assert rewritten(hf.asarray(-2)).item() == -2
+    what = f"`{called}`, which it calls, assigns `{written}`"
+    with pytest.raises(ControlFlowError, match=what):
+        hf.jit(rewritten)(hf.asarray(2))
 
 
 def test_functions_within_have_names_and_yields_of_their_own() -> None:

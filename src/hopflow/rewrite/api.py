@@ -1,9 +1,10 @@
 """`control_flow`: the decorator."""
 
 import ast
+import dis
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import CellType, CodeType, FunctionType
 from typing import Any, Final, TypeVar
 
@@ -34,8 +35,9 @@ class _ControlFlow:
 
         A name that an `if` or a loop assigns, and that is used afterwards, must have a
         value on all ways, of one type. What has effects on other things than local
-        names and tensors (an attribute that is assigned, a `raise`, a `global` name)
-        stays Python: it must not depend on a tensor.
+        names and tensors (an attribute that is assigned, a `raise`, a `global` name,
+        by a function of its module that it calls, too) stays Python: it must not depend
+        on a tensor.
 
         Raises:
             ArgumentTypeError: `f` is no function written in Python.
@@ -61,7 +63,7 @@ class _ControlFlow:
                 f"control_flow: `{name_of(f)}` is a generator, which cannot be "
                 "rewritten. Return the values instead."
             )
-        rewritten(node)
+        rewritten(node, _writers_around(f))
         made = _function(f, node, first)
         functools.update_wrapper(made, f)
         return made  # type: ignore[return-value]
@@ -74,6 +76,51 @@ class _ControlFlow:
 
 
 control_flow = _ControlFlow()
+
+
+def _writers_around(f: FunctionType) -> dict[str, str]:
+    """The functions around `f` that assign a name outside of themselves when they are
+    called, by their own hand or by another one's of their module, and that name."""
+    seen = {f}
+    found = {name: _written_by(g, seen.copy()) for name, g in _named_in(f)}
+    return {name: written for name, written in found.items() if written is not None}
+
+
+def _written_by(f: FunctionType, seen: set[FunctionType]) -> str | None:
+    seen.add(f)
+    free = f.__code__.co_freevars
+    for code, how, name in _names_in(f):
+        ours = how.endswith("GLOBAL") or (name in free and name in code.co_freevars)
+        if how in _WRITES and ours:
+            return name
+    called = (_written_by(g, seen) for _, g in _named_in(f) if g not in seen)
+    return next((name for name in called if name is not None), None)
+
+
+_WRITES: Final = ("STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF", "DELETE_DEREF")
+
+
+def _named_in(f: FunctionType) -> Iterator[tuple[str, FunctionType]]:
+    """The functions of its module that `f` finds around itself, by name."""
+    cells = zip(f.__code__.co_freevars, f.__closure__ or (), strict=True)
+    values = {
+        name: f.__globals__.get(name)
+        for _, how, name in _names_in(f)
+        if how == "LOAD_GLOBAL"
+    }
+    values |= {name: cell.cell_contents for name, cell in cells if cell != CellType()}
+    for name, value in values.items():
+        if isinstance(value, FunctionType) and value.__globals__ is f.__globals__:
+            yield name, value
+
+
+def _names_in(f: FunctionType) -> Iterator[tuple[CodeType, str, str]]:
+    """What a function, and those within, does to names: in which code, and how."""
+    codes = [f.__code__]
+    for code in codes:
+        codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
+        for instruction in dis.get_instructions(code):
+            yield code, instruction.opname, str(instruction.argval)
 
 
 def _definition(f: FunctionType) -> tuple[ast.FunctionDef, int]:

@@ -43,14 +43,14 @@ RUNTIME: Final = "hopflow_runtime"
 _EXPRESSIONS: Final = (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)
 
 
-def rewritten(function: ast.FunctionDef, around: dict[str, str] | None = None) -> None:
+def rewritten(function: ast.FunctionDef, around: dict[str, str]) -> None:
     """Rewrite a function, and those within, in place; `around` are the functions that
     it stands beside and that assign names outside of themselves."""
     without_exits(function)
     mark_live(function)
     params = [*function.args.posonlyargs, *function.args.args]
     first = params[0].arg if params else None
-    writing = {**(around or {}), **writers(function.body)}
+    writing = writers(function.body, around)
     generator = _Generator(declared(function.body), writing, first, _asked(function))
     function.body = generator.block(function.body)
 
@@ -232,12 +232,8 @@ class _Generator(ast.NodeTransformer):
             return "a `raise` stands in it; use `hf.check`"
         if names := sorted(assigned(*block) & self.outer):
             return f"it assigns `{names[0]}`, which is global or nonlocal"
-        if called := sorted(reads(*block) & self.writing.keys()):
-            name = self.writing[called[0]]
-            return (
-                f"`{called[0]}`, which it calls, assigns `{name}`, which is global or "
-                f"nonlocal; return what `{name}` becomes"
-            )
+        if reason := self.writer(*block):
+            return reason
         for n in (n for statement in block for n in walk_own(statement)):
             if isinstance(n, ast.Attribute) and not isinstance(n.ctx, ast.Load):
                 text = ast.unparse(n)
@@ -246,21 +242,39 @@ class _Generator(ast.NodeTransformer):
                 return f"it deletes `{n.id}`"
         return None
 
+    def writer(self, *nodes: ast.AST) -> str | None:
+        """Which function they call that assigns a name outside of itself, if any."""
+        for called in sorted(reads(*nodes) & self.writing.keys()):
+            name = self.writing[called]
+            return (
+                f"`{called}`, which it calls, assigns `{name}`, which is global or "
+                f"nonlocal; return what `{name}` becomes"
+            )
+        return None
+
+    def expression_obstacle(self, *parts: ast.expr) -> str | None:
+        """Why an expression whose `parts` may not be evaluated must stay as it is."""
+        if any(isinstance(n, _EXPRESSIONS) for part in parts for n in ast.walk(part)):
+            return "it assigns a name"
+        return self.writer(*parts)
+
     def plain(self, node: ast.If | Loop, reason: str) -> ast.stmt:
-        kind = ast.Constant(type(node).__name__.lower())
         self.generic_visit(node)
         if isinstance(node, ast.For):
             node.iter = _call("plain_items", self.iterable(node.iter), _text(reason))
         else:
-            node.test = _call("plain", node.test, kind, _text(reason))
+            node.test = _plain(node.test, type(node).__name__.lower(), reason)
         return at_line_of(node, node)
 
     # --- expressions ------------------------------------------------------------------
 
     def visit_BoolOp(self, node: ast.BoolOp) -> Any:
-        if _has_effects(node):
-            return node
         name = "and_" if isinstance(node.op, ast.And) else "or_"
+        if reason := self.expression_obstacle(*node.values[1:]):
+            self.generic_visit(node)
+            kind = name.removesuffix("_")
+            node.values[:-1] = [_plain(v, kind, reason) for v in node.values[:-1]]
+            return at_line_of(node, node)
         if node not in self.asked:
             name += "value"
         *rest, made = [self.visit(value) for value in node.values]
@@ -275,14 +289,16 @@ class _Generator(ast.NodeTransformer):
         return node
 
     def visit_IfExp(self, node: ast.IfExp) -> Any:
-        if _has_effects(node):
-            return node
+        if reason := self.expression_obstacle(node.body, node.orelse):
+            self.generic_visit(node)
+            node.test = _plain(node.test, "if", reason)
+            return at_line_of(node, node)
         test, body, orelse = map(self.visit, (node.test, node.body, node.orelse))
         call = _call("if_return", test, _lambda(body), _lambda(orelse), _loads([]))
         return at_line_of(call, node)
 
     def visit_Compare(self, node: ast.Compare) -> Any:
-        if len(node.ops) == 1 or _has_effects(node):
+        if len(node.ops) == 1 or self.expression_obstacle(*node.comparators):
             return self.generic_visit(node)
         pairs: list[ast.expr] = []
         for op, value in zip(node.ops, node.comparators, strict=True):
@@ -328,8 +344,8 @@ def is_generator(function: ast.FunctionDef) -> bool:
     return any(isinstance(n, kinds) for n in own)
 
 
-def _has_effects(node: ast.AST) -> bool:
-    return any(isinstance(n, _EXPRESSIONS) for n in ast.walk(node))
+def _plain(test: ast.expr, kind: str, reason: str) -> ast.expr:
+    return _call("plain", test, _text(kind), _text(reason))
 
 
 def _assign(

@@ -1,7 +1,7 @@
 """Which names a piece of code reads, assigns, and still needs later."""
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from hopflow.rewrite.exits import BROKEN, SCOPES, Loop
@@ -101,15 +101,29 @@ def declared(block: Sequence[ast.stmt]) -> set[str]:
     }
 
 
-def writers(block: Sequence[ast.stmt]) -> dict[str, str]:
-    """The functions of a scope that assign a name outside of themselves when they are
-    called, by their own hand or by another one's, and that name."""
+def writers(block: Sequence[ast.stmt], around: Mapping[str, str]) -> dict[str, str]:
+    """The functions that assign a name outside of themselves when they are called, by
+    their own hand or by another one's, and that name; `around` the scope, and in it."""
     functions = _functions(block)
-    found = {f.name: min(names) for f in functions if (names := _written_around(f))}
-    for _ in functions:  # as far as they call each other
-        for f in functions:
-            for called in sorted(reads(*f.body) & found.keys()):
-                found.setdefault(f.name, found[called])
+    found = dict(around)
+    found |= {f.name: min(names) for f in functions if (names := _written_around(f))}
+    named = {f.name: reads(*f.body) for f in functions} | _names_of_others(block)
+    for _ in named:  # as far as they call each other
+        for name, read in named.items():
+            for called in sorted(read & found.keys()):
+                found.setdefault(name, found[called])
+    return found
+
+
+def _names_of_others(block: Sequence[ast.stmt]) -> dict[str, set[str]]:
+    """What lambdas and second names of functions read, by the name each is given."""
+    found: dict[str, set[str]] = {}
+    for node in (n for statement in block for n in walk_own(statement)):
+        match node:
+            case ast.Assign(
+                [ast.Name(name)], ast.Lambda() | ast.Name() as value
+            ) | ast.AnnAssign(ast.Name(name), _, ast.Lambda() | ast.Name() as value):
+                found[name] = reads(value)
     return found
 
 

@@ -167,19 +167,20 @@ def assert_(test: Any, message: Callable[[], Any]) -> None:
         raise AssertionError(*([] if text is None else [text]))
 
 
-def plain(test: Any, kind: str, reason: str) -> bool:
-    """The condition of a statement that must stay Python.
+def plain(test: Any, kind: str, reason: str) -> Any:
+    """The condition of what must stay Python.
 
     Raises:
         ControlFlowError: only a run can tell it.
     """
     try:
-        return bool(test)
+        bool(test)
     except (TraceError, DataDependentError) as error:
         raise ControlFlowError(
             f"control_flow: this `{kind}` depends on a tensor and cannot be rewritten: "
             f"{reason} ({user_line()})."
         ) from error
+    return test
 
 
 def asking(asked: Any, containers: Sequence[Any], names: _Names) -> Any:
