@@ -144,7 +144,10 @@ class Ties(NamedTuple):
     @property
     def first(self) -> list[int]:
         """Which leaf each distinct one is first."""
-        return [self.places.index(k) for k in range(max(self.places) + 1)]
+        known: dict[int, int] = {}
+        for i, k in enumerate(self.places):
+            known.setdefault(k, i)
+        return list(known.values())
 
     def names(self, names: Sequence[str]) -> tuple[str, ...]:
         """The path of each distinct leaf, as `layers.0.weight`, in a list of parts of
