@@ -1,4 +1,4 @@
-"""The same programs in each run, some hundreds for each kind of comparison."""
+"""The same programs in each run, for each kind of comparison."""
 
 from pathlib import Path
 from typing import Final
