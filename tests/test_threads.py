@@ -208,6 +208,7 @@ def test_the_trap_of_the_lowest_example_is_reported(count: int) -> None:
 FOREVER = np.iinfo(np.int64).max
 
 
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("endless", [[0], [199], [3, 150], range(200)])
 def test_ctrl_c_stops_all_threads(endless: Any) -> None:
     ns = np.full(200, 10_000)
