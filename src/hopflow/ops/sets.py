@@ -50,7 +50,7 @@ _REMEDY: Final = (
 def _unique(name: str, x: Any) -> UniqueAll:
     x = as_tensor(name, x)
     known = known_elements(name, x, _REMEDY)
-    return _distinct(name, x) if known is None else _numpy_unique(known)
+    return _distinct(name, x) if known is None else _numpy_unique(x, known)
 
 
 def _distinct(name: str, x: Any) -> UniqueAll:
@@ -74,20 +74,22 @@ def _distinct(name: str, x: Any) -> UniqueAll:
     )
 
 
-def _numpy_unique(array: Array) -> UniqueAll:
-    dtype = array.dtype
-    if dtype == dtypes.bfloat16.dtype:  # NumPy does not know how to sort these
+def _numpy_unique(x: Value, array: Array) -> UniqueAll:
+    """Of a tensor with known elements, from which the values are taken: they have its
+    derivative."""
+    if array.dtype == dtypes.bfloat16.dtype:  # NumPy does not know how to sort these
         array = array.astype(np.float32)
-    values, indices, inverse, counts = np.unique(
+    _, first, inverse, counts = np.unique(
         array,
         return_index=True,
         return_inverse=True,
         return_counts=True,
         equal_nan=False,
     )
+    indices = _tensor(first.astype(np.int64))
     return UniqueAll(
-        _tensor(values.astype(dtype)),
-        _tensor(indices.astype(np.int64)),
+        take(reshaped(x, (array.size,)), indices),
+        indices,
         _tensor(inverse.reshape(array.shape).astype(np.int64)),
         _tensor(counts.astype(np.int64)),
     )
