@@ -67,6 +67,17 @@ def test_what_calls_python_is_called_once() -> None:
     assert len(seen) == 1
 
 
+def test_progress_is_told_once() -> None:
+    told: list[Any] = []
+
+    def f(x: Any) -> Any:
+        step = lambda c, y: (hf.fori_loop(0, 2, lambda _, c: c + y, c), c)  # noqa: E731
+        return hf.scan(step, 0.0, x, progress=lambda *steps: told.append(steps))
+
+    hf.jit(f)(hf.asarray(X))
+    assert told == [(0, 5), (5, 5)]
+
+
 def test_what_is_written_over_is_compared_with_what_it_was() -> None:
     run = hf.jit(lambda x: x * 2 + 1, donate=(0,))
     np.testing.assert_allclose(run(hf.asarray(X.copy())), X * 2 + 1)
