@@ -608,12 +608,43 @@ def test_a_function_takes_every_dtype_and_shape(dtype: str, shape: Any) -> None:
     same(hf.astype(got, hf.float64), hf.astype(f(x), hf.float64))
 
 
-def test_calls_within_what_is_differentiated_when_lowered() -> None:
-    def long(x: Any) -> Any:
-        for _ in range(20):
-            x = hf.sin(x) + 1.0
+def long(x: Any) -> Any:
+    for _ in range(20):
+        x = hf.sin(x) + 1.0
+    return x
+
+
+def test_calls_in_a_row_are_of_several_sizes() -> None:
+    shared = hf.subgraph(lambda x: long(x) + hf.sum(x))
+    xs = [np.linspace(0.0, 1.0, n) + n for n in (3, 3, 70, 5, 70, 70)]
+    got = hf.jit(lambda *xs: [shared(x) for x in xs], dynamic=True)(*xs)
+    same(got, [long(hf.asarray(x)) + x.sum() for x in xs])
+
+
+def test_a_check_in_a_function_that_a_function_calls_is_told_as_such() -> None:
+    @hf.subgraph
+    def inner(x: Any) -> Any:
+        hf.check(x[0] < 27, "inner")
+        return x + 1.0 + 0.0 * long(x)
+
+    @hf.subgraph
+    def outer(x: Any) -> Any:
+        for _ in range(6):
+            x = inner(x)
         return x
 
+    def f(x: Any) -> Any:
+        for k in range(9):
+            hf.check(x[k] < 30, "first")
+        for _ in range(6):
+            x = outer(x)
+        return x
+
+    with pytest.raises(CheckError, match="inner"):
+        hf.jit(f)(np.zeros(9))
+
+
+def test_calls_within_what_is_differentiated_when_lowered() -> None:
     shared = hf.subgraph(long)
 
     def loop(x: Any, f: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 from hopflow.compiler.schedule.builder import Builder
@@ -16,8 +17,8 @@ from hopflow.loop_ir.kernels import (
     Compact,
     Effect,
     Invocation,
+    Kernel,
     Library,
-    Lowered,
     Pointwise,
     Prefix,
     Reduction,
@@ -80,91 +81,84 @@ class NodeScheduler:
         counts = [live.count(v) for v in node.results]
         wanted = [hints.get(v) for v in node.results]
         lowered = node.op.lower(types, *operands, **node.params)
-        results = self.lowered(node, lowered, types, operands, counts, wanted)
+        results: list[Slot] = []
+        is_each = isinstance(lowered, tuple)  # there is a kernel for each result
+        for k, kernel in enumerate(lowered if is_each else (lowered,)):
+            own = slice(k, k + 1) if is_each else slice(None)
+            results += self.kernel(
+                node, k, kernel, types[own], operands, counts[own], wanted[own]
+            )
         for var, slot in zip(node.results, results, strict=True):
             env[var] = slot
         if node.symbol is not None:
             self.b.define(node.symbol, results[0].scalar)
 
-    def lowered(
+    def kernel(
         self,
         node: Node,
-        lowered: Lowered,
+        number: int,
+        kernel: Kernel | Region,
         types: tuple[TensorType, ...],
         operands: list[Slot],
         uses: list[int],
         hints: list[Buffer | None],
     ) -> list[Slot]:
+        """The results of one of the kernels that a node lowers to."""
         kernels = Kernels(self.b, node.meta.get("number", 0))
-
-        def pointwise(k: int, kernel: Pointwise) -> Slot:
-            def relower(counted: Sequence[Any]) -> Pointwise:
-                again = node.op.lower(types, *counted, **node.params)
-                chosen = again[k] if isinstance(again, tuple) else again
-                assert isinstance(chosen, Pointwise)
-                return chosen
-
-            return kernels.pointwise(
-                kernel, types[k], operands, relower, uses[k], hints[k]
-            )
-
-        match lowered:
+        match kernel:
             case Pointwise():
-                return [pointwise(0, lowered)]
+                again = partial(_lowered_again, node, number)
+                return [
+                    kernels.pointwise(
+                        kernel, types[0], operands, again, uses[0], hints[0]
+                    )
+                ]
             case Reduction():
-                return kernels.reduction(lowered, types, operands, uses, hints)
+                return kernels.reduction(kernel, types, operands, uses, hints)
             case Prefix():
                 for slot in operands:
                     self.store_dear(slot)
-                return [kernels.prefix(lowered, types[0], uses[0], hints[0])]
+                return [kernels.prefix(kernel, types[0], uses[0], hints[0])]
             case Compact():
                 for slot in operands:
                     self.store_dear(slot)
-                return [kernels.compact(lowered, types[0], uses[0], hints[0])]
+                return [kernels.compact(kernel, types[0], uses[0], hints[0])]
             case Scatter():
-                base = lowered.base
+                base = kernel.base
                 assert isinstance(base, Slot)
                 return [
-                    kernels.scatter(
-                        lowered, base, operands, types[0], uses[0], hints[0]
-                    )
+                    kernels.scatter(kernel, base, operands, types[0], uses[0], hints[0])
                 ]
             case Library():
-                return kernels.library(lowered, types, uses, hints)
+                return kernels.library(kernel, types, uses, hints)
             case Callback():
-                return kernels.callback(lowered, types, uses, hints)
+                return kernels.callback(kernel, types, uses, hints)
             case Invocation():
-                function = self.function(lowered.graph)
-                return kernels.invoke(function, lowered, types, uses, hints)
+                function = self.function(kernel.graph)
+                return kernels.invoke(function, kernel, types, uses, hints)
             case Effect():
-                for check in lowered.checks:
+                for check in kernel.checks:
                     kernels.check(check)
                 return []
-            case tuple():
-                results: list[Slot] = []
-                for k, kernel in enumerate(lowered):
-                    if isinstance(kernel, Pointwise):
-                        results.append(pointwise(k, kernel))
-                    else:
-                        results += self.lowered(
-                            node,
-                            kernel,
-                            (types[k],),
-                            operands,
-                            [uses[k]],
-                            [hints[k]],
-                        )
-                return results
             case _:
                 for slot in operands:
                     self.store_dear(slot)
                     if isinstance(slot.place, Stored) and not slot.place.is_dense:
                         kernels.dense(slot)  # a body may read it many times
                 with self.b.scope():
-                    results = self.region(node, lowered, types, uses, hints)
+                    results = self.region(node, kernel, types, uses, hints)
                 self.b.slots += results
                 return results
 
     def store_dear(self, slot: Slot) -> None:
         if isinstance(slot.place, Pending) and slot.place.cost > CHEAP:
             self.b.settle(slot)
+
+
+def _lowered_again(node: Node, number: int, operands: Sequence[Any]) -> Pointwise:
+    """One of the kernels that a node lowers to, of other operands."""
+    types = tuple(v.type for v in node.results)
+    lowered = node.op.lower(types, *operands, **node.params)
+    chosen = lowered[number] if isinstance(lowered, tuple) else lowered
+    assert isinstance(chosen, Pointwise)
+    return chosen
