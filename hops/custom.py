@@ -131,7 +131,8 @@ class _Custom(Ruled):
         if not -count <= n < count:
             raise ArgumentValueError(
                 f"{self.name}: `nondiff_argnums` names argument {n}, and {count} were "
-                "given."
+                "given. Count from 0, and name arguments of every call that are no "
+                "tensors."
             )
         return n % count
 

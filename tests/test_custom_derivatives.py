@@ -250,7 +250,7 @@ def writing(x: Any) -> Any:
     [
         (lambda: JVP(3), ArgumentTypeError, "fun"),
         (lambda: VJP(ok, "a"), ArgumentTypeError, "nondiff_argnums"),
-        (lambda: JVP(ok, (3,))(1.0), ArgumentValueError, "names argument 3"),
+        (lambda: JVP(ok, (3,))(1.0), ArgumentValueError, "Count from 0"),
         (lambda: JVP(lambda *, x: x)(x=1.0), ArgumentTypeError, "only be given by"),
         (lambda: JVP(ok).defjvp(3), ArgumentTypeError, "rule"),
         (lambda: hf.grad(JVP(lambda x: x))(1.0), DerivativeError, "has no rule"),

@@ -314,7 +314,9 @@ def test_donated_tensors_and_their_views_cannot_be_used() -> None:
 
 def test_a_donated_argument_must_be_there() -> None:
     f, x = hf.jit(lambda *a: a[0] + 1, donate=(0, 2)), hf.ones(2)
-    with pytest.raises(ArgumentValueError, match=r"names argument 2 .* 1 were given"):
+    with pytest.raises(
+        ArgumentValueError, match=r"names argument 2 .* 1 were .* Count from 0"
+    ):
         f(x)
     np.testing.assert_array_equal(x + 1, [2, 2])
 

@@ -329,8 +329,9 @@ class TestErrors:
         )
         fails(
             AxisError,
-            "vmap: `b`, i64[], has no axis 0 of examples. Name another one, or None "
-            "for what is the same for all examples.",
+            "vmap: `b`, i64[], is a scalar, and has no axis 0 of examples. Name None "
+            "for what is the same for all examples; of a list of numbers, each of "
+            "which is an argument by itself, make a tensor: `hf.asarray([...])`.",
             lambda: hf.vmap(pair)(t(V), 3),
         )
         fails(

@@ -482,7 +482,8 @@ class Jitted:
             if position >= len(args):
                 raise ArgumentValueError(
                     f"jit: `donate` names argument {position} of `{name_of(self._f)}`, "
-                    f"and {len(args)} were given by position."
+                    f"and {len(args)} were given by position. Count from 0, and pass "
+                    "by position what is to be given up."
                 )
             donated += pytree.flatten(args[position])[0]
         return donated

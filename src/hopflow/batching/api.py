@@ -143,6 +143,12 @@ def _axis(what: str, dim: Any, ndim: int) -> int:
     Raises:
         AxisError: there is none.
     """
+    if not ndim:
+        raise AxisError(
+            f"vmap: {what} is a scalar, and has no axis {dim} of examples. Name None "
+            "for what is the same for all examples; of a list of numbers, each of which "
+            "is an argument by itself, make a tensor: `hf.asarray([...])`."
+        )
     if not -ndim <= dim < ndim:
         raise AxisError(
             f"vmap: {what} has no axis {dim} of examples. Name another one, or None "
