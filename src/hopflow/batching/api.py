@@ -146,8 +146,8 @@ def _axis(what: str, dim: Any, ndim: int) -> int:
     if not ndim:
         raise AxisError(
             f"vmap: {what} is a scalar, and has no axis {dim} of examples. Name None "
-            "for what is the same for all examples; of a list of numbers, each of which "
-            "is an argument by itself, make a tensor: `hf.asarray([...])`."
+            "for what is the same for all examples; of a list of numbers, each of "
+            "which is an argument by itself, make a tensor: `hf.asarray([...])`."
         )
     if not -ndim <= dim < ndim:
         raise AxisError(
