@@ -16,6 +16,7 @@ from hopflow.errors import (
     MutationError,
     OperatorError,
     ResultTypeError,
+    RuleReadError,
     RuleTypeError,
     StructureError,
     TraceError,
@@ -417,6 +418,21 @@ class Squared(Twice):
         return self(*primals), tangents[1] * tangents[1]
 
 
+class ReadingBatch(Twice):
+    def batch(self, *args: Any) -> Any:
+        found, batched = super().batch(*args)
+        return [x * WEIGHT for x in found], batched
+
+
+class ReadingLower(Twice):
+    def lower(self, types: Any, *args: Any, **_params: Any) -> Any:
+        module = hf.trace(lambda x: x * WEIGHT, *types, mode="fake", captures=True)
+        return Inline(module.graph, args)
+
+
+WEIGHT = hf.asarray(A)
+
+
 class Unasked(Twice):
     def jvp(self, primals: Any) -> Any:  # type: ignore[override]
         return primals
@@ -442,6 +458,20 @@ ERRORS = [
         MutationError,
         r"bad: `pull` \(.*\) writes to a captured tensor f64\[2\], but a rule computes",
         lambda x: hf.grad(lambda x: hf.sum(Bad(writing)(hf.sin, x)))(x),
+    ),
+    (
+        RuleReadError,
+        r"a rule `batch` reads a tensor f64\[2\] of outside, but a node has",
+        lambda x: hf.vmap(
+            lambda x: hf.fori_loop(
+                0, 2, lambda i, c: (ReadingBatch()(hf.sin, c),), (x,)
+            )
+        )(hf.stack([x, x])),
+    ),
+    (
+        RuleReadError,
+        r"a rule `lower` reads a tensor f64\[2\] of outside, but a node has",
+        hf.jit(lambda x: ReadingLower()(hf.sin, x)),
     ),
     (OperatorError, "operator: it has no meaning", lambda x: hf.HigherOrderOp()(x)),
     (

@@ -97,6 +97,17 @@ class OperatorError(HopflowError, TypeError):
     """The base of errors in the use of a higher-order operator."""
 
 
+class RuleReadError(OperatorError):
+    """A rule for nodes reads a tensor that is none of the node's."""
+
+    def __init__(self, rule: str, type_: object) -> None:
+        super().__init__(
+            f"a rule `{rule}` reads a tensor {type_} of outside, but a node has what "
+            "it needs among its args. Have `debug` read the tensor: it is one of them "
+            "then, behind the operands."
+        )
+
+
 class UnsupportedRuleError(OperatorError):
     """An operator is used in a way for which it says that it has no rule."""
 

@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 
 from hopflow.batching.numbers import ask_own_numbers, split
 from hopflow.bind import Operand, Value, bind, slots
+from hopflow.errors import RuleReadError
 from hopflow.graph.core import Constant, Graph, Node, vars_of
 from hopflow.graph.hashing import structural_hash
 from hopflow.graph.interpreter import interpret
@@ -157,6 +158,8 @@ def _batched_graph(
         return [as_batched(size, r) if force else r for r, force in pairs]
 
     found = trace_into(tracer, run, ())
+    for capture in tracer.captures.values():
+        raise RuleReadError("batch", capture.tensor.type)
     values = [r.value if isinstance(r, Batched) else r for r in found]
     closed = tracer.close(values)
     return BatchedGraph(closed, tuple([isinstance(r, Batched) for r in found]))

@@ -7,7 +7,7 @@ after this one then see through them. Other nodes get subgraphs of their own.
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
-from hopflow.errors import OperatorError
+from hopflow.errors import OperatorError, RuleReadError
 from hopflow.graph.core import (
     Arg,
     Constant,
@@ -56,10 +56,13 @@ def expand_inlines(graph: Graph) -> Graph:
 def _check(node: Node, region: Inline) -> None:
     """
     Raises:
-        OperatorError: the graph does not take the operands that it is given, or gives
-            other results than the node has.
+        RuleReadError: the graph has tensors of its own.
+        OperatorError: it does not take the operands that it is given, or gives other
+            results than the node has.
     """
     graph, operands = region.graph, region.operands
+    for value in graph.attributes.values():
+        raise RuleReadError("lower", value.type)
     takes = [v.type for v in graph.inputs]
     given = [getattr(a, "type", SYMBOL_TYPE) for a in operands]
     has = [v.type for v in node.results]
