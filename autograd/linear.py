@@ -7,7 +7,8 @@ from typing import Any
 from hopflow.bind import Interpreter, Operand, Value, bind, current, using
 from hopflow.graph.core import size_of
 from hopflow.ops.opdef import OpDef
-from hopflow.symbolic.size import Size
+from hopflow.symbolic.boolean import SymBool
+from hopflow.symbolic.size import Size, SymFloat, SymInt
 from hopflow.trace.functional import TracedTensor
 from hopflow.trace.tracer import Tracer
 from hopflow.zeros import Tangent
@@ -46,8 +47,7 @@ class LinearTracer(Tracer):
         node = operand.source.node
         if node.section == "symbol":
             assert node.symbol is not None
-            with using(self.parent):
-                return current().value_of(size_of(node.symbol))
+            return self.value_of(size_of(node.symbol))
         if node.section == "capture":
             [known] = [c.origin for c in self.captures.values() if c.input.node is node]
             return known
@@ -63,6 +63,10 @@ class LinearTracer(Tracer):
             return self.record(op, args, params)
         with using(self.parent):
             return bind(op, args, params)
+
+    def value_of(self, number: SymInt | SymFloat | SymBool) -> Value:
+        with using(self.parent):
+            return current().value_of(number)
 
     def symbol_of(
         self, value: Value, min: float = -inf, max: Size | float = inf

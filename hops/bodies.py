@@ -484,11 +484,12 @@ def close_bodies(
 
 
 def add_inputs(
-    closed: Closed, symbols: Sequence[Symbol], captures: Sequence[Value]
+    closed: Closed, symbols: Sequence[Symbol], captures: Sequence[Value] = ()
 ) -> None:
     """Pass these too, behind those that are passed: the graphs do not read them."""
     parent = current()
-    assert isinstance(parent, Tracer)
+    if not isinstance(parent, Tracer):
+        return
     for graph in closed.graphs:
         known = {var.node.symbol for var in graph.symbols}
         own, rest = list(graph.symbols), graph.inputs[len(graph.symbols) :]

@@ -37,6 +37,7 @@ from hopflow.hops.bodies import (
     Body,
     Function,
     Written,
+    add_inputs,
     captured_write,
     refuse_writes,
     require_callable,
@@ -49,13 +50,13 @@ from hopflow.ops.convert import as_value
 from hopflow.ops.opdef import as_default, as_operand
 from hopflow.ops.rules import as_integer
 from hopflow.pytree import Spec
-from hopflow.symbolic.size import Size
+from hopflow.symbolic.size import Size, free_symbols
 from hopflow.trace.functional import TracedTensor
 from hopflow.trace.own_writes import OwnWritesOnly, apart
 from hopflow.trace.rollback import mark, rollback
-from hopflow.trace.scouting import for_nothing, scouted
+from hopflow.trace.scouting import Scouted, for_nothing, scouted
 from hopflow.trace.source import name_of, where
-from hopflow.trace.stand_ins import Known, Read
+from hopflow.trace.stand_ins import Known
 from hopflow.trace.tracer import Tracer
 from hopflow.zeros import LinearMap, Tangent, Zero, instantiate, is_zero
 
@@ -107,9 +108,9 @@ class _Custom(Ruled):
                 return OwnWritesOnly(self.refusal, own).run(lambda: self.fun(*own))
             if isinstance(here, Tape):
                 return self.on_tape(here, use, operands)
-            reads = self.reads(here, use, operands)
-            tensors = [read.tensor for read in reads]
-            return CUSTOM(replace(use, reads=reads), [*operands, *tensors])
+            found = self.scouted(here, use, operands)
+            use = replace(use, reads=found.reads, symbols=found.symbols)
+            return CUSTOM(use, [*operands, *(read.tensor for read in found.reads)])
 
     def refusal(self, type_: TensorType) -> MutationError:
         label = f"`{name_of(self.fun)}` ({where(self.fun) or 'fun'})"
@@ -193,19 +194,21 @@ class _Custom(Ruled):
             self.checked.remove(key)
             raise
 
-    def reads(
+    def scouted(
         self, tracer: Interpreter, use: Use, operands: Sequence[Operand]
-    ) -> tuple[Read, ...]:
+    ) -> Scouted:
         """What the rules read of outside."""
         key = _kind(use, operands)
         if not isinstance(tracer, Tracer) or key in self.closed:
-            return ()
+            return Scouted()
         found = scouted(
             self, self.name, tracer, lambda scout: self.try_rules(use, scout, operands)
         )
-        if found.is_known and not (found.reads or self.static):
+        own = free_symbols(*(n for o in operands for n in o.type.shape))
+        is_closed = not found.reads and set(own).issuperset(found.symbols)
+        if found.is_known and is_closed and not self.static:
             self.closed.add(key)
-        return found.reads
+        return found
 
     def try_rules(self, use: Use, tracer: Tracer, operands: Sequence[Operand]) -> None:
         """Run the rules on operands of these types."""
@@ -565,8 +568,9 @@ class CustomCall(Calling):
         return Call(use.function.name, [], operands, {"body": function}, {"use": use})
 
     def trace(self, call: Call) -> Any:
-        traced = self.trace_branches(call)
-        call.params["use"] = replace(call.params["use"], returns=traced.spec)
+        traced, use = self.trace_branches(call), call.params["use"]
+        add_inputs(traced.closed, use.symbols)
+        call.params["use"] = replace(use, returns=traced.spec)
         return self.finish(call, traced)
 
     def trace_bodies(self, call: Call) -> list[Body]:

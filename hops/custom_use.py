@@ -19,7 +19,7 @@ from hopflow.graph.types import TensorType
 from hopflow.hops.bodies import check_rule
 from hopflow.ops.convert import as_value
 from hopflow.pytree import Spec
-from hopflow.symbolic.size import Size
+from hopflow.symbolic.size import Size, Symbol
 from hopflow.trace.own_writes import own_writes_only
 from hopflow.trace.source import name_of
 from hopflow.trace.stand_ins import Known, Read, run_elsewhere
@@ -59,6 +59,7 @@ class Use:
     static    the other arguments, by position
     returns   the structure of what it returns, where that is known
     reads     what the rules read of outside; the operands are the arguments, and these
+    symbols   the sizes that the rules know
     below     of a call on a tape: what a tensor of that is below, where the rules run
     examples  of each `vmap` around the call, the innermost first, which operands are
               batched; all results are
@@ -69,6 +70,7 @@ class Use:
     static: dict[int, Any] = field(repr=False)
     returns: Spec | None = None
     reads: tuple[Read, ...] = field(default=(), repr=False)
+    symbols: tuple[Symbol, ...] = field(default=(), repr=False)
     below: Known | None = field(default=None, repr=False)
     examples: tuple[tuple[bool, ...], ...] = ()
 

@@ -23,7 +23,8 @@ from hopflow.ops.index_plan import parse_index
 from hopflow.ops.opdef import OpDef
 from hopflow.ops.rules import Array
 from hopflow.ops.views import stored
-from hopflow.symbolic.size import Size
+from hopflow.symbolic.boolean import SymBool
+from hopflow.symbolic.size import Size, SymFloat, SymInt
 from hopflow.tensor.base import Tensor
 from hopflow.tensor.memory import Storage
 
@@ -267,6 +268,12 @@ class Eager(Interpreter):
         # (op, each operand's type by identity, params) -> result types. The operands'
         # types are kept with them, so that an identity stays theirs.
         self._known: dict[Any, tuple[list[TensorType], _Types]] = {}
+
+    def value_of(self, number: SymInt | SymFloat | SymBool) -> Value:
+        raise EscapedValueError(
+            f"the number `{number}` of a trace was used outside that trace, where "
+            "nothing tells its value. Return it from the traced function."
+        )
 
     def process(
         self, op: Any, args: Sequence[Operand], params: dict[str, Any]
