@@ -4,11 +4,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hopflow.agreement import Expected
 from hopflow.testing.fuzz import ROUNDS, Campaign, Limit, Round, run
 from hopflow.testing.plain import Plain
+from hopflow.testing.program import Program
 from hopflow.testing.program_text import from_text
 
 QUICK = [Round("quick", "exact", {"dtypes": ["int64"]}, ["debug"])]
@@ -41,6 +44,27 @@ def test_what_failed_is_kept_as_a_script(
         "invoke_subgraph"
         in from_text(script.with_suffix(".json").read_text()).operations
     )
+
+
+@pytest.mark.parametrize(
+    ("part", "where"), [(Expected, "reference"), (Program, "drawing")]
+)
+def test_what_fails_before_anything_is_compared_is_kept_and_does_not_end_it(
+    part: type, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise KeyError("a fault")
+
+    monkeypatch.setattr(part, "__init__", broken)
+    campaign = run(Limit(programs=2), 3, tmp_path, rounds=QUICK)
+    assert campaign.programs == {"quick": 2}
+    assert campaign.seeds == (3, 5)
+    [(what, path)] = campaign.failures.items()
+    assert what == f"{where}: KeyError: 'a fault'"
+    assert (path.suffix == ".py") == (where == "reference")
+    told = path.with_suffix(".txt").read_text()
+    assert "in broken" in told
+    assert "seed 3" in told
 
 
 def test_rules_that_nobody_exercised_are_told(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -100,7 +101,7 @@ class Campaign:
     programs    by profile
     counts      comparisons ("jit of grad"), "tie", "refused"
     coverage    by operator and rule, how many programs agreed
-    failures    by what failed, the scripts
+    failures    by what failed, the scripts; the error alone of what could not be drawn
     seeds       the first, and the one after the last
     """
 
@@ -123,20 +124,29 @@ class Campaign:
                     self._keep("corpus", f"{operator}-{rule}", program)
                 self.coverage[operator, rule] += 1
 
-    def failed(self, error: Disagreement) -> Path:
-        """Keep the program; failures of one meaning in one way are kept once."""
-        key = f"{error.meaning}: {error.what.splitlines()[0][:60]}"
-        if key not in self.failures:
-            name = f"{len(self.failures) + 1:03}-{error.meaning}"
-            self.failures[key] = self._keep("failures", name, error.program)
-            self.failures[key].with_suffix(".txt").write_text(str(error))
-        return self.failures[key]
+    def failed(self, error: Exception) -> None:
+        """Keep the error and its program; failures of one meaning in one way once."""
+        meaning, what = "drawing", f"{type(error).__name__}: {error}"
+        program: Program | None = None
+        if isinstance(error, Disagreement):
+            meaning, what, program = error.meaning, error.what, error.program
+        key = f"{meaning}: {what.splitlines()[0][:60]}"
+        if key in self.failures:
+            return
+        name = f"{len(self.failures) + 1:03}-{meaning}"
+        told = self._path("failures", name, ".txt")
+        told.write_text("".join(traceback.format_exception(error)))
+        self.failures[key] = self._keep("failures", name, program) if program else told
 
     def _keep(self, folder: str, name: str, program: Program) -> Path:
-        path = self.folder / folder / f"{name.replace(' ', '_')}.py"
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path = self._path(folder, name, ".py")
         path.write_text(program.script())
         path.with_suffix(".json").write_text(to_text(program))
+        return path
+
+    def _path(self, folder: str, name: str, suffix: str) -> Path:
+        path = self.folder / folder / f"{name.replace(' ', '_')}{suffix}"
+        path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
     def empty_cells(self) -> list[tuple[str, str]]:
@@ -202,7 +212,8 @@ def run(
                 break
             try:
                 _slice(part, number, campaign, limit, progress)
-            except Disagreement as error:  # the smallest that Hypothesis has found
+            except Exception as error:
+                error.add_note(f"{part}, seed {number}")
                 campaign.programs[part.profile] += 1
                 campaign.failed(error)
     finally:  # what was done until Ctrl-C was done
@@ -217,6 +228,12 @@ def _slice(
     limit: Limit,
     progress: Callable[[Campaign, float], None],
 ) -> None:
+    """Compare the programs of one seed.
+
+    Raises:
+        Disagreement: the smallest program that failed.
+        Exception: what stopped the drawing.
+    """
     from hypothesis import HealthCheck, Phase, given, seed, settings
 
     @settings(
@@ -234,7 +251,7 @@ def _slice(
         if share >= 1 and not failed:  # what failed is made small before we stop
             return
         try:
-            report = check(program, part.meanings, part.transforms)
+            report = _checked(part, program)
         except Disagreement as error:
             failed.append(error)
             raise
@@ -243,7 +260,23 @@ def _slice(
         progress(campaign, share)
 
     failed: list[Disagreement] = []
-    compare()
+    try:
+        compare()
+    except Exception:
+        if failed:  # Hypothesis has an error of its own for what fails now and then
+            raise failed[-1] from failed[-1].__cause__
+        raise
+
+
+def _checked(part: Round, program: Program) -> Report:
+    """`check`, with errors of what it compares with as failures, too."""
+    try:
+        return check(program, part.meanings, part.transforms)
+    except Disagreement:
+        raise
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        raise Disagreement(program, "reference", what) from error
 
 
 # --- what people see ------------------------------------------------------------------
@@ -274,7 +307,8 @@ def show(limit: Limit, start: int, folder: Path, profiles: Sequence[str]) -> boo
             f"No program has exercised {cells}: run longer, or in all profiles."
         )
     for what, path in campaign.failures.items():
-        console.print(f"FAILED {what}\n    python {path}")
+        how = "python" if path.suffix == ".py" else "see"
+        console.print(f"FAILED {what}\n    {how} {path}")
     return not campaign.failures
 
 
