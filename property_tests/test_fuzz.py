@@ -74,6 +74,21 @@ def test_rules_that_nobody_exercised_are_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("profile", "rules"),
+    [
+        ("cheap", {"debug", "infer", "functionalize"}),
+        ("vmap", {"batch"}),
+        ("derivatives", {"jvp", "vjp", "jvp of vjp"}),
+        ("derivatives elsewhere", set()),
+    ],
+)
+def test_a_profile_leaves_out_rules_that_it_cannot_exercise(
+    profile: str, rules: set[str]
+) -> None:
+    assert set().union(*(p.rules() for p in ROUNDS if p.profile == profile)) == rules
+
+
+@pytest.mark.parametrize(
     "part", ROUNDS, ids=lambda part: f"{part.profile}, {part.kind}"
 )
 def test_every_round_can_be_drawn(part: Round, tmp_path: Path) -> None:

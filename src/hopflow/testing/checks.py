@@ -46,6 +46,11 @@ class Report:
     tie: bool = False
 
 
+def label_of(meaning: str, transform: str) -> str:
+    """What a comparison is called: "jit", or "jit of grad"."""
+    return meaning if transform == "value" else f"{meaning} of {transform}"
+
+
 def check(
     program: Program,
     meanings: Sequence[str] | None = None,
@@ -72,7 +77,7 @@ def check(
                 program, transform, f"differences of {name}", expected, report
             )
         for meaning in chosen:
-            label = meaning.name if name == "value" else f"{meaning.name} of {name}"
+            label = label_of(meaning.name, name)
             fits = meaning.when(program) and transform.fits(meaning)
             if fits and (meaning.stops or not _stops(expected)):
                 _compare(program, transform, meaning, label, expected, report)

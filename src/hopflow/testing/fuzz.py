@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from hopflow.testing.checks import Disagreement, Report, check
+from hopflow.testing.checks import Disagreement, Report, check, label_of
 from hopflow.testing.meanings import REGISTRY
 from hopflow.testing.program import OPERATORS, Program
 from hopflow.testing.program_text import to_text
@@ -55,6 +55,12 @@ class Round:
     options: dict[str, Any]
     meanings: Sequence[str] | None
     transforms: Sequence[str] = ("value",)
+
+    def rules(self) -> set[str]:
+        """Those that its comparisons exercise."""
+        pairs = itertools.product(self.meanings or REGISTRY, self.transforms)
+        labels = {label_of(*pair) for pair in pairs}
+        return {rule for rule, label in RULES.items() if label in labels}
 
 
 CHEAP: Final = tuple(name for name, meaning in REGISTRY.items() if meaning.cheap)
@@ -98,6 +104,7 @@ PROFILES: Final = tuple(dict.fromkeys(part.profile for part in ROUNDS))
 class Campaign:
     """What was done and found.
 
+    rules       of `RULES`, those that its rounds exercise
     programs    by profile
     counts      comparisons ("jit of grad"), "tie", "refused"
     coverage    by operator and rule, how many programs agreed
@@ -106,6 +113,7 @@ class Campaign:
     """
 
     folder: Path
+    rules: Sequence[str] = tuple(RULES)
     seeds: tuple[int, int] = (0, 0)
     programs: Counter[str] = field(default_factory=Counter)
     counts: Counter[str] = field(default_factory=Counter)
@@ -151,7 +159,7 @@ class Campaign:
 
     def empty_cells(self) -> list[tuple[str, str]]:
         """Rules of operators that no program has exercised."""
-        cells = itertools.product(sorted(OPERATORS), RULES)
+        cells = itertools.product(sorted(OPERATORS), self.rules)
         return [c for c in cells if not self.coverage[c] and c not in NO_RULE]
 
     def write_summary(self) -> None:
@@ -172,7 +180,7 @@ class Campaign:
 
 
 NO_RULE: Final = {("custom_vjp", "jvp"), ("custom_vjp", "jvp of vjp")}
-"""A function with a rule for cotangents has none for tangents, and says so."""
+NONE: Final = "none: a function with a rule for cotangents has none for tangents"
 
 
 @dataclass(frozen=True)
@@ -204,7 +212,8 @@ def run(
         folder: Where programs are kept.
         progress: Called after each program, with the share of the limit that is over.
     """
-    campaign = Campaign(folder)
+    exercised = set[str]().union(*(part.rules() for part in rounds))
+    campaign = Campaign(folder, [rule for rule in RULES if rule in exercised])
     try:
         for number, part in zip(itertools.count(start), itertools.cycle(rounds)):
             campaign.seeds = (start, number)
@@ -299,13 +308,12 @@ def show(limit: Limit, start: int, folder: Path, profiles: Sequence[str]) -> boo
 
         rounds = [part for part in ROUNDS if part.profile in profiles]
         campaign = run(limit, start, folder, advance, rounds)
-    for table in (_comparisons(campaign), _coverage(campaign)):
-        console.print(table)
+    console.print(_comparisons(campaign))
+    if campaign.rules:
+        console.print(_coverage(campaign))
     if empty := campaign.empty_cells():
         cells = ", ".join(f"{operator}: {rule}" for operator, rule in empty)
-        console.print(
-            f"No program has exercised {cells}: run longer, or in all profiles."
-        )
+        console.print(f"No program has exercised {cells} yet: run longer.")
     for what, path in campaign.failures.items():
         how = "python" if path.suffix == ".py" else "see"
         console.print(f"FAILED {what}\n    {how} {path}")
@@ -326,7 +334,7 @@ def _comparisons(campaign: Campaign) -> Any:
     for column in ("meaning", *transforms):
         table.add_column(column, justify="left" if column == "meaning" else "right")
     for name in (*REGISTRY, "differences"):
-        labels = [name if t == "value" else f"{name} of {t}" for t in transforms]
+        labels = [label_of(name, transform) for transform in transforms]
         table.add_row(name, *(str(counts[label] or "") for label in labels))
     return table
 
@@ -335,13 +343,14 @@ def _coverage(campaign: Campaign) -> Any:
     """How many programs exercised each rule of each operator."""
     from rich.table import Table
 
-    table = Table(title="operators and rules")
-    for column in ("operator", *RULES):
+    some_none = any(rule in campaign.rules for _, rule in NO_RULE)
+    table = Table(title="operators and rules", caption=NONE if some_none else None)
+    for column in ("operator", *campaign.rules):
         table.add_column(column, justify="left" if column == "operator" else "right")
     for operator in sorted(OPERATORS):
         cells = (
             "none" if (operator, rule) in NO_RULE else campaign.coverage[operator, rule]
-            for rule in RULES
+            for rule in campaign.rules
         )
         table.add_row(operator, *map(str, cells))
     return table
