@@ -108,6 +108,34 @@ def test_a_module_does_what_the_function_does(run: Any) -> None:
     same(module(hf.asarray(X), y=3.0), many(hf.asarray(X), 3.0))
 
 
+def test_a_tensor_of_outside_is_read_and_written_where_a_proxy_says() -> None:
+    table, cache = hf.asarray(X), hf.zeros((2, 3))
+
+    def f(i: Any, v: Any) -> Any:
+        cache[i] = table[i, 1:].sum()
+        cache[0, 1] = v
+        return table[i], cache.at[i].add(v)
+
+    module = hf.symbolic_trace(f)
+    assert cache.tolist() == [[0.0] * 3] * 2
+    i, v = hf.asarray(1), hf.asarray(5.0)
+    same(module(i, v), f(i, v))
+    assert cache.tolist()[0] == [0.0, 5.0, 0.0]
+    same(hf.trace(module, i, v, captures=True)(i, v), f(i, v))
+
+
+def test_attributes_that_edits_make_one_are_one_leaf() -> None:
+    a, b = hf.ones(2), hf.zeros(2)
+    module = hf.symbolic_trace(lambda x: x * a + b)
+    assert len(pytree.flatten(module)[0]) == 2
+    first, second = module.attributes
+    module.attributes[second] = module.attributes[first]
+    module.recompile()
+    [leaf], spec = pytree.flatten(module)
+    zeros = pytree.unflatten(spec, [hf.zeros_like(leaf)])
+    same(zeros(hf.ones(2)), hf.zeros(2))
+
+
 def test_what_python_decides_is_decided_once() -> None:
     def f(x: Any, depth: int) -> Any:
         for _ in range(depth):
@@ -163,7 +191,7 @@ PAIR = Pair(hf.asarray(2.0), hf.asarray(3.0))
 def through_cells(x: Any, w: Any) -> Any:
     held = {"w": [w]}
 
-    def outer(c: Any, row: Any, scale: Any = w * 2.0) -> Any:
+    def outer(c: Any, row: Any, *, scale: Any = w * 2.0) -> Any:
         def inner(v: Any, depth: int) -> Any:
             return v if depth == 0 else inner(v + held["w"][0] * scale, depth - 1)
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, wraps
 from math import inf
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, TypeVar, cast
 
 from hopflow.errors import OperatorError
 from hopflow.graph.core import Constant
@@ -107,6 +107,7 @@ class Value:
         def __ge__(self, other: Any, /) -> Any: ...
 
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 Operand: TypeAlias = Value | Constant
 """An argument of `bind`: a value, or a scalar whose dtype has been decided."""
 
@@ -228,7 +229,7 @@ def recorded(f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return None if slots.record is None else slots.record(f, args, kwargs)
 
 
-def recordable(f: Callable[..., Any], home: str = "") -> Callable[..., Any]:
+def recordable(f: _Function, home: str = "") -> _Function:
     """`f`, whose calls a symbolic trace records.
 
     Args:
@@ -243,7 +244,7 @@ def recordable(f: Callable[..., Any], home: str = "") -> Callable[..., Any]:
     call.__module__ = home or call.__module__
     # What asks for the user's function of a transformed one looks one step deep.
     call.__wrapped__ = getattr(f, "__wrapped__", f)
-    return call
+    return cast(_Function, call)
 
 
 @cache

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from hopflow.bind import Operand, Value
+from hopflow.bind import Operand, Value, recordable
 from hopflow.errors import (
     IndexingError,
     ShapeError,
@@ -199,6 +199,7 @@ def set_at(x: Any, key: Any, value: Any) -> Value:
     return update_at(x, key, value, "set")
 
 
+@recordable
 def update_at(x: Any, key: Any, value: Any, combine: Combine) -> Value:
     """A new tensor: `x` with `value` combined into it at `key`; see `set_at`."""
     x = as_tensor("setitem", x)

@@ -5,6 +5,7 @@ them meaning. What needs numbers (`int(x)`, `np.asarray(x)`) asks `_concrete`, w
 traced tensor refuses.
 """
 
+import operator
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Final, TypeAlias, cast
@@ -12,7 +13,7 @@ from typing import Any, ClassVar, Final, TypeAlias, cast
 import numpy as np
 
 from hopflow import dtypes
-from hopflow.bind import Value, current
+from hopflow.bind import Value, current, recorded
 from hopflow.dtypes import DType, DTypeLike
 from hopflow.errors import (
     ArgumentValueError,
@@ -258,10 +259,12 @@ class Tensor(Value):
         return bool(reduce.any(elementwise.equal(self, item)))
 
     def __getitem__(self, key: Any) -> "Tensor":
-        return cast(Tensor, indexing.getitem(self, key))
+        node = recorded(operator.getitem, (self, key), {})
+        return cast(Tensor, indexing.getitem(self, key) if node is None else node)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._assign(cast(Tensor, indexing.set_at(self, key, value)))
+        if recorded(operator.setitem, (self, key, value), {}) is None:
+            self._assign(cast(Tensor, indexing.set_at(self, key, value)))
 
     @property
     def at(self) -> indexing.Updater:

@@ -133,7 +133,7 @@ class EagerTensor(Tensor):
         return super().__getitem__(key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        if not current().is_eager or is_watched():
+        if not current().is_eager or is_watched() or slots.record is not None:
             super().__setitem__(key, value)
             return
         self.check_writable()
