@@ -20,6 +20,7 @@ from hopflow.errors import ArgumentTypeError, UnknownNameError
         ("svd", "Use `hf.linalg.svd`."),
         ("while_lop", "Use `hf.while_loop`."),
         ("qwertz", "What it has is in `hf.__all__`."),
+        ("_while_loop", "What it has is in `hf.__all__`."),
     ],
 )
 def test_a_name_of_another_library(name: str, remedy: str) -> None:

@@ -386,6 +386,7 @@ def test_a_terminal_shows_bars_of_rich(monkeypatch: pytest.MonkeyPatch) -> None:
     for part in ("out", "[in]", "0/3", "3/3", "0/2", "━"):
         assert part in text
     assert text.count("3/3") >= 2
+    assert "[in]" not in text[text.rindex("3/3") :]
 
 
 def test_without_a_terminal_nothing_is_shown_of_what_is_soon_done(capfd: Any) -> None:
