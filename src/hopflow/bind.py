@@ -250,7 +250,11 @@ def recordable(f: _Function, home: str = "") -> _Function:
 @cache
 def public(f: Callable[..., Any]) -> Callable[..., Any]:
     """`f` as the package gives it to users: the same one, whoever asks."""
-    return recordable(f, "hopflow")
+    call = recordable(f, "hopflow")
+    call.__qualname__ = f.__qualname__.rstrip(
+        "_"
+    )  # `map_` at home, where `map` is taken
+    return call
 
 
 def bind(op: Any, args: Sequence[Operand], params: dict[str, Any]) -> tuple[Value, ...]:

@@ -39,7 +39,8 @@ def lifted(value: Any) -> list[Any]:
 
 def as_it_is_now(value: Any) -> Any:
     """A user's function with its own cells: a loop around it may go on."""
-    if isinstance(value, FunctionType) and not is_own_file(value.__code__.co_filename):
+    is_users = isinstance(value, FunctionType) and value.__closure__
+    if is_users and not is_own_file(value.__code__.co_filename):
         return _Copy({}).of(value)
     return value
 

@@ -9,11 +9,12 @@ import builtins
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from keyword import iskeyword
 from typing import Any, Final
 
 from hopflow.errors import ArgumentValueError, GraphError
-from hopflow.fx.node import KINDS, Kind, Node, map_nodes
+from hopflow.fx.node import KINDS, Kind, Node, map_items, map_nodes
 from hopflow.fx.source import SCOPE, python_source
 
 __all__ = ["Graph"]
@@ -45,6 +46,34 @@ class Graph:
 
     def __repr__(self) -> str:
         return f"<fx.Graph {self.name}: {len(self._nodes)} nodes>"
+
+    # --- saving: a row for each node, for nodes in nodes are too deep for `pickle` ---
+
+    def __getstate__(self) -> dict[str, Any]:
+        places = {node: _Place(i) for i, node in enumerate(self._nodes)}
+        rows = [
+            (
+                node.kind,
+                node.target,
+                map_nodes(
+                    (node.args, node.kwargs, node.meta), lambda n: places.get(n, n)
+                ),
+                (node.name, node.type),
+                (node.line, node.module_path),
+            )
+            for node in self._nodes
+        ]
+        return {"name": self.name, "attributes": self.attributes, "rows": rows}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        Graph.__init__(self, state["name"])
+        self.attributes = state["attributes"]
+        for kind, target, read, (name, type_), (line, module_path) in state["rows"]:
+            args, kwargs, meta = _put_back(read, self._nodes)
+            node = Node(self, kind, target, args, kwargs, name, type_)
+            node.line, node.module_path, node.meta = line, module_path, meta
+            self._nodes.append(node)
+            self._names.add(node.name)
 
     # --- reading ---
 
@@ -309,6 +338,19 @@ class Graph:
     def __str__(self) -> str:
         """The graph as a Python function."""
         return python_source(self).text
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Stands for the node at a place of a saved graph."""
+
+    index: int
+
+
+def _put_back(value: Any, nodes: list[Node]) -> Any:
+    if isinstance(value, _Place):
+        return nodes[value.index]
+    return map_items(value, lambda item: _put_back(item, nodes))
 
 
 def _broken(graph: Graph, node: Node, rule: str) -> GraphError:

@@ -97,6 +97,9 @@ class GraphModule:
         """What the graph returns for these arguments."""
         return self.program.function(self, *args, **kwargs)
 
+    def __reduce__(self) -> Any:  # what was compiled is compiled anew
+        return _restored, (type(self), self.graph, self.attributes)
+
     def propagate(self, *args: Any) -> Captured:
         """The captured graph of this one for arguments of these types.
 
@@ -128,6 +131,14 @@ class GraphModule:
 
     def __repr__(self) -> str:
         return f"<fx.GraphModule {self.graph.name}: {len(self.graph.nodes)} nodes>"
+
+
+def _restored(
+    kind: type[GraphModule], graph: Graph, attributes: dict[str, Any]
+) -> GraphModule:
+    module = kind(graph)
+    module.attributes = attributes
+    return module
 
 
 def _annotations(graph: Graph) -> dict[str, Any]:

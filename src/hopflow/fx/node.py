@@ -121,6 +121,9 @@ class Node:
     def __repr__(self) -> str:
         return self.name
 
+    def __reduce__(self) -> Any:  # a copy is of the graph's copy
+        return _node_at, (self.graph, self.graph.index(self))
+
     # --- what it reads ---
 
     @property
@@ -200,6 +203,10 @@ class Node:
             case "call_function":
                 return not _is_pure(self.target) or _holds_function(self)
         return False
+
+
+def _node_at(graph: "Graph", index: int) -> Node:
+    return graph.nodes[index]
 
 
 def _is_pure(target: Any) -> bool:
