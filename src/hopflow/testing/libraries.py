@@ -86,34 +86,35 @@ OURS: Final = Library(
 )
 
 
-def theirs() -> Library:
-    """JAX; the module that asks is skipped where it is missing.
+class _Jax:
+    """What JAX has of loops, as we have it."""
 
-    A loop whose number of steps only the run knows, which JAX differentiates forward
-    alone, is a scan of `LONGEST` steps, of which the first ones count.
-    """
-    jax = load("jax")
-    lax, jnp = jax.lax, jax.numpy
+    def __init__(self, jax: Any) -> None:
+        self.jax, self.lax, self.jnp = jax, jax.lax, jax.numpy
 
     def loop(
-        test: Callable[..., Any], step: Callable[..., Any], carry: Any, **_: Any
+        self, test: Callable[..., Any], step: Callable[..., Any], carry: Any, **_: Any
     ) -> Any:
+        """JAX differentiates a loop whose number of steps only the run knows forward
+        alone: a scan of `LONGEST` steps, of which the first ones count."""
+
         def maybe(carry: Any, _: Any) -> Any:
-            return lax.cond(test(*carry), step, lambda *same: same, *carry), None
+            return self.lax.cond(test(*carry), step, lambda *same: same, *carry), None
 
-        return lax.scan(maybe, carry, None, length=LONGEST)[0]
+        return self.lax.scan(maybe, carry, None, length=LONGEST)[0]
 
-    def fori(lower: Any, upper: Any, step: Callable[..., Any], carry: Any) -> Any:
+    def fori(self, lower: Any, upper: Any, step: Callable[..., Any], carry: Any) -> Any:
         if isinstance(upper, int):
-            return lax.fori_loop(lower, upper, lambda i, c: step(i, *c), carry)
-        first = jnp.asarray(lower, upper.dtype)
-        return loop(
+            return self.lax.fori_loop(lower, upper, lambda i, c: step(i, *c), carry)
+        first = self.jnp.asarray(lower, upper.dtype)
+        return self.loop(
             lambda i, *_: i < upper,
             lambda i, *c: (i + 1, *step(i, *c)),
             (first, *carry),
         )[1:]
 
     def scan(
+        self,
         step: Callable[..., Any],
         carry: Any,
         xs: Any,
@@ -121,36 +122,41 @@ def theirs() -> Library:
         reverse: bool = False,
         until: Callable[..., Any] | None = None,
     ) -> Any:
+        """All steps are taken; those after the one that ends it change nothing."""
         if until is None:
-            return lax.scan(step, carry, xs, reverse=reverse)
+            return self.lax.scan(step, carry, xs, reverse=reverse)
 
         def maybe(state: Any, x: Any) -> Any:
             carry, done, count = state
-            none = jax.tree.map(
-                lambda t: jnp.zeros(t.shape, t.dtype), jax.eval_shape(step, carry, x)[1]
-            )
-            carry, y = lax.cond(done, lambda *_: (carry, none), step, carry, x)
+            types = self.jax.eval_shape(step, carry, x)[1]
+            none = self.jax.tree.map(lambda t: self.jnp.zeros(t.shape, t.dtype), types)
+            carry, y = self.lax.cond(done, lambda *_: (carry, none), step, carry, x)
             return (carry, done | until(carry), count + ~done), y
 
-        first = (carry, jnp.asarray(False), jnp.asarray(0))
-        (carry, _, count), ys = lax.scan(maybe, first, xs, reverse=reverse)
+        first = (carry, self.jnp.asarray(False), self.jnp.asarray(0))
+        (carry, _, count), ys = self.lax.scan(maybe, first, xs, reverse=reverse)
         return carry, ys, count
 
+
+def theirs() -> Library:
+    """JAX; the module that asks is skipped where it is missing."""
+    jax = load("jax")
+    lax, loops = jax.lax, _Jax(jax)
     return Library(
-        m=jnp,
+        m=jax.numpy,
         cond=lax.cond,
         switch=lax.switch,
-        scan=scan,
+        scan=loops.scan,
         map=lax.map,
         prefix=lax.associative_scan,
         call=lambda f, *operands: f(*operands),
         checkpoint=lambda f, **_: jax.checkpoint(f),
         custom=_custom(jax),
-        fori=fori,
-        loop=loop,
+        fori=loops.fori,
+        loop=loops.loop,
         update=lax.dynamic_update_slice,
         sum_by=jax.ops.segment_sum,
-        noise=_noise(jax.random, jnp),
+        noise=_noise(jax.random, jax.numpy),
     )
 
 
