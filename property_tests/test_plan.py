@@ -105,3 +105,28 @@ def test_any_program_runs_the_same_in_its_planned_arena(data: st.DataObject) -> 
     last = [b for b in BUFFERS if b in written]
     body.append(Copy(Y, last[0] if last else X))
     agree(Program("f", [], [X], [Y], BUFFERS, [], body, []))
+
+
+lives = st.tuples(st.integers(0, 40), st.integers(0, 9), st.integers(0, 9))
+
+
+@given(st.lists(lives, max_size=16))
+def test_buffers_of_all_sizes_that_live_together_lie_apart(
+    given: list[tuple[int, int, int]],
+) -> None:
+    found = {
+        Buffer(f"b{k}", int64, (e.index(8 * n),), "arena"): ends
+        for k, (n, *ends) in enumerate(given)
+    }
+    start = (e.index(0),)
+    body: list[Stmt] = [
+        Store(b, start, e.index(0)) for t in range(10) for b in found if t in found[b]
+    ]
+    f = Program("f", [], [], [], [*found], [], body, [])
+    planned, live = plan(f), live_intervals(f)
+    first = {b: planned.offsets[b].attr for b in found}
+    last = {b: first[b] + 8 * b.shape[0].attr for b in found}
+    assert all(last[b] <= planned.total.attr for b in found)
+    for a, b in combinations(found, 2):
+        if live[a].overlaps(live[b]):
+            assert last[a] <= first[b] or last[b] <= first[a]
