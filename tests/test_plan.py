@@ -22,6 +22,7 @@ from hopflow.loop_ir.nest import (
     Copy,
     For,
     If,
+    Invoke,
     Program,
     Ref,
     Stmt,
@@ -186,6 +187,14 @@ def test_a_carry_lives_through_the_whole_loop(fresh: Counter) -> None:
     live = live_intervals(f)
     assert live[a].overlaps(live[b])
     assert live[a].overlaps(live[c])
+    agree(f)
+
+
+def test_what_each_step_reads_lives_until_the_last(fresh: Counter) -> None:
+    a, b = buffers = arena("a b")
+    step = [add(Y, a, fresh), add(b, X, fresh), add(Y, b, fresh)]
+    f = program(buffers, add(a, X, fresh), repeat(fresh, *step))
+    assert offsets(plan(f)) == {"a": 0, "b": 64}
     agree(f)
 
 
@@ -356,6 +365,11 @@ def test_copies_and_routines_define_what_they_write() -> None:
     assert not fills(Call("argsort", args), matrix=a)
     [f] = arena("f", 4, 4, dtype=float64)
     assert not fills(Call("potrf", (Ref(f), e.index(4))), matrix=f)
+
+    p, q = arena("p q", 4, 4)
+    g = Program("g", [], [p], [q], [], [], [], [])
+    assert fills(Invoke(g, (), (Ref(b),), (Ref(a),), 0), matrix=a)
+    assert not fills(Invoke(g, (), (Ref(a),), (Ref(a),), 0), matrix=a)
 
 
 # --- sizes that are not known ---------------------------------------------------------
