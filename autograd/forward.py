@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hopflow.autograd.linear import linear_tracers
+from hopflow.autograd.linear import counted, linear_tracers
 from hopflow.autograd.rules import tangents
 from hopflow.bind import Interpreter, Operand, Value, bind, current, using
 from hopflow.graph.core import Constant, Graph
@@ -50,6 +50,7 @@ def run_node(
     is_plain = type(op) is OpDef
     if not is_plain:
         params = own_graphs(op, params)
+        given = counted(given, linear)
     if all(map(is_zero, given)):
         values = bind(op, operands, params)
         return values, [Zero(v.type) for v in values]

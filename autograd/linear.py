@@ -11,9 +11,9 @@ from hopflow.symbolic.boolean import SymBool
 from hopflow.symbolic.size import Size, SymFloat, SymInt
 from hopflow.trace.functional import TracedTensor
 from hopflow.trace.tracer import Tracer
-from hopflow.zeros import Tangent
+from hopflow.zeros import Tangent, Zero
 
-__all__ = ["LinearTracer", "UsesOperator", "linear_of"]
+__all__ = ["LinearTracer", "UsesOperator", "counted", "linear_of", "linear_tracers"]
 
 
 class UsesOperator(BaseException):
@@ -100,6 +100,19 @@ def linear_of(tangents: Sequence[Tangent]) -> LinearTracer:
 
 def linear_tracers(tangents: Sequence[Tangent]) -> Iterator[LinearTracer]:
     """The linear trace of each tangent that depends on what it is a function of."""
-    for t in tangents:
-        if isinstance(t, TracedTensor) and isinstance(t.tracer, LinearTracer):
-            yield t.tracer
+    return (found for t in tangents if (found := _linear_trace(t)) is not None)
+
+
+def counted(
+    tangents: Sequence[Tangent], linear: Interpreter | None
+) -> Sequence[Tangent]:
+    """Tangents as operators take them: in a trace that is only transposed, those that
+    depend on no operand of it, as a rule may make them, are as good as zero."""
+    if not isinstance(linear, LinearTracer) or linear.pushed:
+        return tangents
+    return [Zero(t.type) if _linear_trace(t) is None else t for t in tangents]
+
+
+def _linear_trace(tangent: Tangent) -> LinearTracer | None:
+    tracer = tangent.tracer if isinstance(tangent, TracedTensor) else None
+    return tracer if isinstance(tracer, LinearTracer) else None

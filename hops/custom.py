@@ -13,7 +13,13 @@ from typing import Any, Final, final
 
 from hopflow import pytree
 from hopflow.autograd.api import Linear, Primals, like
-from hopflow.autograd.linear import LinearTracer, UsesOperator, linear_of
+from hopflow.autograd.linear import (
+    LinearTracer,
+    UsesOperator,
+    counted,
+    linear_of,
+    linear_tracers,
+)
 from hopflow.autograd.pullback import PullbackRule, pulled_by
 from hopflow.autograd.rules import is_differentiable
 from hopflow.autograd.tape import Tape
@@ -140,8 +146,8 @@ class _Custom(Ruled):
     def on_tape(self, tape: Tape, use: Use, operands: Sequence[Operand]) -> Any:
         """Run the rules on values, below the tape, which sees only the results."""
         pairs = [tape.current(o) for o in operands]
-        given = [t for _, t in pairs]
         linear = tape.linear
+        given = counted([t for _, t in pairs], linear)
         use = replace(use, below=self.below(tape))
         with using(tape.parent), _closed(self):
             leaves = [as_value(v) for v, _ in pairs]
@@ -150,7 +156,7 @@ class _Custom(Ruled):
                 args = use.arguments(leaves)
                 values, spec = use.results(use.run(lambda: self(*args), leaves))
                 tangents = [Zero(v.type) for v in values]
-            elif linear is None:
+            elif linear is None or not any(linear_tracers(given)):
                 values, spec, tangents = self.push(use, leaves, given)
                 self.check_once(use, leaves, spec, values)
             else:
@@ -366,8 +372,7 @@ class custom_jvp(_Custom):
     ) -> tuple[list[Value], Spec, LinearMap]:
         # Among tensors of a linear trace the rule records what it does with tangents,
         # and computes the rest below.
-        [linear, *_] = [t.tracer for t in given if isinstance(t, TracedTensor)]
-        assert isinstance(linear, LinearTracer)
+        linear = linear_of(given)
         marks, before = mark(linear), linear.refuses_operators
         linear.refuses_operators = True
         try:

@@ -549,3 +549,14 @@ def test_operators_take_a_tangent_in_which_no_operand_has_a_part(after: Any) -> 
     x = hf.asarray(0.5)
     assert hf.jvp(lambda x: after(f(x)), (x,), (x,))[1].item() == 8
     assert hf.grad(lambda x: after(f(x)))(x).item() == 0
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_a_tangent_that_depends_on_none_reaches_further_rules(jit: bool) -> None:
+    still = hf.custom_jvp(hf.sin)
+    still.defjvp(lambda primals, _: (hf.sin(*primals), hf.zeros_like(*primals)))
+    pulled = hf.custom_vjp(hf.cos)
+    pulled.defvjp(lambda x: (hf.cos(x), x), lambda x, ct: (-ct * hf.sin(x),))
+    for rule in (still, pulled):
+        gradient = hf.grad(lambda x, rule=rule: rule(still(x)) + x)
+        assert (hf.jit(gradient) if jit else gradient)(2.0) == 1.0
