@@ -448,7 +448,9 @@ def pull(
         inputs: Makes the inputs of the new graph after the symbols, and gives what the
             others of `graph` hold, by position, and the cotangents of its outputs.
     """
-    tracer = Tracer(None, f"{graph.name}_transpose", env=ShapeEnv(user_line))
+    path = min((node.operator_path for node in graph.nodes), key=len, default="")
+    name = f"{graph.name}_transpose"
+    tracer = Tracer(None, name, path=path, env=ShapeEnv(user_line))
     symbols = {
         i: input_like(tracer, v) for i, v in enumerate(graph.inputs) if v.node.symbol
     }

@@ -243,6 +243,20 @@ def test_they_know_it_after_transforms(name: str) -> None:
     assert all(n.operator_path.endswith(INNER) for n in of_layers)
 
 
+def test_what_derivatives_add_in_a_body_is_in_it() -> None:
+    def f(x: Any) -> Any:
+        def total(row: Any) -> Any:
+            return hf.scan(lambda c, _: (hf.tanh(c) * x * row, None), x, length=2)[0]
+
+        return hf.sum(hf.map(total, X))
+
+    outer = hf.trace(hf.grad(f), X, captures=True).graph
+    inner = [node for node in nodes(outer) if node not in outer.nodes]
+    assert len([n for n in inner if n.op.name == "add"]) >= 2
+    ends = {n.operator_path.count("→"): n.operator_path for n in inner}
+    assert ends == {0: "map/body", 1: "map/body → scan/body"}
+
+
 def test_a_graph_run_in_a_body_is_at_both_places() -> None:
     inner = hf.trace(lambda x: hf.cond(hf.sum(x) > 0, hf.sin, hf.cos, (x,)), X)
     graph = hf.trace(

@@ -581,8 +581,10 @@ def range_of(operand: Operand, tracer: Interpreter | None = None) -> ValueRange:
 
 def _joined(path: str, within: str) -> str:
     """The operator path of a node of a graph, which is done again at another path."""
-    if not within or within.startswith(path):
-        return within or path
+    if path.startswith(within):  # what is done again stands around the graph
+        return path
+    if within.startswith(path):
+        return within
     return f"{path} → {within}"
 
 
