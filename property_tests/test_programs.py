@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 
 from hopflow.errors import HopflowError, ProgramFormatError
 from hopflow.testing.checks import Disagreement, check
+from hopflow.testing.libraries import names_of_jax
 from hopflow.testing.meanings import REGISTRY
 from hopflow.testing.plain import Plain
 from hopflow.testing.program import Program
 from hopflow.testing.program_text import from_text, to_text
+from hopflow.testing.requires import load
 from hopflow.testing.strategies import BODIES, BRANCHES, programs
 
 pytestmark = pytest.mark.usefixtures("verified")
@@ -264,3 +266,9 @@ def test_some_programs_are_stopped_by_an_index() -> None:
     small = programs(size=3, depth=1, operations=["index"], out_of_range=True)
     found = find(small, stops, settings=QUICK)
     assert check(found, ["eager", "jit"]).agreed == ["eager", "jit"]
+
+
+def test_maps_in_batches_have_rows_without_elements_in_jax_too() -> None:
+    jnp = load("jax").numpy
+    none = names_of_jax().map(lambda x: jnp.zeros(0), jnp.ones(3), batch_size=2)
+    assert none.shape == (3, 0)

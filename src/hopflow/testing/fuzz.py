@@ -10,7 +10,7 @@ import math
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -24,16 +24,22 @@ from hopflow.testing.strategies import BODIES, BRANCHES, programs
 __all__ = ["PROFILES", "RULES", "Campaign", "Limit", "run"]
 
 RULES: Final = {
-    "debug": "debug",
-    "infer": "eager",
-    "functionalize": "functionalized",
-    "lower": "jit",
-    "batch": "jit of vmap",
-    "jvp": "jit of jvp",
-    "vjp": "jit of grad",
-    "jvp of vjp": "jit of jvp of grad",
+    "debug": ("debug",),
+    "infer": ("eager",),
+    "functionalize": ("functionalized",),
+    "lower": ("jit",),
+    "batch": ("jit of vmap",),
+    "jvp": ("jit of jvp", "dynamic of jvp"),
+    "vjp": ("jit of grad", "dynamic of grad"),
+    "jvp of vjp": ("jit of jvp of grad", "dynamic of jvp of grad"),
 }
-"""Rules of operators, each with the meaning that exercises it."""
+"""Rules of operators, each with the comparisons that exercise it."""
+
+
+def _exercised(labels: Collection[str]) -> set[str]:
+    """The rules that comparisons exercise."""
+    return {rule for rule, those in RULES.items() if not set(those).isdisjoint(labels)}
+
 
 EVERY: Final = (*BRANCHES, *BODIES, "custom_vjp", "grow", "chosen")
 
@@ -59,8 +65,7 @@ class Round:
     def rules(self) -> set[str]:
         """Those that its comparisons exercise."""
         pairs = itertools.product(self.meanings or REGISTRY, self.transforms)
-        labels = {label_of(*pair) for pair in pairs}
-        return {rule for rule, label in RULES.items() if label in labels}
+        return _exercised([label_of(*pair) for pair in pairs])
 
 
 CHEAP: Final = tuple(name for name, meaning in REGISTRY.items() if meaning.cheap)
@@ -126,11 +131,10 @@ class Campaign:
         self.counts["refused"] += len(report.refused)
         self.counts.update(report.agreed)
         used = OPERATORS.intersection(program.operations)
-        for operator, (rule, label) in itertools.product(used, RULES.items()):
-            if label in report.agreed:
-                if not self.coverage[operator, rule]:
-                    self._keep("corpus", f"{operator}-{rule}", program)
-                self.coverage[operator, rule] += 1
+        for operator, rule in itertools.product(used, _exercised(report.agreed)):
+            if not self.coverage[operator, rule]:
+                self._keep("corpus", f"{operator}-{rule}", program)
+            self.coverage[operator, rule] += 1
 
     def failed(self, error: Exception) -> None:
         """Keep the error and its program; failures of one meaning in one way once."""

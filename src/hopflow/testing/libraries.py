@@ -103,6 +103,10 @@ class _Jax:
 
         return self.lax.scan(maybe, carry, None, length=LONGEST)[0]
 
+    def map(self, f: Callable[..., Any], xs: Any, **_: Any) -> Any:
+        """Not in batches, in which JAX has no rows without elements."""
+        return self.lax.map(f, xs)
+
     def fori(self, lower: Any, upper: Any, step: Callable[..., Any], carry: Any) -> Any:
         if isinstance(upper, int):
             return self.lax.fori_loop(lower, upper, lambda i, c: step(i, *c), carry)
@@ -147,7 +151,7 @@ def theirs() -> Library:
         cond=lax.cond,
         switch=lax.switch,
         scan=loops.scan,
-        map=lax.map,
+        map=loops.map,
         prefix=lax.associative_scan,
         call=lambda f, *operands: f(*operands),
         checkpoint=lambda f, **_: jax.checkpoint(f),
