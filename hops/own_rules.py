@@ -7,6 +7,7 @@ and examples as other arguments have.
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
@@ -31,17 +32,18 @@ from hopflow.hops.bodies import (
     Function,
     add_inputs,
     as_value,
+    captured_write,
     check_rule,
     close_bodies,
     commit,
     flatten_operands,
     flatten_results,
     own_copy,
-    refuse_writes,
     trace_body,
 )
 from hopflow.ops.opdef import OpDef
 from hopflow.pytree import Spec
+from hopflow.trace.own_writes import own_writes_only
 from hopflow.trace.scouting import scouted
 from hopflow.trace.stand_ins import Read, run_elsewhere
 from hopflow.trace.tracer import Tracer
@@ -289,6 +291,12 @@ class _Node(NamedTuple):
                     "arguments by position. Make it one."
                 )
 
+    def only_computes(self, rule: Callable[..., Any]) -> AbstractContextManager[None]:
+        """Within the block the class's own rule writes to nothing of outside."""
+        label = Function("rule", rule, (), rule).label
+        name = self.op.name
+        return own_writes_only(lambda t: captured_write(name, label, _REFUSAL, t))
+
     def call(
         self, rule: str, values: Sequence[Value], *args: Any, **options: Any
     ) -> Any:
@@ -403,11 +411,12 @@ def _push(
     """
     node = _Node.of(op, operands, params)
     node.check_tangents(tangents, "jvp")
-    inputs = node.values
-    primals, options = node.arguments.tree(inputs, node)
-    own, _ = node.arguments.tree(node.rest(tangents), node)
-    dots = pytree.tree_map(lambda t: instantiate(t) if _is_tangent(t) else t, own)
-    pair = node.call("jvp", inputs, primals, dots, **options)
+    with node.only_computes(op.jvp):
+        inputs = node.values
+        primals, options = node.arguments.tree(inputs, node)
+        own, _ = node.arguments.tree(node.rest(tangents), node)
+        dots = pytree.tree_map(lambda t: instantiate(t) if _is_tangent(t) else t, own)
+        pair = node.call("jvp", inputs, primals, dots, **options)
     name = f"{op.name}.jvp"
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise ResultTypeError(
@@ -500,9 +509,10 @@ def _linearize_vjp(
     """
     node = _Node.of(op, operands, params)
     node.check_tangents(tangents, "vjp")
-    inputs = node.values
-    args, options = node.arguments.tree(inputs, node)
-    pair = node.call("vjp", inputs, *args, **options)
+    with node.only_computes(op.vjp):
+        inputs = node.values
+        args, options = node.arguments.tree(inputs, node)
+        pair = node.call("vjp", inputs, *args, **options)
     if not (isinstance(pair, tuple | list) and len(pair) == 2 and callable(pair[1])):
         raise ResultTypeError(
             f"{op.name}.vjp must return a pair (result, pullback), and returns "
@@ -553,7 +563,8 @@ class _Pull:
         ]
         given = pytree.unflatten(self.spec, cts)
         reads = node.arguments.reads
-        trees = run_elsewhere(lambda: self.pullback(given), reads, self.inputs)
+        with node.only_computes(self.pullback):
+            trees = run_elsewhere(lambda: self.pullback(given), reads, self.inputs)
         wanted = node.unknowns
         args, _ = node.arguments.tree(wanted, node)
         name = f"{node.op.name}.vjp"
@@ -580,6 +591,7 @@ class _Pull:
         ]
 
 
+_REFUSAL: Final = "a rule computes, and writes nothing. Return the new value."
 _NO_DATA: Final = Unknown(SYMBOL_TYPE)
 
 
@@ -624,5 +636,4 @@ def _traced(
     names = [f"x{i}" for i in range(len(types))]
     function = Function(rule, fn, names, call)
     body = trace_body(op.name, f"{op.name}/{rule}", function, types)
-    refuse_writes([body], "a rule computes, and writes nothing. Return the new value.")
     return close_bodies([body])

@@ -1,5 +1,6 @@
 """`custom_jvp` and `custom_vjp`: what rules read of outside, and give in batches."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import hopflow as hf
 from hopflow.errors import (
     DerivativeError,
+    MutationError,
 )
 from hopflow.testing.requires import requires
 
@@ -132,6 +134,28 @@ def test_rules_know_sizes_that_no_operand_has(kind: Any, reader: str) -> None:
     for n in (3, 5):
         for derivative in (within, without):
             assert derivative(hf.asarray(2.0), hf.ones(n)).item() == 3 * n
+
+
+@pytest.mark.parametrize("kind", [JVP, VJP, Pushed, Pulled])
+@pytest.mark.parametrize("made", [hf.zeros, lambda n: hf.asarray([0.0] * n)])
+@pytest.mark.parametrize(
+    "wrap", [lambda f: f, hf.jit, lambda f: hf.jit(hf.subgraph(f))]
+)
+def test_rules_write_to_what_they_make_alone(kind: Any, made: Any, wrap: Any) -> None:
+    def f(x: Any, *, outside: bool) -> Any:
+        kept = made(2)
+
+        def slope(t: Any) -> Any:
+            seen = kept if outside else made(2)
+            seen[0] = 2.0
+            return t * seen[0]
+
+        return hf.sum(with_slope(kind, 1.0, slope)(x))
+
+    for derive in (lambda f: hf.grad(wrap(f)), lambda f: wrap(hf.grad(f))):
+        assert derive(partial(f, outside=False))(hf.ones(2)).tolist() == [2.0, 2.0]
+        with pytest.raises(MutationError, match=r"writes to a .*tensor f32"):
+            derive(partial(f, outside=True))(hf.ones(2))
 
 
 def test_a_shared_body_has_the_rules_of_its_call() -> None:

@@ -226,7 +226,11 @@ def _numpy_operand(operand: Operand) -> Any:
     known = slots.stand_in(operand)
     if known is not operand:
         return _numpy_operand(known)
-    raise EscapedValueError(
+    raise _escaped(operand)
+
+
+def _escaped(operand: Operand) -> EscapedValueError:
+    return EscapedValueError(
         f"a traced value ({operand.type}) was used outside the trace that made it. "
         "Return it from the traced function."
     )
@@ -308,7 +312,9 @@ class Eager(Interpreter):
 
     def write(self, target: Value, new: Value) -> None:
         """Copy the elements of `new` into `target`'s memory."""
-        assert isinstance(target, EagerTensor)
+        if not isinstance(target, EagerTensor):
+            self.check_write(target)
+            raise _escaped(target)
         target.check_writable()
         np.copyto(target.array, _numpy_operand(new))
         target.storage.wrote(target.array)

@@ -16,11 +16,17 @@ from hopflow.graph.core import Node
 from hopflow.graph.types import TensorType
 from hopflow.ops.rules import Array
 from hopflow.tensor import Eager, EagerTensor, Storage
-from hopflow.trace.captures import is_private
 from hopflow.trace.functional import TracedTensor
 from hopflow.trace.numbers import Numbers
 
-__all__ = ["OwnWritesOnly", "Refusal", "apart", "check_own", "own_writes_only"]
+__all__ = [
+    "OwnWritesOnly",
+    "Refusal",
+    "apart",
+    "check_own",
+    "note_own",
+    "own_writes_only",
+]
 
 Refusal: TypeAlias = Callable[[TensorType], MutationError]
 """The error for a write to a tensor of outside, of this type."""
@@ -64,7 +70,9 @@ class OwnWritesOnly(Eager):
             self._outer._note(storage)
 
     def check_write(self, target: Value) -> None:
-        if not isinstance(target, EagerTensor) or target.storage in self._own:
+        if not isinstance(target, EagerTensor):  # a trace has made it
+            raise self._refusal(target.type)
+        if target.storage in self._own:
             return
         storage = target.storage
         own = [x for x in self._private if x.storage is storage]
@@ -118,13 +126,14 @@ class _Guard:
     def __init__(self, refusal: Refusal) -> None:
         self.refusal = refusal
         self.before: dict[Interpreter, list[Node]] = {}
+        self.adopted: dict[int, Value] = {}
         around: Interpreter | None = current()
         while around is not None:
             if isinstance(around, Numbers):
                 self.before[around] = around.graph.nodes.copy()
             around = around.parent
 
-    def check(self, tensor: TracedTensor, is_adopted: Callable[[Value], bool]) -> None:
+    def check(self, tensor: TracedTensor) -> None:
         tracer = tensor.tracer
         before = self.before.get(tracer)
         if before is None:  # a trace that the function has begun
@@ -132,7 +141,7 @@ class _Guard:
         owner = tracer.place(tensor).storage.owner
         node = owner.source.node
         made = node.kind != "placeholder" and all(node is not n for n in before)
-        if not (made or is_private(owner.origin, is_adopted)):
+        if not (made or any(id(x) in self.adopted for x in _origins(owner))):
             raise self.refusal(tensor.type)
 
 
@@ -158,14 +167,26 @@ def own_writes_only(refusal: Refusal) -> Iterator[None]:
         _guards.present = before
 
 
-def check_own(tensor: TracedTensor, is_adopted: Callable[[Value], bool]) -> None:
+def check_own(tensor: TracedTensor) -> None:
     """Check that a tensor of a trace may be written here.
-
-    Args:
-        is_adopted: Whether the trace has made a tensor of data.
 
     Raises:
         MutationError: it may not.
     """
     for guard in _guards.present:
-        guard.check(tensor, is_adopted)
+        guard.check(tensor)
+
+
+def note_own(value: Value) -> None:
+    """Note a tensor that was made of data here, or stands for one."""
+    for guard in _guards.present:
+        for tensor in _origins(value):
+            if not isinstance(tensor, EagerTensor) or tensor.storage.private:
+                guard.adopted[id(tensor)] = tensor
+
+
+def _origins(value: Value | None) -> Iterator[Value]:
+    """A tensor, as each trace around has it."""
+    while value is not None:
+        yield value
+        value = getattr(value, "origin", None)

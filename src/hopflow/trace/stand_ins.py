@@ -11,6 +11,7 @@ from hopflow import pytree
 from hopflow.bind import Interpreter, Value, slots
 from hopflow.tensor import EagerTensor
 from hopflow.trace.functional import TracedTensor
+from hopflow.trace.own_writes import note_own
 
 __all__ = ["Known", "Read", "noting", "run_elsewhere", "stand_in", "standing_in"]
 
@@ -23,6 +24,12 @@ class Read(NamedTuple):
 
     tensor: Value
     made: bool
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the function may write to it."""
+        tensor = self.tensor
+        return self.made and isinstance(tensor, EagerTensor) and tensor.storage.private
 
     def is_read_as(self, value: Value) -> bool:
         """Whether `value` is this data, made again."""
@@ -120,7 +127,11 @@ def run_elsewhere(
     `standing_in`."""
     if lower is None and not reads:
         return rule()
-    with standing_in(reads, values[len(values) - len(reads) :], lower):
+    own = values[len(values) - len(reads) :]
+    for read, value in zip(reads, own, strict=True):
+        if read.is_own:
+            note_own(value)
+    with standing_in(reads, own, lower):
         return pytree.tree_map(
             lambda leaf: stand_in(leaf) if isinstance(leaf, Value) else leaf, rule()
         )

@@ -56,7 +56,7 @@ from hopflow.trace.functional import (
     escaped_number,
 )
 from hopflow.trace.numbers import Numbers
-from hopflow.trace.own_writes import check_own
+from hopflow.trace.own_writes import check_own, note_own
 from hopflow.trace.source import user_line
 from hopflow.trace.stand_ins import stand_in
 
@@ -223,6 +223,7 @@ class Tracer(Numbers):
     def adopt(self, value: Value) -> None:
         """Note a tensor made from data during this trace: not a stray global."""
         self._adopted[id(value)] = value
+        note_own(value)
         if self.parent is not None:
             self.parent.adopt(value)
 
@@ -323,7 +324,7 @@ class Tracer(Numbers):
     # --- memory that several inputs share ---
 
     def prepare_write(self, tensor: TracedTensor) -> None:
-        check_own(tensor, self.is_adopted)
+        check_own(tensor)
         self.has_writes = True
         origin = self.storage_of(tensor).owner.origin
         if isinstance(self.parent, Tracer) and isinstance(origin, TracedTensor):
