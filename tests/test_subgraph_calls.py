@@ -322,8 +322,19 @@ def given_twice(c: Any, v: Any) -> Any:
     return sum([put(c, c, k) + put(c, c[1:], k) for k in range(9)]), c
 
 
+def of_two_names(c: Any, v: Any) -> Any:
+    c, total = c * 1.0, hf.asarray(0.0)
+    for k in range(9):
+        both = lambda c=c: (c, c)  # noqa: E731
+        a, b = hf.switch(hf.astype(v[k, 0] > 0, hf.int64), [both, both, both])
+        total, c = total + put(a, b, k), a
+    return total, c
+
+
 @pytest.mark.parametrize(
-    "f", [alone, of_the_caller, read_before, given_twice], ids=lambda f: f.__name__
+    "f",
+    [alone, of_the_caller, read_before, given_twice, of_two_names],
+    ids=lambda f: f.__name__,
 )
 def test_a_large_operand_is_written_where_it_is(f: Any) -> None:
     def run(f: Any) -> Any:
