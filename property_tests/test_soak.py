@@ -16,7 +16,7 @@ PROGRAMS: Final = {
     "derivatives": 80,
     "derivatives elsewhere": 40,
 }
-"""By profile, what takes about half a minute."""
+"""By profile: so many that none of them takes much longer than another."""
 
 
 @pytest.mark.parametrize("part", ROUNDS, ids=lambda p: f"{p.profile}, {p.kind}")

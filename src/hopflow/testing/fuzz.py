@@ -45,7 +45,7 @@ EVERY: Final = (*BRANCHES, *BODIES, "custom_vjp", "grow", "chosen")
 
 SLICE: Final = 30
 """Programs for which Hypothesis is started anew, with another seed; its first ten are
-small. All rounds together take about two minutes."""
+small. When all rounds are over a turn begins."""
 
 
 @dataclass(frozen=True)
