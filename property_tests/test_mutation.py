@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 
 import hopflow
+from hopflow.errors import DerivativeError
 from hopflow.testing.meanings import MEANINGS, run_debug, run_dynamic, run_symbolic
 from hopflow.testing.strategies import steps
 
@@ -98,6 +99,8 @@ VIEWS: Final[list[Callable[[Any], Any]]] = [
 
 def _view(s: Scope, ns: Sequence[int]) -> None:
     with_axes = [k for k in s.known if k.tensor.ndim]
+    if not with_axes:
+        return
     base = with_axes[-1 - ns[0] % len(with_axes)]
     s.add(VIEWS[ns[1] % len(VIEWS)](base.tensor), ours=base.ours)
 
@@ -234,17 +237,30 @@ def _call(transform: Callable[[Any], Any]) -> Callable[..., Any]:
     return apply
 
 
-def _custom(s: Scope, ns: Sequence[int], body: Body) -> Any:
+def _custom(with_rules: Callable[..., Any]) -> Callable[..., Any]:
     """A function with rules: it may write to its arguments, which are values, and may
     not close over what is differentiated."""
-    given = [s.pick(n) for n in ns[: 1 + ns[3] % 2]]
 
-    def f(*tensors: Any) -> Any:
-        return hf.mean(_returned(Scope(list(map(Known, tensors)), s.flags), body, 0))
+    def apply(s: Scope, ns: Sequence[int], body: Body) -> Any:
+        def f(*tensors: Any) -> Any:
+            own = Scope(list(map(Known, tensors)), s.flags)
+            return hf.mean(_returned(own, body, 0))
 
+        return with_rules(f)(*(s.pick(n) for n in ns[: 1 + ns[3] % 2]))
+
+    return apply
+
+
+def _with_jvp(f: Callable[..., Any]) -> Any:
     own = hf.custom_jvp(f)
     own.defjvp(lambda primals, tangents: hf.jvp(f, primals, tangents))
-    return own(*given)
+    return own
+
+
+def _with_vjp(f: Callable[..., Any]) -> Any:
+    own = hf.custom_vjp(f)
+    own.defvjp(lambda *xs: (own(*xs), xs), lambda xs, ct: hf.vjp(f, *xs)[1](ct))
+    return own
 
 
 OPERATORS: Final[dict[str, Callable[..., Any]]] = {
@@ -261,7 +277,8 @@ OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "checkpoint": _call(lambda f: hf.checkpoint(f)),
     "functionalize": _call(lambda f: hf.functionalize(f)),
     "jit": _call(lambda f: hf.jit(f)),
-    "custom": _custom,
+    "custom_jvp": _custom(_with_jvp),
+    "custom_vjp": _custom(_with_vjp),
 }
 STEPS: Final = {"view": _view, "read": _read, "write": _write}
 
@@ -384,9 +401,15 @@ def differences(body: Body) -> list[Any]:
 @FEWER
 @given(programs)
 def test_derivatives_are_those_of_values(body: Any) -> None:
-    want = differences(body)
+    want, text = differences(body), repr(body)
     for name, derivative in DERIVATIVES.items():
-        same(name, slopes(derivative, body), want)
+        try:
+            found = slopes(derivative, body)
+        except DerivativeError:  # forward, through rules for reverse ones
+            if "custom_vjp" in text and ("jvp" in name or "custom_jvp" in text):
+                continue
+            raise
+        same(name, found, want)
 
 
 EXAMPLES: Final = 3
