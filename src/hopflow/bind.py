@@ -251,9 +251,8 @@ def recordable(f: _Function, home: str = "") -> _Function:
 def public(f: Callable[..., Any]) -> Callable[..., Any]:
     """`f` as the package gives it to users: the same one, whoever asks."""
     call = recordable(f, "hopflow")
-    call.__qualname__ = f.__qualname__.rstrip(
-        "_"
-    )  # `map_` at home, where `map` is taken
+    # It is `map_` at home, where `map` is taken.
+    call.__qualname__ = f.__qualname__.rstrip("_")
     return call
 
 

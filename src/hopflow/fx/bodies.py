@@ -85,10 +85,8 @@ def _parts(value: Any) -> list[Any] | None:
     if isinstance(value, Proxy | Value):
         return None
     if isinstance(value, FunctionType):
-        if is_own_file(
-            value.__code__.co_filename
-        ):  # its proxies are arguments of nodes
-            return None
+        if is_own_file(value.__code__.co_filename):
+            return None  # its proxies are arguments of nodes
         cells, named = value.__closure__ or (), value.__kwdefaults__ or {}
         return [*map(_content, cells), *(value.__defaults__ or ()), *named.values()]
     if isinstance(value, MethodType):

@@ -97,9 +97,8 @@ def _line(frame: FrameType) -> SourceLine:
 
 
 _MOST_LINES = 1 << 14
-_LOAD_SMALL_INT = dis.opmap.get(
-    "LOAD_SMALL_INT"
-)  # Python 3.14 has no constants of these
+# Python 3.14 has no constants of these.
+_LOAD_SMALL_INT = dis.opmap.get("LOAD_SMALL_INT")
 
 
 def literals(line: SourceLine) -> frozenset[Any]:

@@ -21,9 +21,7 @@ TRAP_VALUES: Final = 3  # two words
 FLAG: Final = 5  # in a thread that helps: the address of the flag that it is to stop
 JOB: Final = 6  # in the thread that leads: the loop over threads that it is in, or 0
 HOST: Final = 7  # the callable that a `HostCall` calls
-TOLD: Final = (
-    8  # two words for each site that tells progress: when it did, whether an end
-)
+TOLD: Final = 8  # two words for a site of progress: when it told, whether an end
 HEADER: Final = 9  # words before the parameters
 
 # What a program returns besides 0 and, from 1 on, `site + 1` of a trap.
