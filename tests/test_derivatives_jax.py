@@ -17,7 +17,7 @@ import hopflow as hf
 from hopflow import pytree
 from hopflow.ops import fused, reducers
 from hopflow.ops.opdef import OPERATIONS, OpDef
-from hopflow.testing.requires import requires
+from hopflow.testing.requires import missing, requires
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
@@ -371,8 +371,10 @@ def factors() -> Iterator[tuple[str, Case]]:
         )
 
 
-# Where JAX changed its mind: before 0.11 it gives other numbers at singular points.
-NEWER: Final = ("hypot", "lgamma beyond")
+# Where JAX changed its mind: before 0.11 it gives other numbers at singular points, and
+# none of `nextafter`.
+NEWER: Final = ("hypot", "lgamma beyond", "nextafter")
+LACKING: Final = NEWER if missing("jax>=0.11") else ()
 CASES: Final = [
     case
     for table in (elementwise, reductions, positions, shapes, products, factors)
@@ -435,9 +437,10 @@ TOGETHER: Final = 6
 
 
 @functools.cache
-def wanted(first: int) -> list[Any]:
+def wanted(first: int) -> dict[int, Any]:
     """JAX's tangents and cotangents of the `TOGETHER` cases from this one on."""
-    cases = [case for _, case in CASES[first : first + TOGETHER]]
+    rows = list(enumerate(CASES))[first : first + TOGETHER]
+    own = {i: case for i, (name, case) in rows if name not in LACKING}
 
     def derivatives(g: Any, xs: Any, ts: Any) -> Any:
         _, tangent = jax.jvp(g, xs, ts)
@@ -447,12 +450,12 @@ def wanted(first: int) -> list[Any]:
     def all_of_them(given: Any) -> list[Any]:
         return [
             derivatives(g, xs, ts)
-            for (_, g, _), (xs, ts) in zip(cases, given, strict=True)
+            for (_, g, _), (xs, ts) in zip(own.values(), given, strict=True)
         ]
 
     with jax.enable_x64(True):
-        found: list[Any] = jax.jit(all_of_them)([inputs(args) for *_, args in cases])
-    return found
+        found = jax.jit(all_of_them)([inputs(args) for *_, args in own.values()])
+    return dict(zip(own, found, strict=True))
 
 
 def check(got: Any, want: Any, tolerance: float = 1e-7) -> None:
@@ -473,7 +476,7 @@ def check(got: Any, want: Any, tolerance: float = 1e-7) -> None:
 )
 def test_derivatives(number: int, dtype: str) -> None:
     f, _, args = CASES[number][1]
-    tangent, cotangents = wanted(number - number % TOGETHER)[number % TOGETHER]
+    tangent, cotangents = wanted(number - number % TOGETHER)[number]
     xs, ts = inputs(args, dtype)
     out, pull = hf.vjp(f, *xs)
     cts = pytree.tree_map(lambda v: wave(np.sin, v, v.dtype.dtype), out)
