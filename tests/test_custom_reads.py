@@ -158,6 +158,23 @@ def test_rules_write_to_what_they_make_alone(kind: Any, made: Any, wrap: Any) ->
             derive(partial(f, outside=True))(hf.ones(2))
 
 
+@pytest.mark.parametrize("kind", [JVP, VJP, Pushed, Pulled])
+@pytest.mark.parametrize("reader", ["tape", "cond", "scan", "checkpoints", "vmap"])
+def test_what_rules_make_is_made_anew_in_each_run(kind: Any, reader: str) -> None:
+    def slope(t: Any) -> Any:
+        written, alike = hf.asarray([0.0]), hf.asarray([0.0])
+        written += 1.0
+        return t * written[0] * (1.0 + alike[0])
+
+    def f(x: Any) -> Any:
+        own = with_slope(kind, 1.0, slope)
+        return READERS[reader](lambda w: own, x, hf.asarray(1.0))
+
+    x = hf.asarray(2.0)
+    for derivative in (hf.grad(f), hf.grad(lambda x: x * hf.grad(f)(x))):
+        assert derivative(x).item() == hf.jit(derivative)(x).item() == 1.0
+
+
 def test_a_shared_body_has_the_rules_of_its_call() -> None:
     def scaled(by: Any) -> Any:
         f = JVP(lambda x: x)

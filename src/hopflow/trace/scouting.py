@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from hopflow.bind import current
 from hopflow.symbolic.size import Symbol
 from hopflow.trace.rollback import mark, rollback
-from hopflow.trace.stand_ins import Read, noting
+from hopflow.trace.stand_ins import Read, noting, only_read
 from hopflow.trace.tracer import Tracer, trace_into
 
 __all__ = ["Scouted", "for_nothing", "scouted"]
@@ -70,5 +70,6 @@ def scouted(
         finally:
             _present.owners.pop()
     reads = tuple([Read(x, scout.is_adopted(x)) for x in found.values()])
+    only_read(reads)
     symbols = [s for s, var in scout.symbols.items() if var.node.section == "symbol"]
     return Scouted(reads, tuple(symbols), is_known)

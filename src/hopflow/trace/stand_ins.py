@@ -9,11 +9,19 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from hopflow import pytree
 from hopflow.bind import Interpreter, Value, slots
+from hopflow.ops.convert import copy
 from hopflow.tensor import EagerTensor
 from hopflow.trace.functional import TracedTensor
-from hopflow.trace.own_writes import note_own
 
-__all__ = ["Known", "Read", "noting", "run_elsewhere", "stand_in", "standing_in"]
+__all__ = [
+    "Known",
+    "Read",
+    "noting",
+    "only_read",
+    "run_elsewhere",
+    "stand_in",
+    "standing_in",
+]
 
 
 class Read(NamedTuple):
@@ -70,7 +78,7 @@ class _Present(threading.local):
     notes    of what is read
     """
 
-    tables: tuple[Known, ...] = ()
+    tables: tuple["_Table", ...] = ()
     lower: tuple[Known, ...] = ()
     notes: tuple[_Noted, ...] = ()
 
@@ -108,7 +116,7 @@ def standing_in(
     """
     before = _present.tables, _present.lower
     if reads:
-        _present.tables = (*_present.tables, _table(reads, values))
+        _present.tables = (*_present.tables, _Table(reads, values))
     if lower is not None:
         _present.lower = (*_present.lower, lower)
     try:
@@ -127,26 +135,61 @@ def run_elsewhere(
     `standing_in`."""
     if lower is None and not reads:
         return rule()
-    own = values[len(values) - len(reads) :]
-    for read, value in zip(reads, own, strict=True):
-        if read.is_own:
-            note_own(value)
-    with standing_in(reads, own, lower):
+    with standing_in(reads, values[len(values) - len(reads) :], lower):
         return pytree.tree_map(
             lambda leaf: stand_in(leaf) if isinstance(leaf, Value) else leaf, rule()
         )
 
 
-def _table(reads: Sequence[Read], values: Sequence[Value]) -> Known:
-    pairs = list(zip(reads, values, strict=True))
-    by_id = {id(read.tensor): value for read, value in pairs}
-    made = [(read, value) for read, value in pairs if read.made]
+class _Table:
+    """What stands for tensors that a function reads, in one run of it.
 
-    def known(tensor: Value) -> Value | None:
-        again = (value for read, value in made if read.is_read_as(tensor))
-        return by_id[id(tensor)] if id(tensor) in by_id else next(again, None)
+    A tensor that it makes of data, and may write to, is another one in each run: each
+    has a copy of its own of the data. Calls within are given the data alone.
+    """
 
-    return known
+    def __init__(self, reads: Sequence[Read], values: Sequence[Value]) -> None:
+        pairs = list(zip(reads, values, strict=True))
+        self.made = [(read, value) for read, value in pairs if read.made]
+        self.own = [(read, copy(value)) for read, value in pairs if read.is_own]
+        stand_ins = [value for _, value in (*pairs, *self.own)]
+        self.by_id = {
+            id(value): value for value in stand_ins
+        }  # as they are
+        self.by_id |= {id(read.tensor): value for read, value in pairs}
+        self.met: list[Value] = []  # so that an identity stays theirs
+        self.notes = _present.notes
+
+    def __call__(self, tensor: Value) -> Value | None:
+        if id(tensor) in self.by_id:
+            return self.by_id[id(tensor)]
+        if _present.notes != self.notes:  # rules are tried: they have their own
+            return None
+        for k, (read, value) in enumerate(self.own):
+            if read.is_read_as(tensor):
+                del self.own[k]
+                return self._remember(tensor, value)
+        return self.data(tensor)
+
+    def data(self, tensor: Value) -> Value | None:
+        """The same for a tensor that is only read."""
+        for read, value in self.made:
+            if read.is_read_as(tensor):
+                return self._remember(tensor, value)
+        return None
+
+    def _remember(self, tensor: Value, value: Value) -> Value:
+        self.met.append(tensor)
+        self.by_id[id(tensor)] = value
+        return value
+
+
+def only_read(reads: Sequence[Read]) -> None:
+    """Say of what a call within is given that it is not written."""
+    for table in reversed(_present.tables):
+        for read in reads:
+            if id(read.tensor) not in table.by_id:
+                table.data(read.tensor)
 
 
 def stand_in(value: Value) -> Value:
