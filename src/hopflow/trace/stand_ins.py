@@ -152,10 +152,8 @@ class _Table:
         pairs = list(zip(reads, values, strict=True))
         self.made = [(read, value) for read, value in pairs if read.made]
         self.own = [(read, copy(value)) for read, value in pairs if read.is_own]
-        stand_ins = [value for _, value in (*pairs, *self.own)]
-        self.by_id = {
-            id(value): value for value in stand_ins
-        }  # as they are
+        stand_ins: list[Value] = [value for _, value in (*pairs, *self.own)]
+        self.by_id: dict[int, Value] = {id(v): v for v in stand_ins}  # as they are
         self.by_id |= {id(read.tensor): value for read, value in pairs}
         self.met: list[Value] = []  # so that an identity stays theirs
         self.notes = _present.notes
