@@ -156,12 +156,12 @@ class _Table:
         self.by_id: dict[int, Value] = {id(v): v for v in stand_ins}  # as they are
         self.by_id |= {id(read.tensor): value for read, value in pairs}
         self.met: list[Value] = []  # so that an identity stays theirs
-        self.notes = _present.notes
+        self.depth = len(_present.notes)
 
     def __call__(self, tensor: Value) -> Value | None:
         if id(tensor) in self.by_id:
             return self.by_id[id(tensor)]
-        if _present.notes != self.notes:  # rules are tried: they have their own
+        if len(_present.notes) > self.depth:  # rules are tried: they have their own
             return None
         for k, (read, value) in enumerate(self.own):
             if read.is_read_as(tensor):
