@@ -17,10 +17,11 @@ from hopflow.testing.checks import Disagreement, check
 from hopflow.testing.libraries import names_of_jax
 from hopflow.testing.meanings import REGISTRY
 from hopflow.testing.plain import Plain
-from hopflow.testing.program import Program
+from hopflow.testing.program import Argument, Program
 from hopflow.testing.program_text import from_text, to_text
+from hopflow.testing.recorder import record
 from hopflow.testing.requires import load
-from hopflow.testing.strategies import BODIES, BRANCHES, programs
+from hopflow.testing.strategies import BODIES, BRANCHES, KINDS, programs
 
 pytestmark = pytest.mark.usefixtures("verified")
 
@@ -272,3 +273,23 @@ def test_maps_in_batches_have_rows_without_elements_in_jax_too() -> None:
     jnp = load("jax").numpy
     none = names_of_jax().map(lambda x: jnp.zeros(0), jnp.ones(3), batch_size=2)
     assert none.shape == (3, 0)
+
+
+NONE: Final = (0, 0, 0, 0)
+PROMOTING: Final[dict[str, Any]] = {
+    "an index": (
+        [("fori", NONE, [("add", (1, 0, 0, 0)), ("fori", NONE, [])])],
+        [np.array([-5, -2, 1], np.int32)],
+    ),
+    "u64 with i64": (
+        [("sum", NONE), ("subtract", (0, 2, 0, 0))],
+        [np.array(5, np.int64), np.array([5, 3], np.uint8)],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PROMOTING)
+def test_arithmetic_promotes_as_in_numpy(case: str) -> None:
+    steps, values = PROMOTING[case]
+    arguments = [Argument(f"x{k}", value) for k, value in enumerate(values)]
+    check(record(KINDS["exact"], steps, arguments), ["debug", "eager", "jit"])

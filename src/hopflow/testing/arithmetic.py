@@ -47,6 +47,8 @@ class Exact(Pool):
     exact = True
 
     def bounded(self, x: Any) -> Any:
+        if x.dtype.name == "uint64":  # has no integer dtype in common with signed ones
+            return self.m.astype(x, self.m.int64)
         if x.dtype.kind != "f":
             return x
         bound = BOUNDS.get(x.dtype.name, 400.0)

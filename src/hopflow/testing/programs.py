@@ -349,7 +349,8 @@ def _carry(p: Pool, ns: Sequence[int]) -> tuple[Any, ...]:
 
 def _fori(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
     def step(i: Any, *carry: Any) -> Any:
-        child = p.child(p.m.asarray(i), own=carry)
+        # A loop's index is a number, and promotes as one; here it is to be an array.
+        child = p.child(p.m.astype(i, p.m.int64), own=carry)
         return _body(child, body, carry, ns[1] % 3)
 
     return p.lib.fori(0, _trips(p, ns[2], ns[3]), step, _carry(p, ns))
