@@ -560,3 +560,17 @@ def test_a_tangent_that_depends_on_none_reaches_further_rules(jit: bool) -> None
     for rule in (still, pulled):
         gradient = hf.grad(lambda x, rule=rule: rule(still(x)) + x)
         assert (hf.jit(gradient) if jit else gradient)(2.0) == 1.0
+
+
+@pytest.mark.parametrize("kind", [hf.custom_jvp, hf.custom_vjp])
+@pytest.mark.parametrize("wrap", [lambda f: f, hf.functionalize, hf.jit])
+@pytest.mark.parametrize("f", [lambda x: x, lambda x: x[:1]])
+def test_a_result_is_no_view_of_an_argument(kind: Any, wrap: Any, f: Any) -> None:
+    own = kind(f)
+
+    def later(x: Any) -> Any:
+        found = own(x)
+        x[0] = 5.0
+        return found
+
+    assert wrap(later)(hf.ones(2))[0].item() == 1.0

@@ -84,11 +84,11 @@ class OwnWritesOnly(Eager):
             self._written[storage] = kept
 
     def run(self, f: Callable[[], Any]) -> Any:
-        """What `f` returns; of what was written and is taken back, a copy."""
+        """What `f` returns; of the private tensors, which are values, a copy."""
         try:
             with using(self):
                 found = f()
-                return pytree.tree_map(self._apart, found) if self._written else found
+                return pytree.tree_map(self._apart, found) if self._private else found
         finally:
             for storage, kept in self._written.items():
                 for tensor, array, version in kept:
@@ -97,9 +97,10 @@ class OwnWritesOnly(Eager):
                     storage.version = version  # it is what it was
 
     def _apart(self, leaf: Any) -> Any:
-        if isinstance(leaf, EagerTensor) and leaf.storage in self._written:
-            return leaf.copy()
-        return leaf
+        if not isinstance(leaf, EagerTensor):
+            return leaf
+        shared = any(leaf.storage is x.storage for x in self._private)
+        return leaf.copy() if shared else leaf
 
 
 def _is_view(result: EagerTensor, args: Sequence[Operand]) -> bool:
