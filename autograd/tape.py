@@ -1,12 +1,15 @@
 """`Tape`: a trace that computes as it records, so that Python may look at values."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from hopflow.autograd.forward import run_node
 from hopflow.autograd.linear import LinearTracer
 from hopflow.autograd.recorded import run_recorded
 from hopflow.bind import Interpreter, Operand, Value, current
 from hopflow.graph.core import Arg, Constant, Node, Var
+from hopflow.ops.convert import copy
+from hopflow.ops.opdef import OpDef
+from hopflow.tensor import EagerTensor
 from hopflow.trace.functional import TracedTensor
 from hopflow.trace.functionalize import Functionalize
 from hopflow.zeros import Tangent, Zero
@@ -42,7 +45,7 @@ class Tape(Functionalize):
         run = run_recorded if current().is_eager else run_node
         values, found = run(node.op, operands, given, node.params, self.linear)
         self.tangents[node] = found
-        return values
+        return values if type(node.op) is OpDef else _apart(values, operands)
 
     def tangent(self, arg: Arg) -> Tangent:
         if type(arg) is Var and (found := self.tangents.get(arg.node)) is not None:
@@ -55,3 +58,20 @@ class Tape(Functionalize):
             return tensor, Zero(tensor.type)
         var = self.read(self.localize(tensor))
         return self.values[var], self.tangent(var)
+
+
+def _apart(values: Sequence[Value], operands: Sequence[Operand]) -> Sequence[Value]:
+    """The results of an operator, which are new tensors: of those that a rule has in
+    the memory of an operand, copies."""
+    known = {id(own) for o in operands if isinstance(o, Value) for own in _memory(o)}
+    return [v if known.isdisjoint(map(id, _memory(v))) else copy(v) for v in values]
+
+
+def _memory(value: Value | None) -> Iterator[object]:
+    """What a tensor has in common with its views, as each trace around has it."""
+    while isinstance(value, TracedTensor):
+        value = value if value.storage is None else value.storage.owner
+        yield value
+        value = value.origin
+    if isinstance(value, EagerTensor):
+        yield value if value._storage is None else value._storage

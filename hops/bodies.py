@@ -490,11 +490,11 @@ def add_inputs(
     parent = current()
     if not isinstance(parent, Tracer):
         return
+    known = {var.node.symbol for var in closed.graphs[0].symbols}  # of each graph
+    new = [s for s in symbols if s not in known]
     for graph in closed.graphs:
-        known = {var.node.symbol for var in graph.symbols}
-        own, rest = list(graph.symbols), graph.inputs[len(graph.symbols) :]
-        graph.inputs = own
-        new = [s for s in symbols if s not in known]
+        first = len(graph.symbols)
+        graph.inputs, rest = graph.inputs[:first], graph.inputs[first:]
         for symbol in new:
             graph.add_input(SYMBOL_TYPE, symbol.name, "symbol", symbol)
         graph.inputs += rest

@@ -52,13 +52,13 @@ from hopflow.hops.bodies import (
 from hopflow.hops.branches import Calling
 from hopflow.hops.custom_pullback import Backward, BackwardOfMany, no_tangents
 from hopflow.hops.custom_use import Ruled, Use
-from hopflow.ops.convert import as_value
+from hopflow.ops.convert import as_value, copy
 from hopflow.ops.opdef import as_default, as_operand
 from hopflow.ops.rules import as_integer
 from hopflow.pytree import Spec
 from hopflow.symbolic.size import Size, free_symbols
 from hopflow.trace.functional import TracedTensor
-from hopflow.trace.own_writes import OwnWritesOnly, apart
+from hopflow.trace.own_writes import OwnWritesOnly, apart, own_writes_only
 from hopflow.trace.rollback import mark, rollback
 from hopflow.trace.scouting import Scouted, for_nothing, scouted
 from hopflow.trace.source import name_of, where
@@ -149,7 +149,7 @@ class _Custom(Ruled):
         linear = tape.linear
         given = counted([t for _, t in pairs], linear)
         use = replace(use, below=self.below(tape))
-        with using(tape.parent), _closed(self):
+        with using(tape.parent), _closed(self), own_writes_only(self.refusal) as own:
             leaves = [as_value(v) for v, _ in pairs]
             tangents: Sequence[Tangent]
             if all(map(is_zero, given)):
@@ -164,6 +164,7 @@ class _Custom(Ruled):
                 self.check_once(use, leaves, spec, values)
                 with using(linear):
                     tangents = derivative(given)
+            values = [v if own.has_made(v) else copy(v) for v in values]
         names = zip(values, tangents, strict=True)
         return pytree.unflatten(spec, [tape.given(v, t, "result") for v, t in names])
 

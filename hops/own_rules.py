@@ -291,7 +291,7 @@ class _Node(NamedTuple):
                     "arguments by position. Make it one."
                 )
 
-    def only_computes(self, rule: Callable[..., Any]) -> AbstractContextManager[None]:
+    def only_computes(self, rule: Callable[..., Any]) -> AbstractContextManager[Any]:
         """Within the block the class's own rule writes to nothing of outside."""
         label = Function("rule", rule, (), rule).label
         name = self.op.name

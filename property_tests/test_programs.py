@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 
+from hopflow.dtypes import as_dtype
 from hopflow.errors import HopflowError, ProgramFormatError
 from hopflow.testing.checks import Disagreement, check
 from hopflow.testing.libraries import names_of_jax
@@ -277,6 +278,10 @@ def test_maps_in_batches_have_rows_without_elements_in_jax_too() -> None:
 
 NONE: Final = (0, 0, 0, 0)
 PROMOTING: Final[dict[str, Any]] = {
+    "bf16 with bf16": (
+        [("matmul", NONE)],
+        [np.ones((3, 3), as_dtype("bfloat16").dtype)],
+    ),
     "an index": (
         [("fori", NONE, [("add", (1, 0, 0, 0)), ("fori", NONE, [])])],
         [np.array([-5, -2, 1], np.int32)],

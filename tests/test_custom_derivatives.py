@@ -574,3 +574,37 @@ def test_a_result_is_no_view_of_an_argument(kind: Any, wrap: Any, f: Any) -> Non
         return found
 
     assert wrap(later)(hf.ones(2))[0].item() == 1.0
+
+
+@pytest.mark.parametrize("kind", [hf.custom_jvp, hf.custom_vjp])
+@pytest.mark.parametrize("wrap", [lambda f: f, hf.functionalize, hf.jit])
+def test_a_result_on_a_tape_is_no_view_of_an_argument(kind: Any, wrap: Any) -> None:
+    own = kind(lambda c, x: (c, x))
+    if kind is hf.custom_jvp:
+        own.defjvp(lambda primals, tangents: (primals, tangents))
+    else:
+        own.defvjp(lambda c, x: ((c, x), None), lambda _, cotangents: cotangents)
+    c = hf.ones(2)
+
+    def later(x: Any) -> Any:
+        found, y = own(c, x)
+        c[0] = 5.0
+        return hf.sum(y), found
+
+    gradient, found = wrap(hf.grad(later, has_aux=True))(hf.ones(2))
+    assert gradient.tolist() == found.tolist() == [1.0, 1.0]
+    assert c.tolist() == [5.0, 1.0]
+
+
+@pytest.mark.parametrize("kind", [hf.custom_jvp, hf.custom_vjp])
+@pytest.mark.parametrize("wrap", [lambda f: f, hf.functionalize, hf.jit])
+def test_a_result_is_no_view_of_what_is_closed_over(kind: Any, wrap: Any) -> None:
+    c = hf.ones(2)
+    own = kind(lambda x: (c, c[:1] + x))
+
+    def later(x: Any) -> Any:
+        found, _ = own(x)
+        c[0] = 5.0
+        return found
+
+    assert wrap(later)(hf.ones(1)).tolist() == [1.0, 1.0]

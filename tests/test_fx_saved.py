@@ -1,6 +1,7 @@
 """Graphs of `fx` that are saved or copied: what they do, and where they came from."""
 
 import copy
+import pickle  # noqa: TID251 - of what the test itself has made
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,9 @@ def places(graph: fx.Graph) -> list[Any]:
     return [(n.name, n.kind, n.target, n.line, n.module_path) for n in graph.nodes]
 
 
-@pytest.mark.parametrize("again", [copy.deepcopy, copy.copy])
+@pytest.mark.parametrize(
+    "again", [copy.deepcopy, copy.copy, lambda m: pickle.loads(pickle.dumps(m))]
+)
 def test_a_saved_graph_is_the_same_and_knows_where_it_came_from(again: Any) -> None:
     model = hf.nn.Sequential(Scaled(hf.eye(3)))
     module = hf.symbolic_trace(model)

@@ -562,6 +562,44 @@ def test_what_an_operator_is_lowered_to_has_its_types(made: Any, message: str) -
         agree(run(tensor()), A + 1)
 
 
+class Same(hf.HigherOrderOp):
+    def debug(self, x: Any, y: Any) -> Any:
+        return x[1:], y
+
+
+class SameForward(Same):
+    def jvp(self, primals: Any, tangents: Any) -> Any:
+        return self.debug(*primals), self.debug(*tangents)
+
+
+class SameBackward(Same):
+    def vjp(self, x: Any, y: Any) -> Any:
+        return (x[1:], y), lambda given: (hf.pad(given[0], ((1, 0),)), given[1])
+
+
+@pytest.mark.parametrize("op", [Same(), SameForward(), SameBackward()])
+@pytest.mark.parametrize("jit", [hf.jit, lambda f: f])
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda f, x: f(x),
+        lambda f, x: hf.jvp(f, (x,), (x,))[0],
+        lambda f, x: hf.vjp(f, x)[0],
+        lambda f, x: hf.grad(lambda x: (hf.sum(x), f(x)), has_aux=True)(x)[1],
+    ],
+)
+def test_a_result_is_no_view_of_an_operand(op: Any, jit: Any, run: Any) -> None:
+    shared = hf.zeros(2)
+
+    def later(x: Any) -> Any:
+        kept, own = op(shared, x)
+        shared[1] = 5.0
+        return kept, own
+
+    assert jit(lambda x: run(later, x))(hf.ones(1))[0].tolist() == [0.0]
+    assert shared.tolist() == [0.0, 5.0]
+
+
 @pytest.mark.parametrize(("error", "message", "call"), ERRORS)
 def test_wrong_use_is_an_error_of_ours(error: Any, message: str, call: Any) -> None:
     with pytest.raises(error, match=message):

@@ -244,7 +244,10 @@ class Jitted:
         if not current().is_eager or is_watched():
             return self._inline(args, kwargs)
         if debugging():
-            return self._f(*args, **kwargs)
+            found = self._f(*args, **kwargs)  # whose tensors are new, as otherwise
+            return pytree.tree_map(
+                lambda x: x.copy() if isinstance(x, EagerTensor) else x, found
+            )
         if not kwargs:  # the common case
             known = self._known.get(kinds_of(args))
             if known is not None and (known.is_sure or known.serves(args)):

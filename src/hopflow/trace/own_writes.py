@@ -72,7 +72,7 @@ class OwnWritesOnly(Eager):
     def check_write(self, target: Value) -> None:
         if not isinstance(target, EagerTensor):  # a trace has made it
             raise self._refusal(target.type)
-        if target.storage in self._own:
+        if self.has_made(target):
             return
         storage = target.storage
         own = [x for x in self._private if x.storage is storage]
@@ -84,11 +84,11 @@ class OwnWritesOnly(Eager):
             self._written[storage] = kept
 
     def run(self, f: Callable[[], Any]) -> Any:
-        """What `f` returns; of the private tensors, which are values, a copy."""
+        """What `f` returns; of tensors that it has not made, a copy."""
         try:
             with using(self):
                 found = f()
-                return pytree.tree_map(self._apart, found) if self._private else found
+                return pytree.tree_map(self._apart, found)
         finally:
             for storage, kept in self._written.items():
                 for tensor, array, version in kept:
@@ -97,10 +97,12 @@ class OwnWritesOnly(Eager):
                     storage.version = version  # it is what it was
 
     def _apart(self, leaf: Any) -> Any:
-        if not isinstance(leaf, EagerTensor):
-            return leaf
-        shared = any(leaf.storage is x.storage for x in self._private)
-        return leaf.copy() if shared else leaf
+        is_outside = isinstance(leaf, EagerTensor) and not self.has_made(leaf)
+        return leaf.copy() if is_outside else leaf
+
+    def has_made(self, value: Value) -> bool:
+        """Whether the function has made a tensor."""
+        return isinstance(value, EagerTensor) and value.storage in self._own
 
 
 def _is_view(result: EagerTensor, args: Sequence[Operand]) -> bool:
@@ -134,16 +136,18 @@ class _Guard:
                 self.before[around] = around.graph.nodes.copy()
             around = around.parent
 
-    def check(self, tensor: TracedTensor) -> None:
-        tracer = tensor.tracer
-        before = self.before.get(tracer)
+    def has_made(self, value: Value) -> bool:
+        """Whether the function has made a tensor."""
+        if not isinstance(value, TracedTensor):
+            return id(value) in self.adopted
+        before = self.before.get(value.tracer)
         if before is None:  # a trace that the function has begun
-            return
-        owner = tracer.place(tensor).storage.owner
+            return True
+        owner = value.tracer.place(value).storage.owner
         node = owner.source.node
-        made = node.kind != "placeholder" and all(node is not n for n in before)
-        if not (made or any(id(x) in self.adopted for x in _origins(owner))):
-            raise self.refusal(tensor.type)
+        if node.kind != "placeholder" and all(node is not n for n in before):
+            return True
+        return any(id(x) in self.adopted for x in _origins(owner))
 
 
 class _Guards(threading.local):
@@ -154,16 +158,18 @@ _guards: Final = _Guards()
 
 
 @contextmanager
-def own_writes_only(refusal: Refusal) -> Iterator[None]:
-    """Within the block a write to a tensor that was not made there is an error."""
+def own_writes_only(refusal: Refusal) -> Iterator[OwnWritesOnly | _Guard]:
+    """Within the block a write to a tensor that was not made there is an error; what it
+    gives knows which were."""
     if current().is_eager:
-        with using(OwnWritesOnly(refusal)):
-            yield
+        own = OwnWritesOnly(refusal)
+        with using(own):
+            yield own
         return
-    before = _guards.present
-    _guards.present = (*before, _Guard(refusal))
+    before, guard = _guards.present, _Guard(refusal)
+    _guards.present = (*before, guard)
     try:
-        yield
+        yield guard
     finally:
         _guards.present = before
 
@@ -175,7 +181,8 @@ def check_own(tensor: TracedTensor) -> None:
         MutationError: it may not.
     """
     for guard in _guards.present:
-        guard.check(tensor)
+        if not guard.has_made(tensor):
+            raise guard.refusal(tensor.type)
 
 
 def note_own(value: Value) -> None:
