@@ -78,8 +78,9 @@ _FREE: frozenset[Role] = _SAME | frozenset(["slice", "operand"])
 
 def _split(region: Region, masks: Masks, policy: Keep, *, pushed: bool) -> _Split:
     graph = region.graph
-    forward = Tracer(None, graph.name, env=ShapeEnv(user_line))
+    forward = Tracer(None, graph.name, path=_path(graph), env=ShapeEnv(user_line))
     linear = LinearTracer(forward, f"{graph.name}_linear", pushed=pushed)
+    linear.path = forward.path
     linear.is_body = True
     values: dict[int, Value] = {}
     tangents: dict[int, Value] = {}
@@ -125,6 +126,11 @@ def _split(region: Region, masks: Masks, policy: Keep, *, pushed: bool) -> _Spli
         invariants,
         nonzero,
     )
+
+
+def _path(graph: Graph) -> str:
+    """Which operator a body belongs to."""
+    return min((node.operator_path for node in graph.nodes), key=len, default="")
 
 
 def _value_in(tracer: Tracer, operand: Operand) -> Value:
@@ -385,7 +391,7 @@ def _linear_region(
 ) -> Graph:
     """The linear part of a region as a graph of all the node's inputs."""
     old = split.linear.graph
-    tracer = Tracer(None, old.name)
+    tracer = Tracer(None, old.name, path=split.linear.path)
     tangents: dict[Arg, Operand] = {}
     places = {region.inputs[i].at: n for n, i in enumerate(split.tangents)}
     own = set(split.residuals)
@@ -448,9 +454,8 @@ def pull(
         inputs: Makes the inputs of the new graph after the symbols, and gives what the
             others of `graph` hold, by position, and the cotangents of its outputs.
     """
-    path = min((node.operator_path for node in graph.nodes), key=len, default="")
     name = f"{graph.name}_transpose"
-    tracer = Tracer(None, name, path=path, env=ShapeEnv(user_line))
+    tracer = Tracer(None, name, path=_path(graph), env=ShapeEnv(user_line))
     symbols = {
         i: input_like(tracer, v) for i, v in enumerate(graph.inputs) if v.node.symbol
     }

@@ -257,6 +257,22 @@ def test_what_derivatives_add_in_a_body_is_in_it() -> None:
     assert ends == {0: "map/body", 1: "map/body → scan/body"}
 
 
+@pytest.mark.parametrize(
+    "loop",
+    [
+        lambda x: hf.while_loop(
+            lambda c: hf.sum(c) < 10, lambda c: hf.exp(c) * x, x, max_steps=5
+        ),
+        lambda x: hf.fori_loop(0, 3, lambda _, c: hf.exp(c) * x, x),
+    ],
+)
+def test_all_that_a_backward_pass_does_in_a_body_is_in_it(loop: Any) -> None:
+    graph = hf.trace(hf.grad(lambda x: hf.sum(loop(x))), hf.ones(3)).graph
+    inner = [node for node in nodes(graph) if node not in graph.nodes]
+    assert "full" in [node.op.name for node in inner]
+    assert all("loop/" in node.operator_path for node in inner)
+
+
 def test_a_graph_run_in_a_body_is_at_both_places() -> None:
     inner = hf.trace(lambda x: hf.cond(hf.sum(x) > 0, hf.sin, hf.cos, (x,)), X)
     graph = hf.trace(
