@@ -29,6 +29,18 @@ def test_a_campaign_keeps_the_first_program_of_each_rule(tmp_path: Path) -> None
         assert operator in from_text(text).operations
 
 
+def test_what_was_done_is_known_of_a_campaign_that_is_killed(tmp_path: Path) -> None:
+    told: list[Any] = []
+
+    def look(*_: Any) -> None:
+        told.append(json.loads((tmp_path / "summary.json").read_text()))
+
+    run(Limit(programs=32), 5, tmp_path, look, rounds=QUICK)
+    assert told[0]["programs"] == {}
+    assert told[-1]["programs"] == {"quick": 30}
+    assert told[-1]["seeds"] == [5, 6]
+
+
 def test_what_failed_is_kept_as_a_script(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -221,6 +221,7 @@ def run(
     try:
         for number, part in zip(itertools.count(start), itertools.cycle(rounds)):
             campaign.seeds = (start, number)
+            campaign.write_summary()  # what was done is known if the process dies, too
             if limit.share(campaign) >= 1:
                 break
             try:
@@ -229,7 +230,7 @@ def run(
                 error.add_note(f"{part}, seed {number}")
                 campaign.programs[part.profile] += 1
                 campaign.failed(error)
-    finally:  # what was done until Ctrl-C was done
+    finally:  # of Ctrl-C, too
         campaign.write_summary()
     return campaign
 
