@@ -30,6 +30,14 @@ def test_a_result_may_be_as_far_away_as_rounding_moves_it() -> None:
     assert "result 0 is" in (of(lambda x, _: x).wrong([X + 1e-8]) or "")
 
 
+@pytest.mark.parametrize(("units", "is_near"), [(8, True), (100, False)])
+def test_a_few_units_in_the_last_place_are_no_difference(
+    units: int, is_near: bool
+) -> None:
+    far = X + units * np.spacing(2.0)
+    assert (of(lambda x, _: x).wrong([far]) is None) is is_near
+
+
 def test_a_result_on_a_tie_says_nothing() -> None:
     expected = of(truncated)
     assert expected.wrong([np.array([1, 2])]) is None
