@@ -389,6 +389,20 @@ def test_a_terminal_shows_bars_of_rich(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "[in]" not in text[text.rindex("3/3") :]
 
 
+@requires("rich")
+def test_the_time_of_a_bar_is_that_of_its_present_loop() -> None:
+    bars = progress._Bars()
+    bars.show({"loop": (5, 9)})
+    [task] = bars.bars.tasks
+    began = task.start_time
+    bars.show({"loop": (6, 9)})
+    assert task.start_time == began
+    bars.show({"loop": (1, 9)})
+    assert task.completed == 1
+    assert task.start_time != began
+    bars.stop()
+
+
 def test_without_a_terminal_nothing_is_shown_of_what_is_soon_done(capfd: Any) -> None:
     jit(lambda x: decay(x, "decay"))(X)
     assert capfd.readouterr() == ("", "")
