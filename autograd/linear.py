@@ -29,13 +29,15 @@ class LinearTracer(Tracer):
     pushed             whether tangents are to go through it; else it is only transposed
     refuses_operators  whether an operator of its operands, or a write, is a
                        `UsesOperator`
+    base       what computes all else
     is_body    whether the residuals leave a body: none has a size that is made there
     """
 
-    __slots__ = ("is_body", "pushed", "refuses_operators")
+    __slots__ = ("base", "is_body", "pushed", "refuses_operators")
 
     def __init__(self, parent: Interpreter | None, name: str, *, pushed: bool) -> None:
         super().__init__(parent, name)
+        self.base = parent or current()
         self.pushed = pushed
         self.refuses_operators = False
         self.is_body = False
@@ -61,11 +63,11 @@ class LinearTracer(Tracer):
             if self.refuses_operators and type(op) is not OpDef:
                 raise UsesOperator
             return self.record(op, args, params)
-        with using(self.parent):
+        with using(self.base):
             return bind(op, args, params)
 
     def value_of(self, number: SymInt | SymFloat | SymBool) -> Value:
-        with using(self.parent):
+        with using(self.base):
             return current().value_of(number)
 
     def symbol_of(
@@ -73,7 +75,7 @@ class LinearTracer(Tracer):
     ) -> Size:
         known = self.below(value)
         assert isinstance(known, Value)
-        with using(self.parent):
+        with using(self.base):
             return current().symbol_of(known, min, max)
 
     def prepare_write(self, tensor: TracedTensor) -> None:
@@ -86,7 +88,7 @@ class LinearTracer(Tracer):
     ) -> tuple[Value, ...]:
         """Record a node of a `Recorded` rule, which holds the residuals itself."""
         if not any(type(t) is TracedTensor and t.tracer is self for t in tangents):
-            with using(self.parent):  # as what is no operand's; see `process`
+            with using(self.base):  # as what is no operand's; see `process`
                 return tuple(rule.push(tangents, known))
         args = [self.arg(t) for t in tangents]
         node = self.graph.call(rule, args, {"known": known}, rule.types)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import hopflow as hf
+from hopflow.bind import using
 from hopflow.errors import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -18,6 +19,7 @@ from hopflow.errors import (
     ShapeError,
     StructureError,
 )
+from hopflow.tensor import Eager
 
 JVP: Any = hf.custom_jvp
 VJP: Any = hf.custom_vjp
@@ -608,3 +610,29 @@ def test_a_result_is_no_view_of_what_is_closed_over(kind: Any, wrap: Any) -> Non
         return found
 
     assert wrap(later)(hf.ones(1)).tolist() == [1.0, 1.0]
+
+
+class Seeing(Eager):
+    """Computes, and notes what."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def process(self, op: Any, args: Any, params: Any) -> Any:
+        self.seen.append(op.name)
+        return super().process(op, args, params)
+
+
+@pytest.mark.parametrize("run", [lambda f, x: f(x), lambda f, x: hf.grad(f)(x)])
+@pytest.mark.parametrize("kind", [hf.custom_jvp, hf.custom_vjp])
+def test_what_they_do_is_done_by_the_interpreter_around(kind: Any, run: Any) -> None:
+    own = kind(hf.sin)
+    if kind is hf.custom_jvp:
+        own.defjvp(lambda xs, ts: (hf.sin(*xs), hf.cos(*xs) * ts[0]))
+    else:
+        own.defvjp(lambda x: (hf.sin(x), hf.cos(x)), lambda slope, ct: (slope * ct,))
+    around = Seeing()
+    with using(around):
+        run(own, hf.asarray(1.0))
+    assert "sin" in around.seen

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any, Final, TypeAlias
 
 from hopflow import pytree
-from hopflow.bind import Interpreter, Operand, Value, current, slots, using
+from hopflow.bind import Interpreter, Operand, Value, current, using
 from hopflow.errors import MutationError
 from hopflow.graph.core import Node
 from hopflow.graph.types import TensorType
@@ -33,17 +33,16 @@ Refusal: TypeAlias = Callable[[TensorType], MutationError]
 
 
 class OwnWritesOnly(Eager):
-    """Computes what a function does that may write only to what it has made itself.
+    """Has a function, which may write only to what it has made itself, computed by the
+    interpreter around.
 
     Tensors in the tree `private` are values: what is written to them is taken back.
     """
 
-    __slots__ = ("_known", "_outer", "_own", "_private", "_refusal", "_written")
+    __slots__ = ("_outer", "_own", "_private", "_refusal", "_written")
 
     def __init__(self, refusal: Refusal, private: Any = ()) -> None:
         super().__init__()
-        if isinstance(slots.eager, Eager):
-            self._known = slots.eager._known
         self._refusal = refusal
         self._outer = current()
         self._own: set[Storage] = set()
@@ -54,7 +53,7 @@ class OwnWritesOnly(Eager):
     def process(
         self, op: Any, args: Sequence[Operand], params: dict[str, Any]
     ) -> tuple[Value, ...]:
-        results = super().process(op, args, params)
+        results = self._outer.process(op, args, params)
         for result in results:
             if isinstance(result, EagerTensor) and not _is_view(result, args):
                 self._note(result.storage)
