@@ -11,6 +11,8 @@ from hopflow.loop_ir.interpreter import run
 from hopflow.loop_ir.nest import Binding, For, Program
 from hopflow.loop_ir.verifier import verify
 from hopflow.loop_ir.walk import statements
+from hopflow.testing.bindings import rebound
+from hopflow.testing.meanings import run_rebound
 
 BINDINGS = [
     Binding("serial"),
@@ -54,3 +56,20 @@ def test_a_map_of_a_while_of_a_cond_gives_one_answer_under_every_binding(
     verify(program)
     [trips] = run(program, [], [STARTS])
     assert trips.tolist() == [reference(int(n)) for n in STARTS]
+
+
+def test_the_outermost_loops_are_bound_in_turn() -> None:
+    f = hf.jit(lambda n: (hf.map(collatz, n), hf.sort(n), n[:, None] * n))
+    f(hf.asarray(STARTS))
+    kinds = [binding.kind for binding in rebound(lower(f.graph)[1])]
+    assert kinds == ["gang", "grid", "block", "thread"]
+
+
+def test_a_loop_whose_iterations_share_memory_is_not_bound() -> None:
+    x = hf.asarray(np.array([[0, 1], [1, 1], [1, 0]]))
+
+    def moved(row: Any) -> Any:
+        return hf.sum(x.at[row[0], 0].set(row[1] + 7) * x)
+
+    [found] = run_rebound(lambda: (hf.map(moved, x),))
+    np.testing.assert_array_equal(found, np.asarray(hf.map(moved, x)))

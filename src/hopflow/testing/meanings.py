@@ -24,6 +24,8 @@ from hopflow.graph.verifier import verify
 from hopflow.hops.base import debug, interpreted
 from hopflow.jit import jit
 from hopflow.loop_ir import interpreter
+from hopflow.loop_ir.nest import Program as LoopProgram
+from hopflow.testing.bindings import rebound
 from hopflow.testing.libraries import names_of_jax
 from hopflow.testing.program import Program
 from hopflow.testing.requires import load, missing
@@ -239,13 +241,26 @@ def run_checked(f: Run, *args: Any) -> Any:
         config.check_bounds = before
 
 
-def run_loop_ir(f: Run, *args: Any) -> Any:
-    """The scheduled program, by the interpreter of the Loop IR."""
+def scheduled(f: Run, *args: Any) -> tuple[LoopProgram, list[Any]]:
+    """A function as a program of the Loop IR, and the arrays that it reads."""
     jitted = jit(f)
     jitted(*args)
-    _, scheduled = lower(jitted.graph)
-    arrays = [np.asarray(a) for a in (*args, *jitted._present.compiled.captured)]
-    return tuple(interpreter.run(scheduled, (), arrays))
+    _, program = lower(jitted.graph)
+    captured = jitted._present.compiled.captured
+    return program, [np.asarray(a) for a in (*args, *captured)]
+
+
+def run_loop_ir(f: Run, *args: Any) -> Any:
+    """The scheduled program, by the interpreter of the Loop IR."""
+    program, arrays = scheduled(f, *args)
+    return tuple(interpreter.run(program, (), arrays))
+
+
+def run_rebound(f: Run, *args: Any) -> Any:
+    """The same, with loops bound to gangs and GPU axes where they may be."""
+    program, arrays = scheduled(f, *args)
+    rebound(program)
+    return tuple(interpreter.run(program, (), arrays))
 
 
 def run_jax(make: Callable[[Any], Run], arguments: Sequence[Any]) -> Any:
@@ -274,6 +289,7 @@ for _meaning in (
     ProgramMeaning("symbolic", in_ours(run_symbolic), cheap=True),
     ProgramMeaning("functionalized", in_ours(run_functionalized), cheap=True),
     ProgramMeaning("loop ir", in_ours(run_loop_ir), has=frozenset()),
+    ProgramMeaning("loop ir, gangs and gpu", in_ours(run_rebound), has=frozenset()),
     ProgramMeaning("native", in_ours(run_native)),
     ProgramMeaning("jit", in_ours(with_threads(1))),
     ProgramMeaning("jit, 2 threads", in_ours(with_threads(2))),

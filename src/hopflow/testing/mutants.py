@@ -21,6 +21,8 @@ from hopflow.dtypes import DType
 from hopflow.graph.core import Graph, Var
 from hopflow.hops import bodies, invoke_subgraph
 from hopflow.hops.scan import Scan
+from hopflow.loop_ir import interpreter
+from hopflow.loop_ir.nest import For
 from hopflow.ops import opdef
 from hopflow.ops.manipulation import roll
 from hopflow.ops.opdef import OPERATIONS
@@ -148,6 +150,18 @@ def _mask_slip() -> Patches:
     return [(VectorLoop, "_mask", mask), (config, "guard_pages", True)]
 
 
+def _idle_lane() -> Patches:
+    right = interpreter._Interpreter._gang
+
+    def gang(self: Any, s: For, extents: Any, longest: int) -> Any:
+        """Where a gang is not full, its last lane is left out, too."""
+        rest = longest % s.binding.width
+        fewer = [(lane, n - (rest > 1 and n == longest)) for lane, n in extents]
+        return right(self, s, fewer, longest)
+
+    return [(interpreter._Interpreter, "_gang", gang)]
+
+
 # --- faults of traces -----------------------------------------------------------------
 
 
@@ -220,6 +234,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         options={"mutation": True, "weights": {"write": 6}},
     ),
     "mask slip": Mutant(_mask_slip, ["jit"]),
+    "mask slip in a gang": Mutant(_idle_lane, ["loop ir, gangs and gpu"]),
     "unsummed broadcast": Mutant(_unsummed, ["jax"], ["grad"], "smooth"),
     "lost symbol": Mutant(_lost_symbol, ["symbolic"]),
     "wrong promotion": Mutant(_promotion, ["eager"]),

@@ -6,7 +6,7 @@ when they run.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 from hopflow.compiler.private import changed_whole, private_to, used_whole
@@ -47,14 +47,19 @@ def _suits(loop: For, named: Callable[[], Counter[Buffer]]) -> bool:
     inside = list(statements(loop.body))
     if not loop.independent or changed_by(loop) or not any(map(_loops, inside)):
         return False
-    if any(isinstance(s, _SHARED) or _is_foreign(s) for s in inside):
+    if any(map(_is_foreign, inside)):
         return False
-    private = private_to(loop, named())
+    return writes_rows(loop, private_to(loop, named()))
+
+
+def writes_rows(loop: For, private: Sequence[Buffer] = ()) -> bool:
+    """Whether all that iterations write is a row for each, beside what is private."""
+    inside = list(statements(loop.body))
     shared, axes = written_by(loop).difference(private), row_axes(loop)
     whole = {b for s in inside for b in changed_whole(s)}
-    # What is not private is written by rows: one for each iteration.
     return (
-        whole.issubset(private)
+        not any(isinstance(s, _SHARED) for s in inside)
+        and whole.issubset(private)
         and shared.isdisjoint(used_whole(loop))
         and all(axes[buffer] for buffer in shared)
     )
