@@ -140,7 +140,7 @@ class Schema:
         if not isinstance(data, Mapping) or set(data) != names:
             raise ProgramFormatError(
                 f"Schema: expected a dict of {', '.join(sorted(names))}, and found "
-                f"{sorted(map(str, data)) if isinstance(data, Mapping) else data!r}."
+                f"{'other keys' if isinstance(data, Mapping) else type(data).__name__}."
             )
 
         def arguments(key: str) -> tuple[Argument, ...]:
@@ -159,8 +159,9 @@ class Schema:
 
 
 def _wrong(found: object) -> ProgramFormatError:
+    # By its type alone: what a stranger gives may be of any size, and depth.
     return ProgramFormatError(
-        f"Schema: {found!r} is no part of one. Store what `to_dict` gives."
+        f"Schema: a part is {type(found).__name__}, which is none that `to_dict` gives."
     )
 
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
@@ -18,8 +19,8 @@ from hopflow.testing.checks import Disagreement, check
 from hopflow.testing.libraries import names_of_jax
 from hopflow.testing.meanings import REGISTRY
 from hopflow.testing.plain import Plain
-from hopflow.testing.program import Argument, Program
-from hopflow.testing.program_text import from_text, to_text
+from hopflow.testing.program import Argument, Body, Name, Program
+from hopflow.testing.program_text import LONGEST, from_text, to_text
 from hopflow.testing.recorder import record
 from hopflow.testing.requires import load
 from hopflow.testing.strategies import BODIES, BRANCHES, KINDS, programs
@@ -153,6 +154,76 @@ def test_a_program_nests_as_deeply_as_python_reads(what: str) -> None:
 def test_a_text_that_nests_too_deeply_is_no_program() -> None:
     with pytest.raises(ProgramFormatError, match="this is no program"):
         from_text("[" * 100_000)
+
+
+def identity(*values: Any) -> Program:
+    names = tuple(Name(f"x{k}") for k in range(len(values)))
+    given = tuple(Argument(n.name, x) for n, x in zip(names, values, strict=True))
+    return Program(given, Body("program", names, (), names))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
+def test_what_is_not_finite_and_what_is_empty_is_text_too(dtype: str) -> None:
+    found = as_dtype(dtype).dtype
+    program = identity(
+        np.array([np.nan, np.inf, -np.inf, -0.0]).astype(found),
+        np.array(np.nan).astype(found),
+        np.zeros((0, 3)).astype(found),
+    )
+    text = to_text(program)
+    assert to_text(from_text(text)) == text
+    assert check(program, ["debug"]).agreed == ["debug"]
+    names: dict[str, Any] = {}
+    exec(str(program), names)
+    for argument in program.arguments:
+        again, value = names[argument.name], argument.value
+        assert (again.dtype.name, again.shape) == (dtype, value.shape)
+        np.testing.assert_array_equal(
+            np.asarray(again, np.float64), value.astype(np.float64)
+        )
+
+
+def one_statement(**parts: Any) -> str:
+    tree = json.loads(to_text(identity(np.zeros(3))))
+    call = {"target": {"name": "v1"}, "operation": "abs", "args": [{"name": "x0"}]}
+    tree["main"]["statements"] = [call | {"options": {}, "types": []} | parts]
+    return json.dumps(tree)
+
+
+@pytest.mark.parametrize("target", [[], {"tuple": []}, [None], {"dict": []}])
+def test_a_result_without_a_name_is_refused(target: Any) -> None:
+    with pytest.raises(ProgramFormatError, match="a target is missing"):
+        from_text(one_statement(target=target))
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("-inf"), 1.5, 10**4000])
+def test_every_number_of_a_text_is_one_in_python(number: float) -> None:
+    told: list[Any] = []
+    program = from_text(one_statement(args=[number]))
+    program.function(SimpleNamespace(abs=told.append))(0)
+    np.testing.assert_equal(told, [number])
+
+
+def test_an_index_may_be_empty() -> None:
+    every = [{"name": "x0"}, {"tuple": []}]
+    program = from_text(one_statement(operation="get", args=every))
+    assert check(program, ["debug"]).agreed == ["debug"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [("int8", 1.5), ("int8", True), ("bool", 1), ("bool", 1.5), ("uint8", -1)],
+)
+def test_values_that_are_not_of_their_dtype_are_refused(dtype: str, value: Any) -> None:
+    tree = json.loads(to_text(identity(np.zeros(1))))
+    tree["arguments"][0] |= {"dtype": dtype, "values": [value]}
+    with pytest.raises(ProgramFormatError, match="this is no program"):
+        from_text(json.dumps(tree))
+
+
+def test_a_text_is_read_in_bounded_time() -> None:
+    with pytest.raises(ProgramFormatError, match="more than 16777216 characters"):
+        from_text(" " * (LONGEST + 1))
 
 
 # --- shrinking ------------------------------------------------------------------------

@@ -7,11 +7,13 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import hopflow as hf
 from hopflow.errors import ProgramFormatError
+from hopflow.graph.parser import MAX_LENGTH, parse
 from hopflow.hops.schema import Schema
 from hopflow.testing.program import Program
 from hopflow.testing.program_text import from_text, to_text
@@ -81,3 +83,28 @@ def test_a_spoilt_schema_is_read_or_refused(data: Any) -> None:
     else:
         tree[key] = data.draw(trees)
     refuses_or_reads(lambda _: Schema.from_dict(tree), "")
+
+
+def nested(depth: int) -> list[Any]:
+    found: list[Any] = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
+@pytest.mark.parametrize("key", [None, "operator", "arguments", "functions"])
+@pytest.mark.parametrize(
+    "part", [nested(100_000), 10**5000, [0] * 10**6], ids=["deep", "digits", "long"]
+)
+def test_what_is_too_large_for_a_schema_is_refused_in_few_words(
+    key: str | None, part: Any
+) -> None:
+    tree = part if key is None else some_schema().to_dict() | {key: part}
+    with pytest.raises(ProgramFormatError, match="Schema: ") as caught:
+        Schema.from_dict(tree)
+    assert len(str(caught.value)) < 200
+
+
+def test_the_text_of_a_graph_has_a_largest_length() -> None:
+    with pytest.raises(ProgramFormatError, match="at most 16777216 are read"):
+        parse(" " * (MAX_LENGTH + 1), {})

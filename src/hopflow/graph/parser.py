@@ -41,7 +41,7 @@ from hopflow.symbolic.size import (
 __all__ = ["parse"]
 
 MAX_DEPTH: Final = 64  # of graphs in graphs, and of tuples in tuples
-MAX_LENGTH: Final = 1 << 28  # characters
+MAX_LENGTH: Final = 1 << 24  # characters
 MAX_DIGITS: Final = 400
 MAX_TERMS: Final = 64  # of one size, and factors of one term
 MAX_SIZE: Final = 4096  # characters of one size in normal form

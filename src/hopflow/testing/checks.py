@@ -9,6 +9,7 @@ import numpy as np
 
 from hopflow import pytree
 from hopflow.agreement import Expected, Rounding
+from hopflow.dtypes import as_dtype
 from hopflow.errors import DataDependentError, MutationError
 from hopflow.testing.differences import slopes
 from hopflow.testing.meanings import REGISTRY, ProgramMeaning
@@ -157,6 +158,6 @@ def _compare(
         report.tie = True
         return
     for a, before in zip(given, kept, strict=True):
-        if not np.array_equal(a, before, equal_nan=a.dtype.kind == "f"):
+        if not np.array_equal(a, before, equal_nan=as_dtype(a.dtype).is_float):
             raise Disagreement(program, label, "an argument was written to.")
     report.agreed.append(label)

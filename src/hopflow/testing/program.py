@@ -6,6 +6,7 @@
 The text is the program: what runs is the text, with `hf` for the library.
 """
 
+import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -313,11 +314,14 @@ def expression(x: Any) -> str:
             return f"[{', '.join(map(expression, x))}]"
         case dict():
             return f"{{{', '.join(f'{k!r}: {expression(v)}' for k, v in x.items())}}}"
+        case float() if not math.isfinite(x):
+            return f"float('{x}')"
     return repr(x)
 
 
 def _index(index: Any) -> str:
-    return ", ".join(map(_entry, index if isinstance(index, tuple) else (index,)))
+    entries = index if isinstance(index, tuple) else (index,)
+    return ", ".join(map(_entry, entries)) or "()"
 
 
 def _entry(i: Any) -> str:
@@ -333,7 +337,9 @@ def _entry(i: Any) -> str:
 
 def _array(x: np.ndarray[Any, Any]) -> str:
     dtype = as_dtype(x.dtype)
-    if dtype.name == "bfloat16":
-        return f"hf.asarray({x.astype(np.float64).tolist()}, dtype=hf.bfloat16)"
+    is_own = dtype.name == "bfloat16"  # of which NumPy's text knows nothing
+    values = str((x.astype(np.float64) if is_own else x).tolist())
+    values = values.replace("nan", "np.nan").replace("inf", "np.inf")
     shape = f".reshape{x.shape}" if x.size == 0 and x.ndim > 1 else ""
-    return f'hf.asarray(np.array({x.tolist()}, "{dtype.name}"){shape})'
+    made = f'np.array({values}, "{"float64" if is_own else dtype.name}"){shape}'
+    return f"hf.asarray({made}{', dtype=hf.bfloat16' if is_own else ''})"

@@ -33,6 +33,8 @@ from hopflow.trace.dims import Dim
 __all__ = ["from_text", "to_text"]
 
 VERSION: Final = 1
+LONGEST: Final = 1 << 24
+"""Characters of a text."""
 LARGEST: Final = 1_000_000
 """Elements of an argument."""
 DEEPEST: Final = 64
@@ -130,6 +132,7 @@ def from_text(text: str) -> Program:
         ProgramFormatError: the text is none of that, or is no program.
     """
     try:
+        _need(len(text) <= LONGEST, f"it has more than {LONGEST} characters")
         return _Reader().program(json.loads(text))
     except ProgramFormatError:
         raise
@@ -155,7 +158,7 @@ class _Reader:
     """Reads a program, and knows which names there are."""
 
     def __init__(self) -> None:
-        self.known: set[str] = set()
+        self.known: dict[str, None] = {}  # in the order in which they were made
         self.made: set[str] = set()
         self.depth = 0
 
@@ -175,21 +178,25 @@ class _Reader:
         _need(all(type(n) is int and n >= 0 for n in shape), "a shape is no shape")
         _need(math.prod(shape) <= LARGEST, "an argument is too large")
         values = _list(tree["values"])
-        numbers = all(type(v) in (bool, int, float) for v in values)
-        _need(numbers and len(values) == math.prod(shape), "values do not fit a shape")
+        _need(len(values) == math.prod(shape), "values do not fit a shape")
         _need(type(tree["dtype"]) is str, "a dtype is no name")
-        dtype = as_dtype(tree["dtype"]).dtype
-        return Argument(_name(tree["name"]), np.array(values, dtype).reshape(shape))
+        dtype = as_dtype(tree["dtype"])
+        kind = bool if dtype.kind == "b" else float if dtype.is_float else int
+        _need(all(type(v) is kind for v in values), "values do not fit a dtype")
+        found = np.array(values, dtype.dtype).reshape(shape)
+        return Argument(_name(tree["name"]), found)
 
     def body(self, tree: Any, *, main: bool = False) -> Body:
         _keys(tree, "name", "parameters", "statements", "result")
         name = tree["name"]
         _need(name == "program" if main else name == self.new(name), "a wrong name")
-        outside = set(self.known)
+        outside = len(self.known)
         parameters = tuple(self.target(p) for p in _list(tree["parameters"]))
         statements = tuple(self.statement(s) for s in _list(tree["statements"]))
         result = self.part(tree["result"])
-        self.known = outside | {name}
+        while len(self.known) > outside:
+            self.known.popitem()
+        self.known[name] = None
         return Body(name, parameters, statements, result)
 
     def statement(self, tree: Any) -> Statement:
@@ -200,6 +207,7 @@ class _Reader:
         args = tuple(self.part(a) for a in _list(tree["args"]))
         _need(type(tree["options"]) is dict, "options are no object")
         options = {k: self.option(k, v) for k, v in tree["options"].items()}
+        before = len(self.made)
         target = self.target(tree["target"])
         types = tuple(_list(tree["types"]))
         # They are printed in comments.
@@ -207,7 +215,8 @@ class _Reader:
             type(t) is str and re.fullmatch(r"\w+\[[\d, ]*\]", t) for t in types
         )
         _need(typed, "a type is no type")
-        _need((target is None) == (operation in RESULTS), "a target is missing")
+        has_none = len(self.made) == before
+        _need(has_none == (operation in RESULTS), "a target is missing")
         least = {"set": 3, "get": 2, "mask": 2, "subtract_from": 2, "uniform": 2}
         _need(len(args) >= least.get(operation, 1), "arguments are missing")
         if operation in ("checkpoint", "custom_jvp", "custom_vjp"):
@@ -231,7 +240,7 @@ class _Reader:
     def new(self, name: Any) -> str:
         _need(_name(name) not in self.made, "a name is made twice")
         self.made.add(name)
-        self.known.add(name)
+        self.known[name] = None
         return str(name)
 
     def old(self, name: Any) -> str:
