@@ -5,19 +5,21 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
+from hypothesis.errors import NoSuchExample
 
 from hopflow.dtypes import as_dtype
 from hopflow.errors import HopflowError, ProgramFormatError
 from hopflow.testing.checks import Disagreement, check
 from hopflow.testing.libraries import names_of_jax
-from hopflow.testing.meanings import REGISTRY
+from hopflow.testing.meanings import REGISTRY, ProgramMeaning, register_meaning
 from hopflow.testing.plain import Plain
 from hopflow.testing.program import Argument, Body, Name, Program
 from hopflow.testing.program_text import LONGEST, from_text, to_text
@@ -285,17 +287,76 @@ def test_a_disagreement_comes_with_a_script() -> None:
     assert caught.value.program == found
 
 
-def test_programs_know_their_options() -> None:
-    for options in (
-        {"kind": "rough"},
-        {"operators": ["unless"]},
-        {"operations": ["conjure"]},
-        {"weights": {"conjure": 3}},
-    ):
-        with pytest.raises(HopflowError, match=r"programs: .* is none of"):
-            programs(**options)
-    with pytest.raises(HopflowError, match='must be without "chosen"'):
-        programs(operators=["chosen"], out_of_range=True)
+NO_NAMES: Final = (
+    {"kind": "rough"},
+    {"kind": ["exact"]},
+    {"operators": ["unless"]},
+    {"operations": ["conjure"]},
+    {"weights": {"conjure": 3}},
+)
+NO_NUMBERS: Final = (
+    {"depth": -1},
+    {"depth": 2.5},
+    {"size": -1},
+    {"size": "3"},
+    {"weights": {"add": -1}},
+    {"weights": {"add": 1.5}},
+)
+NO_LISTS: Final = ({"operators": "cond"}, {"operators": None}, {"operations": 3})
+NOTHING: Final[Sequence[Any]] = (
+    {"dtypes": []},
+    {"operations": []},
+    {"operations": ["add"], "weights": {"add": 0}},
+)
+NO_PROGRAMS: Final[Sequence[tuple[str, Any]]] = (
+    *product(["which is none of"], NO_NAMES),
+    *product(["must be a whole number from 0 on"], NO_NUMBERS),
+    *product(["must be a list of names"], NO_LISTS),
+    *product(["leaves nothing to draw"], NOTHING),
+    ('must be without "chosen"', {"operators": ["chosen"], "out_of_range": True}),
+    ("`complex64` is not a hopflow dtype", {"dtypes": ["complex64"]}),
+)
+
+
+@pytest.mark.parametrize(("why", "options"), NO_PROGRAMS, ids=str)
+def test_options_that_draw_nothing_are_refused(why: str, options: Any) -> None:
+    with pytest.raises(HopflowError, match=why):
+        programs(**options)
+
+
+def test_an_operator_of_no_weight_is_not_drawn() -> None:
+    found = programs(operators=["cond"], operations=["sum"], weights={"cond": 0})
+    plan = settings(QUICK, max_examples=50)
+    with pytest.raises(NoSuchExample):
+        find(found, lambda p: "cond" in p.operations, settings=plan)
+
+
+def test_check_knows_what_it_is_to_compare() -> None:
+    program: Any = identity(np.zeros(3))
+    with pytest.raises(HopflowError, match="check: `meanings` has 'nope', which is no"):
+        check(program, ["nope"])
+    with pytest.raises(HopflowError, match="check: `transforms` has 'vmpa', which is"):
+        check(program, ["debug"], ["vmpa"])
+    with pytest.raises(HopflowError, match="`meanings` must be a list of names"):
+        check(program, "debug")
+    with pytest.raises(HopflowError, match="check: `program` must be a Program"):
+        check(program.main)
+    assert check(program, []).agreed == []
+
+
+def test_a_meaning_of_ones_own_is_known_by_its_name_alone() -> None:
+    meaning = ProgramMeaning("wrong", lambda make, given: tuple(x + 1 for x in given))
+    program = identity(np.zeros(3))
+    try:
+        assert register_meaning(meaning) is meaning
+        with pytest.raises(Disagreement, match="^wrong: result 0 is 1 away"):
+            check(program, ["debug", "wrong"])
+        with pytest.raises(HopflowError, match="a meaning called 'wrong' already"):
+            register_meaning(meaning)
+    finally:
+        REGISTRY.pop("wrong", None)
+    with pytest.raises(HopflowError, match="must be a ProgramMeaning"):
+        register_meaning(cast(Any, print))
 
 
 def test_arguments_are_not_shared_by_runs() -> None:

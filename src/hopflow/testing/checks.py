@@ -10,11 +10,12 @@ import numpy as np
 from hopflow import pytree
 from hopflow.agreement import Expected, Rounding
 from hopflow.dtypes import as_dtype
-from hopflow.errors import DataDependentError, MutationError
+from hopflow.errors import ArgumentTypeError, DataDependentError, MutationError
 from hopflow.testing.differences import slopes
 from hopflow.testing.meanings import REGISTRY, ProgramMeaning
 from hopflow.testing.plain import Plain
 from hopflow.testing.program import Argument, Program
+from hopflow.testing.strategies import check_names
 from hopflow.testing.transforms import TRANSFORMS, Transform, floats, moved
 
 __all__ = ["Disagreement", "Report", "check"]
@@ -65,9 +66,19 @@ def check(
 
     Raises:
         Disagreement: two of them differ; with the program as a script.
+        ArgumentTypeError: an argument is of another kind.
+        ArgumentValueError: there is no meaning, or transform, of such a name.
     """
+    if not isinstance(program, Program):
+        raise ArgumentTypeError(
+            "check: `program` must be a Program, as `programs` draws and `from_text` "
+            f"reads them, and is {type(program).__name__}."
+        )
+    names = list(REGISTRY) if meanings is None else meanings
+    check_names("check", "meanings", names, REGISTRY)
+    check_names("check", "transforms", transforms, TRANSFORMS)
     report = Report()
-    chosen = [REGISTRY[name] for name in meanings] if meanings else REGISTRY.values()
+    chosen = [REGISTRY[name] for name in names]
     for name in transforms:
         transform = TRANSFORMS[name]
         if not transform.when(program):

@@ -19,7 +19,7 @@ import hopflow
 from hopflow import pytree
 from hopflow.compiler.pipeline import lower
 from hopflow.config import config
-from hopflow.errors import ArgumentValueError
+from hopflow.errors import ArgumentTypeError, ArgumentValueError
 from hopflow.graph.verifier import verify
 from hopflow.hops.base import debug, interpreted
 from hopflow.jit import jit
@@ -194,8 +194,14 @@ def register_meaning(meaning: ProgramMeaning) -> ProgramMeaning:
     """Have `check` compare one more meaning.
 
     Raises:
+        ArgumentTypeError: it is no `ProgramMeaning`.
         ArgumentValueError: there is one of that name.
     """
+    if not isinstance(meaning, ProgramMeaning):
+        raise ArgumentTypeError(
+            "register_meaning: `meaning` must be a ProgramMeaning, and is "
+            f"{type(meaning).__name__}. Give one its name and what runs a program."
+        )
     if meaning.name in REGISTRY:
         raise ArgumentValueError(
             f"register_meaning: there is a meaning called {meaning.name!r} already."

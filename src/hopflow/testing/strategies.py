@@ -1,12 +1,12 @@
 """What Hypothesis draws. It is imported late: the package does not depend on it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from hopflow.dtypes import as_dtype
-from hopflow.errors import ArgumentValueError
+from hopflow.errors import ArgumentTypeError, ArgumentValueError
 from hopflow.testing.arithmetic import Exact, Smooth
 from hopflow.testing.program import Argument, Program
 from hopflow.testing.programs import OPERATORS, Pool
@@ -15,7 +15,7 @@ from hopflow.testing.recorder import record
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
-__all__ = ["BODIES", "KINDS", "programs", "steps"]
+__all__ = ["BODIES", "KINDS", "check_names", "programs", "steps"]
 
 
 BRANCHES: Final = ("cond", "switch")
@@ -128,31 +128,43 @@ def programs(
             to lie within in all programs.
 
     Raises:
-        ArgumentValueError: there is nothing of such a name; or "chosen" is to be out of
-            range: its loops may have no rows, of which nobody reads the types.
+        ArgumentTypeError: what is to be a list of names is none.
+        ArgumentValueError: there is nothing of such a name, or nothing to draw from; a
+            number is no whole one from 0 on; or "chosen" is to be out of range: its
+            loops may have no rows, of which nobody reads the types.
     """
     from hypothesis import strategies as st
 
-    _known("kind", [kind], KINDS)
+    check_names("programs", "kind", [kind], KINDS)
+    weights = dict(weights or {})
+    counts = {"depth": depth, "size": size}
+    counts |= {f"weights[{name!r}]": n for name, n in weights.items()}
+    for what, n in counts.items():
+        if type(n) is not int or n < 0:
+            raise ArgumentValueError(
+                f"programs: `{what}` must be a whole number from 0 on, and is {n!r}."
+            )
     found: type[Pool] = type(kind, (KINDS[kind],), {"in_range": not out_of_range})
     plain = [name for name in found.operations if name != "write"]
-    names = list(plain if operations is None else operations)
-    names += ["write"] * (mutation and "write" not in names)
-    _known("operators", operators, OPERATORS)
-    _known("operations", names, found.operations)
-    given = list(dtypes or DTYPES[kind])
-    weights = dict(weights or {})
-    _known("weights", list(weights), [*names, *operators])
+    wanted = plain if operations is None else operations
+    check_names("programs", "operators", operators, OPERATORS)
+    check_names("programs", "operations", wanted, found.operations)
+    names = [*wanted, *["write"] * (mutation and "write" not in wanted)]
+    given = [as_dtype(d).name for d in (DTYPES[kind] if dtypes is None else dtypes)]
+    check_names("programs", "weights", list(weights), [*names, *operators])
     if out_of_range and "chosen" in operators:
         raise ArgumentValueError(
             'programs: with `out_of_range`, `operators` must be without "chosen".'
         )
-    trees = steps(
-        _weighted(names, weights),
-        depth if operators else 0,
-        size,
-        _weighted(operators, weights),
-    )
+    nested = _weighted(operators, weights)
+    names = _weighted(names, weights)
+    for what, choices in (("dtypes", given), ("operations", names)):
+        if not choices:
+            raise ArgumentValueError(
+                f"programs: `{what}` leaves nothing to draw. Name one at least, whose "
+                "weight is not 0."
+            )
+    trees = steps(names, depth if nested else 0, size, nested)
     return st.builds(
         lambda args, tree: record(found, tree, args), arguments(kind, given), trees
     )
@@ -162,9 +174,19 @@ def _weighted(names: Sequence[str], weights: Mapping[str, int]) -> list[str]:
     return [name for name in names for _ in range(weights.get(name, 1))]
 
 
-def _known(what: str, names: Sequence[str], known: Any) -> None:
-    if unknown := [name for name in names if name not in known]:
+def check_names(function: str, what: str, names: Any, known: Collection[str]) -> None:
+    """Check that an argument is a list of names that there are.
+
+    Raises:
+        ArgumentTypeError: it is none.
+        ArgumentValueError: there is nothing of such a name.
+    """
+    if isinstance(names, str) or not isinstance(names, Collection):
+        raise ArgumentTypeError(
+            f"{function}: `{what}` must be a list of names, and is {names!r}."
+        )
+    if unknown := [name for name in names if name not in list(known)]:
         raise ArgumentValueError(
-            f"programs: `{what}` has {unknown[0]!r}, which is none of "
+            f"{function}: `{what}` has {unknown[0]!r}, which is none of "
             f"{', '.join(known)}."
         )
