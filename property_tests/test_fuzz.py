@@ -6,12 +6,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hopflow.agreement import Expected
+from hopflow.testing import fuzz
+from hopflow.testing.checks import Disagreement
 from hopflow.testing.fuzz import ROUNDS, Campaign, Limit, Round, run
 from hopflow.testing.plain import Plain
-from hopflow.testing.program import Program
+from hopflow.testing.program import Argument, Body, Name, Program
 from hopflow.testing.program_text import from_text
 
 QUICK = [Round("quick", "exact", {"dtypes": ["int64"]}, ["debug"])]
@@ -55,6 +58,43 @@ def test_what_failed_is_kept_as_a_script(
     assert (
         "invoke_subgraph"
         in from_text(script.with_suffix(".json").read_text()).operations
+    )
+
+
+def test_another_campaign_leaves_what_is_kept_as_it_is(tmp_path: Path) -> None:
+    kept: list[Path] = []
+    for name in ("x0", "x1", "x1"):
+        given = Argument(name, np.zeros(3))
+        program = Program((given,), Body("program", (Name(name),), (), (Name(name),)))
+        campaign = Campaign(tmp_path)
+        campaign.failed(Disagreement(program, "a/b", "it is wrong"))
+        kept += campaign.failures.values()
+    first, second, again = kept
+    assert again == second != first
+    assert first.parent == second.parent == tmp_path / "failures"
+    assert "def program(x0)" in first.read_text()
+    assert "def program(x1)" in second.read_text()
+
+
+def test_a_failure_that_is_being_made_small_outlives_ctrl_c(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[Program] = []
+
+    def wrong(program: Program, *_: Any) -> Any:
+        shown.append(program)
+        if len(shown) > 4:
+            raise KeyboardInterrupt
+        raise Disagreement(program, "debug", "a fault")
+
+    monkeypatch.setattr(fuzz, "check", wrong)
+    with pytest.raises(KeyboardInterrupt):
+        run(Limit(programs=20), 0, tmp_path, rounds=QUICK)
+    [kept] = (tmp_path / "failures").glob("*.json")
+    assert from_text(kept.read_text()).script() == shown[3].script()
+    assert (
+        "debug: a fault"
+        in json.loads((tmp_path / "summary.json").read_text())["failures"]
     )
 
 

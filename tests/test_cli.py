@@ -1,14 +1,17 @@
 """The command: what it prints, and its exit status."""
 
 import importlib.util
+import json
 import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hopflow import cli, demo
+from hopflow.testing import checks, fuzz
 
 
 @pytest.mark.parametrize(
@@ -54,7 +57,45 @@ def test_fuzz_needs_a_limit(
     with pytest.raises(SystemExit) as end:
         cli.main(["fuzz", option, value])
     assert end.value.code == 2
-    assert option in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert option in said
+    assert "_positive" not in said
+    assert "_count" not in said
+
+
+def test_fuzz_says_at_once_that_it_has_nowhere_to_write(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for folder in (file, file / "inside"):
+        assert cli.main(["fuzz", "--programs", "1", "--output", str(folder)]) == 2
+        said = capsys.readouterr().err
+        assert f"nothing can be written to {folder}" in said
+        assert "Name another folder by `--output`." in said
+
+
+def test_fuzz_says_what_it_did_until_it_was_interrupted(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    right, calls = checks.check, iter([False, False, True])
+
+    def check(*args: Any) -> Any:
+        if next(calls):
+            raise KeyboardInterrupt
+        return right(*args)
+
+    monkeypatch.setattr(fuzz, "check", check)
+    options = ["--profile", "cheap", "--output", str(tmp_path)]
+    assert cli.main(["fuzz", *options]) == 130
+    said = capsys.readouterr().out
+    assert "2 programs, of which 0 hang on rounding" in said
+    assert "Ctrl-C has ended it." in said
+    assert json.loads((tmp_path / "summary.json").read_text())["programs"] == {
+        "cheap": 2
+    }
 
 
 def test_the_command_is_installed_and_tells_its_version() -> None:

@@ -3,6 +3,7 @@
 import argparse
 import math
 import sys
+import tempfile
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -16,7 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status.
 
     0 is success, 1 a demo or programs in which something did not agree, 2 a wrong use
-    of the command or a library that is missing.
+    of the command or a library that is missing, 130 that Ctrl-C has ended it.
     """
     parser = _parser()
     options = parser.parse_args(arguments)
@@ -37,10 +38,20 @@ def _demo(options: argparse.Namespace) -> int:
 def _fuzz(options: argparse.Namespace) -> int:
     if lacking := [name for name in ("hypothesis", "rich") if missing(name)]:
         return _lacks("fuzz", ", ".join(lacking), "test")
+    try:
+        options.output.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=options.output).close()
+    except OSError as error:  # now, and not when there is something to keep
+        print(
+            f"hopflow fuzz: nothing can be written to {options.output} "
+            f"({error.strerror}). Name another folder by `--output`.",
+            file=sys.stderr,
+        )
+        return 2
     endless = math.inf if options.programs else 1.0
     limit = fuzz.Limit(options.minutes or endless, options.programs or math.inf)
     profiles = options.profile or fuzz.PROFILES
-    return 0 if fuzz.show(limit, options.seed, options.output, profiles) else 1
+    return fuzz.show(limit, options.seed, options.output, profiles)
 
 
 def _lacks(command: str, lacking: str, extra: str) -> int:
@@ -108,16 +119,18 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than 1.")
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 on.")
+    return int(text)
 
 
 def _positive(text: str) -> float:
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
     if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0, or not finite.")
+        raise argparse.ArgumentTypeError(f"{text!r} is no finite number above 0.")
     return number
 
 

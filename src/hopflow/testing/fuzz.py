@@ -7,11 +7,13 @@ corpus, each program that was the first to exercise a rule of an operator.
 import itertools
 import json
 import math
+import re
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
@@ -145,7 +147,9 @@ class Campaign:
         key = f"{meaning}: {what.splitlines()[0][:60]}"
         if key in self.failures:
             return
-        name = f"{len(self.failures) + 1:03}-{meaning}"
+        # By what it is: another campaign into this folder leaves it as it is.
+        known = to_text(program) if program else what
+        name = f"{meaning}-{sha256(known.encode()).hexdigest()[:8]}"
         told = self._path("failures", name, ".txt")
         told.write_text("".join(traceback.format_exception(error)))
         self.failures[key] = self._keep("failures", name, program) if program else told
@@ -157,7 +161,7 @@ class Campaign:
         return path
 
     def _path(self, folder: str, name: str, suffix: str) -> Path:
-        path = self.folder / folder / f"{name.replace(' ', '_')}{suffix}"
+        path = self.folder / folder / (re.sub(r"[^\w-]+", "_", name) + suffix)
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
@@ -216,8 +220,23 @@ def run(
         folder: Where programs are kept.
         progress: Called after each program, with the share of the limit that is over.
     """
+    campaign = _begun(folder, rounds)
+    _go_on(campaign, limit, start, progress, rounds)
+    return campaign
+
+
+def _begun(folder: Path, rounds: Sequence[Round]) -> Campaign:
     exercised = set[str]().union(*(part.rules() for part in rounds))
-    campaign = Campaign(folder, [rule for rule in RULES if rule in exercised])
+    return Campaign(folder, [rule for rule in RULES if rule in exercised])
+
+
+def _go_on(
+    campaign: Campaign,
+    limit: Limit,
+    start: int,
+    progress: Callable[[Campaign, float], None],
+    rounds: Sequence[Round],
+) -> None:
     try:
         for number, part in zip(itertools.count(start), itertools.cycle(rounds)):
             campaign.seeds = (start, number)
@@ -232,7 +251,6 @@ def run(
                 campaign.failed(error)
     finally:  # of Ctrl-C, too
         campaign.write_summary()
-    return campaign
 
 
 def _slice(
@@ -276,6 +294,10 @@ def _slice(
     failed: list[Disagreement] = []
     try:
         compare()
+    except KeyboardInterrupt:
+        if failed:  # as small as it is by now
+            campaign.failed(failed[-1])
+        raise
     except Exception:
         if failed:  # Hypothesis has an error of its own for what fails now and then
             raise failed[-1] from failed[-1].__cause__
@@ -296,12 +318,18 @@ def _checked(part: Round, program: Program) -> Report:
 # --- what people see ------------------------------------------------------------------
 
 
-def show(limit: Limit, start: int, folder: Path, profiles: Sequence[str]) -> bool:
-    """Run with a progress bar, and print what was done; whether nothing failed."""
+def show(limit: Limit, start: int, folder: Path, profiles: Sequence[str]) -> int:
+    """Run with a progress bar, until Ctrl-C at most, and print what was done.
+
+    Returns:
+        The exit status: 1 if something failed, 130 after Ctrl-C, or 0.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console()
+    rounds = [part for part in ROUNDS if part.profile in profiles]
+    campaign, stopped = _begun(folder, rounds), False
     columns = (BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
     with Progress(*columns, console=console) as bars:
         bar = bars.add_task("no programs yet", total=1.0)
@@ -311,8 +339,10 @@ def show(limit: Limit, start: int, folder: Path, profiles: Sequence[str]) -> boo
             text = f"{done} programs, {failed} failures"
             bars.update(bar, completed=share, description=text)
 
-        rounds = [part for part in ROUNDS if part.profile in profiles]
-        campaign = run(limit, start, folder, advance, rounds)
+        try:
+            _go_on(campaign, limit, start, advance, rounds)
+        except KeyboardInterrupt:
+            stopped = True
     console.print(_comparisons(campaign))
     if campaign.rules:
         console.print(_coverage(campaign))
@@ -322,7 +352,9 @@ def show(limit: Limit, start: int, folder: Path, profiles: Sequence[str]) -> boo
     for what, path in campaign.failures.items():
         how = "python" if path.suffix == ".py" else "see"
         console.print(f"FAILED {what}\n    {how} {path}")
-    return not campaign.failures
+    if stopped:
+        console.print("Ctrl-C has ended it.")
+    return 1 if campaign.failures else 130 if stopped else 0
 
 
 def _comparisons(campaign: Campaign) -> Any:
