@@ -11,11 +11,13 @@ import pytest
 
 from hopflow.agreement import Expected
 from hopflow.testing import fuzz
-from hopflow.testing.checks import Disagreement
+from hopflow.testing.checks import Disagreement, Report
 from hopflow.testing.fuzz import ROUNDS, Campaign, Limit, Round, run
 from hopflow.testing.plain import Plain
 from hopflow.testing.program import Argument, Body, Name, Program
 from hopflow.testing.program_text import from_text
+from hopflow.testing.recorder import record
+from hopflow.testing.strategies import KINDS
 
 QUICK = [Round("quick", "exact", {"dtypes": ["int64"]}, ["debug"])]
 
@@ -117,6 +119,18 @@ def test_what_fails_before_anything_is_compared_is_kept_and_does_not_end_it(
     told = path.with_suffix(".txt").read_text()
     assert "in broken" in told
     assert "seed 3" in told
+
+
+@pytest.mark.parametrize(("dtype", "count"), [("float64", 1), ("int64", 0)])
+def test_a_derivative_exercises_operators_of_floats_alone(
+    dtype: str, count: int, tmp_path: Path
+) -> None:
+    kind, given = KINDS["smooth"], [Argument("x0", np.ones(3, dtype))]
+    program = record(kind, [("map", (0, 0, 0, 0), [])], given)
+    campaign = Campaign(tmp_path)
+    campaign.note("quick", program, Report(agreed=["debug", "jit of grad"]))
+    assert campaign.coverage["map", "debug"] == 1
+    assert campaign.coverage["map", "vjp"] == count
 
 
 def test_rules_that_nobody_exercised_are_told(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import re
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from hopflow.testing.checks import Disagreement, Report, check, label_of
 from hopflow.testing.meanings import REGISTRY
-from hopflow.testing.program import OPERATORS, Program
+from hopflow.testing.program import OPERATORS, Program, walk
 from hopflow.testing.program_text import to_text
 from hopflow.testing.strategies import BODIES, BRANCHES, programs
 
@@ -38,9 +38,29 @@ RULES: Final = {
 """Rules of operators, each with the comparisons that exercise it."""
 
 
+DERIVATIVE_RULES: Final = frozenset(["jvp", "vjp", "jvp of vjp"])
+
+
 def _exercised(labels: Collection[str]) -> set[str]:
     """The rules that comparisons exercise."""
     return {rule for rule, those in RULES.items() if not set(those).isdisjoint(labels)}
+
+
+def _cells(program: Program, labels: Collection[str]) -> Iterator[tuple[str, str]]:
+    """The operators of a program, each with the rules that comparisons exercise.
+
+    Derivatives exercise a rule of an operator only where it gives floats.
+    """
+    rules = sorted(_exercised(labels))
+    calls = [s for s in walk(program.main) if s.operation in OPERATORS]
+    smooth = {s.operation for s in calls if any(map(_is_float, s.types))}
+    for operator, rule in itertools.product({s.operation for s in calls}, rules):
+        if operator in smooth or rule not in DERIVATIVE_RULES:
+            yield operator, rule
+
+
+def _is_float(type_: str) -> bool:
+    return type_.startswith(("f", "bf"))
 
 
 EVERY: Final = (*BRANCHES, *BODIES, "custom_vjp", "grow", "chosen")
@@ -132,8 +152,7 @@ class Campaign:
         self.counts["tie"] += report.tie
         self.counts["refused"] += len(report.refused)
         self.counts.update(report.agreed)
-        used = OPERATORS.intersection(program.operations)
-        for operator, rule in itertools.product(used, _exercised(report.agreed)):
+        for operator, rule in _cells(program, report.agreed):
             if not self.coverage[operator, rule]:
                 self._keep("corpus", f"{operator}-{rule}", program)
             self.coverage[operator, rule] += 1
