@@ -50,7 +50,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="module")
-def verified() -> Iterator[None]:
+def guarded() -> Iterator[None]:
+    """Native code that reads or writes beside its buffers ends the process."""
+    before, config.guard_pages = config.guard_pages, True
+    yield
+    config.guard_pages = before
+
+
+@pytest.fixture(scope="module")
+def verified(guarded: None) -> Iterator[None]:  # noqa: ARG001
     """The verifiers of every IR run between all passes."""
     before, config.verify = config.verify, True
     yield

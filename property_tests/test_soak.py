@@ -7,7 +7,10 @@ import pytest
 
 from hopflow.testing.fuzz import ROUNDS, Limit, Round, run
 
-pytestmark = [pytest.mark.soak, pytest.mark.slow]
+pytestmark = [
+    *(pytest.mark.soak, pytest.mark.slow),
+    pytest.mark.usefixtures("guarded"),
+]
 
 PROGRAMS: Final = {
     "cheap": 400,
