@@ -331,6 +331,14 @@ def test_an_operator_of_no_weight_is_not_drawn() -> None:
         find(found, lambda p: "cond" in p.operations, settings=plan)
 
 
+@pytest.mark.parametrize("name", ["vmap of vmap", "vmap of jvp", "grad of vmap"])
+def test_transforms_are_done_to_each_other(name: str) -> None:
+    steps = [("sin", NONE), ("cond", NONE, [("sum", NONE)], [])]
+    program = record(KINDS["smooth"], steps, (Argument("x0", np.ones(3)),))
+    report = check(program, ["eager", "jit", "jax"], [name, f"jvp of {name}"])
+    assert {f"jit of {name}", f"jit of jvp of {name}"}.issubset(report.agreed)
+
+
 def test_check_knows_what_it_is_to_compare() -> None:
     program: Any = identity(np.zeros(3))
     with pytest.raises(HopflowError, match="check: `meanings` has 'nope', which is no"):

@@ -16,7 +16,7 @@ from hopflow.testing.meanings import REGISTRY, ProgramMeaning
 from hopflow.testing.plain import Plain
 from hopflow.testing.program import Argument, Program
 from hopflow.testing.strategies import check_names
-from hopflow.testing.transforms import TRANSFORMS, Transform, floats, moved
+from hopflow.testing.transforms import Transform, differences_of, floats, moved
 
 __all__ = ["Disagreement", "Report", "check"]
 
@@ -62,7 +62,8 @@ def check(
 
     Args:
         meanings: By name, those of `register_meaning` too; None: all that can have it.
-        transforms: Of which the meanings are compared; see `TRANSFORMS`.
+        transforms: Of which the meanings are compared: "value", "vmap", "grad", "jvp",
+            and those of each other, as "vmap of grad".
 
     Raises:
         Disagreement: two of them differ; with the program as a script.
@@ -76,21 +77,18 @@ def check(
         )
     names = list(REGISTRY) if meanings is None else meanings
     check_names("check", "meanings", names, REGISTRY)
-    check_names("check", "transforms", transforms, TRANSFORMS)
+    check_names("check", "transforms", transforms)
     report = Report()
     chosen = [REGISTRY[name] for name in names]
-    for name in transforms:
-        transform = TRANSFORMS[name]
-        if not transform.when(program):
+    for transform in map(Transform, transforms):
+        if not transform.fits(program):
             continue
         expected = _expected(program, transform)
         if not _stops(expected):
-            _compare_slopes(
-                program, transform, f"differences of {name}", expected, report
-            )
+            _compare_slopes(program, transform, expected, report)
         for meaning in chosen:
-            label = label_of(meaning.name, name)
-            fits = meaning.when(program) and transform.fits(meaning)
+            label = label_of(meaning.name, transform.name)
+            fits = meaning.when(program) and transform.needs <= meaning.has
             if fits and (meaning.stops or not _stops(expected)):
                 _compare(program, transform, meaning, label, expected, report)
             if report.tie:
@@ -114,21 +112,18 @@ def _expected(program: Program, transform: Transform) -> Expected:
 
 
 def _compare_slopes(
-    program: Program,
-    transform: Transform,
-    label: str,
-    expected: Expected,
-    report: Report,
+    program: Program, transform: Transform, expected: Expected, report: Report
 ) -> None:
     """Compare what the tape says with differences, where those are exact enough."""
-    along = transform.along
+    known = differences_of(transform)
     wide = all(program.arguments[k].value.dtype == np.float64 for k in floats(program))
-    if along is None or not wide:
+    if known is None or not wide:
         return
-    found = slopes(lambda step, rounding: along(moved(program, step), rounding))
+    found = slopes(lambda step, rounding: known.along(moved(program, step), rounding))
     if found is None:
         return
-    if wrong := found.wrong(transform.slopes(program, list(expected.results))):
+    label = f"differences of {transform.name}"
+    if wrong := found.wrong(known.slopes(program, list(expected.results))):
         raise Disagreement(program, label, wrong)
     report.agreed.append(label)
 

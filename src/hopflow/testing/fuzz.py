@@ -104,6 +104,7 @@ OFTEN: Final = {"weights": {"prefix": 4, "custom": 2}}
 """What else were drawn too seldom for each round to exercise its rules."""
 
 DERIVATIVES: Final = ("grad", "jvp", "jvp of grad")
+BATCHES: Final = ("vmap", "vmap of grad", "grad of vmap")
 
 ROUNDS: Final = (
     Round("all", "exact", WRITTEN, None),
@@ -113,7 +114,7 @@ ROUNDS: Final = (
     Round("cheap", "smooth", WRITTEN | OFTEN, CHEAP),
     Round("cheap", "exact", BEYOND, CHEAP),
     Round("vmap", "exact", CLOSED, ["eager", "jit", "jax"], ["vmap"]),
-    Round("vmap", "smooth", CLOSED | OFTEN, ["eager", "jit", "jax"], ["vmap"]),
+    Round("vmap", "smooth", CLOSED | OFTEN, ["eager", "jit", "jax"], BATCHES),
     Round("derivatives", "smooth", CLOSED | OFTEN, ["eager", "jit"], DERIVATIVES),
     Round(
         "derivatives elsewhere",
@@ -386,7 +387,7 @@ def _comparisons(campaign: Campaign) -> Any:
         f"rounding; {counts['refused']} refusals"
     )
     table = Table(title=title)
-    transforms = ("value", "vmap", "grad", "jvp", "jvp of grad")
+    transforms = dict.fromkeys(t for part in ROUNDS for t in part.transforms)
     for column in ("meaning", *transforms):
         table.add_column(column, justify="left" if column == "meaning" else "right")
     for name in (*REGISTRY, "differences"):

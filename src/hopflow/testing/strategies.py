@@ -174,8 +174,10 @@ def _weighted(names: Sequence[str], weights: Mapping[str, int]) -> list[str]:
     return [name for name in names for _ in range(weights.get(name, 1))]
 
 
-def check_names(function: str, what: str, names: Any, known: Collection[str]) -> None:
-    """Check that an argument is a list of names that there are.
+def check_names(
+    function: str, what: str, names: Any, known: Collection[str] | None = None
+) -> None:
+    """Check that an argument is a list of names; of `known` ones, where that is given.
 
     Raises:
         ArgumentTypeError: it is none.
@@ -185,6 +187,8 @@ def check_names(function: str, what: str, names: Any, known: Collection[str]) ->
         raise ArgumentTypeError(
             f"{function}: `{what}` must be a list of names, and is {names!r}."
         )
+    if known is None:
+        return
     if unknown := [name for name in names if name not in list(known)]:
         raise ArgumentValueError(
             f"{function}: `{what}` has {unknown[0]!r}, which is none of "

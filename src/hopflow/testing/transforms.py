@@ -1,4 +1,4 @@
-"""Transforms of programs, each with what it means in plain Python.
+"""Transforms of programs, and what they mean in plain Python.
 
 `vmap` is a loop over examples. Of derivatives plain Python knows differences alone, so
 that their reference is the tape over plain Python, which `testing.differences` checks.
@@ -7,6 +7,7 @@ that their reference is the tape over plain Python, which `testing.differences` 
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any, Final
 
 import numpy as np
@@ -17,69 +18,116 @@ from hopflow.agreement import Rounding
 from hopflow.bind import using
 from hopflow.compiler.compared import Rounded
 from hopflow.dtypes import as_dtype
+from hopflow.errors import ArgumentValueError
 from hopflow.hops.base import debug
 from hopflow.testing.plain import Plain
 from hopflow.testing.program import Argument, Program, bodies, walk
 
-__all__ = ["TRANSFORMS", "Transform"]
+__all__ = ["Transform", "differences_of", "floats", "moved"]
 
 Array = np.ndarray[Any, Any]
 Function = Callable[..., Any]
 EXAMPLES: Final = 3
 
+DERIVATIVES: Final = frozenset(["grad", "jvp"])
+
 
 @dataclass(frozen=True)
 class Transform:
-    """A function of functions.
+    """What is done to a function: by `value` nothing; or `vmap`, `grad`, `jvp`, or such
+    as "jvp of grad".
 
-    function    (program, library) -> the function that a meaning runs
-    reference   (program, Plain) -> its results in plain Python
-    arguments   what that function is called with
-    when        which programs it is for
-    along       (program, rounding) -> what it differentiates, at its arguments
-    slopes      (program, results) -> the derivatives of `along` that results have
+    Raises:
+        ArgumentValueError: there is none of that name.
     """
 
-    function: Callable[[Program, Any], Function]
-    reference: Callable[[Program, Plain], list[Array]]
-    arguments: Callable[[Program], list[Array]]
-    when: Callable[[Program], bool] = lambda _: True
-    needs: str | None = None
-    along: Callable[[Program, Rounding], list[Array]] | None = None
-    slopes: Callable[[Program, list[Array]], list[Array]] = lambda _, results: results
+    name: str
 
-    def fits(self, meaning: Any) -> bool:
-        """Whether a meaning has the transform."""
-        return self.needs is None or self.needs in meaning.has
+    def __post_init__(self) -> None:
+        if not {"vmap", *DERIVATIVES}.issuperset(self.steps):
+            raise ArgumentValueError(
+                f"check: `transforms` has {self.name!r}, which is none of value, vmap, "
+                "grad, jvp, and of those of each other, as `jvp of grad`."
+            )
 
+    @cached_property
+    def steps(self) -> tuple[str, ...]:
+        """The last is done first."""
+        return () if self.name == "value" else tuple(str(self.name).split(" of "))
 
-def _value(program: Program, plain: Plain) -> list[Array]:
-    with np.errstate(all="ignore"):
-        return [np.asarray(x) for x in program.function(plain)(*program.values())]
+    @cached_property
+    def is_derivative(self) -> bool:
+        return not DERIVATIVES.isdisjoint(self.steps)
+
+    def function(self, program: Program, lib: Any) -> Function:
+        """The function that a meaning runs."""
+        return self._of(program, lib, lib.vmap if "vmap" in self.steps else None)
+
+    def _of(self, program: Program, lib: Any, vmap: Any) -> Function:
+        f: Function = program.function(lib)
+        where = floats(program)
+        is_smooth = False  # whether all that it gives are floats
+        for step in reversed(self.steps):
+            if step == "vmap":
+                f = vmap(f)
+            elif step == "grad":
+                f, is_smooth = _gradient(scalar(f, lib), where, lib), True
+            else:
+                f = _along(f if is_smooth else scalar(f, lib), where, lib)
+                is_smooth = True
+        return f
+
+    def reference(self, program: Program, plain: Plain) -> list[Array]:
+        """Its results in plain Python, on the arguments of a program."""
+        given = self.arguments(program)
+        if self.is_derivative:
+            f = self._of(program, hopflow, partial(_each, lib=hopflow))
+            return tape(f, given, plain.rounding)
+        with np.errstate(all="ignore"):
+            found = self._of(program, plain, partial(_each, lib=np))(*given)
+            return [np.asarray(x) for x in pytree.flatten(found)[0]]
+
+    def arguments(self, program: Program) -> list[Array]:
+        """What the function is called with."""
+        found = program.values()
+        for _ in range(self.steps.count("vmap")):
+            found = [_batched(x, exact=program.exact) for x in found]
+        return found
+
+    def fits(self, program: Program) -> bool:
+        """Whether it is for a program."""
+        if not self.is_derivative:
+            return True
+        forward = "jvp" not in self.steps or "custom_vjp" not in program.operations
+        return forward and _differentiable(program)
+
+    @property
+    def needs(self) -> set[str]:
+        """What a meaning must have."""
+        return {"vmap"} & set(self.steps) | ({"grad"} if self.is_derivative else set())
 
 
 # --- batching -------------------------------------------------------------------------
 
 
-def examples(program: Program) -> list[Array]:
-    """Arguments with a leading axis: like the program's, and each different."""
-
-    def batched(x: Array) -> Array:
-        if x.dtype.kind == "b":
-            return np.stack([x, ~x, x & False])
-        if as_dtype(x.dtype).is_float:
-            other = x[::-1] * np.asarray(0.5, x.dtype) if x.ndim else -x
-            return np.stack([x, np.trunc(other) if program.exact else other, x * 0])
-        return np.stack([x, x - 1, x + 2])
-
-    return [batched(x) for x in program.values()]
+def _batched(x: Array, *, exact: bool) -> Array:
+    """An argument with a leading axis of examples, each of which is different."""
+    if x.dtype.kind == "b":
+        return np.stack([x, ~x, x & False])
+    if as_dtype(x.dtype).is_float:
+        other = x[::-1] * np.asarray(0.5, x.dtype) if x.ndim else -x
+        return np.stack([x, np.trunc(other) if exact else other, x * 0])
+    return np.stack([x, x - 1, x + 2])
 
 
-def _each(program: Program, plain: Plain) -> list[Array]:
-    f, rows = program.function(plain), examples(program)
-    with np.errstate(all="ignore"):
-        found = [f(*(np.array(x[i]) for x in rows)) for i in range(EXAMPLES)]
-    return [np.stack(xs) for xs in zip(*found, strict=True)]
+def _each(f: Function, lib: Any) -> Function:
+    """`f` for one example after the other."""
+
+    def each(*rows: Any) -> Any:
+        own = ([lib.asarray(x[i], copy=True) for x in rows] for i in range(EXAMPLES))
+        return pytree.tree_map(lambda *xs: lib.stack(xs), *(f(*xs) for xs in own))
+
+    return each
 
 
 # --- derivatives ----------------------------------------------------------------------
@@ -91,9 +139,8 @@ def floats(program: Program) -> tuple[int, ...]:
     return tuple(k for k, a in given if as_dtype(a.value.dtype).is_float)
 
 
-def scalar(program: Program, lib: Any) -> Function:
-    """The results of a program in one number."""
-    f = program.function(lib)
+def scalar(f: Function, lib: Any) -> Function:
+    """The results of a function in one number."""
 
     def total(*args: Any) -> Any:
         found = [x for x in pytree.flatten(f(*args))[0] if x.dtype.kind == "f"]
@@ -106,23 +153,18 @@ def scalar(program: Program, lib: Any) -> Function:
     return total
 
 
-def _grad(program: Program, lib: Any) -> Function:
-    f = lib.value_and_grad(scalar(program, lib), floats(program))
+def _gradient(f: Function, where: tuple[int, ...], lib: Any) -> Function:
+    both = lib.value_and_grad(f, where)
 
     def gradient(*args: Any) -> Any:
-        value, grads = f(*args)
+        value, grads = both(*args)
         return value, *grads
 
     return gradient
 
 
-def _jvp(program: Program, lib: Any) -> Function:
-    return _along(program, scalar(program, lib), lib)
-
-
-def _along(program: Program, f: Function, lib: Any) -> Function:
+def _along(f: Function, where: tuple[int, ...], lib: Any) -> Function:
     """The derivative of `f` in a direction."""
-    where = floats(program)
 
     def along(*args: Any) -> Any:
         def of_floats(*some: Any) -> Any:
@@ -137,65 +179,10 @@ def _along(program: Program, f: Function, lib: Any) -> Function:
     return along
 
 
-def moved(program: Program, step: float) -> Program:
-    """The program at arguments a step away, in the direction of `_along`."""
-    where, values = floats(program), program.values()
-    for k in where:
-        values[k] = values[k] + step * np.cos(2 * values[k] + 1)
-    names = (a.name for a in program.arguments)
-    near = tuple(map(Argument, names, values))
-    return dataclasses.replace(program, arguments=near)
-
-
-def _total(program: Program, rounding: Rounding) -> list[Array]:
-    with np.errstate(all="ignore"):
-        return [np.asarray(scalar(program, Plain(rounding))(*program.values()))]
-
-
-def _gradient(program: Program, rounding: Rounding) -> list[Array]:
-    return tape(_grad(program, hopflow), program.values(), rounding)
-
-
-def _slope_of_gradient(program: Program, results: list[Array]) -> list[Array]:
-    values = program.values()
-    pairs = zip(results[1:], floats(program), strict=True)
-    parts = (np.sum(g * np.cos(2 * values[k] + 1)) for g, k in pairs)
-    return [np.asarray(sum(parts))]
-
-
-def _tangents(_: Program, results: list[Array]) -> list[Array]:
-    return results[len(results) // 2 :]
-
-
-def _jvp_of_grad(program: Program, lib: Any) -> Function:
-    return _along(program, _grad(program, lib), lib)
-
-
-def _vmap_of_grad(program: Program, lib: Any) -> Function:
-    found: Function = lib.vmap(_grad(program, lib))
-    return found
-
-
-def _on_tape(make: Callable[[Program, Any], Function]) -> Any:
-    """A derivative by plain Python and our tape."""
-
-    def reference(program: Program, plain: Plain) -> list[Array]:
-        return tape(make(program, hopflow), program.values(), plain.rounding)
-
-    return reference
-
-
 def tape(f: Function, values: Sequence[Array], rounding: Rounding) -> list[Array]:
     with debug(), using(Rounded(rounding)):
         result = f(*map(hopflow.asarray, values))
     return [np.asarray(x) for x in pytree.flatten(result)[0]]
-
-
-def _tape_each(program: Program, plain: Plain) -> list[Array]:
-    f, rows = _grad(program, hopflow), examples(program)
-    each = ([np.array(x[i]) for x in rows] for i in range(EXAMPLES))
-    found = [tape(f, values, plain.rounding) for values in each]
-    return [np.stack(xs) for xs in zip(*found, strict=True)]
 
 
 def _differentiable(program: Program) -> bool:
@@ -210,37 +197,59 @@ def _differentiable(program: Program) -> bool:
     return bool(floats(program)) and not program.exact and "custom_vjp" not in rules
 
 
-def _forward(program: Program) -> bool:
-    return _differentiable(program) and "custom_vjp" not in program.operations
+# --- what differences say of them -----------------------------------------------------
 
 
-TRANSFORMS: Final[dict[str, Transform]] = {
-    "value": Transform(lambda p, lib: p.function(lib), _value, Program.values),
-    "vmap": Transform(
-        lambda p, lib: lib.vmap(p.function(lib)), _each, examples, needs="vmap"
-    ),
-    "grad": Transform(
-        _grad,
-        _on_tape(_grad),
-        Program.values,
-        _differentiable,
-        "grad",
-        _total,
-        _slope_of_gradient,
-    ),
-    "jvp": Transform(
-        _jvp, _on_tape(_jvp), Program.values, _forward, "grad", _total, _tangents
-    ),
-    "jvp of grad": Transform(
-        _jvp_of_grad,
-        _on_tape(_jvp_of_grad),
-        Program.values,
-        _forward,
-        "grad",
-        _gradient,
-        _tangents,
-    ),
-    "vmap of grad": Transform(
-        _vmap_of_grad, _tape_each, examples, _differentiable, "grad"
-    ),
+@dataclass(frozen=True)
+class Differences:
+    """
+    along    (program, rounding) -> what a transform differentiates, at its arguments
+    slopes   (program, results) -> the derivatives of `along` that results have
+    """
+
+    along: Callable[[Program, Rounding], list[Array]]
+    slopes: Callable[[Program, list[Array]], list[Array]]
+
+
+def differences_of(transform: Transform) -> Differences | None:
+    """How differences give what a transform gives; None: they do not."""
+    return _DIFFERENCES.get(transform.name)
+
+
+def moved(program: Program, step: float) -> Program:
+    """The program at arguments a step away, in the direction of `_along`."""
+    where, values = floats(program), program.values()
+    for k in where:
+        values[k] = values[k] + step * np.cos(2 * values[k] + 1)
+    names = (a.name for a in program.arguments)
+    near = tuple(map(Argument, names, values))
+    return dataclasses.replace(program, arguments=near)
+
+
+def _total(program: Program, rounding: Rounding) -> list[Array]:
+    plain = Plain(rounding)
+    with np.errstate(all="ignore"):
+        total = scalar(program.function(plain), plain)
+        return [np.asarray(total(*program.values()))]
+
+
+def _gradient_of(program: Program, rounding: Rounding) -> list[Array]:
+    return Transform("grad").reference(program, Plain(rounding))
+
+
+def _slope_of_gradient(program: Program, results: list[Array]) -> list[Array]:
+    values = program.values()
+    pairs = zip(results[1:], floats(program), strict=True)
+    parts = (np.sum(g * np.cos(2 * values[k] + 1)) for g, k in pairs)
+    return [np.asarray(sum(parts))]
+
+
+def _tangents(_: Program, results: list[Array]) -> list[Array]:
+    return results[len(results) // 2 :]
+
+
+_DIFFERENCES: Final = {
+    "grad": Differences(_total, _slope_of_gradient),
+    "jvp": Differences(_total, _tangents),
+    "jvp of grad": Differences(_gradient_of, _tangents),
 }
