@@ -1,6 +1,7 @@
 """`hopflow fuzz`: what it keeps, counts and finds."""
 
 import json
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from hopflow.testing.program import Argument, Body, Name, Program
 from hopflow.testing.program_text import from_text
 from hopflow.testing.recorder import record
 from hopflow.testing.strategies import KINDS
+from hopflow.testing.transforms import TRANSFORMS
 
 QUICK = [Round("quick", "exact", {"dtypes": ["int64"]}, ["debug"])]
 
@@ -46,7 +48,7 @@ def test_what_was_done_is_known_of_a_campaign_that_is_killed(tmp_path: Path) -> 
     assert told[-1]["seeds"] == [5, 6]
 
 
-def test_what_failed_is_kept_as_a_script(
+def test_what_failed_is_kept_as_a_script_that_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Plain, "invoke_subgraph", lambda _, f, *xs: xs)
@@ -56,7 +58,9 @@ def test_what_failed_is_kept_as_a_script(
     assert campaign.failures
     script = next(iter(campaign.failures.values()))
     ended = subprocess.run([sys.executable, script], capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
+    assert ended.returncode == 0, ended.stderr  # there is no fault in this process
+    with pytest.raises(Disagreement):
+        runpy.run_path(str(script))
     assert (
         "invoke_subgraph"
         in from_text(script.with_suffix(".json").read_text()).operations
@@ -76,6 +80,29 @@ def test_another_campaign_leaves_what_is_kept_as_it_is(tmp_path: Path) -> None:
     assert first.parent == second.parent == tmp_path / "failures"
     assert "def program(x0)" in first.read_text()
     assert "def program(x1)" in second.read_text()
+
+
+@pytest.mark.parametrize(
+    ("label", "wanted"),
+    [
+        ("debug", "['debug'], ['value']"),
+        ("jit, 2 threads of jvp of grad", "['jit, 2 threads'], ['jvp of grad']"),
+        ("differences of grad", "[], ['grad']"),
+        ("reference", f"[], {list(TRANSFORMS)}"),
+    ],
+)
+def test_the_script_of_a_failure_compares_again_what_failed(
+    label: str, wanted: str, tmp_path: Path
+) -> None:
+    kind, given = KINDS["smooth"], [Argument("x0", np.ones(3))]
+    program = record(kind, [("map", (0, 0, 0, 0), [])], given)
+    campaign = Campaign(tmp_path)
+    campaign.failed(Disagreement(program, label, "it is wrong"))
+    [script] = campaign.failures.values()
+    source = script.read_text()
+    assert source.endswith(f"check(from_text(text), {wanted})\n")
+    names = {"__file__": str(script)}
+    exec(source, names)
 
 
 def test_a_failure_that_is_being_made_small_outlives_ctrl_c(

@@ -22,6 +22,7 @@ from hopflow.testing.meanings import REGISTRY
 from hopflow.testing.program import OPERATORS, Program, walk
 from hopflow.testing.program_text import to_text
 from hopflow.testing.strategies import BODIES, BRANCHES, programs
+from hopflow.testing.transforms import TRANSFORMS
 
 __all__ = ["PROFILES", "RULES", "Campaign", "Limit", "run"]
 
@@ -57,6 +58,25 @@ def _cells(program: Program, labels: Collection[str]) -> Iterator[tuple[str, str
     for operator, rule in itertools.product({s.operation for s in calls}, rules):
         if operator in smooth or rule not in DERIVATIVE_RULES:
             yield operator, rule
+
+
+def _again(label: str) -> str:
+    """The end of a script, which compares again what has failed."""
+    name, _, transform = label.partition(" of ")
+    meanings = [name] if name in REGISTRY else []
+    transforms = list(TRANSFORMS) if name == "reference" else [transform or "value"]
+    return AGAIN.format(meanings=meanings, transforms=transforms)
+
+
+AGAIN: Final = """
+# The text of this program is beside the script; what failed of it:
+from pathlib import Path
+
+from hopflow.testing import check, from_text
+
+text = Path(__file__).with_suffix(".json").read_text()
+check(from_text(text), {meanings}, {transforms})
+"""
 
 
 def _is_float(type_: str) -> bool:
@@ -172,11 +192,15 @@ class Campaign:
         name = f"{meaning}-{sha256(known.encode()).hexdigest()[:8]}"
         told = self._path("failures", name, ".txt")
         told.write_text("".join(traceback.format_exception(error)))
-        self.failures[key] = self._keep("failures", name, program) if program else told
+        if program is not None:
+            again = _again(meaning)
+            self.failures[key] = self._keep("failures", name, program, again)
+        else:
+            self.failures[key] = told
 
-    def _keep(self, folder: str, name: str, program: Program) -> Path:
+    def _keep(self, folder: str, name: str, program: Program, more: str = "") -> Path:
         path = self._path(folder, name, ".py")
-        path.write_text(program.script())
+        path.write_text(program.script() + more)
         path.with_suffix(".json").write_text(to_text(program))
         return path
 
