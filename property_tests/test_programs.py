@@ -206,6 +206,21 @@ def test_every_number_of_a_text_is_one_in_python(number: float) -> None:
     np.testing.assert_equal(told, [number])
 
 
+@pytest.mark.parametrize(
+    ("operation", "args", "text"),
+    [
+        ("pow", [-2, {"name": "x0"}], "hf.pow(-2, x0)"),
+        ("pow", [{"name": "x0"}, -2], "x0 ** -2"),
+        ("subtract", [-2, {"name": "x0"}], "-2 - x0"),
+        ("divide", [1, 0], "hf.divide(1, 0)"),
+    ],
+)
+def test_what_people_read_is_what_runs(operation: str, args: Any, text: str) -> None:
+    program = from_text(one_statement(operation=operation, args=args))
+    assert f"v1 = {text}\n" in program.source(infix=True)
+    assert f"v1 = hf.{operation}(" in program.source()
+
+
 def test_an_index_may_be_empty() -> None:
     every = [{"name": "x0"}, {"tuple": []}]
     program = from_text(one_statement(operation="get", args=every))

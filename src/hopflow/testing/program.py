@@ -285,9 +285,18 @@ def _call(s: Statement, args: list[str], infix: bool) -> tuple[list[str], str]:
             lines = [f"own_{function} = hf.custom_vjp({function})"]
             lines += [f"own_{function}.defvjp({forward}, {backward})"]
             return lines, f"own_{function}({', '.join(rest)})"
-    if infix and s.operation in INFIX and len(args) == 2:
+    if infix and _reads_as_infix(s):
         return [], f" {INFIX[s.operation]} ".join(args)
     return [], f"hf.{s.operation}({', '.join([*args, *options])})"
+
+
+def _reads_as_infix(s: Statement) -> bool:
+    """Whether `a + b` is the call: of numbers alone Python has another, and `-2 ** x`
+    is `-(2 ** x)`."""
+    if s.operation not in INFIX or len(s.args) != 2:
+        return False
+    is_value = [isinstance(a, Name) for a in s.args]
+    return is_value[0] or (is_value[1] and s.operation != "pow")
 
 
 def expression(x: Any) -> str:
