@@ -367,6 +367,14 @@ def test_check_knows_what_it_is_to_compare() -> None:
     assert check(program, []).agreed == []
 
 
+def test_the_loop_ir_has_batches_and_derivatives_too() -> None:
+    given = [Argument("x0", np.linspace(0.5, 1.5, 3))]
+    program = record(KINDS["smooth"], [("map", NONE, [("sin", NONE)])], given)
+    names, transforms = ["loop ir", "loop ir, gangs and gpu"], ["vmap", "grad"]
+    agreed = check(program, names, transforms).agreed
+    assert {f"{n} of {t}" for n, t in product(names, transforms)} <= set(agreed)
+
+
 def test_a_meaning_of_ones_own_is_known_by_its_name_alone() -> None:
     meaning = ProgramMeaning("wrong", lambda make, given: tuple(x + 1 for x in given))
     program = identity(np.zeros(3))
