@@ -91,7 +91,7 @@ def test_fuzz_says_what_it_did_until_it_was_interrupted(
     options = ["--profile", "cheap", "--output", str(tmp_path)]
     assert cli.main(["fuzz", *options]) == 130
     said = capsys.readouterr().out
-    assert "2 programs, of which 0 hang on rounding" in said
+    assert "2 programs, of which 0 (0.0%) hang on rounding" in said
     assert "Ctrl-C has ended it." in said
     assert json.loads((tmp_path / "summary.json").read_text())["programs"] == {
         "cheap": 2

@@ -22,7 +22,6 @@ from hopflow.testing.meanings import REGISTRY
 from hopflow.testing.program import OPERATORS, Program, walk
 from hopflow.testing.program_text import to_text
 from hopflow.testing.strategies import BODIES, BRANCHES, programs
-from hopflow.testing.transforms import TRANSFORMS
 
 __all__ = ["PROFILES", "RULES", "Campaign", "Limit", "run"]
 
@@ -60,21 +59,21 @@ def _cells(program: Program, labels: Collection[str]) -> Iterator[tuple[str, str
             yield operator, rule
 
 
-def _again(label: str) -> str:
+def _again(error: Disagreement, transforms: Sequence[str]) -> str:
     """The end of a script, which compares again what has failed."""
-    name, _, transform = label.partition(" of ")
+    name, _, transform = error.meaning.partition(" of ")
+    if name != "reference":  # which is that of one of a round's transforms
+        transforms = [transform or "value"]
     meanings = [name] if name in REGISTRY else []
-    transforms = list(TRANSFORMS) if name == "reference" else [transform or "value"]
-    return AGAIN.format(meanings=meanings, transforms=transforms)
+    text = to_text(error.program)
+    return AGAIN.format(text=text, meanings=meanings, transforms=list(transforms))
 
 
 AGAIN: Final = """
-# The text of this program is beside the script; what failed of it:
-from pathlib import Path
-
+# What failed, of the same program as a text:
 from hopflow.testing import check, from_text
 
-text = Path(__file__).with_suffix(".json").read_text()
+text = r'''{text}'''
 check(from_text(text), {meanings}, {transforms})
 """
 
@@ -120,7 +119,7 @@ BEYOND: Final = {
 CLOSED: Final = {"operators": (*BRANCHES, *BODIES, "custom_vjp"), "size": 4}
 """Sizes that JAX and batching know."""
 
-OFTEN: Final = {"weights": {"prefix": 4, "custom": 2}}
+OFTEN: Final = {"weights": {"prefix": 4, "custom": 2, "switch": 4, "subgraph": 2}}
 """What else were drawn too seldom for each round to exercise its rules."""
 
 DERIVATIVES: Final = ("grad", "jvp", "jvp of grad")
@@ -178,8 +177,12 @@ class Campaign:
                 self._keep("corpus", f"{operator}-{rule}", program)
             self.coverage[operator, rule] += 1
 
-    def failed(self, error: Exception) -> None:
-        """Keep the error and its program; failures of one meaning in one way once."""
+    def failed(self, error: Exception, transforms: Sequence[str] = ("value",)) -> None:
+        """Keep the error and its program; failures of one meaning in one way once.
+
+        Args:
+            transforms: Of which the meanings were compared.
+        """
         meaning, what = "drawing", f"{type(error).__name__}: {error}"
         program: Program | None = None
         if isinstance(error, Disagreement):
@@ -192,11 +195,11 @@ class Campaign:
         name = f"{meaning}-{sha256(known.encode()).hexdigest()[:8]}"
         told = self._path("failures", name, ".txt")
         told.write_text("".join(traceback.format_exception(error)))
-        if program is not None:
-            again = _again(meaning)
-            self.failures[key] = self._keep("failures", name, program, again)
-        else:
-            self.failures[key] = told
+        if isinstance(error, Disagreement):
+            told = self._keep(
+                "failures", name, error.program, _again(error, transforms)
+            )
+        self.failures[key] = told
 
     def _keep(self, folder: str, name: str, program: Program, more: str = "") -> Path:
         path = self._path(folder, name, ".py")
@@ -292,7 +295,7 @@ def _go_on(
             except Exception as error:
                 error.add_note(f"{part}, seed {number}")
                 campaign.programs[part.profile] += 1
-                campaign.failed(error)
+                campaign.failed(error, part.transforms)
     finally:  # of Ctrl-C, too
         campaign.write_summary()
 
@@ -340,7 +343,7 @@ def _slice(
         compare()
     except KeyboardInterrupt:
         if failed:  # as small as it is by now
-            campaign.failed(failed[-1])
+            campaign.failed(failed[-1], part.transforms)
         raise
     except Exception:
         if failed:  # Hypothesis has an error of its own for what fails now and then
@@ -406,14 +409,16 @@ def _comparisons(campaign: Campaign) -> Any:
     from rich.table import Table
 
     counts = campaign.counts
+    total, ties = campaign.programs.total(), counts["tie"]
     title = (
-        f"{campaign.programs.total()} programs, of which {counts['tie']} hang on "
+        f"{total} programs, of which {ties} ({ties / max(total, 1):.1%}) hang on "
         f"rounding; {counts['refused']} refusals"
     )
     table = Table(title=title)
     transforms = dict.fromkeys(t for part in ROUNDS for t in part.transforms)
-    for column in ("meaning", *transforms):
-        table.add_column(column, justify="left" if column == "meaning" else "right")
+    table.add_column("meaning", min_width=max(map(len, " ".join(REGISTRY).split())))
+    for column in transforms:
+        table.add_column(column, justify="right")
     for name in (*REGISTRY, "differences"):
         labels = [label_of(name, transform) for transform in transforms]
         table.add_row(name, *(str(counts[label] or "") for label in labels))
