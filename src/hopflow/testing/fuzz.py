@@ -414,7 +414,7 @@ def _comparisons(campaign: Campaign) -> Any:
         f"{total} programs, of which {ties} ({ties / max(total, 1):.1%}) hang on "
         f"rounding; {counts['refused']} refusals"
     )
-    table = Table(title=title)
+    table = Table(title=title, padding=0)
     transforms = dict.fromkeys(t for part in ROUNDS for t in part.transforms)
     table.add_column("meaning", min_width=max(map(len, " ".join(REGISTRY).split())))
     for column in transforms:

@@ -137,13 +137,8 @@ def programs(
 
     check_names("programs", "kind", [kind], KINDS)
     weights = dict(weights or {})
-    counts = {"depth": depth, "size": size}
-    counts |= {f"weights[{name!r}]": n for name, n in weights.items()}
-    for what, n in counts.items():
-        if type(n) is not int or n < 0:
-            raise ArgumentValueError(
-                f"programs: `{what}` must be a whole number from 0 on, and is {n!r}."
-            )
+    counts = {f"weights[{name!r}]": n for name, n in weights.items()}
+    _check_counts({"depth": depth, "size": size} | counts)
     found: type[Pool] = type(kind, (KINDS[kind],), {"in_range": not out_of_range})
     plain = [name for name in found.operations if name != "write"]
     wanted = plain if operations is None else operations
@@ -168,6 +163,18 @@ def programs(
     return st.builds(
         lambda args, tree: record(found, tree, args), arguments(kind, given), trees
     )
+
+
+def _check_counts(counts: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        ArgumentValueError: one is no whole number from 0 on.
+    """
+    for what, n in counts.items():
+        if type(n) is not int or n < 0:
+            raise ArgumentValueError(
+                f"programs: `{what}` must be a whole number from 0 on, and is {n!r}."
+            )
 
 
 def _weighted(names: Sequence[str], weights: Mapping[str, int]) -> list[str]:
