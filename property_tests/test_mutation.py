@@ -62,7 +62,7 @@ class Scope:
 
     def axes(self, n: int) -> Any:
         """A tensor with an axis, that has elements."""
-        found = [k.tensor for k in self.known if k.tensor.ndim]
+        found = [k.tensor for k in self.known if k.tensor.ndim] or [self.pick(n)[None]]
         return found[-1 - n % len(found)]
 
     def flag(self, n: int) -> Any:

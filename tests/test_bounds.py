@@ -18,7 +18,7 @@ from hopflow.errors import BoundsError
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.nest import For, Program, Store
 from hopflow.loop_ir.walk import functions
-from hopflow.testing.meanings import agree
+from hopflow.testing.meanings import agree, run_debug
 
 X = np.random.default_rng(0).normal(size=(7, 5))
 
@@ -91,6 +91,42 @@ def test_checked_code_computes_the_same(
         with monkeypatch.context() as patch:
             patch.setattr(hf.config, setting, True)
             agree(hf.jit(f, dynamic=dynamic)(x), expected)
+
+
+def _of_data(x: Any) -> Any:
+    """A result and temporaries whose sizes are known on the way."""
+    rows = x[hf.nonzero(x[:, 0] > 2)[0]]
+    return hf.concat([hf.ones((2, x.shape[1])), hf.sort(rows, axis=1), rows])
+
+
+BESIDE: dict[str, Any] = {
+    "concat": lambda x: hf.concat([hf.ones((3, x.shape[1])), x]),
+    "concat of temporaries": lambda x: hf.concat(
+        [hf.sort(x, axis=1), hf.ones((3, x.shape[1])), hf.sort(x + 1, axis=1)]
+    ),
+    "pad": lambda x: hf.pad(hf.sort(x, axis=1), ((2, 1), (0, 0))),
+    "map": lambda x: hf.map(
+        lambda k: hf.concat([hf.sort(x * k, axis=1), hf.ones((2, x.shape[1]))]),
+        hf.arange(4.0, dtype=hf.float64),
+    ),
+    "calls": lambda x: hf.subgraph(
+        lambda x: hf.concat([hf.sort(x, axis=1), hf.ones((2, x.shape[1]))])
+    )(hf.sort(x, axis=1)),
+    "vmap": lambda x: hf.vmap(lambda c: hf.concat([hf.ones(2), hf.sort(c)]), 1)(x),
+    "sizes of data": _of_data,
+    "batches": lambda x: hf.map(lambda r: hf.sort(r), x, batch_size=2),
+}
+
+
+@pytest.mark.parametrize("columns", [3, 4000])
+@pytest.mark.parametrize("name", BESIDE)
+@pytest.mark.usefixtures("checked")
+def test_what_is_read_of_what_is_empty_is_memory(name: str, columns: int) -> None:
+    f = BESIDE[name]
+    for_all = hf.jit(f, dynamic=True)
+    for rows in (2, 0, 1):
+        x = np.cos(np.arange(rows * columns, dtype=np.float64)).reshape(rows, columns)
+        agree(for_all(hf.asarray(x)), run_debug(f, hf.asarray(x)))
 
 
 @pytest.mark.parametrize("order", ["C", "F"])

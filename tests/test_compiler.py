@@ -233,6 +233,24 @@ def test_an_index_out_of_range_stops_the_program(bad: int) -> None:
     stops(IndexingError, f"gather {where}: {tail}", lambda x, i: x[i], X, many)
 
 
+@pytest.mark.parametrize("size", [1, 3, 40])
+@pytest.mark.parametrize("bad", [50, -51])
+@pytest.mark.parametrize("shape", [(), (2,)])
+def test_an_index_that_is_known_to_be_out_of_range_stops_what_comes_by(
+    shape: tuple[int, ...], bad: int, size: int
+) -> None:
+    def taken(x: Any) -> Any:
+        return hf.sum(x[hf.full(shape, bad, dtype=hf.int64)])
+
+    def f(x: Any) -> Any:
+        return hf.cond(hf.any(x > 0), lambda: hf.sum(x), lambda: taken(x))
+
+    assert hf.jit(f)(hf.ones(size)) == size
+    for each, x in ((f, hf.zeros(size)), (taken, hf.ones(size))):
+        with pytest.raises(IndexingError, match=f"index {bad} is out of range"):
+            hf.jit(each)(x)
+
+
 def test_an_integer_division_by_zero_stops_the_program() -> None:
     text = (
         "{} (test_compiler.py:#): division of an integer by zero. Guard it with "

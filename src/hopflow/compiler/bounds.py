@@ -86,7 +86,7 @@ class _Pass:
             for axis, (position, extent) in enumerate(
                 zip(at, buffer.shape, strict=False)
             ):
-                # Of what is empty the first element is read, and not used.
+                # Of an axis that is empty position 0 is read, and not used.
                 last = e.binary("max", e.sub(extent, e.index(1)), e.index(0))
                 low = e.compare("lt", position, e.index(0))
                 fault = e.binary("or", low, e.compare("lt", last, position))

@@ -147,9 +147,7 @@ class Executable:
             )
             before = self._copies(kernel, arrays)
             outputs = self._allocate(self._shapes(*sizes), arrays)
-            # Code for sizes that may be 0 reads the first element of what is empty, and
-            # takes nothing of it: there has to be memory.
-            given = [a if a.size else _NOTHING for a in (*arrays, *outputs)]
+            given = [a if a.size else _room_of(a) for a in (*arrays, *outputs)]
             trapped = call(*sizes, *strides, *given)
         else:
             kernel = self.kernel
@@ -251,7 +249,10 @@ def _is_alone(tensor: EagerTensor) -> bool:
     return flags.c_contiguous and flags.owndata and writable
 
 
-_NOTHING: Final = np.zeros(64, np.uint8)  # memory for one element of any dtype
+def _room_of(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Memory in place of an empty array, as `plan.room` has it."""
+    return np.empty([max(n, 1) for n in array.shape], array.dtype)
+
 
 _PROBE: Final = EagerTensor(np.empty(0))
 _OWN_REFERENCES: Final = getrefcount(_PROBE.array)

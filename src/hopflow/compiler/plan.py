@@ -40,7 +40,7 @@ from hopflow.loop_ir.nest import (
 )
 from hopflow.loop_ir.routines import ROUTINES
 
-__all__ = ["ArenaPlan", "Interval", "live_intervals", "plan"]
+__all__ = ["ArenaPlan", "Interval", "live_intervals", "plan", "room"]
 
 ALIGNMENT: Final = 64
 NDArray: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
@@ -78,7 +78,7 @@ def plan(program: Program) -> ArenaPlan:
     """
     live = live_intervals(program)
     offsets: dict[Buffer, Expr] = {}
-    sizes = {b: _size(b) for b in live}
+    sizes = {b: room(b) for b in live}
     known = [b for b in live if sizes[b].is_const]
     end = 0
     # Those placed, in the order of their first bytes: there is no hole in all of them.
@@ -134,9 +134,9 @@ def _place_symbolic(
     places: list[tuple[Expr, Expr, list[Interval]]] = []
     end = e.index(_round_up(start)) if buffers else e.index(start)
     for b in buffers:
-        size = _size(b)
-        for offset, room, tenants in places:
-            if walk.same(room, size) and not any(live[b].overlaps(t) for t in tenants):
+        size = room(b)
+        for offset, taken, tenants in places:
+            if walk.same(taken, size) and not any(live[b].overlaps(t) for t in tenants):
                 offsets[b] = offset
                 tenants.append(live[b])
                 break
@@ -148,11 +148,15 @@ def _place_symbolic(
     return end
 
 
-def _size(buffer: Buffer) -> Expr:
-    """Bytes of a dense buffer."""
+def room(buffer: Buffer) -> Expr:
+    """Bytes of memory for a dense buffer.
+
+    Code for sizes that may be 0 reads elements of what is empty, and takes nothing of
+    them: there is memory for one along each such axis.
+    """
     total = e.index(buffer.dtype.itemsize)
-    for extent in buffer.shape:
-        total = e.mul(extent, total)
+    for n in buffer.shape:
+        total = e.mul(n if n.is_const else e.binary("max", n, e.index(1)), total)
     return total
 
 

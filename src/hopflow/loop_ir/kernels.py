@@ -45,7 +45,8 @@ class Pointwise:
     """`element(i)` for each `i` in the result's shape.
 
     `is_view`: an element is one element of one operand, moved; never worth storing.
-    `peeks`: an element may read the start of an operand that is empty, and not use it.
+    `peeks`: an element may read what an operand that is empty would have at position 0
+    of its empty axes, and not use it.
     """
 
     element: Callable[[Index], Expr]

@@ -23,7 +23,6 @@ from hopflow.compiler.llvm.memory import (
     allocate,
     free,
     note_aliasing,
-    size_in_bytes,
 )
 from hopflow.compiler.llvm.module import (
     HOT,
@@ -37,7 +36,7 @@ from hopflow.compiler.llvm.module import (
 from hopflow.compiler.llvm.statements import Emitter
 from hopflow.compiler.llvm.stubs import HEADER
 from hopflow.compiler.llvm.target import Target
-from hopflow.compiler.plan import ALIGNMENT, ArenaPlan, plan
+from hopflow.compiler.plan import ALIGNMENT, ArenaPlan, plan, room
 from hopflow.compiler.private import private_buffers
 from hopflow.loop_ir import walk
 from hopflow.loop_ir.expr import Expr
@@ -177,8 +176,7 @@ class _FunctionEmitter:
         for buffer in placed:
             offset = arena.offsets[buffer]
             if guarded:
-                size = size_in_bytes(buffer.shape, buffer.dtype)
-                pointer = self._on_heap(values.value(size))
+                pointer = self._on_heap(values.value(room(buffer)))
             elif offset.is_const and buffer not in swapped:
                 self.memory.place_in_arena(buffer, offset.attr)
                 continue

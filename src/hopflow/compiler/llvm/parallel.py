@@ -13,7 +13,7 @@ iteration. Only the first thread looks for Ctrl-C; the others look at its flag.
 
 from typing import TYPE_CHECKING, Final
 
-from hopflow.compiler.llvm.memory import Memory, allocate, free, size_in_bytes
+from hopflow.compiler.llvm.memory import Memory, allocate, free
 from hopflow.compiler.llvm.module import HOT, RARE, Function
 from hopflow.compiler.llvm.stubs import (
     FLAG,
@@ -23,7 +23,7 @@ from hopflow.compiler.llvm.stubs import (
     TRAP_VALUES,
 )
 from hopflow.compiler.llvm.types import register_type
-from hopflow.compiler.plan import ALIGNMENT
+from hopflow.compiler.plan import ALIGNMENT, room
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import walk
 from hopflow.loop_ir.nest import Buffer, Declare, For, Let, Swap, Var
@@ -137,7 +137,7 @@ def _allocate(inner: "Emitter", s: For, private: list[Buffer]) -> list[str]:
     }
     slots = [f.early_slot("ptr", "own", "null") for _ in private]
     for buffer, slot in zip(private, slots, strict=True):
-        size = inner.values.value(size_in_bytes(buffer.shape, buffer.dtype))
+        size = inner.values.value(room(buffer))
         if not f.module.guarded:
             more = f.emit(f"add i64 {size}, {ALIGNMENT}")
             size = f.emit(f"and i64 {more}, {-ALIGNMENT}")

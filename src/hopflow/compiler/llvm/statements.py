@@ -434,9 +434,6 @@ class Emitter:
         itemsize = s.buffer.dtype.itemsize
         rounded = itemsize if f.module.guarded else ALIGNMENT
         size = self._bytes(extents, itemsize, rounded)
-        # Of an empty buffer, too, the first element can be read.
-        f.module.declare("i64 @llvm.umax.i64(i64, i64)")
-        size = f.emit(f"call i64 @llvm.umax.i64(i64 {size}, i64 {rounded})")
         slot = self.capacities[s.buffer]
         capacity = f.emit(f"load i64, ptr {slot}")
         fits = f.emit(f"icmp sle i64 {size}, {capacity}")
@@ -468,10 +465,13 @@ class Emitter:
         self.values.forget_loads()
 
     def _bytes(self, extents: Sequence[str], itemsize: int, multiple: int) -> str:
-        """The bytes of an array, rounded up; leaves if there cannot be so many."""
+        """The bytes of an array's `room`, rounded up; leaves if there cannot be so
+        many."""
         f = self.f
+        f.module.declare("i64 @llvm.smax.i64(i64, i64)")
+        rooms = [f.emit(f"call i64 @llvm.smax.i64(i64 {n}, i64 1)") for n in extents]
         total, faults = str(itemsize), []
-        for operation, terms in (("mul", extents), ("add", [str(multiple - 1)])):
+        for operation, terms in (("mul", rooms), ("add", [str(multiple - 1)])):
             intrinsic = f"{{i64, i1}} @llvm.s{operation}.with.overflow.i64"
             f.module.declare(f"{intrinsic}(i64, i64)")
             for term in terms:

@@ -33,7 +33,10 @@ class Registers:
             return self.elements[0]
         position = flat_index(at, self.type)
         if position.is_const:
-            return self.elements[int(position.attr)]
+            last = (
+                len(self.elements) - 1
+            )  # beyond which no program comes: it has stopped
+            return self.elements[min(max(int(position.attr), 0), last)]
         chosen = self.elements[0]
         for k, element in enumerate(self.elements[1:], 1):
             chosen = e.select(e.compare("eq", position, e.index(k)), element, chosen)
