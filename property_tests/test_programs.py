@@ -440,10 +440,12 @@ def test_maps_in_batches_have_rows_without_elements_in_jax_too() -> None:
 
 
 NONE: Final = (0, 0, 0, 0)
+BFLOAT16: Final = as_dtype("bfloat16").dtype
 PROMOTING: Final[dict[str, Any]] = {
-    "bf16 with bf16": (
-        [("matmul", NONE)],
-        [np.ones((3, 3), as_dtype("bfloat16").dtype)],
+    "bf16 with bf16": ([("matmul", NONE)], [np.ones((3, 3), BFLOAT16)]),
+    "bf16 with i32": (
+        [("matmul", (1, 0, 0, 0))],
+        [np.ones((3, 3), BFLOAT16), np.ones((3, 3), np.int32)],
     ),
     "an index": (
         [("fori", NONE, [("add", (1, 0, 0, 0)), ("fori", NONE, [])])],

@@ -24,7 +24,7 @@ Function = Callable[..., Any]
 BFLOAT16: Final = np.dtype(ml_dtypes.bfloat16)
 
 SAME_AS_NUMPY: Final = frozenset(
-    """add subtract multiply divide floor_divide remainder pow matmul less greater equal
+    """add subtract multiply divide floor_divide remainder pow less greater equal
     bitwise_and bitwise_or bitwise_xor abs any argmin cos exp floor logaddexp max
     maximum minimum negative prod sign sin sort sqrt square sum tanh trunc
     where""".split()
@@ -77,6 +77,11 @@ class Plain:
             )
 
         return call
+
+    def matmul(self, x: Array, y: Array) -> Array:
+        dtype = common([x, y])  # NumPy's own, of bfloat16, is float32
+        found = np.matmul(np.asarray(x, dtype), np.asarray(y, dtype))
+        return self._result(found.astype(dtype))
 
     def asarray(self, x: Any, dtype: Any = None) -> Array:
         return np.asarray(x, None if dtype is None else as_dtype(dtype).dtype)

@@ -213,11 +213,7 @@ def _concat(p: Pool, a: int, b: int, *_: int) -> Any:
 def _matmul(p: Pool, a: int, b: int, *_: int) -> Any:
     x = p.number(p.like(a, lambda v: v.ndim == 2))
     y = p.like(b, lambda v: v.ndim == 2 and x.ndim == 2 and v.shape[0] == x.shape[1])
-    if not x.ndim == y.ndim == 2:
-        return x
-    y = p.number(y)
-    # That of two bfloat16 is float32 in NumPy.
-    return p.bounded(p.m.astype(x @ y, x.dtype) if x.dtype == y.dtype else x @ y)
+    return p.bounded(x @ p.number(y)) if x.ndim == y.ndim == 2 else x
 
 
 def _index(p: Pool, a: int, b: int, *_: int) -> Any:
