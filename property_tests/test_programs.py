@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import NoSuchExample
 
+import hopflow as hf
 from hopflow.dtypes import as_dtype
 from hopflow.errors import HopflowError, ProgramFormatError
 from hopflow.testing.checks import Disagreement, check
@@ -437,6 +438,14 @@ def test_maps_in_batches_have_rows_without_elements_in_jax_too() -> None:
     jnp = load("jax").numpy
     none = names_of_jax().map(lambda x: jnp.zeros(0), jnp.ones(3), batch_size=2)
     assert none.shape == (3, 0)
+
+
+@pytest.mark.parametrize("lib", [hf, Plain()], ids=["hopflow", "plain"])
+def test_a_row_at_an_index_of_no_axes_is_a_view(lib: Any) -> None:
+    x = lib.copy(lib.asarray(np.arange(3.0)))
+    row = x[lib.remainder(lib.asarray(np.array(4)), 3), ...]
+    x[1] = 9.0
+    assert float(row) == 9.0
 
 
 NONE: Final = (0, 0, 0, 0)

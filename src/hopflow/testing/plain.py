@@ -67,14 +67,17 @@ class Plain:
     def _numpy(self, f: Function) -> Function:
         """`f` in the dtype that its operands promote to; numbers are weak."""
 
-        def call(*args: Any, **options: Any) -> Array:
+        def call(*args: Any, **options: Any) -> Any:
             first = args[:1] if f is np.where else ()
             operands = args[len(first) :]
             arrays = (a for a in operands if isinstance(a, np.ndarray | np.generic))
             dtype = common([*map(np.asarray, arrays)])
-            return self._result(
+            found = self._result(
                 f(*first, *(np.asarray(a, dtype) for a in operands), **options)
             )
+            # `x[i]` by a scalar is a view, as by a tensor of no axes; not by an array.
+            is_index = found.ndim == 0 and found.dtype.kind == "i"
+            return found[()] if is_index else found
 
         return call
 
@@ -95,7 +98,7 @@ class Plain:
         return self._result(x.astype(to.dtype))
 
     def copy(self, x: Array) -> Array:
-        self._own.append(x.copy())
+        self._own.append(np.array(x))
         return self._own[-1]
 
     def full(self, shape: Any, value: Any, *, dtype: Any) -> Array:
@@ -122,7 +125,7 @@ class Plain:
     ) -> Array:
         ends = zip(map(int, start), x.shape, part.shape, strict=True)
         at = [min(max(i + n * (i < 0), 0), n - m) for i, n, m in ends]
-        result = x.copy()
+        result = np.array(x)
         result[tuple(slice(i, i + m) for i, m in zip(at, part.shape, strict=True))] = (
             part
         )
