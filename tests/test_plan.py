@@ -112,7 +112,7 @@ def value(expr: Expr) -> int:
     if expr.op == "var":
         return {N: 3, M: 2}[expr.attr]
     x, y = (value(a) for a in expr.args)
-    return {"add": x + y, "mul": x * y, "and": x & y}[expr.op]
+    return {"add": x + y, "mul": x * y, "and": x & y, "max": max(x, y)}[expr.op]
 
 
 # --- straight code --------------------------------------------------------------------
