@@ -355,6 +355,19 @@ def test_transforms_are_done_to_each_other(name: str) -> None:
     assert {f"jit of {name}", f"jit of jvp of {name}"}.issubset(report.agreed)
 
 
+def test_what_a_meaning_lacks_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking(*_: Any) -> Any:
+        raise NotImplementedError("a transpose")
+
+    program = identity(np.zeros(3))
+    own = ProgramMeaning("own", lacking, lacks=(NotImplementedError,))
+    monkeypatch.setitem(REGISTRY, "own", own)
+    assert list(check(program, ["own"]).refused) == ["own"]
+    monkeypatch.setitem(REGISTRY, "own", ProgramMeaning("own", lacking))
+    with pytest.raises(Disagreement, match="own: NotImplementedError: a transpose"):
+        check(program, ["own"])
+
+
 def test_check_knows_what_it_is_to_compare() -> None:
     program: Any = identity(np.zeros(3))
     with pytest.raises(HopflowError, match="check: `meanings` has 'nope', which is no"):

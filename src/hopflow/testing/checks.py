@@ -144,9 +144,10 @@ def _compare(
     given = transform.arguments(program)
     kept = [a.copy() for a in given]
     stopped: IndexError | None = None
+    refusals: tuple[type[Exception], ...] = (*REFUSALS, *meaning.lacks)
     try:
         got = meaning.run(lambda lib: transform.function(program, lib), given)
-    except REFUSALS as error:
+    except refusals as error:
         report.refused[label] = error
         return
     except IndexError as error:

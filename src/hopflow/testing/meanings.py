@@ -176,6 +176,7 @@ class ProgramMeaning:
     has     what it has beside values: "vmap", "grad"
     cheap   whether it takes no compilation
     stops   whether an index out of range stops it; if not, it says nothing of those
+    lacks   errors by which it says that it cannot have a program
     """
 
     name: str
@@ -184,6 +185,7 @@ class ProgramMeaning:
     has: frozenset[str] = frozenset({"vmap", "grad"})
     cheap: bool = False
     stops: bool = True
+    lacks: tuple[type[Exception], ...] = ()
 
 
 REGISTRY: Final[dict[str, ProgramMeaning]] = {}
@@ -301,6 +303,9 @@ for _meaning in (
     ProgramMeaning("jit, 2 threads", in_ours(with_threads(2))),
     ProgramMeaning("jit, bounds checked", in_ours(run_checked)),
     ProgramMeaning("dynamic", in_ours(run_dynamic)),
-    ProgramMeaning("jax", run_jax, when=in_jax, stops=False),
+    # It has no transpose of some of its own primitives.
+    ProgramMeaning(
+        "jax", run_jax, when=in_jax, stops=False, lacks=(NotImplementedError,)
+    ),
 ):
     register_meaning(_meaning)

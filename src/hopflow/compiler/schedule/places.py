@@ -33,9 +33,8 @@ class Registers:
             return self.elements[0]
         position = flat_index(at, self.type)
         if position.is_const:
-            last = (
-                len(self.elements) - 1
-            )  # beyond which no program comes: it has stopped
+            # One out of range has stopped the program before it comes here.
+            last = len(self.elements) - 1
             return self.elements[min(max(int(position.attr), 0), last)]
         chosen = self.elements[0]
         for k, element in enumerate(self.elements[1:], 1):
