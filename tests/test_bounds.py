@@ -129,6 +129,14 @@ def test_what_is_read_of_what_is_empty_is_memory(name: str, columns: int) -> Non
         agree(for_all(hf.asarray(x)), run_debug(f, hf.asarray(x)))
 
 
+@pytest.mark.usefixtures("checked")
+def test_what_is_empty_has_no_more_memory_than_is_read() -> None:
+    total = hf.subgraph(lambda x: hf.cumulative_sum(hf.cos(x), axis=1))
+    for_all = hf.jit(lambda x: hf.cos(total(x)), dynamic=True)
+    for shape in ((2, 3), (0, 2**40), (0, 0)):
+        assert for_all(hf.zeros(shape)).shape == shape
+
+
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.usefixtures("checked")
 def test_strided_and_donated_and_written_inputs(order: Any) -> None:

@@ -147,7 +147,8 @@ class Executable:
             )
             before = self._copies(kernel, arrays)
             outputs = self._allocate(self._shapes(*sizes), arrays)
-            given = [a if a.size else _room_of(a) for a in (*arrays, *outputs)]
+            peeks = kernel.program.peeks
+            given = [a if a.size else _room_of(a, peeks) for a in (*arrays, *outputs)]
             trapped = call(*sizes, *strides, *given)
         else:
             kernel = self.kernel
@@ -249,9 +250,9 @@ def _is_alone(tensor: EagerTensor) -> bool:
     return flags.c_contiguous and flags.owndata and writable
 
 
-def _room_of(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _room_of(array: np.ndarray[Any, Any], peeks: bool) -> np.ndarray[Any, Any]:
     """Memory in place of an empty array, as `plan.room` has it."""
-    return np.empty([max(n, 1) for n in array.shape], array.dtype)
+    return np.empty([max(n, 1) for n in array.shape] if peeks else 1, array.dtype)
 
 
 _PROBE: Final = EagerTensor(np.empty(0))

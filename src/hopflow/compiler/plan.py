@@ -78,7 +78,7 @@ def plan(program: Program) -> ArenaPlan:
     """
     live = live_intervals(program)
     offsets: dict[Buffer, Expr] = {}
-    sizes = {b: room(b) for b in live}
+    sizes = {b: room(b, program.peeks) for b in live}
     known = [b for b in live if sizes[b].is_const]
     end = 0
     # Those placed, in the order of their first bytes: there is no hole in all of them.
@@ -99,7 +99,8 @@ def plan(program: Program) -> ArenaPlan:
         latest, earliest = max(latest, when.start), min(earliest, when.stop)
         offsets[b] = e.index(offset)
         end = max(end, offset + size)
-    total = _place_symbolic([b for b in live if b not in offsets], live, end, offsets)
+    symbolic = {b: sizes[b] for b in live if b not in offsets}
+    total = _place_symbolic(symbolic, live, end, offsets)
     unused = dict.fromkeys(_planned(program), e.index(0))
     return ArenaPlan(unused | offsets, total)
 
@@ -125,16 +126,15 @@ def _round_up(size: int) -> int:
 
 
 def _place_symbolic(
-    buffers: Sequence[Buffer],
+    sizes: Mapping[Buffer, Expr],
     live: Mapping[Buffer, Interval],
     start: int,
     offsets: dict[Buffer, Expr],
 ) -> Expr:
     """Place buffers whose sizes are not constants from `start` on; return the end."""
     places: list[tuple[Expr, Expr, list[Interval]]] = []
-    end = e.index(_round_up(start)) if buffers else e.index(start)
-    for b in buffers:
-        size = room(b)
+    end = e.index(_round_up(start)) if sizes else e.index(start)
+    for b, size in sizes.items():
         for offset, taken, tenants in places:
             if walk.same(taken, size) and not any(live[b].overlaps(t) for t in tenants):
                 offsets[b] = offset
@@ -148,16 +148,14 @@ def _place_symbolic(
     return end
 
 
-def room(buffer: Buffer) -> Expr:
-    """Bytes of memory for a dense buffer.
-
-    Code for sizes that may be 0 reads elements of what is empty, and takes nothing of
-    them: there is memory for one along each such axis.
-    """
-    total = e.index(buffer.dtype.itemsize)
+def room(buffer: Buffer, peeks: bool) -> Expr:
+    """Bytes of memory for a dense buffer: for one element at the least, and if its
+    program `peeks`, for one along each axis that may be empty."""
+    one = total = e.index(buffer.dtype.itemsize)
     for n in buffer.shape:
-        total = e.mul(n if n.is_const else e.binary("max", n, e.index(1)), total)
-    return total
+        may_be_empty = peeks and not n.is_const
+        total = e.mul(e.binary("max", n, e.index(1)) if may_be_empty else n, total)
+    return e.binary("max", total, one)
 
 
 # --- liveness -------------------------------------------------------------------------

@@ -328,6 +328,8 @@ class Program:
     the address of the data, and the shape.
 
     functions   what `Invoke` calls: programs with sites of their own, from 0 on
+    peeks       elements of what is empty may be read, at position 0 of its empty axes,
+                and not used: there has to be memory
     """
 
     name: str
@@ -339,3 +341,4 @@ class Program:
     body: list[Stmt]
     sites: list[Site]
     functions: "list[Program]" = field(default_factory=list)
+    peeks: bool = False

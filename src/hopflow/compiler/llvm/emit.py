@@ -77,7 +77,7 @@ def emit(
 
     If `guarded`, each buffer of the arena has memory of its own, of `compiler.guarded`.
     """
-    module = Module(guarded=guarded)
+    module = Module(guarded=guarded, peeks=program.peeks)
     constants: Constants = {}
     for function in walk.functions(program):
         _FunctionEmitter(function, module, target, constants).emit()
@@ -176,7 +176,7 @@ class _FunctionEmitter:
         for buffer in placed:
             offset = arena.offsets[buffer]
             if guarded:
-                pointer = self._on_heap(values.value(room(buffer)))
+                pointer = self._on_heap(values.value(room(buffer, self.module.peeks)))
             elif offset.is_const and buffer not in swapped:
                 self.memory.place_in_arena(buffer, offset.attr)
                 continue

@@ -47,10 +47,11 @@ class Module:
     metadata, by numbers.
 
     guarded   whether its memory comes from `compiler.guarded`
+    peeks     whether its program does
     """
 
-    def __init__(self, *, guarded: bool = False) -> None:
-        self.guarded = guarded
+    def __init__(self, *, guarded: bool = False, peeks: bool = False) -> None:
+        self.guarded, self.peeks = guarded, peeks
         self.symbols: set[str] = set()  # what the linker must be given addresses of
         self._globals: dict[str, str] = {}
         self._functions: dict[str, str] = {}

@@ -137,7 +137,7 @@ def _allocate(inner: "Emitter", s: For, private: list[Buffer]) -> list[str]:
     }
     slots = [f.early_slot("ptr", "own", "null") for _ in private]
     for buffer, slot in zip(private, slots, strict=True):
-        size = inner.values.value(room(buffer))
+        size = inner.values.value(room(buffer, f.module.peeks))
         if not f.module.guarded:
             more = f.emit(f"add i64 {size}, {ALIGNMENT}")
             size = f.emit(f"and i64 {more}, {-ALIGNMENT}")

@@ -469,7 +469,11 @@ class Emitter:
         many."""
         f = self.f
         f.module.declare("i64 @llvm.smax.i64(i64, i64)")
-        rooms = [f.emit(f"call i64 @llvm.smax.i64(i64 {n}, i64 1)") for n in extents]
+
+        def at_least(n: str, least: int) -> str:
+            return f.emit(f"call i64 @llvm.smax.i64(i64 {n}, i64 {least})")
+
+        rooms = [at_least(n, 1) if f.module.peeks else n for n in extents]
         total, faults = str(itemsize), []
         for operation, terms in (("mul", rooms), ("add", [str(multiple - 1)])):
             intrinsic = f"{{i64, i1}} @llvm.s{operation}.with.overflow.i64"
@@ -482,7 +486,7 @@ class Emitter:
         for fault in faults[1:]:
             faults[0] = f.emit(f"or i1 {faults[0]}, {fault}")
         self.no_memory_if(faults[0])
-        return f.emit(f"and i64 {total}, {-multiple}")
+        return at_least(f.emit(f"and i64 {total}, {-multiple}"), multiple)
 
 
 def _copy_loops(s: Copy) -> Stmt:

@@ -122,8 +122,10 @@ class Kernels:
             self.check(check)
         if kernel.peeks:
             for slot in operands:
-                if static_size(slot.type) is None and self._may_fault(slot):
-                    self.b.settle(slot)
+                if static_size(slot.type) is None:
+                    self.b.program.peeks = True
+                    if self._may_fault(slot):
+                        self.b.settle(slot)
         if is_small(type_):
             elements = tuple(
                 self.b.let(kernel.element(at))
