@@ -12,7 +12,7 @@ from hopflow.autograd.forward import run_node
 from hopflow.autograd.linear import LinearTracer
 from hopflow.autograd.rules import tangents
 from hopflow.autograd.transpose import transpose, value_of_capture
-from hopflow.bind import Operand, Value, bind, using
+from hopflow.bind import Operand, Value, bind, current, using
 from hopflow.errors import HopflowError
 from hopflow.graph.core import Constant, Graph, Var
 from hopflow.graph.rewriting import eliminate_dead_code, read_vars
@@ -214,7 +214,7 @@ def run_recorded(
         return values, found
     rule = _recorded(op, operands, given, values, params)
     if rule is None:
-        with using(linear):
+        with using(linear or current()):
             return values, tangents(op, operands, given, values, params)
     inputs = [o for o in operands if type(o) is not Constant]
     known = rule.residuals.run([*inputs, *values])

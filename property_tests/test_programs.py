@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.errors import NoSuchExample
 
 import hopflow as hf
+from hopflow.agreement import Rounding
+from hopflow.autograd import recorded
 from hopflow.dtypes import as_dtype
 from hopflow.errors import HopflowError, ProgramFormatError
 from hopflow.testing.checks import Disagreement, check
@@ -27,6 +29,7 @@ from hopflow.testing.program_text import LONGEST, from_text, to_text
 from hopflow.testing.recorder import record
 from hopflow.testing.requires import load
 from hopflow.testing.strategies import BODIES, BRANCHES, KINDS, programs
+from hopflow.testing.transforms import tape
 
 pytestmark = pytest.mark.usefixtures("verified")
 
@@ -353,6 +356,21 @@ def test_transforms_are_done_to_each_other(name: str) -> None:
     program = record(KINDS["smooth"], steps, (Argument("x0", np.ones(3)),))
     report = check(program, ["eager", "jit", "jax"], [name, f"jvp of {name}"])
     assert {f"jit of {name}", f"jit of jvp of {name}"}.issubset(report.agreed)
+
+
+@pytest.mark.parametrize("name", ["jvp", "grad"])
+def test_noise_is_in_rules_that_are_met_for_the_first_time(name: str) -> None:
+    """They divide by how many elements equal the largest: a decision."""
+
+    def derivative(x: Any) -> Any:
+        return hf.jvp(hf.max, (x,), (x,)) if name == "jvp" else hf.grad(hf.max)(x)
+
+    recorded._met.clear()
+    decisions: list[list[bytes]] = []
+    for _ in range(3):
+        tape(derivative, [np.array([1.0, 3.0, 2.0])], rounding := Rounding())
+        decisions.append(rounding.decisions)
+    assert decisions == [[bytes([0, 1, 0])]] * 3
 
 
 def test_what_a_meaning_lacks_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:

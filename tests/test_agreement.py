@@ -46,6 +46,15 @@ def test_a_result_on_a_tie_says_nothing() -> None:
     assert expected.tied
 
 
+def test_a_result_on_the_edge_of_a_domain_says_nothing() -> None:
+    edge = of(lambda x, rounding: np.sqrt(rounding.result(x / x) - 1 + 0 * x))
+    with np.errstate(invalid="ignore"):
+        assert edge.wrong([X * 0]) is None
+        assert not edge.tied
+        assert edge.wrong([X * 0 + 1e-3]) is None
+    assert edge.tied
+
+
 @pytest.mark.parametrize(
     ("got", "what"),
     [

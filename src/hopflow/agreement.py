@@ -85,9 +85,12 @@ class Expected:
 
     @cached_property
     def is_tie(self) -> bool:
-        """Whether rounding moves a decision: results say nothing."""
+        """Whether rounding moves a decision, or makes a number a NaN: results say
+        nothing."""
         return not self._exact and any(
-            noisy.decisions != self._rounding.decisions for noisy, _ in self._noisy
+            noisy.decisions != self._rounding.decisions
+            or any(map(_has_other_nans, found, self.results))
+            for noisy, found in self._noisy
         )
 
     @cached_property
@@ -155,6 +158,10 @@ def _apart(a: Array, b: Array) -> float:
         apart = np.maximum(np.abs(_wide(a) - _wide(b)), least)
     same = np.asarray(a == b) | (np.isnan(_wide(a)) & np.isnan(_wide(b)))
     return float(np.max(np.where(same, 0.0, apart), initial=0.0))
+
+
+def _has_other_nans(a: Array, b: Array) -> bool:
+    return not np.array_equal(np.isnan(_wide(a)), np.isnan(_wide(b)))
 
 
 def _wide(x: Array) -> Array:
