@@ -46,12 +46,30 @@ def test_a_result_on_a_tie_says_nothing() -> None:
     assert expected.tied
 
 
-def test_a_result_on_the_edge_of_a_domain_says_nothing() -> None:
-    edge = of(lambda x, rounding: np.sqrt(rounding.result(x / x) - 1 + 0 * x))
-    with np.errstate(invalid="ignore"):
-        assert edge.wrong([X * 0]) is None
-        assert not edge.tied
-        assert edge.wrong([X * 0 + 1e-3]) is None
+def root(edge: Array) -> Array:
+    return np.sqrt(edge)
+
+
+def reciprocal(edge: Array) -> Array:
+    return 1 / edge
+
+
+@pytest.mark.filterwarnings("ignore:invalid value", "ignore:divide by zero")
+@pytest.mark.parametrize("f", [root, reciprocal])
+def test_a_result_on_the_edge_of_a_domain_says_nothing(
+    f: Callable[[Array], Array],
+) -> None:
+    def run(rounding: Rounding) -> list[Array]:
+        return [f(rounding.result(X / X) - 1), X]
+
+    edge = Expected(run)
+    (found, _) = edge.results
+    assert edge.wrong([found, X]) is None
+    assert not edge.tied
+    for other in (found, X * 0 + 1e-3, X * np.nan):
+        assert "result 1 is" in (edge.wrong([other, X + 1e-3]) or "")
+    assert not edge.tied
+    assert edge.wrong([X * 0 + 1e-3, X]) is None
     assert edge.tied
 
 

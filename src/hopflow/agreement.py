@@ -5,6 +5,7 @@ result, and what that moves is what rounding may move. Where it moves a decision
 branch, a sorted order, a number of steps) the program sits on a tie, and says nothing.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, Final, TypeAlias
@@ -81,16 +82,15 @@ class Expected:
         if self.is_tie:
             self.tied = True
             return None
-        return self._difference(got, self._allowed)
+        found = self._difference(got, self._allowed)
+        self.tied |= found is None and math.inf in self._allowed
+        return found
 
     @cached_property
     def is_tie(self) -> bool:
-        """Whether rounding moves a decision, or makes a number a NaN: results say
-        nothing."""
+        """Whether rounding moves a decision: results say nothing."""
         return not self._exact and any(
-            noisy.decisions != self._rounding.decisions
-            or any(map(_has_other_nans, found, self.results))
-            for noisy, found in self._noisy
+            noisy.decisions != self._rounding.decisions for noisy, _ in self._noisy
         )
 
     @cached_property
@@ -109,14 +109,16 @@ class Expected:
 
     @cached_property
     def _allowed(self) -> list[float]:
-        """How far each result may be away."""
+        """How far each result may be away; any distance says nothing if rounding makes
+        a NaN or an infinity of it."""
         if self._exact:
             return self._least
         moved = [0.0] * len(self.results)
         for _, found in self._noisy:
             for i, (a, b) in enumerate(zip(found, self.results, strict=True)):
                 if as_dtype(b.dtype).is_float:
-                    moved[i] = max(moved[i], _apart(a, b))
+                    apart = _apart(a, b)
+                    moved[i] = max(moved[i], math.inf if math.isnan(apart) else apart)
         pairs = zip(moved, self._least, strict=True)
         return [SLACK * m + least for m, least in pairs]
 
@@ -133,7 +135,7 @@ class Expected:
                     f"{want.dtype}{list(want.shape)}."
                 )
             apart = _apart(a, want)
-            if not apart <= most:
+            if most < math.inf and not apart <= most:
                 return (
                     f"result {k} is {apart:.3g} away, and may be {most:.3g}.\n"
                     f"found:\n{a}\nexpected:\n{want}"
@@ -158,10 +160,6 @@ def _apart(a: Array, b: Array) -> float:
         apart = np.maximum(np.abs(_wide(a) - _wide(b)), least)
     same = np.asarray(a == b) | (np.isnan(_wide(a)) & np.isnan(_wide(b)))
     return float(np.max(np.where(same, 0.0, apart), initial=0.0))
-
-
-def _has_other_nans(a: Array, b: Array) -> bool:
-    return not np.array_equal(np.isnan(_wide(a)), np.isnan(_wide(b)))
 
 
 def _wide(x: Array) -> Array:
