@@ -137,6 +137,30 @@ def test_what_is_empty_has_no_more_memory_than_is_read() -> None:
         assert for_all(hf.zeros(shape)).shape == shape
 
 
+EMPTY: dict[str, Callable[[Any], Any]] = {
+    "elementwise": lambda x: hf.cos(x) * 2 + x[:1],
+    "slice": lambda x: x[:, ::2] * 2,
+    "sum of rows": lambda x: hf.sum(x * 2, axis=0),
+    "sum": lambda x: hf.sum(hf.cos(x)),
+    "prefix": lambda x: hf.cumulative_sum(x, axis=1),
+    "order": lambda x: hf.argsort(x, axis=1),
+    "three axes": lambda x: hf.sum(x[:, None, :] * x[:, :, None], axis=-1),
+    "for": lambda x: hf.fori_loop(0, 3, lambda _, c: hf.sin(c) + hf.sum(c, axis=0), x),
+    "map": lambda x: hf.map(lambda row: hf.cos(row) * 2, x.mT),
+    "grad": hf.grad(lambda x: hf.sum(hf.cos(x) * x)),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", EMPTY)
+def test_loops_that_write_to_what_is_empty_take_no_steps(
+    name: str, dynamic: bool
+) -> None:
+    f = hf.jit(EMPTY[name], dynamic=dynamic)
+    few, many = f(hf.zeros((8, 0))), f(hf.zeros((2**40, 0)))
+    assert many.shape == tuple(2**40 if n == 8 else n for n in few.shape)
+
+
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.usefixtures("checked")
 def test_strided_and_donated_and_written_inputs(order: Any) -> None:

@@ -29,6 +29,7 @@ from hopflow.compiler.llvm.target import Target
 from hopflow.compiler.llvm.types import register_type
 from hopflow.compiler.plan import ALIGNMENT
 from hopflow.loop_ir import expr as e
+from hopflow.loop_ir.emptiness import needed
 from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.nest import (
     Accumulate,
@@ -52,6 +53,7 @@ from hopflow.loop_ir.nest import (
     Var,
     While,
 )
+from hopflow.loop_ir.walk import same
 
 
 class Emitter:
@@ -74,6 +76,7 @@ class Emitter:
         self._fuel = ""
         self._ticks: dict[int, str] = {}
         self._depth = 0  # of loops
+        self._within_guard = False  # whether a loop around is left out if it is empty
         self._stops: dict[int, str] = {}
         self._emit: dict[type, Callable[[Any], None]] = {
             Let: self._let,
@@ -213,8 +216,19 @@ class Emitter:
     # --- control flow
 
     def _for(self, s: For) -> None:
-        if s.extent.is_const and s.extent.attr <= 0:
+        extents = [] if self._within_guard else needed(s)
+        if extents is None or (s.extent.is_const and s.extent.attr <= 0):
             return
+        zero = e.index(0)
+        tests = [e.compare("lt", zero, n) for n in extents if not same(n, s.extent)]
+        if not tests:
+            self._steps(s)
+            return
+        self._within_guard = True
+        self._branch(e.all_of(tests), lambda: self._steps(s))
+        self._within_guard = False
+
+    def _steps(self, s: For) -> None:
         if s.binding.kind == "threads":
             parallel.emit(self, s)
         elif s.binding.kind == "vector" and vector.suits(s):
@@ -313,20 +327,29 @@ class Emitter:
         self.cost.unbounded = self.cost.polls = True
 
     def _if(self, s: If) -> None:
+        otherwise = partial(self.body, s.else_) if s.else_ else None
+        self._branch(s.test, partial(self.body, s.then), otherwise)
+
+    def _branch(
+        self,
+        test: Expr,
+        then: Callable[[], None],
+        otherwise: Callable[[], None] | None = None,
+    ) -> None:
+        """Emit a branch, whose sides these functions emit."""
         f, name = self.f, self.f.name("if")
-        test = self.values.value(s.test)
         end = f"end.{name}"
-        otherwise = f"else.{name}" if s.else_ else end
+        other = f"else.{name}" if otherwise else end
         polled = self.cost.polls
-        f.branch_if(test, f"then.{name}", otherwise)
+        f.branch_if(self.values.value(test), f"then.{name}", other)
         f.start(f"then.{name}")
         with self.values.scope():
-            self.body(s.then)
+            then()
         f.branch(end)
-        if s.else_:
-            f.start(otherwise)
+        if otherwise:
+            f.start(other)
             with self.values.scope():
-                self.body(s.else_)
+                otherwise()
             f.branch(end)
         f.start(end)
         self.cost.polls = polled

@@ -155,7 +155,7 @@ def is_small(type_: TensorType) -> bool:
 
 def indices(shape: Sequence[int]) -> list[Index]:
     """Every index of a static shape, in row-major order."""
-    result: list[Index] = [()]
+    result: list[Index] = [] if 0 in shape else [()]
     for n in shape:
         result = [(*at, e.index(i)) for at in result for i in range(n)]
     return result
