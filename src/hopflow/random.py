@@ -221,7 +221,8 @@ def _uniform(
     if _is_number(minval, 0) and _is_number(maxval, 1):
         return drawn
     low, high = (_bound(name, b, dtype, shape) for b in (minval, maxval))
-    # One rounding, as XLA's code for this has it too, but for bfloat16.
+    # One rounding, as XLA's code for this has it too, but for bfloat16 (and float16 on
+    # processors without arithmetic of it).
     width = subtract(high, low)
     spread = (
         add(multiply(drawn, width), low)
