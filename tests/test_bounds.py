@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from textwrap import dedent
 from typing import Any
 
@@ -159,6 +160,58 @@ def test_loops_that_write_to_what_is_empty_take_no_steps(
     f = hf.jit(EMPTY[name], dynamic=dynamic)
     few, many = f(hf.zeros((8, 0))), f(hf.zeros((2**40, 0)))
     assert many.shape == tuple(2**40 if n == 8 else n for n in few.shape)
+
+
+BESIDE_EMPTY: dict[str, Callable[[Any, Any], Any]] = {
+    "carry": lambda x, y: hf.scan(
+        lambda c, r: (c + hf.sum(r[0]) + 1, hf.cos(r[1])), 0.0, (x, y)
+    ),
+    "carries": lambda x, y: hf.while_loop(
+        lambda n, a, b: n < 7,
+        lambda n, a, b: (n + 1, hf.cos(a), hf.sin(b) + hf.sum(a, axis=1)[:, None]),
+        (0, x, y),
+    ),
+    "results": lambda x, y: hf.map(
+        lambda r: (hf.sin(r[0]), hf.sum(r[1]), r[1]), (x, y)
+    ),
+    "prefix": lambda x, y: (hf.cumulative_sum(x, axis=1), hf.sum(y, axis=1) + 1),
+    "while": lambda x, y: hf.map(
+        lambda r: hf.while_loop(
+            lambda n, c: n < 3,
+            lambda n, c: (n + 1 + hf.sum(r[0]) ** 2, c * 2),
+            (0.0, r[1]),
+        ),
+        (x, y),
+    ),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", BESIDE_EMPTY)
+def test_what_a_loop_does_beside_what_is_empty_is_done(
+    name: str, dynamic: bool
+) -> None:
+    f = BESIDE_EMPTY[name]
+    compiled = hf.jit(f, dynamic=dynamic)
+    for rows, *columns in product((0, 1, 40), (0, 1, 33), (0, 2, 40)):
+        pair = [
+            hf.reshape(hf.cos(hf.arange(rows * n) + 1.0), (rows, n)) for n in columns
+        ]
+        agree(compiled(*pair), run_debug(f, *pair))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_loop_that_writes_to_what_is_empty_stops_at_what_is_wrong(
+    dynamic: bool,
+) -> None:
+    def kept(row: Any) -> Any:
+        hf.check(hf.sum(row) < 3, "the sum is large")
+        return row[:0]
+
+    f = hf.jit(lambda x: hf.map(kept, x), dynamic=dynamic)
+    assert f(hf.ones((4, 2))).shape == (4, 0)
+    with pytest.raises(hf.errors.CheckError, match="the sum is large"):
+        f(hf.ones((4, 5)))
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
