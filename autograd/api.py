@@ -13,6 +13,7 @@ from hopflow.autograd.rules import is_differentiable
 from hopflow.autograd.tape import Tape
 from hopflow.autograd.transpose import transpose
 from hopflow.bind import Operand, Value, bind, current, recordable, using
+from hopflow.entries import entry
 from hopflow.errors import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -26,11 +27,14 @@ from hopflow.errors import (
 )
 from hopflow.graph.core import Arg, Constant, Var, size_of
 from hopflow.graph.origin import replaying
-from hopflow.graph.types import same_shape
+from hopflow.graph.types import TensorType
 from hopflow.ops.convert import as_value
+from hopflow.ops.deferred import resized
 from hopflow.ops.opdef import as_default, as_operand
 from hopflow.ops.rules import as_flag, as_integer
+from hopflow.ops.sizes import equals, is_unbacked
 from hopflow.pytree import Spec
+from hopflow.recursion import deep_recursion
 from hopflow.tensor import EagerTensor
 from hopflow.trace.functional import TracedTensor
 from hopflow.trace.source import (
@@ -39,6 +43,7 @@ from hopflow.trace.source import (
     name_of,
     parameter_names,
 )
+from hopflow.trace.tensor_types import opened
 from hopflow.trace.tracer import trace_into
 from hopflow.zeros import Tangent, Unknown, Zero, instantiate
 
@@ -94,6 +99,7 @@ class _Run:
     aux: Any
 
 
+@deep_recursion()
 def _run(
     name: str,
     f: Callable[..., Any],
@@ -118,7 +124,7 @@ def _run(
                     f"(result, aux), and returns {pytree.structure(tree)}."
                 )
             tree, aux = tree
-        leaves, spec = pytree.flatten(tree)
+        leaves, spec = pytree.flatten(opened(tree, tape))
         return (
             [result_leaf(name, f, spec, i, x) for i, x in enumerate(leaves)],
             spec,
@@ -128,7 +134,7 @@ def _run(
     outputs, spec, aux = trace_into(tape, run, ())
     found = [tape.current(o) for o in outputs]
     with using(tape.parent):
-        aux = pytree.tree_map(tape.outside, aux)
+        aux = pytree.tree_map(tape.outside, opened(aux, tape))
     values = [as_value(v) for v, _ in found]
     return _Run(tape, values, [t for _, t in found], spec, aux)
 
@@ -189,6 +195,14 @@ def jvp(
     return (out, tangent, run.aux) if has_aux else (out, tangent)
 
 
+def _sized(name: str, tangent: Value, wanted: TensorType) -> Any:
+    """A tangent, whose sizes a run compares where only that can."""
+    for axis, size in enumerate(wanted.shape if tangent.ndim == wanted.ndim else ()):
+        if is_unbacked(size) or is_unbacked(tangent.shape[axis]):
+            tangent = resized(name, tangent, axis, size)
+    return tangent
+
+
 def like(
     name: str,
     argument: str,
@@ -218,9 +232,12 @@ def like(
             result.append(Zero(value.type))
             continue
         tangent = as_value(as_operand(name, path, leaf))
-        found, wanted = tangent.type, value.type
+        wanted = value.type
+        tangent = _sized(f"{name}: `{path}`", tangent, wanted)
+        found = tangent.type
         error: type[HopflowError]
-        if not same_shape(found.shape, wanted.shape):
+        is_alike = found.ndim == wanted.ndim
+        if not (is_alike and all(map(equals, found.shape, wanted.shape))):
             error, remedy = ShapeError, "Reshape or broadcast it."
         elif found.dtype is not wanted.dtype and not found.weak:
             error, remedy = DTypeError, "Convert it with `hf.astype`."
@@ -305,6 +322,7 @@ class Linear:
     def value(self, arg: Arg) -> Operand:
         return arg if isinstance(arg, Constant) else self.residuals[arg]
 
+    @deep_recursion()
     def pull(self, given: Sequence[Tangent]) -> list[Tangent]:
         """The cotangents of the arguments from those of the results."""
         self.check_residuals()
@@ -317,6 +335,7 @@ class Linear:
             for t, v in zip(self.operands, self.primals.values, strict=True)
         ]
 
+    @deep_recursion()
     def push(self, given: Sequence[Tangent]) -> list[Tangent]:
         """The tangents of the results from those of the arguments."""
         self.check_residuals()
@@ -375,6 +394,7 @@ def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     linear = Linear("vjp", f, _primals("vjp", f, primals), has_aux=has_aux)
     run = linear.run
 
+    @entry
     def pullback(cotangent: Any) -> Any:
         given = like("vjp", "cotangent", cotangent, run.values, run.spec)
         found = linear.pull(given)
@@ -395,6 +415,7 @@ def linearize(f: Callable[..., Any], *primals: Any) -> Any:
     linear = Linear("linearize", f, _primals("linearize", f, primals), pushed=True)
     run = linear.run
 
+    @entry
     def pushforward(*tangents: Any) -> Any:
         known = linear.primals
         given = like("linearize", "tangents", tangents, known.values, known.spec)
@@ -438,7 +459,8 @@ def value_and_grad(
         gradient = found[0] if single else found
         return ((result, run.aux) if has_aux else result), gradient
 
-    return recordable(call)
+    options = {"argnums": argnums, "has_aux": has_aux}
+    return recordable(call, made=("value_and_grad", f, options))
 
 
 def _scalar(f: Callable[..., Any], run: _Run) -> Value:
@@ -539,4 +561,5 @@ def grad(
         value, gradient = both(*args, **kwargs)
         return (gradient, value[1]) if has_aux else gradient
 
-    return recordable(call)
+    options = {"argnums": argnums, "has_aux": has_aux}
+    return recordable(call, made=("grad", f, options))

@@ -8,6 +8,7 @@ from hopflow.autograd.linear import counted, linear_tracers
 from hopflow.autograd.rules import tangents
 from hopflow.bind import Interpreter, Operand, Value, bind, current, using
 from hopflow.graph.core import Constant, Graph
+from hopflow.graph.forwarding import Shortened, first_same, shortened
 from hopflow.graph.interpreter import interpret
 from hopflow.graph.rewriting import own_graphs
 from hopflow.graph.types import TensorType
@@ -55,6 +56,10 @@ def run_node(
         values = bind(op, operands, params)
         return values, [Zero(v.type) for v in values]
     here = current()
+    if not is_plain:
+        short = _shortened(op, operands, given, params)
+        if short is not None:
+            return _run_shortened(op, short, operands, given, linear)
     if is_plain:
         values = bind(op, operands, params)
         with using(linear or here):
@@ -64,6 +69,39 @@ def run_node(
     values, derivative = op.linearize(operands, given, params)
     with using(linear):
         return values, derivative(given)
+
+
+def _shortened(
+    op: Any,
+    operands: Sequence[Operand],
+    given: Sequence[Tangent],
+    params: dict[str, Any],
+) -> Shortened | None:
+    """The call without what it only passes through; one value with two tangents is
+    two."""
+    types = [o.type for o in operands]
+    pairs = zip(operands, given, strict=True)
+    keys = [(id(o), None if is_zero(t) else id(t)) for o, t in pairs]
+    return shortened(op, types, params, first_same(keys))
+
+
+def _run_shortened(
+    op: Any,
+    short: Shortened,
+    operands: Sequence[Operand],
+    given: Sequence[Tangent],
+    linear: Interpreter | None,
+) -> tuple[Sequence[Value], Sequence[Tangent]]:
+    values, found = run_node(
+        op,
+        [operands[i] for i in short.args],
+        [given[i] for i in short.args],
+        short.params,
+        linear,
+    )
+    results = short.results(operands, [values[k] for k in short.rest])
+    dots = short.results(given, [found[k] for k in short.rest])
+    return list(map(as_value, results)), dots
 
 
 def run_graph(

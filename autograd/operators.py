@@ -26,7 +26,7 @@ from hopflow.autograd.twins import (
 from hopflow.bind import Operand, Value, bind, current, using
 from hopflow.graph.core import Arg, Constant, Graph, Section, Var
 from hopflow.graph.interpreter import interpret
-from hopflow.graph.regions import Region, Role, Signature
+from hopflow.graph.regions import Region, Role, Signature, same_symbols
 from hopflow.graph.rewriting import (
     clone,
     eliminate_dead_code,
@@ -36,10 +36,10 @@ from hopflow.graph.rewriting import (
 )
 from hopflow.graph.types import SYMBOL_TYPE, TensorType
 from hopflow.ops.convert import as_value
-from hopflow.symbolic.env import ShapeEnv
+from hopflow.symbolic.size import substitute
 from hopflow.trace.functional import TracedTensor
 from hopflow.trace.sharing import of_call
-from hopflow.trace.source import user_line
+from hopflow.trace.source import user_env
 from hopflow.trace.tracer import Tracer
 from hopflow.zeros import LinearMap, Tangent, Unknown, Zero, instantiate, is_zero
 
@@ -78,7 +78,7 @@ _FREE: frozenset[Role] = _SAME | frozenset(["slice", "operand"])
 
 def _split(region: Region, masks: Masks, policy: Keep, *, pushed: bool) -> _Split:
     graph = region.graph
-    forward = Tracer(None, graph.name, path=_path(graph), env=ShapeEnv(user_line))
+    forward = Tracer(None, graph.name, path=_path(graph), env=user_env())
     linear = LinearTracer(forward, f"{graph.name}_linear", pushed=pushed)
     linear.path = forward.path
     linear.is_body = True
@@ -149,6 +149,13 @@ class _Residual:
     role: Role
     arg: int | None = None
 
+    def type_in(self, regions: Sequence[Region], k: int) -> TensorType:
+        """Its type over the symbols of the region `k`: each may have its own."""
+        if self.region == k or self.type.is_static:
+            return self.type
+        sizes = same_symbols(regions[self.region], regions[k])
+        return self.type.with_shape([substitute(n, sizes) for n in self.type.shape])
+
 
 @dataclass(slots=True)
 class _Parts:
@@ -194,7 +201,7 @@ class _Parts:
         forward = _forward_params(op, params, signature, splits, added)
         inputs = _linear_inputs(signature, masks, residuals)
         graphs = {
-            region.name: _linear_region(k, region, split, inputs, residuals)
+            region.name: _linear_region(k, signature.regions, split, inputs, residuals)
             for k, (region, split) in enumerate(pairs)
         }
         args: list[Role] = [*signature.args[: op.lead]]
@@ -317,7 +324,7 @@ def _forward_params(
             extra = [
                 TracedTensor(tracer, r.var)
                 if r.region == k
-                else instantiate(Zero(r.type))
+                else instantiate(Zero(r.type_in(signature.regions, k)))
                 for r in added
             ]
             extra += map(instantiate, rows)
@@ -384,13 +391,13 @@ def _linear_args(
 
 def _linear_region(
     k: int,
-    region: Region,
+    regions: Sequence[Region],
     split: _Split,
     inputs: Sequence[_Input],
     residuals: Sequence[_Residual],
 ) -> Graph:
     """The linear part of a region as a graph of all the node's inputs."""
-    old = split.linear.graph
+    region, old = regions[k], split.linear.graph
     tracer = Tracer(None, old.name, path=split.linear.path)
     tangents: dict[Arg, Operand] = {}
     places = {region.inputs[i].at: n for n, i in enumerate(split.tangents)}
@@ -411,7 +418,8 @@ def _linear_region(
         else:
             assert given.residual is not None
             residual = residuals[given.residual]
-            made = tracer.graph.add_input(residual.type.strong(), "r", section)
+            type_ = residual.type_in(regions, k)
+            made = tracer.graph.add_input(type_.strong(), "r", section)
             if residual.region == k and residual.var in own:
                 known[residual.var] = TracedTensor(tracer, made)
     again = Again(tracer, split.forward.graph, known)
@@ -455,7 +463,7 @@ def pull(
             others of `graph` hold, by position, and the cotangents of its outputs.
     """
     name = f"{graph.name}_transpose"
-    tracer = Tracer(None, name, path=_path(graph), env=ShapeEnv(user_line))
+    tracer = Tracer(None, name, path=_path(graph), env=user_env())
     symbols = {
         i: input_like(tracer, v) for i, v in enumerate(graph.inputs) if v.node.symbol
     }

@@ -58,8 +58,10 @@ def kept(
 
         def is_kept(var: Var) -> bool:
             node = var.node
+            if node.op is None:  # an input, of which a policy is not asked
+                return True
             is_wanted = policy(node) or "callback" in effects(node)
-            return node.op is None or (is_wanted and not rules.stays(var))
+            return is_wanted and not rules.stays(var)
 
         last = _ancestors(needed, rules, is_kept)
         return [var for var, is_end in last.items() if is_end]

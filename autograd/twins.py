@@ -11,10 +11,9 @@ from hopflow.bind import Operand, Value, bind, using
 from hopflow.errors import DerivativeError
 from hopflow.graph.core import Graph, Node, Var, map_graphs
 from hopflow.graph.regions import Region, Role, Signature, carries
-from hopflow.symbolic.env import ShapeEnv
 from hopflow.trace.functional import TracedTensor
 from hopflow.trace.sharing import of_call
-from hopflow.trace.source import user_line
+from hopflow.trace.source import user_env
 from hopflow.trace.tracer import Tracer
 from hopflow.zeros import Tangent, Zero, instantiate, is_zero
 
@@ -193,7 +192,7 @@ def _jvp_region(region: Region, masks: Masks) -> Graph:
         (v.node.section, p.role)
         for v, p in zip(graph.inputs, region.inputs, strict=True)
     ]
-    tracer = Tracer(None, graph.name, env=ShapeEnv(user_line))
+    tracer = Tracer(None, graph.name, env=user_env())
     values: dict[int, Value] = {}
     tangents: dict[int, Value] = {}
     for slot in _with_twins(keys, masked):

@@ -99,7 +99,7 @@ class AssociativeScan(HigherOrderOp):
             assert body.spec is not None
             check_structure(self.name, function.label, body.spec, spec, _STRUCTURE)
             before = inputs[: len(results)]
-            return settle_step(call, function, before, results, first=False)
+            return settle_step(call, function, before, results, settles=False)
 
         results = self.debug(*call.operands, body=combine, **call.params)
         return pytree.unflatten(spec, [own_copy(r) for r in results])

@@ -36,10 +36,9 @@ from hopflow.ops.reduce import max as max_of
 from hopflow.ops.reduce import sum as sum_of
 from hopflow.ops.sizes import equals
 from hopflow.ops.views import sliced, update_slice
-from hopflow.symbolic.env import ShapeEnv
 from hopflow.symbolic.size import Size, SymInt, free_symbols, substitute, symbol
 from hopflow.trace.functional import TracedTensor
-from hopflow.trace.source import user_line
+from hopflow.trace.source import user_env
 from hopflow.trace.tracer import Tracer
 
 __all__ = ["EMPTY", "FULL", "PARTIAL", "attend", "blocks_in", "meaning", "over", "sums"]
@@ -328,7 +327,7 @@ def meaning(
         The graph, and the sizes that it takes first.
     """
     score: Graph = params["score"]
-    tracer = Tracer(None, score.name, env=ShapeEnv(user_line))
+    tracer = Tracer(None, score.name, env=user_env())
     first, last = len(score.symbols), len(args) - len(score.captures)
     types = _named([a.type.strong() for a in (*args[first:last], *more)], params)
     # The caller's symbols are not those of the functions, of which it has no own.

@@ -2,7 +2,7 @@
 
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,7 +13,8 @@ from hopflow.autograd.api import vjp
 from hopflow.autograd.forward import differentiate
 from hopflow.autograd.linear import linear_of
 from hopflow.batching import operators as batching
-from hopflow.bind import Operand, Value, bind, current, recorded, slots
+from hopflow.bind import Operand, Value, current, recorded, run_graph, slots
+from hopflow.entries import entry
 from hopflow.errors import (
     CarryTypeError,
     OperatorError,
@@ -21,7 +22,7 @@ from hopflow.errors import (
     UnsupportedRuleError,
 )
 from hopflow.graph.core import Arg, Graph, Node, map_graphs
-from hopflow.graph.interpreter import interpret
+from hopflow.graph.interpreter import Evaluate
 from hopflow.graph.regions import Port, Role, Signature
 from hopflow.graph.types import TensorType
 from hopflow.hops import derived as forms
@@ -30,6 +31,7 @@ from hopflow.hops.bodies import Body, Function, Written, as_value, own_copy
 from hopflow.hops.schema import Schema, schema_of_call
 from hopflow.loop_ir.kernels import Inline, Lowered
 from hopflow.pytree import Spec
+from hopflow.recursion import deep_recursion
 from hopflow.symbolic.size import Size
 from hopflow.tensor import EagerTensor
 from hopflow.trace.dims import Dim
@@ -165,12 +167,14 @@ class HigherOrderOp:
 
     # --- the entry ---
 
+    @entry
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Use the operator: in debug mode as plain Python, else traced and bound."""
         if (node := recorded(self, args, kwargs)) is not None:
             return node
         return self.use(lambda: self.prepare(*args, **kwargs))
 
+    @deep_recursion()
     def use(self, prepare: Callable[[], Call]) -> Any:
         """Run the call that `prepare` gives; on an error nothing is left in a trace."""
         if debugging():
@@ -275,7 +279,10 @@ class HigherOrderOp:
         Batched args and results have the examples along axis 0; one arg at least is.
         """
         if own_rules.ARGUMENTS in params:  # the class's own rules are for one example
-            return batching.each_example(self, size, batched, args, params)
+            found = batching.each_example(self, size, batched, args, params)
+            return batching.with_shared(
+                size, found, params[forms.MEANING], batched, args
+            )
         if forms.MEANING in params:
             return forms.batch(params[forms.MEANING], size, batched, args)
         return batching.batch(self, size, batched, args, params)
@@ -291,6 +298,11 @@ class HigherOrderOp:
         found: tuple[Sequence[Value], Sequence[Tangent]]
         found = rule(self, operands, tangents, params)
         return found
+
+    def has_custom_derivative(self, params: Mapping[str, Any]) -> bool:
+        """Whether a node of these params has derivatives that do not follow from its
+        graphs: then a result that they return as it came is more than that operand."""
+        return own_rules.ARGUMENTS in params
 
     def _has_own(self, rule: str, params: dict[str, Any]) -> bool:
         return own_rules.ARGUMENTS in params and rule in self.own_rules
@@ -388,18 +400,25 @@ class HigherOrderOp:
         return run(self, args, params)
 
     def interpret(
-        self, args: Sequence[Operand], params: dict[str, Any]
+        self,
+        args: Sequence[Operand],
+        params: dict[str, Any],
+        evaluate: Evaluate = run_graph,
     ) -> tuple[Value, ...]:
-        """Run a node by interpreting its graphs: `debug` on them."""
+        """Run a node by interpreting its graphs: `debug` on them.
+
+        Args:
+            evaluate: Gives the results of a graph.
+        """
         if forms.MEANING in params:
-            found = interpret(params[forms.MEANING], args, bind)
+            found = evaluate(params[forms.MEANING], args)
             return tuple(map(as_value, found))
         parts = split_args(self, args, params)
 
         def function(graph: Graph) -> Callable[..., tuple[Value, ...]]:
             return lambda *xs: tuple(
                 as_value(r)
-                for r in interpret(graph, [*parts.symbols, *xs, *parts.captures], bind)
+                for r in evaluate(graph, [*parts.symbols, *xs, *parts.captures])
             )
 
         functions = map_graphs(params, function)
@@ -461,7 +480,10 @@ def numbered(role: Role, start: int, count: int) -> tuple[Port, ...]:
 
 
 def run_interpreted(
-    op: HigherOrderOp, args: Sequence[Operand], params: dict[str, Any]
+    op: HigherOrderOp,
+    args: Sequence[Operand],
+    params: dict[str, Any],
+    evaluate: Evaluate = run_graph,
 ) -> tuple[Value, ...]:
     """The executor while there is no compiler: interpret the graphs.
 
@@ -469,7 +491,7 @@ def run_interpreted(
     """
     taken = {id(a) for a in args}
     results: list[Value] = []
-    for value in op.interpret(args, params):
+    for value in op.interpret(args, params, evaluate):
         shared = not isinstance(value, EagerTensor) or value._storage is not None
         results.append(own_copy(value) if shared or id(value) in taken else value)
         taken.add(id(value))

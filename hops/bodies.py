@@ -30,14 +30,15 @@ from hopflow.ops.opdef import (
 from hopflow.ops.sizes import equals
 from hopflow.pytree import Spec
 from hopflow.stats import counts
-from hopflow.symbolic.env import ShapeEnv
 from hopflow.symbolic.size import Size, Symbol, SymInt, free_symbols
 from hopflow.trace.captures import Capture, is_written
 from hopflow.trace.dims import Dim
 from hopflow.trace.functional import TracedTensor
 from hopflow.trace.own_writes import own_writes_only
-from hopflow.trace.source import name_of, user_line, where
+from hopflow.trace.source import name_of, user_env, where
+from hopflow.trace.tensor_types import opened
 from hopflow.trace.tracer import Tracer, trace_into
+from hopflow.tracebacks import calls_operator_function
 from hopflow.zeros import Unknown
 
 __all__ = [
@@ -177,7 +178,8 @@ def flatten_results(
     Raises:
         ResultTypeError: a leaf is neither a tensor nor a number; named by its path.
     """
-    leaves, spec = pytree.flatten(tree)
+    here = current()
+    leaves, spec = pytree.flatten(tree if here.is_eager else opened(tree, here))
     operands: list[Operand] = []
     for i, leaf in enumerate(leaves):
         try:
@@ -211,6 +213,11 @@ class Recorder:
     refusal: str | None = None
     spec: Spec | None = None
 
+    @property
+    def path(self) -> str:
+        """As the operator path of a traced body: "while_loop/body"."""
+        return f"{self.op}/{self.function.role.removesuffix('_fn')}"
+
     def __call__(self, *flat: Any) -> tuple[Value, ...]:
         refusal = self.refusal
         if refusal is None:
@@ -219,6 +226,7 @@ class Recorder:
         with own_writes_only(lambda t: captured_write(self.op, label, refusal, t)):
             return self.run(flat)
 
+    @calls_operator_function(lambda names: names["self"].path)
     def run(self, flat: Sequence[Any]) -> tuple[Value, ...]:
         inputs = [own_copy(x) for x in flat] if self.private else flat
         tree = self.function(inputs)
@@ -248,6 +256,7 @@ class Body:
         return [o.type for o in self.outputs]
 
 
+@calls_operator_function(lambda names: names["path"])
 def trace_body(
     op: str,
     path: str,
@@ -273,7 +282,7 @@ def trace_body(
     if isinstance(parent, Tracer) and parent.path:
         path = f"{parent.path} → {path}"
     tracer = (
-        Tracer(None, function.role, path=path, env=ShapeEnv(user_line))
+        Tracer(None, function.role, path=path, env=user_env())
         if parent.is_eager
         else Tracer(parent, function.role, path=path)
     )

@@ -10,7 +10,7 @@ from operator import or_
 from typing import Any, ClassVar, NamedTuple
 
 from hopflow import pytree
-from hopflow.bind import Operand, bind, current
+from hopflow.bind import Operand, bind, current, has_process
 from hopflow.errors import BranchTypeError, StructureError, TraceError
 from hopflow.graph.core import Constant, Graph, Node, size_of
 from hopflow.graph.regions import (
@@ -163,7 +163,8 @@ class Branching(HigherOrderOp):
         tracer = current()
         if isinstance(tracer, Tracer):  # inputs in the order in which they are written
             for operand in call.lead:
-                tracer.arg(operand)
+                if not has_process(operand):
+                    tracer.arg(operand)
         bodies = self.trace_bodies(call)
         first = bodies[0]
         count = len(first.outputs)

@@ -103,4 +103,4 @@ def checkpoint(
     def call(*args: Any, **kwargs: Any) -> Any:
         return CHECKPOINT(f, policy, args, kwargs)
 
-    return recordable(call)
+    return recordable(call, made=("checkpoint", f, {"policy": policy}))

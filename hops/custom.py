@@ -6,7 +6,7 @@ later a call is a node of the function's graph, which keeps the rules.
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final, final
@@ -28,6 +28,7 @@ from hopflow.batching.api import over_examples
 from hopflow.batching.graphs import Batched, Lane, as_batched
 from hopflow.batching.operators import each_example
 from hopflow.bind import Interpreter, Operand, Value, current, recorded, using
+from hopflow.entries import entry
 from hopflow.errors import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -55,6 +56,7 @@ from hopflow.hops.custom_use import Ruled, Use
 from hopflow.ops.convert import as_value, copy
 from hopflow.ops.opdef import as_default, as_operand
 from hopflow.ops.rules import as_integer
+from hopflow.pickling import reference
 from hopflow.pytree import Spec
 from hopflow.symbolic.size import Size, free_symbols
 from hopflow.trace.functional import TracedTensor
@@ -96,6 +98,10 @@ class _Custom(Ruled):
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return reference(self) or super().__reduce_ex__(protocol)
+
+    @entry
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if (node := recorded(self, args, kwargs)) is not None:
             return node
@@ -588,6 +594,9 @@ class CustomCall(Calling):
     def functionalize(self, bodies: Sequence[Body]) -> Written:
         return refuse_writes(bodies, _REFUSAL)
 
+    def has_custom_derivative(self, params: Mapping[str, Any]) -> bool:
+        return True
+
     def batch(
         self,
         size: Size,
@@ -601,7 +610,8 @@ class CustomCall(Calling):
         use: Use = params["use"]
         use = replace(use, examples=(*use.examples, parts.operands))
         params = {**params, "use": use}
-        return batching.batch(self, size, batched, args, params, all_results=True)
+        found = batching.batch(self, size, batched, args, params, all_results=True)
+        return batching.with_shared(size, found, params["body"], batched, args)
 
     def jvp(
         self,

@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from hopflow import pytree
-from hopflow.batching.graphs import Batched, bind_again, evaluate
+from hopflow.batching.graphs import Batched, bind_again, evaluate, lanes_of
 from hopflow.bind import Interpreter, Operand, Value, bind, current, using
 from hopflow.errors import ArgumentTypeError, OperatorError
 from hopflow.graph.core import Graph, size_of
@@ -435,11 +435,7 @@ def batch(
     meaning: Graph, size: Size, batched: Sequence[bool], args: Sequence[Operand]
 ) -> tuple[list[Value], list[bool]]:
     """The results for many examples: those of what the node means."""
-    lanes = [
-        Batched(a) if b and isinstance(a, Value) else a
-        for a, b in zip(args, batched, strict=True)
-    ]
-    found = evaluate(meaning, size, lanes)
+    found = evaluate(meaning, size, lanes_of(batched, args))
     values = [r.value if isinstance(r, Batched) else as_value(r) for r in found]
     return values, [isinstance(r, Batched) for r in found]
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from hopflow import pytree
 from hopflow.bind import Operand, Value, bind, current, recorded
+from hopflow.entries import entry
 from hopflow.errors import ArgumentTypeError, DataDependentError, TraceError
 from hopflow.graph.core import Graph, match_shapes, plain_symbol
 from hopflow.graph.rewriting import clone
@@ -20,6 +21,7 @@ from hopflow.hops.bodies import Function, commit, flatten_operands, require_call
 from hopflow.hops.branches import Calling
 from hopflow.hops.loops import calling, spread_specs
 from hopflow.pytree import Spec
+from hopflow.recursion import deep_recursion
 from hopflow.symbolic.boolean import SymBool
 from hopflow.symbolic.scalars import terms_of
 from hopflow.symbolic.size import (
@@ -33,6 +35,10 @@ from hopflow.tensor import EagerTensor
 from hopflow.trace.captures import is_private
 from hopflow.trace.closures import Surroundings, type_key
 from hopflow.trace.functional import TracedTensor
+from hopflow.trace.outside.guard import Guard
+from hopflow.trace.outside.paths import Path
+from hopflow.trace.outside.recorder import Recorder
+from hopflow.trace.outside.watch import recorders, watching
 from hopflow.trace.rollback import unchanged_on_error
 from hopflow.trace.sharing import once
 from hopflow.trace.source import input_names, name_of, where
@@ -104,11 +110,14 @@ class _Known(NamedTuple):
     """A trace of a function, for calls that differ from the first in values only.
 
     graph     the body, which nobody changes
-    captures  what it takes beside the operands: where among the tensors of the call, or
-              a tensor that the function makes of numbers
+    captures  what it takes beside the operands: where among the tensors of the call,
+              and behind them those that `outside` finds; or a tensor that the function
+              makes of numbers
     results   how many of the node's results the user gets; the rest is what is written
     targets   where the tensors are that the rest is written to
     asked     conditions on its symbols that decided what it is
+    outside   what it has read from outside: paths from the function and its arguments
+              that are no data
     """
 
     graph: Graph
@@ -117,6 +126,17 @@ class _Known(NamedTuple):
     results: int
     targets: list[int]
     asked: list[tuple[SymBool, bool]]
+    outside: Guard | None
+
+    def tensors(
+        self, tensors: Sequence[Operand], leaves: Sequence[Any]
+    ) -> list[Operand] | None:
+        """These tensors of a call, and those that are found from outside; None: what
+        the function reads is not what it was."""
+        if self.outside is None:
+            return list(tensors)
+        found = self.outside.find(leaves)
+        return None if found is None else [*tensors, *found]
 
     def sizes(self, tensors: Sequence[Operand]) -> list[Operand] | None:
         """What the symbols of the body are for these tensors; None: they do not fit, or
@@ -178,6 +198,8 @@ class _Known(NamedTuple):
 
 # By the kind of call, the kind used last at the end; of each the trace used last first.
 _known: OrderedDict[Hashable, list[_Known]] = OrderedDict()
+# What traces of a kind of call have changed themselves; see `Recorder`.
+_changing: dict[Hashable, set[tuple[str, str]]] = {}
 _lock: Final = RLock()
 _MOST_KNOWN = 1024
 _MOST_ALIKE: Final = 8  # which differ in what they ask of sizes
@@ -209,6 +231,7 @@ def _remember(key: Hashable, known: _Known) -> None:
             _known.popitem(last=False)
 
 
+@deep_recursion()
 def _run(
     call: Call,
     fn: Callable[..., Any],
@@ -232,17 +255,22 @@ def _run(
         *(_type_key(t) for t in tensors),
         *_first_same(tensors),
     )
+    leaves = fn, *given
     with unchanged_on_error():
         for k, known in enumerate(_candidates(key)):
-            sizes = known.sizes(tensors)
-            if sizes is not None and known.may_serve(tensors):
+            every = known.tensors(tensors, leaves)
+            sizes = None if every is None else known.sizes(every)
+            if every is not None and sizes is not None and known.may_serve(every):
                 if k:
                     _remember(key, known)
-                return known.run(call, tensors, sizes)
+                if known.outside is not None:
+                    for recorder in recorders():
+                        recorder.add(known.outside, leaves)
+                return known.run(call, every, sizes)
         with _once_within_itself(call.name, fn, key, tensors):
             if on_trace is not None:
                 on_trace()
-            return _trace(call, tensors, key)
+            return _trace(call, tensors, key, leaves)
 
 
 @contextmanager
@@ -269,30 +297,68 @@ def _once_within_itself(
         _tracing.calls = around
 
 
-def _trace(call: Call, tensors: Sequence[Operand], key: Hashable) -> Any:
+def _trace(
+    call: Call, tensors: Sequence[Operand], key: Hashable, leaves: Sequence[Any]
+) -> Any:
     """Trace a call, keep the trace for others if it may serve them, and run it."""
     env = getattr(current(), "env", None)
-    with env.noting() if env is not None else nullcontext([]) as noted:
+    recorder = Recorder(is_of_body=True)
+    for k, leaf in enumerate(leaves):
+        recorder.add_root(leaf, Path(None, "argument", k))
+    with (
+        env.noting() if env is not None else nullcontext([]) as noted,
+        watching(recorder),
+    ):
         traced = INVOKE_SUBGRAPH.trace_branches(call)
     closed = traced.closed
-    captures = [_position(c, tensors) for c in closed.captures]
-    targets = [_position(t, tensors) for t in traced.targets]
+    outside, every, position = _found_outside(traced, tensors, key, recorder, leaves)
+    captures = [position(c) for c in closed.captures]
+    targets = [position(t) for t in traced.targets]
     found = [c for c in captures if c is not None]
     written = [t for t in targets if isinstance(t, int)]
     asked = list({n: None for n in noted if n is not None})
     [graph] = closed.graphs
-    known = _Known(clone(graph), traced.spec, found, traced.results, written, asked)
+    known = _Known(
+        *(clone(graph), traced.spec, found, traced.results, written, asked, outside)
+    )
     if (
         len(found) < len(captures)
         or len(written) < len(targets)
         or None in noted
         or not known.is_general
-        or not known.may_serve(tensors)
+        or not known.may_serve(every)
     ):
         return INVOKE_SUBGRAPH.finish(call, traced)
     once(known.graph, "body", lambda: graph)  # with the bodies that it shares itself
     _remember(key, known)
-    return known.run(call, tensors, closed.symbols)
+    return known.run(call, every, closed.symbols)
+
+
+def _found_outside(
+    traced: Any,
+    tensors: Sequence[Operand],
+    key: Hashable,
+    recorder: Recorder,
+    leaves: Sequence[Any],
+) -> tuple[Guard | None, list[Operand], Callable[[Operand], int | Value | None]]:
+    """What a trace has read from outside; the tensors of the call and those that are
+    found so; and where a tensor that the body reads or writes is among them."""
+    values = [*traced.closed.captures, *traced.targets]
+    origins = {id(x): x for x in map(_lender, values) if isinstance(x, EagerTensor)}
+    with _lock:
+        if len(_changing) >= _MOST_KNOWN:
+            _changing.clear()
+        changing = _changing.setdefault(key, set())
+    outside = recorder.guard([*origins.values()], [], leaves, changing)
+    wanted = [] if outside is None else outside.wanted
+    pairs = enumerate(zip(origins, wanted, strict=outside is not None))
+    at = {one: len(tensors) + k for k, (one, w) in pairs if w.path is not None}
+
+    def position(value: Operand) -> int | Value | None:
+        found = at.get(id(_lender(value)))
+        return _position(value, tensors) if found is None else found
+
+    return outside, [*tensors, *(origins.values() if wanted else ())], position
 
 
 def _position(value: Operand, tensors: Sequence[Operand]) -> int | Value | None:
@@ -340,6 +406,7 @@ class Subgraph:
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else partial(self, instance)
 
+    @entry
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if (node := recorded(self, args, kwargs)) is not None:
             return node

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from math import inf
 from typing import Any, Final, NamedTuple
 
@@ -34,11 +35,13 @@ from hopflow.hops.bodies import (
 )
 from hopflow.ops.check import check
 from hopflow.ops.convert import apply
+from hopflow.ops.deferred import matched, resized
 from hopflow.ops.dynamic import dynamic_index
 from hopflow.ops.joining import stack
 from hopflow.ops.manipulation import moveaxis
 from hopflow.ops.opdef import OPERATIONS, convert_to
 from hopflow.ops.rules import normalize_axis
+from hopflow.ops.sizes import is_unbacked
 from hopflow.pytree import Spec
 from hopflow.symbolic.size import Size, Symbol, SymInt, free_symbols, substitute
 from hopflow.tensor import EagerTensor, Storage
@@ -94,6 +97,20 @@ def check_carry(
         raise call.type_error(call.name, fn, function.where, leaves)
 
 
+def match_output(call: Call, body: Body, i: int, type_: TensorType) -> None:
+    """Have each step check the sizes of carry `i` that only a run can compare."""
+    changing = call.dynamic.get(i, {}) if call.dynamic else {}
+    output = body.outputs[i]
+    if not isinstance(output, Value) or output.type.ndim != type_.ndim:
+        return
+    for axis, size in enumerate(type_.shape):
+        n = output.type.shape[axis]
+        if axis not in changing and (is_unbacked(n) or is_unbacked(size)):
+            name = f"{call.name}: `{call.paths[i]}`"
+            keep = partial(resized, name, body.outputs[i], axis, size)
+            body.outputs[i] = in_trace(body, keep)
+
+
 def trace_settled(
     call: Call,
     path: str,
@@ -104,7 +121,9 @@ def trace_settled(
 ) -> tuple[Body, list[TensorType]]:
     """Trace a body whose first `count` inputs and outputs are the carry.
 
-    A second trace is made where a weak carry has taken another dtype.
+    Where a weak carry takes another dtype the body is traced again, until the types
+    that come out are those that went in. A type only moves up the lattice of
+    promotion, so that this ends, after as many traces as the longest way there has.
 
     Args:
         check: Checks the structure of the results, before anything else is done.
@@ -116,23 +135,23 @@ def trace_settled(
     Raises:
         CarryTypeError: the carry's types do not settle.
     """
-    types = [o.type for o in call.operands[:count]]
+    settled = [o.type for o in call.operands[:count]]
     parent = current()
     marks = mark(parent) if isinstance(parent, Tracer) else []
-    dims = call.dynamic
-    body = trace_body(call.name, path, function, [*types, *others], dynamic=dims)
-    check(body)
-    settled = settled_types(types, body.types[:count])
-    if settled != types or any(
-        a.weak != b.weak for a, b in zip(settled, types, strict=True)
-    ):
-        rollback(marks)
+    while True:
         types = settled
-        body = trace_body(call.name, path, function, [*types, *others], dynamic=dims)
+        inputs = [*types, *others]
+        body = trace_body(call.name, path, function, inputs, dynamic=call.dynamic)
         check(body)
+        settled = settled_types(types, body.types[:count])
+        pairs = zip(settled, types, strict=True)
+        if all(a.dtype is b.dtype and a.weak is b.weak for a, b in pairs):
+            break
+        rollback(marks)
     for i, type_ in enumerate(types):
         if fits(type_, body.outputs[i].type):
             cast_output(body, i, type_.dtype)
+        match_output(call, body, i, type_)
     check_carry(call, function, types, body.outputs[:count])
     if call.dynamic:
         in_trace(body, lambda: check_sizes(call, body.types))
@@ -161,15 +180,18 @@ def settle_step(
     before: Sequence[Value],
     after: Sequence[Value],
     *,
-    first: bool,
+    settles: bool = True,
 ) -> list[Value]:
     """The carry that a step of debug mode returned, as the next one takes it.
+
+    Args:
+        settles: Whether weak types give way to those that were returned.
 
     Raises:
         CarryTypeError: its types are not those that went in.
     """
     types = [v.type for v in before]
-    if first:
+    if settles:
         types = settled_types(types, [v.type for v in after])
     carry: list[Any] = [
         convert_to(v, t.dtype, weak=t.weak) if fits(t, v.type) else v
@@ -317,6 +339,8 @@ def flatten_stacks(op: str, tree: Any, length: Any, dim: int) -> Stacks:
             f"{op}: without tensors in `xs` the number of steps is unknown. Give "
             "`length`."
         )
+    moved = matched(op, moved, [0] * len(moved), length)
+    sizes = [x.type.shape[0] for x in moved]
     total = sizes[0] if sizes else length
     if length is not None and not _equal(length, total):
         raise LengthError(

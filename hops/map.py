@@ -6,14 +6,21 @@ from typing import Any, Final, final
 
 from hopflow import pytree
 from hopflow.batching.api import vmap
-from hopflow.bind import Operand, Value, bind, slots
+from hopflow.bind import Operand, Value, bind, run_graph, slots
 from hopflow.errors import ArgumentValueError
 from hopflow.graph.core import Graph, Node
+from hopflow.graph.interpreter import Evaluate
 from hopflow.graph.regions import Port, Region, Role, Signature, roles
 from hopflow.graph.regions import result_types as bound_result_types
 from hopflow.graph.rewriting import effects
 from hopflow.graph.types import TensorType
-from hopflow.hops.base import Call, HigherOrderOp, derived, numbered, split_args
+from hopflow.hops.base import (
+    Call,
+    HigherOrderOp,
+    derived,
+    numbered,
+    split_args,
+)
 from hopflow.hops.bodies import (
     Body,
     Function,
@@ -99,10 +106,15 @@ class Map(HigherOrderOp):
     def debug(self, *xs: Any, body: Any, length: int) -> tuple[Any, ...]:
         return tuple(stacked([body(*slices(xs, i)) for i in range(length)]))
 
-    def interpret(self, args: Sequence[Any], params: dict[str, Any]) -> Any:
+    def interpret(
+        self,
+        args: Sequence[Any],
+        params: dict[str, Any],
+        evaluate: Evaluate = run_graph,
+    ) -> Any:
         if params["length"] == 0:
             return tuple(empty_stacks(bound_result_types(self, args, params)))
-        return super().interpret(args, params)
+        return super().interpret(args, params, evaluate)
 
     def infer(
         self, *types: TensorType, body: Graph, length: Size

@@ -24,10 +24,9 @@ from hopflow.ops.item import dim_size
 from hopflow.ops.opdef import OPERATIONS
 from hopflow.ops.sizes import smaller
 from hopflow.ops.views import sliced, update_slice
-from hopflow.symbolic.env import ShapeEnv
 from hopflow.symbolic.size import Size, Symbol, SymInt, free_symbols, substitute
 from hopflow.trace.functional import TracedTensor
-from hopflow.trace.source import user_line
+from hopflow.trace.source import user_env
 from hopflow.trace.tracer import Tracer
 
 __all__ = ["changing_sizes", "padded", "padded_branches"]
@@ -68,7 +67,7 @@ def padded(op: HigherOrderOp, params: Mapping[str, Any]) -> Graph:
     carries; before them it carries their sizes."""
     body, count = params["body"], params["num_carry"]
     places = list(changing_sizes(params).values())
-    tracer = Tracer(None, op.name, env=ShapeEnv(user_line))
+    tracer = Tracer(None, op.name, env=user_env())
     symbols = _symbols(tracer, body)
     own = [v.type for v in body.operands]
     operands = [tracer.operand(t, "x", _changing(t, tracer)) for t in own]
@@ -106,7 +105,7 @@ def _padded(
 ) -> Graph:
     """A graph of the loop for sizes, and carries that are padded."""
     count, places = params["num_carry"], list(changing_sizes(params).values())
-    tracer = Tracer(None, graph.name, env=ShapeEnv(user_line))
+    tracer = Tracer(None, graph.name, env=user_env())
     symbols = _symbols(tracer, graph)
     for symbol in free_symbols(*largest.values()):
         tracer.define(symbol)
@@ -239,7 +238,7 @@ def padded_branches(
     if not made:
         return None
     places, count = list(made.values()), len(made)
-    tracer = Tracer(None, op.name, env=ShapeEnv(user_line))
+    tracer = Tracer(None, op.name, env=user_env())
     symbols = _symbols(tracer, like)
     lead = [tracer.operand(o.type, "lead") for o in operands[: op.lead]]
     rest: list[Value] = [tracer.operand(v.type, v.node.name) for v in like.operands]
@@ -280,7 +279,7 @@ def _branch(
 ) -> Graph:
     """A branch with other results, that are made of its own; it takes what `like` does,
     the first of them all, and more symbols."""
-    tracer = Tracer(None, graph.name, env=ShapeEnv(user_line))
+    tracer = Tracer(None, graph.name, env=user_env())
     inputs = _symbols(tracer, like)
     for symbol in symbols:
         tracer.define(symbol)

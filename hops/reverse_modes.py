@@ -21,14 +21,19 @@ from hopflow.autograd.twins import reached
 from hopflow.batching.api import vmap
 from hopflow.batching.graphs import batched_graph, bind_again
 from hopflow.batching.operators import each_example
-from hopflow.bind import Operand, Value, bind, current, using
+from hopflow.bind import Operand, Value, current, run_graph, using
 from hopflow.errors import GraphError
 from hopflow.graph.core import Constant, Graph, Node
-from hopflow.graph.interpreter import interpret
+from hopflow.graph.interpreter import Evaluate, interpret
 from hopflow.graph.regions import Port, Region, Role, Signature, roles
 from hopflow.graph.types import TensorType
 from hopflow.hops import own_rules
-from hopflow.hops.base import HigherOrderOp, derived, numbered, split_args
+from hopflow.hops.base import (
+    HigherOrderOp,
+    derived,
+    numbered,
+    split_args,
+)
 from hopflow.hops.custom import CUSTOM
 from hopflow.hops.loops import empty_stacks, read_row, stacked_types, write_row
 from hopflow.hops.scan import SCAN
@@ -47,10 +52,9 @@ from hopflow.ops.elementwise import add, minimum
 from hopflow.ops.math import sqrt
 from hopflow.ops.views import broadcasted, moved
 from hopflow.progress import in_reverse, progress_of
-from hopflow.symbolic.env import ShapeEnv
 from hopflow.symbolic.size import Size, SymInt
 from hopflow.trace.functional import TracedTensor
-from hopflow.trace.source import user_line
+from hopflow.trace.source import user_env
 from hopflow.trace.tracer import Tracer
 from hopflow.zeros import (
     LinearMap,
@@ -257,7 +261,7 @@ class _LoopDerivative(HigherOrderOp):
         loop, leaves = _Loop.of(args, params), _leaves(body)
         given = loop.in_levels(self.takes(loop._replace(primals=leaves)))
         types = loop.args(symbols=(), primals=leaves, steps=COUNTER, given=given)
-        tracer = Tracer(None, body.name, env=ShapeEnv(user_line))
+        tracer = Tracer(None, body.name, env=user_env())
         symbols = [v.node.symbol for v in body.symbols if v.node.symbol is not None]
         inputs = [TracedTensor(tracer, tracer.define(s)) for s in symbols]
         inputs += [tracer.operand(t, f"x{i}") for i, t in enumerate(types)]
@@ -279,9 +283,12 @@ class _LoopDerivative(HigherOrderOp):
         return Inline(self.graph(self.meaning, args, params), args)
 
     def interpret(
-        self, args: Sequence[Operand], params: dict[str, Any]
+        self,
+        args: Sequence[Operand],
+        params: dict[str, Any],
+        evaluate: Evaluate = run_graph,
     ) -> tuple[Value, ...]:
-        found = interpret(self.graph(self.meaning, args, params), args, bind)
+        found = evaluate(self.graph(self.meaning, args, params), args)
         return tuple(map(as_value, found))
 
     def batch(

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, final
 from hopflow import pytree
 from hopflow.autograd.operators import pull
 from hopflow.autograd.twins import node_and_signature
-from hopflow.bind import Operand, Value, bind, current, slots, using
+from hopflow.bind import Operand, Value, bind, current, run_graph, slots, using
 from hopflow.dtypes import int64
 from hopflow.errors import (
     ArgumentTypeError,
@@ -15,6 +15,7 @@ from hopflow.errors import (
     StructureError,
 )
 from hopflow.graph.core import Graph, Node
+from hopflow.graph.interpreter import Evaluate
 from hopflow.graph.regions import Port, Region, Role, Signature, roles
 from hopflow.graph.regions import result_types as bound_result_types
 from hopflow.graph.rewriting import effects
@@ -207,9 +208,14 @@ class Scan(HigherOrderOp):
                 meter.step()
         return (*carry, *stacked(rows[::-1] if reverse else rows))
 
-    def interpret(self, args: Sequence[Any], params: dict[str, Any]) -> Any:
+    def interpret(
+        self,
+        args: Sequence[Any],
+        params: dict[str, Any],
+        evaluate: Evaluate = run_graph,
+    ) -> Any:
         if params["length"] != 0:
-            return super().interpret(args, params)
+            return super().interpret(args, params, evaluate)
         count = params["num_carry"]
         carry = split_args(self, args, params).operands[:count]
         types = bound_result_types(self, args, params)[count:]
@@ -417,17 +423,13 @@ class _Step:
         self.call = call
         self.function = call.functions["body"]
         self.body = Recorder(call.name, self.function, private=True)
-        self.is_first = True
 
     def __call__(self, *inputs: Value) -> list[Value]:
         count = self.call.params["num_carry"]
         results = self.body(*inputs)
         _check_pair(self.call, self.body.spec)
         before, after = inputs[:count], results[:count]
-        carry = settle_step(
-            self.call, self.function, before, after, first=self.is_first
-        )
-        self.is_first = False
+        carry = settle_step(self.call, self.function, before, after)
         return [*carry, *results[count:]]
 
 

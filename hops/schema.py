@@ -26,11 +26,10 @@ from hopflow.graph.printer import Names, static_text
 from hopflow.graph.types import TensorType
 from hopflow.hops.bodies import shown
 from hopflow.ops.opdef import as_operand
-from hopflow.symbolic.env import ShapeEnv
 from hopflow.tensor import asarray
 from hopflow.trace.captures import is_written
 from hopflow.trace.rollback import mark, rollback
-from hopflow.trace.source import check_arity, name_of, user_line
+from hopflow.trace.source import check_arity, name_of, user_env
 from hopflow.trace.tracer import Tracer, trace_into
 
 __all__ = ["Argument", "Schema", "schema", "schema_of_call", "schema_of_node"]
@@ -256,7 +255,7 @@ def schema_of_call(
     outer = current()
     marks = mark(outer) if isinstance(outer, Tracer) else []
     parent = None if outer.is_eager else outer
-    tracer = Tracer(parent, "schema", env=ShapeEnv(user_line))
+    tracer = Tracer(parent, "schema", env=user_env())
     given = list(leaves)
     tensors: dict[int, Any] = {}
     for i, leaf in enumerate(leaves):

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final, final
 from hopflow import dtypes, pytree
 from hopflow.autograd import operators
 from hopflow.autograd.partition import Keep
-from hopflow.bind import Operand, Value, bind, current
+from hopflow.bind import Operand, Value, bind, current, run_graph
 from hopflow.errors import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -16,6 +16,7 @@ from hopflow.errors import (
     PredicateError,
 )
 from hopflow.graph.core import Arg, Constant, Graph, Node, Var, size_of
+from hopflow.graph.interpreter import Evaluate
 from hopflow.graph.regions import Port, Region, Role, Signature, roles
 from hopflow.graph.regions import result_types as bound_result_types
 from hopflow.graph.rewriting import clone
@@ -195,7 +196,7 @@ class While(HigherOrderOp):
             nonlocal is_first
             results = body(*carry)
             _check_body(call, body.spec)
-            after = settle_step(call, function, carry, results, first=is_first)
+            after = settle_step(call, function, carry, results)
             is_first = False
             return after
 
@@ -282,11 +283,14 @@ class While(HigherOrderOp):
         return (*carry, *(stacked(rows) if rows else ()))
 
     def interpret(
-        self, args: Sequence[Any], params: dict[str, Any]
+        self,
+        args: Sequence[Any],
+        params: dict[str, Any],
+        evaluate: Evaluate = run_graph,
     ) -> tuple[Value, ...]:
         if bounds := _counted_bounds(split_args(self, args, params), params):
             params = {**params, "total": _difference(*bounds)}
-        found = super().interpret(args, params)
+        found = super().interpret(args, params, evaluate)
         if len(found) == len(params["body"].outputs):
             return found
         ys = bound_result_types(self, args, params)[len(found) :]  # of no steps

@@ -232,9 +232,9 @@ class Calls(RuleBasedStateMachine):
     def forget_kernels(self) -> None:
         clear_cache()
 
-    @rule(size=st.sampled_from([1, 4096]))
+    @rule(size=st.sampled_from([1 << 17, 1 << 28]))  # for one kernel, or for all
     def bound_the_cache(self, size: int) -> None:
-        hf.config.kernel_cache_size = size
+        hf.config.kernel_cache_bytes = size
 
     # --- what goes wrong
 
@@ -304,14 +304,14 @@ class Calls(RuleBasedStateMachine):
             close(self.world.weight, self.weight)
 
     def teardown(self) -> None:
-        hf.config.kernel_cache_size = 4096
+        hf.config.kernel_cache_bytes = 1 << 28
 
 
 @pytest.fixture(autouse=True)
 def own_cache_size() -> Iterator[None]:
-    size = hf.config.kernel_cache_size
+    size = hf.config.kernel_cache_bytes
     yield
-    hf.config.kernel_cache_size = size
+    hf.config.kernel_cache_bytes = size
 
 
 TestCalls = Calls.TestCase

@@ -16,7 +16,11 @@ from hopflow.testing.program import Program
 from hopflow.testing.program_text import from_text
 from hopflow.testing.strategies import programs
 
-pytestmark = pytest.mark.soak
+pytestmark = [
+    pytest.mark.soak,
+    # A program that is found is as long as it was drawn.
+    pytest.mark.filterwarnings("ignore:Generating overly large repr"),
+]
 
 FINDERS: Final = Path(__file__).parent / "finders"
 

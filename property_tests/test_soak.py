@@ -18,6 +18,10 @@ PROGRAMS: Final = {
     "vmap": 50,
     "derivatives": 80,
     "derivatives elsewhere": 40,
+    "sizes": 40,
+    "special": 40,
+    "large": 60,
+    "nested": 10,
 }
 """By profile: so many that none of them takes much longer than another."""
 

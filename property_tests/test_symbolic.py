@@ -123,7 +123,12 @@ def outcome(f: Callable[..., Any], *args: Any) -> Any:
     try:
         return f(*args)
     except (ZeroDivisionError, OverflowError, ValueError) as error:
-        return "raised", type(error)
+        [kind] = [
+            kind
+            for kind in (ZeroDivisionError, OverflowError, ValueError)
+            if isinstance(error, kind)
+        ]
+        return "raised", kind
 
 
 def truth(condition: Callable[..., Any], *args: Any) -> bool:

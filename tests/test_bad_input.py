@@ -71,7 +71,7 @@ class _Key(NamedTuple):
 
 def fresh(tree: Any) -> Any:
     """`tree` with tensors for the descriptions of tensors in it."""
-    if isinstance(tree, _Make | _Matrix | _Order | _Key | _Traced):
+    if isinstance(tree, _Make | _Matrix | _Order | _Key | _Traced | _Captured):
         return tree()
     if type(tree) in (list, tuple):
         return type(tree)(map(fresh, tree))
@@ -85,6 +85,13 @@ class _Traced(NamedTuple):
 
     def __call__(self) -> Any:
         return hf.symbolic_trace(_grow)
+
+
+class _Captured(NamedTuple):
+    """A graph that `trace` made."""
+
+    def __call__(self) -> Any:
+        return hf.trace(_grow, hf.ones(3)).graph
 
 
 KEY: Final = _Key(0)
@@ -190,6 +197,7 @@ CALLS: Final[dict[str, Good]] = {
     "check": _good(TRUTH, "must hold"),
     "check_is_size": _good(3, max=5),
     "clip": _good(X, 1.0, 2.0),
+    "conj": _good(X),
     "concat": _good([X, X], axis=0),
     "schema": _good(hf.cond, TRUTH, _grow, _same, (X,)),
     "cond": _good(TRUTH, _grow, _same, (X,)),
@@ -210,6 +218,7 @@ CALLS: Final[dict[str, Good]] = {
     "iinfo": _good("int32"),
     "interrupt": _good(1),
     "invoke_subgraph": _good(_same, X),
+    "imag": _good(X),
     "isclose": _good(X, V, rtol=1e-5, atol=1e-8, equal_nan=True),
     "isdtype": _good("float32", "numeric"),
     "jit": _good(_same, donate=(0,), backend="interpreter"),
@@ -236,6 +245,8 @@ CALLS: Final[dict[str, Good]] = {
     "linspace": _good(0.0, 1.0, 5, dtype="float32", device="cpu", endpoint=False),
     "logical_not": _good(BOOLS),
     "map": _good(_same, X, V, dim=0, batch_size=2),
+    "mark_dynamic": _good(_Make("float32", (3, 4)), 0, min=1, max=9, may_narrow=True),
+    "mark_unbacked": _good(_Make("float32", (3, 4)), -1, min=1, max=9),
     "matmul": _good(X, V),
     "meshgrid": _good(V, V, indexing="ij"),
     "moveaxis": _good(X, 0, 1),
@@ -244,6 +255,7 @@ CALLS: Final[dict[str, Good]] = {
     "outer": _good(V, V),
     "pad": _good(X, ((0, 1), (2, 0)), "constant", constant_values=1.0),
     "permute_dims": _good(X, (1, 0)),
+    "real": _good(X),
     "repeat": _good(X, 2, axis=0),
     "reshape": _good(X, (4, 3), copy=True),
     "result_type": _good(X, "float64", 1.0),
@@ -271,7 +283,13 @@ CALLS: Final[dict[str, Good]] = {
     "where": _good(BOOLS, X, V),
     "while_loop": _good(_small, _grow, SCALAR, max_steps=10, reverse_mode="recompute"),
     "fx.Graph": _good("f"),
-    **dict.fromkeys(("fx.Interpreter", "fx.Transformer"), _good(_Traced())),
+    **dict.fromkeys(
+        ("fx.Interpreter", "fx.ShapeProp", "fx.Transformer", "fx.open_bodies"),
+        _good(_Traced()),
+    ),
+    **dict.fromkeys(("fx.FxGraphDrawer", "fx.to_dot"), _good(_Traced(), "picture")),
+    "fx.module_of": _good(_Captured()),
+    "fx.split_module": _good(_Traced(), None, _same, {}),
     "fx.replace_pattern": _good(_Traced(), _grow, _grow),
     "fx.symbolic_trace": _good(_grow, concrete_args={"c": 1.0}),
     "fx.wrap": _good(_same),
@@ -341,6 +359,7 @@ CALLS: Final[dict[str, Good]] = {
     "Tensor.__getitem__": _good(X, (0, slice(1, 3))),
     "Tensor.__setitem__": _good(X, (0, slice(1, 3)), 5.0),
     "Tensor.astype": _good(X, "float64", copy=True, device="cpu"),
+    "Tensor.conj": _good(X),
     "Tensor.copy": _good(X),
     "Tensor.flatten": _good(X),
     "Tensor.item": _good(SCALAR),

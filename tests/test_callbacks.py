@@ -606,6 +606,9 @@ def test_print_formats_as_python_does(run: Any, capsys: Any) -> None:
         (("{} {}", 1), ArgumentValueError, "names an argument that is not given"),
         (("{x}", 1), ArgumentValueError, "names an argument that is not given"),
         (("{",), ArgumentValueError, "is no format string"),
+        (("loss", 1), ArgumentValueError, r"argument 0, .* `hf.print\('loss \{\}', "),
+        (("{1}", 1, 2), ArgumentValueError, r"argument 0, .*'\{1\} \{0\}'"),
+        (("{} {}", 1, 2, 3, 4), ArgumentValueError, "argument 2 and argument 3, .*"),
     ],
 )
 def test_a_format_that_does_not_fit_is_refused(
@@ -613,3 +616,11 @@ def test_a_format_that_does_not_fit_is_refused(
 ) -> None:
     with pytest.raises(error, match=text):
         hf.print(*args)
+
+
+def test_every_argument_of_print_is_printed(capsys: Any) -> None:
+    message = r"no field for argument 1 and `y`, .*\{\} \{\} y=\{y\}"
+    with pytest.raises(ArgumentValueError, match=message):
+        hf.print("{}", 1, hf.ones(3), y=2)
+    hf.print("{0.shape} {1:>{2}} {y!r}", hf.ones(3), 7, 4, y="z")
+    assert capsys.readouterr().out == "(3,)    7 'z'\n"

@@ -207,7 +207,7 @@ INNER = "scan/body → cond/then"
 def test_nodes_know_their_line_module_and_operators() -> None:
     net = network()
     graph = hf.trace(lambda x: loop(x, net), X, captures=True).graph
-    of_layer = [n for n in nodes(graph) if n.module_path == "net.layers.1"]
+    of_layer = [n for n in nodes(graph) if n.module_path == "net.layers.1:Linear"]
     assert {n.op.name for n in of_layer} == {"matmul", "add"}
     assert {n.operator_path for n in of_layer} == {INNER}
 
@@ -306,7 +306,7 @@ def test_a_text_carries_places() -> None:
     graph = hf.trace(lambda x: loop(x, net), X, captures=True).graph
     text = format_graph(graph)
     assert "# test_captured_state.py:" in text
-    assert " in net.layers.1\n" in text
+    assert " in net.layers.1:Linear\n" in text
     assert " of " not in text  # the graphs tell it
     found = again(graph)
     assert format_graph(found) == text
@@ -368,7 +368,7 @@ def test_paths_survive_each_way_to_another_graph(way: Any) -> None:
     assert list(again.attributes) == list(module.attributes)
     assert "net.layers.1.weight" in again.attributes
     places = {node.module_path for node in again.graph.walk()}
-    assert places >= {"net.layers.0", "net.layers.1"}
+    assert places >= {"net.layers.0:Linear", "net.layers.1:Linear"}
 
 
 def test_a_graph_without_types_hands_on_its_paths() -> None:

@@ -22,7 +22,8 @@ def layer(x: Any, w: Any) -> Any:
 
 
 def is_tanh(node: Node) -> bool:
-    return node.op is not None and node.op.name == "tanh"
+    name: str = node.op.name  # as the documents write a policy
+    return name == "tanh"
 
 
 POLICIES: list[Any] = ["nothing", "dots", "everything", is_tanh]

@@ -33,6 +33,12 @@ def test_without_a_command_the_help_is_shown(
     assert "usage: hopflow" in capsys.readouterr().out
 
 
+def test_the_package_can_be_run_as_the_command() -> None:
+    run = [sys.executable, "-m", "hopflow", "--version"]
+    found = subprocess.run(run, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == f"hopflow {version('hopflow')}"
+
+
 def test_fuzz_says_what_it_did(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

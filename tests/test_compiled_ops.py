@@ -31,11 +31,11 @@ ULPS: Final = {"erfc": 16, "erfinv": 16, "lgamma": 16} | dict.fromkeys(
 )
 GROWN: Final = {3: 67, 4: 71, 5: 37}
 """Sizes for vector loops, with a rest that no vector width divides."""
-BATCH: Final = 64
+BATCH: Final = 16
 """Calls in a program: LLVM's time grows faster than their number."""
 # Their parameters hold sizes, or positions in the tensors of their samples.
 SIZED: Final = frozenset(
-    ("reshape", "broadcast_to", "update_slice", "lu_permutation", "full", "iota")
+    "reshape broadcast_to match_size update_slice lu_permutation full iota".split()
 )
 LARGE: Final = {
     "reshape": Sample(("T[6, 71]",), {"shape": (71, 6)}, dtypes.ALL),

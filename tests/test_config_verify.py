@@ -1,4 +1,5 @@
-"""`hf.config.verify`: what native code gives first is what the interpreter gives."""
+"""`hf.config.verify`: what native code, or a backend, gives first is what the
+interpreter gives."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,8 @@ import hopflow as hf
 from hopflow.compiler import pipeline
 from hopflow.compiler.compared import Rounded
 from hopflow.config import config
-from hopflow.errors import KernelDisagreementError
+from hopflow.errors import BackendError, KernelDisagreementError
+from hopflow.ops.opdef import OPERATIONS
 from hopflow.testing.mutants import MUTANTS
 
 X = np.linspace(0.1, 0.9, 5)
@@ -86,3 +88,98 @@ def test_what_is_written_over_is_compared_with_what_it_was() -> None:
 def test_a_sum_in_another_order_is_none() -> None:
     big = np.array([1e16, 1.0, -1e16, 1.0] * 50)
     hf.jit(lambda x: hf.sum(x))(hf.asarray(big))
+
+
+# --- backends -------------------------------------------------------------------------
+
+
+def faulty(module: Any, _: Any) -> Callable[..., Any]:
+    """A backend that multiplies where it is to add."""
+    for node in module.graph.nodes_of("add"):
+        node.op = OPERATIONS["multiply"]
+    return lambda *args: module(*args)
+
+
+@pytest.mark.parametrize("options", [{}, {"dynamic": True}], ids=["exact", "dynamic"])
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: x + 3,
+        lambda x: (x, x + 3),
+        hf.grad(lambda x: hf.sum(hf.sin(x) + x * x)),
+        hf.vmap(lambda x: x + 3),
+    ],
+    ids=["add", "two results", "grad", "vmap"],
+)
+def test_a_fault_of_a_backend_is_found(f: Any, options: Any) -> None:
+    run = hf.jit(f, backend=faulty, **options)
+    for _ in range(2):
+        with pytest.raises(
+            BackendError, match=r"`faulty`.* not those of the graph int"
+        ):
+            run(hf.asarray(X))
+
+
+def test_what_a_backend_makes_is_compared_once_for_each_graph() -> None:
+    calls: list[int] = []
+
+    def later_wrong(module: Any, _: Any) -> Any:
+        def run(x: Any) -> Any:
+            calls.append(1)
+            return module(x) if len(calls) < 2 else [hf.zeros_like(x)]
+
+        return run
+
+    run = hf.jit(lambda x: x + 1, backend=later_wrong)
+    run(hf.asarray(X))
+    np.testing.assert_array_equal(run(hf.asarray(X)), np.zeros(5))
+    with pytest.raises(BackendError, match=r"result 0 is .* away, and may be"):
+        run(hf.asarray(X.astype(np.float32)))
+
+
+def test_a_backend_that_writes_to_its_inputs_is_found() -> None:
+    def writing(module: Any, _: Any) -> Any:
+        def run(x: Any) -> Any:
+            found = module(x)
+            x[:] = 0.0
+            return found
+
+        return run
+
+    with pytest.raises(
+        BackendError, match="writes to its tensor 0, but must only comp"
+    ):
+        hf.jit(lambda x: x + 1, backend=writing)(hf.asarray(X.copy()))
+
+
+@pytest.mark.parametrize("backend", ["interpreter", lambda module, _: module])
+@pytest.mark.parametrize("x", [X, X[::2], X.astype(np.float32), X[:0]])
+def test_a_backend_that_is_right_passes(backend: Any, x: Any) -> None:
+    def f(x: Any) -> Any:
+        return hf.scan(lambda c, y: (hf.tanh(c) + y, c), 0.0, x)
+
+    hf.jit(f, backend=backend)(hf.asarray(x))
+
+
+def test_a_backend_calls_python_once() -> None:
+    seen: list[Any] = []
+    run = hf.jit(
+        lambda x: hf.callback(seen.append, None, x), backend=lambda module, _: module
+    )
+    run(hf.asarray(X))
+    assert len(seen) == 1
+
+
+def test_a_write_to_an_argument_is_compared_with_what_it_was() -> None:
+    def f(x: Any) -> None:
+        x[0] = x[1] + 1
+
+    x = hf.asarray(X.copy())
+    hf.jit(f, backend="interpreter")(x)
+    assert x[0] == X[1] + 1
+
+
+def test_without_verify_nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "verify", False)
+    run = hf.jit(lambda x: x + 3, backend=faulty)
+    np.testing.assert_allclose(run(hf.asarray(X)), X * 3)

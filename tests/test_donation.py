@@ -156,7 +156,7 @@ def is_of_a_caller(x: Any) -> tuple[Any, Any]:
 
 
 def is_part_of_an_array(x: Any) -> tuple[Any, Any]:
-    array = np.stack([x, x])
+    array = np.stack([np.asarray(x), np.asarray(x)])
     return hf.asarray(array[0]), array[0]
 
 

@@ -305,7 +305,7 @@ def test_a_replacement_brings_its_tensors() -> None:
 @pytest.mark.parametrize(
     ("module", "pattern", "replacement", "options", "message"),
     [
-        (3, ratio, ratio, {}, "`module` must be a `hf.fx.GraphModule`"),
+        (3, ratio, ratio, {}, "`module` must be a graph module, and is `int`"),
         (ratio, ratio, ratio, {"where": 3}, "`where` must be a function of a match"),
         (ratio, ratio, lambda x: x, {}, r"\['x', 'y'\], and `<lambda>` has \['x'\]"),
         (ratio, lambda x: x, lambda x: x, {}, "must return values that it computes"),

@@ -198,12 +198,43 @@ def test_an_object_of_no_static_kind_is_shown() -> None:
         ("graph f(n: i64[], /, x: f32[n / 2])", "a size, which is an integer"),
         ("graph f(n: i64[], /, x: f32[" + "(" * 80, "deeper than 64"),
         ("graph f(n: i64[], /, x: f32[" + "(n//3 + 1)*" * 50 + "2])", "64 terms"),
+        ("graph f(x: f32[-3])", "extent must be from 0 to 9223372036854775807, and is"),
+        ("graph f(n: i64[], /, x: f32[n - n - 1])", "an extent must be from 0 to"),
+        ("graph f() -> f32[9223372036854775808]:\n  return", "an extent must be from"),
+        ("graph f() -> ():\n  check(a=f32[4, -1])", "line 2: an extent must be from"),
+        ("graph f(x: f32[" + "1," * 80 + "])", "a shape has more than 64 dimensions"),
     ],
 )  # fmt: skip
 def test_what_is_no_graph_is_refused_with_its_line(text: str, message: str) -> None:
     with pytest.raises(ProgramFormatError) as error:
         read(text)
     assert message in str(error.value)
+
+
+LONG = 100_000  # a reader whose time is quadratic in it runs into the time limit
+
+
+@pytest.mark.parametrize(
+    "comment",
+    [
+        " " * LONG + "x",
+        " m.py:1" + " " * LONG + "x",
+        " m.py:1 in " * LONG,
+        " m.py:1 of " + "a → " * LONG,
+        ":1 " * LONG,
+        " of" * LONG,
+    ],
+    ids=["spaces", "spaces after", "modules", "paths", "lines", "words"],
+)
+def test_a_long_comment_is_read_in_linear_time(comment: str) -> None:
+    graph = read(f"graph f(x: f32[]) -> f32[]:\n    return x  #{comment}\n")
+    assert len(graph.inputs) == 1
+
+
+def test_many_graphs_in_a_graph_are_read_in_linear_time() -> None:
+    count = 20_000
+    inner = [f"    graph g{i}() -> ():\n        return\n" for i in range(count)]
+    assert not read(f"graph f() -> ():\n{''.join(inner)}    return\n").nodes
 
 
 # --- modules and generated code -------------------------------------------------------

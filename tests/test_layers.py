@@ -25,7 +25,7 @@ MAX_LINES = 700
 ORDER = (
     (
         *("errors", "synonyms", "config", "logs", "stats", "pytree", "dtypes"),
-        "agreement",
+        *("agreement", "recursion", "pickling", "tracebacks", "entries"),
     ),
     ("symbolic",),
     ("graph", "loop_ir"),
@@ -35,9 +35,9 @@ ORDER = (
     ("hops",),
     ("compiler",),
     (
-        *("backends", "jit", "transforms", "fx", "nn", "rewrite", "export"),
+        *("backends", "calls", "jit", "transforms", "fx", "nn", "rewrite", "export"),
         # The package itself, which re-exports the above; then what uses it as users do.
-        *("__init__", "testing", "demo", "cli", "__main__"),
+        *("reproduction", "__init__", "testing", "demo", "cli", "__main__"),
     ),
 )
 # Inside hops/ there is an order too. What is not named comes after, in any order.

@@ -85,13 +85,22 @@ def test_reading_a_size_lifts_the_symbol_and_not_the_tensor() -> None:
     assert inputs(node.params["body"]) == "n: i64[], c: f32[], xi: f32[4], w: f32[4, 4]"
 
 
-def test_a_size_that_is_a_tensor_outside_is_the_symbol_inside() -> None:
+def test_a_size_that_is_a_tensor_outside_is_one_beside_the_symbol_inside() -> None:
     def f(x: Any) -> Any:
         n = hf.asarray(x.shape[0])
         return hf.fori_loop(0, n, lambda i, c: c + n * i + x.shape[0], 0)
 
     [node] = graph_of(f, "f32[n]").nodes_of("while_loop")
-    assert inputs(node.params["body"]) == "n: i64[], i: i64[], c: i64[]"
+    assert inputs(node.params["body"]) == "n: i64[], i: i64[], c: i64[], c0: i64[]"
+
+
+def test_a_tensor_made_of_a_size_is_a_size() -> None:
+    def f(x: Any) -> Any:
+        return hf.reshape(x, (hf.asarray(x.shape[0] * x.shape[1]),))
+
+    graph = graph_of(f, "f32[n, m]")
+    assert str(graph.out_types[0]) == "f32[m*n]"
+    assert not graph.nodes_of("item")
 
 
 def test_a_size_can_be_computed_with() -> None:

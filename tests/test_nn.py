@@ -342,13 +342,13 @@ def test_what_is_static_is_structure() -> None:
 def test_a_captured_graph_knows_the_modules() -> None:
     model = network()
     captured = hf.trace(lambda m, x: m(x), model, hf.ones((1, 2))).graph
-    root = "network"
+    layers = "network.parts.0:Sequential.layers"
     assert [(n.op.name, n.module_path) for n in captured.nodes] == [
-        ("matmul", f"{root}.parts.0.layers.0"),
-        ("add", f"{root}.parts.0.layers.0"),
-        ("sin", f"{root}.parts.0.layers.1"),
-        ("matmul", f"{root}.named.last"),
-        ("matmul", f"{root}.named.last"),
+        ("matmul", f"{layers}.0:Linear"),
+        ("add", f"{layers}.0:Linear"),
+        ("sin", f"{layers}.1:Function"),
+        ("matmul", "network.named.last:Linear"),
+        ("matmul", "network.named.last:Linear"),
     ]
     symbolic = hf.symbolic_trace(model)
     assert [n.target for n in symbolic.graph.find_nodes("call_module")] == [
@@ -490,3 +490,22 @@ def test_what_happens_to_be_the_same_in_a_tree_is_not_shared() -> None:
     assert len(pytree.flatten(model)[0]) == 3
     other = dataclasses.replace(tied(Tied), table=nn.Embedding(hf.ones((2, 2))))
     assert len(pytree.flatten(other)[0]) == 3
+
+
+@pytest.mark.parametrize(
+    ("layer", "args", "name"),
+    [
+        (nn.Linear, (4, 2), "weight"),
+        (nn.Linear, (hf.ones((4, 2)), 2), "bias"),
+        (nn.Linear, ([[1.0]],), "weight"),
+        (nn.Embedding, (10,), "weight"),
+        (nn.LayerNorm, (hf.ones(4), 1e-5), "bias"),
+        (nn.GRUCell, (4, 8, 1, 1), "input_weight"),
+        (nn.LSTMCell, (4, 8, 1, 1), "input_weight"),
+        (nn.MultiheadAttention, (64, 64, 64, 64, 8), "query"),
+    ],
+)
+def test_a_size_is_no_parameter(layer: Any, args: Any, name: str) -> None:
+    message = rf"{layer.__name__}: `{name}` must be a tensor .*\.init\(key"
+    with pytest.raises(ArgumentTypeError, match=message):
+        layer(*args)

@@ -62,6 +62,7 @@ JAX: dict[str, Callable[..., Any]] = {
     "cbrt": jnp.cbrt,
     "ceil": jnp.ceil,
     "checked_floor_divide": jnp.floor_divide,
+    "checked_pow": jnp.power,
     "checked_remainder": jnp.remainder,
     "convert": lambda x, dtype: jnp.asarray(x).astype(dtype.dtype),
     "copy": jnp.array,
@@ -159,7 +160,7 @@ def special_arrays(sample: Sample, dtype: DType, name: str) -> list[Array]:
     """Operands with the numbers that break things."""
     rng = np.random.default_rng(1)
     arrays = sample_arrays(sample, dtype)
-    for array in arrays:
+    for position, array in enumerate(arrays):
         of = dtypes.as_dtype(array.dtype)
         if of.is_float:
             values = np.asarray(SPECIAL, of.dtype)
@@ -171,6 +172,9 @@ def special_arrays(sample: Sample, dtype: DType, name: str) -> list[Array]:
             continue
         if of.is_integer and name.endswith(("floor_divide", "remainder")):
             values = values[values != 0]
+        if name == "checked_pow" and position == 1:
+            # JAX has the low six bits of an exponent only.
+            values = values[(values >= 0) & (values < 64)]
         repeats = -(-array.size // values.size)
         shuffled = rng.permutation(np.tile(values, repeats))
         array[...] = shuffled[: array.size].reshape(array.shape)

@@ -130,6 +130,13 @@ def test_symbolic_sizes_group_by_what_is_provably_equal() -> None:
     assert groups == [((0,), (0, 1)), ((1,), (2, 3))]
 
 
+def test_axes_not_known_to_be_equal_are_one_group_with_all_that_follow() -> None:
+    n, m = symbol("n"), symbol("m")  # one size under two names
+    assert views.reshape_groups((n, 1, 4), (m, 4)) == [((0, 2), (0, 1))]
+    assert views.reshape_groups((3, n), (3, m)) == [((0,), (0,)), ((1,), (1,))]
+    assert views.reshape_groups((n,), (1, 1)) == views.reshape_groups((1,), (m,)) == []
+
+
 def test_lowering_reads_symbolic_sizes_at_run_time() -> None:
     n = symbol("n")
     [bound] = free_symbols(n)

@@ -327,3 +327,10 @@ def test_wrong_arguments_are_named(
 
 def test_maximum_of_an_empty_tensor_over_another_axis_is_empty() -> None:
     assert hf.max(EMPTY, axis=0).shape == (0,)
+
+
+@pytest.mark.parametrize("correction", [True, "1", None])
+def test_a_correction_is_a_number(correction: Any) -> None:
+    for f in (hf.std, hf.var):
+        with pytest.raises(ArgumentTypeError, match="`correction` must be a number"):
+            f(asarray([1.0, 2.0]), correction=correction)

@@ -1,9 +1,16 @@
 """`trace(strict=True)`: what happens in the trace alone is an error, with its line."""
 
+import logging
+import os
 import random
+import re
+import sys
 import time
+from collections import deque
 from fractions import Fraction
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -115,7 +122,7 @@ def test_the_lists_of_an_instance_and_of_closures_are_watched() -> None:
         hf.trace(model.note, hf.ones(3), strict=True)
 
 
-@pytest.mark.parametrize("hidden", [random.random, time.perf_counter])
+@pytest.mark.parametrize("hidden", [time.perf_counter, time.monotonic])
 def test_what_is_hidden_changes_the_graph(hidden: Any) -> None:
     def f(x: Any) -> Any:
         y = x + 1
@@ -157,3 +164,238 @@ def test_what_libraries_remember_is_not_the_users_effect() -> None:
 
     with pytest.raises(ImpurityError, match="gives another graph each time"):
         hf.trace(drawn, hf.ones(2), strict=True)
+
+
+# --- what is reached by other ways ----------------------------------------------------
+
+
+def keeps_in_closures() -> Any:
+    kept: list[Any] = []
+    count = 0
+
+    def outer() -> Any:
+        def inner(x: Any) -> Any:
+            nonlocal count
+            kept.append(1)
+            count += 1
+            return x
+
+        return lambda x: inner(x)
+
+    inner = outer()
+    return lambda x: inner(x)
+
+
+def fills_given(x: Any, out: list[Any]) -> Any:
+    out.append(1)
+    return x
+
+
+def fills_named(x: Any, *, out: dict[str, Any]) -> Any:
+    out["x"] = 1
+    return x
+
+
+class Counted:
+    count = 0
+    all: ClassVar[list[Any]] = []
+
+    def __call__(self, x: Any) -> Any:
+        Counted.count += 1
+        return x
+
+    @classmethod
+    def note(cls, x: Any) -> Any:
+        cls.all.append(1)
+        return x
+
+
+class Slotted:
+    __slots__ = ("n",)
+
+    def __init__(self) -> None:
+        self.n = 0
+
+    def __call__(self, x: Any) -> Any:
+        self.n += 1
+        return x
+
+
+class Holder:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, x: Any) -> Any:
+        self.calls += 1
+        return x
+
+
+def calls_of_function(x: Any) -> Any:
+    calls_of_function.calls = 1  # type: ignore[attr-defined]
+    return x
+
+
+queue: deque[int] = deque([1])
+
+
+def shifts(x: Any) -> Any:
+    queue.rotate()
+    queue.append(2)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("f", "what"),
+    [
+        (keeps_in_closures(), "it changes `kept`"),
+        (keeps_in_closures(), "it changes `count`"),
+        (partial(fills_given, out=[]), "it changes `out`"),
+        (partial(fills_named, out={}), "it changes `out`"),
+        (partial(partial(fills_named, out={})), "it changes `out`"),
+        (partial(Model().note), "it changes `self.history`"),
+        (Holder(), "it changes `self`"),
+        (Slotted(), "it changes `self`"),
+        (Counted(), "it changes `Counted`"),
+        (Counted().note, "it changes `self.all`"),
+        (lambda x: Counted()(x), "it changes `Counted`"),
+        (calls_of_function, "it changes `calls_of_function`"),
+        (shifts, "it changes `queue`"),
+    ],
+)
+def test_effects_are_seen_by_whatever_way_they_are_reached(f: Any, what: str) -> None:
+    with pytest.raises(ImpurityError) as found:
+        hf.trace(f, hf.ones(3), strict=True)
+    assert f": {what}" in str(found.value)
+    assert "test_purity.py:" in str(found.value)
+
+
+@pytest.mark.parametrize("args", [([], {}), ([1.0], {"a": {"b": 2.0}})])
+def test_containers_that_are_given_are_watched(args: Any) -> None:
+    def grows(x: Any, items: Any, table: Any) -> Any:
+        items.append(x)
+        return x
+
+    def fills(x: Any, items: Any, table: Any) -> Any:
+        table.setdefault("a", {})["b"] = x
+        return x
+
+    def reads(x: Any, items: Any, table: Any) -> Any:
+        return x * len(items) + len(table)
+
+    with pytest.raises(ImpurityError, match="it changes `items`"):
+        hf.trace(grows, hf.ones(3), *args, strict=True)
+    with pytest.raises(ImpurityError, match="it changes `table"):
+        hf.trace(fills, hf.ones(3), *args, strict=True)
+    hf.trace(reads, hf.ones(3), *args, strict=True)
+
+
+# --- what is done to the process ------------------------------------------------------
+
+log = logging.getLogger("test_purity")
+generator, own_random = np.random.default_rng(0), random.Random(0)
+NAME = "HOPFLOW_TEST_PURITY"
+
+
+def to_stderr(x: Any) -> Any:
+    print("seen", file=sys.stderr)
+    return x
+
+
+def logs(x: Any) -> Any:
+    log.warning("seen %s", x.shape)
+    return x
+
+
+def sets_environ(x: Any) -> Any:
+    os.environ[NAME] = os.environ.get(NAME, "") + "1"
+    return x
+
+
+@pytest.mark.parametrize(
+    ("f", "what"),
+    [
+        (to_stderr, "it prints to stderr"),
+        (logs, "it logs"),
+        (sets_environ, "it changes `os.environ`"),
+        (lambda x: (random.random(), x)[1], "it changes the state of `random`"),
+        (lambda x: (np.random.rand(), x)[1], "it changes the state of `numpy.random`"),
+        (lambda x: (generator.normal(), x)[1], "it changes the state of `generator`"),
+        (lambda x: (own_random.random(), x)[1], "it changes the state of `own_random`"),
+    ],
+)
+def test_what_is_done_to_the_process_is_an_effect(
+    f: Any, what: str, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv(NAME, "")
+    hf.trace(f, hf.ones(3))
+    with pytest.raises(ImpurityError) as found:
+        hf.trace(f, hf.ones(3), strict=True)
+    at = rf"test_purity\.py:\d+: {re.escape(what)}\n"
+    assert len(re.findall(at, str(found.value))) == 1, str(found.value)
+
+
+def test_what_is_written_to_files_is_an_effect(tmp_path: Path) -> None:
+    path, kept = tmp_path / "a.txt", (tmp_path / "b.txt").open("w+")
+
+    def opens(x: Any) -> Any:
+        with open(path, "a") as file:
+            file.write("seen")
+        return x
+
+    def writes_text(x: Any) -> Any:
+        path.write_text("seen")
+        return x
+
+    def writes_kept(x: Any) -> Any:
+        kept.write("seen")
+        return x
+
+    def removes(x: Any) -> Any:
+        path.unlink(missing_ok=True)
+        return x
+
+    def reads(x: Any) -> Any:
+        return x * len(path.read_text())
+
+    with kept:
+        for f, what in (
+            (opens, f"it writes to the file `{path}`"),
+            (writes_text, f"it writes to the file `{path}`"),
+            (writes_kept, "it changes the state of `kept`"),
+            (removes, "it calls `os.remove`"),
+        ):
+            with pytest.raises(ImpurityError) as found:
+                hf.trace(f, hf.ones(3), strict=True)
+            line = f.__code__.co_firstlineno + 1
+            assert f"test_purity.py:{line}: {what}\n" in str(found.value)
+    path.write_text("abc")
+    module = hf.trace(reads, hf.ones(3), strict=True)
+    assert module(hf.ones(1 + 2)).tolist() == [3.0] * 3
+
+
+def test_afterwards_nothing_is_watched(tmp_path: Path, capsys: Any) -> None:
+    before = logging.Logger.handle, sys.stdout, sys.stderr
+    for f in (to_stderr, divides):
+        with pytest.raises((ImpurityError, ZeroDivisionError)):
+            hf.trace(f, hf.ones(3), strict=True)
+    assert (logging.Logger.handle, sys.stdout, sys.stderr) == before
+    (tmp_path / "c.txt").write_text("free")
+    hf.trace(lambda x: x + 1, hf.ones(3), strict=True)
+    assert capsys.readouterr().err == "seen\n"
+
+
+def divides(x: Any) -> Any:
+    return x * (1 / 0)
+
+
+def test_what_hopflow_and_imports_do_is_no_effect() -> None:
+    def f(x: Any) -> Any:
+        import colorsys
+
+        y = hf.scan(lambda c, v: (c + v, c), x[0], x)[0]
+        return y * colorsys.rgb_to_hsv(1.0, 1.0, 1.0)[2] + float(
+            os.environ["PATH"] != ""
+        )
+
+    sys.modules.pop("colorsys", None)
+    hf.trace(f, hf.ones(3), strict=True)

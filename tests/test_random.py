@@ -374,3 +374,9 @@ def test_wrong_arguments_are_named(
 ) -> None:
     with pytest.raises(error, match=text):
         call()
+
+
+@pytest.mark.parametrize("p", [1.5, -0.1, float("nan")])
+def test_a_probability_is_from_0_to_1(p: float) -> None:
+    with pytest.raises(ArgumentValueError, match="`p` must be from 0 to 1"):
+        random.bernoulli(random.key(0), p)

@@ -163,15 +163,15 @@ def test_all_hear_that_one_cannot_trace() -> None:
 
 
 def test_the_preflight_trace_has_no_dynamic_dimension() -> None:
-    sizes: list[Any] = []
+    kinds: list[type] = []
 
     def f(x: Any) -> Any:
-        sizes.append(x.shape[0])
+        kinds.append(type(x.shape[0]))
         return x
 
     jitted = hf.jit(f, ranks=lambda record: [record], dynamic=True)
     jitted(hf.ones(3))
-    assert [type(n) for n in sizes] == [int, SymInt]
+    assert kinds == [int, SymInt]
 
 
 def test_one_process_is_a_jit_like_any_other() -> None:

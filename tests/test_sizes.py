@@ -12,7 +12,12 @@ import hopflow as hf
 from hopflow import dtypes
 from hopflow.bind import bind, using
 from hopflow.compiler.pipeline import Executable
-from hopflow.errors import DataDependentError, HopflowError, ShapeError
+from hopflow.errors import (
+    ArgumentRangeError,
+    DataDependentError,
+    HopflowError,
+    ShapeError,
+)
 from hopflow.graph.codegen import compile_source, namespace
 from hopflow.graph.core import Graph, size_of
 from hopflow.graph.interpreter import interpret
@@ -75,7 +80,7 @@ def traced(f: Callable[..., Any], *types: TensorType) -> Graph:
 
 def env_symbols(types: Sequence[TensorType]) -> Iterator[Symbol]:
     for s in free_symbols(*(n for t in types for n in t.shape)):
-        yield from [s] if s.env is None else s.env.symbols  # type: ignore[attr-defined]
+        yield from [s] if s.env is None else s.env.symbols
 
 
 SHAPES: list[tuple[Any, list[tuple[int, ...]], str, list[str]]] = [
@@ -138,8 +143,8 @@ def test_sizes_that_cannot_agree_are_an_error_and_no_guard() -> None:
 
 
 UNBACKED: list[tuple[Callable[..., Any], str]] = [
-    (lambda x, n: x + hf.zeros(n), "s0 == u0"),
-    (lambda x, n: hf.reshape(hf.zeros(n), (-1, 2)), "u0 % 2 == 0"),
+    (lambda x, n: x if n == 3 else -x, "u0 == 3"),
+    (lambda x, n: hf.stack(hf.unstack(hf.zeros(n))), "u0 as a Python number"),
     (lambda x, n: x[:: n - 2], "u0 - 2 as a Python number"),
 ]
 
@@ -301,6 +306,20 @@ def test_a_size_of_another_dtype_is_no_weak_number() -> None:
     f = lambda x: hf.asarray(x.shape[0] // 2, dtype=hf.int32)  # noqa: E731
     [out] = traced(f, hf.spec("f32[n]")).out_types
     assert (str(out), out.weak) == ("i32[]", False)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "number", "message"),
+    [
+        ("i8", lambda n: n + 300, r"integer n \+ 300 does not fit int8"),
+        ("u8", lambda n: -1 - n, r"integer -n - 1 does not fit uint8"),
+    ],
+)
+def test_a_number_of_sizes_that_never_fits_a_dtype_is_refused(
+    dtype: str, number: Callable[[Any], Any], message: str
+) -> None:
+    with pytest.raises(ArgumentRangeError, match=message):
+        traced(lambda x: x * number(x.shape[0]), hf.spec(f"{dtype}[n]"))
 
 
 # --- the namespace --------------------------------------------------------------------

@@ -233,6 +233,32 @@ def test_one_body_serves_all_symbolic_sizes() -> None:
     )
 
 
+def _in_steps(x: Any) -> Any:
+    return hf.fori_loop(0, x.shape[0], lambda k, x: hf.sin(x + k), x)
+
+
+@pytest.mark.parametrize("body", [hf.tanh, _in_steps])
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("sizes", [(3, 4), (4, 3), (1, 5), (0, 2), (3, 3)])
+def test_calls_of_one_function_have_each_their_sizes(
+    body: Any, nested: bool, sizes: tuple[int, int]
+) -> None:
+    layer = hf.subgraph(body)
+    both = hf.subgraph(lambda x, y: (layer(x), layer(y)))
+
+    def f(x: Any, y: Any) -> Any:
+        for _ in range(40):
+            y, x = both(y, x) if nested else (layer(y), layer(x))
+        return x, y, x.shape[0] * 2 + y.shape[0]
+
+    x, y = (np.linspace(0.1, 0.9, n) for n in sizes)
+    want_x, want_y = x, y
+    for _ in range(40):
+        want_x, want_y = body(want_x), body(want_y)
+    got = hf.jit(f, dynamic=True)(x, y)
+    same(got, (want_x, want_y, sizes[0] * 2 + sizes[1]))
+
+
 def _often(x: Any, w: Any, b: Any) -> Any:
     for _ in range(20):
         x = hf.tanh(x @ w + b)

@@ -19,6 +19,7 @@ from hopflow.errors import (
     DTypeError,
     EscapedValueError,
     IndexingError,
+    InternalError,
     InvalidTensorError,
     ReadOnlyError,
     ShapeError,
@@ -271,7 +272,7 @@ def test_in_place_operators_keep_shape_and_kind() -> None:
     [
         lambda x: x[0],
         lambda x: x[:, 1:],
-        lambda x: x[1, 2],
+        lambda x: x[1, 2, ...],
         lambda x: x[..., None],
         lambda x: x[::-1],
         lambda x: x.T,
@@ -403,6 +404,12 @@ def test_writes_that_fail_say_why_and_write_nothing(
         x[key] = value
     assert values(x) == [1, 2, 3]
     assert x.storage.version == 0
+
+
+@pytest.mark.parametrize("jit", [hf.jit, lambda f: f])
+def test_a_slice_has_steps(jit: Any) -> None:
+    with pytest.raises(IndexingError, match="the step of a slice must not be 0"):
+        jit(lambda x: x[::0])(eager([1, 2, 3]))
 
 
 def test_a_broadcast_cannot_be_written() -> None:
@@ -548,7 +555,7 @@ def test_verification_catches_a_run_that_gives_another_type(
 ) -> None:
     op = declare(run=lambda x: x.astype(np.float64))
     monkeypatch.setattr(config, "verify", True)
-    with pytest.raises(AssertionError, match=r"gave float64\[1\] for f32\[1\]"):
+    with pytest.raises(InternalError, match=r"gave float64\[1\] for f32\[1\]"):
         op(hf.asarray([1.0]))
 
 

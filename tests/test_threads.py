@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import hopflow as hf
-from hopflow.errors import ArgumentValueError, IndexingError
+from hopflow.errors import IndexingError
 
 COUNTS = [1, 2, 5]
 
@@ -179,11 +179,6 @@ def test_other_threads_help_and_are_gone_afterwards(first: int) -> None:
     while len(os.listdir("/proc/self/task")) > before:
         assert time.monotonic() < deadline
         time.sleep(0.001)
-
-
-def test_the_number_of_threads_is_positive() -> None:
-    with pytest.raises(ArgumentValueError, match="`num_threads` must be an int of at"):
-        hf.config.num_threads = 0
 
 
 # --- traps and interrupts -------------------------------------------------------------

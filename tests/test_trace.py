@@ -353,8 +353,13 @@ INDEX = "Index with it (`x[i]`), or make it a bound of `hf.fori_loop`."
 @pytest.mark.parametrize(
     ("use", "what", "remedy"),
     [
-        (bool, "bool", "Branch with `hf.cond`, or loop with `hf.while_loop`."),
-        (lambda x: 1 if x else 2, "bool", "Branch with `hf.cond`, or loop with `hf.wh"),
+        (
+            bool,
+            "bool",
+            "Branch with `hf.cond`, loop with `hf.while_loop`, or decorate the "
+            "function that asks with `@hf.control_flow`.",
+        ),
+        (lambda x: 1 if x else 2, "bool", "Branch with `hf.cond`, loop with `hf.wh"),
         (int, "int", NUMBER),
         (float, "float", NUMBER),
         (complex, "complex", NUMBER),
@@ -368,7 +373,7 @@ INDEX = "Index with it (`x[i]`), or make it a bound of `hf.fori_loop`."
 )
 def test_a_traced_tensor_has_no_value(use: Any, what: str, remedy: str) -> None:
     with pytest.raises(TraceError) as found:
-        hf.trace(use, hf.asarray(1))
+        hf.trace(use, hf.asarray(1), mode="fake")
     text = re.sub(r" at test_trace\.py:\d+", "", str(found.value))
     wanted = (
         f"{what}() of a traced tensor i64[]: its value is only known when the graph "
@@ -383,7 +388,7 @@ def test_the_error_names_the_line() -> None:
 
     line = f.__code__.co_firstlineno + 1
     with pytest.raises(TraceError, match=rf"^int\(\) .* at test_trace\.py:{line}: "):
-        hf.trace(f, hf.asarray(1))
+        hf.trace(f, hf.asarray(1), mode="fake")
 
 
 def test_a_decision_on_a_symbol_names_itself() -> None:

@@ -17,6 +17,7 @@ d'approximation de degré donnée", 1934; J.-M. Muller, "Elementary Functions", 
 edition, chapter 3.
 """
 
+import runpy
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ OUT = Path(__file__).parents[1] / "src/hopflow/loop_ir/math/coefficients.py"
 
 Function = Callable[[mp.mpf], mp.mpf]
 LN2 = mp.log(2)
+DIGAMMA_ROOT = mp.findroot(mp.digamma, mp.mpf("1.4616"))
 PRECISION = {"f32": 24, "f64": 53}
 BITS = {"f32": 26, "f64": 56}  # an approximation is good to 2**-BITS
 
@@ -46,7 +48,12 @@ class Fit:
     dtype: str
     bits: int = 0  # where it is not that of the dtype
 
-    def solve(self) -> tuple[list[mp.mpf], float]:
+    def solve(self, expected: int) -> tuple[list[mp.mpf], float]:
+        """The fewest coefficients that are good enough, and the error.
+
+        Args:
+            expected: How many there may be: so many are tried first, and one fewer.
+        """
         lo, hi = map(mp.mpf, self.interval)
         count = 500
         angles = [mp.pi * (2 * i + 1) / (2 * count) for i in range(count)]
@@ -54,7 +61,10 @@ class Fit:
         values = [self.g(t) for t in grid]
         weights = [self.weight(t) for t in grid]
         tolerance = mp.mpf(2) ** -(self.bits or BITS[self.dtype])
-        for terms in range(2, 36):
+        first = max(expected - 1, 2)
+        if first > 2 and remez(grid, values, weights, first)[1] < tolerance:
+            first = 2
+        for terms in range(first, 36):
             coefficients, error = remez(grid, values, weights, terms)
             if error < tolerance:
                 return coefficients, float(mp.log(error, 2))
@@ -185,6 +195,14 @@ def _stirling_rest(z: mp.mpf) -> mp.mpf:
         return +(a * rest)
 
 
+def _digamma_near_root(d: mp.mpf) -> mp.mpf:
+    """`digamma(r + d) / d`, of its positive root r."""
+    with mp.workdps(80):
+        if abs(d) < mp.mpf("1e-25"):
+            return +mp.polygamma(1, DIGAMMA_ROOT)
+        return +(mp.digamma(DIGAMMA_ROOT + d) / d)
+
+
 def fits() -> list[Fit]:
     half = LN2 / 2
     edge = mp.mpf("1.0001")  # a reduced argument may be rounded past the end
@@ -249,6 +267,9 @@ def fits() -> list[Fit]:
                 "+ P(1 / a**2) / a, a >= 5/2",
                 _stirling_rest, lambda _: mp.mpf("1.4"),
                 (mp.mpf("1e-4"), mp.mpf("0.16")), dtype, bits - 1),
+            Fit("DIGAMMA", "digamma(r + d) = d P(d), |d| <= 0.85, of its root r",
+                _digamma_near_root, lambda d: 1 / _digamma_near_root(d),
+                (-mp.mpf("0.8501"), mp.mpf("0.8501")), dtype, bits - 2),
         ]  # fmt: skip
     result.append(
         Fit("LOG_WIDE", "as LOG, for pow in single precision",
@@ -361,6 +382,7 @@ CONSTANTS: list[tuple[str, str, mp.mpf, int]] = [
     ("TWO_OVER_PI", "2 / pi", 2 / mp.pi, 1),
     ("LOG_PI", "log(pi)", mp.log(mp.pi), 2),
     ("HALF_LOG_2PI", "log(2 pi) / 2", mp.log(2 * mp.pi) / 2, 1),
+    ("DIGAMMA_ROOT", "where digamma is 0", DIGAMMA_ROOT, 2),
 ]
 
 
@@ -398,6 +420,7 @@ def render() -> str:
         *_tuple("TWO_OVER_PI_WORDS", two_over_pi_words()),
         "",
     ]
+    known = runpy.run_path(str(OUT)) if OUT.exists() else {}
     by_name: dict[str, list[Fit]] = {}
     for fit in fits():
         by_name.setdefault(fit.name, []).append(fit)
@@ -405,7 +428,8 @@ def render() -> str:
         lines += _comment(group[0].about)
         lines += [f"{name}: Final[Table] = {{"]
         for fit in group:
-            coefficients, error = fit.solve()
+            expected = len(known.get(name, {}).get(fit.dtype, ()))
+            coefficients, error = fit.solve(expected)
             print(f"{name:12} {fit.dtype} {len(coefficients):3} terms  2**{error:.1f}")
             lines += [f"    # 2**{error:.1f}"]
             lines += _row(fit.dtype, [rounded(c, fit.dtype) for c in coefficients])

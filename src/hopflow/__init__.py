@@ -4,12 +4,14 @@
 (2024.12); what is outside it has the name that the field already uses.
 """
 
+from importlib.metadata import version as _version
 from math import e, inf, nan, pi
+from sys import modules as _modules
 from types import FunctionType as _FunctionType
 from typing import TYPE_CHECKING as _TYPE_CHECKING
-from typing import NoReturn as _NoReturn
 
 from hopflow import bind as _bind
+from hopflow import entries as _entries
 from hopflow import fx, nn, random
 from hopflow import synonyms as _synonyms
 from hopflow.autograd.api import grad, jvp, linearize, value_and_grad, vjp
@@ -38,7 +40,8 @@ from hopflow.dtypes import (
     uint64,
 )
 from hopflow.dtypes import bool_ as bool
-from hopflow.fx.tracer import symbolic_trace, wrap
+from hopflow.fx.tracer import symbolic_trace
+from hopflow.fx.wrapping import wrap
 from hopflow.hops.associative_scan import associative_scan
 from hopflow.hops.base import HigherOrderOp, debug
 from hopflow.hops.block_mask import BlockMask, create_block_mask
@@ -85,6 +88,7 @@ from hopflow.ops.elementwise import (
     bitwise_xor,
     ceil,
     clip,
+    conj,
     copy,
     copysign,
     divide,
@@ -93,6 +97,7 @@ from hopflow.ops.elementwise import (
     floor_divide,
     greater,
     greater_equal,
+    imag,
     isclose,
     isfinite,
     isinf,
@@ -112,6 +117,7 @@ from hopflow.ops.elementwise import (
     not_equal,
     positive,
     pow,
+    real,
     reciprocal,
     remainder,
     round,
@@ -201,6 +207,7 @@ from hopflow.ops.scatter import one_hot, segment_sum
 from hopflow.ops.searching import nonzero, searchsorted
 from hopflow.ops.sets import unique_all, unique_counts, unique_inverse, unique_values
 from hopflow.ops.sorting import argsort, sort, top_k
+from hopflow.reproduction import program as _program
 from hopflow.rewrite.api import control_flow
 from hopflow.stats import stats
 from hopflow.tensor import Tensor, asarray, from_dlpack, from_numpy
@@ -212,11 +219,13 @@ from hopflow.trace.callbacks import print_ as print
 from hopflow.trace.capture import spec, trace
 from hopflow.trace.dims import Dim
 from hopflow.trace.functionalize import functionalize
+from hopflow.trace.marks import mark_dynamic, mark_unbacked
 
 newaxis = None
 
 # Operators, which stand below the compiler, run natively from here on.
 _bind.slots.executor = _execute
+_entries.slots.program = _program
 
 __all__ = [
     "BlockMask",
@@ -266,6 +275,7 @@ __all__ = [
     "concat",
     "cond",
     "config",
+    "conj",
     "control_flow",
     "copy",
     "copysign",
@@ -318,6 +328,7 @@ __all__ = [
     "hessian",
     "hypot",
     "iinfo",
+    "imag",
     "inf",
     "int8",
     "int16",
@@ -352,6 +363,8 @@ __all__ = [
     "logistic",
     "logsumexp",
     "map",
+    "mark_dynamic",
+    "mark_unbacked",
     "matmul",
     "matrix_transpose",
     "max",
@@ -383,6 +396,7 @@ __all__ = [
     "prod",
     "random",
     "ravel",
+    "real",
     "reciprocal",
     "remainder",
     "repeat",
@@ -457,7 +471,17 @@ for _name in set(__all__) - {"symbolic_trace", "wrap"}:
         globals()[_name] = _bind.public(_function)
 
 
-if not _TYPE_CHECKING:  # which finds such names by itself
+# `import hopflow.linalg`, though the module is among the operations.
+_modules["hopflow.linalg"] = linalg
 
-    def __getattr__(name: str) -> _NoReturn:
+if _TYPE_CHECKING:  # which finds such names by itself
+    __version__: str
+else:
+
+    def __getattr__(name: str) -> str:
+        if name == "__version__":
+            return _version("hopflow")
         raise _synonyms.unknown(name, __all__)
+
+    def __dir__() -> list[str]:
+        return sorted([*__all__, "__doc__", "__version__", "errors"])

@@ -61,15 +61,21 @@ class Expected:
     """
 
     def __init__(
-        self, run: Callable[[Rounding], Sequence[Array]], *, exact: bool = False
+        self,
+        run: Callable[[Rounding], Sequence[Array]],
+        *,
+        exact: bool = False,
+        signed: bool = False,
     ) -> None:
         """
         Args:
             run: Gives the results; what a `Rounding` makes of what it calculates is
                 what it is to go on with.
             exact: Whether results must be the same in every bit.
+            signed: Whether the signs of zeros must be.
         """
-        self._run, self._exact, self.tied = run, exact, False
+        self._run, self._exact, self._signed = run, exact, signed
+        self.tied = False
         self._rounding = Rounding()
         self.results = run(self._rounding)
 
@@ -135,12 +141,20 @@ class Expected:
                     f"{want.dtype}{list(want.shape)}."
                 )
             apart = _apart(a, want)
+            if self._signed and as_dtype(a.dtype).is_float:
+                signs = np.signbit(a) == np.signbit(want)
+                if not np.all(signs | (a != 0)):
+                    return f"result {k} has zeros of other signs.\n{_both(a, want)}"
             if most < math.inf and not apart <= most:
                 return (
                     f"result {k} is {apart:.3g} away, and may be {most:.3g}.\n"
-                    f"found:\n{a}\nexpected:\n{want}"
+                    f"{_both(a, want)}"
                 )
         return None
+
+
+def _both(found: Array, expected: Array) -> str:
+    return f"found:\n{found}\nexpected:\n{expected}"
 
 
 def _unit(x: Array) -> float:

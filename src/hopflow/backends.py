@@ -6,20 +6,23 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from hopflow import pytree
-from hopflow.bind import Value, bind
+from hopflow.bind import Value, run_graph
+from hopflow.compiler.compared import difference, is_comparable
+from hopflow.config import config
 from hopflow.errors import ArgumentTypeError, ArgumentValueError, BackendError
 from hopflow.graph.core import Graph
-from hopflow.graph.interpreter import interpret
 from hopflow.graph.module import GraphModule, Source
+from hopflow.graph.printer import format_graph
 from hopflow.graph.rewriting import clone
 from hopflow.graph.types import TensorType
+from hopflow.graph.verifier import verify as verify_graph
 from hopflow.hops.base import interpreted
 from hopflow.ops.convert import as_value
 from hopflow.symbolic.size import Symbol, SymInt, substitute
 from hopflow.tensor import EagerTensor, asarray
 from hopflow.trace.source import name_of
 
-__all__ = ["Backed", "Backend", "as_backend"]
+__all__ = ["Backed", "Backend", "as_backend", "module_of"]
 
 Backend: TypeAlias = Callable[[GraphModule, list[Any]], Callable[..., Any]]
 """Gets a graph, and what it is called with first: ints for its symbols, then tensors;
@@ -83,8 +86,10 @@ class Backed:
         """
         self.graph = graph
         self._name = name_of(backend)
+        if config.verify:
+            verify_graph(graph)
         try:
-            run = backend(_module(graph), [*sizes, *tensors])
+            run = backend(module_of(graph), [*sizes, *tensors])
         except Exception as error:
             raise self._error(f"raised {type(error).__name__}: {error}") from error
         if not callable(run):
@@ -93,6 +98,7 @@ class Backed:
                 f"`{type(run).__name__}`"
             )
         self._run: Callable[..., Any] = run
+        self._compared = False
 
     def __call__(
         self, tensors: Sequence[EagerTensor], sizes: Sequence[int] = ()
@@ -102,6 +108,46 @@ class Backed:
         Raises:
             BackendError: the function of the backend returns something else.
         """
+        if not config.verify or self._compared or not is_comparable(self.graph):
+            return self._outputs(tensors, sizes)
+        before = [x.array.copy() for x in tensors]
+        results = self._outputs(tensors, sizes)
+        self._check(sizes, before, tensors, results)
+        self._compared = True
+        return results
+
+    def _check(
+        self,
+        sizes: Sequence[int],
+        before: Sequence[Any],
+        tensors: Sequence[EagerTensor],
+        results: Sequence[EagerTensor],
+    ) -> None:
+        """Compare a run with one of the graph interpreter: `hf.config.verify`.
+
+        Args:
+            before: What the tensors held before the run.
+
+        Raises:
+            BackendError: the results differ, or a tensor was written to.
+        """
+        text = f"\n\n{format_graph(self.graph)}\nThat was found by `config.verify`"
+        for k, (tensor, old) in enumerate(zip(tensors, before, strict=True)):
+            if tensor.array.tobytes() != old.tobytes():
+                raise self._error(
+                    f"made a function that writes to its tensor {k}, but must only "
+                    f"compute: what the graph writes is among its outputs{text}"
+                )
+        wrong = difference(self.graph, sizes, before, [x.array for x in results])
+        if wrong is not None:
+            raise self._error(
+                "made a function whose results are not those of the graph interpreter: "
+                f"{wrong}{text}"
+            )
+
+    def _outputs(
+        self, tensors: Sequence[EagerTensor], sizes: Sequence[int]
+    ) -> list[EagerTensor]:
         found = self._run(*sizes, *tensors)
         types = self.graph.out_types
         if len(types) == 1 and isinstance(found, Value | np.ndarray | np.generic):
@@ -152,8 +198,19 @@ class Backed:
         )
 
 
-def _module(graph: Graph) -> GraphModule:
-    """A graph as a function of all its inputs: ints for symbols, and tensors."""
+def module_of(graph: Graph) -> GraphModule:
+    """A copy of a graph as a function of all its inputs: ints for symbols, and tensors.
+
+        module = hf.fx.module_of(jitted.graph)
+
+    Raises:
+        ArgumentTypeError: `graph` is no captured graph.
+    """
+    if not isinstance(graph, Graph):
+        raise ArgumentTypeError(
+            f"module_of: expected a captured graph, and found `{type(graph).__name__}`."
+            " Give the `graph` of what `hf.trace` or `hf.jit` returns."
+        )
     graph = clone(graph)
     for var in graph.captures:
         var.node.section = "operand"
@@ -163,7 +220,9 @@ def _module(graph: Graph) -> GraphModule:
         graph,
         pytree.structure(inputs),
         pytree.structure(tuple(graph.outputs)),
-        run=lambda graph, args: list(map(as_value, interpret(graph, args, bind))),
+        run=lambda graph, args, evaluate=run_graph: [
+            as_value(result) for result in evaluate(graph, args)
+        ],
         as_value=as_value,
         numbers=range(len(symbols)),
         sources={symbol: Source(k, None) for k, symbol in enumerate(symbols)},

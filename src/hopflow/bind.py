@@ -10,10 +10,21 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, wraps
 from math import inf
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, TypeVar, cast
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Self,
+    TypeAlias,
+    TypeGuard,
+    TypeVar,
+    cast,
+)
 
-from hopflow.errors import OperatorError
-from hopflow.graph.core import Constant
+from hopflow.entries import is_entry, surface
+from hopflow.errors import MutationError, OperatorError
+from hopflow.graph.core import Constant, Graph
+from hopflow.graph.interpreter import interpret
 from hopflow.graph.types import Shape, TensorType
 from hopflow.symbolic.boolean import SymBool
 from hopflow.symbolic.size import Size, SymFloat, SymInt
@@ -24,10 +35,14 @@ __all__ = [
     "Operand",
     "Value",
     "bind",
+    "check_memory",
     "current",
+    "has_process",
+    "is_asked",
     "is_watched",
     "recordable",
     "recorded",
+    "run_graph",
     "slots",
     "using",
 ]
@@ -128,12 +143,22 @@ class Interpreter:
         """Return the results of `op` on `args`."""
         raise NotImplementedError
 
+    def asks(self, value: Value) -> bool:
+        """Whether the type of `value`, which has a `process`, is asked here. Elsewhere
+        the tensor is one of an interpreter below, or around.
+        """
+        raise NotImplementedError
+
     def write(self, target: Value, new: Value) -> None:
         """Give `target`, and what shares its memory, the value `new` of its type."""
         raise NotImplementedError
 
     def check_write(self, target: Value) -> None:
         """Raises: HopflowError: a tensor with memory is not to be written here."""
+
+    def detached(self, view: Value) -> Value:
+        """What a view holds now, as a tensor that shares memory with none."""
+        raise NotImplementedError
 
     def value_of(self, number: SymInt | SymFloat | SymBool) -> Value:
         """A number over symbols as a tensor i64[], f64[] or bool[]."""
@@ -147,6 +172,10 @@ class Interpreter:
         min, max   where it is known to lie; nobody checks it
         """
         raise NotImplementedError
+
+    def number_held(self, value: Value) -> Size | None:  # noqa: ARG002
+        """The integer over symbols that a value was made of; None: of none."""
+        return None
 
     def expect(self, condition: SymBool, message: str) -> None:
         """Take a condition on symbols for true, which the run is to check."""
@@ -229,19 +258,29 @@ def recorded(f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return None if slots.record is None else slots.record(f, args, kwargs)
 
 
-def recordable(f: _Function, home: str = "") -> _Function:
-    """`f`, whose calls a symbolic trace records.
+def recordable(
+    f: _Function, home: str = "", made: tuple[str, Any, dict[str, Any]] | None = None
+) -> _Function:
+    """`f` as users call it: an entry, whose calls a symbolic trace records.
 
     Args:
         home: The module where it is found, if not in its own.
+        made: Of a function that a transform has made: the name of the transform, what
+            it is of, and the options. A script that repeats a call is written so.
     """
 
+    @is_entry
     @wraps(f)
     def call(*args: Any, **kwargs: Any) -> Any:
-        found = recorded(call, args, kwargs)
-        return f(*args, **kwargs) if found is None else found
+        try:
+            found = recorded(call, args, kwargs)
+            return f(*args, **kwargs) if found is None else found
+        except Exception as error:
+            surface(error, call, args, kwargs)
+            raise
 
     call.__module__ = home or call.__module__
+    call.made = made  # type: ignore[attr-defined]
     # What asks for the user's function of a transformed one looks one step deep.
     call.__wrapped__ = getattr(f, "__wrapped__", f)
     return cast(_Function, call)
@@ -261,6 +300,11 @@ def bind(op: Any, args: Sequence[Operand], params: dict[str, Any]) -> tuple[Valu
     if _asked:
         return _ask(op, args, params)
     return (_stack.interpreter or slots.eager).process(op, args, params)
+
+
+def run_graph(graph: Graph, args: Sequence[Any]) -> tuple[Any, ...]:
+    """The results of a graph, each node bound."""
+    return interpret(graph, args, bind)
 
 
 # --- interpreters and tensor types of users -------------------------------------------
@@ -312,6 +356,31 @@ def is_watched() -> bool:
     return bool(handlers) and any(base is current() for _, base in handlers)
 
 
+def is_asked() -> bool:
+    """Whether there is a handler, or a tensor type with a `process`."""
+    return bool(_asked)
+
+
+def has_process(value: Any) -> TypeGuard[Any]:
+    """Whether it is a tensor of a user's type, which sees operations on it."""
+    return isinstance(value, Value) and hasattr(type(value), "process")
+
+
+def check_memory(target: Value) -> None:
+    """Check that a tensor can be written: one of a user's type cannot.
+
+    Raises:
+        MutationError: it is of such a type.
+    """
+    if has_process(target):
+        name = type(target).__name__
+        raise MutationError(
+            f"a `{name}` {target.type} is written to, but it has no memory of its own: "
+            "only operations are handed to `process`. Write to the tensors that it "
+            "holds, or compute a new one, with `hf.where` for example."
+        )
+
+
 def _ask(op: Any, args: Sequence[Operand], params: dict[str, Any]) -> tuple[Value, ...]:
     """The results of the first that does not decline: the handlers, the types of the
     args, and the interpreter itself."""
@@ -325,11 +394,12 @@ def _ask(op: Any, args: Sequence[Operand], params: dict[str, Any]) -> tuple[Valu
                 if found is not NotImplemented:
                     return _checked(handler, op, found)
         _stack.handlers = tuple([pair for pair in handlers if pair[1] is not here])
-        kinds = dict.fromkeys([type(a) for a in args if hasattr(type(a), "process")])
-        if not (kinds and here.is_eager):
+        own = [a for a in args if has_process(a) and here.asks(a)]
+        kinds: dict[Any, None] = dict.fromkeys(map(type, own))
+        if not kinds:
             return here.process(op, args, params)
         for kind in kinds:
-            found = kind.process(op, args, params)  # type: ignore[union-attr]
+            found = kind.process(op, args, params)
             if found is not NotImplemented:
                 return _checked(kind, op, found)
     finally:

@@ -2,47 +2,174 @@
 
 import ctypes
 import os
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from typing import Any, Final
 
-from hopflow.errors import ArgumentValueError
+from hopflow.errors import ArgumentTypeError, ArgumentValueError
+
+_SWITCHES: Final = {"": False, "0": False, "false": False, "1": True, "true": True}
 
 
 def _flag(name: str) -> bool:
-    return os.environ.get(name, "") not in ("", "0")
+    """Whether an environment variable switches a setting on.
+
+    Raises:
+        ArgumentValueError: it has another value than 0, 1, true, false or none at all.
+    """
+    text = os.environ.get(name, "")
+    if text.lower() not in _SWITCHES:
+        raise ArgumentValueError(
+            f"config: the environment variable {name} must be 0, 1, true or false, and "
+            f"is {text!r}."
+        )
+    return _SWITCHES[text.lower()]
 
 
 def _threads() -> ctypes.c_int64:
-    """As many as `HOPFLOW_NUM_THREADS` says, or as CPUs that the process may use."""
-    given = os.environ.get("HOPFLOW_NUM_THREADS", "")
-    if given.isdecimal() and int(given) > 0:
-        return ctypes.c_int64(int(given))
+    """As many as `HOPFLOW_NUM_THREADS` says, or as CPUs that the process may use.
+
+    Raises:
+        ArgumentValueError: the variable is no positive integer.
+    """
+    text = os.environ.get("HOPFLOW_NUM_THREADS", "")
+    if text:
+        if not (text.isdecimal() and 0 < int(text) <= _MOST_THREADS):
+            raise ArgumentValueError(
+                "config: the environment variable HOPFLOW_NUM_THREADS must be an "
+                f"integer from 1 to {_MOST_THREADS}, and is {text!r}."
+            )
+        return ctypes.c_int64(int(text))
     affinity = getattr(os, "sched_getaffinity", None)
     return ctypes.c_int64(len(affinity(0)) if affinity else os.cpu_count() or 1)
 
 
+_MOST_THREADS: Final = 1 << 20
+
+
+def _is_flag(name: str, value: Any) -> None:
+    """Check that the new value of a setting is a bool."""
+    if type(value) is not bool:
+        raise ArgumentTypeError(
+            f"config: `{name}` must be True or False, and is {value!r} "
+            f"(`{type(value).__name__}`)."
+        )
+
+
+def _is_count(least: int, most: int | None = None) -> Callable[[str, Any], None]:
+    """A check that the new value of a setting is an int of at least `least`."""
+
+    def check(name: str, value: Any) -> None:
+        wanted = f"an int of at least {least}"
+        if most is not None:
+            wanted = f"an int from {least} to {most}"
+        text = f"config: `{name}` must be {wanted}, and is {value!r}"
+        if type(value) is not int:
+            raise ArgumentTypeError(f"{text} (`{type(value).__name__}`).")
+        if value < least or (most is not None and value > most):
+            raise ArgumentValueError(f"{text}.")
+
+    return check
+
+
+def _is_limit(name: str, value: Any) -> None:
+    """Check that the new value of a setting is an int of at least 0, or None."""
+    if value is not None:
+        _is_count(0)(name, value)
+
+
+def _is_cell(name: str, value: Any) -> None:
+    """Check that a setting stays the memory that compiled code reads."""
+    if type(value) is not ctypes.c_int64:
+        raise ArgumentTypeError(
+            f"config: `{name}` is memory of compiled code, and must not become "
+            f"{value!r}. Assign `num_threads`."
+        )
+
+
+def _shows(name: str, value: Any) -> None:
+    """Check which frames tracebacks are to show."""
+    if value not in _TRACEBACKS:
+        raise ArgumentValueError(
+            f'config: `{name}` must be "user" or "full", and is {value!r}.'
+        )
+
+
+_TRACEBACKS: Final = ("user", "full")
+
+
+def _traceback() -> str:
+    """What `HOPFLOW_TRACEBACK` says.
+
+    Raises:
+        ArgumentValueError: it is neither "user" nor "full".
+    """
+    text = os.environ.get("HOPFLOW_TRACEBACK", "")
+    if text not in ("", *_TRACEBACKS):
+        raise ArgumentValueError(
+            "config: the environment variable HOPFLOW_TRACEBACK must be user or full, "
+            f"and is {text!r}."
+        )
+    return text or "user"
+
+
+def _setting(check: Callable[[str, Any], None], **options: Any) -> Any:
+    """A field whose every new value `check` accepts, or refuses with an error."""
+    return field(**options, metadata={"check": check})
+
+
 @dataclass(slots=True)
 class Config:
-    """The process's settings.
+    """The process's settings. An assignment checks the type and the range.
 
     verify              run the verifiers of every IR between all passes, and compare
-                        each new kernel's first call with the graph interpreter
+                        each new kernel's first call with the graph interpreter; that of
+                        what a backend makes too
     check_bounds        code checks each index of each access to memory; what is out of
                         range, which is a defect of ours, raises BoundsError
     guard_pages         what native code reads and writes is copied between memory pages
                         that are closed: an access beside it ends the process
+    traceback           "user": tracebacks of errors show the user's frames and the path
+                        of operators between them; "full": all frames
     print_width         columns that printed graphs may take
-    kernel_cache_size   native programs kept for new traces of equal graphs; the one not
-                        asked for the longest goes first
+    kernel_cache_bytes  memory for native programs that are kept for new traces of equal
+                        graphs; the least recently used one is evicted first
+    recompile_limit     how often a jitted function may be compiled again: once more is
+                        a RecompileLimitError; None is as often as it takes
     num_threads         threads that share the examples of a `map` or `vmap` whose body
                         has loops; results do not depend on it
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: a setting gets a value of another type,
+            or one out of range.
+        AttributeError: there is no such setting.
     """
 
-    verify: bool = field(default_factory=lambda: _flag("HOPFLOW_VERIFY"))
-    check_bounds: bool = field(default_factory=lambda: _flag("HOPFLOW_CHECK_BOUNDS"))
-    guard_pages: bool = field(default_factory=lambda: _flag("HOPFLOW_GUARD_PAGES"))
-    print_width: int = 100
-    kernel_cache_size: int = 4096
-    threads: ctypes.c_int64 = field(default_factory=_threads, repr=False)
+    verify: bool = _setting(_is_flag, default_factory=lambda: _flag("HOPFLOW_VERIFY"))
+    check_bounds: bool = _setting(
+        _is_flag, default_factory=lambda: _flag("HOPFLOW_CHECK_BOUNDS")
+    )
+    guard_pages: bool = _setting(
+        _is_flag, default_factory=lambda: _flag("HOPFLOW_GUARD_PAGES")
+    )
+    traceback: str = _setting(_shows, default_factory=_traceback)
+    print_width: int = _setting(_is_count(1), default=100)
+    kernel_cache_bytes: int = _setting(_is_count(0), default=1 << 28)
+    recompile_limit: int | None = _setting(_is_limit, default=None)
+    # The memory that compiled code reads; users assign `num_threads`.
+    threads: ctypes.c_int64 = field(
+        default_factory=_threads, repr=False, metadata={"check": _is_cell}
+    )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in _CHECKS:
+            names = sorted({*_CHECKS} - {"threads"})
+            close = get_close_matches(name, names, 1)
+            remedy = f"Did you mean `{close[0]}`?" if close else f"There are {names}."
+            raise AttributeError(f"config: there is no setting `{name}`. {remedy}")
+        _CHECKS[name](name, value)
+        object.__setattr__(self, name, value)
 
     @property
     def num_threads(self) -> int:
@@ -50,11 +177,12 @@ class Config:
 
     @num_threads.setter
     def num_threads(self, count: int) -> None:
-        if type(count) is not int or count < 1:
-            raise ArgumentValueError(
-                f"config: `num_threads` must be an int of at least 1, and is {count!r}."
-            )
         self.threads.value = count
 
+
+_CHECKS: Final = {
+    **{f.name: f.metadata["check"] for f in fields(Config)},
+    "num_threads": _is_count(1, _MOST_THREADS),
+}
 
 config = Config()

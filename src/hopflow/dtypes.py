@@ -30,7 +30,12 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False, slots=True)
 class DType:
-    """One element type. There is one object for each, so compare with `==` or `is`."""
+    """One element type. There is one object for each, so compare with `==` or `is`.
+
+    It is equal to whatever names it where a dtype is asked for: `hf.float32 ==
+    np.float32`, `== np.dtype("float32")`, `== "float32"`. As with NumPy's dtypes, their
+    hashes differ.
+    """
 
     name: str  # "float32"
     short: str  # "f32", as types print it
@@ -42,6 +47,18 @@ class DType:
     def __post_init__(self) -> None:
         object.__setattr__(self, "itemsize", self.dtype.itemsize)
 
+    def __eq__(self, other: object) -> bool:
+        if self is other or type(other) is DType:
+            return self is other
+        if not isinstance(other, np.dtype | str | type):
+            return NotImplemented
+        try:
+            return as_dtype(other) is self
+        except DTypeError:
+            return False
+
+    __hash__ = object.__hash__
+
     def __repr__(self) -> str:
         return f"hopflow.{self.name}"
 
@@ -50,6 +67,11 @@ class DType:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return as_dtype, (self.name,)
+
+    @property
+    def type(self) -> Any:
+        """NumPy's scalar type of it: `np.float32`."""
+        return self.dtype.type
 
     @property
     def is_float(self) -> bool:

@@ -6,10 +6,40 @@ to do about it.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 class HopflowError(Exception):
-    """The base of all errors that hopflow raises on purpose."""
+    """The base of all errors that hopflow raises on purpose.
+
+    stack   of an error of a compiled program: the lines of the user's code where what
+            failed was traced, the innermost last
+    """
+
+    stack: Sequence[Any] = ()
+
+
+class InternalError(HopflowError, RuntimeError):
+    """A defect of hopflow: an error that nobody raised on purpose. It is the cause.
+
+    program   a script that repeats it, as far as it can be written
+    """
+
+    def __init__(self, error: Exception, where: str, name: str) -> None:
+        super().__init__(error, where, name)
+        self.what = f"{type(error).__name__}: {error}"
+        self.where = where
+        self.name = name
+        self.program = ""
+
+    def __str__(self) -> str:
+        said = (
+            f"`{self.name}` has failed with {self.what}{self.where}\n"
+            "This is a defect of hopflow, and not of your program. Please report it"
+        )
+        if not self.program:
+            return f"{said}."
+        return f"{said}, with what follows.\n\n{self.program}"
 
 
 # --- arguments of operations ----------------------------------------------------------
@@ -27,8 +57,26 @@ class ArgumentValueError(HopflowError, ValueError):
     """An argument of the right kind whose value makes no sense."""
 
 
+class PowerError(ArgumentValueError):
+    """An integer to a negative power, which is no integer."""
+
+    def __init__(self, where: str, exponent: int) -> None:
+        super().__init__(
+            f"{where}: an integer cannot be raised to the negative power {exponent}. "
+            "Convert the base to a float first."
+        )
+
+
 class ArgumentRangeError(HopflowError, OverflowError):
     """A Python integer that the dtype it must take cannot hold."""
+
+
+class RecompileLimitError(HopflowError, RuntimeError):
+    """A jitted function was compiled as often as `hf.config.recompile_limit` allows."""
+
+
+class RecompileWarning(UserWarning):
+    """A jitted function has been compiled again many times; the message says why."""
 
 
 class UnknownNameError(HopflowError, AttributeError):
@@ -248,15 +296,39 @@ class CapturedTensorError(HopflowError, ValueError):
 class DataDependentError(HopflowError, RuntimeError):
     """A decision that depends on a size or value unknown until run time."""
 
-    def __init__(self, expression: str, where: str = "") -> None:
+    def __init__(
+        self,
+        expression: str,
+        where: str = "",
+        *,
+        origins: str = "",
+        promises: Sequence[str] = (),
+    ) -> None:
+        """
+        Args:
+            expression: What cannot be decided.
+            where: The line of the user's code.
+            origins: What made the numbers that `expression` depends on.
+            promises: Conditions for `hf.check` of which each decides it.
+        """
         self.expression = expression
         at = f" ({where})" if where else ""
-        super().__init__(
-            f"cannot decide `{expression}`{at} while tracing: it depends on a number "
-            "that is only known at run time. Use `hf.cond` to choose at run time, "
-            "`hf.fori_loop` to repeat, `hf.check` to promise the answer, or "
-            "`hf.check_is_size` to promise that a number is a size, and its range."
+        why = (
+            f"{origins}, and only known at run time."
+            if origins
+            else "it depends on a number that is only known at run time."
         )
+        checks = " or ".join(f'`hf.check({text}, "...")`' for text in promises)
+        super().__init__(
+            f"cannot decide `{expression}`{at} while tracing: {why} Promise the answer "
+            f"before with {checks or '`hf.check`'}, or with `hf.check_is_size` that a "
+            "number is a size, and its range; or use `hf.cond` to choose at run time, "
+            "`hf.fori_loop` to repeat."
+        )
+
+
+class DimError(HopflowError, ValueError):
+    """A function decides by a size that was declared to be any of a range."""
 
 
 class GuardError(HopflowError, ValueError):
@@ -293,13 +365,18 @@ class CompileError(HopflowError, RuntimeError):
     """The compiler could not make native code; a defect of hopflow, with details."""
 
 
+class PicklingError(HopflowError, TypeError):
+    """A jitted function that cannot be pickled: it has no name in a module, and there
+    is no cloudpickle, or it holds what no pickler can write."""
+
+
 class BackendError(HopflowError, RuntimeError):
     """A backend given to `hf.jit` failed, or gave what is not what it was asked for."""
 
 
 class BoundsError(HopflowError, RuntimeError):
-    """Compiled code would read or write beside a buffer; a defect of hopflow, found by
-    `hf.config.check_bounds`."""
+    """Compiled code would read or write beside a buffer; a defect of hopflow, found
+    before the code runs, or by `hf.config.check_bounds`."""
 
 
 class KernelDisagreementError(HopflowError, RuntimeError):
@@ -318,7 +395,11 @@ class KernelDisagreementError(HopflowError, RuntimeError):
 
 
 class CheckError(HopflowError, RuntimeError):
-    """A condition given to `hf.check` did not hold."""
+    """A condition given to `hf.check`, or one that an operation needs, did not hold."""
+
+
+class ShapeCheckError(CheckError, ShapeError):
+    """Sizes that only a run knows do not fit an operation or each other."""
 
 
 class DivisionError(HopflowError, ZeroDivisionError):

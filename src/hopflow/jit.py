@@ -1,9 +1,10 @@
 """`jit`: trace a function once for each signature, and run it as native code."""
 
+import copy
 import functools
+import itertools
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from threading import RLock
 from types import MethodType
 from typing import Any, Final, NamedTuple
@@ -12,11 +13,12 @@ import numpy as np
 
 from hopflow import pytree
 from hopflow.backends import Backed, Backend, as_backend
-from hopflow.bind import Operand, Value, current, is_watched, recorded
+from hopflow.bind import Operand, current, is_watched, recorded
+from hopflow.calls import Compiled, Known
 from hopflow.compiler.pipeline import Executable
+from hopflow.entries import entry, is_entry, surface
 from hopflow.errors import ArgumentTypeError, ArgumentValueError
 from hopflow.graph.core import Constant, Graph
-from hopflow.graph.module import Source
 from hopflow.graph.printer import format_graph
 from hopflow.graph.rewriting import settle_sizes, unify_symbols
 from hopflow.graph.types import TensorType
@@ -25,122 +27,42 @@ from hopflow.hops.bodies import Function, flatten_results
 from hopflow.hops.invoke_subgraph import INVOKE_SUBGRAPH
 from hopflow.logs import log, span
 from hopflow.ops.rules import as_integer
+from hopflow.pickling import portable, reference
 from hopflow.pytree import Spec
+from hopflow.recursion import deep_recursion
 from hopflow.stats import counts
 from hopflow.symbolic.boolean import SymBool
-from hopflow.symbolic.env import ShapeEnv
-from hopflow.symbolic.ranges import INT64
 from hopflow.symbolic.size import SymFloat, SymInt
 from hopflow.tensor import EagerTensor
-from hopflow.tensor.rows import row_of
 from hopflow.tensor.sharing import first_of, overlap, rows_of, sharing
 from hopflow.trace.captures import is_written
+from hopflow.trace.containers import Containers, Replaced, replace_contents
 from hopflow.trace.dims import Choice, Dynamic, choice_of
 from hopflow.trace.functional import TracedTensor
 from hopflow.trace.inputs import Inputs, check_dims
+from hopflow.trace.outside.guard import Guard
+from hopflow.trace.outside.paths import Path
+from hopflow.trace.outside.recorder import Recorder
+from hopflow.trace.outside.watch import watching
 from hopflow.trace.ranks import AllGather, calls_of_all
-from hopflow.trace.signature import Arguments, Given, is_data, kinds_of, weak_tensor
-from hopflow.trace.source import name_of, user_line
+from hopflow.trace.recompiles import (
+    Recompiles,
+    Signature,
+    alias_reasons,
+    nearest_reasons,
+)
+from hopflow.trace.signature import Arguments, Given, is_data, kinds_of
+from hopflow.trace.source import name_of, user_env
 from hopflow.trace.state import name_captures
+from hopflow.trace.tensor_types import opened
 from hopflow.trace.tracer import Tracer, trace_into
-from hopflow.trace.variants import Family, Place, Variant
+from hopflow.trace.variants import Family, Match, Place, Variant
 
 __all__ = ["Jitted", "jit"]
 
 
-@dataclass(slots=True)
-class _Compiled:
-    """What one signature was compiled to.
-
-    captured    tensors from outside the function, passed after the arguments
-    rows        by position of a captured tensor: it is the row of all the elements that
-                this argument is a part of, and so another one in each call
-    written     which inputs get new values: positions among arguments and captured
-    spec        of the result
-    constants   by position of a leaf of the result: the Python number that it is
-    numbers     by position of a leaf: the Python type of a number that is computed
-    sizes       where a call finds what the graph's symbols are, in their order
-    variants    the same for calls in which tensors share memory, by how they do; only
-                where something is written
-    """
-
-    executable: Executable | Backed
-    captured: list[EagerTensor]
-    written: list[int]
-    spec: Spec
-    constants: dict[int, Any]
-    numbers: dict[int, type]
-    sizes: list[Source]
-    rows: dict[int, int] = field(default_factory=dict)
-    variants: dict[Any, "_Compiled"] = field(default_factory=dict)
-    is_single: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.is_single = pytree.is_leaf(self.spec)
-
-    def check(self, tensors: Sequence[EagerTensor]) -> None:
-        """Check that a run can begin.
-
-        Raises:
-            InvalidTensorError: a tensor must not be used any more.
-            ReadOnlyError: one that is written must not be.
-        """
-        given = self.inputs(tensors)
-        for tensor in given:
-            tensor.check_valid()
-        for k in self.written:
-            given[k].check_writable()
-
-    def inputs(self, tensors: Sequence[EagerTensor]) -> list[EagerTensor]:
-        """What the program takes for these arguments."""
-        found = [*tensors, *self.captured]
-        for at, argument in self.rows.items():
-            row = row_of([tensors[argument]])
-            assert row is not None
-            found[len(tensors) + at] = row
-        return found
-
-    def __call__(
-        self,
-        tensors: list[EagerTensor],
-        leaves: Sequence[Any],
-        donated: Sequence[EagerTensor] = (),
-    ) -> Any:
-        if self.captured:
-            tensors = self.inputs(tensors)
-        for k in self.written:
-            tensors[k].check_writable()
-        sizes = [source.find(leaves) for source in self.sizes] if self.sizes else ()
-        results: list[Any] = self.executable(tensors, sizes)
-        if self.written:
-            first = len(results) - len(self.written)
-            pairs = zip(
-                [tensors[k] for k in self.written], results[first:], strict=True
-            )
-            # What is given up is asked for no more, and may be where a result is.
-            left = [p for p in pairs if not any(p[0] is x for x in donated)]
-            _write([target for target, _ in left], [value for _, value in left])
-            del results[first:]
-        for k, number in self.constants.items():
-            results.insert(k, number)
-        for k, kind in self.numbers.items():
-            results[k] = kind(results[k].item())
-        return results[0] if self.is_single else pytree.unflatten(self.spec, results)
-
-
-def _write(targets: Sequence[EagerTensor], values: Sequence[Value]) -> None:
-    """Write all `values`; what an interrupt leaves half-written becomes invalid."""
-    try:
-        for target, value in zip(targets, values, strict=True):
-            current().write(target, value)
-    except BaseException:
-        for target in targets:
-            target.storage.invalid = "left half-written by a call that was interrupted"
-        raise
-
-
 class _Results(NamedTuple):
-    """What a traced function returned; see `_Compiled`."""
+    """What a traced function returned; see `Compiled`."""
 
     operands: list[Operand]
     spec: Spec
@@ -149,57 +71,15 @@ class _Results(NamedTuple):
 
 
 class _Traced(NamedTuple):
-    """One trace; `captured` and `written` as in `_Compiled`."""
+    """One trace; for `written` see `Compiled`, for what is outside `Variant`."""
 
     graph: Graph
     inputs: Inputs
     results: _Results
     captured: list[EagerTensor]
+    outside: Guard | None
     written: list[int]
-
-
-class _Known(NamedTuple):
-    """What calls run whose arguments are of some kinds; see `Given.kinds`.
-
-    types     of the tensors: alive, so that no other gets their ids
-    integers  which leaves are Python integers
-    floats    which are floats
-    is_sure   whether it serves all of them: there are no numbers that could matter
-    """
-
-    variant: Variant[_Compiled]
-    types: list[TensorType]
-    integers: list[int]
-    floats: list[int]
-    is_sure: bool
-
-    @staticmethod
-    def of(variant: Variant[_Compiled], call: Arguments) -> "_Known":
-        """What calls like this one run."""
-        kinds = {k: type(call.given.leaves[k]) for k in call.numbers}
-        return _Known(
-            variant,
-            [t.type for t in call.tensors],
-            [k for k, kind in kinds.items() if kind is int],
-            [k for k, kind in kinds.items() if kind is float],
-            is_sure=not kinds and not variant.asks_values,
-        )
-
-    def serves(self, leaves: Sequence[Any]) -> bool:
-        """Whether the numbers of a call are such that it may run this."""
-        for k in self.integers:
-            if leaves[k] not in INT64:
-                return False
-        return not self.variant.asks_values or self.variant.holds(leaves)
-
-    def tensors(self, leaves: Sequence[Any]) -> list[EagerTensor]:
-        """The operands of a call."""
-        tensors = list(leaves)
-        for k in self.floats:
-            tensors[k] = weak_tensor(leaves[k])
-        for k in reversed(self.integers):
-            del tensors[k]
-        return tensors
+    changes: list[Replaced]
 
 
 class Jitted:
@@ -208,8 +88,9 @@ class Jitted:
     A trace serves all calls of one structure of arguments (with the order of keys), of
     the same dtypes and ranks, and the same values of what is no number or tensor, that
     fulfil its guards. Sizes that are seen to change become symbols; numbers are symbols
-    from the first call. Tensors that the function reads from outside are passed on each
-    call, so that later writes to them are seen.
+    from the first call. What the function reads from outside is recorded with its
+    access path: tensors are found there again and passed on each call, and another
+    value of anything else needs another trace.
     """
 
     def __init__(
@@ -227,73 +108,119 @@ class Jitted:
         self._ranks = ranks
         self._backend = backend
         self._lock = RLock()
-        self._families: dict[Any, Family[_Compiled]] = {}
-        self._known: dict[tuple[Any, ...], _Known] = {}
-        self._last: Variant[_Compiled] | None = None
+        self._families: dict[Any, Family[Compiled]] = {}
+        self._known: dict[tuple[Any, ...], Known] = {}
+        self._last: Variant[Compiled] | None = None
+        self._changing: set[tuple[str, str]] = set()
+        self._signatures: dict[Any, Signature] = {}  # of the families
+        self._recompiles = Recompiles(f)
 
     def __repr__(self) -> str:
         return f"<jitted {name_of(self._f)}>"
+
+    def __reduce__(self) -> Any:  # what was compiled is compiled anew
+        name = reference(self)
+        if name is not None:
+            return name
+        ranks, backend = portable(self._ranks), portable(self._backend)
+        options = (self._donate, self._dynamic, ranks, backend)
+        return Jitted, (portable(self._f), *options)
+
+    def __copy__(self) -> "Jitted":
+        return self  # as of Python's own functions
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Jitted":
+        f = copy.deepcopy(self._f, memo)  # another one if it is a method of an object
+        if f is self._f:
+            return self
+        options = (self._donate, self._dynamic, self._ranks, self._backend)
+        return Jitted(f, *options)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         # A bound method hands on attributes: `model.step.graph`.
         return self if instance is None else MethodType(self, instance)
 
+    @is_entry
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if (found := recorded(self, args, kwargs)) is not None:
-            return found
-        if not current().is_eager or is_watched():
-            return self._inline(args, kwargs)
-        if debugging():
-            found = self._f(*args, **kwargs)  # whose tensors are new, as otherwise
-            return pytree.tree_map(
-                lambda x: x.copy() if isinstance(x, EagerTensor) else x, found
-            )
-        if not kwargs:  # the common case
-            known = self._known.get(kinds_of(args))
-            if known is not None and (known.is_sure or known.serves(args)):
-                return self._run_known(known, args)
-        given = Given.of(args, kwargs)
-        known = self._known.get(given.kinds)
-        if known is not None and known.serves(given.leaves):
-            return self._run_known(known, given.leaves)
-        call = Arguments.of(self._f, self._dynamic, given)
-        variant = self._variant(call)
-        compiled = variant.compiled
-        if compiled.written:
-            compiled = self._told_apart(compiled, call)
-        if self._donate:
-            return self._run_donating(compiled, call)
-        if call.is_told and not compiled.written and not variant.dims:
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            self._known[given.kinds] = _Known.of(variant, call)
-        return compiled(call.tensors, given.leaves)
+        try:
+            if (found := recorded(self, args, kwargs)) is not None:
+                return found
+            if not current().is_eager or is_watched():
+                return self._inline(args, kwargs)
+            if debugging():
+                found = self._f(*args, **kwargs)  # whose tensors are new, as otherwise
+                return pytree.tree_map(
+                    lambda x: x.copy() if isinstance(x, EagerTensor) else x, found
+                )
+            if not kwargs:  # the common case
+                known = self._known.get(kinds_of(args))
+                if known is not None:
+                    if known.is_sure:
+                        find = known.find
+                        captured = known.captured if find is None else find(args)
+                        if captured is not None:
+                            self._last = known.variant
+                            return known.variant.compiled(list(args), args, captured)
+                    elif (captured := known.find_captured(args)) is not None:
+                        return self._run_known(known, args, captured)
+            given = Given.of(args, kwargs)
+            known = self._known.get(given.kinds)
+            captured = None if known is None else known.find_captured(given.leaves)
+            if known is not None and captured is not None:
+                return self._run_known(known, given.leaves, captured)
+            call = Arguments.of(self._f, self._dynamic, given)
+            variant, captured = match = self._match(call)
+            compiled = variant.compiled
+            if compiled.written:
+                compiled, captured = self._told_apart(match, call)
+            if self._donate:
+                found = self._run_donating(compiled, call, captured)
+                return _changed(compiled.changes, found, (args, kwargs), given.leaves)
+            if compiled.changes:
+                found = compiled(call.tensors, given.leaves, captured)
+                return _changed(compiled.changes, found, (args, kwargs), given.leaves)
+            # The guard of what is read from outside is compiled when it is asked first.
+            is_again = variant.outside is None or variant.outside.is_compiled
+            if is_again and call.is_told and not compiled.written and not variant.dims:
+                if len(self._known) >= _MOST_KNOWN:
+                    self._known.clear()
+                self._known[given.kinds] = Known.of(variant, call)
+            return compiled(call.tensors, given.leaves, captured)
+        except Exception as error:
+            surface(error, self, args, kwargs)
+            raise
 
-    def _run_known(self, known: "_Known", leaves: Sequence[Any]) -> Any:
+    def _run_known(
+        self, known: Known, leaves: Sequence[Any], captured: list[EagerTensor]
+    ) -> Any:
         self._last = known.variant
-        tensors = list(leaves) if known.is_sure else known.tensors(leaves)
-        return known.variant.compiled(tensors, leaves)
+        return known.variant.compiled(known.tensors(leaves), leaves, captured)
 
-    def _variant(self, call: Arguments) -> Variant[_Compiled]:
+    def _match(self, call: Arguments) -> Match[Compiled]:
         """The trace that serves a call, made if there is none."""
         leaves = call.given.leaves
         family = self._families.get(call.key)
-        variant = None if family is None else family.find(call.values, leaves)
-        if variant is None:
+        match = None
+        if family is not None and not call.marks:
+            match = family.find(call.values, leaves)
+        if match is None:
             with self._lock:  # what several threads ask for at once is compiled once
                 family = self._families.setdefault(call.key, Family(call.places))
-                variant = family.find(call.values, leaves)
-                if variant is None:
-                    variant = self._specialize(family, call)
+                family.mark(call.marks)
+                self._signatures.setdefault(
+                    call.key, Signature.of(call, call.texts(self._f))
+                )
+                match = family.find(call.values, leaves)
+                if match is None:
+                    match = self._specialize(family, call)
         assert family is not None
-        self._last = variant
-        if variant.dims:
-            check_dims("jit", variant.dims, leaves, call.texts(self._f))
-        return variant
+        self._last = match.variant
+        if match.variant.dims:
+            check_dims("jit", match.variant.dims, leaves, call.texts(self._f))
+        return match
 
-    def _specialize(
-        self, family: Family[_Compiled], call: Arguments
-    ) -> Variant[_Compiled]:
+    @deep_recursion()
+    def _specialize(self, family: Family[Compiled], call: Arguments) -> Match[Compiled]:
         """A new trace of a family, for this call and such like it.
 
         Where several processes agree, it is for what all of them call, and each traces
@@ -314,43 +241,58 @@ class Jitted:
         def choose(leaf: int, axis: int | None) -> Choice:
             return family.choice(Place(leaf, axis), choice_of(call.plans[leaf], axis))
 
-        if family.all():
-            name = name_of(self._f)
-            log("recompiles", lambda: f"{name}: {self._reasons(family, call)}")
+        if self._last is not None:
+            self._recompiles.note(lambda: self._reasons(family, call))
+        found: Match[Compiled] | None = None
         for each in calls:
-            if family.find(each.values, each.given.leaves) is None:
-                family.add(each.values, self._compile(each, choose))
-        variant = family.find(call.values, call.given.leaves)
-        assert variant is not None
-        return variant
+            match = family.find(each.values, each.given.leaves)
+            if match is None:
+                # It need not be found again: the function may change what it reads.
+                match = self._compile(each, choose)
+                family.add(each.values, match.variant)
+            found = match if each is call else found
+        found = found or family.find(call.values, call.given.leaves)
+        assert found is not None
+        return found
 
-    def _run_donating(self, compiled: _Compiled, call: Arguments) -> Any:
-        given_up = self._donated(call.given.args)
+    def _run_donating(
+        self, compiled: Compiled, call: Arguments, captured: list[EagerTensor]
+    ) -> Any:
+        leaves = pytree.flatten(call.given.args)[0]
+        given_up = [leaves[i] for i in self._donated(call)]
         donated = [x for x in given_up if isinstance(x, EagerTensor)]
-        compiled.check(call.tensors)
+        compiled.check(call.tensors, captured)
         try:
-            return compiled(call.tensors, call.given.leaves, donated)
+            return compiled(call.tensors, call.given.leaves, captured, donated)
         finally:  # an error, too, may come when they have been written over
             for tensor in donated:
                 tensor.storage.invalid = "donated"
                 tensor.array = _GONE
 
-    def _told_apart(self, compiled: _Compiled, call: Arguments) -> _Compiled:
-        """What to call where a tensor that is written may share memory with another.
+    def _told_apart(
+        self, match: Match[Compiled], call: Arguments
+    ) -> tuple[Compiled, list[EagerTensor]]:
+        """What to call where a tensor that is written may share memory with another,
+        and the tensors from outside.
 
         Raises:
             MutationError: it does, and they cannot be views of one tensor.
         """
-        given = [*call.tensors, *compiled.captured]
+        (variant, captured), leaves = match, call.given.leaves
+        given, compiled = [*call.tensors, *captured], variant.compiled
         if not overlap(given, compiled.written):
-            return compiled
+            return compiled, captured
         kind = sharing(given), call.values
-        variant = compiled.variants.get(kind)
-        if variant is None:
+        apart = compiled.variants.get(kind)
+        tensors = None if apart is None else apart.find_captured(leaves)
+        if apart is None or tensors is None:
             with self._lock:
-                made = self._compile(call, lambda _, axis: axis is None, exact=True)
-                variant = compiled.variants[kind] = made.compiled
-        return variant
+                self._recompiles.note(lambda: self._alias_reasons(match, call))
+                apart, tensors = self._compile(
+                    call, lambda _, axis: axis is None, exact=True
+                )
+                compiled.variants[kind] = apart
+        return apart.compiled, tensors
 
     def _compile(
         self,
@@ -358,7 +300,7 @@ class Jitted:
         choose: Callable[[int, int | None], Choice],
         *,
         exact: bool = False,
-    ) -> Variant[_Compiled]:
+    ) -> Match[Compiled]:
         """Trace the function for these arguments, and compile its graph.
 
         Args:
@@ -372,17 +314,17 @@ class Jitted:
         found = [sources[v.node.symbol] for v in graph.symbols if v.node.symbol]
         given = [*call.tensors, *traced.captured]
         sizes = [source.find(call.given.leaves) for source in found]
-        compiled = _Compiled(
+        compiled = Compiled(
             Backed(self._backend, graph, given, sizes)
             if self._backend is not None
             else Executable(graph, self._donated_inputs(call)),
-            traced.captured,
             traced.written,
             results.spec,
             results.constants,
             results.numbers,
             found,
             rows_of(traced.captured, call.tensors if exact else ()),
+            traced.changes,
         )
         numbers = enumerate(zip(call.places, call.values, strict=True))
         fixed = [
@@ -393,7 +335,16 @@ class Jitted:
         env = inputs.tracer.env
         assert env is not None
         guards = env.guards.simplified()
-        return Variant(compiled, fixed, sources, env, guards, inputs.dims)
+        is_fixed = traced.outside is None
+        variant = Variant(
+            *(compiled, fixed, sources, env, guards, inputs.dims),
+            *(traced.captured if is_fixed else [], traced.outside),
+        )
+        special = variant.specialised(call.places, inputs.texts)
+        if special:
+            texts = " and ".join(special)
+            log("sizes", lambda: f"{texts}: other sizes need another program")
+        return Match(variant, traced.captured)
 
     def _trace(
         self,
@@ -404,21 +355,25 @@ class Jitted:
     ) -> _Traced:
         """Trace the function; see `_compile`."""
         counts.traces += 1
-        env = ShapeEnv(user_line)
+        env = user_env()
         tracer = Tracer(None, name_of(self._f).strip("<>") or "f", env=env)
+        tracer.asks_types = True
         inputs = Inputs("jit", tracer, call.given.leaves, call.texts(self._f), choose)
         given = _given(call, inputs, exact=exact)
+        recorder = self._recorder(call)
+
+        changes: list[Replaced] = []
 
         def run(*flat: Any) -> Any:
-            args, kwargs = pytree.unflatten(call.given.spec, flat)
-            return self._f(*args, **kwargs)
+            return self._run_watched(call.given.spec, flat, changes)
 
         # What a run is to check is no fact for the check itself.
         with env.body():
-            with span("trace", function=name_of(self._f)):
+            with span("trace", function=name_of(self._f)), watching(recorder):
                 results = trace_into(
                     tracer, lambda *flat: self._results(run(*flat)), given
                 )
+            recorder.effects.check(self._f, inputs.texts)
             own = [*tracer.operands, *(c.tensor for c in tracer.captures.values())]
             written = _written(tracer, own)
             present = [TracedTensor(tracer, tracer.read(own[k])) for k in written]
@@ -429,13 +384,36 @@ class Jitted:
         unify_symbols(graph, env.simplify)
         origins = [c.origin for c in tracer.captures.values()]
         captured = [o for o in origins if isinstance(o, EagerTensor)]
-        return _Traced(graph, inputs, results, captured, written)
+        parts = [c.origin for c in tracer.parts.values()]
+        outside = recorder.guard(captured, parts, call.given.leaves, self._changing)
+        return _Traced(graph, inputs, results, captured, outside, written, changes)
+
+    def _run_watched(
+        self, spec: Spec, leaves: Sequence[Any], changes: list[Replaced]
+    ) -> Any:
+        """What the function returns in a trace; with what it puts into containers of
+        its arguments, if it changes any. These changes are added."""
+        args, kwargs = pytree.unflatten(spec, leaves)
+        containers = Containers((args, kwargs), leaves)
+        found = self._f(*args, **kwargs)
+        replaced, results = containers.replaced()
+        changes += replaced
+        return (found, results) if replaced else found
+
+    def _recorder(self, call: Arguments) -> Recorder:
+        """A recorder that knows the function and the arguments that are no data."""
+        recorder = Recorder()
+        recorder.add_root(self._f, Path(None, "constant", self._f))
+        for k, leaf in enumerate(call.given.leaves):
+            if not is_data(leaf):
+                recorder.add_root(leaf, Path(None, "argument", k))
+        return recorder
 
     def _results(self, tree: Any) -> _Results:
         """What the function returned, as outputs of a graph."""
         function = Function("f", self._f, (), self._f)
         operands, spec = flatten_results("jit", function, tree, exact=True)
-        leaves = pytree.flatten(tree)[0]
+        leaves = pytree.flatten(opened(tree))[0]
         constants = {
             k: leaves[k] for k, o in enumerate(operands) if isinstance(o, Constant)
         }
@@ -449,15 +427,16 @@ class Jitted:
 
     def _inline(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call within a trace: a node of it, of which only tensors are operands."""
-        leaves, spec = pytree.flatten((args, kwargs))
+        leaves, spec = pytree.flatten(opened((args, kwargs)))
         found: list[_Results] = []
+        changes: list[Replaced] = []
 
         @functools.wraps(self._f)
         def body(*tensors: Any) -> Any:
             rest = iter(tensors)
             flat = [next(rest) if is_data(x) else x for x in leaves]
-            own_args, own_kwargs = pytree.unflatten(spec, flat)
-            found.append(self._results(self._f(*own_args, **own_kwargs)))
+            changes.clear()
+            found.append(self._results(self._run_watched(spec, flat, changes)))
             return tuple(found[-1].operands)
 
         results = list(INVOKE_SUBGRAPH(body, tuple(filter(is_data, leaves))))
@@ -466,21 +445,23 @@ class Jitted:
             results.insert(k, number)
         for k in inner.numbers:
             results[k] = results[k].item()
-        return pytree.unflatten(inner.spec, results)
+        tree = pytree.unflatten(inner.spec, results)
+        return _changed(changes, tree, (args, kwargs), leaves)
 
     def _donated_inputs(self, call: Arguments) -> list[int]:
         """Which of the graph's operands a call gives up."""
-        args, _ = pytree.unflatten(call.given.spec, range(len(call.given.leaves)))
-        donated = self._donated(args)
+        donated = self._donated(call)
         return [k for k, i in enumerate(call.operands) if i in donated]
 
-    def _donated(self, args: tuple[Any, ...]) -> list[Any]:
-        """The leaves of the arguments that a call gives up.
+    def _donated(self, call: Arguments) -> list[int]:
+        """Which leaves of the arguments a call gives up.
 
         Raises:
             ArgumentValueError: there is no such argument.
         """
-        donated: list[Any] = []
+        args = call.given.spec.child(0).children()
+        donated: list[int] = []
+        ends = [0, *itertools.accumulate(arg.num_leaves for arg in args)]
         for position in self._donate:
             if position >= len(args):
                 raise ArgumentValueError(
@@ -488,7 +469,7 @@ class Jitted:
                     f"and {len(args)} were given by position. Count from 0, and pass "
                     "by position what is to be given up."
                 )
-            donated += pytree.flatten(args[position])[0]
+            donated += range(ends[position], ends[position + 1])
         return donated
 
     # --- to look at: of the signature that was called last ---
@@ -501,7 +482,7 @@ class Jitted:
         raise ArgumentValueError(f"{self!r} has no native code: a backend runs it.")
 
     @property
-    def _present(self) -> Variant[_Compiled]:
+    def _present(self) -> Variant[Compiled]:
         if self._last is None:
             raise ArgumentValueError(
                 f"{self!r} has not been compiled yet: call it once with arguments."
@@ -513,6 +494,7 @@ class Jitted:
         """What a call must fulfil to run what ran last: conditions, and who asked."""
         return tuple(self._present.conditions())
 
+    @entry
     def explain(self, *args: Any, **kwargs: Any) -> str:
         """Whether a call with these arguments would be compiled anew, and why.
 
@@ -520,23 +502,46 @@ class Jitted:
         `x.shape[0] % 8 == 0` at model.py:12 no longer holds".
         """
         call = Arguments.of(self._f, self._dynamic, Given.of(args, kwargs))
-        family = self._families.get(call.key)
-        if family is None or not family.all():
+        family = self._families.get(call.key, Family[Compiled](call.places))
+        if not any(known.all() for known in self._families.values()):
             return (
                 "compiled, as no call had this structure, these dtypes and ranks, and "
                 "these values of what is no number or tensor"
             )
-        if family.find(call.values, call.given.leaves) is not None:
-            return "runs what has been compiled"
+        match = family.find(call.values, call.given.leaves)
+        if match is not None:
+            special = match.variant.specialised(family.places, call.texts(self._f))
+            only = f", which is for {' and '.join(special)} only" if special else ""
+            return f"runs what has been compiled{only}"
         return self._reasons(family, call)
 
-    def _reasons(self, family: Family[_Compiled], call: Arguments) -> str:
+    def _reasons(self, family: Family[Compiled], call: Arguments) -> str:
+        """Why no trace serves a call: for each that might, or for the kind of calls
+        that this one is most like."""
         texts = call.texts(self._f)
         reasons = [
             variant.reasons(family.places, texts, call.values, call.given.leaves)
             for variant in family.all()
         ]
+        if not reasons:
+            known = [
+                self._signatures[key] for key, f in self._families.items() if f.all()
+            ]
+            marked = ["a dimension of an argument has been marked"]
+            signature = Signature.of(call, texts)
+            reasons = [nearest_reasons(signature, known) if known else marked]
         return "\n".join(f"recompiled because {' and '.join(r)}" for r in reasons)
+
+    def _alias_reasons(self, match: Match[Compiled], call: Arguments) -> str:
+        """Why what serves a call does not serve tensors that share memory."""
+        texts, outside = call.texts(self._f), match.variant.outside
+        names = [texts[k] for k in call.operands]
+        for k in range(len(match.captured)):
+            path = None if outside is None else outside.wanted[k].path
+            names.append("a tensor from outside" if path is None else path.text(texts))
+        tensors = [*call.tensors, *match.captured]
+        reasons = alias_reasons(tensors, names, match.variant.compiled.written)
+        return f"recompiled because {' and '.join(reasons)}"
 
     @property
     def graph(self) -> Graph:
@@ -585,6 +590,17 @@ def _given(call: Arguments, inputs: Inputs, *, exact: bool) -> list[Any]:
         else:
             given.append(inputs.tensor(i, next(tensors).type, name))
     return given
+
+
+def _changed(
+    changes: Sequence[Replaced], found: Any, arguments: Any, leaves: Sequence[Any]
+) -> Any:
+    """What a function returned, after the containers of its arguments have changed."""
+    if not changes:
+        return found
+    result, results = found
+    replace_contents(changes, arguments, leaves, results)
+    return result
 
 
 def _written(tracer: Tracer, own: Sequence[TracedTensor]) -> list[int]:

@@ -23,7 +23,7 @@ __all__ = [
 
 Spec: TypeAlias = optree.PyTreeSpec
 
-flatten: Callable[[Any], tuple[list[Any], Spec]] = optree.tree_flatten
+flatten: Callable[..., tuple[list[Any], Spec]] = optree.tree_flatten
 structure: Callable[[Any], Spec] = optree.tree_structure
 
 
@@ -74,14 +74,22 @@ def broadcast_prefix(prefix: Any, spec: Spec) -> list[Any] | None:
     """For each leaf of a tree of structure `spec` the leaf of `prefix` that stands for
     the part it is in; None in `prefix` is a leaf. None: the structures do not fit.
     """
-    count = spec.num_leaves
-    tree = unflatten(spec, range(count))
+    if prefix is None or optree.tree_is_leaf(prefix):
+        return [prefix] * spec.num_leaves
+    level = spec.one_level()
+    if level is None:
+        return None
     try:
-        found = optree.broadcast_prefix(prefix, tree, none_is_leaf=True)
+        parts = level.flatten_up_to(prefix)
     except ValueError:
         return None
-    places = optree.tree_leaves(tree, none_is_leaf=True)
-    return [dim for dim, at in zip(found, places, strict=True) if at is not None]
+    found: list[Any] = []
+    for part, child in zip(parts, spec.children(), strict=True):
+        dims = broadcast_prefix(part, child)
+        if dims is None:
+            return None
+        found += dims
+    return found
 
 
 def register(

@@ -24,6 +24,7 @@ from hopflow.errors import (
 from hopflow.graph.types import Shape, TensorType, same_shape
 from hopflow.ops.convert import apply, as_value, astype, stop_gradient
 from hopflow.ops.creation import arange
+from hopflow.ops.deferred import aligned, fitted, matched
 from hopflow.ops.elementwise import (
     abs,
     add,
@@ -60,6 +61,7 @@ from hopflow.ops.rules import (
     optional_dtype,
 )
 from hopflow.ops.searching import searchsorted
+from hopflow.ops.sizes import equals
 from hopflow.ops.sorting import argsort
 from hopflow.ops.threefry import threefry
 from hopflow.ops.views import reshaped, sliced
@@ -237,19 +239,26 @@ def _is_number(value: Any, number: int) -> bool:
     return isinstance(value, int | float) and value == number
 
 
-def _bound(name: str, value: Any, dtype: DType, shape: Shape) -> Value:
-    bound = astype(value, dtype, copy=False)
-    _check_fits(name, bound.type, shape)
-    return bound
+def _bound(name: str, value: Any, dtype: DType, shape: Shape) -> Any:
+    return _fitting(name, astype(value, dtype, copy=False), shape)
 
 
-def _check_fits(name: str, type_: TensorType, shape: Shape) -> None:
+def _fitting(name: str, parameter: Any, shape: Shape) -> Any:
+    """A parameter that broadcasts to `shape`: what only a run can tell, it checks.
+
+    Raises:
+        ShapeError: it does not.
+    """
     name = f"random.{name}"
+    if isinstance(parameter, Value):
+        parameter = fitted(name, parameter, shape)
+    type_ = parameter.type
     if not same_shape(broadcast_shapes(name, type_.shape, shape), shape):
         raise ShapeError(
             f"{name}: a parameter of type {type_} does not broadcast to `shape` "
             f"[{', '.join(map(str, shape))}]."
         )
+    return parameter
 
 
 # --- integers -------------------------------------------------------------------------
@@ -282,15 +291,19 @@ def randint(
             f"random.randint: `dtype` must be an integer dtype, and is {target.name}."
         )
     sizes = as_shape("random.randint", shape)
-    for bound in (minval, maxval):
-        type_ = as_operand("random.randint", 2, bound).type
+    bounds = [as_operand("random.randint", 2, bound) for bound in (minval, maxval)]
+    for bound in bounds:
+        type_ = bound.type
         if not type_.dtype.is_integer:
             raise DTypeError(
                 f"random.randint: `minval` and `maxval` must be integers, and one is "
                 f"{type_}."
             )
-        _check_fits("randint", type_, sizes)
-    return integers(word_of("randint", key), sizes, minval, maxval, target)
+    low, high = (
+        _fitting("randint", bound, sizes) if isinstance(bound, Value) else number
+        for bound, number in zip(bounds, (minval, maxval), strict=True)
+    )
+    return integers(word_of("randint", key), sizes, low, high, target)
 
 
 # --- permutations and choice ----------------------------------------------------------
@@ -390,7 +403,12 @@ def choice(
 
 def _weighted(key: Any, p: Any, size: Size, count: Size, replace: bool) -> Value:
     weights = as_value(as_operand("random.choice", "p", p))
-    if not same_shape(weights.shape, (size,)) or not weights.type.dtype.is_float:
+    if weights.ndim == 1:
+        [weights] = matched("random.choice", [weights], [0], size)
+    if (
+        not (weights.ndim == 1 and equals(weights.shape[0], size))
+        or not weights.type.dtype.is_float
+    ):
         raise ShapeError(
             f"random.choice: `p` must be floats of shape [{size}], and is "
             f"{weights.type}."
@@ -464,6 +482,8 @@ def truncated_normal(
     word = word_of("truncated_normal", key)
     low, high = (astype(v, target, copy=False) for v in (lower, upper))
     name = "random.truncated_normal"
+    if shape is None:
+        low, high = aligned(name, (low, high))
     sizes = (
         broadcast_shapes(name, low.shape, high.shape)
         if shape is None
@@ -524,9 +544,14 @@ def bernoulli(key: Any, p: Any = 0.5, shape: Any = None) -> Value:
 
     Raises:
         ArgumentTypeError: `key` is no key, or `shape` no shape.
+        ArgumentValueError: `p` is a number that is no probability.
         DTypeError: `p` is not floating.
         ShapeError: `p` does not broadcast to `shape`.
     """
+    if isinstance(p, float) and not 0 <= p <= 1:
+        raise ArgumentValueError(
+            f"random.bernoulli: `p` must be from 0 to 1, and is {p}."
+        )
     chance = as_value(as_operand("random.bernoulli", 1, p))
     if not chance.type.dtype.is_float:
         raise DTypeError(
@@ -534,7 +559,7 @@ def bernoulli(key: Any, p: Any = 0.5, shape: Any = None) -> Value:
         )
     word = word_of("bernoulli", key)
     sizes = chance.shape if shape is None else as_shape("random.bernoulli", shape)
-    _check_fits("bernoulli", chance.type, sizes)
+    chance = _fitting("bernoulli", chance, sizes)
     result: Value = less(unit(word, sizes, chance.type.dtype), chance)
     return result
 
@@ -564,7 +589,12 @@ def categorical(key: Any, logits: Any, axis: int = -1, shape: Any = None) -> Val
     others = (*scores.shape[:axis], *scores.shape[axis + 1 :])
     sizes = others if shape is None else as_shape("random.categorical", shape)
     extra = len(sizes) - len(others)
-    if extra < 0 or not same_shape(sizes[extra:], others):
+    if extra >= 0:
+        axes = [a for a in range(scores.ndim) if a != axis]
+        for a, n in zip(axes, sizes[extra:], strict=True):
+            [scores] = matched("random.categorical", [scores], [a], n)
+        others = tuple([scores.shape[a] for a in axes])
+    if extra < 0 or not all(map(equals, sizes[extra:], others)):
         raise ShapeError(
             f"random.categorical: `shape` [{', '.join(map(str, sizes))}] must end with "
             f"[{', '.join(map(str, others))}], the shape of `logits` without `axis`."

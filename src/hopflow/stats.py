@@ -13,7 +13,7 @@ class Stats:
     compiles     native programs made
     functions    functions of those programs: bodies that are called from many places
     cache_hits   programs that were found ready, for a new trace of an equal graph
-    evictions    programs that the cache let go (`config.kernel_cache_size`)
+    evictions    programs that the cache let go (`config.kernel_cache_bytes`)
     """
 
     traces: int = 0

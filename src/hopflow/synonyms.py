@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+import numpy
+
 from hopflow.errors import UnknownNameError
 
 __all__ = ["unknown"]
@@ -110,9 +112,42 @@ def _ours(name: str) -> list[str]:
     return []
 
 
-def _close(name: str, public: Iterable[str]) -> list[str]:
-    if name.startswith("_"):  # asked by a tool, not by a user
-        return []
-    import difflib  # only a mistake needs it, and it takes time to import
+_NOT_HERE = frozenset(
+    """
+    conv conv1d conv2d conv3d convolve pmax pmean pmin psum ppermute pcast pvary
+    addmm baddbmm scatter selu gelu celu softmax softmin logit trapz vander stft
+    istft xlogy xlog1py entr ndtr ndtri betainc erfcx polygamma multigammaln pdist
+    cdist cond_ scan_ fix frac lerp renorm narrow chunk masked_fill masked_select
+    index_add index_copy named_scope named_call eval_shape ravel_pytree device_put
+    device_get shard_map pure while_ for_ select_n custom_root sample seeds dist
+    distributed save load
+    """.split()
+)
+"""What other libraries have, and hopflow does not: no slip, however close to a name."""
 
-    return difflib.get_close_matches(name, public, n=2, cutoff=0.7)
+
+def _close(name: str, public: Iterable[str]) -> list[str]:
+    """The names that differ by one slip of the fingers."""
+    # Asked by a tool and not by a user, or the name of something else.
+    if name.startswith("_") or name in _NOT_HERE or hasattr(numpy, name):
+        return []
+    return [ours for ours in public if _is_slip(name.lower(), ours.lower())][:2]
+
+
+_LONG = 6
+"""In a shorter name another letter makes another word."""
+
+
+def _is_slip(name: str, ours: str) -> bool:
+    """Whether two names differ by a letter that is missing, or too many; by two that
+    have changed places; or, if they are long, by one that is another."""
+    start = 0
+    while start < min(len(name), len(ours)) and name[start] == ours[start]:
+        start += 1
+    left, right = name[start:], ours[start:]
+    if len(left) == len(right):
+        is_swapped = left[:2] == right[:2][::-1] and left[2:] == right[2:]
+        return is_swapped or (len(name) >= _LONG and left[1:] == right[1:])
+    if len(left) > len(right):
+        left, right = right, left
+    return left == right[1:] and right[0].isalpha() | (right[0] == "_")

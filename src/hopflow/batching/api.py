@@ -24,16 +24,18 @@ from hopflow.errors import (
 )
 from hopflow.graph.core import Graph
 from hopflow.ops.convert import apply, as_value, copy
+from hopflow.ops.deferred import matched
 from hopflow.ops.opdef import as_operand, in_range
 from hopflow.ops.sizes import equals
 from hopflow.ops.views import moved
 from hopflow.pytree import Spec
-from hopflow.symbolic.env import ShapeEnv
+from hopflow.recursion import deep_recursion
 from hopflow.symbolic.size import Size
 from hopflow.tensor import EagerTensor
 from hopflow.trace.functional import TracedTensor
 from hopflow.trace.rollback import unchanged_on_error
-from hopflow.trace.source import argument_texts, name_of, parameter_names, user_line
+from hopflow.trace.source import argument_texts, name_of, parameter_names, user_env
+from hopflow.trace.tensor_types import opened
 from hopflow.trace.tracer import Tracer, trace_into
 
 __all__ = ["over_examples", "vmap"]
@@ -83,9 +85,10 @@ def vmap(f: Callable[..., Any], in_dims: Any = 0, out_dims: Any = 0) -> Any:
         in_dims = tuple(in_dims)
 
     @functools.wraps(f)
+    @deep_recursion()
     def call(*args: Any, **kwargs: Any) -> Any:
         leaves, spec = _flatten(f, in_dims, args, kwargs)
-        values = [_in_front(leaf) for leaf in leaves]
+        values = _matched([_in_front(leaf) for leaf in leaves])
         size = _size_of(leaves, values)
         with unchanged_on_error():
             trace = _trace(f, values, leaves, spec)
@@ -97,7 +100,8 @@ def vmap(f: Callable[..., Any], in_dims: Any = 0, out_dims: Any = 0) -> Any:
             trace.spec, _private([_placed(f, size, *row) for row in rows], values)
         )
 
-    return recordable(call)
+    options = {"in_dims": in_dims, "out_dims": out_dims}
+    return recordable(call, made=("vmap", f, options))
 
 
 def over_examples(
@@ -186,6 +190,13 @@ def _in_front(leaf: _Leaf) -> Value | None:
     return moved(as_value(leaf.value), leaf.axis, 0)  # type: ignore[no-any-return]
 
 
+def _matched(values: Sequence[Value | None]) -> list[Value | None]:
+    """The leaves with as many batch elements, where only a run can compare them."""
+    batched = [v for v in values if v is not None]
+    found = iter(matched("vmap", batched, [0] * len(batched)))
+    return [None if v is None else next(found) for v in values]
+
+
 def _size_of(leaves: Sequence[_Leaf], values: Sequence[Value | None]) -> Size:
     """How many examples there are.
 
@@ -230,7 +241,7 @@ def _trace(
 ) -> _Trace:
     parent = current()
     tracer = (
-        Tracer(None, name_of(f), env=ShapeEnv(user_line))
+        Tracer(None, name_of(f), env=user_env())
         if parent.is_eager
         else Tracer(parent, name_of(f), path=getattr(parent, "path", ""))
     )
@@ -247,7 +258,7 @@ def _trace(
     args, kwargs = pytree.unflatten(spec, inputs)
 
     def run() -> tuple[list[Operand], Spec]:
-        flat, spec = pytree.flatten(f(*args, **kwargs))
+        flat, spec = pytree.flatten(opened(f(*args, **kwargs), tracer))
         return [_result(f, spec, i, leaf) for i, leaf in enumerate(flat)], spec
 
     outputs, out_spec = trace_into(tracer, run, ())

@@ -10,6 +10,7 @@ from hopflow.batching.numbers import ask_own_numbers, split
 from hopflow.bind import Operand, Value, bind, slots
 from hopflow.errors import RuleReadError
 from hopflow.graph.core import Constant, Graph, Node, vars_of
+from hopflow.graph.forwarding import forward_results
 from hopflow.graph.hashing import structural_hash
 from hopflow.graph.interpreter import interpret
 from hopflow.graph.rewriting import clone, effects, own_graphs
@@ -21,7 +22,15 @@ from hopflow.symbolic.size import Size, SymInt, symbol
 from hopflow.trace.functional import TracedTensor
 from hopflow.trace.tracer import Tracer, trace_into
 
-__all__ = ["Batched", "BatchedGraph", "Lane", "as_batched", "batched_graph", "evaluate"]
+__all__ = [
+    "Batched",
+    "BatchedGraph",
+    "Lane",
+    "as_batched",
+    "batched_graph",
+    "evaluate",
+    "lanes_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +46,11 @@ class Batched:
 
 
 Lane: TypeAlias = Operand | Batched
+
+
+def lanes_of(batched: Sequence[bool], args: Sequence[Operand]) -> list[Lane]:
+    pairs = zip(batched, args, strict=True)
+    return [Batched(a) if b and isinstance(a, Value) else a for b, a in pairs]
 
 
 def bind_batched(
@@ -62,9 +76,11 @@ def _calls_python(op: Any, params: dict[str, Any]) -> bool:
 
 def evaluate(graph: Graph, size: Size, args: Sequence[Lane]) -> tuple[Lane, ...]:
     """The results of a graph on values some of which may be batched."""
-    asking = ask_own_numbers(graph, [isinstance(a, Batched) for a in args])
-    if not asking:
+    batched = [isinstance(a, Batched) for a in args]
+    if not ask_own_numbers(graph, batched):
         return interpret(graph, args, functools.partial(bind_batched, size))
+    graph = forward_results(clone(graph))
+    asking = ask_own_numbers(graph, batched)
     first, rest = split(graph, asking)
     known = dict(zip(first.outputs, evaluate(first, size, args), strict=True))
     own = [known[v] for v in rest.inputs]

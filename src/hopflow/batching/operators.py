@@ -6,20 +6,31 @@ point. Where what decides which body runs depends on the example, the node becom
 over the examples, so that each takes its own branch and its own number of steps.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from hopflow.batching.graphs import BatchedGraph, batched_graph, bind_again
+from hopflow.batching.graphs import (
+    BatchedGraph,
+    batched_graph,
+    bind_again,
+    evaluate,
+    lanes_of,
+)
 from hopflow.bind import Operand, Value, bind, current, slots
-from hopflow.graph.core import Node, map_graphs
+from hopflow.graph.core import Graph, Node, map_graphs
+from hopflow.graph.forwarding import first_same, shortened
 from hopflow.graph.regions import Region, Signature, carries
+from hopflow.graph.types import TensorType
 from hopflow.ops.batching import in_batch
 from hopflow.ops.convert import as_value
-from hopflow.ops.views import moved
+from hopflow.ops.joining import concat
+from hopflow.ops.sizes import may_be_zero
+from hopflow.ops.views import moved, part, reshaped
 from hopflow.symbolic.size import Size, SymInt
 from hopflow.trace.sharing import once
 
-__all__ = ["BatchedResults", "batch", "each_example"]
+__all__ = ["BatchedResults", "batch", "each_example", "with_shared"]
 
 
 class BatchedResults(NamedTuple):
@@ -76,14 +87,70 @@ def each_example(
     params: dict[str, Any],
 ) -> BatchedResults:
     """The results of a node by a map over the examples, which tells the progress of
-    loops: they run side by side."""
+    loops: they run side by side. What the node only passes through is no part of it."""
     params = dict(params)
     progress = params.pop("progress", None)
     params.pop("counted", None)
-    found = slots.each_example(
-        lambda own: bind_again(op, own, params), size, args, batched, progress
-    )
-    return BatchedResults(found, (True,) * len(found))
+    types = _types_of_one(batched, args)
+    short = shortened(op, types, params, first_same(map(id, args)))
+    if short is None:
+        run = functools.partial(bind_again, op, params=params)
+        found = slots.each_example(run, size, args, batched, progress)
+        return BatchedResults(found, (True,) * len(found))
+
+    def rest(own: Sequence[Operand]) -> list[Value]:
+        results = bind_again(op, [own[i] for i in short.args], short.params)
+        return [results[k] for k in short.rest]
+
+    found = slots.each_example(rest, size, args, batched, progress)
+    values = short.results(args, found)
+    mask = short.results(batched, [True] * len(found))
+    return BatchedResults(list(map(as_value, values)), tuple(mask))
+
+
+def with_shared(
+    size: Size,
+    found: BatchedResults,
+    graph: Graph,
+    batched: Sequence[bool],
+    args: Sequence[Operand],
+) -> BatchedResults:
+    """The results of a node with custom derivatives, one copy of those that are the
+    same for all examples.
+
+    Such a result is that of the first example, and so are its tangent and cotangent: a
+    rule may give a tangent that differs from example to example, and a cotangent is to
+    be given to one of them alone.
+
+    Args:
+        found: All results, batched.
+        graph: What the node computes from its args.
+    """
+    depends = batched_graph(graph, size, batched).outputs
+    if all(depends):
+        return found
+    values = list(found.values)
+    # If there are no examples, it is what the graph computes.
+    may_be_none = may_be_zero(size) or size == 0
+    lanes = evaluate(graph, size, lanes_of(batched, args)) if may_be_none else ()
+    for i, differs in enumerate(depends):
+        if not differs:
+            plain = [reshaped(lanes[i], (1, *lanes[i].type.shape))] if lanes else []
+            values[i] = _first_row(concat([values[i], *plain]))
+    return BatchedResults(values, depends)
+
+
+def _first_row(stack: Value) -> Value:
+    row: Value = reshaped(part(stack, 0, 0, 1), stack.shape[1:])
+    return row
+
+
+def _types_of_one(batched: Sequence[bool], args: Sequence[Operand]) -> list[TensorType]:
+    """The types of args for one example."""
+    return [
+        a.type.with_shape(a.type.shape[1:]) if b else a.type
+        for a, b in zip(args, batched, strict=True)
+    ]
 
 
 _DECIDES: Final = ("predicate", "index")

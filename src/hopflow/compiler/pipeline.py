@@ -1,18 +1,19 @@
 """From a graph to something that runs: the one place that knows all stages in order."""
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from sys import getrefcount
 from threading import RLock
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 from hopflow.bind import Operand, Value
 from hopflow.compiler.bounds import with_bounds_checks
+from hopflow.compiler.cache import KernelCache
 from hopflow.compiler.callbacks import Callbacks
-from hopflow.compiler.compared import check_results, is_comparable
+from hopflow.compiler.compared import difference, is_comparable
+from hopflow.compiler.entry_sizes import CallSizes, call_sizes, failed_check
 from hopflow.compiler.layout import DENSE, Layouts, layout_of, strides_of
 from hopflow.compiler.owned import WORD, owned_array, result_words
 from hopflow.compiler.passes import PASSES
@@ -21,9 +22,10 @@ from hopflow.compiler.runtime import Kernel, Trapped, compile_program
 from hopflow.compiler.schedule.scheduler import schedule
 from hopflow.compiler.traps import bounds_error, trap_error
 from hopflow.config import config
-from hopflow.errors import GraphError
+from hopflow.errors import BoundsError, GraphError, KernelDisagreementError
 from hopflow.graph.core import Arg, Constant, Graph, Node, Var, plain_symbol
 from hopflow.graph.hashing import structural_hash
+from hopflow.graph.printer import format_graph
 from hopflow.graph.regions import result_types
 from hopflow.graph.rewriting import clone
 from hopflow.graph.verifier import verify as verify_graph
@@ -33,18 +35,16 @@ from hopflow.loop_ir.printer import format_program
 from hopflow.loop_ir.verifier import verify as verify_program
 from hopflow.loop_ir.walk import functions
 from hopflow.progress import shown
+from hopflow.recursion import deep_recursion
 from hopflow.stats import counts
-from hopflow.symbolic.size import compiled_shapes
 from hopflow.tensor import EagerTensor
 
 _Call: TypeAlias = Callable[..., Trapped | None]
 
 _lock = RLock()
 # By the hash of a graph, its donated inputs, how its inputs lie in memory, and what
-# settings decide; the one used last stands last.
-_kernels: OrderedDict[
-    tuple[str, tuple[int, ...], Layouts, tuple[bool, ...]], Kernel
-] = OrderedDict()
+# settings decide.
+_kernels = KernelCache()
 
 
 def lower(
@@ -86,15 +86,14 @@ class Executable:
     messages are this graph's own.
     """
 
+    @deep_recursion()
     def __init__(self, graph: Graph, donated: Sequence[int] = ()) -> None:
         """Compile `graph`; its outputs may take the memory of `donated` inputs."""
         self.graph = graph
         self.kernel = _kernel(graph, tuple(donated))
         self._donated = tuple(donated)
         self._call = self._bound(self.kernel)
-        self._variants: dict[
-            Layouts, tuple[Kernel, _Call]
-        ] = {}  # for inputs that are not dense
+        self._variants: dict[Layouts, _Variant] = {}  # for inputs that are not dense
         inputs, outputs = self.kernel.program.inputs, self.kernel.program.outputs
         sources = {b: k for k, b in enumerate(inputs)}
         self._updated = {sources[b] for b in outputs if b in sources}
@@ -123,8 +122,9 @@ class Executable:
             sizes: What the symbols are; None: sizes of the tensors.
 
         Raises:
-            IndexingError, DivisionError, CheckError, LoopLimitError, LinalgError: what
-                stopped the program, with the user's line.
+            IndexingError, DivisionError, CheckError, LoopLimitError, LinalgError,
+                ShapeError, ArgumentRangeError: what stopped the program, with the
+                user's line.
             Exception: what a callback raised.
             InvalidTensorError: an argument must not be used any more.
             MemoryError: there is no room for a result, or for what leads to it.
@@ -142,14 +142,20 @@ class Executable:
         if self._symbols or not dense:
             if sizes is None:
                 sizes = [arrays[k].shape[axis] for k, axis in self._places]
-            kernel, call, strides = (
-                (self.kernel, self._call, []) if dense else self._variant(arrays)
-            )
+            if dense:
+                kernel, call, strides, find = self._dense
+            else:
+                kernel, call, strides, find = self._variant(arrays)
+            derived, shapes = find(*sizes)
             before = self._copies(kernel, arrays)
-            outputs = self._allocate(self._shapes(*sizes), arrays)
+            outputs = self._allocate(shapes, arrays)
             peeks = kernel.program.peeks
             given = [a if a.size else _room_of(a, peeks) for a in (*arrays, *outputs)]
-            trapped = call(*sizes, *strides, *given)
+            try:
+                trapped = call(*sizes, *strides, *derived, *given)
+            except BoundsError as error:
+                # Inputs may have sizes with which a check of the graph stops the run.
+                raise failed_check(self.graph, sizes) or error from None
         else:
             kernel = self.kernel
             before = self._copies(kernel, arrays)
@@ -160,7 +166,10 @@ class Executable:
         for k, dtype in self._made:
             outputs[k] = owned_array(outputs[k], dtype, self.kernel.free)
         if before is not None:
-            check_results(self.graph, sizes or (), before, outputs)
+            wrong = difference(self.graph, sizes or (), before, outputs)
+            if wrong is not None:
+                text = format_graph(self.graph)
+                raise KernelDisagreementError(self.graph.name, wrong, text)
             kernel.compared = True
         return [
             EagerTensor(array, weak=weak)
@@ -194,10 +203,13 @@ class Executable:
         ]
 
     @cached_property
-    def _shapes(self) -> Callable[..., Sequence[tuple[int, ...]]]:
-        """The shapes of the results, of the sizes."""
-        symbols = [v.node.symbol for v in self.graph.symbols if v.node.symbol]
-        return compiled_shapes(symbols, self._out_shapes)
+    def _dense(self) -> "_Variant":
+        """What runs where all inputs are dense."""
+        return self._made_variant(self.kernel, self._call)
+
+    def _made_variant(self, kernel: Kernel, call: _Call) -> "_Variant":
+        sizes = call_sizes(self.graph, kernel.program, self._out_shapes)
+        return _Variant(kernel, call, [], sizes)
 
     @cached_property
     def _places(self) -> list[tuple[int, int]]:
@@ -212,8 +224,8 @@ class Executable:
         call = kernel.calling(callbacks)
         return shown(call) if callbacks.tells else call
 
-    def _variant(self, arrays: list[Any]) -> tuple[Kernel, _Call, list[int]]:
-        """The kernel for arrays that lie so in memory, and the strides that it takes.
+    def _variant(self, arrays: list[Any]) -> "_Variant":
+        """What runs for arrays that lie so in memory, with the strides that it takes.
 
         Copies take the place of arrays that it has to have dense.
         """
@@ -222,22 +234,35 @@ class Executable:
             if layout == DENSE and not arrays[k].flags.c_contiguous:
                 arrays[k] = np.ascontiguousarray(arrays[k])
         if all(layout == DENSE for layout in layouts):
-            return self.kernel, self._call, []
+            return self._dense
         if layouts not in self._variants:
             kernel = _kernel(self.graph, self._donated, layouts)
-            self._variants[layouts] = kernel, self._bound(kernel)
-        return *self._variants[layouts], strides_of(arrays, layouts)
+            found = self._made_variant(kernel, self._bound(kernel))
+            self._variants[layouts] = found
+        strides = strides_of(arrays, layouts)
+        return self._variants[layouts]._replace(strides=strides)
 
     def _error(self, kernel: Kernel, trapped: Trapped) -> Exception:
         number, *values = trapped
         site = kernel.program.sites[number]
         if site.kind == "bounds":
             return bounds_error(site.what, values)
-        return trap_error(site.kind, list(self.graph.walk())[site.node], values)
+        node = list(self.graph.walk())[site.node]
+        return trap_error(site, node, values)
 
     @property
     def loop_ir(self) -> str:
         return format_program(self.kernel.program)
+
+
+class _Variant(NamedTuple):
+    """A kernel for inputs that lie in memory in one way, with what a call of it takes:
+    the strides of those that are not dense, and what it computes of the sizes."""
+
+    kernel: Kernel
+    call: _Call
+    strides: list[int]
+    sizes: CallSizes
 
 
 def _is_alone(tensor: EagerTensor) -> bool:
@@ -251,8 +276,9 @@ def _is_alone(tensor: EagerTensor) -> bool:
 
 
 def _room_of(array: np.ndarray[Any, Any], peeks: bool) -> np.ndarray[Any, Any]:
-    """Memory in place of an empty array, as `plan.room` has it."""
-    return np.empty([max(n, 1) for n in array.shape] if peeks else 1, array.dtype)
+    """An empty array with memory behind it, as `plan.room` has it."""
+    room = np.empty([max(n, 1) for n in array.shape] if peeks else 1, array.dtype)
+    return np.ndarray(array.shape, array.dtype, room)
 
 
 _PROBE: Final = EagerTensor(np.empty(0))
@@ -277,20 +303,17 @@ def _kernel(
     settings = config.check_bounds, config.guard_pages
     key = structural_hash(graph), donated, layouts, settings
     with _lock:
-        known = _kernels.get(key)
+        known = _kernels.find(key)
         if known is not None:
             counts.cache_hits += 1
-            _kernels.move_to_end(key)
             return known
         counts.compiles += 1
         with span("lower", graph=graph.name):
             _, program = lower(graph, donated, layouts)
         counts.functions += len(functions(program))
         with span("compile", graph=graph.name):
-            kernel = _kernels[key] = compile_program(program)
-        while len(_kernels) > max(config.kernel_cache_size, 0):
-            _kernels.popitem(last=False)
-            counts.evictions += 1
+            kernel = compile_program(program)
+        _kernels.add(key, kernel)
         return kernel
 
 

@@ -24,10 +24,12 @@ from hopflow.compiler.llvm.jit import (
     jit,
     once,
 )
-from hopflow.compiler.llvm.stubs import PYTHON, TEXT
+from hopflow.compiler.llvm.stubs import DENSE, NUMBER, PYTHON, STRIDED, TEXT
+from hopflow.compiler.owned import WORD, result_words
 from hopflow.compiler.plan import plan
 from hopflow.config import config
-from hopflow.errors import ArgumentTypeError, CompileError
+from hopflow.errors import ArgumentTypeError, BoundsError, CompileError
+from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.nest import Program
 from hopflow.loop_ir.walk import allocated
 
@@ -35,6 +37,9 @@ Trapped: TypeAlias = tuple[int, int, int]
 """The site of a trap, and the two values reported with it (0 where there is none)."""
 
 _METH_FASTCALL: Final = 0x80
+# What linking takes for any kernel: its pages, and the linker's and our own tables. The
+# resident memory of a process that compiles small kernels grows by so much for each.
+_LINKED_BYTES: Final = 3 << 14
 _STUBS: Final = ("hf_poll", "hf_release", "hf_call", "hf_tick", "hf_parallel")
 """What programs may call of the code that all share."""
 
@@ -62,11 +67,13 @@ class _Loaded(NamedTuple):
     """A linked program: what its functions share, and keep alive.
 
     entry   the address of its code, and how many parameters it takes
+    table   what its parameters must be, which the shared entry compares
     """
 
     library: Library
     method: _MethodDef
     entry: tuple[int, int]
+    table: "np.ndarray[Any, np.dtype[np.int64]]"
     data: list[Any]
 
 
@@ -86,8 +93,11 @@ class Kernel:
     guarded   whether its memory lies between closed pages
     compared  whether the results of a call were compared with the graph interpreter's
     free      frees the memory of an output in `made`, by its address
+    nbytes    about how much memory it takes
 
     Raises on a call:
+        BoundsError: An array is not of the dtype, the extents and the layout that the
+            program has been compiled for. Nothing has been read or written then.
         KeyboardInterrupt: Ctrl-C, or `interrupt`.
         MemoryError: There was no room for temporaries.
     """
@@ -99,11 +109,13 @@ class Kernel:
         self._jit = compiler or jit()
         self.guarded = config.guard_pages
         self.compared = False
-        self.emission: Emission = emit(
-            program, plan(program), self._jit.target, guarded=self.guarded
-        )
-        self.code: bytes = self._jit.compile(self.emission.text)
-        self._loaded = _load(self.emission, self.code, program, self.guarded)
+        emission = self._emission()
+        self.code: bytes = self._jit.compile(emission.text)
+        self._loaded = _load(emission, self.code, program, self.guarded)
+        data = sum(constant.nbytes for constant in self._loaded.data)
+        # The Loop IR takes about half as much memory as the text that is made of it.
+        size = 2 * len(self.code) + len(emission.text) // 2 + data
+        self.nbytes = _LINKED_BYTES + size
         self.free = guarded.free() if self.guarded else _free()
         self.call = self.calling(_no_host)
 
@@ -117,7 +129,8 @@ class Kernel:
             _poll(epoch)
             host(site, words)
 
-        code = _Code(struct.pack("=QqQ", *self._loaded.entry, id(call)))
+        table = self._loaded.table.ctypes.data
+        code = _Code(struct.pack("=QqQQ", *self._loaded.entry, id(call), table))
         code.loaded, code.host = self._loaded, call
         function: Callable[..., Trapped | None] = _new_function(
             ctypes.byref(self._loaded.method), code, None, None
@@ -130,20 +143,25 @@ class Kernel:
     def __repr__(self) -> str:
         return f"<native kernel {self.program.name!r}, {len(self.code)} bytes>"
 
+    def _emission(self) -> Emission:
+        """Emit the program. The text is not kept: it would double a kernel's memory."""
+        arena = plan(self.program)
+        return emit(self.program, arena, self._jit.target, guarded=self.guarded)
+
     @property
     def llvm_ir(self) -> str:
         """The LLVM IR as we emit it."""
-        return self.emission.text
+        return self._emission().text
 
     @property
     def optimised_llvm_ir(self) -> str:
         """The LLVM IR after LLVM's passes."""
-        return self._jit.optimised(self.emission.text)
+        return self._jit.optimised(self.llvm_ir)
 
     @property
     def asm(self) -> str:
         """The machine code, as assembly."""
-        return self._jit.assembly(self.emission.text)
+        return self._jit.assembly(self.llvm_ir)
 
 
 def compile_program(program: Program) -> Kernel:
@@ -167,7 +185,32 @@ def _load(emission: Emission, code: bytes, program: Program, closed: bool) -> _L
         program.name.encode(), _stubs()["hf_entry"], _METH_FASTCALL, None
     )
     data = list(constants.values())
-    return _Loaded(linked, method, (linked[emission.name], arity), data)
+    entry = linked[emission.name], arity
+    return _Loaded(linked, method, entry, _expected(program), data)
+
+
+def _expected(program: Program) -> "np.ndarray[Any, np.dtype[np.int64]]":
+    """The table of what the parameters of a program must be; see `stubs`."""
+    word = {var: ~k for k, var in enumerate(program.sizes)}
+
+    def coded(value: Expr) -> int:
+        if value.is_const:
+            return int(value.attr)
+        return word[value.attr]
+
+    rows = [NUMBER] * len(program.sizes)
+    made = allocated(program.body)
+    for b in (*program.inputs, *program.outputs):
+        if b in made:
+            rows += [1, WORD.itemsize, DENSE, *result_words(len(b.shape))]
+            continue
+        rows += [
+            len(b.shape),
+            b.dtype.itemsize,
+            DENSE if b.strides is None else STRIDED,
+        ]
+        rows += map(coded, (*b.shape, *(b.strides or ())))
+    return np.array(rows, np.int64)
 
 
 def _no_host(site: int, words: int) -> None:  # noqa: ARG001
@@ -213,6 +256,7 @@ def _stubs() -> Library:
     symbols["Py_None"] = id(None)
     symbols["hf_poll_callable"] = id(_poll)
     symbols["hf_ndarray"] = id(np.ndarray)
+    symbols["hf_bounds_error"] = id(BoundsError)
     symbols["hf_epoch"] = ctypes.addressof(_epoch)
     symbols["hf_num_threads"] = ctypes.addressof(config.threads)
     for name in ("clock_gettime", "pthread_create", "pthread_detach", "nanosleep"):

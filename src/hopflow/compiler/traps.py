@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from hopflow.errors import (
+    ArgumentRangeError,
     BoundsError,
     CheckError,
     DivisionError,
@@ -11,10 +12,12 @@ from hopflow.errors import (
     IndexingError,
     LinalgError,
     LoopLimitError,
+    PowerError,
 )
 from hopflow.graph.core import Node, symbol_range
-from hopflow.ops.check import check_error
+from hopflow.loop_ir.nest import Site
 from hopflow.ops.item import range_fault
+from hopflow.ops.messages import check_error
 
 _AS_EAGER: Final = {"dynamic_index": "index"}
 """Operations by the names that eager errors give them."""
@@ -29,12 +32,22 @@ def bounds_error(what: str, values: Sequence[int]) -> BoundsError:
     )
 
 
-def trap_error(kind: str, node: Node, values: Sequence[int]) -> HopflowError:
-    """The error for a trap of `kind` at `node`; `values` are what the trap reports."""
+def trap_error(site: Site, node: Node, values: Sequence[int]) -> HopflowError:
+    """The error for a trap at `node`, with the stack that it was traced at.
+
+    Args:
+        values: What the trap reports.
+    """
+    error = _error(site, node, values)
+    error.stack = node.line.stack if node.line is not None else ()
+    return error
+
+
+def _error(site: Site, node: Node, values: Sequence[int]) -> HopflowError:
     name = node.op.name.removeprefix("checked_") if node.op is not None else node.kind
     name = _AS_EAGER.get(name, name)
     at = f" ({node.line})" if node.line else ""
-    match kind:
+    match site.kind:
         case "index":
             position, size = (*values, 0, 0)[:2]
             return IndexingError(
@@ -46,12 +59,20 @@ def trap_error(kind: str, node: Node, values: Sequence[int]) -> HopflowError:
                 f"{name}{at}: division of an integer by zero. Guard it with `hf.where` "
                 "on the divisor, or with `hf.cond`."
             )
+        case "power":
+            return PowerError(f"{name}{at}", values[0])
         case "check":
-            return check_error(node.params, at)
+            return check_error(node.params, at, values)
         case "range":
             what = f"`{node.symbol}`" if node.symbol else name
             allowed = symbol_range(node)
             return CheckError(range_fault(f"{what}{at}", values[0], allowed))
+        case "size":
+            what = f"`{values[0]} {site.what} {values[1]}`" if site.what else "a float"
+            return ArgumentRangeError(
+                f"a size{at} is computed from {what}, which int64 cannot hold. Promise "
+                "a range of the numbers that it depends on, with `hf.check_is_size`."
+            )
         case "limit":
             return LoopLimitError(
                 f"{name}{at}: `max_steps` = {values[0]} steps were taken and the "

@@ -18,7 +18,8 @@ from hopflow import pytree
 from hopflow.bind import Value
 from hopflow.fx.node import map_items
 from hopflow.fx.proxy import Proxy
-from hopflow.trace.source import is_own_file, name_of
+from hopflow.trace.source import name_of
+from hopflow.tracebacks import is_own_file
 
 __all__ = ["Maker", "as_it_is_now", "find_proxy", "lifted"]
 
@@ -68,6 +69,10 @@ class _Place:
     """Where a lifted value goes."""
 
     __slots__ = ()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Place":
+        # Functions, whose cells have it, are the same ones in a copy.
+        return self
 
 
 def _leaves(value: Any, seen: set[int]) -> Iterator[Any]:

@@ -8,16 +8,19 @@ with nodes in it, and it calls what the user called.
 import builtins
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from keyword import iskeyword
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
-from hopflow.errors import ArgumentValueError, GraphError
+from hopflow.errors import ArgumentTypeError, ArgumentValueError, GraphError
 from hopflow.fx.node import KINDS, Kind, Node, map_items, map_nodes
 from hopflow.fx.source import SCOPE, python_source
 
 __all__ = ["Graph"]
+
+CodeTransform: TypeAlias = Callable[[list[str]], list[str]]
+"""The lines of a function's body -> the lines that it shall have."""
 
 _RESERVED: Final = frozenset([*dir(builtins), *SCOPE])
 
@@ -42,6 +45,7 @@ class Graph:
         self.attributes: dict[str, Any] = {}
         self._nodes: list[Node] = []
         self._names: set[str] = set()
+        self._transform_code: CodeTransform | None = None
         self._before: Node | None = None  # where new nodes go; None: at the end
 
     def __repr__(self) -> str:
@@ -63,11 +67,17 @@ class Graph:
             )
             for node in self._nodes
         ]
-        return {"name": self.name, "attributes": self.attributes, "rows": rows}
+        return {
+            "name": self.name,
+            "attributes": self.attributes,
+            "rows": rows,
+            "transform_code": self._transform_code,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         Graph.__init__(self, state["name"])
         self.attributes = state["attributes"]
+        self._transform_code = state["transform_code"]
         for kind, target, read, (name, type_), (line, module_path) in state["rows"]:
             args, kwargs, meta = _put_back(read, self._nodes)
             node = Node(self, kind, target, args, kwargs, name, type_)
@@ -335,9 +345,63 @@ class Graph:
 
     # --- as text ---
 
+    def print_tabular(self) -> None:
+        """Print the nodes as a table: kind, name, target, args, kwargs."""
+        rows = [("kind", "name", "target", "args", "kwargs")]
+        rows += [
+            (n.kind, n.name, n.target_name, str(n.args), str(n.kwargs))
+            for n in self._nodes
+        ]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        rows.insert(1, tuple("-" * width for width in widths))  # type: ignore[arg-type]
+        for row in rows:
+            cells = [c.ljust(width) for c, width in zip(row, widths, strict=True)]
+            print("  ".join(cells).rstrip())
+
+    def on_generate_code(
+        self, make: Callable[[CodeTransform | None], CodeTransform]
+    ) -> "AbstractContextManager[None]":
+        """Let a function rewrite the lines of the source, whenever it is written.
+
+            graph.on_generate_code(lambda before: lambda lines: [FIRST, *lines])
+
+        Args:
+            make: Gets the function that did so until now, or None, and returns the new
+                one: of the lines of the body, without indentation but each with its
+                newline, to such lines.
+
+        Returns:
+            A context manager at whose end the former function is back.
+
+        Raises:
+            ArgumentTypeError: `make` is no function, or returns none.
+        """
+        before = self._transform_code
+        after = make(before) if callable(make) else None
+        if not callable(after):
+            raise ArgumentTypeError(
+                "on_generate_code: `make` must be a function that returns a function "
+                f"of lines, and is `{type(make if after is None else after).__name__}`."
+            )
+        self._transform_code = after
+        return _restoring(self, before)
+
+    @property
+    def transform_code(self) -> CodeTransform | None:
+        """What rewrites the lines of the source; see `on_generate_code`."""
+        return self._transform_code
+
     def __str__(self) -> str:
         """The graph as a Python function."""
         return python_source(self).text
+
+
+@contextmanager
+def _restoring(graph: Graph, before: CodeTransform | None) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        graph._transform_code = before
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import inspect
 import linecache
 from collections.abc import Iterable
 from itertools import count
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 from weakref import finalize
 
@@ -13,14 +14,17 @@ import numpy as np
 
 from hopflow import pytree
 from hopflow.bind import Value
+from hopflow.entries import entry
 from hopflow.errors import ArgumentTypeError
+from hopflow.fx.folder import write_folder
 from hopflow.fx.graph import Graph
 from hopflow.fx.interpreter import Interpreter
 from hopflow.fx.source import python_source
+from hopflow.fx.wrapping import with_recorded
 from hopflow.graph.module import GraphModule as Captured
 from hopflow.trace.capture import trace
 
-__all__ = ["GraphModule"]
+__all__ = ["GraphModule", "require_module"]
 
 _numbers: Final = count()
 
@@ -39,7 +43,7 @@ class _Program:
         finalize(self, linecache.cache.pop, file, None)
         # Annotations are kept, and not evaluated.
         flags = __future__.annotations.compiler_flag
-        scope = dict(source.scope)
+        scope = with_recorded(source.scope)
         exec(compile(source.text, file, "exec", flags, dont_inherit=True), scope)
         self.function = scope[graph.name]
         self.function.__annotations__ = _annotations(graph)
@@ -86,6 +90,61 @@ class GraphModule:
         self.use(_Program(self.graph))
         return self
 
+    # --- submodules ---
+
+    def add_submodule(self, target: str, module: Any) -> bool:
+        """Let nodes call `module` by the path `target`; what was there is replaced.
+
+        Returns:
+            False if `target` leads through an attribute that is no module.
+
+        Raises:
+            ArgumentTypeError: `module` cannot be called, or `target` is no string.
+        """
+        if not isinstance(target, str) or not callable(module):
+            raise ArgumentTypeError(
+                "add_submodule: expected a path and a module, and found "
+                f"`{type(target).__name__}` and `{type(module).__name__}`."
+            )
+        parts = target.split(".")
+        above = (".".join(parts[:i]) for i in range(1, len(parts)))
+        if any(not callable(self.attributes.get(path, callable)) for path in above):
+            return False
+        for attributes in self._held():
+            attributes[target] = module
+        return True
+
+    def delete_submodule(self, target: str) -> bool:
+        """Take out the module at the path `target`, and what lies within.
+
+        Nodes that refer to it must go too, before `recompile`.
+
+        Returns:
+            False if there is no module.
+        """
+        if not callable(self.attributes.get(target)):
+            return False
+        for attributes in self._held():
+            for path in list(attributes):
+                if path == target or path.startswith(f"{target}."):
+                    del attributes[path]
+        return True
+
+    def delete_all_unused_submodules(self) -> None:
+        """Take out the modules that no node refers to, nor to what lies within."""
+        named = {n.target for n in self.graph.nodes if n.kind in _REFERENCES}
+        for path, value in list(self.attributes.items()):
+            used = any(n == path or n.startswith(f"{path}.") for n in named)
+            inside = any(path.startswith(f"{n}.") for n in named)
+            if callable(value) and not used and not inside:
+                self.delete_submodule(path)
+
+    def _held(self) -> list[dict[str, Any]]:
+        """The attributes, of the module and of its graph: one dict, or two."""
+        vars(self).pop("_ties", None)
+        own, shared = self.attributes, self.graph.attributes
+        return [own] if own is shared else [own, shared]
+
     def use(self, program: _Program) -> None:
         """Let calls run `program`."""
         self.program = program
@@ -93,6 +152,7 @@ class GraphModule:
         self.__name__ = program.graph.name
         self.__signature__ = program.signature
 
+    @entry
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the graph returns for these arguments."""
         return self.program.function(self, *args, **kwargs)
@@ -120,6 +180,23 @@ class GraphModule:
         run.__signature__ = self.__signature__  # type: ignore[attr-defined]
         return trace(run, *args, mode="fake", captures=True)
 
+    def to_folder(self, folder: str | Path, module_name: str = "FxModule") -> None:
+        """Write the module as a Python package that can be edited by hand.
+
+            module.to_folder("layer")
+            from layer import FxModule  # FxModule()(x) is module(x)
+
+        Args:
+            folder: Is made if it is not there. Gets the source (`module.py`), the
+                tensors (`attributes.npz`) and an `__init__.py`.
+            module_name: Of the class in `module.py`.
+
+        Raises:
+            ArgumentValueError: no class can have this name, the graph calls a function
+                that no module has by name, or an attribute is no tensor.
+        """
+        write_folder(Path(folder), module_name, self.graph, self.attributes)
+
     def print_readable(self, print_output: bool = True) -> str:
         """The source, printed if `print_output`."""
         if print_output:
@@ -131,6 +208,18 @@ class GraphModule:
 
     def __repr__(self) -> str:
         return f"<fx.GraphModule {self.graph.name}: {len(self.graph.nodes)} nodes>"
+
+
+def require_module(tool: str, value: object) -> None:
+    """Raises: ArgumentTypeError: what `tool` was given is no module of `fx`."""
+    if not isinstance(value, GraphModule):
+        raise ArgumentTypeError(
+            f"{tool}: expected a `hf.fx.GraphModule`, and found "
+            f"`{type(value).__name__}`. Make one with `hf.symbolic_trace`."
+        )
+
+
+_REFERENCES: Final = ("get_attr", "call_module")
 
 
 def _restored(

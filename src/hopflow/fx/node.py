@@ -1,17 +1,31 @@
 """`Node`: one call of a function that was traced before any type is known."""
 
 import builtins
+import inspect
 import operator
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
+from hopflow.errors import GraphError
+from hopflow.fx.operations import Arguments as CheckedArguments
+from hopflow.fx.operations import Operation, Results
 from hopflow.graph.core import SourceLine
 from hopflow.ops.opdef import OpDef
+from hopflow.trace.source import name_of, source_text
 
 if TYPE_CHECKING:  # which holds nodes, and stands above
     from hopflow.fx.graph import Graph
 
-__all__ = ["IN_PLACE", "KINDS", "Kind", "Node", "map_items", "map_nodes", "nodes_in"]
+__all__ = [
+    "IN_PLACE",
+    "KINDS",
+    "Arguments",
+    "Kind",
+    "Node",
+    "map_items",
+    "map_nodes",
+    "nodes_in",
+]
 
 Kind: TypeAlias = Literal[
     "placeholder",
@@ -124,6 +138,11 @@ class Node:
     def __reduce__(self) -> Any:  # a copy is of the graph's copy
         return _node_at, (self.graph, self.graph.index(self))
 
+    @property
+    def target_name(self) -> str:
+        """The name of what is called or referred to."""
+        return self.target if isinstance(self.target, str) else name_of(self.target)
+
     # --- what it reads ---
 
     @property
@@ -179,6 +198,118 @@ class Node:
             user.replace_input_with(self, new)
         return changed
 
+    def insert_arg(self, index: int, arg: Any) -> None:
+        """Put `arg` before the positional argument at `index`.
+
+        Raises:
+            GraphError: there are fewer arguments.
+        """
+        self._check_position(index, len(self._args) + 1)
+        self.args = (*self._args[:index], arg, *self._args[index:])
+
+    def update_arg(self, index: int, arg: Any) -> None:
+        """Let `arg` be the positional argument at `index`.
+
+        Raises:
+            GraphError: there is no such argument.
+        """
+        self._check_position(index, len(self._args))
+        self.args = (*self._args[:index], arg, *self._args[index + 1 :])
+
+    def update_kwarg(self, name: str, arg: Any) -> None:
+        """Let `arg` be the argument called `name`."""
+        self.kwargs = {**self._kwargs, name: arg}
+
+    def _check_position(self, index: int, count: int) -> None:
+        if not 0 <= index < count:
+            raise GraphError(
+                f"graph `{self.graph.name}`: node `{self.name}` has "
+                f"{len(self._args)} positional arguments, and none at {index}."
+            )
+
+    def normalized_arguments(
+        self, root: Any = None, *, normalize_to_only_use_kwargs: bool = False
+    ) -> "Arguments | None":
+        """The arguments as the signature of what is called has them, with its defaults.
+
+        Args:
+            root: Whose `attributes` have the modules; by default the graph.
+            normalize_to_only_use_kwargs: Whether all are given by name.
+
+        Returns:
+            None of what is no call of a function or module, or has no signature.
+
+        Raises:
+            GraphError: what is called does not take these arguments.
+        """
+        if self.kind == "call_function":
+            called = self.target
+        elif self.kind == "call_module":
+            module = (self.graph if root is None else root).attributes[self.target]
+            called = getattr(module, "forward", module)
+        else:
+            return None
+        try:
+            signature = inspect.signature(called)
+        except (TypeError, ValueError):  # of a function written in C
+            return None
+        try:
+            bound = signature.bind(*self._args, **self._kwargs)
+        except TypeError as error:
+            raise GraphError(
+                f"graph `{self.graph.name}`: node `{self.name}`: {error}."
+            ) from None
+        bound.apply_defaults()
+        kinds = [p.kind for p in signature.parameters.values()]
+        by_name = not {inspect.Parameter.POSITIONAL_ONLY, _SEVERAL} & set(kinds)
+        if not (normalize_to_only_use_kwargs and by_name):
+            return Arguments(bound.args, bound.kwargs)
+        names = signature.parameters
+        pairs = zip(
+            (n for n in names if n not in bound.kwargs), bound.args, strict=False
+        )
+        return Arguments((), {**dict(pairs), **bound.kwargs})
+
+    # --- where it is ---
+
+    @property
+    def next(self) -> "Node | None":
+        """The node behind this one, if there is one."""
+        following = self.graph.nodes[self.graph.index(self) + 1 :]
+        return following[0] if following else None
+
+    @property
+    def prev(self) -> "Node | None":
+        """The node before this one, if there is one."""
+        at = self.graph.index(self)
+        return self.graph.nodes[at - 1] if at else None
+
+    @property
+    def stack_trace(self) -> str | None:
+        """The user's line that the node is of, as a traceback shows it."""
+        if self.line is None:
+            return None
+        where = f", in {self.line.function}" if self.line.function else ""
+        text = source_text(self.line)
+        code = f"    {text}\n" if text else ""
+        return f'  File "{self.line.file}", line {self.line.line}{where}\n{code}'
+
+    def format_node(self) -> str:
+        """The node as one line: `%y : [num_users=1] = call_function[target=sin](...)`.
+
+        An output is shown as what it returns.
+        """
+        if self.kind == "output":
+            return f"return {_shown(self._args[0])}"
+        head = f"%{self.name} : [num_users={len(self.users)}] = {self.kind}"
+        head += f"[target={self.target_name}]"
+        if self.kind == "get_attr":
+            return head
+        if self.kind == "placeholder":
+            return head + (f"(default={self._args[0]!r})" if self._args else "")
+        kwargs = ", ".join(f"{k}: {_shown(v)}" for k, v in self._kwargs.items())
+        return f"{head}(args = {_shown(self._args)}, kwargs = {{{kwargs}}})"
+
     def prepend(self, node: "Node") -> None:
         """Move `node` of the same graph to right before this one."""
         self.graph.move(node, self.graph.index(self))
@@ -205,12 +336,39 @@ class Node:
         return False
 
 
+class Arguments(NamedTuple):
+    """The arguments of a call."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+_SEVERAL: Final = inspect.Parameter.VAR_POSITIONAL
+
+
+def _shown(value: Any) -> str:
+    """An argument as `format_node` shows it: nodes as `%name`."""
+    if isinstance(value, Node):
+        return f"%{value.name}"
+    if type(value) in (tuple, list):
+        items = ", ".join(map(_shown, value))
+        if type(value) is list:
+            return f"[{items}]"
+        return f"({items},)" if len(value) == 1 else f"({items})"
+    if type(value) is dict:
+        return f"{{{', '.join(f'{k!r}: {_shown(v)}' for k, v in value.items())}}}"
+    if type(value) is slice:
+        parts = ", ".join(map(_shown, (value.start, value.stop, value.step)))
+        return f"slice({parts})"
+    return name_of(value) if callable(value) else repr(value)
+
+
 def _node_at(graph: "Graph", index: int) -> Node:
     return graph.nodes[index]
 
 
 def _is_pure(target: Any) -> bool:
-    if isinstance(target, OpDef):
+    if isinstance(target, OpDef | Operation | CheckedArguments | Results):
         return not target.effects
     home = getattr(target, "__module__", "") or ""
     if home.split(".")[0] == "hopflow":
@@ -224,10 +382,14 @@ def _holds_function(node: Node) -> bool:
     found: list[Any] = []
 
     def visit(value: Any) -> Any:
-        target = value.target if isinstance(value, Node) else None
-        if getattr(target, "makes_function", False) or (
-            callable(value) and not isinstance(value, type)
-        ):
+        if isinstance(value, Node):
+            made = getattr(value.target, "makes_function", False)
+            is_body = value.kind == "get_attr"
+            body = value.graph.attributes.get(value.target) if is_body else None
+            holds = made or callable(body)
+        else:
+            holds = callable(value) and not isinstance(value, type)
+        if holds:
             found.append(value)
         return map_items(value, visit)
 

@@ -1,35 +1,24 @@
 """`replace_pattern`: what looks like one function becomes another."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from hopflow.errors import ArgumentTypeError, ArgumentValueError
+from hopflow.fx.captured_patterns import replace_in_captured
 from hopflow.fx.graph import Graph
+from hopflow.fx.match import Match
 from hopflow.fx.module import GraphModule
 from hopflow.fx.node import Node
+from hopflow.fx.opening import bodies_of, open_bodies
 from hopflow.fx.tracer import symbolic_trace
+from hopflow.graph.module import GraphModule as Captured
 from hopflow.trace.source import name_of
 
-__all__ = ["Match", "replace_pattern"]
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """A place that looks like the pattern.
-
-    anchor   the node whose value is what the pattern returns, or returns last
-    nodes    each node of the pattern -> what it is here; a parameter may be a constant
-    values   the same for the parameters, by name
-    """
-
-    anchor: Node
-    nodes: Mapping[Node, Any]
-    values: Mapping[str, Any]
+__all__ = ["replace_pattern"]
 
 
 def replace_pattern(
-    module: GraphModule,
+    module: GraphModule | Captured,
     pattern: Callable[..., Any],
     replacement: Callable[..., Any],
     *,
@@ -57,16 +46,19 @@ def replace_pattern(
         ArgumentValueError: the pattern returns what it does not compute; the parameters
             or the numbers of results of the two functions differ.
     """
-    if not isinstance(module, GraphModule):
+    if not isinstance(module, GraphModule | Captured):
         raise ArgumentTypeError(
-            f"replace_pattern: `module` must be a `hf.fx.GraphModule`, and is "
-            f"`{type(module).__name__}`. Make one with `hf.symbolic_trace`."
+            f"replace_pattern: `module` must be a graph module, and is "
+            f"`{type(module).__name__}`. Make one with `hf.symbolic_trace` or "
+            "`hf.trace`."
         )
     if not callable(where):
         raise ArgumentTypeError(
             f"replace_pattern: `where` must be a function of a match, and is "
             f"`{type(where).__name__}`."
         )
+    if isinstance(module, Captured):
+        return replace_in_captured(module, pattern, replacement, where)
     old, new = symbolic_trace(pattern).graph, symbolic_trace(replacement).graph
     parameters = [[node.target for node in g.placeholders] for g in (old, new)]
     if parameters[0] != parameters[1]:
@@ -87,7 +79,14 @@ def replace_pattern(
             f"replace_pattern: `{name_of(pattern)}` has {len(results)} results, and "
             f"`{name_of(replacement)}` has {len(others)}. Let both have as many."
         )
-    found = _replace_all(module.graph, results, new, where)
+    opened = open_bodies(module)
+    found: list[Match] = []
+    for body in bodies_of(opened):
+        found += _replace_all(body.graph, results, new, where)
+        body.recompile()
+    if found:  # else bodies stay the functions that they are
+        module.graph, module.attributes = opened.graph, opened.attributes
+    found += _replace_all(module.graph, results, new, where)
     module.recompile()
     return found
 

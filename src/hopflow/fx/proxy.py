@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
 
+from hopflow.entries import speaks_for_user
 from hopflow.errors import TraceError
 from hopflow.fx.node import IN_PLACE, Node
 from hopflow.graph.core import SourceLine
@@ -48,6 +49,7 @@ class Proxy:
 
     # --- what is recorded ---
 
+    @speaks_for_user
     def __getattr__(self, name: str) -> "Attribute":
         if name.startswith("_"):  # protocols, which a proxy does not take part in
             raise AttributeError(name)

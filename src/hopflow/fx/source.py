@@ -13,11 +13,14 @@ import builtins
 import inspect
 import operator
 import sys
+import textwrap
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from hopflow.dtypes import DType
 from hopflow.fx.node import Node
+from hopflow.fx.operations import Operation
 from hopflow.graph.printer import INDENT
 from hopflow.trace.source import name_of
 
@@ -26,7 +29,7 @@ if TYPE_CHECKING:  # which prints itself by what is here
 
 __all__ = ["SCOPE", "Source", "python_source"]
 
-SCOPE: Final = ("self", "hf", "operator")  # names that every source may use
+SCOPE: Final = ("self", "hf", "op", "operator")  # names that every source may use
 
 _BINARY: Final[Mapping[Callable[..., Any], str]] = {
     operator.add: "+",
@@ -90,10 +93,13 @@ class _Writer:
             if node.kind == "output" and node.type is not None:
                 result = f" -> {annotation(node.type)}"
             note = f"  # {node.line}" if node.line else ""
-            lines.append(f"{INDENT}{self.statement(node)}{note}\n")
+            lines.append(f"{self.statement(node)}{note}\n")
         parameters = ", ".join(["self", *self.parameters()])
         head = f"def {self.graph.name}({parameters}){result}:\n"
-        return Source(head + ("".join(lines) or f"{INDENT}pass\n"), self.scope)
+        if self.graph.transform_code is not None:
+            lines = self.graph.transform_code(lines)
+        body = textwrap.indent("".join(lines) or "pass\n", INDENT)
+        return Source(head + body, self.scope)
 
     def parameters(self) -> list[str]:
         found: list[str] = []
@@ -206,6 +212,8 @@ class _Writer:
         """The name of an object, which the scope has."""
         if value is Ellipsis:
             return "..."
+        if isinstance(value, Operation):
+            return self.operation(value)
         given = value.name if isinstance(value, DType) else name_of(value)
         if path := self.of_hopflow(value, given):
             self.scope["hf"] = self.root
@@ -221,6 +229,15 @@ class _Writer:
             name, number = f"{base}_{number}", number + 1
         self.scope[name] = value
         return name
+
+    def operation(self, value: Operation) -> str:
+        """The path of an operation of captured graphs: "op.sin"."""
+        space = self.scope.setdefault("op", SimpleNamespace())
+        name, number = value.name, 1
+        while getattr(space, name, value) is not value:
+            name, number = f"{value.name}_{number}", number + 1
+        setattr(space, name, value)
+        return f"op.{name}"
 
     def of_hopflow(self, value: Any, name: str) -> str:
         """The path of a public object of hopflow's: "linalg.inv"; or ""."""

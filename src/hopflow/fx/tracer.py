@@ -13,17 +13,20 @@ from typing import Any, Final
 
 import numpy as np
 
-from hopflow.bind import Value, recordable, slots
+from hopflow.bind import Value, slots
 from hopflow.errors import ArgumentTypeError, TraceError
 from hopflow.fx.bodies import Maker, as_it_is_now, find_proxy, lifted
 from hopflow.fx.graph import Graph
+from hopflow.fx.importing import imported
 from hopflow.fx.module import GraphModule
 from hopflow.fx.node import Kind, Node, map_items
 from hopflow.fx.proxy import Proxy, no_value, unpacked_into
+from hopflow.fx.wrapping import replace_names, restore_names
+from hopflow.graph.module import GraphModule as Captured
 from hopflow.graph.origin import in_module, origin
 from hopflow.trace.source import name_of, user_line
 
-__all__ = ["Tracer", "current_tracer", "paths_of", "symbolic_trace", "tracing", "wrap"]
+__all__ = ["Tracer", "current_tracer", "paths_of", "symbolic_trace", "tracing"]
 
 
 def symbolic_trace(
@@ -36,7 +39,8 @@ def symbolic_trace(
 
     Args:
         f: A function or a module. Modules that it calls are traced into, but for leaf
-            modules.
+            modules. Of a captured module (`hf.trace`) the nodes are its operations, and
+            the bodies of operators are modules among the attributes.
         concrete_args: Values of parameters, by name: they are constants of the graph,
             and no parameters of what is returned.
 
@@ -45,26 +49,9 @@ def symbolic_trace(
             parameter.
         TraceError: `f` asks a proxy for a value.
     """
+    if isinstance(f, Captured) and not concrete_args:
+        return imported(f)
     return Tracer().trace(f, concrete_args)
-
-
-def wrap(f: Callable[..., Any]) -> Callable[..., Any]:
-    """`f`, which a symbolic trace does not look into: its calls are nodes.
-
-        length = hf.wrap(len)
-
-        @hf.wrap
-        def lookup(table, ids): ...
-
-    Raises:
-        ArgumentTypeError: `f` is no function.
-    """
-    if not callable(f) or isinstance(f, type):
-        raise ArgumentTypeError(
-            f"wrap: expected a function, and found {f!r}. Give the function itself, as "
-            "in `length = hf.wrap(len)`, and call what is returned."
-        )
-    return recordable(f)
 
 
 class Tracer:
@@ -235,18 +222,40 @@ class Tracer:
         name = name_of(root) if f is root else "forward"
         paths = paths_of(getattr(root, "__self__", root))
         self.start(root, name if name.isidentifier() else "forward", paths)
-        signature = _signature(f)
-        given = _checked({} if concrete_args is None else concrete_args, signature)
-        run = _of_fixed_parameters(f, signature)
+        given = _checked({} if concrete_args is None else concrete_args, _signature(f))
         with tracing(self):
-            args = {
-                p.name: given[p.name] if p.name in given else self._parameter(p)
-                for p in signature.parameters.values()
-            }
-            result = self.create_arg(run(args))
-            returns = signature.return_annotation
-            self.graph.output(result, None if returns is signature.empty else returns)
+            self._run(f, given)
         return GraphModule(self.graph)
+
+    def trace_made(
+        self, make: Callable[..., Any], count: int, name: str
+    ) -> GraphModule:
+        """The graph of the function that `make` makes of `count` values. These are its
+        first parameters."""
+        self.start(None, name, {})
+        with tracing(self):
+            values = [
+                self.create_proxy("placeholder", f"c{i}", (), {}) for i in range(count)
+            ]
+            function = make(*values)
+            defaults = {
+                p.name: p.default for p in _signature(function).parameters.values()
+            }
+            # A default that was made of the values is no parameter's: it is read.
+            read = {k: d for k, d in defaults.items() if find_proxy(d) is not None}
+            self._run(function, read)
+        return GraphModule(self.graph)
+
+    def _run(self, f: Callable[..., Any], given: Mapping[str, Any]) -> None:
+        """Run `f` on proxies for its parameters, but those that are given."""
+        signature = _signature(f)
+        args = {
+            p.name: given[p.name] if p.name in given else self._parameter(p)
+            for p in signature.parameters.values()
+        }
+        result = self.create_arg(_of_fixed_parameters(f, signature)(args))
+        returns = signature.return_annotation
+        self.graph.output(result, None if returns is signature.empty else returns)
 
     def _parameter(self, parameter: inspect.Parameter) -> Proxy:
         empty = inspect.Parameter.empty
@@ -381,6 +390,8 @@ def tracing(tracer: Tracer) -> Iterator[None]:
     with _lock:
         _running += 1
         slots.record = _record
+        if _running == 1:
+            replace_names()
     _active.tracers.append(tracer)
     try:
         yield
@@ -390,6 +401,7 @@ def tracing(tracer: Tracer) -> Iterator[None]:
             _running -= 1
             if not _running:
                 slots.record = None
+                restore_names()
 
 
 def _record(f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Proxy | None:

@@ -2,11 +2,15 @@
 
 from typing import Any
 
-from hopflow.fx.interpreter import Interpreter
+from hopflow.fx.interpreter import AnyNode, Interpreter
 from hopflow.fx.module import GraphModule
-from hopflow.fx.node import Node
+from hopflow.fx.opening import open_bodies
 from hopflow.fx.proxy import Proxy
+from hopflow.fx.retrace import retraced, with_graph
 from hopflow.fx.tracer import Tracer, paths_of, tracing
+from hopflow.graph.core import Node as CapturedNode
+from hopflow.graph.module import GraphModule as Captured
+from hopflow.graph.verifier import verify
 
 __all__ = ["Transformer"]
 
@@ -15,23 +19,55 @@ class Transformer(Interpreter):
     """Makes a new module of `module`, node by node.
 
     A method for a kind of node gets proxies, and returns what shall stand for the node:
-    by default a node like it. What it computes from the proxies is recorded.
+    by default a node like it. What it computes from the proxies is recorded. The bodies
+    of operators are transformed too, as `open_bodies` has them.
+
+    Of a captured module, tensors without values take the place of proxies, and the
+    methods are called for the nodes of bodies too. What they read there of outside
+    (a tensor, a value of a node around the operator) is passed to the operator.
     """
 
-    def __init__(self, module: GraphModule) -> None:
+    def __init__(self, module: Any) -> None:
         super().__init__(module)
         self.tracer = Tracer()
         self._type: Any = None
 
-    def transform(self) -> GraphModule:
-        """The new module; the old one stays as it is."""
-        paths = paths_of(self.module)
-        self.tracer.start(self.module, self.module.graph.name, paths)
-        with tracing(self.tracer):
-            self.run_nodes()
-        return GraphModule(self.tracer.graph)
+    def transform(self) -> Any:
+        """The new module, of the same kind; the old one stays as it is.
 
-    def run_node(self, node: Node) -> Any:
+        Raises:
+            CarryTypeError: a method has changed the type of a carry.
+            GraphError: the new graph breaks a rule of captured graphs.
+            MutationError: a method has written to a value of a captured graph.
+        """
+        if isinstance(self.module, Captured):
+            return self._retraced(self.module)
+        given = self.module
+        try:
+            return self._transformed(open_bodies(given))
+        finally:
+            self.module = given
+
+    def _transformed(self, module: GraphModule) -> GraphModule:
+        """The new module for one of `fx`, which may be a body in another."""
+        before = self.module, self.tracer, self.env, self._type
+        self.module, self.tracer = module, type(self.tracer)()
+        try:
+            self.tracer.start(module, module.graph.name, paths_of(module))
+            with tracing(self.tracer):
+                self.run_nodes()
+            return GraphModule(self.tracer.graph)
+        finally:
+            self.module, self.tracer, self.env, self._type = before
+
+    def _retraced(self, module: Captured) -> Captured:
+        graph = retraced(module.graph, self.run_graph)
+        verify(graph)
+        return with_graph(module, graph)
+
+    def run_node(self, node: AnyNode) -> Any:
+        if isinstance(node, CapturedNode):
+            return super().run_node(node)
         self._type = node.type
         result = super().run_node(node)
         if isinstance(result, Proxy):  # notes go along
@@ -41,6 +77,8 @@ class Transformer(Interpreter):
     def placeholder(
         self, target: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        if self._frame is not None:
+            return super().placeholder(target, args, kwargs)
         return self.tracer.create_proxy(
             "placeholder", target, args, kwargs, type_=self._type
         )
@@ -48,12 +86,19 @@ class Transformer(Interpreter):
     def get_attr(
         self, target: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        self.tracer.graph.attributes[target] = self.module.attributes[target]
+        if self._frame is not None:
+            return super().get_attr(target, args, kwargs)
+        value = self.module.attributes[target]
+        if isinstance(value, GraphModule):  # the body of an operator
+            value = self._transformed(value)
+        self.tracer.graph.attributes[target] = value
         return self.tracer.create_proxy("get_attr", target, args, kwargs)
 
     def call_function(
         self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        if self._frame is not None:
+            return super().call_function(target, args, kwargs)
         return self.tracer.create_proxy("call_function", target, args, kwargs)
 
     def call_method(
@@ -68,6 +113,8 @@ class Transformer(Interpreter):
         return self.tracer.create_proxy("call_module", target, args, kwargs)
 
     def output(self, target: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._frame is not None:
+            return super().output(target, args, kwargs)
         return self.tracer.create_proxy(
             "output", target, args, kwargs, type_=self._type
         )

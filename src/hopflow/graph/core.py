@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from hopflow.graph.types import Shape, TensorType
 from hopflow.symbolic.ranges import ValueRange
 from hopflow.symbolic.size import Size, Symbol, SymInt
+from hopflow.tracebacks import OPERATOR_FILE
 
 Kind: TypeAlias = Literal["placeholder", "get_attr", "call_function", "output"]
 Section: TypeAlias = Literal["symbol", "operand", "capture"]
@@ -30,14 +31,39 @@ class Operator(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SourceLine:
-    """A line of the user's code."""
+    """A line of the user's code.
+
+    caller   the line that has called `function`, or the operator that has: line 1 of a
+             file `<hopflow>`, whose function is `while_loop/body`
+    """
 
     file: str
     line: int
     function: str = ""
+    caller: "SourceLine | None" = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         return f"{self.file.rsplit('/', 1)[-1]}:{self.line}"
+
+    @property
+    def trail(self) -> str:
+        """The line and what has called it, as one text: `helper.py:3, called at
+        step.py:4, in while_loop/body, called at model.py:9`."""
+        parts = [str(self)]
+        for caller in reversed(self.stack[:-1]):
+            is_operator = caller.file == OPERATOR_FILE
+            parts.append(
+                f"in {caller.function}" if is_operator else f"called at {caller}"
+            )
+        return ", ".join(parts)
+
+    @property
+    def stack(self) -> "tuple[SourceLine, ...]":
+        """The callers, the outermost first, and this line."""
+        found = [self]
+        while (caller := found[-1].caller) is not None:
+            found.append(caller)
+        return tuple(reversed(found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +106,7 @@ class Node:
     symbol    of a placeholder in section "symbol": the symbol that it binds; of a call
               (an `item`): the one that it defines, known from there on
     line      where in the user's code it came from
-    module_path, operator_path   "encoder.layers.0", "while_loop/body → cond/then"
+    module_path, operator_path   "layers.0:Linear", "while_loop/body → cond/then"
     meta      notes of passes
     """
 
@@ -96,6 +122,13 @@ class Node:
     module_path: str = ""
     operator_path: str = ""
     meta: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def target(self) -> Any:
+        """What is called; of a placeholder or an attribute its name."""
+        if self.kind == "output":
+            return "output"
+        return self.name if self.op is None else self.op
 
     @property
     def graphs(self) -> "dict[str, Graph]":
@@ -227,10 +260,12 @@ class Graph:
 
     def walk(self) -> Iterator[Node]:
         """All nodes, those of subgraphs right after the node that holds them."""
-        for node in self.nodes:
+        pending = [*reversed(self.nodes)]
+        while pending:  # recursive generators would pass each node up level by level
+            node = pending.pop()
             yield node
-            for graph in node.graphs.values():
-                yield from graph.walk()
+            for graph in reversed(node.graphs.values()):
+                pending += reversed(graph.nodes)
 
 
 def map_graphs(params: Mapping[str, Any], f: Any) -> dict[str, Any]:

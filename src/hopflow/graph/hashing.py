@@ -4,7 +4,7 @@ Two graphs have the same digest if they mean the same line by line. Names (of in
 symbols, graphs), source lines, paths, notes and the weak flag of types play no part.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from itertools import count
 from typing import Any, Final
@@ -12,12 +12,18 @@ from weakref import ref
 
 from hopflow.dtypes import DType
 from hopflow.errors import GraphError
-from hopflow.graph.core import Arg, Graph, Var
+from hopflow.graph.core import Arg, Constant, Graph, Node, Var, map_sizes
 from hopflow.graph.rewriting import effects
 from hopflow.graph.types import TensorType, is_one
-from hopflow.symbolic.size import Symbol, SymInt, renamed
+from hopflow.symbolic.size import Size, Symbol, SymInt, renamed, substitute
 
-__all__ = ["equal", "equal_values", "structural_hash"]
+__all__ = [
+    "equal",
+    "equal_constants",
+    "equal_nodes",
+    "equal_values",
+    "structural_hash",
+]
 
 # What separates the pieces of a text: no name and no number contains it.
 _END: Final = "\x1f"
@@ -39,6 +45,30 @@ def structural_hash(graph: Graph) -> str:
 def equal(a: Graph, b: Graph) -> bool:
     """Whether two graphs have the same structure."""
     return a is b or _Encoder({}).text(a) == _Encoder({}).text(b)
+
+
+def equal_nodes(a: Node, b: Node, sizes: Mapping[Symbol, Size]) -> bool:
+    """Whether two nodes are the same but for what they read: operation, params, graphs.
+
+    Args:
+        sizes: What the symbols of `b`'s graph are in the terms of that of `a`.
+    """
+    if a.op is not b.op or a.params.keys() != b.params.keys():
+        return False
+    encoder = _Encoder({})
+    symbols: dict[Symbol, int] = {}
+    return all(
+        encoder.static(value, symbols)
+        == encoder.static(
+            map_sizes(b.params[key], lambda n: substitute(n, sizes)), symbols
+        )
+        for key, value in a.params.items()
+    )
+
+
+def equal_constants(a: Constant, b: Constant) -> bool:
+    """Whether two constants are the same number, of the same type."""
+    return _argument(a, {}) == _argument(b, {})
 
 
 def equal_values(a: Arg, b: Arg) -> bool:

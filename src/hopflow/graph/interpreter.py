@@ -3,16 +3,19 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from hopflow.errors import GraphError
-from hopflow.graph.core import Arg, Constant, Graph, Var, map_sizes, match_shapes
+from hopflow.errors import GraphError, ShapeError
+from hopflow.graph.core import Arg, Constant, Graph, Node, Var, map_sizes, match_shapes
 from hopflow.graph.origin import origin, replaying
 from hopflow.graph.types import SYMBOL_TYPE, Shape
 from hopflow.symbolic.size import Size, Symbol, free_symbols, substitute
 
-__all__ = ["Bind", "Sizes", "interpret"]
+__all__ = ["Bind", "Evaluate", "Frame", "Sizes", "interpret"]
 
 Bind: TypeAlias = Callable[[Any, Sequence[Any], dict[str, Any]], Sequence[Any]]
 """(operator, operands, params) -> results: `bind.bind`, or what a pass puts there."""
+
+Evaluate: TypeAlias = Callable[[Graph, Sequence[Any]], Sequence[Any]]
+"""(graph, args) -> results, as `interpret` gives them."""
 
 
 def interpret(graph: Graph, args: Sequence[Any], bind: Bind) -> tuple[Any, ...]:
@@ -32,37 +35,67 @@ def interpret(graph: Graph, args: Sequence[Any], bind: Bind) -> tuple[Any, ...]:
     Raises:
         GraphError: not as many arguments as inputs, or a size that no argument tells.
     """
-    if len(args) != len(graph.inputs):
-        raise GraphError(
-            f"graph `{graph.name}` takes {len(graph.inputs)} inputs and was given "
-            f"{len(args)}."
-        )
-    env: dict[Arg, Any] = {}
-    sizes = Sizes()
-    for var, arg in zip(graph.inputs, args, strict=True):
-        value = Constant(arg, SYMBOL_TYPE) if type(arg) is int else arg
-        env[var] = value
-        if var.node.symbol is not None:
-            sizes.offer(var.node.symbol, value)
-        elif var.type.shape:
-            sizes.learn(var.type.shape, value.type.shape)
-    attributes = graph.attributes
+    frame = Frame(graph, args)
     with replaying():
         for node in graph.nodes:
             if node.op is None:
-                env[node.results[0]] = attributes[node.name]
+                frame.store(node, (graph.attributes[node.name],))
                 continue
             origin.node = node
-            operands = [env[a] if type(a) is Var else a for a in node.args]
-            params = sizes.bind(node.params)
-            results = bind(node.op, operands, params)
-            for var, value in zip(node.results, results, strict=True):
-                env[var] = value
-                if node.symbol is not None:
-                    sizes.offer(node.symbol, value)
-                elif var.type.shape:
-                    sizes.learn(var.type.shape, value.type.shape)
-    return tuple([env[a] if type(a) is Var else a for a in graph.outputs])
+            frame.store(node, bind(node.op, frame.operands(node), frame.params(node)))
+    return frame.results()
+
+
+class Frame:
+    """One evaluation of a graph: the values of its vars so far.
+
+    env    var -> its value; a `Constant` may stand for any scalar
+    """
+
+    __slots__ = ("_sizes", "env", "graph")
+
+    def __init__(self, graph: Graph, args: Sequence[Any]) -> None:
+        """
+        Raises:
+            GraphError: there are not as many arguments as inputs.
+        """
+        if len(args) != len(graph.inputs):
+            raise GraphError(
+                f"graph `{graph.name}` takes {len(graph.inputs)} inputs and was given "
+                f"{len(args)}."
+            )
+        self.graph = graph
+        self.env: dict[Arg, Any] = {}
+        self._sizes = Sizes()
+        for var, arg in zip(graph.inputs, args, strict=True):
+            value = Constant(arg, SYMBOL_TYPE) if type(arg) is int else arg
+            self._store(var, var.node.symbol, value)
+
+    def operands(self, node: Node) -> list[Any]:
+        """The values of a node's args."""
+        env = self.env
+        return [env[a] if type(a) is Var else a for a in node.args]
+
+    def params(self, node: Node) -> dict[str, Any]:
+        """A node's params, with numbers or the caller's symbols for sizes."""
+        return self._sizes.bind(node.params)
+
+    def store(self, node: Node, results: Sequence[Any]) -> None:
+        """Note the results of a node."""
+        for var, value in zip(node.results, results, strict=True):
+            self._store(var, node.symbol, value)
+
+    def _store(self, var: Var, symbol: Symbol | None, value: Any) -> None:
+        self.env[var] = value
+        if symbol is not None:
+            self._sizes.offer(symbol, value)
+        elif var.type.shape:
+            self._sizes.learn(var.type.shape, value.type.shape)
+
+    def results(self) -> tuple[Any, ...]:
+        """The values of the graph's outputs."""
+        env = self.env
+        return tuple([env[a] if type(a) is Var else a for a in self.graph.outputs])
 
 
 class Sizes:
@@ -100,11 +133,15 @@ class Sizes:
 
         Raises:
             GraphError: nothing tells what a symbol of it stands for.
+            ShapeError: it has no value for these, as a division by 0 has none.
         """
         for symbol in free_symbols(size):
             if symbol not in self.known:
                 self.known[symbol] = self._ask(symbol)
-        return substitute(size, self.known)
+        try:
+            return substitute(size, self.known)
+        except (ArithmeticError, TypeError, ValueError) as error:
+            raise ShapeError(f"the size `{size}` has no value: {error}.") from error
 
     def _ask(self, symbol: Symbol) -> Size:
         if symbol not in self._offers:

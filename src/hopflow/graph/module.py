@@ -1,10 +1,14 @@
 """`GraphModule`: a captured function that can be called, printed and looked into."""
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from keyword import iskeyword
+from typing import Any, ClassVar
 
 from hopflow import pytree
+from hopflow.entries import entry
 from hopflow.errors import (
     ArgumentValueError,
     DTypeError,
@@ -15,13 +19,15 @@ from hopflow.errors import (
 )
 from hopflow.graph.codegen import python_source
 from hopflow.graph.core import Graph, SourceLine, Var, match_shapes
+from hopflow.graph.interpreter import Evaluate
 from hopflow.graph.printer import format_graph
 from hopflow.graph.types import TensorType, same_size
 from hopflow.pytree import Spec
-from hopflow.symbolic.guards import GuardSet
-from hopflow.symbolic.size import Size, Symbol, SymInt, substitute
+from hopflow.symbolic.guards import Guard, GuardSet
+from hopflow.symbolic.ranges import INT64
+from hopflow.symbolic.size import Size, Symbol, SymInt, evaluate, substitute
 
-__all__ = ["GraphModule", "Source", "Specialization"]
+__all__ = ["ComputedSource", "GraphModule", "Source", "Specialization"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +68,40 @@ class Source:
         return (found - self.offset) // self.factor
 
 
+@dataclass(frozen=True, slots=True)
+class ComputedSource:
+    """Where a call finds the value of a symbol that numbers of it decide, floats among
+    them: such a number is no size, and what is computed of it may be one.
+
+    size      the integer, over symbols of the arguments
+    sources   where those are found
+    """
+
+    size: SymInt
+    sources: "Mapping[Symbol, Source]"
+    axis: ClassVar[None] = None
+
+    def find(self, leaves: Sequence[Any]) -> int:
+        """The value, exactly as Python computes it.
+
+        Raises:
+            ShapeError: there is none, or int64 cannot hold it.
+        """
+        values = {s: source.find(leaves) for s, source in self.sources.items()}
+        given = ", ".join(f"{s} = {value}" for s, value in values.items())
+        try:
+            found = int(evaluate(self.size, values.__getitem__, int))
+        except (ArithmeticError, TypeError, ValueError) as error:
+            raise ShapeError(
+                f"the integer `{self.size}` has no value with {given}: {error}."
+            ) from error
+        if found not in INT64:
+            raise ShapeError(
+                f"the integer `{self.size}` is {found}, which int64 cannot hold."
+            )
+        return found
+
+
 class GraphModule:
     """A graph with the pytrees of its arguments and results.
 
@@ -80,19 +120,20 @@ class GraphModule:
         in_spec: Spec,
         out_spec: Spec,
         *,
-        run: Callable[[Graph, Sequence[Any]], Sequence[Any]],
+        run: Callable[..., Sequence[Any]],
         as_value: Callable[[Any], Any],
         specializations: Mapping[int, Specialization] | None = None,
         read: Mapping[int | str, Specialization] | None = None,
         numbers: Collection[int] = (),
-        sources: Mapping[Symbol, Source] | None = None,
+        sources: Mapping[Symbol, Source | ComputedSource] | None = None,
         guards: GuardSet | None = None,
         texts: Sequence[str] = (),
+        decided: int = 0,
     ) -> None:
         """
         Args:
-            run: (graph, args) -> results, all as values; an arg for a symbol is an int,
-                or a size of the trace that the call is part of.
+            run: (graph, args, evaluate=...) -> results, all as values; an arg for a
+                symbol is an int, or a size of the trace that the call is part of.
             as_value: A user's argument as a value.
             specializations: Leaves that are constants.
             read: What else the function has read and the graph holds for good.
@@ -100,6 +141,8 @@ class GraphModule:
             sources: Where a call finds the values of symbols; others are sizes of the
                 operands.
             texts: How a user would write each leaf.
+            decided: How many of the guards of the trace's environment `guards` and the
+                checks of the graph are made of.
 
         Raises:
             GraphError: the graph has captures, which nothing could give at a call.
@@ -117,12 +160,14 @@ class GraphModule:
         self._constants.update((specializations or {}).items())
         self.specializations = {**(read or {}), **self._constants}
         self.guards = guards or GuardSet()
+        self.decided = decided
         self._numbers = frozenset(numbers)
         self._sources = dict(sources or {})
         self._texts = texts or pytree.leaf_paths(in_spec, "args")
         self._run = run
         self._as_value = as_value
 
+    @entry
     def __call__(self, *args: Any) -> Any:
         """Run the graph on arguments of the structure and types it was traced with.
 
@@ -132,14 +177,62 @@ class GraphModule:
             ArgumentValueError: another value than the trace took for a constant.
             GuardError: a condition that the trace decided is another one here.
         """
+        inputs = self.inputs(*args)
+        return pytree.unflatten(self.out_spec, self._run(self.graph, inputs))
+
+    def evaluated(self, evaluate: Evaluate, *args: Any) -> Any:
+        """What a call returns, with `evaluate(graph, inputs)` for the graph's results.
+
+        Raises:
+            HopflowError: as a call does.
+        """
+        inputs = self.inputs(*args)
+        results = self._run(self.graph, inputs, evaluate=evaluate)
+        return pytree.unflatten(self.out_spec, results)
+
+    def results(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
+        """What a call returns whose graph has these inputs and outputs."""
+        run = self._run(self.graph, inputs, evaluate=lambda *_: outputs)
+        return pytree.unflatten(self.out_spec, run)
+
+    def with_graph(self, graph: Graph, guards: Sequence[Guard] = ()) -> "GraphModule":
+        """This module with another graph of the same inputs and outputs.
+
+        Args:
+            guards: What a call must fulfil besides.
+        """
+        module = copy(self)
+        module.graph = graph
+        module.guards = GuardSet((*self.guards.guards, *guards))
+        module.decided += len(guards)
+        return module
+
+    @property
+    def argument_names(self) -> list[str]:
+        """Names for the arguments of a call, each another one."""
+        found: list[str] = []
+        leaf = 0
+        for i, child in enumerate(self.in_spec.children()):
+            text = self._texts[leaf] if child.num_leaves else ""
+            name = re.split(r"\W", text)[0]
+            unusable = not name.isidentifier() or iskeyword(name) or name in found
+            found.append(f"arg{i}" if unusable or name == "args" else name)
+            leaf += child.num_leaves
+        return found
+
+    def inputs(self, *args: Any) -> list[Any]:
+        """The inputs of the graph for these arguments, which are checked.
+
+        Raises:
+            HopflowError: as a call does.
+        """
         leaves, spec = pytree.flatten(args)
         if spec != self.in_spec:
             raise StructureError(
                 f"{self.graph.name}: the arguments have another structure than in the "
                 f"trace.\n  expected {self.in_spec}\n  got      {spec}"
             )
-        results = self._run(self.graph, self._inputs(leaves))
-        return pytree.unflatten(self.out_spec, results)
+        return self._inputs(leaves)
 
     def _inputs(self, leaves: Sequence[Any]) -> list[Any]:
         """What each input of the graph gets."""

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import NamedTuple, Protocol
 
 from hopflow.graph.core import SourceLine
@@ -34,10 +35,12 @@ class _Origin(threading.local):
     """What the operations of this thread come from.
 
     node     the one that is done again, by a retrace or a transform
+    root     the frame that has called the function which is traced
     module   the path of the module that is called: "encoder.layers.0"
     """
 
     node: _Placed = _NOWHERE
+    root: FrameType | None = None
     module: str = ""
 
     @property

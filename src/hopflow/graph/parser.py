@@ -7,7 +7,7 @@ with the line and what was expected there. Nothing is evaluated.
 import operator
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from keyword import iskeyword
 from typing import Any, Final, NamedTuple, NoReturn
 
@@ -28,6 +28,7 @@ from hopflow.graph.core import (
 from hopflow.graph.origin import Place
 from hopflow.graph.printer import BARE, RESERVED, subgraph_path
 from hopflow.graph.types import SYMBOL_TYPE, TensorType, same_type
+from hopflow.symbolic.ranges import INT64, NON_NEGATIVE
 from hopflow.symbolic.size import (
     FUNCTIONS,
     Number,
@@ -45,6 +46,8 @@ MAX_LENGTH: Final = 1 << 24  # characters
 MAX_DIGITS: Final = 400
 MAX_TERMS: Final = 64  # of one size, and factors of one term
 MAX_SIZE: Final = 4096  # characters of one size in normal form
+MAX_RANK: Final = 64  # as in NumPy
+EXTENTS: Final = NON_NEGATIVE & INT64
 
 _TOKEN: Final = re.compile(
     r"""
@@ -59,7 +62,9 @@ _TOKEN: Final = re.compile(
     re.VERBOSE,
 )
 _PLACE: Final = re.compile(  # see `printer.format_place`
-    r"#\s*(?:(.+?):([0-9]{1,9}))?(?:\s*\bin (\S+))?(?:\s*\bof (\S+(?: → \S+)*))?\s*$"
+    # Each part begins with exactly one space: parts that could begin anywhere in a run
+    # of spaces would make matching quadratic in its length.
+    r"#(?: (.+?):([0-9]{1,9}))?(?: in (\S+))?(?: of (\S+(?: → \S+)*))?\s*$"
 )
 _OPERATORS: Final[dict[str, Any]] = {
     "+": operator.add,
@@ -119,20 +124,23 @@ def parse(
 
 @dataclass(slots=True)
 class _Scope:
-    """What names mean within one graph; `outer` are the graphs of those around it."""
+    """What names mean within one graph; `outer` is the scope of the graph around it."""
 
     graph: Graph
     depth: int
-    values: dict[str, Var]
-    symbols: dict[str, Symbol]
-    graphs: dict[str, Graph]
-    outer: Mapping[str, Graph]
+    outer: "_Scope | None"
+    values: dict[str, Var] = field(default_factory=dict)
+    symbols: dict[str, Symbol] = field(default_factory=dict)
+    graphs: dict[str, Graph] = field(default_factory=dict)
 
     def graph_at(self, name: str) -> Graph | None:
         """The graph that may be called by a name here."""
-        if name in self.graphs:
-            return self.graphs[name]
-        return None if name in self.symbols else self.outer.get(name)
+        if name in self.graphs or name in self.symbols:
+            return self.graphs.get(name)
+        scope = self.outer
+        while scope is not None and name not in scope.graphs:
+            scope = scope.outer
+        return None if scope is None else scope.graphs[name]
 
     def taken(self, name: str) -> bool:
         return name in self.values or name in self.graphs
@@ -223,19 +231,19 @@ class _Parser:
     def program(self) -> Graph:
         if not (self.next.kind == "name" and self.next.text == "graph"):
             self.expected("`graph`")
-        graph = self.graph(0, {})[1]
+        graph = self.graph(0, None)[1]
         if self.next.kind != "end":
             self.expected("the end of the text, for the graph has returned")
         _name_paths(graph, "")
         return graph
 
-    def graph(self, depth: int, outer: Mapping[str, Graph]) -> tuple[str, Graph]:
+    def graph(self, depth: int, outer: _Scope | None) -> tuple[str, Graph]:
         """A graph from `graph` to the end of its `return`, and its name."""
         start = self.take()
         if depth > MAX_DEPTH:
             self.fail(start.line, f"graphs are nested deeper than {MAX_DEPTH}")
         name = self.word("the graph's name").text
-        scope = _Scope(Graph(name), depth, {}, {}, {}, outer)
+        scope = _Scope(Graph(name), depth, outer)
         self.inputs(scope)
         self.expect("->", "`->` and the types of the results")
         types = self.at  # read at the end, for the body may define their symbols
@@ -256,8 +264,7 @@ class _Parser:
                 self.outputs(scope, types, token)
                 return name, scope.graph
             if token.kind == "name" and token.text == "graph":
-                visible = {**outer, **scope.graphs}
-                inner, subgraph = self.graph(depth + 1, visible)
+                inner, subgraph = self.graph(depth + 1, scope)
                 if scope.taken(inner):
                     self.fail(token.line, f"`{inner}` is defined twice")
                 scope.graphs[inner] = subgraph
@@ -478,10 +485,19 @@ class _Parser:
     def type(self, scope: _Scope, *, declares: bool = True) -> TensorType:
         """`f32[s0, 4]`. With `declares` a size may be a symbol that is new."""
         dtype = self.dtype()
+        start = self.next
         self.expect("[", "`[` and the shape")
         shape: list[Size] = []
         while not self.accept("]"):
+            if len(shape) == MAX_RANK:
+                self.fail(start.line, f"a shape has more than {MAX_RANK} dimensions")
+            at = self.next
             shape.append(self.size(scope, declares=declares))
+            if isinstance(shape[-1], int) and shape[-1] not in EXTENTS:
+                self.fail(
+                    at.line,
+                    f"an extent must be from 0 to {EXTENTS.high}, and is {shape[-1]}",
+                )
             if not self.accept(","):
                 self.expect("]", "`,` or `]`")
                 break

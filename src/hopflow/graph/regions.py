@@ -6,7 +6,7 @@ edits below (drop a carry, add an invariant, …) and passes use only this, and 
 operator by name.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -56,6 +56,7 @@ __all__ = [
     "prune_node",
     "result_types",
     "roles",
+    "same_symbols",
 ]
 
 Role: TypeAlias = Literal[
@@ -97,6 +98,12 @@ class Region:
     runs: Runs
 
     @property
+    def ports(self) -> Iterable[tuple[Var, Port]]:
+        """The inputs of the graph, and what each is."""
+        # A graph that is being edited may have more inputs, at the end.
+        return zip(self.graph.inputs, self.inputs, strict=False)
+
+    @property
     def repeats(self) -> bool:
         """Whether it may run more than once."""
         return self.runs in ("at least once", "any times")
@@ -132,6 +139,10 @@ class RegionOperator(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    def has_custom_derivative(self, params: Mapping[str, Any]) -> bool:
+        """Whether derivatives of a node do not follow from its graphs."""
+        ...
 
     def result_types(
         self, types: Sequence[TensorType], params: dict[str, Any]
@@ -273,13 +284,26 @@ def carries(signature: Signature) -> list[CarryPair]:
     return list(map(CarryPair, args, results))
 
 
-def own_regions(node: Node) -> Signature:
-    """The node's signature, once its graphs are its own: copies, safe to edit.
+def own_regions(node: Node, owned: set[Graph] | None = None) -> Signature:
+    """The node's signature, once its graphs are its own and safe to edit.
 
     The edits below change the graphs of a node in place. Call this before the first of
     them, if other nodes or callers may hold the same graphs.
+
+    Args:
+        owned: The graphs that nodes own already: this node gets copies of those, and
+            its graphs are added. (To copy each graph of a deep nest at each level takes
+            time quadratic in its depth.) None: any may be held elsewhere.
     """
-    node.params = map_graphs(node.params, clone)
+
+    def own(graph: Graph) -> Graph:
+        if owned is None:
+            return clone(graph)
+        mine = clone(graph) if graph in owned else graph
+        owned.add(mine)
+        return mine
+
+    node.params = map_graphs(node.params, own)
     return signature_of(node)
 
 
@@ -404,7 +428,7 @@ def add_invariants(
     added: dict[str, list[Var]] = {}
     for target in signature.regions:
         if source is not None and types is not None:
-            inside = _same_symbols(source, target)
+            inside = same_symbols(source, target)
             shapes = [t.shape for t in types]
         else:
             inside = _symbols_inside(target, node.args)
@@ -427,12 +451,12 @@ def add_invariants(
     return added
 
 
-def _same_symbols(source: Region, target: Region) -> dict[Symbol, Size]:
+def same_symbols(source: Region, target: Region) -> dict[Symbol, Size]:
     """The symbols of one region in the terms of another: what gets the same arg."""
-    ours = {port.at: v.node.symbol for v, port in _ports(target) if v.node.symbol}
+    ours = {port.at: v.node.symbol for v, port in target.ports if v.node.symbol}
     return {
         v.node.symbol: size_of(ours[port.at])
-        for v, port in _ports(source)
+        for v, port in source.ports
         if v.node.symbol is not None and port.at in ours
     }
 
@@ -446,7 +470,3 @@ def _symbols_inside(region: Region, args: Sequence[Arg]) -> dict[Symbol, Size]:
         for own, size in bound.items()
         if (symbol := plain_symbol(size)) is not None
     }
-
-
-def _ports(region: Region) -> Iterable[tuple[Var, Port]]:
-    return zip(region.graph.inputs, region.inputs, strict=True)

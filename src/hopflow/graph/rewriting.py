@@ -67,9 +67,15 @@ def reader(graph: Graph) -> Callable[[Node], list[Var]]:
 
 def symbols_of(node: Node) -> Iterable[Symbol]:
     """The symbols that a node mentions, in its params and its results' types."""
-    yield from static_symbols(node.params.values())
+    for size in sizes_of(node):
+        yield from free_symbols(size)
+
+
+def sizes_of(node: Node) -> Iterable[SymInt]:
+    """The symbolic sizes that a node mentions, in its params and its results' types."""
+    yield from static_sizes(node.params.values())
     for var in node.results:
-        yield from free_symbols(*var.type.shape)
+        yield from static_sizes(var.type.shape)
 
 
 def effects(item: Node | Graph) -> frozenset[str]:
@@ -105,13 +111,19 @@ def symbols_read(graph: Graph) -> dict[Symbol, None]:
 
 def static_symbols(values: Iterable[Any]) -> Iterable[Symbol]:
     """The symbols of sizes among static parameters, in tuples and types too."""
+    for size in static_sizes(values):
+        yield from free_symbols(size)
+
+
+def static_sizes(values: Iterable[Any]) -> Iterable[SymInt]:
+    """The symbolic sizes among static parameters, in tuples and types too."""
     for value in values:
-        if isinstance(value, tuple):
-            yield from static_symbols(value)
+        if isinstance(value, SymInt):
+            yield value
+        elif isinstance(value, tuple):
+            yield from static_sizes(value)
         elif isinstance(value, TensorType):
-            yield from free_symbols(*value.shape)
-        elif not isinstance(value, Graph):
-            yield from free_symbols(value)
+            yield from static_sizes(value.shape)
 
 
 # --- copying --------------------------------------------------------------------------
@@ -394,12 +406,17 @@ def unify_symbols(graph: Graph, canonical: Callable[[Size], Size]) -> None:
 
 
 def settle_sizes(graph: Graph, canonical: Callable[[Size], Size]) -> None:
-    """Replace the sizes that are known to be numbers, in place, in subgraphs too.
+    """Replace the sizes that are known to be numbers, in place, in subgraphs too; but
+    not in what computes them, for a check relies on it.
 
-    Code that broadcasts along an axis of size 1 must find that 1 in the type.
+    Code that broadcasts along an axis of size 1 must find that 1 in the type. Sizes
+    that only a run knows stay: what was assumed of them is what the run is to check,
+    and a check of `u0 == 1` must not find that `u0` is the size of a tensor f32[1].
     """
 
     def settled(size: SymInt) -> Size:
+        if any(symbol.hint is None for symbol in free_symbols(size)):
+            return size
         known = canonical(size)
         return known if isinstance(known, int) else size
 
@@ -415,7 +432,8 @@ def settle_sizes(graph: Graph, canonical: Callable[[Size], Size]) -> None:
     for var in graph.inputs:
         settle(var)
     for node in graph.walk():
-        node.params = {k: map_sizes(v, settled) for k, v in node.params.items()}
+        if not getattr(node.op, "keeps_sizes", False):
+            node.params = {k: map_sizes(v, settled) for k, v in node.params.items()}
         inner = [var for body in node.graphs.values() for var in body.inputs]
         for var in (*node.results, *inner):
             settle(var)

@@ -32,7 +32,8 @@ class Expr:
 
     `attr` is what the op needs beside its operands: the Python number of a "const", the
     `Var` of a "var", the `Size` of a "size" (gone once a program is scheduled), the
-    `Buffer` of a "load" (whose args are one i64 index an axis).
+    `Buffer` of a "load" (whose args are one i64 index an axis), the operand of an
+    "element" (whose args are the same; gone once a program is scheduled, too).
     """
 
     __slots__ = ("args", "attr", "dtype", "op")
@@ -47,8 +48,9 @@ class Expr:
             return f"{self.attr}:{self.dtype}"
         if self.op == "var":
             return str(self.attr.name)
-        if self.op == "load":
-            return f"{self.attr.name}[{', '.join(map(repr, self.args))}]"
+        if self.op in ("load", "element"):
+            name = getattr(self.attr, "name", "x")
+            return f"{name}[{', '.join(map(repr, self.args))}]"
         return f"{self.op}({', '.join(map(repr, self.args))})"
 
     @property
@@ -65,7 +67,9 @@ UNARY: Final = frozenset(
 BINARY: Final = frozenset(
     "add sub mul div rem min max and or xor shl lshr ashr copysign".split()
 )
-COMPARE: Final = frozenset("eq ne lt le gt ge".split())
+COMPARE: Final = frozenset("eq ne lt le gt ge add_overflows mul_overflows".split())
+"""Of two operands, giving a bool. `add_overflows` and `mul_overflows` say whether the
+sum or product of signed integers wraps around."""
 MATH: Final = frozenset(
     (
         "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh "
@@ -120,6 +124,11 @@ def load(buffer: "Buffer", indices: Sequence[Expr]) -> Expr:
     return Expr("load", tuple(indices), buffer.dtype, buffer)
 
 
+def element(operand: Any, dtype: DType, at: Index) -> Expr:
+    """`operand[at]`, wherever the operand is or however it is computed."""
+    return Expr("element", at, dtype, operand)
+
+
 def _same(name: str, x: Expr, y: Expr) -> None:
     if x.dtype is not y.dtype:
         raise TypeError(f"loop_ir `{name}` of {x.dtype} and {y.dtype}: {x!r}, {y!r}")
@@ -135,6 +144,11 @@ _FOLD_INT: Final[dict[str, Callable[[int, int], int]]] = {
     "or": operator.or_,
     "xor": operator.xor,
 }
+_SHIFTS: Final[dict[str, Callable[[int, int], int]]] = {
+    "shl": operator.lshift,
+    "lshr": operator.rshift,
+    "ashr": operator.rshift,
+}
 _FOLD_COMPARE: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "eq": operator.eq,
     "ne": operator.ne,
@@ -143,6 +157,8 @@ _FOLD_COMPARE: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "gt": operator.gt,
     "ge": operator.ge,
 }
+
+
 _NEUTRAL_RIGHT: Final = {"add": 0, "sub": 0, "mul": 1, "or": 0, "xor": 0, "shl": 0}
 _NEUTRAL_LEFT: Final = {"add": 0, "mul": 1, "or": 0, "xor": 0}
 
@@ -166,6 +182,9 @@ def _fold_integer(name: str, x: Expr, y: Expr) -> Expr | None:
             quotient = quotient if (x.attr < 0) == (y.attr < 0) else -quotient
             value = quotient if name == "div" else x.attr - quotient * y.attr
             return const(value, x.dtype)
+        if name in _SHIFTS and 0 <= y.attr < x.dtype.bits:
+            bits = x.attr if name != "lshr" else x.attr & ((1 << x.dtype.bits) - 1)
+            return const(_SHIFTS[name](bits, y.attr), x.dtype)
         return None
     if y.is_const:
         if _NEUTRAL_RIGHT.get(name, ...) == y.attr and x.dtype.kind != "b":
@@ -224,7 +243,7 @@ def fma(x: Expr, y: Expr, z: Expr) -> Expr:
 def compare(name: str, x: Expr, y: Expr) -> Expr:
     """A bool; every comparison with a NaN is false, but for "ne"."""
     _same(name, x, y)
-    if x.is_const and y.is_const:
+    if x.is_const and y.is_const and name in _FOLD_COMPARE:
         return const(_FOLD_COMPARE[name](x.attr, y.attr), dtypes.bool_)
     return Expr(name, (x, y), dtypes.bool_)
 
@@ -318,6 +337,24 @@ def _rounds_up(x: Expr, y: Expr) -> Expr:
 def wrap_index(position: Expr, extent: Expr) -> Expr:
     """A position counted from the end where it is negative, as Python's are."""
     return select(compare("lt", position, index(0)), add(position, extent), position)
+
+
+def with_args(node: Expr, args: tuple[Expr, ...]) -> Expr:
+    """`node` of other operands, folded as if it were made of them."""
+    if all([a is b for a, b in zip(args, node.args, strict=True)]):
+        return node
+    op = node.op
+    if op in BINARY:
+        return binary(op, *args)
+    if op == "select":
+        return select(*args)
+    if op in _FOLD_COMPARE:
+        return compare(op, *args)
+    if op == "cast":
+        return cast(args[0], node.dtype)
+    if op in ("not", "neg"):
+        return unary(op, *args)
+    return Expr(op, args, node.dtype, node.attr)
 
 
 def rewrite(expr: Expr, leaf: Callable[[Expr], Expr | None]) -> Expr:

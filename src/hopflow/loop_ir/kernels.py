@@ -34,7 +34,7 @@ class Check:
     Runs when the program reaches the operation, before any of its elements is computed.
     """
 
-    kind: Literal["index", "divide", "check", "range"]
+    kind: Literal["index", "divide", "power", "check", "range"]
     shape: tuple[Size, ...]
     holds: Callable[[Index], Expr]
     values: Callable[[Index], tuple[Expr, ...]] = field(default=lambda _: ())

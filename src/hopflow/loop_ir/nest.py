@@ -11,7 +11,9 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from hopflow.dtypes import DType
+from hopflow.graph.types import TensorType
 from hopflow.loop_ir.expr import Expr
+from hopflow.symbolic.size import Symbol, SymInt
 
 Space: TypeAlias = Literal["input", "output", "arena", "constant", "shared"]
 """Where a buffer's memory comes from: the caller (read or written), the program's own
@@ -293,6 +295,7 @@ Stmt: TypeAlias = (
 Kind: TypeAlias = Literal[
     "index",
     "divide",
+    "power",
     "check",
     "range",
     "limit",
@@ -301,6 +304,7 @@ Kind: TypeAlias = Literal[
     "callback",
     "progress",
     "bounds",
+    "size",
 ]
 
 
@@ -319,6 +323,26 @@ class Site:
     what: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class DerivedSize:
+    """A size of a program that its caller computes from the values of the symbols.
+
+    node   the number of the first node that asks for it; see `Site`
+    """
+
+    size: SymInt
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class SizedType:
+    """The type of a value of a program, over the program's symbols, and the number of
+    the node that makes it."""
+
+    type: TensorType
+    node: int
+
+
 @dataclass(eq=False, slots=True)
 class Program:
     """One native entry: `sizes` are i64 parameters, then inputs, then outputs.
@@ -327,6 +351,11 @@ class Program:
     For an output that an `Allocate` makes the caller gives words: the program puts in
     the address of the data, and the shape.
 
+    symbols     what the first of the sizes are the values of
+    derived     what the last of the sizes are: the caller computes them exactly, and
+                the program computes none of them again
+    types       of values whose sizes the symbols decide: the caller refuses sizes at
+                which one of them could not be addressed
     functions   what `Invoke` calls: programs with sites of their own, from 0 on
     peeks       elements of what is empty may be read, at position 0 of its empty axes,
                 and not used: there has to be memory
@@ -340,5 +369,8 @@ class Program:
     constants: list[Buffer]
     body: list[Stmt]
     sites: list[Site]
+    symbols: list[Symbol] = field(default_factory=list)
+    derived: list[DerivedSize] = field(default_factory=list)
+    types: list[SizedType] = field(default_factory=list)
     functions: "list[Program]" = field(default_factory=list)
     peeks: bool = False

@@ -29,6 +29,7 @@ _KINDS: Final[dict[str, str]] = (
     | dict.fromkeys("sqrt floor ceil trunc rint isnan copysign fma".split(), "f")
     | dict.fromkeys("popcount clz shl lshr ashr".split(), "iu")
     | dict.fromkeys("not and or xor".split(), "iub")
+    | dict.fromkeys("add_overflows mul_overflows".split(), "i")
     | dict.fromkeys(MATH, "f")
 )
 _NAMES: Final = {
@@ -36,6 +37,7 @@ _NAMES: Final = {
     "f": "floats",
     "iu": "integers",
     "iub": "integers or bools",
+    "i": "signed integers",
 }
 _ARITY: Final[dict[str, int]] = (
     dict.fromkeys(UNARY, 1)

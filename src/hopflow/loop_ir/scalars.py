@@ -138,7 +138,15 @@ _COMPARE: Final[dict[str, Operation]] = {
     "le": lambda x, y: x <= y,
     "gt": lambda x, y: x > y,
     "ge": lambda x, y: x >= y,
+    "add_overflows": lambda x, y: _overflows(x, int(x) + int(y)),
+    "mul_overflows": lambda x, y: _overflows(x, int(x) * int(y)),
 }
+
+
+def _overflows(like: Scalar, value: int) -> bool:
+    """Whether the dtype of `like` cannot hold an integer."""
+    info = np.iinfo(like.dtype)
+    return not info.min <= value <= info.max
 
 
 # --- floats ---------------------------------------------------------------------------

@@ -131,6 +131,8 @@ class _Verifier:
         )
         if buffer not in self.made:
             self.shape(buffer)
+            if buffer.space in ("input", "output"):
+                self.compared(buffer)
         if buffer.strides is not None:
             self.require(buffer.space == "input", f"`{name}` must be dense: no input")
             self.require(
@@ -146,6 +148,15 @@ class _Verifier:
             loads = any(node.op == "load" for node in walk.nodes(extent))
             self.require(not loads, f"the shape of `{buffer.name}` reads memory")
             self.value(extent, dtypes.int64, f"an extent of `{buffer.name}`")
+
+    def compared(self, buffer: Buffer) -> None:
+        """What a caller gives is compared with what it is to be, before it is used."""
+        for extent in (*buffer.shape, *(buffer.strides or ())):
+            self.require(
+                extent.is_const or extent.op == "var",
+                f"an extent or stride of `{buffer.name}`, which the caller gives, is "
+                f"neither a constant nor a size: {extent!r}",
+            )
 
     def check_data(self, buffer: Buffer) -> None:
         name, data = buffer.name, buffer.data

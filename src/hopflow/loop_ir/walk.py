@@ -114,10 +114,12 @@ def bodies(statement: Stmt) -> tuple[list[Stmt], ...]:
 
 def statements(body: Sequence[Stmt]) -> Iterator[Stmt]:
     """Every statement in `body`, at any depth, each before those within it."""
-    for statement in body:
+    pending = [*reversed(body)]
+    while pending:  # recursive generators would pass each statement up level by level
+        statement = pending.pop()
         yield statement
-        for inner in bodies(statement):
-            yield from statements(inner)
+        for inner in reversed(bodies(statement)):
+            pending += reversed(inner)
 
 
 def functions(program: Program) -> dict[Program, None]:

@@ -49,7 +49,29 @@ def _bounded(key: Any, shape: tuple[int, ...], fan: int, dtype: DTypeLike) -> Va
     return uniform(key, shape, dtype, minval=-bound, maxval=bound)
 
 
-class Linear(Module):
+class _Layer(Module):
+    """A module of tensors and layers: a size in the place of one is an error."""
+
+    def __post_init__(self) -> None:
+        """
+        Raises:
+            ArgumentTypeError: a parameter is a number, a text or a container.
+        """
+        for name in self._data:
+            value = getattr(self, name)
+            if isinstance(value, _NO_PARAMETERS):
+                layer = type(self).__name__
+                raise ArgumentTypeError(
+                    f"{layer}: `{name}` must be a tensor or a layer, and is {value!r} "
+                    f"(`{type(value).__name__}`). A layer is given its parameters; "
+                    f"`{layer}.init(key, ...)` makes them, of sizes."
+                )
+
+
+_NO_PARAMETERS: Final = (bool, int, float, complex, str, list, tuple, dict)
+
+
+class Linear(_Layer):
     """`x @ weight + bias`.
 
     Shapes:
@@ -90,7 +112,7 @@ class Linear(Module):
         return y if self.bias is None else y + self.bias
 
 
-class Embedding(Module):
+class Embedding(_Layer):
     """The row of `weight` for each number.
 
     Shapes:
@@ -116,7 +138,7 @@ class Embedding(Module):
         return take(self.weight, ids, axis=0)
 
 
-class LayerNorm(Module):
+class LayerNorm(_Layer):
     """`x` with mean 0 and variance 1 along its last axis, scaled and shifted.
 
     Shapes:
@@ -148,7 +170,7 @@ class LayerNorm(Module):
         return centered / sqrt(variance + self.epsilon) * self.weight + self.bias
 
 
-class _Cell(Module):
+class _Cell(_Layer):
     """What recurrent cells have in common: a step from a state and an input.
 
     Shapes:
@@ -231,7 +253,7 @@ class LSTMCell(_Cell):
         return sigmoid(o) * tanh(c), c
 
 
-class MultiheadAttention(Module):
+class MultiheadAttention(_Layer):
     """Attention of several heads, each over a part of the features.
 
     Shapes:

@@ -9,6 +9,7 @@ import numpy as np
 
 from hopflow import pytree
 from hopflow.bind import Value, current
+from hopflow.entries import entry, speaks_for_user
 from hopflow.fx.tracer import current_tracer
 from hopflow.graph.origin import in_module, origin
 
@@ -68,10 +69,12 @@ class Module:
         unflatten = _unflatten_as(cls)
         pytree.register(cls, _flatten, unflatten, by_name=True)
 
+    @speaks_for_user
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What a call computes."""
         raise NotImplementedError(f"`{type(self).__name__}` defines no `forward`.")
 
+    @entry
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """`forward`, and the traces that run know which module it is."""
         tracer = current_tracer()
@@ -116,13 +119,15 @@ def _shown(value: Any) -> str:
 
 
 def _path(parent: Module | None, module: Module) -> str:
-    """Where a module is that is called within another; or its class, in none."""
+    """Where a module is that is called within another, with its class, as
+    `network.layers.0:Linear`; of one that is in none the class alone."""
+    kind = type(module).__name__
     if parent is None:
-        return type(module).__name__.lower()
+        return kind.lower()
     for path, part in parent.named_modules().items():
         if part is module:
-            return f"{origin.module_path}.{path}"
-    return f"{origin.module_path}.{type(module).__name__.lower()}"
+            return f"{origin.module_path}.{path}:{kind}"
+    return f"{origin.module_path}.{kind.lower()}"
 
 
 def _parts(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

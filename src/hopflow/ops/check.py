@@ -1,66 +1,64 @@
 """`check`: a condition that must hold, or the program stops with the user's message."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from hopflow import dtypes
+from hopflow.bind import Operand as Argument
 from hopflow.bind import Value, bind, current
 from hopflow.errors import (
     ArgumentTypeError,
-    CheckError,
     DTypeError,
-    HopflowError,
-    LoopLimitError,
 )
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir.kernels import Check, Effect, Operand
 from hopflow.ops import batching
+from hopflow.ops.messages import Message, check_error
 from hopflow.ops.opdef import OpDef, Sample, as_operand, strong_constant
 from hopflow.ops.rules import Array, as_integer
 from hopflow.symbolic.boolean import SymBool
-from hopflow.symbolic.size import SymInt
+from hopflow.symbolic.size import Size, SymInt
 
-__all__ = ["Message", "check", "check_error", "check_is_size", "check_op"]
-
-
-class Message(str):
-    """A text for people: graphs that differ only in it share one program."""
-
-    __slots__ = ()
-
-    @staticmethod
-    def structural_key(_: "Message") -> str:
-        return ""
+__all__ = ["check", "check_is_size", "check_op"]
 
 
-def _infer(condition: TensorType, **_: Any) -> tuple[TensorType, ...]:
-    if condition.dtype is not dtypes.bool_:
+def _infer(test: TensorType, *_sides: TensorType, **_: Any) -> tuple[TensorType, ...]:
+    if test.dtype is not dtypes.bool_:
         raise DTypeError(
-            f"check: `condition` must be of dtype bool, and is {condition}. Compare "
+            f"check: `condition` must be of dtype bool, and is {test}. Compare "
             "it: `hf.check(n != 0, ...)`."
         )
     return ()
 
 
-def _run(condition: Array, **params: Any) -> tuple[()]:
-    if not np.all(condition):
-        raise check_error(params)
+def _run(test: Array, *sides: Array, **params: Any) -> tuple[()]:
+    if not np.all(test):
+        raise check_error(params, values=[int(side) for side in sides])
     return ()
 
 
-def check_error(params: Mapping[str, Any], at: str = "") -> HopflowError:
-    """What a node of these params stops with: `limit` makes it the end of a loop."""
-    error = LoopLimitError if params.get("limit") else CheckError
-    return error(f"{params.get('message', 'check failed')}{at}")
-
-
-def _lower(_types: Any, condition: Operand, **_: Any) -> Effect:
-    holds = Check("check", condition.type.shape, lambda at: condition[at])
+def _lower(_types: Any, test: Operand, *sides: Operand, **_: Any) -> Effect:
+    holds = Check(
+        "check",
+        test.type.shape,
+        lambda at: test[at],
+        lambda _: tuple([side[()] for side in sides]),
+    )
     return Effect((holds,))
 
 
+def _batch(
+    op: OpDef, size: Size, batched: tuple[bool, ...], *operands: Argument, **params: Any
+) -> Sequence[Value]:
+    """Sides that differ between the batch elements are left out of the error."""
+    kept = operands if not any(batched[1:]) else operands[:1]
+    return bind(op, [batching.in_batch(size, batched[0], kept[0]), *kept[1:]], params)
+
+
+# `check(condition, left, right)`: the sides of the comparison that `condition` is, for
+# the error; both may be left out.
 check_op: Final = OpDef(
     name="check",
     promote=None,
@@ -68,7 +66,7 @@ check_op: Final = OpDef(
     run=_run,
     lower=_lower,
     effects=frozenset({"trap"}),
-    batch=batching.along,
+    batch=_batch,
     samples=(
         Sample(("bool[]",), {"message": Message("not so")}, (dtypes.bool_,), 1, 1),
     ),
@@ -118,6 +116,7 @@ def check_is_size(n: Any, *, min: int = 0, max: int | None = None) -> None:
         n = current().symbol_of(n)
     if not isinstance(n, SymInt):
         n = as_integer("check_is_size", "n", n)
+        check(n < 1 << 63, f"check_is_size: `n` is {n}, which int64 cannot hold")
     least = as_integer("check_is_size", "min", min)
     conditions: list[bool | SymBool] = [n >= least]
     if max is not None:

@@ -21,6 +21,7 @@ from hopflow.ops.rules import (
     pointwise,
     required_dtype,
 )
+from hopflow.symbolic.size import SymInt
 
 __all__ = ["apply", "as_value", "astype", "convert", "copy", "stop_gradient"]
 
@@ -133,6 +134,7 @@ def astype(
         device: None or "cpu".
 
     Raises:
+        ArgumentRangeError: a Python integer does not fit an integer dtype.
         DTypeError: there is no such dtype.
         DeviceError: there is no such device.
     """
@@ -140,6 +142,8 @@ def astype(
     copy = as_flag("astype", "copy", copy)
     target = required_dtype("astype", dtype)
     operand = as_operand("astype", 0, x)
+    if isinstance(x, SymInt) and target.is_integer:
+        operand = convert_to(operand, target)  # which checks that it fits
     type_ = operand.type
     if type_.dtype is target and not type_.weak:
         if not copy and isinstance(operand, Value):

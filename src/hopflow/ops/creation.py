@@ -193,7 +193,9 @@ def full(
     sizes = sizes_of("full", shape, target)
     if isinstance(value, Constant):
         return apply(fill, convert_to(value, target), shape=sizes)
-    value = astype(value, target, copy=False)
+    # A number over symbols is to fit, as a Python number is.
+    number = fill_value if isinstance(fill_value, SymInt) else value
+    value = astype(number, target, copy=False)
     if value.ndim:
         return apply(copy, broadcasted(value, sizes))
     return apply(fill, value, shape=sizes)

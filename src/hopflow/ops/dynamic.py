@@ -21,6 +21,7 @@ from hopflow.loop_ir.kernels import Operand, Pointwise, Scatter
 from hopflow.ops import batching
 from hopflow.ops.convert import apply, as_value
 from hopflow.ops.creation import positions
+from hopflow.ops.deferred import required
 from hopflow.ops.elementwise import add, maximum, minimum, subtract
 from hopflow.ops.gather import (
     TRAP,
@@ -37,6 +38,8 @@ from hopflow.ops.logic import less, where
 from hopflow.ops.opdef import OpDef, Sample, as_operand, convert_to, strong_constant
 from hopflow.ops.rules import Array, as_shape
 from hopflow.ops.scatter import scatter
+from hopflow.ops.sizes import is_unbacked
+from hopflow.ops.sizes import less as less_size
 from hopflow.ops.views import as_tensor, check_update, stored, transposed, zeros_of
 from hopflow.symbolic.size import Size
 
@@ -137,7 +140,8 @@ def _check_window(name: str, x: TensorType, starts: Types, sizes: Shape) -> None
             f"and {len(sizes)}."
         )
     for axis, (n, size) in enumerate(zip(x.shape, sizes, strict=True)):
-        if n < size or size < 0:
+        is_known = not (is_unbacked(n) or is_unbacked(size))
+        if (n < size or size < 0) if is_known else less_size(n, size):
             raise ShapeError(
                 f"{name}: {size} elements do not fit axis {axis}, which has {n}."
             )
@@ -380,6 +384,17 @@ def _starts(name: str, start_indices: Any) -> list[Argument]:
     return [strong_constant(as_operand(name, i, s)) for i, s in enumerate(starts)]
 
 
+def _with_room(name: str, x: Any, shape: Shape, sizes: Shape) -> Any:
+    """`x`, for a window of these sizes in `shape`: that it fits is checked by the run
+    where only that can tell."""
+    for axis, (n, size) in enumerate(zip(shape, sizes, strict=False)):
+        is_known = not (is_unbacked(n) or is_unbacked(size))
+        if not is_known and less_size(n, size) is None:
+            text = f"{name}: the window must fit axis {axis}"
+            x = required(x, size <= n, text)
+    return x
+
+
 def dynamic_slice(x: Any, start_indices: Any, slice_sizes: Any) -> Value:
     """A window of `x` that begins where integer scalars say; a view.
 
@@ -396,6 +411,7 @@ def dynamic_slice(x: Any, start_indices: Any, slice_sizes: Any) -> Value:
     """
     tensor = as_tensor("dynamic_slice", x)
     sizes = as_shape("dynamic_slice", slice_sizes, "slice_sizes")
+    tensor = _with_room("dynamic_slice", tensor, tensor.shape, sizes)
     return apply(window, tensor, *_starts("dynamic_slice", start_indices), sizes=sizes)
 
 
@@ -414,4 +430,6 @@ def dynamic_update_slice(x: Any, update: Any, start_indices: Any) -> Value:
     name = "dynamic_update_slice"
     tensor = as_tensor(name, x)
     new = stored(name, update, tensor.type.dtype)
+    if isinstance(new, Value):
+        new = _with_room(name, new, tensor.shape, new.shape)
     return apply(update_window, tensor, new, *_starts(name, start_indices))

@@ -5,22 +5,23 @@ An operation that is a plain composition of others is a function, and no primiti
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
 from hopflow import dtypes
 from hopflow.bind import Operand, Value
-from hopflow.errors import ArgumentValueError, DivisionError
+from hopflow.errors import DivisionError, HopflowError, PowerError
 from hopflow.graph.core import Constant
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir import expr
-from hopflow.loop_ir.expr import Expr, Index, compare, const
+from hopflow.loop_ir.expr import Expr, cast, compare, const
 from hopflow.loop_ir.kernels import Check, Pointwise, elements
 from hopflow.loop_ir.kernels import Operand as Lowerable
 from hopflow.loop_ir.scalars import array_function
 from hopflow.ops import scalar
 from hopflow.ops.convert import apply, as_value, astype, convert, copy
+from hopflow.ops.deferred import aligned
 from hopflow.ops.logic import (
     bitwise_and,
     bitwise_invert,
@@ -56,6 +57,7 @@ from hopflow.ops.rules import (
     integral,
     numeric,
     pointwise,
+    real_floating,
 )
 from hopflow.symbolic.size import SymInt
 
@@ -71,6 +73,7 @@ __all__ = [
     "bitwise_xor",
     "ceil",
     "clip",
+    "conj",
     "convert",
     "copy",
     "copysign",
@@ -80,6 +83,7 @@ __all__ = [
     "floor_divide",
     "greater",
     "greater_equal",
+    "imag",
     "isclose",
     "isfinite",
     "isinf",
@@ -99,6 +103,7 @@ __all__ = [
     "not_equal",
     "positive",
     "pow",
+    "real",
     "reciprocal",
     "remainder",
     "round",
@@ -166,8 +171,8 @@ abs: Final[OpDef] = elementwise(
 )
 sign: Final[OpDef] = elementwise(
     "sign",
-    "-1, 0 or 1; a NaN stays a NaN.",
-    lambda x: np.where(x == 0, x, np.sign(x)),  # the sign of a zero is kept
+    "-1, 0 or 1; 0 of -0.0, and a NaN of a NaN.",
+    np.sign,
     scalar.sign,
     arity=1,
     jvp=(None,),
@@ -211,11 +216,28 @@ def positive(x: Any, /) -> Value:
     return apply(copy, operand)
 
 
+def real(x: Any, /) -> Value:
+    """The real part of `x`: a copy, as no dtype is complex."""
+    return apply(copy, as_value(as_operand("real", 0, x)))
+
+
+def imag(x: Any, /) -> Value:
+    """The imaginary part of `x`: zeros, as no dtype is complex."""
+    value = as_value(as_operand("imag", 0, x))
+    zero = Constant(0, TensorType(value.type.dtype, (), value.type.weak))
+    return apply(select, Constant(True, TensorType(dtypes.bool_)), zero, value)
+
+
+def conj(x: Any, /) -> Value:
+    """The complex conjugate of `x`: a copy, as no dtype is complex."""
+    return apply(copy, as_value(as_operand("conj", 0, x)))
+
+
 def _numbers(name: str, *args: Any) -> list[Operand]:
-    """Operands of one numeric dtype."""
+    """Operands of one numeric dtype, which are known to broadcast."""
     values = [as_operand(name, i, a) for i, a in enumerate(args)]
     dtype, weak = numeric(name, [promoted_as(v.type) for v in values])
-    return [convert_to(v, dtype, weak=weak) for v in values]
+    return aligned(name, [convert_to(v, dtype, weak=weak) for v in values])
 
 
 def square(x: Any, /) -> Value:
@@ -268,52 +290,102 @@ unchecked_remainder: Final[OpDef] = elementwise(
 )
 
 
-def _checked_run(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
+class _Requirement(NamedTuple):
+    """What each second operand must fulfil, where some of its elements meet a first.
+
+    kind    of the trap, and of the error that compiled code raises
+    run     whether all elements of an array do
+    holds   whether one element does, in compiled code
+    error   what is raised eagerly, from the operation's name and the operand
+    """
+
+    kind: Literal["divide", "power"]
+    run: Callable[[Array], Any]
+    holds: Callable[[Expr], Expr]
+    error: Callable[[str, Array], HopflowError]
+
+
+_DIVISOR: Final = _Requirement(
+    "divide",
+    lambda y: y.all(),
+    lambda y: compare("ne", y, const(0, y.dtype)),
+    lambda name, _: DivisionError(
+        f"{name}: an integer is divided by 0. Replace zeros first, as with "
+        "`hf.where(y == 0, 1, y)`."
+    ),
+)
+_EXPONENT: Final = _Requirement(
+    "power",
+    lambda y: (y >= 0).all(),
+    lambda y: compare("ge", y, const(0, y.dtype)),
+    lambda name, y: PowerError(name, int(y.min())),
+)
+
+
+def _checked_run(
+    name: str, run: Callable[..., Any], required: _Requirement
+) -> Callable[..., Any]:
     def checked(x: Array, y: Array) -> Any:
-        if not y.all() and 0 not in broadcast_shapes(name, x.shape, y.shape):
-            raise DivisionError(
-                f"{name}: an integer is divided by 0. Replace zeros first, as with "
-                "`hf.where(y == 0, 1, y)`."
-            )
+        if not required.run(y) and 0 not in broadcast_shapes(name, x.shape, y.shape):
+            raise required.error(name, y)
         return run(x, y)
 
     return checked
 
 
-def _checked_lower(fn: Callable[[Expr, Expr], Expr]) -> Callable[..., Pointwise]:
+def _checked_lower(
+    fn: Callable[[Expr, Expr], Expr], required: _Requirement
+) -> Callable[..., Pointwise]:
     def lower(types: Sequence[TensorType], x: Lowerable, y: Lowerable) -> Pointwise:
+        base: Pointwise = pointwise(fn)(types, x, y)
+        if required.kind == "power" and y.type.dtype.kind == "u":
+            return base
         # Each element of `y` is tested once, unless the result may have none.
         result = types[0].shape
         fixed = all(isinstance(n, int) and n > 0 for n in result)
         shape = y.type.shape if fixed else result
-
-        def holds(at: Index) -> Expr:
-            divisor = elements(y, at)
-            return compare("ne", divisor, const(0, divisor.dtype))
-
-        base: Pointwise = pointwise(fn)(types, x, y)
-        return Pointwise(base.element, checks=(Check("divide", shape, holds),))
+        test = Check(
+            required.kind,
+            shape,
+            lambda at: required.holds(elements(y, at)),
+            lambda at: (cast(elements(y, at), dtypes.int64),),
+        )
+        return Pointwise(base.element, checks=(test,))
 
     return lower
 
 
-def _checked(op: OpDef, fn: Callable[[Expr, Expr], Expr]) -> OpDef:
-    """The operation on integers that stops at a division by zero."""
+def _checked(
+    name: str,
+    doc: str,
+    run: Callable[..., Any],
+    fn: Callable[[Expr, Expr], Expr],
+    required: _Requirement,
+    low: float = 1.0,
+) -> OpDef:
+    """An operation on integers that stops where its second operand is not allowed."""
     return elementwise(
-        f"checked_{op.name}",
-        f"{op.run.__doc__} Stops where an integer is divided by 0.",
-        _checked_run(op.name, op.run),
+        f"checked_{name}",
+        doc,
+        _checked_run(name, run, required),
         None,
         promote=integral,
-        lower=_checked_lower(fn),
+        lower=_checked_lower(fn, required),
         effects=frozenset({"trap"}),
-        low=1.0,
+        low=low,
         high=6.0,
     )
 
 
-checked_floor_divide: Final = _checked(unchecked_floor_divide, scalar.floor_divide)
-checked_remainder: Final = _checked(unchecked_remainder, scalar.remainder)
+def _checked_division(op: OpDef, fn: Callable[[Expr, Expr], Expr]) -> OpDef:
+    doc = f"{op.run.__doc__} Stops where an integer is divided by 0."
+    return _checked(op.name, doc, op.run, fn, _DIVISOR)
+
+
+checked_floor_divide: Final = _checked_division(
+    unchecked_floor_divide, scalar.floor_divide
+)
+checked_remainder: Final = _checked_division(unchecked_remainder, scalar.remainder)
 
 
 def _divide(op: OpDef, checked: OpDef, name: str, x1: Any, x2: Any) -> Value:
@@ -346,16 +418,6 @@ def remainder(x1: Any, x2: Any, /) -> Value:
 # --- powers ---------------------------------------------------------------------------
 
 
-def _power_run(x: Array, y: Array) -> Any:
-    if dtypes.as_dtype(x.dtype).is_float:
-        return array_function("pow")(x, y)
-    result = np.where((x == 0) & (y != 0), x.dtype.type(0), x.dtype.type(1))
-    for bit in range(scalar.POWER_BITS):
-        result = np.where(y & y.dtype.type(1 << bit) != 0, result * x, result)
-        x = x * x
-    return result
-
-
 def _log_of_base(x: Any) -> Any:
     # By name: `math` imports this module. Of 0 it is 0, as the power is.
     return OPERATIONS["log"](where(equal(x, 0), 1.0, x))
@@ -363,47 +425,69 @@ def _log_of_base(x: Any) -> Any:
 
 power: Final[OpDef] = elementwise(
     "pow",
-    "`x1 ** x2`; of integers, the low six bits of `x2` count.",
-    _power_run,
-    scalar.power,
+    "`x1 ** x2`, of floats.",
+    array_function("pow"),
+    scalar.math_call("pow"),
+    promote=real_floating,
     jvp=(
         lambda t, out, x, y: t * (y * power(x, y - 1)),
         lambda t, out, x, y: t * (_log_of_base(x) * out),
     ),
+)
+integer_power: Final = _checked(
+    "pow",
+    "`x1 ** x2`, of integers; results wrap. Stops where an exponent is negative.",
+    np.power,
+    scalar.integer_power,
+    _EXPONENT,
+    low=0.0,
 )
 
 
 def pow(x1: Any, x2: Any, /) -> Value:
     """`x1 ** x2`.
 
-    A power by a Python integer is a chain of multiplications. Between integer tensors
-    results wrap; an exponent beyond 63, or a negative one, has no meaning there.
+    A power by a Python integer is a chain of multiplications. Powers of integers wrap,
+    as products do. A negative power of an integer is an error, as in NumPy: it is no
+    integer, and what integers make of it (JAX's garbage in the last bits) has no use.
 
     Raises:
         DTypeError: both are bools.
-        ArgumentValueError: an integer to a negative power known in advance.
+        PowerError: an integer to a negative power; to one of a tensor, when it runs.
     """
     base = as_operand("pow", 0, x1)
-    if isinstance(x2, SymInt) and x2.hint is not None and base.type.dtype.is_integer:
+    if isinstance(x2, SymInt) and base.type.dtype.is_integer:
+        if x2.hint is None:
+            return _unknown_power(base, x2)
         x2 = int(x2)  # which powers integers have depends on it
     if type(x2) is not int:
         x, y = _numbers("pow", x1, x2)
+        if x.type.dtype.is_integer:
+            return apply(integer_power, x, y)
         is_integer = as_operand("pow", 1, x2).type.dtype.is_integer
-        if isinstance(x, Value) and x.type.dtype.is_float and is_integer:
+        if isinstance(x, Value) and is_integer:
             x = where(equal(as_value(y), 0), 1.0, x)  # has no slope, at 0 neither
         return apply(power, x, y)
     kinds = [promoted_as(base.type), (dtypes.DEFAULT_INT, True)]
     dtype, weak = numeric("pow", kinds)
     x = convert_to(base, dtype, weak=weak)
     if x2 < 0 and dtype.is_integer:
-        raise ArgumentValueError(
-            f"pow: an integer cannot be raised to the negative power {x2}. Convert the "
-            "base to a float first."
-        )
+        raise PowerError("pow", x2)
     if x2 == 0:  # 1, that of a NaN too
         one = Constant(1, TensorType(dtype, (), weak))
         return apply(select, Constant(True, TensorType(dtypes.bool_)), one, x)
     return _integer_power(x, x2)
+
+
+def _unknown_power(base: Operand, exponent: SymInt) -> Value:
+    """An integer to a power that only the run knows: in int64, which has all of these,
+    and of which the low bits are what narrower integers wrap to."""
+    operands = [
+        convert_to(x, dtypes.int64) for x in (base, as_operand("", 1, exponent))
+    ]
+    result = apply(integer_power, *operands)
+    weak = {"weak": True} if base.type.weak else {}
+    return apply(convert, result, dtype=base.type.dtype, **weak)
 
 
 def _integer_power(x: Operand, exponent: int) -> Value:
@@ -465,6 +549,19 @@ trunc: Final = _rounding("trunc", "`x` without its fraction.", np.trunc, "trunc"
 round: Final = _rounding(
     "round", "The nearest integer, the even one of two.", np.rint, "rint"
 )
+
+
+def round_to(x: Any, decimals: int) -> Value:
+    """`x` rounded to so many decimals, as NumPy does: by a power of 10, and back."""
+    operand = as_value(as_operand("round", 0, x))
+    if decimals == 0 or (decimals > 0 and not operand.type.dtype.is_float):
+        result: Value = round(operand)
+        return result
+    scale = 10.0 ** (decimals if decimals > 0 else -decimals)
+    if decimals > 0:
+        return divide(round(multiply(operand, scale)), scale)  # type: ignore[no-any-return]
+    tens = multiply(round(divide(operand, scale)), scale)
+    return astype(tens, operand.type.dtype, copy=False)
 
 
 def nan_to_num(

@@ -18,11 +18,12 @@ from hopflow.errors import (
     TraceError,
 )
 from hopflow.graph.types import Shape
+from hopflow.ops.deferred import resized
 from hopflow.ops.elementwise import maximum, minimum
 from hopflow.ops.logic import where
 from hopflow.ops.opdef import as_operand, strong_constant
 from hopflow.ops.rules import is_zero
-from hopflow.ops.sizes import larger, less, smaller, steps
+from hopflow.ops.sizes import is_unbacked, larger, less, smaller, steps
 from hopflow.ops.views import show
 from hopflow.symbolic.size import Size, SymInt
 
@@ -231,7 +232,10 @@ def _entry(item: Any, place: int, axis: int, sizes: Shape) -> Entry:
 
 
 def _mask(item: Value, place: int, axis: int, sizes: Shape) -> Mask:
-    for offset, (n, m) in enumerate(zip(sizes, item.shape, strict=True)):
+    for offset, n in enumerate(sizes):
+        if is_unbacked(n) or is_unbacked(item.shape[offset]):
+            item = resized("index", item, offset, n)
+        m = item.shape[offset]
         if not n == m:
             raise IndexingError(
                 f"index: a mask of shape {show(item.shape)} does not fit axis "

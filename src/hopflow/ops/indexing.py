@@ -10,15 +10,17 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from hopflow.bind import Operand, Value, recordable
+from hopflow.bind import Operand, Value, current, recordable
 from hopflow.errors import (
     IndexingError,
+    ShapeCheckError,
     ShapeError,
 )
 from hopflow.graph.core import Constant
 from hopflow.graph.types import Shape
 from hopflow.ops.convert import apply
 from hopflow.ops.creation import fill
+from hopflow.ops.deferred import aligned
 from hopflow.ops.dynamic import dynamic_index
 from hopflow.ops.elementwise import add, maximum, minimum, multiply
 from hopflow.ops.gather import gather, gather_clip
@@ -65,6 +67,16 @@ def _without_masks(plan: Plan, remedy: str) -> Plan:
         found = where_true("boolean index", entry.mask, remedy)
         for offset, index in enumerate(found):
             entries.append(Along(entry.axis + offset, index))
+    return _aligned(replace(plan, entries=tuple(entries)))
+
+
+def _aligned(plan: Plan) -> Plan:
+    """The plan with index arrays that are known to broadcast."""
+    places = [i for i, e in enumerate(plan.entries) if isinstance(e, Dynamic | Along)]
+    entries: list[Any] = list(plan.entries)
+    indices = aligned("index", [entries[i].index for i in places]) if places else []
+    for i, index in zip(places, indices, strict=True):
+        entries[i] = replace(entries[i], index=index)
     return replace(plan, entries=tuple(entries))
 
 
@@ -119,7 +131,8 @@ _READ_REMEDY: Final = (
 
 def getitem(x: Any, key: Any) -> Value:
     """`x[key]`, as in NumPy: a view if `key` has ints, integer scalars, slices, `None`
-    and `...` only.
+    and `...` only. But with an integer for every axis, and no `...`, it is an element:
+    a copy, as NumPy's scalars are.
 
     Raises:
         IndexingError: an index is of a wrong kind or out of range, or one too many.
@@ -128,7 +141,16 @@ def getitem(x: Any, key: Any) -> Value:
     """
     x = as_tensor("getitem", x)
     plan = parse_index(x.shape, key)
-    return _read(x, _without_masks(plan, _READ_REMEDY) if plan.masks else plan)
+    chosen = _without_masks(plan, _READ_REMEDY) if plan.masks else _aligned(plan)
+    found = _read(x, chosen)
+    return current().detached(found) if _is_element(key, plan) else found
+
+
+def _is_element(key: Any, plan: Plan) -> bool:
+    """Whether an index has an integer for every axis, and nothing else."""
+    items = key if isinstance(key, tuple) else (key,)
+    integers = all(isinstance(e, At | Dynamic) for e in plan.entries)
+    return integers and not any(item is Ellipsis for item in items)
 
 
 def _read(x: Any, plan: Plan) -> Value:
@@ -209,8 +231,8 @@ def update_at(x: Any, key: Any, value: Any, combine: Combine) -> Value:
         spread = _spread(plan, value)
         if spread is not None:
             return _write_mask(x, plan, spread, combine)
-        plan = _without_masks(plan, _WRITE_REMEDY)
-    return _write(x, plan, value, combine)
+        return _write(x, _without_masks(plan, _WRITE_REMEDY), value, combine)
+    return _write(x, _aligned(plan), value, combine)
 
 
 def _write(x: Any, plan: Plan, value: Any, combine: Combine) -> Value:
@@ -251,7 +273,9 @@ def _fitted(value: Any, shape: Shape) -> Any:
     while value.ndim > len(shape) and is_one(value.shape[0]):
         value = reshaped(value, value.shape[1:])
     try:
-        return broadcasted(value, shape)
+        return broadcasted(value, shape, "setitem")
+    except ShapeCheckError:
+        raise
     except ShapeError:
         raise ShapeError(
             f"setitem: a value of shape {show(value.shape)} does not fit the place of "
@@ -440,6 +464,7 @@ def take_along_axis(
         )
     last = x.ndim - 1
     x, indices = moved(x, axis, last), moved(indices, axis, last)
+    x, indices = aligned(name, (x, indices), core=1)
     batch = broadcast_shapes(name, x.shape[:-1], indices.shape[:-1])
     x = broadcasted(x, (*batch, x.shape[-1]))
     indices = broadcasted(indices, (*batch, indices.shape[-1]))

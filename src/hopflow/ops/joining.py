@@ -1,6 +1,6 @@
 """Joining, padding and rolling: concat, stack, unstack, pad, roll."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from hopflow.loop_ir.kernels import Operand, Pointwise
 from hopflow.ops import batching
 from hopflow.ops.convert import apply, as_value, convert
 from hopflow.ops.creation import iota
+from hopflow.ops.deferred import matched
 from hopflow.ops.elementwise import remainder, subtract
 from hopflow.ops.gather import gather_clip
 from hopflow.ops.opdef import OpDef, Sample, convert_to
@@ -156,7 +157,9 @@ def concat(arrays: Sequence[Any], /, *, axis: int | None = 0) -> Value:
     tensors = _tensors("concat", arrays)
     if axis is None:
         return _call(_concat, [reshaped(t, (t.type.size,)) for t in tensors], axis=0)
-    return _call(_concat, tensors, axis=normalize_axis("concat", axis, tensors[0].ndim))
+    axis = normalize_axis("concat", axis, tensors[0].ndim)
+    others = [a for a in range(tensors[0].ndim) if a != axis]
+    return _call(_concat, _alike("concat", tensors, others), axis=axis)
 
 
 def _call(op: OpDef, tensors: Sequence[Any], **params: Any) -> Value:
@@ -179,6 +182,14 @@ def _tensors(name: str, arrays: Any) -> list[Any]:
     return [as_tensor(name, a, i) for i, a in enumerate(arrays)]
 
 
+def _alike(name: str, tensors: list[Any], axes: Iterable[int]) -> list[Any]:
+    """Tensors of equal sizes along axes, where only the run can compare them."""
+    if all(t.ndim == tensors[0].ndim for t in tensors):
+        for axis in axes:
+            tensors = matched(name, tensors, [axis] * len(tensors))
+    return tensors
+
+
 def stack(arrays: Sequence[Any], /, *, axis: int = 0) -> Value:
     """Join tensors of one shape along a new axis.
 
@@ -188,6 +199,7 @@ def stack(arrays: Sequence[Any], /, *, axis: int = 0) -> Value:
         ShapeError: the shapes differ.
     """
     tensors = _tensors("stack", arrays)
+    tensors = _alike("stack", tensors, range(tensors[0].ndim))
     first = tensors[0]
     for tensor in tensors:
         if tensor.ndim != first.ndim or not all(

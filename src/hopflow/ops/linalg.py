@@ -20,7 +20,8 @@ from hopflow.errors import (
 from hopflow.ops import elementwise, linalg_factor, reduce
 from hopflow.ops.convert import astype
 from hopflow.ops.creation import eye
-from hopflow.ops.joining import concat
+from hopflow.ops.deferred import aligned, resized
+from hopflow.ops.joining import concat, pad
 from hopflow.ops.linalg_det import determined, diagonal, sign_and_diagonal
 from hopflow.ops.linalg_factor import check_matrix
 from hopflow.ops.linalg_solve import factors_of, solved
@@ -43,7 +44,7 @@ from hopflow.ops.rules import (
     normalize_axis,
     one_of,
 )
-from hopflow.ops.sizes import is_empty, larger, specialised
+from hopflow.ops.sizes import is_empty, is_unbacked, larger, specialised
 from hopflow.ops.views import (
     as_tensor,
     broadcasted,
@@ -133,8 +134,22 @@ def _matrix(
     name: str, arg: Any, *, square: bool = False
 ) -> tuple[Any, Callable[[Any], Value]]:
     [x], narrow = _floats(name, arg)
-    check_matrix(name, x.type, square=square)
+    if square:
+        return _squared(name, x), narrow
+    check_matrix(name, x.type)
     return x, narrow
+
+
+def _squared(name: str, x: Any) -> Any:
+    """Square matrices; where only a run can tell that they are, it checks that."""
+    check_matrix(name, x.type)
+    rows, columns = x.shape[-2:]
+    if is_unbacked(rows) or is_unbacked(columns):
+        known_rows = not is_unbacked(rows)
+        axis, size = (-1, rows) if known_rows else (-2, columns)
+        x = resized(name, x, x.ndim + axis, size)
+    check_matrix(name, x.type, square=True)
+    return x
 
 
 def _symmetric(x: Any) -> Any:
@@ -232,7 +247,7 @@ def solve(x1: Any, x2: Any, /) -> Value:
         ShapeError: x1 is not square, or the shapes do not fit.
     """
     (a, b), narrow = _floats("solve", x1, x2)
-    check_matrix("solve", a.type, square=True)
+    a = _squared("solve", a)
     right = _columns("solve", a, b)
     factors = factors_of(a)
     a, right = _same_batch("solve", a, right)
@@ -262,7 +277,7 @@ def solve_triangular(
     """
     name = "solve_triangular"
     (a, b), narrow = _floats(name, a, b)
-    check_matrix(name, a.type, square=True)
+    a = _squared(name, a)
     matrix, right = _same_batch(name, a, _columns(name, a, b))
     solution = linalg_factor.triangular_solve(
         matrix,
@@ -277,6 +292,8 @@ def solve_triangular(
 def _columns(name: str, a: Any, b: Any) -> Any:
     """The right-hand side as matrices."""
     n = a.shape[-1]
+    if b.ndim:
+        b = _rows_checked(name, b, n)
     rows = b.shape[-2 if b.ndim > 1 else 0] if b.ndim else None
     if rows is None or rows != n:
         raise ShapeError(
@@ -286,11 +303,19 @@ def _columns(name: str, a: Any, b: Any) -> Any:
     return reshaped(b, (n, 1)) if b.ndim == 1 else b
 
 
+def _rows_checked(name: str, b: Any, n: Size) -> Any:
+    """A right-hand side that has `n` rows, where only a run can tell."""
+    axis = max(b.ndim - 2, 0)
+    is_unknown = is_unbacked(n) or is_unbacked(b.shape[axis])
+    return resized(name, b, axis, n) if is_unknown else b
+
+
 def _uncolumned(b: Any, solution: Any) -> Any:
     return reshaped(solution, solution.shape[:-1]) if b.ndim == 1 else solution
 
 
 def _same_batch(name: str, x: Any, y: Any) -> tuple[Any, Any]:
+    x, y = aligned(name, (x, y), core=2)
     batch = broadcast_shapes(name, x.shape[:-2], y.shape[:-2])
     return (
         broadcasted(x, (*batch, *x.shape[-2:])),
@@ -376,6 +401,8 @@ def vector_norm(
     if ord == 1 or (ord == math.inf and empty):
         return narrow(reduce.sum(size, **along))
     if ord in (math.inf, -math.inf):
+        if ord > 0:
+            size = _with_zero(size, axes)
         return narrow((_largest if ord > 0 else reduce.min)(size, **along))
     total = reduce.sum(elementwise.pow(size, float(ord)), **along)
     return narrow(elementwise.pow(total, 1.0 / ord))
@@ -385,6 +412,15 @@ def _largest(sizes: Any, **along: Any) -> Any:
     """The largest of what is not negative. Where all are 0 they share the derivative
     with the bound, as in JAX."""
     return elementwise.maximum(reduce.max(sizes, **along), 0.0)
+
+
+def _with_zero(x: Any, axes: tuple[int, ...]) -> Any:
+    """Numbers that are not negative, with a zero more along each axis that a run may
+    find empty: the largest of none is then 0."""
+    if not any(is_unbacked(x.shape[a]) for a in axes):
+        return x
+    widths = [(0, int(is_unbacked(n) and a in axes)) for a, n in enumerate(x.shape)]
+    return pad(x, widths)
 
 
 _BY_COLUMNS = {1: (-2, -1), math.inf: (-1, -2)}  # the axis summed, then the extreme's
@@ -441,6 +477,7 @@ def _cutoff(name: str, x: Any, values: Any, rtol: Any) -> Any:
     else:
         scale = as_tensor(name, rtol, "rtol")
         scale = reshaped(scale, (*scale.shape, 1))
+    values = _with_zero(values, (values.ndim - 1,))
     return elementwise.multiply(scale, reduce.max(values, axis=-1, keepdims=True))
 
 
@@ -496,7 +533,7 @@ def matrix_power(x: Any, n: int, /) -> Value:
             f"matrix_power: `n` must be an int, and is `{type(n).__name__}`."
         )
     x = as_tensor("matrix_power", x)
-    check_matrix("matrix_power", x.type, square=True)
+    x = _squared("matrix_power", x)
     if n < 0:
         x, n = inv(x), -n
     if n == 0:
@@ -524,7 +561,9 @@ def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Value:
     parts, at = [], 0
     for x in promoted("cross", x1, x2):
         at = normalize_axis("cross", axis, x.ndim)
-        if not (isinstance(x.shape[at], int) and x.shape[at] == 3):
+        if is_unbacked(x.shape[at]):
+            x = resized("cross", x, at, 3)
+        if not x.shape[at] == 3:
             raise ShapeError(
                 f"cross: expected vectors of 3 elements along axis {axis}, and found "
                 f"{x.type}."

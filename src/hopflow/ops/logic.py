@@ -12,6 +12,7 @@ from hopflow.loop_ir.expr import binary, unary
 from hopflow.loop_ir.expr import select as choose
 from hopflow.ops import batching, scalar
 from hopflow.ops.convert import apply
+from hopflow.ops.deferred import aligned
 from hopflow.ops.opdef import OpDef, Sample, as_operand, convert_to, promoted_as
 from hopflow.ops.rules import (
     Array,
@@ -38,6 +39,7 @@ def _comparison(name: str, doc: str, run: Any, machine: str) -> OpDef:
         scalar.comparison(machine),
         promote=any_dtype,
         result=dtypes.bool_,
+        compares=True,
     )
 
 
@@ -147,20 +149,20 @@ def as_bool(name: str, position: int, x: Any) -> Operand:
 
 def logical_and(x1: Any, x2: Any, /) -> Value:
     """`x1 and x2`, by element; anything but 0 is true."""
-    operands = (as_bool("logical_and", i, x) for i, x in enumerate((x1, x2)))
-    return apply(bitwise_and, *operands)
+    operands = [as_bool("logical_and", i, x) for i, x in enumerate((x1, x2))]
+    return apply(bitwise_and, *aligned("logical_and", operands))
 
 
 def logical_or(x1: Any, x2: Any, /) -> Value:
     """`x1 or x2`, by element; anything but 0 is true."""
-    operands = (as_bool("logical_or", i, x) for i, x in enumerate((x1, x2)))
-    return apply(bitwise_or, *operands)
+    operands = [as_bool("logical_or", i, x) for i, x in enumerate((x1, x2))]
+    return apply(bitwise_or, *aligned("logical_or", operands))
 
 
 def logical_xor(x1: Any, x2: Any, /) -> Value:
     """Whether just one of `x1` and `x2` holds; anything but 0 is true."""
-    operands = (as_bool("logical_xor", i, x) for i, x in enumerate((x1, x2)))
-    return apply(bitwise_xor, *operands)
+    operands = [as_bool("logical_xor", i, x) for i, x in enumerate((x1, x2))]
+    return apply(bitwise_xor, *aligned("logical_xor", operands))
 
 
 def logical_not(x: Any, /) -> Value:
@@ -233,4 +235,5 @@ def where(condition: Any, x1: Any, x2: Any, /) -> Value:
     test = as_bool("where", 0, condition)
     values = [as_operand("where", i, v) for i, v in ((1, x1), (2, x2))]
     dtype, weak = any_dtype("where", [promoted_as(v.type) for v in values])
-    return apply(select, test, *(convert_to(v, dtype, weak=weak) for v in values))
+    converted = [convert_to(v, dtype, weak=weak) for v in values]
+    return apply(select, *aligned("where", [test, *converted]))

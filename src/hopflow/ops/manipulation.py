@@ -1,6 +1,5 @@
 """The standard's manipulation functions: shapes, axes, repetition; and joining."""
 
-import operator
 from collections.abc import Sequence
 from math import inf, prod
 from typing import Any, Final
@@ -20,6 +19,7 @@ from hopflow.ops.check import check
 from hopflow.ops.convert import apply, astype
 from hopflow.ops.convert import copy as copy_op
 from hopflow.ops.creation import full
+from hopflow.ops.deferred import aligned, resized
 from hopflow.ops.elementwise import subtract
 from hopflow.ops.gather import gather
 from hopflow.ops.joining import concat, pad, roll, stack, unstack
@@ -39,7 +39,7 @@ from hopflow.ops.rules import (
     normalize_axis,
 )
 from hopflow.ops.scatter import segment_sum
-from hopflow.ops.sizes import divided
+from hopflow.ops.sizes import divided, is_unbacked
 from hopflow.ops.views import (
     as_tensor,
     broadcasted,
@@ -93,7 +93,7 @@ def reshape(x: Any, /, shape: Any, *, copy: bool | None = None) -> Value:
     copy = None if copy is None else as_flag("reshape", "copy", copy)
     x = as_tensor("reshape", x)
     sizes = _resolved(x.type, shape)
-    result = reshaped(x, sizes)
+    result = reshaped(_with_elements(x, sizes), sizes)
     if copy:
         return _owned(result)
     if copy is False and current().is_eager:
@@ -105,6 +105,16 @@ def reshape(x: Any, /, shape: Any, *, copy: bool | None = None) -> Value:
                 "that they can be shared."
             )
     return result  # type: ignore[no-any-return]
+
+
+def _with_elements(x: Any, shape: Shape) -> Any:
+    """`x`, flat where only a run can tell whether it has the elements of `shape`."""
+    total: Size = prod(shape, start=1)
+    count = x.type.size
+    if same_size(total, count) or not (is_unbacked(total) or is_unbacked(count)):
+        return x
+    flat = reshaped(x, (count,))
+    return resized("reshape", flat, 0, total)
 
 
 def _resolved(x: TensorType, shape: Any) -> Shape:
@@ -148,7 +158,7 @@ def ravel(x: Any, /) -> Value:
     return reshaped(x, (x.type.size,))  # type: ignore[no-any-return]
 
 
-def expand_dims(x: Any, /, *, axis: Any = 0) -> Value:
+def expand_dims(x: Any, /, axis: Any = 0) -> Value:
     """`x` with new axes of size 1, at `axis` (one or a tuple) of the result.
 
     Raises:
@@ -172,6 +182,8 @@ def squeeze(x: Any, /, axis: Any) -> Value:
     x = as_tensor("squeeze", x)
     axes = normalize_axes("squeeze", axis, x.ndim)
     for a in axes:
+        if is_unbacked(x.shape[a]):
+            x = resized("squeeze", x, a, 1)
         if not x.shape[a] == 1:
             raise ShapeError(
                 f"squeeze: axis {a} of {x.type} has size {x.shape[a]}; only axes of "
@@ -248,6 +260,7 @@ def broadcast_arrays(*arrays: Any) -> list[Value]:
         ShapeError: the shapes do not broadcast.
     """
     tensors = [as_tensor("broadcast_arrays", a, i) for i, a in enumerate(arrays)]
+    tensors = aligned("broadcast_arrays", tensors)
     shape = broadcast_shapes("broadcast_arrays", *(t.shape for t in tensors))
     return [broadcasted(t, shape) for t in tensors]
 
@@ -357,7 +370,10 @@ def _repeat_traced(x: Any, counts: Value, axis: int) -> Value:
             f"repeat: `repeats` must be integers, and is {counts.type}."
         )
     count = counts.type.size
-    if counts.ndim == 0 or (not same_size(count, n) and count == 1):
+    is_unknown = is_unbacked(count) or is_unbacked(n)
+    if counts.ndim == 1 and is_unknown:
+        counts = broadcasted(counts, (n,), "repeat")
+    elif counts.ndim == 0 or (not same_size(count, n) and count == 1):
         counts = broadcasted(reshaped(counts, (1,)), (n,))
     if counts.ndim != 1 or not counts.shape[0] == n:
         raise ShapeError(
@@ -376,7 +392,10 @@ def _repeat_traced(x: Any, counts: Value, axis: int) -> Value:
 def _repeat_each(x: Any, counts: Array, axis: int) -> Value:
     n = x.shape[axis]
     if counts.size == 1:
-        counts = np.broadcast_to(counts.reshape(()), (operator.index(n),))
+        return repeat(x, int(counts.reshape(())), axis=axis)
+    if counts.ndim == 1 and is_unbacked(n):
+        n = len(counts)
+        x = resized("repeat", x, axis, n)
     if counts.shape != (n,):
         raise ShapeError(
             f"repeat: `repeats` must have a number for each of {n} elements, and has "

@@ -6,12 +6,15 @@ from typing import Any, Final
 
 import numpy as np
 
+from hopflow import dtypes
 from hopflow.bind import Value
 from hopflow.loop_ir.expr import unary
+from hopflow.loop_ir.math import coefficients
 from hopflow.loop_ir.scalars import array_function
 from hopflow.ops import scalar
-from hopflow.ops.convert import as_value
+from hopflow.ops.convert import as_value, astype
 from hopflow.ops.elementwise import (
+    abs,
     add,
     divide,
     equal,
@@ -235,8 +238,32 @@ _SHIFT: Final = 10  # from here on that series has the precision of float64
 
 
 def digamma(x: Any, /) -> Value:
-    """The derivative of `lgamma`; -inf at 0, a NaN at the negative integers."""
-    [given] = map(as_value, lgamma.operands((x,)))
+    """The derivative of `lgamma`; -inf at 0, a NaN at the negative integers.
+
+    To 16 units in the last place; near its zeros below 0, to the error of a difference:
+    16 units of the largest of 1 and its terms there, digamma(1 - x) and pi / tan(pi x).
+    Numbers of 16 bits are rounded once more.
+    """
+    [operand] = map(as_value, lgamma.operands((x,)))
+    if operand.type.dtype.bits == 16:
+        wide = _digamma(astype(operand, dtypes.float32))
+        return astype(wide, operand.type.dtype)
+    return _digamma(operand)
+
+
+def _digamma_near_root(x: Value) -> tuple[Value, Value]:
+    """Whether its positive root is near, where a sum of terms loses all digits; and the
+    value there."""
+    short = x.type.dtype.short
+    root, root_low = coefficients.DIGAMMA_ROOT[short]
+    distance = subtract(subtract(x, root), root_low)
+    factor: Any = 0.0
+    for c in reversed(coefficients.DIGAMMA[short]):
+        factor = add(multiply(factor, distance), c)
+    return less(abs(distance), 0.85), multiply(distance, factor)
+
+
+def _digamma(given: Value) -> Value:
     mirrored = less(given, 0.5)
     z = where(mirrored, subtract(1.0, given), given)
     far = add(z, _SHIFT)
@@ -245,8 +272,11 @@ def digamma(x: Any, /) -> Value:
     for term in reversed(_BERNOULLI):
         tail = multiply(add(tail, term), square)
     result = subtract(subtract(log(far), divide(0.5, far)), tail)
-    for k in range(_SHIFT):
-        result = subtract(result, reciprocal(add(z, k)))
+    steps: Any = 0.0  # the smallest first
+    for k in reversed(range(_SHIFT)):
+        steps = add(steps, reciprocal(add(z, k)))
+    is_near, near = _digamma_near_root(z)
+    result = where(is_near, near, subtract(result, steps))
     # digamma(1 - x) - digamma(x) = pi / tan(pi x), of which only the fraction counts:
     # from the nearest integer, for what is left of it is exact then.
     turn = multiply(where(mirrored, subtract(given, round(given)), 0.5), math.pi)

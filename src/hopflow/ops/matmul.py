@@ -15,6 +15,7 @@ from hopflow.loop_ir import expr
 from hopflow.loop_ir.expr import Expr, Index, extent
 from hopflow.loop_ir.kernels import Kernel, Library, Operand, Pointwise, Reduction
 from hopflow.ops import batching
+from hopflow.ops.deferred import aligned, matched
 from hopflow.ops.elementwise import multiply
 from hopflow.ops.opdef import OpDef, Sample, convert_to
 from hopflow.ops.rules import (
@@ -177,6 +178,7 @@ def matmul(x1: Any, x2: Any, /) -> Value:
             f"matmul: the operands need an axis, and are {x.type} and {y.type}. "
             "Use `*` to multiply by a scalar."
         )
+    x, y = matched("matmul", (x, y), (x.ndim - 1, max(y.ndim - 2, 0)))
     k, other = x.shape[-1], y.shape[max(y.ndim - 2, 0)]
     _check_inner("matmul", x.type, y.type, k, other)
     left = reshaped(x, (1, k)) if x.ndim == 1 else x
@@ -187,6 +189,7 @@ def matmul(x1: Any, x2: Any, /) -> Value:
         batch = left.shape[:-2]
         left = reshaped(left, (prod(left.shape[:-1], start=1), k))
     else:
+        left, right = aligned("matmul", (left, right), core=2)
         batch = broadcast_shapes("matmul", left.shape[:-2], right.shape[:-2])
         left = broadcasted(left, (*batch, *left.shape[-2:]))
         right = broadcasted(right, (*batch, *right.shape[-2:]))
@@ -230,7 +233,9 @@ def vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Value:
     for x in promoted("vecdot", x1, x2):
         at = normalize_axis("vecdot", axis, x.ndim)
         vectors.append(moved(x, at, x.ndim - 1))
-    x, y = vectors
+    x, y = aligned(
+        "vecdot", matched("vecdot", vectors, [v.ndim - 1 for v in vectors]), 1
+    )
     k = x.shape[-1]
     _check_inner("vecdot", x.type, y.type, k, y.shape[-1])
     batch = broadcast_shapes("vecdot", x.shape[:-1], y.shape[:-1])
@@ -256,6 +261,7 @@ def tensordot(x1: Any, x2: Any, /, *, axes: Any = 2) -> Value:
     x, y = promoted("tensordot", x1, x2)
     of_x, of_y = _tensordot_axes(x.type, y.type, axes)
     for i, j in zip(of_x, of_y, strict=True):
+        x, y = matched("tensordot", (x, y), (i, j))
         _check_inner("tensordot", x.type, y.type, x.shape[i], y.shape[j])
     free_x = [a for a in range(x.ndim) if a not in of_x]
     free_y = [a for a in range(y.ndim) if a not in of_y]

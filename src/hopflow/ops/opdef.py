@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from math import inf
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from hopflow import dtypes
 from hopflow.bind import Operand, Value, bind, current, slots
 from hopflow.dtypes import DType
+from hopflow.entries import is_entry, surface
 from hopflow.errors import (
     ArgumentRangeError,
     ArgumentTypeError,
@@ -17,12 +19,14 @@ from hopflow.errors import (
     ShapeError,
 )
 from hopflow.graph.core import Constant
-from hopflow.graph.types import FLOAT_TYPE, TensorType
+from hopflow.graph.types import FLOAT_TYPE, SYMBOL_TYPE, TensorType
 from hopflow.loop_ir.kernels import Lowered
-from hopflow.symbolic.boolean import SymBool
-from hopflow.symbolic.size import SymFloat, SymInt
+from hopflow.ops.sizes import less
+from hopflow.symbolic.boolean import SymBool, all_of
+from hopflow.symbolic.size import Size, SymFloat, SymInt, free_symbols
 
 __all__ = [
+    "MOST_BYTES",
     "OPERATIONS",
     "Infer",
     "OpDef",
@@ -100,6 +104,12 @@ class OpDef:
     To both kinds of rules constants are Python numbers if the operation promotes; else
     they are given as they are, with their types.
 
+    compares  whether it compares numbers: integers of any size then have a meaning
+              beside any integer dtype
+    keeps_sizes   whether its params stay as they were written where facts tell that a
+              size is a number: a check of such a fact computes what it checks
+    align     None, or: brings operands whose sizes only a run can compare to shapes
+              that are known to broadcast: (name, operands) -> operands
     is_cheap  whether a derivative may compute the result again rather than keep it
     batch     what it does for many examples at once, see `ops.batching`. None: it has
               no operands, or it is `item`, see `batching.numbers`
@@ -115,6 +125,9 @@ class OpDef:
     unview: Callable[..., Value] | None = None
     jvp: Rules | None = None
     transpose: Rules | None = None
+    compares: bool = False
+    keeps_sizes: bool = False
+    align: Callable[[str, Sequence[Operand]], list[Operand]] | None = None
     is_cheap: bool = False
     batch: Callable[..., Sequence[Any]] | None = None
     effects: frozenset[str] = frozenset()
@@ -133,6 +146,7 @@ class OpDef:
     def __reduce__(self) -> tuple[Any, ...]:
         return _by_name, (self.name,)
 
+    @is_entry
     def __call__(self, *args: Any, **params: Any) -> Any:
         """Apply the operation to tensors and Python scalars.
 
@@ -141,13 +155,17 @@ class OpDef:
             DTypeError: the operands' dtypes are not for this operation.
             ShapeError: their shapes do not fit.
         """
-        if slots.record is not None:
-            found = slots.record(self, args, params)
-            if found is not None:
-                return found
-        operands = self.operands(args)
-        results = bind(self, operands, params)
-        return results[0] if len(results) == 1 else results
+        try:
+            if slots.record is not None:
+                found = slots.record(self, args, params)
+                if found is not None:
+                    return found
+            operands = self.operands(args)
+            results = bind(self, operands, params)
+            return results[0] if len(results) == 1 else results
+        except Exception as error:
+            surface(error, self, args, params)
+            raise
 
     def operands(self, args: Sequence[Any]) -> list[Operand]:
         """`args` as operands of one promoted dtype (if the operation promotes)."""
@@ -162,12 +180,17 @@ class OpDef:
         if known is None:
             dtype, weak = self.promote(self.name, [promoted_as(t) for t in types])
             alike = all(t.dtype is dtype and not t.weak for t in types)
-            known = dtype, weak, alike, types
+            is_static = all(t.is_static for t in types)
+            known = dtype, weak, alike, is_static, types
             _remember(_promoted, key, known)
-        dtype, weak, alike, _ = known
-        if alike:
-            return values
-        return [convert_to(v, dtype, weak=weak) for v in values]
+        dtype, weak, alike, is_static, _ = known
+        if not alike:
+            if self.compares and dtype.is_integer:
+                values, dtype = _comparable(values, dtype)
+            values = [convert_to(v, dtype, weak=weak) for v in values]
+        if not is_static and self.align is not None:
+            values = self.align(self.name, values)
+        return values
 
     def result_types(
         self, types: Sequence[TensorType], params: dict[str, Any]
@@ -194,7 +217,7 @@ class OpDef:
 
 # What was found before, by the operation and the identity of the operands' types, which
 # the entry keeps alive: tracing meets the same few types again and again.
-_promoted: Final[dict[tuple[Any, ...], tuple[DType, bool, bool, Any]]] = {}
+_promoted: Final[dict[tuple[Any, ...], tuple[DType, bool, bool, bool, Any]]] = {}
 _inferred: Final[dict[tuple[Any, ...], tuple[tuple[TensorType, ...], Any]]] = {}
 _MOST_KNOWN: Final = 1 << 13
 
@@ -206,7 +229,7 @@ def _remember(known: dict[Any, Any], key: Any, value: Any) -> None:
 
 
 _MOST_AXES: Final = 64  # NumPy's limit
-_MOST_BYTES: Final = 2**62  # offsets are computed in int64
+MOST_BYTES: Final = 2**62  # offsets are computed in int64
 
 
 def check_addressable(name: str, type_: TensorType) -> None:
@@ -224,7 +247,7 @@ def check_addressable(name: str, type_: TensorType) -> None:
     for n in type_.shape:
         if isinstance(n, int) and n:  # a size of 0 does not save the others' strides
             total *= n
-    if total > _MOST_BYTES:
+    if total > MOST_BYTES:
         raise ShapeError(f"{name}: the result, {type_}, is larger than any memory.")
 
 
@@ -313,17 +336,90 @@ def convert_to(value: Operand, dtype: DType, *, weak: bool = False) -> Operand:
     float becomes a weak float, as in JAX.
 
     Raises:
-        ArgumentRangeError: a Python integer does not fit `dtype`.
+        ArgumentRangeError: a Python integer does not fit `dtype`. For one that is a
+            symbol it is a guard; where only the run knows it, a CheckError of the run.
     """
     if isinstance(value, Constant):
         return Constant(_converted(value.value, dtype), _scalar_type(dtype, weak))
     if value.type.dtype is dtype:
         return value
+    if dtype.is_integer and (number := _number_in(value)) is not None:
+        _check_fits(number, dtype)
     params: dict[str, Any] = {"dtype": dtype}
     if weak is not value.type.weak:  # only said where the operand's type does not
         params["weak"] = weak
     [result] = bind(OPERATIONS["convert"], [value], params)
     return result
+
+
+def _check_fits(number: Size, dtype: DType) -> None:
+    """Check that an integer dtype holds a number over symbols.
+
+    Raises:
+        ArgumentRangeError: it does not hold the number of this call, or any.
+        CheckError: it never does.
+    """
+    info = dtypes.iinfo(dtype)
+    inside: bool | SymBool
+    if all(s.env is None for s in free_symbols(number)):
+        # Nobody can be asked for more than is known: whoever has the graph promises it.
+        inside = not (less(number, info.min) or less(info.max, number))
+    else:
+        inside = all_of(number >= info.min, number <= info.max)
+    if isinstance(inside, SymBool) and not _is_backed(number):
+        current().expect(inside, f"the Python integer {number} must fit {dtype.name}")
+    elif not inside:
+        hint = number.hint if isinstance(number, SymInt) else number
+        raise _out_of_range(number if hint is None else hint, dtype)
+
+
+def _is_backed(number: Size) -> bool:
+    """Whether the number of this call is known, so that a guard can ask for it."""
+    symbols = free_symbols(number)
+    return all(s.hint is not None and s.env is not None for s in symbols)
+
+
+def _comparable(values: Sequence[Operand], dtype: DType) -> tuple[list[Operand], DType]:
+    """Operands to compare in `dtype`, or in another that has Python's integers too.
+
+    One that is out of range lies beyond all that the dtype has, as an infinity does.
+    """
+    beyond = [_beyond(value, dtype) for value in values]
+    if sum(map(bool, beyond)) == 1:
+        pairs = zip(values, beyond, strict=True)
+        return (
+            [_infinity(sign) if sign else value for value, sign in pairs],
+            dtypes.DEFAULT_FLOAT,
+        )
+    numbers = [_number_in(value) for value in values]
+    if any(n is not None and not _is_backed(n) for n in numbers) and dtype.bits < 64:
+        return list(values), dtypes.int64
+    return list(values), dtype
+
+
+def _number_in(value: Operand) -> Size | None:
+    """The integer over symbols that an operand is; None: it is none."""
+    if isinstance(value, Constant) or value.type is not SYMBOL_TYPE:
+        return None
+    return current().number_held(value)
+
+
+def _infinity(sign: int) -> Operand:
+    return Constant(sign * inf, _scalar_type(dtypes.DEFAULT_FLOAT, True))
+
+
+def _beyond(value: Operand, dtype: DType) -> int:
+    """1 or -1 for a Python integer above or below all of an integer dtype, else 0."""
+    number: Size | float | None = None
+    if isinstance(value, Constant):
+        number = value.value
+    if value.type.dtype is not dtype:  # a symbol is an int64 in any case
+        held = _number_in(value)
+        number = held if held is not None and _is_backed(held) else number
+    if number is None:
+        return 0
+    info = dtypes.iinfo(dtype)
+    return int(bool(number > info.max)) - int(bool(number < info.min))
 
 
 @cache
@@ -333,14 +429,21 @@ def _scalar_type(dtype: DType, weak: bool) -> TensorType:
 
 def _converted(value: bool | int | float, dtype: DType) -> bool | int | float:
     if dtype.is_float:
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise _out_of_range(value, dtype) from None
     if dtype.kind == "b":
         return bool(value)
     number = int(value)
     info = dtypes.iinfo(dtype)
     if not info.min <= number <= info.max:
-        raise ArgumentRangeError(
-            f"the Python integer {number} does not fit {dtype.name}. "
-            "Give the tensor a wider dtype, or the number as a tensor of its own."
-        )
+        raise _out_of_range(number, dtype)
     return number
+
+
+def _out_of_range(number: object, dtype: DType) -> ArgumentRangeError:
+    return ArgumentRangeError(
+        f"the Python integer {number} does not fit {dtype.name}. "
+        "Give the tensor a wider dtype, or the number as a tensor of its own."
+    )

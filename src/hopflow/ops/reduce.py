@@ -14,6 +14,7 @@ from hopflow.errors import ArgumentTypeError, ArgumentValueError, ShapeError
 from hopflow.graph.types import Shape
 from hopflow.ops import reducers
 from hopflow.ops.convert import apply, as_value, astype, copy
+from hopflow.ops.deferred import required
 from hopflow.ops.elementwise import add, divide, square, subtract, where
 from hopflow.ops.joining import concat
 from hopflow.ops.logic import as_bool, greater, isfinite, not_equal
@@ -28,7 +29,7 @@ from hopflow.ops.rules import (
     normalize_axis,
     required_dtype,
 )
-from hopflow.ops.sizes import larger
+from hopflow.ops.sizes import is_unbacked, larger, less
 from hopflow.ops.views import as_tensor, broadcasted, reshaped, sliced
 from hopflow.symbolic.size import SymFloat, SymInt
 
@@ -206,7 +207,8 @@ def std(
 
 
 def _var(name: str, x: Value, axis: Any, correction: float, keepdims: bool) -> Value:
-    if not isinstance(correction, int | float | SymInt | SymFloat):
+    is_number = isinstance(correction, int | float | SymInt | SymFloat)
+    if not is_number or isinstance(correction, bool):
         raise ArgumentTypeError(
             f"{name}: `correction` must be a number, and is "
             f"`{type(correction).__name__}`."
@@ -234,6 +236,7 @@ def logsumexp(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Value:
     keepdims = as_flag("logsumexp", "keepdims", keepdims)
     value, dtype = _floats("logsumexp", x)
     axes = normalize_axes("logsumexp", axis, value.ndim)
+    value = _nonempty("logsumexp", value, axes)
     largest, kept = _reduce(reducers.reduce_max, "logsumexp", value, axes, True)
     # Where the largest is infinite, subtracting it would make a NaN.
     offset = where(isfinite(largest), largest, 0.0)
@@ -252,6 +255,16 @@ def _dropped(shape: Shape, axes: tuple[int, ...]) -> Shape:
 # --- extrema and tests ----------------------------------------------------------------
 
 
+def _nonempty(name: str, x: Any, axis: Any) -> Any:
+    """`x`, of whose axes those that only a run knows are checked to have elements."""
+    for a in normalize_axes(name, axis, x.ndim):
+        n = x.shape[a]
+        if is_unbacked(n) and less(0, n) is not True:
+            text = f"{name}: axis {a} must have elements"
+            x = required(x, n > 0, text)
+    return x
+
+
 def max(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Value:
     """The largest element over `axis`; a NaN if there is one.
 
@@ -264,7 +277,8 @@ def max(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Value:
         AxisError: `x` has no such axis, or one is named twice.
         ShapeError: an axis to reduce has no elements.
     """
-    return _reduce(reducers.reduce_max, "max", as_tensor("max", x), axis, keepdims)[0]
+    value = _nonempty("max", as_tensor("max", x), axis)
+    return _reduce(reducers.reduce_max, "max", value, axis, keepdims)[0]
 
 
 def min(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Value:
@@ -279,7 +293,8 @@ def min(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Value:
         AxisError: `x` has no such axis, or one is named twice.
         ShapeError: an axis to reduce has no elements.
     """
-    return _reduce(reducers.reduce_min, "min", as_tensor("min", x), axis, keepdims)[0]
+    value = _nonempty("min", as_tensor("min", x), axis)
+    return _reduce(reducers.reduce_min, "min", value, axis, keepdims)[0]
 
 
 def all(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Value:
@@ -352,6 +367,7 @@ def _position(
             f"{name}: axis {number} of {value.type} has no elements, so no position in "
             "it is one of the largest or smallest. Test the size first."
         )
+    value = _nonempty(name, value, number)
     best = extremum(value, axes=(number,))
     result: Value = reducers.reduce_find(value, best, axis=number)
     return reshaped(result, kept) if keepdims else result

@@ -25,6 +25,7 @@ from hopflow.graph.types import Shape, TensorType, is_one, is_zero
 from hopflow.loop_ir.expr import Expr, Index
 from hopflow.loop_ir.kernels import Operand, Pointwise, elements
 from hopflow.ops import batching
+from hopflow.ops.deferred import aligned
 from hopflow.ops.opdef import Infer, OpDef, Promotion, Rules, Sample
 from hopflow.ops.sizes import agreed, less
 from hopflow.symbolic.boolean import SymBool
@@ -472,6 +473,7 @@ def elementwise(
     lower: Callable[..., Any] | None = None,
     effects: frozenset[str] = frozenset(),
     params: dict[str, Any] | None = None,
+    compares: bool = False,
     jvp: Rules | None = None,
     transpose: Rules | None = None,
 ) -> OpDef:
@@ -490,7 +492,7 @@ def elementwise(
         lower: A whole lowering rule, in place of `fn`.
         effects: See `OpDef`.
         params: Static parameters for the samples.
-        jvp, transpose: See `OpDef`.
+        compares, jvp, transpose: See `OpDef`.
     """
     allowed = _ALLOWED[promote]
     run_as = _typed_run(in_float32(run) if widen else run, result)
@@ -505,8 +507,10 @@ def elementwise(
         run=run_as,
         lower=lower,
         effects=effects,
+        compares=compares,
         jvp=jvp,
         transpose=transpose,
+        align=aligned if arity > 1 else None,
         is_cheap=True,
         batch=batching.pointwise,
         samples=tuple(

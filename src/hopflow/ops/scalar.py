@@ -96,11 +96,12 @@ def minimum(x: Expr, y: Expr) -> Expr:
 
 
 def sign(x: Expr) -> Expr:
-    """-1, 0 or 1; a zero or NaN is returned as it is."""
+    """-1, 0 or 1; 0 of a zero of any sign, and a NaN of a NaN."""
     zero, one = like(0, x), like(1, x)
     if x.dtype.is_float:
         ordinary = either(compare("gt", x, zero), compare("lt", x, zero))
-        return select(ordinary, binary("copysign", one, x), x)
+        rest = select(compare("eq", x, zero), zero, x)
+        return select(ordinary, binary("copysign", one, x), rest)
     positive = select(compare("gt", x, zero), one, zero)
     if x.dtype.kind == "u":
         return positive
@@ -169,22 +170,19 @@ def _float_remainder(x: Expr, y: Expr) -> Expr:
 
 # --- powers ---------------------------------------------------------------------------
 
-POWER_BITS: Final = 6
-"""How many bits of an integer exponent count: any more would overflow for every base
-but -1, 0 and 1, for which these suffice. As in `jax.numpy.power`."""
 
+def integer_power(x: Expr, y: Expr) -> Expr:
+    """`x ** y` of integers, which wraps as NumPy's does; `y` is not negative.
 
-def power(x: Expr, y: Expr) -> Expr:
-    """`x ** y`."""
-    if x.dtype.is_float:
-        return math_call("pow")(x, y)
-    zero, one = like(0, x), like(1, x)
-    no_base = both(compare("eq", x, zero), compare("ne", y, zero))
-    result = select(no_base, zero, one)
-    for bit in range(POWER_BITS):
+    All bits of the exponent count: those from the seventh on, which `jax.numpy.power`
+    leaves out, decide about even bases and about odd ones other than -1 and 1.
+    """
+    zero, result = like(0, x), like(1, x)
+    bits = y.dtype.bits - (y.dtype.kind == "i")
+    for bit in range(bits):
         chosen = compare("ne", binary("and", y, like(1 << bit, y)), zero)
         result = select(chosen, mul(result, x), result)
-        x = mul(x, x)
+        x = mul(x, x) if bit + 1 < bits else x
     return result
 
 

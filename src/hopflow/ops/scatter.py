@@ -20,6 +20,7 @@ from hopflow.loop_ir.kernels import Operand, Scatter
 from hopflow.ops import batching, scalar
 from hopflow.ops.convert import apply, as_value, astype
 from hopflow.ops.creation import fill, positions, sizes_of, zeros
+from hopflow.ops.deferred import matched
 from hopflow.ops.elementwise import divide, multiply, subtract
 from hopflow.ops.gather import (
     TRAP,
@@ -454,6 +455,8 @@ def segment_sum(data: Any, segment_ids: Any, num_segments: Size | None = None) -
     data = as_tensor("segment_sum", data)
     ids = as_tensor("segment_sum", segment_ids, 1)
     check_indices("segment_sum", [ids.type])
+    if data.ndim and ids.ndim == 1:
+        data, ids = matched("segment_sum", (data, ids), (0, 0))
     if ids.ndim != 1 or not data.ndim or not data.shape[0] == ids.shape[0]:
         raise ShapeError(
             "segment_sum: `segment_ids` must have a number for each row of `data`, and "

@@ -12,7 +12,7 @@ from hopflow.symbolic.boolean import relation
 from hopflow.symbolic.facts import NOTHING
 from hopflow.symbolic.ranges import ValueRange
 from hopflow.symbolic.scalars import as_size, terms_of
-from hopflow.symbolic.size import Size, SymInt, sym_max, sym_min
+from hopflow.symbolic.size import Size, SymInt, free_symbols, sym_max, sym_min
 from hopflow.symbolic.terms import divide, env_of
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "equals",
     "fits",
     "is_empty",
+    "is_unbacked",
     "larger",
     "less",
     "smaller",
@@ -35,6 +36,13 @@ def less(a: Size, b: Size) -> bool | None:
     if isinstance(difference, int):
         return difference < 0
     return answer(relation("<", terms_of(difference)))
+
+
+def is_unbacked(size: Size) -> bool:
+    """Whether only a run knows a size: it has a symbol without a hint, of a trace."""
+    return isinstance(size, SymInt) and any(
+        symbol.hint is None and symbol.env is not None for symbol in free_symbols(size)
+    )
 
 
 def may_be_zero(size: Size) -> bool:
@@ -124,14 +132,17 @@ def fits(size: Size, wanted: Size) -> bool:
 def divided(total: Size, by: Size) -> Size | None:
     """`total / by`; None if that is no whole number.
 
-    Raises:
-        DataDependentError: it may be one or not, which only a run can tell.
+    Of numbers that only a run knows, it is rounded down (and 0 for a `by` of 0): the
+    caller has the run check that it is exact.
     """
     if isinstance(by, int) and by == 0:
         return None
     quotient, rest = divide(terms_of(total), terms_of(by))
     if not rest:
         return as_size(quotient)
+    if is_unbacked(total) or is_unbacked(by):
+        known_positive = less(0, by) is True
+        return total // (by if known_positive else larger(1, by))
     if isinstance(by, SymInt) and by.hint == 0 and by == 0:
         return None
     return total // by if total % by == 0 else None

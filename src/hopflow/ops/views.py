@@ -30,10 +30,11 @@ from hopflow.loop_ir.expr import Expr, Index, add, binary, div, extent, index, m
 from hopflow.loop_ir.kernels import Operand, Pointwise, Scatter, elements
 from hopflow.ops import batching
 from hopflow.ops.convert import apply, as_value
+from hopflow.ops.deferred import fitted
 from hopflow.ops.opdef import OpDef, Sample, as_default, as_operand, convert_to
 from hopflow.ops.rules import Array, is_one, is_zero, require_dtype
 from hopflow.ops.sizes import fits, may_be_zero
-from hopflow.symbolic.size import Size
+from hopflow.symbolic.size import Size, SymInt
 
 __all__ = ["broadcast_to", "reshape", "slice_", "transpose", "update_slice"]
 
@@ -69,7 +70,8 @@ def reshape_groups(
     """The least runs of axes, of `new` and of `old`, that have equally many elements.
 
     Axes of size 1 are in no run. An index into `new` becomes one into `old` run by run,
-    so that only axes that are merged or split cost arithmetic.
+    so that only axes that are merged or split cost arithmetic. What is not known to be
+    equal, as one size under two names, is in the last run, with all that follows.
     """
     news = [axis for axis, n in enumerate(new) if not is_one(n)]
     olds = [axis for axis, n in enumerate(old) if not is_one(n)]
@@ -85,6 +87,8 @@ def reshape_groups(
                 )
                 begin_new, begin_old = end_new, end_old
                 break
+    if begin_new < len(news) and begin_old < len(olds):
+        groups.append((tuple(news[begin_new:]), tuple(olds[begin_old:])))
     return groups
 
 
@@ -483,8 +487,14 @@ def moved(x: Any, source: int, target: int) -> Any:
     return transposed(x, axes)
 
 
-def broadcasted(x: Any, shape: Shape) -> Any:
-    """`x` broadcast to `shape`; `x` itself if it has that shape."""
+def broadcasted(x: Any, shape: Shape, name: str = "broadcast_to") -> Any:
+    """`x` broadcast to `shape`; `x` itself if it has that shape.
+
+    Args:
+        name: The public function, for the error of sizes that only a run can compare.
+    """
+    if SymInt in map(type, (*x.shape, *shape)):
+        x = fitted(name, x, shape)
     same = len(shape) == x.ndim and all(map(same_size, x.shape, shape))
     return x if same else broadcast_to(x, shape=shape)
 
@@ -544,7 +554,10 @@ def stored(
     operand = as_operand(name, argument, value)
     given = operand.type
     kind = "u" if given.weak and given.dtype.kind == "i" else given.dtype.kind
-    if kind == "u" and isinstance(operand, Constant) and operand.value in (0, 1):
+    number = operand.value if isinstance(operand, Constant) else None
+    if isinstance(value, SymInt) and value.hint in (0, 1) and value == value.hint:
+        number = value.hint  # of which a guard makes sure
+    if kind == "u" and number in (0, 1):
         kind = "b"
     if _RANK[kind] > _RANK[dtype.kind]:
         raise DTypeError(

@@ -1,38 +1,47 @@
 """Statements and expressions with conditions, as calls of `hopflow.rewrite.runtime`.
 
-    if test: A else: B      def then(y): A; return x, y
-                            def otherwise(y): B; return x, y
-                            x, y = if_(test, then, otherwise, (load(lambda: y),), …)
+    if test: A else: B      def then(): nonlocal x, y; A
+                            def otherwise(): nonlocal x, y; B
+                            def state(…): get or set x and y
+                            if_(test, then, otherwise, state, …)
 
-The parameters are the names that a branch or what follows reads and a branch assigns;
-the results those that are read afterwards. All others are found as any function finds
-them. Loops are made alike, with their state as parameters and as results.
+The names of the state are those that a branch assigns and that it, or what follows,
+reads. Where the condition is a bool the branch is called and that is all; so whatever
+Python does with names (closures that see them later, `del`, names that have no value)
+it does as before. Loops are made alike.
 """
 
 import ast
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from copy import deepcopy
+from typing import Any, Final, TypeAlias
 
+from hopflow.rewrite.comprehensions import CONSUMERS, as_loop
+from hopflow.rewrite.containers import appended_only, changed_containers
 from hopflow.rewrite.exits import (
     BROKEN,
-    PLAIN,
+    RESULT,
     TAIL,
     Loop,
     at_line_of,
-    exits_of,
     unplace,
     without_exits,
 )
+from hopflow.rewrite.matching import without_matches
 from hopflow.rewrite.names import (
     AFTER,
+    CAPTURED,
     HEAD,
+    Scope,
     assigned,
     declared,
     mark_live,
+    params_of,
     reads,
     updated,
     walk_own,
     writers,
+    written_within,
 )
 
 __all__ = ["RUNTIME", "rewritten"]
@@ -40,22 +49,38 @@ __all__ = ["RUNTIME", "rewritten"]
 RUNTIME: Final = "hopflow_runtime"
 """The name by which the code finds the functions that it calls."""
 
+_Comprehension: TypeAlias = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 _EXPRESSIONS: Final = (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)
+_YIELDS: Final = (ast.Await, ast.Yield, ast.YieldFrom, ast.AsyncFor, ast.AsyncWith)
+_FRAMES: Final = {"locals", "vars", "dir", "eval", "exec"}
 
 
-def rewritten(function: ast.FunctionDef, around: dict[str, str]) -> None:
-    """Rewrite a function, and those within, in place; `around` are the functions that
-    it stands beside and that assign names outside of themselves."""
-    without_exits(function)
+def rewritten(
+    function: ast.FunctionDef | ast.AsyncFunctionDef,
+    around: dict[str, str],
+    enclosing: set[str] = frozenset(),  # type: ignore[assignment]
+) -> None:
+    """Rewrite a function, and those within, in place.
+
+    Args:
+        around: The functions that it stands beside and that assign names outside of
+            themselves, and one such name of each.
+        enclosing: The names of functions around it that are rewritten too.
+    """
+    without_matches(function)
+    within = bool(written_within(function.body))
+
+    def assigns(test: ast.expr) -> bool:
+        kinds = (ast.NamedExpr, ast.Call) if within else ast.NamedExpr
+        return any(isinstance(n, kinds) for n in ast.walk(test))
+
+    without_exits(function, assigns)
     mark_live(function)
-    params = [*function.args.posonlyargs, *function.args.args]
-    first = params[0].arg if params else None
-    writing = writers(function.body, around)
-    generator = _Generator(declared(function.body), writing, first, _asked(function))
-    function.body = generator.block(function.body)
+    made = _Generator(function, around, enclosing)
+    made.rewrite(function)
 
 
-def _asked(function: ast.FunctionDef) -> set[ast.expr]:
+def _asked(function: ast.AST) -> set[ast.expr]:
     """The expressions of which only the truth is asked."""
     found: set[ast.expr] = set()
     for node in ast.walk(function):
@@ -73,123 +98,206 @@ def _asked(function: ast.FunctionDef) -> set[ast.expr]:
 class _Generator(ast.NodeTransformer):
     """Makes code for the statements of one function.
 
-    outer    its names that are global or nonlocal
-    writing  the functions that assign a name outside of themselves, and that name
-    first    its first parameter
-    asked    the expressions of which only the truth is asked
+    declared   its names that are global or nonlocal
+    globals    those that are global
+    outer      those of which an assignment is an effect beyond the rewritten functions
+    names      all that it and the rewritten functions around it have
+    shared     those that functions within assign
+    writing    the functions that assign a name outside of themselves, and that name
+    first      its first parameter
+    asked      the expressions of which only the truth is asked
+    moved      the names that are assigned in functions that were made
+    nested     whether a lambda or comprehension is around, which has names of its own
+    before     functions that the statement at hand needs
     """
 
     def __init__(
-        self,
-        outer: set[str],
-        writing: dict[str, str],
-        first: str | None,
-        asked: set[ast.expr],
+        self, function: Scope, around: dict[str, str], enclosing: set[str]
     ) -> None:
-        self.outer = outer
-        self.writing = writing
-        self.first = first
-        self.asked = asked
+        body = function.body
+        params = [*function.args.posonlyargs, *function.args.args]
+        self.globals = declared(body, ast.Global)
+        self.declared = declared(body)
+        self.params = params_of(function)
+        self.names = enclosing | self.params | (assigned(*body) - self.declared)
+        self.outer = self.declared - enclosing
+        self.shared = written_within(body) & self.names
+        self.around = around
+        self.writing = writers(body, around, set())
+        self.writing_outside = writers(body, around, self.names)
+        self.first = params[0].arg if params else None
+        self.asked = _asked(function)
+        self.moved: set[str] = set()
+        self.nested = False
+        self.before: list[ast.stmt] = []
         self.count = 0
+
+    def rewrite(self, function: Scope) -> None:
+        body = function.body
+        docstring = body[:1] if ast.get_docstring(function) is not None else []
+        nonlocals = self.declared - self.globals
+        made = self.block(body[len(docstring) :])
+        before = _declarations(self.globals, nonlocals)
+        if unbound := sorted(self.moved - self.params - self.declared):
+            # Functions that were made assign these: here they must have a place.
+            [place] = ast.parse(f"if False: {' = '.join(unbound)} = None").body
+            unplace(place)
+            before.append(place)
+        where = body[0]
+        before = [at_line_of(statement, where) for statement in before]
+        function.body = [*docstring, *before, *made]
 
     def block(self, block: Sequence[ast.stmt]) -> list[ast.stmt]:
         found: list[ast.stmt] = []
         for statement in block:
-            made = self.visit(statement)
-            found += made if isinstance(made, list) else [made]
+            found += self.visit(statement)
         return found
 
     # --- functions within -------------------------------------------------------------
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
-        skipped = any(ast.unparse(d).endswith("skip") for d in node.decorator_list)
-        if not skipped and not is_generator(node):
-            rewritten(node, self.writing)
-        return node
+        return self.inner(node)
 
     def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> Any:
+        return self.inner(node)
+
+    def inner(self, node: Scope) -> Any:
+        skipped = any(ast.unparse(d).endswith("skip") for d in node.decorator_list)
+        if not skipped and not _is_async_generator(node):
+            around = {n: w for n, w in self.writing.items() if n not in params_of(node)}
+            rewritten(node, around, self.names)
+        node.args = self.visit(node.args)
+        node.decorator_list = [self.visit(d) for d in node.decorator_list]
+        return node
+
+    def visit_Lambda(self, node: ast.Lambda) -> Any:
+        node.args = self.visit(node.args)
+        before = self.first, self.nested
+        self.first, self.nested = None, True
+        node.body = self.visit(node.body)
+        self.first, self.nested = before
         return node
 
     def visit_ClassDef(self, node: ast.ClassDef) -> Any:
+        # Functions that were made see no names of the class: its own statements stay.
+        for statement in node.body:
+            if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+                if not _is_async_generator(statement):
+                    rewritten(statement, self.writing, self.names)
+            elif isinstance(statement, ast.ClassDef):
+                self.visit_ClassDef(statement)
         return node
+
+    # --- names ------------------------------------------------------------------------
+
+    def visit_Global(self, node: ast.Global) -> Any:
+        return at_line_of(ast.Pass(), node)  # what begins the function says it
+
+    def visit_Nonlocal(self, node: ast.Nonlocal) -> Any:
+        return at_line_of(ast.Pass(), node)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
+        # An annotation of a local name has no effect, and forbids `nonlocal`.
+        if node.value is None:
+            return at_line_of(ast.Pass(), node)
+        assign = at_line_of(ast.Assign([node.target], node.value), node)
+        return self.generic_visit(assign)
 
     # --- statements -------------------------------------------------------------------
 
     def visit_If(self, node: ast.If) -> Any:
-        is_tail = hasattr(node, TAIL)
-        reason = self.obstacle(node, [*node.body, *node.orelse])
-        if not reason and not is_tail and exits_of([node]):
-            reason = "what leaves the block stands within a `with` or `try`"
-        if reason:
+        parts = [*node.body, *node.orelse]
+        if reason := self.obstacle(parts):
             return self.plain(node, reason)
-        changed = assigned(*node.body, *node.orelse)
-        params = sorted(changed & getattr(node, HEAD))
+        changed = self.changed(*parts)
         results = sorted(changed & getattr(node, AFTER))
+        names = sorted(changed & (getattr(node, HEAD) | getattr(node, AFTER)))
+        grows = self.grown(parts, changed)
+        # Of what the user wrote: what is made of it comes after.
+        updates = _texts(sorted(updated(*parts)))
+        containers = self.containers(parts, grows)
         name = self.name()
-        end = None if is_tail else results
-        kept = _texts(sorted(updated(*node.body, *node.orelse)))
-        test = _asking(self.visit(node.test), [*node.body, *node.orelse])
-        functions = [
-            self.function(node, f"{name}then", params, node.body, end),
-            self.function(node, f"{name}else", params, node.orelse, end),
-        ]
-        args = [test, *map(_read, (f.name for f in functions))]
-        args.append(_loads(params))
-        if is_tail:
+        then = self.function(node, f"{name}then", node.body)
+        otherwise = self.function(node, f"{name}else", node.orelse)
+        state = self.state(node, f"{name}state", [*names, *grows])
+        functions = [then, otherwise, state]
+        args = [self.visit(node.test), *(_read(f.name) for f in functions)]
+        args += [_texts(names), _texts(grows), containers]
+        captured = _texts(sorted({*names} & getattr(node, CAPTURED)))
+        if hasattr(node, TAIL):
             made: ast.stmt = ast.Return(_call("if_return", *args))
-            return [*functions, at_line_of(made, node)]
-        call = _call("if_", *args, _texts(params), _texts(results), kept)
-        return [*functions, *_assign(call, results, set(params), node)]
+        else:
+            call = _call("if_", *args, captured, _texts(results), updates)
+            made = ast.Expr(call)
+        return [*functions, at_line_of(made, node)]
 
     def visit_While(self, node: ast.While) -> Any:
-        reason = self.obstacle(node, [*node.body, ast.Expr(node.test)])
-        if any(isinstance(n, _EXPRESSIONS) for n in ast.walk(node.test)):
-            reason = "its condition assigns a name"
-        if reason:
+        if reason := self.obstacle([*node.body, ast.Expr(node.test)]):
             return self.plain(node, reason)
-        state = self.state(node)
+        by_test = self.changed(ast.Expr(node.test))
+        names = sorted((self.changed(*node.body) | by_test) & getattr(node, HEAD))
+        captured = _texts(sorted({*names} & getattr(node, CAPTURED)))
         name = self.name()
-        kept = _texts(sorted(updated(*node.body)))
-        test = _asking(self.visit(node.test), node.body)
+        updates = _texts(sorted(updated(*node.body)))
+        containers = self.containers(node.body)
+        by_walrus = assigned(ast.Expr(node.test))
+        test = self.visit(node.test)
         if flag := getattr(node, BROKEN, None):
             test = _call("and_", _call("not_", _read(flag)), _lambda(test))
-        body = self.function(node, f"{name}body", state, node.body, state)
-        check = _define(f"{name}test", state, [ast.Return(test)])
-        functions = _read(check.name), _read(body.name)
-        call = _call("while_", *functions, _loads(state), _texts(state), kept)
-        return [
-            at_line_of(check, node),
-            body,
-            *_assign(call, state, set(state), node),
-        ]
+        check = _define(f"{name}test", [], [ast.Return(test)])
+        check.body[:0] = self.declarations(by_walrus)
+        body = self.function(node, f"{name}body", node.body)
+        state = self.state(node, f"{name}state", names)
+        functions = [at_line_of(check, node), body, state]
+        call = _call(
+            "while_",
+            *(_read(f.name) for f in functions),
+            _texts(names),
+            captured,
+            containers,
+            updates,
+            ast.Constant(bool(by_test)),
+        )
+        return [*functions, at_line_of(ast.Expr(call), node)]
 
     def visit_For(self, node: ast.For) -> Any:
-        if reason := self.obstacle(node, [*node.body, ast.Expr(node.target)]):
-            setattr(node, PLAIN, reason)
-        if hasattr(node, PLAIN):
-            return self.plain(node, getattr(node, PLAIN))
-        state = self.state(node)
+        if reason := self.obstacle([*node.body, ast.Expr(node.target)]):
+            return self.plain(node, reason)
+        targets = assigned(node.target)
+        changed = self.changed(*node.body) | targets
+        names = sorted(changed & getattr(node, HEAD))
+        captured = _texts(sorted(changed & getattr(node, CAPTURED)))
         name = self.name()
         item = f"{name}item"
         first = at_line_of(ast.Assign([node.target], _read(item)), node)
-        kept = updated(*node.body) - assigned(node.target)
-        items = _asking(self.iterable(node.iter), node.body)
-        body = self.function(node, f"{name}body", state, node.body, state, item=item)
-        body.body.insert(0, first)
+        updates = updated(*node.body) - targets
+        grows = self.grown(node.body, changed)
+        containers = self.containers(node.body, grows)
+        items = self.visit(node.iter)
+        body = self.function(node, f"{name}body", [first, *node.body], item)
+        state = self.state(node, f"{name}state", [*names, *grows])
         flag = getattr(node, BROKEN, None)
-        at = ast.Constant(None if flag is None else state.index(flag))
-        targets = _texts(sorted(assigned(node.target)))
+        if flag not in names:  # what would set it comes after what leaves
+            flag = None
         call = _call(
             "for_",
             items,
             _read(body.name),
-            _loads(state),
-            _texts(state),
-            _texts(sorted(kept)),
-            at,
-            targets,
+            _read(state.name),
+            _texts(names),
+            captured,
+            _texts(grows),
+            containers,
+            _texts(sorted(updates)),
+            _constant(None)
+            if flag is None
+            else _tuple([_text(flag), _lambda(_read(flag))]),
+            _texts(sorted(targets)),
         )
-        return [body, *_assign(call, state, set(state), node)]
+        return [body, state, at_line_of(ast.Expr(call), node)]
+
+    def visit_AsyncFor(self, node: ast.AsyncFor) -> Any:
+        return self.plain(node, "it is asynchronous")
 
     def visit_Match(self, node: ast.Match) -> Any:
         self.generic_visit(node)
@@ -199,72 +307,103 @@ class _Generator(ast.NodeTransformer):
         return node
 
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:
-        self.generic_visit(node)
-        if not isinstance(node.target, ast.Name):
-            return node
-        name, op = node.target.id, _text(type(node.op).__name__)
-        call = _call("augmented", op, _read(name), node.value)
-        return at_line_of(ast.Assign([node.target], call), node)
+        target = node.target
+        before: list[ast.stmt] = []
+        if not isinstance(target, ast.Name):
+            if any(isinstance(n, _YIELDS) for n in ast.walk(node.value)):
+                return self.generic_visit(node)
+            target, before = self.evaluated_once(target, node)
+        loaded = _loaded(target)
+        op = _text(type(node.op).__name__)
+        call = _call("augmented", op, loaded, self.visit(node.value))
+        made = at_line_of(ast.Assign([target], call), node)
+        return [*before, made] if before else made
+
+    def evaluated_once(
+        self, target: ast.Attribute | ast.Subscript, where: ast.stmt
+    ) -> tuple[ast.Attribute | ast.Subscript, list[ast.stmt]]:
+        """A target that is read and written, and what evaluates its parts before."""
+        name = self.name()
+        parts = {f"{name}of": self.visit(target.value)}
+        if isinstance(target, ast.Subscript):
+            parts[f"{name}at"] = _sliced(self.visit(target.slice))
+            at = _read(f"{name}at")
+            made: Any = ast.Subscript(_read(f"{name}of"), at, ast.Store())
+        else:
+            made = ast.Attribute(_read(f"{name}of"), target.attr, ast.Store())
+        before: list[ast.stmt] = [
+            at_line_of(ast.Assign([ast.Name(n, ast.Store())], value), where)
+            for n, value in parts.items()
+        ]
+        return made, before
 
     def visit_Assert(self, node: ast.Assert) -> Any:
+        parts = [node.test, *([node.msg] if node.msg else [])]
+        if self.expression_obstacle(*parts[1:]):
+            return self.generic_visit(node)
         message = self.visit(node.msg) if node.msg else ast.Constant(None)
         call = _call("assert_", self.visit(node.test), _lambda(message))
         return at_line_of(ast.Expr(call), node)
 
-    def state(self, node: Loop) -> list[str]:
-        targets = assigned(node.target) if isinstance(node, ast.For) else set()
-        return sorted((assigned(*node.body) | targets) & getattr(node, HEAD))
-
-    def iterable(self, node: ast.expr) -> ast.expr:
-        made: ast.expr = self.visit(node)
-        is_call = isinstance(made, ast.Call) and isinstance(made.func, ast.Name)
-        if is_call and made.func.id == "range" and not made.keywords:  # type: ignore
-            return _call("range_", made.func, *made.args)  # type: ignore[attr-defined]
-        return made
-
     # --- what stays Python ------------------------------------------------------------
 
-    def obstacle(self, node: ast.stmt, block: Sequence[ast.stmt]) -> str | None:
+    def obstacle(self, block: Sequence[ast.stmt]) -> str | None:
         """Why a statement must stay as it is, if it must."""
-        if reason := getattr(node, PLAIN, None):
-            return str(reason)
         if any(isinstance(statement, ast.Raise) for statement in block):
             return "a `raise` stands in it; use `hf.check`"
         if names := sorted(assigned(*block) & self.outer):
             return f"it assigns `{names[0]}`, which is global or nonlocal"
-        if reason := self.writer(*block):
-            return reason
+        for called in sorted(reads(*block) & self.writing_outside.keys()):
+            return self.writer(called, self.writing_outside[called])
         for n in (n for statement in block for n in walk_own(statement)):
             if isinstance(n, ast.Attribute) and not isinstance(n.ctx, ast.Load):
                 text = ast.unparse(n)
                 return f"it assigns `{text}`; assign a local name, and `{text}` after"
-            if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Del):
-                return f"it deletes `{n.id}`"
+            if isinstance(n, _YIELDS):
+                kind = "yield" if isinstance(n, ast.Yield | ast.YieldFrom) else "await"
+                return f"a `{kind}` stands in it"
+            if (
+                isinstance(n, ast.Call)
+                and isinstance(n.func, ast.Name)
+                and n.func.id in _FRAMES
+                and not n.args
+            ):
+                return f"it calls `{n.func.id}`, which looks at the names around it"
         return None
 
-    def writer(self, *nodes: ast.AST) -> str | None:
-        """Which function they call that assigns a name outside of itself, if any."""
-        for called in sorted(reads(*nodes) & self.writing.keys()):
-            name = self.writing[called]
-            return (
-                f"`{called}`, which it calls, assigns `{name}`, which is global or "
-                f"nonlocal; return what `{name}` becomes"
-            )
-        return None
+    def writer(self, called: str, name: str) -> str:
+        return (
+            f"`{called}`, which it calls, assigns `{name}`, which is global or "
+            f"nonlocal; return what `{name}` becomes"
+        )
 
     def expression_obstacle(self, *parts: ast.expr) -> str | None:
         """Why an expression whose `parts` may not be evaluated must stay as it is."""
-        if any(isinstance(n, _EXPRESSIONS) for part in parts for n in ast.walk(part)):
-            return "it assigns a name"
-        return self.writer(*parts)
+        for n in (n for part in parts for n in ast.walk(part)):
+            if isinstance(n, _EXPRESSIONS):
+                what = "it assigns a name"
+                return what if isinstance(n, ast.NamedExpr) else "it waits or yields"
+        for called in sorted(reads(*parts) & self.writing.keys()):
+            return self.writer(called, self.writing[called])
+        return None
 
     def plain(self, node: ast.If | Loop, reason: str) -> ast.stmt:
+        flag = getattr(node, BROKEN, None)
         self.generic_visit(node)
         if isinstance(node, ast.For):
-            node.iter = _call("plain_items", self.iterable(node.iter), _text(reason))
-        else:
+            node.iter = _call("plain_items", node.iter, _text(reason))
+        elif not isinstance(node, ast.AsyncFor):
             node.test = _plain(node.test, type(node).__name__.lower(), reason)
+        if flag is not None:
+            ends = ast.If(_plain(_read(flag), "break", reason), [ast.Break()], [])
+            node.body.append(ends)
         return at_line_of(node, node)
+
+    def visit_Name(self, node: ast.Name) -> Any:
+        if node.id == RESULT and isinstance(node.ctx, ast.Load):
+            # Where only a run knows that nothing has returned, there is none.
+            return at_line_of(_call("load", _lambda(node)), node)
+        return node
 
     # --- expressions ------------------------------------------------------------------
 
@@ -294,25 +433,95 @@ class _Generator(ast.NodeTransformer):
             node.test = _plain(node.test, "if", reason)
             return at_line_of(node, node)
         test, body, orelse = map(self.visit, (node.test, node.body, node.orelse))
-        call = _call("if_return", test, _lambda(body), _lambda(orelse), _loads([]))
-        return at_line_of(call, node)
+        return at_line_of(_call("if_value", test, _lambda(body), _lambda(orelse)), node)
 
     def visit_Compare(self, node: ast.Compare) -> Any:
-        if len(node.ops) == 1 or self.expression_obstacle(*node.comparators):
+        if len(node.ops) == 1:
+            self.generic_visit(node)
+            made = self.compared(node.ops[0], node.left, node.comparators[0])
+            return at_line_of(made, node)
+        if self.expression_obstacle(*node.comparators):
             return self.generic_visit(node)
         pairs: list[ast.expr] = []
         for op, value in zip(node.ops, node.comparators, strict=True):
-            two = ast.Compare(_read("x"), [op], [_read("y")])
+            two = self.compared(op, _read("x"), _read("y"))
             pairs += [_lambda(two, "x", "y"), _lambda(self.visit(value))]
         return at_line_of(_call("compare", self.visit(node.left), *pairs), node)
 
+    def compared(self, op: ast.cmpop, x: ast.expr, y: ast.expr) -> ast.expr:
+        if isinstance(op, ast.In | ast.NotIn):
+            made = _call("contains", x, y)
+            return _call("not_", made) if isinstance(op, ast.NotIn) else made
+        return ast.Compare(x, [op], [y])
+
     def visit_Call(self, node: ast.Call) -> Any:
-        self.generic_visit(node)
         is_super = isinstance(node.func, ast.Name) and node.func.id == "super"
+        if node.args and not node.keywords and (made := self.consumed(node)):
+            return at_line_of(made, node)
+        self.generic_visit(node)
         if is_super and self.first and not node.args:  # it looks at its own function
             node.args = [_read("__class__"), _read(self.first)]
-            ast.fix_missing_locations(node)
+        elif not is_super:
+            node.func = _call("called", node.func)
+        return at_line_of(node, node)
+
+    # --- comprehensions ---------------------------------------------------------------
+
+    def visit_ListComp(self, node: ast.ListComp) -> Any:
+        made = self.as_function(node, "list")
+        return self.in_own_scope(node) if made is None else _call("list_of", *made)
+
+    def visit_SetComp(self, node: ast.SetComp) -> Any:
+        return self.in_own_scope(node)
+
+    def visit_DictComp(self, node: ast.DictComp) -> Any:
+        return self.in_own_scope(node)
+
+    def visit_GeneratorExp(self, node: ast.GeneratorExp) -> Any:
+        return self.in_own_scope(node)
+
+    def in_own_scope(self, node: _Comprehension) -> Any:
+        """A comprehension that stays one: Python runs over its items."""
+        first = node.generators[0]
+        first.iter = self.visit(first.iter)
+        items, first.iter = first.iter, ast.Constant(None)
+        before, self.nested = self.nested, True
+        self.generic_visit(node)
+        self.nested = before
+        first.iter = items
         return node
+
+    def consumed(self, node: ast.Call) -> Any:
+        """A call of one generator expression, and perhaps one more argument."""
+        [generator, *more] = node.args
+        if not isinstance(generator, ast.GeneratorExp) or len(more) > 1:
+            return None
+        name = node.func.id if isinstance(node.func, ast.Name) else "list"
+        kind = name if name in CONSUMERS else "list"
+        made = self.as_function(generator, kind)
+        if made is None:
+            return None
+        rest = [self.visit(value) for value in more]
+        return _call("consumed", self.visit(node.func), _text(kind), *made, *rest)
+
+    def as_function(
+        self, node: ast.ListComp | ast.GeneratorExp, kind: str
+    ) -> list[ast.expr] | None:
+        """The items of a comprehension; itself, of items; and a function that has it
+        as a loop over items. None: it must stay as it is."""
+        is_async = any(g.is_async for g in node.generators)
+        parts = [*ast.walk(node)]
+        if self.nested or is_async or any(isinstance(n, _EXPRESSIONS) for n in parts):
+            return None
+        name = f"{self.name()}{kind}"
+        function = as_loop(deepcopy(node), name, kind)
+        rewritten(at_line_of(function, node), self.writing, self.names)
+        self.before.append(function)
+        items = self.visit(node.generators[0].iter)
+        node.generators[0].iter = ast.Constant(None)
+        as_python = self.in_own_scope(node)
+        node.generators[0].iter = _read("hopflow_items")
+        return [items, _lambda(as_python, "hopflow_items"), _read(name)]
 
     # --- functions that are made ------------------------------------------------------
 
@@ -320,65 +529,116 @@ class _Generator(ast.NodeTransformer):
         self.count += 1
         return f"hopflow_{self.count}_"
 
+    def visit(self, node: ast.AST) -> Any:
+        """What a node becomes; for a statement, with the functions that it calls."""
+        if not isinstance(node, ast.stmt):
+            return super().visit(node)
+        around, self.before = self.before, []
+        made = super().visit(node)
+        found = [*self.before, *(made if isinstance(made, list) else [made])]
+        self.before = around
+        return found
+
+    def changed(self, *block: ast.stmt) -> set[str]:
+        """The names that a block may assign, by functions that it calls too."""
+        calls = any(isinstance(n, ast.Call) for s in block for n in ast.walk(s))
+        found = assigned(*block) | (self.shared if calls else set())
+        return found - self.outer - self.globals
+
     def function(
-        self,
-        node: ast.stmt,
-        name: str,
-        params: Sequence[str],
-        body: Sequence[ast.stmt],
-        results: Sequence[str] | None,
-        *,
-        item: str | None = None,
+        self, node: ast.stmt, name: str, body: Sequence[ast.stmt], *params: str
     ) -> ast.FunctionDef:
-        """A block as a function; `results` None: it returns by itself."""
-        made = self.block(body)
-        if results is not None:
-            made.append(ast.Return(_loads(results)))  # some may have no value
-        names = [*([item] if item else []), *params]
-        return at_line_of(_define(name, names, made), node)
+        """A block as a function."""
+        names = assigned(*body)
+        made = self.block(body) or [ast.Pass()]
+        function = _define(name, params, [*self.declarations(names), *made])
+        return at_line_of(function, node)
+
+    def grown(self, block: Sequence[ast.stmt], changed: set[str]) -> list[str]:
+        """The names of lists that a block appends to, and knows no more of."""
+        own = self.names - self.outer - self.globals - self.shared - changed
+        return sorted(appended_only(block) & own)
+
+    def declarations(self, names: Iterable[str]) -> list[ast.stmt]:
+        """What a function that was made says of names of the user's function."""
+        inside = {*names} - self.globals
+        self.moved |= inside
+        return _declarations({*names} & self.globals, inside)
+
+    def state(self, node: ast.stmt, name: str, names: Sequence[str]) -> ast.FunctionDef:
+        """A function that returns the values of names, or sets them to its argument."""
+        body: list[ast.stmt] = []
+        if names:
+            body += self.declarations(names)
+            target = ast.Tuple([ast.Name(n, ast.Store()) for n in names], ast.Store())
+            given = ast.Compare(
+                _read("hopflow_values"), [ast.IsNot()], [_constant(None)]
+            )
+            sets: list[ast.stmt] = [ast.Assign([target], _read("hopflow_values"))]
+            for n in names:
+                unbound = ast.Compare(_read(n), [ast.Is()], [_runtime("UNBOUND")])
+                delete = ast.Delete([ast.Name(n, ast.Del())])
+                sets.append(ast.If(unbound, [delete], []))
+            body.append(ast.If(given, sets, []))
+        loads = _tuple(_call("load", _lambda(_read(n))) for n in names)
+        made = _define(name, ["hopflow_values"], [*body, ast.Return(loads)])
+        made.args.defaults = [_constant(None)]
+        return at_line_of(made, node)
+
+    def containers(
+        self, block: Sequence[ast.stmt], but: Iterable[str] = ()
+    ) -> ast.expr:
+        """A function that returns the containers of around a block that it changes, and
+        what the user calls them; None if there are none."""
+        texts = sorted(changed_containers(block) - {*but})
+        if not texts:
+            return _constant(None)
+        values = [ast.parse(text, mode="eval").body for text in texts]
+        pairs = [
+            _tuple([_text(text), _call("load", _lambda(value))])
+            for text, value in zip(texts, values, strict=True)
+        ]
+        return _lambda(_tuple(pairs))
 
 
-def is_generator(function: ast.FunctionDef) -> bool:
-    kinds = (ast.Yield, ast.YieldFrom, ast.Await)
+def _is_async_generator(function: Scope) -> bool:
+    yields = (ast.Yield, ast.YieldFrom)
     own = (n for statement in function.body for n in walk_own(statement))
-    return any(isinstance(n, kinds) for n in own)
+    is_async = isinstance(function, ast.AsyncFunctionDef)
+    return is_async and any(isinstance(n, yields) for n in own)
+
+
+# --- code -----------------------------------------------------------------------------
+
+
+def _declarations(globals_: Iterable[str], nonlocals: Iterable[str]) -> list[ast.stmt]:
+    made: list[ast.stmt] = []
+    if names := sorted(globals_):
+        made.append(ast.Global(names))
+    if names := sorted(nonlocals):
+        made.append(ast.Nonlocal(names))
+    return made
 
 
 def _plain(test: ast.expr, kind: str, reason: str) -> ast.expr:
     return _call("plain", test, _text(kind), _text(reason))
 
 
-def _assign(
-    call: ast.expr, names: Sequence[str], maybe: set[str], where: ast.stmt
-) -> list[ast.stmt]:
-    """`x, y = call`; a name that is still unbound is unbound again."""
-    if not names:
-        return [at_line_of(ast.Expr(call), where)]
-    target = ast.Tuple([ast.Name(n, ast.Store()) for n in names], ast.Store())
-    made: list[ast.stmt] = [ast.Assign([target], call)]
-    for name in names:
-        if name in maybe:
-            unbound = ast.Compare(_read(name), [ast.Is()], [_runtime("UNBOUND")])
-            delete = ast.Delete([ast.Name(name, ast.Del())])
-            made.append(ast.If(unbound, [delete], []))
-    return [at_line_of(statement, where) for statement in made]
+def _loaded(target: ast.expr) -> ast.expr:
+    """What reads the target of an assignment."""
+    loaded = deepcopy(target)
+    loaded.ctx = ast.Load()  # type: ignore[attr-defined]
+    return loaded
 
 
-def _asking(asked: ast.expr, block: Sequence[ast.stmt]) -> ast.expr:
-    """What decides over a block, which may set items of containers from outside."""
-    own = assigned(*block)
-    texts: set[str] = set()
-    for node in (n for statement in block for n in walk_own(statement)):
-        if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
-            parts = [n for n in ast.walk(node.value) if isinstance(n, ast.expr)]
-            is_path = all(isinstance(n, ast.Name | ast.Attribute) for n in parts)
-            if is_path and reads(node.value).isdisjoint(own):
-                texts.add(ast.unparse(node.value))
-    if not texts:
-        return asked
-    loads = [ast.parse(text, mode="eval").body for text in sorted(texts)]
-    found = _tuple(_call("load", _lambda(value)) for value in loads)
-    return _call("asking", asked, found, _texts(sorted(texts)))
+def _sliced(index: ast.expr) -> ast.expr:
+    """An index as a value: slices in it are made by a call."""
+    if isinstance(index, ast.Slice):
+        parts = (index.lower, index.upper, index.step)
+        return _call("slice", *(_constant(None) if p is None else p for p in parts))
+    if isinstance(index, ast.Tuple):
+        return ast.Tuple([_sliced(part) for part in index.elts], ast.Load())
+    return index
 
 
 def _define(
@@ -410,17 +670,17 @@ def _lambda(body: ast.expr, *params: str) -> ast.expr:
     return ast.Lambda(made.args, body)
 
 
-def _tuple(items: Any) -> ast.expr:
+def _tuple(items: Iterable[ast.expr]) -> ast.expr:
     return ast.Tuple(list(items), ast.Load())
 
 
-def _loads(names: Sequence[str]) -> ast.expr:
-    return _tuple(_call("load", _lambda(_read(name))) for name in names)
+def _constant(value: None) -> ast.expr:
+    return ast.Constant(value)
 
 
 def _text(text: str) -> ast.expr:
     return ast.Constant(text)
 
 
-def _texts(names: Sequence[str]) -> ast.expr:
+def _texts(names: Iterable[str]) -> ast.expr:
     return _tuple(map(_text, names))

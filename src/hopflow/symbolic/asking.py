@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from hopflow.errors import DataDependentError
+from hopflow.errors import DataDependentError, DivisionError
 from hopflow.symbolic import atoms
 from hopflow.symbolic.boolean import SymBool, compare_floats, relation
 from hopflow.symbolic.facts import NOTHING
@@ -51,7 +51,7 @@ def not_zero(divisor: Operand) -> bool:
     of the user, and the quotient a simple form.
 
     Raises:
-        ZeroDivisionError: it is 0.
+        DivisionError: it is 0.
     """
     if isinstance(divisor, tuple):
         condition = relation("!=", divisor)
@@ -68,7 +68,7 @@ def not_zero(divisor: Operand) -> bool:
             known = env.ask(condition)
         condition = known
     if not condition:
-        raise ZeroDivisionError(f"division by zero: `{format_operand(divisor)}` is 0")
+        raise DivisionError(f"division by zero: `{format_operand(divisor)}` is 0")
     return True
 
 

@@ -11,7 +11,8 @@ from functools import reduce
 from math import ceil, floor, gcd, inf
 from typing import TypeAlias
 
-from hopflow.symbolic.ranges import ANY_FLOAT, ValueRange
+from hopflow.errors import DivisionError
+from hopflow.symbolic.ranges import ANY_FLOAT, INT64, ValueRange
 from hopflow.symbolic.terms import (
     ONE,
     Atom,
@@ -144,10 +145,10 @@ def floor_divide(a: Terms, b: Terms, known: bool = False) -> Terms:
     """`a // b`; with `known`, the caller knows that `b` is not 0.
 
     Raises:
-        ZeroDivisionError: `b` is the number 0.
+        DivisionError: `b` is the number 0.
     """
     if not b:
-        raise ZeroDivisionError("integer division or modulo by zero")
+        raise DivisionError("integer division or modulo by zero")
     if b[0][1] < 0:
         a, b = negate(a), negate(b)
     if is_constant(b):
@@ -194,10 +195,10 @@ def modulo(a: Terms, b: Terms, known: bool = False) -> Terms:
     """`a % b`, which has the sign of `b`; `known` as in `floor_divide`.
 
     Raises:
-        ZeroDivisionError: `b` is the number 0.
+        DivisionError: `b` is the number 0.
     """
     if not b:
-        raise ZeroDivisionError("integer division or modulo by zero")
+        raise DivisionError("integer division or modulo by zero")
     if b[0][1] < 0:
         return negate(modulo(negate(a), negate(b), known))
     if is_constant(b):
@@ -308,6 +309,15 @@ def _beats(op: str, a: Terms, b: Terms) -> bool:
     """Whether `b` need not be looked at where `a` is."""
     difference = declared(subtract(a, b))
     return difference.high <= 0 if op == "min" else difference.low >= 0
+
+
+def saturated(terms: Terms) -> Terms:
+    """An integer, or the nearest that int64 holds; one known to fit is as it was."""
+    found = interval(terms, lambda factor: declared(factor) & INT64)
+    if INT64.low <= found.low and found.high <= INT64.high:
+        return terms
+    low, high = constant(int(INT64.low)), constant(int(INT64.high))
+    return smallest([largest([terms, low]), high])
 
 
 def power(a: Terms, exponent: int) -> Terms:

@@ -9,6 +9,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, final
 
+from hopflow.entries import speaks_for_user
 from hopflow.errors import DataDependentError
 from hopflow.symbolic.atoms import replace, replace_terms
 from hopflow.symbolic.terms import (
@@ -161,7 +162,7 @@ class SymBool:
             case "not":
                 return not self.args[0].evaluate(value)
         x, y = [a if isinstance(a, int) else compute(a, value) for a in self.args]
-        return COMPARISONS[self.op.rstrip(".")](x, y)
+        return _compared(self.op.rstrip("."), x, y)
 
     def substitute(self, known: Callable[[Symbol], Terms | None]) -> "bool | SymBool":
         """The condition with symbols replaced."""
@@ -191,14 +192,24 @@ class SymBool:
         if self.op not in _INTEGERS:
             x, y = [format_operand(a, name) for a in self.args]
             return f"{x} {self.op.rstrip('.')} {y}"
+        left, op, right = self.sides
+        return f"{format_operand(left, name)} {op} {format_operand(right, name)}"
+
+    @property
+    def is_integral(self) -> bool:
+        """Whether it is one comparison of integers, and so has `sides`."""
+        return self.op in _INTEGERS
+
+    @property
+    def sides(self) -> tuple[Terms, str, Terms]:
+        """The two sides of a comparison of integers, and the operator between them."""
         terms, k = self.args
         left = tuple([term for term in terms if term[1] > 0])
         right = negate(tuple([term for term in terms if term[1] < 0]))
         op = self.op
         if right and (op, k) in _STRICT:  # x - y <= -1 is x < y
             op, k = _STRICT[op, k], 0
-        right = plus_constant(right, k)
-        return f"{format_operand(left, name)} {op} {format_operand(right, name)}"
+        return left, op, plus_constant(right, k)
 
 
 _STRICT: Final = {("<=", -1): "<", (">=", 1): ">"}
@@ -280,3 +291,13 @@ def _joined(op: str, conditions: Iterable[bool | SymBool]) -> bool | SymBool:
     if len(parts) < 2:
         return next(iter(parts), not absorbing)
     return SymBool(op, tuple(parts))
+
+
+@speaks_for_user
+def _compared(op: str, x: Any, y: Any) -> bool:
+    """Compare numbers as the user's code does, which may make them complex.
+
+    Raises:
+        TypeError: one of them is.
+    """
+    return bool(COMPARISONS[op](x, y))

@@ -1,13 +1,15 @@
 """`ShapeEnv`: the symbols of a trace, what is known of them, and what was asked."""
 
-from collections.abc import Callable, Iterator
+import ast
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from math import copysign, inf, isnan
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from hopflow.errors import ArgumentValueError, CheckError, DataDependentError
 from hopflow.logs import log
 from hopflow.symbolic.boolean import SymBool, all_of, compare_floats, relation
+from hopflow.symbolic.declared import Declaration, narrowed
 from hopflow.symbolic.facts import Facts
 from hopflow.symbolic.guards import Guard, GuardSet, declared_guards
 from hopflow.symbolic.ranges import ANY_FLOAT, ValueRange
@@ -49,15 +51,21 @@ class ShapeEnv:
     Args:
         line: Gives the line of the user's code that is now running, or None.
         on_guard: Called with each guard when it is recorded.
+        expression: Gives the text of the user's expression that is being evaluated, or
+            "".
     """
 
     def __init__(
         self,
         line: Callable[[], object] | None = None,
         on_guard: Callable[[Guard], None] | None = None,
+        expression: Callable[[], str] | None = None,
     ) -> None:
         self.symbols: dict[Symbol, str] = {}  # in order of creation; where it is from
+        self._origins: dict[Symbol, str] = {}  # of unbacked ones, what made them
+        self._declared: dict[Symbol, Declaration] = {}
         self._line = line
+        self._expression = expression
         self._on_guard = on_guard
         self._counts = {"s": 0, "u": 0}
         self._names: set[str] = set()
@@ -78,8 +86,12 @@ class ShapeEnv:
         min: float = 0,
         max: float = inf,
         source: str = "",
+        declared: Declaration | None = None,
     ) -> SymInt:
         """A symbol for an integer of the inputs; without a name, `s0`, `s1`, …
+
+        Args:
+            declared: What says that guards must not narrow it; None: they may.
 
         Raises:
             ArgumentValueError: `hint` is not from `min` to `max`.
@@ -89,7 +101,10 @@ class ShapeEnv:
             raise ArgumentValueError(
                 f"{source or name}: {hint} is not from {min} to {max}, as was declared."
             )
-        return SymInt(of_factor(self._new(name, "s", hint, range_, source)))
+        symbol = self._new(name, "s", hint, range_, source)
+        if declared is not None:
+            self._declared[symbol] = declared
+        return SymInt(of_factor(symbol))
 
     def unbacked(
         self,
@@ -99,9 +114,15 @@ class ShapeEnv:
         source: str = "",
     ) -> SymInt:
         """A symbol for an integer that a run will know: `u0`, `u1`, … by default"""
-        return SymInt(
-            of_factor(self._new(name, "u", None, ValueRange(min, max), source))
-        )
+        symbol = self._new(name, "u", None, ValueRange(min, max), source)
+        text, at = self._present_text(), self._where(None)
+        if source:
+            self._origins[symbol] = f"`{source}`"
+        elif text:
+            self._origins[symbol] = f"made by `{text}`" + (f" ({at})" if at else "")
+        elif at:
+            self._origins[symbol] = f"made at {at}"
+        return SymInt(of_factor(symbol))
 
     def backed_float(self, name: str | None, hint: float, source: str = "") -> SymFloat:
         """A symbol for a float of the inputs: any, the infinities and NaN too."""
@@ -193,12 +214,35 @@ class ShapeEnv:
         """The condition as Python, in terms of where its symbols are from."""
         if not isinstance(condition, SymBool):
             return str(condition)
-        return condition.format(lambda s: self.symbols.get(s) or s.name)
+        return condition.format(self.name)
+
+    def name(self, symbol: Symbol) -> str:
+        """Where a symbol is from, as a user would write it; else its own name."""
+        return self.symbols.get(symbol) or symbol.name
+
+    def origins(self, condition: SymBool) -> str:
+        """What made the symbols of a condition that only a run knows, and for which
+        `describe` has no name."""
+        return self._described(
+            [s for s in condition.symbols if not self.symbols.get(s)]
+        )
+
+    def _described(self, symbols: Iterable[Symbol]) -> str:
+        made = [(s, self._origins.get(s)) for s in symbols]
+        return ", ".join(f"`{s}` is {text}" for s, text in made if text)
+
+    def _present_text(self) -> str:
+        return self._expression() if self._expression is not None else ""
 
     @property
     def facts(self) -> tuple[SymBool, ...]:
         """What was learned beyond declared ranges, in order: guards and assumptions."""
         return tuple(self._learned)
+
+    @property
+    def asked(self) -> tuple[Guard, ...]:
+        """The guards in the order in which they were asked."""
+        return tuple(self._guards)
 
     @property
     def guards(self) -> GuardSet:
@@ -221,15 +265,19 @@ class ShapeEnv:
 
         Raises:
             DataDependentError: a symbol has no hint, or is not of this environment.
+            DimError: it would narrow what was declared.
         """
         answer = self.decide(condition)
         if answer is not None:
             return answer
         assert isinstance(condition, SymBool)
         if any(s.hint is None or s.env is not self for s in condition.symbols):
-            raise DataDependentError(str(condition), self._where(line))
+            raise self._undecided(condition, self._where(line))
         truth = condition.evaluate(lambda symbol: symbol.hint)
-        guard = Guard(condition, truth, self._where(line))
+        guard = Guard(condition, truth, self._trail(line))
+        if self._declared.keys() >= {*condition.symbols}:
+            shown = self.describe(guard.holds)
+            raise narrowed(guard.holds, self._declared, guard.line, shown)
         self._guards.append(guard)
         self._learn(guard.holds)
         self._note((condition, truth))
@@ -237,6 +285,24 @@ class ShapeEnv:
         if self._on_guard is not None:
             self._on_guard(guard)
         return truth
+
+    def _trail(self, line: object) -> str:
+        """The line that asks, with its callers where those are known."""
+        if line is None and self._line is not None:
+            line = self._line()
+        return str(getattr(line, "trail", line or ""))
+
+    def _undecided(self, condition: SymBool, where: str) -> DataDependentError:
+        """The error for a decision that only a run can make."""
+        asked = _comparison(self._present_text()) or _comparison(
+            self.describe(condition)
+        )
+        return DataDependentError(
+            str(condition),
+            where,
+            origins=self._described(condition.symbols),
+            promises=[] if asked is None else asked,
+        )
 
     def _where(self, line: object) -> str:
         if line is None and self._line is not None:
@@ -255,8 +321,20 @@ class ShapeEnv:
             self._learn(condition)
             return False
         if not answer:
-            raise CheckError(f"`{condition}` never holds.")
+            raise CheckError(f"`{self.describe(condition)}` never holds.")
         return True
+
+    def _no_number(self, expression: Operand) -> DataDependentError:
+        """The error where a Python number is asked for that only a run knows."""
+        text = format_operand(expression)
+        shown = format_operand(expression, self.name)
+        symbols = symbols_of(expression, {})
+        return DataDependentError(
+            f"{text} as a Python number",
+            self._where(None),
+            origins=self._described(symbols),
+            promises=[f"{shown} == 4"],
+        )
 
     @contextmanager
     def body(self) -> Iterator[None]:
@@ -289,14 +367,38 @@ class ShapeEnv:
         if isinstance(expression, tuple) and known.is_point:
             return known.low
         if any(s.hint is None or s.env is not self for s in symbols_of(expression, {})):
-            text = f"{format_operand(expression)} as a Python number"
-            raise DataDependentError(text, self._where(None))
+            raise self._no_number(expression)
         value = compute(expression, lambda symbol: symbol.hint)
         if isinstance(expression, tuple):
             self.guard(relation("==", plus_constant(expression, -value)))
             return value
         self.guard(_is_float(expression, value))
         return value
+
+
+def _comparison(text: str) -> tuple[str, str] | None:
+    """The comparison that a text is, and its opposite; None if it is none."""
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except SyntaxError:
+        return None
+    if not isinstance(tree, ast.Compare) or type(tree.ops[0]) not in _OPPOSITES:
+        return None
+    if len(tree.ops) > 1:
+        return None
+    other = _OPPOSITES[type(tree.ops[0])]()
+    opposite = ast.Compare(tree.left, [other], tree.comparators)
+    return ast.unparse(tree), ast.unparse(opposite)
+
+
+_OPPOSITES: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Lt: ast.GtE,
+    ast.GtE: ast.Lt,
+    ast.Gt: ast.LtE,
+    ast.LtE: ast.Gt,
+}
 
 
 def _is_float(expression: Operand, value: float) -> bool | SymBool:

@@ -150,23 +150,31 @@ class GuardSet:
         for guard in self.guards:
             test = guard.holds.format(names.__getitem__)
             lines.append(f"        if not ({test}): return False")
-        # A division by zero, or a number that no float holds: not the call of the trace
-        lines += ["    except (ArithmeticError, ValueError):", "        return False"]
+        # A division by zero, a number that no float holds, a power that is complex: not
+        # the call of the trace.
+        lines.append("    except (ArithmeticError, TypeError, ValueError):")
+        lines.append("        return False")
         return "\n".join([*lines, "    return True", ""])
 
     def explain(self, values: Mapping[Symbol, Any]) -> list[str]:
-        """One line for each guard that does not hold for these values."""
+        """One line for each guard that does not hold for these values, in the user's
+        names."""
         found = []
         for guard in self.guards:
             try:
                 if guard.holds.evaluate(values.__getitem__):
                     continue
                 reason = ""
-            except (ArithmeticError, ValueError) as error:
+            except (ArithmeticError, TypeError, ValueError) as error:
                 reason = f" ({error})"
-            where = f", which {guard.line} asked," if guard.line else ""
-            given = ", ".join(f"{s} = {values[s]}" for s in guard.holds.symbols)
-            found.append(f"`{guard.holds}`{where} fails: {given}{reason}")
+            asked = "as declared" if guard.line == DECLARED else ""
+            asked = asked or (f"which {guard.line} asked" if guard.line else "")
+            where = f", {asked}," if asked else ""
+            env = guard.holds.env
+            names = {s: s.name if env is None else env.name(s) for s in values}
+            given = ", ".join(f"{names[s]} = {values[s]}" for s in guard.holds.symbols)
+            shown = guard.holds.format(names.__getitem__)
+            found.append(f"`{shown}`{where} fails: {given}{reason}")
         return found
 
     def __str__(self) -> str:

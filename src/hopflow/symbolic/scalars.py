@@ -9,7 +9,8 @@ from math import inf
 from operator import index
 from typing import Any, Final, TypeAlias, cast, final
 
-from hopflow.errors import DataDependentError
+from hopflow.entries import speaks_for_user
+from hopflow.errors import ArgumentValueError, DataDependentError
 from hopflow.symbolic import atoms, terms
 from hopflow.symbolic.asking import (
     answer,
@@ -20,10 +21,12 @@ from hopflow.symbolic.asking import (
     not_zero,
 )
 from hopflow.symbolic.boolean import (
+    SymBool,
     compare_constant,
     compare_floats,
     relation,
 )
+from hopflow.symbolic.facts import NOTHING
 from hopflow.symbolic.terms import (
     Atom,
     Operand,
@@ -48,14 +51,32 @@ __all__ = [
 MAX_POWER: Final = 64  # beyond, `n ** k` is no size
 
 
+class _Slots:
+    """What a layer above fills in.
+
+    ufunc   what a function of NumPy is of arguments with a symbolic number among them:
+            ufunc, method, inputs, options -> results
+    """
+
+    ufunc: Callable[[Any, str, tuple[Any, ...], dict[str, Any]], Any]
+
+
+slots: Final = _Slots()
+
+
 class _Ordered:
-    """Comparisons: a SymBool where nothing known decides.
+    """Comparisons: a SymBool where nothing known decides; and NumPy's functions.
 
     Types say `bool`, as an `if` cannot tell them apart; whoever wants the condition
     itself asks `isinstance`.
     """
 
     __slots__ = ()
+
+    def __array_ufunc__(
+        self, ufunc: Any, method: str, *inputs: Any, **options: Any
+    ) -> Any:
+        return slots.ufunc(ufunc, method, inputs, options)
 
     def _compare(self, op: str, other: Any) -> Any:
         raise NotImplementedError
@@ -108,10 +129,16 @@ class SymInt(_Ordered):
         return found
 
     def same(self, other: "Size") -> bool:
-        """Whether both are provably equal; never raises, and records nothing."""
+        """Whether both are provably equal; never raises, and records nothing.
+
+        What a trace assumes of numbers that only a run knows proves nothing: a graph
+        must be well typed also for those who do not know the assumption.
+        """
         if isinstance(other, SymInt) and self.expression == other.expression:
             return True
         equal = relation("==", terms.subtract(self.expression, terms_of(other)))
+        if isinstance(equal, SymBool) and any(s.hint is None for s in equal.symbols):
+            return NOTHING.decide(equal) is True
         return answer(equal) is True
 
     def _compare(self, op: str, other: Any) -> Any:
@@ -213,18 +240,21 @@ class SymInt(_Ordered):
             return int(int(self) ** exponent)
         return cast("Size", _float("**.", self, exponent))
 
+    @speaks_for_user
     def __rpow__(self, base: int) -> "Size":
         return cast("Size", base ** int(self))
 
     def __lshift__(self, bits: "Size") -> "Size":
         return self * (1 << _bits(bits))
 
+    @speaks_for_user
     def __rlshift__(self, number: int) -> int:
         return number << int(self)
 
     def __rshift__(self, bits: "Size") -> "Size":
         return self // (1 << _bits(bits))
 
+    @speaks_for_user
     def __rrshift__(self, number: int) -> int:
         return number >> int(self)
 
@@ -386,7 +416,7 @@ class SymFloat(_Ordered):
         return round(float(self), digits)
 
     def __int__(self) -> int:
-        return int(as_size(atoms.apply("trunc", (self.node,))))
+        return int(rounded("trunc", self))
 
     def __float__(self) -> float:
         """The value in this call, which becomes a guard.
@@ -441,6 +471,7 @@ def _quotient(a: Terms, b: Terms) -> SymFloat:
     return SymFloat(Atom("/", (a, b)))
 
 
+@speaks_for_user
 def rounded(op: str, number: SymFloat) -> Size:
     """The integer that a float is rounded to.
 
@@ -456,9 +487,9 @@ def _bits(count: Size) -> int:
     """How far to shift.
 
     Raises:
-        ValueError: it is negative.
+        ArgumentValueError: it is negative.
     """
     bits = index(count)
     if bits < 0:
-        raise ValueError("negative shift count")
+        raise ArgumentValueError("negative shift count")
     return bits

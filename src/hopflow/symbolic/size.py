@@ -4,7 +4,7 @@ Arithmetic records nothing; an expression becomes nodes only where its value is 
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -35,7 +35,6 @@ __all__ = [
     "SymFloat",
     "SymInt",
     "Symbol",
-    "compiled_shapes",
     "evaluate",
     "free_symbols",
     "renamed",
@@ -108,24 +107,6 @@ def evaluate(
     if not isinstance(size, SymInt):
         return number(size)
     return compute(size.expression, value, number, operations)
-
-
-def compiled_shapes(
-    symbols: Sequence[Symbol], shapes: Sequence[Sequence[Size]]
-) -> Callable[..., tuple[tuple[int, ...], ...]]:
-    """A Python function of the values of the symbols that gives the shapes."""
-    names = {symbol: f"v{i}" for i, symbol in enumerate(symbols)}
-
-    def text(size: Size) -> str:
-        return format_operand(terms_of(size), names.__getitem__)
-
-    rows = ("".join(f"{text(n)}, " for n in shape) for shape in shapes)
-    source = (
-        f"lambda {', '.join(names.values())}: ({''.join(f'({r}), ' for r in rows)})"
-    )
-    scope = {"floor": math.floor, "ceil": math.ceil}
-    function: Callable[..., tuple[tuple[int, ...], ...]] = eval(source, scope)
-    return function
 
 
 # --- functions that stay one expression ---

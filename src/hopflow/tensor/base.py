@@ -15,20 +15,24 @@ import numpy as np
 from hopflow import dtypes
 from hopflow.bind import Value, current, recorded
 from hopflow.dtypes import DType, DTypeLike
+from hopflow.entries import entries, is_entry, speaks_for_user, surface
 from hopflow.errors import (
     ArgumentValueError,
     ConversionError,
     ShapeError,
 )
-from hopflow.graph.types import same_shape
 from hopflow.ops import elementwise, indexing, manipulation, reduce
 from hopflow.ops.convert import astype
+from hopflow.ops.deferred import fitted
 from hopflow.ops.matmul import matmul, matrix_transpose
-from hopflow.ops.rules import Array, check_device
+from hopflow.ops.modular import modular_power
+from hopflow.ops.rules import Array, as_integer, check_device
+from hopflow.ops.sizes import equals
 from hopflow.ops.views import stored
 from hopflow.symbolic.boolean import SymBool
 from hopflow.symbolic.size import Size, SymFloat, SymInt
 from hopflow.tensor.dlpack import export_dlpack
+from hopflow.tensor.numpy_protocol import call_function, call_ufunc
 
 __all__ = ["Tensor"]
 
@@ -50,19 +54,46 @@ _Operator: TypeAlias = Callable[["Tensor", Any], "Tensor"]
 def _operators(operation: _Binary) -> tuple[_Operator, _Operator, _Operator]:
     """The operator of `operation`, the reflected and the in-place one."""
 
+    @is_entry
     def binary(x: Any, other: Any) -> Any:
-        return operation(x, other) if isinstance(other, _OPERANDS) else NotImplemented
+        if not isinstance(other, _OPERANDS):
+            return NotImplemented
+        try:
+            return operation(x, other)
+        except Exception as error:
+            surface(error, operation, (x, other), {})
+            raise
 
+    @is_entry
     def reflected(x: Any, other: Any) -> Any:
-        return operation(other, x) if isinstance(other, _OPERANDS) else NotImplemented
+        if not isinstance(other, _OPERANDS):
+            return NotImplemented
+        try:
+            return operation(other, x)
+        except Exception as error:
+            surface(error, operation, (other, x), {})
+            raise
 
+    @is_entry
     def in_place(x: Any, other: Any) -> Any:
         if not isinstance(other, _OPERANDS):
             return NotImplemented
-        x._assign(_fitted(x, operation(x, other)))
+        try:
+            x._assign(_fitted(x, operation(x, _operand_of(x, other))))
+        except Exception as error:
+            surface(error, operation, (x, other), {})
+            raise
         return x
 
     return binary, reflected, in_place
+
+
+def _operand_of(x: "Tensor", other: Any) -> Any:
+    """The other operand of an in-place operation, broadcast to the shape of `x` where
+    only the run can tell whether it does."""
+    if isinstance(other, Value) and not (x.type.is_static and other.type.is_static):
+        return fitted("in-place operation", other, x.shape)
+    return other
 
 
 def _fitted(x: "Tensor", new: "Tensor") -> "Tensor":
@@ -72,7 +103,7 @@ def _fitted(x: "Tensor", new: "Tensor") -> "Tensor":
         ShapeError: broadcasting has changed the shape.
         DTypeError: promotion has changed the kind: an int cannot hold a float.
     """
-    if not same_shape(new.shape, x.shape):
+    if len(new.shape) != len(x.shape) or not all(map(equals, new.shape, x.shape)):
         raise ShapeError(
             f"an in-place operation keeps the shape: {x.type} would become {new.type}. "
             "Write `x = x + y` to make a new tensor."
@@ -101,15 +132,33 @@ class Tensor(Value):
 
     __slots__ = ()
 
-    # NumPy leaves operators with an array on the left to us.
-    __array_ufunc__: ClassVar[None] = None
     __array_priority__: ClassVar[float] = 1000.0
 
     # --- what a subclass defines ---
 
     def _concrete(self, what: str) -> Array:
-        """The elements, for the use that `what` names in messages ("int")."""
-        raise NotImplementedError
+        """The elements, for the use that `what` names in messages ("int").
+
+        Raises:
+            ConversionError: the class does not say.
+        """
+        name = type(self).__name__
+        raise ConversionError(
+            f"{what}() of a `{name}` {self.type}: the class does not say what its "
+            "elements are. Ask a tensor that it holds."
+        )
+
+    # --- NumPy's functions, and its operators with an array on the left ---
+
+    def __array_ufunc__(
+        self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any
+    ) -> Any:
+        return call_ufunc(ufunc, method, inputs, options)
+
+    def __array_function__(
+        self, function: Callable[..., Any], _: Any, args: Any, named: Any
+    ) -> Any:
+        return call_function(function, args, named)
 
     # --- writes ---
 
@@ -132,6 +181,16 @@ class Tensor(Value):
     @property
     def device(self) -> str:
         return CPU
+
+    @property
+    def real(self) -> "Tensor":
+        """The real part: a copy, as no dtype is complex."""
+        return cast(Tensor, elementwise.real(self))
+
+    @property
+    def imag(self) -> "Tensor":
+        """The imaginary part: zeros, as no dtype is complex."""
+        return cast(Tensor, elementwise.imag(self))
 
     @property
     def T(self) -> "Tensor":
@@ -210,6 +269,7 @@ class Tensor(Value):
             )
         return int(self._scalar("operator.index"))
 
+    @speaks_for_user
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return np.array(self._concrete("numpy.asarray"), dtype=dtype, copy=copy)
 
@@ -258,13 +318,23 @@ class Tensor(Value):
     def __contains__(self, item: Any) -> bool:
         return bool(reduce.any(elementwise.equal(self, item)))
 
+    @is_entry
     def __getitem__(self, key: Any) -> "Tensor":
-        node = recorded(operator.getitem, (self, key), {})
-        return cast(Tensor, indexing.getitem(self, key) if node is None else node)
+        try:
+            node = recorded(operator.getitem, (self, key), {})
+            return cast(Tensor, indexing.getitem(self, key) if node is None else node)
+        except Exception as error:
+            surface(error, operator.getitem, (self, key), {})
+            raise
 
+    @is_entry
     def __setitem__(self, key: Any, value: Any) -> None:
-        if recorded(operator.setitem, (self, key, value), {}) is None:
-            self._assign(cast(Tensor, indexing.set_at(self, key, value)))
+        try:
+            if recorded(operator.setitem, (self, key, value), {}) is None:
+                self._assign(cast(Tensor, indexing.set_at(self, key, value)))
+        except Exception as error:
+            surface(error, operator.setitem, (self, key, value), {})
+            raise
 
     @property
     def at(self) -> indexing.Updater:
@@ -283,6 +353,10 @@ class Tensor(Value):
         """An equal tensor with memory of its own."""
         return cast(Tensor, astype(self, self.dtype, copy=True))
 
+    def conj(self) -> "Tensor":
+        """The complex conjugate: a copy, as no dtype is complex."""
+        return cast(Tensor, elementwise.conj(self))
+
     def reshape(self, *shape: Any) -> "Tensor":
         """This tensor in another shape: `reshape(2, -1)` or `reshape((2, -1))`."""
         return cast(Tensor, manipulation.reshape(self, _spread(shape)))
@@ -292,11 +366,13 @@ class Tensor(Value):
         return cast(Tensor, manipulation.reshape(self, (-1,)))
 
     def squeeze(self, axis: Any = None) -> "Tensor":
-        """Without the axes of size 1 that `axis` names; None: all those known to be."""
+        """Without the axes of size 1 that `axis` names; None: all of them.
+
+        Raises:
+            DataDependentError: `axis` is None, and only a run knows a size.
+        """
         if axis is None:
-            axis = tuple(
-                i for i, n in enumerate(self.shape) if isinstance(n, int) and n == 1
-            )
+            axis = tuple([i for i, n in enumerate(self.shape) if n == 1])
         return cast(Tensor, manipulation.squeeze(self, axis))
 
     def transpose(self, *axes: Any) -> "Tensor":
@@ -367,13 +443,32 @@ class Tensor(Value):
     def __invert__(self) -> "Tensor":
         return cast(Tensor, elementwise.bitwise_invert(self))
 
+    def __round__(self, ndigits: int | None = None) -> "Tensor":
+        """Each element rounded, halves to even; the dtype stays."""
+        digits = 0 if ndigits is None else as_integer("round", "ndigits", ndigits)
+        return cast(Tensor, elementwise.round_to(self, digits))
+
+    def __divmod__(self, other: Any) -> Any:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return other // self, other % self
+
+    def __pow__(self, other: Any, modulus: Any = None) -> Any:
+        """`self ** other`; with a modulus, of integers, without overflow."""
+        if not isinstance(other, _OPERANDS):
+            return NotImplemented
+        if modulus is None:
+            return elementwise.pow(self, other)
+        return modular_power(self, other, modulus)
+
     __add__, __radd__, __iadd__ = _operators(elementwise.add)
     __sub__, __rsub__, __isub__ = _operators(elementwise.subtract)
     __mul__, __rmul__, __imul__ = _operators(elementwise.multiply)
     __truediv__, __rtruediv__, __itruediv__ = _operators(elementwise.divide)
     __floordiv__, __rfloordiv__, __ifloordiv__ = _operators(elementwise.floor_divide)
     __mod__, __rmod__, __imod__ = _operators(elementwise.remainder)
-    __pow__, __rpow__, __ipow__ = _operators(elementwise.pow)
+    _, __rpow__, __ipow__ = _operators(elementwise.pow)
     __and__, __rand__, __iand__ = _operators(elementwise.bitwise_and)
     __or__, __ror__, __ior__ = _operators(elementwise.bitwise_or)
     __xor__, __rxor__, __ixor__ = _operators(elementwise.bitwise_xor)
@@ -388,3 +483,15 @@ class Tensor(Value):
     __ne__, _, _ = _operators(elementwise.not_equal)  # type: ignore[assignment]
     # Comparison is elementwise, so that dictionaries go by identity.
     __hash__ = object.__hash__
+
+
+# Operators and indexing, which are called the most, are entries by themselves.
+entries(
+    Tensor,
+    *("to_device", "__array_namespace__", "item", "tolist", "__bool__", "__int__"),
+    *("__float__", "__complex__", "__index__", "__array__", "__dlpack__", "__format__"),
+    *("__jax_array__", "__len__", "__iter__", "__contains__", "astype", "copy"),
+    *("reshape", "flatten", "squeeze", "transpose", "T", "mT"),
+    *("sum", "prod", "mean", "std", "var", "max", "min", "any", "all"),
+    *("argmax", "argmin", "__neg__", "__pos__", "__abs__", "__invert__"),
+)

@@ -8,7 +8,7 @@ import numpy as np
 from hopflow.bind import Value, current, slots
 from hopflow.dtypes import DType, DTypeLike
 from hopflow.errors import ArgumentTypeError, ArgumentValueError
-from hopflow.ops.convert import as_value, astype
+from hopflow.ops.convert import astype
 from hopflow.ops.joining import stack
 from hopflow.ops.opdef import strong_constant
 from hopflow.ops.rules import Array, as_flag, check_device, required_dtype
@@ -57,7 +57,8 @@ def asarray(
         return _stacked(obj, target)
     if isinstance(obj, SymInt | SymFloat | SymBool):
         number = strong_constant(current().value_of(obj))
-        return _converted("asarray", as_value(number), target, None)
+        dtype = number.type.dtype if target is None else target
+        return cast(Tensor, astype(obj if isinstance(obj, SymInt) else number, dtype))
     array, readonly = import_array("asarray", obj, target, copy=copy)
     if isinstance(obj, np.ndarray):
         private = not np.may_share_memory(array, obj)

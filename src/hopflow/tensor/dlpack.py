@@ -10,6 +10,7 @@ from typing import Any, Final
 import ml_dtypes
 import numpy as np
 
+from hopflow.entries import speaks_for_user
 from hopflow.errors import ArgumentTypeError, DeviceError, DTypeError
 from hopflow.ops.rules import Array
 
@@ -105,6 +106,7 @@ def import_dlpack(name: str, obj: Any, *, copy: bool | None = None) -> Array:
     return array.view(BFLOAT16) if is_bfloat16 else array
 
 
+@speaks_for_user
 def export_dlpack(array: Array, options: dict[str, Any]) -> Any:
     """A DLPack capsule of `array`'s memory; `options` are those of `__dlpack__`."""
     if array.dtype != BFLOAT16:

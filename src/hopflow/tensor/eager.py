@@ -1,5 +1,6 @@
 """Tensors with memory, and `Eager`, the interpreter at the bottom, which computes."""
 
+import operator
 from collections.abc import Sequence
 from contextvars import Context, copy_context
 from functools import lru_cache
@@ -9,9 +10,18 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from hopflow import dtypes
-from hopflow.bind import Interpreter, Operand, Value, current, is_watched, slots
+from hopflow.bind import (
+    Interpreter,
+    Operand,
+    Value,
+    check_memory,
+    current,
+    is_watched,
+    slots,
+)
 from hopflow.config import config
 from hopflow.dtypes import as_dtype
+from hopflow.entries import is_entry, surface
 from hopflow.errors import (
     EscapedValueError,
     InvalidTensorError,
@@ -19,6 +29,7 @@ from hopflow.errors import (
 )
 from hopflow.graph.core import Constant
 from hopflow.graph.types import TensorType
+from hopflow.ops.convert import copy
 from hopflow.ops.index_plan import parse_index
 from hopflow.ops.opdef import OpDef
 from hopflow.ops.rules import Array
@@ -120,33 +131,47 @@ class EagerTensor(Tensor):
         self.check_valid()
         return self.array
 
+    @is_entry
     def __getitem__(self, key: Any) -> Tensor:
-        if current().is_eager and _is_basic(key) and not is_watched():
-            self.check_valid()
-            try:
-                # The `...` makes NumPy give a view where it would give a number.
-                whole = key if type(key) is tuple else (key,)
-                view = self.array[whole if Ellipsis in whole else (*whole, ...)]
-            except IndexError:
-                return super().__getitem__(key)  # which says what is wrong
-            return EagerTensor(view, weak=self.type.weak, storage=self.storage)
-        return super().__getitem__(key)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        if not current().is_eager or is_watched() or slots.record is not None:
-            super().__setitem__(key, value)
-            return
-        self.check_writable()
-        if not _is_basic(key):
-            parse_index(self.shape, key)
-        operand = stored("setitem", value, self.dtype)
         try:
-            self.array[_numpy_key(key)] = _numpy_operand(operand)
-        except (IndexError, ValueError):
-            # Nothing was written; the operation says why (or it can be done after all).
-            super().__setitem__(key, value)
-            return
-        self.storage.wrote(self.array)
+            if current().is_eager and _is_basic(key) and not is_watched():
+                self.check_valid()
+                try:
+                    # The `...` makes NumPy give a view where it would give a number.
+                    whole = key if type(key) is tuple else (key,)
+                    view = self.array[whole if Ellipsis in whole else (*whole, ...)]
+                except (IndexError, ValueError):
+                    return super().__getitem__(key)  # which says what is wrong
+                if not view.ndim and Ellipsis not in whole:  # an element is a value
+                    if type(current()) is Eager:
+                        return EagerTensor(view.copy(), weak=self.type.weak)
+                    return super().__getitem__(key)
+                return EagerTensor(view, weak=self.type.weak, storage=self.storage)
+            return super().__getitem__(key)
+        except Exception as error:
+            surface(error, operator.getitem, (self, key), {})
+            raise
+
+    @is_entry
+    def __setitem__(self, key: Any, value: Any) -> None:
+        try:
+            if not current().is_eager or is_watched() or slots.record is not None:
+                super().__setitem__(key, value)
+                return
+            self.check_writable()
+            if not _is_basic(key):
+                parse_index(self.shape, key)
+            operand = stored("setitem", value, self.dtype)
+            try:
+                self.array[_numpy_key(key)] = _numpy_operand(operand)
+            except (IndexError, ValueError):
+                # Nothing was written; the operation says why (or it can be done).
+                super().__setitem__(key, value)
+                return
+            self.storage.wrote(self.array)
+        except Exception as error:
+            surface(error, operator.setitem, (self, key, value), {})
+            raise
 
     def __repr__(self) -> str:
         if self.storage.invalid is not None:
@@ -310,14 +335,22 @@ class Eager(Interpreter):
             ]
         )
 
+    def asks(self, value: Value) -> bool:
+        del value  # whatever it holds
+        return True
+
     def write(self, target: Value, new: Value) -> None:
         """Copy the elements of `new` into `target`'s memory."""
         if not isinstance(target, EagerTensor):
+            check_memory(target)
             self.check_write(target)
             raise _escaped(target)
         target.check_writable()
         np.copyto(target.array, _numpy_operand(new))
         target.storage.wrote(target.array)
+
+    def detached(self, view: Value) -> Value:
+        return copy(view) if isinstance(view, EagerTensor) else view
 
     def symbol_of(
         self,

@@ -8,8 +8,10 @@ from hopflow import dtypes
 from hopflow.bind import Value
 from hopflow.dtypes import DType
 from hopflow.errors import ArgumentTypeError
-from hopflow.ops.opdef import as_operand
+from hopflow.ops.opdef import as_operand, promoted_as
 from hopflow.ops.rules import check_device, required_dtype
+from hopflow.symbolic.boolean import SymBool
+from hopflow.symbolic.size import SymFloat, SymInt
 
 __all__ = ["API_VERSION", "NamespaceInfo", "namespace_info", "result_type"]
 
@@ -33,10 +35,16 @@ def result_type(*arrays_and_dtypes: Any) -> DType:
 
 
 def _dtype_of(arg: Any) -> tuple[DType, bool]:
-    if isinstance(arg, Value | bool | int | float | np.ndarray | np.generic):
+    if isinstance(arg, _OPERANDS):
         type_ = as_operand("result_type", 0, arg).type
-        return type_.dtype, type_.weak
+        return promoted_as(type_)
     return required_dtype("result_type", arg, "arrays_and_dtypes"), False
+
+
+_OPERANDS: Final = (
+    *(Value, bool, int, float, np.ndarray, np.generic),
+    *(SymInt, SymFloat, SymBool),
+)
 
 
 class NamespaceInfo:
@@ -74,10 +82,16 @@ class NamespaceInfo:
     def dtypes(
         self, *, device: str | None = None, kind: str | tuple[str, ...] | None = None
     ) -> dict[str, DType]:
-        """All dtypes by name, or those of a kind (see `hf.isdtype`)."""
+        """The standard's dtypes by name, or those of a kind (see `hf.isdtype`).
+
+        float16 and bfloat16, which the standard does not have, are not among them.
+        """
         check_device("dtypes", device)
         return {
-            d.name: d for d in dtypes.ALL if kind is None or dtypes.isdtype(d, kind)
+            d.name: d
+            for d in dtypes.ALL
+            if not (d.is_float and d.bits == 16)
+            and (kind is None or dtypes.isdtype(d, kind))
         }
 
 

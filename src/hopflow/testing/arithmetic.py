@@ -1,29 +1,30 @@
-"""Two kinds of programs: of small whole numbers, and of smooth functions.
+"""The kinds of programs: what their values are, and what is calculated with them.
 
-`Exact` is for comparing bits: every order of a sum gives the same. `Smooth` is for
-derivatives: central differences exist, and values stay in a bounded range; its
-conditions compare with an odd number, which no value is by chance.
+Exact     of small whole numbers, for comparing bits: each order of a sum gives the same
+Large     the same, with up to a million elements in a value
+Special   of NaN, infinities, signed zeros, denormals and the ends of integers; what
+          sums floats is left out, so that bits are compared here too
+Smooth    of smooth functions, for derivatives: central differences exist, and values
+          stay in a bounded range; its conditions compare with an odd number, which no
+          value is by chance
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from hopflow.dtypes import as_dtype
-from hopflow.testing.programs import (
-    STRUCTURAL,
-    Operation,
-    Pool,
-    axis,
-    broadcasts,
-    write,
+import ml_dtypes
+import numpy as np
+
+from hopflow.dtypes import DType, as_dtype
+from hopflow.testing.programs import STRUCTURAL, Operation, Pool, axis, write
+
+__all__ = ["Exact", "Large", "Smooth", "Special"]
+
+DTYPES: Final = tuple(
+    """float64 float32 int64 int32 int8 bool float16 uint8 uint16 uint32 uint64
+    bfloat16""".split()
 )
-
-__all__ = ["Exact", "Smooth"]
-
-BOUNDS: Final = {"float16": 15.0, "bfloat16": 2.0}
-"""Where sums of these are whole numbers that the dtype has."""
-
-DTYPES: Final = ("float64", "float32", "int64", "int32", "int8", "bool", "float16")
 
 
 def unary(f: Callable[[Any, Any], Any]) -> Operation:
@@ -42,20 +43,57 @@ def binary(f: Callable[[Any, Any, Any], Any]) -> Operation:
 
 
 class Exact(Pool):
-    """Values that are small whole numbers."""
+    """Values that are small whole numbers.
+
+    bounds      how large floats are at most: sums of them have all their digits
+    """
 
     exact = True
+    bounds: Mapping[str, float] = {
+        "float64": 400.0,
+        "float32": 400.0,
+        "float16": 15.0,
+        "bfloat16": 2.0,
+    }
+    # Of uint64 and signed integers JAX makes floats of the default width, which is not
+    # ours: it is drawn in `Special`.
+    dtypes = (*(d for d in DTYPES if d != "uint64"), "int16")
 
     def bounded(self, x: Any) -> Any:
-        if x.dtype.name == "uint64":  # has no integer dtype in common with signed ones
+        if x.dtype.name == "uint64":
             return self.m.astype(x, self.m.int64)
         if x.dtype.kind != "f":
             return x
-        bound = BOUNDS.get(x.dtype.name, 400.0)
+        bound = self.bounds[x.dtype.name]
         return self.m.minimum(self.m.maximum(x, -bound), bound)
 
     def number(self, x: Any) -> Any:
         return self.m.astype(x, self.m.int32) if x.dtype.kind == "b" else x
+
+    @classmethod
+    def argument(cls, dtype: DType, shape: tuple[int, ...], seed: int) -> Any:
+        """Numbers that differ, of a size that sums keep exact."""
+        spread = 5 if dtype.bits > 16 or dtype.kind != "f" else 2
+        values = (np.arange(math.prod(shape)) * 3 + seed) % (2 * spread + 1) - spread
+        values = np.abs(values) if dtype.kind == "u" else values
+        return values.reshape(shape).astype(dtype.dtype)
+
+
+class Large(Exact):
+    """Values of sizes at which threads, tiles and BLAS begin."""
+
+    largest = 1_000_000
+    bounds: Mapping[str, float] = {"float64": 8.0, "float32": 8.0}
+    dtypes = ("float64", "float32", "int64", "int32", "bool", "uint8")
+    shapes = (
+        *((), (3,), (1_000_000,), (1000, 1000), (70_000,), (300, 400), (256, 64)),
+        *((64, 256), (40, 50, 60), (2, 3, 10_000), (100_000, 3), (3, 100_000)),
+        *((1025,), (1, 999), (0,), (2, 1, 130, 1, 70)),
+    )
+
+    def stack(self, k: int) -> Any:
+        """A value with few rows, as there is a step for each."""
+        return self.like(k, lambda v: v.ndim > 0 and v.shape[0] <= 64)
 
 
 def _convert(p: Pool, a: int, b: int, *_: int) -> Any:
@@ -72,7 +110,7 @@ def _divide(p: Pool, a: int, b: int, c: int, _: int) -> Any:
 
 def _bits(p: Pool, a: int, b: int, c: int, _: int) -> Any:
     x = p.like(a, lambda v: v.dtype.kind == "i")
-    y = p.like(b, lambda v: v.dtype.kind == "i" and broadcasts(v.shape, x.shape))
+    y = p.like(b, lambda v: v.dtype.kind == "i" and p.broadcasts(v.shape, x.shape))
     return (p.m.bitwise_and, p.m.bitwise_or, p.m.bitwise_xor)[c % 3](x, y)
 
 
@@ -97,6 +135,106 @@ _EXACT: Final[dict[str, Operation]] = {
     "write": write,
 }
 Exact.operations = STRUCTURAL | _EXACT
+Large.operations = {
+    name: operation
+    for name, operation in Exact.operations.items()
+    if name not in ("convert", "sized")  # to small floats; by powers of lengths
+}
+
+
+# --- special numbers ------------------------------------------------------------------
+
+
+class Special(Pool):
+    """Values at which arithmetic is not that of the numbers between."""
+
+    exact = True
+    signed = True
+    dtypes = (*DTYPES, "int16")
+
+    def bounded(self, x: Any) -> Any:
+        return x
+
+    def number(self, x: Any) -> Any:
+        return self.m.astype(x, self.m.int32) if x.dtype.kind == "b" else x
+
+    def total(self, x: Any) -> Any:
+        return self.m.sum(self.m.astype(self.number(x) > 0, self.m.int64))
+
+    @classmethod
+    def argument(cls, dtype: DType, shape: tuple[int, ...], seed: int) -> Any:
+        if dtype.kind == "b":
+            found = np.array([True, False, False])
+        elif dtype.kind == "f":
+            found = _special_floats(dtype)
+        else:
+            ends = np.iinfo(dtype.dtype)
+            numbers = [ends.min, 1, ends.max, 0, 2, ends.max - 1, 7, ends.min + 1]
+            found = np.array(numbers if ends.min == 0 else [-1, *numbers, -3])
+        with np.errstate(all="ignore"):
+            found = found.astype(dtype.dtype)
+        return np.resize(np.roll(found, -3 * seed), shape)
+
+
+def _special_floats(dtype: DType) -> Any:
+    of = ml_dtypes.finfo(dtype.dtype)
+    ends = (of.smallest_subnormal, of.tiny, of.max, of.eps)
+    least, normal, most, eps = map(float, ends)
+    payload = np.array(0x7FF8_DEAD_BEEF_0001).view(np.float64)
+    return np.array(
+        [
+            *(-0.0, 1.0, math.nan, 2.5, math.inf, 0.0, least, -1.5, most, 1 + eps),
+            *(-math.inf, -normal, 3.0, -least, payload, -most, 0.5, normal, -2.0),
+        ]
+    )
+
+
+def _unsigned_zero(x: Any) -> Any:
+    """`x` with 0 for -0, where the standard leaves open which one it is."""
+    return x + 0 if x.dtype.kind == "f" else x
+
+
+def _of_integers(f: Callable[[Any, Any, int], Any]) -> Operation:
+    """What sums: integers, whose order is no matter."""
+    return axis(lambda m, x, axis: f(m, m.astype(x, m.int64), axis))
+
+
+def _special_unary(p: Pool, a: int, b: int, *_: int) -> Any:
+    m, x = p.m, p.number(p.pick(a))
+    functions = (m.negative, m.abs, m.square, m.trunc, m.floor, m.sqrt)
+    return functions[b % (6 if x.dtype.kind == "f" else 5)](x)
+
+
+def _special_divide(p: Pool, a: int, b: int, c: int, d: int) -> Any:
+    x = p.number(p.pick(a))
+    y = p.number(p.mate(b, x))
+    if "f" in (x.dtype.kind, y.dtype.kind):
+        return x / y
+    return _divide(p, a, b, c, d)
+
+
+def _special_sort(p: Pool, a: int, b: int, *_: int) -> Any:
+    x = p.array(a)
+    if x.ndim == 0:
+        return x
+    return _unsigned_zero(p.m.sort(x)) if b % 2 else p.m.argsort(x)
+
+
+_OF_SPECIAL: Final[dict[str, Operation]] = {
+    "sum": _of_integers(lambda m, x, axis: m.sum(x, axis=axis)),
+    "cumsum": _of_integers(lambda m, x, axis: m.cumulative_sum(x, axis=axis)),
+    "max": axis(lambda m, x, axis: _unsigned_zero(m.max(x, axis=axis))),
+    "maximum": binary(lambda m, x, y: _unsigned_zero(m.maximum(x, y))),
+    "minimum": binary(lambda m, x, y: _unsigned_zero(m.minimum(x, y))),
+    "sign": _special_unary,
+    "divide": _special_divide,
+    "sort": _special_sort,
+}
+Special.operations = {
+    name: operation
+    for name, operation in (STRUCTURAL | _EXACT | _OF_SPECIAL).items()
+    if name not in ("matmul", "sum_by")  # which sum
+}
 
 
 # --- smooth functions -----------------------------------------------------------------
@@ -105,6 +243,7 @@ Exact.operations = STRUCTURAL | _EXACT
 class Smooth(Pool):
     """Values in a bounded range."""
 
+    dtypes = ("float64", "float64", "float32", "int64", "bool")
     threshold = 0.1237
     enough = 1.371
 
@@ -113,6 +252,13 @@ class Smooth(Pool):
 
     def number(self, x: Any) -> Any:
         return x if x.dtype.kind == "f" else self.m.astype(x, self.m.float64)
+
+    @classmethod
+    def argument(cls, dtype: DType, shape: tuple[int, ...], seed: int) -> Any:
+        if dtype.kind != "f":
+            return Exact.argument(dtype, shape, seed)
+        waves = np.sin(1.7 * np.arange(math.prod(shape)) + seed + 1)
+        return waves.reshape(shape).astype(dtype.dtype)
 
 
 def _whole(p: Pool, a: int, *_: int) -> Any:

@@ -108,7 +108,7 @@ def _expected(program: Program, transform: Transform) -> Expected:
             rounding.decisions.append(b"stops")
             return []
 
-    return Expected(run, exact=program.exact)
+    return Expected(run, exact=program.exact, signed=program.signed)
 
 
 def _compare_slopes(

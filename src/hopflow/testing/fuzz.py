@@ -110,19 +110,42 @@ class Round:
 
 
 CHEAP: Final = tuple(name for name, meaning in REGISTRY.items() if meaning.cheap)
+NOT_JAX: Final = tuple(name for name in REGISTRY if name != "jax")
+"""JAX takes denormals for 0."""
+QUICK: Final = (
+    *("debug", "native", "jit", "jit, 2 threads", "jit, rebound reads", "dynamic"),
+    "jax",
+)
+"""Those that take no step in Python for each element."""
 WRITTEN: Final = {"operators": EVERY, "mutation": True}
 BEYOND: Final = {
     "mutation": True,
     "out_of_range": True,
     "weights": {"index": 4, "gather": 4, "sum_by": 4, "update": 2, "write": 4},
 }
+SIZED: Final = {"weights": {"sized": 8}, "size": 4}
+RESIZED: Final = ["dynamic", "dynamic, other sizes first"]
 CLOSED: Final = {"operators": (*BRANCHES, *BODIES, "custom_vjp"), "size": 4}
 """Sizes that JAX and batching know."""
+
+FLAT: Final = {"operators": (*BRANCHES, *BODIES), "size": 3, "depth": 1}
+"""Programs that are small, as each is compared under many transforms."""
 
 OFTEN: Final = {"weights": {"prefix": 4, "custom": 2, "switch": 4, "subgraph": 2}}
 """What else were drawn too seldom for each round to exercise its rules."""
 
 DERIVATIVES: Final = ("grad", "jvp", "jvp of grad")
+NESTED: Final = (
+    *("vmap", "grad of vmap", "vmap of grad", "jvp of vmap", "vmap of jvp"),
+    *("linearize of vmap", "hessian", "vmap of hessian", "hessian of vmap"),
+    *("vmap of vmap", "grad of grad", "grad of vmap of vmap", "vmap of grad of vmap"),
+    *(
+        "jvp of grad of vmap",
+        "checkpoint of grad of vmap",
+        "grad of checkpoint of vmap",
+    ),
+)
+"""Transforms of transforms, where the numbers of batch elements are symbols."""
 BATCHES: Final = ("vmap", "vmap of grad", "grad of vmap")
 
 ROUNDS: Final = (
@@ -132,6 +155,10 @@ ROUNDS: Final = (
     Round("cheap", "exact", WRITTEN, CHEAP),
     Round("cheap", "smooth", WRITTEN | OFTEN, CHEAP),
     Round("cheap", "exact", BEYOND, CHEAP),
+    Round("special", "special", {"mutation": True}, NOT_JAX),
+    Round("large", "large", {"depth": 1, "size": 4}, QUICK),
+    Round("sizes", "exact", SIZED, ["eager", "symbolic", *RESIZED, "jax"]),
+    Round("sizes", "smooth", SIZED, RESIZED, ["value", "vmap", "grad", "vmap of grad"]),
     Round("vmap", "exact", CLOSED, ["eager", "jit", "jax"], ["vmap"]),
     Round("vmap", "smooth", CLOSED | OFTEN, ["eager", "jit", "jax"], BATCHES),
     Round("derivatives", "smooth", CLOSED | OFTEN, ["eager", "jit"], DERIVATIVES),
@@ -142,6 +169,7 @@ ROUNDS: Final = (
         ["dynamic", "jax"],
         DERIVATIVES,
     ),
+    Round("nested", "smooth", FLAT, RESIZED, NESTED),
 )
 
 PROFILES: Final = tuple(dict.fromkeys(part.profile for part in ROUNDS))

@@ -27,6 +27,7 @@ class Library:
     update  `dynamic_update_slice`
     sum_by  `segment_sum`
     noise   (number, shape) -> as many random f64
+    user    (operator, functions, values) -> what a `UserOperator` returns
     """
 
     m: Any
@@ -43,6 +44,7 @@ class Library:
     update: Callable[..., Any]
     sum_by: Callable[..., Any]
     noise: Callable[..., Any]
+    user: Callable[..., Any]
 
 
 def _custom(d: Any) -> Callable[..., Any]:
@@ -83,6 +85,7 @@ OURS: Final = Library(
     update=hf.dynamic_update_slice,
     sum_by=hf.segment_sum,
     noise=_noise(hf.random, hf),
+    user=lambda operator, functions, values: operator(functions, values),
 )
 
 
@@ -142,6 +145,10 @@ class _Jax:
         return carry, ys, count
 
 
+def _not_theirs(operator: Any, *_: Any) -> Any:
+    raise NotImplementedError(f"{operator} is no operator of JAX's")
+
+
 def theirs() -> Library:
     """JAX; the module that asks is skipped where it is missing."""
     jax = load("jax")
@@ -161,6 +168,7 @@ def theirs() -> Library:
         update=lax.dynamic_update_slice,
         sum_by=jax.ops.segment_sum,
         noise=_noise(jax.random, jax.numpy),
+        user=_not_theirs,
     )
 
 

@@ -7,8 +7,10 @@ A test that is parametrised by `MEANINGS` states a fact of each of them:
         agree(run(lambda x: hf.cond(True, hf.sin, hf.cos, (x,)), x), np.sin(x))
 """
 
+import functools
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, Final, NamedTuple
@@ -19,7 +21,7 @@ import hopflow
 from hopflow import pytree
 from hopflow.compiler.pipeline import lower
 from hopflow.config import config
-from hopflow.errors import ArgumentTypeError, ArgumentValueError
+from hopflow.errors import ArgumentTypeError, ArgumentValueError, HopflowError
 from hopflow.graph.verifier import verify
 from hopflow.hops.base import debug, interpreted
 from hopflow.jit import jit
@@ -249,12 +251,89 @@ def run_checked(f: Run, *args: Any) -> Any:
         config.check_bounds = before
 
 
+def run_resized(f: Run, *args: Any) -> Any:
+    """Compiled for all sizes when it is called at others, and then called: all of its
+    memory lies between closed pages, and what goes beside it ends the process."""
+    before, config.guard_pages = config.guard_pages, True
+    try:
+        jitted = jit(f, dynamic=True)
+        with suppress(HopflowError, ArithmeticError):  # there may be no others
+            jitted(*map(_resized, args))
+        return jitted(*args)
+    finally:
+        config.guard_pages = before
+
+
+def run_rebound_reads(f: Run, *args: Any) -> Any:
+    """Compiled as a function of nothing, which reads the arguments of `f` from outside:
+    called when other tensors are there, and again when those are."""
+    outside = _reader(len(args))(f)
+    jitted = jit(outside.call)
+    for others in (map(_resized, args), map(_changed, args)):
+        outside.rebind(*others)
+        with suppress(HopflowError, ArithmeticError):  # they may be too large for it
+            jitted()
+    outside.rebind(*args)
+    return jitted()
+
+
+READERS: Final = """
+class Holder: pass
+
+def outside(f):
+    holder, table = Holder(), {{}}
+    {cells} = {nothing}
+
+    def call():
+        return f({reads})
+
+    def rebind({parameters}):
+        global {globals}
+        nonlocal {cells}
+        {writes}
+
+    holder.call, holder.rebind = call, rebind
+    return holder
+"""
+
+
+@functools.cache
+def _reader(count: int) -> Callable[[Run], Any]:
+    """A function that makes an object of two: `call()`, which hands `f` what it reads
+    from a global, a cell, an attribute, an item of a dict, in turn; and `rebind`."""
+    where = ["global{}", "cell{}", "holder.x{}", "table[{}]"]
+    places = [where[k % len(where)].format(k) for k in range(max(count, 2))]
+    text = READERS.format(
+        cells=", ".join(p for p in places if p.startswith("cell")),
+        globals=", ".join(p for p in places if p.startswith("global")),
+        nothing=", ".join("None" for p in places if p.startswith("cell")),
+        reads=", ".join(places[:count]),
+        parameters=", ".join(f"x{k}" for k in range(count)),
+        writes="; ".join(f"{places[k]} = x{k}" for k in range(count)) or "pass",
+    )
+    names: dict[str, Any] = {}
+    exec(compile(text, "<program>", "exec"), names)
+    return names["outside"]  # type: ignore[no-any-return]
+
+
+def _changed(x: Any) -> Any:
+    """A tensor of the same type, with other elements."""
+    return hopflow.asarray(np.asarray(x) != 1, dtype=x.dtype)
+
+
+def _resized(x: Any) -> Any:
+    """A tensor that is longer along each axis, but those of one element or none."""
+    shape = [n + 1 if n > 1 else n for n in x.shape]
+    return hopflow.asarray(np.resize(np.asarray(x), shape))
+
+
 def scheduled(f: Run, *args: Any) -> tuple[LoopProgram, list[Any]]:
     """A function as a program of the Loop IR, and the arrays that it reads."""
     jitted = jit(f)
     jitted(*args)
     _, program = lower(jitted.graph)
-    captured = jitted._present.compiled.captured
+    captured = jitted._present.find_captured(args)
+    assert captured is not None
     return program, [np.asarray(a) for a in (*args, *captured)]
 
 
@@ -280,7 +359,8 @@ def run_jax(make: Callable[[Any], Run], arguments: Sequence[Any]) -> Any:
 
 def in_jax(program: Program) -> bool:
     """Whether JAX defines the answer."""
-    return not (program.writes or program.sizes_of_data or missing("jax"))
+    is_ours = program.writes or program.sizes_of_data or program.operators
+    return not (is_ours or missing("jax"))
 
 
 for _meaning in (
@@ -302,7 +382,9 @@ for _meaning in (
     ProgramMeaning("jit", in_ours(with_threads(1))),
     ProgramMeaning("jit, 2 threads", in_ours(with_threads(2))),
     ProgramMeaning("jit, bounds checked", in_ours(run_checked)),
+    ProgramMeaning("jit, rebound reads", in_ours(run_rebound_reads)),
     ProgramMeaning("dynamic", in_ours(run_dynamic)),
+    ProgramMeaning("dynamic, other sizes first", in_ours(run_resized)),
     # It has no transpose of some of its own primitives.
     ProgramMeaning(
         "jax", run_jax, when=in_jax, stops=False, lacks=(NotImplementedError,)

@@ -7,26 +7,32 @@ with MUTANTS["swapped carry"].planted():
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import prod
 from types import MappingProxyType
 from typing import Any, Final
 
+import numpy as np
+
 from hopflow import dtypes
-from hopflow.autograd import recorded, rules
+from hopflow.autograd import operators, recorded, rules
 from hopflow.batching import graphs
-from hopflow.compiler import pipeline
+from hopflow.compiler import entry_sizes, pipeline
 from hopflow.compiler.llvm.vector import VectorLoop
 from hopflow.compiler.passes import PASSES
 from hopflow.config import config
 from hopflow.dtypes import DType
 from hopflow.graph.core import Graph, Var
+from hopflow.graph.types import Shape, TensorType, same_size
 from hopflow.hops import bodies, invoke_subgraph
 from hopflow.hops.scan import Scan
 from hopflow.loop_ir import interpreter
-from hopflow.loop_ir.nest import For
-from hopflow.ops import opdef
+from hopflow.loop_ir.nest import For, Program
+from hopflow.ops import opdef, views
 from hopflow.ops.manipulation import roll
 from hopflow.ops.opdef import OPERATIONS
-from hopflow.symbolic.size import Symbol
+from hopflow.symbolic.size import Symbol, evaluate
+from hopflow.symbolic.terms import OPERATIONS as OPERATIONS_OF_SIZES
+from hopflow.trace.outside import guard
 from hopflow.trace.tracer import Tracer
 from hopflow.zeros import unbroadcast
 
@@ -104,14 +110,16 @@ def _with_pass(change: Callable[[Graph], None]) -> Callable[[], Patches]:
 
 
 def _swap_carry(graph: Graph) -> None:
-    """Two leaves of a carry change places."""
+    """Two leaves of a carry change places; never a counter, which ends its loop."""
     for node in graph.nodes:
         if node.op is not None and node.op.name == "while_loop":
             body = node.params["body"]
-            first, *rest = body.outputs
-            for k, other in enumerate(rest, 1):
-                if other.type == first.type and other is not first:
-                    body.outputs = (other, *rest[: k - 1], first, *rest[k:])
+            outputs = list(body.outputs)
+            first = int(outputs[0].type == TensorType(dtypes.int64))
+            for k, other in enumerate(outputs[first:], first):
+                if other.type == outputs[first].type and other is not outputs[first]:
+                    outputs[first], outputs[k] = other, outputs[first]
+                    body.outputs = tuple(outputs)
                     break
 
 
@@ -137,7 +145,13 @@ def _stale_cache() -> Patches:
 
 
 def _mask_slip() -> Patches:
-    right = VectorLoop._mask
+    right, right_one_by_one = VectorLoop._mask, VectorLoop._one_by_one
+
+    def one_by_one(self: VectorLoop, whole: str, stop: str) -> None:
+        """The same where the target has no masks."""
+        is_known = not (whole.startswith("%") or stop.startswith("%"))
+        is_short = is_known and int(stop) - int(whole) > 2
+        right_one_by_one(self, whole, str(int(stop) - 1) if is_short else stop)
 
     def mask(self: VectorLoop, position: str, stop: str) -> str:
         """Without the last lane; never of one lane alone, see `VectorLoop._rest`."""
@@ -147,7 +161,11 @@ def _mask_slip() -> Patches:
         return right(self, position, str(int(stop) - (lanes > 2)))
 
     # What is not written holds what poisoned memory does: the same in each run.
-    return [(VectorLoop, "_mask", mask), (config, "guard_pages", True)]
+    return [
+        (VectorLoop, "_mask", mask),
+        (VectorLoop, "_one_by_one", one_by_one),
+        (config, "guard_pages", True),
+    ]
 
 
 def _idle_lane() -> Patches:
@@ -162,6 +180,39 @@ def _idle_lane() -> Patches:
     return [(interpreter._Interpreter, "_gang", gang)]
 
 
+def _of_two_minds() -> Patches:
+    right = entry_sizes.call_sizes
+
+    def call_sizes(graph: Graph, program: Program, shapes: Any) -> Any:
+        """What the program is told of sizes is computed in 64 bits, and in floats by
+        logarithms; the shapes of results are exact."""
+        exact = right(graph, program, shapes)
+
+        def sizes(*values: int) -> Any:
+            _, found = exact(*values)
+            known = dict(zip(program.symbols, map(np.int64, values), strict=True))
+            told = [
+                evaluate(d.size, known.__getitem__, np.int64, _WRAPPED)
+                for d in program.derived
+            ]
+            return tuple(map(int, told)), found
+
+        return sizes
+
+    return [(pipeline, "call_sizes", call_sizes)]
+
+
+def _power(x: Any, y: Any) -> Any:
+    return np.exp(y * np.log(np.float64(x)))
+
+
+_WRAPPED: Final[Mapping[str, Callable[..., Any]]] = {
+    **OPERATIONS_OF_SIZES,
+    "floor": lambda x: np.int64(np.floor(x)),
+    "**.": _power,
+}
+
+
 # --- faults of traces -----------------------------------------------------------------
 
 
@@ -174,6 +225,23 @@ def _lost_symbol() -> Patches:
         return right(self, wanted) if first is None else self.symbols.get(wanted, first)
 
     return [(Tracer, "symbol", symbol)]
+
+
+def _stale_reads() -> Patches:
+    right = guard._Writer.function
+
+    def function(self: guard._Writer) -> guard.Find:
+        """What finds the tensors of outside that were there in the first call."""
+        find, first = right(self), list[list[Any]]()
+
+        def found(leaves: Sequence[Any]) -> list[Any] | None:
+            tensors = find(leaves)
+            first.extend([tensors] if tensors is not None and not first else [])
+            return None if tensors is None else first[0]
+
+        return found
+
+    return [(guard._Writer, "function", function)]
 
 
 def _promotion() -> Patches:
@@ -221,11 +289,35 @@ def _transpose() -> Patches:
     ]
 
 
+def _symbols_of_another() -> Patches:
+    """Residuals of one region keep the symbols of that region in all the others."""
+    return [(operators._Residual, "type_in", lambda self, *_: self.type)]
+
+
+def _one_name_each() -> Patches:
+    right = views.reshape_groups
+
+    def reshape_groups(new: Shape, old: Shape) -> Any:
+        """Without axes of one size that has two names."""
+        return [
+            (news, olds)
+            for news, olds in right(new, old)
+            if same_size(prod(new[a] for a in news), prod(old[a] for a in olds))
+        ]
+
+    return [(views, "reshape_groups", reshape_groups)]
+
+
 MUTANTS: Final[dict[str, Mutant]] = {
     "wrong transpose": Mutant(_transpose, ["jax"], ["grad"], "smooth"),
     "swapped carry": Mutant(_with_pass(_swap_carry), ["jit"]),
     # The operators of one program are kernels of their own in "native".
     "stale cache": Mutant(_stale_cache, ["jit", "native"], options={"size": 3}),
+    "sizes of two minds": Mutant(
+        _of_two_minds,
+        ["dynamic, other sizes first"],
+        options={"weights": {"sized": 6}},
+    ),
     "missing lift": Mutant(_with_pass(_lift_wrongly), ["jit"]),
     "off by one in a reverse scan": Mutant(_reverse_scan, ["debug"]),
     "aliasing slip": Mutant(
@@ -236,6 +328,20 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "mask slip": Mutant(_mask_slip, ["jit"]),
     "mask slip in a gang": Mutant(_idle_lane, ["loop ir, gangs and gpu"]),
     "unsummed broadcast": Mutant(_unsummed, ["jax"], ["grad"], "smooth"),
+    "symbols of another region": Mutant(
+        _symbols_of_another,
+        ["dynamic"],
+        ["grad of vmap"],
+        "smooth",
+        {"size": 3, "depth": 1},
+    ),
+    "stale reads": Mutant(_stale_reads, ["jit, rebound reads"]),
     "lost symbol": Mutant(_lost_symbol, ["symbolic"]),
+    "one name for a size": Mutant(
+        _one_name_each,
+        ["dynamic"],
+        ["longer vmap"],
+        options={"size": 3, "depth": 1},
+    ),
     "wrong promotion": Mutant(_promotion, ["eager"]),
 }

@@ -14,6 +14,8 @@ import numpy as np
 import hopflow
 from hopflow import pytree
 from hopflow.agreement import Rounding
+from hopflow.bind import using
+from hopflow.compiler.compared import Rounded
 from hopflow.dtypes import as_dtype
 
 __all__ = ["Plain"]
@@ -37,7 +39,9 @@ def common(arrays: Sequence[Array]) -> np.dtype[Any]:
     """The dtype to calculate in: floats win over integers, whatever their widths."""
     floats = {a.dtype for a in arrays if as_dtype(a.dtype).is_float}
     if not floats:
-        return np.result_type(*arrays)
+        dtype = np.result_type(*arrays)
+        # What uint64 and signed integers have in common is JAX's weakest float.
+        return np.dtype(np.float32) if dtype.kind == "f" else dtype
     if floats == {BFLOAT16, np.dtype(np.float16)}:
         return np.dtype(np.float32)
     return max(floats, key=lambda d: d.itemsize)
@@ -92,9 +96,13 @@ class Plain:
     def astype(self, x: Array, dtype: Any) -> Array:
         to = as_dtype(dtype)
         if to.is_integer and as_dtype(x.dtype).is_float:
-            # What is too large for an integer is the largest one, as in JAX.
-            ends = np.iinfo(to.dtype)
-            x = np.clip(x.astype(np.float64), float(ends.min), float(ends.max))
+            # What is too large for an integer is the largest one, as in JAX, and NaN 0.
+            ends, wide = np.iinfo(to.dtype), x.astype(np.float64)
+            inside = (wide > ends.min) & (wide < ends.max)
+            found = np.where(inside, wide, 0.0).astype(to.dtype)
+            found = np.where(wide <= ends.min, to.dtype.type(ends.min), found)
+            found = np.where(wide >= ends.max, to.dtype.type(ends.max), found)
+            return self._result(found)
         return self._result(x.astype(to.dtype))
 
     def copy(self, x: Array) -> Array:
@@ -222,6 +230,24 @@ class Plain:
     def checkpoint(self, f: Function, *, policy: Any = None) -> Function:
         del policy
         return lambda *args: own(f(*args))
+
+    def user_operator(self, call: Function) -> Function:
+        """An operator of the user's: its own meaning in plain Python, by `hf.debug`."""
+
+        def among_tensors(f: Any) -> Any:
+            if not callable(f):
+                return hopflow.asarray(f)
+            return lambda *given: pytree.tree_map(
+                hopflow.asarray, f(*pytree.tree_map(np.array, given))
+            )
+
+        def run(*args: Any) -> Any:
+            given = list(map(among_tensors, args))
+            with using(Rounded(self.rounding)), hopflow.debug():
+                found = call(*given)
+            return pytree.tree_map(np.array, found)
+
+        return run
 
     def custom_jvp(self, f: Function) -> Any:
         return _Custom(f)

@@ -19,8 +19,21 @@ import numpy as np
 import hopflow
 from hopflow import pytree
 from hopflow.dtypes import DType, as_dtype
+from hopflow.testing.user_operators import UserOperator
 
-__all__ = ["Argument", "Body", "Name", "Program", "Size", "Statement", "bodies", "walk"]
+__all__ = [
+    "SIZE_OPERATORS",
+    "Argument",
+    "Body",
+    "ComputedSize",
+    "Name",
+    "Program",
+    "Size",
+    "Statement",
+    "bodies",
+    "repeated_values",
+    "walk",
+]
 
 Tree: TypeAlias = Any
 """Names within tuples, lists, dicts and `None`."""
@@ -75,12 +88,24 @@ class Size:
     axis: int | None = None
 
 
+SIZE_OPERATORS: Final = frozenset(["+", "-", "*", "//", "%", "**", "/", "floor"])
+"""What a `ComputedSize` may do; `floor` is of one operand, the others of two."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedSize:
+    """Arithmetic on lengths of axes: its operands are such, `Size`s and numbers."""
+
+    operator: str
+    operands: tuple[Any, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Statement:
     """One call.
 
     target      the names of its results
-    operation   of `FUNCTIONS`, `OPERATORS` or `SPECIAL`
+    operation   of `FUNCTIONS`, `OPERATORS` or `SPECIAL`, or a name of `operators`
     args        names, sizes, bodies, dtypes, and what Python has of numbers, slices...
     types       of the results: "f64[3, 2]"
     """
@@ -118,17 +143,24 @@ class Program:
     """A function with the arguments that it is for.
 
     main        its parameters are the names of the arguments
-    exact       its floats are small whole numbers, so that every order of a sum gives
-                the same bits
+    exact       all meanings give the same bits
+    signed      the signs of zeros are among those bits
+    operators   of the user's, by name
     """
 
     arguments: tuple[Argument, ...]
     main: Body
     exact: bool = False
+    signed: bool = False
+    operators: Mapping[str, UserOperator] = field(default_factory=dict)
 
     def function(self, library: Any = hopflow) -> Any:
-        """The program in `library`, which has our names."""
-        names: dict[str, Any] = {"hf": library}
+        """The program in `library`, which has our names; `user_operator` among them, if
+        an operator of the user's is another function there."""
+        names: dict[str, Any] = {"hf": library, "math": math}
+        if self.operators:
+            own = getattr(library, "user_operator", lambda call: call)
+            names |= {name: own(x.call) for name, x in self.operators.items()}
         exec(self.main.code, names)
         return names[self.main.name]
 
@@ -145,16 +177,19 @@ class Program:
         given = [f"{a.name} = {_array(a.value)}" for a in self.arguments]
         names = ", ".join(a.name for a in self.arguments)
         call = f"{self.main.name}({names})"
+        function = self.source(infix=True)
         return "\n".join(
             [
+                *["import math", ""] * ("math." in function),
                 "import numpy as np",
                 "",
                 "import hopflow as hf",
+                *(_import(operator) for operator in self.operators.values()),
                 "",
                 *given,
                 "",
                 "",
-                self.source(infix=True),
+                function,
                 "",
                 f"print({call})",
                 "with hf.debug():",
@@ -188,10 +223,25 @@ class Program:
         return [s.operation for s in walk(self.main)]
 
 
+def _import(operator: UserOperator) -> str:
+    if operator.home is None:
+        return f"# Define `{operator.name}` here: your operator `{operator}`."
+    return f"from {operator.home} import {operator} as {operator.name}"
+
+
 def bodies(statement: Statement) -> list[Body]:
     """The functions that a statement is given."""
     found, _ = pytree.flatten((statement.args, dict(statement.options)))
     return [x for x in found if isinstance(x, Body)]
+
+
+def repeated_values(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
+    """The few values that a large array repeats; None: it does not."""
+    flat = x.ravel()
+    for count in range(1, 64 if flat.size > 200 else 0):
+        if np.array_equal(flat[count:], flat[:-count]):
+            return flat[:count]
+    return None
 
 
 def walk(body: Body) -> Iterator[Statement]:
@@ -285,6 +335,8 @@ def _call(s: Statement, args: list[str], infix: bool) -> tuple[list[str], str]:
             lines = [f"own_{function} = hf.custom_vjp({function})"]
             lines += [f"own_{function}.defvjp({forward}, {backward})"]
             return lines, f"own_{function}({', '.join(rest)})"
+    if s.operation not in FUNCTIONS | OPERATORS:  # the user's
+        return [], f"{s.operation}({', '.join(args)})"
     if infix and _reads_as_infix(s):
         return [], f" {INFIX[s.operation]} ".join(args)
     return [], f"hf.{s.operation}({', '.join([*args, *options])})"
@@ -308,6 +360,10 @@ def expression(x: Any) -> str:
             return f"{of}.shape"
         case Size(of, axis):
             return f"{of}.shape[{axis}]"
+        case ComputedSize("floor", (operand,)):
+            return f"math.floor({expression(operand)})"
+        case ComputedSize(operator, (left, right)):
+            return f"({expression(left)} {operator} {expression(right)})"
         case Body():
             return x.name
         case DType():
@@ -337,7 +393,7 @@ def _entry(i: Any) -> str:
     match i:
         case slice():
             step = f":{i.step}" if i.step is not None else ""
-            ends = ("" if e is None else str(e) for e in (i.start, i.stop))
+            ends = ("" if e is None else expression(e) for e in (i.start, i.stop))
             return ":".join(ends) + step
         case _ if i is ...:
             return "..."
@@ -347,8 +403,12 @@ def _entry(i: Any) -> str:
 def _array(x: np.ndarray[Any, Any]) -> str:
     dtype = as_dtype(x.dtype)
     is_own = dtype.name == "bfloat16"  # of which NumPy's text knows nothing
-    values = str((x.astype(np.float64) if is_own else x).tolist())
+    wide = x.astype(np.float64) if is_own else x
+    repeated = repeated_values(wide)
+    values = str((wide if repeated is None else repeated).tolist())
     values = values.replace("nan", "np.nan").replace("inf", "np.inf")
     shape = f".reshape{x.shape}" if x.size == 0 and x.ndim > 1 else ""
     made = f'np.array({values}, "{"float64" if is_own else dtype.name}"){shape}'
+    if repeated is not None:
+        made = f"np.resize({made}, {x.shape})"
     return f"hf.asarray({made}{', dtype=hf.bfloat16' if is_own else ''})"

@@ -8,7 +8,7 @@ program than its names.
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -20,14 +20,18 @@ from hopflow.hops.while_loop import REVERSE_MODES, Checkpoint
 from hopflow.testing.program import (
     FUNCTIONS,
     OPERATORS,
+    SIZE_OPERATORS,
     SPECIAL,
     Argument,
     Body,
+    ComputedSize,
     Name,
     Program,
     Size,
     Statement,
+    repeated_values,
 )
+from hopflow.testing.user_operators import UserOperator, as_user_operator
 from hopflow.trace.dims import Dim
 
 __all__ = ["from_text", "to_text"]
@@ -55,22 +59,26 @@ RESULTS: Final = {"set": 0, "subtract_from": 0}
 
 def to_text(program: Program) -> str:
     """The program as text, for `from_text`."""
-    arguments = [
-        {
-            "name": a.name,
-            "dtype": as_dtype(a.value.dtype).name,
-            "shape": list(a.value.shape),
-            "values": a.value.astype(_listed(a.value.dtype)).ravel().tolist(),
-        }
-        for a in program.arguments
-    ]
     tree = {
         "hopflow program": VERSION,
         "exact": program.exact,
-        "arguments": arguments,
+        **({"signed": True} if program.signed else {}),
+        "arguments": [_argument(a) for a in program.arguments],
         "main": _body(program.main),
     }
     return json.dumps(tree, indent=1)
+
+
+def _argument(a: Argument) -> dict[str, Any]:
+    """An argument: a large one that repeats a few values has those alone."""
+    repeated = repeated_values(a.value)
+    values = a.value.ravel() if repeated is None else repeated
+    return {
+        "name": a.name,
+        "dtype": as_dtype(a.value.dtype).name,
+        "shape": list(a.value.shape),
+        "values": values.astype(_listed(a.value.dtype)).tolist(),
+    }
 
 
 def _listed(dtype: Any) -> Any:
@@ -103,6 +111,8 @@ def _part(x: Any) -> Any:
             return {"name": x.name}
         case Size(of, axis):
             return {"shape": of, "axis": axis}
+        case ComputedSize(operator, operands):
+            return {"computed": operator, "of": [_part(e) for e in operands]}
         case Body():
             return {"body": _body(x)}
         case DType():
@@ -114,7 +124,7 @@ def _part(x: Any) -> Any:
         case dict():
             return {"dict": [[k, _part(v)] for k, v in x.items()]}
         case slice():
-            return {"slice": [x.start, x.stop, x.step]}
+            return {"slice": [_part(e) for e in (x.start, x.stop, x.step)]}
         case Checkpoint(count):
             return {"checkpoint": count}
         case Dim():
@@ -125,15 +135,21 @@ def _part(x: Any) -> Any:
 # --- reading --------------------------------------------------------------------------
 
 
-def from_text(text: str) -> Program:
+def from_text(text: str, operators: Sequence[Any] = ()) -> Program:
     """The program that `to_text` wrote.
 
+    Args:
+        operators: Those of your own that the program was drawn with; see `programs`.
+
     Raises:
-        ProgramFormatError: the text is none of that, or is no program.
+        ProgramFormatError: the text is none of that, or is no program, or has an
+            operator that is not given.
+        ArgumentTypeError, ArgumentValueError: see `programs`.
     """
+    own = {x.name: x for x in map(as_user_operator, operators)}
     try:
         _need(len(text) <= LONGEST, f"it has more than {LONGEST} characters")
-        return _Reader().program(json.loads(text))
+        return _Reader(own).program(json.loads(text))
     except ProgramFormatError:
         raise
     except RecursionError:
@@ -157,12 +173,16 @@ def _need(holds: bool, what: str) -> None:
 class _Reader:
     """Reads a program, and knows which names there are."""
 
-    def __init__(self) -> None:
+    def __init__(self, operators: Mapping[str, UserOperator]) -> None:
+        self.operators = operators
+        self.used: dict[str, UserOperator] = {}
         self.known: dict[str, None] = {}  # in the order in which they were made
         self.made: set[str] = set()
         self.depth = 0
 
     def program(self, tree: Any) -> Program:
+        signed = type(tree) is dict and tree.pop("signed", False)
+        _need(type(signed) is bool, "`signed` is no bool")
         _keys(tree, "hopflow program", "exact", "arguments", "main")
         _need(tree["hopflow program"] == VERSION, f"its version is not {VERSION}")
         _need(type(tree["exact"]) is bool, "`exact` is no bool")
@@ -170,7 +190,7 @@ class _Reader:
         main = self.body(tree["main"], main=True)
         names = tuple(Name(a.name) for a in arguments)
         _need(main.parameters == names, "its parameters are not its arguments")
-        return Program(arguments, main, tree["exact"])
+        return Program(arguments, main, tree["exact"], signed, self.used)
 
     def argument(self, tree: Any) -> Argument:
         _keys(tree, "name", "dtype", "shape", "values")
@@ -178,12 +198,14 @@ class _Reader:
         _need(all(type(n) is int and n >= 0 for n in shape), "a shape is no shape")
         _need(math.prod(shape) <= LARGEST, "an argument is too large")
         values = _list(tree["values"])
-        _need(len(values) == math.prod(shape), "values do not fit a shape")
+        count = math.prod(shape)
+        is_repeated = 0 < len(values) < 64 and count > 200
+        _need(is_repeated or len(values) == count, "values do not fit a shape")
         _need(type(tree["dtype"]) is str, "a dtype is no name")
         dtype = as_dtype(tree["dtype"])
         kind = bool if dtype.kind == "b" else float if dtype.is_float else int
         _need(all(type(v) is kind for v in values), "values do not fit a dtype")
-        found = np.array(values, dtype.dtype).reshape(shape)
+        found = np.resize(np.array(values, dtype.dtype), shape)
         return Argument(_name(tree["name"]), found)
 
     def body(self, tree: Any, *, main: bool = False) -> Body:
@@ -202,8 +224,13 @@ class _Reader:
     def statement(self, tree: Any) -> Statement:
         _keys(tree, "target", "operation", "args", "options", "types")
         operation = tree["operation"]
-        known = FUNCTIONS | OPERATORS | SPECIAL
-        _need(type(operation) is str and operation in known, "an unknown operation")
+        known = FUNCTIONS | OPERATORS | SPECIAL | self.operators.keys()
+        _need(
+            type(operation) is str and operation in known,
+            "it has an unknown operation (of your own ones, give `operators`)",
+        )
+        if operation in self.operators:
+            self.used[operation] = self.operators[operation]
         args = tuple(self.part(a) for a in _list(tree["args"]))
         _need(type(tree["options"]) is dict, "options are no object")
         options = {k: self.option(k, v) for k, v in tree["options"].items()}
@@ -221,6 +248,10 @@ class _Reader:
         _need(len(args) >= least.get(operation, 1), "arguments are missing")
         if operation in ("checkpoint", "custom_jvp", "custom_vjp"):
             _need(isinstance(args[0], Body | Name), "a function is missing")
+        if operation in self.used:
+            wanted = self.used[operation].functions
+            found = tuple([isinstance(a, Body) for a in args])
+            _need(found == wanted and not options, f"a wrong call of {operation}")
         return Statement(target, operation, args, options, types)
 
     def option(self, name: str, tree: Any) -> Any:
@@ -273,13 +304,16 @@ class _Reader:
             case {"shape": of, "axis": axis}:
                 _need(axis is None or type(axis) is int, "an axis is no number")
                 return Size(self.old(of), axis)
+            case {"computed": operator, "of": operands}:
+                return self.computed(operator, operands)
             case {"body": body}:
                 return self.body(body)
             case {"dtype": str(dtype)}:
                 return as_dtype(dtype)
             case {"slice": [start, stop, step]}:
-                ends = (start, stop, step)
-                _need(all(type(e) in (int, type(None)) for e in ends), "a wrong slice")
+                ends = [self.part(e) for e in (start, stop, step)]
+                kinds = (int, type(None), Size, ComputedSize)
+                _need(all(type(e) in kinds for e in ends), "a wrong slice")
                 return slice(*ends)
             case {"ellipsis": True}:
                 return ...
@@ -288,6 +322,18 @@ class _Reader:
             case {"dim": str(dim)}:
                 return Dim(dim)
         raise _wrong("a part of a statement is of no known kind")
+
+    def computed(self, operator: Any, operands: Any) -> ComputedSize:
+        """Arithmetic on lengths."""
+        _need(type(operator) is str and operator in SIZE_OPERATORS, "a wrong operator")
+        found = tuple(self.part(e) for e in _list(operands))
+        _need(len(found) == (1 if operator == "floor" else 2), "operands are missing")
+        for e in found:
+            is_length = isinstance(e, ComputedSize) or (
+                isinstance(e, Size) and e.axis is not None
+            )
+            _need(is_length or type(e) in (int, float), "an operand is no length")
+        return ComputedSize(operator, found)
 
 
 def _keys(tree: Any, *names: str) -> None:

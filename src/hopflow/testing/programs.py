@@ -9,8 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from hopflow import pytree
+from hopflow.dtypes import DType
 from hopflow.hops.while_loop import Checkpoint
 from hopflow.testing.libraries import LONGEST, OURS, Library
+from hopflow.testing.user_operators import UserOperator
 from hopflow.trace.dims import Dim
 
 __all__ = [
@@ -20,19 +22,18 @@ __all__ = [
     "Pool",
     "Step",
     "axis",
-    "broadcasts",
     "run",
     "write",
 ]
 
 Step: TypeAlias = tuple[Any, ...]
-"""`(kind, numbers, *bodies)`: what to do, which values with, and steps of its own."""
+"""`(kind, numbers, *bodies)`: what to do, which values with, and steps of its own. The
+kind is a name, or a `UserOperator`."""
 
 Operation: TypeAlias = Callable[..., Any]
 """`(pool, a, b, c, d) -> value`."""
 
-LARGEST: Final = 130
-"""Elements in a value; some values are in registers, and some in memory."""
+MOST_AXES: Final = 5
 
 
 class Pool:
@@ -41,16 +42,26 @@ class Pool:
     owned       those that this program made and may write to
     threshold   what conditions compare with
     enough      the sum at which loops stop
-    exact       whether floats are small whole numbers
+    exact       whether all meanings give the same bits
+    signed      whether the signs of zeros are among those bits
     in_range    whether each index is one of an element that there is
+    largest     elements in a value; some values are in registers, and some in memory
     operations  what a step may do, beside the operators
+    dtypes, shapes  of the arguments
     """
 
     threshold: float = 0
     enough: float = 300
     exact: bool = False
+    signed: bool = False
     in_range: bool = True
+    largest: int = 130
     operations: Mapping[str, Operation]
+    dtypes: Sequence[str]
+    shapes: Sequence[tuple[int, ...]] = (
+        *((), (3,), (4, 3), (2, 3), (0,), (5,), (2, 1, 3), (20,)),
+        *((2, 1, 2, 3), (1, 2, 1, 3, 2)),
+    )
 
     def __init__(
         self, values: Sequence[Any], owned: Sequence[Any] = (), lib: Library = OURS
@@ -79,12 +90,21 @@ class Pool:
         """A value to calculate with."""
         raise NotImplementedError
 
+    @classmethod
+    def argument(cls, dtype: DType, shape: tuple[int, ...], seed: int) -> Any:
+        """An argument."""
+        raise NotImplementedError
+
+    def total(self, x: Any) -> Any:
+        """A number that all elements decide."""
+        return self.m.sum(self.number(x))
+
     # Values of the pool.
 
     def add(self, value: Any) -> None:
         if value is None:
             return
-        if value.ndim <= 3 and math.prod(value.shape) <= LARGEST:
+        if value.ndim <= MOST_AXES and math.prod(value.shape) <= self.largest:
             self.values.append(value)
 
     def pick(self, k: int) -> Any:
@@ -100,7 +120,16 @@ class Pool:
 
     def mate(self, k: int, x: Any) -> Any:
         """A value that broadcasts with `x`."""
-        return self.like(k, lambda v: broadcasts(v.shape, x.shape))
+        return self.like(k, lambda v: self.broadcasts(v.shape, x.shape))
+
+    def broadcasts(self, a: Sequence[Any], b: Sequence[Any]) -> bool:
+        """Whether shapes go together, to one that is not too large."""
+        short, long = sorted((tuple(a), tuple(b)), key=len)
+        short = (1,) * (len(long) - len(short)) + short
+        pairs = list(zip(short, long, strict=True))
+        if not all(m == n or 1 in (m, n) for m, n in pairs):
+            return False
+        return bool(math.prod(n if m == 1 else m for m, n in pairs) <= self.largest)
 
     def array(self, k: int) -> Any:
         """A value with an axis, and with elements."""
@@ -126,7 +155,7 @@ class Pool:
             if math.prod(x.shape) == math.prod(like.shape):
                 x = self.m.reshape(x, like.shape)
             else:
-                total = self.bounded(self.m.sum(self.number(x)))
+                total = self.bounded(self.total(x))
                 x = self.m.broadcast_to(total, like.shape)
         if like.dtype.kind == "b" and x.dtype.kind == "f":
             return x > self.threshold
@@ -137,16 +166,6 @@ class Pool:
     def settled(self, x: Any) -> Any:
         """What another dtype made of a value, as this kind of programs has it."""
         return self.bounded(x) if self.exact else x
-
-
-def broadcasts(a: Sequence[Any], b: Sequence[Any]) -> bool:
-    """Whether shapes go together, to one that is not too large."""
-    short, long = sorted((tuple(a), tuple(b)), key=len)
-    short = (1,) * (len(long) - len(short)) + short
-    pairs = list(zip(short, long, strict=True))
-    if not all(m == n or 1 in (m, n) for m, n in pairs):
-        return False
-    return bool(math.prod(n if m == 1 else m for m, n in pairs) <= LARGEST)
 
 
 # --- operations on arrays -------------------------------------------------------------
@@ -166,6 +185,8 @@ def _at(p: Pool, x: Any, i: Any) -> Any:
     """`i` as an index into the first axis; or one or two beyond."""
     if p.in_range:
         return p.m.remainder(i, x.shape[0])
+    if i.dtype.kind == "u":  # below 0 they are huge, of which NumPy makes -1 again
+        i = p.m.astype(i, p.m.int64)
     return p.m.remainder(i, x.shape[0] + 4) - 2
 
 
@@ -223,7 +244,7 @@ def _index(p: Pool, a: int, b: int, *_: int) -> Any:
 
 def _gather(p: Pool, a: int, b: int, *_: int) -> Any:
     x = p.array(a)
-    i = p.like(b, lambda v: v.dtype.kind == "i" and 1 <= v.ndim <= 2)
+    i = p.like(b, lambda v: v.dtype.kind in "iu" and 1 <= v.ndim <= 2)
     return x[_at(p, x, i)] if x.ndim and i.ndim else x
 
 
@@ -237,8 +258,52 @@ def _update(p: Pool, a: int, b: int, c: int, _: int) -> Any:
 
 def _sum_by(p: Pool, a: int, b: int, *_: int) -> Any:
     x = p.number(p.array(a))
-    i = p.like(b, lambda v: v.dtype.kind == "i" and v.shape == x.shape[:1])
+    i = p.like(b, lambda v: v.dtype.kind in "iu" and v.shape == x.shape[:1])
     return p.bounded(p.lib.sum_by(x, _at(p, x, i), x.shape[0])) if i.ndim else x
+
+
+SIZES: Final[list[Callable[[Any, Any, int], Any]]] = [
+    lambda n, _, d: n ** (24 + d) % 11,
+    lambda n, m, d: n**20 * m**20 // (n**19 * m**20) + d % 3,
+    lambda n, m, d: (n * m + d) // 3 % 12,
+    lambda n, _, d: math.floor((n * 25) ** (1 / 3)) + d % 2,
+    lambda n, m, d: math.floor((n + m) ** 0.5 + d % 4),
+    lambda n, m, d: math.floor(n**2 / (m + d)),
+    lambda n, m, d: (n - m - d) % 5,
+]
+"""Sizes of the lengths of two axes and a number, by way of integers that 64 bits do not
+hold, and of floats whose last bit decides what they are rounded to."""
+
+
+def _size(p: Pool, x: Any, b: int, c: int, d: int) -> Any:
+    """A small size that is computed of lengths of axes, of which there are some."""
+    y = p.array(b)
+    n = x.shape[b % x.ndim]
+    m = y.shape[c % y.ndim] if y.ndim else n
+    return SIZES[c % len(SIZES)](n, m, d) % 12
+
+
+def _sized(p: Pool, a: int, b: int, c: int, d: int) -> Any:
+    """A value of a size that is computed, or a loop of so many steps."""
+    x = p.array(a)
+    if x.ndim == 0:
+        return x
+    size = _size(p, x, b, c, d)
+    match d % 6:
+        case 0:
+            return p.m.full((size, 2), 1 + b, dtype=p.m.int64)
+        case 1:
+            total = p.bounded(p.total(x))
+            return p.m.broadcast_to(total, (2, size))
+        case 2:
+            return x[:size]
+        case 3:
+            return p.m.repeat(x, size, axis=c % x.ndim)
+        case 4:
+            return p.bounded(p.number(x) + size)
+        case _:
+            step = lambda _, v: (p.bounded(p.number(v) + 1),)  # noqa: E731
+            return p.lib.fori(0, size, step, (p.number(x),))[0]
 
 
 def _sort(p: Pool, a: int, b: int, *_: int) -> Any:
@@ -263,6 +328,7 @@ STRUCTURAL: Final[dict[str, Operation]] = {
     "update": _update,
     "sum_by": _sum_by,
     "sort": _sort,
+    "sized": _sized,
 }
 """Those that mean the same for all kinds of programs."""
 
@@ -359,7 +425,7 @@ def _fori(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
 def _while(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
     def test(n: Any, *carry: Any) -> Any:
         more = n > 0
-        few = p.m.sum(p.number(pytree.flatten(carry)[0][0])) < p.enough
+        few = p.total(pytree.flatten(carry)[0][0]) < p.enough
         return more & few if ns[1] % 2 else more
 
     def step(n: Any, *carry: Any) -> Any:
@@ -386,7 +452,7 @@ def _scan(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
         return _body(child, body, carry, ns[0] % 3), (x, child.pick(ns[3]))
 
     def until(carry: Any) -> Any:
-        return p.m.sum(p.number(pytree.flatten(carry)[0][0])) > p.threshold
+        return p.total(pytree.flatten(carry)[0][0]) > p.threshold
 
     xs = p.stack(ns[1])
     if xs.ndim == 0:
@@ -483,9 +549,32 @@ OPERATORS: Final[dict[str, Callable[..., Any]]] = {
 }
 
 
+def _user(
+    operator: UserOperator, p: Pool, ns: Sequence[int], *bodies: Sequence[Step]
+) -> Any:
+    """An operator of the user's, with tensors of one type."""
+
+    def function(body: Sequence[Step]) -> Callable[..., Any]:
+        def f(*given: Any) -> Any:
+            found = _body(p.child(given, writes=False), body, given, ns[0] % 3)
+            return found[0] if len(given) == 1 else found
+
+        return f
+
+    first = p.number(p.pick(ns[1]))
+    count = len(operator.functions) - operator.bodies - 1
+    others = [p.fitted(p.pick(ns[2] + k), first) for k in range(count)]
+    found = p.lib.user(operator, [function(b) for b in bodies], [first, *others])
+    return pytree.tree_map(p.bounded, found)
+
+
 def run(p: Pool, body: Sequence[Step]) -> None:
     """Do the steps, which add to the pool."""
     for kind, ns, *inner in body:
+        if isinstance(kind, UserOperator):
+            for value in pytree.flatten(_user(kind, p, ns, *inner))[0]:
+                p.add(value)
+            continue
         if kind in p.operations:
             p.add(p.operations[kind](p, *ns))
             continue

@@ -6,6 +6,8 @@ if those of NumPy are.
 """
 
 import inspect
+import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,18 +15,22 @@ import numpy as np
 
 from hopflow import dtypes, pytree
 from hopflow.dtypes import DType, as_dtype
+from hopflow.errors import HopflowError
 from hopflow.testing.libraries import Library
 from hopflow.testing.plain import Plain, own, row, zero_row
 from hopflow.testing.program import (
     Argument,
     Body,
+    ComputedSize,
     Name,
     Program,
     Size,
     Statement,
     bodies,
+    walk,
 )
 from hopflow.testing.programs import Pool, Step, run
+from hopflow.testing.user_operators import UserOperator
 
 __all__ = ["record"]
 
@@ -54,14 +60,58 @@ def record(
     results = tuple({v.name: Name(v.name) for v in wanted}.values())
     names = tuple(Name(a.name) for a in arguments)
     main = Body("program", names, tuple(recorder.statements), results)
-    return Program(tuple(arguments), _without_unused(main), kind.exact)
+    main = _without_unused(main)
+    used = {statement.operation for statement in walk(main)}
+    operators = {k: x for k, x in recorder.operators.items() if k in used}
+    return Program(tuple(arguments), main, kind.exact, kind.signed, operators)
 
 
-class Extent(int):
-    """The length of an axis, which knows of what."""
+def _computed(operator: str) -> Function:
+    """A method of lengths that computes with a sample, and notes what it computes."""
+    compute = _COMPUTE[operator]
 
-    of: str
-    axis: int
+    def method(self: Any, *others: Any) -> Any:
+        value = compute(_number(self), *map(_number, others))
+        made = Extent(value) if isinstance(value, int) else Ratio(value)
+        made.source = ComputedSize(operator, tuple(map(_names, (self, *others))))
+        return made
+
+    return method
+
+
+def _number(x: Any) -> Any:
+    return int(x) if isinstance(x, int) else float(x)
+
+
+_COMPUTE: dict[str, Function] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "//": operator.floordiv,
+    "%": operator.mod,
+    "**": operator.pow,
+    "/": operator.truediv,
+    "floor": math.floor,
+}
+
+
+class _Arithmetic:
+    """Lengths, and what is computed of them: `source` is how a program writes it."""
+
+    source: Size | ComputedSize
+
+    __add__, __sub__ = _computed("+"), _computed("-")
+    __mul__, __pow__ = _computed("*"), _computed("**")
+    __floordiv__, __mod__ = _computed("//"), _computed("%")
+    __truediv__, __floor__ = _computed("/"), _computed("floor")
+
+
+class Extent(_Arithmetic, int):
+    """The length of an axis, or an integer that is computed of such."""
+
+
+class Ratio(_Arithmetic, float):
+    """A float that is computed of lengths."""
 
 
 class Shape(tuple[int, ...]):
@@ -74,7 +124,7 @@ class Shape(tuple[int, ...]):
         if isinstance(k, slice):
             return length
         extent = Extent(length)
-        extent.of, extent.axis = self.of, k % len(self)
+        extent.source = Size(self.of, k % len(self))
         return extent
 
 
@@ -154,6 +204,7 @@ class Recorder:
     def __init__(self) -> None:
         self.statements: list[Statement] = []
         self.plain = Plain()
+        self.operators: dict[str, UserOperator] = {}
         self._count = 0
         self._known: dict[Function, tuple[Name, Any]] = {}  # by the function called
 
@@ -179,6 +230,7 @@ class Recorder:
             update=lambda *args: self.call("dynamic_update_slice", *args),
             sum_by=lambda *args: self.call("segment_sum", *args),
             noise=self.noise,
+            user=self.user,
         )
 
     # Statements.
@@ -250,6 +302,23 @@ class Recorder:
             function, sample = self.body("f", f, *_samples(operands))
             self._known[f] = Name(function.name), sample
         return self._result(sample, operation, (function, *operands), options)
+
+    def user(
+        self,
+        operator: UserOperator,
+        functions: Sequence[Function],
+        values: Sequence[Ref],
+    ) -> Any:
+        """A call of an operator of the user's; None if it refuses such types."""
+        try:
+            outline = operator.outline(_samples(values))
+        except HopflowError:
+            return None
+        self.operators[operator.name] = operator
+        pairs = zip(functions, outline.given, strict=True)
+        bodies = [self.body("f", f, *given)[0] for f, given in pairs]
+        given = tuple(operator.given(bodies, values))
+        return self._result(outline.results, operator.name, given, {})
 
     def cond(self, test: Ref, then: Function, other: Function) -> Any:
         (first, sample), (second, _) = (
@@ -356,8 +425,10 @@ def _names(x: Any) -> Any:
             return Name(x.name)
         case Shape():
             return Size(x.of)
-        case Extent():
-            return Size(x.of, x.axis)
+        case _Arithmetic():
+            return x.source
+        case slice():
+            return slice(*map(_names, (x.start, x.stop, x.step)))
         case tuple() | list():
             return type(x)(map(_names, x))
         case dict():
@@ -413,6 +484,8 @@ def _used(tree: Any) -> set[str]:
             found.add(x.name)
         elif isinstance(x, Size):
             found.add(x.of)
+        elif isinstance(x, ComputedSize):
+            found |= _used(x.operands)
         elif isinstance(x, slice):
             found |= _used([x.start, x.stop, x.step])
     return found

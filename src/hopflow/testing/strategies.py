@@ -1,16 +1,15 @@
 """What Hypothesis draws. It is imported late: the package does not depend on it."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
-
-import numpy as np
 
 from hopflow.dtypes import as_dtype
 from hopflow.errors import ArgumentTypeError, ArgumentValueError
-from hopflow.testing.arithmetic import Exact, Smooth
+from hopflow.testing.arithmetic import Exact, Large, Smooth, Special
 from hopflow.testing.program import Argument, Program
 from hopflow.testing.programs import OPERATORS, Pool
 from hopflow.testing.recorder import record
+from hopflow.testing.user_operators import UserOperator, as_user_operator
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -23,15 +22,11 @@ BRANCHES: Final = ("cond", "switch")
 
 BODIES: Final = ("fori", "while", "scan", "map", "subgraph", "checkpoint", "custom")
 
-KINDS: Final[dict[str, type[Pool]]] = {"exact": Exact, "smooth": Smooth}
-
-SHAPES: Final = ((), (3,), (4, 3), (2, 3), (0,), (5,), (2, 1, 3), (20,))
-
-DTYPES: Final[dict[str, Sequence[str]]] = {
-    "exact": (
-        "float64 float32 int64 int32 bool int8 uint8 float16 bfloat16 int16".split()
-    ),
-    "smooth": "float64 float64 float32 int64 bool".split(),
+KINDS: Final[dict[str, type[Pool]]] = {
+    "exact": Exact,
+    "large": Large,
+    "special": Special,
+    "smooth": Smooth,
 }
 
 
@@ -39,7 +34,7 @@ def steps(
     names: Sequence[str],
     depth: int,
     most: int = 7,
-    operators: Sequence[str] = (*BRANCHES, *BODIES),
+    operators: Sequence[str | UserOperator] = (*BRANCHES, *BODIES),
 ) -> "SearchStrategy[Any]":
     """Programs of `testing.programs`.
 
@@ -47,7 +42,7 @@ def steps(
         names: Of the operations; one that is named more often is drawn more often.
         depth: How many operators may be within each other.
         most: Steps of the program, and of a body that has operators in it.
-        operators: Which of them there may be, as `names`.
+        operators: Which of them there may be, as `names`; and of the user's.
     """
     from hypothesis import strategies as st
 
@@ -61,46 +56,40 @@ def steps(
         return st.lists(plain, max_size=4)
     inner = steps(names, depth - 1, most, operators)
     nested = st.sampled_from(operators).flatmap(
-        lambda name: st.tuples(
-            st.just(name), numbers, *[inner] * (2 if name in BRANCHES else 1)
-        )
+        lambda name: st.tuples(st.just(name), numbers, *[inner] * _bodies_of(name))
     )
     return st.lists(st.one_of(plain, plain, nested), max_size=most)
 
 
+def _bodies_of(operator: str | UserOperator) -> int:
+    if isinstance(operator, UserOperator):
+        return operator.bodies
+    return 2 if operator in BRANCHES else 1
+
+
 def arguments(
-    kind: str, dtypes: Sequence[str], most: int = 6
+    kind: type[Pool], dtypes: Sequence[str], most: int = 6
 ) -> "SearchStrategy[tuple[Argument, ...]]":
     """Arguments of programs."""
     from hypothesis import strategies as st
 
     one = st.tuples(
-        st.sampled_from(list(dtypes)), st.sampled_from(SHAPES), st.integers(0, 9)
+        st.sampled_from(list(dtypes)),
+        st.sampled_from(kind.shapes),
+        st.integers(0, 9),
     )
     return st.lists(one, min_size=1, max_size=most).map(
         lambda found: tuple(
-            Argument(f"x{k}", _values(kind, *each)) for k, each in enumerate(found)
+            Argument(f"x{k}", kind.argument(as_dtype(name), shape, seed))
+            for k, (name, shape, seed) in enumerate(found)
         )
     )
-
-
-def _values(kind: str, dtype: str, shape: tuple[int, ...], seed: int) -> Any:
-    """Numbers that differ, of a size that the kind of program keeps to."""
-    found = as_dtype(dtype)
-    count = int(np.prod(shape))
-    if found.kind == "f" and kind == "smooth":
-        values = np.sin(1.7 * np.arange(count) + seed + 1)
-    else:
-        spread = 5 if found.bits > 16 or found.kind != "f" else 2
-        values = (np.arange(count) * 3 + seed) % (2 * spread + 1) - spread
-        values = np.abs(values) if found.kind == "u" else values
-    return values.reshape(shape).astype(found.dtype)
 
 
 def programs(
     kind: str = "exact",
     *,
-    operators: Sequence[str] = (*BRANCHES, *BODIES),
+    operators: Sequence[str | Callable[..., Any]] = (*BRANCHES, *BODIES),
     operations: Sequence[str] | None = None,
     dtypes: Sequence[str] | None = None,
     depth: int = 2,
@@ -113,14 +102,20 @@ def programs(
 
     Args:
         kind: "exact": of small whole numbers, whose meanings agree in every bit.
-            "smooth": of floats, for derivatives.
+            "large": the same, of up to a million elements. "special": of NaN,
+            infinities, signed zeros, denormals and the ends of integers, in every bit
+            too. "smooth": of floats, for derivatives.
         operators: Of `OPERATORS`. "grow" and "chosen" have sizes that only the run
-            knows; "custom_vjp" has no forward mode.
+            knows; "custom_vjp" has no forward mode. And operators of your own, or
+            functions that call them: with tensors of one type, and functions of tensors
+            that return as many of the same types (`repeat(f, x)`). They must stop
+            whatever the functions do. Options have their defaults.
         operations: The functions of arrays; None: all of the kind.
         dtypes: Of the arguments.
         depth: How many operators may be within each other.
         size: Steps of the program, and of each body that has operators in it.
-        weights: How often an operator or operation is drawn, beside 1 of the others.
+        weights: How often an operator or operation is drawn, beside 1 of the others;
+            your own `repeat` is called `own_repeat` here, and in programs.
         mutation: Whether programs write to tensors.
         out_of_range: Whether indices may miss: what reads or writes there stops the
             program, with an `IndexError` that all meanings must raise, and sums by
@@ -128,9 +123,11 @@ def programs(
             to lie within in all programs.
 
     Raises:
-        ArgumentTypeError: what is to be a list of names is none.
+        ArgumentTypeError: what is to be a list of names is none, or has what is
+            neither a name nor a function.
         ArgumentValueError: there is nothing of such a name, or nothing to draw from; a
-            number is no whole one from 0 on; or "chosen" is to be out of range: its
+            number is no whole one from 0 on; an operator of your own cannot be called
+            so, or has the name of another one; or "chosen" is to be out of range: its
             loops may have no rows, of which nobody reads the types.
     """
     from hypothesis import strategies as st
@@ -142,16 +139,18 @@ def programs(
     found: type[Pool] = type(kind, (KINDS[kind],), {"in_range": not out_of_range})
     plain = [name for name in found.operations if name != "write"]
     wanted = plain if operations is None else operations
-    check_names("programs", "operators", operators, OPERATORS)
+    operators, own = _split(operators)
     check_names("programs", "operations", wanted, found.operations)
     names = [*wanted, *["write"] * (mutation and "write" not in wanted)]
-    given = [as_dtype(d).name for d in (DTYPES[kind] if dtypes is None else dtypes)]
-    check_names("programs", "weights", list(weights), [*names, *operators])
+    given = [as_dtype(d).name for d in (found.dtypes if dtypes is None else dtypes)]
+    known = [*names, *operators, *(x.name for x in own)]
+    check_names("programs", "weights", list(weights), known)
     if out_of_range and "chosen" in operators:
         raise ArgumentValueError(
             'programs: with `out_of_range`, `operators` must be without "chosen".'
         )
-    nested = _weighted(operators, weights)
+    nested: list[str | UserOperator] = [*_weighted(operators, weights)]
+    nested += [x for x in own for _ in range(weights.get(x.name, 1))]
     names = _weighted(names, weights)
     for what, choices in (("dtypes", given), ("operations", names)):
         if not choices:
@@ -161,8 +160,27 @@ def programs(
             )
     trees = steps(names, depth if nested else 0, size, nested)
     return st.builds(
-        lambda args, tree: record(found, tree, args), arguments(kind, given), trees
+        lambda args, tree: record(found, tree, args), arguments(found, given), trees
     )
+
+
+def _split(operators: Any) -> tuple[list[str], list[UserOperator]]:
+    """The names among operators, and those of the user's.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: see `programs`.
+    """
+    is_list = isinstance(operators, Collection) and not isinstance(operators, str)
+    names = [x for x in operators if isinstance(x, str)] if is_list else operators
+    check_names("programs", "operators", names, OPERATORS)
+    own = [as_user_operator(x) for x in operators if not isinstance(x, str)]
+    for k, operator in enumerate(own):
+        if operator.name in [x.name for x in own[:k]]:
+            raise ArgumentValueError(
+                f"programs: `operators` has two that are called `{operator}`. Give a "
+                "function of another name that calls one of them."
+            )
+    return list(names), own
 
 
 def _check_counts(counts: Mapping[str, Any]) -> None:

@@ -27,15 +27,18 @@ __all__ = ["Transform", "differences_of", "floats", "moved"]
 
 Array = np.ndarray[Any, Any]
 Function = Callable[..., Any]
-EXAMPLES: Final = 3
 
-DERIVATIVES: Final = frozenset(["grad", "jvp"])
+BATCHING: Final = frozenset(["vmap", "longer vmap"])
+DERIVATIVES: Final = frozenset(["grad", "jvp", "linearize", "hessian"])
+FORWARD: Final = DERIVATIVES - {"grad"}
+"""Those that need tangents, which a `custom_vjp` has not."""
 
 
 @dataclass(frozen=True)
 class Transform:
-    """What is done to a function: by `value` nothing; or `vmap`, `grad`, `jvp`, or such
-    as "jvp of grad".
+    """What is done to a function: by `value` nothing; or `vmap`, `grad`, `jvp`,
+    `linearize`, `hessian`, `checkpoint`, or such as "jvp of grad"; or `longer vmap`,
+    for which the function itself makes one batch element more than it is given.
 
     Raises:
         ArgumentValueError: there is none of that name.
@@ -44,10 +47,11 @@ class Transform:
     name: str
 
     def __post_init__(self) -> None:
-        if not {"vmap", *DERIVATIVES}.issuperset(self.steps):
+        if not {*BATCHING, "checkpoint", *DERIVATIVES}.issuperset(self.steps):
             raise ArgumentValueError(
                 f"check: `transforms` has {self.name!r}, which is none of value, vmap, "
-                "grad, jvp, and of those of each other, as `jvp of grad`."
+                "grad, jvp, linearize, hessian, checkpoint, and of those of each "
+                "other, as `jvp of grad`."
             )
 
     @cached_property
@@ -59,22 +63,30 @@ class Transform:
     def is_derivative(self) -> bool:
         return not DERIVATIVES.isdisjoint(self.steps)
 
+    @cached_property
+    def is_batched(self) -> bool:
+        return not BATCHING.isdisjoint(self.steps)
+
     def function(self, program: Program, lib: Any) -> Function:
         """The function that a meaning runs."""
-        return self._of(program, lib, lib.vmap if "vmap" in self.steps else None)
+        return self._of(program, lib, lib.vmap if self.is_batched else None)
 
     def _of(self, program: Program, lib: Any, vmap: Any) -> Function:
         f: Function = program.function(lib)
         where = floats(program)
         is_smooth = False  # whether all that it gives are floats
         for step in reversed(self.steps):
-            if step == "vmap":
-                f = vmap(f)
+            if step in BATCHING:
+                f = vmap(f) if step == "vmap" else _longer(vmap(f), lib)
+            elif step == "checkpoint":
+                f = lib.checkpoint(f)
+            elif step == "hessian":
+                f, is_smooth = _hessian(scalar(f, lib), where, lib), True
             elif step == "grad":
                 f, is_smooth = _gradient(scalar(f, lib), where, lib), True
             else:
-                f = _along(f if is_smooth else scalar(f, lib), where, lib)
-                is_smooth = True
+                smooth = f if is_smooth else scalar(f, lib)
+                f, is_smooth = _along(smooth, where, lib, step), True
         return f
 
     def reference(self, program: Program, plain: Plain) -> list[Array]:
@@ -90,7 +102,7 @@ class Transform:
     def arguments(self, program: Program) -> list[Array]:
         """What the function is called with."""
         found = program.values()
-        for _ in range(self.steps.count("vmap")):
+        for _ in range(sum(step in BATCHING for step in self.steps)):
             found = [_batched(x, exact=program.exact) for x in found]
         return found
 
@@ -98,13 +110,16 @@ class Transform:
         """Whether it is for a program."""
         if not self.is_derivative:
             return True
-        forward = "jvp" not in self.steps or "custom_vjp" not in program.operations
+        forward = (
+            FORWARD.isdisjoint(self.steps) or "custom_vjp" not in program.operations
+        )
         return forward and _differentiable(program)
 
     @property
     def needs(self) -> set[str]:
         """What a meaning must have."""
-        return {"vmap"} & set(self.steps) | ({"grad"} if self.is_derivative else set())
+        batched = {"vmap"} if self.is_batched else set()
+        return batched | ({"grad"} if self.is_derivative else set())
 
 
 # --- batching -------------------------------------------------------------------------
@@ -124,10 +139,17 @@ def _each(f: Function, lib: Any) -> Function:
     """`f` for one example after the other."""
 
     def each(*rows: Any) -> Any:
-        own = ([lib.asarray(x[i], copy=True) for x in rows] for i in range(EXAMPLES))
+        size = len(rows[0])
+        own = ([lib.asarray(x[i], copy=True) for x in rows] for i in range(size))
         return pytree.tree_map(lambda *xs: lib.stack(xs), *(f(*xs) for xs in own))
 
     return each
+
+
+def _longer(f: Function, lib: Any) -> Function:
+    """A batched function of what is given and its first batch element once more: how
+    many they are is an expression."""
+    return lambda *args: f(*(lib.concat([x, x[:1]]) for x in args))
 
 
 # --- derivatives ----------------------------------------------------------------------
@@ -163,8 +185,12 @@ def _gradient(f: Function, where: tuple[int, ...], lib: Any) -> Function:
     return gradient
 
 
-def _along(f: Function, where: tuple[int, ...], lib: Any) -> Function:
-    """The derivative of `f` in a direction."""
+def _hessian(f: Function, where: tuple[int, ...], lib: Any) -> Function:
+    return lambda *args: lib.hessian(f, where)(*args)
+
+
+def _along(f: Function, where: tuple[int, ...], lib: Any, step: str) -> Function:
+    """The derivative of `f` in a direction, by `jvp` or `linearize`."""
 
     def along(*args: Any) -> Any:
         def of_floats(*some: Any) -> Any:
@@ -174,7 +200,11 @@ def _along(f: Function, where: tuple[int, ...], lib: Any) -> Function:
             return f(*given)
 
         primals = tuple(args[k] for k in where)
-        return lib.jvp(of_floats, primals, tuple(lib.cos(2 * x + 1) for x in primals))
+        tangents = tuple(lib.cos(2 * x + 1) for x in primals)
+        if step == "jvp":
+            return lib.jvp(of_floats, primals, tangents)
+        value, push = lib.linearize(of_floats, *primals)
+        return value, push(*tangents)
 
     return along
 

@@ -1,7 +1,9 @@
 """`callback` and `print`: Python that runs when the program does, loops included."""
 
 import builtins
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import re
+import string
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -205,18 +207,20 @@ def print_(fmt: str, *args: Any, **kwargs: Any) -> None:
 
     Args:
         fmt: A format string. Tensors are formatted as NumPy does.
-        args, kwargs: What its fields name; pytrees, as those of `callback`.
+        args, kwargs: What its fields name, each at least once; pytrees, as those of
+            `callback`.
 
     Raises:
         ArgumentTypeError: `fmt` is no string.
-        ArgumentValueError: it names what is not given, or is no format string.
+        ArgumentValueError: it names what is not given, does not name what is given, or
+            is no format string.
     """
     if not isinstance(fmt, str):
         raise ArgumentTypeError(
             f'print: `fmt` must be a string such as "x = {{}}", and is '
             f"`{type(fmt).__name__}`."
         )
-    _check_fields(fmt, len(args), kwargs)
+    _check_fields(fmt, args, kwargs)
     arguments = _arguments("print", (args, kwargs))
 
     def run(operands: Sequence[Array], _: tuple[TensorType, ...]) -> list[Array]:
@@ -228,11 +232,18 @@ def print_(fmt: str, *args: Any, **kwargs: Any) -> None:
     _bind(Callback("print", user_line(), run), arguments, ())
 
 
-def _check_fields(fmt: str, count: int, names: Iterable[str]) -> None:
-    anything = _Anything()
+def _check_fields(fmt: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Check that a format string names all arguments, and no other.
+
+    Raises:
+        ArgumentValueError: it does not, or is no format string.
+    """
+    check = _Fields(fmt)
     try:
-        fmt.format(*[anything] * count, **dict.fromkeys(names, anything))
+        check.format(fmt, *[check] * len(args), **dict.fromkeys(kwargs, check))
     except (IndexError, KeyError, ValueError) as error:
+        if isinstance(error, ArgumentValueError):
+            raise
         what = f"is no format string: {error}"
         if isinstance(error, LookupError):
             what = "names an argument that is not given"
@@ -242,14 +253,40 @@ def _check_fields(fmt: str, count: int, names: Iterable[str]) -> None:
         ) from None
 
 
-class _Anything:
-    """What every field of a format string can be filled with."""
+class _Fields(string.Formatter):
+    """Formats as `str.format` does, but requires that every argument is named.
+
+    An instance also stands for every argument: it has each attribute and each item.
+    """
+
+    def __init__(self, fmt: str) -> None:
+        self.fmt = fmt
+
+    def check_unused_args(
+        self,
+        used_args: Collection[int | str],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        places = [i for i in range(len(args)) if i not in used_args]
+        names = [name for name in kwargs if name not in used_args]
+        if not places and not names:
+            return
+        is_numbered = re.search(r"\{\d", self.fmt)
+        fields = [f"{{{i}}}" if is_numbered else "{}" for i in places]
+        fields += [f"{name}={{{name}}}" for name in names]
+        unused = [*(f"argument {i}" for i in places), *(f"`{name}`" for name in names)]
+        raise ArgumentValueError(
+            f"print: `fmt` {self.fmt!r} has no field for {' and '.join(unused)}, which "
+            "would not be printed. Write one for each, as in "
+            f"`hf.print({' '.join([self.fmt, *fields])!r}, ...)`."
+        )
 
     def __format__(self, spec: str) -> str:
         return ""
 
-    def __getattr__(self, _: str) -> "_Anything":
+    def __getattr__(self, _: str) -> "_Fields":
         return self
 
-    def __getitem__(self, _: Any) -> "_Anything":
+    def __getitem__(self, _: Any) -> "_Fields":
         return self

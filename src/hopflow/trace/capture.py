@@ -10,34 +10,35 @@ from typing import Any, Final
 import numpy as np
 
 from hopflow import pytree
-from hopflow.bind import Operand, Value, bind, current
+from hopflow.bind import Operand, Value, current, run_graph, using
 from hopflow.dtypes import as_dtype
 from hopflow.errors import (
     ArgumentTypeError,
     ArgumentValueError,
     ResultTypeError,
 )
-from hopflow.graph.core import Constant, Graph, Node, SourceLine, Var
-from hopflow.graph.interpreter import interpret
+from hopflow.graph.core import Constant, Graph, SourceLine, Var
+from hopflow.graph.interpreter import Evaluate
 from hopflow.graph.module import GraphModule, Specialization
 from hopflow.graph.printer import format_graph
 from hopflow.graph.rewriting import read_vars
 from hopflow.graph.types import FLOAT_TYPE, TensorType
 from hopflow.logs import log
-from hopflow.ops.convert import as_value
+from hopflow.ops.convert import apply, as_value, copy
 from hopflow.ops.opdef import as_operand
 from hopflow.ops.rules import as_flag
 from hopflow.pytree import Spec
+from hopflow.recursion import deep_recursion
 from hopflow.symbolic.boolean import SymBool
-from hopflow.symbolic.env import ShapeEnv
 from hopflow.symbolic.guards import GuardSet
 from hopflow.symbolic.size import Size, SymFloat, SymInt, symbol
 from hopflow.tensor import asarray
-from hopflow.trace.captures import is_written
-from hopflow.trace.dims import Dynamic, LeafPlan, choice_of, plan_leaves
-from hopflow.trace.functional import aliased_write
+from hopflow.trace.captures import hold_captures, is_written
+from hopflow.trace.dims import Choice, Dynamic, LeafPlan, choice_of, plan_leaves
+from hopflow.trace.functional import TracedTensor, aliased_write
 from hopflow.trace.inputs import Inputs
-from hopflow.trace.purity import check_same, watching
+from hopflow.trace.marks import marks_of
+from hopflow.trace.purity import Watch, check_same
 from hopflow.trace.source import (
     argument_texts,
     check_arity,
@@ -46,11 +47,12 @@ from hopflow.trace.source import (
     literals,
     name_of,
     parameter_names,
-    user_line,
+    user_env,
     where,
 )
 from hopflow.trace.state import name_captures
 from hopflow.trace.tracer import Tracer, share_memory, trace_into
+from hopflow.trace.values import ValueTracer
 
 __all__ = ["spec", "trace"]
 
@@ -76,11 +78,15 @@ def trace(
     Args:
         f: Takes and returns pytrees of tensors and numbers.
         args: Pytrees of tensors; in mode "fake" types (see `spec`) may stand for them.
-        mode: "real" takes tensors, "fake" only looks at types. Sizes in types may be
-            symbols: the graph is then for all sizes. "symbolic" makes symbols of the
-            sizes and the numbers among `args`; what `f` decides by their present values
-            are the module's `guards`, which each call is checked against.
-        strict: Whether to trace twice, and to watch what `f` does besides computing.
+        mode: "real" takes tensors, and has their values at hand: what Python asks of
+            one (`if x > 0`, `float(x)`) outside of the bodies of operators is computed,
+            and the graph checks at each run that it is the same. "fake" only looks at
+            types, and sizes in types may be symbols: the graph is then for all sizes.
+            "symbolic" makes symbols of the sizes and the numbers among `args`; what `f`
+            decides by their present values are the module's `guards`, which each call
+            is checked against.
+        strict: Whether to trace twice, and to watch what `f` does besides computing:
+            to objects that it reaches, streams, logs, files, random numbers.
         captures: Whether `f` may read tensors that are no arguments; they become
             attributes of the graph.
         dynamic: In mode "symbolic": True for all sizes and numbers, or for each
@@ -97,10 +103,12 @@ def trace(
         ArgumentValueError: another mode, or `strict`; `dynamic` does not fit `args`, or
             they do not fit a declared `Dim`.
         CapturedTensorError: `f` reads a tensor from outside, without `captures`.
-        ImpurityError: with `strict`, `f` prints, changes what was there before (a
-            global, a list), or gives another graph the second time.
+        ImpurityError: with `strict`, `f` prints, logs, writes to a file, draws random
+            numbers, changes what was there before (a global, a list, `os.environ`), or
+            gives another graph the second time.
         ResultTypeError: `f` returns what is no tensor or number.
-        TraceError: `f` asks a tensor for a value that only a run can give.
+        TraceError: `f` asks a tensor for a value that only a run can give: in modes
+            other than "real", in the body of an operator, or of a callback's result.
     """
     if not callable(f):
         raise ArgumentTypeError(
@@ -115,23 +123,25 @@ def trace(
     check_arity("trace", f, args)
     as_flag("trace", "runtime_asserts", runtime_asserts)
 
-    def module() -> GraphModule:
-        capture = _Capture(f, args, mode, dynamic, allow_captures=captures)
+    @deep_recursion()
+    def module(watch: Watch | None = None) -> GraphModule:
+        capture = _Capture(f, args, mode, dynamic, allow_captures=captures, watch=watch)
         return capture.module(runtime_asserts=runtime_asserts)
 
     return _strictly(f, args, module) if strict else module()
 
 
 def _strictly(
-    f: Callable[..., Any], args: tuple[Any, ...], module: Callable[[], GraphModule]
+    f: Callable[..., Any], args: tuple[Any, ...], module: Callable[..., GraphModule]
 ) -> GraphModule:
     """A trace that is watched, and made twice.
 
     Raises:
         ImpurityError: see `trace`.
     """
-    with watching(f, args):
-        found = module()
+    watch = Watch(f, args)
+    with watch.watching():
+        found = module(watch)
     with contextlib.redirect_stdout(io.StringIO()):
         check_same(f, found.graph, module().graph)
     return found
@@ -152,7 +162,9 @@ class Run:
     same: dict[int, int]
     numbers: frozenset[int]
 
-    def __call__(self, graph: Graph, args: Sequence[Any]) -> list[Any]:
+    def __call__(
+        self, graph: Graph, args: Sequence[Any], evaluate: Evaluate = run_graph
+    ) -> list[Any]:
         sizes = current().value_of
         args = [sizes(a) if isinstance(a, SymInt) else a for a in args]
         operands = args[len(args) - len(graph.operands) :]
@@ -162,7 +174,7 @@ class Run:
         ]
         if targets:
             _check_apart(graph, operands, targets)
-        found = interpret(graph, args, bind)
+        found = evaluate(graph, args)
         for tensor, value in zip(targets, found[self.results :], strict=True):
             current().write(tensor, as_value(value))
         results: list[Any] = []
@@ -204,13 +216,19 @@ class _Capture:
         dynamic: Dynamic,
         *,
         allow_captures: bool,
+        watch: Watch | None = None,
     ) -> None:
         self.f = f
+        self.watch = watch
         self.mode = mode
         self.leaves, self.in_spec = pytree.flatten(args)
         self.paths = pytree.leaf_paths(self.in_spec, "args")
-        env = ShapeEnv(user_line) if mode == "symbolic" else None
-        self.tracer = Tracer(None, name_of(f), allow_captures=allow_captures, env=env)
+        env = user_env() if mode == "symbolic" else None
+        self.tracer = (
+            ValueTracer(f, allow_captures=allow_captures)
+            if mode == "real"
+            else Tracer(None, name_of(f), allow_captures=allow_captures, env=env)
+        )
         names = parameter_names(f, len(args))
         plans: list[LeafPlan]
         if mode == "symbolic":
@@ -222,7 +240,7 @@ class _Capture:
             self.tracer,
             self.leaves,
             argument_texts(names, self.in_spec.children()),
-            lambda i, axis: choice_of(plans[i], axis) or False,
+            lambda i, axis: self.choice(plans[i], i, axis),
         )
         if env is None:
             self.tracer.shape_lines = {}
@@ -240,6 +258,7 @@ class _Capture:
         places = {id(t): i for i, t in enumerate(tensors) if is_written(t)}
         same = {i: places[id(o)] for i, o in enumerate(outputs) if id(o) in places}
         results = len(outputs)
+        outputs = [self.with_memory(output) for output in outputs]
         outputs += [tensors[i] for i in written if isinstance(i, int)]
         for output in outputs:  # one that is only returned is captured by that
             if isinstance(output, Value):
@@ -265,14 +284,35 @@ class _Capture:
             sources=self.inputs.find_sources(),
             guards=guards,
             texts=self.inputs.texts,
+            decided=0 if self.tracer.env is None else len(self.tracer.env.asked),
         )
 
+    def with_memory(self, output: Operand) -> Operand:
+        """An output of the graph; an element of a tensor, which is a value, is copied:
+        what runs node after node has it as a view."""
+        if not isinstance(output, TracedTensor) or output.tracer is not self.tracer:
+            return output
+        if output.chain or getattr(output.source.node.op, "unview", None) is None:
+            return output
+        with using(self.tracer):
+            return apply(copy, output)
+
     # --- arguments ---
+
+    def choice(self, plan: LeafPlan, i: int, axis: int | None) -> Choice:
+        """What a size or a number of the arguments is to be."""
+        chosen = choice_of(plan, axis) or False
+        if chosen is not True or axis is None:
+            return chosen
+        return marks_of(self.leaves[i]).get(axis, chosen)
 
     def run(self) -> Any:
         names = iter(input_names(self.f, self.in_spec.children()))
         inputs = [self.input(i, next(names)) for i in range(len(self.leaves))]
-        return self.f(*pytree.unflatten(self.in_spec, inputs))
+        args = pytree.unflatten(self.in_spec, inputs)
+        if self.watch is not None:
+            self.watch.given(parameter_names(self.f, len(args)), args)
+        return self.f(*args)
 
     def input(self, i: int, name: str) -> Any:
         """What `f` gets for a leaf of its arguments."""
@@ -288,7 +328,10 @@ class _Capture:
         if isinstance(leaf, Value | np.ndarray | np.generic):
             operand = as_operand("trace", i, leaf)
             self.leaves[i] = operand
-            return self.tensor(i, operand.type, name)
+            tensor = self.tensor(i, operand.type, name)
+            if isinstance(self.tracer, ValueTracer):
+                self.tracer.values[self.vars[i]] = operand
+            return tensor
         number = self.inputs.number(i, name)
         if isinstance(number, SymFloat):
             return number
@@ -325,6 +368,8 @@ class _Capture:
         """What the graph holds for good besides arguments: shapes that were read,
         numbers by name, and others by the line that had them, such as attributes."""
         found = {**self.shapes(), **self.outer(graph)}
+        if isinstance(self.tracer, ValueTracer):
+            found.update(self.tracer.asked_values)
         named = [*self.specializations.values(), *found.values()]
         known = {s.value for s in named if type(s.value) in _NUMBERS}
         held = {
@@ -365,7 +410,8 @@ class _Capture:
         for guard in found if insert else ():
             if not guard.is_simple:
                 asked = f" ({guard.line})" if guard.line else ""
-                message = f"{name_of(self.f)}: `{guard.holds}`{asked} no longer holds"
+                shown = env.describe(guard.holds)
+                message = f"{name_of(self.f)}: `{shown}`{asked} no longer holds"
                 trace_into(
                     self.tracer, self.tracer.insert_check, (guard.holds, message)
                 )
@@ -402,16 +448,10 @@ class _Capture:
     def hold_captures(self, graph: Graph, names: dict[Any, str]) -> None:
         """Turn inputs for captured tensors into attributes of the graph."""
         read = read_vars(graph)
-        nodes: list[Node] = []
-        for key, capture in self.tracer.captures.items():
-            var = capture.input
-            if var in read:
-                node = Node("get_attr", None, (), {}, (var,), names[key])
-                var.node = node
-                nodes.append(node)
-                graph.attributes[names[key]] = capture.origin
+        captures = self.tracer.captures.items()
+        held = [(c.input, names[k], c.origin) for k, c in captures if c.input in read]
         graph.inputs = [v for v in graph.inputs if v.node.section in _INPUTS]
-        graph.nodes[:0] = nodes
+        hold_captures(graph, held)
 
 
 def _as_value(leaf: Any) -> Value:

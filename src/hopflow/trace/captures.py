@@ -1,20 +1,28 @@
 """Tensors from outside that a body reads or writes, and the inputs for them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hopflow.bind import Value
-from hopflow.graph.core import Var
+from hopflow.graph.core import Graph, Node, Var
 from hopflow.graph.rewriting import static_symbols
 from hopflow.ops.rules import Array
 from hopflow.tensor import EagerTensor, Tensor
 from hopflow.tensor.eager import share_elements
 from hopflow.trace.functional import Chain, TracedTensor, ViewStep
 
-__all__ = ["Capture", "Part", "is_private", "is_written", "overlap", "parts_overlap"]
+__all__ = [
+    "Capture",
+    "Part",
+    "hold_captures",
+    "is_private",
+    "is_written",
+    "overlap",
+    "parts_overlap",
+]
 
 
 @dataclass(slots=True)
@@ -89,6 +97,16 @@ def is_written(tensor: TracedTensor) -> bool:
     part of another input never is: that one is."""
     storage = tensor.storage
     return storage is not None and storage.version > 0 and storage.within is None
+
+
+def hold_captures(graph: Graph, held: Iterable[tuple[Var, str, Any]]) -> None:
+    """Turn vars of a root graph into attributes, by their names, of these values."""
+    nodes: list[Node] = []
+    for var, name, value in held:
+        var.node = Node("get_attr", None, (), {}, (var,), name)
+        nodes.append(var.node)
+        graph.attributes[name] = value
+    graph.nodes[:0] = nodes
 
 
 def is_private(origin: object, is_adopted: Callable[[Value], bool]) -> bool:

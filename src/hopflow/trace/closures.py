@@ -20,7 +20,8 @@ from hopflow.errors import UnhashableCaptureError
 from hopflow.graph.types import TensorType
 from hopflow.symbolic.boolean import SymBool
 from hopflow.symbolic.size import Size, SymFloat, SymInt
-from hopflow.trace.source import is_own_file, name_of, where
+from hopflow.trace.source import name_of, where
+from hopflow.tracebacks import is_own_file
 
 __all__ = ["Surroundings", "type_key"]
 

@@ -6,7 +6,9 @@ from typing import Any, TypeAlias
 
 from hopflow import pytree
 from hopflow.errors import ArgumentTypeError, ArgumentValueError
-from hopflow.ops.rules import as_integer
+from hopflow.ops.rules import as_flag, as_integer
+from hopflow.symbolic.declared import Declaration
+from hopflow.trace.marks import Mark
 
 __all__ = ["Choice", "Dim", "Dynamic", "LeafPlan", "plan_leaves"]
 
@@ -20,15 +22,24 @@ class Dim:
     Args:
         name: An identifier.
         min, max: The sizes that are allowed, both included.
+        may_narrow: Whether the function may decide by the size, so that a trace serves
+            some of the sizes only. False: it is a `DimError` at the line that does.
 
     Raises:
-        ArgumentTypeError: `name` is no string, or an end no int.
+        ArgumentTypeError: `name` is no string, an end no int, or `may_narrow` no bool.
         ArgumentValueError: `name` is no identifier, or the range is empty.
     """
 
-    __slots__ = ("factor", "max", "min", "name", "offset")
+    __slots__ = ("factor", "max", "may_narrow", "min", "name", "offset")
 
-    def __init__(self, name: str, *, min: int = 0, max: int | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        min: int = 0,
+        max: int | None = None,
+        may_narrow: bool = False,
+    ) -> None:
         if not isinstance(name, str):
             raise ArgumentTypeError(
                 f"Dim: `name` must be a string, and is `{type(name).__name__}`."
@@ -45,11 +56,12 @@ class Dim:
         self.name = name
         self.min = low
         self.max = high
+        self.may_narrow = as_flag("Dim", "may_narrow", may_narrow)
         self.factor = 1  # the size is factor * name + offset
         self.offset = 0
 
     def _derived(self, factor: int, offset: int) -> "Dim":
-        derived = Dim(self.name)
+        derived = Dim(self.name, may_narrow=self.may_narrow)
         derived.min, derived.max = self.min, self.max
         derived.factor, derived.offset = factor, offset
         return derived
@@ -82,6 +94,16 @@ class Dim:
         return text
 
     @property
+    def declaration(self) -> Declaration | None:
+        """What an error calls the size that is narrowed; None: that is allowed."""
+        if self.may_narrow:
+            return None
+        ends = [f"min={self.min}"] if self.min else []
+        ends += [f"max={self.max}"] if self.max != inf else []
+        arguments = ", ".join([f'"{self.name}"', *ends])
+        return Declaration(f"hf.Dim({arguments})", self.name)
+
+    @property
     def is_plain(self) -> bool:
         """Whether it is the size that it names."""
         return self.factor == 1 and not self.offset
@@ -96,8 +118,9 @@ class Dim:
         return None if rest or not self.min <= value <= self.max else value
 
 
-Choice: TypeAlias = bool | Dim | None
-"""What a size or a number is: a symbol (of a Dim), a constant, or None: the default."""
+Choice: TypeAlias = bool | Dim | Mark | None
+"""What a size or a number is: a symbol (of a Dim, or as a tensor is marked), a
+constant, or None: the default."""
 
 LeafPlan: TypeAlias = Choice | tuple[Choice, ...]
 """For a leaf: one choice for all its sizes (and for a number), or one for each axis."""

@@ -7,11 +7,22 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from hopflow import dtypes
+from hopflow.graph.core import plain_symbol
 from hopflow.ops import elementwise, logic
 from hopflow.ops.convert import astype
+from hopflow.ops.symbolic_int import symbolic_int
+from hopflow.symbolic.atoms import saturated
 from hopflow.symbolic.boolean import SymBool
-from hopflow.symbolic.size import Symbol, SymFloat, SymInt, evaluate
-from hopflow.symbolic.terms import compute
+from hopflow.symbolic.ranges import INT64
+from hopflow.symbolic.scalars import as_size
+from hopflow.symbolic.size import Symbol, SymFloat, SymInt, free_symbols
+from hopflow.symbolic.terms import (
+    Atom,
+    Operand,
+    Terms,
+    compute,
+    plus_constant,
+)
 
 __all__ = ["value_of"]
 
@@ -21,23 +32,55 @@ def value_of(
 ) -> Any:
     """`number` as i64[], f64[] or bool[], of values for its symbols."""
     if isinstance(number, SymInt):
-        return evaluate(number, value, int, OPERATIONS)
+        return _integer(number.expression, value)
     if isinstance(number, SymFloat):
-        return compute(number.node, value, int, OPERATIONS)
+        return _computed(number.node, value)
     return _condition(number, value)
+
+
+def _integer(terms: Terms, value: Callable[[Symbol], Any]) -> Any:
+    """An integer expression as one node, which whoever runs it evaluates exactly; but
+    over floats, which are no sizes, as nodes of arithmetic."""
+    size = as_size(terms)
+    if not isinstance(size, SymInt):
+        return size
+    symbol = plain_symbol(size)
+    if symbol is not None:
+        return value(symbol)
+    if any(s.real for s in free_symbols(size)):
+        return compute(terms, value, int, OPERATIONS)
+    return symbolic_int(value=size)
+
+
+def _computed(operand: Operand, value: Callable[[Symbol], Any]) -> Any:
+    """A float expression, or an integer in one."""
+    if isinstance(operand, tuple):
+        return _integer(operand, value)
+    if isinstance(operand, Atom):
+        args = [_computed(a, value) for a in operand.args]
+        return OPERATIONS[operand.op](*args)
+    return value(operand) if isinstance(operand, Symbol) else float.fromhex(operand)
 
 
 def _condition(condition: SymBool, value: Callable[[Symbol], Any]) -> Any:
     if condition.op in _CONNECTIVES:
         parts = [_condition(part, value) for part in condition.args]
         return _CONNECTIVES[condition.op](*parts)
-    x, y = [
-        a if isinstance(a, int) else compute(a, value, int, OPERATIONS)
-        for a in condition.args
-    ]
+    x, y = condition.args
+    if isinstance(x, tuple) and isinstance(y, int):
+        x, y = _clamped(x, y)
+    x, y = [a if isinstance(a, int) else _computed(a, value) for a in (x, y)]
     if condition.op.endswith("."):
         x, y = _f64(x), _f64(y)
     return _COMPARISONS[condition.op.rstrip(".")](x, y)
+
+
+def _clamped(terms: Terms, k: int) -> tuple[Terms, int]:
+    """Two integers that compare as an expression and a number do; an int64 holds both
+    where the expression is computed exactly."""
+    if saturated(terms) == terms and k in INT64:
+        return terms, k
+    return saturated(plus_constant(terms, -k)), 0
 
 
 def _f64(x: Any) -> Any:

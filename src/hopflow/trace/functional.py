@@ -12,10 +12,20 @@ writes: its storage then says where it is `within` that, and all its views follo
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from hopflow.bind import Interpreter, Operand, Value, bind, using
+from hopflow.bind import (
+    Interpreter,
+    Operand,
+    Value,
+    bind,
+    check_memory,
+    has_process,
+    using,
+)
 from hopflow.errors import ConversionError, EscapedValueError, MutationError, TraceError
 from hopflow.graph.core import SourceLine, Var
-from hopflow.graph.types import Shape, TensorType, same_size
+from hopflow.graph.types import Shape, TensorType
+from hopflow.ops.deferred import resized
+from hopflow.ops.sizes import equals, is_unbacked
 from hopflow.ops.strided import StridedPlace, put_strided, take_strided
 from hopflow.symbolic.size import Size, Symbol
 from hopflow.tensor import Tensor
@@ -104,7 +114,8 @@ _ARRAY: Final = (
     "Compute with `hf` functions, which take tensors where NumPy takes arrays."
 )
 _REMEDY: Final = {
-    "bool": "Branch with `hf.cond`, or loop with `hf.while_loop`.",
+    "bool": "Branch with `hf.cond`, loop with `hf.while_loop`, or decorate the "
+    "function that asks with `@hf.control_flow`.",
     "int": _NUMBER,
     "float": _NUMBER,
     "complex": _NUMBER,
@@ -183,7 +194,11 @@ class TracedTensor(Tensor):
             ConversionError: there is not one element.
             TraceError: the trace has no symbols.
         """
-        if not same_size(self.type.size, 1):
+        if is_unbacked(self.type.size):
+            flat = resized("item", self.reshape((self.type.size,)), 0, 1)
+            item: TracedTensor = flat.reshape(())
+            return item.tracer.number_of(item)
+        if not equals(self.type.size, 1):
             raise ConversionError(
                 f"item(): expected a tensor with one element, and found {self.type}. "
                 "Choose one element, or reduce the tensor."
@@ -289,7 +304,12 @@ class Functional(Interpreter):
         view.version = self.place(base).storage.version
 
     def _snapshot(self, value: Value) -> TracedTensor:
+        """What a tensor holds now: a plain value, which no write to another reaches."""
         return TracedTensor(self, self.read(self.localize(value)))
+
+    def detached(self, view: Value) -> Value:
+        # One of a user's type has no memory that is written to.
+        return view if has_process(view) else self._snapshot(view)
 
     def storage_of(self, tensor: TracedTensor) -> FunctionalStorage:
         """The storage of a tensor of this interpreter, made at its first need."""
@@ -322,6 +342,7 @@ class Functional(Interpreter):
 
     def write(self, target: Value, new: Value) -> None:
         """Give `target`, and what shares its storage, the value `new` of its type."""
+        check_memory(target)
         tensor = self.localize(target)
         self.prepare_write(tensor)
         value = TracedTensor(self, self.read(self.localize(new)))

@@ -23,17 +23,17 @@ from hopflow.bind import (
 from hopflow.errors import ArgumentTypeError
 from hopflow.graph.core import Arg, Constant, Node, Var, plain_symbol
 from hopflow.graph.types import same_shape
-from hopflow.ops.convert import as_value
+from hopflow.ops.convert import as_value, copy
 from hopflow.ops.item import dim_size, item
 from hopflow.ops.opdef import OpDef
-from hopflow.symbolic.env import ShapeEnv
 from hopflow.symbolic.size import Size, Symbol
 from hopflow.tensor import Tensor
 from hopflow.trace.captures import Capture
 from hopflow.trace.functional import TracedTensor
 from hopflow.trace.rollback import unchanged_on_error
 from hopflow.trace.signature import Given
-from hopflow.trace.source import argument_texts, name_of, parameter_names, user_line
+from hopflow.trace.source import argument_texts, name_of, parameter_names, user_env
+from hopflow.trace.tensor_types import opened
 from hopflow.trace.tracer import Tracer, trace_into
 
 __all__ = ["Functionalize", "functionalize"]
@@ -49,7 +49,7 @@ class Functionalize(Tracer):
 
     def __init__(self, parent: Interpreter, name: str) -> None:
         # The symbols of bodies, where no tracer around has any.
-        super().__init__(parent, name, env=ShapeEnv(user_line))
+        super().__init__(parent, name, env=user_env())
         self.values: dict[Var, Operand] = {}
 
     # --- inputs ---
@@ -65,6 +65,10 @@ class Functionalize(Tracer):
         return var
 
     # --- recording ---
+
+    def detached(self, view: Value) -> Value:
+        # What a view is below may have memory, which is written at the end.
+        return self.process(copy, (view,), {})[0]
 
     def record(
         self, op: Any, args: Sequence[Operand], params: dict[str, Any]
@@ -215,8 +219,8 @@ def functionalize(f: Callable[..., Any]) -> Callable[..., Any]:
         with unchanged_on_error():
             result = trace_into(tracer, run, ())
             with using(tracer.parent):
-                found = pytree.tree_map(tracer.outside, result)
+                found = pytree.tree_map(tracer.outside, opened(result, tracer))
             tracer.write_back()
         return found
 
-    return recordable(call)
+    return recordable(call, made=("functionalize", f, {}))

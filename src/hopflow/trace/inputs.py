@@ -1,21 +1,25 @@
 """The arguments of a function that is traced: tensors, symbols, and constants."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from math import inf
+from typing import Any, Final
 
 import numpy as np
 
 from hopflow.bind import Value
 from hopflow.errors import ArgumentValueError
 from hopflow.graph.core import Var
-from hopflow.graph.module import Source
+from hopflow.graph.module import ComputedSource, Source
 from hopflow.graph.types import FLOAT_TYPE, TensorType
+from hopflow.symbolic.declared import Declaration
 from hopflow.symbolic.env import ShapeEnv
 from hopflow.symbolic.ranges import INT64
 from hopflow.symbolic.scalars import SymFloat
 from hopflow.symbolic.size import Size, Symbol, SymInt, free_symbols
 from hopflow.tensor import EagerTensor
 from hopflow.trace.dims import Choice, Dim
+from hopflow.trace.marks import Mark
 from hopflow.trace.tracer import Tracer
 
 __all__ = ["Inputs", "can_be_symbol", "check_dims"]
@@ -111,7 +115,25 @@ class Inputs:
         if isinstance(choice, Dim):
             return self._dim(i, axis, size, choice)
         text = f"{self.texts[i]}.shape[{axis}]"
+        if isinstance(choice, Mark):
+            return self._marked(i, axis, size, choice, text)
         return self._defined(self.env.backed(None, size, source=text), Source(i, axis))
+
+    def _marked(self, i: int, axis: int, size: int, mark: Mark, text: str) -> Size:
+        """The symbol for a size that `hf.mark_dynamic` or `hf.mark_unbacked` names."""
+        if (mark.min, mark.max) != (0, inf):  # each call is checked
+            limits = Dim(_IDENTIFIER.sub("_", text).strip("_"))
+            limits.min, limits.max = mark.min, mark.max
+            self.dims[i, axis] = limits
+            if limits.solve(size) is None:
+                raise mismatched(self.name, text, size, limits, None)
+        if mark.kind == "unbacked":
+            found = self.env.unbacked(None, mark.min, mark.max, text)
+        else:
+            call = f"hf.mark_dynamic({self.texts[i]}, {axis})"
+            declared = None if mark.may_narrow else Declaration(call)
+            found = self.env.backed(None, size, mark.min, mark.max, text, declared)
+        return self._defined(found, Source(i, axis))
 
     def _foreign(self, size: SymInt) -> None:
         """Have inputs for the symbols of a type that the user gave."""
@@ -142,9 +164,8 @@ class Inputs:
         if value is None or (known is not None and known[1].hint != value):
             raise mismatched(self.name, text, found, dim, known and known[1].hint)
         if known is None:
-            root = self.env.backed(
-                dim.name, value, dim.min, dim.max, _solved(text, dim)
-            )
+            ends, declared = (dim.min, dim.max), dim.declaration
+            root = self.env.backed(dim.name, value, *ends, _solved(text, dim), declared)
             self._defined(root, Source(i, axis, dim.factor, dim.offset))
             known = self._roots[dim.name] = dim, root
         self.dims[i, axis] = dim
@@ -153,12 +174,21 @@ class Inputs:
 
     # --- after the trace ---
 
-    def find_sources(self) -> dict[Symbol, Source]:
-        """`sources`, with those of numbers that were asked of tensors."""
+    def find_sources(self) -> dict[Symbol, Source | ComputedSource]:
+        """`sources`, with those of numbers that were asked of tensors, and of integers
+        that are computed of floats."""
         for symbol, var in self.tracer.asked.items():
             if var in self._inputs:
                 self.sources[symbol] = Source(self._inputs[var], None)
-        return self.sources
+        found: dict[Symbol, Source | ComputedSource] = dict(self.sources)
+        for terms, known in self.tracer.computed.items():
+            [symbol], size = free_symbols(known), SymInt(terms)
+            sources = {s: self.sources[s] for s in free_symbols(size)}
+            found[symbol] = ComputedSource(size, sources)
+        return found
+
+
+_IDENTIFIER: Final = re.compile(r"\W+")
 
 
 def _solved(text: str, dim: Dim) -> str:

@@ -4,19 +4,31 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
-from hopflow.bind import Interpreter, Value
+from hopflow.bind import Interpreter, Value, has_process
 from hopflow.dtypes import iinfo, int64
 from hopflow.errors import CheckError
-from hopflow.graph.core import Graph, Var, vars_of
+from hopflow.graph.core import Graph, Var
 from hopflow.graph.hashing import equal_values
+from hopflow.graph.rewriting import reader
 from hopflow.graph.types import FLOAT_TYPE, SYMBOL_TYPE
-from hopflow.ops.check import Message, check_op
+from hopflow.ops.check import check_op
 from hopflow.ops.convert import convert
+from hopflow.ops.deferred import condition_operands
 from hopflow.ops.item import item, range_params
+from hopflow.ops.symbolic_int import beyond_int64
 from hopflow.symbolic.boolean import SymBool
 from hopflow.symbolic.env import ShapeEnv
-from hopflow.symbolic.ranges import EVERY, ValueRange
-from hopflow.symbolic.size import Number, Size, Symbol, SymFloat, SymInt
+from hopflow.symbolic.ranges import EVERY, INT64, ValueRange
+from hopflow.symbolic.size import (
+    Number,
+    Size,
+    Symbol,
+    SymFloat,
+    SymInt,
+    evaluate,
+    free_symbols,
+)
+from hopflow.symbolic.terms import Terms, format_operand
 from hopflow.trace import expressions
 from hopflow.trace.functional import Functional, TracedTensor, escaped_number
 
@@ -33,6 +45,7 @@ class Numbers(Functional):
     symbols: dict[Symbol, Var]
     hints: dict[Var, tuple[bool | int | float, str]]
     floats: dict[Symbol, TracedTensor]
+    computed: dict[Terms, SymInt]
     asked: dict[Symbol, Var]
     ranges: dict[Var, ValueRange]
     changes: list[Callable[[], None]]
@@ -49,6 +62,8 @@ class Numbers(Functional):
 
     def value_of(self, number: SymInt | SymFloat | SymBool) -> Value:
         """A number over symbols as a tensor, weak as a Python number is."""
+        if isinstance(number, SymInt):
+            number = self.whole(number)
         var = self._expression(number)
         if isinstance(number, SymInt):
             var.type = SYMBOL_TYPE
@@ -57,9 +72,53 @@ class Numbers(Functional):
             var.type = FLOAT_TYPE
         return TracedTensor(self, var)
 
+    def whole(self, size: SymInt) -> SymInt:
+        """An integer that floats of the arguments decide, as a symbol that each call
+        computes; any other as it is.
+
+        Raises:
+            ArgumentRangeError: an int64 cannot hold that of this call.
+        """
+        symbols = free_symbols(size)
+        if not any(s.real for s in symbols):
+            return size
+        env, outermost = self.env, self.outermost
+        if env is None or any(s.hint is None for s in symbols):
+            return size
+        known = outermost.computed.get(size.expression)
+        if known is None:
+            text = format_operand(
+                size.expression, lambda s: env.symbols.get(s) or s.name
+            )
+            hint = int(evaluate(size, lambda s: s.hint, int))
+            if hint not in INT64:
+                raise beyond_int64(text, hint)
+            known = env.backed(None, hint, INT64.low, INT64.high, text)
+            outermost.computed[size.expression] = known
+        [symbol] = free_symbols(known)
+        if symbol not in outermost.symbols:  # or no more: it was taken back
+            outermost.define(symbol)
+        return known
+
+    @property
+    def outermost(self) -> "Numbers":
+        """The tracer of the whole function."""
+        tracer: Numbers = self
+        while isinstance(tracer.parent, Numbers):
+            tracer = tracer.parent
+        return tracer
+
+    def define(self, symbol: Symbol) -> Var:
+        """A new input for a symbol."""
+        raise NotImplementedError
+
     def _expression(self, expression: Any) -> Var:
         """The var that holds an expression: nodes of arithmetic on symbols, once."""
-        key = expression.expression if type(expression) is SymInt else expression
+        key = expression  # equal where it is written the same, which asks nothing
+        if type(expression) is SymInt:
+            key = expression.expression
+        elif type(expression) is SymFloat:
+            key = expression.node
         known, position = self._expressions.get(key, (None, -1))
         nodes = self.graph.nodes
         # Nodes may have been taken back since.
@@ -85,6 +144,9 @@ class Numbers(Functional):
             tensor._concrete("operator.index")
             raise AssertionError
         return known
+
+    def number_held(self, value: Value) -> Size | None:
+        return self.known_size(self.read(self.localize(value)))
 
     def symbol_of(
         self, value: Value, min: float = -inf, max: Size | float = inf
@@ -123,7 +185,7 @@ class Numbers(Functional):
     ) -> None:
         """Note where integers of no axes lie, for when one becomes a symbol."""
         for value, found in zip(values, ranges, strict=False):
-            if found != EVERY:
+            if found != EVERY and not (has_process(value) and self.asks(value)):
                 self.ranges[self.read(self.localize(value))] = found
 
     def range_of(self, value: Value) -> ValueRange:
@@ -177,7 +239,8 @@ class Numbers(Functional):
                 if self.env.assume(condition):
                     return
             except CheckError:
-                raise CheckError(f"{message}: `{condition}` never holds.") from None
+                shown = self.env.describe(condition)
+                raise CheckError(f"{message}: `{shown}` never holds.") from None
         self.insert_check(condition, message)
 
     def insert_check(self, condition: SymBool, message: str) -> None:
@@ -185,11 +248,10 @@ class Numbers(Functional):
         are known: `s0 % s1 == 0` relies on `s1 != 0`."""
         nodes = self.graph.nodes
         start = len(nodes)
-        self.record(
-            check_op, (self.value_of(condition),), {"message": Message(message)}
-        )
+        self.record(check_op, *condition_operands(condition, message))
         made = nodes[start:]
-        before = {id(v.node) for node in made for v in vars_of(node.args)}
+        reads = reader(self.graph)
+        before = {id(v.node) for node in made for v in reads(node)}
         before |= {id(node) for node in nodes[:start] if node.op is check_op}
         position = start
         while position and id(nodes[position - 1]) not in before:

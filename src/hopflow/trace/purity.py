@@ -5,10 +5,14 @@ import dis
 import functools
 import inspect
 import io
+import os
+import random
 import sys
-import sysconfig
-from collections.abc import Callable, Iterator
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import zip_longest
 from types import (
     BuiltinFunctionType,
@@ -16,6 +20,7 @@ from types import (
     CodeType,
     FrameType,
     FunctionType,
+    MethodType,
     ModuleType,
 )
 from typing import Any, Final
@@ -26,34 +31,57 @@ from hopflow.bind import Value
 from hopflow.errors import ImpurityError
 from hopflow.graph.core import Graph
 from hopflow.graph.printer import format_graph
-from hopflow.trace.source import closed_over, is_own_file, name_of, user_line
+from hopflow.trace.process_effects import is_library, watching_process
+from hopflow.trace.source import (
+    closed_over,
+    name_of,
+    parameter_names,
+    user_line,
+)
+from hopflow.tracebacks import is_own_file
 
-__all__ = ["check_same", "watching"]
+__all__ = ["Watch", "check_same"]
 
 
-@contextlib.contextmanager
-def watching(f: Callable[..., Any], args: Any) -> Iterator[None]:
-    """Watch what `f`, called within the block, does to what was there before.
+class Watch:
+    """Watches what a function does to what was there before, while it is traced."""
 
-    Raises:
-        ImpurityError: it has printed, or changed a global, a name of an enclosing
-            scope, or an object (a list, an instance) that it got or found there.
-    """
-    watch = _Watch(f, args)
-    before, printed = sys.gettrace(), _Printed(watch.effects)
-    with contextlib.redirect_stdout(printed):
-        sys.settrace(watch.enter)
-        try:
-            yield
-        finally:
-            sys.settrace(before)
-    if watch.effects:
-        rows = "\n".join(f"  {line or '?'}: {what}" for what, line in watch.effects)
-        raise ImpurityError(
-            f"trace: `{name_of(f)}` does what only happens in the trace, and not when "
-            f"the graph runs:\n{rows}\nReturn a result instead, or trace without "
-            "`strict`."
-        )
+    def __init__(self, f: Callable[..., Any], args: Any) -> None:
+        self._f = f
+        self._reachable = _Reachable(f, args)
+
+    def given(self, names: Sequence[str], args: Sequence[Any]) -> None:
+        """Watch the containers that the function gets: copies of the caller's."""
+        for name, arg in zip(names, args, strict=True):
+            self._reachable.reach(name, arg)
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch what is done within the block.
+
+        Raises:
+            ImpurityError: the function has printed, logged, written to a file, drawn
+                random numbers, or changed a global, a name of an enclosing scope, the
+                environment, or an object that it got or found there.
+        """
+        reachable = self._reachable
+        with _lock, watching_process(reachable.note):
+            before = sys.gettrace()
+            sys.settrace(reachable.enter)
+            try:
+                yield
+            finally:
+                sys.settrace(before)
+        if reachable.effects:
+            rows = [f"  {line or '?'}: {what}" for what, line in reachable.effects]
+            raise ImpurityError(
+                f"trace: `{name_of(self._f)}` does what only happens in the trace, and "
+                "not when the graph runs:\n" + "\n".join(rows) + "\nReturn a result "
+                "instead, or trace without `strict`."
+            )
+
+
+_lock: Final = threading.RLock()  # streams and loggers are those of all threads
 
 
 def check_same(f: Callable[..., Any], first: Graph, second: Graph) -> None:
@@ -72,19 +100,6 @@ def check_same(f: Callable[..., Any], first: Graph, second: Graph) -> None:
             )
 
 
-class _Printed(io.TextIOBase):
-    """Takes what is printed, and passes it on."""
-
-    def __init__(self, effects: "dict[tuple[str, Any], None]") -> None:
-        self.effects = effects
-        self.to = sys.stdout
-
-    def write(self, text: str) -> int:
-        if text.strip():
-            self.effects["it prints", user_line()] = None
-        return self.to.write(text)
-
-
 @dataclass(slots=True)
 class _Place:
     """A namespace or an object whose parts are watched."""
@@ -94,7 +109,7 @@ class _Place:
     known: dict[Any, Any] = field(default_factory=dict)
 
 
-class _Watch:
+class _Reachable:
     """Compares what `f` can reach with what it was, at each line of the user's code.
 
     effects  what was done, and on which line
@@ -103,21 +118,19 @@ class _Watch:
     def __init__(self, f: Callable[..., Any], args: Any) -> None:
         self.effects: dict[tuple[str, Any], None] = {}
         self.places: list[_Place] = []
-        self.seen: set[int] = set()
+        self.seen: dict[int, Any] = {}  # alive, so that no other gets their ids
         self.codes: set[CodeType] = set()
         self.line: Any = None
         for name, value in closed_over(f).items():
             self.reach(name, value)
-        self.reach("self", getattr(f, "__self__", None))
-        for name, value in _defaults(f).items():
-            self.reach(name, value)
         for k, leaf in enumerate(args):
             self.reach(f"args[{k}]", leaf)
-        code = getattr(f, "__code__", None)
-        names = getattr(code, "co_freevars", ())
-        cells = getattr(f, "__closure__", None) or ()
-        for name, cell in zip(names, cells, strict=True):
-            self.add(name, functools.partial(_content, name, cell))
+        self.reach("self", f)
+        for text, read in _STATES.items():
+            self.add(text, read)
+
+    def note(self, what: str, line: Any) -> None:
+        self.effects[what, line] = None
 
     def add(self, text: str, read: Callable[[], dict[Any, Any]]) -> None:
         place = _Place(text, read)
@@ -128,22 +141,55 @@ class _Watch:
         """Watch an object, and those in it."""
         if id(value) in self.seen or depth > _DEPTH or isinstance(value, _LEFT):
             return
-        self.seen.add(id(value))
-        items: dict[Any, Any]
-        if isinstance(value, list | dict | set | bytearray):
+        self.seen[id(value)] = value
+        state = _state_of(value)
+        if state is not None:
+            self.add(text, state)
+        elif isinstance(value, list | dict | set | bytearray | deque):
             self.add(text, lambda: _items(value))
-            items = _items(value) if not isinstance(value, set) else {}
-            for key, item in list(items.items())[:_MOST]:
-                self.reach(f"{text}[{key!r}]", item, depth + 1)
+            if not isinstance(value, set):
+                self.items(f"{text}[{{!r}}]", _items(value), depth)
         elif isinstance(value, tuple):
-            for key, item in enumerate(value[:_MOST]):
-                self.reach(f"{text}[{key}]", item, depth + 1)
-        elif isinstance(value, np.ndarray):
-            self.add(text, lambda: {"": value.tobytes()})
-        elif hasattr(value, "__dict__"):
-            self.add(text, lambda: vars(value))
-            for key, item in list(vars(value).items())[:_MOST]:
-                self.reach(f"{text}.{key}", item, depth + 1)
+            self.items(f"{text}[{{!r}}]", dict(enumerate(value)), depth)
+        elif isinstance(value, FunctionType):
+            self.function(value, depth)
+        elif isinstance(value, MethodType):
+            self.reach(text, value.__self__, depth)
+            self.reach(text, value.__func__, depth)
+        elif isinstance(value, partial):
+            names = parameter_names(value.func, len(value.args))
+            given = {**dict(zip(names, value.args, strict=True)), **value.keywords}
+            self.items("{}", given, depth)
+            self.reach(text, value.func, depth)
+        elif isinstance(value, type):
+            if _is_users(value):
+                self.object(text, lambda: _class_parts(value), depth)
+        elif hasattr(value, "__dict__") or _is_users(type(value)):
+            self.object(text, lambda: _attributes(value), depth)
+            self.reach(type(value).__name__, type(value), depth)
+
+    def object(self, text: str, read: Callable[[], dict[Any, Any]], depth: int) -> None:
+        """Watch the attributes of an object or a class."""
+        self.add(text, read)
+        self.items(f"{text}.{{}}", read(), depth)
+
+    def items(self, text: str, values: dict[Any, Any], depth: int) -> None:
+        for key, item in list(values.items())[:_MOST]:
+            self.reach(text.format(key), item, depth + 1)
+
+    def function(self, value: FunctionType, depth: int) -> None:
+        """Watch what a function of the user's closes over, its defaults, its notes."""
+        code = value.__code__
+        if is_own_file(code.co_filename) or is_library(code.co_filename):
+            return
+        # However deep closures are in each other: `seen` ends it.
+        for name, cell in zip(code.co_freevars, value.__closure__ or (), strict=True):
+            read = functools.partial(_content, name, cell)
+            self.add(name, read)
+            for item in _parts(read).values():
+                self.reach(name, item, depth)
+        self.items("{}", _defaults(value), depth)
+        self.object(value.__name__, lambda: vars(value), depth)
 
     # --- while it runs ----------------------------------------------------------------
 
@@ -152,7 +198,7 @@ class _Watch:
     def enter(self, frame: FrameType, *_: Any) -> Any:
         code = frame.f_code
         file = code.co_filename
-        if is_own_file(file) or file == "<string>" or file.startswith(_LIBRARIES):
+        if is_own_file(file) or file == "<string>" or is_library(file):
             return None  # what dataclasses make has such a file; libraries have caches
         if code not in self.codes:
             self.codes.add(code)
@@ -176,21 +222,78 @@ class _Watch:
             if changed:
                 place.known = now
                 text = place.text or changed[0]
-                self.effects[f"it changes `{text}`", self.line] = None
+                what = "the state of " if changed == [""] else ""
+                self.effects[f"it changes {what}`{text}`", self.line] = None
 
 
 _DEPTH: Final = 3
 _MOST: Final = 100
 _NOTHING: Final = object()
 _LEFT: Final = (
-    *(Value, ModuleType, FunctionType, BuiltinFunctionType, type, str, bytes, int),
+    *(Value, ModuleType, BuiltinFunctionType, str, bytes, int),
     *(float, complex, type(None)),
 )
+# What is there once in a process.
+_STATES: Final[dict[str, Callable[[], dict[Any, Any]]]] = {
+    "os.environ": lambda: {k: os.fsencode(v) for k, v in os.environ.items()},
+    "random": lambda: _digest(random.getstate()),
+    "numpy.random": lambda: _digest(np.random.get_state(legacy=False)),
+}
 
 
-_LIBRARIES: Final = tuple(
-    sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
-)
+def _digest(state: Any) -> dict[str, bytes]:
+    """Something small that changes with a state, which is no attribute."""
+    return {"": str(hash(_frozen(state))).encode()}
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, dict):
+        return tuple([(k, _frozen(v)) for k, v in value.items()])
+    return value.tobytes() if isinstance(value, np.ndarray) else value
+
+
+def _state_of(value: Any) -> Callable[[], dict[Any, Any]] | None:
+    """What tells whether an object has changed that holds its state for itself."""
+    if isinstance(value, np.ndarray):
+        return lambda: {"elements": value.tobytes()}
+    if isinstance(value, random.Random):
+        return lambda: _digest(value.getstate())
+    if isinstance(value, np.random.Generator):
+        return lambda: _digest(value.bit_generator.state)
+    if isinstance(value, np.random.RandomState):
+        return lambda: _digest(value.get_state(legacy=False))
+    if isinstance(value, io.IOBase):
+        return lambda: _digest(_position(value))
+    return None
+
+
+def _position(file: io.IOBase) -> int | None:
+    return file.tell() if not file.closed and file.seekable() else None
+
+
+def _is_users(value: type) -> bool:
+    """Whether a class is neither hopflow's nor a library's."""
+    module = sys.modules.get(value.__module__)
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return value.__module__ == "__main__"
+    return not is_own_file(file) and not is_library(file)
+
+
+def _class_parts(value: type) -> dict[Any, Any]:
+    """The attributes of a class that its author gave it."""
+    return {k: v for k, v in vars(value).items() if not k.startswith("__")}
+
+
+def _attributes(value: Any) -> dict[Any, Any]:
+    """The attributes of an object, in its dict and its slots."""
+    found = dict(getattr(value, "__dict__", {}))
+    for kind in filter(_is_users, type(value).__mro__):  # those of others have caches
+        slots = vars(kind).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            with contextlib.suppress(AttributeError):  # nothing was assigned to it
+                found[name] = getattr(value, name)
+    return found
 
 
 def _defaults(f: Callable[..., Any]) -> dict[str, Any]:

@@ -14,12 +14,14 @@ from hopflow.tensor import EagerTensor
 from hopflow.trace.dims import Dynamic, LeafPlan, choice_of, plan_leaves
 from hopflow.trace.functional import escaped
 from hopflow.trace.inputs import can_be_symbol
+from hopflow.trace.marks import Mark, marks_of
 from hopflow.trace.source import (
     argument_texts,
     declared_names,
     name_of,
     parameter_names,
 )
+from hopflow.trace.tensor_types import opened
 from hopflow.trace.variants import Place
 
 __all__ = ["Arguments", "Given", "is_data", "kinds_of", "weak_tensor"]
@@ -51,6 +53,7 @@ class Given(NamedTuple):
     @staticmethod
     def of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Given":
         """These arguments, flat."""
+        args, kwargs = opened((args, kwargs))
         leaves, spec = pytree.flatten((args, kwargs))
         leaves = [slots.from_array(x) if isinstance(x, _ARRAYS) else x for x in leaves]
         return Given(args, kwargs, leaves, spec, _key_orders((args, kwargs)))
@@ -74,6 +77,7 @@ class Arguments(NamedTuple):
     places    where the numbers are that may be symbols
     values    those numbers
     plans     what the user chose for each leaf
+    marks     what the user has said of single tensors, see `hf.mark_dynamic`
     """
 
     given: Given
@@ -83,6 +87,7 @@ class Arguments(NamedTuple):
     places: list[Place]
     values: tuple[Any, ...]
     plans: Sequence[LeafPlan]
+    marks: dict[Place, Mark]
 
     @staticmethod
     def of(f: Callable[..., Any], dynamic: Dynamic, given: Given) -> "Arguments":
@@ -98,6 +103,7 @@ class Arguments(NamedTuple):
         operands: list[int] = []
         places: list[Place] = []
         values: list[Any] = []
+        marks: dict[Place, Mark] = {}
         for i, leaf in enumerate(given.leaves):
             if is_data(leaf):
                 if not isinstance(leaf, EagerTensor):
@@ -108,6 +114,7 @@ class Arguments(NamedTuple):
                 key += [type_.dtype, type_.ndim, type_.weak]
                 places += [Place(i, axis) for axis in range(type_.ndim)]
                 values += type_.shape
+                marks.update((Place(i, a), m) for a, m in marks_of(leaf).items())
             elif can_be_symbol(leaf) and choice_of(plans[i], None) is not False:
                 key.append(type(leaf))
                 places.append(Place(i, None))
@@ -118,7 +125,7 @@ class Arguments(NamedTuple):
             else:
                 key.append(_static(f, given.spec, i, leaf))
         return Arguments(
-            given, tensors, operands, tuple(key), places, tuple(values), plans
+            given, tensors, operands, tuple(key), places, tuple(values), plans, marks
         )
 
     def texts(self, f: Callable[..., Any]) -> list[str]:

@@ -5,6 +5,7 @@ import inspect
 import linecache
 import sys
 from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
 from types import CodeType, FrameType, MethodType
 from typing import Any
@@ -13,70 +14,100 @@ from hopflow.errors import ArgumentTypeError
 from hopflow.graph.core import SourceLine
 from hopflow.graph.origin import origin
 from hopflow.pytree import Spec, leaf_paths
+from hopflow.symbolic.env import ShapeEnv
+from hopflow.tracebacks import OPERATOR_FILE, is_own_file, operator_at
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-_ROOT = _PACKAGE.parent.parent
-_OWN = (str(_PACKAGE), str(_ROOT / "hops"), str(_ROOT / "autograd"))
-# Programs that come with the package are users of it.
-_USERS = (str(_PACKAGE / "demo"), str(_PACKAGE / "testing"))
+_METHODS = (str(_PACKAGE / "tensor" / "base.py"), str(_PACKAGE / "entries.py"))
 
-_TENSOR = str(_PACKAGE / "tensor" / "base.py")
-
-_is_own: dict[str, bool] = {}
-# By the identity of code, which the entry keeps alive, and an instruction in it: to
-# hash code, or to find its lines, takes the longer the more code there is.
-_lines: dict[tuple[int, int], tuple[SourceLine, CodeType]] = {}
+# By the identity of code, which the entry keeps alive, an instruction in it, and the
+# identity of its caller's line: to hash code, or to find its lines, takes the longer
+# the more code there is.
+_lines: dict[tuple[int, int, int], tuple[SourceLine, CodeType]] = {}
+# By the path of an operator and the identity of its caller's line.
+_operators: dict[tuple[str, int], SourceLine] = {}
 _codes: dict[SourceLine, CodeType] = {}
 _literals: dict[int, frozenset[Any]] = {}  # by the identity of code in `_codes`
-
-
-def _own(file: str) -> bool:
-    path = str(Path(file).resolve())
-    own = path.startswith(_OWN) and not path.startswith(_USERS)
-    own = _is_own[file] = own or file.startswith("<frozen")
-    return own
 
 
 def direct_line(depth: int = 1) -> SourceLine | None:
     """The line that called, if it is the user's: a method of tensors may be between."""
     frame: FrameType | None = sys._getframe(depth)
-    while frame is not None and frame.f_code.co_filename == _TENSOR:
+    while frame is not None and frame.f_code.co_filename in _METHODS:
         frame = frame.f_back
     if frame is None or is_own_file(frame.f_code.co_filename):
         return None
     return _line(frame)
 
 
-def is_own_file(file: str) -> bool:
-    """Whether code of a file is hopflow's own, and not a user's."""
-    known = _is_own.get(file)
-    return _own(file) if known is None else known
-
-
 def user_frame(depth: int = 1) -> FrameType | None:
     """The innermost frame on the stack that is not hopflow's own."""
     frame: FrameType | None = sys._getframe(depth)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        own = _is_own.get(file)
-        if own is None:
-            own = _own(file)
-        if not own:
-            return frame
+    while frame is not None and is_own_file(frame.f_code.co_filename):
         frame = frame.f_back
-    return None
+    return frame
 
 
 def user_line(depth: int = 1) -> SourceLine | None:
-    """The innermost line on the stack that is not hopflow's own; while nodes are
-    replayed, the line of the node."""
+    """The innermost line on the stack that is not hopflow's own, with its callers;
+    while nodes are replayed, the line of the node.
+
+    The callers are those within the traced function, and operators between them.
+    """
     if origin.node.line is not None:
         return origin.node.line
     frame = user_frame(depth + 1)
     if frame is None:
         return None
-    known = _lines.get((id(frame.f_code), frame.f_lasti))
-    return known[0] if known is not None else _line(frame)
+    calls: list[FrameType | str] = [frame]
+    root, outer = origin.root, frame.f_back if origin.root is not None else None
+    for _ in range(_DEEPEST):
+        if outer is None or outer is root:
+            break
+        if not is_own_file(outer.f_code.co_filename):
+            calls.append(outer)
+        elif operator := operator_at(outer):
+            calls.append(operator)
+        outer = outer.f_back
+    # An eager operator has called the function that is traced.
+    before = outer.f_back if outer is not None and outer is root else None
+    if before is not None and (operator := operator_at(before)):
+        calls.append(operator)
+    line = None
+    for call in reversed(calls):
+        line = (
+            _line_of_operator(call, line)
+            if isinstance(call, str)
+            else _line(call, line)
+        )
+    return line
+
+
+def user_expression(depth: int = 1) -> str:
+    """The expression of the user's code that is being evaluated; "" where its text is
+    not known: while nodes are replayed, or without the source.
+
+    Also "" for one that is too long for a message.
+    """
+    frame = None if origin.node.line is not None else user_frame(depth + 1)
+    if frame is None:
+        return ""
+    positions = islice(frame.f_code.co_positions(), frame.f_lasti // 2, None)
+    first, last, begin, end = next(positions, (None, None, None, None))
+    if first is None or first != last or begin is None or end is None:
+        return ""
+    # Columns count bytes.
+    line = linecache.getline(frame.f_code.co_filename, first).encode()
+    text = line[begin:end].decode(errors="replace")
+    return text if len(text) <= _LONGEST else ""
+
+
+_LONGEST = 60
+
+
+def user_env() -> ShapeEnv:
+    """An environment for a trace of the user's code, whose lines its messages name."""
+    return ShapeEnv(user_line, expression=user_expression)
 
 
 def source_text(line: SourceLine) -> str:
@@ -84,19 +115,33 @@ def source_text(line: SourceLine) -> str:
     return linecache.getline(line.file, line.line).strip()
 
 
-def _line(frame: FrameType) -> SourceLine:
+def _line(frame: FrameType, caller: SourceLine | None = None) -> SourceLine:
     """The line that a frame is at; remembered, while there are not too many."""
     code = frame.f_code
+    key = id(code), frame.f_lasti, id(caller)
+    known = _lines.get(key)
+    if known is not None and known[0].caller is caller:
+        return known[0]
     if len(_lines) >= _MOST_LINES:
-        for known in (_lines, _codes, _literals):
-            known.clear()
-    line = SourceLine(code.co_filename, frame.f_lineno, code.co_name)
-    _lines[id(code), frame.f_lasti] = line, code
+        for kept in (_lines, _codes, _literals, _operators):
+            kept.clear()
+    line = SourceLine(code.co_filename, frame.f_lineno, code.co_name, caller)
+    _lines[key] = line, code
     _codes[line] = code
     return line
 
 
+def _line_of_operator(path: str, caller: SourceLine | None) -> SourceLine:
+    """What stands in a stack for an operator that calls a function of the user's."""
+    key = path, id(caller)
+    known = _operators.get(key)
+    if known is None or known.caller is not caller:
+        known = _operators[key] = SourceLine(OPERATOR_FILE, 1, path, caller)
+    return known
+
+
 _MOST_LINES = 1 << 14
+_DEEPEST = 1 << 10  # frames that are looked at for callers
 # Python 3.14 has no constants of these.
 _LOAD_SMALL_INT = dis.opmap.get("LOAD_SMALL_INT")
 

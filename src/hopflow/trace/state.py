@@ -11,8 +11,8 @@ from typing import Any, Final
 import numpy as np
 
 from hopflow.bind import Value
-from hopflow.trace.source import is_own_file
 from hopflow.trace.tracer import Tracer
+from hopflow.tracebacks import is_own_file
 
 __all__ = ["name_captures"]
 

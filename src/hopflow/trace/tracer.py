@@ -7,11 +7,12 @@ it, keyed by the parent's value; with the eager interpreter below, a concrete te
 captured as it is. Lifting a tensor lifts the free symbols of its shape before it.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Any, Final
 
-from hopflow.bind import Interpreter, Operand, Value, current, using
+from hopflow.bind import Interpreter, Operand, Value, current, has_process, using
 from hopflow.errors import (
     CapturedTensorError,
     HopflowError,
@@ -23,6 +24,7 @@ from hopflow.graph.core import (
     Node,
     Var,
     map_graphs,
+    map_sizes,
     plain_symbol,
     size_of,
     symbol_range,
@@ -31,8 +33,10 @@ from hopflow.graph.origin import origin, replaying
 from hopflow.graph.regions import result_types
 from hopflow.graph.rewriting import clone, copy_fields, static_symbols
 from hopflow.graph.types import SYMBOL_TYPE, TensorType, shared
+from hopflow.ops.convert import convert
 from hopflow.ops.item import dim_size, item
 from hopflow.ops.opdef import OPERATIONS, OpDef
+from hopflow.ops.symbolic_int import symbolic_int
 from hopflow.symbolic.env import ShapeEnv
 from hopflow.symbolic.ranges import EVERY, ValueRange
 from hopflow.symbolic.size import (
@@ -42,6 +46,7 @@ from hopflow.symbolic.size import (
     free_symbols,
     substitute,
 )
+from hopflow.symbolic.terms import Terms
 from hopflow.tensor import EagerTensor, Tensor
 from hopflow.tensor.rows import places_in, row_of
 from hopflow.trace.captures import Capture, Part, is_private, parts_overlap
@@ -59,6 +64,7 @@ from hopflow.trace.numbers import Numbers
 from hopflow.trace.own_writes import check_own, note_own
 from hopflow.trace.source import user_line
 from hopflow.trace.stand_ins import stand_in
+from hopflow.trace.tensor_types import held_by_type, tracer_of
 
 _NOTHING: Final[Mapping[int, Size]] = {}
 
@@ -77,11 +83,13 @@ class Tracer(Numbers):
     hints        input -> the number that it holds in the call that is traced, and how
                  a user would ask for it
     floats       symbol of a float -> the tensor that holds it, as f64[]
+    computed     integer over such symbols -> the symbol that it is, an input
     changes      what takes back changes to what was there before, the last one last
     asked        symbol -> the var whose number it is
     ranges       var of an integer -> where it is known to lie
     has_writes   whether a tensor may have been given another value
     allow_captures   False: a concrete tensor from outside is a CapturedTensorError
+    asks_types       whether types of the user's are asked here as they are eagerly
     """
 
     __slots__ = (
@@ -90,9 +98,11 @@ class Tracer(Numbers):
         "_sizes",
         "allow_captures",
         "asked",
+        "asks_types",
         "captures",
         "changes",
         "closed",
+        "computed",
         "env",
         "floats",
         "graph",
@@ -121,11 +131,13 @@ class Tracer(Numbers):
         self.env: ShapeEnv | None = parent.env if isinstance(parent, Tracer) else env
         self.hints: dict[Var, tuple[bool | int | float, str]] = {}
         self.floats: dict[Symbol, TracedTensor] = {}
+        self.computed: dict[Terms, SymInt] = {}
         self.asked: dict[Symbol, Var] = {}
         self.ranges: dict[Var, ValueRange] = {}
         self.graph = Graph(name)
         self.path = path
         self.allow_captures = allow_captures
+        self.asks_types = False
         self.symbols: dict[Symbol, Var] = {}
         self.operands: list[TracedTensor] = []
         self.captures: dict[Any, Capture] = {}
@@ -213,6 +225,11 @@ class Tracer(Numbers):
         """The size that a var is the value of, here or where it was lifted from."""
         if var.node.symbol is not None:
             return size_of(var.node.symbol)
+        node = var.node
+        if node.op is convert and node.args[0].type.dtype is var.type.dtype:
+            # `hf.asarray(x.shape[0])` is strong, and a size all the same.
+            [arg] = node.args
+            return int(arg.value) if isinstance(arg, Constant) else self.known_size(arg)
         known = self._sizes.get(var)
         if known is None and isinstance(self.parent, Tracer):
             for capture in self._from_outside():
@@ -228,6 +245,10 @@ class Tracer(Numbers):
             self.parent.adopt(value)
 
     # --- lifting ---
+
+    def asks(self, value: Value) -> bool:
+        owner = tracer_of(value)
+        return owner is self or (owner is None and self.asks_types)
 
     def localize(self, value: Value) -> TracedTensor:
         """The tensor of this tracer for `value`, lifted if it comes from outside.
@@ -268,6 +289,11 @@ class Tracer(Numbers):
     def _lift_parent(self, value: Value) -> tuple[Tensor, Tensor]:
         """`value` as the parent has it, and the tensor whose memory it is in."""
         parent = self.parent
+        if has_process(value):
+            if self.asks(value):
+                raise held_by_type(value)
+            if parent is None or parent.asks(value):
+                return value, value
         if isinstance(parent, Tracer):
             local = parent.localize(value)
             return local, parent.memory(local)
@@ -434,6 +460,8 @@ class Tracer(Numbers):
         self, op: Any, args: Sequence[Operand], params: dict[str, Any]
     ) -> tuple[TracedTensor, ...]:
         recorded = [self.arg(a) for a in args]
+        if any(s.real for s in static_symbols(params.values())):
+            params = {k: map_sizes(v, self.whole) for k, v in params.items()}
         for symbol in static_symbols(params.values()):
             self.symbol(symbol)
         try:
@@ -451,6 +479,8 @@ class Tracer(Numbers):
             self._define_by(node)
         elif op is dim_size:
             self._sizes[node.results[0]] = node.args[0].type.shape[params["axis"]]
+        elif op is symbolic_int:
+            self._sizes[node.results[0]] = params["value"]
         return tuple([TracedTensor(self, var) for var in node.results])
 
     def repeat(
@@ -557,7 +587,7 @@ def _note_line(error: HopflowError) -> None:
 def part_of(value: Value) -> Part:
     """Which part `value` is of a tensor of the outermost trace, or eager."""
     here = current()
-    if isinstance(here, Tracer):
+    if isinstance(here, Tracer) and not (has_process(value) and here.asks(value)):
         return here.part(here.localize(value))
     assert isinstance(value, Tensor)
     return Part(value, ())
@@ -577,6 +607,8 @@ def range_of(operand: Operand, tracer: Interpreter | None = None) -> ValueRange:
     if isinstance(operand, Constant):
         return ValueRange.point(int(operand.value))
     tracer = tracer or current()
+    if has_process(operand) and tracer.asks(operand):
+        return EVERY
     return tracer.range_of(operand) if isinstance(tracer, Tracer) else EVERY
 
 
@@ -594,6 +626,9 @@ def trace_into(tracer: Tracer, fn: Any, args: Sequence[Any]) -> Any:
 
     What an operator has lifted from ancestors its entry rolls back.
     """
+    root = origin.root
+    if not isinstance(tracer.parent, Tracer):
+        origin.root = sys._getframe()
     try:
         with using(tracer), replaying():
             if tracer.env is None or not isinstance(tracer.parent, Tracer):
@@ -603,3 +638,5 @@ def trace_into(tracer: Tracer, fn: Any, args: Sequence[Any]) -> Any:
     except BaseException:
         tracer.closed = True
         raise
+    finally:
+        origin.root = root

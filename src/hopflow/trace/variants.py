@@ -1,16 +1,19 @@
 """What a function was traced to, for calls that differ in sizes and numbers only."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from hopflow.graph.module import Source
+from hopflow.errors import ShapeError
+from hopflow.graph.module import ComputedSource, Source
 from hopflow.symbolic.env import ShapeEnv
 from hopflow.symbolic.guards import GuardSet
 from hopflow.symbolic.size import Symbol
 from hopflow.trace.dims import Choice, Dim
+from hopflow.trace.marks import Mark
+from hopflow.trace.outside.guard import Guard
 
-__all__ = ["Family", "Place", "Variant"]
+__all__ = ["Family", "Match", "Place", "Variant"]
 
 T = TypeVar("T")
 
@@ -32,17 +35,21 @@ class Variant(Generic[T]):
     env        of the trace
     guards     what the values must fulfil, simplified
     dims       the places whose sizes were declared
+    captured   the tensors from outside, if nothing leads to them
+    outside    what leads to them, and must hold of what the function reads from outside
     """
 
     compiled: T
     fixed: list[tuple[int, int]]
-    sources: dict[Symbol, Source]
+    sources: dict[Symbol, Source | ComputedSource]
     env: ShapeEnv
     guards: GuardSet
     dims: dict[tuple[int, int | None], Dim]
+    captured: list[Any]
+    outside: Guard | None
     asks_values: bool = field(init=False)
     _check: Callable[..., bool] = field(init=False)
-    _asked: tuple[Source, ...] = field(init=False)
+    _asked: tuple[Source | ComputedSource, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         symbols = self.guards.symbols
@@ -60,7 +67,16 @@ class Variant(Generic[T]):
 
     def holds(self, leaves: Sequence[Any]) -> bool:
         """Whether the guards hold for a call with these leaves."""
-        return self._check(*[source.find(leaves) for source in self._asked])
+        try:
+            values = [source.find(leaves) for source in self._asked]
+        except ShapeError:  # of a number that has none in this call
+            return False
+        return self._check(*values)
+
+    def find_captured(self, leaves: Sequence[Any]) -> list[Any] | None:
+        """The tensors from outside for a call with these leaves; None: what the
+        function reads from outside is such that the call cannot run this."""
+        return self.captured if self.outside is None else self.outside.find(leaves)
 
     def conditions(self) -> list[str]:
         """The guards as a user would write them, with the lines that asked."""
@@ -69,6 +85,19 @@ class Variant(Generic[T]):
             + (f"  ({guard.line})" if guard.line else "")
             for guard in self.guards.guards
         ]
+
+    def specialised(self, places: Sequence[Place], texts: Sequence[str]) -> list[str]:
+        """Which sizes of arguments are 0 or 1 in each call that it serves."""
+        sizes = [(places[k], value) for k, value in self.fixed if value in (0, 1)]
+        found = [f"{texts[p.leaf]}.shape[{p.axis}] == {n}" for p, n in sizes]
+        plain = [(((s,), 1),) for s in self.sources]
+        for guard in self.guards.guards:
+            condition = guard.holds
+            is_point = condition.op == "==" and condition.args[1] in (0, 1)
+            if is_point and condition.args[0] in plain:
+                at = f" ({guard.line})" if guard.line else ""
+                found.append(f"{self.env.describe(condition)}{at}")
+        return found
 
     def reasons(
         self,
@@ -89,7 +118,16 @@ class Variant(Generic[T]):
                 at = f" at {guard.line}" if guard.line else ""
                 text = self.env.describe(guard.holds)
                 found.append(f"`{text}`{at} no longer holds")
+        if self.outside is not None:
+            found += self.outside.reasons(leaves, texts)
         return found
+
+
+class Match(NamedTuple, Generic[T]):
+    """What a call runs, and the tensors from outside that it is given."""
+
+    variant: Variant[T]
+    captured: list[Any]
 
 
 class Family(Generic[T]):
@@ -101,23 +139,25 @@ class Family(Generic[T]):
     def __init__(self, places: Sequence[Place]) -> None:
         self.places = list(places)
         self.variants: list[Variant[T]] = []
-        self._exact: dict[tuple[Any, ...], Variant[T]] = {}
+        self._exact: dict[tuple[Any, ...], list[Variant[T]]] = {}
         self._first: tuple[Any, ...] | None = None
         self._last: Variant[T] | None = None
         self._varies = dict.fromkeys(self.places, False)
+        self.marks: dict[Place, Mark] = {}
 
-    def find(self, values: tuple[Any, ...], leaves: Sequence[Any]) -> Variant[T] | None:
+    def find(self, values: tuple[Any, ...], leaves: Sequence[Any]) -> Match[T] | None:
         """The variant that serves a call; None: it needs a new one."""
-        known = self._exact.get(values)
-        if known is not None:
-            return known
+        for variant in self._exact.get(values, ()):
+            if (found := variant.find_captured(leaves)) is not None:
+                return Match(variant, found)
         last = self._last  # is asked first; other threads may call this too
-        if last is not None and last.serves(values, leaves):
-            return last
-        for variant in self.variants:
-            if variant is not last and variant.serves(values, leaves):
-                self._last = variant
-                return variant
+        general = self.variants
+        for variant in general if last is None else (last, *general):
+            if variant.serves(values, leaves):
+                found = variant.find_captured(leaves)
+                if found is not None:
+                    self._last = variant
+                    return Match(variant, found)
         return None
 
     def note(self, values: tuple[Any, ...]) -> None:
@@ -134,16 +174,41 @@ class Family(Generic[T]):
         """
         if chosen is not None:
             return chosen
+        if place in self.marks:
+            return self.marks[place]
         return place.axis is None or self._varies[place]
 
+    def mark(self, marks: Mapping[Place, Mark]) -> None:
+        """Take note of the marks of a call's tensors. What was traced with another
+        choice for such a place serves no more."""
+        new = {p for p, m in marks.items() if self.marks.get(p) != m}
+        if not new:
+            return
+        self.marks.update(marks)
+        fixed = [v for v in self.all() if new & {self.places[k] for k, _ in v.fixed}]
+        stale = set(map(id, fixed))
+
+        def fresh(variants: Sequence[Variant[T]]) -> list[Variant[T]]:
+            return [v for v in variants if id(v) not in stale]
+
+        self.variants = fresh(self.variants)
+        self._exact = {k: fresh(known) for k, known in self._exact.items()}
+        self._last = None
+
     def add(self, values: tuple[Any, ...], variant: Variant[T]) -> None:
+        """Keep a variant that was made for a call; of those that differ only in what
+        they read from outside, the last ones."""
         if variant.sources or len(self._exact) >= _MOST_EXACT:
-            self.variants.insert(0, variant)
+            self.variants = [variant, *self.variants][:_MOST_GENERAL]
         else:
-            self._exact[values] = variant
+            others = self._exact.get(values, [])
+            self._exact[values] = [variant, *others][:_MOST_ALIKE]
 
     def all(self) -> list[Variant[T]]:
-        return [*self.variants, *self._exact.values()]
+        """The variants that are kept."""
+        return [*self.variants, *(v for known in self._exact.values() for v in known)]
 
 
 _MOST_EXACT: Final = 1 << 12
+_MOST_GENERAL: Final = 1 << 12
+_MOST_ALIKE: Final = 64

@@ -9,6 +9,7 @@ A function that it calls gets the block for its header, and the rest as argument
 number of its first site, the sizes, and the addresses. It returns the same.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Final, TypeAlias
@@ -36,11 +37,12 @@ from hopflow.compiler.llvm.module import (
 from hopflow.compiler.llvm.statements import Emitter
 from hopflow.compiler.llvm.stubs import HEADER
 from hopflow.compiler.llvm.target import Target
-from hopflow.compiler.plan import ALIGNMENT, ArenaPlan, plan, room
+from hopflow.compiler.plan import ALIGNMENT, ArenaPlan, plan
 from hopflow.compiler.private import private_buffers
 from hopflow.loop_ir import walk
 from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.nest import Buffer, Program, Swap, Var
+from hopflow.ops.opdef import MOST_BYTES
 
 ON_STACK: Final = 4096
 """An arena of at most this many bytes is on the stack."""
@@ -104,6 +106,7 @@ class _FunctionEmitter:
         self.f = Function(module, *self._signature())
         self.memory = Memory(self.f)
         self.emitter = Emitter(self.f, self.memory, target)
+        self.emitter.has_block = True
         self.all = list(walk.statements(program.body))
         self.allocated = walk.allocated(program.body)
         self._heap: list[str] = []  # slots of the addresses of what is not on the stack
@@ -171,12 +174,14 @@ class _FunctionEmitter:
         if not placed:
             return
         guarded = self.module.guarded
+        if not (guarded or arena.total.is_const):
+            self._check_rooms(placed)
         base = "" if guarded else self._arena_base(arena.total)
         self.memory.arena = base
         for buffer in placed:
             offset = arena.offsets[buffer]
             if guarded:
-                pointer = self._on_heap(values.value(room(buffer, self.module.peeks)))
+                pointer = self._on_heap(self.emitter.room(buffer))
             elif offset.is_const and buffer not in swapped:
                 self.memory.place_in_arena(buffer, offset.attr)
                 continue
@@ -187,6 +192,15 @@ class _FunctionEmitter:
                 self.memory.place_in_slot(buffer, pointer)
             else:
                 self.memory.place(buffer, pointer)
+
+    def _check_rooms(self, buffers: Sequence[Buffer]) -> None:
+        """Leave where the bytes of the arena would be too many for i64 arithmetic."""
+        checked: set[tuple[Any, ...]] = set()
+        for buffer in buffers:
+            key = buffer.dtype.itemsize, *buffer.shape
+            if key not in checked and not all(n.is_const for n in buffer.shape):
+                checked.add(key)
+                self.emitter.room(buffer, MOST_BYTES // len(buffers))
 
     def _arena_base(self, total: Expr) -> str:
         f = self.f

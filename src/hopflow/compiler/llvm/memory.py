@@ -55,6 +55,10 @@ class Memory:
         """Say that `buffer` begins at the register `pointer`, always."""
         self._pointers[buffer] = pointer
 
+    def place_by_root(self, buffer: Buffer, root: tuple[int, int]) -> None:
+        """Say that `buffer` begins where `root` of another function's memory says."""
+        self._roots[buffer] = root
+
     def place_by_word(self, buffer: Buffer, word: int) -> None:
         """Say that `buffer` begins where this word of the program's block says."""
         self._roots[buffer] = word, 0

@@ -52,6 +52,7 @@ _FLOAT_TEST: Final = {
     "gt": "ogt",
     "ge": "oge",
 }
+_OVERFLOWS: Final = {"add_overflows": "sadd", "mul_overflows": "smul"}
 _ROUNDING: Final = frozenset("add sub mul div rem sqrt fma".split())
 """Operations whose exact result a narrow float may not be able to hold."""
 
@@ -69,6 +70,8 @@ def operation(f: Function, op: str, dtype: DType, width: int, args: list[str]) -
         return result
     if op == "abs":  # of an unsigned integer
         return args[0]
+    if op in _OVERFLOWS:
+        return _overflows(f, _OVERFLOWS[op], register_type(dtype), width, args)
     return _shift(f, op, dtype, width, args)
 
 
@@ -77,6 +80,8 @@ def _instruction(op: str, dtype: DType, width: int) -> tuple[str, str | None] | 
     """The template of the one instruction that does `op`, and what it declares."""
     t = register_type(dtype, width)
     kind = dtype.kind
+    if op in _OVERFLOWS:
+        return None
     if op in COMPARE:
         return _comparison(op, kind, t), None
     if op == "isnan":
@@ -142,6 +147,16 @@ def _call(
 
 
 # --- operations of several instructions -----------------------------------------------
+
+
+def _overflows(f: Function, op: str, scalar: str, width: int, args: list[str]) -> str:
+    """Whether an operation of signed integers wraps around."""
+    t = lanes(scalar, width)
+    pair = f"{{{t}, {lanes('i1', width)}}}"
+    intrinsic = f"{pair} @llvm.{op}.with.overflow{overload(scalar, width)}"
+    f.module.declare(f"{intrinsic}({t}, {t})")
+    both = f.emit(f"call {intrinsic}({t} {args[0]}, {t} {args[1]})")
+    return f.emit(f"extractvalue {pair} {both}, 1")
 
 
 def _shift(f: Function, op: str, dtype: DType, width: int, args: list[str]) -> str:

@@ -13,6 +13,7 @@ iteration. Only the first thread looks for Ctrl-C; the others look at its flag.
 
 from typing import TYPE_CHECKING, Final
 
+from hopflow.compiler.llvm.captures import Cells, captured
 from hopflow.compiler.llvm.memory import Memory, allocate, free
 from hopflow.compiler.llvm.module import HOT, RARE, Function
 from hopflow.compiler.llvm.stubs import (
@@ -23,10 +24,9 @@ from hopflow.compiler.llvm.stubs import (
     TRAP_VALUES,
 )
 from hopflow.compiler.llvm.types import register_type
-from hopflow.compiler.plan import ALIGNMENT, room
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import walk
-from hopflow.loop_ir.nest import Buffer, Declare, For, Let, Swap, Var
+from hopflow.loop_ir.nest import Buffer, For, Swap, Var
 
 if TYPE_CHECKING:
     from hopflow.compiler.llvm.statements import Emitter
@@ -46,18 +46,16 @@ def emit(emitter: "Emitter", s: For) -> None:
     """Emit a call of `hf_parallel`, and the function of the loop."""
     f = emitter.f
     private = emitter.private[s]
-    variables, named = _captured(s)
+    variables, named = captured(s.body, [s.var])
     buffers = [b for b in named if b not in private]
-    given = [
-        *((register_type(v.dtype), emitter.values.value(e.read(v))) for v in variables),
-        *(("ptr", emitter.memory.pointer(b)) for b in buffers),
-        ("i64", emitter.first_site or "0"),
-    ]
-    cells = f.slot(f"[{len(given)} x i64]", "cells", 8)
-    for k, (type_, register) in enumerate(given):
-        cell = f.emit(f"getelementptr i64, ptr {cells}, i64 {k}")
-        f.do(f"store {type_} {register}, ptr {cell}")
-    name = _define(emitter, s, variables, buffers)
+    given = Cells()
+    for var in variables:
+        given.add(register_type(var.dtype), emitter.values.value(e.read(var)))
+    for buffer in buffers:
+        given.add("ptr", emitter.memory.pointer(buffer))
+    given.add("i64", emitter.first_site or "0")
+    cells = given.stored(f)
+    name = _define(emitter, s, given, variables, buffers)
     extent = emitter.values.value(s.extent)
     f.module.external("i64 @hf_parallel(ptr, ptr, ptr, i64)", "nounwind")
     status = f.emit(
@@ -72,25 +70,12 @@ def emit(emitter: "Emitter", s: For) -> None:
     emitter.cost.unbounded = emitter.cost.polls = True
 
 
-def _captured(s: For) -> tuple[list[Var], list[Buffer]]:
-    """The variables and the buffers of the program that a loop names."""
-    own = {s.var}
-    variables: dict[Var, None] = {}
-    buffers: dict[Buffer, None] = {}
-    for inner in walk.statements(s.body):
-        if isinstance(inner, (Let, Declare, For)):
-            own.add(inner.var)
-        named = list(walk.buffers(inner))
-        buffers.update(dict.fromkeys(named))
-        sizes = [n for b in named for n in (*b.shape, *(b.strides or ()))]
-        for node in walk.nodes(*walk.expressions(inner), *sizes):
-            if node.op == "var":
-                variables[node.attr] = None
-    return [v for v in variables if v not in own], list(buffers)
-
-
 def _define(
-    emitter: "Emitter", s: For, variables: list[Var], buffers: list[Buffer]
+    emitter: "Emitter",
+    s: For,
+    given: Cells,
+    variables: list[Var],
+    buffers: list[Buffer],
 ) -> str:
     """Define the function of the iterations from `%begin` to `%end` (one or more)."""
     outer = emitter.f
@@ -102,15 +87,11 @@ def _define(
     )
     inner = emitter.within(f, Memory.of(f, emitter.memory))
     for k, var in enumerate(variables):
-        cell = f.emit(f"getelementptr i64, ptr %cells, i64 {k}")
-        value = f.emit(f"load {register_type(var.dtype)}, ptr {cell}")
-        inner.values.constants[var] = value
+        inner.values.constants[var] = given.loaded(f, k)
     for k, buffer in enumerate(buffers, start=len(variables)):
-        cell = f.emit(f"getelementptr i64, ptr %cells, i64 {k}")
-        inner.memory.place(buffer, f.emit(f"load ptr, ptr {cell}"))
+        inner.memory.place(buffer, given.loaded(f, k))
     if emitter.first_site:
-        cell = f.emit(f"getelementptr i64, ptr %cells, i64 {len(variables + buffers)}")
-        inner.first_site = f.emit(f"load i64, ptr {cell}")
+        inner.first_site = given.loaded(f, len(variables) + len(buffers))
     slots = _allocate(inner, s, emitter.private[s])
     f.branch("first")
     f.start("first")
@@ -137,11 +118,7 @@ def _allocate(inner: "Emitter", s: For, private: list[Buffer]) -> list[str]:
     }
     slots = [f.early_slot("ptr", "own", "null") for _ in private]
     for buffer, slot in zip(private, slots, strict=True):
-        size = inner.values.value(room(buffer, f.module.peeks))
-        if not f.module.guarded:
-            more = f.emit(f"add i64 {size}, {ALIGNMENT}")
-            size = f.emit(f"and i64 {more}, {-ALIGNMENT}")
-        pointer = allocate(f, size)
+        pointer = allocate(f, inner.room(buffer))
         f.do(f"store ptr {pointer}, ptr {slot}")
         inner.no_memory_if(f.emit(f"icmp eq ptr {pointer}, null"))
         if buffer in swapped:

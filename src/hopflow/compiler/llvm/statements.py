@@ -12,6 +12,7 @@ from hopflow.compiler.llvm import (
     operations,
     parallel,
     routines,
+    segments,
     vector,
 )
 from hopflow.compiler.llvm.cost import FUEL, Cost
@@ -54,6 +55,7 @@ from hopflow.loop_ir.nest import (
     While,
 )
 from hopflow.loop_ir.walk import same
+from hopflow.ops.opdef import MOST_BYTES
 
 
 class Emitter:
@@ -73,6 +75,7 @@ class Emitter:
         self.may_stop = False  # whether it may leave the program early
         self.polls = False  # whether it does
         self.may_poll = True
+        self.has_block = False  # whether the function takes the program's block
         self._fuel = ""
         self._ticks: dict[int, str] = {}
         self._depth = 0  # of loops
@@ -101,6 +104,7 @@ class Emitter:
     def within(self, f: Function, memory: Memory) -> "Emitter":
         """An emitter of statements into a function that this one's code calls."""
         inner = Emitter(f, memory, self.target)
+        inner.has_block = self.has_block
         inner._fuel = f.early_slot("i64", "fuel", str(FUEL))
         inner.name_trap_values()
         return inner
@@ -113,8 +117,15 @@ class Emitter:
 
     # --- bodies
 
-    def body(self, statements: list[Stmt]) -> None:
+    def body(self, statements: Sequence[Stmt]) -> None:
         """Emit statements one after the other, in the open scope."""
+        if self.has_block and segments.is_long(statements):
+            segments.emit(self, statements)
+        else:
+            self.straight(statements)
+
+    def straight(self, statements: Sequence[Stmt]) -> None:
+        """The same, all into this function: what they define is there to be read."""
         for statement in calls.runs(self, statements):
             if isinstance(statement, list):
                 calls.emit_all(self, statement)
@@ -313,7 +324,7 @@ class Emitter:
         f.start(name)
         self.values.forget_loads()
         with self.measured() as cost, self.values.scope():
-            self.body(s.head)
+            self.straight(s.head)
             test = self.values.value(s.test)
             f.branch_if(test, f"body.{name}", f"done.{name}")
             f.start(f"body.{name}")
@@ -454,9 +465,7 @@ class Emitter:
         """Find memory for the shape that is known now, unless there is enough."""
         f, name = self.f, self.f.name("allocate")
         extents = [self.values.value(n) for n in s.buffer.shape]
-        itemsize = s.buffer.dtype.itemsize
-        rounded = itemsize if f.module.guarded else ALIGNMENT
-        size = self._bytes(extents, itemsize, rounded)
+        size = self.room(s.buffer)
         slot = self.capacities[s.buffer]
         capacity = f.emit(f"load i64, ptr {slot}")
         fits = f.emit(f"icmp sle i64 {size}, {capacity}")
@@ -487,10 +496,12 @@ class Emitter:
                 f.do(f"store i64 {extent}, ptr {to}")
         self.values.forget_loads()
 
-    def _bytes(self, extents: Sequence[str], itemsize: int, multiple: int) -> str:
-        """The bytes of an array's `room`, rounded up; leaves if there cannot be so
-        many."""
-        f = self.f
+    def room(self, buffer: Buffer, most: int = MOST_BYTES) -> str:
+        """The bytes of the `plan.room` of a buffer, rounded up to whole lines of the
+        cache; leaves where the extents are such that it had more than `most`."""
+        f, itemsize = self.f, buffer.dtype.itemsize
+        multiple = itemsize if f.module.guarded else ALIGNMENT
+        extents = [self.values.value(n) for n in buffer.shape]
         f.module.declare("i64 @llvm.smax.i64(i64, i64)")
 
         def at_least(n: str, least: int) -> str:
@@ -506,6 +517,7 @@ class Emitter:
                 total = f.emit(f"extractvalue {{i64, i1}} {both}, 0")
                 faults.append(f.emit(f"extractvalue {{i64, i1}} {both}, 1"))
         faults += [f.emit(f"icmp slt i64 {n}, 0") for n in extents]
+        faults.append(f.emit(f"icmp sgt i64 {total}, {most}"))
         for fault in faults[1:]:
             faults[0] = f.emit(f"or i1 {faults[0]}, {fault}")
         self.no_memory_if(faults[0])

@@ -34,9 +34,23 @@ POLL_EVERY: Final = 50_000_000
 TICK_EVERY: Final = int(INTERVAL * 1e9)
 """Nanoseconds between two calls that tell how far one loop is."""
 
-# In CPython's objects: the type, and what stands first in NumPy's array struct.
+# In CPython's objects: the type, and then the fields of NumPy's array struct; and the
+# size of an item in the struct that its dtype is.
 TYPE_AT: Final = object.__basicsize__ - 8
 DATA_AT: Final = object.__basicsize__
+NDIM_AT: Final = DATA_AT + 8
+EXTENTS_AT: Final = DATA_AT + 16
+STRIDES_AT: Final = DATA_AT + 24
+DTYPE_AT: Final = DATA_AT + 40
+FLAGS_AT: Final = DATA_AT + 48
+ITEMSIZE_AT: Final = object.__basicsize__ + 24
+DENSE_FLAG: Final = 1  # NPY_ARRAY_C_CONTIGUOUS
+
+# What stands in the table of what a program is to be given, for each parameter: this;
+# or the number of axes, the bytes of an item, and what follows (`Layout`).
+NUMBER: Final = -1
+DENSE: Final = 0  # the extent of each axis
+STRIDED: Final = 1  # the extents, and then the strides in elements
 
 CLOCK: Final = time.CLOCK_MONOTONIC
 
@@ -47,6 +61,12 @@ def _string(name: str, text: str) -> str:
 
 _STRINGS: Final = (
     _string(".misfit", "a native entry of %lld ints was called with %lld"),
+    _string(
+        ".unlike",
+        "argument %lld of a native program is no array of the dtype, the sizes and the "
+        "layout that the program was made for. This is a defect of hopflow, not of "
+        "your program: please report it with the program.",
+    ),
     _string(".trap", "LLL"),
     _string(".epoch", "L"),
     _string(".host", "LLL"),
@@ -57,6 +77,7 @@ _DECLARATIONS: Final = """
 @hf_poll_callable = external global i8
 @hf_epoch = external global i64
 @hf_ndarray = external global i8
+@hf_bounds_error = external global i8
 declare ptr @PyBytes_AsString(ptr)
 declare i64 @PyLong_AsLong(ptr)
 declare ptr @PyErr_Occurred()
@@ -72,8 +93,96 @@ declare void @Py_DecRef(ptr)
 declare i32 @clock_gettime(i32, ptr)
 """
 
-# `self` is bytes: the address of the program, the number of its parameters, and the
-# address of the callable for its calls of Python.
+# Whether an array is what a table says: its number of axes, its items (by their size),
+# its extents, and its strides, or that it is dense. The table has each of these as a
+# number, or as ~k where it is word k of those that the program is given.
+_COMPARE: Final = f"""
+define internal i64 @expected(ptr %words, i64 %entry) nounwind {{
+  %is.word = icmp slt i64 %entry, 0
+  br i1 %is.word, label %word, label %number
+number:
+  ret i64 %entry
+word:
+  %number.of = xor i64 %entry, -1
+  %at = getelementptr i64, ptr %words, i64 %number.of
+  %value = load i64, ptr %at
+  ret i64 %value
+}}
+
+define internal i1 @alike(
+    ptr %table, ptr %words, ptr %found, i64 %count, i64 %scale) nounwind {{
+entry:
+  br label %head
+head:
+  %i = phi i64 [ 0, %entry ], [ %next, %same ]
+  %done = icmp sge i64 %i, %count
+  br i1 %done, label %yes, label %each
+each:
+  %from = getelementptr i64, ptr %table, i64 %i
+  %coded = load i64, ptr %from
+  %plain = call i64 @expected(ptr %words, i64 %coded)
+  %wanted = mul i64 %plain, %scale
+  %to.given = getelementptr i64, ptr %found, i64 %i
+  %given = load i64, ptr %to.given
+  %next = add i64 %i, 1
+  %is.same = icmp eq i64 %wanted, %given
+  br i1 %is.same, label %same, label %no
+same:
+  br label %head
+yes:
+  ret i1 true
+no:
+  ret i1 false
+}}
+
+define internal i1 @fits(ptr %table, ptr %words, ptr %array) nounwind {{
+entry:
+  %axes = load i64, ptr %table
+  %to.itemsize = getelementptr i64, ptr %table, i64 1
+  %itemsize = load i64, ptr %to.itemsize
+  %to.layout = getelementptr i64, ptr %table, i64 2
+  %layout = load i64, ptr %to.layout
+  %extents = getelementptr i64, ptr %table, i64 3
+  %to.ndim = getelementptr i8, ptr %array, i64 {NDIM_AT}
+  %ndim.32 = load i32, ptr %to.ndim
+  %ndim = sext i32 %ndim.32 to i64
+  %same.ndim = icmp eq i64 %ndim, %axes
+  %to.dtype = getelementptr i8, ptr %array, i64 {DTYPE_AT}
+  %dtype = load ptr, ptr %to.dtype
+  %to.size = getelementptr i8, ptr %dtype, i64 {ITEMSIZE_AT}
+  %size = load i64, ptr %to.size
+  %same.size = icmp eq i64 %size, %itemsize
+  %same = and i1 %same.ndim, %same.size
+  br i1 %same, label %sizes, label %no
+sizes:
+  %to.extents = getelementptr i8, ptr %array, i64 {EXTENTS_AT}
+  %found.extents = load ptr, ptr %to.extents
+  %same.extents = call i1 @alike(
+      ptr %extents, ptr %words, ptr %found.extents, i64 %axes, i64 1)
+  br i1 %same.extents, label %memory, label %no
+memory:
+  %is.dense = icmp eq i64 %layout, {DENSE}
+  br i1 %is.dense, label %dense, label %strided
+dense:
+  %to.flags = getelementptr i8, ptr %array, i64 {FLAGS_AT}
+  %flags = load i32, ptr %to.flags
+  %flag = and i32 %flags, {DENSE_FLAG}
+  %is.contiguous = icmp ne i32 %flag, 0
+  ret i1 %is.contiguous
+strided:
+  %strides = getelementptr i64, ptr %extents, i64 %axes
+  %to.strides = getelementptr i8, ptr %array, i64 {STRIDES_AT}
+  %found.strides = load ptr, ptr %to.strides
+  %same.strides = call i1 @alike(
+      ptr %strides, ptr %words, ptr %found.strides, i64 %axes, i64 %itemsize)
+  ret i1 %same.strides
+no:
+  ret i1 false
+}}
+"""
+
+# `self` is bytes: the address of the program, the number of its parameters, the address
+# of the callable for its calls of Python, and the table of what it is to be given.
 _ENTRY: Final = f"""
 define ptr @hf_entry(ptr %self, ptr %args, i64 %given) nounwind {{
 entry:
@@ -105,6 +214,8 @@ begin:
   store ptr null, ptr %to.job
   %third = getelementptr i64, ptr %head, i64 2
   %host = load i64, ptr %third
+  %fourth = getelementptr i64, ptr %head, i64 3
+  %table = load ptr, ptr %fourth
   %to.host = getelementptr i64, ptr %block, i64 {HOST}
   store i64 %host, ptr %to.host
   %to.words = getelementptr i64, ptr %block, i64 {HEADER}
@@ -136,7 +247,39 @@ good:
   store i64 %word, ptr %to
   %next = add nuw nsw i64 %i, 1
   %more = icmp slt i64 %next, %wanted
-  br i1 %more, label %each, label %run
+  br i1 %more, label %each, label %compare
+compare:
+  %j = phi i64 [ 0, %good ], [ %j.next, %passed ]
+  %at = phi i64 [ 0, %good ], [ %at.next, %passed ]
+  %row = getelementptr i64, ptr %table, i64 %at
+  %axes = load i64, ptr %row
+  %is.number = icmp eq i64 %axes, {NUMBER}
+  br i1 %is.number, label %passed, label %sized
+sized:
+  %to.layout = getelementptr i64, ptr %row, i64 2
+  %layout = load i64, ptr %to.layout
+  %lists = add i64 %layout, 1
+  %entries = mul i64 %axes, %lists
+  %length = add i64 %entries, 3
+  %from.j = getelementptr ptr, ptr %args, i64 %j
+  %object.j = load ptr, ptr %from.j
+  %to.type.j = getelementptr i8, ptr %object.j, i64 {TYPE_AT}
+  %type.j = load ptr, ptr %to.type.j
+  %is.array.j = icmp eq ptr %type.j, @hf_ndarray
+  br i1 %is.array.j, label %ask, label %passed
+ask:
+  %same = call i1 @fits(ptr %row, ptr %to.words, ptr %object.j)
+  br i1 %same, label %passed, label %unlike
+passed:
+  %advance = phi i64 [ 1, %compare ], [ %length, %sized ], [ %length, %ask ]
+  %at.next = add i64 %at, %advance
+  %j.next = add nuw nsw i64 %j, 1
+  %more.j = icmp slt i64 %j.next, %wanted
+  br i1 %more.j, label %compare, label %run
+unlike:
+  %unlike.result = call ptr (ptr, ptr, ...) @PyErr_Format(
+      ptr @hf_bounds_error, ptr @.unlike, i64 %j)
+  ret ptr null
 run:
   %status = call i64 %program(ptr %block)
   %state = load ptr, ptr %block
@@ -329,7 +472,9 @@ on:
 }}
 """
 
-TEXT: Final = "\n".join((*_STRINGS, _DECLARATIONS, _ENTRY, _POLL, _CALL, _TICK))
+TEXT: Final = "\n".join(
+    (*_STRINGS, _DECLARATIONS, _COMPARE, _ENTRY, _POLL, _CALL, _TICK)
+)
 PYTHON: Final = (
     "PyBytes_AsString PyLong_AsLong PyErr_Occurred PyErr_Format PyErr_NoMemory "
     "PyErr_CheckSignals PyEval_SaveThread PyEval_RestoreThread PyObject_CallFunction "

@@ -9,17 +9,17 @@ from collections.abc import Callable
 from hopflow.compiler.passes.add_updates import add_updates
 from hopflow.compiler.passes.dead_results import drop_dead_results
 from hopflow.compiler.passes.expand import expand_inlines
-from hopflow.compiler.passes.invariant_carries import make_carries_invariant
 from hopflow.compiler.passes.outline import outline_calls
 from hopflow.compiler.passes.own_symbols import own_symbols
 from hopflow.compiler.passes.stack_products import stack_products
 from hopflow.compiler.passes.sum_products import sum_products
 from hopflow.graph.core import Graph
+from hopflow.graph.forwarding import forward_results
 
 PASSES: tuple[Callable[[Graph], Graph], ...] = (
     outline_calls,
     expand_inlines,
-    make_carries_invariant,
+    forward_results,
     add_updates,
     stack_products,
     sum_products,

@@ -36,7 +36,8 @@ def _slim(node: Node, live: set[Var]) -> None:
     signature = signature_of(node)
     if node.op.droppable:
         unread = {i for i, var in enumerate(node.results) if var not in live}
-        _drop(node, signature, _droppable(signature, unread))
+        if dead := _droppable(signature, unread):
+            _drop(node, signature, dead)
     for region in signature_of(node).regions:
         drop_dead_results(region.graph)
     if node.op.droppable:

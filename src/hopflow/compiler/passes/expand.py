@@ -26,6 +26,11 @@ from hopflow.symbolic.size import Size, Symbol
 
 def expand_inlines(graph: Graph) -> Graph:
     """In place, in all subgraphs; returns the graph."""
+    _expand(graph, set())
+    return graph
+
+
+def _expand(graph: Graph, owned: set[Graph]) -> None:
     at = 0
     while at < len(graph.nodes):
         node = graph.nodes[at]
@@ -38,8 +43,8 @@ def expand_inlines(graph: Graph) -> Graph:
             _check(node, region)
             region = _with_values(region, graph)
         if not isinstance(region, Inline) or _reads_sizes(region):
-            for inner in own_regions(node).regions:
-                expand_inlines(inner.graph)
+            for inner in own_regions(node, owned).regions:
+                _expand(inner.graph, owned)
             at += 1
             continue
         del graph.nodes[at]
@@ -50,7 +55,6 @@ def expand_inlines(graph: Graph) -> Graph:
         _number(graph.nodes[at : len(graph.nodes) - rest], node)
         replace_uses(graph, dict(zip(node.results, outputs, strict=True)))
         _rename_sizes(graph, node, outputs)
-    return graph
 
 
 def _check(node: Node, region: Inline) -> None:

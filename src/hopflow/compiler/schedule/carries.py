@@ -4,7 +4,9 @@ stacks of loops of which nobody knows the number of steps."""
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from typing import Final
 
+from hopflow.compiler.kernel_program.definitions import axes
 from hopflow.compiler.schedule.builder import Builder
 from hopflow.compiler.schedule.kernels import Kernels
 from hopflow.compiler.schedule.places import (
@@ -13,36 +15,44 @@ from hopflow.compiler.schedule.places import (
     Registers,
     Slot,
     Stored,
-    indices,
+    indices_of,
     is_small,
+    static_size,
 )
 from hopflow.graph.core import Var as GraphVar
 from hopflow.graph.core import plain_symbol
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
-from hopflow.loop_ir.nest import Allocate, Buffer, Copy, Swap, Var
+from hopflow.loop_ir.nest import Allocate, Buffer, Copy, Let, Stmt, Store, Swap, Var
 from hopflow.loop_ir.walk import nodes, same_shape
 from hopflow.symbolic.size import Symbol, free_symbols
+
+MOST_VARIABLES: Final = 64
+"""Variables that carries are in. More find no registers anyway, and LLVM takes more
+than linear time to find that out: the others are in memory."""
 
 
 @dataclass(slots=True)
 class Carry:
-    """One leaf of a loop's carry: variables, or a buffer.
+    """One leaf of a loop's carry: variables, or a buffer, or a row of one.
 
     type    in the loop
+    row     its number, where small carries of one type share a buffer
     sizes   by axis the variables of sizes that steps change
     """
 
     type: TensorType
     variables: tuple[Var, ...] = ()
     buffer: Buffer | None = None
+    row: int | None = None
     sizes: dict[int, Var] = field(default_factory=dict)
 
     @property
     def place(self) -> Place:
         if self.buffer is not None:
-            return Stored(self.type, self.buffer)
+            at = () if self.row is None else (e.index(self.row),)
+            return Stored(self.type, self.buffer, at)
         return Registers(self.type, tuple(map(e.read, self.variables)))
 
 
@@ -59,25 +69,31 @@ def start(
     memory is not taken over.
     """
     made: list[Carry] = []
+    shared = _shared_buffers(b, [slot.type for slot in operands], token)
+    rows: list[tuple[Slot, Buffer, int]] = []
     sizes = [_changing(b, within) for within in inner]  # two may be of one symbol
     for slot, within, changing in zip(operands, inner, sizes, strict=True):
         type_ = slot.type
         if changing:
             made.append(_start_changing(b, slot, within, changing, token))
             continue
+        if len(made) in shared:
+            buffer, row = shared[len(made)]
+            made.append(Carry(type_, buffer=buffer, row=row))
+            rows.append((slot, buffer, row))
+            continue
         if is_small(type_):
-            at = indices([n for n in type_.shape if isinstance(n, int)])
-            values = [slot[i] for i in at]
+            values = [slot.at(i) for i in indices_of(type_)]
             variables = tuple(b.declare(v, "c") for v in values)
             made.append(Carry(type_, variables))
             continue
         taken = [c.buffer for c in made]
-        shared = [s for s in (*operands, *others) if s is not slot]
+        also = [s for s in (*operands, *others) if s is not slot]
         place = slot.place
         if (
             isinstance(place, Stored)
             and place.buffer not in taken
-            and not any(place.buffer in s.place.buffers for s in shared)
+            and not any(place.buffer in s.place.buffers for s in also)
             and operands.count(slot) + others.count(slot) == 1
             and b.may_overwrite(slot)
             and not b.readers(place.buffer, but=slot)
@@ -88,7 +104,29 @@ def start(
             Kernels(b, 0).fill(slot, Stored(type_, buffer))
         b.owners[buffer] = token
         made.append(Carry(type_, buffer=buffer))
+    _store_rows(b, rows)
     return made
+
+
+def _shared_buffers(
+    b: Builder, types: Sequence[TensorType], token: object
+) -> dict[int, tuple[Buffer, int]]:
+    """By position the buffer, and the row of it, of small carries that are in memory:
+    there is one buffer for each type."""
+    positions: dict[TensorType, list[int]] = {}
+    variables = 0
+    for k, type_ in enumerate(types):
+        if is_small(type_):
+            variables += static_size(type_) or 0
+            if variables > MOST_VARIABLES:
+                positions.setdefault(type_, []).append(k)
+    found: dict[int, tuple[Buffer, int]] = {}
+    for type_, those in positions.items():
+        rows = type_.with_shape((len(those), *type_.shape))
+        buffer = b.temporary(rows, "carries")
+        b.owners[buffer] = token
+        found |= {k: (buffer, row) for row, k in enumerate(those)}
+    return found
 
 
 def _changing(b: Builder, type_: TensorType) -> dict[int, Symbol]:
@@ -158,16 +196,16 @@ def update(b: Builder, carries: Sequence[Carry], results: Sequence[Slot]) -> Non
     """The end of a step: new values are known before old ones are given up."""
     assigned: list[tuple[Var, Expr]] = []
     for c, slot in zip(carries, results, strict=True):
-        if c.buffer is None:
-            at = indices([n for n in c.type.shape if isinstance(n, int)])
-            for var, i in zip(c.variables, at, strict=True):
-                value = slot[i]
-                if not (value.op == "var" and value.attr is var):
-                    assigned.append((var, b.let(value, "n")))
+        at = indices_of(c.type) if c.variables else []
+        for var, i in zip(c.variables, at, strict=True):
+            value = slot.at(i)
+            if not (value.op == "var" and value.attr is var):
+                assigned.append((var, b.let(value, "n")))
+    shared = _update_rows(b, carries, results)
     resized: list[tuple[Carry, dict[int, Expr], Buffer]] = []
     moving: list[tuple[Buffer, Slot]] = []
     for c, slot in zip(carries, results, strict=True):
-        if c.buffer is None or _is_at(slot, c.buffer):
+        if c.buffer is None or c.row is not None or _is_at(slot, c.buffer):
             continue
         if c.sizes:
             extents = {i: b.let(b.extent(slot.type.shape[i])) for i in c.sizes}
@@ -176,15 +214,57 @@ def update(b: Builder, carries: Sequence[Carry], results: Sequence[Slot]) -> Non
             resized.append((c, extents, fresh))
         else:
             moving.append((c.buffer, slot))
-    _update_buffers(b, [c.buffer for c in carries if c.buffer], moving)
+    own = [c.buffer for c in carries if c.buffer]
+    _update_buffers(b, own, moving)
     for var, value in assigned:
         b.assign(var, value)
+    for buffer, fresh in shared:
+        b.add(Swap(buffer, fresh))
     for c, extents, fresh in resized:
         assert c.buffer is not None
         for axis, size in extents.items():
             b.assign(c.sizes[axis], size)
         b.add(Allocate(c.buffer, again=True))
         b.add(Copy(c.buffer, fresh))
+
+
+def _update_rows(
+    b: Builder, carries: Sequence[Carry], results: Sequence[Slot]
+) -> list[tuple[Buffer, Buffer]]:
+    """Store the new values of carries that share buffers; the buffers, and those that
+    are to take their places."""
+    fresh: dict[Buffer, Buffer] = {}
+    rows: list[tuple[Slot, Buffer, int]] = []
+    for c, slot in zip(carries, results, strict=True):
+        if c.buffer is None or c.row is None:
+            continue
+        if c.buffer not in fresh:
+            type_ = c.type.with_shape((c.buffer.shape[0].attr, *c.type.shape))
+            fresh[c.buffer] = b.temporary(type_, "next")
+        rows.append((slot, fresh[c.buffer], c.row))
+    _store_rows(b, rows)
+    return list(fresh.items())
+
+
+def _store_rows(b: Builder, rows: Sequence[tuple[Slot, Buffer, int]]) -> None:
+    """Store small values, each as soon as it is known: what waits needs a register."""
+    stores: dict[Var, list[Stmt]] = {}
+    for slot, buffer, row in rows:
+        for i in indices_of(slot.type):
+            value = b.let(slot.at(i), "n")
+            store = Store(buffer, (e.index(row), *i), value)
+            if value.op == "var":
+                stores.setdefault(value.attr, []).append(store)
+            else:
+                b.add(store)
+    before = list(b.statements)
+    b.statements.clear()
+    for statement in before:
+        b.statements.append(statement)
+        if isinstance(statement, Let):
+            b.statements += stores.pop(statement.var, ())
+    for others in stores.values():  # of variables of a body around
+        b.statements += others
 
 
 def _update_buffers(
@@ -196,7 +276,7 @@ def _update_buffers(
     for buffer, slot in moving:
         place = slot.place
         if isinstance(place, Pending) and _is_elementwise(
-            b, slot, changed, buffer, moving
+            slot, changed, buffer, moving
         ):
             direct.setdefault(tuple(map(str, slot.type.shape)), []).append(
                 (buffer, slot)
@@ -238,7 +318,6 @@ def _is_own(
 
 
 def _is_elementwise(
-    b: Builder,
     slot: Slot,
     changed: set[Buffer],
     buffer: Buffer,
@@ -249,13 +328,13 @@ def _is_elementwise(
     Of the carries that change it may read only those of its own shape (which are
     written in the same loop, each element after all reads of it), at its own index.
     """
-    at = b.probe(slot.type.ndim)
+    at = axes(slot.type.ndim)
     alike = {
         other
         for other, s in moving
         if tuple(map(str, s.type.shape)) == tuple(map(str, slot.type.shape))
     }
-    for node in nodes(slot[at]):
+    for node in nodes(slot.at(at)):
         if node.op == "load" and node.attr in changed:
             same = len(node.args) == len(at) and all(
                 x is y for x, y in zip(node.args, at, strict=True)

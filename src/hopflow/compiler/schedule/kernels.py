@@ -1,18 +1,27 @@
 """Scheduling kernels: what is computed where it is read, and loops for the rest."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from math import prod
 
 from hopflow import dtypes
+from hopflow.compiler.kernel_program.definitions import (
+    Check,
+    Compact,
+    Pointwise,
+    Prefix,
+    Reduction,
+    Scatter,
+    axes,
+)
 from hopflow.compiler.schedule.builder import Builder
 from hopflow.compiler.schedule.places import (
     Pending,
     Registers,
     Slot,
     Stored,
-    indices,
+    indices_of,
     is_small,
+    reads,
     static_size,
     weight,
 )
@@ -20,18 +29,7 @@ from hopflow.errors import CompileError
 from hopflow.graph.types import TensorType, is_one
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr, Index
-from hopflow.loop_ir.kernels import (
-    Callback,
-    Check,
-    Compact,
-    Invocation,
-    Library,
-    Operand,
-    Pointwise,
-    Prefix,
-    Reduction,
-    Scatter,
-)
+from hopflow.loop_ir.kernels import Callback, Invocation, Library, Operand
 from hopflow.loop_ir.nest import (
     Accumulate,
     Buffer,
@@ -52,26 +50,9 @@ CHEAP = 6
 """A pending element of at most this cost may be computed again for each reader."""
 SHORT_ROW = 16
 """So many sums at least are worth it to read a vector out of order."""
-DEPTH_LIMIT = 40
-"""So many nested pending values are stored, to bound recursion and statements."""
-
-
-@dataclass(eq=False, slots=True)
-class _Counted:
-    """An operand that notes at how many different indices it is read."""
-
-    slot: Slot
-    seen: dict[tuple[int, ...], Expr]
-
-    @property
-    def type(self) -> TensorType:
-        return self.slot.type
-
-    def __getitem__(self, at: Index) -> Expr:
-        key = tuple(map(id, at))
-        if key not in self.seen:
-            self.seen[key] = e.read(Var("operand", self.slot.type.dtype))
-        return self.seen[key]
+LONGEST = 1000
+"""Instructions of an element: longer ones are stored. What a loop computes at once must
+fit into the registers, and LLVM takes more than linear time for it."""
 
 
 class Kernels:
@@ -88,9 +69,10 @@ class Kernels:
         site = self.b.site(check.kind, self.node)
 
         def trap(at: Index) -> None:
-            fails = e.unary("not", check.holds(at))
+            fails = e.unary("not", self.b.at(check.holds, at))
             if not (fails.is_const and not fails.attr):
-                self.b.add(Trap(fails, site, check.values(at)))
+                values = tuple([self.b.at(v, at) for v in check.values])
+                self.b.add(Trap(fails, site, values))
 
         if all(isinstance(n, int) and n <= 4 for n in check.shape):
             self.b.nest(check.shape, trap, independent=False)
@@ -99,7 +81,8 @@ class Kernels:
         failed = self.b.declare(e.const(False, dtypes.bool_), "failed")
 
         def accumulate(at: Index) -> None:
-            self.b.add(Accumulate(failed, "or", e.unary("not", check.holds(at))))
+            fails = e.unary("not", self.b.at(check.holds, at))
+            self.b.add(Accumulate(failed, "or", fails))
 
         self.b.nest(check.shape, accumulate)
         with self.b.into([]) as search:
@@ -113,7 +96,6 @@ class Kernels:
         kernel: Pointwise,
         type_: TensorType,
         operands: Sequence[Slot],
-        relower: Callable[[Sequence[object]], Pointwise],
         uses: int,
         hint: Buffer | None,
     ) -> Slot:
@@ -128,22 +110,20 @@ class Kernels:
                         self.b.settle(slot)
         if is_small(type_):
             elements = tuple(
-                self.b.let(kernel.element(at))
-                for at in indices([n for n in type_.shape if isinstance(n, int)])
+                self.b.let(self.b.at(kernel.element, at)) for at in indices_of(type_)
             )
             return self.b.slot(Registers(type_, elements), uses)
-        own_cost = self._settle_repeated(type_, operands, relower)
-        cost, depth = own_cost, 0
+        cost = self._settle_repeated(kernel.element, type_, operands)
+        depth = 0
         reads: frozenset[Buffer] = frozenset()
         for slot in operands:
             reads |= slot.place.buffers
             if isinstance(slot.place, Pending):
-                cost += slot.place.cost
                 depth = max(depth, slot.place.depth)
         pending = Pending(type_, kernel.element, reads, cost, depth + 1, kernel.is_view)
         slot = self.b.slot(pending, uses)
         repeated = uses > 1 and cost > CHEAP and not kernel.is_view
-        if repeated or hint is not None or depth >= DEPTH_LIMIT:
+        if repeated or hint is not None or cost > LONGEST:
             self.b.settle(slot, hint)
         return slot
 
@@ -152,7 +132,7 @@ class Kernels:
         it would be computed of whatever is in memory."""
         if not isinstance(slot.place, Pending):
             return False
-        for node in nodes(slot.place.element(self.b.probe(slot.type.ndim))):
+        for node in nodes(slot.at(axes(slot.type.ndim))):
             if node.op == "load" and any(n.op == "load" for n in nodes(*node.args)):
                 return True
             divides = node.op in ("div", "rem") and node.dtype.is_integer
@@ -161,21 +141,18 @@ class Kernels:
         return False
 
     def _settle_repeated(
-        self,
-        type_: TensorType,
-        operands: Sequence[Slot],
-        relower: Callable[[Sequence[object]], Pointwise],
+        self, element: Expr, type_: TensorType, operands: Sequence[Slot]
     ) -> int:
-        """Store operands that an element would compute more than once; the own cost."""
-        counted = [_Counted(slot, {}) for slot in operands]
-        element = relower(counted).element(self.b.probe(type_.ndim))
-        for probe in counted:
-            place = probe.slot.place
-            if not isinstance(place, Pending) or place.cost <= CHEAP:
-                continue
-            if len(probe.seen) > 1 or _is_larger(type_, place.type):
-                self.b.settle(probe.slot)
-        return sum(map(weight, nodes(element)))
+        """Store what an element would compute more than once; the cost of one."""
+        for slot in operands:
+            if _is_dear(slot) and _is_larger(type_, slot.type):
+                self.b.settle(slot)
+        counts = reads(element)
+        for slot, count in counts.items():
+            if _is_dear(slot) and count > 1 and slot.home is self.b.statements:
+                self.b.settle(slot)
+        cost = sum([weight(n) for n in nodes(element)])
+        return cost + sum([slot.cost * count for slot, count in counts.items()])
 
     # --- reductions ---
 
@@ -221,7 +198,7 @@ class Kernels:
         self, kernel: Reduction, types: Sequence[TensorType], uses: Sequence[int]
     ) -> list[Slot]:
         columns: list[list[Expr]] = [[] for _ in types]
-        for at in indices([n for n in types[0].shape if isinstance(n, int)]):
+        for at in indices_of(types[0]):
             for column, value in zip(columns, self._reduce(kernel, at), strict=True):
                 column.append(self.b.let(value))
         return [
@@ -234,28 +211,27 @@ class Kernels:
         accumulators = [self.b.declare(x, "acc") for x in kernel.init]
 
         def step(r: Index) -> None:
-            values = kernel.element(at, r)
+            values = [self.b.at(element, (*at, *r)) for element in kernel.element]
             if isinstance(kernel.combine, str):
                 self.b.add(Accumulate(accumulators[0], kernel.combine, values[0]))
                 return
-            elements = tuple(self.b.let(v) for v in values)
-            before = tuple(map(e.read, accumulators))
-            after = [self.b.let(v) for v in kernel.combine(before, elements)]
+            given = [*map(e.read, accumulators), *map(self.b.let, values)]
+            after = list(map(self.b.let, self.b.call(kernel.combine, given)))
             for var, value in zip(accumulators, after, strict=True):
                 self.b.assign(var, value)
 
         self.b.nest(kernel.space, step, independent=isinstance(kernel.combine, str))
-        totals = tuple(map(e.read, accumulators))
-        return [finish(at, totals) for finish in kernel.finish]
+        totals = list(map(e.read, accumulators))
+        return [self.b.call(finish, totals, at)[0] for finish in kernel.finish]
 
     def _reduces_rows(self, kernel: Reduction, type_: TensorType, axis: int) -> bool:
         """Whether memory runs along `axis` of the result, not along the space."""
         if not isinstance(kernel.combine, str) or axis < 0 or not kernel.space:
             return False
-        at = self.b.probe(type_.ndim + len(kernel.space))
+        at = axes(type_.ndim + len(kernel.space))
         i, r = at[axis], at[-1]
         along_result = along_space = shared = False
-        for node in nodes(kernel.element(at[: type_.ndim], at[type_.ndim :])[0]):
+        for node in nodes(self.b.at(kernel.element[0], at)):
             if node.op == "load" and node.args:
                 runs = {id(x) for x in nodes(node.args[-1])}
                 if all(x is not i for x in nodes(*node.args)):
@@ -289,20 +265,20 @@ class Kernels:
             def accumulate(r: Index) -> None:
                 def add(j: Index) -> None:
                     i = (*at, *j)
-                    old, new = e.load(sums, i), kernel.element(i, r)[0]
+                    old, new = e.load(sums, i), self.b.at(kernel.element[0], (*i, *r))
                     self.b.add(Store(sums, i, e.binary(combine, old, new)))
 
                 self.b.nest(row, add)
 
             def finish(j: Index) -> None:
                 i = (*at, *j)
-                value = kernel.finish[0](i, (e.load(sums, i),))
+                [value] = self.b.call(kernel.finish[0], [e.load(sums, i)], i)
                 self.b.add(Store(out, i, value))
 
             self.b.nest(row, clear)
             self.b.nest(kernel.space, accumulate, independent=False)
-            probe = e.const(0, init.dtype)
-            if not is_direct or kernel.finish[0](at, (probe,)) is not probe:
+            [last], [total] = kernel.finish[0].results, kernel.finish[0].parameters
+            if not is_direct or last is not total:
                 self.b.nest(row, finish)
 
         self.b.nest(outer_shape, outer)
@@ -324,7 +300,8 @@ class Kernels:
                 if kernel.reverse:
                     k = e.sub(e.sub(self.b.extent(n), e.index(1)), k)
                 i = (*at[:axis], k, *at[axis:])
-                value = self.b.let(kernel.combine(e.read(total), kernel.element(i)))
+                given = [e.read(total), self.b.at(kernel.element, i)]
+                value = self.b.let(self.b.call(kernel.combine, given)[0])
                 self.b.assign(total, value)
                 self.b.add(Store(target, i, value))
 
@@ -344,7 +321,7 @@ class Kernels:
         room = b.extent(size)
 
         def step(at: Index) -> None:
-            keep = b.let(e.cast(kernel.keep(at), dtypes.int64))
+            keep = b.let(e.cast(b.at(kernel.keep, at), dtypes.int64))
             with b.into([]) as body:
                 b.add(Store(target, (e.read(count),), at[0]))
             b.add(If(e.compare("lt", e.read(count), room), body))
@@ -395,10 +372,11 @@ class Kernels:
     ) -> None:
         def update(u: Index) -> None:
             def write() -> None:
-                at = kernel.position(u)
-                value = kernel.value(u)
+                at = tuple([self.b.at(i, u) for i in kernel.position])
+                value = self.b.at(kernel.value, u)
                 if kernel.combine is not None:
-                    value = kernel.combine(e.load(target, at), value)
+                    given = [e.load(target, at), value]
+                    [value] = self.b.call(kernel.combine, given)
                 self.b.add(Store(target, at, value))
 
             if kernel.keep is None:
@@ -406,7 +384,7 @@ class Kernels:
                 return
             with self.b.into([]) as kept:
                 write()
-            self.b.add(If(kernel.keep(u), kept))
+            self.b.add(If(self.b.at(kernel.keep, u), kept))
 
         self.b.nest(kernel.space, update, independent=independent)
 
@@ -418,10 +396,7 @@ class Kernels:
         self.b.store([base], [Stored(type_, buffer)])
 
         self._write_updates(kernel, buffer, independent=False)
-        elements = tuple(
-            self.b.let(e.load(buffer, at))
-            for at in indices([n for n in type_.shape if isinstance(n, int)])
-        )
+        elements = tuple(self.b.let(e.load(buffer, at)) for at in indices_of(type_))
         return self.b.slot(Registers(type_, elements), uses)
 
     def _is_injective(self, kernel: Scatter) -> bool:
@@ -429,8 +404,8 @@ class Kernels:
         coordinate by steps of one (`dynamic_update_slice`)."""
         if kernel.combine is not None or kernel.keep is not None:
             return False
-        u = self.b.probe(len(kernel.space))
-        position = kernel.position(u)
+        u = axes(len(kernel.space))
+        position = [self.b.at(i, u) for i in kernel.position]
         for axis, var in enumerate(u):
             size = kernel.space[axis]
             if is_one(size):
@@ -474,7 +449,7 @@ class Kernels:
             else:
                 sources.append(operand)
         if kernel.takes_transposed:
-            probe = self.b.probe(kernel.batch)
+            probe = axes(kernel.batch)
             found = [self.matrix_at(slot, probe) for slot in sources]
             turned = ["t" if m and m[1] else "n" for m in found]
             routine += f"_{''.join(turned)}" if "t" in turned else ""
@@ -484,6 +459,8 @@ class Kernels:
         made = {slot: self.dense(slot) for slot in copied}
         scratch = [self.b.temporary(t, "work") for t in kernel.workspace]
         site = self.b.site("library", self.node) if kernel.can_fail else None
+
+        scalars = [self.b.at(x, ()) for x in kernel.scalars]
 
         def source(slot: Slot, at: Index) -> Ref:
             if slot in made:
@@ -497,7 +474,7 @@ class Kernels:
             refs = [source(slot, at) for slot in sources]
             refs += [Ref(buffer, at) for buffer in results]
             refs += [Ref(buffer) for buffer in scratch]
-            self.b.add(Call(routine, (*refs, *kernel.scalars), site))
+            self.b.add(Call(routine, (*refs, *scalars), site))
 
         self.b.nest(batch, call, independent=False)
         return [
@@ -528,13 +505,17 @@ class Kernels:
     ) -> list[Slot]:
         """The nodes of the function have numbers from 0 on; in the whole graph they
         come after the one that calls it."""
-        count = len(function.sizes)
-        sizes = tuple([as_slot(o).scalar for o in kernel.operands[:count]])
+        count = len(function.symbols)
+        given = [as_slot(o).scalar for o in kernel.operands[:count]]
+        with self.b.symbols_as(dict(zip(function.symbols, given, strict=True))):
+            for known in function.types:
+                self.b.note(known.type)
+            sizes = (*given, *(self.b.extent(n.size) for n in function.derived))
         operands, hints = self._changed(function, kernel.operands[count:], types, hints)
         results, slots = self.written(types, uses, hints)
         first = len(self.b.program.sites)
         for site in function.sites:
-            self.b.site(site.kind, self.node + 1 + site.node)
+            self.b.site(site.kind, self.node + 1 + site.node, site.what)
         self.b.add(Invoke(function, sizes, operands, results, first))
         return slots
 
@@ -583,11 +564,11 @@ class Kernels:
         """The dense sub-array that the matrix `slot[at]` is, and whether it is so
         transposed; None: there is none."""
         i, j = (e.read(Var(name, dtypes.int64)) for name in "ij")
-        axes = list(zip((i, j), slot.type.shape[-2:], strict=True))
-        element = slot[(*at, *(e.index(0) if is_one(n) else p for p, n in axes))]
+        pairs = list(zip((i, j), slot.type.shape[-2:], strict=True))
+        element = slot.at((*at, *(e.index(0) if is_one(n) else p for p, n in pairs)))
         if element.op != "load" or element.attr.strides is not None:
             return None
-        own = [(p, self.b.extent(n)) for p, n in axes if not is_one(n)]
+        own = [(p, self.b.extent(n)) for p, n in pairs if not is_one(n)]
         found = _merged(element.args, element.attr.shape)
         rest = found[len(found) - len(own) :]
         before = [x for x, _, _ in found[: len(found) - len(own)]]
@@ -595,8 +576,8 @@ class Kernels:
             return None
         prefix = element.args[: rest[0][2]] if rest else element.args
         for order in (own, own[::-1]):
-            pairs = zip(rest, order, strict=True)
-            if all(x is p and same(extent, n) for (x, extent, _), (p, n) in pairs):
+            both = zip(rest, order, strict=True)
+            if all(x is p and same(extent, n) for (x, extent, _), (p, n) in both):
                 return Ref(element.attr, prefix), order is not own
         return None
 
@@ -646,7 +627,7 @@ def _is_shift(position: Expr, var: Expr) -> bool:
 
 
 def _is_dear(slot: Slot) -> bool:
-    return isinstance(slot.place, Pending) and slot.place.cost > CHEAP
+    return slot.cost > CHEAP
 
 
 def _last_axis(type_: TensorType) -> int:

@@ -2,9 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
+from hopflow.compiler.kernel_program.definitions import (
+    Compact,
+    Definition,
+    Effect,
+    Pointwise,
+    Prefix,
+    Reduction,
+    Scatter,
+)
+from hopflow.compiler.kernel_program.lowering import definition
 from hopflow.compiler.schedule.builder import Builder
 from hopflow.compiler.schedule.kernels import CHEAP, Kernels
 from hopflow.compiler.schedule.liveness import Liveness
@@ -12,19 +21,7 @@ from hopflow.compiler.schedule.places import Pending, Registers, Slot, Stored
 from hopflow.graph.core import Arg, Constant, Graph, Node, Var
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir import expr as e
-from hopflow.loop_ir.kernels import (
-    Callback,
-    Compact,
-    Effect,
-    Invocation,
-    Kernel,
-    Library,
-    Pointwise,
-    Prefix,
-    Reduction,
-    Region,
-    Scatter,
-)
+from hopflow.loop_ir.kernels import Callback, Invocation, Library, Region
 from hopflow.loop_ir.nest import Buffer, Program
 
 Env: TypeAlias = dict[Var, Slot]
@@ -76,6 +73,15 @@ class NodeScheduler:
     def node(
         self, node: Node, live: Liveness, env: Env, hints: Mapping[Var, Buffer]
     ) -> None:
+        before, self.b.node = self.b.node, node.meta.get("number", 0)
+        self._schedule(node, live, env, hints)
+        for var in node.results:
+            self.b.note(var.type)
+        self.b.node = before
+
+    def _schedule(
+        self, node: Node, live: Liveness, env: Env, hints: Mapping[Var, Buffer]
+    ) -> None:
         operands = [self.read(a, live, env) for a in node.args]
         types = tuple(v.type for v in node.results)
         counts = [live.count(v) for v in node.results]
@@ -85,19 +91,19 @@ class NodeScheduler:
         is_each = isinstance(lowered, tuple)  # there is a kernel for each result
         for k, kernel in enumerate(lowered if is_each else (lowered,)):
             own = slice(k, k + 1) if is_each else slice(None)
-            results += self.kernel(
-                node, k, kernel, types[own], operands, counts[own], wanted[own]
+            made = definition(kernel, types[own])
+            results += self.definition(
+                node, made, types[own], operands, counts[own], wanted[own]
             )
         for var, slot in zip(node.results, results, strict=True):
             env[var] = slot
         if node.symbol is not None:
             self.b.define(node.symbol, results[0].scalar)
 
-    def kernel(
+    def definition(
         self,
         node: Node,
-        number: int,
-        kernel: Kernel | Region,
+        kernel: Definition | Region,
         types: tuple[TensorType, ...],
         operands: list[Slot],
         uses: list[int],
@@ -107,11 +113,8 @@ class NodeScheduler:
         kernels = Kernels(self.b, node.meta.get("number", 0))
         match kernel:
             case Pointwise():
-                again = partial(_lowered_again, node, number)
                 return [
-                    kernels.pointwise(
-                        kernel, types[0], operands, again, uses[0], hints[0]
-                    )
+                    kernels.pointwise(kernel, types[0], operands, uses[0], hints[0])
                 ]
             case Reduction():
                 return kernels.reduction(kernel, types, operands, uses, hints)
@@ -153,12 +156,3 @@ class NodeScheduler:
     def store_dear(self, slot: Slot) -> None:
         if isinstance(slot.place, Pending) and slot.place.cost > CHEAP:
             self.b.settle(slot)
-
-
-def _lowered_again(node: Node, number: int, operands: Sequence[Any]) -> Pointwise:
-    """One of the kernels that a node lowers to, of other operands."""
-    types = tuple(v.type for v in node.results)
-    lowered = node.op.lower(types, *operands, **node.params)
-    chosen = lowered[number] if isinstance(lowered, tuple) else lowered
-    assert isinstance(chosen, Pointwise)
-    return chosen

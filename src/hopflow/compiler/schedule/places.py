@@ -4,15 +4,17 @@ A `Slot` is what a lowering rule gets as its operand. Its `place` may change: a 
 that was only pending is given registers or a buffer when someone needs it stored.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+from hopflow.compiler.kernel_program.definitions import axes
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr, Index
 from hopflow.loop_ir.nest import Buffer, Stmt
+from hopflow.loop_ir.walk import nodes
 
 REGISTER_LIMIT = 4
 """Static tensors up to this many elements live in registers, unrolled. Above, a vector
@@ -70,20 +72,26 @@ class Stored:
 class Pending:
     """Elements computed where they are read.
 
-    reads   the buffers that an element may read
-    cost    of one element, in instructions
-    depth   how many pending values are nested in it
+    element   over the axes of the value
+    reads     the buffers that an element may read
+    cost      of one element, in instructions
+    depth     how many pending values are nested in it
     """
 
     type: TensorType
-    element: Callable[[Index], Expr]
+    element: Expr
     reads: frozenset[Buffer]
     cost: int
     depth: int
     is_view: bool = False
+    _order: list[Expr] | None = None
 
-    def __getitem__(self, at: Index) -> Expr:
-        return self.element(at)
+    @property
+    def order(self) -> list[Expr]:
+        """The nodes of `element`, each after its operands."""
+        if self._order is None:
+            self._order = nodes(self.element)
+        return self._order
 
     @property
     def buffers(self) -> frozenset[Buffer]:
@@ -110,22 +118,138 @@ class Slot:
         return self.place.type
 
     def __getitem__(self, at: Index) -> Expr:
+        """The element at an index, as lowering rules see it: a node that `evaluated`
+        makes code of. A constant is one already."""
+        place = self.place
+        if isinstance(place, Registers) and len(place.elements) == 1:
+            [element] = place.elements
+            if element.is_const:
+                return element
+        return e.element(self, self.type.dtype, at)
+
+    def at(self, at: Index) -> Expr:
+        """The element at an index, in code."""
         place = self.place
         if not isinstance(place, Pending):
             return place[at]
-        # Reading twice at one index gives one node, which is then computed once.
-        key = tuple(map(id, at))
-        known = self.memo.get(key)
-        if known is not None and known[2] == Epoch.now:
-            return known[1]
-        element = place.element(at)
-        self.memo[key] = (at, element, Epoch.now)
-        return element
+        return self.known_at(at) or _computed(_Frame.of_slot(self, place, at))
+
+    def known_at(self, at: Index) -> Expr | None:
+        """The element of a pending value at an index, if it was asked for before.
+        Reading twice at one index gives one node, which is then computed once."""
+        known = self.memo.get(tuple(map(id, at)))
+        return known[1] if known is not None and known[2] == Epoch.now else None
+
+    @property
+    def cost(self) -> int:
+        """What computing an element once more takes."""
+        return self.place.cost if isinstance(self.place, Pending) else 0
 
     @property
     def scalar(self) -> Expr:
         """The value of a rank 0 slot."""
-        return self[()]
+        return self.at(())
+
+
+class _Frame:
+    """An expression that is being evaluated: `done` of the nodes in `order` are.
+
+    values   by node; at first those of the variables
+    slot     whose element it is, at `at`
+    """
+
+    __slots__ = ("at", "done", "order", "slot", "values")
+
+    def __init__(self, order: Sequence[Expr], values: dict[Expr, Expr]) -> None:
+        self.order, self.values, self.done = order, values, 0
+        self.slot: Slot | None = None
+        self.at: Index = ()
+
+    @staticmethod
+    def of_slot(slot: Slot, place: Pending, at: Index) -> "_Frame":
+        variables = axes(len(at))
+        frame = _Frame(place.order, dict(zip(variables, at, strict=True)))
+        frame.slot, frame.at = slot, at
+        return frame
+
+
+def evaluated(root: Expr, values: Mapping[Expr, Expr]) -> Expr:
+    """`root` with values for variables, and with the elements that it reads: loaded,
+    taken from registers, or computed here."""
+    return _computed(_Frame(nodes(root), dict(values)))
+
+
+def _computed(first: _Frame) -> Expr:
+    # Not by recursion: values may be pending on each other thousands deep.
+    frames = [first]
+    while True:
+        frame = frames[-1]
+        inner = _advance(frame)
+        if inner is not None:
+            frames.append(inner)
+            continue
+        value = frame.values[frame.order[-1]]
+        if frame.slot is not None:
+            key = tuple(map(id, frame.at))
+            frame.slot.memo[key] = frame.at, value, Epoch.now
+        frames.pop()
+        if not frames:
+            return value
+
+
+def _advance(frame: _Frame) -> _Frame | None:
+    """Evaluate up to an element that is yet to be computed: the frame of that one."""
+    order, values = frame.order, frame.values
+    for k in range(frame.done, len(order)):
+        node = order[k]
+        if node in values:
+            continue
+        args = tuple([values[a] for a in node.args])
+        if node.op != "element":
+            values[node] = e.with_args(node, args)
+            continue
+        slot: Slot = node.attr
+        place = slot.place
+        if isinstance(place, Pending):
+            found = slot.known_at(args)
+            if found is None:
+                frame.done = k
+                return _Frame.of_slot(slot, place, args)
+            values[node] = found
+        else:
+            values[node] = place[args]
+    frame.done = len(order)
+    return None
+
+
+def reads(root: Expr) -> dict[Slot, int]:
+    """The values that an expression reads, and at how many different indices; what a
+    view moves is read by whoever reads the view."""
+    found: dict[Slot, int] = {}
+    numbers: dict[Any, int] = {}  # of index expressions, by their form
+    seen: set[tuple[Any, ...]] = set()
+    frames = [(nodes(root), dict[Expr, int]())]
+    while frames:
+        order, known = frames.pop()
+        for node in order:
+            if node in known:
+                continue
+            args = tuple([known[a] for a in node.args])
+            attr = node.attr if node.op == "const" else id(node.attr)
+            key = node.op, node.dtype, attr, args
+            known[node] = numbers.setdefault(key, len(numbers))
+            if node.op != "element" or key in seen:
+                continue
+            seen.add(key)
+            slot: Slot = node.attr
+            place = slot.place
+            if isinstance(place, Pending) and place.is_view:
+                frames.append(
+                    (place.order, dict(zip(axes(len(args)), args, strict=True)))
+                )
+            else:
+                found[slot] = found.get(slot, 0) + 1
+    return found
 
 
 class Epoch:
@@ -159,6 +283,11 @@ def indices(shape: Sequence[int]) -> list[Index]:
     for n in shape:
         result = [(*at, e.index(i)) for at in result for i in range(n)]
     return result
+
+
+def indices_of(type_: TensorType) -> list[Index]:
+    """Every index of a value of static shape."""
+    return indices([n for n in type_.shape if isinstance(n, int)])
 
 
 WEIGHTS = {"div": 8, "rem": 20, "sqrt": 8, "load": 2, "const": 0, "var": 0, "cast": 1}

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from hopflow import dtypes
+from hopflow.compiler.kernel_program.definitions import axes
 from hopflow.compiler.layout import Layout, Layouts, given_strides
 from hopflow.compiler.llvm.target import Target, host
 from hopflow.compiler.passes.stack_products import has_few_rows
@@ -21,13 +22,13 @@ from hopflow.compiler.schedule.places import (
     Registers,
     Slot,
     Stored,
-    indices,
+    indices_of,
     is_small,
     static_size,
 )
 from hopflow.compiler.schedule.threads import bind_threads
 from hopflow.errors import CompileError
-from hopflow.graph.core import Constant, Graph, Node, Var, plain_symbol
+from hopflow.graph.core import Constant, Graph, Node, Var, plain_symbol, size_of
 from hopflow.graph.rewriting import effects, reader
 from hopflow.graph.types import SYMBOL_TYPE, TensorType, same_type
 from hopflow.loop_ir import expr as e
@@ -171,6 +172,8 @@ class Scheduler(NodeScheduler):
             size = LoopVar(var.node.symbol.name, dtypes.int64)
             b.symbols[var.node.symbol] = e.read(size)
             b.program.sizes.append(size)
+            b.program.symbols.append(var.node.symbol)
+            b.entry[size] = size_of(var.node.symbol)
         live = Liveness(graph)
         env = self.inputs(live, set(reused.values()), layouts)
         hints: dict[Var, Buffer] = {}
@@ -178,6 +181,8 @@ class Scheduler(NodeScheduler):
             if k in reused:
                 b.program.outputs.append(b.program.inputs[reused[k]])
                 continue
+            if isinstance(arg, Var):
+                b.node = arg.node.meta.get("number", 0)
             sized = all(s in b.symbols for s in free_symbols(*arg.type.shape))
             shape = b.shape(arg.type) if sized else ()
             buffer = Buffer(f"out{k}", arg.type.dtype, shape, "output")
@@ -259,8 +264,8 @@ class Scheduler(NodeScheduler):
 
     def registers(self, slot: Slot) -> Registers:
         """A small value loaded into variables."""
-        at = indices([n for n in slot.type.shape if isinstance(n, int)])
-        return Registers(slot.type, tuple(self.b.let(slot[i]) for i in at))
+        at = indices_of(slot.type)
+        return Registers(slot.type, tuple(self.b.let(slot.at(i)) for i in at))
 
     def function(self, graph: Graph) -> Program:
         """The function that calls of `graph` run. It changes an operand in place of
@@ -429,12 +434,12 @@ class Scheduler(NodeScheduler):
         was `made` for it or is someone's who asked for it."""
         if is_small(type_):
             zero = e.const(0, type_.dtype)
-            at = indices([n for n in type_.shape if isinstance(n, int)])
+            at = indices_of(type_)
             variables = [self.b.declare(zero, "r") for _ in at]
             for body, slot in zip(bodies, slots, strict=True):
                 with self.b.into(body):
                     for var, i in zip(variables, at, strict=True):
-                        self.b.assign(var, slot[i])
+                        self.b.assign(var, slot.at(i))
             place: Place = Registers(type_, tuple(map(e.read, variables)))
             return self.b.slot(place, uses)
         places = [s.place for s in slots]
@@ -465,9 +470,8 @@ class Scheduler(NodeScheduler):
         moved: list[Node] = []
         reads = reader(live.graph)
         for node in live.nodes:
-            if not (effects(node) or node.graphs) and all(
-                live.canonical(var) in env for var in reads(node)
-            ):
+            may_stop = effects(node) or node.graphs or not self.b.is_sized(node)
+            if not may_stop and all(live.canonical(var) in env for var in reads(node)):
                 self.node(node, live, env, {})
                 moved.append(node)
         for slot in env.values():
@@ -657,7 +661,8 @@ def row(slot: Slot, at: Expr, type_: TensorType) -> Place:
         return Stored(type_, place.buffer, (*place.prefix, at))
     cost = place.cost if isinstance(place, Pending) else 0
     depth = place.depth if isinstance(place, Pending) else 0
-    return Pending(type_, lambda i: slot[(at, *i)], place.buffers, cost, depth, True)
+    element = e.element(slot, type_.dtype, (at, *axes(type_.ndim)))
+    return Pending(type_, element, place.buffers, cost, depth, is_view=True)
 
 
 def _choose(selector: Expr, bodies: Sequence[list[Stmt]]) -> Stmt:

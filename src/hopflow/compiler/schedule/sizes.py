@@ -1,83 +1,178 @@
-"""Sizes as expressions of the loop language: i64, and f64 within."""
+"""Sizes that only a run knows, as expressions of the loop language that are checked.
 
-from collections.abc import Callable, Mapping
-from functools import reduce
-from typing import Any, Final
+The values of inputs' symbols are known to the caller of a program, who computes what
+depends on them alone (see `Program.derived`). What is left is computed by the program:
+in i64, and f64 within, and stops where Python's exact integers would be others.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
+from typing import Any, Final, Protocol, TypeAlias
 
 from hopflow import dtypes
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
 from hopflow.ops import scalar
+from hopflow.symbolic.ranges import INT64, ValueRange
 from hopflow.symbolic.size import Size, Symbol, evaluate
 
-__all__ = ["lowered"]
+__all__ = ["Trapping", "computed"]
 
 
-def lowered(size: Size, value: Callable[[Symbol], Expr]) -> Expr:
+class Trapping(Protocol):
+    """Adds a trap to the program: (it stops if this holds, kind, what, values)."""
+
+    def __call__(
+        self, test: Expr, kind: str, what: str, values: Sequence[Expr] = ()
+    ) -> None: ...
+
+
+def computed(size: Size, value: Callable[[Symbol], Expr], trap: Trapping) -> Expr:
     """`size` over the expressions that its symbols are.
 
-    A quotient by 0, which no size that is used has, is 0 instead of a signal.
+    Each operation that may overflow, divide by zero, or round what is no integer of 64
+    bits, is preceded by a trap; ranges tell where there is no need for one.
     """
-    result: _Number = evaluate(size, lambda s: _Number(value(s)), _Number, _OPERATIONS)
+    arithmetic = _Arithmetic(trap)
+    operations = {
+        name: partial(operation, arithmetic) for name, operation in _OPERATIONS.items()
+    }
+    result: _Number = evaluate(
+        size,
+        lambda s: _Number(arithmetic, value(s), s.range & INT64),
+        lambda n: _Number(arithmetic, e.index(n), ValueRange.point(n)),
+        operations,
+    )
     return result.expr
 
 
+@dataclass(slots=True)
 class _Number:
-    """Sizes evaluate in this arithmetic to expressions."""
+    """An integer in checked arithmetic: its expression, and where it lies."""
 
-    __slots__ = ("expr",)
-
-    def __init__(self, value: int | float | Expr) -> None:
-        if isinstance(value, float):
-            value = e.const(value, dtypes.float64)
-        self.expr = e.index(value) if isinstance(value, int) else value
+    arithmetic: "_Arithmetic"
+    expr: Expr
+    range: ValueRange
 
     def __add__(self, other: "_Number") -> "_Number":
-        return _Number(e.add(self.expr, other.expr))
+        return self.arithmetic.checked("add", self, other, self.range + other.range)
 
     def __mul__(self, other: "_Number") -> "_Number":
-        return _Number(e.mul(self.expr, other.expr))
+        return self.arithmetic.checked("mul", self, other, self.range * other.range)
 
 
-def _integers(f: Callable[..., Expr]) -> Callable[..., _Number]:
-    return lambda *args: _Number(f(*[a.expr for a in args]))
+@dataclass(slots=True)
+class _Arithmetic:
+    trap: Trapping
+
+    def checked(self, op: str, x: _Number, y: _Number, found: ValueRange) -> _Number:
+        """A sum or a product that lies in `found`."""
+        if not _is_within(found):
+            test = e.compare(f"{op}_overflows", x.expr, y.expr)
+            self.trap(test, "size", _SIGNS[op], (x.expr, y.expr))
+        return _Number(self, e.binary(op, x.expr, y.expr), found & INT64)
+
+    def divided(self, rule: "_Division", x: _Number, y: _Number) -> _Number:
+        """A quotient or a remainder, rounded as Python's."""
+        if 0 in y.range:
+            zero = e.compare("eq", y.expr, e.index(0))
+            self.trap(zero, "divide", "", (x.expr, y.expr))
+        found = rule.range(x.range, y.range)
+        if not _is_within(found):
+            least = e.compare("eq", x.expr, e.index(int(INT64.low)))
+            minus_one = e.compare("eq", y.expr, e.index(-1))
+            both = scalar.both(least, minus_one)
+            self.trap(both, "size", "//", (x.expr, y.expr))
+        return _Number(self, rule.expr(x.expr, y.expr), found & INT64)
+
+    def chosen(self, op: str, *args: _Number) -> _Number:
+        """The least or the largest."""
+        join = ValueRange.minimum if op == "min" else ValueRange.maximum
+        expr = reduce(partial(e.binary, op), [a.expr for a in args])
+        return _Number(self, expr, reduce(join, [a.range for a in args]))
+
+    def rounded(self, op: str, x: Any) -> _Number:
+        """A float as an integer."""
+        value = e.unary(op, _f64(x))
+        fits = scalar.both(
+            e.compare("ge", value, e.const(-(2.0**63), dtypes.float64)),
+            e.compare("lt", value, e.const(2.0**63, dtypes.float64)),
+        )
+        self.trap(scalar.negate(fits), "size", "")
+        return _Number(self, e.cast(value, dtypes.int64), INT64)
+
+    def float_division(self, rule: Callable[..., Expr], x: Any, y: Any) -> Expr:
+        """An operation of floats that Python does not do with a divisor of 0."""
+        dividend, divisor = _f64(x), _f64(y)
+        if not divisor.is_const or divisor.attr == 0:
+            zero = e.compare("eq", divisor, e.const(0.0, dtypes.float64))
+            self.trap(zero, "divide", "")
+        return rule(dividend, divisor)
+
+    def float_operation(self, rule: Callable[..., Expr], *args: Any) -> Expr:
+        return rule(*map(_f64, args))
+
+
+def _is_within(found: ValueRange) -> bool:
+    return INT64.low <= found.low and found.high <= INT64.high
 
 
 def _f64(x: Any) -> Expr:
-    number = x if isinstance(x, _Number) else _Number(x)
-    return e.cast(number.expr, dtypes.float64)
+    """An operand of a float operation: an integer, a constant, or a float."""
+    if isinstance(x, float):
+        return e.const(x, dtypes.float64)
+    return e.cast(x.expr if isinstance(x, _Number) else x, dtypes.float64)
 
 
-def _floats(f: Callable[..., Expr]) -> Callable[..., _Number]:
-    return lambda *args: _Number(f(*map(_f64, args)))
+@dataclass(frozen=True, slots=True)
+class _Division:
+    expr: Callable[[Expr, Expr], Expr]
+    range: Callable[[ValueRange, ValueRange], ValueRange]
 
 
-def _folded(name: str) -> Callable[..., _Number]:
-    return _integers(lambda *args: reduce(lambda x, y: e.binary(name, x, y), args))
+_SIGNS: Final = {"add": "+", "mul": "*"}
+_Operation: TypeAlias = Callable[..., Any]
 
 
-def _rounded(name: str) -> Callable[..., _Number]:
-    return _floats(lambda x: e.cast(e.unary(name, x), dtypes.int64))
+def _divided(rule: _Division) -> _Operation:
+    return lambda arithmetic, x, y: arithmetic.divided(rule, x, y)
 
 
-_OPERATIONS: Final[Mapping[str, Callable[..., _Number]]] = {
-    "//": _integers(scalar.floor_divide),
-    "%": _integers(scalar.remainder),
-    "min": _folded("min"),
-    "max": _folded("max"),
+def _chosen(op: str) -> _Operation:
+    return lambda arithmetic, *args: arithmetic.chosen(op, *args)
+
+
+def _rounded(op: str) -> _Operation:
+    return lambda arithmetic, x: arithmetic.rounded(op, x)
+
+
+def _float_division(rule: Callable[..., Expr]) -> _Operation:
+    return lambda arithmetic, x, y: arithmetic.float_division(rule, x, y)
+
+
+def _floats(rule: Callable[..., Expr]) -> _Operation:
+    return lambda arithmetic, *args: arithmetic.float_operation(rule, *args)
+
+
+_OPERATIONS: Final[Mapping[str, _Operation]] = {
+    "//": _divided(_Division(e.floor_div, ValueRange.__floordiv__)),
+    "%": _divided(_Division(e.floor_mod, ValueRange.__mod__)),
+    "min": _chosen("min"),
+    "max": _chosen("max"),
     "floor": _rounded("floor"),
     "ceil": _rounded("ceil"),
     "trunc": _rounded("trunc"),
     "round": _rounded("rint"),
     "float": _floats(lambda x: x),
-    "/": _floats(e.div),
+    "/": _float_division(e.div),
     "+.": _floats(e.add),
     "-.": _floats(e.sub),
     "*.": _floats(e.mul),
-    "/.": _floats(e.div),
-    "//.": _floats(scalar.floor_divide),
-    "%.": _floats(scalar.remainder),
-    "**.": _floats(scalar.power),
+    "/.": _float_division(e.div),
+    "//.": _float_division(scalar.floor_divide),
+    "%.": _float_division(scalar.remainder),
+    "**.": _floats(scalar.math_call("pow")),
     "abs.": _floats(lambda x: e.unary("abs", x)),
     "neg.": _floats(lambda x: e.unary("neg", x)),
     "sign.": _floats(lambda x: e.binary("copysign", scalar.like(1.0, x), x)),

@@ -6,8 +6,9 @@ vector of any width, on each target whose fma rounds once. `tools/polynomials.py
 computes the coefficients.
 
 Errors are at most 2 units in the last place over the whole range, subnormal numbers and
-huge angles included, and 8 for erfinv and lgamma (`tests/test_math_expansion.py` has
-what was measured). Special cases are those of C99, annex F, and so of the array API.
+huge angles included, and 8 for erfinv and lgamma (`tests/test_math_expansion.py` and
+`tests/test_special_functions.py` measure them). Special cases are those of C99, annex
+F, and so of the array API.
 """
 
 from collections.abc import Callable

@@ -1,0 +1,1 @@
+"""The kernel program: definitions of values by expressions, before any memory."""

@@ -1,0 +1,148 @@
+"""Definitions: what values are, as data.
+
+A definition holds expressions over axes, where a kernel of `loop_ir.kernels` has
+functions of an index. Axis k is the same variable in every definition: so what is read
+at a reader's own index is the same node, and needs no substitution. The axes of a space
+that is summed over come after those of the result.
+
+    Pointwise(element=add(x[i0, i1], y[i1]))          r[i0, i1] = x[i0, i1] + y[i1]
+    Reduction((n,), (0.0,), "add", (x[i0, i1],))      r[i0] = sum of x[i0, i1], i1 < n
+
+`x[i]` is an "element" node: of an operand, by one i64 expression an axis. The kernels
+without functions (`Library`, `Callback`, `Invocation`) are definitions as they are.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from hopflow import dtypes
+from hopflow.loop_ir import expr as e
+from hopflow.loop_ir.expr import Expr, Index
+from hopflow.loop_ir.kernels import Callback, Invocation, Library, Operand
+from hopflow.loop_ir.nest import Var
+from hopflow.symbolic.size import Size
+
+__all__ = [
+    "Check",
+    "Compact",
+    "Definition",
+    "Effect",
+    "Function",
+    "Pointwise",
+    "Prefix",
+    "Reduction",
+    "Scatter",
+    "axes",
+]
+
+_AXES: Final[list[Expr]] = []
+
+
+def axes(count: int) -> Index:
+    """The first axes, as i64 expressions."""
+    while len(_AXES) < count:
+        _AXES.append(e.read(Var(f"axis{len(_AXES)}", dtypes.int64)))
+    return tuple(_AXES[:count])
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """`results` over `parameters`: variables, which a caller gives values."""
+
+    parameters: tuple[Expr, ...]
+    results: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """`holds` for all indices in `shape`, or the program stops with an error that tells
+    `values`."""
+
+    kind: Literal["index", "divide", "power", "check", "range"]
+    shape: tuple[Size, ...]
+    holds: Expr
+    values: tuple[Expr, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Pointwise:
+    """`element` for each index of the result; `is_view` and `peeks` as of a kernel."""
+
+    element: Expr
+    checks: tuple[Check, ...] = ()
+    is_view: bool = False
+    peeks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """For each index of the result, `element` combined over `space`.
+
+    combine   a name, for any order; or a function of the accumulators and the elements
+    finish    for each result a function of the accumulators, over the result's axes
+    """
+
+    space: tuple[Size, ...]
+    init: tuple[Expr, ...]
+    combine: str | Function
+    element: tuple[Expr, ...]
+    finish: tuple[Function, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """r[i] = combine(r[i - 1], element) along `axis`; `reverse` starts from the end."""
+
+    axis: int
+    init: Expr
+    combine: Function
+    element: Expr
+    reverse: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """`base` with `value` at `position`, for each index of `space` for which `keep`
+    holds. `combine` is a function of the old element and the value."""
+
+    base: Operand
+    space: tuple[Size, ...]
+    position: Index
+    value: Expr
+    combine: Function | None = None
+    keep: Expr | None = None
+    checks: tuple[Check, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Compact:
+    """The i < `length` for which `keep` holds, ascending."""
+
+    length: Size
+    keep: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """No result: only checks."""
+
+    checks: tuple[Check, ...]
+
+
+Definition: TypeAlias = (
+    Pointwise
+    | Reduction
+    | Prefix
+    | Scatter
+    | Compact
+    | Effect
+    | Library
+    | Callback
+    | Invocation
+)
+
+
+def parameters(values: Sequence[Expr], name: str) -> tuple[Expr, ...]:
+    """Variables of the types of values."""
+    return tuple([e.read(Var(name, value.dtype)) for value in values])

@@ -1,0 +1,73 @@
+"""What code in a function of its own takes from the function around it.
+
+The function around stores it in an array of words, and passes the address of that.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from hopflow.compiler.llvm.module import Function
+from hopflow.loop_ir import walk
+from hopflow.loop_ir.nest import (
+    Accumulate,
+    Assign,
+    Buffer,
+    Declare,
+    For,
+    Let,
+    Stmt,
+    Var,
+)
+
+__all__ = ["Cells", "captured"]
+
+
+class Cells:
+    """The words that a function passes to another, which has their address as
+    `%cells`."""
+
+    def __init__(self) -> None:
+        self._values: list[tuple[str, str]] = []
+
+    def add(self, type_: str, register: str) -> int:
+        """Pass a register of this LLVM type; return the number of its word."""
+        self._values.append((type_, register))
+        return len(self._values) - 1
+
+    def stored(self, f: Function) -> str:
+        """Store the words in `f`; return the register with their address."""
+        cells = f.slot(f"[{len(self._values)} x i64]", "cells", 8)
+        for k, (type_, register) in enumerate(self._values):
+            cell = f.emit(f"getelementptr i64, ptr {cells}, i64 {k}")
+            f.do(f"store {type_} {register}, ptr {cell}")
+        return cells
+
+    def loaded(self, f: Function, k: int) -> str:
+        """Load word `k` in `f`, which they are passed to; return its register."""
+        cell = f.emit(f"getelementptr i64, ptr %cells, i64 {k}")
+        return f.emit(f"load {self._values[k][0]}, ptr {cell}")
+
+
+def captured(
+    body: Sequence[Stmt], own: Iterable[Var] = ()
+) -> tuple[list[Var], list[Buffer]]:
+    """The variables that `body` takes from around it, and the buffers that it names.
+
+    Args:
+        own: Variables that are defined for it.
+    """
+    defined = set(own)
+    variables: dict[Var, None] = {}
+    buffers: dict[Buffer, None] = {}
+    for statement in walk.statements(body):
+        match statement:
+            case Let() | Declare() | For():
+                defined.add(statement.var)
+            case Assign() | Accumulate():
+                variables[statement.var] = None
+        named = list(walk.buffers(statement))
+        buffers.update(dict.fromkeys(named))
+        sizes = [n for b in named for n in (*b.shape, *(b.strides or ()))]
+        for node in walk.nodes(*walk.expressions(statement), *sizes):
+            if node.op == "var":
+                variables[node.attr] = None
+    return [v for v in variables if v not in defined], list(buffers)

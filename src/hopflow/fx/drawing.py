@@ -1,0 +1,103 @@
+"""Graphs of `fx` as pictures: text in the language of Graphviz (`dot -Tsvg`)."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from hopflow.errors import ArgumentTypeError
+from hopflow.fx.module import GraphModule, require_module
+from hopflow.fx.node import Node
+
+__all__ = ["FxGraphDrawer", "to_dot"]
+
+_COLOURS = {
+    "placeholder": "AliceBlue",
+    "get_attr": "LightGrey",
+    "call_function": "LemonChiffon",
+    "call_method": "Linen",
+    "call_module": "LightPink",
+    "output": "Honeydew",
+}
+
+
+def to_dot(module: GraphModule, name: str = "") -> str:
+    """A module as a Graphviz graph: nodes with name, target, line and noted type, and
+    edges from values to what reads them. Submodules that are graphs are clusters.
+
+        Path("model.dot").write_text(hf.fx.to_dot(module))
+
+    Args:
+        name: Of the picture; by default that of the graph.
+
+    Raises:
+        ArgumentTypeError: `module` is no module of `fx`, or `name` is no text.
+    """
+    _require("to_dot", module, name)
+    lines = [
+        f"digraph {_quoted(name or module.graph.name)} {{",
+        '    node [shape=record, style="filled, rounded", fontname=monospace];',
+        *(f"    {line}" for line in _graph(module, "")),
+        "}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+class FxGraphDrawer:
+    """Draws a module.
+
+    get_dot_graph()   its text for Graphviz; see `to_dot`
+    """
+
+    def __init__(self, graph_module: GraphModule, name: str = "") -> None:
+        """
+        Raises:
+            ArgumentTypeError: the module is none of `fx`, or `name` is no text.
+        """
+        _require("FxGraphDrawer", graph_module, name)
+        self.graph_module = graph_module
+        self.name = name
+
+    def get_dot_graph(self) -> str:
+        return to_dot(self.graph_module, self.name)
+
+
+def _require(tool: str, module: object, name: object) -> None:
+    """Raises: ArgumentTypeError: what `tool` was given cannot be drawn under a name."""
+    require_module(tool, module)
+    if not isinstance(name, str):
+        raise ArgumentTypeError(
+            f"{tool}: `name` must be a string, and is `{type(name).__name__}`."
+        )
+
+
+def _graph(module: GraphModule, prefix: str) -> Iterator[str]:
+    for node in module.graph.nodes:
+        at = _quoted(prefix + node.name)
+        colour = _COLOURS[node.kind]
+        yield f"{at} [label={_quoted(_label(node))}, fillcolor={colour}];"
+        for read in node.inputs:
+            yield f"{_quoted(prefix + read.name)} -> {at};"
+    for path, inner in module.attributes.items():
+        if isinstance(inner, GraphModule):
+            yield f"subgraph {_quoted(f'cluster_{prefix}{path}')} {{"
+            yield f"    label={_quoted(path)};"
+            for line in _graph(inner, f"{prefix}{path}."):
+                yield f"    {line}"
+            yield "}"
+
+
+def _label(node: Node) -> str:
+    rows = [node.name, node.kind, node.target_name]
+    if "type" in node.meta:
+        rows.append(str(node.meta["type"]))
+    if node.line is not None:
+        rows.append(str(node.line))
+    return "{" + "|".join(map(_escaped, rows)) + "}"
+
+
+def _escaped(text: Any) -> str:
+    """Text within a record, where some characters have a meaning."""
+    return "".join(f"\\{c}" if c in "{}|<>" else c for c in text)
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\n", "\\n").replace('"', '\\"') + '"'

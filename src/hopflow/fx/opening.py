@@ -1,0 +1,115 @@
+"""`open_bodies`: the functions that operators run, as modules that can be rewritten."""
+
+from collections.abc import Callable
+from functools import partial
+from keyword import iskeyword
+from types import FunctionType, MethodType
+from typing import Any
+
+from hopflow.errors import ArgumentTypeError, TraceError
+from hopflow.fx.bodies import Maker
+from hopflow.fx.graph import Graph
+from hopflow.fx.module import GraphModule, require_module
+from hopflow.fx.node import Node, map_items
+from hopflow.fx.tracer import Tracer
+from hopflow.trace.source import name_of
+from hopflow.tracebacks import is_own_file
+
+__all__ = ["bodies_of", "open_bodies"]
+
+
+def open_bodies(module: GraphModule) -> GraphModule:
+    """A copy of `module` in which the bodies of operators are modules, at any depth.
+
+        module = hf.symbolic_trace(lambda xs: hf.map(lambda x: hf.sin(x), xs))
+        module = hf.fx.open_bodies(module)
+
+    A function that is given to a function of hopflow's becomes `partial(body, *read)`:
+    `body` is an attribute, traced symbolically, and takes what the function reads from
+    outside before its own parameters. One that asks proxies for values stays as it is.
+
+    Raises:
+        ArgumentTypeError: `module` is no module of `fx`.
+    """
+    require_module("open_bodies", module)
+    graph = Graph(module.graph.name)
+    known: dict[Node, Any] = {}
+    for node in module.graph.nodes:
+        copy = known[node] = graph.node_copy(node, known.__getitem__)
+        if node.kind == "get_attr" and (body := _body_at(node)) is not None:
+            graph.attributes[copy.target] = open_bodies(body)
+        if node.kind == "call_function" and _is_ours(node.target):
+            with graph.inserting_before(copy):
+                copy.args, copy.kwargs = _Opener(graph, copy).of(
+                    (copy.args, copy.kwargs)
+                )
+    opened = GraphModule(graph)
+    opened.graph.eliminate_dead_code(lambda node: not isinstance(node.target, Maker))
+    return opened.recompile()
+
+
+def bodies_of(module: GraphModule) -> list[GraphModule]:
+    """The bodies of the operators of a module, those of bodies too."""
+    found: dict[int, GraphModule] = {}
+    for node in module.graph.find_nodes("get_attr"):
+        body = _body_at(node)
+        if body is not None and id(body) not in found:
+            found[id(body)] = body
+            found.update((id(inner), inner) for inner in bodies_of(body))
+    return list(found.values())
+
+
+def _body_at(node: Node) -> GraphModule | None:
+    value = node.graph.attributes[node.target]
+    return value if isinstance(value, GraphModule) else None
+
+
+def _is_ours(target: Any) -> bool:
+    home = getattr(target, "__module__", "") or type(target).__module__
+    return home.split(".")[0] == "hopflow" and not isinstance(target, Maker)
+
+
+class _Opener:
+    """Opens the functions among the arguments of one node."""
+
+    def __init__(self, graph: Graph, node: Node) -> None:
+        self.graph, self.node = graph, node
+
+    def of(self, value: Any) -> Any:
+        if isinstance(value, Node):
+            if isinstance(value.target, Maker) and value.target.makes_function:
+                return self.opened(value, value.target, value.args)
+            return value
+        if isinstance(value, FunctionType | MethodType | partial):
+            code = getattr(value, "__code__", None)
+            if code is None or not is_own_file(code.co_filename):
+                return self.opened(value, lambda: value, ())
+        return map_items(value, self.of)
+
+    def opened(
+        self, value: Any, make: Callable[..., Any], read: tuple[Any, ...]
+    ) -> Any:
+        name = name_of(make if isinstance(value, Node) else value)
+        body = _traced(make, len(read), name.removeprefix("make_"))
+        if body is None:
+            return value
+        path, number = body.graph.name, 1
+        while path in self.graph.attributes:
+            path, number = f"{body.graph.name}_{number}", number + 1
+        made = self.graph.get_attr(path, open_bodies(body))
+        name = f"{made.name}_with" if read else f"{made.name}_alone"
+        function = self.graph.create_node(
+            "call_function", partial, (made, *read), name=name
+        )
+        made.line = function.line = self.node.line
+        return function
+
+
+def _traced(make: Callable[..., Any], count: int, name: str) -> GraphModule | None:
+    """The module of the function that `make` makes of `count` values, which are its
+    first parameters; None: it asks proxies for values."""
+    base = name if name.isidentifier() and not iskeyword(name) else "body"
+    try:
+        return Tracer().trace_made(make, count, base)
+    except (TraceError, ArgumentTypeError):
+        return None

@@ -1,0 +1,409 @@
+"""Conditions on sizes that an operation needs and only a run can decide.
+
+The trace takes such a condition for true. A node `require` checks it when the program
+runs, and hands on the tensor whose size it is about, so that nothing that relies on the
+condition is computed before. `match_size` then gives the tensor the type that the
+condition makes of it: the types of a graph agree by themselves, and do not depend on
+what was assumed in the trace that made it.
+
+aligned    tensors that are to be broadcast together
+matched    axes that are to be equal
+fitted     a tensor that is to be broadcast to a shape
+required   any other condition
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from hopflow import dtypes
+from hopflow.bind import Operand as Argument
+from hopflow.bind import Value, bind
+from hopflow.errors import ReadOnlyError, ShapeError
+from hopflow.graph.core import Constant
+from hopflow.graph.types import Shape, TensorType, is_one, same_size
+from hopflow.loop_ir.expr import Expr, Index, binary, extent, index, sub
+from hopflow.loop_ir.kernels import Check, Operand, Pointwise
+from hopflow.ops import batching
+from hopflow.ops.messages import Message, check_error
+from hopflow.ops.opdef import OPERATIONS, OpDef, Sample, as_operand, strong_constant
+from hopflow.ops.sizes import agreed, is_unbacked
+from hopflow.symbolic.asking import answer
+from hopflow.symbolic.atoms import saturated
+from hopflow.symbolic.boolean import SymBool, any_of, relation
+from hopflow.symbolic.scalars import as_size, terms_of
+from hopflow.symbolic.size import Size, free_symbols
+
+__all__ = [
+    "aligned",
+    "condition_operands",
+    "fitted",
+    "matched",
+    "required",
+    "resized",
+]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Types = Sequence[TensorType]
+
+
+# --- require --------------------------------------------------------------------------
+
+
+def _require_infer(
+    x: TensorType, _test: TensorType, *_sides: TensorType, **_: Any
+) -> TensorType:
+    return x
+
+
+def _require_run(x: Array, test: Array, *sides: Array, **params: Any) -> Array:
+    """`x`, if `test` holds; else the program stops."""
+    if not np.all(test):
+        raise check_error(params, values=[int(side) for side in sides])
+    return x
+
+
+def _require_lower(
+    _types: Types, x: Operand, test: Operand, *sides: Operand, **_: Any
+) -> Pointwise:
+    check = Check(
+        "check",
+        test.type.shape,
+        lambda at: test[at],
+        lambda _: tuple([side[()] for side in sides]),
+    )
+    return Pointwise(lambda at: x[at], (check,), is_view=True)
+
+
+def _require_unview(_base: Value, new: Value, *_: Argument, **__: Any) -> Value:
+    return new
+
+
+def _require_transpose(
+    given: Sequence[Any], _x: Any, *others: Any, **_: Any
+) -> Sequence[Any]:
+    return [given[0], *[None for _ in others]]
+
+
+def _require_batch(
+    op: OpDef,
+    size: Size,
+    batched: tuple[bool, ...],
+    x: Argument,
+    test: Argument,
+    *sides: Argument,
+    **params: Any,
+) -> Sequence[Value]:
+    """Sides that differ between the batch elements are left out of the error."""
+    kept = () if any(batched[2:]) else sides
+    return bind(op, [batching.in_batch(size, batched[0], x), test, *kept], params)
+
+
+require: Final = OpDef(
+    name="require",
+    promote=None,
+    infer=_require_infer,  # T[*s], bool[*t], i64[], i64[] -> T[*s]
+    run=_require_run,
+    lower=_require_lower,
+    unview=_require_unview,
+    effects=frozenset({"trap"}),
+    jvp=lambda given, *_, **__: [given[0]],
+    transpose=_require_transpose,
+    batch=_require_batch,
+    samples=(
+        Sample(("T[3]", "bool[]"), {"message": Message("not so")}, low=1.0, high=1.0),
+    ),
+)
+
+
+def condition_operands(
+    condition: bool | SymBool, message: str, *, shown: object = None, kind: str = ""
+) -> tuple[list[Argument], dict[str, Any]]:
+    """The operands and params by which a node checks a condition on sizes.
+
+    Args:
+        message: What the error says first.
+        shown: The comparison whose sides the error tells, if not the condition itself.
+        kind: "shape", or "" for what the user has promised.
+    """
+    operands = [strong_constant(as_operand("check", "condition", condition))]
+    params: dict[str, Any] = {"message": Message(message)}
+    if kind:
+        params["kind"] = kind
+    shown = condition if shown is None else shown
+    if isinstance(shown, SymBool) and shown.is_integral:
+        left, _, right = shown.sides
+        told = [as_size(saturated(side)) for side in (left, right)]
+        sides = [as_operand("check", "side", side) for side in told]
+        operands += map(strong_constant, sides)
+        env = shown.env
+        text = str(shown) if env is None else env.describe(shown)
+        params["condition"] = Message(text)
+        if env is not None and (origins := env.origins(shown)):
+            params["where"] = Message(origins)
+    return operands, params
+
+
+# --- match_size -----------------------------------------------------------------------
+
+
+def _match_infer(
+    x: TensorType, *, axis: int, size: Size, repeats: bool = False
+) -> TensorType:
+    n = x.shape[axis]
+    is_known = all(s.hint is not None for s in free_symbols(n, size))
+    if is_known and not (n == size or (repeats and n == 1)):
+        raise ShapeError(f"match_size: axis {axis} of {x} has not {size} elements.")
+    return x.with_shape([*x.shape[:axis], size, *x.shape[axis + 1 :]])
+
+
+def _match_run(x: Array, *, axis: int, size: int, repeats: bool = False) -> Array:
+    """`x`, whose axis has `size` elements, or is repeated to have as many."""
+    shape = (*x.shape[:axis], size, *x.shape[axis + 1 :])
+    return np.broadcast_to(x, shape) if repeats else x.reshape(shape)
+
+
+def _match_lower(
+    _types: Types, x: Operand, *, axis: int, size: Size, repeats: bool = False
+) -> Pointwise:
+    n = x.type.shape[axis]
+
+    def element(at: Index) -> Expr:
+        i = at[axis]
+        if is_one(n):
+            i = index(0)
+        elif repeats and not same_size(n, size):
+            i = binary("max", binary("min", i, sub(extent(n), index(1))), index(0))
+        return x[(*at[:axis], i, *at[axis + 1 :])]
+
+    return Pointwise(element, is_view=True)
+
+
+def _match_unview(
+    base: Value, new: Value, *, axis: int, repeats: bool = False, **_: Any
+) -> Value:
+    if repeats:
+        raise ReadOnlyError(
+            f"cannot write into a tensor broadcast along axis {axis}: several of its "
+            "elements may be one. Write into a copy of it: `x = x.copy()`."
+        )
+    return batching.op_of("match_size", new, axis=axis, size=base.shape[axis])
+
+
+def _match_transpose(
+    ct: Any, x: Any, *, axis: int, size: Size, repeats: bool = False
+) -> Value:
+    n = x.shape[axis]
+    if not repeats:
+        return batching.op_of("match_size", ct, axis=axis, size=n)
+    # Where `x` was repeated all goes to its one element, else each to its own.
+    along = batching.op_of("iota", shape=(size,), axis=0, dtype=dtypes.int64)
+    at = OPERATIONS["minimum"](along, n - 1)
+    zero = Constant(0.0, TensorType(x.dtype))
+    rest = [m for a, m in enumerate(ct.shape) if a != axis]
+    base = batching.op_of("full", zero, shape=(n, *rest))
+    order = (axis, *(a for a in range(ct.ndim) if a != axis))
+    summed = batching.op_of(
+        "scatter_drop",
+        base,
+        batching.op_of("transpose", ct, axes=order),
+        at,
+        axes=(0,),
+        batch=0,
+        starts=(0,) * len(rest),
+        steps=(1,) * len(rest),
+        combine="add",
+    )
+    back = tuple(sorted(range(ct.ndim), key=order.__getitem__))
+    return batching.op_of("transpose", summed, axes=back)
+
+
+match_size: Final = OpDef(
+    name="match_size",
+    promote=None,
+    infer=_match_infer,  # T[*s, n, *t] -> T[*s, size, *t]
+    run=_match_run,
+    lower=_match_lower,
+    unview=_match_unview,
+    jvp="linear",
+    transpose=(_match_transpose,),
+    is_cheap=True,
+    batch=batching.per_example(axis=batching.of_axis),
+    samples=(
+        Sample(("T[2, 3]",), {"axis": 1, "size": 3}, dtypes.ALL),
+        Sample(("T[2, 1]",), {"axis": 1, "size": 4, "repeats": True}),
+        Sample(("T[2, 1]",), {"axis": 1, "size": 0, "repeats": True}),
+    ),
+)
+
+
+# --- what operations ask for ----------------------------------------------------------
+
+
+def _match(
+    name: str, x: Any, axis: int, size: Size, *, repeats: bool, remedy: str = ""
+) -> Value:
+    """`x` with `size` elements along an axis, which a run checks.
+
+    Raises:
+        ShapeError: it is known that the sizes differ.
+    """
+    n = x.shape[axis]
+    equal = relation("==", terms_of(n - size))
+    one: bool | SymBool = relation("==", terms_of(n - 1)) if repeats else False
+    if answer(one) is False:
+        one, repeats = False, False
+    if answer(equal) is False:
+        equal, shown = one, one
+    else:
+        shown = equal
+    condition = any_of(equal, one)
+    must = "agree, or the one be 1" if repeats else "be equal"
+    text = f"{name}: the sizes along axis {axis - x.ndim} must {must}{remedy}"
+    if not isinstance(condition, SymBool):
+        raise ShapeError(f"{text}, and are {n} and {size}.")
+    found = required(x, condition, text, shown=shown)
+    repeated = {"repeats": True} if repeats else {}
+    return batching.op_of("match_size", found, axis=axis, size=size, **repeated)
+
+
+def resized(name: str, x: Any, axis: int, size: Size) -> Any:
+    """`x`, whose axis has `size` elements: checked by the run if it is not known.
+
+    Raises:
+        ShapeError: it is known that it has not.
+    """
+    if same_size(x.shape[axis], size):
+        return x
+    return _match(name, x, axis, size, repeats=False)
+
+
+def required(
+    x: Any, condition: bool | SymBool, message: str, *, shown: object = None
+) -> Any:
+    """`x`, for what relies on a condition on unbacked sizes that the run checks.
+
+    Args:
+        message: What the error says first.
+        shown: The comparison whose sides the error tells, if not the condition itself.
+
+    Raises:
+        ShapeError: it is known not to hold.
+    """
+    if not isinstance(condition, SymBool):
+        if not condition:
+            raise ShapeError(f"{message}, and it is known that this does not hold.")
+        return x
+    env = condition.env
+    assert env is not None
+    operands, params = condition_operands(condition, message, shown=shown, kind="shape")
+    env.assume(condition)
+    [found] = bind(require, [x, *operands], params)
+    return found
+
+
+def aligned(name: str, operands: Sequence[Any], core: int = 0) -> list[Any]:
+    """Tensors whose axes, but for the last `core`, are known to broadcast.
+
+    A size that only the run knows may be 1 where the other one is known not to be: the
+    tensor is then repeated. Of two that may both be 1, equality is asked.
+
+    Raises:
+        ShapeError: it is known that they do not broadcast.
+    """
+    found = list(operands)
+    if all([o.type.is_static for o in found]):
+        return found
+    ndim = max([o.type.ndim for o in found]) - core
+    for axis in range(1 + core, ndim + core + 1):  # counted from the last
+        axes = [(i, o.type.ndim - axis) for i, o in enumerate(found)]
+        places = [(i, a) for i, a in axes if a >= 0]
+        sizes = [found[i].type.shape[a] for i, a in places]
+        common = _common(sizes)
+        if common is None:
+            continue
+        target, repeats = common
+        for i, a in places:
+            n = found[i].type.shape[a]
+            if not (is_one(n) or same_size(n, target)):
+                remedy = "" if repeats else _REMEDY
+                found[i] = _match(
+                    name, found[i], a, target, repeats=repeats, remedy=remedy
+                )
+    return found
+
+
+_REMEDY: Final = (
+    ", for neither of two sizes that only the run knows is taken to be 1 (where one "
+    "may be, use `hf.broadcast_to(x, y.shape)`)"
+)
+
+
+def _common(sizes: Sequence[Size]) -> tuple[Size, bool] | None:
+    """What sizes broadcast to, and whether those of unbacked sizes may be repeated.
+
+    None where all are known to agree, or where the guards of backed ones decide.
+    """
+    distinct: list[Size] = []
+    for n in sizes:
+        if not is_one(n) and not any(same_size(n, m) for m in distinct):
+            distinct.append(n)
+    unbacked = [n for n in distinct if is_unbacked(n)]
+    if not unbacked or len(distinct) == 1:
+        return None
+    known: Size = 1
+    for n in distinct:
+        if not is_unbacked(n):
+            both = agreed(known, n)
+            if both is None:
+                return None
+            known = both
+    if known != 1:  # asked of a backed size
+        return known, True
+    large = [n for n in unbacked if answer(relation("!=", terms_of(n - 1))) is True]
+    if large:
+        return large[0], True
+    return (unbacked[0], False) if len(unbacked) > 1 else None
+
+
+def matched(
+    name: str, tensors: Sequence[Any], axes: Sequence[int], size: Size | None = None
+) -> list[Any]:
+    """Tensors of which each has the same size along its axis, where only a run can
+    tell; that backed sizes are equal is left to the caller.
+
+    Args:
+        size: What the size must be; None: any.
+
+    Raises:
+        ShapeError: it is known that unbacked sizes differ.
+    """
+    sizes = [t.type.shape[a] for t, a in zip(tensors, axes, strict=True)]
+    if not any(map(is_unbacked, sizes)) and (size is None or not is_unbacked(size)):
+        return list(tensors)
+    known = [n for n in sizes if not is_unbacked(n)]
+    target = size if size is not None else (*known, *sizes)[0]
+    return [
+        t
+        if same_size(n, target) or not (is_unbacked(n) or is_unbacked(target))
+        else _match(name, t, a, target, repeats=False)
+        for t, a, n in zip(tensors, axes, sizes, strict=True)
+    ]
+
+
+def fitted(name: str, x: Any, shape: Shape) -> Any:
+    """`x` with each size that only a run can compare to that of `shape` checked to be
+    equal, or 1, and repeated then.
+
+    Raises:
+        ShapeError: it is known that they differ.
+    """
+    extra = len(shape) - x.ndim
+    for axis, size in enumerate(shape[extra:] if extra >= 0 else ()):
+        n = x.shape[axis]
+        if (is_unbacked(n) or is_unbacked(size)) and not (
+            is_one(n) or same_size(n, size)
+        ):
+            x = _match(name, x, axis, size, repeats=True)
+    return x

@@ -1,0 +1,109 @@
+"""Lists of the user's to which blocks append that a run chooses, or repeats."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+
+from hopflow import pytree
+from hopflow.errors import ControlFlowError
+from hopflow.rewrite.growing import Chunk, Growing, joined_chunks
+from hopflow.rewrite.rows import Rows, is_weak
+from hopflow.rewrite.values import State, load
+from hopflow.trace.source import user_line
+from hopflow.tracebacks import stack_above
+
+__all__ = ["alone", "extended", "require_alone", "require_lists", "weak_rows"]
+
+
+def alone(state: State, k: int) -> bool:
+    """Whether only its name in a state has the list `k`: nobody sees if it is another
+    one afterwards."""
+    return _references(state, k) <= _ALONE
+
+
+def _references(state: State, k: int) -> int:
+    """How many references the list has, beside those of snapshots of local names:
+    before Python 3.13 a frame whose `f_locals` someone asked for keeps one."""
+    if not _HAS_SNAPSHOTS:
+        return sys.getrefcount(state()[k])
+    snapshots = [frame.f_locals for frame in stack_above(sys._getframe())]
+    count = sys.getrefcount(state()[k])
+    value = state()[k]
+    return count - sum([v is value for names in snapshots for v in names.values()])
+
+
+_HAS_SNAPSHOTS: Final = sys.version_info < (3, 13)  # see PEP 667
+
+
+def _references_of_one() -> int:
+    value: list[Any] = []
+
+    def state() -> tuple[Any, ...]:
+        return (load(lambda: value),)
+
+    return _references(state, 0)
+
+
+_ALONE = _references_of_one()
+
+
+def require_lists(state: State, names: Sequence[str], grows: Sequence[str]) -> set[str]:
+    """The names of lists in `grows` that nobody else has; those of steps are.
+
+    Raises:
+        ControlFlowError: one is no list.
+    """
+    found: set[str] = set()
+    for k, name in enumerate(grows, len(names)):
+        kind = type(state()[k])
+        if kind not in (list, Rows, Growing):
+            raise ControlFlowError(
+                f"control_flow: a block that depends on a tensor appends to `{name}`, "
+                f"which is a `{kind.__name__}`, and no list ({user_line()})."
+            )
+        if kind is Growing or alone(state, k):
+            found.add(name)
+    return found
+
+
+def require_alone(name: str, holds: bool) -> None:
+    """Raises: ControlFlowError: `holds` is False: someone else has the list too."""
+    if not holds:
+        raise ControlFlowError(
+            f"control_flow: a block that depends on a tensor appends to `{name}`, a "
+            f"list that has another name or place too ({user_line()}). Begin with `[]` "
+            "in this function, and give it away afterwards."
+        )
+
+
+def extended(name: str, before: Any, entries: Growing, *, alone: bool) -> Any:
+    """The list after a block that has appended `entries` to it.
+
+    Raises:
+        ControlFlowError: how many these are only a run knows, and someone else has the
+            list, or they do not stack.
+    """
+    if isinstance(before, Growing):
+        before.extend(entries)
+        return before
+    if not any(isinstance(entry, Chunk) for entry in entries):
+        before.extend(entries)
+        return before
+    require_alone(name, alone)
+    chunk = joined_chunks(entries)
+    if chunk is None:
+        raise ControlFlowError(
+            f"control_flow: a block that depends on a tensor appends values of "
+            f"differing structures to `{name}` ({user_line()}). Use a list for each."
+        )
+    rows = chunk.rows
+    if chunk.mask is not None:
+        rows = pytree.tree_map(lambda x: x[chunk.mask], rows)
+    return Rows(rows, weak_rows(entries)).after(before)
+
+
+def weak_rows(entries: Growing) -> list[bool]:
+    """For each leaf of what was appended whether it is a number of no fixed type."""
+    first = entries[0]
+    leaves = pytree.flatten(first.rows if isinstance(first, Chunk) else first)[0]
+    return [is_weak(leaf) for leaf in leaves]

@@ -1,0 +1,1 @@
+"""What traced code reads from outside: recorded with its access path, and guarded."""

@@ -1,0 +1,148 @@
+"""Where code reads what it has not made: chains of loads in its instructions.
+
+`cfg.layers[0].w` is compiled to `LOAD cfg`, `LOAD_ATTR layers`, `LOAD_CONST 0`, a
+subscript and `LOAD_ATTR w`, one behind the other. Such a chain is a `Load`: a name, and
+the steps from its value. It is found once for each code object; while the code runs,
+each `Load` is evaluated when its first instruction is reached, so that code that does
+not run reads nothing.
+"""
+
+import dis
+from collections.abc import Iterator, Sequence
+from types import CodeType
+from typing import Any, Final, NamedTuple
+
+__all__ = ["Load", "Step", "loads_of"]
+
+
+class Step(NamedTuple):
+    """One step of an access path.
+
+    kind   "attribute", "item" with a constant key, or "item of" and "attribute of":
+           the key is what a name holds
+    key    the name of the attribute, the key of the item, or the name that holds it
+    """
+
+    kind: str
+    key: Any
+
+
+class Load(NamedTuple):
+    """A chain of loads.
+
+    kind       "global", "free" (a name of an enclosing function), "local", or "result":
+               what another instruction has left on the stack
+    name       the variable; "" for a result
+    steps      from its value
+    is_used    whether an instruction takes the value that the chain gives, and does
+               something else with it than to store it in a variable
+    """
+
+    kind: str
+    name: str
+    steps: tuple[Step, ...]
+    is_used: bool
+
+
+class _Op(NamedTuple):
+    """One instruction, or one half of an instruction that is two.
+
+    at     the offset at which it can be seen: variables have their values by then
+    starts whether it may be reached from elsewhere than the instruction before
+    """
+
+    kind: str
+    value: Any
+    at: int
+    starts: bool
+
+
+_SKIPPED: Final = frozenset(("CACHE", "EXTENDED_ARG", "NOP", "PUSH_NULL", "PRECALL"))
+_GLOBALS: Final = frozenset(("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"))
+_FREE: Final = frozenset(("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"))
+_STORES: Final = frozenset(("STORE_FAST", "STORE_DEREF", "STORE_NAME", "POP_TOP"))
+_DYNAMIC: Final = frozenset(("getattr", "hasattr"))
+
+
+def loads_of(code: CodeType) -> dict[int, tuple[Load, ...]]:
+    """The loads of a code object, by the offsets of the instructions at which they can
+    be evaluated."""
+    ops, found = list(_ops(code)), dict[int, list[Load]]()
+    k = 0
+    while k < len(ops):
+        op, start = ops[k], k
+        k += 1
+        if op.kind in ("global", "free", "local"):
+            load = Load(op.kind, op.value, (), is_used=True)
+        elif op.kind == "attribute":
+            load = Load("result", "", (Step("attribute", op.value),), is_used=True)
+        else:
+            continue
+        steps, k = _steps(ops, k)
+        steps = (*load.steps, *steps)
+        if start and ops[start - 1].value == "vars":
+            steps += (Step("attribute", "__dict__"),)
+        elif start and ops[start - 1].value in _DYNAMIC and k < len(ops):
+            steps += _dynamic(ops[k])
+        is_used = k == len(ops) or ops[k].kind != "store" or ops[k].starts
+        found.setdefault(op.at, []).append(load._replace(steps=steps, is_used=is_used))
+    return {at: tuple(loads) for at, loads in found.items()}
+
+
+def _steps(ops: Sequence[_Op], k: int) -> tuple[tuple[Step, ...], int]:
+    """The steps that stand at a place, and where they end."""
+    steps: list[Step] = []
+    while k < len(ops) and not ops[k].starts:
+        op = ops[k]
+        if op.kind == "attribute":
+            steps.append(Step("attribute", op.value))
+            k += 1
+        elif k + 1 < len(ops) and ops[k + 1].kind == "item" and not ops[k + 1].starts:
+            if op.kind == "constant":
+                steps.append(Step("item", op.value))
+            elif op.kind in ("local", "free", "global"):
+                steps.append(Step("item of", (op.kind, op.value)))
+            else:
+                break
+            k += 2
+        else:
+            break
+    return tuple(steps), k
+
+
+def _dynamic(name: _Op) -> tuple[Step, ...]:
+    """The step of `getattr(value, name)`."""
+    if name.kind == "constant" and isinstance(name.value, str):
+        return (Step("attribute", name.value),)
+    if name.kind in ("local", "free", "global"):
+        return (Step("attribute of", (name.kind, name.value)),)
+    return ()
+
+
+def _ops(code: CodeType) -> Iterator[_Op]:
+    """The instructions, where those that do two things are two."""
+    found = [i for i in dis.get_instructions(code) if i.opname not in _SKIPPED]
+    ends = [i.offset for i in found[1:]] + [len(code.co_code)]
+    for i, after in zip(found, ends, strict=True):
+        name, starts = i.opname, i.is_jump_target
+        if name in _GLOBALS:
+            yield _Op("global", i.argval, i.offset, starts)
+        elif name in _FREE:
+            yield _Op("free", i.argval, i.offset, starts)
+        elif name in ("LOAD_ATTR", "LOAD_METHOD"):
+            yield _Op("attribute", i.argval, i.offset, starts)
+        elif name == "BINARY_SUBSCR" or (name == "BINARY_OP" and i.argrepr == "[]"):
+            yield _Op("item", None, i.offset, starts)
+        elif name in ("LOAD_CONST", "LOAD_SMALL_INT"):
+            yield _Op("constant", i.argval, i.offset, starts)
+        elif name == "STORE_FAST_LOAD_FAST":  # the variable has its value after it
+            yield _Op("store", i.argval[0], i.offset, starts)
+            yield _Op("local", i.argval[1], after, False)
+        elif name.startswith("LOAD_FAST") and name != "LOAD_FAST_AND_CLEAR":
+            names = i.argval if isinstance(i.argval, tuple) else (i.argval,)
+            for k, local in enumerate(names):
+                yield _Op("local", local, i.offset, starts and k == 0)
+        elif name in _STORES or name == "STORE_FAST_STORE_FAST":
+            yield _Op("store", i.argval, i.offset, starts)
+        else:
+            yield _Op("other", None, i.offset, starts)

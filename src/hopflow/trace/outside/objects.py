@@ -1,0 +1,179 @@
+"""What kinds of objects there are for a recorder, and what their attributes are.
+
+Nothing here runs code of a user's: an attribute that code computes is not looked up.
+"""
+
+from collections import deque, namedtuple
+from collections.abc import Hashable, Iterator
+from enum import Enum
+from functools import lru_cache
+from types import (
+    CodeType,
+    FunctionType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+)
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from hopflow import pytree
+from hopflow.bind import Value
+from hopflow.symbolic.boolean import SymBool
+from hopflow.symbolic.size import SymFloat, SymInt
+from hopflow.tensor import EagerTensor
+from hopflow.trace.outside.checks import CONSTANTS
+from hopflow.trace.outside.modules import is_library
+
+__all__ = [
+    "CONTAINERS",
+    "MISSING",
+    "cells_of",
+    "content_of",
+    "has_identity",
+    "held_by",
+    "inner_codes",
+    "is_constant",
+    "is_data_descriptor",
+    "is_key",
+    "is_of_trace",
+    "is_plain",
+    "is_tree",
+    "may_have",
+    "member_of",
+]
+
+CONTAINERS: Final = (list, tuple, dict, set, frozenset, deque)
+MISSING: Final[Any] = object()
+"""What stands where there is no value."""
+
+_Named = namedtuple("_Named", ("field",))
+_HELD: Final = (MemberDescriptorType, GetSetDescriptorType, type(_Named.field))
+_NO_OBJECTS: Final = (type, ModuleType, FunctionType, MethodType, Value, np.ndarray)
+
+
+class _Kind(NamedTuple):
+    """What is so of all objects of a class; see the functions below."""
+
+    is_of_trace: bool
+    is_constant: bool
+    is_plain: bool
+
+
+@lru_cache(1 << 12)
+def _kind(cls: Hashable) -> _Kind:
+    assert isinstance(cls, type)
+    is_tensor = issubclass(cls, Value)
+    if is_tensor and hasattr(cls, "process"):  # of a user's type
+        return _Kind(is_of_trace=False, is_constant=False, is_plain=True)
+    if is_tensor or issubclass(cls, SymInt | SymFloat | SymBool):
+        return _Kind(cls is not EagerTensor, is_constant=False, is_plain=False)
+    is_other = issubclass(cls, (*CONTAINERS, *_NO_OBJECTS, Enum))
+    is_compared = cls.__eq__ is not object.__eq__
+    is_hashed = cls.__hash__ not in (None, object.__hash__)
+    is_value = is_library(cls.__module__) and is_compared and is_hashed
+    if issubclass(cls, CONSTANTS) or (is_value and not is_other):
+        return _Kind(is_of_trace=False, is_constant=True, is_plain=False)
+    is_own = cls.__module__.partition(".")[0] == "hopflow"
+    is_open = (
+        cls.__module__.startswith("hopflow.nn") if is_own else _has_attributes(cls)
+    )
+    return _Kind(False, False, is_plain=is_open and not is_other)
+
+
+def _has_attributes(cls: type) -> bool:
+    return cls.__dictoffset__ != 0 or any("__slots__" in vars(c) for c in cls.__mro__)
+
+
+def _kind_of(value: Any) -> _Kind:
+    cls: Any = type(value)
+    return _kind(cls)
+
+
+def is_of_trace(value: Any) -> bool:
+    """Whether a value belongs to a trace, and so is nothing from outside."""
+    return _kind_of(value).is_of_trace
+
+
+def is_constant(value: Any) -> bool:
+    """Whether it cannot change, and is compared by value."""
+    return _kind_of(value).is_constant
+
+
+def is_plain(value: Any) -> bool:
+    """Whether it is an object of which attributes are read: of a class of a user's, a
+    module of `hopflow.nn`, a namespace."""
+    return _kind_of(value).is_plain
+
+
+def is_tree(value: Any) -> bool:
+    """Whether it is of a class that is registered as a pytree, and is no container."""
+    if isinstance(value, (*CONTAINERS, *_NO_OBJECTS, *CONSTANTS)):
+        return False
+    return not pytree.is_leaf(pytree.structure(value))
+
+
+def has_identity(value: Any) -> bool:
+    """Whether it is told from others by identity: it is or has data."""
+    return isinstance(value, (*CONTAINERS, Value, np.ndarray)) or is_plain(value)
+
+
+def is_key(value: Any) -> bool:
+    """Whether a path may have it as the key of an item."""
+    if isinstance(value, tuple):
+        return all(map(is_key, value))
+    return isinstance(value, (*CONSTANTS, type, Enum)) and not isinstance(value, slice)
+
+
+def member_of(cls: type, name: str) -> Any:
+    """What a class has under a name, itself or by inheritance, as it stands there."""
+    for base in cls.__mro__:
+        if name in vars(base):
+            return vars(base)[name]
+    return MISSING
+
+
+def is_data_descriptor(member: Any) -> bool:
+    """Whether a member of a class comes before what an object of it holds."""
+    return hasattr(type(member), "__set__") or hasattr(type(member), "__delete__")
+
+
+def held_by(owner: Any, member: Any) -> Any:
+    """What a descriptor gives that leads to what an object holds, as for `__slots__`;
+    `MISSING`: nothing, or code computes it."""
+    if not isinstance(member, _HELD):
+        return MISSING
+    try:
+        return member.__get__(owner, type(owner))
+    except AttributeError:
+        return MISSING
+
+
+def may_have(owner: Any, name: str) -> bool:
+    """Whether an object holds an attribute, or its class does."""
+    if not is_plain(owner):
+        return False
+    held = getattr(owner, "__dict__", {})
+    return name in held or member_of(type(owner), name) is not MISSING
+
+
+def cells_of(function: FunctionType) -> Iterator[tuple[int, str, Any]]:
+    """The variables of enclosing functions that a function reads: position, name and
+    value."""
+    for at, name in enumerate(function.__code__.co_freevars):
+        yield at, name, content_of(function, at)
+
+
+def content_of(function: FunctionType, at: int) -> Any:
+    """The value of such a variable; `MISSING` if it has none yet."""
+    try:
+        return (function.__closure__ or ())[at].cell_contents
+    except ValueError:
+        return MISSING
+
+
+def inner_codes(code: CodeType) -> list[CodeType]:
+    """The code of functions that are defined in a function."""
+    return [c for c in code.co_consts if isinstance(c, CodeType)]

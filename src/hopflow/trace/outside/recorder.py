@@ -1,0 +1,617 @@
+"""Records what traced code reads from outside, by following the objects that it knows.
+
+An object from outside is told by its identity from what the code has made: the function
+itself, those of its arguments that are no data, and what names of modules and of
+enclosing functions hold come from outside, and so does what is read from such objects.
+Each read is of a slot of a known object, and so has an access path.
+"""
+
+import inspect
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from hopflow.tensor import EagerTensor
+from hopflow.trace.outside.bytecode import Load, Step
+from hopflow.trace.outside.checks import Check, identity
+from hopflow.trace.outside.effects import Effects
+from hopflow.trace.outside.guard import Guard, Read, Wanted
+from hopflow.trace.outside.modules import is_library, is_library_module
+from hopflow.trace.outside.objects import (
+    CONTAINERS,
+    MISSING,
+    cells_of,
+    content_of,
+    has_identity,
+    held_by,
+    inner_codes,
+    is_constant,
+    is_data_descriptor,
+    is_key,
+    is_of_trace,
+    is_plain,
+    is_tree,
+    may_have,
+    member_of,
+)
+from hopflow.trace.outside.paths import Path
+from hopflow.tracebacks import is_own_file
+
+__all__ = ["Recorder"]
+
+Found: TypeAlias = tuple[Path, Any]
+"""A value from outside, and the path that leads to it."""
+
+
+class _Use:
+    """A container or an array of which code may have read anything.
+
+    parts     what it contained at the first use, at any depth; with a condition, itself
+    seen      containers whose parts are there
+    count     how often it was used
+    is_last   whether the last use may have been an argument of a call
+    """
+
+    __slots__ = ("count", "is_last", "parts", "seen")
+
+    def __init__(self) -> None:
+        self.parts: list[tuple[Path, Any, Check | None]] = []
+        self.seen: set[int] = set()
+        self.count = 0
+        self.is_last = False
+
+
+class Recorder:
+    """The reads of one trace.
+
+    A value is checked against what it was when it was read first. What the traced code
+    itself has changed meanwhile is not checked, if it is a number or what a container
+    has: a counter of traces would never be what it was. Another value (a flag, None) is
+    checked until a second trace has changed it, too.
+
+    Args:
+        is_of_body: Whether the trace may be used again within other traces, where what
+            are tensors with memory here are tensors of these.
+    """
+
+    def __init__(self, *, is_of_body: bool = False) -> None:
+        self.effects = Effects()
+        self._tensor = "operand" if is_of_body else "tensor"
+        self._reads: dict[Path, list[Check]] = {}
+        self._paths: dict[tuple[Any, ...], Path] = {}
+        self._objects: dict[int, tuple[Any, Path]] = {}  # alive, so ids stay theirs
+        self._functions: dict[int, list[tuple[FunctionType, Path]]] = {}  # by code
+        self._around: dict[int, CodeType] = {}  # where the code of a function stands
+        self._uses: dict[Path, _Use] = {}
+        self._callables: dict[int, Any] = {}  # those that were taken note of
+        self._trees: dict[type, bool] = {}  # classes: whether they are registered
+        self._added: dict[tuple[int, ...], Any] = {}  # alive, as these too
+
+    def path(self, parent: Path | None, kind: str, key: Any, scope: Any = None) -> Path:
+        """The path of a step; the same one for the same step."""
+        place = scope if isinstance(scope, int) else id(scope)
+        at = (id(parent), kind, type(key), key, place)
+        known = self._paths.get(at)
+        if known is None:
+            known = self._paths[at] = Path(parent, kind, key, scope)
+        return known
+
+    # --- what is known from the beginning ---
+
+    def add_root(self, value: Any, path: Path) -> None:
+        """Take note of an object from outside that itself needs no check."""
+        if is_of_trace(value) or is_constant(value):
+            return
+        self._reads.setdefault(path, [])
+        self._know(value, path)
+        self._note_callable(value, path)
+
+    def _know(self, value: Any, path: Path) -> None:
+        """Take note of an object from outside."""
+        self._objects.setdefault(id(value), (value, path))
+        self.effects.know(value, path.text)
+
+    def _note_callable(self, value: Any, path: Path) -> None:
+        """Take note of the functions that a call of an object may run."""
+        if id(value) in self._callables:
+            return
+        self._callables[id(value)] = value
+        if isinstance(value, FunctionType):
+            functions = self._functions.setdefault(id(value.__code__), [])
+            functions.append((value, path))
+            if not _is_users(value):
+                cells = cells_of(value)
+                parts = [(self.path(path, "cell", n, at), x) for at, n, x in cells]
+                self._note_parts(parts)
+        elif isinstance(value, MethodType):
+            self._note_callable(value.__func__, path)
+            self.add_root(value.__self__, self.path(path, "attribute", "__self__"))
+        elif isinstance(value, partial):
+            for name in ("func", "args", "keywords"):
+                part = getattr(value, name)
+                self.add_root(part, self.path(path, "attribute", name))
+        elif type(value).__module__.startswith("hopflow."):
+            held = getattr(value, "__dict__", {})
+            names = [(self.path(path, "attribute", k), x) for k, x in held.items()]
+            self._note_parts(names)
+
+    def _note_parts(self, parts: Iterable[Found]) -> None:
+        """The same for parts of a function or an object of this package."""
+        for path, part in parts:
+            if isinstance(part, tuple):
+                rows = [(self.path(path, "item", k), x) for k, x in enumerate(part)]
+                self._note_parts(rows)
+            elif callable(part) and not isinstance(part, type):
+                self.add_root(part, path)
+
+    # --- while code runs ---
+
+    def enter(self, frame: FrameType) -> None:
+        """Take note that code begins to run."""
+        code, values = frame.f_code, frame.f_locals
+        for inner in inner_codes(code):
+            self._around[id(inner)] = code
+        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        for name in names:
+            known = self._known(values.get(name))
+            use = None if known is None else self._uses.get(known[0])
+            if use is not None and use.is_last:  # it is what the caller has passed
+                use.count, use.is_last = use.count - 1, False
+        if id(code) not in self._functions and code.co_argcount:
+            self._note_method(code, values.get(names[0]))
+        for function, path in self._functions.get(id(code), ()):
+            self._read_defaults(function, path, values)
+
+    def _note_method(self, code: CodeType, owner: Any) -> None:
+        """Take note of a method that Python calls by itself: `__call__`, `__add__`."""
+        known = self._known(owner)
+        for cls in () if known is None else type(owner).__mro__:
+            for name, value in vars(cls).items():
+                if isinstance(value, FunctionType) and value.__code__ is code:
+                    assert known is not None
+                    path = self.path(known[0], "attribute", "__class__")
+                    self.read(self.path(path, "attribute", name), value)
+                    return
+
+    def _read_defaults(
+        self, function: FunctionType, path: Path, values: Mapping[str, Any]
+    ) -> None:
+        code, defaults = function.__code__, function.__defaults__ or ()
+        names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
+        for at, (name, default) in enumerate(zip(names, defaults, strict=True)):
+            if values.get(name, MISSING) is default:
+                self.read(self.path(path, "default", name, at), default)
+        for name, default in (function.__kwdefaults__ or {}).items():
+            if values.get(name, MISSING) is default:
+                self.read(self.path(path, "keyword default", name), default)
+
+    def load(self, frame: FrameType, load: Load) -> None:
+        """Take note of what a chain of loads, which is about to run, reads."""
+        self.effects.reach(frame)
+        if load.kind == "result":  # of any object that may be what this is read from
+            name = load.steps[0].key
+            for value, path in list(self._objects.values()):
+                if may_have(value, name):
+                    self._follow(frame, (path, value), load)
+            return
+        for found in self._variable(frame, load.kind, load.name):
+            self._follow(frame, found, load)
+
+    def _variable(self, frame: FrameType, kind: str, name: str) -> list[Found]:
+        """What a variable holds, if it is from outside."""
+        code = frame.f_code
+        is_local = kind != "global" or (name in frame.f_locals and _is_scope(code))
+        scope = frame.f_locals if is_local else frame.f_globals
+        value = scope.get(name, MISSING)
+        if value is MISSING or is_library_module(value):
+            return []
+        if not is_local:
+            if is_library(frame.f_globals.get("__name__")):
+                return []  # code of `hopflow.nn`, which has a user's objects
+            return self.read(self.path(None, "global", name, frame.f_globals), value)
+        paths = self._cells(code, name, value) if kind == "free" else []
+        if paths:
+            return [found for path in paths for found in self.read(path, value)]
+        known = self._known(value)
+        return [] if known is None else self.read(*known)
+
+    def _cells(self, code: CodeType, name: str, value: Any) -> list[Path]:
+        """The paths to a variable of an enclosing function that code reads by a name.
+
+        A function that the trace itself has defined shares it with that in which it
+        stands.
+        """
+        around: CodeType | None = code
+        while around is not None and name in around.co_freevars:
+            if functions := self._functions.get(id(around)):
+                at = around.co_freevars.index(name)
+                return [
+                    self.path(path, "cell", name, at)
+                    for function, path in functions
+                    if content_of(function, at) is value
+                ]
+            around = self._around.get(id(around))
+        return []
+
+    def _known(self, value: Any) -> Found | None:
+        known = self._objects.get(id(value))
+        return None if known is None else (known[1], known[0])
+
+    def _follow(self, frame: FrameType, start: Found, load: Load) -> None:
+        """Read what the steps of a chain lead to."""
+        path, value = start
+        for step in load.steps:
+            step = self._resolved(frame, step)
+            here, found = (path, value), None
+            if step.kind == "attribute":
+                found = self._attribute(path, value, step.key)
+            elif step.kind == "item":
+                found = self._item(path, value, step.key)
+            reads = [] if found is None else self.read(*found)
+            if not reads:
+                if found is None and load.kind != "result":
+                    self._use(*here)
+                return
+            [(path, value)] = reads
+        if load.is_used:
+            self._use(path, value)
+
+    def _resolved(self, frame: FrameType, step: Step) -> Step:
+        """A step whose key is what a variable holds, with that key."""
+        if step.kind not in ("item of", "attribute of"):
+            return step
+        kind, name = step.key
+        scope = frame.f_globals if kind == "global" else frame.f_locals
+        key = scope.get(name, MISSING)
+        self._variable(frame, kind, name)
+        return Step(step.kind.partition(" ")[0], key) if is_key(key) else step
+
+    # --- reads ---
+
+    def read(self, path: Path, value: Any) -> list[Found]:
+        """Take note of a read of a slot that holds a value.
+
+        Returns:
+            The value, by the path under which it is known; nothing, if it belongs to a
+            trace.
+        """
+        if is_of_trace(value):
+            return []
+        known = self._known(value)
+        if known is not None and known[0] is not path and has_identity(value):
+            self.read(*known)
+            if path not in self._reads:
+                self._reads[path] = [Check("alias", known[0])]
+            return [known]
+        if path not in self._reads:
+            self._reads[path] = []
+            self._reads[path] += self._checks(path, value)
+        if not is_constant(value):
+            self._know(value, path)
+        return [(path, value)]
+
+    def _checks(self, path: Path, value: Any) -> Iterator[Check]:
+        """What is asked of a value that is read."""
+        if is_constant(value):
+            yield Check("constant", value)
+        elif isinstance(value, EagerTensor):
+            yield Check(self._tensor, value.type)
+        elif isinstance(value, np.ndarray):
+            yield Check("array", (value.dtype, value.shape))
+        elif isinstance(value, FunctionType | MethodType) and _is_users(value):
+            yield _code_of(value)
+            if isinstance(value, MethodType):
+                owner = self.path(path, "attribute", "__self__")
+                self.read(owner, value.__self__)
+            self._note_callable(value, path)
+        elif isinstance(value, partial):
+            yield Check("class", partial)
+            for name in ("func", "args", "keywords"):
+                part, inner = getattr(value, name), self.path(path, "attribute", name)
+                self.read(inner, part)
+                self._use(inner, part)
+        elif isinstance(value, CONTAINERS) or is_plain(value):
+            yield Check("class", type(value))
+        elif not isinstance(value, ModuleType):
+            yield identity(value)
+            self._note_callable(value, path)
+
+    # --- steps ---
+
+    def _attribute(self, path: Path, owner: Any, name: str) -> Found | None:
+        """What an attribute holds; None: code computes it, or it is a method."""
+        found = self.path(path, "attribute", name)
+        if isinstance(owner, ModuleType | type):
+            if isinstance(owner, type):
+                value = member_of(owner, name)
+            else:
+                value = vars(owner).get(name, MISSING)
+            if isinstance(value, staticmethod | classmethod):
+                value = getattr(owner, name)
+            is_there = value is not MISSING and not is_library_module(value)
+            return (found, value) if is_there else None
+        is_open = is_plain(owner) or isinstance(owner, tuple)
+        if not is_open or isinstance(type(owner).__getattribute__, FunctionType):
+            return None
+        member = member_of(type(owner), name)
+        if isinstance(member, property) and member.fget is not None:
+            cls = self.path(path, "attribute", "__class__")
+            getter = self.path(self.path(cls, "attribute", name), "attribute", "fget")
+            self.read(getter, member.fget)
+            return None
+        if is_data_descriptor(member):
+            value = held_by(owner, member)
+            return None if value is MISSING else (found, value)
+        values = getattr(owner, "__dict__", {})
+        return (
+            (found, values[name])
+            if name in values
+            else self._of_class(found, owner, member)
+        )
+
+    def _of_class(self, path: Path, owner: Any, member: Any) -> Found | None:
+        """The same for what the class of an object has, and it has not itself."""
+        assert path.parent is not None
+        if member is MISSING:
+            if not hasattr(type(owner), "__getattr__"):
+                self._note(path.parent, Check("lacks", path.key))
+            return None
+        if isinstance(member, FunctionType):
+            if path not in self._reads:
+                self._note(path, _code_of(member))
+                self._note_callable(member, path)
+            return None
+        if isinstance(member, staticmethod | classmethod):
+            return path, getattr(owner, path.key)
+        if hasattr(type(member), "__get__"):  # a jitted method, a cached property
+            if type(member).__module__.startswith("hopflow."):
+                cls = self.path(path.parent, "attribute", "__class__")
+                self.read(self.path(cls, "attribute", path.key), member)
+            return None
+        return path, member
+
+    def _item(self, path: Path, owner: Any, key: Any) -> Found | None:
+        """What an item holds; None: code computes it, or there is none."""
+        if not isinstance(owner, dict | list | tuple):
+            return None
+        if isinstance(type(owner).__getitem__, FunctionType):
+            return None
+        if isinstance(owner, dict):
+            if key in owner:
+                return self.path(path, "item", key), owner[key]
+            self._note(path, Check("lacks key", key))
+        elif isinstance(key, int) and -len(owner) <= key < len(owner):
+            return self.path(path, "item", key), owner[key]
+        return None
+
+    def _note(self, path: Path, check: Check) -> None:
+        checks = self._reads.setdefault(path, [])
+        if all(known.kind != check.kind for known in checks) or "lacks" in check.kind:
+            checks.append(check)
+
+    # --- uses of whole containers ---
+
+    def _use(self, path: Path, value: Any) -> None:
+        """Take note that code may read all that a container or an array has."""
+        if not self._has_parts(value):
+            return
+        use = self._uses.get(path)
+        if use is None:
+            use = self._uses[path] = _Use()
+            self._collect(path, value, use)
+        use.count, use.is_last = use.count + 1, True
+
+    def _collect(self, path: Path, value: Any, use: _Use) -> None:
+        """All that a container has, at any depth, which is known from now on."""
+        if id(value) in use.seen:
+            return
+        use.seen.add(id(value))
+        parts = use.parts
+        items: Iterable[tuple[Path, Any]] = ()
+        if isinstance(value, dict):
+            parts.append((path, value, Check("keys", [*value])))
+            items = [(self.path(path, "item", k), x) for k, x in value.items()]
+        elif isinstance(value, set | frozenset):
+            parts.append((path, value, Check("members", frozenset(value))))
+        elif isinstance(value, np.ndarray):
+            return
+        elif isinstance(value, CONTAINERS):
+            parts.append((path, value, Check("length", len(value))))
+            items = [(self.path(path, "item", k), x) for k, x in enumerate(value)]
+        else:
+            parts.append((path, value, Check("class", type(value))))
+            held = getattr(value, "__dict__", {})
+            items = [(self.path(path, "attribute", k), x) for k, x in held.items()]
+        for inner, part in items:
+            parts.append((inner, part, None))
+            if not is_constant(part) and not is_of_trace(part):
+                self._know(part, inner)
+            if self._has_parts(part):
+                self._collect(inner, part, use)
+
+    def _has_parts(self, value: Any) -> bool:
+        """Whether code that is given a value may read more than the value itself."""
+        if isinstance(value, (*CONTAINERS, np.ndarray)):
+            return True
+        cls = type(value)
+        if cls not in self._trees:
+            self._trees[cls] = is_tree(value)
+        return self._trees[cls]
+
+    # --- the end ---
+
+    def guard(
+        self,
+        captured: Sequence[Any],
+        fixed: Sequence[Any],
+        leaves: Sequence[Any],
+        changing: set[tuple[str, str]],
+    ) -> Guard | None:
+        """What each call is checked against; None: nothing was read.
+
+        Args:
+            captured: The tensors from outside that the program is given.
+            fixed: Those that must be the same objects in each call.
+            leaves: Of the arguments of this call.
+            changing: What earlier traces of the function have changed themselves. What
+                this one has changed is added.
+        """
+        precise = {*self._reads}
+        for use in list(self._uses.values()):
+            for path, value, check in use.parts if use.count else ():
+                self.read(path, value)
+                if check is not None:
+                    self._note(path, check)
+        for tensor in (*captured, *fixed):
+            if (known := self._known(tensor)) is not None:
+                self.read(*known)
+        arrays = self._arrays(captured)
+        self._note_contents(Counter(path for path, _ in arrays.values()), fixed)
+        pairs = [(p, c) for p, checks in self._reads.items() for c in checks]
+        reads = [Read(path, check) for path, check in pairs]
+        broken = Guard(reads, []).broken(leaves)
+        changed = [r.path for r in broken if _is_counter(r.check)]
+        lost = {
+            id(r.check)
+            for r in reads
+            if _is_within(r.path, changed) and (r in broken or r.path not in precise)
+        }
+        lost |= {id(r.check) for r in broken if _name_of(r) in changing}
+        changing.update(map(_name_of, broken))
+        kept = [r for r in reads if id(r.check) not in lost]
+        checked = {r.path for r in kept}
+        wanted = [self._wanted(x, arrays, checked) for x in captured]
+        return Guard(kept, wanted) if kept else None
+
+    def add(self, known: Guard, leaves: Sequence[Any]) -> None:
+        """Take note of what a trace has read that is used again.
+
+        Args:
+            known: The reads, of which the arguments are these leaves.
+            leaves: The function that was traced, and its arguments that are no data.
+        """
+        key = id(known), *map(id, leaves)
+        if key in self._added:
+            return
+        self._added[key] = known, leaves
+        for leaf in leaves:
+            if not is_constant(leaf) and self._known(leaf) is None:
+                self.add_root(leaf, self.path(None, "constant", leaf, leaf))
+        places: dict[Path, Path] = {}
+        values = known.values(leaves)
+        for (path, check), value in zip(known.reads, values, strict=True):
+            at = self._moved(path, leaves, places)
+            for found, _ in self.read(at, value):
+                if check.is_of_parts:
+                    self._note(found, check)
+
+    def _moved(
+        self, path: Path, leaves: Sequence[Any], places: dict[Path, Path]
+    ) -> Path:
+        """A path from the leaves of another trace as one from what is known here."""
+        found = places.get(path)
+        if found is None:
+            if path.kind == "argument":
+                leaf = leaves[path.key]
+                known = self._known(leaf)
+                found = known[0] if known else self.path(None, "constant", leaf, leaf)
+            elif path.parent is None:
+                found = self.path(None, path.kind, path.key, path.scope)
+            else:
+                parent = self._moved(path.parent, leaves, places)
+                found = self.path(parent, path.kind, path.key, path.scope)
+            places[path] = found
+        return found
+
+    def _arrays(self, captured: Sequence[Any]) -> dict[int, Found]:
+        """The NumPy arrays that were read and are captured, by the id of the tensor."""
+        read = [
+            (path, value)
+            for value, path in self._objects.values()
+            if isinstance(value, np.ndarray) and path in self._reads
+        ]
+        found: dict[int, Found] = {}
+        for tensor in captured:
+            for path, value in read:
+                if isinstance(tensor, EagerTensor) and _is_of(tensor, value):
+                    found.setdefault(id(tensor), (path, value))
+        return found
+
+    def _note_contents(
+        self, operands: Mapping[Path, int], fixed: Sequence[Any]
+    ) -> None:
+        """Have arrays compared of which something else was made than operands, and
+        tensors that must be the same objects.
+
+        Args:
+            operands: How many operands are arrays from these paths.
+        """
+        for value, path in list(self._objects.values()):
+            if path not in self._reads:
+                continue
+            if isinstance(value, np.ndarray):
+                use = self._uses.get(path)
+                count = 1 if use is None else max(use.count, 1)
+                if count > operands.get(path, 0):
+                    self._note(path, Check("content", value.tobytes()))
+            elif any(value is x for x in fixed):
+                self._note(path, identity(value))
+
+    def _wanted(
+        self, tensor: Any, arrays: Mapping[int, Found], checked: Collection[Path]
+    ) -> Wanted:
+        """Where calls find a tensor."""
+        known = self._known(tensor)
+        if known is not None and known[0] in checked:
+            return Wanted(known[0], None)
+        if id(tensor) in arrays and arrays[id(tensor)][0] in checked:
+            return Wanted(arrays[id(tensor)][0], None, is_array=True)
+        return Wanted(None, tensor)
+
+
+def _is_users(function: FunctionType | MethodType) -> bool:
+    return not is_own_file(function.__code__.co_filename)
+
+
+def _code_of(function: FunctionType | MethodType) -> Check:
+    inner = function.__func__ if isinstance(function, MethodType) else function
+    assert isinstance(inner, FunctionType)
+    return Check("code", (inner.__code__, inner.__globals__))
+
+
+def _is_of(tensor: EagerTensor, array: np.ndarray[Any, Any]) -> bool:
+    """Whether a tensor has the memory of an array, all of it."""
+    own = tensor.array
+    return (own.ctypes.data, own.shape, own.strides, own.dtype) == (
+        *(array.ctypes.data, array.shape, array.strides, array.dtype),
+    )
+
+
+def _is_scope(code: CodeType) -> bool:
+    """Whether names of code are looked up in its own scope first, as in a class."""
+    return not code.co_flags & inspect.CO_OPTIMIZED
+
+
+def _is_counter(check: Check) -> bool:
+    """Whether it is on a number, or on what a container has."""
+    if check.kind == "constant":
+        return type(check.value) in (int, float, complex)
+    return check.kind in ("length", "keys", "members")
+
+
+def _name_of(read: Read) -> tuple[str, str]:
+    """What tells a read from others, in all traces of a function."""
+    return read.path.text(), read.check.kind
+
+
+def _is_within(path: Path, changed: Sequence[Path]) -> bool:
+    around: Path | None = path
+    while around is not None:
+        if around in changed:
+            return True
+        around = around.parent
+    return False

@@ -1,0 +1,176 @@
+"""Whose code a frame runs, and tracebacks that show the user's code alone.
+
+A shortened traceback has the user's frames. Where frames of an operator stood between
+them it has one entry that names the operator and its function (`while_loop/body`), so
+that the path through the operators can be read from top to bottom.
+"""
+
+import sysconfig
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType, FunctionType, TracebackType
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+
+__all__ = [
+    "OPERATOR_FILE",
+    "Entry",
+    "Line",
+    "calls_operator_function",
+    "frames_of",
+    "is_library_file",
+    "is_own_file",
+    "operator_at",
+    "shortened",
+    "stack_above",
+]
+
+_PACKAGE: Final = Path(__file__).resolve().parent
+_ROOT: Final = _PACKAGE.parent.parent
+_OWN: Final = (str(_PACKAGE), str(_ROOT / "hops"), str(_ROOT / "autograd"))
+# Programs that come with the package are users of it.
+_USERS: Final = (str(_PACKAGE / "demo"), str(_PACKAGE / "testing"))
+_STANDARD: Final = sysconfig.get_path("stdlib")
+_DEPENDENCIES: Final = ("numpy", "scipy", "optree", "llvmlite", "ml_dtypes", "sympy")
+
+OPERATOR_FILE: Final = "<hopflow>"
+"""The file of the entries that name an operator."""
+
+_is_own: dict[str, bool] = {}
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def is_own_file(file: str) -> bool:
+    """Return True if code of a file is hopflow's, and not a user's."""
+    known = _is_own.get(file)
+    return _found_own(file) if known is None else known
+
+
+def _found_own(file: str) -> bool:
+    path = str(Path(file).resolve())
+    own = path.startswith(_OWN) and not path.startswith(_USERS)
+    own = _is_own[file] = own or file.startswith("<frozen")
+    return own
+
+
+def is_library_file(file: str) -> bool:
+    """Return True for the standard library and what hopflow depends on."""
+    inside = file.partition("site-packages")[2].strip("/\\")
+    if inside:
+        return inside.startswith(_DEPENDENCIES)
+    return file.startswith(_STANDARD)
+
+
+# --- operators between the frames -----------------------------------------------------
+
+# By the identity of code: to hash it takes the longer the more code there is.
+_operators: dict[int, Callable[[Any], str]] = {}
+
+
+def calls_operator_function(path: Callable[[Any], str]) -> Callable[[_F], _F]:
+    """Mark a function that calls a function which an operator was given.
+
+    Args:
+        path: The operator and its function, as `while_loop/body`, from the function's
+            local names.
+    """
+
+    def mark(f: _F) -> _F:
+        _operators[id(f.__code__)] = path
+        return f
+
+    return mark
+
+
+def operator_at(frame: FrameType) -> str:
+    """The operator whose function a frame calls: `while_loop/body`; "" if none."""
+    path = _operators.get(id(frame.f_code))
+    return "" if path is None else path(frame.f_locals).rpartition(" → ")[2]
+
+
+# --- tracebacks -----------------------------------------------------------------------
+
+
+class Line(Protocol):
+    """A line of the user's code."""
+
+    @property
+    def file(self) -> str: ...
+    @property
+    def line(self) -> int: ...
+    @property
+    def function(self) -> str: ...
+
+
+class Entry(NamedTuple):
+    """One entry of a traceback; see `types.TracebackType`."""
+
+    frame: FrameType
+    lasti: int
+    lineno: int
+
+
+def frames_of(traceback: TracebackType | None) -> Iterator[Entry]:
+    """The entries of a traceback, the outermost first."""
+    while traceback is not None:
+        yield Entry(traceback.tb_frame, traceback.tb_lasti, traceback.tb_lineno)
+        traceback = traceback.tb_next
+
+
+def shortened(
+    traceback: TracebackType | None, stack: Sequence[Line] = ()
+) -> TracebackType | None:
+    """A traceback without hopflow's frames, and those of libraries that it calls.
+
+    Args:
+        stack: Lines of the user's code that follow, the innermost last: where what
+            failed was traced.
+    """
+    entries: list[Entry] = []
+    is_hidden = False
+    for entry in frames_of(traceback):
+        file = entry.frame.f_code.co_filename
+        if operator := operator_at(entry.frame):
+            entries.append(_entry(OPERATOR_FILE, 1, operator))
+        is_hidden = is_own_file(file) or (is_hidden and is_library_file(file))
+        if not is_hidden:
+            entries.append(entry)
+    while entries and entries[-1].frame.f_code.co_filename == OPERATOR_FILE:
+        entries.pop()  # the operator itself has failed, and not its function
+    entries += [_entry(x.file, x.line, x.function or "<module>") for x in stack]
+    found: TracebackType | None = None
+    for frame, lasti, lineno in reversed(entries):
+        found = TracebackType(found, frame, lasti, lineno)
+    return found
+
+
+def _fail() -> None:
+    raise LookupError
+
+
+def _entry(file: str, line: int, function: str) -> Entry:
+    """An entry for a line that no frame stands at any more.
+
+    A traceback holds frames, so a function of this name in this file is run, which has
+    no columns: the whole line is shown.
+    """
+    code = _fail.__code__.replace(
+        co_filename=file,
+        co_name=function,
+        co_qualname=function,
+        co_firstlineno=line,
+        co_linetable=b"",
+    )
+    try:
+        FunctionType(code, {"__name__": function})()
+    except LookupError as error:
+        *_, last = frames_of(error.__traceback__)
+        return last._replace(lasti=-1, lineno=line)
+    raise AssertionError
+
+
+def stack_above(frame: FrameType) -> Iterator[FrameType]:
+    """The frames that have called this one, the innermost first."""
+    caller = frame.f_back
+    while caller is not None:
+        yield caller
+        caller = caller.f_back

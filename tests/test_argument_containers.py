@@ -1,0 +1,184 @@
+"""What a jitted function does to containers of its arguments is done at each call."""
+
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+import hopflow as hf
+from hopflow import pytree
+
+
+class State:
+    """A pytree that can be changed."""
+
+    def __init__(self, w: Any) -> None:
+        self.w = w
+
+
+pytree.register(
+    State,
+    lambda s: ([s.w], None, ["w"]),
+    lambda _, children: State(next(iter(children))),
+    by_name=True,
+)
+
+
+def append(x: Any, items: Any) -> Any:
+    items.append(2 * x)
+    return items[0]
+
+
+def pop(_: Any, items: Any) -> Any:
+    return items.pop()
+
+
+def rearrange(x: Any, items: Any) -> Any:
+    items[0], items[1] = items[1], items[0]
+    items.insert(1, x + 1)
+    del items[-1]
+    items.append({"x": x, "n": 3, "both": (x, None)})
+    return x
+
+
+def numbers(x: Any, items: Any) -> Any:
+    items[:] = [1, 2.5, "text", None, True, x.shape[0], x.shape[0] * 2]
+    return x
+
+
+def in_a_dict(x: Any, d: Any) -> Any:
+    d["y"] = 3 * x
+    del d["b"]
+    d["a"] = d["a"] + d.pop("c")
+    d["k"] = x.shape[0] + 1
+    return d["y"]
+
+
+def within(x: Any, tree: Any) -> Any:
+    tree["rows"][0].append(x)
+    tree["rows"].append(tree["rows"][0])
+    tree["state"] = tree["rows"]
+    return x
+
+
+def attribute(x: Any, states: Any) -> Any:
+    states[0].w = states[0].w * 2 + x
+    states[0].count = 7
+    return states[0].w
+
+
+def nothing(x: Any, d: Any) -> Any:
+    d["a"] = d["a"]
+    return x
+
+
+X: Final = np.array([1.0, 2.0])
+CASES: Final[dict[str, tuple[Callable[..., Any], Callable[[], Any]]]] = {
+    "append": (append, lambda: [hf.asarray(X)]),
+    "pop": (pop, lambda: [hf.asarray(X), hf.asarray(X + 1), 5]),
+    "rearrange": (rearrange, lambda: [hf.asarray(X), hf.asarray(2 * X), 4.0]),
+    "numbers": (numbers, list),
+    "a deque": (append, lambda: deque([hf.asarray(X)])),
+    "a dict": (in_a_dict, lambda: {"b": 1, "a": hf.asarray(X), "c": 2.0}),
+    "an ordered dict": (
+        in_a_dict,
+        lambda: OrderedDict(b=1, a=hf.asarray(X), c=2.0),
+    ),
+    "a default dict": (
+        in_a_dict,
+        lambda: defaultdict(list, {"b": 1, "a": hf.asarray(X), "c": 2.0}),
+    ),
+    "within": (within, lambda: {"rows": [[hf.asarray(X)], []], "n": 1}),
+    "attribute": (attribute, lambda: [State(hf.asarray(X))]),
+    "nothing": (nothing, lambda: {"a": hf.asarray(X)}),
+}
+MODES: Final[dict[str, Callable[..., Any]]] = {
+    "jit": hf.jit,
+    "dynamic": lambda f: hf.jit(f, dynamic=True),
+    "interpreter": lambda f: hf.jit(f, backend="interpreter"),
+    "in jit": lambda f: hf.jit(lambda x, c: hf.jit(f)(x, c)),
+}
+
+
+def shown(tree: Any) -> Any:
+    """A tree as lists and numbers, with the classes of containers."""
+    if isinstance(tree, hf.Tensor):
+        return str(tree.dtype), tree.tolist()
+    if isinstance(tree, State):
+        return {name: shown(value) for name, value in vars(tree).items()}
+    if isinstance(tree, dict):
+        return type(tree), {key: shown(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple | deque):
+        return type(tree), [shown(value) for value in tree]
+    return type(tree), tree
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", CASES)
+def test_containers_change_as_in_plain_python(name: str, mode: str) -> None:
+    f, make = CASES[name]
+    run = MODES[mode](f)
+    for scale in (1.0, 3.0):  # traced, and run again
+        x = hf.asarray(scale * X)
+        mine, wanted = make(), make()
+        with hf.debug():
+            result = f(x, wanted)
+        assert shown(run(x, mine)) == shown(result)
+        assert shown(mine) == shown(wanted)
+
+
+def test_what_stays_is_the_same_object() -> None:
+    a, b, inner = hf.ones(2), hf.zeros(2), [hf.ones(1)]
+
+    @hf.jit
+    def f(items: Any) -> None:
+        items.reverse()
+        items.append(items[1])
+        items.pop(0)
+
+    items = [a, inner, b]
+    f(items)
+    assert items[0] is inner
+    assert items[1] is a
+    assert items[2] is inner
+
+
+def test_a_queue_is_emptied_call_by_call() -> None:
+    pop_one = hf.jit(lambda items: items.pop() * 2)
+    items = [hf.full((), float(k)) for k in range(4)]
+    assert [float(pop_one(items)) for _ in range(4)] == [6.0, 4.0, 2.0, 0.0]
+    assert items == []
+
+
+def test_a_call_that_fails_changes_nothing() -> None:
+    @hf.jit
+    def f(items: Any, n: Any) -> Any:
+        items.clear()
+        hf.check(n > 0, "n is positive")
+        return n
+
+    items = [hf.ones(2)]
+    with pytest.raises(hf.errors.CheckError, match="n is positive"):
+        f(items, hf.asarray(0))
+    assert len(items) == 1
+    f(items, hf.asarray(1))
+    assert items == []
+
+
+def test_containers_change_beside_writes_and_donations() -> None:
+    def f(x: Any, d: Any) -> Any:
+        x += 1.0
+        d["x"] += 2.0
+        d["sum"] = x + d["x"]
+        return x * 1.0
+
+    x, d = hf.zeros(2), {"x": hf.ones(2)}
+    inside = d["x"]
+    hf.jit(f)(x, d)
+    assert d["x"] is inside
+    assert (x.tolist(), inside.tolist(), d["sum"].tolist()) == ([1, 1], [3, 3], [4, 4])
+    donated: dict[str, Any] = {"x": hf.ones(2)}
+    hf.jit(lambda x, d: f(x.copy(), d), donate=(0,))(hf.zeros(2), donated)
+    assert donated["sum"].tolist() == [4, 4]

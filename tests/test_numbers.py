@@ -1,0 +1,234 @@
+"""A Python integer means the same in all modes: one that does not fit is an error."""
+
+import operator
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+import hopflow as hf
+from hopflow.errors import ArgumentRangeError, CheckError, PowerError
+
+INTEGERS: Final = [
+    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+]
+NARROW: Final = [d for d in INTEGERS if not d.endswith("64")]
+COMPARISONS: Final[dict[str, Callable[[Any, Any], Any]]] = {
+    name: getattr(operator, name) for name in ("lt", "le", "gt", "ge", "eq", "ne")
+}
+USES: Final[dict[str, Callable[[Any, Any], Any]]] = {
+    "add": lambda x, n: x + n,
+    "reflected": lambda x, n: n - x,
+    "in place": lambda x, n: x.copy().__iadd__(n),
+    "bits": lambda x, n: x & n,
+    "where": lambda x, n: hf.where(x > 1, x, n),
+    "maximum": lambda x, n: hf.maximum(x, n),
+    "base": lambda x, n: n**x,
+    "at": lambda x, n: x.at[0].set(n),
+    "full": lambda x, n: hf.full((2,), n, dtype=x.dtype),
+    "full_like": lambda x, n: hf.full_like(x, n),
+    "astype": lambda x, n: hf.astype(n, x.dtype),
+    "asarray": lambda x, n: hf.asarray(n, dtype=x.dtype),
+    "pad": lambda x, n: hf.pad(x, 1, constant_values=n),
+    "cond": lambda x, n: hf.cond(x[0] > 0, lambda: x + n, lambda: x),
+    "loop": lambda x, n: hf.fori_loop(0, 2, lambda _, c: c + n, x),
+    "vmap": lambda x, n: hf.vmap(lambda e: e * n)(x),
+}
+
+
+def debugged(f: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
+        with hf.debug():
+            return f(*args)
+
+    return run
+
+
+def closed_over(f: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x, n: hf.jit(lambda x: f(x, n))(x)
+
+
+MODES: Final[dict[str, Callable[..., Any]]] = {
+    "eager": lambda f: f,
+    "debug": debugged,
+    "jit": hf.jit,
+    "static": lambda f: hf.jit(f, dynamic=False),
+    "dynamic": lambda f: hf.jit(f, dynamic=True),
+    "closure": closed_over,
+    "trace": lambda f: lambda x, n: hf.trace(f, x, n, mode="symbolic")(x, n),
+}
+every_mode = pytest.mark.parametrize("mode", MODES)
+
+
+@every_mode
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("dtype", ["int8", "uint16"])
+def test_an_integer_that_does_not_fit_is_an_error(
+    mode: str, use: str, dtype: str
+) -> None:
+    x = hf.asarray([1, 2], dtype=dtype)
+    for n in (70_000, -70_000):
+        with pytest.raises(ArgumentRangeError, match=f"{n} does not fit {dtype}"):
+            MODES[mode](USES[use])(x, n)
+    found, wanted = MODES[mode](USES[use])(x, 5), USES[use](x, 5)
+    assert found.dtype == wanted.dtype
+    np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_every_integer_dtype_has_its_own_limits(dtype: str) -> None:
+    info = np.iinfo(dtype)
+    x, add = hf.zeros((2,), dtype=dtype), hf.jit(lambda x, n: x + n)
+    for n in (int(info.max), int(info.min), 1):
+        np.testing.assert_array_equal(add(x, n), np.full(2, n, dtype))
+    for n in (int(info.max) + 1, int(info.min) - 1):
+        with pytest.raises(ArgumentRangeError, match=f"{n} does not fit {dtype}"):
+            add(x, n)
+
+
+def test_an_integer_beyond_all_floats_is_an_error() -> None:
+    with pytest.raises(ArgumentRangeError, match="0 does not fit float32"):
+        hf.ones(2) + 10**400
+
+
+def test_one_trace_serves_all_integers_that_fit() -> None:
+    add = hf.jit(lambda x, n: x + n)
+    x = hf.zeros((2,), dtype="int8")
+    before = hf.stats().traces
+    for n in (1, 2, 100, -100):
+        assert add(x, n).tolist() == [n, n]
+    assert hf.stats().traces == before + 1
+    assert any("127" in guard for guard in add.guards)
+
+
+def test_an_integer_of_a_tensor_is_checked_by_the_run() -> None:
+    @hf.jit
+    def add(x: Any, n: Any) -> Any:
+        return x + hf.sum(n).item()
+
+    x = hf.asarray([1, 2], dtype="int8")
+    assert add(x, hf.asarray([3, 4])).tolist() == [8, 9]
+    with pytest.raises(CheckError, match=r"integer u0 must fit int8 \(test_numbers"):
+        add(x, hf.asarray([100, 200]))
+
+
+def test_an_integer_of_a_tensor_that_never_fits_is_refused() -> None:
+    @hf.jit
+    def add(x: Any, mask: Any) -> Any:
+        return x + (x[mask].shape[0] + 300)
+
+    x = hf.asarray([1, 2], dtype="int8")
+    with pytest.raises(
+        ArgumentRangeError, match=r"integer u0 \+ 300 does not fit int8"
+    ):
+        add(x, x > 1)
+
+
+@every_mode
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_comparisons_know_integers_of_any_size(mode: str, name: str) -> None:
+    compare = COMPARISONS[name]
+    for dtype in INTEGERS:
+        info = np.iinfo(dtype)
+        array = np.asarray([info.min, 1, info.max], dtype)
+        limits = [int(info.min) - 1, 5, int(info.max) + 1]
+        for n in limits if dtype.endswith("64") else [*limits, 2**40, -(2**40)]:
+            wanted = [compare(int(e), n) for e in array]
+            x = hf.asarray(array)
+            assert MODES[mode](compare)(x, n).tolist() == wanted
+            reflected = MODES[mode](lambda x, n: compare(n, x))(x, n)
+            assert reflected.tolist() == [compare(n, int(e)) for e in array]
+
+
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_comparisons_know_integers_of_the_run(name: str) -> None:
+    compare = COMPARISONS[name]
+
+    @hf.jit
+    def run(x: Any, n: Any) -> Any:
+        return compare(x, hf.sum(n).item())
+
+    for n in (300, -300, 1):
+        wanted = [compare(e, n) for e in (1, 127)]
+        assert (
+            run(hf.asarray([1, 127], dtype="int8"), hf.asarray([n])).tolist() == wanted
+        )
+
+
+@every_mode
+def test_what_an_integer_becomes_is_as_strong_as_in_plain_python(mode: str) -> None:
+    x = hf.asarray([1, 2], dtype="int8")
+    assert MODES[mode](lambda x, n: x + hf.asarray(n))(x, 5).dtype == hf.int64
+    assert MODES[mode](lambda x, n: x + n)(x, 5).dtype == hf.int8
+    kept = MODES[mode](lambda x, n: hf.astype(x + 300.0, hf.result_type(x, n)))
+    assert kept(x, 5).dtype == hf.int8
+
+
+@every_mode
+def test_zero_and_one_are_bools(mode: str) -> None:
+    write = MODES[mode](lambda x, n: x.at[0].set(n))
+    for n in (0, 1):
+        assert write(hf.asarray([False, True]), n).tolist() == [bool(n), True]
+    with pytest.raises(
+        TypeError, match="cannot be written into a tensor of dtype bool"
+    ):
+        write(hf.asarray([False]), 2)
+
+
+# --- powers of integers ---------------------------------------------------------------
+
+
+@every_mode
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_powers_of_integers_are_those_of_numpy(mode: str, dtype: str) -> None:
+    info, draw = np.iinfo(dtype), np.random.default_rng(0)
+    base = draw.integers(info.min, info.max, 40, dtype=dtype)
+    base[:5] = 0, 1, 2, 3, info.max
+    exponent = draw.integers(0, min(info.max, 300), 40, dtype=dtype)
+    wanted = np.power(base, exponent)
+    found = MODES[mode](operator.pow)(hf.asarray(base), hf.asarray(exponent))
+    np.testing.assert_array_equal(found, wanted)
+    assert found.dtype.name == dtype
+
+
+@every_mode
+def test_an_exponent_may_be_a_number_of_any_size(mode: str) -> None:
+    x = hf.asarray([2, 3, -1], dtype="int8")
+    assert MODES[mode](operator.pow)(x, 301).tolist() == [0, pow(3, 301, 256), -1]
+
+
+@every_mode
+@pytest.mark.parametrize("exponent", [-1, np.int64(-2), np.asarray([1, -3])])
+def test_an_integer_to_a_negative_power_is_an_error(mode: str, exponent: Any) -> None:
+    with pytest.raises(PowerError, match=r"to the negative power -\d"):
+        MODES[mode](operator.pow)(hf.asarray([2, 3]), exponent)
+    with pytest.raises(PowerError, match=r"to the negative power -\d"):
+        MODES[mode](lambda x, n: 2 ** (x * n))(hf.asarray([2, 3]), hf.asarray([1, -1]))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, n: hf.vmap(operator.pow)(x, n),
+        lambda x, n: hf.fori_loop(0, 2, lambda _, c: c**n, x),
+        lambda x, n: hf.cond(x[0] > 0, lambda: x**n, lambda: x),
+        lambda x, n: x ** hf.min(n).item(),
+    ],
+    ids=["vmap", "loop", "cond", "item"],
+)
+def test_compiled_code_names_the_line_of_a_negative_power(call: Any) -> None:
+    x, n = hf.asarray([2, 3]), hf.asarray([2, -1])
+    with pytest.raises(PowerError, match=r"pow \(test_numbers.py:\d+\): .* power -1"):
+        hf.jit(call)(x, n)
+    assert hf.jit(call)(x, hf.asarray([2, 1])).shape == (2,)
+
+
+@every_mode
+def test_what_is_not_computed_has_no_negative_power(mode: str) -> None:
+    x, n = hf.asarray([2, 3]), hf.asarray(-1)
+    assert MODES[mode](operator.pow)(x[:0], n).shape == (0,)
+    unused = MODES[mode](lambda x, n: hf.cond(n > 0, lambda: x**n, lambda: x))
+    assert unused(x, n).tolist() == [2, 3]
+    half = MODES[mode](lambda x, n: x.astype(hf.float32) ** n)
+    assert half(hf.asarray([2, 4]), n).tolist() == [0.5, 0.25]

@@ -1,0 +1,635 @@
+"""What a function reads from outside is found again at each call."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+import hopflow
+from hopflow.dtypes import DType
+from hopflow.testing.meanings import agree
+from hopflow.trace.outside import watch
+
+hf: Any = hopflow
+
+X = hf.asarray(np.linspace(0.5, 1.5, 3, dtype=np.float32))
+
+# --- places --------------------------------------------------------------------------
+
+Read = Callable[[Any], Any]
+
+
+class Place(NamedTuple):
+    """A place: `bind` puts a value there, `read` is a function that reads it."""
+
+    bind: Callable[[Any], None]
+    read: Read
+
+
+def use(x: Any, value: Any) -> Any:
+    """What depends on a value of any kind."""
+    if value is None:
+        return x
+    if isinstance(value, str):
+        return getattr(hf, value)(x)
+    if isinstance(value, bool):
+        return x if value else -x
+    if isinstance(value, dict):
+        return use(use(x, value["first"]), value["rest"][0])
+    if isinstance(value, DType):
+        return hf.astype(x, value)
+    if callable(value):
+        return value(x)
+    return x * value
+
+
+class Holder:
+    value: Any
+
+    def method(self, x: Any) -> Any:
+        return use(x, self.value)
+
+    @property
+    def computed(self) -> Any:
+        return self.value
+
+    def __call__(self, x: Any) -> Any:
+        return self.method(x)
+
+    def __getitem__(self, key: str) -> Any:
+        return self.value if key == "value" else None
+
+
+class Slotted:
+    __slots__ = ("value",)
+    value: Any
+
+
+class Inheriting(Holder):
+    """Is read by the methods that Python calls by itself, and by `super`."""
+
+    def method(self, x: Any) -> Any:
+        return super().method(x)
+
+    def __mul__(self, x: Any) -> Any:
+        return use(x, self.value)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([self.value])
+
+    def __enter__(self) -> Any:
+        return self.value
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "missing":
+            raise AttributeError(name)
+        return self.__dict__["value"]
+
+
+class Described:
+    def __get__(self, owner: Any, cls: Any = None) -> Any:
+        return self if owner is None else owner.held
+
+
+class WithDescriptor:
+    value = Described()
+    held: Any
+
+
+class Named(NamedTuple):
+    other: int
+    value: Any
+
+
+def in_global(source: str, **scope: Any) -> Place:
+    """A place of which programs in a module of their own read."""
+    scope |= {"use": use, "hf": hf, "partial": partial}
+    exec(compile(source, "program.py", "exec"), scope)
+
+    def bind(value: Any) -> None:
+        scope["bind"](value) if "bind" in scope else scope.update(value=value)
+
+    return Place(bind, scope["read"])
+
+
+def attribute(owner: Any, read: Read) -> Place:
+    return Place(lambda value: setattr(owner, "value", value), read)
+
+
+def of_cell() -> Place:
+    value: Any = None
+
+    def bind(new: Any) -> None:
+        nonlocal value
+        value = new
+
+    return Place(bind, lambda x: use(x, value))
+
+
+def of_cell_of_helper() -> Place:
+    place = of_cell()
+    return Place(place.bind, lambda x: place.read(x))
+
+
+def of_method() -> Place:
+    holder = Holder()
+    return attribute(holder, holder.method)
+
+
+def of_callable() -> Place:
+    holder = Holder()
+    return attribute(holder, holder)
+
+
+def of_nested_attribute() -> Place:
+    outer: Any = Slotted()
+    outer.value = Holder()
+    return attribute(outer.value, lambda x: use(x, outer.value.value))
+
+
+def of_replaced_object() -> Place:
+    outer: Any = Slotted()
+    outer.value = Holder()
+
+    def bind(value: Any) -> None:
+        outer.value = Holder()
+        outer.value.value = value
+
+    return Place(bind, lambda x: outer.value(x))
+
+
+def of_slot() -> Place:
+    slotted = Slotted()
+    return attribute(slotted, lambda x: use(x, slotted.value))
+
+
+def of_property() -> Place:
+    holder = Holder()
+    return attribute(holder, lambda x: use(x, holder.computed))
+
+
+def of_own_item() -> Place:
+    holder = Holder()
+    return attribute(holder, lambda x: use(x, holder["value"]))
+
+
+def of_getattr() -> Place:
+    holder, name = Holder(), "value"
+    return attribute(holder, lambda x: use(x, getattr(holder, name, None)))
+
+
+def of_class() -> Place:
+    cls = type("Config", (), {"value": None})
+    return attribute(cls, lambda x: use(x, cls.value))  # type: ignore[attr-defined]
+
+
+def of_class_of_object() -> Place:
+    cls: Any = type("Config", (), {"value": None})
+    config = cls()
+
+    def bind(value: Any) -> None:
+        is_function = isinstance(value, FunctionType)
+        cls.value = staticmethod(value) if is_function else value
+
+    return Place(bind, lambda x: use(x, config.value))
+
+
+def of_module() -> Place:
+    module = ModuleType("settings")
+    return attribute(module, lambda x: use(x, module.value))
+
+
+def of_list() -> Place:
+    items = [None, None]
+    return Place(lambda v: items.__setitem__(1, v), lambda x: use(x, items[-1]))
+
+
+def of_row() -> Place:
+    rows, k = [[None], [None]], 0
+
+    def bind(value: Any) -> None:
+        rows[1] = [value]
+
+    return Place(bind, lambda x: use(x, rows[k + 1][k]))
+
+
+def of_loop() -> Place:
+    holders = [Holder(), Holder()]
+    holders[0].value = None
+
+    def read(x: Any) -> Any:
+        for holder in holders:
+            x = holder(x)
+        return x
+
+    return attribute(holders[1], read)
+
+
+def of_dict() -> Place:
+    table: dict[str, Any] = {"other": 1}
+    return Place(lambda v: table.update(value=v), lambda x: use(x, table["value"]))
+
+
+def of_get() -> Place:
+    table: dict[str, Any] = {"other": 1}
+    return Place(lambda v: table.update(value=v), lambda x: use(x, table.get("value")))
+
+
+def of_default() -> Place:
+    def read(x: Any, value: Any = None) -> Any:
+        return use(x, value)
+
+    def bind(value: Any) -> None:
+        read.__defaults__ = (value,)
+
+    return Place(bind, read)
+
+
+def of_keyword_default() -> Place:
+    def read(x: Any, *, value: Any = None) -> Any:
+        return use(x, value)
+
+    def bind(value: Any) -> None:
+        read.__kwdefaults__ = {"value": value}
+
+    return Place(bind, lambda x: read(x))
+
+
+def of_special(read: Callable[[Any, Any], Any]) -> Callable[[], Place]:
+    def place() -> Place:
+        holder = Inheriting()
+        return attribute(holder, lambda x: read(holder, x))
+
+    return place
+
+
+def in_iteration(holder: Any, x: Any) -> Any:
+    for value in holder:
+        x = use(x, value)
+    return x
+
+
+def in_with(holder: Any, x: Any) -> Any:
+    with holder as value:
+        return use(x, value)
+
+
+def of_descriptor() -> Place:
+    owner = WithDescriptor()
+    return Place(lambda v: setattr(owner, "held", v), lambda x: use(x, owner.value))
+
+
+def of_named_tuple() -> Place:
+    named = Named(1, None)
+
+    def bind(value: Any) -> None:
+        nonlocal named
+        named = Named(1, value)
+
+    return Place(bind, lambda x: use(x, named.value))
+
+
+def of_items() -> Place:
+    """A list of which all is read, in ways that name no item."""
+    items: list[Any] = [None, None]
+
+    def read(x: Any) -> Any:
+        for value in [item for item in items if item is not x]:
+            x = use(x, value)
+        return use(sum(map(lambda v: use(x, v), items)), None)
+
+    return Place(lambda value: items.__setitem__(0, value), read)
+
+
+def of_keywords() -> Place:
+    keywords: dict[str, Any] = {}
+    return Place(lambda v: keywords.update(value=v), lambda x: use(x, **keywords))
+
+
+PLACES: dict[str, Callable[[], Place]] = {
+    "global": lambda: in_global("def read(x): return use(x, value)"),
+    "global of a helper": lambda: in_global(
+        "def helper(x): return use(x, value)\ndef read(x): return helper(x)"
+    ),
+    "partial": lambda: in_global(
+        "def bind(v):\n  global read_value\n  read_value = partial(use, value=v)\n"
+        "def read(x): return read_value(x)"
+    ),
+    "function made anew": lambda: in_global(
+        "def bind(v):\n  global read_value\n  read_value = lambda x: use(x, v)\n"
+        "def read(x): return read_value(x)"
+    ),
+    "jitted function made anew": lambda: in_global(
+        "def bind(v):\n  global jitted\n  jitted = hf.jit(lambda x: use(x, v))\n"
+        "def read(x): return jitted(x)"
+    ),
+    "cell": of_cell,
+    "cell of a helper": of_cell_of_helper,
+    "method": of_method,
+    "callable": of_callable,
+    "nested attribute": of_nested_attribute,
+    "replaced object": of_replaced_object,
+    "slot": of_slot,
+    "property": of_property,
+    "__getitem__": of_own_item,
+    "getattr": of_getattr,
+    "class": of_class,
+    "class of an object": of_class_of_object,
+    "module": of_module,
+    "list": of_list,
+    "row": of_row,
+    "loop": of_loop,
+    "dict": of_dict,
+    "get": of_get,
+    "default": of_default,
+    "keyword default": of_keyword_default,
+    "super": of_special(lambda holder, x: holder.method(x)),
+    "operator": of_special(lambda holder, x: holder * x),
+    "iteration": of_special(in_iteration),
+    "with": of_special(in_with),
+    "__getattr__": of_special(lambda holder, x: use(x, holder.missing)),
+    "__dict__": of_special(lambda holder, x: use(x, holder.__dict__["value"])),
+    "vars": of_special(lambda holder, x: use(x, vars(holder)["value"])),
+    "what a function returns": of_special(
+        lambda holder, x: use(x, (lambda: holder)().value)
+    ),
+    "one of two": of_special(
+        lambda holder, x: use(x, (holder if x.ndim < 9 else X).value)
+    ),
+    "descriptor": of_descriptor,
+    "named tuple": of_named_tuple,
+    "items": of_items,
+    "keywords": of_keywords,
+}
+
+
+def jit(f: Read) -> Read:
+    made: Read = hf.jit(f)
+    return made
+
+
+def total(read: Read) -> Read:
+    return lambda x: hf.sum(read(x))
+
+
+class Model:
+    def __init__(self, read: Read) -> None:
+        self.read = read
+
+    def step(self, x: Any) -> Any:
+        return self.part(x)
+
+    def part(self, x: Any) -> Any:
+        return self.read(x)
+
+    run = hf.jit(step)
+
+
+def in_method(read: Read) -> Read:
+
+    model = Model(read)
+    return lambda x: model.run(x)
+
+
+def in_subgraph(read: Read) -> Read:
+    part = hf.subgraph(read)
+    return jit(lambda x: hf.sum(part(x)) + hf.sum(part(x + 1)))
+
+
+def in_jitted_function(read: Read) -> Read:
+    inner = hf.jit(read)
+    return jit(lambda x: inner(x))
+
+
+def in_defined_function(read: Read) -> Read:
+    def run(x: Any) -> Any:
+        def inner(y: Any) -> Any:
+            return read(y)
+
+        return inner(x)
+
+    return jit(run)
+
+
+WAYS: dict[str, Callable[[Read], Read]] = {
+    "jit": hf.jit,
+    "jit, dynamic": lambda read: hf.jit(read, dynamic=True),
+    "helper": lambda read: hf.jit(lambda x: read(x) + 1),
+    "defined within": in_defined_function,
+    "method": in_method,
+    "jit in jit": in_jitted_function,
+    "argument": lambda read: partial(hf.jit(lambda f, x: f(x)), read),
+    "subgraph": hf.subgraph,
+    "subgraph in jit": in_subgraph,
+    "cond": lambda read: hf.jit(
+        lambda x: hf.cond(hf.sum(x) > 0, total(read), lambda x: hf.sum(x) * 0, (x,))
+    ),
+    "while_loop": lambda read: hf.jit(
+        lambda x: hf.while_loop(
+            lambda i, c: i < 2, lambda i, c: (i + 1, c + hf.sum(read(x))), (0, 0.0)
+        )
+    ),
+    "scan": lambda read: hf.jit(
+        lambda x: hf.scan(lambda c, e: (c + hf.sum(read(e)), hf.sum(c)), 0.0, x)
+    ),
+    "map": lambda read: hf.jit(lambda x: hf.map(total(read), x)),
+    "vmap in jit": lambda read: hf.jit(hf.vmap(total(read))),
+    "vmap": lambda read: hf.vmap(hf.jit(total(read))),
+    "grad in jit": lambda read: hf.jit(hf.grad(total(read))),
+    "grad": lambda read: hf.grad(hf.jit(total(read))),
+    "checkpoint": lambda read: hf.jit(hf.grad(hf.checkpoint(total(read)))),
+}
+
+
+# --- tests ---------------------------------------------------------------------------
+
+
+def double(x: Any) -> Any:
+    return x + x
+
+
+def values() -> dict[str, Any]:
+    """Values of each kind that a place may have."""
+    return {
+        "tensor": hf.full((3,), 2.0),
+        "another": hf.full((3,), 3.0),
+        "float64": hf.full((3,), 2.0, dtype=hf.float64),
+        "matrix": hf.full((2, 3), 2.0),
+        "scalar": hf.asarray(4.0),
+        "array": np.full((3,), 5.0, np.float32),
+        "number": 2.5,
+        "another number": -0.5,
+        "int": 1,
+        "flag": True,
+        "other flag": False,
+        "None": None,
+        "text": "sin",
+        "another text": "cos",
+        "function": double,
+        "lambda": lambda x: x * x,
+        "dtype": hf.float64,
+        "nested": {"first": hf.full((3,), 2.0), "rest": [None]},
+        "another nested": {"first": 2.0, "rest": ["tanh"]},
+    }
+
+
+KINDS = list(values())
+
+
+def check(place: str, way: str, kinds: list[str]) -> None:
+    """Check that a function agrees with what it is in Python, whatever is bound."""
+    bind, read = PLACES[place]()
+    run = WAYS[way](read)
+    known = values()
+    for kind in kinds:
+        bind(known[kind])
+        with hf.debug():
+            expected = run(X)
+        agree(run(X), expected)
+        agree(run(X), expected)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("place", PLACES)
+def test_a_rebound_value_is_seen(place: str, way: str) -> None:
+    check(place, way, ["tensor", "another", "number", "another number", "None"])
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_whatever_kind_of_value_is_bound_it_is_seen(place: str) -> None:
+    check(place, "jit", [*KINDS, *KINDS[::-1]])
+
+
+@given(
+    place=st.sampled_from(sorted(PLACES)),
+    way=st.sampled_from(sorted(WAYS)),
+    kinds=st.lists(st.sampled_from(KINDS), min_size=2, max_size=5),
+)
+@settings(max_examples=60, deadline=None)
+def test_jit_and_debug_agree_after_any_rebinding(
+    place: str, way: str, kinds: list[str]
+) -> None:
+    check(place, way, kinds)
+
+
+@contextmanager
+def traces(count: int) -> Iterator[None]:
+    """The block traces so many functions."""
+    before = hf.stats().traces
+    yield
+    assert hf.stats().traces - before == count
+
+
+@pytest.mark.parametrize("place", ["global", "cell", "method", "loop", "default"])
+def test_tensors_are_operands_and_the_rest_decides(place: str) -> None:
+    bind, read = PLACES[place]()
+    f = hf.jit(read)
+    for value, count in [
+        (hf.full((3,), 2.0), 1),
+        (hf.full((3,), 3.0), 0),
+        (hf.asarray(np.ones((3, 3), np.float32)[:, 0]), 0),
+        (hf.full((2, 3), 3.0), 1),
+        (4.5, 1),
+        (4.5, 0),
+        (float("nan"), 1),
+        (float("nan"), 0),
+        (0.0, 1),
+        (-0.0, 1),
+        (True, 1),
+        (1, 1),
+        (hf.full((3,), 2.0), 0),
+        (np.full(3, 2.0), 1),
+        (np.full(3, 2.0), 0),
+    ]:
+        bind(value)
+        with traces(count):
+            got = f(X)
+        agree(got, read(X))
+
+
+# --- what explanations say ------------------------------------------------------------
+
+
+SAID = {
+    "global": "global value",
+    "global of a helper": "global value",
+    "cell": "closure value",
+    "method": "self.value",
+    "callable": "self.value",
+    "nested attribute": "outer.value.value",
+    "list": "items[-1]",
+    "dict": 'table["value"]',
+    "class": "cls.value",
+    "module": "module.value",
+    "default": "default value",
+    "keyword default": "default value",
+}
+
+
+@pytest.mark.parametrize("place", SAID)
+def test_explanations_name_the_path(place: str) -> None:
+    bind, read = PLACES[place]()
+    f = hf.jit(read)
+    bind(2.0)
+    f(X)
+    assert f.explain(X) == "runs what has been compiled"
+    for value, text in {
+        3.0: "was 2.0, and is 3.0",
+        None: "was 2.0, and is None",
+        X: "was 2.0, and is f32[3]",
+        len: "was 2.0, and is `len`",
+    }.items():
+        bind(value)
+        text = f"recompiled because `{SAID[place]}` {text}"
+        assert f.explain(X).partition(" and `")[0] == text
+
+
+# --- how code is watched --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "place", ["global of a helper", "cell", "method", "loop", "get"]
+)
+def test_a_trace_function_sees_the_same(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "_events", watch.by_tracing)
+    seen = []
+
+    def debugger(frame: Any, event: str, _: Any) -> Any:
+        seen.append((frame.f_code.co_name, event))
+        return debugger
+
+    before = sys.gettrace()
+    sys.settrace(debugger)
+    try:
+        check(place, "scan", ["tensor", "another", "number", "None"])
+        assert sys.gettrace() is debugger
+    finally:
+        sys.settrace(before)
+    assert ("use", "line") in seen
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="there is no `sys.monitoring`")
+def test_other_tools_may_have_all_that_there_is() -> None:
+    monitoring: Any = sys.monitoring
+    free = [n for n in (3, 4) if monitoring.get_tool(n) is None]
+    for n in free:
+        monitoring.use_tool_id(n, "test")
+    try:
+        check("global", "jit", ["tensor", "another", "number", "None"])
+    finally:
+        for n in free:
+            monitoring.free_tool_id(n)
+    check("global", "jit", ["tensor", "number"])
+    assert all(monitoring.get_tool(n) is None for n in free)
