@@ -28,7 +28,9 @@ common = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 
-settings.register_profile("ci", common, derandomize=True, print_blob=True)
+settings.register_profile(
+    "ci", common, max_examples=60, derandomize=True, print_blob=True
+)
 settings.register_profile("quick", settings.get_profile("ci"), max_examples=10)
 settings.register_profile("dev", common)
 settings.register_profile(

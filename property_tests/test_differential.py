@@ -15,6 +15,8 @@ from property_tests.differential.judge import check, run, shrink
 
 import hopflow as hf
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("first", range(0, 60, 6))
 def test_programs_agree_with_numpy_and_jax(first: int) -> None:

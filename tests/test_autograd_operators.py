@@ -17,7 +17,7 @@ W = np.linspace(0.1, 0.9, 3).astype(np.float32)
 
 
 THEIRS = theirs()
-pytestmark = pytest.mark.usefixtures("verified")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("verified")]
 
 
 def cond(x: Any, w: Any, lib: Library) -> Any:

@@ -33,6 +33,8 @@ from benchmarks.report import (  # noqa: E402
 from benchmarks.workload import Calls, Workload  # noqa: E402
 from benchmarks.workloads import all_calls, all_workloads  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 TINY = all_workloads(0.0001)
 FEW_CALLS = all_calls(0.0001)
 

@@ -18,6 +18,8 @@ from hopflow.ops.opdef import OPERATIONS, OpDef, Sample
 from hopflow.tensor import EagerTensor
 from hopflow.testing.kernels import sample_arrays
 
+pytestmark = pytest.mark.slow
+
 NDArray = np.ndarray[Any, np.dtype[Any]]
 
 # The order of a sum is the schedule's choice; a factorisation is LAPACK's.

@@ -12,6 +12,8 @@ import hopflow as hf
 from hopflow import recursion
 from hopflow.recursion import LIMIT, deep_recursion
 
+pytestmark = pytest.mark.slow
+
 DEPTH = 150
 
 Body = Callable[[Any], Any]

@@ -19,6 +19,8 @@ from hopflow.ops import fused, reducers
 from hopflow.ops.opdef import OPERATIONS, OpDef
 from hopflow.testing.requires import missing, requires
 
+pytestmark = pytest.mark.slow
+
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
 special = jax.scipy.special

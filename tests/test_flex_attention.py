@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 import hopflow
-from hopflow.compiler.llvm.memory import size_in_bytes
 from hopflow.compiler.pipeline import lower
-from hopflow.compiler.plan import plan
+from hopflow.compiler.plan import plan, size_in_bytes
 from hopflow.compiler.private import private_buffers
 from hopflow.testing.meanings import RUNNERS, SYMBOLIC, agree, in_turn, run_jit
+
+pytestmark = pytest.mark.slow
 
 hf: Any = hopflow
 OTHERS = [run for run in RUNNERS if run is not run_jit]

@@ -25,11 +25,13 @@ from hopflow.graph.types import TensorType
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import kernels
 from hopflow.loop_ir.nest import Buffer
+from hopflow.loop_ir.printer import format_expr
 from hopflow.loop_ir.walk import nodes
 
 VECTOR = TensorType(dtypes.float64, (8,))
 BUFFER = Buffer("x", dtypes.float64, (e.index(8),), "input")
 [AXIS] = axes(1)
+EVEN = e.compare("eq", e.binary("and", AXIS, e.index(1)), e.index(0))
 
 
 def stored() -> Slot:
@@ -157,6 +159,74 @@ def test_a_value_is_read_by_who_reads_its_views() -> None:
     total = e.add(e.add(x[(AXIS,)], flipped[(AXIS,)]), again[(AXIS,)])
     assert reads(total) == {x: 2}
     assert reads(e.add(total, twice[(AXIS,)])) == {x: 3}
+
+
+# --- conditional reads ----------------------------------------------------------------
+
+NEAR = e.compare("lt", AXIS, e.index(5))
+ZERO = e.const(0.0, dtypes.float64)
+
+
+def conditions(root: e.Expr) -> list[str]:
+    return [repr(e.condition_of(n)) for n in nodes(root) if n.op == "load"]
+
+
+def test_a_condition_goes_to_every_read_inside() -> None:
+    x = stored()
+    inner = pending(e.add(x[(AXIS,)], x.where(EVEN, (e.index(7),), ZERO)))
+    outer = pending(inner.where(NEAR, (AXIS,), ZERO))
+    both = e.binary("and", NEAR, EVEN)
+    assert conditions(outer.at((AXIS,))) == [repr(NEAR), repr(both)]
+
+
+def test_one_condition_is_one_node() -> None:
+    """So that what is read twice under it is computed once."""
+    x = pending(double(stored()))
+    inner = pending(e.add(x.where(EVEN, (AXIS,), ZERO), x.where(EVEN, (AXIS,), ZERO)))
+    found = inner.where(NEAR, (AXIS,), ZERO)
+    assert len(conditions(evaluated(found, {AXIS: AXIS}))) == 2
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_a_condition_that_is_known_is_no_condition(holds: bool) -> None:
+    x = pending(double(stored()))
+    at = {AXIS: e.index(4 if holds else 6)}
+    found = evaluated(x.where(NEAR, (AXIS,), ZERO), at)
+    assert conditions(found) == (["None", "None"] if holds else [])
+    assert holds or found.attr == 0
+
+
+def test_what_was_computed_without_a_condition_is_used_under_one() -> None:
+    x = pending(double(stored()))
+    known = x.at((AXIS,))
+    found = evaluated(x.where(NEAR, (AXIS,), ZERO), {AXIS: AXIS})
+    assert found.args[1] is known
+
+
+def test_a_load_that_gives_zero_needs_no_select() -> None:
+    x = stored()
+    loaded = evaluated(x.where(NEAR, (AXIS,), ZERO), {AXIS: AXIS})
+    assert loaded.op == "load"
+    minus = e.const(-0.0, dtypes.float64)
+    assert evaluated(x.where(NEAR, (AXIS,), minus), {AXIS: AXIS}).op == "select"
+
+
+@pytest.mark.parametrize("name", ["div", "rem"])
+def test_nothing_divides_by_what_is_not_there(name: str) -> None:
+    type_ = TensorType(dtypes.int64, (8,))
+    x = Slot(Stored(type_, Buffer("x", dtypes.int64, (e.index(8),), "input")))
+    quotient = e.binary(name, x[(AXIS,)], e.sub(x[(AXIS,)], e.index(1)))
+    inner = Slot(Pending(type_, quotient, frozenset(), 1, 1))
+    found = evaluated(inner.where(NEAR, (AXIS,), e.index(0)), {AXIS: AXIS})
+    [division] = [n for n in nodes(found) if n.op == name]
+    divisor = division.args[1]
+    assert (divisor.op, divisor.args[0], divisor.args[2].attr) == ("select", NEAR, 1)
+
+
+def test_a_read_under_a_condition_tells_it_in_text() -> None:
+    x = stored()
+    found = evaluated(x.where(NEAR, (AXIS,), ZERO), {AXIS: AXIS})
+    assert format_expr(found) == "(x[axis0] if axis0 < 5 else 0)"
 
 
 # --- programs -------------------------------------------------------------------------

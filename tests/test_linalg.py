@@ -24,6 +24,8 @@ from hopflow.symbolic.size import symbol
 from hopflow.testing.kernels import ArrayOperand, evaluate
 from hopflow.testing.requires import load
 
+pytestmark = pytest.mark.slow
+
 # The functions' declared results are `Value`s; what users hold has more.
 hf: Any = hopflow
 jax = load("jax")

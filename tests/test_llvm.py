@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from hopflow import dtypes
+from hopflow.compiler import guarded
 from hopflow.compiler.llvm.jit import Jit, jit
 from hopflow.compiler.llvm.target import Target, host
 from hopflow.compiler.runtime import Kernel, compile_program
@@ -370,6 +371,61 @@ def test_every_access_of_a_vector_loop_agrees_for_every_remainder(
             compare(kernel, lengths(n), inputs, serial)
         fixed = Kernel(access(dtype, 8, e.index(n)), compiler)
         compare(fixed, lengths(n), inputs, serial)
+
+
+def conditional(dtype: DType, width: int, extent: Expr) -> Program:
+    """A loop with a read of each kind under a condition that some indices miss."""
+    a = Buffer("a", dtype, (extent,), "input")
+    order = Buffer("order", int64, (extent,), "input")
+    none = Buffer("none", dtype, (e.index(0),), "input")
+    outs = [Buffer(f"out{k}", dtype, (extent,), "output") for k in range(7)]
+    last = e.sub(extent, e.index(1))
+    before, after = e.sub(AT, e.index(3)), e.add(AT, e.index(2))
+    near = e.compare("ge", before, e.index(0))
+    there, beyond = e.compare("lt", after, extent), e.compare("lt", AT, e.index(0))
+    some = e.compare("lt", e.index(0), e.load(order, (e.index(0),)))
+    twice = e.mul(AT, e.index(2))
+    found = e.load(order, (after,), there)
+    reads = [
+        e.load(a, (before,), near),
+        e.load(a, (e.sub(last, after),), there),  # reversed
+        e.load(a, (twice,), e.compare("lt", twice, extent)),
+        e.load(a, (found,), there),  # gathered, by what is read under the condition
+        e.load(none, (AT,), beyond),
+        e.load(a, (AT,), some),  # the same condition for all
+        e.select(near, e.load(a, (before,), near), e.load(none, (AT,), beyond)),
+    ]
+    body: list[Stmt] = [
+        Store(out, (AT,), read) for out, read in zip(outs, reads, strict=True)
+    ]
+    return program(
+        [For(J, extent, body, True, vector(width))],
+        sizes=[N],
+        inputs=[a, order, none],
+        outputs=outs,
+    )
+
+
+@pytest.mark.parametrize("target", ["host", "avx2"])
+@pytest.mark.parametrize(
+    "dtype", [float64, float32, dtypes.int8, dtypes.float16, bool_], ids=str
+)
+def test_where_a_condition_is_false_no_memory_is_read(
+    dtype: DType, target: str
+) -> None:
+    if target == "avx2" and not host().has("avx2"):
+        pytest.skip("not an x86 CPU")
+    compiler = jit() if target == "host" else avx2()
+    random = np.random.default_rng(0)
+    symbolic = {w: Kernel(conditional(dtype, w, SIZE), compiler) for w in (1, 8, 32)}
+    for n in (1, 2, 3, 8, 31, 33, 70):
+        a = random.integers(-100, 100, n).astype(dtype.dtype)
+        inputs = list(map(guarded.copied, (a, random.permutation(n), a[:0])))
+        serial = conditional(dtype, 1, SIZE)
+        for kernel in symbolic.values():
+            compare(kernel, [n], inputs, serial)
+        fixed = Kernel(conditional(dtype, 8, e.index(n)), compiler)
+        compare(fixed, [n], inputs, serial)
 
 
 def test_a_vector_loop_of_no_iterations_reads_and_writes_nothing() -> None:

@@ -19,6 +19,8 @@ from hopflow.errors import (
 )
 from hopflow.tensor import asarray
 
+pytestmark = pytest.mark.slow
+
 jax = pytest.importorskip("jax")
 
 SHAPES = [(), (1,), (7,), (3, 4), (0, 2), (2, 3, 5)]

@@ -20,6 +20,8 @@ from hopflow.hops.scan import SCAN
 from hopflow.hops.while_loop import WHILE
 from hopflow.ops.opdef import OPERATIONS
 
+pytestmark = pytest.mark.slow
+
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
 

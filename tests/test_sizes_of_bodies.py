@@ -39,6 +39,8 @@ from hopflow.testing.meanings import (
 )
 from hopflow.testing.symbolic_traces import every_way, without_lines
 
+pytestmark = pytest.mark.slow
+
 hf: Any = hopflow
 
 X = np.arange(6, dtype=np.float32)

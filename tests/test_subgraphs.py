@@ -19,6 +19,8 @@ from hopflow.errors import CheckError, UnhashableCaptureError
 from hopflow.graph.core import Graph
 from hopflow.testing.requires import requires
 
+pytestmark = pytest.mark.slow
+
 MANY = 16
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(4, 8))

@@ -10,6 +10,8 @@ import pytest
 import hopflow as hf
 from hopflow.graph.rewriting import eliminate_dead_code
 
+pytestmark = pytest.mark.slow
+
 jax = pytest.importorskip("jax")
 jnp, lax = jax.numpy, jax.lax
 

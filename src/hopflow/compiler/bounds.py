@@ -82,14 +82,14 @@ class _Pass:
 
     def checks(self, s: Stmt) -> Iterator[Stmt]:
         """A trap for each index that the expressions of `s` itself could misplace."""
-        for buffer, at, what in _accesses(s):
+        for buffer, at, condition, what in _accesses(s):
             for axis, (position, extent) in enumerate(
                 zip(at, buffer.shape, strict=False)
             ):
-                # Of an axis that is empty position 0 is read, and not used.
-                last = e.binary("max", e.sub(extent, e.index(1)), e.index(0))
                 low = e.compare("lt", position, e.index(0))
-                fault = e.binary("or", low, e.compare("lt", last, position))
+                fault = e.binary("or", low, e.compare("le", extent, position))
+                if condition is not None:
+                    fault = e.binary("and", condition, fault)
                 if fault.is_const and not fault.attr:
                     continue
                 what_and_where = f"{what} `{buffer.name}`, axis {axis}"
@@ -103,18 +103,18 @@ def _loop(s: For, body: list[Stmt]) -> For:
     return replace(s, body=body, binding=SERIAL if serial else s.binding)
 
 
-def _accesses(s: Stmt) -> Iterator[tuple[Buffer, Sequence[Expr], str]]:
-    """The buffers that `s` itself accesses, with indices, and how."""
+def _accesses(s: Stmt) -> Iterator[tuple[Buffer, Sequence[Expr], Expr | None, str]]:
+    """The buffers that `s` itself accesses: the indices, under what condition, how."""
     for node in walk.loaded(s):
-        yield node.attr, node.args, "reading"
+        yield node.attr, e.index_of(node), e.condition_of(node), "reading"
     match s:
         case Store():
-            yield s.buffer, s.indices, "writing"
+            yield s.buffer, s.indices, None, "writing"
         case Call():
             for ref in s.args:
                 if isinstance(ref, Ref):
-                    yield ref.buffer, ref.at, f"`{s.routine}` on"
+                    yield ref.buffer, ref.at, None, f"`{s.routine}` on"
         case HostCall() | Invoke():
             called = "Python" if isinstance(s, HostCall) else f"`{s.function.name}`"
             for ref in s.refs:
-                yield ref.buffer, ref.at, f"a call of {called} on"
+                yield ref.buffer, ref.at, None, f"a call of {called} on"

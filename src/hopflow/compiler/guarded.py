@@ -129,10 +129,7 @@ def free() -> Callable[[int], None]:
 
 
 def copied(array: NDArray) -> NDArray:
-    """The array, with its strides, in memory between closed pages; of an empty one all
-    the memory that it is a view of, in which elements may be read and not used."""
-    if not array.size and isinstance(array.base, np.ndarray):
-        return np.ndarray(array.shape, array.dtype, copied(array.base))
+    """The array, with its strides, in memory between closed pages."""
     low, high = np.lib.array_utils.byte_bounds(array)
     size = high - low if array.size else 0
     address = _allocate()(size)

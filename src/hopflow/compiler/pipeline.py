@@ -149,10 +149,8 @@ class Executable:
             derived, shapes = find(*sizes)
             before = self._copies(kernel, arrays)
             outputs = self._allocate(shapes, arrays)
-            peeks = kernel.program.peeks
-            given = [a if a.size else _room_of(a, peeks) for a in (*arrays, *outputs)]
             try:
-                trapped = call(*sizes, *strides, *derived, *given)
+                trapped = call(*sizes, *strides, *derived, *arrays, *outputs)
             except BoundsError as error:
                 # Inputs may have sizes with which a check of the graph stops the run.
                 raise failed_check(self.graph, sizes) or error from None
@@ -273,12 +271,6 @@ def _is_alone(tensor: EagerTensor) -> bool:
     flags = tensor.array.flags
     writable = flags.writeable and not tensor.storage.readonly
     return flags.c_contiguous and flags.owndata and writable
-
-
-def _room_of(array: np.ndarray[Any, Any], peeks: bool) -> np.ndarray[Any, Any]:
-    """An empty array with memory behind it, as `plan.room` has it."""
-    room = np.empty([max(n, 1) for n in array.shape] if peeks else 1, array.dtype)
-    return np.ndarray(array.shape, array.dtype, room)
 
 
 _PROBE: Final = EagerTensor(np.empty(0))

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from hopflow.compiler.private import private_buffers
+from hopflow.dtypes import DType
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import walk
 from hopflow.loop_ir.expr import Expr
@@ -40,7 +41,7 @@ from hopflow.loop_ir.nest import (
 )
 from hopflow.loop_ir.routines import ROUTINES
 
-__all__ = ["ArenaPlan", "Interval", "live_intervals", "plan", "room"]
+__all__ = ["ArenaPlan", "Interval", "live_intervals", "plan", "size_in_bytes"]
 
 ALIGNMENT: Final = 64
 NDArray: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
@@ -78,7 +79,7 @@ def plan(program: Program) -> ArenaPlan:
     """
     live = live_intervals(program)
     offsets: dict[Buffer, Expr] = {}
-    sizes = {b: room(b, program.peeks) for b in live}
+    sizes = {b: size_in_bytes(b.shape, b.dtype) for b in live}
     known = [b for b in live if sizes[b].is_const]
     end = 0
     # Those placed, in the order of their first bytes: there is no hole in all of them.
@@ -148,14 +149,12 @@ def _place_symbolic(
     return end
 
 
-def room(buffer: Buffer, peeks: bool) -> Expr:
-    """Bytes of memory for a dense buffer: for one element at the least, and if its
-    program `peeks`, for one along each axis that may be empty."""
-    one = total = e.index(buffer.dtype.itemsize)
-    for n in buffer.shape:
-        may_be_empty = peeks and not n.is_const
-        total = e.mul(e.binary("max", n, e.index(1)) if may_be_empty else n, total)
-    return e.binary("max", total, one)
+def size_in_bytes(shape: Sequence[Expr], dtype: DType) -> Expr:
+    """Bytes of a dense array."""
+    total = e.index(dtype.itemsize)
+    for extent in shape:
+        total = e.mul(extent, total)
+    return total
 
 
 # --- liveness -------------------------------------------------------------------------

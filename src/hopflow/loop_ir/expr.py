@@ -32,8 +32,9 @@ class Expr:
 
     `attr` is what the op needs beside its operands: the Python number of a "const", the
     `Var` of a "var", the `Size` of a "size" (gone once a program is scheduled), the
-    `Buffer` of a "load" (whose args are one i64 index an axis), the operand of an
-    "element" (whose args are the same; gone once a program is scheduled, too).
+    `Buffer` of a "load", the operand of an "element" (gone once a program is scheduled,
+    too). The args of these two are one i64 index an axis, and after them, for a
+    conditional read, a bool: where it is false no memory is read, and a load gives 0.
     """
 
     __slots__ = ("args", "attr", "dtype", "op")
@@ -49,8 +50,9 @@ class Expr:
         if self.op == "var":
             return str(self.attr.name)
         if self.op in ("load", "element"):
-            name = getattr(self.attr, "name", "x")
-            return f"{name}[{', '.join(map(repr, self.args))}]"
+            name, condition = getattr(self.attr, "name", "x"), condition_of(self)
+            text = f"{name}[{', '.join(map(repr, index_of(self)))}]"
+            return text if condition is None else f"({text} if {condition!r})"
         return f"{self.op}({', '.join(map(repr, self.args))})"
 
     @property
@@ -119,14 +121,41 @@ def read(var: "Var") -> Expr:
     return Expr("var", (), var.dtype, var)
 
 
-def load(buffer: "Buffer", indices: Sequence[Expr]) -> Expr:
-    """`buffer[indices]`, with one i64 index an axis."""
-    return Expr("load", tuple(indices), buffer.dtype, buffer)
+def load(
+    buffer: "Buffer", indices: Sequence[Expr], condition: Expr | None = None
+) -> Expr:
+    """`buffer[indices]`, with one i64 index an axis; 0 where `condition` is false."""
+    at = tuple(indices)
+    return _read("load", at, condition, buffer.dtype, buffer)
 
 
-def element(operand: Any, dtype: DType, at: Index) -> Expr:
-    """`operand[at]`, wherever the operand is or however it is computed."""
-    return Expr("element", at, dtype, operand)
+def element(
+    operand: Any, dtype: DType, at: Index, condition: Expr | None = None
+) -> Expr:
+    """`operand[at]`, wherever the operand is or however it is computed; where
+    `condition` is false, a value that no one may use."""
+    return _read("element", at, condition, dtype, operand)
+
+
+def _read(
+    op: str, at: Index, condition: Expr | None, dtype: DType, source: Any
+) -> Expr:
+    if condition is None or (condition.is_const and condition.attr):
+        return Expr(op, at, dtype, source)
+    if condition.is_const:
+        return const(0, dtype)
+    return Expr(op, (*at, condition), dtype, source)
+
+
+def condition_of(node: Expr) -> Expr | None:
+    """The condition of a "load" or an "element", if it has one."""
+    last = node.args[-1] if node.args else None
+    return last if last is not None and last.dtype is dtypes.bool_ else None
+
+
+def index_of(node: Expr) -> Index:
+    """The index of a "load" or an "element"."""
+    return node.args if condition_of(node) is None else node.args[:-1]
 
 
 def _same(name: str, x: Expr, y: Expr) -> None:
@@ -253,7 +282,14 @@ def select(test: Expr, x: Expr, y: Expr) -> Expr:
     _same("select", x, y)
     if test.is_const:
         return x if test.attr else y
+    if x.op == "load" and condition_of(x) is test and _is_zero(y):
+        return x
     return x if x is y else Expr("select", (test, x, y), x.dtype)
+
+
+def _is_zero(x: Expr) -> bool:
+    """Whether `x` is the constant of which all bits are 0."""
+    return x.is_const and x.attr == 0 and math.copysign(1.0, x.attr) > 0
 
 
 def cast(x: Expr, dtype: DType) -> Expr:
@@ -354,6 +390,8 @@ def with_args(node: Expr, args: tuple[Expr, ...]) -> Expr:
         return cast(args[0], node.dtype)
     if op in ("not", "neg"):
         return unary(op, *args)
+    if op in ("load", "element") and condition_of(node) is not None:
+        return _read(op, args[:-1], args[-1], node.dtype, node.attr)
     return Expr(op, args, node.dtype, node.attr)
 
 

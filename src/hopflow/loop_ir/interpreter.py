@@ -15,7 +15,7 @@ import numpy as np
 from hopflow.errors import HopflowError, LoopIRError
 from hopflow.loop_ir import scalars, walk
 from hopflow.loop_ir.checked_memory import Allocator, NDArray, Storage
-from hopflow.loop_ir.expr import Expr
+from hopflow.loop_ir.expr import Expr, condition_of
 from hopflow.loop_ir.nest import (
     Accumulate,
     Allocate,
@@ -471,6 +471,11 @@ def _step(node: Expr) -> Callable[..., Any]:
         return lambda _: value
     if node.op == "var":
         return lambda lane: lane.read(attr)
+    if node.op == "load" and condition_of(node) is not None:
+        zero = scalars.scalar(0, node.dtype)
+        return lambda lane, *args: (
+            lane.memory[attr].load(attr, args[:-1]) if args[-1] else zero
+        )
     if node.op == "load":
         return lambda lane, *at: lane.memory[attr].load(attr, at)
     function = scalars.operation(node)

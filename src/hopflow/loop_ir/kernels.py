@@ -26,6 +26,11 @@ class Operand(Protocol):
         """The element at `at`, one i64 expression an axis, in range."""
         ...
 
+    def where(self, condition: Expr, at: Index, otherwise: Expr) -> Expr:
+        """The element at `at` where `condition` holds. Elsewhere `otherwise`: `at` may
+        be out of range then, for nothing is read."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Check:
@@ -45,14 +50,11 @@ class Pointwise:
     """`element(i)` for each `i` in the result's shape.
 
     `is_view`: an element is one element of one operand, moved; never worth storing.
-    `peeks`: an element may read what an operand that is empty would have at position 0
-    of its empty axes, and not use it.
     """
 
     element: Callable[[Index], Expr]
     checks: tuple[Check, ...] = ()
     is_view: bool = False
-    peeks: bool = False
 
 
 @dataclass(frozen=True, slots=True)

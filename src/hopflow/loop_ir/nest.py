@@ -357,8 +357,6 @@ class Program:
     types       of values whose sizes the symbols decide: the caller refuses sizes at
                 which one of them could not be addressed
     functions   what `Invoke` calls: programs with sites of their own, from 0 on
-    peeks       elements of what is empty may be read, at position 0 of its empty axes,
-                and not used: there has to be memory
     """
 
     name: str
@@ -373,4 +371,3 @@ class Program:
     derived: list[DerivedSize] = field(default_factory=list)
     types: list[SizedType] = field(default_factory=list)
     functions: "list[Program]" = field(default_factory=list)
-    peeks: bool = False

@@ -16,7 +16,7 @@ import numpy as np
 from hopflow import dtypes
 from hopflow.dtypes import DType
 from hopflow.loop_ir import walk
-from hopflow.loop_ir.expr import COMPARE, Expr
+from hopflow.loop_ir.expr import COMPARE, Expr, condition_of
 from hopflow.loop_ir.nest import (
     Accumulate,
     Allocate,
@@ -151,6 +151,9 @@ class _Namer:
             return f"size({node.attr})", _ATOM
         texts = [self._texts[key] for key in self._operands(node, typed)]
         inner = ", ".join(text for text, _ in texts)
+        if op == "load" and condition_of(node) is not None:
+            at = ", ".join(text for text, _ in texts[:-1])
+            return f"({node.attr.name}[{at}] if {texts[-1][0]} else 0)", _ATOM
         if op == "load":
             return f"{node.attr.name}[{inner}]", _ATOM
         if op in ("cast", "bitcast"):

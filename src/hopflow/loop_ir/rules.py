@@ -18,6 +18,7 @@ from hopflow.loop_ir.expr import (
     MATH_BINARY,
     UNARY,
     Expr,
+    index_of,
 )
 from hopflow.loop_ir.nest import Call, Ref
 from hopflow.loop_ir.routines import ROUTINES, Array, Routine
@@ -88,11 +89,10 @@ def fault_of(node: Expr) -> str | None:
 
 def _load(node: Expr) -> str | None:
     buffer = node.attr
-    if len(node.args) != len(buffer.shape):
-        return (
-            f"`{buffer.name}` of {len(buffer.shape)} axes has {len(node.args)} indices"
-        )
-    for arg in node.args:
+    at = index_of(node)
+    if len(at) != len(buffer.shape):
+        return f"`{buffer.name}` of {len(buffer.shape)} axes has {len(at)} indices"
+    for arg in at:
         if arg.dtype is not dtypes.int64:
             return f"an index of `{buffer.name}` must be i64, and is {arg.dtype}"
     if node.dtype is not buffer.dtype:

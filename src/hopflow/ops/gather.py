@@ -51,18 +51,8 @@ def wrapped(e: Expr, size: Size) -> Expr:
 
 
 def clipped(e: Expr, size: Size) -> Expr:
-    return _moved(position_of(e), size)
-
-
-def _moved(position: Expr, size: Size) -> Expr:
-    # In this order 0 has the last word: an axis of symbolic size may be empty.
-    high = binary("min", position, expr.sub(extent(size), index(1)))
+    high = binary("min", position_of(e), expr.sub(extent(size), index(1)))
     return binary("max", high, index(0))
-
-
-def _surely_memory(e: Expr, size: Size) -> Expr:
-    """A position for an index that may be none: one read beside an empty tensor."""
-    return _moved(wrapped(e, size), size)
 
 
 def in_range(e: Expr, size: Size, *, wraps: bool) -> Expr:
@@ -290,16 +280,19 @@ def _gather_op(
     ) -> Pointwise:
         layout = Layout(name, x.type, [i.type for i in indices], axes, batch)
         normal = wrapped if checked else clipped
-        if checked and any(may_be_zero(n) for n in layout.space):
-            normal = _surely_memory
+        empty = [] if checked else [n for n in layout.sizes if may_be_zero(n)]
 
         def element(at: Index) -> Expr:
             found = layout.at_indices(indices, at)
             positions = [normal(e, n) for e, n in zip(found, layout.sizes, strict=True)]
-            return x[layout.source(at, positions)]
+            source = layout.source(at, positions)
+            if not empty:
+                return x[source]
+            some = expr.all_of([compare("gt", extent(n), index(0)) for n in empty])
+            return x.where(some, source, expr.const(0, x.type.dtype))
 
         check = check_of(indices, layout.sizes, layout.space) if checked else None
-        return Pointwise(element, (check,) if check else (), peeks=not checked)
+        return Pointwise(element, (check,) if check else ())
 
     run.__doc__ = doc
     return OpDef(

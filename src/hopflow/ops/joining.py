@@ -18,7 +18,16 @@ from hopflow.errors import (
 from hopflow.graph.core import Constant
 from hopflow.graph.types import Shape, TensorType
 from hopflow.loop_ir import expr
-from hopflow.loop_ir.expr import Expr, Index, binary, compare, extent, index, select
+from hopflow.loop_ir.expr import (
+    Expr,
+    Index,
+    binary,
+    compare,
+    const,
+    extent,
+    index,
+    select,
+)
 from hopflow.loop_ir.kernels import Operand, Pointwise
 from hopflow.ops import batching
 from hopflow.ops.convert import apply, as_value, convert
@@ -84,38 +93,32 @@ def _concat_run(*arrays: Array, axis: int) -> Array:
     return np.concatenate(arrays, axis=axis)
 
 
-def _clamped(i: Expr, n: Size, *, below: bool, above: bool) -> Expr:
-    """`i` moved into an axis of `n` elements, if it may be below or above it."""
-    if above:
-        i = binary("min", i, expr.sub(extent(n), index(1)))
-    # An axis of symbolic size may be empty; then only its start is sure to be memory.
-    return binary("max", i, index(0)) if below or not isinstance(n, int) else i
-
-
-def _concat_lower(_types: Types, *operands: Operand, axis: int) -> Pointwise:
+def _concat_lower(types: Types, *operands: Operand, axis: int) -> Pointwise:
     parts = [o for o in operands if not is_zero(o.type.shape[axis])]
     ends = list(accumulate((o.type.shape[axis] for o in parts), initial=0))
 
-    def local_element(number: int, at: Index) -> Expr:
-        """The element of one operand at `at`, or near it where that is outside."""
-        local = expr.sub(at[axis], extent(ends[number]))
-        n = parts[number].type.shape[axis]
-        if is_one(n):
-            local = index(0)
-        below, above = number > 0, number < len(parts) - 1
-        local = _clamped(local, n, below=below, above=above)
-        return parts[number][(*at[:axis], local, *at[axis + 1 :])]
+    def local(number: int, at: Index) -> Index:
+        """The index into one operand."""
+        position = expr.sub(at[axis], extent(ends[number]))
+        if is_one(parts[number].type.shape[axis]):
+            position = index(0)
+        return (*at[:axis], position, *at[axis + 1 :])
 
-    def choose(low: int, high: int, at: Index) -> Expr:
+    def choose(low: int, high: int, at: Index, here: Expr) -> Expr:
+        """The element of one of these operands, if `here` says that it is in one."""
         if high - low == 1:
-            return local_element(low, at)
+            return parts[low].where(here, local(low, at), zero)
         middle = (low + high) // 2
         before = compare("lt", at[axis], extent(ends[middle]))
-        return select(before, choose(low, middle, at), choose(middle, high, at))
+        after = expr.unary("not", before)
+        first = choose(low, middle, at, binary("and", here, before))
+        second = choose(middle, high, at, binary("and", here, after))
+        return select(before, first, second)
 
     if not parts:  # no element is ever asked for
         return Pointwise(lambda at: operands[0][at], is_view=True)
-    return Pointwise(lambda at: choose(0, len(parts), at), peeks=True)
+    zero, always = const(0, types[0].dtype), const(True, dtypes.bool_)
+    return Pointwise(lambda at: choose(0, len(parts), at, always))
 
 
 def _concat_transpose(given: Any, *operands: Any, axis: int) -> list[Any]:
@@ -264,15 +267,12 @@ def _pad_lower(
                 tests.append(compare("ge", local, index(0)))
             if not is_zero(a):
                 tests.append(compare("lt", local, extent(n)))
-            source.append(
-                _clamped(local, n, below=not is_zero(b), above=not is_zero(a))
-            )
-        inner = x[tuple(source)]
-        return select(expr.all_of(tests), inner, value[()])
+            source.append(local)
+        return x.where(expr.all_of(tests), tuple(source), value[()])
 
     if any(map(is_zero, x.type.shape)):
         return Pointwise(lambda _: value[()])
-    return Pointwise(element, peeks=True)
+    return Pointwise(element)
 
 
 def _inner(ct: Any, x: Any, _value: Any, *, before: Shape, **_: Shape) -> Any:
@@ -394,20 +394,26 @@ def _roll_run(x: Array, shift: Array, *, axis: int) -> Array:
     return np.roll(x, int(shift), axis)
 
 
-def _roll_lower(_types: Types, x: Operand, shift: Operand, *, axis: int) -> Pointwise:
+def _roll_lower(types: Types, x: Operand, shift: Operand, *, axis: int) -> Pointwise:
     # A size that may be 0 at run time: nothing is read then, but the remainder must
     # not trap.
     n = x.type.shape[axis]
     period = extent(n) if isinstance(n, int) else binary("max", extent(n), index(1))
+    zero = const(0, types[0].dtype)
 
     def element(at: Index) -> Expr:
+        """Of two runs of neighbours, which vectors can load, the one that it is in."""
         amount = expr.floor_mod(expr.cast(shift[()], dtypes.int64), period)
-        position = expr.wrap_index(expr.sub(at[axis], amount), period)
-        return x[(*at[:axis], position, *at[axis + 1 :])]
+        position = expr.sub(at[axis], amount)
+        entered = compare("lt", position, index(0))
+        around = (*at[:axis], expr.add(position, period), *at[axis + 1 :])
+        inner = (*at[:axis], position, *at[axis + 1 :])
+        stayed = x.where(expr.unary("not", entered), inner, zero)
+        return select(entered, x.where(entered, around, zero), stayed)
 
     if is_zero(n):
         return Pointwise(lambda at: x[at], is_view=True)
-    return Pointwise(element, is_view=True)
+    return Pointwise(element)
 
 
 def _wide(shift: Any) -> Any:

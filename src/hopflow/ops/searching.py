@@ -10,7 +10,7 @@ from hopflow.bind import Value, bind
 from hopflow.errors import DTypeError, ShapeError
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir import expr
-from hopflow.loop_ir.expr import Expr, Index, binary, compare, extent, index, select
+from hopflow.loop_ir.expr import Expr, Index, compare, const, extent, index, select
 from hopflow.loop_ir.kernels import Operand, Pointwise
 from hopflow.ops import batching, scalar
 from hopflow.ops.convert import apply, as_value
@@ -95,20 +95,20 @@ def _searchsorted_lower(
         count = index(0)
         for bit in reversed(range(bits)):
             candidate = expr.add(count, index(1 << bit))
-            last = expr.sub(binary("min", candidate, size), index(1))
-            found = x1[(binary("max", last, index(0)),)]
+            fits = compare("le", candidate, size)
+            last = (expr.sub(candidate, index(1)),)
+            found = x1.where(fits, last, const(0, x1.type.dtype))
             before = (
                 _is_before(found, wanted)
                 if side == "left"
                 else scalar.negate(_is_before(wanted, found))
             )
-            fits = compare("le", candidate, size)
             count = select(scalar.both(fits, before), candidate, count)
         return count
 
     if is_zero(n):
         return Pointwise(lambda _: index(0))
-    return Pointwise(element, peeks=True)
+    return Pointwise(element)
 
 
 def _searchsorted_batch(

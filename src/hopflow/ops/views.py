@@ -26,14 +26,14 @@ from hopflow.errors import (
 )
 from hopflow.graph.core import Constant
 from hopflow.graph.types import Shape, TensorType, same_size
-from hopflow.loop_ir.expr import Expr, Index, add, binary, div, extent, index, mul, sub
+from hopflow.loop_ir.expr import Expr, Index, add, binary, div, extent, index, mul
 from hopflow.loop_ir.kernels import Operand, Pointwise, Scatter, elements
 from hopflow.ops import batching
 from hopflow.ops.convert import apply, as_value
 from hopflow.ops.deferred import fitted
 from hopflow.ops.opdef import OpDef, Sample, as_default, as_operand, convert_to
 from hopflow.ops.rules import Array, is_one, is_zero, require_dtype
-from hopflow.ops.sizes import fits, may_be_zero
+from hopflow.ops.sizes import fits
 from hopflow.symbolic.size import Size, SymInt
 
 __all__ = ["broadcast_to", "reshape", "slice_", "transpose", "update_slice"]
@@ -329,36 +329,16 @@ def _slice_run(
 
 def strided(at: Index, starts: Sequence[Size], steps: Sequence[int]) -> Index:
     """The index into a tensor for index `at` of its slice."""
-    return _strided(at, list(map(extent, starts)), steps)
-
-
-def _strided(at: Index, starts: Sequence[Expr], steps: Sequence[int]) -> Index:
     return tuple(
-        add(mul(i, index(step)), start)
+        add(mul(i, index(step)), extent(start))
         for i, start, step in zip(at, starts, steps, strict=True)
     )
 
 
 def _slice_lower(
-    _types: Types,
-    x: Operand,
-    *,
-    starts: Shape,
-    sizes: Shape,
-    steps: tuple[int, ...],
+    _types: Types, x: Operand, *, starts: Shape, steps: tuple[int, ...], **_: Any
 ) -> Pointwise:
-    firsts = [
-        _within(start, n) if may_be_zero(size) else extent(start)
-        for start, size, n in zip(starts, sizes, x.type.shape, strict=True)
-    ]
-    return Pointwise(lambda at: x[_strided(at, firsts, steps)], is_view=True)
-
-
-def _within(start: Size, n: Size) -> Expr:
-    """Where a slice starts, for those who read the first element of an empty one too:
-    that starts anywhere, as far as one beside the `n` elements."""
-    last = binary("min", extent(start), sub(extent(n), index(1)))
-    return binary("max", last, index(0))
+    return Pointwise(lambda at: x[strided(at, starts, steps)], is_view=True)
 
 
 def _slice_unview(

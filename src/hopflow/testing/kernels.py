@@ -75,6 +75,11 @@ class ArrayOperand:
         assert len(at) == self.array.ndim, f"{len(at)} indices into {self.type}"
         return expr.load(self.buffer, at)
 
+    def where(self, condition: Expr, at: Index, otherwise: Expr) -> Expr:
+        assert len(at) == self.array.ndim, f"{len(at)} indices into {self.type}"
+        element = expr.load(self.buffer, at, condition)
+        return expr.select(condition, element, otherwise)
+
 
 def evaluate(
     op: OpDef,
@@ -167,6 +172,10 @@ class _Machine:
             return np.int64(self.shape((node.attr,))[0])
         if node.op == "load":
             array = node.attr.data
+            if expr.condition_of(node) is not None:
+                *args, condition = args
+                if not condition:
+                    return scalars.scalar(0, node.dtype)
             inside = all(0 <= i < n for i, n in zip(args, array.shape, strict=True))
             assert inside, f"reads {[int(i) for i in args]} of shape {array.shape}"
             return array[tuple(args)]

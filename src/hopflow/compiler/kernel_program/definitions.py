@@ -8,8 +8,9 @@ that is summed over come after those of the result.
     Pointwise(element=add(x[i0, i1], y[i1]))          r[i0, i1] = x[i0, i1] + y[i1]
     Reduction((n,), (0.0,), "add", (x[i0, i1],))      r[i0] = sum of x[i0, i1], i1 < n
 
-`x[i]` is an "element" node: of an operand, by one i64 expression an axis. The kernels
-without functions (`Library`, `Callback`, `Invocation`) are definitions as they are.
+`x[i]` is an "element" node: of an operand, by one i64 expression an axis, and perhaps
+under a condition: where that is false nothing is read. The kernels without functions
+(`Library`, `Callback`, `Invocation`) are definitions as they are.
 """
 
 from collections.abc import Sequence
@@ -67,12 +68,11 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Pointwise:
-    """`element` for each index of the result; `is_view` and `peeks` as of a kernel."""
+    """`element` for each index of the result; `is_view` as of a kernel."""
 
     element: Expr
     checks: tuple[Check, ...] = ()
     is_view: bool = False
-    peeks: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,6 @@ def definition(
                 kernel.element(axes(types[0].ndim)),
                 _checks(kernel.checks),
                 kernel.is_view,
-                kernel.peeks,
             )
         case k.Reduction():
             return _reduction(kernel, types[0].ndim)

@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from hopflow import dtypes
-from hopflow.compiler.llvm.memory import Memory, size_in_bytes
+from hopflow.compiler.llvm.memory import Memory
 from hopflow.compiler.llvm.module import HOT, Function, Module
 from hopflow.compiler.llvm.statements import Emitter
 from hopflow.compiler.llvm.target import Target
 from hopflow.compiler.llvm.types import literal, register_type
+from hopflow.compiler.plan import size_in_bytes
 from hopflow.dtypes import DType
 from hopflow.errors import CompileError
 from hopflow.loop_ir import expr as e

@@ -79,7 +79,7 @@ def emit(
 
     If `guarded`, each buffer of the arena has memory of its own, of `compiler.guarded`.
     """
-    module = Module(guarded=guarded, peeks=program.peeks)
+    module = Module(guarded=guarded)
     constants: Constants = {}
     for function in walk.functions(program):
         _FunctionEmitter(function, module, target, constants).emit()
@@ -175,13 +175,13 @@ class _FunctionEmitter:
             return
         guarded = self.module.guarded
         if not (guarded or arena.total.is_const):
-            self._check_rooms(placed)
+            self._check_sizes(placed)
         base = "" if guarded else self._arena_base(arena.total)
         self.memory.arena = base
         for buffer in placed:
             offset = arena.offsets[buffer]
             if guarded:
-                pointer = self._on_heap(self.emitter.room(buffer))
+                pointer = self._on_heap(self.emitter.allocation(buffer))
             elif offset.is_const and buffer not in swapped:
                 self.memory.place_in_arena(buffer, offset.attr)
                 continue
@@ -193,14 +193,14 @@ class _FunctionEmitter:
             else:
                 self.memory.place(buffer, pointer)
 
-    def _check_rooms(self, buffers: Sequence[Buffer]) -> None:
+    def _check_sizes(self, buffers: Sequence[Buffer]) -> None:
         """Leave where the bytes of the arena would be too many for i64 arithmetic."""
         checked: set[tuple[Any, ...]] = set()
         for buffer in buffers:
             key = buffer.dtype.itemsize, *buffer.shape
             if key not in checked and not all(n.is_const for n in buffer.shape):
                 checked.add(key)
-                self.emitter.room(buffer, MOST_BYTES // len(buffers))
+                self.emitter.allocation(buffer, MOST_BYTES // len(buffers))
 
     def _arena_base(self, total: Expr) -> str:
         f = self.f

@@ -20,7 +20,15 @@ from hopflow.compiler.llvm.types import (
 )
 from hopflow.dtypes import DType, float32
 from hopflow.loop_ir import math
-from hopflow.loop_ir.expr import COMPARE, MATH, Expr, read
+from hopflow.loop_ir.expr import (
+    COMPARE,
+    MATH,
+    Expr,
+    Index,
+    condition_of,
+    index_of,
+    read,
+)
 from hopflow.loop_ir.nest import Buffer, Var
 
 Leaf: TypeAlias = Callable[[Expr], str]
@@ -56,7 +64,7 @@ class Evaluator:
 
     def inputs(self, node: Expr) -> tuple[Expr, ...]:
         """What must be in `memo` before `compute(node)`."""
-        return () if node.op == "load" else node.args
+        return node.args[len(index_of(node)) :] if node.op == "load" else node.args
 
     def remember(self, node: Expr, register: str) -> None:
         self.memo[node] = register
@@ -84,14 +92,15 @@ class Evaluator:
         if op == "var":
             return self.variable(node.attr)
         if op == "load":
-            return self.load(node.attr, node.args)
+            return self.load(node.attr, index_of(node), condition_of(node))
         args = [memo[a] for a in node.args]
         return apply(self.f, node, args, self.width)
 
     def variable(self, var: Var) -> str:
         raise NotImplementedError
 
-    def load(self, buffer: Buffer, at: tuple[Expr, ...]) -> str:
+    def load(self, buffer: Buffer, at: Index, condition: Expr | None) -> str:
+        """Emit a read; its condition is in `memo`."""
         raise NotImplementedError
 
 
@@ -126,9 +135,12 @@ class ScalarEvaluator(Evaluator):
         slot = self.slots[var]
         return self.f.emit(f"load {register_type(var.dtype)}, ptr {slot}")
 
-    def load(self, buffer: Buffer, at: tuple[Expr, ...]) -> str:
+    def load(self, buffer: Buffer, at: Index, condition: Expr | None) -> str:
         distance = self.value(self.memory.linear(buffer, at))
-        return self.memory.load(buffer, self.memory.address(buffer, distance))
+        address = self.memory.address(buffer, distance)
+        if condition is not None:
+            address = self.memory.readable(address, self.value(condition))
+        return self.memory.load(buffer, address)
 
     def may_change(self, leaf: Expr) -> bool:
         if leaf.op == "var":

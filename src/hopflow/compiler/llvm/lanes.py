@@ -17,7 +17,7 @@ from hopflow.compiler.llvm.types import (
     splat,
 )
 from hopflow.loop_ir import expr as e
-from hopflow.loop_ir.expr import Expr
+from hopflow.loop_ir.expr import Expr, Index
 from hopflow.loop_ir.nest import (
     Accumulate,
     Assign,
@@ -53,9 +53,9 @@ class Lanes(Evaluator):
         return super().value(expr)
 
     def inputs(self, node: Expr) -> tuple[Expr, ...]:
-        if node.op == "load" or self.loop.affine.is_uniform(node):
+        if self.loop.affine.is_uniform(node):
             return ()
-        return node.args
+        return super().inputs(node)
 
     def compute(self, node: Expr) -> str:
         if self.loop.affine.is_uniform(node):
@@ -132,17 +132,32 @@ class Lanes(Evaluator):
 
     # --- memory
 
-    def load(self, buffer: Buffer, at: tuple[Expr, ...]) -> str:
+    def load(self, buffer: Buffer, at: Index, condition: Expr | None) -> str:
         form = self.loop.affine.of(self.memory.linear(buffer, at))
         if form is None:
-            distances = self._distances(buffer, at)
-            return self._gather(buffer, distances)
+            return self._gather(buffer, self._distances(buffer, at), condition)
         coefficient, offset = form
         if coefficient.is_const and coefficient.attr in (1, -1):
-            return self._load_run(buffer, offset, coefficient.attr < 0)
-        return self._gather(buffer, self._strided(coefficient, offset))
+            is_reversed = coefficient.attr < 0
+            if condition is None or self.loop.affine.is_uniform(condition):
+                return self._load_run(buffer, offset, is_reversed, condition)
+            if self.loop.has_masked_loads(buffer):
+                mask = self._active(condition)
+                return self._load_masked(buffer, offset, is_reversed, mask)
+        return self._gather(buffer, self._strided(coefficient, offset), condition)
 
-    def _store(self, buffer: Buffer, at: tuple[Expr, ...], value: str) -> None:
+    def _active(self, condition: Expr | None) -> str:
+        """The lanes in which there is an iteration, and the condition of a read holds;
+        empty if that is so in all."""
+        if condition is None:
+            return self.mask
+        holds = self.value(condition)
+        if not self.mask:
+            return holds
+        t = lanes("i1", self.width)
+        return self.f.emit(f"and {t} {self.mask}, {holds}")
+
+    def _store(self, buffer: Buffer, at: Index, value: str) -> None:
         form = self.loop.affine.of(self.memory.linear(buffer, at))
         bits = to_memory(self.f, value, buffer.dtype, self.width)
         if form is None:
@@ -163,20 +178,42 @@ class Lanes(Evaluator):
             return row
         return self.f.emit(f"getelementptr {element}, ptr {row}, i64 {position}")
 
-    def _load_run(self, buffer: Buffer, offset: Expr, is_reversed: bool) -> str:
+    def _load_run(
+        self, buffer: Buffer, offset: Expr, is_reversed: bool, condition: Expr | None
+    ) -> str:
+        """Neighbours, read under a condition that is the same in all lanes."""
         address = self._run_address(buffer, offset, is_reversed)
+        if condition is not None:
+            address = self.memory.readable(address, self.loop.uniform(condition))
+        if self.mask:
+            return self._masked_at(buffer, address, is_reversed, self.mask)
         stored = memory_type(buffer.dtype, self.width)
         note, _ = self.memory.notes(buffer)
         align = buffer.dtype.itemsize
-        if self.mask:
-            mask = self._reverse(self.mask, "i1") if is_reversed else self.mask
-            name = self._masked_name("load", buffer, f"{stored} @%s(ptr, %s, {stored})")
-            value = self.f.emit(
-                f"call {stored} @{name}(ptr align {align} {address}, "
-                f"{lanes('i1', self.width)} {mask}, {stored} zeroinitializer){note}"
-            )
-        else:
-            value = self.f.emit(f"load {stored}, ptr {address}, align {align}{note}")
+        value = self.f.emit(f"load {stored}, ptr {address}, align {align}{note}")
+        return self._loaded(buffer, value, is_reversed)
+
+    def _load_masked(
+        self, buffer: Buffer, offset: Expr, is_reversed: bool, mask: str
+    ) -> str:
+        """Those of some neighbours that a mask has."""
+        address = self._run_address(buffer, offset, is_reversed)
+        return self._masked_at(buffer, address, is_reversed, mask)
+
+    def _masked_at(
+        self, buffer: Buffer, address: str, is_reversed: bool, mask: str
+    ) -> str:
+        stored = memory_type(buffer.dtype, self.width)
+        note, _ = self.memory.notes(buffer)
+        mask = self._reverse(mask, "i1") if is_reversed else mask
+        name = self._masked_name("load", buffer, f"{stored} @%s(ptr, %s, {stored})")
+        value = self.f.emit(
+            f"call {stored} @{name}(ptr align {buffer.dtype.itemsize} {address}, "
+            f"{lanes('i1', self.width)} {mask}, {stored} zeroinitializer){note}"
+        )
+        return self._loaded(buffer, value, is_reversed)
+
+    def _loaded(self, buffer: Buffer, value: str, is_reversed: bool) -> str:
         if is_reversed:
             value = self._reverse(value, memory_type(buffer.dtype))
         return from_memory(self.f, value, buffer.dtype, self.width)
@@ -226,18 +263,8 @@ class Lanes(Evaluator):
         scaled = self.f.emit(f"mul {t} {self.variable(self.loop.var)}, {step}")
         return self.f.emit(f"add {t} {scaled}, {base}")
 
-    def _distances(self, buffer: Buffer, at: tuple[Expr, ...]) -> str:
+    def _distances(self, buffer: Buffer, at: Index) -> str:
         return self.value(self.memory.linear(buffer, at))
-
-    def _in_range(self, distances: str) -> str:
-        """The distances, with that of the first lane where there is no iteration."""
-        t, w = lanes("i64", self.width), self.width
-        first = self.f.emit(
-            f"shufflevector {t} {distances}, {t} poison, <{w} x i32> zeroinitializer"
-        )
-        return self.f.emit(
-            f"select {lanes('i1', w)} {self.mask}, {t} {distances}, {t} {first}"
-        )
 
     def _addresses(self, buffer: Buffer, distances: str) -> str:
         element = memory_type(buffer.dtype)
@@ -247,35 +274,38 @@ class Lanes(Evaluator):
             f"{lanes('i64', self.width)} {distances}"
         )
 
-    def _gather(self, buffer: Buffer, distances: str) -> str:
+    def _gather(self, buffer: Buffer, distances: str, condition: Expr | None) -> str:
         stored, w = memory_type(buffer.dtype, self.width), self.width
         note, _ = self.memory.notes(buffer)
+        addresses, active = self._addresses(buffer, distances), self._active(condition)
         if self.loop.has_gather(buffer):
             pointers = lanes("ptr", w)
             name = self._masked_name(
                 "gather", buffer, f"{stored} @%s({pointers}, %s, {stored})"
             )
             align = f"align {buffer.dtype.itemsize}"
-            addresses = self._addresses(buffer, distances)
-            mask = self.mask or "splat (i1 true)"
+            mask = active or "splat (i1 true)"
             result = self.f.emit(
                 f"call {stored} @{name}({pointers} {align} {addresses}, "
                 f"{lanes('i1', w)} {mask}, {stored} zeroinitializer){note}"
             )
             return from_memory(self.f, result, buffer.dtype, w)
-        if self.mask:
-            distances = self._in_range(distances)
+        if active:
+            t, zeros = lanes("ptr", w), self.f.module.zeros()
+            addresses = self.f.emit(
+                f"select {lanes('i1', w)} {active}, {t} {addresses}, "
+                f"{t} splat (ptr {zeros})"
+            )
         result = "poison"
         element = memory_type(buffer.dtype)
-        for lane, address in enumerate(self._each_address(buffer, distances)):
+        for lane, address in enumerate(self._each(addresses)):
             one = self.f.emit(f"load {element}, ptr {address}{note}")
             result = self.f.emit(
                 f"insertelement {stored} {result}, {element} {one}, i64 {lane}"
             )
         return from_memory(self.f, result, buffer.dtype, w)
 
-    def _each_address(self, buffer: Buffer, distances: str) -> list[str]:
-        addresses = self._addresses(buffer, distances)
+    def _each(self, addresses: str) -> list[str]:
         t = lanes("ptr", self.width)
         return [
             self.f.emit(f"extractelement {t} {addresses}, i64 {lane}")
@@ -285,13 +315,13 @@ class Lanes(Evaluator):
     def _scatter(self, buffer: Buffer, distances: str, bits: str) -> None:
         stored, w = memory_type(buffer.dtype, self.width), self.width
         _, note = self.memory.notes(buffer)
+        addresses = self._addresses(buffer, distances)
         if self.mask or self.loop.has_gather(buffer):
             pointers = lanes("ptr", w)
             name = self._masked_name(
                 "scatter", buffer, f"void @%s({stored}, {pointers}, %s)"
             )
             align = f"align {buffer.dtype.itemsize}"
-            addresses = self._addresses(buffer, distances)
             mask = self.mask or "splat (i1 true)"
             self.f.do(
                 f"call void @{name}({stored} {bits}, {pointers} {align} {addresses}, "
@@ -299,6 +329,6 @@ class Lanes(Evaluator):
             )
             return
         element = memory_type(buffer.dtype)
-        for lane, address in enumerate(self._each_address(buffer, distances)):
+        for lane, address in enumerate(self._each(addresses)):
             one = self.f.emit(f"extractelement {stored} {bits}, i64 {lane}")
             self.f.do(f"store {element} {one}, ptr {address}{note}")

@@ -7,7 +7,6 @@ from hopflow.compiler.llvm.module import Function, Module
 from hopflow.compiler.llvm.operations import from_memory, to_memory
 from hopflow.compiler.llvm.types import memory_type
 from hopflow.compiler.plan import ALIGNMENT
-from hopflow.dtypes import DType
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.nest import (
@@ -161,6 +160,11 @@ class Memory:
             f"getelementptr inbounds {element}, ptr {pointer}, i64 {distance}"
         )
 
+    def readable(self, address: str, condition: str) -> str:
+        """The address, or that of zeros where the condition, an i1, does not hold."""
+        zeros = self.f.module.zeros()
+        return self.f.emit(f"select i1 {condition}, ptr {address}, ptr {zeros}")
+
     def load(self, buffer: Buffer, address: str, width: int = 1) -> str:
         """Load one element, or `width` of them that follow each other."""
         stored = memory_type(buffer.dtype, width)
@@ -184,14 +188,6 @@ def dense_strides(shape: Sequence[Expr]) -> tuple[Expr, ...]:
     for extent in reversed(shape[1:]):
         strides.append(e.mul(strides[-1], extent))
     return tuple(reversed(strides[: len(shape)]))
-
-
-def size_in_bytes(shape: Sequence[Expr], dtype: DType) -> Expr:
-    """Bytes of a dense array."""
-    total = e.index(dtype.itemsize)
-    for extent in shape:
-        total = e.mul(extent, total)
-    return total
 
 
 # --- from the system ------------------------------------------------------------------

@@ -9,7 +9,7 @@ code hoisted before a loop) has a name instead.
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from hopflow.compiler.llvm.cost import Cost
 
@@ -42,16 +42,19 @@ class Callee(NamedTuple):
     may_stop: bool
 
 
+VECTOR_BYTES: Final = 512
+"""Of 64 lanes, the most that a vector loop has, of 64 bits."""
+
+
 class Module:
     """The text of one module: declarations, data and functions, each by its name; and
     metadata, by numbers.
 
     guarded   whether its memory comes from `compiler.guarded`
-    peeks     whether its program does
     """
 
-    def __init__(self, *, guarded: bool = False, peeks: bool = False) -> None:
-        self.guarded, self.peeks = guarded, peeks
+    def __init__(self, *, guarded: bool = False) -> None:
+        self.guarded = guarded
         self.symbols: set[str] = set()  # what the linker must be given addresses of
         self._globals: dict[str, str] = {}
         self._functions: dict[str, str] = {}
@@ -70,6 +73,12 @@ class Module:
             declaration[declaration.index("@") + 1 : declaration.index("(")]
         )
         self._globals[declaration] = f"declare {declaration} {attributes}"
+
+    def zeros(self) -> str:
+        """The address of as many zeros as any vector has bytes."""
+        content = f"[{VECTOR_BYTES} x i8] zeroinitializer"
+        self._globals["zeros"] = f"@hf.zeros = internal constant {content}, align 64"
+        return "@hf.zeros"
 
     def external_data(self, name: str) -> None:
         """Declare data that the linker finds."""

@@ -118,7 +118,7 @@ def _allocate(inner: "Emitter", s: For, private: list[Buffer]) -> list[str]:
     }
     slots = [f.early_slot("ptr", "own", "null") for _ in private]
     for buffer, slot in zip(private, slots, strict=True):
-        pointer = allocate(f, inner.room(buffer))
+        pointer = allocate(f, inner.allocation(buffer))
         f.do(f"store ptr {pointer}, ptr {slot}")
         inner.no_memory_if(f.emit(f"icmp eq ptr {pointer}, null"))
         if buffer in swapped:

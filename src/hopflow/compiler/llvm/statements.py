@@ -22,13 +22,12 @@ from hopflow.compiler.llvm.memory import (
     allocate,
     free,
     reallocate,
-    size_in_bytes,
 )
 from hopflow.compiler.llvm.module import OPAQUE, RARE, Function
 from hopflow.compiler.llvm.stubs import INTERRUPTED, OUT_OF_MEMORY, TRAP_VALUES
 from hopflow.compiler.llvm.target import Target
 from hopflow.compiler.llvm.types import register_type
-from hopflow.compiler.plan import ALIGNMENT
+from hopflow.compiler.plan import ALIGNMENT, size_in_bytes
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.emptiness import needed
 from hopflow.loop_ir.expr import Expr
@@ -465,7 +464,7 @@ class Emitter:
         """Find memory for the shape that is known now, unless there is enough."""
         f, name = self.f, self.f.name("allocate")
         extents = [self.values.value(n) for n in s.buffer.shape]
-        size = self.room(s.buffer)
+        size = self.allocation(s.buffer)
         slot = self.capacities[s.buffer]
         capacity = f.emit(f"load i64, ptr {slot}")
         fits = f.emit(f"icmp sle i64 {size}, {capacity}")
@@ -496,20 +495,16 @@ class Emitter:
                 f.do(f"store i64 {extent}, ptr {to}")
         self.values.forget_loads()
 
-    def room(self, buffer: Buffer, most: int = MOST_BYTES) -> str:
-        """The bytes of the `plan.room` of a buffer, rounded up to whole lines of the
-        cache; leaves where the extents are such that it had more than `most`."""
+    def allocation(self, buffer: Buffer, most: int = MOST_BYTES) -> str:
+        """The bytes of a buffer, rounded up to whole lines of the cache, one at least
+        (but in guarded memory, where each byte too many hides a fault); leaves where
+        the extents are such that it had more than `most`."""
         f, itemsize = self.f, buffer.dtype.itemsize
         multiple = itemsize if f.module.guarded else ALIGNMENT
         extents = [self.values.value(n) for n in buffer.shape]
         f.module.declare("i64 @llvm.smax.i64(i64, i64)")
-
-        def at_least(n: str, least: int) -> str:
-            return f.emit(f"call i64 @llvm.smax.i64(i64 {n}, i64 {least})")
-
-        rooms = [at_least(n, 1) if f.module.peeks else n for n in extents]
         total, faults = str(itemsize), []
-        for operation, terms in (("mul", rooms), ("add", [str(multiple - 1)])):
+        for operation, terms in (("mul", extents), ("add", [str(multiple - 1)])):
             intrinsic = f"{{i64, i1}} @llvm.s{operation}.with.overflow.i64"
             f.module.declare(f"{intrinsic}(i64, i64)")
             for term in terms:
@@ -521,7 +516,10 @@ class Emitter:
         for fault in faults[1:]:
             faults[0] = f.emit(f"or i1 {faults[0]}, {fault}")
         self.no_memory_if(faults[0])
-        return at_least(f.emit(f"and i64 {total}, {-multiple}"), multiple)
+        whole = f.emit(f"and i64 {total}, {-multiple}")
+        if f.module.guarded:
+            return whole
+        return f.emit(f"call i64 @llvm.smax.i64(i64 {whole}, i64 {multiple})")
 
 
 def _copy_loops(s: Copy) -> Stmt:

@@ -109,6 +109,11 @@ class VectorLoop:
         """Whether the CPU gathers and scatters elements of this size."""
         return self.emitter.target.has_masks and buffer.dtype.itemsize >= 4
 
+    def has_masked_loads(self, buffer: Buffer) -> bool:
+        """Whether a load of neighbours of this size under a mask is one instruction."""
+        target = self.emitter.target
+        return target.has_masks or (target.has("avx") and buffer.dtype.itemsize >= 4)
+
     # --- the loop
 
     def emit(self) -> None:

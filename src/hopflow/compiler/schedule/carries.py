@@ -336,8 +336,9 @@ def _is_elementwise(
     }
     for node in nodes(slot.at(at)):
         if node.op == "load" and node.attr in changed:
-            same = len(node.args) == len(at) and all(
-                x is y for x, y in zip(node.args, at, strict=True)
+            own = e.index_of(node)
+            same = len(own) == len(at) and all(
+                x is y for x, y in zip(own, at, strict=True)
             )
             if not same or node.attr not in alike:
                 return False

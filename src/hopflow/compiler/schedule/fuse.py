@@ -139,7 +139,7 @@ def row_axes(loop: For) -> dict[Buffer, set[int]]:
     index always stands: iteration i touches only `[..., i, ...]`."""
     axes: dict[Buffer, set[int]] = {}
     for statement in statements(loop.body):
-        accesses = [(node.attr, node.args) for node in loaded(statement)]
+        accesses = [(node.attr, e.index_of(node)) for node in loaded(statement)]
         if isinstance(statement, Store):
             accesses.append((statement.buffer, statement.indices))
         for buffer, indices in accesses:

@@ -102,12 +102,6 @@ class Kernels:
         """A slot for the result: registers if it is small, pending if that may pay."""
         for check in kernel.checks:
             self.check(check)
-        if kernel.peeks:
-            for slot in operands:
-                if static_size(slot.type) is None:
-                    self.b.program.peeks = True
-                    if self._may_fault(slot):
-                        self.b.settle(slot)
         if is_small(type_):
             elements = tuple(
                 self.b.let(self.b.at(kernel.element, at)) for at in indices_of(type_)
@@ -126,19 +120,6 @@ class Kernels:
         if repeated or hint is not None or cost > LONGEST:
             self.b.settle(slot, hint)
         return slot
-
-    def _may_fault(self, slot: Slot) -> bool:
-        """Whether an element that there is none of could be no memory, or divide by 0:
-        it would be computed of whatever is in memory."""
-        if not isinstance(slot.place, Pending):
-            return False
-        for node in nodes(slot.at(axes(slot.type.ndim))):
-            if node.op == "load" and any(n.op == "load" for n in nodes(*node.args)):
-                return True
-            divides = node.op in ("div", "rem") and node.dtype.is_integer
-            if divides and not node.args[1].is_const:
-                return True
-        return False
 
     def _settle_repeated(
         self, element: Expr, type_: TensorType, operands: Sequence[Slot]
@@ -232,9 +213,10 @@ class Kernels:
         i, r = at[axis], at[-1]
         along_result = along_space = shared = False
         for node in nodes(self.b.at(kernel.element[0], at)):
-            if node.op == "load" and node.args:
-                runs = {id(x) for x in nodes(node.args[-1])}
-                if all(x is not i for x in nodes(*node.args)):
+            at_load = e.index_of(node) if node.op == "load" else ()
+            if at_load:
+                runs = {id(x) for x in nodes(at_load[-1])}
+                if all(x is not i for x in nodes(*at_load)):
                     shared |= id(r) in runs  # one element for the whole row
                 else:
                     along_result |= id(i) in runs
@@ -567,6 +549,8 @@ class Kernels:
         pairs = list(zip((i, j), slot.type.shape[-2:], strict=True))
         element = slot.at((*at, *(e.index(0) if is_one(n) else p for p, n in pairs)))
         if element.op != "load" or element.attr.strides is not None:
+            return None
+        if e.condition_of(element) is not None:
             return None
         own = [(p, self.b.extent(n)) for p, n in pairs if not is_one(n)]
         found = _merged(element.args, element.attr.shape)

@@ -28,7 +28,8 @@ class Registers:
     type: TensorType
     elements: tuple[Expr, ...]
 
-    def __getitem__(self, at: Index) -> Expr:
+    def read(self, at: Index, _condition: Expr | None = None) -> Expr:
+        """The element at an index; one of them where a condition is false."""
         if not self.elements:  # asked for, never computed
             return e.const(0, self.type.dtype)
         if len(self.elements) == 1:
@@ -56,8 +57,9 @@ class Stored:
     buffer: Buffer
     prefix: Index = ()
 
-    def __getitem__(self, at: Index) -> Expr:
-        return e.load(self.buffer, (*self.prefix, *at))
+    def read(self, at: Index, condition: Expr | None = None) -> Expr:
+        """The element at an index; 0 where the condition is false."""
+        return e.load(self.buffer, (*self.prefix, *at), condition)
 
     @property
     def is_dense(self) -> bool:
@@ -120,25 +122,44 @@ class Slot:
     def __getitem__(self, at: Index) -> Expr:
         """The element at an index, as lowering rules see it: a node that `evaluated`
         makes code of. A constant is one already."""
+        constant = self._constant()
+        return constant or e.element(self, self.type.dtype, at)
+
+    def where(self, condition: Expr, at: Index, otherwise: Expr) -> Expr:
+        """The element at an index where the condition holds, as lowering rules see it;
+        elsewhere `otherwise`."""
+        constant = self._constant()
+        element = constant or e.element(self, self.type.dtype, at, condition)
+        return e.select(condition, element, otherwise)
+
+    def _constant(self) -> Expr | None:
         place = self.place
         if isinstance(place, Registers) and len(place.elements) == 1:
             [element] = place.elements
-            if element.is_const:
-                return element
-        return e.element(self, self.type.dtype, at)
+            return element if element.is_const else None
+        return None
 
     def at(self, at: Index) -> Expr:
         """The element at an index, in code."""
         place = self.place
         if not isinstance(place, Pending):
-            return place[at]
-        return self.known_at(at) or _computed(_Frame.of_slot(self, place, at))
+            return place.read(at)
+        return self.known_at(at, None) or _computed(_Frame.of_slot(self, place, at))
 
-    def known_at(self, at: Index) -> Expr | None:
-        """The element of a pending value at an index, if it was asked for before.
-        Reading twice at one index gives one node, which is then computed once."""
-        known = self.memo.get(tuple(map(id, at)))
-        return known[1] if known is not None and known[2] == Epoch.now else None
+    def known_at(self, at: Index, condition: Expr | None) -> Expr | None:
+        """The element of a pending value at an index, if it was asked for before, under
+        the same condition or none. Reading twice at one index gives one node, which is
+        then computed once."""
+        for args in (at,) if condition is None else (at, (*at, condition)):
+            known = self.memo.get(tuple(map(id, args)))
+            if known is not None and known[2] == Epoch.now:
+                return known[1]
+        return None
+
+    def remember(self, at: Index, condition: Expr | None, value: Expr) -> None:
+        """Note the element of a pending value for `known_at`."""
+        args = at if condition is None else (*at, condition)
+        self.memo[tuple(map(id, args))] = args, value, Epoch.now
 
     @property
     def cost(self) -> int:
@@ -154,23 +175,51 @@ class Slot:
 class _Frame:
     """An expression that is being evaluated: `done` of the nodes in `order` are.
 
-    values   by node; at first those of the variables
-    slot     whose element it is, at `at`
+    values      by node; at first those of the variables
+    condition   that of the read which asks for the value: every read in it has that too
+    slot        whose element it is, at `at`
     """
 
-    __slots__ = ("at", "done", "order", "slot", "values")
+    __slots__ = ("_both", "at", "condition", "done", "order", "slot", "values")
 
-    def __init__(self, order: Sequence[Expr], values: dict[Expr, Expr]) -> None:
-        self.order, self.values, self.done = order, values, 0
+    def __init__(
+        self,
+        order: Sequence[Expr],
+        values: dict[Expr, Expr],
+        condition: Expr | None = None,
+    ) -> None:
+        self.order, self.values, self.condition = order, values, condition
+        self.done = 0
         self.slot: Slot | None = None
         self.at: Index = ()
+        self._both: dict[Expr, Expr] = {}
 
     @staticmethod
-    def of_slot(slot: Slot, place: Pending, at: Index) -> "_Frame":
+    def of_slot(
+        slot: Slot, place: Pending, at: Index, condition: Expr | None = None
+    ) -> "_Frame":
         variables = axes(len(at))
-        frame = _Frame(place.order, dict(zip(variables, at, strict=True)))
+        values = dict(zip(variables, at, strict=True))
+        frame = _Frame(place.order, values, condition)
         frame.slot, frame.at = slot, at
         return frame
+
+    def conditions(self, own: Expr | None) -> Expr | None:
+        """The condition of a read in this value that has one of its `own`."""
+        if own is None or self.condition is None or own is self.condition:
+            return own or self.condition
+        if own not in self._both:  # one node for one condition, as `known_at` asks
+            self._both[own] = e.binary("and", self.condition, own)
+        return self._both[own]
+
+    def computed(self, node: Expr, args: Index) -> Expr:
+        """A node of these operands. Where the condition is false, those that were read
+        are no numbers of the user's, and none of them may divide."""
+        divides = node.op in ("div", "rem") and node.dtype.is_integer
+        if divides and self.condition is not None and not args[1].is_const:
+            x, y = args
+            args = x, e.select(self.condition, y, e.const(1, y.dtype))
+        return e.with_args(node, args)
 
 
 def evaluated(root: Expr, values: Mapping[Expr, Expr]) -> Expr:
@@ -190,8 +239,7 @@ def _computed(first: _Frame) -> Expr:
             continue
         value = frame.values[frame.order[-1]]
         if frame.slot is not None:
-            key = tuple(map(id, frame.at))
-            frame.slot.memo[key] = frame.at, value, Epoch.now
+            frame.slot.remember(frame.at, frame.condition, value)
         frames.pop()
         if not frames:
             return value
@@ -206,18 +254,26 @@ def _advance(frame: _Frame) -> _Frame | None:
             continue
         args = tuple([values[a] for a in node.args])
         if node.op != "element":
-            values[node] = e.with_args(node, args)
+            values[node] = frame.computed(node, args)
             continue
+        conditional = e.condition_of(node) is not None
+        at = args[:-1] if conditional else args
+        condition = frame.conditions(args[-1] if conditional else None)
         slot: Slot = node.attr
         place = slot.place
+        if condition is not None and condition.is_const:
+            if not condition.attr:
+                values[node] = e.const(0, node.dtype)
+                continue
+            condition = None
         if isinstance(place, Pending):
-            found = slot.known_at(args)
+            found = slot.known_at(at, condition)
             if found is None:
                 frame.done = k
-                return _Frame.of_slot(slot, place, args)
+                return _Frame.of_slot(slot, place, at, condition)
             values[node] = found
         else:
-            values[node] = place[args]
+            values[node] = place.read(at, condition)
     frame.done = len(order)
     return None
 
@@ -244,9 +300,8 @@ def reads(root: Expr) -> dict[Slot, int]:
             slot: Slot = node.attr
             place = slot.place
             if isinstance(place, Pending) and place.is_view:
-                frames.append(
-                    (place.order, dict(zip(axes(len(args)), args, strict=True)))
-                )
+                at = args[: len(e.index_of(node))]
+                frames.append((place.order, dict(zip(axes(len(at)), at, strict=True))))
             else:
                 found[slot] = found.get(slot, 0) + 1
     return found

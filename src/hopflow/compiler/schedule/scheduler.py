@@ -55,7 +55,7 @@ from hopflow.loop_ir.nest import (
     While,
 )
 from hopflow.loop_ir.nest import Var as LoopVar
-from hopflow.loop_ir.walk import allocated, buffers, functions, statements
+from hopflow.loop_ir.walk import allocated, buffers, statements
 from hopflow.ops.dynamic import update_window
 from hopflow.ops.matmul import matmul_op
 from hopflow.ops.scatter import scatter, scatter_drop
@@ -86,12 +86,7 @@ def schedule(
     """
     reused = _reusable(graph, donated)
     own = target or host()
-    program = _scheduled(graph, lambda: Builder(graph.name, own), reused, layouts)
-    every = [program, *functions(program)]
-    peeks = any(p.peeks for p in every)
-    for p in every:  # what one of them peeks at may be in memory of another
-        p.peeks = peeks
-    return program
+    return _scheduled(graph, lambda: Builder(graph.name, own), reused, layouts)
 
 
 def _scheduled(
