@@ -226,7 +226,7 @@ def test_nothing_divides_by_what_is_not_there(name: str) -> None:
 def test_a_read_under_a_condition_tells_it_in_text() -> None:
     x = stored()
     found = evaluated(x.where(NEAR, (AXIS,), ZERO), {AXIS: AXIS})
-    assert format_expr(found) == "(x[axis0] if axis0 < 5 else 0)"
+    assert format_expr(found) == "(x[i0] if i0 < 5 else 0)"
 
 
 # --- programs -------------------------------------------------------------------------

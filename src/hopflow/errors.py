@@ -353,6 +353,11 @@ class GraphError(HopflowError, ValueError):
     """A graph that breaks a rule of the graph level (found by its verifier)."""
 
 
+class KernelProgramError(HopflowError, ValueError):
+    """A kernel program that breaks a rule of its level (found by its verifier, or when
+    it is interpreted)."""
+
+
 class LoopIRError(HopflowError, ValueError):
     """A program that breaks a rule of the Loop IR (found by its verifier)."""
 

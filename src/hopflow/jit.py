@@ -553,6 +553,11 @@ class Jitted:
         return format_graph(self.graph)
 
     @property
+    def kernels(self) -> str:
+        """What is computed for each element, as text, before any memory is planned."""
+        return self._latest.kernels
+
+    @property
     def loop_ir(self) -> str:
         """The scheduled program, as text."""
         return self._latest.loop_ir

@@ -14,6 +14,10 @@ from hopflow.compiler.cache import KernelCache
 from hopflow.compiler.callbacks import Callbacks
 from hopflow.compiler.compared import difference, is_comparable
 from hopflow.compiler.entry_sizes import CallSizes, call_sizes, failed_check
+from hopflow.compiler.kernel_program.building import kernel_program
+from hopflow.compiler.kernel_program.printer import format_kernels
+from hopflow.compiler.kernel_program.program import KernelProgram
+from hopflow.compiler.kernel_program.verifier import verify_kernels
 from hopflow.compiler.layout import DENSE, Layouts, layout_of, strides_of
 from hopflow.compiler.owned import WORD, owned_array, result_words
 from hopflow.compiler.passes import PASSES
@@ -61,12 +65,21 @@ def lower(
     """
     graph = number(clone(graph))
     _run_passes(graph)
+    if config.verify:
+        verify_kernels(kernel_program(graph))
     program = schedule(graph, donated=donated, layouts=layouts)
     if config.check_bounds:
         program = with_bounds_checks(program)
     if config.verify:
         verify_program(program)
     return graph, program
+
+
+def kernels_of(graph: Graph) -> KernelProgram:
+    """The kernel program of a graph, after the passes over a copy of it."""
+    graph = number(clone(graph))
+    _run_passes(graph)
+    return kernel_program(graph)
 
 
 def _run_passes(graph: Graph) -> None:
@@ -247,6 +260,10 @@ class Executable:
             return bounds_error(site.what, values)
         node = list(self.graph.walk())[site.node]
         return trap_error(site, node, values)
+
+    @property
+    def kernels(self) -> str:
+        return format_kernels(kernels_of(self.graph))
 
     @property
     def loop_ir(self) -> str:

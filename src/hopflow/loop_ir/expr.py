@@ -284,6 +284,10 @@ def select(test: Expr, x: Expr, y: Expr) -> Expr:
         return x if test.attr else y
     if x.op == "load" and condition_of(x) is test and _is_zero(y):
         return x
+    if x.op == "select" and x.args[0] is test:
+        x = x.args[1]
+    if y.op == "select" and y.args[0].op == "not" and y.args[0].args[0] is test:
+        y = y.args[1]
     return x if x is y else Expr("select", (test, x, y), x.dtype)
 
 

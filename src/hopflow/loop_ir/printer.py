@@ -41,7 +41,7 @@ from hopflow.loop_ir.nest import (
     While,
 )
 
-__all__ = ["format_expr", "format_program", "format_statement"]
+__all__ = ["Namer", "format_expr", "format_program", "format_statement"]
 
 LONG_SHARED: Final = 80
 """Characters from which on a part that occurs twice in a statement gets a name."""
@@ -88,7 +88,7 @@ _PLAIN: Final = (dtypes.bool_, dtypes.int64, dtypes.float32)
 _Text = tuple[str, int]  # and how tightly it binds
 
 
-class _Namer:
+class Namer:
     """The text of one statement's expressions, and lines that name parts of them."""
 
     def __init__(self, roots: Sequence[Expr]) -> None:
@@ -121,7 +121,7 @@ class _Namer:
     def _operands(self, node: Expr, typed: bool) -> list[tuple[Expr, bool]]:
         """The operands, each with whether its dtype is known from around it."""
         args = node.args
-        if node.op == "load":
+        if node.op in ("load", "element"):
             return [(a, True) for a in args]
         if node.op == "select" and len(args) == 3:
             return [(args[0], True), *_alike(args[1:], typed)]
@@ -148,13 +148,15 @@ class _Namer:
         if op == "var":
             return node.attr.name, _ATOM
         if op == "size":
-            return f"size({node.attr})", _ATOM
+            size = str(node.attr)
+            return size if size.isidentifier() else f"({size})", _ATOM
         texts = [self._texts[key] for key in self._operands(node, typed)]
         inner = ", ".join(text for text, _ in texts)
-        if op == "load" and condition_of(node) is not None:
+        if op in ("load", "element") and condition_of(node) is not None:
             at = ", ".join(text for text, _ in texts[:-1])
-            return f"({node.attr.name}[{at}] if {texts[-1][0]} else 0)", _ATOM
-        if op == "load":
+            zero = " else 0" if op == "load" else ""
+            return f"({node.attr.name}[{at}] if {texts[-1][0]}{zero})", _ATOM
+        if op in ("load", "element"):
             return f"{node.attr.name}[{inner}]", _ATOM
         if op in ("cast", "bitcast"):
             name = f"{node.dtype}" if op == "cast" else f"bits_{node.dtype}"
@@ -199,7 +201,7 @@ def _constant(value: Any, dtype: DType, typed: bool) -> _Text:
 
 def format_expr(expr: Expr) -> str:
     """`expr` as one text, with the lines before it that name its parts."""
-    namer = _Namer([expr])
+    namer = Namer([expr])
     text = namer.text(expr)
     return "\n".join([*namer.lines, text])
 
@@ -286,7 +288,7 @@ def _for(s: For, text: Callable[..., str]) -> str:
 
 def _lines(s: Stmt, deep: bool = True) -> Iterator[str]:
     """The lines of one statement; without the bodies in it unless `deep`."""
-    namer = _Namer(walk.expressions(s))
+    namer = Namer(walk.expressions(s))
     text = namer.text
     match s:
         case For():

@@ -53,8 +53,8 @@ _ARITY: Final[dict[str, int]] = (
 def fault_of(node: Expr) -> str | None:
     """Of a node whose operands keep the rules."""
     op = node.op
-    if op == "load":
-        return _load(node)
+    if op in ("load", "element"):
+        return _read(node)
     if op == "size":
         return f"the size `{node.attr}` is left over from before the schedule"
     if op not in _ARITY:
@@ -87,9 +87,9 @@ def fault_of(node: Expr) -> str | None:
 # --- leaves and conversions -----------------------------------------------------------
 
 
-def _load(node: Expr) -> str | None:
-    buffer = node.attr
-    at = index_of(node)
+def _read(node: Expr) -> str | None:
+    """Of a buffer, or of a value before there are buffers."""
+    buffer, at = node.attr, index_of(node)
     if len(at) != len(buffer.shape):
         return f"`{buffer.name}` of {len(buffer.shape)} axes has {len(at)} indices"
     for arg in at:

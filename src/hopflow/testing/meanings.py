@@ -19,14 +19,25 @@ import numpy as np
 
 import hopflow
 from hopflow import pytree
-from hopflow.compiler.pipeline import lower
+from hopflow.compiler.kernel_program.interpreter import KernelTrap
+from hopflow.compiler.kernel_program.interpreter import run as run_kernel_program
+from hopflow.compiler.kernel_program.verifier import verify_kernels
+from hopflow.compiler.pipeline import kernels_of, lower
+from hopflow.compiler.traps import trap_error
 from hopflow.config import config
-from hopflow.errors import ArgumentTypeError, ArgumentValueError, HopflowError
+from hopflow.errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    HopflowError,
+    IndexingError,
+)
+from hopflow.graph.core import Graph
 from hopflow.graph.verifier import verify
 from hopflow.hops.base import debug, interpreted
 from hopflow.jit import jit
 from hopflow.loop_ir import interpreter
 from hopflow.loop_ir.nest import Program as LoopProgram
+from hopflow.loop_ir.nest import Site
 from hopflow.testing.bindings import rebound
 from hopflow.testing.libraries import names_of_jax
 from hopflow.testing.program import Program
@@ -327,14 +338,39 @@ def _resized(x: Any) -> Any:
     return hopflow.asarray(np.resize(np.asarray(x), shape))
 
 
+def captured(f: Run, *args: Any, may_stop: bool = False) -> tuple[Graph, list[Any]]:
+    """A function as a graph, and the arrays that it reads; the graph `may_stop` where
+    an index is out of range, as native code does."""
+    jitted = jit(f)
+    try:
+        jitted(*args)
+    except IndexingError:
+        if not may_stop or jitted._last is None:
+            raise
+    found = jitted._present.find_captured(args)
+    assert found is not None
+    return jitted.graph, [np.asarray(a) for a in (*args, *found)]
+
+
+def run_kernels(f: Run, *args: Any) -> Any:
+    """The kernel program, by its interpreter."""
+    graph, arrays = captured(f, *args, may_stop=True)
+    program = kernels_of(graph)
+    verify_kernels(program)
+    try:
+        return tuple(run_kernel_program(program, arrays))
+    except KernelTrap as trap:
+        site = Site(trap.kind, 0)
+        raise (
+            trap_error(site, trap.node, trap.values) if trap.node else trap
+        ) from None
+
+
 def scheduled(f: Run, *args: Any) -> tuple[LoopProgram, list[Any]]:
     """A function as a program of the Loop IR, and the arrays that it reads."""
-    jitted = jit(f)
-    jitted(*args)
-    _, program = lower(jitted.graph)
-    captured = jitted._present.find_captured(args)
-    assert captured is not None
-    return program, [np.asarray(a) for a in (*args, *captured)]
+    graph, arrays = captured(f, *args)
+    _, program = lower(graph)
+    return program, arrays
 
 
 def run_loop_ir(f: Run, *args: Any) -> Any:
@@ -376,6 +412,7 @@ for _meaning in (
     ),
     ProgramMeaning("symbolic", in_ours(run_symbolic), cheap=True),
     ProgramMeaning("functionalized", in_ours(run_functionalized), cheap=True),
+    ProgramMeaning("kernels", in_ours(run_kernels)),
     ProgramMeaning("loop ir", in_ours(run_loop_ir)),
     ProgramMeaning("loop ir, gangs and gpu", in_ours(run_rebound)),
     ProgramMeaning("native", in_ours(run_native)),

@@ -43,7 +43,7 @@ _AXES: Final[list[Expr]] = []
 def axes(count: int) -> Index:
     """The first axes, as i64 expressions."""
     while len(_AXES) < count:
-        _AXES.append(e.read(Var(f"axis{len(_AXES)}", dtypes.int64)))
+        _AXES.append(e.read(Var(f"i{len(_AXES)}", dtypes.int64)))
     return tuple(_AXES[:count])
 
 
@@ -144,5 +144,7 @@ Definition: TypeAlias = (
 
 
 def parameters(values: Sequence[Expr], name: str) -> tuple[Expr, ...]:
-    """Variables of the types of values."""
-    return tuple([e.read(Var(name, value.dtype)) for value in values])
+    """Variables of the types of values, numbered if there are several."""
+    names = [name] if len(values) == 1 else [f"{name}{k}" for k in range(len(values))]
+    pairs = zip(names, values, strict=True)
+    return tuple([e.read(Var(own, value.dtype)) for own, value in pairs])

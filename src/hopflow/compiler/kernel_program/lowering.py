@@ -11,10 +11,8 @@ from hopflow.loop_ir.expr import Expr
 __all__ = ["definition"]
 
 
-def definition(
-    kernel: k.Kernel | k.Region, types: Sequence[TensorType]
-) -> Definition | k.Region:
-    """The definition that a kernel is; a region of an operator as it is.
+def definition(kernel: k.Kernel, types: Sequence[TensorType]) -> Definition:
+    """The definition that a kernel is.
 
     Args:
         types: Of its results.

@@ -14,9 +14,9 @@ from hopflow.compiler.kernel_program.definitions import (
     Scatter,
 )
 from hopflow.compiler.kernel_program.lowering import definition
+from hopflow.compiler.liveness import Liveness
 from hopflow.compiler.schedule.builder import Builder
 from hopflow.compiler.schedule.kernels import CHEAP, Kernels
-from hopflow.compiler.schedule.liveness import Liveness
 from hopflow.compiler.schedule.places import Pending, Registers, Slot, Stored
 from hopflow.graph.core import Arg, Constant, Graph, Node, Var
 from hopflow.graph.types import TensorType
@@ -91,7 +91,8 @@ class NodeScheduler:
         is_each = isinstance(lowered, tuple)  # there is a kernel for each result
         for k, kernel in enumerate(lowered if is_each else (lowered,)):
             own = slice(k, k + 1) if is_each else slice(None)
-            made = definition(kernel, types[own])
+            is_region = isinstance(kernel, Region)
+            made = kernel if is_region else definition(kernel, types[own])
             results += self.definition(
                 node, made, types[own], operands, counts[own], wanted[own]
             )

@@ -7,6 +7,7 @@ from typing import Any, Final
 from hopflow import dtypes
 from hopflow.compiler.kernel_program.definitions import axes
 from hopflow.compiler.layout import Layout, Layouts, given_strides
+from hopflow.compiler.liveness import Liveness
 from hopflow.compiler.llvm.target import Target, host
 from hopflow.compiler.passes.stack_products import has_few_rows
 from hopflow.compiler.schedule import carries
@@ -14,7 +15,6 @@ from hopflow.compiler.schedule.builder import Builder
 from hopflow.compiler.schedule.fuse import fuse_loops
 from hopflow.compiler.schedule.interchange import move_steps_inside
 from hopflow.compiler.schedule.kernels import Kernels
-from hopflow.compiler.schedule.liveness import Liveness
 from hopflow.compiler.schedule.nodes import Env, NodeScheduler
 from hopflow.compiler.schedule.places import (
     Pending,

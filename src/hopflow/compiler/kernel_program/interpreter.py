@@ -1,0 +1,379 @@
+"""Running kernel programs, element by element and with every read checked.
+
+Too simple to be wrong, and slow: what lowering rules say, before anything is scheduled.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from hopflow.compiler.kernel_program import definitions as d
+from hopflow.compiler.kernel_program.program import (
+    Block,
+    Branch,
+    Call,
+    Equation,
+    KernelProgram,
+    Loop,
+    Value,
+    While,
+)
+from hopflow.dtypes import DType
+from hopflow.errors import HopflowError, KernelProgramError
+from hopflow.graph.core import Node, plain_symbol
+from hopflow.graph.types import TensorType
+from hopflow.loop_ir import expr as e
+from hopflow.loop_ir import scalars, walk
+from hopflow.loop_ir.expr import Expr
+from hopflow.loop_ir.kernels import Callback, Library
+from hopflow.loop_ir.nest import Kind, Var
+from hopflow.loop_ir.routines import ROUTINES
+from hopflow.symbolic.size import Size, Symbol, substitute
+
+__all__ = ["KernelTrap", "Machine", "run"]
+
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+Variables: TypeAlias = Mapping[Var, Any]
+
+
+class KernelTrap(HopflowError):
+    """A check did not hold, a loop had no steps left, or a routine failed.
+
+    node   of the graph, if the definition is of a program
+    """
+
+    def __init__(self, kind: Kind, values: tuple[int, ...] = ()) -> None:
+        self.kind, self.values = kind, values
+        self.node: Node | None = None
+        super().__init__(f"{kind}: {list(values)}")
+
+
+def run(program: KernelProgram, arrays: Sequence[Array]) -> list[Array]:
+    """The results of a program, for arrays in place of its parameters.
+
+    Raises:
+        KernelTrap: What a check, a loop or a routine of the program stops it with.
+        KernelProgramError: It reads out of range, or a value is not of its type: a
+            defect of ours.
+    """
+    with np.errstate(all="ignore"):
+        return Machine().block(program.block, arrays)
+
+
+class Machine:
+    """The values of a program that runs, and of its symbols.
+
+    symbols    by symbol, the size
+    arrays     by value, the elements
+    counters   by variable, where a loop is
+    """
+
+    def __init__(self, symbols: Mapping[Symbol, int] | None = None) -> None:
+        self.symbols = dict(symbols or {})
+        self.arrays: dict[Value, Array] = {}
+        self.counters: dict[Var, Any] = {}
+        self._code: dict[tuple[Expr, ...], _Code] = {}
+
+    # --- values ---
+
+    def bind(self, value: Value, array: Array) -> None:
+        """Say what a value is. Symbols that are sizes of it are known from here on."""
+        type_ = value.type
+        fits = array.dtype == type_.dtype.dtype and array.ndim == type_.ndim
+        for size, n in zip(type_.shape, array.shape, strict=False):
+            symbol = plain_symbol(size)
+            if symbol is not None:
+                self.symbols[symbol] = n
+            else:
+                fits = fits and self.size(size) == n
+        if not fits:
+            raise KernelProgramError(f"{value} is {array.dtype}{list(array.shape)}")
+        self.arrays[value] = array
+
+    def array(self, value: Value) -> Array:
+        """The elements of a value."""
+        if value.scalar is not None:
+            return np.asarray(self.run([value.scalar])[0])
+        return self.arrays[value]
+
+    def size(self, size: Size) -> int:
+        known = substitute(size, self.symbols)
+        if not isinstance(known, int):
+            raise KernelProgramError(f"a symbol of the size {size} has no value yet")
+        return known
+
+    def shape(self, shape: Sequence[Size]) -> tuple[int, ...]:
+        return tuple(map(self.size, shape))
+
+    # --- expressions ---
+
+    def run(
+        self, roots: Sequence[Expr], variables: Variables | None = None
+    ) -> list[Any]:
+        """The scalars that expressions are, for these values of variables."""
+        key = tuple(roots)
+        if key not in self._code:
+            self._code[key] = _Code(key)
+        return self._code[key].run(self, variables or {})
+
+    def at(self, roots: Sequence[Expr], at: Sequence[int]) -> list[Any]:
+        """The same, at an index: values for the first axes."""
+        names = [axis.attr for axis in d.axes(len(at))]
+        return self.run(roots, dict(zip(names, map(np.int64, at), strict=True)))
+
+    def call(
+        self, function: d.Function, given: Sequence[Any], at: Sequence[int] = ()
+    ) -> list[Any]:
+        """The results of a function of accumulators and elements."""
+        names = [axis.attr for axis in d.axes(len(at))]
+        variables = dict(zip(names, map(np.int64, at), strict=True))
+        variables |= zip([p.attr for p in function.parameters], given, strict=True)
+        return self.run(function.results, variables)
+
+    def read(self, node: Expr, args: Sequence[Any]) -> Any:
+        """An element of a value."""
+        if e.condition_of(node) is not None:
+            *args, holds = args
+            if not holds:
+                return scalars.scalar(0, node.dtype)
+        array = self.array(node.attr)
+        if not all(0 <= i < n for i, n in zip(args, array.shape, strict=True)):
+            at = [int(i) for i in args]
+            raise KernelProgramError(
+                f"{node.attr} of shape {array.shape} is read at {at}"
+            )
+        return array[tuple(args)]
+
+    # --- blocks ---
+
+    def block(self, block: Block, given: Sequence[Array]) -> list[Array]:
+        """The results of a block."""
+        for value, array in zip(block.parameters, given, strict=True):
+            self.bind(value, array)
+        for equation in block.equations:
+            self.equation(equation)
+        return [self.array(value) for value in block.results]
+
+    def equation(self, equation: Equation) -> None:
+        types = [value.type for value in equation.results]
+        try:
+            found = self.results(equation, types)
+        except KernelTrap as trap:
+            trap.node = trap.node or equation.node
+            raise
+        for value, array in zip(equation.results, found, strict=True):
+            self.bind(value, array)
+        if equation.symbol is not None:
+            self.symbols[equation.symbol] = int(found[0])
+
+    def results(self, equation: Equation, types: Sequence[TensorType]) -> list[Array]:
+        match equation.definition:
+            case Branch(selector, blocks):
+                return self.block(blocks[int(self.array(selector))], [])
+            case Loop():
+                return self.loop(equation.definition, types)
+            case While():
+                return self.while_loop(equation.definition, types)
+            case Call(function, operands):
+                machine = Machine()
+                return machine.block(function.block, list(map(self.array, operands)))
+            case Callback(operands):
+                node = equation.node
+                given = [self.array(_value(o)) for o in operands]
+                return [np.asarray(a) for a in node.op.run(*given, **node.params)]
+            case definition:
+                return self.definition(definition, types)
+
+    def loop(self, loop: Loop, types: Sequence[TensorType]) -> list[Array]:
+        carry = list(map(self.array, loop.carry))
+        length, rows = self.size(loop.length), dict[int, list[Array]]()
+        for t in reversed(range(length)) if loop.reverse else range(length):
+            self.counters[loop.counter] = np.int64(t)
+            results = self.block(loop.body, carry)
+            carry, rows[t] = results[: len(carry)], results[len(carry) :]
+        in_order = [rows[t] for t in range(length)]
+        return carry + self.stacked(types[len(carry) :], in_order)
+
+    def while_loop(self, loop: While, types: Sequence[TensorType]) -> list[Array]:
+        carry, rows = list(map(self.array, loop.carry)), list[list[Array]]()
+        while self.block(loop.test, carry)[0]:
+            if len(rows) == loop.max_steps:
+                raise KernelTrap("limit", (len(rows),))
+            results = self.block(loop.body, carry)
+            carry = results[: len(carry)]
+            rows.append(results[len(carry) :])
+        return carry + self.stacked(types[len(carry) :], rows)
+
+    def stacked(
+        self, types: Sequence[TensorType], rows: Sequence[Sequence[Array]]
+    ) -> list[Array]:
+        """What the steps of a loop leave, along axis 0."""
+        if rows:
+            return [np.stack(column) for column in zip(*rows, strict=True)]
+        return [np.empty((0, *self.shape(t.shape[1:])), t.dtype.dtype) for t in types]
+
+    # --- definitions ---
+
+    def definition(
+        self, definition: d.Definition, types: Sequence[TensorType]
+    ) -> list[Array]:
+        """The results of what is no region."""
+        for check in getattr(definition, "checks", ()):
+            self.check(check)
+        match definition:
+            case d.Pointwise(element):
+                result = self.empty(types[0])
+                for at in np.ndindex(result.shape):
+                    [result[at]] = _typed(self.at([element], at), types[0].dtype)
+                return [result]
+            case d.Reduction():
+                return self.reduction(definition, types)
+            case d.Prefix():
+                return [self.prefix(definition, types[0])]
+            case d.Scatter():
+                return [self.scatter(definition, types[0])]
+            case d.Compact():
+                return [self.compact(definition, types[0])]
+            case Library():
+                return self.library(definition, types)
+        return []  # only checks
+
+    def empty(self, type_: TensorType) -> Array:
+        return np.empty(self.shape(type_.shape), type_.dtype.dtype)
+
+    def check(self, check: d.Check) -> None:
+        for at in np.ndindex(self.shape(check.shape)):
+            holds, *values = self.at([check.holds, *check.values], at)
+            if not holds:
+                raise KernelTrap(check.kind, tuple(map(int, values)))
+
+    def reduction(
+        self, kernel: d.Reduction, types: Sequence[TensorType]
+    ) -> list[Array]:
+        results, space = list(map(self.empty, types)), self.shape(kernel.space)
+        combine: Callable[[list[Any], list[Any]], list[Any]]
+        if isinstance(kernel.combine, str):
+            operation = scalars.combine(kernel.combine, kernel.init[0].dtype)
+            combine = lambda old, new: [operation(old[0], new[0])]  # noqa: E731
+        else:
+            function = kernel.combine
+            combine = lambda old, new: self.call(function, [*old, *new])  # noqa: E731
+        for at in np.ndindex(results[0].shape):
+            totals = self.at(kernel.init, at)
+            for r in np.ndindex(space):
+                totals = combine(totals, self.at(kernel.element, (*at, *r)))
+            for result, finish, type_ in zip(
+                results, kernel.finish, types, strict=True
+            ):
+                [result[at]] = _typed(self.call(finish, totals, at), type_.dtype)
+        return results
+
+    def prefix(self, kernel: d.Prefix, type_: TensorType) -> Array:
+        result = self.empty(type_)
+        ranges = [range(n) for n in result.shape]
+        line = ranges.pop(kernel.axis)
+        for rest in product(*ranges):
+            [total] = self.run([kernel.init])
+            for i in reversed(line) if kernel.reverse else line:
+                at = (*rest[: kernel.axis], i, *rest[kernel.axis :])
+                [total] = self.call(
+                    kernel.combine, [total, *self.at([kernel.element], at)]
+                )
+                result[at] = total
+        return result
+
+    def scatter(self, kernel: d.Scatter, type_: TensorType) -> Array:
+        result = self.array(_value(kernel.base)).copy()
+        keep = e.all_of(()) if kernel.keep is None else kernel.keep
+        for u in np.ndindex(self.shape(kernel.space)):
+            # What is left out may have no position and no value.
+            if not self.at([keep], u)[0]:
+                continue
+            *position, value = self.at([*kernel.position, kernel.value], u)
+            at = tuple(map(int, position))
+            if not all(0 <= i < n for i, n in zip(at, result.shape, strict=True)):
+                raise KernelProgramError(f"an element at {at} of {type_} is written")
+            if kernel.combine is not None:
+                [value] = self.call(kernel.combine, [result[at], value])
+            [result[at]] = _typed([value], type_.dtype)
+        return result
+
+    def compact(self, kernel: d.Compact, type_: TensorType) -> Array:
+        result = np.zeros(self.shape(type_.shape), type_.dtype.dtype)
+        length = self.size(kernel.length)
+        kept = [i for i in range(length) if self.at([kernel.keep], (i,))[0]]
+        found = kept[: len(result)]
+        result[: len(found)] = found
+        return result
+
+    def library(self, kernel: Library, types: Sequence[TensorType]) -> list[Array]:
+        routine = ROUTINES[kernel.routine]
+        inputs = [self.array(_value(o)) for o in kernel.operands]
+        results = list(map(self.empty, types))
+        passed = [True] * len(inputs)
+        for result, source in zip(results, kernel.overwrites, strict=False):
+            if source is not None:
+                result[...] = inputs[source]
+                passed[source] = False
+        inputs = [a for a, keep in zip(inputs, passed, strict=True) if keep]
+        numbers = list(map(int, self.run(kernel.scalars)))
+        batch = self.shape(types[0].shape[: kernel.batch])
+        for at in np.ndindex(batch):
+            scratch = list(map(self.empty, kernel.workspace))
+            arrays = [*(a[at] for a in (*inputs, *results)), *scratch]
+            shapes = routine.shapes(numbers[: len(routine.scalars)])
+            arrays = [a.reshape(s) for a, s in zip(arrays, shapes, strict=True)]
+            status = routine.reference(arrays, numbers)
+            if status:
+                raise KernelTrap("library", (status,))
+        return results
+
+
+class _Code:
+    """Expressions as steps, of which each takes results of those before it."""
+
+    def __init__(self, roots: Sequence[Expr]) -> None:
+        order = walk.nodes(*roots)
+        slots = {node: slot for slot, node in enumerate(order)}
+        self.steps = [(_step(node), [slots[a] for a in node.args]) for node in order]
+        self.results = [slots[root] for root in roots]
+
+    def run(self, machine: Machine, variables: Variables) -> list[Any]:
+        values: list[Any] = []
+        for step, args in self.steps:
+            values.append(step(machine, variables, [values[a] for a in args]))
+        return [values[slot] for slot in self.results]
+
+
+def _step(node: Expr) -> Callable[[Machine, Variables, list[Any]], Any]:
+    attr = node.attr
+    match node.op:
+        case "const":
+            value = scalars.scalar(attr, node.dtype)
+            return lambda _machine, _variables, _args: value
+        case "var":
+            return lambda machine, variables, _: (
+                variables[attr] if attr in variables else machine.counters[attr]
+            )
+        case "size":
+            return lambda machine, _variables, _args: np.int64(machine.size(attr))
+        case "element":
+            return lambda machine, _, args: machine.read(node, args)
+    function = scalars.operation(node)
+    return lambda _machine, _variables, args: function(*args)
+
+
+def _value(operand: Any) -> Value:
+    assert isinstance(operand, Value)
+    return operand
+
+
+def _typed(values: Sequence[Any], dtype: DType) -> Sequence[Any]:
+    """`values`, all of `dtype`: a lowering rule casts by itself."""
+    for value in values:
+        found = np.asarray(value).dtype
+        if found != dtype.dtype:
+            raise KernelProgramError(f"an element of {dtype} is computed as {found}")
+    return values
