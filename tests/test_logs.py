@@ -30,6 +30,13 @@ SAID = {
     "graph": ["graph f(s0: i64[], /, x: f32[4]) -> f32[4]:", "multiply(x, %0)"],
     "sizes": ["s0 = x.shape[0], ", "s1 = n, "],
     "guards": ["x.shape[0] > n  (program.py:5)", "x.shape[0] <= n  (program.py:5)"],
+    "passes": [
+        "own_symbols of f: ",
+        "schedule of f: ",
+        "+    out0[0] = ",
+        "fuse_loops of f: ",
+        "machine code of f: ",
+    ],
     "recompiles": [
         "f: recompiled because `x.shape[0] == 4` no longer holds (5)",
         "`x.shape[0] > n` at program.py:5 no longer holds",
@@ -49,7 +56,9 @@ def run(tmp_path: Path, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("topics", ["graph", "sizes", "guards, recompiles", ""])
+@pytest.mark.parametrize(
+    "topics", ["graph", "sizes", "guards, recompiles", "passes", ""]
+)
 def test_logs_are_written_on_request(tmp_path: Path, topics: str) -> None:
     done = run(tmp_path, HOPFLOW_LOGS=topics)
     assert done.returncode == 0, done.stderr
@@ -91,7 +100,9 @@ def test_the_trace_is_of_events_with_their_times(tmp_path: Path) -> None:
         assert {"name", "ts", "pid", "tid", "args"} <= {*event}
     spans = [e for e in found if e["ph"] == "X"]
     names = [e["name"] for e in spans]
-    assert names == ["trace", "lower", "compile"] * 3
+    stages = ("trace", "lower", "compile")
+    assert [name for name in names if name in stages] == [*stages] * 3
+    assert {"own_symbols", "schedule", "fuse_loops", "machine code"} < {*names}
     first = {e["name"]: e for e in reversed(spans)}
     assert first["trace"]["args"] == {"function": "f"}
     end = first["trace"]["ts"] + first["trace"]["dur"]

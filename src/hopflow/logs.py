@@ -1,7 +1,7 @@
 """Logs of what hopflow does, and a trace of how long it takes; both on request.
 
-    HOPFLOW_LOGS=graph,sizes,guards,recompiles     texts, on stderr
-    HOPFLOW_TRACE=trace.json                       events, for a trace viewer
+    HOPFLOW_LOGS=graph,sizes,guards,recompiles,passes     texts, on stderr
+    HOPFLOW_TRACE=trace.json                              events, for a trace viewer
 
 The texts go through Python's `logging`, as `hopflow.graph` and so on, where a program
 can send them elsewhere. The events are in the Trace Event Format
@@ -12,19 +12,23 @@ Perfetto and chrome://tracing open.
 import json
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from difflib import unified_diff
+from itertools import islice
 from typing import Any, Final, TextIO
 
 from hopflow.errors import ArgumentValueError
 
-__all__ = ["TOPICS", "enabled", "log", "span", "start_logs", "start_trace"]
+__all__ = ["TOPICS", "enabled", "log", "passing", "span", "start_logs", "start_trace"]
 
-TOPICS: Final = ("graph", "sizes", "guards", "recompiles")
+TOPICS: Final = ("graph", "sizes", "guards", "recompiles", "passes")
 """What can be logged: captured graphs; symbols as they are made; guards as they are
-asked; why a function is compiled again."""
+asked; why a function is compiled again; what each pass of the compiler changes, and how
+long it takes."""
 
 _LOGGERS: Final = {topic: logging.getLogger(f"hopflow.{topic}") for topic in TOPICS}
 
@@ -60,6 +64,37 @@ def log(topic: str, text: Callable[[], str]) -> None:
         _LOGGERS[topic].info("%s", text())
     if _trace.file is not None:
         _trace.write({"name": topic, "ph": "i", "s": "t", "args": {"text": text()}})
+
+
+@contextmanager
+def passing(
+    name: str, over: str, text: Callable[[], str] = lambda: ""
+) -> Iterator[None]:
+    """Log what the block, a pass of the compiler, changes, and how long it takes.
+
+    Args:
+        over: The name of what it passes over.
+        text: The text of that, if it changes: the lines that go and come are logged.
+    """
+    if not enabled("passes"):
+        with span(name, over=over):
+            yield
+        return
+
+    def lines_now() -> list[str]:
+        # The column of a comment depends on all lines.
+        return [re.sub(" +# ", "  # ", line) for line in text().splitlines()]
+
+    before, start = lines_now(), time.perf_counter_ns()
+    with span(name, over=over):
+        yield
+    took = (time.perf_counter_ns() - start) / 1e6
+    changes = unified_diff(before, lines_now(), lineterm="", n=0)
+    lines = [line for line in islice(changes, 2, None) if not line.startswith("@@")]
+    gone = sum(line.startswith("-") for line in lines)
+    change = f", -{gone} +{len(lines) - gone} lines" if lines else ""
+    head = f"{name} of {over}: {took:.2f} ms{change}"
+    _LOGGERS["passes"].info("%s", "\n    ".join([head, *lines]))
 
 
 # --- the trace ------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from hopflow.graph.printer import format_graph
 from hopflow.graph.regions import result_types
 from hopflow.graph.rewriting import clone
 from hopflow.graph.verifier import verify as verify_graph
-from hopflow.logs import span
+from hopflow.logs import passing, span
 from hopflow.loop_ir.nest import Program
 from hopflow.loop_ir.printer import format_program
 from hopflow.loop_ir.verifier import verify as verify_program
@@ -85,7 +85,8 @@ def kernels_of(graph: Graph) -> KernelProgram:
 def _run_passes(graph: Graph) -> None:
     """In place, over the functions that it calls too."""
     for run in PASSES:
-        run(graph)
+        with passing(run.__name__, graph.name, lambda: format_graph(graph)):
+            run(graph)
         if config.verify:
             verify_graph(graph)
     for function in called_functions(graph):

@@ -29,6 +29,7 @@ from hopflow.compiler.owned import WORD, result_words
 from hopflow.compiler.plan import plan
 from hopflow.config import config
 from hopflow.errors import ArgumentTypeError, BoundsError, CompileError
+from hopflow.logs import passing
 from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.nest import Program
 from hopflow.loop_ir.walk import allocated
@@ -109,8 +110,10 @@ class Kernel:
         self._jit = compiler or jit()
         self.guarded = config.guard_pages
         self.compared = False
-        emission = self._emission()
-        self.code: bytes = self._jit.compile(emission.text)
+        with passing("emit", program.name):
+            emission = self._emission()
+        with passing("machine code", program.name):
+            self.code: bytes = self._jit.compile(emission.text)
         self._loaded = _load(emission, self.code, program, self.guarded)
         data = sum(constant.nbytes for constant in self._loaded.data)
         # The Loop IR takes about half as much memory as the text that is made of it.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from hopflow import dtypes
@@ -31,6 +32,7 @@ from hopflow.errors import CompileError
 from hopflow.graph.core import Constant, Graph, Node, Var, plain_symbol, size_of
 from hopflow.graph.rewriting import effects, reader
 from hopflow.graph.types import SYMBOL_TYPE, TensorType, same_type
+from hopflow.logs import passing
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.kernels import (
@@ -55,6 +57,7 @@ from hopflow.loop_ir.nest import (
     While,
 )
 from hopflow.loop_ir.nest import Var as LoopVar
+from hopflow.loop_ir.printer import format_program
 from hopflow.loop_ir.walk import allocated, buffers, statements
 from hopflow.ops.dynamic import update_window
 from hopflow.ops.matmul import matmul_op
@@ -62,6 +65,8 @@ from hopflow.ops.scatter import scatter, scatter_drop
 from hopflow.ops.views import update_slice
 from hopflow.symbolic.size import Size, Symbol, free_symbols
 
+LOOP_PASSES: Final = (fuse_loops, move_steps_inside, bind_threads)
+"""Passes over the statements of a program, in the order they run, in place."""
 LARGEST_COPY = 1 << 22
 """Bytes of what is copied to be aligned: larger ones do not come from the caches."""
 
@@ -161,6 +166,19 @@ class Scheduler(NodeScheduler):
         self, graph: Graph, reused: Mapping[int, int], layouts: Layouts
     ) -> Program:
         """The whole program; `reused` are outputs in the memory of inputs."""
+        program = self.b.program
+        text = partial(format_program, program)
+        with passing("schedule", graph.name, text):
+            self.statements(graph, reused, layouts)
+        for run in LOOP_PASSES:
+            with passing(run.__name__, graph.name, text):
+                run(program.body)
+        return program
+
+    def statements(
+        self, graph: Graph, reused: Mapping[int, int], layouts: Layouts
+    ) -> None:
+        """The program before the passes over its loops."""
         b = self.b
         for var in graph.symbols:
             assert var.node.symbol is not None
@@ -186,10 +204,6 @@ class Scheduler(NodeScheduler):
                 hints.setdefault(live.canonical(arg), buffer)
         results = self.nodes(live, env, hints)
         self.finish(results, reused)
-        fuse_loops(b.program.body)
-        move_steps_inside(b.program.body)
-        bind_threads(b.program.body)
-        return b.program
 
     def inputs(
         self, live: Liveness, written_over: Collection[int], layouts: Layouts
