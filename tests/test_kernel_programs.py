@@ -224,7 +224,9 @@ def test_a_program_computes_what_native_code_does(name: str) -> None:
 @pytest.mark.parametrize("size", [0, 1, 2, 7])
 def test_a_program_of_symbols_serves_every_size(size: int) -> None:
     def f(x: Any) -> Any:
-        return hf.concat([x[1:], hf.roll(x, 2)]), hf.pad(x, 1), x[::-1]
+        scaled = hf.concat([x, x[:1]])
+        rows = hf.vmap(lambda s: hf.map(lambda v: v * hf.sum(x), x * s))(scaled)
+        return hf.concat([x[1:], hf.roll(x, 2)]), hf.pad(x, 1), x[::-1], rows
 
     program = program_of(f, hf.asarray(X), dynamic=True)
     verify_kernels(program)

@@ -146,8 +146,9 @@ def _places(node: Node, *, inner: bool) -> list[Places]:
     arg_of = {pair.result: pair.arg for pair in carries(signature)}
     result_of = {arg: result for result, arg in arg_of.items()}
     found: list[set[int | None]] = [set() for _ in signature.results]
+    changing = _changing_sizes(signature)
     for pair in carries(signature):  # a size that may change is that of the result
-        found[pair.result].add(pair.arg if _has_known_size(signature, pair) else None)
+        found[pair.result].add(None if pair.arg in changing else pair.arg)
     for region in signature.regions:
         outputs = _output_places(region, inner=inner)
         for port, places in zip(region.outputs, outputs, strict=True):
@@ -219,17 +220,19 @@ def _forward(node: Node, places: Sequence[int | None]) -> dict[Var, Arg]:
     return replaced
 
 
-def _has_known_size(signature: Signature, pair: CarryPair) -> bool:
-    """Whether the sizes of a carry are symbols that all regions are passed. A size that
-    steps may change is known to a region by its carry alone."""
+def _changing_sizes(signature: Signature) -> set[int]:
+    """The args of which a region is not passed the sizes, by symbols. A size that steps
+    may change is known to a region by its carry alone."""
+    found: set[int] = set()
     for region in signature.regions:
-        position = region.input_of(pair.arg)
-        if position is not None:
-            shape = region.graph.inputs[position].type.shape
-            known = {v.node.symbol for v in region.graph.symbols}
-            if not known.issuperset(free_symbols(*shape)):
-                return False
-    return True
+        known = {v.node.symbol for v in region.graph.symbols}
+        for var, port in region.ports:
+            is_known = var.type.is_static or known.issuperset(
+                free_symbols(*var.type.shape)
+            )
+            if port.at is not None and not is_known:
+                found.add(port.at)
+    return found
 
 
 def _pass_as_invariants(
@@ -237,7 +240,8 @@ def _pass_as_invariants(
 ) -> None:
     """Let the regions read carries as captures, and return what they are given."""
     first = signature.regions[0]
-    inputs = [first.input_of(pair.arg) for pair in pairs]
+    positions = first.input_positions
+    inputs = [positions.get(pair.arg) for pair in pairs]
     added = add_invariants(
         node,
         [node.args[pair.arg] for pair in pairs],
@@ -247,8 +251,10 @@ def _pass_as_invariants(
     for region in signature.regions:
         inside: dict[Var, Arg] = {}
         outputs = list(region.graph.outputs)
+        first_inputs, first_outputs = region.input_positions, region.output_positions
         for pair, new in zip(pairs, added[region.name], strict=True):
-            input_, output = region.input_of(pair.arg), region.output_of(pair.result)
+            input_ = first_inputs.get(pair.arg)
+            output = first_outputs.get(pair.result)
             if input_ is not None:
                 inside[region.graph.inputs[input_]] = new
             if output is not None:

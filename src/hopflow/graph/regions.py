@@ -113,13 +113,31 @@ class Region:
         """Whether it may not run at all: what has effects must not be moved out."""
         return self.runs in ("at most once", "any times")
 
+    @property
+    def input_positions(self) -> dict[int, int]:
+        """By the position of an arg of the node, that of the first input it is for."""
+        return _first_positions(self.inputs)
+
+    @property
+    def output_positions(self) -> dict[int, int]:
+        """By the position of a result of the node, that of the first output for it."""
+        return _first_positions(self.outputs)
+
     def input_of(self, arg: int) -> int | None:
         """The position of the input that comes from the node's arg at `arg`."""
-        return next((i for i, p in enumerate(self.inputs) if p.at == arg), None)
+        return self.input_positions.get(arg)
 
     def output_of(self, result: int) -> int | None:
         """The position of the output that goes to the node's result at `result`."""
-        return next((i for i, p in enumerate(self.outputs) if p.at == result), None)
+        return self.output_positions.get(result)
+
+
+def _first_positions(ports: Sequence[Port]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for position, port in enumerate(ports):
+        if port.at is not None:
+            found.setdefault(port.at, position)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

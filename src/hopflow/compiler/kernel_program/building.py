@@ -64,6 +64,7 @@ class _Builder:
             for n, var in enumerate(graph.inputs)
         ]
         block = Block(inputs)
+        self.sizes(graph, inputs, block)
         self.graph(graph, inputs, block)
         return KernelProgram(graph.name, block, list(self.called.values()))
 
@@ -78,13 +79,16 @@ class _Builder:
 
     # --- blocks ---
 
+    def sizes(self, graph: Graph, inputs: Sequence[Value], block: Block) -> None:
+        """Let a block know the symbols of a graph, of which the first inputs are."""
+        for var, value in zip(graph.symbols, inputs, strict=False):
+            size = Pointwise(value[()], is_view=True)
+            results = (self.value(var.type),)
+            block.equations.append(Equation(results, size, var.node, var.node.symbol))
+
     def graph(self, graph: Graph, inputs: Sequence[Value], block: Block) -> None:
         """Add what a graph computes of these inputs to a block, whose results it is."""
         env: Env = dict(zip(graph.inputs, inputs, strict=True))
-        for var in graph.symbols:
-            size = Pointwise(env[var][()], is_view=True)
-            results = (self.value(var.type),)
-            block.equations.append(Equation(results, size, var.node, var.node.symbol))
         live = Liveness(graph)
         for node in live.nodes:
             self.node(node, live, env, block)
@@ -103,6 +107,7 @@ class _Builder:
         values from around it, and `rows` tensors of which each step has one row."""
         block = Block(list(parameters))
         inputs = [*before, *parameters]
+        self.sizes(graph, inputs, block)
         for var, tensor in zip(graph.inputs[len(inputs) :], rows, strict=False):
             assert row is not None
             inputs.append(self.value(var.type))
@@ -119,8 +124,12 @@ class _Builder:
         types = tuple([v.type for v in node.results])
         lowered = node.op.lower(types, *operands, **node.params)
         if isinstance(lowered, k.Inline):
-            inner = Block([], block.equations)
-            self.graph(lowered.graph, list(map(_operand, lowered.operands)), inner)
+            inputs, inner = (
+                list(map(_operand, lowered.operands)),
+                Block([], block.equations),
+            )
+            self.sizes(lowered.graph, inputs, inner)
+            self.graph(lowered.graph, inputs, inner)
             env.update(zip(node.results, inner.results, strict=True))
             return
         results = [self.value(type_) for type_ in types]

@@ -24,6 +24,8 @@ from hopflow.loop_ir.nest import (
 from hopflow.loop_ir.routines import ROUTINES
 
 INVARIANT: Final = ", !invariant.load !0"
+MOST_SCOPES: Final = 64
+"""Each scope names all others, in a text that grows with the square of their number."""
 
 
 class Memory:
@@ -227,7 +229,8 @@ def note_aliasing(
     """Tell LLVM what cannot overlap, by metadata of the module.
 
     What the program only reads is invariant. Each output it writes has a scope of its
-    own, and all of the arena has one: its buffers share memory in turn.
+    own, and all of the arena has one: its buffers share memory in turn. Of very many
+    outputs some have none, and may overlap with anything for all that LLVM knows.
     """
     written: dict[Buffer, None] = {}
     called: dict[Buffer, None] = {}
@@ -246,9 +249,9 @@ def note_aliasing(
                 written |= dict.fromkeys(ref.buffer for ref in s.results)
             case Invoke():  # which is all that most of many outputs are in
                 called |= dict.fromkeys(ref.buffer for ref in s.results)
-    groups = [[b] for b in written if b.space not in ("arena", "shared")]
-    if program.arena:
-        groups.append(program.arena)
+    groups = [program.arena] if program.arena else []
+    groups += [[b] for b in written if b.space not in ("arena", "shared")]
+    del groups[MOST_SCOPES:]
     domain = module.note(distinct=True)
     scopes = [module.note(domain, distinct=True) for _ in groups]
     for group, scope in zip(groups, scopes, strict=True):

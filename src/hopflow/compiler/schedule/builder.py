@@ -451,7 +451,7 @@ class Builder:
         """Give a value another place: pending ones that may read it read that now."""
         old = slot.place
         if isinstance(old, Pending) and place.buffers:
-            for other in [s.place for s in self.slots if s is not slot]:
+            for other in [s.place for s in self._live_slots() if s is not slot]:
                 if (
                     isinstance(other, Pending)
                     and other.depth >= old.depth
@@ -476,8 +476,13 @@ class Builder:
 
     def readers(self, buffer: Buffer, but: Slot | None = None) -> list[Slot]:
         """The live values that are in a buffer, or read it when they are computed."""
+        live = self._live_slots()
+        return [s for s in live if s is not but and buffer in s.place.buffers]
+
+    def _live_slots(self) -> list[Slot]:
+        """The values that someone is still to read; the others are forgotten."""
         self.slots = [s for s in self.slots if s.uses > 0]
-        return [s for s in self.slots if s is not but and buffer in s.place.buffers]
+        return self.slots
 
     def may_overwrite(self, slot: Slot) -> bool:
         """Whether the buffer of a dying value may be changed in place.
