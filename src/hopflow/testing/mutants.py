@@ -19,6 +19,7 @@ from hopflow.batching import graphs
 from hopflow.compiler import entry_sizes, pipeline
 from hopflow.compiler.llvm.vector import VectorLoop
 from hopflow.compiler.passes import PASSES
+from hopflow.compiler.schedule import places
 from hopflow.config import config
 from hopflow.dtypes import DType
 from hopflow.graph.core import Graph, Var
@@ -317,6 +318,11 @@ MUTANTS: Final[dict[str, Mutant]] = {
         _of_two_minds,
         ["dynamic, other sizes first"],
         options={"weights": {"sized": 6}},
+    ),
+    "lost condition": Mutant(
+        lambda: [(places._Frame, "conditions", lambda _, own: own)],
+        ["jit, bounds checked"],
+        options={"weights": {"concat": 6, "roll": 6}},
     ),
     "missing lift": Mutant(_with_pass(_lift_wrongly), ["jit"]),
     "off by one in a reverse scan": Mutant(_reverse_scan, ["debug"]),
