@@ -29,7 +29,7 @@ common = settings(
 )
 
 settings.register_profile(
-    "ci", common, max_examples=60, derandomize=True, print_blob=True
+    "ci", common, max_examples=40, derandomize=True, print_blob=True
 )
 settings.register_profile("quick", settings.get_profile("ci"), max_examples=10)
 settings.register_profile("dev", common)

@@ -17,7 +17,7 @@ import hopflow
 from hopflow.errors import CheckError, GraphError, GuardError, LoopIRError
 
 hf: Any = hopflow
-pytestmark = pytest.mark.usefixtures("verified")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("verified")]
 
 BOUND: Final = 400.0
 USER_ERRORS: Final = (ArithmeticError, IndexError, TypeError, ValueError)

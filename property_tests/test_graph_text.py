@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,6 +31,8 @@ from hopflow.symbolic.size import (
 )
 from hopflow.tensor import asarray
 from hopflow.testing.graphs import OPERATORS, Op
+
+pytestmark = pytest.mark.slow
 
 # Operators that take anything: what is tested is the graph, not what it computes.
 ANY = {name: Op(name) for name in ("alpha", "beta", "nest")}

@@ -4,12 +4,15 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import hopflow
 from hopflow import pytree
 from hopflow.errors import HopflowError, ShapeCheckError
+
+pytestmark = pytest.mark.slow
 
 hf: Any = hopflow
 

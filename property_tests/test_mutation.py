@@ -18,7 +18,7 @@ from hopflow.testing.meanings import MEANINGS, run_debug, run_dynamic, run_symbo
 from hopflow.testing.strategies import steps
 
 hf: Any = hopflow
-pytestmark = pytest.mark.usefixtures("verified")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("verified")]
 
 X: Final = np.arange(12.0).reshape(3, 4)
 Y: Final = np.array([8.0, -4.0, 16.0, 2.0])

@@ -3,6 +3,7 @@
 from itertools import combinations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +25,8 @@ from hopflow.loop_ir.nest import (
     Var,
     While,
 )
+
+pytestmark = pytest.mark.slow
 
 FOUR = (e.index(4),)
 X, Y = Buffer("x", int64, FOUR, "input"), Buffer("y", int64, FOUR, "output")

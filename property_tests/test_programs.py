@@ -31,7 +31,7 @@ from hopflow.testing.requires import load
 from hopflow.testing.strategies import BODIES, BRANCHES, KINDS, programs
 from hopflow.testing.transforms import tape
 
-pytestmark = pytest.mark.usefixtures("verified")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("verified")]
 
 EVERY: Final = (*BRANCHES, *BODIES, "custom_vjp", "grow", "chosen")
 Test = Callable[..., None]

@@ -5,12 +5,15 @@ from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import hopflow as hf
 from hopflow import dtypes
 from hopflow.testing.requires import load
+
+pytestmark = pytest.mark.slow
 
 load("jax>=0.11")
 

@@ -17,7 +17,7 @@ from hopflow.testing.meanings import REGISTRY, ProgramMeaning, in_ours, register
 from hopflow.testing.program import Program
 from hopflow.testing.strategies import BODIES, BRANCHES, programs
 
-pytestmark = pytest.mark.usefixtures("verified", "rewritten")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("verified", "rewritten")]
 
 EVERY: Final = (*BRANCHES, *BODIES, "custom_vjp", "grow", "chosen")
 

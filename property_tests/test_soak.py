@@ -13,15 +13,15 @@ pytestmark = [
 ]
 
 PROGRAMS: Final = {
-    "cheap": 400,
-    "all": 50,
-    "vmap": 50,
-    "derivatives": 80,
-    "derivatives elsewhere": 40,
-    "sizes": 40,
-    "special": 40,
-    "large": 60,
-    "nested": 10,
+    "cheap": 250,
+    "all": 35,
+    "vmap": 35,
+    "derivatives": 50,
+    "derivatives elsewhere": 25,
+    "sizes": 25,
+    "special": 30,
+    "large": 40,
+    "nested": 6,
 }
 """By profile: so many that none of them takes much longer than another."""
 

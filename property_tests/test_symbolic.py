@@ -25,6 +25,8 @@ from hopflow.symbolic.size import (
 )
 from hopflow.symbolic.terms import compute
 
+pytestmark = pytest.mark.slow
+
 Table: TypeAlias = Mapping[str, Callable[..., Any]]
 INTEGERS: Table = {
     "+": operator.add,

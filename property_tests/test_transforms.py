@@ -25,7 +25,7 @@ from hopflow.testing.requires import load
 from hopflow.testing.strategies import steps
 
 hf: Any = hopflow
-pytestmark = pytest.mark.usefixtures("verified")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("verified")]
 jax = load("jax")
 THEIRS: Final = theirs()
 Function = Callable[..., Any]

@@ -4,10 +4,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import hopflow as hf
+
+pytestmark = pytest.mark.slow
 
 # All arithmetic is exact: of small integers.
 STEPS: dict[str, Callable[[Any], Any]] = {

@@ -20,6 +20,8 @@ from hopflow.errors import (
 from hopflow.testing import Disagreement, Program, check, from_text, programs, to_text
 from hopflow.testing.program import walk
 
+pytestmark = pytest.mark.slow
+
 hf: Any = hopflow
 
 

@@ -21,6 +21,8 @@ from hopflow.ops.opdef import OpDef
 from hopflow.tensor import Tensor
 from hopflow.testing.requires import load
 
+pytestmark = pytest.mark.slow
+
 xp = load("array_api_strict")
 
 # --- names and signatures -------------------------------------------------------------

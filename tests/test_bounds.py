@@ -21,6 +21,8 @@ from hopflow.loop_ir.nest import For, Program, Store
 from hopflow.loop_ir.walk import functions
 from hopflow.testing.meanings import agree, run_debug
 
+pytestmark = pytest.mark.slow
+
 X = np.random.default_rng(0).normal(size=(7, 5))
 
 

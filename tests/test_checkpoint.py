@@ -13,6 +13,8 @@ from hopflow.errors import ArgumentRangeError, ArgumentTypeError, ArgumentValueE
 from hopflow.graph.core import Graph, Node
 from hopflow.testing.meanings import agree, fails, run_symbolic_native
 
+pytestmark = pytest.mark.slow
+
 X = np.linspace(0.3, 1.5, 6).reshape(2, 3).astype(np.float32)
 W = np.linspace(-0.4, 0.4, 9).reshape(3, 3).astype(np.float32)
 

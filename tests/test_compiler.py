@@ -18,6 +18,8 @@ from hopflow.ops.check import check as ops_check
 from hopflow.stats import stats
 from hopflow.testing.meanings import agree
 
+pytestmark = pytest.mark.slow
+
 hf: Any = hopflow
 
 X = np.arange(200, dtype=np.float32) / 8 - 7

@@ -29,6 +29,8 @@ from hopflow.hops.while_loop import WHILE
 from hopflow.loop_ir.kernels import Inline
 from hopflow.testing.conformance import CHECKS, OK, check_operator
 
+pytestmark = pytest.mark.slow
+
 PAGE: Final = Path(__file__).parent.parent / "docs" / "operators_and_rules.md"
 
 

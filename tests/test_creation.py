@@ -28,6 +28,8 @@ from hopflow.symbolic.size import symbol
 from hopflow.tensor import asarray
 from hopflow.testing.kernels import evaluate, sample_arrays
 
+pytestmark = pytest.mark.slow
+
 NUMPY: Any = np  # its overloads do not take unpacked arguments
 
 

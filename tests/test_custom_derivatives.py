@@ -21,6 +21,8 @@ from hopflow.errors import (
 )
 from hopflow.tensor import Eager
 
+pytestmark = pytest.mark.slow
+
 JVP: Any = hf.custom_jvp
 VJP: Any = hf.custom_vjp
 

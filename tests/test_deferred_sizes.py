@@ -13,6 +13,8 @@ from hopflow.graph.verifier import verify
 from hopflow.ops.deferred import match_size
 from hopflow.symbolic.env import ShapeEnv
 
+pytestmark = pytest.mark.slow
+
 hf: Any = hopflow
 Run = Callable[..., Any]
 

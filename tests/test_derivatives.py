@@ -16,6 +16,8 @@ from hopflow.ops import reducers
 from hopflow.ops.opdef import OPERATIONS, OpDef, Sample
 from hopflow.testing.kernels import sample_arrays
 
+pytestmark = pytest.mark.slow
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
 STOPPED: Final = {"stop_gradient", "solution", "determinant", "nextafter"}

@@ -10,6 +10,8 @@ import hopflow
 from hopflow.errors import ArgumentTypeError, MutationError, ReadOnlyError
 from hopflow.graph.verifier import verify
 
+pytestmark = pytest.mark.slow
+
 hf: Any = hopflow
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
 

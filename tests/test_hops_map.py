@@ -31,6 +31,8 @@ from hopflow.testing.meanings import (
     run_debug,
 )
 
+pytestmark = pytest.mark.slow
+
 hf: Any = hopflow
 
 each_meaning = pytest.mark.parametrize("run", RUNNERS, ids=NAMES)

@@ -21,6 +21,8 @@ from hopflow.errors import (
 from hopflow.graph.verifier import verify
 from hopflow.testing.meanings import NAMES, RUNNERS, agree, fails, interpreted
 
+pytestmark = pytest.mark.slow
+
 hf: Any = hopflow
 
 each_meaning = pytest.mark.parametrize("run", RUNNERS, ids=NAMES)

@@ -11,6 +11,8 @@ from hopflow.errors import ArgumentTypeError, ArgumentValueError, DerivativeErro
 from hopflow.testing.meanings import agree, fails
 from hopflow.testing.requires import requires
 
+pytestmark = pytest.mark.slow
+
 hf: Any = hopflow
 
 X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)

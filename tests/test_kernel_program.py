@@ -28,6 +28,8 @@ from hopflow.loop_ir.nest import Buffer
 from hopflow.loop_ir.printer import format_expr
 from hopflow.loop_ir.walk import nodes
 
+pytestmark = pytest.mark.slow
+
 VECTOR = TensorType(dtypes.float64, (8,))
 BUFFER = Buffer("x", dtypes.float64, (e.index(8),), "input")
 [AXIS] = axes(1)

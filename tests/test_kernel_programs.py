@@ -33,6 +33,8 @@ from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.nest import Buffer, Var
 from hopflow.symbolic.size import Symbol
 
+pytestmark = pytest.mark.slow
+
 hf: Any = hopflow
 X = np.arange(5.0)
 

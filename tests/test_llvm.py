@@ -45,6 +45,8 @@ from hopflow.loop_ir.nest import (
     While,
 )
 
+pytestmark = pytest.mark.slow
+
 NDArray = np.ndarray[Any, np.dtype[Any]]
 
 UNARY: Final = {

@@ -40,6 +40,8 @@ from hopflow.loop_ir.nest import (
 from hopflow.loop_ir.printer import format_expr, format_program, format_statement
 from hopflow.loop_ir.verifier import verify
 
+pytestmark = pytest.mark.slow
+
 N = Var("n", int64)
 TRUE = e.const(True, bool_)
 

@@ -39,6 +39,8 @@ from hopflow.loop_ir.nest import (
     While,
 )
 
+pytestmark = pytest.mark.slow
+
 N = Var("n", int64)
 I64 = np.dtype(np.int64)
 BINDINGS = [

@@ -10,6 +10,8 @@ import hopflow as hf
 from hopflow.compiler.schedule.carries import MOST_VARIABLES
 from hopflow.testing.meanings import NAMES, RUNNERS, agree
 
+pytestmark = pytest.mark.slow
+
 COUNT = MOST_VARIABLES + 20
 
 Carry = list[Any]

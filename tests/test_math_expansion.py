@@ -25,6 +25,8 @@ from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.nest import Var
 from hopflow.testing.expr_numpy import Array, evaluate
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 
 LIMITS: Final = {

@@ -10,6 +10,8 @@ import hopflow as hf
 from hopflow.compiler.pipeline import Executable
 from hopflow.dtypes import ALL, DType
 
+pytestmark = pytest.mark.slow
+
 GUARD = 256
 FILL = 0xAB
 

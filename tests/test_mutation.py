@@ -10,6 +10,8 @@ import hopflow
 from hopflow.errors import MutationError, ReadOnlyError
 from hopflow.testing.meanings import MEANINGS, fails, in_turn, run_debug, run_dynamic
 
+pytestmark = pytest.mark.slow
+
 hf: Any = hopflow
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
 

@@ -16,6 +16,8 @@ from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.nest import Buffer, Call, Program, Ref, Site, Var
 from hopflow.loop_ir.routines import ROUTINES
 
+pytestmark = pytest.mark.slow
+
 NDArray = np.ndarray[Any, np.dtype[Any]]
 
 SHAPES = [(3, 5), (5, 3), (4, 4), (1, 1), (30, 20), (0, 3), (3, 0)]

@@ -10,6 +10,8 @@ import pytest
 import hopflow as hf
 from hopflow.errors import ArgumentRangeError, CheckError, PowerError
 
+pytestmark = pytest.mark.slow
+
 INTEGERS: Final = [
     *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 ]

@@ -22,6 +22,8 @@ from hopflow.symbolic.boolean import SymBool
 from hopflow.symbolic.size import SymInt
 from hopflow.tensor import numpy_protocol
 
+pytestmark = pytest.mark.slow
+
 V: Final = np.arange(3.0)
 X: Final = np.linspace(-0.9, 0.9, 12).reshape(3, 4)
 Y: Final = np.linspace(0.5, 2.0, 4)

@@ -30,6 +30,8 @@ from hopflow.tensor import asarray
 from hopflow.testing.kernels import ArrayOperand, KernelTrap, evaluate, sample_arrays
 from hopflow.testing.requires import load
 
+pytestmark = pytest.mark.slow
+
 load("jax>=0.11")  # the functions of older ones are less exact
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -31,6 +31,8 @@ from hopflow.tensor import asarray
 from hopflow.testing.kernels import ArrayOperand, KernelTrap, evaluate, sample_arrays
 from hopflow.trace.tracer import Tracer, trace_into
 
+pytestmark = pytest.mark.slow
+
 OURS = (
     "gather gather_clip scatter scatter_drop dynamic_index dynamic_slice "
     "dynamic_update_slice"

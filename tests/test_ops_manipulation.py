@@ -26,6 +26,8 @@ from hopflow.symbolic.size import free_symbols, symbol
 from hopflow.tensor import asarray
 from hopflow.testing.kernels import ArrayOperand, evaluate, sample_arrays
 
+pytestmark = pytest.mark.slow
+
 OURS = "reshape transpose broadcast_to slice update_slice concat pad roll".split()
 CASES = [
     pytest.param(OPERATIONS[name], sample, dtype, id=f"{name}-{i}-{dtype.name}")

@@ -33,6 +33,8 @@ from hopflow.loop_ir.nest import (
 )
 from hopflow.loop_ir.printer import format_expr
 
+pytestmark = pytest.mark.slow
+
 N, M = Var("n", int64), Var("m", int64)
 X = Buffer("x", int64, (e.index(4),), "input")
 Y = Buffer("y", int64, (e.index(4),), "output")

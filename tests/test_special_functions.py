@@ -10,6 +10,8 @@ from scipy import special
 
 import hopflow as hf
 
+pytestmark = pytest.mark.slow
+
 # Where a function is 0, has a pole, or is computed in another way on either side.
 NEAR: Final = {
     "erfc": [0.0, 0.5, 1.0, 10.0, 26.5],

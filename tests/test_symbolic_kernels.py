@@ -13,6 +13,8 @@ from hopflow.graph.types import TensorType
 from hopflow.symbolic.size import symbol
 from hopflow.tensor import EagerTensor
 
+pytestmark = pytest.mark.slow
+
 N, M = symbol("n"), symbol("m")
 MATRIX = TensorType(dtypes.float32, (N, M))
 SIZES = [(3, 4), (1, 1), (17, 70), (2, 0), (0, 5)]

@@ -13,6 +13,8 @@ import pytest
 import hopflow as hf
 from hopflow.errors import IndexingError
 
+pytestmark = pytest.mark.slow
+
 COUNTS = [1, 2, 5]
 
 

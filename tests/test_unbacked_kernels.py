@@ -25,6 +25,8 @@ from hopflow.tensor import EagerTensor, asarray
 from hopflow.testing.graphs import read
 from hopflow.trace.tracer import Tracer
 
+pytestmark = pytest.mark.slow
+
 
 def traced(f: Callable[..., Any], *args: Any) -> Graph:
     """The graph of `f`, whose values may become sizes."""

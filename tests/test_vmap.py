@@ -19,6 +19,8 @@ from hopflow.errors import (
 from hopflow.testing.meanings import NAMES, RUNNERS, agree, fails
 from hopflow.testing.requires import requires
 
+pytestmark = pytest.mark.slow
+
 hf: Any = hopflow
 
 each_meaning = pytest.mark.parametrize("run", RUNNERS, ids=NAMES)

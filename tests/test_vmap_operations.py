@@ -14,6 +14,8 @@ from hopflow.errors import CheckError, HopflowError, TraceError
 from hopflow.ops.opdef import OPERATIONS, OpDef, Sample
 from hopflow.testing.kernels import sample_arrays
 
+pytestmark = pytest.mark.slow
+
 hf: Any = hopflow
 
 EXAMPLES = 3

@@ -13,6 +13,8 @@ from hopflow.graph.core import Graph
 from hopflow.testing.meanings import NAMES, RUNNERS, agree
 from hopflow.testing.requires import requires
 
+pytestmark = pytest.mark.slow
+
 hf: Any = hopflow
 
 each_meaning = pytest.mark.parametrize("run", RUNNERS, ids=NAMES)
