@@ -14,7 +14,7 @@ import pytest
 
 import hopflow as hf
 from hopflow.compiler import pipeline
-from hopflow.compiler.schedule.scheduler import schedule
+from hopflow.compiler.schedule.schedule import schedule
 from hopflow.errors import BoundsError
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.nest import For, Program, Store

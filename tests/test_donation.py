@@ -63,6 +63,7 @@ IN_PLACE: dict[str, Callable[[Any], Any]] = {
     "a carry, and what comes after": lambda x: (
         hf.fori_loop(0, 5, lambda _, c: c * 1.5 + 1, x) - 1
     ),
+    "a branch": lambda x: hf.cond(x[0, 0] < 9, lambda: x + 1, lambda: x - 1),
 }
 ELSEWHERE: dict[str, Callable[[Any], Any]] = {
     "reversed": lambda x: x[::-1] + 1,
@@ -71,7 +72,6 @@ ELSEWHERE: dict[str, Callable[[Any], Any]] = {
     "a doubled carry": lambda x: hf.fori_loop(
         0, 3, lambda _, c: hf.roll(c, 1, axis=0) + 1, x
     ),
-    "a branch": lambda x: hf.cond(x[0, 0] < 9, lambda: x + 1, lambda: x - 1),
 }
 
 

@@ -10,46 +10,40 @@ import pytest
 
 import hopflow as hf
 from hopflow import dtypes
+from hopflow.compiler.kernel_passes.reads import counted_reads
+from hopflow.compiler.kernel_passes.substitution import Substitution
 from hopflow.compiler.kernel_program import definitions
 from hopflow.compiler.kernel_program.definitions import axes
 from hopflow.compiler.kernel_program.lowering import definition
-from hopflow.compiler.schedule.places import (
-    Pending,
-    Registers,
-    Slot,
-    Stored,
-    evaluated,
-    reads,
-)
+from hopflow.compiler.kernel_program.program import Value
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import kernels
-from hopflow.loop_ir.nest import Buffer
 from hopflow.loop_ir.printer import format_expr
 from hopflow.loop_ir.walk import nodes
 
 pytestmark = pytest.mark.slow
 
 VECTOR = TensorType(dtypes.float64, (8,))
-BUFFER = Buffer("x", dtypes.float64, (e.index(8),), "input")
 [AXIS] = axes(1)
 EVEN = e.compare("eq", e.binary("and", AXIS, e.index(1)), e.index(0))
 
 
-def stored() -> Slot:
-    return Slot(Stored(VECTOR, BUFFER))
-
-
-def pending(element: e.Expr, *, cost: int = 1, is_view: bool = False) -> Slot:
-    return Slot(Pending(VECTOR, element, frozenset(), cost, 1, is_view))
-
-
-def double(x: Slot, at: e.Expr = AXIS) -> e.Expr:
+def double(x: Value, at: e.Expr = AXIS) -> e.Expr:
     return e.binary("add", x[(at,)], x[(at,)])
 
 
-def loaded(slot: Slot) -> set[str]:
-    return {n.attr.name for n in nodes(slot.at((AXIS,))) if n.op == "load"}
+def inlined(root: e.Expr, **expressions: e.Expr) -> e.Expr:
+    """An expression with the elements of values of these names computed."""
+    elements = Substitution()
+    for value in {n.attr for x in (root, *expressions.values()) for n in reads(x)}:
+        if value.name in expressions:
+            elements.add(value, expressions[value.name])
+    return elements.of([root])[0]
+
+
+def reads(root: e.Expr) -> list[e.Expr]:
+    return [n for n in nodes(root) if n.op == "element"]
 
 
 # --- definitions ----------------------------------------------------------------------
@@ -61,7 +55,7 @@ def test_axes_are_the_same_variables_in_every_definition() -> None:
     first, second = (definition(kernel, [VECTOR]) for _ in range(2))
     assert isinstance(first, definitions.Pointwise)
     assert isinstance(second, definitions.Pointwise)
-    assert first.element is second.element is AXIS
+    assert first.elements[0] is second.elements[0] is AXIS
 
 
 def test_each_function_of_a_kernel_is_called_once() -> None:
@@ -74,7 +68,7 @@ def test_each_function_of_a_kernel_is_called_once() -> None:
 
         return call
 
-    x, n = stored(), e.const(0.0, dtypes.float64)
+    x, n = Value("x", VECTOR), e.const(0.0, dtypes.float64)
     check = kernels.Check("index", (8,), lambda at: e.compare("lt", at[0], e.index(9)))
     found: list[Any] = [
         kernels.Pointwise(lambda at: x[at], (check,)),
@@ -100,17 +94,18 @@ def test_each_function_of_a_kernel_is_called_once() -> None:
 
 
 def test_a_constant_operand_is_one_already() -> None:
-    five = Slot(Registers(TensorType(dtypes.int64), (e.index(5),)))
+    five = Value("5", TensorType(dtypes.int64), e.index(5))
     assert five[()].is_const
-    assert stored()[(AXIS,)].op == "element"
+    assert Value("x", VECTOR)[(AXIS,)].op == "element"
 
 
 # --- elements where they are read -----------------------------------------------------
 
 
 def test_an_element_at_its_own_axes_is_the_definition_itself() -> None:
-    at = e.binary("mul", AXIS, e.index(2))
-    assert evaluated(at, {AXIS: AXIS}) is at
+    x, y = Value("x", VECTOR), Value("y", VECTOR)
+    own = double(x)
+    assert inlined(y[(AXIS,)], y=own) is own
 
 
 @pytest.mark.parametrize(
@@ -127,40 +122,49 @@ def test_an_element_at_its_own_axes_is_the_definition_itself() -> None:
     ],
 )
 def test_arithmetic_on_a_known_index_folds(make: Any, want: int) -> None:
-    found = evaluated(make(AXIS), {AXIS: e.index(9)})
+    y = Value("y", TensorType(dtypes.int64, (99,)))
+    found = inlined(y[(e.index(9),)], y=make(AXIS))
     assert found.is_const
     assert found.attr == want
 
 
-def test_values_that_are_pending_on_each_other_need_no_stack() -> None:
-    value = stored()
+def test_a_chain_of_values_needs_no_stack() -> None:
+    value, elements = Value("x", VECTOR), Substitution()
     for _ in range(20_000):
-        value = pending(double(value))
-    found = value.at((AXIS,))
-    # An axis, two loads, and an addition for each.
+        [element] = elements.of([double(value)])
+        value = Value("y", VECTOR)
+        elements.add(value, element)
+    [found] = elements.of([value[(AXIS,)]])
+    # An axis, two reads, and an addition for each.
     assert len(nodes(found)) == 20_003
 
 
-def test_a_value_that_got_a_place_is_read_there() -> None:
-    inner = pending(double(stored()))
-    outer = pending(double(inner))
-    assert loaded(outer) == {"x"}
-    buffer = Buffer("stored", dtypes.float64, (e.index(8),), "arena")
-    inner.place = Stored(VECTOR, buffer)
-    outer.memo.clear()
-    assert loaded(outer) == {"stored"}
+def test_a_value_that_got_memory_is_read_there() -> None:
+    x, inner, outer = (Value(name, VECTOR) for name in ("x", "inner", "outer"))
+    elements = Substitution()
+    elements.add(inner, double(x))
+    elements.remove(inner)
+    [found] = elements.of([double(inner)])
+    elements.add(outer, found)
+    [read] = elements.of([outer[(AXIS,)]])
+    assert {n.attr for n in reads(read)} == {inner}
 
 
 def test_a_value_is_read_by_who_reads_its_views() -> None:
     """`x + x[::-1] + flip(x)`: at two different indices."""
-    x = pending(double(stored()))
+    x, flipped, again, twice = (Value(name, VECTOR) for name in "xfat")
     back = e.sub(e.index(7), AXIS)
-    flipped = pending(x[(back,)], is_view=True)
-    again = pending(x[(e.sub(e.index(7), AXIS),)], is_view=True)
-    twice = pending(flipped[(back,)], is_view=True)
+    views = {
+        flipped: definitions.Pointwise((x[(back,)],), is_view=True),
+        again: definitions.Pointwise(
+            (x[(e.sub(e.index(7), AXIS),)],), is_view=True
+        ),
+        twice: definitions.Pointwise((flipped[(back,)],), is_view=True),
+    }
     total = e.add(e.add(x[(AXIS,)], flipped[(AXIS,)]), again[(AXIS,)])
-    assert reads(total) == {x: 2}
-    assert reads(e.add(total, twice[(AXIS,)])) == {x: 3}
+    assert counted_reads([total], views) == ({x: 2}, {flipped, again})
+    counts, _ = counted_reads([e.add(total, twice[(AXIS,)])], views)
+    assert counts == {x: 3}
 
 
 # --- conditional reads ----------------------------------------------------------------
@@ -170,65 +174,58 @@ ZERO = e.const(0.0, dtypes.float64)
 
 
 def conditions(root: e.Expr) -> list[str]:
-    return [repr(e.condition_of(n)) for n in nodes(root) if n.op == "load"]
+    return [repr(e.condition_of(n)) for n in reads(root)]
+
+
+X, Y, Z = (Value(name, VECTOR) for name in "xyz")
 
 
 def test_a_condition_goes_to_every_read_inside() -> None:
-    x = stored()
-    inner = pending(e.add(x[(AXIS,)], x.where(EVEN, (e.index(7),), ZERO)))
-    outer = pending(inner.where(NEAR, (AXIS,), ZERO))
+    inner = e.add(X[(AXIS,)], X.where(EVEN, (e.index(7),), ZERO))
+    found = inlined(Y.where(NEAR, (AXIS,), ZERO), y=inner)
     both = e.binary("and", NEAR, EVEN)
-    assert conditions(outer.at((AXIS,))) == [repr(NEAR), repr(both)]
+    assert conditions(found) == [repr(NEAR), repr(both)]
 
 
 def test_one_condition_is_one_node() -> None:
     """So that what is read twice under it is computed once."""
-    x = pending(double(stored()))
-    inner = pending(e.add(x.where(EVEN, (AXIS,), ZERO), x.where(EVEN, (AXIS,), ZERO)))
-    found = inner.where(NEAR, (AXIS,), ZERO)
-    assert len(conditions(evaluated(found, {AXIS: AXIS}))) == 2
+    first = X.where(EVEN, (AXIS,), ZERO)
+    found = inlined(
+        Y.where(NEAR, (AXIS,), ZERO),
+        y=e.add(first, X.where(EVEN, (e.index(1),), ZERO)),
+    )
+    first_condition, second_condition = (e.condition_of(n) for n in reads(found))
+    assert first_condition is second_condition
 
 
 @pytest.mark.parametrize("holds", [True, False])
 def test_a_condition_that_is_known_is_no_condition(holds: bool) -> None:
-    x = pending(double(stored()))
-    at = {AXIS: e.index(4 if holds else 6)}
-    found = evaluated(x.where(NEAR, (AXIS,), ZERO), at)
-    assert conditions(found) == (["None", "None"] if holds else [])
+    own = X.where(NEAR, (AXIS,), ZERO)
+    found = inlined(Y[(e.index(4 if holds else 6),)], y=own)
+    assert conditions(found) == (["None"] if holds else [])
     assert holds or found.attr == 0
 
 
 def test_what_was_computed_without_a_condition_is_used_under_one() -> None:
-    x = pending(double(stored()))
-    known = x.at((AXIS,))
-    found = evaluated(x.where(NEAR, (AXIS,), ZERO), {AXIS: AXIS})
-    assert found.args[1] is known
-
-
-def test_a_load_that_gives_zero_needs_no_select() -> None:
-    x = stored()
-    loaded = evaluated(x.where(NEAR, (AXIS,), ZERO), {AXIS: AXIS})
-    assert loaded.op == "load"
-    minus = e.const(-0.0, dtypes.float64)
-    assert evaluated(x.where(NEAR, (AXIS,), minus), {AXIS: AXIS}).op == "select"
+    root = e.add(Y[(AXIS,)], Y.where(NEAR, (AXIS,), ZERO))
+    found = inlined(root, y=double(X))
+    assert found.args[1].args[1] is found.args[0]
 
 
 @pytest.mark.parametrize("name", ["div", "rem"])
 def test_nothing_divides_by_what_is_not_there(name: str) -> None:
     type_ = TensorType(dtypes.int64, (8,))
-    x = Slot(Stored(type_, Buffer("x", dtypes.int64, (e.index(8),), "input")))
+    x, y = Value("x", type_), Value("y", type_)
     quotient = e.binary(name, x[(AXIS,)], e.sub(x[(AXIS,)], e.index(1)))
-    inner = Slot(Pending(type_, quotient, frozenset(), 1, 1))
-    found = evaluated(inner.where(NEAR, (AXIS,), e.index(0)), {AXIS: AXIS})
+    found = inlined(y.where(NEAR, (AXIS,), e.index(0)), y=quotient)
     [division] = [n for n in nodes(found) if n.op == name]
     divisor = division.args[1]
     assert (divisor.op, divisor.args[0], divisor.args[2].attr) == ("select", NEAR, 1)
 
 
 def test_a_read_under_a_condition_tells_it_in_text() -> None:
-    x = stored()
-    found = evaluated(x.where(NEAR, (AXIS,), ZERO), {AXIS: AXIS})
-    assert format_expr(found) == "(x[i0] if i0 < 5 else 0)"
+    found = X.where(NEAR, (AXIS,), ZERO)
+    assert format_expr(found.args[1]) == "(x[i0] if i0 < 5)"
 
 
 # --- programs -------------------------------------------------------------------------

@@ -161,7 +161,7 @@ def test_a_matrix_that_each_step_reads_for_a_row_is_copied_once() -> None:
     run = hf.jit(recurrent)
     run(some(20, 64), some(64, 80), some(80, 80) * 0.1)
     text = lines(run.loop_ir)
-    copies = [k for k, line in enumerate(text) if line.startswith("copy aligned")]
+    copies = [k for k, line in enumerate(text) if line.startswith("copy b")]
     loop = next(k for k, line in enumerate(text) if line.startswith("for step"))
     assert len(copies) == 1
     assert copies[0] < loop

@@ -347,7 +347,7 @@ def test_a_large_operand_is_written_where_it_is(f: Any) -> None:
     same(run(jitted), want)
     same(run(hf.jit(f, dynamic=True)), want)
     if f is alone:
-        assert jitted.loop_ir.count("f64[100, 8] in arena") == 1
+        assert "f64[100, 8] in arena" not in jitted.loop_ir  # it is in the result
 
 
 def test_a_pending_value_is_computed_before_what_it_reads_is_written() -> None:

@@ -23,7 +23,7 @@ from hopflow.compiler.owned import WORD, owned_array, result_words
 from hopflow.compiler.passes import PASSES
 from hopflow.compiler.passes.outline import called_functions, number
 from hopflow.compiler.runtime import Kernel, Trapped, compile_program
-from hopflow.compiler.schedule.scheduler import schedule
+from hopflow.compiler.schedule.schedule import schedule
 from hopflow.compiler.traps import bounds_error, trap_error
 from hopflow.config import config
 from hopflow.errors import BoundsError, GraphError, KernelDisagreementError
@@ -65,9 +65,10 @@ def lower(
     """
     graph = number(clone(graph))
     _run_passes(graph)
+    kernels = kernel_program(graph)
     if config.verify:
-        verify_kernels(kernel_program(graph))
-    program = schedule(graph, donated=donated, layouts=layouts)
+        verify_kernels(kernels)
+    program = schedule(kernels, donated=donated, layouts=layouts)
     if config.check_bounds:
         program = with_bounds_checks(program)
     if config.verify:

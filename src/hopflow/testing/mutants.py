@@ -17,9 +17,9 @@ from hopflow import dtypes
 from hopflow.autograd import operators, recorded, rules
 from hopflow.batching import graphs
 from hopflow.compiler import entry_sizes, pipeline
+from hopflow.compiler.kernel_passes import substitution
 from hopflow.compiler.llvm.vector import VectorLoop
 from hopflow.compiler.passes import PASSES
-from hopflow.compiler.schedule import places
 from hopflow.config import config
 from hopflow.dtypes import DType
 from hopflow.graph.core import Graph, Var
@@ -320,7 +320,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         options={"weights": {"sized": 6}},
     ),
     "lost condition": Mutant(
-        lambda: [(places._Frame, "conditions", lambda _, own: own)],
+        lambda: [(substitution, "conjunction", lambda _, own: own)],
         ["jit, bounds checked"],
         options={"weights": {"concat": 6, "roll": 6}},
     ),

@@ -66,7 +66,9 @@ class _Builder:
         block = Block(inputs)
         self.sizes(graph, inputs, block)
         self.graph(graph, inputs, block)
-        return KernelProgram(graph.name, block, list(self.called.values()))
+        symbols = tuple([s for v in graph.symbols if (s := v.node.symbol) is not None])
+        functions = list(self.called.values())
+        return KernelProgram(graph.name, block, functions, symbols)
 
     def function(self, graph: Graph) -> KernelProgram:
         """The program of a function that nodes call."""
@@ -82,7 +84,7 @@ class _Builder:
     def sizes(self, graph: Graph, inputs: Sequence[Value], block: Block) -> None:
         """Let a block know the symbols of a graph, of which the first inputs are."""
         for var, value in zip(graph.symbols, inputs, strict=False):
-            size = Pointwise(value[()], is_view=True)
+            size = Pointwise((value[()],), is_view=True)
             results = (self.value(var.type),)
             block.equations.append(Equation(results, size, var.node, var.node.symbol))
 
@@ -168,7 +170,7 @@ class _Builder:
 
         def row(result: Value, tensor: Value) -> Equation:
             at = (e.read(counter), *axes(result.type.ndim))
-            return Equation((result,), Pointwise(tensor[at], is_view=True), node)
+            return Equation((result,), Pointwise((tensor[at],), is_view=True), node)
 
         inner = region.body.inputs[len(before) : len(before) + len(carry)]
         parameters = [self.value(var.type, "c") for var in inner]

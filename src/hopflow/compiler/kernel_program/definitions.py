@@ -5,7 +5,7 @@ functions of an index. Axis k is the same variable in every definition: so what 
 at a reader's own index is the same node, and needs no substitution. The axes of a space
 that is summed over come after those of the result.
 
-    Pointwise(element=add(x[i0, i1], y[i1]))          r[i0, i1] = x[i0, i1] + y[i1]
+    Pointwise((add(x[i0, i1], y[i1]),))               r[i0, i1] = x[i0, i1] + y[i1]
     Reduction((n,), (0.0,), "add", (x[i0, i1],))      r[i0] = sum of x[i0, i1], i1 < n
 
 `x[i]` is an "element" node: of an operand, by one i64 expression an axis, and perhaps
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from hopflow import dtypes
+from hopflow.graph.types import TensorType
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr, Index
 from hopflow.loop_ir.kernels import Callback, Invocation, Library, Operand
@@ -68,9 +69,13 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Pointwise:
-    """`element` for each index of the result; `is_view` as of a kernel."""
+    """One of the `elements` for each index of each result, which have one shape.
 
-    element: Expr
+    All elements at an index are computed before one of them is stored. `is_view` is as
+    of a kernel.
+    """
+
+    elements: tuple[Expr, ...]
     checks: tuple[Check, ...] = ()
     is_view: bool = False
 
@@ -125,9 +130,13 @@ class Compact:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """No result: only checks."""
+    """No result: only checks.
 
-    checks: tuple[Check, ...]
+    types   of values that are not computed as such: there must be memory for them
+    """
+
+    checks: tuple[Check, ...] = ()
+    types: tuple[TensorType, ...] = ()
 
 
 Definition: TypeAlias = (

@@ -223,11 +223,13 @@ class Machine:
         for check in getattr(definition, "checks", ()):
             self.check(check)
         match definition:
-            case d.Pointwise(element):
-                result = self.empty(types[0])
-                for at in np.ndindex(result.shape):
-                    [result[at]] = _typed(self.at([element], at), types[0].dtype)
-                return [result]
+            case d.Pointwise(elements):
+                results = list(map(self.empty, types))
+                for at in np.ndindex(results[0].shape):
+                    found = self.at(elements, at)
+                    for result, x, type_ in zip(results, found, types, strict=True):
+                        [result[at]] = _typed([x], type_.dtype)
+                return results
             case d.Reduction():
                 return self.reduction(definition, types)
             case d.Prefix():

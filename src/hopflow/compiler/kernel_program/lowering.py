@@ -20,7 +20,7 @@ def definition(kernel: k.Kernel, types: Sequence[TensorType]) -> Definition:
     match kernel:
         case k.Pointwise():
             return d.Pointwise(
-                kernel.element(axes(types[0].ndim)),
+                (kernel.element(axes(types[0].ndim)),),
                 _checks(kernel.checks),
                 kernel.is_view,
             )

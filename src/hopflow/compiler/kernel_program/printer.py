@@ -40,8 +40,8 @@ def format_kernels(program: KernelProgram) -> str:
 def expressions(definition: d.Definition) -> tuple[Expr, ...]:
     """The expressions in a definition, but for the functions of accumulators in it."""
     match definition:
-        case d.Pointwise(element, checks):
-            return element, *_of_checks(checks)
+        case d.Pointwise(elements, checks):
+            return *elements, *_of_checks(checks)
         case d.Reduction():
             return *definition.init, *definition.element
         case d.Prefix():
@@ -129,9 +129,9 @@ def _definition(
     text, rank = namer.text, results[0].type.ndim if results else 0
     lines = [_check(check, text) for check in getattr(definition, "checks", ())]
     match definition:
-        case d.Pointwise(element):
+        case d.Pointwise(elements):
             space = _space(results[0].type.shape)
-            right = f"{text(element)}{' view' * definition.is_view}"
+            right = ", ".join(map(text, elements)) + " view" * definition.is_view
         case d.Reduction():
             space, right = (
                 _space(results[0].type.shape),
@@ -156,7 +156,8 @@ def _definition(
         case Callback(operands):
             space, right = "", f"python({', '.join(map(_name, operands))})"
         case _:
-            yield from (*namer.lines, *lines)
+            sizes = [f"size {t}" for t in getattr(definition, "types", ())]
+            yield from (*namer.lines, *lines, *sizes)
             return
     yield from (*namer.lines, *lines)
     yield f"{left} = {right}" + (f" for {space}" if space else "")

@@ -87,11 +87,18 @@ class Block:
 @dataclass(eq=False, slots=True)
 class KernelProgram:
     """A block whose parameters and results are the inputs and outputs of a graph; and
-    the programs that it calls."""
+    the programs that it calls.
+
+    symbols   the sizes that the first parameters are
+    updated   by the number of a result the parameter in whose memory a call leaves it,
+              once memory has been planned
+    """
 
     name: str
     block: Block
     functions: "list[KernelProgram]" = field(default_factory=list)
+    symbols: tuple[Symbol, ...] = ()
+    updated: dict[int, int] = field(default_factory=dict)
 
 
 # --- regions --------------------------------------------------------------------------

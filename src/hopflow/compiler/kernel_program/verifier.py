@@ -24,6 +24,7 @@ from hopflow.compiler.kernel_program.program import (
     Value,
     While,
 )
+from hopflow.compiler.kernel_program.registers import shape_key
 from hopflow.dtypes import DType
 from hopflow.errors import KernelProgramError
 from hopflow.graph.core import plain_symbol
@@ -253,9 +254,13 @@ class _Verifier:
             for type_ in types:
                 self.sizes(*type_.shape)
         match definition:
-            case d.Pointwise(element):
-                self.expressions([element], types[0].ndim)
-                self.dtype(element, types[0].dtype, "an element")
+            case d.Pointwise(elements):
+                self.expressions(elements, types[0].ndim)
+                self.require(len(elements) == len(types), "a result has no element")
+                shapes = {shape_key(type_.shape) for type_ in types}
+                self.require(len(shapes) == 1, "results have several shapes")
+                for element, type_ in zip(elements, types, strict=True):
+                    self.dtype(element, type_.dtype, "an element")
             case d.Reduction():
                 self.reduction(definition, types)
             case d.Prefix():

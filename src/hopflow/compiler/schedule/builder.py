@@ -5,27 +5,22 @@ from contextlib import contextmanager
 from typing import Any
 
 from hopflow import dtypes
-from hopflow.compiler.kernel_program.definitions import Function, axes
-from hopflow.compiler.llvm.target import Target
-from hopflow.compiler.schedule.places import (
+from hopflow.compiler.kernel_program.definitions import Function, Pointwise, axes
+from hopflow.compiler.kernel_program.program import Equation, Value
+from hopflow.compiler.kernel_program.registers import (
     REGISTER_LIMIT,
-    Epoch,
-    Pending,
-    Place,
-    Registers,
-    Slot,
-    Stored,
-    evaluated,
     indices,
     indices_of,
-    is_small,
-    static_size,
 )
+from hopflow.compiler.llvm.target import Target
+from hopflow.compiler.memory.allocations import Allocation
+from hopflow.compiler.memory.liveness import Scope
+from hopflow.compiler.memory.plan import MemoryPlan
+from hopflow.compiler.schedule.places import Place, Registers, Stored
 from hopflow.compiler.schedule.sizes import computed
 from hopflow.dtypes import DType
 from hopflow.errors import CompileError
-from hopflow.graph.core import Graph, Node, plain_symbol
-from hopflow.graph.rewriting import sizes_of
+from hopflow.graph.core import plain_symbol
 from hopflow.graph.types import TensorType, is_one
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr, Index
@@ -36,6 +31,7 @@ from hopflow.loop_ir.nest import (
     Assign,
     Binding,
     Buffer,
+    Copy,
     Declare,
     DerivedSize,
     For,
@@ -48,7 +44,7 @@ from hopflow.loop_ir.nest import (
     Trap,
     Var,
 )
-from hopflow.loop_ir.walk import nodes, replace
+from hopflow.loop_ir.walk import nodes
 from hopflow.symbolic.size import Size, Symbol, SymInt, free_symbols, substitute
 from hopflow.symbolic.terms import Terms
 
@@ -61,38 +57,42 @@ _VECTOR_STATEMENTS = (Let, Store, Accumulate)
 class Builder:
     """A program in the making. `statements` is the list that is being written.
 
-    loop     a token for the innermost loop body: which buffers may be changed in place
-    depth    how many loops are around
-    owners   for each buffer of the arena, the loop whose every step may overwrite it
-    mutable  the variables that may be assigned again
-    entry    what the program's sizes are, over the symbols of the program
-    node     the number of the node that is being scheduled
-    slots    all values that may still be read
-    functions   what has been made of the graphs of functions
+    plan       which values share memory
+    depth      how many loops are around
+    mutable    the variables that may be assigned again
+    entry      what the program's sizes are, over the symbols of the program
+    node       the number of the node that is being scheduled
+    places     where values are
+    views      what is computed where a library reads it
+    buffers    the memory of allocations
+    counters   the step that a loop is at
+    rows       the row that a step of a loop adds to its stacks
+    also       where else values are to be, when they are computed
     """
 
-    def __init__(self, name: str, target: Target) -> None:
+    def __init__(self, name: str, target: Target, plan: MemoryPlan) -> None:
         self.program = Program(name, [], [], [], [], [], [], [])
         self.statements: list[Stmt] = self.program.body
-        self.target = target
-        self.loop: object = self
+        self.target, self.plan = target, plan
         self.depth = 0
-        self.owners: dict[Buffer, object] = {}
-        self._allocated: set[Buffer] = set()  # of the temporaries
-        self.slots: list[Slot] = []
         self.symbols: dict[Symbol, Expr] = {}
         self.mutable: set[Var] = set()
         self.entry: dict[Var, Size] = {}
         self.node = 0
-        self.functions: dict[Graph, Program] = {}
+        self.places: dict[Value, Place] = {}
+        self.views: dict[Value, Pointwise] = {}
+        self.buffers: dict[Allocation, Buffer] = {}
+        self.counters: dict[Var, Expr] = {}
+        self.rows: dict[Equation, Expr] = {}
+        self.also: dict[Value, list[Stored]] = {}
         self._count = 0
         self._derived: dict[Terms, Expr] = {}
         self._noted: dict[tuple[str, ...], int] = {}  # the widest items of each shape
         # By a size and the variables that its symbols are: where it is computed.
         self._computed: dict[tuple[Any, ...], Expr] = {}
-        self._nest: list[Stmt] | None = (
-            None  # where the outermost open nest is to stand
-        )
+        self._step: Scope | None = None
+        # Where the outermost open nest is to stand.
+        self._nest: list[Stmt] | None = None
 
     # --- names ---
 
@@ -156,20 +156,6 @@ class Builder:
             self._note_at_entry(known)
         elif sum(n is None for n in shape) > 1:
             self.extent(type_.size * type_.dtype.itemsize)
-
-    def is_sized(self, node: Node) -> bool:
-        """Whether the program need not compute sizes of a node, and stop where int64
-        cannot hold them."""
-        products = [v.type.size for v in node.results]
-        for size in (*sizes_of(node), *products):
-            if isinstance(size, int) or plain_symbol(size) is not None:
-                continue
-            values = {
-                s: self.symbols[s] for s in free_symbols(size) if s in self.symbols
-            }
-            if self._over_entry(size, values) is None:
-                return False
-        return True
 
     def _note_at_entry(self, type_: TensorType) -> None:
         key = tuple(sorted([str(n) for n in type_.shape]))
@@ -251,12 +237,7 @@ class Builder:
     # --- statements ---
 
     def add(self, statement: Stmt) -> None:
-        if self.symbols:
-            replace(statement, self._resolved)
         self.statements.append(statement)
-
-    def _resolved(self, node: Expr) -> Expr | None:
-        return self.extent(node.attr) if node.op == "size" else None
 
     @contextmanager
     def into(self, statements: list[Stmt]) -> Iterator[list[Stmt]]:
@@ -273,16 +254,13 @@ class Builder:
                 self._computed = computed
 
     @contextmanager
-    def loop_body(self, statements: list[Stmt], token: object) -> Iterator[list[Stmt]]:
-        """Write the body of a loop: what it writes anew each step is its own."""
-        before = self.loop
-        self.loop = token
+    def loop_body(self) -> Iterator[list[Stmt]]:
+        """Write the body of a loop within the block."""
         self.depth += 1
         try:
-            with self.into(statements):
+            with self.into([]) as statements:
                 yield statements
         finally:
-            self.loop = before
             self.depth -= 1
 
     def let(self, value: Expr, name: str = "t") -> Expr:
@@ -309,30 +287,15 @@ class Builder:
     def temporary(
         self, type_: TensorType, name: str = "b", *, allocate: bool = True
     ) -> Buffer:
-        """A new buffer in the arena, owned by the innermost loop, and made here (unless
-        the caller will `allocate` it) if its size is not known before."""
+        """A new buffer in the arena, made here (unless the caller will `allocate` it)
+        if its size is not known before."""
         self._count += 1
         buffer = Buffer(f"{name}{self._count}", type_.dtype, self.shape(type_), "arena")
         self.program.arena.append(buffer)
-        self.owners[buffer] = self.loop
         is_known = type_.is_static or self.is_known_at_entry(buffer.shape)
         if allocate and not is_known:
-            self._allocated.add(buffer)
             self.add(Allocate(buffer))
         return buffer
-
-    def forget(self, buffer: Buffer) -> None:
-        """Take back a temporary that nothing came to use."""
-        if buffer in self.owners:
-            del self.owners[buffer]
-            self.program.arena.remove(buffer)
-            if buffer in self._allocated:
-                self._allocated.remove(buffer)
-                self.statements[:] = [
-                    s
-                    for s in self.statements
-                    if not (isinstance(s, Allocate) and s.buffer is buffer)
-                ]
 
     # --- loops ---
 
@@ -405,17 +368,40 @@ class Builder:
                 width //= 2
         return Binding("vector", width) if width > 1 else SERIAL
 
-    # --- places ---
+    # --- values ---
 
-    def slot(self, place: Place, uses: int) -> Slot:
-        """A new value that so many readers will ask for."""
-        slot = Slot(place, uses, self.statements)
-        self.slots.append(slot)
-        return slot
+    def place(self, value: Value) -> Place:
+        """Where a value is. Memory that it shares is made when it is first needed."""
+        known = self.places.get(value)
+        if known is None and value.scalar is not None:
+            return Registers(value.type, (self.at([value.scalar])[0],))
+        if known is None:
+            allocation = self.plan.of(value)
+            if allocation is None:
+                raise CompileError(f"the value `{value.name}` is nowhere")
+            known = self.places[value] = self.memory(allocation, value.type)
+        return known
 
-    def at(self, value: Expr, at: Index) -> Expr:
-        """An expression of a definition with its axes set to an index."""
-        return evaluated(value, dict(zip(axes(len(at)), at, strict=True)))
+    def memory(self, allocation: Allocation, type_: TensorType | None = None) -> Stored:
+        """The memory of an allocation, made here if there is none yet."""
+        type_ = type_ or allocation.type
+        if allocation.row_of is not None:
+            stack, loop = allocation.row_of
+            whole = self.memory(stack)
+            return Stored(type_, whole.buffer, (*whole.prefix, self.rows[loop]))
+        if allocation not in self.buffers:
+            if allocation.output is not None:
+                buffer = self.program.outputs[allocation.output]
+            else:
+                name = "carry" if allocation.carries else "b"
+                buffer = self.temporary(allocation.type, name)
+            self.buffers[allocation] = buffer
+        return Stored(type_, self.buffers[allocation])
+
+    def at(self, roots: Sequence[Expr], at: Index = ()) -> list[Expr]:
+        """Expressions of a definition with its axes set to an index, and with the
+        elements that they read taken from where they are."""
+        return self._evaluated(roots, dict(zip(axes(len(at)), at, strict=True)))
 
     def call(
         self, function: Function, given: Sequence[Expr], at: Index = ()
@@ -423,85 +409,77 @@ class Builder:
         """The results of a function for these parameters, with its axes set."""
         values = dict(zip(axes(len(at)), at, strict=True))
         values |= zip(function.parameters, given, strict=True)
-        return [evaluated(result, values) for result in function.results]
+        return self._evaluated(function.results, values)
 
-    def settle(self, slot: Slot, target: Buffer | None = None) -> None:
-        """Give a pending value registers or a buffer (`target`, if one is given)."""
-        place = slot.place
-        if not isinstance(place, Pending):
-            return
-        if is_small(place.type) and target is None:
-            elements = [self.let(slot.at(at)) for at in indices_of(place.type)]
-            self.move(slot, Registers(place.type, tuple(elements)))
-            return
-        buffer = target or self.temporary(place.type)
-        self.store([slot], [Stored(place.type, buffer)])
-        self.move(slot, Stored(place.type, buffer))
+    def _evaluated(
+        self, roots: Sequence[Expr], values: dict[Expr, Expr]
+    ) -> list[Expr]:
+        for node in nodes(*roots):
+            if node not in values:
+                args = tuple([values[a] for a in node.args])
+                values[node] = self._node(node, args)
+        return [values[root] for root in roots]
+
+    def _node(self, node: Expr, args: Index) -> Expr:
+        match node.op:
+            case "element":
+                conditional = e.condition_of(node) is not None
+                at = args[:-1] if conditional else args
+                condition = args[-1] if conditional else None
+                if condition is not None and condition.is_const:
+                    if not condition.attr:
+                        return e.const(0, node.dtype)
+                    condition = None
+                view = self.views.get(node.attr)
+                if view is not None:
+                    return self.at(view.elements, at)[0]
+                return self.place(node.attr).read(at, condition)
+            case "var":
+                return self.counters.get(node.attr, node)
+            case "size":
+                return self.extent(node.attr)
+        return e.with_args(node, args)
+
+    def is_of_step(self, allocation: Allocation) -> bool:
+        """Whether memory is of the step of the innermost loop, and free after it."""
+        return self._step is not None and allocation.home[0].is_within(self._step)
 
     @contextmanager
-    def scope(self) -> Iterator[None]:
-        """Values made within the block are forgotten after it."""
-        before = list(self.slots)
+    def step_of(self, scope: Scope) -> Iterator[None]:
+        """Write a step of a loop within the block."""
+        before, self._step = self._step, scope
         try:
             yield
         finally:
-            self.slots = before
+            self._step = before
 
-    def move(self, slot: Slot, place: Place) -> None:
-        """Give a value another place: pending ones that may read it read that now."""
-        old = slot.place
-        if isinstance(old, Pending) and place.buffers:
-            for other in [s.place for s in self._live_slots() if s is not slot]:
-                if (
-                    isinstance(other, Pending)
-                    and other.depth >= old.depth
-                    and other.reads >= old.reads
-                ):
-                    other.reads |= place.buffers
-        slot.place = place
-        slot.memo.clear()
-        Epoch.now += 1
+    def scalar(self, value: Value) -> Expr:
+        """The element of a value of rank 0."""
+        return self.place(value).read(())
 
-    def store(self, slots: Sequence[Slot], targets: Sequence[Stored]) -> None:
-        """Write values of one shape to memory, in one loop nest."""
+    def elements_of(self, value: Value, type_: TensorType | None = None) -> list[Expr]:
+        """All elements of a small value, in row-major order; `type_` is known to be its
+        type where it says less itself."""
+        place = self.place(value)
+        return [place.read(at) for at in indices_of(type_ or place.type)]
 
-        def body(at: Index) -> None:
-            values = [slot.at(at) for slot in slots]
-            if len(values) > 1:  # all are read before any is written
-                values = [self.let(v) for v in values]
-            for target, value in zip(targets, values, strict=True):
-                self.add(Store(target.buffer, (*target.prefix, *at), value))
+    def fill(self, value: Value | Place, target: Stored) -> None:
+        """Write a value to memory, by a copy of whole buffers where it can be one."""
+        source = self.place(value) if isinstance(value, Value) else value
+        if target.is_at(source):
+            return
+        whole = isinstance(source, Stored) and source.is_dense and not source.prefix
+        if isinstance(source, Stored) and whole and not target.prefix:
+            self.add(Copy(target.buffer, source.buffer))
+            return
+        self.nest(
+            source.type.shape,
+            lambda at: self.store(target, at, source.read(at)),
+        )
 
-        self.nest(slots[0].type.shape, body)
-
-    def readers(self, buffer: Buffer, but: Slot | None = None) -> list[Slot]:
-        """The live values that are in a buffer, or read it when they are computed."""
-        live = self._live_slots()
-        return [s for s in live if s is not but and buffer in s.place.buffers]
-
-    def _live_slots(self) -> list[Slot]:
-        """The values that someone is still to read; the others are forgotten."""
-        self.slots = [s for s in self.slots if s.uses > 0]
-        return self.slots
-
-    def may_overwrite(self, slot: Slot) -> bool:
-        """Whether the buffer of a dying value may be changed in place.
-
-        Values that are pending on its contents are given places of their own first.
-        """
-        place = slot.place
-        if not isinstance(place, Stored) or place.prefix or slot.uses > 0:
-            return False
-        if self.owners.get(place.buffer) is not self.loop:
-            return False
-        others = self.readers(place.buffer, but=slot)
-        if any(
-            isinstance(s.place, Stored) or s.home is not self.statements for s in others
-        ):
-            return False
-        for other in others:
-            self.settle(other)
-        return True
+    def store(self, target: Stored, at: Index, value: Expr) -> None:
+        """Write one element of a value."""
+        self.add(Store(target.buffer, (*target.prefix, *at), value))
 
 
-__all__ = ["Builder", "static_size"]
+__all__ = ["Builder"]

@@ -6,7 +6,7 @@ other touches have the loop's own index at one common axis. A merged loop reads 
 just written from cache or registers, and costs the code generator one loop less.
 """
 
-from hopflow.compiler.schedule.places import weight
+from hopflow.compiler.kernel_passes.reads import weight
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.nest import (

@@ -1,0 +1,441 @@
+"""What is cheap, or read once, is computed where it is read; the rest is stored.
+
+    v0 = x[i0] * 2.0                    v2 = reduce add from 0.0 of x[i0] * 2.0 + 1.0
+    v1 = v0[i0] + 1.0             ->
+    v2 = reduce add from 0.0 of v1[i0]
+
+After it every value of a program has memory, or is in registers, but for views that a
+library may take as they are. What a loop gives for its next step is computed at the end
+of the step, all values of one shape at once, so that they can replace what they read.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Final, NamedTuple
+
+from hopflow.compiler.kernel_passes import Context
+from hopflow.compiler.kernel_passes.reads import counted_reads, weight
+from hopflow.compiler.kernel_passes.substitution import Substitution
+from hopflow.compiler.kernel_program.definitions import (
+    Compact,
+    Effect,
+    Pointwise,
+    Prefix,
+    Reduction,
+    Scatter,
+    axes,
+)
+from hopflow.compiler.kernel_program.program import (
+    Block,
+    Branch,
+    Call,
+    Equation,
+    KernelProgram,
+    Loop,
+    Region,
+    Value,
+    While,
+    blocks,
+)
+from hopflow.compiler.kernel_program.registers import (
+    is_small,
+    shape_key,
+    static_size,
+)
+from hopflow.compiler.kernel_program.rewriting import (
+    all_expressions,
+    elements,
+    map_expressions,
+    map_operands,
+    operands,
+)
+from hopflow.graph.core import Node
+from hopflow.graph.types import TensorType
+from hopflow.loop_ir.expr import Expr, condition_of, index_of
+from hopflow.loop_ir.kernels import Callback, Library
+from hopflow.loop_ir.walk import nodes
+
+__all__ = ["inline"]
+
+CHEAP: Final = 6
+"""An element of at most this cost may be computed again for each reader."""
+LONGEST: Final = 1000
+"""Instructions of an element: longer ones are stored. What a loop computes at once must
+fit into the registers, and LLVM takes more than linear time for it."""
+
+
+def inline(program: KernelProgram, context: Context) -> None:
+    """Edit a program in place, without the functions that it calls.
+
+    Results that are to take the memory of parameters are computed last, as those of a
+    step are.
+    """
+    readers = _Readers()
+    readers.walk(program.block)
+    _Inliner(readers).program(program.block, context.reused)
+
+
+# --- who reads what -------------------------------------------------------------------
+
+
+class _Read(NamedTuple):
+    """An equation that reads a value at `count` indices; None: a result of a block.
+
+    whole   it reads all of the value, and not by element
+    outer   it is in a block within that of the value
+    """
+
+    equation: Equation | None
+    count: int
+    whole: bool
+    outer: bool
+
+
+class _Readers:
+    """What reads each value that may be computed in its readers.
+
+    views   the definitions that only move elements
+    reads   what is left if views are computed in their readers
+    last    the last equation of the value's block that reads it, or holds what does,
+            by number
+    """
+
+    def __init__(self) -> None:
+        self.views: dict[Value, Pointwise] = {}
+        self.reads: dict[Value, list[_Read]] = {}
+        self.last: dict[Value, int] = {}
+        self._block: dict[Value, Block] = {}
+        self._at: dict[Block, int] = {}
+        self._within: list[Block] = []
+
+    def walk(self, block: Block) -> None:
+        """Note the reads of a block and of the blocks in it."""
+        self._within.append(block)
+        for number, equation in enumerate(block.equations):
+            self._at[block] = number
+            self._note(equation)
+            for inner in blocks(equation.definition):
+                self.walk(inner)
+            if _may_inline(equation):
+                [value] = equation.results
+                self._block[value] = block
+                self.reads[value] = []
+                if equation.definition.is_view:  # type: ignore[union-attr]
+                    self.views[value] = equation.definition  # type: ignore[assignment]
+        self._at[block] = len(block.equations)
+        for value in block.results:
+            self._read(value, None, 1, whole=True)
+        self._within.pop()
+
+    def _note(self, equation: Equation) -> None:
+        for value in operands(equation.definition):
+            self._read(value, equation, 1, whole=True)
+        if isinstance(equation.definition, Region):
+            return
+        roots = all_expressions(equation.definition)
+        for node in elements(roots):
+            if node.attr in self._block:
+                self.last[node.attr] = self._at[self._block[node.attr]]
+        if _is_inlined_view(equation):
+            return
+        counts, through = counted_reads(roots, self.views)
+        for value, count in counts.items():
+            self._read(value, equation, count, whole=False)
+        for value in through:
+            self._read(value, equation, 1, whole=False)
+
+    def _read(
+        self, value: Value, equation: Equation | None, count: int, *, whole: bool
+    ) -> None:
+        block = self._block.get(value)
+        if block is None:
+            return
+        outer = block is not self._within[-1]
+        self.reads[value].append(_Read(equation, count, whole, outer))
+        self.last[value] = self._at[block]
+
+
+def _may_inline(equation: Equation) -> bool:
+    own = equation.definition
+    if not isinstance(own, Pointwise) or len(own.elements) > 1:
+        return False
+    return not is_small(equation.results[0].type) or (
+        equation.symbol is None and _is_row(own)
+    )
+
+
+def _is_row(own: Pointwise) -> bool:
+    """Whether a view is a part of a value that a loop steps through: to read it again
+    costs next to nothing."""
+    [element] = own.elements
+    return (
+        own.is_view
+        and element.op == "element"
+        and all(i.op == "var" for i in element.args)
+    )
+
+
+def _is_inlined_view(equation: Equation) -> bool:
+    own = equation.definition
+    return isinstance(own, Pointwise) and own.is_view and _may_inline(equation)
+
+
+# --- what is stored -------------------------------------------------------------------
+
+
+def _is_stored(value: Value, cost: int, reads: Sequence[_Read], is_view: bool) -> bool:
+    """Whether an element of this cost is computed once, and read from memory."""
+    if cost > LONGEST or any(map(_takes_memory, reads)):
+        return True
+    if any(_takes_matrix(r) and (r.outer or not is_view) for r in reads):
+        return True  # otherwise each step copies it
+    if any(_repeats(r.equation, value.type, cost) for r in reads):
+        return True
+    if cost <= CHEAP:
+        return False
+    readers = {id(r.equation) for r in reads if r.equation is not None}
+    results = sum(r.equation is None for r in reads)
+    if not is_view and len(readers) + results > 1:
+        return True
+    return any(r.outer or _asks_again(r, value, is_view) for r in reads)
+
+
+def _asks_again(read: _Read, value: Value, is_view: bool) -> bool:
+    """Whether a reader computes elements several times."""
+    if read.equation is None:
+        return False
+    match read.equation.definition:
+        case Pointwise():
+            result = read.equation.results[0].type
+            more = read.count > 1 and not is_view
+            return more or _is_larger(result, value.type)
+        case Prefix() | Compact() | Scatter():
+            return True
+    return read.count > 1 and not is_view
+
+
+def _repeats(equation: Equation | None, type_: TensorType, cost: int) -> bool:
+    """Whether a reduction computes elements so often that it costs more than memory."""
+    if equation is None or not isinstance(equation.definition, Reduction):
+        return False
+    space = (*equation.results[0].shape, *equation.definition.space)
+    size = static_size(type_)
+    steps = prod(n if isinstance(n, int) else 64 for n in space)
+    again = 1 if size is None else steps // max(size, 1) - 1
+    return cost * again > CHEAP
+
+
+def _takes_memory(read: _Read) -> bool:
+    """Whether a reader needs the value as a dense array."""
+    own = None if read.equation is None else read.equation.definition
+    if isinstance(own, Library):
+        return not own.takes_transposed
+    return isinstance(own, Callback | Call)
+
+
+def _takes_matrix(read: _Read) -> bool:
+    own = None if read.equation is None else read.equation.definition
+    return isinstance(own, Library) and own.takes_transposed
+
+
+def _is_larger(result: TensorType, operand: TensorType) -> bool:
+    a, b = static_size(result), static_size(operand)
+    return result.ndim > operand.ndim if a is None or b is None else a > b
+
+
+# --- rewriting ------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Deferred:
+    """The values of a block that are computed in their readers, up to now.
+
+    equations   their definitions
+    readers     by a value that has memory, those whose elements read it
+    """
+
+    equations: dict[Value, Equation] = field(default_factory=dict)
+    readers: dict[Value, list[Value]] = field(default_factory=dict)
+
+
+class _Inliner:
+    """Rewrites blocks in the order of the text."""
+
+    def __init__(self, readers: _Readers) -> None:
+        self._readers = readers
+        self._elements = Substitution()
+        self._costs: dict[Value, int] = {}
+        self._made: dict[Value, int] = {}  # how often a deferred value got memory
+        self._nodes: dict[Value, Node] = {}
+
+    def program(self, block: Block, reused: Mapping[int, int]) -> None:
+        """Rewrite the block of a program in place."""
+        last = [block.results[number] for number in reused]
+        self._equations(block, set(block.results).difference(last))
+        self._compute_last(block, last, [block.parameters[k] for k in reused.values()])
+        block.results = [self._whole(v, block) for v in block.results]
+
+    def block(self, block: Block, region: Region) -> None:
+        """Rewrite a block of `region` in place."""
+        if isinstance(region, Loop | While):
+            self._equations(block, set())
+            last = block.results[: len(region.carry)]
+            self._compute_last(block, last, block.parameters)
+        else:
+            self._equations(block, set(block.results))
+            block.results = [self._whole(v, block) for v in block.results]
+
+    def _equations(self, block: Block, keeps: set[Value]) -> None:
+        deferred = _Deferred()
+        given, block.equations = block.equations, []
+        for number, equation in enumerate(given):
+            if _may_inline(equation):
+                self._pointwise(equation, block, deferred, keeps)
+            else:
+                self._other(equation, number, block, deferred)
+
+    def _pointwise(
+        self,
+        equation: Equation,
+        block: Block,
+        deferred: _Deferred,
+        keeps: set[Value],
+    ) -> None:
+        [value], own = equation.results, equation.definition
+        assert isinstance(own, Pointwise)
+        reads, is_view = self._readers.reads[value], own.is_view
+        cost = self._cost(own)
+        [element] = self._elements.of(own.elements)
+        equation.definition = Pointwise((element,), (), is_view)
+        takes_view = any(map(_takes_matrix, reads))
+        if takes_view and (element.op != "element" or condition_of(element)):
+            keeps = {value}
+        if value in keeps or _is_stored(value, cost, reads, is_view):
+            equation.definition = Pointwise((element,))
+            block.equations.append(equation)
+            return
+        self._nodes[value] = equation.node
+        self._costs[value] = cost
+        self._elements.add(value, element)
+        deferred.equations[value] = equation
+        sources = {node.attr: None for node in elements([element])}
+        for source in sources:
+            deferred.readers.setdefault(source, []).append(value)
+        if takes_view:
+            block.equations.append(equation)
+            self._made[value] = 1
+        elif not any(_is_as_large(source, value.type) for source in sources):
+            sized = Effect(types=(value.type,))
+            block.equations.append(Equation((), sized, equation.node))
+
+    def _cost(self, own: Pointwise) -> int:
+        counts, _ = counted_reads(own.elements, self._readers.views)
+        cost = sum([weight(node) for node in nodes(*own.elements)])
+        return cost + sum([self._costs.get(v, 0) * n for v, n in counts.items()])
+
+    def _other(
+        self, equation: Equation, number: int, block: Block, deferred: _Deferred
+    ) -> None:
+        own = equation.definition
+        for value in _overwritten(own):
+            self._before_update(value, number, block, deferred)
+        if isinstance(own, Branch | Loop | While | Scatter):
+            own = map_operands(own, lambda value: self._whole(value, block))
+        if isinstance(own, Region):
+            for inner in blocks(own):
+                self.block(inner, own)
+        else:
+            own = self._rewritten(own)
+        equation.definition = own
+        block.equations.append(equation)
+
+    def _rewritten(self, own: Pointwise) -> Pointwise:
+        found = iter(self._elements.of(all_expressions(own)))
+        return map_expressions(own, lambda _: next(found))
+
+    def _before_update(
+        self, value: Value, number: int, block: Block, deferred: _Deferred
+    ) -> None:
+        """Store what reads a value that may be written over, and is read later on."""
+        for reader in deferred.readers.pop(value, ()):
+            is_read = self._readers.last.get(reader, -1) >= number
+            if is_read and reader in self._elements.expressions:
+                self._elements.remove(reader)
+                self._costs.pop(reader)
+                equation = deferred.equations[reader]
+                own = equation.definition
+                assert isinstance(own, Pointwise)
+                equation.definition = Pointwise(own.elements)
+                if reader not in self._made:
+                    block.equations.append(equation)
+
+    def _whole(self, value: Value, block: Block) -> Value:
+        """A value that has memory from here on."""
+        element = self._elements.expressions.get(value)
+        if element is None:
+            return value
+        return self._memory([value], [element], block)[0]
+
+    def _memory(
+        self, values: Sequence[Value], given: Sequence[Expr], block: Block
+    ) -> list[Value]:
+        """Memory for deferred values of one shape, computed at once."""
+        made = []
+        for value in values:
+            count = self._made[value] = self._made.get(value, 0) + 1
+            name = value.name if count == 1 else f"{value.name}_{count}"
+            made.append(Value(name, value.type))
+        node = self._nodes[values[0]]
+        block.equations.append(Equation(tuple(made), Pointwise(tuple(given)), node))
+        return made
+
+    def _compute_last(
+        self, block: Block, last: Sequence[Value], replaced: Sequence[Value]
+    ) -> None:
+        """Compute the results of a block that are still deferred: first what reads the
+        values that are replaced at other indices than its own, then the rest of what
+        comes `last`, by shape."""
+        parameters = {v for v in replaced if not is_small(v.type)}
+        groups: dict[Hashable, list[Value]] = {}
+        for number, value in enumerate(dict.fromkeys(block.results)):
+            element = self._elements.expressions.get(value)
+            if element is None:
+                continue
+            own = value in last
+            if own and _reads_own_index(element, parameters, value.type.ndim):
+                key: Hashable = shape_key(value.shape)
+            else:
+                key = number
+            groups.setdefault(key, []).append(value)
+        found: dict[Value, Value] = {}
+        single = [key for key in groups if isinstance(key, int)]
+        for key in (*single, *(k for k in groups if k not in single)):
+            group = groups[key]
+            given = [self._elements.expressions[v] for v in group]
+            found |= zip(group, self._memory(group, given, block), strict=True)
+        block.results = [found.get(v, v) for v in block.results]
+
+
+def _overwritten(own: object) -> tuple[Value, ...]:
+    """The operands whose memory a definition may change in place."""
+    if isinstance(own, Scatter):
+        return operands(own)
+    if isinstance(own, Call):
+        return tuple([own.operands[k] for k in own.function.updated.values()])
+    return ()
+
+
+def _is_as_large(source: Value, type_: TensorType) -> bool:
+    """Whether memory for a value says that there could be some for one of `type_`."""
+    same = shape_key(source.shape) == shape_key(type_.shape)
+    return type_.is_static or (same and source.dtype.itemsize >= type_.dtype.itemsize)
+
+
+def _reads_own_index(element: Expr, values: set[Value], rank: int) -> bool:
+    """Whether an element reads these values at its own index alone."""
+    return all(
+        index_of(node) == axes(rank)
+        for node in elements([element])
+        if node.attr in values
+    )

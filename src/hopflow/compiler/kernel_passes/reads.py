@@ -1,0 +1,63 @@
+"""Which values an expression reads, at how many indices; and what it costs."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from hopflow.compiler.kernel_program.definitions import Pointwise, axes
+from hopflow.compiler.kernel_program.program import Value
+from hopflow.loop_ir import expr as e
+from hopflow.loop_ir.expr import Expr, Index
+from hopflow.loop_ir.walk import nodes
+
+__all__ = ["counted_reads", "weight"]
+
+WEIGHTS: Final = {
+    "div": 8,
+    "rem": 20,
+    "sqrt": 8,
+    "load": 2,
+    "const": 0,
+    "var": 0,
+    "cast": 1,
+}
+
+
+def weight(node: Expr) -> int:
+    """About how many instructions one node is."""
+    if node.op in e.MATH:
+        return 30
+    return WEIGHTS.get(node.op, 1)
+
+
+def counted_reads(
+    roots: Sequence[Expr], views: Mapping[Value, Pointwise]
+) -> tuple[dict[Value, int], set[Value]]:
+    """The values that expressions read, each with the number of different indices at
+    which they read it; and the views through which they do. What a view reads is read
+    by whoever reads the view."""
+    found: dict[Value, int] = {}
+    through: set[Value] = set()
+    numbers: dict[Any, int] = {}  # of index expressions, by their form
+    seen: set[tuple[Any, ...]] = set()
+    frames = [(nodes(*roots), dict[Expr, int]())]
+    while frames:
+        order, known = frames.pop()
+        for node in order:
+            if node in known:
+                continue
+            args = tuple([known[a] for a in node.args])
+            attr = node.attr if node.op == "const" else id(node.attr)
+            key = node.op, node.dtype, attr, args
+            known[node] = numbers.setdefault(key, len(numbers))
+            if node.op != "element" or key in seen:
+                continue
+            seen.add(key)
+            view = views.get(node.attr)
+            if view is None:
+                found[node.attr] = found.get(node.attr, 0) + 1
+                continue
+            through.add(node.attr)
+            at: tuple[int, ...] = args[: len(e.index_of(node))]
+            inner: Index = axes(len(at))
+            frames.append((nodes(*view.elements), dict(zip(inner, at, strict=True))))
+    return found, through

@@ -1,0 +1,45 @@
+"""What the shape of a value says of where it is: small ones live in registers."""
+
+from collections.abc import Hashable, Sequence
+from math import prod
+from typing import Final
+
+from hopflow.graph.types import Shape, TensorType
+from hopflow.loop_ir import expr as e
+from hopflow.loop_ir.expr import Index
+
+__all__ = ["REGISTER_LIMIT", "indices", "indices_of", "is_small", "shape_key", "static_size"]
+
+REGISTER_LIMIT: Final = 4
+"""Static tensors up to this many elements live in registers, unrolled. Above, a vector
+loop over a buffer in the first-level cache costs less than scalar code."""
+
+
+def static_size(type_: TensorType) -> int | None:
+    """The number of elements, None if symbolic."""
+    return prod(map(int, type_.shape)) if type_.is_static else None
+
+
+def is_small(type_: TensorType) -> bool:
+    """Whether a value of this type lives in registers."""
+    size = static_size(type_)
+    return size is not None and size <= REGISTER_LIMIT
+
+
+def indices(shape: Sequence[int]) -> list[Index]:
+    """Every index of a static shape, in row-major order."""
+    result: list[Index] = [] if 0 in shape else [()]
+    for n in shape:
+        result = [(*at, e.index(i)) for at in result for i in range(n)]
+    return result
+
+
+def indices_of(type_: TensorType) -> list[Index]:
+    """Every index of a value of static shape."""
+    return indices([n for n in type_.shape if isinstance(n, int)])
+
+
+def shape_key(shape: Shape) -> Hashable:
+    """The same for shapes whose sizes are the same by their form, whatever is known of
+    the values of symbols: a fact may come from a check that is still to be made."""
+    return tuple([n if isinstance(n, int) else n.expression for n in shape])

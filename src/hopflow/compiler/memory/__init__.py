@@ -1,0 +1,1 @@
+"""Where values are: which of them share memory, and what is copied."""

@@ -1,0 +1,270 @@
+"""Allocations: memory that values share, one after the other.
+
+At first each value has an allocation of its own. Two become one if no value of one is
+live while a value of the other is; where an equation reads the last of one value and
+makes another in its memory, it must be able to do so element by element.
+"""
+
+from bisect import bisect_right, insort
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import inf
+from typing import TypeAlias
+
+from hopflow.compiler.kernel_program.definitions import (
+    Pointwise,
+    Prefix,
+    Scatter,
+    axes,
+)
+from hopflow.compiler.kernel_program.program import (
+    Branch,
+    Call,
+    Equation,
+    Loop,
+    Region,
+    Value,
+    While,
+    blocks,
+)
+from hopflow.compiler.kernel_program.registers import shape_key
+from hopflow.compiler.kernel_program.rewriting import (
+    all_expressions,
+    elements,
+)
+from hopflow.compiler.memory.liveness import Liveness, Scope
+from hopflow.graph.types import TensorType
+from hopflow.loop_ir.expr import index_of
+from hopflow.loop_ir.kernels import Library
+
+__all__ = ["Allocation", "Allocations", "same_layout"]
+
+Occupied: TypeAlias = tuple[int, float, Value]
+
+
+@dataclass(eq=False, slots=True)
+class Allocation:
+    """Memory of one type.
+
+    values      those that are in it
+    is_input    it is the caller's, who is to find it unchanged
+    is_fixed    its size changes, or it has a place of its own: it is not shared
+    home        the scope in which it is made, and the position there
+    carries     whether a loop's carry is in it
+    row_of      the allocation, and the loop, if it is the row of the loop's step
+    output      the number of the result of the program that is in it
+    """
+
+    type: TensorType
+    home: tuple[Scope, int]
+    values: list[Value] = field(default_factory=list)
+    is_input: bool = False
+    is_fixed: bool = False
+    carries: bool = False
+    row_of: "tuple[Allocation, Equation] | None" = None
+    output: int | None = None
+    occupied: list[Occupied] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Allocations:
+    """The allocation of each value that has memory.
+
+    live       when values are live
+    is_sized   whether memory of a type can be made when the program begins
+    """
+
+    live: Liveness
+
+    def __post_init__(self) -> None:
+        self._of: dict[Value, Allocation] = {}
+        self._joined: dict[Allocation, Allocation] = {}
+
+    def __contains__(self, value: Value) -> bool:
+        return value in self._of
+
+    def __iter__(self) -> Iterator[Allocation]:
+        return iter(dict.fromkeys(map(self.of, self._of)))
+
+    def of(self, value: Value) -> Allocation:
+        """The allocation that a value is in."""
+        found = self._of[value]
+        while found in self._joined:
+            found = self._joined[found]
+        self._of[value] = found
+        return found
+
+    def add(self, value: Value, type_: TensorType | None = None) -> Allocation:
+        """An allocation of its own for a value."""
+        found = Allocation(type_ or value.type, self.live.defined[value])
+        self._of[value] = found
+        self.put(value, found)
+        return found
+
+    def put(self, value: Value, allocation: Allocation) -> None:
+        """Have a value in an allocation, as one that is live when no other is."""
+        self._of[value] = allocation
+        allocation.values.append(value)
+        for start, stop in self.live.ranges(value):
+            insort(allocation.occupied, (start, stop, value), key=lambda o: o[0])
+
+    def join(self, a: Allocation, b: Allocation, *, is_sized: bool) -> str | None:
+        """Make one of two allocations; None, or why they have to stay two.
+
+        Args:
+            is_sized: Whether memory of their type can be made when the program begins.
+        """
+        if a is b:
+            return None
+        reason = self.conflict(a, b, is_sized=is_sized)
+        if reason is not None:
+            return reason
+        large, small = (a, b) if len(a.values) >= len(b.values) else (b, a)
+        large.home = min(a.home, b.home, key=lambda home: home[1])
+        large.is_input = a.is_input or b.is_input
+        large.carries = a.carries or b.carries
+        large.values += small.values
+        for occupied in small.occupied:
+            insort(large.occupied, occupied, key=lambda o: o[0])
+        self._joined[small] = large
+        return None
+
+    # --- conflicts ---
+
+    def conflict(
+        self, a: Allocation, b: Allocation, *, is_sized: bool
+    ) -> str | None:
+        """Why two allocations cannot be one."""
+        if not same_layout(a.type, b.type):
+            return f"{a.type} and {b.type} are laid out differently"
+        for one in (a, b):
+            if one.is_fixed or one.row_of is not None:
+                return f"`{one.values[0].name}` has memory of its own"
+            if one.is_input:
+                return f"`{one.values[0].name}` is an input, which stays as it is"
+        if not is_sized:
+            first, second = sorted((a, b), key=lambda one: one.home[1])
+            if not second.home[0].is_within(first.home[0]):
+                return f"the size of `{first.values[0].name}` is known only there"
+        small, large = sorted((a, b), key=lambda one: len(one.values))
+        for start, stop, value in small.occupied:
+            other = _overlapping(large.occupied, start, stop)
+            if other is not None:
+                return f"`{other.name}` and `{value.name}` are live at the same time"
+        return self._shared_equations(small, large)
+
+    def _shared_equations(self, small: Allocation, large: Allocation) -> str | None:
+        """Why an equation cannot read from one and write to the other."""
+        for value in small.values:
+            maker = self._maker(value)
+            if maker is not None:
+                for read in self._read_by(maker):
+                    if read in self._of and self.of(read) is large:
+                        if not in_place(maker, read, value, self.live):
+                            return _needs(read, value)
+            for equation, block in self.live.readers.get(value, ()):
+                for made in self._made_by(equation, block):
+                    if made in self._of and self.of(made) is large:
+                        if not in_place(equation, value, made, self.live):
+                            return _needs(value, made)
+        return None
+
+    def _maker(self, value: Value) -> Equation | None:
+        if value in self.live.loops:
+            return self.live.loops[value][0]
+        return self.live.makers.get(value)
+
+    def _read_by(self, maker: Equation) -> list[Value]:
+        """What is read at the moment at which an equation writes."""
+        own = maker.definition
+        match own:
+            case Loop() | While():
+                return list(own.carry)
+            case Branch():
+                return [v for block in own.blocks for v in block.results]
+            case Call():
+                return list(own.operands)
+        found = [node.attr for node in elements(all_expressions(own))]
+        found += _whole(own)
+        return list(dict.fromkeys(found))
+
+    def _made_by(self, equation: Equation, block: object) -> list[Value]:
+        """What is written at the moment at which a reader reads."""
+        own = equation.definition
+        if isinstance(own, Loop | While):
+            inner = blocks(own)
+            return [] if block else [v for b in inner for v in b.parameters]
+        return list(equation.results)
+
+
+def _whole(own: object) -> list[Value]:
+    if isinstance(own, Library):
+        return [v for v in own.operands if isinstance(v, Value)]
+    return [own.base] if isinstance(own, Scatter) else []  # type: ignore[list-item]
+
+
+def _overlapping(taken: list[Occupied], start: int, stop: float) -> Value | None:
+    """A value that is live between two positions."""
+    at = bisect_right(taken, start, key=lambda o: o[0])
+    if at and taken[at - 1][1] >= start:
+        return taken[at - 1][2]
+    if at < len(taken) and taken[at][0] <= stop:
+        return taken[at][2]
+    return None
+
+
+def _needs(read: Value, made: Value) -> str:
+    return (
+        f"an element of `{made.name}` needs elements of `{read.name}` that would be "
+        "written over"
+    )
+
+
+def same_layout(a: TensorType, b: TensorType) -> bool:
+    """Whether dense arrays of two types take the same memory."""
+    return a.dtype is b.dtype and shape_key(a.shape) == shape_key(b.shape)
+
+
+def in_place(equation: Equation, read: Value, made: Value, live: Liveness) -> bool:
+    """Whether an equation can write `made` over `read`, which it reads."""
+    own = equation.definition
+    match own:
+        case Loop() | While():
+            region, number = live.loops.get(made, (None, 0))
+            return region is equation and own.carry[number] is read
+        case Branch():
+            number = equation.results.index(made)
+            others = [b.results for b in own.blocks if read in b.results]
+            return all(results[number] is read for results in others)
+        case Call():
+            number = equation.results.index(made)
+            parameter = own.function.updated.get(number)
+            return (
+                parameter is not None
+                and own.operands[parameter] is read
+                and own.operands.count(read) == 1
+            )
+        case Library():
+            number = equation.results.index(made)
+            source = own.overwrites[number] if number < len(own.overwrites) else None
+            operands = list(own.operands)
+            return (
+                source is not None
+                and operands[source] is read
+                and operands.count(read) == 1
+            )
+        case Scatter():
+            inside = elements(all_expressions(own))
+            return own.base is read and all(node.attr is not read for node in inside)
+        case Pointwise() | Prefix():
+            if made.type.ndim != read.type.ndim or not same_layout(
+                made.type, read.type
+            ):
+                return False
+            inside = elements(all_expressions(own))
+            return all(
+                index_of(node) == axes(made.type.ndim)
+                for node in inside
+                if node.attr is read
+            )
+    return False

@@ -1,0 +1,73 @@
+"""What the passes over memory know of a program, and decide about it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from hopflow.compiler.kernel_program.program import (
+    Block,
+    Equation,
+    KernelProgram,
+    Value,
+    blocks,
+)
+from hopflow.compiler.memory.allocations import Allocation, Allocations
+from hopflow.compiler.memory.liveness import Liveness
+from hopflow.graph.core import Node
+from hopflow.graph.types import TensorType
+from hopflow.symbolic.size import Symbol, free_symbols
+
+__all__ = ["Copied", "MemoryPlan", "walk"]
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """A value that is copied to where it is to be, and why it cannot be made there."""
+
+    value: Value
+    what: str
+    reason: str
+    node: Node
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.reason} ({self.node.line})"
+
+
+@dataclass(eq=False)
+class MemoryPlan:
+    """The allocation of each value of a program that is not in registers.
+
+    donated   the parameters whose memory may be written over
+    copies    what is copied nevertheless
+    updated   by the number of a result the parameter in whose memory it is
+    """
+
+    program: KernelProgram
+    donated: dict[int, int] = field(default_factory=dict)
+    copies: list[Copied] = field(default_factory=list)
+    updated: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.live = Liveness(self.program)
+        self.allocations = Allocations(self.live)
+        inputs = self.program.block.parameters
+        self.entry: set[Symbol] = {s for v in inputs for s in free_symbols(*v.shape)}
+
+    def is_sized(self, type_: TensorType) -> bool:
+        """Whether memory of a type can be made when the program begins."""
+        return self.entry.issuperset(free_symbols(*type_.shape))
+
+    def of(self, value: Value) -> Allocation | None:
+        """The allocation of a value; None: it is in registers."""
+        return self.allocations.of(value) if value in self.allocations else None
+
+    def join(self, a: Allocation, b: Allocation) -> str | None:
+        """Make one of two allocations; None, or why that cannot be."""
+        return self.allocations.join(a, b, is_sized=self.is_sized(a.type))
+
+
+def walk(block: Block) -> Iterator[tuple[Block, Equation]]:
+    """The equations of a block and of those in it, each before those within it."""
+    for equation in block.equations:
+        yield block, equation
+        for inner in blocks(equation.definition):
+            yield from walk(inner)

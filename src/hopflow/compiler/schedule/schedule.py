@@ -1,0 +1,140 @@
+"""The schedule: from a kernel program to loops, by passes in the order of the lists.
+
+Passes over kernel programs change what is computed where. Passes over memory decide
+which values share it. The loops are then written mechanically, and passes over loops
+merge and rearrange them.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+from hopflow.compiler.kernel_passes import Context
+from hopflow.compiler.kernel_passes.checks import split_checks
+from hopflow.compiler.kernel_passes.hoist import hoist
+from hopflow.compiler.kernel_passes.inline import inline
+from hopflow.compiler.kernel_passes.pack import pack
+from hopflow.compiler.kernel_program.printer import format_kernels
+from hopflow.compiler.kernel_program.program import KernelProgram
+from hopflow.compiler.kernel_program.registers import is_small
+from hopflow.compiler.kernel_program.rewriting import programs, updated_parameters
+from hopflow.compiler.kernel_program.verifier import verify_kernels
+from hopflow.compiler.layout import Layouts
+from hopflow.compiler.llvm.target import Target, host
+from hopflow.compiler.memory.in_place import in_place
+from hopflow.compiler.memory.place import place
+from hopflow.compiler.memory.plan import MemoryPlan
+from hopflow.compiler.memory.short_circuit import short_circuit
+from hopflow.compiler.memory.verifier import verify_memory
+from hopflow.compiler.schedule.builder import Builder
+from hopflow.compiler.schedule.fuse import fuse_loops
+from hopflow.compiler.schedule.interchange import move_steps_inside
+from hopflow.compiler.schedule.scheduler import Scheduler
+from hopflow.compiler.schedule.threads import bind_threads
+from hopflow.config import config
+from hopflow.graph.types import same_type
+from hopflow.logs import passing
+from hopflow.loop_ir.nest import Program, Stmt
+from hopflow.loop_ir.printer import format_program
+
+__all__ = ["schedule"]
+
+KERNEL_PASSES: Final[tuple[Callable[[KernelProgram, Context], None], ...]] = (
+    hoist,
+    split_checks,
+    inline,
+    pack,
+)
+MEMORY_PASSES: Final[tuple[Callable[[MemoryPlan], None], ...]] = (
+    place,
+    in_place,
+    short_circuit,
+)
+LOOP_PASSES: Final[tuple[Callable[[list[Stmt]], None], ...]] = (
+    fuse_loops,
+    move_steps_inside,
+    bind_threads,
+)
+
+
+def schedule(
+    program: KernelProgram,
+    target: Target | None = None,
+    donated: Sequence[int] = (),
+    layouts: Layouts = (),
+) -> Program:
+    """The loops of a kernel program, which the passes change.
+
+    Symbols become the sizes of the result. A trap names the number that the node of its
+    equation has in `meta`.
+
+    Args:
+        donated: Positions of inputs (sizes not counted) whose memory may be written
+            over. It becomes that of a result of the same type, unless such a result
+            would have to be made elsewhere first, and copied.
+        layouts: Of the inputs (sizes not counted); dense if it is empty. The strides of
+            the others are sizes of the result, after those of the program.
+    """
+    made: dict[KernelProgram, Program] = {}
+    for one in programs(program):
+        if one is program:
+            context = Context(_reusable(one, donated), layouts)
+        else:
+            context = Context(updated_parameters(one))
+        for run in KERNEL_PASSES:
+            with passing(run.__name__, one.name, partial(format_kernels, one)):
+                run(one, context)
+            if config.verify:
+                verify_kernels(one)
+        plan = planned(one, context.reused)
+        one.updated = plan.updated
+        builder = Builder(one.name, target or host(), plan)
+        made[one] = _loops(one, Scheduler(builder, plan, made), context.layouts)
+    return made[program]
+
+
+def planned(program: KernelProgram, reused: dict[int, int]) -> MemoryPlan:
+    """The memory of a program.
+
+    Args:
+        reused: By the number of a result the parameter whose memory it may take; those
+            that would have to be copied there are left out.
+    """
+    reused = dict(reused)
+    while True:
+        plan = MemoryPlan(program, donated=reused)
+        for run in MEMORY_PASSES:
+            run(plan)
+        if len(plan.updated) == len(reused):
+            if config.verify:
+                verify_memory(plan)
+            return plan
+        reused = dict(plan.updated)
+
+
+def _loops(program: KernelProgram, scheduler: Scheduler, layouts: Layouts) -> Program:
+    own = scheduler.b.program
+
+    def text() -> str:
+        return format_program(own)
+
+    with passing("loops", program.name, text):
+        scheduler.program(program, layouts)
+    for run in LOOP_PASSES:
+        with passing(run.__name__, program.name, text):
+            run(own.body)
+    return own
+
+
+def _reusable(program: KernelProgram, donated: Sequence[int]) -> dict[int, int]:
+    """The donated parameter whose memory each result may take: the first of its type."""
+    first = len(program.symbols)
+    types = [value.type for value in program.block.parameters]
+    free = [k + first for k in donated if not is_small(types[k + first])]
+    reused: dict[int, int] = {}
+    for j, value in enumerate(program.block.results):
+        found = next((k for k in free if same_type(types[k], value.type)), None)
+        if found is not None:
+            reused[j] = found
+            free.remove(found)
+    return reused
