@@ -13,6 +13,7 @@ import pytest
 import hopflow
 from hopflow.bind import bind
 from hopflow.compiler.callbacks import Callbacks
+from hopflow.compiler.llvm.target import host
 from hopflow.compiler.pipeline import lower
 from hopflow.compiler.runtime import compile_program
 from hopflow.errors import (
@@ -555,7 +556,7 @@ def test_a_program_must_be_told_what_it_calls() -> None:
     with pytest.raises(LoopIRError, match="was given no `host`"):
         run_loop_ir(program, [], [X])
     with pytest.raises(CompileError, match="was not told what"):
-        compile_program(program)(X)
+        compile_program(program, host())(X)
 
 
 def test_a_symbolic_trace_keeps_calls_that_nothing_reads(log: Calls) -> None:

@@ -19,11 +19,13 @@ from hopflow.compiler.kernel_program.printer import format_kernels
 from hopflow.compiler.kernel_program.program import KernelProgram
 from hopflow.compiler.kernel_program.verifier import verify_kernels
 from hopflow.compiler.layout import DENSE, Layouts, layout_of, strides_of
+from hopflow.compiler.llvm.target import CpuTarget, host
 from hopflow.compiler.owned import WORD, owned_array, result_words
 from hopflow.compiler.passes import PASSES
 from hopflow.compiler.passes.outline import called_functions, number
 from hopflow.compiler.runtime import Kernel, Trapped, compile_program
 from hopflow.compiler.schedule.scheduler import schedule
+from hopflow.compiler.target import Target
 from hopflow.compiler.traps import bounds_error, trap_error
 from hopflow.config import config
 from hopflow.errors import BoundsError, GraphError, KernelDisagreementError
@@ -46,13 +48,16 @@ from hopflow.tensor import EagerTensor
 _Call: TypeAlias = Callable[..., Trapped | None]
 
 _lock = RLock()
-# By the hash of a graph, its donated inputs, how its inputs lie in memory, and what
-# settings decide.
+# By the hash of a graph, the target, its donated inputs, how its inputs lie in memory,
+# and what settings decide.
 _kernels = KernelCache()
 
 
 def lower(
-    graph: Graph, donated: Sequence[int] = (), layouts: Layouts = ()
+    graph: Graph,
+    donated: Sequence[int] = (),
+    layouts: Layouts = (),
+    target: Target | None = None,
 ) -> tuple[Graph, Program]:
     """Run the passes over a copy of a graph, and schedule it.
 
@@ -62,17 +67,24 @@ def lower(
     Args:
         donated: Positions of inputs whose memory outputs may take; see `schedule`.
         layouts: How the inputs lie in memory.
+        target: What the program is for; None: the CPU we run on.
     """
     graph = number(clone(graph))
     _run_passes(graph)
     if config.verify:
         verify_kernels(kernel_program(graph))
-    program = schedule(graph, donated=donated, layouts=layouts)
+    target = _default_target() if target is None else target
+    program = schedule(graph, target=target, donated=donated, layouts=layouts)
     if config.check_bounds:
         program = with_bounds_checks(program)
     if config.verify:
         verify_program(program)
     return graph, program
+
+
+def _default_target() -> CpuTarget:
+    """What programs are compiled for if nobody says so."""
+    return host()
 
 
 def kernels_of(graph: Graph) -> KernelProgram:
@@ -101,11 +113,21 @@ class Executable:
     """
 
     @deep_recursion()
-    def __init__(self, graph: Graph, donated: Sequence[int] = ()) -> None:
-        """Compile `graph`; its outputs may take the memory of `donated` inputs."""
+    def __init__(
+        self,
+        graph: Graph,
+        donated: Sequence[int] = (),
+        target: CpuTarget | None = None,
+    ) -> None:
+        """Compile `graph`; its outputs may take the memory of `donated` inputs.
+
+        Args:
+            target: What it is compiled for; None: the CPU we run on.
+        """
         self.graph = graph
-        self.kernel = _kernel(graph, tuple(donated))
+        self.target = _default_target() if target is None else target
         self._donated = tuple(donated)
+        self.kernel = self._compiled()
         self._call = self._bound(self.kernel)
         self._variants: dict[Layouts, _Variant] = {}  # for inputs that are not dense
         inputs, outputs = self.kernel.program.inputs, self.kernel.program.outputs
@@ -214,6 +236,9 @@ class Executable:
             for shape, (dtype, _, source) in zip(shapes, self._results, strict=True)
         ]
 
+    def _compiled(self, layouts: Layouts = ()) -> Kernel:
+        return _kernel(self.graph, self.target, self._donated, layouts)
+
     @cached_property
     def _dense(self) -> "_Variant":
         """What runs where all inputs are dense."""
@@ -248,7 +273,7 @@ class Executable:
         if all(layout == DENSE for layout in layouts):
             return self._dense
         if layouts not in self._variants:
-            kernel = _kernel(self.graph, self._donated, layouts)
+            kernel = self._compiled(layouts)
             found = self._made_variant(kernel, self._bound(kernel))
             self._variants[layouts] = found
         strides = strides_of(arrays, layouts)
@@ -308,10 +333,10 @@ def _where(graph: Graph, symbol: Var) -> tuple[int, int]:
 
 
 def _kernel(
-    graph: Graph, donated: tuple[int, ...] = (), layouts: Layouts = ()
+    graph: Graph, target: CpuTarget, donated: tuple[int, ...], layouts: Layouts
 ) -> Kernel:
     settings = config.check_bounds, config.guard_pages
-    key = structural_hash(graph), donated, layouts, settings
+    key = structural_hash(graph), target, donated, layouts, settings
     with _lock:
         known = _kernels.find(key)
         if known is not None:
@@ -319,10 +344,10 @@ def _kernel(
             return known
         counts.compiles += 1
         with span("lower", graph=graph.name):
-            _, program = lower(graph, donated, layouts)
+            _, program = lower(graph, donated, layouts, target)
         counts.functions += len(functions(program))
         with span("compile", graph=graph.name):
-            kernel = compile_program(program)
+            kernel = compile_program(program, target)
         _kernels.add(key, kernel)
         return kernel
 

@@ -23,7 +23,7 @@ from hopflow import dtypes
 from hopflow.compiler.llvm.memory import Memory
 from hopflow.compiler.llvm.module import HOT, Function, Module
 from hopflow.compiler.llvm.statements import Emitter
-from hopflow.compiler.llvm.target import Target
+from hopflow.compiler.llvm.target import CpuTarget
 from hopflow.compiler.llvm.types import literal, register_type
 from hopflow.compiler.plan import size_in_bytes
 from hopflow.dtypes import DType
@@ -90,7 +90,12 @@ class Wrapper:
     """
 
     def __init__(
-        self, module: Module, name: str, routine: Routine, dtype: DType, target: Target
+        self,
+        module: Module,
+        name: str,
+        routine: Routine,
+        dtype: DType,
+        target: CpuTarget,
     ) -> None:
         kinds = {"i32": dtypes.int32, "i64": dtypes.int64, "any": dtype, "f": dtype}
         arrays = [array.name for array in routine.arrays]

@@ -36,7 +36,7 @@ from hopflow.compiler.llvm.module import (
 )
 from hopflow.compiler.llvm.statements import Emitter
 from hopflow.compiler.llvm.stubs import HEADER
-from hopflow.compiler.llvm.target import Target
+from hopflow.compiler.llvm.target import CpuTarget
 from hopflow.compiler.plan import ALIGNMENT, ArenaPlan, plan
 from hopflow.compiler.private import private_buffers
 from hopflow.loop_ir import walk
@@ -67,13 +67,13 @@ class Emission:
     constants: Constants = field(default_factory=dict)
 
 
-def emit_llvm(program: Program, arena: ArenaPlan, target: Target) -> str:
+def emit_llvm(program: Program, arena: ArenaPlan, target: CpuTarget) -> str:
     """The LLVM IR of `program`, for reading."""
     return emit(program, arena, target).text
 
 
 def emit(
-    program: Program, arena: ArenaPlan, target: Target, *, guarded: bool = False
+    program: Program, arena: ArenaPlan, target: CpuTarget, *, guarded: bool = False
 ) -> Emission:
     """The LLVM IR of `program`, whose arena is laid out as `arena` says.
 
@@ -95,7 +95,7 @@ class _FunctionEmitter:
         self,
         program: Program,
         module: Module,
-        target: Target,
+        target: CpuTarget,
         constants: "Constants",
         arena: ArenaPlan | None = None,
     ) -> None:

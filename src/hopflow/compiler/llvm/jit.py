@@ -9,11 +9,12 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, Final, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
-from hopflow.compiler.llvm.target import Target, host
+from hopflow.compiler.llvm.target import CpuTarget
 from hopflow.errors import CompileError
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 # LLVM may call these of its own accord.
@@ -35,9 +36,9 @@ class Library:
 
 
 class Jit:
-    """A compiler and a linker for one target. Use `jit()`, which keeps the only one."""
+    """A compiler and a linker for one target. Use `jit`, which keeps the only one."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: CpuTarget) -> None:
         import llvmlite.binding as llvm  # loads LLVM, which takes a while
 
         llvm.initialize_native_target()
@@ -140,27 +141,29 @@ def _passes(llvm: Any) -> Any:
     return passes
 
 
-def once(make: Callable[[], T]) -> Callable[[], T]:
-    """A function that gives what `make` gave the first time, in whichever thread: what
-    holds native code must not be made twice, for one of the two would be freed."""
+def once(make: Callable[P, T]) -> Callable[P, T]:
+    """A function that returns what `make` returned for the same arguments the first
+    time, in whichever thread: what holds native code must not be made twice, for one of
+    the two would be freed."""
     lock = threading.RLock()
-    made: list[T] = []
+    made: dict[tuple[Any, ...], T] = {}
 
     @wraps(make)
-    def get() -> T:
-        if not made:
+    def get(*args: P.args, **named: P.kwargs) -> T:
+        key = (args, tuple(named.items()))
+        if key not in made:
             with lock:
-                if not made:
-                    made.append(make())
-        return made[0]
+                if key not in made:
+                    made[key] = make(*args, **named)
+        return made[key]
 
     return get
 
 
 @once
-def jit() -> Jit:
-    """The process's compiler, for the CPU we run on."""
-    return Jit(host())
+def jit(target: CpuTarget) -> Jit:
+    """The process's compiler for a target, which must be a CPU that can run here."""
+    return Jit(target)
 
 
 @once

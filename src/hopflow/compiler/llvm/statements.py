@@ -25,7 +25,7 @@ from hopflow.compiler.llvm.memory import (
 )
 from hopflow.compiler.llvm.module import OPAQUE, RARE, Function
 from hopflow.compiler.llvm.stubs import INTERRUPTED, OUT_OF_MEMORY, TRAP_VALUES
-from hopflow.compiler.llvm.target import Target
+from hopflow.compiler.llvm.target import CpuTarget
 from hopflow.compiler.llvm.types import register_type
 from hopflow.compiler.plan import ALIGNMENT, size_in_bytes
 from hopflow.loop_ir import expr as e
@@ -60,7 +60,7 @@ from hopflow.ops.opdef import MOST_BYTES
 class Emitter:
     """Emits the statements of one program into one function."""
 
-    def __init__(self, f: Function, memory: Memory, target: Target) -> None:
+    def __init__(self, f: Function, memory: Memory, target: CpuTarget) -> None:
         self.f, self.memory, self.target = f, memory, target
         self.values = ScalarEvaluator(f, memory)
         self.status = f.slot("i64", "status")

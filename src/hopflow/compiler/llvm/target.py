@@ -1,4 +1,4 @@
-"""The machine that code is made for."""
+"""The CPU that code is made for."""
 
 import platform
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ compile."""
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class CpuTarget:
     """A CPU, as LLVM names it and its features ("+avx2,-avx512f")."""
 
     triple: str
@@ -63,7 +63,7 @@ class Target:
 
 
 @cache
-def host() -> Target:
+def host() -> CpuTarget:
     """The CPU we run on.
 
     Raises:
@@ -79,6 +79,6 @@ def host() -> Target:
     machine = llvm.Target.from_triple(triple).create_target_machine(
         cpu=cpu, features=features, reloc="pic", codemodel="small"
     )
-    target = Target(triple, str(machine.target_data), cpu, features)
+    target = CpuTarget(triple, str(machine.target_data), cpu, features)
     target.check()
     return target

@@ -6,7 +6,6 @@ from typing import Any
 
 from hopflow import dtypes
 from hopflow.compiler.kernel_program.definitions import Function, axes
-from hopflow.compiler.llvm.target import Target
 from hopflow.compiler.schedule.places import (
     REGISTER_LIMIT,
     Epoch,
@@ -22,6 +21,7 @@ from hopflow.compiler.schedule.places import (
     static_size,
 )
 from hopflow.compiler.schedule.sizes import computed
+from hopflow.compiler.target import Target
 from hopflow.dtypes import DType
 from hopflow.errors import CompileError
 from hopflow.graph.core import Graph, Node, plain_symbol

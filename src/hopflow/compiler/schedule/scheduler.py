@@ -9,7 +9,6 @@ from hopflow import dtypes
 from hopflow.compiler.kernel_program.definitions import axes
 from hopflow.compiler.layout import Layout, Layouts, given_strides
 from hopflow.compiler.liveness import Liveness
-from hopflow.compiler.llvm.target import Target, host
 from hopflow.compiler.passes.stack_products import has_few_rows
 from hopflow.compiler.schedule import carries
 from hopflow.compiler.schedule.builder import Builder
@@ -28,6 +27,7 @@ from hopflow.compiler.schedule.places import (
     static_size,
 )
 from hopflow.compiler.schedule.threads import bind_threads
+from hopflow.compiler.target import Target
 from hopflow.errors import CompileError
 from hopflow.graph.core import Constant, Graph, Node, Var, plain_symbol, size_of
 from hopflow.graph.rewriting import effects, reader
@@ -73,7 +73,7 @@ LARGEST_COPY = 1 << 22
 
 def schedule(
     graph: Graph,
-    target: Target | None = None,
+    target: Target,
     donated: Sequence[int] = (),
     layouts: Layouts = (),
 ) -> Program:
@@ -90,8 +90,7 @@ def schedule(
             of the others are sizes of the program, after those of the graph.
     """
     reused = _reusable(graph, donated)
-    own = target or host()
-    return _scheduled(graph, lambda: Builder(graph.name, own), reused, layouts)
+    return _scheduled(graph, lambda: Builder(graph.name, target), reused, layouts)
 
 
 def _scheduled(
