@@ -13,9 +13,9 @@ import pytest
 import hopflow
 from hopflow.bind import bind
 from hopflow.compiler.callbacks import Callbacks
-from hopflow.compiler.llvm.target import host
+from hopflow.compiler.cpu.runtime import compile_program
+from hopflow.compiler.cpu.target import host
 from hopflow.compiler.pipeline import lower
-from hopflow.compiler.runtime import compile_program
 from hopflow.errors import (
     ArgumentTypeError,
     ArgumentValueError,

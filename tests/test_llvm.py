@@ -15,11 +15,11 @@ import pytest
 
 import hopflow as hf
 from hopflow import dtypes
-from hopflow.compiler import guarded
-from hopflow.compiler.llvm.jit import jit
-from hopflow.compiler.llvm.target import CpuTarget, host
+from hopflow.compiler.cpu import guarded
+from hopflow.compiler.cpu.jit import jit
+from hopflow.compiler.cpu.runtime import Kernel, compile_program
+from hopflow.compiler.cpu.target import CpuTarget, host
 from hopflow.compiler.pipeline import Executable
-from hopflow.compiler.runtime import Kernel, compile_program
 from hopflow.dtypes import DType, bool_, float32, float64, int64
 from hopflow.errors import CompileError
 from hopflow.loop_ir import expr as e

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from hopflow import dtypes
-from hopflow.compiler.llvm.blas import fortran
-from hopflow.compiler.llvm.target import host
-from hopflow.compiler.runtime import Kernel, Trapped, compile_program
+from hopflow.compiler.cpu.blas import fortran
+from hopflow.compiler.cpu.runtime import Kernel, Trapped, compile_program
+from hopflow.compiler.cpu.target import host
 from hopflow.dtypes import DType, bool_, float32, float64, int32, int64
 from hopflow.errors import CompileError
 from hopflow.loop_ir import expr as e

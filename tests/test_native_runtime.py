@@ -11,8 +11,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from hopflow.compiler.llvm.target import host
-from hopflow.compiler.runtime import Kernel, compile_program, interrupt
+from hopflow.compiler.cpu.runtime import Kernel, compile_program, interrupt
+from hopflow.compiler.cpu.target import host
 from hopflow.dtypes import float64, int64
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.nest import (

@@ -13,8 +13,8 @@ import pytest
 
 import hopflow as hf
 from hopflow import dtypes
-from hopflow.compiler.llvm.target import host
-from hopflow.compiler.runtime import compile_program
+from hopflow.compiler.cpu.runtime import compile_program
+from hopflow.compiler.cpu.target import host
 from hopflow.config import config
 from hopflow.dtypes import float64
 from hopflow.errors import (
@@ -473,8 +473,8 @@ def test_a_program_of_another_size_ends_at_a_closed_page_if_nothing_compares() -
     script = """
         import numpy as np
         import hopflow as hf
-        from hopflow.compiler import runtime
-        from hopflow.compiler.llvm.stubs import NUMBER
+        from hopflow.compiler.cpu import runtime
+        from hopflow.compiler.cpu.stubs import NUMBER
         from hopflow.testing.mutants import MUTANTS
 
         def nothing(program):

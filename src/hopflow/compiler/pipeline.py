@@ -13,17 +13,17 @@ from hopflow.compiler.bounds import with_bounds_checks
 from hopflow.compiler.cache import KernelCache
 from hopflow.compiler.callbacks import Callbacks
 from hopflow.compiler.compared import difference, is_comparable
+from hopflow.compiler.cpu.runtime import Kernel, Trapped, compile_program
+from hopflow.compiler.cpu.target import CpuTarget, host
 from hopflow.compiler.entry_sizes import CallSizes, call_sizes, failed_check
 from hopflow.compiler.kernel_program.building import kernel_program
 from hopflow.compiler.kernel_program.printer import format_kernels
 from hopflow.compiler.kernel_program.program import KernelProgram
 from hopflow.compiler.kernel_program.verifier import verify_kernels
 from hopflow.compiler.layout import DENSE, Layouts, layout_of, strides_of
-from hopflow.compiler.llvm.target import CpuTarget, host
 from hopflow.compiler.owned import WORD, owned_array, result_words
 from hopflow.compiler.passes import PASSES
 from hopflow.compiler.passes.outline import called_functions, number
-from hopflow.compiler.runtime import Kernel, Trapped, compile_program
 from hopflow.compiler.schedule.scheduler import schedule
 from hopflow.compiler.target import Target
 from hopflow.compiler.traps import bounds_error, trap_error

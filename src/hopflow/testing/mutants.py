@@ -17,7 +17,7 @@ from hopflow import dtypes
 from hopflow.autograd import operators, recorded, rules
 from hopflow.batching import graphs
 from hopflow.compiler import entry_sizes, pipeline
-from hopflow.compiler.llvm.vector import VectorLoop
+from hopflow.compiler.cpu.vector import VectorLoop
 from hopflow.compiler.passes import PASSES
 from hopflow.compiler.schedule import places
 from hopflow.config import config

@@ -12,10 +12,9 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from hopflow.compiler import guarded
-from hopflow.compiler.llvm import library, parallel
-from hopflow.compiler.llvm.emit import Emission, emit
-from hopflow.compiler.llvm.jit import (
+from hopflow.compiler.cpu import guarded, library, parallel
+from hopflow.compiler.cpu.emit import Emission, emit
+from hopflow.compiler.cpu.jit import (
     Library,
     address_of,
     always_linked,
@@ -23,8 +22,8 @@ from hopflow.compiler.llvm.jit import (
     jit,
     once,
 )
-from hopflow.compiler.llvm.stubs import DENSE, NUMBER, PYTHON, STRIDED, TEXT
-from hopflow.compiler.llvm.target import CpuTarget
+from hopflow.compiler.cpu.stubs import DENSE, NUMBER, PYTHON, STRIDED, TEXT
+from hopflow.compiler.cpu.target import CpuTarget
 from hopflow.compiler.owned import WORD, result_words
 from hopflow.compiler.plan import plan
 from hopflow.config import config

@@ -4,10 +4,11 @@ Each is compiled when a program first needs it, once in a process, and stays.
 """
 
 from hopflow import dtypes
-from hopflow.compiler.llvm import blas, expressions, gemm, lapack, sort
-from hopflow.compiler.llvm.jit import Library, always_linked, c_symbols, jit, once
+from hopflow.compiler.cpu import blas, gemm, lapack, sort
+from hopflow.compiler.cpu.jit import Library, always_linked, c_symbols, jit, once
+from hopflow.compiler.cpu.target import CpuTarget
+from hopflow.compiler.llvm import expressions
 from hopflow.compiler.llvm.module import Module
-from hopflow.compiler.llvm.target import CpuTarget
 from hopflow.loop_ir.routines import ROUTINES
 
 

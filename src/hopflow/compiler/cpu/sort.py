@@ -1,9 +1,9 @@
 """Sorting: a stable merge sort of positions, as a program of the Loop IR."""
 
 from hopflow import dtypes
-from hopflow.compiler.llvm.blas import Wrapper
+from hopflow.compiler.cpu.blas import Wrapper
+from hopflow.compiler.cpu.target import CpuTarget
 from hopflow.compiler.llvm.module import Module
-from hopflow.compiler.llvm.target import CpuTarget
 from hopflow.dtypes import DType
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr

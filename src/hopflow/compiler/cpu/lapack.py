@@ -6,9 +6,9 @@ from functools import partial
 from typing import Final
 
 from hopflow import dtypes
-from hopflow.compiler.llvm.blas import Wrapper
+from hopflow.compiler.cpu.blas import Wrapper
+from hopflow.compiler.cpu.target import CpuTarget
 from hopflow.compiler.llvm.module import Module
-from hopflow.compiler.llvm.target import CpuTarget
 from hopflow.dtypes import DType
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr, Index

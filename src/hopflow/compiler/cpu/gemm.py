@@ -15,10 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from hopflow.compiler.llvm.blas import Wrapper
-from hopflow.compiler.llvm.module import HOT, Function, Module
+from hopflow.compiler.cpu.blas import Wrapper
+from hopflow.compiler.cpu.target import HOT, CpuTarget
+from hopflow.compiler.llvm.module import Function, Module
 from hopflow.compiler.llvm.operations import broadcast
-from hopflow.compiler.llvm.target import CpuTarget
 from hopflow.compiler.llvm.types import lanes, overload, register_type
 from hopflow.dtypes import DType
 from hopflow.loop_ir.routines import Routine

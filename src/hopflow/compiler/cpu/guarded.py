@@ -13,8 +13,8 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from hopflow.compiler.llvm.jit import Library, c_symbols, jit, once
-from hopflow.compiler.llvm.target import CpuTarget
+from hopflow.compiler.cpu.jit import Library, c_symbols, jit, once
+from hopflow.compiler.cpu.target import CpuTarget
 from hopflow.compiler.owned import owned_array
 from hopflow.loop_ir.nest import Program
 
