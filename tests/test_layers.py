@@ -24,7 +24,7 @@ CODE = ("src", "tests", "property_tests", "benchmarks", "examples")
 ORDER = (
     (
         *("errors", "synonyms", "config", "logs", "stats", "pytree", "dtypes"),
-        *("agreement", "recursion", "pickling", "tracebacks", "entries"),
+        *("agreement", "devices", "recursion", "pickling", "tracebacks", "entries"),
     ),
     ("symbolic",),
     ("graph", "loop_ir"),

@@ -162,7 +162,7 @@ class Executable:
                 ShapeError, ArgumentRangeError: what stopped the program, with the
                 user's line.
             Exception: what a callback raised.
-            InvalidTensorError: an argument must not be used any more.
+            InvalidTensorError, DeviceError: the host may not use an argument.
             MemoryError: there is no room for a result, or for what leads to it.
         """
         if self._updated:
@@ -170,8 +170,8 @@ class Executable:
         arrays, dense = [], True
         for arg in args:
             storage = arg._storage
-            if storage is not None and storage.invalid is not None:
-                arg.check_valid()
+            if storage is not None and storage.barred:
+                arg.check_host()
             array = arg.array
             dense = dense and array.flags.c_contiguous
             arrays.append(array)
@@ -214,7 +214,7 @@ class Executable:
         """The arguments; of those that are written over and seen by others, copies."""
         own = list(args)
         for k in self._updated:
-            args[k].check_valid()
+            args[k].check_host()
             is_once = sum(arg is args[k] for arg in args) == 1
             if not (is_once and _is_alone(args[k])):
                 own[k] = EagerTensor(args[k].array.copy())
