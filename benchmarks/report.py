@@ -13,7 +13,7 @@ from statistics import mean, median
 from typing import Any
 
 from benchmarks.measure import Row, Times
-from hopflow.compiler.llvm.target import host
+from hopflow.compiler.cpu.target import host
 
 LIBRARIES = ("jax", "jaxlib", "llvmlite", "numpy", "scipy")
 

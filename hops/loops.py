@@ -450,7 +450,7 @@ def stacked(rows: Sequence[Sequence[Value]]) -> list[Value]:
 
 def _stack(values: Sequence[Value]) -> Value:
     if current().is_eager and len({v.type for v in values}) == 1:
-        arrays = [v.array for v in values if isinstance(v, EagerTensor)]
+        arrays = [v.host_array for v in values if isinstance(v, EagerTensor)]
         if len(arrays) == len(values):
             weak = all(v.type.weak for v in values)
             memory = Storage(private=True)

@@ -457,7 +457,7 @@ class _Liar:
 def bad_values() -> dict[str, Any]:
     """Values by what they are: each is wrong for most arguments."""
     donated = EagerTensor(np.zeros((3, 4), np.float32))
-    donated.storage.invalid = "donated"
+    donated.storage.invalidate("donated")
     return {
         "None": None,
         "object": object(),

@@ -13,8 +13,9 @@ import pytest
 import hopflow
 from hopflow.bind import bind
 from hopflow.compiler.callbacks import Callbacks
+from hopflow.compiler.cpu.runtime import compile_program
+from hopflow.compiler.cpu.target import host
 from hopflow.compiler.pipeline import lower
-from hopflow.compiler.runtime import compile_program
 from hopflow.errors import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -555,7 +556,7 @@ def test_a_program_must_be_told_what_it_calls() -> None:
     with pytest.raises(LoopIRError, match="was given no `host`"):
         run_loop_ir(program, [], [X])
     with pytest.raises(CompileError, match="was not told what"):
-        compile_program(program)(X)
+        compile_program(program, host())(X)
 
 
 def test_a_symbolic_trace_keeps_calls_that_nothing_reads(log: Calls) -> None:

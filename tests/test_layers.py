@@ -24,7 +24,7 @@ CODE = ("src", "tests", "property_tests", "benchmarks", "examples")
 ORDER = (
     (
         *("errors", "synonyms", "config", "logs", "stats", "pytree", "dtypes"),
-        *("agreement", "recursion", "pickling", "tracebacks", "entries"),
+        *("agreement", "devices", "recursion", "pickling", "tracebacks", "entries"),
     ),
     ("symbolic",),
     ("graph", "loop_ir"),
@@ -44,8 +44,15 @@ HOPS = (
     *("bodies", "own_rules", "derived", "schema", "base", "loops", "padded"),
     *("branches", "cond", "switch", "while_loop", "scan", "map"),
 )
-# Above it in the order, and yet not for it: operators bring their own lowering.
-FORBIDDEN = {"compiler": ("hops", "autograd")}
+# Above it in the order, or in the same folder, and yet not for it.
+FORBIDDEN = {
+    "compiler": ("hops", "autograd"),  # operators bring their own lowering
+    # What targets share knows none of them; and before emission, nothing of LLVM.
+    "compiler.passes": ("compiler.llvm", "compiler.cpu"),
+    "compiler.kernel_program": ("compiler.llvm", "compiler.cpu"),
+    "compiler.schedule": ("compiler.llvm", "compiler.cpu"),
+    "compiler.llvm": ("compiler.cpu",),
+}
 # Third-party libraries that one folder alone may import.
 HOMES = {"sympy": "symbolic"}
 
@@ -89,6 +96,10 @@ def modules_of(src: Path) -> dict[str, Path]:
 def component(module: str) -> str:
     """What has a place in `ORDER`: "graph" of "hopflow.graph.node"."""
     return [*module.split("."), "__init__"][1]
+
+
+def is_within(module: str, folder: str) -> bool:
+    return f"{module}.".startswith(f"{PACKAGE}.{folder}.")
 
 
 def is_ours(module: str) -> bool:
@@ -169,12 +180,14 @@ def breaks_the_order(edge: Import) -> str | None:
     for name in (here, there):
         if name not in RANK:
             return f"{edge}, and ORDER has no place for `{name}`"
+    for folder, others in FORBIDDEN.items():
+        for other in others if is_within(edge.importer, folder) else ():
+            if is_within(edge.imported, other):
+                return f"{edge}: `{folder}` may not import `{other}`"
     if here == there:
         if here == "hops" and hops_rank(edge.imported) > hops_rank(edge.importer):
             return f"{edge}, which comes later in hops/"
         return None
-    if there in FORBIDDEN.get(here, ()):
-        return f"{edge}: `{here}` may not import `{there}`"
     if RANK[there] > RANK[here]:
         return f"{edge}, which is below it in the order"
     return None
@@ -290,6 +303,16 @@ def findings(tmp_path: Path) -> Findings:
         ("hops/flex.py", "from hopflow.hops import x", "later in hops/"),
         ("compiler/a.py", "from hopflow.hops import cond", "may not import `hops`"),
         ("compiler/a.py", "import hopflow.autograd", "may not import `autograd`"),
+        (
+            "compiler/llvm/a.py",
+            "from hopflow.compiler.cpu import jit",
+            "`compiler.llvm` may not import `compiler.cpu`",
+        ),
+        (
+            "compiler/schedule/a.py",
+            "from ..llvm import types",
+            "`compiler.schedule` may not import `compiler.llvm`",
+        ),
         ("helpers.py", "import hopflow.errors", "no place for `helpers`"),
         ("graph/a.py", "if True:\n    import hopflow.ops", "below it in the order"),
         (
@@ -321,6 +344,8 @@ def test_an_import_down_the_order_is_found(
         ("hops/flex.py", "from hopflow.hops.check import x"),
         ("hops/__init__.py", "from hopflow.hops.flex import x"),
         ("compiler/llvm/a.py", "from hopflow.compiler.plan import x"),
+        ("compiler/cpu/a.py", "from hopflow.compiler.llvm import types"),
+        ("compiler/a.py", "from hopflow.compiler.cpu import runtime"),
         ("cli.py", "import hopflow as hf"),
     ],
 )

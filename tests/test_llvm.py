@@ -13,11 +13,13 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
+import hopflow as hf
 from hopflow import dtypes
-from hopflow.compiler import guarded
-from hopflow.compiler.llvm.jit import Jit, jit
-from hopflow.compiler.llvm.target import Target, host
-from hopflow.compiler.runtime import Kernel, compile_program
+from hopflow.compiler.cpu import guarded
+from hopflow.compiler.cpu.jit import jit
+from hopflow.compiler.cpu.runtime import Kernel, compile_program
+from hopflow.compiler.cpu.target import CpuTarget, host
+from hopflow.compiler.pipeline import Executable
 from hopflow.dtypes import DType, bool_, float32, float64, int64
 from hopflow.errors import CompileError
 from hopflow.loop_ir import expr as e
@@ -44,6 +46,7 @@ from hopflow.loop_ir.nest import (
     Var,
     While,
 )
+from hopflow.tensor import EagerTensor
 
 pytestmark = pytest.mark.slow
 
@@ -148,7 +151,7 @@ def compare(
     serial: Program | None = None,
 ) -> list[NDArray]:
     """Run native code and the interpreter; they must agree bit by bit."""
-    kernel = native if isinstance(native, Kernel) else compile_program(native)
+    kernel = native if isinstance(native, Kernel) else compile_program(native, host())
     wanted = interpreter.run(serial or kernel.program, sizes, inputs)
     got: list[NDArray] = call(kernel, sizes, inputs)
     for k, (x, y) in enumerate(zip(got, wanted, strict=True)):
@@ -216,7 +219,7 @@ def samples(dtype: DType, random: np.random.Generator, count: int) -> NDArray:
         return mixed.astype(dtype.dtype)
 
 
-def check_operations(compiler: Jit) -> None:
+def check_operations(target: CpuTarget) -> None:
     """Compare every operation on every dtype, one by one and as vectors."""
     for dtype in dtypes.ALL:
         random = np.random.default_rng(dtype.bits)
@@ -240,14 +243,14 @@ def check_operations(compiler: Jit) -> None:
             loop = For(J, e.index(75), body, True, vector(width))
             native = program([loop], inputs=cases[0][2], outputs=outputs)
             wanted = wanted or interpreter.run(native, [], inputs)
-            got = call(Kernel(native, compiler), [], inputs)
+            got = call(Kernel(native, target), [], inputs)
             for (op, _, _), x, y in zip(cases, got, wanted, strict=True):
                 assert_same_bits(x, y, f"{op} of {dtype} in {width} lanes")
 
 
-def avx2() -> Jit:
-    """Code for a CPU without masks and gathers, which this one runs too."""
-    return Jit(dataclasses.replace(host(), cpu="haswell", features=AVX2))
+def avx2() -> CpuTarget:
+    """A CPU without masks and gathers, whose code this one runs too."""
+    return dataclasses.replace(host(), cpu="haswell", features=AVX2)
 
 
 @pytest.mark.parametrize("target", ["host", "avx2"])
@@ -278,7 +281,7 @@ def test_a_mathematical_function_has_the_same_bits_in_any_number_of_lanes() -> N
             body.append(Store(out, (AT,), e.call(name, *args[: 1 + two])))
         loop = For(J, SIZE, body, True, vector(width))
         native = program([loop], sizes=[N], inputs=[x, y], outputs=outputs)
-        results.append(call(compile_program(native), [50], inputs))
+        results.append(call(compile_program(native, host()), [50], inputs))
     for result in results[1:]:
         for got, wanted, name in zip(result, results[0], names, strict=True):
             assert_same_bits(got, wanted, name)
@@ -362,16 +365,16 @@ def test_every_access_of_a_vector_loop_agrees_for_every_remainder(
 ) -> None:
     if target == "avx2" and not host().has("avx2"):
         pytest.skip("not an x86 CPU")
-    compiler = jit() if target == "host" else avx2()
+    cpu = host() if target == "host" else avx2()
     random = np.random.default_rng(0)
-    symbolic = {w: Kernel(access(dtype, w, SIZE), compiler) for w in (4, 8, 32)}
+    symbolic = {w: Kernel(access(dtype, w, SIZE), cpu) for w in (4, 8, 32)}
     for n in (1, 2, 3, 7, 8, 9, 31, 33, 70):
         a = random.integers(-100, 100, 3 * n + 8).astype(dtype.dtype)
         inputs = [a, random.permutation(n), np.resize(a, (n, 5))]
         serial = access(dtype, 1, SIZE)
         for kernel in symbolic.values():
             compare(kernel, lengths(n), inputs, serial)
-        fixed = Kernel(access(dtype, 8, e.index(n)), compiler)
+        fixed = Kernel(access(dtype, 8, e.index(n)), cpu)
         compare(fixed, lengths(n), inputs, serial)
 
 
@@ -417,16 +420,17 @@ def test_where_a_condition_is_false_no_memory_is_read(
 ) -> None:
     if target == "avx2" and not host().has("avx2"):
         pytest.skip("not an x86 CPU")
-    compiler = jit() if target == "host" else avx2()
+    cpu = host() if target == "host" else avx2()
     random = np.random.default_rng(0)
-    symbolic = {w: Kernel(conditional(dtype, w, SIZE), compiler) for w in (1, 8, 32)}
+    symbolic = {w: Kernel(conditional(dtype, w, SIZE), cpu) for w in (1, 8, 32)}
     for n in (1, 2, 3, 8, 31, 33, 70):
         a = random.integers(-100, 100, n).astype(dtype.dtype)
-        inputs = list(map(guarded.copied, (a, random.permutation(n), a[:0])))
+        arrays = (a, random.permutation(n), a[:0])
+        inputs = [guarded.copied(x, host()) for x in arrays]
         serial = conditional(dtype, 1, SIZE)
         for kernel in symbolic.values():
             compare(kernel, [n], inputs, serial)
-        fixed = Kernel(conditional(dtype, 8, e.index(n)), compiler)
+        fixed = Kernel(conditional(dtype, 8, e.index(n)), cpu)
         compare(fixed, [n], inputs, serial)
 
 
@@ -473,7 +477,7 @@ def test_an_accumulator_is_combined_in_an_order_that_the_extent_decides(
         inputs=[x],
         outputs=[out],
     )
-    kernel = compile_program(native)
+    kernel = compile_program(native, host())
     random = np.random.default_rng(0)
     for n in (1, 63, 64, 65, 1000):
         values = (random.standard_normal(n) * 3).astype(dtype.dtype)
@@ -623,7 +627,7 @@ def test_a_strided_source_is_copied_element_by_element() -> None:
     )
     out = Buffer("out", float32, (e.index(3), e.index(4)), "output")
     columns = np.arange(12, dtype=np.float32).reshape(4, 3)
-    kernel = compile_program(program([Copy(out, x)], inputs=[x], outputs=[out]))
+    kernel = compile_program(program([Copy(out, x)], inputs=[x], outputs=[out]), host())
     [got] = call(kernel, [], [columns])
     np.testing.assert_array_equal(got, columns.T)
 
@@ -701,7 +705,7 @@ def test_a_trap_leaves_with_its_site_and_values() -> None:
         outputs=[out],
         arena=[t],
     )
-    kernel = compile_program(native)
+    kernel = compile_program(native, host())
     assert call(kernel, [3], [np.array([3, 0, -7], np.int32)]) == (1, 2, -7)
     assert call(kernel, [3], [np.array([3, 0, 7], np.int32)])[0] == 1
 
@@ -715,37 +719,51 @@ def test_a_deep_chain_of_operations_is_emitted_without_recursion() -> None:
     native = program(
         [Declare(x, e.const(0, float64)), Store(out, (), value)], outputs=[out]
     )
-    assert call(compile_program(native), [], [])[0] == 5000
+    assert call(compile_program(native, host()), [], [])[0] == 5000
 
 
 # --- targets --------------------------------------------------------------------------
 
 
 def test_a_reduction_is_wider_than_another_loop() -> None:
-    target = Target("x86_64-unknown-linux-gnu", "", "skylake", AVX2)
+    target = CpuTarget("x86_64-unknown-linux-gnu", "", "skylake", AVX2)
     assert target.vector_width(float64) == 4
     assert target.vector_width(dtypes.float16) == 8
     assert target.vector_width(float32, reduces=True) == 32
 
 
 def test_a_cpu_without_fma_is_refused() -> None:
-    target = Target("x86_64-unknown-linux-gnu", "", "core2", "+sse4.2,+avx2,-fma")
+    target = CpuTarget("x86_64-unknown-linux-gnu", "", "core2", "+sse4.2,+avx2,-fma")
     with pytest.raises(CompileError, match=r"lacks fma, f16c\."):
         target.check()
 
 
+def test_a_graph_is_compiled_once_for_each_target() -> None:
+    if not host().has("avx2"):
+        pytest.skip("not an x86 CPU")
+    x = EagerTensor(np.linspace(-3, 3, 75))
+    graph = hf.trace(lambda x: hf.sin(x) * 2.0, x).graph
+    here, older = Executable(graph), Executable(graph, target=avx2())
+    assert Executable(graph, target=host()).kernel is here.kernel
+    assert Executable(graph, target=avx2()).kernel is older.kernel
+    assert here.kernel is not older.kernel
+    assert "vector 4 " in older.loop_ir
+    [x_here], [x_older] = here([x]), older([x])
+    assert_same_bits(x_here.array, x_older.array, "sin")
+
+
 def test_invalid_text_is_a_compile_error() -> None:
     with pytest.raises(CompileError, match="invalid LLVM IR"):
-        jit().compile("define i64 @f() { ret i32 0 }")
+        jit(host()).compile("define i64 @f() { ret i32 0 }")
 
 
 def test_a_missing_symbol_is_a_compile_error() -> None:
-    code = jit().compile(
+    code = jit(host()).compile(
         "declare void @nowhere()\ndefine void @f() { call void @nowhere() ret void }"
     )
     with pytest.raises(CompileError, match="linking failed"):
-        jit().link(code, ["f"], {})
+        jit(host()).link(code, ["f"], {})
 
 
 if __name__ == "__main__":
-    check_operations(jit() if sys.argv[1] == "host" else avx2())
+    check_operations(host() if sys.argv[1] == "host" else avx2())

@@ -9,7 +9,7 @@ import pytest
 import hopflow as hf
 from hopflow import dtypes
 from hopflow.compiler import pipeline
-from hopflow.compiler.llvm import segments
+from hopflow.compiler.cpu import segments
 from hopflow.errors import CheckError
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import walk

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from hopflow import dtypes
-from hopflow.compiler.llvm.blas import fortran
-from hopflow.compiler.runtime import Kernel, Trapped, compile_program
+from hopflow.compiler.cpu.blas import fortran
+from hopflow.compiler.cpu.runtime import Kernel, Trapped, compile_program
+from hopflow.compiler.cpu.target import host
 from hopflow.dtypes import DType, bool_, float32, float64, int32, int64
 from hopflow.errors import CompileError
 from hopflow.loop_ir import expr as e
@@ -36,7 +37,8 @@ def kernel(name: str, dtype: DType, flags: tuple[bool, ...]) -> Kernel:
     constants = [e.const(flag, bool_) for flag in flags]
     call = Call(name, (*map(Ref, buffers), *scalars, *constants), 0)
     sites = [Site("library", 0)]
-    return compile_program(Program(name, sizes, [], buffers, [], [], [call], sites))
+    program = Program(name, sizes, [], buffers, [], [], [call], sites)
+    return compile_program(program, host())
 
 
 def run(

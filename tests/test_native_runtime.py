@@ -11,7 +11,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from hopflow.compiler.runtime import Kernel, compile_program, interrupt
+from hopflow.compiler.cpu.runtime import Kernel, compile_program, interrupt
+from hopflow.compiler.cpu.target import host
 from hopflow.dtypes import float64, int64
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.nest import (
@@ -52,7 +53,8 @@ def endless(inner: int = 0) -> Kernel:
                 Store(out, (), e.read(i)),
             ],
             [],
-        )
+        ),
+        host(),
     )
 
 
@@ -74,7 +76,8 @@ def counted() -> Kernel:
                 Store(out, (), e.read(s)),
             ],
             [],
-        )
+        ),
+        host(),
     )
 
 
@@ -107,7 +110,8 @@ def total() -> Kernel:
                 ),
             ],
             [],
-        )
+        ),
+        host(),
     )
 
 
@@ -206,7 +210,7 @@ def test_a_long_program_releases_the_gil_and_a_short_one_does_not() -> None:
     assert "hf_release" in endless().llvm_ir
     assert "icmp sgt" in counted().llvm_ir  # decided by its size
     short = Program("short", [N], [], [], [], [], [], [])
-    assert "hf_release" not in compile_program(short).llvm_ir
+    assert "hf_release" not in compile_program(short, host()).llvm_ir
 
 
 @pytest.mark.parametrize(

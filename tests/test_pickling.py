@@ -170,7 +170,7 @@ def test_options_are_kept() -> None:
         x = hf.ones(size)
         found(x)
         with pytest.raises(hopflow.errors.InvalidTensorError):
-            x.check_valid()
+            x.check_host()
     assert hf.stats().traces == before + 1
 
 

@@ -249,7 +249,7 @@ def test_what_is_wrong_before_a_run_donates_nothing() -> None:
     with pytest.raises(ReadOnlyError):
         run(x, frozen)
     gone = hf.ones(3)
-    gone.storage.invalid = "donated"
+    gone.storage.invalidate("donated")
     with pytest.raises(InvalidTensorError):
         run(x, gone)
     assert (x + 1).tolist() == [2.0, 2.0, 2.0]

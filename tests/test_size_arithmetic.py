@@ -13,7 +13,8 @@ import pytest
 
 import hopflow as hf
 from hopflow import dtypes
-from hopflow.compiler.runtime import compile_program
+from hopflow.compiler.cpu.runtime import compile_program
+from hopflow.compiler.cpu.target import host
 from hopflow.config import config
 from hopflow.dtypes import float64
 from hopflow.errors import (
@@ -418,7 +419,7 @@ def copying(strides: tuple[Any, ...] | None = None) -> Any:
     ],
 )
 def test_arrays_that_a_program_is_not_made_for_are_refused(x: Any, out: Any) -> None:
-    kernel = compile_program(copying())
+    kernel = compile_program(copying(), host())
     before = out.copy()
     with pytest.raises(BoundsError, match=r"argument [23] of a native program"):
         kernel(3, 4, x, out)
@@ -432,7 +433,7 @@ def test_strides_that_a_program_is_not_told_are_refused() -> None:
     stride = Var("stride", dtypes.int64)
     program = copying((e.read(stride), e.index(1)))
     program.sizes.append(stride)
-    kernel = compile_program(program)
+    kernel = compile_program(program, host())
     x, out = np.arange(24.0).reshape(3, 8)[:, :4], np.zeros((3, 4))
     assert kernel(3, 4, 8, x, out) is None
     np.testing.assert_array_equal(out, x)
@@ -457,7 +458,7 @@ def test_an_overflow_is_what_python_says(op: str) -> None:
     out = Buffer("out", dtypes.bool_, (), "output")
     test = e.compare(f"{op}_overflows", e.load(x, ()), e.load(y, ()))
     program = Program("test", [], [x, y], [out], [], [], [Store(out, (), test)], [])
-    kernel = compile_program(program)
+    kernel = compile_program(program, host())
     for a in values:
         for b in values:
             result = np.zeros((), bool)
@@ -472,8 +473,8 @@ def test_a_program_of_another_size_ends_at_a_closed_page_if_nothing_compares() -
     script = """
         import numpy as np
         import hopflow as hf
-        from hopflow.compiler import runtime
-        from hopflow.compiler.llvm.stubs import NUMBER
+        from hopflow.compiler.cpu import runtime
+        from hopflow.compiler.cpu.stubs import NUMBER
         from hopflow.testing.mutants import MUTANTS
 
         def nothing(program):

@@ -10,6 +10,7 @@ import pytest
 import hopflow
 from hopflow.bind import bind
 from hopflow.config import config
+from hopflow.devices import Device
 from hopflow.errors import (
     ArgumentRangeError,
     ArgumentTypeError,
@@ -27,7 +28,7 @@ from hopflow.errors import (
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir.kernels import Pointwise
 from hopflow.ops.opdef import OPERATIONS, OpDef
-from hopflow.tensor import EagerTensor, Tensor, scalar
+from hopflow.tensor import EagerTensor, Storage, Tensor, scalar
 
 # The functions' declared results are `Value`s; what users hold has more.
 hf: Any = hopflow
@@ -422,10 +423,35 @@ def test_a_broadcast_cannot_be_written() -> None:
     y[0] = 2.0
 
 
+def test_memory_of_another_device_is_not_used_as_the_hosts() -> None:
+    other = Device("other:0", (2, 0))
+    x = EagerTensor(np.zeros(2), storage=Storage(device=other))
+    assert x.device == "other:0"
+    assert x.__dlpack_device__() == (2, 0)
+    assert repr(x) == "Tensor(<on other:0>, f64[2])"
+    y = hf.ones(2, dtype="float64")
+    uses: list[Any] = [
+        lambda: x + 1,
+        lambda: hf.jit(lambda x: x + 1)(x),
+        lambda: hf.scan(lambda c, x: (c, x), 0, x),
+        lambda: x.tolist(),
+        lambda: np.asarray(x),
+        lambda: x.__dlpack__(),
+        lambda: x[0],
+        lambda: x.__setitem__(0, 1.0),
+        lambda: y.__setitem__(slice(None), x),
+        lambda: copy.copy(x),
+        x.__reduce__,
+    ]
+    for use in uses:
+        with pytest.raises(DeviceError, match="is on `other:0`, and only memory"):
+            use()
+
+
 def test_an_invalid_tensor_raises_at_any_use() -> None:
     x = eager([1.0])
     view = x[:]
-    x.storage.invalid = "donated to `f`"
+    x.storage.invalidate("donated to `f`")
     uses: list[Any] = [
         lambda: view + 1,
         lambda: float(x),

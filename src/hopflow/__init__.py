@@ -18,8 +18,8 @@ from hopflow.autograd.api import grad, jvp, linearize, value_and_grad, vjp
 from hopflow.autograd.jacobian import hessian, jacfwd, jacrev
 from hopflow.batching.api import vmap
 from hopflow.bind import Handler as Interpreter
+from hopflow.compiler.cpu.runtime import interrupt
 from hopflow.compiler.pipeline import execute as _execute
-from hopflow.compiler.runtime import interrupt
 from hopflow.config import config
 from hopflow.dtypes import (
     bfloat16,

@@ -110,7 +110,7 @@ class Backed:
         """
         if not config.verify or self._compared or not is_comparable(self.graph):
             return self._outputs(tensors, sizes)
-        before = [x.array.copy() for x in tensors]
+        before = [x.host_array.copy() for x in tensors]
         results = self._outputs(tensors, sizes)
         self._check(sizes, before, tensors, results)
         self._compared = True
@@ -173,7 +173,7 @@ class Backed:
         self, k: int, value: Any, type_: TensorType, sizes: dict[Symbol, int]
     ) -> Any:
         expected = type_.with_shape([substitute(n, sizes) for n in type_.shape])
-        array = value.array if isinstance(value, EagerTensor) else value
+        array = value.host_array if isinstance(value, EagerTensor) else value
         if (
             not isinstance(array, np.ndarray | np.generic)
             or array.dtype != type_.dtype.dtype

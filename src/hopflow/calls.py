@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from hopflow import pytree
 from hopflow.backends import Backed
@@ -59,12 +59,12 @@ class Compiled:
         """Check that a run can begin.
 
         Raises:
-            InvalidTensorError: a tensor must not be used any more.
+            InvalidTensorError, DeviceError: the host may not use a tensor.
             ReadOnlyError: one that is written must not be.
         """
         given = self.inputs(tensors, captured)
         for tensor in given:
-            tensor.check_valid()
+            tensor.check_host()
         for k in self.written:
             given[k].check_writable()
 
@@ -108,6 +108,9 @@ class Compiled:
         return results[0] if self.is_single else pytree.unflatten(self.spec, results)
 
 
+_HALF_WRITTEN: Final = "left half-written by a call that was interrupted"
+
+
 def _write(targets: Sequence[EagerTensor], values: Sequence[Value]) -> None:
     """Write all `values`; what an interrupt leaves half-written becomes invalid."""
     try:
@@ -115,7 +118,7 @@ def _write(targets: Sequence[EagerTensor], values: Sequence[Value]) -> None:
             current().write(target, value)
     except BaseException:
         for target in targets:
-            target.storage.invalid = "left half-written by a call that was interrupted"
+            target.storage.invalidate(_HALF_WRITTEN)
         raise
 
 

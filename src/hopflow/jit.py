@@ -266,7 +266,7 @@ class Jitted:
             return compiled(call.tensors, call.given.leaves, captured, donated)
         finally:  # an error, too, may come when they have been written over
             for tensor in donated:
-                tensor.storage.invalid = "donated"
+                tensor.storage.invalidate("donated")
                 tensor.array = _GONE
 
     def _told_apart(

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Hashable
 
-from hopflow.compiler.runtime import Kernel
+from hopflow.compiler.cpu.runtime import Kernel
 from hopflow.config import config
 from hopflow.stats import counts
 

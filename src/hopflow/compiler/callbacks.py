@@ -41,7 +41,7 @@ class Callbacks:
 
     def __call__(self, site: int, address: int) -> None:
         """Call the function of a site; `address` is that of the words that native code
-        gives (see `compiler.llvm.host_calls`)."""
+        gives (see `compiler.cpu.host_calls`)."""
         if site in self._nodes["progress"]:
             self._tell(site, *(ctypes.c_int64 * 2).from_address(address))
             return

@@ -59,7 +59,7 @@ def _silent(graph: Graph) -> Graph:
 
 
 def _array(x: Any, dtype: np.dtype[Any]) -> Any:
-    return np.asarray(x.value if isinstance(x, Constant) else x.array, dtype)
+    return np.asarray(x.value if isinstance(x, Constant) else x.host_array, dtype)
 
 
 class Rounded(Eager):

@@ -13,6 +13,8 @@ from hopflow.compiler.bounds import with_bounds_checks
 from hopflow.compiler.cache import KernelCache
 from hopflow.compiler.callbacks import Callbacks
 from hopflow.compiler.compared import difference, is_comparable
+from hopflow.compiler.cpu.runtime import Kernel, Trapped, compile_program
+from hopflow.compiler.cpu.target import CpuTarget, host
 from hopflow.compiler.entry_sizes import CallSizes, call_sizes, failed_check
 from hopflow.compiler.kernel_program.building import kernel_program
 from hopflow.compiler.kernel_program.printer import format_kernels
@@ -22,8 +24,8 @@ from hopflow.compiler.layout import DENSE, Layouts, layout_of, strides_of
 from hopflow.compiler.owned import WORD, owned_array, result_words
 from hopflow.compiler.passes import PASSES
 from hopflow.compiler.passes.outline import called_functions, number
-from hopflow.compiler.runtime import Kernel, Trapped, compile_program
 from hopflow.compiler.schedule.schedule import schedule
+from hopflow.compiler.target import Target
 from hopflow.compiler.traps import bounds_error, trap_error
 from hopflow.config import config
 from hopflow.errors import BoundsError, GraphError, KernelDisagreementError
@@ -46,13 +48,16 @@ from hopflow.tensor import EagerTensor
 _Call: TypeAlias = Callable[..., Trapped | None]
 
 _lock = RLock()
-# By the hash of a graph, its donated inputs, how its inputs lie in memory, and what
-# settings decide.
+# By the hash of a graph, the target, its donated inputs, how its inputs lie in memory,
+# and what settings decide.
 _kernels = KernelCache()
 
 
 def lower(
-    graph: Graph, donated: Sequence[int] = (), layouts: Layouts = ()
+    graph: Graph,
+    donated: Sequence[int] = (),
+    layouts: Layouts = (),
+    target: Target | None = None,
 ) -> tuple[Graph, Program]:
     """Run the passes over a copy of a graph, and schedule it.
 
@@ -62,18 +67,25 @@ def lower(
     Args:
         donated: Positions of inputs whose memory outputs may take; see `schedule`.
         layouts: How the inputs lie in memory.
+        target: What the program is for; None: the CPU we run on.
     """
     graph = number(clone(graph))
     _run_passes(graph)
     kernels = kernel_program(graph)
     if config.verify:
         verify_kernels(kernels)
-    program = schedule(kernels, donated=donated, layouts=layouts)
+    target = _default_target() if target is None else target
+    program = schedule(kernels, target, donated=donated, layouts=layouts)
     if config.check_bounds:
         program = with_bounds_checks(program)
     if config.verify:
         verify_program(program)
     return graph, program
+
+
+def _default_target() -> CpuTarget:
+    """What programs are compiled for if nobody says so."""
+    return host()
 
 
 def kernels_of(graph: Graph) -> KernelProgram:
@@ -102,11 +114,21 @@ class Executable:
     """
 
     @deep_recursion()
-    def __init__(self, graph: Graph, donated: Sequence[int] = ()) -> None:
-        """Compile `graph`; its outputs may take the memory of `donated` inputs."""
+    def __init__(
+        self,
+        graph: Graph,
+        donated: Sequence[int] = (),
+        target: CpuTarget | None = None,
+    ) -> None:
+        """Compile `graph`; its outputs may take the memory of `donated` inputs.
+
+        Args:
+            target: What it is compiled for; None: the CPU we run on.
+        """
         self.graph = graph
-        self.kernel = _kernel(graph, tuple(donated))
+        self.target = _default_target() if target is None else target
         self._donated = tuple(donated)
+        self.kernel = self._compiled()
         self._call = self._bound(self.kernel)
         self._variants: dict[Layouts, _Variant] = {}  # for inputs that are not dense
         inputs, outputs = self.kernel.program.inputs, self.kernel.program.outputs
@@ -141,7 +163,7 @@ class Executable:
                 ShapeError, ArgumentRangeError: what stopped the program, with the
                 user's line.
             Exception: what a callback raised.
-            InvalidTensorError: an argument must not be used any more.
+            InvalidTensorError, DeviceError: the host may not use an argument.
             MemoryError: there is no room for a result, or for what leads to it.
         """
         if self._updated:
@@ -149,8 +171,8 @@ class Executable:
         arrays, dense = [], True
         for arg in args:
             storage = arg._storage
-            if storage is not None and storage.invalid is not None:
-                arg.check_valid()
+            if storage is not None and storage.barred:
+                arg.check_host()
             array = arg.array
             dense = dense and array.flags.c_contiguous
             arrays.append(array)
@@ -193,7 +215,7 @@ class Executable:
         """The arguments; of those that are written over and seen by others, copies."""
         own = list(args)
         for k in self._updated:
-            args[k].check_valid()
+            args[k].check_host()
             is_once = sum(arg is args[k] for arg in args) == 1
             if not (is_once and _is_alone(args[k])):
                 own[k] = EagerTensor(args[k].array.copy())
@@ -214,6 +236,9 @@ class Executable:
             np.empty(shape, dtype) if source is None else arrays[source]
             for shape, (dtype, _, source) in zip(shapes, self._results, strict=True)
         ]
+
+    def _compiled(self, layouts: Layouts = ()) -> Kernel:
+        return _kernel(self.graph, self.target, self._donated, layouts)
 
     @cached_property
     def _dense(self) -> "_Variant":
@@ -249,7 +274,7 @@ class Executable:
         if all(layout == DENSE for layout in layouts):
             return self._dense
         if layouts not in self._variants:
-            kernel = _kernel(self.graph, self._donated, layouts)
+            kernel = self._compiled(layouts)
             found = self._made_variant(kernel, self._bound(kernel))
             self._variants[layouts] = found
         strides = strides_of(arrays, layouts)
@@ -309,10 +334,10 @@ def _where(graph: Graph, symbol: Var) -> tuple[int, int]:
 
 
 def _kernel(
-    graph: Graph, donated: tuple[int, ...] = (), layouts: Layouts = ()
+    graph: Graph, target: CpuTarget, donated: tuple[int, ...], layouts: Layouts
 ) -> Kernel:
     settings = config.check_bounds, config.guard_pages
-    key = structural_hash(graph), donated, layouts, settings
+    key = structural_hash(graph), target, donated, layouts, settings
     with _lock:
         known = _kernels.find(key)
         if known is not None:
@@ -320,10 +345,10 @@ def _kernel(
             return known
         counts.compiles += 1
         with span("lower", graph=graph.name):
-            _, program = lower(graph, donated, layouts)
+            _, program = lower(graph, donated, layouts, target)
         counts.functions += len(functions(program))
         with span("compile", graph=graph.name):
-            kernel = compile_program(program)
+            kernel = compile_program(program, target)
         _kernels.add(key, kernel)
         return kernel
 

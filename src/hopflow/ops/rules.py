@@ -12,6 +12,7 @@ import numpy as np
 
 from hopflow import dtypes
 from hopflow.bind import Value, current
+from hopflow.devices import DEVICES
 from hopflow.dtypes import DType, DTypeLike
 from hopflow.errors import (
     ArgumentTypeError,
@@ -396,11 +397,13 @@ def check_device(name: str, device: Any) -> None:
     """Check the `device=` argument of a function that makes a tensor.
 
     Raises:
-        DeviceError: it is neither None nor "cpu".
+        DeviceError: it is neither None nor the name of a device.
     """
-    if device is not None and not (isinstance(device, str) and device == "cpu"):
+    names = [known.name for known in DEVICES]
+    if device is not None and not (isinstance(device, str) and device in names):
         raise DeviceError(
-            f"{name}: there is no device {device!r}; tensors live on 'cpu'."
+            f"{name}: there is no device {device!r}; tensors live on "
+            f"{' or '.join(map(repr, names))}."
         )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from hopflow import dtypes
 from hopflow.bind import Value, current, recorded
+from hopflow.devices import CPU, Device
 from hopflow.dtypes import DType, DTypeLike
 from hopflow.entries import entries, is_entry, speaks_for_user, surface
 from hopflow.errors import (
@@ -38,7 +39,6 @@ __all__ = ["Tensor"]
 
 
 API_VERSIONS: Final = ("2021.12", "2022.12", "2023.12", "2024.12")
-CPU: Final = "cpu"
 
 # What operators hand on. Lists and tuples are no operands, but left to Python `[1] * x`
 # would repeat the list: the operation says what to do instead.
@@ -127,7 +127,7 @@ class Tensor(Value):
     Basic indexing, `reshape`, transposes and broadcasts give views; `x[i] = v` and
     `x += v` write into the tensor and everything that shares its memory.
 
-    Subclasses define `type` and `_concrete`.
+    Subclasses define `type` and `_concrete`, and `_device` if they have memory.
     """
 
     __slots__ = ()
@@ -147,6 +147,10 @@ class Tensor(Value):
             f"{what}() of a `{name}` {self.type}: the class does not say what its "
             "elements are. Ask a tensor that it holds."
         )
+
+    def _device(self) -> Device:
+        """Where the elements are, or will be."""
+        return CPU
 
     # --- NumPy's functions, and its operators with an array on the left ---
 
@@ -180,7 +184,7 @@ class Tensor(Value):
 
     @property
     def device(self) -> str:
-        return CPU
+        return self._device().name
 
     @property
     def real(self) -> "Tensor":
@@ -290,7 +294,7 @@ class Tensor(Value):
         return export_dlpack(self._concrete("__dlpack__"), options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return (1, 0)  # kDLCPU
+        return self._device().dlpack
 
     def __jax_array__(self) -> Any:
         # JAX arrays never change, so this is a copy; `jnp.from_dlpack` shares memory.

@@ -10,6 +10,7 @@ from typing import Any, Final
 import ml_dtypes
 import numpy as np
 
+from hopflow.devices import CPU
 from hopflow.entries import speaks_for_user
 from hopflow.errors import ArgumentTypeError, DeviceError, DTypeError
 from hopflow.ops.rules import Array
@@ -26,7 +27,7 @@ _UNVERSIONED: Final = b"dltensor"
 _HEADER: Final = {_VERSIONED: 32, _UNVERSIONED: 0}
 _TYPE_AT: Final = 20
 _UINT, _BFLOAT = 1, 4  # DLDataTypeCode
-_HOST_DEVICES: Final = (1, 3)  # kDLCPU, kDLCUDAHost
+_HOST_DEVICES: Final = (CPU.dlpack[0], 3)  # and kDLCUDAHost
 
 
 class _DLType(ctypes.Structure):

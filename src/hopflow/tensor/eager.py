@@ -20,11 +20,11 @@ from hopflow.bind import (
     slots,
 )
 from hopflow.config import config
+from hopflow.devices import CPU, Device
 from hopflow.dtypes import as_dtype
 from hopflow.entries import is_entry, surface
 from hopflow.errors import (
     EscapedValueError,
-    InvalidTensorError,
     ReadOnlyError,
 )
 from hopflow.graph.core import Constant
@@ -51,7 +51,8 @@ def _array_type(dtype: np.dtype[Any], shape: tuple[int, ...], weak: bool) -> Ten
 class EagerTensor(Tensor):
     """A tensor with memory.
 
-    array    its elements; a view into the memory that `storage` stands for
+    array    its elements; a view into the memory that `storage` stands for, which the
+             host may use only if `check_host` passes: `host_array` asks it
     storage  shared by all views of one memory
     type     dtype, shape and weak flag of `array`
     """
@@ -94,27 +95,30 @@ class EagerTensor(Tensor):
         a, b = storage.copied(self.array), storage.copied(other.array)
         return (a and a[1]) is not (b and b[1])
 
-    def check_valid(self) -> None:
-        """Check that the tensor may be used.
+    def check_host(self) -> None:
+        """Check that the host may use the elements; see `Storage.check_host`."""
+        if self._storage is not None:
+            self._storage.check_host(self.type)
+
+    @property
+    def host_array(self) -> Array:
+        """The elements, for the host to use.
 
         Raises:
-            InvalidTensorError: it was donated, or left half-written.
+            InvalidTensorError, DeviceError: it may not; see `Storage.check_host`.
         """
-        if self._storage is not None and self._storage.invalid is not None:
-            raise InvalidTensorError(
-                f"this tensor ({self.type}) must not be used any more: it was "
-                f"{self._storage.invalid}. Make a copy before, with `x.copy()`."
-            )
+        self.check_host()
+        return self.array
 
     def check_writable(self) -> None:
         """Check that the tensor may be written.
 
         Raises:
-            InvalidTensorError: it must not be used any more.
+            InvalidTensorError, DeviceError: the host may not use it.
             ReadOnlyError: its memory was imported read-only, or is a broadcast's.
             MutationError: a body is running in debug mode that may not write to it.
         """
-        self.check_valid()
+        self.check_host()
         current().check_write(self)
         if self.storage.readonly or not self.array.flags.writeable:
             why = (
@@ -128,14 +132,16 @@ class EagerTensor(Tensor):
             )
 
     def _concrete(self, what: str) -> Array:  # noqa: ARG002
-        self.check_valid()
-        return self.array
+        return self.host_array
+
+    def _device(self) -> Device:
+        return CPU if self._storage is None else self._storage.device
 
     @is_entry
     def __getitem__(self, key: Any) -> Tensor:
         try:
             if current().is_eager and _is_basic(key) and not is_watched():
-                self.check_valid()
+                self.check_host()
                 try:
                     # The `...` makes NumPy give a view where it would give a number.
                     whole = key if type(key) is tuple else (key,)
@@ -174,8 +180,9 @@ class EagerTensor(Tensor):
             raise
 
     def __repr__(self) -> str:
-        if self.storage.invalid is not None:
-            return f"Tensor(<{self.storage.invalid}>, {self.type})"
+        if self.storage.barred:
+            why = self.storage.invalid or f"on {self.storage.device.name}"
+            return f"Tensor(<{why}>, {self.type})"
         array = self.array
         if self.dtype is dtypes.bfloat16:
             array = array.astype(np.float32)
@@ -183,12 +190,10 @@ class EagerTensor(Tensor):
         return f"Tensor({text}, {self.type})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        self.check_valid()
-        return _restored, (self.array, self.type.weak)
+        return _restored, (self.host_array, self.type.weak)
 
     def __copy__(self) -> "EagerTensor":
-        self.check_valid()
-        return EagerTensor(self.array.copy(), weak=self.type.weak)
+        return EagerTensor(self.host_array.copy(), weak=self.type.weak)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "EagerTensor":
         memo[id(self)] = copied = self.__copy__()
@@ -227,8 +232,7 @@ def _numpy_key(key: Any) -> Any:
     if type(key) is tuple:
         return tuple(map(_numpy_key, key))
     if isinstance(key, EagerTensor):
-        key.check_valid()
-        return key.array
+        return key.host_array
     return key
 
 
@@ -239,8 +243,9 @@ def _numpy_operand(operand: Operand) -> Any:
         EscapedValueError: it is a tensor of a trace, which nothing stands for.
     """
     if type(operand) is EagerTensor:
-        if operand._storage is not None:
-            operand.check_valid()
+        storage = operand._storage
+        if storage is not None and storage.barred:
+            operand.check_host()
         return operand.array
     if isinstance(operand, Constant):
         scalar = operand.type.dtype.dtype.type

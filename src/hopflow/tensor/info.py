@@ -6,6 +6,7 @@ import numpy as np
 
 from hopflow import dtypes
 from hopflow.bind import Value
+from hopflow.devices import DEVICES
 from hopflow.dtypes import DType
 from hopflow.errors import ArgumentTypeError
 from hopflow.ops.opdef import as_operand, promoted_as
@@ -64,11 +65,11 @@ class NamespaceInfo:
 
     def default_device(self) -> str:
         """The device of new tensors."""
-        return "cpu"
+        return DEVICES[0].name
 
     def devices(self) -> list[str]:
         """All devices."""
-        return ["cpu"]
+        return [device.name for device in DEVICES]
 
     def default_dtypes(self, *, device: str | None = None) -> dict[str, DType]:
         """The dtypes of tensors made of Python numbers. Complex ones there are not."""

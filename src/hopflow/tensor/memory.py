@@ -11,14 +11,18 @@ from weakref import ReferenceType, ref
 
 import numpy as np
 
+from hopflow.devices import CPU, Device
 from hopflow.dtypes import DEFAULT_FLOAT, DEFAULT_INT, DType, as_dtype
 from hopflow.errors import (
     ArgumentRangeError,
     ArgumentTypeError,
     ArgumentValueError,
+    DeviceError,
     DTypeError,
+    InvalidTensorError,
     ShapeError,
 )
+from hopflow.graph.types import TensorType
 from hopflow.ops.rules import Array
 from hopflow.tensor.dlpack import import_dlpack
 
@@ -46,22 +50,60 @@ class _Copy(NamedTuple):
 class Storage:
     """What all views of one memory share.
 
+    device    whose memory it is
     version   how often it was written through hopflow
     readonly  it is memory of others that may not be written
     private   it was made of numbers, and is not memory of others
-    invalid   None, or why it must not be used any more ("donated to ...")
+    invalid   None, or why it must not be used any more ("donated to ..."); set by
+              `invalidate`
+    barred    whether the host may not use it; `check_host` says why
     rows      tensors of all the elements, of the memory and of copies; see `rows`
     """
 
-    __slots__ = ("_copies", "invalid", "private", "readonly", "rows", "version")
+    __slots__ = (
+        *("_copies", "barred", "device", "invalid", "private", "readonly", "rows"),
+        "version",
+    )
 
-    def __init__(self, *, readonly: bool = False, private: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        readonly: bool = False,
+        private: bool = False,
+        device: Device = CPU,
+    ) -> None:
+        self.device = device
         self.version = 0
         self.readonly = readonly
         self.private = private
         self.invalid: str | None = None
+        self.barred = device is not CPU
         self.rows: list[ReferenceType[EagerTensor]] = []
         self._copies: list[_Copy] = []
+
+    def invalidate(self, why: str) -> None:
+        """Let nobody use the memory any more."""
+        self.invalid, self.barred = why, True
+
+    def check_host(self, type_: TensorType) -> None:
+        """Check that the host may use the memory of a tensor of this type, as a NumPy
+        array or otherwise. All that does so asks this first, or sees that the memory is
+        not `barred`.
+
+        Raises:
+            InvalidTensorError: it was donated, or left half-written.
+            DeviceError: it is another device's.
+        """
+        if self.invalid is not None:
+            raise InvalidTensorError(
+                f"this tensor ({type_}) must not be used any more: it was "
+                f"{self.invalid}. Make a copy before, with `x.copy()`."
+            )
+        if self.barred:
+            raise DeviceError(
+                f"this tensor ({type_}) is on `{self.device.name}`, and only memory of "
+                "the CPU can be used here. Copy it to the CPU first."
+            )
 
     def wrote(self, array: Array) -> None:
         """Take note of a write to `array`."""

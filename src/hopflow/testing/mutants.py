@@ -17,8 +17,8 @@ from hopflow import dtypes
 from hopflow.autograd import operators, recorded, rules
 from hopflow.batching import graphs
 from hopflow.compiler import entry_sizes, pipeline
+from hopflow.compiler.cpu.vector import VectorLoop
 from hopflow.compiler.kernel_passes import substitution
-from hopflow.compiler.llvm.vector import VectorLoop
 from hopflow.compiler.passes import PASSES
 from hopflow.config import config
 from hopflow.dtypes import DType

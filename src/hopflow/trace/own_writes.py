@@ -79,7 +79,7 @@ class OwnWritesOnly(Eager):
             raise self._refusal(target.type)
         is_readonly = storage.readonly or not target.array.flags.writeable
         if storage not in self._written and not is_readonly:
-            kept = [(x, x.array.copy(), storage.version) for x in own]
+            kept = [(x, x.host_array.copy(), storage.version) for x in own]
             self._written[storage] = kept
 
     def run(self, f: Callable[[], Any]) -> Any:

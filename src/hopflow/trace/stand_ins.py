@@ -46,7 +46,7 @@ class Read(NamedTuple):
             isinstance(own, EagerTensor)
             and isinstance(value, EagerTensor)
             and own.type == value.type
-            and own.array.tobytes() == value.array.tobytes()
+            and own.host_array.tobytes() == value.host_array.tobytes()
         )
 
 

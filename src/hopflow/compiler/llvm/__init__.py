@@ -1,1 +1,1 @@
-"""Native code for LLVM."""
+"""From the Loop IR to LLVM IR, and on to code: what all targets of LLVM share."""

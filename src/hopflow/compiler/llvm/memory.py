@@ -1,12 +1,11 @@
 """Buffers: where they begin, how an index becomes an address, what may alias what."""
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, Self
 
 from hopflow.compiler.llvm.module import Function, Module
 from hopflow.compiler.llvm.operations import from_memory, to_memory
 from hopflow.compiler.llvm.types import memory_type
-from hopflow.compiler.plan import ALIGNMENT
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.nest import (
@@ -34,19 +33,15 @@ class Memory:
     def __init__(self, f: Function) -> None:
         self.f = f
         self._pointers: dict[Buffer, str] = {}
-        self._roots: dict[Buffer, tuple[int, int]] = {}
-        self.arena = ""  # the register that holds where it begins
-        self._arena_slot = ""
-        self.starts: list[str] = []  # lines, before the first statement
         self._slots: dict[Buffer, str] = {}
         self._strides: dict[Buffer, tuple[Expr, ...]] = {}
         self._load_notes: dict[Buffer, str] = {}
         self._store_notes: dict[Buffer, str] = {}
 
-    @staticmethod
-    def of(f: Function, other: "Memory") -> "Memory":
+    @classmethod
+    def of(cls, f: Function, other: Self) -> Self:
         """The same buffers, yet to be placed, within another function."""
-        memory = Memory(f)
+        memory = cls(f)
         memory._load_notes, memory._store_notes = other._load_notes, other._store_notes
         return memory
 
@@ -55,44 +50,6 @@ class Memory:
     def place(self, buffer: Buffer, pointer: str) -> None:
         """Say that `buffer` begins at the register `pointer`, always."""
         self._pointers[buffer] = pointer
-
-    def place_by_root(self, buffer: Buffer, root: tuple[int, int]) -> None:
-        """Say that `buffer` begins where `root` of another function's memory says."""
-        self._roots[buffer] = root
-
-    def place_by_word(self, buffer: Buffer, word: int) -> None:
-        """Say that `buffer` begins where this word of the program's block says."""
-        self._roots[buffer] = word, 0
-
-    def place_in_arena(self, buffer: Buffer, offset: int) -> None:
-        """Say that `buffer` begins so many bytes behind `arena`."""
-        self._roots[buffer] = -1, offset
-
-    def _found(self, buffer: Buffer) -> str:
-        """The register that holds the beginning of a buffer with a root, found here."""
-        word, offset = self._roots[buffer]
-        if word < 0:
-            return self.f.emit(f"getelementptr i8, ptr {self.arena}, i64 {offset}")
-        at = self.f.emit(f"getelementptr i64, ptr %block, i64 {word}")
-        return self.f.emit(f"load ptr, ptr {at}")
-
-    def root(self, buffer: Buffer) -> tuple[int, int] | None:
-        """From where `buffer` begins, if it is so for the whole program: a word of the
-        block or -1, which is the arena; and the bytes from there."""
-        return self._roots.get(buffer)
-
-    def start_of(self, word: str) -> str:
-        """The address that the word of the block holds whose number is in a register,
-        or the arena's for -1."""
-        if self.arena and not self._arena_slot:
-            self._arena_slot = self.f.slot("ptr", "arena.base")
-        at = self.f.emit(f"getelementptr i64, ptr %block, i64 {word}")
-        if self.arena:
-            self.f.do(f"store ptr {self.arena}, ptr {self._arena_slot}")
-            is_arena = self.f.emit(f"icmp slt i64 {word}, 0")
-            slot = f"ptr {self._arena_slot}"
-            at = self.f.emit(f"select i1 {is_arena}, {slot}, ptr {at}")
-        return self.f.emit(f"load ptr, ptr {at}")
 
     def place_in_slot(self, buffer: Buffer, pointer: str) -> str:
         """Say that `buffer` begins at `pointer` now, and may move; return its slot."""
@@ -106,16 +63,8 @@ class Memory:
 
     def pointer(self, buffer: Buffer) -> str:
         """The register that holds the beginning of `buffer` here."""
-        if buffer in self._roots and buffer not in self._pointers:
-            with self.f.hoisted(self.starts):  # most are given to calls alone
-                self.place(buffer, self._found(buffer))
         fixed = self._pointers.get(buffer)
         return fixed or self.f.emit(f"load ptr, ptr {self._slots[buffer]}")
-
-    def pointer_again(self, buffer: Buffer) -> str:
-        """The same, found here anew: a register that many calls stand between would be
-        kept on the stack meanwhile, which costs LLVM more time than all calls do."""
-        return self._found(buffer) if buffer in self._roots else self.pointer(buffer)
 
     def slot(self, buffer: Buffer) -> str:
         """The slot of a buffer that may move."""
@@ -190,34 +139,6 @@ def dense_strides(shape: Sequence[Expr]) -> tuple[Expr, ...]:
     for extent in reversed(shape[1:]):
         strides.append(e.mul(strides[-1], extent))
     return tuple(reversed(strides[: len(shape)]))
-
-
-# --- from the system ------------------------------------------------------------------
-
-
-def allocate(f: Function, size: str) -> str:
-    """A register with the address of `size` bytes, a multiple of `ALIGNMENT`; null if
-    there is no room. (Guarded memory ends with the last of its bytes, and so may begin
-    anywhere.)"""
-    if f.module.guarded:
-        f.module.external("ptr @hf_guarded_alloc(i64)")
-        return f.emit(f"call ptr @hf_guarded_alloc(i64 {size})")
-    f.module.external("ptr @aligned_alloc(i64, i64)")
-    return f.emit(f"call ptr @aligned_alloc(i64 {ALIGNMENT}, i64 {size})")
-
-
-def reallocate(f: Function, pointer: str, size: str) -> str:
-    """`allocate`, with what `pointer` held, which is freed; it may be null."""
-    name = "hf_guarded_realloc" if f.module.guarded else "realloc"
-    f.module.external(f"ptr @{name}(ptr, i64)")
-    return f.emit(f"call ptr @{name}(ptr {pointer}, i64 {size})")
-
-
-def free(f: Function, pointer: str) -> None:
-    """Give back what the two above gave; `pointer` may be null."""
-    name = "hf_guarded_free" if f.module.guarded else "free"
-    f.module.external(f"void @{name}(ptr)")
-    f.do(f"call void @{name}(ptr {pointer})")
 
 
 # --- aliasing -------------------------------------------------------------------------

@@ -9,9 +9,7 @@ code hoisted before a loop) has a name instead.
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final, NamedTuple
-
-from hopflow.compiler.llvm.cost import Cost
+from typing import Final
 
 OPAQUE = "nounwind memory(argmem: readwrite, inaccessiblemem: readwrite)"
 """Attributes of a function elsewhere that touches what it is given, and no other memory
@@ -21,7 +19,6 @@ RARE = ", !prof !1"
 INLINED = 64
 """A function that is called from more places is not inlined: each is some 40
 instructions, and what registers do costs LLVM time that is quadratic in them."""
-HOT = '"prefer-vector-width"="512" nounwind'
 
 
 def symbol(name: str) -> str:
@@ -34,32 +31,19 @@ def plain(name: str) -> str:
     return re.sub(r"[^0-9A-Za-z_]", "_", name)
 
 
-class Callee(NamedTuple):
-    """What a caller knows of a function: what it costs, and whether it may stop the
-    program."""
-
-    cost: Cost
-    may_stop: bool
-
-
 VECTOR_BYTES: Final = 512
 """Of 64 lanes, the most that a vector loop has, of 64 bits."""
 
 
 class Module:
     """The text of one module: declarations, data and functions, each by its name; and
-    metadata, by numbers.
+    metadata, by numbers."""
 
-    guarded   whether its memory comes from `compiler.guarded`
-    """
-
-    def __init__(self, *, guarded: bool = False) -> None:
-        self.guarded = guarded
+    def __init__(self) -> None:
         self.symbols: set[str] = set()  # what the linker must be given addresses of
         self._globals: dict[str, str] = {}
         self._functions: dict[str, str] = {}
         self._inlined: dict[str, int] = {}  # by name: where their attributes stand
-        self.functions: dict[str, Callee] = {}  # by their names
         self._notes = ["!{}", '!{!"branch_weights", i32 1, i32 100000}']
 
     def declare(self, declaration: str) -> None:

@@ -12,12 +12,12 @@ from hopflow.compiler.kernel_program.registers import (
     indices,
     indices_of,
 )
-from hopflow.compiler.llvm.target import Target
 from hopflow.compiler.memory.allocations import Allocation
 from hopflow.compiler.memory.liveness import Scope
 from hopflow.compiler.memory.plan import MemoryPlan
 from hopflow.compiler.schedule.places import Place, Registers, Stored
 from hopflow.compiler.schedule.sizes import computed
+from hopflow.compiler.target import Target
 from hopflow.dtypes import DType
 from hopflow.errors import CompileError
 from hopflow.graph.core import plain_symbol

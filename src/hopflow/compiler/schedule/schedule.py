@@ -20,7 +20,6 @@ from hopflow.compiler.kernel_program.registers import is_small
 from hopflow.compiler.kernel_program.rewriting import programs, updated_parameters
 from hopflow.compiler.kernel_program.verifier import verify_kernels
 from hopflow.compiler.layout import Layouts
-from hopflow.compiler.llvm.target import Target, host
 from hopflow.compiler.memory.in_place import in_place
 from hopflow.compiler.memory.place import place
 from hopflow.compiler.memory.plan import MemoryPlan
@@ -31,6 +30,7 @@ from hopflow.compiler.schedule.fuse import fuse_loops
 from hopflow.compiler.schedule.interchange import move_steps_inside
 from hopflow.compiler.schedule.scheduler import Scheduler
 from hopflow.compiler.schedule.threads import bind_threads
+from hopflow.compiler.target import Target
 from hopflow.config import config
 from hopflow.graph.types import same_type
 from hopflow.logs import passing
@@ -59,7 +59,7 @@ LOOP_PASSES: Final[tuple[Callable[[list[Stmt]], None], ...]] = (
 
 def schedule(
     program: KernelProgram,
-    target: Target | None = None,
+    target: Target,
     donated: Sequence[int] = (),
     layouts: Layouts = (),
 ) -> Program:
@@ -88,7 +88,7 @@ def schedule(
                 verify_kernels(one)
         plan = planned(one, context.reused)
         one.updated = plan.updated
-        builder = Builder(one.name, target or host(), plan)
+        builder = Builder(one.name, target, plan)
         made[one] = _loops(one, Scheduler(builder, plan, made), context.layouts)
     return made[program]
 

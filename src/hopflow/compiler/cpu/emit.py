@@ -1,7 +1,7 @@
 """A program of the Loop IR as one LLVM function, and one for each function of its own.
 
 The program's is `i64 @name(ptr block)`. The block is an array of words: a header (see
-`hopflow.compiler.llvm.stubs`), the sizes, and the addresses of the inputs and of the
+`hopflow.compiler.cpu.stubs`), the sizes, and the addresses of the inputs and of the
 outputs (of words for one that the program allocates: its address, then its shape). The
 function returns 0, `site + 1` of a trap, or a negative code.
 
@@ -12,31 +12,26 @@ number of its first site, the sizes, and the addresses. It returns the same.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 
-from hopflow.compiler.llvm import host_calls
-from hopflow.compiler.llvm.cost import FUEL, RELEASE, Cost
+from hopflow.compiler.cpu import host_calls
+from hopflow.compiler.cpu.cost import FUEL, RELEASE, Cost
+from hopflow.compiler.cpu.memory import ProgramMemory
+from hopflow.compiler.cpu.statements import CpuEmitter
+from hopflow.compiler.cpu.stubs import HEADER
+from hopflow.compiler.cpu.target import HOT, CpuTarget
+from hopflow.compiler.cpu.unit import Callee, Constants, Unit
 from hopflow.compiler.llvm.expressions import ScalarEvaluator
-from hopflow.compiler.llvm.memory import (
-    Memory,
-    allocate,
-    free,
-    note_aliasing,
-)
+from hopflow.compiler.llvm.memory import note_aliasing
 from hopflow.compiler.llvm.module import (
-    HOT,
     OPAQUE,
-    Callee,
     Function,
     Module,
     plain,
     symbol,
 )
-from hopflow.compiler.llvm.statements import Emitter
-from hopflow.compiler.llvm.stubs import HEADER
-from hopflow.compiler.llvm.target import Target
 from hopflow.compiler.plan import ALIGNMENT, ArenaPlan, plan
 from hopflow.compiler.private import private_buffers
 from hopflow.loop_ir import walk
@@ -48,9 +43,6 @@ ON_STACK: Final = 4096
 """An arena of at most this many bytes is on the stack."""
 EMBEDDED: Final = 1024
 """Constants of at most this many bytes are part of the code."""
-
-
-Constants: TypeAlias = dict[str, np.ndarray[Any, np.dtype[Any]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,45 +59,36 @@ class Emission:
     constants: Constants = field(default_factory=dict)
 
 
-def emit_llvm(program: Program, arena: ArenaPlan, target: Target) -> str:
+def emit_llvm(program: Program, arena: ArenaPlan, target: CpuTarget) -> str:
     """The LLVM IR of `program`, for reading."""
     return emit(program, arena, target).text
 
 
 def emit(
-    program: Program, arena: ArenaPlan, target: Target, *, guarded: bool = False
+    program: Program, arena: ArenaPlan, target: CpuTarget, *, guarded: bool = False
 ) -> Emission:
     """The LLVM IR of `program`, whose arena is laid out as `arena` says.
 
-    If `guarded`, each buffer of the arena has memory of its own, of `compiler.guarded`.
+    If `guarded`, each buffer of the arena has memory of its own, of
+    `compiler.cpu.guarded`.
     """
-    module = Module(guarded=guarded)
-    constants: Constants = {}
+    unit = Unit(Module(), target, guarded)
     for function in walk.functions(program):
-        _FunctionEmitter(function, module, target, constants).emit()
-    _EntryEmitter(program, module, target, constants, arena).emit()
-    symbols = frozenset(module.symbols)
-    return Emission(symbol(program.name), module.text, symbols, constants)
+        _FunctionEmitter(function, unit, plan(function)).emit()
+    _EntryEmitter(program, unit, arena).emit()
+    symbols = frozenset(unit.module.symbols)
+    return Emission(symbol(program.name), unit.module.text, symbols, unit.constants)
 
 
 class _FunctionEmitter:
     """The function around the statements: parameters, memory, and the way out."""
 
-    def __init__(
-        self,
-        program: Program,
-        module: Module,
-        target: Target,
-        constants: "Constants",
-        arena: ArenaPlan | None = None,
-    ) -> None:
-        self.program, self.module, self.target = program, module, target
-        self.arena = plan(program) if arena is None else arena
-        self.constants = constants
+    def __init__(self, program: Program, unit: Unit, arena: ArenaPlan) -> None:
+        self.program, self.unit, self.arena = program, unit, arena
         self.name = symbol(program.name)
-        self.f = Function(module, *self._signature())
-        self.memory = Memory(self.f)
-        self.emitter = Emitter(self.f, self.memory, target)
+        self.f = Function(unit.module, *self._signature())
+        self.memory = ProgramMemory(self.f)
+        self.emitter = CpuEmitter(self.f, self.memory, unit)
         self.emitter.has_block = True
         self.all = list(walk.statements(program.body))
         self.allocated = walk.allocated(program.body)
@@ -113,7 +96,7 @@ class _FunctionEmitter:
 
     def emit(self) -> None:
         f = self.f
-        note_aliasing(self.memory, self.program, self.all, self.module)
+        note_aliasing(self.memory, self.program, self.all, self.unit.module)
         self.emitter.name_trap_values()
         self._parameters()
         self._constants()
@@ -129,9 +112,9 @@ class _FunctionEmitter:
         f.insert(self.memory.starts)
         f.insert(self._start())
         f.insert(rest)
-        self.module.define(self.name, f.text)
+        self.unit.module.define(self.name, f.text)
         callee = Callee(self._known_cost(), self.emitter.may_stop)
-        self.module.functions[self.name] = callee
+        self.unit.functions[self.name] = callee
 
     def _signature(self) -> tuple[str, str]:
         sizes = [f"i64 {argument(var)}" for var in self.program.sizes]
@@ -153,10 +136,10 @@ class _FunctionEmitter:
             data = np.ascontiguousarray(buffer.data)
             name = f"{self.name}.data.{number}"
             if data.nbytes <= EMBEDDED:
-                self.module.data(name, data.tobytes() or b"\0")
+                self.unit.module.data(name, data.tobytes() or b"\0")
             else:
-                self.module.external_data(name)
-                self.constants[name] = data
+                self.unit.module.external_data(name)
+                self.unit.constants[name] = data
             self.memory.place(buffer, f"@{name}")
 
     def _allocate(self) -> None:
@@ -173,7 +156,7 @@ class _FunctionEmitter:
         placed = [b for b in self.program.arena if b not in apart]
         if not placed:
             return
-        guarded = self.module.guarded
+        guarded = self.unit.guarded
         if not (guarded or arena.total.is_const):
             self._check_sizes(placed)
         base = "" if guarded else self._arena_base(arena.total)
@@ -215,7 +198,7 @@ class _FunctionEmitter:
         f = self.f
         slot = f.early_slot("ptr", "heap", "null")
         self._heap.append(slot)
-        base = allocate(f, size)
+        base = self.emitter.allocate(size)
         f.do(f"store ptr {base}, ptr {slot}")
         self.emitter.no_memory_if(f.emit(f"icmp eq ptr {base}, null"))
         return base
@@ -225,7 +208,7 @@ class _FunctionEmitter:
         f = self.f
         f.start("exit")
         for slot in (*self._heap, *map(self.memory.slot, self.emitter.capacities)):
-            free(f, f.emit(f"load ptr, ptr {slot}"))
+            self.emitter.free(f.emit(f"load ptr, ptr {slot}"))
         status = f.emit(f"load i64, ptr {self.emitter.status}")
         f.do(f"ret i64 {status}")
 

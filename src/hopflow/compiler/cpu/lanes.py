@@ -30,7 +30,7 @@ from hopflow.loop_ir.nest import (
 )
 
 if TYPE_CHECKING:
-    from hopflow.compiler.llvm.vector import VectorLoop
+    from hopflow.compiler.cpu.vector import VectorLoop
 
 
 class Lanes(Evaluator):

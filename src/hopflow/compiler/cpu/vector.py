@@ -8,9 +8,9 @@ before the loop.
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from hopflow.compiler.cpu.affine import Affine
+from hopflow.compiler.cpu.lanes import Lanes
 from hopflow.compiler.llvm import operations
-from hopflow.compiler.llvm.affine import Affine
-from hopflow.compiler.llvm.lanes import Lanes
 from hopflow.compiler.llvm.operations import broadcast
 from hopflow.compiler.llvm.types import lanes, register_type, splat
 from hopflow.loop_ir import expr as e
@@ -27,7 +27,7 @@ from hopflow.loop_ir.nest import (
 )
 
 if TYPE_CHECKING:
-    from hopflow.compiler.llvm.statements import Emitter
+    from hopflow.compiler.cpu.statements import CpuEmitter
 
 MAX_UNROLLED: Final = 4
 """A loop of constant extent that is at most this many vectors has no loop left."""
@@ -47,7 +47,7 @@ def suits(s: For) -> bool:
     )
 
 
-def emit(emitter: "Emitter", s: For) -> None:
+def emit(emitter: "CpuEmitter", s: For) -> None:
     """Emit `s` as a vector loop and what is left over."""
     VectorLoop(emitter, s).emit()
 
@@ -55,7 +55,7 @@ def emit(emitter: "Emitter", s: For) -> None:
 class VectorLoop:
     """One vector loop: the code before, the main loop, the rest, and after."""
 
-    def __init__(self, emitter: "Emitter", s: For) -> None:
+    def __init__(self, emitter: "CpuEmitter", s: For) -> None:
         self.emitter, self.s, self.var = emitter, s, s.var
         self.width = _width(s)
         self.affine = Affine(s)
@@ -107,11 +107,11 @@ class VectorLoop:
 
     def has_gather(self, buffer: Buffer) -> bool:
         """Whether the CPU gathers and scatters elements of this size."""
-        return self.emitter.target.has_masks and buffer.dtype.itemsize >= 4
+        return self.emitter.unit.target.has_masks and buffer.dtype.itemsize >= 4
 
     def has_masked_loads(self, buffer: Buffer) -> bool:
         """Whether a load of neighbours of this size under a mask is one instruction."""
-        target = self.emitter.target
+        target = self.emitter.unit.target
         return target.has_masks or (target.has("avx") and buffer.dtype.itemsize >= 4)
 
     # --- the loop
@@ -134,7 +134,7 @@ class VectorLoop:
                 self._clear_accumulators()
             f.branch(f"main.{name}")
             f.start(f"main.{name}")
-            if self._is_large() and emitter.target.has_masks:
+            if self._is_large() and emitter.unit.target.has_masks:
                 self._masked(stop)
             else:
                 whole = self._whole(stop)
@@ -170,7 +170,7 @@ class VectorLoop:
                 self._run(str(position))
         else:
             trips = self._trips(self.s.extent)
-            self.emitter.loop("0", whole, self.width, trips, self._run, polls=False)
+            self.emitter.unpolled_loop("0", whole, self.width, trips, self._run)
 
     def _trips(self, iterations: Expr) -> Expr:
         """How many whole vectors so many iterations are."""
@@ -216,7 +216,7 @@ class VectorLoop:
         # truncation (bf16, bool, a narrower integer) one of the untruncated element,
         # which writes past the end.
         is_one = is_known and int(stop) - int(whole) == 1
-        if self.emitter.target.has_masks and not is_one:
+        if self.emitter.unit.target.has_masks and not is_one:
             self._run(whole, self._mask(whole, stop))
         else:
             self._one_by_one(whole, stop)
@@ -252,7 +252,7 @@ class VectorLoop:
             emitter.body(self.s.body)
 
         trips = e.index(self.width)
-        emitter.loop(whole, stop, 1, trips, iteration, polls=False)
+        emitter.unpolled_loop(whole, stop, 1, trips, iteration)
 
     def _finish(self) -> None:
         """Combine the lanes of the accumulators, always in the same tree."""

@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from hopflow import dtypes
-from hopflow.compiler.llvm.memory import Memory
-from hopflow.compiler.llvm.module import HOT, Function, Module
-from hopflow.compiler.llvm.statements import Emitter
-from hopflow.compiler.llvm.target import Target
+from hopflow.compiler.cpu.memory import ProgramMemory
+from hopflow.compiler.cpu.statements import CpuEmitter
+from hopflow.compiler.cpu.target import HOT, CpuTarget
+from hopflow.compiler.cpu.unit import Unit
+from hopflow.compiler.llvm.module import Function, Module
 from hopflow.compiler.llvm.types import literal, register_type
 from hopflow.compiler.plan import size_in_bytes
 from hopflow.dtypes import DType
@@ -90,7 +91,12 @@ class Wrapper:
     """
 
     def __init__(
-        self, module: Module, name: str, routine: Routine, dtype: DType, target: Target
+        self,
+        module: Module,
+        name: str,
+        routine: Routine,
+        dtype: DType,
+        target: CpuTarget,
     ) -> None:
         kinds = {"i32": dtypes.int32, "i64": dtypes.int64, "any": dtype, "f": dtype}
         arrays = [array.name for array in routine.arrays]
@@ -100,8 +106,8 @@ class Wrapper:
         )
         self.f = Function(module, f"i64 @{name}({parameters})", HOT)
         self.dtype, self.routine = dtype, routine
-        self.memory = Memory(self.f)
-        self.emitter = Emitter(self.f, self.memory, target)
+        self.memory = ProgramMemory(self.f)
+        self.emitter = CpuEmitter(self.f, self.memory, Unit(module, target))
         self.emitter.may_poll = False
         self.scalars: dict[str, Expr] = {}
         for number in numbers:

@@ -13,23 +13,24 @@ iteration. Only the first thread looks for Ctrl-C; the others look at its flag.
 
 from typing import TYPE_CHECKING, Final
 
-from hopflow.compiler.llvm.captures import Cells, captured
-from hopflow.compiler.llvm.memory import Memory, allocate, free
-from hopflow.compiler.llvm.module import HOT, RARE, Function
-from hopflow.compiler.llvm.stubs import (
+from hopflow.compiler.cpu.captures import Cells, captured
+from hopflow.compiler.cpu.memory import ProgramMemory
+from hopflow.compiler.cpu.stubs import (
     FLAG,
     HEADER,
     INTERRUPTED,
     JOB,
     TRAP_VALUES,
 )
+from hopflow.compiler.cpu.target import HOT
+from hopflow.compiler.llvm.module import RARE, Function
 from hopflow.compiler.llvm.types import register_type
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import walk
 from hopflow.loop_ir.nest import Buffer, For, Swap, Var
 
 if TYPE_CHECKING:
-    from hopflow.compiler.llvm.statements import Emitter
+    from hopflow.compiler.cpu.statements import CpuEmitter
 
 MOST: Final = 64
 """Threads at most."""
@@ -42,7 +43,7 @@ LONG: Final = 100_000
 """... and half as long after one that took more."""
 
 
-def emit(emitter: "Emitter", s: For) -> None:
+def emit(emitter: "CpuEmitter", s: For) -> None:
     """Emit a call of `hf_parallel`, and the function of the loop."""
     f = emitter.f
     private = emitter.private[s]
@@ -71,7 +72,7 @@ def emit(emitter: "Emitter", s: For) -> None:
 
 
 def _define(
-    emitter: "Emitter",
+    emitter: "CpuEmitter",
     s: For,
     given: Cells,
     variables: list[Var],
@@ -85,7 +86,7 @@ def _define(
         f"internal i64 @{name}(ptr %block, ptr %cells, i64 %begin, i64 %end)",
         HOT,
     )
-    inner = emitter.within(f, Memory.of(f, emitter.memory))
+    inner = emitter.within(f, ProgramMemory.of(f, emitter.memory))
     for k, var in enumerate(variables):
         inner.values.constants[var] = given.loaded(f, k)
     for k, buffer in enumerate(buffers, start=len(variables)):
@@ -104,13 +105,13 @@ def _define(
     inner.finish()
     f.start("exit")
     for slot in slots:
-        free(f, f.emit(f"load ptr, ptr {slot}"))
+        inner.free(f.emit(f"load ptr, ptr {slot}"))
     f.do(f"ret i64 {f.emit(f'load i64, ptr {inner.status}')}")
     outer.module.define(name, f.text)
     return name
 
 
-def _allocate(inner: "Emitter", s: For, private: list[Buffer]) -> list[str]:
+def _allocate(inner: "CpuEmitter", s: For, private: list[Buffer]) -> list[str]:
     """Find memory for what no other thread knows; slots of what is to be freed."""
     f, memory = inner.f, inner.memory
     swapped = {
@@ -118,7 +119,7 @@ def _allocate(inner: "Emitter", s: For, private: list[Buffer]) -> list[str]:
     }
     slots = [f.early_slot("ptr", "own", "null") for _ in private]
     for buffer, slot in zip(private, slots, strict=True):
-        pointer = allocate(f, inner.allocation(buffer))
+        pointer = inner.allocate(inner.allocation(buffer))
         f.do(f"store ptr {pointer}, ptr {slot}")
         inner.no_memory_if(f.emit(f"icmp eq ptr {pointer}, null"))
         if buffer in swapped:

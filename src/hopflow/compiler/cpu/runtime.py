@@ -12,11 +12,9 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from hopflow.compiler import guarded
-from hopflow.compiler.llvm import library, parallel
-from hopflow.compiler.llvm.emit import Emission, emit
-from hopflow.compiler.llvm.jit import (
-    Jit,
+from hopflow.compiler.cpu import guarded, library, parallel
+from hopflow.compiler.cpu.emit import Emission, emit
+from hopflow.compiler.cpu.jit import (
     Library,
     address_of,
     always_linked,
@@ -24,7 +22,8 @@ from hopflow.compiler.llvm.jit import (
     jit,
     once,
 )
-from hopflow.compiler.llvm.stubs import DENSE, NUMBER, PYTHON, STRIDED, TEXT
+from hopflow.compiler.cpu.stubs import DENSE, NUMBER, PYTHON, STRIDED, TEXT
+from hopflow.compiler.cpu.target import CpuTarget
 from hopflow.compiler.owned import WORD, result_words
 from hopflow.compiler.plan import plan
 from hopflow.config import config
@@ -103,23 +102,22 @@ class Kernel:
         MemoryError: There was no room for temporaries.
     """
 
-    def __init__(self, program: Program, compiler: Jit | None = None) -> None:
-        """Compile `program`, for another CPU than this one if `compiler` says so."""
-        self.program = program
+    def __init__(self, program: Program, target: CpuTarget) -> None:
+        """Compile `program` for `target`, which must be a CPU that can run here."""
+        self.program, self.target = program, target
         self.made = allocated(program.body)  # outputs, among others
-        self._jit = compiler or jit()
         self.guarded = config.guard_pages
         self.compared = False
         with passing("emit", program.name):
             emission = self._emission()
         with passing("machine code", program.name):
-            self.code: bytes = self._jit.compile(emission.text)
-        self._loaded = _load(emission, self.code, program, self.guarded)
+            self.code: bytes = jit(target).compile(emission.text)
+        self._loaded = _load(emission, self.code, program, target, self.guarded)
         data = sum(constant.nbytes for constant in self._loaded.data)
         # The Loop IR takes about half as much memory as the text that is made of it.
         size = 2 * len(self.code) + len(emission.text) // 2 + data
         self.nbytes = _LINKED_BYTES + size
-        self.free = guarded.free() if self.guarded else _free()
+        self.free = guarded.free(target) if self.guarded else _free()
         self.call = self.calling(_no_host)
 
     def calling(self, host: Host) -> Callable[..., Trapped | None]:
@@ -138,7 +136,9 @@ class Kernel:
         function: Callable[..., Trapped | None] = _new_function(
             ctypes.byref(self._loaded.method), code, None, None
         )
-        return guarded.calling(function, self.program) if self.guarded else function
+        if not self.guarded:
+            return function
+        return guarded.calling(function, self.program, self.target)
 
     def __call__(self, *args: Any) -> Trapped | None:
         return self.call(*args)
@@ -149,7 +149,7 @@ class Kernel:
     def _emission(self) -> Emission:
         """Emit the program. The text is not kept: it would double a kernel's memory."""
         arena = plan(self.program)
-        return emit(self.program, arena, self._jit.target, guarded=self.guarded)
+        return emit(self.program, arena, self.target, guarded=self.guarded)
 
     @property
     def llvm_ir(self) -> str:
@@ -159,33 +159,35 @@ class Kernel:
     @property
     def optimised_llvm_ir(self) -> str:
         """The LLVM IR after LLVM's passes."""
-        return self._jit.optimised(self.llvm_ir)
+        return jit(self.target).optimised(self.llvm_ir)
 
     @property
     def asm(self) -> str:
         """The machine code, as assembly."""
-        return self._jit.assembly(self.llvm_ir)
+        return jit(self.target).assembly(self.llvm_ir)
 
 
-def compile_program(program: Program) -> Kernel:
-    """Compile a program for this machine."""
-    return Kernel(program)
+def compile_program(program: Program, target: CpuTarget) -> Kernel:
+    """Compile a program for a target."""
+    return Kernel(program, target)
 
 
-def _load(emission: Emission, code: bytes, program: Program, closed: bool) -> _Loaded:
+def _load(
+    emission: Emission, code: bytes, program: Program, target: CpuTarget, closed: bool
+) -> _Loaded:
     """Link object code; its constants lie between `closed` pages if that is wanted."""
     symbols, constants = always_linked(), emission.constants
     if closed:
-        constants = {name: guarded.copied(data) for name, data in constants.items()}
+        constants = {n: guarded.copied(data, target) for n, data in constants.items()}
     for name in emission.symbols:
         if name in constants:
             symbols[name] = constants[name].ctypes.data
         else:
-            symbols[name] = _address(name)
-    linked = jit().link(code, [emission.name], symbols)
+            symbols[name] = _address(name, target)
+    linked = jit(target).link(code, [emission.name], symbols)
     arity = len(program.sizes) + len(program.inputs) + len(program.outputs)
     method = _MethodDef(
-        program.name.encode(), _stubs()["hf_entry"], _METH_FASTCALL, None
+        program.name.encode(), _stubs(target)["hf_entry"], _METH_FASTCALL, None
     )
     data = list(constants.values())
     entry = linked[emission.name], arity
@@ -222,12 +224,12 @@ def _no_host(site: int, words: int) -> None:  # noqa: ARG001
     )
 
 
-def _address(name: str) -> int:
+def _address(name: str, target: CpuTarget) -> int:
     if name in _STUBS:
-        return _stubs()[name]
+        return _stubs(target)[name]
     if name in guarded.SYMBOLS:
-        return guarded.library()[name]
-    return c_symbols().get(name) or library.address(name)
+        return guarded.library(target)[name]
+    return c_symbols().get(name) or library.address(name, target)
 
 
 @once
@@ -253,8 +255,8 @@ def _new_function(*args: Any) -> Any:
 
 
 @once
-def _stubs() -> Library:
-    """The code that all programs share, compiled once."""
+def _stubs(target: CpuTarget) -> Library:
+    """The code that all programs share, compiled once for a target."""
     symbols = {name: address_of(getattr(ctypes.pythonapi, name)) for name in PYTHON}
     symbols["Py_None"] = id(None)
     symbols["hf_poll_callable"] = id(_poll)
@@ -266,7 +268,8 @@ def _stubs() -> Library:
         symbols[name] = c_symbols()[name]
     text = f"{TEXT}\n{parallel.TEXT}"
     exports = ("hf_entry", *_STUBS)
-    return jit().link(jit().compile(text), exports, always_linked() | symbols)
+    compiler = jit(target)
+    return compiler.link(compiler.compile(text), exports, always_linked() | symbols)
 
 
 # --- interrupts -----------------------------------------------------------------------

@@ -3,43 +3,37 @@
 Each is compiled when a program first needs it, once in a process, and stays.
 """
 
-import threading
-from typing import Final
-
 from hopflow import dtypes
-from hopflow.compiler.llvm import blas, expressions, gemm, lapack, sort
-from hopflow.compiler.llvm.jit import Library, always_linked, c_symbols, jit
+from hopflow.compiler.cpu import blas, gemm, lapack, sort
+from hopflow.compiler.cpu.jit import Library, always_linked, c_symbols, jit, once
+from hopflow.compiler.cpu.target import CpuTarget
+from hopflow.compiler.llvm import expressions
 from hopflow.compiler.llvm.module import Module
 from hopflow.loop_ir.routines import ROUTINES
 
-_loaded: dict[str, Library] = {}
-_lock: Final = threading.RLock()
 
-
-def address(name: str) -> int:
+def address(name: str, target: CpuTarget) -> int:
     """The address of `hf_<routine>_<dtype>`, or of `hf_far_<function>_<dtype>`."""
-    with _lock:
-        library = _loaded.get(name)
-        if library is None:
-            library = _loaded[name] = _compile(name)
-        return library[name]
+    return _compiled(name, target)[name]
 
 
-def _compile(name: str) -> Library:
+@once
+def _compiled(name: str, target: CpuTarget) -> Library:
     routine, _, short = name.removeprefix("hf_").rpartition("_")
     dtype = dtypes.as_dtype(short)
     module = Module()
     if routine.startswith("far_"):
         expressions.define_far(module, name, routine.removeprefix("far_"), dtype)
     elif routine == "argsort":
-        sort.define(module, name, dtype, jit().target)
+        sort.define(module, name, dtype, target)
     elif routine.startswith("gemm"):
-        gemm.define(module, name, ROUTINES[routine], dtype, jit().target)
+        gemm.define(module, name, ROUTINES[routine], dtype, target)
     else:
-        lapack.define(module, name, ROUTINES[routine], dtype, jit().target)
+        lapack.define(module, name, ROUTINES[routine], dtype, target)
     text = module.text
     symbols = {
         symbol: c_symbols().get(symbol) or blas.fortran(symbol)
         for symbol in module.symbols
     }
-    return jit().link(jit().compile(text), [name], always_linked() | symbols)
+    compiler = jit(target)
+    return compiler.link(compiler.compile(text), [name], always_linked() | symbols)

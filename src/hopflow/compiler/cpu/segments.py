@@ -13,9 +13,10 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from hopflow.compiler.llvm.captures import Cells, captured
-from hopflow.compiler.llvm.memory import Memory
-from hopflow.compiler.llvm.module import HOT, RARE, Function
+from hopflow.compiler.cpu.captures import Cells, captured
+from hopflow.compiler.cpu.memory import ProgramMemory
+from hopflow.compiler.cpu.target import HOT
+from hopflow.compiler.llvm.module import RARE, Function
 from hopflow.compiler.llvm.types import register_type
 from hopflow.loop_ir import walk
 from hopflow.loop_ir.nest import (
@@ -31,7 +32,7 @@ from hopflow.loop_ir.nest import (
 )
 
 if TYPE_CHECKING:
-    from hopflow.compiler.llvm.statements import Emitter
+    from hopflow.compiler.cpu.statements import CpuEmitter
 
 __all__ = ["emit", "is_long"]
 
@@ -49,7 +50,7 @@ def is_long(statements: Sequence[Stmt]) -> bool:
     return len(statements) > LENGTH // _LOOP and _length(statements) > 2 * LENGTH
 
 
-def emit(emitter: "Emitter", statements: Sequence[Stmt]) -> None:
+def emit(emitter: "CpuEmitter", statements: Sequence[Stmt]) -> None:
     """Emit the statements of a long body, in the open scope."""
     runs = list(_runs(statements))
     captures = [captured(run) for run in runs]
@@ -97,7 +98,7 @@ class _Segment:
 
     def __init__(
         self,
-        emitter: "Emitter",
+        emitter: "CpuEmitter",
         run: Sequence[Stmt],
         variables: Sequence[Var],
         buffers: Sequence[Buffer],
@@ -115,7 +116,7 @@ class _Segment:
         self.name = outer.module.fresh("segment")
         signature = f"internal i64 @{self.name}(ptr %block, ptr %cells)"
         self.f = Function(outer.module, signature, f"noinline {HOT}")
-        self.inner = emitter.within(self.f, Memory.of(self.f, emitter.memory))
+        self.inner = emitter.within(self.f, ProgramMemory.of(self.f, emitter.memory))
 
     def emit(self) -> None:
         self._capture()

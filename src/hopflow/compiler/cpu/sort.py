@@ -1,9 +1,9 @@
 """Sorting: a stable merge sort of positions, as a program of the Loop IR."""
 
 from hopflow import dtypes
-from hopflow.compiler.llvm.blas import Wrapper
+from hopflow.compiler.cpu.blas import Wrapper
+from hopflow.compiler.cpu.target import CpuTarget
 from hopflow.compiler.llvm.module import Module
-from hopflow.compiler.llvm.target import Target
 from hopflow.dtypes import DType
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
@@ -25,7 +25,7 @@ from hopflow.loop_ir.routines import ROUTINES
 _I64 = dtypes.int64
 
 
-def define(module: Module, name: str, dtype: DType, target: Target) -> None:
+def define(module: Module, name: str, dtype: DType, target: CpuTarget) -> None:
     """Define "argsort" for keys of `dtype`."""
     w = Wrapper(module, name, ROUTINES["argsort"], dtype, target)
     keys, out, workspace = (w.buffers[a] for a in ("keys", "out", "workspace"))

@@ -16,7 +16,7 @@ from hopflow.loop_ir import walk
 from hopflow.loop_ir.nest import Invoke, Stmt
 
 if TYPE_CHECKING:
-    from hopflow.compiler.llvm.statements import Emitter
+    from hopflow.compiler.cpu.statements import CpuEmitter
 
 _WORTH: Final = 4
 """So many calls at least are worth a loop."""
@@ -42,7 +42,9 @@ class Row:
     __hash__ = None  # type: ignore[assignment]
 
 
-def runs(emitter: "Emitter", statements: Sequence[Stmt]) -> Iterator[Stmt | list[Row]]:
+def runs(
+    emitter: "CpuEmitter", statements: Sequence[Stmt]
+) -> Iterator[Stmt | list[Row]]:
     """The statements; instead of those that one loop over a table can be, its rows."""
     rows = [_row(emitter, s) if isinstance(s, Invoke) else None for s in statements]
     pairs = zip(statements, rows, strict=True)
@@ -54,7 +56,7 @@ def runs(emitter: "Emitter", statements: Sequence[Stmt]) -> Iterator[Stmt | list
             yield from [s for s, _ in together]
 
 
-def _row(emitter: "Emitter", s: Invoke) -> Row | None:
+def _row(emitter: "CpuEmitter", s: Invoke) -> Row | None:
     """None: where an address is found is not known before."""
     memory, words = emitter.memory, [s.site]
     for ref in s.passed:
@@ -67,7 +69,7 @@ def _row(emitter: "Emitter", s: Invoke) -> Row | None:
     return Row(s, words)
 
 
-def emit(emitter: "Emitter", s: Invoke) -> None:
+def emit(emitter: "CpuEmitter", s: Invoke) -> None:
     """Emit one call."""
     values, memory = emitter.values, emitter.memory
     pointers = []
@@ -76,10 +78,10 @@ def emit(emitter: "Emitter", s: Invoke) -> None:
         start = memory.pointer_again(ref.buffer)
         pointers.append(memory.address(ref.buffer, distance, start))
     _call(emitter, s, emitter.site(s.site), pointers)
-    emitter.count(emitter.f.module.functions[symbol(s.function.name)].cost)
+    emitter.count(emitter.unit.functions[symbol(s.function.name)].cost)
 
 
-def emit_all(emitter: "Emitter", rows: Sequence[Row]) -> None:
+def emit_all(emitter: "CpuEmitter", rows: Sequence[Row]) -> None:
     """Emit the calls of a table as a loop over it."""
     f, first = emitter.f, rows[0]
     width = len(first.words)
@@ -100,12 +102,12 @@ def emit_all(emitter: "Emitter", rows: Sequence[Row]) -> None:
         if emitter.first_site:
             site = f.emit(f"add i64 {site}, {emitter.first_site}")
         _call(emitter, first.call, site, pointers)
-        emitter.cost.add(f.module.functions[symbol(first.call.function.name)].cost)
+        emitter.cost.add(emitter.unit.functions[symbol(first.call.function.name)].cost)
 
     emitter.loop("0", str(len(rows)), 1, e.index(len(rows)), call)
 
 
-def _call(emitter: "Emitter", s: Invoke, site: str, pointers: Sequence[str]) -> None:
+def _call(emitter: "CpuEmitter", s: Invoke, site: str, pointers: Sequence[str]) -> None:
     """Call a function; if it stops the program does, for the same reason."""
     f, name = emitter.f, symbol(s.function.name)
     arguments = ["ptr %block", f"i64 {site}"]
@@ -113,7 +115,7 @@ def _call(emitter: "Emitter", s: Invoke, site: str, pointers: Sequence[str]) -> 
     arguments += [f"ptr {pointer}" for pointer in pointers]
     status = f.emit(f"call i64 @{name}({', '.join(arguments)})")
     emitter.values.forget_loads()
-    if f.module.functions[name].may_stop:
+    if emitter.unit.functions[name].may_stop:
         onward, failed = f.name("called"), f.emit(f"icmp ne i64 {status}, 0")
         f.do(f"store i64 {status}, ptr {emitter.status}")
         f.branch_if(failed, "exit", onward, RARE)

@@ -6,9 +6,9 @@ from functools import partial
 from typing import Final
 
 from hopflow import dtypes
-from hopflow.compiler.llvm.blas import Wrapper
+from hopflow.compiler.cpu.blas import Wrapper
+from hopflow.compiler.cpu.target import CpuTarget
 from hopflow.compiler.llvm.module import Module
-from hopflow.compiler.llvm.target import Target
 from hopflow.dtypes import DType
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr, Index
@@ -28,7 +28,7 @@ from hopflow.loop_ir.routines import Routine
 
 
 def define(
-    module: Module, name: str, routine: Routine, dtype: DType, target: Target
+    module: Module, name: str, routine: Routine, dtype: DType, target: CpuTarget
 ) -> None:
     """Define the function of a routine."""
     w = Wrapper(module, name, routine, dtype, target)

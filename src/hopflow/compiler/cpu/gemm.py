@@ -15,10 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from hopflow.compiler.llvm.blas import Wrapper
-from hopflow.compiler.llvm.module import HOT, Function, Module
+from hopflow.compiler.cpu.blas import Wrapper
+from hopflow.compiler.cpu.target import HOT, CpuTarget
+from hopflow.compiler.llvm.module import Function, Module
 from hopflow.compiler.llvm.operations import broadcast
-from hopflow.compiler.llvm.target import Target
 from hopflow.compiler.llvm.types import lanes, overload, register_type
 from hopflow.dtypes import DType
 from hopflow.loop_ir.routines import Routine
@@ -48,7 +48,7 @@ class _Tiles:
     long: int
 
     @staticmethod
-    def of(target: Target, dtype: DType) -> "_Tiles":
+    def of(target: CpuTarget, dtype: DType) -> "_Tiles":
         width = target.register_bits // dtype.bits
         lane = register_type(dtype)
         if target.register_bits == 256:  # 16 registers: 12 sums, 3 of `b`, 1 of `a`
@@ -62,7 +62,7 @@ class _Tiles:
 
 
 def define(
-    module: Module, name: str, routine: Routine, dtype: DType, target: Target
+    module: Module, name: str, routine: Routine, dtype: DType, target: CpuTarget
 ) -> None:
     """Define one of the four matrix products, as `loop_ir.routines` says."""
     w = Wrapper(module, name, routine, dtype, target)

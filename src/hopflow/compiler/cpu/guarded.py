@@ -13,7 +13,8 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from hopflow.compiler.llvm.jit import Library, c_symbols, jit, once
+from hopflow.compiler.cpu.jit import Library, c_symbols, jit, once
+from hopflow.compiler.cpu.target import CpuTarget
 from hopflow.compiler.owned import owned_array
 from hopflow.loop_ir.nest import Program
 
@@ -108,35 +109,36 @@ SYMBOLS: Final = ("hf_guarded_alloc", "hf_guarded_free", "hf_guarded_realloc")
 
 
 @once
-def library() -> Library:
-    """The allocator, compiled once."""
+def library(target: CpuTarget) -> Library:
+    """The allocator, compiled once for a target."""
     names = ("mmap", "mprotect", "munmap", "memset", "memcpy")
     symbols = {name: c_symbols()[name] for name in names}
-    return jit().link(jit().compile(_TEXT), SYMBOLS, symbols)
+    compiler = jit(target)
+    return compiler.link(compiler.compile(_TEXT), SYMBOLS, symbols)
 
 
 @once
-def _allocate() -> Callable[[int], int | None]:
+def _allocate(target: CpuTarget) -> Callable[[int], int | None]:
     return ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int64)(
-        library()["hf_guarded_alloc"]
+        library(target)["hf_guarded_alloc"]
     )
 
 
 @once
-def free() -> Callable[[int], None]:
+def free(target: CpuTarget) -> Callable[[int], None]:
     """The function that frees memory of `SYMBOLS`, by its address."""
-    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(library()["hf_guarded_free"])
+    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(library(target)["hf_guarded_free"])
 
 
-def copied(array: NDArray) -> NDArray:
+def copied(array: NDArray, target: CpuTarget) -> NDArray:
     """The array, with its strides, in memory between closed pages."""
     low, high = np.lib.array_utils.byte_bounds(array)
     size = high - low if array.size else 0
-    address = _allocate()(size)
+    address = _allocate(target)(size)
     if address is None:
         raise MemoryError(f"no room for {size} bytes between closed pages")
     ctypes.memmove(address, low, size)
-    memory = owned_array(np.array([address, size]), np.dtype(np.uint8), free())
+    memory = owned_array(np.array([address, size]), np.dtype(np.uint8), free(target))
     first = array.__array_interface__["data"][0] - low if array.size else 0
     copy: NDArray = np.ndarray(
         array.shape, array.dtype, memory, first, array.strides if array.size else None
@@ -144,7 +146,9 @@ def copied(array: NDArray) -> NDArray:
     return copy
 
 
-def calling(function: Callable[..., Any], program: Program) -> Callable[..., Any]:
+def calling(
+    function: Callable[..., Any], program: Program, target: CpuTarget
+) -> Callable[..., Any]:
     """The native function of `program`, given copies between closed pages: what it has
     written is copied back. What it does not write of an output is poison."""
     parameters = [*program.sizes, *program.inputs, *program.outputs]
@@ -152,7 +156,7 @@ def calling(function: Callable[..., Any], program: Program) -> Callable[..., Any
     fresh = [k for k in outputs if parameters[k] not in program.inputs]
 
     def call(*args: Any) -> Any:
-        own = [copied(a) if isinstance(a, np.ndarray) else a for a in args]
+        own = [copied(a, target) if isinstance(a, np.ndarray) else a for a in args]
         for k in fresh:
             own[k].reshape(-1).view(np.uint8).fill(_POISON)
         try:

@@ -1,0 +1,1 @@
+"""Code for CPUs: programs as native functions that Python calls."""

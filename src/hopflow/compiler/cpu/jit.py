@@ -1,0 +1,109 @@
+"""Code for the CPU that we run on: compile it, and link it into the process."""
+
+import ctypes
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
+from typing import Any, Final, ParamSpec, TypeVar
+
+from hopflow.compiler.cpu.target import CpuTarget, native_llvm
+from hopflow.compiler.llvm.compiler import Compiler
+from hopflow.errors import CompileError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# LLVM may call these of its own accord.
+_ALWAYS: Final = ("memcpy", "memmove", "memset")
+_ASKED: Final = (
+    "malloc aligned_alloc realloc free fmod fmodf clock_gettime "
+    "pthread_create pthread_detach nanosleep mmap mprotect munmap"
+).split()
+
+
+class Library:
+    """Linked code: the addresses of its functions. It goes when this object goes."""
+
+    def __init__(self, tracker: Any) -> None:
+        self._tracker = tracker
+
+    def __getitem__(self, name: str) -> int:
+        return int(self._tracker[name])
+
+
+class Jit(Compiler):
+    """A compiler and a linker for one CPU. Use `jit`, which keeps the only one."""
+
+    def __init__(self, target: CpuTarget) -> None:
+        native_llvm()
+        # Any other relocation ends the process in the linker.
+        super().__init__(target, reloc="pic", codemodel="small")
+        self._numbers = itertools.count()
+        self._linker = self.llvm.create_lljit_compiler(
+            self.target_machine(), use_jit_link=True, suppress_errors=True
+        )
+
+    def link(
+        self, code: bytes, exports: Iterable[str], symbols: Mapping[str, int]
+    ) -> Library:
+        """Load object code, resolving the symbols it refers to.
+
+        Raises:
+            CompileError: A symbol is missing.
+        """
+        with self.lock:
+            builder = self.llvm.JITLibraryBuilder().add_object_img(code)
+            for name, address in symbols.items():
+                builder.import_symbol(name, address)
+            for name in exports:
+                builder.export_symbol(name)
+            try:
+                tracker = builder.link(self._linker, f"hf.{next(self._numbers)}")
+            except RuntimeError as error:
+                raise CompileError(f"linking failed: {error}") from error
+        return Library(tracker)
+
+
+def once(make: Callable[P, T]) -> Callable[P, T]:
+    """A function that returns what `make` returned for the same arguments the first
+    time, in whichever thread: what holds native code must not be made twice, for one of
+    the two would be freed."""
+    lock = threading.RLock()
+    made: dict[tuple[Any, ...], T] = {}
+
+    @wraps(make)
+    def get(*args: P.args, **named: P.kwargs) -> T:
+        key = (args, tuple(named.items()))
+        if key not in made:
+            with lock:
+                if key not in made:
+                    made[key] = make(*args, **named)
+        return made[key]
+
+    return get
+
+
+@once
+def jit(target: CpuTarget) -> Jit:
+    """The process's compiler for a target, which must be a CPU that can run here."""
+    return Jit(target)
+
+
+@once
+def c_symbols() -> dict[str, int]:
+    """The addresses of C's functions that generated code may call."""
+    library = ctypes.CDLL(None)
+    return {name: address_of(getattr(library, name)) for name in (*_ALWAYS, *_ASKED)}
+
+
+def address_of(function: Any) -> int:
+    """The address of a function of a `ctypes` library."""
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    assert address is not None
+    return address
+
+
+def always_linked() -> dict[str, int]:
+    """What LLVM may call unasked."""
+    return {name: c_symbols()[name] for name in _ALWAYS}

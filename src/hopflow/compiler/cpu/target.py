@@ -1,0 +1,85 @@
+"""The CPUs that code is made for."""
+
+import platform
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+from hopflow.compiler.llvm.target import LlvmTarget
+from hopflow.dtypes import DType
+from hopflow.errors import CompileError
+
+X86_BASELINE: Final = ("avx2", "fma", "f16c")
+HOT: Final = '"prefer-vector-width"="512" nounwind'
+"""Attributes of a function: without the first, LLVM halves vectors of 512 bits."""
+REDUCTION_REGISTERS: Final = 4
+"""An accumulator is this many registers wide: its additions wait for each other. In
+other loops the CPU overlaps iterations by itself, and wider code only takes longer to
+compile."""
+
+
+@dataclass(frozen=True, slots=True)
+class CpuTarget(LlvmTarget):
+    """A CPU, with the questions that the schedule and the emission ask of it."""
+
+    @property
+    def register_bits(self) -> int:
+        """Bits of the widest vector register."""
+        if self.has("avx512f"):
+            return 512
+        return 256 if self.has("avx2") else 128
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether a load, store or gather under a mask is one instruction."""
+        return self.has("avx512f") and self.has("avx512bw") and self.has("avx512vl")
+
+    def vector_width(self, dtype: DType, *, reduces: bool = False) -> int:
+        """The lanes that a vector loop should have whose largest values are of `dtype`.
+
+        Args:
+            reduces: Whether the loop has an `Accumulate`.
+        """
+        lanes = self.register_bits // max(32, dtype.bits)
+        return lanes * REDUCTION_REGISTERS if reduces else lanes
+
+    def check(self) -> None:
+        """Raise unless the CPU has what the generated code takes for granted.
+
+        Raises:
+            CompileError: It is an x86 from before 2013.
+        """
+        missing = [f for f in X86_BASELINE if not self.has(f)]
+        if self.triple.startswith("x86_64") and missing:
+            raise CompileError(
+                f"native code needs a CPU with {', '.join(X86_BASELINE)}; this one "
+                f"({self.cpu}, {platform.machine()}) lacks {', '.join(missing)}."
+            )
+
+
+def native_llvm() -> Any:
+    """LLVM's module, initialised for CPUs of the kind that we run on."""
+    import llvmlite.binding as llvm  # loads LLVM, which takes a while
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return llvm
+
+
+@cache
+def host() -> CpuTarget:
+    """The CPU we run on.
+
+    Raises:
+        CompileError: It lacks an instruction set that is taken for granted.
+    """
+    llvm = native_llvm()
+    cpu = llvm.get_host_cpu_name()
+    features = llvm.get_host_cpu_features().flatten()
+    triple = llvm.get_process_triple()
+    machine = llvm.Target.from_triple(triple).create_target_machine(
+        cpu=cpu, features=features, reloc="pic", codemodel="small"
+    )
+    target = CpuTarget(triple, str(machine.target_data), cpu, features)
+    target.check()
+    return target

@@ -1,0 +1,38 @@
+"""What the functions of one program share while they are emitted."""
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from hopflow.compiler.cpu.cost import Cost
+from hopflow.compiler.cpu.target import CpuTarget
+from hopflow.compiler.llvm.module import Module
+
+__all__ = ["Callee", "Constants", "Unit"]
+
+Constants: TypeAlias = dict[str, np.ndarray[Any, np.dtype[Any]]]
+
+
+class Callee(NamedTuple):
+    """What a caller knows of a function: what it costs, and whether it may stop the
+    program."""
+
+    cost: Cost
+    may_stop: bool
+
+
+@dataclass(eq=False, slots=True)
+class Unit:
+    """A module under construction, for one target.
+
+    guarded     whether its memory comes from `compiler.cpu.guarded`
+    functions   those that are complete, by their names
+    constants   the data of large "constant" buffers, which the linker must be given
+    """
+
+    module: Module
+    target: CpuTarget
+    guarded: bool = False
+    functions: dict[str, Callee] = field(default_factory=dict)
+    constants: Constants = field(default_factory=dict)

@@ -1,0 +1,98 @@
+"""From LLVM IR to the code of a target: verify, optimise, emit.
+
+LLVM is loaded by the first compilation. All of its calls are made under one lock.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from hopflow.compiler.llvm.target import LlvmTarget
+from hopflow.errors import CompileError
+
+__all__ = ["Compiler"]
+
+
+class Compiler:
+    """A compiler for one target, for which LLVM has been initialised."""
+
+    def __init__(self, target: LlvmTarget, **options: str) -> None:
+        """
+        Args:
+            options: Of LLVM's target machine: how code refers to other code.
+        """
+        import llvmlite.binding as llvm  # loads LLVM, which takes a while
+
+        # How long the register allocator looks for the best place to split a value. By
+        # default a program of a thousand sines takes 35 s, with this it takes one; up
+        # to a hundred lines the code is the same.
+        llvm.set_option("", "-grow-region-complexity-budget=300")
+        self.target, self.llvm = target, llvm
+        self.lock = threading.RLock()  # a collected kernel is released under it too
+        self._options = options
+        self._machine = self.target_machine()
+        self._passes = _passes(llvm)
+
+    def target_machine(self) -> Any:
+        """A new one of LLVM's own compilers, each of which serves one owner."""
+        return self.llvm.Target.from_triple(self.target.triple).create_target_machine(
+            cpu=self.target.cpu,
+            features=self.target.features,
+            opt=2,
+            **self._options,
+        )
+
+    @contextmanager
+    def _optimised(self, text: str) -> Iterator[Any]:
+        """A module, parsed, verified and optimised; the lock is held meanwhile."""
+        llvm = self.llvm
+        head = (
+            f'target triple = "{self.target.triple}"\n'
+            f'target datalayout = "{self.target.layout}"\n'
+        )
+        # A context of its own gives back the memory of types and constants. Nor is the
+        # pass builder kept: each run adds callbacks to it that outlive their owner.
+        with self.lock, llvm.create_context() as context:
+            try:
+                module = llvm.parse_assembly(head + text, context)
+                module.verify()
+            except RuntimeError as error:
+                raise CompileError(f"invalid LLVM IR: {error}") from error
+            options = llvm.create_pipeline_tuning_options(1)
+            with module, llvm.create_pass_builder(self._machine, options) as builder:
+                self._passes.run(module, builder)
+                yield module
+
+    def compile(self, text: str) -> bytes:
+        """The object code of a module.
+
+        Raises:
+            CompileError: The text is not valid LLVM IR; a defect of ours.
+        """
+        with self._optimised(text) as module:
+            code: bytes = self._machine.emit_object(module)
+        return code
+
+    def assembly(self, text: str) -> str:
+        """The assembly of a module, for reading."""
+        with self._optimised(text) as module:
+            assembly: str = self._machine.emit_assembly(module)
+        return assembly
+
+    def optimised(self, text: str) -> str:
+        """A module after LLVM's passes, for reading."""
+        with self._optimised(text) as module:
+            return str(module)
+
+
+def _passes(llvm: Any) -> Any:
+    """What our own emitter leaves to do. LLVM's O1 pipeline gives the same code, and
+    takes longer."""
+    passes = llvm.create_new_module_pass_manager()
+    passes.add_always_inliner_pass()
+    passes.add_sroa_pass()
+    passes.add_instruction_combine_pass()
+    passes.add_loop_rotate_pass()
+    passes.add_simplify_cfg_pass()
+    return passes

@@ -1,0 +1,23 @@
+"""What a program is compiled for, as the stages that all targets share see it."""
+
+from typing import Protocol
+
+from hopflow.dtypes import DType
+
+__all__ = ["Target"]
+
+
+class Target(Protocol):
+    """A machine that programs are compiled for.
+
+    Targets are values: programs for equal ones share their code. What only the emission
+    of one kind of target asks is in that target's class.
+    """
+
+    def vector_width(self, dtype: DType, *, reduces: bool = False) -> int:
+        """The lanes that a vector loop should have whose largest values are of `dtype`.
+
+        Args:
+            reduces: Whether the loop has an `Accumulate`.
+        """
+        ...
