@@ -124,13 +124,13 @@ BEYOND: Final = {
     "out_of_range": True,
     "weights": {"index": 4, "gather": 4, "sum_by": 4, "update": 2, "write": 4},
 }
-REUSED: Final = {"aliasing": True, "size": 4}
-"""Programs in which arrays are copied, updated and exchanged, for JAX to judge."""
-WRITTEN_AND_REUSED: Final = {"operators": EVERY, "mutation": True, "aliasing": True}
 SIZED: Final = {"weights": {"sized": 8}, "size": 4}
 RESIZED: Final = ["dynamic", "dynamic, other sizes first"]
 CLOSED: Final = {"operators": (*BRANCHES, *BODIES, "custom_vjp"), "size": 4}
 """Sizes that JAX and batching know."""
+
+REUSED: Final = CLOSED | {"aliasing": True}
+"""Programs in which arrays are copied, updated and exchanged."""
 
 FLAT: Final = {"operators": (*BRANCHES, *BODIES), "size": 3, "depth": 1}
 """Programs that are small, as each is compared under many transforms."""
@@ -159,9 +159,15 @@ ROUNDS: Final = (
     Round("cheap", "exact", WRITTEN, CHEAP),
     Round("cheap", "smooth", WRITTEN | OFTEN, CHEAP),
     Round("cheap", "exact", BEYOND, CHEAP),
-    Round("aliasing", "exact", WRITTEN_AND_REUSED, None),
+    Round("aliasing", "exact", WRITTEN | {"aliasing": True}, None),
     Round("aliasing", "exact", REUSED, [*ALIASED, "jax"]),
-    Round("aliasing", "smooth", WRITTEN_AND_REUSED, ALIASED, ["value", "vmap", "grad"]),
+    Round(
+        "aliasing",
+        "smooth",
+        REUSED | {"mutation": True},
+        ALIASED,
+        ["value", "vmap", "grad"],
+    ),
     Round("aliasing", "large", REUSED | {"depth": 1}, QUICK),
     Round("special", "special", {"mutation": True}, NOT_JAX),
     Round("large", "large", {"depth": 1, "size": 4}, QUICK),
