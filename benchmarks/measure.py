@@ -81,7 +81,7 @@ def measure(workload: Workload, repeat: int) -> Row:
     for side in sides:
         if side is not pair[1]:
             _compare(workload, side.answer(), expected)
-    with _no_collection():
+    with no_collection():
         firsts = _firsts(pair, repeat)
         gc.collect()
         runs = _runs(sides, repeat)
@@ -100,7 +100,7 @@ def measure_calls(calls: Calls, repeat: int) -> Row:
     """
     pair: list[Side] = [_Hopflow(calls), _Jax(calls)]
     _compare(calls, *(side.answer() for side in pair))
-    with _no_collection():
+    with no_collection():
         firsts = _firsts(pair, 1)
         gc.collect()
         runs = _runs(pair, repeat) if calls.warm else firsts
@@ -119,25 +119,25 @@ def _firsts(sides: Sequence["Side"], repeat: int) -> list[list[float]]:
         for side, times in zip(sides, firsts, strict=True):
             gc.collect()
             side.renew()
-            times.append(_timed(side.call))
+            times.append(timed(side.call))
     return firsts
 
 
 def _runs(sides: Sequence["Side"], repeat: int) -> list[list[float]]:
     """Seconds of calls, in rounds in which each side has its turn."""
-    once = [min(_timed(side.call) for _ in range(3)) for side in sides]
+    once = [min(timed(side.call) for _ in range(3)) for side in sides]
     inner = [max(1, round(SAMPLE / t)) for t in once]
     a_round = sum(t * n for t, n in zip(once, inner, strict=True))
     runs: list[list[float]] = [[] for _ in sides]
     turns = deque(zip(sides, inner, runs, strict=True))
     for _ in range(max(repeat, min(MOST, int(BUDGET / a_round)))):
         for side, n, times in turns:
-            times.append(_timed(side.call, n) / n)
+            times.append(timed(side.call, n) / n)
         turns.rotate()  # what runs after whom matters on a machine that is shared
     return runs
 
 
-def _timed(call: Callable[[], Any], count: int = 1) -> float:
+def timed(call: Callable[[], Any], count: int = 1) -> float:
     started = time.perf_counter()
     for _ in range(count):
         call()
@@ -145,7 +145,7 @@ def _timed(call: Callable[[], Any], count: int = 1) -> float:
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """Collect no garbage in the middle of a sample."""
     enabled = gc.isenabled()
     gc.disable()

@@ -15,6 +15,7 @@ pytestmark = [
 PROGRAMS: Final = {
     "cheap": 250,
     "all": 35,
+    "aliasing": 40,
     "vmap": 35,
     "derivatives": 50,
     "derivatives elsewhere": 25,

@@ -15,6 +15,7 @@ from hopflow.testing.requires import load
 jax = load("jax>=0.11")
 
 from benchmarks import __main__ as command  # noqa: E402
+from benchmarks import flat as flat_command  # noqa: E402
 from benchmarks import measure as measuring  # noqa: E402
 from benchmarks.measure import (  # noqa: E402
     Disagreement,
@@ -205,3 +206,38 @@ def test_the_command_refuses_a_row_that_there_is_not(
     with pytest.raises(SystemExit):
         command.main(["--rows", "call,wihle"])
     assert "there is no row wihle" in capsys.readouterr().err
+
+
+# --- steps that touch a few elements ---
+
+
+def test_the_flat_command_prints_a_line_for_each_row(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = ["--rows", "copy-write,leapfrog,scan-rows", "--sizes", "3,6"]
+    assert flat_command.main([*options, "--most", "1"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in said[-3:]] == options[1].split(",")
+    assert [line.split()[1] == "*" for line in said[-3:]] == [False, True, False]
+    assert all(line.endswith("x") for line in said[-3:])
+
+
+def test_the_flat_command_refuses_what_it_cannot_measure(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for options, why in (
+        (["--rows", "copy-wirte"], "there is no row copy-wirte"),
+        (["--sizes", "10"], "--sizes takes two numbers"),
+    ):
+        with pytest.raises(SystemExit):
+            flat_command.main(options)
+        assert why in capsys.readouterr().err
+
+
+def test_a_ratio_says_how_many_times_as_long_a_step_takes_at_the_larger_size() -> None:
+    found = flat_command.Flat("rows", (1e-6, 2e-6), (1e-9, 1e-6))
+    line = flat_command.format_flat(found, touches_all=False)
+    assert line.split() == [
+        *("rows", "1", "us", "2", "us", "2.0x"),
+        *("1", "ns", "1", "us", "1000.0x"),
+    ]

@@ -17,7 +17,15 @@ import ml_dtypes
 import numpy as np
 
 from hopflow.dtypes import DType, as_dtype
-from hopflow.testing.programs import STRUCTURAL, Operation, Pool, axis, write
+from hopflow.testing.aliasing import ALIASING_OPERATIONS, ALIASING_OPERATORS
+from hopflow.testing.programs import (
+    OPERATORS,
+    STRUCTURAL,
+    Operation,
+    Pool,
+    axis,
+    write,
+)
 
 __all__ = ["Exact", "Large", "Smooth", "Special"]
 
@@ -49,6 +57,7 @@ class Exact(Pool):
     """
 
     exact = True
+    operators = OPERATORS | ALIASING_OPERATORS
     bounds: Mapping[str, float] = {
         "float64": 400.0,
         "float32": 400.0,
@@ -134,7 +143,7 @@ _EXACT: Final[dict[str, Operation]] = {
     "bits": _bits,
     "write": write,
 }
-Exact.operations = STRUCTURAL | _EXACT
+Exact.operations = STRUCTURAL | _EXACT | ALIASING_OPERATIONS
 Large.operations = {
     name: operation
     for name, operation in Exact.operations.items()
@@ -149,6 +158,7 @@ class Special(Pool):
     """Values at which arithmetic is not that of the numbers between."""
 
     exact = True
+    operators = OPERATORS | ALIASING_OPERATORS
     signed = True
     dtypes = (*DTYPES, "int16")
 
@@ -232,7 +242,7 @@ _OF_SPECIAL: Final[dict[str, Operation]] = {
 }
 Special.operations = {
     name: operation
-    for name, operation in (STRUCTURAL | _EXACT | _OF_SPECIAL).items()
+    for name, operation in (Exact.operations | _OF_SPECIAL).items()
     if name not in ("matmul", "sum_by")  # which sum
 }
 
@@ -243,6 +253,7 @@ Special.operations = {
 class Smooth(Pool):
     """Values in a bounded range."""
 
+    operators = OPERATORS | ALIASING_OPERATORS
     dtypes = ("float64", "float64", "float32", "int64", "bool")
     threshold = 0.1237
     enough = 1.371
@@ -311,4 +322,4 @@ _SMOOTH: Final[dict[str, Operation]] = {
     "guarded": _guarded,
     "write": write,
 }
-Smooth.operations = STRUCTURAL | _SMOOTH
+Smooth.operations = STRUCTURAL | _SMOOTH | ALIASING_OPERATIONS

@@ -113,10 +113,11 @@ CHEAP: Final = tuple(name for name, meaning in REGISTRY.items() if meaning.cheap
 NOT_JAX: Final = tuple(name for name in REGISTRY if name != "jax")
 """JAX takes denormals for 0."""
 QUICK: Final = (
-    *("debug", "native", "jit", "jit, 2 threads", "jit, rebound reads", "dynamic"),
-    "jax",
+    *("debug", "native", "jit", "jit, 2 threads", "jit, rebound reads"),
+    *("jit, donated arguments", "dynamic", "jax"),
 )
 """Those that take no step in Python for each element."""
+ALIASED: Final = ("eager", "jit", "jit, donated arguments", "dynamic")
 WRITTEN: Final = {"operators": EVERY, "mutation": True}
 BEYOND: Final = {
     "mutation": True,
@@ -127,6 +128,9 @@ SIZED: Final = {"weights": {"sized": 8}, "size": 4}
 RESIZED: Final = ["dynamic", "dynamic, other sizes first"]
 CLOSED: Final = {"operators": (*BRANCHES, *BODIES, "custom_vjp"), "size": 4}
 """Sizes that JAX and batching know."""
+
+REUSED: Final = CLOSED | {"aliasing": True}
+"""Programs in which arrays are copied, updated and exchanged."""
 
 FLAT: Final = {"operators": (*BRANCHES, *BODIES), "size": 3, "depth": 1}
 """Programs that are small, as each is compared under many transforms."""
@@ -155,6 +159,16 @@ ROUNDS: Final = (
     Round("cheap", "exact", WRITTEN, CHEAP),
     Round("cheap", "smooth", WRITTEN | OFTEN, CHEAP),
     Round("cheap", "exact", BEYOND, CHEAP),
+    Round("aliasing", "exact", WRITTEN | {"aliasing": True}, None),
+    Round("aliasing", "exact", REUSED, [*ALIASED, "jax"]),
+    Round(
+        "aliasing",
+        "smooth",
+        REUSED | {"mutation": True},
+        ALIASED,
+        ["value", "vmap", "grad"],
+    ),
+    Round("aliasing", "large", REUSED | {"depth": 1}, QUICK),
     Round("special", "special", {"mutation": True}, NOT_JAX),
     Round("large", "large", {"depth": 1, "size": 4}, QUICK),
     Round("sizes", "exact", SIZED, ["eager", "symbolic", *RESIZED, "jax"]),

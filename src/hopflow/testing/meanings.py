@@ -262,6 +262,12 @@ def run_checked(f: Run, *args: Any) -> Any:
         config.check_bounds = before
 
 
+def run_donated(f: Run, *args: Any) -> Any:
+    """Compiled with all arguments given up, so that results may take their memory."""
+    own = [hopflow.copy(x) for x in args]
+    return jit(f, donate=tuple(range(len(own))))(*own)
+
+
 def run_resized(f: Run, *args: Any) -> Any:
     """Compiled for all sizes when it is called at others, and then called: all of its
     memory lies between closed pages, and what goes beside it ends the process."""
@@ -420,6 +426,7 @@ for _meaning in (
     ProgramMeaning("jit, 2 threads", in_ours(with_threads(2))),
     ProgramMeaning("jit, bounds checked", in_ours(run_checked)),
     ProgramMeaning("jit, rebound reads", in_ours(run_rebound_reads)),
+    ProgramMeaning("jit, donated arguments", in_ours(run_donated)),
     ProgramMeaning("dynamic", in_ours(run_dynamic)),
     ProgramMeaning("dynamic, other sizes first", in_ours(run_resized)),
     # It has no transpose of some of its own primitives.

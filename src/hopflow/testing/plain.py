@@ -31,7 +31,7 @@ SAME_AS_NUMPY: Final = frozenset(
     maximum minimum negative prod sign sin sort sqrt square sum tanh trunc
     where""".split()
 )
-MOVES: Final = frozenset("permute_dims repeat reshape roll".split())
+MOVES: Final = frozenset("flip pad permute_dims repeat reshape roll".split())
 """What calculates nothing; some are views."""
 
 
@@ -93,8 +93,12 @@ class Plain:
     def asarray(self, x: Any, dtype: Any = None) -> Array:
         return np.asarray(x, None if dtype is None else as_dtype(dtype).dtype)
 
-    def astype(self, x: Array, dtype: Any) -> Array:
-        to = as_dtype(dtype)
+    def astype(self, x: Array, dtype: Any, *, copy: bool = True) -> Array:
+        if not copy and as_dtype(x.dtype) is as_dtype(dtype):
+            return x
+        return self._written_to(self._converted(x, as_dtype(dtype)))
+
+    def _converted(self, x: Array, to: Any) -> Array:
         if to.is_integer and as_dtype(x.dtype).is_float:
             # What is too large for an integer is the largest one, as in JAX, and NaN 0.
             ends, wide = np.iinfo(to.dtype), x.astype(np.float64)
@@ -106,8 +110,16 @@ class Plain:
         return self._result(x.astype(to.dtype))
 
     def copy(self, x: Array) -> Array:
-        self._own.append(np.array(x))
-        return self._own[-1]
+        # Of a layout of which each `reshape` is a view, as it is in our library.
+        return self._written_to(np.array(x, order="C"))
+
+    def positive(self, x: Array) -> Array:
+        return self._written_to(self._result(np.positive(x)))
+
+    def _written_to(self, x: Array) -> Array:
+        """`x`, of which `_types_of` undoes what is written to it."""
+        self._own.append(x)
+        return x
 
     def full(self, shape: Any, value: Any, *, dtype: Any) -> Array:
         return np.full(shape, value, as_dtype(dtype).dtype)
@@ -282,7 +294,7 @@ class _Custom:
 
 def own(tree: Any) -> Any:
     """Copies: what goes into a body, and comes out, is nobody else's."""
-    return pytree.tree_map(lambda x: np.array(x), tree)
+    return pytree.tree_map(lambda x: np.array(x, order="C"), tree)
 
 
 def spread(f: Function, carry: Any, *first: Any) -> Any:

@@ -57,9 +57,9 @@ INFIX: Final = {
 
 FUNCTIONS: Final = frozenset(INFIX) | frozenset(
     """abs any argmin argsort asarray astype broadcast_to concat copy cos cumulative_sum
-    dynamic_update_slice exp floor full logaddexp max maximum minimum negative
-    permute_dims prod repeat reshape roll segment_sum sign sin sort sqrt square stack
-    sum tanh trunc where""".split()
+    dynamic_update_slice exp flip floor full logaddexp max maximum minimum negative pad
+    permute_dims positive prod repeat reshape roll segment_sum sign sin sort sqrt square
+    stack sum tanh trunc where""".split()
 )
 """Functions of arrays, by our names."""
 

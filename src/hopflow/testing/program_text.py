@@ -49,7 +49,7 @@ WORDS: Final = {
     "reverse_mode": REVERSE_MODES,
 }
 OPTIONS: Final = frozenset(
-    "axis batch_size dtype dynamic_carry max_steps reverse until".split()
+    "axis batch_size copy dtype dynamic_carry max_steps reverse until".split()
 ) | frozenset(WORDS)
 TOO_DEEP: Final = "its parts nest too deeply"
 NAME: Final = re.compile(r"[a-z]+\d+")

@@ -8,6 +8,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
+import numpy as np
+
 from hopflow import pytree
 from hopflow.dtypes import DType
 from hopflow.hops.while_loop import Checkpoint
@@ -22,7 +24,9 @@ __all__ = [
     "Pool",
     "Step",
     "axis",
+    "index_into",
     "run",
+    "view",
     "write",
 ]
 
@@ -45,8 +49,10 @@ class Pool:
     exact       whether all meanings give the same bits
     signed      whether the signs of zeros are among those bits
     in_range    whether each index is one of an element that there is
+    mutation    whether it may write to tensors
     largest     elements in a value; some values are in registers, and some in memory
     operations  what a step may do, beside the operators
+    operators   what a step may do that has bodies
     dtypes, shapes  of the arguments
     """
 
@@ -55,8 +61,10 @@ class Pool:
     exact: bool = False
     signed: bool = False
     in_range: bool = True
+    mutation: bool = False
     largest: int = 130
     operations: Mapping[str, Operation]
+    operators: Mapping[str, Callable[..., Any]]
     dtypes: Sequence[str]
     shapes: Sequence[tuple[int, ...]] = (
         *((), (3,), (4, 3), (2, 3), (0,), (5,), (2, 1, 3), (20,)),
@@ -181,8 +189,10 @@ def axis(f: Callable[[Any, Any, int], Any]) -> Operation:
     return apply
 
 
-def _at(p: Pool, x: Any, i: Any) -> Any:
+def index_into(p: Pool, x: Any, i: Any) -> Any:
     """`i` as an index into the first axis; or one or two beyond."""
+    if x.shape[0] > np.iinfo(i.dtype.dtype).max:  # which a narrow integer cannot hold
+        i = p.m.astype(i, p.m.int64)
     if p.in_range:
         return p.m.remainder(i, x.shape[0])
     if i.dtype.kind == "u":  # below 0 they are huge, of which NumPy makes -1 again
@@ -190,7 +200,7 @@ def _at(p: Pool, x: Any, i: Any) -> Any:
     return p.m.remainder(i, x.shape[0] + 4) - 2
 
 
-def _view(m: Any, x: Any, kind: int) -> Any:
+def view(m: Any, x: Any, kind: int) -> Any:
     """A view of `x`, which has an axis."""
     match kind % 7:
         case 0:
@@ -211,7 +221,7 @@ def _view(m: Any, x: Any, kind: int) -> Any:
 
 def _some_view(p: Pool, a: int, b: int, *_: int) -> Any:
     x = p.array(a)
-    return _view(p.m, x, b) if x.ndim else x
+    return view(p.m, x, b) if x.ndim else x
 
 
 def _where(p: Pool, a: int, b: int, c: int, _: int) -> Any:
@@ -239,13 +249,13 @@ def _matmul(p: Pool, a: int, b: int, *_: int) -> Any:
 
 def _index(p: Pool, a: int, b: int, *_: int) -> Any:
     x = p.array(a)
-    return x[_at(p, x, p.integer(b))] if x.ndim else x
+    return x[index_into(p, x, p.integer(b))] if x.ndim else x
 
 
 def _gather(p: Pool, a: int, b: int, *_: int) -> Any:
     x = p.array(a)
     i = p.like(b, lambda v: v.dtype.kind in "iu" and 1 <= v.ndim <= 2)
-    return x[_at(p, x, i)] if x.ndim and i.ndim else x
+    return x[index_into(p, x, i)] if x.ndim and i.ndim else x
 
 
 def _update(p: Pool, a: int, b: int, c: int, _: int) -> Any:
@@ -259,7 +269,7 @@ def _update(p: Pool, a: int, b: int, c: int, _: int) -> Any:
 def _sum_by(p: Pool, a: int, b: int, *_: int) -> Any:
     x = p.number(p.array(a))
     i = p.like(b, lambda v: v.dtype.kind in "iu" and v.shape == x.shape[:1])
-    return p.bounded(p.lib.sum_by(x, _at(p, x, i), x.shape[0])) if i.ndim else x
+    return p.bounded(p.lib.sum_by(x, index_into(p, x, i), x.shape[0])) if i.ndim else x
 
 
 SIZES: Final[list[Callable[[Any, Any, int], Any]]] = [
@@ -354,13 +364,13 @@ def _written(p: Pool, y: Any, b: int, c: int) -> Any:
     """What was written to: `y`, or a view of it."""
     match c % 7:
         case 0:
-            i = _at(p, y, p.integer(b))
+            i = index_into(p, y, p.integer(b))
             y[i] = p.fitted(p.pick(b), y[0])
         case 1:
-            part = _view(p.m, y, c)
+            part = view(p.m, y, c)
             part[...] = p.fitted(p.pick(b), part)
         case 2:
-            part = _view(p.m, y, b)
+            part = view(p.m, y, b)
             if part.dtype.kind != "b":
                 part -= 1
             return part
@@ -370,9 +380,9 @@ def _written(p: Pool, y: Any, b: int, c: int) -> Any:
             y[1:] = y[:-1]
         case 5:
             i = p.like(b, lambda v: v.dtype.kind == "i" and v.ndim == 1)
-            y[_at(p, y, i)] = y[0]
+            y[index_into(p, y, i)] = y[0]
         case _:
-            part = _view(p.m, _view(p.m, y[None], 3), b)
+            part = view(p.m, view(p.m, y[None], 3), b)
             part[...] = p.fitted(p.pick(b), part)
     return y
 
@@ -578,5 +588,5 @@ def run(p: Pool, body: Sequence[Step]) -> None:
         if kind in p.operations:
             p.add(p.operations[kind](p, *ns))
             continue
-        for value in pytree.flatten(OPERATORS[kind](p, ns, *inner))[0]:
+        for value in pytree.flatten(p.operators[kind](p, ns, *inner))[0]:
             p.add(value)

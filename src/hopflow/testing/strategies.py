@@ -5,9 +5,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hopflow.dtypes import as_dtype
 from hopflow.errors import ArgumentTypeError, ArgumentValueError
+from hopflow.testing.aliasing import (
+    ALIASING_OPERATIONS,
+    ALIASING_OPERATORS,
+    ALIASING_SHAPES,
+)
 from hopflow.testing.arithmetic import Exact, Large, Smooth, Special
 from hopflow.testing.program import Argument, Program
-from hopflow.testing.programs import OPERATORS, Pool
+from hopflow.testing.programs import Pool
 from hopflow.testing.recorder import record
 from hopflow.testing.user_operators import UserOperator, as_user_operator
 
@@ -19,6 +24,15 @@ __all__ = ["BODIES", "KINDS", "check_names", "programs", "steps"]
 
 BRANCHES: Final = ("cond", "switch")
 """The operators of two bodies; the others have one."""
+
+ALIASING: Final = {
+    **dict.fromkeys(ALIASING_OPERATIONS, 6),
+    **dict.fromkeys(ALIASING_OPERATORS, 6),
+    "same": 3,
+    "exchange": 16,
+}
+"""How often each step that reuses memory is drawn, beside 1 of the others, in programs
+that are drawn for it; `exchange` has many forms."""
 
 BODIES: Final = ("fori", "while", "scan", "map", "subgraph", "checkpoint", "custom")
 
@@ -97,6 +111,7 @@ def programs(
     weights: Mapping[str, int] | None = None,
     mutation: bool = False,
     out_of_range: bool = False,
+    aliasing: bool = False,
 ) -> "SearchStrategy[Program]":
     """Typed programs, which run, stop, and read within bounds unless told otherwise.
 
@@ -121,6 +136,9 @@ def programs(
             program, with an `IndexError` that all meanings must raise, and sums by
             segment leave it out. Starts of windows, and numbers of branches, are moved
             to lie within in all programs.
+        aliasing: Whether programs copy, update and view the same arrays on purpose, and
+            exchange the carries of loops: what a compiler must get right that reuses
+            memory. Arguments have more elements then.
 
     Raises:
         ArgumentTypeError: what is to be a list of names is none, or has what is
@@ -136,12 +154,18 @@ def programs(
     weights = dict(weights or {})
     counts = {f"weights[{name!r}]": n for name, n in weights.items()}
     _check_counts({"depth": depth, "size": size} | counts)
-    found: type[Pool] = type(kind, (KINDS[kind],), {"in_range": not out_of_range})
-    plain = [name for name in found.operations if name != "write"]
+    found = _pool(kind, in_range=not out_of_range, mutation=mutation, aliasing=aliasing)
+    optional = {"write", *ALIASING_OPERATIONS}
+    plain = [name for name in found.operations if name not in optional]
     wanted = plain if operations is None else operations
-    operators, own = _split(operators)
+    operators, own = _split(operators, found)
     check_names("programs", "operations", wanted, found.operations)
-    names = [*wanted, *["write"] * (mutation and "write" not in wanted)]
+    more = ["write"] * mutation
+    if aliasing:
+        more += ALIASING_OPERATIONS
+        operators += [name for name in ALIASING_OPERATORS if name not in operators]
+        weights = ALIASING | weights
+    names = [*wanted, *(name for name in more if name not in wanted)]
     given = [as_dtype(d).name for d in (found.dtypes if dtypes is None else dtypes)]
     known = [*names, *operators, *(x.name for x in own)]
     check_names("programs", "weights", list(weights), known)
@@ -164,7 +188,15 @@ def programs(
     )
 
 
-def _split(operators: Any) -> tuple[list[str], list[UserOperator]]:
+def _pool(kind: str, *, in_range: bool, mutation: bool, aliasing: bool) -> type[Pool]:
+    """What programs are drawn from."""
+    options: dict[str, Any] = {"in_range": in_range, "mutation": mutation}
+    if aliasing and kind != "large":
+        options["shapes"] = ALIASING_SHAPES
+    return type(kind, (KINDS[kind],), options)
+
+
+def _split(operators: Any, found: type[Pool]) -> tuple[list[str], list[UserOperator]]:
     """The names among operators, and those of the user's.
 
     Raises:
@@ -172,7 +204,7 @@ def _split(operators: Any) -> tuple[list[str], list[UserOperator]]:
     """
     is_list = isinstance(operators, Collection) and not isinstance(operators, str)
     names = [x for x in operators if isinstance(x, str)] if is_list else operators
-    check_names("programs", "operators", names, OPERATORS)
+    check_names("programs", "operators", names, found.operators)
     own = [as_user_operator(x) for x in operators if not isinstance(x, str)]
     for k, operator in enumerate(own):
         if operator.name in [x.name for x in own[:k]]:

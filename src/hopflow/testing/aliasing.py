@@ -1,0 +1,377 @@
+"""Steps of programs that share and reuse memory: copies, updates, exchanged carries.
+
+A compiler that writes in place, or gives two values one buffer, must not change what is
+read later. These steps draw the programs in which it easily does: an array is copied
+(by way of a reshape, `positive` or `astype`), updated and read again; views are read
+after their base was written; and the carries of a loop are computed from each other.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+from hopflow.testing.programs import Operation, Pool, Step, index_into, run, view
+
+__all__ = ["ALIASING_OPERATIONS", "ALIASING_OPERATORS", "ALIASING_SHAPES"]
+
+ALIASING_SHAPES: Final = (
+    *((5,), (8,), (17,), (23,), (40,), (6, 5), (5, 6), (3, 12), (2, 3, 4), (7, 1, 5)),
+    *((3,), (1,), (0,), ()),
+)
+"""Shapes of arguments: arrays of more than four elements, which are in memory, mostly.
+Some have one shape, and many elements in common with others."""
+
+
+# --- copies ---------------------------------------------------------------------------
+
+
+def _reversed_axes(m: Any, x: Any) -> Any:
+    return m.permute_dims(x, tuple(reversed(range(x.ndim))))
+
+
+def _flat(m: Any, x: Any) -> Any:
+    return m.reshape(x, (-1,))
+
+
+COPIES: Final[list[Callable[[Any, Any], Any]]] = [
+    lambda m, x: m.copy(x),
+    lambda m, x: m.reshape(m.copy(_flat(m, x)), x.shape),
+    lambda m, x: m.copy(m.reshape(_flat(m, x), x.shape)),
+    lambda m, x: _positive(m, x),
+    lambda m, x: m.astype(x, x.dtype, copy=True),
+    lambda m, x: m.reshape(_positive(m, _flat(m, x)), x.shape),
+    lambda m, x: m.reshape(m.astype(_flat(m, x), x.dtype, copy=True), x.shape),
+    lambda m, x: _reversed_axes(m, m.copy(_reversed_axes(m, x))),
+    lambda m, x: m.flip(m.copy(m.flip(x, axis=0)), axis=0),
+    lambda m, x: m.copy(x[...]),
+    lambda m, x: m.copy(m.copy(x)),
+]
+"""Ways to copy an array with an axis: by the operation, and through operations that
+move no element or move each of them back."""
+
+IDENTITIES: Final[list[Callable[[Any, Any], Any]]] = [
+    lambda _, x: x,
+    lambda _, x: x[...],
+    lambda m, x: m.reshape(x, x.shape),
+    lambda m, x: m.flip(m.flip(x, axis=0), axis=0),
+    lambda m, x: _reversed_axes(m, _reversed_axes(m, x)),
+    lambda _, x: x[None][0],
+    *COPIES,
+]
+"""Ways to spell an array once more."""
+
+
+def _positive(m: Any, x: Any) -> Any:
+    return m.astype(x, x.dtype) if x.dtype.kind == "b" else m.positive(x)
+
+
+def _same(p: Pool, a: int, b: int, *_: int) -> Any:
+    """A value that is there already, as one more; so that results may be equal."""
+    x = p.array(a)
+    return IDENTITIES[b % len(IDENTITIES)](p.m, x) if x.ndim else x
+
+
+# --- updates --------------------------------------------------------------------------
+
+
+def _mixed(p: Pool, x: Any, *others: Any) -> Any:
+    """A value of the type of `x` that is computed from all of these."""
+    found = x
+    for y in others:
+        found = p.bounded(p.number(found) + p.number(p.fitted(y, x)))
+    return p.fitted(found, x)
+
+
+def _updated(p: Pool, x: Any, i: Any, value: Any, way: int) -> Any:
+    """A copy of `x`, which has an axis, with one row replaced. `x` stays as it is."""
+    if not p.mutation:
+        part = p.fitted(value, x[:1])
+        return p.lib.update(x, part, [i] + [0] * (x.ndim - 1))
+    copy = COPIES[way % len(COPIES)](p.m, x)
+    copy[index_into(p, x, i)] = p.fitted(value, x[0])
+    return copy
+
+
+def _copied(p: Pool, a: int, b: int, c: int, d: int) -> Any:
+    """An array, copied, with one row replaced; the array is read before or after."""
+    x = p.array(a)
+    if x.ndim == 0:
+        return x
+    i, j = p.integer(b), index_into(p, x, p.integer(c))
+    before = p.number(x[j]) if d % 2 else None
+    found = _updated(p, x, i, p.pick(c), b)
+    p.add(found)
+    if d % 3 == 0:  # the copy alone is used
+        return found
+    after = p.number(x[j]) if d % 3 == 1 else p.number(found[j])
+    return p.bounded(after if before is None else before - after)
+
+
+VIEWS: Final[list[Callable[[Any, Any], Any]]] = [
+    lambda m, x: _flat(m, x),
+    lambda m, x: m.flip(x, axis=0),
+    lambda m, x: view(m, x[1:], 3),
+    lambda m, x: view(m, x[::-1], 5),
+    lambda m, x: view(m, view(m, x, 3), 5),
+    lambda m, x: view(m, view(m, x, 6), 3),
+    lambda m, x: _flat(m, x)[::2],
+    lambda m, x: _flat(m, x)[1:][::-1],
+]
+"""Views, and views of views, of an array with an axis."""
+
+
+def _viewed(p: Pool, a: int, b: int, c: int, d: int) -> Any:
+    """A view that is read after its base was written, or updated."""
+    x = p.array(a)
+    if x.ndim == 0:
+        return x
+    if not p.mutation:
+        seen = VIEWS[b % len(VIEWS)](p.m, x)
+        p.add(_updated(p, x, p.integer(c), p.pick(d), b))
+        return p.bounded(p.number(seen) + 1)
+    owned = [y for y in p.owned if y.ndim and 0 not in y.shape]
+    if not owned or d % 2:
+        owned = [p.m.copy(x)]
+        p.owned += owned
+        p.add(owned[-1])
+    base = owned[-1 - a % len(owned)]
+    seen = VIEWS[b % len(VIEWS)](p.m, base)
+    if d % 3 == 0:
+        base[1:] = base[:-1]
+    else:
+        base[index_into(p, base, p.integer(c))] = p.fitted(p.pick(d), base[0])
+    return p.bounded(p.number(seen) + 1)
+
+
+# --- pieces ---------------------------------------------------------------------------
+
+
+def _joined(p: Pool, x: Any, y: Any, b: int, c: int) -> Any:
+    """An array that is made of pieces of `x` and `y`, which are of one type."""
+    m, k = p.m, 1 + b % x.shape[0]
+    match c % 6:
+        case 0:
+            return m.concat([x[k:], y[:k]])
+        case 1:
+            return m.concat([p.fitted(p.bounded(p.number(x[k:])), x[k:]), y[:k], x[:1]])
+        case 2:
+            return m.stack([x, y])[b % 2]
+        case 3:
+            return m.stack([y, x, y], axis=-1)
+        case 4:
+            return m.pad(x[1:], [(1, 0)] + [(0, 0)] * (x.ndim - 1))
+        case _:
+            return m.pad(x, [(1, 1)] * x.ndim)
+
+
+def _pieces(p: Pool, a: int, b: int, c: int, _: int) -> Any:
+    x = p.array(a)
+    if x.ndim == 0:
+        return x
+    y = p.like(b, lambda v: v.shape == x.shape and v.dtype == x.dtype)
+    return p.settled(_joined(p, x, y, b, c))
+
+
+ALIASING_OPERATIONS: Final[dict[str, Operation]] = {
+    "same": _same,
+    "copied": _copied,
+    "viewed": _viewed,
+    "pieces": _pieces,
+}
+"""What a step may do to arrays; with writes where the program may write."""
+
+
+# --- loops whose carries are exchanged ------------------------------------------------
+
+
+class Exchange(NamedTuple):
+    """How the next carries of a loop come from those of this step.
+
+    carries     how many carries there are
+    next        (pool, value of the body, integer, *carries) -> the next carries
+    """
+
+    carries: int
+    next: Callable[..., tuple[Any, ...]]
+
+
+def _in_one_branch(p: Pool, v: Any, i: Any, a: Any, b: Any) -> tuple[Any, ...]:
+    def unchanged() -> Any:
+        return a, b
+
+    def updated() -> Any:
+        return _updated(p, a, i, v, 0), b
+
+    return tuple(p.lib.cond(p.truth(0), updated, unchanged))
+
+
+def _moved_in_one_branch(p: Pool, v: Any, _: Any, a: Any, b: Any) -> tuple[Any, ...]:
+    def unchanged() -> Any:
+        return a, b
+
+    def moved() -> Any:
+        return b, _mixed(p, a, v)
+
+    return tuple(p.lib.cond(p.truth(0), unchanged, moved))
+
+
+def _read_around(p: Pool, v: Any, i: Any, a: Any, b: Any) -> tuple[Any, ...]:
+    """Rows of a carry are read before and after the carry is updated."""
+    at = index_into(p, a, i)
+    before = a[at]
+    found = _updated(p, a, i, v, 2)
+    return found, _mixed(p, b, p.bounded(p.number(before) - p.number(found[at])))
+
+
+def _written(p: Pool, v: Any, i: Any, a: Any, b: Any) -> tuple[Any, ...]:
+    """A carry is written in place, where programs write, and a view of it is read."""
+    if not p.mutation:
+        return _updated(p, a, i, v, 0), _mixed(p, b, a)
+    seen = p.m.flip(a, axis=0)
+    a[index_into(p, a, i)] = p.fitted(v, a[0])
+    return a, _mixed(p, b, seen)
+
+
+def _shared(p: Pool, v: Any, _: Any, a: Any, b: Any) -> tuple[Any, ...]:
+    found = _mixed(p, a, b, v)
+    return found, found
+
+
+def _wave(p: Pool, v: Any, _: Any, a: Any, b: Any) -> tuple[Any, ...]:
+    """A step of a wave equation: the new state, from both of the old ones."""
+    return _mixed(p, p.m.roll(a, 1, axis=0), b, v), a
+
+
+EXCHANGES: Final = [
+    Exchange(2, lambda _p, _v, _i, a, b: (b, a)),
+    Exchange(
+        2, lambda p, v, _, a, b: (_mixed(p, b, v), _mixed(p, p.m.flip(a, axis=0), v))
+    ),
+    Exchange(2, lambda p, _v, _i, a, b: (b, _mixed(p, a, b))),
+    Exchange(2, _wave),
+    Exchange(3, lambda _p, _v, _i, a, b, c: (b, c, a)),
+    Exchange(3, lambda p, v, i, a, b, c: (b, c, _updated(p, a, i, v, 1))),
+    Exchange(3, lambda p, _v, _i, a, b, c: (c, a, _mixed(p, b, c))),
+    *[Exchange(2, _shared)] * 2,
+    Exchange(2, lambda p, v, _, a, b: (a, _mixed(p, b, a, v))),
+    Exchange(2, _in_one_branch),
+    Exchange(2, _moved_in_one_branch),
+    Exchange(2, _read_around),
+    Exchange(2, _written),
+    Exchange(2, lambda p, v, i, a, b: (_updated(p, a, i, v, b.ndim + 2), a)),
+    Exchange(
+        2, lambda p, _v, _i, a, b: (p.fitted(_joined(p, a, b, 1, 0), a), _mixed(p, b))
+    ),
+]
+
+
+def _exchange(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
+    """A loop, of one of three kinds, whose carries exchange their values."""
+    first = p.array(ns[0])
+    if first.ndim == 0:
+        return first
+    way = EXCHANGES[(5 * ns[2] + ns[1]) % len(EXCHANGES)]
+    given = [first]
+    for k in range(1, way.carries):
+        given.append(p.like(ns[1] + k, lambda v: _one_type(v, first)))
+
+    def following(child: Pool, *carry: Any) -> tuple[Any, ...]:
+        run(child, body)
+        value = child.fitted(child.pick(ns[1]), carry[0])
+        return way.next(child, value, child.integer(0), *carry)
+
+    kind = (_exchange_in_fori, _exchange_in_while, _exchange_in_scan)[ns[3] % 3]
+    found = kind(p, ns, tuple(given), following)
+    # What went in is read later, as a result of the program at times.
+    return (found, first) if ns[2] % 3 == 0 else found
+
+
+def _one_type(x: Any, y: Any) -> bool:
+    return bool(x.shape == y.shape and x.dtype == y.dtype)
+
+
+Following = Callable[..., tuple[Any, ...]]
+"""(pool of a body, *carries) -> the next carries."""
+
+
+def _steps(p: Pool, ns: Sequence[int]) -> Any:
+    """How often a loop runs: a number, or a tensor; up to as often as JAX allows."""
+    return p.m.remainder(p.integer(ns[1]), 6) if ns[0] % 3 == 0 else ns[0] % 5 + 1
+
+
+def _exchange_in_fori(
+    p: Pool, ns: Sequence[int], carry: tuple[Any, ...], following: Following
+) -> Any:
+    def step(i: Any, *carry: Any) -> Any:
+        return following(p.child(p.m.astype(i, p.m.int64), own=carry), *carry)
+
+    return p.lib.fori(0, _steps(p, ns), step, carry)
+
+
+def _exchange_in_while(
+    p: Pool, ns: Sequence[int], carry: tuple[Any, ...], following: Following
+) -> Any:
+    def step(n: Any, *carry: Any) -> Any:
+        return (n - 1, *following(p.child(n, own=carry), *carry))
+
+    steps = _steps(p, ns)
+    first = p.m.full((), steps, dtype=p.m.int64) if type(steps) is int else steps
+    return p.lib.loop(lambda n, *_: n > 0, step, (first, *carry))[1:]
+
+
+def _exchange_in_scan(
+    p: Pool, ns: Sequence[int], carry: tuple[Any, ...], following: Following
+) -> Any:
+    """The rows of what it stacks are read back."""
+    xs = p.stack(ns[1])
+    if xs.ndim == 0:
+        return carry
+    xs = xs[: ns[1] % 6]
+
+    def step(carry: Any, x: Any) -> Any:
+        child = p.child(x, own=carry)
+        after = following(child, *carry)
+        return after, after[0] if ns[0] % 2 else carry[-1]
+
+    found, rows = p.lib.scan(step, carry, xs, reverse=bool(ns[2] % 2))
+    if 0 in rows.shape:
+        return found
+    row = rows[index_into(p, rows, p.integer(ns[0]))]
+    return *found, p.fitted(p.bounded(p.number(rows[0]) - p.number(row)), row)
+
+
+# --- branches of which one changes nothing --------------------------------------------
+
+
+def _either(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
+    """Two arrays, or what a branch makes of them: one is updated, or they change
+    places."""
+    x = p.array(ns[1])
+    if x.ndim == 0:
+        return x
+    y = p.like(ns[2], lambda v: _one_type(v, x))
+
+    def unchanged() -> Any:
+        return x, y
+
+    def changed() -> Any:
+        child = p.child()
+        run(child, body)
+        value, i = child.fitted(child.pick(ns[0]), x), child.integer(ns[0])
+        match ns[2] % 4:
+            case 0:
+                return y, x
+            case 1:
+                return x, _mixed(child, y, value)
+            case 2:
+                return _mixed(child, x, y, value), x
+        return _updated(child, x, i, value, ns[1]), y
+
+    branches = (changed, unchanged) if ns[3] % 2 else (unchanged, changed)
+    return p.lib.cond(p.truth(ns[0]), *branches)
+
+
+ALIASING_OPERATORS: Final[dict[str, Callable[..., Any]]] = {
+    "exchange": _exchange,
+    "either": _either,
+}
+"""Steps with a body."""
