@@ -268,7 +268,7 @@ def test_an_index_out_of_range_is_an_error(
 ) -> None:
     monkeypatch.setattr(hf.config, "check_bounds", True)
     monkeypatch.setattr(
-        pipeline, "schedule", lambda graph, **rest: _longer(schedule(graph, **rest))
+        pipeline, "schedule", lambda *args, **rest: _longer(schedule(*args, **rest))
     )
 
     @hf.subgraph
@@ -296,8 +296,8 @@ def test_a_closed_page_ends_a_process_that_reads_on() -> None:
 
         schedule = pipeline.schedule
 
-        def longer(graph, **rest):
-            program = schedule(graph, **rest)
+        def longer(*args, **rest):
+            program = schedule(*args, **rest)
             (loop,) = program.body
             loop = replace(loop, extent=e.add(loop.extent, e.index(1)))
             return replace(program, body=[loop])

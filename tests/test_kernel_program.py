@@ -156,9 +156,7 @@ def test_a_value_is_read_by_who_reads_its_views() -> None:
     back = e.sub(e.index(7), AXIS)
     views = {
         flipped: definitions.Pointwise((x[(back,)],), is_view=True),
-        again: definitions.Pointwise(
-            (x[(e.sub(e.index(7), AXIS),)],), is_view=True
-        ),
+        again: definitions.Pointwise((x[(e.sub(e.index(7), AXIS),)],), is_view=True),
         twice: definitions.Pointwise((flipped[(back,)],), is_view=True),
     }
     total = e.add(e.add(x[(AXIS,)], flipped[(AXIS,)]), again[(AXIS,)])

@@ -8,7 +8,14 @@ from hopflow.graph.types import Shape, TensorType
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Index
 
-__all__ = ["REGISTER_LIMIT", "indices", "indices_of", "is_small", "shape_key", "static_size"]
+__all__ = [
+    "REGISTER_LIMIT",
+    "indices",
+    "indices_of",
+    "is_small",
+    "shape_key",
+    "static_size",
+]
 
 REGISTER_LIMIT: Final = 4
 """Static tensors up to this many elements live in registers, unrolled. Above, a vector

@@ -54,10 +54,7 @@ def map_expressions(definition: d.Definition, change: Change) -> d.Definition:
 
     def checks(given: Sequence[d.Check]) -> tuple[d.Check, ...]:
         return tuple(
-            [
-                d.Check(c.kind, c.shape, change(c.holds), each(c.values))
-                for c in given
-            ]
+            [d.Check(c.kind, c.shape, change(c.holds), each(c.values)) for c in given]
         )
 
     match definition:

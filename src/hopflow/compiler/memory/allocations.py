@@ -131,9 +131,7 @@ class Allocations:
 
     # --- conflicts ---
 
-    def conflict(
-        self, a: Allocation, b: Allocation, *, is_sized: bool
-    ) -> str | None:
+    def conflict(self, a: Allocation, b: Allocation, *, is_sized: bool) -> str | None:
         """Why two allocations cannot be one."""
         if not same_layout(a.type, b.type):
             return f"{a.type} and {b.type} are laid out differently"

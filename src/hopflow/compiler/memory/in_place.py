@@ -85,9 +85,7 @@ def _moved(plan: MemoryPlan) -> set[Allocation | None]:
         plan.of(parameter)
         for _, equation in walk(plan.program.block)
         if isinstance(own := equation.definition, Loop | While)
-        for value, parameter in zip(
-            own.body.results, own.body.parameters, strict=False
-        )
+        for value, parameter in zip(own.body.results, own.body.parameters, strict=False)
         if plan.of(value) is not plan.of(parameter)
     }
 
@@ -127,9 +125,7 @@ def _pairs(plan: MemoryPlan) -> Iterator[_Pair]:
                 yield from _carry_pairs(equation, own, depth)
 
 
-def _carry_pairs(
-    equation: Equation, loop: Loop | While, depth: int
-) -> Iterator[_Pair]:
+def _carry_pairs(equation: Equation, loop: Loop | While, depth: int) -> Iterator[_Pair]:
     body = loop.body
     for first, parameter, value in zip(
         loop.carry, body.parameters, body.results, strict=False

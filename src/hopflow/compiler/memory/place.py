@@ -70,16 +70,16 @@ class _Placing:
                 self.know(value.type)
 
     def know(self, type_: TensorType) -> None:
-        self.known.update(
-            s for n in type_.shape if (s := plain_symbol(n)) is not None
-        )
+        self.known.update(s for n in type_.shape if (s := plain_symbol(n)) is not None)
 
     def equation(self, equation: Equation) -> None:
         own = equation.definition
         if isinstance(own, Loop | While):
             self.loop(equation, own)
             return
-        sized = [self.known.issuperset(free_symbols(*v.shape)) for v in equation.results]
+        sized = [
+            self.known.issuperset(free_symbols(*v.shape)) for v in equation.results
+        ]
         for inner in blocks(own):
             self.block(inner)
         if isinstance(own, Pointwise) and own.is_view:

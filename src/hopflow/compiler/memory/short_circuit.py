@@ -44,8 +44,6 @@ def _rows(plan: MemoryPlan, equation: Equation, loop: Loop | While) -> None:
         if found is None or memory is None or not _is_free(found) or found.is_fixed:
             continue
         inner = memory.type.with_shape(memory.type.shape[1:])
-        within = all(
-            plan.live.defined[v][0].is_within(scope) for v in found.values
-        )
+        within = all(plan.live.defined[v][0].is_within(scope) for v in found.values)
         if within and same_layout(found.type, inner):
             found.row_of = memory, equation

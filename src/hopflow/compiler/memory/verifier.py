@@ -153,7 +153,9 @@ class _Verifier:
         self.held = dict(before)
         for allocation in {a for held in after for a in held}:
             found = {id(h.get(allocation)): h.get(allocation) for h in after}
-            self.held[allocation] = next(iter(found.values())) if len(found) == 1 else None
+            self.held[allocation] = (
+                next(iter(found.values())) if len(found) == 1 else None
+            )
         for value in equation.results:
             self.write(value)
 
@@ -186,4 +188,3 @@ class _Verifier:
         for value in block.parameters:
             self.write(value)
         self.equations(block)
-

@@ -411,9 +411,7 @@ class Builder:
         values |= zip(function.parameters, given, strict=True)
         return self._evaluated(function.results, values)
 
-    def _evaluated(
-        self, roots: Sequence[Expr], values: dict[Expr, Expr]
-    ) -> list[Expr]:
+    def _evaluated(self, roots: Sequence[Expr], values: dict[Expr, Expr]) -> list[Expr]:
         for node in nodes(*roots):
             if node not in values:
                 args = tuple([values[a] for a in node.args])
