@@ -92,7 +92,7 @@ some = settings(
     derandomize=True,
     suppress_health_check=list(HealthCheck),
 )
-smallest = settings(some, max_examples=500, phases=[Phase.generate, Phase.shrink])
+smallest = settings(some, max_examples=2000, phases=[Phase.generate, Phase.shrink])
 
 
 def drawn(kind: str = "exact", own: Any = OWN, **options: Any) -> Any:

@@ -292,31 +292,37 @@ def broken(
 
 def test_a_value_is_defined_once_before_it_is_read() -> None:
     x, other = value("x"), value("other")
-    broken("`other` is read where it is unknown", d.Pointwise(other[AXIS,]), inputs=[x])
-    broken("`x` is defined twice", d.Pointwise(x[AXIS,]), inputs=[x, x])
+    broken(
+        "`other` is read where it is unknown", d.Pointwise((other[AXIS,],)), inputs=[x]
+    )
+    broken("`x` is defined twice", d.Pointwise((x[AXIS,],)), inputs=[x, x])
     inner = value("inner")
-    block = Block([], [Equation((inner,), d.Pointwise(x[AXIS,]), NODE)], [inner])
+    block = Block([], [Equation((inner,), d.Pointwise((x[AXIS,],)), NODE)], [inner])
     branch = Branch(value("s", BOOL), (block, block))
     broken("`s` is read where it is unknown", branch, inputs=[x])
     chosen = Branch(selector := value("s", BOOL), (block,))
-    after = d.Pointwise(inner[AXIS,])
+    after = d.Pointwise((inner[AXIS,],))
     broken("`inner` is read where it is unknown", chosen, after, inputs=[x, selector])
 
 
 def test_expressions_keep_the_rules_of_theirs() -> None:
     x, m = value("x"), value("m", TensorType(dtypes.float64, (5, 5)))
     j = d.axes(2)[1]
-    broken("`i1` is no axis", d.Pointwise(x[j,]), inputs=[x])
-    broken("`m` of 2 axes has 1 indices", d.Pointwise(m[AXIS,]), inputs=[m])
+    broken("`i1` is no axis", d.Pointwise((x[j,],)), inputs=[x])
+    broken("`m` of 2 axes has 1 indices", d.Pointwise((m[AXIS,],)), inputs=[m])
     wide = e.cast(x[AXIS,], dtypes.float32)
-    broken("an element must be f64, and is f32", d.Pointwise(wide), inputs=[x])
+    broken("an element must be f64, and is f32", d.Pointwise((wide,)), inputs=[x])
     memory = Buffer("b", dtypes.float64, (e.index(5),), "input")
-    broken("reads memory", d.Pointwise(e.load(memory, (AXIS,))))
-    sized = d.Pointwise(x[AXIS,])
+    broken("reads memory", d.Pointwise((e.load(memory, (AXIS,)),)))
+    sized = d.Pointwise((x[AXIS,],))
     unknown = TensorType(dtypes.float64, (size_of(N),))
     broken("the size `n` is unknown", sized, types=[unknown], inputs=[x])
     check = d.Check("check", (5,), AXIS)
-    broken("a check must be bool", d.Pointwise(x[AXIS,], (check,)), inputs=[x])
+    broken(
+        "a check must be bool",
+        d.Pointwise((x[AXIS,],), (check,)),
+        inputs=[x],
+    )
 
 
 def test_definitions_give_what_they_are_bound_to() -> None:

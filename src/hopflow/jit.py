@@ -558,6 +558,11 @@ class Jitted:
         return self._latest.kernels
 
     @property
+    def memory(self) -> str:
+        """Which values share memory, and what is copied and why, as text."""
+        return self._latest.memory
+
+    @property
     def loop_ir(self) -> str:
         """The scheduled program, as text."""
         return self._latest.loop_ir

@@ -21,10 +21,11 @@ from hopflow.compiler.kernel_program.printer import format_kernels
 from hopflow.compiler.kernel_program.program import KernelProgram
 from hopflow.compiler.kernel_program.verifier import verify_kernels
 from hopflow.compiler.layout import DENSE, Layouts, layout_of, strides_of
+from hopflow.compiler.memory.plan import format_memory
 from hopflow.compiler.owned import WORD, owned_array, result_words
 from hopflow.compiler.passes import PASSES
 from hopflow.compiler.passes.outline import called_functions, number
-from hopflow.compiler.schedule.schedule import schedule
+from hopflow.compiler.schedule.schedule import memory_plans, schedule
 from hopflow.compiler.target import Target
 from hopflow.compiler.traps import bounds_error, trap_error
 from hopflow.config import config
@@ -291,6 +292,11 @@ class Executable:
     @property
     def kernels(self) -> str:
         return format_kernels(kernels_of(self.graph))
+
+    @property
+    def memory(self) -> str:
+        plans = memory_plans(kernels_of(self.graph), self._donated)
+        return "\n\n".join([format_memory(plan) for plan, _ in plans])
 
     @property
     def loop_ir(self) -> str:

@@ -21,8 +21,12 @@ import hopflow
 from hopflow import pytree
 from hopflow.compiler.kernel_program.interpreter import KernelTrap
 from hopflow.compiler.kernel_program.interpreter import run as run_kernel_program
+from hopflow.compiler.kernel_program.program import KernelProgram
 from hopflow.compiler.kernel_program.verifier import verify_kernels
+from hopflow.compiler.memory.interpreter import run_planned
+from hopflow.compiler.memory.verifier import verify_memory
 from hopflow.compiler.pipeline import kernels_of, lower
+from hopflow.compiler.schedule.schedule import memory_plans
 from hopflow.compiler.traps import trap_error
 from hopflow.config import config
 from hopflow.errors import (
@@ -360,11 +364,28 @@ def captured(f: Run, *args: Any, may_stop: bool = False) -> tuple[Graph, list[An
 
 def run_kernels(f: Run, *args: Any) -> Any:
     """The kernel program, by its interpreter."""
+    return _interpreted(f, args, run_kernel_program)
+
+
+def run_memory(f: Run, *args: Any) -> Any:
+    """The kernel program after all passes, with a tag on each cell of memory."""
+
+    def run(program: KernelProgram, arrays: Any) -> Any:
+        plans = {plan.program: plan for plan, _ in memory_plans(program)}
+        for plan in plans.values():
+            verify_kernels(plan.program)
+            verify_memory(plan)
+        return run_planned(program, plans, arrays)
+
+    return _interpreted(f, args, run)
+
+
+def _interpreted(f: Run, args: Any, run: Callable[..., Any]) -> Any:
     graph, arrays = captured(f, *args, may_stop=True)
     program = kernels_of(graph)
     verify_kernels(program)
     try:
-        return tuple(run_kernel_program(program, arrays))
+        return tuple(run(program, arrays))
     except KernelTrap as trap:
         site = Site(trap.kind, 0)
         raise (
@@ -419,6 +440,7 @@ for _meaning in (
     ProgramMeaning("symbolic", in_ours(run_symbolic), cheap=True),
     ProgramMeaning("functionalized", in_ours(run_functionalized), cheap=True),
     ProgramMeaning("kernels", in_ours(run_kernels)),
+    ProgramMeaning("kernels, memory planned", in_ours(run_memory)),
     ProgramMeaning("loop ir", in_ours(run_loop_ir)),
     ProgramMeaning("loop ir, gangs and gpu", in_ours(run_rebound)),
     ProgramMeaning("native", in_ours(run_native)),

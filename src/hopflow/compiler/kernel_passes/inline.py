@@ -19,6 +19,7 @@ from hopflow.compiler.kernel_passes.reads import counted_reads, weight
 from hopflow.compiler.kernel_passes.substitution import Substitution
 from hopflow.compiler.kernel_program.definitions import (
     Compact,
+    Definition,
     Effect,
     Pointwise,
     Prefix,
@@ -80,14 +81,14 @@ def inline(program: KernelProgram, context: Context) -> None:
 
 
 class _Read(NamedTuple):
-    """An equation that reads a value at `count` indices; None: a result of a block.
+    """An equation that reads a value at several `indices`; None: a result of a block.
 
     whole   it reads all of the value, and not by element
     outer   it is in a block within that of the value
     """
 
     equation: Equation | None
-    count: int
+    indices: int
     whole: bool
     outer: bool
 
@@ -208,11 +209,11 @@ def _asks_again(read: _Read, value: Value, is_view: bool) -> bool:
     match read.equation.definition:
         case Pointwise():
             result = read.equation.results[0].type
-            more = read.count > 1 and not is_view
+            more = read.indices > 1 and not is_view
             return more or _is_larger(result, value.type)
         case Prefix() | Compact() | Scatter():
             return True
-    return read.count > 1 and not is_view
+    return read.indices > 1 and not is_view
 
 
 def _repeats(equation: Equation | None, type_: TensorType, cost: int) -> bool:
@@ -350,7 +351,7 @@ class _Inliner:
         equation.definition = own
         block.equations.append(equation)
 
-    def _rewritten(self, own: Pointwise) -> Pointwise:
+    def _rewritten(self, own: Definition) -> Definition:
         found = iter(self._elements.of(all_expressions(own)))
         return map_expressions(own, lambda _: next(found))
 

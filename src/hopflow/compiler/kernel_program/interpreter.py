@@ -93,6 +93,10 @@ class Machine:
         self.arrays[value] = array
 
     def array(self, value: Value) -> Array:
+        """The elements of a value that is read as a whole."""
+        return self.held(value)
+
+    def held(self, value: Value) -> Array:
         """The elements of a value."""
         if value.scalar is not None:
             return np.asarray(self.run([value.scalar])[0])
@@ -138,13 +142,16 @@ class Machine:
             *args, holds = args
             if not holds:
                 return scalars.scalar(0, node.dtype)
-        array = self.array(node.attr)
+        array = self.held(node.attr)
         if not all(0 <= i < n for i, n in zip(args, array.shape, strict=True)):
             at = [int(i) for i in args]
             raise KernelProgramError(
                 f"{node.attr} of shape {array.shape} is read at {at}"
             )
         return array[tuple(args)]
+
+    def written(self, results: Sequence[Array], at: tuple[int, ...]) -> None:
+        """Note that elements of results are written, in the order of a loop."""
 
     # --- blocks ---
 
@@ -229,6 +236,7 @@ class Machine:
                     found = self.at(elements, at)
                     for result, x, type_ in zip(results, found, types, strict=True):
                         [result[at]] = _typed([x], type_.dtype)
+                    self.written(results, at)
                 return results
             case d.Reduction():
                 return self.reduction(definition, types)

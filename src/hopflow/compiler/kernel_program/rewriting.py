@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 from hopflow.compiler.kernel_program import definitions as d
-from hopflow.compiler.kernel_program.registers import is_small
 from hopflow.compiler.kernel_program.program import (
     Block,
     Branch,
@@ -18,6 +17,7 @@ from hopflow.compiler.kernel_program.program import (
     While,
     blocks,
 )
+from hopflow.compiler.kernel_program.registers import is_small
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.kernels import Callback, Library
@@ -81,12 +81,12 @@ def map_expressions(definition: d.Definition, change: Change) -> d.Definition:
                 element=change(definition.element),
             )
         case d.Scatter():
-            combine, keep = definition.combine, definition.keep
+            update, keep = definition.combine, definition.keep
             return replace(
                 definition,
                 position=each(definition.position),
                 value=change(definition.value),
-                combine=None if combine is None else function(combine),
+                combine=None if update is None else function(update),
                 keep=None if keep is None else change(keep),
                 checks=checks(definition.checks),
             )

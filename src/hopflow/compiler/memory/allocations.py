@@ -6,35 +6,30 @@ makes another in its memory, it must be able to do so element by element.
 """
 
 from bisect import bisect_right, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from math import inf
 from typing import TypeAlias
 
 from hopflow.compiler.kernel_program.definitions import (
     Pointwise,
     Prefix,
     Scatter,
-    axes,
 )
 from hopflow.compiler.kernel_program.program import (
     Branch,
     Call,
     Equation,
     Loop,
-    Region,
     Value,
     While,
     blocks,
 )
 from hopflow.compiler.kernel_program.registers import shape_key
 from hopflow.compiler.kernel_program.rewriting import (
-    all_expressions,
-    elements,
+    operands,
 )
 from hopflow.compiler.memory.liveness import Liveness, Scope
 from hopflow.graph.types import TensorType
-from hopflow.loop_ir.expr import index_of
 from hopflow.loop_ir.kernels import Library
 
 __all__ = ["Allocation", "Allocations", "same_layout"]
@@ -79,6 +74,8 @@ class Allocations:
     def __post_init__(self) -> None:
         self._of: dict[Value, Allocation] = {}
         self._joined: dict[Allocation, Allocation] = {}
+        self._reads: dict[Equation, Mapping[Value, object]] = {}
+        self._made: dict[Equation, Mapping[Value, object]] = {}
 
     def __contains__(self, value: Value) -> bool:
         return value in self._of
@@ -154,51 +151,60 @@ class Allocations:
     def _shared_equations(self, small: Allocation, large: Allocation) -> str | None:
         """Why an equation cannot read from one and write to the other."""
         for value in small.values:
-            maker = self._maker(value)
-            if maker is not None:
-                for read in self._read_by(maker):
-                    if read in self._of and self.of(read) is large:
-                        if not in_place(maker, read, value, self.live):
-                            return _needs(read, value)
-            for equation, block in self.live.readers.get(value, ()):
-                for made in self._made_by(equation, block):
-                    if made in self._of and self.of(made) is large:
-                        if not in_place(equation, value, made, self.live):
-                            return _needs(value, made)
+            for equation, read, made in self._transfers(value, large):
+                if not in_place(equation, read, made, self.live):
+                    return _needs(read, made)
         return None
+
+    def _transfers(
+        self, value: Value, other: Allocation
+    ) -> Iterator[tuple[Equation, Value, Value]]:
+        """The equations that read `value` and make a value of another allocation, or
+        read one of that and make `value`: with what they read, and what they make."""
+        maker = self._maker(value)
+        if maker is not None:
+            for read in self._within(self._read_by(maker), other):
+                yield maker, read, value
+        for equation, block in self.live.readers.get(value, ()):
+            for made in self._within(self._made_by(equation, block), other):
+                yield equation, value, made
+
+    def _within(
+        self, values: Mapping[Value, object], allocation: Allocation
+    ) -> list[Value]:
+        """Those of `values` that are in an allocation."""
+        if len(allocation.values) < len(values):
+            return [v for v in allocation.values if v in values]
+        return [v for v in values if v in self._of and self.of(v) is allocation]
 
     def _maker(self, value: Value) -> Equation | None:
         if value in self.live.loops:
             return self.live.loops[value][0]
         return self.live.makers.get(value)
 
-    def _read_by(self, maker: Equation) -> list[Value]:
+    def _read_by(self, maker: Equation) -> Mapping[Value, object]:
         """What is read at the moment at which an equation writes."""
-        own = maker.definition
-        match own:
-            case Loop() | While():
-                return list(own.carry)
-            case Branch():
-                return [v for block in own.blocks for v in block.results]
-            case Call():
-                return list(own.operands)
-        found = [node.attr for node in elements(all_expressions(own))]
-        found += _whole(own)
-        return list(dict.fromkeys(found))
+        if maker not in self._reads:
+            own = maker.definition
+            found = dict[Value, object](self.live.inside.get(maker, {}))
+            if isinstance(own, Branch):
+                found.update((v, None) for b in own.blocks for v in b.results)
+            else:
+                found.update(dict.fromkeys(operands(own)))
+            self._reads[maker] = found
+        return self._reads[maker]
 
-    def _made_by(self, equation: Equation, block: object) -> list[Value]:
+    def _made_by(self, equation: Equation, block: object) -> Mapping[Value, object]:
         """What is written at the moment at which a reader reads."""
         own = equation.definition
-        if isinstance(own, Loop | While):
-            inner = blocks(own)
-            return [] if block else [v for b in inner for v in b.parameters]
-        return list(equation.results)
-
-
-def _whole(own: object) -> list[Value]:
-    if isinstance(own, Library):
-        return [v for v in own.operands if isinstance(v, Value)]
-    return [own.base] if isinstance(own, Scatter) else []  # type: ignore[list-item]
+        if isinstance(own, Loop | While) and block:
+            return {}
+        if equation not in self._made:
+            made = equation.results
+            if isinstance(own, Loop | While):
+                made = tuple([v for b in blocks(own) for v in b.parameters])
+            self._made[equation] = dict.fromkeys(made)
+        return self._made[equation]
 
 
 def _overlapping(taken: list[Occupied], start: int, stop: float) -> Value | None:
@@ -252,17 +258,8 @@ def in_place(equation: Equation, read: Value, made: Value, live: Liveness) -> bo
                 and operands.count(read) == 1
             )
         case Scatter():
-            inside = elements(all_expressions(own))
-            return own.base is read and all(node.attr is not read for node in inside)
+            return own.base is read and read not in live.inside[equation]
         case Pointwise() | Prefix():
-            if made.type.ndim != read.type.ndim or not same_layout(
-                made.type, read.type
-            ):
-                return False
-            inside = elements(all_expressions(own))
-            return all(
-                index_of(node) == axes(made.type.ndim)
-                for node in inside
-                if node.attr is read
-            )
+            fits = same_layout(made.type, read.type)
+            return fits and live.inside[equation].get(read, True)
     return False

@@ -63,7 +63,7 @@ def in_place(plan: MemoryPlan) -> None:
             )
     for _, equation in walk(plan.program.block):
         if isinstance(equation.definition, Loop | While):
-            _take_turns(plan, equation, equation.definition)
+            _take_turns(plan, equation.definition)
     _update_inputs(plan)
 
 
@@ -136,7 +136,7 @@ def _carry_pairs(equation: Equation, loop: Loop | While, depth: int) -> Iterator
         yield _Pair(first, parameter, what, equation, depth)
 
 
-def _take_turns(plan: MemoryPlan, equation: Equation, loop: Loop | While) -> None:
+def _take_turns(plan: MemoryPlan, loop: Loop | While) -> None:
     """Let what a step gives be in memory of another carry that it ends."""
     body: Block = loop.body
     for value, parameter in zip(body.results, body.parameters, strict=False):
@@ -150,6 +150,6 @@ def _take_turns(plan: MemoryPlan, equation: Equation, loop: Loop | While) -> Non
             memory = plan.of(other)
             if memory is None or memory is wanted:
                 continue
-            if can_be_in_place(maker, other, value, plan.live):
-                if plan.join(own, memory) is None:
-                    break
+            fits = can_be_in_place(maker, other, value, plan.live)
+            if fits and plan.join(own, memory) is None:
+                break

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple, TypeAlias
 
-from hopflow.compiler.kernel_program.definitions import Pointwise
+from hopflow.compiler.kernel_program.definitions import Pointwise, axes
 from hopflow.compiler.kernel_program.program import (
     Block,
     Branch,
@@ -28,6 +28,7 @@ from hopflow.compiler.kernel_program.rewriting import (
     elements,
     operands,
 )
+from hopflow.loop_ir.expr import index_of
 
 __all__ = ["Liveness", "Range", "Scope"]
 
@@ -91,6 +92,8 @@ class Liveness:
     makers          the equation that a value is a result of
     loops           of a parameter of a block: the loop, and its number there
     readers         of each value
+    inside          of an equation the values that its expressions read, and whether
+                    they do so at the result's own index alone
     """
 
     program: KernelProgram
@@ -102,6 +105,7 @@ class Liveness:
     makers: dict[Value, Equation] = field(default_factory=dict)
     loops: dict[Value, tuple[Equation, int]] = field(default_factory=dict)
     readers: dict[Value, list[Reader]] = field(default_factory=dict)
+    inside: dict[Equation, dict[Value, bool]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._count = count()
@@ -141,7 +145,8 @@ class Liveness:
                     inner = self.scopes[own.test]
                     self._use(value, inner.end, inner)
         else:
-            used += [node.attr for node in elements(all_expressions(own))]
+            self.inside[equation] = _read_inside(equation)
+            used += self.inside[equation]
         used += [base for value in used for base in self._bases(value)]
         for value in dict.fromkeys(used):
             self._use(value, at, scope)
@@ -214,3 +219,13 @@ class Liveness:
             if own:
                 found += self._ranges(scope.start, own, scope)
         return found
+
+
+def _read_inside(equation: Equation) -> dict[Value, bool]:
+    own = equation.definition
+    assert not isinstance(own, Region)
+    at = axes(equation.results[0].type.ndim) if equation.results else ()
+    found: dict[Value, bool] = {}
+    for node in elements(all_expressions(own)):
+        found[node.attr] = found.get(node.attr, True) and index_of(node) == at
+    return found

@@ -16,7 +16,7 @@ from hopflow.graph.core import Node
 from hopflow.graph.types import TensorType
 from hopflow.symbolic.size import Symbol, free_symbols
 
-__all__ = ["Copied", "MemoryPlan", "walk"]
+__all__ = ["Copied", "MemoryPlan", "format_memory", "walk"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +71,25 @@ def walk(block: Block) -> Iterator[tuple[Block, Equation]]:
         yield block, equation
         for inner in blocks(equation.definition):
             yield from walk(inner)
+
+
+def format_memory(plan: MemoryPlan) -> str:
+    """Which values share memory, a line for each allocation; and what is copied, with
+    the reason and the line of the user's program."""
+    lines = [f"memory of {plan.program.name}:"]
+    order = {value: at for at, value in enumerate(plan.live.defined)}
+    names: dict[Allocation, str] = {}
+    for allocation in plan.allocations:
+        names[allocation] = f"m{len(names)}"
+    for allocation, name in names.items():
+        where = " input" * (allocation.home[1] == 0)
+        if allocation.output is not None:
+            where = f" result {allocation.output}"
+        if allocation.row_of is not None and allocation.row_of[0] in names:
+            where = f" row of {names[allocation.row_of[0]]}"
+        values = ", ".join(
+            v.name for v in sorted(allocation.values, key=order.__getitem__)
+        )
+        lines.append(f"    {name}: {allocation.type}{where}: {values}")
+    lines += [f"    copy {copied}" for copied in plan.copies]
+    return "\n".join(lines)

@@ -19,9 +19,10 @@ def short_circuit(plan: MemoryPlan) -> None:
     """Give allocations of a program their places in others."""
     for number, value in enumerate(plan.program.block.results):
         found = plan.of(value)
-        if found is not None and _is_free(found) and number not in plan.updated:
-            if plan.is_sized(found.type) and not found.is_fixed:
-                found.output = number
+        if found is None or not _is_free(found) or number in plan.updated:
+            continue
+        if plan.is_sized(found.type) and not found.is_fixed:
+            found.output = number
     for _, equation in walk(plan.program.block):
         if isinstance(equation.definition, Loop | While):
             _rows(plan, equation, equation.definition)

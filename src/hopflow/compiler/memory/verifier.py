@@ -178,8 +178,8 @@ class _Verifier:
                 self.write(value)
             self.block(body)
             self.read(body.results)
-        for allocation, value in before.items():  # it may take no step
-            if self.held.get(allocation) is not value:
+        for allocation, held in before.items():  # it may take no step
+            if self.held.get(allocation) is not held:
                 self.held[allocation] = None
         for value in equation.results:
             self.write(value)

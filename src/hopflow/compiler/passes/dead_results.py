@@ -1,7 +1,8 @@
 """Dropping what nothing reads: results of operators, their carries, and args."""
 
-from hopflow.graph.core import Graph, Node, Var, vars_of
+from hopflow.graph.core import Arg, Graph, Node, Var, vars_of
 from hopflow.graph.regions import (
+    Region,
     Signature,
     carries,
     drop_results,
@@ -58,20 +59,61 @@ def _drop(node: Node, signature: Signature, dead: set[int]) -> None:
 
 def _droppable(signature: Signature, dead: set[int]) -> set[int]:
     """Which of the unread results no region needs for anything else."""
-    arg_of = {pair.result: pair.arg for pair in carries(signature)}
-    while True:
-        needed: set[int] = set()
-        for region in signature.regions:
-            graph = region.graph
-            outputs = zip(graph.outputs, region.outputs, strict=True)
-            live = set(vars_of([a for a, port in outputs if port.at not in dead]))
-            reads = reader(graph)
-            for node in reversed(graph.nodes):
-                if not live.isdisjoint(node.results) or effects(node):
-                    live.update(reads(node))
-            inputs = zip(graph.inputs, region.inputs, strict=True)
-            needed |= {p.at for v, p in inputs if v in live and p.at is not None}
-        kept = {result for result in dead if arg_of.get(result) in needed}
-        if not kept:
-            return dead
-        dead = dead - kept
+    result_of = {pair.arg: pair.result for pair in carries(signature)}
+    dead, regions = set(dead), [_Needed(region) for region in signature.regions]
+    needed = {at for region in regions for at in region.without(dead)}
+    while needed:
+        kept = dead.intersection([result_of[at] for at in needed if at in result_of])
+        dead -= kept
+        needed = {at for region in regions for at in region.of(kept)}
+    return dead
+
+
+class _Needed:
+    """What the results of a region need of its inputs, found step by step: each node is
+    looked at once."""
+
+    def __init__(self, region: Region) -> None:
+        graph = region.graph
+        self._nodes = graph.nodes
+        self._reads = reader(graph)
+        self._maker = {var: node for node in graph.nodes for var in node.results}
+        self._args = {
+            var: port.at for var, port in zip(graph.inputs, region.inputs, strict=True)
+        }
+        self._outputs: dict[int | None, list[Arg]] = {}
+        for arg, port in zip(graph.outputs, region.outputs, strict=True):
+            self._outputs.setdefault(port.at, []).append(arg)
+        self._live: set[Var] = set()
+        self._done: set[Node] = set()
+
+    def without(self, dead: set[int]) -> list[int]:
+        """The args needed by all that is not dead, and by effects."""
+        acting = [node for node in self._nodes if effects(node)]
+        self._done.update(acting)
+        args = [
+            a for at, found in self._outputs.items() if at not in dead for a in found
+        ]
+        return self._mark(
+            [*vars_of(args), *(v for n in acting for v in self._reads(n))]
+        )
+
+    def of(self, results: set[int]) -> list[int]:
+        """The args needed by these results, and by none before."""
+        args = [a for result in results for a in self._outputs.get(result, ())]
+        return self._mark(vars_of(args))
+
+    def _mark(self, pending: list[Var]) -> list[int]:
+        found: list[int] = []
+        while pending:
+            var = pending.pop()
+            if var in self._live:
+                continue
+            self._live.add(var)
+            node, at = self._maker.get(var), self._args.get(var)
+            if at is not None:
+                found.append(at)
+            if node is not None and node not in self._done:
+                self._done.add(node)
+                pending += self._reads(node)
+        return found

@@ -11,7 +11,6 @@ from hopflow.compiler.kernel_program.registers import (
     is_small,
     static_size,
 )
-from hopflow.compiler.memory.allocations import Allocation
 from hopflow.compiler.schedule.builder import Builder
 from hopflow.compiler.schedule.places import Place, Registers, Stored
 from hopflow.graph.core import plain_symbol
@@ -231,46 +230,47 @@ def _move(b: Builder, moving: Sequence[tuple[Buffer, Value]]) -> None:
     sources = {buffer: b.place(value) for buffer, value in moving}
     read = [p.buffer for p in sources.values() if isinstance(p, Stored)]
     swaps: list[tuple[Buffer, Buffer]] = []
+    taken: set[Buffer] = set()
     copies: list[tuple[Buffer, Buffer]] = []
     for buffer, value in moving:
         source = sources[buffer]
-        taken = [other for _, other in swaps]
-        if isinstance(source, Stored) and _may_swap(b, buffer, source, sources, value):
-            if source.buffer not in taken:
-                swaps.append((buffer, source.buffer))
-                continue
+        fits = _may_swap(b, buffer, sources, value)
+        if isinstance(source, Stored) and fits and source.buffer not in taken:
+            swaps.append((buffer, source.buffer))
+            taken.add(source.buffer)
+            continue
         if buffer not in read:
             b.fill(value, Stored(value.type, buffer))
             continue
         fresh = b.temporary(value.type, "next")
         b.fill(value, Stored(value.type, fresh))
         (swaps if buffer.space == "arena" else copies).append((buffer, fresh))
-    where = {x: x for pair in swaps for x in pair}  # what was in a buffer is now there
-    for buffer, source_buffer in swaps:
-        now = where[source_buffer]
-        if now is not buffer:
-            b.add(Swap(buffer, now))
-            [moved] = [x for x, at in where.items() if at is buffer]
-            where[moved], where[source_buffer] = now, buffer
+    # By buffer where its contents are now, and whose contents are there.
+    now = {x: x for pair in swaps for x in pair}
+    held = dict(now)
+    for buffer, wanted in swaps:
+        at, other = now[wanted], held[buffer]
+        if at is not buffer:
+            b.add(Swap(buffer, at))
+            now[wanted], now[other] = buffer, at
+            held[buffer], held[at] = wanted, other
     for buffer, fresh in copies:
         b.add(Copy(buffer, fresh))
 
 
 def _may_swap(
-    b: Builder,
-    buffer: Buffer,
-    source: Stored,
-    moving: Mapping[Buffer, Place],
-    value: Value,
+    b: Builder, buffer: Buffer, moving: Mapping[Buffer, Place], value: Value
 ) -> bool:
-    """Whether a carry may take the memory of a new value, which nothing reads in it
+    """Whether a carry may take the memory of a new value, which nothing reads there
     after the step."""
+    source, allocation = moving[buffer], b.plan.of(value)
+    if not isinstance(source, Stored) or source.prefix:
+        return False
     found = source.buffer
-    if source.prefix or not found.space == buffer.space == "arena":
+    if not (found.space == buffer.space == "arena"):
         return False
     if not same_shape(found.shape, buffer.shape):
         return False
-    allocation: Allocation | None = b.plan.of(value)
     return found in moving or (allocation is not None and b.is_of_step(allocation))
 
 

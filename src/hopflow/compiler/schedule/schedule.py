@@ -5,7 +5,7 @@ which values share it. The loops are then written mechanically, and passes over 
 merge and rearrange them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
@@ -14,6 +14,7 @@ from hopflow.compiler.kernel_passes.checks import split_checks
 from hopflow.compiler.kernel_passes.hoist import hoist
 from hopflow.compiler.kernel_passes.inline import inline
 from hopflow.compiler.kernel_passes.pack import pack
+from hopflow.compiler.kernel_passes.simplify import simplify
 from hopflow.compiler.kernel_program.printer import format_kernels
 from hopflow.compiler.kernel_program.program import KernelProgram
 from hopflow.compiler.kernel_program.registers import is_small
@@ -22,7 +23,7 @@ from hopflow.compiler.kernel_program.verifier import verify_kernels
 from hopflow.compiler.layout import Layouts
 from hopflow.compiler.memory.in_place import in_place
 from hopflow.compiler.memory.place import place
-from hopflow.compiler.memory.plan import MemoryPlan
+from hopflow.compiler.memory.plan import MemoryPlan, format_memory
 from hopflow.compiler.memory.short_circuit import short_circuit
 from hopflow.compiler.memory.verifier import verify_memory
 from hopflow.compiler.schedule.builder import Builder
@@ -37,12 +38,13 @@ from hopflow.logs import passing
 from hopflow.loop_ir.nest import Program, Stmt
 from hopflow.loop_ir.printer import format_program
 
-__all__ = ["schedule"]
+__all__ = ["memory_plans", "schedule"]
 
 KERNEL_PASSES: Final[tuple[Callable[[KernelProgram, Context], None], ...]] = (
     hoist,
     split_checks,
     inline,
+    simplify,
     pack,
 )
 MEMORY_PASSES: Final[tuple[Callable[[MemoryPlan], None], ...]] = (
@@ -76,6 +78,18 @@ def schedule(
             the others are sizes of the result, after those of the program.
     """
     made: dict[KernelProgram, Program] = {}
+    for plan, context in memory_plans(program, donated, layouts):
+        one = plan.program
+        scheduler = Scheduler(Builder(one.name, target, plan), plan, made)
+        made[one] = _loops(one, scheduler, context.layouts)
+    return made[program]
+
+
+def memory_plans(
+    program: KernelProgram, donated: Sequence[int] = (), layouts: Layouts = ()
+) -> Iterator[tuple[MemoryPlan, Context]]:
+    """The memory of a program, after that of the functions that it calls: the passes
+    change each, and then plan its memory. For the arguments see `schedule`."""
     for one in programs(program):
         if one is program:
             context = Context(_reusable(one, donated), layouts)
@@ -88,9 +102,7 @@ def schedule(
                 verify_kernels(one)
         plan = planned(one, context.reused)
         one.updated = plan.updated
-        builder = Builder(one.name, target, plan)
-        made[one] = _loops(one, Scheduler(builder, plan, made), context.layouts)
-    return made[program]
+        yield plan, context
 
 
 def planned(program: KernelProgram, reused: dict[int, int]) -> MemoryPlan:
@@ -104,7 +116,8 @@ def planned(program: KernelProgram, reused: dict[int, int]) -> MemoryPlan:
     while True:
         plan = MemoryPlan(program, donated=reused)
         for run in MEMORY_PASSES:
-            run(plan)
+            with passing(run.__name__, program.name, partial(format_memory, plan)):
+                run(plan)
         if len(plan.updated) == len(reused):
             if config.verify:
                 verify_memory(plan)
@@ -127,7 +140,7 @@ def _loops(program: KernelProgram, scheduler: Scheduler, layouts: Layouts) -> Pr
 
 
 def _reusable(program: KernelProgram, donated: Sequence[int]) -> dict[int, int]:
-    """The donated parameter whose memory each result may take: the first of its type."""
+    """By result the parameter that it may be written over: the first of its type."""
     first = len(program.symbols)
     types = [value.type for value in program.block.parameters]
     free = [k + first for k in donated if not is_small(types[k + first])]

@@ -1,4 +1,4 @@
-"""From a kernel program whose memory is planned to loops: blocks and regions in order."""
+"""Writing loops: blocks and regions of a kernel program whose memory is planned."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,0 +1,119 @@
+"""Running a program whose memory is planned, with a tag on each cell of memory.
+
+A tag says which value wrote the cell. An element that is read where another value has
+written since is an error, whatever the liveness of the plan says.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from hopflow.compiler.kernel_program import definitions as d
+from hopflow.compiler.kernel_program.interpreter import Machine
+from hopflow.compiler.kernel_program.program import (
+    Call,
+    Equation,
+    KernelProgram,
+    Value,
+)
+from hopflow.compiler.memory.allocations import Allocation
+from hopflow.compiler.memory.plan import MemoryPlan
+from hopflow.errors import KernelProgramError
+from hopflow.graph.types import TensorType
+from hopflow.loop_ir import expr as e
+from hopflow.loop_ir.expr import Expr
+
+__all__ = ["run_planned"]
+
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+Plans: TypeAlias = Mapping[KernelProgram, MemoryPlan]
+
+
+def run_planned(
+    program: KernelProgram, plans: Plans, arrays: Sequence[Array]
+) -> list[Array]:
+    """The results of a program, for arrays in place of its parameters.
+
+    Args:
+        plans: The memory of the program, and of those that it calls.
+
+    Raises:
+        KernelTrap: What a check, a loop or a routine of the program stops it with.
+        KernelProgramError: An element is read that another value has written over.
+    """
+    with np.errstate(all="ignore"):
+        return _TaggedMachine(plans, plans[program]).block(program.block, arrays)
+
+
+class _TaggedMachine(Machine):
+    """Also knows the tag of each cell: by allocation, the value that wrote it last."""
+
+    def __init__(self, plans: Plans, plan: MemoryPlan) -> None:
+        super().__init__()
+        self.plans, self.plan = plans, plan
+        self.tags: dict[Allocation, Array] = {}
+        self.views: dict[Value, d.Pointwise] = {}
+        self.results_of: tuple[Value, ...] = ()
+
+    def tags_of(self, value: Value, shape: tuple[int, ...]) -> Array | None:
+        """The tags of the memory of a value, or None if it is in registers."""
+        allocation = self.plan.of(value)
+        if allocation is None:
+            return None
+        if allocation not in self.tags or self.tags[allocation].shape != shape:
+            self.tags[allocation] = np.full(shape, None, dtype=object)
+        return self.tags[allocation]
+
+    def bind(self, value: Value, array: Array) -> None:
+        super().bind(value, array)
+        tags = self.tags_of(value, array.shape)
+        if tags is not None:
+            tags[...] = value
+
+    def array(self, value: Value) -> Array:
+        view = self.views.get(value)
+        if view is not None:
+            return super().definition(view, [value.type])[0]
+        array = super().array(value)
+        tags = self.tags_of(value, array.shape)
+        if tags is not None:
+            for at in np.ndindex(array.shape):
+                self.require(value, tags, at)
+        return array
+
+    def read(self, node: Expr, args: Sequence[Any]) -> Any:
+        found = super().read(node, args)
+        conditional = e.condition_of(node) is not None
+        if node.attr in self.views or (conditional and not args[-1]):
+            return found
+        at = tuple(map(int, args[:-1] if conditional else args))
+        tags = self.tags_of(node.attr, self.held(node.attr).shape)
+        if tags is not None:
+            self.require(node.attr, tags, at)
+        return found
+
+    def require(self, value: Value, tags: Array, at: tuple[int, ...]) -> None:
+        found = tags[at]
+        if found is not value:
+            name = "nothing" if found is None else f"`{found.name}`"
+            raise KernelProgramError(
+                f"`{value.name}` is read at {list(at)}, where its memory holds {name}."
+            )
+
+    def results(self, equation: Equation, types: Sequence[TensorType]) -> list[Array]:
+        own = equation.definition
+        if isinstance(own, Call):
+            machine = _TaggedMachine(self.plans, self.plans[own.function])
+            given = list(map(self.array, own.operands))
+            return machine.block(own.function.block, given)
+        if isinstance(own, d.Pointwise) and own.is_view:
+            self.views[equation.results[0]] = own
+        self.results_of = equation.results
+        return super().results(equation, types)
+
+    def written(self, results: Sequence[Array], at: tuple[int, ...]) -> None:
+        for value, array in zip(self.results_of, results, strict=True):
+            tags = self.tags_of(value, array.shape)
+            if tags is not None:
+                tags[at] = value
