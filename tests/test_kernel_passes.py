@@ -154,6 +154,19 @@ def test_what_reads_a_value_that_is_written_over_is_stored_before() -> None:
     assert stored < update
 
 
+def test_a_value_that_got_memory_twice_is_stored_before_an_update() -> None:
+    def f(x: Any) -> Any:
+        y = x[::-1]
+        first = hf.fori_loop(0, 2, lambda _, c: c * 2.0 + hf.sum(c), y)
+        x = hf.cumulative_sum(x)
+        z = x[::-1]
+        second = hf.fori_loop(0, 2, lambda _, c: c * 2.0 + hf.sum(c), z)
+        return first + second + x.at[0].set(5.0) + z
+
+    jitted = hf.jit(f)
+    np.testing.assert_array_equal(jitted(X), f(hf.asarray(X)))
+
+
 def test_a_result_in_the_memory_of_a_parameter_is_computed_last() -> None:
     found = after(
         split_checks,

@@ -18,7 +18,9 @@ from hopflow.autograd import operators, recorded, rules
 from hopflow.batching import graphs
 from hopflow.compiler import entry_sizes, pipeline
 from hopflow.compiler.cpu.vector import VectorLoop
-from hopflow.compiler.kernel_passes import substitution
+from hopflow.compiler.kernel_passes import hoist, substitution
+from hopflow.compiler.memory import allocations
+from hopflow.compiler.memory.liveness import Liveness
 from hopflow.compiler.passes import PASSES
 from hopflow.config import config
 from hopflow.dtypes import DType
@@ -323,6 +325,20 @@ MUTANTS: Final[dict[str, Mutant]] = {
         lambda: [(substitution, "conjunction", lambda _, own: own)],
         ["jit, bounds checked"],
         options={"weights": {"concat": 6, "roll": 6}},
+    ),
+    "dead in a loop": Mutant(
+        lambda: [(Liveness, "_outside_loops", lambda _, use, __: use)],
+        ["jit"],
+        options={"aliasing": True, "mutation": True},
+    ),
+    "written over while read": Mutant(
+        lambda: [(allocations, "in_place", lambda *_: True)],
+        ["jit"],
+        options={"aliasing": True, "mutation": True},
+    ),
+    "hoisted trap": Mutant(
+        lambda: [(hoist, "effects", lambda _: frozenset())],
+        ["jit"],
     ),
     "missing lift": Mutant(_with_pass(_lift_wrongly), ["jit"]),
     "off by one in a reverse scan": Mutant(_reverse_scan, ["debug"]),

@@ -269,6 +269,7 @@ class _Inliner:
         self._costs: dict[Value, int] = {}
         self._made: dict[Value, int] = {}  # how often a deferred value got memory
         self._nodes: dict[Value, Node] = {}
+        self._views: set[Value] = set()  # those that stay, for libraries
 
     def program(self, block: Block, reused: Mapping[int, int]) -> None:
         """Rewrite the block of a program in place."""
@@ -326,6 +327,7 @@ class _Inliner:
         if takes_view:
             block.equations.append(equation)
             self._made[value] = 1
+            self._views.add(value)
         elif not any(_is_as_large(source, value.type) for source in sources):
             sized = Effect(types=(value.type,))
             block.equations.append(Equation((), sized, equation.node))
@@ -353,7 +355,8 @@ class _Inliner:
 
     def _rewritten(self, own: Definition) -> Definition:
         found = iter(self._elements.of(all_expressions(own)))
-        return map_expressions(own, lambda _: next(found))
+        own = map_expressions(own, lambda _: next(found))
+        return Pointwise(own.elements) if isinstance(own, Pointwise) else own
 
     def _before_update(
         self, value: Value, number: int, block: Block, deferred: _Deferred
@@ -368,7 +371,7 @@ class _Inliner:
                 own = equation.definition
                 assert isinstance(own, Pointwise)
                 equation.definition = Pointwise(own.elements)
-                if reader not in self._made:
+                if reader not in self._views:
                     block.equations.append(equation)
 
     def _whole(self, value: Value, block: Block) -> Value:

@@ -74,6 +74,7 @@ class _TaggedMachine(Machine):
     def array(self, value: Value) -> Array:
         view = self.views.get(value)
         if view is not None:
+            self.results_of = (value,)
             return super().definition(view, [value.type])[0]
         array = super().array(value)
         tags = self.tags_of(value, array.shape)

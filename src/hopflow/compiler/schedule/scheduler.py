@@ -215,8 +215,10 @@ class Scheduler:
         for block in branch.blocks:
             with b.into([]) as body:
                 self.equations(block)
-                for value, target in zip(block.results, targets, strict=True):
-                    self.meet(value, target, sizes)
+                for value, result, target in zip(
+                    block.results, results, targets, strict=True
+                ):
+                    self.meet(value, result, target, sizes)
             bodies.append(body)
         b.add(_choose(selector, bodies))
         for symbol, size in sizes.items():
@@ -243,12 +245,16 @@ class Scheduler:
         return self.b.memory(allocation)
 
     def meet(
-        self, value: Value, target: Stored | list[Var], sizes: Mapping[Symbol, Var]
+        self,
+        value: Value,
+        result: Value,
+        target: Stored | list[Var],
+        sizes: Mapping[Symbol, Var],
     ) -> None:
         """At the end of a branch, put a result where it is to be."""
         b = self.b
         if isinstance(target, list):
-            for var, x in zip(target, b.elements_of(value), strict=True):
+            for var, x in zip(target, b.elements_of(value, result.type), strict=True):
                 b.assign(var, x)
             return
         own = {plain_symbol(n): k for k, n in enumerate(target.type.shape)}
