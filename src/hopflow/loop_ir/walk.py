@@ -32,6 +32,9 @@ def nodes(*roots: Expr) -> list[Expr]:
     """Every node below `roots`, once, each after its operands."""
     order: dict[Expr, None] = {}
     for root in roots:
+        if not root.args:
+            order[root] = None
+            continue
         pending = [root]
         while pending:  # not by recursion: a chain may be thousands of nodes deep
             node = pending[-1]

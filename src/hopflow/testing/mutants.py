@@ -18,7 +18,7 @@ from hopflow.autograd import operators, recorded, rules
 from hopflow.batching import graphs
 from hopflow.compiler import entry_sizes, pipeline
 from hopflow.compiler.cpu.vector import VectorLoop
-from hopflow.compiler.kernel_passes import hoist, substitution
+from hopflow.compiler.kernel_passes import substitution
 from hopflow.compiler.memory import allocations
 from hopflow.compiler.memory.liveness import Liveness
 from hopflow.compiler.passes import PASSES
@@ -335,10 +335,6 @@ MUTANTS: Final[dict[str, Mutant]] = {
         lambda: [(allocations, "in_place", lambda *_: True)],
         ["jit"],
         options={"aliasing": True, "mutation": True},
-    ),
-    "hoisted trap": Mutant(
-        lambda: [(hoist, "effects", lambda _: frozenset())],
-        ["jit"],
     ),
     "missing lift": Mutant(_with_pass(_lift_wrongly), ["jit"]),
     "off by one in a reverse scan": Mutant(_reverse_scan, ["debug"]),

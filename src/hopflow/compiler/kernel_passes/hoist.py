@@ -25,7 +25,7 @@ from hopflow.compiler.kernel_program.program import (
 )
 from hopflow.compiler.kernel_program.rewriting import (
     all_expressions,
-    values_read,
+    operands,
 )
 from hopflow.graph.core import plain_symbol
 from hopflow.graph.rewriting import effects
@@ -99,18 +99,22 @@ def _may_leave(
     entry: Collection[Symbol],
 ) -> bool:
     own = equation.definition
-    if isinstance(own, Region | Callback | Effect) or effects(equation.node):
+    if isinstance(own, Region | Callback | Effect):
         return False
-    if any(value in changing for value in values_read(equation)):
+    if any(value in changing for value in operands(own)):
         return False
     order = nodes(*all_expressions(own))
-    if any(node.op == "var" and node.attr is counter for node in order):
-        return False
+    for node in order:
+        if node.op == "element" and node.attr in changing:
+            return False
+        if node.op == "var" and node.attr is counter:
+            return False
     sizes = [node.attr for node in order if node.op == "size"]
     for value in equation.results:
         sizes += [*value.shape, value.type.size]
     sizes += getattr(own, "space", ())
-    return all(_is_known(size, symbols, entry) for size in sizes)
+    known = all(_is_known(size, symbols, entry) for size in sizes)
+    return known and not effects(equation.node)
 
 
 def _is_known(

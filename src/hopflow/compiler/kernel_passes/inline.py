@@ -100,12 +100,14 @@ class _Readers:
     reads   what is left if views are computed in their readers
     last    the last equation of the value's block that reads it, or holds what does,
             by number
+    inlining   the equations whose expressions read such values
     """
 
     def __init__(self) -> None:
         self.views: dict[Value, Pointwise] = {}
         self.reads: dict[Value, list[_Read]] = {}
         self.last: dict[Value, int] = {}
+        self.inlining: set[Equation] = set()
         self._block: dict[Value, Block] = {}
         self._at: dict[Block, int] = {}
         self._within: list[Block] = []
@@ -135,9 +137,12 @@ class _Readers:
         if isinstance(equation.definition, Region):
             return
         roots = all_expressions(equation.definition)
-        for node in elements(roots):
-            if node.attr in self._block:
-                self.last[node.attr] = self._at[self._block[node.attr]]
+        known = {n.attr for n in elements(roots) if n.attr in self._block}
+        if not known:
+            return
+        self.inlining.add(equation)
+        for value in known:
+            self.last[value] = self._at[self._block[value]]
         if _is_inlined_view(equation):
             return
         counts, through = counted_reads(roots, self.views)
@@ -348,8 +353,10 @@ class _Inliner:
         if isinstance(own, Region):
             for inner in blocks(own):
                 self.block(inner, own)
-        else:
+        elif equation in self._readers.inlining:
             own = self._rewritten(own)
+        elif isinstance(own, Pointwise):
+            own = Pointwise(own.elements)
         equation.definition = own
         block.equations.append(equation)
 

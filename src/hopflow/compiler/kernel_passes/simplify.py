@@ -19,6 +19,7 @@ from hopflow.compiler.kernel_program.definitions import (
     Check,
     Definition,
     Effect,
+    Pointwise,
     Reduction,
     Scatter,
     axes,
@@ -77,6 +78,8 @@ def _simplified(
         left = [c for c in checks if not (c.holds.is_const and c.holds.attr)]
         return replace(own, checks=tuple(left))
     shape: tuple[Size, ...] = equation.results[0].shape if equation.results else ()
+    if isinstance(own, Pointwise) and not shape and not counters:
+        return own  # there is nothing that has bounds
     if isinstance(own, Scatter):
         shape = own.space
     if isinstance(own, Reduction):

@@ -45,6 +45,9 @@ def map_expressions(definition: d.Definition, change: Change) -> d.Definition:
 
     Results of functions of accumulators are changed too; parameters are not.
     """
+    if isinstance(definition, d.Pointwise) and not definition.checks:
+        changed = tuple(map(change, definition.elements))
+        return d.Pointwise(changed, (), definition.is_view)
 
     def each(expressions: Iterable[Expr]) -> tuple[Expr, ...]:
         return tuple(map(change, expressions))
@@ -101,6 +104,8 @@ def map_expressions(definition: d.Definition, change: Change) -> d.Definition:
 
 def all_expressions(definition: d.Definition) -> list[Expr]:
     """Every expression of a definition, those of functions of accumulators too."""
+    if isinstance(definition, d.Pointwise) and not definition.checks:
+        return list(definition.elements)  # by far the most
     found: list[Expr] = []
 
     def note(expression: Expr) -> Expr:
