@@ -78,7 +78,7 @@ class _TaggedMachine(Machine):
             return super().definition(view, [value.type])[0]
         array = super().array(value)
         tags = self.tags_of(value, array.shape)
-        if tags is not None:
+        if tags is not None and any(t is not value for t in tags.reshape(-1).tolist()):
             for at in np.ndindex(array.shape):
                 self.require(value, tags, at)
         return array
