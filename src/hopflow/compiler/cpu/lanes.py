@@ -196,8 +196,15 @@ class Lanes(Evaluator):
     def _load_masked(
         self, buffer: Buffer, offset: Expr, is_reversed: bool, mask: str
     ) -> str:
-        """Those of some neighbours that a mask has."""
+        """Those of some neighbours that a mask has.
+
+        Where it has none, the address may be of no page of the process: the processor
+        then suppresses a fault, which takes some hundred cycles, so zeros are read.
+        """
         address = self._run_address(buffer, offset, is_reversed)
+        bits = self.f.emit(f"bitcast {lanes('i1', self.width)} {mask} to i{self.width}")
+        some = self.f.emit(f"icmp ne i{self.width} {bits}, 0")
+        address = self.memory.readable(address, some)
         return self._masked_at(buffer, address, is_reversed, mask)
 
     def _masked_at(
