@@ -92,7 +92,7 @@ some = settings(
     derandomize=True,
     suppress_health_check=list(HealthCheck),
 )
-smallest = settings(some, max_examples=2000, phases=[Phase.generate, Phase.shrink])
+smallest = settings(some, max_examples=500, phases=[Phase.generate, Phase.shrink])
 
 
 def drawn(kind: str = "exact", own: Any = OWN, **options: Any) -> Any:
@@ -106,7 +106,8 @@ def first(when: Callable[[Program], bool], **options: Any) -> Program:
 
 @pytest.mark.parametrize("name", sorted(NAMES))
 def test_each_is_drawn(name: str) -> None:
-    program = first(lambda p: name in p.operations, depth=1)
+    # One takes matrices alone, which few of the values are.
+    program = first(lambda p: name in p.operations, depth=1, weights={name: 4})
     assert name in program.operators
     assert name in program.source()
 

@@ -241,6 +241,12 @@ def _wave(p: Pool, v: Any, _: Any, a: Any, b: Any) -> tuple[Any, ...]:
     return _mixed(p, p.m.roll(a, 1, axis=0), b, v), a
 
 
+def _reread(p: Pool, v: Any, i: Any, a: Any, b: Any) -> tuple[Any, ...]:
+    """A view of a view of a carry is read where the next step has another carry."""
+    seen = p.m.flip(_reversed_axes(p.m, a[::-1]), axis=0)
+    return _updated(p, b, i, v, 3), _mixed(p, a, _reversed_axes(p.m, seen))
+
+
 EXCHANGES: Final = [
     Exchange(2, lambda _p, _v, _i, a, b: (b, a)),
     Exchange(
@@ -257,6 +263,7 @@ EXCHANGES: Final = [
     Exchange(2, _moved_in_one_branch),
     Exchange(2, _read_around),
     Exchange(2, _written),
+    *[Exchange(2, _reread)] * 2,
     Exchange(2, lambda p, v, i, a, b: (_updated(p, a, i, v, b.ndim + 2), a)),
     Exchange(
         2, lambda p, _v, _i, a, b: (p.fitted(_joined(p, a, b, 1, 0), a), _mixed(p, b))
