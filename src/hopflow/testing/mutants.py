@@ -20,7 +20,7 @@ from hopflow.compiler import entry_sizes, pipeline
 from hopflow.compiler.cpu.vector import VectorLoop
 from hopflow.compiler.kernel_passes import substitution
 from hopflow.compiler.memory import allocations
-from hopflow.compiler.memory.liveness import Liveness
+from hopflow.compiler.memory.live_ranges import LiveRanges
 from hopflow.compiler.passes import PASSES
 from hopflow.config import config
 from hopflow.dtypes import DType
@@ -327,7 +327,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         options={"weights": {"concat": 6, "roll": 6}},
     ),
     "dead in a loop": Mutant(
-        lambda: [(Liveness, "_outside_loops", lambda _, use, __: use)],
+        lambda: [(LiveRanges, "_outside_loops", lambda _, use, __: use)],
         ["jit"],
         options={"aliasing": True, "mutation": True},
     ),

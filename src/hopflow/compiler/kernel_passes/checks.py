@@ -21,9 +21,9 @@ def split_checks(program: KernelProgram, _context: Context) -> None:
     for block in all_blocks(program.block):
         equations: list[Equation] = []
         for equation in block.equations:
-            own = equation.definition
-            if isinstance(own, Pointwise | Scatter) and own.checks:
-                equations.append(Equation((), Effect(own.checks), equation.node))
-                equation.definition = replace(own, checks=())
+            definition = equation.definition
+            if isinstance(definition, Pointwise | Scatter) and definition.checks:
+                equations.append(Equation((), Effect(definition.checks), equation.node))
+                equation.definition = replace(definition, checks=())
             equations.append(equation)
         block.equations = equations

@@ -49,12 +49,12 @@ def hoist(program: KernelProgram, _context: Context) -> None:
 def _hoist(block: Block, entry: Collection[Symbol]) -> None:
     equations: list[Equation] = []
     for equation in block.equations:
-        own = equation.definition
-        for inner in blocks(own):
+        definition = equation.definition
+        for inner in blocks(definition):
             _hoist(inner, entry)
-        if isinstance(own, Loop | While):
-            for inner in blocks(own):
-                counter = own.counter if isinstance(own, Loop) else None
+        if isinstance(definition, Loop | While):
+            for inner in blocks(definition):
+                counter = definition.counter if isinstance(definition, Loop) else None
                 equations += _take_invariants(inner, counter, entry)
         equations.append(equation)
     block.equations = equations
@@ -98,12 +98,12 @@ def _may_leave(
     symbols: Collection[Symbol],
     entry: Collection[Symbol],
 ) -> bool:
-    own = equation.definition
-    if isinstance(own, Region | Callback | Effect):
+    definition = equation.definition
+    if isinstance(definition, Region | Callback | Effect):
         return False
-    if any(value in changing for value in operands(own)):
+    if any(value in changing for value in operands(definition)):
         return False
-    order = nodes(*all_expressions(own))
+    order = nodes(*all_expressions(definition))
     for node in order:
         if node.op == "element" and node.attr in changing:
             return False
@@ -112,7 +112,7 @@ def _may_leave(
     sizes = [node.attr for node in order if node.op == "size"]
     for value in equation.results:
         sizes += [*value.shape, value.type.size]
-    sizes += getattr(own, "space", ())
+    sizes += getattr(definition, "space", ())
     known = all(_is_known(size, symbols, entry) for size in sizes)
     return known and not effects(equation.node)
 

@@ -66,14 +66,14 @@ def _matrices(block: Block, *, within: bool) -> dict[Value, Node]:
     """The second operands of products of few rows that the steps of loops make."""
     found: dict[Value, Node] = {}
     for equation in block.equations:
-        own = equation.definition
-        if within and isinstance(own, Library) and has_few_rows(equation.node):
-            matrix = own.operands[1]
+        definition = equation.definition
+        if within and isinstance(definition, Library) and has_few_rows(equation.node):
+            matrix = definition.operands[1]
             assert isinstance(matrix, Value)
             size = static_size(matrix.type)
             if size is not None and size * matrix.dtype.itemsize <= LARGEST:
                 found[matrix] = equation.node
-        for inner in blocks(own):
-            is_step = within or isinstance(own, Loop | While)
+        for inner in blocks(definition):
+            is_step = within or isinstance(definition, Loop | While)
             found |= _matrices(inner, within=is_step)
     return found

@@ -28,7 +28,7 @@ from hopflow.compiler.kernel_program.registers import shape_key
 from hopflow.compiler.kernel_program.rewriting import (
     operands,
 )
-from hopflow.compiler.memory.liveness import Liveness, Scope
+from hopflow.compiler.memory.live_ranges import LiveRanges, Scope
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir.kernels import Library
 
@@ -69,7 +69,7 @@ class Allocations:
     is_sized   whether memory of a type can be made when the program begins
     """
 
-    live: Liveness
+    live: LiveRanges
 
     def __post_init__(self) -> None:
         self._of: dict[Value, Allocation] = {}
@@ -185,24 +185,24 @@ class Allocations:
     def _read_by(self, maker: Equation) -> Mapping[Value, object]:
         """What is read at the moment at which an equation writes."""
         if maker not in self._reads:
-            own = maker.definition
+            definition = maker.definition
             found = dict[Value, object](self.live.inside.get(maker, {}))
-            if isinstance(own, Branch):
-                found.update((v, None) for b in own.blocks for v in b.results)
+            if isinstance(definition, Branch):
+                found.update((v, None) for b in definition.blocks for v in b.results)
             else:
-                found.update(dict.fromkeys(operands(own)))
+                found.update(dict.fromkeys(operands(definition)))
             self._reads[maker] = found
         return self._reads[maker]
 
     def _made_by(self, equation: Equation, block: object) -> Mapping[Value, object]:
         """What is written at the moment at which a reader reads."""
-        own = equation.definition
-        if isinstance(own, Loop | While) and block:
+        definition = equation.definition
+        if isinstance(definition, Loop | While) and block:
             return {}
         if equation not in self._made:
             made = equation.results
-            if isinstance(own, Loop | While):
-                made = tuple([v for b in blocks(own) for v in b.parameters])
+            if isinstance(definition, Loop | While):
+                made = tuple([v for b in blocks(definition) for v in b.parameters])
             self._made[equation] = dict.fromkeys(made)
         return self._made[equation]
 
@@ -229,36 +229,40 @@ def same_layout(a: TensorType, b: TensorType) -> bool:
     return a.dtype is b.dtype and shape_key(a.shape) == shape_key(b.shape)
 
 
-def in_place(equation: Equation, read: Value, made: Value, live: Liveness) -> bool:
+def in_place(equation: Equation, read: Value, made: Value, live: LiveRanges) -> bool:
     """Whether an equation can write `made` over `read`, which it reads."""
-    own = equation.definition
-    match own:
+    definition = equation.definition
+    match definition:
         case Loop() | While():
             region, number = live.loops.get(made, (None, 0))
-            return region is equation and own.carry[number] is read
+            return region is equation and definition.carry[number] is read
         case Branch():
             number = equation.results.index(made)
-            others = [b.results for b in own.blocks if read in b.results]
+            others = [b.results for b in definition.blocks if read in b.results]
             return all(results[number] is read for results in others)
         case Call():
             number = equation.results.index(made)
-            parameter = own.function.updated.get(number)
+            parameter = definition.function.updated.get(number)
             return (
                 parameter is not None
-                and own.operands[parameter] is read
-                and own.operands.count(read) == 1
+                and definition.operands[parameter] is read
+                and definition.operands.count(read) == 1
             )
         case Library():
             number = equation.results.index(made)
-            source = own.overwrites[number] if number < len(own.overwrites) else None
-            operands = list(own.operands)
+            source = (
+                definition.overwrites[number]
+                if number < len(definition.overwrites)
+                else None
+            )
+            operands = list(definition.operands)
             return (
                 source is not None
                 and operands[source] is read
                 and operands.count(read) == 1
             )
         case Scatter():
-            return own.base is read and read not in live.inside[equation]
+            return definition.base is read and read not in live.inside[equation]
         case Pointwise() | Prefix():
             fits = same_layout(made.type, read.type)
             return fits and live.inside[equation].get(read, True)

@@ -73,16 +73,16 @@ class _Placing:
         self.known.update(s for n in type_.shape if (s := plain_symbol(n)) is not None)
 
     def equation(self, equation: Equation) -> None:
-        own = equation.definition
-        if isinstance(own, Loop | While):
-            self.loop(equation, own)
+        definition = equation.definition
+        if isinstance(definition, Loop | While):
+            self.loop(equation, definition)
             return
         sized = [
             self.known.issuperset(free_symbols(*v.shape)) for v in equation.results
         ]
-        for inner in blocks(own):
+        for inner in blocks(definition):
             self.block(inner)
-        if isinstance(own, Pointwise) and own.is_view:
+        if isinstance(definition, Pointwise) and definition.is_view:
             return
         live = self.plan.live
         for value, small, known in zip(
@@ -91,7 +91,7 @@ class _Placing:
             if small:
                 continue
             found = self.plan.allocations.add(value)
-            if isinstance(own, Branch) and known:  # both sides may write it
+            if isinstance(definition, Branch) and known:  # both sides may write it
                 found.home = live.defined[value][0], live.reads[equation]
 
     def loop(self, equation: Equation, loop: Loop | While) -> None:

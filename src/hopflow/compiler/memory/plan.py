@@ -11,7 +11,7 @@ from hopflow.compiler.kernel_program.program import (
     blocks,
 )
 from hopflow.compiler.memory.allocations import Allocation, Allocations
-from hopflow.compiler.memory.liveness import Liveness
+from hopflow.compiler.memory.live_ranges import LiveRanges
 from hopflow.graph.core import Node
 from hopflow.graph.types import TensorType
 from hopflow.symbolic.size import Symbol, free_symbols
@@ -47,7 +47,7 @@ class MemoryPlan:
     updated: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.live = Liveness(self.program)
+        self.live = LiveRanges(self.program)
         self.allocations = Allocations(self.live)
         inputs = self.program.block.parameters
         self.entry: set[Symbol] = {s for v in inputs for s in free_symbols(*v.shape)}

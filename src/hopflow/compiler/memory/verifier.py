@@ -94,49 +94,49 @@ class _Verifier:
             self.equation(equation)
 
     def equation(self, equation: Equation) -> None:
-        own = equation.definition
-        self.read(operands(own))
-        match own:
+        definition = equation.definition
+        self.read(operands(definition))
+        match definition:
             case Branch():
-                self.branch(equation, own)
+                self.branch(equation, definition)
             case Loop() | While():
-                self.loop(equation, own)
-            case d.Pointwise() if own.is_view:
+                self.loop(equation, definition)
+            case d.Pointwise() if definition.is_view:
                 [view] = equation.results
-                self.views[view] = [n.attr for n in elements(own.elements)]
+                self.views[view] = [n.attr for n in elements(definition.elements)]
             case _:
                 self.definition(equation)
 
     def definition(self, equation: Equation) -> None:
-        own = equation.definition
+        definition = equation.definition
         inside = []
-        if not isinstance(own, Region):
-            inside = list(elements(all_expressions(own)))
+        if not isinstance(definition, Region):
+            inside = list(elements(all_expressions(definition)))
         self.read(node.attr for node in inside)
-        kept = self._kept(own)
+        kept = self._kept(definition)
         for number, made in enumerate(equation.results):
             allocation = self.plan.of(made)
             for node in inside:
                 if allocation is not None and self.plan.of(node.attr) is allocation:
                     own_index = index_of(node) == d.axes(made.type.ndim)
-                    ordered = isinstance(own, d.Pointwise | d.Prefix)
+                    ordered = isinstance(definition, d.Pointwise | d.Prefix)
                     rule = f"is written over by `{made.name}` before it is read"
                     self.require(own_index and ordered, node.attr, rule)
-            for k, value in enumerate(operands(own)):
+            for k, value in enumerate(operands(definition)):
                 if allocation is not None and self.plan.of(value) is allocation:
                     rule = f"is an operand in the memory of the result `{made.name}`"
                     self.require(kept.get(number) == k, value, rule)
             self.write(made)
 
-    def _kept(self, own: object) -> dict[int, int]:
+    def _kept(self, definition: object) -> dict[int, int]:
         """By the number of a result the operand that it may start as."""
-        match own:
+        match definition:
             case d.Scatter():
                 return {0: 0}
             case Call():
-                return own.function.updated
+                return definition.function.updated
             case Library():
-                pairs = enumerate(own.overwrites)
+                pairs = enumerate(definition.overwrites)
                 return {number: k for number, k in pairs if k is not None}
         return {}
 

@@ -13,7 +13,7 @@ from hopflow.compiler.kernel_program.registers import (
     indices_of,
 )
 from hopflow.compiler.memory.allocations import Allocation
-from hopflow.compiler.memory.liveness import Scope
+from hopflow.compiler.memory.live_ranges import Scope
 from hopflow.compiler.memory.plan import MemoryPlan
 from hopflow.compiler.schedule.places import Place, Registers, Stored
 from hopflow.compiler.schedule.sizes import computed

@@ -30,7 +30,7 @@ from hopflow.compiler.kernel_program.rewriting import (
 )
 from hopflow.loop_ir.expr import index_of
 
-__all__ = ["Liveness", "Range", "Scope"]
+__all__ = ["LiveRanges", "Range", "Scope"]
 
 
 @dataclass(eq=False, slots=True)
@@ -53,8 +53,8 @@ class Scope:
     @property
     def repeats(self) -> bool:
         """Whether it is run once for each step of a loop."""
-        own = None if self.region is None else self.region.definition
-        return isinstance(own, Loop | While)
+        definition = None if self.region is None else self.region.definition
+        return isinstance(definition, Loop | While)
 
     def is_within(self, other: "Scope") -> bool:
         scope: Scope | None = self
@@ -83,7 +83,7 @@ region."""
 
 
 @dataclass(eq=False)
-class Liveness:
+class LiveRanges:
     """The positions of a program.
 
     reads, writes   of each equation
@@ -135,14 +135,14 @@ class Liveness:
 
     def _equation(self, equation: Equation, scope: Scope) -> None:
         at = self.reads[equation] = next(self._count)
-        own = equation.definition
-        used = list(operands(own))
-        if isinstance(own, Region):
-            for block in blocks(own):
+        definition = equation.definition
+        used = list(operands(definition))
+        if isinstance(definition, Region):
+            for block in blocks(definition):
                 self._block(block, scope, equation)
-            if isinstance(own, While):  # the body takes them over
-                for value in own.test.parameters:
-                    inner = self.scopes[own.test]
+            if isinstance(definition, While):  # the body takes them over
+                for value in definition.test.parameters:
+                    inner = self.scopes[definition.test]
                     self._use(value, inner.end, inner)
         else:
             self.inside[equation] = _read_inside(equation)
@@ -159,9 +159,9 @@ class Liveness:
 
     def _bases(self, value: Value) -> list[Value]:
         """What is read of a view that has no memory of its own."""
-        own = self.makers[value].definition if value in self.makers else None
-        if isinstance(own, Pointwise) and own.is_view:
-            return [node.attr for node in elements(own.elements)]
+        definition = self.makers[value].definition if value in self.makers else None
+        if isinstance(definition, Pointwise) and definition.is_view:
+            return [node.attr for node in elements(definition.elements)]
         return []
 
     def _use(self, value: Value, position: int, scope: Scope) -> None:
@@ -179,13 +179,15 @@ class Liveness:
     def _written(self, value: Value) -> list[Range]:
         """When blocks write a result of their region, before that defines it."""
         maker = self.makers.get(value)
-        own = None if maker is None else maker.definition
-        match own:
+        definition = None if maker is None else maker.definition
+        match definition:
             case Branch():
-                ends = [self.scopes[block].after for block in own.blocks]
+                ends = [self.scopes[block].after for block in definition.blocks]
                 return [Range(end, end) for end in ends]
             case Loop() | While() if maker is not None:
-                if maker.results.index(value) >= len(own.carry):  # a row each step
+                if maker.results.index(value) >= len(
+                    definition.carry
+                ):  # a row each step
                     return [Range(self.reads[maker], self.ends[maker])]
         return []
 
@@ -215,17 +217,17 @@ class Liveness:
         found = [Range(start, self.reads[branch])]
         for block in blocks(branch.definition):
             scope = self.scopes[block]
-            own = [u for u in uses if scope.start <= u.position <= scope.end]
-            if own:
-                found += self._ranges(scope.start, own, scope)
+            here = [u for u in uses if scope.start <= u.position <= scope.end]
+            if here:
+                found += self._ranges(scope.start, here, scope)
         return found
 
 
 def _read_inside(equation: Equation) -> dict[Value, bool]:
-    own = equation.definition
-    assert not isinstance(own, Region)
+    definition = equation.definition
+    assert not isinstance(definition, Region)
     at = axes(equation.results[0].type.ndim) if equation.results else ()
     found: dict[Value, bool] = {}
-    for node in elements(all_expressions(own)):
+    for node in elements(all_expressions(definition)):
         found[node.attr] = found.get(node.attr, True) and index_of(node) == at
     return found
