@@ -15,8 +15,8 @@ from hopflow.testing.program import Argument, Body, Name, Program, Statement
 from hopflow.testing.recorder import record
 from hopflow.testing.strategies import KINDS, programs
 
-DRAWN: Final = 300
-LEAST: Final = 3
+DRAWN: Final = 900
+LEAST: Final = 9
 """Programs of those, at least, that contain a pattern: one in a hundred."""
 
 WRITES: Final = frozenset(p for p in PATTERNS if "write" in p)

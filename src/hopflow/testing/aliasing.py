@@ -276,7 +276,8 @@ def _exchange(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
     first = p.array(ns[0])
     if first.ndim == 0:
         return first
-    way = EXCHANGES[(5 * ns[2] + ns[1]) % len(EXCHANGES)]
+    # All numbers take part: those of one program are often alike.
+    way = EXCHANGES[(11 * ns[0] + 7 * ns[1] + 5 * ns[2] + ns[3]) % len(EXCHANGES)]
     given = [first]
     for k in range(1, way.carries):
         given.append(p.like(ns[1] + k, lambda v: _one_type(v, first)))
