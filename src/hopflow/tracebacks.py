@@ -13,8 +13,10 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 __all__ = [
     "OPERATOR_FILE",
+    "OWN_FILES",
     "Entry",
     "Line",
+    "calls_above",
     "calls_operator_function",
     "frames_of",
     "is_library_file",
@@ -35,21 +37,26 @@ _DEPENDENCIES: Final = ("numpy", "scipy", "optree", "llvmlite", "ml_dtypes", "sy
 OPERATOR_FILE: Final = "<hopflow>"
 """The file of the entries that name an operator."""
 
-_is_own: dict[str, bool] = {}
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class _OwnFiles(dict[str, bool]):
+    """By its name, whether a file is hopflow's."""
+
+    def __missing__(self, file: str) -> bool:
+        path = str(Path(file).resolve())
+        is_own = path.startswith(_OWN) and not path.startswith(_USERS)
+        self[file] = is_own = is_own or file.startswith("<frozen")
+        return is_own
+
+
+OWN_FILES: Final = _OwnFiles()
+"""Asked with the name of a file: True if its code is hopflow's, and not a user's."""
 
 
 def is_own_file(file: str) -> bool:
     """Return True if code of a file is hopflow's, and not a user's."""
-    known = _is_own.get(file)
-    return _found_own(file) if known is None else known
-
-
-def _found_own(file: str) -> bool:
-    path = str(Path(file).resolve())
-    own = path.startswith(_OWN) and not path.startswith(_USERS)
-    own = _is_own[file] = own or file.startswith("<frozen")
-    return own
+    return OWN_FILES[file]
 
 
 def is_library_file(file: str) -> bool:
@@ -85,6 +92,33 @@ def operator_at(frame: FrameType) -> str:
     """The operator whose function a frame calls: `while_loop/body`; "" if none."""
     path = _operators.get(id(frame.f_code))
     return "" if path is None else path(frame.f_locals).rpartition(" → ")[2]
+
+
+def calls_above(frame: FrameType, root: FrameType | None) -> list[FrameType | str]:
+    """A frame and what has called it, up to a root: the user's frames, and the
+    operators whose functions are called between them; the innermost first.
+
+    Every operation of a trace asks this, so it calls no function for a frame.
+    """
+    calls: list[FrameType | str] = [frame]
+    outer = frame.f_back
+    for _ in range(_DEEPEST):
+        if outer is None or outer is root:
+            break
+        code = outer.f_code
+        if not OWN_FILES[code.co_filename]:
+            calls.append(outer)
+        elif id(code) in _operators and (operator := operator_at(outer)):
+            calls.append(operator)
+        outer = outer.f_back
+    # An eager operator has called the function that is traced.
+    before = outer.f_back if outer is not None and outer is root else None
+    if before is not None and (operator := operator_at(before)):
+        calls.append(operator)
+    return calls
+
+
+_DEEPEST: Final = 1 << 10  # frames that are looked at for callers
 
 
 # --- tracebacks -----------------------------------------------------------------------

@@ -15,7 +15,7 @@ from hopflow.graph.core import SourceLine
 from hopflow.graph.origin import origin
 from hopflow.pytree import Spec, leaf_paths
 from hopflow.symbolic.env import ShapeEnv
-from hopflow.tracebacks import OPERATOR_FILE, is_own_file, operator_at
+from hopflow.tracebacks import OPERATOR_FILE, OWN_FILES, calls_above, is_own_file
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _METHODS = (str(_PACKAGE / "tensor" / "base.py"), str(_PACKAGE / "entries.py"))
@@ -43,7 +43,7 @@ def direct_line(depth: int = 1) -> SourceLine | None:
 def user_frame(depth: int = 1) -> FrameType | None:
     """The innermost frame on the stack that is not hopflow's own."""
     frame: FrameType | None = sys._getframe(depth)
-    while frame is not None and is_own_file(frame.f_code.co_filename):
+    while frame is not None and OWN_FILES[frame.f_code.co_filename]:
         frame = frame.f_back
     return frame
 
@@ -59,20 +59,7 @@ def user_line(depth: int = 1) -> SourceLine | None:
     frame = user_frame(depth + 1)
     if frame is None:
         return None
-    calls: list[FrameType | str] = [frame]
-    root, outer = origin.root, frame.f_back if origin.root is not None else None
-    for _ in range(_DEEPEST):
-        if outer is None or outer is root:
-            break
-        if not is_own_file(outer.f_code.co_filename):
-            calls.append(outer)
-        elif operator := operator_at(outer):
-            calls.append(operator)
-        outer = outer.f_back
-    # An eager operator has called the function that is traced.
-    before = outer.f_back if outer is not None and outer is root else None
-    if before is not None and (operator := operator_at(before)):
-        calls.append(operator)
+    calls = [frame] if origin.root is None else calls_above(frame, origin.root)
     line = None
     for call in reversed(calls):
         line = (
@@ -141,7 +128,6 @@ def _line_of_operator(path: str, caller: SourceLine | None) -> SourceLine:
 
 
 _MOST_LINES = 1 << 14
-_DEEPEST = 1 << 10  # frames that are looked at for callers
 # Python 3.14 has no constants of these.
 _LOAD_SMALL_INT = dis.opmap.get("LOAD_SMALL_INT")
 
