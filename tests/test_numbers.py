@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 
 import hopflow as hf
-from hopflow.errors import ArgumentRangeError, CheckError, PowerError
+from hopflow.errors import (
+    ArgumentRangeError,
+    ArgumentValueError,
+    CheckError,
+    PowerError,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -234,3 +239,37 @@ def test_what_is_not_computed_has_no_negative_power(mode: str) -> None:
     assert unused(x, n).tolist() == [2, 3]
     half = MODES[mode](lambda x, n: x.astype(hf.float32) ** n)
     assert half(hf.asarray([2, 4]), n).tolist() == [0.5, 0.25]
+
+
+@pytest.mark.parametrize("dynamic", [None, True], ids=["jit", "dynamic"])
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda _, u: u.item() + 0,
+        lambda x, u: x * u.item(),
+        lambda x, u: x[u:],
+        lambda x, u: x[:u],
+        lambda x, u: hf.sum(x[u:]),
+        lambda x, u: operator.setitem(x, slice(u, None), 9.0),
+        lambda _, u: hf.zeros(u),
+    ],
+)
+def test_a_u64_beyond_i64_that_becomes_a_number_is_an_error(
+    f: Callable[[Any, Any], Any], dynamic: bool | None
+) -> None:
+    jitted = hf.jit(f, dynamic=dynamic)
+    x = hf.ones(3)
+    for first in (2**63, 2**64 - 5, 2**64 - 10**9):
+        with pytest.raises((ArgumentValueError, CheckError), match=f"{first}"):
+            jitted(x, hf.asarray(first, dtype="uint64"))
+        assert x.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_u64_that_only_the_run_knows_is_checked() -> None:
+    @hf.jit
+    def f(x: hf.Tensor, u: hf.Tensor) -> hf.Tensor:
+        return x[(u + 1).item() :]
+
+    assert f(hf.ones(3), hf.asarray(1, dtype="uint64")).shape == (1,)
+    with pytest.raises(CheckError, match="18446744073709551612"):
+        f(hf.ones(3), hf.asarray(2**64 - 5, dtype="uint64"))

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import hopflow as hf
 from hopflow import dtypes
 from hopflow.bind import Value
 from hopflow.errors import (
@@ -562,3 +563,27 @@ def test_a_write_under_a_mask_is_one_where() -> None:
 def test_ends_of_a_symbolic_axis_are_indexed_at_run_time() -> None:
     graph = graph_of(lambda x: x[0] + x[-1], MATRIX.with_shape((symbol("n"), 3)))
     assert calls(graph) == ["dynamic_index", "dynamic_index", "add"]
+
+
+@pytest.mark.parametrize("position", [2**63, 2**64 - 1])
+@pytest.mark.parametrize("shape", [(), (2,)])
+@pytest.mark.parametrize("mode", ["eager", "jit", "debug"])
+def test_a_u64_beyond_i64_is_no_position(
+    mode: str, shape: tuple[int, ...], position: int
+) -> None:
+    def write(x: Any, i: Any) -> Any:
+        x[i] = 9.0
+        return x
+
+    def run(f: Any, *args: Any) -> Any:
+        if mode == "debug":
+            with hf.debug():
+                return f(*args)
+        return (hf.jit(f) if mode == "jit" else f)(*args)
+
+    i = hf.full(shape, position, dtype="uint64")
+    x = hf.ones(3)
+    for f in (write, lambda x, i: x[i]):
+        with pytest.raises(IndexingError, match=f"index {position} is out of range"):
+            run(f, x, i)
+    assert x.tolist() == [1.0, 1.0, 1.0]

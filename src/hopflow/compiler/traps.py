@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
+from hopflow.dtypes import uint64
 from hopflow.errors import (
     ArgumentRangeError,
     BoundsError,
@@ -14,7 +15,7 @@ from hopflow.errors import (
     LoopLimitError,
     PowerError,
 )
-from hopflow.graph.core import Node, symbol_range
+from hopflow.graph.core import Node, Var, symbol_range
 from hopflow.loop_ir.nest import Site
 from hopflow.ops.item import range_fault
 from hopflow.ops.messages import check_error
@@ -43,6 +44,13 @@ def trap_error(site: Site, node: Node, values: Sequence[int]) -> HopflowError:
     return error
 
 
+def _of_operand(node: Node, value: int) -> int:
+    """A value of the last operand, where indices are, that is reported as an i64."""
+    last = node.args[-1] if node.args else None
+    is_unsigned = isinstance(last, Var) and last.type.dtype is uint64
+    return value % (1 << 64) if is_unsigned else value
+
+
 def _error(site: Site, node: Node, values: Sequence[int]) -> HopflowError:
     name = node.op.name.removeprefix("checked_") if node.op is not None else node.kind
     name = _AS_EAGER.get(name, name)
@@ -50,6 +58,7 @@ def _error(site: Site, node: Node, values: Sequence[int]) -> HopflowError:
     match site.kind:
         case "index":
             position, size = (*values, 0, 0)[:2]
+            position = _of_operand(node, position)
             return IndexingError(
                 f"{name}{at}: index {position} is out of range for an axis of "
                 f"size {size}."
@@ -66,7 +75,8 @@ def _error(site: Site, node: Node, values: Sequence[int]) -> HopflowError:
         case "range":
             what = f"`{node.symbol}`" if node.symbol else name
             allowed = symbol_range(node)
-            return CheckError(range_fault(f"{what}{at}", values[0], allowed))
+            value = _of_operand(node, values[0])
+            return CheckError(range_fault(f"{what}{at}", value, allowed))
         case "size":
             what = f"`{values[0]} {site.what} {values[1]}`" if site.what else "a float"
             return ArgumentRangeError(

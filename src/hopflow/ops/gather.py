@@ -84,7 +84,7 @@ def check_of(
         "index",
         shape,
         holds,
-        (lambda at: (position_of(values(at)[0]), extent(sizes[0])))
+        (lambda at: (cast(values(at)[0], dtypes.int64), extent(sizes[0])))
         if one
         else (lambda _: ()),
     )

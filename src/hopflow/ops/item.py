@@ -16,7 +16,7 @@ from hopflow.ops import batching
 from hopflow.ops.opdef import OpDef, Sample
 from hopflow.ops.rules import Array
 from hopflow.ops.views import Types
-from hopflow.symbolic.ranges import ValueRange
+from hopflow.symbolic.ranges import NON_NEGATIVE, ValueRange
 
 __all__ = ["dim_size", "item", "range_fault", "range_params"]
 
@@ -52,15 +52,17 @@ def _run(
     x: Array, *, min: float = -inf, max: float = inf, known: bool = False
 ) -> Array:
     """The integer that a tensor of no axes holds."""
-    value = np.asarray(x).astype(np.int64)
+    value = int(x)
     if not known and not min <= value <= max:
-        raise CheckError(range_fault("item: it", int(value), ValueRange(min, max)))
-    return value
+        raise CheckError(range_fault("item: it", value, ValueRange(min, max)))
+    return np.asarray(value, np.int64)
 
 
 def _lower(_types: Types, x: Operand, **params: Any) -> Pointwise:
     value = expr.cast(x[()], dtypes.int64)
     allowed = ValueRange(params.get("min", -inf), params.get("max", inf))
+    if x.type.dtype is dtypes.uint64:
+        allowed &= NON_NEGATIVE  # in i64, what is beyond it is negative
 
     def holds(_: Index) -> Expr:
         tests = []

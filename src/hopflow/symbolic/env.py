@@ -12,7 +12,7 @@ from hopflow.symbolic.boolean import SymBool, all_of, compare_floats, relation
 from hopflow.symbolic.declared import Declaration, narrowed
 from hopflow.symbolic.facts import Facts
 from hopflow.symbolic.guards import Guard, GuardSet, declared_guards
-from hopflow.symbolic.ranges import ANY_FLOAT, ValueRange
+from hopflow.symbolic.ranges import ANY_FLOAT, INT64, ValueRange
 from hopflow.symbolic.scalars import (
     Number,
     Size,
@@ -98,9 +98,12 @@ class ShapeEnv:
         """
         range_ = ValueRange(min, max)
         if hint not in range_:
-            raise ArgumentValueError(
-                f"{source or name}: {hint} is not from {min} to {max}, as was declared."
+            why = (
+                f"{hint} is not from {min} to {max}, as was declared"
+                if hint in INT64
+                else f"int64, which numbers of a trace are held in, cannot hold {hint}"
             )
+            raise ArgumentValueError(f"{source or name}: {why}.")
         symbol = self._new(name, "s", hint, range_, source)
         if declared is not None:
             self._declared[symbol] = declared

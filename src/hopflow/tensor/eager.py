@@ -232,7 +232,12 @@ def _numpy_key(key: Any) -> Any:
     if type(key) is tuple:
         return tuple(map(_numpy_key, key))
     if isinstance(key, EagerTensor):
-        return key.host_array
+        array = key.host_array
+        if key.dtype is not dtypes.uint64:
+            return array
+        # NumPy takes u64 for i64: what is beyond it would count from the end.
+        highest = np.iinfo(np.int64).max
+        return np.minimum(array, np.uint64(highest)).astype(np.int64)
     return key
 
 

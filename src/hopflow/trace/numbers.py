@@ -5,7 +5,7 @@ from math import inf
 from typing import Any
 
 from hopflow.bind import Interpreter, Value, has_process
-from hopflow.dtypes import iinfo, int64
+from hopflow.dtypes import iinfo, int64, uint64
 from hopflow.errors import CheckError
 from hopflow.graph.core import Graph, Var
 from hopflow.graph.hashing import equal_values
@@ -171,9 +171,12 @@ class Numbers(Functional):
         assert self.env is not None
         bound = inf if isinstance(max, SymInt) else max
         allowed = ValueRange(min, bound) & self.ranges.get(var, EVERY)
+        # The values of symbols are in i64: the program stops at one of u64 beyond it.
+        fits = var.type.dtype is not uint64 or allowed.high <= INT64.high
+        allowed = allowed if fits else allowed & ValueRange(0, INT64.high)
         if allowed.is_point:
             return int(allowed.low)
-        params = range_params(allowed, known=True)
+        params = range_params(allowed, known=fits)
         [result] = self.record(item, (TracedTensor(self, var),), params)
         size = self._sizes[var] = self.size_of(result)
         if isinstance(max, SymInt):
