@@ -182,3 +182,38 @@ def test_containers_change_beside_writes_and_donations() -> None:
     donated: dict[str, Any] = {"x": hf.ones(2)}
     hf.jit(lambda x, d: f(x.copy(), d), donate=(0,))(hf.zeros(2), donated)
     assert donated["sum"].tolist() == [4, 4]
+
+
+@pytest.mark.parametrize("first", ["apart", "shared"])
+@pytest.mark.parametrize("inline", [False, True])
+@pytest.mark.parametrize(
+    ("change", "make"),
+    [
+        (lambda p: p.update(w=p["w"] * 2), lambda x: {"w": x}),
+        (lambda p: p.append(p[0] * 2), lambda x: [x]),
+        (lambda p: setattr(p, "w", p.w * 2), State),
+    ],
+    ids=["dict", "list", "object"],
+)
+def test_a_container_that_is_changed_is_passed_once(
+    change: Any, make: Any, inline: bool, first: str
+) -> None:
+    @hf.jit
+    def f(tree: Any, x: Any) -> Any:
+        x += 1.0
+        change(tree[0])
+        return tree[1]
+
+    x = hf.ones(2)
+    call = hf.jit(f) if inline else f
+    if first == "apart":
+        call((make(hf.ones(2)), make(hf.ones(2))), x)
+    shared = make(hf.ones(2))
+    before = pytree.flatten(shared)[0]
+    seen = x.tolist()
+    with pytest.raises(hf.errors.ImpurityError, match="at 2 places"):
+        call((shared, shared), x)
+    assert all(a is b for a, b in zip(pytree.flatten(shared)[0], before, strict=True))
+    assert x.tolist() == seen
+    # What is only read may be passed twice.
+    assert hf.jit(lambda p, q: hf.sum(pytree.flatten((p, q))[0][0]))(shared, shared) == 2

@@ -36,7 +36,12 @@ from hopflow.symbolic.size import SymFloat, SymInt
 from hopflow.tensor import EagerTensor
 from hopflow.tensor.sharing import first_of, overlap, rows_of, sharing
 from hopflow.trace.captures import is_written
-from hopflow.trace.containers import Containers, Replaced, replace_contents
+from hopflow.trace.containers import (
+    Containers,
+    Replaced,
+    check_apart,
+    replace_contents,
+)
 from hopflow.trace.dims import Choice, Dynamic, choice_of
 from hopflow.trace.functional import TracedTensor
 from hopflow.trace.inputs import Inputs, check_dims
@@ -173,6 +178,8 @@ class Jitted:
             compiled = variant.compiled
             if compiled.written:
                 compiled, captured = self._told_apart(match, call)
+            if compiled.changes:
+                check_apart(compiled.changes, (args, kwargs))
             if self._donate:
                 found = self._run_donating(compiled, call, captured)
                 return _changed(compiled.changes, found, (args, kwargs), given.leaves)
@@ -446,6 +453,7 @@ class Jitted:
         for k in inner.numbers:
             results[k] = results[k].item()
         tree = pytree.unflatten(inner.spec, results)
+        check_apart(changes, (args, kwargs))
         return _changed(changes, tree, (args, kwargs), leaves)
 
     def _donated_inputs(self, call: Arguments) -> list[int]:

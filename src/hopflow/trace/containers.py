@@ -13,11 +13,12 @@ import numpy as np
 
 from hopflow import pytree
 from hopflow.bind import Value
+from hopflow.errors import ImpurityError
 from hopflow.pytree import Spec
 from hopflow.symbolic.boolean import SymBool
 from hopflow.symbolic.size import SymFloat, SymInt
 
-__all__ = ["Containers", "Replaced", "replace_contents"]
+__all__ = ["Containers", "Replaced", "check_apart", "replace_contents"]
 
 Path: TypeAlias = tuple[tuple[str, Any], ...]
 """The way from the arguments to a container: ("item", key) or ("attribute", name)."""
@@ -134,6 +135,32 @@ def replace_contents(
         held = target if isinstance(target, dict) else vars(target)
         held.clear()
         held.update(zip(change.keys, values, strict=True))
+
+
+def check_apart(changes: Sequence[Replaced], tree: Any) -> None:
+    """Check that no container which a traced function changes is passed twice.
+
+    A trace gives a function a container of its own for each place in the arguments, so
+    what it does to one of them does not show in the other.
+
+    Args:
+        tree: The arguments of a call.
+
+    Raises:
+        ImpurityError: one is at two places of the arguments.
+    """
+    places: dict[int, list[Path]] = {}
+    for path, container in _containers(tree, ()):
+        places.setdefault(id(container), []).append(path)
+    for change in changes:
+        paths = places[id(_resolved(tree, change.path))]
+        if len(paths) > 1:
+            kind = type(_resolved(tree, change.path)).__name__
+            raise ImpurityError(
+                f"the function changes a {kind} that is passed to it at "
+                f"{len(paths)} places. A trace takes them for different ones: pass it "
+                "once, or a copy at each place."
+            )
 
 
 def _values(
