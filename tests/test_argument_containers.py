@@ -216,4 +216,6 @@ def test_a_container_that_is_changed_is_passed_once(
     assert all(a is b for a, b in zip(pytree.flatten(shared)[0], before, strict=True))
     assert x.tolist() == seen
     # What is only read may be passed twice.
-    assert hf.jit(lambda p, q: hf.sum(pytree.flatten((p, q))[0][0]))(shared, shared) == 2
+    assert (
+        hf.jit(lambda p, q: hf.sum(pytree.flatten((p, q))[0][0]))(shared, shared) == 2
+    )

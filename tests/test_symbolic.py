@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+import hopflow as hf
+
 from hopflow.errors import (
     ArgumentValueError,
     CheckError,
@@ -606,3 +608,39 @@ def test_a_linear_or_polynomial_program_does_not_import_sympy() -> None:
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False
     )
     assert (run.stdout, run.stderr) == ("True\n", "")
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda n: (n > 3) * n,
+        lambda n: n * (n > 3),
+        lambda n: (n > 3) + 1,
+        lambda n: 1 - (n > 3),
+        lambda n: 2 ** (n > 3) + (n > 3) ** 2,
+        lambda n: (7 << (n > 3)) // (1 + (n > 3)) % 5,
+        lambda n: int(n > 3) + abs(-(n > 3)),
+        lambda n: sum([n > 3, n > 2]),
+        lambda n: [5, 7][n > 3],
+        lambda n: int((n > 3) / 2 + 1.5 * (n * 0.5 > 1.2)),
+        lambda n: pow(n, 5, 7),
+        lambda n: n.bit_length() + (n + 1).bit_count(),
+    ],
+)
+def test_conditions_and_sizes_compute_as_python_does(f: Any) -> None:
+    jitted = hf.jit(lambda x: hf.zeros(f(x.shape[0])), dynamic=True)
+    for n in (5, 3, 8, 4):
+        assert jitted(hf.ones(n)).shape == (f(n),)
+
+
+def test_a_condition_is_a_mask_and_an_operand_of_tensors() -> None:
+    def f(x: Any) -> Any:
+        condition = x.shape[0] > 3
+        return x[condition], x * condition, condition * x
+
+    jitted = hf.jit(f, dynamic=True)
+    for n in (5, 3):
+        x = hf.arange(float(n))
+        for ours, eager in zip(jitted(x), f(x), strict=True):
+            assert ours.shape == eager.shape
+            assert ours.tolist() == eager.tolist()

@@ -25,6 +25,7 @@ from hopflow.ops.opdef import as_operand, strong_constant
 from hopflow.ops.rules import is_zero
 from hopflow.ops.sizes import is_unbacked, larger, less, smaller, steps
 from hopflow.ops.views import show
+from hopflow.symbolic.boolean import SymBool
 from hopflow.symbolic.size import Size, SymInt
 
 __all__ = ["Along", "At", "Dynamic", "Mask", "NewAxis", "Plan", "Span", "parse_index"]
@@ -165,8 +166,8 @@ def _item(item: Any) -> Any:
     """A part of a key: None, Ellipsis, slice, int, SymInt, or a tensor."""
     if item is None or item is Ellipsis or isinstance(item, slice | SymInt):
         return item
-    if isinstance(item, bool | np.bool_):
-        return as_operand("index", 0, np.asarray(item))
+    if isinstance(item, bool | np.bool_ | SymBool):
+        return as_operand("index", 0, np.asarray(bool(item)))
     if isinstance(item, list):
         item = _from_list(item)
     if isinstance(item, np.ndarray) and item.ndim == 0 and item.dtype.kind in "iu":

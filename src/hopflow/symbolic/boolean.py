@@ -7,7 +7,7 @@ factors have no common divisor and the first of which is positive. So `2*x < 4` 
 
 import operator
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, final
+from typing import Any, Final, TypeAlias, final
 
 from hopflow.entries import speaks_for_user
 from hopflow.errors import DataDependentError
@@ -58,6 +58,25 @@ def _own_name(symbol: Symbol) -> str:
     return symbol.name
 
 
+_Method: TypeAlias = Callable[[Any, Any], Any]
+
+
+def _decided(operation: _Method) -> tuple[_Method, _Method]:
+    """An operation on the number 0 or 1 that a condition is, and its reflection."""
+
+    @speaks_for_user
+    def method(self: Any, other: Any) -> Any:
+        if hasattr(other, "shape"):
+            return NotImplemented  # a tensor has operations of its own
+        return operation(int(self), other)
+
+    @speaks_for_user
+    def reflected(self: Any, other: Any) -> Any:
+        return operation(other, int(self))
+
+    return method, reflected
+
+
 @final
 class SymBool:
     """A condition that depends on symbols; never a constant.
@@ -70,7 +89,7 @@ class SymBool:
 
     `bool()` of it asks the environment of its symbols, which may record a guard. `==`
     asks nothing: it says whether two conditions are the same. `&`, `|` and `~` are the
-    connectives; `and`, `or` and `not` would ask.
+    connectives; `and`, `or` and `not` would ask. So does arithmetic, as on a `bool`.
     """
 
     __slots__ = ("_hash", "args", "op")
@@ -151,6 +170,37 @@ class SymBool:
 
     __rand__ = __and__
     __ror__ = __or__
+
+    @speaks_for_user
+    def __index__(self) -> int:
+        """1 if it holds and 0 if not, which decides it; see `ShapeEnv.ask`.
+
+        Raises:
+            DataDependentError: only a run can tell.
+        """
+        return int(bool(self))
+
+    __int__ = __index__
+
+    def __float__(self) -> float:
+        return float(self.__index__())
+
+    def __neg__(self) -> int:
+        return -self.__index__()
+
+    def __pos__(self) -> int:
+        return self.__index__()
+
+    __abs__ = __pos__
+    __add__, __radd__ = _decided(operator.add)
+    __sub__, __rsub__ = _decided(operator.sub)
+    __mul__, __rmul__ = _decided(operator.mul)
+    __truediv__, __rtruediv__ = _decided(operator.truediv)
+    __floordiv__, __rfloordiv__ = _decided(operator.floordiv)
+    __mod__, __rmod__ = _decided(operator.mod)
+    __pow__, __rpow__ = _decided(operator.pow)
+    __lshift__, __rlshift__ = _decided(operator.lshift)
+    __rshift__, __rrshift__ = _decided(operator.rshift)
 
     def evaluate(self, value: Callable[[Symbol], Any]) -> bool:
         """Whether it holds where the symbols have these values."""

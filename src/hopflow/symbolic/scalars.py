@@ -231,7 +231,9 @@ class SymInt(_Ordered):
             return _quotient(terms_of(other), self.expression)
         return _float("/.", other, self)
 
-    def __pow__(self, exponent: "Size") -> "Size":
+    def __pow__(self, exponent: "Size", modulus: "Size | None" = None) -> "Size":
+        if modulus is not None:
+            return pow(int(self), index(exponent), index(modulus))
         if isinstance(exponent, SymInt):
             exponent = int(exponent)  # Python's result is an int or a float by its sign
         if isinstance(exponent, int) and 0 <= exponent <= MAX_POWER:
@@ -281,6 +283,12 @@ class SymInt(_Ordered):
 
     def __abs__(self) -> "Size":
         return as_size(atoms.largest([self.expression, terms.negate(self.expression)]))
+
+    def bit_length(self) -> int:
+        return int(self).bit_length()
+
+    def bit_count(self) -> int:
+        return int(self).bit_count()
 
     def __floor__(self) -> "SymInt":
         return self
