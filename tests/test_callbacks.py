@@ -625,3 +625,13 @@ def test_every_argument_of_print_is_printed(capsys: Any) -> None:
         hf.print("{}", 1, hf.ones(3), y=2)
     hf.print("{0.shape} {1:>{2}} {y!r}", hf.ones(3), 7, 4, y="z")
     assert capsys.readouterr().out == "(3,)    7 'z'\n"
+
+
+@every_meaning
+@pytest.mark.parametrize(
+    "fmt", ["{:d}", "{:.2q}", "{0.absent}", "{0[absent]}", "{:>3}"]
+)
+def test_a_format_of_another_type_is_refused_by_the_run(run: Any, fmt: str) -> None:
+    x = hf.asarray([1.5, 2.5])
+    with pytest.raises(ArgumentValueError, match="does not format what it is given"):
+        run(lambda x: (hf.print(fmt, x), x)[1], x)

@@ -273,3 +273,18 @@ def test_a_u64_that_only_the_run_knows_is_checked() -> None:
     assert f(hf.ones(3), hf.asarray(1, dtype="uint64")).shape == (1,)
     with pytest.raises(CheckError, match="18446744073709551612"):
         f(hf.ones(3), hf.asarray(2**64 - 5, dtype="uint64"))
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e30])
+def test_a_float_that_is_no_integer_of_a_dtype_is_an_error(
+    value: float, dtype: str
+) -> None:
+    for make in (
+        lambda: hf.full((2,), value, dtype=dtype),
+        lambda: hf.full_like(hf.zeros(2, dtype=dtype), value),
+        lambda: hf.asarray(value, dtype=dtype),
+        lambda: hf.jit(lambda: hf.full((2,), value, dtype=dtype))(),
+    ):
+        with pytest.raises(ArgumentRangeError):
+            make()

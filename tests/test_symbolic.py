@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import hopflow as hf
-
 from hopflow.errors import (
     ArgumentValueError,
     CheckError,

@@ -435,7 +435,10 @@ def _converted(value: bool | int | float, dtype: DType) -> bool | int | float:
             raise _out_of_range(value, dtype) from None
     if dtype.kind == "b":
         return bool(value)
-    number = int(value)
+    try:
+        number = int(value)
+    except (ValueError, OverflowError):  # NaN and the infinities
+        raise _out_of_range(value, dtype) from None
     info = dtypes.iinfo(dtype)
     if not info.min <= number <= info.max:
         raise _out_of_range(number, dtype)
@@ -443,7 +446,8 @@ def _converted(value: bool | int | float, dtype: DType) -> bool | int | float:
 
 
 def _out_of_range(number: object, dtype: DType) -> ArgumentRangeError:
+    kind = "float" if isinstance(number, float) else "integer"
     return ArgumentRangeError(
-        f"the Python integer {number} does not fit {dtype.name}. "
+        f"the Python {kind} {number} does not fit {dtype.name}. "
         "Give the tensor a wider dtype, or the number as a tensor of its own."
     )

@@ -212,8 +212,8 @@ def print_(fmt: str, *args: Any, **kwargs: Any) -> None:
 
     Raises:
         ArgumentTypeError: `fmt` is no string.
-        ArgumentValueError: it names what is not given, does not name what is given, or
-            is no format string.
+        ArgumentValueError: it names what is not given, does not name what is given, is
+            no format string, or, when the program runs, has a format of another type.
     """
     if not isinstance(fmt, str):
         raise ArgumentTypeError(
@@ -226,7 +226,14 @@ def print_(fmt: str, *args: Any, **kwargs: Any) -> None:
     def run(operands: Sequence[Array], _: tuple[TensorType, ...]) -> list[Array]:
         shown = [x if x.ndim else x[()] for x in map(np.asarray, operands)]
         own_args, own_kwargs = arguments.given(shown)
-        builtins.print(fmt.format(*own_args, **own_kwargs))
+        try:
+            text = fmt.format(*own_args, **own_kwargs)
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise ArgumentValueError(
+                f"print: {fmt!r} does not format what it is given: {error}. A tensor "
+                "of no axes is formatted as a NumPy number, another as a NumPy array."
+            ) from error
+        builtins.print(text)
         return []
 
     _bind(Callback("print", user_line(), run), arguments, ())
