@@ -59,6 +59,11 @@ PROGRAMS: dict[str, Run] = {
     "reshape to numbers": lambda x, y, m, k, z: hf.reshape(z[m], (4, 3)),
     "squeeze": lambda x, y, m, k, z: hf.squeeze(x[x == 1], axis=0),
     "item": lambda x, y, m, k, z: x[x == 1].item(),
+    "top_k of some": lambda x, y, m, k, z: hf.top_k(x[m], 2),
+    "top_k of columns": lambda x, y, m, k, z: hf.top_k(z[m], 2, axis=0),
+    "top_k of as many": lambda x, y, m, k, z: hf.top_k(y, hf.sum(m).item()),
+    "tril": lambda x, y, m, k, z: hf.tril(z, k=hf.sum(m).item() - 2),
+    "triu": lambda x, y, m, k, z: hf.triu(z[m], k=-hf.sum(m).item() + 2),
     "concat": lambda x, y, m, k, z: hf.concat([z[m], z[k]], axis=1),
     "stack": lambda x, y, m, k, z: hf.stack([x[m], y[k]], axis=1),
     "broadcast_to": lambda x, y, m, k, z: hf.broadcast_to(x[x == 1], y[k].shape),
@@ -170,6 +175,8 @@ def test_results_have_the_shapes_of_python(name: str) -> None:
         "where",
         "concat",
         "scan",
+        "top_k of some",
+        "triu",
     ],
 )
 @pytest.mark.parametrize("place", ["plain", "loop", "cond"])
@@ -213,6 +220,10 @@ TRAPS: dict[str, tuple[Run, str]] = {
     "window": (
         lambda x, m: hf.dynamic_slice(x[m], (0,), (4,)),
         "dynamic_slice: the window must fit axis 0.*`3 >= 4`",
+    ),
+    "top_k": (
+        lambda x, m: hf.top_k(x[m], 4)[0],
+        "top_k: axis 0 must have `k` elements.*`3 >= 4`",
     ),
     "scan": (
         lambda x, m: hf.scan(lambda c, v: (c, v[0]), 0, (x[m], x[x > 1]))[1],

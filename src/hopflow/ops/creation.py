@@ -433,7 +433,7 @@ def eye(
     return astype(equal(row, positions(shape, 1)), target, copy=False)
 
 
-def tril(x: Any, /, *, k: int = 0) -> Value:
+def tril(x: Any, /, *, k: Size = 0) -> Value:
     """The lower triangles of matrices: zeros above the `k`-th diagonal.
 
     Args:
@@ -447,7 +447,7 @@ def tril(x: Any, /, *, k: int = 0) -> Value:
     return where(greater_equal(row, column), value, False)
 
 
-def triu(x: Any, /, *, k: int = 0) -> Value:
+def triu(x: Any, /, *, k: Size = 0) -> Value:
     """The upper triangles of matrices: zeros below the `k`-th diagonal.
 
     Args:
@@ -461,7 +461,7 @@ def triu(x: Any, /, *, k: int = 0) -> Value:
     return where(greater_equal(column, row), value, False)
 
 
-def _triangle(name: str, x: Any, k: int) -> tuple[Value, Value, Value]:
+def _triangle(name: str, x: Any, k: Size) -> tuple[Value, Value, Value]:
     """`x`, and for each element its row plus `k`, and its column."""
     value = as_tensor(name, x)
     if value.ndim < 2:
@@ -469,11 +469,8 @@ def _triangle(name: str, x: Any, k: int) -> tuple[Value, Value, Value]:
             f"{name}: `x` must be a matrix or a stack of them, and is {value.type}."
         )
     shape = value.shape[-2:]
-    return (
-        value,
-        add(positions(shape, 0), as_integer(name, "k", k)),
-        positions(shape, 1),
-    )
+    diagonal = k if isinstance(k, SymInt) else as_integer(name, "k", k)
+    return value, add(positions(shape, 0), diagonal), positions(shape, 1)
 
 
 def meshgrid(*arrays: Any, indexing: str = "xy") -> list[Value]:

@@ -28,7 +28,7 @@ from hopflow.loop_ir.kernels import Check, Operand, Pointwise
 from hopflow.ops import batching
 from hopflow.ops.messages import Message, check_error
 from hopflow.ops.opdef import OPERATIONS, OpDef, Sample, as_operand, strong_constant
-from hopflow.ops.sizes import agreed, is_unbacked
+from hopflow.ops.sizes import agreed, is_unbacked, less
 from hopflow.symbolic.asking import answer
 from hopflow.symbolic.atoms import saturated
 from hopflow.symbolic.boolean import SymBool, any_of, relation
@@ -277,6 +277,18 @@ def resized(name: str, x: Any, axis: int, size: Size) -> Any:
     if same_size(x.shape[axis], size):
         return x
     return _match(name, x, axis, size, repeats=False)
+
+
+def with_elements(x: Any, n: Size, size: Size, message: str) -> Any:
+    """`x`, for what needs `size` of the `n` elements of an axis: checked by the run if
+    only that can tell.
+
+    Args:
+        message: What the error says first.
+    """
+    if (is_unbacked(n) or is_unbacked(size)) and less(n, size) is None:
+        return required(x, size <= n, message)
+    return x
 
 
 def required(

@@ -21,7 +21,7 @@ from hopflow.loop_ir.kernels import Operand, Pointwise, Scatter
 from hopflow.ops import batching
 from hopflow.ops.convert import apply, as_value
 from hopflow.ops.creation import positions
-from hopflow.ops.deferred import required
+from hopflow.ops.deferred import with_elements
 from hopflow.ops.elementwise import add, maximum, minimum, subtract
 from hopflow.ops.gather import (
     TRAP,
@@ -388,10 +388,7 @@ def _with_room(name: str, x: Any, shape: Shape, sizes: Shape) -> Any:
     """`x`, for a window of these sizes in `shape`: that it fits is checked by the run
     where only that can tell."""
     for axis, (n, size) in enumerate(zip(shape, sizes, strict=False)):
-        is_known = not (is_unbacked(n) or is_unbacked(size))
-        if not is_known and less_size(n, size) is None:
-            text = f"{name}: the window must fit axis {axis}"
-            x = required(x, size <= n, text)
+        x = with_elements(x, n, size, f"{name}: the window must fit axis {axis}")
     return x
 
 

@@ -12,6 +12,7 @@ from hopflow.loop_ir.expr import const, extent
 from hopflow.loop_ir.kernels import Library, Operand
 from hopflow.ops import batching
 from hopflow.ops.convert import apply
+from hopflow.ops.deferred import with_elements
 from hopflow.ops.gather import gather_clip
 from hopflow.ops.opdef import OpDef, Sample
 from hopflow.ops.rules import Array, as_flag, as_size, normalize_axis
@@ -132,11 +133,13 @@ def top_k(x: Any, k: Size, /, *, axis: int = -1) -> TopK:
 
     Raises:
         AxisError: `x` has no such axis.
-        ShapeError: the axis has fewer than `k` elements.
+        ShapeError: the axis has fewer than `k` elements; where only the run can tell,
+            it is raised by the run.
     """
     last, axis = _prepared("top_k", x, axis)
     count = as_size("top_k", k, "k")
     n = last.shape[-1]
+    last = with_elements(last, n, count, f"top_k: axis {axis} must have `k` elements")
     if not count <= n:
         raise ShapeError(f"top_k: `k` is {count}, and axis {axis} has {n} elements.")
     order = apply(_argsort, last, descending=True)
