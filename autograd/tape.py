@@ -52,6 +52,13 @@ class Tape(Functionalize):
             return found[arg.index]
         return Zero(arg.type)
 
+    def has_tangent(self, value: Value) -> bool:
+        known, tangent = self.current(value)
+        if not isinstance(tangent, Zero):
+            return True
+        assert self.parent is not None
+        return isinstance(known, Value) and self.parent.has_tangent(known)
+
     def current(self, tensor: Operand) -> tuple[Operand, Tangent]:
         """What a tensor of this trace, or of one below, holds now; and its tangent."""
         if isinstance(tensor, Constant):

@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, Final
 
 import numpy as np
@@ -468,3 +469,80 @@ def test_optimizers_of_trees_run(compile_: Any) -> None:
     np.testing.assert_allclose(params["w"], 3.0, atol=0.05)
     np.testing.assert_allclose(params["b"][0], -1.0, atol=0.2)
     assert state[0] == 200
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: np.linalg.norm(x),
+        lambda x: np.sum(x, initial=0.0),
+        lambda x: np.sum(x, where=x > 3),
+        lambda x: hf.sum(np.reshape(x, (1, -1), order="F")),
+        lambda x: hf.sum(np.hstack([x, x])),
+        lambda x: hf.sum(np.deg2rad(x)),
+        lambda x: np.vdot(x, x),
+        lambda x: np.add.reduce(x, initial=0.0),
+        lambda x: hf.sum(np.modf(x)[0]),
+    ],
+)
+def test_numpys_own_functions_refuse_what_is_differentiated(f: Any) -> None:
+    x = hf.asarray([3.0, 4.0])
+
+    def scaled(x: Any) -> Any:
+        return x[0] * f(x)
+
+    for transformed in (
+        hf.grad(scaled),
+        hf.jacfwd(scaled),
+        hf.grad(lambda x: hf.sum(hf.grad(scaled)(x))),
+        lambda x: hf.jvp(scaled, (x,), (x,)),
+        lambda x: hf.grad(lambda y: hf.sum(hf.jvp(scaled, (x,), (y,))[1]))(x),
+    ):
+        with pytest.raises(TraceError, match="NumPy's result has no derivative"):
+            transformed(x)
+    # What has no tangent is a constant, and so are positions.
+    stopped = hf.grad(lambda x: x[0] * f(hf.stop_gradient(x)))
+    np.testing.assert_allclose(stopped(x), [float(f(x)), 0], rtol=1e-6)
+    assert hf.grad(lambda x: x[np.argpartition(x, 1)[1]])(x).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("run", [lambda f: f, hf.jit, hf.debug], ids=str)
+def test_clip_with_one_bound(run: Any) -> None:
+    x = hf.asarray([-2.0, 0.25, 3.0])
+
+    def f(x: Any) -> Any:
+        return (
+            np.clip(x, None, 0.5),
+            np.clip(x, a_min=None, a_max=0.5),
+            np.clip(x, 0.5, None),
+            np.clip(x, a_min=0.5, a_max=None),
+            np.clip(x, max=0.5),
+            np.clip(x, -1, 1),
+        )
+
+    with hf.debug() if run is hf.debug else nullcontext():
+        found = f(x) if run is hf.debug else run(f)(x)
+    for ours, numpys in zip(found, f(np.asarray(x)), strict=True):
+        np.testing.assert_array_equal(ours, numpys)
+
+
+def test_a_ufunc_takes_a_tensor_for_where() -> None:
+    x = hf.asarray([3.0, 4.0])
+    where: Any = x > 3
+    assert np.add(x, x, where=where, out=np.zeros(2, np.float32)).tolist() == [0, 8]
+    assert np.add.reduce(x, where=where) == 4
+    assert np.sum(np.ones(2), where=where) == 1
+
+
+def test_positions_are_those_of_numpy_in_traces() -> None:
+    def f(x: Any) -> Any:
+        return np.where(x > 3), np.nonzero(x - 3), np.searchsorted(x, [3.5, 9.0])
+
+    x = hf.asarray([3.0, 4.0, 5.0])
+    for found in (f(x), hf.jit(f)(x)):
+        for ours, numpys in zip(
+            hf.pytree.flatten(found)[0],
+            hf.pytree.flatten(f(np.asarray(x)))[0],
+            strict=True,
+        ):
+            np.testing.assert_array_equal(ours, numpys)

@@ -177,6 +177,10 @@ class Interpreter:
         """The integer over symbols that a value was made of; None: of none."""
         return None
 
+    def has_tangent(self, value: Value) -> bool:  # noqa: ARG002
+        """Whether a value of this interpreter, or of one below, is differentiated."""
+        return False
+
     def expect(self, condition: SymBool, message: str) -> None:
         """Take a condition on symbols for true, which the run is to check."""
         raise NotImplementedError

@@ -7,15 +7,15 @@ elements, which a traced tensor refuses with an error that names the user's line
 
 import operator
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from hopflow import dtypes
-from hopflow.bind import Value
-from hopflow.errors import ArgumentTypeError
+from hopflow.bind import Value, current
+from hopflow.errors import ArgumentTypeError, TraceError
 from hopflow.ops import (
     creation,
     elementwise,
@@ -26,6 +26,7 @@ from hopflow.ops import (
     math,
     matmul,
     reduce,
+    searching,
     sorting,
 )
 from hopflow.ops.convert import astype
@@ -55,6 +56,7 @@ _SAME_NAME: Final = """
 """
 _OTHER_NAMES: Final[Mapping[str, Function]] = {
     "absolute": elementwise.abs,
+    "fabs": elementwise.abs,
     "power": elementwise.pow,
     "rint": elementwise.round,
     "conjugate": elementwise.conj,
@@ -143,7 +145,8 @@ def call_ufunc(
 
     Raises:
         ArgumentTypeError: `out` has a tensor that is traced.
-        TraceError: the function is none of ours, and a tensor is traced.
+        TraceError: the function is none of ours, and a tensor is traced, or
+            differentiated.
     """
     if not all(isinstance(x, _KNOWN) for x in inputs):
         return NotImplemented
@@ -156,10 +159,12 @@ def call_ufunc(
         found = operation(*operands, **kept)
     else:
         name = f"numpy.{ufunc.__name__}"
+        options = {k: _elements(x, name) for k, x in options.items()}
         arrays = [_elements(x, name) for x in inputs]
         if outs and not any(isinstance(out, Value) for out in outs):
             return getattr(ufunc, method)(*arrays, out=outs, **options)
         found = getattr(ufunc, method)(*arrays, **options)
+        _check_constant(name, found, inputs)
     return _stored(ufunc, found, outs) if outs else found
 
 
@@ -297,11 +302,17 @@ def _flat_unless(f: Function) -> Function:
     return along
 
 
-def _where(condition: Any, x: Any, y: Any) -> Value:
+def _where(condition: Any, x: Any = None, y: Any = None) -> Any:
+    if x is None and y is None:
+        return searching.nonzero(condition)
     return logic.where(condition, _operand(x, None), _operand(y, None))
 
 
-def _clip(x: Any, low: Any = None, high: Any = None, **bounds: Any) -> Value:
+def _searchsorted(x: Any, values: Any, **options: Any) -> Value:
+    return searching.searchsorted(_operand(x, None), _operand(values, None), **options)
+
+
+def _clip(x: Any, *, low: Any = None, high: Any = None, **bounds: Any) -> Value:
     return elementwise.clip(x, bounds.get("min", low), bounds.get("max", high))
 
 
@@ -355,7 +366,7 @@ _FUNCTIONS: Final[Mapping[Function, _Rule]] = {
     np.stack: _Rule(joining.stack, "arrays axis"),
     np.roll: _Rule(joining.roll, "a shift axis", 2),
     np.where: _Rule(_where, "condition x y", 3),
-    np.clip: _Rule(_clip, "a a_min a_max - min max", 3),
+    np.clip: _Rule(_clip, "a a_min=low a_max=high - min max"),
     np.isclose: _Rule(elementwise.isclose, "a b rtol atol equal_nan", 2),
     np.nan_to_num: _Rule(elementwise.nan_to_num, "x - nan posinf neginf"),
     np.round: _Rule(_round, "a decimals"),
@@ -377,6 +388,8 @@ _FUNCTIONS: Final[Mapping[Function, _Rule]] = {
     np.take: _Rule(indexing.take, "a indices axis", 2),
     np.take_along_axis: _Rule(indexing.take_along_axis, "arr indices axis", 2),
     np.sort: _Rule(sorting.sort, "a axis"),
+    np.nonzero: _Rule(searching.nonzero, "a"),
+    np.searchsorted: _Rule(_searchsorted, "a v side sorter", 2),
     np.argsort: _Rule(sorting.argsort, "a axis"),
     np.dot: _Rule(_dot, "a b", 2),
     np.outer: _Rule(_outer, "a b", 2),
@@ -402,7 +415,8 @@ def call_function(
 
     Raises:
         ArgumentTypeError: `out` is a tensor, and the function none of ours.
-        TraceError: the function is none of ours, and a tensor is traced.
+        TraceError: the function is none of ours, and a tensor is traced, or
+            differentiated.
     """
     rule = _FUNCTIONS.get(function)
     bound = None if rule is None else rule.bound(args, named)
@@ -416,7 +430,35 @@ def call_function(
             "result to it: `x[...] = ...`."
         )
     options = {k: _elements(x, name) for k, x in named.items()}
-    return function(*[_elements(x, name) for x in args], **options)
+    found = function(*[_elements(x, name) for x in args], **options)
+    _check_constant(name, found, (args, list(named.values())))
+    return found
+
+
+def _check_constant(name: str, found: Any, inputs: Any) -> None:
+    """Check that what NumPy computed is not to be differentiated.
+
+    Raises:
+        TraceError: it has floats, and was computed of a tensor that has a tangent.
+    """
+    if not any(np.asarray(x).dtype.kind == "f" for x in _flat(found)):
+        return
+    interpreter = current()
+    for x in _flat(inputs):
+        if isinstance(x, Value) and interpreter.has_tangent(x):
+            raise TraceError(
+                f"{name}() of a tensor {x.type} that is differentiated: NumPy's result "
+                "has no derivative. Compute with `hf` functions, or say that it is a "
+                "constant, with `hf.stop_gradient(x)`."
+            )
+
+
+def _flat(tree: Any) -> Iterator[Any]:
+    if isinstance(tree, list | tuple):
+        for part in tree:
+            yield from _flat(part)
+    else:
+        yield tree
 
 
 def _elements(x: Any, name: str) -> Any:

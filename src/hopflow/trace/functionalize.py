@@ -139,6 +139,10 @@ class Functionalize(Tracer):
     def concrete(self, tensor: TracedTensor, what: str) -> Any:
         return self.held(tensor)._concrete(what)
 
+    def has_tangent(self, value: Value) -> bool:
+        assert self.parent is not None
+        return self.parent.has_tangent(self.held(value))
+
     def number_of(self, tensor: TracedTensor) -> Any:
         return self.held(tensor).item()
 
