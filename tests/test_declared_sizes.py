@@ -13,6 +13,7 @@ from hopflow.errors import (
     AxisError,
     DataDependentError,
     DimError,
+    GuardError,
     ShapeCheckError,
 )
 
@@ -130,30 +131,27 @@ def test_a_mark_counts_where_a_program_for_the_size_exists() -> None:
 def test_a_marked_size_is_not_narrowed_unless_it_may_be() -> None:
     f = hf.jit(lambda x: x if x.shape[0] > 2 else -x)
     x = ones(5)
-    hf.mark_dynamic(x, 0)
-    with pytest.raises(DimError, match=r"mark_dynamic\(x, 0\).*Mark it with `min=3`"):
-        f(x)
+    for limits, text in (({}, "x, 0"), ({"min": 2, "max": 8}, "x, 0, min=2, max=8")):
+        hf.mark_dynamic(x, 0, **limits)
+        match = rf"mark_dynamic\({text}\)` is narrowed .*Mark it with `min=3"
+        with pytest.raises(DimError, match=match):
+            f(x)
     hf.mark_dynamic(x, 0, may_narrow=True)
     assert f(x).tolist() == [1] * 5
     hf.mark_dynamic(x, 0, min=3)
     g = hf.jit(lambda x: x if x.shape[0] > 2 else -x)
     assert g(x).tolist() == [1] * 5
-    with pytest.raises(ArgumentValueError, match="declared as `x_shape_0`, and is 2"):
-        g(ones(2))
+    assert g(ones(2)).tolist() == [-1] * 2
 
 
 def test_an_unbacked_mark_has_no_value_in_the_trace() -> None:
     f = hf.jit(lambda x: x + hf.arange(5))
-    x = ones(5)
-    hf.mark_unbacked(x, 0, min=1)
     start = hf.stats().traces
-    assert f(x).shape == f(ones(1)).shape == (5,)
+    assert f(unbacked(5)).shape == f(unbacked(1)).shape == (5,)
     assert f.guards == ()
     assert hf.stats().traces - start == 1
     with pytest.raises(ShapeCheckError, match=r"`x.shape\[0\] == 5` .* it is `3 == 5`"):
-        f(ones(3))
-    with pytest.raises(ArgumentValueError, match="and is 0"):
-        f(ones(0))
+        f(unbacked(3))
 
 
 def test_a_decision_by_an_unbacked_size_is_an_error() -> None:
@@ -166,6 +164,75 @@ def test_a_decision_by_an_unbacked_size_is_an_error() -> None:
 
 def decided(x: Any) -> Any:
     return x if x.shape[0] > 2 else -x
+
+
+def unbacked(size: int, **limits: int) -> Any:
+    x = ones(size)
+    hf.mark_unbacked(x, 0, **limits)
+    return x
+
+
+def dynamic(size: int, **limits: int) -> Any:
+    x = ones(size)
+    hf.mark_dynamic(x, 0, **limits)
+    return x
+
+
+@pytest.mark.parametrize("marked", [dynamic, unbacked])
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: {"a": [x]}])
+def test_a_mark_says_nothing_of_other_tensors(marked: Run, wrap: Run) -> None:
+    f = hf.jit(lambda tree: hf.sum(tree if wrap(0) == 0 else tree["a"][0]))
+    outside = [ones(9), marked(12, min=10, max=30), ones(1)]
+    for x in (marked(4, min=2, max=8), *outside, marked(4, min=2, max=8)):
+        assert f(wrap(x)).item() == x.shape[0]
+
+
+@pytest.mark.parametrize("marked", [dynamic, unbacked])
+def test_a_tensor_that_is_not_marked_is_specialised(marked: Run) -> None:
+    g = hf.jit(lambda x: x if x.shape[0] == 4 else -x)
+    with pytest.raises((DimError, DataDependentError)):
+        g(marked(4))
+    assert [g(ones(n)).tolist() for n in (4, 5)] == [[1] * 4, [-1] * 5]
+    with pytest.raises((DimError, DataDependentError)):
+        g(marked(4))
+
+
+def test_unbacked_marks_refuse_no_sizes_of_other_tensors() -> None:
+    f = hf.jit(lambda x, y: x + y)
+    assert f(unbacked(5), unbacked(5)).shape == f(ones(1), ones(5)).shape == (5,)
+
+
+@pytest.mark.parametrize("marked", [dynamic, unbacked])
+def test_the_range_of_a_mark_is_a_guard(marked: Run) -> None:
+    x = marked(4, min=2, max=8)
+    module = hf.trace(lambda x: hf.sum(x), x, mode="symbolic")
+    assert module(ones(8)).item() == 8
+    match = r"`x.shape\[0\] <= 8`, as declared, fails: x.shape\[0\] = 9"
+    with pytest.raises(GuardError, match=match):
+        module(ones(9))
+
+
+def test_a_recompile_names_the_mark() -> None:
+    f = hf.jit(lambda x: x * 2)
+    f(ones(4))
+    x = dynamic(4, min=2, max=8)
+    text = "was not marked, and is marked by `hf.mark_dynamic(x, 0, min=2, max=8)`"
+    assert text in f.explain(x)
+    f(x)
+    assert f.explain(x) == f.explain(ones(8)) == "runs what has been compiled"
+    assert "`x.shape[0] <= 8`, as declared, no longer holds" in f.explain(ones(9))
+    narrow = dynamic(4, may_narrow=True)
+    assert "max=8)`, and is marked by `hf.mark_dynamic(x, 0, may" in f.explain(narrow)
+    g = hf.jit(lambda x: x * 2)
+    g(unbacked(4))
+    text = "`x.shape[0]` was marked by `hf.mark_unbacked(x, 0)`, and is not marked"
+    assert g.explain(ones(4)) == f"recompiled because {text}"
+
+
+def test_an_axis_without_a_choice_is_as_it_is_marked() -> None:
+    for dynamic_ in (None, {"x": {0: None}}, {"x": None}):
+        module = hf.trace(lambda x: x, dynamic(4), mode="symbolic", dynamic=dynamic_)
+        assert str(module.graph.operands[0].type) == "f32[s0]"
 
 
 def test_a_mark_is_of_one_tensor_and_no_part_of_its_type() -> None:

@@ -136,6 +136,24 @@ def test_what_processes_cannot_agree_on_is_an_error_on_all() -> None:
     assert {"f32[_]" in str(e) and "f32[_, _]" in str(e) for e in errors} == {True}
 
 
+def test_marks_are_the_same_on_all() -> None:
+    programs: list[str] = []
+
+    def run(rank: int, all_gather: Callable[[Any], Any], low: int) -> None:
+        x = hf.ones(4 + rank)
+        hf.mark_dynamic(x, 0, min=low)
+        jitted = hf.jit(lambda x: x + 1, ranks=all_gather)
+        jitted(x)
+        programs.append(jitted.graph_text)
+
+    assert not run_together(lambda rank, gather: run(rank, gather, 2))
+    assert len({*programs}) == 1
+    assert "x: f32[s0]" in programs[0]
+    errors = run_together(lambda rank, gather: run(rank, gather, 1 + rank))
+    assert [type(error) for error in errors] == [RanksError, RanksError]
+    assert "hf.mark_dynamic(x, 0, min=2)" in str(errors[0])
+
+
 def test_tensors_from_outside_are_of_one_type_on_all() -> None:
     def run(rank: int, all_gather: Callable[[Any], Any]) -> None:
         table = hf.ones(3 + rank)

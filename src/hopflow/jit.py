@@ -208,16 +208,15 @@ class Jitted:
         leaves = call.given.leaves
         family = self._families.get(call.key)
         match = None
-        if family is not None and not call.marks:
-            match = family.find(call.values, leaves)
+        if family is not None:
+            match = family.find(call.values, leaves, call.marks)
         if match is None:
             with self._lock:  # what several threads ask for at once is compiled once
                 family = self._families.setdefault(call.key, Family(call.places))
-                family.mark(call.marks)
                 self._signatures.setdefault(
                     call.key, Signature.of(call, call.texts(self._f))
                 )
-                match = family.find(call.values, leaves)
+                match = family.find(call.values, leaves, call.marks)
                 if match is None:
                     match = self._specialize(family, call)
         assert family is not None
@@ -246,19 +245,22 @@ class Jitted:
             family.note(each.values)
 
         def choose(leaf: int, axis: int | None) -> Choice:
-            return family.choice(Place(leaf, axis), choice_of(call.plans[leaf], axis))
+            chosen = choice_of(call.plans[leaf], axis)
+            if axis is not None:
+                chosen = call.marks.get((leaf, axis)) or chosen
+            return family.choice(Place(leaf, axis), chosen)
 
         if self._last is not None:
             self._recompiles.note(lambda: self._reasons(family, call))
         found: Match[Compiled] | None = None
         for each in calls:
-            match = family.find(each.values, each.given.leaves)
+            match = family.find(each.values, each.given.leaves, call.marks)
             if match is None:
                 # It need not be found again: the function may change what it reads.
                 match = self._compile(each, choose)
                 family.add(each.values, match.variant)
             found = match if each is call else found
-        found = found or family.find(call.values, call.given.leaves)
+        found = found or family.find(call.values, call.given.leaves, call.marks)
         assert found is not None
         return found
 
@@ -344,7 +346,7 @@ class Jitted:
         guards = env.guards.simplified()
         is_fixed = traced.outside is None
         variant = Variant(
-            *(compiled, fixed, sources, env, guards, inputs.dims),
+            *(compiled, fixed, sources, env, guards, inputs.dims, inputs.marks),
             *(traced.captured if is_fixed else [], traced.outside),
         )
         special = variant.specialised(call.places, inputs.texts)
@@ -516,7 +518,7 @@ class Jitted:
                 "compiled, as no call had this structure, these dtypes and ranks, and "
                 "these values of what is no number or tensor"
             )
-        match = family.find(call.values, call.given.leaves)
+        match = family.find(call.values, call.given.leaves, call.marks)
         if match is not None:
             special = match.variant.specialised(family.places, call.texts(self._f))
             only = f", which is for {' and '.join(special)} only" if special else ""
@@ -526,18 +528,14 @@ class Jitted:
     def _reasons(self, family: Family[Compiled], call: Arguments) -> str:
         """Why no trace serves a call: for each that might, or for the kind of calls
         that this one is most like."""
-        texts = call.texts(self._f)
-        reasons = [
-            variant.reasons(family.places, texts, call.values, call.given.leaves)
-            for variant in family.all()
-        ]
+        texts, places = call.texts(self._f), family.places
+        given = call.values, call.given.leaves, call.marks
+        reasons = [v.reasons(places, texts, *given) for v in family.all()]
         if not reasons:
             known = [
                 self._signatures[key] for key, f in self._families.items() if f.all()
             ]
-            marked = ["a dimension of an argument has been marked"]
-            signature = Signature.of(call, texts)
-            reasons = [nearest_reasons(signature, known) if known else marked]
+            reasons = [nearest_reasons(Signature.of(call, texts), known)]
         return "\n".join(f"recompiled because {' and '.join(r)}" for r in reasons)
 
     def _alias_reasons(self, match: Match[Compiled], call: Arguments) -> str:

@@ -8,7 +8,7 @@ from hopflow.errors import DimError
 from hopflow.symbolic.boolean import SymBool
 from hopflow.symbolic.terms import Atom, Symbol, Terms
 
-__all__ = ["Declaration", "narrowed"]
+__all__ = ["Declaration", "ends", "narrowed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,12 +16,17 @@ class Declaration:
     """How a user has declared a size that guards must not narrow.
 
     text   the declaration, as it is written: `hf.Dim("n", min=2)`, `hf.mark_dynamic(x,
-           0)`
+           0, min=2)`
     name   of the `hf.Dim`; "" for the mark of one tensor
     """
 
     text: str
     name: str = ""
+
+
+def ends(low: float, high: float) -> list[str]:
+    """The arguments that declare the sizes from `low` to `high`, without defaults."""
+    return [f"min={low}"] * (low != 0) + [f"max={high}"] * (high != inf)
 
 
 def narrowed(
@@ -92,12 +97,11 @@ def _single(condition: SymBool, symbol: Symbol, name: str) -> str:
             high = k - 1
         case _:
             return ""
-    ends = [f"min={low}"] if low else []
-    ends += [f"max={high}"] if high != inf else []
+    limits = ends(low, high)
     if not name:
-        return f"Mark it with `{', '.join(ends)}`"
+        return f"Mark it with `{', '.join(limits)}`"
     quoted = f'"{name}"'
-    return f"Declare `hf.Dim({', '.join([quoted, *ends])})`"
+    return f"Declare `hf.Dim({', '.join([quoted, *limits])})`"
 
 
 def _divisor(terms: Terms, symbol: Symbol) -> int | None:

@@ -250,8 +250,8 @@ class ShapeEnv:
     @property
     def guards(self) -> GuardSet:
         """What a call must fulfil: declared ranges, then guards as they were asked."""
-        backed = [s for s in self.symbols if s.hint is not None]
-        return GuardSet((*declared_guards(backed), *self._guards))
+        inputs = [s for s, of in self.symbols.items() if of or s.hint is not None]
+        return GuardSet((*declared_guards(inputs), *self._guards))
 
     # --- questions that record ---
 

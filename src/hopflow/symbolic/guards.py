@@ -56,6 +56,13 @@ class Guard:
         linear = all(len(m) == 1 and isinstance(m[0], Symbol) for m, _ in terms)
         return linear and (holds.op == "==" or len(terms) == 1)
 
+    @property
+    def at(self) -> str:
+        """Who asked for it, as it follows the condition in a sentence."""
+        if self.line == DECLARED:
+            return ", as declared,"
+        return f" at {self.line}" if self.line else ""
+
     def __str__(self) -> str:
         return f"{self.holds}  ({self.line})" if self.line else str(self.holds)
 

@@ -301,10 +301,10 @@ class _Capture:
 
     def choice(self, plan: LeafPlan, i: int, axis: int | None) -> Choice:
         """What a size or a number of the arguments is to be."""
-        chosen = choice_of(plan, axis) or False
-        if chosen is not True or axis is None:
-            return chosen
-        return marks_of(self.leaves[i]).get(axis, chosen)
+        chosen = choice_of(plan, axis)
+        if axis is not None and chosen in (None, True):
+            chosen = marks_of(self.leaves[i]).get(axis, chosen)
+        return chosen or False
 
     def run(self) -> Any:
         names = iter(input_names(self.f, self.in_spec.children()))

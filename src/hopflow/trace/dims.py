@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 from hopflow import pytree
 from hopflow.errors import ArgumentTypeError, ArgumentValueError
 from hopflow.ops.rules import as_flag, as_integer
-from hopflow.symbolic.declared import Declaration
+from hopflow.symbolic.declared import Declaration, ends
 from hopflow.trace.marks import Mark
 
 __all__ = ["Choice", "Dim", "Dynamic", "LeafPlan", "plan_leaves"]
@@ -98,9 +98,7 @@ class Dim:
         """What an error calls the size that is narrowed; None: that is allowed."""
         if self.may_narrow:
             return None
-        ends = [f"min={self.min}"] if self.min else []
-        ends += [f"max={self.max}"] if self.max != inf else []
-        arguments = ", ".join([f'"{self.name}"', *ends])
+        arguments = ", ".join([f'"{self.name}"', *ends(self.min, self.max)])
         return Declaration(f"hf.Dim({arguments})", self.name)
 
     @property

@@ -1,9 +1,7 @@
 """The arguments of a function that is traced: tensors, symbols, and constants."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
-from math import inf
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -36,6 +34,7 @@ class Inputs:
 
     sources   symbol -> where a call finds its value
     dims      (leaf, axis) -> the declared size there
+    marks     (leaf, axis) -> how the tensor is marked there
     """
 
     def __init__(
@@ -59,6 +58,7 @@ class Inputs:
         self.choose = choose
         self.sources: dict[Symbol, Source] = {}
         self.dims: dict[tuple[int, int | None], Dim] = {}
+        self.marks: dict[tuple[int, int], Mark] = {}
         self._roots: dict[str, tuple[Dim, SymInt]] = {}
         self._inputs: dict[Var, int] = {}
 
@@ -121,16 +121,11 @@ class Inputs:
 
     def _marked(self, i: int, axis: int, size: int, mark: Mark, text: str) -> Size:
         """The symbol for a size that `hf.mark_dynamic` or `hf.mark_unbacked` names."""
-        if (mark.min, mark.max) != (0, inf):  # each call is checked
-            limits = Dim(_IDENTIFIER.sub("_", text).strip("_"))
-            limits.min, limits.max = mark.min, mark.max
-            self.dims[i, axis] = limits
-            if limits.solve(size) is None:
-                raise mismatched(self.name, text, size, limits, None)
+        self.marks[i, axis] = mark
         if mark.kind == "unbacked":
             found = self.env.unbacked(None, mark.min, mark.max, text)
         else:
-            call = f"hf.mark_dynamic({self.texts[i]}, {axis})"
+            call = mark.text(self.texts[i], axis)
             declared = None if mark.may_narrow else Declaration(call)
             found = self.env.backed(None, size, mark.min, mark.max, text, declared)
         return self._defined(found, Source(i, axis))
@@ -186,9 +181,6 @@ class Inputs:
             sources = {s: self.sources[s] for s in free_symbols(size)}
             found[symbol] = ComputedSource(size, sources)
         return found
-
-
-_IDENTIFIER: Final = re.compile(r"\W+")
 
 
 def _solved(text: str, dim: Dim) -> str:

@@ -3,14 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from hopflow.errors import ArgumentTypeError, ArgumentValueError
 from hopflow.graph.types import TensorType
 from hopflow.ops.rules import as_flag, as_integer, normalize_axis
+from hopflow.symbolic.declared import ends
 from hopflow.tensor import EagerTensor
 
-__all__ = ["Mark", "mark_dynamic", "mark_unbacked", "marks_of"]
+__all__ = ["Mark", "Marks", "mark_as", "mark_dynamic", "mark_unbacked", "marks_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,16 @@ class Mark:
     min: int = 0
     max: float = inf
     may_narrow: bool = False
+
+    def text(self, tensor: str, axis: int) -> str:
+        """The call that marks `axis` of what a user writes as `tensor`."""
+        narrow = ["may_narrow=True"] * self.may_narrow
+        limits = [*ends(self.min, self.max), *narrow]
+        return f"hf.mark_{self.kind}({', '.join([tensor, str(axis), *limits])})"
+
+
+Marks: TypeAlias = Mapping[tuple[int, int], Mark]
+"""The sizes of a call that are symbols because its tensors are marked: leaf, axis."""
 
 
 class MarkedType(TensorType):
@@ -56,6 +67,12 @@ def marks_of(leaf: Any) -> Mapping[int, Mark]:
     return type_.marks if isinstance(type_, MarkedType) else {}
 
 
+def mark_as(x: EagerTensor, marks: Mapping[int, Mark]) -> None:
+    """Mark the axes of `x`, besides those that are marked."""
+    if marks:
+        x.type = MarkedType(x.type, {**marks_of(x), **marks})
+
+
 def mark_dynamic(
     x: Any,
     axis: int,
@@ -66,9 +83,11 @@ def mark_dynamic(
 ) -> None:
     """Have the size of `x` along `axis` be a symbol where `x` is an argument.
 
-    A trace that a call with `x` makes serves all sizes along the axis; a function that
-    decides by the size is a `DimError`. Other tensors, views of `x` among them, are not
-    marked. What `dynamic=` says of an argument goes before its marks.
+    A trace that a call with `x` makes serves all sizes along the axis from `min` to
+    `max`; a function that decides by the size is a `DimError`. Other tensors, views of
+    `x` among them, are not marked: they run such a trace if it serves their sizes, and
+    are traced as if there were no mark if not. What `dynamic=` says of an argument goes
+    before its marks.
 
         x = hf.ones((8, 3))
         hf.mark_dynamic(x, 0, min=2)
@@ -96,6 +115,7 @@ def mark_unbacked(x: Any, axis: int, *, min: int = 0, max: int | None = None) ->
     As `mark_dynamic`, but the trace has no value for the size at all: no guard is made
     of it, not even whether it is 1. What operations need of it is checked by the run,
     and a decision by it is a `DataDependentError`, as for the sizes of `x[mask]`.
+    Tensors that are not marked are traced apart.
 
     Args, Raises: as `mark_dynamic`.
     """
@@ -124,4 +144,4 @@ def _mark(
             f"{name}: axis {axis} of the tensor has size {size}, and must have one "
             f"from {low} to {high}, with a `min` of at least 0."
         )
-    x.type = MarkedType(x.type, {**marks_of(x), axis: replace(mark, min=low, max=high)})
+    mark_as(x, {axis: replace(mark, min=low, max=high)})

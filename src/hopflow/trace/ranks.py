@@ -17,6 +17,7 @@ from hopflow.errors import ArgumentTypeError, RanksError
 from hopflow.graph.types import TensorType
 from hopflow.tensor import EagerTensor
 from hopflow.trace.dims import Dynamic
+from hopflow.trace.marks import mark_as, marks_of
 from hopflow.trace.signature import Arguments, Given
 from hopflow.trace.source import name_of
 
@@ -104,8 +105,11 @@ def _record(f: Callable[..., Any], call: Arguments) -> Record:
         else type(x).__name__
         for x in leaves
     ]
+    texts = call.texts(f)
+    marks = [f"; {m.text(texts[i], axis)}" for (i, axis), m in call.marks.items()]
+    kind = f"{name_of(f)}: {call.given.spec} of {', '.join(types)}{''.join(marks)}"
     return {
-        "kind": f"{name_of(f)}: {call.given.spec} of {', '.join(types)}",
+        "kind": kind,
         "numbers": [*call.values],
         "items": {i: x.item() for i, x in enumerate(leaves) if _holds_number(x)},
         "outside": [],
@@ -134,6 +138,7 @@ def _like(
             number = np.asarray(record["items"].get(i, 0), leaf.dtype.dtype)
             array = np.broadcast_to(number, shapes.get(i, ()))
             leaves[i] = EagerTensor(array, weak=leaf.type.weak)
+            mark_as(leaves[i], marks_of(leaf))
     args, kwargs = pytree.unflatten(call.given.spec, leaves)
     given = Given(args, kwargs, leaves, call.given.spec, call.given.orders)
     return Arguments.of(f, dynamic, given)

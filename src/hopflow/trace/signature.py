@@ -14,7 +14,7 @@ from hopflow.tensor import EagerTensor
 from hopflow.trace.dims import Dynamic, LeafPlan, choice_of, plan_leaves
 from hopflow.trace.functional import escaped
 from hopflow.trace.inputs import can_be_symbol
-from hopflow.trace.marks import Mark, marks_of
+from hopflow.trace.marks import Mark, Marks, marks_of
 from hopflow.trace.source import (
     argument_texts,
     declared_names,
@@ -77,7 +77,8 @@ class Arguments(NamedTuple):
     places    where the numbers are that may be symbols
     values    those numbers
     plans     what the user chose for each leaf
-    marks     what the user has said of single tensors, see `hf.mark_dynamic`
+    marks     how the tensors are marked where the user has chosen nothing else, see
+              `hf.mark_dynamic`
     """
 
     given: Given
@@ -87,7 +88,7 @@ class Arguments(NamedTuple):
     places: list[Place]
     values: tuple[Any, ...]
     plans: Sequence[LeafPlan]
-    marks: dict[Place, Mark]
+    marks: Marks
 
     @staticmethod
     def of(f: Callable[..., Any], dynamic: Dynamic, given: Given) -> "Arguments":
@@ -103,7 +104,7 @@ class Arguments(NamedTuple):
         operands: list[int] = []
         places: list[Place] = []
         values: list[Any] = []
-        marks: dict[Place, Mark] = {}
+        marks: dict[tuple[int, int], Mark] = {}
         for i, leaf in enumerate(given.leaves):
             if is_data(leaf):
                 if not isinstance(leaf, EagerTensor):
@@ -114,7 +115,11 @@ class Arguments(NamedTuple):
                 key += [type_.dtype, type_.ndim, type_.weak]
                 places += [Place(i, axis) for axis in range(type_.ndim)]
                 values += type_.shape
-                marks.update((Place(i, a), m) for a, m in marks_of(leaf).items())
+                marks.update(
+                    ((i, axis), mark)
+                    for axis, mark in marks_of(leaf).items()
+                    if choice_of(plans[i], axis) is None
+                )
             elif can_be_symbol(leaf) and choice_of(plans[i], None) is not False:
                 key.append(type(leaf))
                 places.append(Place(i, None))

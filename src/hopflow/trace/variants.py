@@ -1,6 +1,6 @@
 """What a function was traced to, for calls that differ in sizes and numbers only."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
@@ -10,7 +10,7 @@ from hopflow.symbolic.env import ShapeEnv
 from hopflow.symbolic.guards import GuardSet
 from hopflow.symbolic.size import Symbol
 from hopflow.trace.dims import Choice, Dim
-from hopflow.trace.marks import Mark
+from hopflow.trace.marks import Marks
 from hopflow.trace.outside.guard import Guard
 
 __all__ = ["Family", "Match", "Place", "Variant"]
@@ -35,6 +35,7 @@ class Variant(Generic[T]):
     env        of the trace
     guards     what the values must fulfil, simplified
     dims       the places whose sizes were declared
+    marks      the sizes that were symbols because the tensors of the call were marked
     captured   the tensors from outside, if nothing leads to them
     outside    what leads to them, and must hold of what the function reads from outside
     """
@@ -45,6 +46,7 @@ class Variant(Generic[T]):
     env: ShapeEnv
     guards: GuardSet
     dims: dict[tuple[int, int | None], Dim]
+    marks: Marks
     captured: list[Any]
     outside: Guard | None
     asks_values: bool = field(init=False)
@@ -58,12 +60,28 @@ class Variant(Generic[T]):
         # Numbers, and those that tensors hold, are no part of types.
         self.asks_values = any(source.axis is None for source in self._asked)
 
-    def serves(self, values: Sequence[Any], leaves: Sequence[Any]) -> bool:
-        """Whether a call with these numbers, by place, and leaves may run it."""
+    def serves(
+        self, values: Sequence[Any], leaves: Sequence[Any], marks: Marks
+    ) -> bool:
+        """Whether a call with these numbers, by place, leaves and marks may run it."""
         for k, value in self.fixed:
             if values[k] != value:
                 return False
-        return self.holds(leaves)
+        return not self.other_marks(marks) and self.holds(leaves)
+
+    def other_marks(self, marks: Marks) -> list[tuple[int, int]]:
+        """The sizes, as leaf and axis, that are marked otherwise than it can serve.
+
+        A dynamic size serves what is not marked, too, if it fulfils the guards. A trace
+        with an unbacked size may refuse what another trace takes: a size of 1 beside
+        another one that only the run knows.
+        """
+        return [
+            place
+            for place in {**self.marks, **marks}
+            if marks.get(place) != self.marks.get(place)
+            and (place in marks or self.marks[place].kind == "unbacked")
+        ]
 
     def holds(self, leaves: Sequence[Any]) -> bool:
         """Whether the guards hold for a call with these leaves."""
@@ -105,6 +123,7 @@ class Variant(Generic[T]):
         texts: Sequence[str],
         values: Sequence[Any],
         leaves: Sequence[Any],
+        marks: Marks,
     ) -> list[str]:
         """Why a call cannot run it: what no longer holds, and the line that asked."""
         found = []
@@ -112,12 +131,17 @@ class Variant(Generic[T]):
             if values[k] != value:
                 text = f"{texts[places[k].leaf]}.shape[{places[k].axis}]"
                 found.append(f"`{text} == {value}` no longer holds ({values[k]})")
+        for leaf, axis in self.other_marks(marks):
+            was, now = (
+                f"marked by `{mark.text(texts[leaf], axis)}`" if mark else "not marked"
+                for mark in (m.get((leaf, axis)) for m in (self.marks, marks))
+            )
+            found.append(f"`{texts[leaf]}.shape[{axis}]` was {was}, and is {now}")
         known = {s: self.sources[s].find(leaves) for s in self.guards.symbols}
         for guard in self.guards.guards:
             if GuardSet((guard,)).explain(known):
-                at = f" at {guard.line}" if guard.line else ""
                 text = self.env.describe(guard.holds)
-                found.append(f"`{text}`{at} no longer holds")
+                found.append(f"`{text}`{guard.at} no longer holds")
         if self.outside is not None:
             found += self.outside.reasons(leaves, texts)
         return found
@@ -143,17 +167,18 @@ class Family(Generic[T]):
         self._first: tuple[Any, ...] | None = None
         self._last: Variant[T] | None = None
         self._varies = dict.fromkeys(self.places, False)
-        self.marks: dict[Place, Mark] = {}
 
-    def find(self, values: tuple[Any, ...], leaves: Sequence[Any]) -> Match[T] | None:
+    def find(
+        self, values: tuple[Any, ...], leaves: Sequence[Any], marks: Marks
+    ) -> Match[T] | None:
         """The variant that serves a call; None: it needs a new one."""
-        for variant in self._exact.get(values, ()):
+        for variant in self._exact.get(values, ()) if not marks else ():
             if (found := variant.find_captured(leaves)) is not None:
                 return Match(variant, found)
         last = self._last  # is asked first; other threads may call this too
         general = self.variants
         for variant in general if last is None else (last, *general):
-            if variant.serves(values, leaves):
+            if variant.serves(values, leaves, marks):
                 found = variant.find_captured(leaves)
                 if found is not None:
                     self._last = variant
@@ -174,26 +199,7 @@ class Family(Generic[T]):
         """
         if chosen is not None:
             return chosen
-        if place in self.marks:
-            return self.marks[place]
         return place.axis is None or self._varies[place]
-
-    def mark(self, marks: Mapping[Place, Mark]) -> None:
-        """Take note of the marks of a call's tensors. What was traced with another
-        choice for such a place serves no more."""
-        new = {p for p, m in marks.items() if self.marks.get(p) != m}
-        if not new:
-            return
-        self.marks.update(marks)
-        fixed = [v for v in self.all() if new & {self.places[k] for k, _ in v.fixed}]
-        stale = set(map(id, fixed))
-
-        def fresh(variants: Sequence[Variant[T]]) -> list[Variant[T]]:
-            return [v for v in variants if id(v) not in stale]
-
-        self.variants = fresh(self.variants)
-        self._exact = {k: fresh(known) for k, known in self._exact.items()}
-        self._last = None
 
     def add(self, values: tuple[Any, ...], variant: Variant[T]) -> None:
         """Keep a variant that was made for a call; of those that differ only in what
