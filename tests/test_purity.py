@@ -1,16 +1,24 @@
 """`trace(strict=True)`: what happens in the trace alone is an error, with its line."""
 
+import csv
+import importlib
+import io
+import itertools
 import logging
 import os
 import random
 import re
+import socket
 import sys
 import time
+import warnings
+from array import array
 from collections import deque
+from contextvars import ContextVar
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pytest
@@ -120,6 +128,11 @@ def test_the_lists_of_an_instance_and_of_closures_are_watched() -> None:
     assert f"{line + 3}: it changes `total`" in str(found.value)
     with pytest.raises(ImpurityError, match=r"it changes `self\.history`"):
         hf.trace(model.note, hf.ones(3), strict=True)
+
+
+def test_an_empty_line_is_printed_too() -> None:
+    with pytest.raises(ImpurityError, match=": it prints\n"):
+        hf.trace(lambda x: (print(), x)[1], hf.ones(3), strict=True)
 
 
 @pytest.mark.parametrize("hidden", [time.perf_counter, time.monotonic])
@@ -244,6 +257,224 @@ def shifts(x: Any) -> Any:
     return x
 
 
+class Meta(type):
+    made = 0
+
+
+class Base(metaclass=Meta):
+    log: ClassVar[list[Any]] = []
+    count = 0
+
+    def __call__(self, x: Any) -> Any:
+        self.log.append(1)
+        return x
+
+
+class Derived(Base):
+    def counts(self, x: Any) -> Any:
+        Base.count += 1
+        return x
+
+    @classmethod
+    def meta(cls, x: Any) -> Any:
+        Meta.made += 1
+        return x
+
+
+class Table(dict[str, int]):
+    calls = 0
+
+    def note(self, x: Any) -> Any:
+        self.calls += 1
+        return x
+
+
+class Pair(NamedTuple):
+    log: list[Any]
+
+
+append: Any = [0].append
+numbers: Any = array("d", [0.0])
+var = ContextVar("var", default=0)
+members = frozenset((Holder(),))
+
+
+def of_a_property() -> Any:
+    log: list[Any] = []
+
+    class Lazy:
+        @property
+        def value(self) -> int:
+            log.append(1)
+            return 1
+
+    lazy = Lazy()
+    return lambda x: x * lazy.value
+
+
+@pytest.mark.parametrize(
+    ("f", "what"),
+    [
+        (Derived(), "it changes `Base.log`"),
+        (Derived().counts, "it changes `Base`"),
+        (Derived.meta, "it changes `Meta`"),
+        (Table().note, "it changes `self`"),
+        (partial(lambda p, x: (p.log.append(1), x)[1], Pair([])), "it changes `p[0]`"),
+        (lambda x: (append(1), x)[1], "it changes `append`"),
+        (lambda x: (numbers.append(1.0), x)[1], "it changes `numbers`"),
+        (lambda x: (var.set(1000), x)[1], "it changes the state of `var`"),
+        (lambda x: next(iter(members))(x), "it changes `members`"),
+        (of_a_property(), "it changes `log`"),
+    ],
+)
+def test_effects_are_seen_wherever_an_object_keeps_its_parts(f: Any, what: str) -> None:
+    with pytest.raises(ImpurityError, match=re.escape(f": {what}\n")):
+        hf.trace(f, hf.ones(3), strict=True)
+
+
+def test_keys_may_have_braces() -> None:
+    nested: Any = {"{a}": {"{": [[1]]}}
+    with pytest.raises(ImpurityError, match=re.escape("`nested['{a}']['{']`")):
+        hf.trace(lambda x: (nested["{a}"]["{"].clear(), x)[1], hf.ones(3), strict=True)
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: Any) -> Any:
+    """A module of the user's in a package, in which all is 0 or empty."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "purity_package").mkdir()
+    text = "count, items, table = 0, [], {'a': []}\ndef bump():\n    count = 0\n"
+    (tmp_path / "purity_package" / "state.py").write_text(text)
+    yield importlib.import_module("purity_package.state")
+    for name in ("purity_package", "purity_package.state"):
+        del sys.modules[name]
+
+
+def test_a_module_that_is_imported_by_its_siblings_is_watched(package: Any) -> None:
+    text = (
+        "def f(x):\n    from . import state\n    state.items.append(1)\n    return x\n"
+    )
+    Path(package.__file__).with_name("sibling.py").write_text(text)
+    importlib.invalidate_caches()
+    sibling = importlib.import_module("purity_package.sibling")
+    del sys.modules["purity_package.sibling"]
+    with pytest.raises(ImpurityError, match=r": it changes `state.items`\n"):
+        hf.trace(sibling.f, hf.ones(3), strict=True)
+
+
+def imports_within(x: Any) -> Any:
+    from purity_package import state  # type: ignore[import-not-found]
+
+    state.items.append(1)
+    return x
+
+
+def test_modules_of_the_user_are_watched(package: Any) -> None:
+    def assigns(x: Any) -> Any:
+        package.count += 1
+        return x
+
+    def makes(x: Any) -> Any:
+        package.another = 1
+        return x
+
+    def appends(x: Any) -> Any:
+        package.items.append(1)
+        return x
+
+    def inner(x: Any) -> Any:
+        whole.state.table["a"].append(1)
+        return x
+
+    whole = sys.modules["purity_package"]
+    own = sys.modules[__name__]
+
+    def of_itself(x: Any) -> Any:
+        own.count += 1  # type: ignore[attr-defined]
+        return x
+
+    def reads(x: Any) -> Any:
+        return x * len(package.items) * package.count
+
+    for f, what in (
+        (assigns, "package.count"),
+        (makes, "package.another"),
+        (appends, "package.items"),
+        (inner, "whole.state.table['a']"),
+        (imports_within, "purity_package.state.items"),
+        (of_itself, "count"),
+    ):
+        with pytest.raises(ImpurityError, match=re.escape(f": it changes `{what}`\n")):
+            hf.trace(f, hf.ones(3), strict=True)
+    hf.trace(reads, hf.ones(3), strict=True)
+
+
+ITERATORS: dict[str, Any] = {
+    "a list": lambda: iter([1, 2, 3]),
+    "a range": lambda: iter(range(10**30, 10**30 + 9)),
+    "a dict": lambda: iter({1: 1, 2: 2}),
+    "a set": lambda: iter({1, 2}),
+    "text": lambda: iter("abc"),
+    "zip": lambda: zip(range(3), iter([1, 2, 3]), strict=True),
+    "map": lambda: map(abs, (1, 2)),
+    "enumerate": lambda: enumerate(iter([1, 2])),
+    "reversed": lambda: reversed([1, 2]),
+    "count": itertools.count,
+    "cycle": lambda: itertools.cycle([1, 2, 3]),
+    "chain": lambda: itertools.chain([1], [2]),
+    "a function": lambda: iter(itertools.count().__next__, 9),
+    "a generator": lambda: (n for n in range(3)),
+    "one that generates for ever": lambda: forever(itertools.count()),
+    "one in another": lambda: enumerate(zip(forever(itertools.count()), strict=True)),
+    "csv": lambda: csv.reader(iter(["a", "b"])),
+}
+
+
+def forever(source: Any) -> Any:
+    while True:
+        yield next(source)
+
+
+@pytest.mark.parametrize("name", ITERATORS)
+def test_an_iterator_that_is_advanced_is_an_effect(name: str) -> None:
+    stream: Any = None
+    tree: dict[str, Any] = {}
+
+    def takes(x: Any) -> Any:
+        next(stream)
+        return x
+
+    def loops(x: Any) -> Any:
+        for _ in zip(range(1), tree["a"][0], strict=False):
+            x = x + 1
+        return x
+
+    def reads(x: Any) -> Any:
+        return x + (stream is tree)
+
+    for f, what in ((takes, "stream"), (loops, "tree['a'][0]")):
+        stream, tree["a"] = ITERATORS[name](), [ITERATORS[name]()]
+        with pytest.raises(ImpurityError) as found:
+            hf.trace(f, hf.ones(3), strict=True)
+        assert f"it changes the state of `{what}`" in str(found.value)
+        hf.trace(reads, hf.ones(3), strict=True)
+
+
+def test_the_iterators_that_a_function_makes_are_its_own() -> None:
+    rows = [1, 2]
+
+    def f(x: Any, *_: Any) -> Any:
+        numbers = (n for n in rows)
+        pairs = zip(itertools.count(), numbers, strict=False)
+        buffer = io.StringIO()
+        buffer.write("seen")
+        return x * next(pairs)[1] * sum(n for _, n in pairs)
+
+    with warnings.catch_warnings(record=True) as caught:
+        hf.trace(f, hf.ones(3), iter(rows), itertools.count(), strict=True)
+    assert not caught
+
+
 @pytest.mark.parametrize(
     ("f", "what"),
     [
@@ -294,6 +525,9 @@ def test_containers_that_are_given_are_watched(args: Any) -> None:
 log = logging.getLogger("test_purity")
 generator, own_random = np.random.default_rng(0), random.Random(0)
 NAME = "HOPFLOW_TEST_PURITY"
+pipes = socket.socketpair()
+streams: Any = sys
+system: Any = os
 
 
 def to_stderr(x: Any) -> Any:
@@ -315,6 +549,12 @@ def sets_environ(x: Any) -> Any:
     ("f", "what"),
     [
         (to_stderr, "it prints to stderr"),
+        (lambda x: (streams.__stderr__.write("seen"), x)[1], "it prints to stderr"),
+        (lambda x: (streams.__stdout__.write("seen"), x)[1], "it prints"),
+        (lambda x: (os.write(2, b"seen"), x)[1], "it calls `os.write`"),
+        (lambda x: (system.chdir("."), x)[1], "it calls `os.chdir`"),
+        (lambda x: (os.umask(os.umask(0o22)), x)[1], "it calls `os.umask`"),
+        (lambda x: (pipes[1].send(b"seen"), x)[1], "it writes to the file PIPE"),
         (logs, "it logs"),
         (sets_environ, "it changes `os.environ`"),
         (lambda x: (random.random(), x)[1], "it changes the state of `random`"),
@@ -330,6 +570,7 @@ def test_what_is_done_to_the_process_is_an_effect(
     hf.trace(f, hf.ones(3))
     with pytest.raises(ImpurityError) as found:
         hf.trace(f, hf.ones(3), strict=True)
+    what = what.replace("PIPE", str(pipes[1].fileno()))
     at = rf"test_purity\.py:\d+: {re.escape(what)}\n"
     assert len(re.findall(at, str(found.value))) == 1, str(found.value)
 
@@ -357,8 +598,13 @@ def test_what_is_written_to_files_is_an_effect(tmp_path: Path) -> None:
     def reads(x: Any) -> Any:
         return x * len(path.read_text())
 
+    def writes_lines(x: Any) -> Any:
+        kept.writelines(["seen"])
+        return x
+
     with kept:
         for f, what in (
+            (writes_lines, f"it writes to the file {kept.fileno()}"),
             (opens, f"it writes to the file `{path}`"),
             (writes_text, f"it writes to the file `{path}`"),
             (writes_kept, "it changes the state of `kept`"),

@@ -24,9 +24,18 @@ _LIBRARIES: Final = (
 )
 _WRITES: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _EVENTS: Final = frozenset(
-    "os.chmod os.chown os.link os.mkdir os.remove os.rename os.rmdir os.symlink "
-    "os.system os.truncate os.utime socket.connect subprocess.Popen".split()
+    "os.chdir os.chflags os.chmod os.chown os.exec os.fork os.forkpty os.kill "
+    "os.killpg os.link os.lockf os.mkdir os.posix_spawn os.remove os.removexattr "
+    "os.rename os.rmdir os.setxattr os.spawn os.startfile os.symlink os.system "
+    "os.truncate os.utime pty.spawn resource.setrlimit socket.bind socket.connect "
+    "socket.sendmsg socket.sendto sqlite3.connect subprocess.Popen".split()
 )
+_CALLS: Final = {  # of which Python tells no such event
+    call: f"it calls `os.{name}`"
+    for name in ("pwrite", "pwritev", "sendfile", "umask", "write", "writev")
+    if (call := getattr(os, name, None)) is not None
+}
+_METHODS: Final = frozenset(("write", "writelines", "send", "sendall"))
 
 
 def is_library(file: str) -> bool:
@@ -41,20 +50,24 @@ def watching_process(note: _Note) -> Iterator[None]:
     _install_hook()
     outer = _watched.note
     _watched.note = note
-    handle = logging.Logger.handle
+    handle, profile = logging.Logger.handle, sys.getprofile()
+    streams = {name: getattr(sys, name) for name in _STREAMS}
 
     def noted(self: logging.Logger, record: logging.LogRecord) -> None:
-        _tell("it logs")
-        handle(self, record)
+        with _told("it logs"):
+            handle(self, record)
 
     logging.Logger.handle = noted  # type: ignore[method-assign]
+    for name, stream in streams.items():
+        if stream is not None:
+            setattr(sys, name, _Stream(stream, _STREAMS[name]))
+    sys.setprofile(_profile)
     try:
-        with (
-            contextlib.redirect_stdout(_Stream(sys.stdout, "it prints")),
-            contextlib.redirect_stderr(_Stream(sys.stderr, "it prints to stderr")),
-        ):
-            yield
+        yield
     finally:
+        sys.setprofile(profile)
+        for name, stream in streams.items():
+            setattr(sys, name, stream)
         logging.Logger.handle = handle  # type: ignore[method-assign]
         _watched.note = outer
 
@@ -67,13 +80,30 @@ class _Watched(threading.local):
 
 _watched: Final = _Watched()
 _has_hook = False
+_STREAMS: Final = {
+    "stdout": "it prints",
+    "stderr": "it prints to stderr",
+    "__stdout__": "it prints",
+    "__stderr__": "it prints to stderr",
+}
+
+
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Note what is done within the block, and not of what it consists."""
+    _tell(what)
+    note, _watched.note = _watched.note, None
+    try:
+        yield
+    finally:
+        _watched.note = note
 
 
 def _tell(what: str) -> None:
     """Note what is done, if it is the user's code that does it."""
     note, line = _watched.note, None
     if note is not None:
-        line = _users_line(sys._getframe(2))
+        line = _users_line(sys._getframe(1))
     if note is not None and line is not None:
         note(what, line)
 
@@ -101,9 +131,8 @@ class _Stream(io.TextIOBase):
         self.what = what
 
     def write(self, text: str) -> int:
-        if text.strip():
-            _tell(self.what)
-        return self.to.write(text)
+        with _told(self.what):
+            return self.to.write(text)
 
     def flush(self) -> None:
         self.to.flush()
@@ -115,6 +144,20 @@ def _install_hook() -> None:
     if not _has_hook:
         _has_hook = True
         sys.addaudithook(_hook)
+
+
+def _profile(_: FrameType, event: str, called: Any) -> None:
+    """Note what is written by calls of which `_hook` is not told."""
+    if event != "c_call" or _watched.note is None:
+        return
+    try:
+        if called in _CALLS:
+            _tell(_CALLS[called])
+        elif called.__name__ in _METHODS:
+            number = called.__self__.fileno()
+            _tell(f"it writes to the file {number}")
+    except (AttributeError, OSError, TypeError, ValueError):
+        return  # not a file, or one in memory
 
 
 def _hook(event: str, args: tuple[Any, ...]) -> None:

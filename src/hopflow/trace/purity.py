@@ -1,16 +1,18 @@
 """What a traced function does besides computing, which is done in the trace alone."""
 
 import contextlib
-import dis
 import functools
+import gc
 import inspect
 import io
 import os
 import random
 import sys
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
@@ -20,7 +22,9 @@ from types import (
     CodeType,
     FrameType,
     FunctionType,
+    GeneratorType,
     MethodType,
+    MethodWrapperType,
     ModuleType,
 )
 from typing import Any, Final
@@ -120,6 +124,10 @@ class _Reachable:
         self.places: list[_Place] = []
         self.seen: dict[int, Any] = {}  # alive, so that no other gets their ids
         self.codes: set[CodeType] = set()
+        self.words: set[str] = set()  # the names in them
+        self.modules: list[tuple[str, dict[str, Any]]] = []  # of the user's
+        self.watched: defaultdict[int, set[str]] = defaultdict(set)  # of a namespace
+        self.generators: dict[FrameType, str] = {}
         self.line: Any = None
         for name, value in closed_over(f).items():
             self.reach(name, value)
@@ -142,40 +150,81 @@ class _Reachable:
         if id(value) in self.seen or depth > _DEPTH or isinstance(value, _LEFT):
             return
         self.seen[id(value)] = value
-        state = _state_of(value)
-        if state is not None:
-            self.add(text, state)
-        elif isinstance(value, list | dict | set | bytearray | deque):
-            self.add(text, lambda: _items(value))
-            if not isinstance(value, set):
-                self.items(f"{text}[{{!r}}]", _items(value), depth)
-        elif isinstance(value, tuple):
-            self.items(f"{text}[{{!r}}]", dict(enumerate(value)), depth)
-        elif isinstance(value, FunctionType):
+        if isinstance(value, FunctionType):
             self.function(value, depth)
-        elif isinstance(value, MethodType):
-            self.reach(text, value.__self__, depth)
-            self.reach(text, value.__func__, depth)
-        elif isinstance(value, partial):
-            names = parameter_names(value.func, len(value.args))
-            given = {**dict(zip(names, value.args, strict=True)), **value.keywords}
-            self.items("{}", given, depth)
-            self.reach(text, value.func, depth)
+        elif isinstance(value, ModuleType):
+            if _is_users_module(value):
+                self.modules.append((text, vars(value)))
+                self.namespace(f"{text}.", vars(value), self.words)
         elif isinstance(value, type):
             if _is_users(value):
                 self.object(text, lambda: _class_parts(value), depth)
-        elif hasattr(value, "__dict__") or _is_users(type(value)):
-            self.object(text, lambda: _attributes(value), depth)
-            self.reach(type(value).__name__, type(value), depth)
+                for kind in (*value.__bases__, type(value)):
+                    self.reach(kind.__name__, kind, depth)
+        elif isinstance(value, MethodType):
+            self.reach(text, value.__self__, depth)
+            self.reach(text, value.__func__, depth)
+        elif isinstance(value, property):
+            for part in (value.fget, value.fset, value.fdel):
+                self.reach(text, part, depth)
+        else:
+            self.state(text, value, depth)
+            if hasattr(value, "__dict__") or _is_users(type(value)):
+                self.object(text, lambda: _attributes(value), depth)
+                self.reach(type(value).__name__, type(value), depth)
+
+    def state(self, text: str, value: Any, depth: int) -> None:
+        """Watch what an object holds besides attributes."""
+        state = _state_of(value)
+        if state is not None:
+            self.add(text, state)
+        elif isinstance(value, tuple | list | dict | deque):
+            if not isinstance(value, tuple):
+                self.add(text, lambda: _items(value))
+            self.items(lambda key: f"{text}[{key!r}]", _items(value), depth)
+        elif isinstance(value, set | frozenset):
+            self.add(text, lambda: _items(value))
+            self.inner(text, value, depth)
+        elif isinstance(value, BuiltinFunctionType | MethodWrapperType):
+            self.reach(text, value.__self__, depth)
+        elif isinstance(value, partial):
+            names = parameter_names(value.func, len(value.args))
+            given = {**dict(zip(names, value.args, strict=True)), **value.keywords}
+            self.items(str, given, depth)
+            self.reach(text, value.func, depth)
+        elif isinstance(value, GeneratorType):  # which is entered when it is resumed
+            if value.gi_frame is not None:
+                self.generators[value.gi_frame] = text
+        elif isinstance(value, Iterator) and not hasattr(value, "__dict__"):
+            self.add(text, lambda: _remainder(value))
+            for held in gc.get_referents(value):
+                self.inner(text, held if isinstance(held, tuple) else (held,), depth)
+
+    def inner(self, text: str, values: Iterable[Any], depth: int) -> None:
+        """Watch what an object refers to, and a user has no name for."""
+        for item in list(values)[:_MOST]:
+            self.reach(text, item, depth + 1)
+
+    def namespace(self, text: str, scope: dict[str, Any], names: set[str]) -> None:
+        """Watch these names of a module, and what they are."""
+        new = names - self.watched[id(scope)]
+        if not new:
+            return
+        self.watched[id(scope)] |= new
+        self.add(text, lambda: {n: scope[n] for n in new if n in scope})
+        for name in new:
+            self.reach(f"{text}{name}", scope.get(name))
 
     def object(self, text: str, read: Callable[[], dict[Any, Any]], depth: int) -> None:
         """Watch the attributes of an object or a class."""
         self.add(text, read)
-        self.items(f"{text}.{{}}", read(), depth)
+        self.items(lambda key: f"{text}.{key}", read(), depth)
 
-    def items(self, text: str, values: dict[Any, Any], depth: int) -> None:
+    def items(
+        self, text: Callable[[Any], str], values: dict[Any, Any], depth: int
+    ) -> None:
         for key, item in list(values.items())[:_MOST]:
-            self.reach(text.format(key), item, depth + 1)
+            self.reach(text(key), item, depth + 1)
 
     def function(self, value: FunctionType, depth: int) -> None:
         """Watch what a function of the user's closes over, its defaults, its notes."""
@@ -188,7 +237,7 @@ class _Reachable:
             self.add(name, read)
             for item in _parts(read).values():
                 self.reach(name, item, depth)
-        self.items("{}", _defaults(value), depth)
+        self.items(str, _defaults(value), depth)
         self.object(value.__name__, lambda: vars(value), depth)
 
     # --- while it runs ----------------------------------------------------------------
@@ -198,14 +247,20 @@ class _Reachable:
     def enter(self, frame: FrameType, *_: Any) -> Any:
         code = frame.f_code
         file = code.co_filename
+        if frame in self.generators:
+            self.note(f"it changes the state of `{self.generators[frame]}`", self.line)
         if is_own_file(file) or file == "<string>" or is_library(file):
             return None  # what dataclasses make has such a file; libraries have caches
         if code not in self.codes:
             self.codes.add(code)
-            scope, written = frame.f_globals, _globals_written(code)
-            self.add("", lambda: {n: scope[n] for n in written if n in scope})
-            for name in code.co_names:
-                self.reach(name, scope.get(name))
+            self.words.update(code.co_names)
+            self.namespace("", frame.f_globals, {*code.co_names})
+            package = frame.f_globals.get("__package__")
+            for name in code.co_names:  # it may import them
+                self.reach(name, sys.modules.get(name))
+                self.reach(name, sys.modules.get(f"{package}.{name}"))
+            for text, scope in [*self.modules]:
+                self.namespace(f"{text}.", scope, self.words)
         return self.step
 
     def step(self, _: FrameType, event: str, *__: Any) -> Any:
@@ -221,7 +276,9 @@ class _Reachable:
             changed = [k for k in {**known, **now} if not _same(k, known, now)]
             if changed:
                 place.known = now
-                text = place.text or changed[0]
+                text = place.text
+                if not text or text.endswith("."):  # of a module
+                    text += changed[0]
                 what = "the state of " if changed == [""] else ""
                 self.effects[f"it changes {what}`{text}`", self.line] = None
 
@@ -229,10 +286,7 @@ class _Reachable:
 _DEPTH: Final = 3
 _MOST: Final = 100
 _NOTHING: Final = object()
-_LEFT: Final = (
-    *(Value, ModuleType, BuiltinFunctionType, str, bytes, int),
-    *(float, complex, type(None)),
-)
+_LEFT: Final = (Value, str, bytes, int, float, complex, type(None))
 # What is there once in a process.
 _STATES: Final[dict[str, Callable[[], dict[Any, Any]]]] = {
     "os.environ": lambda: {k: os.fsencode(v) for k, v in os.environ.items()},
@@ -264,7 +318,37 @@ def _state_of(value: Any) -> Callable[[], dict[Any, Any]] | None:
         return lambda: _digest(value.get_state(legacy=False))
     if isinstance(value, io.IOBase):
         return lambda: _digest(_position(value))
-    return None
+    if isinstance(value, ContextVar):
+        return lambda: {"": value.get(_NOTHING)}
+    return (lambda: {"elements": bytes(value)}) if _has_buffer(value) else None
+
+
+def _has_buffer(value: Any) -> bool:
+    """Whether it is memory, as a bytearray is, or an `array.array`."""
+    try:
+        memoryview(value).release()
+    except (TypeError, ValueError, BufferError):
+        return False
+    return True
+
+
+def _remainder(value: Any) -> dict[str, Any]:
+    """What tells how far an iterator of Python's own has come; it is not advanced."""
+    if (hint := getattr(value, "__length_hint__", None)) is not None:
+        return _digest(hint())
+    with warnings.catch_warnings(action="ignore"):  # of those of itertools
+        try:
+            _, *state = value.__reduce__()
+        except Exception:  # it cannot be pickled, or what it iterates over has changed
+            return {}
+    return _digest(_identified(state))
+
+
+def _identified(value: Any) -> Any:
+    """Numbers in tuples and lists, and which the other objects are."""
+    if isinstance(value, tuple | list):
+        return tuple(map(_identified, value))
+    return value if isinstance(value, int) else id(value)
 
 
 def _position(file: io.IOBase) -> int | None:
@@ -274,9 +358,14 @@ def _position(file: io.IOBase) -> int | None:
 def _is_users(value: type) -> bool:
     """Whether a class is neither hopflow's nor a library's."""
     module = sys.modules.get(value.__module__)
-    file = getattr(module, "__file__", None)
+    return module is not None and _is_users_module(module)
+
+
+def _is_users_module(module: ModuleType) -> bool:
+    paths = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
+    file = next(filter(None, paths), None)
     if file is None:
-        return value.__module__ == "__main__"
+        return module.__name__ == "__main__"
     return not is_own_file(file) and not is_library(file)
 
 
@@ -312,7 +401,7 @@ def _content(name: str, cell: CellType) -> dict[Any, Any]:
 def _items(value: Any) -> dict[Any, Any]:
     if isinstance(value, dict):
         return value
-    if isinstance(value, set):
+    if isinstance(value, set | frozenset):
         return dict.fromkeys(value)
     return dict(enumerate(value))
 
@@ -328,8 +417,3 @@ def _parts(read: Callable[[], dict[Any, Any]]) -> dict[Any, Any]:
 def _same(key: Any, known: dict[Any, Any], now: dict[Any, Any]) -> bool:
     before, after = known.get(key, _NOTHING), now.get(key, _NOTHING)
     return before is after or (type(before) is type(after) is bytes and before == after)
-
-
-def _globals_written(code: CodeType) -> list[str]:
-    stores = ("STORE_GLOBAL", "DELETE_GLOBAL")
-    return [i.argval for i in dis.get_instructions(code) if i.opname in stores]
