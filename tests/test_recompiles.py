@@ -118,11 +118,31 @@ def test_tensors_that_share_memory_are_named(caplog: pytest.LogCaptureFixture) -
             (base[0], base[0]),
             (outer, hf.ones(3)),
         ]:
+            explained, count = jitted.explain(x, y), len(caplog.records)
             jitted(x, y)
+            new = [record.getMessage() for record in caplog.records[count:]]
+            assert new in ([], [f"f: {explained}"])
+            assert jitted.explain(x, y) == "runs what has been compiled"
     assert [record.getMessage() for record in caplog.records] == [
         "f: recompiled because `x` is written, and shares memory with `y`",
         "f: recompiled because `x` is written, and shares memory with `closure outer`",
     ]
+
+
+def test_what_is_read_from_outside_beside_shared_memory_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    scale = 2.0
+
+    def f(x: Any, y: Any) -> Any:
+        x[0] = scale if x is y else 1.0
+        return y
+
+    jitted, t = hf.jit(f), hf.ones(3)
+    jitted(t, t)
+    scale = 3.0
+    reason = "recompiled because `closure scale` was 2.0, and is 3.0"
+    assert logged(caplog, jitted, [(t, t)]) == [f"f: {reason}"]
 
 
 # --- the warning, and the limit -------------------------------------------------------

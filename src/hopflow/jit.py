@@ -174,10 +174,10 @@ class Jitted:
             if known is not None and captured is not None:
                 return self._run_known(known, given.leaves, captured)
             call = Arguments.of(self._f, self._dynamic, given)
-            variant, captured = match = self._match(call)
-            compiled = variant.compiled
-            if compiled.written:
-                compiled, captured = self._told_apart(match, call)
+            match = self._match(call)
+            if match.variant.compiled.written:
+                match = self._told_apart(match, call)
+            (variant, captured), compiled = match, match.variant.compiled
             if compiled.changes:
                 check_apart(compiled.changes, (args, kwargs))
             if self._donate:
@@ -278,30 +278,36 @@ class Jitted:
                 tensor.storage.invalidate("donated")
                 tensor.array = _GONE
 
-    def _told_apart(
-        self, match: Match[Compiled], call: Arguments
-    ) -> tuple[Compiled, list[EagerTensor]]:
-        """What to call where a tensor that is written may share memory with another,
-        and the tensors from outside.
+    def _told_apart(self, match: Match[Compiled], call: Arguments) -> Match[Compiled]:
+        """What to call where a tensor that is written may share memory with another.
 
         Raises:
             MutationError: it does, and they cannot be views of one tensor.
         """
-        (variant, captured), leaves = match, call.given.leaves
-        given, compiled = [*call.tensors, *captured], variant.compiled
-        if not overlap(given, compiled.written):
-            return compiled, captured
-        kind = sharing(given), call.values
-        apart = compiled.variants.get(kind)
-        tensors = None if apart is None else apart.find_captured(leaves)
-        if apart is None or tensors is None:
+        found = self._sharing_match(match, call)
+        if found is None:
             with self._lock:
                 self._recompiles.note(lambda: self._alias_reasons(match, call))
-                apart, tensors = self._compile(
-                    call, lambda _, axis: axis is None, exact=True
-                )
-                compiled.variants[kind] = apart
-        return apart.compiled, tensors
+                found = self._compile(call, lambda _, axis: axis is None, exact=True)
+                match.variant.compiled.variants[_sharing(match, call)] = found.variant
+        return found
+
+    def _sharing_match(
+        self, match: Match[Compiled], call: Arguments
+    ) -> Match[Compiled] | None:
+        """What runs a call whose tensors may share memory; None: it has to be compiled.
+
+        Args:
+            match: What runs such a call if its tensors share none that is written.
+        """
+        compiled = match.variant.compiled
+        if not overlap([*call.tensors, *match.captured], compiled.written):
+            return match
+        apart = compiled.variants.get(_sharing(match, call))
+        if apart is None:
+            return None
+        captured = apart.find_captured(call.given.leaves)
+        return None if captured is None else Match(apart, captured)
 
     def _compile(
         self,
@@ -519,6 +525,8 @@ class Jitted:
                 "these values of what is no number or tensor"
             )
         match = family.find(call.values, call.given.leaves, call.marks)
+        if match is not None and self._sharing_match(match, call) is None:
+            return self._alias_reasons(match, call)
         if match is not None:
             special = match.variant.specialised(family.places, call.texts(self._f))
             only = f", which is for {' and '.join(special)} only" if special else ""
@@ -541,6 +549,10 @@ class Jitted:
     def _alias_reasons(self, match: Match[Compiled], call: Arguments) -> str:
         """Why what serves a call does not serve tensors that share memory."""
         texts, outside = call.texts(self._f), match.variant.outside
+        apart = match.variant.compiled.variants.get(_sharing(match, call))
+        if apart is not None and apart.outside is not None:
+            reasons = apart.outside.reasons(call.given.leaves, texts)
+            return f"recompiled because {' and '.join(reasons)}"
         names = [texts[k] for k in call.operands]
         for k in range(len(match.captured)):
             path = None if outside is None else outside.wanted[k].path
@@ -589,6 +601,11 @@ _GONE: Final = np.empty(0)
 _MOST_KNOWN: Final = 1 << 12
 _WORDS: Final = re.compile(r"[^\W_]+")
 _PYTHON_KINDS: Final = {SymInt: int, SymFloat: float, SymBool: bool}
+
+
+def _sharing(match: Match[Compiled], call: Arguments) -> Any:
+    """How the tensors of a call share memory, and its numbers."""
+    return sharing([*call.tensors, *match.captured]), call.values
 
 
 def _given(call: Arguments, inputs: Inputs, *, exact: bool) -> list[Any]:
