@@ -320,6 +320,25 @@ def test_parameters_and_modules_have_paths() -> None:
     assert repr(model.named["last"]) == "Linear(weight=f32[3, 3], bias=None)"
 
 
+@pytest.mark.parametrize(
+    "transform",
+    [
+        hf.jit,
+        hf.subgraph,
+        lambda f: lambda m: hf.cond(m.w[0] > 0, f, lambda m: -f(m), m),
+    ],
+)
+def test_static_numbers_are_told_apart_by_their_class(transform: Any) -> None:
+    class Scaled(nn.Module):
+        w: Any
+        scale: Any = nn.static()
+
+    f = transform(lambda m: m.w * m.scale)
+    w = hf.asarray([1, 2])
+    found = [f(Scaled(w, scale)).dtype for scale in (1, 1.0, True)]
+    assert found == [hf.int64, hf.float32, hf.int64]
+
+
 def test_what_is_static_is_structure() -> None:
     model = network()
     other = dataclasses.replace(model, depth=3)

@@ -3,11 +3,13 @@
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
+from operator import is_
 from typing import Any, NamedTuple, TypeAlias
 
 import optree
 
 __all__ = [
+    "Exact",
     "Spec",
     "Ties",
     "broadcast_prefix",
@@ -15,6 +17,7 @@ __all__ = [
     "flatten",
     "is_leaf",
     "leaf_paths",
+    "parts_of",
     "register",
     "structure",
     "tree_map",
@@ -37,6 +40,17 @@ def is_leaf(spec: Spec) -> bool:
     return spec.is_leaf(strict=True)
 
 
+def parts_of(tree: Any) -> tuple[dict[str, Any], Any] | None:
+    """The parts of a container, by what a user writes behind it (`[0]`, `['w']`), and
+    what it holds besides: its keys, fields that are no parts. None: it is a leaf."""
+    level = structure(tree).one_level()
+    if level is None:
+        return None
+    texts = [accessor.codify("") for accessor in level.accessors()]
+    parts = dict(zip(texts, level.flatten_up_to(tree), strict=True))
+    return parts, optree.tree_flatten_one_level(tree)[1]
+
+
 def exact_key(value: Any) -> Hashable:
     """A key for a value that tells apart what is equal and not the same: 1, 1.0 and
     True, 0.0 and -0.0; in tuples, frozen sets and frozen dataclasses too.
@@ -55,6 +69,24 @@ def exact_key(value: Any) -> Hashable:
         # Beside the value itself, which may compare by more than its fields.
         return kind, value, *(exact_key(part) for part in parts if _is_hashable(part))
     return kind, value
+
+
+class Exact(tuple[Any, ...]):
+    """What a tree holds besides its parts, equal to the same with equal `exact_key`s
+    alone: another program may come of 1, 1.0 and True."""
+
+    __slots__ = ()
+    __hash__ = tuple.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Exact):
+            return NotImplemented
+        if len(self) == len(other) and all(map(is_, self, other)):
+            return True  # the common case
+        return exact_key((*self,)) == exact_key((*other,))
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
 
 
 def _is_hashable(value: Any) -> bool:

@@ -151,12 +151,12 @@ def _parts(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 # --- as trees -------------------------------------------------------------------------
 
-_Structure: TypeAlias = tuple[tuple[Any, ...], pytree.Ties | None]
+_Structure: TypeAlias = tuple[pytree.Exact, pytree.Ties | None]
 
 
 def _flatten(module: Module) -> tuple[list[Any], _Structure, tuple[str, ...]]:
     fields = [getattr(module, name) for name in module._data]
-    rest = tuple([getattr(module, name) for name in module._rest])
+    rest = pytree.Exact([getattr(module, name) for name in module._rest])
     ties = pytree.Ties.kept(module, fields, Value | np.ndarray)
     distinct = None if ties is None else ties.distinct(fields)
     if ties is None or distinct is None:
