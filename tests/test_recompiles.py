@@ -2,6 +2,7 @@
 
 import logging
 import warnings
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -44,6 +45,22 @@ def scaled(x: Any, options: Any = None) -> Any:
     return x if options == "same" else x * 2
 
 
+class Layer(hf.nn.Module):  # type: ignore[misc]
+    w: Any
+    activation: Any = hf.nn.static()
+
+
+class Other(hf.nn.Module):  # type: ignore[misc]
+    w: Any
+
+
+def local_class() -> Any:
+    class Local(hf.nn.Module):  # type: ignore[misc]
+        w: Any
+
+    return Local
+
+
 F32, F64 = hf.ones(3), hf.ones(3, dtype=hf.float64)
 
 REASONS: dict[str, tuple[Calls, str]] = {
@@ -71,11 +88,59 @@ REASONS: dict[str, tuple[Calls, str]] = {
             (F32, {"scale": F32, "shift": F32}),
             (F32, {"shift": F32, "scale": F32}),
         ],
-        "the structure of the arguments, or the order of keys, is another",
+        "the keys of `options` are in another order",
     ),
-    "container": (
-        [(F32, [F32]), (F32, (F32,))],
-        "the structure of the arguments, or the order of keys, is another",
+    "order of keys within": (
+        [
+            (F32, [{"scale": F32, "shift": F32}]),
+            (F32, [{"shift": F32, "scale": F32}]),
+        ],
+        "the keys of `options[0]` are in another order",
+    ),
+    "container": ([(F32, [F32]), (F32, (F32,))], "`options` was a list, and is a tup"),
+    "container within": (
+        [(F32, {"a": [F32]}), (F32, {"a": OrderedDict(b=F32)})],
+        "`options['a']` was a list, and is an OrderedDict",
+    ),
+    "a tensor for a container": (
+        [(F32, [F32]), (F32, [[F32]])],
+        "`options[0]` was a tensor of float32, and is a list",
+    ),
+    "length": ([(F32, [F32]), (F32, [F32, F32])], "`options[1]` is new"),
+    "None": ([(F32, "a"), (F32, None)], "`options` was 'a', and is None"),
+    "None within": ([(F32, [None]), (F32, ["a"])], "`options[0]` was None, and is 'a'"),
+    "None for a default": ([(F32,), (F32, None)], "`options` is new"),
+    "a long text": (
+        [(F32, f"{'a' * 40}{k}{'a' * 40}") for k in "bc"],
+        "`options` is another value that reads 'aaa",
+    ),
+    "a static field": (
+        [(F32, [Layer(F32, "relu")]), (F32, [Layer(F32, "tanh")])],
+        "`options[0].activation` was 'relu', and is 'tanh'",
+    ),
+    "a static number": (
+        [(F32, Layer(F32, 1)), (F32, Layer(F32, True))],
+        "`options.activation` was 1, and is True",
+    ),
+    "the part of a module": (
+        [(F32, Layer(F32, 1)), (F32, Layer([F32], 1))],
+        "`options.w` was a tensor of float32, and is a list",
+    ),
+    "a tied parameter": (
+        [(F32, Layer([F32, F64], 1)), (F32, Layer([F32, F32], 1))],
+        "`options` has other parts than before that are one tensor",
+    ),
+    "another module": (
+        [(F32, Layer(F32, 1)), (F32, Other(F32))],
+        "`options` was a Layer, and is an Other",
+    ),
+    "a class that is made anew": (
+        [(F32, local_class()(F32)), (F32, local_class()(F32))],
+        "`options` is of another class that is named like it was",
+    ),
+    "what a container keeps": (
+        [(F32, deque([F32], 2)), (F32, deque([F32], 3))],
+        "`options` holds something else besides its parts",
     ),
     "the nearest": (
         [(F32, "same"), (hf.ones((2, 3)), "other"), (F64, "same")],
@@ -92,6 +157,34 @@ def test_the_reason_names_the_argument_and_what_changed(
     texts = logged(caplog, hf.jit(scaled), calls)
     assert len(texts) == len(calls) - 1
     assert f"scaled: recompiled because {reason}" in texts[-1]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "reason"),
+    [
+        (
+            lambda f: f(F32, F32),
+            lambda f: f(F32, y=F32),
+            "`y` was given by position, and is given by name",
+        ),
+        (
+            lambda f: f(y=F32, x=F32),
+            lambda f: f(x=F32, y=F32),
+            "the arguments that are given by name are in another order",
+        ),
+        (
+            lambda f: f(F32, y=F32),
+            lambda f: f(F32, y=[F32]),
+            "`y` was a tensor of float32, and is a list",
+        ),
+    ],
+)
+def test_how_arguments_are_given_is_a_reason(
+    first: Any, second: Any, reason: str
+) -> None:
+    f = hf.jit(lambda x, y: x)
+    first(f)
+    assert second(f.explain) == f"recompiled because {reason}"
 
 
 def test_what_is_read_from_outside_is_named(caplog: pytest.LogCaptureFixture) -> None:

@@ -213,9 +213,9 @@ class Jitted:
         if match is None:
             with self._lock:  # what several threads ask for at once is compiled once
                 family = self._families.setdefault(call.key, Family(call.places))
-                self._signatures.setdefault(
-                    call.key, Signature.of(call, call.texts(self._f))
-                )
+                if call.key not in self._signatures:
+                    names = call.names(self._f)
+                    self._signatures[call.key] = Signature.of(call, names)
                 match = family.find(call.values, leaves, call.marks)
                 if match is None:
                     match = self._specialize(family, call)
@@ -543,7 +543,8 @@ class Jitted:
             known = [
                 self._signatures[key] for key, f in self._families.items() if f.all()
             ]
-            reasons = [nearest_reasons(Signature.of(call, texts), known)]
+            signature = Signature.of(call, call.names(self._f))
+            reasons = [nearest_reasons(signature, known)]
         return "\n".join(f"recompiled because {' and '.join(r)}" for r in reasons)
 
     def _alias_reasons(self, match: Match[Compiled], call: Arguments) -> str:

@@ -1,10 +1,12 @@
 """Why a jitted function is compiled again: what differs between kinds of calls."""
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from reprlib import repr as short
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from hopflow import pytree
 from hopflow.config import config
 from hopflow.dtypes import DType
 from hopflow.errors import RecompileLimitError, RecompileWarning
@@ -27,7 +29,7 @@ class _Tensor(NamedTuple):
     ndim: int
     weak: bool
 
-    def reasons(self, text: str, before: "_Leaf") -> list[str]:
+    def reasons(self, text: str, before: "_Part") -> list[str]:
         """How it differs from what the argument was before."""
         if not isinstance(before, _Tensor):
             return [f"`{text}` was {before}, and is {self}"]
@@ -46,62 +48,156 @@ class _Tensor(NamedTuple):
 
 
 class _Other(NamedTuple):
-    """What of another argument is: the class of a number, or a value."""
+    """What of another argument is: the class of a number, or a value.
 
+    key   what tells it from others
+    text  which need not
+    """
+
+    key: Any
     text: str
 
-    def reasons(self, text: str, before: "_Leaf") -> list[str]:
+    def reasons(self, text: str, before: "_Part") -> list[str]:
         """How it differs from what the argument was before."""
+        if isinstance(before, _Other) and before.key == self.key:
+            return []
+        if str(before) == self.text:
+            return [f"`{text}` is another value that reads {self}"]
         return [f"`{text}` was {before}, and is {self}"]
 
     def __str__(self) -> str:
         return self.text
 
 
-_Leaf: TypeAlias = _Tensor | _Other
+class _Container(NamedTuple):
+    """What of a container among the arguments is part of a kind of calls.
+
+    parts   by what a user writes behind it: `[0]`, `['w']`, `.weight`
+    order   of the keys of a dict
+    fields  the attributes that are no parts
+    rest    all that it holds besides parts
+    """
+
+    kind: type
+    parts: "dict[str, _Part]"
+    order: tuple[Any, ...]
+    fields: dict[str, Any]
+    rest: Any
+
+    def reasons(self, text: str, before: "_Part") -> list[str]:
+        """How it differs from what the argument was before."""
+        if not isinstance(before, _Container) or before.kind is not self.kind:
+            if str(before) == str(self):
+                return [f"`{text}` is of another class that is named like it was"]
+            return [f"`{text}` was {before}, and is {self}"]
+        if _ties(self.rest) != _ties(before.rest):
+            return [f"`{text}` has other parts than before that are one tensor"]
+        found = _differences(text, self.parts, before.parts)
+        for name, value in self.fields.items():
+            was = before.fields.get(name)
+            if pytree.exact_key(value) != pytree.exact_key(was):
+                found += _other(value).reasons(f"{text}.{name}", _other(was))
+        if before.order != self.order and {*before.order} == {*self.order}:
+            found.append(f"the keys of `{text}` are in another order")
+        if not found and before.rest != self.rest:
+            found.append(f"`{text}` holds something else besides its parts")
+        return found
+
+    def __str__(self) -> str:
+        if self.kind is type(None):
+            return "None"
+        name = self.kind.__name__
+        return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
+_Part: TypeAlias = _Tensor | _Other | _Container
 _WEAK: Final = "weak (made of a Python number)"
 _NOT_WEAK: Final = "not weak"
+
+
+def _ties(rest: Any) -> Any:
+    """Which parts of a container are one tensor, by what it holds besides parts."""
+    held = rest if isinstance(rest, tuple) else ()
+    return next((x for x in held if isinstance(x, pytree.Ties)), None)
+
+
+def _other(value: Any) -> _Other:
+    return _Other(pytree.exact_key(value), short(value))
+
+
+def _differences(
+    text: str, now: Mapping[str, _Part], before: Mapping[str, _Part]
+) -> list[str]:
+    """How the parts of what a user writes as `text` differ from those before."""
+    gone = [f"`{text}{part}` is given no more" for part in before if part not in now]
+    new = [f"`{text}{part}` is new" for part in now if part not in before]
+    changed = [
+        reason
+        for part, value in now.items()
+        if part in before
+        for reason in value.reasons(f"{text}{part}", before[part])
+    ]
+    return [*gone, *new, *changed]
 
 
 class Signature(NamedTuple):
     """A kind of calls, as it is explained.
 
-    structure   of the arguments
-    leaves      by how a user writes them
+    arguments  by name, those that are given by position first
+    named      the names of the others, in order
     """
 
-    structure: str
-    leaves: dict[str, _Leaf]
+    arguments: dict[str, _Part]
+    named: tuple[str, ...]
 
     @staticmethod
-    def of(call: Arguments, texts: Sequence[str]) -> "Signature":
-        """That of a call whose leaves a user writes so."""
-        found: dict[str, _Leaf] = {}
-        numbers = call.numbers
-        for i, (text, leaf) in enumerate(zip(texts, call.given.leaves, strict=True)):
-            if is_data(leaf):
-                found[text] = _Tensor(leaf.type.dtype, leaf.type.ndim, leaf.type.weak)
-            elif i in numbers:
-                found[text] = _Other(f"of type {type(leaf).__name__}")
-            else:
-                found[text] = _Other(short(leaf))
-        return Signature(f"{call.given.spec}{call.given.orders or ''}", found)
+    def of(call: Arguments, names: Sequence[str]) -> "Signature":
+        """That of a call whose arguments have these names."""
+        args, kwargs = call.given.args, call.given.kwargs
+        values = [*args, *(kwargs[name] for name in names[len(args) :])]
+        leaves = _leaves(call)
+        parts = [_part(value, leaves) for value in values]
+        return Signature(dict(zip(names, parts, strict=True)), tuple(kwargs))
 
     def reasons(self, before: "Signature") -> list[str]:
         """How calls of this kind differ from calls of another one."""
-        gone = [
-            f"`{text}` is given no more" for text in before.leaves.keys() - self.leaves
-        ]
-        new = [f"`{text}` is new" for text in self.leaves.keys() - before.leaves]
-        changed = [
-            reason
-            for text, leaf in self.leaves.items()
-            if text in before.leaves and leaf != before.leaves[text]
-            for reason in leaf.reasons(text, before.leaves[text])
-        ]
-        if not (gone or new or changed):
-            return ["the structure of the arguments, or the order of keys, is another"]
-        return [*sorted(gone), *sorted(new), *changed]
+        found = _differences("", self.arguments, before.arguments)
+        ways = "by position", "by name"
+        for name in filter(before.arguments.__contains__, self.arguments):
+            was, now = (ways[name in x.named] for x in (before, self))
+            if was != now:
+                found.append(f"`{name}` was given {was}, and is given {now}")
+        if not found and self.named != before.named:
+            return ["the arguments that are given by name are in another order"]
+        return found or ["the structure of the arguments is another"]
+
+
+def _leaves(call: Arguments) -> Iterator[_Part]:
+    """The leaves of a call's arguments, in order."""
+    numbers = call.numbers
+    for i, leaf in enumerate(call.given.leaves):
+        if is_data(leaf):
+            yield _Tensor(leaf.type.dtype, leaf.type.ndim, leaf.type.weak)
+        elif i in numbers:
+            yield _Other(type(leaf), f"of type {type(leaf).__name__}")
+        else:
+            yield _other(leaf)
+
+
+def _part(value: Any, leaves: Iterator[_Part]) -> _Part:
+    """An argument, or a part of one, whose leaves come next."""
+    found = pytree.parts_of(value)
+    if found is None:
+        return next(leaves)
+    parts, rest = found
+    names = {f.name for f in fields(value)} if is_dataclass(value) else set()
+    return _Container(
+        type(value),
+        {text: _part(part, leaves) for text, part in parts.items()},
+        tuple(value) if isinstance(value, dict) else (),
+        {n: getattr(value, n) for n in sorted(names) if f".{n}" not in parts},
+        rest,
+    )
 
 
 def nearest_reasons(now: Signature, known: Iterable[Signature]) -> list[str]:

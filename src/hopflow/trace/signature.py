@@ -133,6 +133,10 @@ class Arguments(NamedTuple):
             given, tensors, operands, tuple(key), places, tuple(values), plans, marks
         )
 
+    def names(self, f: Callable[..., Any]) -> list[str]:
+        """The parameters' names, of positional arguments and then of the others."""
+        return _names(f, self.given.spec)
+
     def texts(self, f: Callable[..., Any]) -> list[str]:
         """How a user would write each leaf."""
         return _texts(f, self.given.spec)
