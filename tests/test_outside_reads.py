@@ -557,6 +557,121 @@ def test_tensors_are_operands_and_the_rest_decides(place: str) -> None:
         agree(got, read(X))
 
 
+# --- keys -----------------------------------------------------------------------------
+
+
+KEYS: dict[str, tuple[Any, ...]] = {
+    "int": (0, 1, -1),
+    "slice": (slice(0, 2), slice(1, 3), None, Ellipsis),
+    "list": ([0], [2], [0, 1]),
+    "tuple": ((0,), (2,), (slice(1, 2),)),
+    "array": (np.array([0, 1]), np.array([1, 2]), np.array([2])),
+    "mask": (np.array([True, False, False]), np.array([False, True, True])),
+    "tensor": (hf.asarray([0, 1]), hf.asarray([1, 2]), hf.asarray([2])),
+}
+
+
+def in_statement(code: str) -> Callable[[], Place]:
+    """A function of `x` with a key that is a global of its module."""
+    return lambda: in_global(f"def read(x): {code}")
+
+
+def of_cell_as_key() -> Place:
+    value: Any = None
+
+    def bind(new: Any) -> None:
+        nonlocal value
+        value = new
+
+    return Place(bind, lambda x: x[value])
+
+
+KEYED: dict[str, Callable[[], Place]] = {
+    "argument": in_statement("return x[value]"),
+    "local": in_statement("y = x + 1; return y[value]"),
+    "local key": in_statement("key = value; return x[key]"),
+    "row": in_statement("return hf.stack([x, x])[0][value]"),
+    "attribute": in_statement("return x.at[value].set(9.0)"),
+    "closure": of_cell_as_key,
+    "dict": in_statement("rows = {'w': x}; return rows['w'][value]"),
+    "tuple": in_statement("rows = x, x; k = 1; return rows[k][value]"),
+    "write": in_statement("y = x + 0; y[value] = 1.0; return y"),
+}
+
+
+def check_key(place: str, run: Callable[[Read], Read], keys: tuple[Any, ...]) -> None:
+    bind, read = KEYED[place]()
+    f = run(read)
+    for key in (*keys, *keys):
+        bind(key)
+        agree(f(X), read(X))
+        agree(f(X), read(X))
+
+
+@pytest.mark.parametrize("kind", [*KEYS][:-1])
+@pytest.mark.parametrize("place", KEYED)
+def test_a_rebound_key_of_what_the_trace_has_is_seen(place: str, kind: str) -> None:
+    check_key(place, hf.jit, KEYS[kind])
+
+
+@pytest.mark.parametrize("place", ["argument", "local", "closure", "dict"])
+def test_a_rebound_key_that_is_a_tensor_is_seen(place: str) -> None:
+    check_key(place, hf.jit, KEYS["tensor"])
+
+
+@pytest.mark.parametrize("way", ["helper", "subgraph in jit", "grad in jit", "cond"])
+def test_a_rebound_key_is_seen_in_what_jit_calls(way: str) -> None:
+    bind, read = KEYED["argument"]()
+    f = WAYS[way](read)
+    for key in (0, 1, 0, 2):
+        bind(key)
+        with hf.debug():
+            expected = f(X)
+        agree(f(X), expected)
+
+
+def test_a_rebound_key_is_seen_in_the_body_of_a_scan() -> None:
+    bind, read = KEYED["argument"]()
+    f = hf.jit(lambda x: hf.scan(lambda c, r: (c + read(r), c), 0.0, x)[0])
+    rows = hf.reshape(hf.arange(6.0), (2, 3))
+    for key in (0, 1, 2, 0):
+        bind(key)
+        agree(f(rows), hf.sum(rows[:, key]))
+
+
+def test_a_rebound_key_of_an_argument_that_is_a_container_is_seen() -> None:
+    key: Any = "a"
+    f = hf.jit(lambda p: p["rows"][key] * p["scale"][key])
+    p = {"rows": {"a": X, "b": X + 1}, "scale": {"a": X, "b": 2 * X}}
+    for key in ("a", "b", "a"):
+        agree(f(p), p["rows"][key] * p["scale"][key])
+
+
+def test_a_rebound_axis_and_name_of_an_attribute_are_seen() -> None:
+    axis, name = 0, "ndim"
+    f = hf.jit(lambda x: x * x.shape[axis] + getattr(x, name))
+    x = hf.ones((2, 3))
+    for axis, name in ((0, "ndim"), (1, "ndim"), (1, "size"), (0, "size")):
+        agree(f(x), x * x.shape[axis] + getattr(x, name))
+
+
+def test_explanations_name_a_key() -> None:
+    bind, read = KEYED["argument"]()
+    f = hf.jit(read)
+    bind(0)
+    f(X)
+    bind(1)
+    assert f.explain(X) == "recompiled because `global value` was 0, and is 1"
+
+
+@pytest.mark.parametrize("place", ["argument", "local key", "closure", "attribute"])
+def test_a_trace_function_sees_keys(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "_events", watch.by_tracing)
+    check_key(place, hf.jit, KEYS["int"])
+
+
 # --- what explanations say ------------------------------------------------------------
 
 

@@ -19,7 +19,7 @@ class Step(NamedTuple):
     """One step of an access path.
 
     kind   "attribute", "item" with a constant key, or "item of" and "attribute of":
-           the key is what a name holds
+           the key is what a name holds, which is loaded by a chain of its own
     key    the name of the attribute, the key of the item, or the name that holds it
     """
 
@@ -61,6 +61,7 @@ _SKIPPED: Final = frozenset(("CACHE", "EXTENDED_ARG", "NOP", "PUSH_NULL", "PRECA
 _GLOBALS: Final = frozenset(("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"))
 _FREE: Final = frozenset(("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"))
 _STORES: Final = frozenset(("STORE_FAST", "STORE_DEREF", "STORE_NAME", "POP_TOP"))
+_VARIABLES: Final = frozenset(("global", "free", "local"))
 _DYNAMIC: Final = frozenset(("getattr", "hasattr"))
 
 
@@ -72,13 +73,17 @@ def loads_of(code: CodeType) -> dict[int, tuple[Load, ...]]:
     while k < len(ops):
         op, start = ops[k], k
         k += 1
-        if op.kind in ("global", "free", "local"):
-            load = Load(op.kind, op.value, (), is_used=True)
+        if op.kind in _VARIABLES:
+            load = _variable(op)
         elif op.kind == "attribute":
             load = Load("result", "", (Step("attribute", op.value),), is_used=True)
         else:
             continue
         steps, k = _steps(ops, k)
+        # A key is a read of its own, whatever it is a key of.
+        for key in ops[start + 1 : k]:
+            if key.kind in _VARIABLES:
+                found.setdefault(key.at, []).append(_variable(key))
         steps = (*load.steps, *steps)
         if start and ops[start - 1].value == "vars":
             steps += (Step("attribute", "__dict__"),)
@@ -87,6 +92,11 @@ def loads_of(code: CodeType) -> dict[int, tuple[Load, ...]]:
         is_used = k == len(ops) or ops[k].kind != "store" or ops[k].starts
         found.setdefault(op.at, []).append(load._replace(steps=steps, is_used=is_used))
     return {at: tuple(loads) for at, loads in found.items()}
+
+
+def _variable(op: _Op) -> Load:
+    """The load of a variable alone."""
+    return Load(op.kind, op.value, (), is_used=True)
 
 
 def _steps(ops: Sequence[_Op], k: int) -> tuple[tuple[Step, ...], int]:
@@ -100,7 +110,7 @@ def _steps(ops: Sequence[_Op], k: int) -> tuple[tuple[Step, ...], int]:
         elif k + 1 < len(ops) and ops[k + 1].kind == "item" and not ops[k + 1].starts:
             if op.kind == "constant":
                 steps.append(Step("item", op.value))
-            elif op.kind in ("local", "free", "global"):
+            elif op.kind in _VARIABLES:
                 steps.append(Step("item of", (op.kind, op.value)))
             else:
                 break
@@ -114,7 +124,7 @@ def _dynamic(name: _Op) -> tuple[Step, ...]:
     """The step of `getattr(value, name)`."""
     if name.kind == "constant" and isinstance(name.value, str):
         return (Step("attribute", name.value),)
-    if name.kind in ("local", "free", "global"):
+    if name.kind in _VARIABLES:
         return (Step("attribute of", (name.kind, name.value)),)
     return ()
 

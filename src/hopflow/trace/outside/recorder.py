@@ -267,7 +267,6 @@ class Recorder:
         kind, name = step.key
         scope = frame.f_globals if kind == "global" else frame.f_locals
         key = scope.get(name, MISSING)
-        self._variable(frame, kind, name)
         return Step(step.kind.partition(" ")[0], key) if is_key(key) else step
 
     # --- reads ---
