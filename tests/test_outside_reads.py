@@ -567,6 +567,8 @@ KEYS: dict[str, tuple[Any, ...]] = {
     "tuple": ((0,), (2,), (slice(1, 2),)),
     "array": (np.array([0, 1]), np.array([1, 2]), np.array([2])),
     "mask": (np.array([True, False, False]), np.array([False, True, True])),
+    "mask tensor": (hf.asarray([True, False, False]), hf.asarray([False, True, True])),
+    "scalar tensor": (hf.asarray(0), hf.asarray(1), hf.asarray(2)),
     "tensor": (hf.asarray([0, 1]), hf.asarray([1, 2]), hf.asarray([2])),
 }
 
@@ -608,15 +610,10 @@ def check_key(place: str, run: Callable[[Read], Read], keys: tuple[Any, ...]) ->
         agree(f(X), read(X))
 
 
-@pytest.mark.parametrize("kind", [*KEYS][:-1])
+@pytest.mark.parametrize("kind", KEYS)
 @pytest.mark.parametrize("place", KEYED)
 def test_a_rebound_key_of_what_the_trace_has_is_seen(place: str, kind: str) -> None:
     check_key(place, hf.jit, KEYS[kind])
-
-
-@pytest.mark.parametrize("place", ["argument", "local", "closure", "dict"])
-def test_a_rebound_key_that_is_a_tensor_is_seen(place: str) -> None:
-    check_key(place, hf.jit, KEYS["tensor"])
 
 
 @pytest.mark.parametrize("way", ["helper", "subgraph in jit", "grad in jit", "cond"])
@@ -653,6 +650,51 @@ def test_a_rebound_axis_and_name_of_an_attribute_are_seen() -> None:
     x = hf.ones((2, 3))
     for axis, name in ((0, "ndim"), (1, "ndim"), (1, "size"), (0, "size")):
         agree(f(x), x * x.shape[axis] + getattr(x, name))
+
+
+ELEMENTS: dict[str, Callable[[Any, Any], Any]] = {
+    "float": lambda x, s: x * float(s),
+    "int": lambda x, s: x[int(s)],
+    "bool": lambda x, s: x if s else -x,
+    "item": lambda x, s: x * s.item(),
+    "tolist": lambda x, s: x * s.tolist(),
+    "index": lambda x, s: sum([x] * s.__index__()),
+    "NumPy": lambda x, s: x * float(np.asarray(s)),
+    "text": lambda x, s: x * len(repr(s).partition("1")[0]),
+    "subscript": lambda x, s: x[s],
+    "write": lambda x, s: x.at[s].set(9.0),
+}
+
+
+@pytest.mark.parametrize("way", ["jit", "helper", "subgraph in jit", "jit in jit"])
+@pytest.mark.parametrize("what", ELEMENTS)
+def test_elements_that_python_is_given_are_compared(what: str, way: str) -> None:
+    held = hf.asarray(1)
+    f = WAYS[way](lambda x: ELEMENTS[what](x, held))
+
+    def check() -> None:
+        with hf.debug():
+            expected = f(X)
+        agree(f(X), expected)
+        with traces(0):
+            agree(f(X), expected)
+
+    check()
+    held = hf.asarray(2)
+    check()
+    held[...] = 1
+    check()
+
+
+def test_explanations_name_a_tensor_whose_elements_decide() -> None:
+    mask = hf.asarray([True, False, False])
+    f = hf.jit(lambda x: x[mask])
+    f(X)
+    assert f.explain(X) == "runs what has been compiled"
+    mask[1] = True
+    assert "what `closure mask` contains has changed" in f.explain(X)
+    mask = hf.asarray([True, False, False])
+    assert f.explain(X) == "runs what has been compiled"
 
 
 def test_explanations_name_a_key() -> None:

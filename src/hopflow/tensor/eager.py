@@ -132,6 +132,7 @@ class EagerTensor(Tensor):
             )
 
     def _concrete(self, what: str) -> Array:  # noqa: ARG002
+        slots.given(self)
         return self.host_array
 
     def _device(self) -> Device:
@@ -183,7 +184,7 @@ class EagerTensor(Tensor):
         if self.storage.barred:
             why = self.storage.invalid or f"on {self.storage.device.name}"
             return f"Tensor(<{why}>, {self.type})"
-        array = self.array
+        array = self._concrete("repr")
         if self.dtype is dtypes.bfloat16:
             array = array.astype(np.float32)
         text = np.array2string(array, separator=", ", prefix="Tensor(")

@@ -17,7 +17,7 @@ from hopflow.trace.closures import type_key
 from hopflow.trace.outside.paths import Path
 from hopflow.trace.source import name_of
 
-__all__ = ["CONSTANTS", "Check", "identity", "is_same"]
+__all__ = ["CONSTANTS", "Check", "elements", "identity", "is_same"]
 
 CONSTANTS: Final = (
     *(type(None), bool, int, float, complex, str, bytes, type(Ellipsis), range, slice),
@@ -37,7 +37,8 @@ class Check:
     """A condition on a value.
 
     kind    "constant", "tensor" (of a type, with memory), "operand" (of a type, maybe
-            of a trace), "array" (of a dtype and a shape),
+            of a trace), "elements" (of a tensor with memory), "array" (of a dtype and
+            a shape),
             "content" (of an array), "class", "code" (of a function), "identity",
             "alias" (of what another path leads to), "length", "keys", "members" (of a
             set), "lacks" (an attribute) and "lacks key"
@@ -77,6 +78,9 @@ class Check:
                 return f"{kind} or {v}.dtype != {dtype} or {v}.shape != {shape}"
             case "content":
                 return f"{v}.tobytes() != {hold(self.value)}"
+            case "elements":
+                other = f"{hold(elements)}({v}) != {hold(self.value)}"
+                return f"type({v}) is not {hold(EagerTensor)} or {other}"
             case "class":
                 return f"type({v}) is not {hold(self.value)}"
             case "code":
@@ -105,6 +109,7 @@ class Check:
             "keys",
             "members",
             "content",
+            "elements",
             "lacks",
             "lacks key",
         )
@@ -118,7 +123,7 @@ class Check:
                 return f"`{text}` has a key {self.value!r} now"
             case "length":
                 return f"`{text}` had {self.value} items, and has {len(value)}"
-            case "keys" | "members" | "content":
+            case "keys" | "members" | "content" | "elements":
                 return f"what `{text}` contains has changed"
             case "alias":
                 other = self.value.text()
@@ -159,6 +164,11 @@ def described(value: Any) -> str:
 def _function(code: CodeType) -> str:
     file = code.co_filename.rsplit("/", 1)[-1]
     return f"the function `{code.co_name}` ({file}:{code.co_firstlineno})"
+
+
+def elements(tensor: EagerTensor) -> bytes:
+    """What a tensor contains."""
+    return tensor.host_array.tobytes()
 
 
 def identity(value: Any) -> Check:

@@ -15,9 +15,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from hopflow.bind import Value
 from hopflow.tensor import EagerTensor
 from hopflow.trace.outside.bytecode import Load, Step
-from hopflow.trace.outside.checks import Check, identity
+from hopflow.trace.outside.checks import Check, elements, identity
 from hopflow.trace.outside.effects import Effects
 from hopflow.trace.outside.guard import Guard, Read, Wanted
 from hopflow.trace.outside.modules import is_library, is_library_module
@@ -200,6 +201,14 @@ class Recorder:
             return
         for found in self._variable(frame, load.kind, load.name):
             self._follow(frame, found, load)
+
+    def give(self, tensor: Value) -> None:
+        """Take note that Python code is given the elements of a tensor: they are
+        compared, if it is from outside."""
+        known = self._known(tensor)
+        if known is not None:
+            for path, value in self.read(*known):
+                self._note(path, Check("elements", elements(value)))
 
     def _variable(self, frame: FrameType, kind: str, name: str) -> list[Found]:
         """What a variable holds, if it is from outside."""

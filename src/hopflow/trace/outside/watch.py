@@ -11,6 +11,7 @@ from contextlib import contextmanager, nullcontext
 from types import CodeType, FrameType
 from typing import Any, Final
 
+from hopflow.bind import Value, slots
 from hopflow.trace.outside.bytecode import Load, loads_of
 from hopflow.trace.outside.modules import is_watched
 from hopflow.trace.outside.recorder import Recorder
@@ -68,6 +69,14 @@ def _reach(frame: FrameType, loads: tuple[Load, ...]) -> None:
     for recorder in _present.recorders:
         for load in loads:
             recorder.load(frame, load)
+
+
+def _give(tensor: Value) -> None:
+    for recorder in _present.recorders:
+        recorder.give(tensor)
+
+
+slots.given = _give
 
 
 class _Monitor:
