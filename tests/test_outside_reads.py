@@ -96,6 +96,27 @@ class Inheriting(Holder):
         return self.__dict__["value"]
 
 
+class Items(list[Any]):
+    value: Any = None
+
+    def method(self, x: Any) -> Any:
+        return use(x, self.value)
+
+    def __hash__(self) -> int:  # type: ignore[override]  # `subgraph` asks for it
+        return id(self)
+
+
+class Table(dict[str, Any]):
+    value: Any
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return id(self)
+
+
+class Number(int):
+    value: Any
+
+
 class Described:
     def __get__(self, owner: Any, cls: Any = None) -> Any:
         return self if owner is None else owner.held
@@ -289,6 +310,53 @@ def of_descriptor() -> Place:
     return Place(lambda v: setattr(owner, "held", v), lambda x: use(x, owner.value))
 
 
+def of_function() -> Place:
+    def read(x: Any) -> Any:
+        return use(x, read.value)  # type: ignore[attr-defined]
+
+    return attribute(read, read)
+
+
+def of_decorator() -> Place:
+    def decorated(f: Read) -> Read:
+        def run(x: Any) -> Any:
+            return use(f(x), run.value)  # type: ignore[attr-defined]
+
+        return run
+
+    read = decorated(lambda x: x + 1)
+    return attribute(read, lambda x: read(x))
+
+
+def of_function_of_method() -> Place:
+    class Owner:
+        def method(self, x: Any) -> Any:
+            return use(x, self.method.value)  # type: ignore[attr-defined]
+
+    owner = Owner()
+    return attribute(Owner.method, lambda x: owner.method(x))
+
+
+def of_instance(owner: Any) -> Callable[[], Place]:
+    """An attribute of an object that is more than its attributes."""
+    return lambda: attribute(owner, lambda x: use(x, owner.value))
+
+
+def of_subclass() -> Place:
+    items = Items()
+    return attribute(items, lambda x: items.method(x))
+
+
+def of_class_of_subclass() -> Place:
+    cls: Any = type("Part", (Table,), {"value": None})
+    table = cls()
+
+    def bind(value: Any) -> None:
+        cls.value = staticmethod(value) if isinstance(value, FunctionType) else value
+
+    return Place(bind, lambda x: use(x, table.value))
+
+
 def of_named_tuple() -> Place:
     named = Named(1, None)
 
@@ -368,6 +436,13 @@ PLACES: dict[str, Callable[[], Place]] = {
     ),
     "descriptor": of_descriptor,
     "named tuple": of_named_tuple,
+    "function": of_function,
+    "decorator": of_decorator,
+    "function of a method": of_function_of_method,
+    "subclass of list": of_subclass,
+    "subclass of dict": of_instance(Table()),
+    "subclass of int": of_instance(Number(3)),
+    "class of a subclass": of_class_of_subclass,
     "items": of_items,
     "keywords": of_keywords,
 }

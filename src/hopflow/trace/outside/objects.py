@@ -39,6 +39,7 @@ __all__ = [
     "is_data_descriptor",
     "is_key",
     "is_of_trace",
+    "is_open",
     "is_plain",
     "is_tree",
     "may_have",
@@ -51,6 +52,7 @@ MISSING: Final[Any] = object()
 
 _Named = namedtuple("_Named", ("field",))
 _HELD: Final = (MemberDescriptorType, GetSetDescriptorType, type(_Named.field))
+_WITH_ATTRIBUTES: Final = (*CONTAINERS, *CONSTANTS, FunctionType, Enum)
 _NO_OBJECTS: Final = (type, ModuleType, FunctionType, MethodType, Value, np.ndarray)
 
 
@@ -60,6 +62,7 @@ class _Kind(NamedTuple):
     is_of_trace: bool
     is_constant: bool
     is_plain: bool
+    is_open: bool
 
 
 @lru_cache(1 << 12)
@@ -67,20 +70,23 @@ def _kind(cls: Hashable) -> _Kind:
     assert isinstance(cls, type)
     is_tensor = issubclass(cls, Value)
     if is_tensor and hasattr(cls, "process"):  # of a user's type
-        return _Kind(is_of_trace=False, is_constant=False, is_plain=True)
+        return _Kind(False, is_constant=False, is_plain=True, is_open=True)
     if is_tensor or issubclass(cls, SymInt | SymFloat | SymBool):
-        return _Kind(cls is not EagerTensor, is_constant=False, is_plain=False)
+        return _Kind(cls is not EagerTensor, False, is_plain=False, is_open=False)
+    is_own = cls.__module__.partition(".")[0] == "hopflow"
+    is_open = (
+        cls.__module__.startswith("hopflow.nn") if is_own else _has_attributes(cls)
+    )
     is_other = issubclass(cls, (*CONTAINERS, *_NO_OBJECTS, Enum))
     is_compared = cls.__eq__ is not object.__eq__
     is_hashed = cls.__hash__ not in (None, object.__hash__)
     is_value = is_library(cls.__module__) and is_compared and is_hashed
     if issubclass(cls, CONSTANTS) or (is_value and not is_other):
-        return _Kind(is_of_trace=False, is_constant=True, is_plain=False)
-    is_own = cls.__module__.partition(".")[0] == "hopflow"
-    is_open = (
-        cls.__module__.startswith("hopflow.nn") if is_own else _has_attributes(cls)
-    )
-    return _Kind(False, False, is_plain=is_open and not is_other)
+        is_open = is_open and issubclass(cls, _WITH_ATTRIBUTES)
+        return _Kind(False, is_constant=True, is_plain=False, is_open=is_open)
+    is_plain = is_open and not is_other
+    is_open = is_plain or (is_open and issubclass(cls, _WITH_ATTRIBUTES))
+    return _Kind(False, False, is_plain, is_open or issubclass(cls, tuple))
 
 
 def _has_attributes(cls: type) -> bool:
@@ -106,6 +112,12 @@ def is_plain(value: Any) -> bool:
     """Whether it is an object of which attributes are read: of a class of a user's, a
     module of `hopflow.nn`, a namespace."""
     return _kind_of(value).is_plain
+
+
+def is_open(value: Any) -> bool:
+    """Whether attributes are read of it: it is plain, or what else a user may give
+    attributes, as a function or an object of a subclass of list."""
+    return _kind_of(value).is_open
 
 
 def is_tree(value: Any) -> bool:
@@ -153,7 +165,7 @@ def held_by(owner: Any, member: Any) -> Any:
 
 def may_have(owner: Any, name: str) -> bool:
     """Whether an object holds an attribute, or its class does."""
-    if not is_plain(owner):
+    if not is_open(owner):
         return False
     held = getattr(owner, "__dict__", {})
     return name in held or member_of(type(owner), name) is not MISSING

@@ -34,6 +34,7 @@ from hopflow.trace.outside.objects import (
     is_data_descriptor,
     is_key,
     is_of_trace,
+    is_open,
     is_plain,
     is_tree,
     may_have,
@@ -342,8 +343,7 @@ class Recorder:
                 value = getattr(owner, name)
             is_there = value is not MISSING and not is_library_module(value)
             return (found, value) if is_there else None
-        is_open = is_plain(owner) or isinstance(owner, tuple)
-        if not is_open or isinstance(type(owner).__getattribute__, FunctionType):
+        if not is_open(owner) or isinstance(type(owner).__getattribute__, FunctionType):
             return None
         member = member_of(type(owner), name)
         if isinstance(member, property) and member.fget is not None:
@@ -369,6 +369,8 @@ class Recorder:
                 self._note(path.parent, Check("lacks", path.key))
             return None
         if isinstance(member, FunctionType):
+            if _is_users(member):  # attributes of a method are those of the function
+                return path, member
             if path not in self._reads:
                 self._note(path, _code_of(member))
                 self._note_callable(member, path)
