@@ -122,6 +122,41 @@ class Described:
         return self if owner is None else owner.held
 
 
+class Stored:
+    """A descriptor that keeps its value in the object, under a name that it computes."""
+
+    def __set_name__(self, _: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, owner: Any, cls: Any = None) -> Any:
+        return getattr(owner, "_" + self.name)
+
+    def __set__(self, owner: Any, value: Any) -> None:
+        setattr(owner, "_" + self.name, value)
+
+
+class WithStored:
+    value = Stored()
+
+
+class Shared:
+    """A descriptor that keeps its value itself, for objects and classes."""
+
+    held: Any = None
+
+    def __get__(self, owner: Any, cls: Any = None) -> Any:
+        return self.held
+
+
+class Watching:
+    """Computes each attribute."""
+
+    value: Any
+
+    def __getattribute__(self, name: str) -> Any:
+        return object.__getattribute__(self, name)
+
+
 class WithDescriptor:
     value = Described()
     held: Any
@@ -357,6 +392,41 @@ def of_class_of_subclass() -> Place:
     return Place(bind, lambda x: use(x, table.value))
 
 
+def of_class_member(of_object: bool) -> Callable[[], Place]:
+    """A name in a class that had a descriptor at first."""
+
+    def place() -> Place:
+        shared = Shared()
+        cls: Any = type("Owner", (), {"value": shared})
+        owner = cls() if of_object else cls
+
+        def bind(value: Any) -> None:
+            if isinstance(value, str):  # not a descriptor any more
+                cls.value = value
+            else:
+                cls.value, shared.held = shared, value
+
+        return Place(bind, lambda x: use(x, owner.value))
+
+    return place
+
+
+def of_metaclass() -> Place:
+    meta: Any = type("Meta", (type,), {"value": None})
+    cls: Any = meta("Config", (), {})
+
+    def bind(value: Any) -> None:
+        is_function = isinstance(value, FunctionType)
+        meta.value = staticmethod(value) if is_function else value
+
+    return Place(bind, lambda x: use(x, cls.value))
+
+
+def of_computed_name() -> Place:
+    holder, name = Holder(), "al"
+    return attribute(holder, lambda x: use(x, getattr(holder, f"v{name}ue")))
+
+
 def of_named_tuple() -> Place:
     named = Named(1, None)
 
@@ -436,6 +506,12 @@ PLACES: dict[str, Callable[[], Place]] = {
     ),
     "descriptor": of_descriptor,
     "named tuple": of_named_tuple,
+    "stored by a descriptor": of_instance(WithStored()),
+    "held by a descriptor": of_class_member(of_object=True),
+    "held by a descriptor of a class": of_class_member(of_object=False),
+    "metaclass": of_metaclass,
+    "__getattribute__": of_instance(Watching()),
+    "computed name": of_computed_name,
     "function": of_function,
     "decorator": of_decorator,
     "function of a method": of_function_of_method,

@@ -19,7 +19,8 @@ class Step(NamedTuple):
     """One step of an access path.
 
     kind   "attribute", "item" with a constant key, or "item of" and "attribute of":
-           the key is what a name holds, which is loaded by a chain of its own
+           the key is what a name holds, which is loaded by a chain of its own; or
+           "any attribute": code computes the name, which is not known here
     key    the name of the attribute, the key of the item, or the name that holds it
     """
 
@@ -88,7 +89,7 @@ def loads_of(code: CodeType) -> dict[int, tuple[Load, ...]]:
         if start and ops[start - 1].value == "vars":
             steps += (Step("attribute", "__dict__"),)
         elif start and ops[start - 1].value in _DYNAMIC and k < len(ops):
-            steps += _dynamic(ops[k])
+            steps += _dynamic(ops, k)
         is_used = k == len(ops) or ops[k].kind != "store" or ops[k].starts
         found.setdefault(op.at, []).append(load._replace(steps=steps, is_used=is_used))
     return {at: tuple(loads) for at, loads in found.items()}
@@ -120,13 +121,17 @@ def _steps(ops: Sequence[_Op], k: int) -> tuple[tuple[Step, ...], int]:
     return tuple(steps), k
 
 
-def _dynamic(name: _Op) -> tuple[Step, ...]:
-    """The step of `getattr(value, name)`."""
-    if name.kind == "constant" and isinstance(name.value, str):
+def _dynamic(ops: Sequence[_Op], k: int) -> tuple[Step, ...]:
+    """The step of `getattr(value, name)`, where the name stands at a place."""
+    name, after = ops[k], k + 1
+    if after < len(ops) and ops[after].kind in ("constant", *_VARIABLES):  # a default
+        after = _steps(ops, after + 1)[1]
+    is_alone = after < len(ops) and ops[after].kind == "call"
+    if is_alone and name.kind == "constant" and isinstance(name.value, str):
         return (Step("attribute", name.value),)
-    if name.kind in _VARIABLES:
+    if is_alone and name.kind in _VARIABLES:
         return (Step("attribute of", (name.kind, name.value)),)
-    return ()
+    return (Step("any attribute", None),)
 
 
 def _ops(code: CodeType) -> Iterator[_Op]:
@@ -155,4 +160,5 @@ def _ops(code: CodeType) -> Iterator[_Op]:
         elif name in _STORES or name == "STORE_FAST_STORE_FAST":
             yield _Op("store", i.argval, i.offset, starts)
         else:
-            yield _Op("other", None, i.offset, starts)
+            kind = "call" if name.startswith("CALL") else "other"
+            yield _Op(kind, None, i.offset, starts)

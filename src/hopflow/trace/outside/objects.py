@@ -26,15 +26,16 @@ from hopflow.symbolic.size import SymFloat, SymInt
 from hopflow.tensor import EagerTensor
 from hopflow.trace.outside.checks import CONSTANTS
 from hopflow.trace.outside.modules import is_library
+from hopflow.trace.outside.paths import MISSING, member_of
 
 __all__ = [
     "CONTAINERS",
-    "MISSING",
     "cells_of",
     "content_of",
     "has_identity",
     "held_by",
     "inner_codes",
+    "is_computed",
     "is_constant",
     "is_data_descriptor",
     "is_key",
@@ -43,12 +44,9 @@ __all__ = [
     "is_plain",
     "is_tree",
     "may_have",
-    "member_of",
 ]
 
 CONTAINERS: Final = (list, tuple, dict, set, frozenset, deque)
-MISSING: Final[Any] = object()
-"""What stands where there is no value."""
 
 _Named = namedtuple("_Named", ("field",))
 _HELD: Final = (MemberDescriptorType, GetSetDescriptorType, type(_Named.field))
@@ -139,17 +137,14 @@ def is_key(value: Any) -> bool:
     return isinstance(value, (*CONSTANTS, type, Enum)) and not isinstance(value, slice)
 
 
-def member_of(cls: type, name: str) -> Any:
-    """What a class has under a name, itself or by inheritance, as it stands there."""
-    for base in cls.__mro__:
-        if name in vars(base):
-            return vars(base)[name]
-    return MISSING
-
-
 def is_data_descriptor(member: Any) -> bool:
     """Whether a member of a class comes before what an object of it holds."""
     return hasattr(type(member), "__set__") or hasattr(type(member), "__delete__")
+
+
+def is_computed(member: Any) -> bool:
+    """Whether a member of a class is a descriptor of which code gives the value."""
+    return isinstance(getattr(type(member), "__get__", None), FunctionType)
 
 
 def held_by(owner: Any, member: Any) -> Any:

@@ -7,7 +7,7 @@ from keyword import iskeyword
 from types import CellType, FunctionType, MethodType
 from typing import Any, Final
 
-__all__ = ["ERRORS", "Path"]
+__all__ = ["ERRORS", "MISSING", "Path", "member_of"]
 
 ERRORS: Final = (AttributeError, KeyError, IndexError, TypeError, ValueError)
 """What is raised where a path leads nowhere; an empty cell is a ValueError."""
@@ -18,6 +18,18 @@ _UNSEEN: Final = frozenset(("__func__", "__wrapped__", "__class__", "fget"))
 """Attributes that a user has not written: the text is that of what they belong to."""
 
 
+MISSING: Final[Any] = object()
+"""What stands where there is no value."""
+
+
+def member_of(cls: type, name: str) -> Any:
+    """What a class has under a name, itself or by inheritance, as it stands there."""
+    for base in cls.__mro__:
+        if name in vars(base):
+            return vars(base)[name]
+    return MISSING
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Path:
     """One step, from what `parent` leads to; paths are compared by identity.
@@ -25,7 +37,9 @@ class Path:
     kind    "constant": `key` itself, that a trace holds; "argument": the leaf at
             position `key`; "global": the name `key` in the module that `scope` is of;
             "cell": the variable `key` of the function `parent`, at position `scope`;
-            "default", "keyword default": of its parameter `key`; "attribute", "item"
+            "default", "keyword default": of its parameter `key`; "attribute", "item";
+            "held": an attribute, whatever `__getattribute__` the class defines;
+            "member": what the class `parent` has under a name, as it stands there
     """
 
     parent: "Path | None"
@@ -56,6 +70,10 @@ class Path:
                 return f"{parent}.{self.key}"
             case "attribute":
                 return f"getattr({parent}, {self.key!r})"
+            case "held":
+                return f"{hold(object.__getattribute__)}({parent}, {self.key!r})"
+            case "member":
+                return f"{hold(member_of)}({parent}, {self.key!r})"
         is_literal = type(self.key) in (int, str)
         return f"{parent}[{repr(self.key) if is_literal else hold(self.key)}]"
 
@@ -77,6 +95,10 @@ class Path:
                 return parent.__kwdefaults__[self.key]
             case "attribute":
                 return getattr(parent, self.key)
+            case "held":
+                return object.__getattribute__(parent, self.key)
+            case "member":
+                return member_of(parent, self.key)
         return parent[self.key]
 
     @property
@@ -122,7 +144,7 @@ class Path:
                 return before or "self"
             case "attribute" if self.key in _UNSEEN:
                 return before
-            case "attribute":
+            case "attribute" | "held" | "member":
                 return f"{before}.{self.key}" if before else self.key
             case "item":
                 key = self.key

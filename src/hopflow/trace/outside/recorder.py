@@ -24,12 +24,12 @@ from hopflow.trace.outside.guard import Guard, Read, Wanted
 from hopflow.trace.outside.modules import is_library, is_library_module
 from hopflow.trace.outside.objects import (
     CONTAINERS,
-    MISSING,
     cells_of,
     content_of,
     has_identity,
     held_by,
     inner_codes,
+    is_computed,
     is_constant,
     is_data_descriptor,
     is_key,
@@ -38,9 +38,8 @@ from hopflow.trace.outside.objects import (
     is_plain,
     is_tree,
     may_have,
-    member_of,
 )
-from hopflow.trace.outside.paths import Path
+from hopflow.trace.outside.paths import MISSING, Path, member_of
 from hopflow.tracebacks import is_own_file
 
 __all__ = ["Recorder"]
@@ -261,6 +260,8 @@ class Recorder:
                 found = self._attribute(path, value, step.key)
             elif step.kind == "item":
                 found = self._item(path, value, step.key)
+            elif step.kind in ("attribute of", "any attribute") and is_open(value):
+                self._use_attributes(path, value)
             reads = [] if found is None else self.read(*found)
             if not reads:
                 if found is None and load.kind != "result":
@@ -339,11 +340,19 @@ class Recorder:
                 value = member_of(owner, name)
             else:
                 value = vars(owner).get(name, MISSING)
+            if value is MISSING and isinstance(owner, type):
+                return self._of_class(found, owner, member_of(type(owner), name))
+            if isinstance(owner, type) and is_computed(value):
+                self._read_member(path, name, value)
+                return None
             if isinstance(value, staticmethod | classmethod):
                 value = getattr(owner, name)
             is_there = value is not MISSING and not is_library_module(value)
             return (found, value) if is_there else None
-        if not is_open(owner) or isinstance(type(owner).__getattribute__, FunctionType):
+        if not is_open(owner):
+            return None
+        if isinstance(type(owner).__getattribute__, FunctionType):
+            self._use_attributes(path, owner)
             return None
         member = member_of(type(owner), name)
         if isinstance(member, property) and member.fget is not None:
@@ -352,6 +361,11 @@ class Recorder:
             self.read(getter, member.fget)
             return None
         if is_data_descriptor(member):
+            if is_computed(member):
+                self._read_member(
+                    self.path(path, "attribute", "__class__"), name, member
+                )
+                return None
             value = held_by(owner, member)
             return None if value is MISSING else (found, value)
         values = getattr(owner, "__dict__", {})
@@ -378,11 +392,25 @@ class Recorder:
         if isinstance(member, staticmethod | classmethod):
             return path, getattr(owner, path.key)
         if hasattr(type(member), "__get__"):  # a jitted method, a cached property
-            if type(member).__module__.startswith("hopflow."):
+            if is_computed(member) or type(member).__module__.startswith("hopflow."):
                 cls = self.path(path.parent, "attribute", "__class__")
-                self.read(self.path(cls, "attribute", path.key), member)
+                self._read_member(cls, path.key, member)
             return None
         return path, member
+
+    def _read_member(self, cls: Path, name: str, member: Any) -> None:
+        """Read a descriptor, and so what it reads itself where it gives a value."""
+        self.read(self.path(cls, "member", name), member)
+
+    def _use_attributes(self, path: Path, owner: Any) -> None:
+        """Take note that code may read any attribute that an object holds."""
+        try:
+            held = object.__getattribute__(owner, "__dict__")
+        except AttributeError:
+            return
+        inner = self.path(path, "held", "__dict__")
+        self.read(inner, held)
+        self._use(inner, held)
 
     def _item(self, path: Path, owner: Any, key: Any) -> Found | None:
         """What an item holds; None: code computes it, or there is none."""
