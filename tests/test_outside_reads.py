@@ -123,7 +123,7 @@ class Described:
 
 
 class Stored:
-    """A descriptor that keeps its value in the object, under a name that it computes."""
+    """A descriptor that keeps its value in the object, by a name that it computes."""
 
     def __set_name__(self, _: type, name: str) -> None:
         self.name = name
@@ -427,6 +427,18 @@ def of_computed_name() -> Place:
     return attribute(holder, lambda x: use(x, getattr(holder, f"v{name}ue")))
 
 
+SETTINGS: Any = ModuleType("hopflow_test_settings.inner")
+PACKAGE: Any = ModuleType("hopflow_test_settings")
+PACKAGE.inner, PACKAGE.__path__ = SETTINGS, []
+sys.modules |= {module.__name__: module for module in (SETTINGS, PACKAGE)}
+
+
+def of_import(statement: str, name: str) -> Callable[[], Place]:
+    """A module that is imported within the function."""
+    source = f"def read(x):\n  {statement}\n  return use(x, {name})"
+    return lambda: attribute(SETTINGS, in_global(source).read)
+
+
 def of_named_tuple() -> Place:
     named = Named(1, None)
 
@@ -506,6 +518,19 @@ PLACES: dict[str, Callable[[], Place]] = {
     ),
     "descriptor": of_descriptor,
     "named tuple": of_named_tuple,
+    "import": of_import(
+        "import hopflow_test_settings.inner", "hopflow_test_settings.inner.value"
+    ),
+    "import as": of_import("import hopflow_test_settings.inner as m", "m.value"),
+    "import from": of_import("from hopflow_test_settings.inner import value", "value"),
+    "import of a module from": of_import(
+        "from hopflow_test_settings import inner", "inner.value"
+    ),
+    "relative import": of_import(
+        "global __package__; __package__ = 'hopflow_test_settings'; "
+        "from .inner import value as v",
+        "v",
+    ),
     "stored by a descriptor": of_instance(WithStored()),
     "held by a descriptor": of_class_member(of_object=True),
     "held by a descriptor of a class": of_class_member(of_object=False),

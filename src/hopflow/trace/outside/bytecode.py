@@ -31,9 +31,11 @@ class Step(NamedTuple):
 class Load(NamedTuple):
     """A chain of loads.
 
-    kind       "global", "free" (a name of an enclosing function), "local", or "result":
-               what another instruction has left on the stack
-    name       the variable; "" for a result
+    kind       "global", "free" (a name of an enclosing function), "local", "import" (a
+               module that was just imported), or "result": what another instruction
+               has left on the stack
+    name       the variable, or the module as the statement names it, dots included;
+               "" for a result
     steps      from its value
     is_used    whether an instruction takes the value that the chain gives, and does
                something else with it than to store it in a variable
@@ -78,6 +80,11 @@ def loads_of(code: CodeType) -> dict[int, tuple[Load, ...]]:
             load = _variable(op)
         elif op.kind == "attribute":
             load = Load("result", "", (Step("attribute", op.value),), is_used=True)
+        elif op.kind == "import":
+            module, name = op.value
+            load = Load("import", module, (Step("attribute", name),), is_used=False)
+            found.setdefault(op.at, []).append(load)
+            continue
         else:
             continue
         steps, k = _steps(ops, k)
@@ -138,7 +145,8 @@ def _ops(code: CodeType) -> Iterator[_Op]:
     """The instructions, where those that do two things are two."""
     found = [i for i in dis.get_instructions(code) if i.opname not in _SKIPPED]
     ends = [i.offset for i in found[1:]] + [len(code.co_code)]
-    for i, after in zip(found, ends, strict=True):
+    module = ""
+    for k, (i, after) in enumerate(zip(found, ends, strict=True)):
         name, starts = i.opname, i.is_jump_target
         if name in _GLOBALS:
             yield _Op("global", i.argval, i.offset, starts)
@@ -155,10 +163,14 @@ def _ops(code: CodeType) -> Iterator[_Op]:
             yield _Op("local", i.argval[1], after, False)
         elif name.startswith("LOAD_FAST") and name != "LOAD_FAST_AND_CLEAR":
             names = i.argval if isinstance(i.argval, tuple) else (i.argval,)
-            for k, local in enumerate(names):
-                yield _Op("local", local, i.offset, starts and k == 0)
+            for n, local in enumerate(names):
+                yield _Op("local", local, i.offset, starts and n == 0)
         elif name in _STORES or name == "STORE_FAST_STORE_FAST":
             yield _Op("store", i.argval, i.offset, starts)
+        elif name == "IMPORT_FROM":  # the module is there by now
+            yield _Op("import", (module, i.argval), i.offset, starts)
         else:
+            if name == "IMPORT_NAME":  # a level and a list of names stand before it
+                module = "." * found[k - 2].argval + i.argval
             kind = "call" if name.startswith("CALL") else "other"
             yield _Op(kind, None, i.offset, starts)

@@ -7,9 +7,11 @@ Each read is of a slot of a known object, and so has an access path.
 """
 
 import inspect
+import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from importlib.util import resolve_name
 from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
 
@@ -132,13 +134,30 @@ class Recorder:
             self._note_callable(value.__func__, path)
             self.add_root(value.__self__, self.path(path, "attribute", "__self__"))
         elif isinstance(value, partial):
-            for name in ("func", "args", "keywords"):
-                part = getattr(value, name)
-                self.add_root(part, self.path(path, "attribute", name))
+            self._read_partial(value, path)
         elif type(value).__module__.startswith("hopflow."):
             held = getattr(value, "__dict__", {})
             names = [(self.path(path, "attribute", k), x) for k, x in held.items()]
             self._note_parts(names)
+
+    def _read_partial(self, value: "partial[Any]", path: Path) -> None:
+        """Read what a call of a partial gives to its function: as wholes, if that is no
+        code that is watched."""
+        inner = self.path(path, "attribute", "func")
+        self.read(inner, value.func)
+        args = self.path(path, "attribute", "args")
+        self.read(args, value.args)
+        keywords = self.path(path, "attribute", "keywords")
+        self.read(keywords, value.keywords)
+        self._note(keywords, Check("keys", [*value.keywords]))
+        parts = [(self.path(args, "item", k), x) for k, x in enumerate(value.args)]
+        named = value.keywords.items()
+        parts += [(self.path(keywords, "item", k), x) for k, x in named]
+        is_seen = isinstance(value.func, FunctionType | MethodType | partial)
+        for part, x in parts:
+            self.read(part, x)
+            if not is_seen:
+                self._use(part, x)
 
     def _note_parts(self, parts: Iterable[Found]) -> None:
         """The same for parts of a function or an object of this package."""
@@ -199,8 +218,24 @@ class Recorder:
                 if may_have(value, name):
                     self._follow(frame, (path, value), load)
             return
-        for found in self._variable(frame, load.kind, load.name):
+        variable = self._imported if load.kind == "import" else self._variable
+        for found in variable(frame, load.kind, load.name):
             self._follow(frame, found, load)
+
+    def _imported(self, frame: FrameType, _: str, name: str) -> list[Found]:
+        """A module that code has imported, if it is a user's."""
+        try:
+            name = resolve_name(name, frame.f_globals.get("__package__"))
+        except ImportError:
+            return []
+        return self._module(sys.modules.get(name))
+
+    def _module(self, value: Any) -> list[Found]:
+        """A module by its name, unless it is a library's."""
+        name = getattr(value, "__name__", None)
+        if is_library_module(value) or sys.modules.get(name) is not value:
+            return []
+        return self.read(self.path(None, "global", name, sys.modules), value)
 
     def give(self, tensor: Value) -> None:
         """Take note that Python code is given the elements of a tensor: they are
@@ -226,6 +261,8 @@ class Recorder:
         if paths:
             return [found for path in paths for found in self.read(path, value)]
         known = self._known(value)
+        if known is None and isinstance(value, ModuleType):  # it was imported here
+            return self._module(value)
         return [] if known is None else self.read(*known)
 
     def _cells(self, code: CodeType, name: str, value: Any) -> list[Path]:
@@ -320,10 +357,7 @@ class Recorder:
             self._note_callable(value, path)
         elif isinstance(value, partial):
             yield Check("class", partial)
-            for name in ("func", "args", "keywords"):
-                part, inner = getattr(value, name), self.path(path, "attribute", name)
-                self.read(inner, part)
-                self._use(inner, part)
+            self._note_callable(value, path)
         elif isinstance(value, CONTAINERS) or is_plain(value):
             yield Check("class", type(value))
         elif not isinstance(value, ModuleType):
