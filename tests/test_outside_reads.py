@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import FunctionType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import hypothesis.strategies as st
 import numpy as np
@@ -439,6 +439,34 @@ def of_import(statement: str, name: str) -> Callable[[], Place]:
     return lambda: attribute(SETTINGS, in_global(source).read)
 
 
+def of_partial(held: Any, bind: str, read: str) -> Callable[[], Place]:
+    """What is held by the partial that is jitted."""
+    source = f"def bind(value): {bind}\ndef f(h, x): return use(x, {read})"
+
+    def place() -> Place:
+        scope: dict[str, Any] = {"use": use, "held": held}
+        exec(source, scope)
+        f, is_keyword = scope["f"], held is KEYWORDS
+        read = partial(lambda x, h: f(h, x), h=held) if is_keyword else partial(f, held)
+        return Place(scope["bind"], read)
+
+    return place
+
+
+KEYWORDS: Final[dict[str, Any]] = {"value": None}
+
+
+def of_partial_of_partial() -> Place:
+    held: list[Any] = [None]
+    inner = partial(lambda a, h, x: use(x * a, h[0]), 2.0)
+    return Place(lambda value: held.__setitem__(0, value), partial(inner, held))
+
+
+def of_keywords_of_partial() -> Place:
+    read = partial(use, value=None)
+    return Place(lambda value: read.keywords.update(value=value), read)
+
+
 def of_named_tuple() -> Place:
     named = Named(1, None)
 
@@ -518,6 +546,12 @@ PLACES: dict[str, Callable[[], Place]] = {
     ),
     "descriptor": of_descriptor,
     "named tuple": of_named_tuple,
+    "dict in a partial": of_partial({}, "held['value'] = value", "h['value']"),
+    "list in a partial": of_partial([0], "held[0] = value", "h[0]"),
+    "object in a partial": of_partial(Holder(), "held.value = value", "h.value"),
+    "keyword of a partial": of_partial(KEYWORDS, "held.update(v=value)", "h['v']"),
+    "partial of a partial": of_partial_of_partial,
+    "keywords of a partial": of_keywords_of_partial,
     "import": of_import(
         "import hopflow_test_settings.inner", "hopflow_test_settings.inner.value"
     ),

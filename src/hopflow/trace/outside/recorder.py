@@ -153,7 +153,9 @@ class Recorder:
         parts = [(self.path(args, "item", k), x) for k, x in enumerate(value.args)]
         named = value.keywords.items()
         parts += [(self.path(keywords, "item", k), x) for k, x in named]
-        is_seen = isinstance(value.func, FunctionType | MethodType | partial)
+        f = value.func
+        is_seen = isinstance(f, FunctionType | MethodType) and _is_users(f)
+        is_seen |= isinstance(f, partial)
         for part, x in parts:
             self.read(part, x)
             if not is_seen:
@@ -232,7 +234,7 @@ class Recorder:
 
     def _module(self, value: Any) -> list[Found]:
         """A module by its name, unless it is a library's."""
-        name = getattr(value, "__name__", None)
+        name: Any = getattr(value, "__name__", None)
         if is_library_module(value) or sys.modules.get(name) is not value:
             return []
         return self.read(self.path(None, "global", name, sys.modules), value)
