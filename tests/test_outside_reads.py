@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import FunctionType, ModuleType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import hypothesis.strategies as st
 import numpy as np
@@ -467,6 +467,64 @@ def of_keywords_of_partial() -> Place:
     return Place(lambda value: read.keywords.update(value=value), read)
 
 
+def of_super(of_object: bool) -> Callable[[], Place]:
+    """A method of a base class."""
+
+    def place() -> Place:
+        class Base:
+            def method(self, x: Any) -> Any:
+                return x
+
+            @classmethod
+            def made(cls, x: Any) -> Any:
+                return x
+
+        class Middle(Base):
+            pass
+
+        class Derived(Middle):
+            def method(self, x: Any) -> Any:
+                return super().method(x) + 1
+
+            @classmethod
+            def made(cls, x: Any) -> Any:
+                return super().made(x) + 1
+
+        base, derived = cast(Any, Base), Derived()
+        rebound = list[Any]()
+
+        def bind(value: Any) -> None:
+            # Each function has code of its own, and the last ones another place.
+            source = f"lambda self, x: use(x, {len(rebound)} * 0 or value)"
+            f = eval(source, {"use": use, "value": value})
+            rebound.append(value)
+            owner: Any = Middle if len(rebound) > 3 else base
+            owner.method, owner.made = f, classmethod(f)
+
+        if of_object:
+            return Place(bind, lambda x: derived.method(x))
+        return Place(bind, lambda x: Derived.made(x))
+
+    return place
+
+
+def of_super_attribute() -> Place:
+    class Base:
+        value: Any = None
+
+    class Derived(Base):
+        def method(self, x: Any) -> Any:
+            return use(x, super().value)
+
+    derived = Derived()
+
+    def bind(value: Any) -> None:
+        is_function = isinstance(value, FunctionType)
+        cast(Any, Base).value = staticmethod(value) if is_function else value
+
+    return Place(bind, lambda x: derived.method(x))
+
+
 def of_named_tuple() -> Place:
     named = Named(1, None)
 
@@ -546,6 +604,9 @@ PLACES: dict[str, Callable[[], Place]] = {
     ),
     "descriptor": of_descriptor,
     "named tuple": of_named_tuple,
+    "super of an object": of_super(of_object=True),
+    "super of a class": of_super(of_object=False),
+    "attribute of super": of_super_attribute,
     "dict in a partial": of_partial({}, "held['value'] = value", "h['value']"),
     "list in a partial": of_partial([0], "held[0] = value", "h[0]"),
     "object in a partial": of_partial(Holder(), "held.value = value", "h.value"),

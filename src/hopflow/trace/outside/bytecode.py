@@ -32,10 +32,10 @@ class Load(NamedTuple):
     """A chain of loads.
 
     kind       "global", "free" (a name of an enclosing function), "local", "import" (a
-               module that was just imported), or "result": what another instruction
-               has left on the stack
-    name       the variable, or the module as the statement names it, dots included;
-               "" for a result
+               module that was just imported), "super" (an attribute of it), or
+               "result": what another instruction has left on the stack
+    name       the variable, the attribute, or the module as the statement names it,
+               dots included; "" for a result
     steps      from its value
     is_used    whether an instruction takes the value that the chain gives, and does
                something else with it than to store it in a variable
@@ -78,6 +78,10 @@ def loads_of(code: CodeType) -> dict[int, tuple[Load, ...]]:
         k += 1
         if op.kind in _VARIABLES:
             load = _variable(op)
+        elif op.kind == "super" or _is_of_super(ops, start):
+            load = Load("super", op.value, (), is_used=True)
+            found.setdefault(op.at, []).append(load)
+            continue
         elif op.kind == "attribute":
             load = Load("result", "", (Step("attribute", op.value),), is_used=True)
         elif op.kind == "import":
@@ -100,6 +104,13 @@ def loads_of(code: CodeType) -> dict[int, tuple[Load, ...]]:
         is_used = k == len(ops) or ops[k].kind != "store" or ops[k].starts
         found.setdefault(op.at, []).append(load._replace(steps=steps, is_used=is_used))
     return {at: tuple(loads) for at, loads in found.items()}
+
+
+def _is_of_super(ops: Sequence[_Op], k: int) -> bool:
+    """Whether an attribute is one of what the call `super()` before it gives."""
+    if k < 2 or ops[k].kind != "attribute" or ops[k - 1].kind != "call":
+        return False
+    return ops[k - 2].kind == "global" and ops[k - 2].value == "super"
 
 
 def _variable(op: _Op) -> Load:
@@ -167,6 +178,8 @@ def _ops(code: CodeType) -> Iterator[_Op]:
                 yield _Op("local", local, i.offset, starts and n == 0)
         elif name in _STORES or name == "STORE_FAST_STORE_FAST":
             yield _Op("store", i.argval, i.offset, starts)
+        elif name == "LOAD_SUPER_ATTR":
+            yield _Op("super", i.argval, i.offset, starts)
         elif name == "IMPORT_FROM":  # the module is there by now
             yield _Op("import", (module, i.argval), i.offset, starts)
         else:

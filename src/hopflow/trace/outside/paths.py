@@ -22,9 +22,14 @@ MISSING: Final[Any] = object()
 """What stands where there is no value."""
 
 
-def member_of(cls: type, name: str) -> Any:
-    """What a class has under a name, itself or by inheritance, as it stands there."""
-    for base in cls.__mro__:
+def member_of(cls: type, name: str, start: int = 0) -> Any:
+    """What a class has under a name, itself or by inheritance, as it stands there.
+
+    Args:
+        start: Of the classes that it inherits from, itself the first one, that at which
+            the search begins, as `super` has it.
+    """
+    for base in cls.__mro__[start:]:
         if name in vars(base):
             return vars(base)[name]
     return MISSING
@@ -39,7 +44,8 @@ class Path:
             "cell": the variable `key` of the function `parent`, at position `scope`;
             "default", "keyword default": of its parameter `key`; "attribute", "item";
             "held": an attribute, whatever `__getattribute__` the class defines;
-            "member": what the class `parent` has under a name, as it stands there
+            "member": what the class `parent` has under a name, as it stands there, in
+            the classes from position `scope` of those that it inherits from
     """
 
     parent: "Path | None"
@@ -73,7 +79,8 @@ class Path:
             case "held":
                 return f"{hold(object.__getattribute__)}({parent}, {self.key!r})"
             case "member":
-                return f"{hold(member_of)}({parent}, {self.key!r})"
+                start = self.scope or 0
+                return f"{hold(member_of)}({parent}, {self.key!r}, {start})"
         is_literal = type(self.key) in (int, str)
         return f"{parent}[{repr(self.key) if is_literal else hold(self.key)}]"
 
@@ -98,7 +105,7 @@ class Path:
             case "held":
                 return object.__getattribute__(parent, self.key)
             case "member":
-                return member_of(parent, self.key)
+                return member_of(parent, self.key, self.scope or 0)
         return parent[self.key]
 
     @property

@@ -189,15 +189,25 @@ class Recorder:
             self._read_defaults(function, path, values)
 
     def _note_method(self, code: CodeType, owner: Any) -> None:
-        """Take note of a method that Python calls by itself: `__call__`, `__add__`."""
+        """Take note of a method that no attribute of its object led to: Python calls it
+        by itself, as `__call__` and `__add__`, or it is that of `super()`."""
         known = self._known(owner)
-        for cls in () if known is None else type(owner).__mro__:
-            for name, value in vars(cls).items():
+        if known is None:
+            return
+        is_class = isinstance(owner, type)
+        cls = owner if is_class else type(owner)
+        path = known[0] if is_class else self.path(known[0], "attribute", "__class__")
+        start = dict[str, int]()  # where the search for a name goes on
+        for k, base in enumerate(cls.__mro__):
+            for name, member in vars(base).items():
+                value = getattr(member, "__func__", member)
                 if isinstance(value, FunctionType) and value.__code__ is code:
-                    assert known is not None
-                    path = self.path(known[0], "attribute", "__class__")
-                    self.read(self.path(path, "attribute", name), value)
+                    found = self.path(path, "member", name, start.get(name, 0))
+                    if member is not value:
+                        found = self.path(found, "attribute", "__func__")
+                    self.read(found, value)
                     return
+            start |= dict.fromkeys(vars(base), k + 1)
 
     def _read_defaults(
         self, function: FunctionType, path: Path, values: Mapping[str, Any]
@@ -214,6 +224,9 @@ class Recorder:
     def load(self, frame: FrameType, load: Load) -> None:
         """Take note of what a chain of loads, which is about to run, reads."""
         self.effects.reach(frame)
+        if load.kind == "super":
+            self._read_inherited(frame, load.name)
+            return
         if load.kind == "result":  # of any object that may be what this is read from
             name = load.steps[0].key
             for value, path in list(self._objects.values()):
@@ -223,6 +236,25 @@ class Recorder:
         variable = self._imported if load.kind == "import" else self._variable
         for found in variable(frame, load.kind, load.name):
             self._follow(frame, found, load)
+
+    def _read_inherited(self, frame: FrameType, name: str) -> None:
+        """Read what `super()` gives in a method, if it is no method itself."""
+        code, values = frame.f_code, frame.f_locals
+        owner = values.get(code.co_varnames[0]) if code.co_argcount else None
+        known, around = self._known(owner), values.get("__class__")
+        cls = owner if isinstance(owner, type) else type(owner)
+        if known is None or around not in cls.__mro__:
+            return
+        start = cls.__mro__.index(around) + 1
+        value = member_of(cls, name, start)
+        is_class, path = cls is owner, known[0]
+        path = path if is_class else self.path(path, "attribute", "__class__")
+        path = self.path(path, "member", name, start)
+        if isinstance(value, staticmethod):
+            self.read(self.path(path, "attribute", "__func__"), value.__func__)
+        elif value is not MISSING and not hasattr(type(value), "__get__"):
+            for found in self.read(path, value):
+                self._use(*found)
 
     def _imported(self, frame: FrameType, _: str, name: str) -> list[Found]:
         """A module that code has imported, if it is a user's."""
