@@ -13,6 +13,8 @@ from hopflow.errors import ImpurityError
 OUT: list[Any] = []
 QUEUE: Final = deque([1.0, 2.0, 3.0])
 CACHE: dict[str, Any] = {"old": 1}
+FIRST: Any
+LAST: Any = None
 NAMES: Final = {"a", "b"}
 
 
@@ -77,6 +79,24 @@ def discarded(x: Any) -> Any:
     return x
 
 
+def rebound(x: Any) -> Any:
+    global LAST
+    LAST = x * 2
+    return x
+
+
+def rebound_to_a_list(x: Any) -> Any:
+    global LAST
+    LAST = [x * 2]
+    return x
+
+
+def bound_first(x: Any) -> Any:
+    global FIRST
+    FIRST = x * 2
+    return x
+
+
 def in_a_helper(x: Any) -> Any:
     return appended(x) * 2
 
@@ -90,7 +110,7 @@ def in_a_body(x: Any) -> Any:
 
 
 def state() -> Any:
-    return [*OUT], [*QUEUE], dict(CACHE), set(NAMES)
+    return [*OUT], [*QUEUE], dict(CACHE), set(NAMES), LAST, "FIRST" in globals()
 
 
 @pytest.mark.parametrize(
@@ -101,6 +121,9 @@ def state() -> Any:
         (popped, "`global QUEUE` loses an item"),
         (cleared, "`global CACHE` loses 'old'"),
         (discarded, "`global NAMES` loses an item"),
+        (rebound, r"`global LAST` gets a value of the trace \(f32\[2\]\)"),
+        (rebound_to_a_list, r"`global LAST` gets a value of the trace \(f32\[2\]\)"),
+        (bound_first, "`global FIRST` gets a value of the trace"),
         (in_a_helper, "`global OUT` gets a value"),
         (in_a_body, "`global OUT` gets a value"),
     ],
@@ -152,6 +175,45 @@ def test_a_closure_is_refused_as_a_global_is() -> None:
     with pytest.raises(ImpurityError, match="`closure seen` gets a value"):
         hf.jit(f)(hf.ones(2))
     assert seen == []
+
+
+@pytest.mark.parametrize("is_within", [False, True])
+def test_a_variable_of_an_enclosing_function_is_refused(is_within: bool) -> None:
+    last: Any = None
+    total = 0
+
+    def f(x: Any) -> Any:
+        nonlocal last, total
+        own = x
+        total = total + 1
+
+        def inner() -> None:
+            nonlocal own, last
+            own = x * 3
+            if is_within:
+                last = own
+
+        inner()
+        if not is_within:
+            last = own
+        return own
+
+    what = r"test_outside_writes.py:\d+: `closure last` gets a value of the trace"
+    with pytest.raises(ImpurityError, match=what):
+        hf.jit(f)(hf.ones(2))
+    assert (last, total) == (None, 0)
+
+
+def test_a_variable_that_is_as_before_when_the_call_ends_may_hold_a_trace() -> None:
+    last: Any = None
+
+    def f(x: Any) -> Any:
+        nonlocal last
+        last = x * 2
+        found, last = last, None
+        return found
+
+    assert hf.jit(f)(hf.ones(2)).tolist() == [2.0, 2.0]
 
 
 def test_counters_and_caches_of_plain_values_are_left_alone() -> None:

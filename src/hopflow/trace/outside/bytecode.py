@@ -9,10 +9,11 @@ not run reads nothing.
 
 import dis
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from types import CodeType
 from typing import Any, Final, NamedTuple
 
-__all__ = ["Load", "Step", "loads_of"]
+__all__ = ["Load", "Step", "Store", "loads_of", "stores_of"]
 
 
 class Step(NamedTuple):
@@ -45,6 +46,29 @@ class Load(NamedTuple):
     name: str
     steps: tuple[Step, ...]
     is_used: bool
+
+
+class Store(NamedTuple):
+    """A statement that binds a variable which is not the code's own.
+
+    is_global  whether it is a name of the module, and not of an enclosing function
+    """
+
+    name: str
+    is_global: bool
+    line: int | None
+
+
+@lru_cache(1 << 12)
+def stores_of(code: CodeType) -> tuple[Store, ...]:
+    """Where code binds names of its module, and of enclosing functions."""
+    found = dict[str, Store]()
+    for i in dis.get_instructions(code):
+        is_global, name = i.opname == "STORE_GLOBAL", i.argval
+        if is_global or (i.opname == "STORE_DEREF" and name in code.co_freevars):
+            line = None if i.positions is None else i.positions.lineno
+            found[name] = Store(name, is_global, line)
+    return tuple(found.values())
 
 
 class _Op(NamedTuple):

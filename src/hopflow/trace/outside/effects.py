@@ -7,12 +7,14 @@ Counters and caches of plain values are left alone.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from types import FrameType
+from types import CellType, FrameType
 from typing import Any, Final, NamedTuple
 
+from hopflow.bind import Value
 from hopflow.errors import ImpurityError
 from hopflow.graph.core import SourceLine
 from hopflow.trace.outside.objects import is_constant, is_of_trace, is_plain
+from hopflow.trace.outside.paths import MISSING
 from hopflow.trace.source import name_of
 
 __all__ = ["Effects"]
@@ -26,12 +28,56 @@ class _Known(NamedTuple):
     before: Any
 
 
+class _Variable(NamedTuple):
+    """A global, or a variable of an enclosing function; and the line that binds it."""
+
+    scope: dict[str, Any] | CellType
+    name: str
+    line: SourceLine
+    before: Any
+
+    @property
+    def text(self) -> str:
+        return f"{'global' if isinstance(self.scope, dict) else 'closure'} {self.name}"
+
+    def value(self) -> Any:
+        """What it holds; `MISSING`: nothing yet."""
+        if isinstance(self.scope, dict):
+            return self.scope.get(self.name, MISSING)
+        try:
+            return self.scope.cell_contents
+        except ValueError:
+            return MISSING
+
+    def restore(self) -> None:
+        if isinstance(self.scope, dict):
+            self.scope[self.name] = self.before
+            if self.before is MISSING:
+                del self.scope[self.name]
+        else:
+            self.scope.cell_contents = self.before
+            if self.before is MISSING:
+                del self.scope.cell_contents
+
+    def lost(self) -> str | None:
+        """What is wrong with its value now; None: nothing."""
+        value = self.value()
+        if value is self.before:
+            return None
+        parts = value.values() if isinstance(value, dict) else value
+        inner = [*parts] if isinstance(value, (dict, list, tuple, set)) else []
+        # Sizes may be kept in containers, as in a list of shapes.
+        rows = [value, *(x for x in inner if isinstance(x, Value))]
+        return next((_gets(x) for x in rows if is_of_trace(x)), None)
+
+
 class Effects:
     """Compares containers and objects from outside with what they held when the traced
     code first met them."""
 
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}
+        self._variables: dict[tuple[int, str], _Variable] = {}
         self._lines: dict[int, SourceLine] = {}
         self._line: SourceLine | None = None
 
@@ -52,6 +98,15 @@ class Effects:
         if self._line is not None:
             self._lines[id(value)] = self._line
 
+    def know_variable(
+        self, scope: dict[str, Any] | CellType, name: str, line: SourceLine
+    ) -> None:
+        """Take note of a variable that code may bind anew, at a line."""
+        key = id(scope), name
+        if key not in self._variables:
+            variable = _Variable(scope, name, line, None)
+            self._variables[key] = variable._replace(before=variable.value())
+
     def check(self, f: Callable[..., Any], arguments: Sequence[str]) -> None:
         """Check that calls lose nothing by what the trace alone has done; if they do,
         all that was changed is as it was before.
@@ -68,8 +123,14 @@ class Effects:
             if what is not None:
                 line = self._lines.get(key)
                 rows.append(f"  {line or '?'}: `{text(arguments)}` {what}")
+        for variable in self._variables.values():
+            what = variable.lost()
+            if what is not None:
+                rows.append(f"  {variable.line}: `{variable.text}` {what}")
         if not rows:
             return
+        for variable in self._variables.values():
+            variable.restore()
         for value, _, before in self._known.values():
             _restore(value, before)
         raise ImpurityError(
@@ -103,13 +164,17 @@ def _lost(before: Any, now: Any) -> str | None:
     kept = {id(x) for x in old}
     for x in new:
         if is_of_trace(x) and id(x) not in kept:
-            return f"gets a value of the trace ({getattr(x, 'type', x)})"
+            return _gets(x)
     if is_dict:
         missing = [key for key in before if key not in now]
         return f"loses {missing[0]!r}" if missing else None
     if len(new) < len(old) or _are_missing(old, new):
         return "loses an item"
     return None
+
+
+def _gets(x: Any) -> str:
+    return f"gets a value of the trace ({getattr(x, 'type', x)})"
 
 
 def _are_missing(old: Iterable[Any], new: Iterable[Any]) -> bool:

@@ -18,8 +18,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from hopflow.bind import Value
+from hopflow.graph.core import SourceLine
 from hopflow.tensor import EagerTensor
-from hopflow.trace.outside.bytecode import Load, Step
+from hopflow.trace.outside.bytecode import Load, Step, stores_of
 from hopflow.trace.outside.checks import Check, elements, identity
 from hopflow.trace.outside.effects import Effects
 from hopflow.trace.outside.guard import Guard, Read, Wanted
@@ -177,6 +178,7 @@ class Recorder:
         code, values = frame.f_code, frame.f_locals
         for inner in inner_codes(code):
             self._around[id(inner)] = code
+        self._note_stores(frame)
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         for name in names:
             known = self._known(values.get(name))
@@ -187,6 +189,18 @@ class Recorder:
             self._note_method(code, values.get(names[0]))
         for function, path in self._functions.get(id(code), ()):
             self._read_defaults(function, path, values)
+
+    def _note_stores(self, frame: FrameType) -> None:
+        """Take note of the variables from outside that code may bind anew."""
+        code = frame.f_code
+        for name, is_global, line in stores_of(code):
+            at = SourceLine(code.co_filename, line or code.co_firstlineno)
+            if is_global:
+                self.effects.know_variable(frame.f_globals, name, at)
+                continue
+            for function, _, place in self._closures(code, name):
+                cell = (function.__closure__ or ())[place]
+                self.effects.know_variable(cell, name, at)
 
     def _note_method(self, code: CodeType, owner: Any) -> None:
         """Take note of a method that no attribute of its object led to: Python calls it
@@ -305,17 +319,25 @@ class Recorder:
         A function that the trace itself has defined shares it with that in which it
         stands.
         """
+        return [
+            self.path(path, "cell", name, at)
+            for function, path, at in self._closures(code, name)
+            if content_of(function, at) is value
+        ]
+
+    def _closures(
+        self, code: CodeType, name: str
+    ) -> Iterator[tuple[FunctionType, Path, int]]:
+        """The functions that may share such a variable with code: each with its path,
+        and the position of the variable."""
         around: CodeType | None = code
         while around is not None and name in around.co_freevars:
             if functions := self._functions.get(id(around)):
                 at = around.co_freevars.index(name)
-                return [
-                    self.path(path, "cell", name, at)
-                    for function, path in functions
-                    if content_of(function, at) is value
-                ]
+                for function, path in functions:
+                    yield function, path, at
+                return
             around = self._around.get(id(around))
-        return []
 
     def _known(self, value: Any) -> Found | None:
         known = self._objects.get(id(value))
