@@ -1,10 +1,12 @@
 """What a function reads from outside is found again at each call."""
 
 import sys
+from array import array
+from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from types import FunctionType, ModuleType
+from types import FunctionType, MappingProxyType, ModuleType
 from typing import Any, Final, NamedTuple, cast
 
 import hypothesis.strategies as st
@@ -642,6 +644,42 @@ PLACES: dict[str, Callable[[], Place]] = {
     "items": of_items,
     "keywords": of_keywords,
 }
+
+
+def of_buffers(held: Any) -> Any:
+    return lambda number: held.__setitem__(0, number), lambda: held[0]
+
+
+def of_proxy() -> Any:
+    held = {"k": 0}
+    proxy = MappingProxyType(held)
+    return lambda number: held.update(k=number), lambda: proxy["k"]
+
+
+def of_mapping(held: Any) -> Any:
+    return lambda number: held.update(k=number), lambda: held["k"]
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        lambda: of_buffers(bytearray(2)),
+        lambda: of_buffers(array("d", [0.0, 0.0])),
+        lambda: of_buffers(deque([0])),
+        lambda: of_buffers(UserList([0])),
+        of_proxy,
+        lambda: of_mapping(UserDict()),
+        lambda: of_mapping(ChainMap()),
+    ],
+)
+def test_items_of_other_containers_are_seen(place: Any) -> None:
+    bind, read = place()
+    f = hf.jit(lambda x: x * read())
+    for number in (1, 5, 2, 5):
+        bind(number)
+        agree(f(X), X * number)
+        with traces(0):
+            agree(f(X), X * number)
 
 
 def jit(f: Read) -> Read:

@@ -38,7 +38,7 @@ class Check:
 
     kind    "constant", "tensor" (of a type, with memory), "operand" (of a type, maybe
             of a trace), "elements" (of a tensor with memory), "array" (of a dtype and
-            a shape),
+            a shape), "bytes" (of a buffer),
             "content" (of an array), "class", "code" (of a function), "identity",
             "alias" (of what another path leads to), "length", "keys", "members" (of a
             set), "lacks" (an attribute) and "lacks key"
@@ -78,6 +78,8 @@ class Check:
                 return f"{kind} or {v}.dtype != {dtype} or {v}.shape != {shape}"
             case "content":
                 return f"{v}.tobytes() != {hold(self.value)}"
+            case "bytes":
+                return f"{hold(bytes)}({v}) != {hold(self.value)}"
             case "elements":
                 other = f"{hold(elements)}({v}) != {hold(self.value)}"
                 return f"type({v}) is not {hold(EagerTensor)} or {other}"
@@ -109,6 +111,7 @@ class Check:
             "keys",
             "members",
             "content",
+            "bytes",
             "elements",
             "lacks",
             "lacks key",
@@ -123,7 +126,7 @@ class Check:
                 return f"`{text}` has a key {self.value!r} now"
             case "length":
                 return f"`{text}` had {self.value} items, and has {len(value)}"
-            case "keys" | "members" | "content" | "elements":
+            case "keys" | "members" | "content" | "bytes" | "elements":
                 return f"what `{text}` contains has changed"
             case "alias":
                 other = self.value.text()

@@ -3,8 +3,9 @@
 Nothing here runs code of a user's: an attribute that code computes is not looked up.
 """
 
+from array import array
 from collections import deque, namedtuple
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from enum import Enum
 from functools import lru_cache
 from types import (
@@ -29,6 +30,7 @@ from hopflow.trace.outside.modules import is_library
 from hopflow.trace.outside.paths import MISSING, member_of
 
 __all__ = [
+    "BUFFERS",
     "CONTAINERS",
     "cells_of",
     "content_of",
@@ -39,6 +41,7 @@ __all__ = [
     "is_constant",
     "is_data_descriptor",
     "is_key",
+    "is_library_collection",
     "is_of_trace",
     "is_open",
     "is_plain",
@@ -47,6 +50,9 @@ __all__ = [
 ]
 
 CONTAINERS: Final = (list, tuple, dict, set, frozenset, deque)
+
+BUFFERS: Final = (bytearray, array)
+"""Containers of numbers that are compared as a whole."""
 
 _Named = namedtuple("_Named", ("field",))
 _HELD: Final = (MemberDescriptorType, GetSetDescriptorType, type(_Named.field))
@@ -123,6 +129,14 @@ def is_tree(value: Any) -> bool:
     if isinstance(value, (*CONTAINERS, *_NO_OBJECTS, *CONSTANTS)):
         return False
     return not pytree.is_leaf(pytree.structure(value))
+
+
+def is_library_collection(value: Any) -> bool:
+    """Whether it holds items in attributes, which code reads that is not watched, as a
+    `UserDict` and a `ChainMap`."""
+    if not is_plain(value) or not isinstance(value, Mapping | Sequence | Set):
+        return False
+    return is_library(getattr(type(value).__iter__, "__module__", None))
 
 
 def has_identity(value: Any) -> bool:

@@ -12,7 +12,14 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.util import resolve_name
-from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
+from types import (
+    CodeType,
+    FrameType,
+    FunctionType,
+    MappingProxyType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,6 +33,7 @@ from hopflow.trace.outside.effects import Effects
 from hopflow.trace.outside.guard import Guard, Read, Wanted
 from hopflow.trace.outside.modules import is_library, is_library_module
 from hopflow.trace.outside.objects import (
+    BUFFERS,
     CONTAINERS,
     cells_of,
     content_of,
@@ -36,6 +44,7 @@ from hopflow.trace.outside.objects import (
     is_constant,
     is_data_descriptor,
     is_key,
+    is_library_collection,
     is_of_trace,
     is_open,
     is_plain,
@@ -504,11 +513,11 @@ class Recorder:
 
     def _item(self, path: Path, owner: Any, key: Any) -> Found | None:
         """What an item holds; None: code computes it, or there is none."""
-        if not isinstance(owner, dict | list | tuple):
+        if not isinstance(owner, dict | list | tuple | MappingProxyType):
             return None
         if isinstance(type(owner).__getitem__, FunctionType):
             return None
-        if isinstance(owner, dict):
+        if isinstance(owner, dict | MappingProxyType):
             if key in owner:
                 return self.path(path, "item", key), owner[key]
             self._note(path, Check("lacks key", key))
@@ -540,11 +549,13 @@ class Recorder:
         use.seen.add(id(value))
         parts = use.parts
         items: Iterable[tuple[Path, Any]] = ()
-        if isinstance(value, dict):
+        if isinstance(value, dict | MappingProxyType):
             parts.append((path, value, Check("keys", [*value])))
             items = [(self.path(path, "item", k), x) for k, x in value.items()]
         elif isinstance(value, set | frozenset):
             parts.append((path, value, Check("members", frozenset(value))))
+        elif isinstance(value, BUFFERS):
+            parts.append((path, value, Check("bytes", bytes(value))))
         elif isinstance(value, np.ndarray):
             return
         elif isinstance(value, CONTAINERS):
@@ -563,11 +574,11 @@ class Recorder:
 
     def _has_parts(self, value: Any) -> bool:
         """Whether code that is given a value may read more than the value itself."""
-        if isinstance(value, (*CONTAINERS, np.ndarray)):
+        if isinstance(value, (*CONTAINERS, *BUFFERS, MappingProxyType, np.ndarray)):
             return True
         cls = type(value)
         if cls not in self._trees:
-            self._trees[cls] = is_tree(value)
+            self._trees[cls] = is_tree(value) or is_library_collection(value)
         return self._trees[cls]
 
     # --- the end ---
