@@ -320,3 +320,23 @@ def test_a_pattern_that_makes_no_sense_is_refused(
     module = hf.symbolic_trace(module) if callable(module) else module
     with pytest.raises((ArgumentTypeError, ArgumentValueError), match=message):
         fx.replace_pattern(module, pattern, replacement, **options)
+
+
+@pytest.mark.parametrize(
+    "effect",
+    [
+        lambda y: operator.setitem(y, 0, 5.0),
+        lambda y: y.__iadd__(1.0),
+    ],
+)
+def test_nothing_matches_across_a_write(effect: Any) -> None:
+    def f(x: Any) -> Any:
+        y = x * 1.0
+        z = hf.sin(y)
+        effect(y)
+        return hf.cos(z) + y
+
+    module, x = hf.symbolic_trace(f), hf.asarray([1.0, 2.0, 3.0])
+    pattern: Any = lambda a: hf.cos(hf.sin(a))  # noqa: E731
+    assert hf.fx.replace_pattern(module, pattern, lambda a: a * 1.0) == []
+    assert module(x).tolist() == f(x).tolist()

@@ -528,3 +528,18 @@ def test_a_size_is_no_parameter(layer: Any, args: Any, name: str) -> None:
     message = rf"{layer.__name__}: `{name}` must be a tensor .*\.init\(key"
     with pytest.raises(ArgumentTypeError, match=message):
         layer(*args)
+
+
+def test_wrong_arguments_are_a_type_error_of_the_caller() -> None:
+    layer, x = hf.nn.Linear.init(hf.random.key(0), 3, 2), hf.ones(3)
+    with pytest.raises(TypeError, match="takes 2 positional arguments but 3"):
+        layer(x, x)
+    with pytest.raises(TypeError, match="missing 1 required positional argument"):
+        layer()
+    with pytest.raises(TypeError, match="takes 2 positional arguments but 3"):
+        hf.jit(lambda x: layer(x, x))(x)
+    graph = hf.symbolic_trace(lambda x: x)
+    with pytest.raises(TypeError, match="missing 1 required positional argument"):
+        graph()
+    with pytest.raises(TypeError, match="unexpected keyword argument 'q'"):
+        graph(q=x)

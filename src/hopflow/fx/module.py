@@ -14,7 +14,7 @@ import numpy as np
 
 from hopflow import pytree
 from hopflow.bind import Value
-from hopflow.entries import entry
+from hopflow.entries import entry, speaks_for_user
 from hopflow.errors import ArgumentTypeError
 from hopflow.fx.folder import write_folder
 from hopflow.fx.graph import Graph
@@ -153,6 +153,7 @@ class GraphModule:
         self.__signature__ = program.signature
 
     @entry
+    @speaks_for_user  # who passes other arguments than the graph has
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the graph returns for these arguments."""
         return self.program.function(self, *args, **kwargs)

@@ -29,8 +29,8 @@ def replace_pattern(
     A parameter of the pattern matches any value, and the same one wherever it stands.
     Calls match calls of the same function with the same constants, written alike. What
     is inside a match is read by nothing outside of it, and none of its results before
-    the last of them is computed. Matches do not overlap; nodes that were put in are not
-    matched again.
+    the last of them is computed; nothing between its nodes may write. Matches do not
+    overlap; nodes that were put in are not matched again.
 
     Args:
         module: Is changed, and compiled again.
@@ -109,7 +109,7 @@ def _replace_all(
         for nodes in _matches_from(graph, anchor, results):
             ends = [nodes[r] for r in results]
             last = max(ends, key=graph.index)
-            if _leaks(graph, nodes, ends, last, made):
+            if _leaks(graph, nodes, ends, last, made) or _spans_effect(graph, nodes):
                 continue
             values = {p.target: v for p, v in nodes.items() if p.kind == "placeholder"}
             match = Match(last, nodes, values)
@@ -209,6 +209,15 @@ def _leaks(
         if any(graph.index(user) < graph.index(last) for user in outside):
             return True
     return False
+
+
+def _spans_effect(graph: Graph, nodes: Mapping[Node, Any]) -> bool:
+    """Whether another node between those of a match may write what they read: the
+    replacement computes all of them where the last one is."""
+    inside = _inside(nodes)
+    places = [graph.index(node) for node in inside]
+    between = graph.nodes[min(places) : max(places)]
+    return any(node not in inside and node.is_impure() for node in between)
 
 
 def _replace(graph: Graph, match: Match, ends: list[Node], new: Graph) -> list[Node]:
