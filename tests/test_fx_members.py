@@ -430,3 +430,13 @@ def test_a_drawing_has_nodes_edges_and_clusters() -> None:
         fx.to_dot(3)  # type: ignore[arg-type]
     with pytest.raises(ArgumentTypeError, match="FxGraphDrawer: `name` must be a str"):
         fx.FxGraphDrawer(split, 3)  # type: ignore[arg-type]
+
+
+def test_tools_take_captured_modules() -> None:
+    x = hf.asarray([1.0, 2.0])
+    module = hf.trace(lambda x: hf.fori_loop(0, 2, lambda _, c: hf.sin(c), x * 2), x)
+    for text in (hf.fx.to_dot(module), hf.fx.FxGraphDrawer(module).get_dot_graph()):
+        assert text.startswith("digraph")
+        assert "while_loop" in text
+    split = hf.fx.split_module(module, None, lambda node: node.target_name)
+    assert split(x).tolist() == module(x).tolist()

@@ -4,8 +4,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from hopflow.errors import ArgumentTypeError
-from hopflow.fx.module import GraphModule, require_module
+from hopflow.fx.importing import as_module
+from hopflow.fx.module import GraphModule
 from hopflow.fx.node import Node
+from hopflow.graph.module import GraphModule as Captured
 
 __all__ = ["FxGraphDrawer", "to_dot"]
 
@@ -19,7 +21,7 @@ _COLOURS = {
 }
 
 
-def to_dot(module: GraphModule, name: str = "") -> str:
+def to_dot(module: GraphModule | Captured, name: str = "") -> str:
     """A module as a Graphviz graph: nodes with name, target, line and noted type, and
     edges from values to what reads them. Submodules that are graphs are clusters.
 
@@ -31,7 +33,7 @@ def to_dot(module: GraphModule, name: str = "") -> str:
     Raises:
         ArgumentTypeError: `module` is no module of `fx`, or `name` is no text.
     """
-    _require("to_dot", module, name)
+    module = _checked("to_dot", module, name)
     lines = [
         f"digraph {_quoted(name or module.graph.name)} {{",
         '    node [shape=record, style="filled, rounded", fontname=monospace];',
@@ -47,26 +49,29 @@ class FxGraphDrawer:
     get_dot_graph()   its text for Graphviz; see `to_dot`
     """
 
-    def __init__(self, graph_module: GraphModule, name: str = "") -> None:
+    def __init__(self, graph_module: GraphModule | Captured, name: str = "") -> None:
         """
         Raises:
             ArgumentTypeError: the module is none of `fx`, or `name` is no text.
         """
-        _require("FxGraphDrawer", graph_module, name)
-        self.graph_module = graph_module
+        self.graph_module = _checked("FxGraphDrawer", graph_module, name)
         self.name = name
 
     def get_dot_graph(self) -> str:
         return to_dot(self.graph_module, self.name)
 
 
-def _require(tool: str, module: object, name: object) -> None:
-    """Raises: ArgumentTypeError: what `tool` was given cannot be drawn under a name."""
-    require_module(tool, module)
+def _checked(tool: str, module: object, name: object) -> GraphModule:
+    """What is drawn.
+
+    Raises:
+        ArgumentTypeError: what `tool` was given cannot be drawn under a name.
+    """
     if not isinstance(name, str):
         raise ArgumentTypeError(
             f"{tool}: `name` must be a string, and is `{type(name).__name__}`."
         )
+    return as_module(tool, module)
 
 
 def _graph(module: GraphModule, prefix: str) -> Iterator[str]:
