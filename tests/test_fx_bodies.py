@@ -305,3 +305,23 @@ def test_sizes_that_only_the_run_knows_are_values_of_nodes() -> None:
     for run in (module, fx.Interpreter(module).run):
         agree(run(X), f(X))
         agree(run(X - 0.4), f(X - 0.4))
+
+
+def test_interpreters_run_bodies_with_any_names_of_parameters() -> None:
+    def until(x: Any) -> Any:
+        step = lambda c, r: (c + r, c)  # noqa: E731
+        return hf.scan(step, 0.0, x, until=lambda c: c > 3.0)[0]
+
+    def loss(w: Any) -> Any:
+        step = lambda c, _: (hf.tanh(c * w), c)  # noqa: E731
+        return hf.sum(hf.scan(step, w, None, length=3)[1])
+
+    for f, x in ((until, hf.ones(3)), (hf.grad(loss), hf.asarray(2.0))):
+        module = hf.symbolic_trace(hf.trace(f, x))
+        expected = module(x).tolist()
+        assert hf.fx.Interpreter(module).run(x).tolist() == expected
+        assert module.propagate(x)(x).tolist() == expected
+        hf.fx.ShapeProp(module).propagate(x)
+    module = hf.symbolic_trace(lambda x, *rest, scale=2.0, **more: x * scale + rest[0])
+    found = hf.fx.Interpreter(module).run(hf.ones(2), 3.0, scale=4.0)
+    assert found.tolist() == module(hf.ones(2), 3.0, scale=4.0).tolist()

@@ -64,7 +64,9 @@ class Interpreter:
             return self.module.evaluated(self.run_graph, *args, **kwargs)
         bound = self.module.__signature__.bind(*args, **kwargs)
         bound.apply_defaults()
-        self._given = bound.arguments
+        # By targets: the signature has other names where those are none of Python's.
+        targets = [node.target for node in self.module.graph.placeholders]
+        self._given = dict(zip(targets, bound.arguments.values(), strict=True))
         return self.run_nodes()
 
     def run_nodes(self) -> Any:
@@ -123,7 +125,7 @@ class Interpreter:
     def placeholder(
         self, target: str, _args: tuple[Any, ...], _kwargs: dict[str, Any]
     ) -> Any:
-        return self._given[target.lstrip("*")]
+        return self._given[target]
 
     def get_attr(
         self, target: str, _args: tuple[Any, ...], _kwargs: dict[str, Any]
