@@ -12,8 +12,9 @@ from hopflow.graph.core import Node
 from hopflow.hops.base import Call
 from hopflow.hops.bodies import require_callable
 from hopflow.hops.branches import Calling
-from hopflow.hops.invoke_subgraph import call_of
+from hopflow.hops.invoke_subgraph import Numbers, call_of
 from hopflow.ops.matmul import matmul_op
+from hopflow.trace.rollback import unchanged_on_error
 from hopflow.zeros import LinearMap, Tangent
 
 
@@ -45,8 +46,9 @@ class CheckpointCall(Calling):
         policy: str | Policy,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        constants: bool,
     ) -> Call:
-        call, _ = call_of(self.name, f, args, kwargs)
+        call, _ = call_of(self.name, f, args, kwargs, constants=constants)
         call.params["policy"] = policy
         return call
 
@@ -72,7 +74,8 @@ def checkpoint(
     """`f`, of which reverse mode keeps little and computes the rest again.
 
     The results are those of `f`, which is traced, as the functions of operators are:
-    its arguments that are no tensors or numbers are constants.
+    its arguments that are no tensors or numbers are constants, and numbers are if `f`
+    decides by them or has to know them (`if n == 0`, `range(n)`).
 
     Args:
         f: A function of pytrees. It may read tensors of enclosing functions, which are
@@ -99,8 +102,14 @@ def checkpoint(
             f"`{type(policy).__name__}`."
         )
 
+    numbers = Numbers()
+
     @wraps(f)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return CHECKPOINT(f, policy, args, kwargs)
+        def run(constants: bool) -> Any:
+            with unchanged_on_error():
+                return CHECKPOINT(f, policy, args, kwargs, constants)
+
+        return numbers.call((args, kwargs), run)
 
     return recordable(call, made=("checkpoint", f, {"policy": policy}))

@@ -12,7 +12,7 @@ import numpy as np
 from hopflow import pytree
 from hopflow.bind import Operand, Value, bind, current, recorded
 from hopflow.entries import entry
-from hopflow.errors import ArgumentTypeError, DataDependentError, TraceError
+from hopflow.errors import ArgumentTypeError, DataDependentError, EndlessTraceError
 from hopflow.graph.core import Graph, match_shapes, plain_symbol
 from hopflow.graph.rewriting import clone
 from hopflow.graph.types import TensorType
@@ -33,7 +33,7 @@ from hopflow.symbolic.size import (
 )
 from hopflow.tensor import EagerTensor
 from hopflow.trace.captures import is_private
-from hopflow.trace.closures import Surroundings, type_key
+from hopflow.trace.closures import Same, Surroundings, type_key
 from hopflow.trace.functional import TracedTensor
 from hopflow.trace.outside.guard import Guard
 from hopflow.trace.outside.paths import Path
@@ -75,19 +75,53 @@ def invoke_subgraph(f: Callable[..., Any], *operands: Any) -> Any:
         ArgumentTypeError: an operand is no tensor or number.
         ResultTypeError: `f` returns what is no tensor or number.
         UnhashableCaptureError: `f` closes over what cannot be hashed.
-        TraceError: `f` calls itself without an end.
+        EndlessTraceError: `f` calls itself without an end.
     """
     call = INVOKE_SUBGRAPH.prepare(f, operands)
     return _run(call, f, pytree.structure(operands))
 
 
+class Numbers:
+    """What becomes of the Python numbers that a function is given: operands, so that
+    one trace serves all of them, until the function turns out to need their values."""
+
+    def __init__(self) -> None:
+        self.are_constants = False
+
+    def call(self, arguments: Any, run: Callable[[bool], Any]) -> Any:
+        """What `run` gives.
+
+        Args:
+            arguments: A pytree of what the function is given.
+            run: Calls the function, with constants for numbers or not. It has no effect
+                if it raises.
+        """
+        if not self.are_constants:
+            try:
+                return run(False)
+            except EndlessTraceError:
+                raise
+            except (TypeError, DataDependentError):  # it asks a tensor for its value
+                if not any(map(_is_number, pytree.flatten(arguments)[0])):
+                    raise
+        found = run(True)
+        self.are_constants = True
+        return found
+
+
 def call_of(
-    name: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    name: str,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    constants: bool = False,
 ) -> tuple[Call, list[Any]]:
-    """`fn(*args, **kwargs)` as a call of the tensors and numbers among the arguments;
-    and the other leaves, which `fn` gets as they are."""
+    """`fn(*args, **kwargs)` as a call of the tensors and numbers among the arguments,
+    or of the tensors if numbers are `constants`; and the other leaves, which `fn` gets
+    as they are."""
     leaves, spec = pytree.flatten((args, kwargs))
-    is_data = [_is_data(leaf) for leaf in leaves]
+    is_data = [_is_data(x) and not (constants and _is_number(x)) for x in leaves]
     pairs = list(zip(leaves, is_data, strict=True))
     operands, _ = flatten_operands(name, "args", [x for x, data in pairs if data])
 
@@ -280,11 +314,11 @@ def _once_within_itself(
     """Within the block a call of this kind and these sizes is being traced.
 
     Raises:
-        TraceError: it is so already, and would be again within that, without an end.
+        EndlessTraceError: it is so already, and would be again within that.
     """
     this, around = (key, *(type_key(t.type, terms_of) for t in tensors)), _tracing.calls
     if this in around:
-        raise TraceError(
+        raise EndlessTraceError(
             f"{name}: `{name_of(fn)}` ({where(fn)}) calls itself on tensors of the "
             "same types, with the same other values, so that its trace has no end. "
             "Loop with `hf.while_loop`, or pass what ends it as an argument that is no "
@@ -402,6 +436,7 @@ class Subgraph:
         update_wrapper(self, fn)
         self.fn = fn
         self.traces = 0
+        self._numbers = Numbers()
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else partial(self, instance)
@@ -410,18 +445,29 @@ class Subgraph:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if (node := recorded(self, args, kwargs)) is not None:
             return node
-        call, static = call_of("subgraph", self.fn, args, kwargs)
-        key = *map(_hashable, static), pytree.structure((args, kwargs))
-        return _run(call, self.fn, key, static, self._count)
+        traces, spec = self.traces, pytree.structure((args, kwargs))
+
+        def run(constants: bool) -> Any:
+            self.traces = traces
+            call, static = call_of(
+                "subgraph", self.fn, args, kwargs, constants=constants
+            )
+            key = *map(_hashable, static), spec
+            return _run(call, self.fn, key, static, self._count)
+
+        return self._numbers.call((args, kwargs), run)
 
     def _count(self) -> None:
         self.traces += 1
 
 
 def _is_data(leaf: Any) -> bool:
-    return isinstance(
-        leaf, Value | int | float | SymInt | SymFloat | np.ndarray | np.generic
-    ) and not isinstance(leaf, bool)
+    return _is_number(leaf) or isinstance(leaf, Value | np.ndarray | np.generic)
+
+
+def _is_number(leaf: Any) -> bool:
+    is_scalar = isinstance(leaf, bool | np.generic)
+    return isinstance(leaf, int | float | SymInt | SymFloat) and not is_scalar
 
 
 def _type_key(operand: Operand) -> Hashable:
@@ -449,6 +495,10 @@ def _lender(operand: Operand) -> Operand:
 
 
 def _hashable(leaf: Any) -> Hashable:
+    if isinstance(leaf, SymInt):
+        return leaf.expression
+    if isinstance(leaf, SymFloat):
+        return Same(leaf)
     try:
         hash(leaf)
     except TypeError:
@@ -468,12 +518,13 @@ def subgraph(fn: Callable[..., Any]) -> Subgraph:
     that `fn` reads from enclosing functions and modules (all of which are operands of
     the node); the values of other arguments, of defaults, and of variables that it
     closes over, which must be hashable; and what the globals hold that it reads. So two
-    hundred layers, each of which closes over weights of its own, are traced once.
+    hundred layers, each of which closes over weights of its own, are traced once. The
+    values of numbers count, too, where `fn` has to know them: `if n == 0`, `range(n)`.
 
     Raises:
         ArgumentTypeError: an argument cannot be hashed, or `fn` is no function.
         ResultTypeError: `fn` returns what is no tensor or number.
         UnhashableCaptureError: `fn` closes over what cannot be hashed.
-        TraceError: `fn` calls itself without an end.
+        EndlessTraceError: `fn` calls itself without an end.
     """
     return Subgraph(fn)

@@ -4,6 +4,7 @@ kept of their traces."""
 import os
 import signal
 from collections import OrderedDict
+from collections.abc import Callable
 from functools import partial
 from threading import Thread, Timer
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 import hopflow as hf
 from hopflow import pytree
-from hopflow.errors import TraceError
+from hopflow.errors import EndlessTraceError, TraceError
 
 MANY = 20
 RNG = np.random.default_rng(0)
@@ -70,6 +71,100 @@ def test_a_call_of_itself_may_end_by_a_size_or_by_an_argument() -> None:
     for jitted in (hf.jit(total), hf.jit(total, dynamic=True)):
         for n in (3, 2):
             same(jitted(X[:n, 0], "ab"), np.sum(X[:n, 0]) + 2)
+
+
+def unrolled(x: Any, n: Any) -> Any:
+    for _ in range(n):
+        x = x + 1.0
+    return x
+
+
+def along(x: Any, n: Any) -> Any:
+    return hf.sum(x, axis=n - 3) + 3.0
+
+
+def decided(x: Any, n: Any) -> Any:
+    if hf.zeros((n,)).shape[0] > 1:
+        return x + n
+    return x
+
+
+def counted_down() -> Any:
+    @hf.subgraph
+    def f(x: Any, n: Any) -> Any:
+        return x if n == 0 else f(x + 1.0, n - 1)
+
+    return f
+
+
+def moved(x: Any, n: Any, by: Any = 1.0) -> Any:
+    return x + n * by if by > 0.5 else x
+
+
+NUMBERS: dict[str, Callable[[], Any]] = {
+    "recursion": counted_down,
+    "a range": lambda: hf.subgraph(unrolled),
+    "an axis": lambda: hf.subgraph(along),
+    "a size": lambda: hf.subgraph(decided),
+    "a float": lambda: partial(hf.subgraph(moved), by=1.0),
+    "a checkpoint": lambda: hf.checkpoint(unrolled),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_number_is_a_constant_where_its_value_is_asked(name: str) -> None:
+    x, f = hf.ones(1), NUMBERS[name]()
+    jitted: Any = hf.jit(f)
+    runs: dict[str, Any] = {
+        "eager": lambda n: f(x, n),
+        "a literal": lambda n: hf.jit(lambda x: f(x, n))(x),
+        "a number of the call": lambda n: jitted(x, n),
+        "a derivative": lambda n: hf.grad(lambda x: hf.sum(f(x, n)))(x) + n,
+        "a batch": lambda n: hf.vmap(lambda x: f(x, n))(hf.ones((2, 1)))[0],
+        "debug": lambda n: debugged(f, x, n),
+    }
+    for run in runs.values():
+        assert [run(n).item() for n in (3, 3, 3)] == [4.0] * 3
+    if name != "an axis":
+        assert [f(x, n).item() for n in (5, 3, 4)] == [6.0, 4.0, 5.0]
+        assert [jitted(x, n).item() for n in (5, 3, 4)] == [6.0, 4.0, 5.0]
+
+
+def debugged(f: Any, x: Any, n: int) -> Any:
+    with hf.debug():
+        return f(x, n)
+
+
+def test_numbers_whose_values_nobody_asks_share_a_trace() -> None:
+    f = hf.subgraph(lambda x, n, s: x * n + s)
+    assert [f(hf.ones(()), n, s).item() for n, s in ((1, 2.0), (3, 4.5))] == [3, 7.5]
+    assert f.traces == 1
+    g = counted_down()
+    assert [g(hf.ones(1), n).item() for n in (3, 2, 3)] == [4.0, 3.0, 4.0]
+    assert g.traces == 4
+
+
+def test_a_failed_trace_leaves_nothing_behind() -> None:
+    @hf.subgraph
+    def f(y: Any, n: Any) -> Any:
+        y[0] += 1.0
+        y[1] += 1.0 if n > 2 else 2.0
+        return hf.sum(y)
+
+    def both(y: Any) -> Any:
+        return f(y, 3), f(y, 1), y
+
+    for run in (both, hf.jit(both), hf.checkpoint(both)):
+        assert run(hf.zeros(2))[2].tolist() == [2.0, 3.0]
+
+
+def test_what_a_tensor_is_asked_stays_an_error() -> None:
+    f = hf.subgraph(lambda x, n: x * n if hf.sum(x) > 0 else x)
+    with pytest.raises(TraceError, match=r"bool\(\) of a traced tensor bool\[\]"):
+        f(X, 3)
+    g: Any = hf.subgraph(lambda x, n: g(x, n - 1))
+    with pytest.raises(EndlessTraceError, match="calls itself on"):
+        g(X, 3)
 
 
 def test_as_many_traces_are_kept_as_there_is_room_for(

@@ -277,6 +277,10 @@ class TraceError(HopflowError, TypeError):
     """A traced tensor was asked for a value that only a run can give."""
 
 
+class EndlessTraceError(TraceError):
+    """A function calls itself while it is traced, on what it has been called with."""
+
+
 class ControlFlowError(TraceError):
     """Plain Python control flow that depends on a tensor and cannot be rewritten."""
 

@@ -23,7 +23,7 @@ from hopflow.symbolic.size import Size, SymFloat, SymInt
 from hopflow.trace.source import name_of, where
 from hopflow.tracebacks import is_own_file
 
-__all__ = ["Surroundings", "type_key"]
+__all__ = ["Same", "Surroundings", "type_key"]
 
 
 class Same:
