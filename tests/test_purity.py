@@ -630,6 +630,21 @@ def test_afterwards_nothing_is_watched(tmp_path: Path, capsys: Any) -> None:
     assert capsys.readouterr().err == "seen\n"
 
 
+def test_a_profiler_goes_on() -> None:
+    calls: list[Any] = []
+    sys.setprofile(lambda frame, *_: calls.append(frame.f_code.co_name))
+    try:
+        hf.trace(divides_nothing, hf.ones(3), strict=True)
+        assert sys.getprofile() is not None
+    finally:
+        sys.setprofile(None)
+    assert "divides_nothing" in calls
+
+
+def divides_nothing(x: Any) -> Any:
+    return x
+
+
 def divides(x: Any) -> Any:
     return x * (1 / 0)
 

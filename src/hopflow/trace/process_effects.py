@@ -57,11 +57,16 @@ def watching_process(note: _Note) -> Iterator[None]:
         with _told("it logs"):
             handle(self, record)
 
+    def profiled(frame: FrameType, event: Any, called: Any) -> None:
+        if profile is not None:
+            profile(frame, event, called)
+        _note_call(event, called)
+
     logging.Logger.handle = noted  # type: ignore[method-assign]
     for name, stream in streams.items():
         if stream is not None:
             setattr(sys, name, _Stream(stream, _STREAMS[name]))
-    sys.setprofile(_profile)
+    sys.setprofile(profiled)
     try:
         yield
     finally:
@@ -146,7 +151,7 @@ def _install_hook() -> None:
         sys.addaudithook(_hook)
 
 
-def _profile(_: FrameType, event: str, called: Any) -> None:
+def _note_call(event: str, called: Any) -> None:
     """Note what is written by calls of which `_hook` is not told."""
     if event != "c_call" or _watched.note is None:
         return
