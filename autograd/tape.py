@@ -53,11 +53,10 @@ class Tape(Functionalize):
         return Zero(arg.type)
 
     def has_tangent(self, value: Value) -> bool:
-        known, tangent = self.current(value)
-        if not isinstance(tangent, Zero):
+        is_below = isinstance(value, TracedTensor) and value.tracer is not self
+        if not is_below and not isinstance(self.current(value)[1], Zero):
             return True
-        assert self.parent is not None
-        return isinstance(known, Value) and self.parent.has_tangent(known)
+        return super().has_tangent(value)
 
     def current(self, tensor: Operand) -> tuple[Operand, Tangent]:
         """What a tensor of this trace, or of one below, holds now; and its tangent."""

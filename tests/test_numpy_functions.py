@@ -500,6 +500,15 @@ def test_numpys_own_functions_refuse_what_is_differentiated(f: Any) -> None:
     ):
         with pytest.raises(TraceError, match="NumPy's result has no derivative"):
             transformed(x)
+    # In bodies, too, which read the tensor from outside.
+    for within in (
+        lambda x: hf.scan(lambda c, e: (c + e * f(x), c), x[0], x)[0],
+        lambda x: hf.sum(hf.vmap(lambda e: e * f(x))(hf.ones(3))),
+        lambda x: hf.cond(x[0] > 0, lambda: x[0] * f(x), lambda: x[0]),
+        lambda x: hf.sum(np.add(x, f(hf.ones(2)), out=np.zeros(2, np.float32)) * x),
+    ):
+        with pytest.raises(TraceError, match="has no derivative|of a traced tensor"):
+            hf.grad(within)(x)
     # What has no tangent is a constant, and so are positions.
     stopped = hf.grad(lambda x: x[0] * f(hf.stop_gradient(x)))
     np.testing.assert_allclose(stopped(x), [float(f(x)), 0], rtol=1e-6)

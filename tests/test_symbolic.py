@@ -624,6 +624,12 @@ def test_a_linear_or_polynomial_program_does_not_import_sympy() -> None:
         lambda n: int((n > 3) / 2 + 1.5 * (n * 0.5 > 1.2)),
         lambda n: pow(n, 5, 7),
         lambda n: n.bit_length() + (n + 1).bit_count(),
+        lambda n: 1 if (n > 3) == True else 2,  # noqa: E712
+        lambda n: 1 if (n > 3) != False else 2,  # noqa: E712
+        lambda n: 1 + (n == (n > 3)) + (n < (n > 3)) + ((n > 3) in [True]),
+        lambda n: 1 + ((n > 3) > 0) + ((n > 3) <= 0.5) + max(n > 3, 0),
+        lambda n: ((n > 3) | 2) + ((n > 3) & 1) + ((n > 3) ^ 1),
+        lambda n: sum(divmod(n > 3, 2)) + round(n > 3) + round(n < 3, 1) + 1,
     ],
 )
 def test_conditions_and_sizes_compute_as_python_does(f: Any) -> None:

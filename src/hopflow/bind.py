@@ -177,9 +177,9 @@ class Interpreter:
         """The integer over symbols that a value was made of; None: of none."""
         return None
 
-    def has_tangent(self, value: Value) -> bool:  # noqa: ARG002
+    def has_tangent(self, value: Value) -> bool:
         """Whether a value of this interpreter, or of one below, is differentiated."""
-        return False
+        return self.parent is not None and self.parent.has_tangent(value)
 
     def expect(self, condition: SymBool, message: str) -> None:
         """Take a condition on symbols for true, which the run is to check."""

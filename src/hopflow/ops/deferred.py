@@ -285,8 +285,12 @@ def with_elements(x: Any, n: Size, size: Size, message: str) -> Any:
 
     Args:
         message: What the error says first.
+
+    Raises:
+        ShapeError: it is known of such sizes that it has fewer. Of others, nothing is
+            checked.
     """
-    if (is_unbacked(n) or is_unbacked(size)) and less(n, size) is None:
+    if (is_unbacked(n) or is_unbacked(size)) and less(n, size) is not False:
         return required(x, size <= n, message)
     return x
 

@@ -14,7 +14,7 @@ from hopflow.errors import ArgumentTypeError, ArgumentValueError, ShapeError
 from hopflow.graph.types import Shape
 from hopflow.ops import reducers
 from hopflow.ops.convert import apply, as_value, astype, copy
-from hopflow.ops.deferred import required
+from hopflow.ops.deferred import with_elements
 from hopflow.ops.elementwise import add, divide, square, subtract, where
 from hopflow.ops.joining import concat
 from hopflow.ops.logic import as_bool, greater, isfinite, not_equal
@@ -29,7 +29,7 @@ from hopflow.ops.rules import (
     normalize_axis,
     required_dtype,
 )
-from hopflow.ops.sizes import is_unbacked, larger, less
+from hopflow.ops.sizes import larger
 from hopflow.ops.views import as_tensor, broadcasted, reshaped, sliced
 from hopflow.symbolic.size import SymFloat, SymInt
 
@@ -258,10 +258,8 @@ def _dropped(shape: Shape, axes: tuple[int, ...]) -> Shape:
 def _nonempty(name: str, x: Any, axis: Any) -> Any:
     """`x`, of whose axes those that only a run knows are checked to have elements."""
     for a in normalize_axes(name, axis, x.ndim):
-        n = x.shape[a]
-        if is_unbacked(n) and less(0, n) is not True:
-            text = f"{name}: axis {a} must have elements"
-            x = required(x, n > 0, text)
+        text = f"{name}: axis {a} must have elements"
+        x = with_elements(x, x.shape[a], 1, text)
     return x
 
 

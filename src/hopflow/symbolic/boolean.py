@@ -87,9 +87,10 @@ class SymBool:
         and  or                   conditions
         not                       a condition on floats: NaN forbids to turn it around
 
-    `bool()` of it asks the environment of its symbols, which may record a guard. `==`
-    asks nothing: it says whether two conditions are the same. `&`, `|` and `~` are the
-    connectives; `and`, `or` and `not` would ask. So does arithmetic, as on a `bool`.
+    `bool()` of it asks the environment of its symbols, which may record a guard. So do
+    arithmetic and comparisons with numbers, as on a `bool`. `==` of two conditions asks
+    nothing: it says whether they are the same. `&`, `|` and `~` are the connectives;
+    `and`, `or` and `not` would ask.
     """
 
     __slots__ = ("_hash", "args", "op")
@@ -108,6 +109,8 @@ class SymBool:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
+        if isinstance(other, int | float):
+            return int(self) == other
         return self is other or (
             isinstance(other, SymBool)
             and self._hash == other._hash
@@ -158,14 +161,14 @@ class SymBool:
                 return SymBool("not", (self,))
         return SymBool(_OPPOSITE[self.op], self.args)
 
-    def __and__(self, other: "bool | SymBool") -> "bool | SymBool":
+    def __and__(self, other: "int | SymBool") -> "int | SymBool":
         if not isinstance(other, bool | SymBool):
-            return NotImplemented
+            return int(self) & other if isinstance(other, int) else NotImplemented
         return all_of(self, other)
 
-    def __or__(self, other: "bool | SymBool") -> "bool | SymBool":
+    def __or__(self, other: "int | SymBool") -> "int | SymBool":
         if not isinstance(other, bool | SymBool):
-            return NotImplemented
+            return int(self) | other if isinstance(other, int) else NotImplemented
         return any_of(self, other)
 
     __rand__ = __and__
@@ -191,13 +194,21 @@ class SymBool:
     def __pos__(self) -> int:
         return self.__index__()
 
-    __abs__ = __pos__
+    __abs__ = __trunc__ = __pos__
+
+    def __round__(self, digits: int | None = None) -> int:
+        return round(self.__index__(), digits)
+
+    __lt__, __gt__ = _decided(operator.lt)[0], _decided(operator.gt)[0]
+    __le__, __ge__ = _decided(operator.le)[0], _decided(operator.ge)[0]
     __add__, __radd__ = _decided(operator.add)
     __sub__, __rsub__ = _decided(operator.sub)
     __mul__, __rmul__ = _decided(operator.mul)
     __truediv__, __rtruediv__ = _decided(operator.truediv)
     __floordiv__, __rfloordiv__ = _decided(operator.floordiv)
     __mod__, __rmod__ = _decided(operator.mod)
+    __divmod__, __rdivmod__ = _decided(divmod)
+    __xor__, __rxor__ = _decided(operator.xor)
     __pow__, __rpow__ = _decided(operator.pow)
     __lshift__, __rlshift__ = _decided(operator.lshift)
     __rshift__, __rrshift__ = _decided(operator.rshift)

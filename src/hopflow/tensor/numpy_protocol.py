@@ -7,13 +7,13 @@ elements, which a traced tensor refuses with an error that names the user's line
 
 import operator
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from hopflow import dtypes
+from hopflow import dtypes, pytree
 from hopflow.bind import Value, current
 from hopflow.errors import ArgumentTypeError, TraceError
 from hopflow.ops import (
@@ -162,7 +162,9 @@ def call_ufunc(
         options = {k: _elements(x, name) for k, x in options.items()}
         arrays = [_elements(x, name) for x in inputs]
         if outs and not any(isinstance(out, Value) for out in outs):
-            return getattr(ufunc, method)(*arrays, out=outs, **options)
+            found = getattr(ufunc, method)(*arrays, out=outs, **options)
+            _check_constant(name, found, inputs)
+            return found
         found = getattr(ufunc, method)(*arrays, **options)
         _check_constant(name, found, inputs)
     return _stored(ufunc, found, outs) if outs else found
@@ -225,7 +227,9 @@ def _stored(ufunc: np.ufunc, found: Any, outs: Sequence[Any]) -> Any:
         if isinstance(out, Value):
             out[...] = result
         elif out is not None:
-            elements = _elements(result, f"numpy.{ufunc.__name__}")
+            name = f"numpy.{ufunc.__name__}"
+            elements = _elements(result, name)
+            _check_constant(name, elements, result)
             np.copyto(out, elements, casting="same_kind")
         stored.append(result if out is None else out)
     return tuple(stored) if isinstance(found, tuple) else stored[0]
@@ -441,24 +445,17 @@ def _check_constant(name: str, found: Any, inputs: Any) -> None:
     Raises:
         TraceError: it has floats, and was computed of a tensor that has a tangent.
     """
-    if not any(np.asarray(x).dtype.kind == "f" for x in _flat(found)):
+    results, operands = (pytree.flatten(tree)[0] for tree in (found, inputs))
+    if not any(np.asarray(x).dtype.kind == "f" for x in results):
         return
     interpreter = current()
-    for x in _flat(inputs):
+    for x in operands:
         if isinstance(x, Value) and interpreter.has_tangent(x):
             raise TraceError(
                 f"{name}() of a tensor {x.type} that is differentiated: NumPy's result "
                 "has no derivative. Compute with `hf` functions, or say that it is a "
                 "constant, with `hf.stop_gradient(x)`."
             )
-
-
-def _flat(tree: Any) -> Iterator[Any]:
-    if isinstance(tree, list | tuple):
-        for part in tree:
-            yield from _flat(part)
-    else:
-        yield tree
 
 
 def _elements(x: Any, name: str) -> Any:

@@ -140,8 +140,9 @@ class Functionalize(Tracer):
         return self.held(tensor)._concrete(what)
 
     def has_tangent(self, value: Value) -> bool:
-        assert self.parent is not None
-        return self.parent.has_tangent(self.held(value))
+        # A tensor from outside holds what it was given within this trace.
+        is_below = isinstance(value, TracedTensor) and value.tracer is not self
+        return super().has_tangent(value if is_below else self.held(value))
 
     def number_of(self, tensor: TracedTensor) -> Any:
         return self.held(tensor).item()
