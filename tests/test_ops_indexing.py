@@ -587,3 +587,22 @@ def test_a_u64_beyond_i64_is_no_position(
         with pytest.raises(IndexingError, match=f"index {position} is out of range"):
             run(f, x, i)
     assert x.tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("where", [0, 1])
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, i, j: x[i, j],
+        lambda x, i, j: x[i[0], j[0]],
+        lambda x, i, j: x.at[i, j].set(1.0),
+        lambda x, i, j: hf.vmap(lambda r, c: x[r, c])(i, j),
+    ],
+)
+def test_of_several_indices_the_one_out_of_range_is_named(f: Any, where: int) -> None:
+    x, i = hf.ones((3, 4)), hf.asarray([1, 0])
+    args = [i, i]
+    args[where] = hf.asarray([7, 0])
+    for run in (f, hf.jit(f), hf.jit(f, dynamic=True)):
+        with pytest.raises(IndexingError, match=f"index 7 .* of size {(3, 4)[where]}"):
+            run(x, *args)

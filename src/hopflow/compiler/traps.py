@@ -57,8 +57,7 @@ def _error(site: Site, node: Node, values: Sequence[int]) -> HopflowError:
     at = f" ({node.line})" if node.line else ""
     match site.kind:
         case "index":
-            position, size = (*values, 0, 0)[:2]
-            position = _of_operand(node, position)
+            position, size = _of_operand(node, values[0]), values[1]
             return IndexingError(
                 f"{name}{at}: index {position} is out of range for an axis of "
                 f"size {size}."

@@ -78,16 +78,17 @@ def check_of(
         tests = zip(values(at), sizes, strict=True)
         return expr.all_of([in_range(e, n, wraps=True) for e, n in tests])
 
-    # What is reported: the position and the size, where there is one of each.
-    one = len(indices) == 1
-    return Check(
-        "index",
-        shape,
-        holds,
-        (lambda at: (cast(values(at)[0], dtypes.int64), extent(sizes[0])))
-        if one
-        else (lambda _: ()),
-    )
+    def reported(at: Index) -> tuple[Expr, ...]:
+        """The first index that is out of range, and the size of its axis."""
+        *others, (e, n) = zip(values(at), sizes, strict=True)
+        position, size = cast(e, dtypes.int64), extent(n)
+        for e, n in reversed(others):
+            inside = in_range(e, n, wraps=True)
+            position = expr.select(inside, position, cast(e, dtypes.int64))
+            size = expr.select(inside, size, extent(n))
+        return position, size
+
+    return Check("index", shape, holds, reported)
 
 
 def run_positions(
