@@ -56,7 +56,7 @@ from hopflow.hops.custom_use import Ruled, Use
 from hopflow.ops.convert import as_value, copy
 from hopflow.ops.opdef import as_default, as_operand
 from hopflow.ops.rules import as_integer
-from hopflow.pickling import reference
+from hopflow.pickling import Transformed
 from hopflow.pytree import Spec
 from hopflow.symbolic.size import Size, free_symbols
 from hopflow.trace.functional import TracedTensor
@@ -71,7 +71,7 @@ from hopflow.zeros import LinearMap, Tangent, Zero, instantiate, is_zero
 __all__ = ["custom_jvp", "custom_vjp"]
 
 
-class _Custom(Ruled):
+class _Custom(Ruled, Transformed):
     """What both decorators make: a function, called as it was before.
 
     checked   the kinds of arguments that its rules were compared with it for
@@ -82,7 +82,7 @@ class _Custom(Ruled):
         self, fun: Callable[..., Any], nondiff_argnums: Sequence[int] = ()
     ) -> None:
         require_callable(self.name, "fun", fun)
-        functools.update_wrapper(self, fun)
+        super().__init__(fun)
         self.fun = fun
         self.checked: set[Any] = set()
         self.closed: set[Any] = set()
@@ -95,11 +95,13 @@ class _Custom(Ruled):
             as_integer(self.name, "nondiff_argnums", n) for n in nondiff_argnums
         ]
 
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        return self if instance is None else functools.partial(self, instance)
+    def remade(self) -> tuple[Any, tuple[Any, ...]]:
+        """See `Transformed`."""
+        return type(self), (self.fun, self.static)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return reference(self) or super().__reduce_ex__(protocol)
+    def set_later(self) -> dict[str, Any]:
+        """See `Transformed`: the rules."""
+        return {k: v for k, v in vars(self).items() if k in type(self).__annotations__}
 
     @entry
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -3,7 +3,6 @@
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial, update_wrapper
 from threading import RLock, local
 from typing import Any, Final, NamedTuple, final
 
@@ -20,6 +19,7 @@ from hopflow.hops.base import Call, debugging
 from hopflow.hops.bodies import Function, commit, flatten_operands, require_callable
 from hopflow.hops.branches import Calling
 from hopflow.hops.loops import calling, spread_specs
+from hopflow.pickling import Transformed
 from hopflow.pytree import Spec
 from hopflow.recursion import deep_recursion
 from hopflow.symbolic.boolean import SymBool
@@ -425,7 +425,7 @@ def _as_operand(tracer: Tracer, size: Size) -> Operand:
     return tracer.value_of(size)
 
 
-class Subgraph:
+class Subgraph(Transformed):
     """A function that is traced once for each kind of call; see `subgraph`.
 
     traces   how many of its calls were traced
@@ -433,13 +433,14 @@ class Subgraph:
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         require_callable("subgraph", "f", fn)
-        update_wrapper(self, fn)
+        super().__init__(fn)
         self.fn = fn
         self.traces = 0
         self._numbers = Numbers()
 
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        return self if instance is None else partial(self, instance)
+    def remade(self) -> tuple[Any, tuple[Any, ...]]:
+        """See `Transformed`."""
+        return Subgraph, (self.fn,)
 
     @entry
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

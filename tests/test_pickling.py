@@ -75,6 +75,51 @@ def closure_of_rules() -> Any:
     return hf.jit(hf.grad(lambda x: hf.sum(cube(x) + square(x))))
 
 
+@hopflow.subgraph
+def as_subgraph(x: Any) -> Any:
+    return grow(x) * 2
+
+
+@hopflow.control_flow
+def as_control_flow(x: Any) -> Any:
+    if hf.sum(x) > 0:
+        return grow(x)
+    return -x
+
+
+@hopflow.checkpoint
+def as_checkpoint(x: Any) -> Any:
+    return grow(x) - 1
+
+
+@hopflow.vmap
+def as_vmap(x: Any) -> Any:
+    return x * 2 + 1
+
+
+@hopflow.custom_vjp
+def cubed(x: Any) -> Any:
+    return x**3
+
+
+cubed.defvjp(lambda x: (x**3, x), lambda x, ct: (x * ct,))
+NAMED: list[Any] = [as_subgraph, as_control_flow, as_checkpoint, as_vmap, cubed]
+NAMED += [square, decorated, grow]
+
+
+def total(x: Any) -> Any:
+    return hf.sum(as_subgraph(cubed(x)))
+
+
+@hopflow.jit
+def jitted_total(x: Any) -> Any:
+    return total(x)
+
+
+def apart(x: Any) -> Any:
+    return x, x * 2
+
+
 class Model:
     def __init__(self, weight: Any) -> None:
         self.weight = hf.asarray(weight)
@@ -93,6 +138,20 @@ class Callable:
         return grow(x) - 1
 
 
+OF_NAMED: dict[str, Any] = {
+    "grad": hf.grad(total, argnums=(0,)),
+    "value_and_grad": hf.value_and_grad(total),
+    "grad of jit": hf.grad(jitted_total),
+    "jacfwd": hf.jacfwd(square),
+    "jacrev": hf.jacrev(as_checkpoint),
+    "hessian": hf.hessian(total),
+    "functionalize": hf.functionalize(decorated),
+    "checkpoint": hf.checkpoint(as_subgraph, policy="dots"),
+    "vmap": hf.vmap(apart, in_dims=0, out_dims=(0, 0)),
+    "vmap of vmap": hf.vmap(hf.vmap(grow)),
+    "jit of vmap": hf.jit(hf.vmap(square)),
+    "subgraph of grad": hf.subgraph(hf.grad(total)),
+}
 FUNCTIONS: dict[str, Any] = {
     "decorated": decorated,
     "with options": with_options,
@@ -159,6 +218,72 @@ def test_a_function_with_a_name_is_sent_by_it() -> None:
     found = round_trip(renamed)
     assert found is not renamed
     assert found.__wrapped__ is grow
+
+
+@pytest.mark.parametrize("f", NAMED, ids=lambda f: f.__name__)
+def test_what_replaces_a_function_of_a_module_is_sent_by_its_name(f: Any) -> None:
+    assert round_trip(f) is f
+    assert copy.copy(f) is copy.deepcopy(f) is f
+
+
+@pytest.mark.parametrize("name", OF_NAMED)
+def test_transforms_of_what_has_a_name_need_no_cloudpickle(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    f = OF_NAMED[name]
+    x = hf.ones((2, 2, 3)) if name == "vmap of vmap" else hf.asarray(X)
+    found = round_trip(f)
+    assert found is not f
+    assert found.__qualname__ == f.__qualname__
+    agree(found(x), f(x))
+    agree(hf.jit(found)(x), f(x))
+    assert copy.deepcopy(f) is f
+
+
+class Ruled:
+    def __init__(self, weight: float) -> None:
+        self.weight = hf.asarray(weight)
+        self.rows = hf.vmap(self.apply)
+        self.body = hf.subgraph(self.apply)
+        self.ruled = hf.custom_vjp(self.apply)
+        self.ruled.defvjp(self.forward, self.backward)
+
+    def apply(self, x: Any) -> Any:
+        return x * self.weight
+
+    def forward(self, x: Any) -> Any:
+        return self.apply(x), None
+
+    def backward(self, _: Any, ct: Any) -> Any:
+        return (ct * self.weight * 10,)
+
+
+@pytest.mark.parametrize("copied", [round_trip, copy.deepcopy])
+def test_transforms_of_methods_go_with_their_object(copied: Any) -> None:
+    first = Ruled(2.0)
+    model = copied(first)
+    model.weight[...] = 5.0
+    x = hf.asarray(X)
+    for name in ("rows", "body", "ruled"):
+        agree(getattr(model, name)(x), 5 * X)
+        agree(getattr(first, name)(x), 2 * X)
+    agree(hf.grad(lambda x: hf.sum(model.ruled(x)))(x), np.full(3, 50.0, np.float32))
+
+
+@needs_cloudpickle
+def test_local_functions_with_rules_are_sent_by_value() -> None:
+    def scale(x: Any) -> Any:
+        return x * 2
+
+    of_one = hf.custom_jvp(scale)
+    of_one.defjvps(lambda t, result, x: t * 7)
+    found = hf.grad(lambda x: hf.sum(round_trip(of_one)(x)))(hf.asarray(X))
+    agree(found, np.full(3, 7.0, np.float32))
+    body = round_trip(hf.subgraph(lambda x: scale(x) + 1))
+    agree(body(hf.asarray(X)), 2 * X + 1)
+    policy = round_trip(hf.checkpoint(scale, policy=lambda node: True))
+    agree(policy(hf.asarray(X)), 2 * X)
 
 
 @needs_cloudpickle

@@ -6,6 +6,7 @@ binding others while that one is current, so that they nest freely. At the botto
 `Eager` (in `tensor.py`), which computes.
 """
 
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, wraps
@@ -26,6 +27,7 @@ from hopflow.errors import MutationError, OperatorError
 from hopflow.graph.core import Constant, Graph
 from hopflow.graph.interpreter import interpret
 from hopflow.graph.types import Shape, TensorType
+from hopflow.pickling import Transformed
 from hopflow.symbolic.boolean import SymBool
 from hopflow.symbolic.size import Size, SymFloat, SymInt
 
@@ -265,6 +267,49 @@ def recorded(f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return None if slots.record is None else slots.record(f, args, kwargs)
 
 
+class TransformedFunction(Transformed):
+    """A function that a transform has made.
+
+    made    the name of the transform, what it is of, and the options
+    """
+
+    def __init__(
+        self, f: Callable[..., Any], made: tuple[str, Any, dict[str, Any]]
+    ) -> None:
+        super().__init__(f)
+        # What asks for the user's function of a transformed one looks one step deep.
+        self.__wrapped__ = getattr(f, "__wrapped__", f)
+        self.made = made
+        self._call = f
+
+    def __repr__(self) -> str:
+        return f"<{self.made[0]} of {self.__wrapped__!r}>"
+
+    @is_entry
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            found = recorded(self, args, kwargs)
+            return self._call(*args, **kwargs) if found is None else found
+        except Exception as error:
+            surface(error, self, args, kwargs)
+            raise
+
+    def remade(self) -> tuple[Any, tuple[Any, ...]]:
+        """See `Transformed`."""
+        name, f, options = self.made
+        return _made, (f, name, options)
+
+    @property
+    def rules(self) -> tuple[Any, ...]:
+        """What a trace depends on besides the function."""
+        name, _, options = self.made
+        return name, *options.values()
+
+
+def _made(f: Any, name: str, options: dict[str, Any]) -> Any:
+    return getattr(sys.modules["hopflow"], name)(f, **options)
+
+
 def recordable(
     f: _Function, home: str = "", made: tuple[str, Any, dict[str, Any]] | None = None
 ) -> _Function:
@@ -275,6 +320,9 @@ def recordable(
         made: Of a function that a transform has made: the name of the transform, what
             it is of, and the options. A script that repeats a call is written so.
     """
+
+    if made is not None:
+        return cast(_Function, TransformedFunction(f, made))
 
     @is_entry
     @wraps(f)
@@ -287,7 +335,6 @@ def recordable(
             raise
 
     call.__module__ = home or call.__module__
-    call.made = made  # type: ignore[attr-defined]
     # What asks for the user's function of a transformed one looks one step deep.
     call.__wrapped__ = getattr(f, "__wrapped__", f)
     return cast(_Function, call)

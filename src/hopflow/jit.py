@@ -1,12 +1,10 @@
 """`jit`: trace a function once for each signature, and run it as native code."""
 
-import copy
 import functools
 import itertools
 import re
 from collections.abc import Callable, Sequence
 from threading import RLock
-from types import MethodType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -27,7 +25,7 @@ from hopflow.hops.bodies import Function, flatten_results
 from hopflow.hops.invoke_subgraph import INVOKE_SUBGRAPH
 from hopflow.logs import log, span
 from hopflow.ops.rules import as_integer
-from hopflow.pickling import portable, reference
+from hopflow.pickling import Transformed
 from hopflow.pytree import Spec
 from hopflow.recursion import deep_recursion
 from hopflow.stats import counts
@@ -87,7 +85,7 @@ class _Traced(NamedTuple):
     changes: list[Replaced]
 
 
-class Jitted:
+class Jitted(Transformed):
     """A function that is traced and compiled for the kinds of calls it gets.
 
     A trace serves all calls of one structure of arguments (with the order of keys), of
@@ -106,7 +104,7 @@ class Jitted:
         ranks: AllGather | None,
         backend: Backend | None,
     ) -> None:
-        functools.update_wrapper(self, f)
+        super().__init__(f)
         self._f = f
         self._donate = donate
         self._dynamic = dynamic
@@ -123,27 +121,10 @@ class Jitted:
     def __repr__(self) -> str:
         return f"<jitted {name_of(self._f)}>"
 
-    def __reduce__(self) -> Any:  # what was compiled is compiled anew
-        name = reference(self)
-        if name is not None:
-            return name
-        ranks, backend = portable(self._ranks), portable(self._backend)
-        options = (self._donate, self._dynamic, ranks, backend)
-        return Jitted, (portable(self._f), *options)
-
-    def __copy__(self) -> "Jitted":
-        return self  # as of Python's own functions
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Jitted":
-        f = copy.deepcopy(self._f, memo)  # another one if it is a method of an object
-        if f is self._f:
-            return self
-        options = (self._donate, self._dynamic, self._ranks, self._backend)
-        return Jitted(f, *options)
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        # A bound method hands on attributes: `model.step.graph`.
-        return self if instance is None else MethodType(self, instance)
+    def remade(self) -> tuple[Any, tuple[Any, ...]]:
+        """See `Transformed`."""
+        options = self._donate, self._dynamic, self._ranks, self._backend
+        return Jitted, (self._f, *options)
 
     @is_entry
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

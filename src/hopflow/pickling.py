@@ -5,15 +5,61 @@ functions are. Any other, one of `__main__` too, is pickled by value: by cloudpi
 where the pickler is none that does so itself. Nothing that was compiled is sent.
 """
 
+import copy
 import functools
 import importlib
 import sys
-from types import FunctionType
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from types import FunctionType, MethodType
+from typing import Any, Self
 
 from hopflow.errors import PicklingError
 
-__all__ = ["portable", "reference"]
+__all__ = ["Transformed", "portable", "reference"]
+
+
+class Transformed(ABC):
+    """A callable that stands in the place of a function: it is pickled by the name
+    that a module has for it, and else as what it is made of; copied as functions are;
+    and bound as methods are."""
+
+    def __init__(self, f: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, f)
+
+    @abstractmethod
+    def remade(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """What makes such a callable, and its arguments, of which the first is the
+        function."""
+
+    @abstractmethod
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the function returns, or what was made of it."""
+
+    def set_later(self) -> dict[str, Any]:
+        """The attributes that it was given after it was made: they may lead to it."""
+        return {}
+
+    def __reduce_ex__(self, protocol: Any) -> Any:  # what was compiled is not sent
+        make, arguments = self.remade()
+        made = make, tuple(map(portable, arguments))
+        return reference(self) or (*made, portable(self.set_later()))
+
+    def __copy__(self) -> Self:
+        return self  # as of Python's own functions
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        make, (f, *options) = self.remade()
+        copied = copy.deepcopy(f, memo)  # another one if it is a method of an object
+        if copied is f:
+            return self
+        memo[id(self)] = made = make(copied, *options)
+        vars(made).update(copy.deepcopy(self.set_later(), memo))
+        return made
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        # A bound method hands on attributes: `model.step.graph`.
+        return self if instance is None else MethodType(self, instance)
 
 
 def reference(thing: Any) -> str | None:
@@ -31,11 +77,14 @@ def reference(thing: Any) -> str | None:
 
 
 def portable(thing: Any) -> Any:
-    """What any pickler can write of a function, in its place; of all else itself."""
+    """What any pickler can write of a function, in its place; of all else itself, of
+    a dict of options with its functions replaced so."""
     if type(thing) is functools.partial:
         keywords = {key: portable(value) for key, value in thing.keywords.items()}
         args = map(portable, thing.args)
         return functools.partial(portable(thing.func), *args, **keywords)
+    if type(thing) is dict:
+        return {key: portable(value) for key, value in thing.items()}
     if not isinstance(thing, FunctionType) or reference(thing) is not None:
         return thing
     return thing if _is_by_value() else _ByValue(thing)
@@ -89,4 +138,4 @@ def _is_by_value() -> bool:
     return frame is not None and "cloudpickle" in frame.f_globals.get("__name__", "")
 
 
-_OWN = (__name__, "hopflow.jit")
+_OWN = (__name__,)
