@@ -2,6 +2,8 @@
 
 import math
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -520,8 +522,25 @@ def test_check_is_size() -> None:
         hf.check_is_size(-1)
     with pytest.raises(CheckError, match=f"`n` is {2**66}, which int64 cannot hold"):
         hf.check_is_size(2**66)
-    with pytest.raises(ArgumentTypeError):
-        hf.check_is_size(1.5)
+
+
+@pytest.mark.parametrize("value", [2.5, 2.0, True, float("nan"), float("inf"), [2]])
+def test_check_is_size_takes_integers_alone(value: Any) -> None:
+    f = hf.check_is_size
+    tensor = hf.asarray(value)
+    runs: list[Callable[[], Any]] = [
+        lambda: f(value),
+        lambda: f(np.asarray(value)),
+        lambda: f(tensor),
+        lambda: hf.jit(f)(tensor),
+        lambda: hf.vmap(f)(hf.stack([tensor, tensor])),
+        *(partial(hf.trace, f, tensor, mode=m) for m in ("real", "fake", "symbolic")),
+    ]
+    for run in runs:
+        with pytest.raises(
+            ArgumentTypeError, match="check_is_size: `n` must be an int"
+        ):
+            run()
 
 
 # --- what the property test found -----------------------------------------------------

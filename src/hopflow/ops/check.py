@@ -17,9 +17,9 @@ from hopflow.loop_ir.kernels import Check, Effect, Operand
 from hopflow.ops import batching
 from hopflow.ops.messages import Message, check_error
 from hopflow.ops.opdef import OpDef, Sample, as_operand, strong_constant
-from hopflow.ops.rules import Array, as_integer
+from hopflow.ops.rules import Array, as_integer, as_symbol
 from hopflow.symbolic.boolean import SymBool
-from hopflow.symbolic.size import Size, SymInt
+from hopflow.symbolic.size import Size
 
 __all__ = ["check", "check_is_size", "check_op"]
 
@@ -110,12 +110,10 @@ def check_is_size(n: Any, *, min: int = 0, max: int | None = None) -> None:
 
     Raises:
         CheckError: it is not; when the program runs, also where it is compiled.
-        ArgumentTypeError: `n` is no integer.
+        ArgumentTypeError: `n` is no integer, or a tensor of another dtype or with axes.
     """
-    if isinstance(n, Value):
-        n = current().symbol_of(n)
-    if not isinstance(n, SymInt):
-        n = as_integer("check_is_size", "n", n)
+    n = as_symbol("check_is_size", "n", n)
+    if isinstance(n, int):
         check(n < 1 << 63, f"check_is_size: `n` is {n}, which int64 cannot hold")
     least = as_integer("check_is_size", "min", min)
     conditions: list[bool | SymBool] = [n >= least]

@@ -39,6 +39,7 @@ __all__ = [
     "as_integer",
     "as_shape",
     "as_size",
+    "as_symbol",
     "boolean",
     "broadcast",
     "broadcast_shapes",
@@ -341,6 +342,22 @@ def one_of(name: str, argument: str, value: Any, choices: Sequence[str]) -> str:
     return value
 
 
+def as_symbol(name: str, argument: str, value: Any) -> int | SymInt:
+    """An integer, or a tensor that holds one, as an int or a symbolic number.
+
+    Raises:
+        ArgumentTypeError: it is neither.
+    """
+    if isinstance(value, Value):
+        if value.shape or not value.type.dtype.is_integer:
+            raise ArgumentTypeError(
+                f"{name}: `{argument}` must be an int, or an integer tensor of no "
+                f"axes, and is a tensor {value.type}."
+            )
+        value = current().symbol_of(value)
+    return value if isinstance(value, SymInt) else as_integer(name, argument, value)
+
+
 def as_size(name: str, size: Any, argument: str = "shape") -> Size:
     """One size as a non-negative int or a symbolic size.
 
@@ -348,13 +365,10 @@ def as_size(name: str, size: Any, argument: str = "shape") -> Size:
         ArgumentTypeError: it is not an integer.
         ArgumentValueError: it is negative.
     """
-    if isinstance(size, Value) and not size.shape and size.type.dtype.is_integer:
-        size = current().symbol_of(size)
-    if isinstance(size, SymInt):
-        _expect_size(name, size, argument)
-        return size
-    number = as_integer(name, argument, size)
-    if number < 0:
+    number = as_symbol(name, argument, size)
+    if isinstance(number, SymInt):
+        _expect_size(name, number, argument)
+    elif number < 0:
         raise _negative(name, argument, number)
     return number
 
