@@ -33,6 +33,7 @@ from hopflow.ops.views import stored
 from hopflow.symbolic.boolean import SymBool
 from hopflow.symbolic.size import Size, SymFloat, SymInt
 from hopflow.tensor.dlpack import export_dlpack
+from hopflow.tensor.exported import check_constant
 from hopflow.tensor.numpy_protocol import call_function, call_ufunc
 
 __all__ = ["Tensor"]
@@ -147,6 +148,15 @@ class Tensor(Value):
             f"{what}() of a `{name}` {self.type}: the class does not say what its "
             "elements are. Ask a tensor that it holds."
         )
+
+    def _exported(self, what: str) -> Array:
+        """The elements, as constants of another library.
+
+        Raises:
+            TraceError: the tensor is traced, or differentiated.
+        """
+        check_constant(what, (self,))
+        return self._concrete(what)
 
     def _device(self) -> Device:
         """Where the elements are, or will be."""
@@ -275,7 +285,7 @@ class Tensor(Value):
 
     @speaks_for_user
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        return np.array(self._concrete("numpy.asarray"), dtype=dtype, copy=copy)
+        return np.array(self._exported("numpy.asarray"), dtype=dtype, copy=copy)
 
     def __dlpack__(
         self,
@@ -291,7 +301,7 @@ class Tensor(Value):
             "dl_device": dl_device,
             "copy": copy,
         }
-        return export_dlpack(self._concrete("__dlpack__"), options)
+        return export_dlpack(self._exported("__dlpack__"), options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self._device().dlpack
@@ -300,7 +310,7 @@ class Tensor(Value):
         # JAX arrays never change, so this is a copy; `jnp.from_dlpack` shares memory.
         from jax.numpy import array
 
-        return array(self._concrete("__jax_array__"))
+        return array(self._exported("__jax_array__"))
 
     def __format__(self, spec: str) -> str:
         if self.ndim == 0 and spec:
