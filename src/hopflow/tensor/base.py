@@ -170,8 +170,10 @@ class Tensor(Value):
         return call_ufunc(ufunc, method, inputs, options)
 
     def __array_function__(
-        self, function: Callable[..., Any], _: Any, args: Any, named: Any
+        self, function: Callable[..., Any], types: Any, args: Any, named: Any
     ) -> Any:
+        if not all(issubclass(t, Value | np.ndarray) for t in types):
+            return NotImplemented  # a proxy records the call
         return call_function(function, args, named)
 
     # --- writes ---
