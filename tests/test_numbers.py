@@ -14,6 +14,7 @@ from hopflow.errors import (
     CheckError,
     PowerError,
 )
+from hopflow.testing.meanings import agree
 
 pytestmark = pytest.mark.slow
 
@@ -288,3 +289,66 @@ def test_a_float_that_is_no_integer_of_a_dtype_is_an_error(
     ):
         with pytest.raises(ArgumentRangeError):
             make()
+
+
+# --- powers of constants --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize(
+    ("f", "numbers", "traces"),
+    [
+        (lambda x, t: x * 0.9**t, [1, 2, 7, 0, -3, 100], 1),
+        (lambda x, t: x * 0.9**t, [1.0, 2.5, -3.0, 0.0], 1),
+        (lambda x, t: x * (-2.0) ** t, [1, 2, 3, -1, -2], 1),
+        (lambda x, t: x * 2**t, [1, 2, 0, 51, 7], 1),
+        (lambda x, t: x * 2**t, [-1, -2, -60, -1000], 1),
+        (lambda x, t: x * 2**t, [1, 2, -1, -2], 2),
+        (lambda x, t: x * 2**t, [1, 2, 70, 80], 3),
+        (lambda x, t: x * (-3) ** t, [1, 2, 3, 0, 32], 1),
+        (lambda x, t: x * 10**t, [3, 15, 0, 1], 1),
+        (lambda x, t: x * 0.0**t, [1, 2, 0], 1),
+        (lambda x, t: x * (0**t + 1**t + (-1) ** t), [1, 2, 0, 33], 1),
+        (lambda x, t: x * np.float64(0.9) ** t, [1, 2, -3], 1),
+        (lambda x, t: x * 1.5 ** (2 * t + 1), [1, 2, -3], 1),
+        (lambda x, t: x * True**t, [1, 2, 3], 1),
+        (lambda x, t: x * (2**t % 5), [1, 2, 30], 1),
+        (lambda x, t: hf.ones((2**t,)) * x[0], [1, 2, 5, 0], 1),
+        (lambda x, t: x[: 2**t], [1, 2, 5, 0], 1),
+    ],
+)
+def test_a_power_of_a_constant_is_one_program(
+    f: Any, numbers: Any, traces: int, dynamic: Any
+) -> None:
+    x = hf.asarray([1.0, -0.5, 3.0], dtype=hf.float64)
+    jitted = hf.jit(f, dynamic=dynamic)
+    before = hf.stats().traces
+    for t in numbers:
+        agree(jitted(x, t), f(x, t))
+    assert hf.stats().traces - before == traces
+
+
+def test_a_power_of_an_integer_is_an_integer_where_it_is_pythons() -> None:
+    def f(x: Any, t: Any) -> Any:
+        return x * 3**t, 3**t
+
+    jitted = hf.jit(f)
+    x = hf.asarray([2, -5])
+    for t in (0, 1, 5, 32, -1, -2):
+        found, number = jitted(x, t)
+        assert number == 3**t
+        assert type(number) is type(3**t)
+        assert found.dtype == (x * 3**t).dtype
+        agree(found, x * 3**t)
+
+
+@pytest.mark.parametrize("base", [0, 0.0])
+def test_a_negative_power_of_zero_is_pythons_error(base: float) -> None:
+    jitted = hf.jit(lambda x, t: x * base**t)
+    assert jitted(hf.ones(1), 2).tolist() == [0]
+    with pytest.raises(ZeroDivisionError):
+        jitted(hf.ones(1), -1)
+    huge = hf.jit(lambda x, t: x * (10**400) ** t)
+    assert huge(hf.ones(1), 0).tolist() == [1]
+    with pytest.raises(OverflowError, match="int too large to convert to float"):
+        huge(hf.ones(1), -1)

@@ -49,6 +49,7 @@ __all__ = [
 ]
 
 MAX_POWER: Final = 64  # beyond, `n ** k` is no size
+EXACT_POWER: Final = 2**51  # up to it, the power of floats rounds to that of integers
 
 
 class _Slots:
@@ -243,8 +244,23 @@ class SymInt(_Ordered):
         return cast("Size", _float("**.", self, exponent))
 
     @speaks_for_user
-    def __rpow__(self, base: int) -> "Size":
-        return cast("Size", base ** int(self))
+    def __rpow__(self, base: float) -> "Number":
+        is_float = isinstance(base, float)
+        base = float(base) if is_float else base  # of NumPy's floats, which only warn
+        if self.hint is None or env_of(self.expression) is None:  # nobody to ask
+            return _float("**.", base, self) if is_float else base ** int(self)
+        if not is_float and abs(base) > EXACT_POWER:
+            return base ** int(self)
+        power = _float("**.", float(base), self)
+        # Where Python raises (of 0, or beyond a float), it does so here.
+        if power.hint is None or not abs(power) < inf:
+            return base ** int(self)
+        if is_float or self < 0:
+            return power
+        # Floats up to there round to the exact integer.
+        if not abs(power) <= EXACT_POWER:
+            return base ** int(self)
+        return rounded("round", power)
 
     def __lshift__(self, bits: "Size") -> "Size":
         return self * (1 << _bits(bits))

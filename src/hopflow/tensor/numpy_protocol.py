@@ -182,7 +182,8 @@ def _ufunc_with_number(
         ]
         if ufunc in _COMPARISONS:  # NumPy would ask for the answer
             return _COMPARISONS[ufunc](*plain)
-        with suppress(TypeError):  # Python has no sine
+        # Python has no sine; and what it asks of ranges is no result that overflows.
+        with suppress(TypeError), np.errstate(all="ignore"):
             return ufunc(*[np.array(x, object) for x in plain])
         # Of a Python number NumPy makes an f64.
         inputs = tuple([astype(x, dtypes.float64) for x in plain])
