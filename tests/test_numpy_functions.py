@@ -18,6 +18,7 @@ from hopflow.errors import (
     CheckError,
     DivisionError,
     PowerError,
+    ShapeError,
     TraceError,
 )
 from hopflow.symbolic.boolean import SymBool
@@ -279,6 +280,14 @@ def test_fmax_and_modf_at_values_that_are_special(mode: str) -> None:
 def test_a_reduction_without_an_identity_needs_initial_for_where() -> None:
     with pytest.raises(ArgumentValueError, match="Give `initial` too"):
         np.max(hf.asarray(X), where=X > 0)
+
+
+def test_matrices_have_two_axes() -> None:
+    x = hf.ones((2, 2, 2))
+    with pytest.raises(ShapeError, match="expected a vector or a matrix, and found"):
+        np.diag(x)
+    with pytest.raises(ShapeError, match="expected one axis or two, and found 3"):
+        np.linalg.norm(x, 2)
 
 
 def test_options_without_a_counterpart_are_numpys() -> None:
