@@ -1,5 +1,6 @@
 """fx: functions as graphs without shapes, and how users edit them."""
 
+import copy
 import gc
 import importlib
 import linecache
@@ -344,6 +345,32 @@ def test_numpy_on_the_left_is_recorded() -> None:
     module = hf.symbolic_trace(lambda x: row - np.float32(2.0) * x)
     assert module(hf.ones(2)).tolist() == [-1.0, -1.0]
     assert list(module.attributes) == ["tensor"]
+
+
+@pytest.mark.parametrize(
+    ("f", "code"),
+    [
+        (lambda x: np.sin(x), "sin = np.sin(x)"),
+        (lambda x: np.sum(x, axis=0), "np.sum(x, axis=0)"),
+        (lambda x: np.add.reduce(x), "np.add.reduce(x)"),
+        (lambda x: np.concatenate([x, 2 * x]), "np.concatenate([x, mul])"),
+        (lambda x: np.concatenate([hf.ones(3), x[0]]), "np.concatenate"),
+        (lambda x: np.modf(x)[1], "np.modf"),
+        (lambda x: np.linalg.norm(x, axis=1), "np.linalg.norm"),
+        (lambda x: X * x, "tensor * x"),
+        (lambda x: np.add(x, 1.0), "x + 1.0"),
+        (lambda x: np.add(x, 1.0, dtype=np.float64), "dtype="),
+        (lambda x: x.sum(axis=0), "x.sum(axis=0)"),
+    ],
+)
+def test_numpys_functions_are_recorded(f: Any, code: str) -> None:
+    module = hf.symbolic_trace(f)
+    assert code in module.code
+    x = X + 1.25
+    again = hf.symbolic_trace(module)
+    copied = copy.deepcopy(module)
+    for call in (module, again, copied, hf.jit(module)):
+        np.testing.assert_allclose(call(hf.asarray(x)), f(x), rtol=1e-6)
 
 
 # --- what has no answer ---------------------------------------------------------------

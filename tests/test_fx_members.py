@@ -261,6 +261,13 @@ def test_a_module_is_written_as_a_package(folder: Path, dtype: str) -> None:
     assert "inv = hf.linalg.inv(getitem)" in (folder / "module.py").read_text()
 
 
+def test_a_package_calls_numpys_functions(folder: Path) -> None:
+    module = hf.symbolic_trace(lambda x: np.linalg.norm(np.add.reduce(np.sin(x))))
+    module.to_folder(folder, "Saved")
+    saved = importlib.import_module("saved_module").Saved()
+    same([saved(X)], [module(X)])
+
+
 def test_what_cannot_be_written_is_refused(folder: Path) -> None:
     module = hf.symbolic_trace(model)
     with pytest.raises(

@@ -1,5 +1,6 @@
 """A Python integer means the same in all modes: one that does not fit is an error."""
 
+import functools
 import operator
 from collections.abc import Callable
 from typing import Any, Final
@@ -12,8 +13,11 @@ from hopflow.errors import (
     ArgumentRangeError,
     ArgumentValueError,
     CheckError,
+    DataDependentError,
+    GuardError,
     PowerError,
 )
+from hopflow.testing.meanings import agree
 
 pytestmark = pytest.mark.slow
 
@@ -288,3 +292,131 @@ def test_a_float_that_is_no_integer_of_a_dtype_is_an_error(
     ):
         with pytest.raises(ArgumentRangeError):
             make()
+
+
+# --- powers of constants --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize(
+    ("f", "numbers", "traces"),
+    [
+        (lambda x, t: x * 0.9**t, [1, 2, 7, 0, -3, 100], 1),
+        (lambda x, t: x * 0.9**t, [1.0, 2.5, -3.0, 0.0], 1),
+        (lambda x, t: x * (-2.0) ** t, [1, 2, 3, -1, -2], 1),
+        (lambda x, t: x * 2**t, [1, 2, 0, 51, 7], 1),
+        (lambda x, t: x * 2**t, [-1, -2, -60, -1000], 1),
+        (lambda x, t: x * 2**t, [1, 2, -1, -2], 2),
+        (lambda x, t: x * 2**t, [1, 2, 70, 80], 3),
+        (lambda x, t: x * (-3) ** t, [1, 2, 3, 0, 32], 1),
+        (lambda x, t: x * 10**t, [3, 15, 0, 1], 1),
+        (lambda x, t: x * 0.0**t, [1, 2, 0], 1),
+        (lambda x, t: x * (0**t + 1**t + (-1) ** t), [1, 2, 0, 33], 1),
+        (lambda x, t: x * np.float64(0.9) ** t, [1, 2, -3], 1),
+        (lambda x, t: x * 1.5 ** (2 * t + 1), [1, 2, -3], 1),
+        (lambda x, t: x * True**t, [1, 2, 3], 1),
+        (lambda x, t: x * (2**t % 5), [1, 2, 30], 1),
+        (lambda x, t: hf.ones((2**t,)) * x[0], [1, 2, 5, 0], 1),
+        (lambda x, t: x[: 2**t], [1, 2, 5, 0], 1),
+    ],
+)
+def test_a_power_of_a_constant_is_one_program(
+    f: Any, numbers: Any, traces: int, dynamic: Any
+) -> None:
+    x = hf.asarray([1.0, -0.5, 3.0], dtype=hf.float64)
+    jitted = hf.jit(f, dynamic=dynamic)
+    before = hf.stats().traces
+    for t in numbers:
+        agree(jitted(x, t), f(x, t))
+    assert hf.stats().traces - before == traces
+
+
+def test_a_power_of_an_integer_is_an_integer_where_it_is_pythons() -> None:
+    def f(x: Any, t: Any) -> Any:
+        return x * 3**t, 3**t
+
+    jitted = hf.jit(f)
+    x = hf.asarray([2, -5])
+    for t in (0, 1, 5, 32, -1, -2):
+        found, number = jitted(x, t)
+        assert number == 3**t
+        assert type(number) is type(3**t)
+        assert found.dtype == (x * 3**t).dtype
+        agree(found, x * 3**t)
+
+
+@pytest.mark.parametrize("base", [0, 0.0])
+def test_a_negative_power_of_zero_is_pythons_error(base: float) -> None:
+    jitted = hf.jit(lambda x, t: x * base**t)
+    assert jitted(hf.ones(1), 2).tolist() == [0]
+    with pytest.raises(ZeroDivisionError):
+        jitted(hf.ones(1), -1)
+    huge = hf.jit(lambda x, t: x * (10**400) ** t)
+    assert huge(hf.ones(1), 0).tolist() == [1]
+    with pytest.raises(OverflowError, match="int too large to convert to float"):
+        huge(hf.ones(1), -1)
+
+
+# --- numbers in sets and dicts --------------------------------------------------------
+
+
+def cached(x: Any, k: Any) -> Any:
+    @functools.cache
+    def scale(n: Any) -> Any:
+        return n + 1.0
+
+    return x * scale(k) * scale(x.shape[0]) * scale(k)
+
+
+def returned(x: Any, k: Any) -> Any:
+    doubled = hf.pytree.tree_map(lambda v: 2 * v, {k: x})
+    return hf.cond(x[0] > 0, lambda d: d[k], lambda d: -d[k], doubled)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, k: x if k in {1, 2} else -x,
+        lambda x, k: x if k in frozenset([2.0, 5.5]) else -x,
+        lambda x, k: {1: x, 2: 2 * x, 5: -x, 2.5: x, 0: x, -1: 3 * x, -2: x}[k],
+        lambda x, k: x * {2: 3.0}.get(k, 5.0),
+        lambda x, k: x * {(2, 3): 3.0}.get((k, x.shape[0]), 5.0),
+        lambda x, k: x * {(3,): 3.0}.get(x.shape, 5.0),
+        lambda x, k: x * len({k, 2, k + 0, x.shape[0], 3}),
+        lambda x, k: {k: x}[k] * (1 + [*dict.fromkeys([k, 2])].index(k)),
+        lambda x, k: hf.fori_loop(0, 3, lambda i, c: c * {2: 3.0}.get(k, 0.5), x),
+        lambda x, k: hf.vmap(lambda v: v * {2: 3.0}.get(k, 0.5))(x),
+        lambda x, k: hf.grad(lambda v: hf.sum(v * {2: 3.0}.get(k, 0.5)))(x),
+        lambda x, k: hash(k) * x,
+        cached,
+        returned,
+    ],
+)
+@pytest.mark.parametrize("kind", [int, float])
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_numbers_are_found_in_sets_and_dicts(f: Any, kind: Any, dynamic: Any) -> None:
+    jitted = hf.jit(f, dynamic=dynamic)
+    for k, size in ((2, 3), (5, 3), (2, 4), (-1, 3), (-2, 3), (0, 3), (2, 3)):
+        x = hf.arange(1.0, size + 1.0)
+        agree(jitted(x, kind(k)), f(x, kind(k)))
+    before = hf.stats().traces
+    jitted(hf.arange(1.0, 4.0), kind(2))
+    assert hf.stats().traces == before
+
+
+def test_a_number_that_is_looked_up_is_a_guard() -> None:
+    jitted = hf.jit(lambda x, k: x if k in {1, 2} else -x)
+    jitted(hf.ones(1), 2)
+    assert [g.partition("  ")[0] for g in jitted.guards] == ["k == 2"]
+    with pytest.raises(DataDependentError, match=r"`u0` is made by `hf\.sum"):
+        hf.jit(lambda x: hf.sum(x).item() in {1, 2})(hf.ones(2, dtype=hf.int64))
+    module = hf.trace(lambda x, k: x * {2: 3.0}[k], hf.ones(2), 2, mode="symbolic")
+    agree(module(hf.ones(2), 2), hf.full((2,), 3.0))
+    with pytest.raises(GuardError):
+        module(hf.ones(2), 4)
+
+
+def test_sizes_of_graphs_are_told_apart_by_their_expressions() -> None:
+    graph = hf.trace(lambda x: hf.concat([x, x]), hf.spec("f32[n]"), mode="fake")
+    [n], [m] = graph.graph.operands[0].type.shape, graph.graph.out_types[0].shape
+    assert len({n, m, n + n, 2}) == 3

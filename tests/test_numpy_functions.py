@@ -1,6 +1,7 @@
 """NumPy's functions take tensors: ours are recorded in a trace, others compute."""
 
 import operator
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, Final
@@ -17,6 +18,7 @@ from hopflow.errors import (
     CheckError,
     DivisionError,
     PowerError,
+    ShapeError,
     TraceError,
 )
 from hopflow.symbolic.boolean import SymBool
@@ -92,6 +94,79 @@ FUNCTIONS: Final[dict[str, Callable[[Any], Any]]] = {
     "zeros_like": lambda x: np.zeros_like(x),
     "ones_like": lambda x: np.ones_like(x, dtype=np.float32),
     "full_like": lambda x: np.full_like(x, 7.0),
+    "sum where": lambda x: np.sum(x, axis=0, where=x > 0),
+    "sum initial": lambda x: np.sum(x, axis=0, initial=2.0, where=x > 0),
+    "prod where": lambda x: np.prod(x, where=x > 0),
+    "mean where": lambda x: np.mean(x, axis=1, where=x > -0.5, keepdims=True),
+    "max initial": lambda x: np.max(x, axis=1, initial=0.0),
+    "min where": lambda x: np.min(x, axis=0, initial=9.0, where=x > 0),
+    "any where": lambda x: np.any(x > 0.5, axis=0, where=x > 0),
+    "all where": lambda x: np.all(x > 0.5, axis=0, where=[[True], [False], [True]]),
+    "average": lambda x: np.average(x, axis=0),
+    "ptp": lambda x: np.ptp(x, axis=1),
+    "concatenate dtype": lambda x: np.concatenate([x, x], dtype=np.float32),
+    "stack dtype": lambda x: np.stack([x, x], dtype=np.float32),
+    "hstack": lambda x: np.hstack([x, x]),
+    "hstack flat": lambda x: np.hstack([x[0, 0], x[0]]),
+    "vstack": lambda x: np.vstack([x[0], x, [1.0, 2.0, 3.0, 4.0]]),
+    "dstack": lambda x: np.dstack([x, 2 * x]),
+    "dstack rows": lambda x: np.dstack([x[0], x[1]]),
+    "column_stack": lambda x: np.column_stack([x, x[:, 0]]),
+    "append": lambda x: np.append(x, [[1.0, 2.0, 3.0, 4.0]], axis=0),
+    "append flat": lambda x: np.append(x, 1.0),
+    "pad": lambda x: np.pad(x, 1),
+    "pad value": lambda x: np.pad(x, [(0, 1), (2, 0)], constant_values=3.0),
+    "clip from above": lambda x: np.clip(x, a_min=None, a_max=0.5),
+    "array_equal": lambda x: np.array_equal(x, x + 0.0),
+    "allclose": lambda x: np.allclose(x, x + 1.0),
+    "reshape by columns": lambda x: np.reshape(x, (4, -1), order="F"),
+    "ravel by columns": lambda x: np.ravel(x, order="F"),
+    "broadcast_arrays": lambda x: np.broadcast_arrays(x[0], x)[0],
+    "meshgrid": lambda x: np.meshgrid(x[0], Y)[0],
+    "meshgrid ij": lambda x: np.meshgrid(x[0], Y, indexing="ij")[1],
+    "flipud": lambda x: np.flipud(x),
+    "fliplr": lambda x: np.fliplr(x),
+    "take flat": lambda x: np.take(x, [2, 0]),
+    "take wrap": lambda x: np.take(x, [5, -1, -9], axis=1, mode="wrap"),
+    "take clip": lambda x: np.take(x, [5, -9], axis=1, mode="clip"),
+    "sort stable": lambda x: np.sort(-x, axis=1, kind="stable"),
+    "sort flat": lambda x: np.sort(-x, axis=None),
+    "argsort flat": lambda x: np.argsort(-x, axis=None),
+    "searchsorted": lambda x: np.searchsorted(x[0], -0.7, side="right"),
+    "nonzero": lambda x: np.nonzero(x > 0)[1],
+    "where one": lambda x: np.where(x > 0)[0],
+    "argwhere": lambda x: np.argwhere(x > 0),
+    "flatnonzero": lambda x: np.flatnonzero(x > 0),
+    "vdot": lambda x: np.vdot(x, x),
+    "inner": lambda x: np.inner(x, Y),
+    "inner matrices": lambda x: np.inner(x, 2 * x),
+    "cross": lambda x: np.cross(x[:, :3], [1.0, 2.0, 3.0]),
+    "trace": lambda x: np.trace(x, 1),
+    "trace axes": lambda x: np.trace(x[:, None], axis1=2, axis2=0),
+    "diagonal": lambda x: np.diagonal(x, offset=-1),
+    "diag": lambda x: np.diag(x, 1),
+    "diag of a row": lambda x: np.diag(x[0], -1),
+    "diag of a row above": lambda x: np.diag(x[0], k=2),
+    "norm": lambda x: np.linalg.norm(x),
+    "norm of rows": lambda x: np.linalg.norm(x, axis=1, keepdims=True),
+    "norm of a row": lambda x: np.linalg.norm(x[0], 3),
+    "norm of a matrix": lambda x: np.linalg.norm(x, np.inf),
+    "norm of matrices": lambda x: np.linalg.norm(
+        x[None], "fro", axis=(2, 1), keepdims=True
+    ),
+    "nuclear norm": lambda x: np.linalg.norm(x + np.eye(3, 4), "nuc"),
+    "det": lambda x: np.linalg.det(x @ x.T + np.eye(3)),
+    "inv": lambda x: np.linalg.inv(x @ x.T + np.eye(3)),
+    "solve": lambda x: np.linalg.solve(x @ x.T + np.eye(3), x),
+    "cholesky": lambda x: np.linalg.cholesky(x @ x.T + np.eye(3)),
+    "slogdet": lambda x: np.linalg.slogdet(x @ x.T + np.eye(3))[1],
+    "eigvalsh": lambda x: np.linalg.eigvalsh(x @ x.T + np.diag(Y[:3])),
+    "svd values": lambda x: np.linalg.svd(x + np.eye(3, 4), compute_uv=False),
+    "qr": lambda x: np.abs(np.linalg.qr(x[:, :3] + np.eye(3))[1]),
+    "pinv": lambda x: np.linalg.pinv(x + np.eye(3, 4)),
+    "matrix_power": lambda x: np.linalg.matrix_power(x[:, :3], 2),
+    "add.reduce where": lambda x: np.add.reduce(x, where=x > 0),
+    "add.reduce initial": lambda x: np.add.reduce(x, axis=1, initial=1.0),
     "add.reduce": lambda x: np.add.reduce(x),
     "maximum.reduce": lambda x: np.maximum.reduce(x, axis=None),
     "dtype": lambda x: np.add(x, 1, dtype=np.float32),
@@ -130,7 +205,7 @@ def test_universal_functions_are_ours(mode: str, ufunc: np.ufunc) -> None:
     name = ufunc.__name__
     is_of_integers = name.startswith(("bitwise", "invert", "left", "right"))
     x = INTEGERS if is_of_integers else X
-    if name in ("log", "log2", "log10", "sqrt", "power", "arccosh"):
+    if name in ("log", "log2", "log10", "sqrt", "power", "float_power", "arccosh"):
         x = np.abs(X) + 1.0
     y = (np.arange(4) if is_of_integers else Y) if name != "matmul" else X.T
     args = (x, y)[: ufunc.nin]
@@ -147,6 +222,89 @@ def test_functions_are_ours(mode: str, name: str) -> None:
     with np.errstate(all="ignore"):
         wanted = FUNCTIONS[name](X)
     agree(MODES[mode](FUNCTIONS[name])(hf.asarray(X)), wanted)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_derivatives_of_functions_are_those_of_differences(name: str) -> None:
+    f, (x, dx) = FUNCTIONS[name], (X + 0.01, np.cos(np.arange(12.0)).reshape(3, 4))
+    with np.errstate(all="ignore"):
+        y = np.asarray(f(x))
+        if y.dtype != np.float64 or "dtype" in name:
+            return
+        more, less = f(x + 1e-6 * dx), f(x - 1e-6 * dx)
+        wanted = np.where(more == less, 0, (more - less) / 2e-6)
+    found = hf.jvp(f, (hf.asarray(x),), (hf.asarray(dx),))[1]
+    np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: np.fabs(x),
+        lambda x: np.fmax(x, np.cos(x)),
+        lambda x: np.fmin(x, np.nan),
+        lambda x: np.fmax(np.nan, x),
+        lambda x: np.float_power(x + 3, x),
+        lambda x: np.logaddexp2(x, Y),
+        lambda x: np.deg2rad(x) + np.radians(x),
+        lambda x: np.rad2deg(x) + np.degrees(x),
+        lambda x: np.modf(7 * x)[0],
+        lambda x: np.modf(7 * x)[1] * x,
+    ],
+)
+def test_derivatives_of_universal_functions_are_those_of_differences(f: Any) -> None:
+    dx = np.cos(np.arange(12.0)).reshape(3, 4)
+    wanted = (f(X + 1e-6 * dx) - f(X - 1e-6 * dx)) / 2e-6
+    found = hf.jvp(f, (hf.asarray(X),), (hf.asarray(dx),))[1]
+    np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-8)
+
+
+@every_mode
+def test_fmax_and_modf_at_values_that_are_special(mode: str) -> None:
+    x = np.asarray([-np.inf, -3.0, -2.5, -0.0, 0.0, 1.75, np.inf, np.nan])
+    functions: tuple[Callable[[Any], Any], ...] = (
+        lambda x: np.modf(x)[0],
+        lambda x: np.modf(x)[1],
+        lambda x: np.fmax(x, 1.0),
+        lambda x: np.fmin(x, x[::-1]),
+    )
+    for f in functions:
+        found, wanted = MODES[mode](f)(hf.asarray(x)), f(x)
+        np.testing.assert_array_equal(found, wanted)
+    signs = np.signbit(MODES[mode](lambda x: np.modf(x)[0])(hf.asarray(x)))
+    np.testing.assert_array_equal(signs, np.signbit(np.modf(x)[0]))
+    slopes = hf.grad(lambda x: np.sum(np.modf(x)[0]))(hf.asarray([-3.0, -0.0, 2.0]))
+    assert slopes.tolist() == [1, 1, 1]
+
+
+def test_a_reduction_without_an_identity_needs_initial_for_where() -> None:
+    with pytest.raises(ArgumentValueError, match="Give `initial` too"):
+        np.max(hf.asarray(X), where=X > 0)
+
+
+def test_matrices_have_two_axes() -> None:
+    x = hf.ones((2, 2, 2))
+    with pytest.raises(ShapeError, match="expected a vector or a matrix, and found"):
+        np.diag(x)
+    with pytest.raises(ShapeError, match="expected one axis or two, and found 3"):
+        np.linalg.norm(x, 2)
+
+
+def test_options_without_a_counterpart_are_numpys() -> None:
+    x = hf.asarray(X)
+    for f in (
+        lambda x: np.pad(x, 1, mode="edge"),
+        lambda x: np.pad(x, 1, constant_values=(1.0, 2.0)),
+        lambda x: np.linalg.qr(x, mode="r"),
+        lambda x: np.average(x, weights=X + 1),
+        lambda x: np.std(x, where=X > 0),
+    ):
+        found = f(x)
+        assert not isinstance(found, hf.Tensor)
+        np.testing.assert_allclose(found, f(X))
+    y = np.reshape(x, (4, 3), copy=True)
+    y += 1.0
+    np.testing.assert_array_equal(x, X)
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
@@ -198,7 +356,7 @@ def test_shapes_are_asked_of_traced_tensors() -> None:
 
 def test_what_is_not_ours_is_computed_by_numpy() -> None:
     x = hf.asarray(X)
-    for f in (np.median, np.linalg.norm, lambda x: np.einsum("ij,ij->", x, x)):
+    for f in (np.median, np.linalg.cond, lambda x: np.einsum("ij,ij->", x, x)):
         found = f(x)
         assert not isinstance(found, hf.Tensor)
         np.testing.assert_allclose(found, f(X))
@@ -217,7 +375,7 @@ def test_what_is_not_ours_is_computed_by_numpy() -> None:
     [
         (lambda x: np.median(x), "numpy.median"),
         (lambda x: np.heaviside(x, 0.5), "numpy.heaviside"),
-        (lambda x: np.add.accumulate(x), "numpy.add"),
+        (lambda x: np.add.accumulate(x), "numpy.add.accumulate"),
         (lambda x: np.sum(x, out=np.zeros(())), "numpy.sum"),
         (lambda x: np.add(x, 1, out=np.zeros((3, 4))), "numpy.add"),
     ],
@@ -474,15 +632,17 @@ def test_optimizers_of_trees_run(compile_: Any) -> None:
 @pytest.mark.parametrize(
     "f",
     [
-        lambda x: np.linalg.norm(x),
-        lambda x: np.sum(x, initial=0.0),
-        lambda x: np.sum(x, where=x > 3),
-        lambda x: hf.sum(np.reshape(x, (1, -1), order="F")),
-        lambda x: hf.sum(np.hstack([x, x])),
-        lambda x: hf.sum(np.deg2rad(x)),
-        lambda x: np.vdot(x, x),
-        lambda x: np.add.reduce(x, initial=0.0),
-        lambda x: hf.sum(np.modf(x)[0]),
+        lambda x: np.linalg.cond(np.outer(x, x) + np.eye(2)),
+        lambda x: np.median(x),
+        lambda x: np.std(x, where=[True, True]),
+        lambda x: hf.sum(np.pad(x, 1, mode="edge")),
+        lambda x: np.einsum("i,i", x, x),
+        lambda x: np.subtract.reduce(x),
+        lambda x: hf.sum(np.add.outer(x, x)),
+        lambda x: hf.sum(np.add(x, x, out=np.zeros(2))),
+        lambda x: hf.sum(np.asarray(x)),
+        lambda x: hf.sum(np.array([x[0], x[1]])),
+        lambda x: hf.sum(np.from_dlpack(x)),
     ],
 )
 def test_numpys_own_functions_refuse_what_is_differentiated(f: Any) -> None:
@@ -513,6 +673,33 @@ def test_numpys_own_functions_refuse_what_is_differentiated(f: Any) -> None:
     stopped = hf.grad(lambda x: x[0] * f(hf.stop_gradient(x)))
     np.testing.assert_allclose(stopped(x), [float(f(x)), 0], rtol=1e-6)
     assert hf.grad(lambda x: x[np.argpartition(x, 1)[1]])(x).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("f", "remedy"),
+    [
+        (np.einsum, "Use `hf.tensordot` or `hf.matmul`"),
+        (np.linalg.cond, "hopflow has no `cond`. What it has is in `hf.__all__`"),
+        (np.pad, "Use `hf.pad`, with the options that it has"),
+        (np.asarray, "Compute with `hf` functions"),
+    ],
+)
+@pytest.mark.parametrize("transform", [hf.grad, hf.jit, hf.vmap])
+def test_what_is_not_ours_names_what_is(transform: Any, f: Any, remedy: str) -> None:
+    args: dict[Any, Any] = {
+        np.einsum: lambda x: ("ij,ij->", x, x),
+        np.pad: lambda x: (x, 1, "edge"),
+    }
+    x = hf.ones((2, 2, 2))
+    with pytest.raises(TraceError, match=re.escape(remedy)):
+        transform(lambda x: hf.sum(f(*args.get(f, lambda x: (x,))(x[0]))))(x)
+
+
+def test_python_numbers_of_what_is_differentiated_are_constants() -> None:
+    def f(x: Any) -> Any:
+        return x[0] * (float(x[1]) + x.tolist()[0] + x[1].item() + int(x[1]))
+
+    assert hf.grad(f)(hf.asarray([3.0, 4.0])).tolist() == [15, 0]
 
 
 @pytest.mark.parametrize("mode", ["eager", "jit", "debug"])

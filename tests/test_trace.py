@@ -1,5 +1,6 @@
 """`hf.trace`: what becomes a graph, what a constant, and what an error."""
 
+import math
 import re
 from typing import Any
 
@@ -172,6 +173,17 @@ def test_numbers_and_other_arguments_are_constants_and_listed() -> None:
         "Trace again, or make it a tensor.",
         *(module, X, 3, options),
     )
+
+
+@pytest.mark.parametrize("number", [0.0, -0.0, math.nan, math.inf, 0, False])
+def test_a_constant_is_told_from_all_others(number: Any) -> None:
+    module = traced(lambda x, k: x * math.copysign(1.0, k), X, number)
+    again = float("nan") if math.isnan(number) else number  # another one
+    agree(module(X, again), X * math.copysign(1.0, number))
+    for other in (0.0, -0.0, math.nan, math.inf, 0, False, 1.5):
+        if repr(other) != repr(number):
+            with pytest.raises(ArgumentValueError, match="took it for a constant"):
+                module(X, other)
 
 
 def test_a_module_checks_its_arguments() -> None:

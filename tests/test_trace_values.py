@@ -109,6 +109,46 @@ def test_values_of_every_dtype_are_checked(value: Any, other: Any) -> None:
             module(other)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize(
+    ("f", "values", "same", "others"),
+    [
+        (lambda x: math.copysign(1.0, float(x[0])), [0.0], [], [-0.0]),
+        (lambda x: math.copysign(1.0, x[0].item()), [-0.0], [], [0.0]),
+        (lambda x: math.copysign(1.0, x.tolist()[0]), [0.0], [], [-0.0]),
+        (lambda x: float(np.copysign(1.0, np.asarray(x)[0])), [0.0], [], [-0.0]),
+        (lambda x: float(x[0]), [1.0], [], [-1.0]),
+        (lambda x: int(x[0]), [1.25], [1.5, 1.0], [2.0, -1.25, math.nan]),
+        (lambda x: int(x[0]), [0.5], [-0.5, -0.0, 0.0], [1.0]),
+        (lambda x: 2.0 if x[0] else 3.0, [0.5], [-1.0, math.nan], [0.0, -0.0]),
+        (lambda x: 2.0 if x[0] else 3.0, [-0.0], [0.0], [1.0]),
+        (lambda x: int(x[0]) + float(x[0]), [1.25], [], [1.5]),
+        (lambda x: float(x[0]) + int(x[0]), [1.25], [], [1.5]),
+    ],
+)
+def test_what_python_took_is_what_is_checked(
+    f: Any, values: Any, same: Any, others: Any, dtype: str
+) -> None:
+    def make(value: float) -> Any:
+        return hf.asarray([value], dtype=getattr(hf, dtype))
+
+    module = hf.trace(lambda x: hf.ones(1) * f(x), make(values[0]))
+    for run in (module, hf.jit(module)):
+        for value in (*values, *same):
+            agree(run(make(value)), hf.ones(1) * f(make(value)))
+        for value in others:
+            with pytest.raises(CheckError, match="in the trace, which took it"):
+                run(make(value))
+
+
+def test_an_int_is_listed_as_python_took_it() -> None:
+    module = hf.trace(lambda x: x * int(x[0]), hf.asarray([1.5]))
+    [found, *_] = module.specializations.values()
+    assert (found.path, repr(found.value)) == ("int(...)", "1")
+    with pytest.raises(CheckError, match=r"`int` of f32\[\] at .* was 1 in the trace"):
+        module(hf.asarray([2.0]))
+
+
 def test_what_was_asked_is_listed_with_its_line() -> None:
     module = hf.trace(branches, X)
     [found] = module.specializations.values()

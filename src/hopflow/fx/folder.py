@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 {imports}
 
 with np.load(Path(__file__).with_name("attributes.npz")) as _file:
@@ -51,7 +50,7 @@ def write_folder(
             f"to_folder: `module_name` must be a name for a class, and is {name!r}."
         )
     source = python_source(graph)
-    scope = {"hf": None, **source.scope}
+    scope = {"np": np, "hf": None, **source.scope}
     data = {path: _array(path, value) for path, value in attributes.items()}
     text = _MODULE.format(
         imports="\n".join(_import(name, value) for name, value in scope.items()),
@@ -96,6 +95,8 @@ def _import(name: str, value: Any) -> str:
     """
     if name == "hf":
         return "import hopflow as hf"
+    if value is np:
+        return "import numpy as np"
     if value is operator:
         return "import operator"
     home = getattr(value, "__module__", "") or ""

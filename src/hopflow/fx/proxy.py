@@ -2,9 +2,11 @@
 
 import dis
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import numpy as np
 
 from hopflow.entries import speaks_for_user
 from hopflow.errors import TraceError
@@ -21,14 +23,11 @@ __all__ = ["Proxy"]
 class Proxy:
     """Stands for the value of a node: what is done with it is recorded.
 
-    Operators, indexing, attributes, methods and the functions of hopflow give proxies.
-    What needs a value, as `if` does, is a `TraceError`.
+    Operators, indexing, attributes, methods and functions of hopflow and NumPy give
+    proxies. What needs a value, as `if` does, is a `TraceError`.
     """
 
     __slots__ = ("_node", "_tracer")
-
-    # NumPy leaves operators with an array on the left to us.
-    __array_ufunc__: ClassVar[None] = None
 
     def __init__(self, node: Node, tracer: "Tracer") -> None:
         self._node = node
@@ -70,6 +69,21 @@ class Proxy:
             "call_function", operator.setitem, (self, key, value), {}
         )
 
+    def __array_ufunc__(
+        self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any
+    ) -> "Proxy":
+        target: Any = ufunc if method == "__call__" else getattr(ufunc, method)
+        if (
+            method == "__call__" and not options
+        ):  # an operator, with an array on the left
+            target = _OPERATORS.get(ufunc, ufunc)
+        return self.tracer.create_proxy("call_function", target, inputs, options)
+
+    def __array_function__(
+        self, function: Callable[..., Any], _: Any, args: Any, named: Any
+    ) -> "Proxy":
+        return self.tracer.create_proxy("call_function", function, args, named)
+
     __hash__ = object.__hash__
 
     # --- what has no answer ---
@@ -99,7 +113,7 @@ class Proxy:
         self._refuse("whether something is in it", "operator.contains")
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        self._refuse("a NumPy array", "np.linalg.norm")
+        self._refuse("a NumPy array", "np.asarray")
 
     def _refuse(self, what: str, example: str) -> NoReturn:
         raise no_value(
@@ -141,6 +155,28 @@ class Attribute(Proxy):
 
 _BINARY: Final = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift"
 _OTHERS: Final = "lt le gt ge eq ne neg pos abs invert"
+
+_OPERATORS: Final[Mapping[np.ufunc, Callable[..., Any]]] = {
+    np.add: operator.add,
+    np.subtract: operator.sub,
+    np.multiply: operator.mul,
+    np.divide: operator.truediv,
+    np.floor_divide: operator.floordiv,
+    np.remainder: operator.mod,
+    np.power: operator.pow,
+    np.matmul: operator.matmul,
+    np.bitwise_and: operator.and_,
+    np.bitwise_or: operator.or_,
+    np.bitwise_xor: operator.xor,
+    np.left_shift: operator.lshift,
+    np.right_shift: operator.rshift,
+    np.less: operator.lt,
+    np.less_equal: operator.le,
+    np.greater: operator.gt,
+    np.greater_equal: operator.ge,
+    np.equal: operator.eq,
+    np.not_equal: operator.ne,
+}
 
 
 def _define_operators() -> None:

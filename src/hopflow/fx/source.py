@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import numpy as np
+
 from hopflow.dtypes import DType
 from hopflow.fx.node import Node
 from hopflow.fx.operations import Operation
@@ -29,7 +31,7 @@ if TYPE_CHECKING:  # which prints itself by what is here
 
 __all__ = ["SCOPE", "Source", "python_source"]
 
-SCOPE: Final = ("self", "hf", "op", "operator")  # names that every source may use
+SCOPE: Final = ("self", "hf", "np", "op", "operator")  # names that every source may use
 
 _BINARY: Final[Mapping[Callable[..., Any], str]] = {
     operator.add: "+",
@@ -218,6 +220,9 @@ class _Writer:
         if path := self.of_hopflow(value, given):
             self.scope["hf"] = self.root
             return f"hf.{path}"
+        if path := _of_numpy(value, given):
+            self.scope["np"] = np
+            return f"np.{path}"
         if vars(builtins).get(given) is value:
             return given
         if vars(operator).get(given) is value:
@@ -247,6 +252,17 @@ class _Writer:
                 if vars(owner).get(public) is value:
                     return space + public
         return ""
+
+
+def _of_numpy(value: Any, name: str) -> str:
+    """The path of a function of NumPy's: "linalg.norm", "add.reduce"; or ""."""
+    owner = getattr(value, "__self__", None)
+    if isinstance(owner, np.ufunc):
+        return f"{owner.__name__}.{name}" if _of_numpy(owner, owner.__name__) else ""
+    for space, home in (("", np), ("linalg.", np.linalg), ("fft.", np.fft)):
+        if callable(value) and vars(home).get(name) is value:
+            return space + name
+    return ""
 
 
 def annotation(type_: Any) -> str:

@@ -274,7 +274,11 @@ class GraphModule:
 
     def _check_constant(self, known: Specialization, leaf: Any) -> None:
         value = known.value
-        if type(leaf) is not type(value) or not (leaf == value or leaf is value):
+        if isinstance(value, float | complex):  # -0.0 is not 0.0, and a NaN is a NaN
+            is_same = repr(leaf) == repr(value)
+        else:
+            is_same = leaf is value or leaf == value
+        if type(leaf) is not type(value) or not is_same:
             raise ArgumentValueError(
                 f"{self.graph.name}: `{known.path}` was {value!r} in the trace, which "
                 f"took it for a constant, and is {leaf!r}. Trace again, or make it a "

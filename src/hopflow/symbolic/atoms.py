@@ -114,12 +114,22 @@ def _float_range(op: str, args: Sequence[ValueRange]) -> ValueRange:
             return x.true_divide(y)
         case "/.", [x, y]:
             return x.float_divide(y)
+        case "**.", [x, y] if x.is_point and 0 < x.low < inf and not y.nan:
+            ends = [_power(x.low, end) for end in (y.low, y.high)]
+            return ValueRange(min(ends), max(ends))
         case "neg.", [x]:
             return -x
         case "abs.", [x]:
             low = 0.0 if x.low <= 0 <= x.high else min(abs(x.low), abs(x.high))
             return ValueRange(low, max(abs(x.low), abs(x.high)), x.nan)
     return ANY_FLOAT
+
+
+def _power(base: float, exponent: float) -> float:
+    try:
+        return float(base**exponent)
+    except OverflowError:
+        return inf
 
 
 def declared(operand: Operand) -> ValueRange:

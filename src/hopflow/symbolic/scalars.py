@@ -4,6 +4,7 @@ Arithmetic records nothing. A comparison is a `bool` where known ranges and fact
 decide it, else a `SymBool`, which asks when it is used as a bool.
 """
 
+import sys
 from collections.abc import Callable
 from math import inf
 from operator import index
@@ -29,6 +30,7 @@ from hopflow.symbolic.boolean import (
 from hopflow.symbolic.facts import NOTHING
 from hopflow.symbolic.terms import (
     Atom,
+    Env,
     Operand,
     Symbol,
     Terms,
@@ -36,6 +38,7 @@ from hopflow.symbolic.terms import (
     format_operand,
     hash_terms,
 )
+from hopflow.tracebacks import OWN_FILES
 
 __all__ = [
     "Number",
@@ -49,16 +52,20 @@ __all__ = [
 ]
 
 MAX_POWER: Final = 64  # beyond, `n ** k` is no size
+EXACT_POWER: Final = 2**51  # up to it, the power of floats rounds to that of integers
 
 
 class _Slots:
     """What a layer above fills in.
 
     ufunc   what a function of NumPy is of arguments with a symbolic number among them:
-            ufunc, method, inputs, options -> results
+            ufunc, method, inputs, options -> results (filled by `tensor`)
+    is_traced   whether the symbols of an environment are those of a trace that runs now
+            (filled by `trace`)
     """
 
     ufunc: Callable[[Any, str, tuple[Any, ...], dict[str, Any]], Any]
+    is_traced: Callable[[Env], bool] = lambda _: False
 
 
 slots: Final = _Slots()
@@ -108,7 +115,7 @@ class SymInt(_Ordered):
     A polynomial with integer coefficients over symbols and atoms: see `terms.py`.
     """
 
-    __slots__ = ("_hash", "expression")
+    __slots__ = ("_hash", "_value_hash", "expression")
 
     expression: Terms
 
@@ -116,6 +123,21 @@ class SymInt(_Ordered):
         self.expression = terms
 
     def __hash__(self) -> int:
+        """That of the expression; once the user's code asks, while it is traced, that
+        of the value in this call, which becomes a guard.
+
+        Raises:
+            DataDependentError: the user's code asks, and only a run knows the value.
+        """
+        try:
+            return self._value_hash
+        except AttributeError:
+            pass
+        if not OWN_FILES[sys._getframe(1).f_code.co_filename] and _is_looked_up(
+            self.expression
+        ):
+            self._value_hash: int = hash(int(self))
+            return self._value_hash
         try:
             return self._hash
         except AttributeError:
@@ -243,8 +265,23 @@ class SymInt(_Ordered):
         return cast("Size", _float("**.", self, exponent))
 
     @speaks_for_user
-    def __rpow__(self, base: int) -> "Size":
-        return cast("Size", base ** int(self))
+    def __rpow__(self, base: float) -> "Number":
+        is_float = isinstance(base, float)
+        base = float(base) if is_float else base  # of NumPy's floats, which only warn
+        if self.hint is None or env_of(self.expression) is None:  # nobody to ask
+            return _float("**.", base, self) if is_float else base ** int(self)
+        if not is_float and abs(base) > EXACT_POWER:
+            return base ** int(self)
+        power = _float("**.", float(base), self)
+        # Where Python raises (of 0, or beyond a float), it does so here.
+        if power.hint is None or not abs(power) < inf:
+            return base ** int(self)
+        if is_float or self < 0:
+            return power
+        # Floats up to there round to the exact integer.
+        if not abs(power) <= EXACT_POWER:
+            return base ** int(self)
+        return rounded("round", power)
 
     def __lshift__(self, bits: "Size") -> "Size":
         return self * (1 << _bits(bits))
@@ -318,7 +355,7 @@ class SymInt(_Ordered):
 class SymFloat(_Ordered):
     """A float that depends on symbols: a tree, computed in the order it was written."""
 
-    __slots__ = ("node",)
+    __slots__ = ("_value_hash", "node")
 
     node: Symbol | Atom
 
@@ -326,6 +363,16 @@ class SymFloat(_Ordered):
         self.node = node
 
     def __hash__(self) -> int:
+        """As of `SymInt`."""
+        try:
+            return self._value_hash
+        except AttributeError:
+            pass
+        if not OWN_FILES[sys._getframe(1).f_code.co_filename] and _is_looked_up(
+            self.node
+        ):
+            self._value_hash: int = hash(float(self))
+            return self._value_hash
         return hash(self.node)
 
     @property
@@ -462,6 +509,19 @@ def operand_of(number: Number) -> Operand:
     if isinstance(number, SymFloat):
         return number.node
     return number.hex() if isinstance(number, float) else terms_of(number)
+
+
+def _is_looked_up(operand: Operand) -> bool:
+    """Whether a hash is for a set or dict of the user's, in a trace that runs: two
+    frames above is what hashes, which is not in a file of ours.
+
+    Tables of ours are of expressions, as sizes are once their trace has ended.
+    """
+    env = env_of(operand)
+    if env is None or not slots.is_traced(env):
+        return False
+    home: str = sys._getframe(2).f_globals.get("__name__", "")
+    return not home.startswith("hopflow.")  # a method of a dataclass has no file
 
 
 def _float(op: str, x: Any, y: Any) -> SymFloat:

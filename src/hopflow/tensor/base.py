@@ -33,6 +33,7 @@ from hopflow.ops.views import stored
 from hopflow.symbolic.boolean import SymBool
 from hopflow.symbolic.size import Size, SymFloat, SymInt
 from hopflow.tensor.dlpack import export_dlpack
+from hopflow.tensor.exported import check_constant
 from hopflow.tensor.numpy_protocol import call_function, call_ufunc
 
 __all__ = ["Tensor"]
@@ -148,6 +149,15 @@ class Tensor(Value):
             "elements are. Ask a tensor that it holds."
         )
 
+    def _exported(self, what: str) -> Array:
+        """The elements, as constants of another library.
+
+        Raises:
+            TraceError: the tensor is traced, or differentiated.
+        """
+        check_constant(what, (self,))
+        return self._concrete(what)
+
     def _device(self) -> Device:
         """Where the elements are, or will be."""
         return CPU
@@ -160,8 +170,10 @@ class Tensor(Value):
         return call_ufunc(ufunc, method, inputs, options)
 
     def __array_function__(
-        self, function: Callable[..., Any], _: Any, args: Any, named: Any
+        self, function: Callable[..., Any], types: Any, args: Any, named: Any
     ) -> Any:
+        if not all(issubclass(t, Value | np.ndarray) for t in types):
+            return NotImplemented  # a proxy records the call
         return call_function(function, args, named)
 
     # --- writes ---
@@ -275,7 +287,7 @@ class Tensor(Value):
 
     @speaks_for_user
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        return np.array(self._concrete("numpy.asarray"), dtype=dtype, copy=copy)
+        return np.array(self._exported("numpy.asarray"), dtype=dtype, copy=copy)
 
     def __dlpack__(
         self,
@@ -291,7 +303,7 @@ class Tensor(Value):
             "dl_device": dl_device,
             "copy": copy,
         }
-        return export_dlpack(self._concrete("__dlpack__"), options)
+        return export_dlpack(self._exported("__dlpack__"), options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self._device().dlpack
@@ -300,7 +312,7 @@ class Tensor(Value):
         # JAX arrays never change, so this is a copy; `jnp.from_dlpack` shares memory.
         from jax.numpy import array
 
-        return array(self._concrete("__jax_array__"))
+        return array(self._exported("__jax_array__"))
 
     def __format__(self, spec: str) -> str:
         if self.ndim == 0 and spec:

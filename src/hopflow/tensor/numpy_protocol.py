@@ -2,7 +2,8 @@
 
 NumPy asks `__array_ufunc__` and `__array_function__` of its arguments. What is one of
 our operations is done by ours, eagerly and in a trace. All else is NumPy's own on the
-elements, which a traced tensor refuses with an error that names the user's line.
+elements: it is refused for a tensor that is traced, and for one that is differentiated
+where the result has floats, which would have no derivative.
 """
 
 import operator
@@ -14,25 +15,28 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from hopflow import dtypes, pytree
-from hopflow.bind import Value, current
-from hopflow.errors import ArgumentTypeError, TraceError
+from hopflow.bind import Value
+from hopflow.errors import ArgumentTypeError
 from hopflow.ops import (
     creation,
     elementwise,
     indexing,
     joining,
+    linalg,
     logic,
     manipulation,
     math,
     matmul,
     reduce,
     searching,
-    sorting,
+    sets,
 )
 from hopflow.ops.convert import astype
 from hopflow.symbolic import scalars
 from hopflow.symbolic.boolean import SymBool
 from hopflow.symbolic.size import SymFloat, SymInt
+from hopflow.tensor import numpy_functions as composed
+from hopflow.tensor.exported import check_constant
 
 __all__ = ["call_function", "call_ufunc"]
 
@@ -40,10 +44,6 @@ Function = Callable[..., Any]
 
 
 # --- universal functions --------------------------------------------------------------
-
-
-def _divmod(x: Any, y: Any) -> tuple[Value, Value]:
-    return elementwise.floor_divide(x, y), elementwise.remainder(x, y)
 
 
 _SAME_NAME: Final = """
@@ -56,14 +56,23 @@ _SAME_NAME: Final = """
 """
 _OTHER_NAMES: Final[Mapping[str, Function]] = {
     "absolute": elementwise.abs,
-    "fabs": elementwise.abs,
     "power": elementwise.pow,
     "rint": elementwise.round,
     "conjugate": elementwise.conj,
     "invert": elementwise.bitwise_invert,
     "left_shift": elementwise.bitwise_left_shift,
     "right_shift": elementwise.bitwise_right_shift,
-    "divmod": _divmod,
+    "divmod": composed.divmod_,
+    "modf": composed.modf,
+    "fabs": composed.fabs,
+    "fmax": composed.fmax,
+    "fmin": composed.fmin,
+    "float_power": composed.float_power,
+    "logaddexp2": composed.logaddexp2,
+    "deg2rad": composed.radians,
+    "radians": composed.radians,
+    "rad2deg": composed.degrees,
+    "degrees": composed.degrees,
     "arcsin": math.asin,
     "arccos": math.acos,
     "arctan": math.atan,
@@ -95,12 +104,12 @@ _UFUNCS: Final[Mapping[np.ufunc, Function]] = {
     **{getattr(np, name): f for name, f in _OTHER_NAMES.items()},
 }
 _REDUCTIONS: Final[Mapping[np.ufunc, Function]] = {
-    np.add: reduce.sum,
-    np.multiply: reduce.prod,
-    np.maximum: reduce.max,
-    np.minimum: reduce.min,
-    np.logical_and: reduce.all,
-    np.logical_or: reduce.any,
+    np.add: composed.sum_,
+    np.multiply: composed.prod,
+    np.maximum: composed.max_,
+    np.minimum: composed.min_,
+    np.logical_and: composed.all_,
+    np.logical_or: composed.any_,
 }
 _KNOWN: Final = (
     *(Value, np.ndarray, np.generic, bool, int, float, complex, list, tuple),
@@ -111,7 +120,7 @@ _KNOWN: Final = (
 def _operation(ufunc: np.ufunc, method: str) -> Function | None:
     """What we call a universal function; None: it is none of ours."""
     if method == "reduce":
-        return _reduction(ufunc)
+        return _REDUCTIONS.get(ufunc)
     if method != "__call__":
         return None
     if ufunc in _UFUNCS:
@@ -123,19 +132,6 @@ def _operation(ufunc: np.ufunc, method: str) -> Function | None:
 def _is_of_scipy(ufunc: np.ufunc) -> bool:
     module = sys.modules.get("scipy.special")
     return getattr(module, ufunc.__name__, None) is ufunc
-
-
-def _reduction(ufunc: np.ufunc) -> Function | None:
-    found = _REDUCTIONS.get(ufunc)
-    if found is None:
-        return None
-
-    def reduced(x: Any, axis: Any = 0, dtype: Any = None, **options: Any) -> Value:
-        if dtype is not None:
-            x = astype(x, dtype, copy=False)
-        return found(x, axis=axis, **options)  # type: ignore[no-any-return]
-
-    return reduced
 
 
 def call_ufunc(
@@ -153,21 +149,26 @@ def call_ufunc(
     outs = options.pop("out", None) or ()
     operation = _operation(ufunc, method)
     kept = {k: v for k, v in options.items() if not _is_default(k, v)}
+    mask = kept.pop("where", True) if outs and method == "__call__" else True
     if operation is not None and set(kept) <= _OPTIONS[method]:
-        dtype = kept.pop("dtype", None) if method == "__call__" else None
-        operands = [_operand(x, dtype) for x in inputs]
+        if method == "reduce":
+            kept.setdefault("axis", 0)
+            operands = list(inputs)
+        else:
+            dtype = kept.pop("dtype", None)
+            operands = [composed.converted(x, dtype) for x in inputs]
         found = operation(*operands, **kept)
     else:
-        name = f"numpy.{ufunc.__name__}"
-        options = {k: _elements(x, name) for k, x in options.items()}
-        arrays = [_elements(x, name) for x in inputs]
+        name = f"numpy.{ufunc.__name__}" + (
+            f".{method}" if method != "__call__" else ""
+        )
         if outs and not any(isinstance(out, Value) for out in outs):
-            found = getattr(ufunc, method)(*arrays, out=outs, **options)
-            _check_constant(name, found, inputs)
+            options["out"] = outs
+        found = _numpys(name, getattr(ufunc, method), inputs, options)
+        if "out" in options:
             return found
-        found = getattr(ufunc, method)(*arrays, **options)
-        _check_constant(name, found, inputs)
-    return _stored(ufunc, found, outs) if outs else found
+        mask = True
+    return _stored(ufunc, found, outs, mask) if outs else found
 
 
 def _ufunc_with_number(
@@ -181,7 +182,8 @@ def _ufunc_with_number(
         ]
         if ufunc in _COMPARISONS:  # NumPy would ask for the answer
             return _COMPARISONS[ufunc](*plain)
-        with suppress(TypeError):  # Python has no sine
+        # Python has no sine; and what it asks of ranges is no result that overflows.
+        with suppress(TypeError), np.errstate(all="ignore"):
             return ufunc(*[np.array(x, object) for x in plain])
         # Of a Python number NumPy makes an f64.
         inputs = tuple([astype(x, dtypes.float64) for x in plain])
@@ -209,28 +211,23 @@ scalars.slots.ufunc = _ufunc_with_number
 
 _OPTIONS: Final = {
     "__call__": {"dtype"},
-    "reduce": {"axis", "dtype", "keepdims"},
+    "reduce": {"axis", "dtype", "keepdims", "initial", "where"},
     **dict.fromkeys(("accumulate", "outer", "at", "reduceat"), frozenset[str]()),
 }
 
 
-def _operand(x: Any, dtype: Any) -> Any:
-    x = np.asarray(x) if isinstance(x, list | tuple) else x
-    return x if dtype is None else astype(x, dtype, copy=False)
-
-
-def _stored(ufunc: np.ufunc, found: Any, outs: Sequence[Any]) -> Any:
-    """The results, written to what `out` names."""
+def _stored(ufunc: np.ufunc, found: Any, outs: Sequence[Any], mask: Any) -> Any:
+    """The results, written to what `out` names, where the mask is true."""
     results = found if isinstance(found, tuple) else (found,)
+    name = f"numpy.{ufunc.__name__}"
     stored = []
     for result, out in zip(results, outs, strict=True):
         if isinstance(out, Value):
-            out[...] = result
+            out[...] = result if mask is True else logic.where(mask, result, out)
         elif out is not None:
-            name = f"numpy.{ufunc.__name__}"
-            elements = _elements(result, name)
-            _check_constant(name, elements, result)
-            np.copyto(out, elements, casting="same_kind")
+            check_constant(name, (result,))
+            elements, where = _elements(result, name), _elements(mask, name)
+            np.copyto(out, elements, casting="same_kind", where=where)
         stored.append(result if out is None else out)
     return tuple(stored) if isinstance(found, tuple) else stored[0]
 
@@ -241,174 +238,210 @@ def _stored(ufunc: np.ufunc, found: Any, outs: Sequence[Any]) -> Any:
 class _Rule(NamedTuple):
     """How a function of NumPy is one of ours.
 
-    call        ours
+    call        ours; what it returns may be NotImplemented: it is none of ours
     parameters  NumPy's names of what it takes, in NumPy's order: the first `positional`
-                are passed by position, the rest by name. `theirs=ours` renames one, and
-                `-` stands for one that we do not have
+                are passed by position, the rest by name. `theirs=ours` renames one,
+                `-theirs` is one that we do not have, and `*` stands for all positional
+                arguments
     """
 
     call: Function
     parameters: str
     positional: int = 1
 
-    def bound(self, args: Sequence[Any], named: dict[str, Any]) -> Any:
+    def bound(
+        self, args: Sequence[Any], named: dict[str, Any]
+    ) -> tuple[Sequence[Any], dict[str, Any]] | None:
         """The arguments of a call of ours; None: it asks for what ours has not."""
         words = [word.partition("=") for word in self.parameters.split()]
-        if len(args) > len(words):
-            return None
-        given = {w[0]: x for w, x in zip(words, args, strict=False)} | named
-        given = {k: x for k, x in given.items() if not _is_default(k, x)}
-        ours = {theirs: name or theirs for theirs, _, name in words if theirs != "-"}
-        if not given.keys() <= ours.keys():
-            return None
-        first = [theirs for theirs, _, _ in words[: self.positional]]
-        options = {ours[k]: x for k, x in given.items() if k not in first}
-        return [given[k] for k in first if k in given], options
+        given = named
+        first: Sequence[str] = ()
+        if words[0][0] != "*":
+            if len(args) > len(words):
+                return None
+            names = [theirs.lstrip("-") for theirs, _, _ in words]
+            first, given = (
+                names[: self.positional],
+                {**dict(zip(names, args, strict=False)), **named},
+            )
+        ours = {theirs: name or theirs for theirs, _, name in words}
+        options = {}
+        for theirs, value in given.items():
+            if theirs in first or _is_default(theirs, value, theirs in ours):
+                continue
+            if theirs not in ours:
+                return None
+            options[ours[theirs]] = value
+        if words[0][0] == "*":
+            return args, options
+        count = max([i for i, k in enumerate(first) if k in given], default=-1) + 1
+        # Of what is left out, and of what is None, others keep their positions.
+        values = [given.get(k) for k in first[:count]]
+        return [None if v is _ABSENT else v for v in values], options
 
 
-def _is_default(name: str, value: Any) -> bool:
-    """Whether an argument says no more than its absence does."""
+def _is_default(name: str, value: Any, is_ours: bool = False) -> bool:
+    """Whether an argument says no more than its absence does.
+
+    is_ours   ours takes one of this name
+    """
     if value is None:
         return name != "axis"
-    return value is _ABSENT or (
-        isinstance(value, bool | str) and (name, value) in _DEFAULTS
-    )
+    if value is _ABSENT:
+        return True
+    is_plain = isinstance(value, bool | str)
+    return is_plain and not is_ours and (name, value) in _DEFAULTS
 
 
 _ABSENT: Final = getattr(np, "_NoValue", object())
 _DEFAULTS: Final = {
     *(("where", True), ("casting", "same_kind"), ("subok", True), ("copy", True)),
-    *(("order", "K"), ("order", "C")),
+    *(("order", "K"), ("order", "C"), ("order", "A"), ("sparse", False)),
+    # Ours is stable, which each of these may be.
+    *(("kind", k) for k in ("quicksort", "mergesort", "heapsort", "stable")),
+    *(("hermitian", False), ("UPLO", "L"), ("returned", False), ("retstep", False)),
 }
 
+_TO_SUM: Final = "a axis dtype -out keepdims initial where"
+_TO_MAX: Final = "a axis -out keepdims initial where"
+_TO_VAR: Final = "a axis dtype -out ddof=correction keepdims -where -mean correction"
+_TO_SORT: Final = "a axis -kind -order stable descending"
+_NEW: Final = "dtype -order -subok -shape device"
+_TO_COMPARE: Final = "a b rtol atol equal_nan"
+_CUMULATIVE: Final = "x axis dtype -out include_initial"
 
-def _with_dtype(f: Function) -> Function:
-    """A reduction of ours that also takes `dtype`, as NumPy's do."""
-
-    def reduced(x: Any, *, dtype: Any = None, **options: Any) -> Any:
-        return f(x if dtype is None else astype(x, dtype, copy=False), **options)
-
-    return reduced
-
-
-def _round(x: Any, *, decimals: int = 0) -> Value:
-    return elementwise.round_to(x, decimals)
-
-
-def _flat_unless(f: Function) -> Function:
-    """A function along an axis that NumPy calls without one for all elements."""
-
-    def along(x: Any, *, axis: Any = None, **options: Any) -> Value:
-        if axis is None:
-            return f(manipulation.ravel(x), axis=0, **options)  # type: ignore[no-any-return]
-        return f(x, axis=axis, **options)  # type: ignore[no-any-return]
-
-    return along
-
-
-def _where(condition: Any, x: Any = None, y: Any = None) -> Any:
-    if x is None and y is None:
-        return searching.nonzero(condition)
-    return logic.where(condition, _operand(x, None), _operand(y, None))
-
-
-def _searchsorted(x: Any, values: Any, **options: Any) -> Value:
-    return searching.searchsorted(_operand(x, None), _operand(values, None), **options)
-
-
-def _clip(x: Any, *, low: Any = None, high: Any = None, **bounds: Any) -> Value:
-    return elementwise.clip(x, bounds.get("min", low), bounds.get("max", high))
-
-
-def _dot(x: Any, y: Any) -> Value:
-    x, y = (v if isinstance(v, Value) else np.asarray(v) for v in (x, y))
-    if not x.ndim or not y.ndim:
-        return elementwise.multiply(x, y)  # type: ignore[no-any-return]
-    return matmul.tensordot(x, y, axes=((-1,), (0 if y.ndim == 1 else -2,)))
-
-
-def _outer(x: Any, y: Any) -> Value:
-    return matmul.outer(manipulation.ravel(x), manipulation.ravel(y))
-
-
-def _transpose(x: Any, axes: Any = None) -> Value:
-    order = tuple(reversed(range(x.ndim))) if axes is None else axes
-    return manipulation.permute_dims(x, order)
-
-
-def _squeeze(x: Any, *, axis: Any = None) -> Any:
-    return x.squeeze(axis)
-
-
-def _sizes(x: Any, *, axis: Any = None) -> Any:
-    return x.size if axis is None else x.shape[axis]
-
-
+# `np.atleast_1d` and its like stay NumPy's: libraries make arrays with them.
 _FUNCTIONS: Final[Mapping[Function, _Rule]] = {
-    np.sum: _Rule(reduce.sum, "a axis dtype - keepdims"),
-    np.prod: _Rule(reduce.prod, "a axis dtype - keepdims"),
-    np.mean: _Rule(_with_dtype(reduce.mean), "a axis dtype - keepdims"),
-    np.std: _Rule(
-        _with_dtype(reduce.std), "a axis dtype - ddof=correction keepdims correction"
-    ),
-    np.var: _Rule(
-        _with_dtype(reduce.var), "a axis dtype - ddof=correction keepdims correction"
-    ),
-    np.max: _Rule(reduce.max, "a axis - keepdims"),
-    np.min: _Rule(reduce.min, "a axis - keepdims"),
-    np.amax: _Rule(reduce.max, "a axis - keepdims"),
-    np.amin: _Rule(reduce.min, "a axis - keepdims"),
-    np.any: _Rule(reduce.any, "a axis - keepdims"),
-    np.all: _Rule(reduce.all, "a axis - keepdims"),
-    np.argmax: _Rule(reduce.argmax, "a axis - keepdims"),
-    np.argmin: _Rule(reduce.argmin, "a axis - keepdims"),
+    np.sum: _Rule(composed.sum_, _TO_SUM),
+    np.prod: _Rule(composed.prod, _TO_SUM),
+    np.max: _Rule(composed.max_, _TO_MAX),
+    np.min: _Rule(composed.min_, _TO_MAX),
+    np.amax: _Rule(composed.max_, _TO_MAX),
+    np.amin: _Rule(composed.min_, _TO_MAX),
+    np.any: _Rule(composed.any_, "a axis -out keepdims where"),
+    np.all: _Rule(composed.all_, "a axis -out keepdims where"),
+    np.mean: _Rule(composed.mean, "a axis dtype -out keepdims where"),
+    np.average: _Rule(composed.average, "a axis -weights -returned keepdims"),
+    np.std: _Rule(composed.with_dtype(reduce.std), _TO_VAR),
+    np.var: _Rule(composed.with_dtype(reduce.var), _TO_VAR),
+    np.ptp: _Rule(composed.ptp, "a axis -out keepdims"),
+    np.argmax: _Rule(reduce.argmax, "a axis -out keepdims"),
+    np.argmin: _Rule(reduce.argmin, "a axis -out keepdims"),
     np.count_nonzero: _Rule(reduce.count_nonzero, "a axis keepdims"),
-    np.cumsum: _Rule(_flat_unless(reduce.cumulative_sum), "a axis dtype"),
-    np.cumprod: _Rule(_flat_unless(reduce.cumulative_prod), "a axis dtype"),
+    np.cumsum: _Rule(composed.flat_unless(reduce.cumulative_sum), "a axis dtype -out"),
+    np.cumprod: _Rule(
+        composed.flat_unless(reduce.cumulative_prod), "a axis dtype -out"
+    ),
     np.diff: _Rule(reduce.diff, "a n axis prepend append"),
-    np.concatenate: _Rule(joining.concat, "arrays axis"),
-    np.stack: _Rule(joining.stack, "arrays axis"),
+    np.concatenate: _Rule(composed.concatenate, "arrays axis -out dtype -casting"),
+    np.stack: _Rule(composed.stack, "arrays axis -out dtype -casting"),
+    np.hstack: _Rule(composed.hstack, "tup dtype -casting"),
+    np.vstack: _Rule(composed.vstack, "tup dtype -casting"),
+    np.dstack: _Rule(composed.dstack, "tup"),
+    np.column_stack: _Rule(composed.column_stack, "tup"),
+    np.append: _Rule(composed.append, "arr values axis", 2),
+    np.pad: _Rule(composed.pad, "array pad_width mode constant_values", 3),
     np.roll: _Rule(joining.roll, "a shift axis", 2),
-    np.where: _Rule(_where, "condition x y", 3),
-    np.clip: _Rule(_clip, "a a_min=low a_max=high - min max"),
-    np.isclose: _Rule(elementwise.isclose, "a b rtol atol equal_nan", 2),
-    np.nan_to_num: _Rule(elementwise.nan_to_num, "x - nan posinf neginf"),
-    np.round: _Rule(_round, "a decimals"),
-    np.around: _Rule(_round, "a decimals"),
+    np.where: _Rule(composed.where, "condition x y", 3),
+    np.clip: _Rule(composed.clip, "a a_min a_max -out min max", 3),
+    np.isclose: _Rule(composed.of_arrays(elementwise.isclose), _TO_COMPARE, 2),
+    np.allclose: _Rule(composed.allclose, _TO_COMPARE, 2),
+    np.array_equal: _Rule(composed.array_equal, "a1 a2 equal_nan", 2),
+    np.nan_to_num: _Rule(elementwise.nan_to_num, "x -copy nan posinf neginf"),
+    np.round: _Rule(composed.round_, "a decimals -out"),
+    np.around: _Rule(composed.round_, "a decimals -out"),
     np.real: _Rule(elementwise.real, "val"),
     np.imag: _Rule(elementwise.imag, "val"),
-    np.copy: _Rule(elementwise.copy, "a"),
-    np.reshape: _Rule(manipulation.reshape, "a shape", 2),
-    np.ravel: _Rule(manipulation.ravel, "a"),
-    np.transpose: _Rule(_transpose, "a axes"),
+    np.copy: _Rule(elementwise.copy, "a -order -subok"),
+    np.reshape: _Rule(composed.reshape, "a shape order copy", 2),
+    np.ravel: _Rule(composed.ravel, "a order"),
+    np.transpose: _Rule(composed.transpose, "a axes"),
     np.expand_dims: _Rule(manipulation.expand_dims, "a axis"),
-    np.squeeze: _Rule(_squeeze, "a axis"),
+    np.squeeze: _Rule(composed.squeeze, "a axis"),
     np.moveaxis: _Rule(manipulation.moveaxis, "a source destination", 3),
     np.swapaxes: _Rule(manipulation.swapaxes, "a axis1 axis2", 3),
-    np.broadcast_to: _Rule(manipulation.broadcast_to, "array shape", 2),
+    np.broadcast_to: _Rule(manipulation.broadcast_to, "array shape -subok", 2),
+    np.broadcast_arrays: _Rule(
+        composed.tupled(manipulation.broadcast_arrays), "* -subok"
+    ),
+    np.meshgrid: _Rule(composed.tupled(creation.meshgrid), "* indexing -copy -sparse"),
     np.flip: _Rule(manipulation.flip, "m axis"),
+    np.flipud: _Rule(composed.flipped(0), "m"),
+    np.fliplr: _Rule(composed.flipped(1), "m"),
     np.tile: _Rule(manipulation.tile, "A reps", 2),
     np.repeat: _Rule(manipulation.repeat, "a repeats axis", 2),
-    np.take: _Rule(indexing.take, "a indices axis", 2),
+    np.take: _Rule(composed.take, "a indices axis -out mode", 2),
     np.take_along_axis: _Rule(indexing.take_along_axis, "arr indices axis", 2),
-    np.sort: _Rule(sorting.sort, "a axis"),
+    np.sort: _Rule(composed.sort, _TO_SORT),
+    np.argsort: _Rule(composed.argsort, _TO_SORT),
+    np.searchsorted: _Rule(
+        composed.of_arrays(searching.searchsorted), "a v side sorter", 2
+    ),
     np.nonzero: _Rule(searching.nonzero, "a"),
-    np.searchsorted: _Rule(_searchsorted, "a v side sorter", 2),
-    np.argsort: _Rule(sorting.argsort, "a axis"),
-    np.dot: _Rule(_dot, "a b", 2),
-    np.outer: _Rule(_outer, "a b", 2),
-    np.tensordot: _Rule(matmul.tensordot, "a b axes", 2),
+    np.argwhere: _Rule(composed.argwhere, "a"),
+    np.flatnonzero: _Rule(composed.flatnonzero, "a"),
+    np.dot: _Rule(composed.dot, "a b -out", 2),
+    np.vdot: _Rule(composed.vdot, "a b", 2),
+    np.inner: _Rule(composed.inner, "a b", 2),
+    np.outer: _Rule(composed.outer, "a b -out", 2),
+    np.tensordot: _Rule(composed.of_arrays(matmul.tensordot), "a b axes", 2),
+    np.cross: _Rule(composed.cross, "a b -axisa -axisb -axisc axis", 2),
+    np.trace: _Rule(
+        composed.of_matrices(linalg.trace), "a offset axis1 axis2 dtype -out"
+    ),
+    np.diagonal: _Rule(composed.of_matrices(linalg.diagonal), "a offset axis1 axis2"),
+    np.diag: _Rule(composed.diag, "v k"),
     np.tril: _Rule(creation.tril, "m k"),
     np.triu: _Rule(creation.triu, "m k"),
-    np.zeros_like: _Rule(creation.zeros_like, "a dtype"),
-    np.ones_like: _Rule(creation.ones_like, "a dtype"),
-    np.empty_like: _Rule(creation.empty_like, "prototype dtype"),
-    np.full_like: _Rule(creation.full_like, "a fill_value dtype", 2),
+    np.zeros_like: _Rule(creation.zeros_like, f"a {_NEW}"),
+    np.ones_like: _Rule(creation.ones_like, f"a {_NEW}"),
+    np.empty_like: _Rule(creation.empty_like, f"prototype {_NEW}"),
+    np.full_like: _Rule(creation.full_like, f"a fill_value {_NEW}", 2),
     np.shape: _Rule(lambda x: x.shape, "a"),
     np.ndim: _Rule(lambda x: x.ndim, "a"),
-    np.size: _Rule(_sizes, "a axis"),
+    np.size: _Rule(composed.sizes, "a axis"),
     np.iscomplexobj: _Rule(lambda _: False, "x"),
     np.isrealobj: _Rule(lambda _: True, "x"),
+    np.linalg.norm: _Rule(composed.norm, "x ord axis keepdims"),
+    np.linalg.qr: _Rule(composed.qr, "a mode"),
+    np.linalg.svd: _Rule(composed.svd, "a full_matrices compute_uv -hermitian"),
+    np.linalg.eigh: _Rule(linalg.eigh, "a -UPLO"),
+    np.linalg.eigvalsh: _Rule(linalg.eigvalsh, "a -UPLO"),
+    np.linalg.pinv: _Rule(linalg.pinv, "a -rcond -hermitian rtol"),
+    np.linalg.matrix_rank: _Rule(linalg.matrix_rank, "A -tol -hermitian rtol"),
+    np.linalg.cholesky: _Rule(linalg.cholesky, "a upper"),
+    np.linalg.det: _Rule(linalg.det, "a"),
+    np.linalg.slogdet: _Rule(linalg.slogdet, "a"),
+    np.linalg.inv: _Rule(linalg.inv, "a"),
+    np.linalg.solve: _Rule(composed.of_arrays(linalg.solve), "a b", 2),
+    np.linalg.matrix_power: _Rule(linalg.matrix_power, "a n", 2),
+    # What NumPy has of the array API standard since its version 2.
+    **{
+        getattr(home, name): _Rule(composed.of_arrays(f), parameters, positional)
+        for home, name, f, parameters, positional in (
+            (np, "astype", astype, "x dtype copy device", 2),
+            (np, "cumulative_sum", reduce.cumulative_sum, _CUMULATIVE, 1),
+            (np, "cumulative_prod", reduce.cumulative_prod, _CUMULATIVE, 1),
+            (np, "matrix_transpose", matmul.matrix_transpose, "x", 1),
+            (np, "unstack", joining.unstack, "x axis", 1),
+            (np, "unique_all", sets.unique_all, "x", 1),
+            (np, "unique_counts", sets.unique_counts, "x", 1),
+            (np, "unique_inverse", sets.unique_inverse, "x", 1),
+            (np, "unique_values", sets.unique_values, "x", 1),
+            (np.linalg, "matrix_transpose", matmul.matrix_transpose, "x", 1),
+            (np.linalg, "matrix_norm", linalg.matrix_norm, "x keepdims ord", 1),
+            (np.linalg, "vector_norm", linalg.vector_norm, "x axis keepdims ord", 1),
+            (np.linalg, "svdvals", linalg.svdvals, "x", 1),
+            (np.linalg, "diagonal", linalg.diagonal, "x offset", 1),
+            (np.linalg, "trace", linalg.trace, "x offset dtype", 1),
+            (np.linalg, "cross", linalg.cross, "x1 x2 axis", 2),
+            (np.linalg, "matmul", matmul.matmul, "x1 x2", 2),
+            (np.linalg, "outer", matmul.outer, "x1 x2", 2),
+            (np.linalg, "tensordot", matmul.tensordot, "x1 x2 axes", 2),
+            (np.linalg, "vecdot", matmul.vecdot, "x1 x2 axis", 2),
+        )
+        if hasattr(home, name)
+    },
 }
 
 
@@ -426,36 +459,33 @@ def call_function(
     bound = None if rule is None else rule.bound(args, named)
     if rule is not None and bound is not None:
         positional, options = bound
-        return rule.call(*positional, **options)
-    name = f"numpy.{function.__name__}"
+        found = rule.call(*positional, **options)
+        if found is not NotImplemented:
+            return found
+    name = f"{function.__module__}.{function.__name__}"
     if isinstance(named.get("out"), Value):
         raise ArgumentTypeError(
             f"{name}: `out` must be a NumPy array here, and is a tensor. Write the "
             "result to it: `x[...] = ...`."
         )
-    options = {k: _elements(x, name) for k, x in named.items()}
-    found = function(*[_elements(x, name) for x in args], **options)
-    _check_constant(name, found, (args, list(named.values())))
-    return found
+    return _numpys(name, function, args, named)
 
 
-def _check_constant(name: str, found: Any, inputs: Any) -> None:
-    """Check that what NumPy computed is not to be differentiated.
+def _numpys(
+    name: str, function: Function, args: Sequence[Any], named: dict[str, Any]
+) -> Any:
+    """What a function of NumPy's gives, on the elements of tensors.
 
     Raises:
-        TraceError: it has floats, and was computed of a tensor that has a tangent.
+        TraceError: a tensor is traced; or it is differentiated, and the result has
+            floats.
     """
-    results, operands = (pytree.flatten(tree)[0] for tree in (found, inputs))
-    if not any(np.asarray(x).dtype.kind == "f" for x in results):
-        return
-    interpreter = current()
-    for x in operands:
-        if isinstance(x, Value) and interpreter.has_tangent(x):
-            raise TraceError(
-                f"{name}() of a tensor {x.type} that is differentiated: NumPy's result "
-                "has no derivative. Compute with `hf` functions, or say that it is a "
-                "constant, with `hf.stop_gradient(x)`."
-            )
+    options = {k: _elements(x, name) for k, x in named.items()}
+    found = function(*[_elements(x, name) for x in args], **options)
+    results, operands = (pytree.flatten(x)[0] for x in (found, (args, named)))
+    if any(np.asarray(x).dtype.kind in "fV" for x in results):  # V: bfloat16
+        check_constant(name, operands)
+    return found
 
 
 def _elements(x: Any, name: str) -> Any:

@@ -29,6 +29,7 @@ from hopflow.ops.sizes import equals, is_unbacked
 from hopflow.ops.strided import StridedPlace, put_strided, take_strided
 from hopflow.symbolic.size import Size, Symbol
 from hopflow.tensor import Tensor
+from hopflow.tensor.exported import remedy
 from hopflow.trace.source import direct_line, user_line
 
 
@@ -109,9 +110,6 @@ class FunctionalStorage:
 
 _NUMBER: Final = (
     "Keep it a tensor of no axes: `hf` functions take those where numbers go."
-)
-_ARRAY: Final = (
-    "Compute with `hf` functions, which take tensors where NumPy takes arrays."
 )
 _REMEDY: Final = {
     "bool": "Branch with `hf.cond`, loop with `hf.while_loop`, or decorate the "
@@ -270,7 +268,7 @@ class Functional(Interpreter):
             f"{what}() of a traced tensor {tensor.type}"
             + (f" at {line}" if line else "")
             + ": its value is only known when the graph runs. "
-            + _REMEDY.get(what, _ARRAY)
+            + (_REMEDY.get(what) or remedy(what))
         )
 
     def number_of(self, tensor: TracedTensor) -> Any:

@@ -37,6 +37,7 @@ from hopflow.ops.convert import convert
 from hopflow.ops.item import dim_size, item
 from hopflow.ops.opdef import OPERATIONS, OpDef
 from hopflow.ops.symbolic_int import symbolic_int
+from hopflow.symbolic import scalars
 from hopflow.symbolic.env import ShapeEnv
 from hopflow.symbolic.ranges import EVERY, ValueRange
 from hopflow.symbolic.size import (
@@ -46,7 +47,7 @@ from hopflow.symbolic.size import (
     free_symbols,
     substitute,
 )
-from hopflow.symbolic.terms import Terms
+from hopflow.symbolic.terms import Env, Terms
 from hopflow.tensor import EagerTensor, Tensor
 from hopflow.tensor.rows import places_in, row_of
 from hopflow.trace.captures import Capture, Part, is_private, parts_overlap
@@ -640,3 +641,15 @@ def trace_into(tracer: Tracer, fn: Any, args: Sequence[Any]) -> Any:
         raise
     finally:
         origin.root = root
+
+
+def _is_traced(env: Env) -> bool:
+    interpreter: Interpreter | None = current()
+    while isinstance(interpreter, Tracer):
+        if interpreter.env is env:
+            return True
+        interpreter = interpreter.parent
+    return False
+
+
+scalars.slots.is_traced = _is_traced

@@ -1,17 +1,19 @@
 """`trace(mode="real")`: a trace that has the values of its arguments at hand."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import inf
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
+from hopflow import dtypes
 from hopflow.bind import Value, bind, using
 from hopflow.graph.core import Arg, Constant, Node, SourceLine, Var, vars_of
 from hopflow.graph.module import Specialization
 from hopflow.graph.rewriting import effects
+from hopflow.ops import elementwise
 from hopflow.ops.check import check_op
-from hopflow.ops.convert import as_value
+from hopflow.ops.convert import as_value, astype
 from hopflow.ops.messages import Message
 from hopflow.symbolic.size import Size
 from hopflow.tensor import EagerTensor
@@ -39,7 +41,7 @@ class ValueTracer(Tracer):
         self.f = f
         self.values: dict[Var, Any] = {}
         self.asked_values: dict[str, Specialization] = {}
-        self._checked: dict[Var, Node] = {}
+        self._checked: dict[tuple[Var, str], Node] = {}
 
     # --- what Python asks for ---
 
@@ -48,10 +50,12 @@ class ValueTracer(Tracer):
         if not self._compute(var):
             return super().concrete(tensor, what)
         found = np.asarray(self.values[var])
-        # An error may have taken the node back since.
-        if self._checked.get(var) not in self.graph.nodes:
+        taken = what if what in _TAKEN else ""
+        # An error may have taken a node back since.
+        checks = [self._checked.get((var, kind)) for kind in {"", taken}]
+        if not any(node in self.graph.nodes for node in checks):
             self._expect(tensor, found, what, user_line(2))
-            self._checked[var] = self.graph.nodes[-1]
+            self._checked[var, taken] = self.graph.nodes[-1]
         return found
 
     def number_of(self, tensor: TracedTensor) -> Any:
@@ -100,22 +104,34 @@ class ValueTracer(Tracer):
     def _expect(
         self, tensor: TracedTensor, found: Any, what: str, line: SourceLine | None
     ) -> None:
-        """Have the graph check that a tensor has the value that Python was told."""
+        """Have the graph check that Python would be told the same of a tensor."""
+        taken: Any = tensor
+        is_whole = what not in _TAKEN
+        if not is_whole:
+            with using(None):
+                found = np.asarray(_TAKEN[what](EagerTensor(found)))
         with using(self):
-            condition = self._is(tensor, found)
+            if not is_whole:
+                taken = _TAKEN[what](tensor)
+            condition = self._is(taken, found, has_sign=is_whole)
             at = f" at {line}" if line else ""
+            value = found if found.shape else found.item()
             shown = np.array2string(found, threshold=8, separator=", ")
+            if what == "int" and abs(value) < inf:
+                shown = str(value := int(value))
             message = (
                 f"{name_of(self.f)}: `{what}` of {tensor.type}{at} was {shown} in the "
                 "trace, which took it for a constant, and is another one. Trace again, "
                 "or leave it to the run: `hf.cond`, `hf.where`, `hf.while_loop`."
             )
             bind(check_op, [condition], {"message": Message(message)})
-        value = found.item() if not found.shape else found
         self.asked_values[f"{what}{at}"] = Specialization(f"{what}(...)", value, line)
 
-    def _is(self, tensor: Any, found: Any) -> Any:
-        """Whether a tensor has the elements that were found, each of them."""
+    def _is(self, tensor: Any, found: Any, *, has_sign: bool) -> Any:
+        """Whether a tensor has the elements that were found, each of them.
+
+        has_sign   a zero is to have the same sign
+        """
         if not found.shape and found.dtype.kind == "b":
             return tensor if found else ~tensor
         known: Any = found.item() if not found.shape else None
@@ -123,9 +139,27 @@ class ValueTracer(Tracer):
             known = EagerTensor(found.copy())
             self.adopt(known)
         same = tensor == known
-        if tensor.type.dtype.is_float and np.isnan(found).any():
+        if not tensor.type.dtype.is_float:
+            return same
+        if has_sign and not found.all():
+            same &= elementwise.signbit(tensor) == elementwise.signbit(known)
+        if np.isnan(found).any():
             return same | ((tensor != tensor) & (known != known))
         return same
 
+
+def _truth(x: Any) -> Any:
+    return astype(x, dtypes.bool_, copy=False)
+
+
+def _whole(x: Any) -> Any:
+    return elementwise.trunc(x) if x.dtype.is_float else x
+
+
+# What Python takes of the elements that it asks for, where that is less than all.
+_TAKEN: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "bool": _truth,
+    "int": _whole,
+}
 
 _HARMLESS = frozenset(["trap"])
