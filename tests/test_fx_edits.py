@@ -295,6 +295,64 @@ def test_a_pattern_may_have_several_results() -> None:
     assert divide[0](7, 3) == (2, 1)
 
 
+def written_between(x: Any) -> Any:
+    y = x * 1.0
+    z = hf.sin(y)
+    y[0] = 5.0
+    return hf.cos(z)
+
+
+def added_between(x: Any) -> Any:
+    y = x * 1.0
+    z = hf.sin(y)
+    y += 5.0
+    return hf.cos(z) * y
+
+
+def body_between(x: Any) -> Any:
+    y = x * 1.0
+
+    def body(i: Any, total: Any) -> Any:
+        y[0] = 5.0
+        return total + y[0]
+
+    z = hf.sin(y)
+    return hf.fori_loop(0, 3, body, hf.asarray(0.0)) * hf.cos(z)
+
+
+def viewed_before(x: Any) -> Any:
+    y = x * 1.0
+    view = y[1:]
+    z = hf.sin(view)
+    y[1] = 5.0
+    return hf.cos(z)
+
+
+def written_before(x: Any) -> Any:
+    y = x * 1.0
+    y[0] = 5.0
+    return hf.cos(hf.sin(y))
+
+
+@pytest.mark.parametrize(
+    ("f", "matches"),
+    [
+        (written_between, 0),
+        (added_between, 0),
+        (body_between, 0),
+        (viewed_before, 0),
+        (written_before, 1),
+    ],
+)
+def test_a_match_does_not_go_across_a_write(f: Any, matches: int) -> None:
+    module, count = rewritten(
+        f, lambda a: hf.cos(hf.sin(a)), lambda a: hf.cos(hf.sin(a * 1.0))
+    )
+    assert count == matches
+    x = hf.asarray([1.0, 2.0, 3.0])
+    np.testing.assert_allclose(module(x).tolist(), f(x).tolist(), 1e-6)
+
+
 def test_a_replacement_brings_its_tensors() -> None:
     bias = hf.asarray([1.0, 2.0])
     module, _ = rewritten(lambda a: hf.sin(a), lambda x: hf.sin(x), lambda x: x + bias)

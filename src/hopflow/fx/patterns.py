@@ -29,8 +29,8 @@ def replace_pattern(
     A parameter of the pattern matches any value, and the same one wherever it stands.
     Calls match calls of the same function with the same constants, written alike. What
     is inside a match is read by nothing outside of it, and none of its results before
-    the last of them is computed. Matches do not overlap; nodes that were put in are not
-    matched again.
+    the last of them is computed; and nothing with effects, as a write, stands between
+    its nodes. Matches do not overlap; nodes that were put in are not matched again.
 
     Args:
         module: Is changed, and compiled again.
@@ -200,8 +200,16 @@ def _leaks(
     made: set[Node],
 ) -> bool:
     """Whether something else reads what is inside a match, or a result of it before the
-    last, or an earlier replacement put it there."""
+    last; or an earlier replacement put it there; or a node between has effects.
+
+    A replacement computes everything where the last node of the match stands. A write
+    between may change what the nodes before it have read.
+    """
     inside = _inside(nodes)
+    first = min(map(graph.index, inside))
+    between = graph.nodes[first : graph.index(last)]
+    if any(node not in inside and node.is_impure() for node in between):
+        return True
     for node in inside:
         outside = [user for user in node.users if user not in inside]
         if node in made or (outside and node not in ends):
