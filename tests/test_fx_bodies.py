@@ -210,6 +210,33 @@ def test_an_interpreter_runs_bodies_node_by_node(make: Any) -> None:
     assert seen.seen.count("tanh") > 1  # once for each step that takes the branch
 
 
+def stopped(x: Any) -> Any:
+    return hf.scan(lambda c, r: (c + r, c), 0.0, x, until=lambda c: c > 3.0)[0]
+
+
+def slope(x: Any) -> Any:
+    def loss(w: Any) -> Any:
+        return hf.sum(hf.scan(lambda c, _: (hf.tanh(c * w), c), w, None, length=3)[1])
+
+    return hf.grad(loss)(hf.sum(x))
+
+
+def same_name(x: Any) -> Any:
+    scale = hf.sum(x)
+    return hf.map(lambda c0: c0 * scale + 1.0, x)
+
+
+@pytest.mark.parametrize("f", [stopped, slope, same_name])
+def test_parameters_of_bodies_have_any_names(f: Any) -> None:
+    x = hf.asarray([1.0, 2.0, 3.0])
+    imported = hf.symbolic_trace(hf.trace(f, x))
+    for module in (imported, fx.open_bodies(hf.symbolic_trace(f))):
+        agree(fx.Interpreter(module).run(x), f(x))
+        agree(module.propagate(x)(x), f(x))
+        types: Any = fx.ShapeProp(module).propagate(x)
+        assert types == f(x).type
+
+
 def test_a_value_of_another_graph_in_a_body_is_refused() -> None:
     class Outer(fx.Transformer):
         first: Any = None

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 from hopflow.backends import module_of
 from hopflow.bind import bind, current
-from hopflow.errors import ArgumentTypeError, OperatorError
+from hopflow.errors import ArgumentTypeError, GraphError, OperatorError
 from hopflow.fx.graph import Graph
 from hopflow.fx.node import Node, map_nodes
 from hopflow.fx.retrace import bind_retraced
@@ -51,7 +51,8 @@ class Interpreter:
             )
         self.module = module
         self.env: dict[Any, Any] = {}
-        self._given: Mapping[str, Any] = {}
+        self._given: Mapping[AnyNode, Any] = {}  # the values of the parameters
+        self._node: AnyNode | None = None  # which runs
         self._frame: Frame | None = None  # of the captured graph that runs
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -64,7 +65,14 @@ class Interpreter:
             return self.module.evaluated(self.run_graph, *args, **kwargs)
         bound = self.module.__signature__.bind(*args, **kwargs)
         bound.apply_defaults()
-        self._given = bound.arguments
+        parameters = self.module.graph.placeholders
+        if len(parameters) != len(bound.arguments):
+            raise GraphError(
+                f"{type(self).__name__}: the parameters of graph "
+                f"`{self.module.graph.name}` have changed since it was compiled. Call "
+                "`module.recompile()`."
+            )
+        self._given = dict(zip(parameters, bound.arguments.values(), strict=True))
         return self.run_nodes()
 
     def run_nodes(self) -> Any:
@@ -82,7 +90,7 @@ class Interpreter:
         before = self._frame, self.env, self._given
         frame = self._frame = Frame(graph, args)
         self.env = frame.env
-        self._given = {v.node.name: frame.env[v] for v in graph.inputs}
+        self._given = {v.node: frame.env[v] for v in graph.inputs}
         try:
             for node in (*(v.node for v in graph.inputs), *graph.nodes):
                 frame.store(node, _results(node, self._noted(node, node)))
@@ -94,6 +102,7 @@ class Interpreter:
 
     def _noted(self, node: AnyNode, place: Any) -> Any:
         """The value of a node; an error has a note that says which it is."""
+        self._node = node
         try:
             with replaying(place):
                 return self.run_node(node)
@@ -121,9 +130,10 @@ class Interpreter:
     # --- what each kind of node means ---
 
     def placeholder(
-        self, target: str, _args: tuple[Any, ...], _kwargs: dict[str, Any]
+        self, _target: str, _args: tuple[Any, ...], _kwargs: dict[str, Any]
     ) -> Any:
-        return self._given[target.lstrip("*")]
+        assert self._node is not None
+        return self._given[self._node]
 
     def get_attr(
         self, target: str, _args: tuple[Any, ...], _kwargs: dict[str, Any]

@@ -6,6 +6,7 @@ import inspect
 import linecache
 from collections.abc import Iterable
 from itertools import count
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 from weakref import finalize
@@ -30,7 +31,11 @@ _numbers: Final = count()
 
 
 class _Program:
-    """A graph as it was when it was compiled."""
+    """A graph as it was when it was compiled.
+
+    signature   its parameters have the names that the user gave them
+    renamed     the user's name of a parameter -> that in the source, where they differ
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -49,7 +54,11 @@ class _Program:
         self.function.__annotations__ = _annotations(graph)
         signature = inspect.signature(self.function)
         _, *parameters = signature.parameters.values()
-        self.signature = signature.replace(parameters=parameters)
+        names = _parameter_names(graph)
+        self.signature = signature.replace(
+            parameters=[p.replace(name=names[p.name]) for p in parameters]
+        )
+        self.renamed = {names[n]: n for n in names if names[n] != n}
 
 
 class GraphModule:
@@ -155,6 +164,8 @@ class GraphModule:
     @entry
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the graph returns for these arguments."""
+        if kwargs and (renamed := self.program.renamed):
+            kwargs = {renamed.get(name, name): value for name, value in kwargs.items()}
         return self.program.function(self, *args, **kwargs)
 
     def __reduce__(self) -> Any:  # what was compiled is compiled anew
@@ -228,6 +239,22 @@ def _restored(
     module = kind(graph)
     module.attributes = attributes
     return module
+
+
+def _parameter_names(graph: Graph) -> dict[str, str]:
+    """The user's names of parameters, by those in the source.
+
+    A name that the source needs for something else (`sum`, `hf`) is another one there.
+    """
+    taken = {node.name for node in graph.placeholders}
+    found: dict[str, str] = {}
+    for node in graph.placeholders:
+        name = node.target.lstrip("*")
+        if name in taken or not name.isidentifier() or iskeyword(name):
+            name = node.name
+        taken.add(name)
+        found[node.name] = name
+    return found
 
 
 def _annotations(graph: Graph) -> dict[str, Any]:
