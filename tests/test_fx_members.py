@@ -58,6 +58,71 @@ def test_a_node_knows_its_neighbours_and_its_line() -> None:
     assert x.stack_trace is None
 
 
+def helper(x: Any) -> Any:
+    return hf.sin(x)
+
+
+def caller(x: Any) -> Any:
+    return helper(x) + 1.0
+
+
+@pytest.mark.parametrize("trace", [hf.symbolic_trace, fx.Tracer().trace])
+def test_a_node_knows_who_has_called(trace: Any) -> None:
+    [sin] = trace(caller).graph.find_nodes("call_function", hf.sin)
+    outer, inner = (f.__code__.co_firstlineno + 1 for f in (caller, helper))
+    assert sin.stack_trace == (
+        f'  File "{__file__}", line {outer}, in caller\n'
+        "    return helper(x) + 1.0\n"
+        f'  File "{__file__}", line {inner}, in helper\n'
+        "    return hf.sin(x)\n"
+    )
+    again = fx.Transformer(trace(caller)).transform()
+    assert again.graph.nodes[1].stack_trace == sin.stack_trace
+    [op] = trace(caller).propagate(hf.spec("f32[2]")).graph.nodes_of("sin")
+    assert op.line.stack == sin.line.stack
+
+
+def test_a_trace_within_a_trace_has_its_own_lines() -> None:
+    found: list[Any] = []
+
+    def outer(x: Any) -> Any:
+        found.append(hf.symbolic_trace(caller).graph.nodes[1].line)
+        return helper(x)
+
+    class Run(fx.Interpreter):
+        def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+            return outer(super().call_function(target, args, kwargs))
+
+    module = hf.symbolic_trace(outer)
+    hf.trace(outer, hf.ones(2))
+    Run(module).run(hf.ones(2))
+    inner = [[line.function for line in each.stack] for each in found]
+    assert inner == [["caller", "helper"]] * 3
+    line = module.graph.nodes[1].line
+    assert line is not None
+    assert [line.function for line in line.stack] == ["outer", "helper"]
+
+
+def test_the_place_of_a_node_has_the_classes_of_modules() -> None:
+    key = hf.random.key(0)
+    linear = hf.nn.Linear.init(key, 3, 3)
+    net = hf.nn.Sequential(hf.nn.Sequential(linear, hf.tanh), linear)
+    around = "layers.0:Sequential.layers"
+    first = [f"{around}.0:Linear", f"{around}.1:Function"]
+
+    def places(module: Any) -> list[str]:
+        nodes = [n for n in module.graph.nodes if n.kind.startswith("call")]
+        return list(dict.fromkeys(n.module_path for n in nodes))
+
+    x = hf.ones(3)
+    module = hf.symbolic_trace(net)
+    assert places(module)[:2] == places(module.propagate(x))[:2] == first
+    called = hf.symbolic_trace(lambda x: net(x))
+    captured = hf.trace(net, x, captures=True)
+    within = [f"sequential.{place}" for place in first]
+    assert places(called)[:2] == places(captured)[:2] == within
+
+
 def test_a_node_is_shown_as_one_line() -> None:
     module = hf.symbolic_trace(lambda x, s=2.0: hf.concat([x[1:], x], axis=0) * s)
     assert [node.format_node() for node in module.graph.nodes] == [

@@ -90,8 +90,8 @@ class Node:
     name         unique in the graph; a variable of its source
     type         the user's annotation, or None
     users        the nodes that read this one
-    line         where in the user's code it came from
-    module_path  the module that it is in: "encoder.layers.0"
+    line         where in the user's code it came from; its `stack` has the callers
+    module_path  the module that it is in, with its class: "encoder.layers.0:Linear"
     meta         notes of passes
     """
 
@@ -286,13 +286,9 @@ class Node:
 
     @property
     def stack_trace(self) -> str | None:
-        """The user's line that the node is of, as a traceback shows it."""
-        if self.line is None:
-            return None
-        where = f", in {self.line.function}" if self.line.function else ""
-        text = source_text(self.line)
-        code = f"    {text}\n" if text else ""
-        return f'  File "{self.line.file}", line {self.line.line}{where}\n{code}'
+        """The user's line that the node is of and its callers within the traced
+        function, the outermost first, as a traceback shows them."""
+        return None if self.line is None else "".join(map(_entry, self.line.stack))
 
     def format_node(self) -> str:
         """The node as one line: `%y : [num_users=1] = call_function[target=sin](...)`.
@@ -341,6 +337,14 @@ class Arguments(NamedTuple):
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+
+
+def _entry(line: SourceLine) -> str:
+    """A line as an entry of a traceback."""
+    where = f", in {line.function}" if line.function else ""
+    text = source_text(line)
+    code = f"    {text}\n" if text else ""
+    return f'  File "{line.file}", line {line.line}{where}\n{code}'
 
 
 _SEVERAL: Final = inspect.Parameter.VAR_POSITIONAL
