@@ -185,7 +185,8 @@ _speaking: set[CodeType] = set()
 
 
 def speaks_for_user(f: _F) -> _F:
-    """Mark a function whose own errors are the user's: of an `assert` that it runs."""
+    """Mark a function whose own errors are the user's: of an `assert` that it runs, or
+    of a call that passes on the arguments which it was given."""
     _speaking.add(f.__code__)
     return f
 

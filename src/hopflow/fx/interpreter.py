@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 
 from hopflow.backends import module_of
 from hopflow.bind import bind, current
+from hopflow.entries import speaks_for_user
 from hopflow.errors import ArgumentTypeError, GraphError, OperatorError
 from hopflow.fx.graph import Graph
 from hopflow.fx.node import Node, map_nodes
@@ -16,7 +17,7 @@ from hopflow.graph.interpreter import Frame
 from hopflow.graph.module import GraphModule as Captured
 from hopflow.graph.origin import Place, replaying
 from hopflow.hops.base import run_interpreted
-from hopflow.trace.source import name_of
+from hopflow.trace.source import check_arity, name_of
 
 __all__ = ["AnyNode", "Interpreter"]
 
@@ -59,10 +60,12 @@ class Interpreter:
         """What the graph returns for these arguments.
 
         Raises:
+            ArgumentTypeError: the module does not take these arguments.
             Exception: what a node raises, with a note that says which.
         """
-        if isinstance(self.module, Captured):
-            return self.module.evaluated(self.run_graph, *args, **kwargs)
+        if isinstance(self.module, Captured) and not kwargs:
+            return self.module.evaluated(self.run_graph, *args)
+        check_arity(type(self).__name__, self.module, args, "module", kwargs)
         bound = self.module.__signature__.bind(*args, **kwargs)
         bound.apply_defaults()
         parameters = self.module.graph.placeholders
@@ -151,6 +154,7 @@ class Interpreter:
         finally:
             self.module, self.env, self._given = before
 
+    @speaks_for_user
     def call_function(
         self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
@@ -164,12 +168,14 @@ class Interpreter:
             found = bind_retraced(target, args, kwargs, self.run_graph)
         return found[0] if len(found) == 1 else found
 
+    @speaks_for_user
     def call_method(
         self, target: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         owner, *rest = args
         return getattr(owner, target)(*rest, **kwargs)
 
+    @speaks_for_user
     def call_module(
         self, target: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 
 from hopflow import pytree
 from hopflow.bind import Value
-from hopflow.entries import entry
+from hopflow.entries import entry, speaks_for_user
 from hopflow.errors import ArgumentTypeError
 from hopflow.fx.folder import write_folder
 from hopflow.fx.graph import Graph
@@ -162,6 +162,7 @@ class GraphModule:
         self.__signature__ = program.signature
 
     @entry
+    @speaks_for_user
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the graph returns for these arguments."""
         if kwargs and (renamed := self.program.renamed):

@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from hopflow.bind import Value, slots
+from hopflow.entries import speaks_for_user
 from hopflow.errors import ArgumentTypeError, TraceError
 from hopflow.fx.bodies import Maker, as_it_is_now, find_proxy, lifted
 from hopflow.fx.graph import Graph
@@ -186,6 +187,7 @@ class Tracer:
             self._paths.setdefault(part, f"{path}.{inner}")
         return path
 
+    @speaks_for_user
     def call_module(
         self,
         module: Any,

@@ -75,6 +75,7 @@ class Module:
         raise NotImplementedError(f"`{type(self).__name__}` defines no `forward`.")
 
     @entry
+    @speaks_for_user
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """`forward`, and the traces that run know which module it is."""
         tracer = current_tracer()

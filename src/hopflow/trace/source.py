@@ -4,10 +4,10 @@ import dis
 import inspect
 import linecache
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from types import CodeType, FrameType, MethodType
+from types import CodeType, FrameType, MappingProxyType, MethodType
 from typing import Any
 
 from hopflow.errors import ArgumentTypeError
@@ -206,9 +206,13 @@ def argument_texts(names: Sequence[str], specs: Sequence[Spec]) -> list[str]:
 
 
 def check_arity(
-    name: str, f: Callable[..., Any], args: Sequence[Any], argument: str = "f"
+    name: str,
+    f: Callable[..., Any],
+    args: Sequence[Any],
+    argument: str = "f",
+    kwargs: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
-    """Check that a function can be called with as many arguments.
+    """Check that a function can be called with as many arguments, and with these names.
 
     Raises:
         ArgumentTypeError: it cannot; `name` is the public function that would, which
@@ -219,10 +223,11 @@ def check_arity(
     except (TypeError, ValueError):  # a builtin need not have one
         return
     try:
-        signature.bind(*args)
+        signature.bind(*args, **kwargs)
     except TypeError as error:
+        count = len(args) + len(kwargs)
         raise ArgumentTypeError(
-            f"{name}: `{argument}` ({name_of(f)}) does not take the {len(args)} "
+            f"{name}: `{argument}` ({name_of(f)}) does not take the {count} "
             f"arguments that were given: {error}. Give one for each of its parameters."
         ) from None
 
