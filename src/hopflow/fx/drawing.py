@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from hopflow.entries import entry
 from hopflow.errors import ArgumentTypeError
 from hopflow.fx.module import GraphModule, require_module
 from hopflow.fx.node import Node
@@ -19,6 +20,7 @@ _COLOURS = {
 }
 
 
+@entry
 def to_dot(module: GraphModule, name: str = "") -> str:
     """A module as a Graphviz graph: nodes with name, target, line and noted type, and
     edges from values to what reads them. Submodules that are graphs are clusters.
@@ -47,6 +49,7 @@ class FxGraphDrawer:
     get_dot_graph()   its text for Graphviz; see `to_dot`
     """
 
+    @entry
     def __init__(self, graph_module: GraphModule, name: str = "") -> None:
         """
         Raises:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from keyword import iskeyword
 from typing import Any, Final, TypeAlias
 
+from hopflow.entries import entries
 from hopflow.errors import ArgumentTypeError, ArgumentValueError, GraphError
 from hopflow.fx.node import KINDS, Kind, Node, map_items, map_nodes
 from hopflow.fx.source import SCOPE, python_source
@@ -227,28 +228,30 @@ class Graph:
 
     # --- where new nodes go ---
 
-    @contextmanager
-    def inserting_before(self, node: Node) -> Iterator[None]:
-        """Within the block new nodes stand right before `node`, in order."""
-        self.index(node)
-        before, self._before = self._before, node
-        try:
-            yield
-        finally:
-            self._before = before
+    def inserting_before(self, node: Node) -> AbstractContextManager[None]:
+        """Within the block new nodes stand right before `node`, in order.
 
-    @contextmanager
-    def inserting_after(self, node: Node) -> Iterator[None]:
+        Raises:
+            GraphError: `node` is not in the graph.
+        """
+        self.index(node)
+        return self._inserting(node)
+
+    def inserting_after(self, node: Node) -> AbstractContextManager[None]:
         """Within the block new nodes stand right after `node`, in order.
 
         Raises:
-            GraphError: `node` is the output, after which nothing runs.
+            GraphError: `node` is not in the graph, or it is the output, after which
+                nothing runs.
         """
         if node.kind == "output":
             raise GraphError("nothing runs after the output: insert before it.")
         after = self.index(node) + 1
-        before = self._before
-        self._before = self._nodes[after] if after < len(self._nodes) else None
+        return self._inserting(self._nodes[after] if after < len(self._nodes) else None)
+
+    @contextmanager
+    def _inserting(self, node: Node | None) -> Iterator[None]:
+        before, self._before = self._before, node
         try:
             yield
         finally:
@@ -360,7 +363,7 @@ class Graph:
 
     def on_generate_code(
         self, make: Callable[[CodeTransform | None], CodeTransform]
-    ) -> "AbstractContextManager[None]":
+    ) -> AbstractContextManager[None]:
         """Let a function rewrite the lines of the source, whenever it is written.
 
             graph.on_generate_code(lambda before: lambda lines: [FIRST, *lines])
@@ -394,6 +397,15 @@ class Graph:
     def __str__(self) -> str:
         """The graph as a Python function."""
         return python_source(self).text
+
+
+entries(
+    Graph,
+    *("__init__", "output_node", "index", "create_node", "placeholder", "get_attr"),
+    *("call_function", "call_method", "call_module", "output", "node_copy"),
+    *("graph_copy", "inserting_before", "inserting_after", "move", "erase_node"),
+    *("eliminate_dead_code", "lint", "on_generate_code", "__str__"),
+)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 from hopflow.backends import module_of
 from hopflow.bind import bind, current
-from hopflow.entries import speaks_for_user
+from hopflow.entries import entry, speaks_for_user
 from hopflow.errors import ArgumentTypeError, GraphError, OperatorError
 from hopflow.fx.graph import Graph
 from hopflow.fx.node import Node, map_nodes
@@ -37,6 +37,7 @@ class Interpreter:
     env      the values of the nodes so far; in a captured graph of their results
     """
 
+    @entry
     def __init__(self, module: Any) -> None:
         """
         Raises:
@@ -56,6 +57,7 @@ class Interpreter:
         self._node: AnyNode | None = None  # which runs
         self._frame: Frame | None = None  # of the captured graph that runs
 
+    @entry
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """What the graph returns for these arguments.
 

@@ -73,6 +73,7 @@ class GraphModule:
     program      what was compiled
     """
 
+    @entry
     def __init__(self, graph: Graph) -> None:
         """
         Raises:
@@ -88,6 +89,7 @@ class GraphModule:
         self.attributes: dict[str, Any] = graph.attributes
         self.recompile()
 
+    @entry
     def recompile(self) -> "GraphModule":
         """Let calls do what the graph says now.
 
@@ -101,6 +103,7 @@ class GraphModule:
 
     # --- submodules ---
 
+    @entry
     def add_submodule(self, target: str, module: Any) -> bool:
         """Let nodes call `module` by the path `target`; what was there is replaced.
 
@@ -172,6 +175,7 @@ class GraphModule:
     def __reduce__(self) -> Any:  # what was compiled is compiled anew
         return _restored, (type(self), self.graph, self.attributes)
 
+    @entry
     def propagate(self, *args: Any) -> Captured:
         """The captured graph of this one for arguments of these types.
 
@@ -192,6 +196,7 @@ class GraphModule:
         run.__signature__ = self.__signature__  # type: ignore[attr-defined]
         return trace(run, *args, mode="fake", captures=True)
 
+    @entry
     def to_folder(self, folder: str | Path, module_name: str = "FxModule") -> None:
         """Write the module as a Python package that can be edited by hand.
 

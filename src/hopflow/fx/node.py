@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
+from hopflow.entries import entries
 from hopflow.errors import GraphError
 from hopflow.fx.operations import Arguments as CheckedArguments
 from hopflow.fx.operations import Operation, Results
@@ -330,6 +331,14 @@ class Node:
             case "call_function":
                 return not _is_pure(self.target) or _holds_function(self)
         return False
+
+
+entries(
+    Node,
+    *("replace_input_with", "replace_all_uses_with", "insert_arg", "update_arg"),
+    *("update_kwarg", "normalized_arguments", "next", "prev", "prepend", "append"),
+    "is_impure",
+)
 
 
 class Arguments(NamedTuple):

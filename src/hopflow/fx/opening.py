@@ -6,6 +6,7 @@ from keyword import iskeyword
 from types import FunctionType, MethodType
 from typing import Any
 
+from hopflow.entries import entry
 from hopflow.errors import ArgumentTypeError, TraceError
 from hopflow.fx.bodies import Maker
 from hopflow.fx.graph import Graph
@@ -18,6 +19,7 @@ from hopflow.tracebacks import is_own_file
 __all__ = ["bodies_of", "open_bodies"]
 
 
+@entry
 def open_bodies(module: GraphModule) -> GraphModule:
     """A copy of `module` in which the bodies of operators are modules, at any depth.
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from hopflow.entries import entry
 from hopflow.errors import ArgumentTypeError, ArgumentValueError
 from hopflow.fx.captured_patterns import replace_in_captured
 from hopflow.fx.graph import Graph
@@ -17,6 +18,7 @@ from hopflow.trace.source import name_of
 __all__ = ["replace_pattern"]
 
 
+@entry
 def replace_pattern(
     module: GraphModule | Captured,
     pattern: Callable[..., Any],

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from operator import getitem
 from typing import Any
 
+from hopflow.entries import entry
 from hopflow.errors import ArgumentTypeError, GraphError
 from hopflow.fx.graph import Graph
 from hopflow.fx.module import GraphModule, require_module
@@ -14,6 +15,7 @@ from hopflow.trace.source import name_of
 __all__ = ["split_module"]
 
 
+@entry
 def split_module(
     m: GraphModule,
     root_m: Any,

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from hopflow.bind import Value, slots
-from hopflow.entries import speaks_for_user
+from hopflow.entries import entry, speaks_for_user
 from hopflow.errors import ArgumentTypeError, TraceError
 from hopflow.fx.bodies import Maker, as_it_is_now, find_proxy, lifted
 from hopflow.fx.graph import Graph
@@ -31,6 +31,7 @@ from hopflow.trace.source import name_of, user_line
 __all__ = ["Tracer", "current_tracer", "paths_of", "symbolic_trace", "tracing"]
 
 
+@entry
 def symbolic_trace(
     f: Callable[..., Any], concrete_args: Mapping[str, Any] | None = None
 ) -> GraphModule:
@@ -231,6 +232,7 @@ class Tracer:
         self.root, self.graph, self._paths = root, Graph(name), paths
         self._kept, self._called = [], ("", "")
 
+    @entry
     def trace(
         self, root: Callable[..., Any], concrete_args: Mapping[str, Any] | None = None
     ) -> GraphModule:

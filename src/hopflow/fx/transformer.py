@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from hopflow.entries import entry
 from hopflow.fx.interpreter import AnyNode, Interpreter
 from hopflow.fx.module import GraphModule
 from hopflow.fx.node import Node
@@ -28,10 +29,12 @@ class Transformer(Interpreter):
     (a tensor, a value of a node around the operator) is passed to the operator.
     """
 
+    @entry
     def __init__(self, module: Any) -> None:
         super().__init__(module)
         self.tracer = Tracer()
 
+    @entry
     def transform(self) -> Any:
         """The new module, of the same kind; the old one stays as it is.
 

@@ -12,6 +12,7 @@ from keyword import iskeyword
 from typing import Any, Final, NamedTuple, NoReturn
 
 from hopflow.dtypes import ALL, DType
+from hopflow.entries import entry
 from hopflow.errors import HopflowError, ProgramFormatError
 from hopflow.graph.core import (
     Arg,
@@ -98,6 +99,7 @@ class Token(NamedTuple):
         return f"`{self.text[:40]}`" if self.text else "the end of the text"
 
 
+@entry
 def parse(
     text: str, operators: Mapping[str, Any], attributes: Mapping[str, Any] | None = None
 ) -> Graph:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Final, Self
 
 from hopflow.bind import Value, public
 from hopflow.dtypes import DTypeLike, finfo
+from hopflow.entries import entry
 from hopflow.errors import ArgumentTypeError, ArgumentValueError, HopflowError
 from hopflow.nn.module import Module, static
 from hopflow.ops import indexing, logic, manipulation
@@ -52,6 +53,7 @@ def _bounded(key: Any, shape: tuple[int, ...], fan: int, dtype: DTypeLike) -> Va
 class _Layer(Module):
     """A module of tensors and layers: a size in the place of one is an error."""
 
+    @entry
     def __post_init__(self) -> None:
         """
         Raises:
@@ -387,6 +389,7 @@ class Function(Module):
 
     function: Any = static()
 
+    @entry
     def __post_init__(self) -> None:
         """
         Raises:
@@ -407,6 +410,7 @@ class Sequential(Module):
 
     layers: tuple[Any, ...]
 
+    @entry
     def __init__(self, *layers: Any) -> None:
         """
         Raises:
