@@ -1,7 +1,6 @@
 """`Interpreter`: runs a graph node by node. Subclass it to do something at each."""
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from hopflow.backends import module_of
@@ -145,16 +144,22 @@ class Interpreter:
     ) -> Any:
         value = self.module.attributes[target]
         is_body = isinstance(getattr(value, "graph", None), Graph)
-        return partial(self._run_body, value) if is_body else value
+        return self._run_by(value) if is_body else value
 
-    def _run_body(self, module: Any, *args: Any, **kwargs: Any) -> Any:
-        """What the body of an operator returns, node by node."""
-        before = self.module, self.env, self._given
-        self.module = module
-        try:
-            return self.run(*args, **kwargs)
-        finally:
-            self.module, self.env, self._given = before
+    def _run_by(self, module: Any) -> Callable[..., Any]:
+        """The body of an operator as a function that runs it node by node."""
+
+        def body(*args: Any, **kwargs: Any) -> Any:
+            before = self.module, self.env, self._given
+            self.module = module
+            try:
+                return self.run(*args, **kwargs)
+            finally:
+                self.module, self.env, self._given = before
+
+        body.__name__ = module.__name__
+        body.__signature__ = module.__signature__  # type: ignore[attr-defined]
+        return body
 
     @speaks_for_user
     def call_function(
