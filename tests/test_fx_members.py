@@ -426,6 +426,28 @@ def test_a_module_is_split_into_submodules(parts: tuple[int, ...]) -> None:
     same(module(X, X)["both"], straight(X, X)["both"])
 
 
+def test_captured_modules_are_split_and_drawn() -> None:
+    weight = hf.asarray([1.0, 2.0, 3.0])
+
+    def f(x: Any) -> Any:
+        rows = hf.map(lambda row: hf.tanh(row * weight), x)
+        return hf.sum(rows, axis=0), hf.sin(x)
+
+    x = hf.ones((4, 3))
+    captured = hf.trace(f, x, captures=True)
+    parts = fx.split_module(
+        captured, None, lambda node: node.target_name in ("reduce_sum", "results")
+    )
+    assert [n.target for n in parts.graph.find_nodes("call_module")] == [
+        *("submod_False", "submod_True"),
+    ]
+    same(pytree.flatten(parts(x))[0], pytree.flatten(f(x))[0])
+    drawn = fx.to_dot(captured)
+    assert "reduce_sum" in drawn
+    assert drawn == fx.to_dot(hf.symbolic_trace(captured))
+    assert fx.FxGraphDrawer(captured).get_dot_graph() == drawn
+
+
 def test_modules_are_split_with_their_leaves() -> None:
     names: dict[str, str] = {}
     module = hf.symbolic_trace(NET)

@@ -5,8 +5,10 @@ from typing import Any
 
 from hopflow.entries import entry
 from hopflow.errors import ArgumentTypeError
-from hopflow.fx.module import GraphModule, require_module
+from hopflow.fx.importing import as_symbolic
+from hopflow.fx.module import GraphModule
 from hopflow.fx.node import Node
+from hopflow.graph.module import GraphModule as Captured
 
 __all__ = ["FxGraphDrawer", "to_dot"]
 
@@ -21,9 +23,10 @@ _COLOURS = {
 
 
 @entry
-def to_dot(module: GraphModule, name: str = "") -> str:
+def to_dot(module: GraphModule | Captured, name: str = "") -> str:
     """A module as a Graphviz graph: nodes with name, target, line and noted type, and
-    edges from values to what reads them. Submodules that are graphs are clusters.
+    edges from values to what reads them. Submodules that are graphs are clusters. A
+    captured module is drawn as `hf.symbolic_trace` has it.
 
         Path("model.dot").write_text(hf.fx.to_dot(module))
 
@@ -31,9 +34,10 @@ def to_dot(module: GraphModule, name: str = "") -> str:
         name: Of the picture; by default that of the graph.
 
     Raises:
-        ArgumentTypeError: `module` is no module of `fx`, or `name` is no text.
+        ArgumentTypeError: `module` is neither a module of `fx` nor a captured one, or
+            `name` is no text.
     """
-    _require("to_dot", module, name)
+    module = _drawable("to_dot", module, name)
     lines = [
         f"digraph {_quoted(name or module.graph.name)} {{",
         '    node [shape=record, style="filled, rounded", fontname=monospace];',
@@ -50,26 +54,27 @@ class FxGraphDrawer:
     """
 
     @entry
-    def __init__(self, graph_module: GraphModule, name: str = "") -> None:
+    def __init__(self, graph_module: GraphModule | Captured, name: str = "") -> None:
         """
         Raises:
-            ArgumentTypeError: the module is none of `fx`, or `name` is no text.
+            ArgumentTypeError: the module is neither one of `fx` nor a captured one, or
+                `name` is no text.
         """
-        _require("FxGraphDrawer", graph_module, name)
-        self.graph_module = graph_module
+        self.graph_module = _drawable("FxGraphDrawer", graph_module, name)
         self.name = name
 
     def get_dot_graph(self) -> str:
         return to_dot(self.graph_module, self.name)
 
 
-def _require(tool: str, module: object, name: object) -> None:
+def _drawable(tool: str, module: object, name: object) -> GraphModule:
     """Raises: ArgumentTypeError: what `tool` was given cannot be drawn under a name."""
-    require_module(tool, module)
+    symbolic = as_symbolic(tool, module)
     if not isinstance(name, str):
         raise ArgumentTypeError(
             f"{tool}: `name` must be a string, and is `{type(name).__name__}`."
         )
+    return symbolic
 
 
 def _graph(module: GraphModule, prefix: str) -> Iterator[str]:

@@ -11,7 +11,7 @@ from operator import getitem
 from typing import Any
 
 from hopflow.fx.graph import Graph
-from hopflow.fx.module import GraphModule
+from hopflow.fx.module import GraphModule, require_module
 from hopflow.fx.node import Node
 from hopflow.fx.operations import (
     Arguments,
@@ -29,7 +29,20 @@ from hopflow.graph.printer import BARE
 from hopflow.graph.types import TensorType
 from hopflow.symbolic.size import Symbol, SymInt, free_symbols
 
-__all__ = ["imported"]
+__all__ = ["as_symbolic", "imported"]
+
+
+def as_symbolic(tool: str, module: Any) -> GraphModule:
+    """The module that `tool` was given as one of `fx`.
+
+    Raises:
+        ArgumentTypeError: it is neither one of `fx` nor a captured one.
+    """
+    if isinstance(module, Captured):
+        return imported(module)
+    require_module(tool, module)
+    found: GraphModule = module
+    return found
 
 
 def imported(module: Captured) -> GraphModule:

@@ -230,9 +230,11 @@ class GraphModule:
 def require_module(tool: str, value: object) -> None:
     """Raises: ArgumentTypeError: what `tool` was given is no module of `fx`."""
     if not isinstance(value, GraphModule):
+        kind = type(value).__name__
+        found = f"a captured `{kind}`" if isinstance(value, Captured) else f"`{kind}`"
         raise ArgumentTypeError(
-            f"{tool}: expected a `hf.fx.GraphModule`, and found "
-            f"`{type(value).__name__}`. Make one with `hf.symbolic_trace`."
+            f"{tool}: expected a `hf.fx.GraphModule`, and found {found}. Make one with "
+            "`hf.symbolic_trace`."
         )
 
 

@@ -8,8 +8,10 @@ from typing import Any
 from hopflow.entries import entry
 from hopflow.errors import ArgumentTypeError, GraphError
 from hopflow.fx.graph import Graph
-from hopflow.fx.module import GraphModule, require_module
+from hopflow.fx.importing import as_symbolic
+from hopflow.fx.module import GraphModule
 from hopflow.fx.node import Node, map_nodes
+from hopflow.graph.module import GraphModule as Captured
 from hopflow.trace.source import name_of
 
 __all__ = ["split_module"]
@@ -17,7 +19,7 @@ __all__ = ["split_module"]
 
 @entry
 def split_module(
-    m: GraphModule,
+    m: GraphModule | Captured,
     root_m: Any,
     split_callback: Callable[[Node], Hashable],
     qualname_map: dict[str, str] | None = None,
@@ -31,7 +33,8 @@ def split_module(
     function of yours) stays in order with all that it may change or see.
 
     Args:
-        m: A module of `fx`; it stays as it is.
+        m: A module of `fx`, or a captured one as `hf.symbolic_trace` has it; it stays
+            as it is.
         root_m: Is not used: `m` has all attributes. It is there as in PyTorch.
         split_callback: The partition that a call belongs to.
         qualname_map: Gets for each new path of an attribute the one in `m`.
@@ -42,7 +45,7 @@ def split_module(
         GraphError: two partitions would each need the other to have run.
     """
     del root_m
-    require_module("split_module", m)
+    m = as_symbolic("split_module", m)
     if not callable(split_callback):
         raise ArgumentTypeError(
             "split_module: `split_callback` must be a function of a node, and is "
