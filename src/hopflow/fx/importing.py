@@ -85,6 +85,7 @@ class _Importer:
         node.meta["type"] = var.type
         if var.node.symbol is not None:
             self.symbols[var.node.symbol] = node
+            node.meta["symbol"] = var.node.symbol
 
     def nodes(self) -> tuple[Any, ...]:
         """Write all nodes, and return what stands for the outputs."""
