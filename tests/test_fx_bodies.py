@@ -210,6 +210,84 @@ def test_an_interpreter_runs_bodies_node_by_node(make: Any) -> None:
     assert seen.seen.count("tanh") > 1  # once for each step that takes the branch
 
 
+class Sines(fx.Interpreter):
+    count = 0
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        self.count += target is hf.sin
+        return super().call_function(target, args, kwargs)
+
+
+def of_rows(x: Any) -> Any:
+    scale = hf.sum(x)
+    return hf.map(lambda r: hf.sin(r) * scale, x)
+
+
+def of_steps(x: Any) -> Any:
+    def step(c: Any, r: Any) -> Any:
+        low = hf.sum(c) < 0.0
+        return hf.cond(low, lambda: hf.sin(c), lambda: hf.sin(r * 2.0)), c
+
+    return hf.scan(step, x[0], x)
+
+
+@pytest.mark.parametrize(("f", "least"), [(of_rows, 1), (of_steps, 2)])
+def test_an_interpreter_reaches_functions_that_operators_run(
+    f: Any, least: int
+) -> None:
+    module = hf.symbolic_trace(f)
+    before = module.code
+    sines = Sines(module)
+    agree(sines.run(X), f(X))
+    assert sines.count >= least
+    assert module.code == before
+    traced = Sines(module)
+    agree(hf.jit(traced.run)(X), f(X), rtol=1e-5)
+    assert traced.count >= least
+
+    class Outside(Sines):
+        runs_bodies = False
+
+    outside = Outside(module)
+    agree(outside.run(X), f(X))
+    assert outside.count == 0
+
+
+def test_functions_that_run_as_python_are_no_bodies() -> None:
+    calls: list[str] = []
+
+    def f(x: Any) -> Any:
+        def host(v: Any) -> Any:
+            calls.append("callback")
+            return v * 2.0
+
+        y = hf.callback(host, hf.spec("f32[4, 3]"), x)
+        return hf.fori_loop(
+            0, 2, lambda _, c: hf.sin(c), y, progress=lambda *_: calls.append("step")
+        )
+
+    module = hf.symbolic_trace(f)
+    expected, once = f(X), list(calls)
+    runs = [
+        fx.open_bodies(module),
+        Sines(module).run,
+        fx.Transformer(module).transform(),
+    ]
+    for run in runs:
+        calls.clear()
+        agree(run(X), expected)
+        assert calls == once
+
+
+def test_what_an_interpreter_cannot_open_runs_as_it_is() -> None:
+    def f(x: Any) -> Any:
+        return hf.map(lambda r: hf.sin(r) if r.shape[0] > 2 else r, x)
+
+    sines = Sines(hf.symbolic_trace(f))
+    agree(sines.run(X), f(X))
+    assert sines.count == 0
+
+
 def stopped(x: Any) -> Any:
     return hf.scan(lambda c, r: (c + r, c), 0.0, x, until=lambda c: c > 3.0)[0]
 
@@ -304,6 +382,74 @@ def test_an_imported_module_checks_its_arguments_and_writes() -> None:
     sized = hf.trace(lambda x: x if x.shape[0] > 3 else -x, X, mode="symbolic")
     with pytest.raises(GuardError, match="not valid for these arguments"):
         hf.symbolic_trace(sized)(X[:2])
+
+
+WHOLE = hf.asarray([1, 2, 3])
+
+
+def softmax(v: Any) -> Any:
+    return hf.log(hf.sum(hf.exp(v)))
+
+
+def factors(v: Any) -> Any:
+    q, r = hf.linalg.qr(v)
+    return q, r
+
+
+@pytest.mark.parametrize("mode", ["real", "symbolic"])
+@pytest.mark.parametrize(
+    ("f", "pattern", "replacement", "found"),
+    [
+        (hf.sin, lambda v: hf.sin(v), lambda v: hf.sin(v * 1.0), 1),
+        (softmax, softmax, lambda v: hf.logsumexp(v), 1),
+        # A pattern has the axes of what it matches, and its dtypes.
+        (lambda x: hf.sum(x, axis=0), lambda v: hf.sum(v), lambda v: v, 0),
+        (lambda x: x + WHOLE, lambda a, b: a + b, lambda a, b: b + a, 1),
+        (lambda x: hf.mean(x, axis=1), lambda v: hf.mean(v, axis=1),
+         lambda v: hf.sum(v, axis=1) / v.shape[1], 1),
+        (lambda x: hf.reshape(x, (-1,)), lambda v: hf.reshape(v, (-1,)),
+         lambda v: hf.reshape(v.T.T, (-1,)), 1),
+        (lambda x: (s := hf.sin(x)) * hf.exp(s), lambda v: hf.exp(hf.sin(v)),
+         lambda v: v, 0),
+        (lambda x: x - x, lambda v: v - v, lambda v: v * 0.0, 1),
+        (lambda x: x - hf.sin(x), lambda v: v - v, lambda v: v * 0.0, 0),
+        # Parameters match constants of any dtype.
+        (lambda x: x * 2.0, lambda v, k: v * k, lambda v, k: k * v, 1),
+        (lambda x: hf.astype(x, "float64") * 2.0, lambda v, k: v * k,
+         lambda v, k: k * v, 1),
+        (lambda x: x * W, lambda v: v * W, lambda v: W * v, 1),
+        (lambda x: x * (W + 0.0), lambda v: v * W, lambda v: W * v, 0),
+        # Several results, of several nodes and of one.
+        (lambda x: (hf.sin(x), hf.cos(x)), lambda v: (hf.sin(v), hf.cos(v)),
+         lambda v: (hf.sin(v * 1.0), hf.cos(v * 1.0)), 1),
+        (lambda x: factors(x[:, :2]), factors, lambda v: factors(v * 1.0), 1),
+        (lambda x: factors(x[:, :2])[1], factors, lambda v: factors(v * 1.0), 1),
+        # In the bodies of operators.
+        (lambda x: hf.map(lambda r: hf.tanh(r * 2.0), x), lambda v: hf.tanh(v),
+         lambda v: hf.tanh(v * 1.0), 1),
+        (lambda x: hf.cond(x[0, 0] > 0, hf.sin, hf.exp, (x,)), lambda v: hf.sin(v),
+         lambda v: hf.sin(v * 1.0), 1),
+        # The graphs of operators are not compared.
+        (lambda x: hf.map(hf.sin, x), lambda v: hf.map(hf.sin, v), lambda v: v, 0),
+    ],
+)  # fmt: skip
+def test_patterns_of_users_match_operations(
+    f: Any, pattern: Any, replacement: Any, found: int, mode: str
+) -> None:
+    captured = hf.trace(f, X, mode=mode, captures=True)
+    module = hf.symbolic_trace(captured)
+    assert len(fx.replace_pattern(module, pattern, replacement)) == found
+    agree(module(X), f(X), rtol=1e-5)
+    # What was put in calls functions of users, and is matched by them.
+    again = fx.replace_pattern(module, replacement, replacement) if found else []
+    agree(hf.jit(module)(X), f(X), rtol=1e-5)
+    assert len(again) <= 1
+
+
+def test_a_pattern_for_operations_makes_sense() -> None:
+    module = hf.symbolic_trace(hf.trace(lambda x: hf.sin(x), X))
+    with pytest.raises(ArgumentTypeError, match="takes any number of arguments"):
+        fx.replace_pattern(module, lambda *v: hf.sin(v[0]), lambda *v: v[0])
 
 
 @pytest.mark.parametrize("mode", ["real", "symbolic"])

@@ -19,7 +19,7 @@ from hopflow.entries import entry, speaks_for_user
 from hopflow.errors import ArgumentTypeError
 from hopflow.fx.folder import write_folder
 from hopflow.fx.graph import Graph
-from hopflow.fx.interpreter import Interpreter
+from hopflow.fx.runner import Runner
 from hopflow.fx.source import python_source
 from hopflow.fx.wrapping import with_recorded
 from hopflow.graph.module import GraphModule as Captured
@@ -189,7 +189,7 @@ class GraphModule:
         """
 
         def run(*args: Any) -> Any:
-            return Interpreter(self).run(*args)
+            return Runner(self).run(*args)
 
         run.__name__ = self.__name__
         run.__wrapped__ = self  # type: ignore[attr-defined]  # which has the attributes

@@ -20,6 +20,8 @@ class ShapeProp(Interpreter):
     each tensor in them; what is none stays as it is.
     """
 
+    runs_bodies = False
+
     @entry
     def propagate(self, *args: Any) -> Any:
         """Note the types for arguments of these types, and return those of the results.

@@ -29,6 +29,8 @@ class Transformer(Interpreter):
     (a tensor, a value of a node around the operator) is passed to the operator.
     """
 
+    runs_bodies = False
+
     @entry
     def __init__(self, module: Any) -> None:
         super().__init__(module)
