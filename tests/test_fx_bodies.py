@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import hopflow as hf
-from hopflow import fx
+from hopflow import fx, pytree
 from hopflow.errors import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -334,6 +334,39 @@ def test_a_value_of_another_graph_in_a_body_is_refused() -> None:
     for wrong in (3, hf.trace(nested, X, captures=True)):
         with pytest.raises(ArgumentTypeError, match="open_bodies: expected a"):
             fx.open_bodies(wrong)  # type: ignore[arg-type]
+
+
+BIAS = hf.asarray([0.5, -0.25, 1.0])
+
+
+def shifted(module: fx.GraphModule) -> fx.GraphModule:
+    fx.replace_pattern(module, lambda v: hf.cos(v), lambda v: hf.cos(v) + BIAS)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("rewrite", "shift"),
+    [
+        (fx.open_bodies, 0.0),
+        (lambda module: fx.open_bodies(fx.open_bodies(module)), 0.0),
+        (lambda module: fx.Transformer(module).transform(), 0.0),
+        (lambda module: fx.split_module(module, None, lambda _: 0), 0.0),
+        (shifted, BIAS),
+    ],
+)
+@pytest.mark.parametrize("opened", [False, True])
+def test_rewriting_keeps_the_tensors_of_a_trained_module(
+    rewrite: Any, shift: Any, opened: bool
+) -> None:
+    """Those of a tree are not those that its graph was traced with."""
+    w = W * 0.1  # which the function of `map` closes over
+    module = hf.symbolic_trace(lambda x: hf.map(lambda r: hf.sin(r) * w, hf.cos(x) * w))
+    before = module(X)
+    module = fx.open_bodies(module) if opened else module
+    trained = pytree.tree_map(lambda w: w * 10.0, module)
+    agree(rewrite(trained)(X), hf.sin((hf.cos(X) + shift) * W) * W)
+    agree(module(X), before)
+    agree(module.recompile()(X), before)
 
 
 # --- captured modules -----------------------------------------------------------------

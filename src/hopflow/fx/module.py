@@ -19,13 +19,14 @@ from hopflow.entries import entry, speaks_for_user
 from hopflow.errors import ArgumentTypeError
 from hopflow.fx.folder import write_folder
 from hopflow.fx.graph import Graph
+from hopflow.fx.node import Node
 from hopflow.fx.runner import Runner
 from hopflow.fx.source import python_source
 from hopflow.fx.wrapping import with_recorded
 from hopflow.graph.module import GraphModule as Captured
 from hopflow.trace.capture import trace
 
-__all__ = ["GraphModule", "require_module"]
+__all__ = ["GraphModule", "owning", "require_module"]
 
 _numbers: Final = count()
 
@@ -225,6 +226,22 @@ class GraphModule:
 
     def __repr__(self) -> str:
         return f"<fx.GraphModule {self.graph.name}: {len(self.graph.nodes)} nodes>"
+
+
+def owning(module: GraphModule) -> GraphModule:
+    """The module, or a copy of it whose graph has its attributes.
+
+    A module that a tree was put together to (by an optimiser) has attributes of its own
+    and shares its graph with the one that was taken apart.
+    """
+    if module.attributes is module.graph.attributes:
+        return module
+    graph = Graph(module.graph.name)
+    known: dict[Node, Any] = {}
+    for node in module.graph.nodes:
+        known[node] = graph.node_copy(node, known.__getitem__)
+    graph.attributes = dict(module.attributes)
+    return GraphModule(graph)
 
 
 def require_module(tool: str, value: object) -> None:

@@ -10,7 +10,7 @@ from hopflow.entries import entry
 from hopflow.errors import ArgumentTypeError, TraceError
 from hopflow.fx.bodies import Maker
 from hopflow.fx.graph import Graph
-from hopflow.fx.module import GraphModule, require_module
+from hopflow.fx.module import GraphModule, owning, require_module
 from hopflow.fx.node import Node, map_items
 from hopflow.fx.tracer import Tracer
 from hopflow.trace.source import name_of
@@ -34,6 +34,7 @@ def open_bodies(module: GraphModule) -> GraphModule:
         ArgumentTypeError: `module` is no module of `fx`.
     """
     require_module("open_bodies", module)
+    module = owning(module)
     graph = Graph(module.graph.name)
     known: dict[Node, Any] = {}
     for node in module.graph.nodes:

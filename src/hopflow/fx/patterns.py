@@ -10,7 +10,7 @@ from hopflow.errors import ArgumentTypeError, ArgumentValueError
 from hopflow.fx.captured_patterns import replace_in_captured
 from hopflow.fx.graph import Graph
 from hopflow.fx.match import Found, Match
-from hopflow.fx.module import GraphModule
+from hopflow.fx.module import GraphModule, owning
 from hopflow.fx.node import Node
 from hopflow.fx.opening import bodies_of, open_bodies
 from hopflow.fx.operation_patterns import OperationPatterns
@@ -86,6 +86,8 @@ def replace_pattern(
             f"replace_pattern: `{name_of(pattern)}` has {len(results)} results, and "
             f"`{name_of(replacement)}` has {len(others)}. Let both have as many."
         )
+    own = owning(module)
+    module.graph, module.attributes = own.graph, own.attributes
     opened = open_bodies(module)
     found: list[Match] = []
     for body in bodies_of(opened):

@@ -9,7 +9,7 @@ from hopflow.entries import entry
 from hopflow.errors import ArgumentTypeError, GraphError
 from hopflow.fx.graph import Graph
 from hopflow.fx.importing import as_symbolic
-from hopflow.fx.module import GraphModule
+from hopflow.fx.module import GraphModule, owning
 from hopflow.fx.node import Node, map_nodes
 from hopflow.graph.module import GraphModule as Captured
 from hopflow.trace.source import name_of
@@ -45,7 +45,7 @@ def split_module(
         GraphError: two partitions would each need the other to have run.
     """
     del root_m
-    m = as_symbolic("split_module", m)
+    m = owning(as_symbolic("split_module", m))
     if not callable(split_callback):
         raise ArgumentTypeError(
             "split_module: `split_callback` must be a function of a node, and is "
