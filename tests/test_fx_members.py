@@ -326,6 +326,61 @@ def test_a_module_is_written_as_a_package(folder: Path, dtype: str) -> None:
     assert "inv = hf.linalg.inv(getitem)" in (folder / "module.py").read_text()
 
 
+def of_one_body(x: Any, w: Any) -> Any:
+    return hf.map(lambda row: hf.tanh(row @ w), x)
+
+
+def of_nested_bodies(x: Any, w: Any) -> Any:
+    table = hf.asarray(np.arange(3.0, dtype=np.float32))
+
+    def step(c: Any, row: Any) -> Any:
+        big = hf.sum(c) > 3.0
+        return hf.cond(big, lambda: hf.tanh(c @ w) + table, lambda: c + row), hf.sum(c)
+
+    return hf.scan(step, x[0], x)
+
+
+def of_named_bodies(x: Any, w: Any) -> Any:
+    return hf.map(helper, x) @ w, hf.map(hf.sin, x)
+
+
+def of_a_size(x: Any, w: Any) -> Any:
+    return hf.while_loop(
+        lambda i, t: i < 2,
+        lambda i, t: (i + 1, hf.concat([t, t @ w])),
+        (0, x),
+        dynamic_carry={"t": {0: True}},
+    )[1]
+
+
+def of_names_alike(x: Any, w: Any) -> Any:
+    def Saved_body(row: Any) -> Any:
+        return scaled(row, by=w[0, 0])
+
+    return Saved(hf.map(Saved_body, x)), hf.map(lambda row: Saved(row) * 2.0, x)
+
+
+@hf.wrap
+def Saved(x: Any) -> Any:
+    return x * 3.0
+
+
+@pytest.mark.parametrize(
+    "f", [of_one_body, of_nested_bodies, of_named_bodies, of_a_size, of_names_alike]
+)
+@pytest.mark.parametrize("make", [lambda m: m, fx.open_bodies])
+def test_bodies_are_written_with_the_module(folder: Path, f: Any, make: Any) -> None:
+    w = hf.asarray(np.eye(3, dtype=np.float32) * 0.5)
+    module = make(hf.symbolic_trace(f))
+    module.to_folder(folder, "Saved")
+    saved = importlib.import_module("saved_module").Saved()
+    for run in (saved, hf.jit(saved)):
+        found, expected = (pytree.flatten(v)[0] for v in (run(X, w), f(X, w)))
+        for a, b in zip(found, expected, strict=True):
+            np.testing.assert_allclose(np.asarray(a), np.asarray(b), 1e-5)
+    assert module.code == make(hf.symbolic_trace(f)).code
+
+
 def test_what_cannot_be_written_is_refused(folder: Path) -> None:
     module = hf.symbolic_trace(model)
     with pytest.raises(
@@ -334,9 +389,17 @@ def test_what_cannot_be_written_is_refused(folder: Path) -> None:
         module.to_folder(folder, "3")
     with pytest.raises(ArgumentValueError, match="`a` is a `Layer`, and only tensors"):
         hf.symbolic_trace(NET).to_folder(folder)
-    local = hf.symbolic_trace(lambda x: hf.map(lambda row: row * 2.0, x))
+    asking = hf.symbolic_trace(lambda x: hf.map(lambda row: row if row else -row, x))
     with pytest.raises(ArgumentValueError, match="which no module has by name"):
-        local.to_folder(folder)
+        asking.to_folder(folder)
+    reading = hf.symbolic_trace(
+        lambda x, n: hf.map(lambda row: row if row else n * row, x)
+    )
+    with pytest.raises(ArgumentValueError, match="reads values of the graph, and"):
+        reading.to_folder(folder)
+    captured = hf.symbolic_trace(hf.trace(lambda x: hf.sin(x), X))
+    with pytest.raises(ArgumentValueError, match="operations of a captured module"):
+        captured.to_folder(folder)
     assert not folder.exists()
 
 

@@ -201,6 +201,9 @@ class GraphModule:
     def to_folder(self, folder: str | Path, module_name: str = "FxModule") -> None:
         """Write the module as a Python package that can be edited by hand.
 
+        Functions that operators run are written as classes too, as `open_bodies` has
+        them.
+
             module.to_folder("layer")
             from layer import FxModule  # FxModule()(x) is module(x)
 
@@ -210,10 +213,11 @@ class GraphModule:
             module_name: Of the class in `module.py`.
 
         Raises:
-            ArgumentValueError: no class can have this name, the graph calls a function
-                that no module has by name, or an attribute is no tensor.
+            ArgumentValueError: no class can have this name; the graph refers to a
+                function that no module has by name and that cannot be traced by itself;
+                or an attribute is neither a tensor nor a body.
         """
-        write_folder(Path(folder), module_name, self.graph, self.attributes)
+        write_folder(Path(folder), module_name, self)
 
     def print_readable(self, print_output: bool = True) -> str:
         """The source, printed if `print_output`."""

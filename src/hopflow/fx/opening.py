@@ -9,6 +9,7 @@ from typing import Any
 from hopflow.entries import entry
 from hopflow.errors import ArgumentTypeError, TraceError
 from hopflow.fx.bodies import Maker
+from hopflow.fx.folder import slots as folder_slots
 from hopflow.fx.graph import Graph
 from hopflow.fx.module import GraphModule, owning, require_module
 from hopflow.fx.node import Node, map_items
@@ -49,6 +50,9 @@ def open_bodies(module: GraphModule) -> GraphModule:
     opened = GraphModule(graph)
     opened.graph.eliminate_dead_code(lambda node: not isinstance(node.target, Maker))
     return opened.recompile()
+
+
+folder_slots.opened = open_bodies
 
 
 def bodies_of(module: GraphModule) -> list[GraphModule]:

@@ -70,17 +70,22 @@ class Source(NamedTuple):
     scope: dict[str, Any]
 
 
-def python_source(graph: "Graph") -> Source:
-    """The source of `graph`."""
-    return _Writer(graph).source()
+def python_source(graph: "Graph", scope: dict[str, Any] | None = None) -> Source:
+    """The source of `graph`.
+
+    Args:
+        scope: What the names of other sources in the same file refer to: it becomes the
+            scope of this one too.
+    """
+    return _Writer(graph, {} if scope is None else scope).source()
 
 
 class _Writer:
     """Writes one graph. Names of objects give way to those of nodes."""
 
-    def __init__(self, graph: "Graph") -> None:
+    def __init__(self, graph: "Graph", scope: dict[str, Any]) -> None:
         self.graph = graph
-        self.scope: dict[str, Any] = {}
+        self.scope = scope
         self.taken = {node.name for node in graph.nodes} | {graph.name, *SCOPE}
         self.root = sys.modules["hopflow"]
 
