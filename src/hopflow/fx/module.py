@@ -7,6 +7,7 @@ import linecache
 from collections.abc import Iterable
 from itertools import count
 from keyword import iskeyword
+from os import PathLike
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 from weakref import finalize
@@ -16,7 +17,7 @@ import numpy as np
 from hopflow import pytree
 from hopflow.bind import Value
 from hopflow.entries import entry, speaks_for_user
-from hopflow.errors import ArgumentTypeError
+from hopflow.errors import ArgumentTypeError, GraphError
 from hopflow.fx.folder import write_folder
 from hopflow.fx.graph import Graph
 from hopflow.fx.node import Node
@@ -50,7 +51,14 @@ class _Program:
         # Annotations are kept, and not evaluated.
         flags = __future__.annotations.compiler_flag
         scope = with_recorded(source.scope)
-        exec(compile(source.text, file, "exec", flags, dont_inherit=True), scope)
+        try:
+            code = compile(source.text, file, "exec", flags, dont_inherit=True)
+        except SyntaxError as error:
+            raise GraphError(
+                f"the source of graph `{graph.name}` is no Python: {error.msg} in line "
+                f"{error.lineno}. See what `on_generate_code` was given."
+            ) from None
+        exec(code, scope)
         self.function = scope[graph.name]
         self.function.__annotations__ = _annotations(graph)
         signature = inspect.signature(self.function)
@@ -95,7 +103,9 @@ class GraphModule:
         """Let calls do what the graph says now.
 
         Raises:
-            GraphError: the graph breaks a rule; see `Graph.lint`.
+            ArgumentTypeError: what `on_generate_code` was given returns no lines.
+            GraphError: the graph breaks a rule; see `Graph.lint`. Or its source is no
+                Python.
         """
         self.graph.lint()
         vars(self).pop("_ties", None)  # the attributes may be others
@@ -213,10 +223,15 @@ class GraphModule:
             module_name: Of the class in `module.py`.
 
         Raises:
+            ArgumentTypeError: `folder` is no path.
             ArgumentValueError: no class can have this name; the graph refers to a
                 function that no module has by name and that cannot be traced by itself;
                 or an attribute is neither a tensor nor a body.
         """
+        if not isinstance(folder, str | PathLike):
+            raise ArgumentTypeError(
+                f"to_folder: `folder` must be a path, and is `{type(folder).__name__}`."
+            )
         write_folder(Path(folder), module_name, self)
 
     def print_readable(self, print_output: bool = True) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
 from hopflow.entries import entries
-from hopflow.errors import GraphError
+from hopflow.errors import ArgumentTypeError, GraphError
 from hopflow.fx.operations import Arguments as CheckedArguments
 from hopflow.fx.operations import Operation, Results
 from hopflow.graph.core import SourceLine
@@ -131,7 +131,7 @@ class Node:
         self.meta: dict[str, Any] = {}
         self._args: tuple[Any, ...] = ()
         self._kwargs: dict[str, Any] = {}
-        self._read(tuple(args), dict(kwargs))
+        self._read(args, kwargs)
 
     def __repr__(self) -> str:
         return self.name
@@ -152,7 +152,7 @@ class Node:
 
     @args.setter
     def args(self, args: tuple[Any, ...]) -> None:
-        self._read(tuple(args), self._kwargs)
+        self._read(args, self._kwargs)
 
     @property
     def kwargs(self) -> dict[str, Any]:
@@ -160,12 +160,22 @@ class Node:
 
     @kwargs.setter
     def kwargs(self, kwargs: Mapping[str, Any]) -> None:
-        self._read(self._args, dict(kwargs))
+        self._read(self._args, kwargs)
 
-    def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _read(self, args: Any, kwargs: Any) -> None:
+        """
+        Raises:
+            ArgumentTypeError: the arguments are no tuple and mapping.
+        """
+        if not isinstance(args, tuple | list) or not isinstance(kwargs, Mapping):
+            raise ArgumentTypeError(
+                f"graph `{self.graph.name}`: the arguments of node `{self.name}` must "
+                "be a tuple and a mapping, and are "
+                f"`{type(args).__name__}` and `{type(kwargs).__name__}`."
+            )
         for node in self.inputs:
             del node.users[self]
-        self._args, self._kwargs = args, kwargs
+        self._args, self._kwargs = tuple(args), dict(kwargs)
         for node in self.inputs:
             node.users[self] = None
 
@@ -222,10 +232,10 @@ class Node:
         self.kwargs = {**self._kwargs, name: arg}
 
     def _check_position(self, index: int, count: int) -> None:
-        if not 0 <= index < count:
+        if not isinstance(index, int) or not 0 <= index < count:
             raise GraphError(
                 f"graph `{self.graph.name}`: node `{self.name}` has "
-                f"{len(self._args)} positional arguments, and none at {index}."
+                f"{len(self._args)} positional arguments, and none at {index!r}."
             )
 
     def normalized_arguments(

@@ -42,7 +42,9 @@ class Runner:
         """
         if isinstance(module, CapturedGraph):
             module = module_of(module)
-        if not hasattr(module, "graph") or not hasattr(module, "attributes"):
+        needed = ("graph", "attributes", "__signature__")
+        is_module = all(hasattr(module, name) for name in needed)
+        if not is_module and not isinstance(module, Captured):
             raise ArgumentTypeError(
                 f"{type(self).__name__}: expected a graph module, and found "
                 f"`{type(module).__name__}`. Make one with `hf.symbolic_trace` or "
@@ -102,6 +104,7 @@ class Runner:
         finally:
             self._frame, self.env, self._given = before
 
+    @speaks_for_user
     def _noted(self, node: AnyNode, place: Any) -> Any:
         """The value of a node; an error has a note that says which it is."""
         self._node = node
@@ -113,6 +116,7 @@ class Runner:
             error.add_note(f"in node `{node.name or _target_name(node.target)}`{at}")
             raise
 
+    @speaks_for_user
     def run_node(self, node: AnyNode) -> Any:
         """The value of one node: what the method of its kind says."""
         args, kwargs = self.fetch(node)

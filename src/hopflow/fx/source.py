@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from hopflow.dtypes import DType
+from hopflow.errors import ArgumentTypeError
 from hopflow.fx.node import Node
 from hopflow.fx.operations import Operation
 from hopflow.graph.printer import INDENT
@@ -102,7 +103,7 @@ class _Writer:
         parameters = ", ".join(["self", *self.parameters()])
         head = f"def {self.graph.name}({parameters}){result}:\n"
         if self.graph.transform_code is not None:
-            lines = self.graph.transform_code(lines)
+            lines = _checked(self.graph.transform_code(lines))
         body = textwrap.indent("".join(lines) or "pass\n", INDENT)
         return Source(head + body, self.scope)
 
@@ -252,6 +253,16 @@ class _Writer:
                 if vars(owner).get(public) is value:
                     return space + public
         return ""
+
+
+def _checked(lines: Any) -> list[str]:
+    """Raises: ArgumentTypeError: what a user's function has made are no lines."""
+    if isinstance(lines, list | tuple) and all(isinstance(x, str) for x in lines):
+        return list(lines)
+    raise ArgumentTypeError(
+        "on_generate_code: the function of lines must return a list of strings, and "
+        f"returns `{type(lines).__name__}`."
+    )
 
 
 def annotation(type_: Any) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 from hopflow.dtypes import ALL, DType
 from hopflow.entries import entry
-from hopflow.errors import HopflowError, ProgramFormatError
+from hopflow.errors import ArgumentTypeError, HopflowError, ProgramFormatError
 from hopflow.graph.core import (
     Arg,
     Constant,
@@ -114,9 +114,14 @@ def parse(
             are not given.
 
     Raises:
+        ArgumentTypeError: `text` is no string.
         ProgramFormatError: `text` is not a graph; the message names the line, and
             what was expected there.
     """
+    if not isinstance(text, str):
+        raise ArgumentTypeError(
+            f"parse: `text` must be a string, and is `{type(text).__name__}`."
+        )
     if len(text) > MAX_LENGTH:
         raise ProgramFormatError(
             f"the text has {len(text)} characters; at most {MAX_LENGTH} are read."
