@@ -38,6 +38,8 @@ def replace_pattern(
     is inside a match is read by nothing outside of it, and none of its results before
     the last of them is computed; and nothing with effects, as a write, stands between
     its nodes. Matches do not overlap; nodes that were put in are not matched again.
+    Where nodes call operations, as those that `symbolic_trace` makes of a captured
+    module, the pattern is traced for their types, as for a captured module itself.
 
     Args:
         module: Is changed, and compiled again.
