@@ -68,6 +68,30 @@ def replace_pattern(
         )
     if isinstance(module, Captured):
         return replace_in_captured(module, pattern, replacement, where)
+    results, new = _traced(pattern, replacement)
+    own = owning(module)
+    module.graph, module.attributes = own.graph, own.attributes
+    opened = open_bodies(module)
+    found: list[Match] = []
+    for body in bodies_of(opened):
+        found += _replace_all(body.graph, pattern, results, new, where)
+        body.recompile()
+    if found:  # else bodies stay the functions that they are
+        module.graph, module.attributes = opened.graph, opened.attributes
+    found += _replace_all(module.graph, pattern, results, new, where)
+    module.recompile()
+    return found
+
+
+def _traced(
+    pattern: Callable[..., Any], replacement: Callable[..., Any]
+) -> tuple[list[Node], Graph]:
+    """The nodes that a pattern returns, and the graph of its replacement.
+
+    Raises:
+        ArgumentValueError: the pattern returns what it does not compute; the parameters
+            or the numbers of results of the two functions differ.
+    """
     old, new = symbolic_trace(pattern).graph, symbolic_trace(replacement).graph
     parameters = [[node.target for node in g.placeholders] for g in (old, new)]
     if parameters[0] != parameters[1]:
@@ -88,18 +112,7 @@ def replace_pattern(
             f"replace_pattern: `{name_of(pattern)}` has {len(results)} results, and "
             f"`{name_of(replacement)}` has {len(others)}. Let both have as many."
         )
-    own = owning(module)
-    module.graph, module.attributes = own.graph, own.attributes
-    opened = open_bodies(module)
-    found: list[Match] = []
-    for body in bodies_of(opened):
-        found += _replace_all(body.graph, pattern, results, new, where)
-        body.recompile()
-    if found:  # else bodies stay the functions that they are
-        module.graph, module.attributes = opened.graph, opened.attributes
-    found += _replace_all(module.graph, pattern, results, new, where)
-    module.recompile()
-    return found
+    return results, new
 
 
 def _results(graph: Graph) -> list[Any]:
