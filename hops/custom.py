@@ -78,6 +78,7 @@ class _Custom(Ruled, Transformed):
     closed    those for which its rules read nothing of outside
     """
 
+    @entry
     def __init__(
         self, fun: Callable[..., Any], nondiff_argnums: Sequence[int] = ()
     ) -> None:

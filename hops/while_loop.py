@@ -9,6 +9,7 @@ from hopflow import dtypes, pytree
 from hopflow.autograd import operators
 from hopflow.autograd.partition import Keep
 from hopflow.bind import Operand, Value, bind, current, run_graph
+from hopflow.entries import entry
 from hopflow.errors import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -81,6 +82,7 @@ class Checkpoint:
 
     count: int
 
+    @entry
     def __post_init__(self) -> None:
         if type(self.count) is not int or self.count < 1:
             raise ArgumentValueError(

@@ -3,6 +3,7 @@
 import copy
 import gc
 import importlib
+import inspect
 import linecache
 import math
 import operator
@@ -19,6 +20,7 @@ import hopflow as hf
 from hopflow import fx, pytree
 from hopflow.errors import (
     ArgumentTypeError,
+    GraphError,
     ShapeError,
     TraceError,
 )
@@ -630,6 +632,40 @@ def test_an_interpreter_sees_every_node() -> None:
         "w": (3, 4),
         **dict.fromkeys(("matmul", "tanh", "add", "output"), (2, 4)),
     }
+
+
+def named_alike(sum: Any, _y: Any = 2.0, *args: Any, hf: Any = 3.0) -> Any:
+    return sum * _y + hf + args[0]
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda module: module,
+        lambda module: fx.Interpreter(module).run,
+        lambda module: fx.Transformer(module).transform(),
+        lambda module: hf.jit(module),
+    ],
+)
+def test_parameters_keep_their_names(run: Any) -> None:
+    """Also those that the source needs for something else."""
+    module = hf.symbolic_trace(named_alike)
+    assert list(inspect.signature(module).parameters) == ["sum", "_y", "args", "hf"]
+    call = run(module)
+    assert float(call(4.0, 3.0, 1.0, hf=1.0)) == named_alike(4.0, 3.0, 1.0, hf=1.0)
+    single = run(hf.symbolic_trace(lambda _y, sum: _y - sum))
+    assert float(single(sum=1.0, _y=3.0)) == 2.0
+
+
+def test_an_interpreter_needs_a_compiled_signature() -> None:
+    graph = fx.Graph()
+    first, second = graph.placeholder("x"), graph.placeholder("x")  # x and x_1
+    output = graph.output(graph.call_function(hf.subtract, first, second))
+    module = fx.GraphModule(graph)
+    assert fx.Interpreter(module).run(3.0, 2.0).item() == module(3.0, x_1=2.0).item()
+    output.prepend(graph.placeholder("z"))
+    with pytest.raises(GraphError, match=r"Call `module\.recompile"):
+        fx.Interpreter(module).run(3.0, 2.0)
 
 
 class Faster(fx.Transformer):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import hopflow as hf
-from hopflow import fx
+from hopflow import fx, pytree
 from hopflow.errors import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -210,6 +210,111 @@ def test_an_interpreter_runs_bodies_node_by_node(make: Any) -> None:
     assert seen.seen.count("tanh") > 1  # once for each step that takes the branch
 
 
+class Sines(fx.Interpreter):
+    count = 0
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        self.count += target is hf.sin
+        return super().call_function(target, args, kwargs)
+
+
+def of_rows(x: Any) -> Any:
+    scale = hf.sum(x)
+    return hf.map(lambda r: hf.sin(r) * scale, x)
+
+
+def of_steps(x: Any) -> Any:
+    def step(c: Any, r: Any) -> Any:
+        low = hf.sum(c) < 0.0
+        return hf.cond(low, lambda: hf.sin(c), lambda: hf.sin(r * 2.0)), c
+
+    return hf.scan(step, x[0], x)
+
+
+@pytest.mark.parametrize(("f", "least"), [(of_rows, 1), (of_steps, 2)])
+def test_an_interpreter_reaches_functions_that_operators_run(
+    f: Any, least: int
+) -> None:
+    module = hf.symbolic_trace(f)
+    before = module.code
+    sines = Sines(module)
+    agree(sines.run(X), f(X))
+    assert sines.count >= least
+    assert module.code == before
+    traced = Sines(module)
+    agree(hf.jit(traced.run)(X), f(X), rtol=1e-5)
+    assert traced.count >= least
+
+    class Outside(Sines):
+        runs_bodies = False
+
+    outside = Outside(module)
+    agree(outside.run(X), f(X))
+    assert outside.count == 0
+
+
+def test_functions_that_run_as_python_are_no_bodies() -> None:
+    calls: list[str] = []
+
+    def f(x: Any) -> Any:
+        def host(v: Any) -> Any:
+            calls.append("callback")
+            return v * 2.0
+
+        y = hf.callback(host, hf.spec("f32[4, 3]"), x)
+        return hf.fori_loop(
+            0, 2, lambda _, c: hf.sin(c), y, progress=lambda *_: calls.append("step")
+        )
+
+    module = hf.symbolic_trace(f)
+    expected, once = f(X), list(calls)
+    runs = [
+        fx.open_bodies(module),
+        Sines(module).run,
+        fx.Transformer(module).transform(),
+    ]
+    for run in runs:
+        calls.clear()
+        agree(run(X), expected)
+        assert calls == once
+
+
+def test_what_an_interpreter_cannot_open_runs_as_it_is() -> None:
+    def f(x: Any) -> Any:
+        return hf.map(lambda r: hf.sin(r) if r.shape[0] > 2 else r, x)
+
+    sines = Sines(hf.symbolic_trace(f))
+    agree(sines.run(X), f(X))
+    assert sines.count == 0
+
+
+def stopped(x: Any) -> Any:
+    return hf.scan(lambda c, r: (c + r, c), 0.0, x, until=lambda c: c > 3.0)[0]
+
+
+def slope(x: Any) -> Any:
+    def loss(w: Any) -> Any:
+        return hf.sum(hf.scan(lambda c, _: (hf.tanh(c * w), c), w, None, length=3)[1])
+
+    return hf.grad(loss)(hf.sum(x))
+
+
+def same_name(x: Any) -> Any:
+    scale = hf.sum(x)
+    return hf.map(lambda c0: c0 * scale + 1.0, x)
+
+
+@pytest.mark.parametrize("f", [stopped, slope, same_name])
+def test_parameters_of_bodies_have_any_names(f: Any) -> None:
+    x = hf.asarray([1.0, 2.0, 3.0])
+    imported = hf.symbolic_trace(hf.trace(f, x))
+    for module in (imported, fx.open_bodies(hf.symbolic_trace(f))):
+        agree(fx.Interpreter(module).run(x), f(x))
+        agree(module.propagate(x)(x), f(x))
+        types: Any = fx.ShapeProp(module).propagate(x)
+        assert types == f(x).type
+
+
 def test_a_value_of_another_graph_in_a_body_is_refused() -> None:
     class Outer(fx.Transformer):
         first: Any = None
@@ -229,6 +334,39 @@ def test_a_value_of_another_graph_in_a_body_is_refused() -> None:
     for wrong in (3, hf.trace(nested, X, captures=True)):
         with pytest.raises(ArgumentTypeError, match="open_bodies: expected a"):
             fx.open_bodies(wrong)  # type: ignore[arg-type]
+
+
+BIAS = hf.asarray([0.5, -0.25, 1.0])
+
+
+def shifted(module: fx.GraphModule) -> fx.GraphModule:
+    fx.replace_pattern(module, lambda v: hf.cos(v), lambda v: hf.cos(v) + BIAS)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("rewrite", "shift"),
+    [
+        (fx.open_bodies, 0.0),
+        (lambda module: fx.open_bodies(fx.open_bodies(module)), 0.0),
+        (lambda module: fx.Transformer(module).transform(), 0.0),
+        (lambda module: fx.split_module(module, None, lambda _: 0), 0.0),
+        (shifted, BIAS),
+    ],
+)
+@pytest.mark.parametrize("opened", [False, True])
+def test_rewriting_keeps_the_tensors_of_a_trained_module(
+    rewrite: Any, shift: Any, opened: bool
+) -> None:
+    """Those of a tree are not those that its graph was traced with."""
+    w = W * 0.1  # which the function of `map` closes over
+    module = hf.symbolic_trace(lambda x: hf.map(lambda r: hf.sin(r) * w, hf.cos(x) * w))
+    before = module(X)
+    module = fx.open_bodies(module) if opened else module
+    trained = pytree.tree_map(lambda w: w * 10.0, module)
+    agree(rewrite(trained)(X), hf.sin((hf.cos(X) + shift) * W) * W)
+    agree(module(X), before)
+    agree(module.recompile()(X), before)
 
 
 # --- captured modules -----------------------------------------------------------------
@@ -277,6 +415,74 @@ def test_an_imported_module_checks_its_arguments_and_writes() -> None:
     sized = hf.trace(lambda x: x if x.shape[0] > 3 else -x, X, mode="symbolic")
     with pytest.raises(GuardError, match="not valid for these arguments"):
         hf.symbolic_trace(sized)(X[:2])
+
+
+WHOLE = hf.asarray([1, 2, 3])
+
+
+def softmax(v: Any) -> Any:
+    return hf.log(hf.sum(hf.exp(v)))
+
+
+def factors(v: Any) -> Any:
+    q, r = hf.linalg.qr(v)
+    return q, r
+
+
+@pytest.mark.parametrize("mode", ["real", "symbolic"])
+@pytest.mark.parametrize(
+    ("f", "pattern", "replacement", "found"),
+    [
+        (hf.sin, lambda v: hf.sin(v), lambda v: hf.sin(v * 1.0), 1),
+        (softmax, softmax, lambda v: hf.logsumexp(v), 1),
+        # A pattern has the axes of what it matches, and its dtypes.
+        (lambda x: hf.sum(x, axis=0), lambda v: hf.sum(v), lambda v: v, 0),
+        (lambda x: x + WHOLE, lambda a, b: a + b, lambda a, b: b + a, 1),
+        (lambda x: hf.mean(x, axis=1), lambda v: hf.mean(v, axis=1),
+         lambda v: hf.sum(v, axis=1) / v.shape[1], 1),
+        (lambda x: hf.reshape(x, (-1,)), lambda v: hf.reshape(v, (-1,)),
+         lambda v: hf.reshape(v.T.T, (-1,)), 1),
+        (lambda x: (s := hf.sin(x)) * hf.exp(s), lambda v: hf.exp(hf.sin(v)),
+         lambda v: v, 0),
+        (lambda x: x - x, lambda v: v - v, lambda v: v * 0.0, 1),
+        (lambda x: x - hf.sin(x), lambda v: v - v, lambda v: v * 0.0, 0),
+        # Parameters match constants of any dtype.
+        (lambda x: x * 2.0, lambda v, k: v * k, lambda v, k: k * v, 1),
+        (lambda x: hf.astype(x, "float64") * 2.0, lambda v, k: v * k,
+         lambda v, k: k * v, 1),
+        (lambda x: x * W, lambda v: v * W, lambda v: W * v, 1),
+        (lambda x: x * (W + 0.0), lambda v: v * W, lambda v: W * v, 0),
+        # Several results, of several nodes and of one.
+        (lambda x: (hf.sin(x), hf.cos(x)), lambda v: (hf.sin(v), hf.cos(v)),
+         lambda v: (hf.sin(v * 1.0), hf.cos(v * 1.0)), 1),
+        (lambda x: factors(x[:, :2]), factors, lambda v: factors(v * 1.0), 1),
+        (lambda x: factors(x[:, :2])[1], factors, lambda v: factors(v * 1.0), 1),
+        # In the bodies of operators.
+        (lambda x: hf.map(lambda r: hf.tanh(r * 2.0), x), lambda v: hf.tanh(v),
+         lambda v: hf.tanh(v * 1.0), 1),
+        (lambda x: hf.cond(x[0, 0] > 0, hf.sin, hf.exp, (x,)), lambda v: hf.sin(v),
+         lambda v: hf.sin(v * 1.0), 1),
+        # The graphs of operators are not compared.
+        (lambda x: hf.map(hf.sin, x), lambda v: hf.map(hf.sin, v), lambda v: v, 0),
+    ],
+)  # fmt: skip
+def test_patterns_of_users_match_operations(
+    f: Any, pattern: Any, replacement: Any, found: int, mode: str
+) -> None:
+    captured = hf.trace(f, X, mode=mode, captures=True)
+    module = hf.symbolic_trace(captured)
+    assert len(fx.replace_pattern(module, pattern, replacement)) == found
+    agree(module(X), f(X), rtol=1e-5)
+    # What was put in calls functions of users, and is matched by them.
+    again = fx.replace_pattern(module, replacement, replacement) if found else []
+    agree(hf.jit(module)(X), f(X), rtol=1e-5)
+    assert len(again) <= 1
+
+
+def test_a_pattern_for_operations_makes_sense() -> None:
+    module = hf.symbolic_trace(hf.trace(lambda x: hf.sin(x), X))
+    with pytest.raises(ArgumentTypeError, match="takes any number of arguments"):
+        fx.replace_pattern(module, lambda *v: hf.sin(v[0]), lambda *v: v[0])
 
 
 @pytest.mark.parametrize("mode", ["real", "symbolic"])

@@ -3,6 +3,7 @@
 import math
 import operator
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,14 @@ import pytest
 
 import hopflow as hf
 from hopflow import fx
-from hopflow.errors import ArgumentTypeError, ArgumentValueError, GraphError
+from hopflow.errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    GraphError,
+    HopflowError,
+    InternalError,
+)
+from hopflow.graph.parser import parse
 
 # --- edits ----------------------------------------------------------------------------
 
@@ -138,6 +146,86 @@ def test_lint_names_the_rule_that_is_broken(edit: Any, message: str) -> None:
 def test_a_graph_has_the_name_of_a_function(name: Any) -> None:
     with pytest.raises(ArgumentValueError, match="must be a name for a function"):
         fx.Graph(name)
+
+
+def fresh() -> Any:
+    return hf.symbolic_trace(lambda x: hf.sin(x) * 2.0).graph
+
+
+def generated(transform: Any) -> Any:
+    module = hf.symbolic_trace(lambda x: hf.sin(x))
+    module.graph.on_generate_code(lambda _: transform)
+    return module.recompile()
+
+
+api: Any = fx  # a type checker would refuse these calls
+number: Any = 3
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda: api.Graph().create_node("call_function", hf.sin, 3), "be a tuple and"),
+        (lambda: api.Graph().create_node("call_function", hf.sin, (), 3), "a mapping,"),
+        (lambda: api.Graph().create_node("output", "output", (), {}, 3), "the name of"),
+        (lambda: setattr(fresh().nodes[1], "args", 3), "`int` and `dict`"),
+        (lambda: setattr(fresh().nodes[1], "kwargs", 3), "`tuple` and `int`"),
+        (lambda: api.Graph().graph_copy(3, {}), "expected a graph and a dict"),
+        (lambda: api.Graph().graph_copy(fresh(), 3), "expected a graph and a dict"),
+        (lambda: api.Graph().index(3), "expected a node, and found `int`"),
+        (lambda: api.Graph().erase_node(3), "expected a node, and found `int`"),
+        (lambda: api.Graph().inserting_before(3), "expected a node, and found `int`"),
+        (lambda: api.Graph().inserting_after(3), "expected a node, and found `int`"),
+        (lambda: fresh().nodes[0].append(3), "expected a node, and found `int`"),
+        (lambda: fresh().nodes[1].insert_arg("a", 3), "and none at 'a'"),
+        (lambda: generated(lambda lines: 3), "must return a list of strings"),
+        (lambda: generated(lambda lines: ["a b\n"]), "is no Python: invalid syntax"),
+        (lambda: fresh_module().to_folder(number), "`folder` must be a path"),
+        (lambda: api.Interpreter(SimpleNamespace(graph=3)), "expected a graph module"),
+        (lambda: parse(number, {}), "`text` must be a string, and is `int`"),
+    ],
+)
+def test_edits_that_make_no_sense_are_errors_of_ours(edit: Any, message: str) -> None:
+    with pytest.raises(HopflowError, match=message) as caught:
+        edit()
+    assert not isinstance(caught.value, InternalError)
+
+
+class WrongMethod(fx.Interpreter):
+    def call_function(self, target: Any) -> Any:  # type: ignore[override]
+        return target
+
+
+class WrongTracer(fx.Tracer):
+    def create_node(self) -> Any:  # type: ignore[override]
+        return None
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda f: fx.replace_pattern(
+            fresh_module(), lambda v: hf.sin(v), lambda v: v, where=f
+        ),
+        lambda f: fx.replace_pattern(
+            hf.trace(hf.sin, hf.ones(2)), lambda v: hf.sin(v), lambda v: v, where=f
+        ),
+        lambda f: fresh().eliminate_dead_code(f),
+        lambda f: fresh().on_generate_code(f),
+        lambda f: fx.Graph().node_copy(fresh().nodes[1], f),
+        lambda f: generated(f),
+        lambda _: WrongMethod(fresh_module()).run(hf.ones(2)),
+        lambda _: WrongTracer().trace(lambda x: hf.sin(x)),
+    ],
+)
+def test_functions_of_users_that_take_other_arguments_are_theirs(call: Any) -> None:
+    with pytest.raises(TypeError, match=r"takes [012] positional argument") as caught:
+        call(lambda: None)
+    assert not isinstance(caught.value, HopflowError)
+
+
+def fresh_module() -> fx.GraphModule:
+    return hf.symbolic_trace(lambda x: hf.sin(x) * 2.0)
 
 
 def test_a_graph_without_an_end_is_refused() -> None:
@@ -293,6 +381,64 @@ def test_a_pattern_may_have_several_results() -> None:
         lambda x, y: tuple(hf.wrap(divmod)(x, y)[i] for i in range(2)),
     )
     assert divide[0](7, 3) == (2, 1)
+
+
+def written_between(x: Any) -> Any:
+    y = x * 1.0
+    z = hf.sin(y)
+    y[0] = 5.0
+    return hf.cos(z)
+
+
+def added_between(x: Any) -> Any:
+    y = x * 1.0
+    z = hf.sin(y)
+    y += 5.0
+    return hf.cos(z) * y
+
+
+def body_between(x: Any) -> Any:
+    y = x * 1.0
+
+    def body(i: Any, total: Any) -> Any:
+        y[0] = 5.0
+        return total + y[0]
+
+    z = hf.sin(y)
+    return hf.fori_loop(0, 3, body, hf.asarray(0.0)) * hf.cos(z)
+
+
+def viewed_before(x: Any) -> Any:
+    y = x * 1.0
+    view = y[1:]
+    z = hf.sin(view)
+    y[1] = 5.0
+    return hf.cos(z)
+
+
+def written_before(x: Any) -> Any:
+    y = x * 1.0
+    y[0] = 5.0
+    return hf.cos(hf.sin(y))
+
+
+@pytest.mark.parametrize(
+    ("f", "matches"),
+    [
+        (written_between, 0),
+        (added_between, 0),
+        (body_between, 0),
+        (viewed_before, 0),
+        (written_before, 1),
+    ],
+)
+def test_a_match_does_not_go_across_a_write(f: Any, matches: int) -> None:
+    module, count = rewritten(
+        f, lambda a: hf.cos(hf.sin(a)), lambda a: hf.cos(hf.sin(a * 1.0))
+    )
+    assert count == matches
+    x = hf.asarray([1.0, 2.0, 3.0])
+    np.testing.assert_allclose(module(x).tolist(), f(x).tolist(), 1e-6)
 
 
 def test_a_replacement_brings_its_tensors() -> None:

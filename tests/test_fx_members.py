@@ -58,6 +58,71 @@ def test_a_node_knows_its_neighbours_and_its_line() -> None:
     assert x.stack_trace is None
 
 
+def helper(x: Any) -> Any:
+    return hf.sin(x)
+
+
+def caller(x: Any) -> Any:
+    return helper(x) + 1.0
+
+
+@pytest.mark.parametrize("trace", [hf.symbolic_trace, fx.Tracer().trace])
+def test_a_node_knows_who_has_called(trace: Any) -> None:
+    [sin] = trace(caller).graph.find_nodes("call_function", hf.sin)
+    outer, inner = (f.__code__.co_firstlineno + 1 for f in (caller, helper))
+    assert sin.stack_trace == (
+        f'  File "{__file__}", line {outer}, in caller\n'
+        "    return helper(x) + 1.0\n"
+        f'  File "{__file__}", line {inner}, in helper\n'
+        "    return hf.sin(x)\n"
+    )
+    again = fx.Transformer(trace(caller)).transform()
+    assert again.graph.nodes[1].stack_trace == sin.stack_trace
+    [op] = trace(caller).propagate(hf.spec("f32[2]")).graph.nodes_of("sin")
+    assert op.line.stack == sin.line.stack
+
+
+def test_a_trace_within_a_trace_has_its_own_lines() -> None:
+    found: list[Any] = []
+
+    def outer(x: Any) -> Any:
+        found.append(hf.symbolic_trace(caller).graph.nodes[1].line)
+        return helper(x)
+
+    class Run(fx.Interpreter):
+        def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+            return outer(super().call_function(target, args, kwargs))
+
+    module = hf.symbolic_trace(outer)
+    hf.trace(outer, hf.ones(2))
+    Run(module).run(hf.ones(2))
+    inner = [[line.function for line in each.stack] for each in found]
+    assert inner == [["caller", "helper"]] * 3
+    line = module.graph.nodes[1].line
+    assert line is not None
+    assert [line.function for line in line.stack] == ["outer", "helper"]
+
+
+def test_the_place_of_a_node_has_the_classes_of_modules() -> None:
+    key = hf.random.key(0)
+    linear = hf.nn.Linear.init(key, 3, 3)
+    net = hf.nn.Sequential(hf.nn.Sequential(linear, hf.tanh), linear)
+    around = "layers.0:Sequential.layers"
+    first = [f"{around}.0:Linear", f"{around}.1:Function"]
+
+    def places(module: Any) -> list[str]:
+        nodes = [n for n in module.graph.nodes if n.kind.startswith("call")]
+        return list(dict.fromkeys(n.module_path for n in nodes))
+
+    x = hf.ones(3)
+    module = hf.symbolic_trace(net)
+    assert places(module)[:2] == places(module.propagate(x))[:2] == first
+    called = hf.symbolic_trace(lambda x: net(x))
+    captured = hf.trace(net, x, captures=True)
+    within = [f"sequential.{place}" for place in first]
+    assert places(called)[:2] == places(captured)[:2] == within
+
+
 def test_a_node_is_shown_as_one_line() -> None:
     module = hf.symbolic_trace(lambda x, s=2.0: hf.concat([x[1:], x], axis=0) * s)
     assert [node.format_node() for node in module.graph.nodes] == [
@@ -268,6 +333,61 @@ def test_a_package_calls_numpys_functions(folder: Path) -> None:
     same([saved(X)], [module(X)])
 
 
+def of_one_body(x: Any, w: Any) -> Any:
+    return hf.map(lambda row: hf.tanh(row @ w), x)
+
+
+def of_nested_bodies(x: Any, w: Any) -> Any:
+    table = hf.asarray(np.arange(3.0, dtype=np.float32))
+
+    def step(c: Any, row: Any) -> Any:
+        big = hf.sum(c) > 3.0
+        return hf.cond(big, lambda: hf.tanh(c @ w) + table, lambda: c + row), hf.sum(c)
+
+    return hf.scan(step, x[0], x)
+
+
+def of_named_bodies(x: Any, w: Any) -> Any:
+    return hf.map(helper, x) @ w, hf.map(hf.sin, x)
+
+
+def of_a_size(x: Any, w: Any) -> Any:
+    return hf.while_loop(
+        lambda i, t: i < 2,
+        lambda i, t: (i + 1, hf.concat([t, t @ w])),
+        (0, x),
+        dynamic_carry={"t": {0: True}},
+    )[1]
+
+
+def of_names_alike(x: Any, w: Any) -> Any:
+    def Saved_body(row: Any) -> Any:
+        return scaled(row, by=w[0, 0])
+
+    return Saved(hf.map(Saved_body, x)), hf.map(lambda row: Saved(row) * 2.0, x)
+
+
+@hf.wrap
+def Saved(x: Any) -> Any:
+    return x * 3.0
+
+
+@pytest.mark.parametrize(
+    "f", [of_one_body, of_nested_bodies, of_named_bodies, of_a_size, of_names_alike]
+)
+@pytest.mark.parametrize("make", [lambda m: m, fx.open_bodies])
+def test_bodies_are_written_with_the_module(folder: Path, f: Any, make: Any) -> None:
+    w = hf.asarray(np.eye(3, dtype=np.float32) * 0.5)
+    module = make(hf.symbolic_trace(f))
+    module.to_folder(folder, "Saved")
+    saved = importlib.import_module("saved_module").Saved()
+    for run in (saved, hf.jit(saved)):
+        found, expected = (pytree.flatten(v)[0] for v in (run(X, w), f(X, w)))
+        for a, b in zip(found, expected, strict=True):
+            np.testing.assert_allclose(np.asarray(a), np.asarray(b), 1e-5)
+    assert module.code == make(hf.symbolic_trace(f)).code
+
+
 def test_what_cannot_be_written_is_refused(folder: Path) -> None:
     module = hf.symbolic_trace(model)
     with pytest.raises(
@@ -276,9 +396,17 @@ def test_what_cannot_be_written_is_refused(folder: Path) -> None:
         module.to_folder(folder, "3")
     with pytest.raises(ArgumentValueError, match="`a` is a `Layer`, and only tensors"):
         hf.symbolic_trace(NET).to_folder(folder)
-    local = hf.symbolic_trace(lambda x: hf.map(lambda row: row * 2.0, x))
+    asking = hf.symbolic_trace(lambda x: hf.map(lambda row: row if row else -row, x))
     with pytest.raises(ArgumentValueError, match="which no module has by name"):
-        local.to_folder(folder)
+        asking.to_folder(folder)
+    reading = hf.symbolic_trace(
+        lambda x, n: hf.map(lambda row: row if row else n * row, x)
+    )
+    with pytest.raises(ArgumentValueError, match="reads values of the graph, and"):
+        reading.to_folder(folder)
+    captured = hf.symbolic_trace(hf.trace(lambda x: hf.sin(x), X))
+    with pytest.raises(ArgumentValueError, match="operations of a captured module"):
+        captured.to_folder(folder)
     assert not folder.exists()
 
 
@@ -366,6 +494,28 @@ def test_a_module_is_split_into_submodules(parts: tuple[int, ...]) -> None:
         same(found["both"], expected["both"])
         same([found["y"], found["w"]], [X, WEIGHT])
     same(module(X, X)["both"], straight(X, X)["both"])
+
+
+def test_captured_modules_are_split_and_drawn() -> None:
+    weight = hf.asarray([1.0, 2.0, 3.0])
+
+    def f(x: Any) -> Any:
+        rows = hf.map(lambda row: hf.tanh(row * weight), x)
+        return hf.sum(rows, axis=0), hf.sin(x)
+
+    x = hf.ones((4, 3))
+    captured = hf.trace(f, x, captures=True)
+    parts = fx.split_module(
+        captured, None, lambda node: node.target_name in ("reduce_sum", "results")
+    )
+    assert [n.target for n in parts.graph.find_nodes("call_module")] == [
+        *("submod_False", "submod_True"),
+    ]
+    same(pytree.flatten(parts(x))[0], pytree.flatten(f(x))[0])
+    drawn = fx.to_dot(captured)
+    assert "reduce_sum" in drawn
+    assert drawn == fx.to_dot(hf.symbolic_trace(captured))
+    assert fx.FxGraphDrawer(captured).get_dot_graph() == drawn
 
 
 def test_modules_are_split_with_their_leaves() -> None:

@@ -19,7 +19,7 @@ from hopflow import recursion
 from hopflow.autograd import operators
 from hopflow.batching import graphs
 from hopflow.compiler import pipeline
-from hopflow.errors import InternalError, ShapeError
+from hopflow.errors import ArgumentTypeError, InternalError, ShapeError
 from hopflow.ops.opdef import OpDef
 from hopflow.tensor.eager import Eager
 from hopflow.trace.tracer import Tracer
@@ -243,6 +243,69 @@ def test_a_call_with_other_arguments_is_a_type_error_as_in_python(run: str) -> N
         hf.matmul(X)
     with pytest.raises(TypeError, match="unexpected keyword argument"):
         hf.sum(X, axes=1)
+
+
+LINEAR: Any = hf.nn.Linear.init(hf.random.key(0), 3, 3)
+MODULES: dict[str, Any] = {
+    "layer": LINEAR,
+    "layers": hf.nn.Sequential(LINEAR),
+    "symbolic": hf.symbolic_trace(LINEAR),
+    "captured": hf.symbolic_trace(hf.trace(lambda x: hf.sin(x), X)),
+}
+WRONG: dict[str, Callable[[Any], Any]] = {
+    "none": lambda m: m(),
+    "two": lambda m: m(X, X),
+    "named": lambda m: m(q=X),
+    "jit": lambda m: hf.jit(m)(X, X),
+    "grad": lambda m: hf.grad(m)(X, X),
+    "vmap": lambda m: hf.vmap(m)(X, X),
+    "map": lambda m: hf.map(m, X, X),
+    "symbolic_trace": lambda m: hf.symbolic_trace(lambda x: m(x, x))(X),
+    "run": lambda m: hf.fx.Interpreter(hf.symbolic_trace(m)).run(X, X),
+    "run named": lambda m: hf.fx.Interpreter(hf.symbolic_trace(m)).run(q=X),
+    "propagate": lambda m: hf.symbolic_trace(m).propagate(X, X),
+    "shapes": lambda m: hf.fx.ShapeProp(hf.symbolic_trace(m)).propagate(),
+    "node": lambda m: hf.fx.Interpreter(
+        hf.symbolic_trace(lambda x: hf.wrap(m)(x, x))
+    ).run(X),
+}
+
+
+@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("call", WRONG)
+def test_a_module_takes_its_arguments_as_functions_do(call: str, module: str) -> None:
+    with pytest.raises(TypeError, match=r"missing|takes|got|too many|unexpected"):
+        WRONG[call](MODULES[module])
+
+
+def test_a_captured_module_is_run_by_position() -> None:
+    module = hf.trace(lambda x: hf.sin(x), X)
+    for call in (module, hf.fx.Interpreter(module).run):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'q'"):
+            call(q=X)
+
+
+@pytest.mark.parametrize("wrong", [None, "text", [1.0], {}, object()])
+def test_what_is_no_tensor_is_no_input_of_a_layer(wrong: Any) -> None:
+    key = hf.random.key(0)
+    layers: list[tuple[Any, tuple[Any, ...]]] = [
+        (LINEAR, (wrong,)),
+        (hf.nn.Sequential(LINEAR), (wrong,)),
+        (hf.nn.LayerNorm.init(3), (wrong,)),
+        (hf.nn.MultiheadAttention.init(key, 4, 2), (wrong,)),
+    ]
+    cells: list[Any] = [
+        kind.init(key, 3, 3) for kind in (hf.nn.GRUCell, hf.nn.LSTMCell)
+    ]
+    layers += [(cell, args) for cell in cells for args in ((X, wrong), (wrong, X))]
+    layers.append((cells[1], ((X, wrong), X)))
+    for layer, args in layers:
+        with pytest.raises(ArgumentTypeError, match=r"must be a (tensor|pair)"):
+            layer(*args)
+    with pytest.raises(ArgumentTypeError, match="`weight` must be a tensor"):
+        hf.nn.Linear(None)(X)
+    with pytest.raises(ArgumentTypeError, match="`function` must be a function"):
+        hf.nn.Function(X)
 
 
 @pytest.mark.parametrize("run", ["jit", "vmap", "grad", "trace"])

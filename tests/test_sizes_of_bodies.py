@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -311,6 +312,60 @@ def test_steps_may_change_the_size_of_a_carry(
     monkeypatch.setattr(hf.config, "verify", True)
     x = hf.asarray(X)
     agree(run(lambda x: f(x, dim), x), run_debug(f, x, dim))
+
+
+def captured(f: Run, x: Any) -> Any:
+    return hf.trace(f, x, mode="symbolic")
+
+
+REWRITES: dict[str, Callable[[Run, Any], Any]] = {
+    "captured": lambda f, x: hf.fx.Transformer(captured(f, x)).transform(),
+    "imported": lambda f, x: hf.symbolic_trace(captured(f, x)),
+    "symbolic": lambda f, _: hf.fx.Transformer(hf.symbolic_trace(f)).transform(),
+    "opened": lambda f, _: hf.fx.open_bodies(hf.symbolic_trace(f)),
+    "run": lambda f, _: hf.fx.Interpreter(hf.fx.open_bodies(hf.symbolic_trace(f))).run,
+}
+
+
+@pytest.mark.parametrize("rewrite", REWRITES.values(), ids=REWRITES)
+@pytest.mark.parametrize("f", CHANGING)
+def test_rewriting_keeps_carries_of_changing_size(f: Run, rewrite: Any) -> None:
+    x, dim = hf.asarray(X), hf.Dim("n", max=60)
+    agree(rewrite(lambda x: f(x, dim), x)(x), run_debug(f, x, dim))
+
+
+class Growing:
+    """An object that can be called."""
+
+    def __call__(self, i: Any, y: Any) -> Any:
+        return i + 1, hf.concat([y, y])
+
+    def scaled(self, scale: Any, i: Any, y: Any) -> Any:
+        return i + 1, hf.concat([y, y * scale])
+
+
+class GrowingLayer(hf.nn.Module):  # type: ignore[misc]
+    def forward(self, i: Any, y: Any) -> Any:
+        return i + 1, hf.concat([y, y])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        Growing(),
+        Growing().__call__,
+        partial(Growing().scaled, 1.0),
+        partial(partial(Growing.scaled, Growing()), 1.0),
+        GrowingLayer(),
+        hf.symbolic_trace(GrowingLayer()),
+        hf.jit(lambda i, y: (i + 1, hf.concat([y, y]))),
+    ],
+)
+def test_a_carry_has_its_name_from_any_callable(body: Any) -> None:
+    _, y = hf.while_loop(
+        lambda i, _: i < 2, body, (0, hf.ones(2)), dynamic_carry={"y": {0: True}}
+    )
+    assert y.shape == (8,)
 
 
 def growing(x: Any, steps: Any, **choice: Any) -> Any:

@@ -6,7 +6,7 @@ import textwrap
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ from hopflow.errors import (
     IndexingError,
     ShapeError,
 )
+from hopflow.graph.parser import parse
 from hopflow.testing.requires import requires
 from hopflow.tracebacks import is_own_file
 
@@ -104,10 +105,82 @@ def test_the_path_goes_through_operators_in_every_mode(way: str) -> None:
         lambda: hf.trace(hf.sin, X)(hf.ones((2,))),
         lambda: hf.jit(hf.sin, donate=(3,))(X),
         lambda: hf.custom_jvp(product)(),
+        lambda: np.ones(4) + X,
+        lambda: np.add(np.ones(4), X),
+        lambda: np.concatenate([X, hf.ones((1, 2))]),
+        lambda: X ** hf.ones(2),
+        lambda: divmod(X, hf.ones(2)),
+        lambda: X.__round__("a"),
+        lambda: hf.Dim(3),
+        lambda: hf.custom_jvp(3),
+        lambda: hf.jit(dynamic=True)(3),
+        lambda: hf.control_flow(3),
+        lambda: parse("graph", {}),
     ],
 )
 def test_an_eager_error_comes_from_the_line_that_asked(f: Callable[..., Any]) -> None:
     assert path_of(f) in (["<lambda>"], ["<lambda>", "product"])
+
+
+BAD = hf.symbolic_trace(lambda x: x @ hf.ones(7))
+GRAPH = BAD.graph
+
+
+class Leaking(hf.fx.Tracer):  # type: ignore[misc]
+    proxies: ClassVar[list[Any]] = []
+
+    def proxy(self, node: Any) -> Any:
+        self.proxies.append(super().proxy(node))
+        return self.proxies[-1]
+
+
+Leaking().trace(lambda x: x)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda: hf.fx.Interpreter(BAD).run(X),
+        lambda: hf.fx.Interpreter(hf.trace(hf.sin, X)).run(hf.ones(2)),
+        lambda: BAD.propagate(X),
+        lambda: hf.fx.ShapeProp(BAD).propagate(X),
+        lambda: hf.symbolic_trace(lambda x: x if x > 0 else -x),
+        lambda: hf.symbolic_trace(lambda x: len(x)),
+        lambda: hf.symbolic_trace(3),
+        lambda: hf.fx.Tracer().trace(3),
+        lambda: Leaking.proxies[0] + 1,
+        lambda: Leaking.proxies[0][0],
+        lambda: Leaking.proxies[0].sum(),
+        lambda: Leaking.proxies[0](3),
+        lambda: hf.fx.replace_pattern(hf.trace(hf.sin, X), hf.sin, hf.sum),
+        lambda: hf.fx.replace_pattern(BAD, hf.sin, lambda *_: 3),
+        lambda: hf.fx.split_module(BAD, None, lambda _: []),
+        lambda: hf.fx.to_dot(3),
+        lambda: hf.fx.FxGraphDrawer(3),
+        lambda: hf.fx.open_bodies(3),
+        lambda: hf.fx.Transformer(3),
+        lambda: hf.fx.wrap(3),
+        lambda: hf.wrap("missing"),
+        lambda: hf.fx.module_of(3),
+        lambda: hf.fx.GraphModule(3),
+        lambda: hf.fx.GraphModule(hf.fx.Graph()),
+        lambda: BAD.to_folder("folder", "1"),
+        lambda: BAD.add_submodule("a", 3),
+        lambda: hf.fx.Graph("1"),
+        lambda: GRAPH.erase_node(GRAPH.nodes[0]),
+        lambda: GRAPH.create_node("call", hf.sin),
+        lambda: GRAPH.inserting_after(GRAPH.output_node()),
+        lambda: GRAPH.inserting_before(hf.fx.Graph().placeholder("x")),
+        lambda: GRAPH.on_generate_code(3),
+        lambda: GRAPH.nodes[0].update_arg(3, 1),
+        lambda: hf.fx.Graph().placeholder("x").append(GRAPH.nodes[0]),
+        lambda: hf.fx.Graph().call_function(hf.cond).normalized_arguments(),
+    ],
+)
+def test_errors_of_graphs_without_types_are_shortened(f: Callable[..., Any]) -> None:
+    found = path_of(f)
+    assert found[0] == "<lambda>"
+    assert set(found) == {"<lambda>"}
 
 
 def test_writes_are_shortened_too() -> None:

@@ -9,6 +9,7 @@ from hopflow import pytree
 from hopflow.bind import Value, run_graph
 from hopflow.compiler.compared import difference, is_comparable
 from hopflow.config import config
+from hopflow.entries import entry
 from hopflow.errors import ArgumentTypeError, ArgumentValueError, BackendError
 from hopflow.graph.core import Graph
 from hopflow.graph.module import GraphModule, Source
@@ -198,6 +199,7 @@ class Backed:
         )
 
 
+@entry
 def module_of(graph: Graph) -> GraphModule:
     """A copy of a graph as a function of all its inputs: ints for symbols, and tensors.
 

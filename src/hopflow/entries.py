@@ -185,7 +185,8 @@ _speaking: set[CodeType] = set()
 
 
 def speaks_for_user(f: _F) -> _F:
-    """Mark a function whose own errors are the user's: of an `assert` that it runs."""
+    """Mark a function whose own errors are the user's: of an `assert` that it runs, or
+    of a call that passes on the arguments which it was given."""
     _speaking.add(f.__code__)
     return f
 
@@ -219,7 +220,8 @@ def _is_refusal(error: TypeError) -> bool:
 def _calls_user(found: Entry) -> bool:
     """Whether a frame has failed in a call of what the user gave: a builtin, or a
     function that does not take the arguments."""
-    called = _callee(found)
+    target = _target_of_call(found)
+    called = None if target is None else _value_of(target, found.frame.f_locals)
     if called is None or isinstance(called, type):
         return False
     if isinstance(called, MethodType):
@@ -228,12 +230,12 @@ def _calls_user(found: Entry) -> bool:
         file = called.__code__.co_filename
         return not is_own_file(file) and not is_library_file(file)
     module = getattr(called, "__module__", None) or ""
-    return not module.startswith("hopflow")
+    return _is_given(target) and not module.startswith("hopflow")
 
 
-def _callee(found: Entry) -> Any:
-    """What a frame calls by a local name or an attribute of one (`f`, `self.fn`); None:
-    by another, or nothing."""
+def _target_of_call(found: Entry) -> ast.expr | None:
+    """What a frame calls, as its source has it; None: it calls nothing, or its source
+    is not known."""
     positions = list(found.frame.f_code.co_positions())
     line, last, start, end = positions[max(found.lasti, 0) // 2]
     if line is None or last is None or start is None or end is None:
@@ -248,22 +250,28 @@ def _callee(found: Entry) -> Any:
         call = ast.parse(b"(" + b"".join(encoded) + b")", mode="eval").body
     except SyntaxError:
         return None
-    if not isinstance(call, ast.Call):
-        return None
-    return _value_of(call.func, found.frame.f_locals)
-
-
-# The names by which functions of the user's are called.
-_GIVEN: Final = ("f", "fn", "fun", "function", "_f")
+    return call.func if isinstance(call, ast.Call) else None
 
 
 def _value_of(target: ast.expr, names: Any) -> Any:
+    """The value of a local name or an attribute of one: `f`, `self.rule.where`."""
     match target:
-        case ast.Name(name) if name in _GIVEN:
+        case ast.Name(name):
             return names.get(name)
-        case ast.Attribute(ast.Name("self"), name) if name in _GIVEN:
-            return getattr(names.get("self"), name, None)
+        case ast.Attribute(owner, name):
+            return getattr(_value_of(owner, names), name, None)
     return None
+
+
+# The names by which what users give is called: builtins have no frames of their own.
+_GIVEN: Final = ("f", "fn", "fun", "function", "_f")
+
+
+def _is_given(target: ast.expr | None) -> bool:
+    match target:
+        case ast.Name(name) | ast.Attribute(ast.Name("self"), name):
+            return name in _GIVEN
+    return False
 
 
 # --- what is said of a defect ---------------------------------------------------------

@@ -691,7 +691,7 @@ def jit(
     positions = _positions(donate)
     if f is None:
         options = {"donate": donate, "dynamic": dynamic, "ranks": ranks}
-        return functools.partial(jit, **options, backend=backend)
+        return functools.partial(entry(jit), **options, backend=backend)
     if not callable(f):
         raise ArgumentTypeError(
             f"jit: `f` must be a function, and is `{type(f).__name__}`."

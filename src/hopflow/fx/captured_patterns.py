@@ -14,6 +14,7 @@ from hopflow.errors import ArgumentValueError, GraphError
 from hopflow.fx.match import Match
 from hopflow.fx.retrace import with_graph
 from hopflow.fx.typed_patterns import (
+    Shadows,
     TypedPattern,
     kind_of_call,
     parameters_of,
@@ -26,15 +27,13 @@ from hopflow.graph.module import GraphModule
 from hopflow.graph.regions import Role, Signature, has_regions, signature_of
 from hopflow.graph.rewriting import (
     clone,
-    fresh_symbol,
     inline,
     replace_uses,
     symbols_of,
 )
 from hopflow.graph.types import TensorType, same_type
 from hopflow.graph.verifier import verify
-from hopflow.symbolic.env import ShapeEnv
-from hopflow.symbolic.size import Size, Symbol, free_symbols, substitute
+from hopflow.symbolic.size import Size, Symbol, free_symbols
 from hopflow.trace.captures import hold_captures
 from hopflow.trace.source import name_of
 
@@ -166,20 +165,10 @@ class _Rewriter:
 _PASSED = ("invariant", "operand")
 
 
-def _settled(symbol: Symbol) -> Size:
-    """A symbol as a size: what it is known to be."""
-    size = size_of(symbol)
-    return symbol.env.simplify(size) if isinstance(symbol.env, ShapeEnv) else size
-
-
 class _GraphRewriter:
     """Applies a rule to the nodes of one graph.
 
-    The patterns are over symbols of their own, which nobody knows more of than their
-    ranges: to try a pattern decides nothing about the sizes of the graph.
-
-    shadows   symbol of the graph -> the one that patterns have for it
-    sizes     symbol of the graph -> what is known of it, over symbols of patterns
+    shadows   the types and symbols of the graph as patterns have them
     """
 
     def __init__(
@@ -200,21 +189,11 @@ class _GraphRewriter:
                 symbols[var.node.symbol] = None
         for node in graph.nodes:
             symbols.update(dict.fromkeys(symbols_of(node)))
-        self.shadows: dict[Symbol, Symbol] = {
-            s: free_symbols(fresh_symbol(s))[0] for s in symbols
-        }
-        self.unshadowed = {shadow: symbol for symbol, shadow in self.shadows.items()}
-        plain: dict[Symbol, Size] = {s: size_of(t) for s, t in self.shadows.items()}
-        self.sizes = {s: substitute(_settled(s), plain) for s in symbols}
-
-    def shadow(self, type_: TensorType) -> TensorType:
-        """A type of the graph as patterns have it."""
-        sizes = [substitute(n, self.sizes) for n in type_.shape]
-        return type_.with_shape(sizes).strong()
+        self.shadows = Shadows(symbols)
 
     def rewrite(self) -> None:
         nodes = [node for node in self.graph.nodes if node.op is not None]
-        rows = {node: [self.shadow(a.type) for a in node.args] for node in nodes}
+        rows = {node: [self.shadows.type(a.type) for a in node.args] for node in nodes}
         present = {kind_of_call(node.op, types) for node, types in rows.items()}
         types = [type_ for row in rows.values() for type_ in row]
         patterns = typed_patterns(self.rule.pattern, types, present)
@@ -279,7 +258,7 @@ class _GraphRewriter:
             if isinstance(before, Constant) and isinstance(ours, Constant):
                 return equal_constants(before, ours)
             return before is ours
-        if not same_type(theirs.type, self.shadow(ours.type)):
+        if not same_type(theirs.type, self.shadows.type(ours.type)):
             return False
         known[theirs] = ours
         if theirs in pattern.captures:
@@ -287,13 +266,15 @@ class _GraphRewriter:
             return tensor is pattern.captures[theirs]
         if theirs.node.op is None:
             symbol = theirs.node.symbol
-            return symbol is None or self.symbol_var(self.unshadowed[symbol]) is ours
+            if symbol is None:
+                return True
+            return self.symbol_var(self.shadows.unshadowed[symbol]) is ours
         if not isinstance(ours, Var) or ours.index != theirs.index:
             return False
         node, other = theirs.node, ours.node
         if len(node.args) != len(other.args) or other in self.made:
             return False
-        return equal_nodes(node, other, self.sizes) and all(
+        return equal_nodes(node, other, self.shadows.sizes) and all(
             self.matches(pattern, a, b, known)
             for a, b in zip(node.args, other.args, strict=True)
         )
@@ -356,7 +337,7 @@ class _GraphRewriter:
                 args.append(self.owner.lift(self.graph, new.captures[var]))
             else:
                 args.append(self.size(var))
-        sizes: dict[Symbol, Size] = {s: size_of(s) for s in self.shadows}
+        sizes: dict[Symbol, Size] = {s: size_of(s) for s in self.shadows.shadows}
         before = set(self.graph.nodes)
         at = self.graph.nodes.index(match.anchor)
         outputs = inline(self.graph, at, new.graph, args, sizes)

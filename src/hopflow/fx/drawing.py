@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
+from hopflow.entries import entry
 from hopflow.errors import ArgumentTypeError
-from hopflow.fx.importing import as_module
+from hopflow.fx.importing import as_symbolic
 from hopflow.fx.module import GraphModule
 from hopflow.fx.node import Node
 from hopflow.graph.module import GraphModule as Captured
@@ -21,9 +22,11 @@ _COLOURS = {
 }
 
 
+@entry
 def to_dot(module: GraphModule | Captured, name: str = "") -> str:
     """A module as a Graphviz graph: nodes with name, target, line and noted type, and
-    edges from values to what reads them. Submodules that are graphs are clusters.
+    edges from values to what reads them. Submodules that are graphs are clusters. A
+    captured module is drawn as `hf.symbolic_trace` has it.
 
         Path("model.dot").write_text(hf.fx.to_dot(module))
 
@@ -31,9 +34,10 @@ def to_dot(module: GraphModule | Captured, name: str = "") -> str:
         name: Of the picture; by default that of the graph.
 
     Raises:
-        ArgumentTypeError: `module` is no module of `fx`, or `name` is no text.
+        ArgumentTypeError: `module` is neither a module of `fx` nor a captured one, or
+            `name` is no text.
     """
-    module = _checked("to_dot", module, name)
+    module = _drawable("to_dot", module, name)
     lines = [
         f"digraph {_quoted(name or module.graph.name)} {{",
         '    node [shape=record, style="filled, rounded", fontname=monospace];',
@@ -49,29 +53,28 @@ class FxGraphDrawer:
     get_dot_graph()   its text for Graphviz; see `to_dot`
     """
 
+    @entry
     def __init__(self, graph_module: GraphModule | Captured, name: str = "") -> None:
         """
         Raises:
-            ArgumentTypeError: the module is none of `fx`, or `name` is no text.
+            ArgumentTypeError: the module is neither one of `fx` nor a captured one, or
+                `name` is no text.
         """
-        self.graph_module = _checked("FxGraphDrawer", graph_module, name)
+        self.graph_module = _drawable("FxGraphDrawer", graph_module, name)
         self.name = name
 
     def get_dot_graph(self) -> str:
         return to_dot(self.graph_module, self.name)
 
 
-def _checked(tool: str, module: object, name: object) -> GraphModule:
-    """What is drawn.
-
-    Raises:
-        ArgumentTypeError: what `tool` was given cannot be drawn under a name.
-    """
+def _drawable(tool: str, module: object, name: object) -> GraphModule:
+    """Raises: ArgumentTypeError: what `tool` was given cannot be drawn under a name."""
+    symbolic = as_symbolic(tool, module)
     if not isinstance(name, str):
         raise ArgumentTypeError(
             f"{tool}: `name` must be a string, and is `{type(name).__name__}`."
         )
-    return as_module(tool, module)
+    return symbolic
 
 
 def _graph(module: GraphModule, prefix: str) -> Iterator[str]:

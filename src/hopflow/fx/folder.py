@@ -2,24 +2,27 @@
 
 import importlib
 import operator
+import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable
 from keyword import iskeyword
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from hopflow.bind import Value
 from hopflow.errors import ArgumentValueError
+from hopflow.fx.bodies import Maker
 from hopflow.fx.graph import Graph
+from hopflow.fx.operations import Arguments, Operation, Results
 from hopflow.fx.source import python_source
 from hopflow.graph.printer import INDENT
 from hopflow.ops.convert import as_value
 
-__all__ = ["write_folder"]
+__all__ = ["slots", "write_folder"]
 
-_MODULE = """\
+_FILE = """\
 from __future__ import annotations
 
 from pathlib import Path
@@ -28,7 +31,9 @@ from pathlib import Path
 
 with np.load(Path(__file__).with_name("attributes.npz")) as _file:
     _DATA = dict(_file)
+{classes}"""
 
+_CLASS = """
 
 class {name}:
     def __init__(self):
@@ -36,40 +41,105 @@ class {name}:
 {attributes}        }}
 
 {forward}
-    def __call__(self, *args, **kwargs):
-        return self.{function}(*args, **kwargs)
+    __call__ = {function}
 """
 
 
-def write_folder(
-    folder: Path, name: str, graph: Graph, attributes: Mapping[str, Any]
-) -> None:
-    """Write a graph as the class `name` of a package; see `GraphModule.to_folder`."""
+class _Slots:
+    """What a layer above fills in.
+
+    opened   `open_bodies`: a module -> one whose bodies of operators are modules
+    """
+
+    opened: Callable[[Any], Any]
+
+
+slots: Final = _Slots()
+
+
+def write_folder(folder: Path, name: str, module: Any) -> None:
+    """Write a module as the class `name` of a package; see `GraphModule.to_folder`."""
     if not isinstance(name, str) or not name.isidentifier() or iskeyword(name):
         raise ArgumentValueError(
             f"to_folder: `module_name` must be a name for a class, and is {name!r}."
         )
-    source = python_source(graph)
-    scope = {"np": np, "hf": None, **source.scope}
-    data = {path: _array(path, value) for path, value in attributes.items()}
-    text = _MODULE.format(
-        imports="\n".join(_import(name, value) for name, value in scope.items()),
-        name=name,
-        attributes="".join(
-            f"{INDENT * 3}{path!r}: hf.asarray(_DATA[{path!r}]"
-            f".view(hf.{as_value(attributes[path]).type.dtype.name}.dtype)),\n"
-            for path in data
-        ),
-        forward=textwrap.indent(source.text, INDENT),
-        function=graph.name,
-    )
+    writer = _Writer()
+    writer.write(slots.opened(module), name, "")
+    imports = [
+        _import(name, value)
+        for name, value in writer.scope.items()
+        if name not in writer.names
+    ]
+    text = _FILE.format(imports="\n".join(imports), classes="".join(writer.classes))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "module.py").write_text(text)
     with (folder / "attributes.npz").open("wb") as file:
-        np.savez(file, **data)  # type: ignore[arg-type]
+        np.savez(file, **writer.data)  # type: ignore[arg-type]
     (folder / "__init__.py").write_text(
         f'from .module import {name}\n\n__all__ = ["{name}"]\n'
     )
+
+
+class _Writer:
+    """Writes modules as classes of one file, those of bodies before what calls them.
+
+    scope     what the names in the sources refer to
+    names     those of them that are the classes
+    classes   the text of each class
+    data      the elements of tensors, by their keys in the file of attributes
+    """
+
+    def __init__(self) -> None:
+        self.scope: dict[str, Any] = {"np": np, "hf": None}
+        self.names: set[str] = set()
+        self.classes: list[str] = []
+        self.data: dict[str, np.ndarray[Any, Any]] = {}
+
+    def write(self, module: Any, name: str, prefix: str) -> None:
+        """Write a module as the class `name`; `prefix` begins the keys of its data.
+
+        Raises:
+            ArgumentValueError: it is one of a captured module.
+        """
+        self.scope[name] = module  # so that nothing else has the name
+        self.names.add(name)
+        if any(isinstance(node.target, _CAPTURED) for node in module.graph.nodes):
+            raise ArgumentValueError(
+                "to_folder: the graph calls operations of a captured module, which no "
+                "module has by name. Write `hf.symbolic_trace` of the function itself, "
+                "or keep the text of the captured graph."
+            )
+        values = {
+            path: self.value(path, value, f"{name}_{path}", prefix)
+            for path, value in module.attributes.items()
+        }
+        source = python_source(module.graph, self.scope)
+        rows = [f"{INDENT * 3}{path!r}: {text},\n" for path, text in values.items()]
+        forward = textwrap.indent(source.text, INDENT)
+        self.classes.append(
+            _CLASS.format(
+                name=name,
+                attributes="".join(rows),
+                forward=forward,
+                function=module.graph.name,
+            )
+        )
+
+    def value(self, path: str, value: Any, name: str, prefix: str) -> str:
+        """The expression for an attribute; `name` is for its class, if it is a body."""
+        key = prefix + path
+        if isinstance(getattr(value, "graph", None), Graph):
+            name = re.sub(r"\W", "_", name)
+            while name in self.scope:
+                name += "_"
+            self.write(value, name, f"{key}/")
+            return f"{name}()"
+        self.data[key] = _array(path, value)
+        dtype = as_value(value).type.dtype.name
+        return f"hf.asarray(_DATA[{key!r}].view(hf.{dtype}.dtype))"
+
+
+_CAPTURED: Final = (Arguments, Operation, Results)
 
 
 def _array(path: str, value: Any) -> np.ndarray[Any, Any]:
@@ -107,6 +177,13 @@ def _import(name: str, value: Any) -> str:
             found = getattr(found, part)
     except (ImportError, AttributeError, ValueError):
         found = None
+    if found is not value and isinstance(value, Maker):
+        name = value.__name__.removeprefix("make_")
+        raise ArgumentValueError(
+            f"to_folder: `{name}` reads values of the graph, and cannot be traced by "
+            "itself: it asks proxies for values, or is no function. Give what it reads "
+            "to the operator as operands, and define it at the top level of a module."
+        )
     if found is not value:
         raise ArgumentValueError(
             f"to_folder: the graph refers to {value!r}, which no module has by name. "

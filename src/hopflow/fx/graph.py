@@ -7,12 +7,13 @@ with nodes in it, and it calls what the user called.
 
 import builtins
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from keyword import iskeyword
 from typing import Any, Final, TypeAlias
 
+from hopflow.entries import entries
 from hopflow.errors import ArgumentTypeError, ArgumentValueError, GraphError
 from hopflow.fx.node import KINDS, Kind, Node, map_items, map_nodes
 from hopflow.fx.source import SCOPE, python_source
@@ -120,8 +121,14 @@ class Graph:
         """The position of a node.
 
         Raises:
+            ArgumentTypeError: it is no node.
             GraphError: it is not in the graph.
         """
+        if not isinstance(node, Node):
+            raise ArgumentTypeError(
+                f"graph `{self.name}`: expected a node, and found "
+                f"`{type(node).__name__}`."
+            )
         for i, other in enumerate(self._nodes):
             if other is node:
                 return i
@@ -141,10 +148,17 @@ class Graph:
         """A new node at the point of insertion.
 
         Raises:
+            ArgumentTypeError: the arguments are no tuple and mapping, or `name` is no
+                text.
             GraphError: there is no such kind.
         """
         if kind not in KINDS:
             raise GraphError(f"a node is one of {', '.join(KINDS)}, and not {kind!r}.")
+        if not isinstance(name, str | None):
+            raise ArgumentTypeError(
+                f"graph `{self.name}`: the name of a node must be a string, and is "
+                f"`{type(name).__name__}`."
+            )
         unique = self._unique(name or _suggestion(target))
         node = Node(self, kind, target, args, kwargs or {}, unique, type_)
         at = len(self._nodes) if self._before is None else self.index(self._before)
@@ -206,7 +220,15 @@ class Graph:
 
         Args:
             known: What stands for nodes of `other`; the copies join it.
+
+        Raises:
+            ArgumentTypeError: `other` is no graph, or `known` no dict.
         """
+        if not isinstance(other, Graph) or not isinstance(known, MutableMapping):
+            raise ArgumentTypeError(
+                "graph_copy: expected a graph and a dict, and found "
+                f"`{type(other).__name__}` and `{type(known).__name__}`."
+            )
         for node in other.nodes:
             if node.kind == "output":
                 return map_nodes(node.args[0], known.__getitem__)
@@ -227,28 +249,30 @@ class Graph:
 
     # --- where new nodes go ---
 
-    @contextmanager
-    def inserting_before(self, node: Node) -> Iterator[None]:
-        """Within the block new nodes stand right before `node`, in order."""
-        self.index(node)
-        before, self._before = self._before, node
-        try:
-            yield
-        finally:
-            self._before = before
+    def inserting_before(self, node: Node) -> AbstractContextManager[None]:
+        """Within the block new nodes stand right before `node`, in order.
 
-    @contextmanager
-    def inserting_after(self, node: Node) -> Iterator[None]:
+        Raises:
+            GraphError: `node` is not in the graph.
+        """
+        self.index(node)
+        return self._inserting(node)
+
+    def inserting_after(self, node: Node) -> AbstractContextManager[None]:
         """Within the block new nodes stand right after `node`, in order.
 
         Raises:
-            GraphError: `node` is the output, after which nothing runs.
+            GraphError: `node` is not in the graph, or it is the output, after which
+                nothing runs.
         """
+        after = self.index(node) + 1
         if node.kind == "output":
             raise GraphError("nothing runs after the output: insert before it.")
-        after = self.index(node) + 1
-        before = self._before
-        self._before = self._nodes[after] if after < len(self._nodes) else None
+        return self._inserting(self._nodes[after] if after < len(self._nodes) else None)
+
+    @contextmanager
+    def _inserting(self, node: Node | None) -> Iterator[None]:
+        before, self._before = self._before, node
         try:
             yield
         finally:
@@ -268,13 +292,14 @@ class Graph:
         Raises:
             GraphError: something reads it, or it is not in the graph.
         """
+        index = self.index(node)
         if node.users:
             users = ", ".join(f"`{user.name}`" for user in node.users)
             raise GraphError(
                 f"cannot erase `{node.name}`: {users} reads it. Call "
                 "`node.replace_all_uses_with` before."
             )
-        del self._nodes[self.index(node)]
+        del self._nodes[index]
         node.args, node.kwargs = (), {}
         self._names.discard(node.name)
 
@@ -360,7 +385,7 @@ class Graph:
 
     def on_generate_code(
         self, make: Callable[[CodeTransform | None], CodeTransform]
-    ) -> "AbstractContextManager[None]":
+    ) -> AbstractContextManager[None]:
         """Let a function rewrite the lines of the source, whenever it is written.
 
             graph.on_generate_code(lambda before: lambda lines: [FIRST, *lines])
@@ -394,6 +419,15 @@ class Graph:
     def __str__(self) -> str:
         """The graph as a Python function."""
         return python_source(self).text
+
+
+entries(
+    Graph,
+    *("__init__", "output_node", "index", "create_node", "placeholder", "get_attr"),
+    *("call_function", "call_method", "call_module", "output", "node_copy"),
+    *("graph_copy", "inserting_before", "inserting_after", "move", "erase_node"),
+    *("eliminate_dead_code", "lint", "on_generate_code", "__str__"),
+)
 
 
 @contextmanager

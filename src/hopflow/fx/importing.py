@@ -29,20 +29,20 @@ from hopflow.graph.printer import BARE
 from hopflow.graph.types import TensorType
 from hopflow.symbolic.size import Symbol, SymInt, free_symbols
 
-__all__ = ["as_module", "imported"]
+__all__ = ["as_symbolic", "imported"]
 
 
-def as_module(tool: str, module: object) -> GraphModule:
-    """A module of `fx`, or a captured one as such.
+def as_symbolic(tool: str, module: Any) -> GraphModule:
+    """The module that `tool` was given as one of `fx`.
 
     Raises:
-        ArgumentTypeError: what `tool` was given is neither.
+        ArgumentTypeError: it is neither one of `fx` nor a captured one.
     """
     if isinstance(module, Captured):
         return imported(module)
     require_module(tool, module)
-    assert isinstance(module, GraphModule)
-    return module
+    found: GraphModule = module
+    return found
 
 
 def imported(module: Captured) -> GraphModule:
@@ -85,6 +85,7 @@ class _Importer:
         node.meta["type"] = var.type
         if var.node.symbol is not None:
             self.symbols[var.node.symbol] = node
+            node.meta["symbol"] = var.node.symbol
 
     def nodes(self) -> tuple[Any, ...]:
         """Write all nodes, and return what stands for the outputs."""

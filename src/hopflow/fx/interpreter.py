@@ -1,196 +1,49 @@
 """`Interpreter`: runs a graph node by node. Subclass it to do something at each."""
 
-from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, ClassVar
 
-from hopflow.backends import module_of
-from hopflow.bind import bind, current
-from hopflow.errors import ArgumentTypeError, OperatorError
-from hopflow.fx.graph import Graph
-from hopflow.fx.node import Node, map_nodes
-from hopflow.fx.retrace import bind_retraced
-from hopflow.graph.core import Graph as CapturedGraph
-from hopflow.graph.core import Node as CapturedNode
-from hopflow.graph.interpreter import Frame
-from hopflow.graph.module import GraphModule as Captured
-from hopflow.graph.origin import Place, replaying
-from hopflow.hops.base import run_interpreted
+from hopflow.fx.bodies import Maker, lifted
+from hopflow.fx.node import Node, map_items
+from hopflow.fx.opening import is_users_function, map_bodies, traced
+from hopflow.fx.runner import AnyNode, Runner, runs_by_node
 from hopflow.trace.source import name_of
 
 __all__ = ["AnyNode", "Interpreter"]
 
-AnyNode: TypeAlias = Node | CapturedNode
 
-
-class Interpreter:
+class Interpreter(Runner):
     """Runs `module`; a method for each kind of node says what it means.
 
-    Of a captured module (`hf.trace`) the bodies of operators are run node by node too,
-    in each step. There `target` is the operation, `args` are tensors and `Constant`s,
-    and `kwargs` are its params, with numbers for sizes. A method gives the one result
-    of a node, or a tuple of as many as there are.
+    The methods of a subclass are called for the nodes of bodies too: of functions that
+    operators run, as `open_bodies` has them, unless `runs_bodies` is False. A function
+    that asks proxies for values runs as it is.
+
+    Of a captured module (`hf.trace`) they are called in each step. There `target` is
+    the operation, `args` are tensors and `Constant`s, and `kwargs` are its params, with
+    numbers for sizes. A method gives the one result of a node, or a tuple of as many as
+    there are.
 
     module   what is run: anything with a `graph` and `attributes`; of `jitted.graph` a
              function of all its inputs
     env      the values of the nodes so far; in a captured graph of their results
     """
 
-    def __init__(self, module: Any) -> None:
-        """
-        Raises:
-            ArgumentTypeError: `module` has no graph.
-        """
-        if isinstance(module, CapturedGraph):
-            module = module_of(module)
-        if not hasattr(module, "graph") or not hasattr(module, "attributes"):
-            raise ArgumentTypeError(
-                f"{type(self).__name__}: expected a graph module, and found "
-                f"`{type(module).__name__}`. Make one with `hf.symbolic_trace` or "
-                "`hf.trace`."
-            )
-        self.module = module
-        self.env: dict[Any, Any] = {}
-        self._given: Mapping[str, Any] = {}
-        self._frame: Frame | None = None  # of the captured graph that runs
-
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        """What the graph returns for these arguments.
-
-        Raises:
-            Exception: what a node raises, with a note that says which.
-        """
-        if isinstance(self.module, Captured):
-            return self.module.evaluated(self.run_graph, *args, **kwargs)
-        bound = self.module.__signature__.bind(*args, **kwargs)
-        bound.apply_defaults()
-        # By targets: the signature has other names where those are none of Python's.
-        targets = [node.target for node in self.module.graph.placeholders]
-        self._given = dict(zip(targets, bound.arguments.values(), strict=True))
-        return self.run_nodes()
-
-    def run_nodes(self) -> Any:
-        """Run one node after the other, and return what the output returns."""
-        self.env = {}
-        for node in self.module.graph.nodes:
-            result = self._noted(node, Place(node.line, node.module_path))
-            if node.kind == "output":
-                return result
-            self.env[node] = result
-        return None
-
-    def run_graph(self, graph: CapturedGraph, args: Sequence[Any]) -> tuple[Any, ...]:
-        """The results of a captured graph, or of the body of an operator in one."""
-        before = self._frame, self.env, self._given
-        frame = self._frame = Frame(graph, args)
-        self.env = frame.env
-        self._given = {v.node.name: frame.env[v] for v in graph.inputs}
-        try:
-            for node in (*(v.node for v in graph.inputs), *graph.nodes):
-                frame.store(node, _results(node, self._noted(node, node)))
-            output = CapturedNode("output", None, graph.outputs, {})
-            output.line = graph.output_line
-            return tuple(self._noted(output, output))
-        finally:
-            self._frame, self.env, self._given = before
-
-    def _noted(self, node: AnyNode, place: Any) -> Any:
-        """The value of a node; an error has a note that says which it is."""
-        try:
-            with replaying(place):
-                return self.run_node(node)
-        except Exception as error:
-            at = f" ({node.line})" if node.line else ""
-            error.add_note(f"in node `{node.name or _target_name(node.target)}`{at}")
-            raise
-
-    def run_node(self, node: AnyNode) -> Any:
-        """The value of one node: what the method of its kind says."""
-        args, kwargs = self.fetch(node)
-        return getattr(self, node.kind)(node.target, args, kwargs)
+    runs_bodies: ClassVar[bool] = True
 
     def fetch(self, node: AnyNode) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """A node's arguments, with values in place of nodes."""
-        if isinstance(node, CapturedNode):
-            assert self._frame is not None
-            args = tuple(self._frame.operands(node))
-            if node.kind == "output":
-                return (args,), {}
-            return args, self._frame.params(node)
-        args, kwargs = map_nodes((node.args, node.kwargs), self.env.__getitem__)
+        args, kwargs = super().fetch(node)
+        # Without a subclass nobody sees the nodes.
+        is_seen = self.runs_bodies and type(self) is not Interpreter
+        if is_seen and isinstance(node, Node):
+            return map_bodies(node.target, args, kwargs, self._opened)
         return args, kwargs
 
-    # --- what each kind of node means ---
-
-    def placeholder(
-        self, target: str, _args: tuple[Any, ...], _kwargs: dict[str, Any]
-    ) -> Any:
-        return self._given[target]
-
-    def get_attr(
-        self, target: str, _args: tuple[Any, ...], _kwargs: dict[str, Any]
-    ) -> Any:
-        value = self.module.attributes[target]
-        is_body = isinstance(getattr(value, "graph", None), Graph)
-        return partial(self._run_body, value) if is_body else value
-
-    def _run_body(self, module: Any, *args: Any, **kwargs: Any) -> Any:
-        """What the body of an operator returns, node by node."""
-        before = self.module, self.env, self._given
-        self.module = module
-        try:
-            return self.run(*args, **kwargs)
-        finally:
-            self.module, self.env, self._given = before
-
-    def call_function(
-        self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        if self._frame is None:
-            return target(*args, **kwargs)
-        if not CapturedNode("call_function", target, (), kwargs).graphs:
-            found = bind(target, args, kwargs)
-        elif current().is_eager:
-            found = run_interpreted(target, args, kwargs, self.run_graph)
-        else:
-            found = bind_retraced(target, args, kwargs, self.run_graph)
-        return found[0] if len(found) == 1 else found
-
-    def call_method(
-        self, target: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        owner, *rest = args
-        return getattr(owner, target)(*rest, **kwargs)
-
-    def call_module(
-        self, target: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        return self.module.attributes[target](*args, **kwargs)
-
-    def output(
-        self, _target: str, args: tuple[Any, ...], _kwargs: dict[str, Any]
-    ) -> Any:
-        return args[0]
-
-
-def _target_name(target: Any) -> str:
-    return str(getattr(target, "name", "")) or name_of(target)
-
-
-def _results(node: CapturedNode, found: Any) -> tuple[Any, ...]:
-    """What stands for each result of a node.
-
-    Raises:
-        OperatorError: a method has given another number of values.
-    """
-    count = len(node.results)
-    values = tuple(found) if isinstance(found, tuple | list) else (found,)
-    if found is None and not count:
-        return ()
-    if len(values) != count:
-        raise OperatorError(
-            f"`{node.kind}` of `{_target_name(node.target)}` must give "
-            f"{'one value' if count == 1 else f'a tuple of {count} values'}, and gave "
-            f"{len(values)}."
-        )
-    return values
+    def _opened(self, value: Any) -> Any:
+        """An argument with functions that run their bodies node by node."""
+        if is_users_function(value) and not runs_by_node(value):
+            read = lifted(value)
+            body = traced(Maker(value, read), len(read), name_of(value))
+            return value if body is None else partial(self._run_by(body), *read)
+        return map_items(value, self._opened)

@@ -6,6 +6,8 @@ import inspect
 import linecache
 from collections.abc import Iterable
 from itertools import count
+from keyword import iskeyword
+from os import PathLike
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 from weakref import finalize
@@ -15,22 +17,27 @@ import numpy as np
 from hopflow import pytree
 from hopflow.bind import Value
 from hopflow.entries import entry, speaks_for_user
-from hopflow.errors import ArgumentTypeError
+from hopflow.errors import ArgumentTypeError, GraphError
 from hopflow.fx.folder import write_folder
 from hopflow.fx.graph import Graph
-from hopflow.fx.interpreter import Interpreter
+from hopflow.fx.node import Node
+from hopflow.fx.runner import Runner
 from hopflow.fx.source import python_source
 from hopflow.fx.wrapping import with_recorded
 from hopflow.graph.module import GraphModule as Captured
 from hopflow.trace.capture import trace
 
-__all__ = ["GraphModule", "require_module"]
+__all__ = ["GraphModule", "owning", "require_module"]
 
 _numbers: Final = count()
 
 
 class _Program:
-    """A graph as it was when it was compiled."""
+    """A graph as it was when it was compiled.
+
+    signature   its parameters have the names that the user gave them
+    renamed     the user's name of a parameter -> that in the source, where they differ
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -44,12 +51,23 @@ class _Program:
         # Annotations are kept, and not evaluated.
         flags = __future__.annotations.compiler_flag
         scope = with_recorded(source.scope)
-        exec(compile(source.text, file, "exec", flags, dont_inherit=True), scope)
+        try:
+            code = compile(source.text, file, "exec", flags, dont_inherit=True)
+        except SyntaxError as error:
+            raise GraphError(
+                f"the source of graph `{graph.name}` is no Python: {error.msg} in line "
+                f"{error.lineno}. See what `on_generate_code` was given."
+            ) from None
+        exec(code, scope)
         self.function = scope[graph.name]
         self.function.__annotations__ = _annotations(graph)
         signature = inspect.signature(self.function)
         _, *parameters = signature.parameters.values()
-        self.signature = signature.replace(parameters=parameters)
+        names = _parameter_names(graph)
+        self.signature = signature.replace(
+            parameters=[p.replace(name=names[p.name]) for p in parameters]
+        )
+        self.renamed = {names[n]: n for n in names if names[n] != n}
 
 
 class GraphModule:
@@ -64,6 +82,7 @@ class GraphModule:
     program      what was compiled
     """
 
+    @entry
     def __init__(self, graph: Graph) -> None:
         """
         Raises:
@@ -79,11 +98,14 @@ class GraphModule:
         self.attributes: dict[str, Any] = graph.attributes
         self.recompile()
 
+    @entry
     def recompile(self) -> "GraphModule":
         """Let calls do what the graph says now.
 
         Raises:
-            GraphError: the graph breaks a rule; see `Graph.lint`.
+            ArgumentTypeError: what `on_generate_code` was given returns no lines.
+            GraphError: the graph breaks a rule; see `Graph.lint`. Or its source is no
+                Python.
         """
         self.graph.lint()
         vars(self).pop("_ties", None)  # the attributes may be others
@@ -92,6 +114,7 @@ class GraphModule:
 
     # --- submodules ---
 
+    @entry
     def add_submodule(self, target: str, module: Any) -> bool:
         """Let nodes call `module` by the path `target`; what was there is replaced.
 
@@ -156,11 +179,14 @@ class GraphModule:
     @speaks_for_user  # who passes other arguments than the graph has
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the graph returns for these arguments."""
+        if kwargs and (renamed := self.program.renamed):
+            kwargs = {renamed.get(name, name): value for name, value in kwargs.items()}
         return self.program.function(self, *args, **kwargs)
 
     def __reduce__(self) -> Any:  # what was compiled is compiled anew
         return _restored, (type(self), self.graph, self.attributes)
 
+    @entry
     def propagate(self, *args: Any) -> Captured:
         """The captured graph of this one for arguments of these types.
 
@@ -174,15 +200,19 @@ class GraphModule:
         """
 
         def run(*args: Any) -> Any:
-            return Interpreter(self).run(*args)
+            return Runner(self).run(*args)
 
         run.__name__ = self.__name__
         run.__wrapped__ = self  # type: ignore[attr-defined]  # which has the attributes
         run.__signature__ = self.__signature__  # type: ignore[attr-defined]
         return trace(run, *args, mode="fake", captures=True)
 
+    @entry
     def to_folder(self, folder: str | Path, module_name: str = "FxModule") -> None:
         """Write the module as a Python package that can be edited by hand.
+
+        Functions that operators run are written as classes too, as `open_bodies` has
+        them.
 
             module.to_folder("layer")
             from layer import FxModule  # FxModule()(x) is module(x)
@@ -193,10 +223,16 @@ class GraphModule:
             module_name: Of the class in `module.py`.
 
         Raises:
-            ArgumentValueError: no class can have this name, the graph calls a function
-                that no module has by name, or an attribute is no tensor.
+            ArgumentTypeError: `folder` is no path.
+            ArgumentValueError: no class can have this name; the graph refers to a
+                function that no module has by name and that cannot be traced by itself;
+                or an attribute is neither a tensor nor a body.
         """
-        write_folder(Path(folder), module_name, self.graph, self.attributes)
+        if not isinstance(folder, str | PathLike):
+            raise ArgumentTypeError(
+                f"to_folder: `folder` must be a path, and is `{type(folder).__name__}`."
+            )
+        write_folder(Path(folder), module_name, self)
 
     def print_readable(self, print_output: bool = True) -> str:
         """The source, printed if `print_output`."""
@@ -211,12 +247,30 @@ class GraphModule:
         return f"<fx.GraphModule {self.graph.name}: {len(self.graph.nodes)} nodes>"
 
 
+def owning(module: GraphModule) -> GraphModule:
+    """The module, or a copy of it whose graph has its attributes.
+
+    A module that a tree was put together to (by an optimiser) has attributes of its own
+    and shares its graph with the one that was taken apart.
+    """
+    if module.attributes is module.graph.attributes:
+        return module
+    graph = Graph(module.graph.name)
+    known: dict[Node, Any] = {}
+    for node in module.graph.nodes:
+        known[node] = graph.node_copy(node, known.__getitem__)
+    graph.attributes = dict(module.attributes)
+    return GraphModule(graph)
+
+
 def require_module(tool: str, value: object) -> None:
     """Raises: ArgumentTypeError: what `tool` was given is no module of `fx`."""
     if not isinstance(value, GraphModule):
+        kind = type(value).__name__
+        found = f"a captured `{kind}`" if isinstance(value, Captured) else f"`{kind}`"
         raise ArgumentTypeError(
-            f"{tool}: expected a `hf.fx.GraphModule`, and found "
-            f"`{type(value).__name__}`. Make one with `hf.symbolic_trace`."
+            f"{tool}: expected a `hf.fx.GraphModule`, and found {found}. Make one with "
+            "`hf.symbolic_trace`."
         )
 
 
@@ -229,6 +283,22 @@ def _restored(
     module = kind(graph)
     module.attributes = attributes
     return module
+
+
+def _parameter_names(graph: Graph) -> dict[str, str]:
+    """The user's names of parameters, by those in the source.
+
+    A name that the source needs for something else (`sum`, `hf`) is another one there.
+    """
+    taken = {node.name for node in graph.placeholders}
+    found: dict[str, str] = {}
+    for node in graph.placeholders:
+        name = node.target.lstrip("*")
+        if name in taken or not name.isidentifier() or iskeyword(name):
+            name = node.name
+        taken.add(name)
+        found[node.name] = name
+    return found
 
 
 def _annotations(graph: Graph) -> dict[str, Any]:

@@ -6,7 +6,8 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
-from hopflow.errors import GraphError
+from hopflow.entries import entries
+from hopflow.errors import ArgumentTypeError, GraphError
 from hopflow.fx.operations import Arguments as CheckedArguments
 from hopflow.fx.operations import Operation, Results
 from hopflow.graph.core import SourceLine
@@ -90,8 +91,8 @@ class Node:
     name         unique in the graph; a variable of its source
     type         the user's annotation, or None
     users        the nodes that read this one
-    line         where in the user's code it came from
-    module_path  the module that it is in: "encoder.layers.0"
+    line         where in the user's code it came from; its `stack` has the callers
+    module_path  the module that it is in, with its class: "encoder.layers.0:Linear"
     meta         notes of passes
     """
 
@@ -130,7 +131,7 @@ class Node:
         self.meta: dict[str, Any] = {}
         self._args: tuple[Any, ...] = ()
         self._kwargs: dict[str, Any] = {}
-        self._read(tuple(args), dict(kwargs))
+        self._read(args, kwargs)
 
     def __repr__(self) -> str:
         return self.name
@@ -151,7 +152,7 @@ class Node:
 
     @args.setter
     def args(self, args: tuple[Any, ...]) -> None:
-        self._read(tuple(args), self._kwargs)
+        self._read(args, self._kwargs)
 
     @property
     def kwargs(self) -> dict[str, Any]:
@@ -159,12 +160,22 @@ class Node:
 
     @kwargs.setter
     def kwargs(self, kwargs: Mapping[str, Any]) -> None:
-        self._read(self._args, dict(kwargs))
+        self._read(self._args, kwargs)
 
-    def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _read(self, args: Any, kwargs: Any) -> None:
+        """
+        Raises:
+            ArgumentTypeError: the arguments are no tuple and mapping.
+        """
+        if not isinstance(args, tuple | list) or not isinstance(kwargs, Mapping):
+            raise ArgumentTypeError(
+                f"graph `{self.graph.name}`: the arguments of node `{self.name}` must "
+                "be a tuple and a mapping, and are "
+                f"`{type(args).__name__}` and `{type(kwargs).__name__}`."
+            )
         for node in self.inputs:
             del node.users[self]
-        self._args, self._kwargs = args, kwargs
+        self._args, self._kwargs = tuple(args), dict(kwargs)
         for node in self.inputs:
             node.users[self] = None
 
@@ -221,10 +232,10 @@ class Node:
         self.kwargs = {**self._kwargs, name: arg}
 
     def _check_position(self, index: int, count: int) -> None:
-        if not 0 <= index < count:
+        if not isinstance(index, int) or not 0 <= index < count:
             raise GraphError(
                 f"graph `{self.graph.name}`: node `{self.name}` has "
-                f"{len(self._args)} positional arguments, and none at {index}."
+                f"{len(self._args)} positional arguments, and none at {index!r}."
             )
 
     def normalized_arguments(
@@ -286,13 +297,9 @@ class Node:
 
     @property
     def stack_trace(self) -> str | None:
-        """The user's line that the node is of, as a traceback shows it."""
-        if self.line is None:
-            return None
-        where = f", in {self.line.function}" if self.line.function else ""
-        text = source_text(self.line)
-        code = f"    {text}\n" if text else ""
-        return f'  File "{self.line.file}", line {self.line.line}{where}\n{code}'
+        """The user's line that the node is of and its callers within the traced
+        function, the outermost first, as a traceback shows them."""
+        return None if self.line is None else "".join(map(_entry, self.line.stack))
 
     def format_node(self) -> str:
         """The node as one line: `%y : [num_users=1] = call_function[target=sin](...)`.
@@ -336,11 +343,27 @@ class Node:
         return False
 
 
+entries(
+    Node,
+    *("replace_input_with", "replace_all_uses_with", "insert_arg", "update_arg"),
+    *("update_kwarg", "normalized_arguments", "next", "prev", "prepend", "append"),
+    "is_impure",
+)
+
+
 class Arguments(NamedTuple):
     """The arguments of a call."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+
+
+def _entry(line: SourceLine) -> str:
+    """A line as an entry of a traceback."""
+    where = f", in {line.function}" if line.function else ""
+    text = source_text(line)
+    code = f"    {text}\n" if text else ""
+    return f'  File "{line.file}", line {line.line}{where}\n{code}'
 
 
 _SEVERAL: Final = inspect.Parameter.VAR_POSITIONAL

@@ -1,23 +1,26 @@
 """`open_bodies`: the functions that operators run, as modules that can be rewritten."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from keyword import iskeyword
 from types import FunctionType, MethodType
 from typing import Any
 
+from hopflow.entries import entry
 from hopflow.errors import ArgumentTypeError, TraceError
 from hopflow.fx.bodies import Maker
+from hopflow.fx.folder import slots as folder_slots
 from hopflow.fx.graph import Graph
-from hopflow.fx.module import GraphModule, require_module
+from hopflow.fx.module import GraphModule, owning, require_module
 from hopflow.fx.node import Node, map_items
 from hopflow.fx.tracer import Tracer
 from hopflow.trace.source import name_of
 from hopflow.tracebacks import is_own_file
 
-__all__ = ["bodies_of", "open_bodies"]
+__all__ = ["bodies_of", "is_users_function", "map_bodies", "open_bodies", "traced"]
 
 
+@entry
 def open_bodies(module: GraphModule) -> GraphModule:
     """A copy of `module` in which the bodies of operators are modules, at any depth.
 
@@ -32,20 +35,24 @@ def open_bodies(module: GraphModule) -> GraphModule:
         ArgumentTypeError: `module` is no module of `fx`.
     """
     require_module("open_bodies", module)
+    module = owning(module)
     graph = Graph(module.graph.name)
     known: dict[Node, Any] = {}
     for node in module.graph.nodes:
         copy = known[node] = graph.node_copy(node, known.__getitem__)
         if node.kind == "get_attr" and (body := _body_at(node)) is not None:
             graph.attributes[copy.target] = open_bodies(body)
-        if node.kind == "call_function" and _is_ours(node.target):
+        if node.kind == "call_function":
             with graph.inserting_before(copy):
-                copy.args, copy.kwargs = _Opener(graph, copy).of(
-                    (copy.args, copy.kwargs)
+                copy.args, copy.kwargs = map_bodies(
+                    node.target, copy.args, copy.kwargs, _Opener(graph, copy).of
                 )
     opened = GraphModule(graph)
     opened.graph.eliminate_dead_code(lambda node: not isinstance(node.target, Maker))
     return opened.recompile()
+
+
+folder_slots.opened = open_bodies
 
 
 def bodies_of(module: GraphModule) -> list[GraphModule]:
@@ -64,6 +71,29 @@ def _body_at(node: Node) -> GraphModule | None:
     return value if isinstance(value, GraphModule) else None
 
 
+def is_users_function(value: Any) -> bool:
+    """Whether a value is a function of the user's, which an operator may run."""
+    code = getattr(value, "__code__", None)
+    is_function = isinstance(value, FunctionType | MethodType | partial)
+    return is_function and (code is None or not is_own_file(code.co_filename))
+
+
+def map_bodies(
+    target: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    f: Callable[[Any], Any],
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call with `f` of each that may hold bodies of operators.
+
+    A function that runs as Python, whenever the program does, is none.
+    """
+    if not _is_ours(target) or getattr(target, "__name__", "") == "callback":
+        return args, dict(kwargs)
+    named = {k: v if k == "progress" else f(v) for k, v in kwargs.items()}
+    return tuple(map(f, args)), named
+
+
 def _is_ours(target: Any) -> bool:
     home = getattr(target, "__module__", "") or type(target).__module__
     return home.split(".")[0] == "hopflow" and not isinstance(target, Maker)
@@ -80,17 +110,15 @@ class _Opener:
             if isinstance(value.target, Maker) and value.target.makes_function:
                 return self.opened(value, value.target, value.args)
             return value
-        if isinstance(value, FunctionType | MethodType | partial):
-            code = getattr(value, "__code__", None)
-            if code is None or not is_own_file(code.co_filename):
-                return self.opened(value, lambda: value, ())
+        if is_users_function(value):
+            return self.opened(value, lambda: value, ())
         return map_items(value, self.of)
 
     def opened(
         self, value: Any, make: Callable[..., Any], read: tuple[Any, ...]
     ) -> Any:
         name = name_of(make if isinstance(value, Node) else value)
-        body = _traced(make, len(read), name.removeprefix("make_"))
+        body = traced(make, len(read), name.removeprefix("make_"))
         if body is None:
             return value
         path, number = body.graph.name, 1
@@ -105,7 +133,7 @@ class _Opener:
         return function
 
 
-def _traced(make: Callable[..., Any], count: int, name: str) -> GraphModule | None:
+def traced(make: Callable[..., Any], count: int, name: str) -> GraphModule | None:
     """The module of the function that `make` makes of `count` values, which are its
     first parameters; None: it asks proxies for values."""
     base = name if name.isidentifier() and not iskeyword(name) else "body"

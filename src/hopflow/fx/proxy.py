@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import numpy as np
 
-from hopflow.entries import speaks_for_user
+from hopflow.entries import entries, entry, speaks_for_user
 from hopflow.errors import TraceError
 from hopflow.fx.node import IN_PLACE, Node
 from hopflow.graph.core import SourceLine
@@ -197,12 +197,19 @@ def _define_operators() -> None:
 
     for name in _BINARY.split():
         f = getattr(operator, f"__{name}__")
-        setattr(Proxy, f"__{name}__", forward(f))
-        setattr(Proxy, f"__r{name}__", reflected(f))
+        setattr(Proxy, f"__{name}__", entry(forward(f)))
+        setattr(Proxy, f"__r{name}__", entry(reflected(f)))
     for name in _OTHERS.split():
-        setattr(Proxy, f"__{name}__", forward(getattr(operator, name)))
+        setattr(Proxy, f"__{name}__", entry(forward(getattr(operator, name))))
     for name, f in IN_PLACE.items():
-        setattr(Proxy, f"__{name}__", forward(f))
+        setattr(Proxy, f"__{name}__", entry(forward(f)))
+    for cls in (Proxy, Attribute):
+        entries(cls, "__call__")
+    entries(
+        Proxy,
+        *("__getitem__", "__setitem__", "__bool__", "__iter__", "__len__", "__int__"),
+        *("__index__", "__float__", "__complex__", "__contains__", "__array__"),
+    )
 
 
 _define_operators()

@@ -16,6 +16,7 @@ from hopflow.graph.core import size_of as as_size
 from hopflow.graph.interpreter import Evaluate
 from hopflow.graph.module import GraphModule
 from hopflow.graph.regions import Region, Role, Signature, carries
+from hopflow.graph.types import same_shape
 from hopflow.hops.bodies import mismatches
 from hopflow.symbolic.env import ShapeEnv
 from hopflow.symbolic.size import Size, Symbol, free_symbols, substitute
@@ -278,7 +279,7 @@ def _check_carry(op: Any, body: _Body, region: Region, arg: int, result: int) ->
     expected = new.with_shape([substitute(n, sizes) for n in new.shape])
     found = body.outputs[after].type
     name = region.graph.inputs[before].node.name
-    fixed = not free_symbols(*new.shape) or old.shape == new.shape
+    fixed = not free_symbols(*new.shape) or same_shape(old.shape, new.shape)
     if leaves := mismatches([name], [expected], [found], sizes=fixed):
         raise CarryTypeError(op.name, region.name, "its transformation", leaves)
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from hopflow import pytree
 from hopflow.bind import Value
+from hopflow.entries import entry
 from hopflow.fx.interpreter import AnyNode, Interpreter
 from hopflow.trace.capture import trace
 
@@ -19,6 +20,9 @@ class ShapeProp(Interpreter):
     each tensor in them; what is none stays as it is.
     """
 
+    runs_bodies = False
+
+    @entry
     def propagate(self, *args: Any) -> Any:
         """Note the types for arguments of these types, and return those of the results.
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from hopflow.dtypes import DType
+from hopflow.errors import ArgumentTypeError
 from hopflow.fx.node import Node
 from hopflow.fx.operations import Operation
 from hopflow.graph.printer import INDENT
@@ -72,17 +73,22 @@ class Source(NamedTuple):
     scope: dict[str, Any]
 
 
-def python_source(graph: "Graph") -> Source:
-    """The source of `graph`."""
-    return _Writer(graph).source()
+def python_source(graph: "Graph", scope: dict[str, Any] | None = None) -> Source:
+    """The source of `graph`.
+
+    Args:
+        scope: What the names of other sources in the same file refer to: it becomes the
+            scope of this one too.
+    """
+    return _Writer(graph, {} if scope is None else scope).source()
 
 
 class _Writer:
     """Writes one graph. Names of objects give way to those of nodes."""
 
-    def __init__(self, graph: "Graph") -> None:
+    def __init__(self, graph: "Graph", scope: dict[str, Any]) -> None:
         self.graph = graph
-        self.scope: dict[str, Any] = {}
+        self.scope = scope
         self.taken = {node.name for node in graph.nodes} | {graph.name, *SCOPE}
         self.root = sys.modules["hopflow"]
 
@@ -99,7 +105,7 @@ class _Writer:
         parameters = ", ".join(["self", *self.parameters()])
         head = f"def {self.graph.name}({parameters}){result}:\n"
         if self.graph.transform_code is not None:
-            lines = self.graph.transform_code(lines)
+            lines = _checked(self.graph.transform_code(lines))
         body = textwrap.indent("".join(lines) or "pass\n", INDENT)
         return Source(head + body, self.scope)
 
@@ -263,6 +269,16 @@ def _of_numpy(value: Any, name: str) -> str:
         if callable(value) and vars(home).get(name) is value:
             return space + name
     return ""
+
+
+def _checked(lines: Any) -> list[str]:
+    """Raises: ArgumentTypeError: what a user's function has made are no lines."""
+    if isinstance(lines, list | tuple) and all(isinstance(x, str) for x in lines):
+        return list(lines)
+    raise ArgumentTypeError(
+        "on_generate_code: the function of lines must return a list of strings, and "
+        f"returns `{type(lines).__name__}`."
+    )
 
 
 def annotation(type_: Any) -> str:

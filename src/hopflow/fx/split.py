@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from operator import getitem
 from typing import Any
 
+from hopflow.entries import entry
 from hopflow.errors import ArgumentTypeError, GraphError
 from hopflow.fx.graph import Graph
-from hopflow.fx.importing import as_module
-from hopflow.fx.module import GraphModule
+from hopflow.fx.importing import as_symbolic
+from hopflow.fx.module import GraphModule, owning
 from hopflow.fx.node import Node, map_nodes
 from hopflow.graph.module import GraphModule as Captured
 from hopflow.trace.source import name_of
@@ -16,6 +17,7 @@ from hopflow.trace.source import name_of
 __all__ = ["split_module"]
 
 
+@entry
 def split_module(
     m: GraphModule | Captured,
     root_m: Any,
@@ -31,7 +33,8 @@ def split_module(
     function of yours) stays in order with all that it may change or see.
 
     Args:
-        m: A module of `fx`, or a captured one; it stays as it is.
+        m: A module of `fx`, or a captured one as `hf.symbolic_trace` has it; it stays
+            as it is.
         root_m: Is not used: `m` has all attributes. It is there as in PyTorch.
         split_callback: The partition that a call belongs to.
         qualname_map: Gets for each new path of an attribute the one in `m`.
@@ -42,7 +45,7 @@ def split_module(
         GraphError: two partitions would each need the other to have run.
     """
     del root_m
-    m = as_module("split_module", m)
+    m = owning(as_symbolic("split_module", m))
     if not callable(split_callback):
         raise ArgumentTypeError(
             "split_module: `split_callback` must be a function of a node, and is "

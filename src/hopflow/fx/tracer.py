@@ -5,6 +5,7 @@ proxy is among its arguments (`bind.recordable`). Python between the calls runs.
 """
 
 import inspect
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from hopflow.bind import Value, slots
+from hopflow.entries import entry, speaks_for_user
 from hopflow.errors import ArgumentTypeError, TraceError
 from hopflow.fx.bodies import Maker, as_it_is_now, find_proxy, lifted
 from hopflow.fx.graph import Graph
@@ -23,12 +25,13 @@ from hopflow.fx.node import Kind, Node, map_items
 from hopflow.fx.proxy import Proxy, no_value, unpacked_into
 from hopflow.fx.wrapping import replace_names, restore_names
 from hopflow.graph.module import GraphModule as Captured
-from hopflow.graph.origin import in_module, origin
+from hopflow.graph.origin import called_from, in_module, origin, replaying
 from hopflow.trace.source import name_of, user_line
 
 __all__ = ["Tracer", "current_tracer", "paths_of", "symbolic_trace", "tracing"]
 
 
+@entry
 def symbolic_trace(
     f: Callable[..., Any], concrete_args: Mapping[str, Any] | None = None
 ) -> GraphModule:
@@ -65,8 +68,11 @@ class Tracer:
         self.graph = Graph()
         self.root: Any = None
         self._paths: dict[int, str] = {}
-        # What `_paths` tells apart by identity must live as long.
+        # Modules and tensors from outside of `root`: what `_paths` tells apart by
+        # identity must live as long.
         self._kept: list[Any] = []
+        # Of the module that is called: its path, and its place with the classes.
+        self._called = "", ""
 
     # --- what a subclass may decide ---
 
@@ -182,6 +188,7 @@ class Tracer:
             self._paths.setdefault(part, f"{path}.{inner}")
         return path
 
+    @speaks_for_user
     def call_module(
         self,
         module: Any,
@@ -191,12 +198,28 @@ class Tracer:
     ) -> Any:
         """What a call of a module gives: modules announce their calls here."""
         path = self.path_of(module)
+        place = self._place_of(module, path)
         if find_proxy((args, kwargs)) is not None and self.is_leaf_module(module, path):
             self.graph.attributes[path] = module
-            with in_module(path):
+            with in_module(place):
                 return self.create_proxy("call_module", path, args, kwargs)
-        with in_module(path):
-            return forward(*args, **kwargs)
+        before, self._called = self._called, (path, place)
+        try:
+            with in_module(place):
+                return forward(*args, **kwargs)
+        finally:
+            self._called = before
+
+    def _place_of(self, module: Any, path: str) -> str:
+        """The path of a module with the classes of the modules on the way, as in
+        captured graphs: `parts.0:Sequential.layers.1:Linear`. One from outside of
+        `root` that no other is around has its class for a path."""
+        outer, place = self._called
+        if outer and path.startswith(f"{outer}."):
+            path = place + path.removeprefix(outer)
+        elif any(value is module for value in self._kept):
+            return path
+        return f"{path}:{type(module).__name__}"
 
     # --- the trace ---
 
@@ -207,8 +230,9 @@ class Tracer:
             paths: Of the modules and tensors of `root`, by identity.
         """
         self.root, self.graph, self._paths = root, Graph(name), paths
-        self._kept = []
+        self._kept, self._called = [], ("", "")
 
+    @entry
     def trace(
         self, root: Callable[..., Any], concrete_args: Mapping[str, Any] | None = None
     ) -> GraphModule:
@@ -253,7 +277,9 @@ class Tracer:
             p.name: given[p.name] if p.name in given else self._parameter(p)
             for p in signature.parameters.values()
         }
-        result = self.create_arg(_of_fixed_parameters(f, signature)(args))
+        call = _of_fixed_parameters(f, signature)
+        with called_from(sys._getframe()), replaying():
+            result = self.create_arg(call(args))
         returns = signature.return_annotation
         self.graph.output(result, None if returns is signature.empty else returns)
 

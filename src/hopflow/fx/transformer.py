@@ -2,8 +2,10 @@
 
 from typing import Any
 
+from hopflow.entries import entry
 from hopflow.fx.interpreter import AnyNode, Interpreter
 from hopflow.fx.module import GraphModule
+from hopflow.fx.node import Node
 from hopflow.fx.opening import open_bodies
 from hopflow.fx.proxy import Proxy
 from hopflow.fx.retrace import retraced, with_graph
@@ -27,11 +29,14 @@ class Transformer(Interpreter):
     (a tensor, a value of a node around the operator) is passed to the operator.
     """
 
+    runs_bodies = False
+
+    @entry
     def __init__(self, module: Any) -> None:
         super().__init__(module)
         self.tracer = Tracer()
-        self._type: Any = None
 
+    @entry
     def transform(self) -> Any:
         """The new module, of the same kind; the old one stays as it is.
 
@@ -50,7 +55,7 @@ class Transformer(Interpreter):
 
     def _transformed(self, module: GraphModule) -> GraphModule:
         """The new module for one of `fx`, which may be a body in another."""
-        before = self.module, self.tracer, self.env, self._type
+        before = self.module, self.tracer, self.env
         self.module, self.tracer = module, type(self.tracer)()
         try:
             self.tracer.start(module, module.graph.name, paths_of(module))
@@ -58,7 +63,7 @@ class Transformer(Interpreter):
                 self.run_nodes()
             return GraphModule(self.tracer.graph)
         finally:
-            self.module, self.tracer, self.env, self._type = before
+            self.module, self.tracer, self.env = before
 
     def _retraced(self, module: Captured) -> Captured:
         graph = retraced(module.graph, self.run_graph)
@@ -68,7 +73,6 @@ class Transformer(Interpreter):
     def run_node(self, node: AnyNode) -> Any:
         if isinstance(node, CapturedNode):
             return super().run_node(node)
-        self._type = node.type
         result = super().run_node(node)
         if isinstance(result, Proxy):  # notes go along
             result.node.meta = {**node.meta, **result.node.meta}
@@ -80,7 +84,7 @@ class Transformer(Interpreter):
         if self._frame is not None:
             return super().placeholder(target, args, kwargs)
         return self.tracer.create_proxy(
-            "placeholder", target, args, kwargs, type_=self._type
+            "placeholder", target, args, kwargs, type_=self._annotation()
         )
 
     def get_attr(
@@ -116,5 +120,9 @@ class Transformer(Interpreter):
         if self._frame is not None:
             return super().output(target, args, kwargs)
         return self.tracer.create_proxy(
-            "output", target, args, kwargs, type_=self._type
+            "output", target, args, kwargs, type_=self._annotation()
         )
+
+    def _annotation(self) -> Any:
+        """What the user has annotated the node with that runs."""
+        return self._node.type if isinstance(self._node, Node) else None

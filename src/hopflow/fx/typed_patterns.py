@@ -23,10 +23,12 @@ from hopflow.errors import (
     ResultTypeError,
     TraceError,
 )
-from hopflow.graph.core import Arg, Graph, Var
+from hopflow.graph.core import Arg, Graph, Var, size_of
+from hopflow.graph.rewriting import fresh_symbol
 from hopflow.graph.types import TensorType
 from hopflow.ops.opdef import as_operand
-from hopflow.symbolic.size import Symbol, free_symbols
+from hopflow.symbolic.env import ShapeEnv
+from hopflow.symbolic.size import Size, Symbol, free_symbols, substitute
 from hopflow.tensor import Tensor
 from hopflow.trace.captures import is_written
 from hopflow.trace.functional import TracedTensor
@@ -34,6 +36,7 @@ from hopflow.trace.source import name_of
 from hopflow.trace.tracer import Tracer, trace_into
 
 __all__ = [
+    "Shadows",
     "TypedPattern",
     "kind_of_call",
     "parameters_of",
@@ -79,6 +82,37 @@ def parameters_of(what: str, f: Any) -> list[str]:
 
 
 # --- types ----------------------------------------------------------------------------
+
+
+class Shadows:
+    """The types of a graph as patterns have them, over symbols of their own.
+
+    Nobody knows more of these symbols than their ranges: to try a pattern decides
+    nothing about the sizes of the graph.
+
+    shadows      symbol of the graph -> the one that patterns have for it
+    unshadowed   the other way round
+    sizes        symbol of the graph -> what is known of it, over symbols of patterns
+    """
+
+    def __init__(self, symbols: Iterable[Symbol]) -> None:
+        self.shadows: dict[Symbol, Symbol] = {
+            s: free_symbols(fresh_symbol(s))[0] for s in symbols
+        }
+        self.unshadowed = {shadow: symbol for symbol, shadow in self.shadows.items()}
+        plain: dict[Symbol, Size] = {s: size_of(t) for s, t in self.shadows.items()}
+        self.sizes = {s: substitute(_settled(s), plain) for s in self.shadows}
+
+    def type(self, type_: TensorType) -> TensorType:
+        """A type of the graph as patterns have it."""
+        sizes = [substitute(n, self.sizes) for n in type_.shape]
+        return type_.with_shape(sizes).strong()
+
+
+def _settled(symbol: Symbol) -> Size:
+    """A symbol as a size: what it is known to be."""
+    size = size_of(symbol)
+    return symbol.env.simplify(size) if isinstance(symbol.env, ShapeEnv) else size
 
 
 # These two pass through whatever the pattern, and hopflow, do about errors.

@@ -2,13 +2,14 @@
 
 import builtins
 import functools
-import sys
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final
 
 from hopflow.bind import recordable, recorded
+from hopflow.entries import entry
 from hopflow.errors import ArgumentTypeError, ArgumentValueError
+from hopflow.trace.source import user_frame
 
 __all__ = ["replace_names", "restore_names", "with_recorded", "wrap"]
 
@@ -19,6 +20,7 @@ _replaced: Final[list[tuple[dict[str, Any], str, Any]]] = []
 _ABSENT: Final = object()
 
 
+@entry
 def wrap(f: Callable[..., Any] | str) -> Any:
     """`f`, which a symbolic trace does not look into: its calls are nodes.
 
@@ -39,7 +41,9 @@ def wrap(f: Callable[..., Any] | str) -> Any:
             name within a function.
     """
     if isinstance(f, str):
-        return _wrap_name(f, sys._getframe(1))
+        frame = user_frame()
+        assert frame is not None  # which has called
+        return _wrap_name(f, frame)
     if not callable(f) or isinstance(f, type):
         raise ArgumentTypeError(
             f"wrap: expected a function, and found {f!r}. Give the function itself, as "

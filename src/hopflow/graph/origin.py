@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from hopflow.graph.core import SourceLine
 
-__all__ = ["Place", "in_module", "origin", "replaying"]
+__all__ = ["Place", "called_from", "in_module", "origin", "replaying"]
 
 
 class Place(NamedTuple):
@@ -36,7 +36,7 @@ class _Origin(threading.local):
 
     node     the one that is done again, by a retrace or a transform
     root     the frame that has called the function which is traced
-    module   the path of the module that is called: "encoder.layers.0"
+    module   the path and class of the module that is called: "encoder.layers.0:Linear"
     """
 
     node: _Placed = _NOWHERE
@@ -78,3 +78,15 @@ def in_module(path: str) -> Iterator[None]:
         yield
     finally:
         origin.module = before
+
+
+@contextmanager
+def called_from(root: FrameType | None) -> Iterator[None]:
+    """Within the block, `root` is the frame that has called the traced function: lines
+    of operations have as callers the frames of the user's code that it has led to."""
+    before = origin.root
+    origin.root = root
+    try:
+        yield
+    finally:
+        origin.root = before

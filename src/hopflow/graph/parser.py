@@ -12,7 +12,8 @@ from keyword import iskeyword
 from typing import Any, Final, NamedTuple, NoReturn
 
 from hopflow.dtypes import ALL, DType
-from hopflow.errors import HopflowError, ProgramFormatError
+from hopflow.entries import entry
+from hopflow.errors import ArgumentTypeError, HopflowError, ProgramFormatError
 from hopflow.graph.core import (
     Arg,
     Constant,
@@ -98,6 +99,7 @@ class Token(NamedTuple):
         return f"`{self.text[:40]}`" if self.text else "the end of the text"
 
 
+@entry
 def parse(
     text: str, operators: Mapping[str, Any], attributes: Mapping[str, Any] | None = None
 ) -> Graph:
@@ -112,9 +114,14 @@ def parse(
             are not given.
 
     Raises:
+        ArgumentTypeError: `text` is no string.
         ProgramFormatError: `text` is not a graph; the message names the line, and
             what was expected there.
     """
+    if not isinstance(text, str):
+        raise ArgumentTypeError(
+            f"parse: `text` must be a string, and is `{type(text).__name__}`."
+        )
     if len(text) > MAX_LENGTH:
         raise ProgramFormatError(
             f"the text has {len(text)} characters; at most {MAX_LENGTH} are read."

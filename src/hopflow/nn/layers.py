@@ -8,7 +8,8 @@ from typing import Any, ClassVar, Final, Self
 
 from hopflow.bind import Value, public
 from hopflow.dtypes import DTypeLike, finfo
-from hopflow.errors import ArgumentTypeError, ArgumentValueError
+from hopflow.entries import entry
+from hopflow.errors import ArgumentTypeError, ArgumentValueError, HopflowError
 from hopflow.nn.module import Module, static
 from hopflow.ops import indexing, logic, manipulation
 from hopflow.ops.creation import ones, zeros
@@ -52,6 +53,7 @@ def _bounded(key: Any, shape: tuple[int, ...], fan: int, dtype: DTypeLike) -> Va
 class _Layer(Module):
     """A module of tensors and layers: a size in the place of one is an error."""
 
+    @entry
     def __post_init__(self) -> None:
         """
         Raises:
@@ -65,6 +67,20 @@ class _Layer(Module):
                     f"{layer}: `{name}` must be a tensor or a layer, and is {value!r} "
                     f"(`{type(value).__name__}`). A layer is given its parameters; "
                     f"`{layer}.init(key, ...)` makes them, of sizes."
+                )
+
+    def _check(self, **arrays: Any) -> None:
+        """Check what a call computes with.
+
+        Raises:
+            ArgumentTypeError: one of `arrays` is no tensor; it has the name of an
+                argument or a parameter.
+        """
+        for name, value in arrays.items():
+            if not hasattr(value, "shape") and not isinstance(value, int | float):
+                raise ArgumentTypeError(
+                    f"{type(self).__name__}: `{name}` must be a tensor, and is "
+                    f"`{type(value).__name__}`."
                 )
 
 
@@ -108,6 +124,11 @@ class Linear(_Layer):
         return cls(weight, _bounded(second, (outputs,), inputs, dtype))
 
     def forward(self, x: Any) -> Any:
+        """
+        Raises:
+            ArgumentTypeError: `x` or the weight is no tensor.
+        """
+        self._check(x=x, weight=self.weight)
         y = x @ self.weight
         return y if self.bias is None else y + self.bias
 
@@ -165,6 +186,11 @@ class LayerNorm(_Layer):
         return cls(ones(size, dtype=dtype), zeros(size, dtype=dtype), float(epsilon))
 
     def forward(self, x: Any) -> Any:
+        """
+        Raises:
+            ArgumentTypeError: `x` or a parameter is no tensor.
+        """
+        self._check(x=x, weight=self.weight, bias=self.bias)
         centered = x - x.mean(axis=-1, keepdims=True)
         variance = (centered * centered).mean(axis=-1, keepdims=True)
         return centered / sqrt(variance + self.epsilon) * self.weight + self.bias
@@ -201,6 +227,16 @@ class _Cell(_Layer):
         ]
         return cls(*parts)
 
+    def _affine(self, x: Any, h: Any) -> tuple[Any, Any]:
+        """What the gates get from an input, and from a state.
+
+        Raises:
+            ArgumentTypeError: one of them or a parameter is no tensor.
+        """
+        self._check(x=x, h=h, **{name: getattr(self, name) for name in self._data})
+        from_input = x @ self.input_weight + self.input_bias
+        return from_input, h @ self.state_weight + self.state_bias
+
     def _parts(self, y: Any) -> list[Any]:
         """The gates in `y`, which stand side by side."""
         size = self.state_weight.shape[0]
@@ -223,8 +259,13 @@ class GRUCell(_Cell):
     gates: ClassVar[int] = 3
 
     def forward(self, h: Any, x: Any) -> Any:
-        reset, update, new = self._parts(x @ self.input_weight + self.input_bias)
-        r, z, n = self._parts(h @ self.state_weight + self.state_bias)
+        """
+        Raises:
+            ArgumentTypeError: an argument or a parameter is no tensor.
+        """
+        from_input, from_state = self._affine(x, h)
+        reset, update, new = self._parts(from_input)
+        r, z, n = self._parts(from_state)
         r, z = sigmoid(reset + r), sigmoid(update + z)
         n = tanh(new + r * n)
         return n + z * (h - n)
@@ -246,9 +287,23 @@ class LSTMCell(_Cell):
     gates: ClassVar[int] = 4
 
     def forward(self, state: Any, x: Any) -> Any:
-        h, c = state
-        y = x @ self.input_weight + self.input_bias
-        i, f, g, o = self._parts(y + (h @ self.state_weight + self.state_bias))
+        """
+        Raises:
+            ArgumentTypeError: an argument or a parameter is no tensor, or `state` no
+                pair of them.
+        """
+        try:
+            h, c = state
+        except HopflowError:
+            raise
+        except (TypeError, ValueError):
+            raise ArgumentTypeError(
+                "LSTMCell: `state` must be a pair of tensors (h, c), and is "
+                f"`{type(state).__name__}`."
+            ) from None
+        self._check(c=c)
+        from_input, from_state = self._affine(x, h)
+        i, f, g, o = self._parts(from_input + from_state)
         c = sigmoid(f) * c + sigmoid(i) * tanh(g)
         return sigmoid(o) * tanh(c), c
 
@@ -334,6 +389,18 @@ class Function(Module):
 
     function: Any = static()
 
+    @entry
+    def __post_init__(self) -> None:
+        """
+        Raises:
+            ArgumentTypeError: `function` cannot be called.
+        """
+        if not callable(self.function):
+            raise ArgumentTypeError(
+                "Function: `function` must be a function, and is "
+                f"`{type(self.function).__name__}`."
+            )
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
 
@@ -343,6 +410,7 @@ class Sequential(Module):
 
     layers: tuple[Any, ...]
 
+    @entry
     def __init__(self, *layers: Any) -> None:
         """
         Raises:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any, TypeVar, cast
 
+from hopflow.entries import entry
 from hopflow.errors import ArgumentTypeError
 from hopflow.rewrite import runtime as _runtime  # noqa: F401 - what the code calls
 from hopflow.rewrite.convert import SKIP, converted, is_rewritten
@@ -17,6 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 class _ControlFlow:
     """The decorator; see `__call__`."""
 
+    @entry
     def __call__(self, f: F) -> F:
         """`f`, with plain Python `if`, `while` and `for` that depend on tensors as
         operators.

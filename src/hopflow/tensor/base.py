@@ -314,6 +314,7 @@ class Tensor(Value):
 
         return array(self._exported("__jax_array__"))
 
+    @speaks_for_user
     def __format__(self, spec: str) -> str:
         if self.ndim == 0 and spec:
             return format(self.item(), spec)
@@ -464,19 +465,26 @@ class Tensor(Value):
         digits = 0 if ndigits is None else as_integer("round", "ndigits", ndigits)
         return cast(Tensor, elementwise.round_to(self, digits))
 
+    @speaks_for_user
     def __divmod__(self, other: Any) -> Any:
         return self // other, self % other
 
+    @speaks_for_user
     def __rdivmod__(self, other: Any) -> Any:
         return other // self, other % self
 
+    @is_entry
     def __pow__(self, other: Any, modulus: Any = None) -> Any:
         """`self ** other`; with a modulus, of integers, without overflow."""
         if not isinstance(other, _OPERANDS):
             return NotImplemented
-        if modulus is None:
-            return elementwise.pow(self, other)
-        return modular_power(self, other, modulus)
+        try:
+            if modulus is None:
+                return elementwise.pow(self, other)
+            return modular_power(self, other, modulus)
+        except Exception as error:
+            surface(error, elementwise.pow, (self, other), {})
+            raise
 
     __add__, __radd__, __iadd__ = _operators(elementwise.add)
     __sub__, __rsub__, __isub__ = _operators(elementwise.subtract)
@@ -505,9 +513,11 @@ class Tensor(Value):
 entries(
     Tensor,
     *("to_device", "__array_namespace__", "item", "tolist", "__bool__", "__int__"),
+    *("__array_ufunc__", "__array_function__"),
     *("__float__", "__complex__", "__index__", "__array__", "__dlpack__", "__format__"),
     *("__jax_array__", "__len__", "__iter__", "__contains__", "astype", "copy"),
     *("reshape", "flatten", "squeeze", "transpose", "T", "mT"),
     *("sum", "prod", "mean", "std", "var", "max", "min", "any", "all"),
-    *("argmax", "argmin", "__neg__", "__pos__", "__abs__", "__invert__"),
+    *("argmax", "argmin", "__neg__", "__pos__", "__abs__", "__invert__", "__round__"),
+    *("__divmod__", "__rdivmod__"),
 )

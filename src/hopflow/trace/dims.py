@@ -5,6 +5,7 @@ from math import inf
 from typing import Any, TypeAlias
 
 from hopflow import pytree
+from hopflow.entries import entry
 from hopflow.errors import ArgumentTypeError, ArgumentValueError
 from hopflow.ops.rules import as_flag, as_integer
 from hopflow.symbolic.declared import Declaration, ends
@@ -32,6 +33,7 @@ class Dim:
 
     __slots__ = ("factor", "max", "may_narrow", "min", "name", "offset")
 
+    @entry
     def __init__(
         self,
         name: str,

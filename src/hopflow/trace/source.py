@@ -4,11 +4,12 @@ import dis
 import inspect
 import linecache
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from types import CodeType, FrameType, MethodType
-from typing import Any
+from types import CodeType, FrameType, MappingProxyType, MethodType
+from typing import Any, Final
 
 from hopflow.errors import ArgumentTypeError
 from hopflow.graph.core import SourceLine
@@ -161,15 +162,31 @@ def name_of(fn: object) -> str:
 
 def parameter_names(fn: object, count: int) -> list[str]:
     """Names for `count` positional arguments: `args[2]` beyond named parameters."""
+    own = _positional(fn)
+    return [own[i] if i < len(own) else f"args[{i}]" for i in range(count)]
+
+
+def _positional(fn: object) -> tuple[str, ...]:
+    """The names of the parameters that a call may give by position."""
+    if isinstance(fn, partial):
+        return _positional(fn.func)[len(fn.args) :]
+    if isinstance(fn, MethodType):
+        return _positional(fn.__func__)[1:]
     declared = getattr(fn, "__signature__", None)
     if declared is not None:  # by one that runs generated code
-        own = tuple(declared.parameters)
-        return [own[i] if i < len(own) else f"args[{i}]" for i in range(count)]
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, _BY_BOTH)
+        return tuple(n for n, p in declared.parameters.items() if p.kind in kinds)
     code = _code(fn)
-    own = code.co_varnames[: code.co_argcount] if code is not None else ()
-    if isinstance(fn, MethodType):
-        own = own[1:]
-    return [own[i] if i < len(own) else f"args[{i}]" for i in range(count)]
+    if code is not None:
+        return code.co_varnames[: code.co_argcount]
+    # An object that can be called; what a module computes is its `forward`.
+    names = ("forward", "__call__")
+    methods = (getattr(fn, name, None) for name in names)
+    found = next((m for m in methods if isinstance(m, MethodType)), None)
+    return () if found is None else _positional(found)
+
+
+_BY_BOTH: Final = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 def declared_names(fn: object) -> tuple[str, ...]:
@@ -206,9 +223,13 @@ def argument_texts(names: Sequence[str], specs: Sequence[Spec]) -> list[str]:
 
 
 def check_arity(
-    name: str, f: Callable[..., Any], args: Sequence[Any], argument: str = "f"
+    name: str,
+    f: Callable[..., Any],
+    args: Sequence[Any],
+    argument: str = "f",
+    kwargs: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
-    """Check that a function can be called with as many arguments.
+    """Check that a function can be called with as many arguments, and with these names.
 
     Raises:
         ArgumentTypeError: it cannot; `name` is the public function that would, which
@@ -219,10 +240,11 @@ def check_arity(
     except (TypeError, ValueError):  # a builtin need not have one
         return
     try:
-        signature.bind(*args)
+        signature.bind(*args, **kwargs)
     except TypeError as error:
+        count = len(args) + len(kwargs)
         raise ArgumentTypeError(
-            f"{name}: `{argument}` ({name_of(f)}) does not take the {len(args)} "
+            f"{name}: `{argument}` ({name_of(f)}) does not take the {count} "
             f"arguments that were given: {error}. Give one for each of its parameters."
         ) from None
 

@@ -29,7 +29,7 @@ from hopflow.graph.core import (
     size_of,
     symbol_range,
 )
-from hopflow.graph.origin import origin, replaying
+from hopflow.graph.origin import called_from, origin, replaying
 from hopflow.graph.regions import result_types
 from hopflow.graph.rewriting import clone, copy_fields, static_symbols
 from hopflow.graph.types import SYMBOL_TYPE, TensorType, shared
@@ -627,11 +627,10 @@ def trace_into(tracer: Tracer, fn: Any, args: Sequence[Any]) -> Any:
 
     What an operator has lifted from ancestors its entry rolls back.
     """
-    root = origin.root
-    if not isinstance(tracer.parent, Tracer):
-        origin.root = sys._getframe()
+    is_root = not isinstance(tracer.parent, Tracer)
+    root = sys._getframe() if is_root else origin.root
     try:
-        with using(tracer), replaying():
+        with called_from(root), using(tracer), replaying():
             if tracer.env is None or not isinstance(tracer.parent, Tracer):
                 return fn(*args)
             with tracer.env.body():
@@ -639,8 +638,6 @@ def trace_into(tracer: Tracer, fn: Any, args: Sequence[Any]) -> Any:
     except BaseException:
         tracer.closed = True
         raise
-    finally:
-        origin.root = root
 
 
 def _is_traced(env: Env) -> bool:

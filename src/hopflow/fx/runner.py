@@ -1,0 +1,231 @@
+"""`Runner`: runs a graph node by node; see `Interpreter`, which opens bodies too."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import FunctionType
+from typing import Any, Final, TypeAlias
+from weakref import WeakSet
+
+from hopflow.backends import module_of
+from hopflow.bind import bind, current
+from hopflow.entries import entry, speaks_for_user
+from hopflow.errors import ArgumentTypeError, GraphError, OperatorError
+from hopflow.fx.graph import Graph
+from hopflow.fx.node import Node, map_nodes
+from hopflow.fx.retrace import bind_retraced
+from hopflow.graph.core import Graph as CapturedGraph
+from hopflow.graph.core import Node as CapturedNode
+from hopflow.graph.interpreter import Frame
+from hopflow.graph.module import GraphModule as Captured
+from hopflow.graph.origin import Place, replaying
+from hopflow.hops.base import run_interpreted
+from hopflow.trace.source import check_arity, name_of
+
+__all__ = ["AnyNode", "Runner", "runs_by_node"]
+
+AnyNode: TypeAlias = Node | CapturedNode
+
+
+class Runner:
+    """Runs `module`; a method for each kind of node says what it means.
+
+    module   what is run: anything with a `graph` and `attributes`; of `jitted.graph` a
+             function of all its inputs
+    env      the values of the nodes so far; in a captured graph of their results
+    """
+
+    @entry
+    def __init__(self, module: Any) -> None:
+        """
+        Raises:
+            ArgumentTypeError: `module` has no graph.
+        """
+        if isinstance(module, CapturedGraph):
+            module = module_of(module)
+        needed = ("graph", "attributes", "__signature__")
+        is_module = all(hasattr(module, name) for name in needed)
+        if not is_module and not isinstance(module, Captured):
+            raise ArgumentTypeError(
+                f"{type(self).__name__}: expected a graph module, and found "
+                f"`{type(module).__name__}`. Make one with `hf.symbolic_trace` or "
+                "`hf.trace`."
+            )
+        self.module = module
+        self.env: dict[Any, Any] = {}
+        self._given: Mapping[AnyNode, Any] = {}  # the values of the parameters
+        self._node: AnyNode | None = None  # which runs
+        self._frame: Frame | None = None  # of the captured graph that runs
+
+    @entry
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """What the graph returns for these arguments.
+
+        Raises:
+            ArgumentTypeError: the module does not take these arguments.
+            Exception: what a node raises, with a note that says which.
+        """
+        if isinstance(self.module, Captured) and not kwargs:
+            return self.module.evaluated(self.run_graph, *args)
+        check_arity(type(self).__name__, self.module, args, "module", kwargs)
+        bound = self.module.__signature__.bind(*args, **kwargs)
+        bound.apply_defaults()
+        parameters = self.module.graph.placeholders
+        if len(parameters) != len(bound.arguments):
+            raise GraphError(
+                f"{type(self).__name__}: the parameters of graph "
+                f"`{self.module.graph.name}` have changed since it was compiled. Call "
+                "`module.recompile()`."
+            )
+        self._given = dict(zip(parameters, bound.arguments.values(), strict=True))
+        return self.run_nodes()
+
+    def run_nodes(self) -> Any:
+        """Run one node after the other, and return what the output returns."""
+        self.env = {}
+        for node in self.module.graph.nodes:
+            result = self._noted(node, Place(node.line, node.module_path))
+            if node.kind == "output":
+                return result
+            self.env[node] = result
+        return None
+
+    def run_graph(self, graph: CapturedGraph, args: Sequence[Any]) -> tuple[Any, ...]:
+        """The results of a captured graph, or of the body of an operator in one."""
+        before = self._frame, self.env, self._given
+        frame = self._frame = Frame(graph, args)
+        self.env = frame.env
+        self._given = {v.node: frame.env[v] for v in graph.inputs}
+        try:
+            for node in (*(v.node for v in graph.inputs), *graph.nodes):
+                frame.store(node, _results(node, self._noted(node, node)))
+            output = CapturedNode("output", None, graph.outputs, {})
+            output.line = graph.output_line
+            return tuple(self._noted(output, output))
+        finally:
+            self._frame, self.env, self._given = before
+
+    @speaks_for_user
+    def _noted(self, node: AnyNode, place: Any) -> Any:
+        """The value of a node; an error has a note that says which it is."""
+        self._node = node
+        try:
+            with replaying(place):
+                return self.run_node(node)
+        except Exception as error:
+            at = f" ({node.line})" if node.line else ""
+            error.add_note(f"in node `{node.name or _target_name(node.target)}`{at}")
+            raise
+
+    @speaks_for_user
+    def run_node(self, node: AnyNode) -> Any:
+        """The value of one node: what the method of its kind says."""
+        args, kwargs = self.fetch(node)
+        return getattr(self, node.kind)(node.target, args, kwargs)
+
+    def fetch(self, node: AnyNode) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """A node's arguments, with values in place of nodes."""
+        if isinstance(node, CapturedNode):
+            assert self._frame is not None
+            args = tuple(self._frame.operands(node))
+            if node.kind == "output":
+                return (args,), {}
+            return args, self._frame.params(node)
+        args, kwargs = map_nodes((node.args, node.kwargs), self.env.__getitem__)
+        return args, kwargs
+
+    # --- what each kind of node means ---
+
+    def placeholder(
+        self, _target: str, _args: tuple[Any, ...], _kwargs: dict[str, Any]
+    ) -> Any:
+        assert self._node is not None
+        return self._given[self._node]
+
+    def get_attr(
+        self, target: str, _args: tuple[Any, ...], _kwargs: dict[str, Any]
+    ) -> Any:
+        value = self.module.attributes[target]
+        is_body = isinstance(getattr(value, "graph", None), Graph)
+        return self._run_by(value) if is_body else value
+
+    def _run_by(self, module: Any) -> Callable[..., Any]:
+        """The body of an operator as a function that runs it node by node."""
+
+        def body(*args: Any, **kwargs: Any) -> Any:
+            before = self.module, self.env, self._given
+            self.module = module
+            try:
+                return self.run(*args, **kwargs)
+            finally:
+                self.module, self.env, self._given = before
+
+        body.__name__ = module.__name__
+        body.__signature__ = module.__signature__  # type: ignore[attr-defined]
+        _bodies.add(body)
+        return body
+
+    @speaks_for_user
+    def call_function(
+        self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if self._frame is None:
+            return target(*args, **kwargs)
+        if not CapturedNode("call_function", target, (), kwargs).graphs:
+            found = bind(target, args, kwargs)
+        elif current().is_eager:
+            found = run_interpreted(target, args, kwargs, self.run_graph)
+        else:
+            found = bind_retraced(target, args, kwargs, self.run_graph)
+        return found[0] if len(found) == 1 else found
+
+    @speaks_for_user
+    def call_method(
+        self, target: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        owner, *rest = args
+        return getattr(owner, target)(*rest, **kwargs)
+
+    @speaks_for_user
+    def call_module(
+        self, target: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        return self.module.attributes[target](*args, **kwargs)
+
+    def output(
+        self, _target: str, args: tuple[Any, ...], _kwargs: dict[str, Any]
+    ) -> Any:
+        return args[0]
+
+
+# The functions that run bodies node by node.
+_bodies: Final[WeakSet[Callable[..., Any]]] = WeakSet()
+
+
+def runs_by_node(f: Any) -> bool:
+    """Whether a function, or what it is a partial function of, runs a body by nodes."""
+    while isinstance(f, partial):
+        f = f.func
+    return isinstance(f, FunctionType) and f in _bodies
+
+
+def _target_name(target: Any) -> str:
+    return str(getattr(target, "name", "")) or name_of(target)
+
+
+def _results(node: CapturedNode, found: Any) -> tuple[Any, ...]:
+    """What stands for each result of a node.
+
+    Raises:
+        OperatorError: a method has given another number of values.
+    """
+    count = len(node.results)
+    values = tuple(found) if isinstance(found, tuple | list) else (found,)
+    if found is None and not count:
+        return ()
+    if len(values) != count:
+        raise OperatorError(
+            f"`{node.kind}` of `{_target_name(node.target)}` must give "
+            f"{'one value' if count == 1 else f'a tuple of {count} values'}, and gave "
+            f"{len(values)}."
+        )
+    return values
