@@ -18,9 +18,9 @@ from hopflow.errors import (
     StructureError,
     TraceError,
 )
-from hopflow.graph.core import Constant, Graph
+from hopflow.graph.core import Constant, Graph, Var
 from hopflow.graph.rewriting import read_vars, symbols_read
-from hopflow.graph.types import SYMBOL_TYPE, TensorType
+from hopflow.graph.types import FLOAT_TYPE, SYMBOL_TYPE, TensorType
 from hopflow.ops.opdef import (
     OPERATIONS,
     as_operand,
@@ -341,8 +341,20 @@ def in_trace(body: Body, f: Callable[[], Any]) -> Any:
     return trace_into(body.tracer, f, ())
 
 
+def _exact(operand: Operand) -> Operand:
+    """A Python float of the trace as it was before an operator took it for a float of
+    the default dtype, which has fewer digits."""
+    if isinstance(operand, TracedTensor) and operand.storage is None:
+        node = operand.source.node
+        given = node.args[0] if node.op is OPERATIONS["convert"] else None
+        if isinstance(given, Var) and given.type is FLOAT_TYPE:
+            return TracedTensor(operand.tracer, given)
+    return operand
+
+
 def retyped(operand: Operand, dtype: DType, *, weak: bool) -> Operand:
     """`operand` converted to a dtype, or made weak or strong if it has that."""
+    operand = _exact(operand)
     type_ = operand.type
     if isinstance(operand, Constant) or type_.dtype is not dtype or type_.weak is weak:
         return convert_to(operand, dtype, weak=weak)

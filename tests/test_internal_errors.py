@@ -313,6 +313,8 @@ def test_errors_of_builtins_that_are_given_are_theirs(run: str) -> None:
     with pytest.raises(TypeError, match="iter") as caught:
         RUNS[run](functools.partial(next, 3))  # which has no frame of Python's
     assert not isinstance(caught.value, InternalError)
+    with pytest.raises(TypeError, match="real number"):
+        hf.vjp(int, None) if run == "grad" else hf.trace(int, None)
 
 
 def test_sizes_divide_as_numbers_do() -> None:

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 import hopflow as hf
+from hopflow import pytree
 from hopflow.errors import (
     ArgumentRangeError,
     ArgumentValueError,
     CheckError,
     DataDependentError,
+    DTypeError,
     GuardError,
     PowerError,
 )
@@ -294,6 +296,69 @@ def test_a_float_that_is_no_integer_of_a_dtype_is_an_error(
             make()
 
 
+@pytest.mark.parametrize(
+    "value", [1e30, 3e9, -(2.0**31) - 1, 2.0**31, float("nan"), -3.7]
+)
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda v: hf.full((2,), v, dtype=hf.int32),
+        lambda v: hf.full_like(hf.zeros(2, dtype=hf.int32), v),
+        lambda v: hf.asarray(v, dtype=hf.int32),
+        lambda v: hf.asarray([v, 1], dtype=hf.int32),
+    ],
+)
+def test_a_float_of_the_arguments_fits_an_integer_dtype(f: Any, value: float) -> None:
+    jitted = hf.jit(f)
+    agree(jitted(1.5), f(1.5))
+    if value == -3.7:
+        agree(jitted(value), f(value))
+        return
+    for run in (f, jitted):
+        with pytest.raises(ArgumentRangeError):
+            run(value)
+
+
+ROW: Final = hf.asarray([0.1, 0.2, 0.3], dtype=hf.float64)
+
+
+def with_element(v: Any, key: Any = 0) -> Any:
+    y = ROW.copy()
+    y[key] = v
+    y[1] += v
+    return y
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        with_element,
+        lambda v: with_element(v, slice(1, None)),
+        lambda v: with_element(v, ROW > 0.15),
+        lambda v: with_element(v, [0, 2]),
+        lambda v: ROW.at[0].add(v),
+        lambda v: hf.asarray(v, dtype=hf.float64),
+        lambda v: hf.asarray([[v, 1], [v / 3, ROW[0]]], dtype=hf.float64),
+        lambda v: hf.fori_loop(0, 3, lambda i, c: c * ROW[i] + v, v),
+        lambda v: hf.while_loop(lambda c: c < 9.0, lambda c: (c * 2.0 + ROW[0],), (v,)),
+        lambda v: hf.scan(lambda c, x: (c * x + v, c), v, ROW),
+        lambda v: hf.vmap(lambda x: hf.fori_loop(0, 2, lambda _, c: c * x, v))(ROW),
+        lambda v: hf.grad(
+            lambda x: hf.sum(hf.fori_loop(0, 2, lambda i, c: c * x[i] + v, v))
+        )(ROW),
+        lambda v: hf.cond(ROW[0] > 0, lambda: v / 7, lambda: ROW[0]),
+    ],
+)
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_float_of_the_arguments_keeps_its_digits(f: Any, dynamic: Any) -> None:
+    jitted = hf.jit(f, dynamic=dynamic)
+    for v in (1.1, 0.3):
+        pairs = zip(*(pytree.flatten(run(v))[0] for run in (jitted, f)), strict=True)
+        for found, expected in pairs:
+            assert found.dtype == expected.dtype
+            np.testing.assert_allclose(np.asarray(found), np.asarray(expected), 1e-15)
+
+
 # --- powers of constants --------------------------------------------------------------
 
 
@@ -358,6 +423,36 @@ def test_a_negative_power_of_zero_is_pythons_error(base: float) -> None:
 
 
 # --- numbers in sets and dicts --------------------------------------------------------
+
+
+@pytest.mark.parametrize("divisor", [7, 2**53 + 1, -3])
+def test_a_quotient_of_large_integers_is_rounded_once(divisor: int) -> None:
+    jitted = hf.jit(lambda n: hf.asarray(n / divisor, dtype=hf.float64))
+    for n in (5, 2**53 + 3, -(2**53) - 3, 2**62 + 129, 9):
+        assert jitted(n).item() == n / divisor
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_powers_of_symbolic_bases_are_floats_where_those_of_python_are(
+    dynamic: Any,
+) -> None:
+    def root(x: Any) -> Any:
+        return x * (x.shape[0] - 4.0) ** 0.5
+
+    def inverse(x: Any) -> Any:
+        return x * (x.shape[0] - 4.0) ** -2
+
+    def power(x: Any) -> Any:
+        return x * (x.shape[0] - 4.0) ** (x.shape[0] / 2)
+
+    for f, refused in ((root, 3), (inverse, 4), (power, 3)):
+        jitted = hf.jit(f, dynamic=dynamic)
+        agree(jitted(hf.ones(6)), f(hf.ones(6)))
+        with pytest.raises((ZeroDivisionError, DTypeError)) as expected:
+            f(hf.ones(refused))
+        with pytest.raises(expected.type):
+            jitted(hf.ones(refused))
+        agree(jitted(hf.ones(5)), f(hf.ones(5)))
 
 
 def cached(x: Any, k: Any) -> Any:

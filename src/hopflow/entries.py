@@ -222,14 +222,14 @@ def _calls_user(found: Entry) -> bool:
     function that does not take the arguments."""
     target = _target_of_call(found)
     called = None if target is None else _value_of(target, found.frame.f_locals)
-    if called is None or isinstance(called, type):
+    if called is None:
         return False
     if isinstance(called, MethodType):
         called = called.__func__
     if isinstance(called, FunctionType):
         file = called.__code__.co_filename
         return not is_own_file(file) and not is_library_file(file)
-    module = getattr(called, "__module__", None) or ""
+    module = getattr(called, "__module__", None) or ""  # a builtin's, a class's
     return _is_given(target) and not module.startswith("hopflow")
 
 

@@ -28,6 +28,7 @@ from hopflow.ops.opdef import (
     Sample,
     as_operand,
     check_addressable,
+    check_float_fits,
     convert_to,
     promoted_as,
 )
@@ -194,7 +195,9 @@ def full(
     if isinstance(value, Constant):
         return apply(fill, convert_to(value, target), shape=sizes)
     # A number over symbols is to fit, as a Python number is.
-    number = fill_value if isinstance(fill_value, SymInt) else value
+    number = fill_value if isinstance(fill_value, SymInt | SymFloat) else value
+    if isinstance(number, SymFloat):
+        check_float_fits(number, target)
     value = astype(number, target, copy=False)
     if value.ndim:
         return apply(copy, broadcasted(value, sizes))

@@ -22,6 +22,7 @@ from hopflow.graph.core import Constant
 from hopflow.graph.types import FLOAT_TYPE, SYMBOL_TYPE, TensorType
 from hopflow.loop_ir.kernels import Lowered
 from hopflow.ops.sizes import less
+from hopflow.symbolic.asking import asked
 from hopflow.symbolic.boolean import SymBool, all_of
 from hopflow.symbolic.size import Size, SymFloat, SymInt, free_symbols
 
@@ -341,7 +342,8 @@ def convert_to(value: Operand, dtype: DType, *, weak: bool = False) -> Operand:
     """
     if isinstance(value, Constant):
         return Constant(_converted(value.value, dtype), _scalar_type(dtype, weak))
-    if value.type.dtype is dtype:
+    # A Python float that is a symbol is weak, and exact: made strong, it stays so.
+    if value.type.dtype is dtype and (weak or value.type is not FLOAT_TYPE):
         return value
     if dtype.is_integer and (number := _number_in(value)) is not None:
         _check_fits(number, dtype)
@@ -371,6 +373,23 @@ def _check_fits(number: Size, dtype: DType) -> None:
     elif not inside:
         hint = number.hint if isinstance(number, SymInt) else number
         raise _out_of_range(number if hint is None else hint, dtype)
+
+
+def check_float_fits(number: SymFloat, dtype: DType) -> None:
+    """Check that an integer dtype holds a float over symbols, truncated: a guard. One
+    that only the run knows is converted as a tensor's element is.
+
+    Raises:
+        ArgumentRangeError: it does not, or the float is NaN.
+    """
+    if not dtype.is_integer:
+        return
+    info = dtypes.iinfo(dtype)
+    low, high = float(info.min) - 1, float(info.max) + 1
+    # Beyond 2**53 floats are integers, and the least one is a float of its own.
+    above = number >= info.min if low == info.min else number > low
+    if asked(all_of(above, number < high)) is False:
+        raise _out_of_range(number.hint, dtype)
 
 
 def _is_backed(number: Size) -> bool:

@@ -8,7 +8,15 @@ from hopflow.symbolic.boolean import SymBool, compare_floats, relation
 from hopflow.symbolic.facts import NOTHING
 from hopflow.symbolic.terms import Operand, Terms, compute, format_operand, symbols_of
 
-__all__ = ["answer", "decided", "floor_divide", "hint_of", "modulo", "not_zero"]
+__all__ = [
+    "answer",
+    "asked",
+    "decided",
+    "floor_divide",
+    "hint_of",
+    "modulo",
+    "not_zero",
+]
 
 
 def hint_of(operand: Operand) -> Any:
@@ -59,17 +67,21 @@ def not_zero(divisor: Operand) -> bool:
         condition = float.fromhex(divisor) != 0
     else:
         condition = compare_floats("!=", divisor, (0.0).hex())
-    if isinstance(condition, SymBool):
-        known = answer(condition)
-        if known is None:
-            env = condition.env
-            if env is None or hint_of(divisor) is None:
-                return False
-            known = env.ask(condition)
-        condition = known
-    if not condition:
+    known = asked(condition)
+    if known is False:
         raise DivisionError(f"division by zero: `{format_operand(divisor)}` is 0")
-    return True
+    return known is True
+
+
+def asked(condition: bool | SymBool) -> bool | None:
+    """Whether it holds in the call that is traced, with a guard where that depends on
+    the call; None: only a run can tell, or nobody is there to ask."""
+    known = answer(condition)
+    if known is None and isinstance(condition, SymBool):
+        has_values = all(symbol.hint is not None for symbol in condition.symbols)
+        if condition.env is not None and has_values:
+            return condition.env.ask(condition)
+    return known
 
 
 # One question, whichever way it is asked: `x > y` is `not x <= y`.

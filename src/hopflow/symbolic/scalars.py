@@ -15,6 +15,7 @@ from hopflow.errors import ArgumentValueError, DataDependentError
 from hopflow.symbolic import atoms, terms
 from hopflow.symbolic.asking import (
     answer,
+    asked,
     decided,
     floor_divide,
     hint_of,
@@ -37,6 +38,8 @@ from hopflow.symbolic.terms import (
     env_of,
     format_operand,
     hash_terms,
+    plus_constant,
+    symbols_of,
 )
 from hopflow.tracebacks import OWN_FILES
 
@@ -53,6 +56,7 @@ __all__ = [
 
 MAX_POWER: Final = 64  # beyond, `n ** k` is no size
 EXACT_POWER: Final = 2**51  # up to it, the power of floats rounds to that of integers
+EXACT_INTEGER: Final = 2**53  # up to it, floats hold every integer
 
 
 class _Slots:
@@ -269,10 +273,10 @@ class SymInt(_Ordered):
         is_float = isinstance(base, float)
         base = float(base) if is_float else base  # of NumPy's floats, which only warn
         if self.hint is None or env_of(self.expression) is None:  # nobody to ask
-            return _float("**.", base, self) if is_float else base ** int(self)
+            return _power(base, self) if is_float else base ** int(self)
         if not is_float and abs(base) > EXACT_POWER:
             return base ** int(self)
-        power = _float("**.", float(base), self)
+        power = _power(float(base), self)
         # Where Python raises (of 0, or beyond a float), it does so here.
         if power.hint is None or not abs(power) < inf:
             return base ** int(self)
@@ -524,6 +528,7 @@ def _is_looked_up(operand: Operand) -> bool:
     return not home.startswith("hopflow.")  # a method of a dataclass has no file
 
 
+@speaks_for_user
 def _float(op: str, x: Any, y: Any) -> SymFloat:
     """A float operation of Python on two numbers, one of which is symbolic."""
     for number in (x, y):
@@ -531,12 +536,58 @@ def _float(op: str, x: Any, y: Any) -> SymFloat:
             return cast("SymFloat", NotImplemented)
     if op in ("/.", "//.", "%."):
         not_zero(operand_of(y))
+    if op == "**." and not _is_real_power(x, y):
+        return cast("SymFloat", _in_this_call(x) ** _in_this_call(y))
     return SymFloat(Atom(op, (operand_of(x), operand_of(y))))
 
 
+def _power(base: Number, exponent: Number) -> SymFloat:
+    return SymFloat(Atom("**.", (operand_of(base), operand_of(exponent))))
+
+
+def _is_real_power(base: Number, exponent: Number) -> bool:
+    """Whether a power is a float in the call that is traced, as far as can be told: of
+    a negative base it may be complex, and of 0 an error."""
+    is_number = isinstance(exponent, int | float)
+    is_whole = isinstance(exponent, int | SymInt) or (
+        is_number and float(exponent).is_integer()
+    )
+    if is_number and exponent >= 0:
+        return (
+            is_whole
+            or asked(compare_floats(">=", operand_of(base), _ZERO)) is not False
+        )
+    op = "!=" if is_whole else ">"
+    return asked(compare_floats(op, operand_of(base), _ZERO)) is not False
+
+
+_ZERO: Final = (0.0).hex()
+
+
+def _in_this_call(number: Number) -> float:
+    if isinstance(number, SymInt):
+        return int(number)
+    return float(number) if isinstance(number, SymFloat) else number
+
+
 def _quotient(a: Terms, b: Terms) -> SymFloat:
+    """The quotient of two integers, which Python rounds once. Compiled code rounds the
+    integers first: of those that floats do not hold, it is that of the traced call."""
     not_zero(b)
+    if not (_is_exact(a) and _is_exact(b)):
+        return cast("SymFloat", int(as_size(a)) / int(as_size(b)))
     return SymFloat(Atom("/", (a, b)))
+
+
+def _is_exact(terms: Terms) -> bool:
+    """Whether floats hold an integer, as far as can be told. Those that sizes give are
+    taken to be: only of what may be negative, as arguments may, is it asked."""
+    symbols = symbols_of(terms, {})
+    if symbols and all(symbol.range.low >= 0 for symbol in symbols):
+        return True
+    low = relation(">=", plus_constant(terms, EXACT_INTEGER))
+    high = relation("<=", plus_constant(terms, -EXACT_INTEGER))
+    return asked(low) is not False and asked(high) is not False
 
 
 @speaks_for_user

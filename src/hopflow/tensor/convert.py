@@ -1,6 +1,7 @@
 """Making tensors of what others made, and asking tensors about their dtypes."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final, cast
 
 import numpy as np
@@ -10,7 +11,7 @@ from hopflow.dtypes import DType, DTypeLike
 from hopflow.errors import ArgumentTypeError, ArgumentValueError
 from hopflow.ops.convert import astype
 from hopflow.ops.joining import stack
-from hopflow.ops.opdef import strong_constant
+from hopflow.ops.opdef import check_float_fits, promoted_as
 from hopflow.ops.rules import Array, as_flag, check_device, required_dtype
 from hopflow.symbolic.boolean import SymBool
 from hopflow.symbolic.size import SymFloat, SymInt
@@ -56,9 +57,11 @@ def asarray(
     if isinstance(obj, list | tuple) and _holds_values(obj):
         return _stacked(obj, target)
     if isinstance(obj, SymInt | SymFloat | SymBool):
-        number = strong_constant(current().value_of(obj))
-        dtype = number.type.dtype if target is None else target
-        return cast(Tensor, astype(obj if isinstance(obj, SymInt) else number, dtype))
+        own = promoted_as(current().value_of(obj).type)[0]
+        target = own if target is None else target
+        if isinstance(obj, SymFloat):
+            check_float_fits(obj, target)
+        return cast(Tensor, astype(obj, target))
     array, readonly = import_array("asarray", obj, target, copy=copy)
     if isinstance(obj, np.ndarray):
         private = not np.may_share_memory(array, obj)
@@ -98,10 +101,11 @@ def _holds_values(obj: Any) -> bool:
 def _stacked(obj: Sequence[Any], dtype: DType | None) -> Tensor:
     """Nested sequences with tensors among their leaves, promoted to one dtype."""
     rows = [
-        _stacked(item, None) if isinstance(item, list | tuple) else item for item in obj
+        _stacked(item, dtype) if isinstance(item, list | tuple) else item
+        for item in obj
     ]
-    result = cast(Tensor, stack([_weak_tensor(row) for row in rows]))
-    return result if dtype is None else _converted("asarray", result, dtype, None)
+    make = _weak_tensor if dtype is None else partial(asarray, dtype=dtype)
+    return cast(Tensor, stack([make(row) for row in rows]))
 
 
 def _weak_tensor(value: Any) -> Tensor:
