@@ -1,10 +1,12 @@
 """What a function reads from outside is found again at each call."""
 
 import sys
+import weakref
 from array import array
 from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from types import FunctionType, MappingProxyType, ModuleType
 from typing import Any, Final, NamedTuple, cast
@@ -554,6 +556,21 @@ def of_keywords() -> Place:
     return Place(lambda v: keywords.update(value=v), lambda x: use(x, **keywords))
 
 
+def of_context_variable() -> Place:
+    variable = ContextVar[Any]("variable")
+
+    def bind(value: Any) -> None:
+        variable.set(value)
+
+    return Place(bind, lambda x: use(x, variable.get(None)))
+
+
+def of_weak_reference() -> Place:
+    holder = Holder()
+    reference: Any = weakref.ref(holder)
+    return attribute(holder, lambda x: use(x, reference().value))
+
+
 PLACES: dict[str, Callable[[], Place]] = {
     "global": lambda: in_global("def read(x): return use(x, value)"),
     "global of a helper": lambda: in_global(
@@ -643,6 +660,9 @@ PLACES: dict[str, Callable[[], Place]] = {
     "class of a subclass": of_class_of_subclass,
     "items": of_items,
     "keywords": of_keywords,
+    "globals()": lambda: in_global("def read(x): return use(x, globals()['value'])"),
+    "context variable": of_context_variable,
+    "weak reference": of_weak_reference,
 }
 
 
@@ -658,6 +678,14 @@ def of_proxy() -> Any:
 
 def of_mapping(held: Any) -> Any:
     return lambda number: held.update(k=number), lambda: held["k"]
+
+
+def test_a_context_variable_that_gets_its_first_value_is_seen() -> None:
+    variable = ContextVar[Any]("variable")
+    f = hf.jit(lambda x: x * variable.get(3.0))
+    agree(f(X), X * 3.0)
+    variable.set(5.0)
+    agree(f(X), X * 5.0)
 
 
 @pytest.mark.parametrize(

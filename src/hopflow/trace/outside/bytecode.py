@@ -100,7 +100,9 @@ def loads_of(code: CodeType) -> dict[int, tuple[Load, ...]]:
     while k < len(ops):
         op, start = ops[k], k
         k += 1
-        if op.kind in _VARIABLES:
+        if name := _of_globals(ops, start):
+            load, k = Load("global", name, (), is_used=True), start + 4
+        elif op.kind in _VARIABLES:
             load = _variable(op)
         elif op.kind == "super" or _is_of_super(ops, start):
             load = Load("super", op.value, (), is_used=True)
@@ -135,6 +137,15 @@ def _is_of_super(ops: Sequence[_Op], k: int) -> bool:
     if k < 2 or ops[k].kind != "attribute" or ops[k - 1].kind != "call":
         return False
     return ops[k - 2].kind == "global" and ops[k - 2].value == "super"
+
+
+def _of_globals(ops: Sequence[_Op], k: int) -> str:
+    """The variable that `globals()["name"]` at a place reads; "" if none does."""
+    kinds = [op.kind for op in ops[k : k + 4]]
+    if kinds != ["global", "call", "constant", "item"] or ops[k].value != "globals":
+        return ""
+    name = ops[k + 2].value
+    return name if isinstance(name, str) else ""
 
 
 def _variable(op: _Op) -> Load:

@@ -6,6 +6,7 @@ Nothing here runs code of a user's: an attribute that code computes is not looke
 from array import array
 from collections import deque, namedtuple
 from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
+from contextvars import ContextVar
 from enum import Enum
 from functools import lru_cache
 from types import (
@@ -17,6 +18,7 @@ from types import (
     ModuleType,
 )
 from typing import Any, Final, NamedTuple
+from weakref import ReferenceType
 
 import numpy as np
 
@@ -30,10 +32,12 @@ from hopflow.trace.outside.modules import is_library
 from hopflow.trace.outside.paths import MISSING, member_of
 
 __all__ = [
+    "BOXES",
     "BUFFERS",
     "CONTAINERS",
     "cells_of",
     "content_of",
+    "content_of_box",
     "has_identity",
     "held_by",
     "inner_codes",
@@ -53,6 +57,9 @@ CONTAINERS: Final = (list, tuple, dict, set, frozenset, deque)
 
 BUFFERS: Final = (bytearray, array)
 """Containers of numbers that are compared as a whole."""
+
+BOXES: Final = (ContextVar, ReferenceType)
+"""What holds one value, which a call or a method gives."""
 
 _Named = namedtuple("_Named", ("field",))
 _HELD: Final = (MemberDescriptorType, GetSetDescriptorType, type(_Named.field))
@@ -159,6 +166,11 @@ def is_data_descriptor(member: Any) -> bool:
 def is_computed(member: Any) -> bool:
     """Whether a member of a class is a descriptor of which code gives the value."""
     return isinstance(getattr(type(member), "__get__", None), FunctionType)
+
+
+def content_of_box(box: Any) -> Any:
+    """What one of `BOXES` holds now; None: nothing."""
+    return box.get(None) if isinstance(box, ContextVar) else box()
 
 
 def held_by(owner: Any, member: Any) -> Any:

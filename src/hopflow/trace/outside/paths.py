@@ -45,7 +45,8 @@ class Path:
             "default", "keyword default": of its parameter `key`; "attribute", "item";
             "held": an attribute, whatever `__getattribute__` the class defines;
             "member": what the class `parent` has under a name, as it stands there, in
-            the classes from position `scope` of those that it inherits from
+            the classes from position `scope` of those that it inherits from;
+            "result of": what the function `key` gives of it
     """
 
     parent: "Path | None"
@@ -81,6 +82,8 @@ class Path:
             case "member":
                 start = self.scope or 0
                 return f"{hold(member_of)}({parent}, {self.key!r}, {start})"
+            case "result of":
+                return f"{hold(self.key)}({parent})"
         is_literal = type(self.key) in (int, str)
         return f"{parent}[{repr(self.key) if is_literal else hold(self.key)}]"
 
@@ -106,6 +109,8 @@ class Path:
                 return object.__getattribute__(parent, self.key)
             case "member":
                 return member_of(parent, self.key, self.scope or 0)
+            case "result of":
+                return self.key(parent)
         return parent[self.key]
 
     @property
@@ -150,6 +155,8 @@ class Path:
             case "attribute" if self.key == "__self__":
                 return before or "self"
             case "attribute" if self.key in _UNSEEN:
+                return before
+            case "result of":
                 return before
             case "attribute" | "held" | "member":
                 return f"{before}.{self.key}" if before else self.key

@@ -20,7 +20,7 @@ from types import (
     MethodType,
     ModuleType,
 )
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -33,10 +33,12 @@ from hopflow.trace.outside.effects import Effects
 from hopflow.trace.outside.guard import Guard, Read, Wanted
 from hopflow.trace.outside.modules import is_library, is_library_module
 from hopflow.trace.outside.objects import (
+    BOXES,
     BUFFERS,
     CONTAINERS,
     cells_of,
     content_of,
+    content_of_box,
     has_identity,
     held_by,
     inner_codes,
@@ -558,6 +560,9 @@ class Recorder:
             parts.append((path, value, Check("bytes", bytes(value))))
         elif isinstance(value, np.ndarray):
             return
+        elif isinstance(value, BOXES):
+            content = self.path(path, "result of", content_of_box)
+            items = [(content, content_of_box(value))]
         elif isinstance(value, CONTAINERS):
             parts.append((path, value, Check("length", len(value))))
             items = [(self.path(path, "item", k), x) for k, x in enumerate(value)]
@@ -574,7 +579,7 @@ class Recorder:
 
     def _has_parts(self, value: Any) -> bool:
         """Whether code that is given a value may read more than the value itself."""
-        if isinstance(value, (*CONTAINERS, *BUFFERS, MappingProxyType, np.ndarray)):
+        if isinstance(value, _WITH_PARTS):
             return True
         cls = type(value)
         if cls not in self._trees:
@@ -710,6 +715,9 @@ class Recorder:
         if id(tensor) in arrays and arrays[id(tensor)][0] in checked:
             return Wanted(arrays[id(tensor)][0], None, is_array=True)
         return Wanted(None, tensor)
+
+
+_WITH_PARTS: Final = (*CONTAINERS, *BUFFERS, *BOXES, MappingProxyType, np.ndarray)
 
 
 def _is_users(function: FunctionType | MethodType) -> bool:
