@@ -1,5 +1,6 @@
 """Operators within operators, deeper than Python's default recursion limit allows."""
 
+import copy
 import sys
 import threading
 from collections.abc import Callable
@@ -10,6 +11,12 @@ import pytest
 
 import hopflow as hf
 from hopflow import recursion
+from hopflow.graph.parser import parse
+from hopflow.graph.printer import format_graph
+from hopflow.hops.cond import COND
+from hopflow.hops.map import MAP
+from hopflow.hops.scan import SCAN
+from hopflow.ops.opdef import OPERATIONS
 from hopflow.recursion import LIMIT, deep_recursion
 
 pytestmark = pytest.mark.slow
@@ -54,6 +61,19 @@ def test_deep_nests_are_computed_in_every_mode(name: str, call: str) -> None:
     else:
         assert float(f(hf.asarray(1.0))) == 1.5
     assert sys.getrecursionlimit() == limit
+
+
+@pytest.mark.parametrize("name", ["cond", "scan", "map"])
+def test_deep_nests_are_copied_printed_and_read(name: str) -> None:
+    x = hf.asarray(1.0)
+    module = hf.trace(nest(name, DEPTH), x)
+    text = format_graph(module.graph)
+    assert format_graph(copy.deepcopy(module.graph)) == text
+    operators = {**OPERATIONS, "cond": COND, "scan": SCAN, "map": MAP}
+    assert format_graph(parse(text, operators)) == text
+    copied = copy.deepcopy(module)
+    assert float(copied(x)) == 1.5
+    assert copied.code == module.code
 
 
 @pytest.mark.parametrize("transform", ["grad", "jvp", "vmap"])

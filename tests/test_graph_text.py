@@ -192,7 +192,10 @@ def test_an_object_of_no_static_kind_is_shown() -> None:
         ("graph f() -> ():\n  check(a=" + "(" * 80 + ")", "deeper than 64"),
         ("graph f() -> ():\n  check(a=" + "1+" * 80 + "1)", "more than 64 terms"),
         ("graph f() -> ():\n  check(a=" + "2*" * 80 + "1)", "more than 64 factors"),
-        ("".join(" " * i + "graph f() -> ():\n" for i in range(80)), "deeper than 64"),
+        (
+            "".join(" " * i + "graph f() -> ():\n" for i in range(600)),
+            "deeper than 512",
+        ),
         ("graph f(n: i64[], /, x: f32[n // 0])", "division by zero"),
         ("graph f(n: i64[], /, x: f32[n ** 9])", "a power of integers"),
         ("graph f(n: i64[], /, x: f32[n / 2])", "a size, which is an integer"),

@@ -1,11 +1,13 @@
 """Graph, Node and Var: the data structure, and the edits that keep it whole."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Literal, Protocol, TypeAlias
 
 from hopflow.graph.types import Shape, TensorType
+from hopflow.recursion import deep_recursion
 from hopflow.symbolic.ranges import ValueRange
 from hopflow.symbolic.size import Size, Symbol, SymInt
 from hopflow.tracebacks import OPERATOR_FILE
@@ -172,6 +174,13 @@ class Graph:
 
     def __repr__(self) -> str:
         return f"<Graph {self.name}: {len(self.nodes)} nodes>"
+
+    @deep_recursion()
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Graph":
+        memo[id(self)] = copied = Graph(self.name)
+        for name in self.__slots__[1:]:
+            setattr(copied, name, deepcopy(getattr(self, name), memo))
+        return copied
 
     # --- building ---
 

@@ -29,6 +29,7 @@ from hopflow.graph.core import (
 from hopflow.graph.origin import Place
 from hopflow.graph.printer import BARE, RESERVED, subgraph_path
 from hopflow.graph.types import SYMBOL_TYPE, TensorType, same_type
+from hopflow.recursion import deep_recursion
 from hopflow.symbolic.ranges import INT64, NON_NEGATIVE
 from hopflow.symbolic.size import (
     FUNCTIONS,
@@ -42,7 +43,8 @@ from hopflow.symbolic.size import (
 
 __all__ = ["parse"]
 
-MAX_DEPTH: Final = 64  # of graphs in graphs, and of tuples in tuples
+MAX_DEPTH: Final = 64  # of tuples in tuples, and of brackets
+MAX_GRAPHS: Final = 512  # of graphs in graphs
 MAX_LENGTH: Final = 1 << 24  # characters
 MAX_DIGITS: Final = 400
 MAX_TERMS: Final = 64  # of one size, and factors of one term
@@ -126,7 +128,8 @@ def parse(
         raise ProgramFormatError(
             f"the text has {len(text)} characters; at most {MAX_LENGTH} are read."
         )
-    return _Parser(text, operators, attributes or {}).program()
+    with deep_recursion():
+        return _Parser(text, operators, attributes or {}).program()
 
 
 @dataclass(slots=True)
@@ -247,8 +250,8 @@ class _Parser:
     def graph(self, depth: int, outer: _Scope | None) -> tuple[str, Graph]:
         """A graph from `graph` to the end of its `return`, and its name."""
         start = self.take()
-        if depth > MAX_DEPTH:
-            self.fail(start.line, f"graphs are nested deeper than {MAX_DEPTH}")
+        if depth > MAX_GRAPHS:
+            self.fail(start.line, f"graphs are nested deeper than {MAX_GRAPHS}")
         name = self.word("the graph's name").text
         scope = _Scope(Graph(name), depth, outer)
         self.inputs(scope)
