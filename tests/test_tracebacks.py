@@ -1,9 +1,11 @@
 """Tracebacks show the user's frames, and the path of operators between them."""
 
+import gc
 import subprocess
 import sys
 import textwrap
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -378,3 +380,39 @@ InteractiveShell.instance().run_cell("run()")
     found = output(program, tmp_path)
     assert "while_loop/body" in found
     assert "trace_body" not in found
+
+
+class Held(list[int]):
+    """What a weak reference is made of."""
+
+
+def sum_of(held: Held) -> Callable[[Any], Any]:
+    return lambda x: hf.sum(x) * len(held)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda f, x: hf.jit(f)(x),
+        lambda f, x: hf.cond(x[0] > 0, f, f, x),
+        lambda f, x: hf.scan(lambda c, y: (c + f(x), y), 0.0, x),
+        lambda f, x: hf.while_loop(lambda c: c < 9.0, lambda c: c + f(x), 1.0),
+        lambda f, x: hf.vmap(lambda y: y * f(x))(x),
+        lambda f, x: hf.grad(f)(x),
+        lambda f, x: hf.grad(hf.checkpoint(f))(x),
+    ],
+)
+def test_a_trace_keeps_no_frame(run: Any) -> None:
+    """Else lists of the caller would live on, and seem to have another name."""
+
+    def call() -> Any:
+        held = Held([1])
+        run(sum_of(held), hf.ones(3))
+        return weakref.ref(held)
+
+    gc.disable()
+    try:
+        call()
+        assert call()() is None
+    finally:
+        gc.enable()

@@ -628,9 +628,14 @@ def trace_into(tracer: Tracer, fn: Any, args: Sequence[Any]) -> Any:
     What an operator has lifted from ancestors its entry rolls back.
     """
     is_root = not isinstance(tracer.parent, Tracer)
-    root = sys._getframe() if is_root else origin.root
     try:
-        with called_from(root), using(tracer), replaying():
+        with (
+            # In no variable of this frame: a frame that holds itself keeps all those
+            # above alive, and what they hold, until garbage is collected.
+            called_from(sys._getframe() if is_root else origin.root),
+            using(tracer),
+            replaying(),
+        ):
             if tracer.env is None or not isinstance(tracer.parent, Tracer):
                 return fn(*args)
             with tracer.env.body():
