@@ -628,6 +628,10 @@ def test_a_linear_or_polynomial_program_does_not_import_sympy() -> None:
         lambda n: 1 if (n > 3) != False else 2,  # noqa: E712
         lambda n: 1 + (n == (n > 3)) + (n < (n > 3)) + ((n > 3) in [True]),
         lambda n: 1 + ((n > 3) > 0) + ((n > 3) <= 0.5) + max(n > 3, 0),
+        lambda n: 2 - ((n > 3) == (n < 8)) + ((n > 3) != (n > 4)),
+        lambda n: {True: 5, False: 7}[n > 3] + ((n > 3) in {True}),
+        lambda n: len({n > 3, n < 8, True}) + len(dict.fromkeys([n > 3, n > 4])),
+        lambda n: 1 + ((n > 3, n) == (True, 5)) + [n > 3, n < 8].count(True),
         lambda n: ((n > 3) | 2) + ((n > 3) & 1) + ((n > 3) ^ 1),
         lambda n: sum(divmod(n > 3, 2)) + round(n > 3) + round(n < 3, 1) + 1,
     ],

@@ -6,12 +6,14 @@ factors have no common divisor and the first of which is positive. So `2*x < 4` 
 """
 
 import operator
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeAlias, final
 
 from hopflow.entries import speaks_for_user
 from hopflow.errors import DataDependentError
 from hopflow.symbolic.atoms import replace, replace_terms
+from hopflow.symbolic.lookups import is_asked_by_user
 from hopflow.symbolic.terms import (
     Env,
     Namer,
@@ -28,6 +30,7 @@ from hopflow.symbolic.terms import (
     split_constant,
     symbols_of,
 )
+from hopflow.tracebacks import OWN_FILES
 
 __all__ = [
     "COMPARISONS",
@@ -88,9 +91,8 @@ class SymBool:
         not                       a condition on floats: NaN forbids to turn it around
 
     `bool()` of it asks the environment of its symbols, which may record a guard. So do
-    arithmetic and comparisons with numbers, as on a `bool`. `==` of two conditions asks
-    nothing: it says whether they are the same. `&`, `|` and `~` are the connectives;
-    `and`, `or` and `not` would ask.
+    arithmetic, comparisons and look-ups in sets and dicts, as on a `bool`. `&`, `|` and
+    `~` are the connectives; `and`, `or` and `not` would ask.
     """
 
     __slots__ = ("_hash", "args", "op")
@@ -106,11 +108,24 @@ class SymBool:
         )
 
     def __hash__(self) -> int:
+        """That of the bool, for the user's code, while it is traced; for ours, that of
+        the condition."""
+        if not OWN_FILES[sys._getframe(1).f_code.co_filename] and is_asked_by_user(
+            self.env
+        ):
+            return hash(bool(self))
         return self._hash
 
     def __eq__(self, other: object) -> bool:
+        """Whether both are true or both false, for the user's code, which asks; for
+        ours, whether they are one condition."""
         if isinstance(other, int | float):
             return int(self) == other
+        if isinstance(other, SymBool) and (
+            not OWN_FILES[sys._getframe(1).f_code.co_filename]
+            and is_asked_by_user(self.env)
+        ):
+            return bool(self) is bool(other)
         return self is other or (
             isinstance(other, SymBool)
             and self._hash == other._hash

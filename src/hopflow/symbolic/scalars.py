@@ -29,9 +29,9 @@ from hopflow.symbolic.boolean import (
     relation,
 )
 from hopflow.symbolic.facts import NOTHING
+from hopflow.symbolic.lookups import is_asked_by_user
 from hopflow.symbolic.terms import (
     Atom,
-    Env,
     Operand,
     Symbol,
     Terms,
@@ -64,12 +64,9 @@ class _Slots:
 
     ufunc   what a function of NumPy is of arguments with a symbolic number among them:
             ufunc, method, inputs, options -> results (filled by `tensor`)
-    is_traced   whether the symbols of an environment are those of a trace that runs now
-            (filled by `trace`)
     """
 
     ufunc: Callable[[Any, str, tuple[Any, ...], dict[str, Any]], Any]
-    is_traced: Callable[[Env], bool] = lambda _: False
 
 
 slots: Final = _Slots()
@@ -137,8 +134,8 @@ class SymInt(_Ordered):
             return self._value_hash
         except AttributeError:
             pass
-        if not OWN_FILES[sys._getframe(1).f_code.co_filename] and _is_looked_up(
-            self.expression
+        if not OWN_FILES[sys._getframe(1).f_code.co_filename] and is_asked_by_user(
+            env_of(self.expression)
         ):
             self._value_hash: int = hash(int(self))
             return self._value_hash
@@ -372,8 +369,8 @@ class SymFloat(_Ordered):
             return self._value_hash
         except AttributeError:
             pass
-        if not OWN_FILES[sys._getframe(1).f_code.co_filename] and _is_looked_up(
-            self.node
+        if not OWN_FILES[sys._getframe(1).f_code.co_filename] and is_asked_by_user(
+            env_of(self.node)
         ):
             self._value_hash: int = hash(float(self))
             return self._value_hash
@@ -513,19 +510,6 @@ def operand_of(number: Number) -> Operand:
     if isinstance(number, SymFloat):
         return number.node
     return number.hex() if isinstance(number, float) else terms_of(number)
-
-
-def _is_looked_up(operand: Operand) -> bool:
-    """Whether a hash is for a set or dict of the user's, in a trace that runs: two
-    frames above is what hashes, which is not in a file of ours.
-
-    Tables of ours are of expressions, as sizes are once their trace has ended.
-    """
-    env = env_of(operand)
-    if env is None or not slots.is_traced(env):
-        return False
-    home: str = sys._getframe(2).f_globals.get("__name__", "")
-    return not home.startswith("hopflow.")  # a method of a dataclass has no file
 
 
 @speaks_for_user

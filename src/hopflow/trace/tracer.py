@@ -37,7 +37,7 @@ from hopflow.ops.convert import convert
 from hopflow.ops.item import dim_size, item
 from hopflow.ops.opdef import OPERATIONS, OpDef
 from hopflow.ops.symbolic_int import symbolic_int
-from hopflow.symbolic import scalars
+from hopflow.symbolic import lookups
 from hopflow.symbolic.env import ShapeEnv
 from hopflow.symbolic.ranges import EVERY, ValueRange
 from hopflow.symbolic.size import (
@@ -654,4 +654,4 @@ def _is_traced(env: Env) -> bool:
     return False
 
 
-scalars.slots.is_traced = _is_traced
+lookups.slots.is_traced = _is_traced
