@@ -361,6 +361,46 @@ def test_a_python_number_is_a_decision(f: Run) -> None:
         hf.jit(f)(hf.asarray(X), hf.asarray(M))
 
 
+def test_a_promise_of_a_float_or_a_number_is_one_that_can_be_written() -> None:
+    def larger(x: Any) -> Any:
+        return max(hf.sum(x).item(), 2.0) * x
+
+    def repeated(x: Any) -> Any:
+        for _ in range(x[0].item()):
+            x = x + 1
+        return x
+
+    for f, promise in (
+        (larger, "hf.sum(x).item() < 2.0"),
+        (repeated, "x[0].item() == 4"),
+    ):
+        x = hf.ones(2, dtype="float32" if f is larger else "int64")
+        with pytest.raises(DataDependentError, match="is made by") as error:
+            hf.jit(f)(x)
+        assert f'`hf.check({promise}, "...")`' in str(error.value)
+    with pytest.raises(DataDependentError) as error:
+        hf.jit(lambda x, m: list(range(x[m].shape[0])))(hf.asarray(X), hf.asarray(M))
+    assert "u0 == 4" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("f", "legend"),
+    [
+        (lambda x, y: x + y, "`s0` is `x.shape[0]`, here 3; `s1` is `y.shape[0]`, he"),
+        (lambda x, y: hf.reshape(x, (x.shape[0] + 1,)), "`s0` is `x.shape[0]`, here 3"),
+        (
+            lambda x, y: hf.cond(x[0] > 0, lambda: x + y, lambda: x),
+            "`s0` is `x.shape[0]`, here 3",
+        ),
+    ],
+)
+def test_an_error_says_what_its_symbols_are(f: Any, legend: str) -> None:
+    with pytest.raises(ShapeError) as error:
+        hf.jit(f, dynamic=True)(hf.ones(3), hf.ones(4))
+    notes = error.value.__notes__
+    assert sum(note.startswith(legend) for note in notes) == 1
+
+
 def test_a_promise_speaks_in_the_names_of_the_user() -> None:
     def rows(x: Any, y: Any) -> Any:
         hf.check(x.shape[0] > y.shape[1], "not enough rows")

@@ -144,8 +144,8 @@ def test_sizes_that_cannot_agree_are_an_error_and_no_guard() -> None:
 
 UNBACKED: list[tuple[Callable[..., Any], str]] = [
     (lambda x, n: x if n == 3 else -x, "u0 == 3"),
-    (lambda x, n: hf.stack(hf.unstack(hf.zeros(n))), "u0 as a Python number"),
-    (lambda x, n: x[:: n - 2], "u0 - 2 as a Python number"),
+    (lambda x, n: hf.stack(hf.unstack(hf.zeros(n))), "`u0` as a Python number"),
+    (lambda x, n: x[:: n - 2], "`u0 - 2` as a Python number"),
 ]
 
 

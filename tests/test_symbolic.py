@@ -169,7 +169,7 @@ def test_a_symbol_without_environment_is_known_not_to_be_negative() -> None:
     for ask in asked:
         with pytest.raises(DataDependentError, match="cannot decide"):
             ask()
-    with pytest.raises(DataDependentError, match="n as a Python int"):
+    with pytest.raises(DataDependentError, match="`n` as a Python number"):
         int(n)
     with pytest.raises(DataDependentError, match="n / 2 as a Python float"):
         float(n / 2)
@@ -457,9 +457,9 @@ def test_a_question_on_the_run_is_an_error_with_its_line() -> None:
         bool(u > 3)
     with pytest.raises(DataDependentError, match=r"u0 > s0|s0 < u0"):
         bool(u > s)
-    with pytest.raises(DataDependentError, match=r"u0 as a Python number.*model.py:7"):
+    with pytest.raises(DataDependentError, match=r"`u0` as a Python number.*model.py:7"):
         int(u)
-    with pytest.raises(DataDependentError, match="u0 / 2 as a Python number"):
+    with pytest.raises(DataDependentError, match="`u0 / 2` as a Python number"):
         float(u / 2)
     assert env.guards.guards == ()
 

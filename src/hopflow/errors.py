@@ -307,13 +307,15 @@ class DataDependentError(HopflowError, RuntimeError):
         *,
         origins: str = "",
         promises: Sequence[str] = (),
+        is_number: bool = False,
     ) -> None:
         """
         Args:
-            expression: What cannot be decided.
+            expression: What cannot be decided, or the number that is not known.
             where: The line of the user's code.
             origins: What made the numbers that `expression` depends on.
             promises: Conditions for `hf.check` of which each decides it.
+            is_number: Whether its value is asked for, as a Python number.
         """
         self.expression = expression
         at = f" ({where})" if where else ""
@@ -323,8 +325,13 @@ class DataDependentError(HopflowError, RuntimeError):
             else "it depends on a number that is only known at run time."
         )
         checks = " or ".join(f'`hf.check({text}, "...")`' for text in promises)
+        what = (
+            f"take `{expression}` as a Python number"
+            if is_number
+            else f"decide `{expression}`"
+        )
         super().__init__(
-            f"cannot decide `{expression}`{at} while tracing: {why} Promise the answer "
+            f"cannot {what}{at} while tracing: {why} Promise the answer "
             f"before with {checks or '`hf.check`'}, or with `hf.check_is_size` that a "
             "number is a size, and its range; or use `hf.cond` to choose at run time, "
             "`hf.fori_loop` to repeat."

@@ -1,6 +1,7 @@
 """`ShapeEnv`: the symbols of a trace, what is known of them, and what was asked."""
 
 import ast
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from math import copysign, inf, isnan
@@ -63,6 +64,7 @@ class ShapeEnv:
     ) -> None:
         self.symbols: dict[Symbol, str] = {}  # in order of creation; where it is from
         self._origins: dict[Symbol, str] = {}  # of unbacked ones, what made them
+        self._expressions: dict[Symbol, str] = {}  # of those, what they are in code
         self._declared: dict[Symbol, Declaration] = {}
         self._line = line
         self._expression = expression
@@ -118,13 +120,7 @@ class ShapeEnv:
     ) -> SymInt:
         """A symbol for an integer that a run will know: `u0`, `u1`, … by default"""
         symbol = self._new(name, "u", None, ValueRange(min, max), source)
-        text, at = self._present_text(), self._where(None)
-        if source:
-            self._origins[symbol] = f"`{source}`"
-        elif text:
-            self._origins[symbol] = f"made by `{text}`" + (f" ({at})" if at else "")
-        elif at:
-            self._origins[symbol] = f"made at {at}"
+        self._note_origin(symbol, source)
         return SymInt(of_factor(symbol))
 
     def backed_float(self, name: str | None, hint: float, source: str = "") -> SymFloat:
@@ -133,7 +129,20 @@ class ShapeEnv:
 
     def unbacked_float(self, name: str | None = None, source: str = "") -> SymFloat:
         """A symbol for a float that a run will know."""
-        return SymFloat(self._new(name, "u", None, ANY_FLOAT, source, True))
+        symbol = self._new(name, "u", None, ANY_FLOAT, source, True)
+        self._note_origin(symbol, source)
+        return SymFloat(symbol)
+
+    def _note_origin(self, symbol: Symbol, source: str) -> None:
+        text, at = self._present_text(), self._where(None)
+        if source:
+            self._origins[symbol] = f"`{source}`"
+        elif text:
+            self._origins[symbol] = f"made by `{text}`" + (f" ({at})" if at else "")
+        elif at:
+            self._origins[symbol] = f"made at {at}"
+        if source or text.endswith(".item()"):
+            self._expressions[symbol] = source or text
 
     def _new(
         self,
@@ -237,6 +246,19 @@ class ShapeEnv:
     def _present_text(self) -> str:
         return self._expression() if self._expression is not None else ""
 
+    def legend(self, text: str) -> str:
+        """What the symbols are that a text names: "`s0` is `x.shape[0]`, here 3"."""
+        named = [s for s in self.symbols if re.search(rf"\b{s.name}\b", text)]
+        parts = []
+        for symbol in named:
+            source = self.symbols[symbol]
+            if source and source != symbol.name:
+                here = "" if symbol.hint is None else f", here {symbol.hint}"
+                parts.append(f"`{symbol}` is `{source}`{here}")
+            elif (made := self._origins.get(symbol)) and made not in text:
+                parts.append(f"`{symbol}` is {made}")
+        return "; ".join(parts)
+
     @property
     def facts(self) -> tuple[SymBool, ...]:
         """What was learned beyond declared ranges, in order: guards and assumptions."""
@@ -297,9 +319,9 @@ class ShapeEnv:
 
     def _undecided(self, condition: SymBool, where: str) -> DataDependentError:
         """The error for a decision that only a run can make."""
-        asked = _comparison(self._present_text()) or _comparison(
-            self.describe(condition)
-        )
+        asked = _comparison(self._present_text())
+        if asked is None and self._are_writable(condition.symbols):
+            asked = _comparison(condition.format(self._written))
         return DataDependentError(
             str(condition),
             where,
@@ -329,15 +351,22 @@ class ShapeEnv:
 
     def _no_number(self, expression: Operand) -> DataDependentError:
         """The error where a Python number is asked for that only a run knows."""
-        text = format_operand(expression)
-        shown = format_operand(expression, self.name)
+        shown = format_operand(expression, self._written)
         symbols = symbols_of(expression, {})
         return DataDependentError(
-            f"{text} as a Python number",
+            format_operand(expression),
             self._where(None),
             origins=self._described(symbols),
-            promises=[f"{shown} == 4"],
+            promises=[f"{shown} == 4"] if self._are_writable(symbols) else [],
+            is_number=True,
         )
+
+    def _written(self, symbol: Symbol) -> str:
+        """A symbol as a user may write it, if that is known."""
+        return self.symbols.get(symbol) or self._expressions.get(symbol) or symbol.name
+
+    def _are_writable(self, symbols: Iterable[Symbol]) -> bool:
+        return all(self.symbols.get(s) or s in self._expressions for s in symbols)
 
     @contextmanager
     def body(self) -> Iterator[None]:

@@ -340,7 +340,7 @@ class SymInt(_Ordered):
             DataDependentError: there is none, or nobody to record the guard.
         """
         if (env := env_of(self.expression)) is None:
-            raise DataDependentError(f"{self} as a Python int")
+            raise DataDependentError(str(self), is_number=True)
         return int(env.concrete(self.expression))
 
     __int__ = __index__
@@ -481,7 +481,7 @@ class SymFloat(_Ordered):
             DataDependentError: there is none, or nobody to record the guard.
         """
         if (env := env_of(self.node)) is None:
-            raise DataDependentError(f"{self} as a Python float")
+            raise DataDependentError(str(self), is_number=True)
         return float(env.concrete(self.node))
 
     def __repr__(self) -> str:

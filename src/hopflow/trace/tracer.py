@@ -640,8 +640,12 @@ def trace_into(tracer: Tracer, fn: Any, args: Sequence[Any]) -> Any:
                 return fn(*args)
             with tracer.env.body():
                 return fn(*args)
-    except BaseException:
+    except BaseException as error:
         tracer.closed = True
+        if is_root and tracer.env is not None and isinstance(error, HopflowError):
+            note = tracer.env.legend(str(error))
+            if note and note not in getattr(error, "__notes__", ()):
+                error.add_note(note)
         raise
 
 
