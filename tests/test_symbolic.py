@@ -171,7 +171,7 @@ def test_a_symbol_without_environment_is_known_not_to_be_negative() -> None:
             ask()
     with pytest.raises(DataDependentError, match="`n` as a Python number"):
         int(n)
-    with pytest.raises(DataDependentError, match="n / 2 as a Python float"):
+    with pytest.raises(DataDependentError, match="`n / 2` as a Python number"):
         float(n / 2)
     with pytest.raises(DataDependentError, match="n / 2 < 3"):
         assert n / 2 < 3

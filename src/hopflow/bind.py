@@ -213,8 +213,8 @@ class _Slots:
     stand_in    what stands for a tensor where that does not reach, if anything does
                 (filled by `trace.stand_ins`)
     scan        the operator, for rules of operations (filled by `hops.scan`)
-    given       told of a tensor with memory whose elements Python code is given
-                (filled by `trace.outside.watch`)
+    given       while code is watched: told of a tensor with memory whose elements
+                Python code is given (filled by `trace.outside.watch`)
     """
 
     eager: Interpreter
@@ -231,7 +231,7 @@ class _Slots:
         Sequence[Value],
     ]
     scan: Callable[..., Any]
-    given: Callable[[Value], None]
+    given: Callable[[Value], None] | None = None
     executor: Callable[[Any, Sequence[Operand], dict[str, Any]], tuple[Value, ...]]
     record: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] | None = None
 

@@ -132,7 +132,9 @@ class EagerTensor(Tensor):
             )
 
     def _concrete(self, what: str) -> Array:  # noqa: ARG002
-        slots.given(self)
+        given = slots.given  # read once: another thread may end the last watch
+        if given is not None:
+            given(self)
         return self.host_array
 
     def _device(self) -> Device:

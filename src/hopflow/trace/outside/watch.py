@@ -39,7 +39,7 @@ def watching(recorder: Recorder) -> Iterator[None]:
     before = _present.recorders
     _present.recorders = (*before, recorder)
     try:
-        with _events():
+        with _events(), _gifts:
             yield
     finally:
         _present.recorders = before
@@ -76,7 +76,27 @@ def _give(tensor: Value) -> None:
         recorder.give(tensor)
 
 
-slots.given = _give
+class _Gifts:
+    """Has tensors tell when Python is given their elements, as long as any thread
+    watches: it costs nothing else."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._count += 1
+            slots.given = _give
+
+    def __exit__(self, *_error: object) -> None:
+        with self._lock:
+            self._count -= 1
+            if not self._count:
+                slots.given = None
+
+
+_gifts: Final = _Gifts()
 
 
 class _Monitor:
