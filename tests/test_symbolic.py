@@ -457,7 +457,7 @@ def test_a_question_on_the_run_is_an_error_with_its_line() -> None:
         bool(u > 3)
     with pytest.raises(DataDependentError, match=r"u0 > s0|s0 < u0"):
         bool(u > s)
-    with pytest.raises(DataDependentError, match=r"`u0` as a Python number.*model.py:7"):
+    with pytest.raises(DataDependentError, match=r"`u0` as a Python num.*model.py:7"):
         int(u)
     with pytest.raises(DataDependentError, match="`u0 / 2` as a Python number"):
         float(u / 2)

@@ -288,7 +288,8 @@ def run_resized(f: Run, *args: Any) -> Any:
 def run_rebound_reads(f: Run, *args: Any) -> Any:
     """Compiled as a function of nothing, which reads the arguments of `f` from outside:
     called when other tensors are there, and again when those are."""
-    outside = _reader(len(args))(f)
+    first = sum(np.asarray(x).size for x in args) % len(PLACES)
+    outside = _reader(len(args), first)(f)
     jitted = jit(outside.call)
     for others in (map(_resized, args), map(_changed, args)):
         outside.rebind(*others)
@@ -298,19 +299,56 @@ def run_rebound_reads(f: Run, *args: Any) -> Any:
     return jitted()
 
 
+class Place(NamedTuple):
+    """A place outside of a function, `{}` standing for its number.
+
+    first   the statement that makes it
+    read    the expression that reads it
+    write   the statement that binds it to another value
+    cell, module   the name that this binds in the enclosing function, in the module
+    """
+
+    first: str
+    read: str
+    write: str
+    cell: str = ""
+    module: str = ""
+
+
+PLACES: Final = (
+    Place("pass", "global{0}", "global{0} = {1}", module="global{0}"),
+    Place("cell{0} = None", "cell{0}", "cell{0} = {1}", cell="cell{0}"),
+    Place("pass", "holder.x{0}", "holder.x{0} = {1}"),
+    Place("pass", "table[{0}]", "table[{0}] = {1}"),
+    # Another key each time: what the other one leads to is what was read before.
+    Place(
+        "rows{0}, key{0} = [None, None], 0",
+        "rows{0}[key{0}]",
+        "key{0} = 1 - key{0}; rows{0}[key{0}] = {1}",
+        cell="key{0}",
+    ),
+    Place("variable{0} = ContextVar('x')", "variable{0}.get()", "variable{0}.set({1})"),
+    Place("pass", "globals()['name{0}']", "globals()['name{0}'] = {1}"),
+    Place(
+        "box{0} = Holder()", "weak[{0}]().x", "box{0}.x = {1}; weak[{0}] = ref(box{0})"
+    ),
+)
+
 READERS: Final = """
+from contextvars import ContextVar
+from weakref import ref
+
 class Holder: pass
 
 def outside(f):
-    holder, table = Holder(), {{}}
-    {cells} = {nothing}
+    holder, table, weak = Holder(), {{}}, {{}}
+    {first}
 
     def call():
         return f({reads})
 
     def rebind({parameters}):
-        global {globals}
-        nonlocal {cells}
+        {names}
         {writes}
 
     holder.call, holder.rebind = call, rebind
@@ -319,22 +357,25 @@ def outside(f):
 
 
 @functools.cache
-def _reader(count: int) -> Callable[[Run], Any]:
+def _reader(count: int, first: int) -> Callable[[Run], Any]:
     """A function that makes an object of two: `call()`, which hands `f` what it reads
-    from a global, a cell, an attribute, an item of a dict, in turn; and `rebind`."""
-    where = ["global{}", "cell{}", "holder.x{}", "table[{}]"]
-    places = [where[k % len(where)].format(k) for k in range(max(count, 2))]
+    from `PLACES` in turn, beginning with one of them; and `rebind`."""
+    places = [PLACES[(first + k) % len(PLACES)] for k in range(count)]
+    cells = [p.cell.format(k) for k, p in enumerate(places) if p.cell]
+    modules = [p.module.format(k) for k, p in enumerate(places) if p.module]
+    names = [f"nonlocal {', '.join(cells)}"] * bool(cells)
+    names += [f"global {', '.join(modules)}"] * bool(modules)
     text = READERS.format(
-        cells=", ".join(p for p in places if p.startswith("cell")),
-        globals=", ".join(p for p in places if p.startswith("global")),
-        nothing=", ".join("None" for p in places if p.startswith("cell")),
-        reads=", ".join(places[:count]),
+        first="; ".join(p.first.format(k) for k, p in enumerate(places)) or "pass",
+        reads=", ".join(p.read.format(k) for k, p in enumerate(places)),
         parameters=", ".join(f"x{k}" for k in range(count)),
-        writes="; ".join(f"{places[k]} = x{k}" for k in range(count)) or "pass",
+        names="; ".join(names) or "pass",
+        writes="; ".join(p.write.format(k, f"x{k}") for k, p in enumerate(places))
+        or "pass",
     )
-    names: dict[str, Any] = {}
-    exec(compile(text, "<program>", "exec"), names)
-    return names["outside"]  # type: ignore[no-any-return]
+    scope: dict[str, Any] = {}
+    exec(compile(text, "<program>", "exec"), scope)
+    return scope["outside"]  # type: ignore[no-any-return]
 
 
 def _changed(x: Any) -> Any:
