@@ -34,7 +34,7 @@ SAID = {
         "own_symbols of f: ",
         "inline of f: ",
         "+    out0[0] = ",
-        "fuse_loops of f: ",
+        "merge of f: ",
         "machine code of f: ",
     ],
     "recompiles": [
@@ -102,7 +102,7 @@ def test_the_trace_is_of_events_with_their_times(tmp_path: Path) -> None:
     names = [e["name"] for e in spans]
     stages = ("trace", "lower", "compile")
     assert [name for name in names if name in stages] == [*stages] * 3
-    assert {"own_symbols", "inline", "loops", "fuse_loops", "machine code"} < {*names}
+    assert {"own_symbols", "inline", "loops", "merge", "machine code"} < {*names}
     first = {e["name"]: e for e in reversed(spans)}
     assert first["trace"]["args"] == {"function": "f"}
     end = first["trace"]["ts"] + first["trace"]["dur"]

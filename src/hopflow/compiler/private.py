@@ -7,7 +7,7 @@ knows. Such buffers are not in the arena: a thread allocates them when it begins
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from hopflow.compiler.schedule.fuse import row_axes
+from hopflow.compiler.schedule.summary import Summary
 from hopflow.loop_ir import walk
 from hopflow.loop_ir.nest import Buffer, Call, Copy, For, Ref, Stmt, Swap
 from hopflow.loop_ir.routines import ROUTINES
@@ -30,7 +30,7 @@ def private_to(loop: For, uses: Counter[Buffer]) -> list[Buffer]:
         uses: How often the program names each buffer.
     """
     own = walk.uses(loop.body)
-    whole, axes = set(used_whole(loop)), row_axes(loop)
+    whole, axes = set(used_whole(loop)), Summary.of(loop).axes
     return [
         b
         for b, count in own.items()

@@ -142,7 +142,7 @@ class VectorLoop:
                 self._rest(name, whole, stop)
             self._finish()
             loop = f.take()
-            f.insert(earlier)
+            f.restore(earlier)
             f.insert(self._before)
             f.insert(loop)
         f.branch(f"end.{name}")

@@ -195,13 +195,18 @@ class Function:
         """Append finished lines."""
         self._lines += lines
 
+    def restore(self, lines: list[str]) -> None:
+        """Put back what `take` gave, without a copy, before any other line."""
+        assert not self._lines
+        self._lines = lines
+
     @property
     def size(self) -> int:
         """Lines so far."""
         return len(self._lines)
 
     def take(self) -> list[str]:
-        """Remove the lines so far, for the caller to put back with `insert`."""
+        """Remove the lines so far, for the caller to put back with `restore`, or `insert`."""
         lines, self._lines = self._lines, []
         return lines
 

@@ -5,25 +5,18 @@ made of the same row, some rows can go through all steps before the next begin. 
 stay in the first-level cache meanwhile; else every step would read and write memory.
 """
 
+from collections.abc import Iterable
+
 from hopflow import dtypes
-from hopflow.compiler.schedule.fuse import changed_by, reads, row_axes, written_by
+from hopflow.compiler.schedule.summary import Summary, reads
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.nest import (
     SERIAL,
-    Allocate,
-    Barrier,
     Buffer,
-    Call,
-    Copy,
     For,
-    HostCall,
-    Invoke,
     Stmt,
     Store,
-    Swap,
-    Tick,
-    Trap,
     Var,
     While,
 )
@@ -33,18 +26,6 @@ CACHE = 1 << 14
 """Bytes of the rows that go through all steps together."""
 LARGE = 1 << 18
 """Bytes of arrays that do not fit where one step could find what the last one left."""
-_ORDERED = (
-    Allocate,
-    Barrier,
-    Call,
-    Copy,
-    HostCall,
-    Invoke,
-    Swap,
-    Tick,
-    Trap,
-    While,
-)
 
 
 def move_steps_inside(body: list[Stmt]) -> None:
@@ -63,9 +44,12 @@ def _exchanged(steps: For) -> For | None:
     [rows] = steps.body
     if not (isinstance(rows, For) and rows.independent):
         return None
-    count, size = rows.extent, _bytes_of_a_row(rows)
+    summary = Summary.of(rows)
+    count, size = rows.extent, _bytes_of_a_row(rows, summary.stored)
     block = _block(count, size, rows.binding.width)
-    if not block or not _is_free(rows) or reads(rows, {steps.var}, written_by(rows)):
+    if not block or not _is_free(rows, summary):
+        return None
+    if reads(rows, {steps.var}, summary.stored):
         return None
     number = Var(f"{rows.var.name}_block", dtypes.int64)
     inner = Var(f"{rows.var.name}_row", dtypes.int64)
@@ -100,10 +84,10 @@ def _block(count: Expr, size: int, width: int) -> int:
     return next(even, most)
 
 
-def _bytes_of_a_row(rows: For) -> int:
+def _bytes_of_a_row(rows: For, stored: Iterable[Buffer]) -> int:
     """Of the buffers that change: what one iteration touches; 0 if that is unknown."""
     total = 0
-    for buffer in written_by(rows):
+    for buffer in stored:
         elements = 1
         for extent in _own_shape(buffer, rows):
             if not extent.is_const:
@@ -125,9 +109,10 @@ def _own_shape(buffer: Buffer, rows: For) -> list[Expr]:
     return list(found.values())
 
 
-def _is_free(rows: For) -> bool:
+def _is_free(rows: For, summary: Summary) -> bool:
     """Whether its iterations need of each other nothing, in whichever step."""
-    if changed_by(rows) or any(isinstance(s, _ORDERED) for s in statements(rows.body)):
+    if summary.changed or summary.is_ordered:
         return False
-    axes = row_axes(rows)
-    return all(axes[buffer] for buffer in written_by(rows))
+    if any(isinstance(s, While) for s in statements(rows.body)):
+        return False
+    return all(summary.axes[buffer] for buffer in summary.stored)

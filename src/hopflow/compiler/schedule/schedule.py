@@ -27,8 +27,8 @@ from hopflow.compiler.memory.plan import MemoryPlan, format_memory
 from hopflow.compiler.memory.short_circuit import short_circuit
 from hopflow.compiler.memory.verifier import verify_memory
 from hopflow.compiler.schedule.builder import Builder
-from hopflow.compiler.schedule.fuse import fuse_loops
 from hopflow.compiler.schedule.interchange import move_steps_inside
+from hopflow.compiler.schedule.merge import merge
 from hopflow.compiler.schedule.scheduler import Scheduler
 from hopflow.compiler.schedule.threads import bind_threads
 from hopflow.compiler.target import Target
@@ -53,7 +53,7 @@ MEMORY_PASSES: Final[tuple[Callable[[MemoryPlan], None], ...]] = (
     short_circuit,
 )
 LOOP_PASSES: Final[tuple[Callable[[list[Stmt]], None], ...]] = (
-    fuse_loops,
+    merge,
     move_steps_inside,
     bind_threads,
 )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 from hopflow.compiler.private import changed_whole, private_to, used_whole
-from hopflow.compiler.schedule.fuse import changed_by, row_axes, written_by
+from hopflow.compiler.schedule.summary import Summary
 from hopflow.loop_ir.nest import (
     Allocate,
     Barrier,
@@ -45,9 +45,9 @@ def _bind(body: list[Stmt], named: Callable[[], Counter[Buffer]]) -> None:
 
 def _suits(loop: For, named: Callable[[], Counter[Buffer]]) -> bool:
     inside = list(statements(loop.body))
-    if not loop.independent or changed_by(loop) or not any(map(_loops, inside)):
+    if not loop.independent or not any(map(_loops, inside)):
         return False
-    if any(map(_is_foreign, inside)):
+    if any(map(_is_foreign, inside)) or Summary.of(loop).changed:
         return False
     return writes_rows(loop, private_to(loop, named()))
 
@@ -55,13 +55,14 @@ def _suits(loop: For, named: Callable[[], Counter[Buffer]]) -> bool:
 def writes_rows(loop: For, private: Sequence[Buffer] = ()) -> bool:
     """Whether all that iterations write is a row for each, beside what is private."""
     inside = list(statements(loop.body))
-    shared, axes = written_by(loop).difference(private), row_axes(loop)
+    summary = Summary.of(loop)
+    shared = summary.stored.difference(private)
     whole = {b for s in inside for b in changed_whole(s)}
     return (
         not any(isinstance(s, _SHARED) for s in inside)
         and whole.issubset(private)
         and shared.isdisjoint(used_whole(loop))
-        and all(axes[buffer] for buffer in shared)
+        and all(summary.axes[buffer] for buffer in shared)
     )
 
 

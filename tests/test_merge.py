@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from hopflow.compiler.schedule.fuse import fuse_loops, row_axes
+from hopflow.compiler.schedule.merge import merge
+from hopflow.compiler.schedule.summary import Summary
 from hopflow.dtypes import float32, int64
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.nest import Buffer, For, Stmt, Store, Var
@@ -41,23 +42,23 @@ def test_loops_merge_if_each_iteration_needs_of_the_other_loop_its_own(
     first: tuple[str, str], second: tuple[str, str], together: bool
 ) -> None:
     body: list[Stmt] = [loop(B, A, *first), loop(C, B, *second)]
-    fuse_loops(body)
+    merge(body)
     assert len(body) == (1 if together else 2)
 
 
 @pytest.mark.parametrize("more", [{"extent": e.index(7)}, {"independent": False}])
 def test_loops_of_another_space_stay_apart(more: Any) -> None:
     body: list[Stmt] = [loop(B, A, "i0", "i0"), loop(C, A, "i0", "i0", **more)]
-    fuse_loops(body)
+    merge(body)
     assert len(body) == 2
 
 
 def test_a_buffer_is_gone_through_by_the_axes_that_all_accesses_share() -> None:
     one, other = loop(B, A, "i0", "ii"), loop(B, A, "ii", "0i")
     both = For(one.var, N, [*one.body], True)
-    assert row_axes(both) == {A: {0, 1}, B: {0}}
-    assert row_axes(other) == {A: {1}, B: {0, 1}}
+    assert Summary.of(both).axes == {A: {0, 1}, B: {0}}
+    assert Summary.of(other).axes == {A: {1}, B: {0, 1}}
     [store] = other.body
     i = e.read(other.var)
     crossed = For(other.var, N, [store, Store(B, (i, ZERO), e.load(A, (i, ZERO)))])
-    assert row_axes(crossed) == {A: set(), B: {0}}
+    assert Summary.of(crossed).axes == {A: set(), B: {0}}

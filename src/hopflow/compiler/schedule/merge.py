@@ -1,0 +1,109 @@
+"""Neighbouring loops over one space become one.
+
+    for i0 in 0..8 independent:          for i0 in 0..8 independent:
+        b0[i0] = x[i0] * 2.0                 b0[i0] = x[i0] * 2.0
+    for i1 in 0..8 independent:    ->        out0[i0] = b0[i0] + 1.0
+        out0[i1] = b0[i1] + 1.0
+
+Two independent loops are merged when each iteration of the second needs of the first at
+most what the same iteration made: all accesses to a buffer that either writes and the
+other touches have the loop's own index at one common axis. A merged loop reads what was
+just written from cache or registers, and costs the code generator one loop less.
+"""
+
+from typing import Final
+
+from hopflow.compiler.schedule.summary import Summary, reads
+from hopflow.loop_ir import expr as e
+from hopflow.loop_ir.expr import Expr
+from hopflow.loop_ir.nest import Allocate, Binding, Declare, For, Let, Stmt
+from hopflow.loop_ir.walk import bodies, replace, same, statements
+
+__all__ = ["merge"]
+
+LARGEST: Final = 600
+"""Instructions in a merged iteration. LLVM's time grows faster than the body, and the
+caches gain nothing from more."""
+_CROSSED: Final = (Let, Declare, Allocate)
+"""What may stand between two loops, and then goes before both."""
+
+
+def merge(body: list[Stmt]) -> None:
+    """Merge loops in a list of statements, and in all lists within it, in place."""
+    merged: list[Stmt] = []
+    known: dict[For, Summary] = {}
+    for statement in body:
+        if not (isinstance(statement, For) and _absorb(merged, statement, known)):
+            merged.append(statement)
+    body[:] = merged
+    for statement in body:
+        for inner in bodies(statement):
+            merge(inner)
+
+
+def _absorb(before: list[Stmt], second: For, known: dict[For, Summary]) -> bool:
+    """Merge `second` into the last loop of `before`, if it can be.
+
+    What stands between goes before the merged loop, or after it if it needs the first.
+    """
+    at = len(before) - 1
+    while at >= 0 and isinstance(before[at], _CROSSED) and not _is_again(before[at]):
+        at -= 1
+    first = before[at] if at >= 0 else None
+    if not (
+        isinstance(first, For)
+        and first.independent
+        and second.independent
+        and first.binding.kind == second.binding.kind
+        and same(first.extent, second.extent)
+    ):
+        return False
+    ours, theirs = (known.get(loop) or Summary.of(loop) for loop in (first, second))
+    known[first], known[second] = ours, theirs
+    if ours.size + theirs.size > LARGEST or not _are_independent(ours, theirs):
+        return False
+    changed = ours.changed
+    earlier: list[Stmt] = []
+    later: list[Stmt] = []
+    for statement in before[at + 1 :]:
+        if not reads(statement, changed, ours.stored):
+            earlier.append(statement)
+            continue
+        if not isinstance(statement, Let | Declare):
+            return False
+        later.append(statement)
+        changed.add(statement.var)
+    moved = {s.var for s in later if isinstance(s, Let | Declare)}
+    if changed & theirs.read or moved & theirs.changed:
+        return False
+    loop = _merge(first, second)
+    ours.join(theirs)
+    known[loop] = ours
+    before[at:] = [*earlier, loop, *later]
+    return True
+
+
+def _is_again(s: Stmt) -> bool:
+    return isinstance(s, Allocate) and s.again
+
+
+def _are_independent(first: Summary, second: Summary) -> bool:
+    """Whether each iteration of a loop needs of the other one at most the same one."""
+    if first.is_ordered or second.is_ordered or first.changed & second.changed:
+        return False
+    shared = (first.stored & second.touched) | (second.stored & first.touched)
+    return all(first.axes[b] & second.axes[b] for b in shared)
+
+
+def _merge(first: For, second: For) -> For:
+    """One loop that does an iteration of each."""
+    index = e.read(first.var)
+
+    def rename(node: Expr) -> Expr | None:
+        return index if node.op == "var" and node.attr is second.var else None
+
+    for statement in statements(second.body):
+        replace(statement, rename)
+    width = min(first.binding.width, second.binding.width)
+    binding = Binding(first.binding.kind, width)
+    return For(first.var, first.extent, first.body + second.body, True, binding)
