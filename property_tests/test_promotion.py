@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import hopflow as hf
 from hopflow import dtypes
+from hopflow.testing.libraries import theirs
 from hopflow.testing.requires import load
 
 pytestmark = pytest.mark.slow
@@ -71,3 +72,12 @@ def test_a_result_is_weak_where_that_of_jax_is(program: Callable[[Any], Any]) ->
         want = program(jnp).weak_type
     assert program(hf).type.weak == want
     assert hf.jit(lambda: program(hf))().type.weak == want
+
+
+def test_a_number_of_steps_is_no_weak_number() -> None:
+    def steps(scan: Callable[..., Any], xs: Any) -> Any:
+        return scan(lambda c, x: (c + x, x), xs[0], xs, until=lambda c: c > 0)[2]
+
+    assert not steps(hf.scan, hf.asarray([1, 2])).type.weak
+    with jax.enable_x64(True):
+        assert not steps(theirs().scan, jnp.asarray([1, 2])).weak_type

@@ -77,7 +77,8 @@ def plan(program: Program) -> ArenaPlan:
     Buffers of known size go by first fit, the largest first; then the others one after
     another, each in the place of an earlier one of the same size where that is dead.
     """
-    live = live_intervals(program)
+    planned = _planned(program)
+    live = _live(program, planned)
     offsets: dict[Buffer, Expr] = {}
     sizes = {b: size_in_bytes(b.shape, b.dtype) for b in live}
     known = [b for b in live if sizes[b].is_const]
@@ -102,11 +103,13 @@ def plan(program: Program) -> ArenaPlan:
         end = max(end, offset + size)
     symbolic = {b: sizes[b] for b in live if b not in offsets}
     total = _place_symbolic(symbolic, live, end, offsets)
-    unused = dict.fromkeys(_planned(program), e.index(0))
+    unused = dict.fromkeys(planned, e.index(0))
     return ArenaPlan(unused | offsets, total)
 
 
 def _planned(program: Program) -> list[Buffer]:
+    if not program.arena:
+        return []
     apart = {s.buffer for s in walk.statements(program.body) if isinstance(s, Allocate)}
     apart.update(*private_buffers(program.body).values())
     return [b for b in program.arena if b.space == "arena" and b not in apart]
@@ -189,11 +192,17 @@ class _Body:
 
 def live_intervals(program: Program) -> dict[Buffer, Interval]:
     """When each buffer is live that the arena must hold; none for one never used."""
+    return _live(program, _planned(program))
+
+
+def _live(program: Program, planned: Sequence[Buffer]) -> dict[Buffer, Interval]:
+    live: dict[Buffer, Interval] = {}
+    if not planned:
+        return live
     numbering = _Numbering()
     numbering.body(None, program.body, ())
     swapped = _swap_groups(program)
-    live = {}
-    for b in _planned(program):
+    for b in planned:
         group = swapped.get(b, (b,))
         accesses = [a for member in group for a in numbering.accesses.get(member, ())]
         if accesses:

@@ -381,7 +381,7 @@ def wrap_index(position: Expr, extent: Expr) -> Expr:
 
 def with_args(node: Expr, args: tuple[Expr, ...]) -> Expr:
     """`node` of other operands, folded as if it were made of them."""
-    if all([a is b for a, b in zip(args, node.args, strict=True)]):
+    if args == node.args:  # nodes are equal if they are the same
         return node
     op = node.op
     if op in BINARY:

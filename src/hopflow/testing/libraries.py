@@ -140,7 +140,9 @@ class _Jax:
             carry, y = self.lax.cond(done, lambda *_: (carry, none), step, carry, x)
             return (carry, done | until(carry), count + ~done), y
 
-        first = (carry, self.jnp.asarray(False), self.jnp.asarray(0))
+        # JAX takes the array of a Python number for as weak as that.
+        none_yet = self.jnp.asarray(0, self.jnp.int64)
+        first = (carry, self.jnp.asarray(False), none_yet)
         (carry, _, count), ys = self.lax.scan(maybe, first, xs, reverse=reverse)
         return carry, ys, count
 

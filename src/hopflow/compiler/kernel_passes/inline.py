@@ -101,6 +101,7 @@ class _Readers:
     last    the last equation of the value's block that reads it, or holds what does,
             by number
     inlining   the equations whose expressions read such values
+    counts     for equations that do, how many indices they read each value at
     """
 
     def __init__(self) -> None:
@@ -108,6 +109,7 @@ class _Readers:
         self.reads: dict[Value, list[_Read]] = {}
         self.last: dict[Value, int] = {}
         self.inlining: set[Equation] = set()
+        self.counts: dict[Equation, dict[Value, int]] = {}
         self._block: dict[Value, Block] = {}
         self._at: dict[Block, int] = {}
         self._within: list[Block] = []
@@ -146,6 +148,7 @@ class _Readers:
         if _is_inlined_view(equation):
             return
         counts, through = counted_reads(roots, self.views)
+        self.counts[equation] = counts
         for value, count in counts.items():
             self._read(value, equation, count, whole=False)
         for value in through:
@@ -312,8 +315,10 @@ class _Inliner:
         [value], own = equation.results, equation.definition
         assert isinstance(own, Pointwise)
         reads, is_view = self._readers.reads[value], own.is_view
-        cost = self._cost(own)
-        [element] = self._elements.of(own.elements)
+        cost = self._cost(equation, own)
+        [element] = own.elements
+        if equation in self._readers.inlining:
+            [element] = self._elements.of(own.elements)
         equation.definition = Pointwise((element,), (), is_view)
         takes_view = any(map(_takes_matrix, reads))
         if takes_view and (element.op != "element" or condition_of(element)):
@@ -337,9 +342,13 @@ class _Inliner:
             sized = Effect(types=(value.type,))
             block.equations.append(Equation((), sized, equation.node))
 
-    def _cost(self, own: Pointwise) -> int:
-        counts, _ = counted_reads(own.elements, self._readers.views)
+    def _cost(self, equation: Equation, own: Pointwise) -> int:
         cost = sum([weight(node) for node in nodes(*own.elements)])
+        if equation not in self._readers.inlining:
+            return cost
+        counts = self._readers.counts.get(equation)
+        if counts is None:  # of a view, whose reads are those of its readers
+            counts, _ = counted_reads(own.elements, self._readers.views)
         return cost + sum([self._costs.get(v, 0) * n for v, n in counts.items()])
 
     def _other(

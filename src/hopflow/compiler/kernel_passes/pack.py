@@ -11,6 +11,7 @@ copied to where vectors are loaded in one piece: an input may lie anywhere.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Final
 
 from hopflow.compiler.kernel_passes import Context
@@ -26,6 +27,7 @@ from hopflow.compiler.kernel_program.program import (
 )
 from hopflow.compiler.kernel_program.registers import is_small, static_size
 from hopflow.compiler.kernel_program.rewriting import replace_values, values_read
+from hopflow.compiler.layout import Layouts
 from hopflow.compiler.passes.stack_products import has_few_rows
 from hopflow.graph.core import Node
 from hopflow.loop_ir.kernels import Library
@@ -38,28 +40,38 @@ LARGEST: Final = 1 << 22
 
 def pack(program: KernelProgram, context: Context) -> None:
     """Edit a program in place, without the functions that it calls."""
-    layouts = context.layouts
     inputs = program.block.parameters[len(program.symbols) :]
-    wanted: dict[Value, Node] = {}
-    reads = Counter[Value]()
-    for equation in program.block.equations:
-        in_region = bool(blocks(equation.definition))
-        for value in values_read(equation):
-            reads[value] += 2 if in_region else 1
-            if value in inputs and not is_small(value.type):
-                layout = layouts[inputs.index(value)] if layouts else "dense"
-                if layout != "dense" and (in_region or layout == "strided"):
-                    wanted.setdefault(value, equation.node)
-    packed = {v: node for v, node in wanted.items() if reads[v] > 1}
+    packed = _strided(program, inputs, context.layouts)
     for value, node in _matrices(program.block, within=False).items():
         if value in inputs:
             packed.setdefault(value, node)
+    if not packed:
+        return
     copies = {v: Value(f"{v.name}_packed", v.type) for v in packed}
     replace_values(program.block, copies)
     program.block.equations[:0] = [
         Equation((copy,), Pointwise((v[axes(v.type.ndim)],)), packed[v])
         for v, copy in copies.items()
     ]
+
+
+def _strided(
+    program: KernelProgram, inputs: Sequence[Value], layouts: Layouts
+) -> dict[Value, Node]:
+    """The inputs with strides that are read more than once, or in a loop."""
+    wanted: dict[Value, Node] = {}
+    if all(layout == "dense" for layout in layouts):
+        return wanted
+    reads = Counter[Value]()
+    for equation in program.block.equations:
+        in_region = bool(blocks(equation.definition))
+        for value in values_read(equation):
+            reads[value] += 2 if in_region else 1
+            if value in inputs and not is_small(value.type):
+                layout = layouts[inputs.index(value)]
+                if layout != "dense" and (in_region or layout == "strided"):
+                    wanted.setdefault(value, equation.node)
+    return {v: node for v, node in wanted.items() if reads[v] > 1}
 
 
 def _matrices(block: Block, *, within: bool) -> dict[Value, Node]:

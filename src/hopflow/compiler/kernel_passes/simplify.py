@@ -84,14 +84,27 @@ def _simplified(
         shape = own.space
     if isinstance(own, Reduction):
         shape = (*shape, *own.space)
-    known = _Simplifier(shape, counters)
-    found = iter(known.of(all_expressions(own)))
+    roots = all_expressions(own)
+    order = nodes(*roots)
+    if not any(_has_bounds(node) for node in order):
+        return own
+    found = iter(_Simplifier(shape, counters).of(roots, order))
     return map_expressions(own, lambda _: next(found))
+
+
+def _has_bounds(node: Expr) -> bool:
+    """Whether a node computes with an integer of 64 bits."""
+    return (
+        bool(node.args)
+        and node.op not in ("element", "load")
+        and node.args[-1].dtype is dtypes.int64
+    )
 
 
 def _simplified_check(check: Check, counters: Mapping[Var, _Bounds]) -> Check:
     known = _Simplifier(check.shape, counters)
-    holds, *values = known.of([check.holds, *check.values])
+    roots = [check.holds, *check.values]
+    holds, *values = known.of(roots, nodes(*roots))
     return replace(check, holds=holds, values=tuple(values))
 
 
@@ -108,9 +121,10 @@ class _Simplifier:
         self._vars = {axis.attr: _below(n) for axis, n in pairs} | dict(counters)
         self._bounds: dict[Expr, _Bounds] = {}
 
-    def of(self, roots: Sequence[Expr]) -> list[Expr]:
+    def of(self, roots: Sequence[Expr], order: Sequence[Expr]) -> list[Expr]:
+        """These expressions, simplified; `order` are their nodes."""
         values: dict[Expr, Expr] = {}
-        for node in nodes(*roots):
+        for node in order:
             args = tuple([values[a] for a in node.args])
             values[node] = self._node(e.with_args(node, args))
         return [values[root] for root in roots]

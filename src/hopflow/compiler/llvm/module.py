@@ -206,7 +206,7 @@ class Function:
         return len(self._lines)
 
     def take(self) -> list[str]:
-        """Remove the lines so far, for the caller to put back with `restore`, or `insert`."""
+        """Remove the lines so far, for the caller to put back."""
         lines, self._lines = self._lines, []
         return lines
 
