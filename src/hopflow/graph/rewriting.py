@@ -86,7 +86,8 @@ def effects(item: Node | Graph) -> frozenset[str]:
     of_node = getattr(item.op, "node_effects", None)
     if of_node is not None:
         own = own | of_node(item.params)
-    return own.union(*(effects(graph) for graph in item.graphs.values()))
+    within = item.graphs
+    return own.union(*map(effects, within.values())) if within else own
 
 
 def symbols_read(graph: Graph) -> dict[Symbol, None]:

@@ -110,6 +110,7 @@ class LiveRanges:
     def __post_init__(self) -> None:
         self._count = count()
         self._uses: dict[Value, list[_Use]] = {}
+        self._bases: dict[Value, list[Value]] = {}  # what is read of views
         self._block(self.program.block, None, None)
 
     # --- numbering ---
@@ -147,7 +148,9 @@ class LiveRanges:
         else:
             self.inside[equation] = _read_inside(equation)
             used += self.inside[equation]
-        used += [base for value in used for base in self._bases(value)]
+        for value in used:
+            if value in self._bases:
+                used = [*used, *self._bases[value]]
         for value in dict.fromkeys(used):
             self._use(value, at, scope)
             self.readers.setdefault(value, []).append((equation, None))
@@ -156,13 +159,8 @@ class LiveRanges:
         for value in equation.results:
             self.defined[value] = scope, self.writes[equation]
             self.makers[value] = equation
-
-    def _bases(self, value: Value) -> list[Value]:
-        """What is read of a view that has no memory of its own."""
-        definition = self.makers[value].definition if value in self.makers else None
-        if isinstance(definition, Pointwise) and definition.is_view:
-            return [node.attr for node in elements(definition.elements)]
-        return []
+            if isinstance(definition, Pointwise) and definition.is_view:
+                self._bases[value] = [*self.inside[equation]]
 
     def _use(self, value: Value, position: int, scope: Scope) -> None:
         if value.scalar is None:
