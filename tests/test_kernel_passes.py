@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 import hopflow as hf
+from hopflow import pytree
 from hopflow.compiler.kernel_passes import Context
+from hopflow.compiler.kernel_passes.carries import carries
 from hopflow.compiler.kernel_passes.checks import split_checks
 from hopflow.compiler.kernel_passes.hoist import hoist
 from hopflow.compiler.kernel_passes.inline import inline
@@ -35,6 +37,84 @@ def after(*passes: Pass, of: Callable[..., Any], args: Any, **context: Any) -> s
 
 def lines(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines()]
+
+
+# --- carries --------------------------------------------------------------------------
+
+
+def loop_of(text: str) -> list[str]:
+    """The carries of the first loop in a text, by the values that they begin with."""
+    header = next(line for line in lines(text) if ", carry " in line)
+    parts = header.partition(", carry ")[2].rstrip(":").split(", ")
+    return [part.partition(" = ")[2] for part in parts]
+
+
+def counted(x: Any) -> Any:
+    def step(i: Any, j: Any, y: Any, z: Any) -> Any:
+        return i + 1, j + 1, y * x + i, z * x + j
+
+    return hf.while_loop(lambda i, *_: i < 5, step, (0, 0, x, x))
+
+
+def apart(x: Any) -> Any:
+    """The counters are equal, and so are not what they count."""
+
+    def step(i: Any, j: Any, y: Any, z: Any) -> Any:
+        return i + 1, j + 1, y * x + i, z * x - j
+
+    return hf.while_loop(lambda i, *_: i < 5, step, (0, 0, x, x))
+
+
+def constant(x: Any) -> Any:
+    def step(i: Any, c: Any, k: Any, y: Any) -> Any:
+        return i + k, c, 1, y * c
+
+    return hf.while_loop(lambda i, *_: i < 5, step, (0, x + 1.0, 1, x))
+
+
+def nested(x: Any) -> Any:
+    def step(_: Any, c: Any, e: Any) -> Any:
+        inner = hf.fori_loop(0, 2, lambda _, a, b, d: (a * x, b, a), (c, e, e))
+        return inner[:2]
+
+    return hf.fori_loop(0, 3, step, (x, x * 2.0))
+
+
+@pytest.mark.parametrize(
+    ("f", "left"),
+    [
+        (counted, ["0", "x"]),
+        (apart, ["0", "x", "x"]),
+        (constant, ["0", "x"]),
+        (nested, ["0", "x"]),
+    ],
+)
+def test_carries_that_are_other_values_go(f: Any, left: list[str]) -> None:
+    assert loop_of(after(carries, of=f, args=(X,))) == left
+    for dynamic in (None, True):
+        run = hf.jit(f, dynamic=dynamic)
+        found, expected = pytree.flatten(run(X))[0], pytree.flatten(f(X))[0]
+        for a, b in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def test_an_equation_that_only_a_carry_needed_goes_with_it() -> None:
+    found = lines(after(carries, of=counted, args=(X,)))
+    assert len([line for line in found if "x[i0]" in line]) == 1
+
+
+def test_carries_of_changing_sizes_stay() -> None:
+    def f(x: Any) -> Any:
+        sizes = {"a": {0: True}, "b": {0: True}}
+        return hf.while_loop(
+            lambda i, a, b: i < 2,
+            lambda i, a, b: (i + 1, hf.concat([a, a]), hf.concat([b, b])),
+            (0, x, x),
+            dynamic_carry=sizes,
+        )[1:]
+
+    for found, expected in zip(hf.jit(f)(X), f(X), strict=True):
+        np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
 
 
 # --- hoist ----------------------------------------------------------------------------

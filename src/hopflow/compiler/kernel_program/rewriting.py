@@ -222,7 +222,9 @@ def _reading(root: Expr, others: Mapping[Value, Value]) -> Expr:
     for node in nodes(root):
         args = tuple([values[a] for a in node.args])
         if node.op == "element" and node.attr in others:
-            values[node] = Expr("element", args, node.dtype, others[node.attr])
+            other = others[node.attr]
+            same = Expr("element", args, node.dtype, other)
+            values[node] = same if other.scalar is None else other.scalar
         else:
             values[node] = e.with_args(node, args)
     return values[root]

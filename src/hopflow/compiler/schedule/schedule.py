@@ -10,6 +10,7 @@ from functools import partial
 from typing import Final
 
 from hopflow.compiler.kernel_passes import Context
+from hopflow.compiler.kernel_passes.carries import carries
 from hopflow.compiler.kernel_passes.checks import split_checks
 from hopflow.compiler.kernel_passes.hoist import hoist
 from hopflow.compiler.kernel_passes.inline import inline
@@ -41,6 +42,7 @@ from hopflow.loop_ir.printer import format_program
 __all__ = ["memory_plans", "schedule"]
 
 KERNEL_PASSES: Final[tuple[Callable[[KernelProgram, Context], None], ...]] = (
+    carries,
     hoist,
     split_checks,
     inline,
