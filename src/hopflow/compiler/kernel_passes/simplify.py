@@ -3,14 +3,14 @@
     v0 = x[i0 / 4 * 4 + i0 % 4] for i0 < 8          v0 = x[i0] for i0 < 8
     v1 = select(i0 < 0, y[i0 + 8], y[i0])     ->    v1 = y[i0]
 
-An axis is at least 0 and less than its extent. From that follow bounds of what is
-computed of it, as far as they are known numbers. Only integers of 64 bits and tests of
-them are changed, and only where no bit of a result depends on it.
+An axis, or the counter of a loop, is at least 0 and less than its extent. From that
+follow bounds of what is computed of it, and of scalars that are read. Only integers of
+64 bits and tests of them are changed, and only where no bit of a result depends on it.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from math import inf
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Final, NamedTuple
 
 from hopflow import dtypes
@@ -29,66 +29,134 @@ from hopflow.compiler.kernel_program.program import (
     KernelProgram,
     Loop,
     Region,
+    Value,
+    equations,
 )
 from hopflow.compiler.kernel_program.rewriting import (
-    all_blocks,
     all_expressions,
     map_expressions,
 )
+from hopflow.dtypes import DType
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.nest import Var
 from hopflow.loop_ir.walk import nodes
-from hopflow.symbolic.size import Size
+from hopflow.symbolic.atoms import declared
+from hopflow.symbolic.ranges import INT64
+from hopflow.symbolic.scalars import as_size, terms_of
+from hopflow.symbolic.size import Size, Symbol, free_symbols, substitute
+from hopflow.symbolic.terms import Atom
 
 __all__ = ["simplify"]
 
 
 class _Bounds(NamedTuple):
-    """The least and the greatest value."""
+    """The least and the greatest value of an integer; and, if there is one, a size that
+    it is less than."""
 
-    low: float
-    high: float
+    low: int
+    high: int
+    below: Size | None = None
 
 
-_ANY: Final = _Bounds(-inf, inf)
-_LIMIT: Final = 1 << 62
-"""Larger bounds are as good as none: sums of them would wrap around."""
+_ANY: Final = _Bounds(int(INT64.low), int(INT64.high))
+_STEPS: Final = 1 << 56
+"""No loop makes as many steps."""
 
 
 def simplify(program: KernelProgram, _context: Context) -> None:
     """Edit a program in place, without the functions that it calls."""
-    equations = [q for block in all_blocks(program.block) for q in block.equations]
-    counters: dict[Var, _Bounds] = {}
-    for equation in equations:
-        if isinstance(equation.definition, Loop):
-            own = equation.definition
-            counters[own.counter] = _below(own.length)
-    for equation in equations:
-        if not isinstance(equation.definition, Region):
-            definition = equation.definition
-            equation.definition = _simplified(equation, definition, counters)
+    known = _Known()
+    for equation in equations(program.block):
+        definition = equation.definition
+        if isinstance(definition, Loop):
+            known.loops[definition.counter] = known.index(definition.length)
+        if not isinstance(definition, Region):
+            equation.definition = _simplified(equation, definition, known)
 
 
-def _simplified(
-    equation: Equation, own: Definition, counters: Mapping[Var, _Bounds]
-) -> Definition:
+@dataclass(slots=True)
+class _Known:
+    """What is known of the values of a program, up to an equation.
+
+    loops    the counters of loops
+    scalars  values without axes
+    sizes    what symbols are, over symbols that were known before
+    """
+
+    loops: dict[Var, _Bounds] = field(default_factory=dict)
+    scalars: dict[Value, _Bounds] = field(default_factory=dict)
+    sizes: dict[Symbol, Size] = field(default_factory=dict)
+
+    def size(self, size: Size) -> Size:
+        """A size, with what is known of its symbols."""
+        if isinstance(size, int) or not self.sizes:
+            return size
+        try:
+            return substitute(size, self.sizes)
+        except ZeroDivisionError:  # where the program comes to it, it stops
+            return size
+
+    def index(self, size: Size) -> _Bounds:
+        """The bounds of an index below a size."""
+        size = self.size(size)
+        if isinstance(size, int):
+            return _Bounds(0, size - 1)
+        most = min(declared(terms_of(size)).high - 1, _STEPS)
+        return _Bounds(0, int(most), _if_positive(size))
+
+    def learn(
+        self, equation: Equation, made: Sequence[Expr], simplifier: "_Simplifier"
+    ) -> None:
+        """Note what the integers are that an equation gives."""
+        for value, x in zip(equation.results, made, strict=False):
+            if x.dtype.is_integer and simplifier.bounds(x) != _limits(x.dtype):
+                self.scalars[value] = simplifier.bounds(x)
+        if equation.symbol is not None and made[0].op in ("const", "size"):
+            size = self.size(made[0].attr)
+            if equation.symbol not in free_symbols(size):
+                self.sizes[equation.symbol] = size
+
+
+def _if_positive(size: Size) -> Size:
+    """What a size is, where it is more than 0."""
+    match terms_of(size):
+        case (((Atom(op="max", args=(x, y)),), 1),) if () in (x, y):
+            other = x or y
+            return as_size(other) if isinstance(other, tuple) else size
+    return size
+
+
+@cache
+def _limits(dtype: DType) -> _Bounds:
+    """The least and the greatest value of a dtype of integers."""
+    if not dtype.is_integer:
+        return _Bounds(0, 1) if dtype is dtypes.bool_ else _ANY
+    limits = dtypes.iinfo(dtype)
+    return _Bounds(limits.min, limits.max)
+
+
+def _simplified(equation: Equation, own: Definition, known: _Known) -> Definition:
     if isinstance(own, Effect):
-        checks = [_simplified_check(check, counters) for check in own.checks]
+        checks = [_simplified_check(check, known) for check in own.checks]
         left = [c for c in checks if not (c.holds.is_const and c.holds.attr)]
         return replace(own, checks=tuple(left))
     shape: tuple[Size, ...] = equation.results[0].shape if equation.results else ()
-    if isinstance(own, Pointwise) and not shape and not counters:
-        return own  # there is nothing that has bounds
+    is_scalar = isinstance(own, Pointwise) and not shape
     if isinstance(own, Scatter):
         shape = own.space
     if isinstance(own, Reduction):
         shape = (*shape, *own.space)
     roots = all_expressions(own)
     order = nodes(*roots)
-    if not any(_has_bounds(node) for node in order):
+    learns = is_scalar and any(v.dtype.is_integer for v in equation.results)
+    if not learns and not any(map(_has_bounds, order)):
         return own
-    found = iter(_Simplifier(shape, counters).of(roots, order))
+    simplifier = _Simplifier(shape, known)
+    made = simplifier.of(roots, order)
+    if learns:
+        known.learn(equation, made, simplifier)
+    found = iter(made)
     return map_expressions(own, lambda _: next(found))
 
 
@@ -101,24 +169,19 @@ def _has_bounds(node: Expr) -> bool:
     )
 
 
-def _simplified_check(check: Check, counters: Mapping[Var, _Bounds]) -> Check:
-    known = _Simplifier(check.shape, counters)
+def _simplified_check(check: Check, known: _Known) -> Check:
     roots = [check.holds, *check.values]
-    holds, *values = known.of(roots, nodes(*roots))
+    holds, *values = _Simplifier(check.shape, known).of(roots, nodes(*roots))
     return replace(check, holds=holds, values=tuple(values))
-
-
-def _below(size: Size) -> _Bounds:
-    """The bounds of an index below a size."""
-    return _Bounds(0, size - 1 if isinstance(size, int) else inf)
 
 
 class _Simplifier:
     """Expressions over the axes of one shape, with the bounds of each node."""
 
-    def __init__(self, shape: Sequence[Size], counters: Mapping[Var, _Bounds]) -> None:
+    def __init__(self, shape: Sequence[Size], known: _Known) -> None:
         pairs = zip(axes(len(shape)), shape, strict=True)
-        self._vars = {axis.attr: _below(n) for axis, n in pairs} | dict(counters)
+        self._axes = {axis.attr: n for axis, n in pairs}
+        self._known = known
         self._bounds: dict[Expr, _Bounds] = {}
 
     def of(self, roots: Sequence[Expr], order: Sequence[Expr]) -> list[Expr]:
@@ -130,30 +193,45 @@ class _Simplifier:
         return [values[root] for root in roots]
 
     def bounds(self, node: Expr) -> _Bounds:
-        """The bounds of a node, whose operands were simplified before it."""
-        known = self._bounds.get(node)
-        if known is None:
-            known = _bounds_of(node, [self._bounds.get(a, _ANY) for a in node.args])
-            if node.op == "var":
-                known = self._vars.get(node.attr, _ANY)
-            if max(-known.low, known.high) > _LIMIT:
-                high = known.high if known.high <= _LIMIT else inf
-                known = _Bounds(known.low if -known.low <= _LIMIT else -inf, high)
-            self._bounds[node] = known
-        return known
+        """The bounds of an integer, whose operands were simplified before it."""
+        found = self._bounds.get(node)
+        if found is None:
+            found, most = self._of(node), _limits(node.dtype)
+            if found.low < most.low or found.high > most.high:
+                found = most  # it may wrap around
+            self._bounds[node] = found
+        return found
+
+    def _of(self, node: Expr) -> _Bounds:
+        """The bounds of a node if it does not wrap around."""
+        known, limits = self._known, _limits(node.dtype)
+        if node.op == "var":
+            size = self._axes.get(node.attr)
+            return (
+                known.loops.get(node.attr, limits)
+                if size is None
+                else known.index(size)
+            )
+        if node.op == "element":
+            return limits if node.args else known.scalars.get(node.attr, limits)
+        if node.op == "size":
+            found = declared(terms_of(known.size(node.attr))) & INT64
+            return _Bounds(int(found.low), int(found.high))
+        args = [a for a in node.args if a.dtype.is_integer]
+        return _bounds_of(node, [self.bounds(a) for a in args]) or limits
 
     def _node(self, node: Expr) -> Expr:
         if node.args and node.args[-1].dtype is dtypes.int64:
-            for arg in node.args:
-                self.bounds(arg)
             node = self._rewritten(node)
-        if node.dtype is dtypes.int64:
-            self.bounds(node)
+        if node.dtype.is_integer:
+            self.bounds(node)  # here, so that none is computed by deep recursion
         return node
 
     def _rewritten(self, node: Expr) -> Expr:
         if node.op in _DECIDED and len(node.args) == 2:
             decided = _decided(node.op, *map(self.bounds, node.args))
+            if decided is None:
+                decided = self._decided_by_size(node.op, *node.args)
             return node if decided is None else e.const(decided, dtypes.bool_)
         if node.dtype is not dtypes.int64 or len(node.args) != 2:
             return node
@@ -164,12 +242,24 @@ class _Simplifier:
             return self._divided(node, x, y)
         return node
 
+    def _decided_by_size(self, op: str, x: Expr, y: Expr) -> bool | None:
+        """What a comparison with a size gives, if it is always that."""
+        if x.op == "size":
+            x, y, op = y, x, _MIRRORED.get(op, op)
+        below = self.bounds(x).below
+        if y.op != "size" or below is None:
+            return None
+        least = declared(terms_of(self._known.size(y.attr) - below)).low
+        if least >= 0:
+            return op in ("lt", "le", "ne")
+        return op == "le" if least >= -1 and op in ("le", "gt") else None
+
     def _divided(self, node: Expr, x: Expr, y: Expr) -> Expr:
         """`x` divided by a positive number, or what is left of it."""
         size, bounds = y.attr, self.bounds(x)
         if bounds.low >= 0 and bounds.high < size:
             return x if node.op == "rem" else e.index(0)
-        if x.op != "add" or bounds.low < 0 or bounds.high == inf:
+        if x.op != "add" or bounds.low < 0:
             return node
         for whole, rest in (x.args, x.args[::-1]):
             left = self.bounds(rest)
@@ -210,19 +300,28 @@ def _decided(op: str, x: _Bounds, y: _Bounds) -> bool | None:
     return True if always else False if never else None
 
 
-def _bounds_of(node: Expr, args: Sequence[_Bounds]) -> _Bounds:
-    """The bounds of a node of operands within bounds; a variable's are unknown."""
+_MIRRORED: Final = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
+
+
+def _bounds_of(node: Expr, args: Sequence[_Bounds]) -> _Bounds | None:
+    """The bounds of a node of operands within bounds; None if nothing is known."""
     match node.op:
-        case "const":
+        case "const" if node.dtype.is_integer:
             return _Bounds(node.attr, node.attr)
+        case "cast" if args:
+            return args[0]
+        case "cast" if node.args[0].dtype is dtypes.bool_:
+            return _Bounds(0, 1)
         case "add":
             [x, y] = args
-            return _Bounds(x.low + y.low, x.high + y.high)
+            below = x.below + y.high if x.below is not None else None
+            return _Bounds(x.low + y.low, x.high + y.high, below)
         case "sub":
             [x, y] = args
-            return _Bounds(x.low - y.high, x.high - y.low)
-        case "mul" if _is_finite(*args):
-            ends = [a * b for a in args[0] for b in args[1]]
+            below = x.below - y.low if x.below is not None else None
+            return _Bounds(x.low - y.high, x.high - y.low, below)
+        case "mul":
+            ends = [a * b for a in args[0][:2] for b in args[1][:2]]
             return _Bounds(min(ends), max(ends))
         case "min":
             return _Bounds(min(a.low for a in args), min(a.high for a in args))
@@ -230,18 +329,13 @@ def _bounds_of(node: Expr, args: Sequence[_Bounds]) -> _Bounds:
             return _Bounds(max(a.low for a in args), max(a.high for a in args))
         case "div" if _is_divided(node, args):
             n = node.args[1].attr
-            high = args[0].high
-            return _Bounds(args[0].low // n, high // n if high < inf else inf)
+            return _Bounds(args[0].low // n, args[0].high // n)
         case "rem" if _is_divided(node, args):
             return _Bounds(0, min(args[0].high, node.args[1].attr - 1))
-        case "select":
-            [_, x, y] = args
+        case "select" if args:
+            [x, y] = args
             return _Bounds(min(x.low, y.low), max(x.high, y.high))
-    return _ANY
-
-
-def _is_finite(*bounds: _Bounds) -> bool:
-    return all(b.low > -inf and b.high < inf for b in bounds)
+    return None
 
 
 def _is_divided(node: Expr, args: Sequence[_Bounds]) -> bool:
