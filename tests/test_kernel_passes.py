@@ -1,6 +1,8 @@
 """Passes over kernel programs: the text of small programs before and after."""
 
 from collections.abc import Callable
+from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ from hopflow import pytree
 from hopflow.compiler.kernel_passes import Context
 from hopflow.compiler.kernel_passes.carries import carries
 from hopflow.compiler.kernel_passes.checks import split_checks
+from hopflow.compiler.kernel_passes.counters import counters
 from hopflow.compiler.kernel_passes.hoist import hoist
 from hopflow.compiler.kernel_passes.inline import inline
 from hopflow.compiler.kernel_passes.pack import pack
@@ -18,6 +21,7 @@ from hopflow.compiler.kernel_passes.simplify import simplify
 from hopflow.compiler.kernel_program.printer import format_kernels
 from hopflow.compiler.kernel_program.verifier import verify_kernels
 from hopflow.compiler.pipeline import kernels_of
+from hopflow.errors import CheckError
 
 pytestmark = pytest.mark.slow
 
@@ -158,6 +162,218 @@ def test_what_may_stop_the_program_stays_in_the_loop(body: Any) -> None:
     checks = [n for n, line in enumerate(lines(found)) if line.startswith("check ")]
     loop = next(n for n, line in enumerate(lines(found)) if " = while" in line)
     assert all(n > loop for n in checks)
+
+
+# --- counters -------------------------------------------------------------------------
+
+
+def counting(*args: Any, of: Callable[..., Any], **options: Any) -> list[str]:
+    """The headers of the loops of a function after `counters`."""
+    found = after(carries, hoist, counters, of=of, args=args, **options)
+    return [x.partition(" = ")[2] for x in lines(found) if is_header(x)]
+
+
+def is_header(line: str) -> bool:
+    return " = for " in line or " = while" in line
+
+
+def while_counts(test: Any, step: Any, first: Any = 0) -> Any:
+    return lambda x: hf.while_loop(
+        lambda i, _: test(i), lambda i, c: (step(i), c * 2.0 + x[0]), (first, 0.0)
+    )
+
+
+@pytest.mark.parametrize(
+    ("f", "want"),
+    [
+        (lambda x: hf.fori_loop(0, 5, lambda i, c: c + x[i], 0.0), "for t0 < 5"),
+        (lambda x: hf.fori_loop(2, 5, lambda i, c: c + x[i], 0.0), "for t0 < 3"),
+        (lambda x: hf.fori_loop(5, 2, lambda i, c: c + x[i], 0.0), "for t0 < 0"),
+        (while_counts(lambda i: i < 7, lambda i: i + 2), "for t0 < 4"),
+        (while_counts(lambda i: hf.greater(7, i), lambda i: 2 + i), "for t0 < 4"),
+        (while_counts(lambda i: i <= 6, lambda i: i + 2), "for t0 < 4"),
+        (
+            while_counts(lambda i: hf.greater_equal(6, i), lambda i: i - -2),
+            "for t0 < 4",
+        ),
+        (while_counts(lambda i: i != 6, lambda i: i + 1, 4), "for t0 < 2"),
+    ],
+)
+def test_a_loop_that_counts_is_a_counted_loop(f: Any, want: str) -> None:
+    [found] = counting(X, of=f)
+    assert found.partition(", carry ")[0] == want
+    np.testing.assert_array_equal(
+        np.asarray(pytree.flatten(hf.jit(f)(X))[0]),
+        np.asarray(pytree.flatten(f(hf.asarray(X)))[0]),
+    )
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        while_counts(lambda i: i < 7, lambda i: i * 2, 1),
+        while_counts(lambda i: i > 0, lambda i: i - 1, 7),
+        while_counts(lambda i: i != 7, lambda i: i + 2, 1),
+        while_counts(lambda i: i != 7, lambda i: i + 1, 8),
+        while_counts(lambda i: i < 7.0, lambda i: i + 1.0, 0.0),
+        while_counts(lambda i: hf.logical_and(i < 7, i < 8), lambda i: i + 1),
+        lambda x: hf.while_loop(  # its end moves
+            lambda i, n: i < n, lambda i, n: (i + 1, n - 1), (0, 9)
+        ),
+        lambda x: hf.while_loop(  # it might wrap around
+            lambda i: i < hf.astype(hf.sum(x), hf.int64), lambda i: i + 2, 0
+        ),
+        lambda x: hf.while_loop(
+            lambda i: i <= hf.astype(hf.sum(x), hf.int64), lambda i: i + 1, 0
+        ),
+        lambda x: hf.while_loop(  # its limit might be reached
+            lambda i, c: i < 9, lambda i, c: (i + 1, c + x[0]), (0, 0.0), max_steps=8
+        ),
+        lambda x: hf.while_loop(  # it tells that it does not know its end
+            lambda i: i < 9, lambda i: i + 1, 0, progress="loop"
+        ),
+    ],
+)
+def test_other_loops_keep_their_tests(f: Any) -> None:
+    [found] = counting(X, of=f)
+    assert found.startswith("while")
+
+
+def test_a_limit_that_is_not_reached_is_gone() -> None:
+    def f(x: Any) -> Any:
+        return hf.while_loop(
+            lambda i, c: i < 8, lambda i, c: (i + 1, c + x[i]), (0, 0.0), max_steps=8
+        )
+
+    [found] = counting(X, of=f)
+    assert found.startswith("for t0 < 8")
+
+
+def test_a_number_of_steps_that_only_the_run_knows_is_a_size() -> None:
+    found = lines(
+        after(
+            counters,
+            of=lambda x, n: hf.fori_loop(1, n, lambda i, c: c + x[i], 0.0),
+            args=(X, hf.asarray(3)),
+        )
+    )
+    assert found[0] == "steps0: i64[] is steps0 = max(n[], 1) - 1"
+    assert " = for t0 < steps0, carry " in found[1]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_integers_that_change_by_a_constant_are_no_carries(reverse: bool) -> None:
+    def f(x: Any) -> Any:
+        def step(c: Any, a: Any) -> Any:
+            i, j, y = c
+            return (i + 1, j - 3, y + a * j), i
+
+        return hf.scan(step, (5, 7, 0.0), x, reverse=reverse)
+
+    found = after(counters, of=f, args=(X,))
+    assert loop_of(found) == ["0.0"]
+    row = "7 - i0 + 5" if reverse else "i0 + 5"
+    assert any(x.endswith(f" = {row} for i0 < 8") for x in lines(found))
+    both = (pytree.flatten(g(X))[0] for g in (hf.jit(f), f))
+    for got, want in zip(*both, strict=True):
+        np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
+
+
+def test_a_loop_that_only_counts_takes_no_step() -> None:
+    def f(n: Any) -> Any:
+        return hf.while_loop(lambda i: i < n, lambda i: i + 1, 3)
+
+    assert counting(hf.asarray(1 << 60), of=f) == []
+    assert [int(hf.jit(f)(hf.asarray(n))) for n in (-1, 3, 1 << 60)] == [3, 3, 1 << 60]
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: hf.fori_loop(0, x.shape[0], lambda i, c: c + x[i], 0.0),
+        lambda x: hf.fori_loop(
+            1, x.shape[0] - 1, lambda i, c: c + x[i - 1] * x[i + 1], 0.0
+        ),
+        lambda x: hf.grad(
+            lambda x: hf.fori_loop(0, x.shape[0], lambda i, c: c * x[i], 1.0)
+        )(x),
+        lambda x: hf.fori_loop(
+            0,
+            hf.asarray(3, dtype=hf.int32),
+            lambda i, c: c * hf.full((3,), 2.0)[hf.minimum(i, 2)],
+            x,
+        ),
+    ],
+)
+def test_an_index_that_a_loop_counts_is_not_checked(f: Any, dynamic: Any) -> None:
+    run = hf.jit(f, dynamic=dynamic)
+    np.testing.assert_array_equal(np.asarray(run(X)), np.asarray(f(hf.asarray(X))))
+    assert "trap" not in run.loop_ir
+
+
+def test_a_loop_of_more_steps_than_there_are_numbers_begins() -> None:
+    """Its body ends it; the difference of its bounds is no i64."""
+
+    def step(i: Any, c: Any) -> Any:
+        hf.check(c < 3, "three steps")
+        return c + 1
+
+    run = hf.jit(lambda a, b: hf.fori_loop(a, b, step, 0))
+    with pytest.raises(CheckError, match="three steps"):
+        run(hf.asarray(-(2**63)), hf.asarray(2**63 - 1))
+
+
+COUNTERS = (hf.int8, hf.uint8, hf.int32, hf.int64, hf.uint64)
+TESTS: dict[str, Callable[[Any, Any], Any]] = {
+    "<": lambda i, n: i < n,
+    "<=": lambda i, n: i <= n,
+    ">": lambda i, n: n > i,
+    "!=": lambda i, n: i != n,
+}
+
+
+def simulated(test: Any, first: Any, last: Any, step: int) -> Any:
+    """What a loop counts to, by numbers of NumPy that wrap around, and in how many
+    steps; None: in too many."""
+    with np.errstate(over="ignore"):
+        for steps in range(300):
+            if not test(first, last):
+                return first, steps
+            first = first.dtype.type(first + first.dtype.type(step))
+    return None
+
+
+@pytest.mark.parametrize("known", ["none", "first", "last"])
+@pytest.mark.parametrize("step", [1, 3, 100])
+@pytest.mark.parametrize("test", TESTS)
+@pytest.mark.parametrize("dtype", COUNTERS, ids=str)
+def test_loops_count_as_they_do_step_by_step(
+    dtype: Any, test: str, step: int, known: str
+) -> None:
+    info, holds = np.iinfo(dtype.dtype), TESTS[test]
+    ends = sorted({info.min, info.min + 2, 0, 5, 100, info.max - 2, info.max})
+    numbers = [dtype.dtype.type(n) for n in ends]
+
+    def f(first: Any, last: Any) -> Any:
+        return hf.while_loop(
+            lambda i, _: holds(i, last),
+            lambda i, k: (i + hf.asarray(step, dtype=dtype), k + 1),
+            (first, 0),
+        )
+
+    run = hf.jit(f)
+    for first, last in product(numbers, numbers):
+        want = simulated(holds, first, last, step)
+        if want is None:
+            continue
+        if known == "none":
+            got = run(hf.asarray(first), hf.asarray(last))
+        elif known == "first":
+            got = hf.jit(partial(f, hf.asarray(first)))(hf.asarray(last))
+        else:
+            got = hf.jit(partial(f, last=hf.asarray(last)))(hf.asarray(first))
+        assert [int(x) for x in got] == [int(x) for x in want], (first, last)
 
 
 # --- checks ---------------------------------------------------------------------------

@@ -20,17 +20,10 @@ changes, or for which each step gives the constant that it begins with, is that 
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 from hopflow.compiler.kernel_passes import Context
-from hopflow.compiler.kernel_program.definitions import (
-    Compact,
-    Definition,
-    Pointwise,
-    Prefix,
-    Reduction,
-    Scatter,
-)
+from hopflow.compiler.kernel_program.definitions import Definition, Pointwise
 from hopflow.compiler.kernel_program.program import (
     Block,
     Equation,
@@ -43,8 +36,7 @@ from hopflow.compiler.kernel_program.program import (
     equations,
 )
 from hopflow.compiler.kernel_program.registers import shape_key
-from hopflow.compiler.kernel_program.rewriting import replace_values, values_read
-from hopflow.graph.rewriting import effects
+from hopflow.compiler.kernel_program.rewriting import drop_unread, replace_values
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir.walk import nodes
 
@@ -67,7 +59,7 @@ def carries(program: KernelProgram, _context: Context) -> None:
         for equation, gone in found.gone.items():
             _drop(equation, gone)
             for block in blocks(equation.definition):
-                _drop_unread(block)
+                drop_unread(block)
 
 
 @dataclass
@@ -230,30 +222,3 @@ def _drop(equation: Equation, gone: set[int]) -> None:
     loop.body.results = kept(loop.body.results) + loop.body.results[count:]
     equation.results = (*kept(equation.results), *equation.results[count:])
     equation.definition = replace(loop, carry=tuple(kept(loop.carry)))
-
-
-def _drop_unread(block: Block) -> None:
-    """Drop the equations of a block that only gave what carries no longer need."""
-    live = set(block.results)
-    kept: list[Equation] = []
-    for equation in reversed(block.equations):
-        if _is_pure(equation) and live.isdisjoint(equation.results):
-            continue
-        live.update(values_read(equation))
-        kept.append(equation)
-    block.equations = kept[::-1]
-
-
-def _is_pure(equation: Equation) -> bool:
-    """Whether an equation does nothing but to give its results."""
-    own = equation.definition
-    if (
-        equation.symbol is not None
-        or not isinstance(own, _PURE)
-        or not equation.results
-    ):
-        return False
-    return not getattr(own, "checks", ()) and not effects(equation.node)
-
-
-_PURE: Final = (Pointwise, Reduction, Prefix, Scatter, Compact)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from hopflow.compiler.kernel_program import definitions as d
 from hopflow.compiler.kernel_program.program import (
@@ -27,6 +27,7 @@ __all__ = [
     "all_blocks",
     "all_expressions",
     "as_values",
+    "drop_unread",
     "elements",
     "map_expressions",
     "map_operands",
@@ -228,6 +229,28 @@ def _reading(root: Expr, others: Mapping[Value, Value]) -> Expr:
         else:
             values[node] = e.with_args(node, args)
     return values[root]
+
+
+def drop_unread(block: Block) -> None:
+    """Drop the equations of a block that do nothing but to give what nothing reads."""
+    live = set(block.results)
+    kept: list[Equation] = []
+    for equation in reversed(block.equations):
+        if _is_pure(equation) and live.isdisjoint(equation.results):
+            continue
+        live.update(values_read(equation))
+        kept.append(equation)
+    block.equations = kept[::-1]
+
+
+def _is_pure(equation: Equation) -> bool:
+    """Whether an equation does nothing but to give its results."""
+    own = equation.definition
+    is_checked = bool(getattr(own, "checks", ()))
+    return equation.symbol is None and isinstance(own, _PURE) and not is_checked
+
+
+_PURE: Final = (d.Pointwise, d.Reduction, d.Prefix, d.Scatter, d.Compact)
 
 
 def as_values(given: Iterable[Any]) -> tuple[Value, ...]:
