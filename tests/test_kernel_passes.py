@@ -10,7 +10,7 @@ import hopflow as hf
 from hopflow import pytree
 from hopflow.compiler.kernel_passes import Context
 from hopflow.compiler.kernel_passes.carries import carries
-from hopflow.compiler.kernel_passes.checks import split_checks
+from hopflow.compiler.kernel_passes.checks import checks
 from hopflow.compiler.kernel_passes.hoist import hoist
 from hopflow.compiler.kernel_passes.inline import inline
 from hopflow.compiler.kernel_passes.pack import pack
@@ -18,6 +18,7 @@ from hopflow.compiler.kernel_passes.simplify import simplify
 from hopflow.compiler.kernel_program.printer import format_kernels
 from hopflow.compiler.kernel_program.verifier import verify_kernels
 from hopflow.compiler.pipeline import kernels_of
+from hopflow.errors import IndexingError
 
 pytestmark = pytest.mark.slow
 
@@ -150,14 +151,14 @@ def test_an_equation_may_leave_several_loops() -> None:
 )
 def test_what_may_stop_the_program_stays_in_the_loop(body: Any) -> None:
     found = after(
+        checks,
         hoist,
-        split_checks,
         of=lambda x, y, k: hf.fori_loop(0, 3, lambda _, c: body(c, y, k), x),
         args=(X, X, hf.asarray(3)),
     )
-    checks = [n for n, line in enumerate(lines(found)) if line.startswith("check ")]
+    stops = [n for n, line in enumerate(lines(found)) if line.startswith("check ")]
     loop = next(n for n, line in enumerate(lines(found)) if " = while" in line)
-    assert all(n > loop for n in checks)
+    assert all(n > loop for n in stops)
 
 
 # --- checks ---------------------------------------------------------------------------
@@ -167,10 +168,61 @@ def test_a_check_is_an_equation_before_what_it_guards() -> None:
     args = X, hf.asarray(3)
     program = kernels_of(hf.trace(lambda x, k: x[k] * 2.0, *args).graph)
     assert len(program.block.equations) == 2
-    split_checks(program, Context())
+    checks(program, Context())
     check, view, _ = program.block.equations
     assert check.results == ()
     assert getattr(view.definition, "checks", None) == ()
+
+
+def gathered(x: Any, k: Any) -> Any:
+    return hf.fori_loop(0, 3, lambda _, c: c + x[k], x[:5] * 0.0)
+
+
+AT = hf.asarray([0, 2, -1, 7, -8])
+
+
+def test_whether_a_check_passes_in_all_steps_is_computed_before_the_loop() -> None:
+    found = lines(after(checks, hoist, of=gathered, args=(X, AT)))
+    loop = next(n for n, line in enumerate(found) if " = while" in line)
+    holds = "k[i0] >= -8 and k[i0] < 8"
+    flag = f"passed0: bool[] = reduce and from True of {holds} over i0 < 5"
+    assert found.index(flag) < loop
+    [check] = [n for n, line in enumerate(found) if line.startswith("check ")]
+    assert check > loop
+    assert found[check].startswith(f"check index: {holds} tell k[i0], 8 unless passed0")
+
+
+def test_a_check_that_no_step_reaches_stops_nothing() -> None:
+    def f(x: Any, k: Any, n: Any) -> Any:
+        return hf.fori_loop(0, n, lambda _, c: c + x[k], x[:5] * 0.0)
+
+    jitted, wrong = hf.jit(f), hf.asarray([0, 1, 2, 3, 8])
+    assert jitted(X, wrong, hf.asarray(0)).tolist() == [0.0] * 5
+    assert jitted(X, AT, hf.asarray(2)).tolist() == [0.0, 4.0, 14.0, 14.0, 0.0]
+    with pytest.raises(IndexingError, match="index 8 is out of range"):
+        jitted(X, wrong, hf.asarray(1))
+
+
+def test_whether_a_proven_check_passes_is_not_computed() -> None:
+    def f(x: Any) -> Any:
+        return hf.fori_loop(0, 3, lambda _, c: c + x[hf.arange(5)], x[:5] * 0.0)
+
+    found = after(checks, hoist, inline, simplify, of=f, args=(X,))
+    assert "passed" not in found
+    assert "check" not in found
+
+
+def test_a_check_of_what_a_step_computes_is_told_in_the_step() -> None:
+    def f(x: Any, k: Any) -> Any:
+        def step(i: Any, c: Any) -> Any:
+            return c + x[(k + i) % 9]
+
+        return hf.fori_loop(0, 3, step, x[:5] * 0.0)
+
+    with pytest.raises(IndexingError, match="index 8 is out of range"):
+        hf.jit(f)(X, AT)
+    ours = hf.jit(f)(X, hf.asarray([0, 2, 1, 3, 4])).tolist()
+    assert ours == f(hf.asarray(X), hf.asarray([0, 2, 1, 3, 4])).tolist()
 
 
 # --- inline ---------------------------------------------------------------------------
@@ -178,7 +230,7 @@ def test_a_check_is_an_equation_before_what_it_guards() -> None:
 
 def test_what_is_read_once_is_computed_where_it_is_read() -> None:
     found = after(
-        split_checks,
+        checks,
         inline,
         of=lambda x: hf.sum((x * 2.0 + 1.0)[::-1]),
         args=(X,),
@@ -191,7 +243,7 @@ def test_what_is_read_once_is_computed_where_it_is_read() -> None:
 
 def test_what_is_dear_and_read_twice_is_stored() -> None:
     found = after(
-        split_checks,
+        checks,
         inline,
         of=lambda x: hf.sin(x) + hf.roll(hf.sin(x), 1),
         args=(X,),
@@ -200,16 +252,14 @@ def test_what_is_dear_and_read_twice_is_stored() -> None:
 
 
 def test_what_is_cheap_is_computed_again_for_each_reader() -> None:
-    found = after(
-        split_checks, inline, of=lambda x: (x + 1.0)[::-1] * (x + 1.0), args=(X,)
-    )
+    found = after(checks, inline, of=lambda x: (x + 1.0)[::-1] * (x + 1.0), args=(X,))
     assert len(lines(found)) == 2
 
 
 def test_the_next_carries_of_one_shape_are_computed_at_once() -> None:
     found = after(
         hoist,
-        split_checks,
+        checks,
         inline,
         of=lambda a, b: hf.fori_loop(0, 3, lambda _, a, b: (a + b, a - b), (a, b)),
         args=(X, X),
@@ -227,7 +277,7 @@ def test_what_reads_a_value_that_is_written_over_is_stored_before() -> None:
         return c * 2.0 + y
 
     found = lines(
-        after(split_checks, inline, of=lambda x: hf.fori_loop(0, 3, step, x), args=(X,))
+        after(checks, inline, of=lambda x: hf.fori_loop(0, 3, step, x), args=(X,))
     )
     stored = next(n for n, line in enumerate(found) if "i0 * -1 + 7] + 1.0" in line)
     update = next(n for n, line in enumerate(found) if " with [" in line)
@@ -249,7 +299,7 @@ def test_a_value_that_got_memory_twice_is_stored_before_an_update() -> None:
 
 def test_a_result_in_the_memory_of_a_parameter_is_computed_last() -> None:
     found = after(
-        split_checks,
+        checks,
         inline,
         of=lambda x, y: (x + y, x * y),
         args=(X, X),
@@ -272,7 +322,7 @@ def test_a_result_in_the_memory_of_a_parameter_is_computed_last() -> None:
     ],
 )
 def test_index_arithmetic_that_ranges_decide_is_gone(f: Any, want: str) -> None:
-    found = after(split_checks, inline, simplify, of=f, args=(X,))
+    found = after(checks, inline, simplify, of=f, args=(X,))
     assert lines(found)[0].split(" = ")[1] == f"{want} for i0 < 8"
 
 
@@ -280,9 +330,7 @@ def test_a_check_that_always_holds_is_gone() -> None:
     at = hf.asarray(np.arange(8))
     near = lambda x, k: hf.take(x, hf.clip(k, 0, 7))  # noqa: E731
     far = lambda x, k: hf.take(x, hf.clip(k, 0, 8))  # noqa: E731
-    texts = [
-        after(split_checks, inline, simplify, of=f, args=(X, at)) for f in (near, far)
-    ]
+    texts = [after(checks, inline, simplify, of=f, args=(X, at)) for f in (near, far)]
     assert ["check index" in text for text in texts] == [False, True]
 
 
@@ -292,7 +340,7 @@ def test_a_check_that_always_holds_is_gone() -> None:
 def test_the_matrix_of_a_product_in_a_loop_is_copied_before_it() -> None:
     found = after(
         hoist,
-        split_checks,
+        checks,
         inline,
         pack,
         of=lambda h, w: hf.fori_loop(0, 3, lambda _, c: c @ w, h),

@@ -29,6 +29,7 @@ from hopflow.compiler.kernel_program.program import (
     KernelProgram,
     Loop,
     Region,
+    Value,
 )
 from hopflow.compiler.kernel_program.rewriting import (
     all_blocks,
@@ -58,25 +59,45 @@ _LIMIT: Final = 1 << 62
 
 def simplify(program: KernelProgram, _context: Context) -> None:
     """Edit a program in place, without the functions that it calls."""
-    equations = [q for block in all_blocks(program.block) for q in block.equations]
+    inner = [*all_blocks(program.block)]
+    equations = [q for block in inner for q in block.equations]
     counters: dict[Var, _Bounds] = {}
     for equation in equations:
-        if isinstance(equation.definition, Loop):
-            own = equation.definition
-            counters[own.counter] = _below(own.length)
+        if isinstance(loop := equation.definition, Loop):
+            counters[loop.counter] = _below(loop.length)
+    unread: set[Value] = set()  # which told whether checks pass that are gone
     for equation in equations:
-        if not isinstance(equation.definition, Region):
-            definition = equation.definition
-            equation.definition = _simplified(equation, definition, counters)
+        own = equation.definition
+        if isinstance(own, Effect):
+            equation.definition, gone = _without_proven(own, counters)
+            unread.update(gone)
+        elif not isinstance(own, Region):
+            equation.definition = _simplified(equation, own, counters)
+    if unread:
+        for block in inner:
+            block.equations = [
+                q for q in block.equations if unread.isdisjoint(q.results)
+            ]
+
+
+def _without_proven(
+    own: Effect, counters: Mapping[Var, _Bounds]
+) -> tuple[Effect, list[Value]]:
+    """The checks that may fail; and what told of the others whether they pass."""
+    left: list[Check] = []
+    gone: list[Value] = []
+    for given in own.checks:
+        check = _simplified_check(given, counters)
+        if not (check.holds.is_const and check.holds.attr):
+            left.append(check)
+        elif check.passed is not None and check.passed.op == "element":
+            gone.append(check.passed.attr)
+    return replace(own, checks=tuple(left)), gone
 
 
 def _simplified(
     equation: Equation, own: Definition, counters: Mapping[Var, _Bounds]
 ) -> Definition:
-    if isinstance(own, Effect):
-        checks = [_simplified_check(check, counters) for check in own.checks]
-        left = [c for c in checks if not (c.holds.is_const and c.holds.attr)]
-        return replace(own, checks=tuple(left))
     shape: tuple[Size, ...] = equation.results[0].shape if equation.results else ()
     if isinstance(own, Pointwise) and not shape and not counters:
         return own  # there is nothing that has bounds

@@ -59,12 +59,13 @@ class Function:
 @dataclass(frozen=True, slots=True)
 class Check:
     """`holds` for all indices in `shape`, or the program stops with an error that tells
-    `values`."""
+    `values`. Where `passed`, over no axes, is true, all are known to hold."""
 
     kind: Literal["index", "divide", "power", "check", "range"]
     shape: tuple[Size, ...]
     holds: Expr
     values: tuple[Expr, ...] = ()
+    passed: Expr | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -254,6 +254,8 @@ class Machine:
         return np.empty(self.shape(type_.shape), type_.dtype.dtype)
 
     def check(self, check: d.Check) -> None:
+        if check.passed is not None and self.at([check.passed], ())[0]:
+            return
         for at in np.ndindex(self.shape(check.shape)):
             holds, *values = self.at([check.holds, *check.values], at)
             if not holds:

@@ -60,7 +60,11 @@ def expressions(definition: d.Definition) -> tuple[Expr, ...]:
 
 
 def _of_checks(checks: Sequence[d.Check]) -> tuple[Expr, ...]:
-    return tuple([x for check in checks for x in (check.holds, *check.values)])
+    found: list[Expr] = []
+    for check in checks:
+        found += (check.holds, *check.values)
+        found += () if check.passed is None else (check.passed,)
+    return tuple(found)
 
 
 def _typed(value: Value) -> str:
@@ -176,6 +180,7 @@ def _check(check: d.Check, text: Text) -> str:
     space, values = _space(check.shape), ", ".join(map(text, check.values))
     line = f"check {check.kind}: {text(check.holds)}"
     line += f" tell {values}" if values else ""
+    line += f" unless {text(check.passed)}" if check.passed is not None else ""
     return line + (f" for {space}" if space else "")
 
 

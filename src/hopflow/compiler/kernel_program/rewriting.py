@@ -55,10 +55,13 @@ def map_expressions(definition: d.Definition, change: Change) -> d.Definition:
     def function(f: d.Function) -> d.Function:
         return d.Function(f.parameters, each(f.results))
 
+    def check(given: d.Check) -> d.Check:
+        passed = None if given.passed is None else change(given.passed)
+        holds, values = change(given.holds), each(given.values)
+        return d.Check(given.kind, given.shape, holds, values, passed)
+
     def checks(given: Sequence[d.Check]) -> tuple[d.Check, ...]:
-        return tuple(
-            [d.Check(c.kind, c.shape, change(c.holds), each(c.values)) for c in given]
-        )
+        return tuple(map(check, given))
 
     match definition:
         case d.Pointwise():

@@ -250,6 +250,9 @@ class _Verifier:
             self.sizes(*check.shape)
             self.expressions([check.holds, *check.values], len(check.shape))
             self.dtype(check.holds, dtypes.bool_, "a check")
+            if check.passed is not None:
+                self.expressions([check.passed], 0)
+                self.dtype(check.passed, dtypes.bool_, "what a check has passed")
         if not isinstance(definition, Library | Callback):
             for type_ in types:
                 self.sizes(*type_.shape)

@@ -15,7 +15,12 @@ from hopflow.compiler.kernel_program.definitions import (
     axes,
 )
 from hopflow.compiler.kernel_program.program import Equation, Value
-from hopflow.compiler.kernel_program.registers import indices_of, is_small, shape_key
+from hopflow.compiler.kernel_program.registers import (
+    indices_of,
+    is_short,
+    is_small,
+    shape_key,
+)
 from hopflow.compiler.kernel_program.rewriting import as_values
 from hopflow.compiler.memory.place import in_registers
 from hopflow.compiler.schedule.builder import Builder
@@ -94,7 +99,13 @@ class Kernels:
             if not (fails.is_const and not fails.attr):
                 self.b.add(Trap(fails, site, tuple(values)))
 
-        if all(isinstance(n, int) and n <= 4 for n in check.shape):
+        if check.passed is not None:
+            [passed] = self.b.at([check.passed], ())
+            with self.b.into([]) as search:
+                self.b.nest(check.shape, trap, independent=False)
+            self.b.add(If(e.unary("not", passed), search))
+            return
+        if is_short(check.shape):
             self.b.nest(check.shape, trap, independent=False)
             return
         # First one fast pass asks whether any fails; only then is the first one sought.

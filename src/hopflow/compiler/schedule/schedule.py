@@ -11,7 +11,7 @@ from typing import Final
 
 from hopflow.compiler.kernel_passes import Context
 from hopflow.compiler.kernel_passes.carries import carries
-from hopflow.compiler.kernel_passes.checks import split_checks
+from hopflow.compiler.kernel_passes.checks import checks
 from hopflow.compiler.kernel_passes.hoist import hoist
 from hopflow.compiler.kernel_passes.inline import inline
 from hopflow.compiler.kernel_passes.pack import pack
@@ -43,8 +43,8 @@ __all__ = ["memory_plans", "schedule"]
 
 KERNEL_PASSES: Final[tuple[Callable[[KernelProgram, Context], None], ...]] = (
     carries,
+    checks,
     hoist,
-    split_checks,
     inline,
     simplify,
     pack,
