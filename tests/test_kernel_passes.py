@@ -9,7 +9,7 @@ import pytest
 import hopflow as hf
 from hopflow import pytree
 from hopflow.compiler.kernel_passes import Context
-from hopflow.compiler.kernel_passes.carries import carries
+from hopflow.compiler.kernel_passes.carries import MOST_ROUNDS, carries
 from hopflow.compiler.kernel_passes.checks import checks
 from hopflow.compiler.kernel_passes.hoist import hoist
 from hopflow.compiler.kernel_passes.inline import inline
@@ -97,6 +97,20 @@ def test_carries_that_are_other_values_go(f: Any, left: list[str]) -> None:
         found, expected = pytree.flatten(run(X))[0], pytree.flatten(f(X))[0]
         for a, b in zip(found, expected, strict=True):
             np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def test_a_queue_of_carries_is_not_parted_one_by_one() -> None:
+    """Numbering the body for each of them would take quadratic time."""
+
+    def queue(x: Any) -> Any:
+        def step(i: Any, *held: Any) -> Any:
+            return hf.sum(x) + i, *held[:-1]
+
+        return hf.fori_loop(0, 7, step, (0.0,) * (MOST_ROUNDS + 5))
+
+    left = loop_of(after(carries, of=queue, args=(X,)))
+    assert len(left) == MOST_ROUNDS + 6
+    assert [float(v) for v in hf.jit(queue)(X)] == [float(v) for v in queue(X)]
 
 
 def test_an_equation_that_only_a_carry_needed_goes_with_it() -> None:
