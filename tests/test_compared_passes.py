@@ -372,6 +372,30 @@ def test_programs_that_take_long_are_not_compared(f: Any) -> None:
     assert all(run.steps <= compared_passes.STEPS for run in compared._runs)
 
 
+def test_a_promise_that_no_check_holds_is_not_broken() -> None:
+    """The number of a branch is moved to be in range outside of what is mapped."""
+
+    def f(x: Any, k: Any) -> Any:
+        return hf.switch(k, [hf.sin, hf.cos], (x,))
+
+    hf.vmap(f)(hf.ones((3, 4)), hf.asarray([0, 7, -7]))
+    hf.jit(hf.vmap(f))(hf.ones((3, 4)), hf.asarray([0, 7, -7]))
+
+
+def test_sizes_fulfil_what_was_asked_of_them() -> None:
+    """The steps read an element that there is where the program may be called."""
+
+    def f(x: Any, y: Any) -> Any:
+        def step(c: Any, row: Any) -> Any:
+            return c + (hf.reshape(y, ()) if y.shape[0] == 1 else hf.sum(y)), row
+
+        return hf.scan(step, hf.sum(x), x)
+
+    for n in (1, 2):
+        args = hf.asarray(X), hf.ones((n,), dtype=hf.float64)
+        pipeline.lower(hf.trace(f, *args, mode="symbolic", dynamic=True).graph)
+
+
 def test_inputs_are_the_same_each_time() -> None:
     def inputs() -> Iterator[Any]:
         program = pipeline.kernels_of(hf.trace(looped, X, hf.asarray(N)).graph)

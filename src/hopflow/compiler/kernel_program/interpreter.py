@@ -206,7 +206,19 @@ class Machine:
             self.bind(value, array)
         for equation in block.equations:
             self.equation(equation)
+            if equation.symbol is not None:
+                self.define(equation.symbol, equation.results[0], block.parameters)
         return [self.array(value) for value in block.results]
+
+    def define(self, symbol: Symbol, value: Value, parameters: Sequence[Value]) -> None:
+        """Give a symbol the number that a value is: that which sizes of the parameters
+        of its block are already."""
+        n = int(self.held(value))
+        for given in parameters:
+            pairs = zip(given.shape, self.arrays[given].shape, strict=True)
+            if any(plain_symbol(size) is symbol and n != m for size, m in pairs):
+                raise KernelProgramError(f"{symbol} is {n}, and a size of {given}")
+        self.symbols[symbol] = n
 
     def equation(self, equation: Equation) -> None:
         types = [value.type for value in equation.results]
@@ -217,13 +229,14 @@ class Machine:
             raise
         for value, array in zip(equation.results, found, strict=True):
             self.bind(value, array)
-        if equation.symbol is not None:
-            self.symbols[equation.symbol] = int(found[0])
 
     def results(self, equation: Equation, types: Sequence[TensorType]) -> list[Array]:
         match equation.definition:
             case Branch(selector, blocks):
-                return self.block(blocks[int(self.array(selector))], [])
+                number = int(self.array(selector))
+                if not 0 <= number < len(blocks):
+                    raise KernelProgramError(f"there is no block {number}")
+                return self.block(blocks[number], [])
             case Loop():
                 return self.loop(equation.definition, types)
             case While():

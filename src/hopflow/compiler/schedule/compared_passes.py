@@ -5,7 +5,7 @@ the tagged one runs it with its memory planned, and stops where an element is re
 another value has written over. Inputs depend on their types alone.
 
     sizes      static ones as they are; symbols are what the program was traced with, if
-               that is small, and 0, 1 and other small numbers that are in range
+               that is small, and 0, 1 and other small numbers that may be
     integers   small, so that most indices are in range, and loops take few steps; and
                0 and below, beside such as are out of range, so that loops take none
     Python     is not called: a callback gives numbers that depend on what it is given
@@ -292,14 +292,20 @@ def _inputs(
 
 
 def _sizes(symbols: Sequence[Symbol]) -> Iterator[dict[Symbol, Any]]:
-    """Values of symbols that are in their declared ranges, different ones."""
+    """Values of symbols that are in their declared ranges and fulfil what was learned
+    of them, different ones. Those of functions have hints alone: what callers promise
+    is not known."""
     hints = tuple(s.hint for s in symbols if s.hint is not None)
     chosen: list[tuple[float, ...]] = [hints] if len(hints) == len(symbols) else []
-    for first in SIZES:
+    for first in SIZES if all(s.env is not None for s in symbols) else ():
         chosen.append(tuple([first[k % len(first)] for k in range(len(symbols))]))
+    facts = {fact: None for s in symbols if s.env is not None for fact in s.env.facts}
+    known = [fact for fact in facts if set(fact.symbols) <= set(symbols)]
     for values in dict.fromkeys(chosen):
-        if all(n in s.range for s, n in zip(symbols, values, strict=True)):
-            yield dict(zip(symbols, values, strict=True))
+        found: dict[Symbol, Any] = dict(zip(symbols, values, strict=True))
+        in_range = all(n in s.range for s, n in found.items())
+        if in_range and all(f.evaluate(found.__getitem__) for f in known):
+            yield found
 
 
 def _shape(type_: TensorType, sizes: Mapping[Symbol, Any]) -> tuple[int, ...] | None:
