@@ -16,9 +16,11 @@ from hopflow.compiler.kernel_passes.inline import inline
 from hopflow.compiler.kernel_passes.pack import pack
 from hopflow.compiler.kernel_passes.simplify import simplify
 from hopflow.compiler.kernel_program.printer import format_kernels
+from hopflow.compiler.kernel_program.rewriting import all_blocks
 from hopflow.compiler.kernel_program.verifier import verify_kernels
 from hopflow.compiler.pipeline import kernels_of
 from hopflow.errors import IndexingError
+from hopflow.graph.rewriting import effects
 
 pytestmark = pytest.mark.slow
 
@@ -173,6 +175,18 @@ def test_what_may_stop_the_program_stays_in_the_loop(body: Any) -> None:
     stops = [n for n, line in enumerate(lines(found)) if line.startswith("check ")]
     loop = next(n for n, line in enumerate(lines(found)) if " = while" in line)
     assert all(n > loop for n in stops)
+
+
+def test_a_definition_with_a_check_stays_whatever_its_node_says() -> None:
+    def f(x: Any, k: Any) -> Any:
+        return hf.fori_loop(0, k, lambda _, c: c + x[k] * 2.0, 0.0)
+
+    program = kernels_of(hf.trace(f, X, hf.asarray(3)).graph)
+    found = [q for b in all_blocks(program.block) for q in b.equations]
+    [reading] = [q for q in found if getattr(q.definition, "checks", ())]
+    reading.node = next(q.node for q in found if not effects(q.node))
+    hoist(program, Context())
+    assert reading not in program.block.equations
 
 
 # --- checks ---------------------------------------------------------------------------

@@ -268,6 +268,7 @@ VECTOR = TensorType(dtypes.float64, (5,))
 [AXIS] = d.axes(1)
 NODE = Node("call_function", None, (), {})
 N = Symbol("n")
+SIZE = size_of(N)
 
 
 def value(name: str, type_: TensorType = VECTOR) -> Value:
@@ -288,6 +289,30 @@ def broken(
     program = KernelProgram("f", Block([*inputs], made, list(made[-1].results)))
     with pytest.raises(KernelProgramError, match=match):
         verify_kernels(program)
+
+
+@pytest.mark.parametrize("number", [-1, 2])
+def test_the_interpreter_tells_that_a_branch_has_no_such_block(number: int) -> None:
+    x, selector = value("x"), value("number", TensorType(dtypes.int64))
+    blocks = Block([], [], [x]), Block([], [], [x])
+    result = value("v0")
+    branch = Equation((result,), Branch(selector, blocks), NODE)
+    program = KernelProgram("f", Block([x, selector], [branch], [result]))
+    with pytest.raises(KernelProgramError, match=f"there is no block {number}"):
+        run(program, [X, np.asarray(number)])
+
+
+def test_the_interpreter_tells_that_a_size_is_another_than_that_of_a_parameter() -> (
+    None
+):
+    n, x = value("n", TensorType(dtypes.int64)), value("x", VECTOR.with_shape([SIZE]))
+    size = value("v0", TensorType(dtypes.int64))
+    defined = Equation((size,), d.Pointwise((n[()],)), NODE, N)
+    program = KernelProgram("f", Block([n, x], [defined], [x]))
+    [result] = run(program, [np.asarray(5), X])
+    np.testing.assert_array_equal(result, X)
+    with pytest.raises(KernelProgramError, match=r"n is 3, and a size of <Value x"):
+        run(program, [np.asarray(3), X])
 
 
 def test_a_value_is_defined_once_before_it_is_read() -> None:

@@ -18,7 +18,7 @@ from hopflow.autograd import operators, recorded, rules
 from hopflow.batching import graphs
 from hopflow.compiler import entry_sizes, pipeline
 from hopflow.compiler.cpu.vector import VectorLoop
-from hopflow.compiler.kernel_passes import substitution
+from hopflow.compiler.kernel_passes import hoist, substitution
 from hopflow.compiler.memory import allocations
 from hopflow.compiler.memory.live_ranges import LiveRanges
 from hopflow.compiler.passes import PASSES
@@ -335,6 +335,15 @@ MUTANTS: Final[dict[str, Mutant]] = {
         lambda: [(allocations, "in_place", lambda *_: True)],
         ["jit"],
         options={"aliasing": True, "mutation": True},
+    ),
+    "hoisted trap": Mutant(
+        lambda: [(hoist, "_may_stop", lambda _: False)],
+        ["jit"],
+        options={
+            "mutation": True,
+            "out_of_range": True,
+            "weights": {"index": 4, "gather": 4, "fori": 4, "while": 4},
+        },
     ),
     "missing lift": Mutant(_with_pass(_lift_wrongly), ["jit"]),
     "off by one in a reverse scan": Mutant(_reverse_scan, ["debug"]),

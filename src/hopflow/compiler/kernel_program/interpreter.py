@@ -5,6 +5,7 @@ Too simple to be wrong, and slow: what lowering rules say, before anything is sc
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
+from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -32,7 +33,7 @@ from hopflow.loop_ir.nest import Kind, Var
 from hopflow.loop_ir.routines import ROUTINES
 from hopflow.symbolic.size import Size, Symbol, substitute
 
-__all__ = ["KernelTrap", "Machine", "run"]
+__all__ = ["Host", "KernelTrap", "Machine", "run"]
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Variables: TypeAlias = Mapping[Var, Any]
@@ -50,8 +51,29 @@ class KernelTrap(HopflowError):
         super().__init__(f"{kind}: {list(values)}")
 
 
-def run(program: KernelProgram, arrays: Sequence[Array]) -> list[Array]:
+class Host:
+    """What a running program asks of the process around it."""
+
+    def spend(self, steps: int) -> None:
+        """Note that so many nodes and elements are computed next."""
+
+    def call(
+        self, node: Node, given: Sequence[Array], _empty: Callable[[], list[Array]]
+    ) -> list[Array]:
+        """The results of the Python function of a node; `_empty` makes arrays of their
+        types."""
+        assert node.op is not None
+        return [np.asarray(a) for a in node.op.run(*given, **node.params)]
+
+
+def run(
+    program: KernelProgram, arrays: Sequence[Array], host: Host | None = None
+) -> list[Array]:
     """The results of a program, for arrays in place of its parameters.
+
+    Args:
+        host: What it asks of the process around it: None runs callbacks, and as long as
+            it takes.
 
     Raises:
         KernelTrap: What a check, a loop or a routine of the program stops it with.
@@ -59,7 +81,7 @@ def run(program: KernelProgram, arrays: Sequence[Array]) -> list[Array]:
             defect of ours.
     """
     with np.errstate(all="ignore"):
-        return Machine().block(program.block, arrays)
+        return Machine(host=host).program(program, arrays)
 
 
 class Machine:
@@ -70,8 +92,11 @@ class Machine:
     counters   by variable, where a loop is
     """
 
-    def __init__(self, symbols: Mapping[Symbol, int] | None = None) -> None:
+    def __init__(
+        self, symbols: Mapping[Symbol, int] | None = None, host: Host | None = None
+    ) -> None:
         self.symbols = dict(symbols or {})
+        self.host = Host() if host is None else host
         self.arrays: dict[Value, Array] = {}
         self.counters: dict[Var, Any] = {}
         self._code: dict[tuple[Expr, ...], _Code] = {}
@@ -80,6 +105,7 @@ class Machine:
 
     def bind(self, value: Value, array: Array) -> None:
         """Say what a value is. Symbols that are sizes of it are known from here on."""
+        self.host.spend(1 + array.size // 8)
         type_ = value.type
         fits = array.dtype == type_.dtype.dtype and array.ndim == type_.ndim
         for size, n in zip(type_.shape, array.shape, strict=False):
@@ -103,13 +129,19 @@ class Machine:
         return self.arrays[value]
 
     def size(self, size: Size) -> int:
-        known = substitute(size, self.symbols)
+        try:
+            known = substitute(size, self.symbols)
+        except ArithmeticError as error:
+            raise KernelProgramError(f"the size {size} has no value: {error}") from None
         if not isinstance(known, int):
             raise KernelProgramError(f"a symbol of the size {size} has no value yet")
         return known
 
     def shape(self, shape: Sequence[Size]) -> tuple[int, ...]:
-        return tuple(map(self.size, shape))
+        found = tuple(map(self.size, shape))
+        if any(n < 0 for n in found):
+            raise KernelProgramError(f"a size of {list(shape)} is negative: {found}")
+        return found
 
     # --- expressions ---
 
@@ -120,7 +152,9 @@ class Machine:
         key = tuple(roots)
         if key not in self._code:
             self._code[key] = _Code(key)
-        return self._code[key].run(self, variables or {})
+        code = self._code[key]
+        self.host.spend(len(code.steps))
+        return code.run(self, variables or {})
 
     def at(self, roots: Sequence[Expr], at: Sequence[int]) -> list[Any]:
         """The same, at an index: values for the first axes."""
@@ -153,7 +187,18 @@ class Machine:
     def written(self, results: Sequence[Array], at: tuple[int, ...]) -> None:
         """Note that elements of results are written, in the order of a loop."""
 
-    # --- blocks ---
+    # --- programs and blocks ---
+
+    def program(self, program: KernelProgram, given: Sequence[Array]) -> list[Array]:
+        """The results of a program. The sizes that its first parameters are may be
+        those of types of the others."""
+        sizes = [a.item() for a in given[: len(program.symbols)]]
+        self.symbols |= zip(program.symbols, sizes, strict=True)
+        return self.block(program.block, given)
+
+    def function(self, _program: KernelProgram) -> "Machine":
+        """What runs a function that the program calls."""
+        return Machine(host=self.host)
 
     def block(self, block: Block, given: Sequence[Array]) -> list[Array]:
         """The results of a block."""
@@ -161,7 +206,19 @@ class Machine:
             self.bind(value, array)
         for equation in block.equations:
             self.equation(equation)
+            if equation.symbol is not None:
+                self.define(equation.symbol, equation.results[0], block.parameters)
         return [self.array(value) for value in block.results]
+
+    def define(self, symbol: Symbol, value: Value, parameters: Sequence[Value]) -> None:
+        """Give a symbol the number that a value is: that which sizes of the parameters
+        of its block are already."""
+        n = int(self.held(value))
+        for given in parameters:
+            pairs = zip(given.shape, self.arrays[given].shape, strict=True)
+            if any(plain_symbol(size) is symbol and n != m for size, m in pairs):
+                raise KernelProgramError(f"{symbol} is {n}, and a size of {given}")
+        self.symbols[symbol] = n
 
     def equation(self, equation: Equation) -> None:
         types = [value.type for value in equation.results]
@@ -172,24 +229,25 @@ class Machine:
             raise
         for value, array in zip(equation.results, found, strict=True):
             self.bind(value, array)
-        if equation.symbol is not None:
-            self.symbols[equation.symbol] = int(found[0])
 
     def results(self, equation: Equation, types: Sequence[TensorType]) -> list[Array]:
         match equation.definition:
             case Branch(selector, blocks):
-                return self.block(blocks[int(self.array(selector))], [])
+                number = int(self.array(selector))
+                if not 0 <= number < len(blocks):
+                    raise KernelProgramError(f"there is no block {number}")
+                return self.block(blocks[number], [])
             case Loop():
                 return self.loop(equation.definition, types)
             case While():
                 return self.while_loop(equation.definition, types)
             case Call(function, operands):
-                machine = Machine()
-                return machine.block(function.block, list(map(self.array, operands)))
+                given = list(map(self.array, operands))
+                return self.function(function).program(function, given)
             case Callback(operands):
-                node = equation.node
                 given = [self.array(_value(o)) for o in operands]
-                return [np.asarray(a) for a in node.op.run(*given, **node.params)]
+                empty = lambda: list(map(self.empty, types))  # noqa: E731
+                return self.host.call(equation.node, given, empty)
             case definition:
                 return self.definition(definition, types)
 
@@ -251,7 +309,9 @@ class Machine:
         return []  # only checks
 
     def empty(self, type_: TensorType) -> Array:
-        return np.empty(self.shape(type_.shape), type_.dtype.dtype)
+        shape = self.shape(type_.shape)
+        self.host.spend(prod(shape) // 8)
+        return np.empty(shape, type_.dtype.dtype)
 
     def check(self, check: d.Check) -> None:
         if check.passed is not None and self.at([check.passed], ())[0]:
@@ -313,7 +373,8 @@ class Machine:
         return result
 
     def compact(self, kernel: d.Compact, type_: TensorType) -> Array:
-        result = np.zeros(self.shape(type_.shape), type_.dtype.dtype)
+        result = self.empty(type_)
+        result[...] = 0
         length = self.size(kernel.length)
         kept = [i for i in range(length) if self.at([kernel.keep], (i,))[0]]
         found = kept[: len(result)]

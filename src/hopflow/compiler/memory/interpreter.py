@@ -10,9 +10,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from hopflow.compiler.kernel_program import definitions as d
-from hopflow.compiler.kernel_program.interpreter import Machine
+from hopflow.compiler.kernel_program.interpreter import Host, Machine
 from hopflow.compiler.kernel_program.program import (
-    Call,
     Equation,
     KernelProgram,
     Value,
@@ -31,30 +30,43 @@ Plans: TypeAlias = Mapping[KernelProgram, MemoryPlan]
 
 
 def run_planned(
-    program: KernelProgram, plans: Plans, arrays: Sequence[Array]
+    program: KernelProgram,
+    plans: Plans,
+    arrays: Sequence[Array],
+    host: Host | None = None,
 ) -> list[Array]:
     """The results of a program, for arrays in place of its parameters.
 
     Args:
         plans: The memory of the program, and of those that it calls.
+        host: As of `run`.
 
     Raises:
         KernelTrap: What a check, a loop or a routine of the program stops it with.
         KernelProgramError: An element is read that another value has written over.
     """
     with np.errstate(all="ignore"):
-        return _TaggedMachine(plans, plans[program]).block(program.block, arrays)
+        return _TaggedMachine(plans, plans[program], host).program(program, arrays)
 
 
 class _TaggedMachine(Machine):
     """Also knows the tag of each cell: by allocation, the value that wrote it last."""
 
-    def __init__(self, plans: Plans, plan: MemoryPlan) -> None:
-        super().__init__()
+    def __init__(self, plans: Plans, plan: MemoryPlan, host: Host | None) -> None:
+        super().__init__(host=host)
         self.plans, self.plan = plans, plan
         self.tags: dict[Allocation, Array] = {}
         self.views: dict[Value, d.Pointwise] = {}
         self.results_of: tuple[Value, ...] = ()
+
+    def program(self, program: KernelProgram, given: Sequence[Array]) -> list[Array]:
+        """The same. Whoever gives it arrays finds them as they were, but for donated
+        ones and those that results are in."""
+        results = super().program(program, given)
+        for number, value in enumerate(program.block.parameters):
+            if number not in self.plan.updated.values():
+                self.array(value)
+        return results
 
     def tags_of(self, value: Value, shape: tuple[int, ...]) -> Array | None:
         """The tags of the memory of a value, or None if it is in registers."""
@@ -94,6 +106,9 @@ class _TaggedMachine(Machine):
             self.require(node.attr, tags, at)
         return found
 
+    def function(self, program: KernelProgram) -> Machine:
+        return _TaggedMachine(self.plans, self.plans[program], self.host)
+
     def require(self, value: Value, tags: Array, at: tuple[int, ...]) -> None:
         found = tags[at]
         if found is not value:
@@ -104,10 +119,6 @@ class _TaggedMachine(Machine):
 
     def results(self, equation: Equation, types: Sequence[TensorType]) -> list[Array]:
         own = equation.definition
-        if isinstance(own, Call):
-            machine = _TaggedMachine(self.plans, self.plans[own.function])
-            given = list(map(self.array, own.operands))
-            return machine.block(own.function.block, given)
         if isinstance(own, d.Pointwise) and own.is_view:
             self.views[equation.results[0]] = own
         self.results_of = equation.results

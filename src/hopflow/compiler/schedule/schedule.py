@@ -28,6 +28,7 @@ from hopflow.compiler.memory.plan import MemoryPlan, format_memory
 from hopflow.compiler.memory.short_circuit import short_circuit
 from hopflow.compiler.memory.verifier import verify_memory
 from hopflow.compiler.schedule.builder import Builder
+from hopflow.compiler.schedule.compared_passes import ComparedPasses
 from hopflow.compiler.schedule.interchange import move_steps_inside
 from hopflow.compiler.schedule.merge import merge
 from hopflow.compiler.schedule.scheduler import Scheduler
@@ -92,18 +93,23 @@ def memory_plans(
 ) -> Iterator[tuple[MemoryPlan, Context]]:
     """The memory of a program, after that of the functions that it calls: the passes
     change each, and then plan its memory. For the arguments see `schedule`."""
+    plans: dict[KernelProgram, MemoryPlan] = {}
     for one in programs(program):
         if one is program:
             context = Context(_reusable(one, donated), layouts)
         else:
             context = Context(updated_parameters(one))
+        compared = ComparedPasses(one) if config.verify else None
         for run in KERNEL_PASSES:
             with passing(run.__name__, one.name, partial(format_kernels, one)):
                 run(one, context)
-            if config.verify:
+            if compared is not None:
                 verify_kernels(one)
-        plan = planned(one, context.reused)
+                compared.after(run.__name__)
+        plan = plans[one] = planned(one, context.reused)
         one.updated = plan.updated
+        if compared is not None:
+            compared.planned(plans)
         yield plan, context
 
 
