@@ -67,6 +67,13 @@ def map_expressions(definition: d.Definition, change: Change) -> d.Definition:
                 checks(definition.checks),
                 definition.is_view,
             )
+        case d.Cut():
+            return replace(
+                definition,
+                at=change(definition.at),
+                below=_piece(definition.below, change),
+                above=_piece(definition.above, change),
+            )
         case d.Reduction():
             combine = definition.combine
             return d.Reduction(
@@ -100,6 +107,12 @@ def map_expressions(definition: d.Definition, change: Change) -> d.Definition:
         case Library():
             return replace(definition, scalars=each(definition.scalars))
     return definition
+
+
+def _piece(piece: d.Pointwise | d.Cut, change: Change) -> d.Pointwise | d.Cut:
+    changed = map_expressions(piece, change)
+    assert isinstance(changed, d.Pointwise | d.Cut)
+    return changed
 
 
 def all_expressions(definition: d.Definition) -> list[Expr]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from hopflow.compiler.kernel_program.definitions import (
+    Cut,
     Pointwise,
     Prefix,
     Scatter,
@@ -263,7 +264,7 @@ def in_place(equation: Equation, read: Value, made: Value, live: LiveRanges) -> 
             )
         case Scatter():
             return definition.base is read and read not in live.inside[equation]
-        case Pointwise() | Prefix():
+        case Pointwise() | Cut() | Prefix():
             fits = same_layout(made.type, read.type)
             return fits and live.inside[equation].get(read, True)
     return False

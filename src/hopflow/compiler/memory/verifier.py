@@ -119,7 +119,7 @@ class _Verifier:
             for node in inside:
                 if allocation is not None and self.plan.of(node.attr) is allocation:
                     own_index = index_of(node) == d.axes(made.type.ndim)
-                    ordered = isinstance(definition, d.Pointwise | d.Prefix)
+                    ordered = isinstance(definition, d.Pointwise | d.Cut | d.Prefix)
                     rule = f"is written over by `{made.name}` before it is read"
                     self.require(own_index and ordered, node.attr, rule)
             for k, value in enumerate(operands(definition)):

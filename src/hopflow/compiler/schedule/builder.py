@@ -301,12 +301,13 @@ class Builder:
 
     def nest(
         self,
-        shape: Sequence[Size],
+        shape: Sequence[Size | Expr],
         body: Callable[[Index], None],
         *,
         independent: bool = True,
     ) -> None:
-        """`body(i)` for each index of `shape`; the last axis as vectors if it can."""
+        """`body(i)` for each index of `shape`; the last axis as vectors if it can.
+        Extents that are expressions are known before the nest."""
         if self._nest is None:
             self._nest = self.statements
             try:
@@ -317,7 +318,10 @@ class Builder:
             self._loops(shape, body, independent)
 
     def _loops(
-        self, shape: Sequence[Size], body: Callable[[Index], None], independent: bool
+        self,
+        shape: Sequence[Size | Expr],
+        body: Callable[[Index], None],
+        independent: bool,
     ) -> None:
         static = [n for n in shape if isinstance(n, int)]
         if len(static) == len(shape):
@@ -332,7 +336,7 @@ class Builder:
 
     def _axis(
         self,
-        shape: tuple[Size, ...],
+        shape: tuple[Size | Expr, ...],
         outer: Index,
         body: Callable[[Index], None],
         independent: bool,
@@ -341,13 +345,14 @@ class Builder:
             body(outer)
             return
         size = shape[len(outer)]
-        if is_one(size):
+        if not isinstance(size, Expr) and is_one(size):
             self._axis(shape, (*outer, e.index(0)), body, independent)
             return
         var = self.var(dtypes.int64, "i")
         with self.into([]) as statements:
             self._axis(shape, (*outer, e.read(var)), body, independent)
-        self.for_(var, self.extent(size), statements, independent)
+        extent = size if isinstance(size, Expr) else self.extent(size)
+        self.for_(var, extent, statements, independent)
 
     def for_(self, var: Var, extent: Expr, body: list[Stmt], independent: bool) -> None:
         """A loop; as vectors where its body is straight and its axis independent."""
