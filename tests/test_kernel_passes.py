@@ -235,12 +235,12 @@ SPLIT: dict[str, tuple[Any, str]] = {
     ),
     "roll": (
         lambda x: hf.roll(x, 2),
-        "(x[i0 - 2 + 8] where i0 < 2, x[i0 - 2] elsewhere) for i0 < 8",
+        "(x[i0 + 6] where i0 < 2, x[i0 - 2] elsewhere) for i0 < 8",
     ),
     "roll there and back": (
         lambda x: hf.roll(x, 1) * hf.roll(x, -1),
-        "(x[i0 - 1 + 8] * x[i0 - 7 + 8] where i0 < 1, "
-        "x[i0 - 1] * x[i0 - 7 + 8] where i0 < 7, x[i0 - 1] * x[i0 - 7] elsewhere)"
+        "(x[i0 + 7] * x[i0 + 1] where i0 < 1, "
+        "x[i0 - 1] * x[i0 + 1] where i0 < 7, x[i0 - 1] * x[i0 - 7] elsewhere)"
         " for i0 < 8",
     ),
     "pad": (
@@ -253,7 +253,7 @@ SPLIT: dict[str, tuple[Any, str]] = {
     ),
     "an index that wraps around": (
         lambda x: x[hf.arange(8) - 3],
-        "(x[i0 - 3 + 8] where i0 < 3, x[i0 - 3] elsewhere) for i0 < 8",
+        "(x[i0 + 5] where i0 < 3, x[i0 - 3] elsewhere) for i0 < 8",
     ),
     "dear sides": (
         lambda x: hf.where(hf.arange(8) < 3, hf.sin(x), hf.cos(x)),

@@ -21,10 +21,12 @@ from hopflow.compiler.kernel_program.definitions import Cut, Pointwise, axes
 from hopflow.compiler.kernel_program.program import KernelProgram
 from hopflow.compiler.kernel_program.registers import is_small
 from hopflow.compiler.kernel_program.rewriting import all_blocks
+from hopflow.compiler.kernel_program.sizes import as_size, at_least
 from hopflow.graph.types import Shape
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.walk import nodes, same
+from hopflow.symbolic.size import Size
 
 __all__ = ["split"]
 
@@ -81,7 +83,7 @@ def _split(own: Pointwise, shape: Shape) -> Pointwise | Cut:
     """The definition in pieces, if it has such tests: what is cut first is what is
     whole for longest."""
     order = nodes(*own.elements)
-    tests = _tests(order, len(shape))
+    tests = _tests(order, shape)
     if not tests:
         return own
     whole = _Piece(own.elements, tests=tests)
@@ -117,7 +119,8 @@ def _assumed(piece: _Piece, test: _Test, is_below: bool) -> _Piece:
         else:
             values[node] = e.const(decided, dtypes.bool_)
     elements = tuple([values[x] for x in piece.elements])
-    tests = {values[x]: own for x, own in piece.tests.items() if not values[x].is_const}
+    tests = {values[x]: own for x, own in piece.tests.items() if x in values}
+    tests = {x: own for x, own in tests.items() if not x.is_const}
     return _Piece(elements, facts, tests=tests)
 
 
@@ -171,9 +174,11 @@ def _worth(order: Sequence[Expr], tests: set[Expr]) -> Iterator[Expr]:
                 yield from tests.intersection(nodes(test))
 
 
-def _tests(order: Sequence[Expr], rank: int) -> dict[Expr, _Test]:
+def _tests(order: Sequence[Expr], shape: Shape) -> dict[Expr, _Test]:
     """The nodes that are such tests."""
-    forms: dict[Expr, _Form] = {axis: (k, 1, 0) for k, axis in enumerate(axes(rank))}
+    forms: dict[Expr, _Form] = {
+        axis: _Form(k, 1, 0) for k, axis in enumerate(axes(len(shape)))
+    }
     uniform: set[Expr] = set()
     found: dict[Expr, _Test] = {}
     for node in order:
@@ -183,17 +188,27 @@ def _tests(order: Sequence[Expr], rank: int) -> dict[Expr, _Test]:
             uniform.add(node)
         elif node.dtype is dtypes.int64:
             form = _form(node, forms)
-            if form is not None and abs(form[2]) <= _FAR:
+            if form is not None and _is_near(form, shape):
                 forms[node] = form
         elif node.op in _COMPARED and node.args[0].dtype is dtypes.int64:
-            test = _test(node, forms, uniform)
+            test = _test(node, forms, uniform, shape)
             if test is not None:
                 found[node] = test
     return found
 
 
-_Form = tuple[int, int, int]
-"""An axis, 1 or -1, and a number: `sign * i + number`."""
+class _Form(NamedTuple):
+    """`sign * i + number`, for the index `i` along an axis."""
+
+    axis: int
+    sign: int
+    number: Size
+
+    def plus(self, number: Size) -> "_Form":
+        return _Form(self.axis, self.sign, self.number + number)
+
+    def negated(self) -> "_Form":
+        return _Form(self.axis, -self.sign, -self.number)
 
 
 def _form(node: Expr, forms: Mapping[Expr, _Form]) -> _Form | None:
@@ -201,17 +216,25 @@ def _form(node: Expr, forms: Mapping[Expr, _Form]) -> _Form | None:
     if node.op not in ("add", "sub", "mul"):
         return None
     x, y = node.args
-    if x in forms and y.is_const:
-        axis, sign, number = forms[x]
-        if node.op == "mul":
-            return (axis, -sign, -number) if y.attr == -1 else None
-        return axis, sign, number + (y.attr if node.op == "add" else -y.attr)
-    if y in forms and x.is_const and node.op != "mul":
-        axis, sign, number = forms[y]
-        if node.op == "add":
-            return axis, sign, number + x.attr
-        return axis, -sign, x.attr - number
+    if node.op == "mul":
+        return (
+            forms[x].negated() if x in forms and y.is_const and y.attr == -1 else None
+        )
+    if x in forms and (size := as_size(y)) is not None:
+        return forms[x].plus(size if node.op == "add" else -size)
+    if y in forms and (size := as_size(x)) is not None:
+        form = forms[y]
+        return (form if node.op == "add" else form.negated()).plus(size)
     return None
+
+
+def _is_near(form: _Form, shape: Shape) -> bool:
+    """Whether no index makes it wrap around: the number is within the extent, either
+    way, or known to be small."""
+    if isinstance(form.number, int):
+        return abs(form.number) <= _FAR
+    size = shape[form.axis]
+    return at_least(size, form.number) and at_least(size, -form.number)
 
 
 def _is_uniform(node: Expr, uniform: set[Expr]) -> bool:
@@ -233,28 +256,38 @@ def _is_uniform(node: Expr, uniform: set[Expr]) -> bool:
 _COMPARED: Final = {"lt": (0, 1), "le": (0, 1), "gt": (1, 0), "ge": (1, 0)}
 
 
-def _test(node: Expr, forms: Mapping[Expr, _Form], uniform: set[Expr]) -> _Test | None:
+def _test(
+    node: Expr, forms: Mapping[Expr, _Form], uniform: set[Expr], shape: Shape
+) -> _Test | None:
     """The test that a comparison `x < y` or `x <= y` is."""
     x, y = (node.args[k] for k in _COMPARED[node.op])
     equal = node.op in ("le", "ge")
-    if x in forms and y in uniform:
-        axis, sign, number = forms[x]
-        more = equal if sign > 0 else not equal
-        at = _moved(y, sign, -sign * number + more)
-        return _Test(axis, at, sign > 0)
-    if y in forms and x in uniform:
-        axis, sign, number = forms[y]
-        more = equal if sign < 0 else not equal
-        at = _moved(x, sign, -sign * number + more)
-        return _Test(axis, at, sign < 0)
-    return None
+    is_left = x in forms and y in uniform
+    if not is_left and not (y in forms and x in uniform):
+        return None
+    form, other = (forms[x], y) if is_left else (forms[y], x)
+    holds = is_left is (form.sign > 0)
+    more = equal if holds else not equal
+    at = _moved(other, form, int(more), shape)
+    return None if at is None else _Test(form.axis, at, holds)
 
 
-def _moved(x: Expr, sign: int, number: int) -> Expr:
-    """`sign * x + number`, or a position as far away, without wrapping around."""
-    if x.is_const:
-        return e.index(max(-_FAR, min(sign * x.attr + number, _FAR)))
-    if sign > 0 and not number:
-        return x
-    near = e.binary("min", e.binary("max", x, e.index(-4 * _FAR)), e.index(4 * _FAR))
-    return e.add(near, e.index(number)) if sign > 0 else e.sub(e.index(number), near)
+def _moved(x: Expr, form: _Form, more: int, shape: Shape) -> Expr | None:
+    """Where a form is `x`, and `more` on; or a position as far away, without wrapping
+    around."""
+    sign, number = form.sign, more - form.sign * form.number
+    if isinstance(number, int):
+        if x.is_const:
+            return e.index(max(-_FAR, min(sign * x.attr + number, _FAR)))
+        if sign > 0 and not number:
+            return x
+        low, high = (e.index(k * 4 * _FAR) for k in (-1, 1))
+        near = e.binary("min", e.binary("max", x, low), high)
+        return (
+            e.add(near, e.index(number)) if sign > 0 else e.sub(e.index(number), near)
+        )
+    size = as_size(x)
+    at = None if size is None else sign * size + number
+    if at is None or not (at_least(at, 0) and at_least(shape[form.axis], at)):
+        return None
+    return e.extent(at)

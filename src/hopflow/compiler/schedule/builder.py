@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from hopflow import dtypes
@@ -392,8 +393,12 @@ class Builder:
         type_ = type_ or allocation.type
         if allocation.row_of is not None:
             stack, loop = allocation.row_of
-            whole = self.memory(stack)
-            return Stored(type_, whole.buffer, (*whole.prefix, self.rows[loop]))
+            return replace(self.memory(stack).row(self.rows[loop]), type=type_)
+        if allocation.part_of is not None:
+            part = allocation.part_of
+            whole = self.memory(self.plan.allocations.of(part.result))
+            window = [(axis, self.extent(n)) for axis, n in part.window]
+            return whole.part(type_, tuple(window))
         if allocation not in self.buffers:
             if allocation.output is not None:
                 buffer = self.program.outputs[allocation.output]
@@ -471,8 +476,8 @@ class Builder:
         source = self.place(value) if isinstance(value, Value) else value
         if target.is_at(source):
             return
-        whole = isinstance(source, Stored) and source.is_dense and not source.prefix
-        if isinstance(source, Stored) and whole and not target.prefix:
+        whole = isinstance(source, Stored) and source.is_dense and source.is_whole
+        if isinstance(source, Stored) and whole and target.is_whole:
             self.add(Copy(target.buffer, source.buffer))
             return
         self.nest(
@@ -482,7 +487,7 @@ class Builder:
 
     def store(self, target: Stored, at: Index, value: Expr) -> None:
         """Write one element of a value."""
-        self.add(Store(target.buffer, (*target.prefix, *at), value))
+        self.add(Store(target.buffer, target.index(at), value))
 
 
 __all__ = ["Builder"]

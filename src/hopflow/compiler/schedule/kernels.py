@@ -153,7 +153,9 @@ class Kernels:
         self, kernel: Pointwise, places: Sequence[Sequence[Stored]], at: Index
     ) -> None:
         """Compute the elements at an index, and store them."""
-        values = self.b.at(kernel.elements, at)
+        written = [number for number, own in enumerate(places) if own]
+        values = self.b.at([kernel.elements[number] for number in written], at)
+        places = [places[number] for number in written]
         if len(values) > 1 or any(len(own) > 1 for own in places):
             values = [self.b.let(v) for v in values]
         for own, value in zip(places, values, strict=True):
@@ -165,7 +167,22 @@ class Kernels:
         places = self.places()
         shape = self.b.shape(self.types[0])
         boxes = list(self._boxes(kernel, tuple([(e.index(0), n) for n in shape])))
-        self._pieces(boxes, (), lambda own, at: self.elements(own, places, at))
+
+        def write(piece: Pointwise, at: Index) -> None:
+            self.elements(piece, self._unwritten(piece, places), at)
+
+        left = [box for box in boxes if any(self._unwritten(box[0], places))]
+        self._pieces(left, (), write)
+
+    def _unwritten(
+        self, piece: Pointwise, places: Sequence[Sequence[Stored]]
+    ) -> list[Sequence[Stored]]:
+        """The places to which a piece is to be written: not where it has been made."""
+        plan, equation = self.b.plan, self.equation
+        return [
+            own[1:] if plan.is_made_there(equation, piece, number) else own
+            for number, own in enumerate(places)
+        ]
 
     def _boxes(
         self, kernel: Pointwise | Cut, ranges: tuple[_Range, ...]
