@@ -11,7 +11,7 @@ between sides that are dear: a cheap `select` costs less than a loop of its own.
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from hopflow import dtypes
@@ -64,13 +64,18 @@ class _Test(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class _Piece:
-    """Elements, or two pieces of them; `facts` are the cuts around it, and whether it
-    is below."""
+    """Elements, or two pieces of them.
+
+    order   the nodes of the elements
+    tests   those of them that are such tests
+    facts   the cuts around it, and whether it is below
+    """
 
     elements: tuple[Expr, ...]
+    order: Sequence[Expr]
+    tests: Mapping[Expr, _Test]
     facts: tuple[tuple[_Test, bool], ...] = ()
     parts: "tuple[_Test, _Piece, _Piece] | None" = None
-    tests: dict[Expr, _Test] = field(default_factory=dict)
 
     def definition(self) -> Pointwise | Cut:
         if self.parts is None:
@@ -83,10 +88,11 @@ def _split(own: Pointwise, shape: Shape) -> Pointwise | Cut:
     """The definition in pieces, if it has such tests: what is cut first is what is
     whole for longest."""
     order = nodes(*own.elements)
-    tests = _tests(order, shape)
+    compares = any([node.op in _COMPARED for node in order])
+    tests = _tests(order, shape) if compares else {}
     if not tests:
         return own
-    whole = _Piece(own.elements, tests=tests)
+    whole = _Piece(own.elements, order, tests)
     waiting, pieces, size = deque([whole]), 1, len(order)
     most = max(size, LARGEST)
     while waiting and pieces < MOST:
@@ -95,13 +101,11 @@ def _split(own: Pointwise, shape: Shape) -> Pointwise | Cut:
         if test is None:
             continue
         below, above = (_assumed(piece, test, is_below) for is_below in (True, False))
-        parts = below, above
-        grown = sum(len(nodes(*p.elements)) for p in parts)
-        grown += size - len(nodes(*piece.elements))
+        grown = size + len(below.order) + len(above.order) - len(piece.order)
         if grown > most:
             continue
         piece.parts, size, pieces = (test, below, above), grown, pieces + 1
-        waiting += parts
+        waiting += (below, above)
     return whole.definition()
 
 
@@ -109,8 +113,7 @@ def _assumed(piece: _Piece, test: _Test, is_below: bool) -> _Piece:
     """The piece on one side of a cut, without the tests that this decides."""
     facts = (*piece.facts, (test, is_below))
     values: dict[Expr, Expr] = {}
-    order = nodes(*piece.elements)
-    for node in order:
+    for node in piece.order:
         own = piece.tests.get(node)
         decided = None if own is None else _decided(own, facts)
         if decided is None:
@@ -121,7 +124,7 @@ def _assumed(piece: _Piece, test: _Test, is_below: bool) -> _Piece:
     elements = tuple([values[x] for x in piece.elements])
     tests = {values[x]: own for x, own in piece.tests.items() if x in values}
     tests = {x: own for x, own in tests.items() if not x.is_const}
-    return _Piece(elements, facts, tests=tests)
+    return _Piece(elements, nodes(*elements), tests, facts)
 
 
 def _decided(test: _Test, facts: Sequence[tuple[_Test, bool]]) -> bool | None:
@@ -145,9 +148,8 @@ def _wanted(piece: _Piece) -> _Test | None:
     the elements."""
     if not piece.tests:
         return None
-    order = nodes(*piece.elements)
-    inside = {x for x in order if x in piece.tests}
-    worth = set(_worth(order, inside)) if inside else inside
+    inside = {x for x in piece.order if x in piece.tests}
+    worth = set(_worth(piece.order, inside)) if inside else inside
     if not worth:
         return None
     found: dict[Expr, None] = dict.fromkeys(piece.elements)

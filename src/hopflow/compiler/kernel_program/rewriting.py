@@ -62,18 +62,10 @@ def map_expressions(definition: d.Definition, change: Change) -> d.Definition:
 
     match definition:
         case d.Pointwise():
-            return d.Pointwise(
-                each(definition.elements),
-                checks(definition.checks),
-                definition.is_view,
-            )
+            own = each(definition.elements), checks(definition.checks)
+            return d.Pointwise(*own, definition.is_view)
         case d.Cut():
-            return replace(
-                definition,
-                at=change(definition.at),
-                below=_piece(definition.below, change),
-                above=_piece(definition.above, change),
-            )
+            return _cut(definition, change)
         case d.Reduction():
             combine = definition.combine
             return d.Reduction(
@@ -109,10 +101,11 @@ def map_expressions(definition: d.Definition, change: Change) -> d.Definition:
     return definition
 
 
-def _piece(piece: d.Pointwise | d.Cut, change: Change) -> d.Pointwise | d.Cut:
-    changed = map_expressions(piece, change)
-    assert isinstance(changed, d.Pointwise | d.Cut)
-    return changed
+def _cut(kernel: d.Cut, change: Change) -> d.Cut:
+    at = change(kernel.at)
+    pieces = [map_expressions(x, change) for x in (kernel.below, kernel.above)]
+    below, above = (x for x in pieces if isinstance(x, d.Pointwise | d.Cut))
+    return d.Cut(kernel.axis, at, below, above)
 
 
 def all_expressions(definition: d.Definition) -> list[Expr]:
