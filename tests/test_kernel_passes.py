@@ -15,6 +15,7 @@ from hopflow.compiler.kernel_passes.hoist import hoist
 from hopflow.compiler.kernel_passes.inline import inline
 from hopflow.compiler.kernel_passes.pack import pack
 from hopflow.compiler.kernel_passes.simplify import simplify
+from hopflow.compiler.kernel_passes.split import MOST, split
 from hopflow.compiler.kernel_program.printer import format_kernels
 from hopflow.compiler.kernel_program.rewriting import all_blocks
 from hopflow.compiler.kernel_program.verifier import verify_kernels
@@ -360,6 +361,95 @@ def test_a_check_that_always_holds_is_gone() -> None:
     far = lambda x, k: hf.take(x, hf.clip(k, 0, 8))  # noqa: E731
     texts = [after(checks, inline, simplify, of=f, args=(X, at)) for f in (near, far)]
     assert ["check index" in text for text in texts] == [False, True]
+
+
+# --- split ----------------------------------------------------------------------------
+
+
+def pieces(f: Callable[..., Any], *args: Any) -> str:
+    """What the result of a function is, once it is cut into pieces."""
+    text = after(checks, inline, simplify, split, of=f, args=args)
+    *_, found, _ = lines(text)
+    return found.split(" = ", 1)[1]
+
+
+def agree(f: Callable[..., Any], *args: Any) -> None:
+    """Require of native code the numbers of the interpreter."""
+    want = hf.jit(f, backend="interpreter")(*args)
+    np.testing.assert_allclose(hf.jit(f)(*args), want, rtol=1e-15)
+
+
+SPLIT: dict[str, tuple[Any, str]] = {
+    "concat": (
+        lambda x: hf.concat([x * 2.0, x[:3]]),
+        "(x[i0] * 2.0 where i0 < 8, x[i0 - 8] elsewhere) for i0 < 11",
+    ),
+    "concat of three": (
+        lambda x: hf.concat([x, x[:3], x[:2]]),
+        "(x[i0] where i0 < 8, x[i0 - 8] where i0 < 11, x[i0 - 11] elsewhere)"
+        " for i0 < 13",
+    ),
+    "roll": (
+        lambda x: hf.roll(x, 2),
+        "(x[i0 + 6] where i0 < 2, x[i0 - 2] elsewhere) for i0 < 8",
+    ),
+    "roll there and back": (
+        lambda x: hf.roll(x, 1) * hf.roll(x, -1),
+        "(x[i0 + 7] * x[i0 + 1] where i0 < 1, "
+        "x[i0 - 1] * x[i0 + 1] where i0 < 7, x[i0 - 1] * x[i0 - 7] elsewhere)"
+        " for i0 < 8",
+    ),
+    "pad": (
+        lambda x: hf.pad(x, (1, 2)),
+        "(0.0 where i0 < 1, x[i0 - 1] where i0 < 9, 0.0 elsewhere) for i0 < 11",
+    ),
+    "backwards": (
+        lambda x: hf.concat([x, x[:3]])[::-1],
+        "(x[i0 * -1 + 2] where i0 < 3, x[i0 * -1 + 10] elsewhere) for i0 < 11",
+    ),
+    "an index that wraps around": (
+        lambda x: x[hf.arange(8) - 3],
+        "(x[i0 + 5] where i0 < 3, x[i0 - 3] elsewhere) for i0 < 8",
+    ),
+    "dear sides": (
+        lambda x: hf.where(hf.arange(8) < 3, hf.sin(x), hf.cos(x)),
+        "(sin(x[i0]) where i0 < 3, cos(x[i0]) elsewhere) for i0 < 8",
+    ),
+    "a plane": (
+        lambda x: hf.pad(x.reshape((2, 4)), ((0, 1), (1, 0)))[:, :3],
+        "((0.0 where i1 < 1, x[i0 * 4 + (i1 - 1)] elsewhere) where i0 < 2, "
+        "0.0 elsewhere) for i0 < 3, i1 < 3",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_tests_of_an_index_cut_its_axis_into_pieces(name: str) -> None:
+    f, want = SPLIT[name]
+    assert pieces(f, X) == want
+    agree(f, X)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: hf.where(hf.arange(8) < 3, x * 2.0, x + 1.0),  # cheaper than a loop
+        lambda x: hf.where(x < 3.0, hf.sin(x), hf.cos(x)),  # no index
+        lambda x: hf.sum(hf.roll(x, 1) * x),  # no element of a result
+        lambda x: hf.roll(x[:3], 1),  # in registers
+    ],
+)
+def test_what_gains_nothing_from_pieces_is_whole(f: Any) -> None:
+    assert " where " not in after(checks, inline, simplify, split, of=f, args=(X,))
+    agree(f, X)
+
+
+def test_there_are_not_more_pieces_than_a_bound() -> None:
+    def f(x: Any) -> Any:
+        return hf.concat([x * float(k) for k in range(3 * MOST)])
+
+    assert pieces(f, X).count(" where ") == MOST - 1
+    agree(f, X)
 
 
 # --- pack -----------------------------------------------------------------------------

@@ -86,7 +86,7 @@ program rolled(x: f64[5]):
         test v4
     do, carry c5: i64[], c6: f64[5]:
         v7: i64[] = c5[] + 1
-        v8: f64[5] = select(i0 - 1 < 0, (c6[i0 - 1 + 5] if i0 - 1 < 0), (c6[i0 - 1] if not i0 - 1 < 0)) for i0 < 5
+        v8: f64[5] = select(i0 < 1, (c6[i0 - 1 + 5] if i0 < 1), (c6[i0 - 1] if not i0 < 1)) for i0 < 5
         v9: f64[5] = v8[i0] * x[i0] for i0 < 5
         v10: f64[] = f64(c5[])
         v11: f64[5] = v9[i0] + v10[] for i0 < 5

@@ -10,11 +10,13 @@ import hopflow as hf
 from hopflow.compiler.kernel_program.program import KernelProgram, Value
 from hopflow.compiler.kernel_program.rewriting import all_blocks
 from hopflow.compiler.memory.interpreter import run_planned
+from hopflow.compiler.memory.parts import Part, parts
 from hopflow.compiler.memory.plan import MemoryPlan
 from hopflow.compiler.memory.verifier import verify_memory
 from hopflow.compiler.pipeline import kernels_of
 from hopflow.compiler.schedule.schedule import memory_plans
 from hopflow.errors import KernelProgramError
+from hopflow.testing.meanings import run_memory
 
 pytestmark = pytest.mark.slow
 
@@ -139,6 +141,162 @@ def test_a_copy_says_why_it_is_made() -> None:
     assert "test_memory.py:" in jitted.memory
 
 
+# --- parts ----------------------------------------------------------------------------
+
+
+def _halves(x: Any) -> Any:
+    return hf.concat([hf.sin(x[:5]), hf.cumulative_sum(x[5:])])
+
+
+def _replaced(x: Any, y: Any) -> Any:
+    a = hf.sin(x)
+    a[2] = 7.0
+    return hf.concat([a, hf.cumulative_sum(y)])
+
+
+def _chosen(x: Any, y: Any) -> Any:
+    def one() -> Any:
+        return hf.sin(x)
+
+    return hf.concat([hf.cond(x[0] > 3, one, lambda: hf.cumulative_sum(x)), y * 2])
+
+
+def _nested(x: Any, y: Any) -> Any:
+    inner = hf.concat([hf.sin(x), hf.cumulative_sum(y)])
+    return hf.concat([inner, hf.concat([hf.cumulative_sum(inner), y * 2.0])])
+
+
+def _in_turns(x: Any, y: Any) -> Any:
+    first = hf.concat([hf.cumulative_sum(x), hf.sin(y)])
+    second = hf.concat([hf.cumulative_sum(first[3:]), hf.sin(first[:3])])
+    return hf.concat([hf.cumulative_sum(second[7:]), hf.sin(second[:7])])
+
+
+def _trajectory(x: Any) -> Any:
+    def step(c: Any, t: Any) -> Any:
+        return hf.sin(c) + t, hf.sin(c) + t
+
+    _, rows = hf.scan(step, x, hf.arange(5.0))
+    return hf.concat([x[None], rows])
+
+
+def _rows(x: Any) -> Any:
+    def step(c: Any, t: Any) -> Any:
+        return c + t, hf.concat([hf.sin(c * t), hf.cumulative_sum(c)])
+
+    return hf.scan(step, x, hf.arange(5.0))[1]
+
+
+def _leapfrog(x: Any) -> Any:
+    def step(_: Any, a: Any, b: Any) -> Any:
+        return hf.concat([hf.sin(a[:5]), hf.cumulative_sum(b[5:])]), a
+
+    return hf.fori_loop(0, 4, step, (x, x * 2.0))[0]
+
+
+PARTS: dict[str, tuple[Any, tuple[Any, ...], int]] = {
+    "concat": (_halves, (X,), 2),
+    "concat along another axis": (
+        lambda x: hf.concat([hf.sin(x), hf.cumulative_sum(x, axis=1)], axis=1),
+        (X.reshape((2, 4)),),
+        2,
+    ),
+    "stack": (lambda x, y: hf.stack([hf.sin(x), hf.cumulative_sum(y)]), (X, Y), 2),
+    "stack along the last axis": (
+        lambda x, y: hf.stack([hf.sin(x), hf.cumulative_sum(y)], axis=1),
+        (X, Y),
+        2,
+    ),
+    "pad": (lambda x: hf.pad(hf.cumulative_sum(x), (2, 3)), (X,), 1),
+    "pad of two axes": (
+        lambda x: hf.pad(hf.cumulative_sum(x, axis=1), ((1, 0), (2, 3))),
+        (X.reshape((2, 4)),),
+        1,
+    ),
+    "a carry": (lambda x: hf.fori_loop(0, 3, lambda _, c: _halves(c), x), (X,), 2),
+    "rows": (_rows, (X,), 2),
+    "the rows of a loop": (_trajectory, (X,), 1),
+    "their transpose": (lambda x: hf.vmap(_trajectory)(x), (X.reshape((2, 4)),), 1),
+    "examples of a batch": (lambda x: hf.vmap(_halves)(hf.stack([x, x])), (X,), 2),
+    "two carries": (_leapfrog, (X,), 2),
+    "elements that are replaced": (_replaced, (X, Y), 2),
+    "results of a branch": (_chosen, (X, Y), 1),
+    "parts of parts": (_nested, (X, Y), 4),
+    "one after the other": (_in_turns, (X, Y), 3),
+    "nothing at one end": (
+        lambda x: hf.concat([x[:0], hf.cumulative_sum(x), hf.sin(x[:0])]),
+        (X,),
+        0,
+    ),
+    "one value twice": (
+        lambda x: hf.concat([a := hf.cumulative_sum(x), x * 2.0, a]),
+        (X,),
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", PARTS)
+def test_a_piece_of_a_result_is_made_there(name: str, dynamic: bool) -> None:
+    f, args, count = PARTS[name]
+    with hf.debug():
+        want = np.asarray(f(*map(hf.asarray, args)))
+    jitted = hf.jit(f, dynamic=dynamic)
+    np.testing.assert_allclose(jitted(*args), want, rtol=1e-13)
+    [found] = run_memory(f, *map(hf.asarray, args))
+    np.testing.assert_allclose(found, want, rtol=1e-13)
+    if not dynamic:  # sizes that a call knows say what is computed where it is read
+        assert jitted.memory.count(" part of m") == count
+
+
+@pytest.mark.parametrize(
+    ("f", "reason"),
+    [
+        (lambda x, y: hf.concat([x, y * 2.0]), "`x` is an input, which stays as it is"),
+        (
+            lambda x, y: (a := hf.sin(x), hf.concat([a, y * 2.0])),
+            "`v2` and `v0` are live at the same time",
+        ),
+        (
+            lambda x, y: hf.concat([a := hf.cumulative_sum(x), y, a]),
+            "`v0` is a part of `v1`",
+        ),
+        (
+            lambda x, y: hf.concat(
+                [hf.linalg.cholesky(hf.eye(8) * 2.0 + x * 0.0), x[None]]
+            ),
+            "has to be dense",
+        ),
+        (
+            lambda x, y: hf.fori_loop(
+                0, 3, lambda _, c: hf.concat([c[4:], hf.cumulative_sum(y[:4])]), x
+            ),
+            "is made outside the loop",
+        ),
+    ],
+)
+def test_a_piece_that_is_copied_says_why(f: Any, reason: str) -> None:
+    jitted = hf.jit(f)
+    jitted(X, Y)
+    lines = [x for x in jitted.memory.splitlines() if "into a part of" in x]
+    assert any(reason in x and "test_memory.py:" in x for x in lines)
+
+
+def test_a_result_of_one_piece_is_that_piece() -> None:
+    jitted = hf.jit(lambda x: hf.concat([hf.cumulative_sum(x)]))
+    jitted(X)
+    assert sum("result 0: v0, v1" in x for x in jitted.memory.splitlines()) == 1
+
+
+def test_a_step_does_not_write_the_piece_of_its_carry_that_stays() -> None:
+    def step(_: Any, x: Any) -> Any:
+        return hf.concat([x[:3] * 0.5, x[3:]])
+
+    found = loops(lambda x: (hf.fori_loop(0, 5, step, x),), X)
+    assert not [x for x in found if x.startswith(("copy ", "swap ", "for "))]
+
+
 # --- what checks a plan ---------------------------------------------------------------
 
 
@@ -172,6 +330,49 @@ def test_an_input_that_is_written_over_is_found() -> None:
     _share(plan, x, made)
     with pytest.raises(KernelProgramError, match="is written over"):
         verify_memory(plan)
+
+
+def test_a_part_that_is_read_after_its_whole_is_written_is_found() -> None:
+    plan = planned(lambda x: (a := hf.sin(x), hf.concat([a, x * 2.0])), X)
+    found = _misplaced(plan)
+    with pytest.raises(KernelProgramError, match="is read where its memory holds"):
+        verify_memory(plan)
+    assert found.value.name == "v0"
+
+
+def test_a_part_in_another_place_than_its_piece_is_found() -> None:
+    plan = planned(lambda x: hf.concat([hf.sin(x), x * 2.0]), X)
+    [part] = [a for a in plan.allocations if a.part_of is not None]
+    assert part.part_of is not None
+    part.part_of = part.part_of._replace(window=((0, 1),))
+    with pytest.raises(KernelProgramError, match="is in memory that `v2` is written"):
+        verify_memory(plan)
+    with pytest.raises(KernelProgramError, match="is the same element"):
+        run_planned(plan.program, {plan.program: plan}, [np.asarray(X)])
+
+
+def test_a_part_that_is_written_over_is_found_when_it_is_read() -> None:
+    def f(x: Any) -> Any:
+        a = hf.sin(x)
+        b = hf.cumulative_sum(x[:4])
+        return hf.concat([b, a]), hf.sum(b[::-1] * a[:4])
+
+    plan = planned(f, X)
+    _misplaced(plan)
+    with pytest.raises(KernelProgramError, match="where its memory holds"):
+        run_planned(plan.program, {plan.program: plan}, [np.asarray(X)])
+
+
+def _misplaced(plan: MemoryPlan) -> Part:
+    """Plant a fault: make a value a part of a result, whoever reads it later."""
+    equations = [q for b in all_blocks(plan.program.block) for q in b.equations]
+    part = next(p for q in equations for p in parts(q) if p.value in plan.allocations)
+    value, result = plan.of(part.value), plan.of(part.result)
+    assert value is not None
+    assert result is not None
+    value.part_of = part
+    result.parts.append(value)
+    return part
 
 
 def _of_type(program: KernelProgram, shape: tuple[int, ...]) -> list[Value]:

@@ -345,6 +345,11 @@ MUTANTS: Final[dict[str, Mutant]] = {
             "weights": {"index": 4, "gather": 4, "fori": 4, "while": 4},
         },
     ),
+    "written over as a part": Mutant(
+        lambda: [(allocations.Allocations, "_overlap", lambda *_: None)],
+        ["jit"],
+        options={"aliasing": True, "mutation": True, "weights": {"concat": 6}},
+    ),
     "missing lift": Mutant(_with_pass(_lift_wrongly), ["jit"]),
     "off by one in a reverse scan": Mutant(_reverse_scan, ["debug"]),
     "aliasing slip": Mutant(

@@ -36,6 +36,7 @@ from hopflow.compiler.kernel_program.rewriting import (
     all_expressions,
     map_expressions,
 )
+from hopflow.compiler.kernel_program.sizes import as_size
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.nest import Var
@@ -181,6 +182,8 @@ class _Simplifier:
         x, y = node.args
         if node.op == "add" and _is_quotient_of(x, y):
             return y.args[0]
+        if node.op in ("add", "sub") and x.op in ("add", "sub"):
+            return _moved_twice(node)
         if node.op in ("div", "rem") and y.is_const and y.attr > 0:
             return self._divided(node, x, y)
         return node
@@ -198,6 +201,17 @@ class _Simplifier:
             if times is not None and left.low >= 0 and left.high < size:
                 return rest if node.op == "rem" else times
         return node
+
+
+def _moved_twice(node: Expr) -> Expr:
+    """`x + m + n` as `x + k`, where that is a known number."""
+    inner, own = node.args
+    x, other = inner.args
+    m, n = as_size(other), as_size(own)
+    if m is None or n is None:
+        return node
+    total = (m if inner.op == "add" else -m) + (n if node.op == "add" else -n)
+    return e.add(x, e.const(total, dtypes.int64)) if isinstance(total, int) else node
 
 
 def _is_quotient_of(x: Expr, y: Expr) -> bool:

@@ -288,10 +288,10 @@ class Machine:
         for check in getattr(definition, "checks", ()):
             self.check(check)
         match definition:
-            case d.Pointwise(elements):
+            case d.Pointwise() | d.Cut():
                 results = list(map(self.empty, types))
                 for at in np.ndindex(results[0].shape):
-                    found = self.at(elements, at)
+                    found = self.at(self.piece(definition, at).elements, at)
                     for result, x, type_ in zip(results, found, types, strict=True):
                         [result[at]] = _typed([x], type_.dtype)
                     self.written(results, at)
@@ -307,6 +307,15 @@ class Machine:
             case Library():
                 return self.library(definition, types)
         return []  # only checks
+
+    def piece(
+        self, definition: d.Pointwise | d.Cut, at: tuple[int, ...]
+    ) -> d.Pointwise:
+        """The piece that an index is in."""
+        while isinstance(definition, d.Cut):
+            is_below = at[definition.axis] < self.run([definition.at])[0]
+            definition = definition.below if is_below else definition.above
+        return definition
 
     def empty(self, type_: TensorType) -> Array:
         shape = self.shape(type_.shape)

@@ -42,6 +42,8 @@ def expressions(definition: d.Definition) -> tuple[Expr, ...]:
     match definition:
         case d.Pointwise(elements, checks):
             return *elements, *_of_checks(checks)
+        case d.Cut(_, at, below, above):
+            return at, *expressions(below), *expressions(above)
         case d.Reduction():
             return *definition.init, *definition.element
         case d.Prefix():
@@ -136,6 +138,9 @@ def _definition(
         case d.Pointwise(elements):
             space = _space(results[0].type.shape)
             right = ", ".join(map(text, elements)) + " view" * definition.is_view
+        case d.Cut():
+            space = _space(results[0].type.shape)
+            right = f"({', '.join(_pieces(definition, text))} elsewhere)"
         case d.Reduction():
             space, right = (
                 _space(results[0].type.shape),
@@ -165,6 +170,18 @@ def _definition(
             return
     yield from (*namer.lines, *lines)
     yield f"{left} = {right}" + (f" for {space}" if space else "")
+
+
+def _pieces(kernel: d.Pointwise | d.Cut, text: Text) -> Iterator[str]:
+    """The texts of pieces, from the first index on; all but the last say where."""
+    if isinstance(kernel, d.Pointwise):
+        texts = list(map(text, kernel.elements))
+        yield texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
+        return
+    below = list(_pieces(kernel.below, text))
+    first = below[0] if len(below) == 1 else f"({', '.join(below)} elsewhere)"
+    yield f"{first} where i{kernel.axis} < {text(kernel.at)}"
+    yield from _pieces(kernel.above, text)
 
 
 def _name(operand: object) -> str:

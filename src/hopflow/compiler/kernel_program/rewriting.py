@@ -65,11 +65,10 @@ def map_expressions(definition: d.Definition, change: Change) -> d.Definition:
 
     match definition:
         case d.Pointwise():
-            return d.Pointwise(
-                each(definition.elements),
-                checks(definition.checks),
-                definition.is_view,
-            )
+            own = each(definition.elements), checks(definition.checks)
+            return d.Pointwise(*own, definition.is_view)
+        case d.Cut():
+            return _cut(definition, change)
         case d.Reduction():
             combine = definition.combine
             return d.Reduction(
@@ -103,6 +102,13 @@ def map_expressions(definition: d.Definition, change: Change) -> d.Definition:
         case Library():
             return replace(definition, scalars=each(definition.scalars))
     return definition
+
+
+def _cut(kernel: d.Cut, change: Change) -> d.Cut:
+    at = change(kernel.at)
+    pieces = [map_expressions(x, change) for x in (kernel.below, kernel.above)]
+    below, above = (x for x in pieces if isinstance(x, d.Pointwise | d.Cut))
+    return d.Cut(kernel.axis, at, below, above)
 
 
 def all_expressions(definition: d.Definition) -> list[Expr]:

@@ -264,6 +264,8 @@ class _Verifier:
                 self.require(len(shapes) == 1, "results have several shapes")
                 for element, type_ in zip(elements, types, strict=True):
                     self.dtype(element, type_.dtype, "an element")
+            case d.Cut():
+                self.cut(definition, types)
             case d.Reduction():
                 self.reduction(definition, types)
             case d.Prefix():
@@ -285,6 +287,16 @@ class _Verifier:
             case Callback(operands):
                 for operand in operands:
                     self.read(operand)
+
+    def cut(self, kernel: d.Cut, types: Sequence[TensorType]) -> None:
+        self.expressions([kernel.at], 0)
+        self.dtype(kernel.at, dtypes.int64, "the place of a cut")
+        self.require(kernel.axis < types[0].ndim, "a cut is along no axis of it")
+        for piece in (kernel.below, kernel.above):
+            if isinstance(piece, d.Pointwise):
+                is_plain = not piece.checks and not piece.is_view
+                self.require(is_plain, "a piece is a view, or has checks")
+            self.definition(piece, types)
 
     def reduction(self, kernel: d.Reduction, types: Sequence[TensorType]) -> None:
         rank, kinds = types[0].ndim, [init.dtype for init in kernel.init]

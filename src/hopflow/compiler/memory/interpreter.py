@@ -58,6 +58,8 @@ class _TaggedMachine(Machine):
         self.tags: dict[Allocation, Array] = {}
         self.views: dict[Value, d.Pointwise] = {}
         self.results_of: tuple[Value, ...] = ()
+        self.running: Equation | None = None
+        self.running_piece: d.Pointwise | None = None
 
     def program(self, program: KernelProgram, given: Sequence[Array]) -> list[Array]:
         """The same. Whoever gives it arrays finds them as they were, but for donated
@@ -71,8 +73,24 @@ class _TaggedMachine(Machine):
     def tags_of(self, value: Value, shape: tuple[int, ...]) -> Array | None:
         """The tags of the memory of a value, or None if it is in registers."""
         allocation = self.plan.of(value)
-        if allocation is None:
-            return None
+        return None if allocation is None else self.tags_in(allocation, shape)
+
+    def tags_in(self, allocation: Allocation, shape: tuple[int, ...]) -> Array:
+        """The tags of an allocation, which holds an array of this shape."""
+        part = allocation.part_of
+        if part is not None:
+            whole = self.plan.allocations.of(part.result)
+            tags = self.tags_in(whole, self.shape(part.result.shape))
+            first = [(axis, self.size(n)) for axis, n in part.window]
+            runs = [slice(n, n + shape[k]) if k is not None else n for k, n in first]
+            along = [k for k, _ in part.window if k is not None]
+            found = tags[tuple(runs)].transpose(np.argsort(along))
+            ones = [slice(None) if k in along else None for k in range(len(shape))]
+            found = found[tuple(ones)]
+            if found.shape != shape:
+                name = part.result.name
+                raise KernelProgramError(f"`{part.value.name}` does not fit `{name}`.")
+            return found
         if allocation not in self.tags or self.tags[allocation].shape != shape:
             self.tags[allocation] = np.full(shape, None, dtype=object)
         return self.tags[allocation]
@@ -121,11 +139,37 @@ class _TaggedMachine(Machine):
         own = equation.definition
         if isinstance(own, d.Pointwise) and own.is_view:
             self.views[equation.results[0]] = own
-        self.results_of = equation.results
+        self.results_of, self.running = equation.results, equation
+        self.running_piece = None
         return super().results(equation, types)
 
+    def piece(
+        self, definition: d.Pointwise | d.Cut, at: tuple[int, ...]
+    ) -> d.Pointwise:
+        self.running_piece = super().piece(definition, at)
+        return self.running_piece
+
+    def is_made_there(self, number: int, at: tuple[int, ...]) -> bool:
+        """Whether an element of a result has been written as that of a part of it."""
+        piece, equation = self.running_piece, self.running
+        if piece is None or equation is None:
+            return False
+        part = self.plan.part_at(equation, piece, number)
+        if part is None:
+            return False
+        index = self.at(piece.elements[number].args, at)
+        first = [(axis, self.size(n)) for axis, n in part.window]
+        found = [n if axis is None else n + int(index[axis]) for axis, n in first]
+        if found != list(at):
+            text = f"`{part.value.name}` at {found}, and the piece at {list(at)}"
+            raise KernelProgramError(f"{text} is the same element.")
+        return True
+
     def written(self, results: Sequence[Array], at: tuple[int, ...]) -> None:
-        for value, array in zip(self.results_of, results, strict=True):
+        both = zip(self.results_of, results, strict=True)
+        for number, (value, array) in enumerate(both):
+            if self.is_made_there(number, at):
+                continue
             tags = self.tags_of(value, array.shape)
             if tags is not None:
                 tags[at] = value

@@ -6,7 +6,7 @@ over elements which it has still to read. The body of a loop is walked twice: wh
 reads from around it must still be there in the second step.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from hopflow.compiler.kernel_program import definitions as d
 from hopflow.compiler.kernel_program.program import (
@@ -25,6 +25,7 @@ from hopflow.compiler.kernel_program.rewriting import (
     operands,
 )
 from hopflow.compiler.memory.allocations import Allocation
+from hopflow.compiler.memory.parts import Part, parts, same_window
 from hopflow.compiler.memory.plan import MemoryPlan
 from hopflow.errors import KernelProgramError
 from hopflow.loop_ir.expr import index_of
@@ -84,8 +85,21 @@ class _Verifier:
 
     def write(self, value: Value) -> None:
         allocation = self.plan.of(value)
-        if allocation is not None:
-            self.held[allocation] = value
+        if allocation is None:
+            return
+        for one in self._written_over(allocation):
+            self.held[one] = None
+        self.held[allocation] = value
+
+    def _written_over(self, allocation: Allocation) -> Iterator[Allocation]:
+        """The allocations that no longer hold all of a value once this one does."""
+        yield from allocation.with_parts()
+        for whole in list(self.plan.allocations.around(allocation))[1:]:
+            yield whole
+            for one in whole.parts:
+                if one is not allocation and not _are_apart(one, allocation):
+                    yield from one.with_parts()
+            allocation = whole
 
     # --- equations ---
 
@@ -117,16 +131,42 @@ class _Verifier:
         for number, made in enumerate(equation.results):
             allocation = self.plan.of(made)
             for node in inside:
+                if allocation is not None:
+                    self._apart(equation, made, node.attr)
                 if allocation is not None and self.plan.of(node.attr) is allocation:
                     own_index = index_of(node) == d.axes(made.type.ndim)
-                    ordered = isinstance(definition, d.Pointwise | d.Prefix)
+                    ordered = isinstance(definition, d.Pointwise | d.Cut | d.Prefix)
                     rule = f"is written over by `{made.name}` before it is read"
                     self.require(own_index and ordered, node.attr, rule)
             for k, value in enumerate(operands(definition)):
+                if allocation is not None:
+                    self._apart(equation, made, value)
                 if allocation is not None and self.plan.of(value) is allocation:
                     rule = f"is an operand in the memory of the result `{made.name}`"
                     self.require(kept.get(number) == k, value, rule)
             self.write(made)
+
+    def _apart(self, equation: Equation, made: Value, read: Value) -> None:
+        """What is read where parts of its memory are written must be of other parts, or
+        the piece that the equation need not write."""
+        own, other = self.plan.of(made), self.plan.of(read)
+        if own is None or other is None or own is other:
+            return
+        inner, outer = (list(self.plan.allocations.around(x)) for x in (own, other))
+        common = next((x for x in inner if x in outer), None)
+        if common is None:
+            return
+        rule = f"is in memory that `{made.name}` is written to"
+        below = outer[outer.index(common) - 1]
+        if common is own:
+            place = below.part_of
+            holds = place is not None and place.result is made
+            holds = holds and place is not None and place.equation is equation
+            self.require(holds and _is_part(place), read, rule)
+        else:
+            mine = inner[inner.index(common) - 1]
+            holds = common is not other and _are_apart(mine, below)
+            self.require(holds, read, rule)
 
     def _kept(self, definition: object) -> dict[int, int]:
         """By the number of a result the operand that it may start as."""
@@ -188,3 +228,22 @@ class _Verifier:
         for value in block.parameters:
             self.write(value)
         self.equations(block)
+
+
+def _are_apart(a: Allocation, b: Allocation) -> bool:
+    """Whether two parts of one allocation are different pieces of one definition."""
+    x, y = a.part_of, b.part_of
+    if x is None or y is None or x.equation is not y.equation:
+        return False
+    return x.number == y.number and x.piece is not y.piece and _is_part(x)
+
+
+def _is_part(part: Part | None) -> bool:
+    """Whether a piece of a result is all of a value, and where the part says."""
+    return part is not None and any(
+        found.value is part.value
+        and found.piece is part.piece
+        and found.number == part.number
+        and same_window(found.window, part.window)
+        for found in parts(part.equation)
+    )

@@ -16,6 +16,7 @@ from hopflow.compiler.kernel_passes.hoist import hoist
 from hopflow.compiler.kernel_passes.inline import inline
 from hopflow.compiler.kernel_passes.pack import pack
 from hopflow.compiler.kernel_passes.simplify import simplify
+from hopflow.compiler.kernel_passes.split import split
 from hopflow.compiler.kernel_program.printer import format_kernels
 from hopflow.compiler.kernel_program.program import KernelProgram
 from hopflow.compiler.kernel_program.registers import is_small
@@ -48,6 +49,7 @@ KERNEL_PASSES: Final[tuple[Callable[[KernelProgram, Context], None], ...]] = (
     hoist,
     inline,
     simplify,
+    split,
     pack,
 )
 MEMORY_PASSES: Final[tuple[Callable[[MemoryPlan], None], ...]] = (
