@@ -437,6 +437,7 @@ def test_tests_of_an_index_cut_its_axis_into_pieces(name: str) -> None:
         lambda x: hf.where(x < 3.0, hf.sin(x), hf.cos(x)),  # no index
         lambda x: hf.sum(hf.roll(x, 1) * x),  # no element of a result
         lambda x: hf.roll(x[:3], 1),  # in registers
+        lambda x: hf.roll(x[:, None] * x, 1, axis=1),  # rows of 1 and 7
     ],
 )
 def test_what_gains_nothing_from_pieces_is_whole(f: Any) -> None:

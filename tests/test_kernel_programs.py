@@ -350,6 +350,21 @@ def test_expressions_keep_the_rules_of_theirs() -> None:
     )
 
 
+def test_the_pieces_of_a_definition_keep_the_rules() -> None:
+    x = value("x")
+    here, wide = d.Pointwise((x[AXIS,],)), e.cast(x[AXIS,], dtypes.float32)
+    broken("`i0` is no axis", d.Cut(0, AXIS, here, here), inputs=[x])
+    place = e.const(1.0, dtypes.float64)
+    broken("place of a cut must be i64", d.Cut(0, place, here, here), inputs=[x])
+    broken("along no axis of it", d.Cut(1, e.index(1), here, here), inputs=[x])
+    view = d.Pointwise((x[AXIS,],), is_view=True)
+    broken("a piece is a view", d.Cut(0, e.index(1), here, view), inputs=[x])
+    narrow = d.Cut(
+        0, e.index(1), d.Cut(0, e.index(0), here, d.Pointwise((wide,))), here
+    )
+    broken("an element must be f64, and is f32", narrow, inputs=[x])
+
+
 def test_definitions_give_what_they_are_bound_to() -> None:
     x, zero = value("x"), e.const(0.0, dtypes.float64)
     total = d.parameters((zero,), "t")

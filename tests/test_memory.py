@@ -210,14 +210,18 @@ PARTS: dict[str, tuple[Any, tuple[Any, ...], int]] = {
     "pad": (lambda x: hf.pad(hf.cumulative_sum(x), (2, 3)), (X,), 1),
     "pad of two axes": (
         lambda x: hf.pad(hf.cumulative_sum(x, axis=1), ((1, 0), (2, 3))),
-        (X.reshape((2, 4)),),
+        (np.arange(40.0).reshape((2, 20)),),
         1,
     ),
     "a carry": (lambda x: hf.fori_loop(0, 3, lambda _, c: _halves(c), x), (X,), 2),
     "rows": (_rows, (X,), 2),
     "the rows of a loop": (_trajectory, (X,), 1),
     "their transpose": (lambda x: hf.vmap(_trajectory)(x), (X.reshape((2, 4)),), 1),
-    "examples of a batch": (lambda x: hf.vmap(_halves)(hf.stack([x, x])), (X,), 2),
+    "examples of a batch": (
+        lambda x: hf.vmap(_halves)(hf.stack([x, x])),
+        (np.arange(40.0),),
+        2,
+    ),
     "two carries": (_leapfrog, (X,), 2),
     "elements that are replaced": (_replaced, (X, Y), 2),
     "results of a branch": (_chosen, (X, Y), 1),
@@ -340,14 +344,19 @@ def test_a_part_that_is_read_after_its_whole_is_written_is_found() -> None:
     assert found.value.name == "v0"
 
 
-def test_a_part_in_another_place_than_its_piece_is_found() -> None:
+@pytest.mark.parametrize(
+    ("first", "match"), [(1, "is the same element"), (12, "`v0` does not fit `v2`")]
+)
+def test_a_part_in_another_place_than_its_piece_is_found(
+    first: int, match: str
+) -> None:
     plan = planned(lambda x: hf.concat([hf.sin(x), x * 2.0]), X)
     [part] = [a for a in plan.allocations if a.part_of is not None]
     assert part.part_of is not None
-    part.part_of = part.part_of._replace(window=((0, 1),))
+    part.part_of = part.part_of._replace(window=((0, first),))
     with pytest.raises(KernelProgramError, match="is in memory that `v2` is written"):
         verify_memory(plan)
-    with pytest.raises(KernelProgramError, match="is the same element"):
+    with pytest.raises(KernelProgramError, match=match):
         run_planned(plan.program, {plan.program: plan}, [np.asarray(X)])
 
 

@@ -22,7 +22,7 @@ from hopflow.compiler.kernel_program.program import KernelProgram
 from hopflow.compiler.kernel_program.registers import is_small
 from hopflow.compiler.kernel_program.rewriting import all_blocks
 from hopflow.compiler.kernel_program.sizes import as_size, at_least
-from hopflow.graph.types import Shape
+from hopflow.graph.types import Shape, is_one
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.walk import nodes, same
@@ -34,6 +34,8 @@ MOST: Final = 12
 """Pieces of one definition, each a loop: nine are a plane with its edges."""
 LARGEST: Final = 600
 """Nodes of all pieces, where there are more than without cuts."""
+VECTOR: Final = 32
+"""Bytes of a vector, about."""
 DEAR: Final = 20
 """Instructions of the sides of a `select` that are worth a cut."""
 _FAR: Final = 1 << 60
@@ -98,7 +100,7 @@ def _split(own: Pointwise, shape: Shape) -> Pointwise | Cut:
     while waiting and pieces < MOST:
         piece = waiting.popleft()
         test = _wanted(piece)
-        if test is None:
+        if test is None or _tears_rows(piece, test, shape):
             continue
         below, above = (_assumed(piece, test, is_below) for is_below in (True, False))
         grown = size + len(below.order) + len(above.order) - len(piece.order)
@@ -107,6 +109,26 @@ def _split(own: Pointwise, shape: Shape) -> Pointwise | Cut:
         piece.parts, size, pieces = (test, below, above), grown, pieces + 1
         waiting += (below, above)
     return whole.definition()
+
+
+def _tears_rows(piece: _Piece, test: _Test, shape: Shape) -> bool:
+    """Whether a cut leaves of short rows so many elements that fill no vector that each
+    row takes far more steps."""
+    long = [axis for axis, n in enumerate(shape) if not is_one(n)]
+    low, high, at = 0, shape[test.axis], test.at.attr
+    if test.axis != long[-1] or len(long) == 1 or not isinstance(high, int):
+        return False
+    for cut, is_below in piece.facts:
+        if cut.axis == test.axis and cut.at.is_const:
+            low, high = (low, cut.at.attr) if is_below else (cut.at.attr, high)
+    lanes = VECTOR // max(x.dtype.itemsize for x in piece.elements)
+
+    def steps(n: int) -> int:
+        return n // lanes + n % lanes
+
+    if not test.at.is_const or not low <= at <= high:
+        return False
+    return 2 * (steps(at - low) + steps(high - at)) > 3 * steps(high - low)
 
 
 def _assumed(piece: _Piece, test: _Test, is_below: bool) -> _Piece:

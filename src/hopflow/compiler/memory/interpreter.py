@@ -161,8 +161,11 @@ class _TaggedMachine(Machine):
         first = [(axis, self.size(n)) for axis, n in part.window]
         found = [n if axis is None else n + int(index[axis]) for axis, n in first]
         if found != list(at):
-            text = f"`{part.value.name}` at {found}, and the piece at {list(at)}"
-            raise KernelProgramError(f"{text} is the same element.")
+            name = f"`{part.value.name}`"
+            raise KernelProgramError(
+                f"an element of {name} is at {found}, and the piece at {list(at)} is "
+                "the same element."
+            )
         return True
 
     def written(self, results: Sequence[Array], at: tuple[int, ...]) -> None:
