@@ -39,7 +39,10 @@ program on each of them, after each pass that changes something, for vectors of 
 bits. A test makes it: `python tests/test_compiler_levels.py` writes it anew.
 
 ```python
-{example}```
+{example}
+
+wave(hf.ones(1000), hf.arange(10))
+```
 
 {levels}"""
 

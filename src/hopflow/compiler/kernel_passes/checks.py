@@ -18,7 +18,7 @@ steps. The check itself stays where it is, for there may be no step; it looks at
 elements again only if one fails.
 """
 
-from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from itertools import count
 
@@ -46,49 +46,57 @@ from hopflow.compiler.kernel_program.registers import is_short
 from hopflow.graph.core import Node
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir import expr as e
+from hopflow.symbolic.size import Symbol, free_symbols
 
 __all__ = ["checks"]
 
 
 def checks(program: KernelProgram, _context: Context) -> None:
     """Edit a program in place, without the functions that it calls."""
-    _split(program.block, count(), repeats=False)
+    sizes = {s for v in program.block.parameters for s in free_symbols(*v.shape)}
+    _Splitter(sizes).block(program.block, repeats=False)
 
 
-def _split(block: Block, names: Iterator[int], *, repeats: bool) -> None:
-    """Split the checks of a block, which a loop repeats or not."""
-    equations: list[Equation] = []
-    for equation in block.equations:
-        own = equation.definition
-        for inner in blocks(own):
-            _split(inner, names, repeats=repeats or isinstance(own, Loop | While))
-        given = getattr(own, "checks", ())
-        if given and repeats:
-            flags = [_passing(check, names, equation.node) for check in given]
-            equations += [flag for flag in flags if flag is not None]
-            given = tuple(map(_with_flag, given, flags))
-        if isinstance(own, Pointwise | Scatter) and given:
-            equations.append(Equation((), Effect(given), equation.node))
-            equation.definition = replace(own, checks=())
-        elif isinstance(own, Effect):
-            equation.definition = replace(own, checks=given)
-        equations.append(equation)
-    block.equations = equations
+class _Splitter:
+    """Splits the checks of blocks; `sizes` are those that a call has known."""
 
+    def __init__(self, sizes: AbstractSet[Symbol]) -> None:
+        self._sizes, self._names = sizes, count()
 
-def _passing(check: Check, names: Iterator[int], node: Node) -> Equation | None:
-    """The value that tells whether a check passes; None: that costs what it does."""
-    if is_short(check.shape):
-        return None
-    start = (e.const(True, dtypes.bool_),)
-    total = parameters(start, "total")
-    all_hold = Reduction(
-        check.shape, start, "and", (check.holds,), (Function(total, total),)
-    )
-    flag = Value(f"passed{next(names)}", TensorType(dtypes.bool_))
-    # Of no operation, for it has none of the effects that this one has.
-    pure = Node("call_function", None, (), {}, line=node.line, meta=node.meta)
-    return Equation((flag,), all_hold, pure)
+    def block(self, block: Block, *, repeats: bool) -> None:
+        """Split the checks of a block, which a loop repeats or not."""
+        equations: list[Equation] = []
+        for equation in block.equations:
+            own = equation.definition
+            for inner in blocks(own):
+                self.block(inner, repeats=repeats or isinstance(own, Loop | While))
+            given = getattr(own, "checks", ())
+            if given and repeats:
+                flags = [self._passing(check, equation.node) for check in given]
+                equations += [flag for flag in flags if flag is not None]
+                given = tuple(map(_with_flag, given, flags))
+            if isinstance(own, Pointwise | Scatter) and given:
+                equations.append(Equation((), Effect(given), equation.node))
+                equation.definition = replace(own, checks=())
+            elif isinstance(own, Effect):
+                equation.definition = replace(own, checks=given)
+            equations.append(equation)
+        block.equations = equations
+
+    def _passing(self, check: Check, node: Node) -> Equation | None:
+        """The value that tells whether a check passes. None: that costs what it does,
+        or a check before it may stop a run of such sizes."""
+        if is_short(check.shape) or not self._sizes >= set(free_symbols(*check.shape)):
+            return None
+        start = (e.const(True, dtypes.bool_),)
+        total = parameters(start, "total")
+        all_hold = Reduction(
+            check.shape, start, "and", (check.holds,), (Function(total, total),)
+        )
+        flag = Value(f"passed{next(self._names)}", TensorType(dtypes.bool_))
+        # Of no operation, for it has none of the effects that this one has.
+        pure = Node("call_function", None, (), {}, line=node.line, meta=node.meta)
+        return Equation((flag,), all_hold, pure)
 
 
 def _with_flag(check: Check, flag: Equation | None) -> Check:

@@ -33,10 +33,14 @@ from hopflow.loop_ir.nest import Kind, Var
 from hopflow.loop_ir.routines import ROUTINES
 from hopflow.symbolic.size import Size, Symbol, substitute
 
-__all__ = ["Host", "KernelTrap", "Machine", "run"]
+__all__ = ["Host", "KernelTrap", "Machine", "NegativeSizeError", "run"]
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Variables: TypeAlias = Mapping[Var, Any]
+
+
+class NegativeSizeError(KernelProgramError):
+    """The inputs of a run make a size negative: they break a promise."""
 
 
 class KernelTrap(HopflowError):
@@ -140,7 +144,7 @@ class Machine:
     def shape(self, shape: Sequence[Size]) -> tuple[int, ...]:
         found = tuple(map(self.size, shape))
         if any(n < 0 for n in found):
-            raise KernelProgramError(f"a size of {list(shape)} is negative: {found}")
+            raise NegativeSizeError(f"a size of {list(shape)} is negative: {found}")
         return found
 
     # --- expressions ---
