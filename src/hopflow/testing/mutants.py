@@ -329,7 +329,12 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "dead in a loop": Mutant(
         lambda: [(LiveRanges, "_outside_loops", lambda _, use, __: use)],
         ["jit"],
-        options={"aliasing": True, "mutation": True},
+        options={
+            "aliasing": True,
+            "mutation": True,
+            "size": 3,
+            "weights": {"fori": 6, "while": 6, "scan": 6},
+        },
     ),
     "written over while read": Mutant(
         lambda: [(allocations, "in_place", lambda *_: True)],
@@ -348,7 +353,20 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "written over as a part": Mutant(
         lambda: [(allocations.Allocations, "_overlap", lambda *_: None)],
         ["jit"],
-        options={"aliasing": True, "mutation": True, "weights": {"concat": 6}},
+        options={
+            "aliasing": True,
+            "mutation": True,
+            "size": 10,
+            "depth": 1,
+            "weights": {
+                "concat": 6,
+                "copied": 8,
+                "either": 12,
+                "sort": 4,
+                "cumsum": 4,
+                "exchange": 1,
+            },
+        },
     ),
     "missing lift": Mutant(_with_pass(_lift_wrongly), ["jit"]),
     "off by one in a reverse scan": Mutant(_reverse_scan, ["debug"]),
@@ -373,7 +391,11 @@ MUTANTS: Final[dict[str, Mutant]] = {
         _one_name_each,
         ["dynamic"],
         ["longer vmap"],
-        options={"size": 3, "depth": 1},
+        options={
+            "size": 3,
+            "depth": 1,
+            "weights": {"flat": 8, "cond": 4, "switch": 4},
+        },
     ),
     "wrong promotion": Mutant(_promotion, ["eager"]),
 }
