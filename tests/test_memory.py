@@ -708,3 +708,16 @@ def test_a_wrong_plan_is_refused(name: str) -> None:
 )
 def test_an_update_in_place_of_what_nobody_reads_again_is_right(make: Any) -> None:
     verify_memory(make())
+
+
+def test_a_carry_may_have_another_name_for_its_size() -> None:
+    n, m = (LONG.with_shape((size_of(Symbol(name)),)) for name in "nm")
+    draft = Draft(x := vector("x", n), vector("y", m))
+    base = draft.pointwise(one_more(x), n)
+    body = Block([carry := vector("c", m)])
+    body.results = [draft.pointwise(one_more(carry), m, body)]
+    found = draft.add(Loop(Var("t0", dtypes.int64), 3, (base,), body), n)
+    plan = draft.plan(found)
+    in_place(plan)
+    assert plan.of(base) is plan.of(carry)
+    verify_memory(plan)

@@ -32,7 +32,7 @@ from hopflow.compiler.kernel_program.rewriting import (
     operands,
 )
 from hopflow.compiler.memory.allocations import Allocation, same_layout
-from hopflow.compiler.memory.plan import MemoryPlan, walk
+from hopflow.compiler.memory.plan import MemoryPlan
 from hopflow.errors import KernelProgramError
 from hopflow.graph.core import plain_symbol
 from hopflow.graph.types import TensorType
@@ -78,6 +78,9 @@ class _Places:
 
     values    by allocation, in the order of the text
     carries   of a value that is carried by a loop: the loop, and its number there
+    types     of such a value, that of what the loop begins with: its memory has that
+    resized   such values of which steps change the size
+    known     sizes, as far as the text goes
     around    by block, the blocks that it is in, and itself
     """
 
@@ -85,29 +88,46 @@ class _Places:
         self.plan = plan
         self.values: dict[Allocation, list[Value]] = {}
         self.carries: dict[Value, tuple[Equation, int]] = {}
+        self.types: dict[Value, TensorType] = {}
+        self.resized: set[Value] = set()
+        self.known: set[Symbol] = set()
         self.block_of: dict[Value, Block] = {}
         self.around: dict[Block, tuple[Block, ...]] = {}
         self._places: dict[Allocation, Hashable] = {}
-        root = plan.program.block
-        self._enter(root, ())
-        for block, equation in walk(root):
-            for inner in blocks(equation.definition):
-                self._enter(inner, self.around[block])
-            for value in equation.results:
-                self._note(value, block)
-            if isinstance(own := equation.definition, Loop | While):
-                groups = [inner.parameters for inner in blocks(own)]
-                for group in (*groups, equation.results[: len(own.carry)]):
-                    pairs = enumerate(group)
-                    self.carries |= {value: (equation, k) for k, value in pairs}
+        self._enter(plan.program.block, ())
 
     def _enter(self, block: Block, around: tuple[Block, ...]) -> None:
         self.around[block] = (*around, block)
         for value in block.parameters:
             self._note(value, block)
+        for equation in block.equations:
+            if isinstance(own := equation.definition, Loop | While):
+                self._carry(equation, own)
+            for inner in blocks(equation.definition):
+                self._enter(inner, self.around[block])
+            for value in equation.results:
+                self._note(value, block)
+            if equation.symbol is not None:
+                self.known.add(equation.symbol)
+
+    def _carry(self, equation: Equation, loop: Loop | While) -> None:
+        for k, first in enumerate(loop.carry):
+            parameters = [inner.parameters[k] for inner in blocks(loop)]
+            group = [*parameters, equation.results[k]]
+            sizes = {plain_symbol(n) for v in parameters for n in v.shape}
+            self.carries |= dict.fromkeys(group, (equation, k))
+            self.types |= dict.fromkeys(group, first.type)
+            if not sizes <= {None, *self.known}:
+                self.resized.update(group)
+
+    def type_of(self, value: Value) -> TensorType:
+        """That of the memory of a value."""
+        return self.types.get(value, value.type)
 
     def _note(self, value: Value, block: Block) -> None:
         self.block_of[value] = block
+        symbols = map(plain_symbol, value.shape)
+        self.known.update(s for s in symbols if s is not None)
         allocation = self.plan.of(value)
         if allocation is not None:
             self.values.setdefault(allocation, []).append(value)
@@ -169,8 +189,8 @@ class _Places:
         """Values of one allocation have one layout, but for a carry whose size steps
         change: that has memory of its own."""
         first, mine = self.values[allocation][0], self.carries.get(value)
-        alike = same_layout(first.type, value.type)
-        if not alike and mine is not None:
+        alike = same_layout(self.type_of(first), self.type_of(value))
+        if value in self.resized:
             alike = all(self.carries.get(v) == mine for v in self.values[allocation])
         rule = f"has not the layout of `{first.name}`, in whose memory it is"
         self._require(alike, value, rule)
@@ -183,7 +203,8 @@ class _Places:
         self._require(is_row, value, "is in the row of what is no stack")
         assert isinstance(own, Loop | While)
         [stack, *_] = self.values[memory]
-        fits = same_layout(value.type, stack.type.with_shape(stack.shape[1:]))
+        type_ = self.type_of(value)
+        fits = same_layout(type_, stack.type.with_shape(stack.shape[1:]))
         self._require(fits, value, f"is no row of `{stack.name}`")
         for value in self.values[allocation]:
             inside = own.body in self.around[self.block_of[value]]
@@ -194,8 +215,8 @@ class _Places:
         value, results = self.values[allocation][0], self.plan.program.block.results
         fits = (
             number < len(results)
-            and same_layout(value.type, results[number].type)
-            and self.is_sized(value.type)
+            and same_layout(self.type_of(value), self.type_of(results[number]))
+            and self.is_sized(self.type_of(value))
         )
         self._require(fits, value, f"is not laid out as result {number} is")
 
@@ -282,7 +303,7 @@ class _Walk:
         """Memory of a size that the run finds is made where it is written first, and is
         there to the end of that block."""
         allocation = self.plan.of(value)
-        if allocation is None or self.places.is_sized(value.type):
+        if allocation is None or self.places.is_sized(self.places.type_of(value)):
             return
         home = self.made.setdefault(allocation, self.block)
         rule = "is in memory that was made in another block"
