@@ -3,7 +3,7 @@
 Too simple to be wrong, and slow: what lowering rules say, before anything is scheduled.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from math import prod
 from typing import Any, TypeAlias
@@ -162,15 +162,13 @@ class Machine:
 
     def at(self, roots: Sequence[Expr], at: Sequence[int]) -> list[Any]:
         """The same, at an index: values for the first axes."""
-        names = [axis.attr for axis in d.axes(len(at))]
-        return self.run(roots, dict(zip(names, map(np.int64, at), strict=True)))
+        return self.run(roots, _axes_at(at))
 
     def call(
         self, function: d.Function, given: Sequence[Any], at: Sequence[int] = ()
     ) -> list[Any]:
         """The results of a function of accumulators and elements."""
-        names = [axis.attr for axis in d.axes(len(at))]
-        variables = dict(zip(names, map(np.int64, at), strict=True))
+        variables = _axes_at(at)
         variables |= zip([p.attr for p in function.parameters], given, strict=True)
         return self.run(function.results, variables)
 
@@ -181,11 +179,12 @@ class Machine:
             if not holds:
                 return scalars.scalar(0, node.dtype)
         array = self.held(node.attr)
-        if not all(0 <= i < n for i, n in zip(args, array.shape, strict=True)):
-            at = [int(i) for i in args]
-            raise KernelProgramError(
-                f"{node.attr} of shape {array.shape} is read at {at}"
-            )
+        for i, n in zip(args, array.shape, strict=True):
+            if not 0 <= i < n:
+                at = [int(i) for i in args]
+                raise KernelProgramError(
+                    f"{node.attr} of shape {array.shape} is read at {at}"
+                )
         return array[tuple(args)]
 
     def written(self, results: Sequence[Array], at: tuple[int, ...]) -> None:
@@ -294,7 +293,7 @@ class Machine:
         match definition:
             case d.Pointwise() | d.Cut():
                 results = list(map(self.empty, types))
-                for at in np.ndindex(results[0].shape):
+                for at in _indices(results[0].shape):
                     found = self.at(self.piece(definition, at).elements, at)
                     for result, x, type_ in zip(results, found, types, strict=True):
                         [result[at]] = _typed([x], type_.dtype)
@@ -329,7 +328,7 @@ class Machine:
     def check(self, check: d.Check) -> None:
         if check.passed is not None and self.at([check.passed], ())[0]:
             return
-        for at in np.ndindex(self.shape(check.shape)):
+        for at in _indices(self.shape(check.shape)):
             holds, *values = self.at([check.holds, *check.values], at)
             if not holds:
                 raise KernelTrap(check.kind, tuple(map(int, values)))
@@ -345,9 +344,9 @@ class Machine:
         else:
             function = kernel.combine
             combine = lambda old, new: self.call(function, [*old, *new])  # noqa: E731
-        for at in np.ndindex(results[0].shape):
+        for at in _indices(results[0].shape):
             totals = self.at(kernel.init, at)
-            for r in np.ndindex(space):
+            for r in _indices(space):
                 totals = combine(totals, self.at(kernel.element, (*at, *r)))
             for result, finish, type_ in zip(
                 results, kernel.finish, types, strict=True
@@ -372,7 +371,7 @@ class Machine:
     def scatter(self, kernel: d.Scatter, type_: TensorType) -> Array:
         result = self.array(_value(kernel.base)).copy()
         keep = e.all_of(()) if kernel.keep is None else kernel.keep
-        for u in np.ndindex(self.shape(kernel.space)):
+        for u in _indices(self.shape(kernel.space)):
             # What is left out may have no position and no value.
             if not self.at([keep], u)[0]:
                 continue
@@ -406,7 +405,7 @@ class Machine:
         inputs = [a for a, keep in zip(inputs, passed, strict=True) if keep]
         numbers = list(map(int, self.run(kernel.scalars)))
         batch = self.shape(types[0].shape[: kernel.batch])
-        for at in np.ndindex(batch):
+        for at in _indices(batch):
             scratch = list(map(self.empty, kernel.workspace))
             arrays = [*(a[at] for a in (*inputs, *results)), *scratch]
             shapes = routine.shapes(numbers[: len(routine.scalars)])
@@ -451,6 +450,17 @@ def _step(node: Expr) -> Callable[[Machine, Variables, list[Any]], Any]:
     return lambda _machine, _variables, args: function(*args)
 
 
+def _indices(shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Every index of a shape, in row-major order."""
+    return product(*map(range, shape))
+
+
+def _axes_at(at: Sequence[int]) -> dict[Var, Any]:
+    """The first axes, as variables, with their values at an index."""
+    pairs = zip(d.axes(len(at)), at, strict=True)
+    return {axis.attr: np.int64(i) for axis, i in pairs}
+
+
 def _value(operand: Any) -> Value:
     assert isinstance(operand, Value)
     return operand
@@ -459,7 +469,7 @@ def _value(operand: Any) -> Value:
 def _typed(values: Sequence[Any], dtype: DType) -> Sequence[Any]:
     """`values`, all of `dtype`: a lowering rule casts by itself."""
     for value in values:
-        found = np.asarray(value).dtype
+        found = value.dtype if isinstance(value, np.generic) else None
         if found != dtype.dtype:
             raise KernelProgramError(f"an element of {dtype} is computed as {found}")
     return values
