@@ -479,6 +479,33 @@ def test_a_row_at_an_index_of_no_axes_is_a_view(lib: Any) -> None:
     assert float(row) == 9.0
 
 
+@pytest.mark.parametrize("lib", [hf, Plain()], ids=["hopflow", "plain"])
+def test_a_scan_reads_its_rows_as_they_were_at_the_call(lib: Any) -> None:
+    x = lib.copy(lib.asarray(np.arange(1.0, 4.0)))
+
+    def step(c: Any, row: Any) -> Any:
+        x[1:] = x[:-1]
+        return c, row
+
+    _, rows = lib.scan(step, x[0], x)
+    np.testing.assert_array_equal(np.asarray(rows), [1.0, 2.0, 3.0])
+    np.testing.assert_array_equal(np.asarray(x), [1.0, 1.0, 1.0])
+
+
+@pytest.mark.parametrize("lib", [hf, Plain()], ids=["hopflow", "plain"])
+def test_a_scan_of_no_rows_writes_to_no_carry_of_the_loop_around_it(lib: Any) -> None:
+    def step(x: Any) -> Any:
+        def inner(c: Any, row: Any) -> Any:
+            x[0] = 9.0
+            return c, row
+
+        _, rows = lib.scan(inner, x, x[:0])
+        return x + lib.sum(rows)
+
+    x = lib.fori_loop(0, 2, lambda _, x: step(x), lib.asarray(np.ones(2)))
+    np.testing.assert_array_equal(np.asarray(x), [1.0, 1.0])
+
+
 NONE: Final = (0, 0, 0, 0)
 BFLOAT16: Final = as_dtype("bfloat16").dtype
 PROMOTING: Final[dict[str, Any]] = {

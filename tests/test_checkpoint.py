@@ -8,7 +8,7 @@ import pytest
 
 import hopflow as hf
 from hopflow.compiler.pipeline import lower
-from hopflow.compiler.plan import plan
+from hopflow.compiler.reuse import reuse
 from hopflow.errors import ArgumentRangeError, ArgumentTypeError, ArgumentValueError
 from hopflow.graph.core import Graph, Node
 from hopflow.testing.meanings import agree, fails, run_symbolic_native
@@ -120,7 +120,7 @@ def test_compiled_code_keeps_no_more() -> None:
             return hf.sum(x * x)
 
         _, program = lower(hf.trace(hf.grad(f), X, W, mode="fake").graph)
-        return plan(program).total.attr / (100 * X.nbytes)
+        return reuse(program).total.attr / (100 * X.nbytes)
 
     # The stacks of one loop at a time, and those of all.
     assert 1 <= memory("nothing") < 1.5

@@ -8,8 +8,8 @@ import pytest
 
 import hopflow
 from hopflow.compiler.pipeline import lower
-from hopflow.compiler.plan import plan, size_in_bytes
 from hopflow.compiler.private import private_buffers
+from hopflow.compiler.reuse import reuse, size_in_bytes
 from hopflow.testing.meanings import RUNNERS, SYMBOLIC, agree, in_turn, run_jit
 
 pytestmark = pytest.mark.slow
@@ -509,7 +509,7 @@ def planned(f: Any, *args: Any) -> int:
     """The bytes of all temporaries together, those of one thread among them."""
     _, program = lower(hf.trace(f, *args, mode="fake").graph)
     own = [b for bs in private_buffers(program.body).values() for b in bs]
-    sizes = [plan(program).total, *(size_in_bytes(b.shape, b.dtype) for b in own)]
+    sizes = [reuse(program).total, *(size_in_bytes(b.shape, b.dtype) for b in own)]
     assert all(size.is_const for size in sizes)
     return sum(int(size.attr) for size in sizes)
 

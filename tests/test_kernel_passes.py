@@ -11,17 +11,20 @@ import pytest
 import hopflow as hf
 from hopflow import pytree
 from hopflow.compiler.kernel_passes import Context
-from hopflow.compiler.kernel_passes.carries import carries
-from hopflow.compiler.kernel_passes.checks import split_checks
+from hopflow.compiler.kernel_passes.carries import MOST_ROUNDS, carries
+from hopflow.compiler.kernel_passes.checks import checks
 from hopflow.compiler.kernel_passes.counters import counters
 from hopflow.compiler.kernel_passes.hoist import hoist
 from hopflow.compiler.kernel_passes.inline import inline
 from hopflow.compiler.kernel_passes.pack import pack
 from hopflow.compiler.kernel_passes.simplify import simplify
+from hopflow.compiler.kernel_passes.split import MOST, split
 from hopflow.compiler.kernel_program.printer import format_kernels
+from hopflow.compiler.kernel_program.rewriting import all_blocks
 from hopflow.compiler.kernel_program.verifier import verify_kernels
 from hopflow.compiler.pipeline import kernels_of
-from hopflow.errors import CheckError
+from hopflow.errors import CheckError, IndexingError
+from hopflow.graph.rewriting import effects
 
 pytestmark = pytest.mark.slow
 
@@ -102,6 +105,20 @@ def test_carries_that_are_other_values_go(f: Any, left: list[str]) -> None:
             np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
 
+def test_a_queue_of_carries_is_not_parted_one_by_one() -> None:
+    """Numbering the body for each of them would take quadratic time."""
+
+    def queue(x: Any) -> Any:
+        def step(i: Any, *held: Any) -> Any:
+            return hf.sum(x) + i, *held[:-1]
+
+        return hf.fori_loop(0, 7, step, (0.0,) * (MOST_ROUNDS + 5))
+
+    left = loop_of(after(carries, of=queue, args=(X,)))
+    assert len(left) == MOST_ROUNDS + 6
+    assert [float(v) for v in hf.jit(queue)(X)] == [float(v) for v in queue(X)]
+
+
 def test_an_equation_that_only_a_carry_needed_goes_with_it() -> None:
     found = lines(after(carries, of=counted, args=(X,)))
     assert len([line for line in found if "x[i0]" in line]) == 1
@@ -154,14 +171,26 @@ def test_an_equation_may_leave_several_loops() -> None:
 )
 def test_what_may_stop_the_program_stays_in_the_loop(body: Any) -> None:
     found = after(
+        checks,
         hoist,
-        split_checks,
         of=lambda x, y, k: hf.fori_loop(0, 3, lambda _, c: body(c, y, k), x),
         args=(X, X, hf.asarray(3)),
     )
-    checks = [n for n, line in enumerate(lines(found)) if line.startswith("check ")]
+    stops = [n for n, line in enumerate(lines(found)) if line.startswith("check ")]
     loop = next(n for n, line in enumerate(lines(found)) if " = while" in line)
-    assert all(n > loop for n in checks)
+    assert all(n > loop for n in stops)
+
+
+def test_a_definition_with_a_check_stays_whatever_its_node_says() -> None:
+    def f(x: Any, k: Any) -> Any:
+        return hf.fori_loop(0, k, lambda _, c: c + x[k] * 2.0, 0.0)
+
+    program = kernels_of(hf.trace(f, X, hf.asarray(3)).graph)
+    found = [q for b in all_blocks(program.block) for q in b.equations]
+    [reading] = [q for q in found if getattr(q.definition, "checks", ())]
+    reading.node = next(q.node for q in found if not effects(q.node))
+    hoist(program, Context())
+    assert reading not in program.block.equations
 
 
 # --- counters -------------------------------------------------------------------------
@@ -383,10 +412,61 @@ def test_a_check_is_an_equation_before_what_it_guards() -> None:
     args = X, hf.asarray(3)
     program = kernels_of(hf.trace(lambda x, k: x[k] * 2.0, *args).graph)
     assert len(program.block.equations) == 2
-    split_checks(program, Context())
+    checks(program, Context())
     check, view, _ = program.block.equations
     assert check.results == ()
     assert getattr(view.definition, "checks", None) == ()
+
+
+def gathered(x: Any, k: Any) -> Any:
+    return hf.fori_loop(0, 3, lambda _, c: c + x[k], x[:5] * 0.0)
+
+
+AT = hf.asarray([0, 2, -1, 7, -8])
+
+
+def test_whether_a_check_passes_in_all_steps_is_computed_before_the_loop() -> None:
+    found = lines(after(checks, hoist, of=gathered, args=(X, AT)))
+    loop = next(n for n, line in enumerate(found) if " = while" in line)
+    holds = "k[i0] >= -8 and k[i0] < 8"
+    flag = f"passed0: bool[] = reduce and from True of {holds} over i0 < 5"
+    assert found.index(flag) < loop
+    [check] = [n for n, line in enumerate(found) if line.startswith("check ")]
+    assert check > loop
+    assert found[check].startswith(f"check index: {holds} tell k[i0], 8 unless passed0")
+
+
+def test_a_check_that_no_step_reaches_stops_nothing() -> None:
+    def f(x: Any, k: Any, n: Any) -> Any:
+        return hf.fori_loop(0, n, lambda _, c: c + x[k], x[:5] * 0.0)
+
+    jitted, wrong = hf.jit(f), hf.asarray([0, 1, 2, 3, 8])
+    assert jitted(X, wrong, hf.asarray(0)).tolist() == [0.0] * 5
+    assert jitted(X, AT, hf.asarray(2)).tolist() == [0.0, 4.0, 14.0, 14.0, 0.0]
+    with pytest.raises(IndexingError, match="index 8 is out of range"):
+        jitted(X, wrong, hf.asarray(1))
+
+
+def test_whether_a_proven_check_passes_is_not_computed() -> None:
+    def f(x: Any) -> Any:
+        return hf.fori_loop(0, 3, lambda _, c: c + x[hf.arange(5)], x[:5] * 0.0)
+
+    found = after(checks, hoist, inline, simplify, of=f, args=(X,))
+    assert "passed" not in found
+    assert "check" not in found
+
+
+def test_a_check_of_what_a_step_computes_is_told_in_the_step() -> None:
+    def f(x: Any, k: Any) -> Any:
+        def step(i: Any, c: Any) -> Any:
+            return c + x[(k + i) % 9]
+
+        return hf.fori_loop(0, 3, step, x[:5] * 0.0)
+
+    with pytest.raises(IndexingError, match="index 8 is out of range"):
+        hf.jit(f)(X, AT)
+    ours = hf.jit(f)(X, hf.asarray([0, 2, 1, 3, 4])).tolist()
+    assert ours == f(hf.asarray(X), hf.asarray([0, 2, 1, 3, 4])).tolist()
 
 
 # --- inline ---------------------------------------------------------------------------
@@ -394,7 +474,7 @@ def test_a_check_is_an_equation_before_what_it_guards() -> None:
 
 def test_what_is_read_once_is_computed_where_it_is_read() -> None:
     found = after(
-        split_checks,
+        checks,
         inline,
         of=lambda x: hf.sum((x * 2.0 + 1.0)[::-1]),
         args=(X,),
@@ -407,7 +487,7 @@ def test_what_is_read_once_is_computed_where_it_is_read() -> None:
 
 def test_what_is_dear_and_read_twice_is_stored() -> None:
     found = after(
-        split_checks,
+        checks,
         inline,
         of=lambda x: hf.sin(x) + hf.roll(hf.sin(x), 1),
         args=(X,),
@@ -416,16 +496,14 @@ def test_what_is_dear_and_read_twice_is_stored() -> None:
 
 
 def test_what_is_cheap_is_computed_again_for_each_reader() -> None:
-    found = after(
-        split_checks, inline, of=lambda x: (x + 1.0)[::-1] * (x + 1.0), args=(X,)
-    )
+    found = after(checks, inline, of=lambda x: (x + 1.0)[::-1] * (x + 1.0), args=(X,))
     assert len(lines(found)) == 2
 
 
 def test_the_next_carries_of_one_shape_are_computed_at_once() -> None:
     found = after(
         hoist,
-        split_checks,
+        checks,
         inline,
         of=lambda a, b: hf.fori_loop(0, 3, lambda _, a, b: (a + b, a - b), (a, b)),
         args=(X, X),
@@ -443,7 +521,7 @@ def test_what_reads_a_value_that_is_written_over_is_stored_before() -> None:
         return c * 2.0 + y
 
     found = lines(
-        after(split_checks, inline, of=lambda x: hf.fori_loop(0, 3, step, x), args=(X,))
+        after(checks, inline, of=lambda x: hf.fori_loop(0, 3, step, x), args=(X,))
     )
     stored = next(n for n, line in enumerate(found) if "i0 * -1 + 7] + 1.0" in line)
     update = next(n for n, line in enumerate(found) if " with [" in line)
@@ -465,7 +543,7 @@ def test_a_value_that_got_memory_twice_is_stored_before_an_update() -> None:
 
 def test_a_result_in_the_memory_of_a_parameter_is_computed_last() -> None:
     found = after(
-        split_checks,
+        checks,
         inline,
         of=lambda x, y: (x + y, x * y),
         args=(X, X),
@@ -488,7 +566,7 @@ def test_a_result_in_the_memory_of_a_parameter_is_computed_last() -> None:
     ],
 )
 def test_index_arithmetic_that_ranges_decide_is_gone(f: Any, want: str) -> None:
-    found = after(split_checks, inline, simplify, of=f, args=(X,))
+    found = after(checks, inline, simplify, of=f, args=(X,))
     assert lines(found)[0].split(" = ")[1] == f"{want} for i0 < 8"
 
 
@@ -496,10 +574,98 @@ def test_a_check_that_always_holds_is_gone() -> None:
     at = hf.asarray(np.arange(8))
     near = lambda x, k: hf.take(x, hf.clip(k, 0, 7))  # noqa: E731
     far = lambda x, k: hf.take(x, hf.clip(k, 0, 8))  # noqa: E731
-    texts = [
-        after(split_checks, inline, simplify, of=f, args=(X, at)) for f in (near, far)
-    ]
+    texts = [after(checks, inline, simplify, of=f, args=(X, at)) for f in (near, far)]
     assert ["check index" in text for text in texts] == [False, True]
+
+
+# --- split ----------------------------------------------------------------------------
+
+
+def pieces(f: Callable[..., Any], *args: Any) -> str:
+    """What the result of a function is, once it is cut into pieces."""
+    text = after(checks, inline, simplify, split, of=f, args=args)
+    *_, found, _ = lines(text)
+    return found.split(" = ", 1)[1]
+
+
+def agree(f: Callable[..., Any], *args: Any) -> None:
+    """Require of native code the numbers of the interpreter."""
+    want = hf.jit(f, backend="interpreter")(*args)
+    np.testing.assert_allclose(hf.jit(f)(*args), want, rtol=1e-15)
+
+
+SPLIT: dict[str, tuple[Any, str]] = {
+    "concat": (
+        lambda x: hf.concat([x * 2.0, x[:3]]),
+        "(x[i0] * 2.0 where i0 < 8, x[i0 - 8] elsewhere) for i0 < 11",
+    ),
+    "concat of three": (
+        lambda x: hf.concat([x, x[:3], x[:2]]),
+        "(x[i0] where i0 < 8, x[i0 - 8] where i0 < 11, x[i0 - 11] elsewhere)"
+        " for i0 < 13",
+    ),
+    "roll": (
+        lambda x: hf.roll(x, 2),
+        "(x[i0 + 6] where i0 < 2, x[i0 - 2] elsewhere) for i0 < 8",
+    ),
+    "roll there and back": (
+        lambda x: hf.roll(x, 1) * hf.roll(x, -1),
+        "(x[i0 + 7] * x[i0 + 1] where i0 < 1, "
+        "x[i0 - 1] * x[i0 + 1] where i0 < 7, x[i0 - 1] * x[i0 - 7] elsewhere)"
+        " for i0 < 8",
+    ),
+    "pad": (
+        lambda x: hf.pad(x, (1, 2)),
+        "(0.0 where i0 < 1, x[i0 - 1] where i0 < 9, 0.0 elsewhere) for i0 < 11",
+    ),
+    "backwards": (
+        lambda x: hf.concat([x, x[:3]])[::-1],
+        "(x[i0 * -1 + 2] where i0 < 3, x[i0 * -1 + 10] elsewhere) for i0 < 11",
+    ),
+    "an index that wraps around": (
+        lambda x: x[hf.arange(8) - 3],
+        "(x[i0 + 5] where i0 < 3, x[i0 - 3] elsewhere) for i0 < 8",
+    ),
+    "dear sides": (
+        lambda x: hf.where(hf.arange(8) < 3, hf.sin(x), hf.cos(x)),
+        "(sin(x[i0]) where i0 < 3, cos(x[i0]) elsewhere) for i0 < 8",
+    ),
+    "a plane": (
+        lambda x: hf.pad(x.reshape((2, 4)), ((0, 1), (1, 0)))[:, :3],
+        "((0.0 where i1 < 1, x[i0 * 4 + (i1 - 1)] elsewhere) where i0 < 2, "
+        "0.0 elsewhere) for i0 < 3, i1 < 3",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_tests_of_an_index_cut_its_axis_into_pieces(name: str) -> None:
+    f, want = SPLIT[name]
+    assert pieces(f, X) == want
+    agree(f, X)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: hf.where(hf.arange(8) < 3, x * 2.0, x + 1.0),  # cheaper than a loop
+        lambda x: hf.where(x < 3.0, hf.sin(x), hf.cos(x)),  # no index
+        lambda x: hf.sum(hf.roll(x, 1) * x),  # no element of a result
+        lambda x: hf.roll(x[:3], 1),  # in registers
+        lambda x: hf.roll(x[:, None] * x, 1, axis=1),  # rows of 1 and 7
+    ],
+)
+def test_what_gains_nothing_from_pieces_is_whole(f: Any) -> None:
+    assert " where " not in after(checks, inline, simplify, split, of=f, args=(X,))
+    agree(f, X)
+
+
+def test_there_are_not_more_pieces_than_a_bound() -> None:
+    def f(x: Any) -> Any:
+        return hf.concat([x * float(k) for k in range(3 * MOST)])
+
+    assert pieces(f, X).count(" where ") == MOST - 1
+    agree(f, X)
 
 
 # --- pack -----------------------------------------------------------------------------
@@ -508,7 +674,7 @@ def test_a_check_that_always_holds_is_gone() -> None:
 def test_the_matrix_of_a_product_in_a_loop_is_copied_before_it() -> None:
     found = after(
         hoist,
-        split_checks,
+        checks,
         inline,
         pack,
         of=lambda h, w: hf.fori_loop(0, 3, lambda _, c: c @ w, h),

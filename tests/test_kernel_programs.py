@@ -86,7 +86,7 @@ program rolled(x: f64[5]):
         test v4
     do, carry c5: i64[], c6: f64[5]:
         v7: i64[] = c5[] + 1
-        v8: f64[5] = select(i0 - 1 < 0, (c6[i0 - 1 + 5] if i0 - 1 < 0), (c6[i0 - 1] if not i0 - 1 < 0)) for i0 < 5
+        v8: f64[5] = select(i0 < 1, (c6[i0 - 1 + 5] if i0 < 1), (c6[i0 - 1] if not i0 < 1)) for i0 < 5
         v9: f64[5] = v8[i0] * x[i0] for i0 < 5
         v10: f64[] = f64(c5[])
         v11: f64[5] = v9[i0] + v10[] for i0 < 5
@@ -268,6 +268,7 @@ VECTOR = TensorType(dtypes.float64, (5,))
 [AXIS] = d.axes(1)
 NODE = Node("call_function", None, (), {})
 N = Symbol("n")
+SIZE = size_of(N)
 
 
 def value(name: str, type_: TensorType = VECTOR) -> Value:
@@ -288,6 +289,30 @@ def broken(
     program = KernelProgram("f", Block([*inputs], made, list(made[-1].results)))
     with pytest.raises(KernelProgramError, match=match):
         verify_kernels(program)
+
+
+@pytest.mark.parametrize("number", [-1, 2])
+def test_the_interpreter_tells_that_a_branch_has_no_such_block(number: int) -> None:
+    x, selector = value("x"), value("number", TensorType(dtypes.int64))
+    blocks = Block([], [], [x]), Block([], [], [x])
+    result = value("v0")
+    branch = Equation((result,), Branch(selector, blocks), NODE)
+    program = KernelProgram("f", Block([x, selector], [branch], [result]))
+    with pytest.raises(KernelProgramError, match=f"there is no block {number}"):
+        run(program, [X, np.asarray(number)])
+
+
+def test_the_interpreter_tells_that_a_size_is_another_than_that_of_a_parameter() -> (
+    None
+):
+    n, x = value("n", TensorType(dtypes.int64)), value("x", VECTOR.with_shape([SIZE]))
+    size = value("v0", TensorType(dtypes.int64))
+    defined = Equation((size,), d.Pointwise((n[()],)), NODE, N)
+    program = KernelProgram("f", Block([n, x], [defined], [x]))
+    [result] = run(program, [np.asarray(5), X])
+    np.testing.assert_array_equal(result, X)
+    with pytest.raises(KernelProgramError, match=r"n is 3, and a size of <Value x"):
+        run(program, [np.asarray(3), X])
 
 
 def test_a_value_is_defined_once_before_it_is_read() -> None:
@@ -323,6 +348,21 @@ def test_expressions_keep_the_rules_of_theirs() -> None:
         d.Pointwise((x[AXIS,],), (check,)),
         inputs=[x],
     )
+
+
+def test_the_pieces_of_a_definition_keep_the_rules() -> None:
+    x = value("x")
+    here, wide = d.Pointwise((x[AXIS,],)), e.cast(x[AXIS,], dtypes.float32)
+    broken("`i0` is no axis", d.Cut(0, AXIS, here, here), inputs=[x])
+    place = e.const(1.0, dtypes.float64)
+    broken("place of a cut must be i64", d.Cut(0, place, here, here), inputs=[x])
+    broken("along no axis of it", d.Cut(1, e.index(1), here, here), inputs=[x])
+    view = d.Pointwise((x[AXIS,],), is_view=True)
+    broken("a piece is a view", d.Cut(0, e.index(1), here, view), inputs=[x])
+    narrow = d.Cut(
+        0, e.index(1), d.Cut(0, e.index(0), here, d.Pointwise((wide,))), here
+    )
+    broken("an element must be f64, and is f32", narrow, inputs=[x])
 
 
 def test_definitions_give_what_they_are_bound_to() -> None:

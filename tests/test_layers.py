@@ -343,7 +343,7 @@ def test_an_import_down_the_order_is_found(
         ("hops/map.py", "from hopflow.hops.scan import x"),
         ("hops/flex.py", "from hopflow.hops.check import x"),
         ("hops/__init__.py", "from hopflow.hops.flex import x"),
-        ("compiler/llvm/a.py", "from hopflow.compiler.plan import x"),
+        ("compiler/llvm/a.py", "from hopflow.compiler.reuse import x"),
         ("compiler/cpu/a.py", "from hopflow.compiler.llvm import types"),
         ("compiler/a.py", "from hopflow.compiler.cpu import runtime"),
         ("cli.py", "import hopflow as hf"),

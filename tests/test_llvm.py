@@ -5,6 +5,7 @@ operations runs in a process of its own.
 """
 
 import dataclasses
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -771,7 +772,7 @@ if __name__ == "__main__":
 
 def test_a_masked_load_of_no_lane_has_an_address_that_can_be_read() -> None:
     """A fault that the processor suppresses takes hundreds of cycles."""
-    jitted = hf.jit(lambda x: hf.roll(x, 1) + x)
+    jitted = hf.jit(lambda x: hf.sum(hf.roll(x, 1) * x))
     jitted(np.arange(64.0))
     lines = [line.strip() for line in jitted.llvm_ir.splitlines()]
     chosen = {
@@ -785,3 +786,12 @@ def test_a_masked_load_of_no_lane_has_an_address_that_can_be_read() -> None:
     for line in loads:
         address = line.split("(ptr align 8 ")[1].split(",")[0]
         assert address in chosen, line
+
+
+def test_elements_a_stride_apart_have_addresses_one_after_the_other() -> None:
+    """A product of positions and stride in vectors of i64 takes many instructions."""
+    jitted = hf.jit(lambda x: hf.sin(x[::3]))
+    jitted(np.arange(64.0))
+    lines = [line.strip() for line in jitted.llvm_ir.splitlines()]
+    products = [x for x in lines if re.search(r"= mul <\d+ x i64>", x)]
+    assert host().has_masks or not products

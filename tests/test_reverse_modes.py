@@ -10,7 +10,7 @@ import pytest
 
 import hopflow as hf
 from hopflow.compiler.pipeline import lower
-from hopflow.compiler.plan import plan
+from hopflow.compiler.reuse import reuse
 from hopflow.errors import LoopLimitError
 from hopflow.graph.parser import parse
 from hopflow.graph.printer import format_graph
@@ -293,7 +293,7 @@ def test_checkpoints_bound_the_memory(kept: int) -> None:
     size = 10_000
     gradient(hf.zeros(size, dtype=hf.float32), hf.asarray(100))
     _, program = lower(gradient.graph)
-    total = plan(program).total
+    total = reuse(program).total
     assert total.is_const
     # The stack, the carry and the cotangent; less than that of a carry for the rest.
     assert total.attr < (kept + 3) * 4 * size
@@ -312,7 +312,7 @@ def test_gradients_of_gradients_keep_as_few() -> None:
 
     twice = hf.jit(hf.grad(lambda x, n: hf.sum(hf.grad(far)(x, n))))
     twice(hf.zeros(size, dtype=hf.float32), hf.asarray(100))
-    total = plan(lower(twice.graph)[1]).total
+    total = reuse(lower(twice.graph)[1]).total
     assert total.is_const
     # Carries with tangents, and a few of each for the steps taken.
     assert total.attr < (2 * kept + 8) * 4 * size
@@ -360,7 +360,7 @@ def test_a_bound_on_the_steps_bounds_the_memory(mode: str) -> None:
     gradient = hf.jit(hf.grad(f))
     gradient(hf.zeros(size, dtype=hf.float32), hf.asarray(3))
     _, program = lower(gradient.graph)
-    total = plan(program).total
+    total = reuse(program).total
     assert total.is_const
     assert total.attr < (most + 6) * 4 * size
 

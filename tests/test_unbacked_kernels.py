@@ -15,7 +15,7 @@ from hopflow import pytree
 from hopflow.bind import current, using
 from hopflow.compiler.owned import owned_array
 from hopflow.compiler.pipeline import Executable, lower
-from hopflow.compiler.plan import plan
+from hopflow.compiler.reuse import reuse
 from hopflow.errors import CheckError, ShapeError
 from hopflow.graph.core import Graph
 from hopflow.graph.verifier import verify
@@ -62,7 +62,7 @@ def check_program(f: Callable[..., Any], *args: Any) -> None:
         same(tensor.array, theirs)
     program = lower(graph)[1]
     arrays = [np.array(a, order="C") for a in args]
-    results = run(program, [], arrays, offsets=plan(program).offsets)
+    results = run(program, [], arrays, offsets=reuse(program).offsets)
     for ours, theirs in zip(results, expected, strict=True):
         same(ours, theirs)
 

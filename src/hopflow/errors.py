@@ -369,6 +369,18 @@ class KernelProgramError(HopflowError, ValueError):
     it is interpreted)."""
 
 
+class PassError(KernelProgramError):
+    """A pass of the compiler changes what a program computes; a defect of hopflow,
+    found by `hf.config.verify`."""
+
+    def __init__(self, run: str, program: str, wrong: str, texts: str) -> None:
+        super().__init__(
+            f"config.verify: after the pass `{run}`, `{program}` computes something "
+            f"else: {wrong}\n\n{texts}\n\n"
+            "That is a defect of hopflow: please report it with this program."
+        )
+
+
 class LoopIRError(HopflowError, ValueError):
     """A program that breaks a rule of the Loop IR (found by its verifier)."""
 

@@ -7,8 +7,9 @@ read the arg instead, and takes the result out of the operator; a carry becomes 
 invariant.
 """
 
+from collections import deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from hopflow.graph.core import Arg, Graph, Node, Var, vars_of
 from hopflow.graph.regions import (
@@ -154,14 +155,41 @@ def _places(node: Node, *, inner: bool) -> list[Places]:
         for port, places in zip(region.outputs, outputs, strict=True):
             if port.at is not None:
                 found[port.at] |= _COMPUTED if port.role == "stacked" else places
-    while True:  # what a carry may be, the carry that it goes to next may be as well
-        before = sum(map(len, found))
-        for result in arg_of:
-            for place in list(found[result]):
-                if place in result_of:
-                    found[result] |= found[result_of[place]]
-        if sum(map(len, found)) == before:
-            return [frozenset(places) or _COMPUTED for places in found]
+    # What a carry may be, the carry that it goes to next may be as well.
+    sources = [[result_of[p] for p in places if p in result_of] for places in found]
+    first = first_same(map(id, node.args))
+    own = [{None if p is None else first[p] for p in places} for places in found]
+    return [_bounded(places) for places in _closure(own, sources)]
+
+
+MOST_PLACES: Final = 16
+"""A result that may be more args than that is taken for a new value: it is hardly one
+arg whatever runs, and the args of a queue of carries are quadratically many."""
+
+
+def _bounded(places: Iterable[int | None]) -> Places:
+    found = frozenset(places)
+    return found if found and len(found) <= MOST_PLACES else _COMPUTED
+
+
+def _closure(
+    places: Sequence[set[int | None]], sources: Sequence[Sequence[int]]
+) -> list[set[int | None]]:
+    """The places of each result, with those of its sources, and of their sources."""
+    found = [set(own) for own in places]
+    readers: list[list[int]] = [[] for _ in places]
+    for result, those in enumerate(sources):
+        for source in those:
+            readers[source].append(result)
+    pending = deque(range(len(found)))
+    while pending:
+        source = pending.popleft()
+        given = _bounded(found[source]) if found[source] else frozenset()
+        for result in readers[source]:
+            if len(found[result]) <= MOST_PLACES and not given <= found[result]:
+                found[result] |= given
+                pending.append(result)
+    return found
 
 
 def _output_places(region: Region, *, inner: bool) -> list[Places]:

@@ -262,12 +262,11 @@ def _pad_lower(
     def element(at: Index) -> Expr:
         tests, source = [], []
         for i, n, b, a in zip(at, x.type.shape, before, after, strict=True):
-            local = expr.sub(i, extent(b))
             if not is_zero(b):
-                tests.append(compare("ge", local, index(0)))
+                tests.append(compare("ge", i, extent(b)))
             if not is_zero(a):
-                tests.append(compare("lt", local, extent(n)))
-            source.append(local)
+                tests.append(compare("lt", i, extent(b + n)))
+            source.append(expr.sub(i, extent(b)))
         return x.where(expr.all_of(tests), tuple(source), value[()])
 
     if any(map(is_zero, x.type.shape)):
@@ -405,7 +404,7 @@ def _roll_lower(types: Types, x: Operand, shift: Operand, *, axis: int) -> Point
         """Of two runs of neighbours, which vectors can load, the one that it is in."""
         amount = expr.floor_mod(expr.cast(shift[()], dtypes.int64), period)
         position = expr.sub(at[axis], amount)
-        entered = compare("lt", position, index(0))
+        entered = compare("lt", at[axis], amount)
         around = (*at[:axis], expr.add(position, period), *at[axis + 1 :])
         inner = (*at[:axis], position, *at[axis + 1 :])
         stayed = x.where(expr.unary("not", entered), inner, zero)

@@ -148,7 +148,9 @@ class SymBool:
 
     @property
     def env(self) -> Env | None:
-        return next((s.env for s in self.symbols if s.env is not None), None)
+        # What is copied may be hashed before its symbols have their environments.
+        envs = (getattr(symbol, "env", None) for symbol in self.symbols)
+        return next((env for env in envs if env is not None), None)
 
     def __bool__(self) -> bool:
         """Whether it holds; see `ShapeEnv.ask`.

@@ -3,9 +3,7 @@ the user's code or for ours: tables of ours are of expressions."""
 
 import sys
 from collections.abc import Callable
-from typing import Final
-
-from hopflow.symbolic.terms import Env
+from typing import Any, Final
 
 __all__ = ["is_asked_by_user", "slots"]
 
@@ -13,19 +11,19 @@ __all__ = ["is_asked_by_user", "slots"]
 class _Slots:
     """What a layer above fills in.
 
-    is_traced   whether the symbols of an environment are those of a trace that runs now
+    is_traced   whether the symbols of an `Env` are those of a trace that runs now
                 (filled by `trace`)
     """
 
-    is_traced: Callable[[Env], bool] = lambda _: False
+    is_traced: Callable[[Any], bool] = lambda _: False
 
 
 slots: Final = _Slots()
 
 
-def is_asked_by_user(env: Env | None) -> bool:
+def is_asked_by_user(env: Any) -> bool:
     """Whether the frame that calls the method which calls this is of no file of ours,
-    and the environment that of a trace that runs."""
+    and the `Env` of its symbols, if they have one, that of a trace that runs."""
     if env is None or not slots.is_traced(env):
         return False
     home: str = sys._getframe(2).f_globals.get("__name__", "")

@@ -24,6 +24,9 @@ class Env(Protocol):
 
     symbols: "dict[Symbol, str]"
 
+    @property
+    def facts(self) -> "tuple[SymBool, ...]": ...
+
     def decide(self, condition: "SymBool") -> bool | None: ...
 
     def ask(self, condition: "SymBool") -> bool: ...

@@ -18,7 +18,7 @@ from hopflow.autograd import operators, recorded, rules
 from hopflow.batching import graphs
 from hopflow.compiler import entry_sizes, pipeline
 from hopflow.compiler.cpu.vector import VectorLoop
-from hopflow.compiler.kernel_passes import substitution
+from hopflow.compiler.kernel_passes import hoist, substitution
 from hopflow.compiler.memory import allocations
 from hopflow.compiler.memory.live_ranges import LiveRanges
 from hopflow.compiler.passes import PASSES
@@ -329,12 +329,44 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "dead in a loop": Mutant(
         lambda: [(LiveRanges, "_outside_loops", lambda _, use, __: use)],
         ["jit"],
-        options={"aliasing": True, "mutation": True},
+        options={
+            "aliasing": True,
+            "mutation": True,
+            "size": 3,
+            "weights": {"fori": 6, "while": 6, "scan": 6},
+        },
     ),
     "written over while read": Mutant(
         lambda: [(allocations, "in_place", lambda *_: True)],
         ["jit"],
         options={"aliasing": True, "mutation": True},
+    ),
+    "hoisted trap": Mutant(
+        lambda: [(hoist, "_may_stop", lambda _: False)],
+        ["jit"],
+        options={
+            "mutation": True,
+            "out_of_range": True,
+            "weights": {"index": 4, "gather": 4, "fori": 4, "while": 4},
+        },
+    ),
+    "written over as a part": Mutant(
+        lambda: [(allocations.Allocations, "_overlap", lambda *_: None)],
+        ["jit"],
+        options={
+            "aliasing": True,
+            "mutation": True,
+            "size": 10,
+            "depth": 1,
+            "weights": {
+                "concat": 6,
+                "copied": 8,
+                "either": 12,
+                "sort": 4,
+                "cumsum": 4,
+                "exchange": 1,
+            },
+        },
     ),
     "missing lift": Mutant(_with_pass(_lift_wrongly), ["jit"]),
     "off by one in a reverse scan": Mutant(_reverse_scan, ["debug"]),
@@ -359,7 +391,11 @@ MUTANTS: Final[dict[str, Mutant]] = {
         _one_name_each,
         ["dynamic"],
         ["longer vmap"],
-        options={"size": 3, "depth": 1},
+        options={
+            "size": 3,
+            "depth": 1,
+            "weights": {"flat": 8, "cond": 4, "switch": 4},
+        },
     ),
     "wrong promotion": Mutant(_promotion, ["eager"]),
 }

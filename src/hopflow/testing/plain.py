@@ -173,24 +173,24 @@ class Plain:
         self, test: Any, then: Function, other: Function, operands: Any = ()
     ) -> Any:
         self._result(test)
-        return own(then(*operands) if test else other(*operands))
+        return self.copied(then(*operands) if test else other(*operands))
 
     def switch(
         self, index: Any, branches: Sequence[Function], operands: Any = ()
     ) -> Any:
         k = min(max(int(index), 0), len(branches) - 1)
-        return own(branches[k](*operands))
+        return self.copied(branches[k](*operands))
 
     def while_loop(self, test: Function, step: Function, carry: Any, **_: Any) -> Any:
-        carry = own(carry)
+        carry = self.copied(carry)
         while spread(test, carry):
-            carry = own(spread(step, carry))
+            carry = self.copied(spread(step, carry))
         return carry
 
     def fori_loop(self, lower: Any, upper: Any, step: Function, carry: Any) -> Any:
-        carry = own(carry)
+        carry = self.copied(carry)
         for i in range(int(lower), int(upper)):
-            carry = own(spread(step, carry, np.asarray(i)))
+            carry = self.copied(spread(step, carry, np.asarray(i)))
         return carry
 
     def scan(
@@ -206,16 +206,19 @@ class Plain:
     ) -> Any:
         leaves = pytree.flatten(xs)[0]
         count = int(leaves[0].shape[0]) if leaves else int(length or 0)
-        carry, rows, order = own(init), {}, range(count)
+        carry, rows, order = self.copied(init), {}, range(count)
+        xs = self.copied(xs)
         for i in reversed(order) if reverse else order:
-            carry, y = own(step(carry, own(row(xs, i))))
+            carry, y = self.copied(step(carry, self.copied(row(xs, i))))
             rows[i] = y
             if until is not None and until(carry):
                 break
         like = (
             pytree.tree_map(np.zeros_like, y)
             if count
-            else self._types_of(lambda c, x: step(c, x)[1], own(init), zero_row(xs))
+            else self._types_of(
+                lambda c, x: step(c, x)[1], self.copied(init), zero_row(xs)
+            )
         )
         ys = stacked([rows.get(i, like) for i in order], like)
         return (carry, ys) if until is None else (carry, ys, np.asarray(len(rows)))
@@ -225,7 +228,8 @@ class Plain:
         count = pytree.flatten(xs)[0][0].shape[0]
         if not count:
             return stacked([], self._types_of(f, zero_row(xs)))
-        rows = [own(f(own(row(xs, i)))) for i in range(count)]
+        xs = self.copied(xs)
+        rows = [self.copied(f(self.copied(row(xs, i)))) for i in range(count)]
         return stacked(rows, rows[0])
 
     def associative_scan(self, f: Function, xs: Any, *, reverse: bool = False) -> Any:
@@ -237,11 +241,11 @@ class Plain:
         return stacked(found[::-1] if reverse else found, zero_row(xs))
 
     def invoke_subgraph(self, f: Function, *operands: Any) -> Any:
-        return own(f(*operands))
+        return self.copied(f(*operands))
 
     def checkpoint(self, f: Function, *, policy: Any = None) -> Function:
         del policy
-        return lambda *args: own(f(*args))
+        return lambda *args: self.copied(f(*args))
 
     def user_operator(self, call: Function) -> Function:
         """An operator of the user's: its own meaning in plain Python, by `hf.debug`."""
@@ -262,9 +266,13 @@ class Plain:
         return run
 
     def custom_jvp(self, f: Function) -> Any:
-        return _Custom(f)
+        return _Custom(lambda *args: self.copied(f(*args)))
 
     custom_vjp = custom_jvp
+
+    def copied(self, tree: Any) -> Any:
+        """Copies: what goes into a body, and comes out, is nobody else's."""
+        return pytree.tree_map(lambda x: self._written_to(np.array(x, order="C")), tree)
 
     def _types_of(self, f: Function, *args: Any) -> Any:
         """Zeros of the types that `f(*args)` returns; what it writes is undone."""
@@ -285,16 +293,11 @@ class _Custom:
         self._f = f
 
     def __call__(self, *args: Any) -> Any:
-        return own(self._f(*args))
+        return self._f(*args)
 
     def defjvp(self, *_: Function) -> None: ...
 
     defvjp = defjvp
-
-
-def own(tree: Any) -> Any:
-    """Copies: what goes into a body, and comes out, is nobody else's."""
-    return pytree.tree_map(lambda x: np.array(x, order="C"), tree)
 
 
 def spread(f: Function, carry: Any, *first: Any) -> Any:

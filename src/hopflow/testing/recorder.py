@@ -17,7 +17,7 @@ from hopflow import dtypes, pytree
 from hopflow.dtypes import DType, as_dtype
 from hopflow.errors import HopflowError
 from hopflow.testing.libraries import Library
-from hopflow.testing.plain import Plain, own, row, zero_row
+from hopflow.testing.plain import Plain, row, zero_row
 from hopflow.testing.program import (
     Argument,
     Body,
@@ -280,7 +280,7 @@ class Recorder:
         """`f` as a body of a program, and samples of what it returns."""
         self._count += 1
         name = f"{role}{self._count}"
-        given = [pytree.tree_map(self.named, own(s)) for s in samples]
+        given = [pytree.tree_map(self.named, self.plain.copied(s)) for s in samples]
         outside, self.statements = self.statements, []
         result = f(*given)
         inside, self.statements = self.statements, outside

@@ -26,7 +26,7 @@ from hopflow.compiler.cpu.target import HOT, CpuTarget
 from hopflow.compiler.cpu.unit import Unit
 from hopflow.compiler.llvm.module import Function, Module
 from hopflow.compiler.llvm.types import literal, register_type
-from hopflow.compiler.plan import size_in_bytes
+from hopflow.compiler.reuse import size_in_bytes
 from hopflow.dtypes import DType
 from hopflow.errors import CompileError
 from hopflow.loop_ir import expr as e

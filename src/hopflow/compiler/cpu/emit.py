@@ -32,8 +32,8 @@ from hopflow.compiler.llvm.module import (
     plain,
     symbol,
 )
-from hopflow.compiler.plan import ALIGNMENT, ArenaPlan, plan
 from hopflow.compiler.private import private_buffers
+from hopflow.compiler.reuse import ALIGNMENT, ArenaPlan, reuse
 from hopflow.loop_ir import walk
 from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.nest import Buffer, Program, Swap, Var
@@ -74,7 +74,7 @@ def emit(
     """
     unit = Unit(Module(), target, guarded)
     for function in walk.functions(program):
-        _FunctionEmitter(function, unit, plan(function)).emit()
+        _FunctionEmitter(function, unit, reuse(function)).emit()
     _EntryEmitter(program, unit, arena).emit()
     symbols = frozenset(unit.module.symbols)
     return Emission(symbol(program.name), unit.module.text, symbols, unit.constants)

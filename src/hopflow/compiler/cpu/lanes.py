@@ -144,6 +144,8 @@ class Lanes(Evaluator):
             if self.loop.has_masked_loads(buffer):
                 mask = self._active(condition)
                 return self._load_masked(buffer, offset, is_reversed, mask)
+        if condition is None and not self.mask and not self.loop.has_gather(buffer):
+            return self._load_each(buffer, self._each_strided(buffer, *form))
         return self._gather(buffer, self._strided(coefficient, offset), condition)
 
     def _active(self, condition: Expr | None) -> str:
@@ -164,8 +166,10 @@ class Lanes(Evaluator):
             self._scatter(buffer, self._distances(buffer, at), bits)
         elif form[0].is_const and form[0].attr in (1, -1):
             self._store_run(buffer, form[1], form[0].attr < 0, bits)
-        else:
+        elif self.mask or self.loop.has_gather(buffer):
             self._scatter(buffer, self._strided(*form), bits)
+        else:
+            self._store_each(buffer, self._each_strided(buffer, *form), bits)
 
     def _run_address(self, buffer: Buffer, offset: Expr, is_reversed: bool) -> str:
         """The lowest address of `width` neighbours."""
@@ -270,6 +274,19 @@ class Lanes(Evaluator):
         scaled = self.f.emit(f"mul {t} {self.variable(self.loop.var)}, {step}")
         return self.f.emit(f"add {t} {scaled}, {base}")
 
+    def _each_strided(
+        self, buffer: Buffer, coefficient: Expr, offset: Expr
+    ) -> list[str]:
+        """The addresses at these distances, each lane's from that of the one before."""
+        element, step = memory_type(buffer.dtype), self.loop.uniform(coefficient)
+        distance = self.f.emit(f"mul i64 {self.position}, {step}")
+        row, found = self.loop.row(buffer, offset), list[str]()
+        for _ in range(self.width):
+            row = self.f.emit(f"getelementptr {element}, ptr {row}, i64 {distance}")
+            found.append(row)
+            distance = step
+        return found
+
     def _distances(self, buffer: Buffer, at: Index) -> str:
         return self.value(self.memory.linear(buffer, at))
 
@@ -303,14 +320,19 @@ class Lanes(Evaluator):
                 f"select {lanes('i1', w)} {active}, {t} {addresses}, "
                 f"{t} splat (ptr {zeros})"
             )
+        return self._load_each(buffer, self._each(addresses))
+
+    def _load_each(self, buffer: Buffer, addresses: list[str]) -> str:
+        """Load each lane from an address of its own."""
+        stored, element = (memory_type(buffer.dtype, n) for n in (self.width, 1))
+        note, _ = self.memory.notes(buffer)
         result = "poison"
-        element = memory_type(buffer.dtype)
-        for lane, address in enumerate(self._each(addresses)):
+        for lane, address in enumerate(addresses):
             one = self.f.emit(f"load {element}, ptr {address}{note}")
             result = self.f.emit(
                 f"insertelement {stored} {result}, {element} {one}, i64 {lane}"
             )
-        return from_memory(self.f, result, buffer.dtype, w)
+        return from_memory(self.f, result, buffer.dtype, self.width)
 
     def _each(self, addresses: str) -> list[str]:
         t = lanes("ptr", self.width)
@@ -335,7 +357,12 @@ class Lanes(Evaluator):
                 f"{lanes('i1', w)} {mask}){note}"
             )
             return
-        element = memory_type(buffer.dtype)
-        for lane, address in enumerate(self._each(addresses)):
+        self._store_each(buffer, self._each(addresses), bits)
+
+    def _store_each(self, buffer: Buffer, addresses: list[str], bits: str) -> None:
+        """Store each lane at an address of its own."""
+        stored, element = (memory_type(buffer.dtype, n) for n in (self.width, 1))
+        _, note = self.memory.notes(buffer)
+        for lane, address in enumerate(addresses):
             one = self.f.emit(f"extractelement {stored} {bits}, i64 {lane}")
             self.f.do(f"store {element} {one}, ptr {address}{note}")

@@ -25,7 +25,7 @@ from hopflow.compiler.cpu.jit import (
 from hopflow.compiler.cpu.stubs import DENSE, NUMBER, PYTHON, STRIDED, TEXT
 from hopflow.compiler.cpu.target import CpuTarget
 from hopflow.compiler.owned import WORD, result_words
-from hopflow.compiler.plan import plan
+from hopflow.compiler.reuse import reuse
 from hopflow.config import config
 from hopflow.errors import ArgumentTypeError, BoundsError, CompileError
 from hopflow.logs import passing
@@ -148,7 +148,7 @@ class Kernel:
 
     def _emission(self) -> Emission:
         """Emit the program. The text is not kept: it would double a kernel's memory."""
-        arena = plan(self.program)
+        arena = reuse(self.program)
         return emit(self.program, arena, self.target, guarded=self.guarded)
 
     @property

@@ -19,7 +19,7 @@ from hopflow.compiler.cpu.stubs import INTERRUPTED, OUT_OF_MEMORY, TRAP_VALUES
 from hopflow.compiler.cpu.unit import Unit
 from hopflow.compiler.llvm.module import OPAQUE, RARE, Function
 from hopflow.compiler.llvm.statements import Emitter
-from hopflow.compiler.plan import ALIGNMENT
+from hopflow.compiler.reuse import ALIGNMENT
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.nest import (

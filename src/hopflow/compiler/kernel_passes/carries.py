@@ -20,7 +20,7 @@ changes, or for which each step gives the constant that it begins with, is that 
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from hopflow.compiler.kernel_passes import Context
 from hopflow.compiler.kernel_program.definitions import Definition, Pointwise
@@ -43,6 +43,9 @@ from hopflow.loop_ir.walk import nodes
 __all__ = ["carries"]
 
 _Repeats: TypeAlias = Loop | While
+MOST_ROUNDS: Final = 8
+"""Rounds of refinement: each numbers the body of a loop once. More are taken for a
+queue of carries, of which each round would part one from the others."""
 
 
 def carries(program: KernelProgram, _context: Context) -> None:
@@ -112,7 +115,9 @@ class _Found:
         for k in left:
             groups.setdefault(_start(first[k], loop.carry[k].type), []).append(k)
         alike = [group for group in groups.values() if len(group) > 1]
-        while alike:
+        for _ in range(MOST_ROUNDS):
+            if not alike:
+                return
             numbers = _Numbers(loop.body, alike, self)
             refined = [part for group in alike for part in numbers.split(group)]
             if len(refined) == len(alike):

@@ -1,29 +1,103 @@
-"""Checks become equations of their own, before the definitions that they guard.
+"""Checks become equations of their own, and in loops their passing is a value.
 
-    v0 = x[k[]]; check index: k[] < 8       ->      check index: k[] < 8
-                                                    v0 = x[k[]]
+    v1 = for t0 < n, carry c2 = x:
+        v3 = y[k[i0]]; check index: k[i0] < 8 for i0 < 5
+        v4 = c2[i0] + v3[i0]
+        yield v4
+  ->
+    v1 = for t0 < n, carry c2 = x:
+        v5 = reduce and from True of k[i0] < 8 over i0 < 5
+        check index: k[i0] < 8 unless v5[] for i0 < 5
+        v3 = y[k[i0]]
+        v4 = c2[i0] + v3[i0]
+        yield v4
 
-An element may then be computed anywhere after its check: it cannot stop the program.
+An element may be computed anywhere after its check: it cannot stop the program. Nor can
+the value that tells whether a check passes, so that `hoist` may compute it once for all
+steps. The check itself stays where it is, for there may be no step; it looks at the
+elements again only if one fails.
 """
 
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from itertools import count
 
+from hopflow import dtypes
 from hopflow.compiler.kernel_passes import Context
-from hopflow.compiler.kernel_program.definitions import Effect, Pointwise, Scatter
-from hopflow.compiler.kernel_program.program import Equation, KernelProgram
-from hopflow.compiler.kernel_program.rewriting import all_blocks
+from hopflow.compiler.kernel_program.definitions import (
+    Check,
+    Effect,
+    Function,
+    Pointwise,
+    Reduction,
+    Scatter,
+    parameters,
+)
+from hopflow.compiler.kernel_program.program import (
+    Block,
+    Equation,
+    KernelProgram,
+    Loop,
+    Value,
+    While,
+    blocks,
+)
+from hopflow.compiler.kernel_program.registers import is_short
+from hopflow.graph.core import Node
+from hopflow.graph.types import TensorType
+from hopflow.loop_ir import expr as e
+from hopflow.symbolic.size import Symbol, free_symbols
 
-__all__ = ["split_checks"]
+__all__ = ["checks"]
 
 
-def split_checks(program: KernelProgram, _context: Context) -> None:
+def checks(program: KernelProgram, _context: Context) -> None:
     """Edit a program in place, without the functions that it calls."""
-    for block in all_blocks(program.block):
+    sizes = {s for v in program.block.parameters for s in free_symbols(*v.shape)}
+    _Splitter(sizes).block(program.block, repeats=False)
+
+
+class _Splitter:
+    """Splits the checks of blocks; `sizes` are those that a call has known."""
+
+    def __init__(self, sizes: AbstractSet[Symbol]) -> None:
+        self._sizes, self._names = sizes, count()
+
+    def block(self, block: Block, *, repeats: bool) -> None:
+        """Split the checks of a block, which a loop repeats or not."""
         equations: list[Equation] = []
         for equation in block.equations:
-            definition = equation.definition
-            if isinstance(definition, Pointwise | Scatter) and definition.checks:
-                equations.append(Equation((), Effect(definition.checks), equation.node))
-                equation.definition = replace(definition, checks=())
+            own = equation.definition
+            for inner in blocks(own):
+                self.block(inner, repeats=repeats or isinstance(own, Loop | While))
+            given = getattr(own, "checks", ())
+            if given and repeats:
+                flags = [self._passing(check, equation.node) for check in given]
+                equations += [flag for flag in flags if flag is not None]
+                given = tuple(map(_with_flag, given, flags))
+            if isinstance(own, Pointwise | Scatter) and given:
+                equations.append(Equation((), Effect(given), equation.node))
+                equation.definition = replace(own, checks=())
+            elif isinstance(own, Effect):
+                equation.definition = replace(own, checks=given)
             equations.append(equation)
         block.equations = equations
+
+    def _passing(self, check: Check, node: Node) -> Equation | None:
+        """The value that tells whether a check passes. None: that costs what it does,
+        or a check before it may stop a run of such sizes."""
+        if is_short(check.shape) or not self._sizes >= set(free_symbols(*check.shape)):
+            return None
+        start = (e.const(True, dtypes.bool_),)
+        total = parameters(start, "total")
+        all_hold = Reduction(
+            check.shape, start, "and", (check.holds,), (Function(total, total),)
+        )
+        flag = Value(f"passed{next(self._names)}", TensorType(dtypes.bool_))
+        # Of no operation, for it has none of the effects that this one has.
+        pure = Node("call_function", None, (), {}, line=node.line, meta=node.meta)
+        return Equation((flag,), all_hold, pure)
+
+
+def _with_flag(check: Check, flag: Equation | None) -> Check:
+    return check if flag is None else replace(check, passed=flag.results[0][()])

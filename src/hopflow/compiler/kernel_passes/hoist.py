@@ -99,7 +99,7 @@ def _may_leave(
     entry: Collection[Symbol],
 ) -> bool:
     definition = equation.definition
-    if isinstance(definition, Region | Callback | Effect):
+    if isinstance(definition, Region | Callback) or _may_stop(equation):
         return False
     if any(value in changing for value in operands(definition)):
         return False
@@ -113,8 +113,15 @@ def _may_leave(
     for value in equation.results:
         sizes += [*value.shape, value.type.size]
     sizes += getattr(definition, "space", ())
-    known = all(_is_known(size, symbols, entry) for size in sizes)
-    return known and not effects(equation.node)
+    return all(_is_known(size, symbols, entry) for size in sizes)
+
+
+def _may_stop(equation: Equation) -> bool:
+    """Whether an equation checks something, or has another effect: where its loop takes
+    no step, or its branch is not taken, it does not happen."""
+    checks = getattr(equation.definition, "checks", ())
+    is_check = isinstance(equation.definition, Effect)
+    return is_check or bool(checks) or bool(effects(equation.node))
 
 
 def _is_known(

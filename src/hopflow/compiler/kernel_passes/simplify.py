@@ -33,9 +33,11 @@ from hopflow.compiler.kernel_program.program import (
     equations,
 )
 from hopflow.compiler.kernel_program.rewriting import (
+    all_blocks,
     all_expressions,
     map_expressions,
 )
+from hopflow.compiler.kernel_program.sizes import size_of_expr
 from hopflow.dtypes import DType
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
@@ -67,12 +69,21 @@ _STEPS: Final = 1 << 56
 def simplify(program: KernelProgram, _context: Context) -> None:
     """Edit a program in place, without the functions that it calls."""
     known = _Known()
+    unread: set[Value] = set()  # which told whether checks pass that are gone
     for equation in equations(program.block):
-        definition = equation.definition
-        if isinstance(definition, Loop):
-            known.loops[definition.counter] = known.index(definition.length)
-        if not isinstance(definition, Region):
-            equation.definition = _simplified(equation, definition, known)
+        own = equation.definition
+        if isinstance(own, Loop):
+            known.loops[own.counter] = known.index(own.length)
+        if isinstance(own, Effect):
+            equation.definition, gone = _without_proven(own, known)
+            unread.update(gone)
+        elif not isinstance(own, Region):
+            equation.definition = _simplified(equation, own, known)
+    if unread:
+        for block in all_blocks(program.block):
+            block.equations = [
+                q for q in block.equations if unread.isdisjoint(q.results)
+            ]
 
 
 @dataclass(slots=True)
@@ -136,11 +147,20 @@ def _limits(dtype: DType) -> _Bounds:
     return _Bounds(limits.min, limits.max)
 
 
+def _without_proven(own: Effect, known: _Known) -> tuple[Effect, list[Value]]:
+    """The checks that may fail; and what told of the others whether they pass."""
+    left: list[Check] = []
+    gone: list[Value] = []
+    for given in own.checks:
+        check = _simplified_check(given, known)
+        if not (check.holds.is_const and check.holds.attr):
+            left.append(check)
+        elif check.passed is not None and check.passed.op == "element":
+            gone.append(check.passed.attr)
+    return replace(own, checks=tuple(left)), gone
+
+
 def _simplified(equation: Equation, own: Definition, known: _Known) -> Definition:
-    if isinstance(own, Effect):
-        checks = [_simplified_check(check, known) for check in own.checks]
-        left = [c for c in checks if not (c.holds.is_const and c.holds.attr)]
-        return replace(own, checks=tuple(left))
     shape: tuple[Size, ...] = equation.results[0].shape if equation.results else ()
     is_scalar = isinstance(own, Pointwise) and not shape
     if isinstance(own, Scatter):
@@ -238,6 +258,8 @@ class _Simplifier:
         x, y = node.args
         if node.op == "add" and _is_quotient_of(x, y):
             return y.args[0]
+        if node.op in ("add", "sub") and x.op in ("add", "sub"):
+            return _moved_twice(node)
         if node.op in ("div", "rem") and y.is_const and y.attr > 0:
             return self._divided(node, x, y)
         return node
@@ -267,6 +289,17 @@ class _Simplifier:
             if times is not None and left.low >= 0 and left.high < size:
                 return rest if node.op == "rem" else times
         return node
+
+
+def _moved_twice(node: Expr) -> Expr:
+    """`x + m + n` as `x + k`, where that is a known number."""
+    inner, own = node.args
+    x, other = inner.args
+    m, n = size_of_expr(other), size_of_expr(own)
+    if m is None or n is None:
+        return node
+    total = (m if inner.op == "add" else -m) + (n if node.op == "add" else -n)
+    return e.add(x, e.const(total, dtypes.int64)) if isinstance(total, int) else node
 
 
 def _is_quotient_of(x: Expr, y: Expr) -> bool:

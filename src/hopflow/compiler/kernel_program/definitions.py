@@ -6,6 +6,7 @@ at a reader's own index is the same node, and needs no substitution. The axes of
 that is summed over come after those of the result.
 
     Pointwise((add(x[i0, i1], y[i1]),))               r[i0, i1] = x[i0, i1] + y[i1]
+    Cut(0, n, Pointwise((x[i0],)), Pointwise((0,)))   r[i0] = x[i0] if i0 < n else 0
     Reduction((n,), (0.0,), "add", (x[i0, i1],))      r[i0] = sum of x[i0, i1], i1 < n
 
 `x[i]` is an "element" node: of an operand, by one i64 expression an axis, and perhaps
@@ -28,6 +29,7 @@ from hopflow.symbolic.size import Size
 __all__ = [
     "Check",
     "Compact",
+    "Cut",
     "Definition",
     "Effect",
     "Function",
@@ -59,12 +61,13 @@ class Function:
 @dataclass(frozen=True, slots=True)
 class Check:
     """`holds` for all indices in `shape`, or the program stops with an error that tells
-    `values`."""
+    `values`. Where `passed`, over no axes, is true, all are known to hold."""
 
     kind: Literal["index", "divide", "power", "check", "range"]
     shape: tuple[Size, ...]
     holds: Expr
     values: tuple[Expr, ...] = ()
+    passed: Expr | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,20 @@ class Pointwise:
     elements: tuple[Expr, ...]
     checks: tuple[Check, ...] = ()
     is_view: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """`below` for the indices less than `at` along an axis, `above` for the others.
+
+    `at` is the same for all indices, and may be any number. The pieces have no checks,
+    and are no views.
+    """
+
+    axis: int
+    at: Expr
+    below: "Pointwise | Cut"
+    above: "Pointwise | Cut"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +158,7 @@ class Effect:
 
 Definition: TypeAlias = (
     Pointwise
+    | Cut
     | Reduction
     | Prefix
     | Scatter

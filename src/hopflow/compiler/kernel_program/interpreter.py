@@ -3,8 +3,9 @@
 Too simple to be wrong, and slow: what lowering rules say, before anything is scheduled.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
+from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -32,10 +33,14 @@ from hopflow.loop_ir.nest import Kind, Var
 from hopflow.loop_ir.routines import ROUTINES
 from hopflow.symbolic.size import Size, Symbol, substitute
 
-__all__ = ["KernelTrap", "Machine", "run"]
+__all__ = ["Host", "KernelTrap", "Machine", "NegativeSizeError", "run"]
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Variables: TypeAlias = Mapping[Var, Any]
+
+
+class NegativeSizeError(KernelProgramError):
+    """The inputs of a run make a size negative: they break a promise."""
 
 
 class KernelTrap(HopflowError):
@@ -50,8 +55,29 @@ class KernelTrap(HopflowError):
         super().__init__(f"{kind}: {list(values)}")
 
 
-def run(program: KernelProgram, arrays: Sequence[Array]) -> list[Array]:
+class Host:
+    """What a running program asks of the process around it."""
+
+    def spend(self, steps: int) -> None:
+        """Note that so many nodes and elements are computed next."""
+
+    def call(
+        self, node: Node, given: Sequence[Array], _empty: Callable[[], list[Array]]
+    ) -> list[Array]:
+        """The results of the Python function of a node; `_empty` makes arrays of their
+        types."""
+        assert node.op is not None
+        return [np.asarray(a) for a in node.op.run(*given, **node.params)]
+
+
+def run(
+    program: KernelProgram, arrays: Sequence[Array], host: Host | None = None
+) -> list[Array]:
     """The results of a program, for arrays in place of its parameters.
+
+    Args:
+        host: What it asks of the process around it: None runs callbacks, and as long as
+            it takes.
 
     Raises:
         KernelTrap: What a check, a loop or a routine of the program stops it with.
@@ -59,7 +85,7 @@ def run(program: KernelProgram, arrays: Sequence[Array]) -> list[Array]:
             defect of ours.
     """
     with np.errstate(all="ignore"):
-        return Machine().block(program.block, arrays)
+        return Machine(host=host).program(program, arrays)
 
 
 class Machine:
@@ -70,8 +96,11 @@ class Machine:
     counters   by variable, where a loop is
     """
 
-    def __init__(self, symbols: Mapping[Symbol, int] | None = None) -> None:
+    def __init__(
+        self, symbols: Mapping[Symbol, int] | None = None, host: Host | None = None
+    ) -> None:
         self.symbols = dict(symbols or {})
+        self.host = Host() if host is None else host
         self.arrays: dict[Value, Array] = {}
         self.counters: dict[Var, Any] = {}
         self._code: dict[tuple[Expr, ...], _Code] = {}
@@ -80,6 +109,7 @@ class Machine:
 
     def bind(self, value: Value, array: Array) -> None:
         """Say what a value is. Symbols that are sizes of it are known from here on."""
+        self.host.spend(1 + array.size // 8)
         type_ = value.type
         fits = array.dtype == type_.dtype.dtype and array.ndim == type_.ndim
         for size, n in zip(type_.shape, array.shape, strict=False):
@@ -103,13 +133,19 @@ class Machine:
         return self.arrays[value]
 
     def size(self, size: Size) -> int:
-        known = substitute(size, self.symbols)
+        try:
+            known = substitute(size, self.symbols)
+        except ArithmeticError as error:
+            raise KernelProgramError(f"the size {size} has no value: {error}") from None
         if not isinstance(known, int):
             raise KernelProgramError(f"a symbol of the size {size} has no value yet")
         return known
 
     def shape(self, shape: Sequence[Size]) -> tuple[int, ...]:
-        return tuple(map(self.size, shape))
+        found = tuple(map(self.size, shape))
+        if any(n < 0 for n in found):
+            raise NegativeSizeError(f"a size of {list(shape)} is negative: {found}")
+        return found
 
     # --- expressions ---
 
@@ -120,19 +156,19 @@ class Machine:
         key = tuple(roots)
         if key not in self._code:
             self._code[key] = _Code(key)
-        return self._code[key].run(self, variables or {})
+        code = self._code[key]
+        self.host.spend(len(code.steps))
+        return code.run(self, variables or {})
 
     def at(self, roots: Sequence[Expr], at: Sequence[int]) -> list[Any]:
         """The same, at an index: values for the first axes."""
-        names = [axis.attr for axis in d.axes(len(at))]
-        return self.run(roots, dict(zip(names, map(np.int64, at), strict=True)))
+        return self.run(roots, _axes_at(at))
 
     def call(
         self, function: d.Function, given: Sequence[Any], at: Sequence[int] = ()
     ) -> list[Any]:
         """The results of a function of accumulators and elements."""
-        names = [axis.attr for axis in d.axes(len(at))]
-        variables = dict(zip(names, map(np.int64, at), strict=True))
+        variables = _axes_at(at)
         variables |= zip([p.attr for p in function.parameters], given, strict=True)
         return self.run(function.results, variables)
 
@@ -143,17 +179,29 @@ class Machine:
             if not holds:
                 return scalars.scalar(0, node.dtype)
         array = self.held(node.attr)
-        if not all(0 <= i < n for i, n in zip(args, array.shape, strict=True)):
-            at = [int(i) for i in args]
-            raise KernelProgramError(
-                f"{node.attr} of shape {array.shape} is read at {at}"
-            )
+        for i, n in zip(args, array.shape, strict=True):
+            if not 0 <= i < n:
+                at = [int(i) for i in args]
+                raise KernelProgramError(
+                    f"{node.attr} of shape {array.shape} is read at {at}"
+                )
         return array[tuple(args)]
 
     def written(self, results: Sequence[Array], at: tuple[int, ...]) -> None:
         """Note that elements of results are written, in the order of a loop."""
 
-    # --- blocks ---
+    # --- programs and blocks ---
+
+    def program(self, program: KernelProgram, given: Sequence[Array]) -> list[Array]:
+        """The results of a program. The sizes that its first parameters are may be
+        those of types of the others."""
+        sizes = [a.item() for a in given[: len(program.symbols)]]
+        self.symbols |= zip(program.symbols, sizes, strict=True)
+        return self.block(program.block, given)
+
+    def function(self, _program: KernelProgram) -> "Machine":
+        """What runs a function that the program calls."""
+        return Machine(host=self.host)
 
     def block(self, block: Block, given: Sequence[Array]) -> list[Array]:
         """The results of a block."""
@@ -161,7 +209,19 @@ class Machine:
             self.bind(value, array)
         for equation in block.equations:
             self.equation(equation)
+            if equation.symbol is not None:
+                self.define(equation.symbol, equation.results[0], block.parameters)
         return [self.array(value) for value in block.results]
+
+    def define(self, symbol: Symbol, value: Value, parameters: Sequence[Value]) -> None:
+        """Give a symbol the number that a value is: that which sizes of the parameters
+        of its block are already."""
+        n = int(self.held(value))
+        for given in parameters:
+            pairs = zip(given.shape, self.arrays[given].shape, strict=True)
+            if any(plain_symbol(size) is symbol and n != m for size, m in pairs):
+                raise KernelProgramError(f"{symbol} is {n}, and a size of {given}")
+        self.symbols[symbol] = n
 
     def equation(self, equation: Equation) -> None:
         types = [value.type for value in equation.results]
@@ -172,24 +232,25 @@ class Machine:
             raise
         for value, array in zip(equation.results, found, strict=True):
             self.bind(value, array)
-        if equation.symbol is not None:
-            self.symbols[equation.symbol] = int(found[0])
 
     def results(self, equation: Equation, types: Sequence[TensorType]) -> list[Array]:
         match equation.definition:
             case Branch(selector, blocks):
-                return self.block(blocks[int(self.array(selector))], [])
+                number = int(self.array(selector))
+                if not 0 <= number < len(blocks):
+                    raise KernelProgramError(f"there is no block {number}")
+                return self.block(blocks[number], [])
             case Loop():
                 return self.loop(equation.definition, types)
             case While():
                 return self.while_loop(equation.definition, types)
             case Call(function, operands):
-                machine = Machine()
-                return machine.block(function.block, list(map(self.array, operands)))
+                given = list(map(self.array, operands))
+                return self.function(function).program(function, given)
             case Callback(operands):
-                node = equation.node
                 given = [self.array(_value(o)) for o in operands]
-                return [np.asarray(a) for a in node.op.run(*given, **node.params)]
+                empty = lambda: list(map(self.empty, types))  # noqa: E731
+                return self.host.call(equation.node, given, empty)
             case definition:
                 return self.definition(definition, types)
 
@@ -230,10 +291,10 @@ class Machine:
         for check in getattr(definition, "checks", ()):
             self.check(check)
         match definition:
-            case d.Pointwise(elements):
+            case d.Pointwise() | d.Cut():
                 results = list(map(self.empty, types))
-                for at in np.ndindex(results[0].shape):
-                    found = self.at(elements, at)
+                for at in _indices(results[0].shape):
+                    found = self.at(self.piece(definition, at).elements, at)
                     for result, x, type_ in zip(results, found, types, strict=True):
                         [result[at]] = _typed([x], type_.dtype)
                     self.written(results, at)
@@ -250,11 +311,24 @@ class Machine:
                 return self.library(definition, types)
         return []  # only checks
 
+    def piece(
+        self, definition: d.Pointwise | d.Cut, at: tuple[int, ...]
+    ) -> d.Pointwise:
+        """The piece that an index is in."""
+        while isinstance(definition, d.Cut):
+            is_below = at[definition.axis] < self.run([definition.at])[0]
+            definition = definition.below if is_below else definition.above
+        return definition
+
     def empty(self, type_: TensorType) -> Array:
-        return np.empty(self.shape(type_.shape), type_.dtype.dtype)
+        shape = self.shape(type_.shape)
+        self.host.spend(prod(shape) // 8)
+        return np.empty(shape, type_.dtype.dtype)
 
     def check(self, check: d.Check) -> None:
-        for at in np.ndindex(self.shape(check.shape)):
+        if check.passed is not None and self.at([check.passed], ())[0]:
+            return
+        for at in _indices(self.shape(check.shape)):
             holds, *values = self.at([check.holds, *check.values], at)
             if not holds:
                 raise KernelTrap(check.kind, tuple(map(int, values)))
@@ -270,9 +344,9 @@ class Machine:
         else:
             function = kernel.combine
             combine = lambda old, new: self.call(function, [*old, *new])  # noqa: E731
-        for at in np.ndindex(results[0].shape):
+        for at in _indices(results[0].shape):
             totals = self.at(kernel.init, at)
-            for r in np.ndindex(space):
+            for r in _indices(space):
                 totals = combine(totals, self.at(kernel.element, (*at, *r)))
             for result, finish, type_ in zip(
                 results, kernel.finish, types, strict=True
@@ -297,7 +371,7 @@ class Machine:
     def scatter(self, kernel: d.Scatter, type_: TensorType) -> Array:
         result = self.array(_value(kernel.base)).copy()
         keep = e.all_of(()) if kernel.keep is None else kernel.keep
-        for u in np.ndindex(self.shape(kernel.space)):
+        for u in _indices(self.shape(kernel.space)):
             # What is left out may have no position and no value.
             if not self.at([keep], u)[0]:
                 continue
@@ -311,7 +385,8 @@ class Machine:
         return result
 
     def compact(self, kernel: d.Compact, type_: TensorType) -> Array:
-        result = np.zeros(self.shape(type_.shape), type_.dtype.dtype)
+        result = self.empty(type_)
+        result[...] = 0
         length = self.size(kernel.length)
         kept = [i for i in range(length) if self.at([kernel.keep], (i,))[0]]
         found = kept[: len(result)]
@@ -330,7 +405,7 @@ class Machine:
         inputs = [a for a, keep in zip(inputs, passed, strict=True) if keep]
         numbers = list(map(int, self.run(kernel.scalars)))
         batch = self.shape(types[0].shape[: kernel.batch])
-        for at in np.ndindex(batch):
+        for at in _indices(batch):
             scratch = list(map(self.empty, kernel.workspace))
             arrays = [*(a[at] for a in (*inputs, *results)), *scratch]
             shapes = routine.shapes(numbers[: len(routine.scalars)])
@@ -375,6 +450,17 @@ def _step(node: Expr) -> Callable[[Machine, Variables, list[Any]], Any]:
     return lambda _machine, _variables, args: function(*args)
 
 
+def _indices(shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Every index of a shape, in row-major order."""
+    return product(*map(range, shape))
+
+
+def _axes_at(at: Sequence[int]) -> dict[Var, Any]:
+    """The first axes, as variables, with their values at an index."""
+    pairs = zip(d.axes(len(at)), at, strict=True)
+    return {axis.attr: np.int64(i) for axis, i in pairs}
+
+
 def _value(operand: Any) -> Value:
     assert isinstance(operand, Value)
     return operand
@@ -383,7 +469,7 @@ def _value(operand: Any) -> Value:
 def _typed(values: Sequence[Any], dtype: DType) -> Sequence[Any]:
     """`values`, all of `dtype`: a lowering rule casts by itself."""
     for value in values:
-        found = np.asarray(value).dtype
+        found = value.dtype if isinstance(value, np.generic) else None
         if found != dtype.dtype:
             raise KernelProgramError(f"an element of {dtype} is computed as {found}")
     return values

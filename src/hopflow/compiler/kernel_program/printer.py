@@ -42,6 +42,8 @@ def expressions(definition: d.Definition) -> tuple[Expr, ...]:
     match definition:
         case d.Pointwise(elements, checks):
             return *elements, *_of_checks(checks)
+        case d.Cut(_, at, below, above):
+            return at, *expressions(below), *expressions(above)
         case d.Reduction():
             return *definition.init, *definition.element
         case d.Prefix():
@@ -60,7 +62,11 @@ def expressions(definition: d.Definition) -> tuple[Expr, ...]:
 
 
 def _of_checks(checks: Sequence[d.Check]) -> tuple[Expr, ...]:
-    return tuple([x for check in checks for x in (check.holds, *check.values)])
+    found: list[Expr] = []
+    for check in checks:
+        found += (check.holds, *check.values)
+        found += () if check.passed is None else (check.passed,)
+    return tuple(found)
 
 
 def _typed(value: Value) -> str:
@@ -132,6 +138,9 @@ def _definition(
         case d.Pointwise(elements):
             space = _space(results[0].type.shape)
             right = ", ".join(map(text, elements)) + " view" * definition.is_view
+        case d.Cut():
+            space = _space(results[0].type.shape)
+            right = f"({', '.join(_pieces(definition, text))} elsewhere)"
         case d.Reduction():
             space, right = (
                 _space(results[0].type.shape),
@@ -163,6 +172,18 @@ def _definition(
     yield f"{left} = {right}" + (f" for {space}" if space else "")
 
 
+def _pieces(kernel: d.Pointwise | d.Cut, text: Text) -> Iterator[str]:
+    """The texts of pieces, from the first index on; all but the last say where."""
+    if isinstance(kernel, d.Pointwise):
+        texts = list(map(text, kernel.elements))
+        yield texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
+        return
+    below = list(_pieces(kernel.below, text))
+    first = below[0] if len(below) == 1 else f"({', '.join(below)} elsewhere)"
+    yield f"{first} where i{kernel.axis} < {text(kernel.at)}"
+    yield from _pieces(kernel.above, text)
+
+
 def _name(operand: object) -> str:
     assert isinstance(operand, Value)
     return operand.name
@@ -176,6 +197,7 @@ def _check(check: d.Check, text: Text) -> str:
     space, values = _space(check.shape), ", ".join(map(text, check.values))
     line = f"check {check.kind}: {text(check.holds)}"
     line += f" tell {values}" if values else ""
+    line += f" unless {text(check.passed)}" if check.passed is not None else ""
     return line + (f" for {space}" if space else "")
 
 

@@ -12,6 +12,7 @@ __all__ = [
     "REGISTER_LIMIT",
     "indices",
     "indices_of",
+    "is_short",
     "is_small",
     "shape_key",
     "static_size",
@@ -31,6 +32,11 @@ def is_small(type_: TensorType) -> bool:
     """Whether a value of this type lives in registers."""
     size = static_size(type_)
     return size is not None and size <= REGISTER_LIMIT
+
+
+def is_short(shape: Shape) -> bool:
+    """Whether a check of this shape is one of each element, without a loop."""
+    return all(isinstance(n, int) and n <= REGISTER_LIMIT for n in shape)
 
 
 def indices(shape: Sequence[int]) -> list[Index]:

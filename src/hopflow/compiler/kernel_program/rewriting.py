@@ -56,18 +56,20 @@ def map_expressions(definition: d.Definition, change: Change) -> d.Definition:
     def function(f: d.Function) -> d.Function:
         return d.Function(f.parameters, each(f.results))
 
+    def check(given: d.Check) -> d.Check:
+        passed = None if given.passed is None else change(given.passed)
+        holds, values = change(given.holds), each(given.values)
+        return d.Check(given.kind, given.shape, holds, values, passed)
+
     def checks(given: Sequence[d.Check]) -> tuple[d.Check, ...]:
-        return tuple(
-            [d.Check(c.kind, c.shape, change(c.holds), each(c.values)) for c in given]
-        )
+        return tuple(map(check, given))
 
     match definition:
         case d.Pointwise():
-            return d.Pointwise(
-                each(definition.elements),
-                checks(definition.checks),
-                definition.is_view,
-            )
+            own = each(definition.elements), checks(definition.checks)
+            return d.Pointwise(*own, definition.is_view)
+        case d.Cut():
+            return _cut(definition, change)
         case d.Reduction():
             combine = definition.combine
             return d.Reduction(
@@ -101,6 +103,13 @@ def map_expressions(definition: d.Definition, change: Change) -> d.Definition:
         case Library():
             return replace(definition, scalars=each(definition.scalars))
     return definition
+
+
+def _cut(kernel: d.Cut, change: Change) -> d.Cut:
+    at = change(kernel.at)
+    pieces = [map_expressions(x, change) for x in (kernel.below, kernel.above)]
+    below, above = (x for x in pieces if isinstance(x, d.Pointwise | d.Cut))
+    return d.Cut(kernel.axis, at, below, above)
 
 
 def all_expressions(definition: d.Definition) -> list[Expr]:

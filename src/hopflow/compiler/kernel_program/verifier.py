@@ -250,6 +250,9 @@ class _Verifier:
             self.sizes(*check.shape)
             self.expressions([check.holds, *check.values], len(check.shape))
             self.dtype(check.holds, dtypes.bool_, "a check")
+            if check.passed is not None:
+                self.expressions([check.passed], 0)
+                self.dtype(check.passed, dtypes.bool_, "what a check has passed")
         if not isinstance(definition, Library | Callback):
             for type_ in types:
                 self.sizes(*type_.shape)
@@ -261,6 +264,8 @@ class _Verifier:
                 self.require(len(shapes) == 1, "results have several shapes")
                 for element, type_ in zip(elements, types, strict=True):
                     self.dtype(element, type_.dtype, "an element")
+            case d.Cut():
+                self.cut(definition, types)
             case d.Reduction():
                 self.reduction(definition, types)
             case d.Prefix():
@@ -282,6 +287,16 @@ class _Verifier:
             case Callback(operands):
                 for operand in operands:
                     self.read(operand)
+
+    def cut(self, kernel: d.Cut, types: Sequence[TensorType]) -> None:
+        self.expressions([kernel.at], 0)
+        self.dtype(kernel.at, dtypes.int64, "the place of a cut")
+        self.require(kernel.axis < types[0].ndim, "a cut is along no axis of it")
+        for piece in (kernel.below, kernel.above):
+            if isinstance(piece, d.Pointwise):
+                is_plain = not piece.checks and not piece.is_view
+                self.require(is_plain, "a piece is a view, or has checks")
+            self.definition(piece, types)
 
     def reduction(self, kernel: d.Reduction, types: Sequence[TensorType]) -> None:
         rank, kinds = types[0].ndim, [init.dtype for init in kernel.init]

@@ -10,7 +10,7 @@ from hopflow.compiler.llvm.expressions import ScalarEvaluator
 from hopflow.compiler.llvm.memory import Memory
 from hopflow.compiler.llvm.module import Function
 from hopflow.compiler.llvm.types import register_type
-from hopflow.compiler.plan import size_in_bytes
+from hopflow.compiler.reuse import size_in_bytes
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.emptiness import needed
 from hopflow.loop_ir.expr import Expr

@@ -6,11 +6,13 @@ makes another in its memory, it must be able to do so element by element.
 """
 
 from bisect import bisect_right, insort
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import TypeAlias
 
 from hopflow.compiler.kernel_program.definitions import (
+    Cut,
     Pointwise,
     Prefix,
     Scatter,
@@ -29,8 +31,9 @@ from hopflow.compiler.kernel_program.rewriting import (
     operands,
 )
 from hopflow.compiler.memory.live_ranges import LiveRanges, Scope
+from hopflow.compiler.memory.parts import Part
 from hopflow.graph.types import TensorType
-from hopflow.loop_ir.kernels import Library
+from hopflow.loop_ir.kernels import Callback, Library
 
 __all__ = ["Allocation", "Allocations", "same_layout"]
 
@@ -47,6 +50,8 @@ class Allocation:
     home        the scope in which it is made, and the position there
     carries     whether a loop's carry is in it
     row_of      the allocation, and the loop, if it is the row of the loop's step
+    part_of     where it is, if it is a part of the allocation of a result
+    parts       the allocations that are parts of it
     output      the number of the result of the program that is in it
     """
 
@@ -57,8 +62,16 @@ class Allocation:
     is_fixed: bool = False
     carries: bool = False
     row_of: "tuple[Allocation, Equation] | None" = None
+    part_of: Part | None = None
+    parts: "list[Allocation]" = field(default_factory=list)
     output: int | None = None
     occupied: list[Occupied] = field(default_factory=list)
+
+    def with_parts(self) -> "Iterator[Allocation]":
+        """It, and its parts, and theirs."""
+        yield self
+        for part in self.parts:
+            yield from part.with_parts()
 
 
 @dataclass(eq=False)
@@ -121,19 +134,100 @@ class Allocations:
         large.is_input = a.is_input or b.is_input
         large.carries = a.carries or b.carries
         large.values += small.values
+        large.parts += small.parts
         for occupied in small.occupied:
             insort(large.occupied, occupied, key=lambda o: o[0])
         self._joined[small] = large
         return None
 
+    def put_into(self, part: Allocation, place: Part) -> str | None:
+        """Make an allocation a part of that of a result; None, or why it cannot be."""
+        whole = self.of(place.result)
+        reason = self._misfit(part, place)
+        if reason is None:
+            part.part_of = place
+            whole.parts.append(part)
+            whole.home = min(part.home, whole.home, key=lambda home: home[1])
+        return reason
+
+    def around(self, allocation: Allocation) -> Iterator[Allocation]:
+        """The allocations that one is a part of, from itself on."""
+        yield allocation
+        while allocation.part_of is not None:
+            allocation = self.of(allocation.part_of.result)
+            yield allocation
+
     # --- conflicts ---
+
+    def _misfit(self, part: Allocation, place: Part) -> str | None:
+        """Why an allocation cannot be a part of that of a result."""
+        name, live = place.value.name, self.live
+        if part.part_of is not None:
+            return f"`{name}` is a part of `{part.part_of.result.name}`"
+        if part.is_input:
+            return f"`{name}` is an input, which stays as it is"
+        if part.carries:
+            return f"`{name}` is carried by a loop"
+        if part.is_fixed or part.row_of is not None:
+            return f"`{name}` has memory of its own"
+        scope = live.defined[place.result][0]
+        for value in part.values:
+            if not live.defined[value][0].is_within(scope):
+                return f"`{value.name}` is made outside the loop"
+            if not self._takes_any_place(value):
+                return f"`{value.name}` has to be dense"
+        inner = place
+        for whole in self.around(self.of(place.result)):
+            if whole.is_fixed or whole.is_input:
+                return f"`{whole.values[0].name}` has memory of its own"
+            # Pieces of one definition are apart; those of several need not be.
+            others = [whole]
+            for one in whole.parts:
+                if one.part_of and one.part_of.equation is not inner.equation:
+                    others += one.with_parts()
+            reason = self._overlap(part.with_parts(), others, place)
+            if reason is not None:
+                return reason
+            inner = whole.part_of or inner
+        return None
+
+    def _takes_any_place(self, value: Value) -> bool:
+        """Whether what makes and reads a value does so by element."""
+        whole = Library | Callback | Call
+        maker = self._maker(value)
+        if maker is not None and isinstance(maker.definition, whole):
+            return False
+        readers = [q.definition for q, _ in self.live.readers.get(value, ())]
+        return not any(
+            isinstance(own, whole) or (isinstance(own, Pointwise) and own.is_view)
+            for own in readers
+        )
+
+    def _overlap(
+        self,
+        some: Iterable[Allocation],
+        others: Sequence[Allocation],
+        place: Part | None = None,
+    ) -> str | None:
+        """Why allocations cannot be in the same memory where they hold values that
+        nothing else but `place` has at one element."""
+        for one, other in product(some, others):
+            reason = _live_at_once(one, other)
+            if reason is not None:
+                return reason
+            for value in one.values:
+                for equation, read, made in self._transfers(value, other):
+                    own = place is not None and place.equation is equation
+                    if not own or place is None or place.result is not made:
+                        return _needs(read, made)
+        return None
 
     def conflict(self, a: Allocation, b: Allocation, *, is_sized: bool) -> str | None:
         """Why two allocations cannot be one."""
         if not same_layout(a.type, b.type):
             return f"{a.type} and {b.type} are laid out differently"
         for one in (a, b):
-            if one.is_fixed or one.row_of is not None:
+            if one.is_fixed or one.row_of or one.part_of:
                 return f"`{one.values[0].name}` has memory of its own"
             if one.is_input:
                 return f"`{one.values[0].name}` is an input, which stays as it is"
@@ -142,11 +236,12 @@ class Allocations:
             if not second.home[0].is_within(first.home[0]):
                 return f"the size of `{first.values[0].name}` is known only there"
         small, large = sorted((a, b), key=lambda one: len(one.values))
-        for start, stop, value in small.occupied:
-            other = _overlapping(large.occupied, start, stop)
-            if other is not None:
-                return f"`{other.name}` and `{value.name}` are live at the same time"
-        return self._shared_equations(small, large)
+        reason = _live_at_once(small, large) or self._shared_equations(small, large)
+        if reason is not None or not (small.parts or large.parts):
+            return reason
+        return self._overlap(_parts(small), list(large.with_parts())) or self._overlap(
+            [small], _parts(large)
+        )
 
     def _shared_equations(self, small: Allocation, large: Allocation) -> str | None:
         """Why an equation cannot read from one and write to the other."""
@@ -207,6 +302,20 @@ class Allocations:
         return self._made[equation]
 
 
+def _parts(allocation: Allocation) -> list[Allocation]:
+    """The parts of an allocation, and theirs."""
+    return list(allocation.with_parts())[1:]
+
+
+def _live_at_once(one: Allocation, other: Allocation) -> str | None:
+    """Why the values of two allocations cannot be in one of them."""
+    for start, stop, value in one.occupied:
+        found = _overlapping(other.occupied, start, stop)
+        if found is not None:
+            return f"`{found.name}` and `{value.name}` are live at the same time"
+    return None
+
+
 def _overlapping(taken: list[Occupied], start: int, stop: float) -> Value | None:
     """A value that is live between two positions."""
     at = bisect_right(taken, start, key=lambda o: o[0])
@@ -263,7 +372,7 @@ def in_place(equation: Equation, read: Value, made: Value, live: LiveRanges) -> 
             )
         case Scatter():
             return definition.base is read and read not in live.inside[equation]
-        case Pointwise() | Prefix():
+        case Pointwise() | Cut() | Prefix():
             fits = same_layout(made.type, read.type)
             return fits and live.inside[equation].get(read, True)
     return False

@@ -4,17 +4,23 @@
     v2 in B = B with [k[]] = 0.0
 
 So are elements of an array replaced in place, the carry of a loop updated in place, and
-the results of branches built where they are to be. Deep loops come first, then what
-would be copied, then large values. What a step gives need not be in the memory of the
-carry: the two can exchange their memory. It may be in that of another carry which ends
-there, as in `new, old = 2 * new - old, new`: those two then change places at the end of
-a step. What has to be copied is noted, with the reason.
+the results of branches built where they are to be. A value that is a piece of a result
+is made in that part of its memory:
+
+    v0 in A = sin(x[i0]) for i0 < 8         ->      v0 in B[0:8] = sin(x[i0]) for i0 < 8
+    v1 in B = (v0[i0] where i0 < 8, ...)
+
+Deep loops come first, then what would be copied, then large values. What a step gives
+need not be in the memory of the carry: the two can exchange their memory. It may be in
+that of another carry which ends there, as in `new, old = 2 * new - old, new`: those two
+then change places at the end of a step. What has to be copied is noted, with the
+reason.
 """
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from hopflow.compiler.kernel_program.definitions import Scatter
+from hopflow.compiler.kernel_program.definitions import Cut, Pointwise, Scatter
 from hopflow.compiler.kernel_program.program import (
     Block,
     Branch,
@@ -27,6 +33,7 @@ from hopflow.compiler.kernel_program.program import (
 from hopflow.compiler.kernel_program.registers import static_size
 from hopflow.compiler.memory.allocations import Allocation
 from hopflow.compiler.memory.allocations import in_place as can_be_in_place
+from hopflow.compiler.memory.parts import Part, is_at_own_index, parts
 from hopflow.compiler.memory.plan import Copied, MemoryPlan, walk
 from hopflow.loop_ir.kernels import Library
 
@@ -37,6 +44,7 @@ class _Pair(NamedTuple):
     """Two values of which the second had best be in the memory of the first.
 
     is_free   whether nothing is copied if it is not
+    part      the first is to be this part of the second
     """
 
     first: Value
@@ -45,6 +53,7 @@ class _Pair(NamedTuple):
     equation: Equation
     depth: int
     is_free: bool = False
+    part: Part | None = None
 
 
 def in_place(plan: MemoryPlan) -> None:
@@ -56,7 +65,10 @@ def in_place(plan: MemoryPlan) -> None:
         first, second = plan.of(pair.first), plan.of(pair.second)
         if first is None or second is None:
             continue
-        reason = plan.join(first, second)
+        if pair.part is None:
+            reason = plan.join(first, second)
+        else:
+            reason = plan.put_into(first, pair.part)
         if reason is not None and not pair.is_free:
             plan.copies.append(
                 Copied(pair.first, pair.what, reason, pair.equation.node)
@@ -123,6 +135,17 @@ def _pairs(plan: MemoryPlan) -> Iterator[_Pair]:
                         yield _Pair(value, result, what, equation, depth)
             case Loop() | While():
                 yield from _carry_pairs(equation, own, depth)
+            case Pointwise(elements=[element]) if not own.is_view:
+                if is_at_own_index(element, results[0]):
+                    what = f"`{element.attr.name}` as `{results[0].name}`"
+                    yield _Pair(
+                        element.attr, results[0], what, equation, depth, is_free=True
+                    )
+            case Cut():
+                for part in parts(equation):
+                    value, result = part.value, part.result
+                    what = f"`{value.name}` into a part of `{result.name}`"
+                    yield _Pair(value, result, what, equation, depth, part=part)
 
 
 def _carry_pairs(equation: Equation, loop: Loop | While, depth: int) -> Iterator[_Pair]:

@@ -10,9 +10,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from hopflow.compiler.kernel_program import definitions as d
-from hopflow.compiler.kernel_program.interpreter import Machine
+from hopflow.compiler.kernel_program.interpreter import Host, Machine
 from hopflow.compiler.kernel_program.program import (
-    Call,
     Equation,
     KernelProgram,
     Value,
@@ -31,36 +30,67 @@ Plans: TypeAlias = Mapping[KernelProgram, MemoryPlan]
 
 
 def run_planned(
-    program: KernelProgram, plans: Plans, arrays: Sequence[Array]
+    program: KernelProgram,
+    plans: Plans,
+    arrays: Sequence[Array],
+    host: Host | None = None,
 ) -> list[Array]:
     """The results of a program, for arrays in place of its parameters.
 
     Args:
         plans: The memory of the program, and of those that it calls.
+        host: As of `run`.
 
     Raises:
         KernelTrap: What a check, a loop or a routine of the program stops it with.
         KernelProgramError: An element is read that another value has written over.
     """
     with np.errstate(all="ignore"):
-        return _TaggedMachine(plans, plans[program]).block(program.block, arrays)
+        return _TaggedMachine(plans, plans[program], host).program(program, arrays)
 
 
 class _TaggedMachine(Machine):
     """Also knows the tag of each cell: by allocation, the value that wrote it last."""
 
-    def __init__(self, plans: Plans, plan: MemoryPlan) -> None:
-        super().__init__()
+    def __init__(self, plans: Plans, plan: MemoryPlan, host: Host | None) -> None:
+        super().__init__(host=host)
         self.plans, self.plan = plans, plan
         self.tags: dict[Allocation, Array] = {}
         self.views: dict[Value, d.Pointwise] = {}
         self.results_of: tuple[Value, ...] = ()
+        self.running: Equation | None = None
+        self.running_piece: d.Pointwise | None = None
+
+    def program(self, program: KernelProgram, given: Sequence[Array]) -> list[Array]:
+        """The same. Whoever gives it arrays finds them as they were, but for donated
+        ones and those that results are in."""
+        results = super().program(program, given)
+        for number, value in enumerate(program.block.parameters):
+            if number not in self.plan.updated.values():
+                self.array(value)
+        return results
 
     def tags_of(self, value: Value, shape: tuple[int, ...]) -> Array | None:
         """The tags of the memory of a value, or None if it is in registers."""
         allocation = self.plan.of(value)
-        if allocation is None:
-            return None
+        return None if allocation is None else self.tags_in(allocation, shape)
+
+    def tags_in(self, allocation: Allocation, shape: tuple[int, ...]) -> Array:
+        """The tags of an allocation, which holds an array of this shape."""
+        part = allocation.part_of
+        if part is not None:
+            whole = self.plan.allocations.of(part.result)
+            tags = self.tags_in(whole, self.shape(part.result.shape))
+            first = [(axis, self.size(n)) for axis, n in part.window]
+            runs = [slice(n, n + shape[k]) if k is not None else n for k, n in first]
+            along = [k for k, _ in part.window if k is not None]
+            found = tags[tuple(runs)].transpose(np.argsort(along))
+            ones = [slice(None) if k in along else None for k in range(len(shape))]
+            found = found[tuple(ones)]
+            if found.shape != shape:
+                name = part.result.name
+                raise KernelProgramError(f"`{part.value.name}` does not fit `{name}`.")
+            return found
         if allocation not in self.tags or self.tags[allocation].shape != shape:
             self.tags[allocation] = np.full(shape, None, dtype=object)
         return self.tags[allocation]
@@ -94,6 +124,9 @@ class _TaggedMachine(Machine):
             self.require(node.attr, tags, at)
         return found
 
+    def function(self, program: KernelProgram) -> Machine:
+        return _TaggedMachine(self.plans, self.plans[program], self.host)
+
     def require(self, value: Value, tags: Array, at: tuple[int, ...]) -> None:
         found = tags[at]
         if found is not value:
@@ -104,17 +137,42 @@ class _TaggedMachine(Machine):
 
     def results(self, equation: Equation, types: Sequence[TensorType]) -> list[Array]:
         own = equation.definition
-        if isinstance(own, Call):
-            machine = _TaggedMachine(self.plans, self.plans[own.function])
-            given = list(map(self.array, own.operands))
-            return machine.block(own.function.block, given)
         if isinstance(own, d.Pointwise) and own.is_view:
             self.views[equation.results[0]] = own
-        self.results_of = equation.results
+        self.results_of, self.running = equation.results, equation
+        self.running_piece = None
         return super().results(equation, types)
 
+    def piece(
+        self, definition: d.Pointwise | d.Cut, at: tuple[int, ...]
+    ) -> d.Pointwise:
+        self.running_piece = super().piece(definition, at)
+        return self.running_piece
+
+    def is_made_there(self, number: int, at: tuple[int, ...]) -> bool:
+        """Whether an element of a result has been written as that of a part of it."""
+        piece, equation = self.running_piece, self.running
+        if piece is None or equation is None:
+            return False
+        part = self.plan.part_at(equation, piece, number)
+        if part is None:
+            return False
+        index = self.at(piece.elements[number].args, at)
+        first = [(axis, self.size(n)) for axis, n in part.window]
+        found = [n if axis is None else n + int(index[axis]) for axis, n in first]
+        if found != list(at):
+            name = f"`{part.value.name}`"
+            raise KernelProgramError(
+                f"an element of {name} is at {found}, and the piece at {list(at)} is "
+                "the same element."
+            )
+        return True
+
     def written(self, results: Sequence[Array], at: tuple[int, ...]) -> None:
-        for value, array in zip(self.results_of, results, strict=True):
+        both = zip(self.results_of, results, strict=True)
+        for number, (value, array) in enumerate(both):
+            if self.is_made_there(number, at):
+                continue
             tags = self.tags_of(value, array.shape)
             if tags is not None:
                 tags[at] = value

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from hopflow.compiler.kernel_program.definitions import Pointwise
 from hopflow.compiler.kernel_program.program import (
     Block,
     Equation,
@@ -12,6 +13,7 @@ from hopflow.compiler.kernel_program.program import (
 )
 from hopflow.compiler.memory.allocations import Allocation, Allocations
 from hopflow.compiler.memory.live_ranges import LiveRanges
+from hopflow.compiler.memory.parts import Part, is_at_own_index
 from hopflow.graph.core import Node
 from hopflow.graph.types import TensorType
 from hopflow.symbolic.size import Symbol, free_symbols
@@ -64,6 +66,33 @@ class MemoryPlan:
         """Make one of two allocations; None, or why that cannot be."""
         return self.allocations.join(a, b, is_sized=self.is_sized(a.type))
 
+    def part_at(self, equation: Equation, piece: Pointwise, number: int) -> Part | None:
+        """The value that is a piece of a result, if it is made there."""
+        element = piece.elements[number]
+        found = self.of(element.attr) if element.op == "element" else None
+        part = None if found is None else found.part_of
+        if part is None or part.equation is not equation or part.piece is not piece:
+            return None
+        return part if part.number == number else None
+
+    def is_made_there(self, equation: Equation, piece: Pointwise, number: int) -> bool:
+        """Whether the elements of a piece of a result are in its memory already: those
+        of a part of it, or of a value that was in this memory before."""
+        element, result = piece.elements[number], equation.results[number]
+        if self.part_at(equation, piece, number) is not None:
+            return True
+        if not is_at_own_index(element, result):
+            return False
+        found = self.of(element.attr)
+        return found is not None and found is self.of(result)
+
+    def put_into(self, part: Allocation, place: Part) -> str | None:
+        """Make an allocation a part of that of a result; None, or why that cannot
+        be."""
+        if not self.is_sized(place.result.type):
+            return f"the size of `{place.result.name}` is known only there"
+        return self.allocations.put_into(part, place)
+
 
 def walk(block: Block) -> Iterator[tuple[Block, Equation]]:
     """The equations of a block and of those in it, each before those within it."""
@@ -87,6 +116,10 @@ def format_memory(plan: MemoryPlan) -> str:
             where = f" result {allocation.output}"
         if allocation.row_of is not None and allocation.row_of[0] in names:
             where = f" row of {names[allocation.row_of[0]]}"
+        if allocation.part_of is not None:
+            part = allocation.part_of
+            first = ", ".join([str(n) for _, n in part.window])
+            where = f" part of {names[plan.allocations.of(part.result)]} at [{first}]"
         values = ", ".join(
             v.name for v in sorted(allocation.values, key=order.__getitem__)
         )

@@ -33,6 +33,7 @@ def _is_free(allocation: Allocation) -> bool:
         allocation.is_input
         or allocation.carries
         or allocation.row_of
+        or allocation.part_of
         or allocation.output is not None
     )
 
@@ -45,6 +46,7 @@ def _rows(plan: MemoryPlan, equation: Equation, loop: Loop | While) -> None:
         if found is None or memory is None or not _is_free(found) or found.is_fixed:
             continue
         inner = memory.type.with_shape(memory.type.shape[1:])
-        within = all(plan.live.defined[v][0].is_within(scope) for v in found.values)
+        values = [v for one in found.with_parts() for v in one.values]
+        within = all(plan.live.defined[v][0].is_within(scope) for v in values)
         if within and same_layout(found.type, inner):
             found.row_of = memory, equation

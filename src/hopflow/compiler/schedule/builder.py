@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from hopflow import dtypes
@@ -301,12 +302,13 @@ class Builder:
 
     def nest(
         self,
-        shape: Sequence[Size],
+        shape: Sequence[Size | Expr],
         body: Callable[[Index], None],
         *,
         independent: bool = True,
     ) -> None:
-        """`body(i)` for each index of `shape`; the last axis as vectors if it can."""
+        """`body(i)` for each index of `shape`; the last axis as vectors if it can.
+        Extents that are expressions are known before the nest."""
         if self._nest is None:
             self._nest = self.statements
             try:
@@ -317,7 +319,10 @@ class Builder:
             self._loops(shape, body, independent)
 
     def _loops(
-        self, shape: Sequence[Size], body: Callable[[Index], None], independent: bool
+        self,
+        shape: Sequence[Size | Expr],
+        body: Callable[[Index], None],
+        independent: bool,
     ) -> None:
         static = [n for n in shape if isinstance(n, int)]
         if len(static) == len(shape):
@@ -332,7 +337,7 @@ class Builder:
 
     def _axis(
         self,
-        shape: tuple[Size, ...],
+        shape: tuple[Size | Expr, ...],
         outer: Index,
         body: Callable[[Index], None],
         independent: bool,
@@ -341,13 +346,14 @@ class Builder:
             body(outer)
             return
         size = shape[len(outer)]
-        if is_one(size):
+        if not isinstance(size, Expr) and is_one(size):
             self._axis(shape, (*outer, e.index(0)), body, independent)
             return
         var = self.var(dtypes.int64, "i")
         with self.into([]) as statements:
             self._axis(shape, (*outer, e.read(var)), body, independent)
-        self.for_(var, self.extent(size), statements, independent)
+        extent = size if isinstance(size, Expr) else self.extent(size)
+        self.for_(var, extent, statements, independent)
 
     def for_(self, var: Var, extent: Expr, body: list[Stmt], independent: bool) -> None:
         """A loop; as vectors where its body is straight and its axis independent."""
@@ -387,8 +393,12 @@ class Builder:
         type_ = type_ or allocation.type
         if allocation.row_of is not None:
             stack, loop = allocation.row_of
-            whole = self.memory(stack)
-            return Stored(type_, whole.buffer, (*whole.prefix, self.rows[loop]))
+            return replace(self.memory(stack).row(self.rows[loop]), type=type_)
+        if allocation.part_of is not None:
+            part = allocation.part_of
+            whole = self.memory(self.plan.allocations.of(part.result))
+            window = [(axis, self.extent(n)) for axis, n in part.window]
+            return whole.part(type_, tuple(window))
         if allocation not in self.buffers:
             if allocation.output is not None:
                 buffer = self.program.outputs[allocation.output]
@@ -466,8 +476,8 @@ class Builder:
         source = self.place(value) if isinstance(value, Value) else value
         if target.is_at(source):
             return
-        whole = isinstance(source, Stored) and source.is_dense and not source.prefix
-        if isinstance(source, Stored) and whole and not target.prefix:
+        whole = isinstance(source, Stored) and source.is_dense and source.is_whole
+        if isinstance(source, Stored) and whole and target.is_whole:
             self.add(Copy(target.buffer, source.buffer))
             return
         self.nest(
@@ -477,7 +487,7 @@ class Builder:
 
     def store(self, target: Stored, at: Index, value: Expr) -> None:
         """Write one element of a value."""
-        self.add(Store(target.buffer, (*target.prefix, *at), value))
+        self.add(Store(target.buffer, target.index(at), value))
 
 
 __all__ = ["Builder"]

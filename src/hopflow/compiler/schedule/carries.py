@@ -264,7 +264,7 @@ def _may_swap(
     """Whether a carry may take the memory of a new value, which nothing reads there
     after the step."""
     source, allocation = moving[buffer], b.plan.of(value)
-    if not isinstance(source, Stored) or source.prefix:
+    if not isinstance(source, Stored) or not source.is_whole:
         return False
     found = source.buffer
     if not (found.space == buffer.space == "arena"):

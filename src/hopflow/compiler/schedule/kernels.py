@@ -1,11 +1,14 @@
 """Loops for definitions: one nest for each, mechanically."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from typing import TypeAlias
 
 from hopflow import dtypes
 from hopflow.compiler.kernel_program.definitions import (
     Check,
     Compact,
+    Cut,
     Definition,
     Effect,
     Pointwise,
@@ -15,7 +18,12 @@ from hopflow.compiler.kernel_program.definitions import (
     axes,
 )
 from hopflow.compiler.kernel_program.program import Equation, Value
-from hopflow.compiler.kernel_program.registers import indices_of, is_small, shape_key
+from hopflow.compiler.kernel_program.registers import (
+    indices_of,
+    is_short,
+    is_small,
+    shape_key,
+)
 from hopflow.compiler.kernel_program.rewriting import as_values
 from hopflow.compiler.memory.place import in_registers
 from hopflow.compiler.schedule.builder import Builder
@@ -36,9 +44,15 @@ from hopflow.loop_ir.nest import (
     Var,
 )
 from hopflow.loop_ir.walk import nodes, same
+from hopflow.symbolic.size import Size
 
 SHORT_ROW = 16
 """So many sums at least are worth it to read a vector out of order."""
+
+_Range: TypeAlias = tuple[Expr, Expr]
+"""The first index along an axis, and the one after the last."""
+_Box: TypeAlias = tuple[Pointwise, tuple[_Range, ...]]
+"""What is computed for the indices within ranges, one for each axis."""
 
 
 class Kernels:
@@ -59,6 +73,8 @@ class Kernels:
                     self.b.note(type_)
             case Pointwise():
                 self.pointwise(definition)
+            case Cut():
+                self.cut(definition)
             case Reduction():
                 self.reduction(definition)
             case Prefix():
@@ -94,7 +110,13 @@ class Kernels:
             if not (fails.is_const and not fails.attr):
                 self.b.add(Trap(fails, site, tuple(values)))
 
-        if all(isinstance(n, int) and n <= 4 for n in check.shape):
+        if check.passed is not None:
+            [passed] = self.b.at([check.passed], ())
+            with self.b.into([]) as search:
+                self.b.nest(check.shape, trap, independent=False)
+            self.b.add(If(e.unary("not", passed), search))
+            return
+        if is_short(check.shape):
             self.b.nest(check.shape, trap, independent=False)
             return
         # First one fast pass asks whether any fails; only then is the first one sought.
@@ -123,23 +145,99 @@ class Kernels:
             ]
             self.registers([[row[k] for row in rows] for k in range(len(self.types))])
             return
-        targets = self.targets()
-        also = [self.b.also.pop(value, ()) for value in self.equation.results]
+        places = self.places()
         [first, *others] = kernel.elements
         if not others and self._is_copy(first):
-            for target in (*targets, *also[0]):
+            for target in places[0]:
                 self.b.fill(first.attr, target)
             return
+        shape = self.types[0].shape
+        self.b.nest(shape, lambda at: self.elements(kernel, places, at))
+
+    def places(self) -> list[tuple[Stored, ...]]:
+        """Of each result the memory, and what else is to hold it."""
+        results = self.equation.results
+        also = [self.b.also.pop(value, ()) for value in results]
+        return [(t, *more) for t, more in zip(self.targets(), also, strict=True)]
+
+    def elements(
+        self, kernel: Pointwise, places: Sequence[Sequence[Stored]], at: Index
+    ) -> None:
+        """Compute the elements at an index, and store them."""
+        written = [number for number, own in enumerate(places) if own]
+        values = self.b.at([kernel.elements[number] for number in written], at)
+        places = [places[number] for number in written]
+        if len(values) > 1 or any(len(own) > 1 for own in places):
+            values = [self.b.let(v) for v in values]
+        for own, value in zip(places, values, strict=True):
+            for place in own:
+                self.b.store(place, at, value)
+
+    def cut(self, kernel: Cut) -> None:
+        """A nest for each piece, within loops over the axes before the cut."""
+        places = self.places()
+        shape = self.b.shape(self.types[0])
+        boxes = list(self._boxes(kernel, tuple([(e.index(0), n) for n in shape])))
+
+        def write(piece: Pointwise, at: Index) -> None:
+            self.elements(piece, self._unwritten(piece, places), at)
+
+        left = [box for box in boxes if any(self._unwritten(box[0], places))]
+        self._pieces(left, (), write)
+
+    def _unwritten(
+        self, piece: Pointwise, places: Sequence[Sequence[Stored]]
+    ) -> list[Sequence[Stored]]:
+        """The places to which a piece is to be written: not where it has been made."""
+        plan, equation = self.b.plan, self.equation
+        return [
+            own[1:] if plan.is_made_there(equation, piece, number) else own
+            for number, own in enumerate(places)
+        ]
+
+    def _boxes(
+        self, kernel: Pointwise | Cut, ranges: tuple[_Range, ...]
+    ) -> Iterator[_Box]:
+        """The pieces within these ranges, in order."""
+        if isinstance(kernel, Pointwise):
+            yield kernel, ranges
+            return
+        low, high = ranges[kernel.axis]
+        [at] = self.b.at([kernel.at])
+        at = self.b.let(e.binary("min", e.binary("max", at, low), high))
+        for piece, own in ((kernel.below, (low, at)), (kernel.above, (at, high))):
+            within = (*ranges[: kernel.axis], own, *ranges[kernel.axis + 1 :])
+            yield from self._boxes(piece, within)
+
+    def _pieces(
+        self,
+        boxes: Sequence[_Box],
+        outer: Index,
+        write: Callable[[Pointwise, Index], None],
+    ) -> None:
+        """Loops over the axes that are left, common to boxes of one range."""
+        for _, group in groupby(boxes, lambda box: id(box[1][len(outer)])):
+            self._common_loops(list(group), outer, write)
+
+    def _common_loops(
+        self,
+        boxes: Sequence[_Box],
+        outer: Index,
+        write: Callable[[Pointwise, Index], None],
+    ) -> None:
+        kernel, ranges = boxes[0]
+        own = ranges[len(outer) :]
+        own = own if len(boxes) == 1 else own[:1]
 
         def body(at: Index) -> None:
-            values = self.b.at(kernel.elements, at)
-            if len(values) > 1 or any(also):
-                values = [self.b.let(v) for v in values]
-            for target, more, value in zip(targets, also, values, strict=True):
-                for place in (target, *more):
-                    self.b.store(place, at, value)
+            position = [e.add(i, low) for i, (low, _) in zip(at, own, strict=True)]
+            inner = (*outer, *position)
+            if len(inner) == len(ranges):
+                write(kernel, inner)
+            else:
+                self._pieces(boxes, inner, write)
 
-        self.b.nest(self.types[0].shape, body)
+        self.b.nest([_extent(one) for one in own], body)
 
     def _is_copy(self, element: Expr) -> bool:
         """Whether an element is that of another value of the same shape."""
@@ -451,6 +549,13 @@ class Kernels:
             lambda at: self.b.store(copy, at, self.b.at([element], at)[0]),
         )
         return copy
+
+
+def _extent(own: _Range) -> Size | Expr:
+    """How many indices a range has."""
+    low, high = own
+    extent = e.sub(high, low)
+    return int(extent.attr) if extent.is_const else extent
 
 
 def _ref(place: Stored, at: Index = ()) -> Ref:

@@ -7,8 +7,13 @@ from hopflow.graph.types import TensorType
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr, Index
 from hopflow.loop_ir.nest import Buffer
+from hopflow.loop_ir.walk import same
 
 __all__ = ["Place", "Registers", "Stored", "flat_index"]
+
+Window: TypeAlias = tuple[tuple[int | None, Expr], ...]
+"""For each axis of the memory the axis of the value that runs along it, if there is
+one, and the first position."""
 
 
 @dataclass(eq=False, slots=True)
@@ -37,31 +42,79 @@ class Registers:
 
 @dataclass(eq=False, slots=True)
 class Stored:
-    """`buffer[prefix]`, a dense sub-array unless the buffer has strides."""
+    """`buffer[prefix]`, a dense sub-array unless the buffer has strides, or a window of
+    it."""
 
     type: TensorType
     buffer: Buffer
     prefix: Index = ()
+    window: Window | None = None
+
+    def index(self, at: Index) -> Index:
+        """Where an element is in the buffer."""
+        if self.window is not None:
+            at = tuple(
+                [
+                    first if axis is None else e.add(at[axis], first)
+                    for axis, first in self.window
+                ]
+            )
+        return (*self.prefix, *at)
 
     def read(self, at: Index, condition: Expr | None = None) -> Expr:
         """The element at an index; 0 where the condition is false."""
-        return e.load(self.buffer, (*self.prefix, *at), condition)
+        return e.load(self.buffer, self.index(at), condition)
+
+    def part(self, type_: TensorType, window: Window) -> "Stored":
+        """A window of it."""
+        if self.window is None:
+            return Stored(type_, self.buffer, self.prefix, window)
+        found = [
+            (None, first)
+            if axis is None
+            else (window[axis][0], e.add(window[axis][1], first))
+            for axis, first in self.window
+        ]
+        return Stored(type_, self.buffer, self.prefix, tuple(found))
+
+    def row(self, at: Expr) -> "Stored":
+        """The row at an index of the first axis."""
+        type_ = self.type.with_shape(self.type.shape[1:])
+        if self.window is None:
+            return Stored(type_, self.buffer, (*self.prefix, at))
+        zero, rest = e.index(0), range(type_.ndim)
+        return self.part(type_, ((None, at), *((axis, zero) for axis in rest)))
 
     @property
     def is_dense(self) -> bool:
-        return self.buffer.strides is None
+        return self.buffer.strides is None and self.window is None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all of the buffer."""
+        return not self.prefix and self.window is None
 
     def is_at(self, other: "Place") -> bool:
         """Whether another value is in the very same memory."""
         return (
             isinstance(other, Stored)
             and other.buffer is self.buffer
+            and _same_window(other.window, self.window)
             and len(other.prefix) == len(self.prefix)
             and all(a is b for a, b in zip(self.prefix, other.prefix, strict=True))
         )
 
 
 Place: TypeAlias = Registers | Stored
+
+
+def _same_window(a: Window | None, b: Window | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return all(
+        axis == other and same(first, position)
+        for (axis, first), (other, position) in zip(a, b, strict=True)
+    )
 
 
 def flat_index(at: Index, type_: TensorType) -> Expr:

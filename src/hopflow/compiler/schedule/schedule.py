@@ -11,12 +11,13 @@ from typing import Final
 
 from hopflow.compiler.kernel_passes import Context
 from hopflow.compiler.kernel_passes.carries import carries
-from hopflow.compiler.kernel_passes.checks import split_checks
+from hopflow.compiler.kernel_passes.checks import checks
 from hopflow.compiler.kernel_passes.counters import counters
 from hopflow.compiler.kernel_passes.hoist import hoist
 from hopflow.compiler.kernel_passes.inline import inline
 from hopflow.compiler.kernel_passes.pack import pack
 from hopflow.compiler.kernel_passes.simplify import simplify
+from hopflow.compiler.kernel_passes.split import split
 from hopflow.compiler.kernel_program.printer import format_kernels
 from hopflow.compiler.kernel_program.program import KernelProgram
 from hopflow.compiler.kernel_program.registers import is_small
@@ -29,6 +30,7 @@ from hopflow.compiler.memory.plan import MemoryPlan, format_memory
 from hopflow.compiler.memory.short_circuit import short_circuit
 from hopflow.compiler.memory.verifier import verify_memory
 from hopflow.compiler.schedule.builder import Builder
+from hopflow.compiler.schedule.compared_passes import ComparedPasses
 from hopflow.compiler.schedule.interchange import move_steps_inside
 from hopflow.compiler.schedule.merge import merge
 from hopflow.compiler.schedule.scheduler import Scheduler
@@ -44,11 +46,12 @@ __all__ = ["memory_plans", "schedule"]
 
 KERNEL_PASSES: Final[tuple[Callable[[KernelProgram, Context], None], ...]] = (
     carries,
+    checks,
     hoist,
     counters,
-    split_checks,
     inline,
     simplify,
+    split,
     pack,
 )
 MEMORY_PASSES: Final[tuple[Callable[[MemoryPlan], None], ...]] = (
@@ -94,18 +97,23 @@ def memory_plans(
 ) -> Iterator[tuple[MemoryPlan, Context]]:
     """The memory of a program, after that of the functions that it calls: the passes
     change each, and then plan its memory. For the arguments see `schedule`."""
+    plans: dict[KernelProgram, MemoryPlan] = {}
     for one in programs(program):
         if one is program:
             context = Context(_reusable(one, donated), layouts)
         else:
             context = Context(updated_parameters(one))
+        compared = ComparedPasses(one) if config.verify else None
         for run in KERNEL_PASSES:
             with passing(run.__name__, one.name, partial(format_kernels, one)):
                 run(one, context)
-            if config.verify:
+            if compared is not None:
                 verify_kernels(one)
-        plan = planned(one, context.reused)
+                compared.after(run.__name__)
+        plan = plans[one] = planned(one, context.reused)
         one.updated = plan.updated
+        if compared is not None:
+            compared.planned(plans)
         yield plan, context
 
 

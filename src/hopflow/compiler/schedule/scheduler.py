@@ -1,7 +1,7 @@
 """Writing loops: blocks and regions of a kernel program whose memory is planned."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hopflow import dtypes
 from hopflow.compiler.kernel_program.program import (
@@ -157,7 +157,7 @@ class Scheduler:
         the program made that for it alone."""
         b = self.b
         made = allocated(b.program.body)
-        if isinstance(place, Stored) and not place.prefix and place.buffer in made:
+        if isinstance(place, Stored) and place.is_whole and place.buffer in made:
             own = place.buffer
             swapped = [s for s in statements(b.program.body) if isinstance(s, Swap)]
             if own.space == "arena" and not any(own in (s.a, s.b) for s in swapped):
@@ -225,7 +225,7 @@ class Scheduler:
             b.define(symbol, e.read(size))
         for value, target in zip(results, targets, strict=True):
             if isinstance(target, Stored):
-                b.places[value] = Stored(value.type, target.buffer, target.prefix)
+                b.places[value] = replace(target, type=value.type)
             else:
                 elements = tuple(map(e.read, target))
                 b.places[value] = Registers(value.type, elements)
@@ -369,9 +369,7 @@ class Scheduler:
         """The row that a step adds to a stack."""
         allocation = self.plan.of(stack)
         assert allocation is not None
-        whole = self.b.memory(allocation)
-        type_ = stack.type.with_shape(stack.shape[1:])
-        return Stored(type_, whole.buffer, (*whole.prefix, at))
+        return self.b.memory(allocation, stack.type).row(at)
 
 
 def _choose(selector: Expr, bodies: Sequence[list[Stmt]]) -> Stmt:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hopflow.compiler.plan import live_intervals, plan
+from hopflow.compiler.reuse import live_intervals, reuse
 from hopflow.dtypes import int64
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.interpreter import run
@@ -91,7 +91,7 @@ class Bodies:
 
 def agree(f: Program) -> None:
     x = np.arange(4)
-    planned, live = plan(f), live_intervals(f)
+    planned, live = reuse(f), live_intervals(f)
     apart = run(f, [], [x])
     together = run(f, [], [x], offsets=planned.offsets)
     np.testing.assert_array_equal(together, apart)
@@ -126,7 +126,7 @@ def test_buffers_of_all_sizes_that_live_together_lie_apart(
         Store(b, start, e.index(0)) for t in range(10) for b in found if t in found[b]
     ]
     f = Program("f", [], [], [], [*found], [], body, [])
-    planned, live = plan(f), live_intervals(f)
+    planned, live = reuse(f), live_intervals(f)
     first = {b: planned.offsets[b].attr for b in found}
     last = {b: first[b] + 8 * b.shape[0].attr for b in found}
     assert all(last[b] <= planned.total.attr for b in found)

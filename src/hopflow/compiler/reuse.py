@@ -1,4 +1,11 @@
-"""The arena: where each temporary buffer of a program lies, planned by liveness.
+"""Buffers that are not live at once share the arena, the memory of a program.
+
+    buffer a0: f64[8] in arena              arena of 64 bytes: a0 at 0, b1 at 0
+    buffer b1: f64[8] in arena
+    for i2 in 0..8: a0[i2] = x[i2]    ->
+    copy out0 <- a0
+    for i3 in 0..8: b1[i3] = y[i3]
+    copy out1 <- b1
 
 Buffers that are never live at once may share memory. Statements are numbered in the
 order of their text, and a buffer is live from its first access to its last, in the
@@ -19,6 +26,7 @@ import numpy as np
 
 from hopflow.compiler.private import private_buffers
 from hopflow.dtypes import DType
+from hopflow.logs import passing
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import walk
 from hopflow.loop_ir.expr import Expr
@@ -39,9 +47,10 @@ from hopflow.loop_ir.nest import (
     Var,
     While,
 )
+from hopflow.loop_ir.printer import format_expr
 from hopflow.loop_ir.routines import ROUTINES
 
-__all__ = ["ArenaPlan", "Interval", "live_intervals", "plan", "size_in_bytes"]
+__all__ = ["ArenaPlan", "Interval", "live_intervals", "reuse", "size_in_bytes"]
 
 ALIGNMENT: Final = 64
 NDArray: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
@@ -60,6 +69,10 @@ class ArenaPlan:
     offsets: Mapping[Buffer, Expr]
     total: Expr
 
+    def __str__(self) -> str:
+        places = [f"{b.name} at {format_expr(at)}" for b, at in self.offsets.items()]
+        return "\n".join([f"arena of {format_expr(self.total)} bytes", *places])
+
 
 class Interval(NamedTuple):
     """From the first to the last statement, by number, both included."""
@@ -71,8 +84,16 @@ class Interval(NamedTuple):
         return self.start <= other.stop and other.start <= self.stop
 
 
-def plan(program: Program) -> ArenaPlan:
-    """Lay out the arena of `program`.
+def reuse(program: Program) -> ArenaPlan:
+    """Lay out the arena of a program."""
+    made: list[ArenaPlan] = []
+    with passing("reuse", program.name, lambda: "\n".join(map(str, made))):
+        made.append(_laid_out(program))
+    return made[0]
+
+
+def _laid_out(program: Program) -> ArenaPlan:
+    """Find a place for each buffer.
 
     Buffers of known size go by first fit, the largest first; then the others one after
     another, each in the place of an earlier one of the same size where that is dead.

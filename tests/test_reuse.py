@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hopflow.compiler.plan import ALIGNMENT, ArenaPlan, live_intervals, plan
+from hopflow.compiler.reuse import ALIGNMENT, ArenaPlan, live_intervals, reuse
 from hopflow.dtypes import DType, bool_, float64, int64
 from hopflow.errors import LoopIRError
 from hopflow.loop_ir import expr as e
@@ -89,7 +89,7 @@ def offsets(planned: ArenaPlan) -> dict[str, Any]:
 def agree(f: Program) -> None:
     """The program runs the same in its planned arena as with memory for each buffer."""
     x = np.arange(4)
-    planned = plan(f)
+    planned = reuse(f)
     apart = run(f, [3, 2], [x])
     together = run(f, [3, 2], [x], offsets=planned.offsets)
     np.testing.assert_array_equal(together, apart)
@@ -125,8 +125,8 @@ def test_what_is_dead_gives_its_place_to_what_comes_after(fresh: Counter) -> Non
     f = program(
         buffers, add(a, X, fresh), add(b, a, fresh), add(c, b, fresh), Copy(Y, c)
     )
-    assert offsets(plan(f)) == {"a": 0, "b": 64, "c": 0}
-    assert plan(f).total.attr == 64 + 32
+    assert offsets(reuse(f)) == {"a": 0, "b": 64, "c": 0}
+    assert reuse(f).total.attr == 64 + 32
     agree(f)
 
 
@@ -140,21 +140,21 @@ def test_places_are_aligned_and_the_largest_goes_first(fresh: Counter) -> None:
         *(Store(byte, (e.index(i),), e.const(True, bool_)) for i in range(3)),
         add(Y, small, fresh),
     )
-    assert offsets(plan(f)) == {"small": 128, "byte": 0, "large": 0}
+    assert offsets(reuse(f)) == {"small": 128, "byte": 0, "large": 0}
     agree(f)
 
 
 def test_what_is_never_used_takes_no_room() -> None:
     f = program(arena("a b"), Copy(Y, X))
-    assert offsets(plan(f)) == {"a": 0, "b": 0}
-    assert plan(f).total.attr == 0
+    assert offsets(reuse(f)) == {"a": 0, "b": 0}
+    assert reuse(f).total.attr == 0
 
 
 def test_what_is_allocated_and_shared_memory_are_not_in_the_arena() -> None:
     shared = Buffer("tile", int64, (e.index(4),), "shared")
     [made] = arena("made", 4)
     f = program([shared, made], Allocate(made))
-    assert offsets(plan(f)) == {}
+    assert offsets(reuse(f)) == {}
 
 
 # --- loops ----------------------------------------------------------------------------
@@ -174,7 +174,7 @@ def test_what_an_iteration_defines_anew_is_live_in_it_only(fresh: Counter) -> No
         ),
         Copy(Y, d),
     )
-    assert offsets(plan(f)) == {"a": 0, "b": 64, "c": 0, "d": 128}
+    assert offsets(reuse(f)) == {"a": 0, "b": 64, "c": 0, "d": 128}
     agree(f)
 
 
@@ -196,7 +196,7 @@ def test_what_each_step_reads_lives_until_the_last(fresh: Counter) -> None:
     a, b = buffers = arena("a b")
     step = [add(Y, a, fresh), add(b, X, fresh), add(Y, b, fresh)]
     f = program(buffers, add(a, X, fresh), repeat(fresh, *step))
-    assert offsets(plan(f)) == {"a": 0, "b": 64}
+    assert offsets(reuse(f)) == {"a": 0, "b": 64}
     agree(f)
 
 
@@ -214,7 +214,7 @@ def test_what_is_not_surely_defined_lives_through_the_outermost_loop(
     last = [add(c, X, fresh), add(Y, c, fresh)]
     loop = For(outer, e.index(2), [For(inner, e.index(2), body), *last])
     f = program(buffers, loop)
-    assert offsets(plan(f)) == {"a": 0, "b": 64, "c": 64}
+    assert offsets(reuse(f)) == {"a": 0, "b": 64, "c": 64}
     agree(f)
 
 
@@ -249,7 +249,7 @@ def test_a_head_defines_for_what_comes_after_too(fresh: Counter) -> None:
     never = e.compare("lt", e.load(X, (e.index(0),)), e.index(0))
     loop = While([add(a, X, fresh)], never, [])
     f = program(buffers, repeat(fresh, loop, Copy(Y, a), Copy(b, X), Copy(Y, b)))
-    assert offsets(plan(f)) == {"a": 0, "b": 0}
+    assert offsets(reuse(f)) == {"a": 0, "b": 0}
     agree(f)
 
 
@@ -259,13 +259,13 @@ def test_both_branches_may_define(fresh: Counter) -> None:
     f = program(
         buffers, repeat(fresh, both, Copy(Y, a), add(b, X, fresh), add(Y, b, fresh))
     )
-    assert offsets(plan(f)) == {"a": 0, "b": 0}
+    assert offsets(reuse(f)) == {"a": 0, "b": 0}
     agree(f)
     one = If(ALWAYS, [add(a, X, fresh)])
     f = program(
         buffers, repeat(fresh, one, Copy(Y, a), add(b, X, fresh), add(Y, b, fresh))
     )
-    assert offsets(plan(f)) == {"a": 0, "b": 64}
+    assert offsets(reuse(f)) == {"a": 0, "b": 64}
     agree(f)
 
 
@@ -281,7 +281,7 @@ def test_iterations_that_run_at_once_share_nothing(fresh: Counter, kind: Any) ->
         Store(Y, at, e.load(c, at)),
     ]
     f = program(buffers, For(i, e.index(4), body, True, Binding(kind, 4)))
-    assert len(set(offsets(plan(f)).values())) == 3
+    assert len(set(offsets(reuse(f)).values())) == 3
     agree(f)
 
 
@@ -296,7 +296,7 @@ def test_swapped_buffers_lie_apart_and_live_together(fresh: Counter) -> None:
     )
     live = live_intervals(f)
     assert live[a] == live[b]
-    assert len({offsets(plan(f))[name] for name in "abd"}) == 3
+    assert len({offsets(reuse(f))[name] for name in "abd"}) == 3
     agree(f)
 
 
@@ -309,7 +309,7 @@ def test_a_swapped_buffer_may_hold_what_an_earlier_iteration_left(
     loop.body += [Copy(a, X), If(later, [Copy(Y, b)]), Copy(b, X), Swap(a, b)]
     loop.body += [Copy(c, X), Copy(Y, c)]
     f = program(buffers, loop)
-    assert len(set(offsets(plan(f)).values())) == 3
+    assert len(set(offsets(reuse(f)).values())) == 3
     agree(f)
 
 
@@ -391,7 +391,7 @@ def test_symbolic_buffers_follow_and_reuse_equal_places(fresh: Counter) -> None:
         Store(wide, zero * 2, e.load(c, zero)),
         For(i := fresh(), e.index(4), [Store(Y, (e.read(i),), e.load(wide, zero * 2))]),
     )
-    planned = plan(f)
+    planned = reuse(f)
     texts = {b.name: format_expr(o) for b, o in planned.offsets.items()}
     assert texts["k"] == "0"
     assert texts["a"] == texts["c"] == "64"

@@ -1,0 +1,317 @@
+"""Tests that hold for the first indices of an axis alone cut it into pieces.
+
+    v0 = select(i0 < n, x[i0] if i0 < n, y[i0 - n] if not i0 < n) for i0 < n + m
+
+    v0 = (x[i0] where i0 < n, y[i0 - n] elsewhere) for i0 < n + m
+
+A piece has no such tests, so that what it reads are neighbours in memory, and it
+computes what its indices need alone. Only tests are taken that decide what is read, or
+between sides that are dear: a cheap `select` costs less than a loop of its own.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from hopflow import dtypes
+from hopflow.compiler.kernel_passes import Context
+from hopflow.compiler.kernel_passes.reads import weight
+from hopflow.compiler.kernel_program.definitions import Cut, Pointwise, axes
+from hopflow.compiler.kernel_program.program import KernelProgram
+from hopflow.compiler.kernel_program.registers import is_small
+from hopflow.compiler.kernel_program.rewriting import all_blocks
+from hopflow.compiler.kernel_program.sizes import at_least, size_of_expr
+from hopflow.graph.types import Shape, is_one
+from hopflow.loop_ir import expr as e
+from hopflow.loop_ir.expr import Expr
+from hopflow.loop_ir.walk import nodes, same
+from hopflow.symbolic.size import Size
+
+__all__ = ["split"]
+
+MOST: Final = 12
+"""Pieces of one definition, each a loop: nine are a plane with its edges."""
+LARGEST: Final = 600
+"""Nodes of all pieces, where there are more than without cuts."""
+VECTOR: Final = 32
+"""Bytes of a vector, about."""
+DEAR: Final = 20
+"""Instructions of the sides of a `select` that are worth a cut."""
+_FAR: Final = 1 << 60
+"""Positions beyond it are as good as any: sums of an index and a constant below it do
+not wrap around."""
+
+
+def split(program: KernelProgram, _context: Context) -> None:
+    """Edit a program in place, without the functions that it calls."""
+    for block in all_blocks(program.block):
+        for equation in block.equations:
+            own = equation.definition
+            if not isinstance(own, Pointwise) or own.is_view or own.checks:
+                continue
+            if not is_small(equation.results[0].type):
+                shape = equation.results[0].shape
+                equation.definition = _split(own, shape)
+
+
+class _Test(NamedTuple):
+    """A test that is `holds` for the indices less than `at` along an axis alone, and
+    its opposite for the others."""
+
+    axis: int
+    at: Expr
+    holds: bool
+
+
+@dataclass(eq=False, slots=True)
+class _Piece:
+    """Elements, or two pieces of them.
+
+    order   the nodes of the elements
+    tests   those of them that are such tests
+    facts   the cuts around it, and whether it is below
+    """
+
+    elements: tuple[Expr, ...]
+    order: Sequence[Expr]
+    tests: Mapping[Expr, _Test]
+    facts: tuple[tuple[_Test, bool], ...] = ()
+    parts: "tuple[_Test, _Piece, _Piece] | None" = None
+
+    def definition(self) -> Pointwise | Cut:
+        if self.parts is None:
+            return Pointwise(self.elements)
+        test, below, above = self.parts
+        return Cut(test.axis, test.at, below.definition(), above.definition())
+
+
+def _split(own: Pointwise, shape: Shape) -> Pointwise | Cut:
+    """The definition in pieces, if it has such tests: what is cut first is what is
+    whole for longest."""
+    order = nodes(*own.elements)
+    compares = any([node.op in _COMPARED for node in order])
+    tests = _tests(order, shape) if compares else {}
+    if not tests:
+        return own
+    whole = _Piece(own.elements, order, tests)
+    waiting, pieces, size = deque([whole]), 1, len(order)
+    most = max(size, LARGEST)
+    while waiting and pieces < MOST:
+        piece = waiting.popleft()
+        test = _wanted(piece)
+        if test is None or _tears_rows(piece, test, shape):
+            continue
+        below, above = (_assumed(piece, test, is_below) for is_below in (True, False))
+        grown = size + len(below.order) + len(above.order) - len(piece.order)
+        if grown > most:
+            continue
+        piece.parts, size, pieces = (test, below, above), grown, pieces + 1
+        waiting += (below, above)
+    return whole.definition()
+
+
+def _tears_rows(piece: _Piece, test: _Test, shape: Shape) -> bool:
+    """Whether a cut leaves of short rows so many elements that fill no vector that each
+    row takes far more steps."""
+    long = [axis for axis, n in enumerate(shape) if not is_one(n)]
+    low, high, at = 0, shape[test.axis], test.at.attr
+    if test.axis != long[-1] or len(long) == 1 or not isinstance(high, int):
+        return False
+    for cut, is_below in piece.facts:
+        if cut.axis == test.axis and cut.at.is_const:
+            low, high = (low, cut.at.attr) if is_below else (cut.at.attr, high)
+    lanes = VECTOR // max(x.dtype.itemsize for x in piece.elements)
+
+    def steps(n: int) -> int:
+        return n // lanes + n % lanes
+
+    if not test.at.is_const or not low <= at <= high:
+        return False
+    return 2 * (steps(at - low) + steps(high - at)) > 3 * steps(high - low)
+
+
+def _assumed(piece: _Piece, test: _Test, is_below: bool) -> _Piece:
+    """The piece on one side of a cut, without the tests that this decides."""
+    facts = (*piece.facts, (test, is_below))
+    values: dict[Expr, Expr] = {}
+    for node in piece.order:
+        own = piece.tests.get(node)
+        decided = None if own is None else _decided(own, facts)
+        if decided is None:
+            args = tuple([values[a] for a in node.args])
+            values[node] = e.with_args(node, args)
+        else:
+            values[node] = e.const(decided, dtypes.bool_)
+    elements = tuple([values[x] for x in piece.elements])
+    tests = {values[x]: own for x, own in piece.tests.items() if x in values}
+    tests = {x: own for x, own in tests.items() if not x.is_const}
+    return _Piece(elements, nodes(*elements), tests, facts)
+
+
+def _decided(test: _Test, facts: Sequence[tuple[_Test, bool]]) -> bool | None:
+    """What a test gives between cuts, if it gives the same everywhere."""
+    for cut, is_below in facts:
+        if cut.axis != test.axis:
+            continue
+        numbers = cut.at.is_const and test.at.is_const
+        if numbers and (cut.at.attr < test.at.attr) is is_below:
+            return test.holds is is_below
+        if same(cut.at, test.at):
+            return test.holds is is_below
+    return None
+
+
+# --- which tests ----------------------------------------------------------------------
+
+
+def _wanted(piece: _Piece) -> _Test | None:
+    """The test to cut at: of the first axis, and of these the one that is nearest to
+    the elements."""
+    if not piece.tests:
+        return None
+    inside = {x for x in piece.order if x in piece.tests}
+    worth = set(_worth(piece.order, inside)) if inside else inside
+    if not worth:
+        return None
+    found: dict[Expr, None] = dict.fromkeys(piece.elements)
+    pending = deque(found)
+    while pending:
+        node = pending.popleft()
+        fresh = dict.fromkeys([a for a in node.args if a not in found])
+        found |= fresh
+        pending += fresh
+    tests = [piece.tests[x] for x in found if x in worth]
+    return min(tests, key=lambda test: test.axis)
+
+
+def _worth(order: Sequence[Expr], tests: set[Expr]) -> Iterator[Expr]:
+    """Those of `tests` that decide what is read, or between dear sides."""
+    reads = [a for node in order if node.op == "element" for a in node.args]
+    yield from tests.intersection(nodes(*reads))
+    costs: dict[Expr, int] = {}
+    for node in order:
+        costs[node] = min(DEAR, weight(node) + sum([costs[a] for a in node.args]))
+        if node.op == "select":
+            test, *sides = node.args
+            if sum([costs[a] for a in sides]) >= DEAR:
+                yield from tests.intersection(nodes(test))
+
+
+def _tests(order: Sequence[Expr], shape: Shape) -> dict[Expr, _Test]:
+    """The nodes that are such tests."""
+    forms: dict[Expr, _Form] = {
+        axis: _Form(k, 1, 0) for k, axis in enumerate(axes(len(shape)))
+    }
+    uniform: set[Expr] = set()
+    found: dict[Expr, _Test] = {}
+    for node in order:
+        if node in forms:
+            continue
+        if _is_uniform(node, uniform):
+            uniform.add(node)
+        elif node.dtype is dtypes.int64:
+            form = _form(node, forms)
+            if form is not None and _is_near(form, shape):
+                forms[node] = form
+        elif node.op in _COMPARED and node.args[0].dtype is dtypes.int64:
+            test = _test(node, forms, uniform, shape)
+            if test is not None:
+                found[node] = test
+    return found
+
+
+class _Form(NamedTuple):
+    """`sign * i + number`, for the index `i` along an axis."""
+
+    axis: int
+    sign: int
+    number: Size
+
+    def plus(self, number: Size) -> "_Form":
+        return _Form(self.axis, self.sign, self.number + number)
+
+    def negated(self) -> "_Form":
+        return _Form(self.axis, -self.sign, -self.number)
+
+
+def _form(node: Expr, forms: Mapping[Expr, _Form]) -> _Form | None:
+    """The form of an integer of operands of these forms."""
+    if node.op not in ("add", "sub", "mul"):
+        return None
+    x, y = node.args
+    if node.op == "mul":
+        return (
+            forms[x].negated() if x in forms and y.is_const and y.attr == -1 else None
+        )
+    if x in forms and (size := size_of_expr(y)) is not None:
+        return forms[x].plus(size if node.op == "add" else -size)
+    if y in forms and (size := size_of_expr(x)) is not None:
+        form = forms[y]
+        return (form if node.op == "add" else form.negated()).plus(size)
+    return None
+
+
+def _is_near(form: _Form, shape: Shape) -> bool:
+    """Whether no index makes it wrap around: the number is within the extent, either
+    way, or known to be small."""
+    if isinstance(form.number, int):
+        return abs(form.number) <= _FAR
+    size = shape[form.axis]
+    return at_least(size, form.number) and at_least(size, -form.number)
+
+
+def _is_uniform(node: Expr, uniform: set[Expr]) -> bool:
+    """Whether a node is the same for all indices, and can be computed even where there
+    are none: then nothing has checked it."""
+    if not all([a in uniform for a in node.args]):
+        return False
+    if node.op in ("div", "rem") and node.dtype.is_integer:
+        y = node.args[1]
+        bound = y.args[1] if y.op == "max" else y
+        return bound.is_const and bound.attr > 0
+    if node.op == "element":
+        return not node.args
+    if node.op == "var":
+        return True  # the axes are known before
+    return node.op != "load"
+
+
+_COMPARED: Final = {"lt": (0, 1), "le": (0, 1), "gt": (1, 0), "ge": (1, 0)}
+
+
+def _test(
+    node: Expr, forms: Mapping[Expr, _Form], uniform: set[Expr], shape: Shape
+) -> _Test | None:
+    """The test that a comparison `x < y` or `x <= y` is."""
+    x, y = (node.args[k] for k in _COMPARED[node.op])
+    equal = node.op in ("le", "ge")
+    is_left = x in forms and y in uniform
+    if not is_left and not (y in forms and x in uniform):
+        return None
+    form, other = (forms[x], y) if is_left else (forms[y], x)
+    holds = is_left is (form.sign > 0)
+    more = equal if holds else not equal
+    at = _moved(other, form, int(more), shape)
+    return None if at is None else _Test(form.axis, at, holds)
+
+
+def _moved(x: Expr, form: _Form, more: int, shape: Shape) -> Expr | None:
+    """Where a form is `x`, and `more` on; or a position as far away, without wrapping
+    around."""
+    sign, number = form.sign, more - form.sign * form.number
+    if isinstance(number, int):
+        if x.is_const:
+            return e.index(max(-_FAR, min(sign * x.attr + number, _FAR)))
+        if sign > 0 and not number:
+            return x
+        low, high = (e.index(k * 4 * _FAR) for k in (-1, 1))
+        near = e.binary("min", e.binary("max", x, low), high)
+        return (
+            e.add(near, e.index(number)) if sign > 0 else e.sub(e.index(number), near)
+        )
+    size = size_of_expr(x)
+    at = None if size is None else sign * size + number
+    if at is None or not (at_least(at, 0) and at_least(shape[form.axis], at)):
+        return None
+    return e.extent(at)
