@@ -1,6 +1,7 @@
 """Bodies that are compiled as several native functions."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,12 @@ import hopflow as hf
 from hopflow import dtypes
 from hopflow.compiler import pipeline
 from hopflow.compiler.cpu import segments
+from hopflow.config import config
 from hopflow.errors import CheckError
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import walk
-from hopflow.loop_ir.nest import Buffer, Stmt, Store
+from hopflow.loop_ir.forms import Form
+from hopflow.loop_ir.nest import Buffer, For, Stmt, Store, Trap, Var
 
 
 @pytest.fixture
@@ -154,7 +157,90 @@ def test_a_segment_names_few_buffers() -> None:
     one = dtypes.float64
     buffers = [Buffer(f"b{k}", one, (), "arena") for k in range(200)]
     stores: list[Stmt] = [Store(b, (), e.const(k, one)) for k, b in enumerate(buffers)]
-    runs = list(segments._runs(stores))
-    assert [s for run in runs for s in run] == stores
-    assert all(len(walk.uses(run)) <= segments.MOST_BUFFERS for run in runs)
-    assert len(runs) == -(-200 // segments.MOST_BUFFERS)
+    groups = [
+        [s for run in group for s in run.statements]
+        for group in segments._groups(list(segments._runs(stores)))
+    ]
+    assert [s for group in groups for s in group] == stores
+    assert all(len(walk.uses(group)) <= segments.MOST_BUFFERS for group in groups)
+    assert len(groups) == -(-200 // segments.MOST_BUFFERS)
+
+
+def defined(f: Any, *args: Any) -> int:
+    """How many segments a function is compiled to, after a comparison of its bits."""
+    jitted = hf.jit(f)
+    got = arrays(jitted(*args))
+    with hf.debug():
+        want = arrays(f(*args))
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12)
+        np.testing.assert_array_equal(np.signbit(a), np.signbit(b))
+    return str(jitted.llvm_ir).count("define internal i64 @segment")
+
+
+def test_loops_of_one_form_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Which would give each array pages of its own, and LLVM as many ways out.
+    monkeypatch.setattr(config, "guard_pages", False)
+    x = hf.asarray(np.linspace(-0.3, 0.3, 16).reshape(4, 4))
+
+    def products(x: Any, count: int) -> Any:
+        for _ in range(count):
+            x = x @ x + x
+        return x
+
+    few, many = (defined(partial(products, count=n), x) for n in (200, 400))
+    assert few <= 20
+    assert many - few <= few / 2  # only those that call the others
+
+
+@pytest.mark.usefixtures("verified", "short_segments")
+def test_scalars_between_loops_of_one_form_are_passed() -> None:
+    def f(x: Any, y: Any) -> Any:
+        totals = []
+        for k in range(12):
+            total = hf.sum(hf.sin(x * y))
+            x = hf.roll(x, 1) + total * (k % 2)
+            totals.append(total)
+        return x, hf.stack(totals)
+
+    assert defined(f, hf.asarray(np.arange(5.0)), hf.asarray(0.25))
+
+
+@pytest.mark.usefixtures("verified", "short_segments")
+@pytest.mark.parametrize(
+    "values", [(0.0, -0.0), (1, True), (2.0, 3.0)], ids=["zeros", "ones", "numbers"]
+)
+def test_loops_with_other_numbers_are_not_of_one_form(values: Any) -> None:
+    def f(x: Any) -> Any:
+        for _ in range(10):
+            for value in values:
+                x = hf.cumulative_sum(hf.full((3,), value) * x)
+        return x
+
+    defined(f, hf.asarray(np.array([-1.0, 2.0, 3.0])))
+
+
+def _doubled(buffer: Buffer, target: Buffer, var: str = "i") -> For:
+    i = Var(var, dtypes.int64)
+    value = e.add(e.load(buffer, (e.read(i),)), e.load(buffer, (e.read(i),)))
+    return For(i, e.index(3), [Store(target, (e.read(i),), value)])
+
+
+def _of(name: str, dtype: Any = dtypes.float64, n: int = 3) -> Buffer:
+    return Buffer(name, dtype, (e.index(n),), "arena")
+
+
+def test_the_form_is_that_of_the_same_code_for_other_buffers() -> None:
+    a, b, c = map(_of, "abc")
+    form = Form([_doubled(a, b)])
+    assert form.key == Form([_doubled(c, a, "j")]).key
+    assert set(form.buffers) == {a, b}
+    for other in (
+        _doubled(a, a),
+        _doubled(_of("d", dtypes.float32), _of("e", dtypes.float32)),
+        _doubled(_of("d", n=4), b),
+        For(Var("i", dtypes.int64), e.index(3), []),
+        For(Var("i", dtypes.int64), e.index(3), _doubled(a, b).body, independent=True),
+    ):
+        assert form.key != Form([other]).key
+    assert Form([Trap(e.const(True, dtypes.bool_), 0)]).key is None

@@ -6,19 +6,28 @@ therefore divided into segments of about `LENGTH` statements, each a function of
 own. A segment gets the variables and buffers that it names in an array of words; a
 variable of a segment that later ones read too has a stack slot of the function around.
 
+Loops of one form, as of a chain of a thousand products of matrices, are one segment
+that is called for each: LLVM compiles it once.
+
 Statements that find memory or let buffers change their places remain in that function.
 """
 
-from collections.abc import Iterator, Sequence
-from itertools import chain
-from typing import TYPE_CHECKING, Final
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import partial
+from itertools import chain, groupby
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from hopflow.compiler.cpu.captures import Cells, captured
+from hopflow.compiler.cpu.cost import Cost
 from hopflow.compiler.cpu.memory import ProgramMemory
 from hopflow.compiler.cpu.target import HOT
 from hopflow.compiler.llvm.module import RARE, Function
 from hopflow.compiler.llvm.types import register_type
+from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import walk
+from hopflow.loop_ir.expr import Expr
+from hopflow.loop_ir.forms import Form
 from hopflow.loop_ir.nest import (
     Allocate,
     Buffer,
@@ -42,6 +51,10 @@ MOST_BUFFERS: Final = 64
 """Buffers that a segment names: the address of each is in a register from its start."""
 _LOOP: Final = 16
 """A loop counts for so many more."""
+_CALL: Final = 4
+"""The length of a call, beside what it passes."""
+_REPEATED: Final = 4
+"""Loops of one form are one segment if there are so many."""
 
 
 def is_long(statements: Sequence[Stmt]) -> bool:
@@ -50,36 +63,128 @@ def is_long(statements: Sequence[Stmt]) -> bool:
     return len(statements) > LENGTH // _LOOP and _length(statements) > 2 * LENGTH
 
 
+class _Run(NamedTuple):
+    """A statement; or a loop with those before it, of a form that is repeated."""
+
+    statements: list[Stmt]
+    form: Form | None = None
+
+
 def emit(emitter: "CpuEmitter", statements: Sequence[Stmt]) -> None:
     """Emit the statements of a long body, in the open scope."""
-    runs = list(_runs(statements))
-    captures = [captured(run) for run in runs]
-    last_read = {var: k for k, (read, _) in enumerate(captures) for var in read}
-    for k, run in enumerate(runs):
-        if _stays(run):
-            emitter.straight(run)
-            continue
-        defined = [s.var for s in run if isinstance(s, Let | Declare)]
-        shared = [var for var in defined if last_read.get(var, k) > k]
-        _Segment(emitter, run, *captures[k], shared).emit()
+    _Body(statements).emit(emitter)
 
 
-def _runs(statements: Sequence[Stmt]) -> Iterator[list[Stmt]]:
-    """The statements in groups: of about `LENGTH`, or of those that stay."""
+class _Body:
+    """A long body.
+
+    captures    the variables and buffers that each run takes from around it
+    last_read   by variable, the number of the run that reads it last
+    known       segments that are called for all runs of one form
+    """
+
+    def __init__(self, statements: Sequence[Stmt]) -> None:
+        self.runs = list(_runs(statements))
+        self.captures = [captured(run.statements) for run in self.runs]
+        self.last_read = {
+            var: k for k, (read, _) in enumerate(self.captures) for var in read
+        }
+        self.known: dict[Hashable, _Segment] = {}
+
+    def emit(self, emitter: "CpuEmitter") -> None:
+        first = 0
+        for group in _groups(self.runs):
+            last = first + len(group)
+            if _stays(group[0]):
+                emitter.straight([s for run in group for s in run.statements])
+            elif len(group) == 1 and group[0].form:
+                self.emit_runs(emitter, first, last)
+            else:
+                segment = self.segment(emitter, first, last)
+                segment.define(partial(self.emit_runs, first=first, last=last))
+                segment.call(segment)
+            first = last
+
+    def emit_runs(self, emitter: "CpuEmitter", first: int, last: int) -> None:
+        """Emit runs: those of a repeated form by calls, the others as they are."""
+        numbered = enumerate(self.runs[first:last], first)
+        for has_form, runs in groupby(numbered, lambda run: run[1].form is not None):
+            if not has_form:
+                emitter.straight([s for _, run in runs for s in run.statements])
+                continue
+            for k, (statements, form) in runs:
+                segment = self.segment(emitter, k, k + 1, form)
+                known = self.known.setdefault(segment.key(), segment)
+                if known is segment:
+                    segment.define(
+                        partial(type(emitter).straight, statements=statements)
+                    )
+                segment.call(known)
+
+    def segment(
+        self, emitter: "CpuEmitter", first: int, stop: int, form: Form | None = None
+    ) -> "_Segment":
+        """A segment of runs."""
+        runs, captures = self.runs[first:stop], self.captures[first:stop]
+        statements = chain(*(run.statements for run in runs))
+        defined = {s.var: None for s in statements if isinstance(s, Let | Declare)}
+        shared = [var for var in defined if self.last_read.get(var, 0) >= stop]
+        variables, buffers = (
+            dict.fromkeys(chain(*those)) for those in zip(*captures, strict=True)
+        )
+        taken = [var for var in variables if var not in defined]
+        return _Segment(emitter, taken, list(buffers), shared, form)
+
+
+def _runs(statements: Sequence[Stmt]) -> Iterator[_Run]:
+    """The statements, those of one form together."""
+    loops = list(_loops(statements))
+    counts = Counter(form.key for _, form in loops if form)
+    for run, form in loops:
+        if form and counts[form.key] >= _REPEATED:
+            yield _Run(run, form)
+        else:
+            yield from (_Run([statement]) for statement in run)
+
+
+def _loops(statements: Sequence[Stmt]) -> Iterator[_Run]:
+    """Each loop with the statements since the one before, and its form if there can be
+    others like it."""
     run: list[Stmt] = []
+    for statement in statements:
+        run.append(statement)
+        if isinstance(statement, For | While):
+            form = Form(run)
+            is_alike = form.key is not None and not any(
+                isinstance(s, For) and s.binding.kind == "threads"
+                for s in walk.statements(run)
+            )
+            yield _Run(run, form if is_alike else None)
+            run = []
+    if run:
+        yield _Run(run)
+
+
+def _groups(runs: Sequence[_Run]) -> Iterator[list[_Run]]:
+    """The runs in groups: of about `LENGTH`, or of those that stay."""
+    group: list[_Run] = []
     length, stayed = 0, False
     buffers: set[Buffer] = set()
-    for statement in statements:
-        more, stays = _length([statement]), _stays([statement])
-        named = set(walk.buffers(statement))
+    for run in runs:
+        stays, named = _stays(run), set[Buffer]()
+        if run.form:
+            more = _CALL + len(run.form.buffers) + len(run.form.variables)
+        else:
+            more = _length(run.statements)
+            named = set(chain(*map(walk.buffers, run.statements)))
         is_full = length + more > LENGTH or len(buffers | named) > MOST_BUFFERS
-        if run and (is_full or stays != stayed):
-            yield run
-            run, length, buffers = [], 0, set()
-        run.append(statement)
+        if group and (is_full or stays != stayed):
+            yield group
+            group, length, buffers = [], 0, set()
+        group.append(run)
         length, stayed = length + more, stays
         buffers |= named
-    yield run
+    yield group
 
 
 def _length(statements: Sequence[Stmt]) -> int:
@@ -88,44 +193,103 @@ def _length(statements: Sequence[Stmt]) -> int:
     return len(is_loop) + _LOOP * sum(is_loop)
 
 
-def _stays(run: Sequence[Stmt]) -> bool:
+def _stays(run: _Run) -> bool:
     """Whether statements find memory, or let buffers change their places."""
-    return any(isinstance(s, Allocate | Swap) for s in walk.statements(run))
+    moves = (isinstance(s, Allocate | Swap) for s in walk.statements(run.statements))
+    return run.form is None and any(moves)
+
+
+class _Passed(NamedTuple):
+    """A word that a segment gets.
+
+    take    lets it be found by the emitter of the function, in a register there
+    """
+
+    type_: str
+    register: str
+    take: "Callable[[CpuEmitter, str], None]"
+
+
+def _in_slot(var: Var, inner: "CpuEmitter", register: str) -> None:
+    inner.values.slots[var] = register
+
+
+def _in_register(var: Var, inner: "CpuEmitter", register: str) -> None:
+    inner.values.constants[var] = register
+
+
+def _at(buffer: Buffer, inner: "CpuEmitter", register: str) -> None:
+    inner.memory.place(buffer, register)
+
+
+def _take_arena(inner: "CpuEmitter", register: str) -> None:
+    inner.memory.arena = register
+
+
+def _take_first_site(inner: "CpuEmitter", register: str) -> None:
+    inner.first_site = register
 
 
 class _Segment:
-    """A run of statements as a function, and the call of it."""
+    """Statements as a function, and the call of it."""
 
     def __init__(
         self,
         emitter: "CpuEmitter",
-        run: Sequence[Stmt],
         variables: Sequence[Var],
         buffers: Sequence[Buffer],
         shared: Sequence[Var],
+        form: Form | None,
     ) -> None:
         """
         Args:
-            variables, buffers: What the run takes from around it.
-            shared: The variables of the run that later statements read.
+            variables, buffers: What the statements take from around them.
+            shared: The variables that later statements read.
+            form: What others have too for which the function is called, if any are.
         """
-        self.emitter, self.run, self.shared = emitter, run, shared
-        self.variables, self.buffers = variables, buffers
+        self.emitter, self.shared, self.form = emitter, shared, form
+        self.variables = variables
+        self.name, self.may_stop, self.cost = "", False, Cost()
+        private = set(chain(*emitter.private.values()))
+        self.buffers = [b for b in buffers if b not in private]
+        self.passed = list(self._passed())
         self.cells = Cells()
-        outer = emitter.f
-        self.name = outer.module.fresh("segment")
-        signature = f"internal i64 @{self.name}(ptr %block, ptr %cells)"
-        self.f = Function(outer.module, signature, f"noinline {HOT}")
-        self.inner = emitter.within(self.f, ProgramMemory.of(self.f, emitter.memory))
+        for passed in self.passed:
+            self.cells.add(passed.type_, passed.register)
+        for var in shared:
+            self.cells.add("ptr", self._slot(var))
 
-    def emit(self) -> None:
-        self._capture()
-        slots = self._share()
-        f, inner, outer = self.f, self.inner, self.emitter
+    def key(self) -> Hashable:
+        """What runs have in common of which one function is that of all."""
+        assert self.form is not None
+        numbers, outer = self.form.variables, self.emitter
+        return (
+            self.form.key,
+            tuple(var in outer.values.slots for var in self.variables),
+            tuple(numbers[var] for var in self.shared),
+            tuple(outer.memory.notes(buffer) for buffer in self.buffers),
+        )
+
+    def define(self, body: "Callable[[CpuEmitter], None]") -> None:
+        """Define the function, whose statements `body` emits."""
+        outer = self.emitter
+        self.name = outer.f.module.fresh("segment")
+        signature = f"internal i64 @{self.name}(ptr %block, ptr %cells)"
+        f = Function(outer.f.module, signature, f"noinline {HOT}")
+        inner = outer.within(f, ProgramMemory.of(f, outer.memory))
+        inner.private, inner.may_poll = outer.private, outer.may_poll
+        if self.form is None:
+            for buffer in self.buffers:
+                if (root := outer.memory.root(buffer)) is not None:
+                    inner.memory.place_by_root(buffer, root)
+        for k, passed in enumerate(self.passed):
+            passed.take(inner, self.cells.loaded(f, k))
+        count = len(self.passed)
+        slots = [self.cells.loaded(f, count + k) for k in range(len(self.shared))]
         f.branch("first")
         prologue = f.take()
         f.start("first")
-        inner.straight(self.run)
+        body(inner)
         for var, slot in zip(self.shared, slots, strict=True):
             type_ = register_type(var.dtype)
             f.do(f"store {type_} {inner.values.variable(var)}, ptr {slot}")
@@ -138,56 +302,58 @@ class _Segment:
         f.branch("first")
         f.insert(rest)
         f.module.define(self.name, f.text)
-        outer.cost.add(inner.cost)
-        self._call()
+        self.may_stop, self.cost = inner.may_stop, inner.cost
 
-    def _capture(self) -> None:
-        """Pass what the run reads, and let it be found in the function."""
-        inner, outer = self.inner, self.emitter
+    def _passed(self) -> Iterator[_Passed]:
+        outer = self.emitter
         for var in self.variables:
             if var in outer.values.slots:
-                inner.values.slots[var] = self._pass("ptr", outer.values.slots[var])
+                yield _Passed("ptr", outer.values.slots[var], partial(_in_slot, var))
             else:
                 register = outer.values.constants[var]
                 type_ = register_type(var.dtype)
-                inner.values.constants[var] = self._pass(type_, register)
-        if outer.memory.arena:
-            inner.memory.arena = self._pass("ptr", outer.memory.arena)
-        private = set(chain(*outer.private.values()))
-        for buffer in [b for b in self.buffers if b not in private]:
-            root = outer.memory.root(buffer)
-            if root is None:
-                inner.memory.place(
-                    buffer, self._pass("ptr", outer.memory.pointer(buffer))
-                )
-            else:
-                inner.memory.place_by_root(buffer, root)
-        inner.private, inner.may_poll = outer.private, outer.may_poll
+                yield _Passed(type_, register, partial(_in_register, var))
+        if self.form is None and outer.memory.arena:
+            yield _Passed("ptr", outer.memory.arena, _take_arena)
+        for buffer in self.buffers:
+            # One function for several runs is told where each begins.
+            if self.form is not None or outer.memory.root(buffer) is None:
+                register = outer.memory.pointer_again(buffer)
+                yield _Passed("ptr", register, partial(_at, buffer))
         if outer.first_site:
-            inner.first_site = self._pass("i64", outer.first_site)
+            yield _Passed("i64", outer.first_site, _take_first_site)
 
-    def _share(self) -> list[str]:
-        """Slots in the function around for what later statements read."""
-        slots = []
-        for var in self.shared:
-            slot = self.emitter.f.slot(register_type(var.dtype), var.name)
-            self.emitter.values.slots[var] = slot
-            slots.append(self._pass("ptr", slot))
-        return slots
+    def _slot(self, var: Var) -> str:
+        """A slot in the function around for what later statements read."""
+        values, f = self.emitter.values, self.emitter.f
+        if var not in values.slots:
+            values.slots[var] = f.slot(register_type(var.dtype), var.name)
+        return values.slots[var]
 
-    def _pass(self, type_: str, register: str) -> str:
-        """Pass a register of the function around; return that in this one."""
-        return self.cells.loaded(self.f, self.cells.add(type_, register))
-
-    def _call(self) -> None:
-        """Call the function; if it stops the program does, for the same reason."""
+    def call(self, first: "_Segment") -> None:
+        """Call the function that `first` has defined; if it stops the program does, for
+        the same reason."""
         outer, f = self.emitter, self.emitter.f
-        cells = self.cells.stored(f)
-        status = f.emit(f"call i64 @{self.name}(ptr %block, ptr {cells})")
+        at = self.cells.stored(f)
+        status = f.emit(f"call i64 @{first.name}(ptr %block, ptr {at})")
+        outer.cost.add(self._cost_of(first))
         outer.values.forget_loads()
-        if self.inner.may_stop:
+        if first.may_stop:
             go_on, stop = f.name("joined"), f.name("stopped")
             f.branch_if(f.emit(f"icmp ne i64 {status}, 0"), stop, go_on, RARE)
             f.start(stop)
             outer.leave(status)
             f.start(go_on)
+
+    def _cost_of(self, first: "_Segment") -> Cost:
+        """The cost of a run of the same form, in the variables of this one."""
+        cost = first.cost
+        if self is first or not cost.terms or not self.form or not first.form:
+            return cost
+        own = dict(zip(first.form.variables, self.form.variables, strict=True))
+
+        def renamed(node: Expr) -> Expr | None:
+            return e.read(own[node.attr]) if node.op == "var" else None
+
+        terms = [e.rewrite(term, renamed) for term in cost.terms]
+        return Cost(cost.fixed, terms, cost.unbounded, cost.polls)
