@@ -25,9 +25,8 @@ from hopflow.compiler.memory.parts import parts
 from hopflow.compiler.memory.plan import MemoryPlan, format_memory, walk
 from hopflow.compiler.memory.verifier import verify_memory
 from hopflow.compiler.pipeline import kernels_of
-from hopflow.compiler.schedule.builder import Builder
+from hopflow.compiler.schedule.loops import loops
 from hopflow.compiler.schedule.schedule import memory_plans
-from hopflow.compiler.schedule.scheduler import Scheduler
 from hopflow.errors import KernelProgramError
 from hopflow.graph.core import Graph
 from hopflow.loop_ir import interpreter
@@ -145,8 +144,7 @@ def run_loops(plans: Plans, program: KernelProgram, inputs: Sequence[Any]) -> An
     """What the loops compute that are written for plans."""
     made: dict[KernelProgram, LoopProgram] = {}
     for one, plan in plans.items():
-        scheduler = Scheduler(Builder(one.name, host(), plan), plan, made)
-        made[one] = scheduler.program(one, ())
+        made[one] = loops(plan, host(), made)
     verify_loops(made[program])
     return interpreter.run(made[program], (), [x.copy() for x in inputs])
 

@@ -5,7 +5,7 @@ which values share it. The loops are then written mechanically, and passes over 
 merge and rearrange them.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -29,11 +29,10 @@ from hopflow.compiler.memory.place import place
 from hopflow.compiler.memory.plan import MemoryPlan, format_memory
 from hopflow.compiler.memory.short_circuit import short_circuit
 from hopflow.compiler.memory.verifier import verify_memory
-from hopflow.compiler.schedule.builder import Builder
 from hopflow.compiler.schedule.compared_passes import ComparedPasses
 from hopflow.compiler.schedule.interchange import move_steps_inside
+from hopflow.compiler.schedule.loops import loops
 from hopflow.compiler.schedule.merge import merge
-from hopflow.compiler.schedule.scheduler import Scheduler
 from hopflow.compiler.schedule.threads import bind_threads
 from hopflow.compiler.target import Target
 from hopflow.config import config
@@ -86,9 +85,7 @@ def schedule(
     """
     made: dict[KernelProgram, Program] = {}
     for plan, context in memory_plans(program, donated, layouts):
-        one = plan.program
-        scheduler = Scheduler(Builder(one.name, target, plan), plan, made)
-        made[one] = _loops(one, scheduler, context.layouts)
+        made[plan.program] = _loops(plan, target, made, context.layouts)
     return made[program]
 
 
@@ -137,18 +134,24 @@ def planned(program: KernelProgram, reused: dict[int, int]) -> MemoryPlan:
         reused = dict(plan.updated)
 
 
-def _loops(program: KernelProgram, scheduler: Scheduler, layouts: Layouts) -> Program:
-    own = scheduler.b.program
+def _loops(
+    plan: MemoryPlan,
+    target: Target,
+    functions: Mapping[KernelProgram, Program],
+    layouts: Layouts,
+) -> Program:
+    made: list[Program] = []
 
     def text() -> str:
-        return format_program(own)
+        return "\n".join(map(format_program, made))
 
-    with passing("loops", program.name, text):
-        scheduler.program(program, layouts)
+    name = plan.program.name
+    with passing("loops", name, text):
+        made.append(loops(plan, target, functions, layouts))
     for run in LOOP_PASSES:
-        with passing(run.__name__, program.name, text):
-            run(own.body)
-    return own
+        with passing(run.__name__, name, text):
+            run(made[0].body)
+    return made[0]
 
 
 def _reusable(program: KernelProgram, donated: Sequence[int]) -> dict[int, int]:

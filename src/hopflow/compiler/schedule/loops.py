@@ -1,4 +1,20 @@
-"""Writing loops: blocks and regions of a kernel program whose memory is planned."""
+r"""A kernel program whose memory is planned becomes loops.
+
+    program f(x: f64[8]):                      program f():
+        v1: f64[8] = for t0 < 3, \                 buffer in0: f64[8] in input
+                carry c2: f64[8] = x:              buffer out0: f64[8] in output
+            v3: f64[8] = c2[i0] * 0.5 \            buffer carry1: f64[8] in arena
+                for i0 < 8                         copy carry1 <- in0
+            yield v3                       ->      for step2 in 0..3:
+        return v1                                      for i3 in 0..8 independent:
+    memory of f:                                           carry1[i3] = carry1[i3] * 0.5
+        m0: f64[8] input: x                        copy out0 <- carry1
+        m1: f64[8]: c2, v3, v1
+
+Each definition becomes a loop over the index of its result, branches and loops become
+those of the text, and the next values of carries are moved to where a step reads them.
+All decisions were made before: this pass writes what the plan says.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +37,7 @@ from hopflow.compiler.schedule import carries
 from hopflow.compiler.schedule.builder import Builder
 from hopflow.compiler.schedule.kernels import Kernels
 from hopflow.compiler.schedule.places import Registers, Stored
+from hopflow.compiler.target import Target
 from hopflow.graph.core import Node, plain_symbol, size_of
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
@@ -42,7 +59,7 @@ from hopflow.loop_ir.nest import While as WhileStmt
 from hopflow.loop_ir.walk import allocated, statements
 from hopflow.symbolic.size import Symbol, free_symbols
 
-__all__ = ["Scheduler"]
+__all__ = ["loops"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +78,23 @@ class _Ticks:
         self.b.add(Tick(self.site, done, done, ends=True, always=self.is_outermost))
 
 
-class Scheduler:
+def loops(
+    plan: MemoryPlan,
+    target: Target,
+    functions: Mapping[KernelProgram, Program],
+    layouts: Layouts = (),
+) -> Program:
+    """The loops of a program whose memory is planned.
+
+    Args:
+        functions: What has been made of the programs that it calls.
+        layouts: Those of the inputs that are no sizes; dense if it is empty.
+    """
+    builder = Builder(plan.program.name, target, plan)
+    return _Writer(builder, plan, functions).program(plan.program, layouts)
+
+
+class _Writer:
     """Writes the statements of a program.
 
     functions   what has been made of the programs that it calls
