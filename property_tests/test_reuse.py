@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from hopflow.compiler.reuse import live_intervals, reuse
 from hopflow.dtypes import int64
 from hopflow.loop_ir import expr as e
+from hopflow.loop_ir.expr import Buffer, Var
 from hopflow.loop_ir.interpreter import run
 from hopflow.loop_ir.nest import (
     Assign,
-    Buffer,
     Copy,
     Declare,
     For,
@@ -22,7 +22,6 @@ from hopflow.loop_ir.nest import (
     Stmt,
     Store,
     Swap,
-    Var,
     While,
 )
 

@@ -30,7 +30,7 @@ from hopflow.errors import KernelProgramError
 from hopflow.graph.core import Node, size_of
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir import expr as e
-from hopflow.loop_ir.nest import Buffer, Var
+from hopflow.loop_ir.expr import Buffer, Var
 from hopflow.symbolic.size import Symbol
 
 pytestmark = pytest.mark.slow

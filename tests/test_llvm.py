@@ -25,14 +25,13 @@ from hopflow.dtypes import DType, bool_, float32, float64, int64
 from hopflow.errors import CompileError
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import interpreter
-from hopflow.loop_ir.expr import COMPARE, Expr
+from hopflow.loop_ir.expr import COMPARE, Buffer, Expr, Var
 from hopflow.loop_ir.nest import (
     SERIAL,
     Accumulate,
     Allocate,
     Assign,
     Binding,
-    Buffer,
     Copy,
     Declare,
     For,
@@ -44,7 +43,6 @@ from hopflow.loop_ir.nest import (
     Store,
     Swap,
     Trap,
-    Var,
     While,
 )
 from hopflow.tensor import EagerTensor

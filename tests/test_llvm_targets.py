@@ -10,17 +10,16 @@ from hopflow.compiler.llvm.module import Function, Module
 from hopflow.compiler.llvm.statements import Emitter
 from hopflow.compiler.llvm.target import LlvmTarget
 from hopflow.loop_ir import expr as e
+from hopflow.loop_ir.expr import Buffer, Var
 from hopflow.loop_ir.nest import (
     Accumulate,
     Assign,
-    Buffer,
     Declare,
     For,
     If,
     Let,
     Stmt,
     Store,
-    Var,
     While,
 )
 

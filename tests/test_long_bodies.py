@@ -15,8 +15,9 @@ from hopflow.config import config
 from hopflow.errors import CheckError
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import walk
+from hopflow.loop_ir.expr import Buffer, Var
 from hopflow.loop_ir.forms import Form
-from hopflow.loop_ir.nest import Buffer, For, Stmt, Store, Trap, Var
+from hopflow.loop_ir.nest import For, Stmt, Store, Trap
 
 
 @pytest.fixture

@@ -11,14 +11,13 @@ from hopflow.dtypes import DType, bool_, float32, float64, int32, int64
 from hopflow.errors import LoopIRError
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import walk
-from hopflow.loop_ir.expr import Expr
+from hopflow.loop_ir.expr import Buffer, Expr, Var
 from hopflow.loop_ir.nest import (
     Accumulate,
     Allocate,
     Assign,
     Barrier,
     Binding,
-    Buffer,
     Call,
     Copy,
     Declare,
@@ -34,7 +33,6 @@ from hopflow.loop_ir.nest import (
     Swap,
     Tick,
     Trap,
-    Var,
     While,
 )
 from hopflow.loop_ir.printer import format_expr, format_program, format_statement

@@ -12,7 +12,7 @@ from hopflow.dtypes import DType, bool_, float32, float64, int8, int32, int64, u
 from hopflow.errors import LoopIRError
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import scalars
-from hopflow.loop_ir.expr import Expr
+from hopflow.loop_ir.expr import Buffer, Expr, Var
 from hopflow.loop_ir.interpreter import Trapped, run
 from hopflow.loop_ir.nest import (
     SERIAL,
@@ -21,7 +21,6 @@ from hopflow.loop_ir.nest import (
     Assign,
     Barrier,
     Binding,
-    Buffer,
     Call,
     Copy,
     Declare,
@@ -35,7 +34,6 @@ from hopflow.loop_ir.nest import (
     Store,
     Swap,
     Trap,
-    Var,
     While,
 )
 

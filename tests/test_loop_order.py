@@ -9,7 +9,8 @@ import hopflow as hf
 from hopflow.compiler.schedule.interchange import move_steps_inside
 from hopflow.dtypes import float64, int64
 from hopflow.loop_ir import expr as e
-from hopflow.loop_ir.nest import Buffer, For, Stmt, Store, Var
+from hopflow.loop_ir.expr import Buffer, Var
+from hopflow.loop_ir.nest import For, Stmt, Store
 
 NDArray = np.ndarray[Any, np.dtype[Any]]
 

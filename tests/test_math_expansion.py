@@ -21,8 +21,7 @@ from hopflow import dtypes
 from hopflow.dtypes import DType
 from hopflow.loop_ir import expr
 from hopflow.loop_ir import math as loop_math
-from hopflow.loop_ir.expr import Expr
-from hopflow.loop_ir.nest import Var
+from hopflow.loop_ir.expr import Expr, Var
 from hopflow.testing.expr_numpy import Array, evaluate
 
 pytestmark = pytest.mark.slow

@@ -35,9 +35,8 @@ from hopflow.errors import KernelProgramError
 from hopflow.graph.core import Node, size_of
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir import expr as e
-from hopflow.loop_ir.expr import Expr
+from hopflow.loop_ir.expr import Expr, Var
 from hopflow.loop_ir.kernels import Library
-from hopflow.loop_ir.nest import Var
 from hopflow.symbolic.size import Symbol
 from hopflow.testing.meanings import run_memory
 

@@ -14,7 +14,8 @@ from hopflow.compiler.cpu.target import host
 from hopflow.dtypes import DType, bool_, float32, float64, int32, int64
 from hopflow.errors import CompileError
 from hopflow.loop_ir import expr as e
-from hopflow.loop_ir.nest import Buffer, Call, Program, Ref, Site, Var
+from hopflow.loop_ir.expr import Buffer, Var
+from hopflow.loop_ir.nest import Call, Program, Ref, Site
 from hopflow.loop_ir.routines import ROUTINES
 
 pytestmark = pytest.mark.slow

@@ -15,16 +15,15 @@ from hopflow.compiler.cpu.runtime import Kernel, compile_program, interrupt
 from hopflow.compiler.cpu.target import host
 from hopflow.dtypes import float64, int64
 from hopflow.loop_ir import expr as e
+from hopflow.loop_ir.expr import Buffer, Var
 from hopflow.loop_ir.nest import (
     Assign,
     Binding,
-    Buffer,
     Declare,
     For,
     Program,
     Stmt,
     Store,
-    Var,
     While,
 )
 

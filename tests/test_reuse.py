@@ -11,13 +11,12 @@ from hopflow.compiler.reuse import ALIGNMENT, ArenaPlan, live_intervals, reuse
 from hopflow.dtypes import DType, bool_, float64, int64
 from hopflow.errors import LoopIRError
 from hopflow.loop_ir import expr as e
-from hopflow.loop_ir.expr import Expr
+from hopflow.loop_ir.expr import Buffer, Expr, Var
 from hopflow.loop_ir.interpreter import run
 from hopflow.loop_ir.nest import (
     SERIAL,
     Allocate,
     Binding,
-    Buffer,
     Call,
     Copy,
     For,
@@ -28,7 +27,6 @@ from hopflow.loop_ir.nest import (
     Stmt,
     Store,
     Swap,
-    Var,
     While,
 )
 from hopflow.loop_ir.printer import format_expr

@@ -27,7 +27,8 @@ from hopflow.errors import (
     ShapeError,
 )
 from hopflow.loop_ir import expr as e
-from hopflow.loop_ir.nest import Buffer, For, Program, Store, Var
+from hopflow.loop_ir.expr import Buffer, Var
+from hopflow.loop_ir.nest import For, Program, Store
 from hopflow.loop_ir.verifier import verify
 from hopflow.testing.meanings import SYMBOLIC, run_debug
 

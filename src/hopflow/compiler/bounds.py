@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import walk
-from hopflow.loop_ir.expr import Expr
+from hopflow.loop_ir.expr import Buffer, Expr
 from hopflow.loop_ir.nest import (
     SERIAL,
-    Buffer,
     Call,
     For,
     HostCall,

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 
 from hopflow.compiler.schedule.summary import Summary
 from hopflow.loop_ir import walk
-from hopflow.loop_ir.nest import Buffer, Call, Copy, For, Ref, Stmt, Swap
+from hopflow.loop_ir.expr import Buffer
+from hopflow.loop_ir.nest import Call, Copy, For, Ref, Stmt, Swap
 from hopflow.loop_ir.routines import ROUTINES
 
 __all__ = ["changed_whole", "private_buffers", "private_to", "used_whole"]

@@ -29,10 +29,9 @@ from hopflow.dtypes import DType
 from hopflow.logs import passing
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import walk
-from hopflow.loop_ir.expr import Expr
+from hopflow.loop_ir.expr import Buffer, Expr, Var
 from hopflow.loop_ir.nest import (
     Allocate,
-    Buffer,
     Call,
     Copy,
     For,
@@ -44,7 +43,6 @@ from hopflow.loop_ir.nest import (
     Stmt,
     Store,
     Swap,
-    Var,
     While,
 )
 from hopflow.loop_ir.printer import format_expr

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from hopflow.errors import LoopIRError
-from hopflow.loop_ir.nest import Buffer
+from hopflow.loop_ir.expr import Buffer
 
 NDArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from hopflow.loop_ir.expr import BINARY, COMPARE, UNARY, Expr
+from hopflow.loop_ir.expr import BINARY, COMPARE, UNARY, Expr, Var
 from hopflow.loop_ir.nest import (
     Accumulate,
     Assign,
@@ -14,7 +14,6 @@ from hopflow.loop_ir.nest import (
     Ref,
     Stmt,
     Store,
-    Var,
 )
 from hopflow.loop_ir.routines import ROUTINES
 from hopflow.loop_ir.walk import bodies, nodes, same, statements

@@ -1,4 +1,5 @@
-"""Scalar expressions: the arithmetic inside kernels, one machine operation a node.
+"""Scalar expressions: the arithmetic inside kernels, one machine operation a node; and
+the variables and buffers that they read.
 
 An expression is a DAG of `Expr`. The constructors fold constants and drop neutral
 elements, which is what turns index arithmetic on unrolled loops into plain registers.
@@ -12,8 +13,9 @@ must not trap (`ops` adds the checks and the `INT_MIN / -1` select).
 import math
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
@@ -21,10 +23,7 @@ from hopflow import dtypes
 from hopflow.dtypes import DType
 from hopflow.symbolic.size import Size
 
-if TYPE_CHECKING:
-    from hopflow.loop_ir.nest import Buffer, Var
-
-__all__ = ["Expr", "Index"]
+__all__ = ["Buffer", "Expr", "Index", "Space", "Var"]
 
 
 class Expr:
@@ -58,6 +57,36 @@ class Expr:
     @property
     def is_const(self) -> bool:
         return self.op == "const"
+
+
+Space: TypeAlias = Literal["input", "output", "arena", "constant", "shared"]
+"""Where a buffer's memory comes from: the caller (read or written), the program's own
+arena, read-only data of the program, or (on a GPU) memory shared by a block."""
+
+
+@dataclass(eq=False, slots=True)
+class Var:
+    """A scalar variable; by name unique within its program."""
+
+    name: str
+    dtype: DType
+
+
+@dataclass(eq=False, slots=True)
+class Buffer:
+    """A dense row-major array, unless `strides` says otherwise (in elements).
+
+    `shape` and `strides` are i64 expressions over constants and the program's `sizes`;
+    those of a buffer that an `Allocate` makes, over what is known there.
+    `data` holds the values of a "constant" buffer.
+    """
+
+    name: str
+    dtype: DType
+    shape: tuple[Expr, ...]
+    space: Space
+    strides: tuple[Expr, ...] | None = None
+    data: np.ndarray[Any, np.dtype[Any]] | None = None
 
 
 Index = tuple[Expr, ...]
@@ -116,13 +145,13 @@ def extent(size: Size) -> Expr:
     return Expr("size", (), dtypes.int64, size)
 
 
-def read(var: "Var") -> Expr:
+def read(var: Var) -> Expr:
     """The present value of a variable."""
     return Expr("var", (), var.dtype, var)
 
 
 def load(
-    buffer: "Buffer", indices: Sequence[Expr], condition: Expr | None = None
+    buffer: Buffer, indices: Sequence[Expr], condition: Expr | None = None
 ) -> Expr:
     """`buffer[indices]`, with one i64 index an axis; 0 where `condition` is false."""
     at = tuple(indices)

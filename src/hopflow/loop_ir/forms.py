@@ -10,11 +10,10 @@ for one is code for the other, given what it is to read and write.
 from collections.abc import Hashable, Sequence
 
 from hopflow.loop_ir import walk
-from hopflow.loop_ir.expr import Expr
+from hopflow.loop_ir.expr import Buffer, Expr, Var
 from hopflow.loop_ir.nest import (
     Accumulate,
     Assign,
-    Buffer,
     Copy,
     Declare,
     For,
@@ -22,7 +21,6 @@ from hopflow.loop_ir.nest import (
     Let,
     Stmt,
     Store,
-    Var,
     While,
 )
 

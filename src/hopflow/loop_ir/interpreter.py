@@ -15,13 +15,12 @@ import numpy as np
 from hopflow.errors import HopflowError, LoopIRError
 from hopflow.loop_ir import scalars, walk
 from hopflow.loop_ir.checked_memory import Allocator, NDArray, Storage
-from hopflow.loop_ir.expr import Expr, condition_of
+from hopflow.loop_ir.expr import Buffer, Expr, Var, condition_of
 from hopflow.loop_ir.nest import (
     Accumulate,
     Allocate,
     Assign,
     Barrier,
-    Buffer,
     Call,
     Copy,
     Declare,
@@ -37,7 +36,6 @@ from hopflow.loop_ir.nest import (
     Swap,
     Tick,
     Trap,
-    Var,
     While,
 )
 from hopflow.loop_ir.routines import ROUTINES

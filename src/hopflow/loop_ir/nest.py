@@ -6,43 +6,11 @@ i64 expression an axis. An expression is evaluated where its statement stands.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-import numpy as np
-
-from hopflow.dtypes import DType
 from hopflow.graph.types import TensorType
-from hopflow.loop_ir.expr import Expr
+from hopflow.loop_ir.expr import Buffer, Expr, Var
 from hopflow.symbolic.size import Symbol, SymInt
-
-Space: TypeAlias = Literal["input", "output", "arena", "constant", "shared"]
-"""Where a buffer's memory comes from: the caller (read or written), the program's own
-arena, read-only data of the program, or (on a GPU) memory shared by a block."""
-
-
-@dataclass(eq=False, slots=True)
-class Var:
-    """A scalar variable; by name unique within its program."""
-
-    name: str
-    dtype: DType
-
-
-@dataclass(eq=False, slots=True)
-class Buffer:
-    """A dense row-major array, unless `strides` says otherwise (in elements).
-
-    `shape` and `strides` are i64 expressions over constants and the program's `sizes`;
-    those of a buffer that an `Allocate` makes, over what is known there.
-    `data` holds the values of a "constant" buffer.
-    """
-
-    name: str
-    dtype: DType
-    shape: tuple[Expr, ...]
-    space: Space
-    strides: tuple[Expr, ...] | None = None
-    data: np.ndarray[Any, np.dtype[Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,12 @@ import numpy as np
 from hopflow import dtypes
 from hopflow.dtypes import DType
 from hopflow.loop_ir import walk
-from hopflow.loop_ir.expr import COMPARE, Expr, condition_of
+from hopflow.loop_ir.expr import COMPARE, Buffer, Expr, condition_of
 from hopflow.loop_ir.nest import (
     Accumulate,
     Allocate,
     Assign,
     Barrier,
-    Buffer,
     Call,
     Copy,
     Declare,

@@ -12,13 +12,12 @@ from hopflow import dtypes
 from hopflow.dtypes import DType
 from hopflow.errors import LoopIRError
 from hopflow.loop_ir import walk
-from hopflow.loop_ir.expr import Expr
+from hopflow.loop_ir.expr import Buffer, Expr, Var
 from hopflow.loop_ir.nest import (
     Accumulate,
     Allocate,
     Assign,
     Barrier,
-    Buffer,
     Call,
     Copy,
     Declare,
@@ -34,7 +33,6 @@ from hopflow.loop_ir.nest import (
     Swap,
     Tick,
     Trap,
-    Var,
     While,
 )
 from hopflow.loop_ir.printer import format_statement

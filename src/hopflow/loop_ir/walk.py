@@ -3,12 +3,11 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from hopflow.loop_ir.expr import Expr, rewrite
+from hopflow.loop_ir.expr import Buffer, Expr, rewrite
 from hopflow.loop_ir.nest import (
     Accumulate,
     Allocate,
     Assign,
-    Buffer,
     Call,
     Copy,
     Declare,

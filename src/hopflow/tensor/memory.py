@@ -6,7 +6,7 @@ whole elements.
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from weakref import ReferenceType, ref
 
 import numpy as np
@@ -25,9 +25,6 @@ from hopflow.errors import (
 from hopflow.graph.types import TensorType
 from hopflow.ops.rules import Array
 from hopflow.tensor.dlpack import import_dlpack
-
-if TYPE_CHECKING:
-    from hopflow.tensor.eager import EagerTensor
 
 __all__ = ["Storage", "import_array"]
 
@@ -78,7 +75,7 @@ class Storage:
         self.private = private
         self.invalid: str | None = None
         self.barred = device is not CPU
-        self.rows: list[ReferenceType[EagerTensor]] = []
+        self.rows: list[ReferenceType[Any]] = []
         self._copies: list[_Copy] = []
 
     def invalidate(self, why: str) -> None:

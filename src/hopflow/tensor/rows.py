@@ -20,7 +20,7 @@ def row_of(tensors: Sequence[EagerTensor]) -> EagerTensor | None:
     """
     for tensor in tensors:
         for reference in tensor.storage.rows:
-            known = reference()
+            known: EagerTensor | None = reference()
             if known is not None and _holds(known, tensors):
                 return known
     # One that may be written comes first: its storage is that of the row.

@@ -13,8 +13,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from hopflow.loop_ir.expr import Expr
-from hopflow.loop_ir.nest import Var
+from hopflow.loop_ir.expr import Expr, Var
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 

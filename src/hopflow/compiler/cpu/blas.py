@@ -30,8 +30,7 @@ from hopflow.compiler.reuse import size_in_bytes
 from hopflow.dtypes import DType
 from hopflow.errors import CompileError
 from hopflow.loop_ir import expr as e
-from hopflow.loop_ir.expr import Expr
-from hopflow.loop_ir.nest import Buffer, Var
+from hopflow.loop_ir.expr import Buffer, Expr, Var
 from hopflow.loop_ir.routines import Routine
 
 _BLAS: Final = frozenset({"strsm", "dtrsm"})

@@ -35,8 +35,8 @@ from hopflow.compiler.llvm.module import (
 from hopflow.compiler.private import private_buffers
 from hopflow.compiler.reuse import ALIGNMENT, ArenaPlan, reuse
 from hopflow.loop_ir import walk
-from hopflow.loop_ir.expr import Expr
-from hopflow.loop_ir.nest import Buffer, Program, Swap, Var
+from hopflow.loop_ir.expr import Buffer, Expr, Var
+from hopflow.loop_ir.nest import Program, Swap
 from hopflow.ops.opdef import MOST_BYTES
 
 ON_STACK: Final = 4096

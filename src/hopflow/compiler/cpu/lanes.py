@@ -17,17 +17,8 @@ from hopflow.compiler.llvm.types import (
     splat,
 )
 from hopflow.loop_ir import expr as e
-from hopflow.loop_ir.expr import Expr, Index
-from hopflow.loop_ir.nest import (
-    Accumulate,
-    Assign,
-    Buffer,
-    Declare,
-    Let,
-    Stmt,
-    Store,
-    Var,
-)
+from hopflow.loop_ir.expr import Buffer, Expr, Index, Var
+from hopflow.loop_ir.nest import Accumulate, Assign, Declare, Let, Stmt, Store
 
 if TYPE_CHECKING:
     from hopflow.compiler.cpu.vector import VectorLoop

@@ -2,7 +2,7 @@
 
 from hopflow.compiler.llvm.memory import Memory
 from hopflow.compiler.llvm.module import Function
-from hopflow.loop_ir.nest import Buffer
+from hopflow.loop_ir.expr import Buffer
 
 __all__ = ["ProgramMemory"]
 

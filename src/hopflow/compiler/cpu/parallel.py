@@ -27,7 +27,8 @@ from hopflow.compiler.llvm.module import RARE, Function
 from hopflow.compiler.llvm.types import register_type
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import walk
-from hopflow.loop_ir.nest import Buffer, For, Swap, Var
+from hopflow.loop_ir.expr import Buffer, Var
+from hopflow.loop_ir.nest import For, Swap
 
 if TYPE_CHECKING:
     from hopflow.compiler.cpu.statements import CpuEmitter

@@ -26,19 +26,9 @@ from hopflow.compiler.llvm.module import RARE, Function
 from hopflow.compiler.llvm.types import register_type
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import walk
-from hopflow.loop_ir.expr import Expr
+from hopflow.loop_ir.expr import Buffer, Expr, Var
 from hopflow.loop_ir.forms import Form
-from hopflow.loop_ir.nest import (
-    Allocate,
-    Buffer,
-    Declare,
-    For,
-    Let,
-    Stmt,
-    Swap,
-    Var,
-    While,
-)
+from hopflow.loop_ir.nest import Allocate, Declare, For, Let, Stmt, Swap, While
 
 if TYPE_CHECKING:
     from hopflow.compiler.cpu.statements import CpuEmitter

@@ -6,10 +6,9 @@ from hopflow.compiler.cpu.target import CpuTarget
 from hopflow.compiler.llvm.module import Module
 from hopflow.dtypes import DType
 from hopflow.loop_ir import expr as e
-from hopflow.loop_ir.expr import Expr
+from hopflow.loop_ir.expr import Buffer, Expr, Var
 from hopflow.loop_ir.nest import (
     Assign,
-    Buffer,
     Copy,
     Declare,
     For,
@@ -17,7 +16,6 @@ from hopflow.loop_ir.nest import (
     Stmt,
     Store,
     Swap,
-    Var,
     While,
 )
 from hopflow.loop_ir.routines import ROUTINES

@@ -21,11 +21,10 @@ from hopflow.compiler.llvm.module import OPAQUE, RARE, Function
 from hopflow.compiler.llvm.statements import Emitter
 from hopflow.compiler.reuse import ALIGNMENT
 from hopflow.loop_ir import expr as e
-from hopflow.loop_ir.expr import Expr
+from hopflow.loop_ir.expr import Buffer, Expr
 from hopflow.loop_ir.nest import (
     Allocate,
     Barrier,
-    Buffer,
     Call,
     Copy,
     For,

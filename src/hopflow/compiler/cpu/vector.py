@@ -14,17 +14,8 @@ from hopflow.compiler.llvm import operations
 from hopflow.compiler.llvm.operations import broadcast
 from hopflow.compiler.llvm.types import lanes, register_type, splat
 from hopflow.loop_ir import expr as e
-from hopflow.loop_ir.expr import Expr
-from hopflow.loop_ir.nest import (
-    Accumulate,
-    Assign,
-    Buffer,
-    Declare,
-    For,
-    Let,
-    Store,
-    Var,
-)
+from hopflow.loop_ir.expr import Buffer, Expr, Var
+from hopflow.loop_ir.nest import Accumulate, Assign, Declare, For, Let, Store
 
 if TYPE_CHECKING:
     from hopflow.compiler.cpu.statements import CpuEmitter

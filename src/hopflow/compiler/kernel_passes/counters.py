@@ -43,8 +43,7 @@ from hopflow.dtypes import iinfo
 from hopflow.graph.core import plain_symbol, size_of
 from hopflow.graph.types import SYMBOL_TYPE
 from hopflow.loop_ir import expr as e
-from hopflow.loop_ir.expr import Expr
-from hopflow.loop_ir.nest import Var
+from hopflow.loop_ir.expr import Expr, Var
 from hopflow.symbolic.atoms import declared, interval
 from hopflow.symbolic.ranges import INT64, ValueRange
 from hopflow.symbolic.scalars import terms_of

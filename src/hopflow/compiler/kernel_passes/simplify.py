@@ -40,8 +40,7 @@ from hopflow.compiler.kernel_program.rewriting import (
 from hopflow.compiler.kernel_program.sizes import size_of_expr
 from hopflow.dtypes import DType
 from hopflow.loop_ir import expr as e
-from hopflow.loop_ir.expr import Expr
-from hopflow.loop_ir.nest import Var
+from hopflow.loop_ir.expr import Expr, Var
 from hopflow.loop_ir.walk import nodes
 from hopflow.symbolic.atoms import declared
 from hopflow.symbolic.ranges import INT64

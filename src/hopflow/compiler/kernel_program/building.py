@@ -35,8 +35,7 @@ from hopflow.graph.core import Var as GraphVar
 from hopflow.graph.types import SYMBOL_TYPE, TensorType
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import kernels as k
-from hopflow.loop_ir.expr import Expr
-from hopflow.loop_ir.nest import Var
+from hopflow.loop_ir.expr import Expr, Var
 
 __all__ = ["kernel_program"]
 

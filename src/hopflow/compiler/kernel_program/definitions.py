@@ -21,9 +21,8 @@ from typing import Final, Literal, TypeAlias
 from hopflow import dtypes
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir import expr as e
-from hopflow.loop_ir.expr import Expr, Index
+from hopflow.loop_ir.expr import Expr, Index, Var
 from hopflow.loop_ir.kernels import Callback, Invocation, Library, Operand
-from hopflow.loop_ir.nest import Var
 from hopflow.symbolic.size import Size
 
 __all__ = [

@@ -27,9 +27,9 @@ from hopflow.graph.core import Node, plain_symbol
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import scalars, walk
-from hopflow.loop_ir.expr import Expr
+from hopflow.loop_ir.expr import Expr, Var
 from hopflow.loop_ir.kernels import Callback, Library
-from hopflow.loop_ir.nest import Kind, Var
+from hopflow.loop_ir.nest import Kind
 from hopflow.loop_ir.routines import ROUTINES
 from hopflow.symbolic.size import Size, Symbol, substitute
 

@@ -25,8 +25,7 @@ from hopflow.dtypes import DType
 from hopflow.graph.core import Node
 from hopflow.graph.types import Shape, TensorType
 from hopflow.loop_ir import expr as e
-from hopflow.loop_ir.expr import Expr, Index
-from hopflow.loop_ir.nest import Var
+from hopflow.loop_ir.expr import Expr, Index, Var
 from hopflow.symbolic.size import Size, Symbol
 
 __all__ = [

@@ -30,9 +30,8 @@ from hopflow.errors import KernelProgramError
 from hopflow.graph.core import plain_symbol
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir import walk
-from hopflow.loop_ir.expr import Expr
+from hopflow.loop_ir.expr import Expr, Var
 from hopflow.loop_ir.kernels import Callback, Library
-from hopflow.loop_ir.nest import Var
 from hopflow.loop_ir.rules import fault_of
 from hopflow.symbolic.size import Size, Symbol, free_symbols
 

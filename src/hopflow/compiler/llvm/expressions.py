@@ -23,13 +23,14 @@ from hopflow.loop_ir import math
 from hopflow.loop_ir.expr import (
     COMPARE,
     MATH,
+    Buffer,
     Expr,
     Index,
+    Var,
     condition_of,
     index_of,
     read,
 )
-from hopflow.loop_ir.nest import Buffer, Var
 
 Leaf: TypeAlias = Callable[[Expr], str]
 

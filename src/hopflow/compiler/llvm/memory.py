@@ -7,9 +7,8 @@ from hopflow.compiler.llvm.module import Function, Module
 from hopflow.compiler.llvm.operations import from_memory, to_memory
 from hopflow.compiler.llvm.types import memory_type
 from hopflow.loop_ir import expr as e
-from hopflow.loop_ir.expr import Expr
+from hopflow.loop_ir.expr import Buffer, Expr
 from hopflow.loop_ir.nest import (
-    Buffer,
     Call,
     Copy,
     HostCall,

@@ -13,7 +13,7 @@ from hopflow.compiler.llvm.types import register_type
 from hopflow.compiler.reuse import size_in_bytes
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.emptiness import needed
-from hopflow.loop_ir.expr import Expr
+from hopflow.loop_ir.expr import Expr, Var
 from hopflow.loop_ir.nest import (
     Accumulate,
     Assign,
@@ -25,7 +25,6 @@ from hopflow.loop_ir.nest import (
     Stmt,
     Store,
     Swap,
-    Var,
     While,
 )
 from hopflow.loop_ir.walk import same

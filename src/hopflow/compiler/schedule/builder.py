@@ -24,14 +24,13 @@ from hopflow.errors import CompileError
 from hopflow.graph.core import plain_symbol
 from hopflow.graph.types import TensorType, is_one
 from hopflow.loop_ir import expr as e
-from hopflow.loop_ir.expr import Expr, Index
+from hopflow.loop_ir.expr import Buffer, Expr, Index, Var
 from hopflow.loop_ir.nest import (
     SERIAL,
     Accumulate,
     Allocate,
     Assign,
     Binding,
-    Buffer,
     Copy,
     Declare,
     DerivedSize,
@@ -43,7 +42,6 @@ from hopflow.loop_ir.nest import (
     Stmt,
     Store,
     Trap,
-    Var,
 )
 from hopflow.loop_ir.walk import nodes
 from hopflow.symbolic.size import Size, Symbol, SymInt, free_symbols, substitute

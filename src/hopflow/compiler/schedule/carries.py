@@ -16,8 +16,8 @@ from hopflow.compiler.schedule.places import Place, Registers, Stored
 from hopflow.graph.core import plain_symbol
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir import expr as e
-from hopflow.loop_ir.expr import Expr
-from hopflow.loop_ir.nest import Allocate, Buffer, Copy, Let, Stmt, Store, Swap, Var
+from hopflow.loop_ir.expr import Buffer, Expr, Var
+from hopflow.loop_ir.nest import Allocate, Copy, Let, Stmt, Store, Swap
 from hopflow.loop_ir.walk import same_shape
 from hopflow.symbolic.size import Symbol
 

@@ -30,7 +30,7 @@ from hopflow.compiler.schedule.builder import Builder
 from hopflow.compiler.schedule.places import Registers, Stored
 from hopflow.graph.types import TensorType, is_one
 from hopflow.loop_ir import expr as e
-from hopflow.loop_ir.expr import Expr, Index
+from hopflow.loop_ir.expr import Expr, Index, Var
 from hopflow.loop_ir.kernels import Callback, Library
 from hopflow.loop_ir.nest import (
     Accumulate,
@@ -41,7 +41,6 @@ from hopflow.loop_ir.nest import (
     Program,
     Ref,
     Trap,
-    Var,
 )
 from hopflow.loop_ir.walk import nodes, same
 from hopflow.symbolic.size import Size

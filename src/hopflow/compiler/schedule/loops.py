@@ -40,20 +40,17 @@ from hopflow.compiler.schedule.places import Registers, Stored
 from hopflow.compiler.target import Target
 from hopflow.graph.core import Node, plain_symbol, size_of
 from hopflow.loop_ir import expr as e
-from hopflow.loop_ir.expr import Expr
+from hopflow.loop_ir.expr import Buffer, Expr, Space, Var
 from hopflow.loop_ir.nest import (
     Allocate,
     Binding,
-    Buffer,
     For,
     If,
     Program,
-    Space,
     Stmt,
     Swap,
     Tick,
     Trap,
-    Var,
 )
 from hopflow.loop_ir.nest import While as WhileStmt
 from hopflow.loop_ir.walk import allocated, statements

@@ -5,8 +5,7 @@ from typing import TypeAlias
 
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir import expr as e
-from hopflow.loop_ir.expr import Expr, Index
-from hopflow.loop_ir.nest import Buffer
+from hopflow.loop_ir.expr import Buffer, Expr, Index
 from hopflow.loop_ir.walk import same
 
 __all__ = ["Place", "Registers", "Stored", "flat_index"]

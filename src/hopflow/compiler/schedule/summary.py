@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 
 from hopflow.compiler.kernel_passes.reads import weight
 from hopflow.loop_ir import expr as e
-from hopflow.loop_ir.expr import Index
+from hopflow.loop_ir.expr import Buffer, Index, Var
 from hopflow.loop_ir.nest import (
     Accumulate,
     Allocate,
     Assign,
     Barrier,
-    Buffer,
     Call,
     Copy,
     Declare,
@@ -26,7 +25,6 @@ from hopflow.loop_ir.nest import (
     Swap,
     Tick,
     Trap,
-    Var,
 )
 from hopflow.loop_ir.walk import buffers, expressions, nodes, statements
 

@@ -11,11 +11,11 @@ from functools import cache
 
 from hopflow.compiler.private import changed_whole, private_to, used_whole
 from hopflow.compiler.schedule.summary import Summary
+from hopflow.loop_ir.expr import Buffer
 from hopflow.loop_ir.nest import (
     Allocate,
     Barrier,
     Binding,
-    Buffer,
     Call,
     For,
     HostCall,
