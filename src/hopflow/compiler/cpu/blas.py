@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from hopflow import dtypes
 from hopflow.compiler.cpu.memory import ProgramMemory
-from hopflow.compiler.cpu.statements import CpuEmitter
+from hopflow.compiler.cpu.statements import StatementEmitter
 from hopflow.compiler.cpu.target import HOT, CpuTarget
 from hopflow.compiler.cpu.unit import Unit
 from hopflow.compiler.llvm.module import Function, Module
@@ -106,7 +106,7 @@ class Wrapper:
         self.f = Function(module, f"i64 @{name}({parameters})", HOT)
         self.dtype, self.routine = dtype, routine
         self.memory = ProgramMemory(self.f)
-        self.emitter = CpuEmitter(self.f, self.memory, Unit(module, target))
+        self.emitter = StatementEmitter(self.f, self.memory, Unit(module, target))
         self.emitter.may_poll = False
         self.scalars: dict[str, Expr] = {}
         for number in numbers:

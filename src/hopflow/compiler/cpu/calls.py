@@ -8,15 +8,13 @@ LLVM takes for it, then does not depend on how many calls there are.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from hopflow.compiler.cpu.emitter import CpuEmitter
 from hopflow.compiler.llvm.module import RARE, symbol
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import walk
 from hopflow.loop_ir.nest import Invoke, Stmt
-
-if TYPE_CHECKING:
-    from hopflow.compiler.cpu.statements import CpuEmitter
 
 _WORTH: Final = 4
 """So many calls at least are worth a loop."""
@@ -42,9 +40,7 @@ class Row:
     __hash__ = None  # type: ignore[assignment]
 
 
-def runs(
-    emitter: "CpuEmitter", statements: Sequence[Stmt]
-) -> Iterator[Stmt | list[Row]]:
+def runs(emitter: CpuEmitter, statements: Sequence[Stmt]) -> Iterator[Stmt | list[Row]]:
     """The statements; instead of those that one loop over a table can be, its rows."""
     rows = [_row(emitter, s) if isinstance(s, Invoke) else None for s in statements]
     pairs = zip(statements, rows, strict=True)
@@ -56,7 +52,7 @@ def runs(
             yield from [s for s, _ in together]
 
 
-def _row(emitter: "CpuEmitter", s: Invoke) -> Row | None:
+def _row(emitter: CpuEmitter, s: Invoke) -> Row | None:
     """None: where an address is found is not known before."""
     memory, words = emitter.memory, [s.site]
     for ref in s.passed:
@@ -69,7 +65,7 @@ def _row(emitter: "CpuEmitter", s: Invoke) -> Row | None:
     return Row(s, words)
 
 
-def emit(emitter: "CpuEmitter", s: Invoke) -> None:
+def emit(emitter: CpuEmitter, s: Invoke) -> None:
     """Emit one call."""
     values, memory = emitter.values, emitter.memory
     pointers = []
@@ -81,7 +77,7 @@ def emit(emitter: "CpuEmitter", s: Invoke) -> None:
     emitter.count(emitter.unit.functions[symbol(s.function.name)].cost)
 
 
-def emit_all(emitter: "CpuEmitter", rows: Sequence[Row]) -> None:
+def emit_all(emitter: CpuEmitter, rows: Sequence[Row]) -> None:
     """Emit the calls of a table as a loop over it."""
     f, first = emitter.f, rows[0]
     width = len(first.words)
@@ -107,7 +103,7 @@ def emit_all(emitter: "CpuEmitter", rows: Sequence[Row]) -> None:
     emitter.loop("0", str(len(rows)), 1, e.index(len(rows)), call)
 
 
-def _call(emitter: "CpuEmitter", s: Invoke, site: str, pointers: Sequence[str]) -> None:
+def _call(emitter: CpuEmitter, s: Invoke, site: str, pointers: Sequence[str]) -> None:
     """Call a function; if it stops the program does, for the same reason."""
     f, name = emitter.f, symbol(s.function.name)
     arguments = ["ptr %block", f"i64 {site}"]

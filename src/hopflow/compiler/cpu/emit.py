@@ -19,7 +19,7 @@ import numpy as np
 from hopflow.compiler.cpu import host_calls
 from hopflow.compiler.cpu.cost import FUEL, RELEASE, Cost
 from hopflow.compiler.cpu.memory import ProgramMemory
-from hopflow.compiler.cpu.statements import CpuEmitter
+from hopflow.compiler.cpu.statements import StatementEmitter
 from hopflow.compiler.cpu.stubs import HEADER
 from hopflow.compiler.cpu.target import HOT, CpuTarget
 from hopflow.compiler.cpu.unit import Callee, Constants, Unit
@@ -88,7 +88,7 @@ class _FunctionEmitter:
         self.name = symbol(program.name)
         self.f = Function(unit.module, *self._signature())
         self.memory = ProgramMemory(self.f)
-        self.emitter = CpuEmitter(self.f, self.memory, unit)
+        self.emitter = StatementEmitter(self.f, self.memory, unit)
         self.emitter.has_block = True
         self.all = list(walk.statements(program.body))
         self.allocated = walk.allocated(program.body)

@@ -6,22 +6,20 @@ has an error set, which ends the program. `hf_tick` calls it for a `Tick`, unles
 so a moment ago.
 """
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from hopflow.compiler.cpu.cost import FUEL, Cost
+from hopflow.compiler.cpu.emitter import CpuEmitter
 from hopflow.compiler.cpu.stubs import TOLD
 from hopflow.compiler.llvm.module import OPAQUE, RARE, Function
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.nest import HostCall, Tick
 
-if TYPE_CHECKING:
-    from hopflow.compiler.cpu.statements import CpuEmitter
-
 _COST: Final = Cost(1000)
 """About that of the simplest function."""
 
 
-def emit(emitter: "CpuEmitter", s: HostCall) -> None:
+def emit(emitter: CpuEmitter, s: HostCall) -> None:
     """Emit a call, and the way out if it fails."""
     f, values, memory = emitter.f, emitter.values, emitter.memory
     words: list[str] = []
@@ -45,7 +43,7 @@ def emit(emitter: "CpuEmitter", s: HostCall) -> None:
     f.start(onward)
 
 
-def emit_tick(emitter: "CpuEmitter", s: Tick) -> None:
+def emit_tick(emitter: CpuEmitter, s: Tick) -> None:
     """Emit a countdown, by what the code before it in a step costs, and a call at zero.
 
     A step that polls may take any time, and looks at the clock each time.

@@ -11,9 +11,10 @@ which. A trap ends the loop as it would serially: what is reported is that of th
 iteration. Only the first thread looks for Ctrl-C; the others look at its flag.
 """
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from hopflow.compiler.cpu.captures import Cells, captured
+from hopflow.compiler.cpu.emitter import CpuEmitter
 from hopflow.compiler.cpu.memory import ProgramMemory
 from hopflow.compiler.cpu.stubs import (
     FLAG,
@@ -30,9 +31,6 @@ from hopflow.loop_ir import walk
 from hopflow.loop_ir.expr import Buffer, Var
 from hopflow.loop_ir.nest import For, Swap
 
-if TYPE_CHECKING:
-    from hopflow.compiler.cpu.statements import CpuEmitter
-
 MOST: Final = 64
 """Threads at most."""
 START: Final = 500_000
@@ -44,7 +42,7 @@ LONG: Final = 100_000
 """... and half as long after one that took more."""
 
 
-def emit(emitter: "CpuEmitter", s: For) -> None:
+def emit(emitter: CpuEmitter, s: For) -> None:
     """Emit a call of `hf_parallel`, and the function of the loop."""
     f = emitter.f
     private = emitter.private[s]
@@ -73,7 +71,7 @@ def emit(emitter: "CpuEmitter", s: For) -> None:
 
 
 def _define(
-    emitter: "CpuEmitter",
+    emitter: CpuEmitter,
     s: For,
     given: Cells,
     variables: list[Var],
@@ -112,7 +110,7 @@ def _define(
     return name
 
 
-def _allocate(inner: "CpuEmitter", s: For, private: list[Buffer]) -> list[str]:
+def _allocate(inner: CpuEmitter, s: For, private: list[Buffer]) -> list[str]:
     """Find memory for what no other thread knows; slots of what is to be freed."""
     f, memory = inner.f, inner.memory
     swapped = {

@@ -4,21 +4,17 @@ A routine is `i64 @hf_<name>_<dtype>(arrays, scalars, flags)`, which returns the
 Its code is elsewhere: see `hopflow.compiler.cpu.library`.
 """
 
-from typing import TYPE_CHECKING
-
 from hopflow import dtypes
 from hopflow.compiler.cpu.cost import Cost
+from hopflow.compiler.cpu.emitter import CpuEmitter
 from hopflow.compiler.llvm.module import OPAQUE
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.nest import Call, Ref
 from hopflow.loop_ir.routines import ROUTINES
 
-if TYPE_CHECKING:
-    from hopflow.compiler.cpu.statements import CpuEmitter
 
-
-def emit(emitter: "CpuEmitter", s: Call) -> None:
+def emit(emitter: CpuEmitter, s: Call) -> None:
     """Emit a call, and the trap that its failure is."""
     f, values, memory = emitter.f, emitter.values, emitter.memory
     routine = ROUTINES[s.routine]

@@ -16,10 +16,11 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from itertools import chain, groupby
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from hopflow.compiler.cpu.captures import Cells, captured
 from hopflow.compiler.cpu.cost import Cost
+from hopflow.compiler.cpu.emitter import CpuEmitter
 from hopflow.compiler.cpu.memory import ProgramMemory
 from hopflow.compiler.cpu.target import HOT
 from hopflow.compiler.llvm.module import RARE, Function
@@ -29,9 +30,6 @@ from hopflow.loop_ir import walk
 from hopflow.loop_ir.expr import Buffer, Expr, Var
 from hopflow.loop_ir.forms import Form
 from hopflow.loop_ir.nest import Allocate, Declare, For, Let, Stmt, Swap, While
-
-if TYPE_CHECKING:
-    from hopflow.compiler.cpu.statements import CpuEmitter
 
 __all__ = ["emit", "is_long"]
 
@@ -60,7 +58,7 @@ class _Run(NamedTuple):
     form: Form | None = None
 
 
-def emit(emitter: "CpuEmitter", statements: Sequence[Stmt]) -> None:
+def emit(emitter: CpuEmitter, statements: Sequence[Stmt]) -> None:
     """Emit the statements of a long body, in the open scope."""
     _Body(statements).emit(emitter)
 
@@ -81,7 +79,7 @@ class _Body:
         }
         self.known: dict[Hashable, _Segment] = {}
 
-    def emit(self, emitter: "CpuEmitter") -> None:
+    def emit(self, emitter: CpuEmitter) -> None:
         first = 0
         for group in _groups(self.runs):
             last = first + len(group)
@@ -95,7 +93,7 @@ class _Body:
                 segment.call(segment)
             first = last
 
-    def emit_runs(self, emitter: "CpuEmitter", first: int, last: int) -> None:
+    def emit_runs(self, emitter: CpuEmitter, first: int, last: int) -> None:
         """Emit runs: those of a repeated form by calls, the others as they are."""
         numbered = enumerate(self.runs[first:last], first)
         for has_form, runs in groupby(numbered, lambda run: run[1].form is not None):
@@ -112,7 +110,7 @@ class _Body:
                 segment.call(known)
 
     def segment(
-        self, emitter: "CpuEmitter", first: int, stop: int, form: Form | None = None
+        self, emitter: CpuEmitter, first: int, stop: int, form: Form | None = None
     ) -> "_Segment":
         """A segment of runs."""
         runs, captures = self.runs[first:stop], self.captures[first:stop]
@@ -197,26 +195,26 @@ class _Passed(NamedTuple):
 
     type_: str
     register: str
-    take: "Callable[[CpuEmitter, str], None]"
+    take: Callable[[CpuEmitter, str], None]
 
 
-def _in_slot(var: Var, inner: "CpuEmitter", register: str) -> None:
+def _in_slot(var: Var, inner: CpuEmitter, register: str) -> None:
     inner.values.slots[var] = register
 
 
-def _in_register(var: Var, inner: "CpuEmitter", register: str) -> None:
+def _in_register(var: Var, inner: CpuEmitter, register: str) -> None:
     inner.values.constants[var] = register
 
 
-def _at(buffer: Buffer, inner: "CpuEmitter", register: str) -> None:
+def _at(buffer: Buffer, inner: CpuEmitter, register: str) -> None:
     inner.memory.place(buffer, register)
 
 
-def _take_arena(inner: "CpuEmitter", register: str) -> None:
+def _take_arena(inner: CpuEmitter, register: str) -> None:
     inner.memory.arena = register
 
 
-def _take_first_site(inner: "CpuEmitter", register: str) -> None:
+def _take_first_site(inner: CpuEmitter, register: str) -> None:
     inner.first_site = register
 
 
@@ -225,7 +223,7 @@ class _Segment:
 
     def __init__(
         self,
-        emitter: "CpuEmitter",
+        emitter: CpuEmitter,
         variables: Sequence[Var],
         buffers: Sequence[Buffer],
         shared: Sequence[Var],
@@ -260,7 +258,7 @@ class _Segment:
             tuple(outer.memory.notes(buffer) for buffer in self.buffers),
         )
 
-    def define(self, body: "Callable[[CpuEmitter], None]") -> None:
+    def define(self, body: Callable[[CpuEmitter], None]) -> None:
         """Define the function, whose statements `body` emits."""
         outer = self.emitter
         self.name = outer.f.module.fresh("segment")

@@ -1,10 +1,8 @@
 """Structured statements as basic blocks of a CPU's function."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 
-from hopflow import dtypes
 from hopflow.compiler.cpu import (
     calls,
     host_calls,
@@ -13,88 +11,26 @@ from hopflow.compiler.cpu import (
     segments,
     vector,
 )
-from hopflow.compiler.cpu.cost import FUEL, Cost
+from hopflow.compiler.cpu.emitter import CpuEmitter
 from hopflow.compiler.cpu.memory import ProgramMemory
-from hopflow.compiler.cpu.stubs import INTERRUPTED, OUT_OF_MEMORY, TRAP_VALUES
 from hopflow.compiler.cpu.unit import Unit
-from hopflow.compiler.llvm.module import OPAQUE, RARE, Function
-from hopflow.compiler.llvm.statements import Emitter
-from hopflow.compiler.reuse import ALIGNMENT
-from hopflow.loop_ir import expr as e
-from hopflow.loop_ir.expr import Buffer, Expr
-from hopflow.loop_ir.nest import (
-    Allocate,
-    Barrier,
-    Call,
-    Copy,
-    For,
-    HostCall,
-    If,
-    Invoke,
-    Stmt,
-    Swap,
-    Tick,
-    Trap,
-    While,
-)
-from hopflow.ops.opdef import MOST_BYTES
+from hopflow.compiler.llvm.module import Function
+from hopflow.loop_ir.nest import Call, For, HostCall, Invoke, Stmt, Tick
 
-__all__ = ["CpuEmitter"]
+__all__ = ["StatementEmitter"]
 
 
-class CpuEmitter(Emitter):
-    """Emits the statements of one program into one function.
-
-    Besides what all targets do: vector loops and threads, calls, ways out of the
-    program, polls of Ctrl-C, and memory of the system's.
-    """
-
-    memory: ProgramMemory
+class StatementEmitter(CpuEmitter):
+    """Emits all statements: vector loops and threads, long bodies, and calls."""
 
     def __init__(self, f: Function, memory: ProgramMemory, unit: Unit) -> None:
-        super().__init__(f, memory)
-        self.unit = unit
-        self.status = f.slot("i64", "status")
-        self.cost = Cost()  # of the innermost open body, so far
-        # Of what has memory of its own: the slots of capacities in bytes; of outputs
-        # the caller's words for the address and the shape.
-        self.capacities: dict[Buffer, str] = {}
-        self.returned: dict[Buffer, str] = {}
-        self.private: dict[For, list[Buffer]] = {}  # what each thread has for itself
-        self.first_site = ""  # in a function: the register with its number
-        self.may_stop = False  # whether it may leave the program early
-        self.polls = False  # whether it does
-        self.may_poll = True
-        self.has_block = False  # whether the function takes the program's block
-        self._fuel = ""
-        self._ticks: dict[int, str] = {}
-        self._depth = 0  # of loops
-        self._stops: dict[int, str] = {}
+        super().__init__(f, memory, unit)
         self.emitters |= {
             Call: self._call,
             HostCall: self._host_call,
             Tick: partial(host_calls.emit_tick, self),
             Invoke: partial(calls.emit, self),
-            Trap: self._trap,
-            Barrier: self._barrier,
-            Allocate: self._allocate,
         }
-
-    def within(self, f: Function, memory: ProgramMemory) -> "CpuEmitter":
-        """An emitter of statements into a function that this one's code calls."""
-        inner = CpuEmitter(f, memory, self.unit)
-        inner.has_block = self.has_block
-        inner._fuel = f.early_slot("i64", "fuel", str(FUEL))
-        inner.name_trap_values()
-        return inner
-
-    def name_trap_values(self) -> None:
-        """Name the words in which a trap reports values."""
-        for word in range(2):
-            place = f"getelementptr i64, ptr %block, i64 {TRAP_VALUES + word}"
-            self.f.do(f"%trap{word} = {place}")
-
-    # --- bodies
 
     def body(self, statements: Sequence[Stmt]) -> None:
         if self.has_block and segments.is_long(statements):
@@ -109,44 +45,6 @@ class CpuEmitter(Emitter):
             else:
                 self.emit(statement)
 
-    def emit(self, statement: Stmt) -> None:
-        before = self.f.size + self.f.work
-        super().emit(statement)
-        if not isinstance(statement, (Copy, For, While, If, Call)):
-            self.cost.fixed += self.f.size + self.f.work - before
-
-    # --- cost
-
-    @contextmanager
-    def measured(self) -> Iterator[Cost]:
-        """In the body of a loop: count its cost apart."""
-        outer, self.cost = self.cost, Cost()
-        self._depth += 1
-        yield self.cost
-        self._depth -= 1
-        self.cost = outer
-
-    def count(self, cost: Cost) -> None:
-        """Count what did not poll by itself; it brings the next poll nearer."""
-        self.cost.add(cost)
-        if self._depth and cost.terms:
-            with self.values.scope():
-                self._burn(self.values.value(Cost(0, cost.terms).total))
-
-    # --- what all targets have, and the CPU does otherwise
-
-    def copy_bytes(self, s: Copy, size: Expr) -> None:
-        super().copy_bytes(s, size)
-        self.count(Cost(1).times(e.binary("lshr", size, e.index(4))))
-
-    def swap(self, s: Swap) -> None:
-        super().swap(s)
-        if s.a in self.capacities:
-            slots = [self.capacities[b] for b in (s.a, s.b)]
-            first, second = (self.f.emit(f"load i64, ptr {slot}") for slot in slots)
-            self.f.do(f"store i64 {second}, ptr {slots[0]}")
-            self.f.do(f"store i64 {first}, ptr {slots[1]}")
-
     def steps(self, s: For) -> None:
         if s.binding.kind == "threads":
             parallel.emit(self, s)
@@ -155,54 +53,6 @@ class CpuEmitter(Emitter):
         else:
             super().steps(s)
 
-    def iterate(
-        self, iteration: Callable[[], None], onward: str, trips: Expr | None
-    ) -> None:
-        with self.measured() as cost, self.values.scope():
-            iteration()
-        cost.fixed += 2
-        if trips is None:
-            total, polls = Cost(unbounded=True, polls=True), True
-        else:
-            total = cost.times(trips)
-            polls = not (total.is_small or total.polls)
-        if polls and self.may_poll:
-            total.polls = True
-            self._poll(cost.fixed, onward)
-        else:
-            self.f.branch(onward)
-        self.cost.add(total)
-
-    def unpolled_loop(
-        self,
-        start: str,
-        stop: str,
-        step: int,
-        trips: Expr,
-        iteration: Callable[[str], None],
-    ) -> None:
-        """`loop` without polls in it: what it costs is counted when it is over."""
-        may_poll, self.may_poll = self.may_poll, False
-        with self.measured() as cost:
-            self.loop(start, stop, step, trips, iteration)
-        self.may_poll = may_poll
-        self.count(cost)
-
-    def branch(
-        self,
-        test: Expr,
-        then: Callable[[], None],
-        otherwise: Callable[[], None] | None = None,
-    ) -> None:
-        polled = self.cost.polls
-        super().branch(test, then, otherwise)
-        self.cost.polls = polled  # a side that polls may not be taken
-
-    # --- calls
-
-    def _barrier(self, s: Barrier) -> None:
-        """One iteration runs after the other: there is nobody to wait for."""
-
     def _call(self, s: Call) -> None:
         routines.emit(self, s)
         self.values.forget_loads()
@@ -210,184 +60,3 @@ class CpuEmitter(Emitter):
     def _host_call(self, s: HostCall) -> None:
         host_calls.emit(self, s)
         self.values.forget_loads()
-
-    # --- leaving
-
-    def _trap(self, s: Trap) -> None:
-        with self.trap_if(self.values.value(s.test), s.site):
-            for word, value in enumerate(s.values):
-                register = self.values.value(e.cast(value, dtypes.int64))
-                self.report(word, register)
-
-    @contextmanager
-    def trap_if(self, test: str, site: int) -> Iterator[None]:
-        """Leave with `site` if the register `test` holds; within, what is reported."""
-        f, name = self.f, self.f.name("trap")
-        f.branch_if(test, name, f"pass.{name}", RARE)
-        f.start(name)
-        with self.values.scope():
-            yield
-        self.leave(self.site(site + 1))
-        f.start(f"pass.{name}")
-
-    def site(self, number: int) -> str:
-        """The number of a site, in a function that of a call's."""
-        if not self.first_site:
-            return str(number)
-        return self.f.emit(f"add i64 {self.first_site}, {number}")
-
-    def report(self, word: int, register: str) -> None:
-        """Report an i64 with the trap that is being emitted: its first or second."""
-        self.f.do(f"store i64 {register}, ptr %trap{word}")
-
-    def leave(self, status: int | str) -> None:
-        """End the open block: leave the program."""
-        self.may_stop = True
-        self.f.do(f"store i64 {status}, ptr {self.status}")
-        self.f.branch("exit")
-
-    def fuel(self) -> str:
-        """The slot of the countdown to the next poll."""
-        if not self._fuel:
-            self._fuel = self.f.slot("i64", "fuel")
-        return self._fuel
-
-    def ticks(self, site: int) -> str:
-        """The slot of a site's countdown."""
-        if site not in self._ticks:
-            self._ticks[site] = self.f.early_slot("i64", "fuel", "0")
-        return self._ticks[site]
-
-    def _burn(self, amount: str) -> str:
-        """Let the countdown go on by `amount`; return what is left."""
-        slot = self.fuel()
-        left = self.f.emit(f"load i64, ptr {slot}")
-        rest = self.f.emit(f"sub i64 {left}, {amount}")
-        self.f.do(f"store i64 {rest}, ptr {slot}")
-        return rest
-
-    def _poll(self, cost: int, onward: str) -> None:
-        """Count down, look for an interrupt at zero, and go on to `onward`."""
-        f, name = self.f, self.f.name("poll")
-        self.polls = True
-        rest = self._burn(str(cost))
-        empty = f.emit(f"icmp slt i64 {rest}, 0")
-        f.branch_if(empty, name, onward, RARE)
-        f.start(name)
-        f.module.external("preserve_mostcc i64 @hf_poll(ptr)", f"cold {OPAQUE}")
-        stop = f.emit("call preserve_mostcc i64 @hf_poll(ptr %block)")
-        f.do(f"store i64 {FUEL}, ptr {self.fuel()}")
-        stopped = f.emit(f"icmp ne i64 {stop}, 0")
-        self.stop_if(stopped, onward)
-
-    def stop_if(self, test: str, onward: str) -> None:
-        """Leave if the register `test` holds, for Python has an error set."""
-        self._stops[INTERRUPTED] = "interrupted"
-        self.f.branch_if(test, "interrupted", onward, RARE)
-
-    def finish(self) -> None:
-        """End the last block, and add those that leave the program early."""
-        f = self.f
-        for buffer, words in self.returned.items():  # now the caller's
-            f.do(f"store ptr {self.memory.pointer(buffer)}, ptr {words}")
-            self.memory.move(buffer, "null")
-        f.do(f"store i64 0, ptr {self.status}")
-        f.branch("exit")
-        for status, label in sorted(self._stops.items()):
-            f.start(label)
-            self.leave(status)
-
-    def no_memory_if(self, test: str) -> None:
-        """Leave if the register `test` holds, because memory ran out."""
-        enough = self.f.name("enough")
-        self._stops[OUT_OF_MEMORY] = "no.memory"
-        self.f.branch_if(test, "no.memory", enough, RARE)
-        self.f.start(enough)
-
-    # --- memory found on the way
-
-    def _allocate(self, s: Allocate) -> None:
-        """Find memory for the shape that is known now, unless there is enough."""
-        f, name = self.f, self.f.name("allocate")
-        extents = [self.values.value(n) for n in s.buffer.shape]
-        size = self.allocation(s.buffer)
-        slot = self.capacities[s.buffer]
-        capacity = f.emit(f"load i64, ptr {slot}")
-        fits = f.emit(f"icmp sle i64 {size}, {capacity}")
-        f.branch_if(fits, f"end.{name}", name)
-        f.start(name)
-        # What grows in a loop is moved as often as its size doubles.
-        double = f.emit(f"shl i64 {capacity}, 1")
-        more = f.emit(f"icmp sgt i64 {double}, {size}")
-        size = f.emit(f"select i1 {more}, i64 {double}, i64 {size}")
-        old = self.memory.pointer(s.buffer)
-        # Capacities are such that there is nothing to free where this fails.
-        if s.keeps:
-            new = self.reallocate(old, size)
-            self.no_memory_if(f.emit(f"icmp eq ptr {new}, null"))  # the old one stays
-        else:
-            self.free(old)
-            new = self.allocate(size)
-        self.memory.move(s.buffer, new)
-        f.do(f"store i64 {size}, ptr {slot}")
-        self.no_memory_if(f.emit(f"icmp eq ptr {new}, null"))
-        f.branch(f"end.{name}")
-        f.start(f"end.{name}")
-        if s.buffer in self.returned:
-            for word, extent in enumerate(extents, start=1):
-                to = f.emit(
-                    f"getelementptr i64, ptr {self.returned[s.buffer]}, i64 {word}"
-                )
-                f.do(f"store i64 {extent}, ptr {to}")
-        self.values.forget_loads()
-
-    def allocation(self, buffer: Buffer, most: int = MOST_BYTES) -> str:
-        """The bytes of a buffer, rounded up to whole lines of the cache, one at least
-        (but in guarded memory, where each byte too many hides a fault); leaves where
-        the extents are such that it had more than `most`."""
-        f, itemsize = self.f, buffer.dtype.itemsize
-        multiple = itemsize if self.unit.guarded else ALIGNMENT
-        extents = [self.values.value(n) for n in buffer.shape]
-        f.module.declare("i64 @llvm.smax.i64(i64, i64)")
-        total, faults = str(itemsize), []
-        for operation, terms in (("mul", extents), ("add", [str(multiple - 1)])):
-            intrinsic = f"{{i64, i1}} @llvm.s{operation}.with.overflow.i64"
-            f.module.declare(f"{intrinsic}(i64, i64)")
-            for term in terms:
-                both = f.emit(f"call {intrinsic}(i64 {total}, i64 {term})")
-                total = f.emit(f"extractvalue {{i64, i1}} {both}, 0")
-                faults.append(f.emit(f"extractvalue {{i64, i1}} {both}, 1"))
-        faults += [f.emit(f"icmp slt i64 {n}, 0") for n in extents]
-        faults.append(f.emit(f"icmp sgt i64 {total}, {most}"))
-        for fault in faults[1:]:
-            faults[0] = f.emit(f"or i1 {faults[0]}, {fault}")
-        self.no_memory_if(faults[0])
-        whole = f.emit(f"and i64 {total}, {-multiple}")
-        if self.unit.guarded:
-            return whole
-        return f.emit(f"call i64 @llvm.smax.i64(i64 {whole}, i64 {multiple})")
-
-    # --- memory of the system's
-
-    def allocate(self, size: str) -> str:
-        """A register with the address of `size` bytes, a multiple of `ALIGNMENT`; null
-        if there is no room. (Guarded memory ends with the last of its bytes, and so may
-        begin anywhere.)"""
-        f = self.f
-        if self.unit.guarded:
-            f.module.external("ptr @hf_guarded_alloc(i64)")
-            return f.emit(f"call ptr @hf_guarded_alloc(i64 {size})")
-        f.module.external("ptr @aligned_alloc(i64, i64)")
-        return f.emit(f"call ptr @aligned_alloc(i64 {ALIGNMENT}, i64 {size})")
-
-    def reallocate(self, pointer: str, size: str) -> str:
-        """`allocate`, with what `pointer` held, which is freed; it may be null."""
-        name = "hf_guarded_realloc" if self.unit.guarded else "realloc"
-        self.f.module.external(f"ptr @{name}(ptr, i64)")
-        return self.f.emit(f"call ptr @{name}(ptr {pointer}, i64 {size})")
-
-    def free(self, pointer: str) -> None:
-        """Give back what the two above gave; `pointer` may be null."""
-        name = "hf_guarded_free" if self.unit.guarded else "free"
-        self.f.module.external(f"void @{name}(ptr)")
-        self.f.do(f"call void @{name}(ptr {pointer})")
