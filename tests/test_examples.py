@@ -43,6 +43,7 @@ LAST_LINES = {
 }
 # As plain Python it would take minutes: a test of its own looks at its gradient.
 ONLY_COMPILED = {"adaptive_computation"}
+SLOW = {"mandelbrot"}
 
 
 def blocks() -> Sequence[object]:
@@ -340,7 +341,14 @@ def test_the_example_of_a_docstring_does_what_it_is_about(
 # --- examples/ ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=[pytest.mark.slow] * (path.stem in SLOW))
+        for path in EXAMPLES
+    ],
+    ids=lambda path: path.stem,
+)
 def test_an_example_prints_the_same_compiled_and_as_plain_python(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
