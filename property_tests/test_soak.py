@@ -13,16 +13,16 @@ pytestmark = [
 ]
 
 PROGRAMS: Final = {
-    "cheap": 250,
-    "all": 35,
-    "aliasing": 40,
-    "vmap": 35,
-    "derivatives": 50,
-    "derivatives elsewhere": 25,
-    "sizes": 25,
-    "special": 30,
-    "large": 40,
-    "nested": 6,
+    "cheap": 200,
+    "all": 20,
+    "aliasing": 25,
+    "vmap": 20,
+    "derivatives": 30,
+    "derivatives elsewhere": 15,
+    "sizes": 15,
+    "special": 20,
+    "large": 25,
+    "nested": 3,
 }
 """By profile: so many that none of them takes much longer than another."""
 
