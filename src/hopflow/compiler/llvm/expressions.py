@@ -139,11 +139,8 @@ class Evaluator:
         if op == "load":
             return self.load(node.attr, index_of(node), condition_of(node))
         args = [memo[a] for a in node.args]
-        if (
-            op in ("div", "rem")
-            and node.dtype is int64
-            and all(map(self.bound, node.args))
-        ):
+        is_index = node.dtype is int64 and op in ("div", "rem")
+        if is_index and all(map(self.bound, node.args)):
             return operations.operation(self.f, op, uint64, self.width, args)
         return apply(self.f, node, args, self.width)
 
@@ -203,10 +200,12 @@ class ScalarEvaluator(Evaluator):
         self._around: list[int] = []  # of each open loop: how many scopes are around it
 
     def compute(self, node: Expr) -> str:
-        if node.op not in HOISTED or node.args[-1].dtype is not int64:
-            return super().compute(node)
-        with self._outermost(*[self.memo[a] for a in node.args]):
-            return super().compute(node)
+        if node.op in HOISTED and node.args[-1].dtype is int64:
+            depth = self._outermost(*[self.memo[a] for a in node.args])
+            if depth < self.f.depth:
+                with self.f.preheader(depth):
+                    return super().compute(node)
+        return super().compute(node)
 
     def variable(self, var: Var) -> str:
         register = self.constants.get(var)
@@ -250,7 +249,11 @@ class ScalarEvaluator(Evaluator):
         instruction = f"{by} {memory_type(buffer.dtype)}, ptr {pointer}, i64 {distance}"
         known = self.numbers.get(instruction)
         if known is None:
-            with self._outermost(pointer, distance):
+            depth = self._outermost(pointer, distance)
+            if depth < self.f.depth:
+                with self.f.preheader(depth):
+                    known = self.f.emit(instruction)
+            else:
                 known = self.f.emit(instruction)
             self.number(instruction, known)
         return known
@@ -286,19 +289,15 @@ class ScalarEvaluator(Evaluator):
             yield
         self._scopes, self._around = scopes, around
 
-    @contextmanager
-    def _outermost(self, *operands: str) -> Iterator[None]:
-        """Emit an instruction into the preheader of the outermost loop in which no
-        iteration changes its operands, if there is one that has room."""
+    def _outermost(self, *operands: str) -> int:
+        """How many loops are around the outermost open one in which no iteration
+        changes these operands, and whose preheader has room; the depth here if there is
+        none."""
         f, here = self.f, self.f.depth
         depth = max(map(f.depth_of, operands)) if here else 0
         while depth < here and f.preheader_size(depth) >= MOST_HOISTED:
             depth += 1
-        if depth >= here:
-            yield
-            return
-        with f.preheader(depth):
-            yield
+        return depth
 
     def remember(self, node: Expr, register: str) -> None:
         super().remember(node, register)
