@@ -2,22 +2,57 @@
 
 import dis
 import operator
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import numpy as np
 
 from hopflow.entries import entries, entry, speaks_for_user
 from hopflow.errors import TraceError
-from hopflow.fx.node import IN_PLACE, Node
+from hopflow.fx.node import IN_PLACE, Kind, Node
 from hopflow.graph.core import SourceLine
 from hopflow.trace.source import source_text, user_frame, user_line
 
-if TYPE_CHECKING:  # which makes proxies
-    from hopflow.fx.tracer import Tracer
+__all__ = ["Proxy", "TracerBase"]
 
-__all__ = ["Proxy"]
+
+class TracerBase(ABC):
+    """What records the uses of proxies; a subclass may answer for their values."""
+
+    @abstractmethod
+    def create_proxy(
+        self,
+        kind: Kind,
+        target: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        name: str | None = None,
+        type_: Any = None,
+    ) -> "Proxy":
+        """Record a use of proxies, and return what stands for its result."""
+
+    def to_bool(self, proxy: "Proxy") -> bool:
+        """What `if` makes of a proxy."""
+        raise no_value(
+            proxy,
+            "its truth",
+            "Write `hf.cond` or `hf.where` for a choice at run time, give what decides "
+            "as one of `concrete_args`, or capture the function with `hf.trace`.",
+        )
+
+    def iterate(self, proxy: "Proxy") -> Iterator[Any]:
+        """The items of a proxy: of as many as the user's code unpacks."""
+        count = unpacked_into()
+        if count is None:
+            raise no_value(
+                proxy,
+                "its items, of which nobody knows the number",
+                "Index it with numbers, unpack it into names (`a, b = x`), or capture "
+                "the function with `hf.trace`.",
+            )
+        return iter([proxy[i] for i in range(count)])
 
 
 class Proxy:
@@ -29,7 +64,7 @@ class Proxy:
 
     __slots__ = ("_node", "_tracer")
 
-    def __init__(self, node: Node, tracer: "Tracer") -> None:
+    def __init__(self, node: Node, tracer: TracerBase) -> None:
         self._node = node
         self._tracer = tracer
 
@@ -42,7 +77,7 @@ class Proxy:
         return self._node
 
     @property
-    def tracer(self) -> "Tracer":
+    def tracer(self) -> TracerBase:
         """What records the uses."""
         return self._tracer
 

@@ -22,7 +22,7 @@ from hopflow.fx.graph import Graph
 from hopflow.fx.importing import imported
 from hopflow.fx.module import GraphModule
 from hopflow.fx.node import Kind, Node, map_items
-from hopflow.fx.proxy import Proxy, no_value, unpacked_into
+from hopflow.fx.proxy import Proxy, TracerBase
 from hopflow.fx.wrapping import replace_names, restore_names
 from hopflow.graph.module import GraphModule as Captured
 from hopflow.graph.origin import called_from, in_module, origin, replaying
@@ -57,7 +57,7 @@ def symbolic_trace(
     return Tracer().trace(f, concrete_args)
 
 
-class Tracer:
+class Tracer(TracerBase):
     """Records one function into `graph`; subclass it to decide what is a node.
 
     graph        what was recorded so far
@@ -82,27 +82,6 @@ class Tracer:
         Here those are the layers of `hf.nn`, and any class with `is_leaf = True`.
         """
         return bool(getattr(module, "is_leaf", False))
-
-    def to_bool(self, proxy: Proxy) -> bool:
-        """What `if` makes of a proxy."""
-        raise no_value(
-            proxy,
-            "its truth",
-            "Write `hf.cond` or `hf.where` for a choice at run time, give what decides "
-            "as one of `concrete_args`, or capture the function with `hf.trace`.",
-        )
-
-    def iterate(self, proxy: Proxy) -> Iterator[Any]:
-        """The items of a proxy: of as many as the user's code unpacks."""
-        count = unpacked_into()
-        if count is None:
-            raise no_value(
-                proxy,
-                "its items, of which nobody knows the number",
-                "Index it with numbers, unpack it into names (`a, b = x`), or capture "
-                "the function with `hf.trace`.",
-            )
-        return iter([proxy[i] for i in range(count)])
 
     def create_node(
         self,
