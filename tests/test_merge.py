@@ -90,3 +90,15 @@ def test_a_sum_is_merged_with_what_is_stored_beside_it() -> None:
     jitted = hf.jit(lambda x: (hf.sum(x), hf.sin(x)))
     jitted(np.ones(1000, np.float32))
     assert jitted.loop_ir.count("for ") == 1
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 33, 64, 65, 129, 130])
+def test_a_sum_has_the_same_bits_whatever_is_known_of_its_size(n: int) -> None:
+    x = np.random.default_rng(n).normal(size=n).astype(np.float32)
+    alone = hf.jit(lambda x: hf.sum(x))
+    dynamic = hf.jit(lambda x: hf.sum(x), dynamic=True)
+    beside = hf.jit(lambda x: (hf.sum(x), hf.sin(hf.exp(hf.tanh(x)))))
+    want = np.asarray(alone(x)).tobytes()
+    dynamic(x[:-1])
+    assert np.asarray(dynamic(x)).tobytes() == want
+    assert np.asarray(beside(x)[0]).tobytes() == want

@@ -209,17 +209,29 @@ class VectorLoop:
             left = f.emit(f"icmp slt i64 {whole}, {stop}")
             f.branch_if(left, f"rest.{name}", f"all.{name}")
             f.start(f"rest.{name}")
-        # Not under a constant mask of one lane: LLVM 22 makes of such a store after a
-        # truncation (bf16, bool, a narrower integer) one of the untruncated element,
-        # which writes past the end.
         is_one = is_known and int(stop) - int(whole) == 1
-        if self.emitter.unit.target.has_masks and not is_one:
+        has_masks = self.emitter.unit.target.has_masks
+        if has_masks and is_one and self.accumulators:
+            # What is added when does not depend on what is known of the extent.
+            self._run(whole, self._mask(whole, self._unknown(stop)))
+        elif has_masks and not is_one:
             self._run(whole, self._mask(whole, stop))
         else:
             self._one_by_one(whole, stop)
         if not is_known:
             f.branch(f"all.{name}")
             f.start(f"all.{name}")
+
+    def _unknown(self, number: str) -> str:
+        """The same number in a register of which LLVM does not know what it holds.
+
+        Under a constant mask of one lane LLVM 22 makes of a store after a truncation
+        (bf16, bool, a narrower integer) one of the untruncated element, which writes
+        past the end.
+        """
+        f = self.emitter.f
+        slot = f.early_slot("i64", "stop", number)
+        return f.emit(f"load volatile i64, ptr {slot}")
 
     def _mask(self, position: str, stop: str) -> str:
         """The lanes from `position` on for which there is an iteration."""
