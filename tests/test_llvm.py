@@ -793,3 +793,53 @@ def test_elements_a_stride_apart_have_addresses_one_after_the_other() -> None:
     lines = [line.strip() for line in jitted.llvm_ir.splitlines()]
     products = [x for x in lines if re.search(r"= mul <\d+ x i64>", x)]
     assert host().has_masks or not products
+
+
+def _blocks(text: str) -> dict[str, list[str]]:
+    """The lines of each basic block of LLVM IR, by its label."""
+    blocks: dict[str, list[str]] = {}
+    label = ""
+    for line in text.splitlines():
+        if line.endswith(":"):
+            label = line[:-1]
+        blocks.setdefault(label, []).append(line.strip())
+    return blocks
+
+
+def test_index_arithmetic_that_no_iteration_changes_is_in_preheaders() -> None:
+    def f(x: Any, i: Any) -> Any:
+        def body(k: Any, y: Any) -> Any:
+            return hf.sin(y) + x[:, i, k]
+
+        return hf.fori_loop(0, 40, body, hf.zeros((100,), dtype=float64))
+
+    jitted = hf.jit(f)
+    jitted(np.ones((100, 30, 40)), np.array(3))
+    lines = jitted.llvm_ir.splitlines()
+    [product] = [k for k, x in enumerate(lines) if re.search(r"= mul i64 %\S+, 40$", x)]
+    [check] = [k for k, x in enumerate(lines) if re.match(r"trap\.\d+:", x)]
+    assert product < check  # which each step makes
+
+
+def test_equal_operations_of_equal_registers_are_one_instruction() -> None:
+    jitted = hf.jit(lambda x, y: (hf.sin(x) * y[:, 3], hf.cos(x) - y[:, 3]))
+    jitted(np.ones(1000), np.ones((1000, 7)))
+    for label, lines in _blocks(jitted.llvm_ir).items():
+        pure = [x.split(" = ")[1] for x in lines if re.search(r" = (mul|add) ", x)]
+        assert len(pure) == len(set(pure)), label
+
+
+def test_an_index_that_is_never_negative_is_divided_as_unsigned() -> None:
+    def body(k: Any, y: Any) -> Any:
+        return y.at[(k + 1) % 1000].set(y[k % 1000] * 0.5)
+
+    jitted = hf.jit(lambda x: hf.fori_loop(0, 5000, body, x))
+    jitted(np.ones(1000))
+    assert "urem i64" in jitted.llvm_ir
+    assert "srem i64" not in jitted.llvm_ir
+
+
+def test_a_division_of_what_may_be_negative_is_signed() -> None:
+    jitted = hf.jit(lambda k: hf.remainder(k - 3, 7))
+    assert int(jitted(np.array(1))) == 5
+    assert "urem i64" not in jitted.llvm_ir

@@ -154,6 +154,38 @@ def test_rows_are_made_in_their_stack() -> None:
     assert len(stored) == 1
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_carry_that_is_updated_in_place_is_made_in_the_result(dynamic: bool) -> None:
+    def inner(i: Any, x: Any) -> Any:
+        return hf.fori_loop(0, i, lambda k, y: y.at[k % 8].add(1.0), x)
+
+    jitted = hf.jit(
+        lambda x: hf.fori_loop(0, 5, inner, hf.cumulative_sum(x)), dynamic=dynamic
+    )
+    want = np.cumsum(X) + np.array([4, 3, 2, 1, 0, 0, 0, 0])
+    np.testing.assert_array_equal(np.asarray(jitted(X)), want)
+    assert "copy out" not in jitted.loop_ir
+
+
+def test_a_carry_that_is_exchanged_is_copied_to_the_result() -> None:
+    jitted = hf.jit(lambda a, b: hf.fori_loop(0, 3, lambda _, a, b: (b, a), (a, b)))
+    first, second = jitted(X, Y)
+    np.testing.assert_array_equal(np.asarray(first), Y)
+    np.testing.assert_array_equal(np.asarray(second), X)
+    assert jitted.loop_ir.count("copy out") == 2
+
+
+def test_a_carry_that_is_a_result_twice_is_copied_once() -> None:
+    def f(x: Any) -> Any:
+        y = hf.fori_loop(0, 3, lambda i, y: y.at[i].set(2.0), x)
+        return y, y
+
+    jitted = hf.jit(f)
+    for y in jitted(X):
+        np.testing.assert_array_equal(np.asarray(y), np.concat([[2.0] * 3, X[3:]]))
+    assert jitted.loop_ir.count("copy ") == 2  # of the input, and of one result
+
+
 def test_a_copy_says_why_it_is_made() -> None:
     jitted = hf.jit(lambda x: hf.fori_loop(0, 3, lambda _, c: c + 1.0, x))
     jitted(X)

@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
+import hopflow as hf
 from hopflow.compiler.schedule.merge import merge
 from hopflow.compiler.schedule.summary import Summary
 from hopflow.dtypes import float32, int64
@@ -63,3 +65,28 @@ def test_a_buffer_is_gone_through_by_the_axes_that_all_accesses_share() -> None:
     i = e.read(other.var)
     crossed = For(other.var, N, [store, Store(B, (i, ZERO), e.load(A, (i, ZERO)))])
     assert Summary.of(crossed).axes == {A: set(), B: {0}}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_what_else_is_computed_changes_no_bit_of_a_sum(dtype: Any) -> None:
+    x = np.random.default_rng(7).normal(size=1003).astype(dtype)
+    wide, narrow = x.astype(np.float64), x.astype(np.float32)
+    alone = hf.jit(lambda x: hf.sum(x))(x)
+
+    def store(x: Any, *others: Any) -> Any:
+        return hf.sum(x), *[other * 2 for other in others]
+
+    def add(x: Any, *others: Any) -> Any:
+        return *[hf.sum(other) for other in others], hf.sum(x)
+
+    for others in ([wide], [narrow], [wide, narrow], [x > 0, wide]):
+        first, *_ = hf.jit(store)(x, *others)
+        *_, last = hf.jit(add)(x, *others)
+        assert np.asarray(first).tobytes() == np.asarray(alone).tobytes()
+        assert np.asarray(last).tobytes() == np.asarray(alone).tobytes()
+
+
+def test_a_sum_is_merged_with_what_is_stored_beside_it() -> None:
+    jitted = hf.jit(lambda x: (hf.sum(x), hf.sin(x)))
+    jitted(np.ones(1000, np.float32))
+    assert jitted.loop_ir.count("for ") == 1

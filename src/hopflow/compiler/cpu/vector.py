@@ -9,12 +9,13 @@ access; any other gathers or scatters.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Final
 
 from hopflow.compiler.cpu.affine import Affine
 from hopflow.compiler.cpu.emitter import CpuEmitter
 from hopflow.compiler.llvm import operations
-from hopflow.compiler.llvm.expressions import Evaluator, apply
+from hopflow.compiler.llvm.expressions import MOST_TRIPS, Evaluator, apply
 from hopflow.compiler.llvm.operations import broadcast, from_memory, to_memory
 from hopflow.compiler.llvm.types import (
     lanes,
@@ -59,8 +60,8 @@ class VectorLoop:
         self.affine = Affine(s)
         self.accumulators: dict[Var, str] = {}  # and how they combine
         self.slots: dict[Var, str] = {}
-        self._before: list[str] = []
-        self._splats: dict[Expr, str] = {}
+        self._depth = emitter.f.depth  # of the loops around
+        self._splats: dict[tuple[str, str], str] = {}
         self._rows: dict[tuple[Buffer, Expr], str] = {}
         self._own = {x.var for x in s.body if isinstance(x, Declare)}
         f = emitter.f
@@ -75,7 +76,7 @@ class VectorLoop:
 
     def uniform(self, expr: Expr) -> str:
         """The scalar register of an expression that is the same in all iterations."""
-        with self.emitter.f.hoisted(self._before):
+        with self._before():
             return self.emitter.values.value(expr)
 
     def define(self, var: Var, value: Expr) -> None:
@@ -84,24 +85,26 @@ class VectorLoop:
 
     def uniform_lanes(self, expr: Expr) -> str:
         """The same in every lane."""
-        known = self._splats.get(expr)
+        scalar, held = self.uniform(expr), register_type(expr.dtype)
+        known = self._splats.get((held, scalar))
         if known is None:
-            scalar = self.uniform(expr)
-            with self.emitter.f.hoisted(self._before):
-                held = register_type(expr.dtype)
+            with self._before():
                 known = broadcast(self.emitter.f, scalar, held, self.width)
-            self._splats[expr] = known
+            self._splats[held, scalar] = known
         return known
 
     def row(self, buffer: Buffer, offset: Expr) -> str:
         """The address of the element `offset` from the beginning of `buffer`."""
         known = self._rows.get((buffer, offset))
         if known is None:
-            distance = self.uniform(offset)
-            with self.emitter.f.hoisted(self._before):
-                known = self.emitter.memory.address(buffer, distance)
+            with self._before():
+                known = self.emitter.values.address(buffer, offset)
             self._rows[buffer, offset] = known
         return known
+
+    def _before(self) -> AbstractContextManager[None]:
+        """Emit into the preheader meanwhile."""
+        return self.emitter.values.preheader(self._depth)
 
     def has_gather(self, buffer: Buffer) -> bool:
         """Whether the CPU gathers and scatters elements of this size."""
@@ -115,7 +118,7 @@ class VectorLoop:
     # --- the loop
 
     def emit(self) -> None:
-        """Emit everything; the code before the loop is put in its place at the end."""
+        """Emit everything, with a preheader that all parts of the loop share."""
         emitter, f, extent = self.emitter, self.emitter.f, self.s.extent
         name = f.name("vector")
         values = emitter.values
@@ -125,10 +128,9 @@ class VectorLoop:
             f.branch_if(some, name, f"end.{name}")
         else:
             f.branch(name)
-        with values.scope():
-            f.start(name)
-            earlier = f.take()
-            with f.hoisted(self._before):
+        f.start(name)
+        with values.scope(), values.loop():
+            with self._before():
                 self._clear_accumulators()
             f.branch(f"main.{name}")
             f.start(f"main.{name}")
@@ -139,10 +141,6 @@ class VectorLoop:
                 self._main(whole)
                 self._rest(name, whole, stop)
             self._finish()
-            loop = f.take()
-            f.restore(earlier)
-            f.insert(self._before)
-            f.insert(loop)
         f.branch(f"end.{name}")
         f.start(f"end.{name}")
         values.forget_loads()
@@ -192,7 +190,8 @@ class VectorLoop:
         def iteration(position: str) -> None:
             self._run(position, self._mask(position, stop))
 
-        self.emitter.loop("0", stop, self.width, trips, iteration)
+        end = self.uniform(e.mul(trips, e.index(self.width)))
+        self.emitter.loop("0", end, self.width, trips, iteration)
 
     def _run(self, position: str, mask: str = "") -> None:
         """One vector of iterations from `position` on."""
@@ -332,7 +331,9 @@ class Lanes(Evaluator):
             first = broadcast(self.f, self.position, "i64", self.width)
             steps = ", ".join(f"i64 {lane}" for lane in range(self.width))
             t = lanes("i64", self.width)
-            return self.f.emit(f"add {t} {first}, <{steps}>")
+            register = self.f.emit(f"add {t} {first}, <{steps}>")
+            self.f.bounds[register] = MOST_TRIPS
+            return register
         known = self._lets.get(var)
         if known is not None:
             return known

@@ -2,11 +2,14 @@
 
 A register is remembered with its expression until the scope ends in which it was
 computed. If it depends on memory or on a mutable variable, it is forgotten already at
-the next write.
+the next write. Expressions that apply one operation to the same registers share one
+(value numbering). Index arithmetic that no iteration of a loop changes goes into the
+loop's preheader, so that LLVM's loop passes have nothing left to do.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from hopflow.compiler.llvm import operations
@@ -16,9 +19,10 @@ from hopflow.compiler.llvm.types import (
     NARROW_FLOATS,
     constant,
     lanes,
+    memory_type,
     register_type,
 )
-from hopflow.dtypes import DType, float32
+from hopflow.dtypes import DType, float32, int64, uint64
 from hopflow.loop_ir import math
 from hopflow.loop_ir.expr import (
     COMPARE,
@@ -34,6 +38,15 @@ from hopflow.loop_ir.expr import (
 
 Leaf: TypeAlias = Callable[[Expr], str]
 
+HOISTED: Final = frozenset(
+    ("add", "sub", "mul", "neg", "and", "shl", "max", "min", "select", *COMPARE)
+)
+"""Operations of 64-bit integers that go into preheaders: cheap, and they never trap."""
+MOST_HOISTED: Final = 24
+"""Lines in one preheader: more would not find registers."""
+MOST_TRIPS: Final = 1 << 62
+"""Iterations that no loop ever comes to."""
+
 
 class Evaluator:
     """Expressions as registers of `width` lanes. Subclasses say what the leaves are."""
@@ -42,6 +55,7 @@ class Evaluator:
         self.f, self.width = f, width
         self.memo: dict[Expr, str] = {}
         self.volatile: set[Expr] = set()
+        self.numbers: dict[Hashable, str] = {}  # operations of registers, and theirs
 
     def value(self, expr: Expr) -> str:
         """The register, or the constant, that holds `expr`."""
@@ -55,13 +69,43 @@ class Evaluator:
             if node in memo:
                 pending.pop()
                 continue
-            below = [a for a in self.inputs(node) if a not in memo]
+            inputs = self.inputs(node)
+            below = [a for a in inputs if a not in memo]
             if below:
                 pending += reversed(below)
-            else:
-                pending.pop()
+                continue
+            pending.pop()
+            if not inputs or node.op == "load":
                 self.remember(node, self.compute(node))
+                continue
+            operands = (inputs[0].dtype, *[memo[a] for a in inputs])
+            key = (node.op, node.dtype, operands)
+            same = self.numbers.get(key)
+            self.remember(node, self.compute(node) if same is None else same)
+            if same is None:
+                self.number(key, memo[node])
+                self._bound(node)
         return memo[expr]
+
+    def _bound(self, node: Expr) -> None:
+        """Note the bound of an index that is never negative."""
+        if node.dtype is int64 and node.op in _BOUNDS:
+            below = [self.bound(a) for a in node.args]
+            bound = _BOUNDS[node.op](*below) if all(below) else 0
+            if 0 < bound <= 1 << 63:
+                self.f.bounds[self.memo[node]] = bound
+
+    def bound(self, node: Expr) -> int:
+        """What an i64 is less than, if it is never negative for all that is known; else
+        0. It is in `memo`."""
+        if node.is_const:
+            value: int = node.attr
+            return max(value + 1, 0)
+        return self.f.bounds.get(self.memo[node], 0)
+
+    def number(self, key: Hashable, register: str) -> None:
+        """Remember the register of an operation of registers."""
+        self.numbers[key] = register
 
     def inputs(self, node: Expr) -> tuple[Expr, ...]:
         """What must be in `memo` before `compute(node)`."""
@@ -95,6 +139,12 @@ class Evaluator:
         if op == "load":
             return self.load(node.attr, index_of(node), condition_of(node))
         args = [memo[a] for a in node.args]
+        if (
+            op in ("div", "rem")
+            and node.dtype is int64
+            and all(map(self.bound, node.args))
+        ):
+            return operations.operation(self.f, op, uint64, self.width, args)
         return apply(self.f, node, args, self.width)
 
     def variable(self, var: Var) -> str:
@@ -103,6 +153,20 @@ class Evaluator:
     def load(self, buffer: Buffer, at: Index, condition: Expr | None) -> str:
         """Emit a read; its condition is in `memo`."""
         raise NotImplementedError
+
+
+_BOUNDS: Final[dict[str, Callable[[int, int], int]]] = {
+    "add": lambda x, y: x + y - 1,
+    "mul": lambda x, y: (x - 1) * (y - 1) + 1,
+    "div": lambda x, _: x,
+    "rem": lambda x, y: min(x, y - 1),
+    "and": min,
+    "min": min,
+    "max": max,
+    "lshr": lambda x, _: x,
+    "ashr": lambda x, _: x,
+}
+"""What operations of integers from 0 to x - 1 and y - 1 give is less than."""
 
 
 def apply(f: Function, node: Expr, args: list[str], width: int) -> str:
@@ -119,6 +183,14 @@ def apply(f: Function, node: Expr, args: list[str], width: int) -> str:
     return operations.operation(f, op, dtype, width, args)
 
 
+@dataclass(slots=True)
+class _Scope:
+    """What is forgotten when a scope ends."""
+
+    nodes: list[Expr] = field(default_factory=list)
+    keys: list[Hashable] = field(default_factory=list)
+
+
 class ScalarEvaluator(Evaluator):
     """Expressions as scalar registers."""
 
@@ -127,7 +199,14 @@ class ScalarEvaluator(Evaluator):
         self.memory = memory
         self.constants: dict[Var, str] = {}  # variables that never change: registers
         self.slots: dict[Var, str] = {}  # the others: stack slots
-        self._log: list[Expr] = []
+        self._scopes = [_Scope()]
+        self._around: list[int] = []  # of each open loop: how many scopes are around it
+
+    def compute(self, node: Expr) -> str:
+        if node.op not in HOISTED or node.args[-1].dtype is not int64:
+            return super().compute(node)
+        with self._outermost(*[self.memo[a] for a in node.args]):
+            return super().compute(node)
 
     def variable(self, var: Var) -> str:
         register = self.constants.get(var)
@@ -137,8 +216,7 @@ class ScalarEvaluator(Evaluator):
         return self.f.emit(f"load {register_type(var.dtype)}, ptr {slot}")
 
     def load(self, buffer: Buffer, at: Index, condition: Expr | None) -> str:
-        distance = self.value(self.memory.linear(buffer, at))
-        address = self.memory.address(buffer, distance)
+        address = self.address(buffer, self.memory.linear(buffer, at))
         if condition is not None:
             address = self.memory.readable(address, self.value(condition))
         return self.memory.load(buffer, address)
@@ -148,19 +226,96 @@ class ScalarEvaluator(Evaluator):
             return leaf.attr in self.slots
         return not self.memory.is_invariant(leaf.attr)
 
-    def remember(self, node: Expr, register: str) -> None:
-        super().remember(node, register)
-        self._log.append(node)
+    # --- addresses
+
+    def address(self, buffer: Buffer, distance: Expr) -> str:
+        """The address of an element, by its linear distance from the beginning.
+
+        What no iteration of the innermost loop changes is added first.
+        """
+        pointer = self.memory.pointer(buffer)
+        if distance.op == "add":
+            parts = sorted(map(self.value, distance.args), key=self.f.depth_of)
+            if self.f.depth_of(parts[0]) < self.f.depth_of(parts[1]):
+                # This may lie outside of the buffer, and the whole in it.
+                row = self._behind(buffer, pointer, parts[0], "getelementptr")
+                return self._behind(buffer, row, parts[1], "getelementptr")
+        whole = self.value(distance)
+        return self._behind(buffer, pointer, whole, "getelementptr inbounds")
+
+    def _behind(self, buffer: Buffer, pointer: str, distance: str, by: str) -> str:
+        """The address that is `distance` elements behind another, by an instruction."""
+        if distance == "0":
+            return pointer
+        instruction = f"{by} {memory_type(buffer.dtype)}, ptr {pointer}, i64 {distance}"
+        known = self.numbers.get(instruction)
+        if known is None:
+            with self._outermost(pointer, distance):
+                known = self.f.emit(instruction)
+            self.number(instruction, known)
+        return known
+
+    # --- loops and scopes
 
     @contextmanager
     def scope(self) -> Iterator[None]:
         """Forget at the end what was computed within."""
-        start = len(self._log)
+        self._scopes.append(_Scope())
         yield
-        for node in self._log[start:]:
+        scope = self._scopes.pop()
+        for node in scope.nodes:
             self.memo.pop(node, None)
             self.volatile.discard(node)
-        del self._log[start:]
+        for key in scope.keys:
+            del self.numbers[key]
+
+    @contextmanager
+    def loop(self) -> Iterator[None]:
+        """Emit the blocks of a loop within."""
+        self._around.append(len(self._scopes))
+        with self.f.loop():
+            yield
+        self._around.pop()
+
+    @contextmanager
+    def preheader(self, depth: int) -> Iterator[None]:
+        """Emit into the preheader of the open loop around which there are `depth`."""
+        scopes, around = self._scopes, self._around
+        self._scopes, self._around = scopes[: around[depth]], around[:depth]
+        with self.f.preheader(depth):
+            yield
+        self._scopes, self._around = scopes, around
+
+    @contextmanager
+    def _outermost(self, *operands: str) -> Iterator[None]:
+        """Emit an instruction into the preheader of the outermost loop in which no
+        iteration changes its operands, if there is one that has room."""
+        f, here = self.f, self.f.depth
+        depth = max(map(f.depth_of, operands)) if here else 0
+        while depth < here and f.preheader_size(depth) >= MOST_HOISTED:
+            depth += 1
+        if depth >= here:
+            yield
+            return
+        with f.preheader(depth):
+            yield
+
+    def remember(self, node: Expr, register: str) -> None:
+        super().remember(node, register)
+        scope = self._scope_of(register) if node.args else self._scopes[-1]
+        scope.nodes.append(node)
+
+    def number(self, key: Hashable, register: str) -> None:
+        super().number(key, register)
+        self._scope_of(register).keys.append(key)
+
+    def _scope_of(self, register: str) -> _Scope:
+        """The scope in which a register is defined: that around a loop if it is in the
+        loop's preheader."""
+        depth = self.f.depth_of(register)
+        if depth < len(self._around):
+            return self._scopes[self._around[depth] - 1]
+        return self._scopes[-1]
 
 
 # --- mathematical functions -----------------------------------------------------------

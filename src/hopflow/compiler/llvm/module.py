@@ -141,12 +141,17 @@ class Function:
         self._count = 0
         self._names = 0
         self._prefix = "%"
+        self._preheaders: list[list[str]] = []  # of the open loops, outermost first
+        self._depths: dict[str, int] = {}
+        self.bounds: dict[str, int] = {}  # of i64 registers that are never negative
 
     def emit(self, instruction: str) -> str:
         """Append an instruction with a result; return its register."""
         register = f"{self._prefix}{self._count}"
         self._count += 1
         self._lines.append(f"  {register} = {instruction}")
+        if self._preheaders:
+            self._depths[register] = len(self._preheaders)
         return register
 
     def do(self, instruction: str) -> None:
@@ -185,20 +190,59 @@ class Function:
 
     @contextmanager
     def hoisted(self, lines: list[str]) -> Iterator[None]:
-        """Append to `lines` meanwhile: the caller puts them before the open block."""
-        kept = self._lines, self._prefix
+        """Append to `lines` meanwhile: the caller puts them before all loops."""
+        with self._appended_to(lines, 0):
+            yield
+
+    @contextmanager
+    def _appended_to(self, lines: list[str], depth: int) -> Iterator[None]:
+        kept = self._lines, self._prefix, self._preheaders
         self._lines, self._prefix = lines, "%u"
+        self._preheaders = self._preheaders[:depth]
         yield
-        self._lines, self._prefix = kept
+        self._lines, self._prefix, self._preheaders = kept
+
+    # --- loops
+
+    @property
+    def depth(self) -> int:
+        """How many loops are open."""
+        return len(self._preheaders)
+
+    def depth_of(self, value: str) -> int:
+        """In how many loops a register is defined; 0 for a constant or an argument."""
+        return self._depths.get(value, 0)
+
+    def define(self, register: str) -> None:
+        """Say that a register is defined in the open loops, by a line of `do`."""
+        self._depths[register] = len(self._preheaders)
+
+    @contextmanager
+    def loop(self) -> Iterator[None]:
+        """Append the blocks of a loop meanwhile; its preheader comes before them."""
+        before, self._lines = self._lines, []
+        preheader: list[str] = []
+        self._preheaders.append(preheader)
+        yield
+        self._preheaders.pop()
+        before += preheader
+        before += self._lines
+        self._lines = before
+
+    @contextmanager
+    def preheader(self, depth: int) -> Iterator[list[str]]:
+        """Append to the preheader of the open loop around which there are `depth`."""
+        lines = self._preheaders[depth]
+        with self._appended_to(lines, depth):
+            yield lines
+
+    def preheader_size(self, depth: int) -> int:
+        """How many lines the preheader of that loop has so far."""
+        return len(self._preheaders[depth])
 
     def insert(self, lines: list[str]) -> None:
         """Append finished lines."""
         self._lines += lines
-
-    def restore(self, lines: list[str]) -> None:
-        """Put back what `take` gave, without a copy, before any other line."""
-        assert not self._lines
-        self._lines = lines
 
     @property
     def size(self) -> int:

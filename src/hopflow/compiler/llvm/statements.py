@@ -6,7 +6,7 @@ from typing import Any
 
 from hopflow import dtypes
 from hopflow.compiler.llvm import operations
-from hopflow.compiler.llvm.expressions import ScalarEvaluator
+from hopflow.compiler.llvm.expressions import MOST_TRIPS, ScalarEvaluator
 from hopflow.compiler.llvm.memory import Memory
 from hopflow.compiler.llvm.module import Function
 from hopflow.compiler.llvm.types import register_type
@@ -104,8 +104,8 @@ class Emitter:
 
     def _store(self, s: Store) -> None:
         value = self.values.value(s.value)
-        distance = self.values.value(self.memory.linear(s.buffer, s.indices))
-        self.memory.store(s.buffer, self.memory.address(s.buffer, distance), value)
+        distance = self.memory.linear(s.buffer, s.indices)
+        self.memory.store(s.buffer, self.values.address(s.buffer, distance), value)
         self.values.forget_loads()
 
     def _copy(self, s: Copy) -> None:
@@ -190,7 +190,20 @@ class Emitter:
         trips: Expr,
         iteration: Callable[[str], None],
     ) -> None:
-        """Call `iteration` with the register that goes from `start` up to `stop`."""
+        """Call `iteration` with the register that goes from `start` up to `stop`, which
+        is a multiple of `step` away."""
+        with self.values.loop():
+            self._blocks(start, stop, step, trips, iteration)
+        self.values.forget_loads()
+
+    def _blocks(
+        self,
+        start: str,
+        stop: str,
+        step: int,
+        trips: Expr,
+        iteration: Callable[[str], None],
+    ) -> None:
         f, name = self.f, self.f.name("loop")
         before = f.block
         if trips.is_const:
@@ -201,14 +214,17 @@ class Emitter:
         f.start(name)
         position, after = f"%i.{name}", f"%next.{name}"
         f.do(f"{position} = phi i64 [ {start}, %{before} ], [ {after}, %latch.{name} ]")
+        f.define(position)
+        most = trips.attr * step if trips.is_const else MOST_TRIPS
+        f.bounds[position] = most if start == "0" else MOST_TRIPS
         self.values.forget_loads()
         self.iterate(partial(iteration, position), f"latch.{name}", trips)
         f.start(f"latch.{name}")
         f.do(f"{after} = add nuw nsw i64 {position}, {step}")
-        again = f.emit(f"icmp slt i64 {after}, {stop}")
+        # Not "slt", of which LLVM makes a comparison of the position before.
+        again = f.emit(f"icmp ne i64 {after}, {stop}")
         f.branch_if(again, name, f"done.{name}")
         f.start(f"done.{name}")
-        self.values.forget_loads()
 
     def iterate(
         self,
@@ -226,6 +242,11 @@ class Emitter:
         self.f.branch(onward)
 
     def _while(self, s: While) -> None:
+        with self.values.loop():
+            self._while_blocks(s)
+        self.values.forget_loads()
+
+    def _while_blocks(self, s: While) -> None:
         f, name = self.f, self.f.name("while")
         f.branch(name)
         f.start(name)
@@ -240,7 +261,6 @@ class Emitter:
 
         self.iterate(iteration, name, None)
         f.start(f"done.{name}")
-        self.values.forget_loads()
 
     def _if(self, s: If) -> None:
         otherwise = partial(self.body, s.else_) if s.else_ else None

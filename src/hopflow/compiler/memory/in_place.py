@@ -31,10 +31,9 @@ from hopflow.compiler.kernel_program.program import (
     While,
 )
 from hopflow.compiler.kernel_program.registers import static_size
-from hopflow.compiler.memory.allocations import Allocation
 from hopflow.compiler.memory.allocations import in_place as can_be_in_place
 from hopflow.compiler.memory.parts import Part, is_at_own_index, parts
-from hopflow.compiler.memory.plan import Copied, MemoryPlan, walk
+from hopflow.compiler.memory.plan import Copied, MemoryPlan, exchanged, walk
 from hopflow.loop_ir.kernels import Library
 
 __all__ = ["in_place"]
@@ -81,7 +80,7 @@ def in_place(plan: MemoryPlan) -> None:
 
 def _update_inputs(plan: MemoryPlan) -> None:
     """Have results in the memory of donated inputs, where nothing is copied for it."""
-    block, moved = plan.program.block, _moved(plan)
+    block, moved = plan.program.block, exchanged(plan)
     for number, parameter in plan.donated.items():
         given, value = block.parameters[parameter], block.results[number]
         first, last = plan.of(given), plan.of(value)
@@ -89,17 +88,6 @@ def _update_inputs(plan: MemoryPlan) -> None:
             continue
         if plan.join(first, last) is None and plan.of(value) not in moved:
             plan.updated[number] = parameter
-
-
-def _moved(plan: MemoryPlan) -> set[Allocation | None]:
-    """The allocations of carries that steps do not update in place."""
-    return {
-        plan.of(parameter)
-        for _, equation in walk(plan.program.block)
-        if isinstance(own := equation.definition, Loop | While)
-        for value, parameter in zip(own.body.results, own.body.parameters, strict=False)
-        if plan.of(value) is not plan.of(parameter)
-    }
 
 
 def _urgency(pair: _Pair) -> tuple[int, bool, int]:

@@ -8,7 +8,9 @@ from hopflow.compiler.kernel_program.program import (
     Block,
     Equation,
     KernelProgram,
+    Loop,
     Value,
+    While,
     blocks,
 )
 from hopflow.compiler.memory.allocations import Allocation, Allocations
@@ -18,7 +20,7 @@ from hopflow.graph.core import Node
 from hopflow.graph.types import TensorType
 from hopflow.symbolic.size import Symbol, free_symbols
 
-__all__ = ["Copied", "MemoryPlan", "format_memory", "walk"]
+__all__ = ["Copied", "MemoryPlan", "exchanged", "format_memory", "walk"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,3 +128,18 @@ def format_memory(plan: MemoryPlan) -> str:
         lines.append(f"    {name}: {allocation.type}{where}: {values}")
     lines += [f"    copy {copied}" for copied in plan.copies]
     return "\n".join(lines)
+
+
+def exchanged(plan: MemoryPlan) -> set[Allocation]:
+    """The allocations that the steps of a loop may exchange: those of carries that are
+    not updated in place, and of what becomes such a carry."""
+    found: set[Allocation] = set()
+    for _, equation in walk(plan.program.block):
+        own = equation.definition
+        if not isinstance(own, Loop | While):
+            continue
+        for pair in zip(own.body.results, own.body.parameters, strict=False):
+            value, parameter = map(plan.of, pair)
+            if value is not parameter:
+                found.update(a for a in (value, parameter) if a is not None)
+    return found

@@ -4,22 +4,26 @@
     copy S[t0] from A                 ->
     v1: f64[n, 4] in S
 
-A result of the program is made in the caller's memory, unless a loop carries it. A row
-that each step of a loop adds to a stack is made in the stack.
+A result of the program is made in the caller's memory, unless it is in memory that the
+steps of a loop exchange. A row that each step of a loop adds to a stack is made in the
+stack.
 """
 
 from hopflow.compiler.kernel_program.program import Equation, Loop, While
 from hopflow.compiler.memory.allocations import Allocation, same_layout
-from hopflow.compiler.memory.plan import MemoryPlan, walk
+from hopflow.compiler.memory.plan import MemoryPlan, exchanged, walk
 
 __all__ = ["short_circuit"]
 
 
 def short_circuit(plan: MemoryPlan) -> None:
     """Give allocations of a program their places in others."""
+    moved = exchanged(plan)
     for number, value in enumerate(plan.program.block.results):
         found = plan.of(value)
-        if found is None or not _is_free(found) or number in plan.updated:
+        if found is None or found in moved or number in plan.updated:
+            continue
+        if not _is_free(found):
             continue
         if plan.is_sized(found.type) and not found.is_fixed:
             found.output = number
@@ -31,7 +35,6 @@ def short_circuit(plan: MemoryPlan) -> None:
 def _is_free(allocation: Allocation) -> bool:
     return not (
         allocation.is_input
-        or allocation.carries
         or allocation.row_of
         or allocation.part_of
         or allocation.output is not None
@@ -44,6 +47,8 @@ def _rows(plan: MemoryPlan, equation: Equation, loop: Loop | While) -> None:
     for row, stack in zip(body.results[count:], equation.results[count:], strict=True):
         found, memory = plan.of(row), plan.of(stack)
         if found is None or memory is None or not _is_free(found) or found.is_fixed:
+            continue
+        if found.carries:
             continue
         inner = memory.type.with_shape(memory.type.shape[1:])
         values = [v for one in found.with_parts() for v in one.values]

@@ -361,10 +361,12 @@ class Builder:
     def _vector(self, extent: Expr, body: list[Stmt]) -> Binding:
         if not body or not all(isinstance(s, _VECTOR_STATEMENTS) for s in body):
             return SERIAL
-        reduces = any(isinstance(s, Accumulate) for s in body)
+        reductions = [s for s in body if isinstance(s, Accumulate)]
+        # Of sums of floats by their own dtypes: the width is the tree of the sum.
+        sums = [s for s in reductions if s.value.dtype.kind == "f"]
         width = min(
-            self.target.vector_width(s.value.dtype, reduces=reduces)
-            for s in body
+            self.target.vector_width(s.value.dtype, reduces=bool(reductions))
+            for s in sums or body
             if isinstance(s, _VECTOR_STATEMENTS)
         )
         if extent.is_const:

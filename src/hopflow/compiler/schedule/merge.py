@@ -60,7 +60,10 @@ def _absorb(before: list[Stmt], second: For, known: dict[For, Summary]) -> bool:
         return False
     ours, theirs = (known.get(loop) or Summary.of(loop) for loop in (first, second))
     known[first], known[second] = ours, theirs
-    if ours.size + theirs.size > LARGEST or not _are_independent(ours, theirs):
+    width = _width(first, ours, second, theirs)
+    if ours.size + theirs.size > LARGEST or width is None:
+        return False
+    if not _are_independent(ours, theirs):
         return False
     changed = ours.changed
     earlier: list[Stmt] = []
@@ -76,7 +79,7 @@ def _absorb(before: list[Stmt], second: For, known: dict[For, Summary]) -> bool:
     moved = {s.var for s in later if isinstance(s, Let | Declare)}
     if changed & theirs.read or moved & theirs.changed:
         return False
-    loop = _merge(first, second)
+    loop = _merge(first, second, width)
     ours.join(theirs)
     known[loop] = ours
     before[at:] = [*earlier, loop, *later]
@@ -95,7 +98,20 @@ def _are_independent(first: Summary, second: Summary) -> bool:
     return all(first.axes[b] & second.axes[b] for b in shared)
 
 
-def _merge(first: For, second: For) -> For:
+def _width(first: For, ours: Summary, second: For, theirs: Summary) -> int | None:
+    """The lanes of both loops in one; None: there is no width for both."""
+    widths = first.binding.width, second.binding.width
+    fixed = {
+        width
+        for width, summary in zip(widths, (ours, theirs), strict=True)
+        if any(var.dtype.kind == "f" for var in summary.changed)
+    }
+    if len(fixed) > 1:
+        return None
+    return min(fixed or widths)
+
+
+def _merge(first: For, second: For, width: int) -> For:
     """One loop that does an iteration of each."""
     index = e.read(first.var)
 
@@ -104,6 +120,5 @@ def _merge(first: For, second: For) -> For:
 
     for statement in statements(second.body):
         replace(statement, rename)
-    width = min(first.binding.width, second.binding.width)
     binding = Binding(first.binding.kind, width)
     return For(first.var, first.extent, first.body + second.body, True, binding)
