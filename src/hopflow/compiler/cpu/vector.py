@@ -181,6 +181,10 @@ class VectorLoop:
             whole, left = divmod(extent.attr, self.width)
             if not whole or not left:
                 return False
+            # One iteration is added after the lanes, in small bodies and in large ones:
+            # the bits of a sum do not follow from what else is in its loop.
+            if left == 1 and self.accumulators:
+                return False
         return self.affine.size > LARGE_BODY
 
     def _masked(self, stop: str) -> None:
