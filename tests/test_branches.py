@@ -65,7 +65,25 @@ def rows(m: Any, x: Any, s: Any, t: Any) -> Any:
     return m.where(s > 0, m.exp(y) / (m.sum(m.exp(y)) + 1), y * t)
 
 
-PROGRAMS = [one, contrary, softmax, optimizer, nested, with_sums, scalars, rows]
+def beside_sums(m: Any, x: Any, s: Any, t: Any) -> Any:
+    """Sums of two widths, before a choice, on a side of it, and after it."""
+    before = m.sum(x * 0.5), m.sum(x.astype("float32") * 3)
+    y = m.where(s > 0, m.exp(x), x)
+    most = m.where(t > 0, m.sum(m.sin(x)), m.sum(m.cos(x.astype("float32"))))
+    return y, before, most, m.sum(x - 1), m.sum(y.astype("float32") / 3)
+
+
+PROGRAMS = [
+    one,
+    contrary,
+    softmax,
+    optimizer,
+    nested,
+    with_sums,
+    scalars,
+    rows,
+    beside_sums,
+]
 
 
 def bits(results: Any) -> list[bytes]:

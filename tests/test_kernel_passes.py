@@ -604,7 +604,7 @@ def test_what_reads_the_choice_in_its_own_loop_is_on_both_sides() -> None:
     ]
 
 
-def test_loops_that_may_be_merged_become_one_branch() -> None:
+def test_equations_in_a_row_that_ask_the_same_become_one_branch() -> None:
     def f(x: Any, s: Any) -> Any:
         y = hf.where(s > 0, hf.exp(x), x)
         return y, hf.where(s > 0, y * 2.0, x) + 1.0
@@ -635,7 +635,62 @@ def test_what_a_side_does_not_need_is_not_computed_there() -> None:
         "v4_false: f64[1000] = x[i0] for i0 < 1000",
         "yield v4_false",
     ]
-    assert "v0_true: f64[1000] = exp(x[i0]) for i0 < 1000" in found
+    assert "v0: f64[1000] = exp(x[i0]) for i0 < 1000" in found
+
+
+def test_sums_go_into_the_sides_that_need_them() -> None:
+    def f(x: Any, s: Any) -> Any:
+        return hf.where(s > 0, hf.sum(hf.exp(x)), hf.sum(hf.sin(x)))
+
+    found = branched(f, LONG, FLAG)
+    no, yes = found.index("case 0:"), found.index("case 1:")
+    assert found[no + 1].endswith("reduce add from 0.0 of sin(x[i0]) over i0 < 1000")
+    assert found[yes + 1].endswith("reduce add from 0.0 of exp(x[i0]) over i0 < 1000")
+
+
+def test_a_sum_beside_a_choice_stays() -> None:
+    def f(x: Any, s: Any) -> Any:
+        return hf.where(s > 0, hf.exp(x), x), hf.sum(x)
+
+    found = branched(f, LONG, FLAG)
+    assert len([line for line in found if "switch" in line]) == 1
+    assert found[-2] == "v3: f64[] = reduce add from 0.0 of x[i0] over i0 < 1000"
+
+
+def test_small_values_and_views_do_not_part_what_asks_the_same() -> None:
+    def f(x: Any, s: Any) -> Any:
+        y = hf.where(s > 0, hf.exp(x), x)
+        rate = hf.where(s > 1, 0.5, s) + 1
+        return y, hf.where(s > 0, hf.sin(x) * rate, x), rate
+
+    found = branched(f, LONG, FLAG)
+    assert len([line for line in found if "switch" in line]) == 1
+
+
+def test_what_is_read_between_is_computed_before() -> None:
+    def f(x: Any, s: Any) -> Any:
+        y = hf.where(s > 0, hf.exp(x), x)
+        first = y[:2] * 2.0
+        return y, hf.where(s > 0, hf.sin(x) * hf.sqrt(first[0]), x), first
+
+    found = branched(f, LONG, FLAG)
+    assert len([line for line in found if "switch" in line]) == 2
+
+
+def test_what_would_be_copied_to_wait_does_not() -> None:
+    """The carry is updated in place after it has been read."""
+
+    def f(x: Any, s: Any) -> Any:
+        def step(i: Any, c: Any, y: Any) -> Any:
+            z = hf.cumulative_sum(hf.exp(c[:900]))
+            c = hf.dynamic_update_slice(c, hf.zeros(1), (i,))
+            return c, hf.where(i < s, z, y)
+
+        return hf.fori_loop(0, 9, step, (x, x[:900]))
+
+    run = hf.jit(f)
+    run(LONG, FLAG)
+    assert "before its elements are replaced" not in run.memory
 
 
 def test_choices_nest() -> None:
@@ -705,13 +760,9 @@ def for_both(x: Any, s: Any) -> Any:
 
 
 def for_others(x: Any, s: Any) -> Any:
-    """The sums are of one loop, and would not be if one of them was in a branch."""
-    return hf.where(s > 0, hf.sum(hf.exp(x)), hf.sum(hf.sin(x)))
-
-
-def beside_a_sum(x: Any, s: Any) -> Any:
-    """The sum has fewer lanes than it would have alone."""
-    return hf.where(s > 0, hf.exp(x), x), hf.sum(x)
+    """What the result does not need, others do."""
+    y = hf.sum(hf.exp(x))
+    return hf.where(s > 0, y, 1.0), y
 
 
 def that_may_fail(x: Any, s: Any) -> Any:
@@ -739,7 +790,6 @@ def that_is_a_part(x: Any, s: Any) -> Any:
         of_no,
         for_both,
         for_others,
-        beside_a_sum,
         that_may_fail,
         in_blocks,
         that_is_a_part,
