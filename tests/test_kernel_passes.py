@@ -11,6 +11,7 @@ import pytest
 import hopflow as hf
 from hopflow import pytree
 from hopflow.compiler.kernel_passes import Context
+from hopflow.compiler.kernel_passes.branches import DEEPEST, branches
 from hopflow.compiler.kernel_passes.carries import MOST_ROUNDS, carries
 from hopflow.compiler.kernel_passes.checks import checks
 from hopflow.compiler.kernel_passes.counters import counters
@@ -550,6 +551,277 @@ def test_a_result_in_the_memory_of_a_parameter_is_computed_last() -> None:
         reused={0: 0, 1: 1},
     )
     assert lines(found)[0].endswith("x[i0] + y[i0], x[i0] * y[i0] for i0 < 8")
+
+
+# --- branches -------------------------------------------------------------------------
+
+LONG = np.arange(1000.0)
+FLAG = np.asarray(1.0)
+
+
+def branched(f: Callable[..., Any], *args: Any) -> list[str]:
+    return lines(after(checks, hoist, inline, branches, of=f, args=args))
+
+
+def test_what_one_test_chooses_is_computed_on_the_side_that_is_taken() -> None:
+    found = branched(lambda x, s: hf.where(s > 0, hf.exp(hf.sin(x)), x), LONG, FLAG)
+    assert found == [
+        "v0: bool[] = s[] > 0.0",
+        "v3: f64[1000] = switch v0:",
+        "case 0:",
+        "v3_false: f64[1000] = x[i0] for i0 < 1000",
+        "yield v3_false",
+        "case 1:",
+        "v3_true: f64[1000] = exp(sin(x[i0])) for i0 < 1000",
+        "yield v3_true",
+        "return v3",
+    ]
+
+
+def test_what_one_side_alone_needs_goes_along() -> None:
+    def f(x: Any, s: Any) -> Any:
+        e = hf.exp(x - hf.max(x))
+        return hf.where(s > 0, x, e / hf.sum(e))
+
+    found = branched(f, LONG, FLAG)
+    assert found[:7] == [
+        "v3: bool[] = s[] > 0.0",
+        "v6: f64[1000] = switch v3:",
+        "case 0:",
+        "v0: f64[] = reduce max from -inf of x[i0] over i0 < 1000",
+        "v2: f64[1000] = exp(x[i0] - v0[]) for i0 < 1000",
+        "v4: f64[] = reduce add from 0.0 of v2[i0] over i0 < 1000",
+        "v6_false: f64[1000] = v2[i0] / v4[] for i0 < 1000",
+    ]
+    assert found[8:10] == ["case 1:", "v6_true: f64[1000] = x[i0] for i0 < 1000"]
+
+
+def test_what_reads_the_choice_in_its_own_loop_is_on_both_sides() -> None:
+    found = branched(lambda x, s: hf.sqrt(hf.where(s > 0, hf.exp(x), x)), LONG, FLAG)
+    assert [line for line in found if "sqrt" in line] == [
+        "v3_false: f64[1000] = sqrt(x[i0]) for i0 < 1000",
+        "v3_true: f64[1000] = sqrt(exp(x[i0])) for i0 < 1000",
+    ]
+
+
+def test_equations_in_a_row_that_ask_the_same_become_one_branch() -> None:
+    def f(x: Any, s: Any) -> Any:
+        y = hf.where(s > 0, hf.exp(x), x)
+        return y, hf.where(s > 0, y * 2.0, x) + 1.0
+
+    found = branched(f, LONG, FLAG)
+    assert found[1:] == [
+        "v2: f64[1000], v5: f64[1000] = switch v0:",
+        "case 0:",
+        "v2_false: f64[1000] = x[i0] for i0 < 1000",
+        "v5_false: f64[1000] = x[i0] + 1.0 for i0 < 1000",
+        "yield v2_false, v5_false",
+        "case 1:",
+        "v2_true: f64[1000] = exp(x[i0]) for i0 < 1000",
+        "v5_true: f64[1000] = v2_true[i0] * 2.0 + 1.0 for i0 < 1000",
+        "yield v2_true, v5_true",
+        "return v2, v5",
+    ]
+
+
+def test_what_a_side_does_not_need_is_not_computed_there() -> None:
+    def f(x: Any, s: Any) -> Any:
+        y = hf.exp(x)
+        return hf.where(s > 0, y + y[::-1], x)
+
+    found = branched(f, LONG, FLAG)
+    assert found[2:5] == [
+        "case 0:",
+        "v4_false: f64[1000] = x[i0] for i0 < 1000",
+        "yield v4_false",
+    ]
+    assert "v0: f64[1000] = exp(x[i0]) for i0 < 1000" in found
+
+
+def test_sums_go_into_the_sides_that_need_them() -> None:
+    def f(x: Any, s: Any) -> Any:
+        return hf.where(s > 0, hf.sum(hf.exp(x)), hf.sum(hf.sin(x)))
+
+    found = branched(f, LONG, FLAG)
+    no, yes = found.index("case 0:"), found.index("case 1:")
+    assert found[no + 1].endswith("reduce add from 0.0 of sin(x[i0]) over i0 < 1000")
+    assert found[yes + 1].endswith("reduce add from 0.0 of exp(x[i0]) over i0 < 1000")
+
+
+def test_a_sum_beside_a_choice_stays() -> None:
+    def f(x: Any, s: Any) -> Any:
+        return hf.where(s > 0, hf.exp(x), x), hf.sum(x)
+
+    found = branched(f, LONG, FLAG)
+    assert len([line for line in found if "switch" in line]) == 1
+    assert found[-2] == "v3: f64[] = reduce add from 0.0 of x[i0] over i0 < 1000"
+
+
+def test_small_values_and_views_do_not_part_what_asks_the_same() -> None:
+    def f(x: Any, s: Any) -> Any:
+        y = hf.where(s > 0, hf.exp(x), x)
+        rate = hf.where(s > 1, 0.5, s) + 1
+        return y, hf.where(s > 0, hf.sin(x) * rate, x), rate
+
+    found = branched(f, LONG, FLAG)
+    assert len([line for line in found if "switch" in line]) == 1
+
+
+def test_what_is_read_between_is_computed_before() -> None:
+    def f(x: Any, s: Any) -> Any:
+        y = hf.where(s > 0, hf.exp(x), x)
+        first = y[:2] * 2.0
+        return y, hf.where(s > 0, hf.sin(x) * hf.sqrt(first[0]), x), first
+
+    found = branched(f, LONG, FLAG)
+    assert len([line for line in found if "switch" in line]) == 2
+
+
+def test_what_would_be_copied_to_wait_does_not() -> None:
+    """The carry is updated in place after it has been read."""
+
+    def f(x: Any, s: Any) -> Any:
+        def step(i: Any, c: Any, y: Any) -> Any:
+            z = hf.cumulative_sum(hf.exp(c[:900]))
+            c = hf.dynamic_update_slice(c, hf.zeros(1), (i,))
+            return c, hf.where(i < s, z, y)
+
+        return hf.fori_loop(0, 9, step, (x, x[:900]))
+
+    run = hf.jit(f)
+    run(LONG, FLAG)
+    assert "before its elements are replaced" not in run.memory
+
+
+def test_choices_nest() -> None:
+    def f(x: Any, s: Any) -> Any:
+        y = x
+        for k in range(DEEPEST + 2):
+            y = hf.where(s > k, hf.exp(x + k), y)
+        return y
+
+    found = branched(f, LONG, FLAG)
+    assert len([line for line in found if "switch" in line]) == DEEPEST
+    [rest] = [line for line in found if "select" in line]
+    assert rest.count("select") == 2
+
+
+def test_an_element_of_a_small_value_may_be_asked() -> None:
+    def f(x: Any, flags: Any) -> Any:
+        return hf.where(flags[1:2], hf.exp(x), x)
+
+    found = branched(f, LONG, np.asarray([True, False, True]))
+    assert "v2: f64[1000] = switch v2_test:" in found
+
+
+def test_a_check_stays_where_it_is() -> None:
+    def f(x: Any, k: Any, s: Any) -> Any:
+        return hf.where(s > 0, hf.exp(x[k]), x)
+
+    found = branched(f, LONG, np.zeros(1000, np.int64), FLAG)
+    assert found[1].startswith("check index: ")
+    assert found[2] == "v3: f64[1000] = switch v0:"
+
+
+def test_a_loop_updates_its_carry_on_one_side() -> None:
+    def f(x: Any, n: Any) -> Any:
+        def step(i: Any, c: Any) -> Any:
+            return hf.where(i < n, hf.exp(c), c)
+
+        return hf.fori_loop(0, 9, step, x)
+
+    run = hf.jit(f)
+    run(LONG, np.asarray(3))
+    step = run.loop_ir.partition("for step")[2]
+    assert lines(step)[2].startswith("if ")
+    assert "else" not in step
+    assert run.memory.count("copy ") == 1  # of the argument
+
+
+def by_element(x: Any, _: Any) -> Any:
+    return hf.where(x > 0, hf.exp(x), x)
+
+
+def cheaply(x: Any, s: Any) -> Any:
+    return hf.where(s > 0, x * 2.0 + 1.0, x)
+
+
+def of_few(x: Any, s: Any) -> Any:
+    return hf.where(s > 0, hf.exp(x[:8]), x[:8])
+
+
+def of_no(x: Any, s: Any) -> Any:
+    return hf.where(s > 0, hf.exp(x[:0]), x[:0])
+
+
+def for_both(x: Any, s: Any) -> Any:
+    y = hf.exp(hf.sin(x))
+    return hf.where(s > 0, y, y + 1.0)
+
+
+def for_others(x: Any, s: Any) -> Any:
+    """What the result does not need, others do."""
+    y = hf.sum(hf.exp(x))
+    return hf.where(s > 0, y, 1.0), y
+
+
+def that_may_fail(x: Any, s: Any) -> Any:
+    a = x[:900].reshape(30, 30)
+    return hf.where(s > 0, hf.linalg.cholesky(a), a)
+
+
+def in_blocks(x: Any, s: Any) -> Any:
+    x = hf.broadcast_to(x, (100, 1000)).reshape(-1)
+    return hf.fori_loop(0, 9, lambda _, c: hf.where(s > 0, hf.exp(c), c), x)
+
+
+def that_is_a_part(x: Any, s: Any) -> Any:
+    """The value is made in its part of the result, which a branch could not do."""
+    y = hf.where(s > 0, hf.exp(x), x)
+    return hf.concat([y, x]), hf.concat([x, y])
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        by_element,
+        cheaply,
+        of_few,
+        of_no,
+        for_both,
+        for_others,
+        that_may_fail,
+        in_blocks,
+        that_is_a_part,
+    ],
+)
+def test_a_branch_that_does_not_pay_is_none(f: Any) -> None:
+    passes = checks, hoist, counters, inline
+    before = after(*passes, of=f, args=(LONG, FLAG))
+    assert "select" in before
+    assert after(*passes, branches, of=f, args=(LONG, FLAG)) == before
+
+
+def test_what_varies_with_examples_is_no_choice() -> None:
+    def f(x: Any, s: Any) -> Any:
+        return hf.where(s > 0, hf.exp(x), x)
+
+    found = branched(hf.vmap(f), np.ones((8, 1000)), np.arange(8.0))
+    assert not any("switch" in line for line in found)
+    found = branched(hf.vmap(f, in_dims=(0, None)), np.ones((8, 1000)), FLAG)
+    assert any("switch" in line for line in found)
+
+
+def test_many_tests_of_one_value_are_few_branches() -> None:
+    """Two sides for each of them would be more than there are atoms."""
+
+    def f(x: Any, s: Any) -> Any:
+        return sum([hf.where(s[k] > 0, hf.exp(x + k), x) for k in range(8)], x)
+
+    def text(*passes: Pass) -> str:
+        return after(checks, hoist, inline, *passes, of=f, args=(LONG, LONG[:300]))
+
+    assert len(text(branches)) < 2 ** (DEEPEST + 1) * len(text())
 
 
 # --- simplify -------------------------------------------------------------------------

@@ -86,6 +86,16 @@ def test_what_else_is_computed_changes_no_bit_of_a_sum(dtype: Any) -> None:
         assert np.asarray(last).tobytes() == np.asarray(alone).tobytes()
 
 
+@pytest.mark.parametrize("n", [5, 7, 9, 15, 17, 33])
+def test_a_large_body_changes_no_bit_of_a_sum(n: int) -> None:
+    """One iteration that is left over was a masked vector in large bodies alone."""
+    alone, beside = hf.jit(hf.sum), hf.jit(lambda x: (hf.sum(x), hf.sin(x)))
+    for seed in range(20):
+        x = np.random.default_rng(seed).normal(size=n)
+        expected, found = alone(x), beside(x)[0]
+        assert np.asarray(found).tobytes() == np.asarray(expected).tobytes()
+
+
 def test_a_sum_is_merged_with_what_is_stored_beside_it() -> None:
     jitted = hf.jit(lambda x: (hf.sum(x), hf.sin(x)))
     jitted(np.ones(1000, np.float32))

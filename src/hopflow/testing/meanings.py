@@ -19,6 +19,7 @@ import numpy as np
 
 import hopflow
 from hopflow import pytree
+from hopflow.compiler.kernel_passes import branches
 from hopflow.compiler.kernel_program.interpreter import KernelTrap
 from hopflow.compiler.kernel_program.interpreter import run as run_kernel_program
 from hopflow.compiler.kernel_program.program import KernelProgram
@@ -421,6 +422,20 @@ def run_memory(f: Run, *args: Any) -> Any:
     return _interpreted(f, args, run)
 
 
+def run_branches(f: Run, *args: Any) -> Any:
+    """The same, with a branch for each test that chooses for all elements at once, and
+    be it for what costs nothing."""
+    limits = {"DEAR": 0, "LEAST": 0, "SHARE": 1 << 60}
+    before = {name: getattr(branches, name) for name in limits}
+    try:
+        for name, limit in limits.items():
+            setattr(branches, name, limit)
+        return run_memory(f, *args)
+    finally:
+        for name, limit in before.items():
+            setattr(branches, name, limit)
+
+
 def _interpreted(f: Run, args: Any, run: Callable[..., Any]) -> Any:
     graph, arrays = captured(f, *args, may_stop=True)
     program = kernels_of(graph)
@@ -482,6 +497,7 @@ for _meaning in (
     ProgramMeaning("functionalized", in_ours(run_functionalized), cheap=True),
     ProgramMeaning("kernels", in_ours(run_kernels)),
     ProgramMeaning("kernels, memory planned", in_ours(run_memory)),
+    ProgramMeaning("kernels, all branches", in_ours(run_branches)),
     ProgramMeaning("loop ir", in_ours(run_loop_ir)),
     ProgramMeaning("loop ir, gangs and gpu", in_ours(run_rebound)),
     ProgramMeaning("native", in_ours(run_native)),

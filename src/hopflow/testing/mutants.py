@@ -18,7 +18,7 @@ from hopflow.autograd import operators, recorded, rules
 from hopflow.batching import graphs
 from hopflow.compiler import entry_sizes, pipeline
 from hopflow.compiler.cpu.vector import VectorLoop
-from hopflow.compiler.kernel_passes import hoist, substitution
+from hopflow.compiler.kernel_passes import branches, hoist, substitution
 from hopflow.compiler.memory import allocations
 from hopflow.compiler.memory.live_ranges import LiveRanges
 from hopflow.compiler.passes import PASSES
@@ -145,6 +145,15 @@ def _stale_cache() -> Patches:
         return f"{operations} {types}"
 
     return [(pipeline, "structural_hash", key)]
+
+
+def _other_side() -> Patches:
+    right = branches._side
+
+    def side(*args: Any, holds: bool) -> Any:
+        return right(*args, holds=not holds)
+
+    return [(branches, "_side", side)]
 
 
 def _mask_slip() -> Patches:
@@ -349,6 +358,11 @@ MUTANTS: Final[dict[str, Mutant]] = {
             "out_of_range": True,
             "weights": {"index": 4, "gather": 4, "fori": 4, "while": 4},
         },
+    ),
+    "other side of a branch": Mutant(
+        _other_side,
+        ["kernels, all branches"],
+        options={"size": 10, "weights": {"where": 12}},
     ),
     "written over as a part": Mutant(
         lambda: [(allocations.Allocations, "_overlap", lambda *_: None)],

@@ -224,9 +224,11 @@ def _some_view(p: Pool, a: int, b: int, *_: int) -> Any:
     return view(p.m, x, b) if x.ndim else x
 
 
-def _where(p: Pool, a: int, b: int, c: int, _: int) -> Any:
+def _where(p: Pool, a: int, b: int, c: int, d: int) -> Any:
     x = p.pick(a)
     y = p.mate(b, x)
+    if d % 4 == 3:  # one of them as a whole
+        return p.settled(p.m.where(p.truth(c), x, y))
     test = p.like(c, lambda v: v.shape == x.shape)
     return p.settled(p.m.where(p.number(test) > 1 + p.threshold, x, y))
 

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Final
 
 from hopflow.compiler.kernel_passes import Context
+from hopflow.compiler.kernel_passes.branches import branches
 from hopflow.compiler.kernel_passes.carries import carries
 from hopflow.compiler.kernel_passes.checks import checks
 from hopflow.compiler.kernel_passes.counters import counters
@@ -49,6 +50,7 @@ KERNEL_PASSES: Final[tuple[Callable[[KernelProgram, Context], None], ...]] = (
     hoist,
     counters,
     inline,
+    branches,
     simplify,
     split,
     pack,
