@@ -79,9 +79,10 @@ def _block(count: Expr, size: int, width: int) -> int:
 def _bytes_of_a_row(rows: For, stored: Iterable[Buffer]) -> int:
     """Of the buffers that change: what one iteration touches; 0 if that is unknown."""
     total = 0
+    moved = _own_axes(rows)
     for buffer in stored:
         elements = 1
-        for extent in _own_shape(buffer, rows):
+        for extent in moved.get(buffer, {}).values():
             if not extent.is_const:
                 return 0
             elements *= extent.attr
@@ -89,16 +90,18 @@ def _bytes_of_a_row(rows: For, stored: Iterable[Buffer]) -> int:
     return total
 
 
-def _own_shape(buffer: Buffer, rows: For) -> list[Expr]:
-    """The extents of the axes along which an iteration moves by loops of its own."""
+def _own_axes(rows: For) -> dict[Buffer, dict[Var, Expr]]:
+    """For each buffer the loops within an iteration along which it is stored, and their
+    extents."""
     inside = {s.var: s.extent for s in statements(rows.body) if isinstance(s, For)}
-    found: dict[Var, Expr] = {}
+    found: dict[Buffer, dict[Var, Expr]] = {}
     for s in statements(rows.body):
-        if isinstance(s, Store) and s.buffer is buffer:
+        if isinstance(s, Store):
+            own = found.setdefault(s.buffer, {})
             for at in s.indices:
                 if at.op == "var" and at.attr in inside:
-                    found[at.attr] = inside[at.attr]
-    return list(found.values())
+                    own[at.attr] = inside[at.attr]
+    return found
 
 
 def _is_free(rows: For, summary: Summary) -> bool:
