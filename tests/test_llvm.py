@@ -829,6 +829,24 @@ def test_equal_operations_of_equal_registers_are_one_instruction() -> None:
         assert len(pure) == len(set(pure)), label
 
 
+def test_a_long_module_leaves_no_option_of_llvm_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Others in the process, as Numba, compile with the same LLVM."""
+    compiler = jit(host())
+    given: list[str] = []
+    right = compiler.llvm.set_option
+
+    def set_option(name: str, option: str) -> None:
+        given.append(option)
+        right(name, option)
+
+    monkeypatch.setattr(compiler.llvm, "set_option", set_option)
+    filler = "\n".join("; a line" for _ in range(400))
+    compiler.compile(f"{filler}\ndefine void @long() {{ ret void }}")
+    assert given == ["-disable-lsr=true", "-disable-lsr=false"]
+
+
 def test_an_index_that_is_never_negative_is_divided_as_unsigned() -> None:
     def body(k: Any, y: Any) -> Any:
         return y.at[(k + 1) % 1000].set(y[k % 1000] * 0.5)

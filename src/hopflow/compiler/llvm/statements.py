@@ -192,39 +192,30 @@ class Emitter:
     ) -> None:
         """Call `iteration` with the register that goes from `start` up to `stop`, which
         is a multiple of `step` away."""
-        with self.values.loop():
-            self._blocks(start, stop, step, trips, iteration)
-        self.values.forget_loads()
-
-    def _blocks(
-        self,
-        start: str,
-        stop: str,
-        step: int,
-        trips: Expr,
-        iteration: Callable[[str], None],
-    ) -> None:
         f, name = self.f, self.f.name("loop")
-        before = f.block
-        if trips.is_const:
-            f.branch(name)
-        else:
-            enter = f.emit(f"icmp slt i64 {start}, {stop}")
-            f.branch_if(enter, name, f"done.{name}")
-        f.start(name)
         position, after = f"%i.{name}", f"%next.{name}"
-        f.do(f"{position} = phi i64 [ {start}, %{before} ], [ {after}, %latch.{name} ]")
-        f.define(position)
-        most = trips.attr * step if trips.is_const else MOST_TRIPS
-        f.bounds[position] = most if start == "0" else MOST_TRIPS
+        with self.values.loop():
+            before = f.block
+            if trips.is_const:
+                f.branch(name)
+            else:
+                enter = f.emit(f"icmp slt i64 {start}, {stop}")
+                f.branch_if(enter, name, f"done.{name}")
+            f.start(name)
+            both = f"[ {start}, %{before} ], [ {after}, %latch.{name} ]"
+            f.do(f"{position} = phi i64 {both}")
+            f.define(position)
+            most = trips.attr * step if trips.is_const else MOST_TRIPS
+            f.bounds[position] = most if start == "0" else MOST_TRIPS
+            self.values.forget_loads()
+            self.iterate(partial(iteration, position), f"latch.{name}", trips)
+            f.start(f"latch.{name}")
+            f.do(f"{after} = add nuw nsw i64 {position}, {step}")
+            # Not "slt", of which LLVM makes a comparison of the position before.
+            again = f.emit(f"icmp ne i64 {after}, {stop}")
+            f.branch_if(again, name, f"done.{name}")
+            f.start(f"done.{name}")
         self.values.forget_loads()
-        self.iterate(partial(iteration, position), f"latch.{name}", trips)
-        f.start(f"latch.{name}")
-        f.do(f"{after} = add nuw nsw i64 {position}, {step}")
-        # Not "slt", of which LLVM makes a comparison of the position before.
-        again = f.emit(f"icmp ne i64 {after}, {stop}")
-        f.branch_if(again, name, f"done.{name}")
-        f.start(f"done.{name}")
 
     def iterate(
         self,
@@ -242,15 +233,7 @@ class Emitter:
         self.f.branch(onward)
 
     def _while(self, s: While) -> None:
-        with self.values.loop():
-            self._while_blocks(s)
-        self.values.forget_loads()
-
-    def _while_blocks(self, s: While) -> None:
         f, name = self.f, self.f.name("while")
-        f.branch(name)
-        f.start(name)
-        self.values.forget_loads()
 
         def iteration() -> None:
             self.straight(s.head)
@@ -259,8 +242,13 @@ class Emitter:
             f.start(f"body.{name}")
             self.body(s.body)
 
-        self.iterate(iteration, name, None)
-        f.start(f"done.{name}")
+        with self.values.loop():
+            f.branch(name)
+            f.start(name)
+            self.values.forget_loads()
+            self.iterate(iteration, name, None)
+            f.start(f"done.{name}")
+        self.values.forget_loads()
 
     def _if(self, s: If) -> None:
         otherwise = partial(self.body, s.else_) if s.else_ else None
