@@ -137,8 +137,8 @@ def close(found: Any, expected: Any, dtype: str) -> None:
     tolerance = 1e-9 if dtype == "float64" else 2e-4
     leaves = pytree.flatten(found)[0], pytree.flatten(expected)[0]
     for a, b in zip(*leaves, strict=True):
-        kwargs = {"rtol": tolerance, "atol": tolerance}
-        np.testing.assert_allclose(np.asarray(a), np.asarray(b), **kwargs)
+        a, b = np.asarray(a), np.asarray(b)
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
 
 
 def stepping(x: Any, s: Any, t: Any) -> Any:
