@@ -15,9 +15,11 @@ from hopflow.compiler.kernel_passes.branches import DEEPEST, branches
 from hopflow.compiler.kernel_passes.carries import MOST_ROUNDS, carries
 from hopflow.compiler.kernel_passes.checks import checks
 from hopflow.compiler.kernel_passes.counters import counters
+from hopflow.compiler.kernel_passes.flags import flags
 from hopflow.compiler.kernel_passes.hoist import hoist
 from hopflow.compiler.kernel_passes.inline import inline
 from hopflow.compiler.kernel_passes.pack import pack
+from hopflow.compiler.kernel_passes.postpone import postpone
 from hopflow.compiler.kernel_passes.simplify import simplify
 from hopflow.compiler.kernel_passes.split import MOST, split
 from hopflow.compiler.kernel_program.printer import format_kernels
@@ -419,15 +421,120 @@ def test_a_check_is_an_equation_before_what_it_guards() -> None:
     assert getattr(view.definition, "checks", None) == ()
 
 
+AT = hf.asarray([0, 2, -1, 7, -8])
+HOLDS = "k[i0] >= -8 and k[i0] < 8"
+
+
+def test_where_each_element_has_a_check_nothing_relies_on_it() -> None:
+    found = lines(after(checks, of=lambda x, k: x[k] * 2.0, args=(X, AT)))
+    [read, check, *_] = found
+    assert read.endswith(f"if {HOLDS}) for i0 < 5")
+    assert check == f"free check index: {HOLDS} tell k[i0], 8 for i0 < 5"
+
+
+@pytest.mark.parametrize(
+    ("f", "args"),
+    [
+        (lambda x, k: x[:, None][k], (X, AT)),  # rows: fewer checks than elements
+        (lambda a, b: a // b, (AT, AT + 9)),  # no read
+        (lambda x, k: hf.take(x, k[:4]), (X, AT)),  # in registers
+    ],
+)
+def test_other_checks_come_before_the_elements(
+    f: Any, args: tuple[hf.Tensor, ...]
+) -> None:
+    assert "free check" not in after(checks, of=f, args=args)
+    agree(f, *args)
+
+
+POSTPONED = carries, flags, hoist, checks, counters, inline, simplify, postpone
+
+
+def order(f: Any, *args: Any) -> list[str]:
+    """The names of the equations after `postpone`, "check" for free checks."""
+    found = lines(after(*POSTPONED, of=f, args=args))
+    names = [line.split(":")[0] for line in found]
+    return ["check" if "check" in name else name for name in names]
+
+
+def test_a_free_check_comes_after_loops_over_its_space() -> None:
+    def f(x: Any, k: Any, l: Any) -> Any:  # noqa: E741
+        a = hf.sin(x[k]) * x[l]
+        return a, hf.sum(a), hf.sum(a[:3])
+
+    assert order(f, X, AT, AT) == [
+        "v3",
+        "v4",
+        "check",
+        "check",
+        "v6",
+        "return v3, v4, v6",
+    ]
+    agree(lambda *args: f(*args)[0], X, AT, AT)
+    jitted = hf.jit(f)
+    jitted(X, AT, AT)
+    # One for all, two that seek what is out of range, and the sum of three.
+    assert jitted.loop_ir.count("for ") == 4
+
+
+@pytest.mark.parametrize("effect", ["write", "print"])
+def test_a_free_check_comes_before_effects(
+    effect: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def f(x: Any, y: Any, k: Any) -> Any:
+        y = y + x[k]
+        if effect == "print":
+            hf.print("reached {}", y[0])
+        else:
+            x[:5] += y
+        return y
+
+    jitted, x = hf.jit(f), hf.asarray(np.arange(8.0))
+    jitted(x, X[:5], AT)
+    assert (effect == "print") == ("reached" in capsys.readouterr().out)
+    before = x.tolist()
+    for bad in ([0, 1, 2, 3, 8], [-9, 0, 0, 0, 0], [1 << 62] * 5):
+        with pytest.raises(IndexingError, match=f"index {max(bad, key=abs)} is out"):
+            jitted(x, X[:5], hf.asarray(bad))
+    assert x.tolist() == before
+    assert capsys.readouterr().out == ""
+
+
+def test_a_free_check_keeps_no_copy_of_what_it_asks() -> None:
+    def f(k: Any) -> Any:
+        return hf.fori_loop(0, 3, lambda _, c: c[c], k)
+
+    args = (hf.asarray(np.arange(8)[::-1].copy()),)
+    assert hf.jit(f)(*args).tolist() == f(*args).tolist()
+    found = lines(after(*POSTPONED, of=f, args=args))
+    check = next(n for n, line in enumerate(found) if line.startswith("free check"))
+    assert " if c" in found[check + 1]  # the read, which may be made in what it reads
+
+
+@pytest.mark.parametrize(
+    "dtype", ["int8", "uint8", "int32", "uint32", "int64", "uint64"]
+)
+@pytest.mark.parametrize("n", [5, 64, 1000])
+def test_an_index_out_of_range_stops_a_gather(dtype: str, n: int) -> None:
+    x = hf.asarray(np.arange(100.0))
+    f = hf.jit(lambda x, k: (hf.sum(hf.exp(-x[k])), x[k] + 1.0))
+    good = np.arange(n) % 100
+    total, moved = f(x, hf.asarray(good.astype(dtype)))
+    np.testing.assert_allclose(total.item(), np.sum(np.exp(-good.astype(float))))
+    assert moved.tolist() == (good + 1.0).tolist()
+    for at in (0, n // 2, n - 1):
+        bad = good.astype(dtype)
+        bad[at] = 100
+        with pytest.raises(IndexingError, match="index 100 is out of range"):
+            f(x, hf.asarray(bad))
+
+
 def gathered(x: Any, k: Any) -> Any:
     return hf.fori_loop(0, 3, lambda _, c: c + x[k], x[:5] * 0.0)
 
 
-AT = hf.asarray([0, 2, -1, 7, -8])
-
-
 def test_whether_a_check_passes_in_all_steps_is_computed_before_the_loop() -> None:
-    found = lines(after(checks, hoist, of=gathered, args=(X, AT)))
+    found = lines(after(flags, hoist, checks, of=gathered, args=(X, AT)))
     loop = next(n for n, line in enumerate(found) if " = while" in line)
     holds = "k[i0] >= -8 and k[i0] < 8"
     flag = f"passed0: bool[] = reduce and from True of {holds} over i0 < 5"
@@ -452,7 +559,7 @@ def test_whether_a_proven_check_passes_is_not_computed() -> None:
     def f(x: Any) -> Any:
         return hf.fori_loop(0, 3, lambda _, c: c + x[hf.arange(5)], x[:5] * 0.0)
 
-    found = after(checks, hoist, inline, simplify, of=f, args=(X,))
+    found = after(flags, hoist, checks, inline, simplify, of=f, args=(X,))
     assert "passed" not in found
     assert "check" not in found
 
@@ -560,7 +667,7 @@ FLAG = np.asarray(1.0)
 
 
 def branched(f: Callable[..., Any], *args: Any) -> list[str]:
-    return lines(after(checks, hoist, inline, branches, of=f, args=args))
+    return lines(after(flags, hoist, checks, inline, branches, of=f, args=args))
 
 
 def test_what_one_test_chooses_is_computed_on_the_side_that_is_taken() -> None:
@@ -719,7 +826,7 @@ def test_a_check_stays_where_it_is() -> None:
         return hf.where(s > 0, hf.exp(x[k]), x)
 
     found = branched(f, LONG, np.zeros(1000, np.int64), FLAG)
-    assert found[1].startswith("check index: ")
+    assert found[1].startswith("free check index: ")
     assert found[2] == "v3: f64[1000] = switch v0:"
 
 
@@ -796,7 +903,7 @@ def that_is_a_part(x: Any, s: Any) -> Any:
     ],
 )
 def test_a_branch_that_does_not_pay_is_none(f: Any) -> None:
-    passes = checks, hoist, counters, inline
+    passes = flags, hoist, checks, counters, inline
     before = after(*passes, of=f, args=(LONG, FLAG))
     assert "select" in before
     assert after(*passes, branches, of=f, args=(LONG, FLAG)) == before
@@ -819,7 +926,9 @@ def test_many_tests_of_one_value_are_few_branches() -> None:
         return sum([hf.where(s[k] > 0, hf.exp(x + k), x) for k in range(8)], x)
 
     def text(*passes: Pass) -> str:
-        return after(checks, hoist, inline, *passes, of=f, args=(LONG, LONG[:300]))
+        return after(
+            flags, hoist, checks, inline, *passes, of=f, args=(LONG, LONG[:300])
+        )
 
     assert len(text(branches)) < 2 ** (DEEPEST + 1) * len(text())
 

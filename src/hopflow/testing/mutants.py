@@ -18,7 +18,7 @@ from hopflow.autograd import operators, recorded, rules
 from hopflow.batching import graphs
 from hopflow.compiler import entry_sizes, pipeline
 from hopflow.compiler.cpu.vector import VectorLoop
-from hopflow.compiler.kernel_passes import branches, hoist, substitution
+from hopflow.compiler.kernel_passes import branches, checks, hoist, substitution
 from hopflow.compiler.memory import allocations
 from hopflow.compiler.memory.live_ranges import LiveRanges
 from hopflow.compiler.passes import PASSES
@@ -358,6 +358,11 @@ MUTANTS: Final[dict[str, Mutant]] = {
             "out_of_range": True,
             "weights": {"index": 4, "gather": 4, "fori": 4, "while": 4},
         },
+    ),
+    "read before its check": Mutant(
+        lambda: [(checks, "_under", lambda _, own: own)],
+        ["jit, bounds checked"],
+        options={"out_of_range": True, "weights": {"gather": 12}},
     ),
     "other side of a branch": Mutant(
         _other_side,

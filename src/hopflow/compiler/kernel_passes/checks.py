@@ -1,103 +1,102 @@
-"""Checks become equations of their own, and in loops their passing is a value.
+"""Checks become equations of their own.
 
-    v1 = for t0 < n, carry c2 = x:
-        v3 = y[k[i0]]; check index: k[i0] < 8 for i0 < 5
-        v4 = c2[i0] + v3[i0]
-        yield v4
+    v1 = y[k[i0]]; check index: k[i0] < 8 for i0 < 5
+    v2 = z[k[i0], i1]; check index: k[i0] < 9 for i0 < 5
   ->
-    v1 = for t0 < n, carry c2 = x:
-        v5 = reduce and from True of k[i0] < 8 over i0 < 5
-        check index: k[i0] < 8 unless v5[] for i0 < 5
-        v3 = y[k[i0]]
-        v4 = c2[i0] + v3[i0]
-        yield v4
+    v1 = (y[k[i0]] if k[i0] < 8) for i0 < 5
+    free check index: k[i0] < 8 for i0 < 5
+    check index: k[i0] < 9 for i0 < 5
+    v2 = z[k[i0], i1] for i0 < 5, i1 < 6
 
-An element may be computed anywhere after its check: it cannot stop the program. Nor can
-the value that tells whether a check passes, so that `hoist` may compute it once for all
-steps. The check itself stays where it is, for there may be no step; it looks at the
-elements again only if one fails.
+Where each element is read at an index of its own, it is read under the condition that
+the check of the index holds, and nothing relies on that the check has been made: it is
+free, and may be made in the loop that reads (see `postpone`). Other checks come before
+the elements, and so do those that a loop has made before its steps. (A division would
+pay for a divisor that is safe, and is slow enough to be checked before.)
 """
 
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
-from itertools import count
 
-from hopflow import dtypes
 from hopflow.compiler.kernel_passes import Context
+from hopflow.compiler.kernel_passes.substitution import under
 from hopflow.compiler.kernel_program.definitions import (
     Check,
     Effect,
-    Function,
     Pointwise,
-    Reduction,
     Scatter,
-    parameters,
 )
 from hopflow.compiler.kernel_program.program import (
     Block,
     Equation,
     KernelProgram,
-    Loop,
     Value,
-    While,
-    blocks,
 )
-from hopflow.compiler.kernel_program.registers import is_short
-from hopflow.graph.core import Node
+from hopflow.compiler.kernel_program.registers import is_short, shape_key
+from hopflow.compiler.kernel_program.rewriting import all_blocks, elements
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir import expr as e
-from hopflow.symbolic.size import Symbol, free_symbols
+from hopflow.loop_ir.expr import Expr
 
 __all__ = ["checks"]
 
 
 def checks(program: KernelProgram, _context: Context) -> None:
     """Edit a program in place, without the functions that it calls."""
-    sizes = {s for v in program.block.parameters for s in free_symbols(*v.shape)}
-    _Splitter(sizes).block(program.block, repeats=False)
+    for block in all_blocks(program.block):
+        _split(block)
 
 
-class _Splitter:
-    """Splits the checks of blocks; `sizes` are those that a call has known."""
-
-    def __init__(self, sizes: AbstractSet[Symbol]) -> None:
-        self._sizes, self._names = sizes, count()
-
-    def block(self, block: Block, *, repeats: bool) -> None:
-        """Split the checks of a block, which a loop repeats or not."""
-        equations: list[Equation] = []
-        for equation in block.equations:
-            own = equation.definition
-            for inner in blocks(own):
-                self.block(inner, repeats=repeats or isinstance(own, Loop | While))
-            given = getattr(own, "checks", ())
-            if given and repeats:
-                flags = [self._passing(check, equation.node) for check in given]
-                equations += [flag for flag in flags if flag is not None]
-                given = tuple(map(_with_flag, given, flags))
-            if isinstance(own, Pointwise | Scatter) and given:
-                equations.append(Equation((), Effect(given), equation.node))
-                equation.definition = replace(own, checks=())
-            elif isinstance(own, Effect):
-                equation.definition = replace(own, checks=given)
-            equations.append(equation)
-        block.equations = equations
-
-    def _passing(self, check: Check, node: Node) -> Equation | None:
-        """The value that tells whether a check passes. None: that costs what it does,
-        or a check before it may stop a run of such sizes."""
-        if is_short(check.shape) or not self._sizes >= set(free_symbols(*check.shape)):
-            return None
-        start = (e.const(True, dtypes.bool_),)
-        total = parameters(start, "total")
-        all_hold = Reduction(
-            check.shape, start, "and", (check.holds,), (Function(total, total),)
-        )
-        flag = Value(f"passed{next(self._names)}", TensorType(dtypes.bool_))
-        # Of no operation, for it has none of the effects that this one has.
-        pure = Node("call_function", None, (), {}, line=node.line, meta=node.meta)
-        return Equation((flag,), all_hold, pure)
+def _split(block: Block) -> None:
+    local = {value for equation in block.equations for value in equation.results}
+    given, block.equations = block.equations, []
+    for equation in given:
+        own = equation.definition
+        if not isinstance(own, Pointwise | Scatter) or not own.checks:
+            block.equations.append(equation)
+            continue
+        free: list[Check] = []
+        guards: list[Check] = list(own.checks)
+        if isinstance(own, Pointwise):
+            type_ = equation.results[0].type
+            free = [c for c in guards if _is_of_element(c, own, type_, local)]
+            guards = [c for c in guards if c not in free]
+            own = _under(free, own)
+        if guards:
+            block.equations.append(Equation((), Effect(tuple(guards)), equation.node))
+        equation.definition = replace(own, checks=())
+        block.equations.append(equation)
+        if free:
+            late = tuple([replace(c, passed=None, is_free=True) for c in free])
+            block.equations.append(Equation((), Effect(late), equation.node))
+            flags = {c.passed.attr for c in free if c.passed is not None}
+            block.equations = [
+                q for q in block.equations if flags.isdisjoint(q.results)
+            ]
 
 
-def _with_flag(check: Check, flag: Equation | None) -> Check:
-    return check if flag is None else replace(check, passed=flag.results[0][()])
+def _is_of_element(
+    check: Check, own: Pointwise, type_: TensorType, local: AbstractSet[Value]
+) -> bool:
+    """Whether a check asks of each element for an index that only that element needs,
+    and no flag from before the loop tells whether it passes."""
+    if check.kind != "index" or is_short(check.shape):
+        return False
+    if shape_key(check.shape) != shape_key(type_.shape):
+        return False
+    if check.passed is not None and check.passed.attr not in local:
+        return False
+    asked, read = _reads([check.holds]), _reads(own.elements)
+    return bool(asked) and asked <= read
+
+
+def _reads(roots: Sequence[Expr]) -> AbstractSet[tuple[object, ...]]:
+    return {(node.attr, node.args) for node in elements(roots)}
+
+
+def _under(free: Sequence[Check], own: Pointwise) -> Pointwise:
+    if not free:
+        return own
+    condition = e.all_of([check.holds for check in free])
+    return replace(own, elements=tuple([under(condition, x) for x in own.elements]))

@@ -12,7 +12,7 @@ from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr, Index
 from hopflow.loop_ir.walk import nodes
 
-__all__ = ["Substitution", "conjunction"]
+__all__ = ["Substitution", "conjunction", "under"]
 
 
 class Substitution:
@@ -78,6 +78,15 @@ def conjunction(condition: Expr | None, own: Expr | None) -> Expr | None:
     if own is None or condition is None or own is condition:
         return own or condition
     return e.binary("and", condition, own)
+
+
+def under(condition: Expr, root: Expr) -> Expr:
+    """An expression that reads and divides only where a condition holds. What the
+    condition itself reads is read everywhere."""
+    read = {(node.attr, node.args) for node in nodes(condition) if node.op == "element"}
+    order = nodes(root)
+    kept = {x: x for x in order if x.op == "element" and (x.attr, x.args) in read}
+    return _substituted(order, kept, condition)
 
 
 def _substituted(

@@ -60,13 +60,16 @@ class Function:
 @dataclass(frozen=True, slots=True)
 class Check:
     """`holds` for all indices in `shape`, or the program stops with an error that tells
-    `values`. Where `passed`, over no axes, is true, all are known to hold."""
+    `values`. Where `passed`, over no axes, is true, all are known to hold. A check that
+    `is_free` guards nothing: where it does not hold, no memory is read for it, and what
+    is computed is used by no one."""
 
     kind: Literal["index", "divide", "power", "check", "range"]
     shape: tuple[Size, ...]
     holds: Expr
     values: tuple[Expr, ...] = ()
     passed: Expr | None = None
+    is_free: bool = False
 
 
 @dataclass(frozen=True, slots=True)

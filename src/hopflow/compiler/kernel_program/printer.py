@@ -195,7 +195,7 @@ def _space(shape: Sequence[Size], first: int = 0) -> str:
 
 def _check(check: d.Check, text: Text) -> str:
     space, values = _space(check.shape), ", ".join(map(text, check.values))
-    line = f"check {check.kind}: {text(check.holds)}"
+    line = f"{'free ' * check.is_free}check {check.kind}: {text(check.holds)}"
     line += f" tell {values}" if values else ""
     line += f" unless {text(check.passed)}" if check.passed is not None else ""
     return line + (f" for {space}" if space else "")

@@ -59,7 +59,7 @@ def map_expressions(definition: d.Definition, change: Change) -> d.Definition:
     def check(given: d.Check) -> d.Check:
         passed = None if given.passed is None else change(given.passed)
         holds, values = change(given.holds), each(given.values)
-        return d.Check(given.kind, given.shape, holds, values, passed)
+        return replace(given, holds=holds, values=values, passed=passed)
 
     def checks(given: Sequence[d.Check]) -> tuple[d.Check, ...]:
         return tuple(map(check, given))
@@ -245,14 +245,14 @@ def drop_unread(block: Block) -> None:
     live = set(block.results)
     kept: list[Equation] = []
     for equation in reversed(block.equations):
-        if _is_pure(equation) and live.isdisjoint(equation.results):
+        if is_pure(equation) and live.isdisjoint(equation.results):
             continue
         live.update(values_read(equation))
         kept.append(equation)
     block.equations = kept[::-1]
 
 
-def _is_pure(equation: Equation) -> bool:
+def is_pure(equation: Equation) -> bool:
     """Whether an equation does nothing but to give its results."""
     own = equation.definition
     is_checked = bool(getattr(own, "checks", ()))

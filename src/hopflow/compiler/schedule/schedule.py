@@ -14,9 +14,11 @@ from hopflow.compiler.kernel_passes.branches import branches
 from hopflow.compiler.kernel_passes.carries import carries
 from hopflow.compiler.kernel_passes.checks import checks
 from hopflow.compiler.kernel_passes.counters import counters
+from hopflow.compiler.kernel_passes.flags import flags
 from hopflow.compiler.kernel_passes.hoist import hoist
 from hopflow.compiler.kernel_passes.inline import inline
 from hopflow.compiler.kernel_passes.pack import pack
+from hopflow.compiler.kernel_passes.postpone import postpone
 from hopflow.compiler.kernel_passes.simplify import simplify
 from hopflow.compiler.kernel_passes.split import split
 from hopflow.compiler.kernel_program.printer import format_kernels
@@ -46,12 +48,14 @@ __all__ = ["memory_plans", "schedule"]
 
 KERNEL_PASSES: Final[tuple[Callable[[KernelProgram, Context], None], ...]] = (
     carries,
-    checks,
+    flags,
     hoist,
+    checks,
     counters,
     inline,
     branches,
     simplify,
+    postpone,
     split,
     pack,
 )
