@@ -48,7 +48,8 @@ def _postpone(block: Block, inputs: set[Value], written: set[Value]) -> None:
     waiting: list[Equation] = []
     replaced: set[Value] = set()  # whose memory an equation must not take
     for equation in given:
-        if _is_free(equation):
+        own = equation.definition
+        if isinstance(own, Effect) and own.is_free:
             waiting.append(equation)
             replaced |= {*written, *values_read(equation)} - inputs
             continue
@@ -57,15 +58,6 @@ def _postpone(block: Block, inputs: set[Value], written: set[Value]) -> None:
             waiting, replaced = [], set()
         block.equations.append(equation)
     block.equations += waiting
-
-
-def _is_free(equation: Equation) -> bool:
-    own = equation.definition
-    return (
-        isinstance(own, Effect)
-        and len(own.checks) > 0
-        and all(check.is_free for check in own.checks)
-    )
 
 
 def _may_follow(check: Equation, equation: Equation, replaced: set[Value]) -> bool:

@@ -157,6 +157,11 @@ class Effect:
     checks: tuple[Check, ...] = ()
     types: tuple[TensorType, ...] = ()
 
+    @property
+    def is_free(self) -> bool:
+        """Whether it is checks that guard nothing."""
+        return len(self.checks) > 0 and all(check.is_free for check in self.checks)
+
 
 Definition: TypeAlias = (
     Pointwise

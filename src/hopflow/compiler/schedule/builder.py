@@ -67,6 +67,7 @@ class Builder:
     counters   the step that a loop is at
     rows       the row that a step of a loop adds to its stacks
     also       where else values are to be, when they are computed
+    waiting    tests of flags, to be made before what may rely on them
     """
 
     def __init__(self, name: str, target: Target, plan: MemoryPlan) -> None:
@@ -84,6 +85,7 @@ class Builder:
         self.counters: dict[Var, Expr] = {}
         self.rows: dict[Equation, Expr] = {}
         self.also: dict[Value, list[Stored]] = {}
+        self.waiting: list[Stmt] = []
         self._count = 0
         self._derived: dict[Terms, Expr] = {}
         self._noted: dict[tuple[str, ...], int] = {}  # the widest items of each shape
@@ -105,6 +107,13 @@ class Builder:
     def site(self, kind: Any, node: int, what: str = "") -> int:
         self.program.sites.append(Site(kind, node, what))
         return len(self.program.sites) - 1
+
+    # --- checks ---
+
+    def test_flags(self) -> None:
+        """Make the tests that wait."""
+        self.statements += self.waiting
+        self.waiting.clear()
 
     # --- sizes ---
 

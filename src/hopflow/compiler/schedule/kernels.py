@@ -128,7 +128,11 @@ class Kernels:
         self.b.nest(check.shape, accumulate)
         with self.b.into([]) as search:
             self.b.nest(check.shape, trap, independent=False)
-        self.b.add(If(e.read(failed), search))
+        test = If(e.read(failed), search)
+        if check.is_free:
+            self.b.waiting.append(test)
+        else:
+            self.b.add(test)
 
     # --- pointwise ---
 

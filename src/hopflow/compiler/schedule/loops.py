@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hopflow import dtypes
+from hopflow.compiler.kernel_program.definitions import Effect
 from hopflow.compiler.kernel_program.program import (
     Block,
     Branch,
@@ -201,8 +202,12 @@ class _Writer:
     # --- equations ---
 
     def equations(self, block: Block) -> None:
-        """Write what the equations of a block compute."""
+        """Write what the equations of a block compute. Flags of free checks are tested
+        after all of them: loops that gather several are merged."""
         for equation in block.equations:
+            own = equation.definition
+            if not (isinstance(own, Effect) and own.is_free):
+                self.b.test_flags()
             before, self.b.node = self.b.node, equation.node.meta.get("number", 0)
             self.equation(equation)
             for value in equation.results:
@@ -210,6 +215,7 @@ class _Writer:
             if equation.symbol is not None:
                 self.b.define(equation.symbol, self.b.scalar(equation.results[0]))
             self.b.node = before
+        self.b.test_flags()
 
     def equation(self, equation: Equation) -> None:
         match equation.definition:
