@@ -1,10 +1,14 @@
-"""`Node`: one call of a function that was traced before any type is known."""
+"""`Node`: one call of a function that was traced before any type is known; and the list
+of nodes that a graph is."""
 
 import builtins
 import inspect
 import operator
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, get_args
+import re
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import AbstractContextManager, contextmanager
+from keyword import iskeyword
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
 from hopflow.entries import entries
 from hopflow.errors import ArgumentTypeError, GraphError
@@ -14,20 +18,22 @@ from hopflow.graph.core import SourceLine
 from hopflow.ops.opdef import OpDef
 from hopflow.trace.source import name_of, source_text
 
-if TYPE_CHECKING:  # which holds nodes, and stands above
-    from hopflow.fx.graph import Graph
-
 __all__ = [
     "IN_PLACE",
     "KINDS",
+    "SCOPE",
     "Arguments",
+    "CodeTransform",
     "Kind",
     "Node",
+    "NodeList",
     "map_items",
     "map_nodes",
     "nodes_in",
 ]
 
+CodeTransform: TypeAlias = Callable[[list[str]], list[str]]
+"""The lines of a function's body -> the lines that it shall have."""
 Kind: TypeAlias = Literal[
     "placeholder",
     "get_attr",
@@ -37,6 +43,8 @@ Kind: TypeAlias = Literal[
     "output",
 ]
 KINDS: Final = get_args(Kind)
+SCOPE: Final = ("self", "hf", "np", "op", "operator")  # names that every source may use
+_RESERVED: Final = frozenset([*dir(builtins), *SCOPE])
 
 # Operators of Python's that write to their first argument.
 IN_PLACE: Final[Mapping[str, Callable[..., Any]]] = {
@@ -112,7 +120,7 @@ class Node:
 
     def __init__(
         self,
-        graph: "Graph",
+        graph: "NodeList",
         kind: Kind,
         target: Any,
         args: tuple[Any, ...],
@@ -343,11 +351,276 @@ class Node:
         return False
 
 
+class NodeList:
+    """Nodes in order of execution, and the edits that keep them whole.
+
+    New nodes stand at the end, or where `inserting_before` or `inserting_after` says.
+
+    name         of the function that the graph is
+    attributes   the tensors and modules that nodes refer to, by their path
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.attributes: dict[str, Any] = {}
+        self._nodes: list[Node] = []
+        self._names: set[str] = set()
+        self._before: Node | None = None  # where new nodes go; None: at the end
+        self._transform_code: CodeTransform | None = None
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes as they are now: edits do not disturb a loop over them."""
+        return tuple(self._nodes)
+
+    @property
+    def placeholders(self) -> list[Node]:
+        return [node for node in self._nodes if node.kind == "placeholder"]
+
+    def output_node(self) -> Node:
+        """The node that returns.
+
+        Raises:
+            GraphError: there is none yet.
+        """
+        if self._nodes and self._nodes[-1].kind == "output":
+            return self._nodes[-1]
+        raise GraphError(
+            f"graph `{self.name}` returns nothing: end it with `graph.output(node)`."
+        )
+
+    def index(self, node: Node) -> int:
+        """The position of a node.
+
+        Raises:
+            ArgumentTypeError: it is no node.
+            GraphError: it is not in the graph.
+        """
+        if not isinstance(node, Node):
+            raise ArgumentTypeError(
+                f"graph `{self.name}`: expected a node, and found "
+                f"`{type(node).__name__}`."
+            )
+        for i, other in enumerate(self._nodes):
+            if other is node:
+                return i
+        raise GraphError(f"graph `{self.name}` does not have the node `{node.name}`.")
+
+    def move(self, node: Node, position: int) -> None:
+        """Let `node` stand before what is at `position` now."""
+        at = self.index(node)
+        self._nodes.insert(position, node)
+        del self._nodes[at if at < position else at + 1]
+
+    @property
+    def transform_code(self) -> CodeTransform | None:
+        """What rewrites the lines of the source; see `on_generate_code`."""
+        return self._transform_code
+
+    def find_nodes(self, kind: Kind, target: Any = None) -> list[Node]:
+        """The nodes of a kind, and of a target if one is given."""
+        return [
+            node
+            for node in self._nodes
+            if node.kind == kind and (target is None or node.target == target)
+        ]
+
+    # --- new nodes ---
+
+    def create_node(
+        self,
+        kind: Kind,
+        target: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        name: str | None = None,
+        type_: Any = None,
+    ) -> Node:
+        """A new node at the point of insertion.
+
+        Raises:
+            ArgumentTypeError: the arguments are no tuple and mapping, or `name` is no
+                text.
+            GraphError: there is no such kind.
+        """
+        if kind not in KINDS:
+            raise GraphError(f"a node is one of {', '.join(KINDS)}, and not {kind!r}.")
+        if not isinstance(name, str | None):
+            raise ArgumentTypeError(
+                f"graph `{self.name}`: the name of a node must be a string, and is "
+                f"`{type(name).__name__}`."
+            )
+        unique = self._unique(name or _suggestion(target))
+        node = Node(self, kind, target, args, kwargs or {}, unique, type_)
+        at = len(self._nodes) if self._before is None else self.index(self._before)
+        self._nodes.insert(at, node)
+        return node
+
+    def placeholder(self, name: str, type_: Any = None, *default: Any) -> Node:
+        """A new parameter, with its default if one is given."""
+        return self.create_node("placeholder", name, default, type_=type_)
+
+    def get_attr(self, path: str, value: Any = None) -> Node:
+        """A read of the attribute at `path`, which becomes `value` if that is given."""
+        if value is not None:
+            self.attributes[path] = value
+        return self.create_node("get_attr", path)
+
+    def call_function(
+        self, f: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Node:
+        """A call `f(*args, **kwargs)`."""
+        return self.create_node("call_function", f, args, kwargs)
+
+    def call_method(self, method: str, /, *args: Any, **kwargs: Any) -> Node:
+        """A call of a method of `args[0]`."""
+        return self.create_node("call_method", method, args, kwargs)
+
+    def call_module(self, path: str, /, *args: Any, **kwargs: Any) -> Node:
+        """A call of the module that is the attribute at `path`."""
+        return self.create_node("call_module", path, args, kwargs)
+
+    def output(self, value: Any, type_: Any = None) -> Node:
+        """What the graph returns: Python data with nodes in it."""
+        return self.create_node("output", "output", (value,), type_=type_)
+
+    def node_copy(
+        self, node: Node, f: Callable[[Node], Any] = lambda node: node
+    ) -> Node:
+        """A copy of a node (of any graph), which reads `f` of what that one reads."""
+        args, kwargs = map_nodes((node.args, node.kwargs), f)
+        copy = self.create_node(
+            node.kind, node.target, args, kwargs, node.name, node.type
+        )
+        copy.line, copy.module_path = node.line, node.module_path
+        copy.meta = dict(node.meta)
+        if node.kind in ("get_attr", "call_module") and node.graph is not self:
+            self._adopt(copy, node.graph.attributes[node.target])
+        return copy
+
+    def _adopt(self, node: Node, value: Any) -> None:
+        """Let `node` refer to `value`, under another path if its own is taken."""
+        path, number = node.target, 1
+        while self.attributes.get(path, value) is not value:
+            path, number = f"{node.target}_{number}", number + 1
+        node.target = path
+        self.attributes[path] = value
+
+    def graph_copy(self, other: "NodeList", known: dict[Node, Any]) -> Any:
+        """Copy the nodes of another graph to here, and return what it returns.
+
+        Args:
+            known: What stands for nodes of `other`; the copies join it.
+
+        Raises:
+            ArgumentTypeError: `other` is no graph, or `known` no dict.
+        """
+        if not isinstance(other, NodeList) or not isinstance(known, MutableMapping):
+            raise ArgumentTypeError(
+                "graph_copy: expected a graph and a dict, and found "
+                f"`{type(other).__name__}` and `{type(known).__name__}`."
+            )
+        for node in other.nodes:
+            if node.kind == "output":
+                return map_nodes(node.args[0], known.__getitem__)
+            if node not in known:
+                known[node] = self.node_copy(node, known.__getitem__)
+        return None
+
+    def _unique(self, name: str) -> str:
+        base = re.sub(r"\W", "_", name).strip("_") or "value"
+        base = f"_{base}" if base[0].isdigit() else base
+        base = f"{base}_" if iskeyword(base) else base
+        # What the source refers to by names of Python's is not hidden by a node's.
+        found, number = f"{base}_1" if base in _RESERVED else base, 1
+        while found in self._names:
+            found, number = f"{base}_{number}", number + 1
+        self._names.add(found)
+        return found
+
+    # --- where new nodes go ---
+
+    def inserting_before(self, node: Node) -> AbstractContextManager[None]:
+        """Within the block new nodes stand right before `node`, in order.
+
+        Raises:
+            GraphError: `node` is not in the graph.
+        """
+        self.index(node)
+        return self._inserting(node)
+
+    def inserting_after(self, node: Node) -> AbstractContextManager[None]:
+        """Within the block new nodes stand right after `node`, in order.
+
+        Raises:
+            GraphError: `node` is not in the graph, or it is the output, after which
+                nothing runs.
+        """
+        after = self.index(node) + 1
+        if node.kind == "output":
+            raise GraphError("nothing runs after the output: insert before it.")
+        return self._inserting(self._nodes[after] if after < len(self._nodes) else None)
+
+    @contextmanager
+    def _inserting(self, node: Node | None) -> Iterator[None]:
+        before, self._before = self._before, node
+        try:
+            yield
+        finally:
+            self._before = before
+
+    # --- edits ---
+
+    def erase_node(self, node: Node) -> None:
+        """Take out a node that nothing reads.
+
+        Raises:
+            GraphError: something reads it, or it is not in the graph.
+        """
+        index = self.index(node)
+        if node.users:
+            users = ", ".join(f"`{user.name}`" for user in node.users)
+            raise GraphError(
+                f"cannot erase `{node.name}`: {users} reads it. Call "
+                "`node.replace_all_uses_with` before."
+            )
+        del self._nodes[index]
+        node.args, node.kwargs = (), {}
+        self._names.discard(node.name)
+
+    def eliminate_dead_code(
+        self, is_impure: Callable[[Node], bool] = Node.is_impure
+    ) -> int:
+        """Take out the nodes that nothing reads, and attributes that no node names.
+
+        Args:
+            is_impure: Which nodes stay all the same.
+
+        Returns:
+            How many nodes were taken out.
+        """
+        count = len(self._nodes)
+        for node in reversed(self.nodes):
+            if not node.users and not is_impure(node):
+                self.erase_node(node)
+        named = {n.target for n in self._nodes if n.kind in ("get_attr", "call_module")}
+        for path in [path for path in self.attributes if path not in named]:
+            del self.attributes[path]
+        return count - len(self._nodes)
+
+
 entries(
     Node,
     *("replace_input_with", "replace_all_uses_with", "insert_arg", "update_arg"),
     *("update_kwarg", "normalized_arguments", "next", "prev", "prepend", "append"),
     "is_impure",
+)
+entries(
+    NodeList,
+    *("output_node", "index", "create_node", "placeholder", "get_attr"),
+    *("call_function", "call_method", "call_module", "output", "node_copy"),
+    *("graph_copy", "inserting_before", "inserting_after", "move", "erase_node"),
+    "eliminate_dead_code",
 )
 
 
@@ -386,7 +659,7 @@ def _shown(value: Any) -> str:
     return name_of(value) if callable(value) else repr(value)
 
 
-def _node_at(graph: "Graph", index: int) -> Node:
+def _node_at(graph: "NodeList", index: int) -> Node:
     return graph.nodes[index]
 
 
@@ -418,3 +691,10 @@ def _holds_function(node: Node) -> bool:
 
     visit((node.args, node.kwargs))
     return bool(found)
+
+
+def _suggestion(target: Any) -> str:
+    """A name for the value of a new node."""
+    if isinstance(target, str):
+        return target
+    return getattr(target, "__name__", type(target).__name__)

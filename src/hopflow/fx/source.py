@@ -16,23 +16,18 @@ import sys
 import textwrap
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from hopflow.dtypes import DType
 from hopflow.errors import ArgumentTypeError
-from hopflow.fx.node import Node
+from hopflow.fx.node import SCOPE, Node, NodeList
 from hopflow.fx.operations import Operation
 from hopflow.graph.printer import INDENT
 from hopflow.trace.source import name_of
 
-if TYPE_CHECKING:  # which prints itself by what is here
-    from hopflow.fx.graph import Graph
-
-__all__ = ["SCOPE", "Source", "python_source"]
-
-SCOPE: Final = ("self", "hf", "np", "op", "operator")  # names that every source may use
+__all__ = ["Source", "python_source"]
 
 _BINARY: Final[Mapping[Callable[..., Any], str]] = {
     operator.add: "+",
@@ -73,7 +68,7 @@ class Source(NamedTuple):
     scope: dict[str, Any]
 
 
-def python_source(graph: "Graph", scope: dict[str, Any] | None = None) -> Source:
+def python_source(graph: NodeList, scope: dict[str, Any] | None = None) -> Source:
     """The source of `graph`.
 
     Args:
@@ -86,7 +81,7 @@ def python_source(graph: "Graph", scope: dict[str, Any] | None = None) -> Source
 class _Writer:
     """Writes one graph. Names of objects give way to those of nodes."""
 
-    def __init__(self, graph: "Graph", scope: dict[str, Any]) -> None:
+    def __init__(self, graph: NodeList, scope: dict[str, Any]) -> None:
         self.graph = graph
         self.scope = scope
         self.taken = {node.name for node in graph.nodes} | {graph.name, *SCOPE}
