@@ -365,11 +365,14 @@ class Jitted(Transformed):
 
         # What a run is to check is no fact for the check itself.
         with env.body():
-            with span("trace", function=name_of(self._f)), watching(recorder):
+            with (
+                span("trace", function=name_of(self._f)),
+                recorder.effects.checked(self._f, inputs.texts),
+                watching(recorder),
+            ):
                 results = trace_into(
                     tracer, lambda *flat: self._results(run(*flat)), given
                 )
-            recorder.effects.check(self._f, inputs.texts)
             own = [*tracer.operands, *(c.tensor for c in tracer.captures.values())]
             written = _written(tracer, own)
             present = [TracedTensor(tracer, tracer.read(own[k])) for k in written]

@@ -9,7 +9,6 @@ import os
 import random
 import sys
 import threading
-import warnings
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
@@ -35,6 +34,7 @@ from hopflow.bind import Value
 from hopflow.errors import ImpurityError
 from hopflow.graph.core import Graph
 from hopflow.graph.printer import format_graph
+from hopflow.trace.iterators import position, remainder
 from hopflow.trace.process_effects import is_library, watching_process
 from hopflow.trace.source import (
     closed_over,
@@ -196,7 +196,7 @@ class _Reachable:
             if value.gi_frame is not None:
                 self.generators[value.gi_frame] = text
         elif isinstance(value, Iterator) and not hasattr(value, "__dict__"):
-            self.add(text, lambda: _remainder(value))
+            self.add(text, lambda: _digest(remainder(value)))
             for held in gc.get_referents(value):
                 self.inner(text, held if isinstance(held, tuple) else (held,), depth)
 
@@ -317,7 +317,7 @@ def _state_of(value: Any) -> Callable[[], dict[Any, Any]] | None:
     if isinstance(value, np.random.RandomState):
         return lambda: _digest(value.get_state(legacy=False))
     if isinstance(value, io.IOBase):
-        return lambda: _digest(_position(value))
+        return lambda: _digest(position(value))
     if isinstance(value, ContextVar):
         return lambda: {"": value.get(_NOTHING)}
     return (lambda: {"elements": bytes(value)}) if _has_buffer(value) else None
@@ -330,29 +330,6 @@ def _has_buffer(value: Any) -> bool:
     except (TypeError, ValueError, BufferError):
         return False
     return True
-
-
-def _remainder(value: Any) -> dict[str, Any]:
-    """What tells how far an iterator of Python's own has come; it is not advanced."""
-    if (hint := getattr(value, "__length_hint__", None)) is not None:
-        return _digest(hint())
-    with warnings.catch_warnings(action="ignore"):  # of those of itertools
-        try:
-            _, *state = value.__reduce__()
-        except Exception:  # it cannot be pickled, or what it iterates over has changed
-            return {}
-    return _digest(_identified(state))
-
-
-def _identified(value: Any) -> Any:
-    """Numbers in tuples and lists, and which the other objects are."""
-    if isinstance(value, tuple | list):
-        return tuple(map(_identified, value))
-    return value if isinstance(value, int) else id(value)
-
-
-def _position(file: io.IOBase) -> int | None:
-    return file.tell() if not file.closed and file.seekable() else None
 
 
 def _is_users(value: type) -> bool:

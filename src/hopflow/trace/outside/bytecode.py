@@ -13,7 +13,7 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any, Final, NamedTuple
 
-__all__ = ["Load", "Step", "Store", "loads_of", "stores_of"]
+__all__ = ["Load", "Step", "Store", "loads_of", "sets_attributes", "stores_of"]
 
 
 class Step(NamedTuple):
@@ -40,12 +40,16 @@ class Load(NamedTuple):
     steps      from its value
     is_used    whether an instruction takes the value that the chain gives, and does
                something else with it than to store it in a variable
+    taker      what may take items from the value, if it is an iterator: a "call" of
+               which it is an argument, or a "loop", `next` or the like; "" if it is
+               only stored, tested or compared
     """
 
     kind: str
     name: str
     steps: tuple[Step, ...]
     is_used: bool
+    taker: str = ""
 
 
 class Store(NamedTuple):
@@ -71,6 +75,11 @@ def stores_of(code: CodeType) -> tuple[Store, ...]:
     return tuple(found.values())
 
 
+def sets_attributes(code: CodeType) -> bool:
+    """Whether code gives an object attributes."""
+    return any(i.opname == "STORE_ATTR" for i in dis.get_instructions(code))
+
+
 class _Op(NamedTuple):
     """One instruction, or one half of an instruction that is two.
 
@@ -90,6 +99,15 @@ _FREE: Final = frozenset(("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DE
 _STORES: Final = frozenset(("STORE_FAST", "STORE_DEREF", "STORE_NAME", "POP_TOP"))
 _VARIABLES: Final = frozenset(("global", "free", "local"))
 _DYNAMIC: Final = frozenset(("getattr", "hasattr"))
+_PUSHES: Final = frozenset((*_VARIABLES, "constant", "attribute", "item"))
+# What takes nothing from an iterator.
+_TESTS: Final = frozenset(("callable", "hash", "id", "isinstance", "repr", "type"))
+_TAKERS: Final = frozenset(("enumerate", "iter", "list", "next", "tuple"))
+_KEEPS: Final = (
+    *("BUILD_", "COMPARE_", "DELETE_", "FORMAT_", "IS_", "JUMP_", "POP_", "RETURN_"),
+    *("STORE_", "COPY", "LIST_APPEND", "MAP_ADD", "SET_ADD", "TO_BOOL", "UNARY_NOT"),
+    "YIELD_VALUE",
+)
 
 
 def loads_of(code: CodeType) -> dict[int, tuple[Load, ...]]:
@@ -128,8 +146,23 @@ def loads_of(code: CodeType) -> dict[int, tuple[Load, ...]]:
         elif start and ops[start - 1].value in _DYNAMIC and k < len(ops):
             steps += _dynamic(ops, k)
         is_used = k == len(ops) or ops[k].kind != "store" or ops[k].starts
-        found.setdefault(op.at, []).append(load._replace(steps=steps, is_used=is_used))
+        load = load._replace(steps=steps, is_used=is_used)
+        if is_used:
+            load = load._replace(taker=_taker(ops, start, k))
+        found.setdefault(op.at, []).append(load)
     return {at: tuple(loads) for at, loads in found.items()}
+
+
+def _taker(ops: Sequence[_Op], start: int, end: int) -> str:
+    """What may take items from the value of the chain from `start` to `end`."""
+    if start and ops[start - 1].kind == "global":
+        if ops[start - 1].value in _TESTS:
+            return ""
+        if ops[start - 1].value in _TAKERS:
+            return "loop"
+    rest = (op.kind for op in ops[end:] if op.kind not in _PUSHES)
+    kind = next(rest, "keep")
+    return {"call": "call", "other": "loop"}.get(kind, "")
 
 
 def _is_of_super(ops: Sequence[_Op], k: int) -> bool:
@@ -220,5 +253,7 @@ def _ops(code: CodeType) -> Iterator[_Op]:
         else:
             if name == "IMPORT_NAME":  # a level and a list of names stand before it
                 module = "." * found[k - 2].argval + i.argval
-            kind = "call" if name.startswith("CALL") else "other"
+            kind = "keep" if name.startswith(_KEEPS) else "other"
+            if name.startswith(("CALL", "KW_NAMES")):
+                kind = "call"
             yield _Op(kind, None, i.offset, starts)

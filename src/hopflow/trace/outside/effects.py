@@ -1,23 +1,40 @@
 """What traced code does to containers and objects from outside.
 
 A trace does it once, and calls never again. So it is refused where that would be wrong:
-where something from outside comes to hold a tensor of the trace, or loses an item.
-Counters and caches of plain values are left alone.
+where something from outside comes to hold a tensor of the trace, loses an item, or is
+an iterator that is advanced. Counters and caches of plain values are left alone.
+
+Few iterators can be set back, so code is stopped where it is about to take an item.
+What is only found out at the end, by how far the iterator has come then, is what code
+that is not watched has taken.
 """
 
+import io
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from types import CellType, FrameType
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import CellType, FrameType, GeneratorType
 from typing import Any, Final, NamedTuple
 
 from hopflow.bind import Value
 from hopflow.errors import ImpurityError
 from hopflow.graph.core import SourceLine
-from hopflow.trace.outside.objects import is_constant, is_of_trace, is_plain
+from hopflow.trace.iterators import position, remainder
+from hopflow.trace.outside.bytecode import sets_attributes
+from hopflow.trace.outside.objects import (
+    is_constant,
+    is_iterator,
+    is_of_trace,
+    is_plain,
+)
 from hopflow.trace.outside.paths import MISSING
 from hopflow.trace.source import name_of
 
 __all__ = ["Effects"]
+
+
+class _Stop(ImpurityError):
+    """Ends a trace whose code is about to advance an iterator from outside."""
 
 
 class _Known(NamedTuple):
@@ -71,12 +88,39 @@ class _Variable(NamedTuple):
         return next((_gets(x) for x in rows if is_of_trace(x)), None)
 
 
+class _Iterator(NamedTuple):
+    """An iterator; how a user writes it, how far it had come, and where that is in what
+    it iterates over, if it can be set back."""
+
+    value: Any
+    text: Callable[[Sequence[str]], str]
+    before: Any
+    place: int | None
+
+    @property
+    def has_moved(self) -> bool:
+        return bool(_progress(self.value) != self.before)
+
+    def set_back(self) -> bool:
+        """Have it give again what it has given; False: it cannot."""
+        with suppress(Exception):
+            if isinstance(self.value, io.IOBase):
+                self.value.seek(self.before)
+            elif self.place is not None:
+                self.value.__setstate__(self.place)
+        return self.before is not None and not self.has_moved
+
+
 class Effects:
-    """Compares containers and objects from outside with what they held when the traced
-    code first met them."""
+    """Compares containers, objects and iterators from outside with what they held when
+    the traced code first met them."""
 
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}
+        self._iterators: dict[int, _Iterator] = {}
+        self._stopped: set[int] = set()  # iterators that were about to be advanced
+        self._ran: set[int] = set()  # generators that ran, objects of which `__next__`
+        self._restarted: set[int] = set()  # objects of which `__iter__` sets attributes
         self._variables: dict[tuple[int, str], _Variable] = {}
         self._lines: dict[int, SourceLine] = {}
         self._line: SourceLine | None = None
@@ -91,7 +135,11 @@ class Effects:
         Args:
             text: How a user writes it, if the arguments are written like this.
         """
-        if id(value) not in self._known:
+        if is_iterator(value):
+            if id(value) not in self._iterators:
+                state = _progress(value), _place(value)
+                self._iterators[id(value)] = _Iterator(value, text, *state)
+        elif id(value) not in self._known:
             if not isinstance(value, _CHANGING) and not _has_attributes(value):
                 return
             self._known[id(value)] = _Known(value, text, _copied(value))
@@ -107,22 +155,95 @@ class Effects:
             variable = _Variable(scope, name, line, None)
             self._variables[key] = variable._replace(before=variable.value())
 
-    def check(self, f: Callable[..., Any], arguments: Sequence[str]) -> None:
-        """Check that calls lose nothing by what the trace alone has done; if they do,
-        all that was changed is as it was before.
+    # --- iterators ---
+
+    def is_own(self, owner: Any, part: Any) -> bool:
+        """Whether a part of an object from outside is an iterator that the trace has
+        put there: it may take from it what it likes."""
+        known = self._known.get(id(owner)) if is_iterator(part) else None
+        if known is None:
+            return False
+        before = known.before
+        parts = before.values() if isinstance(before, dict) else before
+        return all(part is not x for x in parts)
+
+    def is_own_variable(self, value: Any) -> bool:
+        """The same for what a variable from outside holds."""
+        return is_iterator(value) and any(
+            variable.value() is value and variable.before is not value
+            for variable in self._variables.values()
+        )
+
+    def stop(self, iterator: Any) -> None:
+        """End the trace, whose code is about to advance an iterator.
+
+        Raises:
+            ImpurityError: always; `checked` says more.
+        """
+        self._stopped.add(id(iterator))
+        raise _Stop(f"jit: {_article(iterator)} from outside is about to be advanced.")
+
+    def run(self, frame: FrameType) -> None:
+        """Take note that code begins or goes on to run: that of a generator, or of a
+        method of an iterator that is an object of a user's class."""
+        for key, one in self._iterators.items():
+            if isinstance(one.value, GeneratorType) and one.value.gi_frame is frame:
+                self._ran.add(key)
+        code = frame.f_code
+        if code.co_name in ("__next__", "__iter__") and code.co_argcount:
+            key = id(frame.f_locals.get(code.co_varnames[0]))
+            if code.co_name == "__next__":
+                self._ran.add(key)
+            elif sets_attributes(code):
+                self._restarted.add(key)
+
+    def _advanced(self) -> Iterator[tuple[int, str]]:
+        """The iterators that were advanced, or would have been; they are set back."""
+        for key, one in self._iterators.items():
+            text = f"is {_article(one.value)} of which an item is taken"
+            if key in self._stopped:
+                yield key, text
+            elif key in self._ran or one.has_moved:
+                lost = "" if one.set_back() else ", which cannot be put back"
+                yield key, text + lost
+        for key in self._ran - self._restarted:
+            known = self._known.get(key)
+            if known is not None and not _is_as(known.before, vars(known.value)):
+                yield key, "is an iterator of which an item is taken"
+
+    # --- the end ---
+
+    @contextmanager
+    def checked(
+        self, f: Callable[..., Any], arguments: Sequence[str]
+    ) -> Iterator[None]:
+        """Check what the trace has done that is made within the block: that calls lose
+        nothing by it. If they do, all that was changed is as it was before, as far as
+        iterators can be set back.
 
         Args:
             arguments: How a user would write the leaves of the arguments.
 
         Raises:
-            ImpurityError: they do.
+            ImpurityError: calls lose something.
         """
+        try:
+            yield
+        except _Stop:
+            if not self._stopped:  # it is of the trace around this one
+                raise
+        self._check(f, arguments)
+
+    def _check(self, f: Callable[..., Any], arguments: Sequence[str]) -> None:
         rows = []
+        advanced = list(self._advanced())
+        for key, taken in advanced:
+            known = self._iterators.get(key) or self._known[key]
+            rows.append(self._row(key, known.text(arguments), taken))
         for key, (value, text, before) in self._known.items():
             what = _lost(before, _held(value))
             if what is not None:
-                line = self._lines.get(key)
-                rows.append(f"  {line or '?'}: `{text(arguments)}` {what}")
+                rows.append(self._row(key, text(arguments), what))
         for variable in self._variables.values():
             what = variable.lost()
             if what is not None:
@@ -133,14 +254,24 @@ class Effects:
             variable.restore()
         for value, _, before in self._known.values():
             _restore(value, before)
+        advice = _OF_ITERATORS if len(advanced) == len(rows) else _OF_CONTAINERS
         raise ImpurityError(
             f"jit: `{name_of(f)}` changes what is from outside, which the trace alone "
-            "would do, and no later call:\n" + "\n".join(rows) + "\nReturn the new "
-            "value and keep it after the call, or pass the container as an argument: "
-            "what is done to arguments is done at each call."
-        )
+            "would do, and no later call:\n" + "\n".join(rows) + f"\n{advice}"
+        ) from None
+
+    def _row(self, key: int, text: str, what: str) -> str:
+        return f"  {self._lines.get(key) or '?'}: `{text}` {what}"
 
 
+_OF_CONTAINERS: Final = (
+    "Return the new value and keep it after the call, or pass the container as an "
+    "argument: what is done to arguments is done at each call."
+)
+_OF_ITERATORS: Final = (
+    "Take the items before the call, and pass them as arguments; or keep them in a "
+    "list, and pass an index."
+)
 _CHANGING: Final = (list, dict, set, deque)
 
 
@@ -150,6 +281,35 @@ def _has_attributes(value: Any) -> bool:
 
 def _held(value: Any) -> Any:
     return value if isinstance(value, _CHANGING) else vars(value)
+
+
+def _article(value: Any) -> str:
+    name = type(value).__name__
+    return f"an {name}" if name[0] in "aeiou" else f"a {name}"
+
+
+def _progress(value: Any) -> Any:
+    """How far an iterator has come; None: it does not tell. A file that may be written
+    is left alone: to write moves its position too."""
+    if not isinstance(value, io.IOBase):
+        return None if isinstance(value, GeneratorType) else remainder(value)
+    try:
+        return None if value.writable() else position(value)
+    except (OSError, ValueError):  # it is closed, or code iterates over its lines
+        return None
+
+
+def _place(value: Any) -> int | None:
+    """Where an iterator of a sequence is, which can be set to it."""
+    if not hasattr(value, "__setstate__") or not hasattr(value, "__length_hint__"):
+        return None
+    index = value.__reduce__()[-1]
+    return index if type(index) is int else None
+
+
+def _is_as(before: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Whether names hold the same objects."""
+    return before.keys() == now.keys() and all(now[k] is x for k, x in before.items())
 
 
 def _copied(value: Any) -> Any:

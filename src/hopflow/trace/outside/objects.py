@@ -44,6 +44,7 @@ __all__ = [
     "is_computed",
     "is_constant",
     "is_data_descriptor",
+    "is_iterator",
     "is_key",
     "is_library_collection",
     "is_of_trace",
@@ -149,6 +150,13 @@ def is_library_collection(value: Any) -> bool:
 def has_identity(value: Any) -> bool:
     """Whether it is told from others by identity: it is or has data."""
     return isinstance(value, (*CONTAINERS, Value, np.ndarray)) or is_plain(value)
+
+
+def is_iterator(value: Any) -> bool:
+    """Whether it is an iterator whose items no Python code of a class gives: how far it
+    has come is no attribute."""
+    step = member_of(type(value), "__next__")
+    return step is not MISSING and not isinstance(step, FunctionType)
 
 
 def is_key(value: Any) -> bool:

@@ -7,17 +7,20 @@ Each read is of a slot of a known object, and so has an access path.
 """
 
 import inspect
+import io
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.util import resolve_name
 from types import (
+    BuiltinFunctionType,
     CodeType,
     FrameType,
     FunctionType,
     MappingProxyType,
     MethodType,
+    MethodWrapperType,
     ModuleType,
 )
 from typing import Any, Final, TypeAlias
@@ -45,6 +48,7 @@ from hopflow.trace.outside.objects import (
     is_computed,
     is_constant,
     is_data_descriptor,
+    is_iterator,
     is_key,
     is_library_collection,
     is_of_trace,
@@ -145,6 +149,10 @@ class Recorder:
         elif isinstance(value, MethodType):
             self._note_callable(value.__func__, path)
             self.add_root(value.__self__, self.path(path, "attribute", "__self__"))
+        elif isinstance(value, _BOUND):
+            owner = value.__self__
+            if not isinstance(owner, ModuleType | type):
+                self.add_root(owner, self.path(path, "attribute", "__self__"))
         elif isinstance(value, partial):
             self._read_partial(value, path)
         elif type(value).__module__.startswith("hopflow."):
@@ -184,8 +192,13 @@ class Recorder:
 
     # --- while code runs ---
 
+    def resume(self, frame: FrameType) -> None:
+        """Take note that the code of a generator goes on to run."""
+        self.effects.run(frame)
+
     def enter(self, frame: FrameType) -> None:
         """Take note that code begins to run."""
+        self.effects.run(frame)
         code, values = frame.f_code, frame.f_locals
         for inner in inner_codes(code):
             self._around[id(inner)] = code
@@ -312,6 +325,8 @@ class Recorder:
         value = scope.get(name, MISSING)
         if value is MISSING or is_library_module(value):
             return []
+        if self.effects.is_own_variable(value):
+            return []
         if not is_local:
             if is_library(frame.f_globals.get("__name__")):
                 return []  # code of `hopflow.nn`, which has a user's objects
@@ -366,6 +381,10 @@ class Recorder:
                 found = self._item(path, value, step.key)
             elif step.kind in ("attribute of", "any attribute") and is_open(value):
                 self._use_attributes(path, value)
+            if load.kind != "result" and _takes(step.key, value):
+                self.effects.stop(value)
+            if found is not None and self.effects.is_own(value, found[1]):
+                return
             reads = [] if found is None else self.read(*found)
             if not reads:
                 if found is None and load.kind != "result":
@@ -374,6 +393,8 @@ class Recorder:
             [(path, value)] = reads
         if load.is_used:
             self._use(path, value)
+            if _is_taken(load, value):
+                self.effects.stop(value)
 
     def _resolved(self, frame: FrameType, step: Step) -> Step:
         """A step whose key is what a variable holds, with that key."""
@@ -412,6 +433,8 @@ class Recorder:
         """What is asked of a value that is read."""
         if is_constant(value):
             yield Check("constant", value)
+            if isinstance(value, _BOUND):
+                self._note_callable(value, path)
         elif isinstance(value, EagerTensor):
             yield Check(self._tensor, value.type)
         elif isinstance(value, np.ndarray):
@@ -717,7 +740,28 @@ class Recorder:
         return Wanted(None, tensor)
 
 
+_BOUND: Final = (BuiltinFunctionType, MethodWrapperType)
 _WITH_PARTS: Final = (*CONTAINERS, *BUFFERS, *BOXES, MappingProxyType, np.ndarray)
+
+
+def _takes(name: Any, value: Any) -> bool:
+    """Whether a method of this name takes items from an iterator."""
+    is_file = isinstance(value, io.IOBase)
+    return is_iterator(value) and name in (_READING if is_file else _TAKING)
+
+
+def _is_taken(load: Load, value: Any) -> bool:
+    """Whether code is about to take items from the value of a load: a function that is
+    given a file may as well write to it."""
+    is_file = isinstance(value, io.IOBase)
+    takers = ("loop",) if is_file else ("loop", "call")
+    return load.taker in takers and is_iterator(value)
+
+
+_TAKING: Final = frozenset(("__next__", "close", "send", "throw"))
+_READING: Final = frozenset(
+    "__next__ read read1 readall readinto readinto1 readline readlines".split()
+)
 
 
 def _is_users(function: FunctionType | MethodType) -> bool:

@@ -65,6 +65,11 @@ def _enter(frame: FrameType) -> None:
         recorder.enter(frame)
 
 
+def _resume(frame: FrameType) -> None:
+    for recorder in _present.recorders:
+        recorder.resume(frame)
+
+
 def _reach(frame: FrameType, loads: tuple[Load, ...]) -> None:
     for recorder in _present.recorders:
         for load in loads:
@@ -136,8 +141,9 @@ class _Monitor:
         monitoring.use_tool_id(self._tool, "hopflow")
         events = monitoring.events
         monitoring.register_callback(self._tool, events.PY_START, self._start)
+        monitoring.register_callback(self._tool, events.PY_RESUME, self._resume)
         monitoring.register_callback(self._tool, events.INSTRUCTION, self._instruction)
-        monitoring.set_events(self._tool, events.PY_START)
+        monitoring.set_events(self._tool, events.PY_START | events.PY_RESUME)
 
     def _end(self) -> None:
         monitoring: Any = sys.monitoring
@@ -147,7 +153,8 @@ class _Monitor:
         for code in self._codes.values():
             monitoring.set_local_events(self._tool, code, 0)
         self._codes.clear()
-        for event in (monitoring.events.PY_START, monitoring.events.INSTRUCTION):
+        events = monitoring.events
+        for event in (events.PY_START, events.PY_RESUME, events.INSTRUCTION):
             monitoring.register_callback(self._tool, event, None)
         monitoring.free_tool_id(self._tool)
         self._tool = None
@@ -170,6 +177,11 @@ class _Monitor:
                 monitoring.set_local_events(self._tool, code, events)
         _enter(frame)
         return None
+
+    def _resume(self, _: CodeType, __: int) -> Any:
+        """A generator goes on: it may be one from outside."""
+        if _present.recorders:
+            _resume(sys._getframe(1))
 
     def _instruction(self, code: CodeType, offset: int) -> Any:
         if not _present.recorders:
@@ -203,7 +215,8 @@ def by_tracing() -> Iterator[None]:
     try:
         yield
     finally:
-        if sys.gettrace() is begin:  # and not what a debugger has set meanwhile
+        # What a debugger has set meanwhile stays; Python takes a function that raised.
+        if sys.gettrace() in (begin, None):
             sys.settrace(before)
 
 
