@@ -1,6 +1,7 @@
 """What a function reads from outside is found again at each call."""
 
 import sys
+import threading
 import weakref
 from array import array
 from collections import ChainMap, UserDict, UserList, deque
@@ -434,6 +435,7 @@ def of_computed_name() -> Place:
 SETTINGS: Any = ModuleType("hopflow_test_settings.inner")
 PACKAGE: Any = ModuleType("hopflow_test_settings")
 PACKAGE.inner, PACKAGE.__path__ = SETTINGS, []
+INNER: Final = SETTINGS.__name__
 sys.modules |= {module.__name__: module for module in (SETTINGS, PACKAGE)}
 
 
@@ -645,6 +647,31 @@ PLACES: dict[str, Callable[[], Place]] = {
         "from .inner import value as v",
         "v",
     ),
+    "sys.modules": of_import("import sys", f"sys.modules['{INNER}'].value"),
+    "sys.modules by a variable": of_import(
+        f"import sys; name = '{INNER}'; modules = sys.modules", "modules[name].value"
+    ),
+    "getattr of sys.modules": of_import(
+        "import sys", f"getattr(sys.modules['{INNER}'], 'value')"
+    ),
+    "vars of sys.modules": of_import(
+        "import sys", f"vars(sys.modules['{INNER}'])['value']"
+    ),
+    "__dict__ of a module": of_import(
+        f"from {INNER.partition('.')[0]} import inner", "inner.__dict__['value']"
+    ),
+    "sys.modules.get": of_import("import sys", f"sys.modules.get('{INNER}').value"),
+    "package in sys.modules": of_import(
+        "import sys", f"sys.modules['{INNER.partition('.')[0]}'].inner.value"
+    ),
+    "import_module": of_import(
+        "import importlib", f"importlib.import_module('{INNER}').value"
+    ),
+    "import_module by a variable": of_import(
+        f"from importlib import import_module; name = '{INNER}'",
+        "import_module(name).value",
+    ),
+    "thread-local": of_instance(threading.local()),
     "stored by a descriptor": of_instance(WithStored()),
     "held by a descriptor": of_class_member(of_object=True),
     "held by a descriptor of a class": of_class_member(of_object=False),
@@ -661,6 +688,15 @@ PLACES: dict[str, Callable[[], Place]] = {
     "items": of_items,
     "keywords": of_keywords,
     "globals()": lambda: in_global("def read(x): return use(x, globals()['value'])"),
+    "globals() by a variable": lambda: in_global(
+        "def read(x):\n  name = 'value'\n  return use(x, globals()[name])"
+    ),
+    "globals().get": lambda: in_global(
+        "def read(x): return use(x, globals().get('value'))"
+    ),
+    "globals in a variable": lambda: in_global(
+        "def read(x):\n  scope = globals()\n  return use(x, scope['value'])"
+    ),
     "context variable": of_context_variable,
     "weak reference": of_weak_reference,
 }
@@ -692,6 +728,7 @@ def test_a_context_variable_that_gets_its_first_value_is_seen() -> None:
     "place",
     [
         lambda: of_buffers(bytearray(2)),
+        lambda: of_buffers(memoryview(bytearray(2))),
         lambda: of_buffers(array("d", [0.0, 0.0])),
         lambda: of_buffers(deque([0])),
         lambda: of_buffers(UserList([0])),
@@ -1127,3 +1164,12 @@ def test_other_tools_may_have_all_that_there_is() -> None:
             monitoring.free_tool_id(n)
     check("global", "jit", ["tensor", "number"])
     assert all(monitoring.get_tool(n) is None for n in free)
+
+
+def test_another_module_of_the_name_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    f = hf.jit(lambda x: x * sys.modules["hopflow_test_other"].value)
+    for value in (2.0, 3.0):
+        module: Any = ModuleType("hopflow_test_other")
+        module.value = value
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        agree(f(X), X * value)

@@ -5,6 +5,7 @@ import itertools
 import json
 import re
 import sys
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -164,6 +165,14 @@ def test_a_lost_write_to_an_object_is_refused(name: str, what: str) -> None:
     assert vars(model) == before
     assert len(model.items) == 2
     assert model.inner == {"rows": []}
+
+
+@pytest.mark.parametrize("held", [bytearray((1, 2)), array("d", (1.0, 2.0))])
+def test_a_buffer_loses_no_item(held: Any) -> None:
+    before = held[:]
+    with pytest.raises(ImpurityError, match="`closure held` loses an item"):
+        hf.jit(lambda x: x * held.pop())(hf.ones(2))
+    assert held == before
 
 
 def test_the_line_is_that_of_the_write() -> None:

@@ -33,10 +33,12 @@ class Load(NamedTuple):
     """A chain of loads.
 
     kind       "global", "free" (a name of an enclosing function), "local", "import" (a
-               module that was just imported), "super" (an attribute of it), or
-               "result": what another instruction has left on the stack
+               module that was just imported), "super" (an attribute of it),
+               "globals" (what `globals()` gives), "modules" (the modules that are
+               there by name, one of which a call may give), or "result": what another
+               instruction has left on the stack
     name       the variable, the attribute, or the module as the statement names it,
-               dots included; "" for a result
+               dots included; "" for the others
     steps      from its value
     is_used    whether an instruction takes the value that the chain gives, and does
                something else with it than to store it in a variable
@@ -98,6 +100,7 @@ _GLOBALS: Final = frozenset(("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOB
 _FREE: Final = frozenset(("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"))
 _STORES: Final = frozenset(("STORE_FAST", "STORE_DEREF", "STORE_NAME", "POP_TOP"))
 _VARIABLES: Final = frozenset(("global", "free", "local"))
+_KEYS: Final = frozenset((*_VARIABLES, "constant"))
 _DYNAMIC: Final = frozenset(("getattr", "hasattr"))
 _PUSHES: Final = frozenset((*_VARIABLES, "constant", "attribute", "item"))
 # What takes nothing from an iterator.
@@ -118,8 +121,9 @@ def loads_of(code: CodeType) -> dict[int, tuple[Load, ...]]:
     while k < len(ops):
         op, start = ops[k], k
         k += 1
-        if name := _of_globals(ops, start):
-            load, k = Load("global", name, (), is_used=True), start + 4
+        if before := _before_key(ops, start):
+            load = Load("globals", "", (_key(ops[start + before]),), is_used=True)
+            k = start + before + 2
         elif op.kind in _VARIABLES:
             load = _variable(op)
         elif op.kind == "super" or _is_of_super(ops, start):
@@ -143,6 +147,9 @@ def loads_of(code: CodeType) -> dict[int, tuple[Load, ...]]:
         steps = (*load.steps, *steps)
         if start and ops[start - 1].value == "vars":
             steps += (Step("attribute", "__dict__"),)
+            if ops[k].kind == "call":
+                items, k = _steps(ops, k + 1)
+                steps += items
         elif start and ops[start - 1].value in _DYNAMIC and k < len(ops):
             steps += _dynamic(ops, k)
         is_used = k == len(ops) or ops[k].kind != "store" or ops[k].starts
@@ -150,6 +157,11 @@ def loads_of(code: CodeType) -> dict[int, tuple[Load, ...]]:
         if is_used:
             load = load._replace(taker=_taker(ops, start, k))
         found.setdefault(op.at, []).append(load)
+        if load.kind == "result" and start > 1 and ops[start - 1].kind == "call":
+            name = ops[start - 2]  # as in `import_module(name).value`
+            if name.kind in _KEYS:
+                of_name = load._replace(kind="modules", steps=(_key(name), *load.steps))
+                found[op.at].append(of_name)
     return {at: tuple(loads) for at, loads in found.items()}
 
 
@@ -172,13 +184,22 @@ def _is_of_super(ops: Sequence[_Op], k: int) -> bool:
     return ops[k - 2].kind == "global" and ops[k - 2].value == "super"
 
 
-def _of_globals(ops: Sequence[_Op], k: int) -> str:
-    """The variable that `globals()["name"]` at a place reads; "" if none does."""
-    kinds = [op.kind for op in ops[k : k + 4]]
-    if kinds != ["global", "call", "constant", "item"] or ops[k].value != "globals":
-        return ""
-    name = ops[k + 2].value
-    return name if isinstance(name, str) else ""
+def _before_key(ops: Sequence[_Op], k: int) -> int:
+    """How many instructions `globals()[` or `globals().get(` at a place is, before a
+    key; 0: it is something else."""
+    kinds = [op.kind for op in ops[k : k + 5]]
+    if kinds[:2] != ["global", "call"] or ops[k].value != "globals":
+        return 0
+    if kinds[2:3] == ["attribute"] and ops[k + 2].value == "get":
+        return 3 if kinds[3:4] and kinds[3] in _KEYS else 0
+    return 2 if kinds[3:4] == ["item"] and kinds[2] in _KEYS else 0
+
+
+def _key(op: _Op) -> Step:
+    """The step to an item of which this instruction gives the key."""
+    if op.kind == "constant":
+        return Step("item", op.value)
+    return Step("item of", (op.kind, op.value))
 
 
 def _variable(op: _Op) -> Load:
@@ -195,12 +216,9 @@ def _steps(ops: Sequence[_Op], k: int) -> tuple[tuple[Step, ...], int]:
             steps.append(Step("attribute", op.value))
             k += 1
         elif k + 1 < len(ops) and ops[k + 1].kind == "item" and not ops[k + 1].starts:
-            if op.kind == "constant":
-                steps.append(Step("item", op.value))
-            elif op.kind in _VARIABLES:
-                steps.append(Step("item of", (op.kind, op.value)))
-            else:
+            if op.kind not in _KEYS:
                 break
+            steps.append(_key(op))
             k += 2
         else:
             break

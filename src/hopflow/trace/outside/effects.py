@@ -10,6 +10,7 @@ that is not watched has taken.
 """
 
 import io
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -272,7 +273,7 @@ _OF_ITERATORS: Final = (
     "Take the items before the call, and pass them as arguments; or keep them in a "
     "list, and pass an index."
 )
-_CHANGING: Final = (list, dict, set, deque)
+_CHANGING: Final = (list, dict, set, deque, bytearray, array)
 
 
 def _has_attributes(value: Any) -> bool:
@@ -314,6 +315,8 @@ def _is_as(before: dict[str, Any], now: dict[str, Any]) -> bool:
 
 def _copied(value: Any) -> Any:
     held = _held(value)
+    if isinstance(held, array):
+        return held[:]
     return dict(held) if isinstance(held, dict) else type(held)(held)
 
 
@@ -348,6 +351,8 @@ def _restore(value: Any, before: Any) -> None:
     if isinstance(held, dict | set):
         held.clear()
         held.update(before)
+    elif isinstance(held, bytearray | array):
+        held[:] = before
     else:
         held.clear()
         held.extend(before)

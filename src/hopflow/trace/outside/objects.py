@@ -9,6 +9,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from contextvars import ContextVar
 from enum import Enum
 from functools import lru_cache
+from threading import local
 from types import (
     CodeType,
     FunctionType,
@@ -56,7 +57,7 @@ __all__ = [
 
 CONTAINERS: Final = (list, tuple, dict, set, frozenset, deque)
 
-BUFFERS: Final = (bytearray, array)
+BUFFERS: Final = (bytearray, array, memoryview)
 """Containers of numbers that are compared as a whole."""
 
 BOXES: Final = (ContextVar, ReferenceType)
@@ -89,7 +90,7 @@ def _kind(cls: Hashable) -> _Kind:
     is_open = (
         cls.__module__.startswith("hopflow.nn") if is_own else _has_attributes(cls)
     )
-    is_other = issubclass(cls, (*CONTAINERS, *_NO_OBJECTS, Enum))
+    is_other = issubclass(cls, (*CONTAINERS, *BUFFERS, *_NO_OBJECTS, Enum))
     is_compared = cls.__eq__ is not object.__eq__
     is_hashed = cls.__hash__ not in (None, object.__hash__)
     is_value = is_library(cls.__module__) and is_compared and is_hashed
@@ -102,7 +103,9 @@ def _kind(cls: Hashable) -> _Kind:
 
 
 def _has_attributes(cls: type) -> bool:
-    return cls.__dictoffset__ != 0 or any("__slots__" in vars(c) for c in cls.__mro__)
+    if cls.__dictoffset__ != 0 or issubclass(cls, local):
+        return True
+    return any("__slots__" in vars(c) for c in cls.__mro__)
 
 
 def _kind_of(value: Any) -> _Kind:

@@ -271,9 +271,36 @@ class Recorder:
                 if may_have(value, name):
                     self._follow(frame, (path, value), load)
             return
-        variable = self._imported if load.kind == "import" else self._variable
-        for found in variable(frame, load.kind, load.name):
+        load = self._of_scope(frame, load)
+        kind, name = load.kind, load.name
+        if kind in ("modules", "globals"):
+            step = self._resolved(frame, load.steps[0])
+            if step.kind != "item" or not isinstance(step.key, str):
+                return
+            name, load = step.key, load._replace(steps=load.steps[1:])
+        if kind == "modules":
+            start = self._module(sys.modules.get(name), name)
+        elif kind == "import":
+            start = self._imported(frame, name)
+        else:
+            start = self._variable(frame, "global" if kind == "globals" else kind, name)
+        for found in start:
             self._follow(frame, found, load)
+
+    def _of_scope(self, frame: FrameType, load: Load) -> Load:
+        """A chain that begins with the modules or the globals, as they are called; any
+        other one is as it was."""
+        if load.kind not in ("global", "free", "local") or not load.steps:
+            return load
+        scope = frame.f_globals if load.kind == "global" else frame.f_locals
+        value, steps = scope.get(load.name), load.steps
+        if value is sys and steps[0] == Step("attribute", "modules"):
+            value, steps = sys.modules, steps[1:]
+        if value is sys.modules and steps:
+            return load._replace(kind="modules", steps=steps)
+        if value is frame.f_globals:
+            return load._replace(kind="globals", steps=steps)
+        return load
 
     def _read_inherited(self, frame: FrameType, name: str) -> None:
         """Read what `super()` gives in a method, if it is no method itself."""
@@ -294,18 +321,19 @@ class Recorder:
             for found in self.read(path, value):
                 self._use(*found)
 
-    def _imported(self, frame: FrameType, _: str, name: str) -> list[Found]:
+    def _imported(self, frame: FrameType, name: str) -> list[Found]:
         """A module that code has imported, if it is a user's."""
         try:
             name = resolve_name(name, frame.f_globals.get("__package__"))
         except ImportError:
             return []
-        return self._module(sys.modules.get(name))
+        return self._module(sys.modules.get(name), name)
 
-    def _module(self, value: Any) -> list[Found]:
+    def _module(self, value: Any, name: str) -> list[Found]:
         """A module by its name, unless it is a library's."""
-        name: Any = getattr(value, "__name__", None)
-        if is_library_module(value) or sys.modules.get(name) is not value:
+        if not isinstance(value, ModuleType) or is_library_module(value):
+            return []
+        if sys.modules.get(name) is not value:
             return []
         return self.read(self.path(None, "global", name, sys.modules), value)
 
@@ -336,7 +364,7 @@ class Recorder:
             return [found for path in paths for found in self.read(path, value)]
         known = self._known(value)
         if known is None and isinstance(value, ModuleType):  # it was imported here
-            return self._module(value)
+            return self._module(value, value.__name__)
         return [] if known is None else self.read(*known)
 
     def _cells(self, code: CodeType, name: str, value: Any) -> list[Path]:
@@ -375,7 +403,10 @@ class Recorder:
         for step in load.steps:
             step = self._resolved(frame, step)
             here, found = (path, value), None
-            if step.kind == "attribute":
+            is_module = isinstance(value, ModuleType)
+            if is_module and step == Step("attribute", "__dict__"):
+                continue  # its items are the attributes
+            if step.kind == "attribute" or (step.kind == "item" and is_module):
                 found = self._attribute(path, value, step.key)
             elif step.kind == "item":
                 found = self._item(path, value, step.key)
