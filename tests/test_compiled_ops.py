@@ -8,11 +8,12 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pytest
 
+import hopflow as hf
 from hopflow import dtypes
 from hopflow.compiler.pipeline import Executable
 from hopflow.config import config
 from hopflow.dtypes import DType, as_dtype
-from hopflow.errors import HopflowError
+from hopflow.errors import DivisionError, HopflowError
 from hopflow.graph.core import Graph
 from hopflow.ops.opdef import OPERATIONS, OpDef, Sample
 from hopflow.tensor import EagerTensor
@@ -256,3 +257,49 @@ def test_of_a_matrix_that_is_not_finite_every_factor_is_nan(
         ):
             assert np.isnan(wanted).all()
             assert np.isnan(got).all()
+
+
+# --- division in vectors --------------------------------------------------------------
+
+
+def edges(dtype: str) -> np.ndarray[Any, Any]:
+    """Integers at which a quotient of floats would be wrong first."""
+    limits = np.iinfo(dtype)
+    if limits.bits == 8:
+        return np.arange(limits.min, limits.max + 1).astype(dtype)
+    near = [limits.min, limits.max, 0, 1 << 24, 1 << 16, 1 << 15, 1 << 12, 46341, 3, 7]
+    around = [n + d for n in near for d in range(-3, 4)]
+    kept = [n for n in around if limits.min <= n <= limits.max]
+    drawn = np.random.default_rng(0).integers(limits.min, limits.max, 200, dtype)
+    return np.unique(np.concatenate([np.asarray(kept, dtype), drawn]))
+
+
+@pytest.mark.parametrize("by", [None, 1, 3, 8, -1, -7])
+@pytest.mark.parametrize(
+    "dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
+)
+def test_integers_are_divided_exactly_in_vectors(dtype: str, by: int | None) -> None:
+    if by is not None and by < 0 and dtype.startswith("u"):
+        by = 100 - by
+    every = edges(dtype)
+    y = every[every != 0] if by is None else np.asarray([by], dtype)
+    x, y = (a.ravel() for a in np.broadcast_arrays(every[:, None], y))
+    divide = hf.jit(lambda x, y: (x // y, x % y) if by is None else (x // by, x % by))
+    with np.errstate(over="ignore"):
+        want = x // y, x % y
+    for found, expected in zip(divide(x, y), want, strict=True):
+        np.testing.assert_array_equal(np.asarray(found), expected)
+        assert np.asarray(found).dtype == dtype
+
+
+@pytest.mark.parametrize("n", [5, 64, 1000])
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "int32", "int64"])
+def test_division_by_zero_stops_wherever_it_is(dtype: str, n: int) -> None:
+    divide = hf.jit(lambda x, y: (x // y, hf.sum(x % y)))
+    x, y = np.arange(n).astype(dtype), np.full(n, 3, dtype)
+    assert divide(x, y)[0].tolist() == (x // y).tolist()
+    for at in (0, n // 2, n - 1):
+        bad = y.copy()
+        bad[at] = 0
+        with pytest.raises(DivisionError, match="division of an integer by zero"):
+            divide(x, bad)

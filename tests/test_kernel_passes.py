@@ -436,7 +436,7 @@ def test_where_each_element_has_a_check_nothing_relies_on_it() -> None:
     ("f", "args"),
     [
         (lambda x, k: x[:, None][k], (X, AT)),  # rows: fewer checks than elements
-        (lambda a, b: a // b, (AT, AT + 9)),  # no read
+        (lambda a, b: a[:, None] // b, (AT, AT + 9)),  # fewer checks than elements
         (lambda x, k: hf.take(x, k[:4]), (X, AT)),  # in registers
     ],
 )

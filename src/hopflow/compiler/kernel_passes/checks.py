@@ -8,11 +8,11 @@
     check index: k[i0] < 9 for i0 < 5
     v2 = z[k[i0], i1] for i0 < 5, i1 < 6
 
-Where each element is read at an index of its own, it is read under the condition that
-the check of the index holds, and nothing relies on that the check has been made: it is
-free, and may be made in the loop that reads (see `postpone`). Other checks come before
-the elements, and so do those that a loop has made before its steps. (A division would
-pay for a divisor that is safe, and is slow enough to be checked before.)
+Where each element reads at an index of its own, or divides by a number of its own, it
+does so under the condition that the check of that holds, and nothing relies on that the
+check has been made: it is free, and may be made in the loop that computes the elements
+(see `postpone`). Other checks come before the elements, and so do those that a loop has
+made before its steps.
 """
 
 from collections.abc import Sequence
@@ -79,9 +79,9 @@ def _split(block: Block) -> None:
 def _is_of_element(
     check: Check, own: Pointwise, type_: TensorType, local: AbstractSet[Value]
 ) -> bool:
-    """Whether a check asks of each element for an index that only that element needs,
-    and no flag from before the loop tells whether it passes."""
-    if check.kind != "index" or is_short(check.shape):
+    """Whether a check asks of each element for an index or a divisor that only that
+    element needs, and no flag from before the loop tells whether it passes."""
+    if check.kind not in ("index", "divide") or is_short(check.shape):
         return False
     if shape_key(check.shape) != shape_key(type_.shape):
         return False

@@ -59,6 +59,8 @@ _ROUNDING: Final = frozenset("add sub mul div rem sqrt fma".split())
 
 def operation(f: Function, op: str, dtype: DType, width: int, args: list[str]) -> str:
     """Emit `op` on operands of `dtype` (for "select": that of the two values)."""
+    if width > 1 and op in _SIGNED and _is_short(dtype) and args[1].startswith("%"):
+        return _divided(f, op, dtype, width, args)
     simple = _instruction(op, dtype, width)
     if simple is not None:
         template, declaration = simple
@@ -147,6 +149,29 @@ def _call(
 
 
 # --- operations of several instructions -----------------------------------------------
+
+
+def _is_short(dtype: DType) -> bool:
+    """Whether integers of a dtype are divided exactly as floats."""
+    return dtype.kind in "iu" and dtype.bits <= 32
+
+
+def _divided(f: Function, op: str, dtype: DType, width: int, args: list[str]) -> str:
+    """The quotient of integers, or what is left, as no vector unit divides them.
+
+    The floats have twice the bits of the integers, and more. So the quotient of two,
+    if it is no integer, is farther from one than rounding moves it.
+    """
+    t = register_type(dtype, width)
+    wide = lanes("double" if dtype.bits > 16 else "float", width)
+    sign = "s" if dtype.kind == "i" else "u"
+    x, y = (f.emit(f"{sign}itofp {t} {a} to {wide}") for a in args)
+    ratio = f.emit(f"fdiv {wide} {x}, {y}")
+    quotient = f.emit(f"fpto{sign}i {wide} {ratio} to {t}")
+    if op == "div":
+        return quotient
+    product = f.emit(f"mul {t} {quotient}, {args[1]}")
+    return f.emit(f"sub {t} {args[0]}, {product}")
 
 
 def _overflows(f: Function, op: str, scalar: str, width: int, args: list[str]) -> str:
