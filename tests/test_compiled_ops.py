@@ -1,6 +1,7 @@
 """Every operation, compiled, against its NumPy meaning: all dtypes, small and large."""
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
@@ -303,3 +304,44 @@ def test_division_by_zero_stops_wherever_it_is(dtype: str, n: int) -> None:
         bad[at] = 0
         with pytest.raises(DivisionError, match="division of an integer by zero"):
             divide(x, bad)
+
+
+# --- reshaped reads -------------------------------------------------------------------
+
+RESHAPES: Final = [
+    ((30, 28, 28), (30, 784)),
+    ((30, 28, 28), (23520,)),
+    ((23520,), (30, 28, 28)),
+    ((30, 28, 28), (840, 28)),
+    ((30, 28, 28), (49, 480)),
+    ((4, 5, 6), (3, 40)),
+    ((2, 3, 5, 7), (7, 5, 3, 2)),
+    ((1, 64), (64, 1)),
+    ((0, 5), (5, 0)),
+]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("shape", "new"), RESHAPES)
+def test_a_reshaped_array_is_read_by_its_one_index(
+    shape: tuple[int, ...], new: tuple[int, ...], dynamic: bool
+) -> None:
+    def f(x: Any) -> Any:
+        y = hf.reshape(x, new)
+        return y * 2.0, hf.sum(y, axis=-1), hf.reshape(hf.sin(x), new)[::-1]
+
+    x = np.random.default_rng(0).standard_normal(shape)
+    jitted = hf.jit(f, dynamic=dynamic)
+    double, total, turned = jitted(x)
+    y = x.reshape(new)
+    np.testing.assert_array_equal(np.asarray(double), y * 2.0)
+    np.testing.assert_allclose(np.asarray(total), y.sum(axis=-1), rtol=1e-12, atol=1e-9)
+    np.testing.assert_allclose(np.asarray(turned), np.sin(y)[::-1], rtol=1e-14)
+    if not dynamic:
+        assert not re.search(r" [us](div|rem) ", jitted.llvm_ir)
+
+
+def test_a_reshaped_view_is_read_where_its_elements_are() -> None:
+    x = np.arange(60.0).reshape(3, 20)[:, ::2]
+    f = hf.jit(lambda x: hf.reshape(x, (5, 6)) + 1.0)
+    np.testing.assert_array_equal(np.asarray(f(x)), x.reshape(5, 6) + 1.0)
