@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 import hopflow as hf
 from hopflow import dtypes
+from hopflow.compiler.cpu.target import host
 from hopflow.compiler.pipeline import Executable
 from hopflow.config import config
 from hopflow.dtypes import DType, as_dtype
@@ -345,3 +347,37 @@ def test_a_reshaped_view_is_read_where_its_elements_are() -> None:
     x = np.arange(60.0).reshape(3, 20)[:, ::2]
     f = hf.jit(lambda x: hf.reshape(x, (5, 6)) + 1.0)
     np.testing.assert_array_equal(np.asarray(f(x)), x.reshape(5, 6) + 1.0)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda m, x: m.repeat(x, 40),
+        lambda m, x: m.tile(x, (7,)) * 2.0,
+        lambda m, x: m.repeat(x[:, None], 64, axis=1) + x[0],
+        lambda m, x: m.reshape(m.repeat(x, 32) - m.tile(x, (32,)), (-1, 4)),
+        lambda m, x: m.tile(m.repeat(x, 50), (3,))[::-1],
+    ],
+)
+@pytest.mark.parametrize("n", [1, 4, 33, 100])
+def test_what_is_repeated_is_read_in_rows(f: Any, n: int) -> None:
+    x = np.arange(float(n))
+    np.testing.assert_array_equal(np.asarray(hf.jit(partial(f, hf))(x)), f(np, x))
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int16", "float16"])
+@pytest.mark.parametrize("n", [1, 7, 31, 64, 100, 1000])
+def test_narrow_elements_fill_vectors(dtype: str, n: int) -> None:
+    x = (np.arange(n * 3) % 5 % 2).astype(dtype).reshape(3, n)
+    y = x[:, ::-1]
+    f = hf.jit(lambda x, y: (x == y, hf.where(x > y, x, y), hf.max(x, axis=0)))
+    want = x == y, np.where(x > y, x, y), x.max(axis=0)
+    for found, expected in zip(f(x, y), want, strict=True):
+        np.testing.assert_array_equal(np.asarray(found), expected)
+
+
+def test_a_loop_over_bytes_has_a_lane_for_each_byte_of_a_register() -> None:
+    x = np.zeros(1000, np.uint8)
+    f = hf.jit(lambda x: x ^ (x + x))
+    f(x)
+    assert f"vector {host().register_bits // 8} " in f.loop_ir

@@ -14,10 +14,13 @@ class Target(Protocol):
     of one kind of target asks is in that target's class.
     """
 
-    def vector_width(self, dtype: DType, *, reduces: bool = False) -> int:
+    def vector_width(
+        self, dtype: DType, *, reduces: bool = False, narrow: bool = False
+    ) -> int:
         """The lanes that a vector loop should have whose largest values are of `dtype`.
 
         Args:
             reduces: Whether the loop has an `Accumulate`.
+            narrow: Whether all that it computes with has no more bits.
         """
         ...

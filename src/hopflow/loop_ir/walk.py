@@ -2,7 +2,9 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
+from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Expr, rewrite
 from hopflow.loop_ir.nest import (
     Accumulate,
@@ -68,6 +70,31 @@ def same(x: Expr, y: Expr) -> bool:
 def same_shape(x: Sequence[Expr], y: Sequence[Expr]) -> bool:
     """Whether two shapes are the same by their form."""
     return len(x) == len(y) and all(map(same, x, y))
+
+
+class MergedAxis(NamedTuple):
+    """Axes of an array that one position was split over; `first` is their first."""
+
+    position: Expr
+    extent: Expr
+    first: int
+
+
+def merged_axes(at: Sequence[Expr], shape: Sequence[Expr]) -> list[MergedAxis]:
+    """The index into a dense array, with one axis for those at `q / n` and `q % n`, as
+    an array is read that was reshaped, and without axes of size 1."""
+    found: list[MergedAxis] = []
+    for axis, (x, extent) in enumerate(zip(at, shape, strict=False)):
+        if extent.is_const and extent.attr == 1:
+            continue
+        own = MergedAxis(x, extent, axis)
+        if found and x.op == "rem" and found[-1].position.op == "div":
+            (p, n), (q, m) = found[-1].position.args, x.args
+            if same(p, q) and same(n, m) and same(n, extent):
+                before = found.pop()
+                own = MergedAxis(p, e.mul(before.extent, extent), before.first)
+        found.append(own)
+    return found
 
 
 def expressions(statement: Stmt) -> tuple[Expr, ...]:

@@ -34,13 +34,16 @@ class CpuTarget(LlvmTarget):
         """Whether a load, store or gather under a mask is one instruction."""
         return self.has("avx512f") and self.has("avx512bw") and self.has("avx512vl")
 
-    def vector_width(self, dtype: DType, *, reduces: bool = False) -> int:
+    def vector_width(
+        self, dtype: DType, *, reduces: bool = False, narrow: bool = False
+    ) -> int:
         """The lanes that a vector loop should have whose largest values are of `dtype`.
 
         Args:
             reduces: Whether the loop has an `Accumulate`.
+            narrow: Whether all that it computes with has no more bits.
         """
-        lanes = self.register_bits // max(32, dtype.bits)
+        lanes = self.register_bits // max(8 if narrow else 32, dtype.bits)
         return lanes * REDUCTION_REGISTERS if reduces else lanes
 
     def check(self) -> None:

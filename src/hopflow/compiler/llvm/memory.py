@@ -20,7 +20,7 @@ from hopflow.loop_ir.nest import (
     Swap,
 )
 from hopflow.loop_ir.routines import ROUTINES
-from hopflow.loop_ir.walk import same
+from hopflow.loop_ir.walk import merged_axes
 
 INVARIANT: Final = ", !invariant.load !0"
 MOST_SCOPES: Final = 64
@@ -96,8 +96,9 @@ class Memory:
         """The distance in elements of `buffer[at]` from the beginning."""
         strides = self.strides(buffer)
         if buffer.strides is None and any(position.op == "rem" for position in at):
-            at, shape = _collapsed(at, buffer.shape)
-            strides = dense_strides(shape)
+            merged = merged_axes(at, buffer.shape)
+            at = [axis.position for axis in merged]
+            strides = dense_strides([axis.extent for axis in merged])
         total = e.index(0)
         for position, stride in zip(at, strides, strict=False):
             total = e.add(total, e.mul(position, stride))
@@ -141,29 +142,6 @@ def dense_strides(shape: Sequence[Expr]) -> tuple[Expr, ...]:
     for extent in reversed(shape[1:]):
         strides.append(e.mul(strides[-1], extent))
     return tuple(reversed(strides[: len(shape)]))
-
-
-def _collapsed(
-    at: Sequence[Expr], shape: Sequence[Expr]
-) -> tuple[list[Expr], list[Expr]]:
-    """An index into a dense array of fewer axes, over the same elements: where axes are
-    at `q / n` and `q % n`, as those of a reshaped array are, one axis is at `q`."""
-    found: list[tuple[Expr, Expr]] = []
-    for position, extent in zip(at, shape, strict=False):
-        own = position, extent
-        while found and (whole := _divided(found[-1][0], *own)) is not None:
-            own = whole, e.mul(found.pop()[1], own[1])
-        found.append(own)
-    return [position for position, _ in found], [extent for _, extent in found]
-
-
-def _divided(quotient: Expr, rest: Expr, extent: Expr) -> Expr | None:
-    """What is divided by an extent into this quotient and rest, if both are of one."""
-    if quotient.op != "div" or rest.op != "rem":
-        return None
-    (q, m), (r, n) = quotient.args, rest.args
-    is_one = same(q, r) and same(m, n) and same(n, extent)
-    return q if is_one else None
 
 
 # --- aliasing -------------------------------------------------------------------------

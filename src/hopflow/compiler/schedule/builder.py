@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from hopflow import dtypes
@@ -373,8 +374,11 @@ class Builder:
         reductions = [s for s in body if isinstance(s, Accumulate)]
         # Of sums of floats by their own dtypes: the width is the tree of the sum.
         sums = [s for s in reductions if s.value.dtype.kind == "f"]
+        narrow = not reductions and all(map(_is_narrow, body))
         width = min(
-            self.target.vector_width(s.value.dtype, reduces=bool(reductions))
+            self.target.vector_width(
+                s.value.dtype, reduces=bool(reductions), narrow=narrow
+            )
             for s in sums or body
             if isinstance(s, _VECTOR_STATEMENTS)
         )
@@ -417,10 +421,20 @@ class Builder:
             self.buffers[allocation] = buffer
         return Stored(type_, self.buffers[allocation])
 
-    def at(self, roots: Sequence[Expr], at: Index = ()) -> list[Expr]:
+    def at(
+        self,
+        roots: Sequence[Expr],
+        at: Index = (),
+        known: Mapping[Expr, Expr] = MappingProxyType({}),
+    ) -> list[Expr]:
         """Expressions of a definition with its axes set to an index, and with the
-        elements that they read taken from where they are."""
-        return self._evaluated(roots, dict(zip(axes(len(at)), at, strict=True)))
+        elements that they read taken from where they are.
+
+        Args:
+            known: What nodes of the expressions are at this index.
+        """
+        values = dict(zip(axes(len(at)), at, strict=True))
+        return self._evaluated(roots, values | dict(known))
 
     def call(
         self, function: Function, given: Sequence[Expr], at: Index = ()
@@ -500,3 +514,24 @@ class Builder:
 
 
 __all__ = ["Builder"]
+
+
+def _is_narrow(statement: Stmt) -> bool:
+    """Whether a statement computes with integers of at most 16 bits alone, beside the
+    indices of what it reads in rows."""
+    pending = [statement.value] if isinstance(statement, _VECTOR_STATEMENTS) else []
+    seen: set[Expr] = set()
+    while pending:
+        node = pending.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node.dtype.kind == "f" or node.dtype.bits > 16:
+            return False
+        if node.op != "load":
+            pending += node.args
+        elif e.condition_of(node) is not None or any(
+            x.op == "load" for x in nodes(*node.args)
+        ):
+            return False
+    return True

@@ -1,8 +1,9 @@
 """Loops for definitions: one nest for each, mechanically."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import TypeAlias
+from types import MappingProxyType
+from typing import Final, TypeAlias
 
 from hopflow import dtypes
 from hopflow.compiler.kernel_program.definitions import (
@@ -28,9 +29,9 @@ from hopflow.compiler.kernel_program.rewriting import as_values
 from hopflow.compiler.memory.place import in_registers
 from hopflow.compiler.schedule.builder import Builder
 from hopflow.compiler.schedule.places import Registers, Stored
-from hopflow.graph.types import TensorType, is_one
+from hopflow.graph.types import Shape, TensorType, is_one
 from hopflow.loop_ir import expr as e
-from hopflow.loop_ir.expr import Expr, Index, Var
+from hopflow.loop_ir.expr import Buffer, Expr, Index, Var
 from hopflow.loop_ir.kernels import Callback, Library
 from hopflow.loop_ir.nest import (
     Accumulate,
@@ -42,9 +43,11 @@ from hopflow.loop_ir.nest import (
     Ref,
     Trap,
 )
-from hopflow.loop_ir.walk import nodes, same
+from hopflow.loop_ir.walk import merged_axes, nodes, same
 from hopflow.symbolic.size import Size
 
+LONG_ROW: Final = 32
+"""Rows of so many elements at least are worth a loop of their own."""
 SHORT_ROW = 16
 """So many sums at least are worth it to read a vector out of order."""
 
@@ -154,8 +157,52 @@ class Kernels:
             for target in places[0]:
                 self.b.fill(first.attr, target)
             return
-        shape = self.types[0].shape
+        shape, axis = self.types[0].shape, _last_axis(self.types[0])
+        size = self._row_size(kernel, shape, axis)
+        if size is not None:
+            self._rows(kernel, places, axis, size)
+            return
         self.b.nest(shape, lambda at: self.elements(kernel, places, at))
+
+    def _row_size(self, kernel: Pointwise, shape: Shape, axis: int) -> int | None:
+        """What the last index is divided by where elements are read, as those of rows
+        that are repeated: a loop over rows, and one within them, divide nothing. None:
+        it is not divided, or rows would be short, or not all of one size."""
+        n = shape[axis] if axis >= 0 else 1
+        if not isinstance(n, int):
+            return None
+        own, at = axes(axis + 1)[axis], axes(len(shape))
+        if not any(_is_divided(x, x.op, own) for x in nodes(*kernel.elements)):
+            return None
+        sizes = _divisors(self.b.at(kernel.elements, at), own)
+        return min((s for s in sizes if s >= LONG_ROW and n % s == 0), default=None)
+
+    def _rows(
+        self,
+        kernel: Pointwise,
+        places: Sequence[Sequence[Stored]],
+        axis: int,
+        size: int,
+    ) -> None:
+        """The elements, in rows of this size along an axis."""
+        shape, own = self.types[0].shape, axes(axis + 1)[axis]
+        length = shape[axis]
+        assert isinstance(length, int)
+        divided = {
+            op: [x for x in nodes(*kernel.elements) if _is_divided(x, op, own, size)]
+            for op in ("div", "rem")
+        }
+
+        def element(at: Index) -> None:
+            row, column = at[axis : axis + 2]
+            position = e.add(e.mul(row, e.index(size)), column)
+            index = (*at[:axis], position, *at[axis + 2 :])
+            known = dict.fromkeys(divided["div"], row)
+            known |= dict.fromkeys(divided["rem"], column)
+            self.elements(kernel, places, index, known)
+
+        rows = length // size, size
+        self.b.nest((*shape[:axis], *rows, *shape[axis + 1 :]), element)
 
     def places(self) -> list[tuple[Stored, ...]]:
         """Of each result the memory, and what else is to hold it."""
@@ -164,11 +211,19 @@ class Kernels:
         return [(t, *more) for t, more in zip(self.targets(), also, strict=True)]
 
     def elements(
-        self, kernel: Pointwise, places: Sequence[Sequence[Stored]], at: Index
+        self,
+        kernel: Pointwise,
+        places: Sequence[Sequence[Stored]],
+        at: Index,
+        known: Mapping[Expr, Expr] = MappingProxyType({}),
     ) -> None:
-        """Compute the elements at an index, and store them."""
+        """Compute the elements at an index, and store them.
+
+        Args:
+            known: What nodes of the elements are at this index.
+        """
         written = [number for number, own in enumerate(places) if own]
-        values = self.b.at([kernel.elements[number] for number in written], at)
+        values = self.b.at([kernel.elements[number] for number in written], at, known)
         places = [places[number] for number in written]
         if len(values) > 1 or any(len(own) > 1 for own in places):
             values = [self.b.let(v) for v in values]
@@ -302,12 +357,12 @@ class Kernels:
         for node in nodes(*self.b.at(kernel.element, at)):
             at_load = e.index_of(node) if node.op == "load" else ()
             if at_load:
-                runs = {id(x) for x in nodes(at_load[-1])}
+                last = _last_position(node.attr, at_load)
                 if all(x is not i for x in nodes(*at_load)):
-                    shared |= id(r) in runs  # one element for the whole row
+                    shared |= _runs_along(last, r)  # one element for the whole row
                 else:
-                    along_result |= id(i) in runs
-                    along_space |= id(r) in runs
+                    along_result |= _runs_along(last, i)
+                    along_space |= _runs_along(last, r)
         n = type_.shape[axis]
         if isinstance(n, int) and n < (SHORT_ROW if shared else 4):
             return False
@@ -527,12 +582,12 @@ class Kernels:
         if e.condition_of(element) is not None:
             return None
         own = [(p, self.b.extent(n)) for p, n in pairs if not is_one(n)]
-        found = _merged(element.args, element.attr.shape)
+        found = merged_axes(element.args, element.attr.shape)
         rest = found[len(found) - len(own) :]
-        before = [x for x, _, _ in found[: len(found) - len(own)]]
+        before = [x.position for x in found[: len(found) - len(own)]]
         if len(rest) < len(own) or any(n is i or n is j for n in nodes(*before)):
             return None
-        prefix = element.args[: rest[0][2]] if rest else element.args
+        prefix = element.args[: rest[0].first] if rest else element.args
         for order in (own, own[::-1]):
             both = zip(rest, order, strict=True)
             if all(x is p and same(extent, n) for (x, extent, _), (p, n) in both):
@@ -565,21 +620,56 @@ def _ref(place: Stored, at: Index = ()) -> Ref:
     return Ref(place.buffer, (*place.prefix, *at))
 
 
-def _merged(at: Index, shape: Sequence[Expr]) -> list[tuple[Expr, Expr, int]]:
-    """The index into a dense array, with axes merged that one position was split over,
-    and without axes of size 1: the position, the size, and the first axis of each."""
-    found: list[tuple[Expr, Expr, int]] = []
-    for axis, (x, extent) in enumerate(zip(at, shape, strict=True)):
-        if extent.is_const and extent.attr == 1:
+def _divisors(roots: Sequence[Expr], axis: Expr) -> set[int]:
+    """What an axis is divided by in expressions, but for where the axes of a dense
+    array have one position together."""
+    found: set[int] = set()
+    seen: set[Expr] = set()
+    pending = list(roots)
+    while pending:
+        node = pending.pop()
+        if node in seen:
             continue
-        if found and x.op == "rem" and found[-1][0].op == "div":
-            before, size, first = found[-1]
-            (p, n), (q, m) = before.args, x.args
-            if p is q and same(n, extent) and same(m, extent):
-                found[-1] = p, e.mul(size, extent), first
-                continue
-        found.append((x, extent, axis))
+        seen.add(node)
+        if _is_divided(node, node.op, axis):
+            found.add(node.args[1].attr)
+        if node.op == "load" and node.attr.strides is None:
+            at = merged_axes(e.index_of(node), node.attr.shape)
+            pending += [x.position for x in at]
+            condition = e.condition_of(node)
+            pending += [] if condition is None else [condition]
+        else:
+            pending += node.args
     return found
+
+
+def _is_divided(node: Expr, op: str, axis: Expr, size: int | None = None) -> bool:
+    """Whether a node is an axis divided by a constant, or what is left of it."""
+    if node.op != op or op not in ("div", "rem") or node.args[0] is not axis:
+        return False
+    if not node.args[1].is_const:
+        return False
+    return size is None or node.args[1].attr == size
+
+
+def _last_position(buffer: Buffer, at: Index) -> Expr:
+    """The position along the last axis of memory."""
+    if buffer.strides is not None:
+        return at[-1]
+    merged = merged_axes(at, buffer.shape)
+    return merged[-1].position if merged else at[-1]
+
+
+def _runs_along(position: Expr, var: Expr) -> bool:
+    """Whether a position moves with a variable, by less than a row of its own: `var` in
+    `i * 1000 + var`, and not `i`."""
+    if position is var:
+        return True
+    if position.op == "mul":
+        x, y = position.args
+        size = y.attr if y.is_const else None
+        return size is not None and abs(size) < SHORT_ROW and _runs_along(x, var)
+    return any(_runs_along(x, var) for x in position.args)
 
 
 def _is_shift(position: Expr, var: Expr) -> bool:
