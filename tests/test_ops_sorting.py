@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import hopflow as hf
 from hopflow import dtypes
 from hopflow.bind import Value
+from hopflow.compiler.cpu import sort as sorting_code
 from hopflow.errors import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -81,6 +83,46 @@ def test_sorting_is_that_of_jax(dtype: dtypes.DType, descending: bool) -> None:
             agree(sorting.argsort(asarray(x), **options), order)
             expected = np.take_along_axis(x, order, axis)
             agree(sorting.sort(asarray(x), **options), expected)
+
+
+def keys(dtype: dtypes.DType, n: int) -> Any:
+    """Keys of all magnitudes, some of them equal, and what is special of floats."""
+    rng = np.random.default_rng(n)
+    if dtype.kind != "f":
+        drawn = rng.integers(0, 256, (n, 8), np.uint8).view(np.uint64)[:, 0]
+        drawn >>= rng.integers(0, 64, n).astype(np.uint64)
+        return drawn.astype(dtype.dtype)
+    with np.errstate(over="ignore"):
+        x = rng.standard_normal(n) * 10.0 ** rng.integers(-3, 40, n)
+        x[::5] = rng.choice(
+            [0.0, -0.0, np.inf, -np.inf, 1.5, 5e-324, -1e-40], x[::5].size
+        )
+        x = x.astype(dtype.dtype)
+    x[1::7] = np.nan
+    x[2::7] = -x[1::7][: x[2::7].size]
+    return x
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("n", [1, sorting_code.FEW, sorting_code.FEW + 1, 3000])
+@pytest.mark.parametrize("dtype", dtypes.ALL, ids=str)
+def test_equal_keys_keep_their_order(
+    dtype: dtypes.DType, n: int, descending: bool
+) -> None:
+    x = keys(dtype, n)
+    as_numpy = x.astype(np.float32) if dtype is dtypes.bfloat16 else x
+    if descending:
+        want = n - 1 - np.argsort(as_numpy[::-1], kind="stable")[::-1]
+    else:
+        want = np.argsort(as_numpy, kind="stable")
+    order, found = hf.jit(
+        lambda x: (
+            sorting.argsort(x, descending=descending),
+            sorting.sort(x, descending=descending),
+        )
+    )(x)
+    assert np.asarray(order).tolist() == want.tolist()
+    assert np.asarray(found).tobytes() == x[want].tobytes()
 
 
 def test_sorting_empty_axes() -> None:

@@ -408,7 +408,7 @@ _ARGSORT: Final = Routine(
 
     Equal keys stay in the order of their positions, ascending and descending. -0 equals
     0; all NaNs equal each other and are greater than any number: last in ascending
-    order, first in descending. A merge sort of `out` with `workspace`.
+    order, first in descending.
     """,
     _run_argsort,
     ("descending",),

@@ -1,9 +1,18 @@
-"""Sorting: a stable merge sort of positions, as a program of the Loop IR."""
+"""Sorting: positions by the codes of their keys, as a program of the Loop IR.
+
+Many keys are sorted digit by digit, from the last one (D. Knuth, The Art of Computer
+Programming, volume 3, section 5.2.5): each pass keeps the order of the one before where
+digits are equal. Few are merged, for which no digits are counted. Both are stable.
+"""
+
+from collections.abc import Callable
+from typing import Final
 
 from hopflow import dtypes
 from hopflow.compiler.cpu.blas import Wrapper
 from hopflow.compiler.cpu.target import CpuTarget
 from hopflow.compiler.llvm.module import Module
+from hopflow.compiler.llvm.types import NARROW_FLOATS
 from hopflow.dtypes import DType
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Expr, Var
@@ -12,6 +21,7 @@ from hopflow.loop_ir.nest import (
     Copy,
     Declare,
     For,
+    If,
     Let,
     Stmt,
     Store,
@@ -20,37 +30,152 @@ from hopflow.loop_ir.nest import (
 )
 from hopflow.loop_ir.routines import ROUTINES
 
-_I64 = dtypes.int64
+FEW: Final = 256
+"""So many keys, or fewer, are merged."""
+_DIGIT: Final = 8
+"""Bits of a digit: a pass writes to as many places at once as there are digits, and
+these should be in the first cache."""
+_I64: Final = dtypes.int64
+_CODES: Final = {8: dtypes.uint8, 16: dtypes.uint16, 32: dtypes.uint32}
 
 
 def define(module: Module, name: str, dtype: DType, target: CpuTarget) -> None:
     """Define "argsort" for keys of `dtype`."""
     w = Wrapper(module, name, ROUTINES["argsort"], dtype, target)
-    keys, out, workspace = (w.buffers[a] for a in ("keys", "out", "workspace"))
+    out, workspace = w.buffers["out"], w.buffers["workspace"]
     n = w.scalars["n"]
-    descending = e.compare("ne", w.scalars["descending"], e.index(0))
     source, sink = (Buffer(name, _I64, (n,), "arena") for name in ("source", "sink"))
     w.memory.place_in_slot(source, w.pointer(out))
     w.memory.place_in_slot(sink, w.pointer(workspace))
-    at = Var("at", _I64)
-    w.emitter.body(
-        [
-            For(at, n, [Store(source, (e.read(at),), e.read(at))]),
-            *_merge_passes(keys, source, sink, n, descending),
-        ]
-    )
-    # An odd number of passes ends in the workspace.
-    same = w.f.emit(f"icmp eq ptr {w.pointer(source)}, {w.pointer(out)}")
-    w.when(same, lambda: None)
-    w.emitter.body([Copy(out, workspace)])
+
+    def sort(passes: Callable[[Wrapper, Buffer, Buffer], list[Stmt]]) -> None:
+        at = Var("at", _I64)
+        first = For(at, n, [Store(source, (e.read(at),), e.read(at))])
+        w.emitter.body([first, *passes(w, source, sink)])
+        # An odd number of passes ends in the workspace.
+        is_out = w.f.emit(f"icmp eq ptr {w.pointer(source)}, {w.pointer(out)}")
+        w.when(is_out, lambda: None)
+        w.emitter.body([Copy(out, workspace)])
+
+    few = w.f.emit(f"icmp ule i64 {w.value(n)}, {FEW}")
+    w.when(few, lambda: sort(_merge_passes))
+    sort(_radix_passes)
     w.finish()
     module.define(name, w.f.text)
 
 
-def _merge_passes(
-    keys: Buffer, source: Buffer, sink: Buffer, n: Expr, descending: Expr
-) -> list[Stmt]:
+# --- by digits ------------------------------------------------------------------------
+
+
+def _radix_passes(w: Wrapper, source: Buffer, sink: Buffer) -> list[Stmt]:
+    """Sort by each digit in turn. A digit that all codes share takes no pass."""
+    keys, n = w.buffers["keys"], w.scalars["n"]
+    descending = e.compare("ne", w.scalars["descending"], e.index(0))
+    key, at, start = Var("key", keys.dtype), Var("at", _I64), Var("p", _I64)
+    value = _code(e.read(key), descending)
+    code = Var("code", value.dtype)
+    digits = e.index(1 << _DIGIT)
+    passes = max(1, value.dtype.bits // _DIGIT)
+    codes, sorted_ = (w.scratch(name, value.dtype, n) for name in ("codes", "sorted"))
+    counts = w.scratch("counts", _I64, e.index(passes), digits)
+    w.clear(counts)
+    old, new = (Buffer(name, value.dtype, (n,), "arena") for name in ("old", "new"))
+    w.memory.place_in_slot(old, w.pointer(codes))
+    w.memory.place_in_slot(new, w.pointer(sorted_))
+
+    def digit(number: Expr) -> Expr:
+        """The digit of the code with this number, from the last one."""
+        bits = e.cast(e.mul(number, e.index(_DIGIT)), value.dtype)
+        rest = e.binary("lshr", e.read(code), bits)
+        own = e.binary("and", rest, e.const((1 << _DIGIT) - 1, value.dtype))
+        return e.cast(own, _I64)
+
+    def add_one(number: Expr) -> Stmt:
+        place = number, digit(number)
+        more = e.add(e.load(counts, place), e.index(1))
+        return Store(counts, place, more)
+
+    def one_pass(number: Expr) -> list[Stmt]:
+        place, position = (number, digit(number)), Var("position", _I64)
+        body: list[Stmt] = [
+            Let(code, e.load(old, (e.read(at),))),
+            Let(position, e.load(counts, place)),
+            Store(counts, place, e.add(e.read(position), e.index(1))),
+            Store(new, (e.read(position),), e.read(code)),
+            Store(sink, (e.read(position),), e.load(source, (e.read(at),))),
+        ]
+        swaps: list[Stmt] = [Swap(old, new), Swap(source, sink)]
+        return [*_sum_before(counts, number, digits), For(at, n, body), *swaps]
+
+    number = e.read(start)
+    shared = e.compare("eq", e.load(counts, (number, digit(number))), n)
+    return [
+        For(
+            at,
+            n,
+            [
+                Let(key, e.load(keys, (e.read(at),))),
+                Let(code, value),
+                Store(old, (e.read(at),), e.read(code)),
+                *(add_one(e.index(p)) for p in range(passes)),
+            ],
+        ),
+        For(
+            start,
+            e.index(passes),
+            [
+                Let(code, e.load(old, (e.index(0),))),
+                If(e.unary("not", shared), one_pass(number)),
+            ],
+        ),
+    ]
+
+
+def _sum_before(counts: Buffer, row: Expr, length: Expr) -> list[Stmt]:
+    """Replace each count of a row by the sum of those before it."""
+    total, at, own = Var("total", _I64), Var("digit", _I64), Var("own", _I64)
+    place = row, e.read(at)
+    body: list[Stmt] = [
+        Let(own, e.load(counts, place)),
+        Store(counts, place, e.read(total)),
+        Assign(total, e.add(e.read(total), e.read(own))),
+    ]
+    return [Declare(total, e.index(0)), For(at, length, body)]
+
+
+def _code(key: Expr, descending: Expr) -> Expr:
+    """An unsigned integer that orders as a key does. -0 is 0, all NaNs are one, which
+    is greater than any number, and in descending order all is turned around."""
+    dtype = key.dtype
+    if dtype in NARROW_FLOATS:
+        key, dtype = e.cast(key, dtypes.float32), dtypes.float32
+    code_type = _CODES.get(max(8, dtype.bits), dtypes.uint64)
+    ones = e.const(-1, code_type)
+    if dtype.kind == "b":
+        code = e.cast(key, code_type)
+    else:
+        sign = e.const(1 << (dtype.bits - 1), code_type)
+        if dtype.kind == "f":
+            key = e.select(
+                e.compare("eq", key, e.const(0, dtype)), e.const(0, dtype), key
+            )
+        code = e.bitcast(key, code_type)
+        if dtype.kind == "f":
+            is_negative = e.compare("ge", code, sign)
+            code = e.binary("xor", code, e.select(is_negative, ones, sign))
+            code = e.select(e.unary("isnan", key), ones, code)
+        elif dtype.kind == "i":
+            code = e.binary("xor", code, sign)
+    return e.binary("xor", code, e.select(descending, ones, e.const(0, code_type)))
+
+
+# --- by merging -----------------------------------------------------------------------
+
+
+def _merge_passes(w: Wrapper, source: Buffer, sink: Buffer) -> list[Stmt]:
     """Merge runs of 1, 2, 4, ... from `source` to `sink`, which then change places."""
+    keys, n = w.buffers["keys"], w.scalars["n"]
+    descending = e.compare("ne", w.scalars["descending"], e.index(0))
     run, start = Var("run", _I64), Var("start", _I64)
     middle, end = Var("middle", _I64), Var("end", _I64)
 
