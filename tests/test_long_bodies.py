@@ -1,5 +1,6 @@
 """Bodies that are compiled as several native functions."""
 
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -229,6 +230,28 @@ def _doubled(buffer: Buffer, target: Buffer, var: str = "i") -> For:
 
 def _of(name: str, dtype: Any = dtypes.float64, n: int = 3) -> Buffer:
     return Buffer(name, dtype, (e.index(n),), "arena")
+
+
+def test_a_body_of_few_long_loops_is_divided() -> None:
+    def f(x: Any, y: Any) -> Any:
+        for _ in range(600):
+            x = x @ y
+        return x
+
+    jitted = hf.jit(f)
+    jitted(hf.zeros((8, 8)), hf.zeros((8, 8)))
+    loops = re.findall("^    for", jitted.loop_ir, re.MULTILINE)
+    assert len(loops) < 20  # for rows of products are merged
+    assert "@segment" in jitted.llvm_ir
+
+
+def test_levels_of_a_deep_nest_are_not_divided() -> None:
+    a, b = map(_of, "ab")
+    inner: list[Stmt] = [_doubled(a, b) for _ in range(200)]
+    assert segments.is_long(inner)
+    for _ in range(3):
+        inner = [For(Var("i", dtypes.int64), e.index(3), inner), _doubled(a, b)]
+        assert not segments.is_long(inner)
 
 
 def test_the_form_is_that_of_the_same_code_for_other_buffers() -> None:

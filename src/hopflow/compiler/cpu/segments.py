@@ -13,9 +13,9 @@ Statements that find memory or let buffers change their places remain in that fu
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain, groupby
+from itertools import chain, groupby, islice
 from typing import Final, NamedTuple
 
 from hopflow.compiler.cpu.captures import Cells, captured
@@ -46,9 +46,19 @@ _REPEATED: Final = 4
 
 
 def is_long(statements: Sequence[Stmt]) -> bool:
-    """Whether a body is to be divided."""
-    # That of one level of a deep nest has few statements, and is not searched.
-    return len(statements) > LENGTH // _LOOP and _length(statements) > 2 * LENGTH
+    """Whether a body is to be divided.
+
+    One that is long by a single statement is not: that is divided within. So the levels
+    of a deep nest are no segments.
+    """
+    length = 0
+    for statement in statements:
+        # No more of it is walked than counts, however much is on the levels below.
+        within = islice(walk.statements([statement]), LENGTH)
+        length += min(_length(within), LENGTH)
+        if length > 2 * LENGTH:
+            return True
+    return False
 
 
 class _Run(NamedTuple):
@@ -163,7 +173,7 @@ def _groups(runs: Sequence[_Run]) -> Iterator[list[_Run]]:
         if run.form:
             more = _CALL + len(run.form.buffers) + len(run.form.variables)
         else:
-            more = _length(run.statements)
+            more = _length(walk.statements(run.statements))
             named = set(chain(*map(walk.buffers, run.statements)))
         is_full = length + more > LENGTH or len(buffers | named) > MOST_BUFFERS
         if group and (is_full or stays != stayed):
@@ -175,9 +185,10 @@ def _groups(runs: Sequence[_Run]) -> Iterator[list[_Run]]:
     yield group
 
 
-def _length(statements: Sequence[Stmt]) -> int:
-    """About how much code statements come to; a vector loop has a tail and checks."""
-    is_loop = [isinstance(s, For | While) for s in walk.statements(statements)]
+def _length(statements: Iterable[Stmt]) -> int:
+    """About how much code these come to, without what is in them; a vector loop has a
+    tail and checks."""
+    is_loop = [isinstance(s, For | While) for s in statements]
     return len(is_loop) + _LOOP * sum(is_loop)
 
 
