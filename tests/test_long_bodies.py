@@ -18,7 +18,7 @@ from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import walk
 from hopflow.loop_ir.expr import Buffer, Var
 from hopflow.loop_ir.forms import Form
-from hopflow.loop_ir.nest import For, Stmt, Store, Trap
+from hopflow.loop_ir.nest import Call, For, HostCall, Ref, Stmt, Store, Trap
 
 
 @pytest.fixture
@@ -180,19 +180,44 @@ def defined(f: Any, *args: Any) -> int:
     return str(jitted.llvm_ir).count("define internal i64 @segment")
 
 
-def test_loops_of_one_form_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def products(x: Any, count: int) -> Any:
+    for _ in range(count):
+        x = x @ x + x
+    return x
+
+
+def factors(x: Any, count: int) -> Any:
+    for _ in range(count):
+        x = hf.linalg.cholesky(x @ x.mT + 16 * hf.eye(16))
+    return x
+
+
+def gathers(x: Any, count: int) -> Any:
+    index = hf.astype(x[0] * 10, hf.int64)
+    for _ in range(count):
+        x = hf.tanh(x[index] + hf.sum(x, axis=0))
+    return x
+
+
+def rows_over_threads(x: Any, count: int) -> Any:
+    for _ in range(count):
+        x = hf.map(lambda row: hf.tanh(hf.cumulative_sum(row) + hf.sum(row)), x)
+    return x
+
+
+FORMS = [products, factors, gathers, rows_over_threads]
+
+
+@pytest.mark.parametrize("f", FORMS, ids=lambda f: f.__name__)
+def test_loops_of_one_form_are_compiled_once(
+    f: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Which would give each array pages of its own, and LLVM as many ways out.
     monkeypatch.setattr(config, "guard_pages", False)
-    x = hf.asarray(np.linspace(-0.3, 0.3, 16).reshape(4, 4))
-
-    def products(x: Any, count: int) -> Any:
-        for _ in range(count):
-            x = x @ x + x
-        return x
-
-    few, many = (defined(partial(products, count=n), x) for n in (200, 400))
-    assert few <= 20
-    assert many - few <= few / 2  # only those that call the others
+    x = hf.asarray(np.linspace(-0.3, 0.3, 256).reshape(16, 16))
+    few, many = (defined(partial(f, count=n), x) for n in (80, 160))
+    assert 0 < few <= 8
+    assert many - few <= 3  # only those that call the others
 
 
 @pytest.mark.usefixtures("verified", "short_segments")
@@ -232,7 +257,9 @@ def _of(name: str, dtype: Any = dtypes.float64, n: int = 3) -> Buffer:
     return Buffer(name, dtype, (e.index(n),), "arena")
 
 
-def test_a_body_of_few_long_loops_is_divided() -> None:
+def test_a_body_of_few_long_loops_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "guard_pages", False)
+
     def f(x: Any, y: Any) -> Any:
         for _ in range(600):
             x = x @ y
@@ -267,4 +294,26 @@ def test_the_form_is_that_of_the_same_code_for_other_buffers() -> None:
         For(Var("i", dtypes.int64), e.index(3), _doubled(a, b).body, independent=True),
     ):
         assert form.key != Form([other]).key
-    assert Form([Trap(e.const(True, dtypes.bool_), 0)]).key is None
+    assert Form([HostCall(0, (), ())]).key is None
+
+
+def _checked(*sites: int) -> list[Stmt]:
+    return [Trap(e.const(True, dtypes.bool_), site) for site in sites]
+
+
+def test_the_form_counts_sites_from_the_first() -> None:
+    form = Form(_checked(3, 5))
+    assert form.first_site == 3
+    assert form.key == Form(_checked(7, 9)).key
+    assert form.key != Form(_checked(7, 10)).key
+    a, b, c = (Ref(_of(name)) for name in "abc")
+    call = Form([Call("gemm", (a, b, c, e.index(3)), 2)])
+    assert call.key == Form([Call("gemm", (b, a, c, e.index(3)), 4)]).key
+    for other in (
+        Call("gemm", (a, b, c, e.index(4)), 2),
+        Call("gemm", (a, a, c, e.index(3)), 2),
+        Call("gemm", (a, b, c, e.index(3))),
+        Call("gemv", (a, b, c, e.index(3)), 2),
+        Call("gemm", (a, b, Ref(c.buffer, (e.index(3),))), 2),
+    ):
+        assert call.key != Form([other]).key

@@ -3,8 +3,9 @@
     for i2 in 0..8:                      for i7 in 0..8:
         b1[i2] = in0[i2] * t3                b6[i7] = b1[i7] * t9
 
-have one form, in which variables and buffers are numbers in the order of the text. Code
-for one is code for the other, given what it is to read and write.
+have one form, in which variables and buffers are numbers in the order of the text, and
+sites are counted from the first. Code for one is code for the other, given what it is
+to read and write, and where its sites begin.
 """
 
 from collections.abc import Hashable, Sequence
@@ -14,13 +15,16 @@ from hopflow.loop_ir.expr import Buffer, Expr, Var
 from hopflow.loop_ir.nest import (
     Accumulate,
     Assign,
+    Call,
     Copy,
     Declare,
     For,
     If,
     Let,
+    Ref,
     Stmt,
     Store,
+    Trap,
     While,
 )
 
@@ -31,14 +35,16 @@ class Form:
     """The form of statements.
 
     key         what two have in common if they have the same form; None: there are
-                statements that name a place in the program, like a check
+                statements that find memory, or call Python
     variables   those that are named, in the order of the text
     buffers     likewise
+    first_site  the site that is named first; None: there is none
     """
 
     def __init__(self, statements: Sequence[Stmt]) -> None:
         self.variables: dict[Var, int] = {}
         self.buffers: dict[Buffer, int] = {}
+        self.first_site: int | None = None
         self._nodes: dict[Expr, int] = {}
         self._tokens: list[Hashable] = []
         has_form = self._body(statements)
@@ -68,6 +74,14 @@ class Form:
                 own = (self._buffer(statement.buffer),)
             case Copy():
                 own = (self._buffer(statement.target), self._buffer(statement.source))
+            case Trap():
+                own = (self._site(statement.site),)
+            case Call():
+                own = (
+                    statement.routine,
+                    self._site(statement.site),
+                    *map(self._argument, statement.args),
+                )
             case For():
                 own = (
                     self._variable(statement.var),
@@ -90,6 +104,19 @@ class Form:
                 self._nodes[node] = len(self._nodes)
                 self._tokens.append(token)
         return tuple(self._nodes[root] for root in roots)
+
+    def _argument(self, argument: Ref | Expr) -> Hashable:
+        """An argument of a call, but for its expressions."""
+        if not isinstance(argument, Ref):
+            return None
+        return self._buffer(argument.buffer), len(argument.at)
+
+    def _site(self, site: int | None) -> int | None:
+        if site is None:
+            return None
+        if self.first_site is None:
+            self.first_site = site
+        return site - self.first_site
 
     def _attribute(self, node: Expr) -> Hashable:
         match node.attr:

@@ -7,7 +7,7 @@ own. A segment gets the variables and buffers that it names in an array of words
 variable of a segment that later ones read too has a stack slot of the function around.
 
 Loops of one form, as of a chain of a thousand products of matrices, are one segment
-that is called for each: LLVM compiles it once.
+that is called for each, with what stands before them: LLVM compiles it once.
 
 Statements that find memory or let buffers change their places remain in that function.
 """
@@ -153,11 +153,7 @@ def _loops(statements: Sequence[Stmt]) -> Iterator[_Run]:
         run.append(statement)
         if isinstance(statement, For | While):
             form = Form(run)
-            is_alike = form.key is not None and not any(
-                isinstance(s, For) and s.binding.kind == "threads"
-                for s in walk.statements(run)
-            )
-            yield _Run(run, form if is_alike else None)
+            yield _Run(run, form if form.key is not None else None)
             run = []
     if run:
         yield _Run(run)
@@ -225,8 +221,9 @@ def _take_arena(inner: CpuEmitter, register: str) -> None:
     inner.memory.arena = register
 
 
-def _take_first_site(inner: CpuEmitter, register: str) -> None:
-    inner.first_site = register
+def _take_site(number: int, inner: CpuEmitter, register: str) -> None:
+    """The register holds the site that is `number` in the statements."""
+    inner.first_site = inner.f.emit(f"sub i64 {register}, {number}")
 
 
 class _Segment:
@@ -262,8 +259,10 @@ class _Segment:
         """What runs have in common of which one function is that of all."""
         assert self.form is not None
         numbers, outer = self.form.variables, self.emitter
+        own = set(self.buffers)
         return (
             self.form.key,
+            tuple(buffer in own for buffer in self.form.buffers),
             tuple(var in outer.values.slots for var in self.variables),
             tuple(numbers[var] for var in self.shared),
             tuple(outer.memory.notes(buffer) for buffer in self.buffers),
@@ -319,8 +318,11 @@ class _Segment:
             if self.form is not None or outer.memory.root(buffer) is None:
                 register = outer.memory.pointer_again(buffer)
                 yield _Passed("ptr", register, partial(_at, buffer))
-        if outer.first_site:
-            yield _Passed("i64", outer.first_site, _take_first_site)
+        if self.form is not None and self.form.first_site is not None:
+            number = self.form.first_site
+            yield _Passed("i64", outer.site(number), partial(_take_site, number))
+        elif outer.first_site:
+            yield _Passed("i64", outer.first_site, partial(_take_site, 0))
 
     def _slot(self, var: Var) -> str:
         """A slot in the function around for what later statements read."""
