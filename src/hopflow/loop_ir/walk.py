@@ -36,16 +36,20 @@ def nodes(*roots: Expr) -> list[Expr]:
         if not root.args:
             order[root] = None
             continue
+        if root in order:
+            continue
         pending = [root]
         while pending:  # not by recursion: a chain may be thousands of nodes deep
             node = pending[-1]
-            if node not in order:
-                below = [a for a in node.args if a not in order]
-                if below:
-                    pending += reversed(below)
-                    continue
+            for operand in node.args:
+                if operand not in order:
+                    if operand.args:
+                        pending.append(operand)
+                        break
+                    order[operand] = None  # a leaf, as most are
+            else:
                 order[node] = None
-            pending.pop()
+                pending.pop()
     return list(order)
 
 
