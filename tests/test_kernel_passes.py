@@ -603,6 +603,16 @@ def test_what_is_dear_and_read_twice_is_stored() -> None:
     assert lines(found)[0] == "v0: f64[8] = sin(x[i0]) for i0 < 8"
 
 
+@pytest.mark.parametrize(
+    "f",
+    [lambda y: y + hf.linalg.det(y), lambda y: (y.mT, y + 1.0)],
+    ids=["library", "result"],
+)
+def test_a_view_in_memory_reads_what_it_views(f: Any) -> None:
+    found = after(checks, inline, of=lambda x: f(hf.sin(x)), args=(np.eye(8),))
+    assert found.count("sin(") == 1
+
+
 def test_what_is_cheap_is_computed_again_for_each_reader() -> None:
     found = after(checks, inline, of=lambda x: (x + 1.0)[::-1] * (x + 1.0), args=(X,))
     assert len(lines(found)) == 2

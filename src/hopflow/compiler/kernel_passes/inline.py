@@ -96,7 +96,8 @@ class _Read(NamedTuple):
 class _Readers:
     """What reads each value that may be computed in its readers.
 
-    views   the definitions that only move elements
+    views   the definitions that only move elements; those that something reads whole
+            have memory, and read by themselves
     reads   what is left if views are computed in their readers
     last    the last equation of the value's block that reads it, or holds what does,
             by number
@@ -106,6 +107,7 @@ class _Readers:
 
     def __init__(self) -> None:
         self.views: dict[Value, Pointwise] = {}
+        self._whole: dict[Value, Equation] = {}
         self.reads: dict[Value, list[_Read]] = {}
         self.last: dict[Value, int] = {}
         self.inlining: set[Equation] = set()
@@ -128,6 +130,7 @@ class _Readers:
                 self.reads[value] = []
                 if equation.definition.is_view:  # type: ignore[union-attr]
                     self.views[value] = equation.definition  # type: ignore[assignment]
+                    self._whole[value] = equation
         self._at[block] = len(block.equations)
         for value in block.results:
             self._read(value, None, 1, whole=True)
@@ -163,6 +166,16 @@ class _Readers:
         outer = block is not self._within[-1]
         self.reads[value].append(_Read(equation, count, whole, outer))
         self.last[value] = self._at[block]
+        if whole and value in self._whole:
+            self._read_through(value, self._whole.pop(value))
+
+    def _read_through(self, view: Value, equation: Equation) -> None:
+        """Note what a view reads that has memory, where it stands."""
+        counts, _ = counted_reads(self.views[view].elements, self.views)
+        for value, count in counts.items():
+            if value in self._block:
+                outer = self._block[value] is not self._block[view]
+                self.reads[value].append(_Read(equation, count, False, outer))
 
 
 def _may_inline(equation: Equation) -> bool:
