@@ -829,6 +829,20 @@ def test_equal_operations_of_equal_registers_are_one_instruction() -> None:
         assert len(pure) == len(set(pure)), label
 
 
+@pytest.mark.parametrize("n", [1, 40])
+def test_a_large_body_of_few_vectors_is_emitted_once(n: int) -> None:
+    def f(x: Any, y: Any) -> Any:
+        for _ in range(n):
+            x = (x ^ y) * 3 + y
+        return x
+
+    jitted, length = hf.jit(f), 2 * host().vector_width(dtypes.int64)
+    x = np.arange(length)
+    np.testing.assert_array_equal(np.asarray(jitted(x, x + 1)), f(x, x + 1))
+    products = len(re.findall(r" = mul <\d+ x i64>", jitted.llvm_ir))
+    assert products == (2 if n == 1 else n)
+
+
 def test_a_long_module_leaves_no_option_of_llvm_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -31,8 +31,8 @@ from hopflow.loop_ir.nest import Accumulate, Assign, Declare, For, Let, Stmt, St
 MAX_UNROLLED: Final = 4
 """A loop of constant extent that is at most this many vectors has no loop left."""
 LARGE_BODY: Final = 48
-"""A body of this many operations is not emitted twice, for the whole vectors and for
-the rest, but once, under masks throughout: there they cost little."""
+"""A body of more operations is emitted once, for all whole vectors. If there is a rest
+it is under masks throughout: there they cost little."""
 
 
 def suits(s: For) -> bool:
@@ -161,8 +161,10 @@ class VectorLoop:
 
     def _main(self, whole: str) -> None:
         """All whole vectors."""
-        if not whole.startswith("%") and int(whole) <= MAX_UNROLLED * self.width:
-            for position in range(0, int(whole), self.width):
+        known = None if whole.startswith("%") else int(whole)
+        copies = 1 if self.affine.size > LARGE_BODY else MAX_UNROLLED
+        if known is not None and known <= copies * self.width:
+            for position in range(0, known, self.width):
                 self._run(str(position))
         else:
             trips = self._trips(self.s.extent)
