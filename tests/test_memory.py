@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from optree import tree_leaves
 
 import hopflow as hf
 from hopflow import dtypes
@@ -23,6 +24,7 @@ from hopflow.compiler.kernel_program.program import (
 )
 from hopflow.compiler.kernel_program.rewriting import all_blocks
 from hopflow.compiler.kernel_program.verifier import verify_kernels
+from hopflow.compiler.memory.allocations import Allocations
 from hopflow.compiler.memory.in_place import in_place
 from hopflow.compiler.memory.interpreter import run_planned
 from hopflow.compiler.memory.parts import Part, parts
@@ -38,7 +40,7 @@ from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr, Var
 from hopflow.loop_ir.kernels import Library
 from hopflow.symbolic.size import Symbol
-from hopflow.testing.meanings import run_memory
+from hopflow.testing.meanings import run_loop_ir, run_memory
 
 pytestmark = pytest.mark.slow
 
@@ -322,7 +324,7 @@ def test_a_piece_of_a_result_is_made_there(name: str, dynamic: bool) -> None:
         ),
         (
             lambda x, y: hf.concat(
-                [hf.linalg.cholesky(hf.eye(8) * 2.0 + x * 0.0), x[None]]
+                [hf.linalg.cholesky(hf.eye(8) * 2.0 + x * 0.0), x[:, None]], axis=1
             ),
             "has to be dense",
         ),
@@ -460,6 +462,155 @@ def _share(plan: MemoryPlan, first: Value, second: Value) -> None:
     allocation = plan.of(first)
     assert allocation is not None
     plan.allocations.put(second, allocation)
+
+
+# --- parts that libraries, Python and functions make and read -------------------------
+
+
+A = np.random.default_rng(0).normal(size=(8, 8))
+
+
+def _factors(a: Any) -> Any:
+    return hf.concat([hf.linalg.cholesky(a @ a.T + hf.eye(8)), hf.linalg.inv(a)])
+
+
+def _solutions(a: Any) -> Any:
+    q, r = hf.linalg.qr(a)
+    return hf.stack([hf.linalg.solve(a, a.T), q, r])
+
+
+def _read_by_libraries(a: Any) -> Any:
+    first = hf.sin(a)
+    q, _ = hf.linalg.qr(first)
+    return hf.concat([first, q, hf.linalg.inv(q)])
+
+
+def _orders_of_parts(a: Any) -> Any:
+    inner = hf.concat([hf.argsort(a), hf.argsort(-a)])
+    return hf.concat([hf.argsort(inner * 2), inner])
+
+
+def _python(a: Any) -> Any:
+    def host(x: Any) -> Any:
+        return np.asarray(x) * 2.0
+
+    first = hf.callback(host, hf.spec("f64[8, 8]"), a)
+    return hf.concat([first, hf.callback(host, hf.spec("f64[8, 8]"), first + 1.0)])
+
+
+def _inverses(a: Any) -> Any:
+    """Rows of a stack, and the stack is a part of the result."""
+
+    def step(c: Any, _: Any) -> Any:
+        return c * 0.5, hf.linalg.inv(c)
+
+    return hf.concat([hf.sin(a)[None], hf.scan(step, a, length=3)[1]])
+
+
+def _parts_of_rows(a: Any) -> Any:
+    def step(c: Any, _: Any) -> Any:
+        return c * 0.5, hf.concat([hf.linalg.inv(c), hf.sin(c)])
+
+    return hf.scan(step, a, length=3)[1]
+
+
+def _beside_rows(a: Any) -> Any:
+    """The rows have gaps: what the library makes is copied there."""
+
+    def step(c: Any, _: Any) -> Any:
+        return c * 0.5, hf.linalg.inv(c)
+
+    return hf.concat([hf.sin(a)[None], hf.scan(step, a, length=1)[1]], axis=2)
+
+
+def _columns(a: Any) -> Any:
+    return hf.concat([hf.linalg.inv(a), hf.sin(a)], axis=1)
+
+
+def _columns_of_columns(a: Any) -> Any:
+    rows = hf.concat([hf.linalg.inv(a), hf.sin(a)])
+    return hf.concat([rows, hf.cumulative_sum(rows, axis=1)], axis=1)
+
+
+def _none_of_them(a: Any) -> Any:
+    q, r = hf.linalg.qr(a[:0] * 2.0)
+    return hf.concat([r, hf.linalg.inv(a)]), q
+
+
+DENSE: dict[str, tuple[Any, int, int]] = {
+    "factors": (_factors, 2, 0),
+    "solutions": (_solutions, 3, 0),
+    "libraries read": (_read_by_libraries, 3, 0),
+    "parts of parts": (_orders_of_parts, 3, 0),
+    "python": (_python, 2, 0),
+    "rows of a part": (_inverses, 2, 0),
+    "parts of rows": (_parts_of_rows, 2, 0),
+    "rows with gaps": (_beside_rows, 2, 0),
+    "columns": (_columns, 1, 1),
+    "columns of columns": (_columns_of_columns, 1, 1),
+    "nothing": (_none_of_them, 0, 0),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", DENSE)
+def test_a_part_that_is_dense_is_made_as_a_whole(
+    name: str, dynamic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    f, count, copies = DENSE[name]
+    with hf.debug():
+        want = tree_leaves(f(hf.asarray(A)))
+    jitted = hf.jit(f, dynamic=dynamic)
+    runs = [jitted(A)]
+    if name != "python":
+        runs += [run(f, hf.asarray(A)) for run in (run_memory, run_loop_ir)]
+    monkeypatch.setattr(hf.config, "check_bounds", True)
+    runs.append(hf.jit(f, dynamic=dynamic)(A))
+    for found in runs:
+        for got, expected in zip(tree_leaves(found), want, strict=True):
+            np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-9)
+    if not dynamic:
+        assert jitted.memory.count(" part of m") == count
+        assert jitted.memory.count("has to be dense") == copies
+
+
+@pytest.mark.parametrize("f", [_columns, _beside_rows])
+def test_what_a_library_makes_in_memory_with_gaps_is_found(
+    f: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hf.config, "verify", False)
+    monkeypatch.setattr(Allocations, "has_to_be_dense", lambda *_: None)
+    program = kernels_of(hf.trace(f, A).graph)
+    *_, (plan, _) = memory_plans(program)
+    with pytest.raises(KernelProgramError, match="has memory with gaps"):
+        verify_memory(plan)
+    with pytest.raises(KernelProgramError, match="has gaps: it is in `v"):
+        run_planned(program, {program: plan}, [A])
+
+
+@pytest.mark.parametrize(
+    ("f", "call"),
+    [
+        (lambda x, y: x[3:35] @ y, "gemm(in0[3:35], in1, out0,"),
+        (lambda x, y: x @ y[3:35].T, "gemm_nt(in0, in1[3:35], out0,"),
+        (lambda x, y: (x @ y)[3:35] @ y, "gemm(b1[3:35], in1, out0,"),
+        (lambda x, y: hf.concat([x @ y, y @ y]), "gemm(in0, in1, out0[0:40],"),
+        (lambda x, y: hf.stack([x @ y, y @ y]), "gemm(in0, in1, out0[0],"),
+        (
+            lambda x, y: hf.scan(lambda c, _: (c * 0.5, c @ y), x, length=3)[1],
+            "gemm(carry1, in1, out0[step2],",
+        ),
+    ],
+)
+def test_rows_of_a_matrix_are_multiplied_where_they_lie(f: Any, call: str) -> None:
+    x, y = np.random.default_rng(0).normal(size=(2, 40, 40))
+    jitted = hf.jit(f)
+    with hf.debug():
+        want = f(hf.asarray(x), hf.asarray(y))
+    np.testing.assert_allclose(jitted(x, y), want, rtol=1e-12, atol=1e-12)
+    [got] = run_loop_ir(f, hf.asarray(x), hf.asarray(y))
+    np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
+    assert f"call {call}" in jitted.loop_ir
 
 
 # --- wrong plans, made by hand --------------------------------------------------------

@@ -116,8 +116,20 @@ def products(xs: Any) -> Any:
 WEIGHTS = hf.asarray(np.random.default_rng(1).standard_normal((30, 48, 48)) / 7)
 
 
+def joined(xs: Any) -> Any:
+    """Products for each example, which are rows of the result."""
+
+    def one(x: Any) -> Any:
+        last = hf.fori_loop(0, 5, lambda _, c: hf.tanh(c @ x), x)
+        return hf.concat([last @ x, hf.sin(last)])
+
+    return hf.map(one, xs)
+
+
 @pytest.mark.parametrize(
-    "f", [products, hf.grad(lambda xs: hf.sum(products(xs) ** 2))], ids=["f", "grad"]
+    "f",
+    [products, hf.grad(lambda xs: hf.sum(products(xs) ** 2)), joined],
+    ids=["f", "grad", "joined"],
 )
 def test_threads_have_memory_of_their_own(f: Any) -> None:
     xs = np.random.default_rng(0).standard_normal((40, 48, 48))

@@ -19,6 +19,8 @@ from benchmarks.workload import Arrays, Workload
 
 PIECE = 64
 """How many elements a step computes where it joins pieces, or stacks rows."""
+WIDTH = 20
+"""The rows, and the columns, of a product that a step computes."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,8 @@ def rows() -> Sequence[Copies]:
         Copies("leapfrog-write", _hop_leapfrog_write, _lax_leapfrog_write, 2),
         Copies("rotate-write", _hop_rotate_write, _lax_rotate_write, 3),
         Copies("concat-pieces", _pieces(_hop_loop, hf), _pieces(_lax_loop, jnp)),
+        Copies("concat-products", _products(_hop_loop, hf), _products(_lax_loop, jnp)),
+        Copies("stack-products", _hop_stack_products, _lax_stack_products, scans=True),
         Copies("scan-rows", _hop_scan_rows, _lax_scan_rows, scans=True),
     ]
 
@@ -197,6 +201,50 @@ def _pieces(loop: Any, np_: Any) -> Callable[..., Any]:
         return (np_.concat([a[:PIECE] * 0.5 + 1.0, a[PIECE:]]),)
 
     return lambda steps, x: loop(steps, step, x)
+
+
+def _matrix(np_: Any, x: Any) -> tuple[Any, Any]:
+    """A vector in rows, and a square matrix to multiply them with."""
+    rows = np_.reshape(x[: x.shape[0] // WIDTH * WIDTH], (-1, WIDTH))
+    return rows, np_.reshape(np_.sin(np_.arange(WIDTH**2) * 1.0), (WIDTH, WIDTH))
+
+
+def _products(loop: Any, np_: Any) -> Callable[..., Any]:
+    """The first rows are a product, and joined with the others where they were."""
+
+    def run(steps: Any, x: Any) -> Any:
+        rows, matrix = _matrix(np_, x)
+        matrix = np_.astype(matrix, rows.dtype)
+
+        def step(_: Any, a: Any) -> Any:
+            return (np_.concat([np_.sin(a[:WIDTH]) @ matrix, a[WIDTH:]]),)
+
+        return loop(steps, step, rows)
+
+    return run
+
+
+def _hop_stack_products(ks: Any, x: Any) -> Any:
+    """A row of a stack is a product of a few rows of a carry."""
+    rows, matrix = _matrix(hf, x)
+    matrix = hf.astype(matrix, rows.dtype)
+
+    def step(a: Any, k: Any) -> Any:
+        a[k % a.shape[0]] = 0.5
+        return a, hf.sin(a[:WIDTH]) @ matrix
+
+    return hf.scan(step, rows, ks)[1]
+
+
+def _lax_stack_products(ks: Any, x: Any) -> Any:
+    rows, matrix = _matrix(jnp, x)
+    matrix = matrix.astype(rows.dtype)
+
+    def step(a: Any, k: Any) -> Any:
+        a = a.at[k % a.shape[0]].set(0.5)
+        return a, jnp.sin(a[:WIDTH]) @ matrix
+
+    return lax.scan(step, rows, ks)[1]
 
 
 def _hop_scan_rows(ks: Any, x: Any) -> Any:

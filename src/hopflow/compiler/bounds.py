@@ -7,6 +7,7 @@ run element by element; whether their vectors stay within memory, `guard_pages` 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import walk
@@ -81,12 +82,15 @@ class _Pass:
 
     def checks(self, s: Stmt) -> Iterator[Stmt]:
         """A trap for each index that the expressions of `s` itself could misplace."""
-        for buffer, at, condition, what in _accesses(s):
+        for buffer, at, condition, what, rows in _accesses(s):
             for axis, (position, extent) in enumerate(
                 zip(at, buffer.shape, strict=False)
             ):
                 low = e.compare("lt", position, e.index(0))
-                fault = e.binary("or", low, e.compare("le", extent, position))
+                high = e.compare("le", extent, position)
+                if rows is not None and axis == len(at) - 1:
+                    high = e.compare("lt", extent, e.add(position, rows))
+                fault = e.binary("or", low, high)
                 if condition is not None:
                     fault = e.binary("and", condition, fault)
                 if fault.is_const and not fault.attr:
@@ -102,18 +106,33 @@ def _loop(s: For, body: list[Stmt]) -> For:
     return replace(s, body=body, binding=SERIAL if serial else s.binding)
 
 
-def _accesses(s: Stmt) -> Iterator[tuple[Buffer, Sequence[Expr], Expr | None, str]]:
-    """The buffers that `s` itself accesses: the indices, under what condition, how."""
+class _Access(NamedTuple):
+    """An element of a buffer, or a sub-array with `rows` along the last axis of `at`.
+
+    what   how it is accessed
+    """
+
+    buffer: Buffer
+    at: Sequence[Expr]
+    condition: Expr | None
+    what: str
+    rows: Expr | None = None
+
+
+def _accesses(s: Stmt) -> Iterator[_Access]:
+    """What `s` itself accesses."""
     for node in walk.loaded(s):
-        yield node.attr, e.index_of(node), e.condition_of(node), "reading"
+        yield _Access(node.attr, e.index_of(node), e.condition_of(node), "reading")
     match s:
         case Store():
-            yield s.buffer, s.indices, None, "writing"
+            yield _Access(s.buffer, s.indices, None, "writing")
         case Call():
             for ref in s.args:
                 if isinstance(ref, Ref):
-                    yield ref.buffer, ref.at, None, f"`{s.routine}` on"
+                    what = f"`{s.routine}` on"
+                    yield _Access(ref.buffer, ref.at, None, what, ref.rows)
         case HostCall() | Invoke():
             called = "Python" if isinstance(s, HostCall) else f"`{s.function.name}`"
             for ref in s.refs:
-                yield ref.buffer, ref.at, None, f"a call of {called} on"
+                what = f"a call of {called} on"
+                yield _Access(ref.buffer, ref.at, None, what, ref.rows)

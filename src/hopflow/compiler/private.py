@@ -5,15 +5,14 @@ knows. Such buffers are not in the arena: a thread allocates them when it begins
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from hopflow.compiler.schedule.summary import Summary
 from hopflow.loop_ir import walk
 from hopflow.loop_ir.expr import Buffer
-from hopflow.loop_ir.nest import Call, Copy, For, Ref, Stmt, Swap
-from hopflow.loop_ir.routines import ROUTINES
+from hopflow.loop_ir.nest import For, Stmt
 
-__all__ = ["changed_whole", "private_buffers", "private_to", "used_whole"]
+__all__ = ["private_buffers", "private_to"]
 
 
 def private_buffers(body: Sequence[Stmt]) -> dict[For, list[Buffer]]:
@@ -31,32 +30,9 @@ def private_to(loop: For, uses: Counter[Buffer]) -> list[Buffer]:
         uses: How often the program names each buffer.
     """
     own = walk.uses(loop.body)
-    whole, axes = set(used_whole(loop)), Summary.of(loop).axes
+    axes = Summary.of(loop).axes
     return [
         b
         for b, count in own.items()
-        if b.space == "arena"
-        and uses[b] == count
-        and (b in whole or not axes.get(b, True))
+        if b.space == "arena" and uses[b] == count and not axes.get(b, True)
     ]
-
-
-def used_whole(loop: For) -> Iterator[Buffer]:
-    """The buffers that statements of a loop read or write otherwise than by element."""
-    for statement in walk.statements(loop.body):
-        if isinstance(statement, Call | Copy | Swap):
-            yield from walk.buffers(statement)
-
-
-def changed_whole(statement: Stmt) -> list[Buffer]:
-    """The buffers that a statement writes otherwise than by element."""
-    match statement:
-        case Copy():
-            return [statement.target]
-        case Swap():
-            return [statement.a, statement.b]
-        case Call():
-            writes = ROUTINES[statement.routine].writes
-            refs = [statement.args[i] for i in writes]
-            return [ref.buffer for ref in refs if isinstance(ref, Ref)]
-    return []

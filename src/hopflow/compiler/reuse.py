@@ -386,15 +386,18 @@ def _fills(s: Stmt, buffer: Buffer, extents: Mapping[Var, Expr]) -> bool:
                 if isinstance(arg, Ref) and arg.buffer is buffer
             ]
             return len(roles) == 1 and all(
-                role == "out" and _covers(arg.at, buffer, extents)
-                for role, arg in roles
+                role == "out" and _covers_by(arg, extents) for role, arg in roles
             )
         case HostCall() | Invoke():
             own = [ref for ref in s.results if ref.buffer is buffer]
             is_read = any(ref.buffer is buffer for ref in s.operands)
-            return not is_read and any(_covers(r.at, buffer, extents) for r in own)
+            return not is_read and any(_covers_by(ref, extents) for ref in own)
         case _:
             return False
+
+
+def _covers_by(ref: Ref, extents: Mapping[Var, Expr]) -> bool:
+    return ref.rows is None and _covers(ref.at, ref.buffer, extents)
 
 
 def _covers(at: Sequence[Expr], buffer: Buffer, extents: Mapping[Var, Expr]) -> bool:

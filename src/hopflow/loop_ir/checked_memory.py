@@ -16,6 +16,9 @@ from hopflow.loop_ir.expr import Buffer
 
 NDArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
+Where: TypeAlias = tuple[Any, ...]
+"""An index of leading axes; the last may be a slice."""
+
 POISON = 0xFF
 """What memory is filled with at first: NaN in floats, -1 in integers."""
 
@@ -47,20 +50,24 @@ class Storage:
         if self.owners is not None:
             self.owners[where] = self.number
 
-    def read_part(self, buffer: Buffer, at: Sequence[Any]) -> NDArray:
+    def read_part(
+        self, buffer: Buffer, at: Sequence[Any], rows: int | None = None
+    ) -> NDArray:
         """The sub-array at `at`, all of whose elements must have been written."""
-        where = self._check_range(buffer, at)
+        where = self._check_range(buffer, at, rows)
         self._check_written(buffer, where)
         return self._part(where)
 
-    def write_part(self, buffer: Buffer, at: Sequence[Any]) -> NDArray:
+    def write_part(
+        self, buffer: Buffer, at: Sequence[Any], rows: int | None = None
+    ) -> NDArray:
         """The sub-array at `at`, all of whose elements the caller writes."""
-        where = self._check_range(buffer, at)
+        where = self._check_range(buffer, at, rows)
         if self.owners is not None:
             self.owners[where] = self.number
         return self._part(where)
 
-    def _part(self, where: tuple[int, ...]) -> NDArray:
+    def _part(self, where: Where) -> NDArray:
         everything: Any = (*where, ...)  # a view, of rank 0 too
         part: NDArray = self.array[everything]
         return part
@@ -77,24 +84,37 @@ class Storage:
             new.owners[:old] = self.owners
             self.array, self.owners = new.array, new.owners
 
-    def _check_range(self, buffer: Buffer, at: Sequence[Any]) -> tuple[int, ...]:
-        where = tuple(map(int, at))
-        if any(not 0 <= i < n for i, n in zip(where, self.array.shape, strict=False)):
-            place = ", ".join(map(str, where))
+    def _check_range(
+        self, buffer: Buffer, at: Sequence[Any], rows: int | None = None
+    ) -> Where:
+        """Where a sub-array is: with so many `rows` along the last axis of `at`."""
+        first = tuple(map(int, at))
+        counts = [1] * len(first)
+        if rows is not None:
+            counts[-1] = rows
+        both = zip(first, counts, self.array.shape, strict=False)
+        if any(i < 0 or count < 0 or i + count > n for i, count, n in both):
+            place = ", ".join(map(str, first))
+            more = "" if rows is None else f":{first[-1] + rows}"
             raise LoopIRError(
-                f"`{buffer.name}[{place}]` is out of range: its shape is "
+                f"`{buffer.name}[{place}{more}]` is out of range: its shape is "
                 f"{list(self.array.shape)}"
             )
-        return where
+        if rows is None:
+            return first
+        return (*first[:-1], slice(first[-1], first[-1] + rows))
 
-    def _check_written(self, buffer: Buffer, where: tuple[int, ...]) -> None:
+    def _check_written(self, buffer: Buffer, where: Where) -> None:
         if self.owners is None:
             return
         owners = self.owners[where]
         if (owners == self.number).all():
             return
         inner = np.argwhere(owners != self.number)[0][:-1]
-        place = ", ".join(map(str, (*where, *inner)))
+        at = [i for i in where if not isinstance(i, slice)]
+        if len(at) < len(where):
+            inner[0] += where[-1].start
+        place = ", ".join(map(str, (*at, *inner)))
         fault = (
             "before it is written"
             if (owners[owners != self.number] == 0).any()

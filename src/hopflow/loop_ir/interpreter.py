@@ -255,17 +255,20 @@ class _Interpreter:
         refs = [a for a in s.args if isinstance(a, Ref)]
         arrays = []
         for role, ref, shape in zip(routine.arrays, refs, shapes, strict=True):
-            storage, at = lane.memory[ref.buffer], self.values(ref.at, lane)
             if role.role in ("in", "inout"):
-                part = storage.read_part(ref.buffer, at)
+                part = self._read_part(ref, lane)
             if role.role != "in":
-                part = storage.write_part(ref.buffer, at)
+                part = self._write_part(ref, lane)
             if part.size != np.prod(shape, dtype=np.int64):
                 raise LoopIRError(
                     f"{s.routine}: `{role.name}` must be {list(shape)}, and "
                     f"`{ref.buffer.name}` gives {list(part.shape)}"
                 )
             arrays.append(part.reshape(shape))
+        for k in routine.writes:
+            others = [*arrays[:k], *arrays[k + 1 :]]
+            if any(np.may_share_memory(arrays[k], other) for other in others):
+                raise LoopIRError(f"{s.routine}: `{refs[k].buffer.name}` overlaps")
         status = routine.reference(arrays, numbers)
         if status != 0 and s.site is not None:
             raise Trapped(self.first_site + s.site, (status,))
@@ -292,15 +295,19 @@ class _Interpreter:
         self, s: HostCall | Invoke, lane: Lane
     ) -> tuple[list[NDArray], list[NDArray]]:
         """The arrays that a call gets for its operands and its results."""
-        operands = [
-            lane.memory[r.buffer].read_part(r.buffer, self.values(r.at, lane))
-            for r in s.operands
-        ]
-        results = [
-            lane.memory[r.buffer].write_part(r.buffer, self.values(r.at, lane))
-            for r in s.results
-        ]
-        return operands, results
+        operands = [self._read_part(ref, lane) for ref in s.operands]
+        return operands, [self._write_part(ref, lane) for ref in s.results]
+
+    def _read_part(self, ref: Ref, lane: Lane) -> NDArray:
+        at, rows = self.values(ref.at, lane), self._rows(ref, lane)
+        return lane.memory[ref.buffer].read_part(ref.buffer, at, rows)
+
+    def _write_part(self, ref: Ref, lane: Lane) -> NDArray:
+        at, rows = self.values(ref.at, lane), self._rows(ref, lane)
+        return lane.memory[ref.buffer].write_part(ref.buffer, at, rows)
+
+    def _rows(self, ref: Ref, lane: Lane) -> int | None:
+        return None if ref.rows is None else int(self.value(ref.rows, lane))
 
     def _tick(self, s: Tick, lane: Lane) -> None:
         if self.host is None:

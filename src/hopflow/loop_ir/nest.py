@@ -122,10 +122,25 @@ class If:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Ref:
-    """The dense sub-array `buffer[at]`, where `at` indexes leading axes only."""
+    """The dense sub-array `buffer[at]`, where `at` indexes leading axes only.
+
+    rows   how many indices of the last of these axes it has, from the one in `at` on;
+           None: that one, and the sub-array is without the axis
+    """
 
     buffer: Buffer
     at: tuple[Expr, ...] = ()
+    rows: Expr | None = None
+
+    @property
+    def shape(self) -> tuple[Expr, ...]:
+        inner = self.buffer.shape[len(self.at) :]
+        return inner if self.rows is None else (self.rows, *inner)
+
+    @property
+    def expressions(self) -> tuple[Expr, ...]:
+        """Those that say where it is."""
+        return self.at if self.rows is None else (*self.at, self.rows)
 
 
 @dataclass(eq=False, slots=True)

@@ -16,7 +16,7 @@ import numpy as np
 from hopflow import dtypes
 from hopflow.dtypes import DType
 from hopflow.loop_ir import walk
-from hopflow.loop_ir.expr import COMPARE, Buffer, Expr, condition_of
+from hopflow.loop_ir.expr import COMPARE, Buffer, Expr, add, condition_of
 from hopflow.loop_ir.nest import (
     Accumulate,
     Allocate,
@@ -237,16 +237,14 @@ def _simple(s: Stmt, text: Callable[..., str]) -> str:
             return f"swap {s.a.name}, {s.b.name}"
         case Call():
             args = ", ".join(
-                _place(a.buffer, a.at, text) if isinstance(a, Ref) else text(a)
-                for a in s.args
+                _ref(a, text) if isinstance(a, Ref) else text(a) for a in s.args
             )
             site = "" if s.site is None else f" or trap {s.site}"
             return f"call {s.routine}({args}){site}"
         case HostCall() | Invoke():
             sizes = s.sizes if isinstance(s, Invoke) else ()
             given, made = (
-                [_place(r.buffer, r.at, text) for r in refs]
-                for refs in (s.operands, s.results)
+                [_ref(r, text) for r in refs] for refs in (s.operands, s.results)
             )
             called = f"({', '.join([*map(text, sizes), *given])})"
             called += f" -> {', '.join(made)}" * bool(made)
@@ -274,6 +272,14 @@ def _place(buffer: Buffer, at: Sequence[Expr], text: Callable[..., str]) -> str:
     if not at and buffer.shape:
         return buffer.name  # all of it
     return f"{buffer.name}[{', '.join(text(i) for i in at)}]"
+
+
+def _ref(ref: Ref, text: Callable[..., str]) -> str:
+    if ref.rows is None:
+        return _place(ref.buffer, ref.at, text)
+    *before, first = ref.at
+    run = f"{text(first)}:{text(add(first, ref.rows))}"
+    return f"{ref.buffer.name}[{', '.join([*map(text, before), run])}]"
 
 
 def _for(s: For, text: Callable[..., str]) -> str:

@@ -171,14 +171,25 @@ def _scalars(routine: Routine, scalars: Sequence[Expr]) -> str | None:
     return None
 
 
+def ref_fault(ref: Ref) -> str | None:
+    """Whether its indices can be those of a sub-array."""
+    name, axes = ref.buffer.name, len(ref.buffer.shape)
+    if len(ref.at) > axes:
+        return f"`{name}` of {axes} axes has {len(ref.at)} indices"
+    if ref.rows is not None and not ref.at:
+        return f"rows of `{name}` begin at no index"
+    for i in ref.expressions:
+        if i.dtype is not dtypes.int64:
+            return f"an index of `{name}` must be i64, and is {i.dtype}"
+    return None
+
+
 def _array(array: Array, ref: Ref) -> str | None:
     """Whether `ref` can stand for `array`."""
     name, buffer = array.name, ref.buffer
-    if len(ref.at) > len(buffer.shape):
-        return f"`{buffer.name}` of {len(buffer.shape)} axes has {len(ref.at)} indices"
-    for at in ref.at:
-        if at.dtype is not dtypes.int64:
-            return f"an index of `{buffer.name}` must be i64, and is {at.dtype}"
+    fault = ref_fault(ref)
+    if fault is not None:
+        return fault
     if buffer.strides is not None:
         return f"`{name}` must be dense, and `{buffer.name}` is not"
     if buffer.dtype not in _TAKES[array.dtype]:
@@ -198,7 +209,9 @@ def _aliasing(routine: Routine, refs: Sequence[Ref]) -> str | None:
         return f"the arrays of `{routine.name}` must be of one dtype"
     for i in routine.writes:
         for j, other in enumerate(refs):
-            one = refs[i].buffer is other.buffer and same_shape(refs[i].at, other.at)
+            one = refs[i].buffer is other.buffer and same_shape(
+                refs[i].expressions, other.expressions
+            )
             if i != j and one:
                 return f"`{other.buffer.name}` is written, and passed twice"
     return None
@@ -213,7 +226,7 @@ def _extents(
         return None
     shapes = routine.shapes([size.attr for size in sizes])
     for array, ref, shape in zip(routine.arrays, refs, shapes, strict=True):
-        extents = ref.buffer.shape[len(ref.at) :]
+        extents = ref.shape
         if all(extent.is_const for extent in extents):
             given = [extent.attr for extent in extents]
             if prod(given) != prod(shape):

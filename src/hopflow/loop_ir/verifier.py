@@ -37,7 +37,7 @@ from hopflow.loop_ir.nest import (
 )
 from hopflow.loop_ir.printer import format_statement
 from hopflow.loop_ir.routines import ROUTINES
-from hopflow.loop_ir.rules import call_fault, fault_of
+from hopflow.loop_ir.rules import call_fault, fault_of, ref_fault
 
 COMBINES: Final = frozenset("add mul min max and or".split())
 _AXES: Final = ("grid", "block", "thread")
@@ -532,13 +532,12 @@ class _Verifier:
     def refs(self, s: HostCall | Invoke) -> None:
         """The memory that a call reads, and that it writes."""
         for ref in s.refs:
-            name, axes = ref.buffer.name, len(ref.buffer.shape)
+            name = ref.buffer.name
             self.require(ref.buffer.strides is None, f"`{name}` must be dense")
-            self.require(
-                len(ref.at) <= axes,
-                f"`{name}` of {axes} axes has {len(ref.at)} indices",
-            )
-            for i in ref.at:
+            fault = ref_fault(ref)
+            if fault is not None:
+                self.fail(fault)
+            for i in ref.expressions:
                 self.value(i, dtypes.int64, f"an index of `{name}`")
         for ref in s.operands:
             self.known_buffer(ref.buffer)

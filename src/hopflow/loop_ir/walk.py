@@ -116,14 +116,15 @@ def expressions(statement: Stmt) -> tuple[Expr, ...]:
             return tuple(
                 e
                 for arg in statement.args
-                for e in (arg.at if isinstance(arg, Ref) else (arg,))
+                for e in (arg.expressions if isinstance(arg, Ref) else (arg,))
             )
         case HostCall():
-            return tuple(i for ref in statement.refs for i in ref.at)
+            return tuple(i for ref in statement.refs for i in ref.expressions)
         case Tick():
             return (statement.done, statement.total)
         case Invoke():
-            return (*statement.sizes, *(i for ref in statement.refs for i in ref.at))
+            placed = (i for ref in statement.refs for i in ref.expressions)
+            return (*statement.sizes, *placed)
         case Trap():
             return (statement.test, *statement.values)
         case Allocate():
@@ -201,7 +202,8 @@ def replace(statement: Stmt, leaf: Callable[[Expr], Expr | None]) -> None:
         return rewrite(value, leaf)
 
     def moved(ref: Ref) -> Ref:
-        return Ref(ref.buffer, tuple(map(new, ref.at)))
+        rows = None if ref.rows is None else new(ref.rows)
+        return Ref(ref.buffer, tuple(map(new, ref.at)), rows)
 
     match statement:
         case Let() | Declare() | Assign() | Accumulate():

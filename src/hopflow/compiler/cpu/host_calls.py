@@ -26,8 +26,7 @@ def emit(emitter: CpuEmitter, s: HostCall) -> None:
     for ref in s.refs:
         distance = values.value(memory.linear(ref.buffer, ref.at))
         words.append(f"ptr {memory.address(ref.buffer, distance)}")
-        extents = ref.buffer.shape[len(ref.at) :]
-        words += [f"i64 {values.value(extent)}" for extent in extents]
+        words += [f"i64 {values.value(extent)}" for extent in ref.shape]
     block = f.slot(f"[{max(len(words), 1)} x i64]", "words")
     for k, word in enumerate(words):
         to = f.emit(f"getelementptr i64, ptr {block}, i64 {k}")

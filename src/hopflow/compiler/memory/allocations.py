@@ -31,7 +31,7 @@ from hopflow.compiler.kernel_program.rewriting import (
     operands,
 )
 from hopflow.compiler.memory.live_ranges import LiveRanges, Scope
-from hopflow.compiler.memory.parts import Part
+from hopflow.compiler.memory.parts import Part, is_dense
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir.kernels import Callback, Library
 
@@ -157,6 +157,23 @@ class Allocations:
             allocation = self.of(allocation.part_of.result)
             yield allocation
 
+    def is_dense(self, allocation: Allocation) -> bool:
+        """Whether it is memory without gaps."""
+        while True:
+            if allocation.row_of is not None:
+                allocation = allocation.row_of[0]
+            elif allocation.part_of is None:
+                return True
+            elif is_dense(allocation.part_of):
+                allocation = self.of(allocation.part_of.result)
+            else:
+                return False
+
+    def has_to_be_dense(self, allocation: Allocation) -> Value | None:
+        """A value in it, or in a part of it, that is made or read as a whole."""
+        values = (v for one in allocation.with_parts() for v in one.values)
+        return next((v for v in values if not self._takes_any_place(v)), None)
+
     # --- conflicts ---
 
     def _misfit(self, part: Allocation, place: Part) -> str | None:
@@ -174,8 +191,10 @@ class Allocations:
         for value in part.values:
             if not live.defined[value][0].is_within(scope):
                 return f"`{value.name}` is made outside the loop"
-            if not self._takes_any_place(value):
-                return f"`{value.name}` has to be dense"
+        if not (is_dense(place) and self.is_dense(self.of(place.result))):
+            whole_value = self.has_to_be_dense(part)
+            if whole_value is not None:
+                return f"`{whole_value.name}` has to be dense"
         inner = place
         for whole in self.around(self.of(place.result)):
             if whole.is_fixed or whole.is_input:

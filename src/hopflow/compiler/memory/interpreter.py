@@ -12,16 +12,19 @@ import numpy as np
 from hopflow.compiler.kernel_program import definitions as d
 from hopflow.compiler.kernel_program.interpreter import Host, Machine
 from hopflow.compiler.kernel_program.program import (
+    Call,
     Equation,
     KernelProgram,
     Value,
 )
+from hopflow.compiler.kernel_program.rewriting import operands
 from hopflow.compiler.memory.allocations import Allocation
 from hopflow.compiler.memory.plan import MemoryPlan
 from hopflow.errors import KernelProgramError
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
+from hopflow.loop_ir.kernels import Callback, Library
 
 __all__ = ["run_planned"]
 
@@ -141,7 +144,22 @@ class _TaggedMachine(Machine):
             self.views[equation.results[0]] = own
         self.results_of, self.running = equation.results, equation
         self.running_piece = None
+        if isinstance(own, Library | Callback | Call):
+            for value in (*operands(own), *equation.results):
+                self.require_dense(value)
         return super().results(equation, types)
+
+    def require_dense(self, value: Value) -> None:
+        """What is read or made as a whole is in memory without gaps."""
+        allocation = self.plan.of(value)
+        while allocation is not None and allocation.row_of is not None:
+            allocation = allocation.row_of[0]
+        if allocation is None or allocation.part_of is None:
+            return
+        tags = self.tags_in(allocation, self.shape(allocation.type.shape))
+        if not tags.flags.c_contiguous:
+            name = allocation.part_of.result.name
+            raise KernelProgramError(f"`{value.name}` has gaps: it is in `{name}`.")
 
     def piece(
         self, definition: d.Pointwise | d.Cut, at: tuple[int, ...]

@@ -19,7 +19,7 @@ from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
 from hopflow.symbolic.size import Size
 
-__all__ = ["Part", "Window", "is_at_own_index", "parts", "same_window"]
+__all__ = ["Part", "Window", "is_at_own_index", "is_dense", "parts", "same_window"]
 
 Window: TypeAlias = tuple[tuple[int | None, Size], ...]
 _Range: TypeAlias = tuple[Size, Size] | None
@@ -125,6 +125,21 @@ def _is(found: _Range, first: Size, n: Size) -> bool:
         found is not None
         and same_size(found[0], first)
         and same_size(found[1], first + n)
+    )
+
+
+def is_dense(part: Part) -> bool:
+    """Whether a part is a dense sub-array of its result: positions of one axis, with
+    all of the axes after it."""
+    own, whole = part.value.shape, part.result.shape
+    outer = len(whole) - len(own)
+    if outer < 0 or any(axis is not None for axis, _ in part.window[:outer]):
+        return False
+    along = [axis for axis, _ in part.window[outer:]]
+    return all(
+        (axis == k or (axis is None and is_one(n)))
+        and (k == 0 or same_size(n, whole[outer + k]))
+        for k, (axis, n) in enumerate(zip(along, own, strict=True))
     )
 
 

@@ -53,5 +53,7 @@ def _rows(plan: MemoryPlan, equation: Equation, loop: Loop | While) -> None:
         inner = memory.type.with_shape(memory.type.shape[1:])
         values = [v for one in found.with_parts() for v in one.values]
         within = all(plan.live.defined[v][0].is_within(scope) for v in values)
-        if within and same_layout(found.type, inner):
+        dense = plan.allocations.is_dense(memory)
+        fits = dense or plan.allocations.has_to_be_dense(found) is None
+        if within and fits and same_layout(found.type, inner):
             found.row_of = memory, equation

@@ -33,7 +33,7 @@ from hopflow.compiler.kernel_program.rewriting import (
     operands,
 )
 from hopflow.compiler.memory.allocations import Allocation, same_layout
-from hopflow.compiler.memory.parts import Part, parts, same_window
+from hopflow.compiler.memory.parts import Part, is_dense, parts, same_window
 from hopflow.compiler.memory.plan import MemoryPlan
 from hopflow.errors import KernelProgramError
 from hopflow.graph.core import plain_symbol
@@ -182,6 +182,15 @@ class _Places:
                 break
             found.append(whole)
         return found
+
+    def is_dense(self, memory: Hashable) -> bool:
+        """Whether memory has no gaps: each part, or row, that it is in has none."""
+        if isinstance(memory, _Row):
+            return self.is_dense(memory.memory)
+        *parts, outermost = self.enclosing(memory)
+        if not all(is_dense(self.part_of[inner]) for inner in parts):
+            return False
+        return not isinstance(outermost, _Row) or self.is_dense(outermost)
 
     def overlapping(self, memory: Hashable) -> Iterator[Hashable]:
         """The memory that has elements of another, and that itself."""
@@ -419,7 +428,7 @@ class _Walk:
                 self.definition(equation)
 
     def dense(self, equation: Equation) -> None:
-        """What is read or made as a whole has memory without gaps: it is no part."""
+        """What is read or made as a whole has memory without gaps."""
         definition = equation.definition
         values: list[Value] = []
         if isinstance(definition, Library | Callback | Call):
@@ -427,9 +436,8 @@ class _Walk:
         elif isinstance(definition, d.Pointwise) and definition.is_view:
             values = [node.attr for node in elements(definition.elements)]
         for value in values:
-            is_part = self.places.of(value) in self.places.part_of
-            rule = "is a part of another value, and read or made as a whole"
-            self.require(not is_part, value, rule)
+            rule = "has memory with gaps, and is read or made as a whole"
+            self.require(self.places.is_dense(self.places.of(value)), value, rule)
 
     def distinct(self, values: Sequence[Value]) -> None:
         """What is written at once is in different memory."""

@@ -471,6 +471,13 @@ class Builder:
                 return self.extent(node.attr)
         return e.with_args(node, args)
 
+    def is_dense(self, value: Value) -> bool:
+        """Whether a value is in memory, without gaps."""
+        place, allocation = self.place(value), self.plan.of(value)
+        if not isinstance(place, Stored) or place.buffer.strides is not None:
+            return False
+        return allocation is None or self.plan.allocations.is_dense(allocation)
+
     def is_of_step(self, allocation: Allocation) -> bool:
         """Whether memory is of the step of the innermost loop, and free after it."""
         return self._step is not None and allocation.home[0].is_within(self._step)
@@ -499,8 +506,8 @@ class Builder:
         source = self.place(value) if isinstance(value, Value) else value
         if target.is_at(source):
             return
-        whole = isinstance(source, Stored) and source.is_dense and source.is_whole
-        if isinstance(source, Stored) and whole and target.is_whole:
+        whole = isinstance(source, Stored) and source.is_whole and target.is_whole
+        if isinstance(source, Stored) and whole and source.buffer.strides is None:
             self.add(Copy(target.buffer, source.buffer))
             return
         self.nest(

@@ -530,14 +530,14 @@ class Kernels:
 
         def source(value: Value, at: Index) -> Ref:
             if value in made:
-                return _ref(made[value], at)
+                return self.ref(made[value], at)
             found = self.matrix_at(value, at)
             assert found is not None
             return found[0]
 
         def call(at: Index) -> None:
             refs = [source(value, at) for value in sources]
-            refs += [_ref(result, at) for result in results]
+            refs += [self.ref(result, at) for result in results]
             refs += [Ref(buffer) for buffer in scratch]
             self.b.add(Call(routine, (*refs, *scalars), site))
 
@@ -545,9 +545,11 @@ class Kernels:
         self.b.nest(batch, call, independent=False)
 
     def callback(self, kernel: Callback) -> None:
-        operands = tuple([_ref(self.dense(v)) for v in as_values(kernel.operands)])
-        results = tuple(map(_ref, self.targets()))
-        self.b.add(HostCall(self.b.site("callback", self.node), operands, results))
+        operands = [self.ref(self.dense(v)) for v in as_values(kernel.operands)]
+        results = tuple(map(self.ref, self.targets()))
+        self.b.add(
+            HostCall(self.b.site("callback", self.node), tuple(operands), results)
+        )
 
     def invoke(self, function: Program, operands: Sequence[Value]) -> None:
         """The nodes of the function have numbers from 0 on; in the whole graph they
@@ -567,7 +569,7 @@ class Kernels:
         first = len(self.b.program.sites)
         for site in function.sites:
             self.b.site(site.kind, self.node + 1 + site.node, site.what)
-        refs = tuple(map(_ref, places)), tuple(map(_ref, results))
+        refs = tuple(map(self.ref, places)), tuple(map(self.ref, results))
         self.b.add(Invoke(function, sizes, *refs, first))
 
     def matrix_at(self, value: Value, at: Index) -> tuple[Ref, bool] | None:
@@ -587,19 +589,33 @@ class Kernels:
         before = [x.position for x in found[: len(found) - len(own)]]
         if len(rest) < len(own) or any(n is i or n is j for n in nodes(*before)):
             return None
-        prefix = element.args[: rest[0].first] if rest else element.args
+        if not rest:
+            return Ref(element.attr, element.args), False
         for order in (own, own[::-1]):
+            (x, _, axis), (p, n) = rest[0], order[0]
             both = zip(rest, order, strict=True)
-            if all(x is p and same(extent, n) for (x, extent, _), (p, n) in both):
+            whole = [y is q and same(extent, m) for (y, extent, _), (q, m) in both]
+            if not all(whole[1:]):
+                continue
+            prefix, first = element.args[:axis], _first(x, p)
+            if whole[0]:
                 return Ref(element.attr, prefix), order is not own
+            if first is None or any(m is i or m is j for m in nodes(first)):
+                continue
+            if element.args[axis] is x:
+                return Ref(element.attr, (*prefix, first), n), order is not own
         return None
+
+    def ref(self, place: Stored, at: Index = ()) -> Ref:
+        """What is at an index of leading axes of a value in memory without gaps."""
+        return place.sub_array(self.b.extent((*place.type.shape, 1)[0]), at)
 
     def dense(self, value: Value) -> Stored:
         """The value in memory, as a dense sub-array of a buffer."""
-        if value not in self.b.views:
+        if value not in self.b.views and self.b.is_dense(value):
             place = self.b.place(value)
-            if isinstance(place, Stored) and place.is_dense:
-                return place
+            assert isinstance(place, Stored)
+            return place
         copy = Stored(value.type, self.b.temporary(value.type))
         element = value[axes(value.type.ndim)]
         self.b.nest(
@@ -614,10 +630,6 @@ def _extent(own: _Range) -> Size | Expr:
     low, high = own
     extent = e.sub(high, low)
     return int(extent.attr) if extent.is_const else extent
-
-
-def _ref(place: Stored, at: Index = ()) -> Ref:
-    return Ref(place.buffer, (*place.prefix, *at))
 
 
 def _divisors(roots: Sequence[Expr], axis: Expr) -> set[int]:
@@ -674,13 +686,22 @@ def _runs_along(position: Expr, var: Expr) -> bool:
 
 def _is_shift(position: Expr, var: Expr) -> bool:
     """Whether `position` is `var` plus what does not depend on it."""
+    return _first(position, var) is not None
+
+
+def _first(position: Expr, var: Expr) -> Expr | None:
+    """What `position` is where `var` is 0, if it is `var` plus what does not depend on
+    it."""
     if position is var:
-        return True
+        return e.index(0)
     if position.op != "add":
-        return False
+        return None
     x, y = position.args
     inner, other = (x, y) if any(n is var for n in nodes(x)) else (y, x)
-    return not any(n is var for n in nodes(other)) and _is_shift(inner, var)
+    if any(n is var for n in nodes(other)):
+        return None
+    first = _first(inner, var)
+    return None if first is None else e.add(first, other)
 
 
 def _last_axis(type_: TensorType) -> int:

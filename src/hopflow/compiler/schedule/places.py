@@ -6,6 +6,7 @@ from typing import TypeAlias
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Expr, Index
+from hopflow.loop_ir.nest import Ref
 from hopflow.loop_ir.walk import same
 
 __all__ = ["Place", "Registers", "Stored", "flat_index"]
@@ -84,9 +85,17 @@ class Stored:
         zero, rest = e.index(0), range(type_.ndim)
         return self.part(type_, ((None, at), *((axis, zero) for axis in rest)))
 
-    @property
-    def is_dense(self) -> bool:
-        return self.buffer.strides is None and self.window is None
+    def sub_array(self, rows: Expr, at: Index = ()) -> Ref:
+        """What is at an index of leading axes, of a value without gaps, of which the
+        first axis has so many `rows`."""
+        if self.window is None:
+            return Ref(self.buffer, (*self.prefix, *at))
+        inner = [e.index(0)] * (self.type.ndim - len(at))
+        found = self.index((*at, *inner))
+        outer = len(found) - self.type.ndim
+        if at or same(rows, self.buffer.shape[outer]):
+            return Ref(self.buffer, found[: outer + len(at)])
+        return Ref(self.buffer, found[: outer + 1], rows)
 
     @property
     def is_whole(self) -> bool:

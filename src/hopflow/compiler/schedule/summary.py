@@ -20,12 +20,14 @@ from hopflow.loop_ir.nest import (
     For,
     HostCall,
     Invoke,
+    Ref,
     Stmt,
     Store,
     Swap,
     Tick,
     Trap,
 )
+from hopflow.loop_ir.routines import ROUTINES
 from hopflow.loop_ir.walk import buffers, expressions, nodes, statements
 
 __all__ = ["Summary", "reads"]
@@ -41,10 +43,11 @@ class Summary:
     read        the variables that expressions name, those of the loop among them
     assigned    the variables that are given new values
     declared    those that an iteration makes itself
-    stored      the buffers that are written, element by element
+    stored      the buffers that are written, by element or as a whole
     touched     all buffers that are named
-    axes        of each buffer that is accessed by element, the axes at which the loop's
-                own index always stands: iteration i touches only `[..., i, ...]`
+    axes        of each buffer, but of those that functions and Python are given, the
+                axes at which the loop's own index always stands: iteration i touches
+                only `[..., i, ...]`
     is_ordered  whether a statement must not change places with others
     """
 
@@ -81,6 +84,21 @@ class Summary:
             case Store():
                 self.stored.add(statement.buffer)
                 self._access(statement.buffer, statement.indices, own)
+            case Copy(target, source):
+                self.stored.add(target)
+                self._access(target, (), own)
+                self._access(source, (), own)
+            case Swap(a, b):
+                for buffer in (a, b):
+                    self.stored.add(buffer)
+                    self._access(buffer, (), own)
+            case Call(routine, args):
+                writes = ROUTINES[routine].writes
+                for k, ref in enumerate(args):
+                    if isinstance(ref, Ref):
+                        self.stored.update([ref.buffer] if k in writes else ())
+                        single = ref.at if ref.rows is None else ref.at[:-1]
+                        self._access(ref.buffer, single, own)
             case Declare():
                 self.declared.add(statement.var)
             case Accumulate() | Assign():

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
 
-from hopflow.compiler.private import changed_whole, private_to, used_whole
+from hopflow.compiler.private import private_to
 from hopflow.compiler.schedule.summary import Summary
 from hopflow.loop_ir.expr import Buffer
 from hopflow.loop_ir.nest import (
@@ -54,16 +54,10 @@ def _suits(loop: For, named: Callable[[], Counter[Buffer]]) -> bool:
 
 def writes_rows(loop: For, private: Sequence[Buffer] = ()) -> bool:
     """Whether all that iterations write is a row for each, beside what is private."""
-    inside = list(statements(loop.body))
+    if any(isinstance(s, _SHARED) for s in statements(loop.body)):
+        return False
     summary = Summary.of(loop)
-    shared = summary.stored.difference(private)
-    whole = {b for s in inside for b in changed_whole(s)}
-    return (
-        not any(isinstance(s, _SHARED) for s in inside)
-        and whole.issubset(private)
-        and shared.isdisjoint(used_whole(loop))
-        and all(summary.axes[buffer] for buffer in shared)
-    )
+    return all(summary.axes[b] for b in summary.stored.difference(private))
 
 
 def _is_foreign(statement: Stmt) -> bool:
