@@ -360,6 +360,90 @@ def test_a_step_does_not_write_the_piece_of_its_carry_that_stays() -> None:
 # --- what checks a plan ---------------------------------------------------------------
 
 
+def _sums(x: Any) -> Any:
+    return hf.cumulative_sum(hf.sin(x))
+
+
+def _both_ends(c: Any) -> Any:
+    first, last = hf.sin(c[:5]), hf.sin(c[59:])
+    first, last = hf.sort(first), hf.sort(last)
+    return hf.concat([hf.cumulative_sum(first), c[5:59], hf.cumulative_sum(last)])
+
+
+JOINED: dict[str, tuple[Any, int]] = {
+    "first": (lambda c: hf.concat([_sums(c[:5]), c[5:]]), 1),
+    "last": (lambda c: hf.concat([c[:59], _sums(c[59:])]), 1),
+    "in between": (lambda c: hf.concat([c[:9] * 2.0, _sums(c[:5]), c[14:]]), 1),
+    "several": (_both_ends, 2),
+    "what the second needs": (
+        lambda c: hf.concat([_sums(c[:5]), c[5:59], _sums(c[:5] * 2.0)]),
+        1,
+    ),
+    "from where it is to be": (
+        lambda c: hf.concat([hf.cumulative_sum(c[:5]), c[5:]]),
+        0,
+    ),
+    "read afterwards": (
+        lambda c: (a := _sums(c[:5]), hf.concat([a, c[5:]]) * hf.sum(c))[1],
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", JOINED)
+def test_a_new_piece_is_joined_with_the_rest_where_that_lies(
+    name: str, dynamic: bool
+) -> None:
+    step, count = JOINED[name]
+
+    def f(x: Any) -> Any:
+        return hf.fori_loop(0, 3, lambda _, c: step(c), x)
+
+    x = np.linspace(0.0, 1.0, 64)
+    with hf.debug():
+        want = f(hf.asarray(x))
+    jitted = hf.jit(f, dynamic=dynamic)
+    np.testing.assert_allclose(jitted(x), want, rtol=1e-9, atol=1e-9)
+    for run in (run_memory, run_loop_ir):
+        np.testing.assert_allclose(run(f, hf.asarray(x))[0], want, rtol=1e-9, atol=1e-9)
+    if not dynamic:
+        assert jitted.memory.count(" part of m") == count
+
+
+def test_a_step_touches_the_new_piece_alone() -> None:
+    def step(_: Any, x: Any) -> Any:
+        return (hf.concat([_sums(x[:5]), x[5:]]),)
+
+    text = loops(lambda x: hf.fori_loop(0, 3, step, (x,)), np.linspace(0.0, 1.0, 64))
+    assert not any("59" in line or "copy" in line or "swap" in line for line in text)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda c: (a := _sums(c[:5]), hf.concat([a, c[5:] + hf.max(c * a[4])]))[1],
+        lambda c: hf.concat([_sums(c[:5]), c[6:] + 1.0, c[5:6]]),
+        lambda c: hf.concat([_sums(c[:5]), hf.cumulative_sum(c[5:])]),
+    ],
+)
+def test_a_part_over_what_is_still_read_is_found(
+    step: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def f(x: Any) -> Any:
+        return hf.fori_loop(0, 3, lambda _, c: step(c), x)
+
+    monkeypatch.setattr(hf.config, "verify", False)
+    monkeypatch.setattr(Allocations, "conflict", lambda *_, is_sized: None)
+    monkeypatch.setattr(Allocations, "_overlap", lambda *_: None)
+    program = kernels_of(hf.trace(f, np.linspace(0.0, 1.0, 64)).graph)
+    *_, (plan, _) = memory_plans(program)
+    with pytest.raises(KernelProgramError):
+        verify_memory(plan)
+    with pytest.raises(KernelProgramError, match="where its memory holds"):
+        run_planned(program, {program: plan}, [np.linspace(0.0, 1.0, 64)])
+
+
 def shifted(x: Any) -> Any:
     y = hf.sin(x)
     return hf.sum(hf.cumulative_sum(y) * y[::-1])

@@ -28,6 +28,7 @@ from hopflow.compiler.kernel_program.program import (
 )
 from hopflow.compiler.kernel_program.registers import shape_key
 from hopflow.compiler.kernel_program.rewriting import (
+    elements,
     operands,
 )
 from hopflow.compiler.memory.live_ranges import LiveRanges, Scope
@@ -231,7 +232,7 @@ class Allocations:
         """Why allocations cannot be in the same memory where they hold values that
         nothing else but `place` has at one element."""
         for one, other in product(some, others):
-            reason = _live_at_once(one, other)
+            reason = _live_at_once(one.occupied, self._occupied(other, place))
             if reason is not None:
                 return reason
             for value in one.values:
@@ -240,6 +241,27 @@ class Allocations:
                     if not own or place is None or place.result is not made:
                         return _needs(read, made)
         return None
+
+    def _occupied(self, whole: Allocation, place: Part | None) -> list[Occupied]:
+        """When values are in an allocation. One that the equation of `place` is the
+        last to read, and not where that part is, is out of the way of the part."""
+        if place is None:
+            return whole.occupied
+        equation = place.equation
+        there = {node.attr for node in elements(place.piece.elements)}
+        read = {
+            value
+            for value, is_own in self.live.inside[equation].items()
+            if is_own and value not in there
+        }
+        kept = self._within(dict.fromkeys(read), whole)
+        if not kept:
+            return whole.occupied
+        found = [o for o in whole.occupied if o[2] not in kept]
+        for value in kept:
+            ranges = self.live.ranges(value, but=equation)
+            found += [(start, stop, value) for start, stop in ranges]
+        return sorted(found, key=lambda o: o[0])
 
     def conflict(self, a: Allocation, b: Allocation, *, is_sized: bool) -> str | None:
         """Why two allocations cannot be one."""
@@ -255,12 +277,15 @@ class Allocations:
             if not second.home[0].is_within(first.home[0]):
                 return f"the size of `{first.values[0].name}` is known only there"
         small, large = sorted((a, b), key=lambda one: len(one.values))
-        reason = _live_at_once(small, large) or self._shared_equations(small, large)
-        if reason is not None or not (small.parts or large.parts):
-            return reason
-        return self._overlap(_parts(small), list(large.with_parts())) or self._overlap(
-            [small], _parts(large)
-        )
+        reason = _live_at_once(
+            small.occupied, large.occupied
+        ) or self._shared_equations(small, large)
+        others = list(large.with_parts())
+        for part in small.parts:
+            reason = reason or self._overlap(part.with_parts(), others, part.part_of)
+        for part in large.parts:
+            reason = reason or self._overlap(part.with_parts(), [small], part.part_of)
+        return reason
 
     def _shared_equations(self, small: Allocation, large: Allocation) -> str | None:
         """Why an equation cannot read from one and write to the other."""
@@ -321,15 +346,10 @@ class Allocations:
         return self._made[equation]
 
 
-def _parts(allocation: Allocation) -> list[Allocation]:
-    """The parts of an allocation, and theirs."""
-    return list(allocation.with_parts())[1:]
-
-
-def _live_at_once(one: Allocation, other: Allocation) -> str | None:
+def _live_at_once(one: list[Occupied], other: list[Occupied]) -> str | None:
     """Why the values of two allocations cannot be in one of them."""
-    for start, stop, value in one.occupied:
-        found = _overlapping(other.occupied, start, stop)
+    for start, stop, value in one:
+        found = _overlapping(other, start, stop)
         if found is not None:
             return f"`{found.name}` and `{value.name}` are live at the same time"
     return None

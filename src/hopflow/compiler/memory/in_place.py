@@ -31,6 +31,7 @@ from hopflow.compiler.kernel_program.program import (
     While,
 )
 from hopflow.compiler.kernel_program.registers import static_size
+from hopflow.compiler.kernel_program.rewriting import all_expressions
 from hopflow.compiler.memory.allocations import in_place as can_be_in_place
 from hopflow.compiler.memory.parts import Part, is_at_own_index, parts
 from hopflow.compiler.memory.plan import Copied, MemoryPlan, exchanged, walk
@@ -122,7 +123,7 @@ def _pairs(plan: MemoryPlan) -> Iterator[_Pair]:
                         what = f"`{value.name}` as the result of a branch"
                         yield _Pair(value, result, what, equation, depth)
             case Loop() | While():
-                yield from _carry_pairs(equation, own, depth)
+                yield from _carry_pairs(plan, equation, own, depth)
             case Pointwise(elements=[element]) if not own.is_view:
                 if is_at_own_index(element, results[0]):
                     what = f"`{element.attr.name}` as `{results[0].name}`"
@@ -136,15 +137,28 @@ def _pairs(plan: MemoryPlan) -> Iterator[_Pair]:
                     yield _Pair(value, result, what, equation, depth, part=part)
 
 
-def _carry_pairs(equation: Equation, loop: Loop | While, depth: int) -> Iterator[_Pair]:
+def _carry_pairs(
+    plan: MemoryPlan, equation: Equation, loop: Loop | While, depth: int
+) -> Iterator[_Pair]:
     body = loop.body
     for first, parameter, value in zip(
         loop.carry, body.parameters, body.results, strict=False
     ):
+        maker = plan.live.makers.get(value)
+        keeps = maker is not None and _keeps(maker, parameter)
         what = f"`{value.name}` as the carry of the next step"
-        yield _Pair(value, parameter, what, equation, depth + 1, is_free=True)
+        yield _Pair(value, parameter, what, equation, depth + 1, is_free=not keeps)
         what = f"`{first.name}` as the first carry"
         yield _Pair(first, parameter, what, equation, depth)
+
+
+def _keeps(equation: Equation, value: Value) -> bool:
+    """Whether pieces of a result are those of a value, which need not be written."""
+    if not isinstance(equation.definition, Cut):
+        return False
+    nodes = all_expressions(equation.definition)
+    first = equation.results[0]
+    return any(is_at_own_index(x, first) and x.attr is value for x in nodes)
 
 
 def _take_turns(plan: MemoryPlan, loop: Loop | While) -> None:

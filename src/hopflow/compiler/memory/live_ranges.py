@@ -168,10 +168,16 @@ class LiveRanges:
 
     # --- ranges ---
 
-    def ranges(self, value: Value) -> list[Range]:
-        """When the memory of a value holds it, or parts of it, in order."""
+    def ranges(self, value: Value, but: Equation | None = None) -> list[Range]:
+        """When the memory of a value holds it, or parts of it, in order; for all who
+        read it `but` an equation."""
         home, start = self.defined[value]
-        uses = [self._outside_loops(use, home) for use in self._uses.get(value, ())]
+        left_out = None if but is None else self.reads[but]
+        uses = [
+            self._outside_loops(use, home)
+            for use in self._uses.get(value, ())
+            if use.position != left_out
+        ]
         return [*self._written(value), *self._ranges(start, uses, home)]
 
     def _written(self, value: Value) -> list[Range]:

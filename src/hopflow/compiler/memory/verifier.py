@@ -52,7 +52,14 @@ class _Row(NamedTuple):
     stack: Value
 
 
-_Held: TypeAlias = dict[Hashable, Value | None]
+class _Rest(NamedTuple):
+    """What is left of a value where parts of its memory are written over."""
+
+    value: Value
+    parts: frozenset[Hashable]
+
+
+_Held: TypeAlias = dict[Hashable, Value | _Rest | None]
 
 
 def verify_memory(plan: MemoryPlan) -> None:
@@ -310,7 +317,8 @@ class _Places:
 
 
 class _Walk:
-    """The value that each memory holds; None: parts of several, or no one's.
+    """The value that each memory holds, or what is left of one; None: parts of several,
+    or no one's.
 
     views   what is read of a value that has no memory of its own
     also    the rows that a value is, beside its own memory
@@ -354,15 +362,40 @@ class _Walk:
         """What is read of a value: itself, or what it is a view of."""
         return self.views.get(value, (value,))
 
-    def read(self, values: Iterable[Value]) -> None:
+    def read(self, values: Iterable[Value], equation: Equation | None = None) -> None:
+        """Values are read, by the expressions of an equation or as a whole."""
         for value in values:
             for base in self.bases(value):
                 memory = self.places.of(base)
                 if memory is not None:
                     other = self.held.get(memory)
-                    name = f"`{other.name}`" if other else "another value"
+                    name = "another value"
+                    if isinstance(other, Value):
+                        name = f"`{other.name}`"
                     rule = f"is read where its memory holds {name}"
-                    self.require(other is base, base, rule)
+                    left = self.reads_what_is_left(equation, base, other)
+                    self.require(other is base or left, base, rule)
+
+    def reads_what_is_left(
+        self, equation: Equation | None, value: Value, held: Value | _Rest | None
+    ) -> bool:
+        """Whether an equation reads of a value no element of parts that are written
+        over: it has them as pieces in which it does not read the value."""
+        if equation is None or not isinstance(held, _Rest):
+            return False
+        definition = equation.definition
+        if not isinstance(definition, d.Cut):
+            return False
+        parts = [self.places.part_of[memory] for memory in held.parts]
+        there = [n.attr for part in parts for n in elements(part.piece.elements)]
+        at = d.axes(equation.results[0].type.ndim)
+        nodes = [n for n in elements(all_expressions(definition)) if n.attr is value]
+        return (
+            held.value is value
+            and all(part.equation is equation for part in parts)
+            and value not in there
+            and all(index_of(node) == at for node in nodes)
+        )
 
     def write(self, value: Value) -> None:
         for memory in self.written(value):
@@ -370,7 +403,16 @@ class _Walk:
                 whole = self.held.get(memory.memory) is memory.stack
                 rule = f"is a row of `{memory.stack.name}`, which is written over"
                 self.require(whole, value, rule)
+            before = dict(self.held)
             self.held |= dict.fromkeys(self.places.overlapping(memory))
+            inner, *wholes = self.places.enclosing(memory)
+            for outer in wholes:
+                held = before.get(outer)
+                if isinstance(held, Value):
+                    held = _Rest(held, frozenset())
+                if held is not None:
+                    self.held[outer] = _Rest(held.value, held.parts | {inner})
+                inner = outer
             self.held[memory] = value
         self.make(value)
 
@@ -455,7 +497,7 @@ class _Walk:
         inside: list[Expr] = []
         if not isinstance(definition, Region):
             inside = list(elements(all_expressions(definition)))
-        self.read(node.attr for node in inside)
+        self.read((node.attr for node in inside), equation)
         ordered = isinstance(definition, d.Pointwise | d.Cut | d.Prefix)
         kept = self._kept(definition)
         for number, made in enumerate(equation.results):
