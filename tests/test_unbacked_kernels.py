@@ -185,6 +185,17 @@ PROGRAMS: dict[str, Callable[..., Any]] = {
     "loops": loops,
     "bodies": bodies,
     "carried": lambda x, m: hf.fori_loop(0, 3, lambda _, a: hf.roll(a, 1) + 1, x[m]),
+    "exchanged": lambda x, m: hf.fori_loop(
+        0, 3, lambda _, a, b: (2 * a - b, a), (x[m], hf.sin(x[m]))
+    ),
+    "rotated": lambda x, m: hf.fori_loop(
+        0, 4, lambda _, *c: (c[1], c[2], hf.roll(c[0], 1)), (x[m], x[m] * 2, x[m] + 1)
+    ),
+    "exchanged and read": lambda x, m: (
+        found := hf.fori_loop(0, 3, lambda _, a, b: (2 * a - b, a), (x[m], x[m] * 2)),
+        hf.sum(found[0]),
+        found[0],
+    ),
     "scanned": lambda x, m: hf.scan(lambda c, v: (c + v, c * v), 0.0, x[m]),
     "mapped": lambda x, m: hf.map(
         lambda v: hf.fori_loop(0, 3, lambda _, a: a * v, v), x[m]
@@ -200,6 +211,18 @@ PROGRAMS: dict[str, Callable[..., Any]] = {
 def test_programs(name: str, share: float) -> None:
     x = asarray(RNG.normal(size=40))
     check_program(PROGRAMS[name], x, asarray(RNG.random(40) < share))
+
+
+@pytest.mark.parametrize(
+    ("name", "copies"), [("exchanged", 0), ("rotated", 0), ("exchanged and read", 1)]
+)
+def test_carries_that_change_places_are_handed_over(name: str, copies: int) -> None:
+    """The memory of a result of a size that the run finds is that of the carry."""
+    x, m = RNG.normal(size=40), RNG.random(40) < 0.5
+    compiled = hf.jit(PROGRAMS[name])
+    compiled(x, m)
+    lines = [line.strip() for line in compiled.loop_ir.splitlines()]
+    assert sum(line.startswith("copy out") for line in lines) == copies
 
 
 BOTH = """\

@@ -86,7 +86,8 @@ class Copy:
 
 @dataclass(eq=False, slots=True)
 class Swap:
-    """Exchange the memory of two arena buffers of one shape (a doubled carry)."""
+    """Exchange the memory of two buffers of one shape (a doubled carry), both in the
+    arena, or both made by an `Allocate`."""
 
     a: Buffer
     b: Buffer

@@ -388,8 +388,9 @@ class _Verifier:
     def swap(self, s: Swap) -> None:
         for buffer in (s.a, s.b):
             self.known_buffer(buffer)
+            is_ours = buffer.space == "output" and buffer in self.made
             self.require(
-                buffer.space == "arena",
+                buffer.space == "arena" or is_ours,
                 f"`{buffer.name}` in {buffer.space} is swapped, and not in the arena",
             )
         self.require(

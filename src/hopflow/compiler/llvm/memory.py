@@ -153,17 +153,20 @@ def note_aliasing(
     """Tell LLVM what cannot overlap, by metadata of the module.
 
     What the program only reads is invariant. Each output it writes has a scope of its
-    own, and all of the arena has one: its buffers share memory in turn. Of very many
-    outputs some have none, and may overlap with anything for all that LLVM knows.
+    own, and all of the arena has one, with the outputs that are exchanged: its buffers
+    share memory in turn. Of very many outputs some have none, and may overlap with
+    anything for all that LLVM knows.
     """
     written: dict[Buffer, None] = {}
     called: dict[Buffer, None] = {}
+    swapped: dict[Buffer, None] = {}
     for s in all_:
         match s:
             case Store(buffer) | Copy(buffer):
                 written[buffer] = None
             case Swap(a, b):
                 written[a] = written[b] = None
+                swapped[a] = swapped[b] = None
             case Call(routine, args):
                 for position in ROUTINES[routine].writes:
                     argument = args[position]
@@ -173,8 +176,10 @@ def note_aliasing(
                 written |= dict.fromkeys(ref.buffer for ref in s.results)
             case Invoke():  # which is all that most of many outputs are in
                 called |= dict.fromkeys(ref.buffer for ref in s.results)
-    groups = [program.arena] if program.arena else []
-    groups += [[b] for b in written if b.space not in ("arena", "shared")]
+    together = dict.fromkeys([*program.arena, *swapped])
+    groups = [list(together)] if together else []
+    alone = [b for b in written if b not in together and b.space != "shared"]
+    groups += [[b] for b in alone]
     del groups[MOST_SCOPES:]
     domain = module.note(distinct=True)
     scopes = [module.note(domain, distinct=True) for _ in groups]

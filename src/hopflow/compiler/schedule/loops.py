@@ -49,12 +49,11 @@ from hopflow.loop_ir.nest import (
     If,
     Program,
     Stmt,
-    Swap,
     Tick,
     Trap,
 )
 from hopflow.loop_ir.nest import While as WhileStmt
-from hopflow.loop_ir.walk import allocated, statements
+from hopflow.loop_ir.walk import allocated
 from hopflow.symbolic.size import Symbol, free_symbols
 
 __all__ = ["loops"]
@@ -190,8 +189,7 @@ class _Writer:
         made = allocated(b.program.body)
         if isinstance(place, Stored) and place.is_whole and place.buffer in made:
             own = place.buffer
-            swapped = [s for s in statements(b.program.body) if isinstance(s, Swap)]
-            if own.space == "arena" and not any(own in (s.a, s.b) for s in swapped):
+            if own.space == "arena":
                 b.program.arena.remove(own)
                 own.space, own.name = "output", fresh.name
                 return own
