@@ -318,6 +318,21 @@ def captured(f: Run, x: Any) -> Any:
     return hf.trace(f, x, mode="symbolic")
 
 
+@pytest.mark.parametrize(
+    ("f", "copies"), [(doubled, 0), (thinned, 0), (of_two_that_change, 1)]
+)
+def test_what_a_carry_of_another_size_becomes_waits_where_it_was_made(
+    f: Run, copies: int
+) -> None:
+    """Only what is in the memory of another carry is copied first."""
+    jitted = hf.jit(lambda x: f(x, hf.Dim("n", max=60)))
+    jitted(X)
+    lines = [line.strip() for line in jitted.loop_ir.splitlines()]
+    inner = lines[lines.index("do:") if "do:" in lines else 0 :]
+    assert sum(" again" in line for line in inner) >= 1
+    assert sum(line.startswith("copy next") for line in inner) == copies
+
+
 REWRITES: dict[str, Callable[[Run, Any], Any]] = {
     "captured": lambda f, x: hf.fx.Transformer(captured(f, x)).transform(),
     "imported": lambda f, x: hf.symbolic_trace(captured(f, x)),

@@ -1,9 +1,10 @@
 """The carries of loops: where they live, and how a step gives them new values."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Final
+from typing import Final, TypeGuard
 
 from hopflow.compiler.kernel_program.program import Block, Equation, Loop, Value, While
 from hopflow.compiler.kernel_program.registers import (
@@ -158,6 +159,7 @@ def update(b: Builder, carries: Sequence[Carry], results: Sequence[Value]) -> No
                 assigned.append((var, b.let(x, "n")))
     shared = _update_rows(b, carries, results)
     resized: list[tuple[Carry, dict[int, Expr], Buffer]] = []
+    named = _named(b, carries, results)
     moving: list[tuple[Buffer, Value]] = []
     for c, value in zip(carries, results, strict=False):
         if c.buffer is None or c.row is not None:
@@ -169,6 +171,9 @@ def update(b: Builder, carries: Sequence[Carry], results: Sequence[Value]) -> No
             moving.append((c.buffer, value))
             continue
         extents = {i: b.let(b.extent(value.shape[i])) for i in c.sizes}
+        if _stays(source, named):
+            resized.append((c, extents, source.buffer))
+            continue
         fresh = b.temporary(value.type, "next")
         b.fill(value, Stored(value.type, fresh))
         resized.append((c, extents, fresh))
@@ -183,6 +188,26 @@ def update(b: Builder, carries: Sequence[Carry], results: Sequence[Value]) -> No
             b.assign(c.sizes[axis], size)
         b.add(Allocate(c.buffer, again=True))
         b.add(Copy(c.buffer, fresh))
+
+
+def _stays(source: Place, named: Counter[Buffer]) -> TypeGuard[Stored]:
+    """Whether a new value is all of a buffer in which nothing else comes to be."""
+    return (
+        isinstance(source, Stored)
+        and source.is_whole
+        and source.buffer.strides is None
+        and named[source.buffer] == 1
+    )
+
+
+def _named(
+    b: Builder, carries: Sequence[Carry], results: Sequence[Value]
+) -> Counter[Buffer]:
+    """How many carries, and new values of them, are in a buffer."""
+    places = [b.place(value) for _, value in zip(carries, results, strict=False)]
+    found = Counter(p.buffer for p in places if isinstance(p, Stored))
+    found.update(c.buffer for c in carries if c.buffer is not None)
+    return found
 
 
 def _update_rows(
