@@ -29,12 +29,6 @@ NDArray = np.ndarray[Any, np.dtype[Any]]
 # The order of a sum is the schedule's choice; a factorisation is LAPACK's.
 REORDERED: Final = {"reduce_sum", "reduce_prod", "matmul"}
 FACTORISATIONS: Final = {"cholesky", "lu", "qr", "eigh", "svd", "triangular_solve"}
-# NumPy's and SciPy's functions are within a few units in the last place, as are ours.
-ULPS: Final = {"erfc": 16, "erfinv": 16, "lgamma": 16} | dict.fromkeys(
-    "exp exp2 expm1 log log2 log10 log1p logistic sin cos tan asin acos atan atan2 "
-    "sinh cosh tanh asinh acosh atanh cbrt hypot erf pow".split(),
-    4,
-)
 GROWN: Final = {3: 67, 4: 71, 5: 37}
 """Sizes for vector loops, with a rest that no vector width divides."""
 BATCH: Final = 16
@@ -158,9 +152,9 @@ def spacing(x: NDArray) -> NDArray:
 def tolerance(op: OpDef, case: Case, want: NDArray) -> Any:
     """How far a result may be from `want`."""
     if op.name == "lgamma":  # near its zeros, neither has all digits
-        return 16 * spacing(np.maximum(np.abs(want), want.dtype.type(0.125)))
-    if op.name in ULPS:
-        return ULPS[op.name] * spacing(want)
+        return op.ulps * spacing(np.maximum(np.abs(want), want.dtype.type(0.125)))
+    if op.ulps:
+        return op.ulps * spacing(want)
     if op.name in REORDERED:
         magnitude = op.run(*map(np.abs, case.operands), **case.params)
         return 32 * spacing(np.asarray(magnitude))

@@ -23,10 +23,8 @@ from hopflow.errors import (
 )
 from hopflow.graph.types import TensorType
 from hopflow.ops import creation as hf
-from hopflow.ops.opdef import OpDef, Sample
 from hopflow.symbolic.size import symbol
 from hopflow.tensor import asarray
-from hopflow.testing.kernels import evaluate, sample_arrays
 
 pytestmark = pytest.mark.slow
 
@@ -55,26 +53,6 @@ def near(got: Any, want: Any) -> None:
 
 
 # --- primitives -----------------------------------------------------------------------
-
-CASES = [
-    pytest.param(record, sample, dtype, id=f"{record.name}-{i}-{dtype}")
-    for record in (hf.fill, hf.iota)
-    for i, sample in enumerate(record.samples)
-    for dtype in (sample.dtypes if sample.operands else (dtypes.float32,))
-]
-
-
-@pytest.mark.parametrize(("record", "sample", "dtype"), CASES)
-def test_lowering_means_what_numpy_does(
-    record: OpDef, sample: Sample, dtype: DType
-) -> None:
-    arrays = sample_arrays(sample, dtype)
-    types = [TensorType(dtypes.as_dtype(a.dtype), a.shape) for a in arrays]
-    [inferred] = record.result_types(types, sample.params)
-    result = record.run(*arrays, **sample.params)
-    assert (result.dtype, result.shape) == (inferred.dtype.dtype, inferred.shape)
-    [lowered] = evaluate(record, arrays, **sample.params)
-    same(lowered, result)
 
 
 def test_shapes_may_be_symbolic() -> None:

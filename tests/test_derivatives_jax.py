@@ -1,12 +1,14 @@
 """Derivatives of public functions, at ties and kinks above all: those of JAX.
 
-Each function of arrays has a case here, or is named among those without a derivative.
+Elementwise operations are drawn from their records. Each other function of arrays has a
+case here, or is named among those without a derivative.
 """
 
 import functools
 import inspect
 from collections.abc import Callable, Iterator
 from itertools import product
+from pkgutil import resolve_name
 from types import ModuleType
 from typing import Any, Final
 
@@ -66,31 +68,38 @@ def alike(names: str, *args: Any, space: str = "", **params: Any) -> Iterator[An
         yield f"{name} {of}".strip(), both(call, *args)
 
 
+LEFTS: Final = (1.0, 2.0, 0.0, -3.0, 7.0, 0.0, -0.0)
+RIGHTS: Final = (1.0, 3.0, 2.0, 2.0, -2.0, 0.0, 1.0)
+NUMBERS: Final = (*POINTS, 1.25, 4.0, 10.0)
+
+
+LISTED: Final = ("convert", "where", "stop_gradient")
+"""Operations with params, with bools, of constants: `elementwise` has calls of them."""
+
+
+def of_records() -> Iterator[tuple[str, Case]]:
+    """Each operation that a record has JAX's function for, where it is finite."""
+    for name, op in OPERATIONS.items():
+        known = op.reference and op.reference.jax
+        if not (known and op.jvp) or name in LISTED:
+            continue
+        first = op.samples[0]
+        xs = np.array([LEFTS, RIGHTS] if len(first.operands) == 2 else [NUMBERS])
+        with np.errstate(all="ignore"):
+            finite = np.isfinite(op.run(*xs))
+        yield name, (op, resolve_name(known), tuple(xs[:, finite]))
+
+
 def elementwise() -> Iterator[tuple[str, Case]]:
-    yield from alike(
-        "abs asinh atan cbrt ceil cos cosh exp exp2 expm1 floor negative positive "
-        "round sign sin sinh square tan tanh trunc",
-        tuple(x for x in POINTS if x),
-    )
-    yield from alike(
-        "abs ceil conj floor imag nan_to_num real round sign square trunc", (0.0, -0.0)
-    )
-    yield from alike("acos asin atanh log1p", SIGNED)
-    yield from alike("acosh", (1.25, 2.0, 10.0))
-    yield from alike("log log2 log10 reciprocal", (*INSIDE, 1.0, 4.0))
-    yield from alike("sqrt", (0.0, 1.0, 4.0))
-    lefts = (1.0, 2.0, 0.0, -3.0, 7.0, 0.0, -0.0)
-    rights = (1.0, 3.0, 2.0, 2.0, -2.0, 0.0, 1.0)
-    nonzero = tuple(y or 5.0 for y in rights)
-    yield from alike(
-        "add subtract multiply maximum minimum hypot logaddexp copysign nextafter",
-        lefts,
-        rights,
-    )
+    yield from of_records()
+    yield from alike("positive square", tuple(x for x in POINTS if x))
+    yield from alike("conj imag nan_to_num real square", (0.0, -0.0))
+    yield from alike("reciprocal", (*INSIDE, 1.0, 4.0))
+    nonzero = tuple(y or 5.0 for y in RIGHTS)
+    yield from alike("logaddexp", LEFTS, RIGHTS)
     yield from alike("add maximum multiply minimum", ROWS, ((1.0,), (2.0,)))
-    yield from alike("remainder floor_divide divide", lefts, nonzero)
-    yield "atan2", (hf.atan2, jnp.arctan2, (lefts, rights))
-    yield "fma", (fused.fma, lambda x, y, z: x * y + z, (lefts, rights, lefts))
+    yield from alike("remainder floor_divide divide", LEFTS, nonzero)
+    yield "fma", (fused.fma, lambda x, y, z: x * y + z, (LEFTS, RIGHTS, LEFTS))
     bases = (0.0, 0.0, 2.0, -2.0, 0.0)
     yield "pow", (hf.pow, jnp.power, (bases, (2.0, 0.0, 0.0, 3.0, 1.0)))
     for n in (0, 1, 2, 3, 0.5, 2.0, 0.0):
@@ -100,24 +109,17 @@ def elementwise() -> Iterator[tuple[str, Case]]:
         yield f"clip {bounds}", both(lambda m, x, b=bounds: m.clip(x, *b), POINTS)
     yield from alike("clip", ROWS, (1.0, 2.0, 0.0), ((1.0,), (3.0,)))
     yield "where", both(lambda m, x: m.where(x > 0, m.sqrt(m.abs(x) + 1), x), TIES)
-    yield "where of two", both(lambda m, x, y: m.where(x >= y, x, y), lefts, rights)
+    yield "where of two", both(lambda m, x, y: m.where(x >= y, x, y), LEFTS, RIGHTS)
     yield "where of rows", both(lambda m, x, y: m.where(x > 1, y, 2.0), ROWS, INSIDE)
     for dtype in ("float32", "float64", "int64", "bool"):
         yield (
             f"astype {dtype}",
             both(lambda m, x, d=dtype: x * m.astype(x, getattr(m, d)), POINTS),
         )
-    for name, other in {
-        **{n: n for n in ("erf", "erfc", "erfinv", "digamma")},
-        "lgamma": "gammaln",
-        "logistic": "expit",
-        "sigmoid": "expit",
-    }.items():
-        points = SIGNED if name.startswith("erf") else INSIDE
-        yield name, (getattr(hf, name), getattr(special, other), (points,))
+    yield "digamma", (hf.digamma, special.digamma, (INSIDE,))
+    yield "sigmoid", (hf.sigmoid, special.expit, (INSIDE,))
     for name in ("rsqrt", "stop_gradient"):
         yield name, (getattr(hf, name), getattr(jax.lax, name), (INSIDE,))
-    yield "copy", both(lambda m, x: m.asarray(m.copy(x)), POINTS)
     far = (-0.5, -1.5, 3.0, 10.0, 30.5, 0.0, -1.0)
     yield "lgamma beyond", (hf.lgamma, special.gammaln, (far,))
     yield "nan_to_num", both(lambda m, x: m.nan_to_num(x), (1.0, np.nan, INF))

@@ -21,20 +21,12 @@ from hopflow.errors import (
 from hopflow.graph.types import TensorType, same_shape
 from hopflow.loop_ir.expr import index
 from hopflow.ops import joining, manipulation, views
-from hopflow.ops.opdef import OPERATIONS, OpDef, Sample
+from hopflow.ops.opdef import OPERATIONS, OpDef
 from hopflow.symbolic.size import free_symbols, symbol
 from hopflow.tensor import asarray
 from hopflow.testing.kernels import ArrayOperand, evaluate, sample_arrays
 
 pytestmark = pytest.mark.slow
-
-OURS = "reshape transpose broadcast_to slice update_slice concat pad roll".split()
-CASES = [
-    pytest.param(OPERATIONS[name], sample, dtype, id=f"{name}-{i}-{dtype.name}")
-    for name in OURS
-    for i, sample in enumerate(OPERATIONS[name].samples)
-    for dtype in sample.dtypes
-]
 
 
 def numpy(x: Any) -> Any:
@@ -65,30 +57,21 @@ def agree(found: Any, expected: Any) -> None:
     np.testing.assert_array_equal(found.astype(wide), expected.astype(wide))
 
 
-@pytest.mark.parametrize(("op", "sample", "dtype"), CASES)
-def test_lowering_means_what_numpy_does(
-    op: OpDef, sample: Sample, dtype: dtypes.DType
-) -> None:
-    arrays = sample_arrays(sample, dtype)
-    types = [TensorType(dtypes.as_dtype(a.dtype), a.shape) for a in arrays]
-    [inferred] = op.result_types(types, sample.params)
-    expected = op.run(*arrays, **sample.params)
-    assert isinstance(expected, np.ndarray)
-    assert (expected.dtype, expected.shape) == (inferred.dtype.dtype, inferred.shape)
-    [found] = evaluate(op, arrays, **sample.params)
-    agree(found, expected)
+VIEWS = [op for op in OPERATIONS.values() if op.unview]
 
 
-@pytest.mark.parametrize("op", [OPERATIONS[n] for n in OURS if OPERATIONS[n].unview])
+@pytest.mark.parametrize("op", VIEWS, ids=str)
 def test_unview_writes_what_the_view_then_reads(op: OpDef) -> None:
     assert op.unview is not None
     for sample in op.samples:
-        if op.name == "broadcast_to":
+        base, *rest = map(asarray, sample_arrays(sample, dtypes.float32))
+        new = asarray(np.asarray(op(base, *rest, **sample.params)) + 100)
+        try:
+            written = op.unview(base, new, *rest, **sample.params)
+        except ReadOnlyError:
+            assert new.size != base.size  # each element of it is any number of times
             continue
-        [base] = map(asarray, sample_arrays(sample, dtypes.float32))
-        new = asarray(np.asarray(op(base, **sample.params)) + 100)
-        written = op.unview(base, new, **sample.params)
-        agree(op(written, **sample.params), new)
+        agree(op(written, *rest, **sample.params), new)
         assert np.sum(numpy(written) > 50) == new.size
 
 

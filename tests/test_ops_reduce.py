@@ -66,12 +66,11 @@ CASES = [
 
 
 @pytest.mark.parametrize(("record", "sample", "dtype"), CASES)
-@pytest.mark.parametrize("special", [False, True])
-def test_lowering_means_what_numpy_does(
-    record: OpDef, sample: Sample, dtype: DType, special: bool
+def test_lowering_means_what_numpy_does_at_the_ends(
+    record: OpDef, sample: Sample, dtype: DType
 ) -> None:
     arrays = sample_arrays(sample, dtype)
-    if special and dtype.is_float:
+    if dtype.is_float:
         for value, at in ((np.nan, 1), (np.inf, 2), (-np.inf, 3), (np.nan, 5)):
             arrays[0].reshape(-1)[at : at + 1] = value
     types = [TensorType(dtypes.as_dtype(a.dtype), a.shape) for a in arrays]

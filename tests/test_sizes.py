@@ -208,6 +208,8 @@ def test_an_operation_takes_any_sizes(op: OpDef, sample: Sample) -> None:
         return
     graph.outputs = graph.call(op, inputs, sample.params, results).results
     verify(graph)
+    text = format_graph(graph)
+    assert format_graph(parse(text, OPERATIONS)) == text
     kernel = Executable(graph)
     check = sized.env.guards.compile_for([*sized.env.symbols])
     for growth in GROWTH[: 1 if op.name.startswith(POSITIONS) else None]:

@@ -183,6 +183,7 @@ from hopflow.ops.math import (
     tanh,
 )
 from hopflow.ops.matmul import matmul, matrix_transpose, outer, tensordot, vecdot
+from hopflow.ops.normal import ndtri
 from hopflow.ops.reduce import (
     all,
     any,
@@ -377,6 +378,7 @@ __all__ = [
     "multiply",
     "nan",
     "nan_to_num",
+    "ndtri",
     "negative",
     "newaxis",
     "nextafter",

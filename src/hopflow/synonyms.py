@@ -116,7 +116,7 @@ _NOT_HERE = frozenset(
     """
     conv conv1d conv2d conv3d convolve pmax pmean pmin psum ppermute pcast pvary
     addmm baddbmm scatter selu gelu celu softmax softmin logit trapz vander stft
-    istft xlogy xlog1py entr ndtr ndtri betainc erfcx polygamma multigammaln pdist
+    istft xlogy xlog1py entr ndtr betainc erfcx polygamma multigammaln pdist
     cdist cond_ scan_ fix frac lerp renorm narrow chunk masked_fill masked_select
     index_add index_copy named_scope named_call eval_shape ravel_pytree device_put
     device_get shard_map pure while_ for_ select_n custom_root sample seeds dist

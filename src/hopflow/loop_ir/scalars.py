@@ -244,14 +244,14 @@ def _cast(source: DType, target: DType) -> Operation:
 def array_function(name: str) -> Operation:
     """What a function in MATH means on arrays; at the ends, what it is in C and JAX."""
     if name in _SCIPY:
-        function = _special(_SCIPY[name])
+        function = scipy_function(_SCIPY[name])
     else:
         function = getattr(np, _NUMPY.get(name, name))
     mend = _MENDED.get(name)
     return function if mend is None else lambda *args: mend(function, *args)
 
 
-def _special(name: str) -> Operation:
+def scipy_function(name: str) -> Operation:
     """A function of `scipy.special`, which is imported when it is first called."""
 
     def function(*args: Any) -> Any:

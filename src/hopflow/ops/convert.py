@@ -12,7 +12,7 @@ from hopflow.graph.types import TensorType
 from hopflow.loop_ir import expr
 from hopflow.loop_ir.kernels import Pointwise
 from hopflow.ops import batching
-from hopflow.ops.opdef import OpDef, Sample, as_operand, convert_to
+from hopflow.ops.opdef import OpDef, Reference, Sample, as_operand, convert_to
 from hopflow.ops.rules import (
     Array,
     as_flag,
@@ -67,6 +67,7 @@ convert: Final[OpDef] = OpDef(
     transpose=(lambda ct, x, **_: apply(convert, ct, dtype=x.dtype),),
     is_cheap=True,
     batch=batching.pointwise,
+    reference=Reference(None, "jax.lax.convert_element_type"),
     samples=tuple(
         Sample(("T[5]",), {"dtype": dtype}, dtypes.ALL, -100.0, 100.0)
         for dtype in dtypes.ALL
@@ -89,6 +90,7 @@ copy: Final = OpDef(
     transpose=(lambda ct, x: ct,),
     is_cheap=True,
     batch=batching.pointwise,
+    reference=Reference("numpy.copy", "jax.numpy.copy"),
     samples=(Sample(("T[3, 4]",), dtypes=dtypes.ALL), Sample(("T[]",))),
 )
 
@@ -101,6 +103,7 @@ _stopped: Final = OpDef(
     lower=lambda types, x: Pointwise(lambda at: x[at], is_view=True),
     jvp=(None,),
     batch=batching.pointwise,
+    reference=Reference(None, "jax.lax.stop_gradient"),
     samples=(Sample(("T[3, 4]",), dtypes=dtypes.ALL), Sample(("T[]",))),
 )
 

@@ -46,7 +46,15 @@ from hopflow.ops.logic import (
     signbit,
     where,
 )
-from hopflow.ops.opdef import OPERATIONS, OpDef, as_operand, convert_to, promoted_as
+from hopflow.ops.opdef import (
+    HALVES,
+    OPERATIONS,
+    OpDef,
+    Reference,
+    as_operand,
+    convert_to,
+    promoted_as,
+)
 from hopflow.ops.rules import (
     Array,
     any_dtype,
@@ -114,6 +122,13 @@ __all__ = [
     "trunc",
     "where",
 ]
+
+
+def _not_of_halves(name: str) -> Reference:
+    return Reference(
+        *(f"numpy.{name}", f"jax.numpy.{name}"),
+        not_in_jax=HALVES,
+    )
 
 
 # --- arithmetic -----------------------------------------------------------------------
@@ -275,6 +290,7 @@ unchecked_floor_divide: Final[OpDef] = elementwise(
     low=1.0,
     high=6.0,
     jvp=(None, None),
+    reference=_not_of_halves("floor_divide"),  # JAX's is of a rounded quotient
 )
 unchecked_remainder: Final[OpDef] = elementwise(
     "remainder",
@@ -287,6 +303,7 @@ unchecked_remainder: Final[OpDef] = elementwise(
         lambda t, out, x, y: t,
         lambda t, out, x, y: -t * floor_divide(x, y),
     ),
+    reference=_not_of_halves("remainder"),
 )
 
 
@@ -374,6 +391,7 @@ def _checked(
         effects=frozenset({"trap"}),
         low=low,
         high=6.0,
+        reference=Reference(f"numpy.{name}", f"jax.numpy.{name}"),
     )
 
 
@@ -433,6 +451,8 @@ power: Final[OpDef] = elementwise(
         lambda t, out, x, y: t * (y * power(x, y - 1)),
         lambda t, out, x, y: t * (_log_of_base(x) * out),
     ),
+    ulps=4,
+    reference=Reference("numpy.pow", "jax.numpy.pow", jax_ulps=16),
 )
 integer_power: Final = _checked(
     "pow",
@@ -526,13 +546,14 @@ nextafter: Final[OpDef] = elementwise(
     promote=floating,
     widen=False,
     jvp=(lambda t, out, x, y: t, None),  # but for rounding it is `x1`
+    reference=_not_of_halves("nextafter"),  # JAX has none on a CPU
 )
 
 
 # --- rounding -------------------------------------------------------------------------
 
 
-def _rounding(name: str, doc: str, run: Any, machine: str) -> OpDef:
+def _rounding(name: str, doc: str, run: np.ufunc, machine: str) -> OpDef:
     return elementwise(
         name,
         f"{doc} Integers are returned as they are.",
@@ -540,6 +561,7 @@ def _rounding(name: str, doc: str, run: Any, machine: str) -> OpDef:
         lambda x: expr.unary(machine, x) if x.dtype.is_float else x,
         arity=1,
         jvp=(None,),
+        reference=Reference(f"numpy.{run.__name__}", f"jax.numpy.{name}"),
     )
 
 

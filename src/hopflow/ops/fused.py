@@ -7,6 +7,7 @@ import numpy as np
 from hopflow.dtypes import float64
 from hopflow.loop_ir import expr
 from hopflow.loop_ir.scalars import fma as exact_fma
+from hopflow.ops.opdef import Reference
 from hopflow.ops.rules import Array, elementwise, floating
 
 __all__ = ["fma"]
@@ -78,6 +79,7 @@ fma: Final = elementwise(
     expr.fma,
     arity=3,
     promote=floating,
+    reference=Reference(None, None),
     jvp=(
         lambda t, out, x, y, z: t * y,
         lambda t, out, x, y, z: x * t,

@@ -13,7 +13,14 @@ from hopflow.loop_ir.expr import select as choose
 from hopflow.ops import batching, scalar
 from hopflow.ops.convert import apply
 from hopflow.ops.deferred import aligned
-from hopflow.ops.opdef import OpDef, Sample, as_operand, convert_to, promoted_as
+from hopflow.ops.opdef import (
+    OpDef,
+    Reference,
+    Sample,
+    as_operand,
+    convert_to,
+    promoted_as,
+)
 from hopflow.ops.rules import (
     Array,
     any_dtype,
@@ -214,6 +221,7 @@ select: Final = OpDef(
     ),
     is_cheap=True,
     batch=batching.pointwise,
+    reference=Reference("numpy.where", "jax.numpy.where"),
     samples=(
         Sample(("bool[3, 1]", "T[3, 4]", "T[4]"), dtypes=dtypes.ALL),
         Sample(("bool[]", "T[2]", "T[]")),

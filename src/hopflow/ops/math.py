@@ -29,7 +29,7 @@ from hopflow.ops.elementwise import (
     subtract,
     where,
 )
-from hopflow.ops.opdef import OpDef, Rules
+from hopflow.ops.opdef import OpDef, Reference, Rules
 from hopflow.ops.rules import elementwise, floating
 
 __all__ = [
@@ -81,11 +81,16 @@ def _function(
     arity: int = 1,
     slope: Callable[[Any, Any], Any] | None = None,
     jvp: Rules | None = None,
+    ulps: int = 4,
+    special: str = "",
+    jax_ulps: int = 4,
 ) -> OpDef:
     """A function of `loop_ir.math`; samples are drawn from [low, high].
 
     slope   (result, x) -> the derivative, of a function of one operand
+    special     its name in `scipy.special`, if it is one of those
     """
+    space = f"scipy.special.{special}" if special else f"numpy.{name}"
     return elementwise(
         name,
         doc,
@@ -96,6 +101,8 @@ def _function(
         low=low,
         high=high,
         jvp=jvp if slope is None else _by_slope(slope),
+        ulps=ulps,
+        reference=Reference(space, f"jax.{space}", jax_ulps),
     )
 
 
@@ -121,12 +128,14 @@ log10: Final[OpDef] = _function(
 )
 log1p: Final[OpDef] = _function(
     *("log1p", "`log(1 + x)`, accurate near 0.", -0.9, 9.0),
+    jax_ulps=16,
     slope=lambda out, x: 1 / (x + 1),
 )
 logistic: Final[OpDef] = _function(
     "logistic",
     "`1 / (1 + exp(-x))`, the sigmoid function.",
     slope=lambda out, x: out * (1 - out),
+    special="expit",
 )
 sigmoid: Final = logistic
 
@@ -140,6 +149,7 @@ cos: Final[OpDef] = _function(
 )
 tan: Final[OpDef] = _function(
     *("tan", "The tangent, of radians.", -1.4, 1.4),
+    jax_ulps=8,
     slope=lambda out, x: out * out + 1,
 )
 asin: Final[OpDef] = _function(
@@ -148,6 +158,7 @@ asin: Final[OpDef] = _function(
 )
 acos: Final[OpDef] = _function(
     *("acos", "The inverse of `cos`.", -1.0, 1.0),
+    jax_ulps=16,
     slope=lambda out, x: -rsqrt(1 - x * x),
 )
 atan: Final[OpDef] = _function(
@@ -163,23 +174,28 @@ atan2: Final[OpDef] = _function(
     ),
 )
 sinh: Final[OpDef] = _function(
-    "sinh", "The hyperbolic sine.", slope=lambda out, x: cosh(x)
+    "sinh", "The hyperbolic sine.", slope=lambda out, x: cosh(x), jax_ulps=8
 )
 cosh: Final[OpDef] = _function(
-    "cosh", "The hyperbolic cosine.", slope=lambda out, x: sinh(x)
+    "cosh", "The hyperbolic cosine.", slope=lambda out, x: sinh(x), jax_ulps=8
 )
 tanh: Final[OpDef] = _function(
     "tanh", "The hyperbolic tangent.", slope=lambda out, x: 1 - out * out
 )
 asinh: Final[OpDef] = _function(
-    "asinh", "The inverse of `sinh`.", slope=lambda out, x: rsqrt(x * x + 1)
+    "asinh",
+    "The inverse of `sinh`.",
+    slope=lambda out, x: rsqrt(x * x + 1),
+    jax_ulps=16,
 )
 acosh: Final[OpDef] = _function(
     *("acosh", "The inverse of `cosh`.", 1.0, 9.0),
+    jax_ulps=16,
     slope=lambda out, x: rsqrt(x - 1) * rsqrt(x + 1),
 )
 atanh: Final[OpDef] = _function(
     *("atanh", "The inverse of `tanh`.", -0.9, 0.9),
+    jax_ulps=16,
     slope=lambda out, x: 1 / ((1 - x) * (1 + x)),
 )
 
@@ -217,19 +233,31 @@ def rsqrt(x: Any, /) -> Value:
 _BELL: Final = 2 / math.sqrt(math.pi)
 
 erf: Final[OpDef] = _function(
-    "erf", "The error function.", slope=lambda out, x: _BELL * exp(-x * x)
+    "erf",
+    "The error function.",
+    slope=lambda out, x: _BELL * exp(-x * x),
+    special="erf",
 )
 erfc: Final[OpDef] = _function(
     *("erfc", "`1 - erf(x)`, accurate far out."),
     slope=lambda out, x: -_BELL * exp(-x * x),
+    ulps=16,
+    special="erfc",
+    jax_ulps=64,
 )
 erfinv: Final[OpDef] = _function(
     *("erfinv", "The inverse of `erf`.", -0.99, 0.99),
     slope=lambda out, x: exp(out * out) / _BELL,
+    ulps=16,
+    special="erfinv",
+    jax_ulps=400,
 )
 lgamma: Final[OpDef] = _function(
     *("lgamma", "The logarithm of |gamma(x)|.", 0.1, 9.0),
     slope=lambda out, x: digamma(x),
+    ulps=16,
+    special="gammaln",
+    jax_ulps=40,
 )
 
 # B(2k) / 2k, of Bernoulli's numbers: the asymptotic series of digamma.

@@ -27,11 +27,13 @@ from hopflow.symbolic.boolean import SymBool, all_of
 from hopflow.symbolic.size import Size, SymFloat, SymInt, free_symbols
 
 __all__ = [
+    "HALVES",
     "MOST_BYTES",
     "OPERATIONS",
     "Infer",
     "OpDef",
     "Promotion",
+    "Reference",
     "Sample",
     "convert_to",
     "promoted_as",
@@ -65,6 +67,30 @@ class Sample:
     dtypes: tuple[DType, ...] = dtypes.FLOATS
     low: float = -3.0
     high: float = 3.0
+
+
+HALVES: Final = (dtypes.float16, dtypes.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The functions of other libraries that compute what an operation does.
+
+    The suites compare an operation with them, and NumPy's universal function on a
+    tensor calls the operation. A function is a full name, such as
+    "scipy.special.ndtri", and is imported by who needs it.
+
+    numpy       the function of NumPy or of `scipy.special`; None: there is none
+    jax         the function of JAX; None: there is none
+    jax_ulps    by how many units in the last place JAX's values and derivatives may
+                differ: some of its functions are less exact than their dtype allows
+    not_in_jax  the dtypes for which JAX has no such function, or a coarser one
+    """
+
+    numpy: str | None
+    jax: str | None
+    jax_ulps: int = 4
+    not_in_jax: tuple[DType, ...] = ()
 
 
 OPERATIONS: Final[dict[str, "OpDef"]] = {}
@@ -115,6 +141,9 @@ class OpDef:
     batch     what it does for many examples at once, see `ops.batching`. None: it has
               no operands, or it is `item`, see `batching.numbers`
     samples   calls for the suites that test all operations
+    ulps      by how many units in the last place compiled results may differ from
+              those of `run`, for the suites
+    reference   None, or: what other libraries call the operation
     """
 
     name: str
@@ -133,6 +162,8 @@ class OpDef:
     batch: Callable[..., Sequence[Any]] | None = None
     effects: frozenset[str] = frozenset()
     node_effects: Callable[[dict[str, Any]], frozenset[str]] | None = None
+    ulps: int = 0
+    reference: Reference | None = None
 
     def __post_init__(self) -> None:
         if self.name in OPERATIONS:

@@ -27,7 +27,7 @@ from hopflow.loop_ir.expr import Expr, Index
 from hopflow.loop_ir.kernels import Operand, Pointwise, elements
 from hopflow.ops import batching
 from hopflow.ops.deferred import aligned
-from hopflow.ops.opdef import Infer, OpDef, Promotion, Rules, Sample
+from hopflow.ops.opdef import Infer, OpDef, Promotion, Reference, Rules, Sample
 from hopflow.ops.sizes import agreed, less
 from hopflow.symbolic.boolean import SymBool
 from hopflow.symbolic.size import Size, SymInt, free_symbols
@@ -457,7 +457,9 @@ def in_float32(run: Callable[..., Any]) -> Callable[..., Any]:
 _HALVES: Final = frozenset({dtypes.float16.dtype, dtypes.bfloat16.dtype})
 
 
-def _typed_run(run: Callable[..., Any], result: DType | None) -> Callable[..., Array]:
+def _typed_run(
+    run: Callable[..., Any], result: DType | None, doc: str
+) -> Callable[..., Array]:
     """`run`, with a result of dtype `result`, or of the operands' if that is None."""
 
     def run_as(*arrays: Array, **params: Any) -> Array:
@@ -465,14 +467,19 @@ def _typed_run(run: Callable[..., Any], result: DType | None) -> Callable[..., A
         dtype = result.dtype if result else arrays[0].dtype
         return value if value.dtype is dtype else value.astype(dtype, copy=False)
 
+    run_as.__doc__ = doc
     return run_as
 
 
 _SAMPLE_SHAPES: Final = {
-    1: (("T[3, 4]",), ("T[]",)),
+    1: (("T[3, 4]",), ("T[]",), ("T[2, 0]",)),
     2: (("T[3, 4]", "T[4]"), ("T[2, 1]", "T[3]"), ("T[]", "T[0]")),
-    3: (("T[3, 4]", "T[4]", "T[]"),),
+    3: (("T[3, 4]", "T[4]", "T[]"), ("T[0]", "T[1]", "T[]")),
 }
+
+
+def _samples(arity: int, *rest: Any) -> tuple[Sample, ...]:
+    return tuple([Sample(shapes, *rest) for shapes in _SAMPLE_SHAPES[arity]])
 
 
 def elementwise(
@@ -493,6 +500,8 @@ def elementwise(
     compares: bool = False,
     jvp: Rules | None = None,
     transpose: Rules | None = None,
+    ulps: int = 0,
+    reference: Reference | None = None,
 ) -> OpDef:
     """The record of an elementwise operation.
 
@@ -507,13 +516,12 @@ def elementwise(
         low, high: The range for samples.
         widen: Whether `run` needs 16-bit floats as float32; False where the bits count.
         lower: A whole lowering rule, in place of `fn`.
-        effects: See `OpDef`.
         params: Static parameters for the samples.
-        compares, jvp, transpose: See `OpDef`.
+        effects, compares, jvp, transpose, ulps: See `OpDef`.
+        reference: See `OpDef`; None: NumPy and `jax.numpy` have it by the same name.
     """
     allowed = _ALLOWED[promote]
-    run_as = _typed_run(in_float32(run) if widen else run, result)
-    run_as.__doc__ = doc
+    run_as = _typed_run(in_float32(run) if widen else run, result, doc)
     if lower is None:
         assert fn is not None
         lower = pointwise(fn)
@@ -530,8 +538,7 @@ def elementwise(
         align=aligned if arity > 1 else None,
         is_cheap=True,
         batch=batching.pointwise,
-        samples=tuple(
-            Sample(shapes, params or {}, allowed, low, high)
-            for shapes in _SAMPLE_SHAPES[arity]
-        ),
+        ulps=ulps,
+        reference=reference or Reference(f"numpy.{name}", f"jax.numpy.{name}"),
+        samples=_samples(arity, params or {}, allowed, low, high),
     )

@@ -10,6 +10,7 @@ import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -32,13 +33,19 @@ from hopflow.ops import (
     sets,
 )
 from hopflow.ops.convert import astype
+from hopflow.ops.opdef import OPERATIONS
 from hopflow.symbolic import scalars
 from hopflow.symbolic.boolean import SymBool
 from hopflow.symbolic.size import SymFloat, SymInt
 from hopflow.tensor import numpy_functions as composed
 from hopflow.tensor.exported import check_constant
 
-__all__ = ["call_function", "call_ufunc"]
+__all__ = [
+    "call_function",
+    "call_ufunc",
+    "special_functions",
+    "universal_functions",
+]
 
 Function = Callable[..., Any]
 
@@ -46,22 +53,21 @@ Function = Callable[..., Any]
 # --- universal functions --------------------------------------------------------------
 
 
-_SAME_NAME: Final = """
-    add subtract multiply divide floor_divide remainder negative positive sign square
-    reciprocal maximum minimum floor ceil trunc copysign nextafter signbit
-    isfinite isinf isnan equal not_equal less less_equal greater greater_equal
-    logical_and logical_or logical_xor logical_not bitwise_and bitwise_or bitwise_xor
-    sin cos tan sinh cosh tanh exp exp2 expm1 log log2 log10 log1p logaddexp sqrt cbrt
-    hypot matmul vecdot
-"""
-_OTHER_NAMES: Final[Mapping[str, Function]] = {
-    "absolute": elementwise.abs,
+_COMPOSED: Final[Mapping[str, Function]] = {
+    "floor_divide": elementwise.floor_divide,
+    "remainder": elementwise.remainder,
     "power": elementwise.pow,
-    "rint": elementwise.round,
+    "positive": elementwise.positive,
+    "square": elementwise.square,
+    "reciprocal": elementwise.reciprocal,
     "conjugate": elementwise.conj,
-    "invert": elementwise.bitwise_invert,
-    "left_shift": elementwise.bitwise_left_shift,
-    "right_shift": elementwise.bitwise_right_shift,
+    "logical_and": logic.logical_and,
+    "logical_or": logic.logical_or,
+    "logical_xor": logic.logical_xor,
+    "logical_not": logic.logical_not,
+    "logaddexp": math.logaddexp,
+    "matmul": matmul.matmul,
+    "vecdot": matmul.vecdot,
     "divmod": composed.divmod_,
     "modf": composed.modf,
     "fabs": composed.fabs,
@@ -73,36 +79,39 @@ _OTHER_NAMES: Final[Mapping[str, Function]] = {
     "radians": composed.radians,
     "rad2deg": composed.degrees,
     "degrees": composed.degrees,
-    "arcsin": math.asin,
-    "arccos": math.acos,
-    "arctan": math.atan,
-    "arctan2": math.atan2,
-    "arcsinh": math.asinh,
-    "arccosh": math.acosh,
-    "arctanh": math.atanh,
 }
-_SPECIAL: Final[Mapping[str, Function]] = {
-    "erf": math.erf,
-    "erfc": math.erfc,
-    "erfinv": math.erfinv,
-    "gammaln": math.lgamma,
-    "psi": math.digamma,
-    "expit": math.sigmoid,
-}
-"""Of `scipy.special`, which is not imported for it."""
+"""Universal functions of which ours is a function of several operations, or of one
+that depends on the operands."""
+_COMPOSED_SPECIAL: Final[Mapping[str, Function]] = {"psi": math.digamma}
+"""The same, of `scipy.special`."""
 
 
-def _home(name: str) -> Function:
-    for module in (elementwise, math, matmul):
-        if hasattr(module, name):
-            return getattr(module, name)  # type: ignore[no-any-return]
-    raise AssertionError(name)
+@cache
+def special_functions() -> Mapping[str, Function]:
+    """Our functions by their names in `scipy.special`, which is not imported for it:
+    the operations whose records have such a reference, and compositions."""
+    return {**_operations("scipy.special"), **_COMPOSED_SPECIAL}
 
 
-_UFUNCS: Final[Mapping[np.ufunc, Function]] = {
-    **{getattr(np, name): _home(name) for name in _SAME_NAME.split()},
-    **{getattr(np, name): f for name, f in _OTHER_NAMES.items()},
-}
+@cache
+def universal_functions() -> Mapping[np.ufunc, Function]:
+    """Our functions by NumPy's: the operations whose records have such a reference, and
+    compositions."""
+    found = {**_operations("numpy"), **_COMPOSED}
+    pairs = ((getattr(np, name), function) for name, function in found.items())
+    return {ufunc: f for ufunc, f in pairs if isinstance(ufunc, np.ufunc)}
+
+
+def _operations(library: str) -> dict[str, Function]:
+    """The operations by the names that a library has for them."""
+    references = (
+        (op, (op.reference.numpy or "").rpartition("."))
+        for op in OPERATIONS.values()
+        if op.reference
+    )
+    return {name: op for op, (home, _, name) in references if home == library}
+
+
 _REDUCTIONS: Final[Mapping[np.ufunc, Function]] = {
     np.add: composed.sum_,
     np.multiply: composed.prod,
@@ -123,9 +132,10 @@ def _operation(ufunc: np.ufunc, method: str) -> Function | None:
         return _REDUCTIONS.get(ufunc)
     if method != "__call__":
         return None
-    if ufunc in _UFUNCS:
-        return _UFUNCS[ufunc]
-    special = _SPECIAL.get(ufunc.__name__)
+    known = universal_functions()
+    if ufunc in known:
+        return known[ufunc]
+    special = special_functions().get(ufunc.__name__)
     return special if special is not None and _is_of_scipy(ufunc) else None
 
 
