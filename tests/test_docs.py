@@ -5,13 +5,22 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
+
+from hopflow.graph.parser import parse
+from hopflow.graph.printer import format_graph
+from hopflow.graph.verifier import verify
+from hopflow.hops.cond import COND
+from hopflow.hops.scan import SCAN
+from hopflow.ops.opdef import OPERATIONS
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 LINK = re.compile(r"\]\((?!\w+:)([^)#\s]+)")
 NOTE = re.compile(r"docs/notes/[\w-]+\.md")
+GRAPH = re.compile(r"^    graph .*\n(?:    .*\n)+", re.M)
 
 
 def sources() -> Iterator[Path]:
@@ -32,6 +41,27 @@ def test_every_note_that_the_code_points_to_exists() -> None:
         for note in NOTE.findall(path.read_text())
         if not (ROOT / note).exists()
     ] == []
+
+
+def test_the_code_points_to_every_note() -> None:
+    named = {note for path in sources() for note in NOTE.findall(path.read_text())}
+    notes = {f"docs/notes/{p.name}" for p in (ROOT / "docs" / "notes").glob("*_*.md")}
+    assert notes
+    assert notes - named == set()
+
+
+def graphs_of_notes() -> Iterator[str]:
+    for note in sorted((ROOT / "docs" / "notes").glob("*.md")):
+        yield from map(dedent, GRAPH.findall(note.read_text()))
+
+
+def test_the_graphs_in_the_notes_keep_the_rules() -> None:
+    texts = list(graphs_of_notes())
+    assert len(texts) >= 3
+    for text in texts:
+        graph = parse(text, {**OPERATIONS, "cond": COND, "scan": SCAN})
+        verify(graph)
+        assert format_graph(graph) == text
 
 
 def test_every_page_is_reached_from_the_map() -> None:

@@ -1,9 +1,8 @@
 """What a pass may know of an operator with subgraphs: its regions and their roles.
 
-An operator says in `signature(node)` what each arg, each result and each input and
-output of its graphs is, and in `with_roles` how its own params follow from that. The
-edits below (drop a carry, add an invariant, …) and passes use only this, and know no
-operator by name.
+An operator says them in `signature(node)`, and in `with_roles` how its own params
+follow from them. `docs/notes/roles_and_regions.md` states what holds of every node with
+graphs; the edits below keep it.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

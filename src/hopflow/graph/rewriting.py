@@ -79,7 +79,10 @@ def sizes_of(node: Node) -> Iterable[SymInt]:
 
 
 def effects(item: Node | Graph) -> frozenset[str]:
-    """What a node, or all of a graph, may do besides computing its results."""
+    """What a node, or all of a graph, may do besides computing its results.
+
+    See `docs/notes/effects_and_order.md`.
+    """
     if isinstance(item, Graph):
         return frozenset().union(*(effects(node) for node in item.nodes))
     own: frozenset[str] = getattr(item.op, "effects", frozenset())
@@ -174,8 +177,10 @@ def _copied(
 def own_graphs(
     op: Any, params: Mapping[str, Any], copied: Callable[[Graph], Graph] = clone
 ) -> dict[str, Any]:
-    """`params` for another node. A graph has one owner, but for the bodies of calls,
-    which nodes share that are made together."""
+    """`params` for another node, with copies of the graphs but for bodies of calls.
+
+    See `docs/notes/roles_and_regions.md`.
+    """
     return dict(params) if op.is_call else map_graphs(params, copied)
 
 

@@ -1,6 +1,7 @@
 """The rules of captured graphs, checked: run after every pass where `config.verify` is.
 
-Each rule is stated by the message of its error.
+Each rule is stated by the message of its error; `docs/notes/roles_and_regions.md` and
+`docs/notes/symbols_and_owners.md` say why they hold.
 """
 
 from collections.abc import Sequence

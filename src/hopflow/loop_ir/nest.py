@@ -58,8 +58,8 @@ class Assign:
 
 @dataclass(eq=False, slots=True)
 class Accumulate:
-    """`var = combine(var, value)`, in an order of the emitter's choice that depends on
-    the loop's extent only, never on chance or the number of threads.
+    """`var = combine(var, value)`, in an order of the emitter's choice; see
+    `docs/notes/numerics_and_bits.md` for what it may depend on.
 
     combine is one of add, mul, min, max, and, or.
     """

@@ -1,7 +1,7 @@
 """What polynomials have not: `//`, `%`, min and max in normal form, and their ranges.
 
-The normal form relies on declared ranges only, which never change, so equal expressions
-built at different times are the same. What was learned since is for `facts.py`.
+The normal form relies on declared ranges only, so that it never changes: see
+`docs/notes/symbols_and_owners.md`.
 A quotient means what Python computes, its error included: nothing is cancelled that may
 be zero.
 """

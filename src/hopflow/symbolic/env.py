@@ -370,8 +370,10 @@ class ShapeEnv:
 
     @contextmanager
     def body(self) -> Iterator[None]:
-        """Assumptions within the block are forgotten at its end, for a run may not come
-        to check them; guards stay facts."""
+        """Assumptions within the block are forgotten at its end; guards stay facts.
+
+        See `docs/notes/symbols_and_owners.md`.
+        """
         learned, guards = len(self._learned), len(self._guards)
         try:
             yield

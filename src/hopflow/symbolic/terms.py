@@ -49,9 +49,9 @@ class Symbol:
     """An unknown number: `s…` backed by an input, `u…` by nothing yet.
 
     Symbols are compared by identity; the name is for people. An integer is not negative
-    unless `range` says so, and 0 and 1 are like any other. `range` is what was declared
-    and never changes; what is learned since is in `env`. Without an `env` there is
-    nobody to ask, and a comparison that ranges leave open is an error.
+    unless `range` says so, and 0 and 1 are like any other. `range` is declared; what is
+    learned since is in `env`: see `docs/notes/symbols_and_owners.md`. Without an `env`,
+    a comparison that ranges leave open is an error.
     """
 
     name: str

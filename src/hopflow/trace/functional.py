@@ -1,9 +1,7 @@
 """Functionalization: a write becomes a new value, seen by every view of its base.
 
-A traced tensor that was ever viewed or written has a `FunctionalStorage`: the value
-that its base has now, and a version. A view keeps the chain of view operations that
-leads to it from the base; when its version is behind, it is made anew from the base. A
-write to a view is carried back along the chain by each operation's `unview`.
+`docs/notes/memory_and_aliases.md` says how storages, chains of views and versions do
+that.
 
 A base may turn out to be a part of another one, as when a body reads a view of what it
 writes: its storage then says where it is `within` that, and all its views follow.

@@ -4,7 +4,8 @@ A `Tracer` records the operations of one function. What its body meets from outs
 *lifted*: it becomes an input of the graph. With a tracer below it (`parent`), a value
 is lifted there first, level by level up to its owner, and each level gets one input for
 it, keyed by the parent's value; with the eager interpreter below, a concrete tensor is
-captured as it is. Lifting a tensor lifts the free symbols of its shape before it.
+captured as it is. Symbols are lifted before the tensors that they are sizes of:
+`docs/notes/symbols_and_owners.md`.
 """
 
 import sys
@@ -491,8 +492,8 @@ class Tracer(Numbers):
         copied: Callable[[Graph], Graph] = clone,
     ) -> list[TracedTensor]:
         """Record a node of another graph as it is, on args of the same types: it
-        defines the same symbol. Its graphs are `copied`, for each has one owner; the
-        body that calls share once for all of them."""
+        defines the same symbol. Its graphs are `copied`, the body that calls share once
+        for all of them: see `docs/notes/roles_and_regions.md`."""
         recorded = tuple(map(self.arg, args))
 
         params = map_graphs(

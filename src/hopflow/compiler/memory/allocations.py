@@ -1,8 +1,7 @@
 """Allocations: memory that values share, one after the other.
 
-At first each value has an allocation of its own. Two become one if no value of one is
-live while a value of the other is; where an equation reads the last of one value and
-makes another in its memory, it must be able to do so element by element.
+At first each value has an allocation of its own. Two become one where the rule of
+`docs/notes/memory_and_aliases.md` allows it, which `conflict` decides.
 """
 
 from bisect import bisect_right, insort

@@ -7,8 +7,8 @@ from around it must still be there in the second step.
 
 Where an allocation is follows from what loops are written: in that of a parameter, in
 the row of a stack, in the caller's memory for a result, in a part of another, or by
-itself. Nothing is taken
-from live ranges, nor from what a pass noted about an allocation.
+itself. Nothing is taken from live ranges, nor from what a pass noted about an
+allocation. `docs/notes/memory_and_aliases.md` states what is checked.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence

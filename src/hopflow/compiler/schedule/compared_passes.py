@@ -11,7 +11,8 @@ another value has written over. Inputs depend on their types alone.
     Python     is not called: a callback gives numbers that depend on what it is given
 
 A pass has to keep results, the check or routine that stops the program, and what
-callbacks are given, in their order. What is not compared:
+callbacks are given, in their order: `docs/notes/effects_and_order.md` and
+`docs/notes/numerics_and_bits.md`. What is not compared:
 
 - A run that takes more than `STEPS` steps of the interpreter, or a program of larger
   inputs: many elements or trips, a `while` that does not end on what was drawn.

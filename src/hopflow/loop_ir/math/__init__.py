@@ -1,8 +1,8 @@
 """Transcendental functions as straight-line code, in the operations of `expr`.
 
 Every function is a reduction of the argument and a polynomial: no branch, no table, no
-call; explicit fma. So it is the same code, with the same bits, for a scalar and for a
-vector of any width, on each target whose fma rounds once. `tools/polynomials.py`
+call; explicit fma. So its bits are the same wherever it is computed, on each target
+whose fma rounds once: see `docs/notes/numerics_and_bits.md`. `tools/polynomials.py`
 computes the coefficients.
 
 Errors are at most 2 units in the last place over the whole range, subnormal numbers and
