@@ -15,7 +15,7 @@ from hopflow.compiler.llvm.module import Module
 from hopflow.compiler.llvm.types import NARROW_FLOATS
 from hopflow.dtypes import DType
 from hopflow.loop_ir import expr as e
-from hopflow.loop_ir.expr import Buffer, Expr, Var
+from hopflow.loop_ir.expr import Buffer, Expr, Index, Var
 from hopflow.loop_ir.nest import (
     Assign,
     Copy,
@@ -59,7 +59,7 @@ def define(module: Module, name: str, dtype: DType, target: CpuTarget) -> None:
 
     few = w.f.emit(f"icmp ule i64 {w.value(n)}, {FEW}")
     w.when(few, lambda: sort(_merge_passes))
-    sort(_radix_passes)
+    sort(lambda *given: _Radix(*given).passes())
     w.finish()
     module.define(name, w.f.text)
 
@@ -67,68 +67,79 @@ def define(module: Module, name: str, dtype: DType, target: CpuTarget) -> None:
 # --- by digits ------------------------------------------------------------------------
 
 
-def _radix_passes(w: Wrapper, source: Buffer, sink: Buffer) -> list[Stmt]:
-    """Sort by each digit in turn. A digit that all codes share takes no pass."""
-    keys, n = w.buffers["keys"], w.scalars["n"]
-    descending = e.compare("ne", w.scalars["descending"], e.index(0))
-    key, at, start = Var("key", keys.dtype), Var("at", _I64), Var("p", _I64)
-    value = _code(e.read(key), descending)
-    code = Var("code", value.dtype)
-    digits = e.index(1 << _DIGIT)
-    passes = max(1, value.dtype.bits // _DIGIT)
-    codes, sorted_ = (w.scratch(name, value.dtype, n) for name in ("codes", "sorted"))
-    counts = w.scratch("counts", _I64, e.index(passes), digits)
-    w.clear(counts)
-    old, new = (Buffer(name, value.dtype, (n,), "arena") for name in ("old", "new"))
-    w.memory.place_in_slot(old, w.pointer(codes))
-    w.memory.place_in_slot(new, w.pointer(sorted_))
+class _Radix:
+    """Sorting by each digit in turn. A digit that all codes share takes no pass.
 
-    def digit(number: Expr) -> Expr:
-        """The digit of the code with this number, from the last one."""
-        bits = e.cast(e.mul(number, e.index(_DIGIT)), value.dtype)
-        rest = e.binary("lshr", e.read(code), bits)
-        own = e.binary("and", rest, e.const((1 << _DIGIT) - 1, value.dtype))
-        return e.cast(own, _I64)
+    old, new   the codes in the order of `source`, and in that of `sink`
+    counts     of each digit, by its number from the last one: how many codes have it;
+               and then where the next of them goes
+    """
 
-    def add_one(number: Expr) -> Stmt:
-        place = number, digit(number)
-        more = e.add(e.load(counts, place), e.index(1))
-        return Store(counts, place, more)
+    def __init__(self, w: Wrapper, source: Buffer, sink: Buffer) -> None:
+        self.keys, self.n = w.buffers["keys"], w.scalars["n"]
+        self.source, self.sink = source, sink
+        descending = e.compare("ne", w.scalars["descending"], e.index(0))
+        self.key = Var("key", self.keys.dtype)
+        self.value = _code(e.read(self.key), descending)
+        dtype = self.value.dtype
+        self.code, self.at = Var("code", dtype), Var("at", _I64)
+        self.count = dtype.bits // _DIGIT
+        shape = e.index(self.count), e.index(1 << _DIGIT)
+        self.counts = w.scratch("counts", _I64, *shape)
+        w.clear(self.counts)
+        self.old, self.new = (
+            Buffer(name, dtype, (self.n,), "arena") for name in ("old", "new")
+        )
+        for buffer in (self.old, self.new):
+            memory = w.scratch(f"codes.{buffer.name}", dtype, self.n)
+            w.memory.place_in_slot(buffer, w.pointer(memory))
 
-    def one_pass(number: Expr) -> list[Stmt]:
-        place, position = (number, digit(number)), Var("position", _I64)
-        body: list[Stmt] = [
-            Let(code, e.load(old, (e.read(at),))),
-            Let(position, e.load(counts, place)),
-            Store(counts, place, e.add(e.read(position), e.index(1))),
-            Store(new, (e.read(position),), e.read(code)),
-            Store(sink, (e.read(position),), e.load(source, (e.read(at),))),
+    def place(self, number: Expr) -> Index:
+        """The place among the counts of a digit of the code."""
+        bits = e.cast(e.mul(number, e.index(_DIGIT)), self.code.dtype)
+        rest = e.binary("lshr", e.read(self.code), bits)
+        most = e.const((1 << _DIGIT) - 1, self.code.dtype)
+        return number, e.cast(e.binary("and", rest, most), _I64)
+
+    def passes(self) -> list[Stmt]:
+        at, number = e.read(self.at), Var("pass", _I64)
+        own = e.read(number)
+        is_shared = e.compare("eq", e.load(self.counts, self.place(own)), self.n)
+        count: list[Stmt] = [
+            Let(self.key, e.load(self.keys, (at,))),
+            Let(self.code, self.value),
+            Store(self.old, (at,), e.read(self.code)),
+            *(self.add_one(e.index(p)) for p in range(self.count)),
         ]
-        swaps: list[Stmt] = [Swap(old, new), Swap(source, sink)]
-        return [*_sum_before(counts, number, digits), For(at, n, body), *swaps]
+        sort: list[Stmt] = [
+            Let(self.code, e.load(self.old, (e.index(0),))),
+            If(e.unary("not", is_shared), self.one_pass(own)),
+        ]
+        return [
+            For(self.at, self.n, count),
+            For(number, e.index(self.count), sort),
+        ]
 
-    number = e.read(start)
-    shared = e.compare("eq", e.load(counts, (number, digit(number))), n)
-    return [
-        For(
-            at,
-            n,
-            [
-                Let(key, e.load(keys, (e.read(at),))),
-                Let(code, value),
-                Store(old, (e.read(at),), e.read(code)),
-                *(add_one(e.index(p)) for p in range(passes)),
-            ],
-        ),
-        For(
-            start,
-            e.index(passes),
-            [
-                Let(code, e.load(old, (e.index(0),))),
-                If(e.unary("not", shared), one_pass(number)),
-            ],
-        ),
-    ]
+    def add_one(self, number: Expr) -> Stmt:
+        place = self.place(number)
+        return Store(self.counts, place, e.add(e.load(self.counts, place), e.index(1)))
+
+    def one_pass(self, number: Expr) -> list[Stmt]:
+        """Move all to where their digits say."""
+        place, at, to = self.place(number), e.read(self.at), Var("to", _I64)
+        body: list[Stmt] = [
+            Let(self.code, e.load(self.old, (at,))),
+            Let(to, e.load(self.counts, place)),
+            Store(self.counts, place, e.add(e.read(to), e.index(1))),
+            Store(self.new, (e.read(to),), e.read(self.code)),
+            Store(self.sink, (e.read(to),), e.load(self.source, (at,))),
+        ]
+        return [
+            *_sum_before(self.counts, number, e.index(1 << _DIGIT)),
+            For(self.at, self.n, body),
+            Swap(self.old, self.new),
+            Swap(self.source, self.sink),
+        ]
 
 
 def _sum_before(counts: Buffer, row: Expr, length: Expr) -> list[Stmt]:
