@@ -219,7 +219,8 @@ def agree(found: Any, wanted: Any) -> None:
 def arguments(ufunc: np.ufunc) -> tuple[Any, ...]:
     """What a universal function takes: of an operation, numbers of its domain."""
     ours, name = numpy_protocol.universal_functions()[ufunc], ufunc.__name__
-    x, y = X, Y
+    x: Any = X
+    y: Any = Y
     if name == "matmul":
         y = X.T
     elif isinstance(ours, OpDef):
