@@ -22,6 +22,8 @@ from hopflow.ops.opdef import HALVES, OPERATIONS, OpDef, Sample
 from hopflow.tensor.numpy_protocol import special_functions, universal_functions
 from hopflow.testing.kernels import KernelTrap, evaluate, sample_arrays
 
+pytestmark = pytest.mark.slow  # what no Python version changes
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
 every_operation = pytest.mark.parametrize("op", OPERATIONS.values(), ids=str)
