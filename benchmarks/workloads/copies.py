@@ -34,6 +34,7 @@ class Copies:
     carries      how many arrays there are
     touches_all  whether each step computes all elements
     scans        whether the first argument is an array, and not a number
+    width        the carries are whole rows of so many elements, one at least
     """
 
     name: str
@@ -42,9 +43,11 @@ class Copies:
     carries: int = 1
     touches_all: bool = False
     scans: bool = False
+    width: int = 1
 
     def args(self, steps: int, length: int) -> Arrays:
         rng = np.random.default_rng(0)
+        length = max(length // self.width, 1) * self.width
         carries = [rng.normal(size=length).astype("f") for _ in range(self.carries)]
         return (np.arange(steps) if self.scans else np.asarray(steps), *carries)
 
@@ -76,8 +79,19 @@ def rows() -> Sequence[Copies]:
         Copies("leapfrog-write", _hop_leapfrog_write, _lax_leapfrog_write, 2),
         Copies("rotate-write", _hop_rotate_write, _lax_rotate_write, 3),
         Copies("concat-pieces", _pieces(_hop_loop, hf), _pieces(_lax_loop, jnp)),
-        Copies("concat-products", _products(_hop_loop, hf), _products(_lax_loop, jnp)),
-        Copies("stack-products", _hop_stack_products, _lax_stack_products, scans=True),
+        Copies(
+            "concat-products",
+            _products(_hop_loop, hf),
+            _products(_lax_loop, jnp),
+            width=WIDTH,
+        ),
+        Copies(
+            "stack-products",
+            _hop_stack_products,
+            _lax_stack_products,
+            scans=True,
+            width=WIDTH,
+        ),
         Copies("scan-rows", _hop_scan_rows, _lax_scan_rows, scans=True),
     ]
 
@@ -205,7 +219,7 @@ def _pieces(loop: Any, np_: Any) -> Callable[..., Any]:
 
 def _matrix(np_: Any, x: Any) -> tuple[Any, Any]:
     """A vector in rows, and a square matrix to multiply them with."""
-    rows = np_.reshape(x[: x.shape[0] // WIDTH * WIDTH], (-1, WIDTH))
+    rows = np_.reshape(x, (-1, WIDTH))
     return rows, np_.reshape(np_.sin(np_.arange(WIDTH**2) * 1.0), (WIDTH, WIDTH))
 
 
