@@ -105,6 +105,20 @@ def test_equal_keys_keep_their_order(
     assert np.asarray(found).tobytes() == x[want].tobytes()
 
 
+@pytest.mark.parametrize("k", [0, 1, 5, sorting_code.KEPT, sorting_code.KEPT + 1])
+@pytest.mark.parametrize("n", [70, 300, 3000])
+@pytest.mark.parametrize("dtype", dtypes.ALL, ids=str)
+def test_top_k_are_the_first_of_the_descending_order(
+    dtype: dtypes.DType, n: int, k: int
+) -> None:
+    drawn = keys(dtype, n)
+    for x in (drawn, drawn[np.asarray(sorting.argsort(asarray(drawn)))]):
+        order = sorting.argsort(asarray(x), descending=True)[:k]
+        values, indices = hf.jit(lambda x: tuple(sorting.top_k(x, k)))(x)
+        assert np.asarray(indices).tolist() == order.tolist()
+        assert np.asarray(values).tobytes() == x[np.asarray(order)].tobytes()
+
+
 def test_sorting_empty_axes() -> None:
     agree(sorting.sort(asarray(np.zeros((2, 0)))), np.zeros((2, 0)))
     agree(sorting.argsort(asarray(np.zeros((0, 2)))), np.zeros((0, 2), np.int64))

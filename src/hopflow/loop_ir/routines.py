@@ -414,6 +414,28 @@ _ARGSORT: Final = Routine(
     ("descending",),
 )
 
+
+def _run_top_order(arrays: Sequence[NDArray], scalars: Sequence[int]) -> int:
+    keys, out, first, second = arrays
+    order = np.empty_like(first)
+    _run_argsort((keys, order, second), (scalars[0], 1))
+    out[...] = order[: len(out)]
+    return 0
+
+
+_TOP_ORDER: Final = Routine(
+    "top_order",
+    (
+        Array("keys", ("n",), "in", "any"),
+        Array("out", ("k",), "out", "i64"),
+        Array("workspace", ("n",), "work", "i64"),
+        Array("other", ("n",), "work", "i64"),
+    ),
+    ("n", "k"),
+    """The first `k` positions of the descending order of `keys`; see "argsort".""",
+    _run_top_order,
+)
+
 _ALL: Final = (
     _gemm("gemm", False, False),
     _gemm("gemm_nt", False, True),
@@ -432,5 +454,6 @@ _ALL: Final = (
     _GESDD_VALUES,
     _TRSM,
     _ARGSORT,
+    _TOP_ORDER,
 )
 ROUTINES: Final[Mapping[str, Routine]] = {routine.name: routine for routine in _ALL}

@@ -16,7 +16,7 @@ from hopflow.ops.deferred import with_elements
 from hopflow.ops.gather import gather_clip
 from hopflow.ops.opdef import OpDef, Sample
 from hopflow.ops.rules import Array, as_flag, as_size, normalize_axis
-from hopflow.ops.views import Types, as_tensor, moved, part
+from hopflow.ops.views import Types, as_tensor, moved
 from hopflow.symbolic.size import Size
 
 __all__ = ["TopK", "argsort", "sort", "top_k"]
@@ -64,6 +64,41 @@ _argsort: Final = OpDef(
         Sample(("T[3, 5]",), {"descending": False}, dtypes.ALL),
         Sample(("T[7]",), {"descending": True}, dtypes.ALL),
         Sample(("T[2, 0]",), {"descending": False}),
+    ),
+)
+
+
+def _top_order_infer(x: TensorType, *, count: Size) -> TensorType:
+    return TensorType(dtypes.int64, (*x.shape[:-1], count))
+
+
+def _top_order_run(x: Array, *, count: int) -> Array:
+    """The first positions of the descending order along the last axis."""
+    return np.ascontiguousarray(_argsort_run(x, descending=True)[..., :count])
+
+
+def _top_order_lower(_types: Types, x: Operand, *, count: Size) -> Library:
+    n = x.type.shape[-1]
+    return Library(
+        "top_order",
+        (x,),
+        scalars=(extent(n), extent(count)),
+        batch=x.type.ndim - 1,
+        workspace=(TensorType(dtypes.int64, (n,)),) * 2,
+    )
+
+
+_top_order: Final = OpDef(
+    name="top_order",
+    promote=None,
+    infer=_top_order_infer,  # T[*s, n] -> i64[*s, count]
+    run=_top_order_run,
+    lower=_top_order_lower,
+    batch=batching.along,
+    samples=(
+        Sample(("T[3, 5]",), {"count": 2}, dtypes.ALL),
+        Sample(("T[300]",), {"count": 100}, dtypes.ALL),
+        Sample(("T[2, 4]",), {"count": 0}),
     ),
 )
 
@@ -142,7 +177,6 @@ def top_k(x: Any, k: Size, /, *, axis: int = -1) -> TopK:
     last = with_elements(last, n, count, f"top_k: axis {axis} must have `k` elements")
     if not count <= n:
         raise ShapeError(f"top_k: `k` is {count}, and axis {axis} has {n} elements.")
-    order = apply(_argsort, last, descending=True)
-    chosen = part(order, last.ndim - 1, 0, count)
+    chosen = apply(_top_order, last, count=count)
     back = last.ndim - 1, axis
     return TopK(moved(_picked(last, chosen), *back), moved(chosen, *back))

@@ -24,8 +24,8 @@ def _compiled(name: str, target: CpuTarget) -> Library:
     module = Module()
     if routine.startswith("far_"):
         expressions.define_far(module, name, routine.removeprefix("far_"), dtype)
-    elif routine == "argsort":
-        sort.define(module, name, dtype, target)
+    elif routine in ("argsort", "top_order"):
+        sort.define(module, name, routine, dtype, target)
     elif routine.startswith("gemm"):
         gemm.define(module, name, ROUTINES[routine], dtype, target)
     else:

@@ -43,11 +43,12 @@ def emit(emitter: CpuEmitter, s: Call) -> None:
 
 def _cost(name: str, scalars: list[Expr]) -> Cost:
     """About the time of a routine: cubic for all but sorting."""
-    work = e.index(64)
-    if name != "argsort":
+    work, sorts = e.index(64), name in ("argsort", "top_order")
+    scalars = scalars[:1] if sorts else scalars
+    if not sorts:
         work = scalars[0] if len(scalars) < 3 else e.index(1)
         work = e.mul(work, scalars[0]) if len(scalars) < 2 else work
     for scalar in scalars:
         work = e.mul(work, scalar)
-    work = e.add(work if name == "argsort" else e.div(work, e.index(8)), e.index(200))
+    work = e.add(work if sorts else e.div(work, e.index(8)), e.index(200))
     return Cost(work.attr) if work.is_const else Cost(0, [work])

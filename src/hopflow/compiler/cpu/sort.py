@@ -6,7 +6,7 @@ digits are equal. Few are merged, for which no digits are counted. Both are stab
 """
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from hopflow import dtypes
 from hopflow.compiler.cpu.blas import Wrapper
@@ -32,6 +32,8 @@ from hopflow.loop_ir.routines import ROUTINES
 
 FEW: Final = 256
 """So many keys, or fewer, are merged."""
+KEPT: Final = 64
+"""So many of the largest keys, or fewer, are kept in order while all are looked at."""
 _DIGIT: Final = 8
 """Bits of a digit: a pass writes to as many places at once as there are digits, and
 these should be in the first cache."""
@@ -39,29 +41,53 @@ _I64: Final = dtypes.int64
 _CODES: Final = {8: dtypes.uint8, 16: dtypes.uint16, 32: dtypes.uint32}
 
 
-def define(module: Module, name: str, dtype: DType, target: CpuTarget) -> None:
-    """Define "argsort" for keys of `dtype`."""
-    w = Wrapper(module, name, ROUTINES["argsort"], dtype, target)
-    out, workspace = w.buffers["out"], w.buffers["workspace"]
+def define(
+    module: Module, name: str, routine: str, dtype: DType, target: CpuTarget
+) -> None:
+    """Define "argsort" or "top_order" for keys of `dtype`."""
+    w = Wrapper(module, name, ROUTINES[routine], dtype, target)
+    if routine == "argsort":
+        descending = e.compare("ne", w.scalars["descending"], e.index(0))
+        _sort(w, w.buffers["out"], w.buffers["workspace"], descending)
+    else:
+        _select(w)
+    w.finish()
+    module.define(name, w.f.text)
+
+
+def _sort(w: Wrapper, out: Buffer, workspace: Buffer, descending: Expr) -> None:
+    """Write the order of the keys to `out`."""
     n = w.scalars["n"]
     source, sink = (Buffer(name, _I64, (n,), "arena") for name in ("source", "sink"))
     w.memory.place_in_slot(source, w.pointer(out))
     w.memory.place_in_slot(sink, w.pointer(workspace))
+    order = _Order(w, source, sink, descending)
 
-    def sort(passes: Callable[[Wrapper, Buffer, Buffer], list[Stmt]]) -> None:
+    def sort(passes: Callable[[_Order], list[Stmt]]) -> None:
         at = Var("at", _I64)
         first = For(at, n, [Store(source, (e.read(at),), e.read(at))])
-        w.emitter.body([first, *passes(w, source, sink)])
+        w.emitter.body([first, *passes(order)])
         # An odd number of passes ends in the workspace.
-        is_out = w.f.emit(f"icmp eq ptr {w.pointer(source)}, {w.pointer(out)}")
-        w.when(is_out, lambda: None)
-        w.emitter.body([Copy(out, workspace)])
+        ends_there = Var(w.f.name("ends"), dtypes.bool_)
+        w.emitter.values.constants[ends_there] = w.f.emit(
+            f"icmp ne ptr {w.pointer(source)}, {w.pointer(out)}"
+        )
+        w.emitter.body([If(e.read(ends_there), [Copy(out, workspace)])])
 
-    few = w.f.emit(f"icmp ule i64 {w.value(n)}, {FEW}")
-    w.when(few, lambda: sort(_merge_passes))
-    sort(lambda *given: _Radix(*given).passes())
-    w.finish()
-    module.define(name, w.f.text)
+    w.emitter.branch(
+        e.compare("le", n, e.index(FEW)),
+        lambda: sort(_merge_passes),
+        lambda: sort(lambda order: _Radix(order).passes()),
+    )
+
+
+class _Order(NamedTuple):
+    """What is sorted: positions of keys, from `source` to `sink` in each pass."""
+
+    w: Wrapper
+    source: Buffer
+    sink: Buffer
+    descending: Expr
 
 
 # --- by digits ------------------------------------------------------------------------
@@ -75,10 +101,9 @@ class _Radix:
                and then where the next of them goes
     """
 
-    def __init__(self, w: Wrapper, source: Buffer, sink: Buffer) -> None:
+    def __init__(self, order: _Order) -> None:
+        w, self.source, self.sink, descending = order
         self.keys, self.n = w.buffers["keys"], w.scalars["n"]
-        self.source, self.sink = source, sink
-        descending = e.compare("ne", w.scalars["descending"], e.index(0))
         self.key = Var("key", self.keys.dtype)
         self.value = _code(e.read(self.key), descending)
         dtype = self.value.dtype
@@ -180,13 +205,81 @@ def _code(key: Expr, descending: Expr) -> Expr:
     return e.binary("xor", code, e.select(descending, ones, e.const(0, code_type)))
 
 
+# --- the first ones -------------------------------------------------------------------
+
+
+def _select(w: Wrapper) -> None:
+    """Write the positions of the `k` largest keys: some are kept in order while all are
+    looked at; of many all are sorted."""
+    k, out = w.scalars["k"], w.buffers["out"]
+    first, second = w.buffers["workspace"], w.buffers["other"]
+    true = e.const(True, dtypes.bool_)
+
+    def of_all() -> None:
+        _sort(w, first, second, true)
+        at = Var("at", _I64)
+        own = e.read(at)
+        w.emitter.body([For(at, k, [Store(out, (own,), e.load(first, (own,)))])])
+
+    w.emitter.branch(
+        e.compare("le", k, e.index(KEPT)),
+        lambda: w.emitter.body(_kept(w, true)),
+        of_all,
+    )
+
+
+def _kept(w: Wrapper, descending: Expr) -> list[Stmt]:
+    """Keep the first `k` positions in order: a key that comes before the last of them
+    moves those behind it, and of equal keys the later one stays behind."""
+    keys, out, k = w.buffers["keys"], w.buffers["out"], w.scalars["k"]
+    some = e.compare("gt", k, e.index(0))
+    count = e.select(some, w.scalars["n"], e.index(0))
+    at, key, place = Var("at", _I64), Var("key", keys.dtype), Var("place", _I64)
+    value = _code(e.read(key), descending)
+    code, one = Var("code", value.dtype), e.index(1)
+    codes = w.scratch("kept", value.dtype, e.index(KEPT))
+    own, to, last = e.read(at), e.read(place), e.sub(k, one)
+    before = e.sub(to, one)
+    is_less = e.compare("lt", e.read(code), e.load(codes, (last,)))
+    # There are codes up to `place`, but for those that stood there and moved.
+    moves = e.compare(
+        "lt", e.read(code), e.load(codes, (e.binary("max", before, e.index(0)),))
+    )
+    insert: list[Stmt] = [
+        Declare(place, e.binary("min", own, last)),
+        While(
+            [],
+            e.binary("and", e.compare("gt", to, e.index(0)), moves),
+            [
+                Store(codes, (to,), e.load(codes, (before,))),
+                Store(out, (to,), e.load(out, (before,))),
+                Assign(place, before),
+            ],
+        ),
+        Store(codes, (to,), e.read(code)),
+        Store(out, (to,), own),
+    ]
+    return [
+        For(at, k, [Store(codes, (own,), e.const(-1, value.dtype))]),
+        For(
+            at,
+            count,
+            [
+                Let(key, e.load(keys, (own,))),
+                Let(code, value),
+                If(e.binary("or", e.compare("lt", own, k), is_less), insert),
+            ],
+        ),
+    ]
+
+
 # --- by merging -----------------------------------------------------------------------
 
 
-def _merge_passes(w: Wrapper, source: Buffer, sink: Buffer) -> list[Stmt]:
+def _merge_passes(order: _Order) -> list[Stmt]:
     """Merge runs of 1, 2, 4, ... from `source` to `sink`, which then change places."""
+    w, source, sink, descending = order
     keys, n = w.buffers["keys"], w.scalars["n"]
-    descending = e.compare("ne", w.scalars["descending"], e.index(0))
     run, start = Var("run", _I64), Var("start", _I64)
     middle, end = Var("middle", _I64), Var("end", _I64)
 
