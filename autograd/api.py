@@ -7,8 +7,8 @@ from itertools import chain
 from typing import Any
 
 from hopflow import pytree
-from hopflow.autograd.linear import LinearTracer
-from hopflow.autograd.recorded import Recorded
+from hopflow.autograd.linearize import LinearTracer
+from hopflow.autograd.rule_cache import Recorded
 from hopflow.autograd.rules import is_differentiable
 from hopflow.autograd.tape import Tape
 from hopflow.autograd.transpose import transpose

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
-from hopflow.autograd.forward import run_node
-from hopflow.autograd.linear import LinearTracer
-from hopflow.autograd.recorded import run_recorded
+from hopflow.autograd.jvp import run_node
+from hopflow.autograd.linearize import LinearTracer
+from hopflow.autograd.rule_cache import run_recorded
 from hopflow.bind import Interpreter, Operand, Value, current
 from hopflow.graph.core import Arg, Constant, Node, Var
 from hopflow.ops.convert import copy

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, final
 
 from hopflow import pytree
-from hopflow.autograd.forward import Dual, run_graph
-from hopflow.autograd.linear import linear_of
+from hopflow.autograd.jvp import Dual, run_graph
+from hopflow.autograd.linearize import linear_of
 from hopflow.batching import operators as batching
 from hopflow.bind import Interpreter, Operand, Value, bind, current, using
 from hopflow.errors import ArgumentTypeError, ElementTypeError, GraphError
@@ -14,19 +14,6 @@ from hopflow.graph.regions import Region, Role, Runs, Signature, roles
 from hopflow.graph.rewriting import effects, inline
 from hopflow.graph.types import TensorType
 from hopflow.hops.base import Call, HigherOrderOp, derived, numbered, split_args
-from hopflow.hops.bodies import (
-    Body,
-    Function,
-    Recorder,
-    Written,
-    cast_output,
-    check_structure,
-    close_bodies,
-    own_copy,
-    refuse_writes,
-    require_callable,
-    trace_body,
-)
 from hopflow.hops.cond import cond
 from hopflow.hops.loops import (
     check_carry,
@@ -40,6 +27,19 @@ from hopflow.hops.loops import (
     stacked_types,
 )
 from hopflow.hops.scan import scan
+from hopflow.hops.subgraphs import (
+    Body,
+    Function,
+    Recorder,
+    Written,
+    cast_output,
+    check_structure,
+    close_bodies,
+    own_copy,
+    refuse_writes,
+    require_callable,
+    trace_body,
+)
 from hopflow.loop_ir.kernels import Inline
 from hopflow.ops.batching import in_batch
 from hopflow.ops.convert import as_value

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Final, NamedTuple
 
-from hopflow.autograd import operators, twins
+from hopflow.autograd import region_jvp, region_vjp
 from hopflow.autograd.api import vjp
-from hopflow.autograd.forward import differentiate
-from hopflow.autograd.linear import linear_of
+from hopflow.autograd.jvp import differentiate
+from hopflow.autograd.linearize import linear_of
 from hopflow.batching import operators as batching
 from hopflow.bind import Operand, Value, current, recorded, run_graph, slots
 from hopflow.entries import entry
@@ -27,8 +27,8 @@ from hopflow.graph.regions import Port, Role, Signature
 from hopflow.graph.types import TensorType
 from hopflow.hops import derived as forms
 from hopflow.hops import own_rules
-from hopflow.hops.bodies import Body, Function, Written, as_value, own_copy
 from hopflow.hops.schema import Schema, schema_of_call
+from hopflow.hops.subgraphs import Body, Function, Written, as_value, own_copy
 from hopflow.loop_ir.kernels import Inline, Lowered
 from hopflow.pytree import Spec
 from hopflow.recursion import deep_recursion
@@ -321,7 +321,7 @@ class HigherOrderOp:
             return differentiate(
                 graph, own, _symbols_first(self, tangents, params), None
             )
-        return twins.jvp(self, operands, tangents, params)
+        return region_jvp.jvp(self, operands, tangents, params)
 
     def linearize(
         self,
@@ -343,7 +343,7 @@ class HigherOrderOp:
                 graph, own, _symbols_first(self, tangents, params), linear
             )
             return values, lambda _: found
-        return operators.linearize(self, operands, tangents, params)
+        return region_vjp.linearize(self, operands, tangents, params)
 
     def linear_part(
         self, params: dict[str, Any], results: Sequence[Value]
@@ -379,7 +379,7 @@ class HigherOrderOp:
     ) -> Sequence[Tangent | None]:
         """The cotangents of the operands that are `Unknown`, in which a node made by
         `linearize` is linear; None for the others."""
-        return operators.transpose_once(self, cotangents, operands, params)
+        return region_vjp.transpose_once(self, cotangents, operands, params)
 
     # --- what interpreters call ---
 

@@ -15,8 +15,8 @@ from hopflow.errors import (
 from hopflow.graph.types import TensorType
 from hopflow.hops.attention_blocks import EMPTY, FULL, PARTIAL, blocks_in, over
 from hopflow.hops.base import check_scalar
-from hopflow.hops.bodies import Function, flatten_results, require_callable
 from hopflow.hops.map import map_
+from hopflow.hops.subgraphs import Function, flatten_results, require_callable
 from hopflow.ops.convert import as_value, astype
 from hopflow.ops.creation import arange
 from hopflow.ops.elementwise import logical_and, logical_not, logical_or, minimum, where

@@ -24,7 +24,9 @@ from hopflow.graph.regions import (
 )
 from hopflow.graph.types import TensorType, same_size
 from hopflow.hops.base import Call, HigherOrderOp, derived, numbered, split_args
-from hopflow.hops.bodies import (
+from hopflow.hops.dynamic_shapes import padded_branches
+from hopflow.hops.loops import calling
+from hopflow.hops.subgraphs import (
     Body,
     Closed,
     Function,
@@ -45,8 +47,6 @@ from hopflow.hops.bodies import (
     trace_body,
     written_inputs,
 )
-from hopflow.hops.loops import calling
-from hopflow.hops.padded import padded_branches
 from hopflow.loop_ir.kernels import Inline
 from hopflow.ops.sizes import range_of as range_of_size
 from hopflow.pytree import Spec

@@ -4,15 +4,15 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, Final, final
 
-from hopflow.autograd import operators
+from hopflow.autograd import region_vjp
 from hopflow.autograd.partition import Policy
 from hopflow.bind import Operand, Value, recordable
 from hopflow.errors import ArgumentTypeError, ArgumentValueError
 from hopflow.graph.core import Node
 from hopflow.hops.base import Call
-from hopflow.hops.bodies import require_callable
 from hopflow.hops.branches import Calling
 from hopflow.hops.invoke_subgraph import Numbers, call_of
+from hopflow.hops.subgraphs import require_callable
 from hopflow.ops.matmul import matmul_op
 from hopflow.trace.rollback import unchanged_on_error
 from hopflow.zeros import LinearMap, Tangent
@@ -62,7 +62,7 @@ class CheckpointCall(Calling):
             return super().linearize(operands, tangents, params)
         policy = params["policy"]
         keeps = POLICIES[policy] if isinstance(policy, str) else policy
-        return operators.linearize(self, operands, tangents, params, keeps)
+        return region_vjp.linearize(self, operands, tangents, params, keeps)
 
 
 CHECKPOINT = CheckpointCall()

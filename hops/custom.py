@@ -13,7 +13,7 @@ from typing import Any, Final, final
 
 from hopflow import pytree
 from hopflow.autograd.api import Linear, Primals, like
-from hopflow.autograd.linear import (
+from hopflow.autograd.linearize import (
     LinearTracer,
     UsesOperator,
     counted,
@@ -40,7 +40,10 @@ from hopflow.errors import (
 )
 from hopflow.graph.types import TensorType
 from hopflow.hops.base import Call, split_args
-from hopflow.hops.bodies import (
+from hopflow.hops.branches import Calling
+from hopflow.hops.custom_pullback import Backward, BackwardOfMany, no_tangents
+from hopflow.hops.custom_use import Ruled, Use
+from hopflow.hops.subgraphs import (
     Body,
     Function,
     Written,
@@ -50,9 +53,6 @@ from hopflow.hops.bodies import (
     require_callable,
     trace_body,
 )
-from hopflow.hops.branches import Calling
-from hopflow.hops.custom_pullback import Backward, BackwardOfMany, no_tangents
-from hopflow.hops.custom_use import Ruled, Use
 from hopflow.ops.convert import as_value, copy
 from hopflow.ops.opdef import as_default, as_operand
 from hopflow.ops.rules import as_integer

@@ -16,7 +16,7 @@ from hopflow.batching.graphs import Batched, Lane
 from hopflow.bind import Value
 from hopflow.errors import MutationError
 from hopflow.graph.types import TensorType
-from hopflow.hops.bodies import check_rule
+from hopflow.hops.subgraphs import check_rule
 from hopflow.ops.convert import as_value
 from hopflow.pytree import Spec
 from hopflow.symbolic.size import Size, Symbol

@@ -25,7 +25,17 @@ from hopflow.graph.core import Graph, size_of
 from hopflow.graph.interpreter import interpret
 from hopflow.graph.regions import Port, Region, Runs, Signature, roles
 from hopflow.graph.types import TensorType, differing
-from hopflow.hops.bodies import (
+from hopflow.hops.own_rules import (
+    ARGUMENTS,
+    Arguments,
+    Kind,
+    KindOfCall,
+    Leaf,
+    also_reading,
+    filled,
+    keys_of,
+)
+from hopflow.hops.subgraphs import (
     Body,
     Function,
     Written,
@@ -37,16 +47,6 @@ from hopflow.hops.bodies import (
     own_copy,
     trace_body,
     written_inputs,
-)
-from hopflow.hops.own_rules import (
-    ARGUMENTS,
-    Arguments,
-    Kind,
-    KindOfCall,
-    Leaf,
-    also_reading,
-    filled,
-    keys_of,
 )
 from hopflow.pytree import Spec
 from hopflow.symbolic.boolean import SymBool

@@ -6,8 +6,8 @@ from math import inf
 from typing import Any, Final, final
 
 from hopflow import dtypes
-from hopflow.autograd.forward import differentiate
-from hopflow.autograd.linear import linear_of
+from hopflow.autograd.jvp import differentiate
+from hopflow.autograd.linearize import linear_of
 from hopflow.batching.graphs import bind_again
 from hopflow.batching.operators import each_example
 from hopflow.bind import Interpreter, Operand, Value, bind, current
@@ -41,7 +41,8 @@ from hopflow.hops.base import (
     truth,
 )
 from hopflow.hops.block_mask import BlockMask, cell_function, check_fits, check_mask
-from hopflow.hops.bodies import (
+from hopflow.hops.loops import empty_stacks, fits
+from hopflow.hops.subgraphs import (
     Body,
     Function,
     Recorder,
@@ -51,7 +52,6 @@ from hopflow.hops.bodies import (
     refuse_writes,
     trace_body,
 )
-from hopflow.hops.loops import empty_stacks, fits
 from hopflow.loop_ir.kernels import Inline
 from hopflow.ops.convert import as_value, astype
 from hopflow.ops.creation import full, zeros

@@ -16,9 +16,9 @@ from hopflow.graph.core import Graph, match_shapes, plain_symbol
 from hopflow.graph.rewriting import clone
 from hopflow.graph.types import TensorType
 from hopflow.hops.base import Call, debugging
-from hopflow.hops.bodies import Function, commit, flatten_operands, require_callable
 from hopflow.hops.branches import Calling
 from hopflow.hops.loops import calling, spread_specs
+from hopflow.hops.subgraphs import Function, commit, flatten_operands, require_callable
 from hopflow.pickling import Transformed
 from hopflow.pytree import Spec
 from hopflow.recursion import deep_recursion

@@ -22,7 +22,7 @@ from hopflow.graph.regions import Runs
 from hopflow.graph.rewriting import fresh_symbol
 from hopflow.graph.types import TensorType, same_size
 from hopflow.hops.base import Call
-from hopflow.hops.bodies import (
+from hopflow.hops.subgraphs import (
     Body,
     Function,
     as_value,

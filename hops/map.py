@@ -21,7 +21,17 @@ from hopflow.hops.base import (
     numbered,
     split_args,
 )
-from hopflow.hops.bodies import (
+from hopflow.hops.loops import (
+    empty_stacks,
+    flatten_stacks,
+    runs_of,
+    slice_types,
+    slices,
+    stacked,
+    stacked_results,
+)
+from hopflow.hops.scan import scan, transpose_scan
+from hopflow.hops.subgraphs import (
     Body,
     Function,
     Recorder,
@@ -33,16 +43,6 @@ from hopflow.hops.bodies import (
     require_callable,
     trace_body,
 )
-from hopflow.hops.loops import (
-    empty_stacks,
-    flatten_stacks,
-    runs_of,
-    slice_types,
-    slices,
-    stacked,
-    stacked_results,
-)
-from hopflow.hops.scan import scan, transpose_scan
 from hopflow.loop_ir.kernels import CountedLoop
 from hopflow.ops.creation import arange
 from hopflow.ops.joining import concat

@@ -14,11 +14,11 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from hopflow import pytree
 from hopflow.autograd.api import like
-from hopflow.autograd.forward import Dual, differentiate, run_graph
-from hopflow.autograd.linear import LinearTracer, linear_of
+from hopflow.autograd.jvp import Dual, differentiate, run_graph
+from hopflow.autograd.linearize import LinearTracer, linear_of
 from hopflow.autograd.pullback import pulled_by
+from hopflow.autograd.region_jvp import input_like
 from hopflow.autograd.rules import is_differentiable
-from hopflow.autograd.twins import input_like
 from hopflow.batching.graphs import bind_again
 from hopflow.bind import Interpreter, Operand, Value, current, using
 from hopflow.errors import DerivativeError, OperatorError, ResultTypeError
@@ -27,7 +27,7 @@ from hopflow.graph.interpreter import interpret
 from hopflow.graph.regions import result_types
 from hopflow.graph.rewriting import clone, eliminate_dead_code, read_vars
 from hopflow.graph.types import SYMBOL_TYPE, TensorType, may_be
-from hopflow.hops.bodies import (
+from hopflow.hops.subgraphs import (
     Closed,
     Function,
     add_inputs,

@@ -14,10 +14,10 @@ from typing import Any, Final, NamedTuple, final
 
 from hopflow import dtypes
 from hopflow.autograd.api import jvp, linearize, vjp
-from hopflow.autograd.forward import differentiate
-from hopflow.autograd.linear import linear_of
+from hopflow.autograd.jvp import differentiate
+from hopflow.autograd.linearize import linear_of
 from hopflow.autograd.partition import silent
-from hopflow.autograd.twins import reached
+from hopflow.autograd.region_jvp import reached
 from hopflow.batching.api import vmap
 from hopflow.batching.graphs import batched_graph, bind_again
 from hopflow.batching.operators import each_example

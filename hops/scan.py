@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, final
 
 from hopflow import pytree
-from hopflow.autograd.operators import pull
-from hopflow.autograd.twins import node_and_signature
+from hopflow.autograd.region_jvp import node_and_signature
+from hopflow.autograd.region_vjp import pull
 from hopflow.bind import Operand, Value, bind, current, run_graph, slots, using
 from hopflow.dtypes import int64
 from hopflow.errors import (
@@ -28,23 +28,7 @@ from hopflow.hops.base import (
     derived,
     split_args,
 )
-from hopflow.hops.bodies import (
-    Body,
-    Function,
-    Recorder,
-    Written,
-    as_value,
-    check_structure,
-    close_bodies,
-    commit,
-    flatten_operands,
-    flatten_results,
-    own_copy,
-    present_value,
-    require_callable,
-    shown,
-    written_inputs,
-)
+from hopflow.hops.dynamic_shapes import changing_sizes, padded
 from hopflow.hops.loops import (
     as_types,
     changed_types,
@@ -64,7 +48,23 @@ from hopflow.hops.loops import (
     trace_settled,
     write_row,
 )
-from hopflow.hops.padded import changing_sizes, padded
+from hopflow.hops.subgraphs import (
+    Body,
+    Function,
+    Recorder,
+    Written,
+    as_value,
+    check_structure,
+    close_bodies,
+    commit,
+    flatten_operands,
+    flatten_results,
+    own_copy,
+    present_value,
+    require_callable,
+    shown,
+    written_inputs,
+)
 from hopflow.hops.while_loop import WHILE, While, counted
 from hopflow.loop_ir.kernels import CountedLoop
 from hopflow.ops.convert import astype

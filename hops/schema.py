@@ -24,7 +24,7 @@ from hopflow.errors import (
 from hopflow.graph.core import Graph, Node
 from hopflow.graph.printer import Names, static_text
 from hopflow.graph.types import TensorType
-from hopflow.hops.bodies import shown
+from hopflow.hops.subgraphs import shown
 from hopflow.ops.opdef import as_operand
 from hopflow.tensor import asarray
 from hopflow.trace.captures import is_written

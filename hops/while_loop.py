@@ -6,7 +6,7 @@ from math import inf
 from typing import Any, ClassVar, Final, final
 
 from hopflow import dtypes, pytree
-from hopflow.autograd import operators
+from hopflow.autograd import region_vjp
 from hopflow.autograd.partition import Keep
 from hopflow.bind import Operand, Value, bind, current, run_graph
 from hopflow.entries import entry
@@ -31,22 +31,7 @@ from hopflow.hops.base import (
     split_args,
     truth,
 )
-from hopflow.hops.bodies import (
-    Body,
-    Function,
-    Recorder,
-    Written,
-    check_structure,
-    close_bodies,
-    commit,
-    flatten_operands,
-    own_copy,
-    present_value,
-    refuse_writes,
-    require_callable,
-    trace_body,
-    written_inputs,
-)
+from hopflow.hops.dynamic_shapes import changing_sizes, padded
 from hopflow.hops.loops import (
     as_types,
     calling,
@@ -62,7 +47,22 @@ from hopflow.hops.loops import (
     stacked_types,
     trace_settled,
 )
-from hopflow.hops.padded import changing_sizes, padded
+from hopflow.hops.subgraphs import (
+    Body,
+    Function,
+    Recorder,
+    Written,
+    check_structure,
+    close_bodies,
+    commit,
+    flatten_operands,
+    own_copy,
+    present_value,
+    refuse_writes,
+    require_callable,
+    trace_body,
+    written_inputs,
+)
 from hopflow.loop_ir.kernels import WhileLoop
 from hopflow.ops.elementwise import add, less
 from hopflow.ops.opdef import OPERATIONS, as_operand, convert_to
@@ -363,7 +363,7 @@ class While(HigherOrderOp):
             return super().linearize(operands, tangents, params)
         mode = params["reverse_mode"]
         if mode in _KEPT:
-            return operators.linearize(self, operands, tangents, params, _KEPT[mode])
+            return region_vjp.linearize(self, operands, tangents, params, _KEPT[mode])
         return self.linearize_within(operands, tangents, params)
 
     def linear_part(

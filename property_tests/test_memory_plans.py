@@ -30,7 +30,7 @@ from hopflow.compiler.schedule.schedule import memory_plans
 from hopflow.errors import KernelProgramError
 from hopflow.graph.core import Graph
 from hopflow.loop_ir import interpreter
-from hopflow.loop_ir.nest import Program as LoopProgram
+from hopflow.loop_ir.program import Program as LoopProgram
 from hopflow.loop_ir.verifier import verify as verify_loops
 from hopflow.testing.program import Program
 from hopflow.testing.strategies import programs

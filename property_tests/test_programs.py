@@ -17,7 +17,7 @@ from hypothesis.errors import NoSuchExample
 
 import hopflow as hf
 from hopflow.agreement import Rounding
-from hopflow.autograd import recorded
+from hopflow.autograd import rule_cache
 from hopflow.dtypes import as_dtype
 from hopflow.errors import HopflowError, ProgramFormatError
 from hopflow.testing.checks import Disagreement, check
@@ -365,7 +365,7 @@ def test_noise_is_in_rules_that_are_met_for_the_first_time(name: str) -> None:
     def derivative(x: Any) -> Any:
         return hf.jvp(hf.max, (x,), (x,)) if name == "jvp" else hf.grad(hf.max)(x)
 
-    recorded._met.clear()
+    rule_cache._met.clear()
     decisions: list[list[bytes]] = []
     for _ in range(3):
         tape(derivative, [np.array([1.0, 3.0, 2.0])], rounding := Rounding())

@@ -12,7 +12,7 @@ from hopflow.dtypes import int64
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Var
 from hopflow.loop_ir.interpreter import run
-from hopflow.loop_ir.nest import (
+from hopflow.loop_ir.program import (
     Assign,
     Copy,
     Declare,

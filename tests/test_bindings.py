@@ -8,7 +8,7 @@ import pytest
 import hopflow as hf
 from hopflow.compiler.pipeline import lower
 from hopflow.loop_ir.interpreter import run
-from hopflow.loop_ir.nest import Binding, For, Program
+from hopflow.loop_ir.program import Binding, For, Program
 from hopflow.loop_ir.verifier import verify
 from hopflow.loop_ir.walk import statements
 from hopflow.testing.bindings import rebound

@@ -17,7 +17,7 @@ from hopflow.compiler import pipeline
 from hopflow.compiler.schedule.schedule import schedule
 from hopflow.errors import BoundsError
 from hopflow.loop_ir import expr as e
-from hopflow.loop_ir.nest import For, Program, Store
+from hopflow.loop_ir.program import For, Program, Store
 from hopflow.loop_ir.walk import functions
 from hopflow.testing.meanings import agree, run_debug
 

@@ -16,7 +16,6 @@ from hopflow.errors import ArgumentTypeError, ArgumentValueError, ConformanceErr
 from hopflow.graph.rewriting import clone
 from hopflow.hops.associative_scan import ASSOCIATIVE_SCAN
 from hopflow.hops.base import HigherOrderOp, unsupported
-from hopflow.hops.bodies import Written
 from hopflow.hops.checkpoint import CHECKPOINT
 from hopflow.hops.cond import COND
 from hopflow.hops.custom import CUSTOM
@@ -24,6 +23,7 @@ from hopflow.hops.flex_attention import FLEX_ATTENTION
 from hopflow.hops.invoke_subgraph import INVOKE_SUBGRAPH
 from hopflow.hops.map import MAP
 from hopflow.hops.scan import SCAN
+from hopflow.hops.subgraphs import Written
 from hopflow.hops.switch import SWITCH
 from hopflow.hops.while_loop import WHILE
 from hopflow.loop_ir.kernels import Inline

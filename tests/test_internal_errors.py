@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import hopflow
 from hopflow import recursion
-from hopflow.autograd import operators
+from hopflow.autograd import region_vjp
 from hopflow.batching import graphs
 from hopflow.compiler import pipeline
 from hopflow.errors import ArgumentTypeError, InternalError, ShapeError
@@ -49,7 +49,7 @@ def plant(
     patch.setattr(holder, name, names["f"])
 
 
-OWN = operators.__file__
+OWN = region_vjp.__file__
 """A file of hopflow's: its frames are not the user's."""
 
 
@@ -143,7 +143,7 @@ SCRIPTS: dict[str, Function] = {
 def test_a_script_repeats_the_error_by_itself(
     call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plant(monkeypatch, KeyError, operators, "_linear_region")
+    plant(monkeypatch, KeyError, region_vjp, "_linear_region")
     script = script_of(SCRIPTS[call])
     assert "f = function(r'''\ngraph" in script
     assert repeats(script)

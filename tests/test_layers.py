@@ -41,8 +41,8 @@ ORDER = (
 )
 # Inside hops/ there is an order too. What is not named comes after, in any order.
 HOPS = (
-    *("bodies", "own_rules", "derived", "schema", "base", "loops", "padded"),
-    *("branches", "cond", "switch", "while_loop", "scan", "map"),
+    *("subgraphs", "own_rules", "derived", "schema", "base", "loops"),
+    *("dynamic_shapes", "branches", "cond", "switch", "while_loop", "scan", "map"),
 )
 # Above it in the order, or in the same folder, and yet not for it.
 FORBIDDEN = {

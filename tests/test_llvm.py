@@ -26,7 +26,7 @@ from hopflow.errors import CompileError
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import interpreter
 from hopflow.loop_ir.expr import COMPARE, Buffer, Expr, Var
-from hopflow.loop_ir.nest import (
+from hopflow.loop_ir.program import (
     SERIAL,
     Accumulate,
     Allocate,

@@ -11,7 +11,7 @@ from hopflow.compiler.llvm.statements import Emitter
 from hopflow.compiler.llvm.target import LlvmTarget
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Var
-from hopflow.loop_ir.nest import (
+from hopflow.loop_ir.program import (
     Accumulate,
     Assign,
     Declare,

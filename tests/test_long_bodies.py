@@ -18,7 +18,7 @@ from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import walk
 from hopflow.loop_ir.expr import Buffer, Var
 from hopflow.loop_ir.forms import Form
-from hopflow.loop_ir.nest import Call, For, HostCall, Ref, Stmt, Store, Trap
+from hopflow.loop_ir.program import Call, For, HostCall, Ref, Stmt, Store, Trap
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ from hopflow.errors import LoopIRError
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import walk
 from hopflow.loop_ir.expr import Buffer, Expr, Var
-from hopflow.loop_ir.nest import (
+from hopflow.loop_ir.printer import format_expr, format_program, format_statement
+from hopflow.loop_ir.program import (
     Accumulate,
     Allocate,
     Assign,
@@ -35,7 +36,6 @@ from hopflow.loop_ir.nest import (
     Trap,
     While,
 )
-from hopflow.loop_ir.printer import format_expr, format_program, format_statement
 from hopflow.loop_ir.verifier import verify
 
 pytestmark = pytest.mark.slow

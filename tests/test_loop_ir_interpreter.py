@@ -14,7 +14,7 @@ from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import scalars
 from hopflow.loop_ir.expr import Buffer, Expr, Var
 from hopflow.loop_ir.interpreter import Trapped, run
-from hopflow.loop_ir.nest import (
+from hopflow.loop_ir.program import (
     SERIAL,
     Accumulate,
     Allocate,

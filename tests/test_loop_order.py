@@ -10,7 +10,7 @@ from hopflow.compiler.schedule.interchange import move_steps_inside
 from hopflow.dtypes import float64, int64
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Var
-from hopflow.loop_ir.nest import For, Stmt, Store
+from hopflow.loop_ir.program import For, Stmt, Store
 
 NDArray = np.ndarray[Any, np.dtype[Any]]
 

@@ -12,7 +12,7 @@ from hopflow.compiler.schedule.summary import Summary
 from hopflow.dtypes import float32, int64
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Var
-from hopflow.loop_ir.nest import For, Stmt, Store
+from hopflow.loop_ir.program import For, Stmt, Store
 
 N = e.index(8)
 A, B, C = (Buffer(name, float32, (N, N), "arena") for name in "abc")

@@ -15,7 +15,7 @@ from hopflow.dtypes import DType, bool_, float32, float64, int32, int64
 from hopflow.errors import CompileError
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Var
-from hopflow.loop_ir.nest import Call, Program, Ref, Site
+from hopflow.loop_ir.program import Call, Program, Ref, Site
 from hopflow.loop_ir.routines import ROUTINES
 
 pytestmark = pytest.mark.slow

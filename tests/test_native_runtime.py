@@ -16,7 +16,7 @@ from hopflow.compiler.cpu.target import host
 from hopflow.dtypes import float64, int64
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Var
-from hopflow.loop_ir.nest import (
+from hopflow.loop_ir.program import (
     Assign,
     Binding,
     Declare,

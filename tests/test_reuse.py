@@ -13,7 +13,8 @@ from hopflow.errors import LoopIRError
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Expr, Var
 from hopflow.loop_ir.interpreter import run
-from hopflow.loop_ir.nest import (
+from hopflow.loop_ir.printer import format_expr
+from hopflow.loop_ir.program import (
     SERIAL,
     Allocate,
     Binding,
@@ -29,7 +30,6 @@ from hopflow.loop_ir.nest import (
     Swap,
     While,
 )
-from hopflow.loop_ir.printer import format_expr
 
 pytestmark = pytest.mark.slow
 

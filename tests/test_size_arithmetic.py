@@ -28,7 +28,7 @@ from hopflow.errors import (
 )
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Var
-from hopflow.loop_ir.nest import For, Program, Store
+from hopflow.loop_ir.program import For, Program, Store
 from hopflow.loop_ir.verifier import verify
 from hopflow.testing.meanings import SYMBOLIC, run_debug
 

@@ -21,8 +21,8 @@ from hopflow.graph.printer import format_graph
 from hopflow.graph.rewriting import settle_sizes, unify_symbols
 from hopflow.graph.types import TensorType
 from hopflow.hops.base import debugging
-from hopflow.hops.bodies import Function, flatten_results
 from hopflow.hops.invoke_subgraph import INVOKE_SUBGRAPH
+from hopflow.hops.subgraphs import Function, flatten_results
 from hopflow.logs import log, span
 from hopflow.ops.rules import as_integer
 from hopflow.pickling import Transformed

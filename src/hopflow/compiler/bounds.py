@@ -12,7 +12,7 @@ from typing import NamedTuple
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import walk
 from hopflow.loop_ir.expr import Buffer, Expr
-from hopflow.loop_ir.nest import (
+from hopflow.loop_ir.program import (
     SERIAL,
     Call,
     For,

@@ -9,7 +9,7 @@ import numpy as np
 
 from hopflow.graph.core import Graph, Node
 from hopflow.graph.types import TensorType
-from hopflow.loop_ir.nest import Program
+from hopflow.loop_ir.program import Program
 from hopflow.progress import tell
 
 NDArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]

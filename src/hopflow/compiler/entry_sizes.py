@@ -14,7 +14,7 @@ from hopflow.graph.core import Arg, Constant, Graph, Node
 from hopflow.graph.interpreter import Sizes
 from hopflow.graph.rewriting import effects, symbols_of
 from hopflow.graph.types import SYMBOL_TYPE, Shape, TensorType
-from hopflow.loop_ir.nest import DerivedSize, Program
+from hopflow.loop_ir.program import DerivedSize, Program
 from hopflow.ops.messages import check_error
 from hopflow.ops.opdef import MOST_BYTES, check_addressable
 from hopflow.ops.symbolic_int import beyond_int64, symbolic_int

@@ -37,8 +37,8 @@ from hopflow.graph.regions import result_types
 from hopflow.graph.rewriting import clone
 from hopflow.graph.verifier import verify as verify_graph
 from hopflow.logs import passing, span
-from hopflow.loop_ir.nest import Program
 from hopflow.loop_ir.printer import format_program
+from hopflow.loop_ir.program import Program
 from hopflow.loop_ir.verifier import verify as verify_program
 from hopflow.loop_ir.walk import functions
 from hopflow.progress import shown

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from hopflow.compiler.schedule.summary import Summary
 from hopflow.loop_ir import walk
 from hopflow.loop_ir.expr import Buffer
-from hopflow.loop_ir.nest import For, Stmt
+from hopflow.loop_ir.program import For, Stmt
 
 __all__ = ["private_buffers", "private_to"]
 

@@ -30,7 +30,8 @@ from hopflow.logs import passing
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import walk
 from hopflow.loop_ir.expr import Buffer, Expr, Var
-from hopflow.loop_ir.nest import (
+from hopflow.loop_ir.printer import format_expr
+from hopflow.loop_ir.program import (
     Allocate,
     Call,
     Copy,
@@ -45,7 +46,6 @@ from hopflow.loop_ir.nest import (
     Swap,
     While,
 )
-from hopflow.loop_ir.printer import format_expr
 from hopflow.loop_ir.routines import ROUTINES
 
 __all__ = ["ArenaPlan", "Interval", "live_intervals", "reuse", "size_in_bytes"]

@@ -16,7 +16,7 @@ from hopflow.errors import (
     PowerError,
 )
 from hopflow.graph.core import Node, Var, symbol_range
-from hopflow.loop_ir.nest import Site
+from hopflow.loop_ir.program import Site
 from hopflow.ops.item import range_fault
 from hopflow.ops.messages import check_error
 

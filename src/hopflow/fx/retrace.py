@@ -17,7 +17,7 @@ from hopflow.graph.interpreter import Evaluate
 from hopflow.graph.module import GraphModule
 from hopflow.graph.regions import Region, Role, Signature, carries
 from hopflow.graph.types import same_shape
-from hopflow.hops.bodies import mismatches
+from hopflow.hops.subgraphs import mismatches
 from hopflow.symbolic.env import ShapeEnv
 from hopflow.symbolic.size import Size, Symbol, free_symbols, substitute
 from hopflow.trace.captures import hold_captures, is_written

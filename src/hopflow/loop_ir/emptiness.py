@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from hopflow.loop_ir.expr import BINARY, COMPARE, UNARY, Expr, Var
-from hopflow.loop_ir.nest import (
+from hopflow.loop_ir.program import (
     Accumulate,
     Assign,
     Call,

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Sequence
 
 from hopflow.loop_ir import walk
 from hopflow.loop_ir.expr import Buffer, Expr, Var
-from hopflow.loop_ir.nest import (
+from hopflow.loop_ir.program import (
     Accumulate,
     Assign,
     Call,

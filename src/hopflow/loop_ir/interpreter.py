@@ -16,7 +16,7 @@ from hopflow.errors import HopflowError, LoopIRError
 from hopflow.loop_ir import scalars, walk
 from hopflow.loop_ir.checked_memory import Allocator, NDArray, Storage
 from hopflow.loop_ir.expr import Buffer, Expr, Var, condition_of
-from hopflow.loop_ir.nest import (
+from hopflow.loop_ir.program import (
     Accumulate,
     Allocate,
     Assign,

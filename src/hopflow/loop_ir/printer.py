@@ -17,7 +17,7 @@ from hopflow import dtypes
 from hopflow.dtypes import DType
 from hopflow.loop_ir import walk
 from hopflow.loop_ir.expr import COMPARE, Buffer, Expr, add, condition_of
-from hopflow.loop_ir.nest import (
+from hopflow.loop_ir.program import (
     Accumulate,
     Allocate,
     Assign,

@@ -20,7 +20,7 @@ from hopflow.loop_ir.expr import (
     Expr,
     index_of,
 )
-from hopflow.loop_ir.nest import Call, Ref
+from hopflow.loop_ir.program import Call, Ref
 from hopflow.loop_ir.routines import ROUTINES, Array, Routine
 from hopflow.loop_ir.walk import same_shape
 

@@ -13,7 +13,8 @@ from hopflow.dtypes import DType
 from hopflow.errors import LoopIRError
 from hopflow.loop_ir import walk
 from hopflow.loop_ir.expr import Buffer, Expr, Var
-from hopflow.loop_ir.nest import (
+from hopflow.loop_ir.printer import format_statement
+from hopflow.loop_ir.program import (
     Accumulate,
     Allocate,
     Assign,
@@ -35,7 +36,6 @@ from hopflow.loop_ir.nest import (
     Trap,
     While,
 )
-from hopflow.loop_ir.printer import format_statement
 from hopflow.loop_ir.routines import ROUTINES
 from hopflow.loop_ir.rules import call_fault, fault_of, ref_fault
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Expr, rewrite
-from hopflow.loop_ir.nest import (
+from hopflow.loop_ir.program import (
     Accumulate,
     Allocate,
     Assign,

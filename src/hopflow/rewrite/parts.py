@@ -9,7 +9,7 @@ from hopflow import pytree
 from hopflow.bind import Value, current
 from hopflow.errors import ControlFlowError
 from hopflow.graph.types import TensorType
-from hopflow.hops.bodies import Function, trace_body
+from hopflow.hops.subgraphs import Function, trace_body
 from hopflow.ops.creation import zeros
 from hopflow.pytree import Spec
 from hopflow.rewrite.values import UNBOUND

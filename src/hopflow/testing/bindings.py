@@ -10,7 +10,7 @@ from typing import Final
 
 from hopflow.compiler.schedule.threads import writes_rows
 from hopflow.errors import LoopIRError
-from hopflow.loop_ir.nest import Binding, For, Program, Stmt
+from hopflow.loop_ir.program import Binding, For, Program, Stmt
 from hopflow.loop_ir.verifier import verify
 from hopflow.loop_ir.walk import bodies
 

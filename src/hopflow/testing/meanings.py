@@ -41,8 +41,8 @@ from hopflow.graph.verifier import verify
 from hopflow.hops.base import debug, interpreted
 from hopflow.jit import jit
 from hopflow.loop_ir import interpreter
-from hopflow.loop_ir.nest import Program as LoopProgram
-from hopflow.loop_ir.nest import Site
+from hopflow.loop_ir.program import Program as LoopProgram
+from hopflow.loop_ir.program import Site
 from hopflow.testing.bindings import rebound
 from hopflow.testing.libraries import names_of_jax
 from hopflow.testing.program import Program

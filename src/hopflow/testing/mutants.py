@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from hopflow import dtypes
-from hopflow.autograd import operators, recorded, rules
+from hopflow.autograd import region_vjp, rule_cache, rules
 from hopflow.batching import graphs
 from hopflow.compiler import entry_sizes, pipeline
 from hopflow.compiler.cpu.vector import VectorLoop
@@ -26,10 +26,10 @@ from hopflow.config import config
 from hopflow.dtypes import DType
 from hopflow.graph.core import Graph, Var
 from hopflow.graph.types import Shape, TensorType, same_size
-from hopflow.hops import bodies, invoke_subgraph
+from hopflow.hops import invoke_subgraph, subgraphs
 from hopflow.hops.scan import Scan
 from hopflow.loop_ir import interpreter
-from hopflow.loop_ir.nest import For, Program
+from hopflow.loop_ir.program import For, Program
 from hopflow.ops import opdef, views
 from hopflow.ops.manipulation import roll
 from hopflow.ops.opdef import OPERATIONS
@@ -82,7 +82,7 @@ def _forget() -> None:
     for known in (
         opdef._promoted,
         opdef._inferred,
-        recorded._met,
+        rule_cache._met,
         graphs._known,
         invoke_subgraph._known,
     ):
@@ -303,7 +303,7 @@ def _transpose() -> Patches:
 
 def _symbols_of_another() -> Patches:
     """Residuals of one region keep the symbols of that region in all the others."""
-    return [(operators._Residual, "type_in", lambda self, *_: self.type)]
+    return [(region_vjp._Residual, "type_in", lambda self, *_: self.type)]
 
 
 def _one_name_each() -> Patches:
@@ -390,7 +390,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "missing lift": Mutant(_with_pass(_lift_wrongly), ["jit"]),
     "off by one in a reverse scan": Mutant(_reverse_scan, ["debug"]),
     "aliasing slip": Mutant(
-        lambda: [(bodies, "own_copy", bodies.as_value)],
+        lambda: [(subgraphs, "own_copy", subgraphs.as_value)],
         ["debug"],
         options={"mutation": True, "weights": {"write": 6}},
     ),

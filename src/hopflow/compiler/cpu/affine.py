@@ -5,7 +5,7 @@ from typing import TypeAlias
 from hopflow.compiler.llvm.expressions import MATH_WORK
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import MATH, Expr, Var
-from hopflow.loop_ir.nest import Accumulate, Assign, Declare, For, Let, Store
+from hopflow.loop_ir.program import Accumulate, Assign, Declare, For, Let, Store
 
 Form: TypeAlias = tuple[Expr, Expr]
 """`(coefficient, offset)`: the expression is `coefficient * variable + offset`, and

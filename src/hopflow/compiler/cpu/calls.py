@@ -14,7 +14,7 @@ from hopflow.compiler.cpu.emitter import CpuEmitter
 from hopflow.compiler.llvm.module import RARE, symbol
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import walk
-from hopflow.loop_ir.nest import Invoke, Stmt
+from hopflow.loop_ir.program import Invoke, Stmt
 
 _WORTH: Final = 4
 """So many calls at least are worth a loop."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from hopflow.compiler.llvm.module import Function
 from hopflow.loop_ir import walk
 from hopflow.loop_ir.expr import Buffer, Var
-from hopflow.loop_ir.nest import Accumulate, Assign, Declare, For, Let, Stmt
+from hopflow.loop_ir.program import Accumulate, Assign, Declare, For, Let, Stmt
 
 __all__ = ["Cells", "captured"]
 

@@ -36,7 +36,7 @@ from hopflow.compiler.private import private_buffers
 from hopflow.compiler.reuse import ALIGNMENT, ArenaPlan, reuse
 from hopflow.loop_ir import walk
 from hopflow.loop_ir.expr import Buffer, Expr, Var
-from hopflow.loop_ir.nest import Program, Swap
+from hopflow.loop_ir.program import Program, Swap
 from hopflow.ops.opdef import MOST_BYTES
 
 ON_STACK: Final = 4096

@@ -15,7 +15,7 @@ from hopflow.compiler.llvm.statements import Emitter
 from hopflow.compiler.reuse import ALIGNMENT
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Expr
-from hopflow.loop_ir.nest import (
+from hopflow.loop_ir.program import (
     Allocate,
     Barrier,
     Call,

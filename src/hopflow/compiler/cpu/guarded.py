@@ -16,7 +16,7 @@ import numpy as np
 from hopflow.compiler.cpu.jit import Library, c_symbols, jit, once
 from hopflow.compiler.cpu.target import CpuTarget
 from hopflow.compiler.owned import owned_array
-from hopflow.loop_ir.nest import Program
+from hopflow.loop_ir.program import Program
 
 NDArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 

@@ -13,7 +13,7 @@ from hopflow.compiler.cpu.emitter import CpuEmitter
 from hopflow.compiler.cpu.stubs import TOLD
 from hopflow.compiler.llvm.module import OPAQUE, RARE, Function
 from hopflow.loop_ir import expr as e
-from hopflow.loop_ir.nest import HostCall, Tick
+from hopflow.loop_ir.program import HostCall, Tick
 
 _COST: Final = Cost(1000)
 """About that of the simplest function."""

@@ -12,7 +12,7 @@ from hopflow.compiler.llvm.module import Module
 from hopflow.dtypes import DType
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Expr, Index, Var
-from hopflow.loop_ir.nest import Accumulate, Copy, Declare, For, If, Let, Stmt, Store
+from hopflow.loop_ir.program import Accumulate, Copy, Declare, For, If, Let, Stmt, Store
 from hopflow.loop_ir.routines import Routine
 
 

@@ -29,7 +29,7 @@ from hopflow.compiler.llvm.types import register_type
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import walk
 from hopflow.loop_ir.expr import Buffer, Var
-from hopflow.loop_ir.nest import For, Swap
+from hopflow.loop_ir.program import For, Swap
 
 MOST: Final = 64
 """Threads at most."""

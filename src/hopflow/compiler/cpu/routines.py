@@ -10,7 +10,7 @@ from hopflow.compiler.cpu.emitter import CpuEmitter
 from hopflow.compiler.llvm.module import OPAQUE
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
-from hopflow.loop_ir.nest import Call, Ref
+from hopflow.loop_ir.program import Call, Ref
 from hopflow.loop_ir.routines import ROUTINES
 
 

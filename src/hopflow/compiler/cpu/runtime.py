@@ -30,7 +30,7 @@ from hopflow.config import config
 from hopflow.errors import ArgumentTypeError, BoundsError, CompileError
 from hopflow.logs import passing
 from hopflow.loop_ir.expr import Expr
-from hopflow.loop_ir.nest import Program
+from hopflow.loop_ir.program import Program
 from hopflow.loop_ir.walk import allocated
 
 Trapped: TypeAlias = tuple[int, int, int]

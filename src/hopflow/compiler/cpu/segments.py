@@ -29,7 +29,7 @@ from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import walk
 from hopflow.loop_ir.expr import Buffer, Expr, Var
 from hopflow.loop_ir.forms import Form
-from hopflow.loop_ir.nest import Allocate, Declare, For, Let, Stmt, Swap, While
+from hopflow.loop_ir.program import Allocate, Declare, For, Let, Stmt, Swap, While
 
 __all__ = ["emit", "is_long"]
 

@@ -16,7 +16,7 @@ from hopflow.compiler.llvm.types import NARROW_FLOATS
 from hopflow.dtypes import DType
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Expr, Index, Var
-from hopflow.loop_ir.nest import (
+from hopflow.loop_ir.program import (
     Assign,
     Copy,
     Declare,

@@ -15,7 +15,7 @@ from hopflow.compiler.cpu.emitter import CpuEmitter
 from hopflow.compiler.cpu.memory import ProgramMemory
 from hopflow.compiler.cpu.unit import Unit
 from hopflow.compiler.llvm.module import Function
-from hopflow.loop_ir.nest import Call, For, HostCall, Invoke, Stmt, Tick
+from hopflow.loop_ir.program import Call, For, HostCall, Invoke, Stmt, Tick
 
 __all__ = ["StatementEmitter"]
 

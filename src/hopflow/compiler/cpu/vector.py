@@ -26,7 +26,7 @@ from hopflow.compiler.llvm.types import (
 )
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Expr, Index, Var
-from hopflow.loop_ir.nest import Accumulate, Assign, Declare, For, Let, Stmt, Store
+from hopflow.loop_ir.program import Accumulate, Assign, Declare, For, Let, Stmt, Store
 
 MAX_UNROLLED: Final = 4
 """A loop of constant extent that is at most this many vectors has no loop left."""

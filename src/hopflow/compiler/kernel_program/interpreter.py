@@ -29,7 +29,7 @@ from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import scalars, walk
 from hopflow.loop_ir.expr import Expr, Var
 from hopflow.loop_ir.kernels import Callback, Library
-from hopflow.loop_ir.nest import Kind
+from hopflow.loop_ir.program import Kind
 from hopflow.loop_ir.routines import ROUTINES
 from hopflow.symbolic.size import Size, Symbol, substitute
 

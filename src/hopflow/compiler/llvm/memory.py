@@ -8,7 +8,7 @@ from hopflow.compiler.llvm.operations import from_memory, to_memory
 from hopflow.compiler.llvm.types import memory_type
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Expr
-from hopflow.loop_ir.nest import (
+from hopflow.loop_ir.program import (
     Call,
     Copy,
     HostCall,

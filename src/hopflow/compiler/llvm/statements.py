@@ -14,7 +14,7 @@ from hopflow.compiler.reuse import size_in_bytes
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.emptiness import needed
 from hopflow.loop_ir.expr import Expr, Var
-from hopflow.loop_ir.nest import (
+from hopflow.loop_ir.program import (
     Accumulate,
     Assign,
     Copy,

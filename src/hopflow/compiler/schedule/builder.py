@@ -17,8 +17,8 @@ from hopflow.compiler.kernel_program.registers import (
 from hopflow.compiler.memory.allocations import Allocation
 from hopflow.compiler.memory.live_ranges import Scope
 from hopflow.compiler.memory.plan import MemoryPlan
-from hopflow.compiler.schedule.places import Place, Registers, Stored
 from hopflow.compiler.schedule.sizes import computed
+from hopflow.compiler.schedule.values import Place, Registers, Stored
 from hopflow.compiler.target import Target
 from hopflow.dtypes import DType
 from hopflow.errors import CompileError
@@ -26,7 +26,7 @@ from hopflow.graph.core import plain_symbol
 from hopflow.graph.types import TensorType, is_one
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Expr, Index, Var
-from hopflow.loop_ir.nest import (
+from hopflow.loop_ir.program import (
     SERIAL,
     Accumulate,
     Allocate,

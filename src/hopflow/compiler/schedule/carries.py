@@ -13,12 +13,12 @@ from hopflow.compiler.kernel_program.registers import (
     static_size,
 )
 from hopflow.compiler.schedule.builder import Builder
-from hopflow.compiler.schedule.places import Place, Registers, Stored
+from hopflow.compiler.schedule.values import Place, Registers, Stored
 from hopflow.graph.core import plain_symbol
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Expr, Var
-from hopflow.loop_ir.nest import Allocate, Copy, Let, Stmt, Store, Swap
+from hopflow.loop_ir.program import Allocate, Copy, Let, Stmt, Store, Swap
 from hopflow.loop_ir.walk import same_shape
 from hopflow.symbolic.size import Symbol
 

@@ -11,7 +11,7 @@ from hopflow import dtypes
 from hopflow.compiler.schedule.summary import Summary, reads
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Expr, Var
-from hopflow.loop_ir.nest import SERIAL, For, Stmt, Store, While
+from hopflow.loop_ir.program import SERIAL, For, Stmt, Store, While
 from hopflow.loop_ir.walk import bodies, replace, statements
 
 CACHE = 1 << 14

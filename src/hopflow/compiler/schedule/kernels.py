@@ -28,12 +28,12 @@ from hopflow.compiler.kernel_program.registers import (
 from hopflow.compiler.kernel_program.rewriting import as_values
 from hopflow.compiler.memory.place import in_registers
 from hopflow.compiler.schedule.builder import Builder
-from hopflow.compiler.schedule.places import Registers, Stored
+from hopflow.compiler.schedule.values import Registers, Stored
 from hopflow.graph.types import Shape, TensorType, is_one
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Expr, Index, Var
 from hopflow.loop_ir.kernels import Callback, Library
-from hopflow.loop_ir.nest import (
+from hopflow.loop_ir.program import (
     Accumulate,
     Call,
     HostCall,

@@ -37,12 +37,12 @@ from hopflow.compiler.memory.plan import MemoryPlan
 from hopflow.compiler.schedule import carries
 from hopflow.compiler.schedule.builder import Builder
 from hopflow.compiler.schedule.kernels import Kernels
-from hopflow.compiler.schedule.places import Registers, Stored
+from hopflow.compiler.schedule.values import Registers, Stored
 from hopflow.compiler.target import Target
 from hopflow.graph.core import Node, plain_symbol, size_of
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Expr, Space, Var
-from hopflow.loop_ir.nest import (
+from hopflow.loop_ir.program import (
     Allocate,
     Binding,
     For,
@@ -52,7 +52,7 @@ from hopflow.loop_ir.nest import (
     Tick,
     Trap,
 )
-from hopflow.loop_ir.nest import While as WhileStmt
+from hopflow.loop_ir.program import While as WhileStmt
 from hopflow.loop_ir.walk import allocated
 from hopflow.symbolic.size import Symbol, free_symbols
 

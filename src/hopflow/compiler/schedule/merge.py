@@ -16,7 +16,7 @@ from typing import Final
 from hopflow.compiler.schedule.summary import Summary, reads
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
-from hopflow.loop_ir.nest import Allocate, Binding, Declare, For, Let, Stmt
+from hopflow.loop_ir.program import Allocate, Binding, Declare, For, Let, Stmt
 from hopflow.loop_ir.walk import bodies, replace, same, statements
 
 __all__ = ["merge"]

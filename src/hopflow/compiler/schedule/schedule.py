@@ -41,8 +41,8 @@ from hopflow.compiler.target import Target
 from hopflow.config import config
 from hopflow.graph.types import same_type
 from hopflow.logs import passing
-from hopflow.loop_ir.nest import Program, Stmt
 from hopflow.loop_ir.printer import format_program
+from hopflow.loop_ir.program import Program, Stmt
 
 __all__ = ["memory_plans", "schedule"]
 

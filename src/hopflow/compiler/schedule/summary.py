@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hopflow.compiler.kernel_passes.reads import weight
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Index, Var
-from hopflow.loop_ir.nest import (
+from hopflow.loop_ir.program import (
     Accumulate,
     Allocate,
     Assign,

@@ -12,7 +12,7 @@ from functools import cache
 from hopflow.compiler.private import private_to
 from hopflow.compiler.schedule.summary import Summary
 from hopflow.loop_ir.expr import Buffer
-from hopflow.loop_ir.nest import (
+from hopflow.loop_ir.program import (
     Allocate,
     Barrier,
     Binding,

@@ -6,7 +6,7 @@ from typing import TypeAlias
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Expr, Index
-from hopflow.loop_ir.nest import Ref
+from hopflow.loop_ir.program import Ref
 from hopflow.loop_ir.walk import same
 
 __all__ = ["Place", "Registers", "Stored", "flat_index"]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from hopflow.autograd.forward import Dual, run_graph
+from hopflow.autograd.jvp import Dual, run_graph
 from hopflow.autograd.rules import is_differentiable
 from hopflow.bind import Operand, Value, bind, using
 from hopflow.errors import DerivativeError

@@ -8,8 +8,8 @@ operations: those that make the residuals, those on tangents, and those on cotan
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from hopflow.autograd.forward import run_node
-from hopflow.autograd.linear import LinearTracer
+from hopflow.autograd.jvp import run_node
+from hopflow.autograd.linearize import LinearTracer
 from hopflow.autograd.rules import tangents
 from hopflow.autograd.transpose import transpose, value_of_capture
 from hopflow.bind import Operand, Value, bind, current, using

@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from hopflow import dtypes
-from hopflow.autograd.forward import run_graph
-from hopflow.autograd.linear import LinearTracer, linear_of
+from hopflow.autograd.jvp import run_graph
+from hopflow.autograd.linearize import LinearTracer, linear_of
 from hopflow.autograd.partition import Keep, dear_invariants, kept, silent
-from hopflow.autograd.rules import is_differentiable
-from hopflow.autograd.transpose import transpose
-from hopflow.autograd.twins import (
+from hopflow.autograd.region_jvp import (
     Masks,
     duals,
     input_like,
@@ -23,6 +21,8 @@ from hopflow.autograd.twins import (
     refuse_captures,
     with_graphs,
 )
+from hopflow.autograd.rules import is_differentiable
+from hopflow.autograd.transpose import transpose
 from hopflow.bind import Operand, Value, bind, current, using
 from hopflow.graph.core import Arg, Constant, Graph, Section, Var
 from hopflow.graph.interpreter import interpret

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hopflow.autograd.linear import counted, linear_tracers
+from hopflow.autograd.linearize import counted, linear_tracers
 from hopflow.autograd.rules import tangents
 from hopflow.bind import Interpreter, Operand, Value, bind, current, using
 from hopflow.graph.core import Constant, Graph
