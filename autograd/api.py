@@ -47,8 +47,6 @@ from hopflow.trace.tensor_types import opened
 from hopflow.trace.tracer import trace_into
 from hopflow.zeros import Tangent, Unknown, Zero, instantiate
 
-__all__ = ["grad", "jvp", "linearize", "value_and_grad", "vjp"]
-
 
 @dataclass(slots=True)
 class Primals:

@@ -18,8 +18,6 @@ from hopflow.symbolic.size import Size
 from hopflow.trace.source import name_of
 from hopflow.zeros import instantiate
 
-__all__ = ["hessian", "jacfwd", "jacrev"]
-
 
 def jacfwd(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Any:
     """A function that gives the Jacobian of `f`, a column at a time: forward mode.

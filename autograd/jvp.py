@@ -17,8 +17,6 @@ from hopflow.ops.opdef import OpDef
 from hopflow.symbolic.size import Size
 from hopflow.zeros import Tangent, Zero, is_zero
 
-__all__ = ["Dual", "differentiate", "run_graph", "run_node"]
-
 
 @dataclass(frozen=True, slots=True)
 class Dual:

@@ -13,8 +13,6 @@ from hopflow.trace.functional import TracedTensor
 from hopflow.trace.tracer import Tracer
 from hopflow.zeros import Tangent, Zero
 
-__all__ = ["LinearTracer", "UsesOperator", "counted", "linear_of", "linear_tracers"]
-
 
 class UsesOperator(BaseException):
     """What a rule does with tangents is no chain of operations. No error: it is caught

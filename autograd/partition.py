@@ -24,8 +24,6 @@ from hopflow.loop_ir.expr import MATH
 from hopflow.ops.opdef import OpDef
 from hopflow.symbolic.size import Symbol, SymInt, free_symbols
 
-__all__ = ["Keep", "Policy", "dear_invariants", "kept", "silent"]
-
 Policy = Callable[[Node], bool]
 """Whether the results of a node are kept."""
 Keep = Policy | Literal["cheapest", "fewest"]

@@ -8,8 +8,6 @@ from hopflow.bind import Value, bind
 from hopflow.graph.types import TensorType
 from hopflow.zeros import LinearMap, Tangent, Zero, instantiate
 
-__all__ = ["PullbackRule", "pulled_by"]
-
 PullbackRule: TypeAlias = Callable[
     [Sequence[Tangent], Sequence[Value], Sequence[TensorType], Sequence[TensorType]],
     Sequence[Tangent],

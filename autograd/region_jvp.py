@@ -17,18 +17,6 @@ from hopflow.trace.source import user_env
 from hopflow.trace.tracer import Tracer
 from hopflow.zeros import Tangent, Zero, instantiate, is_zero
 
-__all__ = [
-    "Masks",
-    "duals",
-    "input_like",
-    "jvp",
-    "masks_of",
-    "node_and_signature",
-    "reached",
-    "refuse_captures",
-    "with_graphs",
-]
-
 
 def node_and_signature(
     op: Any, operands: Sequence[Operand], params: dict[str, Any]

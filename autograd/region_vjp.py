@@ -43,8 +43,6 @@ from hopflow.trace.source import user_env
 from hopflow.trace.tracer import Tracer
 from hopflow.zeros import LinearMap, Tangent, Unknown, Zero, instantiate, is_zero
 
-__all__ = ["Pulled", "linearize", "pull", "transpose_once"]
-
 
 @dataclass(slots=True)
 class _Split:

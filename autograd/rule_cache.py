@@ -22,8 +22,6 @@ from hopflow.tensor import EagerTensor
 from hopflow.trace.tracer import Tracer
 from hopflow.zeros import Tangent, Zero
 
-__all__ = ["Recorded", "run_recorded"]
-
 
 class _Program(NamedTuple):
     """Operations in a row. Values are numbered: constants, inputs, then results."""

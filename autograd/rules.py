@@ -20,8 +20,6 @@ from hopflow.zeros import (
     unbroadcast,
 )
 
-__all__ = ["cotangents", "is_differentiable", "tangents"]
-
 
 def is_differentiable(type_: TensorType) -> bool:
     return type_.dtype.is_float

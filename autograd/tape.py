@@ -14,8 +14,6 @@ from hopflow.trace.functional import TracedTensor
 from hopflow.trace.functionalize import Functionalize
 from hopflow.zeros import Tangent, Zero
 
-__all__ = ["Tape"]
-
 
 class Tape(Functionalize):
     """A functionalizing tracer each of whose vars has a tangent too.

@@ -10,8 +10,6 @@ from hopflow.graph.origin import replaying
 from hopflow.ops.opdef import OpDef
 from hopflow.zeros import Tangent, Unknown, Zero, added
 
-__all__ = ["transpose"]
-
 
 def transpose(
     graph: Graph,

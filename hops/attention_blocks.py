@@ -41,8 +41,6 @@ from hopflow.trace.functional import TracedTensor
 from hopflow.trace.source import user_env
 from hopflow.trace.tracer import Tracer
 
-__all__ = ["EMPTY", "FULL", "PARTIAL", "attend", "blocks_in", "meaning", "over", "sums"]
-
 EMPTY, PARTIAL, FULL = range(3)
 """The kinds of blocks: no cell is kept, some are, all are."""
 

@@ -68,8 +68,6 @@ from hopflow.trace.stand_ins import Known
 from hopflow.trace.tracer import Tracer
 from hopflow.zeros import LinearMap, Tangent, Zero, instantiate, is_zero
 
-__all__ = ["custom_jvp", "custom_vjp"]
-
 
 class _Custom(Ruled, Transformed):
     """What both decorators make: a function, called as it was before.

@@ -20,8 +20,6 @@ from hopflow.pytree import Spec
 from hopflow.trace.source import name_of
 from hopflow.zeros import Tangent, Unknown, Zero, instantiate, is_zero
 
-__all__ = ["Backward", "BackwardOfMany", "no_tangents"]
-
 
 def no_tangents(use: Use) -> DerivativeError:
     return DerivativeError(

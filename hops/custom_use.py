@@ -25,8 +25,6 @@ from hopflow.trace.source import name_of
 from hopflow.trace.stand_ins import Known, Read, run_elsewhere
 from hopflow.zeros import LinearMap, Tangent, Unknown
 
-__all__ = ["Ruled", "Use"]
-
 
 class Ruled:
     """A function that brings its own derivatives.

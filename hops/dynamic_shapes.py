@@ -29,8 +29,6 @@ from hopflow.trace.functional import TracedTensor
 from hopflow.trace.source import user_env
 from hopflow.trace.tracer import Tracer
 
-__all__ = ["changing_sizes", "padded", "padded_branches"]
-
 _NUMBER = TensorType(dtypes.int64)
 
 

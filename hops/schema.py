@@ -32,8 +32,6 @@ from hopflow.trace.rollback import mark, rollback
 from hopflow.trace.source import check_arity, name_of, user_env
 from hopflow.trace.tracer import Tracer, trace_into
 
-__all__ = ["Argument", "Schema", "schema", "schema_of_call", "schema_of_node"]
-
 
 @dataclass(frozen=True, slots=True)
 class Argument:

@@ -41,33 +41,6 @@ from hopflow.trace.tracer import Tracer, trace_into
 from hopflow.tracebacks import calls_operator_function
 from hopflow.zeros import Unknown
 
-__all__ = [
-    "Body",
-    "Closed",
-    "Function",
-    "Recorder",
-    "Written",
-    "add_inputs",
-    "as_value",
-    "captured_write",
-    "cast_output",
-    "check_rule",
-    "check_structure",
-    "close_bodies",
-    "commit",
-    "flatten_operands",
-    "in_trace",
-    "mismatches",
-    "own_copy",
-    "present_value",
-    "refuse_writes",
-    "require_callable",
-    "retyped",
-    "share_captures",
-    "trace_body",
-    "written_inputs",
-]
-
 
 def as_value(operand: Operand) -> Value:
     """A scalar constant as a 0-d tensor; a value as it is."""

@@ -15,8 +15,6 @@ import numpy as np
 
 from hopflow.dtypes import as_dtype
 
-__all__ = ["Expected", "Rounding"]
-
 Array: TypeAlias = np.ndarray[Any, Any]
 
 RUNS: Final = 16

@@ -23,8 +23,6 @@ from hopflow.symbolic.size import Symbol, SymInt, substitute
 from hopflow.tensor import EagerTensor, asarray
 from hopflow.trace.source import name_of
 
-__all__ = ["Backed", "Backend", "as_backend", "module_of"]
-
 Backend: TypeAlias = Callable[[GraphModule, list[Any]], Callable[..., Any]]
 """Gets a graph, and what it is called with first: ints for its symbols, then tensors;
 returns a function of such, to as many tensors as the graph has outputs."""

@@ -31,24 +31,6 @@ from hopflow.pickling import Transformed
 from hopflow.symbolic.boolean import SymBool
 from hopflow.symbolic.size import Size, SymFloat, SymInt
 
-__all__ = [
-    "Handler",
-    "Interpreter",
-    "Operand",
-    "Value",
-    "bind",
-    "check_memory",
-    "current",
-    "has_process",
-    "is_asked",
-    "is_watched",
-    "recordable",
-    "recorded",
-    "run_graph",
-    "slots",
-    "using",
-]
-
 
 class Value:
     """What operations take and give: anything with a type.

@@ -18,8 +18,6 @@ from hopflow.trace.containers import Replaced
 from hopflow.trace.signature import Arguments, weak_tensor
 from hopflow.trace.variants import Variant
 
-__all__ = ["Compiled", "Known"]
-
 
 @dataclass(slots=True)
 class Compiled:

@@ -2,8 +2,6 @@
 
 from typing import Final, NamedTuple
 
-__all__ = ["CPU", "DEVICES", "Device"]
-
 
 class Device(NamedTuple):
     """A device with memory.

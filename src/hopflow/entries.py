@@ -27,16 +27,6 @@ from hopflow.tracebacks import (
     stack_above,
 )
 
-__all__ = [
-    "entries",
-    "entry",
-    "is_entry",
-    "is_internal",
-    "slots",
-    "speaks_for_user",
-    "surface",
-]
-
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 _codes: set[CodeType] = set()

@@ -61,8 +61,6 @@ from hopflow.trace.tensor_types import opened
 from hopflow.trace.tracer import Tracer, trace_into
 from hopflow.trace.variants import Family, Match, Place, Variant
 
-__all__ = ["Jitted", "jit"]
-
 
 class _Results(NamedTuple):
     """What a traced function returned; see `Compiled`."""

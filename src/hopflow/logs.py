@@ -23,8 +23,6 @@ from typing import Any, Final, TextIO
 
 from hopflow.errors import ArgumentValueError
 
-__all__ = ["TOPICS", "enabled", "log", "passing", "span", "start_logs", "start_trace"]
-
 TOPICS: Final = ("graph", "sizes", "guards", "recompiles", "passes")
 """What can be logged: captured graphs; symbols as they are made; guards as they are
 asked; why a function is compiled again; what each pass of the compiler changes, and how

@@ -16,8 +16,6 @@ from typing import Any, Self
 
 from hopflow.errors import PicklingError
 
-__all__ = ["Transformed", "portable", "reference"]
-
 
 class Transformed(ABC):
     """A callable that stands in the place of a function: it is pickled by the name

@@ -12,18 +12,6 @@ from typing import Any, Final, TypeAlias
 from hopflow.bind import using
 from hopflow.errors import ArgumentTypeError
 
-__all__ = [
-    "INTERVAL",
-    "Meter",
-    "Progress",
-    "as_progress",
-    "in_batches",
-    "in_reverse",
-    "progress_of",
-    "shown",
-    "tell",
-]
-
 Sink: TypeAlias = Callable[[int, int | None], Any]
 """Called with the number of steps done, and of all, which is None until it is known."""
 

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, Final, TypeVar
 
-__all__ = ["LIMIT", "deep_recursion"]
-
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 LIMIT: Final = 10_000

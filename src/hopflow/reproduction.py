@@ -44,8 +44,6 @@ from hopflow.symbolic.size import Size, Symbol
 from hopflow.tensor import EagerTensor
 from hopflow.trace.capture import trace
 
-__all__ = ["function", "program"]
-
 _HIGHER_ORDER: Final[tuple[HigherOrderOp, ...]] = (
     *(ASSOCIATIVE_SCAN, CHECKPOINT, COND, FLEX_ATTENTION, INVOKE_SUBGRAPH, MAP),
     *(SCAN, SWITCH, WHILE),

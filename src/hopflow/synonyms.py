@@ -6,8 +6,6 @@ import numpy
 
 from hopflow.errors import UnknownNameError
 
-__all__ = ["unknown"]
-
 _OTHERS = """
     array as_array tensor as_tensor constant: asarray
     ndarray Array: Tensor

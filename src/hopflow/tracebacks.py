@@ -11,21 +11,6 @@ from pathlib import Path
 from types import FrameType, FunctionType, TracebackType
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
-__all__ = [
-    "OPERATOR_FILE",
-    "OWN_FILES",
-    "Entry",
-    "Line",
-    "calls_above",
-    "calls_operator_function",
-    "frames_of",
-    "is_library_file",
-    "is_own_file",
-    "operator_at",
-    "shortened",
-    "stack_above",
-]
-
 _PACKAGE: Final = Path(__file__).resolve().parent
 _ROOT: Final = _PACKAGE.parent.parent
 _OWN: Final = (str(_PACKAGE), str(_ROOT / "hops"), str(_ROOT / "autograd"))

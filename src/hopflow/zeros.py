@@ -11,18 +11,6 @@ from hopflow.ops.elementwise import add
 from hopflow.ops.manipulation import broadcast_to, reshape
 from hopflow.ops.reduce import sum as reduce_sum
 
-__all__ = [
-    "LinearMap",
-    "Tangent",
-    "Unknown",
-    "Zero",
-    "added",
-    "fitted",
-    "instantiate",
-    "is_zero",
-    "unbroadcast",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Zero:

@@ -38,8 +38,6 @@ from hopflow.trace.source import argument_texts, name_of, parameter_names, user_
 from hopflow.trace.tensor_types import opened
 from hopflow.trace.tracer import Tracer, trace_into
 
-__all__ = ["over_examples", "vmap"]
-
 
 class _Leaf(NamedTuple):
     """A leaf of the arguments.

@@ -22,16 +22,6 @@ from hopflow.symbolic.size import Size, SymInt, symbol
 from hopflow.trace.functional import TracedTensor
 from hopflow.trace.tracer import Tracer, trace_into
 
-__all__ = [
-    "Batched",
-    "BatchedGraph",
-    "Lane",
-    "as_batched",
-    "batched_graph",
-    "evaluate",
-    "lanes_of",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Batched:

@@ -14,8 +14,6 @@ from hopflow.graph.rewriting import effects, reader
 from hopflow.ops.item import dim_size, item
 from hopflow.symbolic.size import Symbol, free_symbols
 
-__all__ = ["Split", "ask_own_numbers", "split"]
-
 
 def ask_own_numbers(graph: Graph, batched: Sequence[bool]) -> list[Node]:
     """The nodes that may define a number by batched values, but not by one of another

@@ -30,8 +30,6 @@ from hopflow.ops.views import moved, part, reshaped
 from hopflow.symbolic.size import Size, SymInt
 from hopflow.trace.sharing import once
 
-__all__ = ["BatchedResults", "batch", "each_example", "with_shared"]
-
 
 class BatchedResults(NamedTuple):
     """The results of an operator, those that are batched with examples on axis 0."""

@@ -7,8 +7,6 @@ from hopflow.compiler.cpu.runtime import Kernel
 from hopflow.config import config
 from hopflow.stats import counts
 
-__all__ = ["KernelCache"]
-
 
 class KernelCache:
     """Kernels by key: the least recently used are evicted first.

@@ -14,9 +14,6 @@ from hopflow.graph.rewriting import clone, effects
 from hopflow.ops.opdef import OpDef
 from hopflow.tensor.eager import Eager, EagerTensor
 
-__all__ = ["difference", "is_comparable"]
-
-
 UP_TO_SIGNS: Final = frozenset(["qr", "eigh", "svd"])
 """Operations whose meaning leaves the signs of columns open."""
 

@@ -22,8 +22,6 @@ from hopflow.symbolic.ranges import INT64
 from hopflow.symbolic.size import Size, Symbol, SymInt, substitute
 from hopflow.symbolic.terms import format_operand
 
-__all__ = ["CallSizes", "call_sizes", "failed_check"]
-
 CallSizes: TypeAlias = Callable[..., tuple[tuple[int, ...], list[tuple[int, ...]]]]
 """From the values of the symbols to the derived sizes and the shapes of the results."""
 

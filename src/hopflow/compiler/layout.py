@@ -10,8 +10,6 @@ from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
-__all__ = ["DENSE", "Layout", "Layouts", "given_strides", "layout_of", "strides_of"]
-
 NDArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 Layout: TypeAlias = Literal["dense", "rows", "strided"]

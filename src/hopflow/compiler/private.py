@@ -12,8 +12,6 @@ from hopflow.loop_ir import walk
 from hopflow.loop_ir.expr import Buffer
 from hopflow.loop_ir.program import For, Stmt
 
-__all__ = ["private_buffers", "private_to"]
-
 
 def private_buffers(body: Sequence[Stmt]) -> dict[For, list[Buffer]]:
     """Those of each loop over threads in the body of a program."""

@@ -48,8 +48,6 @@ from hopflow.loop_ir.program import (
 )
 from hopflow.loop_ir.routines import ROUTINES
 
-__all__ = ["ArenaPlan", "Interval", "live_intervals", "reuse", "size_in_bytes"]
-
 ALIGNMENT: Final = 64
 NDArray: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 

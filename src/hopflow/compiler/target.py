@@ -4,8 +4,6 @@ from typing import Protocol
 
 from hopflow.dtypes import DType
 
-__all__ = ["Target"]
-
 
 class Target(Protocol):
     """A machine that programs are compiled for.

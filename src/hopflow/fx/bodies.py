@@ -21,8 +21,6 @@ from hopflow.fx.proxy import Proxy
 from hopflow.trace.source import name_of
 from hopflow.tracebacks import is_own_file
 
-__all__ = ["Maker", "as_it_is_now", "find_proxy", "lifted"]
-
 
 def find_proxy(value: Any) -> Proxy | None:
     """A proxy in an argument: in a container, a tree, or what a function reads."""

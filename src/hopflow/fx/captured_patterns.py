@@ -37,8 +37,6 @@ from hopflow.symbolic.size import Size, Symbol, free_symbols
 from hopflow.trace.captures import hold_captures
 from hopflow.trace.source import name_of
 
-__all__ = ["replace_in_captured"]
-
 
 def replace_in_captured(
     module: GraphModule,

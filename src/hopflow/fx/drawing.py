@@ -10,8 +10,6 @@ from hopflow.fx.module import GraphModule
 from hopflow.fx.node import Node
 from hopflow.graph.module import GraphModule as Captured
 
-__all__ = ["FxGraphDrawer", "to_dot"]
-
 _COLOURS = {
     "placeholder": "AliceBlue",
     "get_attr": "LightGrey",

@@ -20,8 +20,6 @@ from hopflow.fx.source import python_source
 from hopflow.graph.printer import INDENT
 from hopflow.ops.convert import as_value
 
-__all__ = ["slots", "write_folder"]
-
 _FILE = """\
 from __future__ import annotations
 

@@ -22,8 +22,6 @@ from hopflow.fx.node import (
 )
 from hopflow.fx.source import python_source
 
-__all__ = ["Graph"]
-
 
 class Graph(NodeList):
     """Nodes in order of execution, which print as a Python function.

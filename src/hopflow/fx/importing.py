@@ -29,8 +29,6 @@ from hopflow.graph.printer import BARE
 from hopflow.graph.types import TensorType
 from hopflow.symbolic.size import Symbol, SymInt, free_symbols
 
-__all__ = ["as_symbolic", "imported"]
-
 
 def as_symbolic(tool: str, module: Any) -> GraphModule:
     """The module that `tool` was given as one of `fx`.

@@ -27,8 +27,6 @@ from hopflow.fx.wrapping import with_recorded
 from hopflow.graph.module import GraphModule as Captured
 from hopflow.trace.capture import trace
 
-__all__ = ["GraphModule", "owning", "require_module"]
-
 _numbers: Final = count()
 
 

@@ -18,20 +18,6 @@ from hopflow.graph.core import SourceLine
 from hopflow.ops.opdef import OpDef
 from hopflow.trace.source import name_of, source_text
 
-__all__ = [
-    "IN_PLACE",
-    "KINDS",
-    "SCOPE",
-    "Arguments",
-    "CodeTransform",
-    "Kind",
-    "Node",
-    "NodeList",
-    "map_items",
-    "map_nodes",
-    "nodes_in",
-]
-
 CodeTransform: TypeAlias = Callable[[list[str]], list[str]]
 """The lines of a function's body -> the lines that it shall have."""
 Kind: TypeAlias = Literal[

@@ -17,8 +17,6 @@ from hopflow.fx.tracer import Tracer
 from hopflow.trace.source import name_of
 from hopflow.tracebacks import is_own_file
 
-__all__ = ["bodies_of", "is_users_function", "map_bodies", "open_bodies", "traced"]
-
 
 @entry
 def open_bodies(module: GraphModule) -> GraphModule:

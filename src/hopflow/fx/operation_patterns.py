@@ -28,8 +28,6 @@ from hopflow.graph.printer import BARE
 from hopflow.graph.types import TensorType, same_type
 from hopflow.symbolic.size import Symbol, free_symbols
 
-__all__ = ["OperationPatterns"]
-
 
 class OperationPatterns:
     """A pattern as graphs of operations, for the types of the nodes of one graph."""

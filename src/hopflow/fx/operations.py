@@ -15,16 +15,6 @@ from hopflow.graph.types import TensorType
 from hopflow.hops.base import debugging, run_interpreted
 from hopflow.symbolic.size import Size, Symbol, SymInt, substitute
 
-__all__ = [
-    "Arguments",
-    "Operation",
-    "RegionOperation",
-    "Results",
-    "SizeOf",
-    "operation",
-    "type_of",
-]
-
 
 class Operation:
     """An operation as a function of its operands, with its params as keywords.

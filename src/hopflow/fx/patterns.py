@@ -20,8 +20,6 @@ from hopflow.graph.module import GraphModule as Captured
 from hopflow.tensor import convert
 from hopflow.trace.source import name_of
 
-__all__ = ["replace_pattern"]
-
 
 @entry
 def replace_pattern(

@@ -15,8 +15,6 @@ from hopflow.fx.node import IN_PLACE, Kind, Node
 from hopflow.graph.core import SourceLine
 from hopflow.trace.source import source_text, user_frame, user_line
 
-__all__ = ["Proxy", "TracerBase"]
-
 
 class TracerBase(ABC):
     """What records the uses of proxies; a subclass may answer for their values."""

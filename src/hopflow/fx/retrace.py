@@ -26,8 +26,6 @@ from hopflow.trace.sharing import of_call
 from hopflow.trace.source import user_env
 from hopflow.trace.tracer import Tracer, trace_into
 
-__all__ = ["bind_retraced", "retraced", "with_graph"]
-
 
 def retraced(graph: Graph, evaluate: Evaluate) -> Graph:
     """The root graph that computes what `evaluate` makes of `graph`.

@@ -21,8 +21,6 @@ from hopflow.graph.origin import Place, replaying
 from hopflow.hops.base import run_interpreted
 from hopflow.trace.source import check_arity, name_of
 
-__all__ = ["AnyNode", "Runner", "runs_by_node"]
-
 AnyNode: TypeAlias = Node | CapturedNode
 
 

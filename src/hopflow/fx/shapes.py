@@ -8,8 +8,6 @@ from hopflow.entries import entry
 from hopflow.fx.interpreter import AnyNode, Interpreter
 from hopflow.trace.capture import trace
 
-__all__ = ["ShapeProp"]
-
 
 class ShapeProp(Interpreter):
     """Notes on each node what its value is: `node.meta["type"]`, of tensors the type.

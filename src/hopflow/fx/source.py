@@ -27,8 +27,6 @@ from hopflow.fx.operations import Operation
 from hopflow.graph.printer import INDENT
 from hopflow.trace.source import name_of
 
-__all__ = ["Source", "python_source"]
-
 _BINARY: Final[Mapping[Callable[..., Any], str]] = {
     operator.add: "+",
     operator.sub: "-",

@@ -14,8 +14,6 @@ from hopflow.fx.node import Node, map_nodes
 from hopflow.graph.module import GraphModule as Captured
 from hopflow.trace.source import name_of
 
-__all__ = ["split_module"]
-
 
 @entry
 def split_module(

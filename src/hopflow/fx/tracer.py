@@ -28,8 +28,6 @@ from hopflow.graph.module import GraphModule as Captured
 from hopflow.graph.origin import called_from, in_module, origin, replaying
 from hopflow.trace.source import name_of, user_line
 
-__all__ = ["Tracer", "current_tracer", "paths_of", "symbolic_trace", "tracing"]
-
 
 @entry
 def symbolic_trace(

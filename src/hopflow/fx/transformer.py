@@ -14,8 +14,6 @@ from hopflow.graph.core import Node as CapturedNode
 from hopflow.graph.module import GraphModule as Captured
 from hopflow.graph.verifier import verify
 
-__all__ = ["Transformer"]
-
 
 class Transformer(Interpreter):
     """Makes a new module of `module`, node by node.

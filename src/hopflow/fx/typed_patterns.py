@@ -35,15 +35,6 @@ from hopflow.trace.functional import TracedTensor
 from hopflow.trace.source import name_of
 from hopflow.trace.tracer import Tracer, trace_into
 
-__all__ = [
-    "Shadows",
-    "TypedPattern",
-    "kind_of_call",
-    "parameters_of",
-    "typed",
-    "typed_patterns",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class TypedPattern:

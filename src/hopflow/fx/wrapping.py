@@ -11,8 +11,6 @@ from hopflow.entries import entry
 from hopflow.errors import ArgumentTypeError, ArgumentValueError
 from hopflow.trace.source import user_frame
 
-__all__ = ["replace_names", "restore_names", "with_recorded", "wrap"]
-
 # The names that `wrap` was given, each with the globals of its module.
 _names: Final[list[tuple[dict[str, Any], str]]] = []
 # While traces run: what those names were before, or that they were none.

@@ -26,8 +26,6 @@ from hopflow.graph.printer import BARE, INDENT, format_line, identifier
 from hopflow.graph.types import TensorType
 from hopflow.symbolic.size import FUNCTIONS, Size, Symbol, SymInt, renamed
 
-__all__ = ["compile_source", "namespace", "python_source"]
-
 _WORDS: Final = frozenset(
     ["op", "const", "attributes", "dtype", "tensor_type", "objects", *FUNCTIONS]
 )

@@ -28,8 +28,6 @@ from hopflow.graph.rewriting import replace_uses
 from hopflow.graph.types import TensorType
 from hopflow.symbolic.size import free_symbols
 
-__all__ = ["Shortened", "first_same", "forward_results", "forwarded", "shortened"]
-
 Places: TypeAlias = frozenset[int | None]
 """What a result may be: positions of the node's args, and None for a new value."""
 

@@ -17,14 +17,6 @@ from hopflow.graph.rewriting import effects
 from hopflow.graph.types import TensorType, is_one
 from hopflow.symbolic.size import Size, Symbol, SymInt, renamed, substitute
 
-__all__ = [
-    "equal",
-    "equal_constants",
-    "equal_nodes",
-    "equal_values",
-    "structural_hash",
-]
-
 # What separates the pieces of a text: no name and no number contains it.
 _END: Final = "\x1f"
 

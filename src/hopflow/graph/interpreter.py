@@ -9,8 +9,6 @@ from hopflow.graph.origin import origin, replaying
 from hopflow.graph.types import SYMBOL_TYPE, Shape
 from hopflow.symbolic.size import Size, Symbol, free_symbols, substitute
 
-__all__ = ["Bind", "Evaluate", "Frame", "Sizes", "interpret"]
-
 Bind: TypeAlias = Callable[[Any, Sequence[Any], dict[str, Any]], Sequence[Any]]
 """(operator, operands, params) -> results: `bind.bind`, or what a pass puts there."""
 

@@ -27,8 +27,6 @@ from hopflow.symbolic.guards import Guard, GuardSet
 from hopflow.symbolic.ranges import INT64
 from hopflow.symbolic.size import Size, Symbol, SymInt, evaluate, substitute
 
-__all__ = ["ComputedSource", "GraphModule", "Source", "Specialization"]
-
 
 @dataclass(frozen=True, slots=True)
 class Specialization:

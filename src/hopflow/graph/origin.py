@@ -8,8 +8,6 @@ from typing import NamedTuple, Protocol
 
 from hopflow.graph.core import SourceLine
 
-__all__ = ["Place", "called_from", "in_module", "origin", "replaying"]
-
 
 class Place(NamedTuple):
     """What a node knows of where it came from; see `Node`."""

@@ -41,8 +41,6 @@ from hopflow.symbolic.size import (
     free_symbols,
 )
 
-__all__ = ["parse"]
-
 MAX_DEPTH: Final = 64  # of tuples in tuples, and of brackets
 MAX_GRAPHS: Final = 512  # of graphs in graphs
 MAX_LENGTH: Final = 1 << 24  # characters

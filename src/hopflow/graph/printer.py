@@ -25,8 +25,6 @@ from hopflow.graph.core import Arg, Constant, Graph, Node, SourceLine, Var
 from hopflow.graph.types import TensorType
 from hopflow.symbolic.size import Size, Symbol, SymInt, renamed
 
-__all__ = ["format_graph", "format_line", "format_size", "identifier", "sections"]
-
 INDENT: Final = "    "
 # What a bare literal means; any other constant says its dtype.
 BARE: Final[Mapping[type, DType]] = {

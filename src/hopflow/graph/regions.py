@@ -38,26 +38,6 @@ from hopflow.symbolic.size import (
     symbol,
 )
 
-__all__ = [
-    "Port",
-    "Region",
-    "RegionOperator",
-    "Role",
-    "Runs",
-    "Signature",
-    "add_invariants",
-    "bind_symbols",
-    "carries",
-    "drop_args",
-    "drop_results",
-    "has_regions",
-    "out_types_like",
-    "prune_node",
-    "result_types",
-    "roles",
-    "same_symbols",
-]
-
 Role: TypeAlias = Literal[
     "predicate",  # a bool scalar that decides what runs; also the output of a test
     "index",  # an integer scalar: which branch, or the number of the step

@@ -20,25 +20,6 @@ from hopflow.graph.core import (
 from hopflow.graph.types import SYMBOL_TYPE, TensorType
 from hopflow.symbolic.size import Size, Symbol, SymInt, free_symbols, substitute
 
-__all__ = [
-    "clone",
-    "effects",
-    "eliminate_dead_code",
-    "erase_node",
-    "inline",
-    "own_graphs",
-    "prune_inputs",
-    "read_vars",
-    "reader",
-    "replace_uses",
-    "settle_sizes",
-    "substitute_symbols",
-    "symbols_of",
-    "symbols_read",
-    "unify_symbols",
-]
-
-
 # --- reading --------------------------------------------------------------------------
 
 

@@ -32,8 +32,6 @@ from hopflow.graph.rewriting import static_symbols
 from hopflow.graph.types import SYMBOL_TYPE, Shape, TensorType, same_size, same_type
 from hopflow.symbolic.size import Size, Symbol, free_symbols, substitute
 
-__all__ = ["verify"]
-
 _ORDER: dict[Section | None, int] = {"symbol": 0, "operand": 1, "capture": 2}
 
 

@@ -23,8 +23,6 @@ from hopflow import dtypes
 from hopflow.dtypes import DType
 from hopflow.symbolic.size import Size
 
-__all__ = ["Buffer", "Expr", "Index", "Space", "Var"]
-
 
 class Expr:
     """A scalar value: `op` applied to `args`, of type `dtype`.

@@ -28,8 +28,6 @@ from hopflow.loop_ir.program import (
     While,
 )
 
-__all__ = ["Form"]
-
 
 class Form:
     """The form of statements.

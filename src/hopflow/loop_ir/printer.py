@@ -40,8 +40,6 @@ from hopflow.loop_ir.program import (
     While,
 )
 
-__all__ = ["Namer", "format_expr", "format_program", "format_statement"]
-
 LONG_SHARED: Final = 80
 """Characters from which on a part that occurs twice in a statement gets a name."""
 LONG: Final = 400

@@ -28,8 +28,6 @@ from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
-__all__ = ["ROUTINES", "Array", "Routine"]
-
 NDArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Reference: TypeAlias = Callable[[Sequence[NDArray], Sequence[int]], int]
 

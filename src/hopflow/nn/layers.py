@@ -17,17 +17,6 @@ from hopflow.ops.math import exp, sigmoid, sqrt, tanh
 from hopflow.ops.rules import as_flag, as_integer
 from hopflow.random import normal, split, uniform
 
-__all__ = [
-    "Embedding",
-    "Function",
-    "GRUCell",
-    "LSTMCell",
-    "LayerNorm",
-    "Linear",
-    "MultiheadAttention",
-    "Sequential",
-]
-
 # Under their public names, so that a trace into a layer records `hf.take`.
 take: Final = public(indexing.take)
 where: Final = public(logic.where)

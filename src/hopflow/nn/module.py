@@ -13,8 +13,6 @@ from hopflow.entries import entry, speaks_for_user
 from hopflow.fx.tracer import current_tracer
 from hopflow.graph.origin import in_module, origin
 
-__all__ = ["Module", "static"]
-
 _STATIC: Final = "static"
 
 

@@ -15,24 +15,6 @@ from hopflow.graph.types import Shape
 from hopflow.ops.opdef import OPERATIONS, OpDef
 from hopflow.symbolic.size import Size
 
-__all__ = [
-    "BatchRule",
-    "Same",
-    "after_examples",
-    "along",
-    "in_batch",
-    "of_axes",
-    "of_axis",
-    "of_order",
-    "of_shape",
-    "of_starts",
-    "of_steps",
-    "op_of",
-    "per_example",
-    "pointwise",
-    "rank",
-]
-
 BatchRule: TypeAlias = Callable[..., "Sequence[Value | Same]"]
 """(op, size, batched, *operands, **params) -> the results: batched, but for `Same`."""
 

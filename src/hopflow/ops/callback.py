@@ -13,8 +13,6 @@ from hopflow.ops.opdef import OpDef
 from hopflow.ops.rules import Array
 from hopflow.symbolic.size import Size
 
-__all__ = ["Callback", "callback_op"]
-
 Types: TypeAlias = tuple[TensorType, ...]
 Run: TypeAlias = Callable[[Sequence[Array], Types], Sequence[Array]]
 

@@ -21,8 +21,6 @@ from hopflow.ops.rules import Array, as_integer, as_symbol
 from hopflow.symbolic.boolean import SymBool
 from hopflow.symbolic.size import Size
 
-__all__ = ["check", "check_is_size", "check_op"]
-
 
 def _infer(test: TensorType, *_sides: TensorType, **_: Any) -> tuple[TensorType, ...]:
     if test.dtype is not dtypes.bool_:

@@ -23,8 +23,6 @@ from hopflow.ops.rules import (
 )
 from hopflow.symbolic.size import SymInt
 
-__all__ = ["apply", "as_value", "astype", "convert", "copy", "stop_gradient"]
-
 
 def apply(op: OpDef, *operands: Operand, **params: Any) -> Value:
     """The one result of `op` on operands whose dtypes have been decided."""

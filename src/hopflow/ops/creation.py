@@ -49,24 +49,6 @@ from hopflow.ops.sizes import larger, less, steps
 from hopflow.ops.views import as_tensor, broadcasted, reshaped
 from hopflow.symbolic.size import Size, SymFloat, SymInt
 
-__all__ = [
-    "arange",
-    "empty",
-    "empty_like",
-    "eye",
-    "full",
-    "full_like",
-    "linspace",
-    "meshgrid",
-    "ones",
-    "ones_like",
-    "tril",
-    "triu",
-    "zeros",
-    "zeros_like",
-]
-
-
 # --- primitives -----------------------------------------------------------------------
 
 

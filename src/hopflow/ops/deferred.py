@@ -35,15 +35,6 @@ from hopflow.symbolic.boolean import SymBool, any_of, relation
 from hopflow.symbolic.scalars import as_size, terms_of
 from hopflow.symbolic.size import Size, free_symbols
 
-__all__ = [
-    "aligned",
-    "condition_operands",
-    "fitted",
-    "matched",
-    "required",
-    "resized",
-]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 Types = Sequence[TensorType]
 

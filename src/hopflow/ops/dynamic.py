@@ -43,9 +43,6 @@ from hopflow.ops.sizes import less as less_size
 from hopflow.ops.views import as_tensor, check_update, stored, transposed, zeros_of
 from hopflow.symbolic.size import Size
 
-__all__ = ["dynamic_index", "dynamic_slice", "dynamic_update_slice"]
-
-
 # --- dynamic_index --------------------------------------------------------------------
 
 

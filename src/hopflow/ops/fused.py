@@ -10,8 +10,6 @@ from hopflow.loop_ir.scalars import fma as exact_fma
 from hopflow.ops.opdef import Reference
 from hopflow.ops.rules import Array, elementwise, floating
 
-__all__ = ["fma"]
-
 
 def _two_sum(a: Array, b: Array) -> tuple[Array, Array]:
     """The rounded sum, and what rounding lost, exactly (Knuth)."""

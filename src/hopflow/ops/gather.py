@@ -29,8 +29,6 @@ from hopflow.ops.sizes import may_be_zero
 from hopflow.ops.views import zeros_of
 from hopflow.symbolic.size import Size
 
-__all__ = ["gather", "gather_clip"]
-
 Types = Sequence[TensorType]
 TRAP: Final = frozenset({"trap"})
 

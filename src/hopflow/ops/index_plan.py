@@ -28,8 +28,6 @@ from hopflow.ops.views import show
 from hopflow.symbolic.boolean import SymBool
 from hopflow.symbolic.size import Size, SymInt
 
-__all__ = ["Along", "At", "Dynamic", "Mask", "NewAxis", "Plan", "Span", "parse_index"]
-
 
 @dataclass(frozen=True, slots=True)
 class NewAxis:

@@ -51,9 +51,6 @@ from hopflow.ops.views import (
 )
 from hopflow.symbolic.size import Size
 
-__all__ = ["Updater", "getitem", "set_at", "take", "take_along_axis"]
-
-
 # --- the parts of a plan --------------------------------------------------------------
 
 

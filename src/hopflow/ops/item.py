@@ -18,8 +18,6 @@ from hopflow.ops.rules import Array
 from hopflow.ops.views import Types
 from hopflow.symbolic.ranges import NON_NEGATIVE, ValueRange
 
-__all__ = ["dim_size", "item", "range_fault", "range_params"]
-
 
 def _is_checked(min: float = -inf, max: float = inf, known: bool = False) -> bool:
     return not known and (min, max) != (-inf, inf)

@@ -61,9 +61,6 @@ from hopflow.ops.views import (
 )
 from hopflow.symbolic.size import Size
 
-__all__ = ["concat", "pad", "roll", "stack", "unstack"]
-
-
 # --- concat ---------------------------------------------------------------------------
 
 

@@ -29,8 +29,6 @@ from hopflow.ops.sizes import larger, smaller, specialised
 from hopflow.ops.views import as_tensor, broadcasted, moved, part, reshaped
 from hopflow.symbolic.size import Size
 
-__all__ = ["determinant", "determined", "diagonal", "sign_and_diagonal"]
-
 
 def diagonal(x: Any, /, *, offset: int = 0) -> Value:
     """The diagonal of each matrix, `offset` places above the main one: a copy.

@@ -21,8 +21,6 @@ from hopflow.ops.rules import Array, require_dtype
 from hopflow.ops.scatter import scatter_drop
 from hopflow.ops.views import broadcasted, zeros_of
 
-__all__ = ["Factors", "factors_of", "solution", "solved"]
-
 
 class Factors(NamedTuple):
     """An LU factorisation: both triangles in one matrix, and where rows are from."""

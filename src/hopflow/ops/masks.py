@@ -35,9 +35,6 @@ from hopflow.ops.sizes import larger
 from hopflow.ops.views import Types, known_elements, part, reshaped, unsized
 from hopflow.symbolic.size import Size
 
-__all__ = ["data_size", "flatnonzero", "where_true"]
-
-
 # --- primitives -----------------------------------------------------------------------
 
 

@@ -32,41 +32,6 @@ from hopflow.ops.elementwise import (
 from hopflow.ops.opdef import OpDef, Reference, Rules
 from hopflow.ops.rules import elementwise, floating
 
-__all__ = [
-    "acos",
-    "acosh",
-    "asin",
-    "asinh",
-    "atan",
-    "atan2",
-    "atanh",
-    "cbrt",
-    "cos",
-    "cosh",
-    "digamma",
-    "erf",
-    "erfc",
-    "erfinv",
-    "exp",
-    "exp2",
-    "expm1",
-    "hypot",
-    "lgamma",
-    "log",
-    "log1p",
-    "log2",
-    "log10",
-    "logaddexp",
-    "logistic",
-    "rsqrt",
-    "sigmoid",
-    "sin",
-    "sinh",
-    "sqrt",
-    "tan",
-    "tanh",
-]
-
 
 def _by_slope(slope: Callable[[Any, Any], Any]) -> Rules:
     return (lambda t, out, x: t * slope(out, x),)

@@ -30,8 +30,6 @@ from hopflow.ops.rules import (
 from hopflow.ops.views import as_tensor, broadcasted, moved, reshaped, transposed
 from hopflow.symbolic.size import Size
 
-__all__ = ["matmul", "matmul_op", "matrix_transpose", "outer", "tensordot", "vecdot"]
-
 BLAS_TYPES: Final = (dtypes.float32, dtypes.float64)
 
 # Multiplications from which calling a library is worth it, and what an unknown size

@@ -6,8 +6,6 @@ from typing import Any, Final
 
 from hopflow.errors import CheckError, HopflowError, ShapeCheckError
 
-__all__ = ["Message", "check_error"]
-
 
 class Message(str):
     """A text for people: graphs that differ only in it share one program."""

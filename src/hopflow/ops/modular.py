@@ -22,8 +22,6 @@ from hopflow.ops.logic import (
 from hopflow.ops.opdef import as_operand
 from hopflow.symbolic.size import SymInt
 
-__all__ = ["modular_power"]
-
 _MOST: Final = 1 << 32
 """Products of two numbers below it fit uint64."""
 

@@ -28,8 +28,6 @@ from hopflow.ops.math import exp
 from hopflow.ops.opdef import HALVES, OpDef, Reference
 from hopflow.ops.rules import elementwise, floating
 
-__all__ = ["ndtri"]
-
 # Numerators and denominators of rational functions, the constant term first, from
 # M. J. Wichura, "Algorithm AS 241: The Percentage Points of the Normal Distribution",
 # Applied Statistics 37 (1988), routine PPND16.

@@ -26,19 +26,6 @@ from hopflow.symbolic.asking import asked
 from hopflow.symbolic.boolean import SymBool, all_of
 from hopflow.symbolic.size import Size, SymFloat, SymInt, free_symbols
 
-__all__ = [
-    "HALVES",
-    "MOST_BYTES",
-    "OPERATIONS",
-    "Infer",
-    "OpDef",
-    "Promotion",
-    "Reference",
-    "Sample",
-    "convert_to",
-    "promoted_as",
-]
-
 Infer: TypeAlias = Callable[..., "TensorType | tuple[TensorType, ...]"]
 Promotion: TypeAlias = Callable[[str, Sequence[tuple[DType, bool]]], tuple[DType, bool]]
 """From an operation's name and its operands' (dtype, weak) to the dtype that all

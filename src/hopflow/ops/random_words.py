@@ -31,8 +31,6 @@ from hopflow.ops.opdef import as_operand
 from hopflow.ops.threefry import threefry
 from hopflow.ops.views import reshaped, sliced
 
-__all__ = ["UNSIGNED", "bits_of", "integers", "key_of", "pair", "unit", "word_of"]
-
 UNSIGNED: Final = {d.bits: d for d in dtypes.UNSIGNED}
 
 

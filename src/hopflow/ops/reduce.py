@@ -33,27 +33,6 @@ from hopflow.ops.sizes import larger
 from hopflow.ops.views import as_tensor, broadcasted, reshaped, sliced
 from hopflow.symbolic.size import SymFloat, SymInt
 
-__all__ = [
-    "all",
-    "any",
-    "argmax",
-    "argmin",
-    "count_nonzero",
-    "cummax",
-    "cummin",
-    "cumulative_prod",
-    "cumulative_sum",
-    "diff",
-    "logsumexp",
-    "max",
-    "mean",
-    "min",
-    "prod",
-    "std",
-    "sum",
-    "var",
-]
-
 
 def _as(x: Value, dtype: DType) -> Value:
     return x if x.type.dtype is dtype else astype(x, dtype)

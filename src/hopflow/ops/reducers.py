@@ -37,21 +37,6 @@ from hopflow.ops.views import (
 )
 from hopflow.symbolic.size import Size
 
-__all__ = [
-    "cummax",
-    "cummin",
-    "cumprod",
-    "cumsum",
-    "reduce_and",
-    "reduce_find",
-    "reduce_max",
-    "reduce_min",
-    "reduce_or",
-    "reduce_prod",
-    "reduce_sum",
-]
-
-
 # --- primitives: all elements along some axes become one ------------------------------
 
 

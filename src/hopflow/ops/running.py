@@ -15,8 +15,6 @@ from hopflow.ops.sizes import is_empty
 from hopflow.ops.views import moved, part, reshaped, update_slice
 from hopflow.symbolic.size import Size, SymInt
 
-__all__ = ["RunningTangents"]
-
 
 class _Running(NamedTuple):
     """Elements that are combined, and their tangents."""

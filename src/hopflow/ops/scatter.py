@@ -58,8 +58,6 @@ from hopflow.ops.views import (
 )
 from hopflow.symbolic.size import Size
 
-__all__ = ["one_hot", "scatter", "scatter_drop", "segment_sum"]
-
 Combine = Literal["set", "add", "mul", "min", "max"]
 
 

@@ -19,8 +19,6 @@ from hopflow.ops.rules import Array
 from hopflow.ops.sorting import argsort, sort
 from hopflow.ops.views import as_tensor, known_elements, reshaped
 
-__all__ = ["unique_all", "unique_counts", "unique_inverse", "unique_values"]
-
 
 class UniqueAll(NamedTuple):
     """values, ascending; the first index of each; where each element is among them; and

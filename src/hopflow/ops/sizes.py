@@ -15,20 +15,6 @@ from hopflow.symbolic.scalars import as_size, terms_of
 from hopflow.symbolic.size import Size, SymInt, free_symbols, sym_max, sym_min
 from hopflow.symbolic.terms import divide, env_of
 
-__all__ = [
-    "agreed",
-    "divided",
-    "equals",
-    "fits",
-    "is_empty",
-    "is_unbacked",
-    "larger",
-    "less",
-    "smaller",
-    "specialised",
-    "steps",
-]
-
 
 def less(a: Size, b: Size) -> bool | None:
     """Whether `a < b` whatever the symbols are; None: it depends on them."""

@@ -19,8 +19,6 @@ from hopflow.ops.rules import Array, as_flag, as_size, normalize_axis
 from hopflow.ops.views import Types, as_tensor, moved
 from hopflow.symbolic.size import Size
 
-__all__ = ["TopK", "argsort", "sort", "top_k"]
-
 
 def _argsort_infer(x: TensorType, **_: bool) -> TensorType:
     if not x.ndim:

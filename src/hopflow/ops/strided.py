@@ -11,8 +11,6 @@ from hopflow.ops.gather import gather_clip
 from hopflow.ops.scatter import scatter_drop
 from hopflow.ops.views import part, reshaped, transposed, update_slice
 
-__all__ = ["StridedPlace", "put_strided", "take_strided"]
-
 
 class StridedPlace(NamedTuple):
     """Where the elements of a tensor are in a row, counted in elements."""

@@ -12,8 +12,6 @@ from hopflow.ops.opdef import OpDef, Sample
 from hopflow.ops.rules import Array
 from hopflow.symbolic.ranges import INT64
 
-__all__ = ["beyond_int64", "symbolic_int"]
-
 
 def beyond_int64(text: str, value: int, at: str = "") -> ArgumentRangeError:
     """The error for an integer expression whose value int64 cannot hold.

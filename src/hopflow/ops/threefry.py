@@ -16,8 +16,6 @@ from hopflow.ops import batching
 from hopflow.ops.opdef import OpDef, Sample
 from hopflow.ops.rules import Array, broadcast, pointwise
 
-__all__ = ["threefry"]
-
 _Word = TypeVar("_Word")
 
 _ROTATIONS: Final = ((13, 15, 26, 6), (17, 29, 16, 24))

@@ -36,8 +36,6 @@ from hopflow.ops.rules import Array, is_one, is_zero, require_dtype
 from hopflow.ops.sizes import fits
 from hopflow.symbolic.size import Size, SymInt
 
-__all__ = ["broadcast_to", "reshape", "slice_", "transpose", "update_slice"]
-
 Types = Sequence[TensorType]
 
 

@@ -10,8 +10,6 @@ from hopflow.errors import ArgumentTypeError
 from hopflow.rewrite import runtime as _runtime  # noqa: F401 - what the code calls
 from hopflow.rewrite.convert import SKIP, converted, is_rewritten
 
-__all__ = ["control_flow"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

@@ -22,8 +22,6 @@ from hopflow.rewrite.values import (
     run_within,
 )
 
-__all__ = ["and_value", "if_", "if_return", "if_value", "or_value"]
-
 _Names: TypeAlias = Sequence[str]
 
 THE_RESULT: Final = "the result"

@@ -26,8 +26,6 @@ from hopflow.symbolic.size import SymInt
 from hopflow.tensor.convert import asarray
 from hopflow.tracebacks import is_own_file
 
-__all__ = ["called", "consumed", "contains", "list_of"]
-
 
 def called(f: Any) -> Any:
     """What is called for `f`."""

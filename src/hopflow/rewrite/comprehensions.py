@@ -13,8 +13,6 @@ from typing import Final
 
 from hopflow.rewrite.exits import parsed
 
-__all__ = ["CONSUMERS", "as_loop"]
-
 _BEGIN, _STEP, _END = range(3)
 
 _LIST: Final = ("hopflow_out = []", "hopflow_out.append(0)", "return hopflow_out")

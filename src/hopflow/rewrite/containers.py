@@ -6,8 +6,6 @@ from typing import Final
 
 from hopflow.rewrite.names import assigned, reads, walk_own
 
-__all__ = ["appended_only", "changed_containers"]
-
 _CHANGING: Final = frozenset(
     "append extend insert pop remove clear sort reverse update setdefault popitem add "
     "discard appendleft popleft extendleft rotate".split()

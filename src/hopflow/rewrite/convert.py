@@ -14,8 +14,6 @@ from hopflow.rewrite.generate import RUNTIME, rewritten
 from hopflow.rewrite.names import Scope
 from hopflow.trace.source import name_of
 
-__all__ = ["SKIP", "converted", "is_rewritten", "provide"]
-
 SKIP: Final = "__hopflow_skip__"
 """An attribute of functions that are left alone."""
 

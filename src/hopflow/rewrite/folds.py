@@ -4,8 +4,6 @@ from typing import Any
 
 from hopflow.rewrite.items import Items
 
-__all__ = ["all_", "any_", "max_", "min_", "sum_"]
-
 
 def sum_(items: Items, start: Any = 0) -> Any:
     total = start

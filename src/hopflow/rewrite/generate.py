@@ -44,8 +44,6 @@ from hopflow.rewrite.names import (
     written_within,
 )
 
-__all__ = ["RUNTIME", "rewritten"]
-
 RUNTIME: Final = "hopflow_runtime"
 """The name by which the code finds the functions that it calls."""
 

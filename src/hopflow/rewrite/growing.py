@@ -13,8 +13,6 @@ from hopflow.ops.joining import concat
 from hopflow.ops.manipulation import reshape
 from hopflow.tensor.convert import asarray
 
-__all__ = ["Chunk", "Growing", "chunk_of", "joined_chunks"]
-
 
 class Chunk(NamedTuple):
     """Values that were appended one after another.

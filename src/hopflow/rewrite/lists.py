@@ -12,8 +12,6 @@ from hopflow.rewrite.values import State, load
 from hopflow.trace.source import user_line
 from hopflow.tracebacks import stack_above
 
-__all__ = ["alone", "extended", "require_alone", "require_lists", "weak_rows"]
-
 
 def alone(state: State, k: int) -> bool:
     """Whether only its name in a state has the list `k`: nobody sees if it is another

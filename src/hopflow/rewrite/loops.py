@@ -36,8 +36,6 @@ from hopflow.trace.rollback import mark, rollback
 from hopflow.trace.source import user_line
 from hopflow.trace.tracer import Tracer
 
-__all__ = ["for_", "plain_items", "while_"]
-
 _Names: TypeAlias = Sequence[str]
 _Values: TypeAlias = tuple[Any, ...]
 _Step: TypeAlias = Callable[..., _Values]

@@ -15,8 +15,6 @@ import ast
 from hopflow.rewrite.exits import SCOPES, at_line_of
 from hopflow.rewrite.names import Scope
 
-__all__ = ["without_matches"]
-
 
 def without_matches(function: Scope) -> None:
     """Rewrite the `match` statements of a function, in place."""

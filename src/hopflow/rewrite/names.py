@@ -6,22 +6,6 @@ from typing import Final, TypeAlias
 
 from hopflow.rewrite.exits import BROKEN, LOOPS, SCOPES, Loop
 
-__all__ = [
-    "AFTER",
-    "CAPTURED",
-    "HEAD",
-    "Scope",
-    "assigned",
-    "declared",
-    "mark_live",
-    "params_of",
-    "reads",
-    "updated",
-    "walk_own",
-    "writers",
-    "written_within",
-]
-
 Scope: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 AFTER: Final = "hopflow_after"

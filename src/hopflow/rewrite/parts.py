@@ -19,8 +19,6 @@ from hopflow.trace.rollback import mark, rollback
 from hopflow.trace.source import user_line
 from hopflow.trace.tracer import Tracer
 
-__all__ = ["Named", "Parts", "standing_for", "tried", "zero", "zeros_for"]
-
 Named: TypeAlias = Callable[[], dict[str, Any]]
 
 

@@ -14,8 +14,6 @@ from hopflow.ops.opdef import convert_to
 from hopflow.tensor.convert import asarray
 from hopflow.trace.source import user_line
 
-__all__ = ["Rows", "is_weak"]
-
 
 class Rows(list[Any]):
     """The list of the rows of tensors.

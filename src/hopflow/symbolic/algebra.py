@@ -9,8 +9,6 @@ from typing import Any
 
 from hopflow.symbolic.terms import Factor, Monomial, Terms, normal, order
 
-__all__ = ["factors"]
-
 
 def factors(terms: Terms) -> tuple[tuple[Terms, int], ...]:
     """The irreducible factors of `terms` with their powers, as sympy finds them.

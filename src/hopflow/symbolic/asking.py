@@ -8,16 +8,6 @@ from hopflow.symbolic.boolean import SymBool, compare_floats, relation
 from hopflow.symbolic.facts import NOTHING
 from hopflow.symbolic.terms import Operand, Terms, compute, format_operand, symbols_of
 
-__all__ = [
-    "answer",
-    "asked",
-    "decided",
-    "floor_divide",
-    "hint_of",
-    "modulo",
-    "not_zero",
-]
-
 
 def hint_of(operand: Operand) -> Any:
     hints = {s: s.hint for s in symbols_of(operand, {})}

@@ -32,19 +32,6 @@ from hopflow.symbolic.terms import (
 )
 from hopflow.tracebacks import OWN_FILES
 
-__all__ = [
-    "COMPARISONS",
-    "MIRRORED",
-    "SymBool",
-    "all_of",
-    "any_of",
-    "compare_constant",
-    "compare_floats",
-    "difference_of",
-    "negation",
-    "relation",
-]
-
 COMPARISONS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
     "<": operator.lt,
     "<=": operator.le,

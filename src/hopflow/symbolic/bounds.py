@@ -25,8 +25,6 @@ from hopflow.symbolic.terms import (
     without,
 )
 
-__all__ = ["BoundsFinder", "primitive"]
-
 MAX_FOUND: Final = 4096  # ranges that are kept
 # How many laws and facts are put together in search of a bound, by the number of facts.
 _DEPTHS: Final = ((8, 3), (24, 2))

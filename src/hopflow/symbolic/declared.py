@@ -8,8 +8,6 @@ from hopflow.errors import DimError
 from hopflow.symbolic.boolean import SymBool
 from hopflow.symbolic.terms import Atom, Symbol, Terms
 
-__all__ = ["Declaration", "ends", "narrowed"]
-
 
 @dataclass(frozen=True, slots=True)
 class Declaration:

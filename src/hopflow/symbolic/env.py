@@ -34,8 +34,6 @@ from hopflow.symbolic.terms import (
     symbols_of,
 )
 
-__all__ = ["Noted", "ShapeEnv"]
-
 Noted: TypeAlias = tuple[SymBool, bool] | None
 """A condition and the answer; None: something else that was asked, of a range."""
 

@@ -30,8 +30,6 @@ from hopflow.symbolic.terms import (
     without,
 )
 
-__all__ = ["Facts"]
-
 MAX_FACTORED: Final = 4096  # expressions whose factors are kept
 _INTEGERS: Final = frozenset(["<=", ">=", "==", "!="])
 

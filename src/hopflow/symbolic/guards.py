@@ -19,8 +19,6 @@ from hopflow.symbolic.terms import (
     plus_constant,
 )
 
-__all__ = ["Guard", "GuardSet", "declared_guards"]
-
 DECLARED: Final = "declared"  # in place of the line of a guard that nobody asked
 MANY: Final = 48  # guards, beyond which each is compared with the later ones only
 

@@ -5,8 +5,6 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-__all__ = ["is_asked_by_user", "slots"]
-
 
 class _Slots:
     """What a layer above fills in.

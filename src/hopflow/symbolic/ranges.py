@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from math import inf, isinf, isnan
 from typing import Final, TypeAlias
 
-__all__ = ["ANY_FLOAT", "EVERY", "INT64", "NON_NEGATIVE", "ValueRange"]
-
 Bound: TypeAlias = float  # an int, or an infinity; of floats, any but NaN
 
 

@@ -43,17 +43,6 @@ from hopflow.symbolic.terms import (
 )
 from hopflow.tracebacks import OWN_FILES
 
-__all__ = [
-    "Number",
-    "Size",
-    "SymFloat",
-    "SymInt",
-    "as_size",
-    "operand_of",
-    "rounded",
-    "terms_of",
-]
-
 MAX_POWER: Final = 64  # beyond, `n ** k` is no size
 EXACT_POWER: Final = 2**51  # up to it, the power of floats rounds to that of integers
 EXACT_INTEGER: Final = 2**53  # up to it, floats hold every integer

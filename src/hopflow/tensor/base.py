@@ -36,9 +36,6 @@ from hopflow.tensor.dlpack import export_dlpack
 from hopflow.tensor.exported import check_constant
 from hopflow.tensor.numpy_protocol import call_function, call_ufunc
 
-__all__ = ["Tensor"]
-
-
 API_VERSIONS: Final = ("2021.12", "2022.12", "2023.12", "2024.12")
 
 # What operators hand on. Lists and tuples are no operands, but left to Python `[1] * x`

@@ -20,8 +20,6 @@ from hopflow.tensor.dlpack import import_dlpack
 from hopflow.tensor.eager import EagerTensor
 from hopflow.tensor.memory import Storage, import_array
 
-__all__ = ["asarray", "from_dlpack", "from_numpy", "scalar"]
-
 
 def asarray(
     obj: Any,

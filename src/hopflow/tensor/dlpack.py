@@ -15,8 +15,6 @@ from hopflow.entries import speaks_for_user
 from hopflow.errors import ArgumentTypeError, DeviceError, DTypeError
 from hopflow.ops.rules import Array
 
-__all__ = ["export_dlpack", "import_dlpack"]
-
 BFLOAT16: Final = np.dtype(ml_dtypes.bfloat16)
 
 # The layout of the structures (dlpack.h, DLPack 1.1), by offset: a capsule named

@@ -39,8 +39,6 @@ from hopflow.symbolic.size import Size, SymFloat, SymInt
 from hopflow.tensor.base import Tensor
 from hopflow.tensor.memory import Storage
 
-__all__ = ["Eager", "EagerTensor"]
-
 
 @lru_cache(maxsize=1 << 14)
 def _array_type(dtype: np.dtype[Any], shape: tuple[int, ...], weak: bool) -> TensorType:

@@ -9,8 +9,6 @@ from hopflow import synonyms
 from hopflow.bind import Value, current
 from hopflow.errors import TraceError
 
-__all__ = ["check_constant", "remedy"]
-
 
 def check_constant(what: str, values: Iterable[Any]) -> None:
     """Check that none of the values is a tensor that is differentiated: what another

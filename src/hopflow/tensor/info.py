@@ -14,8 +14,6 @@ from hopflow.ops.rules import check_device, required_dtype
 from hopflow.symbolic.boolean import SymBool
 from hopflow.symbolic.size import SymFloat, SymInt
 
-__all__ = ["API_VERSION", "NamespaceInfo", "namespace_info", "result_type"]
-
 API_VERSION: Final = "2024.12"
 
 

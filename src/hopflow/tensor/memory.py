@@ -26,8 +26,6 @@ from hopflow.graph.types import TensorType
 from hopflow.ops.rules import Array
 from hopflow.tensor.dlpack import import_dlpack
 
-__all__ = ["Storage", "import_array"]
-
 
 class _Copy(NamedTuple):
     """A copy of elements that is kept equal to them, as long as someone has it.

@@ -40,13 +40,6 @@ from hopflow.symbolic.size import SymFloat, SymInt
 from hopflow.tensor import numpy_functions as composed
 from hopflow.tensor.exported import check_constant
 
-__all__ = [
-    "call_function",
-    "call_ufunc",
-    "special_functions",
-    "universal_functions",
-]
-
 Function = Callable[..., Any]
 
 

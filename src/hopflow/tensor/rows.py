@@ -10,8 +10,6 @@ from hopflow.ops.rules import Array
 from hopflow.ops.strided import StridedPlace
 from hopflow.tensor.eager import EagerTensor
 
-__all__ = ["places_in", "root_of", "row_of"]
-
 
 def row_of(tensors: Sequence[EagerTensor]) -> EagerTensor | None:
     """T[n]: the elements of the memory that some tensors are parts of, in a row.

@@ -6,8 +6,6 @@ from typing import Any
 from hopflow.tensor.eager import EagerTensor
 from hopflow.tensor.rows import places_in, root_of, row_of
 
-__all__ = ["first_of", "overlap", "rows_of", "sharing"]
-
 
 def first_of(tensors: Sequence[Any], wanted: Any) -> int:
     return next(k for k, t in enumerate(tensors) if t is wanted)

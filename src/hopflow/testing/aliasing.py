@@ -11,8 +11,6 @@ from typing import Any, Final, NamedTuple
 
 from hopflow.testing.programs import Operation, Pool, Step, index_into, run, view
 
-__all__ = ["ALIASING_OPERATIONS", "ALIASING_OPERATORS", "ALIASING_SHAPES"]
-
 ALIASING_SHAPES: Final = (
     *((5,), (8,), (17,), (23,), (40,), (6, 5), (5, 6), (3, 12), (2, 3, 4), (7, 1, 5)),
     *((3,), (1,), (0,), ()),

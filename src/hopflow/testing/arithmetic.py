@@ -27,8 +27,6 @@ from hopflow.testing.programs import (
     write,
 )
 
-__all__ = ["Exact", "Large", "Smooth", "Special"]
-
 DTYPES: Final = tuple(
     """float64 float32 int64 int32 int8 bool float16 uint8 uint16 uint32 uint64
     bfloat16""".split()

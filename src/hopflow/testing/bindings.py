@@ -14,8 +14,6 @@ from hopflow.loop_ir.program import Binding, For, Program, Stmt
 from hopflow.loop_ir.verifier import verify
 from hopflow.loop_ir.walk import bodies
 
-__all__ = ["rebound"]
-
 OUTERMOST: Final = (Binding("gang", 4), Binding("grid"), Binding("block"))
 """They take turns."""
 

@@ -6,8 +6,6 @@ from typing import Any
 from hopflow.tensor import EagerTensor
 from hopflow.trace.callbacks import callback
 
-__all__ = ["Calls"]
-
 
 class Calls:
     """Values noted where a program runs, in order."""

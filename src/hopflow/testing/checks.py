@@ -18,8 +18,6 @@ from hopflow.testing.program import Argument, Program
 from hopflow.testing.strategies import check_names
 from hopflow.testing.transforms import Transform, differences_of, floats, moved
 
-__all__ = ["Disagreement", "Report", "check"]
-
 Array = np.ndarray[Any, Any]
 
 REFUSALS: Final = (MutationError, DataDependentError)

@@ -41,8 +41,6 @@ from hopflow.testing.meanings import (
 from hopflow.trace.capture import trace
 from hopflow.trace.functionalize import functionalize
 
-__all__ = ["CHECKS", "check_operator"]
-
 OK: Final = "ok"
 
 

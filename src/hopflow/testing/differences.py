@@ -13,8 +13,6 @@ import numpy as np
 
 from hopflow.agreement import Rounding
 
-__all__ = ["Slopes", "slopes"]
-
 Array: TypeAlias = np.ndarray[Any, Any]
 Line: TypeAlias = Callable[[float, Rounding], Sequence[Array]]
 """A function along a line; a `Rounding` says what becomes of what it calculates."""

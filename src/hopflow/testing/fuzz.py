@@ -23,8 +23,6 @@ from hopflow.testing.program import OPERATORS, Program, walk
 from hopflow.testing.program_text import to_text
 from hopflow.testing.strategies import BODIES, BRANCHES, programs
 
-__all__ = ["PROFILES", "RULES", "Campaign", "Limit", "run"]
-
 RULES: Final = {
     "debug": ("debug",),
     "infer": ("eager",),

@@ -8,8 +8,6 @@ from typing import Any, Final
 import hopflow
 from hopflow.testing.requires import load
 
-__all__ = ["LONGEST", "OURS", "Library", "names_of_jax", "theirs"]
-
 LONGEST: Final = 5
 """The most steps that a loop may have for JAX to differentiate it in reverse."""
 

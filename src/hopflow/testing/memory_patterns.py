@@ -17,8 +17,6 @@ from typing import Any, Final
 from hopflow import pytree
 from hopflow.testing.program import Body, Name, Program, Statement, bodies
 
-__all__ = ["PATTERNS", "memory_patterns"]
-
 REGISTERS: Final = 4
 """The most elements of an array that a compiler keeps in registers."""
 

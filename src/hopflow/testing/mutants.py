@@ -39,8 +39,6 @@ from hopflow.trace.outside import guard
 from hopflow.trace.tracer import Tracer
 from hopflow.zeros import unbroadcast
 
-__all__ = ["MUTANTS", "Mutant"]
-
 Patches = Sequence[tuple[Any, str, Any]]
 """(object, attribute, value)."""
 

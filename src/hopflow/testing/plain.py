@@ -18,8 +18,6 @@ from hopflow.bind import using
 from hopflow.compiler.compared import Rounded
 from hopflow.dtypes import as_dtype
 
-__all__ = ["Plain"]
-
 Array = np.ndarray[Any, Any]
 Function = Callable[..., Any]
 

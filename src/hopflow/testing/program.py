@@ -21,20 +21,6 @@ from hopflow import pytree
 from hopflow.dtypes import DType, as_dtype
 from hopflow.testing.user_operators import UserOperator
 
-__all__ = [
-    "SIZE_OPERATORS",
-    "Argument",
-    "Body",
-    "ComputedSize",
-    "Name",
-    "Program",
-    "Size",
-    "Statement",
-    "bodies",
-    "repeated_values",
-    "walk",
-]
-
 Tree: TypeAlias = Any
 """Names within tuples, lists, dicts and `None`."""
 

@@ -34,8 +34,6 @@ from hopflow.testing.program import (
 from hopflow.testing.user_operators import UserOperator, as_user_operator
 from hopflow.trace.dims import Dim
 
-__all__ = ["from_text", "to_text"]
-
 VERSION: Final = 1
 LONGEST: Final = 1 << 24
 """Characters of a text."""

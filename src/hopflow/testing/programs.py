@@ -17,19 +17,6 @@ from hopflow.testing.libraries import LONGEST, OURS, Library
 from hopflow.testing.user_operators import UserOperator
 from hopflow.trace.dims import Dim
 
-__all__ = [
-    "OPERATORS",
-    "STRUCTURAL",
-    "Operation",
-    "Pool",
-    "Step",
-    "axis",
-    "index_into",
-    "run",
-    "view",
-    "write",
-]
-
 Step: TypeAlias = tuple[Any, ...]
 """`(kind, numbers, *bodies)`: what to do, which values with, and steps of its own. The
 kind is a name, or a `UserOperator`."""

@@ -32,8 +32,6 @@ from hopflow.testing.program import (
 from hopflow.testing.programs import Pool, Step, run
 from hopflow.testing.user_operators import UserOperator
 
-__all__ = ["record"]
-
 Function = Callable[..., Any]
 
 

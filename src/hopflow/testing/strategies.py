@@ -19,9 +19,6 @@ from hopflow.testing.user_operators import UserOperator, as_user_operator
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
-__all__ = ["BODIES", "KINDS", "check_names", "programs", "steps"]
-
-
 BRANCHES: Final = ("cond", "switch")
 """The operators of two bodies; the others have one."""
 

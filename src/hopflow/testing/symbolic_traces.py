@@ -16,8 +16,6 @@ from hopflow.graph.verifier import verify
 from hopflow.testing.meanings import SYMBOLIC, run_debug, run_eager, run_native
 from hopflow.trace.capture import trace
 
-__all__ = ["every_trace", "every_way", "symbolic", "text", "without_lines"]
-
 every_way = pytest.mark.parametrize(
     "run",
     [run_debug, run_eager, run_native, *SYMBOLIC],

@@ -23,8 +23,6 @@ from hopflow.hops.base import debug
 from hopflow.testing.plain import Plain
 from hopflow.testing.program import Argument, Program, bodies, walk
 
-__all__ = ["Transform", "differences_of", "floats", "moved"]
-
 Array = np.ndarray[Any, Any]
 Function = Callable[..., Any]
 

@@ -19,8 +19,6 @@ from hopflow.errors import ArgumentTypeError, ArgumentValueError
 from hopflow.trace.capture import trace
 from hopflow.trace.source import name_of
 
-__all__ = ["UserOperator", "as_user_operator"]
-
 Function = Callable[..., Any]
 
 MOST: Final = 4

@@ -29,8 +29,6 @@ from hopflow.tensor import EagerTensor
 from hopflow.trace.source import check_arity, name_of, user_line
 from hopflow.trace.tracer import Tracer
 
-__all__ = ["callback", "print_"]
-
 _NUMBERS = (SymInt, SymFloat, SymBool)
 
 

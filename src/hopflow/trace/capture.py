@@ -54,8 +54,6 @@ from hopflow.trace.state import name_captures
 from hopflow.trace.tracer import Tracer, share_memory, trace_into
 from hopflow.trace.values import ValueTracer
 
-__all__ = ["spec", "trace"]
-
 _MODES: Final = ("real", "fake", "symbolic")
 
 

@@ -14,16 +14,6 @@ from hopflow.tensor import EagerTensor, Tensor
 from hopflow.tensor.eager import share_elements
 from hopflow.trace.functional import Chain, TracedTensor, ViewStep
 
-__all__ = [
-    "Capture",
-    "Part",
-    "hold_captures",
-    "is_private",
-    "is_written",
-    "overlap",
-    "parts_overlap",
-]
-
 
 @dataclass(slots=True)
 class Capture:

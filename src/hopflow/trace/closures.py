@@ -23,8 +23,6 @@ from hopflow.symbolic.size import Size, SymFloat, SymInt
 from hopflow.trace.source import name_of, where
 from hopflow.tracebacks import is_own_file
 
-__all__ = ["Same", "Surroundings", "type_key"]
-
 
 class Same:
     """An object as a key that only the object itself equals, and that keeps it."""

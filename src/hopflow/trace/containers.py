@@ -18,8 +18,6 @@ from hopflow.pytree import Spec
 from hopflow.symbolic.boolean import SymBool
 from hopflow.symbolic.size import SymFloat, SymInt
 
-__all__ = ["Containers", "Replaced", "check_apart", "replace_contents"]
-
 Path: TypeAlias = tuple[tuple[str, Any], ...]
 """The way from the arguments to a container: ("item", key) or ("attribute", name)."""
 

@@ -11,8 +11,6 @@ from hopflow.ops.rules import as_flag, as_integer
 from hopflow.symbolic.declared import Declaration, ends
 from hopflow.trace.marks import Mark
 
-__all__ = ["Choice", "Dim", "Dynamic", "LeafPlan", "plan_leaves"]
-
 
 class Dim:
     """A named size of arguments that calls may choose: `hf.Dim("batch", max=4096)`.

@@ -24,8 +24,6 @@ from hopflow.symbolic.terms import (
     plus_constant,
 )
 
-__all__ = ["value_of"]
-
 
 def value_of(
     number: SymInt | SymFloat | SymBool, value: Callable[[Symbol], Any]

@@ -36,8 +36,6 @@ from hopflow.trace.source import argument_texts, name_of, parameter_names, user_
 from hopflow.trace.tensor_types import opened
 from hopflow.trace.tracer import Tracer, trace_into
 
-__all__ = ["Functionalize", "functionalize"]
-
 
 class Functionalize(Tracer):
     """A tracer each of whose vars has a value, computed by the interpreter below.

@@ -20,8 +20,6 @@ from hopflow.trace.dims import Choice, Dim
 from hopflow.trace.marks import Mark
 from hopflow.trace.tracer import Tracer
 
-__all__ = ["Inputs", "can_be_symbol", "check_dims"]
-
 
 def can_be_symbol(leaf: Any) -> bool:
     """Whether an argument is a number that a symbol may stand for."""

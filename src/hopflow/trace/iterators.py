@@ -4,8 +4,6 @@ import io
 import warnings
 from typing import Any
 
-__all__ = ["position", "remainder"]
-
 
 def remainder(iterator: Any) -> Any:
     """What tells how far an iterator of Python's own has come; None: nothing does."""

@@ -11,8 +11,6 @@ from hopflow.ops.rules import as_flag, as_integer, normalize_axis
 from hopflow.symbolic.declared import ends
 from hopflow.tensor import EagerTensor
 
-__all__ = ["Mark", "Marks", "mark_as", "mark_dynamic", "mark_unbacked", "marks_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Mark:

@@ -32,8 +32,6 @@ from hopflow.symbolic.terms import Terms, format_operand
 from hopflow.trace import expressions
 from hopflow.trace.functional import Functional, TracedTensor, escaped_number
 
-__all__ = ["Numbers"]
-
 
 class Numbers(Functional):
     """The part of a tracer that knows numbers over symbols; see `Tracer` for fields."""

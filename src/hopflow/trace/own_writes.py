@@ -19,15 +19,6 @@ from hopflow.tensor import Eager, EagerTensor, Storage
 from hopflow.trace.functional import TracedTensor
 from hopflow.trace.numbers import Numbers
 
-__all__ = [
-    "OwnWritesOnly",
-    "Refusal",
-    "apart",
-    "check_own",
-    "note_own",
-    "own_writes_only",
-]
-
 Refusal: TypeAlias = Callable[[TensorType], MutationError]
 """The error for a write to a tensor of outside, of this type."""
 

@@ -14,8 +14,6 @@ from typing import Any, Final, TextIO
 from hopflow.graph.core import SourceLine
 from hopflow.tracebacks import is_own_file
 
-__all__ = ["is_library", "watching_process"]
-
 _Note = Callable[[str, SourceLine], None]
 
 _LIBRARIES: Final = (

@@ -44,8 +44,6 @@ from hopflow.trace.source import (
 )
 from hopflow.tracebacks import is_own_file
 
-__all__ = ["Watch", "check_same"]
-
 
 class Watch:
     """Watches what a function does to what was there before, while it is traced."""

@@ -21,8 +21,6 @@ from hopflow.trace.marks import mark_as, marks_of
 from hopflow.trace.signature import Arguments, Given
 from hopflow.trace.source import name_of
 
-__all__ = ["AllGather", "Record", "calls_of_all"]
-
 Record: TypeAlias = dict[str, Any]
 """What a process tells the others: plain data, by name. Names may be added.
 

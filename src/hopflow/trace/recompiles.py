@@ -16,8 +16,6 @@ from hopflow.tensor.sharing import sharing
 from hopflow.trace.signature import Arguments, is_data
 from hopflow.trace.source import name_of, user_line, where
 
-__all__ = ["Recompiles", "Signature", "alias_reasons", "nearest_reasons"]
-
 _WARNED: Final = 8
 """The recompile that brings a warning."""
 

@@ -7,8 +7,6 @@ from typing import Any, NamedTuple, TypeAlias
 from hopflow.bind import Interpreter, current
 from hopflow.trace.tracer import Tracer
 
-__all__ = ["Marks", "mark", "rollback", "unchanged_on_error"]
-
 
 class _Mark(NamedTuple):
     """How far a tracer had got; see `mark`."""

@@ -11,8 +11,6 @@ from hopflow.trace.rollback import mark, rollback
 from hopflow.trace.stand_ins import Read, noting, only_read
 from hopflow.trace.tracer import Tracer, trace_into
 
-__all__ = ["Scouted", "for_nothing", "scouted"]
-
 
 class Scouted(NamedTuple):
     """What rules read.

@@ -6,8 +6,6 @@ from typing import Any, TypeVar
 from hopflow.bind import Interpreter, current
 from hopflow.trace.tracer import Tracer
 
-__all__ = ["of_call", "once", "root"]
-
 T = TypeVar("T")
 
 

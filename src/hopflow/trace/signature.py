@@ -24,8 +24,6 @@ from hopflow.trace.source import (
 from hopflow.trace.tensor_types import opened
 from hopflow.trace.variants import Place
 
-__all__ = ["Arguments", "Given", "is_data", "kinds_of", "weak_tensor"]
-
 
 def kinds_of(leaves: Iterable[Any]) -> tuple[Any, ...]:
     """What is told of arguments in no time: which types of tensors, which classes."""

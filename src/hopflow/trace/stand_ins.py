@@ -13,16 +13,6 @@ from hopflow.ops.convert import copy
 from hopflow.tensor import EagerTensor
 from hopflow.trace.functional import TracedTensor
 
-__all__ = [
-    "Known",
-    "Read",
-    "noting",
-    "only_read",
-    "run_elsewhere",
-    "stand_in",
-    "standing_in",
-]
-
 
 class Read(NamedTuple):
     """A tensor of outside that a function reads.

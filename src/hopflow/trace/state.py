@@ -14,8 +14,6 @@ from hopflow.bind import Value
 from hopflow.trace.tracer import Tracer
 from hopflow.tracebacks import is_own_file
 
-__all__ = ["name_captures"]
-
 _MOST: Final = 5_000
 """Objects that are looked at: a dataset may hang on to a model."""
 _OPAQUE: Final = (str, bytes, int, float, complex, type, ModuleType, np.ndarray)

@@ -20,8 +20,6 @@ from hopflow.symbolic.boolean import SymBool
 from hopflow.symbolic.size import SymFloat, SymInt
 from hopflow.trace.functional import TracedTensor
 
-__all__ = ["held_by_type", "opened", "tracer_of"]
-
 
 def opened(tree: Any, here: Interpreter | None = None) -> Any:
     """A tree in which tensors of users' types are trees too, of their attributes.

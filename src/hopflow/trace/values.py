@@ -21,8 +21,6 @@ from hopflow.trace.functional import TracedTensor
 from hopflow.trace.source import name_of, user_line
 from hopflow.trace.tracer import Tracer
 
-__all__ = ["ValueTracer"]
-
 
 class ValueTracer(Tracer):
     """A tracer that computes a value when Python asks for it: `if x > 0`, `float(x)`.

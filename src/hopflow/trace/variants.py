@@ -13,8 +13,6 @@ from hopflow.trace.dims import Choice, Dim
 from hopflow.trace.marks import Marks
 from hopflow.trace.outside.guard import Guard
 
-__all__ = ["Family", "Match", "Place", "Variant"]
-
 T = TypeVar("T")
 
 

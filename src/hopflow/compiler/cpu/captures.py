@@ -10,8 +10,6 @@ from hopflow.loop_ir import walk
 from hopflow.loop_ir.expr import Buffer, Var
 from hopflow.loop_ir.program import Accumulate, Assign, Declare, For, Let, Stmt
 
-__all__ = ["Cells", "captured"]
-
 
 class Cells:
     """The words that a function passes to another, which has their address as

@@ -29,8 +29,6 @@ from hopflow.loop_ir.program import (
 )
 from hopflow.ops.opdef import MOST_BYTES
 
-__all__ = ["CpuEmitter"]
-
 
 class CpuEmitter(Emitter):
     """Emits statements of one program into one function.

@@ -4,8 +4,6 @@ from hopflow.compiler.llvm.memory import Memory
 from hopflow.compiler.llvm.module import Function
 from hopflow.loop_ir.expr import Buffer
 
-__all__ = ["ProgramMemory"]
-
 
 class ProgramMemory(Memory):
     """The addresses of a program's buffers, within one function that has its block.

@@ -31,8 +31,6 @@ from hopflow.loop_ir.expr import Buffer, Expr, Var
 from hopflow.loop_ir.forms import Form
 from hopflow.loop_ir.program import Allocate, Declare, For, Let, Stmt, Swap, While
 
-__all__ = ["emit", "is_long"]
-
 LENGTH: Final = 1024
 """Statements of a segment, at any depth: some 3,000 instructions."""
 MOST_BUFFERS: Final = 64

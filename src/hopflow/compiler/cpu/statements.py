@@ -17,8 +17,6 @@ from hopflow.compiler.cpu.unit import Unit
 from hopflow.compiler.llvm.module import Function
 from hopflow.loop_ir.program import Call, For, HostCall, Invoke, Stmt, Tick
 
-__all__ = ["StatementEmitter"]
-
 
 class StatementEmitter(CpuEmitter):
     """Emits all statements: vector loops and threads, long bodies, and calls."""

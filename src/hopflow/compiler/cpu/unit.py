@@ -9,8 +9,6 @@ from hopflow.compiler.cpu.cost import Cost
 from hopflow.compiler.cpu.target import CpuTarget
 from hopflow.compiler.llvm.module import Module
 
-__all__ = ["Callee", "Constants", "Unit"]
-
 Constants: TypeAlias = dict[str, np.ndarray[Any, np.dtype[Any]]]
 
 

@@ -52,8 +52,6 @@ from hopflow.loop_ir.kernels import Library
 from hopflow.loop_ir.walk import nodes
 from hopflow.symbolic.size import Symbol, free_symbols
 
-__all__ = ["branches"]
-
 DEAR: Final = 16
 """Instructions of an element that a side saves, at least: reading and writing memory
 takes as long as fewer do."""

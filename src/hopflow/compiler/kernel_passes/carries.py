@@ -40,8 +40,6 @@ from hopflow.compiler.kernel_program.rewriting import drop_unread, replace_value
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir.walk import nodes
 
-__all__ = ["carries"]
-
 _Repeats: TypeAlias = Loop | While
 MOST_ROUNDS: Final = 8
 """Rounds of refinement: each numbers the body of a loop once. More are taken for a

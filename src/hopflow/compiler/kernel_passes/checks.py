@@ -39,8 +39,6 @@ from hopflow.graph.types import TensorType
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
 
-__all__ = ["checks"]
-
 
 def checks(program: KernelProgram, _context: Context) -> None:
     """Edit a program in place, without the functions that it calls."""

@@ -49,8 +49,6 @@ from hopflow.symbolic.ranges import INT64, ValueRange
 from hopflow.symbolic.scalars import terms_of
 from hopflow.symbolic.size import Size, Symbol, free_symbols, sym_max
 
-__all__ = ["counters"]
-
 _MOST: Final = int(INT64.high)
 
 

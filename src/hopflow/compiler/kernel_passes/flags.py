@@ -46,8 +46,6 @@ from hopflow.graph.types import TensorType
 from hopflow.loop_ir import expr as e
 from hopflow.symbolic.size import Symbol, free_symbols
 
-__all__ = ["flags"]
-
 
 def flags(program: KernelProgram, _context: Context) -> None:
     """Edit a program in place, without the functions that it calls."""

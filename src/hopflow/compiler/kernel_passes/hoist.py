@@ -33,8 +33,6 @@ from hopflow.loop_ir.kernels import Callback
 from hopflow.loop_ir.walk import nodes
 from hopflow.symbolic.size import Size, Symbol, free_symbols
 
-__all__ = ["hoist"]
-
 
 def hoist(program: KernelProgram, _context: Context) -> None:
     """Edit a program in place, without the functions that it calls.

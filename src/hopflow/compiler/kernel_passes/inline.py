@@ -57,8 +57,6 @@ from hopflow.loop_ir.expr import Expr, condition_of, index_of
 from hopflow.loop_ir.kernels import Callback, Library
 from hopflow.loop_ir.walk import nodes
 
-__all__ = ["inline"]
-
 CHEAP: Final = 6
 """An element of at most this cost may be computed again for each reader."""
 LONGEST: Final = 1000

@@ -32,8 +32,6 @@ from hopflow.compiler.passes.stack_products import has_few_rows
 from hopflow.graph.core import Node
 from hopflow.loop_ir.kernels import Library
 
-__all__ = ["pack"]
-
 LARGEST: Final = 1 << 22
 """Bytes of what is copied to be aligned: larger ones do not come from the caches."""
 

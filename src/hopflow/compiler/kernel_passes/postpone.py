@@ -31,8 +31,6 @@ from hopflow.compiler.kernel_program.rewriting import (
 )
 from hopflow.compiler.memory.allocations import same_layout
 
-__all__ = ["postpone"]
-
 
 def postpone(program: KernelProgram, context: Context) -> None:
     """Edit a program in place, without the functions that it calls."""

@@ -9,8 +9,6 @@ from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr, Index
 from hopflow.loop_ir.walk import nodes
 
-__all__ = ["counted_reads", "weight"]
-
 WEIGHTS: Final = {
     "div": 8,
     "rem": 20,

@@ -48,8 +48,6 @@ from hopflow.symbolic.scalars import as_size, terms_of
 from hopflow.symbolic.size import Size, Symbol, free_symbols, substitute
 from hopflow.symbolic.terms import Atom
 
-__all__ = ["simplify"]
-
 
 class _Bounds(NamedTuple):
     """The least and the greatest value of an integer; and, if there is one, a size that

@@ -28,8 +28,6 @@ from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.walk import nodes, same
 from hopflow.symbolic.size import Size
 
-__all__ = ["split"]
-
 MOST: Final = 12
 """Pieces of one definition, each a loop: nine are a plane with its edges."""
 LARGEST: Final = 600

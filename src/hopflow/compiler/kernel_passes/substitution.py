@@ -12,8 +12,6 @@ from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr, Index
 from hopflow.loop_ir.walk import nodes
 
-__all__ = ["Substitution", "conjunction", "under"]
-
 
 class Substitution:
     """Replaces reads of values by the expressions that the values are.

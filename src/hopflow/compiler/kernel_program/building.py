@@ -37,8 +37,6 @@ from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import kernels as k
 from hopflow.loop_ir.expr import Expr, Var
 
-__all__ = ["kernel_program"]
-
 Env = dict[GraphVar, Value]
 
 

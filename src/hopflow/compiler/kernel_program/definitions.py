@@ -25,20 +25,6 @@ from hopflow.loop_ir.expr import Expr, Index, Var
 from hopflow.loop_ir.kernels import Callback, Invocation, Library, Operand
 from hopflow.symbolic.size import Size
 
-__all__ = [
-    "Check",
-    "Compact",
-    "Cut",
-    "Definition",
-    "Effect",
-    "Function",
-    "Pointwise",
-    "Prefix",
-    "Reduction",
-    "Scatter",
-    "axes",
-]
-
 _AXES: Final[list[Expr]] = []
 
 

@@ -33,8 +33,6 @@ from hopflow.loop_ir.program import Kind
 from hopflow.loop_ir.routines import ROUTINES
 from hopflow.symbolic.size import Size, Symbol, substitute
 
-__all__ = ["Host", "KernelTrap", "Machine", "NegativeSizeError", "run"]
-
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Variables: TypeAlias = Mapping[Var, Any]
 

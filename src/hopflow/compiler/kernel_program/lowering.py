@@ -8,8 +8,6 @@ from hopflow.graph.types import TensorType
 from hopflow.loop_ir import kernels as k
 from hopflow.loop_ir.expr import Expr
 
-__all__ = ["definition"]
-
 
 def definition(kernel: k.Kernel, types: Sequence[TensorType]) -> Definition:
     """The definition that a kernel is.

@@ -24,8 +24,6 @@ from hopflow.loop_ir.kernels import Callback, Library
 from hopflow.loop_ir.printer import Namer
 from hopflow.symbolic.size import Size
 
-__all__ = ["expressions", "format_kernels"]
-
 Text: TypeAlias = Callable[[Expr], str]
 
 

@@ -28,19 +28,6 @@ from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr, Index, Var
 from hopflow.symbolic.size import Size, Symbol
 
-__all__ = [
-    "Block",
-    "Branch",
-    "Call",
-    "Equation",
-    "KernelProgram",
-    "Loop",
-    "Region",
-    "Value",
-    "While",
-    "equations",
-]
-
 
 @dataclass(eq=False, slots=True)
 class Value:

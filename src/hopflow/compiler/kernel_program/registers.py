@@ -8,16 +8,6 @@ from hopflow.graph.types import Shape, TensorType
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Index
 
-__all__ = [
-    "REGISTER_LIMIT",
-    "indices",
-    "indices_of",
-    "is_short",
-    "is_small",
-    "shape_key",
-    "static_size",
-]
-
 REGISTER_LIMIT: Final = 4
 """Static tensors up to this many elements live in registers, unrolled. Above, a vector
 loop over a buffer in the first-level cache costs less than scalar code."""

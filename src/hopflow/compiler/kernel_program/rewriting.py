@@ -23,21 +23,6 @@ from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.kernels import Callback, Library
 from hopflow.loop_ir.walk import nodes
 
-__all__ = [
-    "all_blocks",
-    "all_expressions",
-    "as_values",
-    "drop_unread",
-    "elements",
-    "map_expressions",
-    "map_operands",
-    "operands",
-    "programs",
-    "replace_values",
-    "updated_parameters",
-    "values_read",
-]
-
 Change = Callable[[Expr], Expr]
 
 

@@ -5,8 +5,6 @@ from hopflow.symbolic.facts import NOTHING
 from hopflow.symbolic.scalars import terms_of
 from hopflow.symbolic.size import Size
 
-__all__ = ["at_least", "same_size", "size_of_expr"]
-
 
 def size_of_expr(x: Expr) -> Size | None:
     """The size that an expression is, if it is one."""

@@ -35,8 +35,6 @@ from hopflow.loop_ir.kernels import Callback, Library
 from hopflow.loop_ir.rules import fault_of
 from hopflow.symbolic.size import Size, Symbol, free_symbols
 
-__all__ = ["verify_kernels"]
-
 
 def verify_kernels(program: KernelProgram) -> None:
     """Check a kernel program, and those that it calls.

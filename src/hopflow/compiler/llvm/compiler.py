@@ -11,8 +11,6 @@ from typing import Any, Final
 from hopflow.compiler.llvm.target import LlvmTarget
 from hopflow.errors import CompileError
 
-__all__ = ["Compiler"]
-
 LONG: Final = 300
 """Lines of code from which LLVM does without loop strength reduction. It takes up to a
 third of LLVM's time there, and what loops gain most from has been done: preheaders

@@ -29,8 +29,6 @@ from hopflow.loop_ir.program import (
 )
 from hopflow.loop_ir.walk import same
 
-__all__ = ["Emitter"]
-
 
 class Emitter:
     """Emits statements into one function.

@@ -35,8 +35,6 @@ from hopflow.compiler.memory.parts import Part, is_dense
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir.kernels import Callback, Library
 
-__all__ = ["Allocation", "Allocations", "same_layout"]
-
 Occupied: TypeAlias = tuple[int, float, Value]
 
 

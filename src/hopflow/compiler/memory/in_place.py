@@ -37,8 +37,6 @@ from hopflow.compiler.memory.parts import Part, is_at_own_index, parts
 from hopflow.compiler.memory.plan import Copied, MemoryPlan, exchanged, walk
 from hopflow.loop_ir.kernels import Library
 
-__all__ = ["in_place"]
-
 
 class _Pair(NamedTuple):
     """Two values of which the second had best be in the memory of the first.

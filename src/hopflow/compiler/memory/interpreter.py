@@ -26,8 +26,6 @@ from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.kernels import Callback, Library
 
-__all__ = ["run_planned"]
-
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Plans: TypeAlias = Mapping[KernelProgram, MemoryPlan]
 

@@ -30,8 +30,6 @@ from hopflow.compiler.kernel_program.rewriting import (
 )
 from hopflow.loop_ir.expr import index_of
 
-__all__ = ["LiveRanges", "Range", "Scope"]
-
 
 @dataclass(eq=False, slots=True)
 class Scope:

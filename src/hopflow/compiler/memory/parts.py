@@ -19,8 +19,6 @@ from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
 from hopflow.symbolic.size import Size
 
-__all__ = ["Part", "Window", "is_at_own_index", "is_dense", "parts", "same_window"]
-
 Window: TypeAlias = tuple[tuple[int | None, Size], ...]
 _Range: TypeAlias = tuple[Size, Size] | None
 """The first position along an axis, and the one after the last, if they are known."""

@@ -27,8 +27,6 @@ from hopflow.graph.core import plain_symbol
 from hopflow.graph.types import TensorType
 from hopflow.symbolic.size import Symbol, free_symbols
 
-__all__ = ["in_registers", "place"]
-
 
 def place(plan: MemoryPlan) -> None:
     """Give each value of a program an allocation, if it needs one."""

@@ -20,8 +20,6 @@ from hopflow.graph.core import Node
 from hopflow.graph.types import TensorType
 from hopflow.symbolic.size import Symbol, free_symbols
 
-__all__ = ["Copied", "MemoryPlan", "exchanged", "format_memory", "walk"]
-
 
 @dataclass(frozen=True, slots=True)
 class Copied:

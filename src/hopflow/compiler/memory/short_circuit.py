@@ -13,8 +13,6 @@ from hopflow.compiler.kernel_program.program import Equation, Loop, While
 from hopflow.compiler.memory.allocations import Allocation, same_layout
 from hopflow.compiler.memory.plan import MemoryPlan, exchanged, walk
 
-__all__ = ["short_circuit"]
-
 
 def short_circuit(plan: MemoryPlan) -> None:
     """Give allocations of a program their places in others."""

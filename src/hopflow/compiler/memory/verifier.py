@@ -42,8 +42,6 @@ from hopflow.loop_ir.expr import Expr, index_of
 from hopflow.loop_ir.kernels import Callback, Library
 from hopflow.symbolic.size import Symbol, free_symbols
 
-__all__ = ["verify_memory"]
-
 
 class _Row(NamedTuple):
     """The row of a stack that a step of a loop adds."""

@@ -19,8 +19,6 @@ from hopflow.graph.types import TensorType
 from hopflow.loop_ir.kernels import Invocation
 from hopflow.symbolic.size import free_symbols
 
-__all__ = ["called_functions", "number", "outline_calls"]
-
 SMALL: Final = 64
 """As many nodes may stand in the place of all calls of a body."""
 

@@ -520,9 +520,6 @@ class Builder:
         self.add(Store(target.buffer, target.index(at), value))
 
 
-__all__ = ["Builder"]
-
-
 def _is_narrow(statement: Stmt) -> bool:
     """Whether a statement computes with integers of at most 16 bits alone, beside the
     indices of what it reads in rows."""

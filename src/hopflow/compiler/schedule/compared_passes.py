@@ -47,8 +47,6 @@ from hopflow.graph.core import Node
 from hopflow.graph.types import TensorType
 from hopflow.symbolic.size import Symbol, substitute
 
-__all__ = ["STEPS", "ComparedPasses"]
-
 STEPS: Final = 3_000
 """Of the interpreter, for one run of a program as it was lowered; after passes it may
 take `MORE` times as many."""

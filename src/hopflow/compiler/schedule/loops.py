@@ -56,8 +56,6 @@ from hopflow.loop_ir.program import While as WhileStmt
 from hopflow.loop_ir.walk import allocated
 from hopflow.symbolic.size import Symbol, free_symbols
 
-__all__ = ["loops"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Ticks:

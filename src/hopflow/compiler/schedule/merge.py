@@ -19,8 +19,6 @@ from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.program import Allocate, Binding, Declare, For, Let, Stmt
 from hopflow.loop_ir.walk import bodies, replace, same, statements
 
-__all__ = ["merge"]
-
 LARGEST: Final = 600
 """Instructions in a merged iteration. LLVM's time grows faster than the body, and the
 caches gain nothing from more."""

@@ -44,8 +44,6 @@ from hopflow.logs import passing
 from hopflow.loop_ir.printer import format_program
 from hopflow.loop_ir.program import Program, Stmt
 
-__all__ = ["memory_plans", "schedule"]
-
 KERNEL_PASSES: Final[tuple[Callable[[KernelProgram, Context], None], ...]] = (
     carries,
     flags,

@@ -17,8 +17,6 @@ from hopflow.ops import scalar
 from hopflow.symbolic.ranges import INT64, ValueRange
 from hopflow.symbolic.size import Size, Symbol, evaluate
 
-__all__ = ["Trapping", "computed"]
-
 
 class Trapping(Protocol):
     """Adds a trap to the program: (it stops if this holds, kind, what, values)."""

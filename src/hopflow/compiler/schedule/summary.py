@@ -30,8 +30,6 @@ from hopflow.loop_ir.program import (
 from hopflow.loop_ir.routines import ROUTINES
 from hopflow.loop_ir.walk import buffers, expressions, nodes, statements
 
-__all__ = ["Summary", "reads"]
-
 _ORDERED = (Allocate, Barrier, Call, Copy, HostCall, Invoke, Swap, Tick, Trap)
 
 

@@ -9,8 +9,6 @@ from hopflow.loop_ir.expr import Buffer, Expr, Index
 from hopflow.loop_ir.program import Ref
 from hopflow.loop_ir.walk import same
 
-__all__ = ["Place", "Registers", "Stored", "flat_index"]
-
 Window: TypeAlias = tuple[tuple[int | None, Expr], ...]
 """For each axis of the memory the axis of the value that runs along it, if there is
 one, and the first position."""

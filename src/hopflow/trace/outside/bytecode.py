@@ -13,8 +13,6 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any, Final, NamedTuple
 
-__all__ = ["Load", "Step", "Store", "loads_of", "sets_attributes", "stores_of"]
-
 
 class Step(NamedTuple):
     """One step of an access path.

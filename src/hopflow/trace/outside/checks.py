@@ -17,8 +17,6 @@ from hopflow.trace.closures import type_key
 from hopflow.trace.outside.paths import Path
 from hopflow.trace.source import name_of
 
-__all__ = ["CONSTANTS", "Check", "elements", "identity", "is_same"]
-
 CONSTANTS: Final = (
     *(type(None), bool, int, float, complex, str, bytes, type(Ellipsis), range, slice),
     *(type(NotImplemented), np.generic, np.dtype, DType),

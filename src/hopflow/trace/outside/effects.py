@@ -31,8 +31,6 @@ from hopflow.trace.outside.objects import (
 from hopflow.trace.outside.paths import MISSING
 from hopflow.trace.source import name_of
 
-__all__ = ["Effects"]
-
 
 class _Stop(ImpurityError):
     """Ends a trace whose code is about to advance an iterator from outside."""

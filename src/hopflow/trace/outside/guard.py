@@ -10,8 +10,6 @@ from hopflow.bind import slots
 from hopflow.trace.outside.checks import Check
 from hopflow.trace.outside.paths import ERRORS, Path
 
-__all__ = ["Guard", "Read", "Wanted"]
-
 
 class Read(NamedTuple):
     """One value that a trace has read, and what it must still be."""

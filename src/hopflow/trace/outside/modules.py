@@ -10,8 +10,6 @@ from typing import Any, Final
 
 from hopflow.tracebacks import is_own_file
 
-__all__ = ["is_library", "is_library_module", "is_watched"]
-
 _LIBRARIES: Final = frozenset(
     (
         *sys.stdlib_module_names,

@@ -32,29 +32,6 @@ from hopflow.trace.outside.checks import CONSTANTS
 from hopflow.trace.outside.modules import is_library
 from hopflow.trace.outside.paths import MISSING, member_of
 
-__all__ = [
-    "BOXES",
-    "BUFFERS",
-    "CONTAINERS",
-    "cells_of",
-    "content_of",
-    "content_of_box",
-    "has_identity",
-    "held_by",
-    "inner_codes",
-    "is_computed",
-    "is_constant",
-    "is_data_descriptor",
-    "is_iterator",
-    "is_key",
-    "is_library_collection",
-    "is_of_trace",
-    "is_open",
-    "is_plain",
-    "is_tree",
-    "may_have",
-]
-
 CONTAINERS: Final = (list, tuple, dict, set, frozenset, deque)
 
 BUFFERS: Final = (bytearray, array, memoryview)

@@ -7,8 +7,6 @@ from keyword import iskeyword
 from types import CellType, FunctionType, MethodType
 from typing import Any, Final
 
-__all__ = ["ERRORS", "MISSING", "Path", "member_of"]
-
 ERRORS: Final = (AttributeError, KeyError, IndexError, TypeError, ValueError)
 """What is raised where a path leads nowhere; an empty cell is a ValueError."""
 

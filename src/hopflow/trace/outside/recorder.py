@@ -60,8 +60,6 @@ from hopflow.trace.outside.objects import (
 from hopflow.trace.outside.paths import MISSING, Path, member_of
 from hopflow.tracebacks import is_own_file
 
-__all__ = ["Recorder"]
-
 Found: TypeAlias = tuple[Path, Any]
 """A value from outside, and the path that leads to it."""
 

@@ -16,8 +16,6 @@ from hopflow.trace.outside.bytecode import Load, loads_of
 from hopflow.trace.outside.modules import is_watched
 from hopflow.trace.outside.recorder import Recorder
 
-__all__ = ["by_tracing", "recorders", "watching"]
-
 
 class _Present(threading.local):
     """The recorders of this thread, the innermost one at the end."""
