@@ -7,7 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hopflow.compiler.reuse import ALIGNMENT, ArenaPlan, live_intervals, reuse
+from hopflow.compiler.reuse import (
+    ALIGNMENT,
+    ArenaPlan,
+    Interval,
+    live_intervals,
+    reuse,
+)
 from hopflow.dtypes import DType, bool_, float64, int64
 from hopflow.errors import LoopIRError
 from hopflow.loop_ir import expr as e
@@ -397,6 +403,38 @@ def test_symbolic_buffers_follow_and_reuse_equal_places(fresh: Counter) -> None:
     assert [value(o) % ALIGNMENT for o in planned.offsets.values()] == [0] * 5
     assert value(planned.total) == 64 + 64 + 64 + 64
     agree(f)
+
+
+def chain(buffers: Sequence[Buffer]) -> list[Stmt]:
+    """Each buffer is made of the one before."""
+    zero, sources = (e.index(0),), [X, *buffers]
+    pairs = zip([*buffers, Y], sources, strict=True)
+    return [Store(b, zero, e.load(source, zero)) for b, source in pairs]
+
+
+def test_what_is_dead_between_two_others_shares_their_place() -> None:
+    a, b, c, d, last = arena("a b c d last", N)
+    f = program([a, last, c, d, b], *chain([a, b, c, d, last]))
+    found = reuse(f).offsets
+    assert found[a] is found[c] is found[last]
+    assert found[b] is found[d] is not found[a]
+
+
+def test_symbolic_buffers_find_their_places_in_linear_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared = 0
+    overlaps = Interval.overlaps
+
+    def counted(a: Interval, b: Interval) -> bool:
+        nonlocal compared
+        compared += 1
+        return overlaps(a, b)
+
+    monkeypatch.setattr(Interval, "overlaps", counted)
+    buffers = arena(" ".join(f"b{k}" for k in range(200)), N)
+    reuse(program(buffers, *chain(buffers)))
+    assert compared <= 2 * 200
 
 
 def test_a_plan_that_lets_live_buffers_overlap_is_found_out(fresh: Counter) -> None:

@@ -17,9 +17,11 @@ A loop that runs its iterations at once (gang, threads, GPU axes) counts as one
 statement: what is dead in one iteration may be live in another.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
+from operator import attrgetter
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -153,13 +155,16 @@ def _place_symbolic(
     offsets: dict[Buffer, Expr],
 ) -> Expr:
     """Place buffers whose sizes are not constants from `start` on; return the end."""
+    # Of each, when it is taken: intervals that do not overlap, in order.
     places: list[tuple[Expr, Expr, list[Interval]]] = []
     end = e.index(_round_up(start)) if sizes else e.index(start)
     for b, size in sizes.items():
         for offset, taken, tenants in places:
-            if walk.same(taken, size) and not any(live[b].overlaps(t) for t in tenants):
+            at = bisect_right(tenants, live[b].stop, key=attrgetter("start"))
+            is_free = at == 0 or not live[b].overlaps(tenants[at - 1])
+            if is_free and walk.same(taken, size):
                 offsets[b] = offset
-                tenants.append(live[b])
+                tenants.insert(at, live[b])
                 break
         else:
             offsets[b] = end
