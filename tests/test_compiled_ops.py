@@ -13,11 +13,14 @@ import pytest
 import hopflow as hf
 from hopflow import dtypes
 from hopflow.compiler.cpu.target import host
+from hopflow.compiler.llvm.memory import Memory
+from hopflow.compiler.llvm.module import Function, Module
 from hopflow.compiler.pipeline import Executable
 from hopflow.config import config
 from hopflow.dtypes import DType, as_dtype
 from hopflow.errors import DivisionError, HopflowError
 from hopflow.graph.core import Graph
+from hopflow.loop_ir.expr import Buffer, Var, binary, index, read
 from hopflow.ops.opdef import OPERATIONS, OpDef, Sample
 from hopflow.tensor import EagerTensor
 from hopflow.testing.kernels import sample_arrays
@@ -335,6 +338,31 @@ def test_a_reshaped_array_is_read_by_its_one_index(
     np.testing.assert_allclose(np.asarray(turned), np.sin(y)[::-1], rtol=1e-14)
     if not dynamic:
         assert not re.search(r" [us](div|rem) ", jitted.llvm_ir)
+
+
+def test_matrices_of_a_reshaped_batch_are_multiplied_where_they_are() -> None:
+    def f(x: Any, w: Any) -> Any:
+        y = hf.reshape(x, (2, 3, 5, 4))
+        return hf.concat([hf.matmul(y, w), hf.matmul(y, w) * 2.0], axis=2)
+
+    x = np.arange(120.0).reshape(6, 5, 4)
+    w = np.arange(20.0).reshape(4, 5)
+    y = x.reshape(2, 3, 5, 4) @ w
+    for dynamic in (False, True):
+        found = hf.jit(f, dynamic=dynamic)(x, w)
+        np.testing.assert_array_equal(np.asarray(found), np.concatenate([y, y * 2], 2))
+
+
+def test_the_distance_of_a_matrix_in_a_reshaped_batch() -> None:
+    sizes = tuple(map(index, (2, 3, 5, 4)))
+    buffer = Buffer("b", dtypes.float64, sizes, "arena")
+    step = read(Var("step", dtypes.int64))
+    at = binary("div", step, index(3)), binary("rem", step, index(3))
+    memory = Memory(Function(Module(), "void @f()", ""))
+    assert repr(memory.linear(buffer, at)) == "mul(step, 20:i64)"
+    assert (
+        repr(memory.linear(buffer, (*at, index(1)))) == "add(mul(step, 20:i64), 4:i64)"
+    )
 
 
 def test_a_reshaped_view_is_read_where_its_elements_are() -> None:

@@ -447,6 +447,30 @@ def test_other_checks_come_before_the_elements(
     agree(f, *args)
 
 
+def test_a_check_is_made_once() -> None:
+    def f(x: Any, k: Any) -> Any:
+        return x[k] * 2.0, x[k] + x[: x.shape[0]][k], x[:7][k]
+
+    found = after(checks, of=f, args=(X, AT))
+    assert found.count("free check index: ") == 2  # below 8, and below 7
+    agree(lambda x, k: f(x, k)[1], X, AT % 7)
+
+
+def test_a_check_that_guards_is_not_left_to_a_free_one() -> None:
+    def f(x: Any, y: Any, k: Any) -> Any:
+        return x[k], y[k]  # elements, and rows
+
+    found = after(checks, of=f, args=(X, np.ones((8, 3)), AT))
+    assert found.count("check index: ") == 2
+    assert found.count("free check index: ") == 1
+    again = after(checks, of=lambda x, y, k: f(x, y, k)[::-1], args=(X, X, AT))
+    assert again.count("check index: ") == 1
+    turned = after(
+        checks, of=lambda x, y, k: (y[k], x[k]), args=(X, np.ones((8, 3)), AT)
+    )
+    assert turned.count("check index: ") == 1
+
+
 POSTPONED = carries, flags, hoist, checks, counters, inline, simplify, postpone
 
 

@@ -12,10 +12,10 @@ Where each element reads at an index of its own, or divides by a number of its o
 does so under the condition that the check of that holds, and nothing relies on that the
 check has been made: it is free, and may be made in the loop that computes the elements
 (see `postpone`). Other checks come before the elements, and so do those that a loop has
-made before its steps.
+made before its steps. A check is made once, for all that ask the same.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
@@ -32,25 +32,56 @@ from hopflow.compiler.kernel_program.program import (
     Equation,
     KernelProgram,
     Value,
+    blocks,
 )
 from hopflow.compiler.kernel_program.registers import is_short, shape_key
-from hopflow.compiler.kernel_program.rewriting import all_blocks, elements
+from hopflow.compiler.kernel_program.rewriting import elements
+from hopflow.graph.core import Node
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
+from hopflow.loop_ir.walk import same
 
 
 def checks(program: KernelProgram, _context: Context) -> None:
     """Edit a program in place, without the functions that it calls."""
-    for block in all_blocks(program.block):
-        _split(block)
+    _split(program.block, _Made())
 
 
-def _split(block: Block) -> None:
+class _Made:
+    """The checks that were made before, here or in a block around."""
+
+    def __init__(self, around: "_Made | None" = None) -> None:
+        self._around = around
+        self._checks: dict[Hashable, list[Check]] = {}
+
+    def has(self, check: Check) -> bool:
+        """Whether a check has passed already. One that guards something needs another
+        that does: those that are free may be made later on."""
+        found = any(
+            same(check.holds, other.holds) and (check.is_free or not other.is_free)
+            for other in self._checks.get(_key(check), ())
+        )
+        return found or (self._around is not None and self._around.has(check))
+
+    def add(self, *checks: Check) -> None:
+        for check in checks:
+            self._checks.setdefault(_key(check), []).append(check)
+
+
+def _key(check: Check) -> Hashable:
+    """What equal checks have in common."""
+    return shape_key(check.shape), frozenset(_reads([check.holds]))
+
+
+def _split(block: Block, made: _Made) -> None:
     local = {value for equation in block.equations for value in equation.results}
     given, block.equations = block.equations, []
+    unread: set[Value] = set()  # flags of checks that ask no more for them
     for equation in given:
         own = equation.definition
+        for inner in blocks(own):
+            _split(inner, _Made(made))
         if not isinstance(own, Pointwise | Scatter) or not own.checks:
             block.equations.append(equation)
             continue
@@ -61,17 +92,20 @@ def _split(block: Block) -> None:
             free = [c for c in guards if _is_of_element(c, own, type_, local)]
             guards = [c for c in guards if c not in free]
             own = _under(free, own)
-        if guards:
-            block.equations.append(Equation((), Effect(tuple(guards)), equation.node))
+        unread.update(c.passed.attr for c in free if c.passed is not None)
+        late = [replace(c, passed=None, is_free=True) for c in free]
+        guards = [c for c in guards if c.passed is not None or not made.has(c)]
+        late = [c for c in late if not made.has(c)]
+        made.add(*guards, *late)
         equation.definition = replace(own, checks=())
+        block.equations += _effect(guards, equation.node)
         block.equations.append(equation)
-        if free:
-            late = tuple([replace(c, passed=None, is_free=True) for c in free])
-            block.equations.append(Equation((), Effect(late), equation.node))
-            flags = {c.passed.attr for c in free if c.passed is not None}
-            block.equations = [
-                q for q in block.equations if flags.isdisjoint(q.results)
-            ]
+        block.equations += _effect(late, equation.node)
+    block.equations = [q for q in block.equations if unread.isdisjoint(q.results)]
+
+
+def _effect(checks: Sequence[Check], node: Node) -> list[Equation]:
+    return [Equation((), Effect(tuple(checks)), node)] if checks else []
 
 
 def _is_of_element(

@@ -15,7 +15,8 @@ from math import prod
 from typing import Final, NamedTuple
 
 from hopflow.compiler.kernel_passes import Context
-from hopflow.compiler.kernel_passes.reads import counted_reads, weight
+from hopflow.compiler.kernel_passes.reads import cost as own_cost
+from hopflow.compiler.kernel_passes.reads import counted_reads
 from hopflow.compiler.kernel_passes.substitution import Substitution
 from hopflow.compiler.kernel_program.definitions import (
     Compact,
@@ -55,7 +56,6 @@ from hopflow.graph.core import Node
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir.expr import Expr, condition_of, index_of
 from hopflow.loop_ir.kernels import Callback, Library
-from hopflow.loop_ir.walk import nodes
 
 CHEAP: Final = 6
 """An element of at most this cost may be computed again for each reader."""
@@ -354,7 +354,7 @@ class _Inliner:
             block.equations.append(Equation((), sized, equation.node))
 
     def _cost(self, equation: Equation, own: Pointwise) -> int:
-        cost = sum([weight(node) for node in nodes(*own.elements)])
+        cost = own_cost(own.elements)
         if equation not in self._readers.inlining:
             return cost
         counts = self._readers.counts.get(equation)

@@ -6,9 +6,12 @@ from typing import Any, Final
 from hopflow.compiler.kernel_program.definitions import Pointwise, axes
 from hopflow.compiler.kernel_program.program import Value
 from hopflow.loop_ir import expr as e
-from hopflow.loop_ir.expr import Expr, Index
+from hopflow.loop_ir.expr import Expr, Index, index_of
 from hopflow.loop_ir.walk import nodes
 
+GATHER: Final = 64
+"""What a read costs at an index that is read itself: to read again and again what was
+gathered in one loop is cheaper than a long chain of such reads in one."""
 WEIGHTS: Final = {
     "div": 8,
     "rem": 20,
@@ -25,6 +28,21 @@ def weight(node: Expr) -> int:
     if node.op in e.MATH:
         return 30
     return WEIGHTS.get(node.op, 1)
+
+
+def cost(roots: Sequence[Expr]) -> int:
+    """About how many instructions expressions are, and `GATHER` for each read at an
+    index that is read itself."""
+    total, reads = 0, set[Expr]()  # those with a read below them
+    for node in nodes(*roots):
+        total += weight(node)
+        if not reads.isdisjoint(node.args):
+            reads.add(node)
+            if node.op == "element" and not reads.isdisjoint(index_of(node)):
+                total += GATHER
+        elif node.op == "element":
+            reads.add(node)
+    return total
 
 
 def counted_reads(

@@ -93,12 +93,13 @@ class Memory:
         return known
 
     def linear(self, buffer: Buffer, at: Sequence[Expr]) -> Expr:
-        """The distance in elements of `buffer[at]` from the beginning."""
+        """The distance in elements of `buffer[at]` from the beginning; `at` may index
+        the leading axes alone."""
         strides = self.strides(buffer)
         if buffer.strides is None and any(position.op == "rem" for position in at):
-            merged = merged_axes(at, buffer.shape)
+            merged, inner = merged_axes(at, buffer.shape), buffer.shape[len(at) :]
             at = [axis.position for axis in merged]
-            strides = dense_strides([axis.extent for axis in merged])
+            strides = dense_strides([*(axis.extent for axis in merged), *inner])
         total = e.index(0)
         for position, stride in zip(at, strides, strict=False):
             total = e.add(total, e.mul(position, stride))
