@@ -16,8 +16,9 @@ from hopflow.ops.deferred import with_elements
 from hopflow.ops.gather import gather_clip
 from hopflow.ops.opdef import OpDef, Sample
 from hopflow.ops.rules import Array, as_flag, as_size, normalize_axis
+from hopflow.ops.sizes import less
 from hopflow.ops.views import Types, as_tensor, moved
-from hopflow.symbolic.size import Size
+from hopflow.symbolic.size import Size, free_symbols
 
 
 def _argsort_infer(x: TensorType, **_: bool) -> TensorType:
@@ -67,6 +68,15 @@ _argsort: Final = OpDef(
 
 
 def _top_order_infer(x: TensorType, *, count: Size) -> TensorType:
+    n = x.shape[-1]
+    is_short = less(n, count)
+    # Where only a run knows, `top_k` has it checked.
+    if is_short is None and all(s.hint is not None for s in free_symbols(n, count)):
+        is_short = not count <= n
+    if is_short:
+        raise ShapeError(
+            f"top_order: {x} has not {count} elements along its last axis."
+        )
     return TensorType(dtypes.int64, (*x.shape[:-1], count))
 
 
