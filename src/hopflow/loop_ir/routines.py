@@ -384,7 +384,7 @@ _TRSM: Final = Routine(
 
 
 def _run_argsort(arrays: Sequence[NDArray], scalars: Sequence[int]) -> int:
-    keys, out, _ = arrays
+    keys, out = arrays[:2]
     if keys.dtype.name == "bfloat16":
         keys = keys.astype(np.float32)
     if scalars[1]:
@@ -394,12 +394,18 @@ def _run_argsort(arrays: Sequence[NDArray], scalars: Sequence[int]) -> int:
     return 0
 
 
+# Of at most 64 bits each.
+_CODES: Final = (
+    Array("codes", ("n",), "work", "i64"),
+    Array("sorted_codes", ("n",), "work", "i64"),
+)
 _ARGSORT: Final = Routine(
     "argsort",
     (
         Array("keys", ("n",), "in", "any"),
         Array("out", ("n",), "out", "i64"),
         Array("workspace", ("n",), "work", "i64"),
+        *_CODES,
     ),
     ("n",),
     """The order of `keys`: keys[out[0]], keys[out[1]], ... ascends, or descends.
@@ -414,9 +420,9 @@ _ARGSORT: Final = Routine(
 
 
 def _run_top_order(arrays: Sequence[NDArray], scalars: Sequence[int]) -> int:
-    keys, out, first, second = arrays
-    order = np.empty_like(first)
-    _run_argsort((keys, order, second), (scalars[0], 1))
+    keys, out = arrays[:2]
+    order = np.empty(len(keys), np.int64)
+    _run_argsort((keys, order), (scalars[0], 1))
     out[...] = order[: len(out)]
     return 0
 
@@ -428,6 +434,7 @@ _TOP_ORDER: Final = Routine(
         Array("out", ("k",), "out", "i64"),
         Array("workspace", ("n",), "work", "i64"),
         Array("other", ("n",), "work", "i64"),
+        *_CODES,
     ),
     ("n", "k"),
     """The first `k` positions of the descending order of `keys`; see "argsort".""",

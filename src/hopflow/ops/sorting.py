@@ -48,7 +48,7 @@ def _argsort_lower(_types: Types, x: Operand, *, descending: bool) -> Library:
         (x,),
         scalars=(extent(n), const(descending, dtypes.bool_)),
         batch=x.type.ndim - 1,
-        workspace=(TensorType(dtypes.int64, (n,)),),
+        workspace=(TensorType(dtypes.int64, (n,)),) * 3,
     )
 
 
@@ -92,7 +92,7 @@ def _top_order_lower(_types: Types, x: Operand, *, count: Size) -> Library:
         (x,),
         scalars=(extent(n), extent(count)),
         batch=x.type.ndim - 1,
-        workspace=(TensorType(dtypes.int64, (n,)),) * 2,
+        workspace=(TensorType(dtypes.int64, (n,)),) * 4,
     )
 
 

@@ -12,7 +12,7 @@ from hopflow import dtypes
 from hopflow.compiler.cpu.blas import Wrapper
 from hopflow.compiler.cpu.target import CpuTarget
 from hopflow.compiler.llvm.module import Module
-from hopflow.compiler.llvm.types import NARROW_FLOATS
+from hopflow.compiler.llvm.types import NARROW_FLOATS, memory_type
 from hopflow.dtypes import DType
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Expr, Index, Var
@@ -90,6 +90,11 @@ class _Order(NamedTuple):
     descending: Expr
 
 
+def _on_stack(w: Wrapper, count: int, dtype: DType) -> str:
+    """A register with the address of so many numbers."""
+    return w.f.slot(f"[{count} x {memory_type(dtype)}]", "numbers", align=64)
+
+
 # --- by digits ------------------------------------------------------------------------
 
 
@@ -110,14 +115,14 @@ class _Radix:
         self.code, self.at = Var("code", dtype), Var("at", _I64)
         self.count = dtype.bits // _DIGIT
         shape = e.index(self.count), e.index(1 << _DIGIT)
-        self.counts = w.scratch("counts", _I64, *shape)
+        self.counts = Buffer("counts", _I64, shape, "arena")
+        w.memory.place(self.counts, _on_stack(w, self.count << _DIGIT, _I64))
         w.clear(self.counts)
         self.old, self.new = (
             Buffer(name, dtype, (self.n,), "arena") for name in ("old", "new")
         )
-        for buffer in (self.old, self.new):
-            memory = w.scratch(f"codes.{buffer.name}", dtype, self.n)
-            w.memory.place_in_slot(buffer, w.pointer(memory))
+        for buffer, memory in ((self.old, "codes"), (self.new, "sorted_codes")):
+            w.memory.place_in_slot(buffer, w.pointer(w.buffers[memory]))
 
     def place(self, number: Expr) -> Index:
         """The place among the counts of a digit of the code."""
@@ -237,7 +242,8 @@ def _kept(w: Wrapper, descending: Expr) -> list[Stmt]:
     at, key, place = Var("at", _I64), Var("key", keys.dtype), Var("place", _I64)
     value = _code(e.read(key), descending)
     code, one = Var("code", value.dtype), e.index(1)
-    codes = w.scratch("kept", value.dtype, e.index(KEPT))
+    codes = Buffer("kept", value.dtype, (e.index(KEPT),), "arena")
+    w.memory.place(codes, _on_stack(w, KEPT, value.dtype))
     own, to, last = e.read(at), e.read(place), e.sub(k, one)
     before = e.sub(to, one)
     is_less = e.compare("lt", e.read(code), e.load(codes, (last,)))

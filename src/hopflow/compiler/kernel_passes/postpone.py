@@ -16,7 +16,7 @@ the check reads.
 """
 
 from hopflow.compiler.kernel_passes import Context
-from hopflow.compiler.kernel_program.definitions import Effect, Reduction
+from hopflow.compiler.kernel_program.definitions import Effect, Pointwise, Reduction
 from hopflow.compiler.kernel_program.program import (
     Block,
     Equation,
@@ -26,7 +26,6 @@ from hopflow.compiler.kernel_program.program import (
 from hopflow.compiler.kernel_program.registers import shape_key
 from hopflow.compiler.kernel_program.rewriting import (
     all_blocks,
-    is_pure,
     values_read,
 )
 from hopflow.compiler.memory.allocations import same_layout
@@ -61,9 +60,10 @@ def _postpone(block: Block, inputs: set[Value], written: set[Value]) -> None:
 def _may_follow(check: Equation, equation: Equation, replaced: set[Value]) -> bool:
     """Whether a check may come after an equation over the same space."""
     own, others = equation.definition, check.definition
+    assert isinstance(others, Effect)
     if isinstance(own, Effect) and not own.checks:
         return True
-    if not is_pure(equation) or not isinstance(others, Effect):
+    if not isinstance(own, Pointwise | Reduction) or equation.symbol is not None:
         return False
     space = equation.results[0].shape
     if isinstance(own, Reduction):

@@ -230,14 +230,14 @@ def drop_unread(block: Block) -> None:
     live = set(block.results)
     kept: list[Equation] = []
     for equation in reversed(block.equations):
-        if is_pure(equation) and live.isdisjoint(equation.results):
+        if _is_pure(equation) and live.isdisjoint(equation.results):
             continue
         live.update(values_read(equation))
         kept.append(equation)
     block.equations = kept[::-1]
 
 
-def is_pure(equation: Equation) -> bool:
+def _is_pure(equation: Equation) -> bool:
     """Whether an equation does nothing but to give its results."""
     own = equation.definition
     is_checked = bool(getattr(own, "checks", ()))
