@@ -232,8 +232,6 @@ class _Known(NamedTuple):
 
 # By the kind of call, the kind used last at the end; of each the trace used last first.
 _known: OrderedDict[Hashable, list[_Known]] = OrderedDict()
-# What traces of a kind of call have changed themselves; see `Recorder`.
-_changing: dict[Hashable, set[tuple[str, str]]] = {}
 _lock: Final = RLock()
 _MOST_KNOWN = 1024
 _MOST_ALIKE: Final = 8  # which differ in what they ask of sizes
@@ -345,7 +343,7 @@ def _trace(
     ):
         traced = INVOKE_SUBGRAPH.trace_branches(call)
     closed = traced.closed
-    outside, every, position = _found_outside(traced, tensors, key, recorder, leaves)
+    outside, every, position = _found_outside(traced, tensors, recorder, leaves)
     captures = [position(c) for c in closed.captures]
     targets = [position(t) for t in traced.targets]
     found = [c for c in captures if c is not None]
@@ -359,6 +357,7 @@ def _trace(
         len(found) < len(captures)
         or len(written) < len(targets)
         or None in noted
+        or (outside is not None and outside.changes)
         or not known.is_general
         or not known.may_serve(every)
     ):
@@ -371,7 +370,6 @@ def _trace(
 def _found_outside(
     traced: Any,
     tensors: Sequence[Operand],
-    key: Hashable,
     recorder: Recorder,
     leaves: Sequence[Any],
 ) -> tuple[Guard | None, list[Operand], Callable[[Operand], int | Value | None]]:
@@ -379,11 +377,7 @@ def _found_outside(
     found so; and where a tensor that the body reads or writes is among them."""
     values = [*traced.closed.captures, *traced.targets]
     origins = {id(x): x for x in map(_lender, values) if isinstance(x, EagerTensor)}
-    with _lock:
-        if len(_changing) >= _MOST_KNOWN:
-            _changing.clear()
-        changing = _changing.setdefault(key, set())
-    outside = recorder.guard([*origins.values()], [], leaves, changing)
+    outside = recorder.guard([*origins.values()], [], leaves)
     wanted = [] if outside is None else outside.wanted
     pairs = enumerate(zip(origins, wanted, strict=outside is not None))
     at = {one: len(tensors) + k for k, (one, w) in pairs if w.path is not None}

@@ -121,22 +121,6 @@ def test_a_function_that_is_told_by_identity_is_freed_too() -> None:
 # --- what a trace changes itself ------------------------------------------------------
 
 
-def test_a_count_of_traces_is_not_what_calls_depend_on() -> None:
-    count, log, table = 0, [], {}
-
-    def f(x: Any) -> Any:
-        nonlocal count
-        count += 1
-        log.append(x.shape)
-        table[len(log)] = x.shape
-        return x * 2
-
-    jitted = hf.jit(f)
-    for _ in range(3):
-        jitted(X)
-    assert (count, len(log), len(table)) == (1, 1, 1)
-
-
 def test_a_flag_that_is_set_at_first_is_seen() -> None:
     is_first, scale = True, None
 

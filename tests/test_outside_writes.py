@@ -1,14 +1,15 @@
-"""Writes of a jitted function that no later call would repeat are refused, by line."""
+"""What a jitted function writes to what is from outside: in each call, or refused."""
 
+import copy
 import io
 import itertools
 import json
 import re
 import sys
 from array import array
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -233,24 +234,273 @@ def test_a_variable_that_is_as_before_when_the_call_ends_may_hold_a_trace() -> N
     assert hf.jit(f)(hf.ones(2)).tolist() == [2.0, 2.0]
 
 
-def test_counters_and_caches_of_plain_values_are_left_alone() -> None:
-    model, log = Model(), []
-    calls = 0
+class Slotted:
+    __slots__ = ("count",)
 
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class Counter:
+    """What the functions below change, anew for each test."""
+
+    total = 0
+
+    def __init__(self) -> None:
+        self.count, self.rows = 0, [1.0, 2.0, 3.0]
+        self.table: dict[str, float] = {"a": 0}
+        self.queue, self.seen = deque(self.rows), set[int]()
+        self.bytes, self.numbers = bytearray(3), array("d", self.rows)
+        self.slotted, self.mode, self.cache = Slotted(), "", dict[int, float]()
+        self.default, self.matrix = defaultdict[str, list[int]](list), np.zeros((2, 2))
+
+    def counts(self, x: Any) -> Any:
+        self.count += 1
+        return x * self.count
+
+    def counts_in_the_class(self, x: Any) -> Any:
+        type(self).total = Counter.total + 1
+        return x * Counter.total
+
+    def counts_in_a_slot(self, x: Any) -> Any:
+        self.slotted.count += 2
+        return x * self.slotted.count
+
+    def counts_by_setattr(self, x: Any) -> Any:
+        setattr(self, "count", self.count + 3)  # noqa: B010
+        return x * self.count
+
+    def counts_in_an_item(self, x: Any) -> Any:
+        self.table["a"] += 1
+        return x * self.table["a"]
+
+    def counts_in_a_new_item(self, x: Any) -> Any:
+        self.table["b"] = self.table.get("b", 0) + 1
+        return x * self.table["b"]
+
+    def logs(self, x: Any) -> Any:
+        self.rows.append(4.0)
+        return x * len(self.rows)
+
+    def logs_only(self, x: Any) -> Any:
+        self.rows.append(4.0)
+        return x
+
+    def reverses(self, x: Any) -> Any:
+        self.rows.reverse()
+        return x * self.rows[0]
+
+    def rotates(self, x: Any) -> Any:
+        self.queue.rotate(1)
+        return x * self.queue[0]
+
+    def adds(self, x: Any) -> Any:
+        self.seen.add(len(self.seen))
+        return x * len(self.seen)
+
+    def counts_in_bytes(self, x: Any) -> Any:
+        self.bytes[1] += 1
+        return x * self.bytes[1]
+
+    def counts_in_an_array(self, x: Any) -> Any:
+        self.numbers[1] += 1.0
+        return x * self.numbers[1]
+
+    def counts_in_a_numpy_array(self, x: Any) -> Any:
+        self.matrix[0, 1] += 1.0
+        return x * float(self.matrix.sum())
+
+    def updates_a_numpy_array(self, x: Any) -> Any:
+        matrix = self.matrix
+        matrix += 0.5
+        return x * float(matrix[1, 1])
+
+    def appends_to_a_default(self, x: Any) -> Any:
+        self.default["a"].append(1)
+        return x * len(self.default["a"])
+
+    @cached_property
+    def large(self) -> float:
+        return self.count + 2.0
+
+    def computes_once(self, x: Any) -> Any:
+        return x * self.large
+
+    def sets(self, x: Any) -> Any:
+        self.mode, self.table["y"], self.slotted.count = "train", 1.0, 5
+        return x
+
+    def remembers(self, x: Any) -> Any:
+        if 3 not in self.cache:
+            self.cache[3] = 0.5
+        return x * self.cache[3]
+
+    def state(self) -> Any:
+        slots = self.slotted.count, Counter.total, VISITS, visits_of(counts_in_itself)
+        return {**vars(self), "slotted": slots, "matrix": self.matrix.tolist()}
+
+
+VISITS = 0
+
+
+def visits_of(f: Any) -> Any:
+    return vars(f).get("visits", 0)
+
+
+def counts_in_a_global(_: Counter, x: Any) -> Any:
+    global VISITS
+    VISITS += 1
+    return x * VISITS
+
+
+def counts_in_a_module(_: Counter, x: Any) -> Any:
+    module = sys.modules[__name__]
+    module.VISITS += 1  # type: ignore[attr-defined]
+    return x * VISITS
+
+
+def counts_in_itself(_: Counter, x: Any) -> Any:
+    f: Any = counts_in_itself
+    f.visits = visits_of(f) + 1
+    return x * f.visits
+
+
+def counts_in_a_subgraph(counter: Counter, x: Any) -> Any:
+    return hf.subgraph(counter.counts)(x)
+
+
+def counts_in_an_inner_jit(counter: Counter, x: Any) -> Any:
+    return hf.jit(counter.counts)(x)
+
+
+CHANGES: Final[list[Callable[..., Any]]] = [
+    Counter.counts,
+    Counter.counts_in_the_class,
+    Counter.counts_in_a_slot,
+    Counter.counts_by_setattr,
+    Counter.counts_in_an_item,
+    Counter.counts_in_a_new_item,
+    Counter.logs,
+    Counter.logs_only,
+    Counter.reverses,
+    Counter.rotates,
+    Counter.adds,
+    Counter.counts_in_bytes,
+    Counter.counts_in_an_array,
+    Counter.counts_in_a_numpy_array,
+    Counter.updates_a_numpy_array,
+    Counter.appends_to_a_default,
+    Counter.computes_once,
+    Counter.sets,
+    Counter.remembers,
+    counts_in_a_global,
+    counts_in_a_module,
+    counts_in_itself,
+    counts_in_a_subgraph,
+    counts_in_an_inner_jit,
+]
+
+
+def called(f: Callable[..., Any], transform: Callable[..., Any]) -> Any:
+    """The results of five calls of three kinds, and the state after each."""
+    global VISITS
+    VISITS = Counter.total = 0
+    vars(counts_in_itself).pop("visits", None)
+    counter = Counter()
+    run = transform(partial(f, counter))
+    found = []
+    for x in (hf.ones(2), hf.ones(2), hf.ones(3), hf.ones(2), hf.ones(3)):
+        result = run(x).tolist()
+        found.append((result, copy.deepcopy(counter.state())))
+    return found
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        hf.jit,
+        partial(hf.jit, dynamic=True),
+        lambda f: hf.jit(hf.grad(lambda x: hf.sum(f(x)))),
+        lambda f: hf.jit(hf.vmap(f)),
+        lambda f: hf.jit(hf.checkpoint(f)),
+    ],
+)
+@pytest.mark.parametrize("f", CHANGES)
+def test_plain_values_are_changed_at_each_call(
+    f: Callable[..., Any], transform: Callable[..., Any]
+) -> None:
+    def eager(g: Callable[..., Any]) -> Any:
+        def run(x: Any) -> Any:
+            with hf.debug():
+                return transform(g)(x)
+
+        return run
+
+    assert called(f, transform) == called(f, eager)
+
+
+@pytest.mark.parametrize("f", [Counter.sets, Counter.remembers])
+def test_a_trace_that_changes_nothing_serves_as_long_as_all_is_so(f: Any) -> None:
+    counter = Counter()
+    run = hf.jit(partial(f, counter))
+    for _ in range(2):
+        run(hf.ones(2))
+    before = hf.stats().traces
+    run(hf.ones(2))
+    assert hf.stats().traces == before
+    counter.mode, counter.table["y"], counter.cache = "test", 2.0, {}
+    run(hf.ones(2))
+    assert hf.stats().traces == before + 1
+    f(want := Counter(), hf.ones(2))
+    names = ("mode", "table") if f is Counter.sets else ("cache",)
+    assert all(getattr(counter, n) == getattr(want, n) for n in names)
+
+
+@pytest.mark.parametrize("name", ["mode", "count"])
+def test_what_was_so_before_the_first_trace_is_watched(name: str) -> None:
+    owner: Any = Slotted() if name == "count" else Counter()
+    setattr(owner, name, "train")
+
+    @hf.jit
     def f(x: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        log.append(x.shape)
-        scratch = [x]
-        scratch.pop()
-        CACHE.setdefault("plain", 3)
-        return x * 2
+        if name == "mode":
+            owner.mode = "train"
+        else:
+            owner.count = "train"
+        return x
 
-    run = hf.jit(f)
-    for _ in range(3):
-        assert run(hf.ones(2)).tolist() == [2.0, 2.0]
-        model.counts(hf.ones(2))
-    assert (calls, log, CACHE.pop("plain"), model.count) == (1, [(2,)], 3, 1)
+    for value in ("train", "test"):
+        setattr(owner, name, value)
+        f(hf.ones(2))
+        assert getattr(owner, name) == "train"
+
+
+def test_a_call_whose_tensors_share_memory_changes_once() -> None:
+    counter = Counter()
+
+    @hf.jit
+    def f(x: Any, y: Any) -> Any:
+        counter.count += 1
+        x[0] = counter.count * 1.0
+        return y * 2.0
+
+    x = hf.zeros(3)
+    for k in range(1, 4):
+        assert f(x, x[1:]).tolist() == [0.0, 0.0]
+        assert (counter.count, x[0].item()) == (k, k)
+
+
+def test_the_log_names_what_each_trace_changes() -> None:
+    counter = Counter()
+    run = hf.jit(counter.counts)
+    run(hf.ones(2))
+    reason = run.explain(hf.ones(2))
+    assert "`self.count`" in reason or "`self` (" in reason
+    assert "is changed by each trace of the function" in reason
+    for _ in range(7):
+        run(hf.ones(2))
+    with pytest.warns(hf.errors.RecompileWarning, match="is changed by each trace"):
+        run(hf.ones(2))
 
 
 def test_what_is_put_back_is_no_loss() -> None:
@@ -548,5 +798,5 @@ def test_what_takes_nothing_from_an_iterator_is_allowed() -> None:
     run, want = hf.jit(f), f(hf.ones(2)).tolist()
     for _ in range(3):
         assert run(hf.ones(2)).tolist() == want
-    assert log.getvalue() == "traced\n" * 4
+    assert log.getvalue() == "traced\n" * 8  # `model.h` is another one in each call
     assert next(stream) == 1.0

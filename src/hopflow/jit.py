@@ -72,7 +72,10 @@ class _Results(NamedTuple):
 
 
 class _Traced(NamedTuple):
-    """One trace; for `written` see `Compiled`, for what is outside `Variant`."""
+    """One trace; for `written` see `Compiled`, for what is outside `Variant`.
+
+    undo   gives what the trace has changed of it what it held before
+    """
 
     graph: Graph
     inputs: Inputs
@@ -81,6 +84,7 @@ class _Traced(NamedTuple):
     outside: Guard | None
     written: list[int]
     changes: list[Replaced]
+    undo: Callable[[], None]
 
 
 class Jitted(Transformed):
@@ -112,7 +116,6 @@ class Jitted(Transformed):
         self._families: dict[Any, Family[Compiled]] = {}
         self._known: dict[tuple[Any, ...], Known] = {}
         self._last: Variant[Compiled] | None = None
-        self._changing: set[tuple[str, str]] = set()
         self._signatures: dict[Any, Signature] = {}  # of the families
         self._recompiles = Recompiles(f)
 
@@ -156,7 +159,8 @@ class Jitted(Transformed):
             match = self._match(call)
             if match.variant.compiled.written:
                 match = self._told_apart(match, call)
-            (variant, captured), compiled = match, match.variant.compiled
+            variant, captured, _ = match
+            compiled = variant.compiled
             if compiled.changes:
                 check_apart(compiled.changes, (args, kwargs))
             if self._donate:
@@ -217,6 +221,7 @@ class Jitted(Transformed):
             def preflight() -> list[TensorType]:
                 """Of what is read from outside; no dimension is dynamic."""
                 traced = self._trace(call, lambda _, axis: axis is None)
+                traced.undo()
                 return [x.type for x in traced.captured]
 
             calls = calls_of_all(self._ranks, self._f, self._dynamic, call, preflight)
@@ -232,14 +237,19 @@ class Jitted(Transformed):
         if self._last is not None:
             self._recompiles.note(lambda: self._reasons(family, call))
         found: Match[Compiled] | None = None
+        own: Match[Compiled] | None = None  # of a trace that serves this call alone
         for each in calls:
             match = family.find(each.values, each.given.leaves, call.marks)
             if match is None:
                 # It need not be found again: the function may change what it reads.
                 match = self._compile(each, choose)
                 family.add(each.values, match.variant)
+                if own is None and each.values == call.values:
+                    own = match
+                elif match.undo is not None:
+                    match.undo()
             found = match if each is call else found
-        found = found or family.find(call.values, call.given.leaves, call.marks)
+        found = found or family.find(call.values, call.given.leaves, call.marks) or own
         assert found is not None
         return found
 
@@ -265,6 +275,8 @@ class Jitted(Transformed):
         """
         found = self._sharing_match(match, call)
         if found is None:
+            if match.undo is not None:
+                match.undo()
             with self._lock:
                 self._recompiles.note(lambda: self._alias_reasons(match, call))
                 found = self._compile(call, lambda _, axis: axis is None, exact=True)
@@ -338,7 +350,7 @@ class Jitted(Transformed):
         if special:
             texts = " and ".join(special)
             log("sizes", lambda: f"{texts}: other sizes need another program")
-        return Match(variant, traced.captured)
+        return Match(variant, traced.captured, traced.undo)
 
     def _trace(
         self,
@@ -382,8 +394,11 @@ class Jitted(Transformed):
         origins = [c.origin for c in tracer.captures.values()]
         captured = [o for o in origins if isinstance(o, EagerTensor)]
         parts = [c.origin for c in tracer.parts.values()]
-        outside = recorder.guard(captured, parts, call.given.leaves, self._changing)
-        return _Traced(graph, inputs, results, captured, outside, written, changes)
+        outside = recorder.guard(captured, parts, call.given.leaves, inputs.texts)
+        undo = recorder.effects.undo
+        return _Traced(
+            graph, inputs, results, captured, outside, written, changes, undo
+        )
 
     def _run_watched(
         self, spec: Spec, leaves: Sequence[Any], changes: list[Replaced]

@@ -94,6 +94,11 @@ class Variant(Generic[T]):
         function reads from outside is such that the call cannot run this."""
         return self.captured if self.outside is None else self.outside.find(leaves)
 
+    @property
+    def is_lasting(self) -> bool:
+        """Whether it may serve other calls than that for which it was traced."""
+        return self.outside is None or not self.outside.changes
+
     def conditions(self) -> list[str]:
         """The guards as a user would write them, with the lines that asked."""
         return [
@@ -146,10 +151,14 @@ class Variant(Generic[T]):
 
 
 class Match(NamedTuple, Generic[T]):
-    """What a call runs, and the tensors from outside that it is given."""
+    """What a call runs, and the tensors from outside that it is given.
+
+    undo   where it was traced for the call: see `Effects.undo`
+    """
 
     variant: Variant[T]
     captured: list[Any]
+    undo: Callable[[], None] | None = None
 
 
 class Family(Generic[T]):
@@ -201,11 +210,13 @@ class Family(Generic[T]):
 
     def add(self, values: tuple[Any, ...], variant: Variant[T]) -> None:
         """Keep a variant that was made for a call; of those that differ only in what
-        they read from outside, the last ones."""
+        they read from outside, the last ones. Of one that serves no other call, the
+        next call is told why; then it is dropped."""
+        self.variants = [v for v in self.variants if v.is_lasting]
         if variant.sources or len(self._exact) >= _MOST_EXACT:
             self.variants = [variant, *self.variants][:_MOST_GENERAL]
         else:
-            others = self._exact.get(values, [])
+            others = [v for v in self._exact.get(values, ()) if v.is_lasting]
             self._exact[values] = [variant, *others][:_MOST_ALIKE]
 
     def all(self) -> list[Variant[T]]:

@@ -43,6 +43,8 @@ class Load(NamedTuple):
     taker      what may take items from the value, if it is an iterator: a "call" of
                which it is an argument, or a "loop", `next` or the like; "" if it is
                only stored, tested or compared
+    binds      the attribute of the value that a statement binds, as in `a.b = c` and
+               `a.b += c`; "": it is none
     """
 
     kind: str
@@ -50,6 +52,7 @@ class Load(NamedTuple):
     steps: tuple[Step, ...]
     is_used: bool
     taker: str = ""
+    binds: str = ""
 
 
 class Store(NamedTuple):
@@ -78,6 +81,16 @@ def stores_of(code: CodeType) -> tuple[Store, ...]:
 def sets_attributes(code: CodeType) -> bool:
     """Whether code gives an object attributes."""
     return any(i.opname == "STORE_ATTR" for i in dis.get_instructions(code))
+
+
+@lru_cache(1 << 12)
+def sets_items(code: CodeType) -> bool:
+    """Whether code sets items of containers or arrays, or updates them in place."""
+    return any(
+        i.opname in ("STORE_SUBSCR", "STORE_SLICE") or i.argrepr.endswith("=")
+        for i in dis.get_instructions(code)
+        if i.opname.startswith(("STORE_S", "BINARY_OP"))
+    )
 
 
 class _Op(NamedTuple):
@@ -153,7 +166,8 @@ def loads_of(code: CodeType) -> dict[int, tuple[Load, ...]]:
         is_used = k == len(ops) or ops[k].kind != "store" or ops[k].starts
         load = load._replace(steps=steps, is_used=is_used)
         if is_used:
-            load = load._replace(taker=_taker(ops, start, k))
+            binds = _binds(ops, k)
+            load = load._replace(taker=_taker(ops, start, k), binds=binds)
         found.setdefault(op.at, []).append(load)
         if load.kind == "result" and start > 1 and ops[start - 1].kind == "call":
             name = ops[start - 2]  # as in `import_module(name).value`
@@ -173,6 +187,15 @@ def _taker(ops: Sequence[_Op], start: int, end: int) -> str:
     rest = (op.kind for op in ops[end:] if op.kind not in _PUSHES)
     kind = next(rest, "keep")
     return {"call": "call", "other": "loop"}.get(kind, "")
+
+
+def _binds(ops: Sequence[_Op], k: int) -> str:
+    """The attribute that the instructions at a place bind, of the value before them."""
+    kinds = [op.kind for op in ops[k : k + 2]]
+    if kinds[:1] == ["bind"]:
+        return str(ops[k].value)
+    is_updated = kinds == ["copy", "attribute"]  # `a.b += c` needs `a` twice
+    return str(ops[k + 1].value) if is_updated else ""
 
 
 def _is_of_super(ops: Sequence[_Op], k: int) -> bool:
@@ -262,6 +285,10 @@ def _ops(code: CodeType) -> Iterator[_Op]:
                 yield _Op("local", local, i.offset, starts and n == 0)
         elif name in _STORES or name == "STORE_FAST_STORE_FAST":
             yield _Op("store", i.argval, i.offset, starts)
+        elif name == "STORE_ATTR":
+            yield _Op("bind", i.argval, i.offset, starts)
+        elif name == "COPY":
+            yield _Op("copy", None, i.offset, starts)
         elif name == "LOAD_SUPER_ATTR":
             yield _Op("super", i.argval, i.offset, starts)
         elif name == "IMPORT_FROM":  # the module is there by now

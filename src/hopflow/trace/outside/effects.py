@@ -1,8 +1,10 @@
 """What traced code does to containers and objects from outside.
 
-A trace does it once, and calls never again. So it is refused where that would be wrong:
-where something from outside comes to hold a tensor of the trace, loses an item, or is
-an iterator that is advanced. Counters and caches of plain values are left alone.
+It is done while the function is traced, and compiled code does none of it. So a trace
+that has changed something serves the call alone that it was made for: counters and logs
+have in each call what Python would give them. Where the trace itself cannot do what a
+call does, it is refused: something from outside comes to hold a tensor of the trace,
+loses an item, or is an iterator that is advanced.
 
 Few iterators can be set back, so code is stopped where it is about to take an item.
 What is only found out at the end, by how far the iterator has come then, is what code
@@ -14,21 +16,26 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import CellType, FrameType, GeneratorType
 from typing import Any, Final, NamedTuple
+
+import numpy as np
 
 from hopflow.bind import Value
 from hopflow.errors import ImpurityError
 from hopflow.graph.core import SourceLine
 from hopflow.trace.iterators import position, remainder
 from hopflow.trace.outside.bytecode import sets_attributes
+from hopflow.trace.outside.checks import is_same
 from hopflow.trace.outside.objects import (
+    held_by,
     is_constant,
     is_iterator,
     is_of_trace,
     is_plain,
 )
-from hopflow.trace.outside.paths import MISSING
+from hopflow.trace.outside.paths import MISSING, member_of
 from hopflow.trace.source import name_of
 
 
@@ -45,35 +52,51 @@ class _Known(NamedTuple):
 
 
 class _Variable(NamedTuple):
-    """A global, or a variable of an enclosing function; and the line that binds it."""
+    """A global, a variable of an enclosing function, or an attribute of what is copied
+    as no container: of a class, a module, a function, an object with slots. The line
+    binds it.
 
-    scope: dict[str, Any] | CellType
+    scope   the globals, the cell, or the owner of the attribute
+    text    how a user writes it
+    """
+
+    scope: Any
     name: str
-    line: SourceLine
+    line: SourceLine | None
+    text: Callable[[Sequence[str]], str]
     before: Any
-
-    @property
-    def text(self) -> str:
-        return f"{'global' if isinstance(self.scope, dict) else 'closure'} {self.name}"
 
     def value(self) -> Any:
         """What it holds; `MISSING`: nothing yet."""
-        if isinstance(self.scope, dict):
-            return self.scope.get(self.name, MISSING)
-        try:
-            return self.scope.cell_contents
-        except ValueError:
-            return MISSING
+        scope, name = self.scope, self.name
+        if isinstance(scope, dict):
+            return scope.get(name, MISSING)
+        if isinstance(scope, CellType):
+            try:
+                return scope.cell_contents
+            except ValueError:
+                return MISSING
+        held = getattr(scope, "__dict__", {})
+        is_there = name in held or isinstance(scope, type)
+        member = MISSING if is_there else member_of(type(scope), name)
+        return held.get(name, MISSING) if is_there else held_by(scope, member)
 
     def restore(self) -> None:
-        if isinstance(self.scope, dict):
-            self.scope[self.name] = self.before
-            if self.before is MISSING:
-                del self.scope[self.name]
-        else:
-            self.scope.cell_contents = self.before
-            if self.before is MISSING:
-                del self.scope.cell_contents
+        scope, name, before = self.scope, self.name, self.before
+        if isinstance(scope, dict):
+            scope[name] = before
+            if before is MISSING:
+                del scope[name]
+        elif isinstance(scope, CellType):
+            scope.cell_contents = before
+            if before is MISSING:
+                del scope.cell_contents
+        elif self.value() is not before:
+            delattr(scope, name) if before is MISSING else setattr(scope, name, before)
+
+    @property
+    def is_changed(self) -> bool:
+        return not is_unchanged(self.before, self.value())
 
     def lost(self) -> str | None:
         """What is wrong with its value now; None: nothing."""
@@ -145,30 +168,77 @@ class Effects:
         if self._line is not None:
             self._lines[id(value)] = self._line
 
+    def know_array(
+        self, value: np.ndarray[Any, Any], text: Callable[[Sequence[str]], str]
+    ) -> None:
+        """Take note of an array that code reads which sets items of some; see `know`.
+
+        What all arrays contain is not copied.
+        """
+        if value.flags.writeable and id(value) not in self._known:
+            self._known[id(value)] = _Known(value, text, value.copy())
+            if self._line is not None:
+                self._lines[id(value)] = self._line
+
     def know_variable(
         self, scope: dict[str, Any] | CellType, name: str, line: SourceLine
+    ) -> Callable[[], Any]:
+        """Take note of a variable that code may bind anew, at a line.
+
+        Returns:
+            What gives its value; see `_Variable.value`.
+        """
+        kind = "global" if isinstance(scope, dict) else "closure"
+        return self._know_slot(scope, name, line, lambda _: f"{kind} {name}").value
+
+    def know_attribute(
+        self, owner: Any, name: str, text: Callable[[Sequence[str]], str]
     ) -> None:
-        """Take note of a variable that code may bind anew, at a line."""
+        """Take note of an attribute that code is about to bind.
+
+        Args:
+            text: How a user writes the owner, if the arguments are written like this.
+        """
+        if id(owner) not in self._known:
+            inner = partial(_attribute_text, text, name)
+            self._know_slot(owner, name, self._line, inner)
+
+    def _know_slot(
+        self,
+        scope: Any,
+        name: str,
+        line: SourceLine | None,
+        text: Callable[[Sequence[str]], str],
+    ) -> _Variable:
         key = id(scope), name
         if key not in self._variables:
-            variable = _Variable(scope, name, line, None)
+            variable = _Variable(scope, name, line, text, None)
             self._variables[key] = variable._replace(before=variable.value())
+        return self._variables[key]
 
     # --- iterators ---
 
-    def is_own(self, owner: Any, part: Any) -> bool:
-        """Whether a part of an object from outside is an iterator that the trace has
-        put there: it may take from it what it likes."""
-        known = self._known.get(id(owner)) if is_iterator(part) else None
+    def is_own(self, owner: Any, key: Any, part: Any) -> bool:
+        """Whether the trace itself has put a part into an object from outside, under a
+        key or as an attribute: it is not read from there."""
+        known = self._known.get(id(owner))
         if known is None:
             return False
         before = known.before
+        try:
+            if _held(owner)[key] is not part:  # it is of a class, or computed
+                return False
+        except (LookupError, TypeError):
+            return False
+        with suppress(LookupError):
+            if before[key] is part:
+                return False
         parts = before.values() if isinstance(before, dict) else before
         return all(part is not x for x in parts)
 
     def is_own_variable(self, value: Any) -> bool:
         """The same for what a variable from outside holds."""
-        return is_iterator(value) and any(
+        return any(
             variable.value() is value and variable.before is not value
             for variable in self._variables.values()
         )
@@ -246,18 +316,38 @@ class Effects:
         for variable in self._variables.values():
             what = variable.lost()
             if what is not None:
-                rows.append(f"  {variable.line}: `{variable.text}` {what}")
+                rows.append(f"  {variable.line}: `{variable.text(arguments)}` {what}")
         if not rows:
             return
-        for variable in self._variables.values():
-            variable.restore()
-        for value, _, before in self._known.values():
-            _restore(value, before)
+        self.undo()
         advice = _OF_ITERATORS if len(advanced) == len(rows) else _OF_CONTAINERS
         raise ImpurityError(
             f"jit: `{name_of(f)}` changes what is from outside, which the trace alone "
             "would do, and no later call:\n" + "\n".join(rows) + f"\n{advice}"
         ) from None
+
+    def changes(self, arguments: Sequence[str]) -> list[str]:
+        """What the trace has changed, each with the line that met it first.
+
+        Args:
+            arguments: How a user would write the leaves of the arguments.
+        """
+        found = [
+            (known.text(arguments), self._lines.get(key))
+            for key, known in self._known.items()
+            if not _is_as(known.before, _held(known.value))
+        ]
+        variables = [v for v in self._variables.values() if v.is_changed]
+        found += [(v.text(arguments), v.line) for v in variables]
+        return [f"`{text}`" + (f" ({line})" if line else "") for text, line in found]
+
+    def undo(self) -> None:
+        """Give all that the trace has changed what it held before."""
+        for variable in self._variables.values():
+            variable.restore()
+        for value, _, before in self._known.values():
+            if not _is_as(before, _held(value)):
+                _restore(value, before)
 
     def _row(self, key: int, text: str, what: str) -> str:
         return f"  {self._lines.get(key) or '?'}: `{text}` {what}"
@@ -279,7 +369,8 @@ def _has_attributes(value: Any) -> bool:
 
 
 def _held(value: Any) -> Any:
-    return value if isinstance(value, _CHANGING) else vars(value)
+    is_itself = isinstance(value, (*_CHANGING, np.ndarray))
+    return value if is_itself else vars(value)
 
 
 def _article(value: Any) -> str:
@@ -306,9 +397,34 @@ def _place(value: Any) -> int | None:
     return index if type(index) is int else None
 
 
-def _is_as(before: dict[str, Any], now: dict[str, Any]) -> bool:
-    """Whether names hold the same objects."""
-    return before.keys() == now.keys() and all(now[k] is x for k, x in before.items())
+def is_unchanged(before: Any, now: Any) -> bool:
+    """Whether no code can tell two values from each other."""
+    if before is now or (is_constant(before) and is_same(before, now)):
+        return True
+    if not (type(before) is type(now) is tuple) or len(before) != len(now):
+        return False
+    return all(map(is_unchanged, before, now))
+
+
+def _is_as(before: Any, now: Any) -> bool:
+    """Whether a container holds what it held, in the same order."""
+    if isinstance(before, bytearray | array):
+        return bool(before == now)
+    if isinstance(before, np.ndarray):
+        return bool(before.tobytes() == now.tobytes())
+    if isinstance(before, set):
+        return len(before) == len(now) and all(x in now for x in before)
+    if not isinstance(before, dict):
+        return len(before) == len(now) and all(map(is_unchanged, before, now))
+    return [*before] == [*now] and all(
+        is_unchanged(x, now[k]) for k, x in before.items()
+    )
+
+
+def _attribute_text(
+    owner: Callable[[Sequence[str]], str], name: str, arguments: Sequence[str]
+) -> str:
+    return f"{owner(arguments)}.{name}"
 
 
 def _copied(value: Any) -> Any:
@@ -320,6 +436,8 @@ def _copied(value: Any) -> Any:
 
 def _lost(before: Any, now: Any) -> str | None:
     """What is wrong with a change that no call will make; None: nothing."""
+    if isinstance(before, np.ndarray):
+        return None
     is_dict = isinstance(before, dict)
     old, new = (list(x.values()) if is_dict else list(x) for x in (before, now))
     kept = {id(x) for x in old}
@@ -349,6 +467,8 @@ def _restore(value: Any, before: Any) -> None:
     if isinstance(held, dict | set):
         held.clear()
         held.update(before)
+    elif isinstance(held, np.ndarray):
+        held[...] = before
     elif isinstance(held, bytearray | array):
         held[:] = before
     else:

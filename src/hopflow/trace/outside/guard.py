@@ -1,7 +1,7 @@
 """Guards: compiled code that finds and checks what a trace has read from outside."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from types import CodeType
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -86,6 +86,10 @@ _LOST: Final[Any] = object()
 """What there is where a path leads nowhere."""
 
 
+def _finds_nothing(_: Sequence[Any]) -> None:
+    return None
+
+
 @lru_cache(1 << 10)
 def _compiled(text: str, mode: str) -> CodeType:
     """Code has constants by name, and so is the same in another trace of a function."""
@@ -139,12 +143,14 @@ class Guard:
 
     reads    in their order: what leads to a value was read before it
     wanted   the tensors that the program is given, beside its arguments
+    changes  what the trace has changed of it: then it serves no other call
     find     from a call's leaves the tensors; None if a read does not hold any more.
              It is compiled when it is asked for
     """
 
     reads: list[Read]
     wanted: list[Wanted]
+    changes: list[str] = field(default_factory=list)
     _find: Find | None = None
 
     @property
@@ -153,6 +159,8 @@ class Guard:
 
     @property
     def find(self) -> Find:
+        if self.changes:
+            return _finds_nothing
         if self._find is None:
             writer = _Writer()
             for read in self.reads:
@@ -177,7 +185,10 @@ class Guard:
         Args:
             texts: How a user would write the leaves.
         """
-        found: dict[str, None] = {}
+        found = dict.fromkeys(
+            f"{change} is changed by each trace of the function"
+            for change in self.changes
+        )
         values = _Values(leaves)
         for read in self.reads:
             if values.has(read):

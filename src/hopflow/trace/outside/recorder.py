@@ -10,7 +10,7 @@ import inspect
 import io
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.util import resolve_name
 from types import (
@@ -30,7 +30,7 @@ import numpy as np
 from hopflow.bind import Value
 from hopflow.graph.core import SourceLine
 from hopflow.tensor import EagerTensor
-from hopflow.trace.outside.bytecode import Load, Step, stores_of
+from hopflow.trace.outside.bytecode import Load, Step, sets_items, stores_of
 from hopflow.trace.outside.checks import Check, elements, identity
 from hopflow.trace.outside.effects import Effects
 from hopflow.trace.outside.guard import Guard, Read, Wanted
@@ -85,10 +85,10 @@ class _Use:
 class Recorder:
     """The reads of one trace.
 
-    A value is checked against what it was when it was read first. What the traced code
-    itself has changed meanwhile is not checked, if it is a number or what a container
-    has: a counter of traces would never be what it was. Another value (a flag, None) is
-    checked until a second trace has changed it, too.
+    A value is checked against what it was when it was read first. A trace that has
+    changed something from outside serves no other call, so that what it reads and
+    changes needs no check; one that found all as it would leave it (`self.mode = "x"`
+    where it is so) is valid as long as that is so.
 
     Args:
         is_of_body: Whether the trace may be used again within other traces, where what
@@ -107,6 +107,8 @@ class Recorder:
         self._callables: dict[int, Any] = {}  # those that were taken note of
         self._trees: dict[type, bool] = {}  # classes: whether they are registered
         self._added: dict[tuple[int, ...], Any] = {}  # alive, as these too
+        self._bound: dict[tuple[int, str], Found] = {}  # attributes: their owners
+        self._bound_variables: dict[Path, Callable[[], Any]] = {}  # and what they hold
 
     def path(self, parent: Path | None, kind: str, key: Any, scope: Any = None) -> Path:
         """The path of a step; the same one for the same step."""
@@ -218,11 +220,15 @@ class Recorder:
         for name, is_global, line in stores_of(code):
             at = SourceLine(code.co_filename, line or code.co_firstlineno)
             if is_global:
-                self.effects.know_variable(frame.f_globals, name, at)
+                path = self.path(None, "global", name, frame.f_globals)
+                value = self.effects.know_variable(frame.f_globals, name, at)
+                self._bound_variables[path] = value
                 continue
-            for function, _, place in self._closures(code, name):
+            for function, around, place in self._closures(code, name):
+                path = self.path(around, "cell", name, place)
                 cell = (function.__closure__ or ())[place]
-                self.effects.know_variable(cell, name, at)
+                value = self.effects.know_variable(cell, name, at)
+                self._bound_variables[path] = value
 
     def _note_method(self, code: CodeType, owner: Any) -> None:
         """Take note of a method that no attribute of its object led to: Python calls it
@@ -351,7 +357,7 @@ class Recorder:
         value = scope.get(name, MISSING)
         if value is MISSING or is_library_module(value):
             return []
-        if self.effects.is_own_variable(value):
+        if self._known(value) is None and self.effects.is_own_variable(value):
             return []
         if not is_local:
             if is_library(frame.f_globals.get("__name__")):
@@ -412,7 +418,7 @@ class Recorder:
                 self._use_attributes(path, value)
             if load.kind != "result" and _takes(step.key, value):
                 self.effects.stop(value)
-            if found is not None and self.effects.is_own(value, found[1]):
+            if found is not None and self.effects.is_own(value, step.key, found[1]):
                 return
             reads = [] if found is None else self.read(*found)
             if not reads:
@@ -420,7 +426,12 @@ class Recorder:
                     self._use(*here)
                 return
             [(path, value)] = reads
-        if load.is_used:
+        if isinstance(value, np.ndarray) and sets_items(frame.f_code):
+            self.effects.know_array(value, path.text)
+        if load.binds:
+            self._bound[id(value), load.binds] = path, value
+            self.effects.know_attribute(value, load.binds, path.text)
+        elif load.is_used:
             self._use(path, value)
             if _is_taken(load, value):
                 self.effects.stop(value)
@@ -645,7 +656,7 @@ class Recorder:
         captured: Sequence[Any],
         fixed: Sequence[Any],
         leaves: Sequence[Any],
-        changing: set[tuple[str, str]],
+        arguments: Sequence[str] = (),
     ) -> Guard | None:
         """What each call is checked against; None: nothing was read.
 
@@ -653,10 +664,9 @@ class Recorder:
             captured: The tensors from outside that the program is given.
             fixed: Those that must be the same objects in each call.
             leaves: Of the arguments of this call.
-            changing: What earlier traces of the function have changed themselves. What
-                this one has changed is added.
+            arguments: How a user would write them.
         """
-        precise = {*self._reads}
+        self._read_bound()
         for use in list(self._uses.values()):
             for path, value, check in use.parts if use.count else ():
                 self.read(path, value)
@@ -669,19 +679,24 @@ class Recorder:
         self._note_contents(Counter(path for path, _ in arrays.values()), fixed)
         pairs = [(p, c) for p, checks in self._reads.items() for c in checks]
         reads = [Read(path, check) for path, check in pairs]
-        broken = Guard(reads, []).broken(leaves)
-        changed = [r.path for r in broken if _is_counter(r.check)]
-        lost = {
-            id(r.check)
-            for r in reads
-            if _is_within(r.path, changed) and (r in broken or r.path not in precise)
-        }
-        lost |= {id(r.check) for r in broken if _name_of(r) in changing}
-        changing.update(map(_name_of, broken))
-        kept = [r for r in reads if id(r.check) not in lost]
-        checked = {r.path for r in kept}
+        changes = self.effects.changes(arguments)
+        if not changes:  # what changes it may be code that is not watched
+            broken = Guard(reads, []).broken(leaves)
+            changes = [f"`{read.path.text(arguments)}`" for read in broken]
+        checked = {r.path for r in reads}
         wanted = [self._wanted(x, arrays, checked) for x in captured]
-        return Guard(kept, wanted) if kept else None
+        return Guard(reads, wanted, changes) if reads or changes else None
+
+    def _read_bound(self) -> None:
+        """Read what code has bound, or may have bound: it may be what it was."""
+        slots = [(path, value()) for path, value in self._bound_variables.items()]
+        attributes = [
+            self._attribute(path, owner, name)
+            for (_, name), (path, owner) in self._bound.items()
+        ]
+        for found in filter(None, (*slots, *attributes)):
+            for read in self.read(*found) if found[1] is not MISSING else ():
+                self._use(*read)
 
     def add(self, known: Guard, leaves: Sequence[Any]) -> None:
         """Take note of what a trace has read that is used again.
@@ -814,24 +829,3 @@ def _is_of(tensor: EagerTensor, array: np.ndarray[Any, Any]) -> bool:
 def _is_scope(code: CodeType) -> bool:
     """Whether names of code are looked up in its own scope first, as in a class."""
     return not code.co_flags & inspect.CO_OPTIMIZED
-
-
-def _is_counter(check: Check) -> bool:
-    """Whether it is on a number, or on what a container has."""
-    if check.kind == "constant":
-        return type(check.value) in (int, float, complex)
-    return check.kind in ("length", "keys", "members")
-
-
-def _name_of(read: Read) -> tuple[str, str]:
-    """What tells a read from others, in all traces of a function."""
-    return read.path.text(), read.check.kind
-
-
-def _is_within(path: Path, changed: Sequence[Path]) -> bool:
-    around: Path | None = path
-    while around is not None:
-        if around in changed:
-            return True
-        around = around.parent
-    return False
