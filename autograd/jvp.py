@@ -63,8 +63,8 @@ def run_node(
         with using(linear or here):
             return values, tangents(op, operands, given, values, params)
     if linear is None or not any(linear_tracers(given)):  # no operand has a part
-        return op.push(operands, given, params)  # type: ignore[no-any-return]
-    values, derivative = op.linearize(operands, given, params)
+        return op.jvp_rule(operands, given, params)  # type: ignore[no-any-return]
+    values, derivative = op.linearize_rule(operands, given, params)
     with using(linear):
         return values, derivative(given)
 

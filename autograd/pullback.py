@@ -34,7 +34,7 @@ class _Pullback:
     ) -> tuple[TensorType, ...]:
         return tuple([t.strong() for t in params["results"] if is_differentiable(t)])
 
-    def transpose(
+    def transpose_rule(
         self,
         cotangents: Sequence[Tangent],
         operands: Sequence[Any],

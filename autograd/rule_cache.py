@@ -112,7 +112,7 @@ class Recorded:
         """The tangents of the results, from those that the node takes."""
         return self.pushed.run([*known, *given])
 
-    def transpose(
+    def transpose_rule(
         self, given: Sequence[Tangent], operands: Sequence[Any], params: dict[str, Any]
     ) -> list[Tangent]:
         """The cotangents of the tangents that the node takes."""

@@ -47,7 +47,7 @@ def transpose(
             Unknown(a.type) if isinstance(a, Var) and a in depends else value(a)
             for a in node.args
         ]
-        rule = node.op.transpose if type(node.op) is not OpDef else None
+        rule = node.op.transpose_rule if type(node.op) is not OpDef else None
         with replaying(node):
             parts = (
                 cotangents(node.op, own, operands, node.params)

@@ -13,7 +13,7 @@ from hopflow.graph.core import Graph, Node, Var
 from hopflow.graph.regions import Region, Role, Runs, Signature, roles
 from hopflow.graph.rewriting import effects, inline
 from hopflow.graph.types import TensorType
-from hopflow.hops.base import Call, HigherOrderOp, derived, numbered, split_args
+from hopflow.hops.base import Call, RegionOperator, derived, numbered, split_args
 from hopflow.hops.cond import cond
 from hopflow.hops.loops import (
     check_carry,
@@ -26,7 +26,7 @@ from hopflow.hops.loops import (
     stacked,
     stacked_types,
 )
-from hopflow.hops.scan import scan
+from hopflow.hops.scanning import scan
 from hopflow.hops.subgraphs import (
     Body,
     Function,
@@ -55,7 +55,7 @@ _STRUCTURE: Final = "combine two elements into one of the same structure"
 
 
 @final
-class AssociativeScan(HigherOrderOp):
+class AssociativeScan(RegionOperator):
     """`associative_scan(symbols; xs; captures; body, ...) -> ys`
 
     xs       T[length, *s] each; all the operands
@@ -122,7 +122,7 @@ class AssociativeScan(HigherOrderOp):
 
     # --- rules ---
 
-    vjp = derived
+    transpose_rule = derived
     export = derived
 
     def debug(self, *xs: Any, body: Any, length: int, reverse: bool) -> tuple[Any, ...]:
@@ -155,7 +155,7 @@ class AssociativeScan(HigherOrderOp):
         sizes = (length,) if isinstance(length, SymInt) else ()
         return Inline(sequential(body, length, reverse=reverse), (*sizes, *args))
 
-    def batch(
+    def batch_rule(
         self,
         size: Size,
         batched: Sequence[bool],
@@ -171,7 +171,7 @@ class AssociativeScan(HigherOrderOp):
         now = [b or i in parts.operands for i, b in enumerate(batched)]
         return batching.batch(self, size, now, given, params, all_results=True)
 
-    def jvp(
+    def jvp_rule(
         self,
         operands: Sequence[Operand],
         tangents: Sequence[Tangent],
@@ -179,7 +179,7 @@ class AssociativeScan(HigherOrderOp):
     ) -> tuple[Sequence[Value], Sequence[Tangent]]:
         return _as_scan(operands, tangents, params, None)
 
-    def linearize(
+    def linearize_rule(
         self,
         operands: Sequence[Operand],
         tangents: Sequence[Tangent],

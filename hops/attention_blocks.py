@@ -23,7 +23,7 @@ from hopflow.hops.checkpoint import checkpoint
 from hopflow.hops.cond import cond
 from hopflow.hops.loops import empty_stacks
 from hopflow.hops.map import map_
-from hopflow.hops.scan import scan
+from hopflow.hops.scanning import scan
 from hopflow.hops.switch import switch
 from hopflow.ops.convert import as_value, astype
 from hopflow.ops.creation import arange, full

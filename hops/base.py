@@ -1,4 +1,4 @@
-"""The base of every operator: its entry, its rules, and who calls them."""
+"""The base of every operator with regions: its entry, its rules, and who calls them."""
 
 import re
 import threading
@@ -9,27 +9,18 @@ from functools import partial
 from typing import Any, ClassVar, Final, NamedTuple
 
 from hopflow.autograd import region_jvp, region_vjp
-from hopflow.autograd.api import vjp
 from hopflow.autograd.jvp import differentiate
 from hopflow.autograd.linearize import linear_of
 from hopflow.batching import operators as batching
 from hopflow.bind import Operand, Value, current, recorded, run_graph, slots
 from hopflow.entries import entry
-from hopflow.errors import (
-    CarryTypeError,
-    OperatorError,
-    PredicateError,
-    UnsupportedRuleError,
-)
+from hopflow.errors import CarryTypeError, PredicateError, UnsupportedRuleError
 from hopflow.graph.core import Arg, Graph, Node, map_graphs
 from hopflow.graph.interpreter import Evaluate
-from hopflow.graph.regions import Port, Role, Signature
+from hopflow.graph.regions import Port, Role
 from hopflow.graph.types import TensorType
-from hopflow.hops import derived as forms
-from hopflow.hops import own_rules
 from hopflow.hops.schema import Schema, schema_of_call
-from hopflow.hops.subgraphs import Body, Function, Written, as_value, own_copy
-from hopflow.loop_ir.kernels import Inline, Lowered
+from hopflow.hops.subgraphs import Function, as_value, own_copy
 from hopflow.pytree import Spec
 from hopflow.recursion import deep_recursion
 from hopflow.symbolic.size import Size
@@ -54,7 +45,6 @@ class Call:
                      may change, and the sizes that are allowed
     counts           whether the first operand is a counter that `spec` has not
     total            how many steps it takes, if that is known
-    given            the arguments of an operator whose rules are derived
     """
 
     name: str
@@ -68,7 +58,6 @@ class Call:
     dynamic: dict[int, dict[int, Dim]] = field(default_factory=dict)
     counts: bool = False
     total: int | None = None
-    given: forms.Given | None = None
 
 
 class _Inherited:
@@ -115,28 +104,16 @@ class unsupported:
         )
 
 
-class HigherOrderOp:
-    """An operator with functions among its arguments.
+class RegionOperator:
+    """An operator with graphs among its params: its regions.
 
-    A subclass needs its meaning in plain Python, `debug`, and no more:
+    A node has args `(*lead, *symbols, *operands, *captures)`. All graphs of a node have
+    the same symbols and captures, in the same order. Its results share memory with
+    nothing. `signature` gives each arg and result a role, from which the rules follow
+    that a class does not define; the class says `jvp_rule = derived` then.
 
-        class Twice(hf.HigherOrderOp):
-            def debug(self, f, x):
-                return f(f(x))
-
-        twice = Twice()
-
-    It is called as `debug` is. Functions, and pytrees of tensors and numbers, are
-    operands; keyword-only parameters are options, whose numbers are part of a call's
-    kind. All other rules are derived from what `debug` does when it is traced, and the
-    operator stays one node until one of them is asked for. See
-    docs/add_an_operator.md, also for rules of one's own.
-
-    A node has args `(*lead, *symbols, *operands, *captures)` and takes its graphs
-    among the params. All graphs of a node have the same symbols and captures, in the
-    same order. Its results share memory with nothing.
-
-    name       as users call it; by default that of the class: `Twice` is "twice"
+    name       as users call it; by default that of the class: `MyOperator` is
+               "my_operator"
     lead       how many args come before the symbols (a predicate, an index)
     droppable  whether a pass may take out results that nothing reads
     is_call    whether a node means its one graph, run once on all of its args
@@ -153,8 +130,9 @@ class HigherOrderOp:
     effects: frozenset[str] = frozenset()
 
     RULES: Final = (
-        *("debug", "infer", "functionalize", "jvp", "vjp", "batch", "lower", "export"),
-        *("signature", "with_roles"),
+        *("debug", "infer", "functionalize", "signature", "with_roles"),
+        *("jvp_rule", "linearize_rule", "transpose_rule", "batch_rule"),
+        *("lower", "export"),
     )
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -166,6 +144,13 @@ class HigherOrderOp:
         return f"<operator {self.name}>"
 
     # --- the entry ---
+
+    # `prepare(*args, **kwargs)` checks a user's arguments and flattens them, before
+    # anything runs; `trace(call)` traces the functions, binds a node and gives the
+    # results their structure; `run_debug(call)` runs the functions as they are.
+    prepare: Any = unsupported("derivatives alone make its nodes")
+    trace: Any = unsupported("derivatives alone make its nodes")
+    run_debug: Any = unsupported("derivatives alone make its nodes")
 
     @entry
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -182,24 +167,11 @@ class HigherOrderOp:
         with unchanged_on_error():
             return self.trace(prepare())
 
-    def prepare(self, *args: Any, **kwargs: Any) -> Call:
-        """Check the user's arguments and flatten them.
-
-        Raises:
-            HopflowError: an argument is wrong; before anything runs.
-        """
-        given = forms.given(self.name, self.debug, args, kwargs)
-        return Call(self.name, [], given.operands, {}, given=given)
-
-    def trace(self, call: Call) -> Any:
-        """Trace the functions, bind a node, and give the results their structure."""
-        assert call.given is not None
-        return forms.trace(self, call.given)
-
-    def run_debug(self, call: Call) -> Any:
-        """Run the functions as they are."""
-        assert call.given is not None
-        return forms.run_debug(self.name, self.debug, call.given)
+    @property
+    def declared(self) -> Callable[..., Any]:
+        """What has the parameters of a call."""
+        found: Callable[..., Any] = self.prepare
+        return found
 
     def schema(self, *args: Any, **kwargs: Any) -> Schema:
         """What a call takes and gives: names, types, what is written, structures.
@@ -208,52 +180,26 @@ class HigherOrderOp:
             args, kwargs: What the operator is called with; types (`hf.spec`) may stand
                 for tensors. Nothing runs: the functions are traced.
         """
-        own = type(self)
-        is_derived = own.prepare is HigherOrderOp.prepare
-        declared = self.debug if is_derived else self.prepare
-        return schema_of_call(self, args, kwargs, op=self, declared=declared)
-
-    @property
-    def own_rules(self) -> tuple[str, ...]:
-        """The rules that the class has of its own and calls as `debug` is called."""
-        own = type(self)
-        rules = ("jvp", "vjp")
-        return tuple(r for r in rules if getattr(own, r) != getattr(HigherOrderOp, r))
+        return schema_of_call(self, args, kwargs, op=self, declared=self.declared)
 
     # --- rules ---
 
-    # `Any`, so that each operator may name the args and params that it has.
+    # `debug(*args, **params)` is the reference in plain Python: flat values in and out,
+    # functions for graphs; `args` are the lead and the operands. `infer(*types,
+    # **params)` gives the types of a node's results from those of its args, over the
+    # symbols of its graphs; `graph.regions` translates them. `functionalize(bodies)`
+    # turns writes in bodies to inputs into results; see `Written`. `lower(types, *args,
+    # **params)` gives the region of `loop_ir.kernels` that a node stands for, from its
+    # results' types and its args. `signature(node)` gives the role of each input and
+    # result; see `graph.regions`.
+    debug: Any = unsupported("each operator defines it")
+    infer: Any = unsupported("each operator defines it")
+    functionalize: Any = unsupported("each operator defines it")
+    lower: Any = unsupported("each operator defines it")
+    signature: Any = unsupported("each operator defines it")
 
-    def debug(self, *args: Any, **params: Any) -> Any:
-        """The meaning in plain Python.
-
-        Of an operator with derived rules: a function of what the user gives. Of others:
-        flat values in and out, functions for graphs; `args` are the lead and operands.
-        """
-        raise OperatorError(
-            f"{self.name}: it has no meaning. Define `debug(self, ...)` in "
-            f"`{type(self).__name__}`, as plain Python that calls its functions."
-        )
-
-    def infer(self, *types: Any, **params: Any) -> tuple[TensorType, ...]:
-        """The types of a node's results from those of its args (`TensorType`).
-
-        They are over the symbols of its graphs; `graph.regions` translates them.
-        """
-        return forms.meaning_of(params).out_types
-
-    def functionalize(self, bodies: Sequence[Body]) -> Written:
-        """Turn writes in bodies to inputs into results; see `Written`."""
-        return forms.functionalize(bodies)
-
-    def lower(self, *args: Any, **params: Any) -> Lowered:
-        """The region that a node stands for, from its results' types and its args."""
-        _types, *operands = args
-        return Inline(forms.meaning_of(params), tuple(operands))
-
-    def signature(self, node: Node) -> Signature:
-        """The role of each input and result; see `graph.regions`."""
-        return forms.signature(node)
+    # How formats for other programs spell a node.
+    export: Any = unsupported("programs cannot be exported yet")
 
     def with_roles(
         self,
@@ -264,10 +210,7 @@ class HigherOrderOp:
         """`params` for args and results of other roles: counts set anew."""
         return params
 
-    # How formats for other programs spell a node.
-    export: Any = unsupported("programs cannot be exported yet")
-
-    def batch(
+    def batch_rule(
         self,
         size: Size,
         batched: Sequence[bool],
@@ -278,43 +221,15 @@ class HigherOrderOp:
 
         Batched args and results have the examples along axis 0; one arg at least is.
         """
-        if own_rules.ARGUMENTS in params:  # the class's own rules are for one example
-            found = batching.each_example(self, size, batched, args, params)
-            return batching.with_shared(
-                size, found, params[forms.MEANING], batched, args
-            )
-        if forms.MEANING in params:
-            return forms.batch(params[forms.MEANING], size, batched, args)
         return batching.batch(self, size, batched, args, params)
 
-    def push(
+    def jvp_rule(
         self,
         operands: Sequence[Operand],
         tangents: Sequence[Tangent],
         params: dict[str, Any],
     ) -> tuple[Sequence[Value], Sequence[Tangent]]:
         """The results of a node, and their tangents."""
-        rule = own_rules.push if self._has_own("jvp", params) else type(self).jvp
-        found: tuple[Sequence[Value], Sequence[Tangent]]
-        found = rule(self, operands, tangents, params)
-        return found
-
-    def has_custom_derivative(self, params: Mapping[str, Any]) -> bool:
-        """Whether a node of these params has derivatives that do not follow from its
-        graphs: then a result that they return as it came is more than that operand."""
-        return own_rules.ARGUMENTS in params
-
-    def _has_own(self, rule: str, params: dict[str, Any]) -> bool:
-        return own_rules.ARGUMENTS in params and rule in self.own_rules
-
-    def jvp(self, *args: Any, **options: Any) -> Any:
-        """The results, and their tangents, from operands, tangents, params.
-
-        Of an operator with derived rules: `jvp(primals, tangents, **options)` gives the
-        result and its tangent as `debug` gives the result; see `own_rules`.
-        """
-        del options
-        operands, tangents, params = args
         graph = self.of_fixed_sizes(operands, params)
         if graph is not None:
             own = _symbols_first(self, operands, params)
@@ -323,7 +238,7 @@ class HigherOrderOp:
             )
         return region_jvp.jvp(self, operands, tangents, params)
 
-    def linearize(
+    def linearize_rule(
         self,
         operands: Sequence[Operand],
         tangents: Sequence[Tangent],
@@ -331,23 +246,18 @@ class HigherOrderOp:
     ) -> tuple[Sequence[Value], LinearMap]:
         """The results, and a linear function from tangents of the operands (zero where
         `tangents` are) to those of the results."""
-        linear = linear_of(tangents)
-        if self._has_own("vjp", params) and not linear.pushed:
-            return own_rules.linearize(self, operands, tangents, params, "vjp")
-        if self._has_own("jvp", params):
-            return own_rules.linearize(self, operands, tangents, params, "jvp")
         graph = self.of_fixed_sizes(operands, params)
         if graph is not None:
             own = _symbols_first(self, operands, params)
             values, found = differentiate(
-                graph, own, _symbols_first(self, tangents, params), linear
+                graph, own, _symbols_first(self, tangents, params), linear_of(tangents)
             )
             return values, lambda _: found
         return region_vjp.linearize(self, operands, tangents, params)
 
     def linear_part(
         self, params: dict[str, Any], results: Sequence[Value]
-    ) -> tuple["HigherOrderOp", dict[str, Any]]:
+    ) -> tuple["RegionOperator", dict[str, Any]]:
         """The operator that the linear part of this one is, and its params.
 
         Args:
@@ -356,12 +266,15 @@ class HigherOrderOp:
         """
         return self, params
 
-    def vjp(self, *args: Any, **options: Any) -> Any:
-        """The result, as `debug` gives it, and a pullback.
-
-        Derived: by `linearize` and `transpose`.
-        """
-        return vjp(lambda *own: self(*own, **options), *args)
+    def transpose_rule(
+        self,
+        cotangents: Sequence[Tangent],
+        operands: Sequence[Any],
+        params: dict[str, Any],
+    ) -> Sequence[Tangent | None]:
+        """The cotangents of the operands that are `Unknown`, in which a node made by
+        `linearize_rule` is linear; None for the others."""
+        return region_vjp.transpose_once(self, cotangents, operands, params)
 
     def of_fixed_sizes(
         self, operands: Sequence[Operand], params: dict[str, Any]
@@ -369,27 +282,19 @@ class HigherOrderOp:
         """What a node means, as a graph of its args, symbols first, whose operators
         have derivatives: no step or branch of them changes a size. None: the node is
         of that kind itself."""
-        return params.get(forms.MEANING)
+        return None
 
-    def transpose(
-        self,
-        cotangents: Sequence[Tangent],
-        operands: Sequence[Any],
-        params: dict[str, Any],
-    ) -> Sequence[Tangent | None]:
-        """The cotangents of the operands that are `Unknown`, in which a node made by
-        `linearize` is linear; None for the others."""
-        return region_vjp.transpose_once(self, cotangents, operands, params)
+    def has_custom_derivative(self, params: Mapping[str, Any]) -> bool:
+        """Whether a node of these params has derivatives that do not follow from its
+        graphs: then a result that they return as it came is more than that operand."""
+        return False
 
     # --- what interpreters call ---
 
     def result_types(
         self, types: Sequence[TensorType], params: dict[str, Any]
     ) -> tuple[TensorType, ...]:
-        found = self.infer(*types, **params)
-        meaning = params.get(forms.MEANING)
-        if meaning is not None:
-            forms.check_inferred(self, meaning, found)
+        found: tuple[TensorType, ...] = self.infer(*types, **params)
         return found
 
     def run_eager(
@@ -410,9 +315,6 @@ class HigherOrderOp:
         Args:
             evaluate: Gives the results of a graph.
         """
-        if forms.MEANING in params:
-            found = evaluate(params[forms.MEANING], args)
-            return tuple(map(as_value, found))
         parts = split_args(self, args, params)
 
         def function(graph: Graph) -> Callable[..., tuple[Value, ...]]:
@@ -443,7 +345,9 @@ class Parts(NamedTuple):
     captures: tuple[Any, ...]
 
 
-def split_args(op: HigherOrderOp, args: Sequence[Any], params: dict[str, Any]) -> Parts:
+def split_args(
+    op: RegionOperator, args: Sequence[Any], params: dict[str, Any]
+) -> Parts:
     """Args of a node: lead, symbols, operands, captures."""
     graph = graphs_of(params)[0]
     sections = [v.node.section for v in graph.inputs]
@@ -454,7 +358,7 @@ def split_args(op: HigherOrderOp, args: Sequence[Any], params: dict[str, Any]) -
 
 
 def _symbols_first(
-    op: HigherOrderOp, args: Sequence[Any], params: dict[str, Any]
+    op: RegionOperator, args: Sequence[Any], params: dict[str, Any]
 ) -> list[Any]:
     parts = split_args(op, args, params)
     return [*parts.symbols, *parts.lead, *parts.operands, *parts.captures]
@@ -480,7 +384,7 @@ def numbered(role: Role, start: int, count: int) -> tuple[Port, ...]:
 
 
 def run_interpreted(
-    op: HigherOrderOp,
+    op: RegionOperator,
     args: Sequence[Operand],
     params: dict[str, Any],
     evaluate: Evaluate = run_graph,

@@ -23,7 +23,7 @@ from hopflow.graph.regions import (
     roles,
 )
 from hopflow.graph.types import TensorType, same_size
-from hopflow.hops.base import Call, HigherOrderOp, derived, numbered, split_args
+from hopflow.hops.base import Call, RegionOperator, derived, numbered, split_args
 from hopflow.hops.dynamic_shapes import padded_branches
 from hopflow.hops.loops import calling
 from hopflow.hops.subgraphs import (
@@ -72,7 +72,7 @@ class Traced(NamedTuple):
     ranges: list[ValueRange]
 
 
-class Branching(HigherOrderOp):
+class Branching(RegionOperator):
     """An operator that runs one of several branches on the same operands.
 
     selects   the role of the arg that says which
@@ -220,9 +220,10 @@ class Branching(HigherOrderOp):
 
     # --- rules ---
 
-    jvp = derived
-    vjp = derived
-    batch = derived
+    jvp_rule = derived
+    linearize_rule = derived
+    transpose_rule = derived
+    batch_rule = derived
     export = derived
 
     def functionalize(self, bodies: Sequence[Body]) -> Written:

@@ -52,14 +52,16 @@ class CheckpointCall(Calling):
         call.params["policy"] = policy
         return call
 
-    def linearize(
+    def linearize_rule(
         self,
         operands: Sequence[Operand],
         tangents: Sequence[Tangent],
         params: dict[str, Any],
     ) -> tuple[Sequence[Value], LinearMap]:
         if self.of_fixed_sizes(operands, params) is not None:
-            return super().linearize(operands, tangents, params)
+            found: tuple[Sequence[Value], LinearMap]
+            found = super().linearize_rule(operands, tangents, params)
+            return found
         policy = params["policy"]
         keeps = POLICIES[policy] if isinstance(policy, str) else policy
         return region_vjp.linearize(self, operands, tangents, params, keeps)

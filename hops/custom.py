@@ -598,7 +598,7 @@ class CustomCall(Calling):
     def has_custom_derivative(self, params: Mapping[str, Any]) -> bool:
         return True
 
-    def batch(
+    def batch_rule(
         self,
         size: Size,
         batched: Sequence[bool],
@@ -614,7 +614,7 @@ class CustomCall(Calling):
         found = batching.batch(self, size, batched, args, params, all_results=True)
         return batching.with_shared(size, found, params["body"], batched, args)
 
-    def jvp(
+    def jvp_rule(
         self,
         operands: Sequence[Operand],
         tangents: Sequence[Tangent],
@@ -628,7 +628,7 @@ class CustomCall(Calling):
         use.check(own, types, spec, values)
         return values, found
 
-    def linearize(
+    def linearize_rule(
         self,
         operands: Sequence[Operand],
         tangents: Sequence[Tangent],

@@ -17,7 +17,7 @@ from hopflow.graph.core import Graph, map_graphs, plain_symbol
 from hopflow.graph.interpreter import interpret
 from hopflow.graph.rewriting import clone, eliminate_dead_code
 from hopflow.graph.types import SYMBOL_TYPE, TensorType
-from hopflow.hops.base import HigherOrderOp, graphs_of
+from hopflow.hops.base import RegionOperator, graphs_of
 from hopflow.hops.loops import empty_stacks
 from hopflow.ops.convert import as_value, astype, stop_gradient
 from hopflow.ops.item import dim_size
@@ -60,7 +60,7 @@ def _made(graph: Graph, types: Iterable[TensorType]) -> dict[Symbol, Place]:
 # --- loops ----------------------------------------------------------------------------
 
 
-def padded(op: HigherOrderOp, params: Mapping[str, Any]) -> Graph:
+def padded(op: RegionOperator, params: Mapping[str, Any]) -> Graph:
     """What a node of a loop means, as a graph of its args, with one loop of padded
     carries; before them it carries their sizes."""
     body, count = params["body"], params["num_carry"]
@@ -180,7 +180,7 @@ def _symbols_of(
 
 
 def _limits(
-    op: HigherOrderOp,
+    op: RegionOperator,
     params: Mapping[str, Any],
     places: Sequence[Place],
     sizes: Sequence[Value],
@@ -225,7 +225,7 @@ def _measuring(graph: Graph, places: Sequence[Place], *, is_body: bool) -> Graph
 
 
 def padded_branches(
-    op: HigherOrderOp, operands: Sequence[Operand], params: dict[str, Any]
+    op: RegionOperator, operands: Sequence[Operand], params: dict[str, Any]
 ) -> Graph | None:
     """What a node means whose branches make sizes of results, as a graph of its args
     with one node whose results are padded; before them it gives the sizes. None: they

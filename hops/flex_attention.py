@@ -34,7 +34,7 @@ from hopflow.hops.attention_blocks import (
 )
 from hopflow.hops.base import (
     Call,
-    HigherOrderOp,
+    RegionOperator,
     derived,
     numbered,
     split_args,
@@ -72,7 +72,7 @@ _INDEX: Final = TensorType(dtypes.int64)
 
 
 @final
-class FlexAttention(HigherOrderOp):
+class FlexAttention(RegionOperator):
     """`flex_attention(symbols; q, k, v, scale, kinds; captures; score, ...) -> y, lse`
 
     q, k, v  T[b, h, l, e], T[b, h / group, s, e], T[b, h / group, s, w]
@@ -229,7 +229,7 @@ class FlexAttention(HigherOrderOp):
         graph, sizes = meaning(attend, args, params)
         return Inline(graph, (*sizes, *args))
 
-    def batch(
+    def batch_rule(
         self,
         size: Size,
         batched: Sequence[bool],
@@ -239,7 +239,7 @@ class FlexAttention(HigherOrderOp):
         """A map over the examples: the mods know the axes of one."""
         return each_example(self, size, batched, args, params)
 
-    def jvp(
+    def jvp_rule(
         self,
         operands: Sequence[Operand],
         tangents: Sequence[Tangent],
@@ -249,7 +249,7 @@ class FlexAttention(HigherOrderOp):
         found = _tangents(values[1], operands, tangents, params, None)
         return values, _of_mean(values, found)
 
-    def linearize(
+    def linearize_rule(
         self,
         operands: Sequence[Operand],
         tangents: Sequence[Tangent],
@@ -260,7 +260,7 @@ class FlexAttention(HigherOrderOp):
         found = _tangents(values[1], operands, tangents, params, linear)
         return values, lambda _: _of_mean(values, found)
 
-    vjp = derived
+    transpose_rule = derived
     export = derived
 
     def signature(self, node: Node) -> Signature:

@@ -16,7 +16,7 @@ from hopflow.graph.rewriting import effects
 from hopflow.graph.types import TensorType
 from hopflow.hops.base import (
     Call,
-    HigherOrderOp,
+    RegionOperator,
     derived,
     numbered,
     split_args,
@@ -30,7 +30,8 @@ from hopflow.hops.loops import (
     stacked,
     stacked_results,
 )
-from hopflow.hops.scan import scan, transpose_scan
+from hopflow.hops.scan import transpose_scan
+from hopflow.hops.scanning import scan
 from hopflow.hops.subgraphs import (
     Body,
     Function,
@@ -55,7 +56,7 @@ from hopflow.zeros import Tangent
 
 
 @final
-class Map(HigherOrderOp):
+class Map(RegionOperator):
     """`map(symbols; xs, captures; body, length) -> ys`
 
     xs       T[length, *s] each; all the operands
@@ -98,9 +99,9 @@ class Map(HigherOrderOp):
 
     # --- rules ---
 
-    jvp = derived
-    vjp = derived
-    batch = derived
+    jvp_rule = derived
+    linearize_rule = derived
+    batch_rule = derived
     export = derived
 
     def debug(self, *xs: Any, body: Any, length: int) -> tuple[Any, ...]:
@@ -138,7 +139,7 @@ class Map(HigherOrderOp):
             independent="callback" not in effects(body),
         )
 
-    def transpose(
+    def transpose_rule(
         self,
         cotangents: Sequence[Tangent],
         operands: Sequence[Any],

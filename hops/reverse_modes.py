@@ -9,6 +9,7 @@ are kept is the schedule of Griewank and Walther ("Algorithm 799: revolve", ACM 
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from operator import or_
 from typing import Any, Final, NamedTuple, final
 
@@ -22,28 +23,20 @@ from hopflow.batching.api import vmap
 from hopflow.batching.graphs import batched_graph, bind_again
 from hopflow.batching.operators import each_example
 from hopflow.bind import Operand, Value, current, run_graph, using
-from hopflow.errors import GraphError
+from hopflow.entries import entry
+from hopflow.errors import ArgumentValueError, GraphError
 from hopflow.graph.core import Constant, Graph, Node
 from hopflow.graph.interpreter import Evaluate, interpret
 from hopflow.graph.regions import Port, Region, Role, Signature, roles
 from hopflow.graph.types import TensorType
-from hopflow.hops import own_rules
 from hopflow.hops.base import (
-    HigherOrderOp,
+    RegionOperator,
     derived,
     numbered,
     split_args,
 )
-from hopflow.hops.custom import CUSTOM
 from hopflow.hops.loops import empty_stacks, read_row, stacked_types, write_row
 from hopflow.hops.scan import SCAN
-from hopflow.hops.while_loop import (
-    COUNTER,
-    WHILE,
-    Checkpoint,
-    While,
-    while_loop,
-)
 from hopflow.loop_ir.kernels import Inline
 from hopflow.ops.batching import in_batch
 from hopflow.ops.convert import as_value, astype
@@ -66,7 +59,24 @@ from hopflow.zeros import (
     is_zero,
 )
 
-__all__ = ["Checkpoint"]
+COUNTER: Final = TensorType(dtypes.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A `reverse_mode`: the backward pass keeps `count` carries, recomputes others."""
+
+    count: int
+
+    @entry
+    def __post_init__(self) -> None:
+        if type(self.count) is not int or self.count < 1:
+            raise ArgumentValueError(
+                f"Checkpoint: `count` must be a positive int, and is {self.count!r}."
+            )
+
+    def structural_key(self) -> str:
+        return f"checkpoint {self.count}"
 
 
 class _Loop(NamedTuple):
@@ -181,7 +191,9 @@ def _as_scan(loop: _Loop) -> dict[str, Any]:
 def _has_rules(body: Graph) -> bool:
     """Whether a derivative is taken there by a user's rule."""
     return any(
-        node.op is CUSTOM or own_rules.ARGUMENTS in node.params for node in body.walk()
+        isinstance(node.op, RegionOperator)
+        and node.op.has_custom_derivative(node.params)
+        for node in body.walk()
     )
 
 
@@ -202,7 +214,7 @@ def _each(f: Callable[..., Any], levels: int) -> Callable[..., Any]:
     return f
 
 
-class _LoopDerivative(HigherOrderOp):
+class _LoopDerivative(RegionOperator):
     """`name(symbols; carry, steps, given; captures; body, ...) -> results`
 
     carry      the first one of a loop
@@ -215,10 +227,16 @@ class _LoopDerivative(HigherOrderOp):
     kept       how many carries the backward pass keeps; None: about `sqrt(2 * steps)`
 
     A node of it means a graph, which is made where it is needed.
+
+    Args:
+        family: The three operators, of which one transposes or differentiates another.
     """
 
     droppable = False
     transforms = True
+
+    def __init__(self, family: "LoopDerivatives") -> None:
+        self.family = family
 
     def meaning(self, loop: _Loop, kept: int | None) -> Sequence[Value]:
         """The results."""
@@ -276,7 +294,6 @@ class _LoopDerivative(HigherOrderOp):
 
     debug: Any = _never
     functionalize: Any = _never
-    vjp = derived
     export = derived
 
     def lower(self, types: Any, *args: Any, **params: Any) -> Inline:
@@ -291,7 +308,7 @@ class _LoopDerivative(HigherOrderOp):
         found = evaluate(self.graph(self.meaning, args, params), args)
         return tuple(map(as_value, found))
 
-    def batch(
+    def batch_rule(
         self,
         size: Size,
         batched: Sequence[bool],
@@ -322,7 +339,7 @@ class _LoopDerivative(HigherOrderOp):
         results = bind_again(self, loop.args(primals=primals, given=given), params)
         return [moved(r, place, 0) for r in results], [True] * len(results)
 
-    def jvp(
+    def jvp_rule(
         self,
         operands: Sequence[Operand],
         tangents: Sequence[Tangent],
@@ -331,7 +348,7 @@ class _LoopDerivative(HigherOrderOp):
         graph = self.graph(self.meaning, operands, params)
         return differentiate(graph, operands, tangents, None)
 
-    def linearize(
+    def linearize_rule(
         self,
         operands: Sequence[Operand],
         tangents: Sequence[Tangent],
@@ -341,7 +358,7 @@ class _LoopDerivative(HigherOrderOp):
         values, found = differentiate(graph, operands, tangents, linear_of(tangents))
         return values, lambda _: found
 
-    def transpose(
+    def transpose_rule(
         self,
         cotangents: Sequence[Tangent],
         operands: Sequence[Any],
@@ -404,7 +421,7 @@ class LoopTangents(_LoopDerivative):
         return loop.own_carry()
 
     def transposed(self) -> _LoopDerivative:
-        return LOOP_COTANGENTS
+        return self.family.cotangents
 
     def meaning(self, loop: _Loop, kept: int | None) -> Sequence[Value]:
         """A loop that carries tangents beside the carry."""
@@ -420,9 +437,8 @@ class LoopTangents(_LoopDerivative):
             return i + 1, following, _chosen(pushed, loop.active)
 
         first = (0, list(loop.carry), list(loop.given[:count]))
-        found: Sequence[Value] = while_loop(lambda i, *_: i < loop.steps, step, first)[
-            2
-        ]
+        loop_over = self.family.while_loop
+        found: Sequence[Value] = loop_over(lambda i, *_: i < loop.steps, step, first)[2]
         return found
 
 
@@ -439,12 +455,12 @@ class LoopCotangents(_LoopDerivative):
         return loop.own()
 
     def transposed(self) -> _LoopDerivative:
-        return LOOP_TANGENTS
+        return self.family.tangents
 
     def meaning(self, loop: _Loop, kept: int | None) -> Sequence[Value]:
-        return _revolve(loop, kept)
+        return _revolve(self.family.while_loop, loop, kept)
 
-    def linearize(
+    def linearize_rule(
         self,
         operands: Sequence[Operand],
         tangents: Sequence[Tangent],
@@ -475,7 +491,7 @@ class LoopCotangents(_LoopDerivative):
                 along = [broadcasted(x, (*lead, *x.shape)) for x in own]
                 args = wide.args(given=[*wide.given, *along])
                 bent = bind_again(
-                    LOOP_CURVATURE, args, {**params, "active": wide.active}
+                    self.family.curvature, args, {**params, "active": wide.active}
                 )
                 places = _chosen(loop.active, wide.active)
                 found = list(map(added, found, _chosen(bent, places)))
@@ -517,10 +533,12 @@ class LoopCurvature(_LoopDerivative):
         return self
 
     def meaning(self, loop: _Loop, kept: int | None) -> Sequence[Value]:
-        return self.along(loop, lambda loop: _revolve(loop, kept))
+        return self.along(
+            loop, lambda loop: _revolve(self.family.while_loop, loop, kept)
+        )
 
     def in_reverse(self, loop: _Loop, kept: int | None) -> Sequence[Value]:
-        return self.along(loop, LOOP_COTANGENTS.by_scan)
+        return self.along(loop, self.family.cotangents.by_scan)
 
     def along(
         self, loop: _Loop, gradient: Callable[[_Loop], Sequence[Value]]
@@ -540,15 +558,12 @@ class LoopCurvature(_LoopDerivative):
         return found
 
 
-LOOP_TANGENTS = LoopTangents()
-LOOP_COTANGENTS = LoopCotangents()
-LOOP_CURVATURE = LoopCurvature()
-
-
 # --- the backward pass ----------------------------------------------------------------
 
 
-def _revolve(loop: _Loop, kept: int | None) -> list[Value]:
+def _revolve(
+    while_loop: Callable[..., Any], loop: _Loop, kept: int | None
+) -> list[Value]:
     """The cotangents of the active primals, from those of the last active carry.
 
     Kept carries lie in stacks, the numbers of their steps in `made`. The last of them,
@@ -566,7 +581,7 @@ def _revolve(loop: _Loop, kept: int | None) -> list[Value]:
     made = empty_stacks([COUNTER.with_shape((size,))])[0]
 
     def keep_one_more(end: Any, top: Any, i: Any, made: Any, stacks: Any) -> Any:
-        goal = i + _stride(end - i, size - 1 - top)
+        goal = i + stride(while_loop, end - i, size - 1 - top)
         _, carry = while_loop(
             lambda j, _: j < goal,
             lambda j, carry: (j + 1, loop.at(carry).step()),
@@ -600,7 +615,7 @@ def _revolve(loop: _Loop, kept: int | None) -> list[Value]:
     return [*cts, *sums]
 
 
-def _stride(steps: Any, free: Any) -> Any:
+def stride(while_loop: Callable[..., Any], steps: Any, free: Any) -> Any:
     """After how many of `steps` > 1 steps to keep the next carry, where `free` more may
     be kept; the last of them is that before the last step."""
 
@@ -619,37 +634,52 @@ _FIRST: Final = Constant(0, COUNTER)
 # --- the mode -------------------------------------------------------------------------
 
 
-def linearize_loop(
-    operands: Sequence[Operand], tangents: Sequence[Tangent], params: dict[str, Any]
-) -> tuple[Sequence[Value], LinearMap]:
-    """The results of a `while_loop`, and its derivative: of one that keeps few
-    carries."""
-    body, mode = params["body"], params["reverse_mode"]
-    first, count = len(body.symbols), params["num_carry"]
-    steps, *values = WHILE.counted(operands, params)
-    args, results = reached(WHILE, operands, tangents, params)
-    own = {
-        "body": silent(body),
-        "num_carry": count,
-        "active": tuple(args[first:]),
-        "levels": 0,
-        "kept": mode.count if isinstance(mode, Checkpoint) else None,
-        **in_reverse(progress_of(params)),
-    }
+class LoopDerivatives:
+    """The operators that derivatives of a `while_loop` are made of, which keep few
+    carries.
 
-    def derivative(given: Sequence[Tangent]) -> list[Tangent]:
-        found: list[Tangent] = [Zero(v.type) for v in values]
-        if any(results):
-            active = [instantiate(t) for t in _chosen(given, args)]
-            last = first + count
-            passed = [*operands[:last], steps, *active, *operands[last:]]
-            places = [i for i, nonzero in enumerate(results) if nonzero]
-            pushed = bind_again(LOOP_TANGENTS, passed, own)
-            for place, tangent in zip(places, pushed, strict=True):
-                found[place] = tangent
-        return found
+    Args:
+        while_loop: What makes the loops that they consist of.
+    """
 
-    return values, derivative
+    def __init__(self, while_loop: Callable[..., Any]) -> None:
+        self.while_loop = while_loop
+        self.tangents = LoopTangents(self)
+        self.cotangents = LoopCotangents(self)
+        self.curvature = LoopCurvature(self)
 
+    def linearize(
+        self,
+        op: Any,
+        operands: Sequence[Operand],
+        tangents: Sequence[Tangent],
+        params: dict[str, Any],
+    ) -> tuple[Sequence[Value], LinearMap]:
+        """The results of a `while_loop`, and its derivative: of one that keeps few
+        carries."""
+        body, mode = params["body"], params["reverse_mode"]
+        first, count = len(body.symbols), params["num_carry"]
+        steps, *values = op.counted(operands, params)
+        args, results = reached(op, operands, tangents, params)
+        own = {
+            "body": silent(body),
+            "num_carry": count,
+            "active": tuple(args[first:]),
+            "levels": 0,
+            "kept": mode.count if isinstance(mode, Checkpoint) else None,
+            **in_reverse(progress_of(params)),
+        }
 
-While.linearize_within = staticmethod(linearize_loop)
+        def derivative(given: Sequence[Tangent]) -> list[Tangent]:
+            found: list[Tangent] = [Zero(v.type) for v in values]
+            if any(results):
+                active = [instantiate(t) for t in _chosen(given, args)]
+                last = first + count
+                passed = [*operands[:last], steps, *active, *operands[last:]]
+                places = [i for i, nonzero in enumerate(results) if nonzero]
+                pushed = bind_again(self.tangents, passed, own)
+                for place, tangent in zip(places, pushed, strict=True):
+                    found[place] = tangent
+            return found
+
+        return values, derivative

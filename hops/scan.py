@@ -1,17 +1,15 @@
 """`scan`: a loop over slices that carries a value and stacks results. All its rules."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, final
 
 from hopflow import pytree
 from hopflow.autograd.region_jvp import node_and_signature
 from hopflow.autograd.region_vjp import pull
-from hopflow.bind import Operand, Value, bind, current, run_graph, slots, using
-from hopflow.dtypes import int64
+from hopflow.bind import Operand, Value, bind, current, run_graph, using
 from hopflow.errors import (
     ArgumentTypeError,
     ArgumentValueError,
-    PredicateError,
     StructureError,
 )
 from hopflow.graph.core import Graph, Node
@@ -19,12 +17,10 @@ from hopflow.graph.interpreter import Evaluate
 from hopflow.graph.regions import Port, Region, Role, Signature, roles
 from hopflow.graph.regions import result_types as bound_result_types
 from hopflow.graph.rewriting import effects
-from hopflow.graph.types import TensorType, is_zero
+from hopflow.graph.types import TensorType
 from hopflow.hops.base import (
     Call,
-    HigherOrderOp,
-    check_scalar,
-    debugging,
+    RegionOperator,
     derived,
     split_args,
 )
@@ -37,16 +33,13 @@ from hopflow.hops.loops import (
     empty_stacks,
     first_carry,
     flatten_stacks,
-    read_row,
     runs_of,
     settle_step,
     slice_types,
     slices,
     stacked,
     stacked_results,
-    stacked_types,
     trace_settled,
-    write_row,
 )
 from hopflow.hops.subgraphs import (
     Body,
@@ -58,19 +51,15 @@ from hopflow.hops.subgraphs import (
     close_bodies,
     commit,
     flatten_operands,
-    flatten_results,
     own_copy,
     present_value,
     require_callable,
     shown,
     written_inputs,
 )
-from hopflow.hops.while_loop import WHILE, While, counted
 from hopflow.loop_ir.kernels import CountedLoop
-from hopflow.ops.convert import astype
-from hopflow.ops.elementwise import add, less, logical_and, logical_not, subtract
 from hopflow.ops.sizes import specialised
-from hopflow.progress import Meter, as_progress, in_reverse, progress_of
+from hopflow.progress import Meter, as_progress, in_reverse
 from hopflow.symbolic.size import Size
 from hopflow.trace.functional import TracedTensor
 from hopflow.trace.rollback import mark, rollback
@@ -80,7 +69,7 @@ from hopflow.zeros import Tangent, Unknown, Zero, added, instantiate
 
 
 @final
-class Scan(HigherOrderOp):
+class Scan(RegionOperator):
     """`scan(symbols; carry, xs; captures; body, ...) -> carry, ys`
 
     carry      the first `num_carry` operands
@@ -147,10 +136,10 @@ class Scan(HigherOrderOp):
     def run_debug(self, call: Call) -> Any:
         if call.params["length"] == 0:
             return self.trace(call)
-        step = _Step(call)
-        operands = [*_first_carry(call), *call.operands[call.params["num_carry"] :]]
+        step = Step(call)
+        operands = [*first_scan_carry(call), *call.operands[call.params["num_carry"] :]]
         results = self.debug(*operands, body=step, **call.params)
-        return _result(call, step.body.spec, [own_copy(r) for r in results])
+        return scan_result(call, step.body.spec, [own_copy(r) for r in results])
 
     def trace_step(self, call: Call) -> tuple[Body, list[TensorType]]:
         """The body of one step, traced, and the types that the carry has settled on."""
@@ -178,13 +167,13 @@ class Scan(HigherOrderOp):
         )
         last = count + len(origins)
         commit(origins, results[count:last])
-        return _result(call, body.spec, [*results[:count], *results[last:]])
+        return scan_result(call, body.spec, [*results[:count], *results[last:]])
 
     # --- rules ---
 
-    jvp = derived
-    vjp = derived
-    batch = derived
+    jvp_rule = derived
+    linearize_rule = derived
+    batch_rule = derived
     export = derived
 
     def debug(
@@ -301,7 +290,7 @@ class Scan(HigherOrderOp):
     ) -> dict[str, Any]:
         return dict(params, num_carry=args.count("carry"))
 
-    def transpose(
+    def transpose_rule(
         self,
         cotangents: Sequence[Tangent],
         operands: Sequence[Any],
@@ -311,7 +300,6 @@ class Scan(HigherOrderOp):
 
 
 SCAN = Scan()
-While.scan = SCAN
 
 
 class _LinearArgs(NamedTuple):
@@ -411,12 +399,12 @@ def _transposed_body(graph: Graph, args: _LinearArgs, ys: Sequence[int]) -> Grap
     return pulled.tracer.close(outputs)
 
 
-def _first_carry(call: Call) -> list[Value]:
+def first_scan_carry(call: Call) -> list[Value]:
     count = call.params["num_carry"]
     return first_carry(call, count, lambda: SCAN.trace_step(call)[1])
 
 
-class _Step:
+class Step:
     """The function of a scan in debug mode: the carry's types settle as it goes."""
 
     def __init__(self, call: Call) -> None:
@@ -445,111 +433,14 @@ def _check_pair(call: Call, found: Any) -> None:
     check_structure(call.name, function.label, found.child(0), call.spec)
 
 
-def _result(call: Call, found: Any, results: Sequence[Any]) -> Any:
+def scan_result(call: Call, found: Any, results: Sequence[Any]) -> Any:
     assert call.spec is not None
     count = call.params["num_carry"]
     carry = pytree.unflatten(call.spec, results[:count])
     return carry, pytree.unflatten(found.child(1), results[count:])
 
 
-# --- early exit -----------------------------------------------------------------------
-
-
-class _Until(NamedTuple):
-    """A scan that may stop: after a step whose carry `test` holds for."""
-
-    call: Call
-    test: Callable[[Any], Any]
-
-    def stops(self, carry: Any) -> Value:
-        """Whether the loop ends with this carry.
-
-        Raises:
-            PredicateError: `until` returns no bool scalar.
-        """
-        function = Function("until", self.test, (), self.test)
-        leaves, _ = flatten_results(self.call.name, function, function(carry))
-        if len(leaves) != 1:
-            raise PredicateError(
-                f"{self.call.name}: {function.label} must return a bool scalar "
-                f"(bool[]), and returns {len(leaves)} tensors."
-            )
-        what = f"the result of {function.label}"
-        check_scalar(self.call.name, what, leaves[0].type, "b")
-        return as_value(leaves[0])
-
-    def run(self) -> Any:
-        """Carry, stacks of full length, and the number of steps."""
-        if is_zero(self.call.params["length"]):
-            return *SCAN.trace(self.call), astype(0, int64)
-        return self.run_debug() if debugging() else self.run_loop()
-
-    def run_debug(self) -> Any:
-        call, rows = self.call, []
-        length, reverse = call.params["length"], call.params["reverse"]
-        count = call.params["num_carry"]
-        xs = [own_copy(o) for o in call.operands[count:]]
-        carry = _first_carry(call)
-        step = _Step(call)
-        assert call.spec is not None
-        with Meter(call.params.get("progress"), length) as meter:
-            for i in reversed(range(length)) if reverse else range(length):
-                results = step(*carry, *slices(xs, i))
-                carry, y = results[:count], results[count:]
-                rows.append(y)
-                meter.step()
-                if self.stops(pytree.unflatten(call.spec, carry)):
-                    break
-        steps = len(rows)
-        types = [v.type for v in rows[-1]]
-        rows += [[empty_stacks([t])[0] for t in types] for _ in range(length - steps)]
-        ys = stacked(rows[::-1] if reverse else rows)
-        done = [own_copy(v) for v in (*carry, *ys)]
-        return *_result(call, step.body.spec, done), astype(steps, int64)
-
-    def run_loop(self) -> Any:
-        """A `while_loop` that takes and writes slices where it is."""
-        call = self.call
-        length, reverse = call.params["length"], call.params["reverse"]
-        count = call.params["num_carry"]
-        xs, function = call.operands[count:], call.functions["body"]
-        found, types, y_types = _types(call)
-
-        def test(i: Any, stop: Any, _carry: Any, _ys: Any) -> Any:
-            return logical_and(less(i, length), logical_not(stop))
-
-        def step(i: Any, _stop: Any, carry: Any, ys: Any) -> Any:
-            at = as_value(subtract(subtract(length, 1), i) if reverse else i)
-            flat, _ = pytree.flatten(carry)
-            # The body may write to them.
-            elements = [own_copy(read_row(x, at)) for x in xs]
-            carry, y = function([*flat, *elements])
-            rows, _ = flatten_results(call.name, function, y)
-            written = [write_row(a, row, at) for a, row in zip(ys, rows, strict=True)]
-            return add(i, 1), self.stops(carry), carry, written
-
-        assert call.spec is not None
-        init = map(as_value, as_types(call.operands[:count], types))
-        carry = pytree.unflatten(call.spec, init)
-        ys = list(empty_stacks(stacked_types(y_types, length)))
-        first = (astype(0, int64), False, carry, ys)
-        steps, _, carry, ys = WHILE.use(lambda: self.loop(test, step, first))
-        return carry, pytree.unflatten(found.child(1), ys), steps
-
-    def loop(self, *args: Any) -> Call:
-        """The call of a `while_loop`, with the sizes of our carry that steps change."""
-        loop = WHILE.prepare(
-            *args, max_steps=None, reverse_mode="recompute", dynamic_carry=None
-        )
-        loop.params |= counted(progress_of(self.call.params))
-        # Before our carry stand the number of the step, and whether it was the last.
-        loop.dynamic = {2 + i: dims for i, dims in self.call.dynamic.items()}
-        own = self.call.paths
-        loop.paths = [*loop.paths[:2], *own, *loop.paths[2 + len(own) :]]
-        return loop
-
-
-def _types(call: Call) -> tuple[Any, list[TensorType], list[TensorType]]:
+def scan_types(call: Call) -> tuple[Any, list[TensorType], list[TensorType]]:
     """The structure of the result, and the types of the carry and of a `y`."""
     parent = current()
     marks = mark(parent) if isinstance(parent, Tracer) else []
@@ -557,70 +448,3 @@ def _types(call: Call) -> tuple[Any, list[TensorType], list[TensorType]]:
     body.tracer.closed = True
     rollback(marks)
     return body.spec, types, body.types[len(types) :]
-
-
-# --- the function ---------------------------------------------------------------------
-
-
-def scan(
-    combine_fn: Callable[[Any, Any], tuple[Any, Any]],
-    init: Any,
-    xs: Any = None,
-    *,
-    length: Size | None = None,
-    dim: int = 0,
-    reverse: bool = False,
-    unroll: int = 1,
-    until: Callable[[Any], Any] | None = None,
-    dynamic_carry: Any = None,
-    progress: str | Callable[[int, int | None], Any] | None = None,
-) -> Any:
-    """`carry, y = combine_fn(carry, x)` for each slice; the last carry, and all `y`.
-
-    Carries and slices are values: a write to one in the body is one to a private copy.
-    Writes to tensors of enclosing functions reach the caller.
-
-    Args:
-        combine_fn: Returns the next carry, of the structure and types that it came in,
-            and any pytree.
-        init: The first carry: a pytree of tensors and numbers. A number takes the dtype
-            that the body returns.
-        xs: A pytree of tensors T[*s, n, *t] with `n` slices along axis `dim`; `x` has
-            its structure, and leaves T[*s, *t].
-        length: The number of steps; needed where `xs` has no tensors.
-        dim: The axis of `xs` of which slices are taken. Results are stacked on axis 0.
-        reverse: Take the slices from last to first; `ys[i]` still belongs to slice `i`.
-        unroll: How many copies of the body a compiled loop has in a row; steps beyond a
-            multiple of it take another loop. A short body gains up to a quarter, unless
-            all of it waits for the carry of the step before; results are the same.
-        until: Tested with the carry after each step; the loop ends once it holds.
-        dynamic_carry: The sizes of the carry that steps change; see `while_loop`.
-        progress: A label to show a bar of, or a function; see `while_loop`.
-
-    Returns:
-        carry, ys; with `until` carry, ys, steps: `ys` of full length, with zeros where
-        no step was made, and how many were, as i64[].
-
-    Raises:
-        StructureError, CarryTypeError: `combine_fn` returns another carry than it got,
-            or no pair.
-        LengthError: the leaves of `xs` have different numbers of slices, or there is
-            neither one nor `length`.
-        PredicateError: `until` returns no bool scalar.
-        ResultTypeError: `combine_fn` returns what is no tensor or number.
-    """
-    options: dict[str, Any] = {
-        "length": length,
-        "dim": dim,
-        "reverse": reverse,
-        "unroll": unroll,
-        "dynamic_carry": dynamic_carry,
-        "progress": progress,
-    }
-    if until is None:
-        return SCAN(combine_fn, init, xs, **options)
-    require_callable("scan", "until", until)
-    return _Until(SCAN.prepare(combine_fn, init, xs, **options), until).run()
-
-
-slots.scan = scan

@@ -1,15 +1,13 @@
 """`while_loop`, and `fori_loop` on top of it. All its rules."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import inf
-from typing import Any, ClassVar, Final, final
+from typing import Any, Final, final
 
 from hopflow import dtypes, pytree
 from hopflow.autograd import region_vjp
 from hopflow.autograd.partition import Keep
 from hopflow.bind import Operand, Value, bind, current, run_graph
-from hopflow.entries import entry
 from hopflow.errors import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -24,8 +22,8 @@ from hopflow.graph.rewriting import clone
 from hopflow.graph.types import TensorType
 from hopflow.hops.base import (
     Call,
-    HigherOrderOp,
     Parts,
+    RegionOperator,
     check_scalar,
     derived,
     split_args,
@@ -47,6 +45,8 @@ from hopflow.hops.loops import (
     stacked_types,
     trace_settled,
 )
+from hopflow.hops.reverse_modes import COUNTER, Checkpoint, LoopDerivatives
+from hopflow.hops.scan import SCAN
 from hopflow.hops.subgraphs import (
     Body,
     Function,
@@ -75,29 +75,11 @@ from hopflow.trace.source import input_names
 from hopflow.trace.tracer import Tracer, range_of
 from hopflow.zeros import Tangent
 
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A `reverse_mode`: the backward pass keeps `count` carries, recomputes others."""
-
-    count: int
-
-    @entry
-    def __post_init__(self) -> None:
-        if type(self.count) is not int or self.count < 1:
-            raise ArgumentValueError(
-                f"Checkpoint: `count` must be a positive int, and is {self.count!r}."
-            )
-
-    def structural_key(self) -> str:
-        return f"checkpoint {self.count}"
-
-
 REVERSE_MODES: Final = ("save", "recompute", "checkpoint")
 
 
 @final
-class While(HigherOrderOp):
+class While(RegionOperator):
     """`while_loop(symbols; carry; captures; test, body, ...) -> carry, ys`
 
     test       Graph, (*symbols, *carry, *captures) -> bool[]
@@ -109,10 +91,6 @@ class While(HigherOrderOp):
     progress   if there is one: whom it tells how far it is
     counted    if it is there: the number of steps is that from a carry up to a bound
     """
-
-    # Filled by `hops.scan` and `hops.reverse_modes`, which stand above.
-    scan: ClassVar[HigherOrderOp]
-    linearize_within: ClassVar[Callable[..., Any]]  # of few carries
 
     name = "while_loop"
     counts_by_rows = True
@@ -258,9 +236,9 @@ class While(HigherOrderOp):
 
     # --- rules ---
 
-    jvp = derived
-    vjp = derived
-    batch = derived
+    jvp_rule = derived
+    transpose_rule = derived
+    batch_rule = derived
     export = derived
 
     def debug(
@@ -352,7 +330,7 @@ class While(HigherOrderOp):
             bounds=_counted_bounds(parts, {**graphs, **others}),
         )
 
-    def linearize(
+    def linearize_rule(
         self,
         operands: Sequence[Operand],
         tangents: Sequence[Tangent],
@@ -360,15 +338,15 @@ class While(HigherOrderOp):
     ) -> Any:
         """The loop stacks what each step leaves; its linear part is a scan of those."""
         if changing_sizes(params):
-            return super().linearize(operands, tangents, params)
+            return super().linearize_rule(operands, tangents, params)
         mode = params["reverse_mode"]
         if mode in _KEPT:
             return region_vjp.linearize(self, operands, tangents, params, _KEPT[mode])
-        return self.linearize_within(operands, tangents, params)
+        return LOOP_DERIVATIVES.linearize(self, operands, tangents, params)
 
     def linear_part(
         self, params: dict[str, Any], results: Sequence[Value]
-    ) -> tuple[HigherOrderOp, dict[str, Any]]:
+    ) -> tuple[RegionOperator, dict[str, Any]]:
         known = {
             "body": params["body"],
             "num_carry": params["num_carry"],
@@ -377,7 +355,7 @@ class While(HigherOrderOp):
             "unroll": 1,
             **progress_of(params),
         }
-        return self.scan, known
+        return SCAN, known
 
     def of_fixed_sizes(
         self, operands: Sequence[Operand], params: dict[str, Any]
@@ -425,7 +403,6 @@ _NONE: Final[frozenset[str]] = frozenset()
 _TRAP: Final = frozenset(["trap"])
 
 WHILE = While()
-COUNTER: Final = TensorType(dtypes.int64)
 
 
 def limit_message(where: str, max_steps: int) -> str:
@@ -620,3 +597,6 @@ def fori_loop(
         StructureError, CarryTypeError: `body_fn` returns another carry than it got.
     """
     return WHILE.use(lambda: WHILE.prepare_fori(lower, upper, body_fn, carry, progress))
+
+
+LOOP_DERIVATIVES: Final = LoopDerivatives(while_loop)

@@ -15,7 +15,7 @@ import hopflow as hf
 from hopflow.errors import ArgumentTypeError, ArgumentValueError, ConformanceError
 from hopflow.graph.rewriting import clone
 from hopflow.hops.associative_scan import ASSOCIATIVE_SCAN
-from hopflow.hops.base import HigherOrderOp, unsupported
+from hopflow.hops.base import RegionOperator, unsupported
 from hopflow.hops.checkpoint import CHECKPOINT
 from hopflow.hops.cond import COND
 from hopflow.hops.custom import CUSTOM
@@ -49,7 +49,7 @@ SCALE: Final = f64(0.5, 1.5)
 class Call(NamedTuple):
     """A call of an operator, and the checks that fail as they are to."""
 
-    op: HigherOrderOp
+    op: RegionOperator
     function: Callable[..., Any]
     args: tuple[Any, ...]
     options: dict[str, Any] = {}  # noqa: RUF012
@@ -191,7 +191,7 @@ def test_every_rule_does_what_debug_does(name: str) -> None:
 
 
 def test_every_operator_is_checked() -> None:
-    todo: list[type] = [HigherOrderOp]
+    todo: list[type] = [RegionOperator]
     found = set()
     while todo:
         own: list[Any] = todo.pop().__subclasses__()
@@ -225,9 +225,9 @@ COLUMNS: Final = {
     "eager": Column(("eager", "traced"), ("run_eager",)),
     "fake": Column(("fake",), ("infer",)),
     "functional": Column(("functional",), ("functionalize",)),
-    "jvp": Column(("jvp",), ("jvp",)),
-    "vjp": Column(("vjp", "second"), ("linearize", "transpose", "vjp")),
-    "vmap": Column(("vmap",), ("batch",)),
+    "jvp": Column(("jvp",), ("jvp_rule", "jvp")),
+    "vjp": Column(("vjp", "second"), ("linearize_rule", "transpose_rule", "vjp")),
+    "vmap": Column(("vmap",), ("batch_rule", "batch")),
     "lower": Column(("lower", "symbolic", "dynamic"), ("lower",)),
     "export": Column((), ("export",)),
 }
@@ -259,15 +259,17 @@ def reason(call: Call, found: Mapping[str, str], column: Column) -> str:
         if found[check] != OK:
             return found[check]
     for method in column.methods:
-        rule = getattr(type(call.op), method)
+        rule = getattr(type(call.op), method, None)
         if isinstance(rule, unsupported):
             return rule.reason
     return ""
 
 
 def cell(call: Call, column: Column) -> str:
+    is_users = isinstance(call.op, hf.HigherOrderOp)
+    base = hf.HigherOrderOp if is_users else RegionOperator
     own = any(
-        getattr(type(call.op), m) is not getattr(HigherOrderOp, m)
+        getattr(type(call.op), m, None) is not getattr(base, m, None)
         for m in column.methods
     )
     return "own" if own else "derived"
@@ -354,7 +356,7 @@ class WrongTrace(Twice):
         return super().trace(call) * 1.01
 
 
-FAULTS: Final[dict[type[HigherOrderOp], set[str]]] = {
+FAULTS: Final[dict[type[RegionOperator], set[str]]] = {
     WrongJvp: {"jvp", "vjp"},
     WrongVjp: {"vjp"},
     WrongSecond: {"second"},
@@ -377,7 +379,7 @@ def writing(op: Any, x: Any) -> Any:
 
 
 @pytest.mark.parametrize("op", FAULTS, ids=lambda op: op.name)
-def test_a_wrong_rule_is_found(op: type[HigherOrderOp]) -> None:
+def test_a_wrong_rule_is_found(op: type[RegionOperator]) -> None:
     made = op()
     with pytest.raises(ConformanceError) as caught:
         check_operator(lambda x: writing(made, x), A)

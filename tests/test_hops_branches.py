@@ -15,7 +15,7 @@ from hopflow.errors import (
     ResultTypeError,
     StructureError,
 )
-from hopflow.hops.base import HigherOrderOp
+from hopflow.hops.base import RegionOperator
 from hopflow.hops.cond import COND, Cond
 from hopflow.hops.switch import SWITCH
 from hopflow.testing.meanings import (
@@ -469,9 +469,9 @@ def test_results_are_tensors_and_numbers() -> None:
 # --- rules ----------------------------------------------------------------------------
 
 
-def operators() -> list[type[HigherOrderOp]]:
-    found: list[type[HigherOrderOp]] = []
-    todo = [HigherOrderOp]
+def operators() -> list[type[RegionOperator]]:
+    found: list[type[RegionOperator]] = []
+    todo = [RegionOperator]
     while todo:
         todo += (known := todo.pop().__subclasses__())
         found += [c for c in known if c.__module__.startswith("hopflow.hops")]
@@ -479,10 +479,10 @@ def operators() -> list[type[HigherOrderOp]]:
 
 
 @pytest.mark.parametrize("op", operators(), ids=lambda op: op.name)
-@pytest.mark.parametrize("rule", HigherOrderOp.RULES)
-def test_every_operator_names_every_rule(op: type[HigherOrderOp], rule: str) -> None:
+@pytest.mark.parametrize("rule", RegionOperator.RULES)
+def test_every_operator_names_every_rule(op: type[RegionOperator], rule: str) -> None:
     own = [c for c in op.__mro__ if rule in vars(c)]
-    assert own[0] is not HigherOrderOp
+    assert own[0] is not RegionOperator
 
 
 def test_operators_print_as_what_they_are() -> None:

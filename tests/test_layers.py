@@ -41,8 +41,9 @@ ORDER = (
 )
 # Inside hops/ there is an order too. What is not named comes after, in any order.
 HOPS = (
-    *("subgraphs", "own_rules", "derived", "schema", "base", "loops"),
-    *("dynamic_shapes", "branches", "cond", "switch", "while_loop", "scan", "map"),
+    *("subgraphs", "schema", "base", "own_rules", "higher_order_op", "loops"),
+    *("dynamic_shapes", "branches", "cond", "switch", "scan", "reverse_modes"),
+    *("while_loop", "scanning", "map"),
 )
 # Above it in the order, or in the same folder, and yet not for it.
 FORBIDDEN = {

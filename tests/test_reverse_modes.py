@@ -15,7 +15,7 @@ from hopflow.errors import LoopLimitError
 from hopflow.graph.parser import parse
 from hopflow.graph.printer import format_graph
 from hopflow.graph.rewriting import eliminate_dead_code
-from hopflow.hops.reverse_modes import _stride
+from hopflow.hops.reverse_modes import stride
 from hopflow.hops.scan import SCAN
 from hopflow.hops.while_loop import WHILE
 from hopflow.ops.opdef import OPERATIONS
@@ -368,7 +368,7 @@ def test_a_bound_on_the_steps_bounds_the_memory(mode: str) -> None:
 @pytest.mark.parametrize("free", [1, 2, 3, 7])
 @pytest.mark.parametrize("steps", [2, 3, 5, 8, 40, 81])
 def test_the_schedule_makes_the_fewest_steps(free: int, steps: int) -> None:
-    stride = hf.jit(_stride)
+    place = hf.jit(partial(stride, hf.while_loop))
     strides: dict[tuple[int, int], int] = {}
 
     def made(steps: int, free: int) -> int:
@@ -377,7 +377,7 @@ def test_the_schedule_makes_the_fewest_steps(free: int, steps: int) -> None:
             return 0
         key = steps, free
         if key not in strides:
-            first = int(stride(hf.asarray(steps), hf.asarray(free)))
+            first = int(place(hf.asarray(steps), hf.asarray(free)))
             assert 0 < first < steps
             strides[key] = first + made(steps - first, free - 1) + made(first, free)
         return strides[key]

@@ -43,16 +43,17 @@ from hopflow.dtypes import bool_ as bool
 from hopflow.fx.tracer import symbolic_trace
 from hopflow.fx.wrapping import wrap
 from hopflow.hops.associative_scan import associative_scan
-from hopflow.hops.base import HigherOrderOp, debug
+from hopflow.hops.base import debug
 from hopflow.hops.block_mask import BlockMask, create_block_mask
 from hopflow.hops.checkpoint import checkpoint
 from hopflow.hops.cond import cond
 from hopflow.hops.custom import custom_jvp, custom_vjp
 from hopflow.hops.flex_attention import flex_attention
+from hopflow.hops.higher_order_op import HigherOrderOp
 from hopflow.hops.invoke_subgraph import invoke_subgraph, subgraph
 from hopflow.hops.map import map_ as map
 from hopflow.hops.reverse_modes import Checkpoint
-from hopflow.hops.scan import scan
+from hopflow.hops.scanning import scan
 from hopflow.hops.schema import schema
 from hopflow.hops.switch import switch
 from hopflow.hops.while_loop import fori_loop, while_loop

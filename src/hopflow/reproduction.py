@@ -28,7 +28,7 @@ from hopflow.graph.module import GraphModule
 from hopflow.graph.parser import parse
 from hopflow.graph.printer import format_graph
 from hopflow.hops.associative_scan import ASSOCIATIVE_SCAN
-from hopflow.hops.base import HigherOrderOp
+from hopflow.hops.base import RegionOperator
 from hopflow.hops.checkpoint import CHECKPOINT
 from hopflow.hops.cond import COND
 from hopflow.hops.flex_attention import FLEX_ATTENTION
@@ -44,7 +44,7 @@ from hopflow.symbolic.size import Size, Symbol
 from hopflow.tensor import EagerTensor
 from hopflow.trace.capture import trace
 
-_HIGHER_ORDER: Final[tuple[HigherOrderOp, ...]] = (
+_HIGHER_ORDER: Final[tuple[RegionOperator, ...]] = (
     *(ASSOCIATIVE_SCAN, CHECKPOINT, COND, FLEX_ATTENTION, INVOKE_SUBGRAPH, MAP),
     *(SCAN, SWITCH, WHILE),
 )
@@ -207,7 +207,7 @@ def _inner(callee: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Inner
     if isinstance(callee, Jitted):
         options = {"dynamic": callee._dynamic, "donate": callee._donate or None}
         return _within("jit", callee._f, options, args, kwargs)
-    if isinstance(callee, GraphModule | SymbolicModule | HigherOrderOp):
+    if isinstance(callee, GraphModule | SymbolicModule | RegionOperator):
         return None
     made = getattr(callee, "made", None)
     if made is not None:

@@ -1,8 +1,8 @@
 """`vmap`: a function of one example as a function of many.
 
 The function is traced on the types of one example, and its graph is interpreted with
-batch rules (`OpDef.batch`, `HigherOrderOp.batch`). A value that is the same for all
-examples stays one; of any other the examples lie along axis 0. What depends on no
+batch rules (`OpDef.batch`, `RegionOperator.batch_rule`). A value that is the same for
+all examples stays one; of any other the examples lie along axis 0. What depends on no
 batched value is computed once.
 """
 

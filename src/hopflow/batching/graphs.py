@@ -55,7 +55,7 @@ def bind_batched(
         assert op.batch is not None
         found = op.batch(op, size, batched, *plain, **params)
         return [r.value if isinstance(r, Same) else Batched(r) for r in found]
-    results, mask = op.batch(size, batched, plain, params)
+    results, mask = op.batch_rule(size, batched, plain, params)
     return [Batched(r) if b else r for r, b in zip(results, mask, strict=True)]
 
 

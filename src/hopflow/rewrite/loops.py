@@ -8,7 +8,7 @@ from hopflow import pytree
 from hopflow.bind import Value, current
 from hopflow.dtypes import int64
 from hopflow.errors import ControlFlowError
-from hopflow.hops.scan import scan
+from hopflow.hops.scanning import scan
 from hopflow.hops.while_loop import fori_loop, while_loop
 from hopflow.ops.creation import arange, zeros
 from hopflow.ops.elementwise import logical_and

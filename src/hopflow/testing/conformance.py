@@ -24,7 +24,7 @@ from hopflow.graph.hashing import equal
 from hopflow.graph.parser import parse
 from hopflow.graph.printer import format_graph
 from hopflow.graph.verifier import verify
-from hopflow.hops.base import HigherOrderOp
+from hopflow.hops.base import RegionOperator
 from hopflow.hops.schema import Schema, schema
 from hopflow.jit import jit
 from hopflow.ops.convert import as_value
@@ -312,7 +312,7 @@ def check_operator(
         ArgumentTypeError: `op` is no operator and no function.
         ArgumentValueError: `without` names what is no check.
     """
-    if isinstance(op, type) and issubclass(op, HigherOrderOp):
+    if isinstance(op, type) and issubclass(op, RegionOperator):
         op = op()
     if not callable(op):
         raise ArgumentTypeError(

@@ -16,7 +16,8 @@ import numpy as np
 from hopflow import pytree
 from hopflow.dtypes import DType, as_dtype
 from hopflow.errors import HopflowError, ProgramFormatError
-from hopflow.hops.while_loop import REVERSE_MODES, Checkpoint
+from hopflow.hops.reverse_modes import Checkpoint
+from hopflow.hops.while_loop import REVERSE_MODES
 from hopflow.testing.program import (
     FUNCTIONS,
     OPERATORS,

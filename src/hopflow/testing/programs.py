@@ -12,7 +12,7 @@ import numpy as np
 
 from hopflow import pytree
 from hopflow.dtypes import DType
-from hopflow.hops.while_loop import Checkpoint
+from hopflow.hops.reverse_modes import Checkpoint
 from hopflow.testing.libraries import LONGEST, OURS, Library
 from hopflow.testing.user_operators import UserOperator
 from hopflow.trace.dims import Dim

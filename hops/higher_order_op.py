@@ -1,4 +1,4 @@
-"""What follows from the debug meaning of an operator alone: its derived form.
+"""`HigherOrderOp`: an operator of a user's, which needs `debug` and no other rule.
 
 A node of such an operator is `op(symbols; operands; captures; meaning, f, ..., n)`:
 
@@ -18,13 +18,26 @@ from typing import Any, Final
 import numpy as np
 
 from hopflow import pytree
+from hopflow.autograd import api
+from hopflow.autograd.linearize import linear_of
+from hopflow.batching import operators as batching
 from hopflow.batching.graphs import Batched, bind_again, evaluate, lanes_of
-from hopflow.bind import Interpreter, Operand, Value, bind, current, using
+from hopflow.bind import (
+    Interpreter,
+    Operand,
+    Value,
+    bind,
+    current,
+    run_graph,
+    using,
+)
 from hopflow.errors import ArgumentTypeError, OperatorError
-from hopflow.graph.core import Graph, size_of
-from hopflow.graph.interpreter import interpret
+from hopflow.graph.core import Graph, Node, size_of
+from hopflow.graph.interpreter import Evaluate, interpret
 from hopflow.graph.regions import Port, Region, Runs, Signature, roles
 from hopflow.graph.types import TensorType, differing
+from hopflow.hops import own_rules
+from hopflow.hops.base import Call, RegionOperator
 from hopflow.hops.own_rules import (
     ARGUMENTS,
     Arguments,
@@ -48,6 +61,7 @@ from hopflow.hops.subgraphs import (
     trace_body,
     written_inputs,
 )
+from hopflow.loop_ir.kernels import Inline, Lowered
 from hopflow.pytree import Spec
 from hopflow.symbolic.boolean import SymBool
 from hopflow.symbolic.scalars import terms_of
@@ -57,9 +71,179 @@ from hopflow.trace.dims import Dim
 from hopflow.trace.functional import TracedTensor
 from hopflow.trace.source import input_names
 from hopflow.trace.tracer import Tracer
-from hopflow.zeros import Unknown
+from hopflow.zeros import LinearMap, Tangent, Unknown
 
 MEANING: Final = "meaning"
+
+
+@dataclass(slots=True)
+class UserCall(Call):
+    """One use of such an operator: its arguments are told apart when it is traced."""
+
+    given: "Given | None" = None
+
+
+class HigherOrderOp(RegionOperator):
+    """An operator with functions among its arguments, of which a user defines `debug`.
+
+    A subclass needs its reference in plain Python, `debug`, and no more:
+
+        class Twice(hf.HigherOrderOp):
+            def debug(self, f, x):
+                return f(f(x))
+
+        twice = Twice()
+
+    It is called as `debug` is. Functions, and pytrees of tensors and numbers, are
+    operands; keyword-only parameters are options, whose numbers are part of a call's
+    kind. All other rules are derived from what `debug` does when it is traced, and the
+    operator stays one node until one of them is asked for. See
+    docs/add_an_operator.md, also for rules of one's own: `jvp`, `vjp`, `batch`,
+    `infer`, `lower`.
+    """
+
+    name = "operator"
+
+    # --- the entry ---
+
+    def prepare(self, *args: Any, **kwargs: Any) -> UserCall:
+        """Check the user's arguments and flatten them.
+
+        Raises:
+            HopflowError: an argument is wrong; before anything runs.
+        """
+        found = given(self.name, self.debug, args, kwargs)
+        return UserCall(self.name, [], found.operands, {}, given=found)
+
+    def trace(self, call: Any) -> Any:
+        return trace(self, call.given)
+
+    def run_debug(self, call: Any) -> Any:
+        return run_debug(self.name, self.debug, call.given)
+
+    @property
+    def declared(self) -> Callable[..., Any]:
+        is_own = type(self).prepare is not HigherOrderOp.prepare
+        return self.prepare if is_own else self.debug
+
+    # --- rules that a class may define ---
+
+    # `Any`, so that each operator may name the args and params that it has.
+
+    def debug(self, *args: Any, **params: Any) -> Any:
+        """The reference in plain Python: a function of what the user gives."""
+        raise OperatorError(
+            f"{self.name}: it has no meaning. Define `debug(self, ...)` in "
+            f"`{type(self).__name__}`, as plain Python that calls its functions."
+        )
+
+    def jvp(self, *args: Any, **options: Any) -> Any:
+        """The result, as `debug` gives it, and its tangent.
+
+        Args:
+            args: The arguments by position, and as many tangents of their structure.
+        """
+        primals, tangents = args
+        return api.jvp(lambda *own: self(*own, **options), primals, tangents)
+
+    def vjp(self, *args: Any, **options: Any) -> Any:
+        """The result, as `debug` gives it, and a pullback."""
+        return api.vjp(lambda *own: self(*own, **options), *args)
+
+    def batch(
+        self,
+        size: Size,
+        batched: Sequence[bool],
+        args: Sequence[Operand],
+        params: dict[str, Any],
+    ) -> tuple[Sequence[Value], Sequence[bool]]:
+        """The results for `size` examples, and which have them; see `batch_rule`."""
+        if ARGUMENTS in params:  # the class's own rules are for one example
+            found = batching.each_example(self, size, batched, args, params)
+            return batching.with_shared(size, found, params[MEANING], batched, args)
+        return batch(meaning_of(params), size, batched, args)
+
+    def infer(self, *types: Any, **params: Any) -> tuple[TensorType, ...]:
+        return meaning_of(params).out_types
+
+    def lower(self, *args: Any, **params: Any) -> Lowered:
+        _types, *operands = args
+        return Inline(meaning_of(params), tuple(operands))
+
+    # --- rules that follow from these ---
+
+    def functionalize(self, bodies: Sequence[Body]) -> Written:
+        return functionalize(bodies)
+
+    def signature(self, node: Node) -> Signature:
+        return signature(node)
+
+    def batch_rule(
+        self,
+        size: Size,
+        batched: Sequence[bool],
+        args: Sequence[Operand],
+        params: dict[str, Any],
+    ) -> tuple[Sequence[Value], Sequence[bool]]:
+        return self.batch(size, batched, args, params)
+
+    def jvp_rule(
+        self,
+        operands: Sequence[Operand],
+        tangents: Sequence[Tangent],
+        params: dict[str, Any],
+    ) -> tuple[Sequence[Value], Sequence[Tangent]]:
+        if self._has_own("jvp", params):
+            return own_rules.push(self, operands, tangents, params)
+        return super().jvp_rule(operands, tangents, params)
+
+    def linearize_rule(
+        self,
+        operands: Sequence[Operand],
+        tangents: Sequence[Tangent],
+        params: dict[str, Any],
+    ) -> tuple[Sequence[Value], LinearMap]:
+        if self._has_own("vjp", params) and not linear_of(tangents).pushed:
+            return own_rules.linearize(self, operands, tangents, params, "vjp")
+        if self._has_own("jvp", params):
+            return own_rules.linearize(self, operands, tangents, params, "jvp")
+        return super().linearize_rule(operands, tangents, params)
+
+    @property
+    def own_rules(self) -> tuple[str, ...]:
+        """The rules that the class has of its own and calls as `debug` is called."""
+        own = type(self)
+        rules = ("jvp", "vjp")
+        return tuple(r for r in rules if getattr(own, r) != getattr(HigherOrderOp, r))
+
+    def _has_own(self, rule: str, params: Mapping[str, Any]) -> bool:
+        return ARGUMENTS in params and rule in self.own_rules
+
+    def has_custom_derivative(self, params: Mapping[str, Any]) -> bool:
+        return ARGUMENTS in params
+
+    def of_fixed_sizes(
+        self, operands: Sequence[Operand], params: dict[str, Any]
+    ) -> Graph | None:
+        return params.get(MEANING)
+
+    # --- what interpreters call ---
+
+    def result_types(
+        self, types: Sequence[TensorType], params: dict[str, Any]
+    ) -> tuple[TensorType, ...]:
+        found = self.infer(*types, **params)
+        check_inferred(self, meaning_of(params), found)
+        return found
+
+    def interpret(
+        self,
+        args: Sequence[Operand],
+        params: dict[str, Any],
+        evaluate: Evaluate = run_graph,
+    ) -> tuple[Value, ...]:
+        found = evaluate(meaning_of(params), args)
+        return tuple(map(as_value, found))
 
 
 @dataclass(slots=True)
