@@ -15,7 +15,7 @@ from hopflow.bind import Operand, current, is_watched, recorded
 from hopflow.calls import Compiled, Known
 from hopflow.compiler.pipeline import Executable
 from hopflow.entries import entry, is_entry, surface
-from hopflow.errors import ArgumentTypeError, ArgumentValueError
+from hopflow.errors import ArgumentTypeError, ArgumentValueError, ImpurityError
 from hopflow.graph.core import Constant, Graph
 from hopflow.graph.printer import format_graph
 from hopflow.graph.rewriting import settle_sizes, unify_symbols
@@ -38,6 +38,8 @@ from hopflow.trace.containers import (
     Containers,
     Replaced,
     check_apart,
+    containers_of,
+    passed_and_read,
     replace_contents,
 )
 from hopflow.trace.dims import Choice, Dynamic, choice_of
@@ -162,7 +164,9 @@ class Jitted(Transformed):
             variant, captured, _ = match
             compiled = variant.compiled
             if compiled.changes:
-                check_apart(compiled.changes, (args, kwargs))
+                outside = () if variant.outside is None else variant.outside.values
+                read = outside(given.leaves) if outside else ()
+                check_apart(compiled.changes, (args, kwargs), read)
             if self._donate:
                 found = self._run_donating(compiled, call, captured)
                 return _changed(compiled.changes, found, (args, kwargs), given.leaves)
@@ -394,6 +398,7 @@ class Jitted(Transformed):
         origins = [c.origin for c in tracer.captures.values()]
         captured = [o for o in origins if isinstance(o, EagerTensor)]
         parts = [c.origin for c in tracer.parts.values()]
+        self._check_arguments(call, recorder, changes)
         outside = recorder.guard(captured, parts, call.given.leaves, inputs.texts)
         undo = recorder.effects.undo
         return _Traced(
@@ -411,6 +416,24 @@ class Jitted(Transformed):
         replaced, results = containers.replaced()
         changes += replaced
         return (found, results) if replaced else found
+
+    def _check_arguments(
+        self, call: Arguments, recorder: Recorder, changes: Sequence[Replaced]
+    ) -> None:
+        """
+        Raises:
+            ImpurityError: the function was passed a container that it has read from
+                outside as well, and has changed it.
+        """
+        tree = call.given.args, call.given.kwargs
+        read = recorder.read_among(containers_of(tree))
+        try:
+            check_apart(changes, tree, read)
+            for container in filter(recorder.effects.has_changed, read):
+                raise passed_and_read(container)
+        except ImpurityError:
+            recorder.effects.undo()
+            raise
 
     def _recorder(self, call: Arguments) -> Recorder:
         """A recorder that knows the function and the arguments that are no data."""

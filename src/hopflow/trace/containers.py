@@ -135,18 +135,32 @@ def replace_contents(
         held.update(zip(change.keys, values, strict=True))
 
 
-def check_apart(changes: Sequence[Replaced], tree: Any) -> None:
-    """Check that no container which a traced function changes is passed twice.
+def containers_of(tree: Any) -> list[Any]:
+    """The containers of a tree that can be changed."""
+    return [container for _, container in _containers(tree, ())]
+
+
+def check_apart(
+    changes: Sequence[Replaced], tree: Any, outside: Sequence[Any] = ()
+) -> None:
+    """Check that no container which a traced function changes is passed twice, or read
+    from outside too.
 
     A trace gives a function a container of its own for each place in the arguments, so
     what it does to one of them does not show in the other.
 
     Args:
         tree: The arguments of a call.
+        outside: What the function reads from outside.
 
     Raises:
-        ImpurityError: one is at two places of the arguments.
+        ImpurityError: one is at two places of the arguments, or outside as well.
     """
+    read = {id(x) for x in outside}
+    for change in changes:
+        target = _resolved(tree, change.path)
+        if id(target) in read:
+            raise passed_and_read(target)
     places: dict[int, list[Path]] = {}
     for path, container in _containers(tree, ()):
         places.setdefault(id(container), []).append(path)
@@ -159,6 +173,16 @@ def check_apart(changes: Sequence[Replaced], tree: Any) -> None:
                 f"{len(paths)} places. A trace takes them for different ones: pass it "
                 "once, or a copy at each place."
             )
+
+
+def passed_and_read(container: Any) -> ImpurityError:
+    """The error for a container that is an argument, is read from outside, and is
+    changed."""
+    return ImpurityError(
+        f"the function changes a {type(container).__name__} that is an argument, and "
+        "that it reads from outside too. A trace takes them for different ones: read "
+        "it from the argument alone, or pass a copy."
+    )
 
 
 def _values(

@@ -43,8 +43,8 @@ class Load(NamedTuple):
     taker      what may take items from the value, if it is an iterator: a "call" of
                which it is an argument, or a "loop", `next` or the like; "" if it is
                only stored, tested or compared
-    binds      the attribute of the value that a statement binds, as in `a.b = c` and
-               `a.b += c`; "": it is none
+    binds      the step from the value to what a statement binds, as in `a.b = c`,
+               `a.b += c` and `a[1] = c`; None: it does not, or code computes the key
     """
 
     kind: str
@@ -52,7 +52,7 @@ class Load(NamedTuple):
     steps: tuple[Step, ...]
     is_used: bool
     taker: str = ""
-    binds: str = ""
+    binds: Step | None = None
 
 
 class Store(NamedTuple):
@@ -91,6 +91,18 @@ def sets_items(code: CodeType) -> bool:
         for i in dis.get_instructions(code)
         if i.opname.startswith(("STORE_S", "BINARY_OP"))
     )
+
+
+@lru_cache(1 << 12)
+def copies_objects(code: CodeType) -> bool:
+    """Whether code names a function of the standard library that reads all that an
+    object holds."""
+    return not _READERS.isdisjoint(code.co_names)
+
+
+_READERS: Final = frozenset(
+    ("copy", "deepcopy", "replace", "asdict", "astuple", "dumps", "vars")
+)
 
 
 class _Op(NamedTuple):
@@ -135,6 +147,10 @@ def loads_of(code: CodeType) -> dict[int, tuple[Load, ...]]:
         if before := _before_key(ops, start):
             load = Load("globals", "", (_key(ops[start + before]),), is_used=True)
             k = start + before + 2
+        elif _is_globals(ops, start) and (bound := _binds(ops, start + 2)):
+            load = Load("globals", "", (bound,), is_used=True, binds=bound)
+            found.setdefault(op.at, []).append(load)
+            continue
         elif op.kind in _VARIABLES:
             load = _variable(op)
         elif op.kind == "super" or _is_of_super(ops, start):
@@ -146,6 +162,11 @@ def loads_of(code: CodeType) -> dict[int, tuple[Load, ...]]:
         elif op.kind == "import":
             module, name = op.value
             load = Load("import", module, (Step("attribute", name),), is_used=False)
+            found.setdefault(op.at, []).append(load)
+            continue
+        elif op.kind == "bind":
+            step = Step("attribute", op.value)
+            load = Load("result", "", (), is_used=True, binds=step)
             found.setdefault(op.at, []).append(load)
             continue
         else:
@@ -189,13 +210,15 @@ def _taker(ops: Sequence[_Op], start: int, end: int) -> str:
     return {"call": "call", "other": "loop"}.get(kind, "")
 
 
-def _binds(ops: Sequence[_Op], k: int) -> str:
-    """The attribute that the instructions at a place bind, of the value before them."""
-    kinds = [op.kind for op in ops[k : k + 2]]
+def _binds(ops: Sequence[_Op], k: int) -> Step | None:
+    """The step to what the instructions at a place bind, from the value before them."""
+    kinds = [op.kind for op in ops[k : k + 3]]
     if kinds[:1] == ["bind"]:
-        return str(ops[k].value)
-    is_updated = kinds == ["copy", "attribute"]  # `a.b += c` needs `a` twice
-    return str(ops[k + 1].value) if is_updated else ""
+        return Step("attribute", ops[k].value)
+    if kinds[:2] == ["copy", "attribute"]:  # `a.b += c` needs `a` twice
+        return Step("attribute", ops[k + 1].value)
+    is_item = kinds[1:2] == ["bind item"] or kinds[1:] == ["copy", "copy"]
+    return _key(ops[k]) if is_item and kinds[0] in _KEYS else None
 
 
 def _is_of_super(ops: Sequence[_Op], k: int) -> bool:
@@ -209,11 +232,17 @@ def _before_key(ops: Sequence[_Op], k: int) -> int:
     """How many instructions `globals()[` or `globals().get(` at a place is, before a
     key; 0: it is something else."""
     kinds = [op.kind for op in ops[k : k + 5]]
-    if kinds[:2] != ["global", "call"] or ops[k].value != "globals":
+    if not _is_globals(ops, k):
         return 0
     if kinds[2:3] == ["attribute"] and ops[k + 2].value == "get":
         return 3 if kinds[3:4] and kinds[3] in _KEYS else 0
     return 2 if kinds[3:4] == ["item"] and kinds[2] in _KEYS else 0
+
+
+def _is_globals(ops: Sequence[_Op], k: int) -> bool:
+    """Whether `globals()` stands at a place."""
+    kinds = [op.kind for op in ops[k : k + 2]]
+    return kinds == ["global", "call"] and ops[k].value == "globals"
 
 
 def _key(op: _Op) -> Step:
@@ -287,6 +316,8 @@ def _ops(code: CodeType) -> Iterator[_Op]:
             yield _Op("store", i.argval, i.offset, starts)
         elif name == "STORE_ATTR":
             yield _Op("bind", i.argval, i.offset, starts)
+        elif name == "STORE_SUBSCR":
+            yield _Op("bind item", None, i.offset, starts)
         elif name == "COPY":
             yield _Op("copy", None, i.offset, starts)
         elif name == "LOAD_SUPER_ATTR":

@@ -17,25 +17,39 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from types import CellType, FrameType, GeneratorType
+from operator import is_
+from types import (
+    CellType,
+    FrameType,
+    FunctionType,
+    GeneratorType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any, Final, NamedTuple
+from zlib import crc32
 
 import numpy as np
 
-from hopflow.bind import Value
-from hopflow.errors import ImpurityError
+from hopflow.errors import DataDependentError, ImpurityError
 from hopflow.graph.core import SourceLine
+from hopflow.symbolic.boolean import SymBool
+from hopflow.symbolic.size import SymFloat, SymInt
 from hopflow.trace.iterators import position, remainder
 from hopflow.trace.outside.bytecode import sets_attributes
 from hopflow.trace.outside.checks import is_same
 from hopflow.trace.outside.objects import (
+    all_attributes,
+    attributes_of,
+    cells_of,
     held_by,
     is_constant,
     is_iterator,
     is_of_trace,
     is_plain,
+    slots_of,
 )
-from hopflow.trace.outside.paths import MISSING, member_of
+from hopflow.trace.outside.paths import MISSING
 from hopflow.trace.source import name_of
 
 
@@ -76,38 +90,31 @@ class _Variable(NamedTuple):
                 return scope.cell_contents
             except ValueError:
                 return MISSING
-        held = getattr(scope, "__dict__", {})
-        is_there = name in held or isinstance(scope, type)
-        member = MISSING if is_there else member_of(type(scope), name)
-        return held.get(name, MISSING) if is_there else held_by(scope, member)
+        if isinstance(scope, type):
+            return vars(scope).get(name, MISSING)
+        return all_attributes(scope).get(name, MISSING)
 
-    def restore(self) -> None:
-        scope, name, before = self.scope, self.name, self.before
+    def hold(self, value: Any) -> None:
+        """Have it hold another value; `MISSING`: none."""
+        scope, name = self.scope, self.name
         if isinstance(scope, dict):
-            scope[name] = before
-            if before is MISSING:
+            scope[name] = value
+            if value is MISSING:
                 del scope[name]
         elif isinstance(scope, CellType):
-            scope.cell_contents = before
-            if before is MISSING:
+            scope.cell_contents = value
+            if value is MISSING:
                 del scope.cell_contents
-        elif self.value() is not before:
-            delattr(scope, name) if before is MISSING else setattr(scope, name, before)
+        else:  # and not as the class may have it
+            base = type if isinstance(scope, type) else object
+            if value is not MISSING:
+                base.__setattr__(scope, name, value)
+            elif self.value() is not MISSING:
+                base.__delattr__(scope, name)
 
     @property
     def is_changed(self) -> bool:
         return not is_unchanged(self.before, self.value())
-
-    def lost(self) -> str | None:
-        """What is wrong with its value now; None: nothing."""
-        value = self.value()
-        if value is self.before:
-            return None
-        parts = value.values() if isinstance(value, dict) else value
-        inner = [*parts] if isinstance(value, (dict, list, tuple, set)) else []
-        # Sizes may be kept in containers, as in a list of shapes.
-        rows = [value, *(x for x in inner if isinstance(x, Value))]
-        return next((_gets(x) for x in rows if is_of_trace(x)), None)
 
 
 class _Iterator(NamedTuple):
@@ -144,6 +151,7 @@ class Effects:
         self._ran: set[int] = set()  # generators that ran, objects of which `__next__`
         self._restarted: set[int] = set()  # objects of which `__iter__` sets attributes
         self._variables: dict[tuple[int, str], _Variable] = {}
+        self._arrays: dict[int, _Known] = {}  # NumPy arrays, and checksums
         self._lines: dict[int, SourceLine] = {}
         self._line: SourceLine | None = None
 
@@ -180,6 +188,15 @@ class Effects:
             if self._line is not None:
                 self._lines[id(value)] = self._line
 
+    def know_content(
+        self, value: np.ndarray[Any, Any], text: Callable[[Sequence[str]], str]
+    ) -> None:
+        """Take note of an array that code reads: what it contains, as a checksum."""
+        if value.flags.writeable and id(value) not in self._arrays:
+            self._arrays[id(value)] = _Known(value, text, _checksum(value))
+            if self._line is not None:
+                self._lines.setdefault(id(value), self._line)
+
     def know_variable(
         self, scope: dict[str, Any] | CellType, name: str, line: SourceLine
     ) -> Callable[[], Any]:
@@ -200,8 +217,9 @@ class Effects:
             text: How a user writes the owner, if the arguments are written like this.
         """
         if id(owner) not in self._known:
+            scope = vars(owner) if isinstance(owner, ModuleType) else owner
             inner = partial(_attribute_text, text, name)
-            self._know_slot(owner, name, self._line, inner)
+            self._know_slot(scope, name, self._line, inner)
 
     def _know_slot(
         self,
@@ -221,6 +239,9 @@ class Effects:
     def is_own(self, owner: Any, key: Any, part: Any) -> bool:
         """Whether the trace itself has put a part into an object from outside, under a
         key or as an attribute: it is not read from there."""
+        slot = self._variables.get((id(owner), key)) if isinstance(key, str) else None
+        if slot is not None and slot.value() is part:
+            return slot.before is not part
         known = self._known.get(id(owner))
         if known is None:
             return False
@@ -277,7 +298,7 @@ class Effects:
                 yield key, text + lost
         for key in self._ran - self._restarted:
             known = self._known.get(key)
-            if known is not None and not _is_as(known.before, vars(known.value)):
+            if known is not None and not _is_as(known.before, _held(known.value)):
                 yield key, "is an iterator of which an item is taken"
 
     # --- the end ---
@@ -306,17 +327,24 @@ class Effects:
     def _check(self, f: Callable[..., Any], arguments: Sequence[str]) -> None:
         rows = []
         advanced = list(self._advanced())
+        inner = _Inner(self._held_before())
         for key, taken in advanced:
             known = self._iterators.get(key) or self._known[key]
             rows.append(self._row(key, known.text(arguments), taken))
         for key, (value, text, before) in self._known.items():
-            what = _lost(before, _held(value))
+            if isinstance(value, np.ndarray) or _is_as(before, _held(value)):
+                continue
+            inner.settle_parts(value)
+            what = inner.gets(_held(value)) or _loses(before, _held(value))
             if what is not None:
                 rows.append(self._row(key, text(arguments), what))
         for variable in self._variables.values():
-            what = variable.lost()
-            if what is not None:
-                rows.append(f"  {variable.line}: `{variable.text(arguments)}` {what}")
+            if variable.is_changed:
+                now = inner.settled(variable.value())
+                variable.hold(now)
+                if (what := inner.gets([now])) is not None:
+                    name = variable.text(arguments)
+                    rows.append(f"  {variable.line}: `{name}` {what}")
         if not rows:
             return
         self.undo()
@@ -337,17 +365,38 @@ class Effects:
             for key, known in self._known.items()
             if not _is_as(known.before, _held(known.value))
         ]
+        found += [
+            (known.text(arguments), self._lines.get(key))
+            for key, known in self._arrays.items()
+            if _checksum(known.value) != known.before
+        ]
         variables = [v for v in self._variables.values() if v.is_changed]
         found += [(v.text(arguments), v.line) for v in variables]
         return [f"`{text}`" + (f" ({line})" if line else "") for text, line in found]
 
+    def has_changed(self, value: Any) -> bool:
+        """Whether the trace has changed a container."""
+        known = self._known.get(id(value))
+        return known is not None and not _is_as(known.before, _held(value))
+
     def undo(self) -> None:
         """Give all that the trace has changed what it held before."""
         for variable in self._variables.values():
-            variable.restore()
+            if variable.value() is not variable.before:
+                variable.hold(variable.before)
         for value, _, before in self._known.values():
             if not _is_as(before, _held(value)):
                 _restore(value, before)
+
+    def _held_before(self) -> list[Any]:
+        """All that was outside before, as far as it is known."""
+        known = [x for x in self._known.values() if not isinstance(x.value, np.ndarray)]
+        parts = [
+            [*x.before, *x.before.values()] if isinstance(x.before, dict) else x.before
+            for x in known
+        ]
+        variables = [v.before for v in self._variables.values()]
+        return [*variables, *(x.value for x in known), *(p for ps in parts for p in ps)]
 
     def _row(self, key: int, text: str, what: str) -> str:
         return f"  {self._lines.get(key) or '?'}: `{text}` {what}"
@@ -365,12 +414,18 @@ _CHANGING: Final = (list, dict, set, deque, bytearray, array)
 
 
 def _has_attributes(value: Any) -> bool:
-    return is_plain(value) and hasattr(value, "__dict__")
+    has_any = type(value).__dictoffset__ or slots_of(type(value))
+    return is_plain(value) and bool(has_any)
 
 
 def _held(value: Any) -> Any:
     is_itself = isinstance(value, (*_CHANGING, np.ndarray))
-    return value if is_itself else vars(value)
+    return value if is_itself else all_attributes(value)
+
+
+def _checksum(array: np.ndarray[Any, Any]) -> int:
+    is_whole = array.flags.c_contiguous and array.size
+    return crc32(array.data if is_whole else array.tobytes())
 
 
 def _article(value: Any) -> str:
@@ -434,26 +489,93 @@ def _copied(value: Any) -> Any:
     return dict(held) if isinstance(held, dict) else type(held)(held)
 
 
-def _lost(before: Any, now: Any) -> str | None:
-    """What is wrong with a change that no call will make; None: nothing."""
-    if isinstance(before, np.ndarray):
+class _Inner:
+    """What objects from outside have come to hold in a trace, at any depth.
+
+    Args:
+        before: What was outside: it is not entered again.
+    """
+
+    def __init__(self, before: Sequence[Any]) -> None:
+        self._before = {id(x): x for x in before}
+        self._settled: dict[int, Any] = {}
+
+    def gets(self, parts: Any) -> str | None:
+        """Whether there is a value of the trace among new parts, as a user is told."""
+        todo = [*parts, *parts.values()] if isinstance(parts, dict) else [*parts]
+        seen = dict(self._before)
+        while todo:
+            x = todo.pop()
+            if id(x) in seen or is_constant(x):
+                continue
+            if is_of_trace(x):
+                return f"gets a value of the trace ({getattr(x, 'type', x)})"
+            seen[id(x)] = x
+            todo += _parts(x)
         return None
-    is_dict = isinstance(before, dict)
-    old, new = (list(x.values()) if is_dict else list(x) for x in (before, now))
-    kept = {id(x) for x in old}
-    for x in new:
-        if is_of_trace(x) and id(x) not in kept:
-            return _gets(x)
-    if is_dict:
+
+    def settled(self, value: Any) -> Any:
+        """A new part, in which numbers stand for the symbols of the trace: it serves
+        no other call, so that they are what they are in this one."""
+        if isinstance(value, SymInt | SymFloat | SymBool):
+            kind = {SymInt: int, SymFloat: float, SymBool: bool}[type(value)]
+            with suppress(DataDependentError):  # only the run knows it
+                return kind(value)
+            return value
+        if id(value) in self._before or is_constant(value):
+            return value
+        if isinstance(value, tuple):
+            make = getattr(type(value), "_make", type(value))  # of a named tuple
+            parts = [*map(self.settled, value)]
+            return value if all(map(is_, parts, value)) else make(parts)
+        if isinstance(value, list | dict | set | deque) or _has_attributes(value):
+            self.settle_parts(value)
+        return value
+
+    def settle_parts(self, value: Any) -> None:
+        """The same for what a container or an object holds."""
+        if id(value) in self._settled:
+            return
+        self._settled[id(value)] = value
+        held = _held(value)
+        found: Any
+        if isinstance(held, dict):
+            found = {self.settled(k): self.settled(x) for k, x in [*held.items()]}
+            old, new = [*held, *held.values()], [*found, *found.values()]
+        elif isinstance(held, list | deque | set):
+            found = type(held)(map(self.settled, [*held]))
+            old, new = [*held], [*found]
+        else:
+            return
+        if len(old) != len(new) or not all(map(is_, old, new)):
+            _restore(value, found)
+
+
+def _parts(value: Any) -> list[Any]:
+    """What a new object leads to, by which a value of a trace may be reached."""
+    if isinstance(value, dict):
+        return [*value, *value.values()]
+    if isinstance(value, list | tuple | set | frozenset | deque):
+        return [*value]
+    if isinstance(value, FunctionType):
+        defaults = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+        return [*defaults, *(x for _, _, x in cells_of(value))]
+    if isinstance(value, MethodType):
+        return [value.__self__]
+    if isinstance(value, partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    return [*all_attributes(value).values()] if is_plain(value) else []
+
+
+def _loses(before: Any, now: Any) -> str | None:
+    """What a container or an object holds no more; None: nothing."""
+    if isinstance(before, dict):
         missing = [key for key in before if key not in now]
         return f"loses {missing[0]!r}" if missing else None
+    old, new = list(before), list(now)
     if len(new) < len(old) or _are_missing(old, new):
         return "loses an item"
     return None
-
-
-def _gets(x: Any) -> str:
-    return f"gets a value of the trace ({getattr(x, 'type', x)})"
 
 
 def _are_missing(old: Iterable[Any], new: Iterable[Any]) -> bool:
@@ -463,14 +585,23 @@ def _are_missing(old: Iterable[Any], new: Iterable[Any]) -> bool:
 
 def _restore(value: Any, before: Any) -> None:
     """Give a container or an object what it held."""
-    held = _held(value)
-    if isinstance(held, dict | set):
-        held.clear()
-        held.update(before)
-    elif isinstance(held, np.ndarray):
-        held[...] = before
-    elif isinstance(held, bytearray | array):
-        held[:] = before
+    if isinstance(value, np.ndarray):
+        value[...] = before
+    elif isinstance(value, bytearray | array):
+        value[:] = before
+    elif isinstance(value, list | deque):
+        value.clear()
+        value.extend(before)
+    elif isinstance(value, dict | set):
+        value.clear()
+        value.update(before)
     else:
+        slots = dict(slots_of(type(value)))
+        held = attributes_of(value)
         held.clear()
-        held.extend(before)
+        held.update((k, x) for k, x in before.items() if k not in slots)
+        for name, member in slots.items():
+            if name in before:
+                member.__set__(value, before[name])
+            elif held_by(value, member) is not MISSING:
+                member.__delete__(value)

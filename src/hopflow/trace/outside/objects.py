@@ -161,6 +161,13 @@ def content_of_box(box: Any) -> Any:
     return box.get(None) if isinstance(box, ContextVar) else box()
 
 
+def misses_of(function: Any) -> int:
+    """How often a function with `functools.lru_cache` has run: where it has not, what
+    it reads is not seen."""
+    found: int = function.cache_info().misses
+    return found
+
+
 def held_by(owner: Any, member: Any) -> Any:
     """What a descriptor gives that leads to what an object holds, as for `__slots__`;
     `MISSING`: nothing, or code computes it."""
@@ -172,11 +179,51 @@ def held_by(owner: Any, member: Any) -> Any:
         return MISSING
 
 
+def attributes_of(owner: Any) -> dict[str, Any]:
+    """The attributes that an object holds in a dict, itself and not a copy; empty if it
+    has none. A class may define `__getattribute__`, which is not asked."""
+    try:
+        found: dict[str, Any] = object.__getattribute__(owner, "__dict__")
+    except AttributeError:
+        return {}
+    return found
+
+
+@lru_cache(1 << 12)
+def _slots_of(cls: Hashable) -> tuple[tuple[str, Any], ...]:
+    assert isinstance(cls, type)
+    own = [vars(c) for c in reversed(cls.__mro__) if "__slots__" in vars(c)]
+    pairs = {k: m for members in own for k, m in members.items()}.items()
+    found = [(k, m) for k, m in pairs if isinstance(m, MemberDescriptorType)]
+    return tuple([(k, m) for k, m in found if k not in ("__dict__", "__weakref__")])
+
+
+def slots_of(cls: Any) -> tuple[tuple[str, Any], ...]:
+    """The names of a class's slots, with the descriptors that give what they hold."""
+    return _slots_of(cls)
+
+
+def all_attributes(owner: Any) -> dict[str, Any]:
+    """What an object holds in a dict and in slots, in a dict of its own."""
+    slots = [(name, held_by(owner, m)) for name, m in slots_of(type(owner))]
+    held = {name: value for name, value in slots if value is not MISSING}
+    return {**attributes_of(owner), **held}
+
+
+def is_users_class(value: Any) -> bool:
+    """Whether it is a class of a user's, of which attributes are read."""
+    return isinstance(value, type) and not (
+        is_library(value.__module__) or value.__module__.startswith("hopflow.")
+    )
+
+
 def may_have(owner: Any, name: str) -> bool:
-    """Whether an object holds an attribute, or its class does."""
+    """Whether an object holds an attribute, or its class does; or a class has it."""
+    if is_users_class(owner):
+        return member_of(owner, name) is not MISSING
     if not is_open(owner):
         return False
-    held = getattr(owner, "__dict__", {})
+    held = attributes_of(owner)
     return name in held or member_of(type(owner), name) is not MISSING
 
 

@@ -11,7 +11,7 @@ import io
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from importlib.util import resolve_name
 from types import (
     BuiltinFunctionType,
@@ -30,7 +30,13 @@ import numpy as np
 from hopflow.bind import Value
 from hopflow.graph.core import SourceLine
 from hopflow.tensor import EagerTensor
-from hopflow.trace.outside.bytecode import Load, Step, sets_items, stores_of
+from hopflow.trace.outside.bytecode import (
+    Load,
+    Step,
+    copies_objects,
+    sets_items,
+    stores_of,
+)
 from hopflow.trace.outside.checks import Check, elements, identity
 from hopflow.trace.outside.effects import Effects
 from hopflow.trace.outside.guard import Guard, Read, Wanted
@@ -39,6 +45,8 @@ from hopflow.trace.outside.objects import (
     BOXES,
     BUFFERS,
     CONTAINERS,
+    all_attributes,
+    attributes_of,
     cells_of,
     content_of,
     content_of_box,
@@ -55,7 +63,9 @@ from hopflow.trace.outside.objects import (
     is_open,
     is_plain,
     is_tree,
+    is_users_class,
     may_have,
+    misses_of,
 )
 from hopflow.trace.outside.paths import MISSING, Path, member_of
 from hopflow.tracebacks import is_own_file
@@ -107,7 +117,7 @@ class Recorder:
         self._callables: dict[int, Any] = {}  # those that were taken note of
         self._trees: dict[type, bool] = {}  # classes: whether they are registered
         self._added: dict[tuple[int, ...], Any] = {}  # alive, as these too
-        self._bound: dict[tuple[int, str], Found] = {}  # attributes: their owners
+        self._bound: dict[tuple[int, Step], Found] = {}  # by owners, what code binds
         self._bound_variables: dict[Path, Callable[[], Any]] = {}  # and what they hold
 
     def path(self, parent: Path | None, kind: str, key: Any, scope: Any = None) -> Path:
@@ -155,8 +165,10 @@ class Recorder:
                 self.add_root(owner, self.path(path, "attribute", "__self__"))
         elif isinstance(value, partial):
             self._read_partial(value, path)
+        elif isinstance(value, _CACHED):
+            self.read(self.path(path, "result of", misses_of), misses_of(value))
         elif type(value).__module__.startswith("hopflow."):
-            held = getattr(value, "__dict__", {})
+            held = attributes_of(value)
             names = [(self.path(path, "attribute", k), x) for k, x in held.items()]
             self._note_parts(names)
 
@@ -220,9 +232,7 @@ class Recorder:
         for name, is_global, line in stores_of(code):
             at = SourceLine(code.co_filename, line or code.co_firstlineno)
             if is_global:
-                path = self.path(None, "global", name, frame.f_globals)
-                value = self.effects.know_variable(frame.f_globals, name, at)
-                self._bound_variables[path] = value
+                self._bind_global(frame, name, at.line)
                 continue
             for function, around, place in self._closures(code, name):
                 path = self.path(around, "cell", name, place)
@@ -230,15 +240,20 @@ class Recorder:
                 value = self.effects.know_variable(cell, name, at)
                 self._bound_variables[path] = value
 
+    def _bind_global(self, frame: FrameType, name: str, line: int) -> None:
+        """Take note of a name of a module that code may bind anew."""
+        scope = frame.f_globals
+        at = SourceLine(frame.f_code.co_filename, line)
+        value = self.effects.know_variable(scope, name, at)
+        self._bound_variables[self.path(None, "global", name, scope)] = value
+
     def _note_method(self, code: CodeType, owner: Any) -> None:
         """Take note of a method that no attribute of its object led to: Python calls it
         by itself, as `__call__` and `__add__`, or it is that of `super()`."""
-        known = self._known(owner)
-        if known is None:
+        cls = owner if isinstance(owner, type) else type(owner)
+        path = self._class_of(owner)
+        if path is None:
             return
-        is_class = isinstance(owner, type)
-        cls = owner if is_class else type(owner)
-        path = known[0] if is_class else self.path(known[0], "attribute", "__class__")
         start = dict[str, int]()  # where the search for a name goes on
         for k, base in enumerate(cls.__mro__):
             for name, member in vars(base).items():
@@ -250,6 +265,22 @@ class Recorder:
                     self.read(found, value)
                     return
             start |= dict.fromkeys(vars(base), k + 1)
+
+    def _class_of(self, owner: Any) -> Path | None:
+        """The path to the class of an object, or to the object if it is a class; None:
+        nothing is read from it. Code may have made the object itself, and mostly not
+        its class."""
+        known = self._known(owner)
+        is_class = isinstance(owner, type)
+        if known is not None:
+            path = known[0]
+            return path if is_class else self.path(path, "attribute", "__class__")
+        cls = owner if is_class else type(owner)
+        if not is_users_class(cls):
+            return None
+        if self._known(cls) is None:
+            self.add_root(cls, self.path(None, "constant", cls, cls))
+        return self._objects[id(cls)][1]
 
     def _read_defaults(
         self, function: FunctionType, path: Path, values: Mapping[str, Any]
@@ -268,6 +299,11 @@ class Recorder:
         self.effects.reach(frame)
         if load.kind == "super":
             self._read_inherited(frame, load.name)
+            return
+        if load.kind == "result" and load.binds is not None:
+            for value, path in list(self._objects.values()):
+                if is_users_class(value) and may_have(value, load.binds.key):
+                    self.effects.know_attribute(value, load.binds.key, path.text)
             return
         if load.kind == "result":  # of any object that may be what this is read from
             name = load.steps[0].key
@@ -288,8 +324,13 @@ class Recorder:
             start = self._imported(frame, name)
         else:
             start = self._variable(frame, "global" if kind == "globals" else kind, name)
+        if kind == "globals" and load.binds is not None:
+            self._bind_global(frame, name, frame.f_lineno)
         for found in start:
             self._follow(frame, found, load)
+        if not start and kind in ("global", "free", "local"):
+            scope = frame.f_globals if kind == "global" else frame.f_locals
+            self._follow_own(frame, scope.get(name, MISSING), load)
 
     def _of_scope(self, frame: FrameType, load: Load) -> Load:
         """A chain that begins with the modules or the globals, as they are called; any
@@ -310,14 +351,13 @@ class Recorder:
         """Read what `super()` gives in a method, if it is no method itself."""
         code, values = frame.f_code, frame.f_locals
         owner = values.get(code.co_varnames[0]) if code.co_argcount else None
-        known, around = self._known(owner), values.get("__class__")
+        around = values.get("__class__")
         cls = owner if isinstance(owner, type) else type(owner)
-        if known is None or around not in cls.__mro__:
+        path = self._class_of(owner)
+        if path is None or around not in cls.__mro__:
             return
         start = cls.__mro__.index(around) + 1
         value = member_of(cls, name, start)
-        is_class, path = cls is owner, known[0]
-        path = path if is_class else self.path(path, "attribute", "__class__")
         path = self.path(path, "member", name, start)
         if isinstance(value, staticmethod):
             self.read(self.path(path, "attribute", "__func__"), value.__func__)
@@ -428,13 +468,59 @@ class Recorder:
             [(path, value)] = reads
         if isinstance(value, np.ndarray) and sets_items(frame.f_code):
             self.effects.know_array(value, path.text)
-        if load.binds:
-            self._bound[id(value), load.binds] = path, value
-            self.effects.know_attribute(value, load.binds, path.text)
-        elif load.is_used:
+        binds = None if load.binds is None else self._resolved(frame, load.binds)
+        if binds is not None and self._bind(path, value, binds):
+            return
+        if load.is_used:
+            is_passed = load.taker == "call" and is_plain(value)
+            if is_passed and copies_objects(frame.f_code):
+                self._use_object(path, value)
             self._use(path, value)
             if _is_taken(load, value):
                 self.effects.stop(value)
+
+    def _bind(self, path: Path, owner: Any, step: Step) -> bool:
+        """Take note of an attribute or an item that code is about to bind, which it may
+        read before; False: which one is not known."""
+        if step.kind == "attribute":
+            self.effects.know_attribute(owner, step.key, path.text)
+        elif step.kind != "item" or type(owner) not in (dict, list):
+            return False
+        else:
+            found = self._item(path, owner, step.key)
+            for read in [] if found is None else self.read(*found):
+                self._use(*read)
+        self._bound[id(owner), step] = path, owner
+        return True
+
+    def _follow_own(self, frame: FrameType, value: Any, load: Load) -> None:
+        """Read what the steps of a chain lead to that begins with what code has made:
+        it may hold objects from outside, and its class is one mostly."""
+        for n, step in enumerate(load.steps):
+            rest = load._replace(steps=load.steps[n:])
+            if (known := self._known(value)) is not None:
+                self._follow(frame, known, rest)
+                return
+            step = self._resolved(frame, step)
+            if value is MISSING or is_of_trace(value) or is_constant(value):
+                return
+            if step.kind == "item" and type(value) in (dict, list, tuple):
+                try:
+                    value = value[step.key]
+                except LookupError:
+                    return
+                continue
+            if step.kind != "attribute" or isinstance(value, ModuleType | type):
+                return
+            held = all_attributes(value)
+            if step.key in held:
+                value = held[step.key]
+                continue
+            if (path := self._class_of(value)) is not None:
+                self._follow(frame, (path, type(value)), rest)
+            return
+        if load.steps and (known := self._known(value)) is not None:
+            self._follow(frame, known, load._replace(steps=()))
 
     def _resolved(self, frame: FrameType, step: Step) -> Step:
         """A step whose key is what a variable holds, with that key."""
@@ -467,6 +553,8 @@ class Recorder:
             self._reads[path] += self._checks(path, value)
         if not is_constant(value):
             self._know(value, path)
+        if isinstance(value, np.ndarray):
+            self.effects.know_content(value, path.text)
         return [(path, value)]
 
     def _checks(self, path: Path, value: Any) -> Iterator[Check]:
@@ -487,6 +575,9 @@ class Recorder:
             self._note_callable(value, path)
         elif isinstance(value, partial):
             yield Check("class", partial)
+            self._note_callable(value, path)
+        elif isinstance(value, _CACHED):
+            yield identity(value)
             self._note_callable(value, path)
         elif isinstance(value, CONTAINERS) or is_plain(value):
             yield Check("class", type(value))
@@ -532,7 +623,7 @@ class Recorder:
                 return None
             value = held_by(owner, member)
             return None if value is MISSING else (found, value)
-        values = getattr(owner, "__dict__", {})
+        values = attributes_of(owner)
         return (
             (found, values[name])
             if name in values
@@ -556,7 +647,8 @@ class Recorder:
         if isinstance(member, staticmethod | classmethod):
             return path, getattr(owner, path.key)
         if hasattr(type(member), "__get__"):  # a jitted method, a cached property
-            if is_computed(member) or type(member).__module__.startswith("hopflow."):
+            is_own = type(member).__module__.startswith("hopflow.")
+            if is_own or is_computed(member) or isinstance(member, _CACHED):
                 cls = self.path(path.parent, "attribute", "__class__")
                 self._read_member(cls, path.key, member)
             return None
@@ -568,13 +660,20 @@ class Recorder:
 
     def _use_attributes(self, path: Path, owner: Any) -> None:
         """Take note that code may read any attribute that an object holds."""
-        try:
-            held = object.__getattribute__(owner, "__dict__")
-        except AttributeError:
-            return
-        inner = self.path(path, "held", "__dict__")
-        self.read(inner, held)
-        self._use(inner, held)
+        held = attributes_of(owner)
+        if type(owner).__dictoffset__:
+            inner = self.path(path, "held", "__dict__")
+            self.read(inner, held)
+            self._use(inner, held)
+
+    def _use_object(self, path: Path, owner: Any) -> None:
+        """The same, at any depth, for code that copies objects."""
+        self._use_attributes(path, owner)
+        for name, part in all_attributes(owner).items():
+            inner = self.path(path, "attribute", name)
+            if is_plain(part) and self._known(part) is None:
+                self.read(inner, part)
+                self._use_object(inner, part)
 
     def _item(self, path: Path, owner: Any, key: Any) -> Found | None:
         """What an item holds; None: code computes it, or there is none."""
@@ -631,7 +730,7 @@ class Recorder:
             items = [(self.path(path, "item", k), x) for k, x in enumerate(value)]
         else:
             parts.append((path, value, Check("class", type(value))))
-            held = getattr(value, "__dict__", {})
+            held = attributes_of(value)
             items = [(self.path(path, "attribute", k), x) for k, x in held.items()]
         for inner, part in items:
             parts.append((inner, part, None))
@@ -687,12 +786,18 @@ class Recorder:
         wanted = [self._wanted(x, arrays, checked) for x in captured]
         return Guard(reads, wanted, changes) if reads or changes else None
 
+    def read_among(self, values: Iterable[Any]) -> list[Any]:
+        """Those of some objects that were read from outside."""
+        return [x for x in values if self._known(x) is not None]
+
     def _read_bound(self) -> None:
         """Read what code has bound, or may have bound: it may be what it was."""
         slots = [(path, value()) for path, value in self._bound_variables.items()]
         attributes = [
-            self._attribute(path, owner, name)
-            for (_, name), (path, owner) in self._bound.items()
+            self._attribute(path, owner, step.key)
+            if step.kind == "attribute"
+            else self._item(path, owner, step.key)
+            for (_, step), (path, owner) in self._bound.items()
         ]
         for found in filter(None, (*slots, *attributes)):
             for read in self.read(*found) if found[1] is not MISSING else ():
@@ -784,6 +889,7 @@ class Recorder:
         return Wanted(None, tensor)
 
 
+_CACHED: Final = type(lru_cache(misses_of))
 _BOUND: Final = (BuiltinFunctionType, MethodWrapperType)
 _WITH_PARTS: Final = (*CONTAINERS, *BUFFERS, *BOXES, MappingProxyType, np.ndarray)
 
