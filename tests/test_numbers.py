@@ -515,3 +515,17 @@ def test_sizes_of_graphs_are_told_apart_by_their_expressions() -> None:
     graph = hf.trace(lambda x: hf.concat([x, x]), hf.spec("f32[n]"), mode="fake")
     [n], [m] = graph.graph.operands[0].type.shape, graph.graph.out_types[0].shape
     assert len({n, m, n + n, 2}) == 3
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_format_shows_the_value_of_a_number(dynamic: bool | None) -> None:
+    seen: list[str] = []
+
+    def shown(x: Any, k: Any, r: Any) -> Any:
+        seen.append(f"{k:03d} {r:.2f} {x.shape[0]:>4} {k + x.shape[0]:x}")
+        return x * k * r
+
+    f = hf.jit(shown, dynamic=dynamic)
+    for n, k, r in ((3, 7, 1.5), (4, 8, 2.25)):
+        f(hf.ones(n), k, r)
+        assert seen[-1] == f"{k:03d} {r:.2f} {n:>4} {k + n:x}"

@@ -337,6 +337,10 @@ class SymInt(_Ordered):
     def __float__(self) -> float:
         return float(self.__index__())
 
+    def __format__(self, spec: str) -> str:
+        """Its expression; in a format that is asked for, the value in this call."""
+        return format(int(self), spec) if spec else str(self)
+
     def __repr__(self) -> str:
         return format_operand(self.expression)
 
@@ -472,6 +476,10 @@ class SymFloat(_Ordered):
         if (env := env_of(self.node)) is None:
             raise DataDependentError(str(self), is_number=True)
         return float(env.concrete(self.node))
+
+    def __format__(self, spec: str) -> str:
+        """Its expression; in a format that is asked for, the value in this call."""
+        return format(float(self), spec) if spec else str(self)
 
     def __repr__(self) -> str:
         return format_operand(self.node)
