@@ -5,7 +5,7 @@ import gc
 import resource
 import sys
 from collections.abc import Callable
-from itertools import pairwise, product, starmap
+from itertools import count, pairwise, product, starmap
 from pathlib import Path
 from typing import Any
 
@@ -139,14 +139,49 @@ def subgraphs() -> Callable[[int], Any]:
     return call
 
 
+def counted() -> Callable[[int], Any]:
+    calls, x = 0, hf.asarray(X)
+
+    def doubled(x: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return x * 2
+
+    f = hf.jit(doubled)
+    return lambda _: f(x)
+
+
+def evicted_programs() -> Callable[[int], Any]:
+    x, numbers = hf.asarray(X), count(0.5)
+    most = hf.config.kernel_cache_bytes
+
+    def call(_: int) -> None:
+        number = next(numbers)
+        hf.config.kernel_cache_bytes = 1 << 16
+        try:
+            hf.jit(lambda a: a * number)(x)
+        finally:
+            hf.config.kernel_cache_bytes = most
+
+    return call
+
+
 QUICK = [jitted, found_sizes, dynamic, donated, trapped, called_back, eager]
-SLOW = [operators, gradients, examples, failed_traces, fresh_functions, subgraphs]
+SLOW = [
+    operators,
+    gradients,
+    examples,
+    failed_traces,
+    fresh_functions,
+    subgraphs,
+    counted,
+]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
     ("kind", "calls"),
-    [*product(QUICK, [3_500]), *product(SLOW, [60])],
+    [*product(QUICK, [3_500]), *product(SLOW, [60]), (evicted_programs, 300)],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_memory_stays_flat(

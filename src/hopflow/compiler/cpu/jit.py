@@ -22,6 +22,11 @@ _ASKED: Final = (
 ).split()
 
 
+_LIBRARIES: Final = 256
+"""How many one linker links. It keeps about 11 KB of each, also of those that are gone;
+all of it goes with the last of its libraries."""
+
+
 class Library:
     """Linked code: the addresses of its functions. It goes when this object goes."""
 
@@ -40,7 +45,10 @@ class Jit(Compiler):
         # Any other relocation ends the process in the linker.
         super().__init__(target, reloc="pic", codemodel="small")
         self._numbers = itertools.count()
-        self._linker = self.llvm.create_lljit_compiler(
+        self._linker = self._new_linker()
+
+    def _new_linker(self) -> Any:
+        return self.llvm.create_lljit_compiler(
             self.target_machine(), use_jit_link=True, suppress_errors=True
         )
 
@@ -53,13 +61,16 @@ class Jit(Compiler):
             CompileError: A symbol is missing.
         """
         with self.lock:
+            number = next(self._numbers)
+            if number % _LIBRARIES == _LIBRARIES - 1:
+                self._linker = self._new_linker()
             builder = self.llvm.JITLibraryBuilder().add_object_img(code)
             for name, address in symbols.items():
                 builder.import_symbol(name, address)
             for name in exports:
                 builder.export_symbol(name)
             try:
-                tracker = builder.link(self._linker, f"hf.{next(self._numbers)}")
+                tracker = builder.link(self._linker, f"hf.{number}")
             except RuntimeError as error:
                 raise CompileError(f"linking failed: {error}") from error
         return Library(tracker)
