@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from hopflow import demo
-from hopflow.testing import fuzz
+from hopflow.testing import fuzz, speed
 from hopflow.testing.requires import missing
 
 
@@ -50,6 +50,10 @@ def _fuzz(options: argparse.Namespace) -> int:
         return 2
     endless = math.inf if options.programs else 1.0
     limit = fuzz.Limit(options.minutes or endless, options.programs or math.inf)
+    if options.speed:
+        if missing("jax"):
+            return _lacks("fuzz --speed", "jax", "test")
+        return speed.show(limit, options.seed, options.output, options.factor)
     profiles = options.profile or fuzz.PROFILES
     return fuzz.show(limit, options.seed, options.output, profiles)
 
@@ -100,6 +104,18 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         choices=fuzz.PROFILES,
         help="what is compared; may be given again (default: all, in turn)",
+    )
+    fuzzing.add_argument(
+        "--speed",
+        action="store_true",
+        help="time programs beside JAX, and keep those that it runs faster",
+    )
+    fuzzing.add_argument(
+        "--factor",
+        type=_positive,
+        default=1.1,
+        metavar="F",
+        help="with --speed: what times JAX's is too long (default: %(default)s)",
     )
     fuzzing.add_argument(
         "--seed",

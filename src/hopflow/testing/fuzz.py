@@ -12,6 +12,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -214,7 +215,7 @@ class Campaign:
         self.counts.update(report.agreed)
         for operator, rule in _cells(program, report.agreed):
             if not self.coverage[operator, rule]:
-                self._keep("corpus", f"{operator}-{rule}", program)
+                self.keep("corpus", f"{operator}-{rule}", program)
             self.coverage[operator, rule] += 1
 
     def failed(self, error: Exception, transforms: Sequence[str] = ("value",)) -> None:
@@ -236,12 +237,11 @@ class Campaign:
         told = self._path("failures", name, ".txt")
         told.write_text("".join(traceback.format_exception(error)))
         if isinstance(error, Disagreement):
-            told = self._keep(
-                "failures", name, error.program, _again(error, transforms)
-            )
+            told = self.keep("failures", name, error.program, _again(error, transforms))
         self.failures[key] = told
 
-    def _keep(self, folder: str, name: str, program: Program, more: str = "") -> Path:
+    def keep(self, folder: str, name: str, program: Program, more: str = "") -> Path:
+        """Keep a program in a folder, as a script and as a text."""
         path = self._path(folder, name, ".py")
         path.write_text(program.script() + more)
         path.with_suffix(".json").write_text(to_text(program))
@@ -340,6 +340,22 @@ def _go_on(
         campaign.write_summary()
 
 
+def drawn(
+    part: Round, number: int, judge: Callable[[Program], None], most: int = SLICE
+) -> None:
+    """Call a judge with the programs of one seed; what it raises is made small."""
+    from hypothesis import HealthCheck, Phase, given, seed, settings
+
+    settings(
+        max_examples=most,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
+    )(seed(number)(given(programs(part.kind, **part.options))(judge)))()
+
+
 def _slice(
     part: Round,
     number: int,
@@ -353,18 +369,8 @@ def _slice(
         Disagreement: the smallest program that failed.
         Exception: what stopped the drawing.
     """
-    from hypothesis import HealthCheck, Phase, given, seed, settings
+    most = int(min(SLICE, limit.programs - campaign.programs.total()))
 
-    @settings(
-        max_examples=int(min(SLICE, limit.programs - campaign.programs.total())),
-        database=None,
-        deadline=None,
-        phases=[Phase.generate, Phase.shrink],
-        suppress_health_check=list(HealthCheck),
-        report_multiple_bugs=False,
-    )
-    @seed(number)
-    @given(programs(part.kind, **part.options))
     def compare(program: Program) -> None:
         share = limit.share(campaign)
         if share >= 1 and not failed:  # what failed is made small before we stop
@@ -380,7 +386,7 @@ def _slice(
 
     failed: list[Disagreement] = []
     try:
-        compare()
+        drawn(part, number, compare, most)
     except KeyboardInterrupt:
         if failed:  # as small as it is by now
             campaign.failed(failed[-1], part.transforms)
@@ -405,18 +411,11 @@ def _checked(part: Round, program: Program) -> Report:
 # --- what people see ------------------------------------------------------------------
 
 
-def show(limit: Limit, start: int, folder: Path, profiles: Sequence[str]) -> int:
-    """Run with a progress bar, until Ctrl-C at most, and print what was done.
-
-    Returns:
-        The exit status: 1 if something failed, 130 after Ctrl-C, or 0.
-    """
-    from rich.console import Console
+@contextmanager
+def progress_bar(console: Any = None) -> Iterator[Callable[[Campaign, float], None]]:
+    """What shows how far a campaign is, on rich's console."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    console = Console()
-    rounds = [part for part in ROUNDS if part.profile in profiles]
-    campaign, stopped = _begun(folder, rounds), False
     columns = (BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
     with Progress(*columns, console=console) as bars:
         bar = bars.add_task("no programs yet", total=1.0)
@@ -426,6 +425,21 @@ def show(limit: Limit, start: int, folder: Path, profiles: Sequence[str]) -> int
             text = f"{done} programs, {failed} failures"
             bars.update(bar, completed=share, description=text)
 
+        yield advance
+
+
+def show(limit: Limit, start: int, folder: Path, profiles: Sequence[str]) -> int:
+    """Run with a progress bar, until Ctrl-C at most, and print what was done.
+
+    Returns:
+        The exit status: 1 if something failed, 130 after Ctrl-C, or 0.
+    """
+    from rich.console import Console
+
+    console = Console()
+    rounds = [part for part in ROUNDS if part.profile in profiles]
+    campaign, stopped = _begun(folder, rounds), False
+    with progress_bar(console) as advance:
         try:
             _go_on(campaign, limit, start, advance, rounds)
         except KeyboardInterrupt:

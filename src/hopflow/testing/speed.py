@@ -1,0 +1,266 @@
+"""`hopflow fuzz --speed`: draw programs, and keep those that JAX runs faster.
+
+Each program is compiled by both, and their calls take turns in one process. One that is
+slower by more than a factor, beyond what calls differ among themselves, is measured
+again, made small, and filed by what it consists of.
+"""
+
+import itertools
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import geometric_mean, median
+from typing import Any, Final, NamedTuple
+
+import hopflow
+from hopflow import pytree
+from hopflow.errors import HopflowError
+from hopflow.jit import jit
+from hopflow.testing.checks import Disagreement, label_of
+from hopflow.testing.fuzz import CLOSED, Campaign, Limit, Round, drawn, progress_bar
+from hopflow.testing.libraries import names_of_jax
+from hopflow.testing.meanings import in_jax
+from hopflow.testing.program import OPERATORS, Program, walk
+from hopflow.testing.requires import load
+from hopflow.testing.transforms import Transform
+
+MOST_CALLS: Final = 60
+FEWEST_CALLS: Final = 5
+SHORTEST: Final = 20e-6
+"""Seconds: below, a call costs more than what it computes."""
+
+SIZED: Final = CLOSED | {"depth": 1}
+ROUNDS: Final = (
+    Round("speed", "large", SIZED, [], ["value"]),
+    Round("speed", "large", SIZED, [], ["vmap"]),
+    Round("speed", "smooth", SIZED, [], ["grad"]),
+)
+
+
+class Times(NamedTuple):
+    """How long calls of one program take, in seconds; the two take turns.
+
+    first   the first call of each, which compiles
+    """
+
+    ours: Sequence[float]
+    theirs: Sequence[float]
+    first: tuple[float, float]
+
+    @property
+    def ratio(self) -> float:
+        """How many times longer ours take, by the medians; under 1 is faster."""
+        return median(self.ours) / median(self.theirs)
+
+    def is_slower(self, factor: float) -> bool:
+        """Whether all of ours take more than `factor` times what theirs mostly do."""
+        least = min(self.ours)
+        return least > SHORTEST and least > factor * median(self.theirs)
+
+    def __str__(self) -> str:
+        ours, theirs = (median(x) * 1e6 for x in (self.ours, self.theirs))
+        return f"{ours:.0f} us against {theirs:.0f} us ({self.ratio:.2f} times)"
+
+
+def timed(program: Program, transform: Transform, seconds: float = 0.2) -> Times | None:
+    """The times of a program; None: JAX does not have it, or it is refused.
+
+    Args:
+        seconds: How long calls are made, if they take no longer than this altogether.
+    """
+    if not in_jax(program) or not transform.fits(program):
+        return None
+    jax = load("jax")
+    arrays = transform.arguments(program)
+    with jax.enable_x64(True):
+        ours = jit(transform.function(program, hopflow))
+        theirs = jax.jit(transform.function(program, names_of_jax()))
+        calls = (
+            _call(ours, [hopflow.asarray(x) for x in arrays], lambda _: None),
+            _call(
+                theirs, [jax.numpy.asarray(x) for x in arrays], jax.block_until_ready
+            ),
+        )
+        try:
+            first = calls[0](), calls[1]()
+        except HopflowError:
+            return None
+        found: tuple[list[float], list[float]] = ([], [])
+        end = time.perf_counter() + seconds
+        while len(found[0]) < MOST_CALLS:
+            for one, call in zip(found, calls, strict=True):
+                one.append(call())
+            if time.perf_counter() > end and len(found[0]) >= FEWEST_CALLS:
+                break
+    return Times(*found, first)
+
+
+def _call(
+    f: Callable[..., Any], arguments: Sequence[Any], wait: Callable[[Any], Any]
+) -> Callable[[], float]:
+    """What calls a function, and gives the seconds that it took."""
+
+    def call() -> float:
+        began = time.perf_counter()
+        wait(pytree.flatten(f(*arguments))[0])
+        return time.perf_counter() - began
+
+    return call
+
+
+def cause_of(program: Program, transform: str) -> str:
+    """What a small program consists of: its operators, then its operations."""
+    names = sorted({s.operation for s in walk(program.main)})
+    parts = sorted(names, key=lambda name: name not in OPERATORS)
+    return f"{transform}: {', '.join(parts) or 'nothing'}"
+
+
+@dataclass
+class Search:
+    """What was measured.
+
+    factor    how many times longer than JAX's is too long
+    ratios    of all programs: ours to theirs
+    first     the same of first calls
+    slower    of programs that are too slow, the label and the times
+    cliffs    by cause, the smallest one's times
+    """
+
+    campaign: Campaign
+    factor: float = 1.1
+    timed: Callable[[Program, Transform], Times | None] = timed
+    ratios: list[float] = field(default_factory=list)
+    first: list[float] = field(default_factory=list)
+    slower: list[str] = field(default_factory=list)
+    cliffs: dict[str, str] = field(default_factory=dict)
+
+    def run(
+        self,
+        limit: Limit,
+        start: int,
+        progress: Callable[[Campaign, float], None] = lambda *_: None,
+        rounds: Sequence[Round] = ROUNDS,
+    ) -> None:
+        """Draw and measure until the limit; `speed.json` says what was found."""
+        try:
+            for number, part in zip(itertools.count(start), itertools.cycle(rounds)):
+                self.campaign.seeds = (start, number)
+                if (share := limit.share(self.campaign)) >= 1:
+                    break
+                try:
+                    self._search(part, number, share, progress)
+                except Exception as error:  # in drawing, or of one of both
+                    error.add_note(f"{part}, seed {number}")
+                    self.campaign.programs[part.profile] += 1
+                    self.campaign.failed(error, part.transforms)
+                self.write()
+        finally:
+            self.write()
+
+    def _search(
+        self,
+        part: Round,
+        number: int,
+        share: float,
+        progress: Callable[[Campaign, float], None],
+    ) -> None:
+        [name] = part.transforms
+        transform, found = Transform(name), False
+
+        def measure(program: Program) -> None:
+            nonlocal found
+            self.campaign.programs[part.profile] += 1
+            times = self.timed(program, transform)
+            if times is not None:
+                self.ratios.append(times.ratio)
+                self.first.append(times.first[0] / times.first[1])
+            if times is not None and self._stays_slow(program, transform, times):
+                self.slower.append(f"{cause_of(program, name)}: {times}")
+                found = found or not self._is_filed(program, name)
+            progress(self.campaign, share)
+
+        drawn(part, number, measure)
+        if not found:
+            return
+
+        def refute(program: Program) -> None:
+            times = self.timed(program, transform)
+            if times is not None and self._stays_slow(program, transform, times):
+                raise Disagreement(program, label_of("speed", name), str(times))
+
+        try:
+            drawn(part, number, refute)
+        except Disagreement as error:
+            cause = cause_of(error.program, name)
+            if cause not in self.cliffs:
+                self.cliffs[cause] = error.what
+                self.campaign.keep("cliffs", cause, error.program)
+
+    def _stays_slow(self, program: Program, transform: Transform, times: Times) -> bool:
+        """Whether a program is too slow, each time that it is measured."""
+        if not times.is_slower(self.factor):
+            return False
+        again = self.timed(program, transform)
+        return again is not None and again.is_slower(self.factor)
+
+    def _is_filed(self, program: Program, transform: str) -> bool:
+        """Whether it contains what a cliff that is known consists of."""
+        names = {s.operation for s in walk(program.main)}
+        return any(
+            set(parts) <= names for kind, parts in self._filed() if kind == transform
+        )
+
+    def _filed(self) -> Iterator[tuple[str, list[str]]]:
+        for cause in self.cliffs:
+            kind, _, parts = cause.partition(": ")
+            yield kind, parts.split(", ")
+
+    def summary(self) -> str:
+        """What was found, in a few lines."""
+        if not self.ratios:
+            return "No program was measured."
+        share = len(self.slower) / len(self.ratios)
+        ratio, first = map(geometric_mean, (self.ratios, self.first))
+        rows = [
+            f"{len(self.ratios)} programs measured beside JAX: {ratio:.2f} times its "
+            f"time in the mean, first calls {first:.2f}; {len(self.slower)} "
+            f"({share:.1%}) are slower by more than {self.factor}.",
+            *(f"  {cause}: {times}" for cause, times in self.cliffs.items()),
+            *(f"FAILED {x}: see {path}" for x, path in self.campaign.failures.items()),
+        ]
+        return "\n".join(rows)
+
+    def write(self) -> None:
+        found = {
+            "seeds": self.campaign.seeds,
+            "factor": self.factor,
+            "programs": self.campaign.programs.total(),
+            "measured": len(self.ratios),
+            "ratio": geometric_mean(self.ratios) if self.ratios else math.nan,
+            "first": geometric_mean(self.first) if self.first else math.nan,
+            "slower": self.slower,
+            "cliffs": self.cliffs,
+        }
+        path = Path(self.campaign.folder) / "speed.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def show(limit: Limit, start: int, folder: Path, factor: float) -> int:
+    """Search until the limit, or Ctrl-C, and print what was found.
+
+    Returns:
+        The exit status: 130 after Ctrl-C, or 0.
+    """
+    search = Search(Campaign(folder), factor)
+    status = 0
+    with progress_bar() as advance:
+        try:
+            search.run(limit, start, advance)
+        except KeyboardInterrupt:
+            status = 130
+    print(search.summary())
+    return status
