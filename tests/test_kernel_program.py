@@ -38,7 +38,7 @@ def inlined(root: e.Expr, **expressions: e.Expr) -> e.Expr:
     elements = Substitution()
     for value in {n.attr for x in (root, *expressions.values()) for n in reads(x)}:
         if value.name in expressions:
-            elements.add(value, expressions[value.name])
+            elements.add(value, nodes(expressions[value.name]))
     return elements.of([root])[0]
 
 
@@ -104,7 +104,7 @@ def test_a_constant_operand_is_one_already() -> None:
 
 def test_an_element_at_its_own_axes_is_the_definition_itself() -> None:
     x, y = Value("x", VECTOR), Value("y", VECTOR)
-    own = double(x)
+    own = e.unary("neg", x[(AXIS,)])
     assert inlined(y[(AXIS,)], y=own) is own
 
 
@@ -128,24 +128,35 @@ def test_arithmetic_on_a_known_index_folds(make: Any, want: int) -> None:
     assert found.attr == want
 
 
-def test_a_chain_of_values_needs_no_stack() -> None:
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_chain_of_values_needs_no_stack(is_shared: bool) -> None:
     value, elements = Value("x", VECTOR), Substitution()
     for _ in range(20_000):
-        [element] = elements.of([double(value)])
+        order = nodes(double(value))
         value = Value("y", VECTOR)
-        elements.add(value, element)
+        elements.add(value, order, is_shared=is_shared)
     [found] = elements.of([value[(AXIS,)]])
-    # An axis, two reads, and an addition for each.
-    assert len(nodes(found)) == 20_003
+    # An axis, a read, and an addition for each.
+    assert len(nodes(found)) == 20_002
+
+
+def test_values_of_one_reader_are_expanded_once() -> None:
+    """A chain of values that are each read at another index takes linear time."""
+    value, elements = Value("x", VECTOR), Substitution()
+    for _ in range(1000):
+        order = nodes(value[(e.binary("xor", AXIS, e.index(5)),)])
+        value = Value("y", VECTOR)
+        elements.add(value, order, is_shared=False)
+    [found] = elements.of([value[(AXIS,)]])
+    assert len(nodes(found)) == 1003
 
 
 def test_a_value_that_got_memory_is_read_there() -> None:
     x, inner, outer = (Value(name, VECTOR) for name in ("x", "inner", "outer"))
     elements = Substitution()
-    elements.add(inner, double(x))
+    elements.add(inner, nodes(double(x)))
     elements.remove(inner)
-    [found] = elements.of([double(inner)])
-    elements.add(outer, found)
+    elements.add(outer, nodes(double(inner)))
     [read] = elements.of([outer[(AXIS,)]])
     assert {n.attr for n in reads(read)} == {inner}
 
@@ -160,8 +171,8 @@ def test_a_value_is_read_by_who_reads_its_views() -> None:
         twice: definitions.Pointwise((flipped[(back,)],), is_view=True),
     }
     total = e.add(e.add(x[(AXIS,)], flipped[(AXIS,)]), again[(AXIS,)])
-    assert counted_reads([total], views) == ({x: 2}, {flipped, again})
-    counts, _ = counted_reads([e.add(total, twice[(AXIS,)])], views)
+    assert counted_reads(nodes(total), views) == ({x: 2}, {flipped, again})
+    counts, _ = counted_reads(nodes(e.add(total, twice[(AXIS,)])), views)
     assert counts == {x: 3}
 
 

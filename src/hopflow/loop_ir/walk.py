@@ -1,7 +1,7 @@
 """Walking over expressions and statements."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import NamedTuple
 
 from hopflow.loop_ir import expr as e
@@ -27,6 +27,7 @@ from hopflow.loop_ir.program import (
     Trap,
     While,
 )
+from hopflow.symbolic.scalars import terms_of
 
 
 def nodes(*roots: Expr) -> list[Expr]:
@@ -53,6 +54,38 @@ def nodes(*roots: Expr) -> list[Expr]:
     return list(order)
 
 
+def attribute(node: Expr) -> Hashable:
+    """What the attributes of nodes of one form have in common. 0.0 is not -0.0, and
+    each NaN is one; sizes are equal if their terms are, whatever is known of them."""
+    if node.op == "const":
+        value: Hashable = node.attr
+        return node.attr.hex() if isinstance(value, float) else value
+    return terms_of(node.attr) if node.op == "size" else node.attr
+
+
+class Interned:
+    """One node for all nodes of one form, among those that were asked for here."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[Hashable, Expr] = {}
+
+    def node(self, node: Expr) -> Expr:
+        """The node of this form; the operands of `node` are such nodes already."""
+        op = node.op
+        if op == "var":
+            return node
+        attr = attribute(node) if op == "const" or op == "size" else node.attr
+        return self._nodes.setdefault((op, node.dtype, attr, node.args), node)
+
+    def of(self, root: Expr) -> Expr:
+        """An expression of such nodes."""
+        values: dict[Expr, Expr] = {}
+        for node in nodes(root):
+            args = tuple([values[a] for a in node.args])
+            values[node] = self.node(e.with_args(node, args))
+        return values[root]
+
+
 def same(x: Expr, y: Expr) -> bool:
     """Whether two expressions are the same by their form."""
     known: set[tuple[Expr, Expr]] = set()
@@ -64,7 +97,7 @@ def same(x: Expr, y: Expr) -> bool:
             continue
         if a.op != b.op or a.dtype is not b.dtype or len(a.args) != len(b.args):
             return False
-        if a.attr is not b.attr and (a.op != "const" or repr(a.attr) != repr(b.attr)):
+        if a.attr is not b.attr and attribute(a) != attribute(b):
             return False
         known.add(pair)
         pending += zip(a.args, b.args, strict=True)

@@ -40,7 +40,7 @@ from hopflow.graph.core import Node
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
-from hopflow.loop_ir.walk import same
+from hopflow.loop_ir.walk import Interned
 
 
 def checks(program: KernelProgram, _context: Context) -> None:
@@ -53,25 +53,29 @@ class _Made:
 
     def __init__(self, around: "_Made | None" = None) -> None:
         self._around = around
-        self._checks: dict[Hashable, list[Check]] = {}
+        self._interned: Interned = Interned() if around is None else around._interned
+        self._checks: set[Hashable] = set()
 
     def has(self, check: Check) -> bool:
         """Whether a check has passed already. One that guards something needs another
         that does: those that are free may be made later on."""
-        found = any(
-            same(check.holds, other.holds) and (check.is_free or not other.is_free)
-            for other in self._checks.get(_key(check), ())
-        )
-        return found or (self._around is not None and self._around.has(check))
+        equal = self._key(check, is_free=check.is_free)
+        made: _Made | None = self
+        while made is not None:
+            if equal in made._checks:
+                return True
+            made = made._around
+        return False
 
     def add(self, *checks: Check) -> None:
         for check in checks:
-            self._checks.setdefault(_key(check), []).append(check)
+            self._checks.add(self._key(check, is_free=True))
+            if not check.is_free:
+                self._checks.add(self._key(check, is_free=False))
 
-
-def _key(check: Check) -> Hashable:
-    """What equal checks have in common."""
-    return shape_key(check.shape), frozenset(_reads([check.holds]))
+    def _key(self, check: Check, *, is_free: bool) -> Hashable:
+        """What equal checks have in common."""
+        return shape_key(check.shape), self._interned.of(check.holds), is_free
 
 
 def _split(block: Block, made: _Made) -> None:

@@ -10,9 +10,8 @@ of the step, all values of one shape at once, so that they can replace what they
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
 from math import prod
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from hopflow.compiler.kernel_passes import Context
 from hopflow.compiler.kernel_passes.reads import cost as own_cost
@@ -52,16 +51,21 @@ from hopflow.compiler.kernel_program.rewriting import (
     map_operands,
     operands,
 )
-from hopflow.graph.core import Node
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir.expr import Expr, condition_of, index_of
 from hopflow.loop_ir.kernels import Callback, Library
+from hopflow.loop_ir.walk import nodes
 
 CHEAP: Final = 6
 """An element of at most this cost may be computed again for each reader."""
 LONGEST: Final = 1000
 """Instructions of an element: longer ones are stored. What a loop computes at once must
 fit into the registers, and LLVM takes more than linear time for it."""
+
+
+_Deferred: TypeAlias = dict[Value, list[Value]]
+"""By a value with memory those that are computed in their readers, of it among others.
+"""
 
 
 def inline(program: KernelProgram, context: Context) -> None:
@@ -99,6 +103,7 @@ class _Readers:
     reads   what is left if views are computed in their readers
     last    the last equation of the value's block that reads it, or holds what does,
             by number
+    orders     the nodes of equations that may be computed in their readers
     inlining   the equations whose expressions read such values
     counts     for equations that do, how many indices they read each value at
     """
@@ -108,6 +113,7 @@ class _Readers:
         self._whole: dict[Value, Equation] = {}
         self.reads: dict[Value, list[_Read]] = {}
         self.last: dict[Value, int] = {}
+        self.orders: dict[Equation, list[Expr]] = {}
         self.inlining: set[Equation] = set()
         self.counts: dict[Equation, dict[Value, int]] = {}
         self._block: dict[Value, Block] = {}
@@ -139,8 +145,14 @@ class _Readers:
             self._read(value, equation, 1, whole=True)
         if isinstance(equation.definition, Region):
             return
-        roots = all_expressions(equation.definition)
-        known = {n.attr for n in elements(roots) if n.attr in self._block}
+        order = nodes(*all_expressions(equation.definition))
+        if _may_inline(equation):
+            self.orders[equation] = order
+        known = [
+            node.attr
+            for node in order
+            if node.op == "element" and node.attr in self._block
+        ]
         if not known:
             return
         self.inlining.add(equation)
@@ -148,7 +160,7 @@ class _Readers:
             self.last[value] = self._at[self._block[value]]
         if _is_inlined_view(equation):
             return
-        counts, through = counted_reads(roots, self.views)
+        counts, through = counted_reads(order, self.views)
         self.counts[equation] = counts
         for value, count in counts.items():
             self._read(value, equation, count, whole=False)
@@ -169,7 +181,7 @@ class _Readers:
 
     def _read_through(self, view: Value, equation: Equation) -> None:
         """Note what a view reads that has memory, where it stands."""
-        counts, _ = counted_reads(self.views[view].elements, self.views)
+        counts, _ = counted_reads(self.orders[equation], self.views)
         for value, count in counts.items():
             if value in self._block:
                 outer = self._block[value] is not self._block[view]
@@ -267,27 +279,20 @@ def _is_larger(result: TensorType, operand: TensorType) -> bool:
 # --- rewriting ------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Deferred:
-    """The values of a block that are computed in their readers, up to now.
-
-    equations   their definitions
-    readers     by a value that has memory, those whose elements read it
-    """
-
-    equations: dict[Value, Equation] = field(default_factory=dict)
-    readers: dict[Value, list[Value]] = field(default_factory=dict)
-
-
 class _Inliner:
-    """Rewrites blocks in the order of the text."""
+    """Rewrites blocks in the order of the text.
+
+    Values that are computed in their readers are deferred. Those of a block are told by
+    the values that have memory and are read for them.
+    """
 
     def __init__(self, readers: _Readers) -> None:
         self._readers = readers
         self._elements = Substitution()
         self._costs: dict[Value, int] = {}
         self._made: dict[Value, int] = {}  # how often a deferred value got memory
-        self._nodes: dict[Value, Node] = {}
+        self._makers: dict[Value, Equation] = {}  # of deferred values
+        self._sources: dict[Value, dict[Value, None]] = {}  # what they read of memory
         self._views: set[Value] = set()  # those that stay, for libraries
 
     def program(self, block: Block, reused: Mapping[int, int]) -> None:
@@ -308,7 +313,7 @@ class _Inliner:
             block.results = [self._whole(v, block) for v in block.results]
 
     def _equations(self, block: Block, keeps: set[Value]) -> None:
-        deferred = _Deferred()
+        deferred: _Deferred = {}
         given, block.equations = block.equations, []
         for number, equation in enumerate(given):
             if _may_inline(equation):
@@ -326,26 +331,27 @@ class _Inliner:
         [value], own = equation.results, equation.definition
         assert isinstance(own, Pointwise)
         reads, is_view = self._readers.reads[value], own.is_view
-        cost = self._cost(equation, own)
+        cost = self._cost(equation)
         [element] = own.elements
-        if equation in self._readers.inlining:
-            [element] = self._elements.of(own.elements)
-        equation.definition = Pointwise((element,), (), is_view)
         takes_view = any(map(_takes_matrix, reads))
+        is_stored = value in keeps or _is_stored(value, cost, reads, is_view)
+        if equation in self._readers.inlining and (is_stored or takes_view):
+            [element] = self._elements.of(own.elements)
         if takes_view and (element.op != "element" or condition_of(element)):
-            keeps = {value}
-        if value in keeps or _is_stored(value, cost, reads, is_view):
+            is_stored = True
+        if is_stored:
             equation.definition = Pointwise((element,))
             block.equations.append(equation)
             return
-        self._nodes[value] = equation.node
+        self._makers[value] = equation
         self._costs[value] = cost
-        self._elements.add(value, element)
-        deferred.equations[value] = equation
-        sources = {node.attr: None for node in elements([element])}
+        order = self._readers.orders[equation]
+        self._elements.add(value, order, is_shared=len(reads) != 1)
+        sources = self._sources[value] = self._read_by(order)
         for source in sources:
-            deferred.readers.setdefault(source, []).append(value)
+            deferred.setdefault(source, []).append(value)
         if takes_view:
+            equation.definition = Pointwise((element,), (), is_view)
             block.equations.append(equation)
             self._made[value] = 1
             self._views.add(value)
@@ -353,17 +359,30 @@ class _Inliner:
             sized = Effect(types=(value.type,))
             block.equations.append(Equation((), sized, equation.node))
 
-    def _cost(self, equation: Equation, own: Pointwise) -> int:
-        cost = own_cost(own.elements)
+    def _read_by(self, order: Sequence[Expr]) -> dict[Value, None]:
+        """The values with memory that nodes read, by way of deferred ones."""
+        found: dict[Value, None] = {}
+        for node in order:
+            if node.op == "element":
+                found |= self._sources.get(node.attr, {node.attr: None})
+        return found
+
+    def _cost(self, equation: Equation) -> int:
+        order = self._readers.orders[equation]
+        cost = own_cost(order)
         if equation not in self._readers.inlining:
             return cost
         counts = self._readers.counts.get(equation)
         if counts is None:  # of a view, whose reads are those of its readers
-            counts, _ = counted_reads(own.elements, self._readers.views)
+            counts, _ = counted_reads(order, self._readers.views)
         return cost + sum([self._costs.get(v, 0) * n for v, n in counts.items()])
 
     def _other(
-        self, equation: Equation, number: int, block: Block, deferred: _Deferred
+        self,
+        equation: Equation,
+        number: int,
+        block: Block,
+        deferred: _Deferred,
     ) -> None:
         own = equation.definition
         for value in _overwritten(own):
@@ -386,27 +405,34 @@ class _Inliner:
         return Pointwise(own.elements) if isinstance(own, Pointwise) else own
 
     def _before_update(
-        self, value: Value, number: int, block: Block, deferred: _Deferred
+        self,
+        value: Value,
+        number: int,
+        block: Block,
+        deferred: _Deferred,
     ) -> None:
         """Store what reads a value that may be written over, and is read later on."""
-        for reader in deferred.readers.pop(value, ()):
-            is_read = self._readers.last.get(reader, -1) >= number
-            if is_read and reader in self._elements.expressions:
-                self._elements.remove(reader)
-                self._costs.pop(reader)
-                equation = deferred.equations[reader]
-                own = equation.definition
-                assert isinstance(own, Pointwise)
-                equation.definition = Pointwise(own.elements)
-                if reader not in self._views:
-                    block.equations.append(equation)
+        last = self._readers.last
+        readers = [
+            reader
+            for reader in deferred.pop(value, ())
+            if reader in self._elements and last.get(reader, -1) >= number
+        ]
+        found = [self._elements.at_axes(reader) for reader in readers]
+        for reader, element in zip(readers, found, strict=True):
+            self._elements.remove(reader)
+            self._costs.pop(reader)
+            self._sources.pop(reader)
+            equation = self._makers[reader]
+            equation.definition = Pointwise((element,))
+            if reader not in self._views:
+                block.equations.append(equation)
 
     def _whole(self, value: Value, block: Block) -> Value:
         """A value that has memory from here on."""
-        element = self._elements.expressions.get(value)
-        if element is None:
+        if value not in self._elements:
             return value
-        return self._memory([value], [element], block)[0]
+        return self._memory([value], [self._elements.at_axes(value)], block)[0]
 
     def _memory(
         self, values: Sequence[Value], given: Sequence[Expr], block: Block
@@ -417,7 +443,7 @@ class _Inliner:
             count = self._made[value] = self._made.get(value, 0) + 1
             name = value.name if count == 1 else f"{value.name}_{count}"
             made.append(Value(name, value.type))
-        node = self._nodes[values[0]]
+        node = self._makers[values[0]].node
         block.equations.append(Equation(tuple(made), Pointwise(tuple(given)), node))
         return made
 
@@ -429,10 +455,11 @@ class _Inliner:
         comes `last`, by shape."""
         parameters = {v for v in replaced if not is_small(v.type)}
         groups: dict[Hashable, list[Value]] = {}
+        computed: dict[Value, Expr] = {}
         for number, value in enumerate(dict.fromkeys(block.results)):
-            element = self._elements.expressions.get(value)
-            if element is None:
+            if value not in self._elements:
                 continue
+            element = computed[value] = self._elements.at_axes(value)
             own = value in last
             if own and _reads_own_index(element, parameters, value.type.ndim):
                 key: Hashable = shape_key(value.shape)
@@ -443,7 +470,7 @@ class _Inliner:
         single = [key for key in groups if isinstance(key, int)]
         for key in (*single, *(k for k in groups if k not in single)):
             group = groups[key]
-            given = [self._elements.expressions[v] for v in group]
+            given = [computed[v] for v in group]
             found |= zip(group, self._memory(group, given, block), strict=True)
         block.results = [found.get(v, v) for v in block.results]
 

@@ -19,23 +19,21 @@ WEIGHTS: Final = {
     "load": 2,
     "const": 0,
     "var": 0,
-    "cast": 1,
+    **dict.fromkeys(e.MATH, 30),
 }
 
 
 def weight(node: Expr) -> int:
     """About how many instructions one node is."""
-    if node.op in e.MATH:
-        return 30
     return WEIGHTS.get(node.op, 1)
 
 
-def cost(roots: Sequence[Expr]) -> int:
-    """About how many instructions expressions are, and `GATHER` for each read at an
-    index that is read itself."""
+def cost(order: Sequence[Expr]) -> int:
+    """About how many instructions nodes are, which come after their operands, and
+    `GATHER` for each read at an index that is read itself."""
     total, reads = 0, set[Expr]()  # those with a read below them
-    for node in nodes(*roots):
-        total += weight(node)
+    for node in order:
+        total += WEIGHTS.get(node.op, 1)
         if not reads.isdisjoint(node.args):
             reads.add(node)
             if node.op == "element" and not reads.isdisjoint(index_of(node)):
@@ -46,19 +44,23 @@ def cost(roots: Sequence[Expr]) -> int:
 
 
 def counted_reads(
-    roots: Sequence[Expr], views: Mapping[Value, Pointwise]
+    order: Sequence[Expr], views: Mapping[Value, Pointwise]
 ) -> tuple[dict[Value, int], set[Value]]:
-    """The values that expressions read, each with the number of different indices at
-    which they read it; and the views through which they do. What a view reads is read
-    by whoever reads the view."""
-    found: dict[Value, int] = {}
+    """The values that expressions of these nodes read, each with the number of
+    different indices at which they read it; and the views through which they do. What a
+    view reads is read by whoever reads the view."""
+    read = [node.attr for node in order if node.op == "element"]
+    found: dict[Value, int] = dict.fromkeys(read, 1)
+    if len(found) == len(read) and found.keys().isdisjoint(views):
+        return found, set()
+    found.clear()
     through: set[Value] = set()
     numbers: dict[Any, int] = {}  # of index expressions, by their form
     seen: set[tuple[Any, ...]] = set()
-    frames = [(nodes(*roots), dict[Expr, int]())]
+    frames = [(order, dict[Expr, int]())]
     while frames:
-        order, known = frames.pop()
-        for node in order:
+        own, known = frames.pop()
+        for node in own:
             if node in known:
                 continue
             args = tuple([known[a] for a in node.args])
