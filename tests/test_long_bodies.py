@@ -161,7 +161,7 @@ def test_a_segment_names_few_buffers() -> None:
     stores: list[Stmt] = [Store(b, (), e.const(k, one)) for k, b in enumerate(buffers)]
     groups = [
         [s for run in group for s in run.statements]
-        for group in segments._groups(list(segments._runs(stores)))
+        for group in segments._groups(list(segments._runs(stores)), {})
     ]
     assert [s for group in groups for s in group] == stores
     assert all(len(walk.uses(group)) <= segments.MOST_BUFFERS for group in groups)
@@ -275,10 +275,10 @@ def test_a_body_of_few_long_loops_is_divided(monkeypatch: pytest.MonkeyPatch) ->
 def test_levels_of_a_deep_nest_are_not_divided() -> None:
     a, b = map(_of, "ab")
     inner: list[Stmt] = [_doubled(a, b) for _ in range(200)]
-    assert segments.is_long(inner)
+    assert segments.is_long(inner, {})
     for _ in range(3):
         inner = [For(Var("i", dtypes.int64), e.index(3), inner), _doubled(a, b)]
-        assert not segments.is_long(inner)
+        assert not segments.is_long(inner, {})
 
 
 def test_the_form_is_that_of_the_same_code_for_other_buffers() -> None:

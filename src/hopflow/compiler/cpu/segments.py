@@ -13,9 +13,9 @@ Statements that find memory or let buffers change their places remain in that fu
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
-from itertools import chain, groupby, islice
+from itertools import chain, groupby
 from typing import Final, NamedTuple
 
 from hopflow.compiler.cpu.captures import Cells, captured
@@ -23,6 +23,7 @@ from hopflow.compiler.cpu.cost import Cost
 from hopflow.compiler.cpu.emitter import CpuEmitter
 from hopflow.compiler.cpu.memory import ProgramMemory
 from hopflow.compiler.cpu.target import HOT
+from hopflow.compiler.kernel_passes.reads import weight
 from hopflow.compiler.llvm.module import RARE, Function
 from hopflow.compiler.llvm.types import register_type
 from hopflow.loop_ir import expr as e
@@ -33,6 +34,8 @@ from hopflow.loop_ir.program import Allocate, Declare, For, Let, Stmt, Swap, Whi
 
 LENGTH: Final = 1024
 """Statements of a segment, at any depth: some 3,000 instructions."""
+_SHORT: Final = 8
+"""Instructions of a statement; one of more counts for so many statements more."""
 MOST_BUFFERS: Final = 64
 """Buffers that a segment names: the address of each is in a register from its start."""
 _LOOP: Final = 16
@@ -43,17 +46,24 @@ _REPEATED: Final = 4
 """Loops of one form are one segment if there are so many."""
 
 
-def is_long(statements: Sequence[Stmt]) -> bool:
+def is_long(statements: Sequence[Stmt], lengths: dict[Stmt, int]) -> bool:
     """Whether a body is to be divided.
 
     One that is long by a single statement is not: that is divided within. So the levels
     of a deep nest are no segments.
+
+    Args:
+        lengths: Those of statements that are known; others are added.
     """
     length = 0
     for statement in statements:
         # No more of it is walked than counts, however much is on the levels below.
-        within = islice(walk.statements([statement]), LENGTH)
-        length += min(_length(within), LENGTH)
+        within = 0
+        for inner in walk.statements([statement]):
+            within += _length(inner, lengths)
+            if within >= LENGTH:
+                break
+        length += min(within, LENGTH)
         if length > 2 * LENGTH:
             return True
     return False
@@ -89,7 +99,7 @@ class _Body:
 
     def emit(self, emitter: CpuEmitter) -> None:
         first = 0
-        for group in _groups(self.runs):
+        for group in _groups(self.runs, emitter.unit.lengths):
             last = first + len(group)
             if _stays(group[0]):
                 emitter.straight([s for run in group for s in run.statements])
@@ -157,7 +167,7 @@ def _loops(statements: Sequence[Stmt]) -> Iterator[_Run]:
         yield _Run(run)
 
 
-def _groups(runs: Sequence[_Run]) -> Iterator[list[_Run]]:
+def _groups(runs: Sequence[_Run], lengths: dict[Stmt, int]) -> Iterator[list[_Run]]:
     """The runs in groups: of about `LENGTH`, or of those that stay."""
     group: list[_Run] = []
     length, stayed = 0, False
@@ -167,7 +177,8 @@ def _groups(runs: Sequence[_Run]) -> Iterator[list[_Run]]:
         if run.form:
             more = _CALL + len(run.form.buffers) + len(run.form.variables)
         else:
-            more = _length(walk.statements(run.statements))
+            within = walk.statements(run.statements)
+            more = sum([_length(s, lengths) for s in within])
             named = set(chain(*map(walk.buffers, run.statements)))
         is_full = length + more > LENGTH or len(buffers | named) > MOST_BUFFERS
         if group and (is_full or stays != stayed):
@@ -179,11 +190,14 @@ def _groups(runs: Sequence[_Run]) -> Iterator[list[_Run]]:
     yield group
 
 
-def _length(statements: Iterable[Stmt]) -> int:
-    """About how much code these come to, without what is in them; a vector loop has a
-    tail and checks."""
-    is_loop = [isinstance(s, For | While) for s in statements]
-    return len(is_loop) + _LOOP * sum(is_loop)
+def _length(statement: Stmt, lengths: dict[Stmt, int]) -> int:
+    """About how much code a statement comes to, without what is in it; a vector loop
+    has a tail and checks."""
+    if statement not in lengths:
+        work = sum(map(weight, walk.nodes(*walk.expressions(statement))))
+        loop = _LOOP if isinstance(statement, For | While) else 0
+        lengths[statement] = max(1, work // _SHORT) + loop
+    return lengths[statement]
 
 
 def _stays(run: _Run) -> bool:

@@ -31,7 +31,7 @@ class StatementEmitter(CpuEmitter):
         }
 
     def body(self, statements: Sequence[Stmt]) -> None:
-        if self.has_block and segments.is_long(statements):
+        if self.has_block and segments.is_long(statements, self.unit.lengths):
             segments.emit(self, statements)
         else:
             self.straight(statements)

@@ -8,6 +8,7 @@ import numpy as np
 from hopflow.compiler.cpu.cost import Cost
 from hopflow.compiler.cpu.target import CpuTarget
 from hopflow.compiler.llvm.module import Module
+from hopflow.loop_ir.program import Stmt
 
 Constants: TypeAlias = dict[str, np.ndarray[Any, np.dtype[Any]]]
 
@@ -27,6 +28,7 @@ class Unit:
     guarded     whether its memory comes from `compiler.cpu.guarded`
     functions   those that are complete, by their names
     constants   the data of large "constant" buffers, which the linker must be given
+    lengths     about how much code statements come to, as far as `segments` has asked
     """
 
     module: Module
@@ -34,3 +36,4 @@ class Unit:
     guarded: bool = False
     functions: dict[str, Callee] = field(default_factory=dict)
     constants: Constants = field(default_factory=dict)
+    lengths: dict[Stmt, int] = field(default_factory=dict)
