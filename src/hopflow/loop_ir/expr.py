@@ -428,21 +428,18 @@ def with_args(node: Expr, args: tuple[Expr, ...]) -> Expr:
 
 def rewrite(expr: Expr, leaf: Callable[[Expr], Expr | None]) -> Expr:
     """`expr` with every node for which `leaf` gives another replaced, bottom shared."""
-    memo: dict[int, Expr] = {}
+    memo: dict[Expr, Expr] = {}
 
     def visit(node: Expr) -> Expr:
-        known = memo.get(id(node))
+        known = memo.get(node)
         if known is not None:
             return known
         new = leaf(node)
         if new is None:
-            args = tuple(visit(a) for a in node.args)
-            new = (
-                node
-                if all(a is b for a, b in zip(args, node.args, strict=True))
-                else Expr(node.op, args, node.dtype, node.attr)
-            )
-        memo[id(node)] = new
+            args = tuple([visit(a) for a in node.args])
+            same = args == node.args
+            new = node if same else Expr(node.op, args, node.dtype, node.attr)
+        memo[node] = new
         return new
 
     return visit(expr)

@@ -210,6 +210,11 @@ def loaded(statement: Stmt) -> Iterator[Expr]:
 def buffers(statement: Stmt) -> Iterator[Buffer]:
     """The buffers that `statement` itself names, read or written."""
     yield from (node.attr for node in loaded(statement))
+    yield from named(statement)
+
+
+def named(statement: Stmt) -> Iterator[Buffer]:
+    """The buffers that `statement` itself names, but for those that it loads from."""
     match statement:
         case Store() | Allocate():
             yield statement.buffer

@@ -11,13 +11,14 @@ other touches have the loop's own index at one common axis. A merged loop reads 
 just written from cache or registers, and costs the code generator one loop less.
 """
 
-from typing import Final
+from functools import partial
+from typing import Final, TypeAlias
 
-from hopflow.compiler.schedule.summary import Summary, reads
+from hopflow.compiler.schedule.summary import Summaries, Summary, reads
 from hopflow.loop_ir import expr as e
-from hopflow.loop_ir.expr import Expr
+from hopflow.loop_ir.expr import Expr, Var
 from hopflow.loop_ir.program import Allocate, Binding, Declare, For, Let, Stmt
-from hopflow.loop_ir.walk import bodies, replace, same, statements
+from hopflow.loop_ir.walk import bodies, replace, same
 
 LARGEST: Final = 600
 """Instructions in a merged iteration. LLVM's time grows faster than the body, and the
@@ -26,23 +27,49 @@ _CROSSED: Final = (Let, Declare, Allocate)
 """What may stand between two loops, and then goes before both."""
 
 
+_Names: TypeAlias = dict[Var, Expr]
+"""By the variable of a loop that was merged, that of the loop that it is in."""
+
+
 def merge(body: list[Stmt]) -> None:
     """Merge loops in a list of statements, and in all lists within it, in place."""
-    merged: list[Stmt] = []
-    known: dict[For, Summary] = {}
-    for statement in body:
-        if not (isinstance(statement, For) and _absorb(merged, statement, known)):
-            merged.append(statement)
-    body[:] = merged
-    for statement in body:
-        for inner in bodies(statement):
-            merge(inner)
+    known = Summaries()
+    names: dict[Stmt, _Names] = {}  # for a statement, and what is in it
+    pending: list[tuple[list[Stmt], _Names]] = [(body, {})]
+    while pending:
+        one, around = pending.pop()
+        merged: list[Stmt] = []
+        for statement in one:
+            own = names[statement] = around | names.get(statement, {})
+            if own:
+                replace(statement, partial(_renamed, own))
+            if not isinstance(statement, For) or not _absorb(
+                merged, statement, known, names
+            ):
+                merged.append(statement)
+        one[:] = merged
+        for statement in merged:
+            own = names.pop(statement)
+            pending += [(inner, own) for inner in bodies(statement)]
 
 
-def _absorb(before: list[Stmt], second: For, known: dict[For, Summary]) -> bool:
+def _renamed(names: _Names, node: Expr) -> Expr | None:
+    return names.get(node.attr) if node.op == "var" else None
+
+
+def _absorb(
+    before: list[Stmt],
+    second: For,
+    known: Summaries,
+    names: dict[Stmt, _Names],
+) -> bool:
     """Merge `second` into the last loop of `before`, if it can be.
 
     What stands between goes before the merged loop, or after it if it needs the first.
+
+    Args:
+        known: What loops do.
+        names: By statement, the variables that are to be replaced in it.
     """
     at = len(before) - 1
     while at >= 0 and isinstance(before[at], _CROSSED) and not _is_again(before[at]):
@@ -56,12 +83,11 @@ def _absorb(before: list[Stmt], second: For, known: dict[For, Summary]) -> bool:
         and same(first.extent, second.extent)
     ):
         return False
-    ours, theirs = (known.get(loop) or Summary.of(loop) for loop in (first, second))
-    known[first], known[second] = ours, theirs
-    width = _width(first, ours, second, theirs)
-    if ours.size + theirs.size > LARGEST or width is None:
+    ours, theirs = known.of(first), known.of(second)
+    if ours.size + theirs.size > LARGEST or not _are_independent(ours, theirs):
         return False
-    if not _are_independent(ours, theirs):
+    width = _width(first, ours, second, theirs)
+    if width is None:
         return False
     changed = ours.changed
     earlier: list[Stmt] = []
@@ -77,9 +103,13 @@ def _absorb(before: list[Stmt], second: For, known: dict[For, Summary]) -> bool:
     moved = {s.var for s in later if isinstance(s, Let | Declare)}
     if changed & theirs.read or moved & theirs.changed:
         return False
-    loop = _merge(first, second, width)
+    binding = Binding(first.binding.kind, width)
+    loop = For(first.var, first.extent, first.body + second.body, True, binding)
     ours.join(theirs)
-    known[loop] = ours
+    known.add(loop, ours)
+    names[loop] = names.pop(first)
+    own = names.pop(second) | {second.var: e.read(first.var)}
+    names.update(dict.fromkeys(second.body, own))
     before[at:] = [*earlier, loop, *later]
     return True
 
@@ -107,16 +137,3 @@ def _width(first: For, ours: Summary, second: For, theirs: Summary) -> int | Non
     if len(fixed) > 1:
         return None
     return min(fixed or widths)
-
-
-def _merge(first: For, second: For, width: int) -> For:
-    """One loop that does an iteration of each."""
-    index = e.read(first.var)
-
-    def rename(node: Expr) -> Expr | None:
-        return index if node.op == "var" and node.attr is second.var else None
-
-    for statement in statements(second.body):
-        replace(statement, rename)
-    binding = Binding(first.binding.kind, width)
-    return For(first.var, first.extent, first.body + second.body, True, binding)
