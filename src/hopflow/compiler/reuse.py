@@ -18,8 +18,9 @@ statement: what is dead in one iteration may be live in another.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import inf
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -224,18 +225,21 @@ def _live(program: Program, planned: Sequence[Buffer]) -> dict[Buffer, Interval]
     numbering = _Numbering()
     numbering.body(None, program.body, ())
     swapped = _swap_groups(program)
+    named = _Named(numbering.named)
     for b in planned:
         group = swapped.get(b, (b,))
         accesses = [a for member in group for a in numbering.accesses.get(member, ())]
         if accesses:
-            live[b] = _interval(b, accesses, may_define=len(group) == 1)
+            live[b] = _interval(b, accesses, named, may_define=len(group) == 1)
     return live
 
 
 class _Numbering:
-    """Numbers the statements, and collects the accesses of each buffer."""
+    """Numbers the statements, and collects the accesses of each buffer; and the buffers
+    that statements name, a loop that runs its iterations at once those in it too."""
 
     def __init__(self) -> None:
+        self.named: dict[Stmt, dict[Buffer, None]] = {}
         self.accesses: dict[Buffer, list[_Access]] = {}
         self._count = 0
 
@@ -266,7 +270,8 @@ class _Numbering:
     def _note(
         self, s: Stmt, buffers: Iterator[Buffer], path: tuple[_Body, ...]
     ) -> None:
-        for b in dict.fromkeys(buffers):
+        self.named[s] = dict.fromkeys(buffers)
+        for b in self.named[s]:
             self.accesses.setdefault(b, []).append(_Access(self._count, path, s))
         self._count += 1
 
@@ -283,7 +288,7 @@ def _swap_groups(program: Program) -> dict[Buffer, tuple[Buffer, ...]]:
 
 
 def _interval(
-    buffer: Buffer, accesses: Sequence[_Access], may_define: bool
+    buffer: Buffer, accesses: Sequence[_Access], named: "_Named", *, may_define: bool
 ) -> Interval:
     common = _common_path([a.path for a in accesses])
     if len(common) == 1 == max(len(a.path) for a in accesses):  # no loop is around
@@ -293,7 +298,7 @@ def _interval(
     first = min(accesses, key=lambda a: a.number)
     statement = _statement_in(body, first)
     loops = [b for b in common if b.is_loop]
-    if loops and not (may_define and _defines(statement, buffer)):
+    if loops and not (may_define and _defines(statement, buffer, named)):
         return Interval(loops[0].start, loops[0].stop)
     ends = [_extent_in(body, access) for access in accesses]
     return Interval(min(start for start, _ in ends), max(stop for _, stop in ends))
@@ -329,17 +334,32 @@ def _extent_in(body: _Body, access: _Access) -> tuple[int, int]:
 # --- what certainly writes all of a buffer before anything reads it -------------------
 
 
-def _defines(s: Stmt, buffer: Buffer) -> bool:
+class _Named:
+    """The buffers that statements name with those in them, found once for each."""
+
+    def __init__(self, named: Mapping[Stmt, Iterable[Buffer]]) -> None:
+        """`named` is what statements name themselves."""
+        self._named = named
+        self._within: dict[Stmt, set[Buffer]] = {}
+
+    def touches(self, s: Stmt, buffer: Buffer) -> bool:
+        if s not in self._within:
+            within = [self._named.get(inner, ()) for inner in walk.statements([s])]
+            self._within[s] = set(chain.from_iterable(within))
+        return buffer in self._within[s]
+
+
+def _defines(s: Stmt, buffer: Buffer, named: _Named) -> bool:
     """Whether `s` writes all of `buffer`, and reads nothing of it before."""
     if _reads(s, buffer):
         return False
     match s:
         case If():
-            return all(_body_defines(side, buffer) for side in (s.then, s.else_))
+            return all(_body_defines(side, buffer, named) for side in (s.then, s.else_))
         case While():
-            return _body_defines(s.head, buffer)
+            return _body_defines(s.head, buffer, named)
         case For():
-            return _nest_fills(s, buffer)
+            return _nest_fills(s, buffer, named)
         case _:
             return _fills(s, buffer, {})
 
@@ -348,25 +368,21 @@ def _reads(s: Stmt, buffer: Buffer) -> bool:
     return any(node.attr is buffer for node in walk.loaded(s))
 
 
-def _touches(s: Stmt, buffer: Buffer) -> bool:
-    return any(buffer in walk.buffers(inner) for inner in walk.statements([s]))
-
-
-def _body_defines(body: Sequence[Stmt], buffer: Buffer) -> bool:
+def _body_defines(body: Sequence[Stmt], buffer: Buffer, named: _Named) -> bool:
     for s in body:
-        if _touches(s, buffer):
-            return _defines(s, buffer)
+        if named.touches(s, buffer):
+            return _defines(s, buffer, named)
     return False
 
 
-def _nest_fills(nest: For, buffer: Buffer) -> bool:
+def _nest_fills(nest: For, buffer: Buffer, named: _Named) -> bool:
     """Whether a nest of loops that never reads `buffer` writes it over its whole shape,
     one element, or one sub-array, an iteration."""
     extents: dict[Var, Expr] = {}
     s: Stmt = nest
     while isinstance(s, For):
         extents[s.var] = s.extent
-        touching = [inner for inner in s.body if _touches(inner, buffer)]
+        touching = [inner for inner in s.body if named.touches(inner, buffer)]
         if len(touching) != 1 or _reads(s, buffer):
             return False
         [s] = touching
