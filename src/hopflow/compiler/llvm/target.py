@@ -1,6 +1,7 @@
 """What LLVM is told of a machine, whichever kind of machine it is."""
 
 from dataclasses import dataclass
+from functools import cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,4 +14,9 @@ class LlvmTarget:
     features: str
 
     def has(self, feature: str) -> bool:
-        return f"+{feature}" in self.features.split(",")
+        return f"+{feature}" in _split(self.features)
+
+
+@cache
+def _split(features: str) -> frozenset[str]:
+    return frozenset(features.split(","))

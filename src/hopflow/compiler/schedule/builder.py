@@ -93,6 +93,7 @@ class Builder:
         # By a size and the variables that its symbols are: where it is computed.
         self._computed: dict[tuple[Any, ...], Expr] = {}
         self._step: Scope | None = None
+        self._ones: dict[Terms, bool] = {}
         # Where the outermost open nest is to stand.
         self._nest: list[Stmt] | None = None
 
@@ -129,6 +130,15 @@ class Builder:
         values = {s: self._symbol(s) for s in free_symbols(size)}
         known = self._at_entry(size, values)
         return known or self._at_run(size, values)
+
+    def is_one(self, size: Size) -> bool:
+        """Whether a size is provably 1. Each is asked once: no more becomes known."""
+        if isinstance(size, int):
+            return size == 1
+        terms = size.expression
+        if terms not in self._ones:
+            self._ones[terms] = is_one(size)
+        return self._ones[terms]
 
     def _at_entry(self, size: SymInt, values: Mapping[Symbol, Expr]) -> Expr | None:
         """The program's size that `size` is, added if there is none yet."""
@@ -354,7 +364,7 @@ class Builder:
             body(outer)
             return
         size = shape[len(outer)]
-        if not isinstance(size, Expr) and is_one(size):
+        if not isinstance(size, Expr) and self.is_one(size):
             self._axis(shape, (*outer, e.index(0)), body, independent)
             return
         var = self.var(dtypes.int64, "i")

@@ -516,13 +516,15 @@ class Kernels:
         for k in overwritten:
             self.b.fill(operands[k], results[kernel.overwrites.index(k)])
         sources = [v for k, v in enumerate(operands) if k not in overwritten]
-        copied = sources
+        copied, matrices = sources, dict[Value, tuple[Ref, bool] | None]()
         if kernel.takes_transposed:
             probe = axes(kernel.batch)
             found = [self.matrix_at(value, probe) for value in sources]
             turned = ["t" if m and m[1] else "n" for m in found]
             routine += f"_{''.join(turned)}" if "t" in turned else ""
             copied = [v for v, m in zip(sources, found, strict=True) if m is None]
+            if not kernel.batch:
+                matrices = dict(zip(sources, found, strict=True))
         made = {value: self.dense(value) for value in copied}
         scratch = [self.b.temporary(t, "work") for t in kernel.workspace]
         site = self.b.site("library", self.node) if kernel.can_fail else None
@@ -531,7 +533,7 @@ class Kernels:
         def source(value: Value, at: Index) -> Ref:
             if value in made:
                 return self.ref(made[value], at)
-            found = self.matrix_at(value, at)
+            found = matrices.get(value) or self.matrix_at(value, at)
             assert found is not None
             return found[0]
 
@@ -577,13 +579,14 @@ class Kernels:
         transposed; None: there is none."""
         i, j = (e.read(Var(name, dtypes.int64)) for name in "ij")
         pairs = list(zip((i, j), value.type.shape[-2:], strict=True))
-        index = (*at, *(e.index(0) if is_one(n) else p for p, n in pairs))
+        rows = [(p, n) for p, n in pairs if not self.b.is_one(n)]
+        index = (*at, *(e.index(0) if self.b.is_one(n) else p for p, n in pairs))
         [element] = self.b.at([value[axes(len(index))]], index)
         if element.op != "load" or element.attr.strides is not None:
             return None
         if e.condition_of(element) is not None:
             return None
-        own = [(p, self.b.extent(n)) for p, n in pairs if not is_one(n)]
+        own = [(p, self.b.extent(n)) for p, n in rows]
         found = merged_axes(element.args, element.attr.shape)
         rest = found[len(found) - len(own) :]
         before = [x.position for x in found[: len(found) - len(own)]]
