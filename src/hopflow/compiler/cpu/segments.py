@@ -3,8 +3,8 @@
 LLVM's register allocator takes time quadratic in the length of a function: of 6,000
 operations in one function it took nine tenths of the time to compile. A long body is
 therefore divided into segments of about `LENGTH` statements, each a function of its
-own. A segment gets the variables and buffers that it names in an array of words; a
-variable of a segment that later ones read too has a stack slot of the function around.
+own. A segment gets the variables and buffers that it names as arguments; a variable of
+a segment that later ones read too has a stack slot of the function around.
 
 Loops of one form, as of a chain of a thousand products of matrices, are one segment
 that is called for each, with what stands before them: LLVM compiles it once.
@@ -18,7 +18,7 @@ from functools import partial
 from itertools import chain, groupby
 from typing import Final, NamedTuple
 
-from hopflow.compiler.cpu.captures import Cells, captured
+from hopflow.compiler.cpu.captures import captured
 from hopflow.compiler.cpu.cost import Cost
 from hopflow.compiler.cpu.emitter import CpuEmitter
 from hopflow.compiler.cpu.memory import ProgramMemory
@@ -207,7 +207,7 @@ def _stays(run: _Run) -> bool:
 
 
 class _Passed(NamedTuple):
-    """A word that a segment gets.
+    """An argument of a segment.
 
     take    lets it be found by the emitter of the function, in a register there
     """
@@ -261,11 +261,7 @@ class _Segment:
         private = set(chain(*emitter.private.values()))
         self.buffers = [b for b in buffers if b not in private]
         self.passed = list(self._passed())
-        self.cells = Cells()
-        for passed in self.passed:
-            self.cells.add(passed.type_, passed.register)
-        for var in shared:
-            self.cells.add("ptr", self._slot(var))
+        self.slots = [self._slot(var) for var in shared]
 
     def key(self) -> Hashable:
         """What runs have in common of which one function is that of all."""
@@ -284,7 +280,10 @@ class _Segment:
         """Define the function, whose statements `body` emits."""
         outer = self.emitter
         self.name = outer.f.module.fresh("segment")
-        signature = f"internal i64 @{self.name}(ptr %block, ptr %cells)"
+        given = [f"{passed.type_} %given{k}" for k, passed in enumerate(self.passed)]
+        slots = [f"%slot{k}" for k in range(len(self.shared))]
+        parameters = ", ".join(["ptr %block", *given, *(f"ptr {s}" for s in slots)])
+        signature = f"internal i64 @{self.name}({parameters})"
         f = Function(outer.f.module, signature, f"noinline {HOT}")
         inner = outer.within(f, ProgramMemory.of(f, outer.memory))
         inner.private, inner.may_poll = outer.private, outer.may_poll
@@ -293,9 +292,7 @@ class _Segment:
                 if (root := outer.memory.root(buffer)) is not None:
                     inner.memory.place_by_root(buffer, root)
         for k, passed in enumerate(self.passed):
-            passed.take(inner, self.cells.loaded(f, k))
-        count = len(self.passed)
-        slots = [self.cells.loaded(f, count + k) for k in range(len(self.shared))]
+            passed.take(inner, f"%given{k}")
         f.branch("first")
         prologue = f.take()
         f.start("first")
@@ -347,8 +344,10 @@ class _Segment:
         """Call the function that `first` has defined; if it stops the program does, for
         the same reason."""
         outer, f = self.emitter, self.emitter.f
-        at = self.cells.stored(f)
-        status = f.emit(f"call i64 @{first.name}(ptr %block, ptr {at})")
+        given = [f"{passed.type_} {passed.register}" for passed in self.passed]
+        slots = [f"ptr {slot}" for slot in self.slots]
+        arguments = ", ".join(["ptr %block", *given, *slots])
+        status = f.emit(f"call i64 @{first.name}({arguments})")
         outer.cost.add(self._cost_of(first))
         outer.values.forget_loads()
         if first.may_stop:
