@@ -68,6 +68,7 @@ class Interned:
 
     def __init__(self) -> None:
         self._nodes: dict[Hashable, Expr] = {}
+        self._roots: dict[Expr, Expr] = {}
 
     def node(self, node: Expr) -> Expr:
         """The node of this form; the operands of `node` are such nodes already."""
@@ -79,11 +80,13 @@ class Interned:
 
     def of(self, root: Expr) -> Expr:
         """An expression of such nodes."""
-        values: dict[Expr, Expr] = {}
-        for node in nodes(root):
-            args = tuple([values[a] for a in node.args])
-            values[node] = self.node(e.with_args(node, args))
-        return values[root]
+        if root not in self._roots:
+            values: dict[Expr, Expr] = {}
+            for node in nodes(root):
+                args = tuple([values[a] for a in node.args])
+                values[node] = self.node(e.with_args(node, args))
+            self._roots[root] = values[root]
+        return self._roots[root]
 
 
 def same(x: Expr, y: Expr) -> bool:

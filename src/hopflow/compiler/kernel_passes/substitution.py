@@ -23,7 +23,7 @@ from hopflow.loop_ir.walk import Interned, nodes
 
 _Read: TypeAlias = tuple[Value, Index, Expr | None]
 """A value, the index and the condition of a read."""
-_SEARCHED: Final = 64
+_SEARCHED: Final = 16
 """How many nodes of a condition are searched for what it reads, about."""
 
 
