@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Expr, rewrite
@@ -182,14 +182,18 @@ def bodies(statement: Stmt) -> tuple[list[Stmt], ...]:
             return ()
 
 
+_WITH_BODIES: Final = (For, While, If)
+
+
 def statements(body: Sequence[Stmt]) -> Iterator[Stmt]:
     """Every statement in `body`, at any depth, each before those within it."""
     pending = [*reversed(body)]
     while pending:  # recursive generators would pass each statement up level by level
         statement = pending.pop()
         yield statement
-        for inner in reversed(bodies(statement)):
-            pending += reversed(inner)
+        if isinstance(statement, _WITH_BODIES):  # few are
+            for inner in reversed(bodies(statement)):
+                pending += reversed(inner)
 
 
 def functions(program: Program) -> dict[Program, None]:

@@ -106,7 +106,7 @@ def _absorb(
     binding = Binding(first.binding.kind, width)
     loop = For(first.var, first.extent, first.body + second.body, True, binding)
     ours.join(theirs)
-    known.add(loop, ours)
+    known.set(loop, ours)
     names[loop] = names.pop(first)
     own = names.pop(second) | {second.var: e.read(first.var)}
     names.update(dict.fromkeys(second.body, own))

@@ -6,6 +6,8 @@ is merged from two has the union of what these have, so that nothing is walked t
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
+from typing import TypeAlias
 
 from hopflow.compiler.kernel_passes.reads import weight
 from hopflow.loop_ir import expr as e
@@ -29,35 +31,40 @@ from hopflow.loop_ir.program import (
     Trap,
 )
 from hopflow.loop_ir.routines import ROUTINES
-from hopflow.loop_ir.walk import expressions, named, nodes, statements
+from hopflow.loop_ir.walk import bodies, expressions, named, nodes
 
 _ORDERED = (Allocate, Barrier, Call, Copy, HostCall, Invoke, Swap, Tick, Trap)
+
+
+_At: TypeAlias = tuple[Buffer, list[tuple[Var, int]]]
+"""An access: the buffer, and the variables that are the index along an axis."""
 
 
 @dataclass(slots=True)
 class Summary:
     """What the iterations of a loop do.
 
-    size        about how many instructions one is
+    own         the variable of the loop
+    size        about how many instructions one iteration is
     read        the variables that expressions name, those of the loop among them
     assigned    the variables that are given new values
     declared    those that an iteration makes itself
     stored      the buffers that are written, by element or as a whole
     touched     all buffers that are named
-    axes        of each buffer, but of those that functions and Python are given, the
-                axes at which the loop's own index always stands: iteration i touches
-                only `[..., i, ...]`
+    at          the accesses, but of what functions and Python are given
     is_ordered  whether a statement must not change places with others
     """
 
+    own: Var
     size: int = 0
     read: set[Var] = field(default_factory=set)
     assigned: set[Var] = field(default_factory=set)
     declared: set[Var] = field(default_factory=set)
     stored: set[Buffer] = field(default_factory=set)
     touched: set[Buffer] = field(default_factory=set)
-    axes: dict[Buffer, set[int]] = field(default_factory=dict)
+    at: list[_At] = field(default_factory=list)
     is_ordered: bool = False
+    _axes: dict[Buffer, set[int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, loop: For) -> "Summary":
@@ -68,76 +75,79 @@ class Summary:
         """The variables from outside that the loop changes (or may: its own count)."""
         return self.assigned - self.declared
 
+    @property
+    def axes(self) -> dict[Buffer, set[int]]:
+        """Of each buffer, but of those that functions and Python are given, the axes at
+        which the loop's own index always stands: iteration i touches only
+        `[..., i, ...]`."""
+        if not self._axes:
+            for buffer, at in self.at:
+                axes = {k for var, k in at if var is self.own}
+                self._axes[buffer] = self._axes.get(buffer, axes) & axes
+        return self._axes
+
     def join(self, other: "Summary") -> None:
         """Add what another loop does, whose body comes after this one's."""
+        ours = self.axes
+        for buffer, axes in other.axes.items():
+            ours[buffer] = ours.get(buffer, axes) & axes
+        self.add(other)
+
+    def add(self, other: "Summary") -> None:
+        """Add what a statement, or a loop, in this loop does."""
         self.size += other.size
         self.read |= other.read
         self.assigned |= other.assigned
         self.declared |= other.declared
         self.stored |= other.stored
         self.touched |= other.touched
-        for buffer, axes in other.axes.items():
-            self.axes[buffer] = self.axes.get(buffer, axes) & axes
+        self.at += other.at
         self.is_ordered = self.is_ordered or other.is_ordered
-
-
-class _Facts:
-    """What a statement does itself; see `Summary`.
-
-    at   by access the buffer, and the variables that are the index along an axis
-    """
-
-    __slots__ = ("at", "is_ordered", "read", "size", "stored", "touched")
-
-    def __init__(self, statement: Stmt) -> None:
-        order = nodes(*expressions(statement))
-        self.size = 1 + sum([weight(node) for node in order])
-        self.read = [node.attr for node in order if node.op == "var"]
-        accesses = list(_accesses(statement))
-        self.stored = [buffer for buffer, _, is_written in accesses if is_written]
-        accesses += [(n.attr, e.index_of(n), False) for n in order if n.op == "load"]
-        self.at = [
-            (buffer, [(i.attr, k) for k, i in enumerate(at) if i.op == "var"])
-            for buffer, at, _ in accesses
-        ]
-        self.touched = [*named(statement), *(buffer for buffer, _ in self.at)]
-        self.is_ordered = isinstance(statement, _ORDERED)
 
 
 class Summaries:
     """What loops do. A statement is looked at once, however many loops are around."""
 
     def __init__(self) -> None:
-        self._facts: dict[Stmt, _Facts] = {}
         self._loops: dict[For, Summary] = {}
 
-    def add(self, loop: For, summary: Summary) -> None:
+    def set(self, loop: For, summary: Summary) -> None:
         self._loops[loop] = summary
 
     def of(self, loop: For) -> Summary:
         if loop not in self._loops:
-            self._loops[loop] = self._found(loop)
+            found = self._loops[loop] = Summary(loop.var)
+            pending = list(loop.body)
+            while pending:
+                statement = pending.pop()
+                _add(found, statement)
+                if isinstance(statement, For):
+                    found.add(self.of(statement))
+                else:
+                    pending += chain(*bodies(statement))
         return self._loops[loop]
 
-    def _found(self, loop: For) -> Summary:
-        found = Summary()
-        for statement in statements(loop.body):
-            facts = self._facts.get(statement)
-            if facts is None:
-                facts = self._facts[statement] = _Facts(statement)
-            found.size += facts.size
-            found.read.update(facts.read)
-            found.touched.update(facts.touched)
-            found.stored.update(facts.stored)
-            found.is_ordered = found.is_ordered or facts.is_ordered
-            for buffer, at in facts.at:
-                axes = {k for var, k in at if var is loop.var}
-                found.axes[buffer] = found.axes.get(buffer, axes) & axes
-            if isinstance(statement, Declare):
-                found.declared.add(statement.var)
-            elif isinstance(statement, Accumulate | Assign):
-                found.assigned.add(statement.var)
-        return found
+
+def _add(found: Summary, statement: Stmt) -> None:
+    """Add what a statement itself does, without what is in it."""
+    order = nodes(*expressions(statement))
+    found.size += 1 + sum([weight(node) for node in order])
+    found.read.update([node.attr for node in order if node.op == "var"])
+    found.touched.update(named(statement))
+    found.is_ordered = found.is_ordered or isinstance(statement, _ORDERED)
+    accesses = [(n.attr, e.index_of(n)) for n in order if n.op == "load"]
+    for buffer, at, is_written in _accesses(statement):
+        accesses.append((buffer, at))
+        if is_written:
+            found.stored.add(buffer)
+    for buffer, at in accesses:
+        found.touched.add(buffer)
+        own = [(i.attr, k) for k, i in enumerate(at) if i.op == "var"]
+        found.at.append((buffer, own))
+    if isinstance(statement, Declare):
+        found.declared.add(statement.var)
+    elif isinstance(statement, Accumulate | Assign):
+        found.assigned.add(statement.var)
 
 
 def _accesses(statement: Stmt) -> Iterator[tuple[Buffer, Index, bool]]:
