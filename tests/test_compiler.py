@@ -1,5 +1,6 @@
 """From graph to native code: what is fused, where values live, how a program stops."""
 
+import gc
 import re
 import threading
 import time
@@ -456,6 +457,29 @@ def within(seconds: float, f: Callable[..., Any], *args: Any) -> Any:
     result = hf.jit(f)(*args)
     assert time.process_time() - start < seconds
     return result
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_collector_of_garbage_rests_while_a_program_is_compiled(
+    enabled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+    inner = pipeline.lower
+
+    def lower(*args: Any) -> Any:
+        seen.append(gc.isenabled())
+        return inner(*args)
+
+    monkeypatch.setattr(pipeline, "lower", lower)
+    pipeline.clear_cache()
+    before = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        hf.jit(lambda x: x + 1)(hf.ones(3))
+        assert seen == [False]
+        assert gc.isenabled() is enabled
+    finally:
+        (gc.enable if before else gc.disable)()
 
 
 def test_a_chain_of_a_thousand_operations_compiles() -> None:

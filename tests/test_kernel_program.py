@@ -11,7 +11,7 @@ import pytest
 import hopflow as hf
 from hopflow import dtypes
 from hopflow.compiler.kernel_passes.reads import counted_reads
-from hopflow.compiler.kernel_passes.substitution import Substitution
+from hopflow.compiler.kernel_passes.substitution import Substitution, under
 from hopflow.compiler.kernel_program import definitions
 from hopflow.compiler.kernel_program.definitions import axes
 from hopflow.compiler.kernel_program.lowering import definition
@@ -205,6 +205,19 @@ def test_one_condition_is_one_node() -> None:
     )
     first_condition, second_condition = (e.condition_of(n) for n in reads(found))
     assert first_condition is second_condition
+
+
+def test_a_condition_that_holds_is_not_asked_again() -> None:
+    same = e.compare("lt", AXIS, e.index(5))
+    own = X.where(e.binary("and", EVEN, same), (AXIS,), ZERO)
+    found = inlined(Y.where(NEAR, (AXIS,), ZERO), y=own)
+    assert conditions(found) == [repr(e.binary("and", NEAR, EVEN))]
+
+
+def test_what_tells_a_condition_is_read_without_it() -> None:
+    positive = e.compare("gt", X[(AXIS,)], ZERO)
+    found = under(positive, e.add(X[(AXIS,)], Z[(AXIS,)]))
+    assert conditions(found) == ["None", repr(positive)]
 
 
 @pytest.mark.parametrize("holds", [True, False])

@@ -272,6 +272,20 @@ def test_a_body_of_few_long_loops_is_divided(monkeypatch: pytest.MonkeyPatch) ->
     assert "@segment" in jitted.llvm_ir
 
 
+def test_statements_of_long_expressions_make_a_long_body() -> None:
+    [buffer] = map(_of, "a")
+
+    def loop() -> For:
+        i = e.read(Var("i", dtypes.int64))
+        value = e.load(buffer, (i,))
+        for _ in range(1000):
+            value = e.add(value, value)
+        return For(i.attr, e.index(3), [Store(buffer, (i,), value)])
+
+    assert not segments.is_long([loop() for _ in range(10)], {})
+    assert segments.is_long([loop() for _ in range(20)], {})
+
+
 def test_levels_of_a_deep_nest_are_not_divided() -> None:
     a, b = map(_of, "ab")
     inner: list[Stmt] = [_doubled(a, b) for _ in range(200)]
