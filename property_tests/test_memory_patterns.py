@@ -74,7 +74,7 @@ def test_these_steps_are_drawn_only_where_they_are_asked_for() -> None:
         drawn.update(program.operations)
 
     look()
-    assert not drawn & {"flip", "pad", "positive"}
+    assert not drawn & {"flip", "positive"}
 
 
 @pytest.mark.parametrize("mutation", [False, True])

@@ -23,7 +23,9 @@ from hopflow.errors import HopflowError, ProgramFormatError
 from hopflow.testing.checks import Disagreement, check
 from hopflow.testing.libraries import names_of_jax
 from hopflow.testing.meanings import REGISTRY, ProgramMeaning, register_meaning
+from hopflow.testing.orders import ORDERS
 from hopflow.testing.plain import Plain
+from hopflow.testing.products import PRODUCTS, WAYS
 from hopflow.testing.program import Argument, Body, Name, Program
 from hopflow.testing.program_text import LONGEST, from_text, to_text
 from hopflow.testing.recorder import record
@@ -428,9 +430,40 @@ def test_arguments_are_not_shared_by_runs() -> None:
     assert not np.shares_memory(first, second)
 
 
+# --- products, and what moves elements ------------------------------------------------
+
+SHAPES: Final = ((6, 3, 2), (2, 3, 2, 2), (3,), (2, 1, 3))
+
+
+def drawn(name: str, dtype: str, *numbers: int) -> Program:
+    """A program of one step, of arguments of several shapes."""
+    kind = KINDS["exact"]
+    given = [
+        Argument(f"x{k}", kind.argument(as_dtype(dtype), shape, k))
+        for k, shape in enumerate(SHAPES)
+    ]
+    return record(kind, [(name, numbers)], given)
+
+
+@pytest.mark.parametrize("dtype", KINDS["exact"].dtypes)
+@pytest.mark.parametrize("name", [*PRODUCTS, *ORDERS])
+def test_what_is_drawn_of_each_dtype_agrees(name: str, dtype: str) -> None:
+    for a, b in product(range(len(SHAPES)), range(12)):
+        program = drawn(name, dtype, a, b % 5, b, 7 * a + b)
+        assert check(program, ["debug"]).agreed == ["debug"]
+
+
+@pytest.mark.parametrize("way", range(len(WAYS)))
+def test_matrices_are_multiplied_in_every_way(way: int) -> None:
+    for a in range(len(SHAPES)):
+        program = drawn("matmul", "float64", a, 1, way, 1)
+        assert "matmul" in program.operations
+        assert check(program, ["jit", "dynamic"]).agreed == ["jit", "dynamic"]
+
+
 # --- indices out of range -------------------------------------------------------------
 
-READS: Final = {"index": 4, "gather": 4, "sum_by": 4, "update": 2}
+READS: Final = {"index": 4, "gather": 4, "take_along": 4, "sum_by": 4, "update": 2}
 beyond = programs(
     "exact", mutation=True, out_of_range=True, weights=READS | {"write": 4}
 )
@@ -459,8 +492,9 @@ def test_an_index_out_of_range_stops_a_batch(program: Program) -> None:
     check(program, ["debug", "eager", "jit"], ["vmap"])
 
 
-def test_some_programs_are_stopped_by_an_index() -> None:
-    small = programs(size=3, depth=1, operations=["index"], out_of_range=True)
+@pytest.mark.parametrize("operation", ["index", "gather", "take_along"])
+def test_some_programs_are_stopped_by_an_index(operation: str) -> None:
+    small = programs(size=3, depth=1, operations=[operation], out_of_range=True)
     found = find(small, stops, settings=QUICK)
     assert check(found, ["eager", "jit"]).agreed == ["eager", "jit"]
 

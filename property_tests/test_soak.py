@@ -20,6 +20,7 @@ PROGRAMS: Final = {
     "derivatives": 30,
     "derivatives elsewhere": 15,
     "sizes": 15,
+    "products": 15,
     "special": 20,
     "large": 25,
     "nested": 3,

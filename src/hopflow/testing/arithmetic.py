@@ -18,6 +18,8 @@ import numpy as np
 
 from hopflow.dtypes import DType, as_dtype
 from hopflow.testing.aliasing import ALIASING_OPERATIONS, ALIASING_OPERATORS
+from hopflow.testing.orders import ORDERS
+from hopflow.testing.products import PRODUCTS
 from hopflow.testing.programs import (
     OPERATORS,
     STRUCTURAL,
@@ -77,6 +79,14 @@ class Exact(Pool):
     def number(self, x: Any) -> Any:
         return self.m.astype(x, self.m.int32) if x.dtype.kind == "b" else x
 
+    def terms(self, x: Any, y: Any) -> int:
+        """So many that sums have all their digits, in the wider of both dtypes."""
+        if x.dtype.kind != "f":
+            return self.largest
+        digits = max(ml_dtypes.finfo(v.dtype.dtype).nmant + 1 for v in (x, y))
+        bounds = self.bounds[x.dtype.name] * self.bounds[y.dtype.name]
+        return min(int(2**digits / bounds), self.largest)
+
     @classmethod
     def argument(cls, dtype: DType, shape: tuple[int, ...], seed: int) -> Any:
         """Numbers that differ, of a size that sums keep exact."""
@@ -118,7 +128,20 @@ def _divide(p: Pool, a: int, b: int, c: int, _: int) -> Any:
 def _bits(p: Pool, a: int, b: int, c: int, _: int) -> Any:
     x = p.like(a, lambda v: v.dtype.kind == "i")
     y = p.like(b, lambda v: v.dtype.kind == "i" and p.broadcasts(v.shape, x.shape))
+    match c % 6:
+        case 0:
+            return p.m.bitwise_invert(x)
+        case 1:
+            return p.m.bitwise_left_shift(x, p.m.bitwise_and(y, 7))
+        case 2:
+            return p.m.bitwise_right_shift(x, p.m.bitwise_and(y, 7))
     return (p.m.bitwise_and, p.m.bitwise_or, p.m.bitwise_xor)[c % 3](x, y)
+
+
+def _compare(p: Pool, a: int, b: int, c: int, _: int) -> Any:
+    x = p.number(p.pick(a))
+    names = ("equal", "not_equal", "less_equal", "greater_equal")
+    return getattr(p.m, names[c % 4])(x, p.number(p.mate(b, x)))
 
 
 def _sign(p: Pool, a: int, b: int, *_: int) -> Any:
@@ -132,7 +155,7 @@ _EXACT: Final[dict[str, Operation]] = {
     "multiply": binary(lambda _, x, y: x * y),
     "maximum": binary(lambda m, x, y: m.maximum(x, y)),
     "less": binary(lambda _, x, y: x < y),
-    "equal": binary(lambda _, x, y: x == y),
+    "compare": _compare,
     "any": axis(lambda m, x, axis: m.any(x > 0, axis=axis)),
     "sign": _sign,
     "argmin": axis(lambda m, x, axis: m.argmin(x, axis=axis)),
@@ -141,7 +164,7 @@ _EXACT: Final[dict[str, Operation]] = {
     "bits": _bits,
     "write": write,
 }
-Exact.operations = STRUCTURAL | _EXACT | ALIASING_OPERATIONS
+Exact.operations = STRUCTURAL | PRODUCTS | ORDERS | _EXACT | ALIASING_OPERATIONS
 Large.operations = {
     name: operation
     for name, operation in Exact.operations.items()
@@ -209,8 +232,8 @@ def _of_integers(f: Callable[[Any, Any, int], Any]) -> Operation:
 
 def _special_unary(p: Pool, a: int, b: int, *_: int) -> Any:
     m, x = p.m, p.number(p.pick(a))
-    functions = (m.negative, m.abs, m.square, m.trunc, m.floor, m.sqrt)
-    return functions[b % (6 if x.dtype.kind == "f" else 5)](x)
+    functions = (m.negative, m.abs, m.square, m.trunc, m.floor, m.ceil, m.round, m.sqrt)
+    return functions[b % (8 if x.dtype.kind == "f" else 7)](x)
 
 
 def _special_divide(p: Pool, a: int, b: int, c: int, d: int) -> Any:
@@ -221,27 +244,34 @@ def _special_divide(p: Pool, a: int, b: int, c: int, d: int) -> Any:
     return _divide(p, a, b, c, d)
 
 
-def _special_sort(p: Pool, a: int, b: int, *_: int) -> Any:
-    x = p.array(a)
-    if x.ndim == 0:
-        return x
-    return _unsigned_zero(p.m.sort(x)) if b % 2 else p.m.argsort(x)
+def _unsigned(operation: Operation) -> Operation:
+    """An operation that leaves the signs of its zeros open."""
+    return lambda p, *numbers: _unsigned_zero(operation(p, *numbers))
+
+
+def _special_test(p: Pool, a: int, b: int, *_: int) -> Any:
+    functions = (p.m.isnan, p.m.isinf, p.m.isfinite)
+    return functions[b % 3](p.number(p.pick(a)))
 
 
 _OF_SPECIAL: Final[dict[str, Operation]] = {
     "sum": _of_integers(lambda m, x, axis: m.sum(x, axis=axis)),
     "cumsum": _of_integers(lambda m, x, axis: m.cumulative_sum(x, axis=axis)),
     "max": axis(lambda m, x, axis: _unsigned_zero(m.max(x, axis=axis))),
+    "min": axis(lambda m, x, axis: _unsigned_zero(m.min(x, axis=axis))),
     "maximum": binary(lambda m, x, y: _unsigned_zero(m.maximum(x, y))),
     "minimum": binary(lambda m, x, y: _unsigned_zero(m.minimum(x, y))),
     "sign": _special_unary,
     "divide": _special_divide,
-    "sort": _special_sort,
+    "test": _special_test,
+    "sort": _unsigned(ORDERS["sort"]),
+    "top_k": _unsigned(ORDERS["top_k"]),
+    "running": axis(lambda m, x, axis: _unsigned_zero(m.cummax(x, axis=axis))),
 }
 Special.operations = {
     name: operation
     for name, operation in (Exact.operations | _OF_SPECIAL).items()
-    if name not in ("matmul", "sum_by")  # which sum
+    if name not in (*PRODUCTS, "sum_by")  # which sum
 }
 
 
@@ -268,6 +298,12 @@ class Smooth(Pool):
             return Exact.argument(dtype, shape, seed)
         waves = np.sin(1.7 * np.arange(math.prod(shape)) + seed + 1)
         return waves.reshape(shape).astype(dtype.dtype)
+
+
+def _function(p: Pool, a: int, b: int, *_: int) -> Any:
+    m, x = p.m, p.number(p.pick(a))
+    functions = (m.atan, m.asinh, m.expm1, m.exp2, m.sinh, m.cosh)
+    return p.bounded(functions[b % 6](x))
 
 
 def _whole(p: Pool, a: int, *_: int) -> Any:
@@ -307,6 +343,9 @@ _SMOOTH: Final[dict[str, Operation]] = {
     "exp": unary(lambda m, x: m.exp(-x * x)),
     "root": unary(lambda m, x: m.sqrt(1.2 + m.cos(x))),
     "softplus": unary(lambda m, x: m.logaddexp(x, 0.3)),
+    "function": _function,
+    "log": unary(lambda m, x: m.log1p(x * x)),
+    "angle": binary(lambda m, x, y: m.atan2(x, 1.2 + m.hypot(y, 0.7))),
     "less": unary(lambda _, x: x < Smooth.threshold),
     "add": binary(lambda _, x, y: x + y),
     "multiply": binary(lambda _, x, y: x * y),
@@ -320,4 +359,4 @@ _SMOOTH: Final[dict[str, Operation]] = {
     "guarded": _guarded,
     "write": write,
 }
-Smooth.operations = STRUCTURAL | _SMOOTH | ALIASING_OPERATIONS
+Smooth.operations = STRUCTURAL | PRODUCTS | ORDERS | _SMOOTH | ALIASING_OPERATIONS

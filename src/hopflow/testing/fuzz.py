@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from hopflow.testing.checks import Disagreement, Report, check, label_of
 from hopflow.testing.meanings import REGISTRY
+from hopflow.testing.products import PRODUCTS
 from hopflow.testing.program import OPERATORS, Program, walk
 from hopflow.testing.program_text import to_text
 from hopflow.testing.strategies import BODIES, BRANCHES, programs
@@ -121,10 +122,12 @@ WRITTEN: Final = {"operators": EVERY, "mutation": True}
 BEYOND: Final = {
     "mutation": True,
     "out_of_range": True,
-    "weights": {"index": 4, "gather": 4, "sum_by": 4, "update": 2, "write": 4},
+    "weights": dict.fromkeys(("index", "gather", "sum_by", "write"), 4)
+    | {"take_along": 2, "update": 2},
 }
 SIZED: Final = {"weights": {"sized": 8}, "size": 4}
 RESIZED: Final = ["dynamic", "dynamic, other sizes first"]
+MULTIPLIED: Final = {"weights": dict.fromkeys(PRODUCTS, 8), "size": 4}
 CLOSED: Final = {"operators": (*BRANCHES, *BODIES, "custom_vjp"), "size": 4}
 """Sizes that JAX and batching know."""
 
@@ -172,6 +175,8 @@ ROUNDS: Final = (
     Round("large", "large", {"depth": 1, "size": 4}, QUICK),
     Round("sizes", "exact", SIZED, ["eager", "symbolic", *RESIZED, "jax"]),
     Round("sizes", "smooth", SIZED, RESIZED, ["value", "vmap", "grad", "vmap of grad"]),
+    Round("products", "exact", MULTIPLIED, ["eager", "jit", *RESIZED, "jax"]),
+    Round("products", "smooth", MULTIPLIED, RESIZED, ["value", "vmap", "grad"]),
     Round("vmap", "exact", CLOSED, ["eager", "jit", "jax"], ["vmap"]),
     Round("vmap", "smooth", CLOSED | OFTEN, ["eager", "jit", "jax"], BATCHES),
     Round("derivatives", "smooth", CLOSED | OFTEN, ["eager", "jit"], DERIVATIVES),

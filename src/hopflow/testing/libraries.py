@@ -186,9 +186,23 @@ def names_of_jax() -> Any:
         checkpoint = staticmethod(lib.checkpoint)
         while_loop, fori_loop = staticmethod(lib.loop), staticmethod(lib.fori)
         dynamic_update_slice = staticmethod(lib.update)
+        dynamic_slice = staticmethod(jax.lax.dynamic_slice)
         segment_sum = staticmethod(lib.sum_by)
+        cummax, cummin = staticmethod(jax.lax.cummax), staticmethod(jax.lax.cummin)
         random = jax.random
         Checkpoint = hf.Checkpoint
+
+        def top_k(self, x: Any, k: int, *, axis: int) -> Any:
+            values, order = jax.lax.top_k(x, k, axis=axis)
+            return values, order.astype(jax.numpy.int64)
+
+        def searchsorted(self, *args: Any, **options: Any) -> Any:
+            found = jax.numpy.searchsorted(*args, **options)
+            return found.astype(jax.numpy.int64)
+
+        def cumulative_prod(self, x: Any, *, axis: int) -> Any:
+            dtype = jax.numpy.prod(x).dtype  # JAX's own stays as narrow as `x`
+            return jax.numpy.cumulative_prod(x, axis=axis, dtype=dtype)
 
         def __getattr__(self, name: str) -> Any:
             return getattr(jax if hasattr(jax, name) else jax.numpy, name)

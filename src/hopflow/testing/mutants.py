@@ -6,7 +6,7 @@ with MUTANTS["swapped carry"].planted():
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from types import MappingProxyType
 from typing import Any, Final
@@ -19,6 +19,7 @@ from hopflow.batching import graphs
 from hopflow.compiler import entry_sizes, pipeline
 from hopflow.compiler.cpu.vector import VectorLoop
 from hopflow.compiler.kernel_passes import branches, checks, hoist, substitution
+from hopflow.compiler.llvm.memory import Memory
 from hopflow.compiler.memory import allocations
 from hopflow.compiler.memory.live_ranges import LiveRanges
 from hopflow.compiler.passes import PASSES
@@ -29,6 +30,7 @@ from hopflow.graph.types import Shape, TensorType, same_size
 from hopflow.hops import invoke_subgraph, subgraphs
 from hopflow.hops.scan import Scan
 from hopflow.loop_ir import interpreter
+from hopflow.loop_ir.expr import Buffer, Expr
 from hopflow.loop_ir.program import For, Program
 from hopflow.ops import opdef, views
 from hopflow.ops.manipulation import roll
@@ -223,6 +225,18 @@ _WRAPPED: Final[Mapping[str, Callable[..., Any]]] = {
 }
 
 
+def _misplaced() -> Patches:
+    right = Memory.linear
+
+    def linear(self: Memory, buffer: Buffer, at: Sequence[Expr]) -> Expr:
+        """A part of a reshaped batch, as if its axes were all that there are."""
+        if buffer.strides is None and any(position.op == "rem" for position in at):
+            buffer = replace(buffer, shape=buffer.shape[: len(at)])
+        return right(self, buffer, at)
+
+    return [(Memory, "linear", linear)]
+
+
 # --- faults of traces -----------------------------------------------------------------
 
 
@@ -384,6 +398,9 @@ MUTANTS: Final[dict[str, Mutant]] = {
                 "exchange": 1,
             },
         },
+    ),
+    "misplaced matrix": Mutant(
+        _misplaced, ["dynamic"], options={"size": 4, "weights": {"matmul": 12}}
     ),
     "missing lift": Mutant(_with_pass(_lift_wrongly), ["jit"]),
     "off by one in a reverse scan": Mutant(_reverse_scan, ["debug"]),

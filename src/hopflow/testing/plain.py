@@ -24,12 +24,17 @@ Function = Callable[..., Any]
 BFLOAT16: Final = np.dtype(ml_dtypes.bfloat16)
 
 SAME_AS_NUMPY: Final = frozenset(
-    """add subtract multiply divide floor_divide remainder pow less greater equal
-    bitwise_and bitwise_or bitwise_xor abs any argmin cos exp floor logaddexp max
-    maximum minimum negative prod sign sin sort sqrt square sum tanh trunc
+    """add subtract multiply divide floor_divide remainder pow less less_equal greater
+    greater_equal equal not_equal bitwise_and bitwise_or bitwise_xor bitwise_invert
+    bitwise_left_shift bitwise_right_shift abs all any argmin asinh atan atan2 ceil cos
+    cosh exp exp2 expm1 floor hypot isfinite isinf isnan log1p logaddexp max maximum min
+    minimum negative prod round sign sin sinh sqrt square sum tanh trunc
     where""".split()
 )
-MOVES: Final = frozenset("flip pad permute_dims repeat reshape roll".split())
+MOVES: Final = frozenset(
+    """flip matrix_transpose pad permute_dims repeat reshape roll take_along_axis tile
+    tril triu""".split()
+)
 """What calculates nothing; some are views."""
 
 
@@ -84,8 +89,17 @@ class Plain:
         return call
 
     def matmul(self, x: Array, y: Array) -> Array:
+        return self._product(np.matmul, x, y)
+
+    def vecdot(self, x: Array, y: Array, *, axis: int) -> Array:
+        return self._product(np.vecdot, x, y, axis=axis)
+
+    def tensordot(self, x: Array, y: Array, *, axes: Any) -> Array:
+        return self._product(np.tensordot, x, y, axes=axes)
+
+    def _product(self, f: Function, x: Array, y: Array, **options: Any) -> Array:
         dtype = common([x, y])  # NumPy's own, of bfloat16, is float32
-        found = np.matmul(np.asarray(x, dtype), np.asarray(y, dtype))
+        found = f(np.asarray(x, dtype), np.asarray(y, dtype), **options)
         return self._result(found.astype(dtype))
 
     def asarray(self, x: Any, dtype: Any = None) -> Array:
@@ -125,11 +139,38 @@ class Plain:
     def broadcast_to(self, x: Array, shape: Any) -> Array:
         return np.broadcast_to(x, shape)
 
-    def argsort(self, x: Array) -> Array:
-        return self._result(np.argsort(x, kind="stable"))
+    def argsort(self, x: Array, *, axis: int = -1, descending: bool = False) -> Array:
+        if not descending:
+            return self._result(np.argsort(x, axis=axis, kind="stable"))
+        order = np.argsort(np.flip(x, axis), axis=axis, kind="stable")
+        return self._result(np.flip(x.shape[axis] - 1 - order, axis))
 
-    def cumulative_sum(self, x: Array, *, axis: int) -> Array:
-        return self._result(np.cumsum(x, axis=axis))
+    def sort(self, x: Array, *, axis: int = -1, descending: bool = False) -> Array:
+        found = np.sort(x, axis=axis)
+        return self._result(np.flip(found, axis) if descending else found)
+
+    def top_k(self, x: Array, k: int, *, axis: int) -> tuple[Array, Array]:
+        order = self.argsort(x, axis=axis, descending=True)
+        order = np.take(order, range(k), axis=axis)
+        return np.take_along_axis(x, order, axis=axis), order
+
+    def searchsorted(self, x: Array, values: Array, *, side: Any) -> Array:
+        return self._result(np.searchsorted(x, values, side=side))
+
+    def cumulative_sum(
+        self, x: Array, *, axis: int, include_initial: bool = False
+    ) -> Array:
+        found = np.cumulative_sum(x, axis=axis, include_initial=include_initial)
+        return self._result(found)
+
+    def cumulative_prod(self, x: Array, *, axis: int) -> Array:
+        return self._result(np.cumprod(x, axis=axis))
+
+    def cummax(self, x: Array, *, axis: int) -> Array:
+        return self._result(np.maximum.accumulate(x, axis=axis))
+
+    def cummin(self, x: Array, *, axis: int) -> Array:
+        return self._result(np.minimum.accumulate(x, axis=axis))
 
     def concat(self, arrays: Sequence[Array]) -> Array:
         dtype = common(arrays)
@@ -138,15 +179,16 @@ class Plain:
     def stack(self, arrays: Sequence[Array], *, axis: int = 0) -> Array:
         return np.stack(arrays, axis=axis)
 
+    def dynamic_slice(
+        self, x: Array, start: Sequence[Any], sizes: Sequence[int]
+    ) -> Array:
+        return x[_window(x, start, sizes)]
+
     def dynamic_update_slice(
         self, x: Array, part: Array, start: Sequence[Any]
     ) -> Array:
-        ends = zip(map(int, start), x.shape, part.shape, strict=True)
-        at = [min(max(i + n * (i < 0), 0), n - m) for i, n, m in ends]
         result = np.array(x)
-        result[tuple(slice(i, i + m) for i, m in zip(at, part.shape, strict=True))] = (
-            part
-        )
+        result[_window(x, start, part.shape)] = part
         return result
 
     def segment_sum(self, x: Array, segments: Array, count: int) -> Array:
@@ -296,6 +338,13 @@ class _Custom:
     def defjvp(self, *_: Function) -> None: ...
 
     defvjp = defjvp
+
+
+def _window(x: Array, start: Sequence[Any], sizes: Sequence[int]) -> tuple[slice, ...]:
+    """Where a window lies: one that would not be within `x` is moved."""
+    ends = zip(map(int, start), x.shape, sizes, strict=True)
+    at = [min(max(i + n * (i < 0), 0), n - m) for i, n, m in ends]
+    return tuple([slice(i, i + m) for i, m in zip(at, sizes, strict=True)])
 
 
 def spread(f: Function, carry: Any, *first: Any) -> Any:

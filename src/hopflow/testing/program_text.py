@@ -46,9 +46,11 @@ DEEPEST: Final = 64
 WORDS: Final = {
     "policy": ("nothing", "dots", "everything"),
     "reverse_mode": REVERSE_MODES,
+    "side": ("left", "right"),
 }
 OPTIONS: Final = frozenset(
-    "axis batch_size copy dtype dynamic_carry max_steps reverse until".split()
+    """axes axis batch_size constant_values copy descending dtype dynamic_carry
+    include_initial k max_steps reverse until""".split()
 ) | frozenset(WORDS)
 TOO_DEEP: Final = "its parts nest too deeply"
 NAME: Final = re.compile(r"[a-z]+\d+")

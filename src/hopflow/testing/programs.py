@@ -55,7 +55,7 @@ class Pool:
     dtypes: Sequence[str]
     shapes: Sequence[tuple[int, ...]] = (
         *((), (3,), (4, 3), (2, 3), (0,), (5,), (2, 1, 3), (20,)),
-        *((2, 1, 2, 3), (1, 2, 1, 3, 2)),
+        *((2, 1, 2, 3), (1, 2, 1, 3, 2), (6, 3, 2), (2, 3, 2, 2)),
     )
 
     def __init__(
@@ -89,6 +89,15 @@ class Pool:
     def argument(cls, dtype: DType, shape: tuple[int, ...], seed: int) -> Any:
         """An argument."""
         raise NotImplementedError
+
+    def alike(self, x: Any, y: Any) -> bool:
+        """Whether products of values have sums as exact as those of each."""
+        return not self.exact or (x.dtype.kind == "f") == (y.dtype.kind == "f")
+
+    def terms(self, x: Any, y: Any) -> int:
+        """How many products of their elements may be summed."""
+        del x, y
+        return self.largest
 
     def total(self, x: Any) -> Any:
         """A number that all elements decide."""
@@ -176,15 +185,16 @@ def axis(f: Callable[[Any, Any, int], Any]) -> Operation:
     return apply
 
 
-def index_into(p: Pool, x: Any, i: Any) -> Any:
-    """`i` as an index into the first axis; or one or two beyond."""
-    if x.shape[0] > np.iinfo(i.dtype.dtype).max:  # which a narrow integer cannot hold
+def index_into(p: Pool, x: Any, i: Any, axis: int = 0) -> Any:
+    """`i` as an index into an axis; or one or two beyond."""
+    size = x.shape[axis]
+    if size > np.iinfo(i.dtype.dtype).max:  # which a narrow integer cannot hold
         i = p.m.astype(i, p.m.int64)
     if p.in_range:
-        return p.m.remainder(i, x.shape[0])
+        return p.m.remainder(i, size)
     if i.dtype.kind == "u":  # below 0 they are huge, of which NumPy makes -1 again
         i = p.m.astype(i, p.m.int64)
-    return p.m.remainder(i, x.shape[0] + 4) - 2
+    return p.m.remainder(i, size + 4) - 2
 
 
 def view(m: Any, x: Any, kind: int) -> Any:
@@ -228,12 +238,6 @@ def _concat(p: Pool, a: int, b: int, *_: int) -> Any:
     x = p.array(a)
     y = p.like(b, lambda v: v.ndim == x.ndim and v.shape[1:] == x.shape[1:])
     return p.settled(p.m.concat([x, y, x])) if y.ndim and x.ndim else x
-
-
-def _matmul(p: Pool, a: int, b: int, *_: int) -> Any:
-    x = p.number(p.like(a, lambda v: v.ndim == 2))
-    y = p.like(b, lambda v: v.ndim == 2 and x.ndim == 2 and v.shape[0] == x.shape[1])
-    return p.bounded(x @ p.number(y)) if x.ndim == y.ndim == 2 else x
 
 
 def _index(p: Pool, a: int, b: int, *_: int) -> Any:
@@ -305,14 +309,11 @@ def _sized(p: Pool, a: int, b: int, c: int, d: int) -> Any:
             return p.lib.fori(0, size, step, (p.number(x),))[0]
 
 
-def _sort(p: Pool, a: int, b: int, *_: int) -> Any:
-    x = p.array(a)
-    return (p.m.sort if b % 2 else p.m.argsort)(x) if x.ndim else x
-
-
 STRUCTURAL: Final[dict[str, Operation]] = {
     "sum": axis(lambda m, x, axis: m.sum(x, axis=axis)),
     "max": axis(lambda m, x, axis: m.max(x, axis=axis)),
+    "min": axis(lambda m, x, axis: m.min(x, axis=axis)),
+    "all": axis(lambda m, x, axis: m.all(x > 0, axis=axis)),
     "cumsum": axis(lambda m, x, axis: m.cumulative_sum(x, axis=axis)),
     "stack": axis(lambda m, x, axis: m.stack([x, -x], axis=axis)),
     "repeat": axis(lambda m, x, axis: m.repeat(x, 2, axis=axis)),
@@ -321,12 +322,10 @@ STRUCTURAL: Final[dict[str, Operation]] = {
     "view": _some_view,
     "flat": _flat,
     "concat": _concat,
-    "matmul": _matmul,
     "index": _index,
     "gather": _gather,
     "update": _update,
     "sum_by": _sum_by,
-    "sort": _sort,
     "sized": _sized,
 }
 """Those that mean the same for all kinds of programs."""

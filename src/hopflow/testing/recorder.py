@@ -239,7 +239,12 @@ class Recorder:
 
     def call(self, operation: str, *args: Any, **options: Any) -> Any:
         """A function of arrays, with one result."""
-        sample = getattr(self.plain, operation)(*_samples(args), **_samples(options))
+        run = getattr(self.plain, operation)
+        given = _samples((args, options))
+        try:
+            sample = run(*given[0], **given[1])
+        except IndexError:  # as in `_read`
+            sample = run(*_zeros(given[0]), **given[1])
         return self._result(sample, operation, args, options)
 
     def get(self, operation: str, x: Ref, index: Any) -> Any:
@@ -398,11 +403,14 @@ def _read(sample: Any, index: Any) -> Any:
     try:
         return sample[_samples(index)]
     except IndexError:
-        zeros = pytree.tree_map(
-            lambda i: np.zeros_like(i) if isinstance(i, np.ndarray) else i,
-            _samples(index),
-        )
-        return sample[zeros]
+        return sample[_zeros(_samples(index))]
+
+
+def _zeros(samples: Any) -> Any:
+    """Zeros for arrays."""
+    return pytree.tree_map(
+        lambda x: np.zeros_like(x) if isinstance(x, np.ndarray) else x, samples
+    )
 
 
 def _one(stack: Any) -> Any:
