@@ -343,7 +343,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         options={"weights": {"sized": 6}},
     ),
     "lost condition": Mutant(
-        lambda: [(substitution, "conjunction", lambda _, own: own)],
+        lambda: [(substitution.Conditions, "both", lambda *given: given[-1])],
         ["jit, bounds checked"],
         options={"weights": {"concat": 6, "roll": 6}},
     ),

@@ -64,8 +64,7 @@ fit into the registers, and LLVM takes more than linear time for it."""
 
 
 _Deferred: TypeAlias = dict[Value, list[Value]]
-"""By a value with memory those that are computed in their readers, of it among others.
-"""
+"""By a value with memory, the values computed in their readers that read it."""
 
 
 def inline(program: KernelProgram, context: Context) -> None:
@@ -282,8 +281,8 @@ def _is_larger(result: TensorType, operand: TensorType) -> bool:
 class _Inliner:
     """Rewrites blocks in the order of the text.
 
-    Values that are computed in their readers are deferred. Those of a block are told by
-    the values that have memory and are read for them.
+    Values that are computed in their readers are deferred. Before the memory that they
+    read may be written over, those that are read later are stored.
     """
 
     def __init__(self, readers: _Readers) -> None:

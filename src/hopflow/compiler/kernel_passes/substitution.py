@@ -115,7 +115,7 @@ class _Expander:
         self._elements = elements
         self.interned = Interned()
         self._known: dict[_Read, Expr] = {}
-        self._conditions = _Conditions(self.interned)
+        self._conditions = Conditions(self.interned)
 
     def expand(self, given: _Expansion) -> None:
         """Replace the reads in an expression, and in what it reads."""
@@ -158,12 +158,12 @@ class _Expander:
 
     def _element(self, node: Expr, args: Index, condition: Expr | None) -> Expr | _Read:
         """What an element is; or a read, which has to be expanded first."""
-        value, at = node.attr, args
+        value, at, own = node.attr, args, None
         if e.condition_of(node) is not None:
             own, at = args[-1], args[:-1]
             if own.is_const and not own.attr:
                 return self.interned.node(e.const(0, node.dtype))
-            condition = self._conditions.both(condition, own)
+        condition = self._conditions.both(condition, own)
         if value not in self._elements:
             return self.interned.node(self._conditional(node, at, condition))
         if condition is None and at == axes(len(at)):
@@ -194,7 +194,7 @@ def _divides(node: Expr) -> bool:
     )
 
 
-class _Conditions:
+class Conditions:
     """What is known of the conditions in one list of expressions."""
 
     def __init__(self, interned: Interned) -> None:
@@ -203,9 +203,9 @@ class _Conditions:
         self._reads: dict[Expr, AbstractSet[tuple[Value, Index]]] = {}
         self._both: dict[tuple[Expr, Expr], Expr] = {}
 
-    def both(self, condition: Expr | None, own: Expr) -> Expr | None:
+    def both(self, condition: Expr | None, own: Expr | None) -> Expr | None:
         """The condition of a read that has its `own` within a conditional one."""
-        if own.is_const:
+        if own is None or own.is_const:
             return condition
         if condition is None:
             return own
