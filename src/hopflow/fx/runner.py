@@ -74,8 +74,13 @@ class Runner:
                 f"`{self.module.graph.name}` have changed since it was compiled. Call "
                 "`module.recompile()`."
             )
+        before = self._given, self.env, self._node
         self._given = dict(zip(parameters, bound.arguments.values(), strict=True))
-        return self.run_nodes()
+        try:
+            return self.run_nodes()
+        finally:
+            if not current().is_eager:  # the values of a trace go with it
+                self._given, self.env, self._node = before
 
     def run_nodes(self) -> Any:
         """Run one node after the other, and return what the output returns."""

@@ -220,7 +220,7 @@ def is_users_class(value: Any) -> bool:
 def may_have(owner: Any, name: str) -> bool:
     """Whether an object holds an attribute, or its class does; or a class has it."""
     if is_users_class(owner):
-        return member_of(owner, name) is not MISSING
+        return not name.startswith("__") and member_of(owner, name) is not MISSING
     if not is_open(owner):
         return False
     held = attributes_of(owner)

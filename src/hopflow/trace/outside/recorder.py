@@ -512,11 +512,16 @@ class Recorder:
                 continue
             if step.kind != "attribute" or isinstance(value, ModuleType | type):
                 return
+            if step.key == "__dict__":
+                value = attributes_of(value)
+                continue
             held = all_attributes(value)
             if step.key in held:
                 value = held[step.key]
                 continue
             if (path := self._class_of(value)) is not None:
+                if step.key == "__class__":
+                    rest = load._replace(steps=load.steps[n + 1 :])
                 self._follow(frame, (path, type(value)), rest)
             return
         if load.steps and (known := self._known(value)) is not None:
