@@ -425,7 +425,7 @@ class Jitted(Transformed):
             ImpurityError: the function was passed a container that it has read from
                 outside as well, and has changed it.
         """
-        tree = call.given.args, call.given.kwargs
+        tree = call.given.passed
         read = recorder.read_among(containers_of(tree))
         try:
             check_apart(changes, tree, read)

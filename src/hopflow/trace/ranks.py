@@ -18,7 +18,7 @@ from hopflow.graph.types import TensorType
 from hopflow.tensor import EagerTensor
 from hopflow.trace.dims import Dynamic
 from hopflow.trace.marks import mark_as, marks_of
-from hopflow.trace.signature import Arguments, Given
+from hopflow.trace.signature import Arguments
 from hopflow.trace.source import name_of
 
 Record: TypeAlias = dict[str, Any]
@@ -138,5 +138,5 @@ def _like(
             leaves[i] = EagerTensor(array, weak=leaf.type.weak)
             mark_as(leaves[i], marks_of(leaf))
     args, kwargs = pytree.unflatten(call.given.spec, leaves)
-    given = Given(args, kwargs, leaves, call.given.spec, call.given.orders)
+    given = call.given._replace(args=args, kwargs=kwargs, leaves=leaves)
     return Arguments.of(f, dynamic, given)

@@ -40,6 +40,7 @@ class Given(NamedTuple):
 
     leaves  of `(args, kwargs)`, tensors in place of arrays; `spec` is their structure
     orders  the keys of each dict, in order, which a structure leaves out
+    passed  `(args, kwargs)` with the user's own containers
     """
 
     args: tuple[Any, ...]
@@ -47,14 +48,16 @@ class Given(NamedTuple):
     leaves: list[Any]
     spec: Spec
     orders: list[tuple[Any, ...]]
+    passed: Any
 
     @staticmethod
     def of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Given":
         """These arguments, flat."""
-        args, kwargs = opened((args, kwargs))
+        passed = args, kwargs
+        args, kwargs = opened(passed)
         leaves, spec = pytree.flatten((args, kwargs))
         leaves = [slots.from_array(x) if isinstance(x, _ARRAYS) else x for x in leaves]
-        return Given(args, kwargs, leaves, spec, _key_orders((args, kwargs)))
+        return Given(args, kwargs, leaves, spec, _key_orders((args, kwargs)), passed)
 
     @property
     def kinds(self) -> tuple[Any, ...]:
