@@ -341,3 +341,23 @@ def test_a_container_that_is_passed_and_read_is_refused(is_written: str) -> None
         assert outer == [1]
         f(hf.ones(2), [1])
         outer[:] = [1]
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.zeros(2, hf.bfloat16.dtype),
+        np.zeros((2, 3), np.float16)[::-1, ::2],
+        np.array(3),
+        np.zeros((0, 2)),
+        np.array(["2026-01-01", "2026-01-02"], "datetime64[D]"),
+        np.array([(1, 2.0)], [("a", "i4"), ("b", "f8")]),
+        np.array([None, "a"], object),
+        np.array(["a", "bc"]),
+    ],
+    ids=lambda array: str(array.dtype),
+)
+def test_arrays_of_any_dtype_may_be_read(array: Any) -> None:
+    f = hf.jit(lambda x: x * len(array.shape) * array.itemsize)
+    for _ in range(2):
+        assert f(hf.ones(())).item() == array.ndim * array.itemsize

@@ -424,8 +424,8 @@ def _held(value: Any) -> Any:
 
 
 def _checksum(array: np.ndarray[Any, Any]) -> int:
-    is_whole = array.flags.c_contiguous and array.size
-    return crc32(array.data if is_whole else array.tobytes())
+    is_buffer = array.flags.c_contiguous and array.size and array.dtype.kind in "biufc"
+    return crc32(array.data if is_buffer else array.tobytes())
 
 
 def _article(value: Any) -> str:
