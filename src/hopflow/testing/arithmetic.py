@@ -83,7 +83,7 @@ class Exact(Pool):
         """So many that sums have all their digits, in the wider of both dtypes."""
         if x.dtype.kind != "f":
             return self.largest
-        digits = max(ml_dtypes.finfo(v.dtype.dtype).nmant + 1 for v in (x, y))
+        digits = max(ml_dtypes.finfo(as_dtype(v.dtype).dtype).nmant + 1 for v in (x, y))
         bounds = self.bounds[x.dtype.name] * self.bounds[y.dtype.name]
         return min(int(2**digits / bounds), self.largest)
 

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from hopflow import pytree
-from hopflow.dtypes import DType
+from hopflow.dtypes import DType, as_dtype
 from hopflow.hops.reverse_modes import Checkpoint
 from hopflow.testing.libraries import LONGEST, OURS, Library
 from hopflow.testing.user_operators import UserOperator
@@ -188,7 +188,9 @@ def axis(f: Callable[[Any, Any, int], Any]) -> Operation:
 def index_into(p: Pool, x: Any, i: Any, axis: int = 0) -> Any:
     """`i` as an index into an axis; or one or two beyond."""
     size = x.shape[axis]
-    if size > np.iinfo(i.dtype.dtype).max:  # which a narrow integer cannot hold
+    if (
+        size > np.iinfo(as_dtype(i.dtype).dtype).max
+    ):  # which a narrow integer cannot hold
         i = p.m.astype(i, p.m.int64)
     if p.in_range:
         return p.m.remainder(i, size)
