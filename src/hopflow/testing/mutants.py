@@ -440,5 +440,9 @@ MUTANTS: Final[dict[str, Mutant]] = {
             "weights": {"flat": 16, "cond": 12, "switch": 12},
         },
     ),
-    "wrong promotion": Mutant(_promotion, ["eager"]),
+    "wrong promotion": Mutant(
+        _promotion,
+        ["eager"],
+        options={"weights": {"add": 6, "multiply": 6, "subtract": 6, "maximum": 4}},
+    ),
 }
