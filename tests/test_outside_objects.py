@@ -3,6 +3,7 @@
 import copy
 import functools
 import itertools
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -361,3 +362,85 @@ def test_arrays_of_any_dtype_may_be_read(array: Any) -> None:
     f = hf.jit(lambda x: x * len(array.shape) * array.itemsize)
     for _ in range(2):
         assert f(hf.ones(())).item() == array.ndim * array.itemsize
+
+
+class Stack(list[Any]):
+    """A list that is made of nothing, and that counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pushed = 0
+
+    def push(self, value: Any) -> None:
+        self.pushed += 1
+        self.append(value)
+
+
+def test_lists_of_a_class_of_ones_own_are_changed_and_kept() -> None:
+    def calls(transform: Callable[..., Any]) -> list[Any]:
+        stack = Stack()
+
+        def f(x: Any) -> Any:
+            inner = Stack()
+            inner.push(x.shape[0])
+            stack.push(inner)
+            return x * len(stack) * stack.pushed * stack[-1][0]
+
+        run, found = transform(f), []
+        for n in (2, 2, 3):
+            found.append((run(hf.ones(n)).tolist(), [*map(list, stack)], stack.pushed))
+        return found
+
+    assert calls(hf.jit) == calls(lambda f: f)
+
+
+@pytest.mark.parametrize("write", ["fill", "item", "view", "attribute"])
+def test_all_is_as_it_was_after_an_error(write: str) -> None:
+    array, stack, log = np.zeros(3), Stack(), list[Any]()
+
+    @hf.jit
+    def f(x: Any) -> Any:
+        match write:
+            case "fill":
+                array.fill(array[0] + 1.0)
+            case "item":
+                array[1] = 5.0
+            case "view":
+                array[::-1][0] += 1.0
+            case _:
+                stack.push(1)
+        log.append(x)
+        return x
+
+    with pytest.raises(ImpurityError):
+        f(hf.ones(2))
+    assert (array.tolist(), stack, stack.pushed, log) == ([0.0] * 3, [], 0, [])
+
+
+def test_a_method_that_is_called_copy_reads_no_whole_objects() -> None:
+    def scaled(inner: Any, x: Any) -> Any:
+        return x * inner.settings.rate
+
+    def f(x: Any) -> Any:
+        return scaled(outer, x.copy())
+
+    outer = SimpleNamespace(settings=Settings(), step=0)
+    run, traces = hf.jit(f), hf.stats().traces
+    for step in range(4):
+        outer.step = step
+        run(hf.ones(2))
+    assert hf.stats().traces == traces + 1
+
+
+def test_a_module_may_hold_something_for_a_while() -> None:
+    module: Any = sys.modules[__name__]
+
+    @hf.jit
+    def f(x: Any) -> Any:
+        module.CURRENT = []
+        module.CURRENT.append(x * 2)
+        found = module.CURRENT[0]
+        del module.CURRENT
+        return found
+
+    assert f(hf.ones(2)).tolist() == [2.0, 2.0]

@@ -164,8 +164,8 @@ class Jitted(Transformed):
             variant, captured, _ = match
             compiled = variant.compiled
             if compiled.changes:
-                outside = () if variant.outside is None else variant.outside.values
-                read = outside(given.leaves) if outside else ()
+                outside = variant.outside
+                read = [] if outside is None else outside.values(given.leaves)
                 check_apart(compiled.changes, (args, kwargs), read)
             if self._donate:
                 found = self._run_donating(compiled, call, captured)

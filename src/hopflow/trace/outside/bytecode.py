@@ -84,25 +84,10 @@ def sets_attributes(code: CodeType) -> bool:
 
 
 @lru_cache(1 << 12)
-def sets_items(code: CodeType) -> bool:
-    """Whether code sets items of containers or arrays, or updates them in place."""
-    return any(
-        i.opname in ("STORE_SUBSCR", "STORE_SLICE") or i.argrepr.endswith("=")
-        for i in dis.get_instructions(code)
-        if i.opname.startswith(("STORE_S", "BINARY_OP"))
-    )
-
-
-@lru_cache(1 << 12)
-def copies_objects(code: CodeType) -> bool:
-    """Whether code names a function of the standard library that reads all that an
-    object holds."""
-    return not _READERS.isdisjoint(code.co_names)
-
-
-_READERS: Final = frozenset(
-    ("copy", "deepcopy", "replace", "asdict", "astuple", "dumps", "vars")
-)
+def globals_of(code: CodeType) -> tuple[str, ...]:
+    """The names of its module that code reads."""
+    loads = (i for i in dis.get_instructions(code) if i.opname in _GLOBALS)
+    return tuple(dict.fromkeys(i.argval for i in loads))
 
 
 class _Op(NamedTuple):

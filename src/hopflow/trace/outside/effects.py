@@ -27,7 +27,6 @@ from types import (
     ModuleType,
 )
 from typing import Any, Final, NamedTuple
-from zlib import crc32
 
 import numpy as np
 
@@ -114,7 +113,7 @@ class _Variable(NamedTuple):
 
     @property
     def is_changed(self) -> bool:
-        return not is_unchanged(self.before, self.value())
+        return not _is_unchanged(self.before, self.value())
 
 
 class _Iterator(NamedTuple):
@@ -151,7 +150,6 @@ class Effects:
         self._ran: set[int] = set()  # generators that ran, objects of which `__next__`
         self._restarted: set[int] = set()  # objects of which `__iter__` sets attributes
         self._variables: dict[tuple[int, str], _Variable] = {}
-        self._arrays: dict[int, _Known] = {}  # NumPy arrays, and checksums
         self._lines: dict[int, SourceLine] = {}
         self._line: SourceLine | None = None
 
@@ -170,32 +168,13 @@ class Effects:
                 state = _progress(value), _place(value)
                 self._iterators[id(value)] = _Iterator(value, text, *state)
         elif id(value) not in self._known:
-            if not isinstance(value, _CHANGING) and not _has_attributes(value):
+            if not isinstance(value, _HELD_WHOLE) and not _has_attributes(value):
+                return
+            if isinstance(value, np.ndarray) and not value.flags.writeable:
                 return
             self._known[id(value)] = _Known(value, text, _copied(value))
         if self._line is not None:
             self._lines[id(value)] = self._line
-
-    def know_array(
-        self, value: np.ndarray[Any, Any], text: Callable[[Sequence[str]], str]
-    ) -> None:
-        """Take note of an array that code reads which sets items of some; see `know`.
-
-        What all arrays contain is not copied.
-        """
-        if value.flags.writeable and id(value) not in self._known:
-            self._known[id(value)] = _Known(value, text, value.copy())
-            if self._line is not None:
-                self._lines[id(value)] = self._line
-
-    def know_content(
-        self, value: np.ndarray[Any, Any], text: Callable[[Sequence[str]], str]
-    ) -> None:
-        """Take note of an array that code reads: what it contains, as a checksum."""
-        if value.flags.writeable and id(value) not in self._arrays:
-            self._arrays[id(value)] = _Known(value, text, _checksum(value))
-            if self._line is not None:
-                self._lines.setdefault(id(value), self._line)
 
     def know_variable(
         self, scope: dict[str, Any] | CellType, name: str, line: SourceLine
@@ -216,10 +195,9 @@ class Effects:
         Args:
             text: How a user writes the owner, if the arguments are written like this.
         """
-        if id(owner) not in self._known:
-            scope = vars(owner) if isinstance(owner, ModuleType) else owner
+        if id(owner) not in self._known or isinstance(owner, _HELD_WHOLE):
             inner = partial(_attribute_text, text, name)
-            self._know_slot(scope, name, self._line, inner)
+            self._know_slot(_scope_of(owner), name, self._line, inner)
 
     def _know_slot(
         self,
@@ -239,7 +217,8 @@ class Effects:
     def is_own(self, owner: Any, key: Any, part: Any) -> bool:
         """Whether the trace itself has put a part into an object from outside, under a
         key or as an attribute: it is not read from there."""
-        slot = self._variables.get((id(owner), key)) if isinstance(key, str) else None
+        place = id(_scope_of(owner)), key
+        slot = self._variables.get(place) if isinstance(key, str) else None
         if slot is not None and slot.value() is part:
             return slot.before is not part
         known = self._known.get(id(owner))
@@ -333,7 +312,7 @@ class Effects:
             rows.append(self._row(key, known.text(arguments), taken))
         for key, (value, text, before) in self._known.items():
             if isinstance(value, np.ndarray) or _is_as(before, _held(value)):
-                continue
+                continue  # an array holds nothing of the trace
             inner.settle_parts(value)
             what = inner.gets(_held(value)) or _loses(before, _held(value))
             if what is not None:
@@ -364,11 +343,6 @@ class Effects:
             (known.text(arguments), self._lines.get(key))
             for key, known in self._known.items()
             if not _is_as(known.before, _held(known.value))
-        ]
-        found += [
-            (known.text(arguments), self._lines.get(key))
-            for key, known in self._arrays.items()
-            if _checksum(known.value) != known.before
         ]
         variables = [v for v in self._variables.values() if v.is_changed]
         found += [(v.text(arguments), v.line) for v in variables]
@@ -410,7 +384,13 @@ _OF_ITERATORS: Final = (
     "Take the items before the call, and pass them as arguments; or keep them in a "
     "list, and pass an index."
 )
-_CHANGING: Final = (list, dict, set, deque, bytearray, array)
+_HELD_WHOLE: Final = (list, dict, set, deque, bytearray, array, np.ndarray)
+"""What is copied with its items; objects of a user's are, with their attributes."""
+
+
+def _scope_of(owner: Any) -> Any:
+    """What an attribute of an object is a variable of."""
+    return vars(owner) if isinstance(owner, ModuleType) else owner
 
 
 def _has_attributes(value: Any) -> bool:
@@ -419,13 +399,7 @@ def _has_attributes(value: Any) -> bool:
 
 
 def _held(value: Any) -> Any:
-    is_itself = isinstance(value, (*_CHANGING, np.ndarray))
-    return value if is_itself else all_attributes(value)
-
-
-def _checksum(array: np.ndarray[Any, Any]) -> int:
-    is_buffer = array.flags.c_contiguous and array.size and array.dtype.kind in "biufc"
-    return crc32(array.data if is_buffer else array.tobytes())
+    return value if isinstance(value, _HELD_WHOLE) else all_attributes(value)
 
 
 def _article(value: Any) -> str:
@@ -452,13 +426,13 @@ def _place(value: Any) -> int | None:
     return index if type(index) is int else None
 
 
-def is_unchanged(before: Any, now: Any) -> bool:
+def _is_unchanged(before: Any, now: Any) -> bool:
     """Whether no code can tell two values from each other."""
     if before is now or (is_constant(before) and is_same(before, now)):
         return True
     if not (type(before) is type(now) is tuple) or len(before) != len(now):
         return False
-    return all(map(is_unchanged, before, now))
+    return all(map(_is_unchanged, before, now))
 
 
 def _is_as(before: Any, now: Any) -> bool:
@@ -466,14 +440,24 @@ def _is_as(before: Any, now: Any) -> bool:
     if isinstance(before, bytearray | array):
         return bool(before == now)
     if isinstance(before, np.ndarray):
-        return bool(before.tobytes() == now.tobytes())
+        return _is_same_array(before, now)
     if isinstance(before, set):
         return len(before) == len(now) and all(x in now for x in before)
     if not isinstance(before, dict):
-        return len(before) == len(now) and all(map(is_unchanged, before, now))
+        return len(before) == len(now) and all(map(_is_unchanged, before, now))
     return [*before] == [*now] and all(
-        is_unchanged(x, now[k]) for k, x in before.items()
+        _is_unchanged(x, now[k]) for k, x in before.items()
     )
+
+
+def _is_same_array(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
+    """Whether arrays have the same bits."""
+    if (a.dtype, a.shape) != (b.dtype, b.shape):
+        return False
+    if a.flags.c_contiguous and b.flags.c_contiguous and not a.dtype.hasobject:
+        a, b = (x.reshape(-1).view(np.uint8) for x in (a, b))  # without a copy
+        return bool(np.array_equal(a, b))
+    return a.tobytes() == b.tobytes()
 
 
 def _attribute_text(
@@ -483,10 +467,15 @@ def _attribute_text(
 
 
 def _copied(value: Any) -> Any:
+    """What a container or an object holds, in a container without code of a user's."""
     held = _held(value)
-    if isinstance(held, array):
+    if isinstance(held, array | bytearray):
         return held[:]
-    return dict(held) if isinstance(held, dict) else type(held)(held)
+    if isinstance(held, np.ndarray):
+        return held.copy()
+    kinds = {dict: dict, set: set}
+    make = next((make for kind, make in kinds.items() if isinstance(held, kind)), list)
+    return make(held)
 
 
 class _Inner:
@@ -525,9 +514,9 @@ class _Inner:
         if id(value) in self._before or is_constant(value):
             return value
         if isinstance(value, tuple):
-            make = getattr(type(value), "_make", type(value))  # of a named tuple
             parts = [*map(self.settled, value)]
-            return value if all(map(is_, parts, value)) else make(parts)
+            is_as = all(map(is_, parts, value))
+            return value if is_as else tuple.__new__(type(value), parts)
         if isinstance(value, list | dict | set | deque) or _has_attributes(value):
             self.settle_parts(value)
         return value
@@ -543,8 +532,8 @@ class _Inner:
             found = {self.settled(k): self.settled(x) for k, x in [*held.items()]}
             old, new = [*held, *held.values()], [*found, *found.values()]
         elif isinstance(held, list | deque | set):
-            found = type(held)(map(self.settled, [*held]))
-            old, new = [*held], [*found]
+            found = [*map(self.settled, [*held])]
+            old, new = [*held], found
         else:
             return
         if len(old) != len(new) or not all(map(is_, old, new)):
@@ -586,7 +575,8 @@ def _are_missing(old: Iterable[Any], new: Iterable[Any]) -> bool:
 def _restore(value: Any, before: Any) -> None:
     """Give a container or an object what it held."""
     if isinstance(value, np.ndarray):
-        value[...] = before
+        if value.shape == before.shape and value.flags.writeable:  # as it was
+            value[...] = before
     elif isinstance(value, bytearray | array):
         value[:] = before
     elif isinstance(value, list | deque):

@@ -30,13 +30,7 @@ import numpy as np
 from hopflow.bind import Value
 from hopflow.graph.core import SourceLine
 from hopflow.tensor import EagerTensor
-from hopflow.trace.outside.bytecode import (
-    Load,
-    Step,
-    copies_objects,
-    sets_items,
-    stores_of,
-)
+from hopflow.trace.outside.bytecode import Load, Step, globals_of, stores_of
 from hopflow.trace.outside.checks import Check, elements, identity
 from hopflow.trace.outside.effects import Effects
 from hopflow.trace.outside.guard import Guard, Read, Wanted
@@ -466,14 +460,12 @@ class Recorder:
                     self._use(*here)
                 return
             [(path, value)] = reads
-        if isinstance(value, np.ndarray) and sets_items(frame.f_code):
-            self.effects.know_array(value, path.text)
         binds = None if load.binds is None else self._resolved(frame, load.binds)
         if binds is not None and self._bind(path, value, binds):
             return
         if load.is_used:
             is_passed = load.taker == "call" and is_plain(value)
-            if is_passed and copies_objects(frame.f_code):
+            if is_passed and _copies_objects(frame):
                 self._use_object(path, value)
             self._use(path, value)
             if _is_taken(load, value):
@@ -558,8 +550,6 @@ class Recorder:
             self._reads[path] += self._checks(path, value)
         if not is_constant(value):
             self._know(value, path)
-        if isinstance(value, np.ndarray):
-            self.effects.know_content(value, path.text)
         return [(path, value)]
 
     def _checks(self, path: Path, value: Any) -> Iterator[Check]:
@@ -935,6 +925,25 @@ def _is_of(tensor: EagerTensor, array: np.ndarray[Any, Any]) -> bool:
     return (own.ctypes.data, own.shape, own.strides, own.dtype) == (
         *(array.ctypes.data, array.shape, array.strides, array.dtype),
     )
+
+
+def _copies_objects(frame: FrameType) -> bool:
+    """Whether code has a name for a function of Python's library that reads all of an
+    object, or for its module."""
+    code = frame.f_code
+    values = [frame.f_globals.get(name) for name in globals_of(code)]
+    values += [frame.f_locals.get(name) for name in code.co_varnames]
+    return any(
+        (value.__name__ if isinstance(value, ModuleType) else value.__module__)
+        in _COPYING
+        for value in values
+        if isinstance(value, ModuleType | FunctionType | BuiltinFunctionType)
+    )
+
+
+_COPYING: Final = frozenset(
+    ("copy", "pickle", "_pickle", "json", "dataclasses", "marshal", "pprint")
+)
 
 
 def _is_scope(code: CodeType) -> bool:
