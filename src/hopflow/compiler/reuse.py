@@ -18,7 +18,7 @@ statement: what is dead in one iteration may be live in another.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import inf
@@ -337,12 +337,14 @@ def _extent_in(body: _Body, access: _Access) -> tuple[int, int]:
 class _Named:
     """The buffers that statements name with those in them, found once for each."""
 
-    def __init__(self, named: Mapping[Stmt, Iterable[Buffer]]) -> None:
+    def __init__(self, named: Mapping[Stmt, Collection[Buffer]]) -> None:
         """`named` is what statements name themselves."""
         self._named = named
         self._within: dict[Stmt, set[Buffer]] = {}
 
     def touches(self, s: Stmt, buffer: Buffer) -> bool:
+        if not walk.bodies(s):
+            return buffer in self._named.get(s, ())
         if s not in self._within:
             within = [self._named.get(inner, ()) for inner in walk.statements([s])]
             self._within[s] = set(chain.from_iterable(within))
@@ -351,13 +353,13 @@ class _Named:
 
 def _defines(s: Stmt, buffer: Buffer, named: _Named) -> bool:
     """Whether `s` writes all of `buffer`, and reads nothing of it before."""
-    if _reads(s, buffer):
-        return False
     match s:
         case If():
-            return all(_body_defines(side, buffer, named) for side in (s.then, s.else_))
+            return not _reads(s, buffer) and all(
+                _body_defines(side, buffer, named) for side in (s.then, s.else_)
+            )
         case While():
-            return _body_defines(s.head, buffer, named)
+            return not _reads(s, buffer) and _body_defines(s.head, buffer, named)
         case For():
             return _nest_fills(s, buffer, named)
         case _:

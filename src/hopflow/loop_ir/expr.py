@@ -428,6 +428,8 @@ def with_args(node: Expr, args: tuple[Expr, ...]) -> Expr:
 
 def rewrite(expr: Expr, leaf: Callable[[Expr], Expr | None]) -> Expr:
     """`expr` with every node for which `leaf` gives another replaced, bottom shared."""
+    if not expr.args:  # a constant or a variable, as most are
+        return leaf(expr) or expr
     memo: dict[Expr, Expr] = {}
 
     def visit(node: Expr) -> Expr:

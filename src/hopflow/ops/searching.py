@@ -10,15 +10,24 @@ from hopflow.bind import Value, bind
 from hopflow.errors import DTypeError, ShapeError
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir import expr
-from hopflow.loop_ir.expr import Expr, Index, compare, const, extent, index, select
+from hopflow.loop_ir.expr import (
+    Expr,
+    Index,
+    binary,
+    compare,
+    const,
+    extent,
+    index,
+    select,
+)
 from hopflow.loop_ir.kernels import Operand, Pointwise
 from hopflow.ops import batching, scalar
 from hopflow.ops.convert import apply, as_value
-from hopflow.ops.creation import zeros
+from hopflow.ops.creation import full, zeros
 from hopflow.ops.elementwise import add, logical_and, logical_not, logical_or, subtract
 from hopflow.ops.gather import gather_clip
 from hopflow.ops.indexing import take
-from hopflow.ops.logic import isnan, less, less_equal, where
+from hopflow.ops.logic import greater, isnan, less, where
 from hopflow.ops.masks import where_true
 from hopflow.ops.opdef import OpDef, Sample
 from hopflow.ops.reduce import argmax, argmin
@@ -55,6 +64,11 @@ def nonzero(x: Any, /) -> tuple[Value, ...]:
 _MOST_BITS: Final = 40
 
 
+def _halvings(n: Size) -> int:
+    """How often `n` is halved, rounding down, until nothing is left."""
+    return n.bit_length() if isinstance(n, int) else _MOST_BITS
+
+
 def _searchsorted_infer(x1: TensorType, x2: TensorType, **_: str) -> TensorType:
     require_dtype("searchsorted", [x1, x2], NUMERIC)
     if x1.dtype is not x2.dtype:
@@ -85,25 +99,24 @@ def _searchsorted_lower(
     _types: Types, x1: Operand, x2: Operand, *, side: str
 ) -> Pointwise:
     n = x1.type.shape[0]
-    size = extent(n)
-    bits = n.bit_length() if isinstance(n, int) else _MOST_BITS
 
     def element(at: Index) -> Expr:
         wanted = x2[at]
-        # How many elements stand before `wanted` is found bit by bit from the highest:
-        # a bit is set if so many elements, the last of them included, do.
-        count = index(0)
-        for bit in reversed(range(bits)):
-            candidate = expr.add(count, index(1 << bit))
-            fits = compare("le", candidate, size)
+        # At least `count` elements stand before `wanted`, and at most `count + left`.
+        count, left = index(0), extent(n)
+        for _ in range(_halvings(n)):
+            remaining = binary("lshr", left, index(1))
+            candidate = expr.add(count, expr.sub(left, remaining))
+            is_any = compare("gt", left, index(0))
             last = (expr.sub(candidate, index(1)),)
-            found = x1.where(fits, last, const(0, x1.type.dtype))
+            found = x1.where(is_any, last, const(0, x1.type.dtype))
             before = (
                 _is_before(found, wanted)
                 if side == "left"
                 else scalar.negate(_is_before(wanted, found))
             )
-            count = select(scalar.both(fits, before), candidate, count)
+            count = select(scalar.both(is_any, before), candidate, count)
+            left = remaining
         return count
 
     if is_zero(n):
@@ -120,17 +133,20 @@ def _searchsorted_batch(
     wanted = as_value(batching.in_batch(size, batched[1], x2))
     n = x1.shape[1]
     count = zeros(wanted.shape, dtype=dtypes.int64)
-    bits = n.bit_length() if isinstance(n, int) else _MOST_BITS
-    for bit in reversed(range(bits)):
-        candidate = add(count, 1 << bit)
+    left: Any = n if isinstance(n, int) else full((), n, dtype=dtypes.int64)
+    for _ in range(_halvings(n)):
+        remaining = left // 2
+        candidate = add(count, left - remaining)
         found = apply(gather_clip, x1, subtract(candidate, 1), axes=(1,), batch=1)
         before = (
             _comes_before(found, wanted)
             if side == "left"
             else logical_not(_comes_before(wanted, found))
         )
-        fits = less_equal(candidate, n)
-        count = where(logical_and(fits, before), candidate, count)
+        if not isinstance(n, int):  # it may be 0 before the last step
+            before = logical_and(greater(left, 0), before)
+        count = where(before, candidate, count)
+        left = remaining
     return [count]
 
 

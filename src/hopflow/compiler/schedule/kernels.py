@@ -669,7 +669,9 @@ def _is_divided(node: Expr, op: str, axis: Expr, size: int | None = None) -> boo
 
 def _last_position(buffer: Buffer, at: Index) -> Expr:
     """The position along the last axis of memory."""
-    if buffer.strides is not None:
+    extent = buffer.shape[len(at) - 1]
+    is_plain = at[-1].op == "var" and not (extent.is_const and extent.attr == 1)
+    if is_plain or buffer.strides is not None:
         return at[-1]
     merged = merged_axes(at, buffer.shape)
     return merged[-1].position if merged else at[-1]

@@ -40,7 +40,10 @@ def merge(body: list[Stmt]) -> None:
         one, around = pending.pop()
         merged: list[Stmt] = []
         for statement in one:
-            own = names[statement] = around | names.get(statement, {})
+            own = names.get(statement, around)
+            if own is not around and around:
+                own = around | own
+            names[statement] = own
             if own:
                 replace(statement, partial(_renamed, own))
             if not isinstance(statement, For) or not _absorb(

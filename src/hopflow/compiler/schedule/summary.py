@@ -130,12 +130,16 @@ class Summaries:
 
 def _add(found: Summary, statement: Stmt) -> None:
     """Add what a statement itself does, without what is in it."""
-    order = nodes(*expressions(statement))
-    found.size += 1 + sum([weight(node) for node in order])
-    found.read.update([node.attr for node in order if node.op == "var"])
+    found.size += 1
+    accesses = []
+    for node in nodes(*expressions(statement)):
+        found.size += weight(node)
+        if node.op == "var":
+            found.read.add(node.attr)
+        elif node.op == "load":
+            accesses.append((node.attr, e.index_of(node)))
     found.touched.update(named(statement))
     found.is_ordered = found.is_ordered or isinstance(statement, _ORDERED)
-    accesses = [(n.attr, e.index_of(n)) for n in order if n.op == "load"]
     for buffer, at, is_written in _accesses(statement):
         accesses.append((buffer, at))
         if is_written:
