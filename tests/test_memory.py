@@ -250,6 +250,32 @@ def _leapfrog(x: Any) -> Any:
     return hf.fori_loop(0, 4, step, (x, x * 2.0))[0]
 
 
+def _found(x: Any, y: Any) -> Any:
+    """Sizes that the run finds, both before the first piece is made."""
+    a, b = x[x > 3.0], y[y < 9.0]
+    return hf.concat([hf.cumulative_sum(a), hf.sin(y), hf.cumulative_sum(b)])
+
+
+def _found_in_steps(x: Any, y: Any) -> Any:
+    def step(k: Any, c: Any) -> Any:
+        found = c[c > 3.0 + k]
+        both = hf.concat([hf.sin(y * c), hf.cumulative_sum(found)])
+        return c + hf.cumulative_sum(both)[-1]
+
+    return hf.fori_loop(0, 4, step, x)
+
+
+def _found_in_branches(x: Any, y: Any) -> Any:
+    a = x[x > 3.0]
+
+    def one() -> Any:
+        first = hf.concat([hf.cumulative_sum(a), hf.sin(y)])
+        second = hf.concat([hf.cumulative_sum(first), hf.sin(a)])
+        return hf.cumulative_sum(second)[-3:]
+
+    return hf.cond(y[0] > 0.0, one, lambda: x[:3])
+
+
 PARTS: dict[str, tuple[Any, tuple[Any, ...], int]] = {
     "concat": (_halves, (X,), 2),
     "concat along another axis": (
@@ -288,6 +314,9 @@ PARTS: dict[str, tuple[Any, tuple[Any, ...], int]] = {
         (X,),
         0,
     ),
+    "sizes that the run finds": (_found, (X, Y), 2),
+    "sizes that the run finds in steps": (_found_in_steps, (X, Y), 1),
+    "sizes that the run finds in branches": (_found_in_branches, (X, Y), 2),
     "one value twice": (
         lambda x: hf.concat([a := hf.cumulative_sum(x), x * 2.0, a]),
         (X,),
@@ -333,6 +362,12 @@ def test_a_piece_of_a_result_is_made_there(name: str, dynamic: bool) -> None:
                 0, 3, lambda _, c: hf.concat([c[4:], hf.cumulative_sum(y[:4])]), x
             ),
             "is made outside the loop",
+        ),
+        (
+            lambda x, y: hf.concat(
+                [hf.cumulative_sum(x[x > 3.0]), hf.cumulative_sum(y[y > 9.0])]
+            ),
+            "the size of `v14` is known only there",
         ),
     ],
 )

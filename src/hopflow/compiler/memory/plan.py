@@ -14,7 +14,7 @@ from hopflow.compiler.kernel_program.program import (
     blocks,
 )
 from hopflow.compiler.memory.allocations import Allocation, Allocations
-from hopflow.compiler.memory.live_ranges import LiveRanges
+from hopflow.compiler.memory.live_ranges import LiveRanges, Scope
 from hopflow.compiler.memory.parts import Part, is_at_own_index
 from hopflow.graph.core import Node
 from hopflow.graph.types import TensorType
@@ -53,6 +53,11 @@ class MemoryPlan:
         self.allocations = Allocations(self.live)
         inputs = self.program.block.parameters
         self.entry: set[Symbol] = {s for v in inputs for s in free_symbols(*v.shape)}
+        self._found: dict[Symbol, tuple[Scope, int]] = {}  # where the run finds sizes
+        for block, equation in walk(self.program.block):
+            if equation.symbol is not None:
+                at = self.live.writes[equation]
+                self._found.setdefault(equation.symbol, (self.live.scopes[block], at))
 
     def is_sized(self, type_: TensorType) -> bool:
         """Whether memory of a type can be made when the program begins."""
@@ -89,9 +94,24 @@ class MemoryPlan:
     def put_into(self, part: Allocation, place: Part) -> str | None:
         """Make an allocation a part of that of a result; None, or why that cannot
         be."""
-        if not self.is_sized(place.result.type):
+        if not self._is_sized_at(part, place):
             return f"the size of `{place.result.name}` is known only there"
         return self.allocations.put_into(part, place)
+
+    def _is_sized_at(self, part: Allocation, place: Part) -> bool:
+        """Whether memory for a result can be made where a part of it is: before what is
+        in the part, in the block of the result."""
+        if self.is_sized(place.result.type):
+            return True
+        scope, start = part.home
+        homes = [self.live.defined[v][0] for v in (place.result, *part.values)]
+        first = [position for _, position in place.window]
+        symbols = set(free_symbols(*place.result.shape, *first)) - self.entry
+        found = [self._found.get(symbol) for symbol in symbols]
+        return all(home is scope for home in homes) and all(
+            where is not None and scope.is_within(where[0]) and where[1] < start
+            for where in found
+        )
 
 
 def walk(block: Block) -> Iterator[tuple[Block, Equation]]:

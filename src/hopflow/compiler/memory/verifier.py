@@ -294,7 +294,7 @@ class _Places:
         value, whole = self.values[allocation][0], self.of(part.result)
         alike = same_layout(self.type_of(value), self.type_of(part.value))
         rule = f"is not laid out as `{part.value.name}`, a part of `{part.result.name}`"
-        self._require(alike and self.is_sized(self.type_of(value)), value, rule)
+        self._require(alike, value, rule)
         rule = f"is no part of `{part.result.name}`"
         self._require(_is_part(part) and whole is not None, value, rule)
         self._require(self.at(allocation) is allocation, value, rule)
@@ -420,14 +420,20 @@ class _Walk:
         return [*([] if memory is None else [memory]), *self.also.get(value, ())]
 
     def make(self, value: Value) -> None:
-        """Memory of a size that the run finds is made where it is written first, and is
-        there to the end of that block."""
+        """Memory of a size that the run finds is made where it is written first, as
+        soon as that is in a part of it, and is there to the end of that block."""
         allocation = self.plan.of(value)
-        if allocation is None or self.places.is_sized(self.places.type_of(value)):
+        if allocation is None:
             return
-        home = self.made.setdefault(allocation, self.block)
-        rule = "is in memory that was made in another block"
-        self.require(home in self.places.around[self.block], value, rule)
+        for whole in self.plan.allocations.around(allocation):
+            if self.places.is_sized(whole.type):
+                continue
+            home = self.made.setdefault(whole, self.block)
+            rule = "is in memory that was made in another block"
+            self.require(home in self.places.around[self.block], value, rule)
+            found = {*free_symbols(*whole.type.shape)} - self.plan.entry
+            rule = "is in memory whose size is not known yet"
+            self.require(whole is allocation or found <= self.known, value, rule)
 
     def know(self, type_: TensorType) -> None:
         symbols = map(plain_symbol, type_.shape)
