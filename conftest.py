@@ -19,6 +19,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hopflow.config import config
 from hopflow.testing.requires import missing
 
+# Tests compile what they run, and so do the processes that they start.
+os.environ["HOPFLOW_CACHE_DIR"] = config.cache_dir = ""
+
 # Most of what JAX compiles for us runs once.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 

@@ -18,6 +18,7 @@ from benchmarks.report import (
     format_row,
 )
 from benchmarks.workloads import all_calls, all_workloads
+from hopflow.config import config
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -36,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(argv)
     jax.config.update("jax_enable_x64", True)
+    config.cache_dir = ""  # first calls compile
     workloads, calls = all_workloads(options.scale), all_calls(options.scale)
     if options.rows:
         wanted = options.rows.split(",")

@@ -11,7 +11,7 @@ are kept is the schedule of Griewank and Walther ("Algorithm 799: revolve", ACM 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import or_
-from typing import Any, Final, NamedTuple, final
+from typing import Any, ClassVar, Final, NamedTuple, final
 
 from hopflow import dtypes
 from hopflow.autograd.api import jvp, linearize, vjp
@@ -74,6 +74,8 @@ class Checkpoint:
             raise ArgumentValueError(
                 f"Checkpoint: `count` must be a positive int, and is {self.count!r}."
             )
+
+    has_portable_key: ClassVar[bool] = True
 
     def structural_key(self) -> str:
         return f"checkpoint {self.count}"

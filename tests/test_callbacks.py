@@ -15,6 +15,7 @@ from hopflow.bind import bind
 from hopflow.compiler.callbacks import Callbacks
 from hopflow.compiler.cpu.runtime import compile_program
 from hopflow.compiler.cpu.target import host
+from hopflow.compiler.interface import Interface
 from hopflow.compiler.pipeline import lower
 from hopflow.errors import (
     ArgumentTypeError,
@@ -181,7 +182,7 @@ def test_the_loop_ir_interpreter_calls_in_the_same_order(
 ) -> None:
     graph = hf.trace(lambda x: f(log, x), hf.asarray(X), mode="fake").graph
     _, program = lower(graph)
-    host = Callbacks(graph, program).run
+    host = Callbacks(graph, Interface.of(program)).run
     run_loop_ir(program, [], [X], seed=seed, host=host)
     assert log.seen == expected
 

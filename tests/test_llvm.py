@@ -99,9 +99,9 @@ def program(
 def call(kernel: Kernel, sizes: Sequence[int], inputs: Sequence[NDArray]) -> Any:
     """Call a kernel with outputs of the shapes that its program says; return them, or
     what stopped it."""
-    known = dict(zip(kernel.program.sizes, sizes, strict=True))
+    known = dict(zip(kernel.interface.sizes, sizes, strict=True))
     outputs = []
-    for buffer in kernel.program.outputs:
+    for buffer in kernel.interface.outputs:
         shape = [_evaluate(extent, known) for extent in buffer.shape]
         # Between fences, to see whether anything is written beside it.
         fenced = np.full(int(np.prod(shape)) + 64, 77).astype(buffer.dtype.dtype)
@@ -151,10 +151,12 @@ def compare(
 ) -> list[NDArray]:
     """Run native code and the interpreter; they must agree bit by bit."""
     kernel = native if isinstance(native, Kernel) else compile_program(native, host())
-    wanted = interpreter.run(serial or kernel.program, sizes, inputs)
+    interpreted = serial or native
+    assert isinstance(interpreted, Program)
+    wanted = interpreter.run(interpreted, sizes, inputs)
     got: list[NDArray] = call(kernel, sizes, inputs)
     for k, (x, y) in enumerate(zip(got, wanted, strict=True)):
-        assert_same_bits(x, y, f"output {k} of {kernel.program.name} for {sizes}")
+        assert_same_bits(x, y, f"output {k} of {interpreted.name} for {sizes}")
     return got
 
 
@@ -242,7 +244,7 @@ def check_operations(target: CpuTarget) -> None:
             loop = For(J, e.index(75), body, True, vector(width))
             native = program([loop], inputs=cases[0][2], outputs=outputs)
             wanted = wanted or interpreter.run(native, [], inputs)
-            got = call(Kernel(native, target), [], inputs)
+            got = call(compile_program(native, target), [], inputs)
             for (op, _, _), x, y in zip(cases, got, wanted, strict=True):
                 assert_same_bits(x, y, f"{op} of {dtype} in {width} lanes")
 
@@ -366,14 +368,14 @@ def test_every_access_of_a_vector_loop_agrees_for_every_remainder(
         pytest.skip("not an x86 CPU")
     cpu = host() if target == "host" else avx2()
     random = np.random.default_rng(0)
-    symbolic = {w: Kernel(access(dtype, w, SIZE), cpu) for w in (4, 8, 32)}
+    symbolic = {w: compile_program(access(dtype, w, SIZE), cpu) for w in (4, 8, 32)}
     for n in (1, 2, 3, 7, 8, 9, 31, 33, 70):
         a = random.integers(-100, 100, 3 * n + 8).astype(dtype.dtype)
         inputs = [a, random.permutation(n), np.resize(a, (n, 5))]
         serial = access(dtype, 1, SIZE)
         for kernel in symbolic.values():
             compare(kernel, lengths(n), inputs, serial)
-        fixed = Kernel(access(dtype, 8, e.index(n)), cpu)
+        fixed = compile_program(access(dtype, 8, e.index(n)), cpu)
         compare(fixed, lengths(n), inputs, serial)
 
 
@@ -421,7 +423,9 @@ def test_where_a_condition_is_false_no_memory_is_read(
         pytest.skip("not an x86 CPU")
     cpu = host() if target == "host" else avx2()
     random = np.random.default_rng(0)
-    symbolic = {w: Kernel(conditional(dtype, w, SIZE), cpu) for w in (1, 8, 32)}
+    symbolic = {
+        w: compile_program(conditional(dtype, w, SIZE), cpu) for w in (1, 8, 32)
+    }
     for n in (1, 2, 3, 8, 31, 33, 70):
         a = random.integers(-100, 100, n).astype(dtype.dtype)
         arrays = (a, random.permutation(n), a[:0])
@@ -429,7 +433,7 @@ def test_where_a_condition_is_false_no_memory_is_read(
         serial = conditional(dtype, 1, SIZE)
         for kernel in symbolic.values():
             compare(kernel, [n], inputs, serial)
-        fixed = Kernel(conditional(dtype, 8, e.index(n)), cpu)
+        fixed = compile_program(conditional(dtype, 8, e.index(n)), cpu)
         compare(fixed, [n], inputs, serial)
 
 

@@ -6,12 +6,18 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from hopflow.compiler.cpu.runtime import Kernel, compile_program, interrupt
+from hopflow.compiler.cpu.runtime import (
+    Kernel,
+    assembly,
+    compile_program,
+    interrupt,
+    llvm_ir,
+    optimised_llvm_ir,
+)
 from hopflow.compiler.cpu.target import host
 from hopflow.dtypes import float64, int64
 from hopflow.loop_ir import expr as e
@@ -31,56 +37,50 @@ N = Var("n", int64)
 SIZE = e.read(N)
 
 
-def endless(inner: int = 0) -> Kernel:
+def endless(inner: int = 0) -> Program:
     """`while i != -7: i = (i ^ 12345) + 1`, which never ends; or a loop of those."""
     out, i = Buffer("out", int64, (), "output"), Var("i", int64)
     step = e.add(e.binary("xor", e.read(i), e.index(12345)), e.index(1))
     body: list[Stmt] = [Assign(i, step)]
     if inner:
         body = [For(Var("j", int64), e.index(inner), body)]
-    return compile_program(
-        Program(
-            "endless",
-            [],
-            [],
-            [out],
-            [],
-            [],
-            [
-                Declare(i, e.index(0)),
-                While([], e.compare("ne", e.read(i), e.index(-7)), body),
-                Store(out, (), e.read(i)),
-            ],
-            [],
-        ),
-        host(),
+    return Program(
+        "endless",
+        [],
+        [],
+        [out],
+        [],
+        [],
+        [
+            Declare(i, e.index(0)),
+            While([], e.compare("ne", e.read(i), e.index(-7)), body),
+            Store(out, (), e.read(i)),
+        ],
+        [],
     )
 
 
-def counted() -> Kernel:
+def counted() -> Program:
     """A loop of `n` steps that cannot be simplified away."""
     out, i, s = Buffer("out", int64, (), "output"), Var("i", int64), Var("s", int64)
     step = e.binary("xor", e.add(e.mul(e.read(s), e.index(5)), e.read(i)), e.index(77))
-    return compile_program(
-        Program(
-            "counted",
-            [N],
-            [],
-            [out],
-            [],
-            [],
-            [
-                Declare(s, e.index(0)),
-                For(i, SIZE, [Assign(s, step)]),
-                Store(out, (), e.read(s)),
-            ],
-            [],
-        ),
-        host(),
+    return Program(
+        "counted",
+        [N],
+        [],
+        [out],
+        [],
+        [],
+        [
+            Declare(s, e.index(0)),
+            For(i, SIZE, [Assign(s, step)]),
+            Store(out, (), e.read(s)),
+        ],
+        [],
     )
 
 
-def total() -> Kernel:
+def total() -> Program:
     """Sums of `n` numbers, through temporaries in the arena."""
     x, out = (
         Buffer("x", float64, (SIZE,), "input"),
@@ -90,28 +90,29 @@ def total() -> Kernel:
     j, k = Var("j", int64), Var("k", int64)
     double = e.add(e.load(x, (e.read(j),)), e.load(x, (e.read(j),)))
     vector = Binding("vector", 8)
-    return compile_program(
-        Program(
-            "total",
-            [N],
-            [x],
-            [out],
-            [t],
-            [],
-            [
-                For(j, SIZE, [Store(t, (e.read(j),), double)], True, vector),
-                For(
-                    k,
-                    SIZE,
-                    [Store(out, (e.read(k),), e.load(t, (e.read(k),)))],
-                    True,
-                    vector,
-                ),
-            ],
-            [],
-        ),
-        host(),
+    return Program(
+        "total",
+        [N],
+        [x],
+        [out],
+        [t],
+        [],
+        [
+            For(j, SIZE, [Store(t, (e.read(j),), double)], True, vector),
+            For(
+                k,
+                SIZE,
+                [Store(out, (e.read(k),), e.load(t, (e.read(k),)))],
+                True,
+                vector,
+            ),
+        ],
+        [],
     )
+
+
+def compiled(program: Program) -> Kernel:
+    return compile_program(program, host())
 
 
 RESULT = np.zeros((), np.int64)
@@ -119,14 +120,12 @@ RESULT = np.zeros((), np.int64)
 
 @pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize(
-    ("kernel", "sizes"),
-    [(endless, ()), (lambda: endless(1000), ()), (counted, (10**13,))],
+    ("program", "sizes"),
+    [(endless(), ()), (endless(1000), ()), (counted(), (10**13,))],
     ids=["while", "nested", "counted"],
 )
-def test_ctrl_c_stops_a_loop(
-    kernel: Callable[[], Kernel], sizes: tuple[int, ...]
-) -> None:
-    run = kernel()
+def test_ctrl_c_stops_a_loop(program: Program, sizes: tuple[int, ...]) -> None:
+    run = compiled(program)
     fired = 0.0
 
     def fire() -> None:
@@ -147,14 +146,14 @@ def test_a_signal_handler_that_returns_does_not_stop_the_loop() -> None:
     before = signal.signal(signal.SIGALRM, lambda *_: calls.append(time.perf_counter()))
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.05)
-        assert counted()(200_000_000, RESULT.ctypes.data) is None
+        assert compiled(counted())(200_000_000, RESULT.ctypes.data) is None
         assert len(calls) == 1
     finally:
         signal.signal(signal.SIGALRM, before)
 
 
 def test_interrupt_stops_the_thread_that_it_names_and_then_all() -> None:
-    run = endless()
+    run = compiled(endless())
     stopped: list[int] = []
 
     def work() -> None:
@@ -179,11 +178,11 @@ def test_interrupt_stops_the_thread_that_it_names_and_then_all() -> None:
 def test_an_interrupt_does_not_wait_for_a_program_that_starts_later() -> None:
     interrupt()
     interrupt(threading.get_ident())
-    assert counted()(200_000_000, RESULT.ctypes.data) is None
+    assert compiled(counted())(200_000_000, RESULT.ctypes.data) is None
 
 
 def test_a_kernel_runs_in_several_threads_at_once() -> None:
-    run, size = total(), 200_000  # long enough to release the GIL
+    run, size = compiled(total()), 200_000  # long enough to release the GIL
     failures = []
 
     def work(seed: int) -> None:
@@ -206,10 +205,10 @@ def test_a_kernel_runs_in_several_threads_at_once() -> None:
 
 
 def test_a_long_program_releases_the_gil_and_a_short_one_does_not() -> None:
-    assert "hf_release" in endless().llvm_ir
-    assert "icmp sgt" in counted().llvm_ir  # decided by its size
+    assert "hf_release" in llvm_ir(endless(), host())
+    assert "icmp sgt" in llvm_ir(counted(), host())  # decided by its size
     short = Program("short", [N], [], [], [], [], [], [])
-    assert "hf_release" not in compile_program(short, host()).llvm_ir
+    assert "hf_release" not in llvm_ir(short, host())
 
 
 @pytest.mark.parametrize(
@@ -224,21 +223,21 @@ def test_wrong_arguments_are_type_errors(
     arguments: tuple[object, ...], message: str
 ) -> None:
     with pytest.raises(TypeError, match=message):
-        total().call(*arguments)
+        compiled(total()).call(*arguments)
 
 
 def test_an_int_too_large_is_an_overflow_error() -> None:
     with pytest.raises(OverflowError, match="too large"):
-        total()(2**70, 0, 0)
+        compiled(total())(2**70, 0, 0)
 
 
 def test_no_memory_for_the_arena_is_a_memory_error() -> None:
     with pytest.raises(MemoryError):
-        total()(2**58, 0, 0)
+        compiled(total())(2**58, 0, 0)
 
 
 def test_a_function_keeps_its_code_alive_and_lets_it_go() -> None:
-    kernel = total()
+    kernel = compiled(total())
     call = kernel.call
     owner = call.__self__  # type: ignore[attr-defined]
     library = weakref.ref(owner.loaded.library)
@@ -252,7 +251,7 @@ def test_a_function_keeps_its_code_alive_and_lets_it_go() -> None:
 
 
 def test_temporaries_are_freed() -> None:
-    run, size = total(), 1_000_000
+    run, size = compiled(total()), 1_000_000
     x, out = np.zeros(size), np.zeros(size)
 
     def resident() -> int:
@@ -269,11 +268,12 @@ def test_temporaries_are_freed() -> None:
 
 
 def test_a_kernel_shows_its_code() -> None:
-    kernel = total()
-    assert "define i64 @hf_kernel_total(ptr %block)" in kernel.llvm_ir
-    assert "alloca" not in kernel.optimised_llvm_ir.partition("@hf_kernel_total")[2]
-    assert "hf_kernel_total:" in kernel.asm
-    assert repr(kernel).startswith("<native kernel 'total', ")
+    program = total()
+    assert "define i64 @hf_kernel_total(ptr %block)" in llvm_ir(program, host())
+    optimised = optimised_llvm_ir(program, host())
+    assert "alloca" not in optimised.partition("@hf_kernel_total")[2]
+    assert "hf_kernel_total:" in assembly(program, host())
+    assert repr(compiled(program)).startswith("<native kernel 'total', ")
 
 
 def test_several_threads_compile_at_once() -> None:
@@ -281,7 +281,7 @@ def test_several_threads_compile_at_once() -> None:
 
     def work() -> None:
         x, out = np.arange(5.0), np.empty(5)
-        total()(5, x.ctypes.data, out.ctypes.data)
+        compiled(total())(5, x.ctypes.data, out.ctypes.data)
         results.append(out)
 
     threads = [threading.Thread(target=work) for _ in range(4)]

@@ -15,6 +15,7 @@ import hopflow
 from hopflow import progress
 from hopflow.bind import bind
 from hopflow.compiler.callbacks import Callbacks
+from hopflow.compiler.interface import Interface
 from hopflow.compiler.pipeline import lower
 from hopflow.errors import ArgumentTypeError
 from hopflow.graph.interpreter import interpret
@@ -431,5 +432,5 @@ def test_a_text_has_the_label(terminal: Terminal) -> None:
 def test_the_interpreter_of_loops_tells_each_step(told: Told) -> None:
     graph = hf.trace(lambda x: decay(x, told), X).graph
     _, program = lower(graph)
-    run_loop_ir(program, [], [X], host=Callbacks(graph, program).run)
+    run_loop_ir(program, [], [X], host=Callbacks(graph, Interface.of(program)).run)
     assert told == [(0, 4), (1, 4), (2, 4), (3, 4), (4, 4)]

@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from hopflow import demo
+from hopflow.config import config
 from hopflow.testing import fuzz, speed
 from hopflow.testing.requires import missing
 
@@ -48,6 +49,7 @@ def _fuzz(options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 2
+    config.cache_dir = ""  # what is compared has to be compiled
     endless = math.inf if options.programs else 1.0
     limit = fuzz.Limit(options.minutes or endless, options.programs or math.inf)
     if options.speed:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any, Final
 
+from platformdirs import user_cache_dir
+
 from hopflow.errors import ArgumentTypeError, ArgumentValueError
 
 _SWITCHES: Final = {"": False, "0": False, "false": False, "1": True, "true": True}
@@ -25,6 +27,12 @@ def _flag(name: str) -> bool:
             f"is {text!r}."
         )
     return _SWITCHES[text.lower()]
+
+
+def _cache_dir() -> str:
+    """What `HOPFLOW_CACHE_DIR` says, or the place for such files on this platform."""
+    text = os.environ.get("HOPFLOW_CACHE_DIR")
+    return user_cache_dir("hopflow", appauthor=False) if text is None else text
 
 
 def _threads() -> ctypes.c_int64:
@@ -88,6 +96,15 @@ def _is_cell(name: str, value: Any) -> None:
         )
 
 
+def _is_text(name: str, value: Any) -> None:
+    """Check that the new value of a setting is a str."""
+    if type(value) is not str:
+        raise ArgumentTypeError(
+            f"config: `{name}` must be a str, and is {value!r} "
+            f"(`{type(value).__name__}`)."
+        )
+
+
 def _shows(name: str, value: Any) -> None:
     """Check which frames tracebacks are to show."""
     if value not in _TRACEBACKS:
@@ -135,6 +152,10 @@ class Config:
     print_width         columns that printed graphs may take
     kernel_cache_bytes  memory for native programs that are kept for new traces of equal
                         graphs; the least recently used one is evicted first
+    cache_dir           folder for compiled code, for this and other processes of the
+                        user (also HOPFLOW_CACHE_DIR); "": code is not kept in files
+    cache_dir_bytes     how much room its files may take; those that were not used for
+                        longest go first
     recompile_limit     how often a jitted function may be compiled again: once more is
                         a RecompileLimitError; None is as often as it takes
     num_threads         threads that share the examples of a `map` or `vmap` whose body
@@ -156,6 +177,8 @@ class Config:
     traceback: str = _setting(_shows, default_factory=_traceback)
     print_width: int = _setting(_is_count(1), default=100)
     kernel_cache_bytes: int = _setting(_is_count(0), default=1 << 28)
+    cache_dir: str = _setting(_is_text, default_factory=_cache_dir)
+    cache_dir_bytes: int = _setting(_is_count(0), default=1 << 30)
     recompile_limit: int | None = _setting(_is_limit, default=None)
     # The memory that compiled code reads; users assign `num_threads`.
     threads: ctypes.c_int64 = field(

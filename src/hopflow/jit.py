@@ -609,12 +609,12 @@ class Jitted(Transformed):
     @property
     def llvm_ir(self) -> str:
         """The LLVM IR, before LLVM's own passes."""
-        return self._latest.kernel.llvm_ir
+        return self._latest.llvm_ir
 
     @property
     def asm(self) -> str:
         """The machine code, as assembly."""
-        return self._latest.kernel.asm
+        return self._latest.asm
 
 
 _GONE: Final = np.empty(0)

@@ -30,6 +30,7 @@ class Progress:
 
     __slots__ = ("each", "first", "name", "sink")
     __hash__ = None  # type: ignore[assignment]  # no cache is to keep it alive
+    has_portable_key = True
 
     def __init__(
         self, name: str, sink: Sink | None = None, each: int = 1, first: int = 0

@@ -13,6 +13,7 @@ class Stats:
     compiles     native programs made
     functions    functions of those programs: bodies that are called from many places
     cache_hits   programs that were found ready, for a new trace of an equal graph
+    file_hits    programs whose code was found in a file (`config.cache_dir`)
     evictions    programs that the cache let go (`config.kernel_cache_bytes`)
     """
 
@@ -21,6 +22,7 @@ class Stats:
     compiles: int = 0
     functions: int = 0
     cache_hits: int = 0
+    file_hits: int = 0
     evictions: int = 0
 
 

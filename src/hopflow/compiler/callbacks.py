@@ -7,9 +7,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from hopflow.compiler.interface import Interface
 from hopflow.graph.core import Graph, Node
 from hopflow.graph.types import TensorType
-from hopflow.loop_ir.program import Program
 from hopflow.progress import tell
 
 NDArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -18,7 +18,7 @@ NDArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 class Callbacks:
     """What the calls of Python in a program mean in one of the graphs it serves."""
 
-    def __init__(self, graph: Graph, program: Program) -> None:
+    def __init__(self, graph: Graph, program: Interface) -> None:
         kinds = "callback", "progress"
         calls = any(site.kind in kinds for site in program.sites)
         nodes = list(graph.walk()) if calls else []

@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from hopflow.bind import Operand, bind
+from hopflow.compiler.interface import Interface
 from hopflow.errors import CheckError, HopflowError, ShapeError
 from hopflow.graph.core import Arg, Constant, Graph, Node
 from hopflow.graph.interpreter import Sizes
 from hopflow.graph.rewriting import effects, symbols_of
 from hopflow.graph.types import SYMBOL_TYPE, Shape, TensorType
-from hopflow.loop_ir.program import DerivedSize, Program
+from hopflow.loop_ir.program import DerivedSize
 from hopflow.ops.messages import check_error
 from hopflow.ops.opdef import MOST_BYTES, check_addressable
 from hopflow.ops.symbolic_int import beyond_int64, symbolic_int
@@ -30,7 +31,7 @@ _FAULTS: Final = (ArithmeticError, ValueError, TypeError)
 is too large or NaN, a power that is complex."""
 
 
-def call_sizes(graph: Graph, program: Program, shapes: Sequence[Shape]) -> CallSizes:
+def call_sizes(graph: Graph, program: Interface, shapes: Sequence[Shape]) -> CallSizes:
     """What the calls of a program compute of their sizes.
 
     Args:
@@ -55,7 +56,7 @@ class _Source:
     def __init__(
         self,
         graph: Graph,
-        program: Program,
+        program: Interface,
         symbols: dict[Symbol, Symbol],
         shapes: Sequence[Shape],
     ) -> None:

@@ -11,11 +11,20 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from hopflow.bind import Operand, Value
+from hopflow.compiler import files
 from hopflow.compiler.bounds import with_bounds_checks
 from hopflow.compiler.cache import KernelCache
 from hopflow.compiler.callbacks import Callbacks
 from hopflow.compiler.compared import difference, is_comparable
-from hopflow.compiler.cpu.runtime import Kernel, Trapped, compile_program
+from hopflow.compiler.cpu.runtime import (
+    Kernel,
+    ObjectCode,
+    Trapped,
+    assembly,
+    llvm_ir,
+    object_code,
+    optimised_llvm_ir,
+)
 from hopflow.compiler.cpu.target import CpuTarget, host
 from hopflow.compiler.entry_sizes import CallSizes, call_sizes, failed_check
 from hopflow.compiler.kernel_program.building import kernel_program
@@ -33,12 +42,12 @@ from hopflow.compiler.traps import bounds_error, trap_error
 from hopflow.config import config
 from hopflow.errors import BoundsError, GraphError, KernelDisagreementError
 from hopflow.graph.core import Arg, Constant, Graph, Node, Var, plain_symbol
-from hopflow.graph.hashing import structural_hash
+from hopflow.graph.hashing import is_portable, structural_hash
 from hopflow.graph.printer import format_graph
 from hopflow.graph.regions import result_types
 from hopflow.graph.rewriting import clone
 from hopflow.graph.verifier import verify as verify_graph
-from hopflow.logs import passing, span
+from hopflow.logs import enabled, passing, span
 from hopflow.loop_ir.printer import format_program
 from hopflow.loop_ir.program import Program
 from hopflow.loop_ir.verifier import verify as verify_program
@@ -134,10 +143,11 @@ class Executable:
         self.kernel = self._compiled()
         self._call = self._bound(self.kernel)
         self._variants: dict[Layouts, _Variant] = {}  # for inputs that are not dense
-        inputs, outputs = self.kernel.program.inputs, self.kernel.program.outputs
+        interface = self.kernel.interface
+        inputs, outputs = interface.inputs, interface.outputs
         sources = {b: k for k, b in enumerate(inputs)}
         self._updated = {sources[b] for b in outputs if b in sources}
-        made = self.kernel.made
+        made = interface.made
         self._made = [(k, b.dtype.dtype) for k, b in enumerate(outputs) if b in made]
         results = list(zip(graph.out_types, outputs, strict=True))
         self._out_shapes = [
@@ -249,7 +259,7 @@ class Executable:
         return self._made_variant(self.kernel, self._call)
 
     def _made_variant(self, kernel: Kernel, call: _Call) -> "_Variant":
-        sizes = call_sizes(self.graph, kernel.program, self._out_shapes)
+        sizes = call_sizes(self.graph, kernel.interface, self._out_shapes)
         return _Variant(kernel, call, [], sizes)
 
     @cached_property
@@ -259,7 +269,7 @@ class Executable:
 
     def _bound(self, kernel: Kernel) -> _Call:
         """A kernel that calls the functions of this graph, if it calls any."""
-        callbacks = Callbacks(self.graph, kernel.program)
+        callbacks = Callbacks(self.graph, kernel.interface)
         if not callbacks:
             return kernel.call
         call = kernel.calling(callbacks)
@@ -285,7 +295,7 @@ class Executable:
 
     def _error(self, kernel: Kernel, trapped: Trapped) -> Exception:
         number, *values = trapped
-        site = kernel.program.sites[number]
+        site = kernel.interface.sites[number]
         if site.kind == "bounds":
             return bounds_error(site.what, values)
         node = list(self.graph.walk())[site.node]
@@ -302,7 +312,22 @@ class Executable:
 
     @property
     def loop_ir(self) -> str:
-        return format_program(self.kernel.program)
+        return format_program(self._lowered())
+
+    @property
+    def llvm_ir(self) -> str:
+        return llvm_ir(self._lowered(), self.target)
+
+    @property
+    def optimised_llvm_ir(self) -> str:
+        return optimised_llvm_ir(self._lowered(), self.target)
+
+    @property
+    def asm(self) -> str:
+        return assembly(self._lowered(), self.target)
+
+    def _lowered(self) -> Program:
+        return lower(self.graph, self._donated, target=self.target)[1]
 
 
 class _Variant(NamedTuple):
@@ -351,15 +376,32 @@ def _kernel(
         if known is not None:
             counts.cache_hits += 1
             return known
-        counts.compiles += 1
-        with _no_collection():
-            with span("lower", graph=graph.name):
-                _, program = lower(graph, donated, layouts, target)
-            counts.functions += len(functions(program))
-            with span("compile", graph=graph.name):
-                kernel = compile_program(program, target)
+        # What verifiers and logs see while a program is compiled is not in a file.
+        is_seen = config.verify or enabled("passes")
+        is_kept = not is_seen and is_portable(graph)
+        found = files.find(f"program {key}") if is_kept else None
+        if found is not None:
+            counts.file_hits += 1
+            native = ObjectCode.from_bytes(found)
+        else:
+            native = _compile(graph, target, donated, layouts)
+            if is_kept:
+                files.keep(f"program {key}", native.to_bytes())
+        kernel = Kernel(native, target)
         _kernels.add(key, kernel)
         return kernel
+
+
+def _compile(
+    graph: Graph, target: CpuTarget, donated: tuple[int, ...], layouts: Layouts
+) -> ObjectCode:
+    counts.compiles += 1
+    with _no_collection():
+        with span("lower", graph=graph.name):
+            _, program = lower(graph, donated, layouts, target)
+        counts.functions += len(functions(program))
+        with span("compile", graph=graph.name):
+            return object_code(program, target)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ symbols, graphs), source lines, paths, notes and the weak flag of types play no 
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from hashlib import blake2b
 from itertools import count
 from typing import Any, Final
@@ -26,12 +27,38 @@ def structural_hash(graph: Graph) -> str:
 
     The same in every process, unless a parameter is an object of no static kind (a
     callback's function): such an object is told apart by its identity, or by its
-    `structural_key()` if it has one.
+    `structural_key()` if it has one. (A class with `has_portable_key` promises that
+    this key is the same in every process.)
 
     Raises:
         GraphError: a node reads a value that is not defined before it.
     """
     return _Encoder({}).digest(graph)
+
+
+def is_portable(graph: Graph) -> bool:
+    """Whether the digest of `graph` means the same in every process: all of its
+    operators are ours, and no param is an object that only this process has."""
+    return all(
+        (node.op is None or _is_ours(node.op))
+        and all(map(_is_plain, node.params.values()))
+        for node in graph.walk()
+    )
+
+
+def _is_ours(op: Any) -> bool:
+    """Whether the package has all that an operator is compiled by."""
+    lower = op.lower.func if isinstance(op.lower, partial) else op.lower
+    modules = type(op).__module__, lower.__module__
+    return all(module.startswith("hopflow.") for module in modules)
+
+
+def _is_plain(value: Any) -> bool:
+    kind = type(value)
+    if kind is tuple:
+        return all(map(_is_plain, value))
+    plain = kind in _WRITERS or kind in (SymInt, TensorType, Graph)
+    return plain or getattr(kind, "has_portable_key", False)
 
 
 def equal(a: Graph, b: Graph) -> bool:

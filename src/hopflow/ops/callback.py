@@ -27,6 +27,7 @@ class Callback:
 
     __slots__ = ("line", "name", "run")
     __hash__ = None  # type: ignore[assignment]  # no cache is to keep it alive
+    has_portable_key = True
 
     def __init__(self, name: str, line: SourceLine | None, run: Run) -> None:
         self.name, self.line, self.run = name, line, run

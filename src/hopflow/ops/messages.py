@@ -11,6 +11,7 @@ class Message(str):
     """A text for people: graphs that differ only in it share one program."""
 
     __slots__ = ()
+    has_portable_key = True
 
     @staticmethod
     def structural_key(_: "Message") -> str:

@@ -18,6 +18,7 @@ from hopflow.autograd import region_vjp, rule_cache, rules
 from hopflow.batching import graphs
 from hopflow.compiler import entry_sizes, pipeline
 from hopflow.compiler.cpu.vector import VectorLoop
+from hopflow.compiler.interface import Interface
 from hopflow.compiler.kernel_passes import branches, checks, hoist, substitution
 from hopflow.compiler.llvm.memory import Memory
 from hopflow.compiler.memory import allocations
@@ -31,7 +32,7 @@ from hopflow.hops import invoke_subgraph, subgraphs
 from hopflow.hops.scan import Scan
 from hopflow.loop_ir import interpreter
 from hopflow.loop_ir.expr import Buffer, Expr
-from hopflow.loop_ir.program import For, Program
+from hopflow.loop_ir.program import For
 from hopflow.ops import opdef, views
 from hopflow.ops.manipulation import roll
 from hopflow.ops.opdef import OPERATIONS
@@ -195,7 +196,7 @@ def _idle_lane() -> Patches:
 def _of_two_minds() -> Patches:
     right = entry_sizes.call_sizes
 
-    def call_sizes(graph: Graph, program: Program, shapes: Any) -> Any:
+    def call_sizes(graph: Graph, program: Interface, shapes: Any) -> Any:
         """What the program is told of sizes is computed in 64 bits, and in floats by
         logarithms; the shapes of results are exact."""
         exact = right(graph, program, shapes)

@@ -13,10 +13,10 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from hopflow.compiler.cpu.jit import Library, c_symbols, jit, once
+from hopflow.compiler.cpu.jit import Linked, c_symbols, link, once, shared_code
 from hopflow.compiler.cpu.target import CpuTarget
+from hopflow.compiler.interface import Interface
 from hopflow.compiler.owned import owned_array
-from hopflow.loop_ir.program import Program
 
 NDArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
@@ -109,12 +109,11 @@ SYMBOLS: Final = ("hf_guarded_alloc", "hf_guarded_free", "hf_guarded_realloc")
 
 
 @once
-def library(target: CpuTarget) -> Library:
+def library(target: CpuTarget) -> Linked:
     """The allocator, compiled once for a target."""
     names = ("mmap", "mprotect", "munmap", "memset", "memcpy")
     symbols = {name: c_symbols()[name] for name in names}
-    compiler = jit(target)
-    return compiler.link(compiler.compile(_TEXT), SYMBOLS, symbols)
+    return link(shared_code(_TEXT, target), SYMBOLS, symbols, target)
 
 
 @once
@@ -147,7 +146,7 @@ def copied(array: NDArray, target: CpuTarget) -> NDArray:
 
 
 def calling(
-    function: Callable[..., Any], program: Program, target: CpuTarget
+    function: Callable[..., Any], program: Interface, target: CpuTarget
 ) -> Callable[..., Any]:
     """The native function of `program`, given copies between closed pages: what it has
     written is copied back. What it does not write of an output is poison."""

@@ -5,8 +5,10 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 
+from hopflow.compiler import files
+from hopflow.compiler.cpu import elf
 from hopflow.compiler.cpu.target import CpuTarget, native_llvm
 from hopflow.compiler.llvm.compiler import Compiler
 from hopflow.errors import CompileError
@@ -28,7 +30,7 @@ all of it goes with the last of its libraries."""
 
 
 class Library:
-    """Linked code: the addresses of its functions. It goes when this object goes."""
+    """Code that LLVM linked: see `elf.Image`."""
 
     def __init__(self, tracker: Any) -> None:
         self._tracker = tracker
@@ -99,6 +101,52 @@ def once(make: Callable[P, T]) -> Callable[P, T]:
 def jit(target: CpuTarget) -> Jit:
     """The process's compiler for a target, which must be a CPU that can run here."""
     return Jit(target)
+
+
+Linked: TypeAlias = elf.Image | Library
+"""Linked code: the addresses of its functions, by name."""
+
+
+def link(
+    code: bytes,
+    exports: Iterable[str],
+    symbols: Mapping[str, int],
+    target: CpuTarget,
+) -> Linked:
+    """Load object code into the process: LLVM does it where we do not know the format.
+
+    Args:
+        exports: Names of functions in it that will be asked for.
+        symbols: The addresses of what it refers to by name.
+
+    Raises:
+        CompileError: A symbol is missing.
+    """
+    if elf.is_object(code):
+        return elf.link(code, exports, lambda n: symbols.get(n) or _in_process(n))
+    return jit(target).link(code, exports, symbols)
+
+
+def shared_code(text: str, target: CpuTarget) -> bytes:
+    """The object code of a module that programs share; it is kept in a file.
+
+    Raises:
+        CompileError: The text is not valid LLVM IR; a defect of ours.
+    """
+    key = f"module {target}\n{text}"
+    code = files.find(key)
+    if code is None:
+        code = jit(target).compile(text)
+        files.keep(key, code)
+    return code
+
+
+def _in_process(name: str) -> int:
+    """The address of a function that LLVM calls for an instruction, such as fmodf."""
+    try:
+        return address_of(getattr(ctypes.CDLL(None), name))
+    except AttributeError as error:
+        raise CompileError(f"linking failed: there is no `{name}`.") from error
 
 
 @once

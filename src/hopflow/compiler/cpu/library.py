@@ -5,7 +5,14 @@ Each is compiled when a program first needs it, once in a process, and stays.
 
 from hopflow import dtypes
 from hopflow.compiler.cpu import blas, gemm, lapack, sort
-from hopflow.compiler.cpu.jit import Library, always_linked, c_symbols, jit, once
+from hopflow.compiler.cpu.jit import (
+    Linked,
+    always_linked,
+    c_symbols,
+    link,
+    once,
+    shared_code,
+)
 from hopflow.compiler.cpu.target import CpuTarget
 from hopflow.compiler.llvm import expressions
 from hopflow.compiler.llvm.module import Module
@@ -18,7 +25,7 @@ def address(name: str, target: CpuTarget) -> int:
 
 
 @once
-def _compiled(name: str, target: CpuTarget) -> Library:
+def _compiled(name: str, target: CpuTarget) -> Linked:
     routine, _, short = name.removeprefix("hf_").rpartition("_")
     dtype = dtypes.as_dtype(short)
     module = Module()
@@ -35,5 +42,5 @@ def _compiled(name: str, target: CpuTarget) -> Library:
         symbol: c_symbols().get(symbol) or blas.fortran(symbol)
         for symbol in module.symbols
     }
-    compiler = jit(target)
-    return compiler.link(compiler.compile(text), [name], always_linked() | symbols)
+    code = shared_code(text, target)
+    return link(code, [name], always_linked() | symbols, target)

@@ -5,9 +5,12 @@ keeps the code alive; the function itself is the entry that all programs share.
 """
 
 import ctypes
+import io
+import pickle  # noqa: TID251  # what it reads stands beside machine code
 import struct
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -15,15 +18,19 @@ import numpy as np
 from hopflow.compiler.cpu import guarded, library, parallel
 from hopflow.compiler.cpu.emit import Emission, emit
 from hopflow.compiler.cpu.jit import (
-    Library,
+    Linked,
     address_of,
     always_linked,
     c_symbols,
     jit,
+    link,
     once,
+    shared_code,
 )
 from hopflow.compiler.cpu.stubs import DENSE, NUMBER, PYTHON, STRIDED, TEXT
 from hopflow.compiler.cpu.target import CpuTarget
+from hopflow.compiler.cpu.unit import Constants
+from hopflow.compiler.interface import Interface
 from hopflow.compiler.owned import WORD, result_words
 from hopflow.compiler.reuse import reuse
 from hopflow.config import config
@@ -31,7 +38,7 @@ from hopflow.errors import ArgumentTypeError, BoundsError, CompileError
 from hopflow.logs import passing
 from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.program import Program
-from hopflow.loop_ir.walk import allocated
+from hopflow.symbolic.size import Symbol
 
 Trapped: TypeAlias = tuple[int, int, int]
 """The site of a trap, and the two values reported with it (0 where there is none)."""
@@ -70,7 +77,7 @@ class _Loaded(NamedTuple):
     table   what its parameters must be, which the shared entry compares
     """
 
-    library: Library
+    library: Linked
     method: _MethodDef
     entry: tuple[int, int]
     table: "np.ndarray[Any, np.dtype[np.int64]]"
@@ -81,6 +88,49 @@ Host: TypeAlias = Callable[[int, int], None]
 """What is called for a `HostCall`: (site, the address of words: see `host_calls`)."""
 
 
+@dataclass(frozen=True, slots=True)
+class ObjectCode:
+    """A compiled program that is not linked yet: it may be kept in a file.
+
+    entry       the name of its function
+    code        the object file
+    symbols     the names that the linker must be given
+    constants   those of them that are data of the program
+    guarded     whether its memory is to lie between closed pages
+    text_bytes  how long the LLVM IR was
+    """
+
+    interface: Interface
+    entry: str
+    code: bytes
+    symbols: frozenset[str]
+    constants: Constants
+    guarded: bool
+    text_bytes: int
+
+    def to_bytes(self) -> bytes:
+        stream = io.BytesIO()
+        _Pickler(stream, pickle.HIGHEST_PROTOCOL).dump(self)
+        return stream.getvalue()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "ObjectCode":
+        """What `to_bytes` gave, in this or another process. Whoever made the bytes can
+        have any code run: see `compiler.files`."""
+        code = pickle.loads(data)
+        assert isinstance(code, cls)
+        return code
+
+
+class _Pickler(pickle.Pickler):
+    """Writes symbols without the environment that they were made in."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, Symbol):
+            return Symbol, (value.name, None, value.range, None, value.real)
+        return NotImplemented
+
+
 class Kernel:
     """A compiled program.
 
@@ -89,11 +139,11 @@ class Kernel:
     it is words, as `owned` reads them.) It returns None, or a `Trapped` if the
     program stopped at a `Trap`. It may be called from several threads at once.
 
-    made      the outputs, among others, whose memory the program itself finds
-    guarded   whether its memory lies between closed pages
-    compared  whether the results of a call were compared with the graph interpreter's
-    free      frees the memory of an output in `made`, by its address
-    nbytes    about how much memory it takes
+    interface  what it takes and gives, and where it may stop
+    code       its object file
+    compared   whether the results of a call were compared with the graph interpreter's
+    free       frees the memory of an output that the program made, by its address
+    nbytes     about how much memory it takes
 
     Raises on a call:
         BoundsError: An array is not of the dtype, the extents and the layout that the
@@ -102,22 +152,17 @@ class Kernel:
         MemoryError: There was no room for temporaries.
     """
 
-    def __init__(self, program: Program, target: CpuTarget) -> None:
-        """Compile `program` for `target`, which must be a CPU that can run here."""
-        self.program, self.target = program, target
-        self.made = allocated(program.body)  # outputs, among others
-        self.guarded = config.guard_pages
+    def __init__(self, native: ObjectCode, target: CpuTarget) -> None:
+        """Link a program that was compiled for `target`, a CPU that can run here."""
+        self.interface, self.target, self.code = native.interface, target, native.code
         self.compared = False
-        with passing("emit", program.name):
-            emission = self._emission()
-        with passing("machine code", program.name):
-            self.code: bytes = jit(target).compile(emission.text)
-        self._loaded = _load(emission, self.code, program, target, self.guarded)
+        self._guarded = native.guarded
+        self._loaded = _load(native, target)
         data = sum(constant.nbytes for constant in self._loaded.data)
-        # The Loop IR takes about half as much memory as the text that is made of it.
-        size = 2 * len(self.code) + len(emission.text) // 2 + data
+        # The interface takes less than half as much memory as the text did.
+        size = 2 * len(self.code) + native.text_bytes // 2 + data
         self.nbytes = _LINKED_BYTES + size
-        self.free = guarded.free(target) if self.guarded else _free()
+        self.free = guarded.free(target) if native.guarded else _free()
         self.call = self.calling(_no_host)
 
     def calling(self, host: Host) -> Callable[..., Trapped | None]:
@@ -136,65 +181,81 @@ class Kernel:
         function: Callable[..., Trapped | None] = _new_function(
             ctypes.byref(self._loaded.method), code, None, None
         )
-        if not self.guarded:
+        if not self._guarded:
             return function
-        return guarded.calling(function, self.program, self.target)
+        return guarded.calling(function, self.interface, self.target)
 
     def __call__(self, *args: Any) -> Trapped | None:
         return self.call(*args)
 
     def __repr__(self) -> str:
-        return f"<native kernel {self.program.name!r}, {len(self.code)} bytes>"
-
-    def _emission(self) -> Emission:
-        """Emit the program. The text is not kept: it would double a kernel's memory."""
-        arena = reuse(self.program)
-        return emit(self.program, arena, self.target, guarded=self.guarded)
-
-    @property
-    def llvm_ir(self) -> str:
-        """The LLVM IR as we emit it."""
-        return self._emission().text
-
-    @property
-    def optimised_llvm_ir(self) -> str:
-        """The LLVM IR after LLVM's passes."""
-        return jit(self.target).optimised(self.llvm_ir)
-
-    @property
-    def asm(self) -> str:
-        """The machine code, as assembly."""
-        return jit(self.target).assembly(self.llvm_ir)
+        return f"<native kernel {self.interface.name!r}, {len(self.code)} bytes>"
 
 
 def compile_program(program: Program, target: CpuTarget) -> Kernel:
+    """Compile a program for a target, and link it."""
+    return Kernel(object_code(program, target), target)
+
+
+def object_code(program: Program, target: CpuTarget) -> ObjectCode:
     """Compile a program for a target."""
-    return Kernel(program, target)
+    with passing("emit", program.name):
+        emission = _emitted(program, target)
+    with passing("machine code", program.name):
+        code = jit(target).compile(emission.text)
+    return ObjectCode(
+        Interface.of(program),
+        emission.name,
+        code,
+        emission.symbols,
+        emission.constants,
+        config.guard_pages,
+        len(emission.text),
+    )
 
 
-def _load(
-    emission: Emission, code: bytes, program: Program, target: CpuTarget, closed: bool
-) -> _Loaded:
-    """Link object code; its constants lie between `closed` pages if that is wanted."""
-    symbols, constants = always_linked(), emission.constants
-    if closed:
+def _emitted(program: Program, target: CpuTarget) -> Emission:
+    return emit(program, reuse(program), target, guarded=config.guard_pages)
+
+
+def llvm_ir(program: Program, target: CpuTarget) -> str:
+    """The LLVM IR of a program as we emit it."""
+    return _emitted(program, target).text
+
+
+def optimised_llvm_ir(program: Program, target: CpuTarget) -> str:
+    """The LLVM IR of a program after LLVM's passes."""
+    return jit(target).optimised(llvm_ir(program, target))
+
+
+def assembly(program: Program, target: CpuTarget) -> str:
+    """The machine code of a program, as assembly."""
+    return jit(target).assembly(llvm_ir(program, target))
+
+
+def _load(native: ObjectCode, target: CpuTarget) -> _Loaded:
+    """Link object code; its constants lie between closed pages if that is wanted."""
+    interface, constants = native.interface, native.constants
+    if native.guarded:
         constants = {n: guarded.copied(data, target) for n, data in constants.items()}
-    for name in emission.symbols:
+    symbols = always_linked()
+    for name in native.symbols:
         if name in constants:
             symbols[name] = constants[name].ctypes.data
         else:
             symbols[name] = _address(name, target)
-    linked = jit(target).link(code, [emission.name], symbols)
-    arity = len(program.sizes) + len(program.inputs) + len(program.outputs)
+    linked = link(native.code, [native.entry], symbols, target)
+    arity = len(interface.sizes) + len(interface.inputs) + len(interface.outputs)
     method = _MethodDef(
-        program.name.encode(), _stubs(target)["hf_entry"], _METH_FASTCALL, None
+        interface.name.encode(), _stubs(target)["hf_entry"], _METH_FASTCALL, None
     )
     data = list(constants.values())
-    entry = linked[emission.name], arity
-    return _Loaded(linked, method, entry, _expected(program), data)
+    return _Loaded(
+        linked, method, (linked[native.entry], arity), _expected(interface), data
+    )
 
 
-def _expected(program: Program) -> "np.ndarray[Any, np.dtype[np.int64]]":
+def _expected(program: Interface) -> "np.ndarray[Any, np.dtype[np.int64]]":
     """The table of what the parameters of a program must be; see `stubs`."""
     word = {var: ~k for k, var in enumerate(program.sizes)}
 
@@ -204,9 +265,8 @@ def _expected(program: Program) -> "np.ndarray[Any, np.dtype[np.int64]]":
         return word[value.attr]
 
     rows = [NUMBER] * len(program.sizes)
-    made = allocated(program.body)
     for b in (*program.inputs, *program.outputs):
-        if b in made:
+        if b in program.made:
             rows += [1, WORD.itemsize, DENSE, *result_words(len(b.shape))]
             continue
         rows += [
@@ -255,7 +315,7 @@ def _new_function(*args: Any) -> Any:
 
 
 @once
-def _stubs(target: CpuTarget) -> Library:
+def _stubs(target: CpuTarget) -> Linked:
     """The code that all programs share, compiled once for a target."""
     symbols = {name: address_of(getattr(ctypes.pythonapi, name)) for name in PYTHON}
     symbols["Py_None"] = id(None)
@@ -266,10 +326,8 @@ def _stubs(target: CpuTarget) -> Library:
     symbols["hf_num_threads"] = ctypes.addressof(config.threads)
     for name in ("clock_gettime", "pthread_create", "pthread_detach", "nanosleep"):
         symbols[name] = c_symbols()[name]
-    text = f"{TEXT}\n{parallel.TEXT}"
-    exports = ("hf_entry", *_STUBS)
-    compiler = jit(target)
-    return compiler.link(compiler.compile(text), exports, always_linked() | symbols)
+    code = shared_code(f"{TEXT}\n{parallel.TEXT}", target)
+    return link(code, ("hf_entry", *_STUBS), always_linked() | symbols, target)
 
 
 # --- interrupts -----------------------------------------------------------------------

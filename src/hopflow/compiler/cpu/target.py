@@ -1,10 +1,13 @@
 """The CPUs that code is made for."""
 
+import json
 import platform
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
+from hopflow.compiler import files
 from hopflow.compiler.llvm.target import LlvmTarget
 from hopflow.dtypes import DType
 from hopflow.errors import CompileError
@@ -71,11 +74,26 @@ def native_llvm() -> Any:
 
 @cache
 def host() -> CpuTarget:
-    """The CPU we run on.
+    """The CPU we run on. What LLVM says of it is kept in a file, for LLVM takes long to
+    load.
 
     Raises:
         CompileError: It lacks an instruction set that is taken for granted.
     """
+    described = _described()
+    known = files.find(f"host {described}") if described else None
+    if known is not None:
+        target = CpuTarget(*json.loads(known))
+    else:
+        target = _host()
+        fields = target.triple, target.layout, target.cpu, target.features
+        if described:
+            files.keep(f"host {described}", json.dumps(fields).encode())
+    target.check()
+    return target
+
+
+def _host() -> CpuTarget:
     llvm = native_llvm()
     cpu = llvm.get_host_cpu_name()
     features = llvm.get_host_cpu_features().flatten()
@@ -83,6 +101,23 @@ def host() -> CpuTarget:
     machine = llvm.Target.from_triple(triple).create_target_machine(
         cpu=cpu, features=features, reloc="pic", codemodel="small"
     )
-    target = CpuTarget(triple, str(machine.target_data), cpu, features)
-    target.check()
-    return target
+    return CpuTarget(triple, str(machine.target_data), cpu, features)
+
+
+_DESCRIBED: Final = frozenset(
+    [
+        *("vendor_id", "cpu family", "model", "model name", "stepping", "flags"),
+        *("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "Features"),
+    ]
+)
+
+
+def _described() -> str:
+    """What Linux says of the first CPU, but for what changes; "" on other systems."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return ""
+    lines = text.partition("\n\n")[0].splitlines()
+    facts = [line for line in lines if line.partition(":")[0].strip() in _DESCRIBED]
+    return "\n".join([platform.machine(), *facts])
