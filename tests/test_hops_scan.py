@@ -495,3 +495,23 @@ def test_a_step_of_a_scan_that_may_stop_writes_to_its_own_slice(run: Any) -> Non
     assert (float(carry), int(steps)) == (30.0, 3)
     agree(ys, np.array([[9, 1]] * 3))
     agree(x, np.ones((3, 2)))
+
+
+@each_meaning
+def test_a_value_may_be_a_row_of_a_loop_and_of_one_inside_it(run: Any) -> None:
+    def f(x: Any) -> Any:
+        def step(c: Any, _: Any) -> Any:
+            row = hf.while_loop(lambda c: hf.sum(c) < 10.0, lambda c: c * 2.0, c)
+            rows = hf.scan(lambda s, _: (s, row), c, x)[1]
+            return hf.tanh(hf.sum(rows, axis=0)), row
+
+        return hf.scan(step, x, x)[1]
+
+    first = np.linspace(0.5, 1.5, 40)  # rows that are too long for registers
+    carry, wanted = first, []
+    for _ in range(40):
+        while carry.sum() < 10.0:
+            carry = carry * 2.0
+        wanted.append(carry)
+        carry = np.tanh(40 * carry)
+    np.testing.assert_allclose(run(f, first), np.stack(wanted), rtol=1e-13)

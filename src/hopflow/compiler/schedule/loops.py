@@ -384,16 +384,17 @@ class _Writer:
             )
         ]
         computed = {value for inner in body.equations for value in inner.results}
+        waiting: set[Value] = set()  # to be written to the stack as they are computed
         for row, target in rows:
             own = self.plan.of(row)
             if own is not None and own.row_of is None and row in computed:
                 b.also.setdefault(row, []).append(target)
-        waiting = dict(b.also)
+                waiting.add(row)
         self.equations(body)
         for row, target in rows:
             if row not in waiting or row in b.also:
                 b.fill(row, target)
-        for row, _ in rows:
+        for row in waiting:
             b.also.pop(row, None)
         carries.update(b, carried, body.results)
 
