@@ -1,9 +1,9 @@
-"""`vmap`: a function of one example as a function of many.
+"""`vmap`: turn a function of one batch element into a function of a batch.
 
-The function is traced on the types of one example, and its graph is interpreted with
-batch rules (`OpDef.batch`, `RegionOperator.batch_rule`). A value that is the same for
-all examples stays one; of any other the examples lie along axis 0. What depends on no
-batched value is computed once.
+The function is traced on the types of one batch element, and its graph is interpreted
+with batch rules (`OpDef.batch`, `RegionOperator.batch_rule`). A value that is the same
+for all batch elements stays unbatched; a batched value has them along axis 0. What
+depends on no batched value is computed once.
 """
 
 import functools
@@ -42,8 +42,8 @@ from hopflow.trace.tracer import Tracer, trace_into
 class _Leaf(NamedTuple):
     """A leaf of the arguments.
 
-    text   how a user would write it
-    axis   along which its examples lie; None: it is the same for all
+    text   the argument as a user would write it
+    axis   the axis of the batch elements; None if the leaf is the same for all
     """
 
     text: str
@@ -52,28 +52,38 @@ class _Leaf(NamedTuple):
 
 
 def vmap(f: Callable[..., Any], in_dims: Any = 0, out_dims: Any = 0) -> Any:
-    """A function that does for many examples at once what `f` does for one.
+    """Return a function that applies `f` to all elements of a batch at once.
 
     Args:
-        f: Takes and returns pytrees of tensors of one example. It may read tensors of
-            enclosing functions, which are the same for all examples, and must not write
-            to them. An argument with examples is a value: a write to it is one to a
-            private copy.
-        in_dims: Along which axis of each positional argument the examples lie: an int
-            or None (the same for all examples, passed as it is), or a tuple with one of
-            these, or a pytree of them, for each argument. Arguments by name have them
-            along axis 0.
-        out_dims: Where the results are to have them: an int, or a pytree of ints, each
-            for a part of the result. None: the result is the same for all examples.
+        f: Takes and returns pytrees of tensors of one batch element. It may read
+            tensors of enclosing functions, which are the same for all elements, and
+            must not write to them. A batched argument is passed by value: a write to it
+            changes a private copy.
+        in_dims: The axis of each positional argument along which the batch elements
+            lie: an int (from the end if it is negative), None (the argument is the same
+            for all elements, and is passed as it is), or a pytree of these that is a
+            prefix of the argument; a tuple gives one of these for each argument.
+            Keyword arguments have the batch elements along axis 0.
+        out_dims: The axis of each result along which to put the batch elements: an int,
+            or a pytree of ints that is a prefix of the result. None asserts that the
+            result is the same for all elements.
+
+    Returns:
+        A function of the same arguments. `f` gets each batched argument without its
+        axis `in_dims`, whose size n is the batch size; each result has an axis of size
+        n at `out_dims`, and the dtype that `f` returns.
 
     Raises:
-        ArgumentTypeError: `f` is no function, a leaf with examples no tensor, or a
-            dimension no int (the last two at a call).
-        ArgumentValueError: no argument has examples (at a call).
+        ArgumentTypeError: `f` is no function, a batched leaf is no tensor, or a
+            dimension is no int (the last two at a call).
+        ArgumentValueError: no argument is batched (at a call).
         AxisError: a tensor has no such axis (at a call).
-        LengthError: leaves have different numbers of examples (at a call).
+        LengthError: leaves have different numbers of batch elements (at a call).
         StructureError: `in_dims` or `out_dims` do not fit the arguments or the result.
         MutationError: `f` writes to what it closes over (at a call).
+
+    >>> hf.vmap(lambda row, k: row.sum() * k, in_dims=(0, None))(hf.ones((2, 3)), 2.0)
+    Tensor([6., 6.], f32[2])
     """
     if not callable(f):
         raise ArgumentTypeError(
@@ -105,7 +115,7 @@ def vmap(f: Callable[..., Any], in_dims: Any = 0, out_dims: Any = 0) -> Any:
 def over_examples(
     f: Callable[[Sequence[Any]], Sequence[Operand]], size: Size, lanes: Sequence[Lane]
 ) -> tuple[Lane, ...]:
-    """What `f` returns for values some of which are batched; so may its results be."""
+    """Return `f` of lanes, some of which may be batched; so may its results be."""
     values = [x.value if isinstance(x, Batched) else None for x in lanes]
     leaves = [_Leaf(f"x{i}", x, None) for i, x in enumerate(lanes)]
     spec = pytree.structure(((0,) * len(lanes), {}))
@@ -116,10 +126,10 @@ def over_examples(
 def _flatten(
     f: Callable[..., Any], in_dims: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[list[_Leaf], Spec]:
-    """The leaves of the arguments, and where their examples lie.
+    """Return the leaves of the arguments with their batch axes, and their structure.
 
     Raises:
-        StructureError: `in_dims` does not have the structure of a part of them.
+        StructureError: `in_dims` is no prefix of the arguments.
         ArgumentTypeError, AxisError: see `vmap`.
     """
     names = [*parameter_names(f, len(args)), *kwargs]
@@ -139,92 +149,96 @@ def _leaf(text: str, leaf: Any, dim: Any) -> _Leaf:
     return _Leaf(text, value, _axis(f"`{text}`, {value.type},", dim, value.type.ndim))
 
 
-def _axis(what: str, dim: Any, ndim: int) -> int:
-    """A dimension of the user's as an axis, counted from the front.
+def _axis(subject: str, dim: Any, ndim: int) -> int:
+    """Return a dimension that the user gave as an axis, counted from the front.
 
     Raises:
-        AxisError: there is none.
+        AxisError: there is no such axis.
     """
     if not ndim:
         raise AxisError(
-            f"vmap: {what} is a scalar, and has no axis {dim} of examples. Name None "
-            "for what is the same for all examples; of a list of numbers, each of "
+            f"vmap: {subject} is a scalar, and has no axis {dim} of examples. Name "
+            "None for what is the same for all examples; of a list of numbers, each of "
             "which is an argument by itself, make a tensor: `hf.asarray([...])`."
         )
     if not -ndim <= dim < ndim:
         raise AxisError(
-            f"vmap: {what} has no axis {dim} of examples. Name another one, or None "
+            f"vmap: {subject} has no axis {dim} of examples. Name another one, or None "
             "for what is the same for all examples."
         )
     return int(dim) % ndim
 
 
 def _spread(argument: str, dims: Any, root: str, spec: Spec) -> list[int | None]:
-    """The dimension of each leaf of a tree of structure `spec`.
+    """Return the dimension of each leaf of a tree of structure `spec`.
 
     Raises:
-        StructureError: `dims` does not have the structure of a part of the tree.
+        StructureError: `dims` is no prefix of the tree.
         ArgumentTypeError: one of them is neither an int nor None.
     """
-    found = pytree.broadcast_prefix(dims, spec)
-    if found is None:
+    leaf_dims = pytree.broadcast_prefix(dims, spec)
+    if leaf_dims is None:
         raise StructureError(
             f"vmap: `{argument}` must be an int, None, or a tree of these that begins "
             f"as `{root}` does, {spec}, and is {dims!r}."
         )
-    for dim in found:
+    for dim in leaf_dims:
         if dim is not None and type(dim) is not int:
             raise ArgumentTypeError(
                 f"vmap: `{argument}` must hold ints and None, and has "
                 f"`{type(dim).__name__}`."
             )
-    return found
+    return leaf_dims
 
 
 def _in_front(leaf: _Leaf) -> Value | None:
-    """A leaf with its examples along axis 0; None: it has none."""
+    """Return a leaf with its batch elements along axis 0; None if it is unbatched."""
     if leaf.axis is None:
         return None
     return moved(as_value(leaf.value), leaf.axis, 0)  # type: ignore[no-any-return]
 
 
 def _matched(values: Sequence[Value | None]) -> list[Value | None]:
-    """The leaves with as many batch elements, where only a run can compare them."""
+    """Check equal batch sizes, in the run where tracing cannot tell."""
     batched = [v for v in values if v is not None]
-    found = iter(matched("vmap", batched, [0] * len(batched)))
-    return [None if v is None else next(found) for v in values]
+    checked = iter(matched("vmap", batched, [0] * len(batched)))
+    return [None if v is None else next(checked) for v in values]
 
 
 def _size_of(leaves: Sequence[_Leaf], values: Sequence[Value | None]) -> Size:
-    """How many examples there are.
+    """Return the number of batch elements.
 
     Raises:
-        ArgumentValueError: there is no argument with examples.
-        LengthError: leaves have different numbers of them.
+        ArgumentValueError: no argument is batched.
+        LengthError: leaves have different numbers of batch elements.
     """
-    found: tuple[str, Size] | None = None
+    first: tuple[str, Size] | None = None
     for leaf, value in zip(leaves, values, strict=True):
         if value is None:
             continue
         size = value.shape[0]
-        if found is None:
-            found = leaf.text, size
-        elif not equals(found[1], size):
+        if first is None:
+            first = leaf.text, size
+        elif not equals(first[1], size):
             raise LengthError(
-                f"vmap: all arguments must have as many examples. `{found[0]}` has "
-                f"{found[1]}, and `{leaf.text}` has {size} along axis {leaf.axis}. "
+                f"vmap: all arguments must have as many examples. `{first[0]}` has "
+                f"{first[1]}, and `{leaf.text}` has {size} along axis {leaf.axis}. "
                 "Name another axis in `in_dims`, or None for what is the same for all."
             )
-    if found is None:
+    if first is None:
         raise ArgumentValueError(
             "vmap: no argument has examples. Name the axis of one in `in_dims`, or "
             "call the function as it is."
         )
-    return found[1]
+    return first[1]
 
 
 class _Trace(NamedTuple):
-    """A function on one example as a graph, what that is given, and what it returns."""
+    """The graph of a function of one batch element.
+
+    args   what to evaluate the graph on
+    spec   the structure of the result
+    """
 
     graph: Graph
     args: list[Lane]
@@ -243,7 +257,7 @@ def _trace(
         if parent.is_eager
         else Tracer(parent, name_of(f), path=getattr(parent, "path", ""))
     )
-    given: dict[Any, Lane] = {}
+    lanes: dict[Any, Lane] = {}
     inputs: list[Any] = []
     for leaf, value in zip(leaves, values, strict=True):
         if value is None:
@@ -251,7 +265,7 @@ def _trace(
             continue
         lane = Batched(value)
         tensor = tracer.operand(lane.type, leaf.text)
-        given[tensor.source] = lane
+        lanes[tensor.source] = lane
         inputs.append(tensor)
     args, kwargs = pytree.unflatten(spec, inputs)
 
@@ -265,9 +279,9 @@ def _trace(
     if isinstance(parent, Tracer):
         for symbol_, var in tracer.symbols.items():
             if var.node.section == "symbol":
-                given[var] = TracedTensor(parent, parent.symbol(symbol_))
-    given |= {c.input: c.origin for c in tracer.captures.values()}
-    return _Trace(graph, [given[v] for v in graph.inputs], out_spec)
+                lanes[var] = TracedTensor(parent, parent.symbol(symbol_))
+    lanes |= {c.input: c.origin for c in tracer.captures.values()}
+    return _Trace(graph, [lanes[v] for v in graph.inputs], out_spec)
 
 
 def _result(f: Callable[..., Any], spec: Spec, i: int, leaf: Any) -> Operand:
@@ -293,10 +307,10 @@ def _refuse_writes(f: Callable[..., Any], tracer: Tracer) -> None:
 def _placed(
     f: Callable[..., Any], size: Size, lane: Lane, dim: int | None, path: str
 ) -> Value:
-    """A result with its examples where the user wants them.
+    """Return a result with its batch elements along the axis that the user gave.
 
     Raises:
-        ArgumentValueError: it has examples, and is to have none.
+        ArgumentValueError: it is batched, and `out_dims` says None.
         AxisError: it has no such axis.
     """
     if dim is None:
@@ -311,12 +325,12 @@ def _placed(
     return moved(value, 0, axis)  # type: ignore[no-any-return]
 
 
-def _private(results: Sequence[Value], given: Sequence[Value | None]) -> list[Value]:
-    """Results that share memory with no argument and with each other."""
-    taken = {id(v) for v in given}
-    found: list[Value] = []
+def _private(results: Sequence[Value], inputs: Sequence[Value | None]) -> list[Value]:
+    """Copy the results that share memory with an argument or each other."""
+    seen = {id(v) for v in inputs}
+    copies: list[Value] = []
     for value in results:
         shared = not isinstance(value, EagerTensor) or value._storage is not None
-        found.append(apply(copy, value) if shared or id(value) in taken else value)
-        taken.add(id(value))
-    return found
+        copies.append(apply(copy, value) if shared or id(value) in seen else value)
+        seen.add(id(value))
+    return copies

@@ -1,4 +1,4 @@
-"""Graphs of one example, run for many: batch rules, and batched bodies."""
+"""Run the graph of one batch element on a batch: batch rules and batched bodies."""
 
 import functools
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
-from hopflow.batching.numbers import ask_own_numbers, split
+from hopflow.batching.numbers import per_element_numbers, split
 from hopflow.bind import Operand, Value, bind, slots
 from hopflow.errors import RuleReadError
 from hopflow.graph.core import Constant, Graph, Node, vars_of
@@ -25,7 +25,7 @@ from hopflow.trace.tracer import Tracer, trace_into
 
 @dataclass(frozen=True, slots=True)
 class Batched:
-    """A value for each example, along axis 0. Its type is that of one example's."""
+    """A value with batch elements along axis 0; `type` is that of one element."""
 
     value: Value
 
@@ -46,65 +46,65 @@ def lanes_of(batched: Sequence[bool], args: Sequence[Operand]) -> list[Lane]:
 def bind_batched(
     size: Size, op: Any, operands: Sequence[Lane], params: dict[str, Any]
 ) -> list[Lane]:
-    """The results of an operation on values some of which may be batched."""
+    """Return the results of an operation on operands some of which may be batched."""
     batched = tuple([isinstance(o, Batched) for o in operands])
     if not any(batched) and not _calls_python(op, params):
         return list(bind_again(op, operands, params))  # type: ignore[arg-type]
     plain = [o.value if isinstance(o, Batched) else o for o in operands]
     if type(op) is OpDef:
         assert op.batch is not None
-        found = op.batch(op, size, batched, *plain, **params)
-        return [r.value if isinstance(r, Same) else Batched(r) for r in found]
-    results, mask = op.batch_rule(size, batched, plain, params)
-    return [Batched(r) if b else r for r, b in zip(results, mask, strict=True)]
+        results = op.batch(op, size, batched, *plain, **params)
+        return [r.value if isinstance(r, Same) else Batched(r) for r in results]
+    values, mask = op.batch_rule(size, batched, plain, params)
+    return [Batched(r) if b else r for r, b in zip(values, mask, strict=True)]
 
 
 def _calls_python(op: Any, params: dict[str, Any]) -> bool:
-    """Whether each example is to run it, also if all are alike."""
+    """Return True if each batch element must run it, even if all are the same."""
     return "callback" in effects(Node("call_function", op, (), params))
 
 
 def evaluate(graph: Graph, size: Size, args: Sequence[Lane]) -> tuple[Lane, ...]:
-    """The results of a graph on values some of which may be batched."""
+    """Return the results of a graph on values some of which may be batched."""
     batched = [isinstance(a, Batched) for a in args]
-    if not ask_own_numbers(graph, batched):
+    if not per_element_numbers(graph, batched):
         return interpret(graph, args, functools.partial(bind_batched, size))
     graph = forward_results(clone(graph))
-    asking = ask_own_numbers(graph, batched)
+    asking = per_element_numbers(graph, batched)
     first, rest = split(graph, asking)
-    known = dict(zip(first.outputs, evaluate(first, size, args), strict=True))
-    own = [known[v] for v in rest.inputs]
-    if any(isinstance(known.get(a), Batched) for a in vars_of(asking[0].args)):
-        results: Sequence[Lane] = _each_example(rest, size, own)
+    values = dict(zip(first.outputs, evaluate(first, size, args), strict=True))
+    operands = [values[v] for v in rest.inputs]
+    if any(isinstance(values.get(a), Batched) for a in vars_of(asking[0].args)):
+        results: Sequence[Lane] = _each_example(rest, size, operands)
     else:
-        results = evaluate(rest, size, own)
-    known.update(zip(rest.outputs, results, strict=True))
-    return tuple([o if isinstance(o, Constant) else known[o] for o in graph.outputs])
+        results = evaluate(rest, size, operands)
+    values.update(zip(rest.outputs, results, strict=True))
+    return tuple([o if isinstance(o, Constant) else values[o] for o in graph.outputs])
 
 
 def _each_example(graph: Graph, size: Size, args: Sequence[Lane]) -> list[Lane]:
-    """The results of a graph by a map over the examples."""
+    """Return the results of a graph by a `map` over the batch elements."""
 
-    def one(operands: Sequence[Operand]) -> list[Value]:
+    def run(operands: Sequence[Operand]) -> list[Value]:
         return [as_value(r) for r in interpret(graph, operands, bind_again)]
 
     batched = [isinstance(a, Batched) for a in args]
     plain = [a.value if isinstance(a, Batched) else a for a in args]
-    return [Batched(r) for r in slots.each_example(one, size, plain, batched, None)]
+    return [Batched(r) for r in slots.each_example(run, size, plain, batched, None)]
 
 
 def bind_again(
     op: Any, operands: Sequence[Operand], params: dict[str, Any]
 ) -> tuple[Value, ...]:
-    """`bind` of a node that stands in a graph already."""
+    """Bind a node of an existing graph, with copies of its subgraphs."""
     return bind(op, operands, params if type(op) is OpDef else own_graphs(op, params))
 
 
 class BatchedGraph(NamedTuple):
-    """A graph for many examples at once.
+    """A graph that computes all elements of a batch at once.
 
-    graph    takes the number of examples first if that is symbolic; batched inputs and
-             outputs have the examples along axis 0
+    graph    takes the batch size first if that is symbolic; batched inputs and outputs
+             have the batch elements along axis 0
     outputs  which of its outputs are batched
     """
 
@@ -112,9 +112,10 @@ class BatchedGraph(NamedTuple):
     outputs: tuple[bool, ...]
 
 
-# By the graph: what was made of it for which inputs and outputs. Bodies of nested loops
-# would else be interpreted again for each try of each loop around.
-_known: WeakKeyDictionary[Graph, dict[Any, BatchedGraph]] = WeakKeyDictionary()
+# Batched graphs by graph, then by which inputs and outputs are batched. Without this
+# memo, nested loops would batch their bodies again for each iteration of each outer
+# fixed point.
+_memo: WeakKeyDictionary[Graph, dict[Any, BatchedGraph]] = WeakKeyDictionary()
 
 
 def batched_graph(
@@ -123,20 +124,20 @@ def batched_graph(
     inputs: Sequence[bool],
     outputs: Sequence[bool] | None = None,
 ) -> BatchedGraph:
-    """`graph` for `size` examples, as a new graph.
+    """Return a new graph that computes `graph` for `size` batch elements.
 
     Args:
-        inputs: Which inputs are batched; no symbol is.
-        outputs: Those that are to be batched in any case.
+        inputs: Which inputs are batched; a symbol never is.
+        outputs: Which outputs to batch even if they are the same for all elements.
     """
-    known = _known.setdefault(graph, {})
+    memo = _memo.setdefault(graph, {})
     forced = tuple(outputs or (False,) * len(graph.outputs))
     number = None if isinstance(size, SymInt) else size
     key = (structural_hash(graph), number, tuple(inputs), forced)  # it may be edited
-    if key not in known:
-        known[key] = _batched_graph(graph, size, inputs, forced)
-    found = known[key]
-    return BatchedGraph(clone(found.graph), found.outputs)  # a graph has one owner
+    if key not in memo:
+        memo[key] = _batched_graph(graph, size, inputs, forced)
+    result = memo[key]
+    return BatchedGraph(clone(result.graph), result.outputs)  # a graph has one owner
 
 
 def _batched_graph(
@@ -163,12 +164,12 @@ def _batched_graph(
         pairs = zip(results, forced, strict=True)
         return [as_batched(size, r) if force else r for r, force in pairs]
 
-    found = trace_into(tracer, run, ())
+    lanes = trace_into(tracer, run, ())
     for capture in tracer.captures.values():
         raise RuleReadError("batch", capture.tensor.type)
-    values = [r.value if isinstance(r, Batched) else r for r in found]
+    values = [r.value if isinstance(r, Batched) else r for r in lanes]
     closed = tracer.close(values)
-    return BatchedGraph(closed, tuple([isinstance(r, Batched) for r in found]))
+    return BatchedGraph(closed, tuple([isinstance(r, Batched) for r in lanes]))
 
 
 def as_batched(size: Size, lane: Lane) -> Batched:

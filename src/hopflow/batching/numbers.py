@@ -1,7 +1,8 @@
-"""Numbers of which each example has its own: sizes, counts of steps, masks.
+"""Numbers that differ between batch elements: data-dependent sizes and trip counts.
 
-A symbol of a trace is one number, and cannot be batched. Where the value that it is
-asked of is batched, what depends on it is run for each example by itself.
+A symbol of a trace is one number, and cannot be batched. Where the value that defines
+it is batched, everything that depends on the symbol is run for each batch element
+separately.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,28 +16,29 @@ from hopflow.ops.item import dim_size, item
 from hopflow.symbolic.size import Symbol, free_symbols
 
 
-def ask_own_numbers(graph: Graph, batched: Sequence[bool]) -> list[Node]:
-    """The nodes that may define a number by batched values, but not by one of another
-    such node: those that ask for it, and operators whose results have own sizes."""
+def per_element_numbers(graph: Graph, batched: Sequence[bool]) -> list[Node]:
+    """Return the nodes that may define a number by batched values, and depend on no
+    other such node: those that read a number (`item`), and operators with
+    data-dependent result sizes."""
     pairs = zip(graph.inputs, batched, strict=True)
     depends = {var for var, is_batched in pairs if is_batched}
-    known = {var.node.symbol for var in graph.symbols}
+    shared = {var.node.symbol for var in graph.symbols}
     asking: list[Node] = []
     for node in graph.nodes:
         if node.op is not dim_size and not depends.isdisjoint(vars_of(node.args)):
             sizes = free_symbols(*(n for v in node.results for n in v.type.shape))
-            alike = known | _rows_alike(node, depends)
+            alike = shared | _rows_alike(node, depends)
             if node.op is item or not alike.issuperset(sizes):
                 asking.append(node)
             else:
                 depends.update(node.results)
-        known.add(node.symbol)
+        shared.add(node.symbol)
     return asking
 
 
 def _rows_alike(node: Node, depends: Collection[Var]) -> set[Symbol | None]:
-    """The sizes that a loop makes by the number of its steps, if that is the same for
-    all examples: what its condition reads depends on none."""
+    """Return the sizes that a loop defines by its trip count, if its condition reads
+    nothing batched, so that the trip count is the same for all batch elements."""
     if not getattr(node.op, "counts_by_rows", False):
         return set()
     signature = signature_of(node)
@@ -46,12 +48,12 @@ def _rows_alike(node: Node, depends: Collection[Var]) -> set[Symbol | None]:
         before = list(args)
         for region in signature.regions:
             inputs = zip(region.graph.inputs, region.inputs, strict=True)
-            own = {v for v, p in inputs if p.at is not None and args[p.at]}
+            batched = {v for v, p in inputs if p.at is not None and args[p.at]}
             for inner in region.graph.nodes:
-                if not own.isdisjoint(vars_of(inner.args)):
-                    own.update(inner.results)
+                if not batched.isdisjoint(vars_of(inner.args)):
+                    batched.update(inner.results)
             for output, port in zip(region.graph.outputs, region.outputs, strict=True):
-                if output not in own:
+                if output not in batched:
                     continue
                 if port.at is None:
                     return set()
@@ -64,11 +66,11 @@ def _rows_alike(node: Node, depends: Collection[Var]) -> set[Symbol | None]:
 
 
 class Split(NamedTuple):
-    """A graph in two, of the same nodes, to be evaluated one after the other.
+    """A graph split in two, of the same nodes, to be evaluated one after the other.
 
-    first   what does not depend on the numbers; its first outputs are the inputs of
-            `rest`, then come those outputs of the graph that it has
-    rest    what does
+    first   the nodes that do not depend on the numbers; its outputs are the inputs of
+            `rest`, followed by the outputs of the graph that it computes
+    rest    the nodes that depend on them
     """
 
     first: Graph
@@ -76,9 +78,10 @@ class Split(NamedTuple):
 
 
 def split(graph: Graph, asking: Collection[Node]) -> Split:
-    """
+    """Split a graph into what depends on the nodes `asking` and what does not.
+
     Raises:
-        TraceError: a number is in the type of an output.
+        TraceError: the type of an output has a size that `rest` defines.
     """
     reads = reader(graph)
     first, rest = Graph(graph.name), Graph(graph.name)
@@ -103,9 +106,9 @@ def split(graph: Graph, asking: Collection[Node]) -> Split:
 
 
 def _check_types(rest: Graph) -> None:
-    own = {node.symbol for node in rest.nodes if node.symbol is not None}
+    defined = {node.symbol for node in rest.nodes if node.symbol is not None}
     for output in vars_of(rest.outputs):
-        if not own.isdisjoint(free_symbols(*output.type.shape)):
+        if not defined.isdisjoint(free_symbols(*output.type.shape)):
             raise TraceError(
                 f"vmap: {output.type} has a size that differs from example to example, "
                 "as a mask, branches or a `dynamic_carry` give, and cannot be batched. "

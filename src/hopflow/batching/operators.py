@@ -1,9 +1,9 @@
-"""The batch rule of operators with subgraphs, from the roles of their args and results.
+"""The batch rule of operators with subgraphs, derived from the roles of their args.
 
-Bodies are batched as graphs, for those of their inputs that depend on the example: a
-carry if its first value or what a step makes of it does, which is found as a fixed
-point. Where what decides which body runs depends on the example, the node becomes a map
-over the examples, so that each takes its own branch and its own number of steps.
+Bodies are batched as graphs, for those inputs that depend on the batch element. A carry
+does if its initial value or its next value does, which a fixed point determines. Where
+the predicate, index or loop condition depends on the batch element, the node becomes a
+map over the batch, so that each element takes its own branch and number of steps.
 """
 
 import functools
@@ -32,7 +32,7 @@ from hopflow.trace.sharing import once
 
 
 class BatchedResults(NamedTuple):
-    """The results of an operator, those that are batched with examples on axis 0."""
+    """The results of an operator; batched ones have the batch elements on axis 0."""
 
     values: Sequence[Value]
     batched: tuple[bool, ...]
@@ -47,7 +47,7 @@ def batch(
     *,
     all_results: bool = False,
 ) -> BatchedResults:
-    """The results of a node for many examples at once.
+    """Return the results of a node for all elements of a batch at once.
 
     Args:
         all_results: Whether all results are to be batched.
@@ -84,8 +84,11 @@ def each_example(
     args: Sequence[Operand],
     params: dict[str, Any],
 ) -> BatchedResults:
-    """The results of a node by a map over the examples, which tells the progress of
-    loops: they run side by side. What the node only passes through is no part of it."""
+    """Return the results of a node by a `map` over the batch elements.
+
+    The map reports the progress of loops, which run side by side. Operands that the
+    node passes through unchanged (see `shortened`) are left out of the map.
+    """
     params = dict(params)
     progress = params.pop("progress", None)
     params.pop("counted", None)
@@ -93,42 +96,42 @@ def each_example(
     short = shortened(op, types, params, first_same(map(id, args)))
     if short is None:
         run = functools.partial(bind_again, op, params=params)
-        found = slots.each_example(run, size, args, batched, progress)
-        return BatchedResults(found, (True,) * len(found))
+        mapped = slots.each_example(run, size, args, batched, progress)
+        return BatchedResults(mapped, (True,) * len(mapped))
 
     def rest(own: Sequence[Operand]) -> list[Value]:
         results = bind_again(op, [own[i] for i in short.args], short.params)
         return [results[k] for k in short.rest]
 
-    found = slots.each_example(rest, size, args, batched, progress)
-    values = short.results(args, found)
-    mask = short.results(batched, [True] * len(found))
+    mapped = slots.each_example(rest, size, args, batched, progress)
+    values = short.results(args, mapped)
+    mask = short.results(batched, [True] * len(mapped))
     return BatchedResults(list(map(as_value, values)), tuple(mask))
 
 
 def with_shared(
     size: Size,
-    found: BatchedResults,
+    results: BatchedResults,
     graph: Graph,
     batched: Sequence[bool],
     args: Sequence[Operand],
 ) -> BatchedResults:
-    """The results of a node with custom derivatives, one copy of those that are the
-    same for all examples.
+    """Return the results of a node with custom derivatives, unbatched where the graph
+    makes the same value for all batch elements.
 
-    Such a result is that of the first example, and so are its tangent and cotangent: a
-    rule may give a tangent that differs from example to example, and a cotangent is to
-    be given to one of them alone.
+    Such a result is that of the first element, and so are its tangent and cotangent: a
+    rule may return tangents that differ between elements, and a cotangent must reach
+    only one of them.
 
     Args:
-        found: All results, batched.
+        results: All results, batched.
         graph: What the node computes from its args.
     """
     depends = batched_graph(graph, size, batched).outputs
     if all(depends):
-        return found
-    values = list(found.values)
-    # If there are no examples, it is what the graph computes.
+        return results
+    values = list(results.values)
+    # Without batch elements there is no first one: the graph computes the value.
     may_be_none = may_be_zero(size) or size == 0
     lanes = evaluate(graph, size, lanes_of(batched, args)) if may_be_none else ()
     for i, differs in enumerate(depends):
@@ -144,7 +147,7 @@ def _first_row(stack: Value) -> Value:
 
 
 def _types_of_one(batched: Sequence[bool], args: Sequence[Operand]) -> list[TensorType]:
-    """The types of args for one example."""
+    """Return the types of args for one batch element."""
     return [
         a.type.with_shape(a.type.shape[1:]) if b else a.type
         for a, b in zip(args, batched, strict=True)
@@ -155,7 +158,7 @@ _DECIDES: Final = ("predicate", "index")
 
 
 class _Settled(NamedTuple):
-    """Which args and results are batched, and the bodies for that."""
+    """The fixed point of `_settled`: what is batched, and the bodies for that."""
 
     args: list[bool]
     results: list[bool]
@@ -165,18 +168,19 @@ class _Settled(NamedTuple):
 def _settled(
     signature: Signature,
     size: Size,
-    given: Sequence[bool],
+    initial: Sequence[bool],
     *,
     all_results: bool,
     share: bool,
 ) -> _Settled | None:
-    """The fixed point: a body's results must be batched where its inputs are, or where
-    another body's are. None: what decides which of them runs is batched.
+    """Return the fixed point: a body's results are batched where its inputs are, or
+    where another body's are. Return None if what decides which body runs is batched.
 
     Args:
-        share: Whether other nodes of the trace have the same bodies.
+        share: Whether other nodes of the trace have the same bodies, so that batched
+            ones are kept for reuse.
     """
-    args = list(given)
+    args = list(initial)
     if any(b for b, role in zip(args, signature.args, strict=True) if role in _DECIDES):
         return None
     results = [all_results] * len(signature.results)
@@ -189,10 +193,10 @@ def _settled(
         before = list(results)
         bodies = [_body(r, size, args, results, share) for r in signature.regions]
         for region, body in zip(signature.regions, bodies, strict=True):
-            for port, found in zip(region.outputs, body.outputs, strict=True):
+            for port, is_batched in zip(region.outputs, body.outputs, strict=True):
                 if port.at is not None:
-                    results[port.at] |= found
-                elif found:
+                    results[port.at] |= is_batched
+                elif is_batched:
                     return None
         if results == before:
             return _Settled(args, results, bodies)
@@ -218,7 +222,7 @@ def _body(
 
 
 def _passed(size: Size, role: str, arg: Operand, *, was: bool, now: bool) -> Operand:
-    """An arg of the new node: stacks have their slices on axis 0, the examples next."""
+    """Return an arg for the batched node: axis 0 of a stack stays in front."""
     if not now:
         return arg
     value = as_value(in_batch(size, was, arg))

@@ -1,8 +1,8 @@
-"""The one door to sympy: factors of expressions that are no polynomials in symbols.
+"""The only use of sympy: irreducible factors of expressions with atoms.
 
-sympy takes a second to import, so nobody goes through before the rules of `facts.py`
-have all failed, on an expression with atoms (`//`, `%`, min, max) that is not linear in
-them. Answers depend on the expression alone, and `Facts` keeps them for good.
+Importing sympy takes a second, so it is imported only after the rules of `facts.py`
+have failed on an expression that is not linear in its atoms (`//`, `%`, min, max).
+Factors depend on the expression alone, and `Facts` memoises them.
 """
 
 from typing import Any
@@ -11,10 +11,10 @@ from hopflow.symbolic.terms import Factor, Monomial, Terms, normal, order
 
 
 def factors(terms: Terms) -> tuple[tuple[Terms, int], ...]:
-    """The irreducible factors of `terms` with their powers, as sympy finds them.
+    """Return the irreducible factors of `terms` with their powers.
 
-    Atoms are taken as unknowns of their own, so the answer holds for all their values.
-    A constant factor comes first, if it is not 1.
+    Atoms are treated as independent unknowns, so the factors hold for all their values.
+    A constant factor other than 1 comes first.
     """
     import sympy
 
@@ -25,9 +25,9 @@ def factors(terms: Terms) -> tuple[tuple[Terms, int], ...]:
     total = sympy.Add(
         *[sympy.Mul(f, *[unknowns[x] for x in monomial]) for monomial, f in terms]
     )
-    scale, found = sympy.factor_list(total, *unknowns.values())
+    scale, parts = sympy.factor_list(total, *unknowns.values())
     constant: list[tuple[Terms, int]] = [((((), int(scale)),), 1)] if scale != 1 else []
-    return (*constant, *((_terms(part, unknowns), int(power)) for part, power in found))
+    return (*constant, *((_terms(part, unknowns), int(power)) for part, power in parts))
 
 
 def _terms(part: Any, unknowns: dict[Factor, Any]) -> Terms:

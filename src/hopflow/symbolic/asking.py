@@ -1,4 +1,4 @@
-"""What Python's operators ask of an environment, or of declared ranges without one."""
+"""Questions of Python's operators to an environment, or to ranges without one."""
 
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ def hint_of(operand: Operand) -> Any:
 
 
 def answer(condition: bool | SymBool) -> bool | None:
-    """Whether it holds, by what is known; None: it depends. Records nothing."""
+    """Return the answer that ranges and facts imply, else None. Records nothing."""
     if not isinstance(condition, SymBool):
         return condition
     env = condition.env
@@ -28,14 +28,14 @@ def answer(condition: bool | SymBool) -> bool | None:
 
 
 def decided(condition: bool | SymBool, x: Any, op: str, y: Any) -> bool | SymBool:
-    """A bool if what is known decides it.
+    """Return a bool if ranges and facts decide the condition, else the condition.
 
     Raises:
-        DataDependentError: it does not, and there is no environment to ask later.
+        DataDependentError: it is undecided, and there is no environment to ask later.
     """
-    known = answer(condition)
-    if known is not None:
-        return known
+    truth = answer(condition)
+    if truth is not None:
+        return truth
     assert isinstance(condition, SymBool)
     if condition.env is None:
         raise DataDependentError(f"{x} {_ASKED.get(op, op)} {y}")
@@ -43,13 +43,13 @@ def decided(condition: bool | SymBool, x: Any, op: str, y: Any) -> bool | SymBoo
 
 
 def not_zero(divisor: Operand) -> bool:
-    """Whether a divisor is surely not 0. False: a run may divide by 0, and raise then.
+    """Return True if a divisor is never 0, False if a run may divide by 0 and raise.
 
-    Where the environment can tell, it is asked at once, so that an error has the line
-    of the user, and the quotient a simple form.
+    An environment with hints is asked at once, so that an error has the user's line,
+    and the quotient the simple form.
 
     Raises:
-        DivisionError: it is 0.
+        DivisionError: the divisor is 0.
     """
     if isinstance(divisor, tuple):
         condition = relation("!=", divisor)
@@ -57,32 +57,32 @@ def not_zero(divisor: Operand) -> bool:
         condition = float.fromhex(divisor) != 0
     else:
         condition = compare_floats("!=", divisor, (0.0).hex())
-    known = asked(condition)
-    if known is False:
+    truth = asked(condition)
+    if truth is False:
         raise DivisionError(f"division by zero: `{format_operand(divisor)}` is 0")
-    return known is True
+    return truth is True
 
 
 def asked(condition: bool | SymBool) -> bool | None:
-    """Whether it holds in the call that is traced, with a guard where that depends on
-    the call; None: only a run can tell, or nobody is there to ask."""
-    known = answer(condition)
-    if known is None and isinstance(condition, SymBool):
+    """Return whether it holds in the traced call, recording a guard if that depends on
+    the call; None if a symbol has no hint, or there is no environment."""
+    truth = answer(condition)
+    if truth is None and isinstance(condition, SymBool):
         has_values = all(symbol.hint is not None for symbol in condition.symbols)
         if condition.env is not None and has_values:
             return condition.env.ask(condition)
-    return known
+    return truth
 
 
-# One question, whichever way it is asked: `x > y` is `not x <= y`.
+# `x > y` is reported as `x <= y`, so that both have the same message.
 _ASKED: Final = {">": "<=", ">=": "<"}
 
 
 def floor_divide(a: Terms, b: Terms) -> Terms:
-    """`a // b`, in the simple form if `b` is surely not 0."""
+    """Return `a // b`, in the simple form if `b` is never 0."""
     return atoms.floor_divide(a, b, not_zero(b))
 
 
 def modulo(a: Terms, b: Terms) -> Terms:
-    """`a % b`, in the simple form if `b` is surely not 0."""
+    """Return `a % b`, in the simple form if `b` is never 0."""
     return atoms.modulo(a, b, not_zero(b))

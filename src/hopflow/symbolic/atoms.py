@@ -1,9 +1,8 @@
-"""What polynomials have not: `//`, `%`, min and max in normal form, and their ranges.
+"""`//`, `%`, min and max, which no polynomial has: their normal form and ranges.
 
-The normal form relies on declared ranges only, so that it never changes: see
-`docs/notes/symbols_and_owners.md`.
-A quotient means what Python computes, its error included: nothing is cancelled that may
-be zero.
+The normal form depends on declared ranges only, so it never changes: see
+`docs/notes/symbols_and_owners.md`. A quotient raises where Python's does, so nothing is
+cancelled that may be zero.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -45,7 +44,7 @@ RangeOf: TypeAlias = Callable[[Factor], ValueRange]
 
 
 def interval(terms: Terms, range_of: RangeOf) -> ValueRange:
-    """The range of a polynomial, from those of its factors, each taken by itself."""
+    """Return the range of a polynomial by interval arithmetic on its factors."""
     total = ValueRange.point(0)
     for monomial, factor in terms:
         total = total + monomial_range(monomial, range_of).scaled(factor)
@@ -65,7 +64,7 @@ def monomial_range(monomial: Monomial, range_of: RangeOf) -> ValueRange:
 
 
 def atom_range(atom: Atom, range_of: Callable[[Operand], ValueRange]) -> ValueRange:
-    """The range of an atom, from those of its arguments."""
+    """Return the range of an atom, given those of its arguments."""
     args = [range_of(a) for a in atom.args]
     if atom.op.endswith("."):  # of floats, to which an integer is converted
         ints = [isinstance(a, tuple) for a in atom.args]
@@ -85,7 +84,7 @@ def atom_range(atom: Atom, range_of: Callable[[Operand], ValueRange]) -> ValueRa
 
 
 def _rounded(op: str, x: ValueRange) -> ValueRange:
-    # Infinities and NaN raise, so they are no values of the result.
+    # Rounding infinities and NaN raises, so they give no values.
     def end(bound: float) -> float:
         return bound if bound in (inf, -inf) else ROUND[op](bound)
 
@@ -133,7 +132,7 @@ def _power(base: float, exponent: float) -> float:
 
 
 def declared(operand: Operand) -> ValueRange:
-    """The range of an expression by the declarations of its symbols alone."""
+    """Return the range of an expression by its symbols' declarations alone."""
     if isinstance(operand, Symbol):
         return operand.range
     if isinstance(operand, str):
@@ -151,11 +150,11 @@ def not_zero(terms: Terms) -> bool:
 # --- floor division and remainder -----------------------------------------------------
 
 
-def floor_divide(a: Terms, b: Terms, known: bool = False) -> Terms:
-    """`a // b`; with `known`, the caller knows that `b` is not 0.
+def floor_divide(a: Terms, b: Terms, nonzero: bool = False) -> Terms:
+    """Return `a // b`. Pass `nonzero` if facts imply that `b` is not 0.
 
     Raises:
-        DivisionError: `b` is the number 0.
+        DivisionError: `b` is the constant 0.
     """
     if not b:
         raise DivisionError("integer division or modulo by zero")
@@ -163,12 +162,12 @@ def floor_divide(a: Terms, b: Terms, known: bool = False) -> Terms:
         a, b = negate(a), negate(b)
     if is_constant(b):
         return _floor_divide_by(a, b[0][1])
-    known = known or not_zero(b)
-    quotient, rest = divide(a, b) if known else ((), a)
-    if not rest and known:
+    nonzero = nonzero or not_zero(b)
+    quotient, rest = divide(a, b) if nonzero else ((), a)
+    if not rest and nonzero:
         return quotient
     rest, b, _ = _reduced(rest, b)
-    if known:
+    if nonzero:
         whole = declared(rest) // declared(b)
         if whole.is_point:
             return plus_constant(quotient, int(whole.low))
@@ -178,7 +177,7 @@ def floor_divide(a: Terms, b: Terms, known: bool = False) -> Terms:
 
 
 def _floor_divide_by(a: Terms, by: int) -> Terms:
-    """`a // by` for a number > 0: the multiples of it come out."""
+    """Return `a // by` for a positive int, multiples of `by` divided exactly."""
     whole = normal({monomial: factor // by for monomial, factor in a})
     rest = normal({monomial: factor % by for monomial, factor in a})
     inner, k = split_constant(rest)
@@ -195,27 +194,27 @@ def _floor_divide_by(a: Terms, by: int) -> Terms:
             assert isinstance(x, tuple)
             return add(whole, _floor_divide_by(plus_constant(x, k * y), y * by))
     rest = plus_constant(inner, k)
-    known = declared(rest) // ValueRange.point(by)
-    if known.is_point:
-        return plus_constant(whole, int(known.low))
+    quotient = declared(rest) // ValueRange.point(by)
+    if quotient.is_point:
+        return plus_constant(whole, int(quotient.low))
     return add(whole, of_factor(Atom("//", (rest, constant(by)))))
 
 
-def modulo(a: Terms, b: Terms, known: bool = False) -> Terms:
-    """`a % b`, which has the sign of `b`; `known` as in `floor_divide`.
+def modulo(a: Terms, b: Terms, nonzero: bool = False) -> Terms:
+    """Return `a % b`, which has the sign of `b`; `nonzero` as in `floor_divide`.
 
     Raises:
-        DivisionError: `b` is the number 0.
+        DivisionError: `b` is the constant 0.
     """
     if not b:
         raise DivisionError("integer division or modulo by zero")
     if b[0][1] < 0:
-        return negate(modulo(negate(a), negate(b), known))
+        return negate(modulo(negate(a), negate(b), nonzero))
     if is_constant(b):
         return _modulo(a, b[0][1])
-    known = known or not_zero(b)
-    rest = divide(a, b)[1] if known else a
-    if not rest and known:
+    nonzero = nonzero or not_zero(b)
+    rest = divide(a, b)[1] if nonzero else a
+    if not rest and nonzero:
         return ()
     rest, b, common = _reduced(rest, b)
     if is_constant(b):
@@ -227,26 +226,26 @@ def modulo(a: Terms, b: Terms, known: bool = False) -> Terms:
 
 
 def _modulo(a: Terms, by: int) -> Terms:
-    """`a % by` for a number > 0: multiples of it do not count."""
+    """Return `a % by` for a positive int, without its multiples."""
     a = _without_inner_remainders(a, by)
     rest = normal({monomial: factor % by for monomial, factor in a})
     inner, k = split_constant(rest)
     # (g*x + k) % (g*y) == g * ((x + k // g) % y) + k % g
     common = gcd(content(inner), by)
-    inner, left, by = _exactly(inner, common), k % common, by // common
+    inner, remainder, by = _exactly(inner, common), k % common, by // common
     if by == 1 or not inner:
         return constant(k % (by * common))
     if common > 1:
         inner = _modulo(plus_constant(inner, k // common), by)
-        return plus_constant(scale(inner, common), left)
-    known = declared(rest) // ValueRange.point(by)
-    if known.is_point:
-        return plus_constant(rest, -int(known.low) * by)
+        return plus_constant(scale(inner, common), remainder)
+    quotient = declared(rest) // ValueRange.point(by)
+    if quotient.is_point:
+        return plus_constant(rest, -int(quotient.low) * by)
     return of_factor(Atom("%", (rest, constant(by))))
 
 
 def _without_inner_remainders(a: Terms, by: int) -> Terms:
-    """`x % (by * n)` is `x`, when it is the remainder by `by` that counts."""
+    """Replace `x % (by * n)` by `x`, which has the same remainder by `by`."""
     total: Terms = ()
     for monomial, factor in a:
         match monomial:
@@ -263,7 +262,7 @@ def _exactly(a: Terms, by: int) -> Terms:
 
 
 def _reduced(a: Terms, b: Terms) -> tuple[Terms, Terms, Terms]:
-    """(x, y, g) with `a == x*g`, `b == y*g`, and g not zero."""
+    """Return (x, y, g) with `a == x*g`, `b == y*g` and g not zero."""
     common = gcd(content(a), content(b))
     shared: Monomial = ()
     for factor in b[0][0]:
@@ -273,12 +272,12 @@ def _reduced(a: Terms, b: Terms) -> tuple[Terms, Terms, Terms]:
         ):
             shared = longer
 
-    def by_it(terms: Terms) -> Terms:
+    def divided(terms: Terms) -> Terms:
         return normal(
             {without(m, shared) or (): factor // common for m, factor in terms}
         )
 
-    return by_it(a), by_it(b), ((shared, common),)
+    return divided(a), divided(b), ((shared, common),)
 
 
 # --- min and max ----------------------------------------------------------------------
@@ -293,7 +292,7 @@ def largest(args: Iterable[Terms]) -> Terms:
 
 
 def _extreme(op: str, args: Iterable[Terms]) -> Terms:
-    """The smallest or the largest, without those that are never it."""
+    """Return the minimum or maximum, without arguments that another always beats."""
     kept: list[Terms] = []
     for arg in _flat(op, args):
         if any(_beats(op, other, arg) for other in kept):
@@ -316,15 +315,15 @@ def _flat(op: str, args: Iterable[Terms]) -> Iterable[Terms]:
 
 
 def _beats(op: str, a: Terms, b: Terms) -> bool:
-    """Whether `b` need not be looked at where `a` is."""
+    """Return True if `b` is never the extreme of the two unless `a` is too."""
     difference = declared(subtract(a, b))
     return difference.high <= 0 if op == "min" else difference.low >= 0
 
 
 def saturated(terms: Terms) -> Terms:
-    """An integer, or the nearest that int64 holds; one known to fit is as it was."""
-    found = interval(terms, lambda factor: declared(factor) & INT64)
-    if INT64.low <= found.low and found.high <= INT64.high:
+    """Return an integer clamped to int64; unchanged if its declared range fits."""
+    range_ = interval(terms, lambda factor: declared(factor) & INT64)
+    if INT64.low <= range_.low and range_.high <= INT64.high:
         return terms
     low, high = constant(int(INT64.low)), constant(int(INT64.high))
     return smallest([largest([terms, low]), high])
@@ -338,7 +337,7 @@ def power(a: Terms, exponent: int) -> Terms:
 
 
 def apply(op: str, args: Sequence[Operand]) -> Terms:
-    """An integer operation on new arguments, in normal form."""
+    """Apply an integer operation to arguments, in normal form."""
     whole = tuple([a for a in args if isinstance(a, tuple)])
     match op:
         case "//":
@@ -353,26 +352,26 @@ def apply(op: str, args: Sequence[Operand]) -> Terms:
     return constant(compute(atom, lambda symbol: symbol.hint))
 
 
-def replace(operand: Operand, known: Callable[[Symbol], Terms | None]) -> Operand:
-    """An expression with symbols replaced, and brought into normal form again."""
+def replace(operand: Operand, value: Callable[[Symbol], Terms | None]) -> Operand:
+    """Return an expression in normal form, with symbols replaced by `value`."""
     if isinstance(operand, Symbol | str):
         return operand
     if isinstance(operand, Atom):
-        args = tuple([replace(a, known) for a in operand.args])
+        args = tuple([replace(a, value) for a in operand.args])
         return operand if args == operand.args else Atom(operand.op, args)
-    return replace_terms(operand, known)
+    return replace_terms(operand, value)
 
 
-def replace_terms(terms: Terms, known: Callable[[Symbol], Terms | None]) -> Terms:
+def replace_terms(terms: Terms, value: Callable[[Symbol], Terms | None]) -> Terms:
     total: Terms = ()
     for monomial, factor in terms:
         product = constant(factor)
         for f in monomial:
             new: Terms | None
             if isinstance(f, Symbol):
-                new = known(f)
+                new = value(f)
             else:
-                args = tuple([replace(a, known) for a in f.args])
+                args = tuple([replace(a, value) for a in f.args])
                 new = None if args == f.args else apply(f.op, args)
             product = multiply(product, of_factor(f) if new is None else new)
         total = add(total, product)

@@ -1,8 +1,8 @@
-"""Conditions on symbolic numbers: `SymBool`, in a normal form that finds known facts.
+"""Conditions on symbolic numbers: `SymBool`, in a normal form to look facts up.
 
-A comparison of integers becomes `P op k`, with P a polynomial without a constant, whose
-factors have no common divisor and the first of which is positive. So `2*x < 4` and
-`x <= 1` are one condition, and so are `x < y` and `y > x`.
+A comparison of integers becomes `P op k`, where P is a polynomial without a constant,
+whose coefficients have no common divisor and the first of which is positive. Thus `2*x
+< 4` and `x <= 1` are the same condition, and so are `x < y` and `y > x`.
 """
 
 import operator
@@ -44,7 +44,7 @@ MIRRORED: Final = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=":
 _INTEGERS: Final = frozenset(["<=", ">=", "==", "!="])
 
 
-def _own_name(symbol: Symbol) -> str:
+def _name_of(symbol: Symbol) -> str:
     return symbol.name
 
 
@@ -52,12 +52,12 @@ _Method: TypeAlias = Callable[[Any, Any], Any]
 
 
 def _decided(operation: _Method) -> tuple[_Method, _Method]:
-    """An operation on the number 0 or 1 that a condition is, and its reflection."""
+    """Return an operation on a condition's value, 0 or 1, and its reflection."""
 
     @speaks_for_user
     def method(self: Any, other: Any) -> Any:
         if hasattr(other, "shape"):
-            return NotImplemented  # a tensor has operations of its own
+            return NotImplemented  # the tensor's method handles it
         return operation(int(self), other)
 
     @speaks_for_user
@@ -71,15 +71,16 @@ def _decided(operation: _Method) -> tuple[_Method, _Method]:
 class SymBool:
     """A condition that depends on symbols; never a constant.
 
-        op                        args
-        <=  >=  ==  !=            P, k      integers in the normal form above
-        <.  <=.  ==.  !=.         a, b      floats, or a float and an integer
-        and  or                   conditions
-        not                       a condition on floats: NaN forbids to turn it around
+    op                        args
+    <=  >=  ==  !=            P, k      integers in the normal form above
+    <.  <=.  ==.  !=.         a, b      floats, or a float and an integer
+    and  or                   conditions
+    not                       a condition on floats, where `not x < y` is no
+                              `x >= y` because of NaN
 
-    `bool()` of it asks the environment of its symbols, which may record a guard. So do
-    arithmetic, comparisons and look-ups in sets and dicts, as on a `bool`. `&`, `|` and
-    `~` are the connectives; `and`, `or` and `not` would ask.
+    `bool()` asks the environment of the symbols, which may record a guard. So do
+    arithmetic, comparisons and look-ups in sets and dicts, which act as on a `bool`.
+    `&`, `|` and `~` combine conditions symbolically; `and`, `or` and `not` would ask.
     """
 
     __slots__ = ("_hash", "args", "op")
@@ -95,8 +96,8 @@ class SymBool:
         )
 
     def __hash__(self) -> int:
-        """That of the bool, for the user's code, while it is traced; for ours, that of
-        the condition."""
+        """Return the hash of the condition, or, where the user's code asks during a
+        trace, the hash of the bool."""
         if not OWN_FILES[sys._getframe(1).f_code.co_filename] and is_asked_by_user(
             self.env
         ):
@@ -104,8 +105,8 @@ class SymBool:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        """Whether both are true or both false, for the user's code, which asks; for
-        ours, whether they are one condition."""
+        """Return whether both are the same condition, or, where the user's code asks
+        during a trace, whether both bools are equal."""
         if isinstance(other, int | float):
             return int(self) == other
         if isinstance(other, SymBool) and (
@@ -125,22 +126,22 @@ class SymBool:
         """The symbols, each once, in order of appearance."""
         return tuple(self._symbols({}))
 
-    def _symbols(self, found: dict[Symbol, None]) -> dict[Symbol, None]:
+    def _symbols(self, symbols: dict[Symbol, None]) -> dict[Symbol, None]:
         for arg in self.args:
             if isinstance(arg, SymBool):
-                arg._symbols(found)
+                arg._symbols(symbols)
             elif not isinstance(arg, int):
-                symbols_of(arg, found)
-        return found
+                symbols_of(arg, symbols)
+        return symbols
 
     @property
     def env(self) -> Env | None:
-        # What is copied may be hashed before its symbols have their environments.
+        # A copy may be hashed before its symbols have their environments.
         envs = (getattr(symbol, "env", None) for symbol in self.symbols)
         return next((env for env in envs if env is not None), None)
 
     def __bool__(self) -> bool:
-        """Whether it holds; see `ShapeEnv.ask`.
+        """Return whether the condition holds; see `ShapeEnv.ask`.
 
         Raises:
             DataDependentError: only a run can tell.
@@ -180,7 +181,7 @@ class SymBool:
 
     @speaks_for_user
     def __index__(self) -> int:
-        """1 if it holds and 0 if not, which decides it; see `ShapeEnv.ask`.
+        """Return 1 if the condition holds and 0 if not; see `ShapeEnv.ask`.
 
         Raises:
             DataDependentError: only a run can tell.
@@ -218,7 +219,7 @@ class SymBool:
     __rshift__, __rrshift__ = _decided(operator.rshift)
 
     def evaluate(self, value: Callable[[Symbol], Any]) -> bool:
-        """Whether it holds where the symbols have these values."""
+        """Return whether the condition holds for these values of the symbols."""
         match self.op:
             case "and":
                 return all(part.evaluate(value) for part in self.args)
@@ -229,20 +230,20 @@ class SymBool:
         x, y = [a if isinstance(a, int) else compute(a, value) for a in self.args]
         return _compared(self.op.rstrip("."), x, y)
 
-    def substitute(self, known: Callable[[Symbol], Terms | None]) -> "bool | SymBool":
-        """The condition with symbols replaced."""
+    def substitute(self, value: Callable[[Symbol], Terms | None]) -> "bool | SymBool":
+        """Return the condition with symbols replaced where `value` returns terms."""
         if self.op in ("and", "or", "not"):
-            parts = [part.substitute(known) for part in self.args]
+            parts = [part.substitute(value) for part in self.args]
             return negation(parts[0]) if self.op == "not" else _joined(self.op, parts)
         if self.op in _INTEGERS:
-            return relation(self.op, replace_terms(difference_of(self), known))
-        return SymBool(self.op, tuple([replace(a, known) for a in self.args]))
+            return relation(self.op, replace_terms(difference_of(self), value))
+        return SymBool(self.op, tuple([replace(a, value) for a in self.args]))
 
     def __repr__(self) -> str:
-        return self.format(_own_name)
+        return self.format(_name_of)
 
     def format(self, name: Namer) -> str:
-        """The condition as Python, which also computes it."""
+        """Return the condition as Python code."""
         match self.op:
             case "and" | "or":
                 parts = [
@@ -262,7 +263,7 @@ class SymBool:
 
     @property
     def is_integral(self) -> bool:
-        """Whether it is one comparison of integers, and so has `sides`."""
+        """Whether this is a single comparison of integers, which has `sides`."""
         return self.op in _INTEGERS
 
     @property
@@ -282,7 +283,7 @@ _OPPOSITE: Final = {"==": "!=", "!=": "==", "==.": "!=.", "!=.": "==."}
 
 
 def relation(op: str, difference: Terms) -> bool | SymBool:
-    """The condition `difference op 0` on integers, in normal form."""
+    """Return the condition `difference op 0` on integers, in normal form."""
     if is_constant(difference):
         return COMPARISONS[op](difference[0][1] if difference else 0, 0)
     terms, k = split_constant(difference)
@@ -304,20 +305,20 @@ def relation(op: str, difference: Terms) -> bool | SymBool:
 
 
 def difference_of(condition: SymBool) -> Terms:
-    """`P - k` of a condition on integers."""
+    """Return `P - k` of a condition `P op k` on integers."""
     terms, k = condition.args
     return plus_constant(terms, -k)
 
 
 def compare_floats(op: str, x: Operand, y: Operand) -> SymBool:
-    """`x op y`, where at least one is a float."""
+    """Return `x op y`, where at least one operand is a float."""
     if op in (">", ">="):
         op, x, y = MIRRORED[op], y, x
     return SymBool(f"{op}.", (x, y))
 
 
 def compare_constant(op: str, terms: Terms, value: float) -> bool | SymBool:
-    """`terms op value` for a float that is no symbol: exact, as Python's is."""
+    """Return `terms op value` for a float constant, compared exactly."""
     if value != value or value in (float("inf"), float("-inf")):
         return COMPARISONS[op](0, value)
     floor = int(value // 1)
@@ -360,9 +361,9 @@ def _joined(op: str, conditions: Iterable[bool | SymBool]) -> bool | SymBool:
 
 @speaks_for_user
 def _compared(op: str, x: Any, y: Any) -> bool:
-    """Compare numbers as the user's code does, which may make them complex.
+    """Compare numbers that the user's code defines, which may evaluate to complex ones.
 
     Raises:
-        TypeError: one of them is.
+        TypeError: one of them is complex.
     """
     return bool(COMPARISONS[op](x, y))

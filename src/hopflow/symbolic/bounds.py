@@ -25,13 +25,13 @@ from hopflow.symbolic.terms import (
     without,
 )
 
-MAX_FOUND: Final = 4096  # ranges that are kept
-# How many laws and facts are put together in search of a bound, by the number of facts.
+MAX_MEMO: Final = 4096  # the most ranges that are memoised
+# (number of facts, depth): how many laws and facts are combined to find a bound.
 _DEPTHS: Final = ((8, 3), (24, 2))
 
 
 def primitive(terms: Terms) -> tuple[Terms, int, int]:
-    """(P, factor, k) with `terms == factor * P + k`, and P as in `boolean.relation`."""
+    """Return (P, factor, k) with `terms == factor * P + k` and P as in `relation`."""
     inner, k = split_constant(terms)
     factor = content(inner)
     if inner and inner[0][1] < 0:
@@ -40,25 +40,25 @@ def primitive(terms: Terms) -> tuple[Terms, int, int]:
 
 
 class BoundsFinder:
-    """Ranges under facts that stay the same for its life, each found once.
+    """Ranges under a fixed set of facts, memoised.
 
-    known      ranges of primitive polynomials
-    excluded   numbers that these do not equal
+    ranges     ranges of primitive polynomials, by polynomial
+    excluded   numbers that these polynomials do not equal
     """
 
     def __init__(
         self,
-        known: Mapping[Terms, ValueRange],
+        ranges: Mapping[Terms, ValueRange],
         excluded: Mapping[Terms, set[int]],
     ) -> None:
-        self._known = known
+        self._ranges = ranges
         self._excluded = excluded
-        # Those on single symbols and atoms are in the intervals already.
+        # Facts on single symbols and atoms are part of the interval arithmetic already.
         self._sums = [
-            (terms, range_) for terms, range_ in known.items() if len(terms) > 1
+            (terms, range_) for terms, range_ in ranges.items() if len(terms) > 1
         ]
         self._depth = next((d for n, d in _DEPTHS if len(self._sums) <= n), 1)
-        self._found: dict[tuple[Terms, int], ValueRange] = {}
+        self._memo: dict[tuple[Terms, int], ValueRange] = {}
 
     def range(self, operand: Operand) -> ValueRange:
         if isinstance(operand, tuple):
@@ -70,12 +70,12 @@ class BoundsFinder:
             return ValueRange.point(terms[0][1] if terms else 0)
         inner, factor, k = primitive(terms)
         key = (inner, depth)
-        found = self._found.get(key)
-        if found is None:
-            if len(self._found) >= MAX_FOUND:  # so that not all symbols live for ever
-                self._found.clear()
-            found = self._found[key] = self._primitive_range(inner, depth)
-        return found.scaled(factor) + ValueRange.point(k)
+        range_ = self._memo.get(key)
+        if range_ is None:
+            if len(self._memo) >= MAX_MEMO:  # keys hold symbols alive
+                self._memo.clear()
+            range_ = self._memo[key] = self._primitive_range(inner, depth)
+        return range_.scaled(factor) + ValueRange.point(k)
 
     def _primitive_range(self, terms: Terms, depth: int) -> ValueRange:
         total = interval(terms, self._factor_range)
@@ -89,9 +89,9 @@ class BoundsFinder:
         return total
 
     def _with_facts(self, terms: Terms, total: ValueRange) -> ValueRange:
-        known = self._known.get(terms)
-        if known is not None:
-            total = total & known
+        range_ = self._ranges.get(terms)
+        if range_ is not None:
+            total = total & range_
         numbers = self._excluded.get(terms)
         if numbers:
             low, high = total.low, total.high
@@ -119,7 +119,7 @@ class BoundsFinder:
     # --- facts ---
 
     def _by_facts(self, terms: Terms, depth: int) -> Iterator[ValueRange]:
-        """`P == c*F + (P - c*F)` for each fact on F that takes a term out of P."""
+        """Yield `c*F + (P - c*F)` for each fact on F that cancels a term of P."""
         factors = dict(terms)
         for fact, range_ in self._sums:
             tried = set()
@@ -146,7 +146,7 @@ class BoundsFinder:
     def _by_remainder(
         self, rest: Terms, monomial: Monomial, factor: int, atom: Atom, depth: int
     ) -> Iterator[ValueRange]:
-        """`y * (x // y) == x - x % y`"""
+        """Yield the range by `y * (x // y) == x - x % y`."""
         x, y = atom.args
         assert isinstance(x, tuple)
         assert isinstance(y, tuple)
@@ -166,14 +166,14 @@ class BoundsFinder:
     def _by_limits(
         self, rest: Terms, factor: int, atom: Atom, depth: int
     ) -> ValueRange:
-        """An atom is at least, or at most, what its arguments say."""
+        """Return the range by the limits that an atom's arguments give it."""
         least, most = self._limits(atom)
         low, high = -inf, inf
         for limit in least if factor > 0 else most:
             low = max(low, self._range(add(rest, scale(limit, factor)), depth).low)
         for limit in most if factor > 0 else least:
             high = min(high, self._range(add(rest, scale(limit, factor)), depth).high)
-        if atom.op in ("min", "max"):  # it is one of its arguments
+        if atom.op in ("min", "max"):  # the atom equals one of its arguments
             cases = [
                 self._range(add(rest, scale(arg, factor)), depth)
                 for arg in atom.args
@@ -184,7 +184,7 @@ class BoundsFinder:
         return ValueRange(low, high)
 
     def _limits(self, atom: Atom) -> tuple[list[Terms], list[Terms]]:
-        """(lower limits, upper limits) of an atom."""
+        """Return the (lower, upper) limits of an atom."""
         whole = [arg for arg in atom.args if isinstance(arg, tuple)]
         match atom.op, whole:
             case "min", _:

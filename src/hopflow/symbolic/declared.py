@@ -1,4 +1,4 @@
-"""Declared dimensions: what a guard makes of one, and how to declare that."""
+"""Declared dimensions: the errors for guards that narrow one, and remedies."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from hopflow.symbolic.terms import Atom, Symbol, Terms
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """How a user has declared a size that guards must not narrow.
+    """A user's declaration of a size that guards must not narrow.
 
-    text   the declaration, as it is written: `hf.Dim("n", min=2)`, `hf.mark_dynamic(x,
-           0, min=2)`
-    name   of the `hf.Dim`; "" for the mark of one tensor
+    text   the declaration as written: `hf.Dim("n", min=2)`, `hf.mark_dynamic(x, 0,
+           min=2)`
+    name   the name of the `hf.Dim`; "" for `mark_dynamic`
     """
 
     text: str
@@ -23,18 +23,18 @@ class Declaration:
 
 
 def ends(low: float, high: float) -> list[str]:
-    """The arguments that declare the sizes from `low` to `high`, without defaults."""
+    """Return the arguments that declare the sizes `low` to `high`, if not default."""
     return [f"min={low}"] * (low != 0) + [f"max={high}"] * (high != inf)
 
 
 def narrowed(
     condition: SymBool, declared: Mapping[Symbol, Declaration], where: str, shown: str
 ) -> DimError:
-    """The error for a guard that holds for some sizes only that were declared.
+    """Return the error for a guard that holds for some declared sizes only.
 
     Args:
-        condition: What the guard asks of declared sizes.
-        where: The line of the user's code that asked.
+        condition: The guard, on declared sizes.
+        where: The user's line that asked.
         shown: The condition in the user's names.
     """
     texts = dict.fromkeys(f"`{declared[s].text}`" for s in condition.symbols)
@@ -46,20 +46,20 @@ def narrowed(
 
 
 def _remedy(condition: SymBool, declared: Mapping[Symbol, Declaration]) -> str:
-    """What to declare instead."""
+    """Return advice on what to declare instead."""
     allow = (
         "allow it with `may_narrow=True`, to compile again for other sizes, or choose "
         "with `hf.cond`."
     )
     symbols = condition.symbols
     if len(symbols) == 1 and (
-        found := _single(condition, symbols[0], declared[symbols[0]].name)
+        declaration := _single(condition, symbols[0], declared[symbols[0]].name)
     ):
-        return f"{found}, or {allow}"
+        return f"{declaration}, or {allow}"
     if len(symbols) == 2 and _are_equal(condition):
         name = declared[symbols[0]].name
-        one = f"one dimension, `{name}`" if name else "one `hf.Dim`"
-        return f"Declare both by {one}, or {allow}"
+        remedy = f"one dimension, `{name}`" if name else "one `hf.Dim`"
+        return f"Declare both by {remedy}, or {allow}"
     return allow[0].upper() + allow[1:]
 
 
@@ -69,10 +69,10 @@ def _are_equal(condition: SymBool) -> bool:
 
 
 def _single(condition: SymBool, symbol: Symbol, name: str) -> str:
-    """The declaration for a condition on one size; "" if there is none.
+    """Return the declaration for a condition on one size; "" if there is none.
 
     Args:
-        name: Of its `hf.Dim`; "": one tensor is marked.
+        name: The name of its `hf.Dim`; "" for `mark_dynamic`.
     """
     if not condition.is_integral:
         return ""
@@ -103,7 +103,7 @@ def _single(condition: SymBool, symbol: Symbol, name: str) -> str:
 
 
 def _divisor(terms: Terms, symbol: Symbol) -> int | None:
-    """The k of `symbol % k`; None: the terms are another expression."""
+    """Return the k of `symbol % k`; None if the terms are another expression."""
     match terms:
         case (((Atom(op="%", args=(x, (((), divisor),))),), 1),):
             return divisor if x == (((symbol,), 1),) else None

@@ -1,4 +1,4 @@
-"""`ShapeEnv`: the symbols of a trace, what is known of them, and what was asked."""
+"""`ShapeEnv`: the symbols of a trace, the facts about them, and the guards recorded."""
 
 import ast
 import re
@@ -35,23 +35,24 @@ from hopflow.symbolic.terms import (
 )
 
 Noted: TypeAlias = tuple[SymBool, bool] | None
-"""A condition and the answer; None: something else that was asked, of a range."""
+"""A condition and its answer; None for a question about a range."""
 
 
 class ShapeEnv:
-    """Creates symbols, and answers for them.
+    """Creates symbols, and answers questions about them.
 
-    A condition is decided by declared ranges and by facts. Where these leave it open:
+    Declared ranges and facts decide a condition. Where they leave it open:
 
-    - on *backed* symbols (inputs, with the values of this call as hints) the hints
-      answer, and the answer is recorded as a guard, and a fact from then on;
-    - on *unbacked* ones (values that only a run knows) it is a DataDependentError.
+    - For *backed* symbols (inputs, whose hints are their values in this call) the
+      hints answer. The answer is recorded as a guard, and is a fact from then on.
+    - For *unbacked* symbols (values that only a run knows) a DataDependentError is
+      raised.
 
     Args:
-        line: Gives the line of the user's code that is now running, or None.
+        line: Returns the line of the user's code that is now running, or None.
         on_guard: Called with each guard when it is recorded.
-        expression: Gives the text of the user's expression that is being evaluated, or
-            "".
+        expression: Returns the text of the user's expression that is being evaluated,
+            or "".
     """
 
     def __init__(
@@ -60,9 +61,11 @@ class ShapeEnv:
         on_guard: Callable[[Guard], None] | None = None,
         expression: Callable[[], str] | None = None,
     ) -> None:
-        self.symbols: dict[Symbol, str] = {}  # in order of creation; where it is from
-        self._origins: dict[Symbol, str] = {}  # of unbacked ones, what made them
-        self._expressions: dict[Symbol, str] = {}  # of those, what they are in code
+        self.symbols: dict[Symbol, str] = {}  # to their sources, in order of creation
+        self._origins: dict[Symbol, str] = {}  # of unbacked symbols: what defined them
+        self._expressions: dict[
+            Symbol, str
+        ] = {}  # of unbacked symbols: the user's code
         self._declared: dict[Symbol, Declaration] = {}
         self._line = line
         self._expression = expression
@@ -74,7 +77,8 @@ class ShapeEnv:
         self._learned: list[SymBool] = []
         self._guards: list[Guard] = []
         self._noted: list[Noted] | None = None
-        # Condition -> (answer, version of the facts). True and False are for good.
+        # Condition -> (answer, version of the facts). Answers True and False never
+        # change.
         self._answers: dict[SymBool, tuple[bool | None, int]] = {}
 
     # --- symbols ---
@@ -88,10 +92,10 @@ class ShapeEnv:
         source: str = "",
         declared: Declaration | None = None,
     ) -> SymInt:
-        """A symbol for an integer of the inputs; without a name, `s0`, `s1`, …
+        """Return a new symbol for an integer input, named `s0`, `s1`, … by default.
 
         Args:
-            declared: What says that guards must not narrow it; None: they may.
+            declared: The user's declaration, which guards must not narrow, or None.
 
         Raises:
             ArgumentValueError: `hint` is not from `min` to `max`.
@@ -116,17 +120,17 @@ class ShapeEnv:
         max: float = inf,
         source: str = "",
     ) -> SymInt:
-        """A symbol for an integer that a run will know: `u0`, `u1`, … by default"""
+        """Return a new symbol for an integer of a run, named `u0`, … by default."""
         symbol = self._new(name, "u", None, ValueRange(min, max), source)
         self._note_origin(symbol, source)
         return SymInt(of_factor(symbol))
 
     def backed_float(self, name: str | None, hint: float, source: str = "") -> SymFloat:
-        """A symbol for a float of the inputs: any, the infinities and NaN too."""
+        """Return a new symbol for a float input, which may be infinite or NaN."""
         return SymFloat(self._new(name, "s", float(hint), ANY_FLOAT, source, True))
 
     def unbacked_float(self, name: str | None = None, source: str = "") -> SymFloat:
-        """A symbol for a float that a run will know."""
+        """Return a new symbol for a float of a run."""
         symbol = self._new(name, "u", None, ANY_FLOAT, source, True)
         self._note_origin(symbol, source)
         return SymFloat(symbol)
@@ -165,14 +169,14 @@ class ShapeEnv:
         return symbol
 
     def _seniority(self, symbol: Symbol) -> tuple[int, int]:
-        # An equality replaces an unbacked symbol first, and then the younger.
+        # An equality replaces an unbacked symbol first, then the younger one.
         return int(symbol.hint is None), self._ages.get(symbol, -1)
 
-    # --- who has asked ---
+    # --- recording the questions ---
 
     @contextmanager
     def noting(self) -> Iterator[list[Noted]]:
-        """A list of all that is answered within the block."""
+        """Yield a list to which every answer within the block is appended."""
         outer, self._noted = self._noted, []
         try:
             yield self._noted
@@ -188,7 +192,7 @@ class ShapeEnv:
     # --- questions that record nothing ---
 
     def decide(self, condition: bool | SymBool) -> bool | None:
-        """Whether it holds in every call, by what is known; None: it depends."""
+        """Return the answer that ranges and facts imply; None if they leave it open."""
         if not isinstance(condition, SymBool):
             return condition
         answer, version = self._answers.get(condition, (None, -1))
@@ -200,61 +204,60 @@ class ShapeEnv:
         return answer
 
     def range_of(self, number: Number) -> ValueRange:
-        """Where the values of a number lie."""
+        """Return the range of a number."""
         return self.range(operand_of(number))
 
     def range(self, operand: Operand) -> ValueRange:
-        """Where the values of an expression lie."""
+        """Return the range of an expression."""
         self._note(None)
         return self._facts.range(operand)
 
     def simplify(self, size: Size) -> Size:
-        """The size with symbols replaced by what they are known to equal.
+        """Return the size with symbols replaced by what facts say they equal.
 
-        A number, if it can be no other one whatever is run.
+        The result is an int if backed symbols leave only one value.
         """
         self._note(None)
         terms = terms_of(size)
-        known = self._facts.range(terms)
-        if known.is_point and all(s.hint is not None for s in symbols_of(terms, {})):
-            return int(known.low)
+        range_ = self._facts.range(terms)
+        if range_.is_point and all(s.hint is not None for s in symbols_of(terms, {})):
+            return int(range_.low)
         return as_size(self._facts.canonical(terms))
 
     def describe(self, condition: bool | SymBool) -> str:
-        """The condition as Python, in terms of where its symbols are from."""
+        """Return the condition as Python, with symbols named by their sources."""
         if not isinstance(condition, SymBool):
             return str(condition)
         return condition.format(self.name)
 
     def name(self, symbol: Symbol) -> str:
-        """Where a symbol is from, as a user would write it; else its own name."""
+        """Return the source of a symbol as a user would write it, or its name."""
         return self.symbols.get(symbol) or symbol.name
 
     def origins(self, condition: SymBool) -> str:
-        """What made the symbols of a condition that only a run knows, and for which
-        `describe` has no name."""
+        """Describe what defined the unbacked symbols that have no source."""
         return self._described(
             [s for s in condition.symbols if not self.symbols.get(s)]
         )
 
     def _described(self, symbols: Iterable[Symbol]) -> str:
-        made = [(s, self._origins.get(s)) for s in symbols]
-        return ", ".join(f"`{s}` is {text}" for s, text in made if text)
+        origins = [(s, self._origins.get(s)) for s in symbols]
+        return ", ".join(f"`{s}` is {text}" for s, text in origins if text)
 
     def _present_text(self) -> str:
         return self._expression() if self._expression is not None else ""
 
     def legend(self, text: str) -> str:
-        """What the symbols are that a text names: "`s0` is `x.shape[0]`, here 3"."""
-        named = [s for s in self.symbols if re.search(rf"\b{s.name}\b", text)]
+        """Describe the symbols that a text names: "`s0` is `x.shape[0]`, here 3"."""
+        symbols = [s for s in self.symbols if re.search(rf"\b{s.name}\b", text)]
         parts = []
-        for symbol in named:
+        for symbol in symbols:
             source = self.symbols[symbol]
             if source and source != symbol.name:
                 here = "" if symbol.hint is None else f", here {symbol.hint}"
                 parts.append(f"`{symbol}` is `{source}`{here}")
-            elif (made := self._origins.get(symbol)) and made not in text:
-                parts.append(f"`{symbol}` is {made}")
+            elif (origin := self._origins.get(symbol)) and origin not in text:
+                parts.append(f"`{symbol}` is {origin}")
         return "; ".join(parts)
 
     @property
@@ -264,19 +267,21 @@ class ShapeEnv:
 
     @property
     def asked(self) -> tuple[Guard, ...]:
-        """The guards in the order in which they were asked."""
+        """The guards, in the order in which they were recorded."""
         return tuple(self._guards)
 
     @property
     def guards(self) -> GuardSet:
-        """What a call must fulfil: declared ranges, then guards as they were asked."""
-        inputs = [s for s, of in self.symbols.items() if of or s.hint is not None]
+        """What a call must fulfil: declared ranges, then recorded guards in order."""
+        inputs = [
+            s for s, source in self.symbols.items() if source or s.hint is not None
+        ]
         return GuardSet((*declared_guards(inputs), *self._guards))
 
     # --- questions that record ---
 
     def ask(self, condition: SymBool) -> bool:
-        """What `bool(condition)` is: known, or a guard on the line of the user.
+        """Return `bool(condition)`: decided by facts, or a guard on the user's line.
 
         Raises:
             DataDependentError: only a run can tell.
@@ -284,7 +289,7 @@ class ShapeEnv:
         return self.guard(condition)
 
     def guard(self, condition: bool | SymBool, line: object = None) -> bool:
-        """The answer for the hints, recorded as a guard unless it is known anyway.
+        """Return the answer for the hints, recorded as a guard unless facts decide it.
 
         Raises:
             DataDependentError: a symbol has no hint, or is not of this environment.
@@ -310,21 +315,21 @@ class ShapeEnv:
         return truth
 
     def _trail(self, line: object) -> str:
-        """The line that asks, with its callers where those are known."""
+        """Return the line that asks, with its callers if they are known."""
         if line is None and self._line is not None:
             line = self._line()
         return str(getattr(line, "trail", line or ""))
 
     def _undecided(self, condition: SymBool, where: str) -> DataDependentError:
-        """The error for a decision that only a run can make."""
-        asked = _comparison(self._present_text())
-        if asked is None and self._are_writable(condition.symbols):
-            asked = _comparison(condition.format(self._written))
+        """Return the error for a decision that only a run can make."""
+        promises = _comparison(self._present_text())
+        if promises is None and self._are_writable(condition.symbols):
+            promises = _comparison(condition.format(self._written))
         return DataDependentError(
             str(condition),
             where,
             origins=self._described(condition.symbols),
-            promises=[] if asked is None else asked,
+            promises=[] if promises is None else promises,
         )
 
     def _where(self, line: object) -> str:
@@ -333,10 +338,11 @@ class ShapeEnv:
         return "" if line is None else str(line)
 
     def assume(self, condition: bool | SymBool) -> bool:
-        """Take as a fact what a run will check. True: it was known, and needs no check.
+        """Take a condition that a run will check as a fact. Return True if facts imply
+        it already, so that it needs no check.
 
         Raises:
-            CheckError: it is known not to hold.
+            CheckError: facts imply that it does not hold.
         """
         answer = self.decide(condition)
         if answer is None:
@@ -348,7 +354,7 @@ class ShapeEnv:
         return True
 
     def _no_number(self, expression: Operand) -> DataDependentError:
-        """The error where a Python number is asked for that only a run knows."""
+        """Return the error for the Python value of a number that only a run knows."""
         shown = format_operand(expression, self._written)
         symbols = symbols_of(expression, {})
         return DataDependentError(
@@ -360,7 +366,7 @@ class ShapeEnv:
         )
 
     def _written(self, symbol: Symbol) -> str:
-        """A symbol as a user may write it, if that is known."""
+        """Return the user's text for a symbol if there is one, else its name."""
         return self.symbols.get(symbol) or self._expressions.get(symbol) or symbol.name
 
     def _are_writable(self, symbols: Iterable[Symbol]) -> bool:
@@ -368,7 +374,7 @@ class ShapeEnv:
 
     @contextmanager
     def body(self) -> Iterator[None]:
-        """Assumptions within the block are forgotten at its end; guards stay facts.
+        """Forget the assumptions made within the block at its end; guards stay facts.
 
         See `docs/notes/symbols_and_owners.md`.
         """
@@ -389,15 +395,15 @@ class ShapeEnv:
         self._facts.learn(condition)
 
     def concrete(self, expression: Operand) -> Any:
-        """The value of an expression in this call, which becomes a guard.
+        """Return the value of an expression in this call, which becomes a guard.
 
         Raises:
             DataDependentError: a symbol has no hint, and its range is not one number.
         """
         self._note(None)
-        known = self._facts.range(expression)
-        if isinstance(expression, tuple) and known.is_point:
-            return known.low
+        range_ = self._facts.range(expression)
+        if isinstance(expression, tuple) and range_.is_point:
+            return range_.low
         if any(s.hint is None or s.env is not self for s in symbols_of(expression, {})):
             raise self._no_number(expression)
         value = compute(expression, lambda symbol: symbol.hint)
@@ -409,7 +415,7 @@ class ShapeEnv:
 
 
 def _comparison(text: str) -> tuple[str, str] | None:
-    """The comparison that a text is, and its opposite; None if it is none."""
+    """Return the comparison that a text is, and its opposite; None if it is none."""
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except SyntaxError:
@@ -434,7 +440,7 @@ _OPPOSITES: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
 
 
 def _is_float(expression: Operand, value: float) -> bool | SymBool:
-    """Whether an expression is this float, NaN and the sign of zero included."""
+    """Return the condition that an expression is this float, NaN or -0.0."""
     if isnan(value):
         return compare_floats("!=", expression, expression)
     equal = compare_floats("==", expression, value.hex())

@@ -1,8 +1,8 @@
-"""What is known of expressions: bounds and equalities, and the answers they give.
+"""Facts about expressions, bounds and equalities, and the conditions that they decide.
 
 A fact on integers is a range of a polynomial in the normal form of `boolean.relation`,
-so that a bound on `2*x` serves `4*x`, and `x < y` is a bound on `x - y`. An equality
-that gives a symbol replaces it everywhere.
+so that a bound on `2*x` also bounds `4*x`, and `x < y` is a bound on `x - y`. An
+equality that can be solved for a symbol replaces the symbol everywhere.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ from hopflow.symbolic.terms import (
     without,
 )
 
-MAX_FACTORED: Final = 4096  # expressions whose factors are kept
+MAX_FACTORED: Final = 4096  # the most expressions whose factors are memoised
 _INTEGERS: Final = frozenset(["<=", ">=", "==", "!="])
 
 
@@ -39,28 +39,30 @@ def _by_name(symbol: Symbol) -> tuple[int, int]:
 
 
 class Facts:
-    """A set of facts that grows. An answer once given stays; `None` may become one.
+    """A growing set of facts. An answer never changes, except None to True or False.
 
-    `seniority` orders symbols: of those an equality could replace, the greatest goes.
+    `seniority` orders symbols: of those that an equality could replace, the greatest is
+    replaced.
     """
 
     def __init__(
         self, seniority: Callable[[Symbol], tuple[int, int]] = _by_name
     ) -> None:
-        self.version = 0  # of what is known: an undecided question may be asked again
+        self.version = 0  # changes with each fact; then None may be another answer
         self.solved: dict[Symbol, Terms] = {}
         self._seniority = seniority
-        self._known: dict[Terms, ValueRange] = {}
+        self._ranges: dict[Terms, ValueRange] = {}
         self._excluded: dict[Terms, set[int]] = {}
         self._settled: dict[SymBool, bool] = {}
-        # By the expression alone, so facts do not change it: sympy is asked once.
+        # Factors depend on the expression alone, not on facts, so sympy is asked only
+        # once.
         self._factors: dict[Terms, tuple[tuple[Terms, int], ...]] = {}
-        self._bounds = BoundsFinder(self._known, self._excluded)
+        self._bounds = BoundsFinder(self._ranges, self._excluded)
 
     # --- questions ---
 
     def canonical(self, terms: Terms) -> Terms:
-        """The expression with symbols replaced by what they are known to equal."""
+        """Return the expression with symbols replaced by what facts say they equal."""
         return replace_terms(terms, self.solved.get) if self.solved else terms
 
     def range(self, operand: Operand) -> ValueRange:
@@ -69,7 +71,7 @@ class Facts:
         return self._bounds.range(operand)
 
     def decide(self, condition: SymBool) -> bool | None:
-        """Whether the condition holds, by all that is known; None: it depends."""
+        """Return whether the facts imply the condition or its negation, else None."""
         settled = self._settled.get(condition)
         if settled is not None:
             return settled
@@ -88,8 +90,8 @@ class Facts:
             return _compare_ranges(condition.op, x, y)
         if not self.solved:
             return self._decide(condition)
-        known = relation(condition.op, self.canonical(difference_of(condition)))
-        return self._decide(known) if isinstance(known, SymBool) else known
+        reduced = relation(condition.op, self.canonical(difference_of(condition)))
+        return self._decide(reduced) if isinstance(reduced, SymBool) else reduced
 
     def _decide(self, condition: SymBool) -> bool | None:
         settled = self._settled.get(condition)
@@ -107,7 +109,7 @@ class Facts:
         return answer
 
     def _divided(self, condition: SymBool) -> bool | SymBool | None:
-        """`x*P op 0` is `P op 0` where x is positive, and `x*P >= 1` is `P >= 1`."""
+        """Divide by positive factors: `x*P <= 0` is `P <= 0`."""
         op = condition.op
         terms, k = condition.args
         if k and (op, k) not in ((">=", 1), ("<=", -1)):
@@ -125,7 +127,7 @@ class Facts:
         return relation(op, plus_constant(rest, -k))
 
     def _decide_factored(self, op: str, terms: Terms) -> bool | None:
-        """By the signs of the factors, which sympy finds."""
+        """Decide by the signs of the irreducible factors, which sympy finds."""
         parts = self._factors.get(terms)
         if parts is None:
             if len(self._factors) >= MAX_FACTORED:
@@ -139,7 +141,7 @@ class Facts:
     # --- facts ---
 
     def learn(self, condition: SymBool) -> None:
-        """Take the condition as a fact. It must not be known to be false."""
+        """Take the condition as a fact; the facts must not imply its negation."""
         if condition.op == "and":
             for part in condition.args:
                 self.learn(part)
@@ -147,14 +149,14 @@ class Facts:
         self._settled[condition] = True
         self._settled[~condition] = False
         if condition.op in _INTEGERS:
-            known = relation(condition.op, self.canonical(difference_of(condition)))
-            if isinstance(known, SymBool):
-                self._learn(known)
+            reduced = relation(condition.op, self.canonical(difference_of(condition)))
+            if isinstance(reduced, SymBool):
+                self._learn(reduced)
         self._changed()
 
     def _changed(self) -> None:
         self.version += 1
-        self._bounds = BoundsFinder(self._known, self._excluded)
+        self._bounds = BoundsFinder(self._ranges, self._excluded)
 
     def _learn(self, condition: SymBool) -> None:
         rest = self._divided(condition)
@@ -166,49 +168,49 @@ class Facts:
             return
         low = k if condition.op != "<=" else -inf
         high = k if condition.op != ">=" else inf
-        before = self._known.get(terms, EVERY)
+        before = self._ranges.get(terms, EVERY)
         after = before & ValueRange(low, high)
         if after == before or after.is_empty:
             return
         total = after & self._bounds.range(terms)
         if total.is_point:
             after = total
-        self._known[terms] = after
+        self._ranges[terms] = after
         self._derive(terms, after)
         if after.is_point:
             self._solve(plus_constant(terms, -int(after.low)))
 
-    def _bound(self, terms: Terms, known: ValueRange) -> None:
-        for op, end in ((">=", known.low), ("<=", known.high)):
+    def _bound(self, terms: Terms, range_: ValueRange) -> None:
+        for op, end in ((">=", range_.low), ("<=", range_.high)):
             if end not in (inf, -inf):
                 fact = relation(op, plus_constant(terms, -int(end)))
                 if isinstance(fact, SymBool):
                     self._learn(fact)
 
-    def _derive(self, terms: Terms, known: ValueRange) -> None:
-        """Facts on the parts of an operation that follow from one on its result."""
+    def _derive(self, terms: Terms, range_: ValueRange) -> None:
+        """Learn the facts on arguments that follow from one on the result."""
         match terms:
             case (((Atom(op="//", args=(x, (((), y),))),), 1),):
                 assert isinstance(x, tuple)
                 lasts = ValueRange(0, y - 1)
-                self._bound(x, known.scaled(y) + lasts)
+                self._bound(x, range_.scaled(y) + lasts)
             case (((Atom(op="min", args=args),), 1),):
                 for arg in args:
                     assert isinstance(arg, tuple)
-                    self._bound(arg, ValueRange(known.low, inf))
+                    self._bound(arg, ValueRange(range_.low, inf))
             case (((Atom(op="max", args=args),), 1),):
                 for arg in args:
                     assert isinstance(arg, tuple)
-                    self._bound(arg, ValueRange(-inf, known.high))
-            case ((monomial, 1),) if len(monomial) > 1 and known.low > 0:
-                # A positive product of numbers >= 0
+                    self._bound(arg, ValueRange(-inf, range_.high))
+            case ((monomial, 1),) if len(monomial) > 1 and range_.low > 0:
+                # A positive product of non-negative integers has factors >= 1.
                 parts = [of_factor(factor) for factor in monomial]
                 if all(self._bounds.range(part).low >= 0 for part in parts):
                     for part in parts:
                         self._bound(part, ValueRange(1, inf))
 
     def _solve(self, zero: Terms) -> None:
-        """Replace a symbol that `zero == 0` gives, if it gives one."""
+        """Solve `zero == 0` for a symbol if possible, and replace the symbol."""
         candidates = [
             (self._seniority(monomial[0]), factor, monomial[0])
             for monomial, factor in zero
@@ -221,15 +223,15 @@ class Facts:
             return
         _, factor, symbol = max(candidates, key=lambda candidate: candidate[0])
         value = scale(add(zero, scale(of_factor(symbol), -factor)), -factor)
-        replaced = {symbol: value}
+        solution = {symbol: value}
         self.solved = {
-            s: replace_terms(t, replaced.get) for s, t in self.solved.items()
-        } | replaced
-        known, excluded = dict(self._known), dict(self._excluded)
-        self._known.clear()
+            s: replace_terms(t, solution.get) for s, t in self.solved.items()
+        } | solution
+        ranges, excluded = dict(self._ranges), dict(self._excluded)
+        self._ranges.clear()
         self._excluded.clear()
         self._bound(self.canonical(value), symbol.range)
-        for terms, range_ in known.items():
+        for terms, range_ in ranges.items():
             self._bound(self.canonical(terms), range_)
         for terms, numbers in excluded.items():
             new = self.canonical(terms)
@@ -246,7 +248,7 @@ def _occurrences(terms: Terms, symbol: Symbol) -> int:
 
 
 def _answer(op: str, x: ValueRange, k: int) -> bool | None:
-    """Whether `x op k` for all, or no, x of the range."""
+    """Return True if `x op k` for all x of the range, False if for none, else None."""
     match op:
         case "<=":
             return True if x.high <= k else False if x.low > k else None
@@ -257,7 +259,7 @@ def _answer(op: str, x: ValueRange, k: int) -> bool | None:
 
 
 def _compare_ranges(op: str, x: ValueRange, y: ValueRange) -> bool | None:
-    numbers = not (x.nan or y.nan)  # NaN is smaller than nothing, and equals nothing
+    numbers = not (x.nan or y.nan)  # comparisons with NaN are false
     match op:
         case "<.":
             if x.low >= y.high:
@@ -276,4 +278,4 @@ def _compare_ranges(op: str, x: ValueRange, y: ValueRange) -> bool | None:
 
 
 NOTHING: Final = Facts()
-"""No facts: what declared ranges alone decide."""
+"""No facts: only declared ranges decide."""

@@ -1,4 +1,4 @@
-"""Guards: what a trace relied on, to be checked before it is used again."""
+"""Guards: conditions that a trace relies on, checked before it is used again."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,17 +19,17 @@ from hopflow.symbolic.terms import (
     plus_constant,
 )
 
-DECLARED: Final = "declared"  # in place of the line of a guard that nobody asked
-MANY: Final = 48  # guards, beyond which each is compared with the later ones only
+DECLARED: Final = "declared"  # the `line` of a guard that states a declared range
+MANY: Final = 48  # beyond it, a guard is compared with the later ones only
 
 
 @dataclass(frozen=True, slots=True)
 class Guard:
     """A condition on backed symbols that a trace decided by the values of its call."""
 
-    expression: SymBool  # as the user's code asked it
+    expression: SymBool  # as the user's code wrote it
     truth: bool  # the answer
-    line: str = ""  # of the user's code that asked, "model.py:12"
+    line: str = ""  # the user's line that asked, "model.py:12"
 
     @property
     def holds(self) -> SymBool:
@@ -38,10 +38,10 @@ class Guard:
 
     @property
     def is_simple(self) -> bool:
-        """Whether it says no more than a range, a linear equality or a divisibility.
+        """Whether this is only a range, a linear equality or a divisibility.
 
-        A caller can keep to such by choosing sizes. The others are left to a run, where
-        the graph is to serve whatever it can.
+        Callers can satisfy these by their choice of sizes. Where a graph is to serve as
+        many sizes as possible, other guards are checked in the run.
         """
         holds = self.holds
         if holds.op in ("<.", "<=.", "==."):
@@ -56,7 +56,7 @@ class Guard:
 
     @property
     def at(self) -> str:
-        """Who asked for it, as it follows the condition in a sentence."""
+        """The line that asked, phrased to follow the condition in a sentence."""
         if self.line == DECLARED:
             return ", as declared,"
         return f" at {self.line}" if self.line else ""
@@ -66,7 +66,7 @@ class Guard:
 
 
 def _is_remainder(terms: Terms) -> bool:
-    """Whether it is `n % 8` with n linear."""
+    """Return True if it is `n % 8` with n linear."""
     if len(terms) != 1 or len(terms[0][0]) != 1:
         return False
     atom = terms[0][0][0]
@@ -82,11 +82,11 @@ def _is_remainder(terms: Terms) -> bool:
 
 
 def declared_guards(symbols: Iterable[Symbol]) -> tuple[Guard, ...]:
-    """The ranges that symbols were declared to have, as guards."""
-    found = []
+    """Return the declared ranges of symbols, as guards."""
+    guards = []
     for symbol in symbols:
         if symbol.range in (EVERY, INT64, NON_NEGATIVE, ANY_FLOAT):
-            continue  # what each size, or each number, fulfils
+            continue  # fulfilled by each size, or each number
         for op, end in ((">=", symbol.range.low), ("<=", symbol.range.high)):
             condition: bool | SymBool
             if symbol.real:
@@ -96,24 +96,25 @@ def declared_guards(symbols: Iterable[Symbol]) -> tuple[Guard, ...]:
             else:
                 condition = relation(op, plus_constant(of_factor(symbol), -int(end)))
             assert isinstance(condition, SymBool)
-            found.append(Guard(condition, True, DECLARED))
-    return tuple(found)
+            guards.append(Guard(condition, True, DECLARED))
+    return tuple(guards)
 
 
 @dataclass(frozen=True, slots=True)
 class GuardSet:
-    """Guards, in the order in which they were asked. All must hold."""
+    """Guards in the order in which they were recorded. All must hold."""
 
     guards: tuple[Guard, ...] = ()
 
     @property
     def symbols(self) -> tuple[Symbol, ...]:
-        """The symbols that guards mention, in order of appearance."""
+        """The symbols of the guards, in order of appearance."""
         return tuple(dict.fromkeys(s for g in self.guards for s in g.holds.symbols))
 
     def simplified(self) -> "GuardSet":
-        """The guards without those that the others, and declared ranges, imply."""
-        # What came earlier decided what it implies, and no guard was made of it.
+        """Return the guards without those that others, and declared ranges, imply."""
+        # An earlier guard decides what it implies, so only later ones can make a guard
+        # redundant.
         later = Facts()
         kept: list[Guard] = []
         declared = [g for g in self.guards if g.line == DECLARED]
@@ -128,18 +129,19 @@ class GuardSet:
                     others.learn(other.holds)
             if others.decide(guard.holds) is True:
                 kept.remove(guard)
-        # Facts know declared ranges, and cannot tell whether they are implied.
+        # `Facts` take declared ranges as given, so they cannot tell which are
+        # redundant.
         needed = [g for g in declared if not any(_implies(k, g) for k in kept)]
         return GuardSet((*needed, *kept))
 
     def compile(self) -> Callable[[Mapping[Symbol, Any]], bool]:
-        """A function from the values of the symbols to whether all guards hold."""
+        """Return a function from symbols' values to whether all guards hold."""
         check = self.compile_for(self.symbols)
         symbols = self.symbols
         return lambda values: check(*[values[s] for s in symbols])
 
     def compile_for(self, order: Sequence[Symbol]) -> Callable[..., bool]:
-        """A function of the values of the symbols, by position in this order."""
+        """Return a function of the symbols' values, by position in this order."""
         if not self.guards:
             return lambda *_: True
         scope: dict[str, Any] = dict(_SCOPE)
@@ -148,23 +150,22 @@ class GuardSet:
         return check
 
     def source(self, order: Sequence[Symbol]) -> str:
-        """The Python that `compile_for` runs."""
-        # Names of symbols are for people, and need not be identifiers.
+        """Return the Python source that `compile_for` executes."""
+        # Names of symbols need not be identifiers.
         names = {symbol: f"v{i}" for i, symbol in enumerate(order)}
         lines = [f"def check({', '.join(names.values())}):", "    try:", "        pass"]
         for guard in self.guards:
             test = guard.holds.format(names.__getitem__)
             lines.append(f"        if not ({test}): return False")
-        # A division by zero, a number that no float holds, a power that is complex: not
-        # the call of the trace.
+        # If evaluating a guard divides by zero, overflows a float or gives a complex
+        # number, the call differs from the traced one.
         lines.append("    except (ArithmeticError, TypeError, ValueError):")
         lines.append("        return False")
         return "\n".join([*lines, "    return True", ""])
 
     def explain(self, values: Mapping[Symbol, Any]) -> list[str]:
-        """One line for each guard that does not hold for these values, in the user's
-        names."""
-        found = []
+        """Return a line for each guard that fails, in the user's names."""
+        failures = []
         for guard in self.guards:
             try:
                 if guard.holds.evaluate(values.__getitem__):
@@ -177,17 +178,19 @@ class GuardSet:
             where = f", {asked}," if asked else ""
             env = guard.holds.env
             names = {s: s.name if env is None else env.name(s) for s in values}
-            given = ", ".join(f"{names[s]} = {values[s]}" for s in guard.holds.symbols)
+            bindings = ", ".join(
+                f"{names[s]} = {values[s]}" for s in guard.holds.symbols
+            )
             shown = guard.holds.format(names.__getitem__)
-            found.append(f"`{shown}`{where} fails: {given}{reason}")
-        return found
+            failures.append(f"`{shown}`{where} fails: {bindings}{reason}")
+        return failures
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.guards))
 
 
 def _implies(guard: Guard, end: Guard) -> bool:
-    """Whether a guard is a bound on a symbol no further out than this one."""
+    """Return True if a guard bounds the same symbol as tightly as `end`."""
     a, b = guard.holds, end.holds
     if a.op != b.op or a.args[0] != b.args[0] or a.op not in ("<=", ">="):
         return False

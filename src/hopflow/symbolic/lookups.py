@@ -1,5 +1,7 @@
-"""Whether Python asks a symbolic number for its hash, or compares two conditions, for
-the user's code or for ours: tables of ours are of expressions."""
+"""Whether a symbolic number is hashed, or a condition compared, by the user's code.
+
+The package's own tables are keyed by expressions, the user's by values.
+"""
 
 import sys
 from collections.abc import Callable
@@ -7,10 +9,10 @@ from typing import Any, Final
 
 
 class _Slots:
-    """What a layer above fills in.
+    """Functions that a higher layer fills in.
 
-    is_traced   whether the symbols of an `Env` are those of a trace that runs now
-                (filled by `trace`)
+    is_traced   whether the symbols of an `Env` belong to a trace that runs now (filled
+                by `trace`)
     """
 
     is_traced: Callable[[Any], bool] = lambda _: False
@@ -20,9 +22,11 @@ slots: Final = _Slots()
 
 
 def is_asked_by_user(env: Any) -> bool:
-    """Whether the frame that calls the method which calls this is of no file of ours,
-    and the `Env` of its symbols, if they have one, that of a trace that runs."""
+    """Return True if the frame two calls up is the user's code, and the symbols of
+    `env` belong to a running trace."""
     if env is None or not slots.is_traced(env):
         return False
     home: str = sys._getframe(2).f_globals.get("__name__", "")
-    return not home.startswith("hopflow.")  # a method of a dataclass has no file
+    return not home.startswith(
+        "hopflow."
+    )  # methods that dataclasses generate have no file

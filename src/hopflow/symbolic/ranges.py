@@ -1,8 +1,8 @@
-"""Value ranges: what is known of a number is an interval, perhaps without ends.
+"""Value ranges: intervals of integers or floats, which may be unbounded.
 
-Integers have exact arithmetic, and an infinite end means "no bound": no value is
-infinite. Floats take the infinities as values, and NaN where `nan` says so; an end of
-a result is the operation of Python on ends, which is sound since rounding is monotone.
+Integer arithmetic is exact, and an infinite end means "no bound": no integer is
+infinite. Floats include the infinities, and NaN if `nan` is set. The ends of a float
+result are Python's operation on ends, which is sound because rounding is monotone.
 """
 
 from collections.abc import Callable, Iterable
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from math import inf, isinf, isnan
 from typing import Final, TypeAlias
 
-Bound: TypeAlias = float  # an int, or an infinity; of floats, any but NaN
+Bound: TypeAlias = float  # an int or infinity; for floats, anything but NaN
 
 
 def _add(x: Bound, y: Bound) -> Bound:
-    # An infinity and an int too large for a float are no sum that Python can do.
+    # Python cannot add an infinity and an int that is too large for a float.
     if isinstance(x, float) and isinf(x):
         return x
     return y if isinstance(y, float) and isinf(y) else x + y
@@ -22,14 +22,14 @@ def _add(x: Bound, y: Bound) -> Bound:
 
 def _multiply(x: Bound, y: Bound) -> Bound:
     if x == 0 or y == 0:
-        return 0  # an unbounded integer, times zero
+        return 0  # also if the other is infinite: it stands for unbounded integers
     if (isinstance(x, float) and isinf(x)) or (isinstance(y, float) and isinf(y)):
         return inf if (x > 0) == (y > 0) else -inf
     return x * y
 
 
 def _floor_divide(x: Bound, y: Bound) -> Bound:
-    """The limit of `x // y`; never asked for two infinities."""
+    """Return the limit of `x // y`; not both are infinite."""
     if y in (inf, -inf):
         return 0 if x == 0 or (x > 0) == (y > 0) else -1
     if x in (inf, -inf):
@@ -42,7 +42,7 @@ def _true_divide(x: Bound, y: Bound) -> Bound:
         return 0.0
     try:
         return x / y
-    except OverflowError:  # a quotient that raises is no value
+    except OverflowError:  # larger quotients raise, and are no values
         return LARGEST if (x > 0) == (y > 0) else -LARGEST
 
 
@@ -98,7 +98,7 @@ class ValueRange:
         return self._corners(other, _multiply)
 
     def power(self, exponent: int) -> "ValueRange":
-        """All `x ** exponent`: tighter than a product of ranges, for one x is meant."""
+        """Return the range of `x ** exponent`, tighter than that of a product."""
         product = self
         for _ in range(exponent - 1):
             product = product * self
@@ -107,7 +107,7 @@ class ValueRange:
         return product
 
     def __floordiv__(self, other: "ValueRange") -> "ValueRange":
-        """Every `x // y` that is defined: 0 is left out of `other`."""
+        """Return the range of `x // y` for y != 0."""
         parts = [
             self._corners(part, _floor_divide)
             for part in other._signed()
@@ -116,12 +116,12 @@ class ValueRange:
         return _union(parts)
 
     def true_divide(self, other: "ValueRange") -> "ValueRange":
-        """Every float `x / y` of integers that is defined: it is rounded once."""
+        """Return the range of `x / y` of integers, rounded once, for y != 0."""
         parts = other._signed()
         return _union([self._corners(p, _true_divide) for p in parts if not p.is_empty])
 
     def __mod__(self, other: "ValueRange") -> "ValueRange":
-        """Every `x % y` that is defined: 0 is left out of `other`."""
+        """Return the range of `x % y` for y != 0."""
         negative, positive = other._signed()
         parts = []
         if not positive.is_empty:
@@ -135,7 +135,7 @@ class ValueRange:
             return self
         if by.is_point and not (isinf(self.low) or isinf(self.high)):
             below = self.low // by.low * by.low
-            if self.high < below + by.low:  # no multiple of the divisor in between
+            if self.high < below + by.low:  # no multiple of the divisor between them
                 return ValueRange(self.low - below, self.high - below)
         highest = _add(by.high, -1)
         return ValueRange(0, min(self.high, highest) if self.low >= 0 else highest)
@@ -146,8 +146,8 @@ class ValueRange:
     def _corners(
         self, other: "ValueRange", f: Callable[[Bound, Bound], Bound]
     ) -> "ValueRange":
-        # Two infinities in a division: the corner lies between two others, since the
-        # near end of a divisor of one sign is finite.
+        # A corner of two infinities lies between two others, since the end of a divisor
+        # of one sign that is nearer to 0 is finite.
         ends = [
             f(x, y)
             for x in (self.low, self.high)
@@ -165,7 +165,7 @@ class ValueRange:
     # --- floats ---
 
     def as_float(self) -> "ValueRange":
-        """`float(x)` of the integers here. Too large ones raise, and are no values."""
+        """Return the range of `float(x)` of integers; too large ones raise."""
         return ValueRange(_to_float(self.low), _to_float(self.high))
 
     def float_add(self, other: "ValueRange") -> "ValueRange":
@@ -186,7 +186,7 @@ class ValueRange:
         return _of_ends(ends, self.nan or other.nan or nan)
 
     def float_divide(self, other: "ValueRange") -> "ValueRange":
-        """`x / y`, which raises where y is 0."""
+        """Return the range of `x / y`, where y = 0 raises."""
         if 0 in other:
             return ANY_FLOAT
         ends = [x / y for x in (self.low, self.high) for y in (other.low, other.high)]
@@ -197,7 +197,7 @@ class ValueRange:
 
 def _of_ends(ends: Iterable[Bound], nan: bool) -> ValueRange:
     numbers = [end for end in ends if not isnan(end)]
-    # An end that is NaN stands for a limit that the others need not enclose.
+    # A NaN stands for a limit that the other corners may not enclose.
     if len(numbers) < 4:
         return ANY_FLOAT
     return ValueRange(min(numbers), max(numbers), nan)
@@ -205,7 +205,7 @@ def _of_ends(ends: Iterable[Bound], nan: bool) -> ValueRange:
 
 def _union(parts: list[ValueRange]) -> ValueRange:
     if not parts:
-        return EVERY  # it always raises
+        return EVERY  # every division raises
     total = parts[0]
     for part in parts[1:]:
         total = total | part

@@ -1,7 +1,7 @@
-"""Symbolic integers and floats: the operators of Python on the normal forms.
+"""Symbolic integers and floats: Python's operators on normal forms.
 
-Arithmetic records nothing. A comparison is a `bool` where known ranges and facts
-decide it, else a `SymBool`, which asks when it is used as a bool.
+Arithmetic records nothing. A comparison returns a `bool` where ranges and facts decide
+it, else a `SymBool`, which asks its environment when it is used as a bool.
 """
 
 import sys
@@ -43,16 +43,16 @@ from hopflow.symbolic.terms import (
 )
 from hopflow.tracebacks import OWN_FILES
 
-MAX_POWER: Final = 64  # beyond, `n ** k` is no size
+MAX_POWER: Final = 64  # the largest exponent k for which `n ** k` stays an expression
 EXACT_POWER: Final = 2**51  # up to it, the power of floats rounds to that of integers
 EXACT_INTEGER: Final = 2**53  # up to it, floats hold every integer
 
 
 class _Slots:
-    """What a layer above fills in.
+    """Functions that a higher layer fills in.
 
-    ufunc   what a function of NumPy is of arguments with a symbolic number among them:
-            ufunc, method, inputs, options -> results (filled by `tensor`)
+    ufunc   applies a NumPy ufunc to arguments some of which are symbolic numbers:
+            (ufunc, method, inputs, options) -> results (filled by `tensor`)
     """
 
     ufunc: Callable[[Any, str, tuple[Any, ...], dict[str, Any]], Any]
@@ -62,9 +62,9 @@ slots: Final = _Slots()
 
 
 class _Ordered:
-    """Comparisons: a SymBool where nothing known decides; and NumPy's functions.
+    """Comparisons, which return a SymBool where undecided, and NumPy's ufuncs.
 
-    Types say `bool`, as an `if` cannot tell them apart; whoever wants the condition
+    Types say `bool`, as an `if` needs no distinction; whoever wants the condition
     itself asks `isinstance`.
     """
 
@@ -113,8 +113,8 @@ class SymInt(_Ordered):
         self.expression = terms
 
     def __hash__(self) -> int:
-        """That of the expression; once the user's code asks, while it is traced, that
-        of the value in this call, which becomes a guard.
+        """Return the hash of the expression, or, where the user's code asks during a
+        trace, the hash of the value in this call, which becomes a guard.
 
         Raises:
             DataDependentError: the user's code asks, and only a run knows the value.
@@ -136,15 +136,15 @@ class SymInt(_Ordered):
 
     @property
     def hint(self) -> int | None:
-        """The value in the call that is traced; None where a symbol has none."""
-        found: int | None = hint_of(self.expression)
-        return found
+        """The value in the call that is traced; None if a symbol has none."""
+        value: int | None = hint_of(self.expression)
+        return value
 
     def same(self, other: "Size") -> bool:
-        """Whether both are provably equal; never raises, and records nothing.
+        """Return True if both are provably equal; never raise, and record nothing.
 
-        What a trace assumes of numbers that only a run knows proves nothing: a graph
-        must be well typed also for those who do not know the assumption.
+        What a trace assumes of unbacked symbols proves nothing: a graph must be well
+        typed also for a reader who does not know the assumption.
         """
         if isinstance(other, SymInt) and self.expression == other.expression:
             return True
@@ -163,10 +163,10 @@ class SymInt(_Ordered):
         return decided(condition, self, op, other)
 
     def __eq__(self, other: object) -> bool:
-        """Whether both are equal: a SymBool if they may or may not be.
+        """Return whether both are equal: a SymBool if that is undecided.
 
         Raises:
-            DataDependentError: they may or may not be, and there is no environment.
+            DataDependentError: it is undecided, and there is no environment.
         """
         if isinstance(other, SymInt) and self.expression == other.expression:
             return True
@@ -181,7 +181,7 @@ class SymInt(_Ordered):
 
     # --- arithmetic ---
 
-    # `n + 1.5` is a SymFloat. Sizes are what it is nearly always, so types say so.
+    # `n + 1.5` is a SymFloat, but operands are nearly always sizes, so types say Size.
     def _apply(self, f: Callable[[Terms, Terms], Terms], op: str, other: Any) -> Any:
         if isinstance(other, int | SymInt):
             return as_size(f(self.expression, terms_of(other)))
@@ -257,18 +257,20 @@ class SymInt(_Ordered):
     @speaks_for_user
     def __rpow__(self, base: float) -> "Number":
         is_float = isinstance(base, float)
-        base = float(base) if is_float else base  # of NumPy's floats, which only warn
-        if self.hint is None or env_of(self.expression) is None:  # nobody to ask
+        base = (
+            float(base) if is_float else base
+        )  # NumPy's floats only warn where Python's raise
+        if self.hint is None or env_of(self.expression) is None:  # no guard is possible
             return _power(base, self) if is_float else base ** int(self)
         if not is_float and abs(base) > EXACT_POWER:
             return base ** int(self)
         power = _power(float(base), self)
-        # Where Python raises (of 0, or beyond a float), it does so here.
+        # Where Python raises (0 to a negative power, an overflow), this raises too.
         if power.hint is None or not abs(power) < inf:
             return base ** int(self)
         if is_float or self < 0:
             return power
-        # Floats up to there round to the exact integer.
+        # Floats up to EXACT_POWER round to the exact integer.
         if not abs(power) <= EXACT_POWER:
             return base ** int(self)
         return rounded("round", power)
@@ -290,7 +292,7 @@ class SymInt(_Ordered):
     def __invert__(self) -> "Size":
         return -self - 1
 
-    # Which bits a number has is asked by value.
+    # Bitwise operations need the value.
     def __and__(self, other: "Size") -> int:
         return int(self) & index(other)
 
@@ -323,10 +325,10 @@ class SymInt(_Ordered):
     __ceil__ = __trunc__ = __round__ = __floor__
 
     def __index__(self) -> int:
-        """The value in this call, which becomes a guard.
+        """Return the value in this call, which becomes a guard.
 
         Raises:
-            DataDependentError: there is none, or nobody to record the guard.
+            DataDependentError: there is no value, or no environment to guard it.
         """
         if (env := env_of(self.expression)) is None:
             raise DataDependentError(str(self), is_number=True)
@@ -338,7 +340,7 @@ class SymInt(_Ordered):
         return float(self.__index__())
 
     def __format__(self, spec: str) -> str:
-        """Its expression; in a format that is asked for, the value in this call."""
+        """Format the expression; with a format spec, the value in this call."""
         return format(int(self), spec) if spec else str(self)
 
     def __repr__(self) -> str:
@@ -347,7 +349,7 @@ class SymInt(_Ordered):
 
 @final
 class SymFloat(_Ordered):
-    """A float that depends on symbols: a tree, computed in the order it was written."""
+    """A float that depends on symbols: a tree of operations as they were written."""
 
     __slots__ = ("_value_hash", "node")
 
@@ -357,7 +359,7 @@ class SymFloat(_Ordered):
         self.node = node
 
     def __hash__(self) -> int:
-        """As of `SymInt`."""
+        """Return the hash as `SymInt.__hash__` does."""
         try:
             return self._value_hash
         except AttributeError:
@@ -371,12 +373,12 @@ class SymFloat(_Ordered):
 
     @property
     def hint(self) -> float | None:
-        """The value in the call that is traced; None where a symbol has none."""
-        found: float | None = hint_of(self.node)
-        return found
+        """The value in the call that is traced; None if a symbol has none."""
+        value: float | None = hint_of(self.node)
+        return value
 
     def same(self, other: object) -> bool:
-        """Whether both are one expression, and so one value (or NaN)."""
+        """Return True if both are the same expression, so the same value (or NaN)."""
         return isinstance(other, SymFloat) and self.node == other.node
 
     def _compare(self, op: str, other: Any) -> Any:
@@ -468,17 +470,17 @@ class SymFloat(_Ordered):
         return int(rounded("trunc", self))
 
     def __float__(self) -> float:
-        """The value in this call, which becomes a guard.
+        """Return the value in this call, which becomes a guard.
 
         Raises:
-            DataDependentError: there is none, or nobody to record the guard.
+            DataDependentError: there is no value, or no environment to guard it.
         """
         if (env := env_of(self.node)) is None:
             raise DataDependentError(str(self), is_number=True)
         return float(env.concrete(self.node))
 
     def __format__(self, spec: str) -> str:
-        """Its expression; in a format that is asked for, the value in this call."""
+        """Format the expression; with a format spec, the value in this call."""
         return format(float(self), spec) if spec else str(self)
 
     def __repr__(self) -> str:
@@ -493,7 +495,7 @@ Number: TypeAlias = int | float | SymInt | SymFloat
 
 
 def as_size(expression: Terms) -> Size:
-    """An expression as a size; a plain int if it is constant."""
+    """Return an expression as a size; a plain int if it is constant."""
     if terms.is_constant(expression):
         return expression[0][1] if expression else 0
     return SymInt(expression)
@@ -511,7 +513,7 @@ def operand_of(number: Number) -> Operand:
 
 @speaks_for_user
 def _float(op: str, x: Any, y: Any) -> SymFloat:
-    """A float operation of Python on two numbers, one of which is symbolic."""
+    """Apply a float operation of Python to two numbers, one of which is symbolic."""
     for number in (x, y):
         if not isinstance(number, int | float | SymInt | SymFloat):
             return cast("SymFloat", NotImplemented)
@@ -527,8 +529,8 @@ def _power(base: Number, exponent: Number) -> SymFloat:
 
 
 def _is_real_power(base: Number, exponent: Number) -> bool:
-    """Whether a power is a float in the call that is traced, as far as can be told: of
-    a negative base it may be complex, and of 0 an error."""
+    """Return False if a power is known not to be a float in the call that is traced: it
+    may be complex for a negative base, and an error for 0."""
     is_number = isinstance(exponent, int | float)
     is_whole = isinstance(exponent, int | SymInt) or (
         is_number and float(exponent).is_integer()
@@ -552,8 +554,9 @@ def _in_this_call(number: Number) -> float:
 
 
 def _quotient(a: Terms, b: Terms) -> SymFloat:
-    """The quotient of two integers, which Python rounds once. Compiled code rounds the
-    integers first: of those that floats do not hold, it is that of the traced call."""
+    """Return the quotient of two integers. Python rounds it once, whereas compiled code
+    converts the integers first. Where floats do not hold the integers, the quotient is
+    the constant of the traced call."""
     not_zero(b)
     if not (_is_exact(a) and _is_exact(b)):
         return cast("SymFloat", int(as_size(a)) / int(as_size(b)))
@@ -561,8 +564,9 @@ def _quotient(a: Terms, b: Terms) -> SymFloat:
 
 
 def _is_exact(terms: Terms) -> bool:
-    """Whether floats hold an integer, as far as can be told. Those that sizes give are
-    taken to be: only of what may be negative, as arguments may, is it asked."""
+    """Return False if floats are known not to hold an integer exactly. Expressions of
+    non-negative symbols (sizes) are assumed to be small enough; only others, which may
+    be arguments, are asked for."""
     symbols = symbols_of(terms, {})
     if symbols and all(symbol.range.low >= 0 for symbol in symbols):
         return True
@@ -573,10 +577,10 @@ def _is_exact(terms: Terms) -> bool:
 
 @speaks_for_user
 def rounded(op: str, number: SymFloat) -> Size:
-    """The integer that a float is rounded to.
+    """Return the integer that a float is rounded to.
 
     Raises:
-        ValueError, OverflowError: it is none, in the call that is traced.
+        ValueError, OverflowError: it is NaN or infinite in the call that is traced.
     """
     if number.hint is not None and not abs(number) < inf:
         return int(float(number))
@@ -584,7 +588,7 @@ def rounded(op: str, number: SymFloat) -> Size:
 
 
 def _bits(count: Size) -> int:
-    """How far to shift.
+    """Return a shift count as an int.
 
     Raises:
         ArgumentValueError: it is negative.

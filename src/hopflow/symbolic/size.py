@@ -1,6 +1,7 @@
-"""Symbolic sizes: `Size = int | SymInt` stands wherever a size does.
+"""Symbolic sizes: `Size = int | SymInt` is the type of every size.
 
-Arithmetic records nothing; an expression becomes nodes only where its value is used.
+Arithmetic records nothing; an expression becomes graph nodes only where its value is
+used.
 """
 
 import math
@@ -48,48 +49,49 @@ __all__ = [
 
 
 def symbol(name: str, hint: float | None = None) -> SymInt:
-    """A new symbol, as a size. It has no environment: see `ShapeEnv` for those."""
+    """Return a new symbol as a size, without an environment (see `ShapeEnv`)."""
     return SymInt(of_factor(Symbol(name, hint)))
 
 
 def free_symbols(*sizes: Size) -> tuple[Symbol, ...]:
-    """The symbols of `sizes`, each once, in order of appearance."""
-    found: dict[Symbol, None] = {}
+    """Return the symbols of `sizes`, each once, in order of appearance."""
+    symbols: dict[Symbol, None] = {}
     for size in sizes:
         if isinstance(size, SymInt):
-            symbols_of(size.expression, found)
-    return tuple(found)
+            symbols_of(size.expression, symbols)
+    return tuple(symbols)
 
 
 def substitute(size: Size, values: Mapping[Symbol, Size]) -> Size:
-    """`size` with symbols replaced; those without a value stay.
+    """Return `size` with symbols replaced; those without a value stay.
 
     Raises:
-        ZeroDivisionError: a divisor became 0.
+        ZeroDivisionError: a divisor becomes 0.
     """
     if not isinstance(size, SymInt):
         return size
 
-    def known(s: Symbol) -> Any:
+    def replacement(s: Symbol) -> Any:
         value = values.get(s)
         return None if value is None else terms_of(value)
 
-    return as_size(replace_terms(size.expression, known))
+    return as_size(replace_terms(size.expression, replacement))
 
 
 def renamed(size: SymInt, name: Callable[[Symbol], str]) -> str:
-    """The text of `size` where the symbols have other names.
+    """Return the text of `size` with symbols renamed.
 
-    It is of the normal form under these names, whose order decides that of the terms:
-    sizes that differ in names only have one text. `FUNCTIONS` reads it back.
+    The text is that of the normal form under the new names, which determine the order
+    of terms. Sizes that differ only in names have the same text. `FUNCTIONS` evaluates
+    it.
     """
     if len(size.expression) == 1 and size.expression[0][1] == 1:
         [((first, *more), _)] = size.expression
         if isinstance(first, Symbol) and not more:
             return name(first)
-    known = {s: replace(s, name=name(s), env=None) for s in free_symbols(size)}
-    terms = replace_terms(size.expression, lambda s: of_factor(known[s]))
-    return format_operand(terms, lambda s: known[s].name if s in known else s.name)
+    symbols = {s: replace(s, name=name(s), env=None) for s in free_symbols(size)}
+    terms = replace_terms(size.expression, lambda s: of_factor(symbols[s]))
+    return format_operand(terms, lambda s: symbols[s].name if s in symbols else s.name)
 
 
 def evaluate(
@@ -98,11 +100,11 @@ def evaluate(
     number: Callable[[int], Any],
     operations: Mapping[str, Callable[..., Any]] = OPERATIONS,
 ) -> Any:
-    """`size` computed in another arithmetic.
+    """Evaluate `size` in another arithmetic.
 
-    value        what a symbol is
-    number       what an integer is
-    operations   what the operations of atoms are; `+` and `*` are those of the values
+    value        maps a symbol to its value
+    number       maps an integer to its value
+    operations   the operations of atoms; `+` and `*` are those of the values
     """
     if not isinstance(size, SymInt):
         return number(size)
@@ -113,30 +115,30 @@ def evaluate(
 
 
 def sym_min(*sizes: Size) -> Size:
-    """The smallest, as one expression; `min` would ask which one it is."""
+    """Return the minimum as one expression, where `min` would record a guard."""
     return as_size(smallest(map(terms_of, sizes)))
 
 
 def sym_max(*sizes: Size) -> Size:
-    """The largest, as one expression; `max` would ask which one it is."""
+    """Return the maximum as one expression, where `max` would record a guard."""
     return as_size(largest(map(terms_of, sizes)))
 
 
 def sym_int(number: Number) -> Size:
-    """`int(number)` as an expression; `int` itself would ask for the value."""
+    """Return `int(number)` as an expression, where `int` would record a guard."""
     if isinstance(number, SymFloat):
         return rounded("trunc", number)
     return number if isinstance(number, SymInt) else int(number)
 
 
 def sym_float(number: Number) -> float | SymFloat:
-    """`float(number)` as an expression; `float` itself would ask for the value."""
+    """Return `float(number)` as an expression, where `float` would record a guard."""
     if isinstance(number, SymInt):
         return SymFloat(Atom("float", (number.expression,)))
     return number if isinstance(number, SymFloat) else float(number)
 
 
-# What the text of an expression calls; nothing of it asks for a value.
+# The functions that the text of an expression calls. None of them records a guard.
 FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "min": sym_min,
     "max": sym_max,

@@ -1,8 +1,9 @@
 """The normal form of integer expressions: polynomials over symbols and atoms.
 
-An atom is an operation that polynomials have not, applied to arguments in normal form:
-`//`, `%`, min, max, and the float operations, which stay trees, for to reorder them
-would round otherwise. This file is representation only; `scalars.py` has the faces.
+An atom is an operation that polynomials lack, applied to arguments in normal form:
+`//`, `%`, min, max, and float operations, which stay trees because reordering would
+round differently. This file only represents expressions; `scalars.py` wraps them in
+numbers.
 """
 
 import math
@@ -17,9 +18,9 @@ from hopflow.symbolic.ranges import NON_NEGATIVE, ValueRange
 
 
 class Env(Protocol):
-    """What a symbol asks of the environment it belongs to; see `env.ShapeEnv`.
+    """The part of `env.ShapeEnv` that symbols and expressions use.
 
-    Conditions are `SymBool`s, which are made of symbols.
+    Conditions are `SymBool`s, which this module cannot import.
     """
 
     symbols: "dict[Symbol, str]"
@@ -46,19 +47,19 @@ class Env(Protocol):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Symbol:
-    """An unknown number: `s…` backed by an input, `u…` by nothing yet.
+    """An unknown number: `s…` if an input backs it, `u…` if only a run knows it.
 
-    Symbols are compared by identity; the name is for people. An integer is not negative
-    unless `range` says so, and 0 and 1 are like any other. `range` is declared; what is
-    learned since is in `env`: see `docs/notes/symbols_and_owners.md`. Without an `env`,
-    a comparison that ranges leave open is an error.
+    Symbols are compared by identity; names are for display. An integer symbol is
+    non-negative unless `range` says otherwise, and may be 0 or 1. `range` is declared
+    and fixed; facts learned later are in `env`: see `docs/notes/symbols_and_owners.md`.
+    Without an `env`, a comparison that ranges leave open is an error.
     """
 
     name: str
     hint: float | None = None
     range: ValueRange = NON_NEGATIVE
     env: Env | None = None
-    real: bool = False  # a float
+    real: bool = False  # True for floats
 
     def __repr__(self) -> str:
         return self.name
@@ -66,7 +67,7 @@ class Symbol:
 
 @final
 class Atom:
-    """`op(*args)`. Atoms are equal if they are the same operation on the same terms."""
+    """`op(*args)`. Atoms are equal if their operations and arguments are equal."""
 
     __slots__ = ("_hash", "args", "op", "order")
 
@@ -96,20 +97,22 @@ class Atom:
 
 
 Factor: TypeAlias = Symbol | Atom
-# A monomial is its factors in order, repeated for powers; () is the constant one.
+# A monomial is the sorted tuple of its factors, repeated for powers; () is 1.
 Monomial: TypeAlias = tuple[Factor, ...]
-# Higher degrees first, then by name: so the constant is last. No factor is 0; () is 0.
+# Terms in order of falling degree, then by name, so that the constant is last. No
+# coefficient is 0; () is the polynomial 0.
 Terms: TypeAlias = tuple[tuple[Monomial, int], ...]
-# Of an atom: an integer; a float symbol or atom; a float constant, in hexadecimal.
+# An argument of an atom: an integer; a float symbol or atom; or a float constant, in
+# hexadecimal.
 Operand: TypeAlias = Terms | Symbol | Atom | str
 
 ONE: Final[Terms] = (((), 1),)
-MAX_TERMS: Final = 64  # of a quotient
+MAX_TERMS: Final = 64  # the most terms of a quotient
 
 
 def hash_terms(operand: Operand) -> int:
-    # hash(-1) == hash(-2), so `n - m` and `n - 2*m` would meet in a dict, and ask
-    # whether they are equal. Odd numbers keep apart.
+    # hash(-1) == hash(-2), so `n - m` and `n - 2*m` would collide in a dict, whose `==`
+    # may then record a guard. Odd numbers keep them apart.
     if isinstance(operand, tuple):
         return hash(tuple([(monomial, 2 * f + 1) for monomial, f in operand]))
     return hash(operand)
@@ -199,27 +202,27 @@ def is_constant(a: Terms) -> bool:
 
 
 def split_constant(a: Terms) -> tuple[Terms, int]:
-    """The terms without the constant, and it."""
+    """Return the terms without the constant, and the constant."""
     return (a[:-1], a[-1][1]) if a and a[-1][0] == () else (a, 0)
 
 
 def content(a: Terms) -> int:
-    """The greatest common divisor of the factors."""
+    """Return the greatest common divisor of the coefficients."""
     return reduce(gcd, (factor for _, factor in a), 0)
 
 
 def without(monomial: Monomial, divisor: Monomial) -> Monomial | None:
-    """`monomial / divisor`; None if that is no monomial."""
-    left = list(monomial)
+    """Return `monomial / divisor`; None if the quotient is no monomial."""
+    rest = list(monomial)
     for factor in divisor:
-        if factor not in left:
+        if factor not in rest:
             return None
-        left.remove(factor)
-    return tuple(left)
+        rest.remove(factor)
+    return tuple(rest)
 
 
 def divide(a: Terms, by: Terms) -> tuple[Terms, Terms]:
-    """(q, r) with `a == q * by + r`; r is `a` reduced as far as the first term goes."""
+    """Return (q, r) with `a == q * by + r`; no term of r has `by`'s leading term."""
     lead, factor = by[0]
     whole = a
     quotient: Terms = ()
@@ -232,7 +235,7 @@ def divide(a: Terms, by: Terms) -> tuple[Terms, Terms]:
             continue
         step: Terms = ((left, f // factor),)
         quotient = add(quotient, step)
-        if len(quotient) > MAX_TERMS:  # `s0**1000 // (s0 - 1)` is best left alone
+        if len(quotient) > MAX_TERMS:  # e.g. `s0**1000 // (s0 - 1)`: stays an atom
             return (), whole
         a = subtract(a, multiply(step, by))
     return quotient, rest
@@ -241,22 +244,22 @@ def divide(a: Terms, by: Terms) -> tuple[Terms, Terms]:
 # --- walking --------------------------------------------------------------------------
 
 
-def symbols_of(operand: Operand, found: dict[Symbol, None]) -> dict[Symbol, None]:
-    """Add the symbols to `found`, in order of appearance."""
+def symbols_of(operand: Operand, symbols: dict[Symbol, None]) -> dict[Symbol, None]:
+    """Add the symbols to `symbols`, in order of appearance, and return it."""
     if isinstance(operand, Symbol):
-        found[operand] = None
+        symbols[operand] = None
     elif isinstance(operand, Atom):
         for arg in operand.args:
-            symbols_of(arg, found)
+            symbols_of(arg, symbols)
     elif isinstance(operand, tuple):
         for monomial, _ in operand:
             for factor in monomial:
-                symbols_of(factor, found)
-    return found
+                symbols_of(factor, symbols)
+    return symbols
 
 
 def env_of(operand: Operand) -> Env | None:
-    """The environment to ask: that of the first symbol that has one."""
+    """Return the environment of the first symbol that has one; None if none has."""
     for symbol in symbols_of(operand, {}):
         if symbol.env is not None:
             return symbol.env
@@ -267,7 +270,7 @@ def has_atoms(terms: Terms) -> bool:
     return any(isinstance(f, Atom) for monomial, _ in terms for f in monomial)
 
 
-# The operations of atoms, as Python does them. Those with a dot are of floats.
+# The operations of atoms in Python. Names that end in a dot are float operations.
 OPERATIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "//": operator.floordiv,
     "%": operator.mod,
@@ -298,7 +301,7 @@ def compute(
     number: Callable[[int], Any] = int,
     operations: Mapping[str, Callable[..., Any]] = OPERATIONS,
 ) -> Any:
-    """An expression in another arithmetic."""
+    """Evaluate an expression in another arithmetic."""
     if isinstance(operand, str):
         return float.fromhex(operand)
     if isinstance(operand, Symbol):
@@ -321,12 +324,12 @@ _INFIX: Final = frozenset(["//", "%", "/", "+.", "-.", "*.", "/.", "//.", "%.", 
 Namer: TypeAlias = Callable[[Symbol], str]
 
 
-def _own_name(symbol: Symbol) -> str:
+def _name_of(symbol: Symbol) -> str:
     return symbol.name
 
 
-def format_operand(operand: Operand, name: Namer = _own_name) -> str:
-    """The expression as Python, which also computes it."""
+def format_operand(operand: Operand, name: Namer = _name_of) -> str:
+    """Return the expression as Python code."""
     if isinstance(operand, str):
         return repr(float.fromhex(operand))
     if isinstance(operand, Symbol):
@@ -346,7 +349,7 @@ _CALLS: Final = {"trunc": "int", "abs.": "abs", "sign.": "sign"}
 
 
 def _closed(operand: Operand, text: str) -> str:
-    """In parentheses, unless it is a name, a number or a call."""
+    """Put a text in parentheses unless it is a name, a number or a call."""
     plain = text.replace(".", "").isidentifier() or text.isdecimal()
     if plain or (isinstance(operand, str) and not text.startswith("-")):
         return text

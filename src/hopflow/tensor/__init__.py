@@ -23,7 +23,7 @@ __all__ = [
 
 
 class _Folder(ModuleType):
-    """This module: `hf.tensor` is a function elsewhere."""
+    """This module; a call, as of `torch.tensor`, raises an error with the remedy."""
 
     def __call__(self, *_args: Any, **_kwargs: Any) -> NoReturn:
         raise ArgumentTypeError(

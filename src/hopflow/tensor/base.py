@@ -1,8 +1,8 @@
-"""`Tensor`, what users hold: the array API's methods and operators, for any value.
+"""`Tensor`, the users' array: the array API's methods and operators, for any value.
 
-Every method is composed of public operations, so that it means the same whoever gives
-them meaning. What needs numbers (`int(x)`, `np.asarray(x)`) asks `_concrete`, which a
-traced tensor refuses.
+Every method is composed of public operations, so it works under every interpreter. What
+needs the elements (`int(x)`, `np.asarray(x)`) calls `_concrete`, which a traced tensor
+refuses.
 """
 
 import operator
@@ -38,8 +38,9 @@ from hopflow.tensor.numpy_protocol import call_function, call_ufunc
 
 API_VERSIONS: Final = ("2021.12", "2022.12", "2023.12", "2024.12")
 
-# What operators hand on. Lists and tuples are no operands, but left to Python `[1] * x`
-# would repeat the list: the operation says what to do instead.
+# The types that operators pass to the operation. Lists and tuples are no operands, but
+# Python would evaluate `[1] * x` by repeating the list: the operation reports what to
+# do instead.
 _SYMBOLIC: Final = (SymInt, SymFloat, SymBool)
 _NUMBERS: Final = (Value, bool, int, float, complex, np.ndarray, np.generic, *_SYMBOLIC)
 _OPERANDS: Final = (*_NUMBERS, list, tuple)
@@ -50,7 +51,7 @@ _Operator: TypeAlias = Callable[["Tensor", Any], "Tensor"]
 
 
 def _operators(operation: _Binary) -> tuple[_Operator, _Operator, _Operator]:
-    """The operator of `operation`, the reflected and the in-place one."""
+    """Return the operator of `operation`, its reflection and its in-place form."""
 
     @is_entry
     def binary(x: Any, other: Any) -> Any:
@@ -87,19 +88,19 @@ def _operators(operation: _Binary) -> tuple[_Operator, _Operator, _Operator]:
 
 
 def _operand_of(x: "Tensor", other: Any) -> Any:
-    """The other operand of an in-place operation, broadcast to the shape of `x` where
-    only the run can tell whether it does."""
+    """Return the other operand of an in-place operation, broadcast to the shape of `x`
+    by the run if sizes are symbolic."""
     if isinstance(other, Value) and not (x.type.is_static and other.type.is_static):
         return fitted("in-place operation", other, x.shape)
     return other
 
 
 def _fitted(x: "Tensor", new: "Tensor") -> "Tensor":
-    """The result of an in-place operation on `x`, in the dtype of `x`.
+    """Return the result of an in-place operation on `x`, in the dtype of `x`.
 
     Raises:
-        ShapeError: broadcasting has changed the shape.
-        DTypeError: promotion has changed the kind: an int cannot hold a float.
+        ShapeError: broadcasting changes the shape.
+        DTypeError: promotion changes the kind: an int cannot hold a float.
     """
     if len(new.shape) != len(x.shape) or not all(map(equals, new.shape, x.shape)):
         raise ShapeError(
@@ -112,20 +113,26 @@ def _fitted(x: "Tensor", new: "Tensor") -> "Tensor":
 
 
 def _spread(args: Sequence[Any]) -> Any:
-    """`f(1, 2)` and `f((1, 2))` mean the same."""
+    """Return the arguments of `f(1, 2)` or `f((1, 2))`, which mean the same."""
     if len(args) == 1 and isinstance(args[0], tuple | list):
         return tuple(args[0])
     return tuple(args)
 
 
 class Tensor(Value):
-    """An array with a dtype and a shape: what every operation takes and gives.
+    """An array with a dtype and a shape: the type of operands and results.
 
     The methods and operators are those of the Python array API standard (2024.12).
-    Basic indexing, `reshape`, transposes and broadcasts give views; `x[i] = v` and
-    `x += v` write into the tensor and everything that shares its memory.
+    Basic indexing, `reshape`, transposes and broadcasts return views; `x[i] = v` and `x
+    += v` write to the tensor and to everything that shares its memory.
 
     Subclasses define `type` and `_concrete`, and `_device` if they have memory.
+
+    >>> x = hf.asarray([[1.0, 2.0], [3.0, 4.0]])
+    >>> x[0] = 5.0
+    >>> x.T
+    Tensor([[5., 3.],
+            [5., 4.]], f32[2, 2])
     """
 
     __slots__ = ()
@@ -135,10 +142,10 @@ class Tensor(Value):
     # --- what a subclass defines ---
 
     def _concrete(self, what: str) -> Array:
-        """The elements, for the use that `what` names in messages ("int").
+        """Return the elements, for a use that messages call `what` ("int").
 
         Raises:
-            ConversionError: the class does not say.
+            ConversionError: the class does not define its elements.
         """
         name = type(self).__name__
         raise ConversionError(
@@ -147,7 +154,7 @@ class Tensor(Value):
         )
 
     def _exported(self, what: str) -> Array:
-        """The elements, as constants of another library.
+        """Return the elements, as constants for another library.
 
         Raises:
             TraceError: the tensor is traced, or differentiated.
@@ -156,7 +163,7 @@ class Tensor(Value):
         return self._concrete(what)
 
     def _device(self) -> Device:
-        """Where the elements are, or will be."""
+        """Return the device of the elements."""
         return CPU
 
     # --- NumPy's functions, and its operators with an array on the left ---
@@ -176,14 +183,14 @@ class Tensor(Value):
     # --- writes ---
 
     def _assign(self, new: "Tensor") -> None:
-        """Overwrite the whole value, as seen through every view, with `new` (of this
-        tensor's type)."""
+        """Overwrite the elements, as every view sees them, with those of `new`."""
         current().write(self, new)
 
     # --- attributes ---
 
     @property
     def dtype(self) -> DType:
+        """The element type."""
         return self.type.dtype
 
     @property
@@ -193,6 +200,7 @@ class Tensor(Value):
 
     @property
     def device(self) -> str:
+        """The name of the device: "cpu"."""
         return self._device().name
 
     @property
@@ -210,7 +218,7 @@ class Tensor(Value):
         """The transpose of a matrix.
 
         Raises:
-            ShapeError: the tensor has not two axes.
+            ShapeError: the tensor does not have two axes.
         """
         if self.ndim != 2:
             raise ShapeError(
@@ -225,14 +233,14 @@ class Tensor(Value):
         return cast(Tensor, matrix_transpose(self))
 
     def to_device(self, device: str, /, *, stream: Any = None) -> "Tensor":
-        """This tensor on `device`; there is only "cpu" so far."""
+        """Return this tensor on `device`; only "cpu" exists so far."""
         check_device("to_device", device)
         if stream is not None:
             raise ArgumentValueError("to_device: the CPU has no streams; leave it out.")
         return self
 
     def __array_namespace__(self, /, *, api_version: str | None = None) -> Any:
-        """The `hopflow` module."""
+        """Return the `hopflow` module."""
         if api_version is not None and api_version not in API_VERSIONS:
             raise ArgumentValueError(
                 f"__array_namespace__: there is no version `{api_version}`; supported "
@@ -252,14 +260,29 @@ class Tensor(Value):
         return array.item()
 
     def item(self) -> bool | int | float:
-        """The one element, as a Python number."""
+        """Return the only element, as a Python number.
+
+        Raises:
+            ConversionError: the tensor does not have exactly one element.
+            TraceError: the tensor is traced.
+
+        >>> hf.asarray([2.5]).item()
+        2.5
+        """
         value: bool | int | float = self._scalar("item")
         return value if isinstance(value, bool | int) else float(value)
 
     def tolist(self) -> Any:
-        """Nested lists of Python numbers; one number if there is no axis."""
+        """Return nested lists of Python numbers; a number if there is no axis.
+
+        Raises:
+            TraceError: the tensor is traced.
+
+        >>> hf.ones((2, 1)).tolist()
+        [[1.0], [1.0]]
+        """
         array = self._concrete("tolist")
-        if self.dtype is dtypes.bfloat16:  # NumPy knows not how to make it a float
+        if self.dtype is dtypes.bfloat16:  # NumPy cannot convert it to float
             array = array.astype(np.float32)
         return array.tolist()
 
@@ -306,7 +329,7 @@ class Tensor(Value):
         return self._device().dlpack
 
     def __jax_array__(self) -> Any:
-        # JAX arrays never change, so this is a copy; `jnp.from_dlpack` shares memory.
+        # JAX arrays are immutable, so this copies; `jnp.from_dlpack` shares memory.
         from jax.numpy import array
 
         return array(self._exported("__jax_array__"))
@@ -322,7 +345,7 @@ class Tensor(Value):
     def __len__(self) -> int:
         if not self.ndim:
             raise ConversionError(f"len() of a tensor without axes ({self.type}).")
-        return self.shape[0]  # type: ignore[return-value]  # a symbol raises by itself
+        return self.shape[0]  # type: ignore[return-value]  # len() of a symbol raises
 
     def __iter__(self) -> Iterator["Tensor"]:
         if not self.ndim:
@@ -352,7 +375,7 @@ class Tensor(Value):
 
     @property
     def at(self) -> indexing.Updater:
-        """`x.at[key].set(value)`, `.add(value)`, ...: new tensors; `x` stays."""
+        """`x.at[key].set(value)`, `.add(value)`, …: updated copies of this tensor."""
         return indexing.Updater(self)
 
     # --- methods that the standard has as functions ---
@@ -360,27 +383,27 @@ class Tensor(Value):
     def astype(
         self, dtype: DTypeLike, /, *, copy: bool = True, device: str | None = None
     ) -> "Tensor":
-        """This tensor converted to `dtype`; see `hf.astype`."""
+        """Return this tensor converted to `dtype`; see `hf.astype`."""
         return cast(Tensor, astype(self, dtype, copy=copy, device=device))
 
     def copy(self) -> "Tensor":
-        """An equal tensor with memory of its own."""
+        """Return an equal tensor that shares no memory with this one."""
         return cast(Tensor, astype(self, self.dtype, copy=True))
 
     def conj(self) -> "Tensor":
-        """The complex conjugate: a copy, as no dtype is complex."""
+        """Return the complex conjugate: a copy, as no dtype is complex."""
         return cast(Tensor, elementwise.conj(self))
 
     def reshape(self, *shape: Any) -> "Tensor":
-        """This tensor in another shape: `reshape(2, -1)` or `reshape((2, -1))`."""
+        """Return this tensor in another shape: `reshape(2, -1)`, `reshape((2, -1))`."""
         return cast(Tensor, manipulation.reshape(self, _spread(shape)))
 
     def flatten(self) -> "Tensor":
-        """The elements in one axis, row-major."""
+        """Return the elements in a single axis, in row-major order."""
         return cast(Tensor, manipulation.reshape(self, (-1,)))
 
     def squeeze(self, axis: Any = None) -> "Tensor":
-        """Without the axes of size 1 that `axis` names; None: all of them.
+        """Remove the axes of size 1 that `axis` names; None: all of them.
 
         Raises:
             DataDependentError: `axis` is None, and only a run knows a size.
@@ -390,7 +413,7 @@ class Tensor(Value):
         return cast(Tensor, manipulation.squeeze(self, axis))
 
     def transpose(self, *axes: Any) -> "Tensor":
-        """The axes in another order; none given: reversed."""
+        """Permute the axes; without arguments, reverse them."""
         order = _spread(axes) if axes else tuple(reversed(range(self.ndim)))
         return cast(Tensor, manipulation.permute_dims(self, order))
 
@@ -458,7 +481,7 @@ class Tensor(Value):
         return cast(Tensor, elementwise.bitwise_invert(self))
 
     def __round__(self, ndigits: int | None = None) -> "Tensor":
-        """Each element rounded, halves to even; the dtype stays."""
+        """Round each element, halves to even, in the same dtype."""
         digits = 0 if ndigits is None else as_integer("round", "ndigits", ndigits)
         return cast(Tensor, elementwise.round_to(self, digits))
 
@@ -472,7 +495,7 @@ class Tensor(Value):
 
     @is_entry
     def __pow__(self, other: Any, modulus: Any = None) -> Any:
-        """`self ** other`; with a modulus, of integers, without overflow."""
+        """Return `self ** other`; with a modulus, of integers, without overflow."""
         if not isinstance(other, _OPERANDS):
             return NotImplemented
         try:
@@ -502,11 +525,11 @@ class Tensor(Value):
     __ge__, _, _ = _operators(elementwise.greater_equal)
     __eq__, _, _ = _operators(elementwise.equal)  # type: ignore[assignment]
     __ne__, _, _ = _operators(elementwise.not_equal)  # type: ignore[assignment]
-    # Comparison is elementwise, so that dictionaries go by identity.
+    # `==` is elementwise, so hashing is by identity.
     __hash__ = object.__hash__
 
 
-# Operators and indexing, which are called the most, are entries by themselves.
+# Operators and indexing are called most often, and are entries themselves.
 entries(
     Tensor,
     *("to_device", "__array_namespace__", "item", "tolist", "__bool__", "__int__"),

@@ -1,4 +1,4 @@
-"""Making tensors of what others made, and asking tensors about their dtypes."""
+"""Make tensors from numbers, arrays and memory of other libraries."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -29,23 +29,30 @@ def asarray(
     device: str | None = None,
     copy: bool | None = None,
 ) -> Tensor:
-    """`obj` as a tensor; its memory is shared where it can be.
+    """Return `obj` as a tensor, which shares its memory if possible.
 
     Args:
         obj: A tensor, a NumPy array or scalar, a Python number, nested sequences of any
-            of these, or an object with `__dlpack__`, the buffer protocol, `__array__`.
+            of these, or an object with `__dlpack__`, the buffer protocol, or
+            `__array__`.
         dtype: The dtype to convert to. None keeps that of `obj`; Python numbers give
             bool, int64 and float32.
         device: None or "cpu".
-        copy: True always copies, None copies where the memory cannot be shared.
+        copy: True always copies; None copies only if the memory cannot be shared.
+
+    Returns:
+        A tensor of the shape of `obj`: `[]` for a number.
 
     Raises:
         ArgumentTypeError: `obj` is none of these.
         ArgumentValueError: `copy` is False, and the memory cannot be shared.
         ArgumentRangeError: a Python integer does not fit the dtype.
-        DTypeError: the dtype is complex, or none of ours.
+        DTypeError: the dtype is complex, or not supported.
         DeviceError: `device`, or the memory of `obj`, is not the CPU's.
         ShapeError: nested sequences have differing lengths.
+
+    >>> hf.asarray([1, 2.5])
+    Tensor([1. , 2.5], f32[2])
     """
     check_device("asarray", device)
     copy = None if copy is None else as_flag("asarray", "copy", copy)
@@ -55,8 +62,8 @@ def asarray(
     if isinstance(obj, list | tuple) and _holds_values(obj):
         return _stacked(obj, target)
     if isinstance(obj, SymInt | SymFloat | SymBool):
-        own = promoted_as(current().value_of(obj).type)[0]
-        target = own if target is None else target
+        number_dtype = promoted_as(current().value_of(obj).type)[0]
+        target = number_dtype if target is None else target
         if isinstance(obj, SymFloat):
             check_float_fits(obj, target)
         return cast(Tensor, astype(obj, target))
@@ -97,7 +104,7 @@ def _holds_values(obj: Any) -> bool:
 
 
 def _stacked(obj: Sequence[Any], dtype: DType | None) -> Tensor:
-    """Nested sequences with tensors among their leaves, promoted to one dtype."""
+    """Stack nested sequences with tensors among their leaves, promoted to one dtype."""
     rows = [
         _stacked(item, dtype) if isinstance(item, list | tuple) else item
         for item in obj
@@ -115,17 +122,24 @@ def _weak_tensor(value: Any) -> Tensor:
 
 
 def scalar(value: bool | int | float) -> EagerTensor:
-    """A Python number as a tensor without axes; its dtype is weak (but for a bool)."""
+    """Return a Python number as a tensor without axes, weakly typed unless bool."""
     array, _ = import_array("asarray", value, None, copy=None)
     return EagerTensor(array, weak=not isinstance(value, bool))
 
 
 def from_numpy(array: Any, /) -> EagerTensor:
-    """The memory of a NumPy array as a tensor, without a copy.
+    """Return a tensor that shares the memory, shape and dtype of a NumPy array.
 
     Raises:
         ArgumentTypeError: it is not a NumPy array.
-        ArgumentValueError: its byte order or strides are not for us, or its dtype.
+        ArgumentValueError: kernels cannot read its byte order or strides without a
+            copy.
+        DTypeError: its dtype is not supported.
+
+    >>> array = np.zeros(2)
+    >>> hf.from_numpy(array)[0] = 1.0
+    >>> array
+    array([1., 0.])
     """
     if not isinstance(array, np.ndarray):
         raise ArgumentTypeError(
@@ -138,17 +152,17 @@ def from_numpy(array: Any, /) -> EagerTensor:
 def from_dlpack(
     x: Any, /, *, device: str | None = None, copy: bool | None = None
 ) -> EagerTensor:
-    """The memory of another library's array as a tensor, without a copy unless asked.
+    """Return another library's array as a tensor that shares its memory, unless `copy`.
 
     Raises:
         ArgumentTypeError: `x` has no `__dlpack__`.
         DeviceError: its memory, or `device`, is not the CPU's.
-        DTypeError: its dtype is none of ours.
-        BufferError: its library refuses.
+        DTypeError: its dtype is not supported.
+        BufferError: its library refuses to export.
     """
     check_device("from_dlpack", device)
     copy = None if copy is None else as_flag("from_dlpack", "copy", copy)
-    if isinstance(x, np.ndarray):  # which refuses to export what we have, bfloat16
+    if isinstance(x, np.ndarray):  # NumPy refuses to export bfloat16
         array = x.copy() if copy else x
     else:
         array = import_dlpack("from_dlpack", x, copy=copy)
@@ -156,7 +170,7 @@ def from_dlpack(
 
 
 def _from_array(array: Any) -> EagerTensor:
-    """A NumPy array or scalar that an operation was given."""
+    """Return an operand that is a NumPy array or scalar as a tensor."""
     return _adopted(*import_array("asarray", array, None, copy=None))
 
 

@@ -1,7 +1,7 @@
 """DLPack: memory shared with other libraries, bfloat16 included.
 
-NumPy reads and writes the capsules, but knows no bfloat16; for that we change the dtype
-that a capsule declares, on its way in to uint16, on its way out to bfloat16.
+NumPy reads and writes DLPack capsules, but does not support bfloat16. An import
+relabels the capsule's dtype as uint16, and an export relabels uint16 as bfloat16.
 """
 
 import ctypes
@@ -37,7 +37,7 @@ class _DLType(ctypes.Structure):
 
 
 def _dl_type(capsule: Any) -> _DLType:
-    """The dtype field of the tensor that `capsule` holds: live, and so writable."""
+    """Return the dtype field of the capsule's tensor; writes change the capsule."""
     valid = ctypes.pythonapi.PyCapsule_IsValid
     valid.argtypes, valid.restype = (ctypes.py_object, ctypes.c_char_p), ctypes.c_int
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
@@ -50,7 +50,7 @@ def _dl_type(capsule: Any) -> _DLType:
 
 
 class _Holder:
-    """What `numpy.from_dlpack` takes, for a capsule that we already have."""
+    """An object that `numpy.from_dlpack` takes, for an existing capsule."""
 
     def __init__(self, capsule: Any, device: tuple[int, int]) -> None:
         self._capsule, self._device = capsule, device
@@ -63,13 +63,13 @@ class _Holder:
 
 
 def import_dlpack(name: str, obj: Any, *, copy: bool | None = None) -> Array:
-    """The memory of a DLPack producer as a NumPy array (bfloat16 included).
+    """Return the memory of a DLPack producer as a NumPy array (bfloat16 included).
 
     Raises:
         ArgumentTypeError: `obj` does not speak DLPack.
         DeviceError: the memory is not the host's.
         DTypeError: NumPy has no such dtype.
-        BufferError: the producer refuses.
+        BufferError: the producer refuses to export.
     """
     try:
         device = tuple(map(int, obj.__dlpack_device__()))
@@ -85,16 +85,16 @@ def import_dlpack(name: str, obj: Any, *, copy: bool | None = None) -> Array:
             "CPU can be shared. Copy it to the CPU first."
         )
     try:
-        # Where a copy is wanted, we make it, and of the right layout.
-        wanted = {"copy": False} if copy is False else {}
-        capsule = export(max_version=(1, 1), **wanted)
+        # `copy=True` is done below, which also makes the layout contiguous.
+        options = {"copy": False} if copy is False else {}
+        capsule = export(max_version=(1, 1), **options)
     except TypeError:  # a producer from before DLPack 1.0
         capsule = export()
     kind = _dl_type(capsule)
     is_bfloat16 = (kind.code, kind.bits, kind.lanes) == (_BFLOAT, 16, 1)
     if is_bfloat16:
-        # NumPy has no such type: it takes the memory as uint16. The capsule is ours
-        # alone until NumPy consumes it, so that nobody else sees the other type.
+        # NumPy takes the memory as uint16. Nobody else sees the changed dtype, as NumPy
+        # consumes the capsule.
         kind.code = _UINT
     try:
         array = np.from_dlpack(_Holder(capsule, (device[0], device[1])))
@@ -107,7 +107,7 @@ def import_dlpack(name: str, obj: Any, *, copy: bool | None = None) -> Array:
 
 @speaks_for_user
 def export_dlpack(array: Array, options: dict[str, Any]) -> Any:
-    """A DLPack capsule of `array`'s memory; `options` are those of `__dlpack__`."""
+    """Return a DLPack capsule of `array`'s memory, with `__dlpack__`'s options."""
     if array.dtype != BFLOAT16:
         return array.__dlpack__(**options)
     capsule = array.view(np.uint16).__dlpack__(**options)

@@ -1,4 +1,4 @@
-"""Tensors with memory, and `Eager`, the interpreter at the bottom, which computes."""
+"""`EagerTensor`, which has memory, and `Eager`, the interpreter that computes."""
 
 import operator
 from collections.abc import Sequence
@@ -42,25 +42,25 @@ from hopflow.tensor.memory import Storage
 
 @lru_cache(maxsize=1 << 14)
 def _array_type(dtype: np.dtype[Any], shape: tuple[int, ...], weak: bool) -> TensorType:
-    """The type of an array; shared, for `Eager` tells known types by identity."""
+    """Return the type of an array, cached, as `Eager` looks types up by identity."""
     return TensorType(as_dtype(dtype), shape, weak)
 
 
 class EagerTensor(Tensor):
     """A tensor with memory.
 
-    array    its elements; a view into the memory that `storage` stands for, which the
-             host may use only if `check_host` passes: `host_array` asks it
-    storage  shared by all views of one memory
+    array    the elements; a view into the memory of `storage`, which the host may read
+             only if `check_host` passes (`host_array` checks)
+    storage  shared by all views of the same memory
     type     dtype, shape and weak flag of `array`
     """
 
     __slots__ = ("__weakref__", "_pointer", "_storage", "array", "type")
 
     array: Array
-    type: TensorType  # a slot, and no property: it is read at every turn
+    type: TensorType  # a slot, because a property would be slower
     _pointer: int
-    _storage: Storage | None  # None: memory of its own, and nothing to say of it yet
+    _storage: Storage | None  # None: `storage` has not been asked for yet
 
     def __init__(
         self, array: Array, *, weak: bool = False, storage: Storage | None = None
@@ -84,7 +84,7 @@ class EagerTensor(Tensor):
         return self._pointer
 
     def overlaps(self, other: "EagerTensor") -> bool:
-        """Whether a write to one of them may be seen in the other."""
+        """Return True if a write to one may be visible in the other."""
         if share_elements(self.array, other.array):
             return True
         storage = self._storage
@@ -94,16 +94,16 @@ class EagerTensor(Tensor):
         return (a and a[1]) is not (b and b[1])
 
     def check_host(self) -> None:
-        """Check that the host may use the elements; see `Storage.check_host`."""
+        """Check that the host may read the elements; see `Storage.check_host`."""
         if self._storage is not None:
             self._storage.check_host(self.type)
 
     @property
     def host_array(self) -> Array:
-        """The elements, for the host to use.
+        """The elements, readable by the host.
 
         Raises:
-            InvalidTensorError, DeviceError: it may not; see `Storage.check_host`.
+            InvalidTensorError, DeviceError: see `Storage.check_host`.
         """
         self.check_host()
         return self.array
@@ -112,9 +112,9 @@ class EagerTensor(Tensor):
         """Check that the tensor may be written.
 
         Raises:
-            InvalidTensorError, DeviceError: the host may not use it.
-            ReadOnlyError: its memory was imported read-only, or is a broadcast's.
-            MutationError: a body is running in debug mode that may not write to it.
+            InvalidTensorError, DeviceError: see `Storage.check_host`.
+            ReadOnlyError: its memory was imported read-only, or is that of a broadcast.
+            MutationError: in debug mode, a body runs that may not write to it.
         """
         self.check_host()
         current().check_write(self)
@@ -130,9 +130,9 @@ class EagerTensor(Tensor):
             )
 
     def _concrete(self, what: str) -> Array:  # noqa: ARG002
-        given = slots.given  # read once: another thread may end the last watch
-        if given is not None:
-            given(self)
+        notify = slots.given  # read once, as another thread may clear it
+        if notify is not None:
+            notify(self)
         return self.host_array
 
     def _device(self) -> Device:
@@ -144,12 +144,16 @@ class EagerTensor(Tensor):
             if current().is_eager and _is_basic(key) and not is_watched():
                 self.check_host()
                 try:
-                    # The `...` makes NumPy give a view where it would give a number.
+                    # With `...` in the key NumPy returns a view, never a scalar.
                     whole = key if type(key) is tuple else (key,)
                     view = self.array[whole if Ellipsis in whole else (*whole, ...)]
                 except (IndexError, ValueError):
-                    return super().__getitem__(key)  # which says what is wrong
-                if not view.ndim and Ellipsis not in whole:  # an element is a value
+                    return super().__getitem__(
+                        key
+                    )  # which raises the error for the user
+                if (
+                    not view.ndim and Ellipsis not in whole
+                ):  # a single element is a copy
                     if type(current()) is Eager:
                         return EagerTensor(view.copy(), weak=self.type.weak)
                     return super().__getitem__(key)
@@ -172,7 +176,8 @@ class EagerTensor(Tensor):
             try:
                 self.array[_numpy_key(key)] = _numpy_operand(operand)
             except (IndexError, ValueError):
-                # Nothing was written; the operation says why (or it can be done).
+                # Nothing was written. The operation raises the error for the user, or
+                # does it.
                 super().__setitem__(key, value)
                 return
             self.storage.wrote(self.array)
@@ -202,8 +207,7 @@ class EagerTensor(Tensor):
 
 
 def share_elements(a: Array, b: Array) -> bool:
-    """Whether an element of one is an element of the other; so, too, if to find out
-    takes too long."""
+    """Return True if the arrays share elements, or if finding out is too costly."""
     if not np.may_share_memory(a, b):
         return False
     try:
@@ -212,11 +216,11 @@ def share_elements(a: Array, b: Array) -> bool:
         return True
 
 
-_MOST_WORK: Final = 10_000  # in NumPy's count: far below a millisecond
+_MOST_WORK: Final = 10_000  # in NumPy's units; far below a millisecond
 
 
 def _is_basic(key: Any) -> bool:
-    """Whether `key` has only ints, slices of ints, None and `...`."""
+    """Return True if `key` has only ints, slices of ints, None and `...`."""
     for item in key if type(key) is tuple else (key,):
         kind = type(item)
         if kind is slice:
@@ -229,24 +233,24 @@ def _is_basic(key: Any) -> bool:
 
 
 def _numpy_key(key: Any) -> Any:
-    """`key` with arrays in place of tensors."""
+    """Return `key` with arrays in place of tensors."""
     if type(key) is tuple:
         return tuple(map(_numpy_key, key))
     if isinstance(key, EagerTensor):
         array = key.host_array
         if key.dtype is not dtypes.uint64:
             return array
-        # NumPy takes u64 for i64: what is beyond it would count from the end.
+        # NumPy casts u64 to i64, where values beyond i64 would count from the end.
         highest = np.iinfo(np.int64).max
         return np.minimum(array, np.uint64(highest)).astype(np.int64)
     return key
 
 
 def _numpy_operand(operand: Operand) -> Any:
-    """What NumPy takes for an operand: an array, or a scalar of its dtype.
+    """Return what NumPy takes for an operand: an array, or a scalar of its dtype.
 
     Raises:
-        EscapedValueError: it is a tensor of a trace, which nothing stands for.
+        EscapedValueError: it is traced, and its trace is not running.
     """
     if type(operand) is EagerTensor:
         storage = operand._storage
@@ -257,11 +261,11 @@ def _numpy_operand(operand: Operand) -> Any:
         scalar = operand.type.dtype.dtype.type
         if -_SMALL < operand.value < _SMALL:
             return scalar(operand.value)
-        with np.errstate(over="ignore"):  # beyond a smaller float is infinity
+        with np.errstate(over="ignore"):  # out of a small float's range is infinity
             return scalar(operand.value)
-    known = slots.stand_in(operand)
-    if known is not operand:
-        return _numpy_operand(known)
+    value = slots.stand_in(operand)
+    if value is not operand:
+        return _numpy_operand(value)
     raise _escaped(operand)
 
 
@@ -272,7 +276,7 @@ def _escaped(operand: Operand) -> EscapedValueError:
     )
 
 
-_SMALL: Final = 65504  # float16's largest number
+_SMALL: Final = 65504  # the largest finite float16
 
 
 def _restored(array: Array, weak: bool) -> EagerTensor:
@@ -288,8 +292,8 @@ def _quiet() -> Context:
     return context
 
 
-# Entering `np.errstate` costs more than most operations; a context that has its setting
-# costs nothing. A copy, because a context cannot be entered twice at a time.
+# Entering `np.errstate` costs more than most operations; running in a context with its
+# setting does not. Each run needs a copy, as a context cannot be entered twice.
 _QUIET: Final = _quiet()
 
 
@@ -297,17 +301,17 @@ _Types: TypeAlias = tuple[TensorType | None, ...]
 
 
 class Eager(Interpreter):
-    """Computes: the interpreter at the bottom of every stack."""
+    """The interpreter at the bottom of every stack, which computes."""
 
-    __slots__ = ("_known",)
+    __slots__ = ("_memo",)
 
     is_eager = True
 
     def __init__(self) -> None:
         super().__init__(None)
-        # (op, each operand's type by identity, params) -> result types. The operands'
-        # types are kept with them, so that an identity stays theirs.
-        self._known: dict[Any, tuple[list[TensorType], _Types]] = {}
+        # (op, ids of the operands' types, params) -> (these types, result types). The
+        # types are kept alive so that their ids stay unique.
+        self._memo: dict[Any, tuple[list[TensorType], _Types]] = {}
 
     def value_of(self, number: SymInt | SymFloat | SymBool) -> Value:
         raise EscapedValueError(
@@ -318,36 +322,36 @@ class Eager(Interpreter):
     def process(
         self, op: Any, args: Sequence[Operand], params: dict[str, Any]
     ) -> tuple[Value, ...]:
-        """Check the types, and run `op`'s NumPy meaning."""
+        """Check the types, and run the operation's NumPy implementation."""
         if type(op) is not OpDef:
-            own = [slots.stand_in(a) if isinstance(a, Value) else a for a in args]
-            results: tuple[Value, ...] = op.run_eager(own, params)
+            operands = [slots.stand_in(a) if isinstance(a, Value) else a for a in args]
+            results: tuple[Value, ...] = op.run_eager(operands, params)
             return results
         arrays: list[Any] = []
         key: list[Any] = [op]
         for arg in args:
             arrays.append(_numpy_operand(arg))
             type_ = arg.type
-            # Constants are many, and have types of their own.
+            # Constants are many, and their types are not shared.
             key.append(
                 id(type_) if type(arg) is EagerTensor else (type_.dtype, type_.weak)
             )
         types = self._result_types(op, key, args, params)
-        if "callback" in op.effects:  # the user's code sees the user's context
-            found = op.run(*arrays, **params)
+        if "callback" in op.effects:  # callbacks run in the user's context
+            outputs = op.run(*arrays, **params)
         else:
-            found = _QUIET.copy().run(op.run, *arrays, **params)
-        if type(found) is not tuple:
-            return (_wrapped(op, args, arrays, found, types[0]),)
+            outputs = _QUIET.copy().run(op.run, *arrays, **params)
+        if type(outputs) is not tuple:
+            return (_wrapped(op, args, arrays, outputs, types[0]),)
         return tuple(
             [
                 _wrapped(op, args, arrays, result, type_)
-                for result, type_ in zip(found, types, strict=True)
+                for result, type_ in zip(outputs, types, strict=True)
             ]
         )
 
     def asks(self, value: Value) -> bool:
-        del value  # whatever it holds
+        del value  # all values are concrete
         return True
 
     def write(self, target: Value, new: Value) -> None:
@@ -374,31 +378,31 @@ class Eager(Interpreter):
     def _result_types(
         self, op: OpDef, key: list[Any], args: Sequence[Operand], params: dict[str, Any]
     ) -> _Types:
-        """The types of the results; None where only the values decide."""
+        """Return the types of the results; None where only the values decide."""
         if params:
-            # Equal numbers of different kinds are different parameters: 1, 1.0, True.
+            # 1 == 1.0 == True, but these are different parameters.
             key += params.items()
             key += map(type, params.values())
         try:
-            known = self._known.get(tuple(key))
+            entry = self._memo.get(tuple(key))
         except TypeError:  # a parameter that cannot be hashed
-            found = op.result_types([a.type for a in args], params)
-            return tuple(map(_closed, found))
-        if known is not None:
-            return known[1]
+            result_types = op.result_types([a.type for a in args], params)
+            return tuple(map(_closed, result_types))
+        if entry is not None:
+            return entry[1]
         types = [a.type for a in args]
         results = tuple(map(_closed, op.result_types(types, params)))
-        if len(self._known) >= _MOST_KNOWN:
-            self._known.clear()
-        self._known[tuple(key)] = types, results
+        if len(self._memo) >= _MAX_MEMO:
+            self._memo.clear()
+        self._memo[tuple(key)] = types, results
         return results
 
 
-_MOST_KNOWN: Final = 1 << 14
+_MAX_MEMO: Final = 1 << 14
 
 
 def _closed(type_: TensorType) -> TensorType | None:
-    """`type_`, or None if it has sizes that only the values decide."""
+    """Return `type_`, or None if the values decide some of its sizes."""
     return type_ if type_.is_static else None
 
 
@@ -406,19 +410,19 @@ def _wrapped(
     op: OpDef,
     args: Sequence[Operand],
     arrays: Sequence[Any],
-    found: Any,
+    output: Any,
     type_: TensorType | None,
 ) -> EagerTensor:
-    """A result of `run` as a tensor: a view's shares storage, any other owns memory."""
-    array, storage = found, None
-    if type(found) is not np.ndarray:
-        array = np.asarray(found)
+    """Return a result of `run` as a tensor: views share storage, others own memory."""
+    array, storage = output, None
+    if type(output) is not np.ndarray:
+        array = np.asarray(output)
     elif op.unview is not None:
-        array, storage = _placed(op, args, arrays, found)
+        array, storage = _placed(op, args, arrays, output)
     else:
         for operand in arrays:
-            if found is operand or found.base is not None:
-                array, storage = _placed(op, args, arrays, found)
+            if output is operand or output.base is not None:
+                array, storage = _placed(op, args, arrays, output)
                 break
     if type_ is None:
         type_ = _array_type(array.dtype, array.shape, False)
@@ -438,19 +442,19 @@ _new: Final[Any] = object.__new__
 
 
 def _placed(
-    op: OpDef, args: Sequence[Operand], arrays: Sequence[Any], found: Array
+    op: OpDef, args: Sequence[Operand], arrays: Sequence[Any], output: Array
 ) -> tuple[Array, Storage | None]:
-    """A result that may share memory with an operand: the array, and its storage if it
-    is a view. Only views may share; what else happens to is copied. A view that cannot
-    is a copy that is kept equal."""
+    """Return a result that may share memory with an operand, and its storage if it is a
+    view. Results that are no views are copied. A view whose elements cannot be in the
+    same memory becomes a copy that is kept equal (see `memory._Copy`)."""
     for arg, array in zip(args, arrays, strict=True):
-        if isinstance(arg, EagerTensor) and np.may_share_memory(found, array):
+        if isinstance(arg, EagerTensor) and np.may_share_memory(output, array):
             if op.unview is None or arg is not args[0]:
-                return found.copy(), None
-            return found, arg.storage
-    if op.unview is not None and found.size and isinstance(args[0], EagerTensor):
-        return args[0].storage.kept_equal(arrays[0], found), args[0].storage
-    return found, None
+                return output.copy(), None
+            return output, arg.storage
+    if op.unview is not None and output.size and isinstance(args[0], EagerTensor):
+        return args[0].storage.kept_equal(arrays[0], output), args[0].storage
+    return output, None
 
 
 slots.eager = Eager()

@@ -1,5 +1,4 @@
-"""Tensors whose elements other libraries compute with: what would be lost, and what to
-do instead."""
+"""Checks and remedies for tensors whose elements another library computes with."""
 
 import sys
 from collections.abc import Iterable
@@ -11,11 +10,11 @@ from hopflow.errors import TraceError
 
 
 def check_constant(what: str, values: Iterable[Any]) -> None:
-    """Check that none of the values is a tensor that is differentiated: what another
-    library computes has no derivative. `what` names the use: "numpy.median".
+    """Check that no value is differentiated, since other libraries give no derivative.
+    `what` names the use in messages: "numpy.median".
 
     Raises:
-        TraceError: one is.
+        TraceError: one of them is differentiated.
     """
     interpreter = current()
     for x in values:
@@ -28,8 +27,8 @@ def check_constant(what: str, values: Iterable[Any]) -> None:
 
 
 def remedy(what: str) -> str:
-    """What to write instead of a use of a tensor's elements, "numpy.median": the name
-    of the counterpart, if there is one."""
+    """Return advice on what to write instead of "numpy.median": the name of its
+    counterpart, if there is one."""
     module, _, name = what.rpartition(".")
     public = sys.modules["hopflow"]
     if module not in ("numpy", "numpy.linalg") or name == "asarray":

@@ -1,4 +1,4 @@
-"""What the namespace can do: the array API's inspection functions."""
+"""The array API's inspection functions."""
 
 from typing import Any, Final
 
@@ -18,15 +18,18 @@ API_VERSION: Final = "2024.12"
 
 
 def result_type(*arrays_and_dtypes: Any) -> DType:
-    """The dtype that operands promote to.
+    """Return the dtype that operands promote to.
 
     Args:
-        arrays_and_dtypes: Tensors, arrays, dtypes and Python numbers; these are weak,
-            and give way to any tensor of their kind.
+        arrays_and_dtypes: Tensors, arrays, dtypes and Python numbers. Numbers are weak:
+            they take the dtype of any tensor of their kind.
 
     Raises:
-        ArgumentTypeError: there is none.
-        DTypeError: one is no dtype.
+        ArgumentTypeError: there are no arguments.
+        DTypeError: an argument is no dtype.
+
+    >>> hf.result_type(hf.ones(2, dtype=hf.float16), 1.0)
+    hopflow.float16
     """
     if not arrays_and_dtypes:
         raise ArgumentTypeError("result_type: at least one argument is needed.")
@@ -47,13 +50,13 @@ _OPERANDS: Final = (
 
 
 class NamespaceInfo:
-    """What `hf.__array_namespace_info__()` gives."""
+    """The result of `hf.__array_namespace_info__()`."""
 
     def capabilities(self) -> dict[str, Any]:
-        """What of the standard's optional behaviour there is.
+        """Return which optional behaviour of the standard is supported.
 
-        Boolean indexing needs a concrete mask, and shapes that depend on data concrete
-        data: a traced function has neither.
+        Boolean indexing and data-dependent shapes need concrete values, which a traced
+        function does not have.
         """
         return {
             "boolean indexing": True,
@@ -62,15 +65,15 @@ class NamespaceInfo:
         }
 
     def default_device(self) -> str:
-        """The device of new tensors."""
+        """Return the device of new tensors."""
         return DEVICES[0].name
 
     def devices(self) -> list[str]:
-        """All devices."""
+        """Return the names of all devices."""
         return [device.name for device in DEVICES]
 
     def default_dtypes(self, *, device: str | None = None) -> dict[str, DType]:
-        """The dtypes of tensors made of Python numbers. Complex ones there are not."""
+        """Return the dtypes of tensors made of Python numbers; no dtype is complex."""
         check_device("default_dtypes", device)
         return {
             "real floating": dtypes.DEFAULT_FLOAT,
@@ -81,9 +84,9 @@ class NamespaceInfo:
     def dtypes(
         self, *, device: str | None = None, kind: str | tuple[str, ...] | None = None
     ) -> dict[str, DType]:
-        """The standard's dtypes by name, or those of a kind (see `hf.isdtype`).
+        """Return the standard's dtypes by name, or those of a kind (see `hf.isdtype`).
 
-        float16 and bfloat16, which the standard does not have, are not among them.
+        float16 and bfloat16 are left out, as the standard does not have them.
         """
         check_device("dtypes", device)
         return {
@@ -95,5 +98,5 @@ class NamespaceInfo:
 
 
 def namespace_info() -> NamespaceInfo:
-    """What the namespace can do, and with which dtypes and devices."""
+    """Return the devices, dtypes and capabilities of the namespace."""
     return NamespaceInfo()

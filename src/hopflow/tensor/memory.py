@@ -1,8 +1,8 @@
-"""Memory of tensors: what views share, and how memory of others comes in and goes out.
+"""Memory of tensors: what views share, and imports from other libraries.
 
-Everything here is on the level of NumPy arrays. Imports are zero-copy where the memory
-is of a form that compiled kernels can read: native byte order, aligned, strides in
-whole elements.
+Everything here works on NumPy arrays. Imports are zero-copy where compiled kernels can
+read the memory: native byte order, aligned, strides that are multiples of the item
+size.
 """
 
 from collections.abc import Iterator
@@ -28,14 +28,13 @@ from hopflow.tensor.dlpack import import_dlpack
 
 
 class _Copy(NamedTuple):
-    """A copy of elements that is kept equal to them, as long as someone has it.
+    """A copy of elements that is kept equal to them for as long as it is alive.
 
-    Where the elements of a tensor do not lie so that those of a view of it could be the
-    same ones (`x.T.reshape(-1)`), the view is such a copy: who writes to one of the two
-    writes to both, as if they shared their memory.
+    Where no strides could describe a view of a tensor (`x.T.reshape(-1)`), the view is
+    such a copy. A write to either updates the other, as if they shared memory.
 
     source  the elements: in the memory of the storage, or in an earlier copy
-    copy    as many, in a row
+    copy    the same elements, contiguous
     """
 
     source: Array
@@ -43,16 +42,16 @@ class _Copy(NamedTuple):
 
 
 class Storage:
-    """What all views of one memory share.
+    """The memory that views share.
 
-    device    whose memory it is
-    version   how often it was written through hopflow
-    readonly  it is memory of others that may not be written
-    private   it was made of numbers, and is not memory of others
-    invalid   None, or why it must not be used any more ("donated to ..."); set by
-              `invalidate`
-    barred    whether the host may not use it; `check_host` says why
-    rows      tensors of all the elements, of the memory and of copies; see `rows`
+    device    the device of the memory
+    version   the number of writes through hopflow
+    readonly  the memory was imported, and must not be written
+    private   the memory was allocated for Python numbers, and is not imported
+    invalid   None, or why the memory must not be used any more ("donated to ..."); set
+              by `invalidate`
+    barred    whether the host must not use the memory; `check_host` says why
+    rows      weak references to `rows.row_of` tensors of the memory and its copies
     """
 
     __slots__ = (
@@ -77,17 +76,16 @@ class Storage:
         self._copies: list[_Copy] = []
 
     def invalidate(self, why: str) -> None:
-        """Let nobody use the memory any more."""
+        """Forbid any further use of the memory."""
         self.invalid, self.barred = why, True
 
     def check_host(self, type_: TensorType) -> None:
-        """Check that the host may use the memory of a tensor of this type, as a NumPy
-        array or otherwise. All that does so asks this first, or sees that the memory is
-        not `barred`.
+        """Check that the host may use the memory of a tensor of this type. Every use of
+        the memory calls this, or checks `barred`, first.
 
         Raises:
             InvalidTensorError: it was donated, or left half-written.
-            DeviceError: it is another device's.
+            DeviceError: it is on another device.
         """
         if self.invalid is not None:
             raise InvalidTensorError(
@@ -101,46 +99,45 @@ class Storage:
             )
 
     def wrote(self, array: Array) -> None:
-        """Take note of a write to `array`."""
+        """Record a write to `array`, and update the copies."""
         self.version += 1
         if not self._copies:
             return
         copies = self._living()
-        for source, copy in reversed(copies):  # back to what was copied
+        for source, copy in reversed(copies):  # from the copies to their sources
             if np.may_share_memory(copy, array):
                 source[...] = copy.reshape(source.shape)
                 array = source
         for source, copy in copies:
             copy[...] = source.reshape(-1)
 
-    def kept_equal(self, source: Array, found: Array) -> Array:
-        """`found`, the elements of `source` in another shape, as a copy kept equal."""
-        copy = np.ascontiguousarray(found).reshape(-1)
+    def kept_equal(self, source: Array, view: Array) -> Array:
+        """Return `view`, the elements of `source` reshaped, as a copy kept equal."""
+        copy = np.ascontiguousarray(view).reshape(-1)
         copy = copy if copy.base is None else copy.copy()
-        view = copy.reshape(found.shape)
-        view.flags.writeable = source.flags.writeable
+        result = copy.reshape(view.shape)
+        result.flags.writeable = source.flags.writeable
         self._living()
         self._copies.append(_Copy(source, ref(copy)))
-        return view
+        return result
 
     def copied(self, array: Array) -> tuple[Array, Array] | None:
-        """Of an array in a copy, what was copied, and all of the copy; None: it is in
-        the memory itself."""
+        """Return (source, copy) if `array` is in a copy, None if not."""
         if not self._copies:
             return None
         pairs = self._living()
         return next((p for p in pairs if np.may_share_memory(p[1], array)), None)
 
     def _living(self) -> list[tuple[Array, Array]]:
-        """The copies that someone has, with what they are of; others are forgotten."""
-        found: list[tuple[Array, Array]] = []
+        """Return (source, copy) of the copies that are alive, and forget the others."""
+        pairs: list[tuple[Array, Array]] = []
         for k in reversed(range(len(self._copies))):
             source, copy = self._copies[k].source, self._copies[k].copy()
             if copy is None:
-                del self._copies[k], source  # which may have been all of an earlier one
+                del self._copies[k], source  # the source may keep an earlier copy alive
             else:
-                found.append((source, copy))
-        return found[::-1]
+                pairs.append((source, copy))
+        return pairs[::-1]
 
 
 # --- import ---------------------------------------------------------------------------
@@ -149,35 +146,35 @@ class Storage:
 def import_array(
     name: str, obj: Any, dtype: DType | None, *, copy: bool | None
 ) -> tuple[Array, bool]:
-    """`obj` as a NumPy array of a dtype that we have, and whether it is read-only.
+    """Return `obj` as a NumPy array of a supported dtype, and whether it is read-only.
 
     Args:
         name: The public function, for messages.
         obj: A NumPy array or scalar, a Python number, nested sequences of them, or
             anything with `__dlpack__`, the buffer protocol or `__array__`.
-        dtype: The dtype to convert to; None keeps the one found, but that Python floats
-            give float32.
-        copy: True always copies, None copies where the memory cannot be shared.
+        dtype: The dtype to convert to. None keeps that of `obj`; Python floats give
+            float32.
+        copy: True always copies; None copies only if the memory cannot be shared.
 
     Raises:
         ArgumentTypeError: `obj` is none of these.
         ArgumentValueError: `copy` is False, and the memory cannot be shared.
         ArgumentRangeError: a Python integer does not fit the dtype.
-        DTypeError: its dtype is complex, or none of ours.
+        DTypeError: its dtype is complex, or not supported.
         ShapeError: nested sequences have differing lengths.
     """
     if isinstance(obj, np.ndarray | np.generic):  # np.float64 is a Python float too
-        found, shared = np.asarray(obj), isinstance(obj, np.ndarray)
+        array, shared = np.asarray(obj), isinstance(obj, np.ndarray)
     elif isinstance(obj, bool | int | float | complex | list | tuple | range):
         obj = list(obj) if isinstance(obj, range) else obj
-        found, shared = _from_python(name, obj, dtype), False
+        array, shared = _from_python(name, obj, dtype), False
     else:
-        found, shared = _from_protocols(name, obj), True
-    if dtype is None or found.dtype.kind not in "biuf":  # bfloat16's kind is another
-        own = as_dtype(found.dtype.newbyteorder("="))
-    target = own if dtype is None else dtype
-    ready = _compute_form(found, target)
-    shared = shared and ready is found
+        array, shared = _from_protocols(name, obj), True
+    if dtype is None or array.dtype.kind not in "biuf":  # the kind of bfloat16 is "V"
+        source_dtype = as_dtype(array.dtype.newbyteorder("="))
+    target = source_dtype if dtype is None else dtype
+    ready = _compute_form(array, target)
+    shared = shared and ready is array
     if copy is False and not shared:
         raise ArgumentValueError(
             f"{name}: `copy` is False, and a copy is needed to make a {target.name} "
@@ -189,7 +186,7 @@ def import_array(
 
 
 def _compute_form(array: Array, dtype: DType) -> Array:
-    """`array` in the dtype and layout that kernels read; itself if it has them."""
+    """Return `array` in a dtype and layout that kernels read; itself if it has them."""
     if array.dtype != dtype.dtype or not array.dtype.isnative:
         with np.errstate(all="ignore"):
             return array.astype(dtype.dtype)
@@ -200,7 +197,7 @@ def _compute_form(array: Array, dtype: DType) -> Array:
 
 
 def _from_python(name: str, obj: Any, dtype: DType | None) -> Array:
-    """A number, or nested sequences of numbers, as an array of `dtype` or of ours."""
+    """Return a number, or nested sequences of numbers, as an array."""
     leaves = list(_leaves(obj))
     for leaf in leaves:
         if isinstance(leaf, complex | np.complexfloating):
@@ -212,15 +209,15 @@ def _from_python(name: str, obj: Any, dtype: DType | None) -> Array:
             raise _not_numbers(name, leaf)
     plain = not any(isinstance(leaf, np.ndarray | np.generic) for leaf in leaves)
     try:
-        # Python integers stay what they are until their range has been checked.
-        found = np.array(obj, object) if plain else np.array(obj)
+        # As objects, Python integers keep their values until their range is checked.
+        array = np.array(obj, object) if plain else np.array(obj)
     except ValueError as error:
         raise ShapeError(
             f"{name}: sequences at one level must have equal lengths ({error})."
         ) from None
     if not plain:
-        return found
-    if any(isinstance(item, list | tuple) for item in found.flat):
+        return array
+    if any(isinstance(item, list | tuple) for item in array.flat):
         raise ShapeError(f"{name}: sequences at one level must have equal lengths.")
     if dtype is None:
         dtype = _default_dtype(leaves)
@@ -228,9 +225,9 @@ def _from_python(name: str, obj: Any, dtype: DType | None) -> Array:
         _check_range(name, leaves, dtype)
     try:
         with np.errstate(all="ignore"):
-            if dtype.is_float:  # ml_dtypes takes no integers beyond 64 bits
-                found = found.astype(np.float64)
-            return found.astype(dtype.dtype)
+            if dtype.is_float:  # ml_dtypes converts no integers of more than 64 bits
+                array = array.astype(np.float64)
+            return array.astype(dtype.dtype)
     except (OverflowError, ValueError) as error:  # integers beyond float64, or a NaN
         raise ArgumentRangeError(f"{name}: {error} ({dtype.name}).") from None
 

@@ -1,7 +1,7 @@
-"""Functions of NumPy that are compositions of ours, or take other options than ours.
+"""NumPy's functions that are compositions of hopflow's, or take other options.
 
-They have NumPy's names for options, and take what tensors and NumPy arrays there are.
-`numpy_protocol` says which function of NumPy each of them is.
+They have NumPy's names for options, and take tensors and NumPy arrays. `numpy_protocol`
+maps NumPy's functions to these.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ Function = Callable[..., Any]
 
 
 def converted(x: Any, dtype: Any) -> Any:
-    """`x` in a dtype; None: as it is. Lists and tuples are arrays."""
+    """Return `x` in a dtype (None: unchanged). Lists and tuples become arrays."""
     x = np.asarray(x) if isinstance(x, list | tuple) else x
     return x if dtype is None else astype(x, dtype, copy=False)
 
@@ -45,7 +45,7 @@ def _tensor(name: str, x: Any) -> Any:
 
 
 def of_arrays(f: Function) -> Function:
-    """A function of ours that takes lists and tuples for arrays, as NumPy's does."""
+    """Return `f`, made to take lists and tuples as arrays, as NumPy does."""
     return lambda *xs, **options: f(*[converted(x, None) for x in xs], **options)
 
 
@@ -77,7 +77,7 @@ def fmin(x: Any, y: Any) -> Value:
 
 
 def _unless_nan(x: Any, y: Any) -> tuple[Value, Value]:
-    """Both operands, each of which the other replaces where it is a NaN."""
+    """Return both operands, with NaNs of each replaced by the other's elements."""
     first = logic.where(elementwise.isnan(x), y, x)
     return first, logic.where(elementwise.isnan(y), x, y)
 
@@ -104,10 +104,10 @@ def modf(x: Any) -> tuple[Value, Value]:
 
 
 def _reduction(reduced: Function, combine: Function, identity: Any) -> Function:
-    """A reduction of ours with the options of NumPy's.
+    """Return a reduction with the options of NumPy's.
 
-    combine   what it does with two elements
-    identity  what it is of no elements; None: there is no such element
+    combine   the operation of the reduction, on two tensors
+    identity  its value on no elements; None if it has none
     """
 
     def call(
@@ -118,11 +118,11 @@ def _reduction(reduced: Function, combine: Function, identity: Any) -> Function:
         where: Any = True,
         **along: Any,
     ) -> Any:
-        """The reduction of the elements that `where` chooses, and of `initial`.
+        """Reduce the elements that `where` selects, and `initial`.
 
         Raises:
-            ArgumentValueError: `where` may choose no element, of which the reduction
-                is nothing, and there is no `initial`.
+            ArgumentValueError: `where` may select no element, the reduction has no
+                identity, and there is no `initial`.
         """
         x = converted(x, dtype)
         if where is not True:
@@ -133,17 +133,17 @@ def _reduction(reduced: Function, combine: Function, identity: Any) -> Function:
                     " may choose none. Give `initial` too."
                 )
             x = _chosen(where, x, fill)
-        found = reduced(x, **along)
+        result = reduced(x, **along)
         if initial is None:
-            return found
-        first = astype(_tensor("initial", initial), found.dtype, copy=False)
-        return combine(found, first)
+            return result
+        first = astype(_tensor("initial", initial), result.dtype, copy=False)
+        return combine(result, first)
 
     return call
 
 
 def _chosen(mask: Any, x: Any, fill: Any) -> Value:
-    """`x`, with `fill` where the mask does not choose an element."""
+    """Return `x`, with `fill` where the mask is false."""
     x = _tensor("where", x)
     mask = manipulation.broadcast_to(converted(mask, None), x.shape)
     return logic.where(mask, x, fill)
@@ -167,7 +167,7 @@ def mean(x: Any, *, dtype: Any = None, where: Any = True, **along: Any) -> Value
 
 
 def with_dtype(f: Function) -> Function:
-    """A function of ours of one tensor that takes `dtype`, as NumPy's does."""
+    """Return `f` of one tensor, made to take `dtype`, as NumPy's does."""
 
     def reduced(x: Any, *, dtype: Any = None, **options: Any) -> Any:
         return f(converted(x, dtype), **options)
@@ -176,9 +176,9 @@ def with_dtype(f: Function) -> Function:
 
 
 def flat_unless(f: Function, default: int | None = None) -> Function:
-    """A function along an axis that NumPy calls with None for all elements.
+    """Return `f` along an axis, made to take `axis=None` for the flattened tensor.
 
-    default   the axis if none is given
+    default   the axis if none is passed
     """
 
     def along(x: Any, *, axis: Any = default, **options: Any) -> Value:
@@ -233,8 +233,8 @@ def clip(x: Any, low: Any = None, high: Any = None, **bounds: Any) -> Value:
 
 def take(x: Any, indices: Any, *, axis: Any = None, mode: str = "raise") -> Value:
     if mode != "wrap":
-        ours: Any = "clip" if mode == "clip" else "check"
-        return indexing.take(x, indices, axis=axis, mode=ours)
+        checked: Any = "clip" if mode == "clip" else "check"
+        return indexing.take(x, indices, axis=axis, mode=checked)
     size = x.size if axis is None else x.shape[axis]
     wrapped = elementwise.remainder(_tensor("take", indices), size)
     return indexing.take(x, wrapped, axis=axis)
@@ -281,17 +281,17 @@ def sizes(x: Any, *, axis: Any = None) -> Any:
 
 
 def atleast(count: int) -> Function:
-    """`np.atleast_1d` and its like: tensors with `count` axes or more."""
+    """Return `np.atleast_1d` or its like: it gives tensors at least `count` axes."""
 
     def widened(*arrays: Any) -> Any:
-        found = tuple([_widened(_tensor(f"atleast_{count}d", x)) for x in arrays])
-        return found[0] if len(found) == 1 else found
+        tensors = tuple([_widened(_tensor(f"atleast_{count}d", x)) for x in arrays])
+        return tensors[0] if len(tensors) == 1 else tensors
 
     def _widened(x: Any) -> Any:
         if x.ndim >= count:
             return x
         shape = (*(1,) * (count - x.ndim), *x.shape)
-        if count == 3 and x.ndim:  # a row, or a matrix of items with one element each
+        if count == 3 and x.ndim:  # NumPy's layout: (1, n, 1) and (m, n, 1)
             shape = (1, *x.shape, 1) if x.ndim == 1 else (*x.shape, 1)
         return manipulation.reshape(x, shape)
 
@@ -299,7 +299,7 @@ def atleast(count: int) -> Function:
 
 
 def flipped(axis: int) -> Function:
-    """`np.flipud` and `np.fliplr`: a flip along one axis."""
+    """Return `np.flipud` or `np.fliplr`: a flip along one axis."""
     return lambda x: manipulation.flip(x, axis=axis)
 
 
@@ -345,7 +345,7 @@ def pad(x: Any, width: Any, mode: Any = "constant", *, constant_values: Any = 0)
 
 
 def tupled(f: Function) -> Function:
-    """A function of ours whose list of results is a tuple, as NumPy's."""
+    """Return `f`, made to return a tuple instead of a list, as NumPy's does."""
     return lambda *arrays, **options: tuple(f(*arrays, **options))
 
 
@@ -386,7 +386,7 @@ def cross(x: Any, y: Any, *, axis: int | None = None) -> Value:
 
 
 def of_matrices(f: Function) -> Function:
-    """A function of ours of the last two axes, for which NumPy has `axis1`, `axis2`."""
+    """Return `f` of the last two axes, made to take NumPy's `axis1`, `axis2`."""
 
     def along(x: Any, *, axis1: int = 0, axis2: int = 1, **options: Any) -> Value:
         return f(manipulation.moveaxis(x, (axis1, axis2), (-2, -1)), **options)  # type: ignore[no-any-return]
@@ -410,7 +410,7 @@ def diag(x: Any, *, k: int = 0) -> Value:
 
 
 def norm(x: Any, *, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Value:
-    """The norm of a vector or a matrix, as the number of axes says."""
+    """Return the norm of a vector or a matrix, depending on the number of axes."""
     x = _tensor("norm", x)
     if axis is None and (ord is None or x.ndim == 1):
         ord = 2 if ord is None else ord
@@ -426,10 +426,10 @@ def norm(x: Any, *, ord: Any = None, axis: Any = None, keepdims: bool = False) -
             "`axis`, or use `hf.linalg.vector_norm`."
         )
     matrices = manipulation.moveaxis(x, axes, (-2, -1))
-    found = linalg.matrix_norm(matrices, ord="fro" if ord is None else ord)
+    norms = linalg.matrix_norm(matrices, ord="fro" if ord is None else ord)
     if not keepdims:
-        return found
-    return manipulation.expand_dims(found, tuple(index(a) % x.ndim for a in axes))
+        return norms
+    return manipulation.expand_dims(norms, tuple(index(a) % x.ndim for a in axes))
 
 
 def svd(x: Any, *, full_matrices: bool = True, compute_uv: bool = True) -> Any:

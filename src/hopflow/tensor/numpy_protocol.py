@@ -1,9 +1,9 @@
 """NumPy's functions on tensors: `np.sin(x)`, `np.sum(x)`, `np.concatenate([x, y])`.
 
-NumPy asks `__array_ufunc__` and `__array_function__` of its arguments. What is one of
-our operations is done by ours, eagerly and in a trace. All else is NumPy's own on the
-elements: it is refused for a tensor that is traced, and for one that is differentiated
-where the result has floats, which would have no derivative.
+NumPy calls `__array_ufunc__` and `__array_function__` of its arguments. A function with
+a counterpart in hopflow calls that, eagerly and in a trace. NumPy computes any other
+function on the elements. This is refused for a traced tensor, and for a differentiated
+one if the result has floats, which would have no derivative.
 """
 
 import operator
@@ -73,30 +73,31 @@ _COMPOSED: Final[Mapping[str, Function]] = {
     "rad2deg": composed.degrees,
     "degrees": composed.degrees,
 }
-"""Universal functions of which ours is a function of several operations, or of one
-that depends on the operands."""
+"""Universal functions that hopflow composes of operations, or of one that depends on
+the operands."""
 _COMPOSED_SPECIAL: Final[Mapping[str, Function]] = {"psi": math.digamma}
-"""The same, of `scipy.special`."""
+"""The same for `scipy.special`."""
 
 
 @cache
 def special_functions() -> Mapping[str, Function]:
-    """Our functions by their names in `scipy.special`, which is not imported for it:
-    the operations whose records have such a reference, and compositions."""
+    """Return the counterparts of `scipy.special`'s functions, by name, without
+    importing it: the operations whose records name such a reference, and compositions.
+    """
     return {**_operations("scipy.special"), **_COMPOSED_SPECIAL}
 
 
 @cache
 def universal_functions() -> Mapping[np.ufunc, Function]:
-    """Our functions by NumPy's: the operations whose records have such a reference, and
-    compositions."""
-    found = {**_operations("numpy"), **_COMPOSED}
-    pairs = ((getattr(np, name), function) for name, function in found.items())
+    """Return the counterparts of NumPy's ufuncs: the operations whose records name such
+    a reference, and compositions."""
+    counterparts = {**_operations("numpy"), **_COMPOSED}
+    pairs = ((getattr(np, name), function) for name, function in counterparts.items())
     return {ufunc: f for ufunc, f in pairs if isinstance(ufunc, np.ufunc)}
 
 
 def _operations(library: str) -> dict[str, Function]:
-    """The operations by the names that a library has for them."""
+    """Return the operations by the names that a library has for them."""
     references = (
         (op, (op.reference.numpy or "").rpartition("."))
         for op in OPERATIONS.values()
@@ -113,21 +114,21 @@ _REDUCTIONS: Final[Mapping[np.ufunc, Function]] = {
     np.logical_and: composed.all_,
     np.logical_or: composed.any_,
 }
-_KNOWN: Final = (
+_OPERANDS: Final = (
     *(Value, np.ndarray, np.generic, bool, int, float, complex, list, tuple),
     *(SymInt, SymFloat, SymBool),
 )
 
 
 def _operation(ufunc: np.ufunc, method: str) -> Function | None:
-    """What we call a universal function; None: it is none of ours."""
+    """Return the counterpart of a method of a ufunc; None if there is none."""
     if method == "reduce":
         return _REDUCTIONS.get(ufunc)
     if method != "__call__":
         return None
-    known = universal_functions()
-    if ufunc in known:
-        return known[ufunc]
+    counterparts = universal_functions()
+    if ufunc in counterparts:
+        return counterparts[ufunc]
     special = special_functions().get(ufunc.__name__)
     return special if special is not None and _is_of_scipy(ufunc) else None
 
@@ -140,14 +141,14 @@ def _is_of_scipy(ufunc: np.ufunc) -> bool:
 def call_ufunc(
     ufunc: np.ufunc, method: str, inputs: Sequence[Any], options: dict[str, Any]
 ) -> Any:
-    """What `__array_ufunc__` of a tensor returns.
+    """Return the result of `__array_ufunc__` of a tensor.
 
     Raises:
-        ArgumentTypeError: `out` has a tensor that is traced.
-        TraceError: the function is none of ours, and a tensor is traced, or
+        ArgumentTypeError: `out` has a traced tensor.
+        TraceError: the function has no counterpart, and a tensor is traced or
             differentiated.
     """
-    if not all(isinstance(x, _KNOWN) for x in inputs):
+    if not all(isinstance(x, _OPERANDS) for x in inputs):
         return NotImplemented
     outs = options.pop("out", None) or ()
     operation = _operation(ufunc, method)
@@ -160,35 +161,36 @@ def call_ufunc(
         else:
             dtype = kept.pop("dtype", None)
             operands = [composed.converted(x, dtype) for x in inputs]
-        found = operation(*operands, **kept)
+        result = operation(*operands, **kept)
     else:
         name = f"numpy.{ufunc.__name__}" + (
             f".{method}" if method != "__call__" else ""
         )
         if outs and not any(isinstance(out, Value) for out in outs):
             options["out"] = outs
-        found = _numpys(name, getattr(ufunc, method), inputs, options)
+        result = _numpys(name, getattr(ufunc, method), inputs, options)
         if "out" in options:
-            return found
+            return result
         mask = True
-    return _stored(ufunc, found, outs, mask) if outs else found
+    return _stored(ufunc, result, outs, mask) if outs else result
 
 
 def _ufunc_with_number(
     ufunc: np.ufunc, method: str, inputs: tuple[Any, ...], options: dict[str, Any]
 ) -> Any:
-    """What `__array_ufunc__` of a symbolic number returns: of numbers alone what Python
-    computes, where it can, and else what it is of tensors."""
+    """Return the result of `__array_ufunc__` of a symbolic number: of numbers alone the
+    one that Python computes if it can, else that of tensors."""
     if method == "__call__" and not options and not any(map(_is_array, inputs)):
         plain = [
             x.item() if isinstance(x, np.generic | np.ndarray) else x for x in inputs
         ]
-        if ufunc in _COMPARISONS:  # NumPy would ask for the answer
+        if ufunc in _COMPARISONS:  # NumPy would ask for the bool
             return _COMPARISONS[ufunc](*plain)
-        # Python has no sine; and what it asks of ranges is no result that overflows.
+        # Python's numbers have no sine (TypeError). Range checks may overflow
+        # harmlessly.
         with suppress(TypeError), np.errstate(all="ignore"):
             return ufunc(*[np.array(x, object) for x in plain])
-        # Of a Python number NumPy makes an f64.
+        # NumPy converts Python numbers to f64.
         inputs = tuple([astype(x, dtypes.float64) for x in plain])
     return call_ufunc(ufunc, method, inputs, options)
 
@@ -204,7 +206,7 @@ _COMPARISONS: Final[Mapping[np.ufunc, Function]] = {
 
 
 def _is_array(x: Any) -> bool:
-    if isinstance(x, np.ndarray):  # one without axes is a number
+    if isinstance(x, np.ndarray):  # an array without axes is a number
         return x.ndim > 0
     return isinstance(x, Value | list | tuple)
 
@@ -219,9 +221,9 @@ _OPTIONS: Final = {
 }
 
 
-def _stored(ufunc: np.ufunc, found: Any, outs: Sequence[Any], mask: Any) -> Any:
-    """The results, written to what `out` names, where the mask is true."""
-    results = found if isinstance(found, tuple) else (found,)
+def _stored(ufunc: np.ufunc, output: Any, outs: Sequence[Any], mask: Any) -> Any:
+    """Write the results to `out`, where the mask is true."""
+    results = output if isinstance(output, tuple) else (output,)
     name = f"numpy.{ufunc.__name__}"
     stored = []
     for result, out in zip(results, outs, strict=True):
@@ -232,20 +234,20 @@ def _stored(ufunc: np.ufunc, found: Any, outs: Sequence[Any], mask: Any) -> Any:
             elements, where = _elements(result, name), _elements(mask, name)
             np.copyto(out, elements, casting="same_kind", where=where)
         stored.append(result if out is None else out)
-    return tuple(stored) if isinstance(found, tuple) else stored[0]
+    return tuple(stored) if isinstance(output, tuple) else stored[0]
 
 
 # --- other functions ------------------------------------------------------------------
 
 
 class _Rule(NamedTuple):
-    """How a function of NumPy is one of ours.
+    """How a function of NumPy is called in hopflow.
 
-    call        ours; what it returns may be NotImplemented: it is none of ours
-    parameters  NumPy's names of what it takes, in NumPy's order: the first `positional`
-                are passed by position, the rest by name. `theirs=ours` renames one,
-                `-theirs` is one that we do not have, and `*` stands for all positional
-                arguments
+    call        the counterpart; it returns NotImplemented where NumPy must compute
+    parameters  NumPy's parameter names, in NumPy's order: the first `positional` are
+                passed by position, the rest by name. `name=counterpart` renames one,
+                `-name` is one that the counterpart lacks, and `*` stands for all
+                positional arguments
     """
 
     call: Function
@@ -255,38 +257,38 @@ class _Rule(NamedTuple):
     def bound(
         self, args: Sequence[Any], named: dict[str, Any]
     ) -> tuple[Sequence[Any], dict[str, Any]] | None:
-        """The arguments of a call of ours; None: it asks for what ours has not."""
+        """Return the arguments for the counterpart; None if it lacks one of them."""
         words = [word.partition("=") for word in self.parameters.split()]
-        given = named
+        arguments = named
         first: Sequence[str] = ()
         if words[0][0] != "*":
             if len(args) > len(words):
                 return None
-            names = [theirs.lstrip("-") for theirs, _, _ in words]
-            first, given = (
+            names = [name.lstrip("-") for name, _, _ in words]
+            first, arguments = (
                 names[: self.positional],
                 {**dict(zip(names, args, strict=False)), **named},
             )
-        ours = {theirs: name or theirs for theirs, _, name in words}
+        renamed = {name: new or name for name, _, new in words}
         options = {}
-        for theirs, value in given.items():
-            if theirs in first or _is_default(theirs, value, theirs in ours):
+        for name, value in arguments.items():
+            if name in first or _is_default(name, value, name in renamed):
                 continue
-            if theirs not in ours:
+            if name not in renamed:
                 return None
-            options[ours[theirs]] = value
+            options[renamed[name]] = value
         if words[0][0] == "*":
             return args, options
-        count = max([i for i, k in enumerate(first) if k in given], default=-1) + 1
-        # Of what is left out, and of what is None, others keep their positions.
-        values = [given.get(k) for k in first[:count]]
+        count = max([i for i, k in enumerate(first) if k in arguments], default=-1) + 1
+        # Omitted arguments and None keep the positions of those that follow.
+        values = [arguments.get(k) for k in first[:count]]
         return [None if v is _ABSENT else v for v in values], options
 
 
 def _is_default(name: str, value: Any, is_ours: bool = False) -> bool:
-    """Whether an argument says no more than its absence does.
+    """Return True if an argument means the same as its absence.
 
-    is_ours   ours takes one of this name
+    is_ours   whether the counterpart has a parameter of this name
     """
     if value is None:
         return name != "axis"
@@ -300,7 +302,7 @@ _ABSENT: Final = getattr(np, "_NoValue", object())
 _DEFAULTS: Final = {
     *(("where", True), ("casting", "same_kind"), ("subok", True), ("copy", True)),
     *(("order", "K"), ("order", "C"), ("order", "A"), ("sparse", False)),
-    # Ours is stable, which each of these may be.
+    # The counterpart is stable, which satisfies each of these.
     *(("kind", k) for k in ("quicksort", "mergesort", "heapsort", "stable")),
     *(("hermitian", False), ("UPLO", "L"), ("returned", False), ("retstep", False)),
 }
@@ -418,7 +420,7 @@ _FUNCTIONS: Final[Mapping[Function, _Rule]] = {
     np.linalg.inv: _Rule(linalg.inv, "a"),
     np.linalg.solve: _Rule(composed.of_arrays(linalg.solve), "a b", 2),
     np.linalg.matrix_power: _Rule(linalg.matrix_power, "a n", 2),
-    # What NumPy has of the array API standard since its version 2.
+    # The array API functions that NumPy has since version 2.
     **{
         getattr(home, name): _Rule(composed.of_arrays(f), parameters, positional)
         for home, name, f, parameters, positional in (
@@ -451,20 +453,20 @@ _FUNCTIONS: Final[Mapping[Function, _Rule]] = {
 def call_function(
     function: Function, args: Sequence[Any], named: dict[str, Any]
 ) -> Any:
-    """What `__array_function__` of a tensor returns.
+    """Return the result of `__array_function__` of a tensor.
 
     Raises:
-        ArgumentTypeError: `out` is a tensor, and the function none of ours.
-        TraceError: the function is none of ours, and a tensor is traced, or
+        ArgumentTypeError: `out` is a tensor, and the function has no counterpart.
+        TraceError: the function has no counterpart, and a tensor is traced or
             differentiated.
     """
     rule = _FUNCTIONS.get(function)
     bound = None if rule is None else rule.bound(args, named)
     if rule is not None and bound is not None:
         positional, options = bound
-        found = rule.call(*positional, **options)
-        if found is not NotImplemented:
-            return found
+        result = rule.call(*positional, **options)
+        if result is not NotImplemented:
+            return result
     name = f"{function.__module__}.{function.__name__}"
     if isinstance(named.get("out"), Value):
         raise ArgumentTypeError(
@@ -477,26 +479,25 @@ def call_function(
 def _numpys(
     name: str, function: Function, args: Sequence[Any], named: dict[str, Any]
 ) -> Any:
-    """What a function of NumPy's gives, on the elements of tensors.
+    """Call a function of NumPy's on the elements of tensors.
 
     Raises:
-        TraceError: a tensor is traced; or it is differentiated, and the result has
-            floats.
+        TraceError: a tensor is traced, or is differentiated and the result has floats.
     """
     options = {k: _elements(x, name) for k, x in named.items()}
-    found = function(*[_elements(x, name) for x in args], **options)
-    results, operands = (pytree.flatten(x)[0] for x in (found, (args, named)))
+    result = function(*[_elements(x, name) for x in args], **options)
+    results, operands = (pytree.flatten(x)[0] for x in (result, (args, named)))
     if any(np.asarray(x).dtype.kind in "fV" for x in results):  # V: bfloat16
         check_constant(name, operands)
-    return found
+    return result
 
 
 def _elements(x: Any, name: str) -> Any:
-    """A tensor as the array of its elements, for the use that `name` says, in sequences
-    too; anything else as it is.
+    """Return the elements of a tensor, or of tensors in sequences; others unchanged.
+    `name` names the use in messages.
 
     Raises:
-        TraceError: it is traced.
+        TraceError: a tensor is traced.
     """
     if isinstance(x, list | tuple):
         return type(x)([_elements(item, name) for item in x])

@@ -1,4 +1,4 @@
-"""Memory that several tensors share, as one tensor: the row of all its elements."""
+"""Rows: the memory that several tensors share, as a tensor with a single axis."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,16 +12,16 @@ from hopflow.tensor.eager import EagerTensor
 
 
 def row_of(tensors: Sequence[EagerTensor]) -> EagerTensor | None:
-    """T[n]: the elements of the memory that some tensors are parts of, in a row.
+    """Return the memory that tensors are parts of, as a tensor of shape `[n]`.
 
-    It is the same as long as it is in use. None: they have none in common.
+    The same tensor is returned while it is alive. None: they share no memory.
     """
     for tensor in tensors:
         for reference in tensor.storage.rows:
             known: EagerTensor | None = reference()
             if known is not None and _holds(known, tensors):
                 return known
-    # One that may be written comes first: its storage is that of the row.
+    # A writable tensor is preferred, as its storage becomes that of the row.
     first = root_of(min(tensors, key=lambda t: t.storage.readonly))
     row = EagerTensor(_whole(first.array), weak=first.type.weak, storage=first.storage)
     if not _holds(row, tensors):
@@ -32,24 +32,27 @@ def row_of(tensors: Sequence[EagerTensor]) -> EagerTensor | None:
 
 
 def root_of(tensor: EagerTensor) -> EagerTensor:
-    """The tensor itself; if it is in a copy that is kept equal, what was copied."""
-    found = tensor.storage.copied(tensor.array)
-    if found is None:
+    """Return the source of a tensor in a copy that is kept equal, else the tensor."""
+    pair = tensor.storage.copied(tensor.array)
+    if pair is None:
         return tensor
     weak = tensor.type.weak
-    return root_of(EagerTensor(found[0], weak=weak, storage=tensor.storage))
+    return root_of(EagerTensor(pair[0], weak=weak, storage=tensor.storage))
 
 
 def places_in(row: EagerTensor, tensor: EagerTensor) -> tuple[StridedPlace, ...] | None:
-    """Where a tensor is in a row: a place, and if it is in a copy of what is there, its
-    place in that. None: not there, or not in whole elements."""
-    found = tensor.storage.copied(tensor.array)
-    if found is None:
+    """Return the layout of a tensor in a row, None if it is not part of it.
+
+    A tensor in a copy that is kept equal has the layout of the copy's source, followed
+    by its own in the copy. Layouts are in whole elements.
+    """
+    pair = tensor.storage.copied(tensor.array)
+    if pair is None:
         place = _place_in(row, tensor)
         return None if place is None else (place,)
     source, copy = (
         EagerTensor(array, weak=tensor.type.weak, storage=tensor.storage)
-        for array in found
+        for array in pair
     )
     place, outer = _place_in(copy, tensor), places_in(row, source)
     return None if place is None or outer is None else (*outer, place)
@@ -78,7 +81,7 @@ def _holds(row: EagerTensor, tensors: Sequence[EagerTensor]) -> bool:
 
 
 def _bounds(array: Array) -> tuple[int, int]:
-    """The addresses of the first byte and of that after the last one."""
+    """Return the address of the first byte, and that after the last one."""
     low = high = array.ctypes.data
     if not array.size:
         return low, low
@@ -89,20 +92,20 @@ def _bounds(array: Array) -> tuple[int, int]:
 
 
 def _whole(array: Array) -> Array:
-    """All elements of the memory that an array is in."""
+    """Return all elements of the memory that an array is in."""
     owner: Any = array
     while isinstance(owner.base, np.ndarray):
         owner = owner.base
     low, high = _bounds(owner)
     low += (array.ctypes.data - low) % array.itemsize
     count = (high - low) // array.itemsize
-    # Through bytes: the protocol has no name for some of our dtypes.
-    found = np.asarray(_Memory(low, count * array.itemsize, owner))
-    return found.view(array.dtype)
+    # As bytes, because the array interface has no typestr for bfloat16.
+    memory = np.asarray(_Memory(low, count * array.itemsize, owner))
+    return memory.view(array.dtype)
 
 
 class _Memory:
-    """Bytes at an address, for NumPy; it keeps the owner of these alive."""
+    """Bytes at an address, for NumPy; keeps their owner alive."""
 
     def __init__(self, address: int, size: int, owner: Any) -> None:
         self.owner = owner
