@@ -1,6 +1,6 @@
 """`hopflow demo`: k-means on handwritten digits, checked and timed against others.
 
-Its libraries (`DISTRIBUTIONS`) are imported when it runs, and not before.
+Its libraries (`DISTRIBUTIONS`) are imported only when it runs.
 """
 
 import importlib.util
@@ -21,7 +21,7 @@ from hopflow.demo.timing import Timing, measure
 
 __all__ = ["DISTRIBUTIONS", "missing_libraries", "run"]
 
-# By the name that one imports, the name that one installs.
+# Names of modules to import, and of distributions to install.
 DISTRIBUTIONS = {
     "jax": "jax",
     "matplotlib": "matplotlib",
@@ -37,7 +37,7 @@ ROUNDS = 7  # of timed runs
 
 
 def missing_libraries() -> list[str]:
-    """What has to be installed before the demo can run."""
+    """Return the distributions to install before the demo can run."""
     return [
         distribution
         for name, distribution in DISTRIBUTIONS.items()
@@ -46,11 +46,11 @@ def missing_libraries() -> list[str]:
 
 
 def run(folder: Path, runs: int = RUNS, steps: int = STEPS) -> bool:
-    """Print the demo, write `kmeans.png` into a folder, and say whether all agreed.
+    """Print the demo, write `kmeans.png` into a folder, and return whether all agree.
 
     Args:
-        runs: How many initialisations.
-        steps: How many steps of each are recorded, at least 3.
+        runs: The number of initialisations.
+        steps: The number of steps to record of each, at least 3.
     """
     from rich.console import Console
     from sklearn.datasets import load_digits
@@ -60,21 +60,21 @@ def run(folder: Path, runs: int = RUNS, steps: int = STEPS) -> bool:
     points, digits = load_digits(return_X_y=True)
     inits = np_inits(points, runs)
     show_program(report, points, runs, steps)
-    # Before the graph is shown, whose trace would spare the first call some work; and
-    # without a spinner, which would take its share of the processor.
-    times, ours, theirs = race(points, inits, steps)
+    # Time before the graph is shown, whose trace would save the first call work, and
+    # without a spinner, which would take processor time.
+    times, result, jax_result = race(points, inits, steps)
     show_graph(report, points, inits, steps)
-    fits, curves = ours
+    fits, curves = result
     report.title("The results")
     report.results(fits)
     with report.console.status("The same as plain Python, in hf.debug() …"):
         debug_fits, debug_curves = debugged(points, inits, steps)
     with report.console.status("The same in scikit-learn …"):
-        known = sklearn_fits(points, inits)
+        sklearn_result = sklearn_fits(points, inits)
     agreements = [
-        compare("scikit-learn", fits, known),
+        compare("scikit-learn", fits, sklearn_result),
         compare("plain Python", fits, debug_fits, curves, debug_curves),
-        compare("JAX", fits, theirs[0], curves, theirs[1]),
+        compare("JAX", fits, jax_result[0], curves, jax_result[1]),
     ]
     report.title(
         "Do they agree?",
@@ -89,12 +89,12 @@ def run(folder: Path, runs: int = RUNS, steps: int = STEPS) -> bool:
 
 
 def np_inits(points: Array, runs: int) -> Array:
-    """The initial centroids that all implementations get, f64[runs, CLUSTERS, d]."""
+    """Return the initial centroids for all implementations, f64[runs, CLUSTERS, d]."""
     return as_arrays([initial_centroids(hf.asarray(points), CLUSTERS, runs, SEED)])[0]
 
 
 def show_program(report: Report, points: Array, runs: int, steps: int) -> None:
-    """What is going to run, and with which versions."""
+    """Print what will run, and with which versions."""
     n, d = points.shape
     report.title(
         "k-means on handwritten digits",
@@ -109,7 +109,7 @@ def show_program(report: Report, points: Array, runs: int, steps: int) -> None:
 
 
 def show_graph(report: Report, points: Array, inits: Array, steps: int) -> None:
-    """The captured graph as Python."""
+    """Print the captured graph as Python."""
     module = hf.trace(study, hf.asarray(points), hf.asarray(inits), steps)
     count = sum(1 for _ in module.graph.walk())
     report.title(
@@ -123,21 +123,21 @@ def show_graph(report: Report, points: Array, inits: Array, steps: int) -> None:
 def race(
     points: Array, inits: Array, steps: int
 ) -> tuple[dict[str, Timing], tuple[Fit, Array], tuple[Fit, Array]]:
-    """Times of hopflow and JAX, and what both returned."""
+    """Return the times of hopflow and JAX, and the results of both."""
     import jax
 
     compiled = hf.jit(study)
-    ours = hf.asarray(points), hf.asarray(inits)
+    arguments = hf.asarray(points), hf.asarray(inits)
     with jax.enable_x64(True):
-        theirs = jax.device_put(points), jax.device_put(inits)
+        jax_arguments = jax.device_put(points), jax.device_put(inits)
         reference = jax_study(steps)
-        # Each compiler's own start-up is not what is compared.
-        hf.jit(lambda x: x + 1.0)(ours[1])
-        jax.jit(lambda x: x + 1.0)(theirs[1]).block_until_ready()
+        # Exclude the start-up of both compilers.
+        hf.jit(lambda x: x + 1.0)(arguments[1])
+        jax.jit(lambda x: x + 1.0)(jax_arguments[1]).block_until_ready()
         times, results = measure(
             {
-                "hopflow": lambda: compiled(*ours, steps),
-                "jax": lambda: jax.block_until_ready(reference(*theirs)),
+                "hopflow": lambda: compiled(*arguments, steps),
+                "jax": lambda: jax.block_until_ready(reference(*jax_arguments)),
             },
             ROUNDS,
         )
@@ -145,13 +145,13 @@ def race(
 
 
 def debugged(points: Array, inits: Array, steps: int) -> tuple[Fit, Array]:
-    """The study with the operators as plain Python `if`, `for` and `while`."""
+    """Return the study with its operators run as plain Python control flow."""
     with hf.debug():
         return as_result(study(hf.asarray(points), hf.asarray(inits), steps))
 
 
 def as_result(result: Any) -> tuple[Fit, Array]:
-    """What `study` returned, as NumPy arrays."""
+    """Return the result of `study` as NumPy arrays."""
     fits, curves = result
     return Fit(*as_arrays(fits)), as_arrays([curves])[0]
 

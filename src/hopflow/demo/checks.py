@@ -1,4 +1,4 @@
-"""Whether two implementations of the study came to the same end."""
+"""Comparison of two implementations of the study."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,10 +15,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """What was compared with one reference.
+    """The comparison with a reference.
 
     reference   its name
-    findings    by what was compared, what was found, and whether it is good enough
+    findings    compared quantity -> (description of the difference, whether it is
+                tolerable)
     """
 
     reference: str
@@ -31,49 +32,49 @@ class Agreement:
 
 def compare(
     reference: str,
-    ours: Fit,
-    theirs: Fit,
-    our_curves: Array | None = None,
-    their_curves: Array | None = None,
+    fits: Fit,
+    expected: Fit,
+    curves: Array | None = None,
+    expected_curves: Array | None = None,
 ) -> Agreement:
-    """Compare fits of all runs (NumPy arrays), and their curves where both have them.
+    """Compare the fits of all runs (NumPy arrays), and the curves if there are any.
 
     Labels and steps must be equal; inertia, centroids and curves within `RTOL` of the
-    greatest value.
+    largest value.
     """
     findings = {
-        "labels": _equal(ours.labels, theirs.labels),
-        "steps": _equal(ours.steps, theirs.steps),
-        "inertia": _close(ours.inertia, theirs.inertia),
-        "centroids": _close(ours.centroids, theirs.centroids),
+        "labels": _equal(fits.labels, expected.labels),
+        "steps": _equal(fits.steps, expected.steps),
+        "inertia": _close(fits.inertia, expected.inertia),
+        "centroids": _close(fits.centroids, expected.centroids),
     }
-    if our_curves is not None and their_curves is not None:
-        findings["curves"] = _close(our_curves, their_curves)
+    if curves is not None and expected_curves is not None:
+        findings["curves"] = _close(curves, expected_curves)
     return Agreement(reference, findings)
 
 
-def _equal(ours: Array, theirs: Array) -> tuple[str, bool]:
-    if ours.shape != theirs.shape:
-        return f"{ours.shape}, not {theirs.shape}", False
-    different = int(np.sum(ours != theirs))
+def _equal(actual: Array, expected: Array) -> tuple[str, bool]:
+    if actual.shape != expected.shape:
+        return f"{actual.shape}, not {expected.shape}", False
+    different = int(np.sum(actual != expected))
     if different:
-        return f"{different:,} of {ours.size:,} differ", False
-    return f"{ours.size:,} equal", True
+        return f"{different:,} of {actual.size:,} differ", False
+    return f"{actual.size:,} equal", True
 
 
-def _close(ours: Array, theirs: Array) -> tuple[str, bool]:
-    if ours.shape != theirs.shape:
-        return f"{ours.shape}, not {theirs.shape}", False
-    scale = float(np.max(np.abs(theirs)))
-    difference = float(np.max(np.abs(ours - theirs))) / scale
+def _close(actual: Array, expected: Array) -> tuple[str, bool]:
+    if actual.shape != expected.shape:
+        return f"{actual.shape}, not {expected.shape}", False
+    scale = float(np.max(np.abs(expected)))
+    difference = float(np.max(np.abs(actual - expected))) / scale
     if difference == 0:
         return "the same bits", True
-    # Written so that a NaN is not good enough.
+    # NaN compares as False.
     return f"within {difference:.0e}", difference <= RTOL
 
 
 def sklearn_fits(points: Array, inits: Array) -> Fit:
-    """What scikit-learn's KMeans makes of the same initial centroids.
+    """Return the fits of scikit-learn's KMeans from the same initial centroids.
 
     Args:
         points: f64[n, d]
@@ -101,5 +102,5 @@ def sklearn_fits(points: Array, inits: Array) -> Fit:
 
 
 def as_arrays(tree: Sequence[Any]) -> list[Array]:
-    """Tensors of hopflow or JAX as NumPy arrays."""
+    """Return tensors of hopflow or JAX as NumPy arrays."""
     return [np.asarray(leaf) for leaf in tree]

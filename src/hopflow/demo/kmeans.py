@@ -1,8 +1,7 @@
 """k-means (Lloyd's algorithm), written with the operators: the program of the demo.
 
-`n` points of `d` numbers are put into `k` clusters. A step does what scikit-learn's
-KMeans does, with clusters that have lost all their points too, so that the two can be
-compared.
+It assigns `n` points of `d` numbers to `k` clusters. A step is that of scikit-learn's
+KMeans, also for empty clusters, so that the two can be compared.
 """
 
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ MAX_STEPS = 300
 
 
 class Progress(NamedTuple):
-    """The carry of the loop: centroids, how far one moved at most, steps so far."""
+    """The carry: centroids, the largest move of one, the number of steps."""
 
     centroids: Any  # f64[k, d]
     moved: Any  # f64[]
@@ -22,7 +21,7 @@ class Progress(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """Where one run ended."""
+    """The result of a run."""
 
     centroids: Any  # f64[k, d]
     labels: Any  # i64[n]
@@ -37,7 +36,8 @@ def squared_distances(points: Any, centroids: Any) -> Any:
 
 
 def assign(points: Any, centroids: Any) -> tuple[Any, Any]:
-    """The nearest centroid of each point, i64[n], and its squared distance, f64[n]."""
+    """Return the index of each point's nearest centroid, i64[n], and the squared
+    distance, f64[n]."""
     distances = squared_distances(points, centroids)
     return hf.argmin(distances, axis=1), hf.min(distances, axis=1)
 
@@ -48,7 +48,7 @@ def reseed(points: Any, labels: Any, sums: Any, counts: Any, nearest: Any) -> An
     def move(sums: Any, counts: Any, nearest: Any) -> Any:
         empty, farthest = hf.argmin(counts), hf.argmax(nearest)
         point, home = points[farthest], labels[farthest]
-        # These writes stay in this step: a carry is a value.
+        # These writes are local to the step, as a carry is a value.
         sums[home] -= point
         sums[empty] = point
         counts[home] -= 1.0
@@ -61,7 +61,7 @@ def reseed(points: Any, labels: Any, sums: Any, counts: Any, nearest: Any) -> An
 
 
 def improve(points: Any, centroids: Any) -> tuple[Any, Any]:
-    """One step: the means of the clusters, f64[k, d], and the inertia before, f64[]."""
+    """Return the next centroids, f64[k, d], and the inertia of the old ones, f64[]."""
     clusters = centroids.shape[0]
     labels, nearest = assign(points, centroids)
     sums: Any = hf.segment_sum(points, labels, clusters)
@@ -75,7 +75,7 @@ def improve(points: Any, centroids: Any) -> tuple[Any, Any]:
 
 
 def fit(points: Any, init: Any) -> Fit:
-    """Lloyd's algorithm, until no centroid moves by more than `TOLERANCE`."""
+    """Run Lloyd's algorithm until no centroid moves by more than `TOLERANCE`."""
 
     def unsettled(at: Progress) -> Any:
         return at.moved > TOLERANCE
@@ -92,7 +92,7 @@ def fit(points: Any, init: Any) -> Fit:
 
 
 def history(points: Any, init: Any, steps: int) -> Any:
-    """The inertia before each of the first `steps` steps from `init`, f64[steps]."""
+    """Return the inertia before each of the first `steps` steps, f64[steps]."""
 
     def step(centroids: Any, _: None) -> tuple[Any, Any]:
         return improve(points, centroids)
@@ -101,7 +101,7 @@ def history(points: Any, init: Any, steps: int) -> Any:
 
 
 def study(points: Any, inits: Any, steps: int) -> Any:
-    """A fit, and its history, from each of several initial centroids.
+    """Return a fit, and its history, from each of several initial centroids.
 
     Args:
         points: f64[n, d]
@@ -114,9 +114,9 @@ def study(points: Any, inits: Any, steps: int) -> Any:
 
 
 def initial_centroids(points: Any, clusters: int, runs: int, seed: int) -> Any:
-    """f64[runs, clusters, d]: points drawn at random, each shifted by less than 1.
+    """Return random points, each shifted by less than 1: f64[runs, clusters, d].
 
-    With the shift no point is equally far from two of them. The last centroid of the
+    The shift makes no point equally far from two centroids. The last centroid of the
     last run is so far away that no point is nearest to it.
     """
     inits: list[Any] = []

@@ -1,4 +1,4 @@
-"""The picture of the demo: the best run's centroids, and how all runs converged."""
+"""The picture of the demo: the best centroids, and how all runs converged."""
 
 from pathlib import Path
 from typing import Any
@@ -18,16 +18,16 @@ def draw(fits: Fit, curves: Array, digits: Array, path: Path) -> None:
     """Write a PNG.
 
     Args:
-        fits: Of NumPy arrays, for all runs.
+        fits: NumPy arrays, for all runs.
         curves: f64[r, steps], the inertia before each step.
-        digits: i64[n], which digit each point shows.
-        path: In a folder that exists.
+        digits: i64[n], the digit that each point shows.
+        path: The file, in an existing folder.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     best = int(np.argmin(fits.inertia))
-    # Of no backend but Agg: it needs no screen, and nothing of the user's settings.
+    # The Agg backend needs no screen, and ignores the user's settings.
     figure = Figure(figsize=(11.0, 4.1), dpi=150, facecolor="white")
     FigureCanvasAgg(figure)
     halves: Any = figure.subfigures(1, 2, width_ratios=[1.12, 1.0])
@@ -40,7 +40,7 @@ def draw(fits: Fit, curves: Array, digits: Array, path: Path) -> None:
 def _draw_centroids(
     figure: Any, centroids: Array, labels: Array, digits: Array
 ) -> None:
-    """The centroids as images, each with the digit most common among its points."""
+    """Draw the centroids as images, each with the most common digit of its points."""
     members = [digits[labels == k] for k in range(len(centroids))]
     common = [int(np.bincount(m).argmax()) if m.size else -1 for m in members]
     figure.subplots_adjust(0.05, 0.12, 0.97, 0.86, wspace=0.16, hspace=0.3)
@@ -68,7 +68,7 @@ def _draw_centroids(
 
 
 def _draw_curves(figure: Any, curves: Array, best: int) -> None:
-    """Inertia before each step; the last run began with an empty cluster."""
+    """Draw the inertia before each step; the last run began with an empty cluster."""
     figure.subplots_adjust(0.12, 0.13, 0.96, 0.85)
     figure.text(
         0.12,
@@ -91,7 +91,7 @@ def _draw_curves(figure: Any, curves: Array, best: int) -> None:
             label={best: "the best run", last: "began with an empty cluster"}.get(run),
         )
     axes.plot([], [], color=FAINT, linewidth=1.2, label="other runs")
-    # The first steps fall from far above: what differs comes after them.
+    # The curves start far above; cut them to the range in which they differ.
     low = thousands.min()
     high = max(thousands[:, 2:].max(), 1.01 * low)
     axes.set_ylim(low - 0.04 * (high - low), high + 0.12 * (high - low))

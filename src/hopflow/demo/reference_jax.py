@@ -9,8 +9,8 @@ Pair: TypeAlias = Callable[[Any, Any], tuple[Any, Any]]
 
 
 def _step() -> tuple[Pair, Pair]:
-    """`assign` and `improve` of `kmeans.py`."""
-    import jax  # optional: only who compares with it has it
+    """Return `assign` and `improve` of `kmeans.py`."""
+    import jax  # optional
     import jax.numpy as jnp
     from jax import lax
 
@@ -49,7 +49,7 @@ def _step() -> tuple[Pair, Pair]:
 
 
 def jax_study(steps: int) -> Callable[[Any, Any], Any]:
-    """`study` of `kmeans.py` under `jax.jit`: f64[n, d], f64[r, k, d] -> the same."""
+    """Return `study` under `jax.jit`: f64[n, d], f64[r, k, d] -> the same results."""
     import jax
     import jax.numpy as jnp
     from jax import lax

@@ -1,4 +1,4 @@
-"""What the demo prints: short sections, each with a title."""
+"""The demo's output: short sections with titles."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,24 +14,24 @@ if TYPE_CHECKING:
 
 
 class Report:
-    """Prints to a console of rich's, which leaves colours out where none can be."""
+    """Prints to a console of rich, which omits colours where they are not supported."""
 
     def __init__(self, console: "Console") -> None:
         self.console = console
 
     def title(self, text: str, *lines: str) -> None:
-        """A section's title, and what it is about."""
+        """Print the title of a section, and its introduction."""
         self.console.print()
         self.console.rule(f"[bold]{text}", align="left", style="dim")
         for line in lines:
             self.line(line)
 
     def line(self, text: str) -> None:
-        # Left to the terminal to wrap: what is piped into a file stays whole.
+        # The terminal wraps lines, so that output piped into a file is not broken.
         self.console.print(text, soft_wrap=True, highlight=False)
 
     def source(self, code: str) -> None:
-        """Python, in colours; lines are never cut."""
+        """Print Python code in colours, without breaking lines."""
         from rich.syntax import Syntax
 
         text = Syntax(code, "python", theme="ansi_dark").highlight(code)
@@ -40,7 +40,7 @@ class Report:
         self.console.print(text, soft_wrap=True)
 
     def results(self, fits: Fit) -> None:
-        """One row a run; the best is marked."""
+        """Print a row for each run; the best is marked."""
         table = _table("run", ">steps", ">inertia", ">largest", ">smallest", "")
         best = int(np.argmin(fits.inertia))
         last = len(fits.inertia) - 1
@@ -60,24 +60,24 @@ class Report:
         self.console.print("", table)
 
     def agreements(self, agreements: Sequence[Agreement]) -> None:
-        """What was compared in rows, the references in columns."""
+        """Print compared quantities in rows and references in columns."""
         table = _table("", *(a.reference for a in agreements))
-        for what in dict.fromkeys(w for a in agreements for w in a.findings):
-            table.add_row(what, *(_finding(a, what) for a in agreements))
+        for quantity in dict.fromkeys(q for a in agreements for q in a.findings):
+            table.add_row(quantity, *(_finding(a, quantity) for a in agreements))
         self.console.print("", table)
 
-    def times(self, ours: Timing, theirs: Timing) -> None:
-        """Ours and JAX's, and how many times longer JAX's took."""
+    def times(self, hopflow_time: Timing, jax_time: Timing) -> None:
+        """Print the times of hopflow and JAX, and their ratio."""
         table = _table("", ">hopflow", ">JAX", ">JAX / hopflow")
-        for what, a, b in (
-            ("first call", ours.first_call, theirs.first_call),
-            ("run", ours.run, theirs.run),
+        for label, a, b in (
+            ("first call", hopflow_time.first_call, jax_time.first_call),
+            ("run", hopflow_time.run, jax_time.run),
         ):
-            table.add_row(what, duration(a), duration(b), f"{b / a:.2f}")
+            table.add_row(label, duration(a), duration(b), f"{b / a:.2f}")
         self.console.print("", table)
 
     def verdict(self, agreements: Sequence[Agreement]) -> None:
-        """The last line."""
+        """Print the last line."""
         self.console.print()
         wrong = [a.reference for a in agreements if not a.ok]
         if wrong:
@@ -91,12 +91,12 @@ class Report:
 
 
 def duration(seconds: float) -> str:
-    """`1.24 s`, or `38.1 ms`."""
+    """Format a duration: `1.24 s`, or `38.1 ms`."""
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
 
 
 def _table(*columns: str) -> Any:
-    """A table; columns that begin with `>` are of numbers, and set to the right."""
+    """Return a table; columns whose names begin with `>` are aligned to the right."""
     from rich import box
     from rich.table import Table
 
@@ -107,8 +107,8 @@ def _table(*columns: str) -> Any:
     return table
 
 
-def _finding(agreement: Agreement, what: str) -> str:
-    if what not in agreement.findings:
+def _finding(agreement: Agreement, quantity: str) -> str:
+    if quantity not in agreement.findings:
         return "[dim]-"
-    text, good = agreement.findings[what]
+    text, good = agreement.findings[quantity]
     return f"[green]✓[/] {text}" if good else f"[bold red]✗ {text}"

@@ -1,4 +1,4 @@
-"""First calls and runs of two implementations, measured side by side."""
+"""Time first calls and later runs of several implementations, side by side."""
 
 import statistics
 import time
@@ -20,8 +20,8 @@ def measure(
 ) -> tuple[dict[str, Timing], dict[str, Any]]:
     """Time each contender's first call, then `runs` rounds in which they take turns.
 
-    In turns, so that whatever else the machine does falls on all alike. A contender
-    returns when its results are there.
+    Taking turns spreads other load of the machine evenly. A contender must block until
+    its results are ready.
 
     Returns:
         The times, and the results of the first calls, by name.

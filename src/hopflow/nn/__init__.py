@@ -1,4 +1,4 @@
-"""Modules and the layers that most models are made of: see docs/nn.md."""
+"""Modules and common layers: see docs/nn.md."""
 
 from hopflow.nn.layers import (
     Embedding,

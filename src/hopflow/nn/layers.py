@@ -1,6 +1,6 @@
-"""The layers that most models are made of. `init` makes one, from a random key.
+"""Common layers. The class method `init` makes one from a random key and sizes.
 
-Weights are applied from the right, `x @ weight`: f[inputs, outputs].
+Weights are multiplied from the right, `x @ weight`, so they are f[inputs, outputs].
 """
 
 import math
@@ -17,14 +17,14 @@ from hopflow.ops.math import exp, sigmoid, sqrt, tanh
 from hopflow.ops.rules import as_flag, as_integer
 from hopflow.random import normal, split, uniform
 
-# Under their public names, so that a trace into a layer records `hf.take`.
+# The public functions, so that a trace into a layer records `hf.take`.
 take: Final = public(indexing.take)
 where: Final = public(logic.where)
 swapaxes: Final = public(manipulation.swapaxes)
 
 
 def _size(layer: str, argument: str, value: Any) -> int:
-    """An argument that says how many: at least 1."""
+    """Return an argument that is a size, at least 1."""
     size = as_integer(layer, argument, value)
     if size < 1:
         raise ArgumentValueError(
@@ -34,19 +34,20 @@ def _size(layer: str, argument: str, value: Any) -> int:
 
 
 def _bounded(key: Any, shape: tuple[int, ...], fan: int, dtype: DTypeLike) -> Value:
-    """Weights uniform in ±1/sqrt(fan), as PyTorch has them."""
+    """Return weights uniform in ±1/sqrt(fan), as in PyTorch."""
     bound = 1.0 / math.sqrt(fan)
     return uniform(key, shape, dtype, minval=-bound, maxval=bound)
 
 
 class _Layer(Module):
-    """A module of tensors and layers: a size in the place of one is an error."""
+    """A module of tensors and layers, which rejects sizes in their place."""
 
     @entry
     def __post_init__(self) -> None:
-        """
+        """Check the parameters.
+
         Raises:
-            ArgumentTypeError: a parameter is a number, a text or a container.
+            ArgumentTypeError: a parameter is a number, a string or a container.
         """
         for name in self._data:
             value = getattr(self, name)
@@ -59,11 +60,11 @@ class _Layer(Module):
                 )
 
     def _check(self, **arrays: Any) -> None:
-        """Check what a call computes with.
+        """Check the tensors that a call computes with.
 
         Raises:
-            ArgumentTypeError: one of `arrays` is no tensor; it has the name of an
-                argument or a parameter.
+            ArgumentTypeError: one of `arrays`, by name of the argument or parameter, is
+                no tensor.
         """
         for name, value in arrays.items():
             if not hasattr(value, "shape") and not isinstance(value, int | float):
@@ -77,12 +78,16 @@ _NO_PARAMETERS: Final = (bool, int, float, complex, str, list, tuple, dict)
 
 
 class Linear(_Layer):
-    """`x @ weight + bias`.
+    """The affine map `x @ weight + bias`.
 
     Shapes:
         weight   f[inputs, outputs]
         bias     f[outputs], or None
         x        f[*s, inputs] -> f[*s, outputs]
+
+    >>> layer = hf.nn.Linear.init(hf.random.key(0), 3, 2)
+    >>> layer(hf.ones((5, 3))).shape
+    (5, 2)
     """
 
     is_leaf: ClassVar[bool] = True
@@ -99,7 +104,7 @@ class Linear(_Layer):
         bias: bool = True,
         dtype: DTypeLike = "float32",
     ) -> Self:
-        """A layer of these sizes, uniform in ±1/sqrt(inputs).
+        """Return a layer of these sizes, with parameters uniform in ±1/sqrt(inputs).
 
         Raises:
             ArgumentTypeError, ArgumentValueError: a size is no positive integer.
@@ -113,7 +118,8 @@ class Linear(_Layer):
         return cls(weight, _bounded(second, (outputs,), inputs, dtype))
 
     def forward(self, x: Any) -> Any:
-        """
+        """Return `x @ weight + bias`.
+
         Raises:
             ArgumentTypeError: `x` or the weight is no tensor.
         """
@@ -123,7 +129,7 @@ class Linear(_Layer):
 
 
 class Embedding(_Layer):
-    """The row of `weight` for each number.
+    """A table that maps each id to a row of `weight`.
 
     Shapes:
         weight   f[count, size]
@@ -137,7 +143,7 @@ class Embedding(_Layer):
     def init(
         cls, key: Any, count: int, size: int, *, dtype: DTypeLike = "float32"
     ) -> Self:
-        """A table of `count` rows, normal with variance 1."""
+        """Return a table of `count` rows, normal with variance 1."""
         shape = (
             _size("Embedding.init", "count", count),
             _size("Embedding.init", "size", size),
@@ -145,11 +151,12 @@ class Embedding(_Layer):
         return cls(normal(key, shape, dtype))
 
     def forward(self, ids: Any) -> Any:
+        """Return the rows of these ids."""
         return take(self.weight, ids, axis=0)
 
 
 class LayerNorm(_Layer):
-    """`x` with mean 0 and variance 1 along its last axis, scaled and shifted.
+    """Normalise to mean 0 and variance 1 along the last axis, then scale and shift.
 
     Shapes:
         weight, bias   f[size]
@@ -165,7 +172,7 @@ class LayerNorm(_Layer):
     def init(
         cls, size: int, *, epsilon: float = 1e-5, dtype: DTypeLike = "float32"
     ) -> Self:
-        """A layer of this size that neither scales nor shifts."""
+        """Return a layer of this size whose scale is 1 and shift is 0."""
         size = _size("LayerNorm.init", "size", size)
         if not isinstance(epsilon, float | int) or not 0 <= epsilon < math.inf:
             raise ArgumentValueError(
@@ -175,7 +182,8 @@ class LayerNorm(_Layer):
         return cls(ones(size, dtype=dtype), zeros(size, dtype=dtype), float(epsilon))
 
     def forward(self, x: Any) -> Any:
-        """
+        """Return `x`, normalised, times `weight`, plus `bias`.
+
         Raises:
             ArgumentTypeError: `x` or a parameter is no tensor.
         """
@@ -186,7 +194,7 @@ class LayerNorm(_Layer):
 
 
 class _Cell(_Layer):
-    """What recurrent cells have in common: a step from a state and an input.
+    """The base of recurrent cells: a step from a state and an input.
 
     Shapes:
         input_weight    f[inputs, gates * size]
@@ -205,7 +213,7 @@ class _Cell(_Layer):
     def init(
         cls, key: Any, inputs: int, size: int, *, dtype: DTypeLike = "float32"
     ) -> Self:
-        """A cell of these sizes, uniform in ±1/sqrt(size)."""
+        """Return a cell of these sizes, with parameters uniform in ±1/sqrt(size)."""
         name = f"{cls.__name__}.init"
         inputs, size = _size(name, "inputs", inputs), _size(name, "size", size)
         width = cls.gates * size
@@ -217,23 +225,23 @@ class _Cell(_Layer):
         return cls(*parts)
 
     def _affine(self, x: Any, h: Any) -> tuple[Any, Any]:
-        """What the gates get from an input, and from a state.
+        """Return the gates' contributions of an input and of a state.
 
         Raises:
-            ArgumentTypeError: one of them or a parameter is no tensor.
+            ArgumentTypeError: an argument or a parameter is no tensor.
         """
         self._check(x=x, h=h, **{name: getattr(self, name) for name in self._data})
         from_input = x @ self.input_weight + self.input_bias
         return from_input, h @ self.state_weight + self.state_bias
 
     def _parts(self, y: Any) -> list[Any]:
-        """The gates in `y`, which stand side by side."""
+        """Split `y`, in which the gates are concatenated, into the gates."""
         size = self.state_weight.shape[0]
         return [y[..., k * size : (k + 1) * size] for k in range(self.gates)]
 
 
 class GRUCell(_Cell):
-    """One step of a gated recurrent unit, as PyTorch and cuDNN have it.
+    """A step of a gated recurrent unit, as in PyTorch and cuDNN.
 
         r = sigmoid(x Wr + br + h Ur + cr)
         z = sigmoid(x Wz + bz + h Uz + cz)
@@ -248,7 +256,8 @@ class GRUCell(_Cell):
     gates: ClassVar[int] = 3
 
     def forward(self, h: Any, x: Any) -> Any:
-        """
+        """Return the next state.
+
         Raises:
             ArgumentTypeError: an argument or a parameter is no tensor.
         """
@@ -261,7 +270,7 @@ class GRUCell(_Cell):
 
 
 class LSTMCell(_Cell):
-    """One step of a long short-term memory, as PyTorch and cuDNN have it.
+    """A step of a long short-term memory, as in PyTorch and cuDNN.
 
         i, f, o = sigmoid(x W + b + h U + c), for each of the three
         g = tanh(x Wg + bg + h Ug + cg)
@@ -276,10 +285,11 @@ class LSTMCell(_Cell):
     gates: ClassVar[int] = 4
 
     def forward(self, state: Any, x: Any) -> Any:
-        """
+        """Return the next state, (h', c').
+
         Raises:
-            ArgumentTypeError: an argument or a parameter is no tensor, or `state` no
-                pair of them.
+            ArgumentTypeError: an argument or a parameter is no tensor, or `state` is no
+                pair of tensors.
         """
         try:
             h, c = state
@@ -298,15 +308,15 @@ class LSTMCell(_Cell):
 
 
 class MultiheadAttention(_Layer):
-    """Attention of several heads, each over a part of the features.
+    """Attention with several heads, each over a part of the features.
 
     Shapes:
         query         f[*s, n, size]
         key, value    f[*s, m, size]; None: the query
-        mask          bool, broadcast to [*s, heads, n, m]: who may look at whom
+        mask          bool, broadcast to [*s, heads, n, m]: True where a query attends
         result        f[*s, n, size]
 
-    A query that may look at nothing looks at all alike.
+    A query whose mask is all False attends to all keys equally.
     """
 
     is_leaf: ClassVar[bool] = True
@@ -326,7 +336,7 @@ class MultiheadAttention(_Layer):
         bias: bool = True,
         dtype: DTypeLike = "float32",
     ) -> Self:
-        """A layer of this many features.
+        """Return a layer with this many features, `size`, and heads.
 
         Raises:
             ArgumentValueError: `heads` does not divide `size`.
@@ -361,28 +371,29 @@ class MultiheadAttention(_Layer):
         return self.out(_reshaped(mixed, 2, (self.heads * size,)))
 
     def _split(self, x: Any) -> Any:
-        """f[*s, n, size] -> f[*s, heads, n, size / heads]"""
+        """Split the heads: f[*s, n, size] -> f[*s, heads, n, size / heads]."""
         return swapaxes(_reshaped(x, 1, (self.heads, -1)), -2, -3)
 
 
 def _reshaped(x: Any, count: int, sizes: tuple[int, ...]) -> Any:
-    """`x` with other sizes in place of the last `count`.
+    """Return `x` with its last `count` sizes replaced by `sizes`.
 
-    The shape of a proxy can be added to, and not be unpacked.
+    A tuple can be added to the shape of a proxy, which cannot be unpacked.
     """
     return x.reshape(x.shape[:-count] + sizes)
 
 
 class Function(Module):
-    """A function without parameters, such as `hf.tanh`, where a module is asked for."""
+    """A function without parameters, such as `hf.tanh`, as a module."""
 
     function: Any = static()
 
     @entry
     def __post_init__(self) -> None:
-        """
+        """Check the function.
+
         Raises:
-            ArgumentTypeError: `function` cannot be called.
+            ArgumentTypeError: `function` is not callable.
         """
         if not callable(self.function):
             raise ArgumentTypeError(
@@ -395,15 +406,24 @@ class Function(Module):
 
 
 class Sequential(Module):
-    """One module after the other; functions may stand between them."""
+    """A chain of modules and functions, each of which takes the previous result.
+
+    >>> first, second = hf.random.split(hf.random.key(0))
+    >>> net = hf.nn.Sequential(
+    ...     hf.nn.Linear.init(first, 4, 8), hf.tanh, hf.nn.Linear.init(second, 8, 1)
+    ... )
+    >>> net(hf.ones((3, 4))).shape
+    (3, 1)
+    """
 
     layers: tuple[Any, ...]
 
     @entry
     def __init__(self, *layers: Any) -> None:
-        """
+        """Make a chain of these layers.
+
         Raises:
-            ArgumentTypeError: a layer cannot be called.
+            ArgumentTypeError: a layer is not callable.
         """
         for i, layer in enumerate(layers):
             if not callable(layer):
@@ -412,7 +432,7 @@ class Sequential(Module):
                     f"`{type(layer).__name__}`."
                 )
         modules = [f if isinstance(f, Module) else Function(f) for f in layers]
-        # The class is frozen, like all modules.
+        # Modules are frozen dataclasses.
         object.__setattr__(self, "layers", tuple(modules))
 
     def forward(self, x: Any) -> Any:

@@ -17,16 +17,17 @@ _STATIC: Final = "static"
 
 
 def static(**options: Any) -> Any:
-    """A field that is no parameter: a number of heads, a function. It must be hashable.
+    """Return a field that is no parameter, such as a number of heads. Its value must be
+    hashable.
 
     Args:
-        options: As `dataclasses.field` takes them: `default=`, ...
+        options: The options of `dataclasses.field`, such as `default=`.
     """
     return dataclasses.field(**options, metadata={_STATIC: True})
 
 
 class _Calls(threading.local):
-    """The module that is called in this thread, the innermost one."""
+    """The innermost module that is being called in this thread."""
 
     module: "Module | None" = None
 
@@ -38,20 +39,22 @@ _calls = _Calls()
     frozen_default=True, eq_default=False, field_specifiers=(static, dataclasses.field)
 )
 class Module:
-    """A subclass declares its fields, as a dataclass does, and defines `forward`.
+    """The base class of functions with parameters.
 
-        class Network(hf.nn.Module):
-            first: hf.nn.Linear
-            second: hf.nn.Linear
+    A subclass declares its fields, as a dataclass does, and defines `forward`:
 
-            def forward(self, x):
-                return self.second(hf.tanh(self.first(x)))
+    class Network(hf.nn.Module):
+        first: hf.nn.Linear
+        second: hf.nn.Linear
 
-    Fields are tensors, modules, and lists, tuples and dicts of them; or `static()`. A
-    module is a pytree of its tensors, so that `hf.grad`, `hf.jit` and the operators
-    take it as an argument, and it is not changed: `dataclasses.replace` makes another.
+        def forward(self, x):
+            return self.second(hf.tanh(self.first(x)))
 
-    is_leaf   whether a symbolic trace takes calls of it for nodes
+    Fields are tensors, modules, and lists, tuples and dicts of these; or `static()`. A
+    module is a pytree of its tensors, so `hf.grad`, `hf.jit` and the operators take it
+    as an argument. It is immutable: `dataclasses.replace` returns a changed copy.
+
+    is_leaf   whether symbolic traces record its calls as nodes
     """
 
     is_leaf: ClassVar[bool] = False
@@ -69,17 +72,17 @@ class Module:
 
     @speaks_for_user
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What a call computes."""
+        """Return the result of a call."""
         raise NotImplementedError(f"`{type(self).__name__}` defines no `forward`.")
 
     @entry
-    @speaks_for_user  # who passes other arguments than `forward` takes
+    @speaks_for_user  # wrong arguments of `forward` are the user's error
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """`forward`, and the traces that run know which module it is."""
+        """Call `forward`; nodes that traces record meanwhile have the module's path."""
         tracer = current_tracer()
         if tracer is not None:
             return tracer.call_module(self, self.forward, args, kwargs)
-        if current().is_eager:  # nobody asks
+        if current().is_eager:  # no trace records the path
             return self.forward(*args, **kwargs)
         parent = _calls.module
         path = _path(parent, self)
@@ -91,14 +94,14 @@ class Module:
             _calls.module = parent
 
     def named_modules(self) -> "dict[str, Module]":
-        """The modules within this one, by path: `layers.0`."""
+        """Return the modules within this one, by path: `layers.0`."""
         return {p: v for p, v in _parts(self) if isinstance(v, Module)}
 
     def named_parameters(self) -> dict[str, Any]:
-        """The tensors of this module and of those within, by path: `layers.0.weight`.
+        """Return all tensors, those of inner modules too, by path: `layers.0.weight`.
 
-        One that is shared is there once, under its first path. Of a module that holds
-        gradients, the gradients.
+        A shared tensor appears once, under its first path. For a module that holds
+        gradients, these are the gradients.
         """
         children, (_, ties), names = _flatten(self)
         if ties is not None:
@@ -118,8 +121,8 @@ def _shown(value: Any) -> str:
 
 
 def _path(parent: Module | None, module: Module) -> str:
-    """Where a module is that is called within another, with its class, as
-    `network.layers.0:Linear`; of one that is in none the class alone."""
+    """Return the path of a called module within its caller, with its class, as
+    `network.layers.0:Linear`; without a caller, its class."""
     kind = type(module).__name__
     if parent is None:
         return kind.lower()
@@ -130,7 +133,7 @@ def _path(parent: Module | None, module: Module) -> str:
 
 
 def _parts(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """What is within a module or container: modules, and leaves, by path."""
+    """Yield the modules and leaves within a module or container, by path."""
     if isinstance(value, Module):
         items: Iterable[tuple[Any, Any]] = [(k, getattr(value, k)) for k in value._data]
     elif isinstance(value, dict):
@@ -148,7 +151,7 @@ def _parts(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from _parts(part, inner)
 
 
-# --- as trees -------------------------------------------------------------------------
+# --- as pytrees -----------------------------------------------------------------------
 
 _Structure: TypeAlias = tuple[pytree.Exact, pytree.Ties | None]
 
@@ -166,12 +169,14 @@ def _flatten(module: Module) -> tuple[list[Any], _Structure, tuple[str, ...]]:
 def _unflatten_as(cls: type[Module]) -> Callable[[Any, Iterable[Any]], Module]:
     def unflatten(structure: _Structure, children: Iterable[Any]) -> Module:
         rest, ties = structure
-        # Not by the constructor, which may check what a tree of other leaves is not.
+        # The constructor may check types, which other leaves of a pytree do not have.
         module = object.__new__(cls)
         fields = children if ties is None else ties.tree(children)
         vars(module).update(zip(cls._data, fields, strict=True))
         vars(module).update(zip(cls._rest, rest, strict=True))
-        vars(module)["_ties"] = ties  # and not what happens to be the same in this one
+        vars(module)["_ties"] = (
+            ties  # sharing is that of the original, not of these leaves
+        )
         return module
 
     return unflatten

@@ -1,10 +1,9 @@
-"""Batch rules: what an operation does for many examples at once.
+"""Batch rules: how an operation is applied to all elements of a batch at once.
 
-A rule gets the operation, the number of examples, which operands are batched (one at
-least is), the operands and the params. The examples of a batched operand lie along its
-axis 0, before the axes that the operation knows of; those of each result do too, unless
-it is the `Same` for all. The rules here serve whole families; an operation that needs
-one of its own has it in its file.
+A rule takes the operation, the batch size, which operands are batched (at least one
+is), the operands and the params. The batch is axis 0 of a batched operand, before the
+axes that the operation knows of, and of each result, unless it is `Same` for all. The
+rules here serve whole families; other operations have rules in their own files.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,30 +15,30 @@ from hopflow.ops.opdef import OPERATIONS, OpDef
 from hopflow.symbolic.size import Size
 
 BatchRule: TypeAlias = Callable[..., "Sequence[Value | Same]"]
-"""(op, size, batched, *operands, **params) -> the results: batched, but for `Same`."""
+"""(op, size, batched, *operands, **params) -> the results, batched unless `Same`."""
 
 Batched: TypeAlias = tuple[bool, ...]
 
 
 class Same(NamedTuple):
-    """A result of a rule that is the same for all examples, and not batched."""
+    """An unbatched result of a rule, the same for all batch elements."""
 
     value: Value
 
 
 def op_of(name: str, *operands: Operand, **params: Any) -> Value:
-    """The result of an operation by its name: rules stand below most operations."""
+    """Return the result of an operation by name, as rules are below most operations."""
     [result] = bind(OPERATIONS[name], operands, params)
     return result
 
 
 def rank(operand: Operand, batched: bool) -> int:
-    """How many axes an operand has in each example."""
+    """Return the number of axes of an operand in each batch element."""
     return operand.type.ndim - batched
 
 
 def in_batch(size: Size, batched: bool, operand: Operand) -> Operand:
-    """`operand` for each example, along axis 0."""
+    """Return `operand` batched along axis 0."""
     if batched:
         return operand
     if not isinstance(operand, Value):
@@ -48,8 +47,8 @@ def in_batch(size: Size, batched: bool, operand: Operand) -> Operand:
 
 
 def after_examples(operand: Operand, ndim: int) -> Operand:
-    """A batched operand with axes of size 1 after axis 0, so that it has `ndim` ones
-    and broadcasts from the right as each example does."""
+    """Return a batched operand with axes of size 1 inserted after axis 0, so that it
+    has `ndim` others and broadcasts from the right as each batch element does."""
     size, *rest = operand.type.shape
     missing = ndim - len(rest)
     if not missing:
@@ -63,17 +62,17 @@ def after_examples(operand: Operand, ndim: int) -> Operand:
 def pointwise(
     op: OpDef, _size: Size, batched: Batched, /, *operands: Operand, **params: Any
 ) -> Sequence[Value]:
-    """Of what broadcasts its operands."""
+    """Batch an operation that broadcasts its operands."""
     ndim = max(map(rank, operands, batched))
     pairs = zip(operands, batched, strict=True)
     return bind(op, [after_examples(o, ndim) if b else o for o, b in pairs], params)
 
 
 def per_example(**changes: Callable[[Size, Any], Any]) -> BatchRule:
-    """Of what works on axes counted from the end, or on those that params name.
+    """Return the rule of an operation whose axes count from the end or are params.
 
     Args:
-        changes: By the param's name, what it is with one more axis in front.
+        changes: For each such param, its value after an axis is inserted in front.
     """
 
     def rule(
@@ -111,4 +110,4 @@ def of_order(_size: Size, axes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 along: Final = per_example()
-"""Of what takes leading axes for a batch, or does the same at each element."""
+"""The rule of operations whose leading axes are a batch, or that are elementwise."""

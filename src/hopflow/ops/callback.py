@@ -1,4 +1,4 @@
-"""`callback`: a Python function of the user's, called where the program runs."""
+"""`callback`: a Python function of the user that the program calls when it runs."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
@@ -18,15 +18,15 @@ Run: TypeAlias = Callable[[Sequence[Array], Types], Sequence[Array]]
 
 
 class Callback:
-    """What a node calls: graphs that differ only in it share one program.
+    """The function that a node calls. Graphs that differ only in it share a program.
 
-    name   as the graph's text has it
-    line   where the user asked for the call
-    run    from arrays of the operands, and the types of the results, to arrays of these
+    name   its name in the text of the graph
+    line   the user's line that requested the call
+    run    (arrays of the operands, types of the results) -> arrays of the results
     """
 
     __slots__ = ("line", "name", "run")
-    __hash__ = None  # type: ignore[assignment]  # no cache is to keep it alive
+    __hash__ = None  # type: ignore[assignment]  # caches must not keep it alive
     has_portable_key = True
 
     def __init__(self, name: str, line: SourceLine | None, run: Run) -> None:
@@ -40,7 +40,7 @@ class Callback:
         return ""
 
     def __call__(self, operands: Sequence[Array], types: Types) -> tuple[Array, ...]:
-        """Run it outside of all traces; an error says where the user asked for it."""
+        """Run it outside of all traces; a note on an error names the user's line."""
         try:
             with using(None), replaying():
                 return tuple(self.run(operands, types))
@@ -73,9 +73,9 @@ def _jvp(_: Any, __: Any, *___: Operand, fn: Callback, types: Types) -> Any:  # 
 def _batch(
     op: OpDef, size: Size, batched: tuple[bool, ...], *operands: Operand, **params: Any
 ) -> Sequence[Value]:
-    """One call for each example, in order, also where all of them are alike."""
+    """Call once for each batch element, in order, even if the operands are the same."""
     return slots.each_example(
-        lambda own: bind(op, own, params), size, operands, batched, None
+        lambda args: bind(op, args, params), size, operands, batched, None
     )
 
 

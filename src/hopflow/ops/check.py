@@ -1,4 +1,4 @@
-"""`check`: a condition that must hold, or the program stops with the user's message."""
+"""`check`: stop the program with the user's message unless a condition holds."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -50,13 +50,13 @@ def _lower(_types: Any, test: Operand, *sides: Operand, **_: Any) -> Effect:
 def _batch(
     op: OpDef, size: Size, batched: tuple[bool, ...], *operands: Argument, **params: Any
 ) -> Sequence[Value]:
-    """Sides that differ between the batch elements are left out of the error."""
+    """Batch the check; sides that differ between elements are left out of its error."""
     kept = operands if not any(batched[1:]) else operands[:1]
     return bind(op, [batching.in_batch(size, batched[0], kept[0]), *kept[1:]], params)
 
 
-# `check(condition, left, right)`: the sides of the comparison that `condition` is, for
-# the error; both may be left out.
+# `check(condition, left, right)`: the sides of the comparison `condition`, for the
+# error, may be omitted.
 check_op: Final = OpDef(
     name="check",
     promote=None,
@@ -72,17 +72,19 @@ check_op: Final = OpDef(
 
 
 def check(condition: Any, message: str) -> None:
-    """Stop with a `CheckError` unless `condition` holds everywhere.
+    """Stop the program with a `CheckError` unless `condition` holds everywhere.
 
-    A condition on numbers of a trace (sizes, `item`) is taken for true from here on.
+    After it, a trace takes a condition on symbolic numbers (sizes, `item`) as a fact.
 
     Args:
-        condition: A bool, a tensor of bools, or a comparison of symbolic numbers.
-        message: What the error says.
+        condition: A bool, a tensor bool[*s], or a comparison of symbolic numbers.
+        message: The text of the error.
 
     Raises:
-        CheckError: it does not hold; when the program runs, also where it is compiled.
+        CheckError: it does not hold (in the run, also if the program is compiled).
         DTypeError: `condition` is not bool.
+
+    >>> hf.check(hf.ones(3) > 0, "positive numbers only")
     """
     if not isinstance(message, str):
         raise ArgumentTypeError(
@@ -99,15 +101,15 @@ def check(condition: Any, message: str) -> None:
 
 
 def check_is_size(n: Any, *, min: int = 0, max: int | None = None) -> None:
-    """Promise that an integer is a size; stop with a `CheckError` if it is none.
+    """Promise that an integer is a size; stop with a `CheckError` if it is not.
 
     Args:
         n: An int, an integer tensor of no axes, or a symbolic number such as
-            `x.item()`, which is taken for a size from here on.
-        min, max: The range it is promised to be in, ends included.
+            `x.item()`, which a trace takes to be a size from then on.
+        min, max: The promised range, ends included.
 
     Raises:
-        CheckError: it is not; when the program runs, also where it is compiled.
+        CheckError: it is not (in the run, also if the program is compiled).
         ArgumentTypeError: `n` is no integer, or a tensor of another dtype or with axes.
     """
     n = as_symbol("check_is_size", "n", n)

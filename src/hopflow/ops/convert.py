@@ -25,7 +25,7 @@ from hopflow.symbolic.size import SymInt
 
 
 def apply(op: OpDef, *operands: Operand, **params: Any) -> Value:
-    """The one result of `op` on operands whose dtypes have been decided."""
+    """Return the only result of `op` on operands whose dtypes are already promoted."""
     [result] = bind(op, operands, params)
     return result
 
@@ -39,8 +39,8 @@ def _convert_infer(
 def _convert_run(x: Array, *, dtype: DType, **_: Any) -> Array:
     """The elements in another dtype.
 
-    Floats round to nearest even; from float to integer they are truncated, saturate,
-    and a NaN gives 0; integers wrap; anything but 0 is true.
+    Floats round to nearest even. Floats converted to integers are truncated and
+    saturate, and NaN becomes 0; integers wrap; anything but 0 is True.
     """
     source = dtypes.as_dtype(x.dtype)
     with np.errstate(all="ignore"):
@@ -74,7 +74,7 @@ convert: Final[OpDef] = OpDef(
 
 
 def _copy_run(x: Array) -> Array:
-    """A tensor of the same elements, in memory of its own."""
+    """A tensor of the same elements that shares no memory."""
     return np.array(x)
 
 
@@ -107,13 +107,16 @@ _stopped: Final = OpDef(
 
 
 def stop_gradient(x: Any, /) -> Any:
-    """`x`, taken to be constant where it is differentiated.
+    """Return `x` as a constant for differentiation.
 
     Args:
         x: A pytree of tensors and numbers.
 
     Raises:
         ArgumentTypeError: a leaf is neither.
+
+    >>> hf.grad(lambda x: x * hf.stop_gradient(x))(3.0)
+    Tensor(3., f32[])
     """
     return pytree.tree_map(
         lambda leaf: apply(_stopped, as_value(as_operand("stop_gradient", 0, leaf))), x
@@ -123,10 +126,10 @@ def stop_gradient(x: Any, /) -> Any:
 def astype(
     x: Any, dtype: DTypeLike, /, *, copy: bool = True, device: Any = None
 ) -> Value:
-    """`x` converted to `dtype`.
+    """Return `x` converted to `dtype`.
 
-    Floats round to nearest even; from float to integer they are truncated, saturate,
-    and a NaN gives 0; integers wrap; anything but 0 is true.
+    Floats round to nearest even. Floats converted to integers are truncated and
+    saturate, and NaN becomes 0; integers wrap; anything but 0 is True.
 
     Args:
         x: A tensor or a number.
@@ -138,13 +141,16 @@ def astype(
         ArgumentRangeError: a Python integer does not fit an integer dtype.
         DTypeError: there is no such dtype.
         DeviceError: there is no such device.
+
+    >>> hf.astype(hf.asarray([1.7, -1.7]), hf.int32)
+    Tensor([ 1, -1], i32[2])
     """
     check_device("astype", device)
     copy = as_flag("astype", "copy", copy)
     target = required_dtype("astype", dtype)
     operand = as_operand("astype", 0, x)
     if isinstance(x, SymInt) and target.is_integer:
-        operand = convert_to(operand, target)  # which checks that it fits
+        operand = convert_to(operand, target)  # checks the range
     type_ = operand.type
     if type_.dtype is target and not type_.weak:
         if not copy and isinstance(operand, Value):
@@ -153,7 +159,7 @@ def astype(
     if isinstance(operand, Constant):
         number = _scalar(operand.value, target)
         return apply(_copy_op, Constant(number, TensorType(target)))
-    # `weak` is only said where it is not what the operand's type says.
+    # The default of `weak` is the operand's weakness.
     strong = {"weak": False} if type_.weak else {}
     return apply(convert, operand, dtype=target, **strong)
 
@@ -162,7 +168,7 @@ _copy_op: Final = copy
 
 
 def _scalar(value: bool | int | float, dtype: DType) -> bool | int | float:
-    """A number as `dtype` has it, without a detour through the default dtype."""
+    """Return a number in `dtype`, converted directly and not by the default dtype."""
     if isinstance(value, float) and not dtype.is_float:
         return _convert_run(np.asarray(value), dtype=dtype).item()  # type: ignore[no-any-return]
     converted = convert_to(Constant(value, TensorType(dtype)), dtype)
@@ -171,7 +177,7 @@ def _scalar(value: bool | int | float, dtype: DType) -> bool | int | float:
 
 
 def as_value(operand: Operand) -> Value:
-    """`operand` as a value: a constant becomes a tensor without axes.
+    """Return `operand` as a value: a constant becomes a tensor without axes.
 
     Raises:
         ArgumentRangeError: a Python integer does not fit the default dtype.

@@ -1,4 +1,4 @@
-"""Tensors from nothing but a shape: constants, ranges, grids."""
+"""Tensors made from a shape: constants, ranges, grids."""
 
 import math
 from collections.abc import Sequence
@@ -105,7 +105,7 @@ def _iota_infer(
 
 
 def _iota_run(*, shape: tuple[int, ...], axis: int, dtype: DType) -> Array:
-    """The position along `axis` of each element."""
+    """The position of each element along `axis`."""
     along = np.arange(shape[axis]).astype(dtype.dtype)
     column = along.reshape([n if a == axis else 1 for a, n in enumerate(shape)])
     return np.array(np.broadcast_to(column, shape))
@@ -133,12 +133,12 @@ iota: Final = OpDef(
 
 
 def positions(shape: Shape, axis: int, dtype: DType = dtypes.int64) -> Value:
-    """The position along `axis` of each element of a tensor of `shape`."""
+    """Return the position along `axis` of each element of a tensor of `shape`."""
     return apply(iota, shape=shape, axis=axis, dtype=dtype)
 
 
 def sizes_of(name: str, shape: Any, dtype: DType) -> Shape:
-    """`shape` as that of a result of `dtype`; an error is one of the function `name`.
+    """Return `shape` as the shape of a result of `dtype`, for the function `name`.
 
     Raises:
         ArgumentTypeError, ArgumentValueError: it is no shape.
@@ -155,13 +155,13 @@ def sizes_of(name: str, shape: Any, dtype: DType) -> Shape:
 def full(
     shape: Any, fill_value: Any, *, dtype: DTypeLike | None = None, device: Any = None
 ) -> Value:
-    """A tensor with the same value everywhere.
+    """Return a tensor with the same value everywhere.
 
     Args:
         shape: A size or a sequence of sizes.
         fill_value: A number, or a tensor that broadcasts to `shape`.
-        dtype: The dtype; None: that of the value (of a Python number: int64, float32
-            or bool).
+        dtype: The dtype; None: that of the value (Python numbers: int64, float32,
+            bool).
         device: None or "cpu".
 
     Raises:
@@ -169,6 +169,10 @@ def full(
         ArgumentRangeError: the value does not fit `dtype`.
         ShapeError: the value does not broadcast to `shape`.
         DeviceError: there is no such device.
+
+    >>> hf.full((2, 2), 7)
+    Tensor([[7, 7],
+            [7, 7]], i64[2, 2])
     """
     check_device("full", device)
     value = as_operand("full", 1, fill_value)
@@ -176,7 +180,7 @@ def full(
     sizes = sizes_of("full", shape, target)
     if isinstance(value, Constant):
         return apply(fill, convert_to(value, target), shape=sizes)
-    # A number over symbols is to fit, as a Python number is.
+    # A symbolic number must fit, as a Python number must.
     number = fill_value if isinstance(fill_value, SymInt | SymFloat) else value
     if isinstance(number, SymFloat):
         check_float_fits(number, target)
@@ -196,17 +200,21 @@ def _filled(
 
 
 def zeros(shape: Any, *, dtype: DTypeLike | None = None, device: Any = None) -> Value:
-    """A tensor of zeros; float32 unless `dtype` is given.
+    """Return a tensor of zeros of this shape; float32 unless `dtype` is passed.
 
     Raises:
         ArgumentTypeError, ArgumentValueError: `shape` is no shape.
         DeviceError: there is no such device.
+
+    >>> hf.zeros((2, 3), dtype=hf.int32)
+    Tensor([[0, 0, 0],
+            [0, 0, 0]], i32[2, 3])
     """
     return _filled("zeros", shape, 0, dtype, device)
 
 
 def ones(shape: Any, *, dtype: DTypeLike | None = None, device: Any = None) -> Value:
-    """A tensor of ones; float32 unless `dtype` is given.
+    """Return a tensor of ones of this shape; float32 unless `dtype` is passed.
 
     Raises:
         ArgumentTypeError, ArgumentValueError: `shape` is no shape.
@@ -216,7 +224,7 @@ def ones(shape: Any, *, dtype: DTypeLike | None = None, device: Any = None) -> V
 
 
 def empty(shape: Any, *, dtype: DTypeLike | None = None, device: Any = None) -> Value:
-    """A tensor of any values (zeros, so that a program means one thing).
+    """Return a tensor of arbitrary values: zeros, so that programs are deterministic.
 
     Raises:
         ArgumentTypeError, ArgumentValueError: `shape` is no shape.
@@ -228,8 +236,8 @@ def empty(shape: Any, *, dtype: DTypeLike | None = None, device: Any = None) -> 
 def full_like(
     x: Any, /, fill_value: Any, *, dtype: DTypeLike | None = None, device: Any = None
 ) -> Value:
-    """A tensor of the shape of `x` with the same value everywhere; of its dtype, unless
-    `dtype` is given. See `full`."""
+    """Return a tensor of the shape of `x` with the same value everywhere; of the dtype
+    of `x` unless `dtype` is passed. See `full`."""
     type_ = as_tensor("full_like", x).type
     target = optional_dtype("full_like", dtype, type_.dtype)
     return full(type_.shape, fill_value, dtype=target, device=device)
@@ -247,21 +255,21 @@ def _filled_like(
 def zeros_like(
     x: Any, /, *, dtype: DTypeLike | None = None, device: Any = None
 ) -> Value:
-    """Zeros of the shape and dtype of `x`, unless `dtype` is given."""
+    """Return zeros of the shape of `x`, and of its dtype unless `dtype` is passed."""
     return _filled_like("zeros_like", x, 0, dtype, device)
 
 
 def ones_like(
     x: Any, /, *, dtype: DTypeLike | None = None, device: Any = None
 ) -> Value:
-    """Ones of the shape and dtype of `x`, unless `dtype` is given."""
+    """Return ones of the shape of `x`, and of its dtype unless `dtype` is passed."""
     return _filled_like("ones_like", x, 1, dtype, device)
 
 
 def empty_like(
     x: Any, /, *, dtype: DTypeLike | None = None, device: Any = None
 ) -> Value:
-    """A tensor of any values (zeros) of the shape and dtype of `x`."""
+    """Return arbitrary values (zeros) of the shape and dtype of `x`."""
     return _filled_like("empty_like", x, 0, dtype, device)
 
 
@@ -277,11 +285,11 @@ def arange(
     dtype: DTypeLike | None = None,
     device: Any = None,
 ) -> Value:
-    """The numbers from `start` on, before `stop`, at distance `step`.
+    """Return the numbers from `start` up to, but excluding, `stop`, in steps of `step`.
 
     Args:
-        start: The first number; if `stop` is left out, `start` is it, and 0 the first.
-        stop: The end, which is not reached.
+        start: The first number; without `stop` it is the end, and 0 is the first.
+        stop: The end, which is excluded.
         step: The distance, which may be negative.
         dtype: None: int64 if all three are integers, else float32.
         device: None or "cpu".
@@ -291,6 +299,9 @@ def arange(
         ArgumentValueError: `step` is 0, or the length is not finite.
         DTypeError: `dtype` is bool.
         DeviceError: there is no such device.
+
+    >>> hf.arange(1, 10, 3)
+    Tensor([1, 4, 7], i64[3])
     """
     check_device("arange", device)
     begin, end = (0, start) if stop is None else (start, stop)
@@ -313,14 +324,14 @@ def arange(
 
 
 def _affine(shape: Shape, begin: Any, step: Any) -> Value:
-    """`begin + step * i` in float64, where no rounding to a smaller type adds up."""
+    """Return `begin + step * i` in float64, so that rounding errors do not add up."""
     along = positions(shape, 0, dtypes.float64)
     result: Value = add(multiply(along, step), begin)
     return result
 
 
 def _number(name: str, value: Any) -> Any:
-    """An int, a float or a symbolic size."""
+    """Return an int, a float or a symbolic size."""
     if isinstance(value, SymInt):
         return value
     if isinstance(value, bool | np.bool_):
@@ -353,11 +364,11 @@ def linspace(
     device: Any = None,
     endpoint: bool = True,
 ) -> Value:
-    """`num` evenly spaced numbers from `start` to `stop`.
+    """Return `num` evenly spaced numbers from `start` to `stop`.
 
     Args:
         start, stop: Numbers, or tensors without axes.
-        num: How many.
+        num: The number of elements.
         dtype: None: the default float, or that of the tensors. For an integer dtype
             numbers are rounded down.
         device: None or "cpu".
@@ -367,6 +378,9 @@ def linspace(
         ArgumentTypeError, ArgumentValueError: `num` is no size.
         ShapeError: `start` or `stop` has axes.
         DeviceError: there is no such device.
+
+    >>> hf.linspace(0.0, 1.0, 5)
+    Tensor([0.  , 0.25, 0.5 , 0.75, 1.  ], f32[5])
     """
     check_device("linspace", device)
     endpoint = as_flag("linspace", "endpoint", endpoint)
@@ -384,7 +398,7 @@ def linspace(
     along = positions(sizes_of("linspace", count, dtypes.float64), 0, dtypes.float64)
     distance = divide(subtract(last, first), gaps)
     result = add(multiply(along, distance), first)
-    if endpoint and not less(count, 2):  # exactly
+    if endpoint and not less(count, 2):  # `stop` exactly, without rounding
         result = where(equal(along, gaps), last, result)
     if target.is_integer:
         result = floor(result)
@@ -403,11 +417,15 @@ def eye(
     dtype: DTypeLike | None = None,
     device: Any = None,
 ) -> Value:
-    """A matrix with ones on the `k`-th diagonal, and zeros elsewhere.
+    """Return a matrix with ones on the `k`-th diagonal, and zeros elsewhere.
 
     Raises:
         ArgumentTypeError, ArgumentValueError: a size or `k` is no integer.
         DeviceError: there is no such device.
+
+    >>> hf.eye(2)
+    Tensor([[1., 0.],
+            [0., 1.]], f32[2, 2])
     """
     check_device("eye", device)
     rows = as_size("eye", n_rows, "n_rows")
@@ -419,7 +437,7 @@ def eye(
 
 
 def tril(x: Any, /, *, k: Size = 0) -> Value:
-    """The lower triangles of matrices: zeros above the `k`-th diagonal.
+    """Return the lower triangles of matrices: zeros above the `k`-th diagonal.
 
     Args:
         x: T[*s, m, n].
@@ -433,7 +451,7 @@ def tril(x: Any, /, *, k: Size = 0) -> Value:
 
 
 def triu(x: Any, /, *, k: Size = 0) -> Value:
-    """The upper triangles of matrices: zeros below the `k`-th diagonal.
+    """Return the upper triangles of matrices: zeros below the `k`-th diagonal.
 
     Args:
         x: T[*s, m, n].
@@ -447,7 +465,7 @@ def triu(x: Any, /, *, k: Size = 0) -> Value:
 
 
 def _triangle(name: str, x: Any, k: Size) -> tuple[Value, Value, Value]:
-    """`x`, and for each element its row plus `k`, and its column."""
+    """Return `x`, and for each element its row plus `k`, and its column."""
     value = as_tensor(name, x)
     if value.ndim < 2:
         raise ShapeError(
@@ -459,7 +477,7 @@ def _triangle(name: str, x: Any, k: Size) -> tuple[Value, Value, Value]:
 
 
 def meshgrid(*arrays: Any, indexing: str = "xy") -> list[Value]:
-    """The coordinates of all points of the grid with these axes.
+    """Return the coordinates of all points of the grid with these axes.
 
     Args:
         arrays: T[n] each.

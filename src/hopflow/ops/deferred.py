@@ -1,14 +1,13 @@
-"""Conditions on sizes that an operation needs and only a run can decide.
+"""Conditions on sizes that operations need and only a run can decide.
 
-The trace takes such a condition for true. A node `require` checks it when the program
-runs, and hands on the tensor whose size it is about, so that nothing that relies on the
-condition is computed before. `match_size` then gives the tensor the type that the
-condition makes of it: the types of a graph agree by themselves, and do not depend on
-what was assumed in the trace that made it.
+The trace assumes such a condition. A `require` node checks it when the program runs,
+and returns the tensor that the condition is about, so that nothing that relies on the
+condition runs before. `match_size` then gives the tensor the type that the condition
+implies, so that a graph is well typed without the assumptions of its trace.
 
-aligned    tensors that are to be broadcast together
-matched    axes that are to be equal
-fitted     a tensor that is to be broadcast to a shape
+aligned    tensors to broadcast together
+matched    axes of equal sizes
+fitted     a tensor to broadcast to a shape
 required   any other condition
 """
 
@@ -49,7 +48,7 @@ def _require_infer(
 
 
 def _require_run(x: Array, test: Array, *sides: Array, **params: Any) -> Array:
-    """`x`, if `test` holds; else the program stops."""
+    """`x`, if `test` holds; otherwise the program stops with an error."""
     if not np.all(test):
         raise check_error(params, values=[int(side) for side in sides])
     return x
@@ -72,9 +71,9 @@ def _require_unview(_base: Value, new: Value, *_: Argument, **__: Any) -> Value:
 
 
 def _require_transpose(
-    given: Sequence[Any], _x: Any, *others: Any, **_: Any
+    cotangents: Sequence[Any], _x: Any, *others: Any, **_: Any
 ) -> Sequence[Any]:
-    return [given[0], *[None for _ in others]]
+    return [cotangents[0], *[None for _ in others]]
 
 
 def _require_batch(
@@ -86,7 +85,7 @@ def _require_batch(
     *sides: Argument,
     **params: Any,
 ) -> Sequence[Value]:
-    """Sides that differ between the batch elements are left out of the error."""
+    """Batch the check; sides that differ between elements are left out of its error."""
     kept = () if any(batched[2:]) else sides
     return bind(op, [batching.in_batch(size, batched[0], x), test, *kept], params)
 
@@ -99,7 +98,7 @@ require: Final = OpDef(
     lower=_require_lower,
     unview=_require_unview,
     effects=frozenset({"trap"}),
-    jvp=lambda given, *_, **__: [given[0]],
+    jvp=lambda tangents, *_, **__: [tangents[0]],
     transpose=_require_transpose,
     batch=_require_batch,
     samples=(
@@ -111,12 +110,12 @@ require: Final = OpDef(
 def condition_operands(
     condition: bool | SymBool, message: str, *, shown: object = None, kind: str = ""
 ) -> tuple[list[Argument], dict[str, Any]]:
-    """The operands and params by which a node checks a condition on sizes.
+    """Return the operands and params of a node that checks a condition on sizes.
 
     Args:
-        message: What the error says first.
-        shown: The comparison whose sides the error tells, if not the condition itself.
-        kind: "shape", or "" for what the user has promised.
+        message: The beginning of the error.
+        shown: The comparison that the error prints, if not the condition itself.
+        kind: "shape", or "" for a promise of the user.
     """
     operands = [strong_constant(as_operand("check", "condition", condition))]
     params: dict[str, Any] = {"message": Message(message)}
@@ -150,7 +149,7 @@ def _match_infer(
 
 
 def _match_run(x: Array, *, axis: int, size: int, repeats: bool = False) -> Array:
-    """`x`, whose axis has `size` elements, or is repeated to have as many."""
+    """`x`, whose axis has `size` elements, or 1 that is repeated."""
     shape = (*x.shape[:axis], size, *x.shape[axis + 1 :])
     return np.broadcast_to(x, shape) if repeats else x.reshape(shape)
 
@@ -188,7 +187,7 @@ def _match_transpose(
     n = x.shape[axis]
     if not repeats:
         return batching.op_of("match_size", ct, axis=axis, size=n)
-    # Where `x` was repeated all goes to its one element, else each to its own.
+    # Cotangents of repeated elements are summed into one; others go to their own.
     along = batching.op_of("iota", shape=(size,), axis=0, dtype=dtypes.int64)
     at = OPERATIONS["minimum"](along, n - 1)
     zero = Constant(0.0, TensorType(x.dtype))
@@ -229,41 +228,41 @@ match_size: Final = OpDef(
 )
 
 
-# --- what operations ask for ----------------------------------------------------------
+# --- checks for operations ------------------------------------------------------------
 
 
 def _match(
     name: str, x: Any, axis: int, size: Size, *, repeats: bool, remedy: str = ""
 ) -> Value:
-    """`x` with `size` elements along an axis, which a run checks.
+    """Return `x` with `size` elements along an axis, which the run checks.
 
     Raises:
-        ShapeError: it is known that the sizes differ.
+        ShapeError: facts imply that the sizes differ.
     """
     n = x.shape[axis]
     equal = relation("==", terms_of(n - size))
-    one: bool | SymBool = relation("==", terms_of(n - 1)) if repeats else False
-    if answer(one) is False:
-        one, repeats = False, False
+    repeatable: bool | SymBool = relation("==", terms_of(n - 1)) if repeats else False
+    if answer(repeatable) is False:
+        repeatable, repeats = False, False
     if answer(equal) is False:
-        equal, shown = one, one
+        equal, shown = repeatable, repeatable
     else:
         shown = equal
-    condition = any_of(equal, one)
+    condition = any_of(equal, repeatable)
     must = "agree, or the one be 1" if repeats else "be equal"
     text = f"{name}: the sizes along axis {axis - x.ndim} must {must}{remedy}"
     if not isinstance(condition, SymBool):
         raise ShapeError(f"{text}, and are {n} and {size}.")
-    found = required(x, condition, text, shown=shown)
+    checked = required(x, condition, text, shown=shown)
     repeated = {"repeats": True} if repeats else {}
-    return batching.op_of("match_size", found, axis=axis, size=size, **repeated)
+    return batching.op_of("match_size", checked, axis=axis, size=size, **repeated)
 
 
 def resized(name: str, x: Any, axis: int, size: Size) -> Any:
-    """`x`, whose axis has `size` elements: checked by the run if it is not known.
+    """Return `x`, whose axis must have `size` elements; the run checks it if need be.
 
     Raises:
-        ShapeError: it is known that it has not.
+        ShapeError: facts imply that it has not.
     """
     if same_size(x.shape[axis], size):
         return x
@@ -271,15 +270,14 @@ def resized(name: str, x: Any, axis: int, size: Size) -> Any:
 
 
 def with_elements(x: Any, n: Size, size: Size, message: str) -> Any:
-    """`x`, for what needs `size` of the `n` elements of an axis: checked by the run if
-    only that can tell.
+    """Return `x`, whose axis of size `n` must have `size` elements or more. The run
+    checks this if a size is unbacked; otherwise nothing is checked.
 
     Args:
-        message: What the error says first.
+        message: The beginning of the error.
 
     Raises:
-        ShapeError: it is known of such sizes that it has fewer. Of others, nothing is
-            checked.
+        ShapeError: a size is unbacked, and facts imply that there are fewer.
     """
     if (is_unbacked(n) or is_unbacked(size)) and less(n, size) is not False:
         return required(x, size <= n, message)
@@ -289,14 +287,14 @@ def with_elements(x: Any, n: Size, size: Size, message: str) -> Any:
 def required(
     x: Any, condition: bool | SymBool, message: str, *, shown: object = None
 ) -> Any:
-    """`x`, for what relies on a condition on unbacked sizes that the run checks.
+    """Return `x`, for uses that rely on a condition that the run checks.
 
     Args:
-        message: What the error says first.
-        shown: The comparison whose sides the error tells, if not the condition itself.
+        message: The beginning of the error.
+        shown: The comparison that the error prints, if not the condition itself.
 
     Raises:
-        ShapeError: it is known not to hold.
+        ShapeError: facts imply that it does not hold.
     """
     if not isinstance(condition, SymBool):
         if not condition:
@@ -306,39 +304,39 @@ def required(
     assert env is not None
     operands, params = condition_operands(condition, message, shown=shown, kind="shape")
     env.assume(condition)
-    [found] = bind(require, [x, *operands], params)
-    return found
+    [checked] = bind(require, [x, *operands], params)
+    return checked
 
 
 def aligned(name: str, operands: Sequence[Any], core: int = 0) -> list[Any]:
-    """Tensors whose axes, but for the last `core`, are known to broadcast.
+    """Return tensors whose axes, except the last `core`, the run checks to broadcast.
 
-    A size that only the run knows may be 1 where the other one is known not to be: the
-    tensor is then repeated. Of two that may both be 1, equality is asked.
+    An unbacked size next to one that is not 1 may be 1 in the run: the tensor is then
+    repeated. Two sizes that may both be 1 must be equal.
 
     Raises:
-        ShapeError: it is known that they do not broadcast.
+        ShapeError: facts imply that they do not broadcast.
     """
-    found = list(operands)
-    if all([o.type.is_static for o in found]):
-        return found
-    ndim = max([o.type.ndim for o in found]) - core
+    tensors = list(operands)
+    if all([o.type.is_static for o in tensors]):
+        return tensors
+    ndim = max([o.type.ndim for o in tensors]) - core
     for axis in range(1 + core, ndim + core + 1):  # counted from the last
-        axes = [(i, o.type.ndim - axis) for i, o in enumerate(found)]
+        axes = [(i, o.type.ndim - axis) for i, o in enumerate(tensors)]
         places = [(i, a) for i, a in axes if a >= 0]
-        sizes = [found[i].type.shape[a] for i, a in places]
+        sizes = [tensors[i].type.shape[a] for i, a in places]
         common = _common(sizes)
         if common is None:
             continue
         target, repeats = common
         for i, a in places:
-            n = found[i].type.shape[a]
+            n = tensors[i].type.shape[a]
             if not (is_one(n) or same_size(n, target)):
                 remedy = "" if repeats else _REMEDY
-                found[i] = _match(
-                    name, found[i], a, target, repeats=repeats, remedy=remedy
+                tensors[i] = _match(
+                    name, tensors[i], a, target, repeats=repeats, remedy=remedy
                 )
-    return found
+    return tensors
 
 
 _REMEDY: Final = (
@@ -348,9 +346,9 @@ _REMEDY: Final = (
 
 
 def _common(sizes: Sequence[Size]) -> tuple[Size, bool] | None:
-    """What sizes broadcast to, and whether those of unbacked sizes may be repeated.
+    """Return the size that sizes broadcast to, and whether unbacked ones may repeat.
 
-    None where all are known to agree, or where the guards of backed ones decide.
+    Return None if they are known to agree, or if guards on backed sizes decide.
     """
     distinct: list[Size] = []
     for n in sizes:
@@ -359,15 +357,15 @@ def _common(sizes: Sequence[Size]) -> tuple[Size, bool] | None:
     unbacked = [n for n in distinct if is_unbacked(n)]
     if not unbacked or len(distinct) == 1:
         return None
-    known: Size = 1
+    backed: Size = 1
     for n in distinct:
         if not is_unbacked(n):
-            both = agreed(known, n)
+            both = agreed(backed, n)
             if both is None:
                 return None
-            known = both
-    if known != 1:  # asked of a backed size
-        return known, True
+            backed = both
+    if backed != 1:  # a guard, if it is symbolic
+        return backed, True
     large = [n for n in unbacked if answer(relation("!=", terms_of(n - 1))) is True]
     if large:
         return large[0], True
@@ -377,20 +375,20 @@ def _common(sizes: Sequence[Size]) -> tuple[Size, bool] | None:
 def matched(
     name: str, tensors: Sequence[Any], axes: Sequence[int], size: Size | None = None
 ) -> list[Any]:
-    """Tensors of which each has the same size along its axis, where only a run can
-    tell; that backed sizes are equal is left to the caller.
+    """Return tensors, each with the same size along its axis, as the run checks for
+    unbacked sizes. Whether backed sizes agree is left to the caller.
 
     Args:
-        size: What the size must be; None: any.
+        size: The required size; None: any.
 
     Raises:
-        ShapeError: it is known that unbacked sizes differ.
+        ShapeError: facts imply that unbacked sizes differ.
     """
     sizes = [t.type.shape[a] for t, a in zip(tensors, axes, strict=True)]
     if not any(map(is_unbacked, sizes)) and (size is None or not is_unbacked(size)):
         return list(tensors)
-    known = [n for n in sizes if not is_unbacked(n)]
-    target = size if size is not None else (*known, *sizes)[0]
+    backed = [n for n in sizes if not is_unbacked(n)]
+    target = size if size is not None else (*backed, *sizes)[0]
     return [
         t
         if same_size(n, target) or not (is_unbacked(n) or is_unbacked(target))
@@ -400,11 +398,11 @@ def matched(
 
 
 def fitted(name: str, x: Any, shape: Shape) -> Any:
-    """`x` with each size that only a run can compare to that of `shape` checked to be
-    equal, or 1, and repeated then.
+    """Return `x` broadcast to unbacked sizes of `shape`: the run checks that sizes are
+    equal, or repeats an axis of size 1.
 
     Raises:
-        ShapeError: it is known that they differ.
+        ShapeError: facts imply that they differ.
     """
     extra = len(shape) - x.ndim
     for axis, size in enumerate(shape[extra:] if extra >= 0 else ()):

@@ -1,7 +1,8 @@
-"""Views at positions known at run time, as scalars.
+"""Views at positions that only the run knows, as integer scalars.
 
-dynamic_index   without some axes; an index out of range stops the program
-dynamic_slice, dynamic_update_slice   a window that is moved to lie within, as in JAX
+dynamic_index   drops some axes; an index out of range stops the program
+dynamic_slice, dynamic_update_slice   a window that is clamped to lie within the
+                tensor, as in JAX
 """
 
 from collections.abc import Sequence
@@ -61,14 +62,14 @@ def _dynamic_index_infer(
 
 
 def _dynamic_index_run(x: Array, *indices: Array, axes: tuple[int, ...]) -> Array:
-    """The part of `x` at integer scalars along `axes`, which it has no more.
+    """The elements of `x` at integer scalars along `axes`, which are dropped.
 
     A negative index counts from the end; one out of range is an `IndexingError`.
     """
     x = np.asarray(x)
     at = zip(run_positions("index", indices, axes, x.shape), axes, strict=True)
-    found = {axis: int(i) for i, axis in at}
-    view: Array = x[(*(found.get(a, slice(None)) for a in range(x.ndim)), ...)]
+    positions = {axis: int(i) for i, axis in at}
+    view: Array = x[(*(positions.get(a, slice(None)) for a in range(x.ndim)), ...)]
     return view
 
 
@@ -145,24 +146,24 @@ def _check_window(name: str, x: TensorType, starts: Types, sizes: Shape) -> None
 
 
 def _window(starts: Sequence[Operand], sizes: Shape, shape: Shape) -> list[Expr]:
-    """Where the window begins: as wanted, but moved to lie within."""
-    found = []
+    """Return the start of the window, clamped so that it lies within the tensor."""
+    clamped = []
     for start, size, n in zip(starts, sizes, shape, strict=True):
         last = extent(n - size)
         low = binary("max", wrapped(start[()], n), index(0))
-        found.append(index(0) if same_size(size, n) else binary("min", low, last))
-    return found
+        clamped.append(index(0) if same_size(size, n) else binary("min", low, last))
+    return clamped
 
 
 def _run_window(
     starts: Sequence[Array], sizes: Sequence[int], shape: Sequence[int]
 ) -> tuple[slice, ...]:
-    found = []
+    slices = []
     for start, size, n in zip(starts, sizes, shape, strict=True):
         begin = int(start) + (n if start < 0 else 0)
         begin = min(max(begin, 0), n - size)
-        found.append(slice(begin, begin + size))
-    return tuple(found)
+        slices.append(slice(begin, begin + size))
+    return tuple(slices)
 
 
 def _dynamic_slice_infer(
@@ -173,7 +174,7 @@ def _dynamic_slice_infer(
 
 
 def _dynamic_slice_run(x: Array, *starts: Array, sizes: tuple[int, ...]) -> Array:
-    """`sizes` elements of `x` from `starts`, moved to lie within `x`."""
+    """`sizes` elements of `x` from `starts`, clamped to lie within `x`."""
     x = np.asarray(x)
     key: Any = (*_run_window(starts, sizes, x.shape), ...)
     return np.asarray(x[key])
@@ -198,10 +199,10 @@ def _dynamic_slice_unview(
 
 
 class _Positions:
-    """Where the windows of examples lie that begin at positions of their own.
+    """The positions of windows whose starts differ between batch elements.
 
-    axes   along which they may begin elsewhere than at 0
-    order  of the axes of a window, the examples first: `axes`, then the others
+    axes   the axes along which a window may start elsewhere than at 0
+    order  the axes of a window: the batch axis, then `axes`, then the others
     """
 
     def __init__(
@@ -219,17 +220,17 @@ class _Positions:
             *(a + 1 for a in sorted(range(len(full)), key=full.__getitem__)),
         )
         self.indices = [
-            _foundalong(start, b, sizes[a], shape[a], (k, len(self.axes)))
+            _positions_along(start, b, sizes[a], shape[a], (k, len(self.axes)))
             for k, a in enumerate(self.axes)
             for start, b in [(starts[a], batched[a])]
         ]
         self.batched = [batched[a] for a in self.axes]
 
 
-def _foundalong(
+def _positions_along(
     start: Argument, batched: bool, size: Size, n: Size, place: tuple[int, int]
 ) -> Value:
-    """The positions of a window along one axis: [*examples, 1, size, 1], by place."""
+    """Return a window's positions along an axis: [*batch, 1, size, 1], by `place`."""
     begin = convert_to(start, dtypes.int64)
     begin = where(less(begin, 0), add(begin, n), begin)
     begin = minimum(maximum(begin, 0), subtract(n, size))
@@ -237,8 +238,8 @@ def _foundalong(
     shape = (*(1,) * k, size, *(1,) * (count - k - 1))
     along = positions(shape, k)
     begin = batching.after_examples(begin, count) if batched else begin
-    found: Value = add(begin, along)
-    return found
+    result: Value = add(begin, along)
+    return result
 
 
 def _dynamic_slice_batch(
@@ -254,10 +255,10 @@ def _dynamic_slice_batch(
     x = batching.in_batch(size, batched[0], x)
     at = _Positions(size, batched[1:], starts, sizes, x.type.shape[1:])
     assert gather_clip.batch is not None
-    [found] = gather_clip.batch(
+    [windows] = gather_clip.batch(
         gather_clip, size, (True, *at.batched), x, *at.indices, axes=at.axes, batch=0
     )
-    return [transposed(found, _inverse(at.order))]
+    return [transposed(windows, _inverse(at.order))]
 
 
 _FIRST: Final = Constant(0, TensorType(dtypes.int64))
@@ -292,7 +293,7 @@ def _dynamic_update_infer(
 
 
 def _dynamic_update_run(x: Array, update: Array, *starts: Array) -> Array:
-    """`x` with `update` written from `starts`, moved so that it lies within `x`."""
+    """`x` with `update` written from `starts`, clamped so that it lies within `x`."""
     result: Array = np.array(x)
     key: Any = (*_run_window(starts, np.shape(update), result.shape), ...)
     result[key] = update
@@ -312,12 +313,12 @@ def _dynamic_update_lower(
 
 
 def _dynamic_update_transpose(
-    given: Any, _x: Any, update: Any, *starts: Any
+    cotangents: Any, _x: Any, update: Any, *starts: Any
 ) -> list[Any]:
-    [ct] = given
-    rest = apply(update_window, ct, zeros_of(update), *starts)
-    own = apply(window, ct, *starts, sizes=update.type.shape)
-    return [rest, own, *[None] * len(starts)]
+    [ct] = cotangents
+    ct_x = apply(update_window, ct, zeros_of(update), *starts)
+    ct_update = apply(window, ct, *starts, sizes=update.type.shape)
+    return [ct_x, ct_update, *[None] * len(starts)]
 
 
 def _dynamic_update_batch(
@@ -382,26 +383,31 @@ def _starts(name: str, start_indices: Any) -> list[Argument]:
 
 
 def _with_room(name: str, x: Any, shape: Shape, sizes: Shape) -> Any:
-    """`x`, for a window of these sizes in `shape`: that it fits is checked by the run
-    where only that can tell."""
+    """Return `x` for a window in `shape`; the run checks unbacked sizes."""
     for axis, (n, size) in enumerate(zip(shape, sizes, strict=False)):
         x = with_elements(x, n, size, f"{name}: the window must fit axis {axis}")
     return x
 
 
 def dynamic_slice(x: Any, start_indices: Any, slice_sizes: Any) -> Value:
-    """A window of `x` that begins where integer scalars say; a view.
+    """Return a window of `x` that begins at integer scalars, as a view.
 
     Args:
-        x: The tensor.
+        x: T[*s].
         start_indices: An integer or an integer scalar tensor for each axis. A negative
             one counts from the end. A window that would not lie within `x` is moved.
-        slice_sizes: The window's size along each axis.
+        slice_sizes: The size of the window along each axis.
+
+    Returns:
+        T[*slice_sizes].
 
     Raises:
         DTypeError: a start is no integer.
         ShapeError: there is not a start and a size for each axis, or the window is
             larger than `x`.
+
+    >>> hf.dynamic_slice(hf.arange(5), (hf.asarray(3),), (2,))
+    Tensor([3, 4], i64[2])
     """
     tensor = as_tensor("dynamic_slice", x)
     sizes = as_shape("dynamic_slice", slice_sizes, "slice_sizes")
@@ -410,12 +416,12 @@ def dynamic_slice(x: Any, start_indices: Any, slice_sizes: Any) -> Value:
 
 
 def dynamic_update_slice(x: Any, update: Any, start_indices: Any) -> Value:
-    """`x` with `update` written where integer scalars say.
+    """Return `x` with `update` written at integer scalars.
 
     Args:
-        x: The tensor.
-        update: What is written, of as many axes as `x`.
-        start_indices: As of `dynamic_slice`.
+        x: T[*s].
+        update: The window to write, with as many axes as `x`.
+        start_indices: As for `dynamic_slice`.
 
     Raises:
         DTypeError: a start is no integer, or `x` cannot hold `update`.

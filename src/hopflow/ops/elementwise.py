@@ -1,6 +1,6 @@
-"""Elementwise arithmetic, comparison and bits: one record each.
+"""Elementwise arithmetic, comparison and bit operations, with one record each.
 
-An operation that is a plain composition of others is a function, and no primitive.
+A plain composition of operations is a function, not a primitive.
 """
 
 import math
@@ -178,7 +178,7 @@ negative: Final[OpDef] = elementwise(
 )
 abs: Final[OpDef] = elementwise(
     "abs",
-    "The absolute value; of the smallest integer, that integer.",
+    "The absolute value; the smallest integer of a dtype stays as it is.",
     np.abs,
     lambda x: x if x.dtype.kind == "u" else expr.unary("abs", x),
     arity=1,
@@ -186,7 +186,7 @@ abs: Final[OpDef] = elementwise(
 )
 sign: Final[OpDef] = elementwise(
     "sign",
-    "-1, 0 or 1; 0 of -0.0, and a NaN of a NaN.",
+    "-1, 0 or 1; 0 for -0.0, and NaN for NaN.",
     np.sign,
     scalar.sign,
     arity=1,
@@ -194,9 +194,9 @@ sign: Final[OpDef] = elementwise(
 )
 
 
-def _share(out: Any, own: Any, other: Any) -> Value:
-    """How much of an extremum comes from an operand: of a tie, half."""
-    return where(equal(own, out), where(equal(other, out), 0.5, 1.0), 0.0)
+def _share(out: Any, operand: Any, other: Any) -> Value:
+    """Return an operand's share in an extremum's derivative: 0, 1, or 1/2 if tied."""
+    return where(equal(operand, out), where(equal(other, out), 0.5, 1.0), 0.0)
 
 
 _EXTREMUM: Final = (
@@ -222,7 +222,7 @@ minimum: Final[OpDef] = elementwise(
 
 
 def positive(x: Any, /) -> Value:
-    """`+x`: a copy.
+    """Return `+x`: a copy.
 
     Raises:
         DTypeError: `x` is a bool.
@@ -232,45 +232,51 @@ def positive(x: Any, /) -> Value:
 
 
 def real(x: Any, /) -> Value:
-    """The real part of `x`: a copy, as no dtype is complex."""
+    """Return the real part of `x`: a copy, as no dtype is complex."""
     return apply(copy, as_value(as_operand("real", 0, x)))
 
 
 def imag(x: Any, /) -> Value:
-    """The imaginary part of `x`: zeros, as no dtype is complex."""
+    """Return the imaginary part of `x`: zeros, as no dtype is complex."""
     value = as_value(as_operand("imag", 0, x))
     zero = Constant(0, TensorType(value.type.dtype, (), value.type.weak))
     return apply(select, Constant(True, TensorType(dtypes.bool_)), zero, value)
 
 
 def conj(x: Any, /) -> Value:
-    """The complex conjugate of `x`: a copy, as no dtype is complex."""
+    """Return the complex conjugate of `x`: a copy, as no dtype is complex."""
     return apply(copy, as_value(as_operand("conj", 0, x)))
 
 
 def _numbers(name: str, *args: Any) -> list[Operand]:
-    """Operands of one numeric dtype, which are known to broadcast."""
+    """Return operands of a common numeric dtype, whose shapes broadcast."""
     values = [as_operand(name, i, a) for i, a in enumerate(args)]
     dtype, weak = numeric(name, [promoted_as(v.type) for v in values])
     return aligned(name, [convert_to(v, dtype, weak=weak) for v in values])
 
 
 def square(x: Any, /) -> Value:
-    """`x * x`."""
+    """Return `x * x`."""
     [operand] = _numbers("square", x)
     return apply(multiply, operand, operand)
 
 
 def reciprocal(x: Any, /) -> Value:
-    """`1 / x`; integers become the default float."""
+    """Return `1 / x`; integers become the default float."""
     result: Value = divide(1, x)
     return result
 
 
 def clip(x: Any, /, min: Any = None, max: Any = None) -> Value:
-    """`x`, at least `min` and then at most `max`; None is no bound.
+    """Return `x` limited to `min` from below, then to `max` from above.
 
-    Bounds broadcast with `x`, and promote. Where `min > max`, the result is `max`.
+    Args:
+        x: T[*s].
+        min, max: Bounds, which broadcast with `x` and promote; None is no bound. Where
+            `min > max`, the result is `max`.
+
+    >>> hf.clip(hf.asarray([-1, 2, 5]), 0, 3)
+    Tensor([0, 2, 3], i64[3])
     """
     result = positive(x) if min is None and max is None else x
     if min is not None:
@@ -308,12 +314,12 @@ unchecked_remainder: Final[OpDef] = elementwise(
 
 
 class _Requirement(NamedTuple):
-    """What each second operand must fulfil, where some of its elements meet a first.
+    """A condition on second operands, which holds for those that meet a first one.
 
-    kind    of the trap, and of the error that compiled code raises
-    run     whether all elements of an array do
-    holds   whether one element does, in compiled code
-    error   what is raised eagerly, from the operation's name and the operand
+    kind    the kind of the trap, and so of the error of compiled code
+    run     whether it holds for all elements of an array
+    holds   the condition on one element, in compiled code
+    error   makes the error of eager code, from the operation's name and the operand
     """
 
     kind: Literal["divide", "power"]
@@ -357,7 +363,7 @@ def _checked_lower(
         base: Pointwise = pointwise(fn)(types, x, y)
         if required.kind == "power" and y.type.dtype.kind == "u":
             return base
-        # Each element of `y` is tested once, unless the result may have none.
+        # Each element of `y` is tested once, unless the result may be empty.
         result = types[0].shape
         fixed = all(isinstance(n, int) and n > 0 for n in result)
         shape = y.type.shape if fixed else result
@@ -380,7 +386,7 @@ def _checked(
     required: _Requirement,
     low: float = 1.0,
 ) -> OpDef:
-    """An operation on integers that stops where its second operand is not allowed."""
+    """Return an operation on integers that traps on some second operands."""
     return elementwise(
         f"checked_{name}",
         doc,
@@ -408,27 +414,33 @@ checked_remainder: Final = _checked_division(unchecked_remainder, scalar.remaind
 
 def _divide(op: OpDef, checked: OpDef, name: str, x1: Any, x2: Any) -> Value:
     x, y = _numbers(name, x1, x2)
-    # Only where a zero is possible is the operation one that may stop the program.
+    # The operation may trap only if the divisor may be 0.
     safe = not y.type.dtype.is_integer or (isinstance(y, Constant) and y.value != 0)
     return apply(op if safe else checked, x, y)
 
 
 def floor_divide(x1: Any, x2: Any, /) -> Value:
-    """`floor(x1 / x2)`, of integers and floats.
+    """Return `floor(x1 / x2)` of integers or floats.
 
     Raises:
         DTypeError: both are bools.
-        DivisionError: an integer is divided by 0 (when it runs).
+        DivisionError: an integer is divided by 0 (in the run).
+
+    >>> hf.floor_divide(hf.asarray([7, -7]), 2)
+    Tensor([ 3, -4], i64[2])
     """
     return _divide(unchecked_floor_divide, checked_floor_divide, "floor_divide", x1, x2)
 
 
 def remainder(x1: Any, x2: Any, /) -> Value:
-    """`x1 - x2 * floor(x1 / x2)`, with the sign of `x2`, of integers and floats.
+    """Return `x1 - x2 * floor(x1 / x2)`, which has the sign of `x2`.
 
     Raises:
         DTypeError: both are bools.
-        DivisionError: an integer is divided by 0 (when it runs).
+        DivisionError: an integer is divided by 0 (in the run).
+
+    >>> hf.remainder(hf.asarray([7, -7]), 3)
+    Tensor([1, 2], i64[2])
     """
     return _divide(unchecked_remainder, checked_remainder, "remainder", x1, x2)
 
@@ -437,7 +449,8 @@ def remainder(x1: Any, x2: Any, /) -> Value:
 
 
 def _log_of_base(x: Any) -> Any:
-    # By name: `math` imports this module. Of 0 it is 0, as the power is.
+    # By name, as `math` imports this module. For 0 the derivative is 0, as the power
+    # is.
     return OPERATIONS["log"](where(equal(x, 0), 1.0, x))
 
 
@@ -465,43 +478,49 @@ integer_power: Final = _checked(
 
 
 def pow(x1: Any, x2: Any, /) -> Value:
-    """`x1 ** x2`.
+    """Return `x1 ** x2`.
 
     A power by a Python integer is a chain of multiplications. Powers of integers wrap,
-    as products do. A negative power of an integer is an error, as in NumPy: it is no
-    integer, and what integers make of it (JAX's garbage in the last bits) has no use.
+    as products do. A negative power of an integer is an error, as in NumPy, because it
+    is no integer.
 
     Raises:
         DTypeError: both are bools.
-        PowerError: an integer to a negative power; to one of a tensor, when it runs.
+        PowerError: an integer has a negative exponent (in the run, if that is a
+            tensor).
+
+    >>> hf.pow(hf.asarray([1.0, 2.0, 3.0]), 2)
+    Tensor([1., 4., 9.], f32[3])
     """
     base = as_operand("pow", 0, x1)
     if isinstance(x2, SymInt) and base.type.dtype.is_integer:
         if x2.hint is None:
             return _unknown_power(base, x2)
-        x2 = int(x2)  # which powers integers have depends on it
+        x2 = int(x2)  # the sign decides whether it is an error
     if type(x2) is not int:
         x, y = _numbers("pow", x1, x2)
         if x.type.dtype.is_integer:
             return apply(integer_power, x, y)
         is_integer = as_operand("pow", 1, x2).type.dtype.is_integer
         if isinstance(x, Value) and is_integer:
-            x = where(equal(as_value(y), 0), 1.0, x)  # has no slope, at 0 neither
+            x = where(
+                equal(as_value(y), 0), 1.0, x
+            )  # x**0 has derivative 0, also at x = 0
         return apply(power, x, y)
     kinds = [promoted_as(base.type), (dtypes.DEFAULT_INT, True)]
     dtype, weak = numeric("pow", kinds)
     x = convert_to(base, dtype, weak=weak)
     if x2 < 0 and dtype.is_integer:
         raise PowerError("pow", x2)
-    if x2 == 0:  # 1, that of a NaN too
+    if x2 == 0:  # the result is 1, even for NaN
         one = Constant(1, TensorType(dtype, (), weak))
         return apply(select, Constant(True, TensorType(dtypes.bool_)), one, x)
     return _integer_power(x, x2)
 
 
 def _unknown_power(base: Operand, exponent: SymInt) -> Value:
-    """An integer to a power that only the run knows: in int64, which has all of these,
-    and of which the low bits are what narrower integers wrap to."""
+    """Return an integer to a power that only the run knows. The power is computed in
+    int64, whose low bits are those of narrower integers that wrap."""
     operands = [
         convert_to(x, dtypes.int64) for x in (base, as_operand("", 1, exponent))
     ]
@@ -511,14 +530,14 @@ def _unknown_power(base: Operand, exponent: SymInt) -> Value:
 
 
 def _integer_power(x: Operand, exponent: int) -> Value:
-    """`x` to a power other than 0, by repeated squaring."""
+    """Return `x` to a non-zero power, by repeated squaring."""
     result: Operand | None = None
-    left = -exponent if exponent < 0 else exponent
-    while left:
-        if left & 1:
+    remaining = -exponent if exponent < 0 else exponent
+    while remaining:
+        if remaining & 1:
             result = x if result is None else apply(multiply, result, x)
-        left >>= 1
-        if left:
+        remaining >>= 1
+        if remaining:
             x = apply(multiply, x, x)
     assert result is not None
     if exponent < 0:
@@ -545,7 +564,7 @@ nextafter: Final[OpDef] = elementwise(
     scalar.next_after,
     promote=floating,
     widen=False,
-    jvp=(lambda t, out, x, y: t, None),  # but for rounding it is `x1`
+    jvp=(lambda t, out, x, y: t, None),  # `x1`, up to one unit in the last place
     reference=_not_of_halves("nextafter"),  # JAX has none on a CPU
 )
 
@@ -565,16 +584,18 @@ def _rounding(name: str, doc: str, run: np.ufunc, machine: str) -> OpDef:
     )
 
 
-floor: Final = _rounding("floor", "The largest integer up to `x`.", np.floor, "floor")
-ceil: Final = _rounding("ceil", "The smallest integer from `x` on.", np.ceil, "ceil")
-trunc: Final = _rounding("trunc", "`x` without its fraction.", np.trunc, "trunc")
+floor: Final = _rounding(
+    "floor", "The largest integer not above `x`.", np.floor, "floor"
+)
+ceil: Final = _rounding("ceil", "The smallest integer not below `x`.", np.ceil, "ceil")
+trunc: Final = _rounding("trunc", "`x` without its fractional part.", np.trunc, "trunc")
 round: Final = _rounding(
-    "round", "The nearest integer, the even one of two.", np.rint, "rint"
+    "round", "The nearest integer; halves round to even.", np.rint, "rint"
 )
 
 
 def round_to(x: Any, decimals: int) -> Value:
-    """`x` rounded to so many decimals, as NumPy does: by a power of 10, and back."""
+    """Round `x` to decimals as NumPy does: by scaling with a power of 10."""
     operand = as_value(as_operand("round", 0, x))
     if decimals == 0 or (decimals > 0 and not operand.type.dtype.is_float):
         result: Value = round(operand)
@@ -589,13 +610,16 @@ def round_to(x: Any, decimals: int) -> Value:
 def nan_to_num(
     x: Any, /, *, nan: float = 0.0, posinf: Any = None, neginf: Any = None
 ) -> Value:
-    """`x` with NaNs and infinities replaced.
+    """Return `x` with NaNs and infinities replaced.
 
     Args:
         x: A tensor or a number.
-        nan: What stands for a NaN.
-        posinf, neginf: What stands for an infinity; None: the largest finite number of
-            the dtype, and the smallest.
+        nan: The replacement of NaNs.
+        posinf, neginf: The replacements of infinities; None: the largest and the
+            smallest finite number of the dtype.
+
+    >>> hf.nan_to_num(hf.asarray([1.0, math.nan]), nan=-1.0)
+    Tensor([ 1., -1.], f32[2])
     """
     [operand] = map(as_value, _numbers("nan_to_num", x))
     dtype = operand.type.dtype
@@ -612,7 +636,7 @@ def nan_to_num(
 def isclose(
     x1: Any, x2: Any, /, *, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False
 ) -> Value:
-    """Whether `|x1 - x2| <= atol + rtol * |x2|`, or both are the same infinity.
+    """Return whether `|x1 - x2| <= atol + rtol * |x2|`, or both are the same infinity.
 
     Args:
         x1, x2: T[*s], T[*t], which broadcast.
@@ -621,9 +645,9 @@ def isclose(
     """
     x, y = map(as_value, divide.operands((x1, x2)))
     distance = abs(subtract(x, y))
-    within = less_equal(distance, add(atol, multiply(rtol, abs(y))))
+    is_near = less_equal(distance, add(atol, multiply(rtol, abs(y))))
     finite = logical_and(isfinite(x), isfinite(y))
-    close = where(finite, within, equal(x, y))
+    close = where(finite, is_near, equal(x, y))
     if as_flag("isclose", "equal_nan", equal_nan):
         close = logical_or(close, logical_and(isnan(x), isnan(y)))
     return close

@@ -1,4 +1,4 @@
-"""`fma`, the fused multiply-add: `x * y + z` with one rounding."""
+"""`fma`, the fused multiply-add: `x * y + z`, rounded once."""
 
 from typing import Any, Final
 
@@ -12,14 +12,14 @@ from hopflow.ops.rules import Array, elementwise, floating
 
 
 def _two_sum(a: Array, b: Array) -> tuple[Array, Array]:
-    """The rounded sum, and what rounding lost, exactly (Knuth)."""
+    """Return the rounded sum and the exact rounding error (Knuth)."""
     total = a + b
     part = total - a
     return total, (a - (total - part)) + (b - part)
 
 
 def _two_product(a: Array, b: Array) -> tuple[Array, Array]:
-    """The rounded product, and what rounding lost, exactly (Dekker, Veltkamp)."""
+    """Return the rounded product and the exact rounding error (Dekker, Veltkamp)."""
 
     def split(x: Array) -> tuple[Array, Array]:
         scaled = x * 134217729.0  # 2**27 + 1
@@ -32,23 +32,26 @@ def _two_product(a: Array, b: Array) -> tuple[Array, Array]:
 
 
 def _odd_sum(a: Array, b: Array) -> Array:
-    """`a + b` rounded to odd: of two neighbours the one with an odd last bit, so that
-    rounding the result again to fewer bits is as good as rounding once."""
-    total, lost = _two_sum(a, b)
+    """Return `a + b` rounded to odd: the neighbour with an odd last bit, so that
+    rounding it again to fewer bits equals rounding once."""
+    total, error = _two_sum(a, b)
     bits = np.asarray(total).view(np.int64)
-    even = (bits & 1 == 0) & (lost != 0)
-    away = (lost > 0) == (total > 0)
+    even = (bits & 1 == 0) & (error != 0)
+    away = (error > 0) == (total > 0)
     return np.where(even, bits + np.where(away, 1, -1), bits).view(np.float64)
 
 
 def _double_fma(x: Array, y: Array, z: Array) -> Array:
-    """float64: S. Boldo and G. Melquiond, "Emulation of FMA and correctly rounded sums:
-    proved algorithms using rounding to odd", IEEE Trans. Comput. 57 (2008)."""
+    """Return the float64 result by rounding a sum to odd.
+
+    S. Boldo and G. Melquiond, "Emulation of FMA and correctly rounded sums: proved
+    algorithms using rounding to odd", IEEE Trans. Comput. 57 (2008).
+    """
     high, low = _two_product(x, y)
     middle, rest = _two_sum(z, low)
     top, carried = _two_sum(high, middle)
     result = np.asarray(top + _odd_sum(rest, carried))
-    # Where a partial result may overflow or lose bits to underflow: one by one.
+    # Elements whose partial results may overflow or underflow are computed one by one.
     parts = np.stack([np.abs(v) for v in (x, y, z, high)])
     plain = np.all((parts < 2.0**900) & (parts > 2.0**-900), axis=0)
     for i in zip(*np.nonzero(~plain), strict=True):
@@ -61,8 +64,8 @@ def _run(x: Array, y: Array, z: Array) -> Any:
     if x.dtype == np.float64:
         shape = x.shape
         return _double_fma(*(np.atleast_1d(v) for v in (x, y, z))).reshape(shape)
-    # A product of two float32 is exact in float64, and a sum rounded to odd there is
-    # good enough to round again.
+    # The product of two float32 is exact in float64, and a sum that is rounded to odd
+    # there can be rounded again.
     wide = [np.asarray(v, np.float64) for v in (x, y, z)]
     product = wide[0] * wide[1]
     total = product + wide[2]

@@ -1,9 +1,9 @@
-"""Primitives that read at integer arrays; and the parts that they share with `scatter`.
+"""Gather, which reads at integer arrays, and what it shares with `scatter`.
 
 gather        integer arrays index some axes; out of range stops the program
-gather_clip   the nearest element in range, where a position is outside
+gather_clip   the nearest element in range if an index is outside
 
-Where a position must be in range, a negative one counts from the end, as in Python.
+Where an index must be in range, a negative one counts from the end, as in Python.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ TRAP: Final = frozenset({"trap"})
 
 
 def position_of(e: Expr) -> Expr:
-    """An index of any integer dtype as i64. A u64 beyond i64 is as far outside."""
+    """Return an index of any integer dtype as i64; a u64 beyond i64 saturates."""
     if e.dtype is dtypes.uint64:
         e = binary("min", e, expr.const(np.iinfo(np.int64).max, e.dtype))
     return cast(e, dtypes.int64)
@@ -65,7 +65,7 @@ def in_range(e: Expr, size: Size, *, wraps: bool) -> Expr:
 def check_of(
     indices: Sequence[Operand], sizes: Sequence[Size], shape: Shape
 ) -> Check | None:
-    """The check that all of `indices` (broadcast to `shape`) are in range."""
+    """Return the check that all `indices` (broadcast to `shape`) are in range."""
     if not indices:
         return None
 
@@ -77,7 +77,7 @@ def check_of(
         return expr.all_of([in_range(e, n, wraps=True) for e, n in tests])
 
     def reported(at: Index) -> tuple[Expr, ...]:
-        """The first index that is out of range, and the size of its axis."""
+        """Return the first index that is out of range, and the size of its axis."""
         *others, (e, n) = zip(values(at), sizes, strict=True)
         position, size = cast(e, dtypes.int64), extent(n)
         for e, n in reversed(others):
@@ -92,7 +92,7 @@ def check_of(
 def run_positions(
     name: str, indices: Sequence[Array], axes: Sequence[int], shape: Sequence[int]
 ) -> list[Array]:
-    """Indices as NumPy takes them, checked if they select anything at all.
+    """Return indices for NumPy, checked if they select anything.
 
     Raises:
         IndexingError: one is out of range.
@@ -113,7 +113,7 @@ def check_indices(name: str, indices: Types) -> None:
     """Check that all indices are integers.
 
     Raises:
-        DTypeError: one is not.
+        DTypeError: an index is not.
     """
     for i in indices:
         if not i.dtype.is_integer:
@@ -127,9 +127,9 @@ def check_indices(name: str, indices: Types) -> None:
 
 
 class Layout:
-    """How the axes of an indexed tensor, its indices and the selection correspond.
+    """The correspondence between the axes of a tensor, its indices and the selection.
 
-    tensor     [*batch, ...]      of which `axes` are indexed, and `rest` are not
+    tensor     [*batch, ...]      where `axes` are indexed, and `rest` are not
     indices    [*batch, *window]  after broadcasting
     selection  [*batch, *window, *rest]
     """
@@ -164,21 +164,21 @@ class Layout:
     def source(
         self, at: Index, positions: Sequence[Expr], rest: Sequence[Expr] | None = None
     ) -> Index:
-        """The index into the tensor for index `at` of the selection."""
+        """Return the index into the tensor for index `at` into the selection."""
         rest = at[len(self.space) :] if rest is None else rest
-        found = dict(enumerate(at[: self.batch]))
-        found.update(zip(self.axes, positions, strict=True))
-        found.update(zip(self.rest, rest, strict=True))
-        return tuple(found[a] for a in range(len(self.shape)))
+        by_axis = dict(enumerate(at[: self.batch]))
+        by_axis.update(zip(self.axes, positions, strict=True))
+        by_axis.update(zip(self.rest, rest, strict=True))
+        return tuple(by_axis[a] for a in range(len(self.shape)))
 
     def at_indices(self, indices: Sequence[Operand], at: Index) -> list[Expr]:
         window = at[: len(self.space)]
         return [i[broadcast_index(window, i.type.shape)] for i in indices]
 
     def numpy_key(self, positions: Sequence[Array]) -> tuple[Array, ...]:
-        """What selects in NumPy from a tensor whose `rest` axes are moved last; each of
-        the shape `space`."""
-        space: Any = self.space  # no symbols are left at run time
+        """Return NumPy's key into the tensor with its `rest` axes moved last. All its
+        arrays have the shape `space`."""
+        space: Any = self.space  # ints in the run
         grid = np.indices(space, sparse=True)[: self.batch]
         return tuple(np.broadcast_to(i, space) for i in (*grid, *positions))
 
@@ -188,10 +188,15 @@ class Layout:
 
 
 def _gather_transpose(
-    checked: bool, given: Any, x: Any, *indices: Any, axes: tuple[int, ...], batch: int
+    checked: bool,
+    cotangents: Any,
+    x: Any,
+    *indices: Any,
+    axes: tuple[int, ...],
+    batch: int,
 ) -> list[Any]:
-    """The cotangents are added up where the elements came from."""
-    [ct] = given
+    """Add the cotangents up at the positions that the elements came from."""
+    [ct] = cotangents
     rest = x.ndim - batch - len(axes)
     window = {"starts": (0,) * rest, "steps": (1,) * rest, "combine": "add"}
     if not checked:
@@ -205,7 +210,7 @@ def _gather_transpose(
 
 
 def in_bounds(i: Any, size: Size) -> Value:
-    """An index moved to lie within an axis, as `gather_clip` takes it."""
+    """Return an index clamped into an axis, as `gather_clip` does."""
     i = as_value(i)
     if i.dtype is not dtypes.uint64:
         i = astype(i, dtypes.int64, copy=False)
@@ -216,7 +221,7 @@ def in_bounds(i: Any, size: Size) -> Value:
 def batched_indices(
     size: Size, batched: Sequence[bool], indices: Sequence[Argument]
 ) -> list[Argument]:
-    """Indices that have the examples along the first axis of what they broadcast to."""
+    """Return indices with the batch on the first axis of their common shape."""
     pairs = list(zip(batched, indices, strict=True))
     if indices and not any(batched):
         pairs[0] = True, batching.in_batch(size, False, indices[0])
@@ -233,9 +238,9 @@ def _batch(
     axes: tuple[int, ...],
     batch: int,
 ) -> Sequence[Value]:
-    if not (batched[0] or batch):  # all examples read from one tensor
-        found = batched_indices(size, batched[1:], indices)
-        return bind(op, [x, *found], {"axes": axes, "batch": 0})
+    if not (batched[0] or batch):  # all batch elements read the same tensor
+        positions = batched_indices(size, batched[1:], indices)
+        return bind(op, [x, *positions], {"axes": axes, "batch": 0})
     args = batched_indices(size, batched[1:], indices)
     args = [batching.in_batch(size, batched[0], x), *args]
     moved = tuple([axis + 1 for axis in axes])
@@ -264,12 +269,12 @@ def _gather_op(
                 _run_clip(i, x.shape[a]) for i, a in zip(indices, axes, strict=True)
             ]
         selected: Any = layout.selected
-        if 0 in selected:  # NumPy takes nothing, not even that, from an empty axis
+        if 0 in selected:  # NumPy cannot take from an empty axis
             return np.zeros(selected, x.dtype)
-        if len(axes) == 1 and not batch:  # far quicker than general indexing
-            found: Array = np.asarray(np.take(x, positions[0], axis=axes[0]))
+        if len(axes) == 1 and not batch:  # much faster than general indexing
+            loaded: Array = np.asarray(np.take(x, positions[0], axis=axes[0]))
             order = range(axes[0], axes[0] + len(layout.space))
-            return np.moveaxis(found, tuple(order), tuple(range(len(layout.space))))
+            return np.moveaxis(loaded, tuple(order), tuple(range(len(layout.space))))
         key: Any = layout.numpy_key(positions)
         picked: Array = np.transpose(x, layout.rest_last)[key]
         return picked
@@ -282,8 +287,10 @@ def _gather_op(
         empty = [] if checked else [n for n in layout.sizes if may_be_zero(n)]
 
         def element(at: Index) -> Expr:
-            found = layout.at_indices(indices, at)
-            positions = [normal(e, n) for e, n in zip(found, layout.sizes, strict=True)]
+            loaded = layout.at_indices(indices, at)
+            positions = [
+                normal(e, n) for e, n in zip(loaded, layout.sizes, strict=True)
+            ]
             source = layout.source(at, positions)
             if not empty:
                 return x[source]
@@ -339,7 +346,7 @@ gather: Final = _gather_op(
 )
 gather_clip: Final = _gather_op(
     "gather_clip",
-    """The elements of `x` at `indices` along `axes`, each moved into range.
+    """The elements of `x` at `indices` along `axes`, clamped into range.
 
     The first `batch` axes of `x` and of the indices are the same.
     """,

@@ -1,7 +1,7 @@
-"""What `x[key]` means: the one parser of index expressions, for reading and writing.
+"""The parser of index expressions `x[key]`, for reading and writing.
 
-`parse_index` turns a key into one entry for each axis and each `None`. It knows shapes
-and types, and never a tensor's values.
+`parse_index` converts a key into an entry for each axis and each `None`. It depends on
+shapes and types, never on the values of tensors.
 """
 
 import operator
@@ -46,7 +46,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """One element of an axis, which is then gone; known to be in range."""
+    """An element of an axis, which is then dropped; known to be in range."""
 
     axis: int
     position: Size
@@ -54,8 +54,7 @@ class At:
 
 @dataclass(frozen=True, slots=True)
 class Dynamic:
-    """One element of an axis, which is then gone, at an integer scalar that is only
-    checked when the program runs."""
+    """An element of an axis, then dropped, at an integer scalar that the run checks."""
 
     axis: int
     index: Operand
@@ -82,15 +81,14 @@ Entry: TypeAlias = NewAxis | Span | At | Dynamic | Along | Mask
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """An index expression, understood.
+    """A parsed index expression.
 
-    expanded  the indexed shape: that of the tensor, with axes of size 1 for the bool
-              scalars in the key, which are masks over those
-    entries   for each axis of `expanded` one (a `Mask` for several), in order; and the
-              new axes between them
-    place     before which of the result's other axes those of the index arrays stand:
-              in place of the arrays if these stand side by side, else first; None if
-              there are none
+    expanded  the indexed shape: that of the tensor, with an axis of size 1 for each
+              bool scalar in the key, which masks that axis
+    entries   an entry for each axis of `expanded` (a `Mask` has several), in order, and
+              the new axes between them
+    place     the position of the index arrays' axes among the other axes of the result:
+              that of the arrays if these are adjacent, else 0; None without arrays
     """
 
     expanded: Shape
@@ -111,7 +109,7 @@ class Plan:
 
 
 def parse_index(shape: Shape, key: Any) -> Plan:
-    """The meaning of `x[key]` for an `x` of this shape, as in NumPy.
+    """Return the plan of `x[key]` for an `x` of this shape, as in NumPy.
 
     Args:
         shape: The sizes of `x`.
@@ -120,8 +118,8 @@ def parse_index(shape: Shape, key: Any) -> Plan:
 
     Raises:
         IndexingError: an index is of another kind, or known to be out of range; there
-            are more than axes; or a mask has not the shape of its axes.
-        DataDependentError: the size of a slice is only known at run time.
+            are more than axes; or a mask does not have the shape of its axes.
+        DataDependentError: only the run knows the size of a slice.
     """
     items = [_item(i) for i in (key if isinstance(key, tuple) else (key,))]
     whole = slice(None)
@@ -161,7 +159,7 @@ def _is_bool(x: Operand) -> bool:
 
 
 def _item(item: Any) -> Any:
-    """A part of a key: None, Ellipsis, slice, int, SymInt, or a tensor."""
+    """Return an item of a key as None, Ellipsis, slice, int, SymInt, or a tensor."""
     if item is None or item is Ellipsis or isinstance(item, slice | SymInt):
         return item
     if isinstance(item, bool | np.bool_ | SymBool):
@@ -200,15 +198,15 @@ def _from_list(item: list[Any]) -> np.ndarray[Any, Any]:
 
 
 def _consumed(item: Any) -> int:
-    """How many axes of the tensor a part of a key stands for."""
+    """Return the number of the tensor's axes that an item of a key indexes."""
     if item is None or item is Ellipsis:
         return 0
     return item.ndim if isinstance(item, Value) and _is_bool(item) else 1
 
 
 def _arrays(items: Sequence[Any]) -> tuple[bool, bool]:
-    """Whether a key has index arrays; and whether a slice, None or `...` stands between
-    two of them, or between one and an int (which then counts as one)."""
+    """Return whether a key has index arrays, and whether a slice, None or `...`
+    separates two of them, where ints count as arrays."""
     kept = [i is None or i is Ellipsis or isinstance(i, slice) for i in items]
     arrays = any(isinstance(i, Value) and (i.ndim > 0 or _is_bool(i)) for i in items)
     if not arrays:
@@ -218,7 +216,7 @@ def _arrays(items: Sequence[Any]) -> tuple[bool, bool]:
 
 
 def _entry(item: Any, place: int, axis: int, sizes: Shape) -> Entry:
-    """The entry of one part of a key. `axis` is the tensor's, for messages."""
+    """Return the entry of an item of a key. `axis` is the tensor's, for messages."""
     if item is None:
         return NewAxis()
     if isinstance(item, slice):
@@ -261,12 +259,12 @@ def _element(item: Size, place: int, axis: int, n: Size) -> At | Dynamic:
 
 
 def _bound(value: Any, default: Size, lowest: int, highest: Size, n: Size) -> Size:
-    """A bound of a slice, counted from the front, within `lowest` .. `highest`."""
+    """Return a bound of a slice, counted from the front, in `lowest` .. `highest`."""
     if value is None:
         return default
     bound = _as_bound(value)
     if isinstance(bound, SymInt) and bound.hint is None and less(bound, 0) is None:
-        counted = where(bound < 0, bound + n, bound)  # which only the run knows
+        counted = where(bound < 0, bound + n, bound)  # only the run knows the sign
         clamped = minimum(maximum(counted, lowest), highest)
         return current().symbol_of(clamped, lowest, highest)
     return larger(lowest, bound + n) if bound < 0 else smaller(highest, bound)

@@ -1,7 +1,7 @@
 """Indexing: `x[key]`, `x[key] = value`, `x.at[key]`, take and take_along_axis.
 
-Each is composed of views (slice, reshape, dynamic_index), gather and scatter, by the
-plan that `index_plan` makes of the key.
+Each is composed of views (slice, reshape, dynamic_index), gather and scatter, as the
+plan says that `index_plan` makes of the key.
 """
 
 from collections.abc import Sequence
@@ -55,20 +55,20 @@ from hopflow.symbolic.size import Size
 
 
 def _without_masks(plan: Plan, remedy: str) -> Plan:
-    """The plan with each mask replaced by index arrays, one for each of its axes."""
+    """Return the plan with each mask replaced by an index array for each axis."""
     entries: list[Any] = []
     for entry in plan.entries:
         if not isinstance(entry, Mask):
             entries.append(entry)
             continue
-        found = where_true("boolean index", entry.mask, remedy)
-        for offset, index in enumerate(found):
+        arrays = where_true("boolean index", entry.mask, remedy)
+        for offset, index in enumerate(arrays):
             entries.append(Along(entry.axis + offset, index))
     return _aligned(replace(plan, entries=tuple(entries)))
 
 
 def _aligned(plan: Plan) -> Plan:
-    """The plan with index arrays that are known to broadcast."""
+    """Return the plan with index arrays that broadcast, as the run checks."""
     places = [i for i, e in enumerate(plan.entries) if isinstance(e, Dynamic | Along)]
     entries: list[Any] = list(plan.entries)
     indices = aligned("index", [entries[i].index for i in places]) if places else []
@@ -78,7 +78,7 @@ def _aligned(plan: Plan) -> Plan:
 
 
 def _kept(plan: Plan) -> list[Size]:
-    """The sizes of the result's axes that are not those of index arrays."""
+    """Return the sizes of the result's axes that index arrays do not make."""
     return [
         e.size if isinstance(e, Span) else 1
         for e in plan.entries
@@ -87,33 +87,33 @@ def _kept(plan: Plan) -> list[Size]:
 
 
 def _windows(plan: Plan) -> list[tuple[Size, Size, int]]:
-    """(start, size, step) of each axis that no tensor indexes."""
-    found: list[tuple[Size, Size, int]] = []
+    """Return (start, size, step) of each axis that no tensor indexes."""
+    windows: list[tuple[Size, Size, int]] = []
     for e in plan.entries:
         if isinstance(e, Span):
-            found.append((e.start, e.size, e.step))
+            windows.append((e.start, e.size, e.step))
         elif isinstance(e, At):
-            found.append((e.position, 1, 1))
-    return found
+            windows.append((e.position, 1, 1))
+    return windows
 
 
 def _indices(plan: Plan) -> tuple[list[Operand], tuple[int, ...], Shape]:
-    """The tensors that index, their axes, and the shape that they broadcast to."""
+    """Return the index tensors, their axes, and the shape that they broadcast to."""
     chosen = [e for e in plan.entries if isinstance(e, Dynamic | Along)]
     shape = broadcast_shapes("index", *(e.index.type.shape for e in chosen))
     return [e.index for e in chosen], tuple(e.axis for e in chosen), shape
 
 
 def _result_shape(plan: Plan) -> tuple[Shape, int, int]:
-    """The shape of what a plan without masks selects; where in it the axes of index
-    arrays begin, and how many they are."""
+    """Return the shape of what a plan without masks selects, and the position and
+    number of its axes that index arrays make."""
     kept, place = _kept(plan), plan.place or 0
     shape = _indices(plan)[2]
     return (*kept[:place], *shape, *kept[place:]), place, len(shape)
 
 
 def _to_front(ndim: int, place: int, count: int) -> list[int]:
-    """The order of axes that brings `count` of them from `place` to the front."""
+    """Return the order of axes that moves `count` of them from `place` to the front."""
     block = range(place, place + count)
     return [*block, *(a for a in range(ndim) if a not in block)]
 
@@ -127,40 +127,43 @@ _READ_REMEDY: Final = (
 
 
 def getitem(x: Any, key: Any) -> Value:
-    """`x[key]`, as in NumPy: a view if `key` has ints, integer scalars, slices, `None`
-    and `...` only. But with an integer for every axis, and no `...`, it is an element:
-    a copy, as NumPy's scalars are.
+    """Return `x[key]`, as in NumPy.
+
+    It is a view if `key` has only ints, integer scalars, slices, `None` and `...`. An
+    integer for every axis, without `...`, selects an element: a copy, as NumPy's
+    scalars.
 
     Raises:
-        IndexingError: an index is of a wrong kind or out of range, or one too many.
+        IndexingError: an index is of a wrong kind or out of range, or there are too
+            many.
         TraceError: `key` has a traced mask where sizes cannot become symbols.
-        DataDependentError: the size of a slice is only known at run time.
+        DataDependentError: only the run knows the size of a slice.
     """
     x = as_tensor("getitem", x)
     plan = parse_index(x.shape, key)
     chosen = _without_masks(plan, _READ_REMEDY) if plan.masks else _aligned(plan)
-    found = _read(x, chosen)
-    return current().detached(found) if _is_element(key, plan) else found
+    selection = _read(x, chosen)
+    return current().detached(selection) if _is_element(key, plan) else selection
 
 
 def _is_element(key: Any, plan: Plan) -> bool:
-    """Whether an index has an integer for every axis, and nothing else."""
+    """Return True if an index has an integer for every axis, and nothing else."""
     items = key if isinstance(key, tuple) else (key,)
     integers = all(isinstance(e, At | Dynamic) for e in plan.entries)
     return integers and not any(item is Ellipsis for item in items)
 
 
 def _read(x: Any, plan: Plan) -> Value:
-    """What a plan without masks selects of `x`."""
+    """Return what a plan without masks selects from `x`."""
     x = reshaped(x, plan.expanded)
     scalars = [e for e in plan.entries if isinstance(e, Dynamic)]
     if scalars:
         axes = tuple(e.axis for e in scalars)
         x = apply(dynamic_index, x, *(e.index for e in scalars), axes=axes)
-    # The entry of each axis that is left.
-    left = [e for e in plan.entries if not isinstance(e, Dynamic | NewAxis)]
-    x = _sliced(x, left)
-    arrays = [(a, e.index) for a, e in enumerate(left) if isinstance(e, Along)]
+    # The entry of each remaining axis.
+    remaining = [e for e in plan.entries if not isinstance(e, Dynamic | NewAxis)]
+    x = _sliced(x, remaining)
+    arrays = [(a, e.index) for a, e in enumerate(remaining) if isinstance(e, Along)]
     if arrays:
         axes = tuple(a for a, _ in arrays)
         x = apply(gather, x, *(i for _, i in arrays), axes=axes, batch=0)
@@ -199,18 +202,18 @@ _COMBINES: Final[dict[str, Any]] = {
 
 
 def set_at(x: Any, key: Any, value: Any) -> Value:
-    """A new tensor: `x` with `value` at `key`, as `x[key] = value` in NumPy.
+    """Return `x` with `value` at `key`, as a new tensor: `x[key] = value` in NumPy.
 
-    Where an index is repeated, the last value stays.
+    If an index is repeated, the last value is written.
 
     Args:
-        x: The tensor.
-        key: What `x[key]` takes.
-        value: A tensor or number that broadcasts to `x[key]`, of a dtype of the kind of
-            `x` or a smaller one.
+        x: A tensor T[*s].
+        key: As for `x[key]`.
+        value: A tensor or number that broadcasts to `x[key]`, of a dtype whose kind is
+            not above that of `x`.
 
     Raises:
-        IndexingError: as in `x[key]`.
+        IndexingError: as for `x[key]`.
         ShapeError: `value` does not broadcast to `x[key]`.
         DTypeError: `x` cannot hold `value`.
         TraceError: `key` has a traced mask, and the shape of `value` depends on it.
@@ -220,7 +223,7 @@ def set_at(x: Any, key: Any, value: Any) -> Value:
 
 @recordable
 def update_at(x: Any, key: Any, value: Any, combine: Combine) -> Value:
-    """A new tensor: `x` with `value` combined into it at `key`; see `set_at`."""
+    """Return a new tensor: `x` with `value` combined into it at `key`; see `set_at`."""
     x = as_tensor("setitem", x)
     value = stored("setitem", value, x.type.dtype)
     plan = parse_index(x.shape, key)
@@ -233,7 +236,7 @@ def update_at(x: Any, key: Any, value: Any, combine: Combine) -> Value:
 
 
 def _write(x: Any, plan: Plan, value: Any, combine: Combine) -> Value:
-    """`x` with `value` combined into what a plan without masks selects."""
+    """Return `x` with `value` combined into what a plan without masks selects."""
     indices, axes, shape = _indices(plan)
     result, place, count = _result_shape(plan)
     windows = _windows(plan)
@@ -266,7 +269,7 @@ def _write(x: Any, plan: Plan, value: Any, combine: Combine) -> Value:
 
 
 def _fitted(value: Any, shape: Shape) -> Any:
-    """`value` broadcast to `shape`; leading axes of size 1 are of no account."""
+    """Return `value` broadcast to `shape`, without excess leading axes of size 1."""
     while value.ndim > len(shape) and is_one(value.shape[0]):
         value = reshaped(value, value.shape[1:])
     try:
@@ -281,10 +284,10 @@ def _fitted(value: Any, shape: Shape) -> Any:
 
 
 def _spread(plan: Plan, value: Any) -> Any | None:
-    """`value` as it lies over all that a plan selects but for its one mask: with as
-    many axes of size 1 as the mask has, in place of the axis of masked elements.
+    """Return `value` with an axis of size 1, for each axis of the plan's only mask, in
+    place of the axis of masked elements. It broadcasts over the unmasked selection.
 
-    None if that needs to know how many elements the mask selects.
+    Return None if the shape of `value` depends on the number of masked elements.
     """
     if len(plan.masks) != 1 or any(isinstance(e, Along) for e in plan.entries):
         return None
@@ -306,10 +309,10 @@ def _spread(plan: Plan, value: Any) -> Any | None:
 
 
 def _write_mask(x: Any, plan: Plan, value: Any, combine: Combine) -> Value:
-    """`x` with `value`, which lies over all places, combined into those where the one
-    mask of the plan is true."""
+    """Return `x` with `value`, which broadcasts over the unmasked selection, combined
+    into the elements where the plan's only mask is true."""
     entries: list[Any] = []
-    sizes: list[Size] = []  # of the mask, as it lies over the selection
+    sizes: list[Size] = []  # the mask's shape, to broadcast over the selection
     for entry in plan.entries:
         if isinstance(entry, Mask):
             over = range(entry.axis, entry.axis + max(entry.mask.ndim, 1))
@@ -325,15 +328,18 @@ def _write_mask(x: Any, plan: Plan, value: Any, combine: Combine) -> Value:
     if combine != "set":
         new = apply(_COMBINES[combine], old, new)
     chosen = apply(select, reshaped(mask.mask, tuple(sizes)), new, old)
-    if old is x:  # all of it
+    if old is x:  # the plan selects all of it
         return chosen
     return _write(x, whole, chosen, "set")
 
 
 class Updater:
-    """`x.at[key].set(value)` and its like: new tensors, with `x` left as it is.
+    """The result of `x.at[key]`, whose methods return updated copies of `x`.
 
-    With `add`, `mul`, `min` and `max`, every one of repeated indices counts.
+    With `add`, `mul`, `min` and `max` repeated indices accumulate.
+
+    >>> hf.zeros(3).at[1].set(2.0)
+    Tensor([0., 2., 0.], f32[3])
     """
 
     __slots__ = ("_key", "_tensor")
@@ -345,27 +351,27 @@ class Updater:
         return Updater(self._tensor, key)
 
     def get(self) -> Value:
-        """`x[key]`."""
+        """Return `x[key]`."""
         return getitem(self._tensor, self._key)
 
     def set(self, value: Any) -> Value:
-        """`x` with `value` at `key`; see `set_at`."""
+        """Return `x` with `value` at `key`; see `set_at`."""
         return update_at(self._tensor, self._key, value, "set")
 
     def add(self, value: Any) -> Value:
-        """`x` with `value` added at `key`."""
+        """Return `x` with `value` added at `key`."""
         return update_at(self._tensor, self._key, value, "add")
 
     def mul(self, value: Any) -> Value:
-        """`x` multiplied by `value` at `key`."""
+        """Return `x` multiplied by `value` at `key`."""
         return update_at(self._tensor, self._key, value, "mul")
 
     def min(self, value: Any) -> Value:
-        """`x` with the smaller of it and `value` at `key`."""
+        """Return `x` with the minimum of it and `value` at `key`."""
         return update_at(self._tensor, self._key, value, "min")
 
     def max(self, value: Any) -> Value:
-        """`x` with the larger of it and `value` at `key`."""
+        """Return `x` with the maximum of it and `value` at `key`."""
         return update_at(self._tensor, self._key, value, "max")
 
 
@@ -407,26 +413,32 @@ def take(
     axis: int | None = None,
     mode: Literal["check", "clip"] = "check",
 ) -> Value:
-    """The elements of `x` at `indices` along an axis.
+    """Return the elements of `x` at `indices` along an axis.
 
     Args:
-        x: The tensor.
-        indices: Integers, of any shape, which takes the place of the axis.
-        axis: The axis; None: along the flattened tensor.
-        mode: What to do with an index out of range: "check" stops with an error, and a
-            negative one counts from the end; "clip" takes the nearest element.
+        x: T[*s, n, *t], where n is the size of `axis`.
+        indices: Integers i[*w].
+        axis: The axis; None: the elements of the flattened tensor.
+        mode: How to treat an index out of range: "check" stops with an error, and
+            negative ones count from the end; "clip" takes the nearest element.
+
+    Returns:
+        T[*s, *w, *t].
 
     Raises:
         AxisError: `x` has no such axis.
         IndexingError: `indices` are no integers, or one is out of range.
+
+    >>> hf.take(hf.asarray([10, 20, 30]), hf.asarray([2, 0]))
+    Tensor([30, 10], i64[2])
     """
     x, indices = as_tensor("take", x), _integers("take", indices)
     if axis is None:
         x, axis = reshaped(x, (x.type.size,)), 0
     axis = normalize_axis("take", axis, x.ndim)
-    found = apply(_gather_of("take", mode), x, indices, axes=(axis,), batch=0)
-    order = _to_front(found.ndim, axis, indices.ndim)
-    return transposed(found, sorted(range(found.ndim), key=order.__getitem__))  # type: ignore[no-any-return]
+    selection = apply(_gather_of("take", mode), x, indices, axes=(axis,), batch=0)
+    order = _to_front(selection.ndim, axis, indices.ndim)
+    return transposed(selection, sorted(range(selection.ndim), key=order.__getitem__))  # type: ignore[no-any-return]
 
 
 def take_along_axis(
@@ -437,14 +449,16 @@ def take_along_axis(
     axis: int = -1,
     mode: Literal["check", "clip"] = "check",
 ) -> Value:
-    """For each place, the element of `x` at that place but for `axis`, where `indices`
-    says which: what `argsort` and its like give.
+    """Return `x[..., indices[..., i, ...], ...]` at each position i along `axis`.
+
+    `indices` may be the result of `argsort` and similar functions.
 
     Args:
-        x: The tensor.
-        indices: Integers, with as many axes; sizes but that of `axis` are broadcast.
+        x: T[*s], with a size n at `axis`.
+        indices: Integers with as many axes as `x`; sizes other than that of `axis` are
+            broadcast.
         axis: The axis.
-        mode: As of `take`.
+        mode: As for `take`.
 
     Raises:
         AxisError: `x` has no such axis.
@@ -465,5 +479,5 @@ def take_along_axis(
     batch = broadcast_shapes(name, x.shape[:-1], indices.shape[:-1])
     x = broadcasted(x, (*batch, x.shape[-1]))
     indices = broadcasted(indices, (*batch, indices.shape[-1]))
-    found = apply(_gather_of(name, mode), x, indices, axes=(last,), batch=last)
-    return moved(found, last, axis)  # type: ignore[no-any-return]
+    selection = apply(_gather_of(name, mode), x, indices, axes=(last,), batch=last)
+    return moved(selection, last, axis)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""`item` and `dim_size`: nodes that define symbols, of what only the run knows."""
+"""`item` and `dim_size`: nodes that define symbols by values of the run."""
 
 from math import inf
 from typing import Any, Final
@@ -24,18 +24,18 @@ def _is_checked(min: float = -inf, max: float = inf, known: bool = False) -> boo
 
 
 def range_params(allowed: ValueRange, *, known: bool) -> dict[str, Any]:
-    """The params of an `item` whose symbol has this range."""
+    """Return the params of an `item` whose symbol has this range."""
     ends = {"min": (allowed.low, -inf), "max": (allowed.high, inf)}
     params: dict[str, Any] = {k: v for k, (v, free) in ends.items() if v != free}
     return {**params, "known": True} if known and params else params
 
 
-def range_fault(what: str, value: int, allowed: ValueRange) -> str:
-    """What is wrong with a value that is not in its range."""
+def range_fault(subject: str, value: int, allowed: ValueRange) -> str:
+    """Describe a value that is out of its range."""
     low, high = allowed.low, allowed.high
     least = [f"at least {low}"] if low != -inf else []
     most = [f"at most {high}"] if high != inf else []
-    return f"{what} is {value}, and must be {' and '.join(least + most)}."
+    return f"{subject} is {value}, and must be {' and '.join(least + most)}."
 
 
 def _infer(x: TensorType, **_: Any) -> TensorType:
@@ -49,7 +49,7 @@ def _infer(x: TensorType, **_: Any) -> TensorType:
 def _run(
     x: Array, *, min: float = -inf, max: float = inf, known: bool = False
 ) -> Array:
-    """The integer that a tensor of no axes holds."""
+    """The integer in a tensor without axes."""
     value = int(x)
     if not known and not min <= value <= max:
         raise CheckError(range_fault("item: it", value, ValueRange(min, max)))
@@ -60,7 +60,7 @@ def _lower(_types: Types, x: Operand, **params: Any) -> Pointwise:
     value = expr.cast(x[()], dtypes.int64)
     allowed = ValueRange(params.get("min", -inf), params.get("max", inf))
     if x.type.dtype is dtypes.uint64:
-        allowed &= NON_NEGATIVE  # in i64, what is beyond it is negative
+        allowed &= NON_NEGATIVE  # values beyond i64 are negative after the cast
 
     def holds(_: Index) -> Expr:
         tests = []
@@ -74,8 +74,8 @@ def _lower(_types: Types, x: Operand, **params: Any) -> Pointwise:
     return Pointwise(lambda _: value, (check,) if _is_checked(**params) else ())
 
 
-# `item(x, min=-inf, max=inf, known=False)`: `min` and `max` are the symbol's range.
-# The program stops at an integer beyond it, unless it is known that there is none.
+# `item(x, min=-inf, max=inf, known=False)`: `min` and `max` are the symbol's range. The
+# program stops at an integer out of it, unless `known` says that there is none.
 item: Final = OpDef(
     name="item",
     promote=None,
@@ -97,7 +97,7 @@ def _dim_size_batch(
     return [batching.Same(size)]
 
 
-# `dim_size(x, axis)`: the symbol is the size of an axis of what an operator has made.
+# `dim_size(x, axis)`: the symbol is the size of an axis of an operator's result.
 dim_size: Final = OpDef(
     name="dim_size",
     promote=None,

@@ -86,7 +86,7 @@ def _concat_infer(*types: TensorType, axis: int) -> TensorType:
 
 
 def _concat_run(*arrays: Array, axis: int) -> Array:
-    """The tensors one after the other along `axis`."""
+    """The tensors, concatenated along `axis`."""
     return np.concatenate(arrays, axis=axis)
 
 
@@ -95,31 +95,31 @@ def _concat_lower(types: Types, *operands: Operand, axis: int) -> Pointwise:
     ends = list(accumulate((o.type.shape[axis] for o in parts), initial=0))
 
     def local(number: int, at: Index) -> Index:
-        """The index into one operand."""
+        """Return the index into one operand."""
         position = expr.sub(at[axis], extent(ends[number]))
         if is_one(parts[number].type.shape[axis]):
             position = index(0)
         return (*at[:axis], position, *at[axis + 1 :])
 
-    def choose(low: int, high: int, at: Index, here: Expr) -> Expr:
-        """The element of one of these operands, if `here` says that it is in one."""
+    def choose(low: int, high: int, at: Index, valid: Expr) -> Expr:
+        """Return the element from one of these operands, if `valid` holds."""
         if high - low == 1:
-            return parts[low].where(here, local(low, at), zero)
+            return parts[low].where(valid, local(low, at), zero)
         middle = (low + high) // 2
         before = compare("lt", at[axis], extent(ends[middle]))
         after = expr.unary("not", before)
-        first = choose(low, middle, at, binary("and", here, before))
-        second = choose(middle, high, at, binary("and", here, after))
+        first = choose(low, middle, at, binary("and", valid, before))
+        second = choose(middle, high, at, binary("and", valid, after))
         return select(before, first, second)
 
-    if not parts:  # no element is ever asked for
+    if not parts:  # the result is empty
         return Pointwise(lambda at: operands[0][at], is_view=True)
     zero, always = const(0, types[0].dtype), const(True, dtypes.bool_)
     return Pointwise(lambda at: choose(0, len(parts), at, always))
 
 
-def _concat_transpose(given: Any, *operands: Any, axis: int) -> list[Any]:
-    [ct] = given
+def _concat_transpose(cotangents: Any, *operands: Any, axis: int) -> list[Any]:
+    [ct] = cotangents
     sizes = [o.type.shape[axis] for o in operands]
     starts = accumulate(sizes, initial=0)
     return [part(ct, axis, at, n) for at, n in zip(starts, sizes, strict=False)]
@@ -143,16 +143,19 @@ _concat: Final = OpDef(
 
 
 def concat(arrays: Sequence[Any], /, *, axis: int | None = 0) -> Value:
-    """Join tensors along an axis that they have.
+    """Join tensors along an existing axis.
 
     Args:
-        arrays: One or more tensors; they are promoted to a common dtype.
-        axis: Where they are joined; None: they are flattened first.
+        arrays: One or more tensors T[*s]; they are promoted to a common dtype.
+        axis: The axis along which sizes may differ; None: they are flattened first.
 
     Raises:
         ArgumentValueError: `arrays` is empty.
         AxisError: the tensors have no such axis.
         ShapeError: their sizes along another axis differ.
+
+    >>> hf.concat([hf.asarray([1, 2]), hf.asarray([3])])
+    Tensor([1, 2, 3], i64[3])
     """
     tensors = _tensors("concat", arrays)
     if axis is None:
@@ -183,7 +186,7 @@ def _tensors(name: str, arrays: Any) -> list[Any]:
 
 
 def _alike(name: str, tensors: list[Any], axes: Iterable[int]) -> list[Any]:
-    """Tensors of equal sizes along axes, where only the run can compare them."""
+    """Return tensors of equal sizes along axes; the run checks unbacked ones."""
     if all(t.ndim == tensors[0].ndim for t in tensors):
         for axis in axes:
             tensors = matched(name, tensors, [axis] * len(tensors))
@@ -191,12 +194,16 @@ def _alike(name: str, tensors: list[Any], axes: Iterable[int]) -> list[Any]:
 
 
 def stack(arrays: Sequence[Any], /, *, axis: int = 0) -> Value:
-    """Join tensors of one shape along a new axis.
+    """Join tensors of equal shape along a new axis: T[*s], ... -> T[n, *s] for axis 0.
 
     Raises:
         ArgumentValueError: `arrays` is empty.
         AxisError: the result has no such axis.
         ShapeError: the shapes differ.
+
+    >>> hf.stack([hf.asarray([1, 2]), hf.asarray([3, 4])], axis=1)
+    Tensor([[1, 3],
+            [2, 4]], i64[2, 2])
     """
     tensors = _tensors("stack", arrays)
     tensors = _alike("stack", tensors, range(tensors[0].ndim))
@@ -215,7 +222,7 @@ def stack(arrays: Sequence[Any], /, *, axis: int = 0) -> Value:
 
 
 def unstack(x: Any, /, *, axis: int = 0) -> tuple[Value, ...]:
-    """The parts of `x` along `axis`, each without that axis; views of `x`.
+    """Return the slices of `x` along `axis`, each without that axis, as views.
 
     Raises:
         AxisError: `x` has no such axis.
@@ -245,11 +252,11 @@ def _pad_infer(
 def _pad_run(
     x: Array, value: Array, *, before: tuple[int, ...], after: tuple[int, ...]
 ) -> Array:
-    """`x` with `value` around it."""
+    """`x` padded with `value`."""
     shape = tuple(b + n + a for n, b, a in zip(x.shape, before, after, strict=True))
     result = np.full(shape, value, x.dtype)
-    within: Any = tuple(slice(b, b + n) for n, b in zip(x.shape, before, strict=True))
-    result[within] = x
+    inner: Any = tuple(slice(b, b + n) for n, b in zip(x.shape, before, strict=True))
+    result[inner] = x
     return result
 
 
@@ -289,7 +296,7 @@ def _pad_batch(
     x = batching.in_batch(size, batched[0], x)
     if not batched[1]:
         return bind(op, [x, value], widths)
-    # Padded with anything, which then is replaced.
+    # Pad with 0, then select the values of each batch element.
     inside = batching.op_of("full", Constant(True, _BOOL), shape=x.type.shape)
     [inside] = bind(op, [inside, Constant(False, _BOOL)], widths)
     [padded] = bind(op, [x, Constant(0, TensorType(x.type.dtype))], widths)
@@ -309,7 +316,7 @@ _pad: Final = OpDef(
     jvp="linear",
     transpose=(
         _inner,
-        # What is within is not the value's: taken out, not subtracted.
+        # Zero the inner part instead of subtracting its sum, which would round.
         lambda ct, x, value, before, after: update_slice(
             ct, zeros_of(x), starts=before, steps=(1,) * len(before)
         ),
@@ -326,12 +333,12 @@ _pad: Final = OpDef(
 def pad(
     x: Any, pad_width: Any, mode: str = "constant", *, constant_values: Any = 0
 ) -> Value:
-    """`x` with `constant_values` around it.
+    """Return `x` padded with `constant_values`.
 
     Args:
-        x: The tensor.
-        pad_width: How many elements to add: one number for all sides, a pair (before,
-            after) for all axes, or a pair for each axis.
+        x: T[*s].
+        pad_width: The number of elements to add: a number for all sides, a pair
+            (before, after) for all axes, or a pair for each axis.
         mode: Only "constant".
         constant_values: The scalar to pad with.
 
@@ -340,6 +347,9 @@ def pad(
             pair for each axis.
         DTypeError: the dtype of `x` cannot hold the scalar.
         ShapeError: `constant_values` is no scalar.
+
+    >>> hf.pad(hf.asarray([1, 2]), (1, 0))
+    Tensor([0, 1, 2], i64[3])
     """
     one_of("pad", "mode", mode, ("constant",))
     x = as_tensor("pad", x)
@@ -386,19 +396,19 @@ def _roll_infer(x: TensorType, shift: TensorType, **_: int) -> TensorType:
 
 
 def _roll_run(x: Array, shift: Array, *, axis: int) -> Array:
-    """`x` moved by `shift` along `axis`; what leaves at one end enters at the other."""
+    """`x` shifted cyclically by `shift` along `axis`."""
     return np.roll(x, int(shift), axis)
 
 
 def _roll_lower(types: Types, x: Operand, shift: Operand, *, axis: int) -> Pointwise:
-    # A size that may be 0 at run time: nothing is read then, but the remainder must
-    # not trap.
+    # If the size may be 0 in the run, nothing is read then, but the remainder must not
+    # trap.
     n = x.type.shape[axis]
     period = extent(n) if isinstance(n, int) else binary("max", extent(n), index(1))
     zero = const(0, types[0].dtype)
 
     def element(at: Index) -> Expr:
-        """Of two runs of neighbours, which vectors can load, the one that it is in."""
+        """Select from two contiguous runs, each of which can be vectorised."""
         amount = expr.floor_mod(expr.cast(shift[()], dtypes.int64), period)
         position = expr.sub(at[axis], amount)
         entered = compare("lt", at[axis], amount)
@@ -413,7 +423,7 @@ def _roll_lower(types: Types, x: Operand, shift: Operand, *, axis: int) -> Point
 
 
 def _wide(shift: Any) -> Any:
-    """A shift that can be negated."""
+    """Return a shift in int64, which can be negated."""
     return apply(convert, shift, dtype=dtypes.int64)
 
 
@@ -435,8 +445,8 @@ def _roll_batch(
     at = apply(iota, shape=(1, n), axis=1, dtype=dtypes.int64)
     shift = batching.after_examples(convert_to(shift, dtypes.int64), 1)
     source = remainder(subtract(at, shift), n)
-    found = apply(gather_clip, x, source, axes=(axis + 1,), batch=1)
-    return [moved(found, 1, axis + 1)]
+    rolled = apply(gather_clip, x, source, axes=(axis + 1,), batch=1)
+    return [moved(rolled, 1, axis + 1)]
 
 
 _roll: Final[OpDef] = OpDef(
@@ -459,10 +469,10 @@ _roll: Final[OpDef] = OpDef(
 
 
 def roll(x: Any, /, shift: Any, *, axis: Any = None) -> Value:
-    """Move elements along axes; what leaves at one end enters at the other.
+    """Shift elements cyclically along axes.
 
     Args:
-        x: The tensor.
+        x: T[*s].
         shift: An integer (or an integer scalar tensor), or one for each axis.
         axis: An axis or a tuple of axes; None: along the flattened tensor.
 
@@ -470,6 +480,9 @@ def roll(x: Any, /, shift: Any, *, axis: Any = None) -> Value:
         ArgumentValueError: there are not as many shifts as axes.
         AxisError: `x` has no such axis.
         DTypeError: a shift is no integer.
+
+    >>> hf.roll(hf.asarray([1, 2, 3]), 1)
+    Tensor([3, 1, 2], i64[3])
     """
     x = as_tensor("roll", x)
     if axis is None:

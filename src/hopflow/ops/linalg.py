@@ -1,8 +1,8 @@
 """`hf.linalg`: the array API's linear algebra extension, and triangular solves.
 
 Factorisations take f32 and f64; integers become the default float, and 16-bit floats
-are computed in float32 and rounded. What has no answer is NaN or infinite, as in JAX,
-and raises nothing: see `linalg_factor`, which has the primitives.
+are computed in float32 and rounded. Results that do not exist are NaN or infinite, as
+in JAX, and raise nothing. `linalg_factor` has the primitives.
 """
 
 import math
@@ -86,14 +86,14 @@ __all__ = [
 
 
 class EighResult(NamedTuple):
-    """Eigenvalues, ascending, and the eigenvectors in the columns of a matrix."""
+    """Eigenvalues in ascending order, and a matrix with the eigenvectors as columns."""
 
     eigenvalues: Value
     eigenvectors: Value
 
 
 class QRResult(NamedTuple):
-    """A matrix with orthonormal columns, and an upper triangular one."""
+    """A matrix Q with orthonormal columns, and an upper triangular R."""
 
     Q: Value
     R: Value
@@ -118,7 +118,7 @@ class SVDResult(NamedTuple):
 
 
 def _floats(name: str, *args: Any) -> tuple[list[Any], Callable[[Any], Value]]:
-    """Tensors of one dtype that LAPACK has, and what gives results their own dtype."""
+    """Return tensors in a dtype of LAPACK, and what converts results back."""
     tensors = [as_tensor(name, arg, i) for i, arg in enumerate(args)]
     dtype, weak = floating(name, [(t.type.dtype, t.type.weak) for t in tensors])
     wide = dtype if dtype in linalg_factor.WIDE else dtypes.float32
@@ -141,7 +141,7 @@ def _matrix(
 
 
 def _squared(name: str, x: Any) -> Any:
-    """Square matrices; where only a run can tell that they are, it checks that."""
+    """Return square matrices, checked by the run where only it can tell."""
     check_matrix(name, x.type)
     rows, columns = x.shape[-2:]
     if is_unbacked(rows) or is_unbacked(columns):
@@ -153,7 +153,7 @@ def _squared(name: str, x: Any) -> Any:
 
 
 def _symmetric(x: Any) -> Any:
-    """Its symmetric part: so that derivatives are those of a symmetric argument."""
+    """Return the symmetric part, which makes derivatives symmetric too."""
     return elementwise.multiply(elementwise.add(x, matrix_transpose(x)), 0.5)
 
 
@@ -161,13 +161,19 @@ def _symmetric(x: Any) -> Any:
 
 
 def cholesky(x: Any, /, *, upper: bool = False) -> Value:
-    """The lower triangular L with L @ L^T = x, or the upper U with U^T @ U = x.
+    """Return the lower triangular L with L @ L^T = x, or the upper U with U^T @ U = x.
 
-    x is symmetric (else its symmetric part is taken) and positive definite; the
-    triangle of one that is not is NaN.
+    Args:
+        x: Symmetric positive definite matrices f[*b, n, n]. Of others the symmetric
+            part is taken; where that is not positive definite, the result is NaN.
+        upper: Return U instead of L.
 
     Raises:
         ShapeError: `x` is no square matrix or batch of them.
+
+    >>> hf.linalg.cholesky(hf.asarray([[4.0, 2.0], [2.0, 2.0]]))
+    Tensor([[2., 0.],
+            [1., 1.]], f32[2, 2])
     """
     x, narrow = _matrix("cholesky", x, square=True)
     factor = linalg_factor.cholesky(_symmetric(x))
@@ -177,7 +183,11 @@ def cholesky(x: Any, /, *, upper: bool = False) -> Value:
 
 
 def qr(x: Any, /, *, mode: str = "reduced") -> QRResult:
-    """x = Q @ R; Q has min(m, n) columns, or m if `mode` is "complete".
+    """Return Q and R with x = Q @ R.
+
+    Args:
+        x: f[*b, m, n].
+        mode: "reduced": Q is f[*b, m, k] with k = min(m, n); "complete": f[*b, m, m].
 
     Raises:
         ArgumentValueError: `mode` is neither "reduced" nor "complete".
@@ -190,7 +200,13 @@ def qr(x: Any, /, *, mode: str = "reduced") -> QRResult:
 
 
 def eigh(x: Any, /) -> EighResult:
-    """Eigenvalues and eigenvectors of a symmetric x (else of its symmetric part).
+    """Return the eigenvalues, ascending, and eigenvectors of symmetric matrices.
+
+    Args:
+        x: f[*b, n, n]; of others the symmetric part is taken.
+
+    Returns:
+        (f[*b, n], f[*b, n, n]); column i is the eigenvector of eigenvalue i.
 
     Raises:
         ShapeError: `x` is no square matrix or batch of them.
@@ -201,7 +217,9 @@ def eigh(x: Any, /) -> EighResult:
 
 
 def eigvalsh(x: Any, /) -> Value:
-    """The eigenvalues of a symmetric x (else of its symmetric part), ascending.
+    """Return the eigenvalues of symmetric matrices: f[*b, n, n] -> f[*b, n].
+
+    They are in ascending order. Of other matrices the symmetric part is taken.
 
     Raises:
         ShapeError: `x` is no square matrix or batch of them.
@@ -212,7 +230,12 @@ def eigvalsh(x: Any, /) -> Value:
 
 
 def svd(x: Any, /, *, full_matrices: bool = True) -> SVDResult:
-    """x = U @ diag(S) @ Vh; U and Vh are square, or have min(m, n) columns and rows.
+    """Return U, S and Vh with x = U @ diag(S) @ Vh, and S descending.
+
+    Args:
+        x: f[*b, m, n]; k is min(m, n).
+        full_matrices: Return U f[*b, m, m] and Vh f[*b, n, n]; else f[*b, m, k] and
+            f[*b, k, n].
 
     Raises:
         ShapeError: `x` is no matrix or batch of them.
@@ -224,7 +247,7 @@ def svd(x: Any, /, *, full_matrices: bool = True) -> SVDResult:
 
 
 def svdvals(x: Any, /) -> Value:
-    """The singular values, descending: [*b, m, n] -> [*b, min(m, n)].
+    """Return the singular values, descending: f[*b, m, n] -> f[*b, min(m, n)].
 
     Raises:
         ShapeError: `x` is no matrix or batch of them.
@@ -237,7 +260,7 @@ def svdvals(x: Any, /) -> Value:
 
 
 def solve(x1: Any, x2: Any, /) -> Value:
-    """The x with `x1 @ x = x2`: infinite or NaN where x1 is singular.
+    """Return the x with `x1 @ x = x2`; infinite or NaN where x1 is singular.
 
     Shapes:
         [*b, n, n], [*b, n, k] -> [*b, n, k], with batches that broadcast
@@ -245,6 +268,9 @@ def solve(x1: Any, x2: Any, /) -> Value:
 
     Raises:
         ShapeError: x1 is not square, or the shapes do not fit.
+
+    >>> hf.linalg.solve(hf.asarray([[2.0, 0.0], [0.0, 4.0]]), hf.asarray([2.0, 2.0]))
+    Tensor([1. , 0.5], f32[2])
     """
     (a, b), narrow = _floats("solve", x1, x2)
     a = _squared("solve", a)
@@ -263,14 +289,14 @@ def solve_triangular(
     transpose: bool = False,
     unit_diagonal: bool = False,
 ) -> Value:
-    """The x with `a @ x = b` for a triangular a, of which the other half is not read.
+    """Return the x with `a @ x = b` for a triangular a, whose other half is not read.
 
     Args:
         a: Matrices [*b, n, n].
         b: [*b, n, k] or [n], as for `solve`.
         lower: a is lower triangular, not upper.
         transpose: Solve `a^T @ x = b`.
-        unit_diagonal: Take the diagonal of a to be ones.
+        unit_diagonal: Treat the diagonal of a as ones.
 
     Raises:
         ShapeError: a is not square, or the shapes do not fit.
@@ -290,7 +316,7 @@ def solve_triangular(
 
 
 def _columns(name: str, a: Any, b: Any) -> Any:
-    """The right-hand side as matrices."""
+    """Return the right-hand side as matrices."""
     n = a.shape[-1]
     if b.ndim:
         b = _rows_checked(name, b, n)
@@ -304,7 +330,7 @@ def _columns(name: str, a: Any, b: Any) -> Any:
 
 
 def _rows_checked(name: str, b: Any, n: Size) -> Any:
-    """A right-hand side that has `n` rows, where only a run can tell."""
+    """Return a right-hand side with `n` rows, which the run checks if need be."""
     axis = max(b.ndim - 2, 0)
     is_unknown = is_unbacked(n) or is_unbacked(b.shape[axis])
     return resized(name, b, axis, n) if is_unknown else b
@@ -324,7 +350,7 @@ def _same_batch(name: str, x: Any, y: Any) -> tuple[Any, Any]:
 
 
 def inv(x: Any, /) -> Value:
-    """The inverse: infinite or NaN where x is singular.
+    """Return the inverse: f[*b, n, n] -> f[*b, n, n]; infinite or NaN if singular.
 
     Raises:
         ShapeError: `x` is no square matrix or batch of them.
@@ -334,7 +360,7 @@ def inv(x: Any, /) -> Value:
 
 
 def det(x: Any, /) -> Value:
-    """The determinant: [*b, n, n] -> [*b].
+    """Return the determinant: [*b, n, n] -> [*b].
 
     Raises:
         ShapeError: `x` is no square matrix or batch of them.
@@ -344,7 +370,7 @@ def det(x: Any, /) -> Value:
 
 
 def slogdet(x: Any, /) -> SlogdetResult:
-    """The sign of the determinant, and the logarithm of its absolute value.
+    """Return the sign of the determinant, and the logarithm of its absolute value.
 
     Raises:
         ShapeError: `x` is no square matrix or batch of them.
@@ -357,7 +383,7 @@ def slogdet(x: Any, /) -> SlogdetResult:
 
 
 def trace(x: Any, /, *, offset: int = 0, dtype: DTypeLike | None = None) -> Value:
-    """The sum of the diagonal `offset` places above the main one; see `hf.sum`.
+    """Return the sum of the diagonal `offset` places above the main one; see `hf.sum`.
 
     Raises:
         ArgumentTypeError: `offset` is not an int.
@@ -372,9 +398,10 @@ def trace(x: Any, /, *, offset: int = 0, dtype: DTypeLike | None = None) -> Valu
 def vector_norm(
     x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: float = 2
 ) -> Value:
-    """The norm of order `ord` along `axis` (an axis, several, or None for all).
+    """Return the norm of order `ord` along `axis` (an axis, several, or None for all).
 
-    Orders 0 (how many are not 0), inf and -inf (the extreme absolute values) included.
+    `ord` may be any number, 0 (the number of non-zero elements), inf or -inf (the
+    largest or smallest absolute value).
 
     Raises:
         ArgumentTypeError: `ord` is not a number.
@@ -396,38 +423,41 @@ def vector_norm(
     if ord == 0:
         nonzero = astype(astype(x, dtypes.bool_), x.dtype)
         return narrow(reduce.sum(nonzero, **along))
-    size = elementwise.abs(x)
+    magnitude = elementwise.abs(x)
     empty = any(is_empty(x.shape[a]) for a in axes)
     if ord == 1 or (ord == math.inf and empty):
-        return narrow(reduce.sum(size, **along))
+        return narrow(reduce.sum(magnitude, **along))
     if ord in (math.inf, -math.inf):
         if ord > 0:
-            size = _with_zero(size, axes)
-        return narrow((_largest if ord > 0 else reduce.min)(size, **along))
-    total = reduce.sum(elementwise.pow(size, float(ord)), **along)
+            magnitude = _with_zero(magnitude, axes)
+        return narrow((_largest if ord > 0 else reduce.min)(magnitude, **along))
+    total = reduce.sum(elementwise.pow(magnitude, float(ord)), **along)
     return narrow(elementwise.pow(total, 1.0 / ord))
 
 
 def _largest(sizes: Any, **along: Any) -> Any:
-    """The largest of what is not negative. Where all are 0 they share the derivative
-    with the bound, as in JAX."""
+    """Return the largest of non-negative numbers. If all are 0 they share the
+    derivative with the bound 0, as in JAX."""
     return elementwise.maximum(reduce.max(sizes, **along), 0.0)
 
 
 def _with_zero(x: Any, axes: tuple[int, ...]) -> Any:
-    """Numbers that are not negative, with a zero more along each axis that a run may
-    find empty: the largest of none is then 0."""
+    """Return non-negative numbers with a zero appended along each axis that may be
+    empty in the run, so that the largest of none is 0."""
     if not any(is_unbacked(x.shape[a]) for a in axes):
         return x
     widths = [(0, int(is_unbacked(n) and a in axes)) for a, n in enumerate(x.shape)]
     return pad(x, widths)
 
 
-_BY_COLUMNS = {1: (-2, -1), math.inf: (-1, -2)}  # the axis summed, then the extreme's
+_BY_COLUMNS = {
+    1: (-2, -1),
+    math.inf: (-1, -2),
+}  # (axis to sum, axis to take the extremum of)
 
 
 def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Value:
-    """The norm of each matrix: "fro", "nuc", or 1, -1, 2, -2, inf, -inf.
+    """Return the norm of each matrix: "fro", "nuc", or 1, -1, 2, -2, inf, -inf.
 
     Raises:
         ArgumentValueError: `ord` is none of these.
@@ -461,11 +491,11 @@ def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Value
     return narrow(reshaped(norm, shape))
 
 
-# --- what goes through singular values ------------------------------------------------
+# --- functions of singular values -----------------------------------------------------
 
 
 def _cutoff(name: str, x: Any, values: Any, rtol: Any) -> Any:
-    """The singular value, one a matrix, up to which others count as 0."""
+    """Return the value, for each matrix, up to which singular values count as 0."""
     if rtol is None:
         longer: Any = larger(*x.shape[-2:])
         eps = dtypes.finfo(x.dtype).eps
@@ -482,9 +512,9 @@ def _cutoff(name: str, x: Any, values: Any, rtol: Any) -> Any:
 
 
 def matrix_rank(x: Any, /, *, rtol: Any = None) -> Value:
-    """How many singular values are above `rtol` times the largest: i64[*b].
+    """Return the number of singular values above `rtol` times the largest: i64[*b].
 
-    `rtol` is max(m, n) times the dtype's eps, unless it is given.
+    `rtol` defaults to max(m, n) times the eps of the dtype.
 
     Raises:
         ShapeError: `x` is no matrix or batch of them.
@@ -498,10 +528,10 @@ def matrix_rank(x: Any, /, *, rtol: Any = None) -> Value:
 
 
 def pinv(x: Any, /, *, rtol: Any = None) -> Value:
-    """The Moore-Penrose inverse.
+    """Return the Moore-Penrose inverse: f[*b, m, n] -> f[*b, n, m].
 
-    Singular values up to `rtol` times the largest count as 0; `rtol` is max(m, n) times
-    the dtype's eps, unless it is given.
+    Singular values up to `rtol` times the largest count as 0; `rtol` defaults to max(m,
+    n) times the eps of the dtype.
 
     Raises:
         ShapeError: `x` is no matrix or batch of them.
@@ -521,7 +551,7 @@ def _row(s: Any) -> tuple[Size, ...]:
 
 
 def matrix_power(x: Any, n: int, /) -> Value:
-    """`n` factors of x; of its inverse, if n is negative.
+    """Return the product of `n` factors of x, or of its inverse if n is negative.
 
     Raises:
         ArgumentTypeError: `n` is not an int.
@@ -552,7 +582,7 @@ def matrix_power(x: Any, n: int, /) -> Value:
 
 
 def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Value:
-    """The cross product of vectors of 3 elements along `axis`; the rest broadcasts.
+    """Return the cross product along `axis`, whose size is 3; the rest broadcasts.
 
     Raises:
         AxisError: an operand has no such axis.

@@ -1,7 +1,7 @@
 """Diagonals and determinants.
 
-A determinant is found by factors, and differentiated as the polynomial that it is: its
-derivative is the matrix of cofactors, which is finite where the inverse is not.
+A determinant is computed by LU factors and differentiated as a polynomial: its
+derivative is the cofactor matrix, which is finite where the inverse is not.
 """
 
 from collections.abc import Sequence
@@ -31,11 +31,21 @@ from hopflow.symbolic.size import Size
 
 
 def diagonal(x: Any, /, *, offset: int = 0) -> Value:
-    """The diagonal of each matrix, `offset` places above the main one: a copy.
+    """Return a copy of the diagonal of each matrix, `offset` places above the main one.
+
+    Args:
+        x: T[*s, m, n].
+        offset: An int; negative for diagonals below the main one.
+
+    Returns:
+        T[*s, k], where k is the length of the diagonal.
 
     Raises:
         ArgumentTypeError: `offset` is not an int.
         ShapeError: `x` has fewer than two axes.
+
+    >>> hf.linalg.diagonal(hf.asarray([[1, 2], [3, 4]]))
+    Tensor([1, 4], i64[2])
     """
     x = as_tensor("diagonal", x)
     check_matrix("diagonal", x.type)
@@ -47,14 +57,14 @@ def diagonal(x: Any, /, *, offset: int = 0) -> Value:
     down, right = max(-offset, 0), max(offset, 0)
     length = _length(x.shape[-2] - down, x.shape[-1] - right)
     at = positions((length,), 0)
-    found = gather_clip(
+    elements = gather_clip(
         x,
         add(at, down),
         add(at, right),
         axes=(x.ndim - 2, x.ndim - 1),
         batch=0,
     )
-    return moved(found, 0, x.ndim - 2)  # type: ignore[no-any-return]
+    return moved(elements, 0, x.ndim - 2)  # type: ignore[no-any-return]
 
 
 def _length(m: Size, n: Size) -> Size:
@@ -65,7 +75,7 @@ def _length(m: Size, n: Size) -> Size:
 
 
 def sign_and_diagonal(x: Any) -> tuple[Any, Any]:
-    """The sign of the row exchanges of an LU factorisation, and the diagonal of u."""
+    """Return the sign of an LU factorisation's row exchanges, and the diagonal of u."""
     lu, pivots = linalg_factor.lu(x)
     steps = astype(positions((x.shape[-1],), 0), pivots.dtype)
     signs = astype(where(equal(pivots, steps), 1.0, -1.0), x.dtype)
@@ -73,13 +83,13 @@ def sign_and_diagonal(x: Any) -> tuple[Any, Any]:
 
 
 def determined(x: Any) -> Value:
-    """The determinants of matrices: [*b, n, n] -> [*b]."""
+    """Return the determinants of matrices: [*b, n, n] -> [*b]."""
     exchanges, factors = sign_and_diagonal(stop_gradient(x))
     return apply(determinant, x, multiply(exchanges, reduce.prod(factors, axis=-1)))
 
 
 def _run(_x: Array, value: Array) -> Array:
-    """`value`, which is the determinant of the other operand."""
+    """`value`, which must be the determinant of `x`."""
     return np.array(value)
 
 
@@ -113,48 +123,48 @@ determinant: Final = OpDef(
 
 
 def _cofactors(x: Any) -> Any:
-    """The derivative of the determinant in each element.
+    """Return the derivative of the determinant with respect to each element.
 
-    Its own derivatives are those of the cofactors too, where the rank is n - 2 or more;
-    where it is less, the first one is, which is 0.
+    Derivatives of the result are those of the cofactors if the rank is n - 2 or more;
+    below it, only the first one is, which is 0.
     """
     n: Size = x.shape[-1]
     if n < 2:
         return where(equal(x, x), 1.0, x)
     if n == 2:
         return _cofactors_of_two(x)
-    # Turned by its singular vectors, which are held fixed, a matrix is diagonal, and
-    # its zeros come last.
+    # Multiplied by its singular vectors, which are held constant, the matrix is
+    # diagonal, with its zeros last.
     u, s, vt = linalg_factor.svd(stop_gradient(x), mode="reduced")
     turned = matmul(matmul(matrix_transpose(u), x), matrix_transpose(vt))
-    found = _cofactors_by_blocks(turned, equal(part(s, s.ndim - 1, 0, n - 2), 0))
+    cofactors = _cofactors_by_blocks(turned, equal(part(s, s.ndim - 1, 0, n - 2), 0))
     turns = sign(multiply(determined(u), determined(vt)))
-    return _scaled(turns, matmul(matmul(u, found), vt))
+    return _scaled(turns, matmul(matmul(u, cofactors), vt))
 
 
 def _scaled(scale: Any, x: Any) -> Any:
-    """Matrices, each times a number of its own."""
+    """Return each matrix multiplied by its element of `scale`."""
     return multiply(reshaped(scale, (*scale.shape, 1, 1)), x)
 
 
 def _cofactors_of_two(x: Any) -> Any:
-    """[[d, -c], [-b, a]] for [[a, b], [c, d]]."""
+    """Return [[d, -c], [-b, a]] for [[a, b], [c, d]]."""
     for axis in (x.ndim - 2, x.ndim - 1):
         x = part(x, axis, 1, 2, -1)
     return multiply(x, subtract(multiply(eye(2, dtype=x.dtype), 2), 1))
 
 
 def _cofactors_by_blocks(x: Any, is_zero: Any) -> Any:
-    """The cofactors of [[a, b], [c, d]], where d is of two rows and a is diagonal:
-    those of det a * det (d - c a^-1 b).
+    """Return the cofactors of [[a, b], [c, d]], where a is diagonal and d is 2 by 2:
+    the derivative of det a * det (d - c a^-1 b).
 
     Args:
-        is_zero: Of each element on the diagonal of a.
+        is_zero: Whether each element on the diagonal of a is 0.
     """
     n: Size = x.shape[-1]
     rows = _parted(x, x.ndim - 2, n - 2)
     (a, b), (c, d) = (_parted(r, x.ndim - 1, n - 2) for r in rows)
-    # A zero here is the third one: all cofactors are 0, and so are their derivatives.
+    # Such a zero is at least the third one: all cofactors and their derivatives are 0.
     one = eye(n - 2, dtype=x.dtype)
     zeros = astype(is_zero, x.dtype)
     a = add(a, multiply(one, reshaped(zeros, (*zeros.shape[:-1], 1, n - 2))))
@@ -165,12 +175,12 @@ def _cofactors_by_blocks(x: Any, is_zero: Any) -> Any:
     rest = subtract(d, matmul(matrix_transpose(left), b))
     lower = _cofactors_of_two(rest)
     beside, below = -matmul(left, lower), -matmul(lower, right)
-    own = _scaled(determined(rest), matrix_transpose(inverse))
-    upper = subtract(own, matmul(beside, right))
+    diagonal_part = _scaled(determined(rest), matrix_transpose(inverse))
+    upper = subtract(diagonal_part, matmul(beside, right))
     both = concat([upper, beside], axis=-1), concat([below, lower], axis=-1)
     return _scaled(scale, concat(both, axis=-2))
 
 
 def _parted(x: Any, axis: int, at: Size) -> tuple[Any, Any]:
-    """What comes before the last two along an axis, and those."""
+    """Split at `at` along an axis; the second part has 2 elements."""
     return part(x, axis, 0, at), part(x, axis, at, 2)

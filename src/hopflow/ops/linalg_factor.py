@@ -1,9 +1,9 @@
-"""Factorisations of matrices, and what is solved with them.
+"""Factorisations of matrices, and the solution of triangular systems.
 
-The primitives are cholesky, lu, triangular_solve, qr, eigh and svd, of f32 and f64; all
-else is composed from them. Leading axes are a batch. They never stop a program: where a
-factorisation does not exist its result is NaN, for that matrix of the batch alone, and
-a singular system has infinities and NaNs in its solution, as in JAX.
+The primitives are cholesky, lu, triangular_solve, qr, eigh and svd, for f32 and f64;
+`linalg` composes the rest. Leading axes are a batch. They never trap: where a
+factorisation does not exist the result is NaN, for that matrix of the batch alone, and
+the solution of a singular system has infinities and NaNs, as in JAX.
 """
 
 from collections.abc import Callable, Sequence
@@ -83,7 +83,7 @@ def _cholesky_infer(x: TensorType) -> TensorType:
 
 
 def _cholesky_run(x: Array) -> Array:
-    """The lower triangular l with l @ l^T = x, of which the lower half is read."""
+    """The lower triangular l with l @ l^T = x; only the lower half of x is read."""
     try:
         return np.linalg.cholesky(x)
     except np.linalg.LinAlgError:
@@ -101,12 +101,12 @@ def _cholesky_jvp(t: Any, out: Any, _x: Any) -> Any:
 
 
 def _solve(a: Any, b: Any, *, upper: bool = False, unit: bool = False) -> Any:
-    """a^-1 @ b, for a triangular a."""
+    """Return a^-1 @ b, for a triangular a."""
     return triangular_solve(a, b, upper=upper, transposed=False, unit=unit)
 
 
 def _solve_right(a: Any, b: Any) -> Any:
-    """b @ a^-1, for an upper triangular a."""
+    """Return b @ a^-1, for an upper triangular a."""
     b = matrix_transpose(b)
     return matrix_transpose(
         triangular_solve(a, b, upper=True, transposed=True, unit=False)
@@ -114,12 +114,12 @@ def _solve_right(a: Any, b: Any) -> Any:
 
 
 def _diagonal(x: Any) -> Any:
-    """Matrices without what is not on their diagonals."""
+    """Return matrices with zeros off their diagonals."""
     return x * eye(*x.shape[-2:], dtype=x.dtype)
 
 
 def _diagonal_of(x: Any) -> Any:
-    """The diagonals of matrices, as vectors."""
+    """Return the diagonals of matrices, as vectors."""
     return reduce_sum(_diagonal(x), axes=(x.ndim - 2,))
 
 
@@ -153,7 +153,7 @@ def _lu_infer(x: TensorType) -> tuple[TensorType, ...]:
 
 
 def _lu_run(x: Array) -> tuple[Array, Array]:
-    """P x = l @ u packed into one matrix, and the row exchanges, in order, from 0."""
+    """P x = l @ u packed into one matrix, and the row exchanges, counted from 0."""
     *batch, m, n = x.shape
     lu, pivots = np.array(x), np.zeros((*batch, min(m, n)), np.int32)
     if x.size:
@@ -175,11 +175,11 @@ def _lu_jvp(tangents: Any, results: Any, _x: Any) -> tuple[Any, Any]:
         right = right + pad(eye(n - k, dtype=t.dtype), [(k, 0)] * 2)
     both = _solve_right(right, _solve(left, t, unit=True))
     change = matmul(left, tril(both, k=-1)) + matmul(triu(both), right)
-    return change, None  # pivots have none
+    return change, None  # pivots are integers
 
 
 def _square(x: Any, n: Size) -> Any:
-    """A matrix with zeros after its rows or columns."""
+    """Return matrices padded with zero rows or columns to [n, n]."""
     widths = [(0, n - m) for m in x.shape[-2:]]
     if all(is_zero(after) for _, after in widths):
         return x
@@ -211,14 +211,14 @@ def _permutation_infer(pivots: TensorType, *, size: Size) -> TensorType:
 
 
 def _permutation_run(pivots: Array, *, size: int) -> Array:
-    """Where each row comes from, after the exchanges that `pivots` lists."""
+    """The source row of each row, after the exchanges that `pivots` lists."""
     *batch, steps = pivots.shape
     order = np.broadcast_to(np.arange(size), (*batch, size)).copy()
     for step in range(steps):
         other = pivots[..., step : step + 1].astype(np.int64)
-        here, there = order[..., step : step + 1].copy(), _take(order, other)
+        here, swapped = order[..., step : step + 1].copy(), _take(order, other)
         np.put_along_axis(order, other, here, -1)
-        order[..., step : step + 1] = there
+        order[..., step : step + 1] = swapped
     return order
 
 
@@ -228,7 +228,7 @@ def _take(order: Array, at: Array) -> Array:
 
 def _permutation_lower(_: Types, pivots: Operand, **_params: Size) -> Reduction:
     # A row is traced back through the exchanges, the last one first. The accumulators
-    # are where it is (-1 before the first step), and the step and its pivot.
+    # are its position (-1 before the first step), the step, and the step's pivot.
     last = expr.sub(extent(pivots.type.shape[-1]), index(1))
 
     def element(at: Index, r: Index) -> tuple[Expr, ...]:
@@ -317,7 +317,7 @@ def _triangular_lower(
 
 
 def _read_part(a: Any, *, upper: bool, transposed: bool, unit: bool) -> Any:
-    """What a triangular solve makes of the matrix, but for a unit diagonal."""
+    """Return the triangle that a solve reads, without the diagonal if it is unit."""
     a = triu(a, k=int(unit)) if upper else tril(a, k=-int(unit))
     return matrix_transpose(a) if transposed else a
 
@@ -431,8 +431,8 @@ def _eigh_run(x: Array, *, vectors: bool) -> Any:
     """Ascending eigenvalues (and eigenvectors) of the symmetric x of a lower half."""
     try:
         _require_finite(np.tril(x))
-        found = tuple(np.linalg.eigh(x)) if vectors else (np.linalg.eigvalsh(x),)
-        return found if vectors else found[0]
+        results = tuple(np.linalg.eigh(x)) if vectors else (np.linalg.eigvalsh(x),)
+        return results if vectors else results[0]
     except np.linalg.LinAlgError:
         if x.ndim > 2:
             return _one_by_one(lambda m: _eigh_run(m, vectors=vectors), x)
@@ -441,15 +441,13 @@ def _eigh_run(x: Array, *, vectors: bool) -> Any:
 
 
 def _require_finite(x: Array) -> None:
-    """Raise what NumPy raises of a matrix that it gives up: on one that is not finite
-    some versions of LAPACK never return."""
+    """Raise NumPy's error unless `x` is finite: else some LAPACKs never return."""
     if not np.isfinite(x).all():
         raise np.linalg.LinAlgError
 
 
 def _one_by_one(run: Callable[[Array], Any], x: Array) -> Any:
-    """The stacked results of `run` on each matrix of a batch, where NumPy would give up
-    the whole batch for one matrix."""
+    """Run each matrix of a batch alone, where NumPy would fail for the whole batch."""
     results = [run(matrix) for matrix in x]
     if isinstance(results[0], tuple):
         return tuple(np.stack(parts) for parts in zip(*results, strict=True))
@@ -468,7 +466,7 @@ def _eigh_lower(_: Types, x: Operand, *, vectors: bool) -> Library:
 
 
 def _eigh_jvp(tangents: Any, results: Any, x: Any, *, vectors: bool) -> tuple[Any, ...]:
-    # For a symmetric x and t. Of equal eigenvalues the vectors have no derivative.
+    # For symmetric x and t. Vectors of equal eigenvalues have no derivative.
     [t] = tangents
     w, v = results if vectors else eigh(x, vectors=True)
     turned = matmul(matmul(matrix_transpose(v), t), v)
@@ -488,7 +486,7 @@ def _along_rows(values: Any) -> Any:
 
 
 def _off_diagonal_quotient(x: Any, y: Any) -> Any:
-    """x / y, but 0 on the diagonals, where y is 0."""
+    """Return x / y, with 0 on the diagonals, where y is 0."""
     ones = eye(y.shape[-1], dtype=y.dtype)
     return x * (1 / (y + ones) - ones)
 
@@ -564,8 +562,8 @@ def _svd_lower(_: Types, x: Operand, *, mode: Mode) -> Library:
 
 
 def _svd_jvp(tangents: Any, results: Any, x: Any, *, mode: Mode) -> tuple[Any, ...]:
-    # J. Townsend, "Differentiating the singular value decomposition" (2016). Of equal
-    # singular values the vectors have no derivative.
+    # J. Townsend, "Differentiating the singular value decomposition" (2016). Vectors of
+    # equal singular values have no derivative.
     [t] = tangents
     m, n = x.shape[-2:]
     if mode == "full" and m != n:
@@ -587,9 +585,9 @@ def _svd_jvp(tangents: Any, results: Any, x: Any, *, mode: Mode) -> tuple[Any, .
         return matmul(vectors, _off_diagonal_quotient(mixed, gaps))
 
     def outside(image: Any, basis: Any) -> Any:
-        """What leaves the space that the vectors span."""
-        within = matmul(basis, matmul(matrix_transpose(basis), image))
-        return (image - within) / columns
+        """Return the part of `image` that is orthogonal to the space of the vectors."""
+        projection = matmul(basis, matmul(matrix_transpose(basis), image))
+        return (image - projection) / columns
 
     du = rotated(u, columns * turned)
     dv = rotated(v, rows * turned)

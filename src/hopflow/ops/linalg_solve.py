@@ -1,7 +1,7 @@
-"""Solutions of linear systems: found by factors, differentiated as what they solve.
+"""Linear systems, solved by LU factors and differentiated as solutions.
 
-The derivative of a factorisation costs several products of matrices; that of a solution
-is one more system with the same factors.
+To differentiate a factorisation takes several matrix products; to differentiate a
+solution takes one more solve with the same factors.
 """
 
 from collections.abc import Sequence
@@ -23,20 +23,20 @@ from hopflow.ops.views import broadcasted, zeros_of
 
 
 class Factors(NamedTuple):
-    """An LU factorisation: both triangles in one matrix, and where rows are from."""
+    """An LU factorisation: both triangles in one matrix, and the source of each row."""
 
     lu: Any
     order: Any
 
 
 def factors_of(a: Any) -> Factors:
-    """The factors of square matrices, which are not differentiated."""
+    """Return the LU factors of square matrices, without derivatives."""
     lu, pivots = linalg_factor.lu(stop_gradient(a))
     return Factors(lu, linalg_factor.lu_permutation(pivots, size=a.shape[-1]))
 
 
 def solved(a: Any, b: Any, factors: Factors, *, transposed: bool = False) -> Value:
-    """The x with `a @ x = b`, or `a^T @ x = b`; batches are equal."""
+    """Return the x with `a @ x = b`, or `a^T @ x = b`, for equal batch shapes."""
     batch = b.ndim - 2
     lu = broadcasted(factors.lu, a.shape)
     order = broadcasted(factors.order, a.shape[:-1])
@@ -88,12 +88,12 @@ def _jvp(
 
 
 def _transpose(
-    given: Any, a: Any, _b: Any, _x: Any, *factors: Any, transposed: bool
+    cotangents: Any, a: Any, _b: Any, _x: Any, *factors: Any, transposed: bool
 ) -> tuple[Any, ...]:
-    # Linear in b: `x` is made of it, and counts for nothing.
-    [ct] = given
-    found = solved(a, ct, Factors(*factors), transposed=not transposed)
-    return None, found, None, None, None
+    # The result is linear in b. `x` is a function of b and needs no cotangent.
+    [ct] = cotangents
+    ct_b = solved(a, ct, Factors(*factors), transposed=not transposed)
+    return None, ct_b, None, None, None
 
 
 solution: Final = OpDef(

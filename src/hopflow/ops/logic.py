@@ -1,4 +1,4 @@
-"""Comparison, bits, tests and choice."""
+"""Comparison, bit operations, tests and selection."""
 
 from typing import Any, Final
 
@@ -124,19 +124,19 @@ def _test(name: str, doc: str, run: Any, fn: Any) -> OpDef:
     )
 
 
-isnan: Final = _test("isnan", "Whether each element is a NaN.", np.isnan, scalar.is_nan)
+isnan: Final = _test("isnan", "Whether each element is NaN.", np.isnan, scalar.is_nan)
 isinf: Final = _test(
     "isinf", "Whether each element is an infinity.", np.isinf, scalar.is_inf
 )
 isfinite: Final = _test(
     "isfinite",
-    "Whether each element is neither infinite nor a NaN.",
+    "Whether each element is neither infinite nor NaN.",
     np.isfinite,
     scalar.is_finite,
 )
 signbit: Final = elementwise(
     "signbit",
-    "Whether each element's sign is negative, that of a zero or NaN too.",
+    "Whether the sign bit of each element is set, also of zeros and NaNs.",
     np.signbit,
     scalar.sign_bit,
     arity=1,
@@ -150,30 +150,30 @@ signbit: Final = elementwise(
 
 
 def as_bool(name: str, position: int, x: Any) -> Operand:
-    """An operand as bools: anything but 0 is true."""
+    """Return an operand as bools: anything but 0 is True."""
     return convert_to(as_operand(name, position, x), dtypes.bool_)
 
 
 def logical_and(x1: Any, x2: Any, /) -> Value:
-    """`x1 and x2`, by element; anything but 0 is true."""
+    """Return `x1 and x2` by element; anything but 0 is True."""
     operands = [as_bool("logical_and", i, x) for i, x in enumerate((x1, x2))]
     return apply(bitwise_and, *aligned("logical_and", operands))
 
 
 def logical_or(x1: Any, x2: Any, /) -> Value:
-    """`x1 or x2`, by element; anything but 0 is true."""
+    """Return `x1 or x2` by element; anything but 0 is True."""
     operands = [as_bool("logical_or", i, x) for i, x in enumerate((x1, x2))]
     return apply(bitwise_or, *aligned("logical_or", operands))
 
 
 def logical_xor(x1: Any, x2: Any, /) -> Value:
-    """Whether just one of `x1` and `x2` holds; anything but 0 is true."""
+    """Return whether exactly one of `x1` and `x2` is True; anything but 0 is."""
     operands = [as_bool("logical_xor", i, x) for i, x in enumerate((x1, x2))]
     return apply(bitwise_xor, *aligned("logical_xor", operands))
 
 
 def logical_not(x: Any, /) -> Value:
-    """`not x`, by element; anything but 0 is true."""
+    """Return `not x` by element; anything but 0 is True."""
     return apply(bitwise_invert, as_bool("logical_not", 0, x))
 
 
@@ -195,15 +195,16 @@ def _select_run(test: Array, x: Array, y: Array) -> Array:
 
 
 def _select(test: Any, x: Any, y: Any) -> Value:
-    """`x` where `test` holds, else `y`; 0 for one that is no tensor."""
-    known = x if isinstance(x, Value) else y
-    zero = Constant(0.0, TensorType(known.dtype))
+    """Return `x` where `test` holds, else `y`; one that is no tensor counts as 0."""
+    tensor = x if isinstance(x, Value) else y
+    zero = Constant(0.0, TensorType(tensor.dtype))
     values = (v if isinstance(v, Value) else zero for v in (x, y))
     return apply(select, test, *values)
 
 
 def _select_jvp(tangents: Any, _results: Any, test: Any, *_: Any) -> tuple[Value]:
-    # No tangent is multiplied by 0: that of a branch not taken may be infinite.
+    # Tangents are selected instead of multiplied by 0, as one of a branch not taken may
+    # be infinite.
     return (_select(test, *tangents[1:]),)
 
 
@@ -231,14 +232,17 @@ select: Final = OpDef(
 
 
 def where(condition: Any, x1: Any, x2: Any, /) -> Value:
-    """`x1` where `condition` holds, else `x2`.
+    """Return `x1` where `condition` holds, else `x2`.
 
     Args:
-        condition: bool[*s]; of other dtypes, anything but 0 is true.
+        condition: bool[*s]; in other dtypes, anything but 0 is True.
         x1, x2: T[*t], T[*u]; the three broadcast, and these two promote.
 
     Raises:
         ShapeError: the shapes do not broadcast.
+
+    >>> hf.where(hf.asarray([True, False]), 1, hf.asarray([2.0, 3.0]))
+    Tensor([1., 3.], f32[2])
     """
     test = as_bool("where", 0, condition)
     values = [as_operand("where", i, v) for i, v in ((1, x1), (2, x2))]

@@ -1,4 +1,4 @@
-"""The standard's manipulation functions: shapes, axes, repetition; and joining."""
+"""The standard's manipulation functions: shapes, axes, repetition and joining."""
 
 from collections.abc import Sequence
 from math import inf, prod
@@ -78,17 +78,21 @@ __all__ = [
 
 
 def reshape(x: Any, /, shape: Any, *, copy: bool | None = None) -> Value:
-    """The elements of `x`, in row-major order, in another shape.
+    """Return the elements of `x`, in row-major order, in another shape.
 
     Args:
-        x: The tensor.
-        shape: Sizes; one may be -1, which stands for what is left.
-        copy: True gives memory of its own; False is an error where memory cannot be
-            shared.
+        x: T[*s].
+        shape: The sizes; one may be -1, and is computed from the others.
+        copy: True always copies; False is an error if memory cannot be shared; None
+            copies only then.
 
     Raises:
         ShapeError: the number of elements differs, or no size fits the -1.
         ArgumentValueError: `copy` is False, and a copy cannot be avoided.
+
+    >>> hf.reshape(hf.arange(6), (2, -1))
+    Tensor([[0, 1, 2],
+            [3, 4, 5]], i64[2, 3])
     """
     copy = None if copy is None else as_flag("reshape", "copy", copy)
     x = as_tensor("reshape", x)
@@ -108,7 +112,7 @@ def reshape(x: Any, /, shape: Any, *, copy: bool | None = None) -> Value:
 
 
 def _with_elements(x: Any, shape: Shape) -> Any:
-    """`x`, flat where only a run can tell whether it has the elements of `shape`."""
+    """Return `x`, flattened and checked by the run if sizes are unbacked."""
     total: Size = prod(shape, start=1)
     count = x.type.size
     if same_size(total, count) or not (is_unbacked(total) or is_unbacked(count)):
@@ -118,48 +122,48 @@ def _with_elements(x: Any, shape: Shape) -> Any:
 
 
 def _resolved(x: TensorType, shape: Any) -> Shape:
-    """`shape` with the size that -1 stands for."""
-    given = list(shape) if isinstance(shape, tuple | list) else [shape]
+    """Return `shape` with -1 replaced by the size that it stands for."""
+    entries = list(shape) if isinstance(shape, tuple | list) else [shape]
     holes = [
-        i for i, n in enumerate(given) if isinstance(n, int | np.integer) and n == -1
+        i for i, n in enumerate(entries) if isinstance(n, int | np.integer) and n == -1
     ]
-    known = as_shape("reshape", [1 if i in holes else n for i, n in enumerate(given)])
+    sizes = as_shape("reshape", [1 if i in holes else n for i, n in enumerate(entries)])
     if not holes:
-        return known
+        return sizes
     if len(holes) > 1:
         raise ShapeError(f"reshape: only one size may be -1, and `shape` is {shape}.")
     [hole] = holes
-    missing = _missing(x.shape, [n for i, n in enumerate(known) if i != hole])
+    missing = _missing(x.shape, [n for i, n in enumerate(sizes) if i != hole])
     if missing is None:
         raise ShapeError(
-            f"reshape: no size fits the -1 of `shape` {tuple(given)}, for a tensor of "
-            f"shape {show(x.shape)} with {x.size} elements."
+            f"reshape: no size fits the -1 of `shape` {tuple(entries)}, for a tensor "
+            f"of shape {show(x.shape)} with {x.size} elements."
         )
-    return (*known[:hole], missing, *known[hole + 1 :])
+    return (*sizes[:hole], missing, *sizes[hole + 1 :])
 
 
-def _missing(shape: Shape, known: Sequence[Size]) -> Size | None:
-    """The n for which `known` and n have as many elements as `shape`; None: no n."""
-    if any(map(is_zero, known)):
+def _missing(shape: Shape, sizes: Sequence[Size]) -> Size | None:
+    """Return the n for which `sizes` and n have the elements of `shape`, or None."""
+    if any(map(is_zero, sizes)):
         return None
-    rest, left = list(shape), []
-    for n in known:  # equal sizes cancel, so that symbols seldom need a division
+    rest, uncancelled = list(shape), []
+    for n in sizes:  # cancel equal sizes, so that symbols seldom need a division
         match = next((i for i, m in enumerate(rest) if same_size(n, m)), None)
         if match is None:
-            left.append(n)
+            uncancelled.append(n)
         else:
             del rest[match]
-    return divided(prod(rest, start=1), prod(left, start=1))
+    return divided(prod(rest, start=1), prod(uncancelled, start=1))
 
 
 def ravel(x: Any, /) -> Value:
-    """The elements of `x` in one axis, in row-major order."""
+    """Return the elements of `x` in row-major order: T[*s] -> T[n]."""
     x = as_tensor("ravel", x)
     return reshaped(x, (x.type.size,))  # type: ignore[no-any-return]
 
 
 def expand_dims(x: Any, /, axis: Any = 0) -> Value:
-    """`x` with new axes of size 1, at `axis` (one or a tuple) of the result.
+    """Return `x` with new axes of size 1 at `axis` (an int or several) of the result.
 
     Raises:
         AxisError: the result has no such axis, or one is named twice.
@@ -173,7 +177,7 @@ def expand_dims(x: Any, /, axis: Any = 0) -> Value:
 
 
 def squeeze(x: Any, /, axis: Any) -> Value:
-    """`x` without the axes `axis` (one or a tuple), which must have size 1.
+    """Return `x` without the axes `axis` (an int or several), which must have size 1.
 
     Raises:
         AxisError: `x` has no such axis.
@@ -194,10 +198,13 @@ def squeeze(x: Any, /, axis: Any) -> Value:
 
 
 def permute_dims(x: Any, /, axes: Any) -> Value:
-    """`x` with its axes in the order `axes`.
+    """Return `x` with its axes in the order `axes`.
 
     Raises:
         AxisError: `axes` does not name each axis once.
+
+    >>> hf.permute_dims(hf.zeros((2, 3, 4)), (2, 0, 1)).shape
+    (4, 2, 3)
     """
     x = as_tensor("permute_dims", x)
     order = normalize_axes("permute_dims", tuple(several(axes)), x.ndim, "axes")
@@ -210,7 +217,7 @@ def permute_dims(x: Any, /, axes: Any) -> Value:
 
 
 def moveaxis(x: Any, source: Any, destination: Any, /) -> Value:
-    """`x` with the axes `source` at the places `destination`, the others in order.
+    """Return `x` with the axes `source` at the positions `destination`.
 
     Raises:
         AxisError: `x` has no such axis, or one is named twice.
@@ -230,7 +237,7 @@ def moveaxis(x: Any, source: Any, destination: Any, /) -> Value:
 
 
 def swapaxes(x: Any, /, axis1: int, axis2: int) -> Value:
-    """`x` with two axes exchanged.
+    """Return `x` with two axes exchanged.
 
     Raises:
         AxisError: `x` has no such axis.
@@ -244,7 +251,7 @@ def swapaxes(x: Any, /, axis1: int, axis2: int) -> Value:
 
 
 def broadcast_to(x: Any, /, shape: Any) -> Value:
-    """`x` repeated along new axes and along its axes of size 1, without a copy.
+    """Return `x` repeated along new axes and axes of size 1, as a read-only view.
 
     Raises:
         ShapeError: `x` does not broadcast to `shape`.
@@ -254,7 +261,7 @@ def broadcast_to(x: Any, /, shape: Any) -> Value:
 
 
 def broadcast_arrays(*arrays: Any) -> list[Value]:
-    """The tensors, each broadcast to the shape that all of them have in common.
+    """Return the tensors, each broadcast to their common shape.
 
     Raises:
         ShapeError: the shapes do not broadcast.
@@ -266,7 +273,7 @@ def broadcast_arrays(*arrays: Any) -> list[Value]:
 
 
 def flip(x: Any, /, *, axis: Any = None) -> Value:
-    """`x` with its elements reversed along `axis` (one, a tuple, or None for all).
+    """Return `x` reversed along `axis` (an int, several, or None for all).
 
     Raises:
         AxisError: `x` has no such axis, or one is named twice.
@@ -282,9 +289,9 @@ def flip(x: Any, /, *, axis: Any = None) -> Value:
 
 
 def tile(x: Any, repetitions: Any, /) -> Value:
-    """`x` repeated `repetitions[a]` times along each axis a.
+    """Return `x` repeated `repetitions[a]` times along each axis a.
 
-    Where one of the two has fewer axes, ones are put before.
+    If one of the two has fewer axes, ones are prepended.
 
     Raises:
         ArgumentValueError: a repetition is negative.
@@ -305,19 +312,22 @@ def tile(x: Any, repetitions: Any, /) -> Value:
 
 
 def repeat(x: Any, repeats: Any, /, *, axis: int | None = None) -> Value:
-    """`x` with each element along `axis` repeated.
+    """Return `x` with each element along `axis` repeated.
 
     Args:
-        x: The tensor.
-        repeats: How often: a number for all elements, or one for each of them.
+        x: T[*s, n, *t], where n is the size of `axis`.
+        repeats: The number of repetitions: one for all elements, or one for each.
         axis: The axis; None: along the flattened tensor.
 
     Raises:
         AxisError: `x` has no such axis.
         ArgumentValueError: a number is negative.
-        CheckError: it is, of a traced tensor.
+        CheckError: a number of a traced tensor is negative.
         ShapeError: there is not a number for each element.
         TraceError: `repeats` is traced where sizes cannot become symbols.
+
+    >>> hf.repeat(hf.asarray([1, 2]), [2, 1])
+    Tensor([1, 1, 2], i64[3])
     """
     x = as_tensor("repeat", x)
     if axis is None:
@@ -325,10 +335,10 @@ def repeat(x: Any, repeats: Any, /, *, axis: int | None = None) -> Value:
     axis = normalize_axis("repeat", axis, x.ndim)
     n = x.shape[axis]
     if isinstance(repeats, Value):
-        known = known_elements("repeat", repeats, _REPEAT_REMEDY)
-        if known is None:
+        elements = known_elements("repeat", repeats, _REPEAT_REMEDY)
+        if elements is None:
             return _repeat_traced(x, repeats, axis)
-        repeats = known
+        repeats = elements
     if isinstance(repeats, np.ndarray | tuple | list):
         return _repeat_each(x, _counts(repeats), axis)
     count = as_size("repeat", repeats, "repeats")
@@ -339,7 +349,7 @@ def repeat(x: Any, repeats: Any, /, *, axis: int | None = None) -> Value:
 
 
 def _owned(x: Any) -> Value:
-    """`x` in memory of its own: what a user may write without a change elsewhere."""
+    """Return a copy of `x`, which users may write without a change elsewhere."""
     return apply(copy_op, x)
 
 
@@ -363,7 +373,8 @@ def _counts(repeats: Any) -> Array:
 
 
 def _repeat_traced(x: Any, counts: Value, axis: int) -> Value:
-    """Which element stands at a place: as many as begin there or before, less one."""
+    """Repeat by traced counts: the source of position i is the number of elements that
+    begin at or before i, minus 1."""
     n = x.shape[axis]
     if not counts.type.dtype.is_integer:
         raise ArgumentTypeError(
@@ -402,5 +413,5 @@ def _repeat_each(x: Any, counts: Array, axis: int) -> Value:
             f"shape {show(counts.shape)}."
         )
     chosen = as_operand("repeat", 1, np.repeat(np.arange(len(counts)), counts))
-    found = apply(gather, x, chosen, axes=(axis,), batch=0)
-    return moved(found, 0, axis)  # type: ignore[no-any-return]
+    repeated = apply(gather, x, chosen, axes=(axis,), batch=0)
+    return moved(repeated, 0, axis)  # type: ignore[no-any-return]

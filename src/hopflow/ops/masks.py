@@ -1,6 +1,6 @@
-"""Where a tensor is true: how many places there are, only the run knows.
+"""The positions of true elements, whose number only the run knows.
 
-`where_true` counts them, makes the number a size (`item`), and takes as many positions.
+`where_true` counts them, makes the count a size (`item`), and takes as many positions.
 """
 
 from collections.abc import Sequence
@@ -46,10 +46,10 @@ def _positions_infer(mask: TensorType, *, size: Size) -> TensorType:
 
 def _positions_run(mask: Array, *, size: int) -> Array:
     """The positions of the first `size` true elements; 0 where there are fewer."""
-    found = np.zeros(size, np.int64)
+    result = np.zeros(size, np.int64)
     positions = np.flatnonzero(mask)[:size]
-    found[: len(positions)] = positions
-    return found
+    result[: len(positions)] = positions
+    return result
 
 
 def _positions_lower(_types: Types, mask: Operand, *, size: Size) -> Compact:  # noqa: ARG001
@@ -60,12 +60,12 @@ def _positions_batch(
     _op: OpDef, _batch: Size, _batched: Any, mask: Any, *, size: Size
 ) -> Sequence[Value]:
     n = mask.shape[1]
-    room = larger(n, size)
-    if not same_size(n, room):
-        widths = {"before": (0, 0), "after": (0, room - n)}
+    length = larger(n, size)
+    if not same_size(n, length):
+        widths = {"before": (0, 0), "after": (0, length - n)}
         false = Constant(False, TensorType(dtypes.bool_))
         mask = batching.op_of("pad", mask, false, **widths)
-    # The true ones first, in their order.
+    # A stable sort puts the true elements first.
     order = batching.op_of("argsort", mask, descending=True)
     first = part(order, 1, 0, size)
     picked = part(
@@ -99,7 +99,7 @@ def _strides(shape: tuple[Any, ...], product: Any, one: Any) -> list[Any]:
 
 
 def _unravel_run(positions: Array, *, shape: tuple[int, ...]) -> tuple[Array, ...]:
-    """For each axis of a tensor of `shape`, where along it flat positions are."""
+    """The index along each axis of a tensor of `shape`, of flat positions."""
     strides = _strides(shape, mul, 1)
     pairs = zip(strides, shape, strict=True)
     return tuple([positions // max(s, 1) % max(n, 1) for s, n in pairs])
@@ -136,12 +136,12 @@ unravel: Final = OpDef(
 
 
 def data_size(name: str, count: Any, most: Size | float, of: Any, remedy: str) -> Size:
-    """The integer tensor `count`, from 0 to `most`, as a size.
+    """Return the integer tensor `count`, from 0 to `most`, as a size.
 
     Args:
         name: The public function.
         of: The tensor whose values decide it.
-        remedy: What to use where that cannot be.
+        remedy: The advice in the error.
 
     Raises:
         TraceError: the trace cannot have such sizes.
@@ -153,15 +153,17 @@ def data_size(name: str, count: Any, most: Size | float, of: Any, remedy: str) -
 
 
 def where_true(name: str, x: Any, remedy: str) -> tuple[Value, ...]:
-    """For each axis of `x` (one if it is a scalar) the indices of its true elements.
+    """Return the indices of true elements for each axis of `x` (one for a scalar).
 
     Raises:
         TraceError: see `data_size`.
     """
-    known = known_elements(name, x, remedy)
-    if known is not None:
-        found = np.nonzero(np.atleast_1d(known))
-        return tuple([as_value(as_operand(name, 0, i.astype(np.int64))) for i in found])
+    elements = known_elements(name, x, remedy)
+    if elements is not None:
+        indices = np.nonzero(np.atleast_1d(elements))
+        return tuple(
+            [as_value(as_operand(name, 0, i.astype(np.int64))) for i in indices]
+        )
     mask: Any = as_value(as_bool(name, 0, x))
     flat = reshaped(mask, (mask.type.size,))
     size = data_size(name, count_nonzero(flat), mask.type.size, x, remedy)

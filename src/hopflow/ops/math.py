@@ -50,9 +50,9 @@ def _function(
     special: str = "",
     jax_ulps: int = 4,
 ) -> OpDef:
-    """A function of `loop_ir.math`; samples are drawn from [low, high].
+    """Return a function of `loop_ir.math`; samples are drawn from [low, high].
 
-    slope   (result, x) -> the derivative, of a function of one operand
+    slope       (result, x) -> the derivative, for a function of one operand
     special     its name in `scipy.special`, if it is one of those
     """
     space = f"scipy.special.{special}" if special else f"numpy.{name}"
@@ -168,7 +168,7 @@ atanh: Final[OpDef] = _function(
 
 sqrt: Final[OpDef] = elementwise(
     "sqrt",
-    "The square root, correctly rounded; a NaN below 0.",
+    "The square root, correctly rounded; NaN below 0.",
     np.sqrt,
     lambda x: unary("sqrt", x),
     arity=1,
@@ -189,7 +189,7 @@ hypot: Final[OpDef] = _function(
 
 
 def rsqrt(x: Any, /) -> Value:
-    """`1 / sqrt(x)`."""
+    """Return `1 / sqrt(x)`."""
     return reciprocal(sqrt(x))
 
 
@@ -204,7 +204,7 @@ erf: Final[OpDef] = _function(
     special="erf",
 )
 erfc: Final[OpDef] = _function(
-    *("erfc", "`1 - erf(x)`, accurate far out."),
+    *("erfc", "`1 - erf(x)`, accurate for large `x`."),
     slope=lambda out, x: -_BELL * exp(-x * x),
     ulps=16,
     special="erfc",
@@ -225,17 +225,18 @@ lgamma: Final[OpDef] = _function(
     jax_ulps=40,
 )
 
-# B(2k) / 2k, of Bernoulli's numbers: the asymptotic series of digamma.
+# B(2k) / 2k, with Bernoulli's numbers: the asymptotic series of digamma.
 _BERNOULLI: Final = (1 / 12, -1 / 120, 1 / 252, -1 / 240, 1 / 132, -691 / 32760, 1 / 12)
-_SHIFT: Final = 10  # from here on that series has the precision of float64
+_SHIFT: Final = 10  # from here on the series has the precision of float64
 
 
 def digamma(x: Any, /) -> Value:
-    """The derivative of `lgamma`; -inf at 0, a NaN at the negative integers.
+    """Return the derivative of `lgamma`: -inf at 0, NaN at negative integers.
 
-    To 16 units in the last place; near its zeros below 0, to the error of a difference:
-    16 units of the largest of 1 and its terms there, digamma(1 - x) and pi / tan(pi x).
-    Numbers of 16 bits are rounded once more.
+    f[*s] -> f[*s]; integers become the default float. The error is at most 16 units in
+    the last place. Near the negative zeros, where a difference cancels, it is 16 units
+    of the larger of 1 and the terms digamma(1 - x) and pi / tan(pi x). Results of 16
+    bits are computed in float32 and rounded.
     """
     [operand] = map(as_value, lgamma.operands((x,)))
     if operand.type.dtype.bits == 16:
@@ -245,8 +246,8 @@ def digamma(x: Any, /) -> Value:
 
 
 def _digamma_near_root(x: Value) -> tuple[Value, Value]:
-    """Whether its positive root is near, where a sum of terms loses all digits; and the
-    value there."""
+    """Return whether the positive root is near, where summing terms would cancel all
+    digits, and the value there."""
     short = x.type.dtype.short
     root, root_low = coefficients.DIGAMMA_ROOT[short]
     distance = subtract(subtract(x, root), root_low)
@@ -256,36 +257,36 @@ def _digamma_near_root(x: Value) -> tuple[Value, Value]:
     return less(abs(distance), 0.85), multiply(distance, factor)
 
 
-def _digamma(given: Value) -> Value:
-    mirrored = less(given, 0.5)
-    z = where(mirrored, subtract(1.0, given), given)
+def _digamma(x: Value) -> Value:
+    mirrored = less(x, 0.5)
+    z = where(mirrored, subtract(1.0, x), x)
     far = add(z, _SHIFT)
     square = reciprocal(multiply(far, far))
     tail: Any = 0.0
     for term in reversed(_BERNOULLI):
         tail = multiply(add(tail, term), square)
     result = subtract(subtract(log(far), divide(0.5, far)), tail)
-    steps: Any = 0.0  # the smallest first
+    steps: Any = 0.0  # the smallest term first
     for k in reversed(range(_SHIFT)):
         steps = add(steps, reciprocal(add(z, k)))
     is_near, near = _digamma_near_root(z)
     result = where(is_near, near, subtract(result, steps))
-    # digamma(1 - x) - digamma(x) = pi / tan(pi x), of which only the fraction counts:
-    # from the nearest integer, for what is left of it is exact then.
-    turn = multiply(where(mirrored, subtract(given, round(given)), 0.5), math.pi)
+    # digamma(1 - x) - digamma(x) = pi / tan(pi x), which has period 1: the distance to
+    # the nearest integer is exact.
+    turn = multiply(where(mirrored, subtract(x, round(x)), 0.5), math.pi)
     result = subtract(result, where(mirrored, divide(math.pi, tan(turn)), 0.0))
-    pole = logical_and(less(given, 0.0), equal(given, floor(given)))
+    pole = logical_and(less(x, 0.0), equal(x, floor(x)))
     return where(pole, math.nan, result)
 
 
 def logaddexp(x1: Any, x2: Any, /) -> Value:
-    """`log(exp(x1) + exp(x2))`, without overflow."""
+    """Return `log(exp(x1) + exp(x2))`, without overflow."""
     x, y = map(as_value, divide.operands((x1, x2)))
-    # Chosen and not ordered by `maximum`, so that a tie is as smooth as all else.
+    # `where` instead of `maximum`, whose derivative would be split at a tie.
     first = greater_equal(x, y)
     large, small = where(first, x, y), where(first, y, x)
     difference = subtract(small, large)
-    # Of two equal infinities the difference is a NaN, and their sum is the answer.
+    # The difference of equal infinities is NaN; their sum is the result.
     undefined = isnan(difference)
     smooth = add(large, log1p(exp(where(undefined, 0.0, difference))))
     return where(undefined, add(x, y), smooth)

@@ -1,4 +1,4 @@
-"""Products of matrices and vectors: one primitive, and the public functions on it."""
+"""Products of matrices and vectors: a primitive, and public functions."""
 
 from collections.abc import Sequence
 from math import prod
@@ -32,8 +32,8 @@ from hopflow.symbolic.size import Size
 
 BLAS_TYPES: Final = (dtypes.float32, dtypes.float64)
 
-# Multiplications from which calling a library is worth it, and what an unknown size
-# counts as.
+# The number of multiplications from which a library call pays, and the assumed value of
+# a symbolic size.
 _LARGE: Final = 4096
 _TYPICAL: Final = 64
 
@@ -53,7 +53,7 @@ def _infer(x: TensorType, y: TensorType) -> TensorType:
 
 
 def _check_inner(name: str, x: TensorType, y: TensorType, k: Size, other: Size) -> None:
-    # An equality of symbols that cannot be decided raises by itself.
+    # An undecidable equality of symbols raises.
     if k != other:
         raise ShapeError(
             f"{name}: the axes summed over must have equal sizes, and those of {x} and "
@@ -107,15 +107,16 @@ def _for_library(dtype: DType, m: Size, n: Size, k: Size) -> bool:
 def _batch(
     op: OpDef, size: Size, batched: tuple[bool, ...], x: Any, y: Any
 ) -> Sequence[Value]:
-    """One matrix for all examples makes one large product of many small ones."""
+    """Batch the product: a matrix that is the same for all batch elements makes one
+    large product of many small ones."""
     if batched == (True, False) and y.ndim == 2:
         _, m, k = x.shape
-        [found] = bind(op, [reshaped(x, (size * m, k)), y], {})
-        return [reshaped(found, (size, m, y.shape[-1]))]
+        [product] = bind(op, [reshaped(x, (size * m, k)), y], {})
+        return [reshaped(product, (size, m, y.shape[-1]))]
     if batched == (False, True) and x.ndim == 2:
         _, k, n = y.shape
-        [found] = bind(op, [x, reshaped(moved(y, 0, 1), (k, size * n))], {})
-        return [moved(reshaped(found, (x.shape[0], size, n)), 1, 0)]
+        [product] = bind(op, [x, reshaped(moved(y, 0, 1), (k, size * n))], {})
+        return [moved(reshaped(product, (x.shape[0], size, n)), 1, 0)]
     args = [batching.in_batch(size, b, o) for b, o in zip(batched, (x, y), strict=True)]
     return bind(op, args, {})
 
@@ -146,11 +147,11 @@ matmul_op: Final[OpDef] = OpDef(
 
 
 def promoted(name: str, *args: Any) -> list[Any]:
-    """Tensors of one numeric dtype.
+    """Return tensors of a common numeric dtype.
 
     Raises:
-        ArgumentTypeError: one is neither a tensor, nor an array, nor a number.
-        DTypeError: one is a bool.
+        ArgumentTypeError: an argument is neither a tensor, an array nor a number.
+        DTypeError: an argument is a bool.
     """
     tensors = [as_tensor(name, arg, i) for i, arg in enumerate(args)]
     dtype, weak = numeric(name, [(t.type.dtype, t.type.weak) for t in tensors])
@@ -158,7 +159,7 @@ def promoted(name: str, *args: Any) -> list[Any]:
 
 
 def matmul(x1: Any, x2: Any, /) -> Value:
-    """The matrix product; leading axes are a batch, and broadcast.
+    """Return the matrix product; leading axes are a batch, and broadcast.
 
     Shapes:
         [*b, m, k] @ [*b, k, n] -> [*b, m, n]
@@ -169,6 +170,9 @@ def matmul(x1: Any, x2: Any, /) -> Value:
         ShapeError: the sizes summed over differ, the batches do not broadcast, or an
             operand has no axes.
         DTypeError: an operand is a bool.
+
+    >>> hf.matmul(hf.asarray([[1, 2], [3, 4]]), hf.asarray([1, 1]))
+    Tensor([3, 7], i64[2])
     """
     x, y = promoted("matmul", x1, x2)
     if not (x.ndim and y.ndim):
@@ -195,7 +199,7 @@ def matmul(x1: Any, x2: Any, /) -> Value:
 
 
 def matrix_transpose(x: Any, /) -> Value:
-    """The last two axes exchanged: [*b, m, n] -> [*b, n, m].
+    """Return `x` with its last two axes exchanged: [*b, m, n] -> [*b, n, m].
 
     Raises:
         ShapeError: `x` has fewer than two axes.
@@ -209,7 +213,7 @@ def matrix_transpose(x: Any, /) -> Value:
 
 
 def outer(x1: Any, x2: Any, /) -> Value:
-    """All products of two elements: [m], [n] -> [m, n].
+    """Return all products of two elements: [m], [n] -> [m, n].
 
     Raises:
         ShapeError: an operand is not a vector.
@@ -221,7 +225,7 @@ def outer(x1: Any, x2: Any, /) -> Value:
 
 
 def vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Value:
-    """The sum of products along `axis`; the other axes broadcast.
+    """Return the sum of products along `axis`; the other axes broadcast.
 
     Raises:
         AxisError: an operand has no such axis.
@@ -243,18 +247,23 @@ def vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Value:
 
 
 def tensordot(x1: Any, x2: Any, /, *, axes: Any = 2) -> Value:
-    """The sum of products over some axes of each; the rest of `x1`, then of `x2`.
+    """Return the sum of products over some axes of each operand.
+
+    The result has the remaining axes of `x1`, then those of `x2`.
 
     Args:
         x1, x2: Tensors.
-        axes: How many last axes of `x1` meet the first of `x2`; or the axes of each, as
-            two sequences that correspond.
+        axes: The number of last axes of `x1` and first axes of `x2` to sum over, or a
+            pair of sequences of axes that correspond.
 
     Raises:
         ArgumentTypeError: `axes` is neither.
         ArgumentValueError: `axes` is negative, or the sequences differ in length.
         AxisError: an operand has no such axis.
-        ShapeError: the sizes of axes that meet differ.
+        ShapeError: the sizes of corresponding axes differ.
+
+    >>> hf.tensordot(hf.ones((2, 3, 4)), hf.ones((3, 4, 5))).shape
+    (2, 5)
     """
     x, y = promoted("tensordot", x1, x2)
     of_x, of_y = _tensordot_axes(x.type, y.type, axes)

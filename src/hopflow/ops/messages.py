@@ -1,4 +1,4 @@
-"""What the error of a failed check says: texts that are no part of a program."""
+"""The errors of failed checks, whose texts are no part of a program."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from hopflow.errors import CheckError, HopflowError, ShapeCheckError
 
 
 class Message(str):
-    """A text for people: graphs that differ only in it share one program."""
+    """A text for users. Graphs that differ only in it share a program."""
 
     __slots__ = ()
     has_portable_key = True
@@ -24,11 +24,11 @@ def check_error(
     """Return the error for a failed check.
 
     Args:
-        params: Those of the node. `message` is the text; `condition` is the comparison
-            of integers as the user would write it, and `where` says what its symbols
-            are; `kind` "shape" makes it a ShapeCheckError. All may be absent.
+        params: The params of the node. `message` is the text; `condition` is the
+            comparison of integers as the user would write it, and `where` says what its
+            symbols are; `kind` "shape" makes it a ShapeCheckError. All may be absent.
         at: The line of the user's code, in parentheses.
-        values: What both sides of `condition` were.
+        values: The values of both sides of `condition`.
     """
     text = f"{params.get('message', 'check failed')}{at}"
     comparison = _COMPARISON.search(params.get("condition", ""))

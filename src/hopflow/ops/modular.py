@@ -1,4 +1,4 @@
-"""Powers of integers modulo another: `pow(x, exponent, modulus)`."""
+"""Powers of integers modulo an integer: `pow(x, exponent, modulus)`."""
 
 from typing import Any, Final
 
@@ -23,11 +23,11 @@ from hopflow.ops.opdef import as_operand
 from hopflow.symbolic.size import SymInt
 
 _MOST: Final = 1 << 32
-"""Products of two numbers below it fit uint64."""
+"""Products of two numbers below this fit uint64."""
 
 
 def modular_power(x: Any, exponent: Any, modulus: Any) -> Value:
-    """`x ** exponent % modulus` of integers, without overflow, as Python's `pow`.
+    """Return `x ** exponent % modulus` of integers without overflow, as `pow`.
 
     Shapes:
         x          i[*s]
@@ -38,12 +38,12 @@ def modular_power(x: Any, exponent: Any, modulus: Any) -> Value:
         ArgumentTypeError: an operand is no integer.
         ArgumentValueError: `modulus` is a number of more than 32 bits.
         PowerError: the exponent is a negative number.
-        DivisionError: `modulus` is 0 (when it runs).
-        CheckError: of a tensor, an exponent is negative, or an element of `modulus` has
-            more than 32 bits (when it runs).
+        DivisionError: `modulus` is 0 (in the run).
+        CheckError: an exponent in a tensor is negative, or an element of `modulus` has
+            more than 32 bits (in the run).
 
-    Example:
-        pow(hf.asarray([2, 3]), 100, 7)  # Tensor([2, 4], i64[2])
+    >>> pow(hf.asarray([2, 3]), 100, 7)
+    Tensor([2, 4], i64[2])
     """
     operands = [as_operand("pow", i, a) for i, a in enumerate((x, exponent, modulus))]
     for operand in operands:
@@ -58,29 +58,29 @@ def modular_power(x: Any, exponent: Any, modulus: Any) -> Value:
         )
     rest = remainder(x, modulus)
     divisor = astype(modulus, dtypes.int64)
-    size: Any = abs(divisor)
+    magnitude: Any = abs(divisor)
     if not isinstance(modulus, int) and rest.type.dtype.bits > 32:
-        holds = less_equal(maximum(size, -divisor), _MOST)
+        holds = less_equal(maximum(magnitude, -divisor), _MOST)
         check(reduce.all(holds), "pow: `modulus` must be from -2**32 to 2**32")
-    # Now both are small, and the rest has the sign of the modulus.
-    base = remainder(astype(rest, dtypes.int64), size)
-    found = astype(_power(base, exponent, size), dtypes.int64)
-    signed = where(logical_and(less(divisor, 0), less(0, found)), divisor, 0)
-    return astype(found + signed, rest.type.dtype)
+    # Now both have at most 32 bits, and `rest` has the sign of the modulus.
+    base = remainder(astype(rest, dtypes.int64), magnitude)
+    power = astype(_power(base, exponent, magnitude), dtypes.int64)
+    signed = where(logical_and(less(divisor, 0), less(0, power)), divisor, 0)
+    return astype(power + signed, rest.type.dtype)
 
 
 def _power(base: Any, exponent: Any, size: Any) -> Any:
-    """The power in uint64, of a base from 0 to `size`."""
+    """Return the power in uint64, of a base from 0 to `size`."""
     size, square = astype(size, dtypes.uint64), astype(base, dtypes.uint64)
     result = remainder(full_like(square, 1), size)
     if isinstance(exponent, int | SymInt):
-        left = int(exponent)
-        if left < 0:
-            raise PowerError("pow", left)
-        while left:
-            result = remainder(result * square, size) if left & 1 else result
-            left >>= 1
-            square = remainder(square * square, size) if left else square
+        remaining = int(exponent)
+        if remaining < 0:
+            raise PowerError("pow", remaining)
+        while remaining:
+            result = remainder(result * square, size) if remaining & 1 else result
+            remaining >>= 1
+            square = remainder(square * square, size) if remaining else square
         return result
     check(reduce.all(less_equal(0, exponent)), "pow: an exponent must not be negative")
     for bit in range(iinfo(exponent.dtype).max.bit_length()):

@@ -1,4 +1,4 @@
-"""`OpDef`: one record an operation, with all its rules; and the driver they share."""
+"""`OpDef`: the record of an operation with all its rules, and their common driver."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -28,25 +28,25 @@ from hopflow.symbolic.size import Size, SymFloat, SymInt, free_symbols
 
 Infer: TypeAlias = Callable[..., "TensorType | tuple[TensorType, ...]"]
 Promotion: TypeAlias = Callable[[str, Sequence[tuple[DType, bool]]], tuple[DType, bool]]
-"""From an operation's name and its operands' (dtype, weak) to the dtype that all
-operands are converted to."""
+"""(the operation's name, the operands' (dtype, weak)) -> (dtype, weak) to which all
+operands are converted."""
 
 
 Rules: TypeAlias = (
     tuple[Callable[..., Any] | None, ...] | Callable[..., Any] | Literal["linear"]
 )
-"""One rule for each operand, or one for all; or the operation is its own."""
+"""A rule for each operand, or one for all; "linear": the operation is its own rule."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One way to call an operation, for the suites that test all of them.
+    """Operands and params to test an operation with.
 
-    operands   types as text, with dtype letter T for every dtype that `dtypes` names:
+    operands   types as text, where the dtype letter T stands for each of `dtypes`:
                ("T[3, 4]", "T[4]")
     params     the static parameters
-    dtypes     which dtypes T stands for
-    low, high  the range that values are drawn from
+    dtypes     the dtypes that T stands for
+    low, high  the range from which values are drawn
     """
 
     operands: tuple[str, ...]
@@ -61,17 +61,17 @@ HALVES: Final = (dtypes.float16, dtypes.bfloat16)
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The functions of other libraries that compute what an operation does.
+    """The functions of other libraries that compute the same as an operation.
 
-    The suites compare an operation with them, and NumPy's universal function on a
-    tensor calls the operation. A function is a full name, such as
-    "scipy.special.ndtri", and is imported by who needs it.
+    Tests compare an operation with them, and NumPy's ufunc on a tensor calls the
+    operation. A function is named in full, such as "scipy.special.ndtri", and its user
+    imports it.
 
     numpy       the function of NumPy or of `scipy.special`; None: there is none
     jax         the function of JAX; None: there is none
-    jax_ulps    by how many units in the last place JAX's values and derivatives may
-                differ: some of its functions are less exact than their dtype allows
-    not_in_jax  the dtypes for which JAX has no such function, or a coarser one
+    jax_ulps    the tolerated difference to JAX's values and derivatives, in units in
+                the last place: some are less exact than their dtype allows
+    not_in_jax  the dtypes for which JAX has no such function, or a less exact one
     """
 
     numpy: str | None
@@ -81,7 +81,7 @@ class Reference:
 
 
 OPERATIONS: Final[dict[str, "OpDef"]] = {}
-"""Every operation by name: what `parse` is given, and what the suites run over."""
+"""All operations by name, for `parse` and for tests of all operations."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -89,48 +89,47 @@ class OpDef:
     """An operation on tensors, declared once.
 
     name      unique
-    promote   None: operands keep their dtypes; else the dtype they are converted to
+    promote   returns the dtype to which operands are converted; None: they keep theirs
     infer     (*types, **params) -> the result's type, or a tuple of types; raises a
-              `HopflowError` if they do not fit
-    run       (*arrays, **params) -> NumPy's meaning: an array, or a tuple of arrays, of
-              exactly the inferred dtype and shape
+              `HopflowError` if the operands do not fit
+    run       (*arrays, **params) -> the result computed by NumPy: an array, or a tuple
+              of arrays, of exactly the inferred dtype and shape
     lower     (types, *operands, **params) -> kernels, one for each result; `types` are
               the results' (see `loop_ir.kernels`)
-    unview    None, or: the result is a view of the first operand, and this gives that
+    unview    None, or: the result is a view of the first operand, and this returns that
               operand with a new value of the view written into it:
               (base, new, *other_operands, **params) -> base, in terms of operations
     effects   "trap" (may stop the program), "random", "callback" (calls Python, each
-              time and in order): what keeps it in its branch
-    node_effects   None, or: more of them that depend on the params
-    jvp       the derivative: for each operand (t, out, *operands, **params) -> what its
-              tangent `t` adds to the result's, broadcast as the result is; None where
-              it is zero. Or, for several results or any number of operands, a function
+              time and in order): they keep an operation in its branch
+    node_effects   None, or: (params) -> further effects
+    jvp       for each operand (t, out, *operands, **params) -> the contribution of its
+              tangent `t` to the result's, broadcast as the result is; None if it is
+              zero. Or, for several results or any number of operands, a function
               (tangents, results, *operands, **params) -> tangents of the results.
-              A tangent may be a `Zero`, which is no `Value`. Or "linear": in all of
-              its float operands together, so that it makes tangents of theirs. None:
+              A tangent may be a `Zero`, which is no `Value`. Or "linear": the operation
+              is linear in all its float operands together, so it is its own JVP. None:
               there is no derivative
-    transpose   of an operation that is linear, for each operand (ct, *operands,
-              **params) -> its cotangent, from the result's, summed over broadcast axes
-              by the caller; the operand itself is then an `Unknown`. Or a function
-              (cotangents of the results, *operands, **params) -> one for each operand;
-              None: it is zero
+    transpose   of a linear operation, for each operand (ct, *operands, **params) -> the
+              operand's cotangent, from the result's; the caller sums it over broadcast
+              axes. The operand itself is then an `Unknown`. Or a function (cotangents
+              of the results, *operands, **params) -> one for each operand; None: zero
 
-    To both kinds of rules constants are Python numbers if the operation promotes; else
-    they are given as they are, with their types.
+    To both kinds of rules constants are Python numbers if the operation promotes;
+    otherwise they are passed unchanged, with their types.
 
-    compares  whether it compares numbers: integers of any size then have a meaning
-              beside any integer dtype
-    keeps_sizes   whether its params stay as they were written where facts tell that a
-              size is a number: a check of such a fact computes what it checks
-    align     None, or: brings operands whose sizes only a run can compare to shapes
-              that are known to broadcast: (name, operands) -> operands
-    is_cheap  whether a derivative may compute the result again rather than keep it
-    batch     what it does for many examples at once, see `ops.batching`. None: it has
-              no operands, or it is `item`, see `batching.numbers`
-    samples   calls for the suites that test all operations
-    ulps      by how many units in the last place compiled results may differ from
-              those of `run`, for the suites
-    reference   None, or: what other libraries call the operation
+    compares  whether it compares numbers: integers of any size are then allowed next to
+              any integer dtype
+    keeps_sizes   whether sizes in params stay expressions where facts determine them:
+              the check of such a fact must compute what it checks
+    align     None, or: (name, operands) -> operands of shapes that broadcast, checked
+              by the run where only it can compare sizes
+    is_cheap  whether a derivative may recompute the result instead of storing it
+    batch     its batch rule, see `ops.batching`. None: it has no operands, or it is
+              `item`, see `batching.numbers`
+    samples   operands and params for the tests of all operations
+    ulps      the tolerated difference between compiled results and those of `run`, in
+              units in the last place
+    reference   None, or the same function in other libraries
     """
 
     name: str
@@ -176,9 +175,9 @@ class OpDef:
         """
         try:
             if slots.record is not None:
-                found = slots.record(self, args, params)
-                if found is not None:
-                    return found
+                node = slots.record(self, args, params)
+                if node is not None:
+                    return node
             operands = self.operands(args)
             results = bind(self, operands, params)
             return results[0] if len(results) == 1 else results
@@ -187,7 +186,7 @@ class OpDef:
             raise
 
     def operands(self, args: Sequence[Any]) -> list[Operand]:
-        """`args` as operands of one promoted dtype (if the operation promotes)."""
+        """Return `args` as operands, of one promoted dtype if `promote` is not None."""
         values = [as_operand(self.name, i, a) for i, a in enumerate(args)]
         if self.promote is None:
             return [strong_constant(v) for v in values]
@@ -195,14 +194,14 @@ class OpDef:
             raise ArgumentTypeError(f"{self.name}: takes an operand, and has none.")
         types = [v.type for v in values]
         key = (self.name, *map(id, types))
-        known = _promoted.get(key)
-        if known is None:
+        entry = _promoted.get(key)
+        if entry is None:
             dtype, weak = self.promote(self.name, [promoted_as(t) for t in types])
             alike = all(t.dtype is dtype and not t.weak for t in types)
             is_static = all(t.is_static for t in types)
-            known = dtype, weak, alike, is_static, types
-            _remember(_promoted, key, known)
-        dtype, weak, alike, is_static, _ = known
+            entry = dtype, weak, alike, is_static, types
+            _remember(_promoted, key, entry)
+        dtype, weak, alike, is_static, _ = entry
         if not alike:
             if self.compares and dtype.is_integer:
                 values, dtype = _comparable(values, dtype)
@@ -214,37 +213,37 @@ class OpDef:
     def result_types(
         self, types: Sequence[TensorType], params: dict[str, Any]
     ) -> tuple[TensorType, ...]:
-        """`infer`, always as a tuple.
+        """Return the results of `infer`, always as a tuple.
 
         Raises:
-            HopflowError: from `infer`; or a result is too large for any memory.
+            HopflowError: `infer` raises it, or a result is too large for any memory.
         """
         key = () if params else (self.name, *map(id, types))
-        known = _inferred.get(key)
-        if known is not None:
-            return known[0]
+        entry = _inferred.get(key)
+        if entry is not None:
+            return entry[0]
         result = self.infer(*types, **params)
         if not isinstance(result, tuple):
             result = (result,)
         for type_ in result:
             check_addressable(self.name, type_)
-        # What is asked of symbols may be noted where they belong, each time anew.
+        # Questions about symbols may be recorded, so they must be asked each time.
         if key and all(t.is_static for t in types):
             _remember(_inferred, key, (result, tuple(types)))
         return result
 
 
-# What was found before, by the operation and the identity of the operands' types, which
-# the entry keeps alive: tracing meets the same few types again and again.
+# Memo tables by the operation and the ids of the operands' types, which entries keep
+# alive: tracing meets the same few types repeatedly.
 _promoted: Final[dict[tuple[Any, ...], tuple[DType, bool, bool, bool, Any]]] = {}
 _inferred: Final[dict[tuple[Any, ...], tuple[tuple[TensorType, ...], Any]]] = {}
-_MOST_KNOWN: Final = 1 << 13
+_MAX_MEMO: Final = 1 << 13
 
 
-def _remember(known: dict[Any, Any], key: Any, value: Any) -> None:
-    if len(known) >= _MOST_KNOWN:
-        known.clear()
-    known[key] = value
+def _remember(memo: dict[Any, Any], key: Any, value: Any) -> None:
+    if len(memo) >= _MAX_MEMO:
+        memo.clear()
+    memo[key] = value
 
 
 _MOST_AXES: Final = 64  # NumPy's limit
@@ -264,7 +263,7 @@ def check_addressable(name: str, type_: TensorType) -> None:
         )
     total = type_.dtype.itemsize
     for n in type_.shape:
-        if isinstance(n, int) and n:  # a size of 0 does not save the others' strides
+        if isinstance(n, int) and n:  # strides must fit even if another size is 0
             total *= n
     if total > MOST_BYTES:
         raise ShapeError(f"{name}: the result, {type_}, is larger than any memory.")
@@ -282,12 +281,12 @@ _PYTHON_TYPES: Final = {
 
 
 def as_operand(name: str, argument: int | str, arg: Any) -> Operand:
-    """A user's argument as an operand: a value, or a scalar of a weak type.
+    """Return a user's argument as an operand: a value, or a weakly typed scalar.
 
     Args:
         name: The public function, for messages.
-        argument: Which of its arguments: by position, or by name.
-        arg: What was given.
+        argument: The position or name of the argument, for messages.
+        arg: The argument.
 
     Raises:
         ArgumentTypeError: it is neither a tensor, nor an array, nor a number.
@@ -314,13 +313,13 @@ def as_operand(name: str, argument: int | str, arg: Any) -> Operand:
 
 
 def promoted_as(type_: TensorType) -> tuple[DType, bool]:
-    """The dtype and weakness by which an operand promotes: a Python float that is a
-    symbol is exact, and yet counts as one of the default dtype."""
+    """Return the dtype and weakness with which an operand promotes: an exact symbolic
+    Python float promotes as the default dtype."""
     return (dtypes.DEFAULT_FLOAT if type_ is FLOAT_TYPE else type_.dtype), type_.weak
 
 
 def strong_constant(value: Operand) -> Operand:
-    """A Python number with its default dtype; anything else as it is.
+    """Return a Python number in its default dtype; other operands unchanged.
 
     Raises:
         ArgumentRangeError: a Python integer does not fit the default dtype.
@@ -331,14 +330,14 @@ def strong_constant(value: Operand) -> Operand:
 
 
 def as_default(value: Operand, *, weak: bool = False) -> Operand:
-    """A Python float that is a symbol, in the dtype of tensors made of such."""
+    """Return a symbolic Python float in the default dtype; other operands unchanged."""
     if value.type is not FLOAT_TYPE:
         return value
     return convert_to(value, dtypes.DEFAULT_FLOAT, weak=weak)
 
 
 def in_range(value: Operand) -> Operand:
-    """A number in the dtype that it has by default.
+    """Return a number in its default dtype.
 
     Raises:
         ArgumentRangeError: a Python integer does not fit its dtype.
@@ -349,40 +348,41 @@ def in_range(value: Operand) -> Operand:
 
 
 def convert_to(value: Operand, dtype: DType, *, weak: bool = False) -> Operand:
-    """`value` converted to `dtype` by promotion. A constant is converted in place.
+    """Return `value` converted to `dtype` by promotion; a constant stays a constant.
 
-    What is converted is weak where the promoted dtype is: an integer beside a Python
-    float becomes a weak float, as in JAX.
+    The result is weak if the promoted dtype is: an integer next to a Python float
+    becomes a weak float, as in JAX.
 
     Raises:
-        ArgumentRangeError: a Python integer does not fit `dtype`. For one that is a
-            symbol it is a guard; where only the run knows it, a CheckError of the run.
+        ArgumentRangeError: a Python integer does not fit `dtype`. A symbolic one is
+            guarded; if it is unbacked, the run checks it and raises a CheckError.
     """
     if isinstance(value, Constant):
         return Constant(_converted(value.value, dtype), _scalar_type(dtype, weak))
-    # A Python float that is a symbol is weak, and exact: made strong, it stays so.
+    # A symbolic Python float is weak and exact, and stays exact as a strong float.
     if value.type.dtype is dtype and (weak or value.type is not FLOAT_TYPE):
         return value
     if dtype.is_integer and (number := _number_in(value)) is not None:
         _check_fits(number, dtype)
     params: dict[str, Any] = {"dtype": dtype}
-    if weak is not value.type.weak:  # only said where the operand's type does not
+    if weak is not value.type.weak:  # the default is the operand's weakness
         params["weak"] = weak
     [result] = bind(OPERATIONS["convert"], [value], params)
     return result
 
 
 def _check_fits(number: Size, dtype: DType) -> None:
-    """Check that an integer dtype holds a number over symbols.
+    """Check that an integer dtype holds a symbolic number.
 
     Raises:
-        ArgumentRangeError: it does not hold the number of this call, or any.
+        ArgumentRangeError: the number of this call does not fit.
         CheckError: it never does.
     """
     info = dtypes.iinfo(dtype)
     inside: bool | SymBool
     if all(s.env is None for s in free_symbols(number)):
-        # Nobody can be asked for more than is known: whoever has the graph promises it.
+        # Without an environment only ranges decide; the graph's creator guarantees the
+        # rest.
         inside = not (less(number, info.min) or less(info.max, number))
     else:
         inside = all_of(number >= info.min, number <= info.max)
@@ -394,32 +394,32 @@ def _check_fits(number: Size, dtype: DType) -> None:
 
 
 def check_float_fits(number: SymFloat, dtype: DType) -> None:
-    """Check that an integer dtype holds a float over symbols, truncated: a guard. One
-    that only the run knows is converted as a tensor's element is.
+    """Check that an integer dtype holds a symbolic float, truncated, with a guard. An
+    unbacked one is converted as an element of a tensor is.
 
     Raises:
-        ArgumentRangeError: it does not, or the float is NaN.
+        ArgumentRangeError: the truncated float does not fit, or it is NaN.
     """
     if not dtype.is_integer:
         return
     info = dtypes.iinfo(dtype)
     low, high = float(info.min) - 1, float(info.max) + 1
-    # Beyond 2**53 floats are integers, and the least one is a float of its own.
+    # Floats beyond 2**53 are integers, and `info.min` is a float exactly.
     above = number >= info.min if low == info.min else number > low
     if asked(all_of(above, number < high)) is False:
         raise _out_of_range(number.hint, dtype)
 
 
 def _is_backed(number: Size) -> bool:
-    """Whether the number of this call is known, so that a guard can ask for it."""
+    """Return True if all symbols have hints and an environment that can guard them."""
     symbols = free_symbols(number)
     return all(s.hint is not None and s.env is not None for s in symbols)
 
 
 def _comparable(values: Sequence[Operand], dtype: DType) -> tuple[list[Operand], DType]:
-    """Operands to compare in `dtype`, or in another that has Python's integers too.
+    """Return operands to compare, in a dtype that also holds Python's integers.
 
-    One that is out of range lies beyond all that the dtype has, as an infinity does.
+    An integer out of the range of `dtype` is replaced by an infinity.
     """
     beyond = [_beyond(value, dtype) for value in values]
     if sum(map(bool, beyond)) == 1:
@@ -435,7 +435,7 @@ def _comparable(values: Sequence[Operand], dtype: DType) -> tuple[list[Operand],
 
 
 def _number_in(value: Operand) -> Size | None:
-    """The integer over symbols that an operand is; None: it is none."""
+    """Return the symbolic integer that an operand is; None if it is none."""
     if isinstance(value, Constant) or value.type is not SYMBOL_TYPE:
         return None
     return current().number_held(value)
@@ -446,11 +446,11 @@ def _infinity(sign: int) -> Operand:
 
 
 def _beyond(value: Operand, dtype: DType) -> int:
-    """1 or -1 for a Python integer above or below all of an integer dtype, else 0."""
+    """Return 1 or -1 for a Python integer above or below a dtype's range, else 0."""
     number: Size | float | None = None
     if isinstance(value, Constant):
         number = value.value
-    if value.type.dtype is not dtype:  # a symbol is an int64 in any case
+    if value.type.dtype is not dtype:  # a symbolic operand is an int64
         held = _number_in(value)
         number = held if held is not None and _is_backed(held) else number
     if number is None:

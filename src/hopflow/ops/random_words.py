@@ -1,6 +1,6 @@
-"""What `random` draws from: keys as words, bits, floats in [0, 1), bounded integers.
+"""Random keys as words, and random bits, floats in [0, 1) and bounded integers.
 
-A key u32[2] is held here as one word, u64[], its first half above.
+A key u32[2] is represented as one word u64[], whose upper half is its first element.
 """
 
 from typing import Any, Final
@@ -35,14 +35,14 @@ UNSIGNED: Final = {d.bits: d for d in dtypes.UNSIGNED}
 
 
 def key_of(word: Value) -> Value:
-    """u64[*s] -> u32[*s, 2]"""
+    """Return words as keys: u64[*s] -> u32[*s, 2]."""
     shift = subtract(32, multiply(positions((2,), 0, dtypes.uint64), 32))
     column = reshaped(word, (*word.shape, 1))
     return astype(bitwise_right_shift(column, shift), dtypes.uint32)
 
 
 def word_of(name: str, key: Any) -> Value:
-    """A key as one word, u64[].
+    """Return a key as a word: u32[2] -> u64[].
 
     Raises:
         ArgumentTypeError: `key` is no key.
@@ -62,14 +62,14 @@ def word_of(name: str, key: Any) -> Value:
 
 
 def hashed(word: Value, shape: Shape) -> Value:
-    """The hash of each position in `shape`, u64[*shape]."""
+    """Return the hash of each position in `shape`: u64[*shape]."""
     size = TensorType(dtypes.uint64, shape).size
     counts = reshaped(positions((size,), 0, dtypes.uint64), shape)
     return apply(threefry, word, counts)
 
 
 def bits_of(word: Value, shape: Shape, dtype: DType) -> Value:
-    """Uniform bits of an unsigned dtype."""
+    """Return uniform random bits of an unsigned dtype."""
     both = hashed(word, shape)
     if dtype is dtypes.uint64:
         return both
@@ -85,17 +85,19 @@ _MANTISSA: Final = {
 
 
 def unit(word: Value, shape: Shape, dtype: DType) -> Value:
-    """Floats uniform in [0, 1): as many random bits as the mantissa has."""
+    """Return floats uniform in [0, 1), with as many random bits as the mantissa has."""
     mantissa = _MANTISSA[dtype]
     width = 8 if mantissa < 8 else dtype.bits
     drawn = bits_of(word, shape, UNSIGNED[width])
     kept = bitwise_right_shift(drawn, width - mantissa)
-    result: Value = multiply(astype(kept, dtype), 2.0**-mantissa)  # both are exact
+    result: Value = multiply(
+        astype(kept, dtype), 2.0**-mantissa
+    )  # the conversion and the product are exact
     return result
 
 
 def pair(word: Value) -> list[Value]:
-    """The words of two new keys."""
+    """Return the words of two new keys."""
     both = hashed(word, (2,))
     return [reshaped(sliced(both, (i,), (1,), (1,)), ()) for i in (0, 1)]
 
@@ -106,10 +108,10 @@ def pair(word: Value) -> list[Value]:
 def integers(
     word: Value, shape: Shape, minval: Any, maxval: Any, target: DType
 ) -> Value:
-    """Integers uniform in [minval, maxval), for bounds that broadcast to `shape`.
+    """Return integers uniform in [minval, maxval), whose bounds broadcast to `shape`.
 
-    Twice the bits of the dtype (of 32 at least) are reduced modulo the span: as
-    `a * 2**bits + b`, whose parts are reduced first, so that nothing overflows.
+    Twice the bits of the dtype (32 or more) are reduced modulo the span, in two parts
+    `a * 2**bits + b` that are reduced first, so that nothing overflows.
     """
     wide = dtypes.int32 if target.bits < 32 else target
     higher, lower = (bits_of(w, shape, UNSIGNED[wide.bits]) for w in pair(word))
@@ -128,7 +130,7 @@ def _clipped(value: int, low: int, high: int) -> int:
 
 
 def _fixed_range(low: int, high: int, target: DType, wide: DType) -> tuple[int, int]:
-    """The lower bound in `wide`, and the span modulo 2**bits."""
+    """Return the lower bound in `wide`, and the span modulo 2**bits."""
     info, limits = dtypes.iinfo(target), dtypes.iinfo(wide)
     if target.bits < 32:
         low, high = (
@@ -141,7 +143,7 @@ def _fixed_range(low: int, high: int, target: DType, wide: DType) -> tuple[int, 
 
 
 def _fixed_offset(higher: Value, lower: Value, span: int, width: int) -> Value:
-    """The bits `higher * 2**width + lower` modulo a span; 0 stands for 2**width."""
+    """Return `higher * 2**width + lower` modulo a span; 0 stands for 2**width."""
     if span == 0:
         return lower
     half = (1 << (width // 2)) % span
@@ -153,7 +155,7 @@ def _fixed_offset(higher: Value, lower: Value, span: int, width: int) -> Value:
 
 
 def _offset(higher: Value, lower: Value, span: Value, width: int) -> Value:
-    """As `_fixed_offset`, for spans that are only known at run time."""
+    """Return the same as `_fixed_offset`, for spans that only the run knows."""
     half = _modulo(full_like(span, 1 << (width // 2)), span)
     factor = _modulo(multiply(half, half), span)
     total = add(multiply(_modulo(higher, span), factor), _modulo(lower, span))
@@ -165,7 +167,7 @@ def _modulo(x: Value, span: Value) -> Value:
 
 
 def _range(minval: Any, maxval: Any, target: DType, wide: DType) -> tuple[Value, Value]:
-    """The lower bound in `wide`, and the span modulo 2**bits in its unsigned dtype."""
+    """Return the lower bound in `wide`, and the unsigned span modulo 2**bits."""
     low, high = (_integer_bound(v) for v in (minval, maxval))
     if target.bits < 32:
         info = dtypes.iinfo(target)

@@ -1,7 +1,4 @@
-"""Reductions and running totals over axes, as the array API standard has them.
-
-They are composed of the primitives in `reducers`.
-"""
+"""Reductions and running totals over axes, composed of the primitives in `reducers`."""
 
 from collections.abc import Callable
 from math import prod as product
@@ -41,7 +38,7 @@ def _as(x: Value, dtype: DType) -> Value:
 def _reduce(
     op: OpDef, name: str, x: Operand, axis: Any, keepdims: bool
 ) -> tuple[Value, Shape]:
-    """`x` reduced over `axis`, and the shape it has with `keepdims`."""
+    """Return `x` reduced over `axis`, and the shape that it has with `keepdims`."""
     keepdims = as_flag(name, "keepdims", keepdims)
     value = as_value(x)
     axes = tuple(sorted(normalize_axes(name, axis, value.ndim)))
@@ -54,7 +51,7 @@ def _reduce(
 
 
 def _total_dtype(name: str, dtype: DTypeLike | None, x: Value) -> DType:
-    """What a sum or a product has by default: small integers become 64 bits wide."""
+    """Return the dtype of a sum or product: small integers become 64 bits wide."""
     if dtype is not None:
         return required_dtype(name, dtype)
     if x.type.dtype.is_float:
@@ -70,16 +67,19 @@ def sum(
     dtype: DTypeLike | None = None,
     keepdims: bool = False,
 ) -> Value:
-    """The sum of the elements over `axis`; 0 of none.
+    """Return the sum of the elements over `axis`; 0 for an empty axis.
 
     Args:
         x: T[*s].
         axis: An axis, a tuple of axes, or None for all.
-        dtype: What to convert to first; None: T, but 64-bit for smaller integers.
+        dtype: The dtype to convert to first; None: T, but 64-bit for smaller integers.
         keepdims: Whether reduced axes stay, with size 1.
 
     Raises:
         AxisError: `x` has no such axis, or one is named twice.
+
+    >>> hf.sum(hf.asarray([[1, 2], [3, 4]]), axis=0)
+    Tensor([4, 6], i64[2])
     """
     value = as_tensor("sum", x)
     value = _as(value, _total_dtype("sum", dtype, value))
@@ -94,16 +94,19 @@ def prod(
     dtype: DTypeLike | None = None,
     keepdims: bool = False,
 ) -> Value:
-    """The product of the elements over `axis`; 1 of none.
+    """Return the product of the elements over `axis`; 1 for an empty axis.
 
     Args:
         x: T[*s].
         axis: An axis, a tuple of axes, or None for all.
-        dtype: What to convert to first; None: T, but 64-bit for smaller integers.
+        dtype: The dtype to convert to first; None: T, but 64-bit for smaller integers.
         keepdims: Whether reduced axes stay, with size 1.
 
     Raises:
         AxisError: `x` has no such axis, or one is named twice.
+
+    >>> hf.prod(hf.asarray([1.0, 2.0, 4.0]))
+    Tensor(8., f32[])
     """
     value = as_tensor("prod", x)
     value = _as(value, _total_dtype("prod", dtype, value))
@@ -111,7 +114,7 @@ def prod(
 
 
 def count_nonzero(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Value:
-    """How many elements over `axis` are not 0, as int64.
+    """Return the number of elements over `axis` that are not 0, as int64.
 
     Raises:
         AxisError: `x` has no such axis, or one is named twice.
@@ -124,8 +127,8 @@ def count_nonzero(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Val
 
 
 def _floats(name: str, x: Any) -> tuple[Value, DType]:
-    """`x` as floats to compute with, and the dtype of the result: means of 16-bit
-    floats are computed in float32."""
+    """Return `x` as floats to compute with, and the dtype of the result: means of
+    16-bit floats are computed in float32."""
     value = as_tensor(name, x)
     dtype, _ = floating(name, [(value.type.dtype, value.type.weak)])
     wide = dtypes.float32 if dtype.bits == 16 else dtype
@@ -133,15 +136,18 @@ def _floats(name: str, x: Any) -> tuple[Value, DType]:
 
 
 def mean(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Value:
-    """The mean of the elements over `axis`; integers become the default float.
+    """Return the mean of the elements over `axis`; integers become the default float.
 
     Args:
-        x: T[*s]. The mean of no elements is a NaN.
+        x: T[*s]. The mean over an empty axis is NaN.
         axis: An axis, a tuple of axes, or None for all.
         keepdims: Whether reduced axes stay, with size 1.
 
     Raises:
         AxisError: `x` has no such axis, or one is named twice.
+
+    >>> hf.mean(hf.asarray([1, 2, 4, 5]))
+    Tensor(3., f32[])
     """
     value, dtype = _floats("mean", x)
     return _as(_mean("mean", value, axis, keepdims), dtype)
@@ -157,13 +163,13 @@ def _mean(name: str, x: Value, axis: Any, keepdims: bool) -> Value:
 def var(
     x: Any, /, axis: Any = None, *, correction: float = 0.0, keepdims: bool = False
 ) -> Value:
-    """The variance of the elements over `axis`; integers become the default float.
+    """Return the variance over `axis`; integers become the default float.
 
     Args:
         x: T[*s].
         axis: An axis, a tuple of axes, or None for all.
-        correction: What is subtracted from the number of elements in the divisor: 1
-            for an unbiased estimate. A NaN where nothing is left.
+        correction: The divisor is the number of elements minus this: 1 gives an
+            unbiased estimate. The result is NaN where the divisor is not positive.
         keepdims: Whether reduced axes stay, with size 1.
 
     Raises:
@@ -176,7 +182,7 @@ def var(
 def std(
     x: Any, /, axis: Any = None, *, correction: float = 0.0, keepdims: bool = False
 ) -> Value:
-    """The standard deviation over `axis`: the square root of `var`.
+    """Return the standard deviation over `axis`: the square root of `var`.
 
     Raises:
         AxisError: `x` has no such axis, or one is named twice.
@@ -198,8 +204,8 @@ def _var(name: str, x: Value, axis: Any, correction: float, keepdims: bool) -> V
     count = product((x.shape[a] for a in axes), start=1)
     result: Value
     if isinstance(count, int):
-        left = count - correction
-        result = divide(total, left if left > 0 else float("nan"))
+        divisor = count - correction
+        result = divide(total, divisor if divisor > 0 else float("nan"))
     else:
         size = subtract(count, correction)
         result = divide(total, where(greater(size, 0), size, float("nan")))
@@ -207,7 +213,7 @@ def _var(name: str, x: Value, axis: Any, correction: float, keepdims: bool) -> V
 
 
 def logsumexp(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Value:
-    """`log(sum(exp(x)))` over `axis`, without overflow.
+    """Return `log(sum(exp(x)))` over `axis`, without overflow.
 
     Raises:
         AxisError: `x` has no such axis, or one is named twice.
@@ -217,7 +223,7 @@ def logsumexp(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Value:
     axes = normalize_axes("logsumexp", axis, value.ndim)
     value = _nonempty("logsumexp", value, axes)
     largest, kept = _reduce(reducers.reduce_max, "logsumexp", value, axes, True)
-    # Where the largest is infinite, subtracting it would make a NaN.
+    # Subtracting an infinite maximum would give NaN.
     offset = where(isfinite(largest), largest, 0.0)
     scaled = exp(subtract(value, offset))
     total, _ = _reduce(reducers.reduce_sum, "logsumexp", scaled, axes, True)
@@ -235,7 +241,7 @@ def _dropped(shape: Shape, axes: tuple[int, ...]) -> Shape:
 
 
 def _nonempty(name: str, x: Any, axis: Any) -> Any:
-    """`x`, of whose axes those that only a run knows are checked to have elements."""
+    """Return `x`; the run checks that its axes of unbacked size have elements."""
     for a in normalize_axes(name, axis, x.ndim):
         text = f"{name}: axis {a} must have elements"
         x = with_elements(x, x.shape[a], 1, text)
@@ -243,7 +249,7 @@ def _nonempty(name: str, x: Any, axis: Any) -> Any:
 
 
 def max(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Value:
-    """The largest element over `axis`; a NaN if there is one.
+    """Return the largest element over `axis`; NaN if there is one.
 
     Args:
         x: T[*s].
@@ -252,14 +258,14 @@ def max(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Value:
 
     Raises:
         AxisError: `x` has no such axis, or one is named twice.
-        ShapeError: an axis to reduce has no elements.
+        ShapeError: an axis to reduce is empty.
     """
     value = _nonempty("max", as_tensor("max", x), axis)
     return _reduce(reducers.reduce_max, "max", value, axis, keepdims)[0]
 
 
 def min(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Value:
-    """The smallest element over `axis`; a NaN if there is one.
+    """Return the smallest element over `axis`; NaN if there is one.
 
     Args:
         x: T[*s].
@@ -268,14 +274,14 @@ def min(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Value:
 
     Raises:
         AxisError: `x` has no such axis, or one is named twice.
-        ShapeError: an axis to reduce has no elements.
+        ShapeError: an axis to reduce is empty.
     """
     value = _nonempty("min", as_tensor("min", x), axis)
     return _reduce(reducers.reduce_min, "min", value, axis, keepdims)[0]
 
 
 def all(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Value:
-    """Whether all elements over `axis` hold (are not 0), as bool; true of none.
+    """Return whether all elements over `axis` are true (not 0), as bool; True if empty.
 
     Raises:
         AxisError: `x` has no such axis, or one is named twice.
@@ -285,7 +291,7 @@ def all(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Value:
 
 
 def any(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Value:
-    """Whether any element over `axis` holds (is not 0), as bool; false of none.
+    """Return whether any element over `axis` is true (not 0), as bool; False if empty.
 
     Raises:
         AxisError: `x` has no such axis, or one is named twice.
@@ -295,8 +301,9 @@ def any(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Value:
 
 
 def argmax(x: Any, /, axis: int | None = None, *, keepdims: bool = False) -> Value:
-    """The position of the largest element along `axis`, as int64: the first of equal
-    ones, and of the first NaN if there is one.
+    """Return the position of the largest element along `axis`, as int64.
+
+    Among equal elements it is the first; a NaN counts as the largest.
 
     Args:
         x: T[*s].
@@ -305,14 +312,15 @@ def argmax(x: Any, /, axis: int | None = None, *, keepdims: bool = False) -> Val
 
     Raises:
         AxisError: `x` has no such axis.
-        ShapeError: the axis has no elements.
+        ShapeError: the axis is empty.
     """
     return _position(reducers.reduce_max, "argmax", x, axis, keepdims)
 
 
 def argmin(x: Any, /, axis: int | None = None, *, keepdims: bool = False) -> Value:
-    """The position of the smallest element along `axis`, as int64: the first of equal
-    ones, and of the first NaN if there is one.
+    """Return the position of the smallest element along `axis`, as int64.
+
+    Among equal elements it is the first; a NaN counts as the smallest.
 
     Args:
         x: T[*s].
@@ -321,7 +329,7 @@ def argmin(x: Any, /, axis: int | None = None, *, keepdims: bool = False) -> Val
 
     Raises:
         AxisError: `x` has no such axis.
-        ShapeError: the axis has no elements.
+        ShapeError: the axis is empty.
     """
     return _position(reducers.reduce_min, "argmin", x, axis, keepdims)
 
@@ -329,8 +337,8 @@ def argmin(x: Any, /, axis: int | None = None, *, keepdims: bool = False) -> Val
 def _position(
     extremum: OpDef, name: str, x: Any, axis: int | None, keepdims: bool
 ) -> Value:
-    # Two passes, and each runs in vectors: one pass that kept the best element together
-    # with its position would have to go element by element.
+    # Two passes, each of which is vectorised: a single pass that kept the best element
+    # with its position would not be.
     keepdims = as_flag(name, "keepdims", keepdims)
     value = as_tensor(name, x)
     if axis is None:
@@ -361,16 +369,16 @@ def cumulative_sum(
     dtype: DTypeLike | None = None,
     include_initial: bool = False,
 ) -> Value:
-    """The sums of the elements up to each, along `axis`.
+    """Return the sums of the elements up to and including each, along `axis`.
 
     Args:
         x: T[*s].
-        axis: Along which axis; may be left out if there is only one.
-        dtype: What to convert to first; None: T, but 64-bit for smaller integers.
-        include_initial: Whether to start with the sum of none, 0.
+        axis: The axis; may be omitted if there is only one.
+        dtype: The dtype to convert to first; None: T, but 64-bit for smaller integers.
+        include_initial: Whether to prepend the empty sum, 0.
 
     Raises:
-        ArgumentValueError: `axis` is left out, and `x` has not one axis.
+        ArgumentValueError: `axis` is omitted, and `x` does not have one axis.
         AxisError: `x` has no such axis.
     """
     value = as_tensor("cumulative_sum", x)
@@ -386,16 +394,16 @@ def cumulative_prod(
     dtype: DTypeLike | None = None,
     include_initial: bool = False,
 ) -> Value:
-    """The products of the elements up to each, along `axis`.
+    """Return the products of the elements up to and including each, along `axis`.
 
     Args:
         x: T[*s].
-        axis: Along which axis; may be left out if there is only one.
-        dtype: What to convert to first; None: T, but 64-bit for smaller integers.
-        include_initial: Whether to start with the product of none, 1.
+        axis: The axis; may be omitted if there is only one.
+        dtype: The dtype to convert to first; None: T, but 64-bit for smaller integers.
+        include_initial: Whether to prepend the empty product, 1.
 
     Raises:
-        ArgumentValueError: `axis` is left out, and `x` has not one axis.
+        ArgumentValueError: `axis` is omitted, and `x` does not have one axis.
         AxisError: `x` has no such axis.
     """
     value = as_tensor("cumulative_prod", x)
@@ -406,20 +414,20 @@ def cumulative_prod(
 
 
 def cummax(x: Any, /, *, axis: int | None = None) -> Value:
-    """The largest of the elements up to each, along `axis`; a NaN stays.
+    """Return the largest element up to each, along `axis`; a NaN stays.
 
     Raises:
-        ArgumentValueError: `axis` is left out, and `x` has not one axis.
+        ArgumentValueError: `axis` is omitted, and `x` does not have one axis.
         AxisError: `x` has no such axis.
     """
     return _running(reducers.cummax, "cummax", as_tensor("cummax", x), axis)
 
 
 def cummin(x: Any, /, *, axis: int | None = None) -> Value:
-    """The smallest of the elements up to each, along `axis`; a NaN stays.
+    """Return the smallest element up to each, along `axis`; a NaN stays.
 
     Raises:
-        ArgumentValueError: `axis` is left out, and `x` has not one axis.
+        ArgumentValueError: `axis` is omitted, and `x` does not have one axis.
         AxisError: `x` has no such axis.
     """
     return _running(reducers.cummin, "cummin", as_tensor("cummin", x), axis)
@@ -443,7 +451,7 @@ def _running(
     axis = normalize_axis(name, axis, x.ndim)
     include_initial = as_flag(name, "include_initial", include_initial)
     dtype = x.type.dtype
-    # Running totals of 16-bit floats are kept in float32, and rounded at the end.
+    # Running totals of 16-bit floats are accumulated in float32 and rounded at the end.
     wide = dtypes.float32 if dtype.is_float and dtype.bits == 16 else dtype
     result = _as(op(_as(x, wide), axis=axis, reverse=False), dtype)
     if not include_initial:
@@ -462,18 +470,21 @@ def diff(
     prepend: Any = None,
     append: Any = None,
 ) -> Value:
-    """The differences of neighbours along `axis`, taken `n` times.
+    """Return the differences of neighbours along `axis`, taken `n` times.
 
     Args:
-        x: T[*s]. Of bools, whether neighbours differ.
-        axis: Along which axis.
-        n: How many times.
-        prepend, append: What to put before and after `x` along `axis` first: numbers,
-            or tensors that fit but for their size along `axis`.
+        x: T[*s]. For bools the result is whether neighbours differ.
+        axis: The axis.
+        n: How many times to take differences.
+        prepend, append: Numbers or tensors to put before and after `x` along `axis`
+            first.
 
     Raises:
         ArgumentValueError: `n` is negative.
         AxisError: `x` has no such axis.
+
+    >>> hf.diff(hf.asarray([1, 4, 9]))
+    Tensor([3, 5], i64[2])
     """
     value = as_tensor("diff", x)
     axis = normalize_axis("diff", axis, value.ndim)
@@ -496,7 +507,7 @@ def diff(
 
 
 def _fitted(argument: str, extra: Any, x: Value, axis: int) -> Value:
-    """A number as a slice of `x` of size 1; a tensor as it is."""
+    """Return a number as a slice of `x` of size 1; a tensor unchanged."""
     value: Value = as_tensor("diff", extra, argument)
     if value.ndim:
         return value

@@ -1,7 +1,7 @@
-"""Primitives that reduce axes, or run along one: sums, extrema and their positions.
+"""Primitives that reduce axes, or accumulate along one: sums, extrema, positions.
 
-Each drops the axes it reduces. `reduce` has the public functions, with `keepdims`,
-default dtypes, means and variances.
+Reduced axes are dropped. `reduce` has the public functions, with `keepdims`, default
+dtypes, means and variances.
 """
 
 import math
@@ -52,7 +52,7 @@ def _check_axes(name: str, x: TensorType, axes: Sequence[int]) -> None:
 
 
 def _interleaved(axes: Sequence[int], ndim: int) -> Callable[[Index, Index], Index]:
-    """(index of the result, index of the reduced space) -> index of the operand."""
+    """Return (index of the result, index of the reduced space) -> operand's index."""
 
     def source(at: Index, along: Index) -> Index:
         kept, reduced = iter(at), iter(along)
@@ -64,19 +64,19 @@ def _interleaved(axes: Sequence[int], ndim: int) -> Callable[[Index, Index], Ind
 
 
 def _accumulator(dtype: DType) -> DType:
-    """What a sum of `dtype` is kept in: 16-bit floats would lose all small addends."""
+    """Return the accumulator of sums: 16-bit floats would lose small addends."""
     return dtypes.float32 if dtype.is_float and dtype.bits == 16 else dtype
 
 
 def lowest(dtype: DType) -> bool | int | float:
-    """The neutral element of `max`."""
+    """Return the identity of `max`."""
     if dtype.is_float:
         return -math.inf
     return False if dtype.kind == "b" else dtypes.iinfo(dtype).min
 
 
 def highest(dtype: DType) -> bool | int | float:
-    """The neutral element of `min`."""
+    """Return the identity of `min`."""
     if dtype.is_float:
         return math.inf
     return True if dtype.kind == "b" else dtypes.iinfo(dtype).max
@@ -94,10 +94,7 @@ def _reduction(
     jvp: Rules | None = None,
     transpose: Rules | None = None,
 ) -> OpDef:
-    """A reduction by one of the kernel vocabulary's combiners.
-
-    T[*s] -> T[s without `axes`]
-    """
+    """Return a reduction by a kernel combiner: T[*s] -> T[s without `axes`]."""
 
     def infer(x: TensorType, *, axes: tuple[int, ...]) -> TensorType:
         _check_axes(name, x, axes)
@@ -146,7 +143,7 @@ def _reduction(
 
 
 def spread(reduced: Value, like: Any, axes: tuple[int, ...]) -> Value:
-    """What was reduced over `axes`, along them again: in the shape of `like`."""
+    """Return a result reduced over `axes`, broadcast to the shape of `like`."""
     kept = tuple(1 if i in axes else n for i, n in enumerate(like.shape))
     return apply(broadcast_to, apply(reshape, reduced, shape=kept), shape=like.shape)
 
@@ -168,7 +165,8 @@ _BOOL: Final = (dtypes.bool_,)
 
 
 def _product_jvp(t: Any, _out: Any, x: Any, *, axes: tuple[int, ...]) -> Value:
-    """The sum of `t` times the product of the others: no division, as one may be 0."""
+    """Return the sum of `t` times the product of the other elements, without division
+    by elements that may be 0."""
     kept = [a for a in range(x.ndim) if a not in axes]
     rows = tuple(x.shape[a] for a in kept)
     shape = (*rows, prod((x.shape[a] for a in axes), start=1))
@@ -181,7 +179,7 @@ def _product_jvp(t: Any, _out: Any, x: Any, *, axes: tuple[int, ...]) -> Value:
 
 
 def _extremum_jvp(t: Any, out: Any, x: Any, *, axes: tuple[int, ...]) -> Any:
-    """The mean of `t` over the elements that are the extremum."""
+    """Return the mean of `t` over the elements that equal the extremum."""
     hits = apply(convert, equal(x, spread(out, x, axes)), dtype=x.dtype)
     total = apply(reduce_sum, t * hits, axes=axes)
     return total / apply(reduce_sum, hits, axes=axes)
@@ -189,7 +187,7 @@ def _extremum_jvp(t: Any, out: Any, x: Any, *, axes: tuple[int, ...]) -> Any:
 
 reduce_sum: Final[OpDef] = _reduction(
     "reduce_sum",
-    "The sum over `axes`; of 16-bit floats, rounded once.",
+    "The sum over `axes`; sums of 16-bit floats are rounded once.",
     lambda x, axes: np.add.reduce(x, axes, x.dtype),
     "add",
     lambda dtype: 0,
@@ -199,7 +197,7 @@ reduce_sum: Final[OpDef] = _reduction(
 )
 reduce_prod: Final = _reduction(
     "reduce_prod",
-    "The product over `axes`; of 16-bit floats, rounded once.",
+    "The product over `axes`; products of 16-bit floats are rounded once.",
     lambda x, axes: np.multiply.reduce(x, axes, x.dtype),
     "mul",
     lambda dtype: 1,
@@ -208,7 +206,7 @@ reduce_prod: Final = _reduction(
 )
 reduce_max: Final = _reduction(
     "reduce_max",
-    "The largest over `axes`; a NaN if there is one.",
+    "The largest element over `axes`; NaN if there is one.",
     lambda x, axes: np.maximum.reduce(x, axes),
     "max",
     lowest,
@@ -218,7 +216,7 @@ reduce_max: Final = _reduction(
 )
 reduce_min: Final = _reduction(
     "reduce_min",
-    "The smallest over `axes`; a NaN if there is one.",
+    "The smallest element over `axes`; NaN if there is one.",
     lambda x, axes: np.minimum.reduce(x, axes),
     "min",
     highest,
@@ -228,7 +226,7 @@ reduce_min: Final = _reduction(
 )
 reduce_and: Final = _reduction(
     "reduce_and",
-    "Whether all over `axes` hold.",
+    "Whether all elements over `axes` are true.",
     lambda x, axes: np.logical_and.reduce(x, axes),
     "and",
     lambda dtype: True,
@@ -236,7 +234,7 @@ reduce_and: Final = _reduction(
 )
 reduce_or: Final = _reduction(
     "reduce_or",
-    "Whether any over `axes` holds.",
+    "Whether any element over `axes` is true.",
     lambda x, axes: np.logical_or.reduce(x, axes),
     "or",
     lambda dtype: False,
@@ -262,7 +260,7 @@ def _find_infer(x: TensorType, value: TensorType, *, axis: int) -> TensorType:
 
 
 def _find_run(x: Array, value: Array, *, axis: int) -> Array:
-    """The first position along `axis` of `value` or of a NaN; the size, without one."""
+    """The first position along `axis` of `value` or a NaN; without one, the size."""
     n = x.shape[axis]
     if not n:
         return np.zeros(np.shape(value), np.int64)
@@ -270,14 +268,14 @@ def _find_run(x: Array, value: Array, *, axis: int) -> Array:
     if dtypes.as_dtype(x.dtype).is_float:
         hits |= x != x
     first = hits.argmax(axis, keepdims=True)
-    found = np.take_along_axis(hits, first, axis)
-    return np.asarray(np.where(found, first, n).squeeze(axis))
+    has_hit = np.take_along_axis(hits, first, axis)
+    return np.asarray(np.where(has_hit, first, n).squeeze(axis))
 
 
 def _find_lower(
     _types: Sequence[TensorType], x: Operand, value: Operand, *, axis: int
 ) -> Reduction:
-    # As a minimum of positions it may be taken in any order, and so in vectors.
+    # A minimum of positions may be taken in any order, so it is vectorised.
     source = _interleaved((axis,), x.type.ndim)
     size = expr.extent(x.type.shape[axis])
 
@@ -320,7 +318,7 @@ def _running(
     jvp: Rules,
     transpose: Rules | None = None,
 ) -> OpDef:
-    """T[*s] -> T[*s]; `reverse` runs from the end of `axis`."""
+    """Return a running total: T[*s] -> T[*s]; `reverse` runs from the end of `axis`."""
 
     def infer(x: TensorType, *, axis: int, reverse: bool) -> TensorType:
         _check_axes(name, x, (axis,))
@@ -367,7 +365,7 @@ def _running(
 
 
 def _shifted(x: Any, by: Size, fill: float, *, axis: int, reverse: bool) -> Any:
-    """`x` moved along `axis` in the direction that totals run in."""
+    """Return `x` shifted along `axis` in the direction in which totals run."""
     n = x.shape[axis]
     by = smaller(by, n)
     ends = [tuple(by if a == axis else 0 for a in range(x.ndim)), (0,) * x.ndim]
@@ -378,13 +376,13 @@ def _shifted(x: Any, by: Size, fill: float, *, axis: int, reverse: bool) -> Any:
 
 
 def _cumsum_run(x: Array, axis: int, dtype: Any) -> Array:
-    # From 0, as in JAX: so the sum of -0 is 0.
+    # The sum starts from 0, as in JAX, so that the sum of -0 is 0.
     return np.add.accumulate(x, axis, dtype) + np.zeros((), dtype)
 
 
 cumsum: Final[OpDef] = _running(
     "cumsum",
-    "The sums of the elements up to each, along `axis`.",
+    "The sums of the elements up to and including each, along `axis`.",
     _cumsum_run,
     expr.add,
     lambda dtype: 0,
@@ -396,7 +394,7 @@ cumsum: Final[OpDef] = _running(
 )
 cumprod: Final = _running(
     "cumprod",
-    "The products of the elements up to each, along `axis`.",
+    "The products of the elements up to and including each, along `axis`.",
     np.multiply.accumulate,
     expr.mul,
     lambda dtype: 1,
@@ -405,7 +403,7 @@ cumprod: Final = _running(
 )
 cummax: Final = _running(
     "cummax",
-    "The largest of the elements up to each, along `axis`.",
+    "The largest element up to each, along `axis`.",
     np.maximum.accumulate,
     scalar.maximum,
     lowest,
@@ -414,7 +412,7 @@ cummax: Final = _running(
 )
 cummin: Final = _running(
     "cummin",
-    "The smallest of the elements up to each, along `axis`.",
+    "The smallest element up to each, along `axis`.",
     np.minimum.accumulate,
     scalar.minimum,
     highest,

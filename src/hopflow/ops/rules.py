@@ -1,7 +1,7 @@
-"""The rules that families of operations share: promotion, types, shapes, arguments.
+"""Rules that families of operations share: promotion, types, shapes, arguments.
 
-`elementwise` makes the record of an elementwise operation from its NumPy meaning and a
-scalar expression; the rest are the parts that other families put together themselves.
+`elementwise` makes the record of an elementwise operation from its NumPy implementation
+and a scalar expression; other families use the parts.
 """
 
 import operator
@@ -94,7 +94,7 @@ def require_dtype(
     """Check that every operand's dtype is one of `allowed`.
 
     Raises:
-        DTypeError: one is not.
+        DTypeError: a dtype is not allowed.
     """
     for type_ in types:
         if type_.dtype not in allowed:
@@ -102,9 +102,9 @@ def require_dtype(
 
 
 def _wrong_kind(
-    name: str, found: Sequence[DType], allowed: tuple[DType, ...]
+    name: str, actual: Sequence[DType], allowed: tuple[DType, ...]
 ) -> DTypeError:
-    are = " and ".join(d.name for d in found)
+    are = " and ".join(d.name for d in actual)
     return DTypeError(
         f"{name}: operands must be {_kind(allowed)}, and are {are}. "
         "Convert them with `hf.astype`."
@@ -112,7 +112,7 @@ def _wrong_kind(
 
 
 def _promotion(allowed: tuple[DType, ...], *, to_float: bool = False) -> Promotion:
-    """Promotion to the operands' common dtype, which must be one of `allowed`."""
+    """Return the promotion to a common dtype, which must be one of `allowed`."""
 
     def promote(
         name: str, operands: Sequence[tuple[DType, bool]]
@@ -150,10 +150,10 @@ _ALLOWED: Final[dict[Promotion, tuple[DType, ...]]] = {
 
 
 def required_dtype(name: str, dtype: DTypeLike, argument: str = "dtype") -> DType:
-    """The dtype that an argument of a public function names.
+    """Return the dtype that an argument of a public function names.
 
     Raises:
-        DTypeError: it names none; what merely has a dtype, as a tensor, does not.
+        DTypeError: it names none. A tensor has a dtype, but does not name it.
     """
     if type(dtype) is DType:
         return dtype
@@ -169,7 +169,7 @@ def required_dtype(name: str, dtype: DTypeLike, argument: str = "dtype") -> DTyp
 
 
 def optional_dtype(name: str, dtype: DTypeLike | None, default: DType) -> DType:
-    """The `dtype=` argument of the public function `name`; `default` where it is None.
+    """Return the `dtype=` argument of the function `name`, or `default` for None.
 
     Raises:
         DTypeError: there is no such dtype.
@@ -181,24 +181,24 @@ def optional_dtype(name: str, dtype: DTypeLike | None, default: DType) -> DType:
 
 
 def broadcast_shapes(name: str, *shapes: Shape) -> Shape:
-    """The shape that `shapes` broadcast to, for the operation `name`.
+    """Return the shape that `shapes` broadcast to, for the operation `name`.
 
     Raises:
         ShapeError: two sizes differ, and neither is 1.
-        DataDependentError: whether two sizes agree only a run can tell.
+        DataDependentError: only a run can tell whether two sizes agree.
     """
     ndim = max(map(len, shapes), default=0)
     result: list[Size] = [1] * ndim
     for shape in shapes:
         offset = ndim - len(shape)
         for axis, size in enumerate(shape, start=offset):
-            known = result[axis]
-            common = agreed(known, size)
+            other = result[axis]
+            common = agreed(other, size)
             if common is None:
                 shown = " and ".join(f"[{', '.join(map(str, s))}]" for s in shapes)
                 raise ShapeError(
                     f"{name}: shapes {shown} do not broadcast: along axis "
-                    f"{axis - ndim}, {known} != {size}. Sizes must agree, or be 1; "
+                    f"{axis - ndim}, {other} != {size}. Sizes must agree, or be 1; "
                     "add an axis of size 1 with `hf.expand_dims`."
                 )
             result[axis] = common
@@ -212,16 +212,16 @@ def broadcast(
     arity: int | None = None,
     result: DType | None = None,
 ) -> Infer:
-    """The `infer` of an elementwise operation: T[*s], T[*t] -> T[*broadcast(s, t)].
+    """Return the `infer` of elementwise operations: T[*s], T[*t] -> T[*u].
 
     Args:
         allowed: The dtypes that T may be.
-        arity: How many operands there are; None: one or more.
+        arity: The number of operands; None: one or more.
         result: The result's dtype, if it is not T.
     """
 
     def infer(*types: TensorType, **options: Any) -> TensorType:
-        if options:  # which NumPy's function may know
+        if options:  # NumPy's function may have them
             raise ArgumentTypeError(f"{name}: has no argument `{next(iter(options))}`.")
         check_arity(name, types, arity)
         require_dtype(name, types, allowed)
@@ -239,7 +239,7 @@ def broadcast(
 
 
 def comparison(name: str, allowed: tuple[DType, ...] = dtypes.ALL) -> Infer:
-    """The `infer` of a comparison: T[*s], T[*t] -> bool[*broadcast(s, t)]."""
+    """Return the `infer` of a comparison: T[*s], T[*t] -> bool[*u]."""
     return broadcast(name, allowed, arity=2, result=dtypes.bool_)
 
 
@@ -247,18 +247,20 @@ def check_arity(name: str, types: Sequence[TensorType], arity: int | None) -> No
     """Check the number of operands.
 
     Raises:
-        ArgumentTypeError: it is another than `arity` (or none at all).
+        ArgumentTypeError: it is not `arity` (or it is 0).
     """
     if (not types) if arity is None else len(types) != arity:
-        wanted = "at least one operand" if arity is None else f"{arity} operand(s)"
-        raise ArgumentTypeError(f"{name}: takes {wanted}, and was given {len(types)}.")
+        expected = "at least one operand" if arity is None else f"{arity} operand(s)"
+        raise ArgumentTypeError(
+            f"{name}: takes {expected}, and was given {len(types)}."
+        )
 
 
 # --- arguments of public functions ----------------------------------------------------
 
 
 def normalize_axis(name: str, axis: Any, ndim: int, argument: str = "axis") -> int:
-    """`axis`, counted from the front.
+    """Return `axis`, counted from the front.
 
     Raises:
         ArgumentTypeError: it is not an integer.
@@ -276,8 +278,7 @@ def normalize_axis(name: str, axis: Any, ndim: int, argument: str = "axis") -> i
 def normalize_axes(
     name: str, axis: Any, ndim: int, argument: str = "axis"
 ) -> tuple[int, ...]:
-    """`axis` (an integer, several, or None for all) as axes counted from the front, in
-    the order given.
+    """Return `axis` (an int, several, or None for all) as axes counted from the front.
 
     Raises:
         ArgumentTypeError: it is none of these.
@@ -294,7 +295,7 @@ def normalize_axes(
 
 
 def as_integer(name: str, argument: str, value: Any) -> int:
-    """An argument as a Python int; a bool is none.
+    """Return an argument as a Python int; a bool is no integer.
 
     Raises:
         ArgumentTypeError: it is not an integer.
@@ -310,7 +311,7 @@ def as_integer(name: str, argument: str, value: Any) -> int:
 
 
 def as_flag(name: str, argument: str, value: Any) -> bool:
-    """An argument as a Python bool.
+    """Return an argument as a Python bool.
 
     Raises:
         ArgumentTypeError: it is not a bool.
@@ -323,11 +324,11 @@ def as_flag(name: str, argument: str, value: Any) -> bool:
 
 
 def one_of(name: str, argument: str, value: Any, choices: Sequence[str]) -> str:
-    """An argument that is one of a few words.
+    """Return an argument that must be one of `choices`.
 
     Raises:
         ArgumentTypeError: it is not a string.
-        ArgumentValueError: it is another word.
+        ArgumentValueError: it is another string.
     """
     *most, last = (repr(c) for c in choices)
     words = f"{', '.join(most)} or {last}" if most else last
@@ -343,7 +344,7 @@ def one_of(name: str, argument: str, value: Any, choices: Sequence[str]) -> str:
 
 
 def as_symbol(name: str, argument: str, value: Any) -> int | SymInt:
-    """An integer, or a tensor that holds one, as an int or a symbolic number.
+    """Return an integer, or a tensor that holds one, as an int or a symbolic number.
 
     Raises:
         ArgumentTypeError: it is neither.
@@ -359,7 +360,7 @@ def as_symbol(name: str, argument: str, value: Any) -> int | SymInt:
 
 
 def as_size(name: str, size: Any, argument: str = "shape") -> Size:
-    """One size as a non-negative int or a symbolic size.
+    """Return a size as a non-negative int or a symbolic size.
 
     Raises:
         ArgumentTypeError: it is not an integer.
@@ -374,12 +375,11 @@ def as_size(name: str, size: Any, argument: str = "shape") -> Size:
 
 
 def _expect_size(name: str, size: SymInt, argument: str) -> None:
-    """See to it that a number over symbols is not negative: known, a guard on inputs,
-    or checked by the run."""
+    """Ensure that a symbolic size is non-negative: by facts, a guard, or the run."""
     negative: Any = less(size, 0)
     if negative is None:
         if current().is_eager or all(s.env is None for s in free_symbols(size)):
-            return  # the promise of the caller, or of the graph that has it
+            return  # the caller, or the graph's creator, guarantees it
         negative = size < 0
         if isinstance(negative, SymBool) and size.hint is None:
             message = f"{name}: `{argument}` must not be negative"
@@ -396,7 +396,7 @@ def _negative(name: str, argument: str, size: Size) -> ArgumentValueError:
 
 
 def as_shape(name: str, shape: Any, argument: str = "shape") -> Shape:
-    """A shape: one size, or a sequence of sizes.
+    """Return a shape as a tuple of sizes; a single size is a shape too.
 
     Raises:
         ArgumentTypeError: a size is not an integer.
@@ -425,7 +425,7 @@ def check_device(name: str, device: Any) -> None:
 
 
 def pointwise(fn: Callable[..., Expr]) -> Callable[..., Pointwise]:
-    """The `lower` of an elementwise operation from its meaning on scalars,
+    """Return the `lower` of an elementwise operation whose scalar implementation is
     `fn(*expressions, **params)`; operands are broadcast."""
 
     def lower(
@@ -440,7 +440,7 @@ def pointwise(fn: Callable[..., Expr]) -> Callable[..., Pointwise]:
 
 
 def in_float32(run: Callable[..., Any]) -> Callable[..., Any]:
-    """`run` with 16-bit floats computed in float32; the caller rounds the result."""
+    """Return `run` with 16-bit floats computed in float32 and not yet rounded back."""
 
     def widened(*arrays: Array, **params: Any) -> Any:
         for array in arrays:
@@ -460,7 +460,7 @@ _HALVES: Final = frozenset({dtypes.float16.dtype, dtypes.bfloat16.dtype})
 def _typed_run(
     run: Callable[..., Any], result: DType | None, doc: str
 ) -> Callable[..., Array]:
-    """`run`, with a result of dtype `result`, or of the operands' if that is None."""
+    """Return `run` with results of dtype `result`; None: the operands' dtype."""
 
     def run_as(*arrays: Array, **params: Any) -> Array:
         value = np.asarray(run(*arrays, **params))
@@ -503,22 +503,22 @@ def elementwise(
     ulps: int = 0,
     reference: Reference | None = None,
 ) -> OpDef:
-    """The record of an elementwise operation.
+    """Return the record of an elementwise operation.
 
     Args:
         name: Its unique name.
         doc: Its docstring.
-        run: Its meaning on NumPy arrays of one dtype.
-        fn: Its meaning on scalar expressions of one dtype; None if `lower` is given.
-        arity: How many operands it takes.
+        run: Its implementation on NumPy arrays of one dtype.
+        fn: Its implementation on scalar expressions; None if `lower` is passed.
+        arity: The number of operands.
         promote: One of this module's promotions.
         result: The result's dtype, if it is not the operands'.
-        low, high: The range for samples.
-        widen: Whether `run` needs 16-bit floats as float32; False where the bits count.
-        lower: A whole lowering rule, in place of `fn`.
-        params: Static parameters for the samples.
+        low, high: The range of values in samples.
+        widen: Whether to pass 16-bit floats to `run` as float32.
+        lower: A complete lowering rule, in place of `fn`.
+        params: The static parameters of the samples.
         effects, compares, jvp, transpose, ulps: See `OpDef`.
-        reference: See `OpDef`; None: NumPy and `jax.numpy` have it by the same name.
+        reference: See `OpDef`; None: those of this name in NumPy and `jax.numpy`.
     """
     allowed = _ALLOWED[promote]
     run_as = _typed_run(in_float32(run) if widen else run, result, doc)

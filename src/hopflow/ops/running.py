@@ -1,4 +1,4 @@
-"""The tangents of running totals: of `cumprod`, `cummax` and `cummin`."""
+"""Tangents of the running totals `cumprod`, `cummax` and `cummin`."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,15 +17,15 @@ from hopflow.symbolic.size import Size, SymInt
 
 
 class _Running(NamedTuple):
-    """Elements that are combined, and their tangents."""
+    """Elements to combine, and their tangents."""
 
     x: Any
     t: Any
 
 
 class RunningTangents:
-    """The tangents of running totals by an operation, from its own: without a division,
-    for a factor may be 0."""
+    """Tangents of running totals by an operation, from the operation's JVP rules,
+    without division, as a factor may be 0."""
 
     def __init__(self, combine: OpDef) -> None:
         assert isinstance(combine.jvp, tuple)
@@ -35,16 +35,16 @@ class RunningTangents:
     def combined(self, a: _Running, b: _Running, total: Any) -> Any:
         return self.left(a.t, total, a.x, b.x) + self.right(b.t, total, a.x, b.x)
 
-    def by_tree(self, own: _Running, out: Any) -> Any:
-        """The tangents of `out`, the totals of `own`: first of its pairs, which are
-        those of every other element, and from them the rest. So JAX's
-        `associative_scan` goes, and so it shares ties."""
+    def by_tree(self, elements: _Running, out: Any) -> Any:
+        """Return the tangents of `out`, the running totals of `elements`: first those
+        of pairs of neighbours, recursively, then the rest. This is the order of JAX's
+        `associative_scan`, so ties are split in the same way."""
         n = out.shape[0]
         if n < 2:
-            return own.t
+            return elements.t
         sizes = (n // 2, n // 2, (n - 1) // 2)
         first, second, third = (
-            _Running(*(part(v, 0, k, size, 2) for v in own))
+            _Running(*(part(v, 0, k, size, 2) for v in elements))
             for k, size in enumerate(sizes)
         )
         pairs = self.combine(first.x, second.x)
@@ -52,20 +52,20 @@ class RunningTangents:
         t_odd = self.by_tree(_Running(pairs, self.combined(first, second, pairs)), odd)
         before = _Running(*(part(v, 0, 0, sizes[2]) for v in (odd, t_odd)))
         t_even = self.combined(before, third, part(out, 0, 2, sizes[2], 2))
-        t = own.t
+        t = elements.t
         for start, new in ((1, t_odd), (2, t_even)):
             others = t.ndim - 1
             starts, steps = (start, *[0] * others), (2, *[1] * others)
             t = update_slice(t, new, starts=starts, steps=steps)
         return t
 
-    def by_levels(self, own: _Running, out: Any) -> Any:
-        """The same where nobody knows how deep the tree is.
+    def by_levels(self, elements: _Running, out: Any) -> Any:
+        """Return the same for a symbolic size, for which the tree's depth is unknown.
 
-        The total of `m` elements is that of blocks, one for each bit of `m`, the
-        largest first; a block of `2**k` is two halves. So one loop over the bits finds
-        what part a total has of each of its blocks, and a block of its halves; and
-        another one, which is linear in the tangents, sums those parts.
+        The total of `m` elements is that of blocks, one for each set bit of `m`, the
+        largest first; a block of `2**k` is two halves. A loop over the bits computes
+        the derivatives of totals by their blocks, and of blocks by their halves. A
+        second loop, which is linear in the tangents, sums the products.
         """
         n, one = out.shape[0], ones(out.shape, dtype=out.dtype)
         blocks = arange(n)
@@ -89,18 +89,18 @@ class RunningTangents:
             )
             of_rest, of_last = parts(before, _at(block, (ends >> k) - 1), up_to)
             is_set, is_first = rows((ends >> k & 1) == 1), rows(earlier == 0)
-            own = where(is_set, rest * where(is_first, one, of_last), 0.0)
-            return (total, where(is_set, rest * of_rest, rest)), (own, *of_halves)
+            elements = where(is_set, rest * where(is_first, one, of_last), 0.0)
+            return (total, where(is_set, rest * of_rest, rest)), (elements, *of_halves)
 
         def add_up(carry: Any, level: Any) -> Any:
-            (t, total), (k, own, *of_halves) = carry, level
+            (t, total), (k, elements, *of_halves) = carry, level
             last = _at(t, (ends >> k) - 1)
             pairs = zip(of_halves, halves, strict=True)
-            return (sum(w * _at(t, i) for w, i in pairs), total + own * last), None
+            return (sum(w * _at(t, i) for w, i in pairs), total + elements * last), None
 
         bits = arange(_bits(n))
-        _, weights = slots.scan(weigh, (own.x, one), bits)
-        first = (own.t, zeros(out.shape, dtype=out.dtype))
+        _, weights = slots.scan(weigh, (elements.x, one), bits)
+        first = (elements.t, zeros(out.shape, dtype=out.dtype))
         (_, total), _ = slots.scan(add_up, first, (bits, *weights))
         return total
 
@@ -111,11 +111,13 @@ class RunningTangents:
         t, out, x = (moved(v, axis, 0) for v in (t, out, x))
         if reverse:
             t, out, x = (part(v, 0, n - 1, n, -1) for v in (t, out, x))
-        own = _Running(x, t)
-        found = (
-            self.by_tree(own, out) if isinstance(n, int) else self.by_levels(own, out)
+        elements = _Running(x, t)
+        tangents = (
+            self.by_tree(elements, out)
+            if isinstance(n, int)
+            else self.by_levels(elements, out)
         )
-        return moved(part(found, 0, n - 1, n, -1) if reverse else found, 0, axis)
+        return moved(part(tangents, 0, n - 1, n, -1) if reverse else tangents, 0, axis)
 
 
 def _rule(rule: Callable[..., Any] | None) -> Callable[..., Any]:
@@ -128,7 +130,7 @@ def _at(x: Any, rows: Any) -> Any:
 
 
 def _bits(n: SymInt) -> Size:
-    """How many bits a size has, or one more, as a logarithm is rounded."""
+    """Return the bit length of a size, or one more, as the logarithm is rounded."""
     number = astype(maximum(current().value_of(n), 1), dtypes.float64)
     bits = as_value(astype(floor(log2(number)), dtypes.int64) + 2)
     return current().symbol_of(bits, 2, 64)

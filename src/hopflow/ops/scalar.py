@@ -1,7 +1,7 @@
-"""Scalar meanings that take more than one machine operation, as expressions.
+"""Scalar functions that take several machine operations, as expressions.
 
-What stands here is shared by the lowering rules of several families. Each function
-takes expressions of one dtype and gives one.
+Lowering rules of several families share them. Each takes expressions of one dtype and
+returns an expression.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,7 @@ def false() -> Expr:
 
 
 def like(value: bool | int | float, x: Expr) -> Expr:
-    """`value` in the dtype of `x`."""
+    """Return `value` in the dtype of `x`."""
     return const(value, x.dtype)
 
 
@@ -52,7 +52,7 @@ def either(x: Expr, y: Expr) -> Expr:
 
 
 def negate(x: Expr) -> Expr:
-    """`not x`, of a bool."""
+    """Return `not x` of a bool."""
     return unary("not", x)
 
 
@@ -61,7 +61,7 @@ def is_nan(x: Expr) -> Expr:
 
 
 def in_float32(fn: Callable[..., Expr]) -> Callable[..., Expr]:
-    """`fn` with 16-bit floats computed in float32, and rounded once."""
+    """Return `fn` with 16-bit floats computed in float32 and rounded once."""
 
     def wide(*args: Expr) -> Expr:
         dtype = args[0].dtype
@@ -73,7 +73,7 @@ def in_float32(fn: Callable[..., Expr]) -> Callable[..., Expr]:
 
 
 def math_call(name: str) -> Callable[..., Expr]:
-    """The function `name` of `loop_ir.math`."""
+    """Return the function `name` of `loop_ir.math`."""
     return in_float32(lambda *args: call(name, *args))
 
 
@@ -81,22 +81,22 @@ def math_call(name: str) -> Callable[..., Expr]:
 
 
 def comparison(name: str) -> Callable[[Expr, Expr], Expr]:
-    """`x name y`."""
+    """Return the comparison `name` as a function."""
     return lambda x, y: compare(name, x, y)
 
 
 def maximum(x: Expr, y: Expr) -> Expr:
-    """The larger, or a NaN if there is one."""
+    """Return the larger value; NaN if either is NaN."""
     return binary("max", x, y)
 
 
 def minimum(x: Expr, y: Expr) -> Expr:
-    """The smaller, or a NaN if there is one."""
+    """Return the smaller value; NaN if either is NaN."""
     return binary("min", x, y)
 
 
 def sign(x: Expr) -> Expr:
-    """-1, 0 or 1; 0 of a zero of any sign, and a NaN of a NaN."""
+    """Return -1, 0 or 1; 0 for zeros of either sign, and NaN for NaN."""
     zero, one = like(0, x), like(1, x)
     if x.dtype.is_float:
         ordinary = either(compare("gt", x, zero), compare("lt", x, zero))
@@ -112,14 +112,14 @@ def sign(x: Expr) -> Expr:
 
 
 def floor_divide(x: Expr, y: Expr) -> Expr:
-    """`floor(x / y)`; an integer divided by 0 is 0."""
+    """Return `floor(x / y)`; an integer divided by 0 is 0."""
     if x.dtype.is_float:
         return in_float32(_float_floor_divide)(x, y)
     return _unless_zero(floor_div, x, y)
 
 
 def remainder(x: Expr, y: Expr) -> Expr:
-    """`x - y * floor(x / y)`, with the sign of `y`; an integer modulo 0 is 0."""
+    """Return `x - y * floor(x / y)`, with the sign of `y`; an integer modulo 0 is 0."""
     if x.dtype.is_float:
         return in_float32(_float_remainder)(x, y)
     return _unless_zero(floor_mod, x, y)
@@ -133,7 +133,7 @@ def _unless_zero(fn: Callable[[Expr, Expr], Expr], x: Expr, y: Expr) -> Expr:
 
 
 def _float_parts(x: Expr, y: Expr) -> tuple[Expr, Expr]:
-    """`fmod(x, y)`, and whether the floored remainder is `y` more than that."""
+    """Return `fmod(x, y)`, and whether `y` must be added for the floored remainder."""
     rest = call("fmod", x, y)
     zero = like(0, x)
     signs = compare("ne", _as_bit(rest, "lt", zero), _as_bit(y, "lt", zero))
@@ -145,8 +145,8 @@ def _as_bit(x: Expr, name: str, y: Expr) -> Expr:
 
 
 def _float_floor_divide(x: Expr, y: Expr) -> Expr:
-    # As CPython and NumPy do: the remainder is exact, so the quotient is within one
-    # rounding of an integer, and is snapped to it.
+    # As in CPython and NumPy: the remainder is exact, so the quotient is within one
+    # rounding of an integer, to which it is rounded.
     rest, adjust = _float_parts(x, y)
     quotient = binary("div", sub(x, rest), y)
     quotient = select(adjust, sub(quotient, like(1, x)), quotient)
@@ -172,10 +172,10 @@ def _float_remainder(x: Expr, y: Expr) -> Expr:
 
 
 def integer_power(x: Expr, y: Expr) -> Expr:
-    """`x ** y` of integers, which wraps as NumPy's does; `y` is not negative.
+    """Return `x ** y` of integers, which wraps as NumPy's does; `y` is not negative.
 
-    All bits of the exponent count: those from the seventh on, which `jax.numpy.power`
-    leaves out, decide about even bases and about odd ones other than -1 and 1.
+    All bits of the exponent count. `jax.numpy.power` ignores those from the seventh on,
+    which matter for even bases, and for odd ones other than -1 and 1.
     """
     zero, result = like(0, x), like(1, x)
     bits = y.dtype.bits - (y.dtype.kind == "i")
@@ -190,36 +190,36 @@ def integer_power(x: Expr, y: Expr) -> Expr:
 
 
 def bits_of(x: Expr, *, signed: bool = False) -> Expr:
-    """The bits of a float as an integer of its width."""
+    """Return the bits of a float as an integer of its width."""
     return bitcast(x, bit_dtype(x.dtype, signed=signed))
 
 
 def bit_dtype(dtype: DType, *, signed: bool = False) -> DType:
-    """The integer dtype of the same width."""
+    """Return the integer dtype of the same width."""
     return (_SIGNED if signed else _UNSIGNED)[dtype.bits]
 
 
 def _shift(name: str, x: Expr, y: Expr, beyond: Expr) -> Expr:
-    # A negative amount is a huge one when read as unsigned.
+    # A negative amount is a huge one as an unsigned number.
     amount = bitcast(y, bit_dtype(y.dtype))
     inside = compare("lt", amount, like(x.dtype.bits, amount))
     return select(inside, binary(name, x, select(inside, y, like(0, y))), beyond)
 
 
 def shift_left(x: Expr, y: Expr) -> Expr:
-    """`x << y`; 0 where `y` is negative, or the width or more."""
+    """Return `x << y`; 0 where `y` is negative, or the width or more."""
     return _shift("shl", x, y, like(0, x))
 
 
 def shift_right(x: Expr, y: Expr) -> Expr:
-    """`x >> y`; only sign bits where `y` is negative, or the width or more."""
+    """Return `x >> y`; only sign bits where `y` is negative, or the width or more."""
     if x.dtype.kind == "u":
         return _shift("lshr", x, y, like(0, x))
     return _shift("ashr", x, y, binary("ashr", x, like(x.dtype.bits - 1, x)))
 
 
 def sign_bit(x: Expr) -> Expr:
-    """Whether the sign is negative, that of a zero or NaN too."""
+    """Return whether the sign bit is set, also for zeros and NaNs."""
     if x.dtype.kind == "u":
         return false()
     whole = bits_of(x, signed=True) if x.dtype.is_float else x
@@ -239,7 +239,7 @@ def is_inf(x: Expr) -> Expr:
 
 
 def next_after(x: Expr, y: Expr) -> Expr:
-    """The next float from `x` towards `y`."""
+    """Return the next float from `x` towards `y`."""
     bits, target = bits_of(x), bits_of(y)
     top = like(1 << (bits.dtype.bits - 1), bits)
     rest = like((1 << (bits.dtype.bits - 1)) - 1, bits)

@@ -1,4 +1,4 @@
-"""Scatter: what is read with `gather` is written with this; and sums by segment."""
+"""Scatter, which writes what `gather` reads; and sums by segment."""
 
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
@@ -85,7 +85,7 @@ COMBINES: Final[dict[str, Any]] = {
     "min": np.minimum,
     "max": np.maximum,
 }
-"""NumPy's meaning of each way to combine, but "set"."""
+"""NumPy's ufuncs for the ways to combine, except "set"."""
 
 
 def _check_scatter(
@@ -95,9 +95,9 @@ def _check_scatter(
     window = len(layout.space)
     if len(starts) != len(layout.rest):
         raise ShapeError(f"{name}: {len(starts)} starts for the axes {layout.rest}.")
-    found = update.shape[:window]
+    leading = update.shape[:window]
     if update.ndim != window + len(layout.rest) or not all(
-        m == n for m, n in zip(found, layout.space, strict=True)
+        m == n for m, n in zip(leading, layout.space, strict=True)
     ):
         raise ShapeError(
             f"{name}: `update` must begin with the axes {layout.space} of the indices, "
@@ -106,7 +106,7 @@ def _check_scatter(
 
 
 def _run_keep(indices: Sequence[Array], layout: Layout) -> Array | None:
-    """Which updates are in range; None: all of them."""
+    """Return a mask of the updates that are in range; None: all of them."""
     space: Any = layout.space
     keep = np.ones(space, np.bool_)
     for i, n in zip(indices, layout.sizes, strict=True):
@@ -149,7 +149,7 @@ def _run(
     else:
         keep = _run_keep(indices, layout)
         positions = [np.asarray(i).astype(np.int64) for i in indices]
-    # Contiguous, so that NumPy visits them in our order: the last update stays.
+    # Contiguous, so that NumPy visits them in row-major order and the last update wins.
     where = [np.ascontiguousarray(p) for p in layout.numpy_key(positions)]
     update = np.asarray(update)
     if keep is not None:
@@ -181,14 +181,14 @@ def _lower(
     window = len(layout.space)
 
     def position(u: Index) -> Index:
-        found = layout.at_indices(indices, u)
-        pairs = zip(found, layout.sizes, strict=True)
+        loaded = layout.at_indices(indices, u)
+        pairs = zip(loaded, layout.sizes, strict=True)
         normal = [wrapped(e, n) if checked else position_of(e) for e, n in pairs]
         return layout.source(u, normal, strided(u[window:], starts, steps))
 
     def keep(u: Index) -> Expr:
-        found = zip(layout.at_indices(indices, u), layout.sizes, strict=True)
-        return expr.all_of([in_range(e, n, wraps=False) for e, n in found])
+        loaded = zip(layout.at_indices(indices, u), layout.sizes, strict=True)
+        return expr.all_of([in_range(e, n, wraps=False) for e, n in loaded])
 
     check = check_of(indices, layout.sizes, layout.space) if checked else None
     return Scatter(
@@ -229,9 +229,9 @@ def _jvp(
             return (kept,)
         parts = multiply(u, _other_factors(op, base, update, indices, **place))
         return (apply(op, kept, parts, *indices, combine="add", **place),)
-    # The mean of the tangents of all that are the extremum.
-    own = _read(op, out, update, indices, **place)
-    pairs = ((as_value(base), out), (as_value(update), own))
+    # The mean of the tangents of all elements that equal the extremum.
+    read = _read(op, out, update, indices, **place)
+    pairs = ((as_value(base), out), (as_value(update), read))
     hits = [astype(equal(v, w), out.dtype) for v, w in pairs]
     weighted = [multiply(v, hit) for v, hit in zip((t, u), hits, strict=True)]
     total, count = (
@@ -243,14 +243,14 @@ def _jvp(
 def _other_factors(
     op: OpDef, base: Any, update: Any, indices: Sequence[Any], **place: Any
 ) -> Value:
-    """What each element of `update` is multiplied by: the old value, and the other
-    updates of the same element."""
+    """Return the product of the other factors for each element of `update`: the old
+    value, and the other updates of the same element."""
     base, update = as_value(base), as_value(update)
     is_zero = equal(update, 0)
 
     def total(start: Any, parts: Any, combine: Combine) -> Any:
-        found = apply(op, start, parts, *indices, combine=combine, **place)
-        return _read(op, found, update, indices, **place)
+        totals = apply(op, start, parts, *indices, combine=combine, **place)
+        return _read(op, totals, update, indices, **place)
 
     def others(parts: Any) -> Any:
         return subtract(total(zeros_of(base), parts, "add"), parts)
@@ -258,14 +258,14 @@ def _other_factors(
     factors = where(is_zero, 1.0, update)
     quotient = divide(total(base, factors, "mul"), factors)
     zeros = others(astype(is_zero, base.dtype))
-    # One zero has a tangent, for second derivatives; a product of two has none.
+    # A single zero needs its tangent for second derivatives; products of two vanish.
     zero = where(equal(zeros, 1), others(where(is_zero, update, 0.0)), 0.0)
     return where(equal(zeros, 0), quotient, multiply(quotient, zero))
 
 
 def _transpose(
     name: str,
-    given: Any,
+    cotangents: Any,
     base: Any,
     update: Any,
     *indices: Any,
@@ -273,19 +273,19 @@ def _transpose(
     **place: Any,
 ) -> list[Any]:
     op = OPERATIONS[name]
-    [ct] = given
+    [ct] = cotangents
     none = [None] * len(indices)
     if combine == "mul":
         kept = apply(op, ct, update, *indices, combine=combine, **place)
         return [kept, None, *none]
-    own = None
+    ct_update = None
     if not isinstance(update, Value):
-        own = _read(op, ct, update, indices, **place)
+        ct_update = _read(op, ct, update, indices, **place)
         stays = _stays(op, base, update, indices, combine, **place)
-        own = own if stays is None else where(stays, own, 0.0)
+        ct_update = ct_update if stays is None else where(stays, ct_update, 0.0)
     if combine == "set":
         ct = apply(op, ct, zeros_of(update), *indices, combine=combine, **place)
-    return [ct, own, *none]
+    return [ct, ct_update, *none]
 
 
 def _read(
@@ -299,7 +299,7 @@ def _read(
     starts: Shape,
     steps: tuple[int, ...],
 ) -> Any:
-    """The elements of `x` that `update` is written to; any, where it is left out."""
+    """Return the elements of `x` that `update` is written to; any if dropped."""
     rest = [a for a in range(batch, x.ndim) if a not in axes]
     sizes = update.type.shape[update.type.ndim - len(rest) :]
     for axis, start, n, step in zip(rest, starts, sizes, steps, strict=True):
@@ -319,7 +319,7 @@ def _stays(
     axes: tuple[int, ...],
     **place: Any,
 ) -> Any:
-    """Which updates are in the result: in range, and not written over by another.
+    """Return a mask of the updates that are in range and not overwritten.
 
     None: all of them.
     """
@@ -331,8 +331,8 @@ def _stays(
             equal(in_bounds(i, base.type.shape[a]), i)
             for i, a in zip(map(as_value, indices), axes, strict=True)
         ]
-        within: Any = reduce(logical_and, tests)
-        return reshaped(within, within.shape + (1,) * len(place["starts"]))
+        inside: Any = reduce(logical_and, tests)
+        return reshaped(inside, inside.shape + (1,) * len(place["starts"]))
     number = reshaped(positions((prod(shape, start=1),), 0), shape)
     none = apply(fill, Constant(-1, number.type.with_shape(())), shape=base.type.shape)
     place["axes"] = axes
@@ -431,24 +431,26 @@ scatter_drop: Final = _scatter_op(
 
 
 def segment_sum(data: Any, segment_ids: Any, num_segments: Size | None = None) -> Value:
-    """The sums of the rows of `data` that have the same number.
+    """Return the sums of the rows of `data` with equal segment ids.
 
-    Rows are added in their order; a row whose number is negative or too large is left
-    out.
+    Rows are added in order; a row whose id is negative or too large is dropped.
 
     Args:
         data: A tensor T[n, *s].
-        segment_ids: The number of each row, i[n], in any order.
-        num_segments: How many sums there are. None: one more than the largest number,
-            which then must not be traced.
+        segment_ids: The segment of each row, i[n], in any order.
+        num_segments: The number of sums. None: one more than the largest id, which then
+            must not be traced.
 
     Returns:
         T[num_segments, *s].
 
     Raises:
         DTypeError: `segment_ids` are no integers.
-        ShapeError: there is not a number for each row.
+        ShapeError: there is not an id for each row.
         TraceError: `num_segments` is None, and `segment_ids` is traced.
+
+    >>> hf.segment_sum(hf.asarray([1, 2, 3]), hf.asarray([0, 1, 0]))
+    Tensor([4, 2], i64[2])
     """
     data = as_tensor("segment_sum", data)
     ids = as_tensor("segment_sum", segment_ids, 1)
@@ -462,8 +464,8 @@ def segment_sum(data: Any, segment_ids: Any, num_segments: Size | None = None) -
         )
     if num_segments is None:
         remedy = "Give `num_segments`."
-        found = concrete("segment_sum", ids, remedy)
-        num_segments = max(int(found.max(initial=-1)) + 1, 0)
+        elements = concrete("segment_sum", ids, remedy)
+        num_segments = max(int(elements.max(initial=-1)) + 1, 0)
     count = as_size("segment_sum", num_segments, "num_segments")
     rest = data.shape[1:]
     sums = sizes_of("segment_sum", (count, *rest), data.type.dtype)
@@ -488,19 +490,23 @@ def one_hot(
     dtype: DTypeLike | None = None,
     axis: int = -1,
 ) -> Value:
-    """Along a new axis, a one at each of `indices` and zeros elsewhere.
+    """Return ones at `indices` along a new axis, and zeros elsewhere.
 
     An index that is negative or too large gives zeros only.
 
     Args:
-        indices: Integers of any shape.
+        indices: Integers i[*s].
         num_classes: The size of the new axis.
-        dtype: The result's dtype; None: the default float.
-        axis: Where the new axis is in the result.
+        dtype: The dtype of the result; None: the default float.
+        axis: The new axis in the result.
 
     Raises:
         AxisError: the result has no such axis.
         DTypeError: `indices` are no integers.
+
+    >>> hf.one_hot(hf.asarray([2, 0]), 3)
+    Tensor([[0., 0., 1.],
+            [1., 0., 0.]], f32[2, 3])
     """
     target = optional_dtype("one_hot", dtype, dtypes.DEFAULT_FLOAT)
     indices = as_tensor("one_hot", indices)
@@ -510,7 +516,7 @@ def one_hot(
     count = as_size("one_hot", num_classes, "num_classes")
     shape = (*indices.shape[:axis], 1, *indices.shape[axis:])
     line = tuple(count if a == axis else 1 for a in range(ndim))
-    # In i64, which holds every class: an i8 index must not meet a class that wrapped.
+    # In i64, as classes would wrap in a small dtype such as i8.
     wide = (
         indices
         if indices.type.dtype is dtypes.uint64

@@ -1,4 +1,4 @@
-"""Searching: nonzero and searchsorted; argmax and argmin from `reduce`."""
+"""Searching: nonzero and searchsorted; argmax and argmin are from `reduce`."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -39,7 +39,7 @@ __all__ = ["argmax", "argmin", "nonzero", "searchsorted"]
 
 
 def nonzero(x: Any, /) -> tuple[Value, ...]:
-    """The indices of the elements that are not 0 (or are true), in row-major order.
+    """Return the indices of the elements that are not 0, in row-major order.
 
     Returns:
         For each axis of `x`, i64[n], where n is the number of such elements.
@@ -47,6 +47,9 @@ def nonzero(x: Any, /) -> tuple[Value, ...]:
     Raises:
         ShapeError: `x` is a scalar.
         TraceError: `x` is traced where n cannot become a symbol.
+
+    >>> hf.nonzero(hf.asarray([0, 3, 0, 5]))
+    (Tensor([1, 3], i64[2]),)
     """
     x = as_tensor("nonzero", x)
     if not x.ndim:
@@ -60,12 +63,12 @@ def nonzero(x: Any, /) -> tuple[Value, ...]:
 
 # --- searchsorted ---------------------------------------------------------------------
 
-# No axis of symbolic size has more elements than 2 to this power.
+# An axis of symbolic size has at most 2 to this power elements.
 _MOST_BITS: Final = 40
 
 
 def _halvings(n: Size) -> int:
-    """How often `n` is halved, rounding down, until nothing is left."""
+    """Return how often `n` can be halved, rounding down, until it is 0."""
     return n.bit_length() if isinstance(n, int) else _MOST_BITS
 
 
@@ -79,14 +82,14 @@ def _searchsorted_infer(x1: TensorType, x2: TensorType, **_: str) -> TensorType:
 
 
 def _searchsorted_run(x1: Array, x2: Array, *, side: Any) -> Array:
-    """Where each of `x2` would have to stand in the ascending `x1`."""
+    """The positions at which to insert `x2` into the ascending `x1`."""
     if x1.dtype == dtypes.bfloat16.dtype:
         x1, x2 = x1.astype(np.float32), x2.astype(np.float32)
     return np.asarray(np.searchsorted(x1, x2, side=side)).astype(np.int64)
 
 
 def _is_before(x: Expr, y: Expr) -> Expr:
-    """`x < y`, where a NaN is greater than any number."""
+    """Return `x < y`, where NaN is greater than any number."""
     before = compare("lt", x, y)
     if not x.dtype.is_float:
         return before
@@ -101,19 +104,19 @@ def _searchsorted_lower(
     n = x1.type.shape[0]
 
     def element(at: Index) -> Expr:
-        wanted = x2[at]
-        # At least `count` elements stand before `wanted`, and at most `count + left`.
+        value = x2[at]
+        # At least `count` elements come before `value`, and at most `count + left`.
         count, left = index(0), extent(n)
         for _ in range(_halvings(n)):
             remaining = binary("lshr", left, index(1))
             candidate = expr.add(count, expr.sub(left, remaining))
             is_any = compare("gt", left, index(0))
             last = (expr.sub(candidate, index(1)),)
-            found = x1.where(is_any, last, const(0, x1.type.dtype))
+            pivot = x1.where(is_any, last, const(0, x1.type.dtype))
             before = (
-                _is_before(found, wanted)
+                _is_before(pivot, value)
                 if side == "left"
-                else scalar.negate(_is_before(wanted, found))
+                else scalar.negate(_is_before(value, pivot))
             )
             count = select(scalar.both(is_any, before), candidate, count)
             left = remaining
@@ -129,19 +132,19 @@ def _searchsorted_batch(
 ) -> Sequence[Value]:
     if not batched[0]:
         return bind(op, [x1, x2], {"side": side})
-    # The same search as in `_searchsorted_lower`, of tensors.
-    wanted = as_value(batching.in_batch(size, batched[1], x2))
+    # The same search as in `_searchsorted_lower`, on tensors.
+    values = as_value(batching.in_batch(size, batched[1], x2))
     n = x1.shape[1]
-    count = zeros(wanted.shape, dtype=dtypes.int64)
+    count = zeros(values.shape, dtype=dtypes.int64)
     left: Any = n if isinstance(n, int) else full((), n, dtype=dtypes.int64)
     for _ in range(_halvings(n)):
         remaining = left // 2
         candidate = add(count, left - remaining)
-        found = apply(gather_clip, x1, subtract(candidate, 1), axes=(1,), batch=1)
+        pivot = apply(gather_clip, x1, subtract(candidate, 1), axes=(1,), batch=1)
         before = (
-            _comes_before(found, wanted)
+            _comes_before(pivot, values)
             if side == "left"
-            else logical_not(_comes_before(wanted, found))
+            else logical_not(_comes_before(values, pivot))
         )
         if not isinstance(n, int):  # it may be 0 before the last step
             before = logical_and(greater(left, 0), before)
@@ -151,7 +154,7 @@ def _searchsorted_batch(
 
 
 def _comes_before(x: Value, y: Value) -> Value:
-    """`_is_before` of tensors."""
+    """Return `_is_before` of tensors."""
     if not x.dtype.is_float:
         return as_value(less(x, y))
     is_last = logical_and(isnan(y), logical_not(isnan(x)))
@@ -166,7 +169,7 @@ _searchsorted: Final = OpDef(
     lower=_searchsorted_lower,
     batch=_searchsorted_batch,
     samples=(
-        # One element is sorted whatever it is.
+        # A single element is always sorted.
         Sample(("T[1]", "T[4]"), {"side": "left"}, NUMERIC),
         Sample(("T[1]", "T[]"), {"side": "right"}, NUMERIC),
         Sample(("T[0]", "T[2, 3]"), {"side": "left"}),
@@ -177,20 +180,26 @@ _searchsorted: Final = OpDef(
 def searchsorted(
     x1: Any, x2: Any, /, *, side: str = "left", sorter: Any = None
 ) -> Value:
-    """The indices at which `x2` would have to be inserted into `x1` to keep it sorted.
+    """Return the indices at which to insert `x2` into `x1` so that it stays sorted.
 
     NaNs are greater than any number.
 
     Args:
         x1: A tensor T[n], ascending (after `sorter`).
-        x2: What is looked up, of any shape.
-        side: Whether an equal one in `x1` stands after ("left") or before ("right").
-        sorter: The indices that sort `x1`, as `argsort` gives them; None: it is sorted.
+        x2: The values to look up, T[*s].
+        side: Insert before ("left") or after ("right") equal elements of `x1`.
+        sorter: Indices that sort `x1`, such as `argsort(x1)`; None: it is sorted.
+
+    Returns:
+        i64[*s].
 
     Raises:
         ArgumentValueError: `side` is neither.
         DTypeError: the operands are not numeric.
-        ShapeError: `x1` has not one axis.
+        ShapeError: `x1` does not have exactly one axis.
+
+    >>> hf.searchsorted(hf.asarray([1, 3, 5]), hf.asarray([0, 3, 9]))
+    Tensor([0, 1, 3], i64[3])
     """
     one_of("searchsorted", "side", side, ("left", "right"))
     if sorter is not None:

@@ -1,4 +1,4 @@
-"""The distinct elements of a tensor. How many there are only its values tell."""
+"""The distinct elements of a tensor, whose number depends on its values."""
 
 from typing import Any, Final, NamedTuple
 
@@ -21,8 +21,8 @@ from hopflow.ops.views import as_tensor, known_elements, reshaped
 
 
 class UniqueAll(NamedTuple):
-    """values, ascending; the first index of each; where each element is among them; and
-    how often each occurs."""
+    """The distinct values, ascending; the first index of each; the position among them
+    of each element; and the count of each."""
 
     values: Value
     indices: Value
@@ -47,14 +47,15 @@ _REMEDY: Final = (
 
 def _unique(name: str, x: Any) -> UniqueAll:
     x = as_tensor(name, x)
-    known = known_elements(name, x, _REMEDY)
-    return _distinct(name, x) if known is None else _numpy_unique(x, known)
+    elements = known_elements(name, x, _REMEDY)
+    return _distinct(name, x) if elements is None else _numpy_unique(x, elements)
 
 
 def _distinct(name: str, x: Any) -> UniqueAll:
-    """Of a traced tensor: the first of each run of equal ones in ascending order.
+    """Return the distinct elements of a traced tensor: the first of each run of equal
+    elements in ascending order.
 
-    Of the two sorts, a program runs those whose results are read.
+    A compiled program runs only those of the two sorts whose results are read.
     """
     flat = reshaped(x, (x.type.size,))
     order, values = argsort(flat, stable=True), sort(flat)
@@ -73,9 +74,9 @@ def _distinct(name: str, x: Any) -> UniqueAll:
 
 
 def _numpy_unique(x: Value, array: Array) -> UniqueAll:
-    """Of a tensor with known elements, from which the values are taken: they have its
-    derivative."""
-    if array.dtype == dtypes.bfloat16.dtype:  # NumPy does not know how to sort these
+    """Return the distinct elements of a concrete tensor. They are taken from it, so
+    that they are differentiable."""
+    if array.dtype == dtypes.bfloat16.dtype:  # NumPy cannot sort bfloat16
         array = array.astype(np.float32)
     _, first, inverse, counts = np.unique(
         array,
@@ -98,40 +99,44 @@ def _tensor(array: Array) -> Value:
 
 
 def unique_all(x: Any, /) -> UniqueAll:
-    """The distinct elements of `x`, ascending; the index of the first of each in the
-    flattened `x`; where each element of `x` is among them; and how often each occurs.
+    """Return the distinct elements of `x`, ascending, with indices and counts.
 
-    No NaN equals another, so each is an element of its own.
+    The results are the values T[n], the index i64[n] of the first of each in the
+    flattened `x`, the position i64[*s] among them of each element of `x`, and the count
+    i64[n] of each. NaNs are distinct from each other.
 
     Raises:
-        TraceError: `x` is traced where their number cannot become a symbol.
+        TraceError: `x` is traced where n cannot become a symbol.
+
+    >>> hf.unique_all(hf.asarray([3, 1, 3])).counts
+    Tensor([1, 2], i64[2])
     """
     return _unique("unique_all", x)
 
 
 def unique_counts(x: Any, /) -> UniqueCounts:
-    """The distinct elements of `x`, and how often each occurs; see `unique_all`.
+    """Return the distinct elements of `x`, and the count of each; see `unique_all`.
 
     Raises:
         TraceError: `x` is traced where their number cannot become a symbol.
     """
-    found = _unique("unique_counts", x)
-    return UniqueCounts(found.values, found.counts)
+    unique = _unique("unique_counts", x)
+    return UniqueCounts(unique.values, unique.counts)
 
 
 def unique_inverse(x: Any, /) -> UniqueInverse:
-    """The distinct elements of `x`, and where each element of `x` is among them; see
-    `unique_all`.
+    """Return the distinct elements of `x`, and the position of each element of `x`
+    among them; see `unique_all`.
 
     Raises:
         TraceError: `x` is traced where their number cannot become a symbol.
     """
-    found = _unique("unique_inverse", x)
-    return UniqueInverse(found.values, found.inverse_indices)
+    unique = _unique("unique_inverse", x)
+    return UniqueInverse(unique.values, unique.inverse_indices)
 
 
 def unique_values(x: Any, /) -> Value:
-    """The distinct elements of `x`, ascending; see `unique_all`.
+    """Return the distinct elements of `x`, ascending; see `unique_all`.
 
     Raises:
         TraceError: `x` is traced where their number cannot become a symbol.

@@ -1,7 +1,7 @@
-"""Questions about sizes that shapes must answer: order, and exact division.
+"""Questions about symbolic sizes: order, equality and exact division.
 
-`less` records nothing. What Python asks (`if a < b`, `a == b`) is known, or becomes a
-guard by the hints of backed symbols, or is a DataDependentError.
+`less` records nothing. Python's comparisons (`if a < b`, `a == b`) are decided by
+facts, become guards by the hints of backed symbols, or raise a DataDependentError.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from hopflow.symbolic.terms import divide, env_of
 
 
 def less(a: Size, b: Size) -> bool | None:
-    """Whether `a < b` whatever the symbols are; None: it depends on them."""
+    """Return whether `a < b` for all values of the symbols; None if it depends."""
     difference = a - b
     if isinstance(difference, int):
         return difference < 0
@@ -25,40 +25,40 @@ def less(a: Size, b: Size) -> bool | None:
 
 
 def is_unbacked(size: Size) -> bool:
-    """Whether only a run knows a size: it has a symbol without a hint, of a trace."""
+    """Return True if only a run knows a size: it has an unbacked symbol."""
     return isinstance(size, SymInt) and any(
         symbol.hint is None and symbol.env is not None for symbol in free_symbols(size)
     )
 
 
 def may_be_zero(size: Size) -> bool:
-    """Whether an axis of symbolic size may be empty."""
+    """Return True if an axis of symbolic size may be empty."""
     return isinstance(size, SymInt) and less(0, size) is not True
 
 
 def smaller(a: Size, b: Size) -> Size:
-    """The smaller of two sizes: one of them if it is known which; no guard if not."""
+    """Return the smaller size: `a` or `b` if facts decide, else `sym_min`; no guard."""
     if less(b, a) is False:
         return a
     return b if less(a, b) is False else sym_min(a, b)
 
 
 def larger(a: Size, b: Size) -> Size:
-    """The larger of two sizes, as `smaller`."""
+    """Return the larger size: `a` or `b` if facts decide, else `sym_max`; no guard."""
     if less(a, b) is False:
         return a
     return b if less(b, a) is False else sym_max(a, b)
 
 
 def is_empty(size: Size) -> bool:
-    """Whether a size is 0: asked where a hint can answer, else only if it is known."""
+    """Return True if a size is 0; recorded as a guard if it has a hint."""
     if isinstance(size, SymInt) and size.hint is not None and env_of(size.expression):
         return size == 0
     return is_zero(size)
 
 
 def steps(distance: Size, step: Size) -> Size:
-    """How many numbers there are from 0 on, at distance `step`, before `distance`."""
+    """Return the number of multiples of `step` from 0 to before `distance`."""
     if isinstance(step, SymInt):
         return larger(0, -(-distance // step))
     if step < 0:
@@ -67,9 +67,9 @@ def steps(distance: Size, step: Size) -> Size:
 
 
 def agreed(a: Size, b: Size) -> Size | None:
-    """The size that two broadcast to; None: they do not.
+    """Return the size that two sizes broadcast to; None if they do not broadcast.
 
-    What must hold is asked as the hints have it, so that there is one guard at most.
+    The question is chosen by the hints, so that it records at most one guard.
 
     Raises:
         DataDependentError: only a run can tell.
@@ -81,17 +81,17 @@ def agreed(a: Size, b: Size) -> Size | None:
     common = b if isinstance(b, int) else a
     if same_size(a, b):
         return common
-    known, other = (n.hint if isinstance(n, SymInt) else n for n in (a, b))
-    # A size without a hint is asked all of it.
-    if (known is None or other is None or known == other) and a == b:
+    hint_a, hint_b = (n.hint if isinstance(n, SymInt) else n for n in (a, b))
+    # For a size without a hint every question is asked.
+    if (hint_a is None or hint_b is None or hint_a == hint_b) and a == b:
         return common
-    if other in (None, 1) and b == 1:
+    if hint_b in (None, 1) and b == 1:
         return a
-    return b if known in (None, 1) and a == 1 else None
+    return b if hint_a in (None, 1) and a == 1 else None
 
 
 def equals(a: Size, b: Size) -> bool:
-    """Whether two sizes are equal: asked where the hints say so, else only if known."""
+    """Return True if two sizes are equal, with a guard if only hints are equal."""
     if same_size(a, b):
         return True
     x, y = (n.hint if isinstance(n, SymInt) else n for n in (a, b))
@@ -100,26 +100,26 @@ def equals(a: Size, b: Size) -> bool:
 
 
 def specialised(number: Any) -> Any:
-    """A symbolic size as the number it is in this call, which becomes a guard; anything
-    else as it is. For what decides which program is made."""
+    """Return the value of a symbolic size in this call, which becomes a guard; others
+    unchanged. Use it for numbers that decide which program is traced."""
     return int(number) if isinstance(number, SymInt) else number
 
 
-def fits(size: Size, wanted: Size) -> bool:
-    """Whether `size` broadcasts to `wanted`.
+def fits(size: Size, target: Size) -> bool:
+    """Return True if `size` broadcasts to `target`.
 
     Raises:
         DataDependentError: only a run can tell.
     """
-    common = agreed(size, wanted)
-    return common is not None and common == wanted
+    common = agreed(size, target)
+    return common is not None and common == target
 
 
 def divided(total: Size, by: Size) -> Size | None:
-    """`total / by`; None if that is no whole number.
+    """Return `total / by`; None if it is not an integer.
 
-    Of numbers that only a run knows, it is rounded down (and 0 for a `by` of 0): the
-    caller has the run check that it is exact.
+    With unbacked sizes it is rounded down (and is 0 if `by` is 0): the caller lets the
+    run check that it is exact.
     """
     if isinstance(by, int) and by == 0:
         return None
@@ -135,7 +135,7 @@ def divided(total: Size, by: Size) -> Size | None:
 
 
 def range_of(size: Size) -> ValueRange:
-    """Where a size is known to lie."""
+    """Return the range of a size that declarations and facts imply."""
     if isinstance(size, int):
         return ValueRange.point(size)
     env = env_of(terms_of(size))

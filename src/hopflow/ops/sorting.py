@@ -28,7 +28,7 @@ def _argsort_infer(x: TensorType, **_: bool) -> TensorType:
 
 
 def _argsort_run(x: Array, *, descending: bool) -> Array:
-    """The order that sorts `x` along its last axis; equal elements keep theirs.
+    """The indices that sort `x` along its last axis; equal elements keep their order.
 
     All NaNs are equal, and greater than any number.
     """
@@ -70,7 +70,7 @@ _argsort: Final = OpDef(
 def _top_order_infer(x: TensorType, *, count: Size) -> TensorType:
     n = x.shape[-1]
     is_short = less(n, count)
-    # Where only a run knows, `top_k` has it checked.
+    # `top_k` lets the run check unbacked sizes.
     if is_short is None and all(s.hint is not None for s in free_symbols(n, count)):
         is_short = not count <= n
     if is_short:
@@ -81,7 +81,7 @@ def _top_order_infer(x: TensorType, *, count: Size) -> TensorType:
 
 
 def _top_order_run(x: Array, *, count: int) -> Array:
-    """The first positions of the descending order along the last axis."""
+    """The positions of the `count` largest elements along the last axis, descending."""
     return np.ascontiguousarray(_argsort_run(x, descending=True)[..., :count])
 
 
@@ -112,7 +112,7 @@ _top_order: Final = OpDef(
 
 
 def _prepared(name: str, x: Any, axis: Any) -> tuple[Any, int]:
-    """`x` with the axis to sort along as its last, and where that axis was."""
+    """Return `x` with the axis to sort along moved last, and its original position."""
     x = as_tensor(name, x)
     axis = normalize_axis(name, axis, x.ndim)
     return moved(x, axis, x.ndim - 1), axis
@@ -121,7 +121,7 @@ def _prepared(name: str, x: Any, axis: Any) -> tuple[Any, int]:
 def argsort(
     x: Any, /, *, axis: int = -1, descending: bool = False, stable: bool = True
 ) -> Value:
-    """The indices that sort `x` along an axis.
+    """Return the indices that sort `x` along an axis: T[*s] -> i64[*s].
 
     NaNs are greater than any number: last, or first if `descending`.
 
@@ -133,6 +133,9 @@ def argsort(
 
     Raises:
         AxisError: `x` has no such axis.
+
+    >>> hf.argsort(hf.asarray([3, 1, 2]))
+    Tensor([1, 2, 0], i64[3])
     """
     as_flag("argsort", "stable", stable)
     last, axis = _prepared("argsort", x, axis)
@@ -145,10 +148,13 @@ def argsort(
 def sort(
     x: Any, /, *, axis: int = -1, descending: bool = False, stable: bool = True
 ) -> Value:
-    """`x` sorted along an axis; see `argsort`.
+    """Return `x` sorted along an axis; see `argsort`.
 
     Raises:
         AxisError: `x` has no such axis.
+
+    >>> hf.sort(hf.asarray([3, 1, 2]))
+    Tensor([1, 2, 3], i64[3])
     """
     as_flag("sort", "stable", stable)
     last, axis = _prepared("sort", x, axis)
@@ -157,7 +163,7 @@ def sort(
 
 
 def _picked(x: Any, order: Value) -> Value:
-    """The elements of `x` at indices along its last axis, known to be in range."""
+    """Return the elements of `x` at indices along its last axis, which are in range."""
     last = x.ndim - 1
     return apply(gather_clip, x, order, axes=(last,), batch=last)
 
@@ -170,14 +176,17 @@ class TopK(NamedTuple):
 
 
 def top_k(x: Any, k: Size, /, *, axis: int = -1) -> TopK:
-    """The `k` largest elements along an axis, largest first, and their indices.
+    """Return the `k` largest elements along an axis, descending, and their indices.
 
-    Of equal elements the first come first. NaNs are greater than any number.
+    Equal elements keep their order. NaNs are greater than any number.
 
     Raises:
         AxisError: `x` has no such axis.
-        ShapeError: the axis has fewer than `k` elements; where only the run can tell,
-            it is raised by the run.
+        ShapeError: the axis has fewer than `k` elements (in the run, if only it can
+            tell).
+
+    >>> hf.top_k(hf.asarray([3, 1, 2]), 2).values
+    Tensor([3, 2], i64[2])
     """
     last, axis = _prepared("top_k", x, axis)
     count = as_size("top_k", k, "k")

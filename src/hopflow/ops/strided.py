@@ -1,4 +1,4 @@
-"""Elements at strides of a row: how tensors that share memory are parts of it."""
+"""Elements of a row at strides: the layout of tensors that share memory."""
 
 from math import prod
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from hopflow.ops.views import part, reshaped, transposed, update_slice
 
 
 class StridedPlace(NamedTuple):
-    """Where the elements of a tensor are in a row, counted in elements."""
+    """The layout of a tensor in a row; offset and strides count elements."""
 
     offset: int
     shape: tuple[int, ...]
@@ -25,14 +25,13 @@ class StridedPlace(NamedTuple):
 
     @property
     def axes(self) -> list[int]:
-        """The axes with strides that matter, from the largest stride to the least."""
+        """The axes of sizes other than 1, by falling strides."""
         axes = [a for a, n in enumerate(self.shape) if n != 1]
         return sorted(axes, key=lambda a: -abs(self.strides[a]))
 
     @property
     def step(self) -> int | None:
-        """The distance of neighbours if these are evenly apart, in the order of `axes`;
-        else None."""
+        """The distance of neighbours in the order of `axes`; None if it varies."""
         axes = self.axes
         step = self.strides[axes[-1]] if axes else 1
         expected = step
@@ -40,10 +39,10 @@ class StridedPlace(NamedTuple):
             if self.strides[axis] != expected:
                 return None
             expected *= self.shape[axis]
-        return step or None  # 0: elements of a broadcast, which are one
+        return step or None  # a broadcast has stride 0
 
     def indices(self) -> Any:
-        """The place in the row of each element."""
+        """Return the position in the row of each element."""
         at: Any = positions((1,) * len(self.shape), 0) if self.shape else 0
         for axis, stride in enumerate(self.strides):
             at = add(at, multiply(positions(self.shape, axis), stride))
@@ -51,20 +50,20 @@ class StridedPlace(NamedTuple):
 
 
 def take_strided(row: Any, place: StridedPlace) -> Value:
-    """The tensor at `place` of the elements of `row`, in a row."""
+    """Return the tensor that is at `place` in the row-major elements of `row`."""
     row = reshaped(row, (row.type.size,))
     step, axes = place.step, place.axes
     if step is None:
         return apply(gather_clip, row, place.indices(), axes=(0,), batch=0)
     run = part(row, 0, place.offset, place.size, step)
     kept = sorted(axes)
-    found = reshaped(run, tuple(place.shape[a] for a in axes))
-    found = transposed(found, [axes.index(a) for a in kept])
-    return reshaped(found, place.shape)  # type: ignore[no-any-return]
+    tensor = reshaped(run, tuple(place.shape[a] for a in axes))
+    tensor = transposed(tensor, [axes.index(a) for a in kept])
+    return reshaped(tensor, place.shape)  # type: ignore[no-any-return]
 
 
 def put_strided(row: Any, new: Any, place: StridedPlace) -> Value:
-    """`row` with the tensor `new` at `place` of its elements, in a row."""
+    """Return `row` with the tensor `new` at `place` in its row-major elements."""
     shape = row.shape
     return reshaped(_put(reshaped(row, (row.type.size,)), new, place), shape)  # type: ignore[no-any-return]
 
@@ -76,6 +75,6 @@ def _put(row: Any, new: Any, place: StridedPlace) -> Value:
         at = place.indices()
         return apply(scatter_drop, row, new, at, axes=(0,), batch=0, **window)
     kept = sorted(axes)
-    found = reshaped(new, tuple(place.shape[a] for a in kept))
-    run = reshaped(transposed(found, [kept.index(a) for a in axes]), (place.size,))
+    tensor = reshaped(new, tuple(place.shape[a] for a in kept))
+    run = reshaped(transposed(tensor, [kept.index(a) for a in axes]), (place.size,))
     return apply(update_slice, row, run, starts=(place.offset,), steps=(step,))

@@ -1,4 +1,4 @@
-"""`symbolic_int`: the value of an integer expression over symbols, as a tensor."""
+"""`symbolic_int`: the value of a symbolic integer expression, as a tensor."""
 
 from typing import Final
 
@@ -14,11 +14,11 @@ from hopflow.symbolic.ranges import INT64
 
 
 def beyond_int64(text: str, value: int, at: str = "") -> ArgumentRangeError:
-    """The error for an integer expression whose value int64 cannot hold.
+    """Return the error for an integer expression whose value int64 cannot hold.
 
     Args:
         text: The expression.
-        at: Where in the user's code it was written, as " (model.py:12)".
+        at: The user's line, as " (model.py:12)".
     """
     return ArgumentRangeError(
         f"the integer `{text}`{at} is {value}, which int64 cannot hold. A tensor holds "
@@ -27,14 +27,14 @@ def beyond_int64(text: str, value: int, at: str = "") -> ArgumentRangeError:
 
 
 def _run(*, value: int) -> Array:
-    """The integer `value`, in which symbols have been replaced by what they are."""
+    """The integer `value`, with symbols replaced by their values."""
     if value not in INT64:
         raise beyond_int64(str(value), value)
     return np.asarray(value, np.int64)
 
 
-# `symbolic_int(value)`: the expression is one param, and not nodes of arithmetic, so
-# that whoever evaluates it does so exactly, and to one result wherever it stands.
+# `symbolic_int(value)`: the expression is a param instead of arithmetic nodes, so that
+# every evaluator computes it exactly and gets the same result.
 symbolic_int: Final = OpDef(
     name="symbolic_int",
     promote=None,

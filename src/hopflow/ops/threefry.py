@@ -1,8 +1,8 @@
-"""Threefry-2x32, the counter-based hash from which all random bits are made.
+"""Threefry-2x32, the counter-based hash that generates all random bits.
 
 J. Salmon, M. Moraes, R. Dror, D. Shaw, "Parallel random numbers: as easy as 1, 2, 3",
-SC 2011. Twenty rounds; a key and a counter are two 32-bit words each, held here as the
-upper and the lower half of a uint64.
+SC 2011. Twenty rounds; a key and a counter are two 32-bit words each, stored as the
+upper and lower halves of a uint64.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ def _rounds(
     xor: Callable[[_Word, _Word], _Word],
     rotate: Callable[[_Word, int], _Word],
 ) -> tuple[_Word, _Word]:
-    """The hash, in whatever arithmetic of 32-bit words."""
+    """Return the hash, given the arithmetic of 32-bit words."""
     schedule = (*key, xor(xor(*key), constant(_PARITY)))
     x, y = add(count[0], key[0]), add(count[1], key[1])
     for group in range(1, _GROUPS + 1):
@@ -47,7 +47,7 @@ def _run(key: Array, count: Array) -> Array:
     """The Threefry-2x32 hash of counters under keys, each two words in a uint64."""
 
     def halves(word: Array) -> tuple[Any, Any]:
-        word = np.atleast_1d(word)  # so that overflow is silent
+        word = np.atleast_1d(word)  # NumPy warns of overflow in scalars
         return (word >> np.uint64(32)).astype(np.uint32), word.astype(np.uint32)
 
     high, low = _rounds(

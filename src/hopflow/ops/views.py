@@ -1,8 +1,8 @@
-"""Primitives that move elements and compute nothing: reshape, transpose, broadcast_to,
-slice; and `update_slice`, which writes through a slice.
+"""Primitives that move elements: reshape, transpose, broadcast_to, slice, update_slice.
 
-Each is a view: it shares the memory of its operand, and its `unview` says how a new
-value of the view is written back. `manipulation` has the public functions.
+All but `update_slice`, which writes through a slice, are views: they share memory with
+their operand, and their `unview` writes a new value of the view back. `manipulation`
+has the public functions.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ Types = Sequence[TensorType]
 
 
 def show(shape: Shape) -> str:
-    """A shape as messages print it."""
+    """Return a shape as messages print it."""
     return f"[{', '.join(map(str, shape))}]"
 
 
@@ -49,7 +49,7 @@ def show(shape: Shape) -> str:
 
 def _reshape_infer(x: TensorType, *, shape: Shape) -> TensorType:
     total: Size = prod(shape, start=1)
-    if not total == x.size:  # undecided sizes raise by themselves
+    if not total == x.size:  # an undecidable comparison raises
         raise ShapeError(
             f"reshape: a tensor of shape {show(x.shape)} has {x.size} elements, and "
             f"`shape` {show(shape)} has {total}. Both must have the same number."
@@ -65,11 +65,11 @@ def _reshape_run(x: Array, *, shape: tuple[int, ...]) -> Array:
 def reshape_groups(
     new: Shape, old: Shape
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The least runs of axes, of `new` and of `old`, that have equally many elements.
+    """Return the shortest runs of axes of `new` and `old` with equal element counts.
 
-    Axes of size 1 are in no run. An index into `new` becomes one into `old` run by run,
-    so that only axes that are merged or split cost arithmetic. What is not known to be
-    equal, as one size under two names, is in the last run, with all that follows.
+    Axes of size 1 are in no run. An index into `new` is converted to one into `old` run
+    by run, so that only merged or split axes cost arithmetic. If equality of sizes is
+    unknown (two symbols), the last run has all the remaining axes.
     """
     news = [axis for axis, n in enumerate(new) if not is_one(n)]
     olds = [axis for axis, n in enumerate(old) if not is_one(n)]
@@ -91,7 +91,7 @@ def reshape_groups(
 
 
 def _merged(at: Index, shape: Shape) -> Expr:
-    """The row-major position of `at` in `shape`."""
+    """Return the row-major position of index `at` in `shape`."""
     position = at[0]
     for i, n in zip(at[1:], shape[1:], strict=True):
         position = add(mul(position, extent(n)), i)
@@ -99,8 +99,8 @@ def _merged(at: Index, shape: Shape) -> Expr:
 
 
 def _split(position: Expr, shape: Shape) -> list[Expr]:
-    """The index of a row-major `position` in `shape`. Positions are never negative, so
-    that truncating division is the right one."""
+    """Return the index of a row-major `position` in `shape`. Positions are
+    non-negative, so truncating division is correct."""
     digits = []
     for n in reversed(shape[1:]):
         digits.append(binary("rem", position, extent(n)))
@@ -167,7 +167,7 @@ def _transpose_run(x: Array, *, axes: tuple[int, ...]) -> Array:
 
 
 def inverse(axes: Sequence[int]) -> tuple[int, ...]:
-    """The permutation that undoes `axes`."""
+    """Return the inverse permutation of `axes`."""
     return tuple(sorted(range(len(axes)), key=axes.__getitem__))
 
 
@@ -267,13 +267,13 @@ def check_slice(
     sizes: Sequence[Size],
     steps: Sequence[int],
 ) -> None:
-    """Check that `starts`, `sizes` and `steps`, one each an axis, stay within `x`.
+    """Check that `starts`, `sizes` and `steps`, one for each axis, stay within `x`.
 
-    Sizes that depend on symbols are not checked: whoever made them has proven them.
+    Symbolic sizes are not checked here, but by the caller.
 
     Raises:
         ShapeError: there is not one of each for every axis.
-        IndexingError: an element is outside.
+        IndexingError: an element is out of bounds.
     """
     if not len(starts) == len(sizes) == len(steps) == x.ndim:
         raise ShapeError(
@@ -305,15 +305,16 @@ def _slice_infer(
 def numpy_slices(
     starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]
 ) -> tuple[slice, ...]:
-    """The Python slices of `sizes` elements from `starts` in `steps`."""
-    found = []
+    """Return the Python slices of `sizes` elements from `starts` in `steps`."""
+    slices = []
     for start, size, step in zip(starts, sizes, steps, strict=True):
         stop = start + size * step
-        # A stop below 0 would count from the end, where None is "all the way down".
-        found.append(slice(start, None if stop < 0 else stop, step))
+        # A negative stop would count from the end; None means down to the first
+        # element.
+        slices.append(slice(start, None if stop < 0 else stop, step))
         if size == 0:
-            found[-1] = slice(0, 0, step)
-    return tuple(found)
+            slices[-1] = slice(0, 0, step)
+    return tuple(slices)
 
 
 def _slice_run(
@@ -326,7 +327,7 @@ def _slice_run(
 
 
 def strided(at: Index, starts: Sequence[Size], steps: Sequence[int]) -> Index:
-    """The index into a tensor for index `at` of its slice."""
+    """Return the index into a tensor for index `at` into its slice."""
     return tuple(
         add(mul(i, index(step)), extent(start))
         for i, start, step in zip(at, starts, steps, strict=True)
@@ -371,7 +372,7 @@ slice_: Final = OpDef(
 
 
 def check_update(name: str, base: TensorType, update: TensorType) -> None:
-    """Check that what is written has the dtype and rank of what it is written into.
+    """Check that an update has the dtype and rank of the tensor it is written to.
 
     Raises:
         DTypeError: the dtypes differ.
@@ -438,7 +439,7 @@ update_slice: Final[OpDef] = OpDef(
 
 
 def zeros_of(x: Any) -> Value:
-    """Zeros of the shape and dtype of `x`, without memory of their own."""
+    """Return zeros of the shape and dtype of `x`, as a broadcast scalar."""
     zero = Constant(0.0, TensorType(x.type.dtype))
     return apply(broadcast_to, zero, shape=x.type.shape)
 
@@ -447,29 +448,29 @@ def zeros_of(x: Any) -> Value:
 
 
 def reshaped(x: Any, shape: Shape) -> Any:
-    """`x` in `shape`; `x` itself if it has that shape."""
+    """Return `x` in `shape`; `x` itself if it has that shape."""
     same = len(shape) == x.ndim and all(map(same_size, x.shape, shape))
     return x if same else reshape(x, shape=shape)
 
 
 def transposed(x: Any, axes: Sequence[int]) -> Any:
-    """`x` with its axes in the order `axes`; `x` itself if that is theirs."""
+    """Return `x` with its axes in the order `axes`; `x` itself if nothing moves."""
     axes = tuple(axes)
     return x if axes == tuple(range(x.ndim)) else transpose(x, axes=axes)
 
 
 def moved(x: Any, source: int, target: int) -> Any:
-    """`x` with the axis `source` at `target`; both count from the front."""
+    """Return `x` with the axis `source` at `target`; both count from the front."""
     axes = [a for a in range(x.ndim) if a != source]
     axes.insert(target, source)
     return transposed(x, axes)
 
 
 def broadcasted(x: Any, shape: Shape, name: str = "broadcast_to") -> Any:
-    """`x` broadcast to `shape`; `x` itself if it has that shape.
+    """Return `x` broadcast to `shape`; `x` itself if it has that shape.
 
     Args:
-        name: The public function, for the error of sizes that only a run can compare.
+        name: The public function, for the error of a check that is left to the run.
     """
     if SymInt in map(type, (*x.shape, *shape)):
         x = fitted(name, x, shape)
@@ -478,7 +479,7 @@ def broadcasted(x: Any, shape: Shape, name: str = "broadcast_to") -> Any:
 
 
 def sliced(x: Any, starts: Shape, sizes: Shape, steps: tuple[int, ...]) -> Any:
-    """A slice of `x`; `x` itself if that is all of it."""
+    """Return a slice of `x`; `x` itself if the slice is all of it."""
     whole = (
         all(is_zero(start) for start in starts)
         and all(map(same_size, x.shape, sizes))
@@ -488,7 +489,7 @@ def sliced(x: Any, starts: Shape, sizes: Shape, steps: tuple[int, ...]) -> Any:
 
 
 def part(x: Any, axis: int, start: Size, size: Size, step: int = 1) -> Any:
-    """`size` elements of `x` along one axis, from `start` in steps of `step`."""
+    """Return `size` elements of `x` along an axis, from `start` in steps of `step`."""
     starts: list[Size] = [0] * x.ndim
     sizes, steps = list(x.shape), [1] * x.ndim
     starts[axis], sizes[axis], steps[axis] = start, size, step
@@ -499,7 +500,7 @@ def part(x: Any, axis: int, start: Size, size: Size, step: int = 1) -> Any:
 
 
 def as_tensor(name: str, arg: Any, argument: int | str = 0) -> Any:
-    """An argument of a public function as a tensor; a number becomes one of rank 0.
+    """Return an argument of a public function as a tensor; numbers get rank 0.
 
     Raises:
         ArgumentTypeError: it is neither a tensor, nor an array, nor a number.
@@ -508,7 +509,7 @@ def as_tensor(name: str, arg: Any, argument: int | str = 0) -> Any:
 
 
 def several(value: Any) -> list[Any]:
-    """An argument that may be one or a sequence, as a list."""
+    """Return an argument, which may be a single value or a sequence, as a list."""
     return list(value) if isinstance(value, tuple | list) else [value]
 
 
@@ -518,50 +519,50 @@ _RANK: Final = {"b": 0, "u": 1, "i": 2, "f": 3}
 def stored(
     name: str, value: Any, dtype: dtypes.DType, argument: int | str = 1
 ) -> Argument:
-    """`value` as an operand that can be written into a tensor of `dtype`.
+    """Return `value` as an operand that can be written into a tensor of `dtype`.
 
-    It is converted where that keeps the kind, or takes it to a larger one (bool,
-    unsigned, signed, floating), as NumPy's "same_kind" casting does. A weak integer
-    goes into any integer dtype, and the numbers 0 and 1 are bools too.
+    It is converted if its kind is not above that of `dtype` (bool, unsigned, signed,
+    floating), as by NumPy's "same_kind" casting. A weak integer fits every integer
+    dtype, and 0 and 1 count as bools.
 
     Raises:
         ArgumentTypeError: `value` is neither a tensor, nor an array, nor a number.
         ArgumentRangeError: a Python integer does not fit `dtype`.
-        DTypeError: its kind is larger than that of `dtype`.
+        DTypeError: its kind is above that of `dtype`.
     """
     operand = as_operand(name, argument, value)
-    given = operand.type
-    kind = "u" if given.weak and given.dtype.kind == "i" else given.dtype.kind
+    source = operand.type
+    kind = "u" if source.weak and source.dtype.kind == "i" else source.dtype.kind
     number = operand.value if isinstance(operand, Constant) else None
     if isinstance(value, SymInt) and value.hint in (0, 1) and value == value.hint:
-        number = value.hint  # of which a guard makes sure
+        number = value.hint  # recorded as a guard
     if kind == "u" and number in (0, 1):
         kind = "b"
     if _RANK[kind] > _RANK[dtype.kind]:
         raise DTypeError(
-            f"{name}: a value of dtype {given.dtype.name} cannot be written into a "
+            f"{name}: a value of dtype {source.dtype.name} cannot be written into a "
             f"tensor of dtype {dtype.name}. Convert it with `hf.astype`."
         )
     return convert_to(operand, dtype)
 
 
 def concrete(name: str, x: Any, remedy: str) -> Array:
-    """The elements of a tensor whose values decide the size of a result.
+    """Return the elements of a tensor whose values decide the size of a result.
 
     Raises:
         TraceError: it is traced; `remedy` says what to use instead.
     """
-    known = known_elements(name, x, remedy)
-    if known is None:
+    elements = known_elements(name, x, remedy)
+    if elements is None:
         raise unsized(name, x, remedy)
-    return known
+    return elements
 
 
 def known_elements(name: str, x: Any, remedy: str) -> Array | None:
-    """The elements of a tensor whose values decide a size; None: they are traced.
+    """Return the elements of a tensor whose values decide a size; None if it is traced.
 
     Raises:
-        TraceError: they are, and there is no trace now that could have such sizes.
+        TraceError: it is traced, and no trace is active that could have such sizes.
     """
     try:
         array: Array = x._concrete(name)
@@ -573,7 +574,7 @@ def known_elements(name: str, x: Any, remedy: str) -> Array | None:
 
 
 def unsized(name: str, x: Any, remedy: str) -> TraceError:
-    """The error where the values of a traced tensor would decide a size."""
+    """Return the error for a size that depends on the values of a traced tensor."""
     return TraceError(
         f"{name}: the size of the result depends on the values of a traced tensor "
         f"({x.type}), which are only known when the graph runs. {remedy}"
