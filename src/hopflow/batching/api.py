@@ -199,7 +199,7 @@ def _in_front(leaf: _Leaf) -> Value | None:
 
 
 def _matched(values: Sequence[Value | None]) -> list[Value | None]:
-    """Check equal batch sizes, in the run where tracing cannot tell."""
+    """Return the leaves with equal batch sizes, which the run checks if need be."""
     batched = [v for v in values if v is not None]
     checked = iter(matched("vmap", batched, [0] * len(batched)))
     return [None if v is None else next(checked) for v in values]

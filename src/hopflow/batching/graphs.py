@@ -133,7 +133,8 @@ def batched_graph(
     memo = _memo.setdefault(graph, {})
     forced = tuple(outputs or (False,) * len(graph.outputs))
     number = None if isinstance(size, SymInt) else size
-    key = (structural_hash(graph), number, tuple(inputs), forced)  # it may be edited
+    # By its hash, because a graph may be edited.
+    key = (structural_hash(graph), number, tuple(inputs), forced)
     if key not in memo:
         memo[key] = _batched_graph(graph, size, inputs, forced)
     result = memo[key]
@@ -144,7 +145,7 @@ def _batched_graph(
     graph: Graph, size: Size, inputs: Sequence[bool], forced: Sequence[bool]
 ) -> BatchedGraph:
     tracer = Tracer(None, graph.name)
-    if isinstance(size, SymInt):  # the caller's: another symbol than those of `graph`
+    if isinstance(size, SymInt):  # a graph owns its symbols, so not the caller's
         size = symbol("n")
         tracer.bind_symbols((size,))
     args: list[Lane] = []

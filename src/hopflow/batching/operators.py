@@ -99,8 +99,8 @@ def each_example(
         mapped = slots.each_example(run, size, args, batched, progress)
         return BatchedResults(mapped, (True,) * len(mapped))
 
-    def rest(own: Sequence[Operand]) -> list[Value]:
-        results = bind_again(op, [own[i] for i in short.args], short.params)
+    def rest(operands: Sequence[Operand]) -> list[Value]:
+        results = bind_again(op, [operands[i] for i in short.args], short.params)
         return [results[k] for k in short.rest]
 
     mapped = slots.each_example(rest, size, args, batched, progress)

@@ -43,12 +43,12 @@ class Module:
 
     A subclass declares its fields, as a dataclass does, and defines `forward`:
 
-    class Network(hf.nn.Module):
-        first: hf.nn.Linear
-        second: hf.nn.Linear
+        class Network(hf.nn.Module):
+            first: hf.nn.Linear
+            second: hf.nn.Linear
 
-        def forward(self, x):
-            return self.second(hf.tanh(self.first(x)))
+            def forward(self, x):
+                return self.second(hf.tanh(self.first(x)))
 
     Fields are tensors, modules, and lists, tuples and dicts of these; or `static()`. A
     module is a pytree of its tensors, so `hf.grad`, `hf.jit` and the operators take it
@@ -174,9 +174,8 @@ def _unflatten_as(cls: type[Module]) -> Callable[[Any, Iterable[Any]], Module]:
         fields = children if ties is None else ties.tree(children)
         vars(module).update(zip(cls._data, fields, strict=True))
         vars(module).update(zip(cls._rest, rest, strict=True))
-        vars(module)["_ties"] = (
-            ties  # sharing is that of the original, not of these leaves
-        )
+        # Ties are those of the original: equal leaves here may be a coincidence.
+        vars(module)["_ties"] = ties
         return module
 
     return unflatten

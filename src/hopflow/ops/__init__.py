@@ -1,1 +1,1 @@
-"""ops."""
+"""Operations, one record each, and the public functions composed of them."""

@@ -124,8 +124,8 @@ def condition_operands(
     shown = condition if shown is None else shown
     if isinstance(shown, SymBool) and shown.is_integral:
         left, _, right = shown.sides
-        told = [as_size(saturated(side)) for side in (left, right)]
-        sides = [as_operand("check", "side", side) for side in told]
+        numbers = [as_size(saturated(side)) for side in (left, right)]
+        sides = [as_operand("check", "side", side) for side in numbers]
         operands += map(strong_constant, sides)
         env = shown.env
         text = str(shown) if env is None else env.describe(shown)

@@ -296,7 +296,7 @@ unchecked_floor_divide: Final[OpDef] = elementwise(
     low=1.0,
     high=6.0,
     jvp=(None, None),
-    reference=_not_of_halves("floor_divide"),  # JAX's is of a rounded quotient
+    reference=_not_of_halves("floor_divide"),  # JAX floors a rounded quotient
 )
 unchecked_remainder: Final[OpDef] = elementwise(
     "remainder",
@@ -503,9 +503,8 @@ def pow(x1: Any, x2: Any, /) -> Value:
             return apply(integer_power, x, y)
         is_integer = as_operand("pow", 1, x2).type.dtype.is_integer
         if isinstance(x, Value) and is_integer:
-            x = where(
-                equal(as_value(y), 0), 1.0, x
-            )  # x**0 has derivative 0, also at x = 0
+            # x**0 has derivative 0, also at x = 0.
+            x = where(equal(as_value(y), 0), 1.0, x)
         return apply(power, x, y)
     kinds = [promoted_as(base.type), (dtypes.DEFAULT_INT, True)]
     dtype, weak = numeric("pow", kinds)
@@ -565,7 +564,7 @@ nextafter: Final[OpDef] = elementwise(
     promote=floating,
     widen=False,
     jvp=(lambda t, out, x, y: t, None),  # `x1`, up to one unit in the last place
-    reference=_not_of_halves("nextafter"),  # JAX has none on a CPU
+    reference=_not_of_halves("nextafter"),  # JAX does not have it on CPUs
 )
 
 

@@ -113,7 +113,7 @@ def check_indices(name: str, indices: Types) -> None:
     """Check that all indices are integers.
 
     Raises:
-        DTypeError: an index is not.
+        DTypeError: an index has another dtype.
     """
     for i in indices:
         if not i.dtype.is_integer:

@@ -1,7 +1,7 @@
 """Indexing: `x[key]`, `x[key] = value`, `x.at[key]`, take and take_along_axis.
 
-Each is composed of views (slice, reshape, dynamic_index), gather and scatter, as the
-plan says that `index_plan` makes of the key.
+Each is composed of views (slice, reshape, dynamic_index), gather and scatter,
+following the plan that `index_plan` makes of the key.
 """
 
 from collections.abc import Sequence

@@ -450,10 +450,8 @@ def _with_zero(x: Any, axes: tuple[int, ...]) -> Any:
     return pad(x, widths)
 
 
-_BY_COLUMNS = {
-    1: (-2, -1),
-    math.inf: (-1, -2),
-}  # (axis to sum, axis to take the extremum of)
+# (axis to sum, axis to take the extremum of), by order.
+_BY_COLUMNS = {1: (-2, -1), math.inf: (-1, -2)}
 
 
 def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Value:

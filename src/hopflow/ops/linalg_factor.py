@@ -428,7 +428,7 @@ def _eigh_infer(x: TensorType, *, vectors: bool) -> Any:
 
 
 def _eigh_run(x: Array, *, vectors: bool) -> Any:
-    """Ascending eigenvalues (and eigenvectors) of the symmetric x of a lower half."""
+    """Ascending eigenvalues (and eigenvectors) of x, whose lower half is read."""
     try:
         _require_finite(np.tril(x))
         results = tuple(np.linalg.eigh(x)) if vectors else (np.linalg.eigvalsh(x),)

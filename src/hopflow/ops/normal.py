@@ -1,4 +1,4 @@
-"""The quantile function of the normal distribution: its record, and how it is computed.
+"""The quantile function of the normal distribution: its record and its computation.
 
 `docs/add_an_operation.md` explains this file as the example of an operation.
 """
@@ -76,7 +76,7 @@ _FAR: Final = (
 
 
 def _quantile(p: Expr) -> Expr:
-    """The x at which the distribution function is `p`, for float32 and float64."""
+    """Return the x at which the distribution function is `p` (f32 or f64)."""
     q = sub(p, 0.5)
     is_central = compare("le", absolute(q), 0.425)
     tail = select(lt(q, 0.0), p, sub(1.0, p))

@@ -90,9 +90,8 @@ def unit(word: Value, shape: Shape, dtype: DType) -> Value:
     width = 8 if mantissa < 8 else dtype.bits
     drawn = bits_of(word, shape, UNSIGNED[width])
     kept = bitwise_right_shift(drawn, width - mantissa)
-    result: Value = multiply(
-        astype(kept, dtype), 2.0**-mantissa
-    )  # the conversion and the product are exact
+    # The conversion and the product are exact.
+    result: Value = multiply(astype(kept, dtype), 2.0**-mantissa)
     return result
 
 

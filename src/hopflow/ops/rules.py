@@ -413,7 +413,7 @@ def check_device(name: str, device: Any) -> None:
     Raises:
         DeviceError: it is neither None nor the name of a device.
     """
-    names = [known.name for known in DEVICES]
+    names = [entry.name for entry in DEVICES]
     if device is not None and not (isinstance(device, str) and device in names):
         raise DeviceError(
             f"{name}: there is no device {device!r}; tensors live on "

@@ -59,7 +59,7 @@ class RunningTangents:
             t = update_slice(t, new, starts=starts, steps=steps)
         return t
 
-    def by_levels(self, elements: _Running, out: Any) -> Any:
+    def by_levels(self, own: _Running, out: Any) -> Any:
         """Return the same for a symbolic size, for which the tree's depth is unknown.
 
         The total of `m` elements is that of blocks, one for each set bit of `m`, the
@@ -89,18 +89,18 @@ class RunningTangents:
             )
             of_rest, of_last = parts(before, _at(block, (ends >> k) - 1), up_to)
             is_set, is_first = rows((ends >> k & 1) == 1), rows(earlier == 0)
-            elements = where(is_set, rest * where(is_first, one, of_last), 0.0)
-            return (total, where(is_set, rest * of_rest, rest)), (elements, *of_halves)
+            own = where(is_set, rest * where(is_first, one, of_last), 0.0)
+            return (total, where(is_set, rest * of_rest, rest)), (own, *of_halves)
 
         def add_up(carry: Any, level: Any) -> Any:
-            (t, total), (k, elements, *of_halves) = carry, level
+            (t, total), (k, own, *of_halves) = carry, level
             last = _at(t, (ends >> k) - 1)
             pairs = zip(of_halves, halves, strict=True)
-            return (sum(w * _at(t, i) for w, i in pairs), total + elements * last), None
+            return (sum(w * _at(t, i) for w, i in pairs), total + own * last), None
 
         bits = arange(_bits(n))
-        _, weights = slots.scan(weigh, (elements.x, one), bits)
-        first = (elements.t, zeros(out.shape, dtype=out.dtype))
+        _, weights = slots.scan(weigh, (own.x, one), bits)
+        first = (own.t, zeros(out.shape, dtype=out.dtype))
         (_, total), _ = slots.scan(add_up, first, (bits, *weights))
         return total
 

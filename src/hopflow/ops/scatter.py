@@ -498,7 +498,7 @@ def one_hot(
         indices: Integers i[*s].
         num_classes: The size of the new axis.
         dtype: The dtype of the result; None: the default float.
-        axis: The new axis in the result.
+        axis: The position of the new axis in the result.
 
     Raises:
         AxisError: the result has no such axis.

@@ -146,7 +146,7 @@ def _searchsorted_batch(
             if side == "left"
             else logical_not(_comes_before(values, pivot))
         )
-        if not isinstance(n, int):  # it may be 0 before the last step
+        if not isinstance(n, int):  # `left` may be 0 before the last step
             before = logical_and(greater(left, 0), before)
         count = where(before, candidate, count)
         left = remaining

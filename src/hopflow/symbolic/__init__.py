@@ -1,1 +1,1 @@
-"""Sizes that are numbers or symbols."""
+"""Symbolic integers, floats and conditions, with their ranges, facts and guards."""

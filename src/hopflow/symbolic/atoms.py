@@ -66,7 +66,7 @@ def monomial_range(monomial: Monomial, range_of: RangeOf) -> ValueRange:
 def atom_range(atom: Atom, range_of: Callable[[Operand], ValueRange]) -> ValueRange:
     """Return the range of an atom, given those of its arguments."""
     args = [range_of(a) for a in atom.args]
-    if atom.op.endswith("."):  # of floats, to which an integer is converted
+    if atom.op.endswith("."):  # float operations convert integers
         ints = [isinstance(a, tuple) for a in atom.args]
         args = [a.as_float() if i else a for a, i in zip(args, ints, strict=True)]
     match atom.op, args:
@@ -186,7 +186,7 @@ def _floor_divide_by(a: Terms, by: int) -> Terms:
     inner, k, by = _exactly(inner, common), k // common, by // common
     if by == 1 or not inner:
         return plus_constant(add(whole, inner), k // by)
-    if common > 1:  # perhaps the constant, or another common divisor, changed
+    if common > 1:  # the rest may have another common divisor
         return add(whole, _floor_divide_by(plus_constant(inner, k), by))
     match inner:
         case (((Atom(op="//", args=(x, (((), y),))),), 1),):

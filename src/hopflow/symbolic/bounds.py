@@ -1,4 +1,4 @@
-"""The range of an expression: intervals, sharpened by facts and by laws of atoms."""
+"""The range of an expression: intervals, tightened by facts and by laws of atoms."""
 
 from collections.abc import Iterator, Mapping
 from math import inf

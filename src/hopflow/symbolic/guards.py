@@ -173,9 +173,9 @@ class GuardSet:
                 reason = ""
             except (ArithmeticError, TypeError, ValueError) as error:
                 reason = f" ({error})"
-            asked = "as declared" if guard.line == DECLARED else ""
-            asked = asked or (f"which {guard.line} asked" if guard.line else "")
-            where = f", {asked}," if asked else ""
+            origin = "as declared" if guard.line == DECLARED else ""
+            origin = origin or (f"which {guard.line} asked" if guard.line else "")
+            where = f", {origin}," if origin else ""
             env = guard.holds.env
             names = {s: s.name if env is None else env.name(s) for s in values}
             bindings = ", ".join(

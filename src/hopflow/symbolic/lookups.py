@@ -26,7 +26,6 @@ def is_asked_by_user(env: Any) -> bool:
     `env` belong to a running trace."""
     if env is None or not slots.is_traced(env):
         return False
+    # By module, as methods that dataclasses generate have no file.
     home: str = sys._getframe(2).f_globals.get("__name__", "")
-    return not home.startswith(
-        "hopflow."
-    )  # methods that dataclasses generate have no file
+    return not home.startswith("hopflow.")

@@ -44,8 +44,8 @@ from hopflow.symbolic.terms import (
 from hopflow.tracebacks import OWN_FILES
 
 MAX_POWER: Final = 64  # the largest exponent k for which `n ** k` stays an expression
-EXACT_POWER: Final = 2**51  # up to it, the power of floats rounds to that of integers
-EXACT_INTEGER: Final = 2**53  # up to it, floats hold every integer
+EXACT_POWER: Final = 2**51  # up to this, a float power rounds to the exact integer
+EXACT_INTEGER: Final = 2**53  # up to this, floats hold every integer
 
 
 class _Slots:
@@ -200,7 +200,7 @@ class SymInt(_Ordered):
         result: Size = self._apply(terms.multiply, "*.", other)
         return result
 
-    __radd__ = __add__  # floats commute too
+    __radd__ = __add__  # float operations commute too
     __rmul__ = __mul__
 
     def __sub__(self, other: "Size") -> "Size":
@@ -257,9 +257,8 @@ class SymInt(_Ordered):
     @speaks_for_user
     def __rpow__(self, base: float) -> "Number":
         is_float = isinstance(base, float)
-        base = (
-            float(base) if is_float else base
-        )  # NumPy's floats only warn where Python's raise
+        # NumPy's floats only warn where Python's raise.
+        base = float(base) if is_float else base
         if self.hint is None or env_of(self.expression) is None:  # no guard is possible
             return _power(base, self) if is_float else base ** int(self)
         if not is_float and abs(base) > EXACT_POWER:

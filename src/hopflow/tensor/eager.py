@@ -148,12 +148,8 @@ class EagerTensor(Tensor):
                     whole = key if type(key) is tuple else (key,)
                     view = self.array[whole if Ellipsis in whole else (*whole, ...)]
                 except (IndexError, ValueError):
-                    return super().__getitem__(
-                        key
-                    )  # which raises the error for the user
-                if (
-                    not view.ndim and Ellipsis not in whole
-                ):  # a single element is a copy
+                    return super().__getitem__(key)  # raises the user's error
+                if not view.ndim and Ellipsis not in whole:  # an element is a copy
                     if type(current()) is Eager:
                         return EagerTensor(view.copy(), weak=self.type.weak)
                     return super().__getitem__(key)

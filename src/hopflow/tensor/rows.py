@@ -18,9 +18,9 @@ def row_of(tensors: Sequence[EagerTensor]) -> EagerTensor | None:
     """
     for tensor in tensors:
         for reference in tensor.storage.rows:
-            known: EagerTensor | None = reference()
-            if known is not None and _holds(known, tensors):
-                return known
+            cached: EagerTensor | None = reference()
+            if cached is not None and _holds(cached, tensors):
+                return cached
     # A writable tensor is preferred, as its storage becomes that of the row.
     first = root_of(min(tensors, key=lambda t: t.storage.readonly))
     row = EagerTensor(_whole(first.array), weak=first.type.weak, storage=first.storage)
