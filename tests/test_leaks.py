@@ -27,7 +27,7 @@ def left() -> tuple[int, int]:
     remembers of types and sizes, up to a bound, is forgotten first."""
     opdef._promoted.clear()
     opdef._inferred.clear()
-    NOTHING._bounds._found.clear()
+    NOTHING._bounds._memo.clear()
     gc.collect()
     pages = Path("/proc/self/statm").read_text().split()[1]
     return len(gc.get_objects()), int(pages) * resource.getpagesize()

@@ -84,7 +84,7 @@ def _forget() -> None:
         opdef._promoted,
         opdef._inferred,
         rule_cache._met,
-        graphs._known,
+        graphs._memo,
         invoke_subgraph._known,
     ):
         known.clear()
