@@ -617,7 +617,7 @@ def nan_to_num(
         posinf, neginf: The replacements of infinities; None: the largest and the
             smallest finite number of the dtype.
 
-    >>> hf.nan_to_num(hf.asarray([1.0, math.nan]), nan=-1.0)
+    >>> hf.nan_to_num(hf.asarray([1.0, np.nan]), nan=-1.0)
     Tensor([ 1., -1.], f32[2])
     """
     [operand] = map(as_value, _numbers("nan_to_num", x))
