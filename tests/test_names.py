@@ -75,7 +75,7 @@ def test_what_is_named_exists_and_only_what_does_not_is_listed() -> None:
     assert len(set(theirs)) == len(theirs)
     assert not set(theirs) & set(hf.__all__)
     for name in theirs:
-        for ours in synonyms._ours(name):
+        for ours in synonyms._synonyms(name):
             assert operator.attrgetter(ours)(hf) is not None
 
 

@@ -1,7 +1,7 @@
 """hopflow: data-dependent control flow, first class in array programs.
 
 `import hopflow as hf`. The tensor functions are those of the Python array API standard
-(2024.12); what is outside it has the name that the field already uses.
+(2024.12); other functions have the names that are common in the field.
 """
 
 from importlib.metadata import version as _version
@@ -225,7 +225,7 @@ from hopflow.trace.marks import mark_dynamic, mark_unbacked
 
 newaxis = None
 
-# Operators, which stand below the compiler, run natively from here on.
+# Operators may not import the compiler; this makes them run natively.
 _bind.slots.executor = _execute
 _entries.slots.program = _program
 
@@ -464,7 +464,7 @@ __all__ = [
     "zeros_like",
 ]
 
-# A symbolic trace records the calls of what is public.
+# `fx` records calls of public functions.
 for _space in (linalg, random):
     for _name in _space.__all__:
         if type(_function := getattr(_space, _name)) is _FunctionType:
@@ -474,10 +474,10 @@ for _name in set(__all__) - {"symbolic_trace", "wrap"}:
         globals()[_name] = _bind.public(_function)
 
 
-# `import hopflow.linalg`, though the module is among the operations.
+# `import hopflow.linalg` works, although the module is `hopflow.ops.linalg`.
 _modules["hopflow.linalg"] = linalg
 
-if _TYPE_CHECKING:  # which finds such names by itself
+if _TYPE_CHECKING:  # type checkers report unknown names themselves
     __version__: str
 else:
 

@@ -1,8 +1,9 @@
-"""How far results may be apart: the one comparison of meanings of a program.
+"""Tolerances for comparing two executions of a program.
 
-That is the program's own matter: it is run again with noise in the last place of each
-result, and what that moves is what rounding may move. Where it moves a decision (a
-branch, a sorted order, a number of steps) the program sits on a tie, and says nothing.
+The program itself determines them: it is run again with noise in the last place of
+each intermediate result, and the change of the outputs bounds the effect of rounding.
+If the noise changes a decision (a branch, a sorted order, a number of steps), the
+program is at a tie, and a difference says nothing.
 """
 
 import math
@@ -18,17 +19,17 @@ from hopflow.dtypes import as_dtype
 Array: TypeAlias = np.ndarray[Any, Any]
 
 RUNS: Final = 16
-"""Runs with noise: each finds a result that is at a tie with a chance of a half."""
+"""Runs with noise: each detects a result at a tie with probability 1/2."""
 
 SLACK: Final = 16.0
-"""How much more than that noise a result may be away."""
+"""The tolerance, as a multiple of the change that the noise causes."""
 
 
 class Rounding:
-    """What a run does to each result that it calculates.
+    """Perturbs the intermediate results of a run, and records its decisions.
 
-    seed        of noise; None: there is none
-    decisions   all that is no float, in order
+    seed        the seed of the noise; None: no noise
+    decisions   all results that are no floats, in order
     """
 
     def __init__(self, seed: int | None = None) -> None:
@@ -36,7 +37,7 @@ class Rounding:
         self._rng = None if seed is None else np.random.default_rng(seed)
 
     def result(self, x: Any) -> Array:
-        """`x`, noted if it decides something, and moved if there is noise."""
+        """Return `x` with noise if it is a float, else record it as a decision."""
         result = np.asarray(x)
         if as_dtype(result.dtype).is_float:
             return self.argument(result)
@@ -44,7 +45,7 @@ class Rounding:
         return result
 
     def argument(self, x: Array) -> Array:
-        """`x`, moved in its last place if there is noise."""
+        """Return `x` with noise in its last place, if there is noise."""
         if self._rng is None or not as_dtype(x.dtype).is_float:
             return x
         wave = self._rng.choice([-1.0, 1.0], size=x.shape) * _unit(x)
@@ -52,10 +53,10 @@ class Rounding:
 
 
 class Expected:
-    """What the results of a program must be.
+    """The expected results of a program, with their tolerances.
 
-    results   those of a run without noise
-    tied      whether a result was apart, and that said nothing
+    results   the results of a run without noise
+    tied      whether a difference was ignored because the program is at a tie
     """
 
     def __init__(
@@ -67,10 +68,10 @@ class Expected:
     ) -> None:
         """
         Args:
-            run: Gives the results; what a `Rounding` makes of what it calculates is
-                what it is to go on with.
-            exact: Whether results must be the same in every bit.
-            signed: Whether the signs of zeros must be.
+            run: Returns the results; it passes each intermediate result through the
+                `Rounding`, and continues with what that returns.
+            exact: Whether results must be bitwise equal.
+            signed: Whether zeros must have equal signs.
         """
         self._run, self._exact, self._signed = run, exact, signed
         self.tied = False
@@ -78,21 +79,22 @@ class Expected:
         self.results = run(self._rounding)
 
     def wrong(self, got: Sequence[Any]) -> str | None:
-        """What is wrong about results; None: nothing, or nobody knows."""
-        # Noise is for results that are apart by more than their own rounding.
-        found = self._difference(got, self._least)
-        if found is None:
+        """Return what is wrong about results; None: nothing, or the program is at a
+        tie."""
+        # The runs with noise are needed only if the cheap tolerance is exceeded.
+        difference = self._difference(got, self._least)
+        if difference is None:
             return None
         if self.is_tie:
             self.tied = True
             return None
-        found = self._difference(got, self._allowed)
-        self.tied |= found is None and math.inf in self._allowed
-        return found
+        difference = self._difference(got, self._allowed)
+        self.tied |= difference is None and math.inf in self._allowed
+        return difference
 
     @cached_property
     def is_tie(self) -> bool:
-        """Whether rounding moves a decision: results say nothing."""
+        """Whether rounding changes a decision, so that no result can be compared."""
         return not self._exact and any(
             noisy.decisions != self._rounding.decisions for noisy, _ in self._noisy
         )
@@ -104,7 +106,7 @@ class Expected:
 
     @cached_property
     def _least(self) -> list[float]:
-        """How far each result may be away if nothing but itself were rounded."""
+        """The tolerance of each result if only the result itself is rounded."""
         if self._exact:
             return [0.0] * len(self.results)
         largest = (np.max(np.abs(_finite(r)), initial=0.0) for r in self.results)
@@ -113,13 +115,13 @@ class Expected:
 
     @cached_property
     def _allowed(self) -> list[float]:
-        """How far each result may be away; any distance says nothing if rounding makes
-        a NaN or an infinity of it."""
+        """The tolerance of each result; infinite if rounding turns it into a NaN or an
+        infinity."""
         if self._exact:
             return self._least
         moved = [0.0] * len(self.results)
-        for _, found in self._noisy:
-            for i, (a, b) in enumerate(zip(found, self.results, strict=True)):
+        for _, results in self._noisy:
+            for i, (a, b) in enumerate(zip(results, self.results, strict=True)):
                 if as_dtype(b.dtype).is_float:
                     apart = _apart(a, b)
                     moved[i] = max(moved[i], math.inf if math.isnan(apart) else apart)
@@ -129,30 +131,30 @@ class Expected:
     def _difference(self, got: Sequence[Any], allowed: Sequence[float]) -> str | None:
         if len(got) != len(self.results):
             return f"{len(got)} results, where {len(self.results)} are expected."
-        for k, (x, want, most) in enumerate(
+        for k, (x, expected, most) in enumerate(
             zip(got, self.results, allowed, strict=True)
         ):
             a = np.asarray(x)
-            if (a.dtype, a.shape) != (want.dtype, want.shape):
+            if (a.dtype, a.shape) != (expected.dtype, expected.shape):
                 return (
                     f"result {k} is {a.dtype}{list(a.shape)}, and must be "
-                    f"{want.dtype}{list(want.shape)}."
+                    f"{expected.dtype}{list(expected.shape)}."
                 )
-            apart = _apart(a, want)
+            apart = _apart(a, expected)
             if self._signed and as_dtype(a.dtype).is_float:
-                signs = np.signbit(a) == np.signbit(want)
+                signs = np.signbit(a) == np.signbit(expected)
                 if not np.all(signs | (a != 0)):
-                    return f"result {k} has zeros of other signs.\n{_both(a, want)}"
+                    return f"result {k} has zeros of other signs.\n{_both(a, expected)}"
             if most < math.inf and not apart <= most:
                 return (
                     f"result {k} is {apart:.3g} away, and may be {most:.3g}.\n"
-                    f"{_both(a, want)}"
+                    f"{_both(a, expected)}"
                 )
         return None
 
 
-def _both(found: Array, expected: Array) -> str:
-    return f"found:\n{found}\nexpected:\n{expected}"
+def _both(actual: Array, expected: Array) -> str:
+    return f"found:\n{actual}\nexpected:\n{expected}"
 
 
 def _unit(x: Array) -> float:
@@ -166,8 +168,8 @@ def _finite(x: Array) -> Array:
 
 
 def _apart(a: Array, b: Array) -> float:
-    """The largest distance of two elements."""
-    least = 0.0 if as_dtype(b.dtype).is_float else 1.0  # which large integers lose
+    """Return the largest absolute difference of two elements."""
+    least = 0.0 if as_dtype(b.dtype).is_float else 1.0  # lost in f64 by large integers
     with np.errstate(invalid="ignore"):
         apart = np.maximum(np.abs(_wide(a) - _wide(b)), least)
     same = np.asarray(a == b) | (np.isnan(_wide(a)) & np.isnan(_wide(b)))

@@ -1,4 +1,4 @@
-"""Backends of `hf.jit`: functions that make a callable of a captured graph."""
+"""Backends of `hf.jit`: functions that compile a captured graph to a callable."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
@@ -24,12 +24,12 @@ from hopflow.tensor import EagerTensor, asarray
 from hopflow.trace.source import name_of
 
 Backend: TypeAlias = Callable[[GraphModule, list[Any]], Callable[..., Any]]
-"""Gets a graph, and what it is called with first: ints for its symbols, then tensors;
-returns a function of such, to as many tensors as the graph has outputs."""
+"""A graph and example inputs (ints for its symbols, then tensors) -> a function from
+such inputs to the list of the graph's outputs."""
 
 
 def _interpreter(module: GraphModule, _: list[Any]) -> Callable[..., Any]:
-    """NumPy runs one node after the other, those of bodies too."""
+    """The backend that runs node after node by NumPy, in bodies too."""
 
     def run(*args: Any) -> Any:
         with interpreted():
@@ -44,32 +44,33 @@ _BUILT_IN: Final[dict[str, Backend | None]] = {
 }
 
 
-def as_backend(given: Any) -> Backend | None:
-    """What a user gave for `backend`; None for native code.
+def as_backend(option: Any) -> Backend | None:
+    """Return the backend that the argument `backend` of `hf.jit` names; None: native.
 
     Raises:
-        ArgumentTypeError, ArgumentValueError: it is no function, and no name of one.
+        ArgumentTypeError: it is neither a name nor callable.
+        ArgumentValueError: it is an unknown name.
     """
-    if given is None:
+    if option is None:
         return None
-    if isinstance(given, str):
-        if given in _BUILT_IN:
-            return _BUILT_IN[given]
+    if isinstance(option, str):
+        if option in _BUILT_IN:
+            return _BUILT_IN[option]
         names = " or ".join(map(repr, _BUILT_IN))
         raise ArgumentValueError(
-            f"jit: `backend` must be {names}, or a function, and is {given!r}."
+            f"jit: `backend` must be {names}, or a function, and is {option!r}."
         )
-    if not callable(given):
+    if not callable(option):
         raise ArgumentTypeError(
             "jit: `backend` must be a function of a graph and example inputs, or a "
-            f"name, and is `{type(given).__name__}`."
+            f"name, and is `{type(option).__name__}`."
         )
-    backend: Backend = given
+    backend: Backend = option
     return backend
 
 
 class Backed:
-    """A graph that a backend made a function of; called as an `Executable` is."""
+    """A graph compiled by a user's backend; it is called like an `Executable`."""
 
     def __init__(
         self,
@@ -78,10 +79,10 @@ class Backed:
         tensors: Sequence[EagerTensor],
         sizes: Sequence[int],
     ) -> None:
-        """Give `graph` to the backend, with the inputs of the first call.
+        """Call the backend with `graph` and the inputs of the first call.
 
         Raises:
-            BackendError: it fails, or returns what cannot be called.
+            BackendError: it fails, or does not return a callable.
         """
         self.graph = graph
         self._name = name_of(backend)
@@ -102,10 +103,10 @@ class Backed:
     def __call__(
         self, tensors: Sequence[EagerTensor], sizes: Sequence[int] = ()
     ) -> list[EagerTensor]:
-        """The graph's outputs.
+        """Run the graph, and return its outputs.
 
         Raises:
-            BackendError: the function of the backend returns something else.
+            BackendError: the backend's function returns something else.
         """
         if not config.verify or self._compared or not is_comparable(self.graph):
             return self._outputs(tensors, sizes)
@@ -122,10 +123,10 @@ class Backed:
         tensors: Sequence[EagerTensor],
         results: Sequence[EagerTensor],
     ) -> None:
-        """Compare a run with one of the graph interpreter: `hf.config.verify`.
+        """Compare a run with the graph interpreter, for `hf.config.verify`.
 
         Args:
-            before: What the tensors held before the run.
+            before: Copies of the tensors from before the run.
 
         Raises:
             BackendError: the results differ, or a tensor was written to.
@@ -137,32 +138,32 @@ class Backed:
                     f"made a function that writes to its tensor {k}, but must only "
                     f"compute: what the graph writes is among its outputs{text}"
                 )
-        wrong = difference(self.graph, sizes, before, [x.array for x in results])
-        if wrong is not None:
+        mismatch = difference(self.graph, sizes, before, [x.array for x in results])
+        if mismatch is not None:
             raise self._error(
                 "made a function whose results are not those of the graph interpreter: "
-                f"{wrong}{text}"
+                f"{mismatch}{text}"
             )
 
     def _outputs(
         self, tensors: Sequence[EagerTensor], sizes: Sequence[int]
     ) -> list[EagerTensor]:
-        found = self._run(*sizes, *tensors)
+        outputs = self._run(*sizes, *tensors)
         types = self.graph.out_types
-        if len(types) == 1 and isinstance(found, Value | np.ndarray | np.generic):
-            found = [found]
-        if not isinstance(found, list | tuple) or len(found) != len(types):
-            count = f" of {len(found)}" if isinstance(found, list | tuple) else ""
+        if len(types) == 1 and isinstance(outputs, Value | np.ndarray | np.generic):
+            outputs = [outputs]
+        if not isinstance(outputs, list | tuple) or len(outputs) != len(types):
+            count = f" of {len(outputs)}" if isinstance(outputs, list | tuple) else ""
             raise self._error(
                 f"made a function that must return a list of {len(types)} tensors, and "
-                f"returned a `{type(found).__name__}`{count}"
+                f"returned a `{type(outputs).__name__}`{count}"
             )
         symbols = [v.node.symbol for v in self.graph.symbols if v.node.symbol]
-        known = dict(zip(symbols, sizes, strict=True))
+        sizes_by_symbol = dict(zip(symbols, sizes, strict=True))
         results: list[EagerTensor] = []
-        for k, (value, type_) in enumerate(zip(found, types, strict=True)):
-            result = self._result(k, value, type_, known)
-            # Results are written to, and share memory with nothing.
+        for k, (value, type_) in enumerate(zip(outputs, types, strict=True)):
+            result = self._result(k, value, type_, sizes_by_symbol)
+            # Callers may write to results, so that they must alias nothing.
             if any(np.may_share_memory(result, x.array) for x in (*tensors, *results)):
                 result = result.copy()
             results.append(EagerTensor(result, weak=type_.weak))
@@ -178,28 +179,29 @@ class Backed:
             or array.dtype != type_.dtype.dtype
             or array.ndim != type_.ndim
             or not all(
-                isinstance(n, SymInt) or n == m  # one that only the run knows
+                isinstance(n, SymInt) or n == m  # an unbacked size may be any
                 for n, m in zip(expected.shape, array.shape, strict=True)
             )
         ):
-            what = f"`{type(value).__name__}`"
+            actual = f"`{type(value).__name__}`"
             if isinstance(array, np.ndarray | np.generic):
-                what = str(asarray(array).type)
+                actual = str(asarray(array).type)
             raise self._error(
-                f"made a function whose result {k} must be {expected}, and is {what}"
+                f"made a function whose result {k} must be {expected}, and is {actual}"
             )
         return np.asarray(array)
 
-    def _error(self, what: str) -> BackendError:
+    def _error(self, problem: str) -> BackendError:
         return BackendError(
             f"jit: the backend `{self._name}`, given the graph `{self.graph.name}`, "
-            f"{what}. Leave `backend` out to have it compiled."
+            f"{problem}. Leave `backend` out to have it compiled."
         )
 
 
 @entry
 def module_of(graph: Graph) -> GraphModule:
-    """A copy of a graph as a function of all its inputs: ints for symbols, and tensors.
+    """Return a copy of a graph as a function of its inputs: ints for symbols, then
+    tensors.
 
         module = hf.fx.module_of(jitted.graph)
 

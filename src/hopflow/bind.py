@@ -1,4 +1,4 @@
-"""The interpreter stack: who gives an operation its meaning.
+"""The interpreter stack: which interpreter evaluates an operation.
 
 `bind(op, args, params)` hands an operation to the innermost interpreter of the calling
 thread. Each interpreter knows the one below it (`parent`) and processes an operation by
@@ -33,19 +33,19 @@ from hopflow.symbolic.size import Size, SymFloat, SymInt
 
 
 class Value:
-    """What operations take and give: anything with a type.
+    """An operand or a result of an operation: an object with a tensor type.
 
-    Every interpreter has its own subclass; the user meets them all as `hf.Tensor`. A
-    subclass with a class method `process`, as an `Interpreter` of a user's has it, is
-    asked for each operation on its tensors.
+    Every interpreter has its own subclass; users see all of them as `hf.Tensor`. A
+    user's subclass may have a class method `process` like that of `hf.Interpreter`,
+    which then evaluates each operation on its tensors.
     """
 
     __slots__ = ()
 
     def __init_subclass__(cls, **options: Any) -> None:
-        global _asked
+        global _num_processors
         super().__init_subclass__(**options)
-        _asked += "process" in vars(cls)
+        _num_processors += "process" in vars(cls)
 
     @property
     def type(self) -> TensorType:
@@ -60,9 +60,8 @@ class Value:
         return len(self.type.shape)
 
     if TYPE_CHECKING:
-        # Every value that a user meets is a `Tensor`, which stands above and has these.
-        # Functions below it return a `Value`; without this a type checker would refuse
-        # `hf.sum(x) + 1`.
+        # Functions that `Tensor` is built on are annotated to return `Value`. These let
+        # a type checker accept `hf.sum(x) + 1`, which `Tensor` supports.
         def __getattr__(self, name: str) -> Any: ...
         def __getitem__(self, key: Any, /) -> Any: ...
         def __setitem__(self, key: Any, value: Any, /) -> None: ...
@@ -112,7 +111,7 @@ Operand: TypeAlias = Value | Constant
 
 
 class Interpreter:
-    """One meaning of operations; `parent` is the interpreter below, if there is one."""
+    """Evaluates or records operations; `parent` is the interpreter below, if any."""
 
     __slots__ = ("parent",)
 
@@ -127,38 +126,38 @@ class Interpreter:
         """Return the results of `op` on `args`."""
         raise NotImplementedError
 
-    def asks(self, value: Value) -> bool:
-        """Whether the type of `value`, which has a `process`, is asked here. Elsewhere
-        the tensor is one of an interpreter below, or around.
+    def dispatches(self, value: Value) -> bool:
+        """Whether this interpreter dispatches operations on `value` to its `process`;
+        otherwise the tensor belongs to an interpreter below or around.
         """
         raise NotImplementedError
 
     def write(self, target: Value, new: Value) -> None:
-        """Give `target`, and what shares its memory, the value `new` of its type."""
+        """Write `new`, of the same type, to `target` and everything that aliases it."""
         raise NotImplementedError
 
     def check_write(self, target: Value) -> None:
-        """Raises: HopflowError: a tensor with memory is not to be written here."""
+        """Raises: HopflowError: this interpreter forbids a write to `target`."""
 
     def detached(self, view: Value) -> Value:
-        """What a view holds now, as a tensor that shares memory with none."""
+        """Return a copy of a view that aliases no other tensor."""
         raise NotImplementedError
 
     def value_of(self, number: SymInt | SymFloat | SymBool) -> Value:
-        """A number over symbols as a tensor i64[], f64[] or bool[]."""
+        """Return a number over symbols as a tensor i64[], f64[] or bool[]."""
         raise NotImplementedError
 
     def symbol_of(
         self, value: Value, min: float = -inf, max: Size | float = inf
     ) -> Size:
-        """The integer that a tensor of no axes holds, as a number or a symbol.
+        """Return the integer that a tensor of rank 0 holds, as a number or a symbol.
 
-        min, max   where it is known to lie; nobody checks it
+        min, max   bounds of the integer, which are assumed and not checked
         """
         raise NotImplementedError
 
     def number_held(self, value: Value) -> Size | None:  # noqa: ARG002
-        """The integer over symbols that a value was made of; None: of none."""
+        """Return the integer over symbols that a value was made from, or None."""
         return None
 
     def has_tangent(self, value: Value) -> bool:
@@ -166,37 +165,36 @@ class Interpreter:
         return self.parent is not None and self.parent.has_tangent(value)
 
     def expect(self, condition: SymBool, message: str) -> None:
-        """Take a condition on symbols for true, which the run is to check."""
+        """Assume a condition on symbols, and have it checked at run time."""
         raise NotImplementedError
 
     def adopt(self, value: Value) -> None:
-        """Take note of a tensor that was just made from the user's data."""
+        """Note a tensor that was just made from the user's data."""
 
 
 class _Stack(threading.local):
     interpreter: Interpreter | None = None
-    handlers: "tuple[tuple[Handler, Interpreter], ...]" = ()  # and what each is over
+    handlers: "tuple[tuple[Handler, Interpreter], ...]" = ()  # with those below them
 
 
 class _Slots:
-    """What layers above fill in, so that those below can call them.
+    """Functions of higher layers, which they assign so that lower ones can call them.
 
-    eager       the bottom interpreter (filled by `tensor`)
-    from_array  a NumPy array or scalar as a value (filled by `tensor`)
-    each_example  a `map` over examples: f, how many there are, args, which of them are
-                batched, whom it tells its progress -> results, from f(args of one
-                example) (filled by `hops.map`)
+    eager       the bottom interpreter (assigned by `tensor`)
+    from_array  a NumPy array or scalar -> a value (assigned by `tensor`)
+    each_example  maps a function over batch elements: f, batch size, args, which args
+                are batched, progress -> results (assigned by `hops.map`)
     executor    runs an operator with graphs on concrete values: op, args, params ->
-                results. The compiler's once `hopflow` is imported; until then the
-                graph interpreter (filled by `hops.base`)
-    record      while a function is traced symbolically: public function, args, kwargs
-                -> what stands for its result, or None if there is no proxy among them
-                (filled by `fx`)
-    stand_in    what stands for a tensor where that does not reach, if anything does
-                (filled by `trace.stand_ins`)
-    scan        the operator, for rules of operations (filled by `hops.scan`)
-    given       while code is watched: told of a tensor with memory whose elements
-                Python code is given (filled by `trace.outside.watch`)
+                results. The graph interpreter (assigned by `hops.base`), replaced by
+                the compiler's once `hopflow` is imported
+    record      while `fx` traces a function: public function, args, kwargs -> the proxy
+                of the result, or None if there is no proxy among them (assigned by
+                `fx`)
+    stand_in    a tensor of a trace that cannot be used here -> the tensor that replaces
+                it, if there is one (assigned by `trace.stand_ins`)
+    scan        the operator, for rules of operations (assigned by `hops.scan`)
+    note_elements  while code is watched: called with each tensor with memory whose
+                elements Python code reads (assigned by `trace.outside.watch`)
     """
 
     eager: Interpreter
@@ -213,7 +211,7 @@ class _Slots:
         Sequence[Value],
     ]
     scan: Callable[..., Any]
-    given: Callable[[Value], None] | None = None
+    note_elements: Callable[[Value], None] | None = None
     executor: Callable[[Any, Sequence[Operand], dict[str, Any]], tuple[Value, ...]]
     record: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] | None = None
 
@@ -223,14 +221,14 @@ slots = _Slots()
 
 
 def current() -> Interpreter:
-    """The innermost interpreter of this thread."""
+    """Return the innermost interpreter of this thread."""
     return _stack.interpreter or slots.eager
 
 
 class using:
     """Make `interpreter` the innermost one (None: eager) within the block."""
 
-    # A class, which is entered and left in a third of a generator's time.
+    # A class is entered and left in a third of the time of `contextmanager`.
     __slots__ = ("before", "interpreter")
 
     def __init__(self, interpreter: Interpreter | None) -> None:
@@ -245,21 +243,21 @@ class using:
 
 
 def recorded(f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What stands for the result of a call in a symbolic trace; None: it is to run."""
+    """Return the proxy of a call's result if `fx` records the call, else None."""
     return None if slots.record is None else slots.record(f, args, kwargs)
 
 
 class TransformedFunction(Transformed):
-    """A function that a transform has made.
+    """The result of a transform, such as `hf.grad(f)`.
 
-    made    the name of the transform, what it is of, and the options
+    made    the name of the transform, its argument, and the options
     """
 
     def __init__(
         self, f: Callable[..., Any], made: tuple[str, Any, dict[str, Any]]
     ) -> None:
         super().__init__(f)
-        # What asks for the user's function of a transformed one looks one step deep.
+        # Readers of `__wrapped__` look one step deep for the user's function.
         self.__wrapped__ = getattr(f, "__wrapped__", f)
         self.made = made
         self._call = f
@@ -270,8 +268,8 @@ class TransformedFunction(Transformed):
     @is_entry
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            found = recorded(self, args, kwargs)
-            return self._call(*args, **kwargs) if found is None else found
+            proxy = recorded(self, args, kwargs)
+            return self._call(*args, **kwargs) if proxy is None else proxy
         except Exception as error:
             surface(error, self, args, kwargs)
             raise
@@ -283,7 +281,7 @@ class TransformedFunction(Transformed):
 
     @property
     def rules(self) -> tuple[Any, ...]:
-        """What a trace depends on besides the function."""
+        """The parts of a trace's key besides the function."""
         name, _, options = self.made
         return name, *options.values()
 
@@ -295,12 +293,12 @@ def _made(f: Any, name: str, options: dict[str, Any]) -> Any:
 def recordable(
     f: _Function, home: str = "", made: tuple[str, Any, dict[str, Any]] | None = None
 ) -> _Function:
-    """`f` as users call it: an entry, whose calls a symbolic trace records.
+    """Return `f` as users call it: an entry, whose calls `fx` records.
 
     Args:
-        home: The module where it is found, if not in its own.
-        made: Of a function that a transform has made: the name of the transform, what
-            it is of, and the options. A script that repeats a call is written so.
+        home: The public module of the function, if it is not its own.
+        made: For the result of a transform: the name of the transform, its argument and
+            the options, from which a script that reproduces a call is written.
     """
 
     if made is not None:
@@ -310,36 +308,36 @@ def recordable(
     @wraps(f)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
-            found = recorded(call, args, kwargs)
-            return f(*args, **kwargs) if found is None else found
+            proxy = recorded(call, args, kwargs)
+            return f(*args, **kwargs) if proxy is None else proxy
         except Exception as error:
             surface(error, call, args, kwargs)
             raise
 
     call.__module__ = home or call.__module__
-    # What asks for the user's function of a transformed one looks one step deep.
+    # Readers of `__wrapped__` look one step deep for the user's function.
     call.__wrapped__ = getattr(f, "__wrapped__", f)
     return cast(_Function, call)
 
 
 @cache
 def public(f: Callable[..., Any]) -> Callable[..., Any]:
-    """`f` as the package gives it to users: the same one, whoever asks."""
+    """Return the one public object for `f`."""
     call = recordable(f, "hopflow")
-    # It is `map_` at home, where `map` is taken.
+    # `map_` avoids the builtin's name in its module, and is public as `map`.
     call.__qualname__ = f.__qualname__.rstrip("_")
     return call
 
 
 def bind(op: Any, args: Sequence[Operand], params: dict[str, Any]) -> tuple[Value, ...]:
-    """Give `op` its meaning under the innermost interpreter."""
-    if _asked:
-        return _ask(op, args, params)
+    """Evaluate `op` under the innermost interpreter, and return its results."""
+    if _num_processors:
+        return _dispatch(op, args, params)
     return (_stack.interpreter or slots.eager).process(op, args, params)
 
 
 def run_graph(graph: Graph, args: Sequence[Any]) -> tuple[Any, ...]:
-    """The results of a graph, each node bound."""
+    """Return the results of a graph, each of whose nodes is bound."""
     return interpret(graph, args, bind)
 
 
@@ -347,66 +345,66 @@ def run_graph(graph: Graph, args: Sequence[Any]) -> tuple[Any, ...]:
 
 
 class Handler:
-    """An interpreter of a user's: it sees each operation before any rule does.
+    """A user's interpreter: `process` handles each operation within a `with` block.
 
         class Count(hf.Interpreter):
             def process(self, op, args, params):
                 print(op.name)
-                return NotImplemented  # the next one below is asked
+                return NotImplemented  # the next one below handles it
 
         with Count():
             hf.cond(p, f, g, (x,))
 
-    It sees what is bound within the block, and not what a tracer that is pushed there
-    records: of an operator one node, with the graphs of its functions. What `process`
-    binds itself it does not see again. It is called for operations on tensors, not for
-    basic indexing of tensors that have memory.
+    An operator with subgraphs is one operation: the operations which its functions
+    record are not seen, nor are those that `process` binds itself, nor basic indexing
+    of tensors that have memory.
     """
 
     def process(
         self, op: Any, args: Sequence[Operand], params: dict[str, Any]
     ) -> Sequence[Value]:
-        """The results of `op`, or NotImplemented: that is for others to say."""
+        """Return the results of `op`, or NotImplemented to leave it to the interpreter
+        below."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
-        global _asked
+        global _num_processors
         _stack.handlers = (*_stack.handlers, (self, current()))
-        _asked += 1
+        _num_processors += 1
         return self
 
     def __exit__(self, *_error: object) -> None:
-        global _asked
+        global _num_processors
         _stack.handlers = _stack.handlers[:-1]
-        _asked -= 1
+        _num_processors -= 1
 
 
-# How many handlers there are in all threads, and tensor types with a `process`: while
-# there is none, nobody is asked.
-_asked = 0
+# The number of active handlers in all threads and of tensor types with a `process`: 0
+# lets `bind` skip the search for them.
+_num_processors = 0
 
 
 def is_watched() -> bool:
-    """Whether a handler sees what is bound here."""
+    """Whether a handler of this thread sees the operations that are bound here."""
     handlers = _stack.handlers
     return bool(handlers) and any(base is current() for _, base in handlers)
 
 
-def is_asked() -> bool:
-    """Whether there is a handler, or a tensor type with a `process`."""
-    return bool(_asked)
+def has_processors() -> bool:
+    """Whether there is any handler, or tensor type with a `process`."""
+    return bool(_num_processors)
 
 
 def has_process(value: Any) -> TypeGuard[Any]:
-    """Whether it is a tensor of a user's type, which sees operations on it."""
+    """Whether it is a tensor of a user's type that handles operations on it."""
     return isinstance(value, Value) and hasattr(type(value), "process")
 
 
 def check_memory(target: Value) -> None:
-    """Check that a tensor can be written: one of a user's type cannot.
+    """Check that a tensor has memory that can be written.
 
     Raises:
-        MutationError: it is of such a type.
+        MutationError: it is of a user's type, which has none.
     """
     if has_process(target):
         name = type(target).__name__
@@ -417,27 +415,29 @@ def check_memory(target: Value) -> None:
         )
 
 
-def _ask(op: Any, args: Sequence[Operand], params: dict[str, Any]) -> tuple[Value, ...]:
-    """The results of the first that does not decline: the handlers, the types of the
-    args, and the interpreter itself."""
+def _dispatch(
+    op: Any, args: Sequence[Operand], params: dict[str, Any]
+) -> tuple[Value, ...]:
+    """Return the results of the first that does not return NotImplemented: handlers,
+    then the user's tensor types among the args, then the interpreter itself."""
     here, handlers = current(), _stack.handlers
     try:
         for i in reversed(range(len(handlers))):
             handler, base = handlers[i]
             if base is here:
                 _stack.handlers = handlers[:i]
-                found = handler.process(op, args, params)
-                if found is not NotImplemented:
-                    return _checked(handler, op, found)
+                results = handler.process(op, args, params)
+                if results is not NotImplemented:
+                    return _checked(handler, op, results)
         _stack.handlers = tuple([pair for pair in handlers if pair[1] is not here])
-        own = [a for a in args if has_process(a) and here.asks(a)]
-        kinds: dict[Any, None] = dict.fromkeys(map(type, own))
+        tensors = [a for a in args if has_process(a) and here.dispatches(a)]
+        kinds: dict[Any, None] = dict.fromkeys(map(type, tensors))
         if not kinds:
             return here.process(op, args, params)
         for kind in kinds:
-            found = kind.process(op, args, params)
-            if found is not NotImplemented:
-                return _checked(kind, op, found)
+            results = kind.process(op, args, params)
+            if results is not NotImplemented:
+                return _checked(kind, op, results)
     finally:
         _stack.handlers = handlers
     raise OperatorError(
@@ -446,11 +446,13 @@ def _ask(op: Any, args: Sequence[Operand], params: dict[str, Any]) -> tuple[Valu
     )
 
 
-def _checked(who: Any, op: Any, found: Any) -> tuple[Value, ...]:
-    if isinstance(found, tuple | list) and all(isinstance(r, Value) for r in found):
-        return tuple(found)
-    name = who.__name__ if isinstance(who, type) else type(who).__name__
+def _checked(processor: Any, op: Any, results: Any) -> tuple[Value, ...]:
+    if isinstance(results, tuple | list) and all(isinstance(r, Value) for r in results):
+        return tuple(results)
+    name = (
+        processor.__name__ if isinstance(processor, type) else type(processor).__name__
+    )
     raise OperatorError(
         f"{op.name}: `{name}.process` must return a tuple of tensors, or "
-        f"NotImplemented, and returns `{type(found).__name__}`."
+        f"NotImplemented, and returns `{type(results).__name__}`."
     )

@@ -1,4 +1,4 @@
-"""What calls of a jitted function run: compiled programs, and how they are given."""
+"""Calls of jitted functions: compiled programs, and the fast path to them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,20 +21,20 @@ from hopflow.trace.variants import Variant
 
 @dataclass(slots=True)
 class Compiled:
-    """What one signature was compiled to.
+    """A compiled program, and how a call passes its operands and takes its results.
 
-    written     which inputs get new values: positions among arguments, and behind them
-                the tensors from outside
-    spec        of the result
-    constants   by position of a leaf of the result: the Python number that it is
-    numbers     by position of a leaf: the Python type of a number that is computed
-    sizes       where a call finds what the graph's symbols are, in their order
-    rows        by position of a tensor from outside: it is the row of all the elements
-                that this argument is a part of, and so another one in each call
-    changes     what becomes of containers among the arguments; the tree of results is
-                then a pair, of the function's and of those that go into containers
-    variants    the same for calls in which tensors share memory, by how they do; only
-                where something is written
+    written     the inputs that get new values: positions among the arguments, followed
+                by the tensors from outside
+    spec        the structure of the result
+    constants   position of a result leaf -> the Python number that it is
+    numbers     position of a result leaf -> the Python type of a computed number
+    sizes       for each symbol of the graph, in order, the source of its value
+    rows        position of a tensor from outside -> position of an argument: the tensor
+                is the base of that argument, and so a different one in each call
+    changes     what happens to containers among the arguments; the tree of results is
+                then the pair of the function's result and of the new contents
+    variants    key of an aliasing pattern -> the program for calls whose tensors alias
+                like this; only if something is written
     """
 
     executable: Executable | Backed
@@ -54,28 +54,28 @@ class Compiled:
     def check(
         self, tensors: Sequence[EagerTensor], captured: Sequence[EagerTensor]
     ) -> None:
-        """Check that a run can begin.
+        """Check that the program can run on these tensors.
 
         Raises:
             InvalidTensorError, DeviceError: the host may not use a tensor.
-            ReadOnlyError: one that is written must not be.
+            ReadOnlyError: a tensor that is written is read-only.
         """
-        given = self.inputs(tensors, captured)
-        for tensor in given:
+        inputs = self.inputs(tensors, captured)
+        for tensor in inputs:
             tensor.check_host()
         for k in self.written:
-            given[k].check_writable()
+            inputs[k].check_writable()
 
     def inputs(
         self, tensors: Sequence[EagerTensor], captured: Sequence[EagerTensor]
     ) -> list[EagerTensor]:
-        """What the program takes for these arguments and tensors from outside."""
-        found = [*tensors, *captured]
-        for at, argument in self.rows.items():
+        """Return the program's inputs for these arguments and tensors from outside."""
+        inputs = [*tensors, *captured]
+        for k, argument in self.rows.items():
             row = row_of([tensors[argument]])
             assert row is not None
-            found[len(tensors) + at] = row
-        return found
+            inputs[len(tensors) + k] = row
+        return inputs
 
     def __call__(
         self,
@@ -95,9 +95,9 @@ class Compiled:
             pairs = zip(
                 [tensors[k] for k in self.written], results[first:], strict=True
             )
-            # What is given up is asked for no more, and may be where a result is.
-            left = [p for p in pairs if not any(p[0] is x for x in donated)]
-            _write([target for target, _ in left], [value for _, value in left])
+            # A donated tensor is dead, and its memory may already hold a result.
+            kept = [p for p in pairs if not any(p[0] is x for x in donated)]
+            _write([target for target, _ in kept], [value for _, value in kept])
             del results[first:]
         for k, number in self.constants.items():
             results.insert(k, number)
@@ -110,7 +110,7 @@ _HALF_WRITTEN: Final = "left half-written by a call that was interrupted"
 
 
 def _write(targets: Sequence[EagerTensor], values: Sequence[Value]) -> None:
-    """Write all `values`; what an interrupt leaves half-written becomes invalid."""
+    """Write `values` to `targets`; after an interrupt all targets are invalid."""
     try:
         for target, value in zip(targets, values, strict=True):
             current().write(target, value)
@@ -120,16 +120,15 @@ def _write(targets: Sequence[EagerTensor], values: Sequence[Value]) -> None:
         raise
 
 
-class Known(NamedTuple):
-    """What calls run whose arguments are of some kinds; see `Given.kinds`.
+class FastPath(NamedTuple):
+    """The variant for arguments of some kinds, without a search; see `kinds_of`.
 
-    types     of the tensors: alive, so that no other gets their ids
-    integers  which leaves are Python integers
-    floats    which are floats
+    types     the types of the tensors, kept alive because the key has their ids
+    integers  the positions of leaves that are Python integers
+    floats    the positions of leaves that are Python floats
     captured  the tensors from outside, if they are the same in each call
-    find      finds them, and checks what the function reads from outside; None: there
-              is nothing to check
-    is_sure   whether there are no numbers that could matter
+    find      checks the reads from outside and returns those tensors; None: no reads
+    is_unconditional  whether no number among the arguments needs a check
     """
 
     variant: Variant[Compiled]
@@ -138,25 +137,25 @@ class Known(NamedTuple):
     floats: list[int]
     captured: list[EagerTensor]
     find: Callable[[Sequence[Any]], list[Any] | None] | None
-    is_sure: bool
+    is_unconditional: bool
 
     @staticmethod
-    def of(variant: Variant[Compiled], call: Arguments) -> "Known":
-        """What calls like this one run."""
-        kinds = {k: type(call.given.leaves[k]) for k in call.numbers}
-        return Known(
+    def of(variant: Variant[Compiled], call: Arguments) -> "FastPath":
+        """Return the fast path to a variant for calls like this one."""
+        kinds = {k: type(call.flat.leaves[k]) for k in call.numbers}
+        return FastPath(
             variant,
             [t.type for t in call.tensors],
             [k for k, kind in kinds.items() if kind is int],
             [k for k, kind in kinds.items() if kind is float],
             variant.captured,
             None if variant.outside is None else variant.outside.find,
-            is_sure=not kinds and not variant.asks_values,
+            is_unconditional=not kinds and not variant.asks_values,
         )
 
     def find_captured(self, leaves: Sequence[Any]) -> list[EagerTensor] | None:
-        """The tensors from outside for a call; None: its numbers, or what the function
-        reads from outside, are such that it may not run this."""
+        """Return the tensors from outside for a call; None: its numbers or the values
+        read from outside do not satisfy the guards of the variant."""
         for k in self.integers:
             if leaves[k] not in INT64:
                 return None
@@ -165,7 +164,7 @@ class Known(NamedTuple):
         return self.captured if self.find is None else self.find(leaves)
 
     def tensors(self, leaves: Sequence[Any]) -> list[EagerTensor]:
-        """The operands of a call."""
+        """Return the operands of a call."""
         tensors = list(leaves)
         for k in self.floats:
             tensors[k] = weak_tensor(leaves[k])

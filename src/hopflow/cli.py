@@ -15,10 +15,10 @@ from hopflow.testing.requires import missing
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status.
+    """Run the command, and return its exit status.
 
-    0 is success, 1 a demo or programs in which something did not agree, 2 a wrong use
-    of the command or a library that is missing, 130 that Ctrl-C has ended it.
+    0 means success, 1 that results of a demo or of programs disagree, 2 a wrong use of
+    the command or a missing library, 130 that Ctrl-C ended it.
     """
     parser = _parser()
     options = parser.parse_args(arguments)
@@ -42,7 +42,7 @@ def _fuzz(options: argparse.Namespace) -> int:
     try:
         options.output.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=options.output).close()
-    except OSError as error:  # now, and not when there is something to keep
+    except OSError as error:  # fail now, not when there is a result to save
         print(
             f"hopflow fuzz: nothing can be written to {options.output} "
             f"({error.strerror}). Name another folder by `--output`.",
@@ -87,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FOLDER",
         help="where the picture goes (default: %(default)s)",
     )
-    about = "draw programs, and compare all their meanings"
+    about = "draw programs, and compare all their executions"
     fuzzing = commands.add_parser("fuzz", help=about, description=about)
     fuzzing.add_argument(
         "--minutes",

@@ -15,10 +15,10 @@ _SWITCHES: Final = {"": False, "0": False, "false": False, "1": True, "true": Tr
 
 
 def _flag(name: str) -> bool:
-    """Whether an environment variable switches a setting on.
+    """Return the value of a setting's environment variable; unset is False.
 
     Raises:
-        ArgumentValueError: it has another value than 0, 1, true, false or none at all.
+        ArgumentValueError: it is none of 0, 1, true and false.
     """
     text = os.environ.get(name, "")
     if text.lower() not in _SWITCHES:
@@ -36,7 +36,7 @@ def _cache_dir() -> str:
 
 
 def _threads() -> ctypes.c_int64:
-    """As many as `HOPFLOW_NUM_THREADS` says, or as CPUs that the process may use.
+    """Return `HOPFLOW_NUM_THREADS`, or the number of CPUs the process may use.
 
     Raises:
         ArgumentValueError: the variable is no positive integer.
@@ -66,13 +66,13 @@ def _is_flag(name: str, value: Any) -> None:
 
 
 def _is_count(least: int, most: int | None = None) -> Callable[[str, Any], None]:
-    """A check that the new value of a setting is an int of at least `least`."""
+    """Return a check that a new value is an int from `least` to `most`."""
 
     def check(name: str, value: Any) -> None:
-        wanted = f"an int of at least {least}"
+        expected = f"an int of at least {least}"
         if most is not None:
-            wanted = f"an int from {least} to {most}"
-        text = f"config: `{name}` must be {wanted}, and is {value!r}"
+            expected = f"an int from {least} to {most}"
+        text = f"config: `{name}` must be {expected}, and is {value!r}"
         if type(value) is not int:
             raise ArgumentTypeError(f"{text} (`{type(value).__name__}`).")
         if value < least or (most is not None and value > most):
@@ -88,7 +88,7 @@ def _is_limit(name: str, value: Any) -> None:
 
 
 def _is_cell(name: str, value: Any) -> None:
-    """Check that a setting stays the memory that compiled code reads."""
+    """Check that a setting remains a cell of memory, which compiled code reads."""
     if type(value) is not ctypes.c_int64:
         raise ArgumentTypeError(
             f"config: `{name}` is memory of compiled code, and must not become "
@@ -105,8 +105,8 @@ def _is_text(name: str, value: Any) -> None:
         )
 
 
-def _shows(name: str, value: Any) -> None:
-    """Check which frames tracebacks are to show."""
+def _is_traceback(name: str, value: Any) -> None:
+    """Check that the new value is "user" or "full"."""
     if value not in _TRACEBACKS:
         raise ArgumentValueError(
             f'config: `{name}` must be "user" or "full", and is {value!r}.'
@@ -117,7 +117,7 @@ _TRACEBACKS: Final = ("user", "full")
 
 
 def _traceback() -> str:
-    """What `HOPFLOW_TRACEBACK` says.
+    """Return `HOPFLOW_TRACEBACK`, "user" by default.
 
     Raises:
         ArgumentValueError: it is neither "user" nor "full".
@@ -132,38 +132,40 @@ def _traceback() -> str:
 
 
 def _setting(check: Callable[[str, Any], None], **options: Any) -> Any:
-    """A field whose every new value `check` accepts, or refuses with an error."""
+    """Declare a field whose new values are passed to `check`, which may raise."""
     return field(**options, metadata={"check": check})
 
 
 @dataclass(slots=True)
 class Config:
-    """The process's settings. An assignment checks the type and the range.
+    """The settings of the process. An assignment checks the type and the range.
 
-    verify              run the verifiers of every IR between all passes, and compare
-                        each new kernel's first call with the graph interpreter; that of
-                        what a backend makes too
-    check_bounds        code checks each index of each access to memory; what is out of
-                        range, which is a defect of ours, raises BoundsError
-    guard_pages         what native code reads and writes is copied between memory pages
-                        that are closed: an access beside it ends the process
-    traceback           "user": tracebacks of errors show the user's frames and the path
-                        of operators between them; "full": all frames
-    print_width         columns that printed graphs may take
-    kernel_cache_bytes  memory for native programs that are kept for new traces of equal
-                        graphs; the least recently used one is evicted first
-    cache_dir           folder for compiled code, for this and other processes of the
-                        user (also HOPFLOW_CACHE_DIR); "": code is not kept in files
-    cache_dir_bytes     how much room its files may take; those that were not used for
-                        longest go first
-    recompile_limit     how often a jitted function may be compiled again: once more is
-                        a RecompileLimitError; None is as often as it takes
-    num_threads         threads that share the examples of a `map` or `vmap` whose body
-                        has loops; results do not depend on it
+        >>> hf.config.num_threads = 2
+
+    verify              run the verifier of every IR after each pass, and compare the
+                        first call of each new program, a backend's too, with the graph
+                        interpreter
+    check_bounds        compiled code checks the index of every memory access; one out
+                        of range, which is a defect of hopflow, raises BoundsError
+    guard_pages         compiled code works on copies between protected memory pages: an
+                        access out of bounds ends the process
+    traceback           "user": tracebacks show the user's frames and the operators
+                        between them; "full": all frames
+    print_width         the width of printed graphs, in columns
+    kernel_cache_bytes  the memory for native programs kept for new traces of equal
+                        graphs; the least recently used program is evicted first
+    cache_dir           the folder for compiled code, which all processes of the user
+                        share (also HOPFLOW_CACHE_DIR); "": no code is kept in files
+    cache_dir_bytes     the room that its files may take; the least recently used ones
+                        are removed first
+    recompile_limit     how often a jitted function may be compiled again before a
+                        RecompileLimitError; None: without limit
+    num_threads         the threads that share the batch elements of a `map` or `vmap`
+                        whose body has loops; results do not depend on it
 
     Raises:
-        ArgumentTypeError, ArgumentValueError: a setting gets a value of another type,
-            or one out of range.
+        ArgumentTypeError, ArgumentValueError: the new value has another type, or is out
+            of range.
         AttributeError: there is no such setting.
     """
 
@@ -174,7 +176,7 @@ class Config:
     guard_pages: bool = _setting(
         _is_flag, default_factory=lambda: _flag("HOPFLOW_GUARD_PAGES")
     )
-    traceback: str = _setting(_shows, default_factory=_traceback)
+    traceback: str = _setting(_is_traceback, default_factory=_traceback)
     print_width: int = _setting(_is_count(1), default=100)
     kernel_cache_bytes: int = _setting(_is_count(0), default=1 << 28)
     cache_dir: str = _setting(_is_text, default_factory=_cache_dir)
@@ -196,6 +198,7 @@ class Config:
 
     @property
     def num_threads(self) -> int:
+        """The threads that share the batch elements of a `map` or `vmap`."""
         return self.threads.value
 
     @num_threads.setter

@@ -1,4 +1,4 @@
-"""The devices whose memory tensors can be in."""
+"""The devices whose memory can hold tensors."""
 
 from typing import Final, NamedTuple
 
@@ -6,8 +6,8 @@ from typing import Final, NamedTuple
 class Device(NamedTuple):
     """A device with memory.
 
-    name    what users call it, as in `device="cpu"`
-    dlpack  what DLPack calls it: its kind, and its number
+    name    the name for users, as in `device="cpu"`
+    dlpack  DLPack's type and id of the device
     """
 
     name: str
@@ -16,4 +16,4 @@ class Device(NamedTuple):
 
 CPU: Final = Device("cpu", (1, 0))  # kDLCPU
 DEVICES: Final = (CPU,)
-"""All that there are; the first is that of new tensors."""
+"""All devices; new tensors are on the first."""

@@ -1,8 +1,8 @@
-"""Data types, and the lattice by which they promote.
+"""Data types, and their promotion lattice.
 
-The names and the promotion of equal kinds are the Python array API standard's
-(2024.12). Where it leaves mixing open (integers with floats, float16 with bfloat16,
-uint64 with signed integers) the answer is JAX's type promotion lattice
+The names and the promotion of equal kinds are those of the Python array API standard
+(2024.12). Promotions that it leaves undefined (integers with floats, float16 with
+bfloat16, uint64 with signed integers) follow JAX's type promotion lattice
 (https://docs.jax.dev/en/latest/type_promotion.html).
 """
 
@@ -30,11 +30,10 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False, slots=True)
 class DType:
-    """One element type. There is one object for each, so compare with `==` or `is`.
+    """An element type. There is one object for each, so compare with `==` or `is`.
 
-    It is equal to whatever names it where a dtype is asked for: `hf.float32 ==
-    np.float32`, `== np.dtype("float32")`, `== "float32"`. As with NumPy's dtypes, their
-    hashes differ.
+    It equals everything that names it as a dtype argument: `hf.float32 == np.float32`,
+    `== np.dtype("float32")`, `== "float32"`. As with NumPy's dtypes, the hashes differ.
     """
 
     name: str  # "float32"
@@ -70,7 +69,7 @@ class DType:
 
     @property
     def type(self) -> Any:
-        """NumPy's scalar type of it: `np.float32`."""
+        """NumPy's scalar type, such as `np.float32`."""
         return self.dtype.type
 
     @property
@@ -147,13 +146,13 @@ def as_dtype(value: DTypeLike) -> DType:
             return _BY_PYTHON[value]
         return _BY_NUMPY[np.dtype(value)]
     except (KeyError, TypeError, ValueError):
-        shown = getattr(value, "__name__", None) or str(value)
+        name = getattr(value, "__name__", None) or str(value)
         hint = (
             "Complex types are not supported: keep real and imaginary parts apart."
-            if "complex" in shown
+            if "complex" in name
             else f"The types are {', '.join(d.name for d in ALL)}."
         )
-        raise DTypeError(f"`{shown}` is not a hopflow dtype. {hint}") from None
+        raise DTypeError(f"`{name}` is not a hopflow dtype. {hint}") from None
 
 
 # --- promotion ------------------------------------------------------------------------
@@ -187,10 +186,10 @@ def _above(name: str) -> frozenset[str]:
 
 @cache
 def promote(*operands: tuple[DType, bool]) -> tuple[DType, bool]:
-    """Return the common `(dtype, weak)` of operands given as `(dtype, weak)`.
+    """Return the common `(dtype, weak)` of operands, each a pair `(dtype, weak)`.
 
-    A weak operand (a Python scalar, or what was computed from such alone) gives way to
-    any strong one of its kind or a larger kind.
+    A weak operand (a Python scalar, or a value computed from such scalars only) adopts
+    the dtype of any strong operand of its kind or of a larger kind.
     """
     names = {
         "bool"
@@ -204,8 +203,8 @@ def promote(*operands: tuple[DType, bool]) -> tuple[DType, bool]:
     [least] = [n for n in bounds if bounds <= _above(n)]
     if not least.endswith("*"):
         return _BY_NAME[least], False
-    # Only weak operands, or weak ones beside bool (or u64 beside signed). The widest
-    # weak dtype of that kind wins: a weak value of a chosen dtype keeps it.
+    # All operands are weak, or weak and bool (or u64 and signed). The widest weak dtype
+    # of that kind wins: a weak value with an explicit dtype keeps that.
     weak = [d for d, w in operands if w and d.kind == least[0]]
     if weak:
         return max(weak, key=lambda d: d.bits), True
@@ -224,10 +223,13 @@ _KINDS: Final[dict[str, tuple[DType, ...]]] = {
 
 
 def isdtype(dtype: DTypeLike, kind: Any) -> bool:
-    """Whether `dtype` is of `kind`: a dtype, a kind's name, or a tuple of either.
+    """Whether `dtype` is of `kind`: a dtype, the name of a kind, or a tuple of those.
 
-    The names are the standard's: "bool", "signed integer", "unsigned integer",
-    "integral", "real floating", "complex floating", "numeric".
+    The names are those of the array API standard: "bool", "signed integer", "unsigned
+    integer", "integral", "real floating", "complex floating", "numeric".
+
+        >>> hf.isdtype(hf.int8, ("signed integer", "real floating"))
+        True
 
     Raises:
         DTypeError: `kind` is none of these.
@@ -241,7 +243,14 @@ def isdtype(dtype: DTypeLike, kind: Any) -> bool:
 
 
 def can_cast(from_: DTypeLike, to: DTypeLike) -> bool:
-    """Whether promotion may take `from_` (a dtype, or a tensor's) to `to`."""
+    """Whether promotion can convert `from_`, a dtype or a tensor, to the dtype `to`.
+
+        >>> hf.can_cast(hf.int32, hf.int64), hf.can_cast(hf.float64, hf.float32)
+        (True, False)
+
+    Raises:
+        DTypeError: an argument is no dtype.
+    """
     if not isinstance(from_, DType):
         from_ = getattr(from_, "dtype", from_)
     source, target = as_dtype(from_), as_dtype(to)
@@ -271,7 +280,10 @@ class IInfo:
 
 
 def finfo(dtype: DTypeLike) -> FInfo:
-    """Limits of a floating `dtype` (or of a tensor's).
+    """Return the machine limits of a floating `dtype`, or of that of a tensor.
+
+        >>> hf.finfo(hf.float16).max
+        65504.0
 
     Raises:
         DTypeError: `dtype` is not floating.
@@ -291,7 +303,10 @@ def finfo(dtype: DTypeLike) -> FInfo:
 
 
 def iinfo(dtype: DTypeLike) -> IInfo:
-    """Limits of an integer `dtype` (or of a tensor's).
+    """Return the machine limits of an integer `dtype`, or of that of a tensor.
+
+        >>> hf.iinfo(hf.int8).min
+        -128
 
     Raises:
         DTypeError: `dtype` is not an integer type.

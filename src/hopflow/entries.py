@@ -1,9 +1,9 @@
-"""What stands between users and hopflow: every public function is an entry.
+"""Entries: the public functions, which process errors on their way to the user.
 
-An error that leaves the outermost entry has a traceback of the user's frames alone
-(see `config.traceback`). One that nobody raised on purpose, such as a `KeyError` in
-hopflow's own frames, becomes an `InternalError`. What the user's functions raise passes
-as it is.
+The traceback of an error that leaves the outermost entry shows the user's frames only
+(see `config.traceback`). An error that hopflow did not raise on purpose, such as a
+`KeyError` in its frames, becomes an `InternalError`. Errors of the user's functions
+pass unchanged.
 """
 
 import ast
@@ -33,10 +33,10 @@ _codes: set[CodeType] = set()
 
 
 class _Slots:
-    """What a layer above fills in.
+    """Functions that a higher layer assigns.
 
-    program   writes a script that repeats a call: callee, args, kwargs, the error ->
-              its text
+    program   writes a script that reproduces a call: callee, args, kwargs, error -> its
+              text
     """
 
     program: Callable[[Any, tuple[Any, ...], dict[str, Any], InternalError], str]
@@ -46,7 +46,7 @@ slots: Final = _Slots()
 
 
 class _State(threading.local):
-    """Whether a script is being written: nothing is reported meanwhile."""
+    """Whether this thread is writing a script: its own errors get none."""
 
     is_writing = False
 
@@ -55,14 +55,14 @@ _state: Final = _State()
 
 
 def is_entry(f: _F) -> _F:
-    """Mark a function that calls `surface` itself, being called too often for a
-    wrapper: a `try` costs nothing."""
+    """Mark a function that calls `surface` itself: a wrapper would cost too much time,
+    where a `try` costs none."""
     _codes.add(f.__code__)
     return f
 
 
 def entry(f: _F) -> _F:
-    """`f` as users call it."""
+    """Wrap `f` so that its errors are processed by `surface`."""
 
     @is_entry
     @wraps(f)
@@ -77,7 +77,7 @@ def entry(f: _F) -> _F:
 
 
 def entries(cls: type, *names: str) -> None:
-    """Make entries of methods and properties of a class."""
+    """Replace methods and properties of a class by entries."""
     for name in names:
         value = vars(cls)[name]
         if isinstance(value, property):
@@ -90,7 +90,7 @@ def entries(cls: type, *names: str) -> None:
 def surface(
     error: Exception, callee: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """Make an error that leaves an entry what its user is to see.
+    """Process an error that leaves an entry: shorten its traceback, or report a defect.
 
     Args:
         callee, args, kwargs: The call that failed.
@@ -116,23 +116,23 @@ def surface(
 def _shorten(error: BaseException) -> None:
     """Shorten the traceback of an error, and of those that led to it."""
     seen: set[int] = set()
-    found: BaseException | None = error
-    while found is not None and id(found) not in seen:
-        seen.add(id(found))
-        if isinstance(found, InternalError):  # whose cause is for its report
-            found.__traceback__ = shortened(found.__traceback__)
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        if isinstance(current, InternalError):  # its cause stays whole, for the report
+            current.__traceback__ = shortened(current.__traceback__)
             return
-        stack = found.stack if isinstance(found, HopflowError) else ()
-        found.__traceback__ = shortened(found.__traceback__, stack)
-        if isinstance(found, HopflowError):
-            found.stack = ()  # it is in the traceback now
-        if found.__suppress_context__:
-            found = found.__cause__
+        stack = current.stack if isinstance(current, HopflowError) else ()
+        current.__traceback__ = shortened(current.__traceback__, stack)
+        if isinstance(current, HopflowError):
+            current.stack = ()  # the traceback shows it now
+        if current.__suppress_context__:
+            current = current.__cause__
             continue
-        before = found.__context__
-        if before is not None and not _has_user_frame(before):
-            found.__context__ = None  # which is nothing of the user's
-        found = found.__context__
+        context = current.__context__
+        if context is not None and not _has_user_frame(context):
+            current.__context__ = None  # hopflow's own error is of no use
+        current = current.__context__
 
 
 def _has_user_frame(error: BaseException) -> bool:
@@ -140,49 +140,51 @@ def _has_user_frame(error: BaseException) -> bool:
     return any(not is_own_file(f) and not is_library_file(f) for f in files)
 
 
-# --- whose error it is ----------------------------------------------------------------
+# --- classification: the user's error or a defect -------------------------------------
 
-# What says something of the machine, the installation or the user's settings, whoever
-# meets it. (Ctrl-C and its like are no `Exception`.)
+# Errors of the machine, the installation or the user's settings, wherever they occur.
+# (KeyboardInterrupt is no `Exception`.)
 _OUTSIDE: Final = (MemoryError, OSError, ImportError, Warning)
-_MANY: Final = 20
+_MANY: Final = 20  # calls of a function on one stack
 
 
 def is_internal(error: Exception, here: FrameType) -> bool:
-    """Return True if an error is a defect of hopflow: nobody raised it on purpose.
+    """Return True if an error is a defect of hopflow, not raised on purpose.
 
     Args:
-        here: The frame that it has reached.
+        here: The frame that the error has reached.
     """
     if isinstance(error, (HopflowError, *_OUTSIDE)):
         return False
-    entries_ = list(frames_of(error.__traceback__))
+    frames = list(frames_of(error.__traceback__))
     if isinstance(error, RecursionError):
         above = (frame.f_code for frame in stack_above(here))
-        return not _recurses(chain(above, (e.frame.f_code for e in entries_)))
-    for found in reversed(entries_):
-        code = found.frame.f_code
-        if code in _speaking:
+        return not _recurses(chain(above, (e.frame.f_code for e in frames)))
+    for frame_entry in reversed(frames):
+        code = frame_entry.frame.f_code
+        if code in _user_error_codes:
             return False
         if is_own_file(code.co_filename):
-            return not (_refused_by_entry(error, found) or _calls_user(found))
+            return not (
+                _refused_by_entry(error, frame_entry) or _calls_user(frame_entry)
+            )
         if not is_library_file(code.co_filename):
             return False
     return False
 
 
-_speaking: set[CodeType] = set()
+_user_error_codes: set[CodeType] = set()
 
 
 def speaks_for_user(f: _F) -> _F:
-    """Mark a function whose own errors are the user's: of an `assert` that it runs, or
-    of a call that passes on the arguments which it was given."""
-    _speaking.add(f.__code__)
+    """Mark a function in whose frame errors are the user's: it runs the user's `assert`
+    statements, or calls the user's function with the user's arguments."""
+    _user_error_codes.add(f.__code__)
     return f
 
 
 def _recurses(codes: Iterator[CodeType]) -> bool:
-    """Whether a function of the user's calls itself, by way of hopflow or not."""
+    """Whether a user's function recurses, possibly through hopflow."""
     counts: dict[CodeType, int] = {}
     for code in codes:
         if not is_own_file(code.co_filename):
@@ -190,28 +192,28 @@ def _recurses(codes: Iterator[CodeType]) -> bool:
     return max(counts.values(), default=0) > _MANY
 
 
-def _refused_by_entry(error: Exception, found: Entry) -> bool:
-    """Whether a public function was called with arguments that it does not have."""
+def _refused_by_entry(error: Exception, frame_entry: Entry) -> bool:
+    """Whether a public function was called with arguments it does not take."""
     return (
         isinstance(error, TypeError)
-        and found.frame.f_code in _codes
+        and frame_entry.frame.f_code in _codes
         and _is_refusal(error)
     )
 
 
 def _is_refusal(error: TypeError) -> bool:
-    """Whether Python says that a function does not take the arguments."""
+    """Whether Python's message says that a function does not take the arguments."""
     name, bracket, rest = str(error).partition("() ")
     return bool(bracket and " " not in name) and rest.startswith(
         ("takes", "missing", "got")
     )
 
 
-def _calls_user(found: Entry) -> bool:
-    """Whether a frame has failed in a call of what the user gave: a builtin, or a
-    function that does not take the arguments."""
-    target = _target_of_call(found)
-    called = None if target is None else _value_of(target, found.frame.f_locals)
+def _calls_user(frame_entry: Entry) -> bool:
+    """Whether a frame failed while it called a user's function that has no frame: a
+    builtin, or a function that does not take the arguments."""
+    target = _target_of_call(frame_entry)
+    called = None if target is None else _value_of(target, frame_entry.frame.f_locals)
     if called is None:
         return False
     if isinstance(called, MethodType):
@@ -220,17 +222,17 @@ def _calls_user(found: Entry) -> bool:
         file = called.__code__.co_filename
         return not is_own_file(file) and not is_library_file(file)
     module = getattr(called, "__module__", None) or ""  # a builtin's, a class's
-    return _is_given(target) and not module.startswith("hopflow")
+    return _is_function_name(target) and not module.startswith("hopflow")
 
 
-def _target_of_call(found: Entry) -> ast.expr | None:
-    """What a frame calls, as its source has it; None: it calls nothing, or its source
-    is not known."""
-    positions = list(found.frame.f_code.co_positions())
-    line, last, start, end = positions[max(found.lasti, 0) // 2]
+def _target_of_call(frame_entry: Entry) -> ast.expr | None:
+    """Return the expression that a frame calls; None: it is at no call, or its source
+    is unavailable."""
+    positions = list(frame_entry.frame.f_code.co_positions())
+    line, last, start, end = positions[max(frame_entry.lasti, 0) // 2]
     if line is None or last is None or start is None or end is None:
         return None
-    lines = linecache.getlines(found.frame.f_code.co_filename)[line - 1 : last]
+    lines = linecache.getlines(frame_entry.frame.f_code.co_filename)[line - 1 : last]
     if not lines:
         return None
     encoded = [text.encode() for text in lines]
@@ -244,7 +246,7 @@ def _target_of_call(found: Entry) -> ast.expr | None:
 
 
 def _value_of(target: ast.expr, names: Any) -> Any:
-    """The value of a local name or an attribute of one: `f`, `self.rule.where`."""
+    """Return the value of a local name or of an attribute of one: `self.rule.where`."""
     match target:
         case ast.Name(name):
             return names.get(name)
@@ -253,32 +255,38 @@ def _value_of(target: ast.expr, names: Any) -> Any:
     return None
 
 
-# The names by which what users give is called: builtins have no frames of their own.
-_GIVEN: Final = ("f", "fn", "fun", "function", "_f")
+# The names of parameters that hold users' functions: builtins have no frames.
+_FUNCTION_NAMES: Final = ("f", "fn", "fun", "function", "_f")
 
 
-def _is_given(target: ast.expr | None) -> bool:
+def _is_function_name(target: ast.expr | None) -> bool:
     match target:
         case ast.Name(name) | ast.Attribute(ast.Name("self"), name):
-            return name in _GIVEN
+            return name in _FUNCTION_NAMES
     return False
 
 
-# --- what is said of a defect ---------------------------------------------------------
+# --- the report of a defect -----------------------------------------------------------
 
 
 def _place_of(error: Exception, here: FrameType) -> str:
-    """Where an error was raised that has reached a frame, and the user's line that led
-    there."""
-    found = list(frames_of(error.__traceback__))
-    own = [e for e in found if is_own_file(e.frame.f_code.co_filename)]
+    """Return the text for where an error was raised, and for the user's line that led
+    there.
+
+    Args:
+        here: The frame that the error has reached.
+    """
+    frames = list(frames_of(error.__traceback__))
+    internal = [e for e in frames if is_own_file(e.frame.f_code.co_filename)]
     users = (
-        (e.frame.f_code, e.lineno) for e in reversed(found) if _is_users(e.frame.f_code)
+        (e.frame.f_code, e.lineno)
+        for e in reversed(frames)
+        if _is_users(e.frame.f_code)
     )
     above = ((f.f_code, f.f_lineno) for f in stack_above(here) if _is_users(f.f_code))
     where = ""
-    if own:
-        code, lineno = own[-1].frame.f_code, own[-1].lineno
+    if internal:
+        code, lineno = internal[-1].frame.f_code, internal[-1].lineno
         where = f" at {_short(code.co_filename)}:{lineno}, in `{code.co_name}`"
     line = next(users, None) or next(above, None)
     if line is not None:
@@ -301,9 +309,9 @@ def _short(file: str) -> str:
 
 
 def _name_of(callee: Any, args: tuple[Any, ...]) -> str:
-    made = getattr(callee, "made", None)
-    if made is not None:
-        return f"hf.{made[0]}"
+    transform = getattr(callee, "made", None)
+    if transform is not None:
+        return f"hf.{transform[0]}"
     if type(callee).__module__.startswith("hopflow"):
         return repr(callee)
     name: str = getattr(callee, "__qualname__", None) or type(callee).__name__
@@ -318,7 +326,9 @@ def _write_program(
     _state.is_writing = True
     try:
         error.program = slots.program(callee, args, kwargs, error)
-    except Exception as why:
-        error.program = f"# No program could be written: {type(why).__name__}: {why}"
+    except Exception as failure:
+        error.program = (
+            f"# No program could be written: {type(failure).__name__}: {failure}"
+        )
     finally:
         _state.is_writing = False

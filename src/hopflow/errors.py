@@ -1,7 +1,7 @@
-"""Every error that a user can cause, each with its own class.
+"""The errors that a user can cause, each with a class of its own.
 
-A message says what was expected and what was found, where in the user's code, and what
-to do about it.
+A message says what was expected and what was found, the line of the user's code, and
+how to resolve the error.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,17 +12,20 @@ from typing import Any
 class HopflowError(Exception):
     """The base of all errors that hopflow raises on purpose.
 
-    stack   of an error of a compiled program: the lines of the user's code where what
-            failed was traced, the innermost last
+    stack   for an error of a compiled program: the lines of the user's code where the
+            failed operation was traced, the innermost last
     """
 
     stack: Sequence[Any] = ()
 
 
 class InternalError(HopflowError, RuntimeError):
-    """A defect of hopflow: an error that nobody raised on purpose. It is the cause.
+    """A defect of hopflow: an unexpected error, which is the `__cause__`.
 
-    program   a script that repeats it, as far as it can be written
+    what      the type and the message of the cause
+    where     the text for where it was raised, and for the user's line
+    name      the public function that failed
+    program   a script that reproduces the error, or a description of the call
     """
 
     def __init__(self, error: Exception, where: str, name: str) -> None:
@@ -33,13 +36,13 @@ class InternalError(HopflowError, RuntimeError):
         self.program = ""
 
     def __str__(self) -> str:
-        said = (
+        text = (
             f"`{self.name}` has failed with {self.what}{self.where}\n"
             "This is a defect of hopflow, and not of your program. Please report it"
         )
         if not self.program:
-            return f"{said}."
-        return f"{said}, with what follows.\n\n{self.program}"
+            return f"{text}."
+        return f"{text}, with what follows.\n\n{self.program}"
 
 
 # --- arguments of operations ----------------------------------------------------------
@@ -58,7 +61,7 @@ class ArgumentValueError(HopflowError, ValueError):
 
 
 class PowerError(ArgumentValueError):
-    """An integer to a negative power, which is no integer."""
+    """An integer raised to a negative power, whose result is no integer."""
 
     def __init__(self, where: str, exponent: int) -> None:
         super().__init__(
@@ -68,25 +71,25 @@ class PowerError(ArgumentValueError):
 
 
 class ArgumentRangeError(HopflowError, OverflowError):
-    """A Python integer that the dtype it must take cannot hold."""
+    """A Python integer that is out of the range of the dtype it is converted to."""
 
 
 class RecompileLimitError(HopflowError, RuntimeError):
-    """A jitted function was compiled as often as `hf.config.recompile_limit` allows."""
+    """A jitted function would exceed `hf.config.recompile_limit`."""
 
 
 class RecompileWarning(UserWarning):
-    """A jitted function has been compiled again many times; the message says why."""
+    """A jitted function was compiled many times; the message says why."""
 
 
 class UnknownNameError(HopflowError, AttributeError):
-    """A name that hopflow does not have, as `hf.cumsum`; ours may be another."""
+    """A name that hopflow does not have, as `hf.cumsum`; it may have another name."""
 
-    def __init__(self, name: str, ours: Sequence[str]) -> None:
-        words = " or ".join(f"`hf.{word}`" for word in ours)
+    def __init__(self, name: str, synonyms: Sequence[str]) -> None:
+        options = " or ".join(f"`hf.{word}`" for word in synonyms)
         super().__init__(
             f"hopflow has no `{name}`. "
-            + (f"Use {words}." if ours else "What it has is in `hf.__all__`."),
+            + (f"Use {options}." if synonyms else "What it has is in `hf.__all__`."),
             name=name,
         )
 
@@ -116,7 +119,7 @@ class InvalidTensorError(HopflowError, RuntimeError):
 
 
 class ConversionError(HopflowError, TypeError):
-    """`int()`, `float()`, `bool()` or `item()` of a tensor that has not one element."""
+    """`int()`, `float()`, `bool()` or `item()` of a tensor whose size is not 1."""
 
 
 # --- control-flow operators -----------------------------------------------------------
@@ -124,7 +127,7 @@ class ConversionError(HopflowError, TypeError):
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """One leaf that differs. `path` is how a user would write it."""
+    """A leaf whose type differs; `path` is the expression a user would write for it."""
 
     path: str  # "carry.hidden[0]"
     expected: str  # "f32[b, 8]"
@@ -146,7 +149,7 @@ class OperatorError(HopflowError, TypeError):
 
 
 class RuleReadError(OperatorError):
-    """A rule for nodes reads a tensor that is none of the node's."""
+    """A rule reads a tensor from outside that is no argument of its node."""
 
     def __init__(self, rule: str, type_: object) -> None:
         super().__init__(
@@ -157,20 +160,20 @@ class RuleReadError(OperatorError):
 
 
 class UnsupportedRuleError(OperatorError):
-    """An operator is used in a way for which it says that it has no rule."""
+    """An operator is used in a way for which it declares that it has no rule."""
 
 
 class ConformanceError(HopflowError, AssertionError):
-    """Rules of an operator do not agree with its debug meaning.
+    """Rules of an operator disagree with its reference implementation `debug`.
 
-    failures   by the name of each check what is wrong
+    failures   name of a check -> what is wrong
     """
 
     def __init__(self, op: str, failures: Mapping[str, str]) -> None:
         self.failures = dict(failures)
         rows = "\n".join(
-            f"  {name}: " + why.strip().replace("\n", "\n    ")
-            for name, why in failures.items()
+            f"  {name}: " + text.strip().replace("\n", "\n    ")
+            for name, text in failures.items()
         )
         super().__init__(
             f"{op}: {len(failures)} of its rules do not do what `debug` does.\n{rows}"
@@ -178,7 +181,7 @@ class ConformanceError(HopflowError, AssertionError):
 
 
 class SchemaError(OperatorError):
-    """Arguments are not those that a schema describes."""
+    """Arguments that do not match a schema."""
 
     def __init__(self, op: str, leaves: Sequence[Mismatch]) -> None:
         self.leaves = tuple(leaves)
@@ -190,7 +193,7 @@ class SchemaError(OperatorError):
 
 
 class CarryTypeError(OperatorError):
-    """A loop body returned a carry of another type than the one it was given."""
+    """A loop body returned a carry of another type than it received."""
 
     must = "return its carry with the types it came in with"
     remedy = "Cast or reshape in the body, or start from an `init` of that type."
@@ -198,7 +201,7 @@ class CarryTypeError(OperatorError):
     def __init__(
         self, op: str, fn: str, where: str, leaves: Sequence[Mismatch]
     ) -> None:
-        self.leaves = tuple(leaves)  # for tests and tools: no need to parse the text
+        self.leaves = tuple(leaves)  # so that tools need not parse the text
         super().__init__(
             f"{op}: `{fn}` ({where}) must {self.must}.\n"
             f"{_rows(leaves, 'in', 'out')}\n{self.remedy}"
@@ -206,7 +209,7 @@ class CarryTypeError(OperatorError):
 
 
 class ElementTypeError(CarryTypeError):
-    """A function that combines two elements returned none of their types."""
+    """A function that combines two elements returned an element of another type."""
 
     must = "combine two elements into one of the same types"
     remedy = "Cast or reshape in the function, or give elements of that type."
@@ -227,7 +230,7 @@ class BranchTypeError(OperatorError):
 
 
 class RuleTypeError(OperatorError):
-    """A rule gives other results than what it is a rule of."""
+    """A rule returned results of other types than its operator."""
 
     def __init__(self, op: str, rule: str, of: str, leaves: Sequence[Mismatch]) -> None:
         self.leaves = tuple(leaves)
@@ -247,15 +250,15 @@ class PredicateError(OperatorError):
 
 
 class UnhashableCaptureError(HopflowError, TypeError):
-    """A subgraph closes over what is no tensor and cannot tell its calls apart."""
+    """A subgraph closes over an unhashable value, which cannot key its trace."""
 
 
 class ResultTypeError(OperatorError):
-    """A function given to an operator returned something that is not a tensor."""
+    """A function of an operator returned something that is not a tensor."""
 
 
 class ScoreTypeError(OperatorError):
-    """A function of scores of attention that returned something else than a score."""
+    """An attention score function that returned something else than a score."""
 
 
 class LengthError(HopflowError, ValueError):
@@ -267,7 +270,7 @@ class LoopLimitError(HopflowError, RuntimeError):
 
 
 class MutationError(HopflowError, RuntimeError):
-    """A write that has no meaning where it stands."""
+    """A write to a tensor that is not allowed where it occurs."""
 
 
 # --- tracing --------------------------------------------------------------------------
@@ -278,7 +281,7 @@ class TraceError(HopflowError, TypeError):
 
 
 class EndlessTraceError(TraceError):
-    """A function calls itself while it is traced, on what it has been called with."""
+    """A function recurses without end while it is traced: its arguments repeat."""
 
 
 class ControlFlowError(TraceError):
@@ -286,7 +289,8 @@ class ControlFlowError(TraceError):
 
 
 class ImpurityError(HopflowError, RuntimeError):
-    """A function does what only happens in a trace; see `hf.trace(strict=True)`."""
+    """A function has a side effect that happens only in its trace, not in later calls;
+    see `hf.trace(strict=True)`."""
 
 
 class EscapedValueError(HopflowError, RuntimeError):
@@ -294,11 +298,11 @@ class EscapedValueError(HopflowError, RuntimeError):
 
 
 class CapturedTensorError(HopflowError, ValueError):
-    """A traced function read a global tensor, and captures were not allowed."""
+    """A traced function read a tensor from outside, and captures were not allowed."""
 
 
 class DataDependentError(HopflowError, RuntimeError):
-    """A decision that depends on a size or value unknown until run time."""
+    """A decision that depends on a size or value which is unknown until run time."""
 
     def __init__(
         self,
@@ -311,11 +315,11 @@ class DataDependentError(HopflowError, RuntimeError):
     ) -> None:
         """
         Args:
-            expression: What cannot be decided, or the number that is not known.
+            expression: The condition that cannot be decided, or the unknown number.
             where: The line of the user's code.
-            origins: What made the numbers that `expression` depends on.
-            promises: Conditions for `hf.check` of which each decides it.
-            is_number: Whether its value is asked for, as a Python number.
+            origins: The operations that made the numbers in `expression`.
+            promises: Conditions for `hf.check`, each of which would decide it.
+            is_number: Whether `expression` is a number whose value Python needs.
         """
         self.expression = expression
         at = f" ({where})" if where else ""
@@ -325,13 +329,13 @@ class DataDependentError(HopflowError, RuntimeError):
             else "it depends on a number that is only known at run time."
         )
         checks = " or ".join(f'`hf.check({text}, "...")`' for text in promises)
-        what = (
+        decision = (
             f"take `{expression}` as a Python number"
             if is_number
             else f"decide `{expression}`"
         )
         super().__init__(
-            f"cannot {what}{at} while tracing: {why} Promise the answer "
+            f"cannot {decision}{at} while tracing: {why} Promise the answer "
             f"before with {checks or '`hf.check`'}, or with `hf.check_is_size` that a "
             "number is a size, and its range; or use `hf.cond` to choose at run time, "
             "`hf.fori_loop` to repeat."
@@ -339,11 +343,11 @@ class DataDependentError(HopflowError, RuntimeError):
 
 
 class DimError(HopflowError, ValueError):
-    """A function decides by a size that was declared to be any of a range."""
+    """A function specialises on a size that was declared dynamic."""
 
 
 class GuardError(HopflowError, ValueError):
-    """A call of a captured graph for which its trace is not valid."""
+    """A call of a captured graph that violates a guard of its trace."""
 
 
 class RanksError(HopflowError, RuntimeError):
@@ -354,7 +358,8 @@ class RanksError(HopflowError, RuntimeError):
 
 
 class DerivativeError(HopflowError, TypeError):
-    """A derivative that does not exist: of an integer, or of an operation without."""
+    """A derivative that does not exist: of an integer, or of an operation without a
+    derivative rule."""
 
 
 # --- graphs and programs --------------------------------------------------------------
@@ -365,18 +370,18 @@ class GraphError(HopflowError, ValueError):
 
 
 class KernelProgramError(HopflowError, ValueError):
-    """A kernel program that breaks a rule of its level (found by its verifier, or when
-    it is interpreted)."""
+    """A kernel program that breaks a rule of its level (found by its verifier or its
+    interpreter)."""
 
 
 class PassError(KernelProgramError):
-    """A pass of the compiler changes what a program computes; a defect of hopflow,
+    """A pass of the compiler changes the results of a program; a defect of hopflow,
     found by `hf.config.verify`."""
 
-    def __init__(self, run: str, program: str, wrong: str, texts: str) -> None:
+    def __init__(self, name: str, program: str, mismatch: str, texts: str) -> None:
         super().__init__(
-            f"config.verify: after the pass `{run}`, `{program}` computes something "
-            f"else: {wrong}\n\n{texts}\n\n"
+            f"config.verify: after the pass `{name}`, `{program}` computes something "
+            f"else: {mismatch}\n\n{texts}\n\n"
             "That is a defect of hopflow: please report it with this program."
         )
 
@@ -390,26 +395,26 @@ class ProgramFormatError(HopflowError, ValueError):
 
 
 class CompileError(HopflowError, RuntimeError):
-    """The compiler could not make native code; a defect of hopflow, with details."""
+    """The compiler could not generate native code; a defect of hopflow."""
 
 
 class PicklingError(HopflowError, TypeError):
-    """A jitted function that cannot be pickled: it has no name in a module, and there
-    is no cloudpickle, or it holds what no pickler can write."""
+    """A function that cannot be pickled: it has no name in a module, and cloudpickle is
+    not installed or cannot write it."""
 
 
 class BackendError(HopflowError, RuntimeError):
-    """A backend given to `hf.jit` failed, or gave what is not what it was asked for."""
+    """A backend of `hf.jit` failed, or returned something of the wrong type."""
 
 
 class BoundsError(HopflowError, RuntimeError):
-    """Compiled code would read or write beside a buffer; a defect of hopflow, found
+    """Compiled code would access a buffer out of bounds; a defect of hopflow, found
     before the code runs, or by `hf.config.check_bounds`."""
 
 
 class KernelDisagreementError(HopflowError, RuntimeError):
-    """Compiled code gives another result than the interpreter; a defect of hopflow,
-    found by `hf.config.verify`."""
+    """Compiled code and the graph interpreter disagree; a defect of hopflow, found by
+    `hf.config.verify`."""
 
     def __init__(self, name: str, wrong: str, graph: str) -> None:
         super().__init__(
@@ -427,7 +432,7 @@ class CheckError(HopflowError, RuntimeError):
 
 
 class ShapeCheckError(CheckError, ShapeError):
-    """Sizes that only a run knows do not fit an operation or each other."""
+    """Unbacked sizes do not fit an operation or each other at run time."""
 
 
 class DivisionError(HopflowError, ZeroDivisionError):
@@ -435,4 +440,4 @@ class DivisionError(HopflowError, ZeroDivisionError):
 
 
 class LinalgError(HopflowError, ArithmeticError):
-    """A matrix that a factorisation does not take: singular, or not definite."""
+    """A matrix without the requested factorisation: singular, or not definite."""

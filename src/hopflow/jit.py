@@ -12,7 +12,7 @@ import numpy as np
 from hopflow import pytree
 from hopflow.backends import Backed, Backend, as_backend
 from hopflow.bind import Operand, current, is_watched, recorded
-from hopflow.calls import Compiled, Known
+from hopflow.calls import Compiled, FastPath
 from hopflow.compiler.pipeline import Executable
 from hopflow.entries import entry, is_entry, surface
 from hopflow.errors import ArgumentTypeError, ArgumentValueError, ImpurityError
@@ -56,7 +56,7 @@ from hopflow.trace.recompiles import (
     alias_reasons,
     nearest_reasons,
 )
-from hopflow.trace.signature import Arguments, Given, is_data, kinds_of
+from hopflow.trace.signature import Arguments, FlatArguments, is_data, kinds_of
 from hopflow.trace.source import name_of, user_env
 from hopflow.trace.state import name_captures
 from hopflow.trace.tensor_types import opened
@@ -65,7 +65,7 @@ from hopflow.trace.variants import Family, Match, Place, Variant
 
 
 class _Results(NamedTuple):
-    """What a traced function returned; see `Compiled`."""
+    """The results of a traced function; the fields are those of `Compiled`."""
 
     operands: list[Operand]
     spec: Spec
@@ -74,9 +74,13 @@ class _Results(NamedTuple):
 
 
 class _Traced(NamedTuple):
-    """One trace; for `written` see `Compiled`, for what is outside `Variant`.
+    """One trace of a function.
 
-    undo   gives what the trace has changed of it what it held before
+    captured   the tensors from outside that the graph reads
+    outside    the guard on what the function read from outside; None: it read nothing
+    written    the inputs that the function writes; see `Compiled`
+    changes    what it does to containers among the arguments; see `Compiled`
+    undo       restores the state from outside that the trace has changed
     """
 
     graph: Graph
@@ -90,14 +94,13 @@ class _Traced(NamedTuple):
 
 
 class Jitted(Transformed):
-    """A function that is traced and compiled for the kinds of calls it gets.
+    """A function that is traced and compiled once for each signature it is called with.
 
-    A trace serves all calls of one structure of arguments (with the order of keys), of
-    the same dtypes and ranks, and the same values of what is no number or tensor, that
-    fulfil its guards. Sizes that are seen to change become symbols; numbers are symbols
-    from the first call. What the function reads from outside is recorded with its
-    access path: tensors are found there again and passed on each call, and another
-    value of anything else needs another trace.
+    A trace serves all calls with the same pytree structure (and order of keys), dtypes,
+    ranks and static values that satisfy its guards. Numbers are symbols from the first
+    call, sizes once they change. Reads from outside the function are recorded with
+    their access paths: each call looks tensors up there and passes them as operands; a
+    different value of anything else needs another trace.
     """
 
     def __init__(
@@ -116,7 +119,7 @@ class Jitted(Transformed):
         self._backend = backend
         self._lock = RLock()
         self._families: dict[Any, Family[Compiled]] = {}
-        self._known: dict[tuple[Any, ...], Known] = {}
+        self._fast_paths: dict[tuple[Any, ...], FastPath] = {}
         self._last: Variant[Compiled] | None = None
         self._signatures: dict[Any, Signature] = {}  # of the families
         self._recompiles = Recompiles(f)
@@ -132,73 +135,84 @@ class Jitted(Transformed):
     @is_entry
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            if (found := recorded(self, args, kwargs)) is not None:
-                return found
+            if (result := recorded(self, args, kwargs)) is not None:
+                return result
             if not current().is_eager or is_watched():
                 return self._inline(args, kwargs)
             if debugging():
-                found = self._f(*args, **kwargs)  # whose tensors are new, as otherwise
+                result = self._f(
+                    *args, **kwargs
+                )  # copied: results never alias arguments
                 return pytree.tree_map(
-                    lambda x: x.copy() if isinstance(x, EagerTensor) else x, found
+                    lambda x: x.copy() if isinstance(x, EagerTensor) else x, result
                 )
             if not kwargs:  # the common case
-                known = self._known.get(kinds_of(args))
-                if known is not None:
-                    if known.is_sure:
-                        find = known.find
-                        captured = known.captured if find is None else find(args)
+                path = self._fast_paths.get(kinds_of(args))
+                if path is not None:
+                    if path.is_unconditional:
+                        find = path.find
+                        captured = path.captured if find is None else find(args)
                         if captured is not None:
-                            self._last = known.variant
-                            return known.variant.compiled(list(args), args, captured)
-                    elif (captured := known.find_captured(args)) is not None:
-                        return self._run_known(known, args, captured)
-            given = Given.of(args, kwargs)
-            known = self._known.get(given.kinds)
-            captured = None if known is None else known.find_captured(given.leaves)
-            if known is not None and captured is not None:
-                return self._run_known(known, given.leaves, captured)
-            call = Arguments.of(self._f, self._dynamic, given)
+                            self._last = path.variant
+                            return path.variant.compiled(list(args), args, captured)
+                    elif (captured := path.find_captured(args)) is not None:
+                        return self._run_fast(path, args, captured)
+            flat = FlatArguments.of(args, kwargs)
+            path = self._fast_paths.get(flat.kinds)
+            captured = None if path is None else path.find_captured(flat.leaves)
+            if path is not None and captured is not None:
+                return self._run_fast(path, flat.leaves, captured)
+            call = Arguments.of(self._f, self._dynamic, flat)
             match = self._match(call)
             if match.variant.compiled.written:
-                match = self._told_apart(match, call)
+                match = self._resolve_sharing(match, call)
             variant, captured, _ = match
             compiled = variant.compiled
             if compiled.changes:
                 outside = variant.outside
-                read = [] if outside is None else outside.values(given.leaves)
+                read = [] if outside is None else outside.values(flat.leaves)
                 check_apart(compiled.changes, (args, kwargs), read)
             if self._donate:
-                found = self._run_donating(compiled, call, captured)
-                return _changed(compiled.changes, found, (args, kwargs), given.leaves)
+                result = self._run_donating(compiled, call, captured)
+                return _with_changes(
+                    compiled.changes, result, (args, kwargs), flat.leaves
+                )
             if compiled.changes:
-                found = compiled(call.tensors, given.leaves, captured)
-                return _changed(compiled.changes, found, (args, kwargs), given.leaves)
-            # The guard of what is read from outside is compiled when it is asked first.
-            is_again = variant.outside is None or variant.outside.is_compiled
-            if is_again and call.is_told and not compiled.written and not variant.dims:
-                if len(self._known) >= _MOST_KNOWN:
-                    self._known.clear()
-                self._known[given.kinds] = Known.of(variant, call)
-            return compiled(call.tensors, given.leaves, captured)
+                result = compiled(call.tensors, flat.leaves, captured)
+                return _with_changes(
+                    compiled.changes, result, (args, kwargs), flat.leaves
+                )
+            # The guard on reads from outside is compiled when it is first evaluated.
+            is_repeated = variant.outside is None or variant.outside.is_compiled
+            if (
+                is_repeated
+                and call.is_keyed_by_kinds
+                and not compiled.written
+                and not variant.dims
+            ):
+                if len(self._fast_paths) >= _MOST_FAST_PATHS:
+                    self._fast_paths.clear()
+                self._fast_paths[flat.kinds] = FastPath.of(variant, call)
+            return compiled(call.tensors, flat.leaves, captured)
         except Exception as error:
             surface(error, self, args, kwargs)
             raise
 
-    def _run_known(
-        self, known: Known, leaves: Sequence[Any], captured: list[EagerTensor]
+    def _run_fast(
+        self, path: FastPath, leaves: Sequence[Any], captured: list[EagerTensor]
     ) -> Any:
-        self._last = known.variant
-        return known.variant.compiled(known.tensors(leaves), leaves, captured)
+        self._last = path.variant
+        return path.variant.compiled(path.tensors(leaves), leaves, captured)
 
     def _match(self, call: Arguments) -> Match[Compiled]:
-        """The trace that serves a call, made if there is none."""
-        leaves = call.given.leaves
+        """Return the trace that serves a call; make it if there is none."""
+        leaves = call.flat.leaves
         family = self._families.get(call.key)
         match = None
         if family is not None:
             match = family.find(call.values, leaves, call.marks)
         if match is None:
-            with self._lock:  # what several threads ask for at once is compiled once
+            with self._lock:  # concurrent calls of one signature compile it once
                 family = self._families.setdefault(call.key, Family(call.places))
                 if call.key not in self._signatures:
                     names = call.names(self._f)
@@ -214,16 +228,16 @@ class Jitted(Transformed):
 
     @deep_recursion()
     def _specialize(self, family: Family[Compiled], call: Arguments) -> Match[Compiled]:
-        """A new trace of a family, for this call and such like it.
+        """Add a trace to a family that serves this call, and return it.
 
-        Where several processes agree, it is for what all of them call, and each traces
-        what is missing for any: so all come to have the same programs.
+        With `ranks`, the calls of all processes are gathered, and each process traces
+        all of them that no trace serves, so that all processes have the same programs.
         """
         calls = [call]
         if self._ranks is not None:
 
             def preflight() -> list[TensorType]:
-                """Of what is read from outside; no dimension is dynamic."""
+                """Return the types of the tensors from outside, with static sizes."""
                 traced = self._trace(call, lambda _, axis: axis is None)
                 traced.undo()
                 return [x.type for x in traced.captured]
@@ -240,69 +254,81 @@ class Jitted(Transformed):
 
         if self._last is not None:
             self._recompiles.note(lambda: self._reasons(family, call))
-        found: Match[Compiled] | None = None
-        own: Match[Compiled] | None = None  # of a trace that serves this call alone
+        match: Match[Compiled] | None = None
+        fallback: Match[Compiled] | None = None  # a trace that serves this call alone
         for each in calls:
-            match = family.find(each.values, each.given.leaves, call.marks)
-            if match is None:
-                # It need not be found again: the function may change what it reads.
-                match = self._compile(each, choose)
-                family.add(each.values, match.variant)
-                if own is None and each.values == call.values:
-                    own = match
-                elif match.undo is not None:
-                    match.undo()
-            found = match if each is call else found
-        found = found or family.find(call.values, call.given.leaves, call.marks) or own
-        assert found is not None
-        return found
+            candidate = family.find(each.values, each.flat.leaves, call.marks)
+            if candidate is None:
+                # `find` may miss it later: the function may change what it reads.
+                candidate = self._compile(each, choose)
+                family.add(each.values, candidate.variant)
+                if fallback is None and each.values == call.values:
+                    fallback = candidate
+                elif candidate.undo is not None:
+                    candidate.undo()
+            match = candidate if each is call else match
+        match = (
+            match or family.find(call.values, call.flat.leaves, call.marks) or fallback
+        )
+        assert match is not None
+        return match
 
     def _run_donating(
         self, compiled: Compiled, call: Arguments, captured: list[EagerTensor]
     ) -> Any:
-        leaves = pytree.flatten(call.given.args)[0]
-        given_up = [leaves[i] for i in self._donated(call)]
-        donated = [x for x in given_up if isinstance(x, EagerTensor)]
+        leaves = pytree.flatten(call.flat.args)[0]
+        arguments = [leaves[i] for i in self._donated(call)]
+        donated = [x for x in arguments if isinstance(x, EagerTensor)]
         compiled.check(call.tensors, captured)
         try:
-            return compiled(call.tensors, call.given.leaves, captured, donated)
-        finally:  # an error, too, may come when they have been written over
+            return compiled(call.tensors, call.flat.leaves, captured, donated)
+        finally:  # even after an error, their memory may be overwritten
             for tensor in donated:
                 tensor.storage.invalidate("donated")
                 tensor.array = _GONE
 
-    def _told_apart(self, match: Match[Compiled], call: Arguments) -> Match[Compiled]:
-        """What to call where a tensor that is written may share memory with another.
+    def _resolve_sharing(
+        self, match: Match[Compiled], call: Arguments
+    ) -> Match[Compiled]:
+        """Return the variant for the way in which the tensors of a call share memory.
+
+        Args:
+            match: The variant for tensors that do not alias a written one.
 
         Raises:
-            MutationError: it does, and they cannot be views of one tensor.
+            MutationError: a written tensor aliases another one, and the two cannot be
+                views of one tensor.
         """
-        found = self._sharing_match(match, call)
-        if found is None:
+        sharing_match = self._sharing_match(match, call)
+        if sharing_match is None:
             if match.undo is not None:
                 match.undo()
             with self._lock:
                 self._recompiles.note(lambda: self._alias_reasons(match, call))
-                found = self._compile(call, lambda _, axis: axis is None, exact=True)
-                match.variant.compiled.variants[_sharing(match, call)] = found.variant
-        return found
+                sharing_match = self._compile(
+                    call, lambda _, axis: axis is None, exact=True
+                )
+                match.variant.compiled.variants[_sharing(match, call)] = (
+                    sharing_match.variant
+                )
+        return sharing_match
 
     def _sharing_match(
         self, match: Match[Compiled], call: Arguments
     ) -> Match[Compiled] | None:
-        """What runs a call whose tensors may share memory; None: it has to be compiled.
+        """Return the variant for a call whose tensors may alias; None: compile one.
 
         Args:
-            match: What runs such a call if its tensors share none that is written.
+            match: The variant for tensors that do not alias a written one.
         """
         compiled = match.variant.compiled
         if not overlap([*call.tensors, *match.captured], compiled.written):
             return match
-        apart = compiled.variants.get(_sharing(match, call))
-        if apart is None:
+        variant = compiled.variants.get(_sharing(match, call))
+        if variant is None:
             return None
-        captured = apart.find_captured(call.given.leaves)
-        return None if captured is None else Match(apart, captured)
+        captured = variant.find_captured(call.flat.leaves)
+        return None if captured is None else Match(variant, captured)
 
     def _compile(
         self,
@@ -314,25 +340,25 @@ class Jitted(Transformed):
         """Trace the function for these arguments, and compile its graph.
 
         Args:
-            choose: What each number of the arguments is to be.
-            exact: Whether it matters what memory the tensors share.
+            choose: (leaf, axis; None for a number) -> symbol, constant or `Dim`.
+            exact: Whether the program is for this call's aliasing of tensors alone.
         """
         traced = self._trace(call, choose, exact=exact)
         graph, results, inputs = traced.graph, traced.results, traced.inputs
         log("graph", lambda: format_graph(graph))
         sources = inputs.find_sources()
-        found = [sources[v.node.symbol] for v in graph.symbols if v.node.symbol]
-        given = [*call.tensors, *traced.captured]
-        sizes = [source.find(call.given.leaves) for source in found]
+        size_sources = [sources[v.node.symbol] for v in graph.symbols if v.node.symbol]
+        tensors = [*call.tensors, *traced.captured]
+        sizes = [source.find(call.flat.leaves) for source in size_sources]
         compiled = Compiled(
-            Backed(self._backend, graph, given, sizes)
+            Backed(self._backend, graph, tensors, sizes)
             if self._backend is not None
             else Executable(graph, self._donated_inputs(call)),
             traced.written,
             results.spec,
             results.constants,
             results.numbers,
-            found,
+            size_sources,
             rows_of(traced.captured, call.tensors if exact else ()),
             traced.changes,
         )
@@ -367,17 +393,17 @@ class Jitted(Transformed):
         counts.traces += 1
         env = user_env()
         tracer = Tracer(None, name_of(self._f).strip("<>") or "f", env=env)
-        tracer.asks_types = True
-        inputs = Inputs("jit", tracer, call.given.leaves, call.texts(self._f), choose)
-        given = _given(call, inputs, exact=exact)
+        tracer.dispatches_types = True
+        inputs = Inputs("jit", tracer, call.flat.leaves, call.texts(self._f), choose)
+        arguments = _traced_leaves(call, inputs, exact=exact)
         recorder = self._recorder(call)
 
         changes: list[Replaced] = []
 
         def run(*flat: Any) -> Any:
-            return self._run_watched(call.given.spec, flat, changes)
+            return self._run_watched(call.flat.spec, flat, changes)
 
-        # What a run is to check is no fact for the check itself.
+        # A condition that the run checks must not simplify its own check.
         with env.body():
             with (
                 span("trace", function=name_of(self._f)),
@@ -385,12 +411,12 @@ class Jitted(Transformed):
                 watching(recorder),
             ):
                 results = trace_into(
-                    tracer, lambda *flat: self._results(run(*flat)), given
+                    tracer, lambda *flat: self._results(run(*flat)), arguments
                 )
-            own = [*tracer.operands, *(c.tensor for c in tracer.captures.values())]
-            written = _written(tracer, own)
-            present = [TracedTensor(tracer, tracer.read(own[k])) for k in written]
-            graph = tracer.close([*results.operands, *present])
+            tensors = [*tracer.operands, *(c.tensor for c in tracer.captures.values())]
+            written = _written(tracer, tensors)
+            values = [TracedTensor(tracer, tracer.read(tensors[k])) for k in written]
+            graph = tracer.close([*results.operands, *values])
             name_captures(self._f, tracer)
             if env.facts:
                 settle_sizes(graph, env.simplify)
@@ -399,7 +425,7 @@ class Jitted(Transformed):
         captured = [o for o in origins if isinstance(o, EagerTensor)]
         parts = [c.origin for c in tracer.parts.values()]
         self._check_arguments(call, recorder, changes)
-        outside = recorder.guard(captured, parts, call.given.leaves, inputs.texts)
+        outside = recorder.guard(captured, parts, call.flat.leaves, inputs.texts)
         undo = recorder.effects.undo
         return _Traced(
             graph, inputs, results, captured, outside, written, changes, undo
@@ -408,24 +434,29 @@ class Jitted(Transformed):
     def _run_watched(
         self, spec: Spec, leaves: Sequence[Any], changes: list[Replaced]
     ) -> Any:
-        """What the function returns in a trace; with what it puts into containers of
-        its arguments, if it changes any. These changes are added."""
+        """Run the function on traced leaves, and add its changes of containers among
+        the arguments to `changes`.
+
+        Returns:
+            Its result; if there are changes, the pair of that and of the tensors which
+            it put into containers.
+        """
         args, kwargs = pytree.unflatten(spec, leaves)
         containers = Containers((args, kwargs), leaves)
-        found = self._f(*args, **kwargs)
-        replaced, results = containers.replaced()
+        result = self._f(*args, **kwargs)
+        replaced, contents = containers.replaced()
         changes += replaced
-        return (found, results) if replaced else found
+        return (result, contents) if replaced else result
 
     def _check_arguments(
         self, call: Arguments, recorder: Recorder, changes: Sequence[Replaced]
     ) -> None:
-        """
+        """Check that no changed container is both an argument and read from outside.
+
         Raises:
-            ImpurityError: the function was passed a container that it has read from
-                outside as well, and has changed it.
+            ImpurityError: one is; all changes are undone.
         """
-        tree = call.given.passed
+        tree = call.flat.passed
         read = recorder.read_among(containers_of(tree))
         try:
             check_apart(changes, tree, read)
@@ -436,16 +467,16 @@ class Jitted(Transformed):
             raise
 
     def _recorder(self, call: Arguments) -> Recorder:
-        """A recorder that knows the function and the arguments that are no data."""
+        """Return a recorder whose roots are the function and its static arguments."""
         recorder = Recorder()
         recorder.add_root(self._f, Path(None, "constant", self._f))
-        for k, leaf in enumerate(call.given.leaves):
+        for k, leaf in enumerate(call.flat.leaves):
             if not is_data(leaf):
                 recorder.add_root(leaf, Path(None, "argument", k))
         return recorder
 
     def _results(self, tree: Any) -> _Results:
-        """What the function returned, as outputs of a graph."""
+        """Return the function's result, flattened to outputs of a graph."""
         function = Function("f", self._f, (), self._f)
         operands, spec = flatten_results("jit", function, tree, exact=True)
         leaves = pytree.flatten(opened(tree))[0]
@@ -461,41 +492,42 @@ class Jitted(Transformed):
         return _Results(tensors, spec, constants, numbers)
 
     def _inline(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call within a trace: a node of it, of which only tensors are operands."""
+        """Record a call within a trace as an `invoke_subgraph` node; only tensors are
+        its operands."""
         leaves, spec = pytree.flatten(opened((args, kwargs)))
-        found: list[_Results] = []
+        traced: list[_Results] = []
         changes: list[Replaced] = []
 
         @functools.wraps(self._f)
         def body(*tensors: Any) -> Any:
-            rest = iter(tensors)
-            flat = [next(rest) if is_data(x) else x for x in leaves]
+            values = iter(tensors)
+            flat = [next(values) if is_data(x) else x for x in leaves]
             changes.clear()
-            found.append(self._results(self._run_watched(spec, flat, changes)))
-            return tuple(found[-1].operands)
+            traced.append(self._results(self._run_watched(spec, flat, changes)))
+            return tuple(traced[-1].operands)
 
         results = list(INVOKE_SUBGRAPH(body, tuple(filter(is_data, leaves))))
-        [inner] = found
+        [inner] = traced
         for k, number in inner.constants.items():
             results.insert(k, number)
         for k in inner.numbers:
             results[k] = results[k].item()
         tree = pytree.unflatten(inner.spec, results)
         check_apart(changes, (args, kwargs))
-        return _changed(changes, tree, (args, kwargs), leaves)
+        return _with_changes(changes, tree, (args, kwargs), leaves)
 
     def _donated_inputs(self, call: Arguments) -> list[int]:
-        """Which of the graph's operands a call gives up."""
+        """Return the positions of the graph's operands that a call donates."""
         donated = self._donated(call)
         return [k for k, i in enumerate(call.operands) if i in donated]
 
     def _donated(self, call: Arguments) -> list[int]:
-        """Which leaves of the arguments a call gives up.
+        """Return the positions of the argument leaves that a call donates.
 
         Raises:
             ArgumentValueError: there is no such argument.
         """
-        args = call.given.spec.child(0).children()
+        args = call.flat.spec.child(0).children()
         donated: list[int] = []
         ends = [0, *itertools.accumulate(arg.num_leaves for arg in args)]
         for position in self._donate:
@@ -508,13 +540,13 @@ class Jitted(Transformed):
             donated += range(ends[position], ends[position + 1])
         return donated
 
-    # --- to look at: of the signature that was called last ---
+    # --- inspection of the variant that was called last ---
 
     @property
     def _latest(self) -> Executable:
-        latest = self._present.compiled.executable
-        if isinstance(latest, Executable):
-            return latest
+        executable = self._present.compiled.executable
+        if isinstance(executable, Executable):
+            return executable
         raise ArgumentValueError(f"{self!r} has no native code: a backend runs it.")
 
     @property
@@ -527,24 +559,26 @@ class Jitted(Transformed):
 
     @property
     def guards(self) -> tuple[str, ...]:
-        """What a call must fulfil to run what ran last: conditions, and who asked."""
+        """The guards of the last variant called: each condition, and the line that
+        decided by it."""
         return tuple(self._present.conditions())
 
     @entry
     def explain(self, *args: Any, **kwargs: Any) -> str:
-        """Whether a call with these arguments would be compiled anew, and why.
+        """Say whether a call with these arguments would compile again, and why.
 
-        One line for each trace that might have served it: "recompiled because
-        `x.shape[0] % 8 == 0` at model.py:12 no longer holds".
+        Returns:
+            A line for each trace that does not serve it: "recompiled because
+            `x.shape[0] % 8 == 0` at model.py:12 no longer holds".
         """
-        call = Arguments.of(self._f, self._dynamic, Given.of(args, kwargs))
+        call = Arguments.of(self._f, self._dynamic, FlatArguments.of(args, kwargs))
         family = self._families.get(call.key, Family[Compiled](call.places))
-        if not any(known.all() for known in self._families.values()):
+        if not any(other.all() for other in self._families.values()):
             return (
                 "compiled, as no call had this structure, these dtypes and ranks, and "
                 "these values of what is no number or tensor"
             )
-        match = family.find(call.values, call.given.leaves, call.marks)
+        match = family.find(call.values, call.flat.leaves, call.marks)
         if match is not None and self._sharing_match(match, call) is None:
             return self._alias_reasons(match, call)
         if match is not None:
@@ -554,25 +588,25 @@ class Jitted(Transformed):
         return self._reasons(family, call)
 
     def _reasons(self, family: Family[Compiled], call: Arguments) -> str:
-        """Why no trace serves a call: for each that might, or for the kind of calls
-        that this one is most like."""
+        """Explain why no trace serves a call: a line for each trace of its family; if
+        there is none, one that compares it with the most similar signature."""
         texts, places = call.texts(self._f), family.places
-        given = call.values, call.given.leaves, call.marks
-        reasons = [v.reasons(places, texts, *given) for v in family.all()]
+        arguments = call.values, call.flat.leaves, call.marks
+        reasons = [v.reasons(places, texts, *arguments) for v in family.all()]
         if not reasons:
-            known = [
+            signatures = [
                 self._signatures[key] for key, f in self._families.items() if f.all()
             ]
             signature = Signature.of(call, call.names(self._f))
-            reasons = [nearest_reasons(signature, known)]
+            reasons = [nearest_reasons(signature, signatures)]
         return "\n".join(f"recompiled because {' and '.join(r)}" for r in reasons)
 
     def _alias_reasons(self, match: Match[Compiled], call: Arguments) -> str:
-        """Why what serves a call does not serve tensors that share memory."""
+        """Explain why the variant for disjoint tensors does not serve this call."""
         texts, outside = call.texts(self._f), match.variant.outside
-        apart = match.variant.compiled.variants.get(_sharing(match, call))
-        if apart is not None and apart.outside is not None:
-            reasons = apart.outside.reasons(call.given.leaves, texts)
+        variant = match.variant.compiled.variants.get(_sharing(match, call))
+        if variant is not None and variant.outside is not None:
+            reasons = variant.outside.reasons(call.flat.leaves, texts)
             return f"recompiled because {' and '.join(reasons)}"
         names = [texts[k] for k in call.operands]
         for k in range(len(match.captured)):
@@ -589,16 +623,19 @@ class Jitted(Transformed):
 
     @property
     def graph_text(self) -> str:
+        """The captured graph, as text."""
         return format_graph(self.graph)
 
     @property
     def kernels(self) -> str:
-        """What is computed for each element, as text, before any memory is planned."""
+        """The kernel program, as text: the computation of each element, before memory
+        is planned."""
         return self._latest.kernels
 
     @property
     def memory(self) -> str:
-        """Which values share memory, and what is copied and why, as text."""
+        """The memory plan, as text: which values share memory, and why others are
+        copied."""
         return self._latest.memory
 
     @property
@@ -618,64 +655,69 @@ class Jitted(Transformed):
 
 
 _GONE: Final = np.empty(0)
-"""What a donated tensor holds: its own memory is the result's, or free."""
-_MOST_KNOWN: Final = 1 << 12
+"""The array of a donated tensor: its memory belongs to the results, or is free."""
+_MOST_FAST_PATHS: Final = 1 << 12
 _WORDS: Final = re.compile(r"[^\W_]+")
 _PYTHON_KINDS: Final = {SymInt: int, SymFloat: float, SymBool: bool}
 
 
 def _sharing(match: Match[Compiled], call: Arguments) -> Any:
-    """How the tensors of a call share memory, and its numbers."""
+    """A key for how the tensors of a call share memory, and for its numbers."""
     return sharing([*call.tensors, *match.captured]), call.values
 
 
-def _given(call: Arguments, inputs: Inputs, *, exact: bool) -> list[Any]:
-    """What the function gets for each leaf of its arguments in a trace."""
-    given: list[Any] = []
+def _traced_leaves(call: Arguments, inputs: Inputs, *, exact: bool) -> list[Any]:
+    """Return what the function gets for each leaf of its arguments in a trace."""
+    traced: list[Any] = []
     tensors = iter(call.tensors)
-    for i, leaf in enumerate(call.given.leaves):
+    for i, leaf in enumerate(call.flat.leaves):
         name = _name(inputs.texts[i])
         if not is_data(leaf):
-            given.append(inputs.number(i, name))
-            if isinstance(given[-1], SymFloat):
+            traced.append(inputs.number(i, name))
+            if isinstance(traced[-1], SymFloat):
                 next(tensors)  # a float is an operand too
         elif exact:
-            given.append(inputs.tracer.reference(next(tensors), name))
+            traced.append(inputs.tracer.reference(next(tensors), name))
         else:
-            given.append(inputs.tensor(i, next(tensors).type, name))
-    return given
+            traced.append(inputs.tensor(i, next(tensors).type, name))
+    return traced
 
 
-def _changed(
-    changes: Sequence[Replaced], found: Any, arguments: Any, leaves: Sequence[Any]
+def _with_changes(
+    changes: Sequence[Replaced], outputs: Any, arguments: Any, leaves: Sequence[Any]
 ) -> Any:
-    """What a function returned, after the containers of its arguments have changed."""
+    """Apply changes to the containers among the arguments, and return the result."""
     if not changes:
-        return found
-    result, results = found
-    replace_contents(changes, arguments, leaves, results)
+        return outputs
+    result, contents = outputs
+    replace_contents(changes, arguments, leaves, contents)
     return result
 
 
-def _written(tracer: Tracer, own: Sequence[TracedTensor]) -> list[int]:
-    """Which inputs of a function, operands and captures, it has written."""
-    # What the function itself made of numbers is as new in each call.
+def _written(tracer: Tracer, inputs: Sequence[TracedTensor]) -> list[int]:
+    """Return the positions of the inputs, operands and captures, that were written."""
+    # Tensors that the function makes from numbers are new in each call.
     captures = tracer.captures.values()
-    lasting = tracer.written_captures().values()
-    private = {id(c.tensor) for c in captures if not any(c is w for w in lasting)}
+    written = tracer.written_captures().values()
+    private = {id(c.tensor) for c in captures if not any(c is w for w in written)}
     return [
         k
-        for k, t in enumerate(own)
-        if is_written(t) and id(t) not in private and first_of(own, t) == k
+        for k, t in enumerate(inputs)
+        if is_written(t) and id(t) not in private and first_of(inputs, t) == k
     ]
 
 
 def _name(text: str) -> str:
-    """The name of an input, from how a user writes it."""
+    """Return an identifier for an input, from the expression a user writes for it."""
     return "_".join(_WORDS.findall(text))
 
 
 def _positions(donate: Any) -> tuple[int, ...]:
+    """Return the positions in `donate`.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: they are no positions, or not distinct.
+    """
     if not isinstance(donate, tuple | list):
         raise ArgumentTypeError(
             "jit: `donate` must be a tuple of positions, and is "
@@ -698,34 +740,44 @@ def jit(
     ranks: AllGather | None = None,
     backend: Backend | str | None = None,
 ) -> Any:
-    """`f`, traced and compiled to native code for the kinds of calls it gets.
+    """Compile a function to native code, once for each signature it is called with.
+
+    The function runs as Python once for a signature, on traced tensors; later calls run
+    the compiled program. Results have the shapes and dtypes that `f` gives them.
+
+        >>> @hf.jit
+        ... def norm(x):
+        ...     return hf.sqrt(hf.sum(x * x))
+        >>> float(norm(hf.asarray([3.0, 4.0])))
+        5.0
 
     Args:
         f: A function of pytrees of tensors, numbers and hashable values.
         dynamic: Which sizes and numbers of the arguments are symbols, so that one trace
-            serves them all. None: numbers, and sizes once they are seen to change.
-            True: all from the first call; False: none. Or for each argument (a
-            sequence, or a mapping by name) one of these, an `hf.Dim`, or a mapping or
-            sequence of them by axis; in containers of the argument's structure.
-        donate: Positions of arguments whose tensors are given up by a call: they must
-            not be used after it, even if it fails. A result of the same type that can
-            be an update in place is written into the memory of such a tensor, if no
-            one else sees it (an array, a buffer, a view).
+            serves all their values. None: numbers, and sizes once they change. True:
+            all from the first call; False: none. Or for each argument (a sequence, or a
+            mapping by name) one of these, an `hf.Dim`, or a mapping or sequence of them
+            by axis; in containers of the argument's structure.
+        donate: Positions of arguments whose tensors a call may overwrite: they must not
+            be used after it, even if it fails. A result of the same type that can be
+            computed in place is written into the memory of such a tensor, if nothing
+            else shares that (an array, a buffer, a view).
         ranks: For a function that several processes run together: an all-gather of
             Python objects, from a record to the records of all, in the order of their
             ranks. It is called before a trace, and so by all processes or by none;
             sizes that differ between them are symbols, and all compile one program.
         backend: Makes a function of each graph: called with a module as of `hf.trace`
-            and its inputs, ints for symbols and then tensors, it returns a function of
-            such inputs to the list of the outputs. "interpreter": NumPy runs node after
-            node. None, "native": our compiler.
+            and its inputs, ints for symbols and then tensors, it returns a function
+            from such inputs to the list of outputs. "interpreter": NumPy runs node
+            after node. None, "native": hopflow's compiler.
 
     Raises:
-        ArgumentTypeError: `f`, `ranks` or `backend` cannot be called, or `donate` has
-            what is no int.
-        ArgumentValueError: `donate` has a negative number, or one twice, or `backend`
-            is no such name.
-        BackendError: at a call: the backend fails, or gives something else.
+        ArgumentTypeError: `f`, `ranks` or `backend` is not callable, or `donate` has an
+            element that is no int.
+        ArgumentValueError: `donate` has a negative or a repeated number, or `backend`
+            is an unknown name.
+        BackendError: at a call: the backend fails, or its function returns something
+            else than the outputs.
     """
     positions = _positions(donate)
     if f is None:

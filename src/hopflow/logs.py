@@ -1,4 +1,4 @@
-"""Logs of what hopflow does, and a trace of how long it takes; both on request.
+"""Logs of compilation and a trace of its times; both are off by default.
 
     HOPFLOW_LOGS=graph,sizes,guards,recompiles,passes     texts, on stderr
     HOPFLOW_TRACE=trace.json                              events, for a trace viewer
@@ -24,15 +24,14 @@ from typing import Any, Final, TextIO
 from hopflow.errors import ArgumentValueError
 
 TOPICS: Final = ("graph", "sizes", "guards", "recompiles", "passes")
-"""What can be logged: captured graphs; symbols as they are made; guards as they are
-asked; why a function is compiled again; what each pass of the compiler changes, and how
-long it takes."""
+"""The topics: captured graphs; new symbols; new guards; the reasons of recompiles; the
+change that each pass of the compiler makes, and its time."""
 
 _LOGGERS: Final = {topic: logging.getLogger(f"hopflow.{topic}") for topic in TOPICS}
 
 
 def start_logs(topics: str) -> None:
-    """Write the texts of these topics (names with commas between) to stderr.
+    """Write the texts of these topics, a comma-separated list, to stderr.
 
     Raises:
         ArgumentValueError: there is no such topic.
@@ -52,12 +51,12 @@ def start_logs(topics: str) -> None:
 
 
 def enabled(topic: str) -> bool:
-    """Whether anybody reads a topic."""
+    """Whether a topic is logged."""
     return _LOGGERS[topic].isEnabledFor(logging.INFO)
 
 
 def log(topic: str, text: Callable[[], str]) -> None:
-    """Log a text, made only if somebody reads it; an event of the trace too."""
+    """Log a text and add it to the trace; it is computed only if one of them is on."""
     if enabled(topic):
         _LOGGERS[topic].info("%s", text())
     if _trace.file is not None:
@@ -68,11 +67,11 @@ def log(topic: str, text: Callable[[], str]) -> None:
 def passing(
     name: str, over: str, text: Callable[[], str] = lambda: ""
 ) -> Iterator[None]:
-    """Log what the block, a pass of the compiler, changes, and how long it takes.
+    """Log the change and the time of the block, which is a pass of the compiler.
 
     Args:
-        over: The name of what it passes over.
-        text: The text of that, if it changes: the lines that go and come are logged.
+        over: The name of the program or graph that the pass works on.
+        text: Prints it; the difference before and after the pass is logged.
     """
     if not enabled("passes"):
         with span(name, over=over):
@@ -80,18 +79,18 @@ def passing(
         return
 
     def lines_now() -> list[str]:
-        # The column of a comment depends on all lines.
+        # A comment's column depends on all lines, so that alignment is no change.
         return [re.sub(" +# ", "  # ", line) for line in text().splitlines()]
 
     before, start = lines_now(), time.perf_counter_ns()
     with span(name, over=over):
         yield
-    took = (time.perf_counter_ns() - start) / 1e6
+    milliseconds = (time.perf_counter_ns() - start) / 1e6
     changes = unified_diff(before, lines_now(), lineterm="", n=0)
     lines = [line for line in islice(changes, 2, None) if not line.startswith("@@")]
-    gone = sum(line.startswith("-") for line in lines)
-    change = f", -{gone} +{len(lines) - gone} lines" if lines else ""
-    head = f"{name} of {over}: {took:.2f} ms{change}"
+    removed = sum(line.startswith("-") for line in lines)
+    change = f", -{removed} +{len(lines) - removed} lines" if lines else ""
+    head = f"{name} of {over}: {milliseconds:.2f} ms{change}"
     _LOGGERS["passes"].info("%s", "\n    ".join([head, *lines]))
 
 
@@ -99,8 +98,8 @@ def passing(
 
 
 class _Trace:
-    """The file of events: one a line, so that a program that is killed leaves a trace
-    that can be read. The format wants no closing bracket."""
+    """The file of events, one a line. The format needs no closing bracket, so that the
+    trace of a killed process is valid."""
 
     def __init__(self) -> None:
         self.file: TextIO | None = None
@@ -119,7 +118,7 @@ _trace = _Trace()
 
 
 def start_trace(path: str | os.PathLike[str] | None) -> None:
-    """Write events to a file, anew; None ends it.
+    """Start a trace in a new file; None ends the current trace.
 
     Raises:
         OSError: the file cannot be written.
@@ -134,7 +133,7 @@ def start_trace(path: str | os.PathLike[str] | None) -> None:
 
 @contextmanager
 def span(name: str, **args: Any) -> Iterator[None]:
-    """Note how long the block takes, as an event of the trace."""
+    """Add the time of the block to the trace."""
     if _trace.file is None:
         yield
         return
@@ -142,9 +141,15 @@ def span(name: str, **args: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        took = (time.perf_counter_ns() - start) / 1e3
+        microseconds = (time.perf_counter_ns() - start) / 1e3
         _trace.write(
-            {"name": name, "ph": "X", "ts": start / 1e3, "dur": took, "args": args}
+            {
+                "name": name,
+                "ph": "X",
+                "ts": start / 1e3,
+                "dur": microseconds,
+                "args": args,
+            }
         )
 
 

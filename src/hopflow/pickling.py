@@ -1,8 +1,8 @@
-"""How functions that were transformed are pickled, for other processes.
+"""Pickling of transformed functions, for other processes.
 
-A function that a module has under a name is pickled by that name, as Python's own
-functions are. Any other, one of `__main__` too, is pickled by value: by cloudpickle,
-where the pickler is none that does so itself. Nothing that was compiled is sent.
+A function that its module has under its name is pickled by that name, as Python's own
+functions are. Any other, also one of `__main__`, is pickled by value: by cloudpickle,
+unless the pickler does so itself. Compiled programs are not pickled.
 """
 
 import copy
@@ -18,65 +18,68 @@ from hopflow.errors import PicklingError
 
 
 class Transformed(ABC):
-    """A callable that stands in the place of a function: it is pickled by the name
-    that a module has for it, and else as what it is made of; copied as functions are;
-    and bound as methods are."""
+    """A callable made from a function, such as `hf.jit(f)`.
+
+    It is pickled by its name in a module, or else as the function and the options; it
+    is copied as functions are, and becomes a bound method in a class.
+    """
 
     def __init__(self, f: Callable[..., Any]) -> None:
         functools.update_wrapper(self, f)
 
     @abstractmethod
     def remade(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """What makes such a callable, and its arguments, of which the first is the
-        function."""
+        """Return the constructor of an equal callable and its arguments; the first is
+        the function."""
 
     @abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the function returns, or what was made of it."""
+        """Call the transformed function."""
 
     def set_later(self) -> dict[str, Any]:
-        """The attributes that it was given after it was made: they may lead to it."""
+        """Return the attributes that were set after construction; they may refer back
+        to the callable."""
         return {}
 
-    def __reduce_ex__(self, protocol: Any) -> Any:  # what was compiled is not sent
+    def __reduce_ex__(self, protocol: Any) -> Any:  # without compiled programs
         make, arguments = self.remade()
-        made = make, tuple(map(portable, arguments))
-        return reference(self) or (*made, portable(self.set_later()))
+        construction = make, tuple(map(portable, arguments))
+        return reference(self) or (*construction, portable(self.set_later()))
 
     def __copy__(self) -> Self:
-        return self  # as of Python's own functions
+        return self  # like Python's functions
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         make, (f, *options) = self.remade()
-        copied = copy.deepcopy(f, memo)  # another one if it is a method of an object
-        if copied is f:
+        function = copy.deepcopy(f, memo)  # a method's object is copied
+        if function is f:
             return self
-        memo[id(self)] = made = make(copied, *options)
-        vars(made).update(copy.deepcopy(self.set_later(), memo))
-        return made
+        memo[id(self)] = result = make(function, *options)
+        vars(result).update(copy.deepcopy(self.set_later(), memo))
+        return result
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        # A bound method hands on attributes: `model.step.graph`.
+        # A bound method forwards attributes: `model.step.graph`.
         return self if instance is None else MethodType(self, instance)
 
 
-def reference(thing: Any) -> str | None:
-    """The name by which another process finds it in its module; None: it has none."""
+def reference(function: Any) -> str | None:
+    """Return the name by which its module has a function; None: it has none."""
     module, name = (
-        getattr(thing, "__module__", None),
-        getattr(thing, "__qualname__", None),
+        getattr(function, "__module__", None),
+        getattr(function, "__qualname__", None),
     )
     if name is None or (module == "__main__" and _cloudpickle() is not None):
         return None  # a worker may have another main module
-    found: Any = sys.modules.get(module or "")
+    value: Any = sys.modules.get(module or "")
     for part in name.split("."):
-        found = getattr(found, part, None)
-    return name if found is thing else None
+        value = getattr(value, part, None)
+    return name if value is function else None
 
 
 def portable(thing: Any) -> Any:
-    """What any pickler can write of a function, in its place; of all else itself, of
-    a dict of options with its functions replaced so."""
+    """Return a value that any pickler can write: functions without a name, also in
+    partials and dicts, are replaced by wrappers that are pickled by value."""
     if type(thing) is functools.partial:
         keywords = {key: portable(value) for key, value in thing.keywords.items()}
         args = map(portable, thing.args)
@@ -89,7 +92,7 @@ def portable(thing: Any) -> Any:
 
 
 class _ByValue:
-    """A function that cloudpickle writes; it can be called, as a `partial` demands."""
+    """A function that cloudpickle writes; it is callable, as `partial` requires."""
 
     def __init__(self, function: FunctionType) -> None:
         self._function = function
@@ -98,9 +101,10 @@ class _ByValue:
         return self._function(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """
+        """Pickle the function by cloudpickle.
+
         Raises:
-            PicklingError: there is no cloudpickle, or it cannot write the function.
+            PicklingError: cloudpickle is not installed, or cannot write the function.
         """
         cloudpickle, name = _cloudpickle(), self._function.__qualname__
         if cloudpickle is None:
@@ -110,14 +114,14 @@ class _ByValue:
                 "define the function at the top of a module."
             )
         try:
-            written = cloudpickle.dumps(self._function)
+            data = cloudpickle.dumps(self._function)
         except Exception as error:  # of whatever the function holds
             raise PicklingError(
                 f"`{name}` has no name in a module, and cannot be pickled by value: "
                 f"{error}. Pass what cannot be pickled as an argument, or define the "
                 "function at the top of a module."
             ) from error
-        return cloudpickle.loads, (written,)
+        return cloudpickle.loads, (data,)
 
 
 def _cloudpickle() -> Any:
@@ -128,8 +132,8 @@ def _cloudpickle() -> Any:
 
 
 def _is_by_value() -> bool:
-    """Whether the pickler that asks writes functions by value: cloudpickle, or a copy
-    that a library brings. It keeps together what a function shares with the rest."""
+    """Whether the calling pickler itself writes functions by value: it is cloudpickle,
+    or a library's copy. Then objects that functions share are pickled once."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__") in _OWN:
         frame = frame.f_back  # type: ignore[assignment]

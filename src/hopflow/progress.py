@@ -1,5 +1,4 @@
-"""How far loops are: what `progress=` of `scan`, `while_loop`, `fori_loop` and `map`
-shows."""
+"""The progress of loops: `progress=` of `scan`, `while_loop`, `fori_loop` and `map`."""
 
 import shutil
 import sys
@@ -13,19 +12,20 @@ from hopflow.bind import using
 from hopflow.errors import ArgumentTypeError
 
 Sink: TypeAlias = Callable[[int, int | None], Any]
-"""Called with the number of steps done, and of all, which is None until it is known."""
+"""(steps done, all steps; None while unknown) -> ignored."""
 
 INTERVAL: Final = 0.1
-"""Seconds between two calls for one loop."""
-_BETWEEN_LINES: Final = 10.0  # seconds, where there is no terminal
+"""The least number of seconds between two reports of one loop."""
+_BETWEEN_LINES: Final = 10.0  # seconds, if stderr is no terminal
 
 
 class Progress:
-    """Whom a loop tells how far it is. Graphs that differ only in it share a program.
+    """The receiver of a loop's progress. Graphs that differ only in it share a program.
 
-    name   as the graph's text has it
-    sink   a function of the user's; None: the name labels a bar of the terminal
-    each, first   a step counts for `each`, after `first` that are done before
+    name   its text in a printed graph
+    sink   the user's function; None: a progress bar with the label `name`
+    each   how many steps of the user's loop one step of this loop is
+    first  how many steps of the user's loop come before this loop
     """
 
     __slots__ = ("each", "first", "name", "sink")
@@ -45,55 +45,55 @@ class Progress:
         return ""
 
 
-def as_progress(op: str, given: Any) -> dict[str, Any]:
-    """The parameter `progress` of a loop, if it is to have one.
+def as_progress(op: str, option: Any) -> dict[str, Any]:
+    """Return the parameter `progress` of a loop; an empty dict for None.
 
     Raises:
-        ArgumentTypeError: it is neither a label nor a function.
+        ArgumentTypeError: the argument is neither a label nor a function.
     """
-    if given is None:
+    if option is None:
         return {}
-    if isinstance(given, Progress):  # of a loop that this one stands for
-        return {"progress": given}
-    if isinstance(given, str):
-        return {"progress": Progress(given)}
-    if not callable(given):
+    if isinstance(option, Progress):  # of a loop that was rewritten to this one
+        return {"progress": option}
+    if isinstance(option, str):
+        return {"progress": Progress(option)}
+    if not callable(option):
         raise ArgumentTypeError(
             f"{op}: `progress` must be a label, or a function of the number of steps "
-            f"done and of all, and is `{type(given).__name__}`."
+            f"done and of all, and is `{type(option).__name__}`."
         )
-    name = getattr(given, "__name__", type(given).__name__)
-    return {"progress": Progress(name, given)}
+    name = getattr(option, "__name__", type(option).__name__)
+    return {"progress": Progress(name, option)}
 
 
 def progress_of(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameter `progress` of a loop, for another one; nothing if it has none."""
+    """Return the parameter `progress` of a loop, for another loop."""
     return {key: value for key, value in params.items() if key == "progress"}
 
 
 def in_batches(progress: Progress, each: int, first: int) -> Progress:
-    """Whom a loop tells that takes `each` steps at once, after `first` others."""
+    """Return the receiver for a loop that does `each` steps at once, after `first`."""
     return Progress(progress.name, progress.sink, each, first)
 
 
 def in_reverse(params: dict[str, Any]) -> dict[str, Any]:
-    """The parameters of a loop for one that takes its steps backwards: the bar has a
-    label of its own, and a function is not called."""
+    """Return the parameters of the backward loop of a loop. Its progress bar has the
+    label "... (backward)"; a user's function is not called."""
     params = dict(params)
-    given = params.pop("progress", None)
+    progress = params.pop("progress", None)
     mark = " (backward)"
-    if given is not None and getattr(given, "sink", None) is None:
-        label = str(given).removesuffix(mark) + mark
-        each, first = getattr(given, "each", 1), getattr(given, "first", 0)
+    if progress is not None and getattr(progress, "sink", None) is None:
+        label = str(progress).removesuffix(mark) + mark
+        each, first = getattr(progress, "each", 1), getattr(progress, "first", 0)
         params["progress"] = Progress(label, None, each, first)
     return params
 
 
 def tell(progress: "Progress | str", done: int, total: int | None) -> None:
-    """Say how far a loop is; `total` is `done` once it has ended.
+    """Report the progress of a loop; `total` equals `done` at its end.
 
     Args:
-        progress: As a graph has it: only the label, if it was read from a text.
+        progress: The parameter of the node: only a label if its graph was parsed.
     """
     sink = None
     if isinstance(progress, Progress):
@@ -111,12 +111,12 @@ def tell(progress: "Progress | str", done: int, total: int | None) -> None:
         raise
 
 
-# --- loops that Python runs -----------------------------------------------------------
+# --- loops run by Python --------------------------------------------------------------
 
 
 class Meter:
-    """Tells the progress of a loop that Python runs, as compiled ones do: when it
-    begins and ends, if no such loop is around it, and else now and then."""
+    """Reports the progress of a loop that Python runs, like compiled code: at its start
+    and end if it is the outermost loop, and at most once per `INTERVAL`."""
 
     def __init__(self, progress: "Progress | str | None", total: int | None) -> None:
         self.progress, self.total, self.done = progress, total, 0
@@ -135,12 +135,12 @@ class Meter:
 
     def _tell(self, total: int | None, *, always: bool = False) -> None:
         assert self.progress is not None
-        # A loop in a loop comes with a new object each time.
+        # An inner loop has a new `Progress` in each step of the outer one.
         sink = getattr(self.progress, "sink", None)
         key = str(self.progress) if sink is None else id(sink)
-        now, last = time.monotonic(), _running.told.get(key)
+        now, last = time.monotonic(), _running.reported.get(key)
         if always or last is None or now - last >= INTERVAL:
-            _running.told[key] = now
+            _running.reported[key] = now
             tell(self.progress, self.done, total)
 
     def __exit__(
@@ -159,20 +159,23 @@ class Meter:
 
 
 class _Running(threading.local):
-    """What a thread runs that tells its progress: how many loops and programs in each
-    other, and when each loop that Python runs was told of."""
+    """The running loops and programs of a thread that report their progress.
+
+    depth     how deep they are nested
+    reported  for each loop run by Python, the time of its last report
+    """
 
     def __init__(self) -> None:
         self.depth = 0
-        self.told: dict[str | int, float] = {}
+        self.reported: dict[str | int, float] = {}
 
     def enter(self) -> None:
         self.depth += 1
 
     def leave(self) -> None:
         self.depth -= 1
-        if not self.depth:  # what is left has failed, or was told of too seldom
-            self.told.clear()
+        if not self.depth:  # the bars of failed loops remain until now
+            self.reported.clear()
             _shown.stop()
 
 
@@ -180,7 +183,7 @@ _running: Final = _Running()
 
 
 def shown(program: Callable[..., Any]) -> Callable[..., Any]:
-    """A program that tells its progress: when it ends, so does the line of bars."""
+    """Wrap a program that reports progress: the bars vanish when it ends."""
 
     def call(*args: Any) -> Any:
         _running.enter()
@@ -196,7 +199,7 @@ def shown(program: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Shown(threading.local):
-    """The loops of a thread that are shown, the outermost first, and where."""
+    """The displayed loops of a thread, the outermost first, and their display."""
 
     def __init__(self) -> None:
         self.loops: dict[str, tuple[int, int | None]] = {}
@@ -233,14 +236,15 @@ def _view() -> "_Bars | _Text":
 
 
 class _Bars:
-    """Bars of `rich`, one below the other."""
+    """Progress bars of `rich`, one below the other."""
 
     def __init__(self) -> None:
-        """
+        """Start an empty display.
+
         Raises:
             ImportError: `rich` is not installed.
         """
-        # Optional, and not worth waiting for before there is something to show.
+        # `rich` is optional and slow to import, so it is imported at first use.
         from rich import progress as rich
         from rich.console import Console
 
@@ -252,7 +256,7 @@ class _Bars:
             rich.TimeRemainingColumn(),
         )
         console = Console(file=sys.stderr)
-        # Loops say when there is something new: no thread is to look for it.
+        # Loops refresh the bars themselves, without a thread.
         self.bars = rich.Progress(*columns, console=console, auto_refresh=False)
         self.tasks: dict[str, Any] = {}
         self.bars.start()
@@ -265,7 +269,7 @@ class _Bars:
                 self.tasks[label] = self.bars.add_task(label, total=total)
             task = self.tasks[label]
             if done < self.bars.tasks[self.bars.task_ids.index(task)].completed:
-                self.bars.reset(task)  # the loop began anew
+                self.bars.reset(task)  # the loop has started again
             self.bars.update(task, completed=done, total=total)
         self.bars.refresh()
 
@@ -274,8 +278,8 @@ class _Bars:
 
 
 class _Text:
-    """One line for all: in a terminal it is written over, elsewhere there is one now
-    and then, and none for what is soon done: it may go to a file."""
+    """One line of text for all loops. A terminal's line is overwritten; elsewhere, as
+    in a file, a line is printed every `_BETWEEN_LINES` seconds."""
 
     def __init__(self) -> None:
         self.is_terminal = sys.stderr.isatty()

@@ -1,4 +1,4 @@
-"""Pytrees: a thin face on optree. `None` is structure, not a leaf."""
+"""Pytrees: a thin wrapper of optree. `None` is structure, not a leaf."""
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import fields, is_dataclass
@@ -31,18 +31,18 @@ structure: Callable[[Any], Spec] = optree.tree_structure
 
 
 def unflatten(spec: Spec, leaves: Iterable[Any]) -> Any:
-    """The tree of structure `spec` with these leaves."""
+    """Return the tree of structure `spec` with these leaves."""
     return optree.tree_unflatten(spec, leaves)
 
 
 def is_leaf(spec: Spec) -> bool:
-    """Whether a tree of this structure is one leaf and nothing else."""
+    """Whether a tree of this structure is a single leaf."""
     return spec.is_leaf(strict=True)
 
 
 def parts_of(tree: Any) -> tuple[dict[str, Any], Any] | None:
-    """The parts of a container, by what a user writes behind it (`[0]`, `['w']`), and
-    what it holds besides: its keys, fields that are no parts. None: it is a leaf."""
+    """Return the children of a container by their subscripts (`[0]`, `['w']`), and its
+    other data: keys, static fields. None: `tree` is a leaf."""
     level = structure(tree).one_level()
     if level is None:
         return None
@@ -52,28 +52,28 @@ def parts_of(tree: Any) -> tuple[dict[str, Any], Any] | None:
 
 
 def exact_key(value: Any) -> Hashable:
-    """A key for a value that tells apart what is equal and not the same: 1, 1.0 and
-    True, 0.0 and -0.0; in tuples, frozen sets and frozen dataclasses too.
+    """Return a key that distinguishes equal values of different types or signs: 1, 1.0
+    and True, 0.0 and -0.0; also within tuples, frozen sets and frozen dataclasses.
 
-    It can be hashed if `value` can.
+    It is hashable if `value` is.
     """
     kind = type(value)
     if kind is float:
-        return kind, value.hex()  # which a NaN shares with itself
+        return kind, value.hex()  # equal for equal NaNs, unlike the floats
     if kind is frozenset:
         return kind, frozenset(map(exact_key, value))
     if isinstance(value, tuple):
         return kind, *map(exact_key, value)
     if is_dataclass(value):
         parts = [getattr(value, f.name) for f in fields(value) if f.compare]
-        # Beside the value itself, which may compare by more than its fields.
+        # The value itself is part of the key, as `__eq__` may use more than the fields.
         return kind, value, *(exact_key(part) for part in parts if _is_hashable(part))
     return kind, value
 
 
 class Exact(tuple[Any, ...]):
-    """What a tree holds besides its parts, equal to the same with equal `exact_key`s
-    alone: another program may come of 1, 1.0 and True."""
+    """Static data of a pytree, compared by `exact_key`: 1, 1.0 and True are different,
+    because they may lead to different programs."""
 
     __slots__ = ()
     __hash__ = tuple.__hash__
@@ -98,13 +98,13 @@ def _is_hashable(value: Any) -> bool:
 
 
 def tree_map(f: Callable[..., Any], tree: Any, *rest: Any) -> Any:
-    """The tree of `f(leaf, *leaves_of_rest)`."""
+    """Return the tree of `f(leaf, *leaves_of_rest)`."""
     return optree.tree_map(f, tree, *rest)
 
 
 def broadcast_prefix(prefix: Any, spec: Spec) -> list[Any] | None:
-    """For each leaf of a tree of structure `spec` the leaf of `prefix` that stands for
-    the part it is in; None in `prefix` is a leaf. None: the structures do not fit.
+    """Broadcast a prefix tree: return for each leaf of a tree of structure `spec` the
+    leaf of `prefix` above it; None in `prefix` is a leaf. None: the structures differ.
     """
     if prefix is None or optree.tree_is_leaf(prefix):
         return [prefix] * spec.num_leaves
@@ -115,13 +115,13 @@ def broadcast_prefix(prefix: Any, spec: Spec) -> list[Any] | None:
         parts = level.flatten_up_to(prefix)
     except ValueError:
         return None
-    found: list[Any] = []
+    leaves: list[Any] = []
     for part, child in zip(parts, spec.children(), strict=True):
-        dims = broadcast_prefix(part, child)
-        if dims is None:
+        child_leaves = broadcast_prefix(part, child)
+        if child_leaves is None:
             return None
-        found += dims
-    return found
+        leaves += child_leaves
+    return leaves
 
 
 def register(
@@ -131,12 +131,12 @@ def register(
     *,
     by_name: bool,
 ) -> None:
-    """Make instances of a class trees.
+    """Register a class as a pytree.
 
     Args:
-        flatten: An instance -> its children, the rest of it, a key for each child.
-        unflatten: (rest, children) -> an instance.
-        by_name: Whether a user writes `tree.key`; else `tree['key']`.
+        flatten: An instance -> its children, its static data, a key for each child.
+        unflatten: (static data, children) -> an instance.
+        by_name: Whether a child is written `tree.key`; otherwise `tree['key']`.
     """
     entry = _Attribute if by_name else optree.MappingEntry
     register_node: Any = optree.register_pytree_node
@@ -145,7 +145,7 @@ def register(
 
 
 class _Attribute(optree.GetAttrEntry):
-    """An attribute; of a tree with ties, one further down: `layers.0.weight`."""
+    """An attribute, or a path of attributes and indices: `layers.0.weight`."""
 
     def codify(self, node: str = "") -> str:
         first, *below = self.entry.split(".")
@@ -154,10 +154,10 @@ class _Attribute(optree.GetAttrEntry):
 
 
 class Ties(NamedTuple):
-    """Which leaves of a tree are one: a parameter that two layers share.
+    """The tied leaves of a tree, such as a parameter that two layers share.
 
     spec    the structure of the tree
-    places  for each leaf, which of the distinct ones it is
+    places  for each leaf, its position among the distinct leaves
     """
 
     spec: Spec
@@ -165,67 +165,71 @@ class Ties(NamedTuple):
 
     @staticmethod
     def of(tree: Any, kinds: Any) -> "Ties | None":
-        """The ties of leaves of these types that are one object; None: no two are."""
+        """Return the ties of leaves that are one object of these types; None: no two
+        are."""
         leaves, spec = flatten(tree)
-        known: dict[int, int] = {}
+        positions: dict[int, int] = {}
         keys = [id(x) if isinstance(x, kinds) else -i for i, x in enumerate(leaves)]
-        places = tuple([known.setdefault(key, len(known)) for key in keys])
-        return Ties(spec, places) if len(known) < len(leaves) else None
+        places = tuple([positions.setdefault(key, len(positions)) for key in keys])
+        return Ties(spec, places) if len(positions) < len(leaves) else None
 
     @staticmethod
     def kept(owner: Any, tree: Any, kinds: Any) -> "Ties | None":
-        """The ties of a tree that is `owner`'s, by how it was at first."""
-        kept = vars(owner)
-        if "_ties" not in kept:
-            kept["_ties"] = Ties.of(tree, kinds)
-        found: Ties | None = kept["_ties"]
-        return found
+        """Return the ties that the tree of `owner` had at the first call."""
+        attributes = vars(owner)
+        if "_ties" not in attributes:
+            attributes["_ties"] = Ties.of(tree, kinds)
+        ties: Ties | None = attributes["_ties"]
+        return ties
 
     @property
     def first(self) -> list[int]:
-        """Which leaf each distinct one is first."""
-        known: dict[int, int] = {}
+        """For each distinct leaf, its first position among all leaves."""
+        positions: dict[int, int] = {}
         for i, k in enumerate(self.places):
-            known.setdefault(k, i)
-        return list(known.values())
+            positions.setdefault(k, i)
+        return list(positions.values())
 
     def names(self, names: Sequence[str]) -> tuple[str, ...]:
-        """The path of each distinct leaf, as `layers.0.weight`, in a list of parts of
-        these names."""
+        """Return the path of each distinct leaf, as `layers.0.weight`.
+
+        Args:
+            names: The names of the children of the tree.
+        """
         paths = self.spec.paths()
-        found = [(names[k], *below) for k, *below in (paths[i] for i in self.first)]
-        return tuple([".".join(map(str, path)) for path in found])
+        items = [(names[k], *below) for k, *below in (paths[i] for i in self.first)]
+        return tuple([".".join(map(str, path)) for path in items])
 
     def distinct(self, tree: Any) -> list[Any] | None:
-        """The distinct leaves of a tree, or what stands for them; None: it is not tied
-        like this any more."""
+        """Return the distinct leaves of a tree of this structure; None: its leaves are
+        not tied like this."""
         try:
             parts = self.spec.flatten_up_to(tree)
         except ValueError:
             return None
-        found = [parts[i] for i in self.first]
+        leaves = [parts[i] for i in self.first]
         pairs = zip(parts, self.places, strict=True)
-        return found if all(part is found[k] for part, k in pairs) else None
+        return leaves if all(part is leaves[k] for part, k in pairs) else None
 
     def tree(self, distinct: Iterable[Any]) -> Any:
-        """The tree of these distinct leaves."""
-        found = list(distinct)
-        return unflatten(self.spec, [found[k] for k in self.places])
+        """Return the tree with these distinct leaves."""
+        leaves = list(distinct)
+        return unflatten(self.spec, [leaves[k] for k in self.places])
 
 
 def leaf_paths(spec: Spec, root: str) -> list[str]:
-    """How a user would write each leaf: `carry.hidden[0]`, `carry['w']`."""
+    """Return the expression for each leaf: `carry.hidden[0]`, `carry['w']`."""
     count = spec.num_leaves
     if spec.num_nodes == count == 1:
         return [root]
-    if spec.type is tuple and spec.num_nodes == count + 1:  # at once, without accessors
+    if spec.type is tuple and spec.num_nodes == count + 1:  # fast path for flat tuples
         return [f"{root}[{k}]" for k in range(count)]
     return [root + path for path in _paths(spec)]
 
 
 @lru_cache(256)
 def _paths(spec: Spec) -> list[str]:
-    """How a user would write each leaf after the name of the tree."""
+    """Return the expression for each leaf, without the name of the tree."""
     level = spec.one_level()
     if level is None:
         return [""] * spec.num_leaves

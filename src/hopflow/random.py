@@ -1,8 +1,9 @@
 """Random numbers from explicit keys: the same key always gives the same numbers.
 
-A key is a tensor u32[2]. Use each key once; get new ones with `split`, or with
-`fold_in` from a counter. Bits come from the Threefry-2x32 hash of the position of each
-element, so that they depend neither on the machine nor on what else is computed.
+A key is a tensor u32[2]. Use each key once; get new ones by `split`, or by `fold_in`
+from a counter. Bits are the Threefry-2x32 hash (Salmon et al., "Parallel random
+numbers: as easy as 1, 2, 3", 2011) of the position of each element, so that they depend
+neither on the machine nor on other computations.
 
 Keys, bits, `uniform`, `randint`, `split`, `fold_in` and `permutation` equal those of
 `jax.random` with raw keys (in its partitionable form, the default since 0.5).
@@ -89,10 +90,13 @@ __all__ = [
 
 
 def key(seed: Any) -> Value:
-    """A key made of an integer, u32[2].
+    """Return the key u32[2] for an integer seed.
+
+        >>> hf.random.key(7).tolist()
+        [0, 7]
 
     Args:
-        seed: An int that fits int64, or an integer tensor without axes.
+        seed: An int that fits int64, or an integer tensor of rank 0.
 
     Raises:
         ArgumentTypeError: `seed` is no integer.
@@ -109,7 +113,7 @@ def key(seed: Any) -> Value:
             f"random.key: `seed` must have no axes, and is {value.type}. For several "
             "keys, `split` one, or use `hf.vmap`."
         )
-    # A seed of less than 64 bits fills the lower word only, a negative one too.
+    # A seed of less than 64 bits, even a negative one, fills the lower word only.
     narrow = value.type.dtype.bits < 32
     wide = astype(value, dtypes.int32) if narrow else value
     unsigned = astype(wide, UNSIGNED[wide.type.dtype.bits], copy=False)
@@ -117,11 +121,13 @@ def key(seed: Any) -> Value:
 
 
 def split(key: Any, num: Any = 2) -> Value:
-    """New keys from one, u32[num, 2].
+    """Return new keys from one, u32[num, 2].
+
+        >>> step_key, key = hf.random.split(hf.random.key(0))
 
     Args:
         key: u32[2].
-        num: How many; or a shape s, for keys u32[*s, 2].
+        num: The number of keys; or a shape s, for keys u32[*s, 2].
 
     Raises:
         ArgumentTypeError: `key` is no key, or `num` no shape.
@@ -131,11 +137,11 @@ def split(key: Any, num: Any = 2) -> Value:
 
 
 def fold_in(key: Any, data: Any) -> Value:
-    """A new key from a key and an integer, such as the number of a step.
+    """Return a new key u32[2] from a key and an integer, such as a step number.
 
     Args:
         key: u32[2].
-        data: An int, or an integer tensor without axes; its lower 32 bits count.
+        data: An int, or an integer tensor of rank 0; its lower 32 bits are used.
 
     Raises:
         ArgumentTypeError: `key` is no key, or `data` no integer.
@@ -160,7 +166,7 @@ def fold_in(key: Any, data: Any) -> Value:
 
 
 def bits(key: Any, shape: Any = (), dtype: DTypeLike | None = None) -> Value:
-    """Uniform bits.
+    """Return uniformly distributed unsigned integers.
 
     Args:
         key: u32[2].
@@ -197,7 +203,10 @@ def uniform(
     minval: Any = 0.0,
     maxval: Any = 1.0,
 ) -> Value:
-    """Floats uniform in [minval, maxval).
+    """Return floats distributed uniformly in [minval, maxval).
+
+        >>> hf.random.uniform(hf.random.key(0), (2, 3)).shape
+        (2, 3)
 
     Args:
         key: u32[2].
@@ -223,8 +232,8 @@ def _uniform(
     if _is_number(minval, 0) and _is_number(maxval, 1):
         return drawn
     low, high = (_bound(name, b, dtype, shape) for b in (minval, maxval))
-    # One rounding, as XLA's code for this has it too, but for bfloat16 (and float16 on
-    # processors without arithmetic of it).
+    # XLA rounds once here, by an FMA, except for bfloat16 (and for float16 on
+    # processors without arithmetic for it).
     width = subtract(high, low)
     spread = (
         add(multiply(drawn, width), low)
@@ -244,10 +253,11 @@ def _bound(name: str, value: Any, dtype: DType, shape: Shape) -> Any:
 
 
 def _fitting(name: str, parameter: Any, shape: Shape) -> Any:
-    """A parameter that broadcasts to `shape`: what only a run can tell, it checks.
+    """Return a parameter that broadcasts to `shape`; unbacked sizes are checked at run
+    time.
 
     Raises:
-        ShapeError: it does not.
+        ShapeError: it does not broadcast to `shape`.
     """
     name = f"random.{name}"
     if isinstance(parameter, Value):
@@ -267,13 +277,14 @@ def _fitting(name: str, parameter: Any, shape: Shape) -> Any:
 def randint(
     key: Any, shape: Any, minval: Any, maxval: Any, dtype: DTypeLike | None = None
 ) -> Value:
-    """Integers uniform in [minval, maxval); `minval` where that is empty.
+    """Return integers distributed uniformly in [minval, maxval); `minval` where that
+    interval is empty.
 
     Args:
         key: u32[2].
         shape: The shape of the result.
-        minval, maxval: Integers, or integer tensors that broadcast to `shape`. What
-            `dtype` cannot hold is clipped.
+        minval, maxval: Integers, or integer tensors that broadcast to `shape`. They
+            are clipped to the range of `dtype`.
         dtype: An integer dtype; None: int64.
 
     Raises:
@@ -310,13 +321,13 @@ def randint(
 
 
 def permutation(key: Any, x: Any, axis: int = 0, independent: bool = False) -> Value:
-    """The elements of `x` in random order along `axis`.
+    """Return the elements of `x` in random order along `axis`, T[*s].
 
     Args:
         key: u32[2].
         x: T[*s], or an int n for the numbers below n.
-        axis: Along which axis.
-        independent: Whether each line along `axis` has an order of its own.
+        axis: The axis to permute.
+        independent: Whether each line along `axis` is permuted independently.
 
     Raises:
         ArgumentTypeError: `key` is no key.
@@ -334,14 +345,15 @@ def permutation(key: Any, x: Any, axis: int = 0, independent: bool = False) -> V
 
 
 def _population(name: str, x: Any) -> Value:
-    """`x`, or the numbers below it if it is an int."""
+    """Return `x`, or the numbers below it if it is an int."""
     if isinstance(x, int | SymInt):
         return arange(x)
     return as_value(as_operand(name, 1, x))
 
 
 def _shuffled(word: Value, x: Value, axis: int) -> Value:
-    """`x` sorted by random bits, as often as makes a tie in all rounds improbable."""
+    """Return `x` sorted by random bits, in enough rounds to make a tie in all of them
+    improbable."""
     size = x.type.size
     # The r for which `size ** 3 <= (2**32 - 1) ** r`.
     rounds = next(r for r in count(1) if size <= int((2**32 - 1) ** (r / 3)))
@@ -360,19 +372,22 @@ def choice(
     p: Any = None,
     axis: int = 0,
 ) -> Value:
-    """Elements of `a` along `axis`, drawn at random.
+    """Return elements of `a` along `axis`, drawn at random.
+
+        >>> hf.random.choice(hf.random.key(0), 10, (3,), replace=False).shape
+        (3,)
 
     Args:
         key: u32[2].
         a: T[*s], or an int n for the numbers below n.
-        shape: The shape that takes the place of `axis` in the result.
+        shape: The shape that replaces `axis` in the result.
         replace: Whether an element may be drawn more than once.
-        p: f[n], the probability of each; None: all are equal.
-        axis: Along which axis.
+        p: f[n], the probability of each element; None: all are equal.
+        axis: The axis of the elements.
 
     Raises:
         ArgumentTypeError: `key` is no key, or `shape` no shape.
-        ArgumentValueError: more are to be drawn than there are, without replacement.
+        ArgumentValueError: without replacement, there are fewer elements than draws.
         AxisError: `a` has no such axis.
         ShapeError: `p` has another size than `a` along `axis`.
     """
@@ -419,7 +434,8 @@ def _weighted(key: Any, p: Any, size: Size, count: Size, replace: bool) -> Value
         last = sliced(totals, (size - 1,), (1,), (1,))
         drawn = multiply(last, subtract(1, uniform(key, (count,), dtype)))
         return searchsorted(totals, drawn)
-    # The largest of log-probabilities with Gumbel noise are a draw without replacement.
+    # Gumbel top-k: the largest log-probabilities with Gumbel noise are a sample without
+    # replacement (https://arxiv.org/abs/1903.06059).
     scores = add(gumbel(key, (size,), dtype), log(weights))
     order: Value = sliced(argsort(negative(scores)), (0,), (count,), (1,))
     return order
@@ -436,8 +452,8 @@ def _drawn(
     minval: float | None = None,
     maxval: float = 1.0,
 ) -> Value:
-    """Uniform floats for the distribution `name`; from the smallest positive normal one
-    if no lower bound is given."""
+    """Return uniform floats for the distribution `name`. The default lower bound is the
+    smallest positive normal float."""
     target = _float_dtype(name, dtype)
     word = word_of(name, key)
     low = dtypes.finfo(target).smallest_normal if minval is None else minval
@@ -445,7 +461,15 @@ def _drawn(
 
 
 def normal(key: Any, shape: Any = (), dtype: DTypeLike | None = None) -> Value:
-    """Floats of the standard normal distribution; float32 unless `dtype` is given.
+    """Return floats of the standard normal distribution, by inversion.
+
+        >>> hf.random.normal(hf.random.key(0), (2,), "float64").dtype
+        hopflow.float64
+
+    Args:
+        key: u32[2].
+        shape: The shape of the result.
+        dtype: A floating dtype; None: float32.
 
     Raises:
         ArgumentTypeError: `key` is no key, or `shape` no shape.
@@ -465,12 +489,13 @@ def truncated_normal(
     shape: Any = None,
     dtype: DTypeLike | None = None,
 ) -> Value:
-    """Floats of the standard normal distribution, within (lower, upper).
+    """Return floats of the normal distribution truncated to (lower, upper), by
+    inversion.
 
     Args:
         key: u32[2].
         lower, upper: Numbers, or tensors that broadcast to `shape`.
-        shape: The shape of the result; None: what the bounds broadcast to.
+        shape: The shape of the result; None: the broadcast shape of the bounds.
         dtype: A floating dtype; None: float32.
 
     Raises:
@@ -498,7 +523,12 @@ def truncated_normal(
 
 
 def exponential(key: Any, shape: Any = (), dtype: DTypeLike | None = None) -> Value:
-    """Floats of the exponential distribution of rate 1.
+    """Return floats of the exponential distribution of rate 1, by inversion.
+
+    Args:
+        key: u32[2].
+        shape: The shape of the result.
+        dtype: A floating dtype; None: float32.
 
     Raises:
         ArgumentTypeError: `key` is no key, or `shape` no shape.
@@ -510,7 +540,12 @@ def exponential(key: Any, shape: Any = (), dtype: DTypeLike | None = None) -> Va
 
 
 def gumbel(key: Any, shape: Any = (), dtype: DTypeLike | None = None) -> Value:
-    """Floats of the standard Gumbel distribution.
+    """Return floats of the standard Gumbel distribution, by inversion.
+
+    Args:
+        key: u32[2].
+        shape: The shape of the result.
+        dtype: A floating dtype; None: float32.
 
     Raises:
         ArgumentTypeError: `key` is no key, or `shape` no shape.
@@ -522,7 +557,12 @@ def gumbel(key: Any, shape: Any = (), dtype: DTypeLike | None = None) -> Value:
 
 
 def laplace(key: Any, shape: Any = (), dtype: DTypeLike | None = None) -> Value:
-    """Floats of the Laplace distribution of scale 1.
+    """Return floats of the Laplace distribution of scale 1, by inversion.
+
+    Args:
+        key: u32[2].
+        shape: The shape of the result.
+        dtype: A floating dtype; None: float32.
 
     Raises:
         ArgumentTypeError: `key` is no key, or `shape` no shape.
@@ -535,7 +575,7 @@ def laplace(key: Any, shape: Any = (), dtype: DTypeLike | None = None) -> Value:
 
 
 def bernoulli(key: Any, p: Any = 0.5, shape: Any = None) -> Value:
-    """Bools that are true with probability `p`.
+    """Return bools that are true with probability `p`.
 
     Args:
         key: u32[2].
@@ -544,7 +584,7 @@ def bernoulli(key: Any, p: Any = 0.5, shape: Any = None) -> Value:
 
     Raises:
         ArgumentTypeError: `key` is no key, or `shape` no shape.
-        ArgumentValueError: `p` is a number that is no probability.
+        ArgumentValueError: `p` is a number outside [0, 1].
         DTypeError: `p` is not floating.
         ShapeError: `p` does not broadcast to `shape`.
     """
@@ -565,14 +605,19 @@ def bernoulli(key: Any, p: Any = 0.5, shape: Any = None) -> Value:
 
 
 def categorical(key: Any, logits: Any, axis: int = -1, shape: Any = None) -> Value:
-    """Positions along `axis`, with probabilities proportional to `exp(logits)`.
+    """Return positions i64 along `axis`, with probabilities proportional to
+    `exp(logits)`, by the Gumbel-max trick.
+
+        >>> logits = hf.asarray([-float("inf"), 0.0])
+        >>> int(hf.random.categorical(hf.random.key(0), logits))
+        1
 
     Args:
         key: u32[2].
         logits: f[*s].
         axis: The axis of the categories.
-        shape: The shape of the result, which ends with that of `logits` without
-            `axis`; None: that shape.
+        shape: The shape of the result. It must end with the shape of `logits` without
+            `axis`, which is the default.
 
     Raises:
         ArgumentTypeError: `key` is no key, or `shape` no shape.

@@ -1,8 +1,7 @@
-"""Room for programs that nest deeply.
+"""A higher recursion limit for deeply nested programs.
 
-One operator in the body of another takes some fifteen frames of Python when it is
-traced, so that Python's default limit of 1,000 frames would end programs at a depth
-that their authors have not come near.
+Tracing an operator in the body of another takes about fifteen Python frames, so that
+Python's default limit of 1,000 frames would fail for moderately nested programs.
 """
 
 import sys
@@ -14,19 +13,19 @@ from typing import Any, Final, TypeVar
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 LIMIT: Final = 10_000
-"""The recursion limit while functions are traced or graphs are compiled. The frames
-are mostly Python's, which take no C stack: a function that calls itself without end
-reaches this limit with less than 4 MiB of the stack, of which threads have 8."""
+"""The recursion limit while functions are traced or graphs are compiled. Python frames
+take no C stack: infinite recursion reaches this limit with less than 4 MiB of it, of
+which threads have 8."""
 
 
 class _Thread(threading.local):
-    """How many blocks this thread is in."""
+    """How many `deep_recursion` blocks this thread is in."""
 
     depth = 0
 
 
 class _Process:
-    """How many threads are in a block, and what the recursion limit was before."""
+    """The number of threads in a block, and the recursion limit from before."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -43,7 +42,7 @@ class _Process:
     def leave(self) -> None:
         with self.lock:
             self.threads -= 1
-            # Unless somebody has set another one meanwhile.
+            # Another limit was set by the user meanwhile, and stays.
             if not self.threads and sys.getrecursionlimit() == LIMIT:
                 sys.setrecursionlimit(self.limit)
 
@@ -55,16 +54,16 @@ _process: Final = _Process()
 class deep_recursion:
     """Within the block, Python's recursion limit is at least `LIMIT`.
 
-    The limit is one of all threads: it is set back when no thread is in such a block.
-    An instance is also a decorator, of functions that run within such a block.
+    All threads share the limit: it is reset when no thread is in such a block. An
+    instance also decorates functions that run within such a block.
     """
 
-    # A class, which is entered and left in a third of a generator's time.
+    # A class is entered and left in a third of the time of `contextmanager`.
     __slots__ = ()
 
     def __call__(self, f: _F) -> _F:
-        # That of `contextlib` would be the last frame outside hopflow, and so be taken
-        # for the user's.
+        # `contextlib.ContextDecorator` has a frame outside hopflow, which would be
+        # taken for the user's.
         @wraps(f)
         def call(*args: Any, **kwargs: Any) -> Any:
             with self:

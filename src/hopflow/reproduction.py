@@ -1,11 +1,11 @@
-"""Scripts that repeat the call of a user's which has met a defect of hopflow.
+"""Scripts that reproduce a user's call which met a defect of hopflow.
 
     f = function('''graph ...''')
     hf.jit(hf.grad(f), dynamic=True)(x)
 
-The user's function becomes the graph that it is, so that the script stands alone. It is
-run before it is told: where the graph does not repeat the error, the script has the
-source of the function, as far as there is one.
+The user's function is written as its graph, so that the script is self-contained. The
+script is run before it is reported: if the graph does not reproduce the error, the
+script has the source of the function instead, if it is available.
 """
 
 import ast
@@ -50,18 +50,18 @@ _HIGHER_ORDER: Final[tuple[RegionOperator, ...]] = (
 )
 _OPERATORS: Final = {**OPERATIONS, **{op.name: op for op in _HIGHER_ORDER}}
 _MOST_ELEMENTS: Final = 64
-"""Of a tensor that is written out; of a larger one the shape alone."""
+"""The largest tensor that is written out; of a larger one only the shape is."""
 
 
 def function(
     text: str, results: Any = 0, attributes: dict[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """The function of tensors that a graph is.
+    """Return a graph as a function of tensors.
 
     Args:
-        text: The graph, as `jitted.graph_text` is one.
-        results: The structure of what it returns: a tree of the numbers of outputs.
-        attributes: The tensors that the graph holds, by name.
+        text: The text of the graph, such as `jitted.graph_text`.
+        results: The tree of results, with the positions of outputs as leaves.
+        attributes: The constant tensors of the graph, by name.
     """
     graph = parse(text, _OPERATORS, attributes)
 
@@ -73,8 +73,8 @@ def function(
             match_shapes(var.type.shape, value.type.shape, sizes)
         numbers = [sizes[v.node.symbol] for v in graph.symbols if v.node.symbol]
         symbols = [n if isinstance(n, int) else current().value_of(n) for n in numbers]
-        found = interpret(graph, [*symbols, *operands], bind)
-        return pytree.tree_map(lambda k: as_value(found[k]), results)
+        outputs = interpret(graph, [*symbols, *operands], bind)
+        return pytree.tree_map(lambda k: as_value(outputs[k]), results)
 
     return call
 
@@ -82,7 +82,7 @@ def function(
 def program(
     callee: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: InternalError
 ) -> str:
-    """A script that repeats a call, or says what is known of it."""
+    """Return a script that reproduces a call, or else a description of the call."""
     call = _Call(callee, args, kwargs)
     for script in call.scripts():
         if _repeats(script, error):
@@ -91,20 +91,22 @@ def program(
 
 
 def _repeats(script: str, error: InternalError) -> bool:
-    """Whether a script ends with the same error."""
+    """Whether a script fails with the same error."""
     try:
         exec(compile(script, "<program>", "exec"), {})
-    except InternalError as found:
-        return type(found.__cause__) is type(error.__cause__)
+    except InternalError as raised:
+        return type(raised.__cause__) is type(error.__cause__)
     except Exception:
         return False
     return False
 
 
 class _Inner(NamedTuple):
-    """The user's function within a callee: `hf.jit({})` is what stands around it.
+    """The user's function within a transformed callee.
 
-    args, kwargs   what it is called with
+    function      the function; None: the callee is one of hopflow's
+    around        the transforms as a template, `hf.jit({})`, or the callee itself
+    args, kwargs  the arguments of the function
     """
 
     function: Any
@@ -114,7 +116,7 @@ class _Inner(NamedTuple):
 
 
 class _Call:
-    """One call, whose tensors are the arguments of the script."""
+    """The call that a script reproduces."""
 
     def __init__(
         self, callee: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -123,7 +125,7 @@ class _Call:
         self.inner = _inner(callee, args, kwargs)
 
     def scripts(self) -> Iterator[str]:
-        """What may repeat the error, the best first."""
+        """Yield scripts that may reproduce the error, the best first."""
         ways: list[Callable[[], str | None]] = [
             functools.partial(self.with_graph, "symbolic"),
             functools.partial(self.with_graph, "real"),
@@ -132,16 +134,16 @@ class _Call:
         for write in ways:
             try:
                 script = write()
-            except Exception:  # what has failed may fail here, too
+            except Exception:  # the defect may prevent the script, too
                 continue
             if script is not None:
                 yield script
 
     def with_graph(self, mode: str) -> str | None:
-        """The script with the user's function as a graph, if there is one.
+        """Return the script with the user's function as a graph; None: it has none.
 
         Args:
-            mode: Of the trace: sizes are symbols in mode "symbolic" alone.
+            mode: The mode of `hf.trace`; sizes are symbols only in mode "symbolic".
         """
         inner = self.inner
         if inner is None or any(map(callable, pytree.flatten(self.args)[0])):
@@ -151,25 +153,26 @@ class _Call:
         args = (*inner.args, *inner.kwargs.values())
         names = list(inner.kwargs)
 
-        def positional(*given: Any) -> Any:
-            count = len(given) - len(names)
-            named = dict(zip(names, given[count:], strict=True))
-            return inner.function(*given[:count], **named)
+        def positional(*values: Any) -> Any:
+            count = len(values) - len(names)
+            keywords = dict(zip(names, values[count:], strict=True))
+            return inner.function(*values[:count], **keywords)
 
         module = trace(positional, *args, mode=mode, captures=True)
         return self.script(_definition(module), inner.around.format("f"))
 
     def with_source(self) -> str | None:
-        """The script with the source of the user's function, and what that reads."""
+        """Return the script with the source of the user's function and of all that it
+        reads; None: there is no user's function."""
         inner = self.inner
         if inner is None or inner.function is None:
             return None
-        found: dict[str, str] = {}
-        _define("f", inner.function, found)
-        return self.script([*found.values(), ""], inner.around.format("f"))
+        definitions: dict[str, str] = {}
+        _define("f", inner.function, definitions)
+        return self.script([*definitions.values(), ""], inner.around.format("f"))
 
     def description(self) -> str:
-        """What is known of a call that no script repeats."""
+        """Return comments that describe a call which no script reproduces."""
         names = [_shown(x) for x in self.args]
         names += [f"{k}={_shown(v)}" for k, v in self.kwargs.items()]
         name = getattr(self.callee, "__qualname__", None) or repr(self.callee)
@@ -186,8 +189,9 @@ class _Call:
         return "\n".join(lines)
 
     def script(self, definitions: Sequence[str], callee: str) -> str:
-        found = [_written(x) for x in self.args]
-        found += [f"{k}={_written(v)}" for k, v in self.kwargs.items()]
+        """Return the script that calls `callee` after these definitions."""
+        arguments = [_written(x) for x in self.args]
+        arguments += [f"{k}={_written(v)}" for k, v in self.kwargs.items()]
         return "\n".join(
             [
                 "import numpy as np",
@@ -196,54 +200,55 @@ class _Call:
                 "from hopflow.reproduction import function",
                 "",
                 *definitions,
-                f"{callee}({', '.join(found)})",
+                f"{callee}({', '.join(arguments)})",
                 "",
             ]
         )
 
 
 def _inner(callee: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Inner | None:
-    """The user's function within a callee; None: there is what has no text."""
+    """Return the user's function within a callee; None: it has no text form."""
     if isinstance(callee, Jitted):
         options = {"dynamic": callee._dynamic, "donate": callee._donate or None}
-        return _within("jit", callee._f, options, args, kwargs)
+        return _inner_of_transform("jit", callee._f, options, args, kwargs)
     if isinstance(callee, GraphModule | SymbolicModule | RegionOperator):
         return None
-    made = getattr(callee, "made", None)
-    if made is not None:
-        name, f, options = made
+    transform = getattr(callee, "made", None)
+    if transform is not None:
+        name, f, options = transform
         inner_args = args
         if name == "vmap":
             inner_args = _first_examples(options["in_dims"], args)
             kwargs = pytree.tree_map(lambda x: x[0], kwargs)
-        return _within(name, f, options, inner_args, kwargs)
+        return _inner_of_transform(name, f, options, inner_args, kwargs)
     if isinstance(callee, OpDef):
         return _Inner(None, f"hf.{callee.name}", args, kwargs)
     module = getattr(callee, "__module__", None) or ""
     if module.startswith("hopflow"):  # a function of arrays, or an operator
-        space = module.replace("hopflow", "hf", 1)
-        space = space.replace("hf.ops", "hf").replace("hf.tensor.base", "hf")
-        return _Inner(None, f"{space}.{callee.__qualname__}", args, kwargs)
+        qualifier = module.replace("hopflow", "hf", 1)
+        qualifier = qualifier.replace("hf.ops", "hf").replace("hf.tensor.base", "hf")
+        return _Inner(None, f"{qualifier}.{callee.__qualname__}", args, kwargs)
     return _Inner(callee, "{}", args, kwargs) if callable(callee) else None
 
 
-def _within(
+def _inner_of_transform(
     name: str,
     f: Any,
     options: dict[str, Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> _Inner | None:
+    """Return the user's function within the transform `name` of `f`, or None."""
     inner = _inner(f, args, kwargs)
     if inner is None:
         return None
-    given = {k: v for k, v in options.items() if v not in (None, False)}
-    parts = [inner.around, *(f"{k}={v!r}" for k, v in given.items())]
+    keywords = {k: v for k, v in options.items() if v not in (None, False)}
+    parts = [inner.around, *(f"{k}={v!r}" for k, v in keywords.items())]
     return inner._replace(around=f"hf.{name}({', '.join(parts)})")
 
 
 def _first_examples(in_dims: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments of the first batch element."""
+    """Return the arguments of the first batch element."""
     dims = in_dims if isinstance(in_dims, tuple) else (in_dims,) * len(args)
 
     def first(x: Any, dim: Any) -> Any:
@@ -253,40 +258,41 @@ def _first_examples(in_dims: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _definition(module: GraphModule) -> list[str]:
-    """`f = function(...)`: the graph of a module."""
+    """Return the lines of `f = function(...)` for the graph of a module."""
     count = module.out_spec.num_leaves
     results = pytree.unflatten(module.out_spec, range(count))
-    held = ", ".join(
+    attributes = ", ".join(
         f"{name!r}: {_written(value)}"
         for name, value in module.graph.attributes.items()
     )
-    more = f", attributes={{{held}}}" if held else ""
+    keyword = f", attributes={{{attributes}}}" if attributes else ""
     text = format_graph(module.graph, width=88).strip()
-    return [f"f = function(r'''\n{text}\n''', results={results!r}{more})", ""]
+    return [f"f = function(r'''\n{text}\n''', results={results!r}{keyword})", ""]
 
 
-def _define(name: str, value: Any, found: dict[str, str]) -> None:
-    """Add to `found` the definition of a name, after those of all that it reads."""
-    if name in found or name == "hf":
+def _define(name: str, value: Any, definitions: dict[str, str]) -> None:
+    """Add the definition of a name to `definitions`, after those of all it reads."""
+    if name in definitions or name == "hf":
         return
-    found[name] = ""  # a function may read itself
+    definitions[name] = ""  # the function may be recursive
     if isinstance(value, ModuleType):
-        found[name] = f"import {value.__name__} as {name}"
+        definitions[name] = f"import {value.__name__} as {name}"
     elif not isinstance(value, FunctionType):
-        found[name] = f"{name} = {_written(value)}"
+        definitions[name] = f"{name} = {_written(value)}"
     else:
-        read = inspect.getclosurevars(value)
-        for other, used in {**read.globals, **read.nonlocals}.items():
-            _define(other, used, found)
-        del found[name]
-        found[name] = _source(name, value)
+        names = inspect.getclosurevars(value)
+        for other, part in {**names.globals, **names.nonlocals}.items():
+            _define(other, part, definitions)
+        del definitions[name]
+        definitions[name] = _source(name, value)
 
 
 def _source(name: str, f: FunctionType) -> str:
-    """A function's source as a definition of a name.
+    """Return a function's source as a definition of a name.
 
     Raises:
-        OSError, SyntaxError, LookupError: it has none by itself.
+        OSError, SyntaxError, LookupError: the source is unavailable, or is no
+            definition by itself.
     """
     lines, first = inspect.getsourcelines(f)
     tree = ast.parse(textwrap.dedent("".join(lines)))
@@ -294,9 +300,11 @@ def _source(name: str, f: FunctionType) -> str:
     for node in ast.walk(tree):
         if not isinstance(node, ast.FunctionDef | ast.Lambda):
             continue
-        own = tuple(a.arg for a in (*node.args.posonlyargs, *node.args.args))
+        parameters = tuple(a.arg for a in (*node.args.posonlyargs, *node.args.args))
         is_here = first + node.lineno - 1 == f.__code__.co_firstlineno
-        if own != arguments or not (is_here or isinstance(node, ast.FunctionDef)):
+        if parameters != arguments or not (
+            is_here or isinstance(node, ast.FunctionDef)
+        ):
             continue
         if isinstance(node, ast.Lambda):
             return f"{name} = {ast.unparse(node)}"
@@ -309,16 +317,16 @@ def _source(name: str, f: FunctionType) -> str:
 
 
 def _written(value: Any) -> str:
-    """A tree of tensors, numbers and words as Python."""
+    """Return a tree of tensors, numbers and strings as Python code."""
     if isinstance(value, EagerTensor | np.ndarray | np.generic):
         array = np.asarray(value)
         dtype = value.dtype.name
         if array.size > _MOST_ELEMENTS:
             return f"hf.ones({array.shape}, dtype=hf.{dtype})"
-        made = f"np.array({array.astype(object).tolist()!r})"
-        made = made.replace("nan", "np.nan").replace("inf", "np.inf")
-        whole = f"hf.asarray({made}, dtype={dtype!r})"
-        return whole if array.size else f"hf.zeros({array.shape}, dtype={dtype!r})"
+        elements = f"np.array({array.astype(object).tolist()!r})"
+        elements = elements.replace("nan", "np.nan").replace("inf", "np.inf")
+        code = f"hf.asarray({elements}, dtype={dtype!r})"
+        return code if array.size else f"hf.zeros({array.shape}, dtype={dtype!r})"
     if isinstance(value, dict):
         return f"{{{', '.join(f'{k!r}: {_written(v)}' for k, v in value.items())}}}"
     if type(value) is list:

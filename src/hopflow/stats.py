@@ -1,20 +1,20 @@
-"""Counts of what was traced, compiled and found in caches; `hf.stats()` copies them."""
+"""Counts of traces, compilations and cache hits; `hf.stats()` copies them."""
 
 from dataclasses import dataclass, replace
 
 
 @dataclass(slots=True)
 class Stats:
-    """What this process has done so far.
+    """Counts of this process.
 
-    traces       functions that `hf.jit` traced: once for each signature
-    body_traces  functions given to operators that were traced, in a trace or by an
-                 eager call: a loop's body a second time if its carry changes its dtype
-    compiles     native programs made
-    functions    functions of those programs: bodies that are called from many places
-    cache_hits   programs that were found ready, for a new trace of an equal graph
+    traces       traces by `hf.jit`: one for each signature
+    body_traces  traces of functions given to operators, in a trace or an eager call; a
+                 loop's body is traced again if its carry is promoted to another dtype
+    compiles     compiled native programs
+    functions    functions in those programs, for bodies with several callers
+    cache_hits   programs found in the cache, for a new trace of an equal graph
     file_hits    programs whose code was found in a file (`config.cache_dir`)
-    evictions    programs that the cache let go (`config.kernel_cache_bytes`)
+    evictions    programs evicted from the cache (`config.kernel_cache_bytes`)
     """
 
     traces: int = 0
@@ -30,5 +30,11 @@ counts = Stats()
 
 
 def stats() -> Stats:
-    """A copy of the counts; subtract two to see what happened between."""
+    """Return a copy of the counts.
+
+    >>> before = hf.stats()
+    >>> total = hf.jit(hf.sum)(hf.ones(3))
+    >>> hf.stats().traces - before.traces
+    1
+    """
     return replace(counts)

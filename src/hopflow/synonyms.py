@@ -1,4 +1,4 @@
-"""What other libraries call our functions, for who looks for them by those names."""
+"""Other libraries' names of hopflow's functions, for errors on unknown names."""
 
 from collections.abc import Iterable
 
@@ -92,20 +92,26 @@ _OTHERS = """
     remat: checkpoint
     detach no_grad: stop_gradient
 """
-"""A line: names elsewhere, and where it is here; in `linalg.` under the same name."""
+"""Each line has names in other libraries, and hopflow's names for the same; `linalg.`
+stands for the same name in that module."""
 
 
 def unknown(name: str, public: Iterable[str]) -> UnknownNameError:
-    """The error for a name that `hopflow` does not have."""
-    return UnknownNameError(name, _ours(name) or _close(name, public))
+    """Return the error for a name that `hopflow` does not have.
+
+    Args:
+        public: All public names.
+    """
+    return UnknownNameError(name, _synonyms(name) or _close(name, public))
 
 
-def _ours(name: str) -> list[str]:
+def _synonyms(name: str) -> list[str]:
+    """Return hopflow's names for what other libraries call `name`."""
     for line in _OTHERS.splitlines():
-        theirs, _, ours = line.partition(":")
-        if name in theirs.split():
+        foreign, _, names = line.partition(":")
+        if name in foreign.split():
             return [
-                f"{word}{name}" if word[-1] == "." else word for word in ours.split()
+                f"{word}{name}" if word[-1] == "." else word for word in names.split()
             ]
     return []
 
@@ -121,28 +127,28 @@ _NOT_HERE = frozenset(
     distributed save load
     """.split()
 )
-"""What other libraries have, and hopflow does not: no slip, however close to a name."""
+"""Names in other libraries that hopflow lacks: they are no typos of a similar name."""
 
 
 def _close(name: str, public: Iterable[str]) -> list[str]:
-    """The names that differ by one slip of the fingers."""
-    # Asked by a tool and not by a user, or the name of something else.
+    """Return the public names that differ from `name` by one typo."""
+    # Private names are looked up by tools; NumPy's names are no typos.
     if name.startswith("_") or name in _NOT_HERE or hasattr(numpy, name):
         return []
-    return [ours for ours in public if _is_slip(name.lower(), ours.lower())][:2]
+    return [other for other in public if _is_typo(name.lower(), other.lower())][:2]
 
 
 _LONG = 6
-"""In a shorter name another letter makes another word."""
+"""The least length of names of which one letter may be replaced."""
 
 
-def _is_slip(name: str, ours: str) -> bool:
-    """Whether two names differ by a letter that is missing, or too many; by two that
-    have changed places; or, if they are long, by one that is another."""
+def _is_typo(name: str, other: str) -> bool:
+    """Whether two names differ by an inserted or deleted letter, by two swapped letters
+    that are adjacent, or, if they are long, by one replaced letter."""
     start = 0
-    while start < min(len(name), len(ours)) and name[start] == ours[start]:
+    while start < min(len(name), len(other)) and name[start] == other[start]:
         start += 1
-    left, right = name[start:], ours[start:]
+    left, right = name[start:], other[start:]
     if len(left) == len(right):
         is_swapped = left[:2] == right[:2][::-1] and left[2:] == right[2:]
         return is_swapped or (len(name) >= _LONG and left[1:] == right[1:])

@@ -1,7 +1,7 @@
-"""Whose code a frame runs, and tracebacks that show the user's code alone.
+"""Classification of frames, and tracebacks that show the user's code only.
 
-A shortened traceback has the user's frames. Where frames of an operator stood between
-them it has one entry that names the operator and its function (`while_loop/body`), so
+A shortened traceback has the user's frames. The frames of an operator between them are
+replaced by one entry that names the operator and its function (`while_loop/body`), so
 that the path through the operators can be read from top to bottom.
 """
 
@@ -14,19 +14,19 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 _PACKAGE: Final = Path(__file__).resolve().parent
 _ROOT: Final = _PACKAGE.parent.parent
 _OWN: Final = (str(_PACKAGE), str(_ROOT / "hops"), str(_ROOT / "autograd"))
-# Programs that come with the package are users of it.
+# These subpackages are programs that use hopflow, so that their code is a user's.
 _USERS: Final = (str(_PACKAGE / "demo"), str(_PACKAGE / "testing"))
 _STANDARD: Final = sysconfig.get_path("stdlib")
 _DEPENDENCIES: Final = ("numpy", "scipy", "optree", "llvmlite", "ml_dtypes", "sympy")
 
 OPERATOR_FILE: Final = "<hopflow>"
-"""The file of the entries that name an operator."""
+"""The file name of traceback entries that stand for an operator."""
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class _OwnFiles(dict[str, bool]):
-    """By its name, whether a file is hopflow's."""
+    """Memo table: name of a file -> whether it is hopflow's."""
 
     def __missing__(self, file: str) -> bool:
         path = str(Path(file).resolve())
@@ -36,16 +36,16 @@ class _OwnFiles(dict[str, bool]):
 
 
 OWN_FILES: Final = _OwnFiles()
-"""Asked with the name of a file: True if its code is hopflow's, and not a user's."""
+"""Name of a file -> True if its code is hopflow's, and not a user's."""
 
 
 def is_own_file(file: str) -> bool:
-    """Return True if code of a file is hopflow's, and not a user's."""
+    """Return True if a file's code is hopflow's, and not a user's."""
     return OWN_FILES[file]
 
 
 def is_library_file(file: str) -> bool:
-    """Return True for the standard library and what hopflow depends on."""
+    """Return True for files of the standard library and of hopflow's dependencies."""
     inside = file.partition("site-packages")[2].strip("/\\")
     if inside:
         return inside.startswith(_DEPENDENCIES)
@@ -54,16 +54,16 @@ def is_library_file(file: str) -> bool:
 
 # --- operators between the frames -----------------------------------------------------
 
-# By the identity of code: to hash it takes the longer the more code there is.
+# Keyed by the id of the code, because hashing a code object takes time linear in it.
 _operators: dict[int, Callable[[Any], str]] = {}
 
 
 def calls_operator_function(path: Callable[[Any], str]) -> Callable[[_F], _F]:
-    """Mark a function that calls a function which an operator was given.
+    """Mark a function that calls the user's function of an operator.
 
     Args:
-        path: The operator and its function, as `while_loop/body`, from the function's
-            local names.
+        path: The local variables of the marked function -> the operator and the user's
+            function, as `while_loop/body`.
     """
 
     def mark(f: _F) -> _F:
@@ -74,16 +74,16 @@ def calls_operator_function(path: Callable[[Any], str]) -> Callable[[_F], _F]:
 
 
 def operator_at(frame: FrameType) -> str:
-    """The operator whose function a frame calls: `while_loop/body`; "" if none."""
+    """Return the operator whose function a frame calls: `while_loop/body`; "": none."""
     path = _operators.get(id(frame.f_code))
     return "" if path is None else path(frame.f_locals).rpartition(" → ")[2]
 
 
 def calls_above(frame: FrameType, root: FrameType | None) -> list[FrameType | str]:
-    """A frame and what has called it, up to a root: the user's frames, and the
-    operators whose functions are called between them; the innermost first.
+    """Return a frame and its callers up to a root, the innermost first: the user's
+    frames, and the operators whose functions are called between them.
 
-    Every operation of a trace asks this, so it calls no function for a frame.
+    It runs for every traced operation, so that the loop over frames calls no function.
     """
     calls: list[FrameType | str] = [frame]
     outer = frame.f_back
@@ -96,14 +96,14 @@ def calls_above(frame: FrameType, root: FrameType | None) -> list[FrameType | st
         elif id(code) in _operators and (operator := operator_at(outer)):
             calls.append(operator)
         outer = outer.f_back
-    # An eager operator has called the function that is traced.
-    before = outer.f_back if outer is not None and outer is root else None
-    if before is not None and (operator := operator_at(before)):
+    # The traced function may itself be called by an eager operator.
+    caller = outer.f_back if outer is not None and outer is root else None
+    if caller is not None and (operator := operator_at(caller)):
         calls.append(operator)
     return calls
 
 
-_DEEPEST: Final = 1 << 10  # frames that are looked at for callers
+_DEEPEST: Final = 1 << 10  # the most frames that `calls_above` visits
 
 
 # --- tracebacks -----------------------------------------------------------------------
@@ -121,7 +121,7 @@ class Line(Protocol):
 
 
 class Entry(NamedTuple):
-    """One entry of a traceback; see `types.TracebackType`."""
+    """An entry of a traceback; see `types.TracebackType`."""
 
     frame: FrameType
     lasti: int
@@ -129,7 +129,7 @@ class Entry(NamedTuple):
 
 
 def frames_of(traceback: TracebackType | None) -> Iterator[Entry]:
-    """The entries of a traceback, the outermost first."""
+    """Yield the entries of a traceback, the outermost first."""
     while traceback is not None:
         yield Entry(traceback.tb_frame, traceback.tb_lasti, traceback.tb_lineno)
         traceback = traceback.tb_next
@@ -138,11 +138,11 @@ def frames_of(traceback: TracebackType | None) -> Iterator[Entry]:
 def shortened(
     traceback: TracebackType | None, stack: Sequence[Line] = ()
 ) -> TracebackType | None:
-    """A traceback without hopflow's frames, and those of libraries that it calls.
+    """Return a traceback without the frames of hopflow and of libraries it calls.
 
     Args:
-        stack: Lines of the user's code that follow, the innermost last: where what
-            failed was traced.
+        stack: Lines of the user's code to append, the innermost last: where the failed
+            operation was traced.
     """
     entries: list[Entry] = []
     is_hidden = False
@@ -154,12 +154,12 @@ def shortened(
         if not is_hidden:
             entries.append(entry)
     while entries and entries[-1].frame.f_code.co_filename == OPERATOR_FILE:
-        entries.pop()  # the operator itself has failed, and not its function
+        entries.pop()  # the operator failed itself, not its function
     entries += [_entry(x.file, x.line, x.function or "<module>") for x in stack]
-    found: TracebackType | None = None
+    result: TracebackType | None = None
     for frame, lasti, lineno in reversed(entries):
-        found = TracebackType(found, frame, lasti, lineno)
-    return found
+        result = TracebackType(result, frame, lasti, lineno)
+    return result
 
 
 def _fail() -> None:
@@ -167,10 +167,10 @@ def _fail() -> None:
 
 
 def _entry(file: str, line: int, function: str) -> Entry:
-    """An entry for a line that no frame stands at any more.
+    """Return a traceback entry for a line whose frame no longer exists.
 
-    A traceback holds frames, so a function of this name in this file is run, which has
-    no columns: the whole line is shown.
+    An entry needs a frame, so that a dummy function of this name in this file is run.
+    It has no column positions: tracebacks show the whole line.
     """
     code = _fail.__code__.replace(
         co_filename=file,
@@ -188,7 +188,7 @@ def _entry(file: str, line: int, function: str) -> Entry:
 
 
 def stack_above(frame: FrameType) -> Iterator[FrameType]:
-    """The frames that have called this one, the innermost first."""
+    """Yield the callers of a frame, the innermost first."""
     caller = frame.f_back
     while caller is not None:
         yield caller

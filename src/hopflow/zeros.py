@@ -1,4 +1,4 @@
-"""Tangents and cotangents that are zero, and are made only where someone reads them."""
+"""Symbolic zeros: tangents and cotangents that are materialised only when read."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from hopflow.ops.reduce import sum as reduce_sum
 
 @dataclass(frozen=True, slots=True)
 class Zero:
-    """A tangent or cotangent of this type that is zero."""
+    """A symbolic zero: a tangent or cotangent of this type that is zero."""
 
     type: TensorType
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """The operand that an operation is transposed in: it has a type, and no value."""
+    """The linear operand of a transposed operation: it has a type, and no value."""
 
     type: TensorType
 
@@ -43,24 +43,26 @@ LinearMap: TypeAlias = Callable[[Sequence[Tangent]], Sequence[Tangent]]
 
 
 def is_zero(tangent: Tangent) -> bool:
+    """Whether a tangent is a symbolic zero."""
     return isinstance(tangent, Zero)
 
 
 def instantiate(tangent: Tangent) -> Value:
-    """The tangent as a tensor."""
+    """Return a tangent as a tensor."""
     if isinstance(tangent, Zero):
         return zeros(tangent.type.shape, dtype=tangent.type.dtype)
     return tangent
 
 
 def added(a: Tangent, b: Tangent) -> Tangent:
+    """Return the sum of two tangents."""
     if isinstance(a, Zero):
         return b
     return a if isinstance(b, Zero) else add(a, b)
 
 
 def fitted(tangent: Tangent, type_: TensorType) -> Tangent:
-    """A tangent in the shape of what it belongs to, broadcast if it has to be."""
+    """Broadcast a tangent to the shape of its primal, of this type."""
     if isinstance(tangent, Zero):
         return Zero(type_)
     if same_shape(tangent.shape, type_.shape):
@@ -69,7 +71,7 @@ def fitted(tangent: Tangent, type_: TensorType) -> Tangent:
 
 
 def unbroadcast(cotangent: Tangent, type_: TensorType) -> Tangent:
-    """A cotangent summed over the axes that its operand was broadcast along."""
+    """Sum a cotangent over the axes along which its operand was broadcast."""
     if isinstance(cotangent, Zero) or same_shape(cotangent.shape, type_.shape):
         return cotangent
     extra = cotangent.ndim - type_.ndim
@@ -77,10 +79,10 @@ def unbroadcast(cotangent: Tangent, type_: TensorType) -> Tangent:
         *range(extra),
         *(
             extra + i
-            for i, (n, own) in enumerate(
+            for i, (n, m) in enumerate(
                 zip(cotangent.shape[extra:], type_.shape, strict=True)
             )
-            if not same_shape((n,), (own,))
+            if not same_shape((n,), (m,))
         ),
     ]
     return reshape(reduce_sum(cotangent, axis=tuple(axes)), type_.shape)

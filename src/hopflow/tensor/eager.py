@@ -130,9 +130,9 @@ class EagerTensor(Tensor):
             )
 
     def _concrete(self, what: str) -> Array:  # noqa: ARG002
-        notify = slots.given  # read once, as another thread may clear it
-        if notify is not None:
-            notify(self)
+        note = slots.note_elements  # read once: another thread may reset it
+        if note is not None:
+            note(self)
         return self.host_array
 
     def _device(self) -> Device:
@@ -346,8 +346,8 @@ class Eager(Interpreter):
             ]
         )
 
-    def asks(self, value: Value) -> bool:
-        del value  # all values are concrete
+    def dispatches(self, value: Value) -> bool:
+        del value  # whatever it holds
         return True
 
     def write(self, target: Value, new: Value) -> None:

@@ -34,13 +34,13 @@ _NUMBERS = (SymInt, SymFloat, SymBool)
 
 @dataclass(slots=True)
 class _Arguments:
-    """Arguments of a call: the leaves that only the run knows, and all others.
+    """The arguments of a callback, divided into operands and static leaves.
 
-    spec      their structure
-    leaves    each leaf, with None for those that are operands
-    places    where the operands stand
-    numbers   those of the places at which a Python number stands
-    operands  tensors
+    spec      the structure of the arguments
+    leaves    the leaves, with None for operands
+    places    the positions of the operands among the leaves
+    numbers   the positions of operands that are Python numbers
+    operands  the operands
     """
 
     spec: Spec
@@ -49,58 +49,65 @@ class _Arguments:
     numbers: set[int]
     operands: list[Operand]
 
-    def given(self, values: Sequence[Any]) -> Any:
-        """The arguments with these tensors, or arrays, for operands."""
+    def with_operands(self, values: Sequence[Any]) -> Any:
+        """Return the arguments with these tensors, or arrays, as operands."""
         leaves = list(self.leaves)
         for place, value in zip(self.places, values, strict=True):
             leaves[place] = value.item() if place in self.numbers else value
         return pytree.unflatten(self.spec, leaves)
 
 
-def _arguments(name: str, given: Any) -> _Arguments:
-    leaves, spec = pytree.flatten(given)
-    found = _Arguments(spec, list(leaves), [], set(), [])
+def _arguments(name: str, tree: Any) -> _Arguments:
+    """Divide a tree of arguments into operands and static leaves."""
+    leaves, spec = pytree.flatten(tree)
+    arguments = _Arguments(spec, list(leaves), [], set(), [])
     for i, leaf in enumerate(leaves):
         if not isinstance(leaf, (Value, np.ndarray, np.generic, *_NUMBERS)):
             continue
         if isinstance(leaf, _NUMBERS):
-            found.numbers.add(i)
-            found.operands.append(as_operand(name, i, leaf))
+            arguments.numbers.add(i)
+            arguments.operands.append(as_operand(name, i, leaf))
         else:
-            found.operands.append(as_default(as_operand(name, i, leaf)))
-        found.places.append(i)
-        found.leaves[i] = None
-    return found
+            arguments.operands.append(as_default(as_operand(name, i, leaf)))
+        arguments.places.append(i)
+        arguments.leaves[i] = None
+    return arguments
 
 
 def _tensors(operands: Sequence[Array]) -> list[EagerTensor]:
-    """Tensors of their own: what a function keeps, or writes to, is no one else's."""
+    """Copy operands to tensors, which a function may keep or write to."""
     return [EagerTensor(np.array(x)) for x in operands]
 
 
 def callback(fn: Callable[..., Any], result_spec: Any, *args: Any) -> Any:
-    """`fn(*args)`, called by Python where the program runs, compiled loops included.
+    """Call the Python function `fn(*args)` whenever the program runs, also compiled.
 
-    It is called as often as plain Python would, and in the same order: for each step of
-    a loop, in the branch that is taken, for each example of `vmap` one after the other;
-    never again for a derivative, and also if nothing reads the result. An exception
-    ends the program, and is raised to the caller.
+    It is called as often and in the same order as in plain Python: in each step of a
+    loop, in the branch that is taken, for one batch element of `vmap` after the other;
+    never again for a derivative, and also if the result is unused. An exception ends
+    the program, and is raised to the caller.
+
+        >>> @hf.jit
+        ... def f(x):
+        ...     return hf.callback(lambda x: x + 1, hf.spec("f32[]"), x)
+        >>> float(f(hf.asarray(1.0)))
+        2.0
 
     Args:
-        fn: Gets tensors of its own; symbolic sizes and numbers as Python numbers. It
+        fn: Gets copies of tensors, and symbolic sizes and numbers as Python numbers. It
             must not write to tensors that the program uses.
-        result_spec: What `fn` returns: a pytree of types (`hf.spec("f32[3]")`), or of
-            tensors of the same types. None: nothing; a value it returns is ignored.
-        args: Pytrees. What is neither a tensor nor an array is passed as it is.
+        result_spec: The types of the result: a pytree of types (`hf.spec("f32[3]")`),
+            or of tensors of the same types. None: the result is ignored.
+        args: Pytrees. Leaves that are neither tensors nor arrays are passed unchanged.
 
     Returns:
-        What `fn` returns, as tensors.
+        The result of `fn`, with tensors of the types in `result_spec`.
 
     Raises:
-        ArgumentTypeError, ArgumentValueError: `fn` is no function, or `result_spec` no
-            tree of types whose sizes are known here.
-        StructureError, ResultTypeError: `fn` returns something else than it says.
-        DerivativeError: what is differentiated is among the arguments, and floats are
+        ArgumentTypeError, ArgumentValueError: `fn` is not callable, or `result_spec` is
+            no tree of types with known sizes.
+        StructureError, ResultTypeError: `fn` returns another structure or other types.
+        DerivativeError: a differentiated value is among the arguments, and a float
             among the results.
     """
     if not callable(fn):
@@ -108,33 +115,33 @@ def callback(fn: Callable[..., Any], result_spec: Any, *args: Any) -> Any:
             f"callback: `fn` must be a function, and is `{type(fn).__name__}`."
         )
     check_arity("callback", fn, args, "fn")
-    wanted, spec = pytree.flatten(result_spec)
+    types_or_tensors, spec = pytree.flatten(result_spec)
     paths = pytree.leaf_paths(spec, "result_spec")
-    types = tuple(map(_result_type, paths, wanted))
+    types = tuple(map(_result_type, paths, types_or_tensors))
     arguments = _arguments("callback", args)
     name = name_of(fn)
 
     def run(operands: Sequence[Array], types: tuple[TensorType, ...]) -> list[Array]:
-        result = fn(*arguments.given(_tensors(operands)))
+        result = fn(*arguments.with_operands(_tensors(operands)))
         return list(_checked(name, result, spec, types)) if types else []
 
-    found = _bind(Callback(name, user_line(), run), arguments, types)
-    return pytree.unflatten(spec, found)
+    results = _bind(Callback(name, user_line(), run), arguments, types)
+    return pytree.unflatten(spec, results)
 
 
 def _bind(
     fn: Callback, arguments: _Arguments, types: tuple[TensorType, ...]
 ) -> tuple[Value, ...]:
-    operands, arguments.operands = arguments.operands, []  # `fn` is not to keep them
+    operands, arguments.operands = arguments.operands, []  # not kept alive by `fn`
     return bind(callback_op, operands, {"fn": fn, "types": types})
 
 
-def _result_type(path: str, given: Any) -> TensorType:
-    type_ = given.type if isinstance(given, Value) else given
+def _result_type(path: str, type_or_tensor: Any) -> TensorType:
+    type_ = type_or_tensor.type if isinstance(type_or_tensor, Value) else type_or_tensor
     if not isinstance(type_, TensorType):
         raise ArgumentTypeError(
             f'callback: `{path}` must be a type, as `hf.spec("f32[3]")` is, or a '
-            f"tensor, and is `{type(given).__name__}`."
+            f"tensor, and is `{type(type_or_tensor).__name__}`."
         )
     for symbol in free_symbols(*type_.shape):
         if symbol.env is None and not _is_input(symbol):
@@ -146,7 +153,7 @@ def _result_type(path: str, given: Any) -> TensorType:
 
 
 def _is_input(symbol: Symbol) -> bool:
-    """Whether a trace has the symbol, that of a type it was given, among its inputs."""
+    """Whether the symbol, which a user's type has, is an input of a current trace."""
     here: Interpreter | None = current()
     while here is not None:
         if isinstance(here, Tracer) and symbol in here.symbols:
@@ -158,16 +165,16 @@ def _is_input(symbol: Symbol) -> bool:
 def _checked(
     name: str, result: Any, spec: Spec, types: Sequence[TensorType]
 ) -> Iterator[Array]:
-    """The leaves of what a function returned, of the types that it was to have.
+    """Yield the leaves of a result as arrays of these types.
 
     Raises:
-        StructureError, ResultTypeError: they have not.
+        StructureError, ResultTypeError: it has another structure or other types.
     """
-    leaves, found = pytree.flatten(result)
-    if found != spec:
+    leaves, result_spec = pytree.flatten(result)
+    if result_spec != spec:
         raise StructureError(
             f"callback: `{name}` must return what `result_spec` says, {spec}, and "
-            f"returns {found}."
+            f"returns {result_spec}."
         )
     for path, leaf, type_ in zip(
         pytree.leaf_paths(spec, "result"), leaves, types, strict=True
@@ -187,31 +194,31 @@ def _checked(
                 f"callback: `{path}` of `{name}` must be {type_}, as `result_spec` "
                 f"says, and is {value.type}."
             )
-        number = isinstance(value, Constant)
-        yield np.asarray(value.value if number else value, type_.dtype.dtype)
+        is_constant = isinstance(value, Constant)
+        yield np.asarray(value.value if is_constant else value, type_.dtype.dtype)
 
 
 _TAKES: Final = {"b": "b", "i": "bi", "u": "bi", "f": "bif"}
-"""The kinds of Python numbers that a result of each kind may be given as."""
+"""Kind of a result's dtype -> the kinds of Python numbers that convert to it."""
 
 
 # --- print ----------------------------------------------------------------------------
 
 
 def print_(fmt: str, *args: Any, **kwargs: Any) -> None:
-    """Print `fmt.format(*args, **kwargs)` where the program runs: see `callback`.
+    """Print `fmt.format(*args, **kwargs)` whenever the program runs; see `callback`.
 
-        hf.print("step {}: {x}", i, x=x)
+        >>> hf.print("step {}: {x}", 3, x=hf.asarray([1.0, 2.0]))
+        step 3: [1. 2.]
 
     Args:
-        fmt: A format string. Tensors are formatted as NumPy does.
-        args, kwargs: What its fields name, each at least once; pytrees, as those of
-            `callback`.
+        fmt: A format string. Tensors are formatted like NumPy arrays.
+        args, kwargs: Pytrees as for `callback`, each used by a field at least once.
 
     Raises:
         ArgumentTypeError: `fmt` is no string.
-        ArgumentValueError: it names what is not given, does not name what is given, is
-            no format string, or, when the program runs, has a format of another type.
+        ArgumentValueError: it is no format string, names a missing argument, leaves an
+            argument unused, or, at run time, its format does not fit the type.
     """
     if not isinstance(fmt, str):
         raise ArgumentTypeError(
@@ -222,10 +229,10 @@ def print_(fmt: str, *args: Any, **kwargs: Any) -> None:
     arguments = _arguments("print", (args, kwargs))
 
     def run(operands: Sequence[Array], _: tuple[TensorType, ...]) -> list[Array]:
-        shown = [x if x.ndim else x[()] for x in map(np.asarray, operands)]
-        own_args, own_kwargs = arguments.given(shown)
+        arrays = [x if x.ndim else x[()] for x in map(np.asarray, operands)]
+        filled_args, filled_kwargs = arguments.with_operands(arrays)
         try:
-            text = fmt.format(*own_args, **own_kwargs)
+            text = fmt.format(*filled_args, **filled_kwargs)
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise ArgumentValueError(
                 f"print: {fmt!r} does not format what it is given: {error}. A tensor "
@@ -238,10 +245,10 @@ def print_(fmt: str, *args: Any, **kwargs: Any) -> None:
 
 
 def _check_fields(fmt: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Check that a format string names all arguments, and no other.
+    """Check that the fields of a format string are exactly the arguments.
 
     Raises:
-        ArgumentValueError: it does not, or is no format string.
+        ArgumentValueError: they are not, or it is no format string.
     """
     check = _Fields(fmt)
     try:
@@ -249,19 +256,19 @@ def _check_fields(fmt: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> N
     except (IndexError, KeyError, ValueError) as error:
         if isinstance(error, ArgumentValueError):
             raise
-        what = f"is no format string: {error}"
+        why = f"is no format string: {error}"
         if isinstance(error, LookupError):
-            what = "names an argument that is not given"
+            why = "names an argument that is not given"
         raise ArgumentValueError(
-            f"print: `fmt` {fmt!r} {what}. Give what each of its fields names; a brace "
+            f"print: `fmt` {fmt!r} {why}. Give what each of its fields names; a brace "
             "is written twice."
         ) from None
 
 
 class _Fields(string.Formatter):
-    """Formats as `str.format` does, but requires that every argument is named.
+    """A formatter like `str.format` that requires that every argument is used.
 
-    An instance also stands for every argument: it has each attribute and each item.
+    An instance also serves as a dummy argument: it has every attribute and every item.
     """
 
     def __init__(self, fmt: str) -> None:

@@ -1,4 +1,4 @@
-"""`hf.trace`: a Python function as a `GraphModule`, by running it on traced tensors."""
+"""`hf.trace`: capture a function as a `GraphModule` by running it on traced tensors."""
 
 import contextlib
 import io
@@ -66,25 +66,28 @@ def trace(
     dynamic: Dynamic = True,
     runtime_asserts: bool = True,
 ) -> GraphModule:
-    """The graph of what `f(*args)` does, as a function of the tensors among `args`.
+    """Capture `f(*args)` as a graph, a function of the tensors among `args`.
 
-    `f` runs as Python, once; loops over sizes and iteration over tensors are unrolled.
-    Numbers and other arguments that are no tensors are constants of the graph, which
-    `GraphModule.specializations` lists. A write to an argument is one at each call,
-    whose arguments must not share the memory of one that is written.
+    `f` runs once, as Python; loops over sizes and iteration over tensors are unrolled.
+    Arguments that are no tensors are constants of the graph, which
+    `GraphModule.specializations` lists. Each call repeats the writes to arguments; an
+    argument that is written must not alias another one.
+
+        >>> module = hf.trace(lambda x: 2 * x + 1, hf.ones(3))
+        >>> module(hf.asarray([1.0, 2.0, 3.0])).tolist()
+        [3.0, 5.0, 7.0]
 
     Args:
         f: Takes and returns pytrees of tensors and numbers.
-        args: Pytrees of tensors; in mode "fake" types (see `spec`) may stand for them.
-        mode: "real" takes tensors, and has their values at hand: what Python asks of
-            one (`if x > 0`, `float(x)`) outside of the bodies of operators is computed,
-            and the graph checks at each run that it is the same. "fake" only looks at
-            types, and sizes in types may be symbols: the graph is then for all sizes.
-            "symbolic" makes symbols of the sizes and the numbers among `args`; what `f`
-            decides by their present values are the module's `guards`, which each call
-            is checked against.
-        strict: Whether to trace twice, and to watch what `f` does besides computing:
-            to objects that it reaches, streams, logs, files, random numbers.
+        args: Pytrees of tensors; in mode "fake" also of types (see `spec`).
+        mode: "real" takes tensors and knows their values: a value that Python needs
+            (`if x > 0`, `float(x)`) outside the bodies of operators is computed, and
+            the graph checks in each run that it is the same. "fake" uses only types,
+            and sizes in types may be symbols: the graph is then for all sizes.
+            "symbolic" makes symbols of the sizes and numbers among `args`; decisions of
+            `f` by their values are the module's `guards`, which each call checks.
+        strict: Whether to trace twice, and to detect side effects of `f`: on reachable
+            objects, streams, logs, files, random number generators.
         captures: Whether `f` may read tensors that are no arguments; they become
             attributes of the graph.
         dynamic: In mode "symbolic": True for all sizes and numbers, or for each
@@ -92,21 +95,21 @@ def trace(
             constant, an `hf.Dim`, or a mapping or sequence of these by axis; in
             containers of the argument's structure.
         runtime_asserts: In mode "symbolic" the guards are ranges, linear equalities and
-            divisibilities; whatever else was decided by present values is checked by
-            the graph when it runs, or not at all if this is False.
+            divisibilities; other decisions are checked by the graph when it runs, or
+            not at all if this is False.
 
     Raises:
-        ArgumentTypeError: `f` is no function, or a type is given in mode "real", or
+        ArgumentTypeError: `f` is not callable, or a type is passed in mode "real", or
             `dynamic` is of another kind.
-        ArgumentValueError: another mode, or `strict`; `dynamic` does not fit `args`, or
-            they do not fit a declared `Dim`.
+        ArgumentValueError: an unknown mode; or `dynamic` does not fit `args`, or they
+            do not fit a declared `Dim`.
         CapturedTensorError: `f` reads a tensor from outside, without `captures`.
         ImpurityError: with `strict`, `f` prints, logs, writes to a file, draws random
-            numbers, changes what was there before (a global, a list, `os.environ`), or
-            gives another graph the second time.
-        ResultTypeError: `f` returns what is no tensor or number.
-        TraceError: `f` asks a tensor for a value that only a run can give: in modes
-            other than "real", in the body of an operator, or of a callback's result.
+            numbers, changes earlier state (a global, a list, `os.environ`), or has
+            another graph the second time.
+        ResultTypeError: `f` returns something that is no tensor or number.
+        TraceError: `f` needs a value that is known only at run time: in modes other
+            than "real", in the body of an operator, or of a callback's result.
     """
     if not callable(f):
         raise ArgumentTypeError(
@@ -132,26 +135,26 @@ def trace(
 def _strictly(
     f: Callable[..., Any], args: tuple[Any, ...], module: Callable[..., GraphModule]
 ) -> GraphModule:
-    """A trace that is watched, and made twice.
+    """Return the module of a strict trace: it is watched, and made twice.
 
     Raises:
         ImpurityError: see `trace`.
     """
     watch = Watch(f, args)
     with watch.watching():
-        found = module(watch)
+        result = module(watch)
     with contextlib.redirect_stdout(io.StringIO()):
-        check_same(f, found.graph, module().graph)
-    return found
+        check_same(f, result.graph, module().graph)
+    return result
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Runs a captured graph, and does what the function did besides returning.
+    """Runs a captured graph, and writes the tensors that the function wrote.
 
-    results   how many outputs of the graph the caller gets; the rest is written to
-    written   operands (by position) and attributes (by name), one for each of the rest
-    same      by position of a result: the operand that it is, after being written
+    results   the number of outputs that are results; the others are written values
+    written   the targets of these: operands (by position) and attributes (by name)
+    same      position of a result -> position of the written operand that it is
     numbers   the positions of results that were Python numbers
     """
 
@@ -172,16 +175,16 @@ class Run:
         ]
         if targets:
             _check_apart(graph, operands, targets)
-        found = evaluate(graph, args)
-        for tensor, value in zip(targets, found[self.results :], strict=True):
+        outputs = evaluate(graph, args)
+        for tensor, value in zip(targets, outputs[self.results :], strict=True):
             current().write(tensor, as_value(value))
         results: list[Any] = []
-        for i, value in enumerate(found[: self.results]):
+        for i, value in enumerate(outputs[: self.results]):
             if i in self.same:
                 results.append(operands[self.same[i]])
             elif i in self.numbers:
-                known = isinstance(value, Constant)
-                results.append(value.value if known else value.item())
+                is_constant = isinstance(value, Constant)
+                results.append(value.value if is_constant else value.item())
             else:
                 results.append(as_value(value))
         return results
@@ -190,21 +193,27 @@ class Run:
 def _check_apart(
     graph: Graph, operands: Sequence[Value], targets: Sequence[Value]
 ) -> None:
-    """Raises: MutationError: a tensor that a graph writes shares its memory with
-    another one that it reads or writes, which the graph takes to be apart."""
+    """Raises: MutationError: a tensor that a graph writes aliases another one that it
+    reads or writes, which the graph assumes to be disjoint."""
     read, written = read_vars(graph), {id(x) for x in targets}
     pairs = zip(graph.operands, operands, strict=True)
     used = [x for var, x in pairs if var in read or id(x) in written]
     used += [x for x in graph.attributes.values() if isinstance(x, Value)]
     for target in targets:
         others = [x for x in used if x is not target]
-        apart = not any(share_memory([target, x]) for x in others)
-        if len(used) - len(others) > 1 or not apart:
+        is_disjoint = not any(share_memory([target, x]) for x in others)
+        if len(used) - len(others) > 1 or not is_disjoint:
             raise aliased_write(target.type)
 
 
 class _Capture:
-    """One trace of a function, from its arguments to the module."""
+    """One capture of a function.
+
+    specializations   position of a leaf -> the constant that it is in the graph
+    vars              position of a leaf -> the input for the tensor
+    operands          for each operand, the position of its leaf
+    numbers           the positions of leaves that are symbols
+    """
 
     def __init__(
         self,
@@ -243,11 +252,12 @@ class _Capture:
         if env is None:
             self.tracer.shape_lines = {}
         self.specializations: dict[int, Specialization] = {}
-        self.vars: dict[int, Var] = {}  # the input that each tensor is, by its leaf
-        self.operands: list[int] = []  # which leaf each operand is
+        self.vars: dict[int, Var] = {}
+        self.operands: list[int] = []
         self.numbers: set[int] = set()
 
     def module(self, *, runtime_asserts: bool) -> GraphModule:
+        """Trace the function, and return its graph as a module; see `trace`."""
         outputs, out_spec, numbers = trace_into(
             self.tracer, lambda: self.flatten(self.run()), ()
         )
@@ -258,7 +268,7 @@ class _Capture:
         results = len(outputs)
         outputs = [self.with_memory(output) for output in outputs]
         outputs += [tensors[i] for i in written if isinstance(i, int)]
-        for output in outputs:  # one that is only returned is captured by that
+        for output in outputs:  # a tensor that is only returned becomes a capture
             if isinstance(output, Value):
                 self.tracer.localize(output)
         names = self.attribute_names()
@@ -286,8 +296,8 @@ class _Capture:
         )
 
     def with_memory(self, output: Operand) -> Operand:
-        """An output of the graph; an element of a tensor, which is a value, is copied:
-        what runs node after node has it as a view."""
+        """Return an output of the graph that aliases no input: an element of a tensor,
+        which the interpreter would return as a view, is copied."""
         if not isinstance(output, TracedTensor) or output.tracer is not self.tracer:
             return output
         if output.chain or getattr(output.source.node.op, "unview", None) is None:
@@ -298,22 +308,23 @@ class _Capture:
     # --- arguments ---
 
     def choice(self, plan: LeafPlan, i: int, axis: int | None) -> Choice:
-        """What a size or a number of the arguments is to be."""
+        """Return whether a size or number of an argument is a symbol or a constant."""
         chosen = choice_of(plan, axis)
         if axis is not None and chosen in (None, True):
             chosen = marks_of(self.leaves[i]).get(axis, chosen)
         return chosen or False
 
     def run(self) -> Any:
+        """Call the function on traced arguments, and return its result."""
         names = iter(input_names(self.f, self.in_spec.children()))
         inputs = [self.input(i, next(names)) for i in range(len(self.leaves))]
         args = pytree.unflatten(self.in_spec, inputs)
         if self.watch is not None:
-            self.watch.given(parameter_names(self.f, len(args)), args)
+            self.watch.watch_arguments(parameter_names(self.f, len(args)), args)
         return self.f(*args)
 
     def input(self, i: int, name: str) -> Any:
-        """What `f` gets for a leaf of its arguments."""
+        """Return what `f` gets for a leaf of its arguments."""
         leaf = self.leaves[i]
         self.operands.append(i)
         if isinstance(leaf, TensorType):
@@ -341,49 +352,51 @@ class _Capture:
         return number
 
     def tensor(self, i: int, type_: TensorType, name: str) -> Value:
+        """Return a new operand for a leaf."""
         tensor = self.inputs.tensor(i, type_, name)
         self.vars[i] = self.tracer.operands[-1].source
         return tensor
 
     def shapes(self) -> dict[int | str, Specialization]:
-        """The shapes that the function has read, which are constants: of arguments by
-        their position, of what it has computed by the line."""
+        """Return the shapes that the function read, which are constants: of arguments
+        by position, of intermediate tensors by the line."""
         paths = {var: (i, self.paths[i]) for i, var in self.vars.items()}
-        found: dict[int | str, Specialization] = {}
+        constants: dict[int | str, Specialization] = {}
         for var, line in (self.tracer.shape_lines or {}).items():
             key, path = paths.get(var, (f"shape at {line}", f"{var.type}"))
-            found[key] = Specialization(f"{path}.shape", var.type.shape, line)
-        return found
+            constants[key] = Specialization(f"{path}.shape", var.type.shape, line)
+        return constants
 
     def located(self, graph: Graph) -> dict[int, Specialization]:
-        """The arguments that are constants; numbers with the line that has them."""
+        """Return the arguments that are constants; numbers with the line that uses
+        them."""
         return {
             i: replace(s, line=self.line_of(graph, s.value))
             for i, s in self.specializations.items()
         }
 
     def read(self, graph: Graph) -> dict[int | str, Specialization]:
-        """What the graph holds for good besides arguments: shapes that were read,
-        numbers by name, and others by the line that had them, such as attributes."""
-        found = {**self.shapes(), **self.outer(graph)}
+        """Return the constants of the graph that are no arguments: shapes, numbers from
+        enclosing scopes by name, and others, such as attributes, by line."""
+        constants = {**self.shapes(), **self.outer(graph)}
         if isinstance(self.tracer, ValueTracer):
-            found.update(self.tracer.asked_values)
-        named = [*self.specializations.values(), *found.values()]
-        known = {s.value for s in named if type(s.value) in _NUMBERS}
-        held = {
+            constants.update(self.tracer.asked_values)
+        named = [*self.specializations.values(), *constants.values()]
+        listed = {s.value for s in named if type(s.value) in _NUMBERS}
+        used = {
             (arg.value, node.line): None
             for node in graph.walk()
             for arg in node.args
             if isinstance(arg, Constant) and node.line is not None
         }
-        for value, line in held:
-            if value not in known and value not in literals(line):
+        for value, line in used:
+            if value not in listed and value not in literals(line):
                 text = repr(value)
-                found[f"{text} at {line}"] = Specialization(text, value, line)
-        return found
+                constants[f"{text} at {line}"] = Specialization(text, value, line)
+        return constants
 
     def outer(self, graph: Graph) -> dict[int | str, Specialization]:
-        """The numbers of enclosing scopes that the function reads, by their names."""
+        """Return the numbers that the function reads from enclosing scopes, by name."""
         return {
             name: Specialization(name, value, self.line_of(graph, value))
             for name, value in closed_over(self.f).items()
@@ -391,7 +404,7 @@ class _Capture:
         }
 
     def line_of(self, graph: Graph, value: Any) -> SourceLine | None:
-        """The line of the first node that has a number."""
+        """Return the line of the first node that has a number as an argument."""
         if type(value) not in _NUMBERS:
             return None
         for node in graph.walk():
@@ -400,25 +413,27 @@ class _Capture:
         return None
 
     def guards(self, *, insert: bool) -> GuardSet:
-        """What calls are checked against; the rest the graph checks, if asked."""
+        """Return the simple guards, which calls check; if `insert`, add nodes to the
+        graph that check the others."""
         env = self.tracer.env
         if env is None:
             return GuardSet()
-        found = env.guards.simplified().guards
-        for guard in found if insert else ():
+        all_guards = env.guards.simplified().guards
+        for guard in all_guards if insert else ():
             if not guard.is_simple:
-                asked = f" ({guard.line})" if guard.line else ""
-                shown = env.describe(guard.holds)
-                message = f"{name_of(self.f)}: `{shown}`{asked} no longer holds"
+                at = f" ({guard.line})" if guard.line else ""
+                text = env.describe(guard.holds)
+                message = f"{name_of(self.f)}: `{text}`{at} no longer holds"
                 trace_into(
                     self.tracer, self.tracer.insert_check, (guard.holds, message)
                 )
-        return GuardSet(tuple(g for g in found if g.is_simple))
+        return GuardSet(tuple(g for g in all_guards if g.is_simple))
 
     # --- results ---
 
     def flatten(self, tree: Any) -> tuple[list[Operand], Spec, frozenset[int]]:
-        """The results' leaves as operands; which of them are Python numbers."""
+        """Return the leaves of the result as operands, its structure, and the positions
+        of Python numbers."""
         leaves, out_spec = pytree.flatten(tree)
         outputs: list[Operand] = []
         numbers: set[int] = set()
@@ -439,7 +454,7 @@ class _Capture:
     # --- captured tensors ---
 
     def attribute_names(self) -> dict[Any, str]:
-        """A name for each captured tensor, by its key."""
+        """Return the names of captured tensors, by the captures' keys."""
         name_captures(self.f, self.tracer)
         return {k: c.input.node.name for k, c in self.tracer.captures.items()}
 
@@ -447,13 +462,15 @@ class _Capture:
         """Turn inputs for captured tensors into attributes of the graph."""
         read = read_vars(graph)
         captures = self.tracer.captures.items()
-        held = [(c.input, names[k], c.origin) for k, c in captures if c.input in read]
+        attributes = [
+            (c.input, names[k], c.origin) for k, c in captures if c.input in read
+        ]
         graph.inputs = [v for v in graph.inputs if v.node.section in _INPUTS]
-        hold_captures(graph, held)
+        hold_captures(graph, attributes)
 
 
 def _as_value(leaf: Any) -> Value:
-    """An argument of a module as a value; a float is exact."""
+    """Return an argument of a module as a value; a Python float becomes f64."""
     if isinstance(leaf, SymFloat):
         return current().value_of(leaf)
     return asarray(leaf, dtype=FLOAT_TYPE.dtype if type(leaf) is float else None)
@@ -469,14 +486,18 @@ _TYPE: Final = re.compile(r"\s*(\w+)\s*\[([^\[\]]*)\]\s*")
 
 
 def spec(*texts: str) -> Any:
-    """Types of tensors, written as they print: `hf.spec("f32[n, 4]", "i64[n]")`.
+    """Parse tensor types, written as they are printed.
+
+        >>> matrix, vector = hf.spec("f32[n, 4]", "i64[n]")
+        >>> print(matrix)
+        f32[n, 4]
 
     Args:
-        texts: Each a dtype and sizes: numbers, or names, which are symbols. A name
-            means the same symbol in all of them.
+        texts: Each has a dtype and sizes: numbers, or names of symbols. A name is the
+            same symbol in all texts.
 
     Returns:
-        A type; a tuple of them for several texts.
+        The type; for several texts, the tuple of their types.
 
     Raises:
         ArgumentTypeError: a text is no string.
@@ -495,13 +516,13 @@ def spec(*texts: str) -> Any:
 
 
 DIGITS: Final = 18
-"""Of a size that is an i64."""
+"""Decimal digits of a size that always fits int64."""
 
 
 def _parse(text: str, names: dict[str, SymInt]) -> TensorType:
-    found = _TYPE.fullmatch(text)
+    matched = _TYPE.fullmatch(text)
     sizes: list[Size] = []
-    parts = [p.strip() for p in found[2].split(",")] if found else [""]
+    parts = [p.strip() for p in matched[2].split(",")] if matched else [""]
     for part in parts if parts != [""] else []:
         if part.isdecimal() and len(part) <= DIGITS:
             sizes.append(int(part))
@@ -510,9 +531,9 @@ def _parse(text: str, names: dict[str, SymInt]) -> TensorType:
                 names[part] = symbol(part)
             sizes.append(names[part])
         else:
-            found = None
-    if found is None:
+            matched = None
+    if matched is None:
         raise ArgumentValueError(
             f"spec: {text!r} is no type. Write a dtype and sizes, as in 'f32[n, 4]'."
         )
-    return TensorType(as_dtype(found[1]), tuple(sizes))
+    return TensorType(as_dtype(matched[1]), tuple(sizes))

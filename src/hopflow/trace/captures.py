@@ -1,4 +1,4 @@
-"""Tensors from outside that a body reads or writes, and the inputs for them."""
+"""Captures: tensors from outside that a body uses, and the inputs for them."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -17,9 +17,12 @@ from hopflow.trace.functional import Chain, TracedTensor, ViewStep
 
 @dataclass(slots=True)
 class Capture:
-    """A tensor of the parent's, and the input that stands for it here.
+    """A tensor of the parent, and the input for it in a trace.
 
-    memory   the tensor, of the outermost trace or eager, that it is or is a view of
+    origin   the tensor of the parent
+    input    the var of the input
+    tensor   the traced tensor of the input
+    memory   the tensor, eager or of the outermost trace, that has its memory
     """
 
     origin: Tensor
@@ -32,37 +35,42 @@ class Capture:
         return is_written(self.tensor)
 
     def overlaps(self, other: "Capture") -> bool:
-        """Whether they may share memory."""
+        """Whether the two captures may alias."""
         return overlap(self.memory, other.memory)
 
 
 class Part(NamedTuple):
-    """A tensor of the outermost trace, or eager, and the way from it to a part."""
+    """A chain of views of a tensor that is eager or of the outermost trace."""
 
     base: Tensor
     chain: Chain
 
 
 def overlap(a: Tensor, b: Tensor) -> bool:
-    """Whether tensors that are no views in a trace may share memory."""
+    """Whether two tensors, which are no views in a trace, may alias."""
     if isinstance(a, EagerTensor) and isinstance(b, EagerTensor):
         return a.overlaps(b)
     return a is b
 
 
 def parts_overlap(a: Part, b: Part) -> bool:
-    """Whether two parts may share memory; of one tensor, only if an element is in both,
-    where it is known which these are."""
+    """Whether two parts may alias. Parts of one tensor alias only if they have an
+    element in common, as far as that is known."""
     if not overlap(a.base, b.base):
         return False
-    first = _memory(a.base)
-    second = first if a.base is b.base else _memory(b.base)
-    one, other = _elements(first, a.chain), _elements(second, b.chain)
-    return one is None or other is None or share_elements(one, other)
+    memory_a = _memory(a.base)
+    memory_b = memory_a if a.base is b.base else _memory(b.base)
+    elements_a, elements_b = _elements(memory_a, a.chain), _elements(memory_b, b.chain)
+    return (
+        elements_a is None
+        or elements_b is None
+        or share_elements(elements_a, elements_b)
+    )
 
 
 def _memory(tensor: Tensor) -> Array | None:
-    """A tensor's memory, or some like that of a traced one."""
+    """Return a tensor's array; for a traced tensor of static shape, a dummy of the same
+    layout, else None."""
     if isinstance(tensor, EagerTensor):
         return tensor.array
     is_known = all(isinstance(n, int) for n in tensor.shape)
@@ -70,29 +78,29 @@ def _memory(tensor: Tensor) -> Array | None:
 
 
 def _elements(memory: Array | None, chain: Chain) -> Array | None:
-    """The part of `memory` that a chain leads to, if NumPy has it as a view."""
-    found = memory
+    """Return the part of `memory` at the end of a chain, if it is a NumPy view."""
+    part = memory
     for step in chain:
-        if found is None or not isinstance(step, ViewStep) or step.operands:
+        if part is None or not isinstance(step, ViewStep) or step.operands:
             return None
         if list(static_symbols(step.params.values())):
             return None
-        view = step.op.run(found, **step.params)
-        found = view if np.may_share_memory(view, found) or not view.size else None
-    return found
+        view = step.op.run(part, **step.params)
+        part = view if np.may_share_memory(view, part) or not view.size else None
+    return part
 
 
 def is_written(tensor: TracedTensor) -> bool:
-    """Whether an input of a graph has been given another value since. One that is a
-    part of another input never is: that one is."""
+    """Whether an input of a graph was written. An input that is embedded in another one
+    never is, because that one is."""
     storage = tensor.storage
-    return storage is not None and storage.version > 0 and storage.within is None
+    return storage is not None and storage.version > 0 and storage.embedding is None
 
 
-def hold_captures(graph: Graph, held: Iterable[tuple[Var, str, Any]]) -> None:
-    """Turn vars of a root graph into attributes, by their names, of these values."""
+def hold_captures(graph: Graph, attributes: Iterable[tuple[Var, str, Any]]) -> None:
+    """Turn vars of a root graph into attributes of these names and values."""
     nodes: list[Node] = []
-    for var, name, value in held:
+    for var, name, value in attributes:
         var.node = Node("get_attr", None, (), {}, (var,), name)
         nodes.append(var.node)
         graph.attributes[name] = value
@@ -100,7 +108,7 @@ def hold_captures(graph: Graph, held: Iterable[tuple[Var, str, Any]]) -> None:
 
 
 def is_private(origin: object, is_adopted: Callable[[Value], bool]) -> bool:
-    """Whether a captured tensor is one that the traced function made of numbers."""
+    """Whether a captured tensor is one that the traced function made from numbers."""
     while isinstance(origin, TracedTensor):
         outer = getattr(origin.tracer, "captures", {}).values()
         origin = next((c.origin for c in outer if c.tensor is origin), None)

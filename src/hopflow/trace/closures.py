@@ -1,9 +1,9 @@
-"""What a function reads besides its arguments: its cells, its defaults, and globals.
+"""Memo keys for what a function reads besides its arguments: cells, defaults, globals.
 
-One trace serves all calls for which that is the same: code, and what is no tensor, by
-value; tensors by their types, for they become operands; what globals hold by identity,
-but for functions and containers of tensors, which are read as cells are. An object that
-is equal to itself alone is read by identity, and so is, as of a global, what it holds.
+One trace serves all calls with equal keys. Code and static values are compared by
+value, tensors by type, as they become operands. Values of globals are compared by
+identity, except for functions and containers of tensors, which are compared like cells.
+An object without `__eq__` is compared by identity, and its attributes like globals.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -25,7 +25,7 @@ from hopflow.tracebacks import is_own_file
 
 
 class Same:
-    """An object as a key that only the object itself equals, and that keeps it."""
+    """A key that compares an object by identity, and keeps it alive."""
 
     __slots__ = ("value",)
 
@@ -40,10 +40,10 @@ class Same:
 
 
 class Surroundings:
-    """What a function reads, as a key, and the tensors in it, in the key's order.
+    """What a function reads: a memo key, and the tensors in it, in order.
 
     Args:
-        given: What it is given beside tensors and numbers.
+        given: The static arguments of the function.
 
     Raises:
         UnhashableCaptureError: a cell or a default can neither be a key nor an operand.
@@ -56,29 +56,29 @@ class Surroundings:
         self.tensors: list[Value] = []
         self._seen: dict[int, int] = {}
         self._objects = {id(x): x for x in given if _is_plain(x)}
-        self._words: dict[str, None] = {}  # the names in code that was read
+        self._words: dict[str, None] = {}  # the names in the code read so far
         self.key = self._read(fn, ""), self._attributes()
 
     def _attributes(self) -> Hashable:
-        """The key of what plain objects hold under the names that code may read: their
-        methods are code that may read more."""
-        found: dict[tuple[int, str], Hashable] = {}
+        """Return the key of the attributes of plain objects that the code may read.
+        Their methods are code too, which may read more."""
+        keys: dict[tuple[int, str], Hashable] = {}
         while True:
             pairs = product(list(self._objects), list(self._words))
-            new = [pair for pair in pairs if pair not in found]
+            new = [pair for pair in pairs if pair not in keys]
             if not new:
-                return tuple(found.values())
-            for at, word in new:
-                owner = self._objects[at]
+                return tuple(keys.values())
+            for i, word in new:
+                owner = self._objects[i]
                 if word in vars(owner):
-                    found[at, word] = word, self._global(vars(owner)[word])
+                    keys[i, word] = word, self._global(vars(owner)[word])
                 else:
-                    of_class = getattr(type(owner), word, None)
-                    code = of_class.fget if type(of_class) is property else of_class
-                    found[at, word] = word, self._global(code)
+                    member = getattr(type(owner), word, None)
+                    code = member.fget if type(member) is property else member
+                    keys[i, word] = word, self._global(code)
 
     def _read(self, value: Any, name: str) -> Hashable:
-        """The key of what a function reads by a name."""
+        """Return the key of a value that a function reads by a name."""
         if isinstance(value, Value):
             self.tensors.append(value)
             return type_key(value.type)
@@ -92,7 +92,8 @@ class Surroundings:
         if isinstance(value, type | ModuleType):
             return Same(value)
         if isinstance(value, np.ndarray):
-            # What is computed of it may be anything; what reads it gets this call's.
+            # Its elements are part of the key, as Python code may depend on them; an
+            # operation on it reads the array of the current call.
             if value.dtype.kind in "biuf":
                 self.tensors.append(slots.from_array(value))
             return value.dtype.str, value.shape, value.tobytes()
@@ -103,12 +104,12 @@ class Surroundings:
         if _is_transformed(value):
             parts = value.__wrapped__, *getattr(value, "rules", ())
             return type(value), *(self._read(part, name) for part in parts)
-        if (code := _code_of(value)) is not None:  # what calls it reads, too
+        if (code := _code_of(value)) is not None:  # a call reads what `__call__` reads
             return self._function(code), self._tree(value, name)
         return self._tree(value, name)
 
     def _function(self, fn: FunctionType) -> Hashable:
-        if id(fn) in self._seen:  # it may close over itself
+        if id(fn) in self._seen:  # it may be recursive
             return "again", self._seen[id(fn)]
         self._seen[id(fn)] = len(self._seen)
         code = fn.__code__
@@ -116,11 +117,11 @@ class Surroundings:
         cells = zip(code.co_freevars, fn.__closure__ or (), strict=True)
         parts: list[Hashable] = [Same(code)]
         parts += [self._cell(cell, name) for name, cell in cells]
-        given = (fn.__defaults__ or ()), (fn.__kwdefaults__ or {})
-        parts += [self._read(v, "a default") for v in given if v]
+        defaults = (fn.__defaults__ or ()), (fn.__kwdefaults__ or {})
+        parts += [self._read(v, "a default") for v in defaults if v]
         if not is_own_file(code.co_filename):
-            known = fn.__globals__
-            parts += [self._global(known[n]) for n in _names(code) if n in known]
+            scope = fn.__globals__
+            parts += [self._global(scope[n]) for n in _names(code) if n in scope]
         return tuple(parts)
 
     def _cell(self, cell: Any, name: str) -> Hashable:
@@ -150,9 +151,9 @@ class Surroundings:
         try:
             hash(value)
         except TypeError:
-            what = f"closes over {name}" if name.startswith("`") else f"has {name}"
+            reads = f"closes over {name}" if name.startswith("`") else f"has {name}"
             raise UnhashableCaptureError(
-                f"{self.op}: `{name_of(self.fn)}` ({where(self.fn)}) {what}, which is "
+                f"{self.op}: `{name_of(self.fn)}` ({where(self.fn)}) {reads}, which is "
                 f"a `{type(value).__name__}` and cannot be hashed: calls that read "
                 "another one could not be told apart. Make it a pytree of tensors and "
                 "hashable values, or pass what is needed of it as an argument."
@@ -163,7 +164,7 @@ class Surroundings:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether it is an object of a user's class that is equal to itself alone."""
+    """Whether it is an object of a user's class without `__eq__`."""
     cls: Any = type(value)
     is_same = cls.__eq__ is object.__eq__ and cls.__hash__ is object.__hash__
     return is_same and hasattr(value, "__dict__") and not isinstance(value, _NO_OBJECTS)
@@ -173,19 +174,19 @@ _NO_OBJECTS: Final = (type, ModuleType, FunctionType, Value, SymBool, SymFloat)
 
 
 def _is_transformed(value: Any) -> bool:
-    """Whether it is what `jit` or another decorator of this package gives."""
+    """Whether it is the result of `jit` or another transform of this package."""
     is_own = type(value).__module__.startswith("hopflow.")
     return is_own and getattr(value, "__wrapped__", None) is not None
 
 
 def _code_of(value: Any) -> FunctionType | None:
-    """What calls of an object run, if it is of a class with a `__call__` in Python."""
+    """Return the `__call__` of an object's class if that is a Python function."""
     code: Any = type(value).__call__ if callable(value) else None
     return code if isinstance(code, FunctionType) else None
 
 
 def _has_tensors(value: Any) -> bool:
-    """Whether it is a container of tensors, as a module is."""
+    """Whether it is a container of tensors, such as a module of `hf.nn`."""
     leaves, spec = pytree.flatten(value)
     is_tree = not pytree.is_leaf(spec)
     return is_tree and any(isinstance(leaf, Value) for leaf in leaves)
@@ -193,7 +194,7 @@ def _has_tensors(value: Any) -> bool:
 
 @cache
 def _names(code: CodeType) -> tuple[str, ...]:
-    """The names that code, and code within it, may read of its module."""
+    """Return the global names that code, and code nested in it, may read."""
     inner = [c for c in code.co_consts if isinstance(c, CodeType)]
     return tuple(
         dict.fromkeys((*code.co_names, *(n for c in inner for n in _names(c))))
@@ -207,6 +208,6 @@ def _fixed(size: Size) -> Hashable:
 def type_key(
     type_: TensorType, of_size: Callable[[Size], Hashable] = _fixed
 ) -> Hashable:
-    """What of a type a trace depends on: of a symbolic size only that it is one, or
-    what `of_size` tells (`terms_of`: all; sizes themselves may be undecided)."""
+    """Return the key of a type. A symbolic size contributes only that it is symbolic,
+    or `of_size(size)` (`terms_of`: its expression, compared without guards)."""
     return type_.dtype, tuple(map(of_size, type_.shape)), type_.weak

@@ -1,8 +1,8 @@
-"""What a traced function changes in the containers among its arguments.
+"""Changes that a traced function makes to containers among its arguments.
 
-A trace gives a function containers of its own. What it does to them (`d["y"] = ...`,
-`items.pop()`, an attribute of an object that is a pytree) is found by comparison, and
-done to the containers of each call.
+A trace passes copies of the containers to the function. Changes of these (`d["y"] =
+...`, `items.pop()`, an attribute of an object that is a pytree) are found by comparison
+with a snapshot, and repeated on the containers of each call.
 """
 
 from collections import deque
@@ -19,16 +19,16 @@ from hopflow.symbolic.boolean import SymBool
 from hopflow.symbolic.size import SymFloat, SymInt
 
 Path: TypeAlias = tuple[tuple[str, Any], ...]
-"""The way from the arguments to a container: ("item", key) or ("attribute", name)."""
+"""The path from the arguments to a container: ("item", key) or ("attribute", name)."""
 
 
 class Replaced(NamedTuple):
-    """What a container of the arguments contains after a call.
+    """The contents of a container among the arguments after a call.
 
-    path    where it is
-    keys    of a dict, or the names of attributes; None: it is a list
+    path    the path to the container
+    keys    the keys of a dict, or the names of attributes; None: it is a list
     spec    the structure of its values
-    leaves  what each leaf of them is: ("argument", position of a leaf), ("container",
+    leaves  for each leaf of the values ("argument", position of a leaf), ("container",
             path), ("result", position of an additional result) or ("constant", value)
     """
 
@@ -39,10 +39,10 @@ class Replaced(NamedTuple):
 
 
 class Containers:
-    """The containers that a traced function is given, and what is in them before.
+    """The containers passed to a traced function, with a snapshot of their contents.
 
     Args:
-        tree: The arguments, as the function gets them.
+        tree: The traced arguments of the function.
         leaves: Their leaves.
     """
 
@@ -50,21 +50,23 @@ class Containers:
         self._arguments = {
             id(x): k for k, x in enumerate(leaves) if isinstance(x, _OF_TRACE)
         }
-        self._found = [(path, x, _contents(x)) for path, x in _containers(tree, ())]
-        self._paths = {id(x): path for path, x, _ in self._found}
+        self._snapshots = [(path, x, _contents(x)) for path, x in _containers(tree, ())]
+        self._paths = {id(x): path for path, x, _ in self._snapshots}
 
     def replaced(self) -> tuple[list[Replaced], list[Any]]:
-        """What is another content now, and the additional results that it takes."""
+        """Return the changed contents, and the additional results that are in them."""
         changes: list[Replaced] = []
         results: list[Any] = []
-        for path, container, (keys, values) in self._found:
-            now_keys, now = _contents(container)
-            same = keys == now_keys and len(values) == len(now)
-            if same and all(a is b for a, b in zip(values, now, strict=True)):
+        for path, container, (keys, values) in self._snapshots:
+            new_keys, new_values = _contents(container)
+            same = keys == new_keys and len(values) == len(new_values)
+            if same and all(a is b for a, b in zip(values, new_values, strict=True)):
                 continue
-            parts, spec = pytree.flatten(now, is_leaf=lambda x: id(x) in self._paths)
+            parts, spec = pytree.flatten(
+                new_values, is_leaf=lambda x: id(x) in self._paths
+            )
             leaves = tuple([self._leaf(part, results) for part in parts])
-            changes.append(Replaced(path, now_keys, spec, leaves))
+            changes.append(Replaced(path, new_keys, spec, leaves))
         return changes, results
 
     def _leaf(self, part: Any, results: list[Any]) -> tuple[str, Any]:
@@ -82,7 +84,7 @@ _OF_TRACE: Final = (Value, SymInt, SymFloat, SymBool)
 
 
 def _containers(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
-    """The containers of a tree that can be changed, each with the way to it."""
+    """Yield the mutable containers of a tree, each with its path."""
     steps: Iterator[tuple[tuple[str, Any], Any]]
     if isinstance(value, dict):
         steps = ((("item", k), x) for k, x in value.items())
@@ -90,7 +92,7 @@ def _containers(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
         steps = ((("item", k), x) for k, x in enumerate(value))
     elif hasattr(value, "__dict__") and not isinstance(value, _OF_TRACE):
         if pytree.is_leaf(pytree.structure(value)):
-            return  # an object that is no tree is the user's own in the trace, too
+            return  # an object that is no pytree is not copied by the trace
         steps = ((("attribute", k), x) for k, x in vars(value).items())
     else:
         return
@@ -101,13 +103,13 @@ def _containers(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
 
 
 def _contents(container: Any) -> tuple[tuple[Any, ...] | None, list[Any]]:
-    """The keys of a container, None if it is a list, and its values."""
+    """Return the keys of a container, None if it is a list, and its values."""
     if isinstance(container, list | deque):
         return None, list(container)
-    held: Mapping[Any, Any] = (
+    items: Mapping[Any, Any] = (
         container if isinstance(container, dict) else vars(container)
     )
-    return tuple(held), list(held.values())
+    return tuple(items), list(items.values())
 
 
 def replace_contents(
@@ -116,7 +118,7 @@ def replace_contents(
     leaves: Sequence[Any],
     results: Sequence[Any],
 ) -> None:
-    """Do to the containers of a call what the traced function did to its own.
+    """Apply changes to the containers among the arguments of a call.
 
     Args:
         tree: The arguments of the call.
@@ -130,31 +132,30 @@ def replace_contents(
             target.clear()
             target.extend(values)
             continue
-        held = target if isinstance(target, dict) else vars(target)
-        held.clear()
-        held.update(zip(change.keys, values, strict=True))
+        items = target if isinstance(target, dict) else vars(target)
+        items.clear()
+        items.update(zip(change.keys, values, strict=True))
 
 
 def containers_of(tree: Any) -> list[Any]:
-    """The containers of a tree that can be changed."""
+    """Return the mutable containers of a tree."""
     return [container for _, container in _containers(tree, ())]
 
 
 def check_apart(
     changes: Sequence[Replaced], tree: Any, outside: Sequence[Any] = ()
 ) -> None:
-    """Check that no container which a traced function changes is passed twice, or read
-    from outside too.
+    """Check that no changed container is passed twice, or also read from outside.
 
-    A trace gives a function a container of its own for each place in the arguments, so
-    what it does to one of them does not show in the other.
+    A trace copies a container for each place in the arguments, so that a change of one
+    copy is invisible in the others.
 
     Args:
         tree: The arguments of a call.
-        outside: What the function reads from outside.
+        outside: The values that the function reads from outside.
 
     Raises:
-        ImpurityError: one is at two places of the arguments, or outside as well.
+        ImpurityError: one is at two places of the arguments, or also read from outside.
     """
     read = {id(x) for x in outside}
     for change in changes:
@@ -176,8 +177,8 @@ def check_apart(
 
 
 def passed_and_read(container: Any) -> ImpurityError:
-    """The error for a container that is an argument, is read from outside, and is
-    changed."""
+    """Return the error for a changed container that is both an argument and read from
+    outside."""
     return ImpurityError(
         f"the function changes a {type(container).__name__} that is an argument, and "
         "that it reads from outside too. A trace takes them for different ones: read "
@@ -188,19 +189,20 @@ def passed_and_read(container: Any) -> ImpurityError:
 def _values(
     change: Replaced, tree: Any, leaves: Sequence[Any], results: Sequence[Any]
 ) -> Any:
-    """The values of a container after a call."""
-    found: list[Any] = []
-    for kind, what in change.leaves:
+    """Return the values of a container after a call."""
+    values: list[Any] = []
+    for kind, source in change.leaves:
         if kind == "argument":
-            found.append(leaves[what])
+            values.append(leaves[source])
         elif kind == "container":
-            found.append(_resolved(tree, what))
+            values.append(_resolved(tree, source))
         else:
-            found.append(results[what] if kind == "result" else what)
-    return pytree.unflatten(change.spec, found)
+            values.append(results[source] if kind == "result" else source)
+    return pytree.unflatten(change.spec, values)
 
 
 def _resolved(tree: Any, path: Path) -> Any:
+    """Return the container at a path in the arguments."""
     for kind, key in path:
         tree = tree[key] if kind == "item" else vars(tree)[key]
     return tree

@@ -1,4 +1,4 @@
-"""`Dim`: a named dimension of arguments; and which of their sizes are symbols."""
+"""`Dim`, a named dimension of arguments; and the choice of symbolic sizes."""
 
 from collections.abc import Mapping, Sequence
 from math import inf
@@ -13,16 +13,20 @@ from hopflow.trace.marks import Mark
 
 
 class Dim:
-    """A named size of arguments that calls may choose: `hf.Dim("batch", max=4096)`.
+    """A named dynamic size of arguments: `hf.Dim("batch", max=4096)`.
 
-    The same name in two places is one size. `2 * n`, `n + 1` and `n - 1` are sizes
-    that follow from it.
+    The same name in two places is one size. `2 * n`, `n + 1` and `n - 1` are derived
+    sizes.
+
+        >>> n = hf.Dim("n", max=4096)
+        >>> 2 * n + 1
+        2*n + 1
 
     Args:
         name: An identifier.
-        min, max: The sizes that are allowed, both included.
-        may_narrow: Whether the function may decide by the size, so that a trace serves
-            some of the sizes only. False: it is a `DimError` at the line that does.
+        min, max: The range of the size, inclusive.
+        may_narrow: Whether the function may specialise on the size, so that a trace
+            serves only a part of the range. False: that is a `DimError`.
 
     Raises:
         ArgumentTypeError: `name` is no string, an end no int, or `may_narrow` no bool.
@@ -95,7 +99,7 @@ class Dim:
 
     @property
     def declaration(self) -> Declaration | None:
-        """What an error calls the size that is narrowed; None: that is allowed."""
+        """The declaration, for the error on narrowing; None: narrowing is allowed."""
         if self.may_narrow:
             return None
         arguments = ", ".join([f'"{self.name}"', *ends(self.min, self.max)])
@@ -103,30 +107,30 @@ class Dim:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is the size that it names."""
+        """Whether it is the named size itself, and not derived from it."""
         return self.factor == 1 and not self.offset
 
     def of(self, value: Any) -> Any:
-        """The size for a value of `name`, which may be infinite or a symbol."""
+        """Return the size for a value of `name`, which may be infinite or a symbol."""
         return self.factor * value + self.offset
 
     def solve(self, size: int) -> int | None:
-        """The value of `name` for which this is `size`; None: there is none."""
+        """Return the value of `name` for which this is `size`, or None."""
         value, rest = divmod(size - self.offset, self.factor)
         return None if rest or not self.min <= value <= self.max else value
 
 
 Choice: TypeAlias = bool | Dim | Mark | None
-"""What a size or a number is: a symbol (of a Dim, or as a tensor is marked), a
-constant, or None: the default."""
+"""Whether a size or number is a symbol (True, a `Dim` or a mark of the tensor) or a
+constant (False); None: the default."""
 
 LeafPlan: TypeAlias = Choice | tuple[Choice, ...]
-"""For a leaf: one choice for all its sizes (and for a number), or one for each axis."""
+"""One choice for all sizes of a leaf, or for the number it is; or one for each axis."""
 
 Dynamic: TypeAlias = Any
-"""What users give: a Choice for all, or by argument (a sequence, or a mapping by name)
-a Choice, a mapping from axes, a sequence with one for each axis; in containers of the
-argument's structure where it has one."""
+"""The option `dynamic`: a Choice for all arguments; or for each (a sequence, or a
+mapping by name) a Choice, a mapping from axes, or a sequence with one for each axis; in
+containers of the argument's structure."""
 
 
 def plan_leaves(
@@ -136,16 +140,16 @@ def plan_leaves(
     parameters: Sequence[str],
     option: str = "dynamic",
 ) -> list[LeafPlan]:
-    """One plan for each leaf of `args`.
+    """Return a plan for each leaf of `args`.
 
     Args:
         name: The public function, for messages.
         parameters: The names of the function's parameters, one for each of `args`.
-        option: What the argument `dynamic` of the public function is called.
+        option: The public function's name of the argument `dynamic`.
 
     Raises:
-        ArgumentTypeError: `dynamic` has what is no choice.
-        ArgumentValueError: it names an argument or axis that is not there.
+        ArgumentTypeError: an element of `dynamic` is no choice.
+        ArgumentValueError: it names an argument or axis that does not exist.
     """
     if _is_choice(dynamic):
         return [dynamic for arg in args for _ in pytree.flatten(arg)[0]]
@@ -177,14 +181,14 @@ def _is_choice(spec: Any) -> bool:
 
 
 def _plan(name: str, spec: Any, tree: Any, where: str) -> list[LeafPlan]:
-    """The plans of a tree's leaves by what the user says of it."""
+    """Return a plan for each leaf of an argument, by the user's `spec` of it."""
     leaves, structure = pytree.flatten(tree)
     if _is_choice(spec):
         return [spec] * len(leaves)
     if pytree.is_leaf(structure):
         return [_plan_axes(name, spec, leaves[0], where)]
-    one = structure.one_level()
-    parts = [] if one is None else one.flatten_up_to(tree)
+    level = structure.one_level()
+    parts = [] if level is None else level.flatten_up_to(tree)
     keys = structure.entries()
     if isinstance(spec, Mapping):
         for key in spec:
@@ -196,13 +200,13 @@ def _plan(name: str, spec: Any, tree: Any, where: str) -> list[LeafPlan]:
     else:
         raise _no_choice(name, where, spec)
     plans: list[LeafPlan] = []
-    for key, part, own in zip(keys, parts, specs, strict=True):
-        plans += _plan(name, own, part, f"{where}[{key!r}]")
+    for key, part, part_spec in zip(keys, parts, specs, strict=True):
+        plans += _plan(name, part_spec, part, f"{where}[{key!r}]")
     return plans
 
 
 def _plan_axes(name: str, spec: Any, leaf: Any, where: str) -> LeafPlan:
-    """The plan of a tensor whose axes the user tells apart."""
+    """Return the plan of a tensor, by the user's `spec` for its axes."""
     ndim = len(getattr(leaf, "shape", ()))
     if isinstance(spec, Mapping):
         chosen: dict[int, Choice] = {}
@@ -237,7 +241,7 @@ def _no_choice(name: str, where: str, found: Any) -> ArgumentTypeError:
 
 
 def choice_of(plan: LeafPlan, axis: int | None) -> Choice:
-    """The choice for one axis; None: for the number that the leaf is."""
+    """Return the choice for an axis of a leaf; None: for the number that it is."""
     if isinstance(plan, tuple):
         return None if axis is None else plan[axis]
     return plan

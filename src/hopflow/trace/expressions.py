@@ -1,6 +1,6 @@
-"""Symbolic numbers and conditions as values of a trace: nodes of arithmetic on symbols.
+"""Lowering of symbolic numbers and conditions to arithmetic nodes on symbols.
 
-Integers are i64, and floats f64 whatever the default dtype is, as Python's are.
+Integers are i64, and floats f64 like Python's, whatever the default dtype is.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ from hopflow.symbolic.terms import (
 def value_of(
     number: SymInt | SymFloat | SymBool, value: Callable[[Symbol], Any]
 ) -> Any:
-    """`number` as i64[], f64[] or bool[], of values for its symbols."""
+    """Return `number` as i64[], f64[] or bool[], by the values of its symbols."""
     if isinstance(number, SymInt):
         return _integer(number.expression, value)
     if isinstance(number, SymFloat):
@@ -37,8 +37,8 @@ def value_of(
 
 
 def _integer(terms: Terms, value: Callable[[Symbol], Any]) -> Any:
-    """An integer expression as one node, which whoever runs it evaluates exactly; but
-    over floats, which are no sizes, as nodes of arithmetic."""
+    """Return an integer expression as one node, which is evaluated exactly; one over
+    floats, which are no sizes, as arithmetic nodes."""
     size = as_size(terms)
     if not isinstance(size, SymInt):
         return size
@@ -51,7 +51,7 @@ def _integer(terms: Terms, value: Callable[[Symbol], Any]) -> Any:
 
 
 def _computed(operand: Operand, value: Callable[[Symbol], Any]) -> Any:
-    """A float expression, or an integer in one."""
+    """Return the value of a float expression, or of an integer in one."""
     if isinstance(operand, tuple):
         return _integer(operand, value)
     if isinstance(operand, Atom):
@@ -74,8 +74,8 @@ def _condition(condition: SymBool, value: Callable[[Symbol], Any]) -> Any:
 
 
 def _clamped(terms: Terms, k: int) -> tuple[Terms, int]:
-    """Two integers that compare as an expression and a number do; an int64 holds both
-    where the expression is computed exactly."""
+    """Return an expression and a number that fit int64 and compare like `terms` and
+    `k`."""
     if saturated(terms) == terms and k in INT64:
         return terms, k
     return saturated(plus_constant(terms, -k)), 0

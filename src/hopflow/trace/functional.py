@@ -1,10 +1,9 @@
-"""Functionalization: a write becomes a new value, seen by every view of its base.
+"""Functionalization: a write becomes a new value that every view of its base sees.
 
-`docs/notes/memory_and_aliases.md` says how storages, chains of views and versions do
-that.
+`docs/notes/memory_and_aliases.md` describes storages, chains of views and versions.
 
-A base may turn out to be a part of another one, as when a body reads a view of what it
-writes: its storage then says where it is `within` that, and all its views follow.
+A base may turn out to be a view of another one, as when a body reads a view of what it
+writes: its storage then has an `embedding` in that base, which all its views follow.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,36 +31,42 @@ from hopflow.trace.source import direct_line, user_line
 
 
 class ViewStep(NamedTuple):
-    """One view operation of a chain, with its operands but the first."""
+    """A view operation of a chain, with its operands except the base."""
 
     op: Any
     operands: tuple[Operand, ...]
     params: dict[str, Any]
 
     def view(self, tracer: "Functional", base: "TracedTensor") -> "TracedTensor":
-        """The value of the view, for a value of its base."""
-        [found] = tracer.record(self.op, (base, *self.operands), self.params)
-        return found
+        """Return the value of the view for a value of its base."""
+        [result] = tracer.record(self.op, (base, *self.operands), self.params)
+        return result
 
     def unview(self, base: "TracedTensor", new: "TracedTensor") -> Value:
-        """The value of the base once the view has the value `new`."""
+        """Return the value of the base after the view is written with `new`."""
         written: Value = self.op.unview(base, new, *self.operands, **self.params)
         return written
 
     def again(self, base: Value, below: Callable[[Value], Value]) -> Value:
-        """The view of a tensor below, under the present interpreter."""
-        own = [below(o) if isinstance(o, Value) else o for o in self.operands]
-        [found] = bind(self.op, (base, *own), self.params)
-        return found
+        """Return the same view of a tensor below, under the current interpreter.
+
+        Args:
+            below: An operand of the step -> its value below.
+        """
+        operands = [below(o) if isinstance(o, Value) else o for o in self.operands]
+        [result] = bind(self.op, (base, *operands), self.params)
+        return result
 
     def localized(self, tracer: "Functional") -> "ViewStep":
-        """The same step with its operands as `tracer` has them."""
-        own = [tracer.localize(o) if isinstance(o, Value) else o for o in self.operands]
-        return self._replace(operands=tuple(own))
+        """Return the same step with operands that are localized to `tracer`."""
+        operands = [
+            tracer.localize(o) if isinstance(o, Value) else o for o in self.operands
+        ]
+        return self._replace(operands=tuple(operands))
 
 
 class Strided(NamedTuple):
-    """The step of a chain from a row of elements to those at strides of it."""
+    """The step of a chain from a flat tensor to a strided view of it."""
 
     place: StridedPlace
 
@@ -83,27 +88,28 @@ Chain: TypeAlias = tuple[ViewStep | Strided, ...]
 
 
 class Place(NamedTuple):
-    """Where a tensor is: a storage, and the steps to the tensor from its base."""
+    """The location of a tensor: a storage, and the view steps from its base."""
 
     storage: "FunctionalStorage"
     chain: Chain
 
 
 class FunctionalStorage:
-    """What a base tensor holds now.
+    """The current value of a base tensor.
 
-    owner    the base tensor
-    tensor   its value: a plain one, never written itself
-    within   None, or where the base is in another one, which then holds its value
+    owner      the base tensor
+    tensor     its value: an unaliased tensor, never written itself
+    version    the number of writes
+    embedding  None, or the place of the base in another base, which holds its value
     """
 
-    __slots__ = ("owner", "tensor", "version", "within")
+    __slots__ = ("embedding", "owner", "tensor", "version")
 
     def __init__(self, owner: "TracedTensor") -> None:
         self.owner = owner
         self.tensor = TracedTensor(owner.tracer, owner.source)
         self.version = 0
-        self.within: Place | None = None
+        self.embedding: Place | None = None
 
 
 _NUMBER: Final = (
@@ -122,14 +128,14 @@ _REMEDY: Final = {
 
 
 class TracedTensor(Tensor):
-    """A tensor of a trace: a var of the tracer's graph, and what it is a view of.
+    """A tensor of a trace: a var of the tracer's graph, which may view a base tensor.
 
-    tracer    whose graph it belongs to
+    tracer    the tracer
     source    the var that holds its value, as of `version` of `storage`
-    storage   None: never viewed nor written
+    storage   the storage of its base; None: it was never viewed nor written
     chain     the view operations that lead to it from the base
-    origin    of what was lifted: what it stands for outside
-    taken     of a view made by `x[key]`: x and the key
+    origin    for a lifted tensor, the tensor of the parent
+    taken     for a view `x[key]`, the pair of x and the key
     """
 
     __slots__ = ("chain", "origin", "source", "storage", "taken", "tracer", "version")
@@ -164,13 +170,13 @@ class TracedTensor(Tensor):
         return item
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        # `x[key] += v` writes through the view `x[key]`, which Python then assigns to
-        # the place that it is a view of.
+        # `x[key] += v` writes through the view `x[key]`, and Python then assigns that
+        # view to the elements that it already is.
         if not (isinstance(value, TracedTensor) and value.is_at(self, key)):
             super().__setitem__(key, value)
 
     def is_at(self, owner: Value, key: Any) -> bool:
-        """Whether this is the view `owner[key]`, and up to date."""
+        """Whether this is the current view `owner[key]`."""
         if self.taken is None or self.taken[0] is not owner:
             return False
         storage = self.tracer.place(self).storage
@@ -184,11 +190,11 @@ class TracedTensor(Tensor):
         return f"Tensor(traced, {self.type})"
 
     def item(self) -> Any:
-        """The one element: a number over symbols, where the trace has symbols.
+        """Return the only element as a number over symbols.
 
         Raises:
-            ConversionError: there is not one element.
-            TraceError: the trace has no symbols.
+            ConversionError: the size is not 1.
+            TraceError: the trace makes no symbols.
         """
         if is_unbacked(self.type.size):
             flat = resized("item", self.reshape((self.type.size,)), 0, 1)
@@ -199,24 +205,24 @@ class TracedTensor(Tensor):
                 f"item(): expected a tensor with one element, and found {self.type}. "
                 "Choose one element, or reduce the tensor."
             )
-        one = self if not self.shape else self.reshape(())
-        assert isinstance(one, TracedTensor)
-        return one.tracer.number_of(one)
+        scalar = self if not self.shape else self.reshape(())
+        assert isinstance(scalar, TracedTensor)
+        return scalar.tracer.number_of(scalar)
 
     def as_size(self) -> Size:
-        """The symbolic size that the tensor is the value of.
+        """Return the symbolic size that the tensor holds.
 
         Raises:
-            TraceError: it is the value of none.
+            TraceError: it does not hold a size.
         """
         return self.tracer.size_of(self)
 
-    def _concrete(self, what: str) -> Any:
-        return self.tracer.concrete(self, what)
+    def _concrete(self, use: str) -> Any:
+        return self.tracer.concrete(self, use)
 
 
 def _is_same_key(a: Any, b: Any) -> bool:
-    """Whether two keys are surely the same; tensors are by identity only."""
+    """Whether two keys are certainly equal; tensors are compared by identity."""
     if a is b:
         return True
     if type(a) is not type(b):
@@ -230,12 +236,12 @@ def _is_same_key(a: Any, b: Any) -> bool:
 
 
 class Functional(Interpreter):
-    """An interpreter whose tensors are never changed: it keeps views and writes apart.
+    """An interpreter that replaces writes by new values, and updates views.
 
-    A subclass records operations (`record`) and localises tensors of other levels
+    A subclass records operations (`record`) and localizes tensors of other levels
     (`localize`).
 
-    shape_lines   None, or: var -> the first line of the user's that read its shape
+    shape_lines   var -> the user's first line that read its shape; None: not recorded
     """
 
     __slots__ = ("shape_lines",)
@@ -248,18 +254,21 @@ class Functional(Interpreter):
         raise NotImplementedError
 
     def localize(self, value: Value) -> TracedTensor:
-        """The tensor of this interpreter that stands for `value`."""
+        """Return the tensor of this interpreter for `value`."""
         raise NotImplementedError
 
     def size_of(self, tensor: TracedTensor) -> Size:
-        """The symbolic size that a tensor of this interpreter is the value of."""
+        """Return the symbolic size that a tensor of this interpreter holds."""
         raise NotImplementedError
 
     def concrete(self, tensor: TracedTensor, what: str) -> Any:
-        """The elements of a tensor of this interpreter, for the use that `what` names.
+        """Return the elements of a tensor of this interpreter, for a use in Python.
+
+        Args:
+            what: The name of the use: "bool", "int", "item", ...
 
         Raises:
-            TraceError: only a run knows them.
+            TraceError: they are known only at run time.
         """
         line = user_line(3)
         raise TraceError(
@@ -270,7 +279,7 @@ class Functional(Interpreter):
         )
 
     def number_of(self, tensor: TracedTensor) -> Any:
-        """What `item` of a tensor of no axes is."""
+        """Return `item` of a tensor of rank 0."""
         raise NotImplementedError
 
     def process(
@@ -291,7 +300,7 @@ class Functional(Interpreter):
         operands: Sequence[Operand],
         params: dict[str, Any],
     ) -> None:
-        # The chain reads its other operands as they are now, whatever is written later.
+        # Later writes to the other operands must not change the view.
         frozen = tuple(
             self._snapshot(o) if isinstance(o, Value) else o for o in operands
         )
@@ -300,28 +309,28 @@ class Functional(Interpreter):
         view.version = self.place(base).storage.version
 
     def _snapshot(self, value: Value) -> TracedTensor:
-        """What a tensor holds now: a plain value, which no write to another reaches."""
+        """Return the current value of a tensor as one that aliases no other."""
         return TracedTensor(self, self.read(self.localize(value)))
 
     def detached(self, view: Value) -> Value:
-        # One of a user's type has no memory that is written to.
+        # A tensor of a user's type has no memory.
         return view if has_process(view) else self._snapshot(view)
 
     def storage_of(self, tensor: TracedTensor) -> FunctionalStorage:
-        """The storage of a tensor of this interpreter, made at its first need."""
+        """Return the storage of a tensor of this interpreter; make it if necessary."""
         if tensor.storage is None:
             tensor.storage = FunctionalStorage(tensor)
         return tensor.storage
 
     def place(self, tensor: TracedTensor) -> Place:
-        """Where a tensor of this interpreter is in the outermost base."""
+        """Return the place of a tensor of this interpreter in the outermost base."""
         storage, chain = self.storage_of(tensor), tensor.chain
-        while (outer := storage.within) is not None:
+        while (outer := storage.embedding) is not None:
             storage, chain = outer.storage, (*outer.chain, *chain)
         return Place(storage, chain)
 
     def read(self, tensor: TracedTensor) -> Var:
-        """The var that holds the tensor's present value."""
+        """Return the var that holds the tensor's current value."""
         if tensor.storage is not None:
             storage, chain = self.place(tensor)
             if tensor.version != storage.version:
@@ -333,11 +342,11 @@ class Functional(Interpreter):
         return tensor.source
 
     def change(self, owner: Any, name: str, value: Any) -> None:
-        """Set an attribute of a tensor or storage, which may come to be taken back."""
+        """Set an attribute of a tensor or storage; a subclass may undo it later."""
         setattr(owner, name, value)
 
     def write(self, target: Value, new: Value) -> None:
-        """Give `target`, and what shares its storage, the value `new` of its type."""
+        """Write `new`, of the same type, to `target` and everything that aliases it."""
         check_memory(target)
         tensor = self.localize(target)
         self.prepare_write(tensor)
@@ -348,34 +357,34 @@ class Functional(Interpreter):
         self.change(tensor, "version", place.storage.version)
 
     def _write_at(self, place: Place, value: TracedTensor) -> None:
-        """Carry a new value back to the base of its place."""
+        """Propagate a new value along its chain back to the base."""
         storage, chain = place
-        # The values along the chain, from the base to the view's own base.
-        along = [storage.tensor]
+        # The values along the chain, from the base to the last step's input.
+        inputs = [storage.tensor]
         for step in chain[:-1]:
-            along.append(step.view(self, along[-1]))
+            inputs.append(step.view(self, inputs[-1]))
         with using(self):
-            for step, base in zip(reversed(chain), reversed(along), strict=False):
-                written = step.unview(base, value)
-                value = TracedTensor(self, self.read(self.localize(written)))
+            for step, base in zip(reversed(chain), reversed(inputs), strict=False):
+                updated = step.unview(base, value)
+                value = TracedTensor(self, self.read(self.localize(updated)))
         self.change(storage, "tensor", value)
         self.change(storage, "version", storage.version + 1)
 
-    def put_within(self, base: TracedTensor, place: Place) -> None:
-        """Make a base a part of another one, which takes over what was written."""
+    def embed(self, base: TracedTensor, place: Place) -> None:
+        """Make a base a view of another one, which takes over the written value."""
         part, whole = self.storage_of(base), place.storage
-        self.change(part, "within", place)
+        self.change(part, "embedding", place)
         if part.version:
-            # No version of a view of either may be taken for one of the whole.
+            # A view's version, of either base, must not equal a later one of the whole.
             self.change(whole, "version", max(part.version, whole.version))
             self._write_at(place, part.tensor)
 
     def prepare_write(self, tensor: TracedTensor) -> None:
-        """Have all that shares memory with a tensor be views of one base."""
+        """Make all aliases of a tensor views of one base."""
 
 
 def escaped(value: TracedTensor, why: str) -> EscapedValueError:
-    """The error for a value used where its trace does not reach."""
+    """Return the error for a value that is used outside its trace."""
     return EscapedValueError(
         f"a traced tensor {value.type} is used outside the function whose trace made "
         f"it ({why}). Return it from that function, or pass it as an operand."
@@ -383,7 +392,7 @@ def escaped(value: TracedTensor, why: str) -> EscapedValueError:
 
 
 def escaped_number(symbol: Symbol) -> EscapedValueError:
-    """The error for a symbol where its trace does not reach."""
+    """Return the error for a symbol that is used outside its trace."""
     return EscapedValueError(
         f"the number `{symbol}` is used outside the body whose trace made it"
         f"{at_line()}. Only what a body returns is known outside."
@@ -391,15 +400,15 @@ def escaped_number(symbol: Symbol) -> EscapedValueError:
 
 
 def at_line() -> str:
-    """Where the user's code is now, for the text of an error."""
+    """Return the user's current line in parentheses, for the text of an error."""
     line = user_line(2)
     return f" (at {line})" if line else ""
 
 
-def aliased_write(what: TensorType) -> MutationError:
-    """The error for a write in a body to memory that it reads by another name too,
-    where the two cannot be views of one tensor."""
+def aliased_write(type_: TensorType) -> MutationError:
+    """Return the error for a write in a body to a tensor whose alias it also uses, if
+    the two cannot be views of one tensor."""
     return MutationError(
-        f"a body writes to a tensor {what} from outside that shares its memory with "
+        f"a body writes to a tensor {type_} from outside that shares its memory with "
         "another one it uses. Use one of them, and take views of it inside the body."
     )

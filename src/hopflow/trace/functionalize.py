@@ -1,8 +1,8 @@
-"""`hf.functionalize`: a function whose writes are new values until it returns.
+"""`hf.functionalize`: delay the writes of a function until it returns.
 
-`Functionalize` is a tracer that computes as it records, each operation by the
-interpreter below it, which therefore sees no write. Only at the end are tensors from
-outside written, once each, with what they came to hold.
+`Functionalize` is a tracer that also computes each operation by the interpreter below,
+which therefore sees no writes. Only at the end, each written tensor from outside is
+written once, with its final value.
 """
 
 import functools
@@ -31,22 +31,22 @@ from hopflow.tensor import Tensor
 from hopflow.trace.captures import Capture
 from hopflow.trace.functional import TracedTensor
 from hopflow.trace.rollback import unchanged_on_error
-from hopflow.trace.signature import Given
+from hopflow.trace.signature import FlatArguments
 from hopflow.trace.source import argument_texts, name_of, parameter_names, user_env
 from hopflow.trace.tensor_types import opened
 from hopflow.trace.tracer import Tracer, trace_into
 
 
 class Functionalize(Tracer):
-    """A tracer each of whose vars has a value, computed by the interpreter below.
+    """A tracer whose vars have values, computed by the interpreter below.
 
-    values    what the vars hold, below
+    values    var -> its value below
     """
 
     __slots__ = ("values",)
 
     def __init__(self, parent: Interpreter, name: str) -> None:
-        # The symbols of bodies, where no tracer around has any.
+        # Bodies may make symbols, even if no tracer below does.
         super().__init__(parent, name, env=user_env())
         self.values: dict[Var, Operand] = {}
 
@@ -65,7 +65,7 @@ class Functionalize(Tracer):
     # --- recording ---
 
     def detached(self, view: Value) -> Value:
-        # What a view is below may have memory, which is written at the end.
+        # The value below may have memory, which is written at the end.
         return self.process(copy, (view,), {})[0]
 
     def record(
@@ -74,7 +74,7 @@ class Functionalize(Tracer):
         if _may_make_symbols(op, params):
             return self._record_with_sizes(op, args, params)
         recorded = [self.arg(a) for a in args]
-        node = self.graph.call(op, recorded, params, ())  # nobody reads its line
+        node = self.graph.call(op, recorded, params, ())  # without types and line
         with using(self.parent):
             values = self.run(node)
         node.results = tuple([Var(node, i, v.type) for i, v in enumerate(values)])
@@ -84,14 +84,14 @@ class Functionalize(Tracer):
     def _record_with_sizes(
         self, op: Any, args: Sequence[Operand], params: dict[str, Any]
     ) -> tuple[TracedTensor, ...]:
-        """The same for what may bring forth symbols."""
+        """Record an operation whose results may have new symbolic sizes."""
         results = super().record(op, args, params)
         node = results[0].source.node if results else self.graph.nodes[-1]
         with using(self.parent):
             values = self.run(node)
         for var, value in zip(node.results, values, strict=True):
             if type(op) is not OpDef and not same_shape(var.type.shape, value.shape):
-                # A size that was made within.
+                # The value has the actual size.
                 var.type = var.type.with_shape(value.type.shape)
             self.values[var] = value
         if node.symbol is not None:
@@ -99,26 +99,26 @@ class Functionalize(Tracer):
         return results
 
     def run(self, node: Node) -> Sequence[Value]:
-        """The results of a node, by the present interpreter: the one below."""
+        """Return the results of a node by the current interpreter, the one below."""
         return bind(node.op, [self.value(a) for a in node.args], node.params)
 
     def _define_as_below(self, node: Node) -> None:
-        """Have a node define the symbol of its value, or none for a known number."""
+        """Make a node define the symbol that its value below is, if it is one."""
         [var] = node.results
-        known = self.values[var]
+        value = self.values[var]
         assert node.symbol is not None
         del self.symbols[node.symbol]
-        size = known.as_size() if isinstance(known, TracedTensor) else 0
+        size = value.as_size() if isinstance(value, TracedTensor) else 0
         node.symbol = plain_symbol(size)
         if node.symbol is not None:
             self.symbols[node.symbol] = var
 
     def value(self, arg: Arg) -> Operand:
-        """What a var or a constant is, below."""
+        """Return the value of a var or a constant below."""
         return arg if isinstance(arg, Constant) else self.values[arg]
 
     def held(self, tensor: Value) -> Value:
-        """What a tensor of this trace, or of one below, holds now: below."""
+        """Return the current value below of a tensor of this or an enclosing trace."""
         return as_value(self.values[self.read(self.localize(tensor))])
 
     # --- numbers ---
@@ -126,19 +126,19 @@ class Functionalize(Tracer):
     def symbol_of(
         self, value: Value, min: float = -inf, max: Size | float = inf
     ) -> Size:
-        known = self.held(value)
+        held = self.held(value)
         with using(self.parent):
-            return current().symbol_of(known, min, max)
+            return current().symbol_of(held, min, max)
 
     def size_of(self, tensor: TracedTensor) -> Size:
-        known = self.held(tensor)
-        return known.as_size() if isinstance(known, TracedTensor) else int(known)
+        held = self.held(tensor)
+        return held.as_size() if isinstance(held, TracedTensor) else int(held)
 
     def concrete(self, tensor: TracedTensor, what: str) -> Any:
         return self.held(tensor)._concrete(what)
 
     def has_tangent(self, value: Value) -> bool:
-        # A tensor from outside holds what it was given within this trace.
+        # A tensor from outside may have been written in this trace.
         is_below = isinstance(value, TracedTensor) and value.tracer is not self
         return super().has_tangent(value if is_below else self.held(value))
 
@@ -148,11 +148,11 @@ class Functionalize(Tracer):
     # --- the end ---
 
     def written(self) -> list[Capture]:
-        """The tensors of outside that were written."""
+        """Return the captures of written tensors from outside."""
         return [c for c in self._from_outside() if c.written]
 
     def write_back(self) -> None:
-        """End the trace, and give what was written of outside what it holds now."""
+        """End the trace, and write the final values of tensors from outside."""
         for capture in self.written():
             value = self.held(capture.tensor)
             with using(self.parent):
@@ -160,43 +160,50 @@ class Functionalize(Tracer):
         self.closed = True
 
     def outside(self, leaf: Any) -> Any:
-        """A result as the caller has it: what is a tensor of its own, or a view of one,
-        is so again."""
+        """Return a result below; a tensor of the caller, or a view of one, is that
+        tensor or view again."""
         if not (isinstance(leaf, TracedTensor) and leaf.tracer is self):
             return leaf
         owner = leaf if leaf.storage is None else leaf.storage.owner
         if owner.origin is None:
             return self.held(leaf)
-        found: Value = owner.origin
+        view: Value = owner.origin
         for step in leaf.chain:
-            found = step.again(found, self.held)
-        return found
+            view = step.again(view, self.held)
+        return view
 
 
 def _may_make_symbols(op: Any, params: dict[str, Any]) -> bool:
-    """Whether an operation may have results of sizes that no operand has."""
+    """Whether an operation may have results with new symbolic sizes."""
     if type(op) is OpDef:
         return op is item or op is dim_size
     return not op.is_call or not all([o.type.is_static for o in params["body"].outputs])
 
 
 def functionalize(f: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that does what `f` does, without writes in between.
+    """Return a function that computes `f` without writes until `f` returns.
 
-    Within it a write (`x[i] = v`, `x += v`, also through views of views) makes a new
-    value, which all views of the tensor take from there on. When `f` has returned, the
-    arguments and the tensors of enclosing functions that it wrote are written, each
-    once; if it raises, none is. Results that are such tensors, or views of them, are so
-    again.
+    A write within `f` (`x[i] = v`, `x += v`, also through views of views) makes a new
+    value, which all views of the tensor then have. When `f` returns, each argument and
+    tensor from outside that it wrote is written once; if `f` raises, none is. Results
+    that are such tensors or views of them remain so.
+
+        >>> def double(x):
+        ...     x *= 2
+        >>> x = hf.asarray([1.0, 2.0])
+        >>> hf.functionalize(double)(x)
+        >>> x.tolist()
+        [2.0, 4.0]
 
     Args:
-        f: Takes and returns any pytrees. What is no tensor or array passes as it is.
+        f: Takes and returns any pytrees. Leaves that are neither tensors nor arrays are
+            passed unchanged.
 
     Raises:
-        ArgumentTypeError: `f` is no function.
-        ReadOnlyError: `f` writes into a broadcast or read-only memory (at a call).
-        MutationError: a tensor that is written shares its memory with another one, and
-            the two cannot be views of one tensor (at a call).
+        ArgumentTypeError: `f` is not callable.
+        ReadOnlyError: `f` writes to a broadcast or to read-only memory (at a call).
+        MutationError: a written tensor aliases another one, and the two cannot be views
+            of one tensor (at a call).
     """
     if not callable(f):
         raise ArgumentTypeError(
@@ -205,25 +212,25 @@ def functionalize(f: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(f)
     def call(*args: Any, **kwargs: Any) -> Any:
-        given = Given.of(args, kwargs)
+        flat = FlatArguments.of(args, kwargs)
         names = [*parameter_names(f, len(args)), *kwargs]
-        positional, named = given.spec.children()
+        positional, named = flat.spec.children()
         texts = argument_texts(names, [*positional.children(), *named.children()])
         tracer = Functionalize(current(), name_of(f))
 
         def run() -> Any:
             leaves = [
                 tracer.reference(x, text) if isinstance(x, Value) else x
-                for x, text in zip(given.leaves, texts, strict=True)
+                for x, text in zip(flat.leaves, texts, strict=True)
             ]
-            own_args, own_kwargs = pytree.unflatten(given.spec, leaves)
-            return f(*own_args, **own_kwargs)
+            traced_args, traced_kwargs = pytree.unflatten(flat.spec, leaves)
+            return f(*traced_args, **traced_kwargs)
 
         with unchanged_on_error():
             result = trace_into(tracer, run, ())
             with using(tracer.parent):
-                found = pytree.tree_map(tracer.outside, opened(result, tracer))
+                outputs = pytree.tree_map(tracer.outside, opened(result, tracer))
             tracer.write_back()
-        return found
+        return outputs
 
     return recordable(call, made=("functionalize", f, {}))

@@ -1,4 +1,4 @@
-"""Numbers over symbols in a trace: as values of its graph, and from values of it."""
+"""Conversion between numbers over symbols and values of a traced graph."""
 
 from collections.abc import Callable, Sequence
 from math import inf
@@ -34,7 +34,8 @@ from hopflow.trace.functional import Functional, TracedTensor, escaped_number
 
 
 class Numbers(Functional):
-    """The part of a tracer that knows numbers over symbols; see `Tracer` for fields."""
+    """The part of a tracer that converts numbers over symbols; see `Tracer` for the
+    attributes."""
 
     __slots__ = ()
 
@@ -51,15 +52,15 @@ class Numbers(Functional):
     _expressions: dict[Any, tuple[Var, int]]
 
     def symbol(self, symbol: Symbol) -> Var:
-        """The input for a shape symbol, lifted from the parent first."""
+        """Return the var of a symbol, which is lifted from the parent if necessary."""
         raise NotImplementedError
 
     def known_size(self, var: Var) -> Size | None:
-        """The size that a var is the value of, here or where it was lifted from."""
+        """Return the size that a var holds, by this trace or one below, or None."""
         raise NotImplementedError
 
     def value_of(self, number: SymInt | SymFloat | SymBool) -> Value:
-        """A number over symbols as a tensor, weak as a Python number is."""
+        """Return a number over symbols as a weak tensor."""
         if isinstance(number, SymInt):
             number = self.whole(number)
         var = self._expression(number)
@@ -71,11 +72,11 @@ class Numbers(Functional):
         return TracedTensor(self, var)
 
     def whole(self, size: SymInt) -> SymInt:
-        """An integer that floats of the arguments decide, as a symbol that each call
-        computes; any other as it is.
+        """Return an integer that depends on float arguments as one symbol, which each
+        call computes; return any other integer unchanged.
 
         Raises:
-            ArgumentRangeError: an int64 cannot hold that of this call.
+            ArgumentRangeError: its value in this call is out of the range of int64.
         """
         symbols = free_symbols(size)
         if not any(s.real for s in symbols):
@@ -83,20 +84,20 @@ class Numbers(Functional):
         env, outermost = self.env, self.outermost
         if env is None or any(s.hint is None for s in symbols):
             return size
-        known = outermost.computed.get(size.expression)
-        if known is None:
+        number = outermost.computed.get(size.expression)
+        if number is None:
             text = format_operand(
                 size.expression, lambda s: env.symbols.get(s) or s.name
             )
             hint = int(evaluate(size, lambda s: s.hint, int))
             if hint not in INT64:
                 raise beyond_int64(text, hint)
-            known = env.backed(None, hint, INT64.low, INT64.high, text)
-            outermost.computed[size.expression] = known
-        [symbol] = free_symbols(known)
-        if symbol not in outermost.symbols:  # or no more: it was taken back
+            number = env.backed(None, hint, INT64.low, INT64.high, text)
+            outermost.computed[size.expression] = number
+        [symbol] = free_symbols(number)
+        if symbol not in outermost.symbols:  # new, or removed by a rollback
             outermost.define(symbol)
-        return known
+        return number
 
     @property
     def outermost(self) -> "Numbers":
@@ -107,25 +108,26 @@ class Numbers(Functional):
         return tracer
 
     def define(self, symbol: Symbol) -> Var:
-        """A new input for a symbol."""
+        """Make a new input for a symbol."""
         raise NotImplementedError
 
     def _expression(self, expression: Any) -> Var:
-        """The var that holds an expression: nodes of arithmetic on symbols, once."""
-        key = expression  # equal where it is written the same, which asks nothing
+        """Return the var of an expression: arithmetic nodes on symbols, shared by equal
+        expressions."""
+        key = expression  # compared by structure, which makes no guard
         if type(expression) is SymInt:
             key = expression.expression
         elif type(expression) is SymFloat:
             key = expression.node
-        known, position = self._expressions.get(key, (None, -1))
+        cached, position = self._expressions.get(key, (None, -1))
         nodes = self.graph.nodes
-        # Nodes may have been taken back since.
+        # A rollback may have removed the node.
         if (
-            known is not None
+            cached is not None
             and position < len(nodes)
-            and nodes[position] is known.node
+            and nodes[position] is cached.node
         ):
-            return known
+            return cached
         var: Var = expressions.value_of(expression, self._symbol_value).source
         if var.node.section is None and var.node.symbol is None:
             self._expressions[key] = var, len(nodes) - 1
@@ -137,11 +139,11 @@ class Numbers(Functional):
         return TracedTensor(self, self.symbol(symbol))
 
     def size_of(self, tensor: TracedTensor) -> Size:
-        known = self.known_size(self.read(tensor))
-        if known is None:
+        size = self.known_size(self.read(tensor))
+        if size is None:
             tensor._concrete("operator.index")
             raise AssertionError
-        return known
+        return size
 
     def number_held(self, value: Value) -> Size | None:
         return self.known_size(self.read(self.localize(value)))
@@ -149,18 +151,18 @@ class Numbers(Functional):
     def symbol_of(
         self, value: Value, min: float = -inf, max: Size | float = inf
     ) -> Size:
-        """One symbol for each value that a tensor has held: a node of its own, unless
-        it is the value of a size already, or made as one that is: `x[m] + y[m]` has
-        one size.
+        """Return one symbol for each value of a tensor: that of a new `item` node,
+        unless the value is that of a size, or equal to one by its nodes: `x[m] + y[m]`
+        has one size.
 
         Raises:
             TraceError: this trace makes no symbols.
         """
         tensor = self.localize(value)
         var = self.read(tensor)
-        known = self.known_size(var)
-        if known is not None:
-            return known
+        existing = self.known_size(var)
+        if existing is not None:
+            return existing
         for defined in self.symbols.values():
             if defined.node.op is item and equal_values(defined.node.args[0], var):
                 return self.size_of(TracedTensor(self, defined))
@@ -169,7 +171,7 @@ class Numbers(Functional):
         assert self.env is not None
         bound = inf if isinstance(max, SymInt) else max
         allowed = ValueRange(min, bound) & self.ranges.get(var, EVERY)
-        # The values of symbols are in i64: the program stops at one of u64 beyond it.
+        # Symbols are i64: the program fails for a larger u64.
         fits = var.type.dtype is not uint64 or allowed.high <= INT64.high
         allowed = allowed if fits else allowed & ValueRange(0, INT64.high)
         if allowed.is_point:
@@ -184,13 +186,13 @@ class Numbers(Functional):
     def learn_ranges(
         self, values: Sequence[Value], ranges: Sequence[ValueRange]
     ) -> None:
-        """Note where integers of no axes lie, for when one becomes a symbol."""
-        for value, found in zip(values, ranges, strict=False):
-            if found != EVERY and not (has_process(value) and self.asks(value)):
-                self.ranges[self.read(self.localize(value))] = found
+        """Note the ranges of integers of rank 0, for those that become symbols."""
+        for value, range_ in zip(values, ranges, strict=False):
+            if range_ != EVERY and not (has_process(value) and self.dispatches(value)):
+                self.ranges[self.read(self.localize(value))] = range_
 
     def range_of(self, value: Value) -> ValueRange:
-        """Where the integer that a tensor of no axes holds is known to lie."""
+        """Return the range of the integer that a tensor of rank 0 holds."""
         var = self.read(self.localize(value))
         size = self.known_size(var)
         if size is not None and self.env is not None:
@@ -198,7 +200,7 @@ class Numbers(Functional):
         return self.ranges.get(var, EVERY)
 
     def number_of(self, tensor: TracedTensor) -> Number | SymBool:
-        """What `item` of a tensor of no axes is: a number over symbols."""
+        """Return `item` of a tensor of rank 0: a number over symbols."""
         dtype = tensor.type.dtype
         if dtype.is_float:
             return self._float_of(tensor)
@@ -211,66 +213,67 @@ class Numbers(Functional):
 
     def _float_of(self, tensor: TracedTensor) -> SymFloat:
         var = self.read(tensor)
-        for symbol, asked in self.asked.items():
-            if asked is var:
+        for symbol, source in self.asked.items():
+            if source is var:
                 return SymFloat(symbol)
         if self.env is None:
             tensor._concrete("item")
         assert self.env is not None
         if var in self.hints:
-            number, text = self.hints[var]
-            found = self.env.backed_float(None, number, text)
+            hint, text = self.hints[var]
+            number = self.env.backed_float(None, hint, text)
         else:
-            found = self.env.unbacked_float()
-        made = found.node
-        assert isinstance(made, Symbol)
-        self.asked[made] = var
+            number = self.env.unbacked_float()
+        node = number.node
+        assert isinstance(node, Symbol)
+        self.asked[node] = var
         params = {"dtype": FLOAT_TYPE.dtype, "weak": True}
-        [self.floats[made]] = self.record(convert, (TracedTensor(self, var),), params)
-        return found
+        [self.floats[node]] = self.record(convert, (TracedTensor(self, var),), params)
+        return number
 
     def expect(self, condition: SymBool, message: str) -> None:
-        """Take a condition on symbols for true; a node checks it, as early as may be.
+        """Assume a condition on symbols, and add a node that checks it as early as
+        possible.
 
         Raises:
-            CheckError: it is known not to hold.
+            CheckError: the condition never holds.
         """
         if self.env is not None:
             try:
                 if self.env.assume(condition):
                     return
             except CheckError:
-                shown = self.env.describe(condition)
-                raise CheckError(f"{message}: `{shown}` never holds.") from None
+                text = self.env.describe(condition)
+                raise CheckError(f"{message}: `{text}` never holds.") from None
         self.insert_check(condition, message)
 
     def insert_check(self, condition: SymBool, message: str) -> None:
-        """Have a node check a condition once its symbols, and what was checked before,
-        are known: `s0 % s1 == 0` relies on `s1 != 0`."""
+        """Add a node that checks a condition, after the definitions of its symbols and
+        after earlier checks, on which it may rely: `s0 % s1 == 0` needs `s1 != 0`."""
         nodes = self.graph.nodes
         start = len(nodes)
         self.record(check_op, *condition_operands(condition, message))
-        made = nodes[start:]
+        added = nodes[start:]
         reads = reader(self.graph)
-        before = {id(v.node) for node in made for v in reads(node)}
-        before |= {id(node) for node in nodes[:start] if node.op is check_op}
+        predecessors = {id(v.node) for node in added for v in reads(node)}
+        predecessors |= {id(node) for node in nodes[:start] if node.op is check_op}
         position = start
-        while position and id(nodes[position - 1]) not in before:
+        while position and id(nodes[position - 1]) not in predecessors:
             position -= 1
-        nodes[position:] = [*made, *nodes[position:start]]
+        nodes[position:] = [*added, *nodes[position:start]]
 
-        def take_back() -> None:  # to the end, as all that was added
-            del self.graph.nodes[position : position + len(made)]
-            self.graph.nodes += made
+        def take_back() -> None:  # move the nodes to the end, for a rollback
+            del self.graph.nodes[position : position + len(added)]
+            self.graph.nodes += added
 
         if position < start:
             self.changes.append(take_back)
 
     def float_value(self, symbol: Symbol) -> TracedTensor:
-        """The tensor f64[] that holds a symbol of a float, lifted from where it is.
+        """Return the tensor f64[] that holds a float symbol, lifted if necessary.
 
         Raises:
-            EscapedValueError: it is known in no tracer around.
+            EscapedValueError: no tracer below has the symbol.
         """
         tracer: Interpreter | None = self
         while isinstance(tracer, Numbers):

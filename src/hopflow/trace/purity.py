@@ -52,7 +52,7 @@ class Watch:
         self._f = f
         self._reachable = _Reachable(f, args)
 
-    def given(self, names: Sequence[str], args: Sequence[Any]) -> None:
+    def watch_arguments(self, names: Sequence[str], args: Sequence[Any]) -> None:
         """Watch the containers that the function gets: copies of the caller's."""
         for name, arg in zip(names, args, strict=True):
             self._reachable.reach(name, arg)

@@ -96,7 +96,7 @@ def _is_record(record: Any) -> bool:
 
 
 def _record(f: Callable[..., Any], call: Arguments) -> Record:
-    leaves = call.given.leaves
+    leaves = call.flat.leaves
     types = [
         f"{x.type.dtype}[{', '.join('_' * x.ndim)}]"
         if isinstance(x, EagerTensor)
@@ -105,7 +105,7 @@ def _record(f: Callable[..., Any], call: Arguments) -> Record:
     ]
     texts = call.texts(f)
     marks = [f"; {m.text(texts[i], axis)}" for (i, axis), m in call.marks.items()]
-    kind = f"{name_of(f)}: {call.given.spec} of {', '.join(types)}{''.join(marks)}"
+    kind = f"{name_of(f)}: {call.flat.spec} of {', '.join(types)}{''.join(marks)}"
     return {
         "kind": kind,
         "numbers": [*call.values],
@@ -123,7 +123,7 @@ def _like(
     call: Arguments, f: Callable[..., Any], dynamic: Dynamic, record: Record
 ) -> Arguments:
     """The call of this kind that has the numbers of a record."""
-    leaves = list(call.given.leaves)
+    leaves = list(call.flat.leaves)
     numbers = iter(record["numbers"])
     shapes: dict[int, list[int]] = {}
     for place in call.places:
@@ -137,6 +137,6 @@ def _like(
             array = np.broadcast_to(number, shapes.get(i, ()))
             leaves[i] = EagerTensor(array, weak=leaf.type.weak)
             mark_as(leaves[i], marks_of(leaf))
-    args, kwargs = pytree.unflatten(call.given.spec, leaves)
-    given = call.given._replace(args=args, kwargs=kwargs, leaves=leaves)
+    args, kwargs = pytree.unflatten(call.flat.spec, leaves)
+    given = call.flat._replace(args=args, kwargs=kwargs, leaves=leaves)
     return Arguments.of(f, dynamic, given)

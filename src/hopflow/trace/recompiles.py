@@ -151,7 +151,7 @@ class Signature(NamedTuple):
     @staticmethod
     def of(call: Arguments, names: Sequence[str]) -> "Signature":
         """That of a call whose arguments have these names."""
-        args, kwargs = call.given.args, call.given.kwargs
+        args, kwargs = call.flat.args, call.flat.kwargs
         values = [*args, *(kwargs[name] for name in names[len(args) :])]
         leaves = _leaves(call)
         parts = [_part(value, leaves) for value in values]
@@ -173,7 +173,7 @@ class Signature(NamedTuple):
 def _leaves(call: Arguments) -> Iterator[_Part]:
     """The leaves of a call's arguments, in order."""
     numbers = call.numbers
-    for i, leaf in enumerate(call.given.leaves):
+    for i, leaf in enumerate(call.flat.leaves):
         if is_data(leaf):
             yield _Tensor(leaf.type.dtype, leaf.type.ndim, leaf.type.weak)
         elif i in numbers:

@@ -26,21 +26,23 @@ from hopflow.trace.variants import Place
 
 
 def kinds_of(leaves: Iterable[Any]) -> tuple[Any, ...]:
-    """What is told of arguments in no time: which types of tensors, which classes."""
+    """Return a key that is computed fast: the ids of the types of tensors, and the
+    classes of other arguments."""
     return tuple([id(x.type) if type(x) is EagerTensor else type(x) for x in leaves])
 
 
 def weak_tensor(number: float) -> EagerTensor:
-    """The operand that a Python float is."""
+    """Return the operand for a Python float: a weak f64[]."""
     return EagerTensor(np.asarray(number), weak=True)
 
 
-class Given(NamedTuple):
-    """The arguments of one call, flat.
+class FlatArguments(NamedTuple):
+    """The arguments of one call, flattened.
 
-    leaves  of `(args, kwargs)`, tensors in place of arrays; `spec` is their structure
-    orders  the keys of each dict, in order, which a structure leaves out
-    passed  `(args, kwargs)` with the user's own containers
+    leaves  the leaves of `(args, kwargs)`, with tensors for arrays
+    spec    their structure
+    orders  the keys of each dict, in order, which `spec` does not record
+    passed  `(args, kwargs)` with the user's containers
     """
 
     args: tuple[Any, ...]
@@ -51,17 +53,19 @@ class Given(NamedTuple):
     passed: Any
 
     @staticmethod
-    def of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Given":
-        """These arguments, flat."""
+    def of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> "FlatArguments":
+        """Flatten the arguments of a call."""
         passed = args, kwargs
         args, kwargs = opened(passed)
         leaves, spec = pytree.flatten((args, kwargs))
         leaves = [slots.from_array(x) if isinstance(x, _ARRAYS) else x for x in leaves]
-        return Given(args, kwargs, leaves, spec, _key_orders((args, kwargs)), passed)
+        return FlatArguments(
+            args, kwargs, leaves, spec, _key_orders((args, kwargs)), passed
+        )
 
     @property
     def kinds(self) -> tuple[Any, ...]:
-        """`kinds_of` the leaves, and their structure if it is not just `args`."""
+        """`kinds_of` the leaves, and their structure unless they are just `args`."""
         args, leaves = self.args, self.leaves
         is_plain = not self.kwargs and len(args) == len(leaves)
         if is_plain and all(map(is_, args, leaves)):
@@ -70,19 +74,19 @@ class Given(NamedTuple):
 
 
 class Arguments(NamedTuple):
-    """The arguments of one call.
+    """The arguments of one call, sorted into operands, static values and numbers.
 
-    tensors   the operands of the graph: tensors, and numbers that are floats
-    operands  which leaf each of them is
-    key       structure, dtypes, ranks, and the values of what is no data
-    places    where the numbers are that may be symbols
+    flat      the flattened arguments
+    tensors   the operands of the graph: tensors, and floats
+    operands  for each operand, the position of its leaf
+    key       structure, dtypes, ranks and static values: what every trace depends on
+    places    the places of the numbers that may be symbols
     values    those numbers
-    plans     what the user chose for each leaf
-    marks     how the tensors are marked where the user has chosen nothing else, see
-              `hf.mark_dynamic`
+    plans     for each leaf, what `dynamic` says of it
+    marks     the marks of tensors, see `hf.mark_dynamic`, where `dynamic` says nothing
     """
 
-    given: Given
+    flat: FlatArguments
     tensors: list[EagerTensor]
     operands: list[int]
     key: tuple[Any, ...]
@@ -92,21 +96,21 @@ class Arguments(NamedTuple):
     marks: Marks
 
     @staticmethod
-    def of(f: Callable[..., Any], dynamic: Dynamic, given: Given) -> "Arguments":
-        """A call's arguments, and the kind of call that it is.
+    def of(f: Callable[..., Any], dynamic: Dynamic, flat: FlatArguments) -> "Arguments":
+        """Sort the arguments of a call.
 
         Raises:
             EscapedValueError: one is a tensor of a trace.
             ArgumentTypeError, ArgumentValueError: `dynamic` does not fit them.
         """
-        plans = _plans(f, dynamic, given)
-        key: list[Any] = [given.spec, *given.orders]
+        plans = _plans(f, dynamic, flat)
+        key: list[Any] = [flat.spec, *flat.orders]
         tensors: list[EagerTensor] = []
         operands: list[int] = []
         places: list[Place] = []
         values: list[Any] = []
         marks: dict[tuple[int, int], Mark] = {}
-        for i, leaf in enumerate(given.leaves):
+        for i, leaf in enumerate(flat.leaves):
             if is_data(leaf):
                 if not isinstance(leaf, EagerTensor):
                     raise escaped(leaf, "its trace has ended, or is another thread's")
@@ -129,44 +133,45 @@ class Arguments(NamedTuple):
                     tensors.append(weak_tensor(leaf))
                     operands.append(i)
             else:
-                key.append(_static(f, given.spec, i, leaf))
+                key.append(_static(f, flat.spec, i, leaf))
         return Arguments(
-            given, tensors, operands, tuple(key), places, tuple(values), plans, marks
+            flat, tensors, operands, tuple(key), places, tuple(values), plans, marks
         )
 
     def names(self, f: Callable[..., Any]) -> list[str]:
         """The parameters' names, of positional arguments and then of the others."""
-        return _names(f, self.given.spec)
+        return _names(f, self.flat.spec)
 
     def texts(self, f: Callable[..., Any]) -> list[str]:
-        """How a user would write each leaf."""
-        return _texts(f, self.given.spec)
+        """Return for each leaf the expression that a user would write."""
+        return _texts(f, self.flat.spec)
 
     @property
     def numbers(self) -> list[int]:
-        """The leaves that are numbers, and may be symbols."""
+        """The positions of leaves that are numbers and may be symbols."""
         return [place.leaf for place in self.places if place.axis is None]
 
     @property
-    def is_told(self) -> bool:
-        """Whether the kinds of the arguments tell such calls from all others, but for
-        the values of numbers."""
+    def is_keyed_by_kinds(self) -> bool:
+        """Whether calls with these kinds differ only in data and in numbers."""
         numbers = self.numbers
         return all(
             type(leaf) is EagerTensor or i in numbers
-            for i, leaf in enumerate(self.given.leaves)
+            for i, leaf in enumerate(self.flat.leaves)
         )
 
 
-def _plans(f: Callable[..., Any], dynamic: Dynamic, given: Given) -> Sequence[LeafPlan]:
+def _plans(
+    f: Callable[..., Any], dynamic: Dynamic, flat: FlatArguments
+) -> Sequence[LeafPlan]:
     if dynamic is None or isinstance(dynamic, bool):
-        return [dynamic] * len(given.leaves)
-    names = _names(f, given.spec)
-    named = [given.kwargs[k] for k in names[len(given.args) :]]
-    if isinstance(dynamic, Mapping):  # of arguments that are left out nothing is asked
+        return [dynamic] * len(flat.leaves)
+    names = _names(f, flat.spec)
+    named = [flat.kwargs[k] for k in names[len(flat.args) :]]
+    if isinstance(dynamic, Mapping):  # an entry for an omitted argument has no effect
         absent = {*declared_names(f)}.difference(names)
         dynamic = {k: dynamic[k] for k in dynamic if k not in absent}
-    return plan_leaves("jit", dynamic, [*given.args, *named], names)
+    return plan_leaves("jit", dynamic, [*flat.args, *named], names)
 
 
 def _names(f: Callable[..., Any], spec: Spec) -> list[str]:
@@ -182,15 +187,15 @@ def _texts(f: Callable[..., Any], spec: Spec) -> list[str]:
 
 
 def is_data(leaf: Any) -> bool:
-    """Whether an argument is a tensor, or becomes one."""
+    """Whether an argument is a tensor or an array."""
     return isinstance(leaf, (Value, *_ARRAYS))
 
 
 def _static(f: Callable[..., Any], spec: Spec, i: int, leaf: Any) -> Hashable:
-    """A leaf that is no tensor, in a signature.
+    """Return the key of a static leaf.
 
     Raises:
-        ArgumentTypeError: it cannot be hashed.
+        ArgumentTypeError: the leaf cannot be hashed.
     """
     try:
         hash(leaf)
@@ -204,25 +209,26 @@ def _static(f: Callable[..., Any], spec: Spec, i: int, leaf: Any) -> Hashable:
 
 
 def _key_orders(tree: Any) -> list[tuple[Any, ...]]:
-    """The keys of each dict in a tree, in order, which structures leave out."""
+    """Return the keys of each dict in a tree, in order; a pytree structure sorts
+    them."""
     kind = type(tree)
     if kind in _SIMPLE:
         return []
     if isinstance(tree, dict):
-        found = [tuple(tree)]
+        orders = [tuple(tree)]
         parts: Iterable[Any] = tree.values()
     elif isinstance(tree, tuple | list):
-        found, parts = [], tree
+        orders, parts = [], tree
     else:
         spec = pytree.structure(tree)
         if pytree.is_leaf(spec):
             return []
-        one = spec.one_level()
-        found, parts = [], one.flatten_up_to(tree) if one is not None else ()
+        level = spec.one_level()
+        orders, parts = [], level.flatten_up_to(tree) if level is not None else ()
     for part in parts:
         if type(part) not in _SIMPLE:
-            found += _key_orders(part)
-    return found
+            orders += _key_orders(part)
+    return orders
 
 
 _ARRAYS: Final = (np.ndarray, np.generic)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from hopflow import pytree
-from hopflow.bind import Interpreter, Value, current, has_process, is_asked
+from hopflow.bind import Interpreter, Value, current, has_process, has_processors
 from hopflow.errors import ArgumentTypeError, OperatorError
 from hopflow.symbolic.boolean import SymBool
 from hopflow.symbolic.size import SymFloat, SymInt
@@ -29,11 +29,11 @@ def opened(tree: Any, here: Interpreter | None = None) -> Any:
     Args:
         here: Only those that this interpreter asks; see `Interpreter.asks`.
     """
-    if not is_asked():  # as nearly always
+    if not has_processors():  # as nearly always
         return tree
     here = here or current()
     return pytree.tree_map(
-        lambda x: _Parts(x) if has_process(x) and here.asks(x) else x, tree
+        lambda x: _Parts(x) if has_process(x) and here.dispatches(x) else x, tree
     )
 
 

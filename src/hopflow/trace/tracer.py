@@ -1,11 +1,11 @@
-"""Tracers: record operations into a graph, and lift what comes from outside.
+"""Tracers: record operations into a graph, and lift values from outside into it.
 
-A `Tracer` records the operations of one function. What its body meets from outside is
-*lifted*: it becomes an input of the graph. With a tracer below it (`parent`), a value
-is lifted there first, level by level up to its owner, and each level gets one input for
-it, keyed by the parent's value; with the eager interpreter below, a concrete tensor is
-captured as it is. Symbols are lifted before the tensors that they are sizes of:
-`docs/notes/symbols_and_owners.md`.
+A `Tracer` records the operations of one function. A value from outside that its body
+reads is *lifted*: it becomes an input of the graph. With a tracer below (`parent`), the
+value is lifted there first, level by level up to its owner, and each level gets one
+input for it, keyed by the parent's value; with the eager interpreter below, a concrete
+tensor is captured as it is. Symbols are lifted before the tensors whose shapes use
+them: `docs/notes/symbols_and_owners.md`.
 """
 
 import sys
@@ -76,22 +76,22 @@ class Tracer(Numbers):
 
     symbols      symbol -> its input
     operands     the function's own inputs
-    captures     key of the parent's value -> what was lifted
-    parts        the same for what has turned out to be a part of a capture, and is no
-                 input any more
-    references   key of the parent's value -> the operand that stands for it
-    shared       what calls in this trace share; see `sharing`
-    env          answers for the symbols of the whole trace; None: it makes none
-    hints        input -> the number that it holds in the call that is traced, and how
-                 a user would ask for it
-    floats       symbol of a float -> the tensor that holds it, as f64[]
-    computed     integer over such symbols -> the symbol that it is, an input
-    changes      what takes back changes to what was there before, the last one last
-    asked        symbol -> the var whose number it is
-    ranges       var of an integer -> where it is known to lie
-    has_writes   whether a tensor may have been given another value
+    captures     id of the parent's value -> its capture
+    parts        the same for captures that became views of another capture, and are no
+                 inputs any more
+    references   id of the parent's value -> the operand that stands for it
+    shared       memo table of the calls in this trace; see `sharing`
+    env          the symbols of the whole trace; None: the trace makes no symbols
+    hints        input -> its number in the traced call, and the user's expression for
+                 that number
+    floats       symbol of a float -> the tensor f64[] that holds it
+    computed     integer expression over such symbols -> the input symbol for it
+    changes      functions that undo changes to earlier state, in order
+    asked        symbol -> the var that holds its number
+    ranges       var of an integer -> its range
+    has_writes   whether a tensor may have been written
     allow_captures   False: a concrete tensor from outside is a CapturedTensorError
-    asks_types       whether types of the user's are asked here as they are eagerly
+    dispatches_types whether `process` of users' tensor types is called in this trace
     """
 
     __slots__ = (
@@ -100,11 +100,11 @@ class Tracer(Numbers):
         "_sizes",
         "allow_captures",
         "asked",
-        "asks_types",
         "captures",
         "changes",
         "closed",
         "computed",
+        "dispatches_types",
         "env",
         "floats",
         "graph",
@@ -139,7 +139,7 @@ class Tracer(Numbers):
         self.graph = Graph(name)
         self.path = path
         self.allow_captures = allow_captures
-        self.asks_types = False
+        self.dispatches_types = False
         self.symbols: dict[Symbol, Var] = {}
         self.operands: list[TracedTensor] = []
         self.captures: dict[Any, Capture] = {}
@@ -161,8 +161,8 @@ class Tracer(Numbers):
         """A new input of the function, after the symbols of its shape.
 
         Args:
-            sizes: The axes whose sizes are another in each run of the function, and
-                these: symbols which this or an earlier operand defines.
+            sizes: Axis -> size, for sizes that differ between runs of the function:
+                symbols that this or an earlier operand defines.
         """
         if sizes or not type_.is_static:
             shape = list(type_.shape)
@@ -177,9 +177,9 @@ class Tracer(Numbers):
         return tensor
 
     def reference(self, operand: Operand, name: str) -> TracedTensor:
-        """A new input that is the caller's tensor: a write to it is one to that.
+        """Return a new input that is the caller's tensor: the body writes to that one.
 
-        A tensor given twice, or captured too, is one tensor in the body.
+        A tensor passed twice, or also captured, is one tensor in the body.
         """
         if not isinstance(operand, Value):
             return self.operand(operand.type, name)
@@ -187,60 +187,60 @@ class Tracer(Numbers):
         self.bind_symbols(operand.type.shape)
         origin, memory = self._lift_parent(operand)
         var = self.graph.add_input(operand.type, name)
-        known = self.references.get(id(origin))
-        if known is None:
-            known = self.references[id(origin)] = self.lifted(origin, var, memory)
-        self.operands.append(known.tensor)
-        return known.tensor
+        capture = self.references.get(id(origin))
+        if capture is None:
+            capture = self.references[id(origin)] = self.lifted(origin, var, memory)
+        self.operands.append(capture.tensor)
+        return capture.tensor
 
     def lifted(self, origin: Tensor, var: Var, memory: Tensor) -> Capture:
-        """What stands for a tensor of the parent's."""
+        """Return the capture for a tensor of the parent and its input `var`."""
         tensor = TracedTensor(self, var)
         tensor.origin = origin
         return Capture(origin, var, tensor, memory)
 
     def bind_symbols(self, sizes: Sequence[Any]) -> None:
-        """Have inputs for the symbols of all `sizes` that are symbolic."""
+        """Make inputs for the symbols in `sizes`."""
         for size in sizes:
             if isinstance(size, SymInt):
                 for symbol in free_symbols(size):
                     self.symbol(symbol)
 
     def symbol(self, symbol: Symbol) -> Var:
-        """The input for a shape symbol, lifted from the parent first."""
-        known = self.symbols.get(symbol)
-        if known is None:
+        """Return the var of a symbol, which is lifted from the parent if necessary."""
+        var = self.symbols.get(symbol)
+        if var is None:
             if isinstance(self.parent, Tracer):
                 self.parent.symbol(symbol)
             elif symbol.env is not None:
                 raise escaped_number(symbol)
-            known = self.define(symbol)
-        return known
+            var = self.define(symbol)
+        return var
 
     def define(self, symbol: Symbol) -> Var:
-        """A new input for a symbol."""
+        """Make a new input for a symbol."""
         var = self.graph.add_input(SYMBOL_TYPE, symbol.name, "symbol", symbol)
         self.symbols[symbol] = var
         return var
 
     def known_size(self, var: Var) -> Size | None:
-        """The size that a var is the value of, here or where it was lifted from."""
+        """Return the size that a var holds, by this trace or one below, or None."""
         if var.node.symbol is not None:
             return size_of(var.node.symbol)
         node = var.node
         if node.op is convert and node.args[0].type.dtype is var.type.dtype:
-            # `hf.asarray(x.shape[0])` is strong, and a size all the same.
+            # `hf.asarray(x.shape[0])` is a strong tensor, but still holds a size.
             [arg] = node.args
             return int(arg.value) if isinstance(arg, Constant) else self.known_size(arg)
-        known = self._sizes.get(var)
-        if known is None and isinstance(self.parent, Tracer):
+        size = self._sizes.get(var)
+        if size is None and isinstance(self.parent, Tracer):
             for capture in self._from_outside():
                 if capture.input is var and isinstance(capture.origin, TracedTensor):
                     return self.parent.known_size(self.parent.read(capture.origin))
-        return known
+        return size
 
     def adopt(self, value: Value) -> None:
-        """Note a tensor made from data during this trace: not a stray global."""
+        """Note a tensor made from data during this trace: it is no captured global."""
         self._adopted[id(value)] = value
         note_own(value)
         if self.parent is not None:
@@ -248,12 +248,12 @@ class Tracer(Numbers):
 
     # --- lifting ---
 
-    def asks(self, value: Value) -> bool:
+    def dispatches(self, value: Value) -> bool:
         owner = tracer_of(value)
-        return owner is self or (owner is None and self.asks_types)
+        return owner is self or (owner is None and self.dispatches_types)
 
     def localize(self, value: Value) -> TracedTensor:
-        """The tensor of this tracer for `value`, lifted if it comes from outside.
+        """Return the tensor of this tracer for `value`, lifted if it is from outside.
 
         Raises:
             EscapedValueError: `value` belongs to a trace that is no ancestor of this.
@@ -269,9 +269,9 @@ class Tracer(Numbers):
         origin, memory = self._lift_parent(value)
         if isinstance(origin, TracedTensor) and origin.source.node.symbol is not None:
             return TracedTensor(self, self.symbol(origin.source.node.symbol))
-        known = self._known(origin)
-        if known is not None:
-            return known.tensor
+        existing = self._capture_of(origin)
+        if existing is not None:
+            return existing.tensor
         self.bind_symbols(value.type.shape)
         name = origin.source.node.name if isinstance(origin, TracedTensor) else ""
         name = name or f"c{len(self.captures)}"
@@ -283,18 +283,19 @@ class Tracer(Numbers):
             self.unite(capture.tensor)
         return capture.tensor
 
-    def _known(self, origin: Tensor) -> Capture | None:
-        """What stands for a tensor of the parent's already."""
+    def _capture_of(self, origin: Tensor) -> Capture | None:
+        """Return the present capture of a tensor of the parent, or None."""
         key = id(origin)
         return self.captures.get(key) or self.parts.get(key) or self.references.get(key)
 
     def _lift_parent(self, value: Value) -> tuple[Tensor, Tensor]:
-        """`value` as the parent has it, and the tensor whose memory it is in."""
+        """Return `value` as a tensor of the parent, and the tensor that has its
+        memory."""
         parent = self.parent
         if has_process(value):
-            if self.asks(value):
+            if self.dispatches(value):
                 raise held_by_type(value)
-            if parent is None or parent.asks(value):
+            if parent is None or parent.dispatches(value):
                 return value, value
         if isinstance(parent, Tracer):
             local = parent.localize(value)
@@ -313,35 +314,36 @@ class Tracer(Numbers):
         return value, value
 
     def memory(self, tensor: TracedTensor) -> Tensor:
-        """What one of this is a view of: in the outermost trace, or eager."""
+        """Return the tensor, eager or of the outermost trace, that a tensor views."""
         owner = self.place(tensor).storage.owner if tensor.storage else tensor
-        known = self._known(owner.origin) if owner.origin is not None else None
-        return owner if known is None else known.memory
+        capture = self._capture_of(owner.origin) if owner.origin is not None else None
+        return owner if capture is None else capture.memory
 
     def part(self, tensor: TracedTensor) -> Part:
-        """Which part one of this is of a tensor of the outermost trace, or eager."""
+        """Return a tensor as a part of one that is eager or of the outermost trace."""
         storage, chain = self.place(tensor)
         owner = storage.owner
-        known = self._known(owner.origin) if owner.origin is not None else None
-        if known is None:
+        capture = self._capture_of(owner.origin) if owner.origin is not None else None
+        if capture is None:
             return Part(owner, chain)
-        if isinstance(self.parent, Tracer) and isinstance(known.origin, TracedTensor):
-            above = self.parent.part(known.origin)
-            return Part(above.base, (*above.chain, *chain))
-        return Part(known.memory, chain)
+        if isinstance(self.parent, Tracer) and isinstance(capture.origin, TracedTensor):
+            outer = self.parent.part(capture.origin)
+            return Part(outer.base, (*outer.chain, *chain))
+        return Part(capture.memory, chain)
 
     def is_adopted(self, value: Value) -> bool:
         """Whether a tensor was made from data during this trace."""
         return id(value) in self._adopted
 
     def _from_outside(self) -> list[Capture]:
-        """The inputs that stand for tensors of the parent's."""
+        """Return the captures and references: inputs that are the parent's tensors."""
         return [*self.captures.values(), *self.references.values()]
 
     def written_captures(self) -> dict[Any, Capture]:
-        """The tensors from outside that the function writes, by key.
+        """Return the captures that the function writes, by key.
 
-        What it has made of numbers itself is captured, but as new in each run: none.
+        Tensors that it makes from numbers are captures too, but new in each run, and
+        so excluded.
         """
         return {
             key: capture
@@ -358,19 +360,19 @@ class Tracer(Numbers):
         if isinstance(self.parent, Tracer) and isinstance(origin, TracedTensor):
             self.parent.prepare_write(origin)
         elif isinstance(origin, EagerTensor):
-            with using(self.parent):  # which may refuse it
+            with using(self.parent):  # the parent may forbid the write
                 origin.check_writable()
         self.unite(tensor)
 
     def unite(self, tensor: TracedTensor) -> None:
-        """Make the inputs that share memory with a tensor views of one base, here and
-        in the tracers above: a write to one of them is then seen by the others.
+        """Make the inputs that alias a tensor views of one base, here and in tracers
+        below, so that a write to one of them is visible in the others.
 
         Raises:
             MutationError: they cannot be views of one base.
         """
         origin = self.place(tensor).storage.owner.origin
-        capture = self._known(origin) if origin is not None else None
+        capture = self._capture_of(origin) if origin is not None else None
         if capture is None:
             return
         if isinstance(self.parent, Tracer) and isinstance(origin, TracedTensor):
@@ -383,39 +385,39 @@ class Tracer(Numbers):
                 self._put_part(part, self.localize(base), chain)
 
     def _bases(self, group: Sequence[Capture]) -> list[tuple[Tensor, Chain]]:
-        """For each of a group that shares memory its base, and the way from that."""
-        found: list[tuple[Tensor, Chain]] = []
+        """Return the base of each of a group of aliases, and the chain from it."""
+        bases: list[tuple[Tensor, Chain]] = []
         if isinstance(self.parent, Tracer):
             for capture in group:
                 storage, chain = self.parent.place(self.parent.localize(capture.origin))
-                found.append((storage.owner, chain))
-            return found
+                bases.append((storage.owner, chain))
+            return bases
         tensors = [c.origin for c in group if isinstance(c.origin, EagerTensor)]
         row = row_of(tensors)
         for tensor in tensors:
             places = None if row is None else places_in(row, tensor)
             if row is None or places is None:
                 raise aliased_write(tensor.type)
-            found.append((row, tuple(map(Strided, places))))
-        return found
+            bases.append((row, tuple(map(Strided, places))))
+        return bases
 
     def _put_part(self, part: Capture, base: TracedTensor, chain: Chain) -> None:
-        """Make an input a part of another one, from the first node on: in a loop the
-        base changes with each step."""
+        """Replace an input by a view of another one, made by the first nodes of the
+        graph: in a loop, the base is another one in each step."""
         steps = [step.localized(self) for step in chain]
-        self.put_within(part.tensor, Place(self.storage_of(base), tuple(steps)))
+        self.embed(part.tensor, Place(self.storage_of(base), tuple(steps)))
         key = id(part.origin)
         if key not in self.captures:
-            return  # an operand: it is no carry
+            return  # an operand, not a carry
         graph, inputs, captures = self.graph, self.graph.inputs, dict(self.captures)
-        count, old = len(graph.nodes), part.input.node
+        count, old_node = len(graph.nodes), part.input.node
         assert base.origin is not None
-        whole = self._known(base.origin)
-        assert whole is not None
-        value = TracedTensor(self, whole.input)
+        base_capture = self._capture_of(base.origin)
+        assert base_capture is not None
+        value = TracedTensor(self, base_capture.input)
         for step in steps:
             value = step.view(self, value)
-        if len(graph.nodes) == count:  # the part is all of the base
+        if len(graph.nodes) == count:  # the part is the whole base
             self.record(OPERATIONS["copy"], (value,), {})
         first = graph.nodes[count:]
         graph.nodes = first + graph.nodes[:count]
@@ -425,7 +427,7 @@ class Tracer(Numbers):
 
         def take_back() -> None:
             del graph.nodes[: len(first)], self.parts[key]
-            graph.inputs, part.input.node = inputs, old
+            graph.inputs, part.input.node = inputs, old_node
             self.captures.clear()
             self.captures.update(captures)
 
@@ -449,10 +451,10 @@ class Tracer(Numbers):
         return results
 
     def arg(self, operand: Operand) -> Arg:
-        """An operand as an argument of a node of this graph."""
+        """Return an operand as an argument of a node of this graph."""
         if type(operand) is TracedTensor:
-            own = operand.tracer is self and operand.storage is None
-            if own and not self.closed:
+            is_local = operand.tracer is self and operand.storage is None
+            if is_local and not self.closed:
                 return operand.source
         elif isinstance(operand, Constant):
             return operand
@@ -470,7 +472,7 @@ class Tracer(Numbers):
             if type(op) is OpDef:
                 types = op.result_types([a.type for a in recorded], params)
             else:
-                types = self._own_sizes(result_types(op, recorded, params))
+                types = self._localize_sizes(result_types(op, recorded, params))
         except HopflowError as error:
             _note_line(error)
             raise
@@ -491,9 +493,9 @@ class Tracer(Numbers):
         args: Sequence[Operand],
         copied: Callable[[Graph], Graph] = clone,
     ) -> list[TracedTensor]:
-        """Record a node of another graph as it is, on args of the same types: it
-        defines the same symbol. Its graphs are `copied`, the body that calls share once
-        for all of them: see `docs/notes/roles_and_regions.md`."""
+        """Record a copy of a node of another graph, on args of the same types; it
+        defines the same symbol. Its graphs are copied by `copied`, and the shared body
+        of calls only once: see `docs/notes/roles_and_regions.md`."""
         recorded = tuple(map(self.arg, args))
 
         params = map_graphs(
@@ -510,15 +512,16 @@ class Tracer(Numbers):
         return [TracedTensor(self, var) for var in copy.results]
 
     def _shared(self, graph: Graph, copied: Callable[[Graph], Graph]) -> Graph:
-        """The one copy that calls of `graph` have here."""
-        at = id(graph), copied
-        if at not in self.shared:
-            self.shared[at] = graph, copied(graph)
-        found: Graph = self.shared[at][1]
-        return found
+        """Return the copy of `graph` that all its calls in this trace share."""
+        key = id(graph), copied
+        if key not in self.shared:
+            self.shared[key] = graph, copied(graph)
+        copy: Graph = self.shared[key][1]
+        return copy
 
     def _define_by(self, node: Node) -> None:
-        """Make the symbol of an `item` node, backed if the call tells its value."""
+        """Make the symbol of an `item` node; it is backed if the traced call provides
+        the value."""
         allowed = symbol_range(node)
         [arg] = node.args
         hint = self.hints.get(arg) if isinstance(arg, Var) else None
@@ -534,32 +537,32 @@ class Tracer(Numbers):
             self.asked[node.symbol] = arg
         self.symbols[node.symbol] = node.results[0]
 
-    def _own_sizes(self, types: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
-        """The types of an operator's results, over symbols of this trace."""
+    def _localize_sizes(self, types: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+        """Return the types of an operator's results, over symbols of this trace."""
         if all([t.is_static for t in types]):
             return types
-        made: dict[Symbol, Size] = {}
+        new_symbols: dict[Symbol, Size] = {}
         for symbol in free_symbols(*(n for t in types for n in t.shape)):
             if symbol not in self.symbols and self.env is not None:
                 allowed = symbol.range
-                made[symbol] = self.env.unbacked(None, allowed.low, allowed.high)
-        if not made:
+                new_symbols[symbol] = self.env.unbacked(None, allowed.low, allowed.high)
+        if not new_symbols:
             return types
         return tuple(
-            [t.with_shape([substitute(n, made) for n in t.shape]) for t in types]
+            [t.with_shape([substitute(n, new_symbols) for n in t.shape]) for t in types]
         )
 
     def _define_sizes(self, var: Var) -> None:
-        """Define the symbols that the type of a var brings forth."""
+        """Define the symbols that first occur in the type of a var."""
         if var.type.is_static:
             return
         for axis, size in enumerate(var.type.shape):
             symbol = plain_symbol(size)
             if symbol is not None and symbol not in self.symbols:
                 tensor = TracedTensor(self, var)
-                [found] = self.record(dim_size, (tensor,), {"axis": axis})
-                found.source.node.symbol = symbol
-                self.symbols[symbol] = found.source
+                [result] = self.record(dim_size, (tensor,), {"axis": axis})
+                result.source.node.symbol = symbol
+                self.symbols[symbol] = result.source
 
     # --- the end ---
 
@@ -572,7 +575,7 @@ class Tracer(Numbers):
         return graph
 
     def join(self) -> None:
-        """Order the inputs: symbols, operands, captures; and tell their names apart."""
+        """Order the inputs: symbols, operands, captures. Make their names unique."""
         self.graph.inputs = [
             *(v for v in self.symbols.values() if v.node.section == "symbol"),
             *(v for v in self.graph.inputs if v.node.section == "operand"),
@@ -587,52 +590,52 @@ def _note_line(error: HopflowError) -> None:
 
 
 def part_of(value: Value) -> Part:
-    """Which part `value` is of a tensor of the outermost trace, or eager."""
+    """Return `value` as a part of a tensor that is eager or of the outermost trace."""
     here = current()
-    if isinstance(here, Tracer) and not (has_process(value) and here.asks(value)):
+    if isinstance(here, Tracer) and not (has_process(value) and here.dispatches(value)):
         return here.part(here.localize(value))
     assert isinstance(value, Tensor)
     return Part(value, ())
 
 
 def share_memory(values: Iterable[Operand]) -> bool:
-    """Whether a write to one of the tensors may be seen in another of them."""
+    """Whether two of the tensors may alias."""
     tensors = {id(x): x for x in values if isinstance(x, Value)}
     parts = map(part_of, tensors.values())
     return any(parts_overlap(a, b) for a, b in combinations(parts, 2))
 
 
 def range_of(operand: Operand, tracer: Interpreter | None = None) -> ValueRange:
-    """Where a scalar is known to lie if it is an integer, by a trace: the innermost."""
+    """Return the range of an integer scalar in a trace, by default the innermost."""
     if operand.type.shape or not operand.type.dtype.is_integer:
         return EVERY
     if isinstance(operand, Constant):
         return ValueRange.point(int(operand.value))
     tracer = tracer or current()
-    if has_process(operand) and tracer.asks(operand):
+    if has_process(operand) and tracer.dispatches(operand):
         return EVERY
     return tracer.range_of(operand) if isinstance(tracer, Tracer) else EVERY
 
 
-def _joined(path: str, within: str) -> str:
-    """The operator path of a node of a graph, which is done again at another path."""
-    if path.startswith(within):  # what is done again stands around the graph
+def _joined(path: str, inner: str) -> str:
+    """Return the operator path of a node whose graph is replayed at another path."""
+    if path.startswith(inner):  # the replayed operator encloses the graph
         return path
-    if within.startswith(path):
-        return within
-    return f"{path} → {within}"
+    if inner.startswith(path):
+        return inner
+    return f"{path} → {inner}"
 
 
 def trace_into(tracer: Tracer, fn: Any, args: Sequence[Any]) -> Any:
-    """Call `fn(*args)` with `tracer` innermost; an error ends its trace.
+    """Call `fn(*args)` with `tracer` innermost; an error closes the trace.
 
-    What an operator has lifted from ancestors its entry rolls back.
+    The operator that traces undoes what was lifted from ancestors.
     """
     is_root = not isinstance(tracer.parent, Tracer)
     try:
         with (
-            # In no variable of this frame: a frame that holds itself keeps all those
-            # above alive, and what they hold, until garbage is collected.
+            # The frame is in no local variable: a frame that refers to itself keeps its
+            # callers and their variables alive until the next garbage collection.
             called_from(sys._getframe() if is_root else origin.root),
             using(tracer),
             replaying(),

@@ -90,13 +90,13 @@ class _Gifts:
     def __enter__(self) -> None:
         with self._lock:
             self._count += 1
-            slots.given = _give
+            slots.note_elements = _give
 
     def __exit__(self, *_error: object) -> None:
         with self._lock:
             self._count -= 1
             if not self._count:
-                slots.given = None
+                slots.note_elements = None
 
 
 _gifts: Final = _Gifts()
