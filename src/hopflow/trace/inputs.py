@@ -1,4 +1,4 @@
-"""The arguments of a function that is traced: tensors, symbols, and constants."""
+"""The traced arguments of a function: operands, symbols, and constants."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -22,17 +22,17 @@ from hopflow.trace.tracer import Tracer
 
 
 def can_be_symbol(leaf: Any) -> bool:
-    """Whether an argument is a number that a symbol may stand for."""
+    """Whether an argument is a number that can be a symbol."""
     kind = type(leaf)
     return kind is float or (kind is int and leaf in INT64)
 
 
 class Inputs:
-    """What a trace makes of each leaf of the arguments, one after another.
+    """Makes the inputs of a trace for the leaves of the arguments.
 
-    sources   symbol -> where a call finds its value
-    dims      (leaf, axis) -> the declared size there
-    marks     (leaf, axis) -> how the tensor is marked there
+    sources   symbol -> the source of its value in a call
+    dims      (leaf, axis; None for a number) -> the declared dimension
+    marks     (leaf, axis) -> the mark of the tensor
     """
 
     def __init__(
@@ -43,11 +43,12 @@ class Inputs:
         texts: Sequence[str],
         choose: Callable[[int, int | None], Choice],
     ) -> None:
-        """
+        """Start the inputs of a trace.
+
         Args:
             name: The public function, for messages.
-            texts: How a user would write each leaf.
-            choose: (leaf, axis; None for a number) -> what it is: never None.
+            texts: The user's expression for each leaf.
+            choose: (leaf, axis; None for a number) -> its choice, never None.
         """
         self.name = name
         self.tracer = tracer
@@ -68,7 +69,7 @@ class Inputs:
     # --- one leaf ---
 
     def tensor(self, i: int, type_: TensorType, name: str) -> Value:
-        """An operand for a tensor of this type."""
+        """Return a new operand for a tensor of this type."""
         if type_.shape:
             shape = tuple([self._size(i, a, n) for a, n in enumerate(type_.shape)])
             type_ = type_.with_shape(shape)
@@ -77,14 +78,14 @@ class Inputs:
         return tensor
 
     def hold(self, i: int, var: Var) -> None:
-        """Note that `var` is what a leaf holds: a number of it may be asked for."""
+        """Note that `var` holds a leaf, whose number the function may need."""
         leaf = self.leaves[i]
         if not var.type.shape and isinstance(leaf, EagerTensor | np.ndarray):
             self._inputs[var] = i
             self.tracer.hints[var] = leaf.item(), f"{self.texts[i]}.item()"
 
     def number(self, i: int, name: str) -> Any:
-        """A symbol for a number, or the number itself."""
+        """Return a symbol for a number, or the number itself."""
         leaf = self.leaves[i]
         choice = self.choose(i, None)
         if choice is False or not can_be_symbol(leaf):
@@ -118,71 +119,79 @@ class Inputs:
         return self._defined(self.env.backed(None, size, source=text), Source(i, axis))
 
     def _marked(self, i: int, axis: int, size: int, mark: Mark, text: str) -> Size:
-        """The symbol for a size that `hf.mark_dynamic` or `hf.mark_unbacked` names."""
+        """Return the symbol for a size with a mark."""
         self.marks[i, axis] = mark
         if mark.kind == "unbacked":
-            found = self.env.unbacked(None, mark.min, mark.max, text)
+            symbol = self.env.unbacked(None, mark.min, mark.max, text)
         else:
             call = mark.text(self.texts[i], axis)
             declared = None if mark.may_narrow else Declaration(call)
-            found = self.env.backed(None, size, mark.min, mark.max, text, declared)
-        return self._defined(found, Source(i, axis))
+            symbol = self.env.backed(None, size, mark.min, mark.max, text, declared)
+        return self._defined(symbol, Source(i, axis))
 
     def _foreign(self, size: SymInt) -> None:
-        """Have inputs for the symbols of a type that the user gave."""
+        """Make inputs for the symbols in a size of the user's type."""
         for symbol in free_symbols(size):
             if symbol not in self.tracer.symbols:
                 self.tracer.define(symbol)
 
     def _defined(self, size: SymInt, source: Source) -> SymInt:
+        """Make the input for a new symbol, and return it."""
         [symbol] = free_symbols(size)
         self.tracer.define(symbol)
         self.sources[symbol] = source
         return size
 
-    def _dim(self, i: int, axis: int | None, found: int, dim: Dim) -> Size:
-        """The declared size of a place.
+    def _dim(self, i: int, axis: int | None, number: int, dim: Dim) -> Size:
+        """Return the symbolic size of a place with a declared dimension.
 
         Raises:
-            ArgumentValueError: what is there is not of the declaration.
+            ArgumentValueError: its number does not fit the declaration.
         """
         text = self.texts[i] if axis is None else f"{self.texts[i]}.shape[{axis}]"
-        value = dim.solve(found)
-        known = self._roots.get(dim.name)
-        if known is not None and (known[0].min, known[0].max) != (dim.min, dim.max):
+        value = dim.solve(number)
+        declared_root = self._roots.get(dim.name)
+        if declared_root is not None and (
+            declared_root[0].min,
+            declared_root[0].max,
+        ) != (dim.min, dim.max):
             raise ArgumentValueError(
                 f"{self.name}: two dimensions are named `{dim.name}`, and allow "
                 "different sizes. Use one `hf.Dim` in all places."
             )
-        if value is None or (known is not None and known[1].hint != value):
-            raise mismatched(self.name, text, found, dim, known and known[1].hint)
-        if known is None:
+        if value is None or (
+            declared_root is not None and declared_root[1].hint != value
+        ):
+            raise mismatched(
+                self.name, text, number, dim, declared_root and declared_root[1].hint
+            )
+        if declared_root is None:
             ends, declared = (dim.min, dim.max), dim.declaration
             root = self.env.backed(dim.name, value, *ends, _solved(text, dim), declared)
             self._defined(root, Source(i, axis, dim.factor, dim.offset))
-            known = self._roots[dim.name] = dim, root
+            declared_root = self._roots[dim.name] = dim, root
         self.dims[i, axis] = dim
-        size: Size = dim.of(known[1])
+        size: Size = dim.of(declared_root[1])
         return size
 
     # --- after the trace ---
 
     def find_sources(self) -> dict[Symbol, Source | ComputedSource]:
-        """`sources`, with those of numbers that were asked of tensors, and of integers
-        that are computed of floats."""
+        """Return `sources` with those of numbers read from tensors, and of integers
+        that are computed from floats."""
         for symbol, var in self.tracer.asked.items():
             if var in self._inputs:
                 self.sources[symbol] = Source(self._inputs[var], None)
-        found: dict[Symbol, Source | ComputedSource] = dict(self.sources)
-        for terms, known in self.tracer.computed.items():
-            [symbol], size = free_symbols(known), SymInt(terms)
-            sources = {s: self.sources[s] for s in free_symbols(size)}
-            found[symbol] = ComputedSource(size, sources)
-        return found
+        sources: dict[Symbol, Source | ComputedSource] = dict(self.sources)
+        for terms, number in self.tracer.computed.items():
+            [symbol], size = free_symbols(number), SymInt(terms)
+            float_sources = {s: self.sources[s] for s in free_symbols(size)}
+            sources[symbol] = ComputedSource(size, float_sources)
+        return sources
 
 
 def _solved(text: str, dim: Dim) -> str:
-    """The root of a dimension, by a place that has it."""
+    """Return the expression for the root of a dimension, from that for a place."""
     if dim.offset:
         sign = "-" if dim.offset > 0 else "+"
         text = f"({text} {sign} {abs(dim.offset)})"
@@ -190,9 +199,14 @@ def _solved(text: str, dim: Dim) -> str:
 
 
 def mismatched(
-    name: str, text: str, found: int, dim: Dim, root: float | None
+    name: str, text: str, number: int, dim: Dim, root: float | None
 ) -> ArgumentValueError:
-    """The error for a place that is not of its declaration."""
+    """Return the error for a place whose number does not fit its declaration.
+
+    Args:
+        text: The user's expression for the place.
+        root: The value of the dimension by another place, or None.
+    """
     if root is not None:
         why = f"`{dim.name}` is {root} by another argument"
     elif dim.is_plain:
@@ -200,7 +214,7 @@ def mismatched(
     else:
         why = f"no `{dim.name}` from {dim.min} to {dim.max} makes it so"
     return ArgumentValueError(
-        f"{name}: `{text}` is declared as `{dim}`, and is {found}: {why}."
+        f"{name}: `{text}` is declared as `{dim}`, and is {number}: {why}."
     )
 
 
@@ -210,15 +224,15 @@ def check_dims(
     leaves: Sequence[Any],
     texts: Sequence[str],
 ) -> None:
-    """Check a call against the sizes that were declared.
+    """Check the sizes and numbers of a call against their declarations.
 
     Raises:
-        ArgumentValueError: one is not of its declaration.
+        ArgumentValueError: one does not fit its declaration.
     """
     roots: dict[str, int] = {}
     for (i, axis), dim in dims.items():
-        found = leaves[i] if axis is None else leaves[i].shape[axis]
-        value = dim.solve(found) if isinstance(found, int) else roots.get(dim.name, 0)
+        number = leaves[i] if axis is None else leaves[i].shape[axis]
+        value = dim.solve(number) if isinstance(number, int) else roots.get(dim.name, 0)
         if value is None or roots.setdefault(dim.name, value) != value:
             text = texts[i] if axis is None else f"{texts[i]}.shape[{axis}]"
-            raise mismatched(name, text, found, dim, roots.get(dim.name))
+            raise mismatched(name, text, number, dim, roots.get(dim.name))

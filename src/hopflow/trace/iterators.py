@@ -1,4 +1,4 @@
-"""How far iterators and files have come, told without advancing them."""
+"""The positions of iterators and files, read without advancing them."""
 
 import io
 import warnings
@@ -6,20 +6,20 @@ from typing import Any
 
 
 def remainder(iterator: Any) -> Any:
-    """What tells how far an iterator of Python's own has come; None: nothing does."""
-    with warnings.catch_warnings(action="ignore"):  # of those of itertools
+    """Return a value that changes when a builtin iterator advances; None: unknown."""
+    with warnings.catch_warnings(action="ignore"):  # itertools' `__reduce__` warns
         try:
             if (hint := getattr(iterator, "__length_hint__", None)) is not None:
                 return hint()
             _, *state = iterator.__reduce__()
-        except Exception:  # it has no end, cannot be pickled, or lost what it iterates
+        except Exception:  # infinite, not picklable, or its sequence is gone
             return None
     return _identified(state)
 
 
 def _identified(value: Any) -> Any:
-    """Numbers in tuples and lists, which the other objects are, and how far those of
-    them have come that are iterators."""
+    """Return a comparable form of a pickled state: numbers by value, other objects by
+    id, and iterators also by their remainder."""
     if isinstance(value, tuple | list):
         return tuple(map(_identified, value))
     if isinstance(value, int):
@@ -29,5 +29,5 @@ def _identified(value: Any) -> Any:
 
 
 def position(file: io.IOBase) -> int | None:
-    """Where a file is read next; None: it does not tell."""
+    """Return the position of a file; None: unknown."""
     return file.tell() if not file.closed and file.seekable() else None

@@ -1,4 +1,4 @@
-"""`mark_dynamic`, `mark_unbacked`: which sizes of single tensors are symbols."""
+"""`mark_dynamic`, `mark_unbacked`: make sizes of single tensors symbolic."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,11 +14,11 @@ from hopflow.tensor import EagerTensor
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What a user has said of one axis of a tensor.
+    """The user's mark of one axis of a tensor.
 
     kind       "dynamic": a symbol that guards must not narrow; "unbacked": a symbol
-               without a value in the trace, as of what only a run knows
-    min, max   the sizes that are allowed, both included
+               without a value in the trace, like a size known only at run time
+    min, max   the range of the size, inclusive
     may_narrow whether guards may narrow a dynamic size
     """
 
@@ -28,18 +28,18 @@ class Mark:
     may_narrow: bool = False
 
     def text(self, tensor: str, axis: int) -> str:
-        """The call that marks `axis` of what a user writes as `tensor`."""
+        """Return the user's call that makes this mark, for `axis` of `tensor`."""
         narrow = ["may_narrow=True"] * self.may_narrow
         limits = [*ends(self.min, self.max), *narrow]
         return f"hf.mark_{self.kind}({', '.join([tensor, str(axis), *limits])})"
 
 
 Marks: TypeAlias = Mapping[tuple[int, int], Mark]
-"""The sizes of a call that are symbols because its tensors are marked: leaf, axis."""
+"""(leaf, axis) -> the mark of that size, for the tensors of a call."""
 
 
 class MarkedType(TensorType):
-    """The type of a tensor whose axes are marked: equal to the same one without."""
+    """The type of a tensor with marked axes; it equals the type without marks."""
 
     __slots__ = ("marks",)
 
@@ -60,13 +60,13 @@ class MarkedType(TensorType):
 
 
 def marks_of(leaf: Any) -> Mapping[int, Mark]:
-    """The marks of an argument, by axis."""
+    """Return the marks of an argument, by axis."""
     type_ = getattr(leaf, "type", None)
     return type_.marks if isinstance(type_, MarkedType) else {}
 
 
 def mark_as(x: EagerTensor, marks: Mapping[int, Mark]) -> None:
-    """Mark the axes of `x`, besides those that are marked."""
+    """Add marks to the axes of `x`."""
     if marks:
         x.type = MarkedType(x.type, {**marks_of(x), **marks})
 
@@ -79,41 +79,42 @@ def mark_dynamic(
     max: int | None = None,
     may_narrow: bool = False,
 ) -> None:
-    """Have the size of `x` along `axis` be a symbol where `x` is an argument.
+    """Make the size of `x` along `axis` symbolic when `x` is an argument.
 
-    A trace that a call with `x` makes serves all sizes along the axis from `min` to
-    `max`; a function that decides by the size is a `DimError`. Other tensors, views of
-    `x` among them, are not marked: they run such a trace if it serves their sizes, and
-    are traced as if there were no mark if not. What `dynamic=` says of an argument goes
-    before its marks.
+    The trace of a call with `x` serves all sizes along the axis from `min` to `max`; a
+    function that specialises on the size is a `DimError`. Only this tensor is marked,
+    not its views: a call with others runs such a trace if it serves their sizes, and is
+    traced without the mark if not. `dynamic=` takes precedence over marks.
 
-        x = hf.ones((8, 3))
-        hf.mark_dynamic(x, 0, min=2)
-        step(x)  # compiled once for all numbers of rows from 2
+        >>> double = hf.jit(lambda x: 2 * x)
+        >>> x = hf.ones((8, 3))
+        >>> hf.mark_dynamic(x, 0, min=2)
+        >>> double(x).shape  # compiled once for all numbers of rows from 2
+        (8, 3)
 
     Args:
         x: A tensor.
         axis: The axis, which may count from the end.
-        min, max: The sizes that are allowed, both included.
-        may_narrow: Whether the function may decide by the size; see `hf.Dim`.
+        min, max: The range of the size, inclusive.
+        may_narrow: Whether the function may specialise on the size; see `hf.Dim`.
 
     Raises:
         ArgumentTypeError: `x` is no tensor with memory, a number no int, or
             `may_narrow` no bool.
         AxisError: `x` has no such axis.
-        ArgumentValueError: the range is empty, or the size is not within.
+        ArgumentValueError: the range is empty, or does not contain the size.
     """
     narrow = as_flag("mark_dynamic", "may_narrow", may_narrow)
     _mark("mark_dynamic", x, axis, Mark("dynamic", may_narrow=narrow), min, max)
 
 
 def mark_unbacked(x: Any, axis: int, *, min: int = 0, max: int | None = None) -> None:
-    """Have the size of `x` along `axis` be one that only a run knows.
+    """Make the size of `x` along `axis` unbacked when `x` is an argument.
 
-    As `mark_dynamic`, but the trace has no value for the size at all: no guard is made
-    of it, not even whether it is 1. What operations need of it is checked by the run,
+    As `mark_dynamic`, but the trace has no value for the size: there is no guard on it,
+    not even whether it is 1. Conditions of operations on it are checked at run time,
     and a decision by it is a `DataDependentError`, as for the sizes of `x[mask]`.
-    Tensors that are not marked are traced apart.
+    Unmarked tensors need a trace of their own.
 
     Args, Raises: as `mark_dynamic`.
     """

@@ -1,7 +1,7 @@
-"""Functions that may write only to what they have made themselves.
+"""Functions that may write only to tensors which they have made themselves.
 
-On values an interpreter above the eager one notes what is made; in traces a guard knows
-what there was before.
+For eager tensors, an interpreter records the new storages; in traces, a guard has a
+snapshot of the nodes from before.
 """
 
 import threading
@@ -20,14 +20,14 @@ from hopflow.trace.functional import TracedTensor
 from hopflow.trace.numbers import Numbers
 
 Refusal: TypeAlias = Callable[[TensorType], MutationError]
-"""The error for a write to a tensor of outside, of this type."""
+"""Type of a tensor from outside -> the error for a write to it."""
 
 
 class OwnWritesOnly(Eager):
-    """Has a function, which may write only to what it has made itself, computed by the
-    interpreter around.
+    """Evaluates operations by the interpreter around, and forbids writes to tensors
+    that were not made meanwhile.
 
-    Tensors in the tree `private` are values: what is written to them is taken back.
+    Tensors in the tree `private` may be written; their values are restored at the end.
     """
 
     __slots__ = ("_outer", "_own", "_private", "_refusal", "_written")
@@ -60,61 +60,66 @@ class OwnWritesOnly(Eager):
             self._outer._note(storage)
 
     def check_write(self, target: Value) -> None:
-        if not isinstance(target, EagerTensor):  # a trace has made it
+        if not isinstance(target, EagerTensor):  # a tensor of an enclosing trace
             raise self._refusal(target.type)
         if self.has_made(target):
             return
         storage = target.storage
-        own = [x for x in self._private if x.storage is storage]
-        if not own:
+        aliases = [x for x in self._private if x.storage is storage]
+        if not aliases:
             raise self._refusal(target.type)
         is_readonly = storage.readonly or not target.array.flags.writeable
         if storage not in self._written and not is_readonly:
-            kept = [(x, x.host_array.copy(), storage.version) for x in own]
-            self._written[storage] = kept
+            saved = [(x, x.host_array.copy(), storage.version) for x in aliases]
+            self._written[storage] = saved
 
     def run(self, f: Callable[[], Any]) -> Any:
-        """What `f` returns; of tensors that it has not made, a copy."""
+        """Call `f`; return its result with copies of tensors that it did not make."""
         try:
             with using(self):
-                found = f()
-                return pytree.tree_map(self._apart, found)
+                result = f()
+                return pytree.tree_map(self._apart, result)
         finally:
-            for storage, kept in self._written.items():
-                for tensor, array, version in kept:
+            for storage, copies in self._written.items():
+                for tensor, array, version in copies:
                     tensor.array[...] = array
                     storage.wrote(tensor.array)
-                    storage.version = version  # it is what it was
+                    storage.version = version  # the value is that of the old version
 
     def _apart(self, leaf: Any) -> Any:
         is_outside = isinstance(leaf, EagerTensor) and not self.has_made(leaf)
         return leaf.copy() if is_outside else leaf
 
     def has_made(self, value: Value) -> bool:
-        """Whether the function has made a tensor."""
+        """Whether the function made a tensor."""
         return isinstance(value, EagerTensor) and value.storage in self._own
 
 
 def _is_view(result: EagerTensor, args: Sequence[Operand]) -> bool:
-    """Whether a result is in memory that it was made of."""
-    known = result._storage
-    return known is not None and any(
-        isinstance(a, EagerTensor) and a._storage is known for a in args
+    """Whether a result has the storage of one of the args."""
+    storage = result._storage
+    return storage is not None and any(
+        isinstance(a, EagerTensor) and a._storage is storage for a in args
     )
 
 
 def apart(leaves: Sequence[Any]) -> list[Any]:
-    """The same leaves, none of which shares memory with another."""
-    found: list[Any] = []
+    """Return the same leaves, with copies of those that alias an earlier one."""
+    result: list[Any] = []
     for leaf in leaves:
-        known = [x for x in found if isinstance(x, EagerTensor)]
-        shared = isinstance(leaf, EagerTensor) and any(map(leaf.overlaps, known))
-        found.append(leaf.copy() if shared else leaf)
-    return found
+        tensors = [x for x in result if isinstance(x, EagerTensor)]
+        shared = isinstance(leaf, EagerTensor) and any(map(leaf.overlaps, tensors))
+        result.append(leaf.copy() if shared else leaf)
+    return result
 
 
 class _Guard:
-    """Knows what there was in the present traces before a function ran."""
+    """A snapshot of the current traces from before a function runs.
+
+    refusal   the error for a write to a tensor from before
+    before    tracer -> its nodes from before
+    adopted   the tensors that the function made from data, by id
+    """
 
     def __init__(self, refusal: Refusal) -> None:
         self.refusal = refusal
@@ -127,11 +132,11 @@ class _Guard:
             around = around.parent
 
     def has_made(self, value: Value) -> bool:
-        """Whether the function has made a tensor."""
+        """Whether the function made a tensor."""
         if not isinstance(value, TracedTensor):
             return id(value) in self.adopted
         before = self.before.get(value.tracer)
-        if before is None:  # a trace that the function has begun
+        if before is None:  # a trace that began in the function
             return True
         owner = value.tracer.place(value).storage.owner
         node = owner.source.node
@@ -149,26 +154,28 @@ _guards: Final = _Guards()
 
 @contextmanager
 def own_writes_only(refusal: Refusal) -> Iterator[OwnWritesOnly | _Guard]:
-    """Within the block a write to a tensor that was not made there is an error; what it
-    gives knows which were."""
+    """Forbid writes within the block to tensors that were not made there.
+
+    Yields an object whose `has_made` distinguishes these tensors.
+    """
     if current().is_eager:
-        own = OwnWritesOnly(refusal)
-        with using(own):
-            yield own
+        interpreter = OwnWritesOnly(refusal)
+        with using(interpreter):
+            yield interpreter
         return
-    before, guard = _guards.present, _Guard(refusal)
-    _guards.present = (*before, guard)
+    outer_guards, guard = _guards.present, _Guard(refusal)
+    _guards.present = (*outer_guards, guard)
     try:
         yield guard
     finally:
-        _guards.present = before
+        _guards.present = outer_guards
 
 
 def check_own(tensor: TracedTensor) -> None:
-    """Check that a tensor of a trace may be written here.
+    """Check that `own_writes_only` allows a write to a traced tensor.
 
     Raises:
-        MutationError: it may not.
+        MutationError: it does not.
     """
     for guard in _guards.present:
         if not guard.has_made(tensor):
@@ -176,7 +183,7 @@ def check_own(tensor: TracedTensor) -> None:
 
 
 def note_own(value: Value) -> None:
-    """Note a tensor that was made of data here, or stands for one."""
+    """Note a tensor that was just made from data, with its origins."""
     for guard in _guards.present:
         for tensor in _origins(value):
             if not isinstance(tensor, EagerTensor) or tensor.storage.private:
@@ -184,7 +191,7 @@ def note_own(value: Value) -> None:
 
 
 def _origins(value: Value | None) -> Iterator[Value]:
-    """A tensor, as each trace around has it."""
+    """Yield a tensor and its origins in the enclosing traces."""
     while value is not None:
         yield value
         value = getattr(value, "origin", None)

@@ -1,4 +1,4 @@
-"""What Python code does outside of its own objects: streams, logs, files, processes."""
+"""Side effects of Python code on streams, logs, files and processes."""
 
 import contextlib
 import io
@@ -28,7 +28,7 @@ _EVENTS: Final = frozenset(
     "os.truncate os.utime pty.spawn resource.setrlimit socket.bind socket.connect "
     "socket.sendmsg socket.sendto sqlite3.connect subprocess.Popen".split()
 )
-_CALLS: Final = {  # of which Python tells no such event
+_CALLS: Final = {  # functions without an audit event
     call: f"it calls `os.{name}`"
     for name in ("pwrite", "pwritev", "sendfile", "umask", "write", "writev")
     if (call := getattr(os, name, None)) is not None
@@ -37,22 +37,22 @@ _METHODS: Final = frozenset(("write", "writelines", "send", "sendall"))
 
 
 def is_library(file: str) -> bool:
-    """Whether a file is of Python's own library, or of an installed package."""
+    """Whether a file belongs to the standard library or to an installed package."""
     return file.startswith(_LIBRARIES)
 
 
 @contextlib.contextmanager
 def watching_process(note: _Note) -> Iterator[None]:
-    """Within the block `note` is told what the user's code of this thread writes to
-    stdout and stderr, logs, does to files, and starts: what it is, and the line."""
+    """Within the block, report side effects of the user's code in this thread to
+    `note(description, line)`: output, logs, writes to files, new processes."""
     _install_hook()
-    outer = _watched.note
+    outer_note = _watched.note
     _watched.note = note
     handle, profile = logging.Logger.handle, sys.getprofile()
     streams = {name: getattr(sys, name) for name in _STREAMS}
 
     def noted(self: logging.Logger, record: logging.LogRecord) -> None:
-        with _told("it logs"):
+        with _noted("it logs"):
             handle(self, record)
 
     def profiled(frame: FrameType, event: Any, called: Any) -> None:
@@ -72,11 +72,11 @@ def watching_process(note: _Note) -> Iterator[None]:
         for name, stream in streams.items():
             setattr(sys, name, stream)
         logging.Logger.handle = handle  # type: ignore[method-assign]
-        _watched.note = outer
+        _watched.note = outer_note
 
 
 class _Watched(threading.local):
-    """Who is told what this thread does."""
+    """The function that side effects of this thread are reported to."""
 
     note: _Note | None = None
 
@@ -92,9 +92,9 @@ _STREAMS: Final = {
 
 
 @contextlib.contextmanager
-def _told(what: str) -> Iterator[None]:
-    """Note what is done within the block, and not of what it consists."""
-    _tell(what)
+def _noted(effect: str) -> Iterator[None]:
+    """Report an effect, but not the effects within the block that implement it."""
+    _note(effect)
     note, _watched.note = _watched.note, None
     try:
         yield
@@ -102,18 +102,18 @@ def _told(what: str) -> Iterator[None]:
         _watched.note = note
 
 
-def _tell(what: str) -> None:
-    """Note what is done, if it is the user's code that does it."""
+def _note(effect: str) -> None:
+    """Report an effect if the user's code causes it."""
     note, line = _watched.note, None
     if note is not None:
         line = _users_line(sys._getframe(1))
     if note is not None and line is not None:
-        note(what, line)
+        note(effect, line)
 
 
 def _users_line(frame: FrameType | None) -> SourceLine | None:
-    """The line that asked a library for what is done; None: it is one of hopflow's
-    own, or Python's that imports a module."""
+    """Return the user's line that causes an effect, possibly through a library; None:
+    hopflow or an import of a module causes it."""
     while frame is not None:
         code = frame.f_code
         if code.co_filename.startswith("<frozen importlib"):
@@ -127,14 +127,14 @@ def _users_line(frame: FrameType | None) -> SourceLine | None:
 
 
 class _Stream(io.TextIOBase):
-    """Takes what is written to a stream, and passes it on."""
+    """Forwards writes to a stream, and reports them."""
 
-    def __init__(self, to: TextIO, what: str) -> None:
+    def __init__(self, to: TextIO, effect: str) -> None:
         self.to = to
-        self.what = what
+        self.effect = effect
 
     def write(self, text: str) -> int:
-        with _told(self.what):
+        with _noted(self.effect):
             return self.to.write(text)
 
     def flush(self) -> None:
@@ -142,7 +142,7 @@ class _Stream(io.TextIOBase):
 
 
 def _install_hook() -> None:
-    """Have Python tell of files and processes: such a hook cannot be removed."""
+    """Install the audit hook, once: hooks cannot be removed."""
     global _has_hook
     if not _has_hook:
         _has_hook = True
@@ -150,20 +150,21 @@ def _install_hook() -> None:
 
 
 def _note_call(event: str, called: Any) -> None:
-    """Note what is written by calls of which `_hook` is not told."""
+    """Report writes by functions that have no audit event."""
     if event != "c_call" or _watched.note is None:
         return
     try:
         if called in _CALLS:
-            _tell(_CALLS[called])
+            _note(_CALLS[called])
         elif called.__name__ in _METHODS:
             number = called.__self__.fileno()
-            _tell(f"it writes to the file {number}")
+            _note(f"it writes to the file {number}")
     except (AttributeError, OSError, TypeError, ValueError):
-        return  # not a file, or one in memory
+        return  # no file, or one in memory
 
 
 def _hook(event: str, args: tuple[Any, ...]) -> None:
+    """The audit hook; see `sys.addaudithook`."""
     if _watched.note is None:
         return
     if event == "open":
@@ -171,6 +172,6 @@ def _hook(event: str, args: tuple[Any, ...]) -> None:
         if isinstance(path, str | bytes | os.PathLike) and (
             set(mode or "") & set("wax+") or flags & _WRITES
         ):
-            _tell(f"it writes to the file `{os.fsdecode(path)}`")
+            _note(f"it writes to the file `{os.fsdecode(path)}`")
     elif event in _EVENTS:
-        _tell(f"it calls `{event}`")
+        _note(f"it calls `{event}`")

@@ -1,4 +1,4 @@
-"""What a traced function does besides computing, which is done in the trace alone."""
+"""Detection of a traced function's side effects, which later calls do not repeat."""
 
 import contextlib
 import functools
@@ -46,36 +46,36 @@ from hopflow.tracebacks import is_own_file
 
 
 class Watch:
-    """Watches what a function does to what was there before, while it is traced."""
+    """Detects side effects of a function while it is traced."""
 
     def __init__(self, f: Callable[..., Any], args: Any) -> None:
         self._f = f
         self._reachable = _Reachable(f, args)
 
     def watch_arguments(self, names: Sequence[str], args: Sequence[Any]) -> None:
-        """Watch the containers that the function gets: copies of the caller's."""
+        """Watch the containers passed to the function, which are copies."""
         for name, arg in zip(names, args, strict=True):
             self._reachable.reach(name, arg)
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch what is done within the block.
+        """Watch the function, which runs within the block.
 
         Raises:
-            ImpurityError: the function has printed, logged, written to a file, drawn
-                random numbers, or changed a global, a name of an enclosing scope, the
-                environment, or an object that it got or found there.
+            ImpurityError: the function printed, logged, wrote to a file, drew random
+                numbers, or changed a global, a variable of an enclosing function, the
+                environment, or an object reachable from these or from its arguments.
         """
         reachable = self._reachable
         with _lock, watching_process(reachable.note):
-            before = sys.gettrace()
+            outer_tracer = sys.gettrace()
             sys.settrace(reachable.enter)
             try:
                 yield
             finally:
-                sys.settrace(before)
+                sys.settrace(outer_tracer)
         if reachable.effects:
-            rows = [f"  {line or '?'}: {what}" for what, line in reachable.effects]
+            rows = [f"  {line or '?'}: {effect}" for effect, line in reachable.effects]
             raise ImpurityError(
                 f"trace: `{name_of(self._f)}` does what only happens in the trace, and "
                 "not when the graph runs:\n" + "\n".join(rows) + "\nReturn a result "
@@ -83,48 +83,60 @@ class Watch:
             )
 
 
-_lock: Final = threading.RLock()  # streams and loggers are those of all threads
+_lock: Final = threading.RLock()  # streams and loggers are global
 
 
 def check_same(f: Callable[..., Any], first: Graph, second: Graph) -> None:
-    """Check that two traces gave one graph.
+    """Check that two traces of a function have equal graphs.
 
     Raises:
-        ImpurityError: they did not: something is hidden that changes.
+        ImpurityError: they differ, so that the function reads some hidden state.
     """
     lines = [format_graph(graph).splitlines() for graph in (first, second)]
-    for one, other in zip_longest(*lines, fillvalue="(nothing)"):
-        if one.partition("  # ")[0].rstrip() != other.partition("  # ")[0].rstrip():
+    for line, second_line in zip_longest(*lines, fillvalue="(nothing)"):
+        if (
+            line.partition("  # ")[0].rstrip()
+            != second_line.partition("  # ")[0].rstrip()
+        ):
             raise ImpurityError(
                 f"trace: `{name_of(f)}` gives another graph each time, so it depends "
                 "on what is no argument (random numbers, the time, a counter):\n"
-                f"  {one.strip()}\n  {other.strip()}\nMake it an argument."
+                f"  {line.strip()}\n  {second_line.strip()}\nMake it an argument."
             )
 
 
 @dataclass(slots=True)
 class _Place:
-    """A namespace or an object whose parts are watched."""
+    """A namespace or an object whose parts are watched.
+
+    text   the user's expression for it; with a dot at the end for a module
+    read   returns its parts by name
+    parts  its parts when they were last compared
+    """
 
     text: str
     read: Callable[[], dict[Any, Any]]
-    known: dict[Any, Any] = field(default_factory=dict)
+    parts: dict[Any, Any] = field(default_factory=dict)
 
 
 class _Reachable:
-    """Compares what `f` can reach with what it was, at each line of the user's code.
+    """Compares the state that `f` can reach after each line of the user's code.
 
-    effects  what was done, and on which line
+    effects  the changes found so far, each with its line
     """
 
     def __init__(self, f: Callable[..., Any], args: Any) -> None:
         self.effects: dict[tuple[str, Any], None] = {}
         self.places: list[_Place] = []
-        self.seen: dict[int, Any] = {}  # alive, so that no other gets their ids
+        self.seen: dict[
+            int, Any
+        ] = {}  # keeps the objects alive, so that ids stay unique
         self.codes: set[CodeType] = set()
-        self.words: set[str] = set()  # the names in them
-        self.modules: list[tuple[str, dict[str, Any]]] = []  # of the user's
-        self.watched: defaultdict[int, set[str]] = defaultdict(set)  # of a namespace
+        self.words: set[str] = set()  # the names in the codes
+        self.modules: list[tuple[str, dict[str, Any]]] = []  # the user's
+        self.watched: defaultdict[int, set[str]] = defaultdict(
+            set
+        )  # names by namespace
         self.generators: dict[FrameType, str] = {}
         self.line: Any = None
         for name, value in closed_over(f).items():
@@ -140,11 +152,11 @@ class _Reachable:
 
     def add(self, text: str, read: Callable[[], dict[Any, Any]]) -> None:
         place = _Place(text, read)
-        place.known = _parts(read)
+        place.parts = _parts(read)
         self.places.append(place)
 
     def reach(self, text: str, value: Any, depth: int = 0) -> None:
-        """Watch an object, and those in it."""
+        """Watch an object and the objects reachable from it."""
         if id(value) in self.seen or depth > _DEPTH or isinstance(value, _LEFT):
             return
         self.seen[id(value)] = value
@@ -172,7 +184,7 @@ class _Reachable:
                 self.reach(type(value).__name__, type(value), depth)
 
     def state(self, text: str, value: Any, depth: int) -> None:
-        """Watch what an object holds besides attributes."""
+        """Watch the state of an object besides its attributes."""
         state = _state_of(value)
         if state is not None:
             self.add(text, state)
@@ -187,24 +199,28 @@ class _Reachable:
             self.reach(text, value.__self__, depth)
         elif isinstance(value, partial):
             names = parameter_names(value.func, len(value.args))
-            given = {**dict(zip(names, value.args, strict=True)), **value.keywords}
-            self.items(str, given, depth)
+            arguments = {**dict(zip(names, value.args, strict=True)), **value.keywords}
+            self.items(str, arguments, depth)
             self.reach(text, value.func, depth)
-        elif isinstance(value, GeneratorType):  # which is entered when it is resumed
+        elif isinstance(value, GeneratorType):  # `enter` sees when it resumes
             if value.gi_frame is not None:
                 self.generators[value.gi_frame] = text
         elif isinstance(value, Iterator) and not hasattr(value, "__dict__"):
             self.add(text, lambda: _digest(remainder(value)))
-            for held in gc.get_referents(value):
-                self.inner(text, held if isinstance(held, tuple) else (held,), depth)
+            for referents in gc.get_referents(value):
+                self.inner(
+                    text,
+                    referents if isinstance(referents, tuple) else (referents,),
+                    depth,
+                )
 
     def inner(self, text: str, values: Iterable[Any], depth: int) -> None:
-        """Watch what an object refers to, and a user has no name for."""
+        """Watch objects that have no name of their own in the user's code."""
         for item in list(values)[:_MOST]:
             self.reach(text, item, depth + 1)
 
     def namespace(self, text: str, scope: dict[str, Any], names: set[str]) -> None:
-        """Watch these names of a module, and what they are."""
+        """Watch these names of a module, and their values."""
         new = names - self.watched[id(scope)]
         if not new:
             return
@@ -225,11 +241,11 @@ class _Reachable:
             self.reach(text(key), item, depth + 1)
 
     def function(self, value: FunctionType, depth: int) -> None:
-        """Watch what a function of the user's closes over, its defaults, its notes."""
+        """Watch the closure, the defaults and the attributes of a user's function."""
         code = value.__code__
         if is_own_file(code.co_filename) or is_library(code.co_filename):
             return
-        # However deep closures are in each other: `seen` ends it.
+        # Closures do not increase the depth; `seen` ends the recursion.
         for name, cell in zip(code.co_freevars, value.__closure__ or (), strict=True):
             read = functools.partial(_content, name, cell)
             self.add(name, read)
@@ -240,7 +256,7 @@ class _Reachable:
 
     # --- while it runs ----------------------------------------------------------------
 
-    # Python calls these two with a frame, the event, and what belongs to it.
+    # `enter` and `step` are trace functions; see `sys.settrace`.
 
     def enter(self, frame: FrameType, *_: Any) -> Any:
         code = frame.f_code
@@ -248,13 +264,13 @@ class _Reachable:
         if frame in self.generators:
             self.note(f"it changes the state of `{self.generators[frame]}`", self.line)
         if is_own_file(file) or file == "<string>" or is_library(file):
-            return None  # what dataclasses make has such a file; libraries have caches
+            return None  # generated by dataclasses, or with private caches
         if code not in self.codes:
             self.codes.add(code)
             self.words.update(code.co_names)
             self.namespace("", frame.f_globals, {*code.co_names})
             package = frame.f_globals.get("__package__")
-            for name in code.co_names:  # it may import them
+            for name in code.co_names:  # they may be imported
                 self.reach(name, sys.modules.get(name))
                 self.reach(name, sys.modules.get(f"{package}.{name}"))
             for text, scope in [*self.modules]:
@@ -268,24 +284,24 @@ class _Reachable:
         return self.step
 
     def compare(self) -> None:
-        """Note what the line before has changed."""
+        """Record the changes that the last line made."""
         for place in self.places:
-            now, known = _parts(place.read), place.known
-            changed = [k for k in {**known, **now} if not _same(k, known, now)]
+            now, before = _parts(place.read), place.parts
+            changed = [k for k in {**before, **now} if not _same(k, before, now)]
             if changed:
-                place.known = now
+                place.parts = now
                 text = place.text
                 if not text or text.endswith("."):  # of a module
                     text += changed[0]
-                what = "the state of " if changed == [""] else ""
-                self.effects[f"it changes {what}`{text}`", self.line] = None
+                prefix = "the state of " if changed == [""] else ""
+                self.effects[f"it changes {prefix}`{text}`", self.line] = None
 
 
 _DEPTH: Final = 3
 _MOST: Final = 100
 _NOTHING: Final = object()
 _LEFT: Final = (Value, str, bytes, int, float, complex, type(None))
-# What is there once in a process.
+# Global state of the process.
 _STATES: Final[dict[str, Callable[[], dict[Any, Any]]]] = {
     "os.environ": lambda: {k: os.fsencode(v) for k, v in os.environ.items()},
     "random": lambda: _digest(random.getstate()),
@@ -294,7 +310,7 @@ _STATES: Final[dict[str, Callable[[], dict[Any, Any]]]] = {
 
 
 def _digest(state: Any) -> dict[str, bytes]:
-    """Something small that changes with a state, which is no attribute."""
+    """Return a digest of an object's internal state."""
     return {"": str(hash(_frozen(state))).encode()}
 
 
@@ -305,7 +321,7 @@ def _frozen(value: Any) -> Any:
 
 
 def _state_of(value: Any) -> Callable[[], dict[Any, Any]] | None:
-    """What tells whether an object has changed that holds its state for itself."""
+    """Return a function that reads an object's internal state; None: it has none."""
     if isinstance(value, np.ndarray):
         return lambda: {"elements": value.tobytes()}
     if isinstance(value, random.Random):
@@ -322,7 +338,7 @@ def _state_of(value: Any) -> Callable[[], dict[Any, Any]] | None:
 
 
 def _has_buffer(value: Any) -> bool:
-    """Whether it is memory, as a bytearray is, or an `array.array`."""
+    """Whether it supports the buffer protocol, like a bytearray."""
     try:
         memoryview(value).release()
     except (TypeError, ValueError, BufferError):
@@ -331,7 +347,7 @@ def _has_buffer(value: Any) -> bool:
 
 
 def _is_users(value: type) -> bool:
-    """Whether a class is neither hopflow's nor a library's."""
+    """Whether a class is a user's: neither hopflow's nor a library's."""
     module = sys.modules.get(value.__module__)
     return module is not None and _is_users_module(module)
 
@@ -345,23 +361,25 @@ def _is_users_module(module: ModuleType) -> bool:
 
 
 def _class_parts(value: type) -> dict[Any, Any]:
-    """The attributes of a class that its author gave it."""
+    """Return the attributes of a class, without special ones."""
     return {k: v for k, v in vars(value).items() if not k.startswith("__")}
 
 
 def _attributes(value: Any) -> dict[Any, Any]:
-    """The attributes of an object, in its dict and its slots."""
-    found = dict(getattr(value, "__dict__", {}))
-    for kind in filter(_is_users, type(value).__mro__):  # those of others have caches
+    """Return the attributes of an object, in its dict and its slots."""
+    attributes = dict(getattr(value, "__dict__", {}))
+    for kind in filter(
+        _is_users, type(value).__mro__
+    ):  # slots of library classes may be caches
         slots = vars(kind).get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
-            with contextlib.suppress(AttributeError):  # nothing was assigned to it
-                found[name] = getattr(value, name)
-    return found
+            with contextlib.suppress(AttributeError):  # unassigned
+                attributes[name] = getattr(value, name)
+    return attributes
 
 
 def _defaults(f: Callable[..., Any]) -> dict[str, Any]:
-    """What the parameters of a function are if they are not given."""
+    """Return the defaults of a function's parameters."""
     try:
         parameters = inspect.signature(f).parameters.values()
     except (TypeError, ValueError):  # a builtin need not have one
@@ -382,13 +400,13 @@ def _items(value: Any) -> dict[Any, Any]:
 
 
 def _parts(read: Callable[[], dict[Any, Any]]) -> dict[Any, Any]:
-    """What is in a place now, by name."""
+    """Return the current parts of a place by name."""
     try:
         return dict(read())
     except ValueError:  # an empty cell
         return {}
 
 
-def _same(key: Any, known: dict[Any, Any], now: dict[Any, Any]) -> bool:
-    before, after = known.get(key, _NOTHING), now.get(key, _NOTHING)
+def _same(key: Any, before_parts: dict[Any, Any], after_parts: dict[Any, Any]) -> bool:
+    before, after = before_parts.get(key, _NOTHING), after_parts.get(key, _NOTHING)
     return before is after or (type(before) is type(after) is bytes and before == after)

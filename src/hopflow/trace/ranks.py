@@ -1,10 +1,9 @@
-"""Several processes that jit one function: they agree before each of them compiles.
+"""Agreement of several processes (ranks) that jit the same function.
 
-What a process calls the function with may differ from the others' in sizes and numbers,
-and yet all of them have to run one program. So a call that needs a trace is traced once
-with its own sizes, and offered to the others as a record; then each process traces for
-all the records, in one order. A size that differs between them is a symbol, and its
-hint is the same everywhere.
+The arguments of the processes may differ in sizes and numbers, but all have to compile
+the same program. A call that needs a trace is first traced with its own sizes and sent
+to the others as a record; then each process traces for all records, in the same order.
+A size that differs between processes becomes a symbol with the same hint everywhere.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,17 +21,17 @@ from hopflow.trace.signature import Arguments
 from hopflow.trace.source import name_of
 
 Record: TypeAlias = dict[str, Any]
-"""What a process tells the others: plain data, by name. Names may be added.
+"""The record of a call, as plain data by name. Users may add names.
 
 kind     the function, and the structure, dtypes and ranks of its arguments
 numbers  the sizes of the arguments and the numbers among them, in order
-items    by position of a leaf: the number that a tensor without axes holds
+items    position of a leaf -> the number in a tensor of rank 0
 outside  the types of the tensors that the function reads from outside
-error    None, or why this process cannot trace the function
+error    None, or the error of tracing the function in this process
 """
 
 AllGather: TypeAlias = Callable[[Record], Sequence[Record]]
-"""From the record of this process to those of all, in the order of their ranks."""
+"""The record of this process -> the records of all, in the order of their ranks."""
 
 
 def calls_of_all(
@@ -42,24 +41,25 @@ def calls_of_all(
     call: Arguments,
     preflight: Callable[[], Sequence[TensorType]],
 ) -> list[Arguments]:
-    """The calls that all processes make now, in the order of their ranks.
+    """Return the current calls of all processes, in the order of their ranks.
 
-    Those of others have no data, only sizes and numbers.
+    The calls of other processes have sizes and numbers, but dummy data.
 
     Args:
-        preflight: Traces `f` for this call alone; the types of what it reads from
-            outside. What it raises is raised once the others know of it.
+        preflight: Traces `f` for this call, and returns the types of tensors from
+            outside. Its error is raised after the other processes know of it.
 
     Raises:
-        ArgumentTypeError: `all_gather` gives no records.
-        RanksError: they are not of one kind, or another process cannot trace `f`.
+        ArgumentTypeError: `all_gather` does not return records.
+        RanksError: the calls are of different kinds, or another process cannot trace
+            `f`.
     """
-    own, failure = _record(f, call), None
+    local, failure = _record(f, call), None
     try:
-        own["outside"] = [str(type_) for type_ in preflight()]
+        local["outside"] = [str(type_) for type_ in preflight()]
     except Exception as error:
-        failure, own["error"] = error, f"{type(error).__name__}: {error}"
-    records = all_gather(own)
+        failure, local["error"] = error, f"{type(error).__name__}: {error}"
+    records = all_gather(local)
     if failure is not None:
         raise failure
     if not isinstance(records, Sequence) or not all(map(_is_record, records)):
@@ -68,21 +68,21 @@ def calls_of_all(
             f"of them gave it, and it gave {records!r}."
         )
     for rank, record in enumerate(records):
-        if record["kind"] != own["kind"]:
+        if record["kind"] != local["kind"]:
             raise RanksError(
                 "jit: processes must make calls of one kind, in one order.\n"
-                f"  here     {own['kind']}\n  rank {rank:<3} {record['kind']}"
+                f"  here     {local['kind']}\n  rank {rank:<3} {record['kind']}"
             )
         if record["error"] is not None:
             raise RanksError(
                 f"jit: rank {rank} could not trace `{name_of(f)}`, so that no process "
                 f"compiles it. There it raised\n  {record['error']}"
             )
-        if record["outside"] != own["outside"]:
+        if record["outside"] != local["outside"]:
             raise RanksError(
                 f"jit: `{name_of(f)}` must read tensors of the same types from outside "
                 "in all processes. Make an argument of one whose size differs.\n"
-                f"  here     {', '.join(own['outside'])}\n"
+                f"  here     {', '.join(local['outside'])}\n"
                 f"  rank {rank:<3} {', '.join(record['outside'])}"
             )
     return [_like(call, f, dynamic, record) for record in records]
@@ -96,6 +96,7 @@ def _is_record(record: Any) -> bool:
 
 
 def _record(f: Callable[..., Any], call: Arguments) -> Record:
+    """Return the record of a call."""
     leaves = call.flat.leaves
     types = [
         f"{x.type.dtype}[{', '.join('_' * x.ndim)}]"
@@ -122,7 +123,7 @@ def _holds_number(leaf: Any) -> bool:
 def _like(
     call: Arguments, f: Callable[..., Any], dynamic: Dynamic, record: Record
 ) -> Arguments:
-    """The call of this kind that has the numbers of a record."""
+    """Return a call like `call` with the sizes and numbers of a record."""
     leaves = list(call.flat.leaves)
     numbers = iter(record["numbers"])
     shapes: dict[int, list[int]] = {}
@@ -138,5 +139,5 @@ def _like(
             leaves[i] = EagerTensor(array, weak=leaf.type.weak)
             mark_as(leaves[i], marks_of(leaf))
     args, kwargs = pytree.unflatten(call.flat.spec, leaves)
-    given = call.flat._replace(args=args, kwargs=kwargs, leaves=leaves)
-    return Arguments.of(f, dynamic, given)
+    flat = call.flat._replace(args=args, kwargs=kwargs, leaves=leaves)
+    return Arguments.of(f, dynamic, flat)

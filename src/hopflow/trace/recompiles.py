@@ -1,4 +1,4 @@
-"""Why a jitted function is compiled again: what differs between kinds of calls."""
+"""Reasons for recompiles of a jitted function: differences between signatures."""
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,46 +17,47 @@ from hopflow.trace.signature import Arguments, is_data
 from hopflow.trace.source import name_of, user_line, where
 
 _WARNED: Final = 8
-"""The recompile that brings a warning."""
+"""The number of the recompile that warns."""
 
 
 class _Tensor(NamedTuple):
-    """What of a tensor among the arguments is part of a kind of calls."""
+    """The part of a tensor that belongs to a signature."""
 
     dtype: DType
     ndim: int
     weak: bool
 
     def reasons(self, text: str, before: "_Part") -> list[str]:
-        """How it differs from what the argument was before."""
+        """Return how it differs from the argument before."""
         if not isinstance(before, _Tensor):
             return [f"`{text}` was {before}, and is {self}"]
-        found = []
+        differences = []
         if before.dtype is not self.dtype:
-            found.append(f"was {before.dtype.name}, and is {self.dtype.name}")
+            differences.append(f"was {before.dtype.name}, and is {self.dtype.name}")
         if before.ndim != self.ndim:
-            found.append(f"was of rank {before.ndim}, and is of rank {self.ndim}")
+            differences.append(f"was of rank {before.ndim}, and is of rank {self.ndim}")
         if before.weak is not self.weak:
-            was, now = (_WEAK if x.weak else _NOT_WEAK for x in (before, self))
-            found.append(f"was {was}, and is {now}")
-        return [f"`{text}` {reason}" for reason in found]
+            old, new = (_WEAK if x.weak else _NOT_WEAK for x in (before, self))
+            differences.append(f"was {old}, and is {new}")
+        return [f"`{text}` {reason}" for reason in differences]
 
     def __str__(self) -> str:
         return f"a tensor of {self.dtype.name}"
 
 
 class _Other(NamedTuple):
-    """What of another argument is: the class of a number, or a value.
+    """The part of another argument that belongs to a signature: the class of a number,
+    or a static value.
 
-    key   what tells it from others
-    text  which need not
+    key   identifies it
+    text  describes it, not necessarily uniquely
     """
 
     key: Any
     text: str
 
     def reasons(self, text: str, before: "_Part") -> list[str]:
-        """How it differs from what the argument was before."""
+        """Return how it differs from the argument before."""
         if isinstance(before, _Other) and before.key == self.key:
             return []
         if str(before) == self.text:
@@ -68,12 +69,12 @@ class _Other(NamedTuple):
 
 
 class _Container(NamedTuple):
-    """What of a container among the arguments is part of a kind of calls.
+    """The part of a container that belongs to a signature.
 
-    parts   by what a user writes behind it: `[0]`, `['w']`, `.weight`
-    order   of the keys of a dict
-    fields  the attributes that are no parts
-    rest    all that it holds besides parts
+    parts   its children by subscript: `[0]`, `['w']`, `.weight`
+    order   the keys of a dict, in order
+    fields  its static attributes
+    rest    all its static data
     """
 
     kind: type
@@ -83,23 +84,25 @@ class _Container(NamedTuple):
     rest: Any
 
     def reasons(self, text: str, before: "_Part") -> list[str]:
-        """How it differs from what the argument was before."""
+        """Return how it differs from the argument before."""
         if not isinstance(before, _Container) or before.kind is not self.kind:
             if str(before) == str(self):
                 return [f"`{text}` is of another class that is named like it was"]
             return [f"`{text}` was {before}, and is {self}"]
         if _ties(self.rest) != _ties(before.rest):
             return [f"`{text}` has other parts than before that are one tensor"]
-        found = _differences(text, self.parts, before.parts)
+        differences = _differences(text, self.parts, before.parts)
         for name, value in self.fields.items():
-            was = before.fields.get(name)
-            if pytree.exact_key(value) != pytree.exact_key(was):
-                found += _other(value).reasons(f"{text}.{name}", _other(was))
+            old_value = before.fields.get(name)
+            if pytree.exact_key(value) != pytree.exact_key(old_value):
+                differences += _other(value).reasons(
+                    f"{text}.{name}", _other(old_value)
+                )
         if before.order != self.order and {*before.order} == {*self.order}:
-            found.append(f"the keys of `{text}` are in another order")
-        if not found and before.rest != self.rest:
-            found.append(f"`{text}` holds something else besides its parts")
-        return found
+            differences.append(f"the keys of `{text}` are in another order")
+        if not differences and before.rest != self.rest:
+            differences.append(f"`{text}` holds something else besides its parts")
+        return differences
 
     def __str__(self) -> str:
         if self.kind is type(None):
@@ -114,9 +117,9 @@ _NOT_WEAK: Final = "not weak"
 
 
 def _ties(rest: Any) -> Any:
-    """Which parts of a container are one tensor, by what it holds besides parts."""
-    held = rest if isinstance(rest, tuple) else ()
-    return next((x for x in held if isinstance(x, pytree.Ties)), None)
+    """Return the ties of a container, from its static data."""
+    data = rest if isinstance(rest, tuple) else ()
+    return next((x for x in data if isinstance(x, pytree.Ties)), None)
 
 
 def _other(value: Any) -> _Other:
@@ -126,23 +129,23 @@ def _other(value: Any) -> _Other:
 def _differences(
     text: str, now: Mapping[str, _Part], before: Mapping[str, _Part]
 ) -> list[str]:
-    """How the parts of what a user writes as `text` differ from those before."""
-    gone = [f"`{text}{part}` is given no more" for part in before if part not in now]
-    new = [f"`{text}{part}` is new" for part in now if part not in before]
+    """Return how the children of the container `text` differ from those before."""
+    removed = [f"`{text}{part}` is given no more" for part in before if part not in now]
+    added = [f"`{text}{part}` is new" for part in now if part not in before]
     changed = [
         reason
         for part, value in now.items()
         if part in before
         for reason in value.reasons(f"{text}{part}", before[part])
     ]
-    return [*gone, *new, *changed]
+    return [*removed, *added, *changed]
 
 
 class Signature(NamedTuple):
-    """A kind of calls, as it is explained.
+    """The signature of calls, in a form that can be explained.
 
-    arguments  by name, those that are given by position first
-    named      the names of the others, in order
+    arguments  the arguments by name, positional ones first
+    named      the names of keyword arguments, in order
     """
 
     arguments: dict[str, _Part]
@@ -150,7 +153,7 @@ class Signature(NamedTuple):
 
     @staticmethod
     def of(call: Arguments, names: Sequence[str]) -> "Signature":
-        """That of a call whose arguments have these names."""
+        """Return the signature of a call whose arguments have these names."""
         args, kwargs = call.flat.args, call.flat.kwargs
         values = [*args, *(kwargs[name] for name in names[len(args) :])]
         leaves = _leaves(call)
@@ -158,20 +161,20 @@ class Signature(NamedTuple):
         return Signature(dict(zip(names, parts, strict=True)), tuple(kwargs))
 
     def reasons(self, before: "Signature") -> list[str]:
-        """How calls of this kind differ from calls of another one."""
-        found = _differences("", self.arguments, before.arguments)
+        """Return how this signature differs from another one."""
+        differences = _differences("", self.arguments, before.arguments)
         ways = "by position", "by name"
         for name in filter(before.arguments.__contains__, self.arguments):
-            was, now = (ways[name in x.named] for x in (before, self))
-            if was != now:
-                found.append(f"`{name}` was given {was}, and is given {now}")
-        if not found and self.named != before.named:
+            old, new = (ways[name in x.named] for x in (before, self))
+            if old != new:
+                differences.append(f"`{name}` was given {old}, and is given {new}")
+        if not differences and self.named != before.named:
             return ["the arguments that are given by name are in another order"]
-        return found or ["the structure of the arguments is another"]
+        return differences or ["the structure of the arguments is another"]
 
 
 def _leaves(call: Arguments) -> Iterator[_Part]:
-    """The leaves of a call's arguments, in order."""
+    """Yield the leaves of a call's arguments, in order."""
     numbers = call.numbers
     for i, leaf in enumerate(call.flat.leaves):
         if is_data(leaf):
@@ -183,11 +186,11 @@ def _leaves(call: Arguments) -> Iterator[_Part]:
 
 
 def _part(value: Any, leaves: Iterator[_Part]) -> _Part:
-    """An argument, or a part of one, whose leaves come next."""
-    found = pytree.parts_of(value)
-    if found is None:
+    """Return an argument, or a part of one; its leaves are the next of `leaves`."""
+    parts_and_data = pytree.parts_of(value)
+    if parts_and_data is None:
         return next(leaves)
-    parts, rest = found
+    parts, rest = parts_and_data
     names = {f.name for f in fields(value)} if is_dataclass(value) else set()
     return _Container(
         type(value),
@@ -198,38 +201,42 @@ def _part(value: Any, leaves: Iterator[_Part]) -> _Part:
     )
 
 
-def nearest_reasons(now: Signature, known: Iterable[Signature]) -> list[str]:
-    """How a kind of calls differs from the known one that it is most like."""
-    return min((now.reasons(before) for before in known), key=len)
+def nearest_reasons(signature: Signature, others: Iterable[Signature]) -> list[str]:
+    """Return how a signature differs from the most similar of the others."""
+    return min((signature.reasons(before) for before in others), key=len)
 
 
 def alias_reasons(
     tensors: Sequence[EagerTensor], texts: Sequence[str], written: Sequence[int]
 ) -> list[str]:
-    """Which tensors, by how a user writes them, share memory that is written."""
-    found = []
+    """Return which written tensors alias another one.
+
+    Args:
+        texts: The user's expressions for the tensors.
+        written: The positions of the tensors that are written.
+    """
+    reasons = []
     for k, (_, others, _) in enumerate(sharing(tensors)):
         for other in others:
             if k in written and (other not in written or k < other):
-                found.append(
+                reasons.append(
                     f"`{texts[k]}` is written, and shares memory with `{texts[other]}`"
                 )
-    return found
+    return reasons
 
 
 class Recompiles:
-    """How often a function was compiled again, of which every time is logged."""
+    """Counts and logs the recompiles of a function."""
 
     def __init__(self, f: Callable[..., Any]) -> None:
         self._f = f
         self.count = 0
 
     def note(self, reasons: Callable[[], str]) -> None:
-        """Take note that the function is about to be compiled again.
+        """Count a recompile that is about to happen.
 
         Raises:
-            RecompileLimitError: it has been so as often as `config.recompile_limit`
-                allows.
+            RecompileLimitError: it would exceed `config.recompile_limit`.
         """
         name, place = name_of(self._f), where(self._f)
         log("recompiles", lambda: f"{name}: {reasons()}")
@@ -257,7 +264,7 @@ _REMEDY: Final = (
 
 
 def _warn(text: str) -> None:
-    """Warn of the user's line that called."""
+    """Warn at the user's line that calls."""
     line = user_line()
     if line is None:
         warnings.warn(text, RecompileWarning, stacklevel=2)

@@ -1,4 +1,4 @@
-"""Taking back what was added to traces, when an error ends what was to be recorded."""
+"""Rollback of the current traces, when an error interrupts the recording of a node."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from hopflow.trace.tracer import Tracer
 
 
 class _Mark(NamedTuple):
-    """How far a tracer had got; see `mark`."""
+    """The state of a tracer, as the lengths of its lists; see `mark`."""
 
     nodes: int
     inputs: int
@@ -22,40 +22,40 @@ Marks: TypeAlias = list[tuple[Tracer, _Mark]]
 
 
 def mark(tracer: Tracer) -> Marks:
-    """How far a tracer and its ancestors have got, for `rollback`."""
+    """Return the state of a tracer and its ancestors, for `rollback`."""
     marks: Marks = []
-    around: Interpreter | None = tracer
-    while isinstance(around, Tracer):
-        at = _Mark(
-            len(around.graph.nodes),
-            len(around.graph.inputs),
-            len(around.symbols),
-            len(around.captures),
-            len(around.changes),
+    interpreter: Interpreter | None = tracer
+    while isinstance(interpreter, Tracer):
+        state = _Mark(
+            len(interpreter.graph.nodes),
+            len(interpreter.graph.inputs),
+            len(interpreter.symbols),
+            len(interpreter.captures),
+            len(interpreter.changes),
         )
-        marks.append((around, at))
-        around = around.parent
+        marks.append((interpreter, state))
+        interpreter = interpreter.parent
     return marks
 
 
 def rollback(marks: Marks) -> None:
-    """Take back all that was added to the marked tracers since."""
-    for tracer, at in marks:
-        for take_back in reversed(tracer.changes[at.changes :]):
+    """Remove everything that was added to the marked tracers since."""
+    for tracer, state in marks:
+        for take_back in reversed(tracer.changes[state.changes :]):
             take_back()
-        del tracer.changes[at.changes :]
-        del tracer.graph.nodes[at.nodes :]
-        _truncate(tracer.symbols, at.symbols)
-        _truncate(tracer.captures, at.captures)
+        del tracer.changes[state.changes :]
+        del tracer.graph.nodes[state.nodes :]
+        _truncate(tracer.symbols, state.symbols)
+        _truncate(tracer.captures, state.captures)
         inputs = tracer.graph.inputs
-        inputs[at.inputs :] = [
-            v for v in inputs[at.inputs :] if v.node.section == "operand"
+        inputs[state.inputs :] = [
+            v for v in inputs[state.inputs :] if v.node.section == "operand"
         ]
 
 
 @contextmanager
 def unchanged_on_error() -> Iterator[None]:
-    """Within the block an error takes back all that was added to present traces."""
+    """Roll back the current traces if the block raises an error."""
     tracer = current()
     if not isinstance(tracer, Tracer):
         yield

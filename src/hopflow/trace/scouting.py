@@ -1,4 +1,4 @@
-"""What rules read of outside: they are run where their operator is called, to see."""
+"""Dry runs of rules where their operator is called, to record what they capture."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -13,10 +13,11 @@ from hopflow.trace.tracer import Tracer, trace_into
 
 
 class Scouted(NamedTuple):
-    """What rules read.
+    """What rules capture, by a dry run.
 
-    symbols   the sizes that they know
-    is_known  whether they have run to their end
+    reads     the tensors from outside that they read
+    symbols   the symbols that they use
+    is_known  whether the dry run completed
     """
 
     reads: tuple[Read, ...] = ()
@@ -25,7 +26,7 @@ class Scouted(NamedTuple):
 
 
 class _Present(threading.local):
-    """What has rules that are run to see what they read."""
+    """The owners of rules whose dry runs are in progress in this thread."""
 
     def __init__(self) -> None:
         self.owners: list[Any] = []
@@ -36,7 +37,7 @@ _present: Final = _Present()
 
 @contextmanager
 def for_nothing() -> Iterator[None]:
-    """Take back all that is added to present traces within the block."""
+    """Roll back the current traces at the end of the block."""
     tracer = current()
     marks = mark(tracer) if isinstance(tracer, Tracer) else []
     try:
@@ -48,26 +49,26 @@ def for_nothing() -> Iterator[None]:
 def scouted(
     owner: Any, name: str, tracer: Tracer, run: Callable[[Tracer], Any]
 ) -> Scouted:
-    """What `run` reads of outside, as it is traced.
+    """Return what `run` captures when it is traced.
 
-    In rules of the same owner there is nothing to find: what they read when called by
-    themselves they read the first time.
+    A dry run within another one for the same owner is skipped: it would capture the
+    same.
     """
-    if any(own is owner for own in _present.owners):
+    if any(other is owner for other in _present.owners):
         return Scouted()
     scout = Tracer(tracer, name, path=tracer.path)
     is_known = False
     _present.owners.append(owner)
-    with noting(tracer) as found:
+    with noting(tracer) as tensors:
         try:
             with for_nothing():
                 trace_into(scout, run, (scout,))
             is_known = True
         except Exception:
-            pass  # the rule is run again where a derivative is asked for
+            pass  # the error recurs when the rule runs for a derivative
         finally:
             _present.owners.pop()
-    reads = tuple([Read(x, scout.is_adopted(x)) for x in found.values()])
+    reads = tuple([Read(x, scout.is_adopted(x)) for x in tensors.values()])
     only_read(reads)
     symbols = [s for s, var in scout.symbols.items() if var.node.section == "symbol"]
     return Scouted(reads, tuple(symbols), is_known)

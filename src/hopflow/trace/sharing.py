@@ -1,4 +1,4 @@
-"""What is made once in a trace, however many of its nodes ask for it."""
+"""Memoization per trace: values computed once for all nodes that need them."""
 
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
@@ -10,32 +10,32 @@ T = TypeVar("T")
 
 
 def root() -> Tracer | None:
-    """The outermost of the tracers that are at work."""
-    found: Tracer | None = None
+    """Return the outermost current tracer."""
+    outermost: Tracer | None = None
     interpreter: Interpreter | None = current()
     while interpreter is not None:
         if isinstance(interpreter, Tracer):
-            found = interpreter
+            outermost = interpreter
         interpreter = interpreter.parent
-    return found
+    return outermost
 
 
 def once(owner: Any, key: Hashable, make: Callable[[], T]) -> T:
-    """What `make` has made of `owner` for this key in the present trace."""
+    """Return `make()`, computed once for `owner` and this key in the current trace."""
     tracer = root()
     if tracer is None:
         return make()
-    at = id(owner), key
-    if at not in tracer.shared:
-        tracer.shared[at] = owner, make()
-    found: T = tracer.shared[at][1]
-    return found
+    memo_key = id(owner), key
+    if memo_key not in tracer.shared:
+        tracer.shared[memo_key] = owner, make()
+    value: T = tracer.shared[memo_key][1]
+    return value
 
 
 def of_call(op: Any, params: dict[str, Any], key: Hashable, make: Callable[[], T]) -> T:
-    """What `make` makes of an operator's graphs, for this key.
+    """Return `make()`, a value computed from an operator's graphs, for this key.
 
-    Calls share their bodies, and so what is made of them.
+    It is memoized for calls, because calls share their bodies.
     """
     if not op.is_call:
         return make()

@@ -1,4 +1,4 @@
-"""Which line of the user's code an operation came from."""
+"""Source locations of operations in the user's code, and names of functions."""
 
 import dis
 import inspect
@@ -21,18 +21,18 @@ from hopflow.tracebacks import OPERATOR_FILE, OWN_FILES, calls_above, is_own_fil
 _PACKAGE = Path(__file__).resolve().parent.parent
 _METHODS = (str(_PACKAGE / "tensor" / "base.py"), str(_PACKAGE / "entries.py"))
 
-# By the identity of code, which the entry keeps alive, an instruction in it, and the
-# identity of its caller's line: to hash code, or to find its lines, takes the longer
-# the more code there is.
+# Memo table. The key has the id of the code, which the entry keeps alive, the
+# instruction, and the id of the caller's line: hashing code, or finding its lines,
+# takes time linear in its length.
 _lines: dict[tuple[int, int, int], tuple[SourceLine, CodeType]] = {}
-# By the path of an operator and the identity of its caller's line.
+# Memo table by the path of an operator and the id of its caller's line.
 _operators: dict[tuple[str, int], SourceLine] = {}
 _codes: dict[SourceLine, CodeType] = {}
-_literals: dict[int, frozenset[Any]] = {}  # by the identity of code in `_codes`
+_literals: dict[int, frozenset[Any]] = {}  # by the id of code in `_codes`
 
 
 def direct_line(depth: int = 1) -> SourceLine | None:
-    """The line that called, if it is the user's: a method of tensors may be between."""
+    """Return the calling line if it is the user's, skipping methods of tensors."""
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None and frame.f_code.co_filename in _METHODS:
         frame = frame.f_back
@@ -42,7 +42,7 @@ def direct_line(depth: int = 1) -> SourceLine | None:
 
 
 def user_frame(depth: int = 1) -> FrameType | None:
-    """The innermost frame on the stack that is not hopflow's own."""
+    """Return the innermost frame that is not hopflow's."""
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None and OWN_FILES[frame.f_code.co_filename]:
         frame = frame.f_back
@@ -50,10 +50,8 @@ def user_frame(depth: int = 1) -> FrameType | None:
 
 
 def user_line(depth: int = 1) -> SourceLine | None:
-    """The innermost line on the stack that is not hopflow's own, with its callers;
-    while nodes are replayed, the line of the node.
-
-    The callers are those within the traced function, and operators between them.
+    """Return the user's innermost line, with its callers within the traced function
+    and the operators between them; while nodes are replayed, the line of the node.
     """
     if origin.node.line is not None:
         return origin.node.line
@@ -72,10 +70,8 @@ def user_line(depth: int = 1) -> SourceLine | None:
 
 
 def user_expression(depth: int = 1) -> str:
-    """The expression of the user's code that is being evaluated; "" where its text is
-    not known: while nodes are replayed, or without the source.
-
-    Also "" for one that is too long for a message.
+    """Return the expression that the user's code is evaluating; "" if nodes are
+    replayed, the source is unavailable, or the text is too long for a message.
     """
     frame = None if origin.node.line is not None else user_frame(depth + 1)
     if frame is None:
@@ -94,25 +90,25 @@ _LONGEST = 60
 
 
 def user_env() -> ShapeEnv:
-    """An environment for a trace of the user's code, whose lines its messages name."""
+    """Return an environment whose messages name lines of the user's code."""
     return ShapeEnv(user_line, expression=user_expression)
 
 
 def source_text(line: SourceLine) -> str:
-    """What stands at a line, if its file can be read."""
+    """Return the text of a line; "" if its file cannot be read."""
     return linecache.getline(line.file, line.line).strip()
 
 
 def _line(frame: FrameType, caller: SourceLine | None = None) -> SourceLine:
-    """The line that a frame is at; remembered, while there are not too many."""
+    """Return the line that a frame is at, memoized."""
     code = frame.f_code
     key = id(code), frame.f_lasti, id(caller)
-    known = _lines.get(key)
-    if known is not None and known[0].caller is caller:
-        return known[0]
+    cached = _lines.get(key)
+    if cached is not None and cached[0].caller is caller:
+        return cached[0]
     if len(_lines) >= _MOST_LINES:
-        for kept in (_lines, _codes, _literals, _operators):
-            kept.clear()
+        for memo in (_lines, _codes, _literals, _operators):
+            memo.clear()
     line = SourceLine(code.co_filename, frame.f_lineno, code.co_name, caller)
     _lines[key] = line, code
     _codes[line] = code
@@ -120,35 +116,35 @@ def _line(frame: FrameType, caller: SourceLine | None = None) -> SourceLine:
 
 
 def _line_of_operator(path: str, caller: SourceLine | None) -> SourceLine:
-    """What stands in a stack for an operator that calls a function of the user's."""
+    """Return the stack entry for an operator that calls a user's function, memoized."""
     key = path, id(caller)
-    known = _operators.get(key)
-    if known is None or known.caller is not caller:
-        known = _operators[key] = SourceLine(OPERATOR_FILE, 1, path, caller)
-    return known
+    line = _operators.get(key)
+    if line is None or line.caller is not caller:
+        line = _operators[key] = SourceLine(OPERATOR_FILE, 1, path, caller)
+    return line
 
 
 _MOST_LINES = 1 << 14
-# Python 3.14 has no constants of these.
+# Python 3.14 has small integers in instructions, not among the constants.
 _LOAD_SMALL_INT = dis.opmap.get("LOAD_SMALL_INT")
 
 
 def literals(line: SourceLine) -> frozenset[Any]:
-    """The constants that the code around a line is written with, where it is known."""
+    """Return the number literals in the code around a line, if the code is known."""
     code = _codes.get(line)
     if code is None:
         return frozenset()
-    known = _literals.get(id(code))
-    if known is None:
+    constants = _literals.get(id(code))
+    if constants is None:
         numbers = (v for v in code.co_consts if isinstance(v, int | float))
         pairs = zip(code.co_code[::2], code.co_code[1::2], strict=True)
         small = (value for opcode, value in pairs if opcode == _LOAD_SMALL_INT)
-        known = _literals[id(code)] = frozenset((*numbers, *small))
-    return known
+        constants = _literals[id(code)] = frozenset((*numbers, *small))
+    return constants
 
 
 def where(fn: object) -> str:
-    """Where a function is defined, as `model.py:41`; "" if it is not Python code."""
+    """Return where a function is defined, as `model.py:41`; "" for builtins."""
     code = getattr(getattr(fn, "__wrapped__", fn), "__code__", None)
     if not isinstance(code, CodeType):
         return ""
@@ -156,41 +152,41 @@ def where(fn: object) -> str:
 
 
 def name_of(fn: object) -> str:
-    """A callable's name, as an error or a graph shows it."""
+    """Return a callable's name, for errors and graphs."""
     return getattr(fn, "__name__", type(fn).__name__)
 
 
 def parameter_names(fn: object, count: int) -> list[str]:
-    """Names for `count` positional arguments: `args[2]` beyond named parameters."""
-    own = _positional(fn)
-    return [own[i] if i < len(own) else f"args[{i}]" for i in range(count)]
+    """Return names of `count` positional arguments: `args[2]` beyond the parameters."""
+    names = _positional(fn)
+    return [names[i] if i < len(names) else f"args[{i}]" for i in range(count)]
 
 
 def _positional(fn: object) -> tuple[str, ...]:
-    """The names of the parameters that a call may give by position."""
+    """Return the names of the positional parameters."""
     if isinstance(fn, partial):
         return _positional(fn.func)[len(fn.args) :]
     if isinstance(fn, MethodType):
         return _positional(fn.__func__)[1:]
     declared = getattr(fn, "__signature__", None)
-    if declared is not None:  # by one that runs generated code
+    if declared is not None:  # set by wrappers that run generated code
         kinds = (inspect.Parameter.POSITIONAL_ONLY, _BY_BOTH)
         return tuple(n for n, p in declared.parameters.items() if p.kind in kinds)
     code = _code(fn)
     if code is not None:
         return code.co_varnames[: code.co_argcount]
-    # An object that can be called; what a module computes is its `forward`.
+    # A callable object; `__call__` of a module forwards to `forward`.
     names = ("forward", "__call__")
     methods = (getattr(fn, name, None) for name in names)
-    found = next((m for m in methods if isinstance(m, MethodType)), None)
-    return () if found is None else _positional(found)
+    method = next((m for m in methods if isinstance(m, MethodType)), None)
+    return () if method is None else _positional(method)
 
 
 _BY_BOTH: Final = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 def declared_names(fn: object) -> tuple[str, ...]:
-    """The names of all parameters, those that a call may leave out too."""
+    """Return the names of all parameters, optional ones too."""
     code = _code(fn)
     if code is None:
         return ()
@@ -202,10 +198,10 @@ def _code(fn: object) -> CodeType | None:
 
 
 def input_names(fn: object, specs: Sequence[Spec]) -> list[str]:
-    """Names for flat inputs of a function called with trees of these structures.
+    """Return names for the flat inputs of a function, for trees of these structures.
 
-    They are the function's own: `h` for a parameter that is one tensor, `h_0`, `h_1`
-    for the leaves of one that is a tree.
+    They follow the parameters: `h` for a parameter that is one tensor, `h_0`, `h_1` for
+    the leaves of one that is a tree.
     """
     names: list[str] = []
     parameters = parameter_names(fn, len(specs))
@@ -217,7 +213,7 @@ def input_names(fn: object, specs: Sequence[Spec]) -> list[str]:
 
 
 def argument_texts(names: Sequence[str], specs: Sequence[Spec]) -> list[str]:
-    """How a user would write each leaf of arguments of these names: `params['w']`."""
+    """Return the user's expression for each leaf of the arguments: `params['w']`."""
     pairs = zip(names, specs, strict=True)
     return [path for name, spec in pairs for path in leaf_paths(spec, name)]
 
@@ -229,11 +225,14 @@ def check_arity(
     argument: str = "f",
     kwargs: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
-    """Check that a function can be called with as many arguments, and with these names.
+    """Check that the signature of a function accepts these arguments.
+
+    Args:
+        name: The public function that will call `f`, for messages.
+        argument: The name of the argument `f` of that function.
 
     Raises:
-        ArgumentTypeError: it cannot; `name` is the public function that would, which
-            was given it as `argument`.
+        ArgumentTypeError: the signature does not accept them.
     """
     try:
         signature = inspect.signature(f)
@@ -250,9 +249,9 @@ def check_arity(
 
 
 def closed_over(fn: object) -> dict[str, Any]:
-    """The values that a function reads by names of enclosing scopes."""
+    """Return the values of the globals and free variables that a function reads."""
     try:
-        found = inspect.getclosurevars(getattr(fn, "__wrapped__", fn))  # type: ignore[arg-type]
-    except TypeError:  # no function of Python's
+        variables = inspect.getclosurevars(getattr(fn, "__wrapped__", fn))  # type: ignore[arg-type]
+    except TypeError:  # no Python function
         return {}
-    return {**found.globals, **found.nonlocals}
+    return {**variables.globals, **variables.nonlocals}

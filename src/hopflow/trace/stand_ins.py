@@ -1,5 +1,5 @@
-"""What stands for tensors in a function that runs again where they do not reach, as the
-rules of `custom_jvp` do: the trace that they belong to has ended, or is left."""
+"""Substitution of captured tensors in functions that run again, such as the rules of
+`custom_jvp`, after the trace of these tensors has ended or has been left."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -15,57 +15,62 @@ from hopflow.trace.functional import TracedTensor
 
 
 class Read(NamedTuple):
-    """A tensor of outside that a function reads.
+    """A tensor from outside that a function reads.
 
-    made    it is data of the function's own, and each run makes another tensor of it
+    tensor    the tensor
+    is_data   whether the function makes it from data, anew in each run
     """
 
     tensor: Value
-    made: bool
+    is_data: bool
 
     @property
-    def is_own(self) -> bool:
+    def may_be_written(self) -> bool:
         """Whether the function may write to it."""
         tensor = self.tensor
-        return self.made and isinstance(tensor, EagerTensor) and tensor.storage.private
+        return (
+            self.is_data and isinstance(tensor, EagerTensor) and tensor.storage.private
+        )
 
     def is_read_as(self, value: Value) -> bool:
-        """Whether `value` is this data, made again."""
-        own = self.tensor
+        """Whether `value` is a tensor that another run made from the same data."""
+        tensor = self.tensor
         return (
-            isinstance(own, EagerTensor)
+            isinstance(tensor, EagerTensor)
             and isinstance(value, EagerTensor)
-            and own.type == value.type
-            and own.host_array.tobytes() == value.host_array.tobytes()
+            and tensor.type == value.type
+            and tensor.host_array.tobytes() == value.host_array.tobytes()
         )
 
 
 @dataclass(slots=True)
 class _Noted:
-    """What is read of outside, by the identity of the tensors.
+    """A recorder of the tensors from outside that are read.
 
-    around   the interpreters whose tensors are of outside
+    around    the interpreters whose tensors are from outside
+    tensors   the tensors that were read, by id
     """
 
     around: list[Interpreter]
-    found: dict[int, Value] = field(default_factory=dict)
+    tensors: dict[int, Value] = field(default_factory=dict)
 
     def take(self, value: Value, *, is_known: bool) -> None:
-        own = not isinstance(value, TracedTensor) or value.tracer in self.around
-        if own or is_known:
-            self.found.setdefault(id(value), value)
+        is_outside = not isinstance(value, TracedTensor) or value.tracer in self.around
+        if is_outside or is_known:
+            self.tensors.setdefault(id(value), value)
 
 
 Known: TypeAlias = Callable[[Value], Value | None]
-"""What stands for a tensor; None: it does not say."""
+"""A tensor -> its substitute, or None."""
 
 
 class _Present(threading.local):
-    """What is done in this thread.
+    """The active substitutions and recorders of this thread.
 
-    tables   what stands for tensors that are read; the last one that says so is right
-    lower    what traces that have been left hold, the first of them left first
-    notes    of what is read
+    tables   tables of substitutes for captured tensors; the last one takes precedence
+    lower    for each trace that was left, the first one first, the values of its
+             tensors below
+    notes    the recorders of reads
     """
 
     tables: tuple["_Table", ...] = ()
@@ -78,18 +83,18 @@ _present: Final = _Present()
 
 @contextmanager
 def noting(around: Interpreter | None) -> Iterator[dict[int, Value]]:
-    """Take note of the tensors of these interpreters, and of those with memory, that
-    tracers meet within the block."""
-    before, outer = _present.notes, []
+    """Record the tensors that tracers read within the block, of an interpreter or its
+    ancestors, or with memory; yield the record."""
+    previous, interpreters = _present.notes, []
     while around is not None:
-        outer.append(around)
+        interpreters.append(around)
         around = around.parent
-    noted = _Noted(outer)
-    _present.notes = (*before, noted)
+    noted = _Noted(interpreters)
+    _present.notes = (*previous, noted)
     try:
-        yield noted.found
+        yield noted.tensors
     finally:
-        _present.notes = before
+        _present.notes = previous
 
 
 @contextmanager
@@ -98,13 +103,13 @@ def standing_in(
     values: Sequence[Value] = (),
     lower: Known | None = None,
 ) -> Iterator[None]:
-    """Within the block `values` stand for what a function reads: it is run where the
-    tensors themselves do not reach, or hold something else by now.
+    """Substitute `values` for the tensors that a function reads within the block: their
+    trace has ended, or they were written since.
 
     Args:
-        lower: What the tensors of a trace that is left for the block are outside it.
+        lower: A tensor of a trace that is left for the block -> its value outside.
     """
-    before = _present.tables, _present.lower
+    previous = _present.tables, _present.lower
     if reads:
         _present.tables = (*_present.tables, _Table(reads, values))
     if lower is not None:
@@ -112,7 +117,7 @@ def standing_in(
     try:
         yield
     finally:
-        _present.tables, _present.lower = before
+        _present.tables, _present.lower = previous
 
 
 def run_elsewhere(
@@ -121,8 +126,8 @@ def run_elsewhere(
     values: Sequence[Value],
     lower: Known | None = None,
 ) -> Any:
-    """What a rule returns, where the last of `values` stand for what it reads; see
-    `standing_in`."""
+    """Return the result of a rule with the last of `values` substituted for its reads;
+    see `standing_in`."""
     if lower is None and not reads:
         return rule()
     with standing_in(reads, values[len(values) - len(reads) :], lower):
@@ -132,36 +137,40 @@ def run_elsewhere(
 
 
 class _Table:
-    """What stands for tensors that a function reads, in one run of it.
+    """The substitutes for the tensors that a function reads, in one run of it.
 
-    A tensor that it makes of data, and may write to, is another one in each run: each
-    has a copy of its own of the data. Calls within are given the data alone.
+    A tensor that the function makes from data and may write is replaced by a copy for
+    each run; one that it only reads is replaced by the data itself.
     """
 
     def __init__(self, reads: Sequence[Read], values: Sequence[Value]) -> None:
         pairs = list(zip(reads, values, strict=True))
-        self.made = [(read, value) for read, value in pairs if read.made]
-        self.own = [(read, copy(value)) for read, value in pairs if read.is_own]
-        stand_ins: list[Value] = [value for _, value in (*pairs, *self.own)]
-        self.by_id: dict[int, Value] = {id(v): v for v in stand_ins}  # as they are
+        self.data_reads = [(read, value) for read, value in pairs if read.is_data]
+        self.copies = [
+            (read, copy(value)) for read, value in pairs if read.may_be_written
+        ]
+        stand_ins: list[Value] = [value for _, value in (*pairs, *self.copies)]
+        self.by_id: dict[int, Value] = {
+            id(v): v for v in stand_ins
+        }  # substitutes map to themselves
         self.by_id |= {id(read.tensor): value for read, value in pairs}
-        self.met: list[Value] = []  # so that an identity stays theirs
+        self.met: list[Value] = []  # kept alive, so that ids stay unique
         self.depth = len(_present.notes)
 
     def __call__(self, tensor: Value) -> Value | None:
         if id(tensor) in self.by_id:
             return self.by_id[id(tensor)]
-        if len(_present.notes) > self.depth:  # rules are tried: they have their own
+        if len(_present.notes) > self.depth:  # a dry run has tables of its own
             return None
-        for k, (read, value) in enumerate(self.own):
+        for k, (read, value) in enumerate(self.copies):
             if read.is_read_as(tensor):
-                del self.own[k]
+                del self.copies[k]
                 return self._remember(tensor, value)
         return self.data(tensor)
 
     def data(self, tensor: Value) -> Value | None:
-        """The same for a tensor that is only read."""
-        for read, value in self.made:
+        """Return the substitute for a tensor that is only read."""
+        for read, value in self.data_reads:
             if read.is_read_as(tensor):
                 return self._remember(tensor, value)
         return None
@@ -173,7 +182,7 @@ class _Table:
 
 
 def only_read(reads: Sequence[Read]) -> None:
-    """Say of what a call within is given that it is not written."""
+    """Declare that a nested call only reads these tensors and does not write them."""
     for table in reversed(_present.tables):
         for read in reads:
             if id(read.tensor) not in table.by_id:
@@ -181,18 +190,18 @@ def only_read(reads: Sequence[Read]) -> None:
 
 
 def stand_in(value: Value) -> Value:
-    """What stands for a tensor that a function meets; without any it is itself."""
+    """Return the substitute of a tensor; itself if there is none."""
     present = _present
     if not (present.tables or present.lower or present.notes):
         return value
-    tables = (known(value) for known in reversed(present.tables))
-    found = next((v for v in tables if v is not None), value)
+    substitutes = (table(value) for table in reversed(present.tables))
+    substitute = next((v for v in substitutes if v is not None), value)
     for lower in present.lower:
-        below = lower(found)
-        found = found if below is None else below
+        below = lower(substitute)
+        substitute = substitute if below is None else below
     for noted in present.notes:
-        noted.take(value, is_known=found is not value)
-    return found
+        noted.take(value, is_known=substitute is not value)
+    return substitute
 
 
 slots.stand_in = stand_in

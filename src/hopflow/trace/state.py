@@ -1,4 +1,4 @@
-"""The names of captured tensors: how the traced function comes to them."""
+"""Names of captured tensors, by the paths on which the traced function reads them."""
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -15,17 +15,17 @@ from hopflow.trace.tracer import Tracer
 from hopflow.tracebacks import is_own_file
 
 _MOST: Final = 5_000
-"""Objects that are looked at: a dataset may hang on to a model."""
+"""The most objects that are searched: a dataset may be reachable from a model."""
 _OPAQUE: Final = (str, bytes, int, float, complex, type, ModuleType, np.ndarray)
 
 
 def name_captures(f: Callable[..., Any], tracer: Tracer) -> None:
-    """Name the inputs for captured tensors of a root graph: `layers.0.weight`, from the
-    module that is traced or from a name that the function reads; else `tensor0`."""
+    """Name the captures of a root graph: `layers.0.weight`, by the path from the traced
+    module or from a variable that the function reads; else `tensor0`."""
     captures = tracer.captures.values()
-    own = {id(c.input) for c in captures}
-    used = {v.node.name for v in tracer.graph.inputs if id(v) not in own}
-    # What the function has made of numbers nothing leads to.
+    capture_ids = {id(c.input) for c in captures}
+    used = {v.node.name for v in tracer.graph.inputs if id(v) not in capture_ids}
+    # No path leads to a tensor that the function makes from numbers.
     named = [c.origin for c in captures if not tracer.is_adopted(c.origin)]
     paths = _paths(f, {id(origin) for origin in named})
     for capture in captures:
@@ -38,34 +38,35 @@ def name_captures(f: Callable[..., Any], tracer: Tracer) -> None:
         capture.input.node.name = name
 
 
-def _paths(f: Callable[..., Any], wanted: Collection[int]) -> dict[int, str]:
-    """The paths to the values of these ids, of those that a function can read."""
-    found: dict[int, str] = {}
-    if wanted:
+def _paths(f: Callable[..., Any], ids: Collection[int]) -> dict[int, str]:
+    """Return the paths to the values of these ids that a function can read."""
+    paths: dict[int, str] = {}
+    if ids:
         for path, value in _reached(f):
-            if id(value) in wanted:
-                found.setdefault(id(value), path)
-                if len(found) == len(wanted):
+            if id(value) in ids:
+                paths.setdefault(id(value), path)
+                if len(paths) == len(ids):
                     break
-    return found
+    return paths
 
 
 def _reached(f: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
-    """Every value that a function can read, by a path to it, the nearest first."""
-    waiting: deque[tuple[str, Any]] = deque([("", f)])
-    seen: dict[int, Any] = {}  # alive, so that no other gets their ids
-    while waiting and len(seen) < _MOST:
-        path, value = waiting.popleft()
+    """Yield every value that a function can read, with a path, the nearest first."""
+    queue: deque[tuple[str, Any]] = deque([("", f)])
+    seen: dict[int, Any] = {}  # keeps the objects alive, so that ids stay unique
+    while queue and len(seen) < _MOST:
+        path, value = queue.popleft()
         if id(value) in seen or isinstance(value, _OPAQUE):
             continue
         seen[id(value)] = value
         yield path, value
         if not isinstance(value, Value):
-            waiting.extend(_parts(path, value))
+            queue.extend(_parts(path, value))
 
 
 def _parts(path: str, value: Any) -> Iterable[tuple[str, Any]]:
-    """What a value refers to. What a function reads has its name, wherever it is."""
+    """Return the values that a value refers to, with paths. The path of a variable that
+    a function reads is its name, wherever the function is."""
     is_users = isinstance(value, FunctionType) and not is_own_file(
         value.__code__.co_filename
     )
@@ -78,7 +79,7 @@ def _parts(path: str, value: Any) -> Iterable[tuple[str, Any]]:
         return ()
     attributes = own.get("attributes")
     if isinstance(attributes, dict) and type(value).__module__.startswith("hopflow."):
-        return list(attributes.items())  # of a graph: the paths that they had before
+        return list(attributes.items())  # of a graph: they have paths as names
     if isinstance(value, MethodType):
         return [(path, value.__self__), (path, value.__func__)]
     if isinstance(value, partial):
@@ -95,29 +96,29 @@ def _parts(path: str, value: Any) -> Iterable[tuple[str, Any]]:
 
 
 def _held(value: Any) -> dict[str, Any]:
-    """The attributes that an object holds; it is asked for nothing that it computes."""
+    """Return the attributes that an object stores, without computed ones."""
     slots = [name for c in type(value).__mro__ for name in vars(c).get("__slots__", ())]
-    found: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     for name in ("__dict__", *slots):
         with suppress(AttributeError):
-            held = object.__getattribute__(value, name)
-            found.update(held if name == "__dict__" else {name: held})
-    return found
+            stored = object.__getattribute__(value, name)
+            attributes.update(stored if name == "__dict__" else {name: stored})
+    return attributes
 
 
 def _joined(path: str, items: Iterable[tuple[Any, Any]]) -> list[tuple[str, Any]]:
-    some = islice(items, _MOST)
-    return [(f"{path}.{key}" if path else str(key), part) for key, part in some]
+    first_items = islice(items, _MOST)
+    return [(f"{path}.{key}" if path else str(key), part) for key, part in first_items]
 
 
 def _read_by(f: FunctionType) -> Iterator[tuple[str, Any]]:
-    """What a function reads by names of enclosing scopes, and its defaults."""
+    """Yield the free variables, globals and defaults that a function reads."""
     if hasattr(f, "__wrapped__"):
         yield "", f.__wrapped__
     for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True):
         try:
             yield name, cell.cell_contents
-        except ValueError:  # not assigned yet
+        except ValueError:  # unassigned
             continue
     for name in _global_names(f.__code__):
         if name in f.__globals__:
@@ -129,7 +130,7 @@ def _read_by(f: FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _global_names(code: CodeType) -> Iterator[str]:
-    """The names that code, and the functions defined in it, may look up as globals."""
+    """Yield the names that code, and code nested in it, may look up as globals."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

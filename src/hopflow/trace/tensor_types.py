@@ -1,9 +1,9 @@
-"""Tensor types of users in traces: tensors whose class has `process`.
+"""Users' tensor types in traces: tensors whose class has `process`.
 
-An argument of such a type is taken apart: the tensors and numbers among its attributes
-become inputs of the trace, and an instance that holds those stands for it, so that the
-function meets its own type. A result is put together again in the same way. Where a
-class is registered as a pytree, that says how instead.
+An argument of such a type is flattened: the tensors and numbers among its attributes
+become inputs of the trace, and the function gets an instance of the same type with
+traced attributes. A result is unflattened in the same way. A class that is registered
+as a pytree is flattened as that.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -22,14 +22,14 @@ from hopflow.trace.functional import TracedTensor
 
 
 def opened(tree: Any, here: Interpreter | None = None) -> Any:
-    """A tree in which tensors of users' types are trees too, of their attributes.
+    """Return a tree in which tensors of users' types are trees of their attributes.
 
-    What it flattens to is put together as instances of the same types.
+    Unflattening its structure makes instances of the same types again.
 
     Args:
-        here: Only those that this interpreter asks; see `Interpreter.asks`.
+        here: The interpreter that dispatches to the types; by default the current one.
     """
-    if not has_processors():  # as nearly always
+    if not has_processors():  # the common case
         return tree
     here = here or current()
     return pytree.tree_map(
@@ -38,16 +38,16 @@ def opened(tree: Any, here: Interpreter | None = None) -> Any:
 
 
 def tracer_of(value: Value) -> Any:
-    """The innermost tracer that tensors belong to which a tensor of a user's type
-    holds; None: it holds none of a trace."""
-    found: Any = None
+    """Return the innermost tracer of the tensors in a tensor of a user's type; None:
+    none of them is traced."""
+    innermost: Any = None
     for leaf in pytree.flatten(_Parts(value))[0]:
         tracer = tracer_of(leaf) if has_process(leaf) else None
         if isinstance(leaf, TracedTensor):
             tracer = leaf.tracer
-        if tracer is not None and (found is None or found in _around(tracer)):
-            found = tracer
-    return found
+        if tracer is not None and (innermost is None or innermost in _around(tracer)):
+            innermost = tracer
+    return innermost
 
 
 def _around(tracer: Interpreter) -> Iterator[Interpreter]:
@@ -58,7 +58,7 @@ def _around(tracer: Interpreter) -> Iterator[Interpreter]:
 
 
 def held_by_type(value: Value) -> OperatorError:
-    """The error for a tensor of a user's type where only one of the trace can stand."""
+    """Return the error for a tensor of a user's type that is used as a plain tensor."""
     name = type(value).__name__
     return OperatorError(
         f"a `{name}` {value.type} is used where the trace needs a plain tensor. Handle "
@@ -75,10 +75,11 @@ class _Parts:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class _Rest:
-    """All of an instance that is no data: its class, and attributes by name.
+    """The static part of an instance.
 
-    names   of the attributes that are data
-    static  the others, and their values
+    cls     its class
+    names   the names of the attributes that are data
+    static  the names and values of other attributes
     """
 
     cls: type
@@ -93,7 +94,8 @@ _DATA = (Value, np.ndarray, np.generic, bool, int, float, SymInt, SymFloat, SymB
 
 
 def _flatten(parts: _Parts) -> tuple[Sequence[Any], Hashable, Sequence[str]]:
-    """
+    """Flatten a tensor of a user's type.
+
     Raises:
         ArgumentTypeError: an attribute is neither data nor hashable.
     """
@@ -110,12 +112,12 @@ def _flatten(parts: _Parts) -> tuple[Sequence[Any], Hashable, Sequence[str]]:
 
 
 def _attributes(value: Value) -> Iterable[tuple[str, Any]]:
-    found: dict[str, Any] = {}
+    slots: dict[str, Any] = {}
     for cls in type(value).__mro__:
         for name, member in vars(cls).items():
             if isinstance(member, MemberDescriptorType) and hasattr(value, name):
-                found[name] = getattr(value, name)
-    return (found | getattr(value, "__dict__", {})).items()
+                slots[name] = getattr(value, name)
+    return (slots | getattr(value, "__dict__", {})).items()
 
 
 def _checked(cls: type, name: str, value: Any) -> Hashable:
@@ -128,8 +130,8 @@ def _checked(cls: type, name: str, value: Any) -> Hashable:
             "tensors, numbers, or values that can be hashed, or register the class as "
             "a pytree."
         ) from None
-    found: Hashable = value
-    return found
+    hashable: Hashable = value
+    return hashable
 
 
 def _unflatten(rest: Any, children: Iterable[Any]) -> Value:

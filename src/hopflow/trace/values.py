@@ -1,4 +1,4 @@
-"""`trace(mode="real")`: a trace that has the values of its arguments at hand."""
+"""`trace(mode="real")`: a trace that knows the values of its arguments."""
 
 from collections.abc import Callable, Mapping
 from math import inf
@@ -23,13 +23,13 @@ from hopflow.trace.tracer import Tracer
 
 
 class ValueTracer(Tracer):
-    """A tracer that computes a value when Python asks for it: `if x > 0`, `float(x)`.
+    """A tracer that computes a value when Python needs it: `if x > 0`, `float(x)`.
 
-    The graph then is one for this value, and checks at each run that it is the same.
+    The graph is specialised on this value, and checks it in each run.
 
-    f        what is traced
-    values   var -> its value, of the inputs and of what was computed so far
-    asked_values   what Python was told, by the use and the line
+    f              the traced function
+    values         var -> its value, for inputs and for what was computed so far
+    asked_values   the values that Python used, by the use and the line
     """
 
     __slots__ = ("_checked", "asked_values", "f", "values")
@@ -41,27 +41,27 @@ class ValueTracer(Tracer):
         self.asked_values: dict[str, Specialization] = {}
         self._checked: dict[tuple[Var, str], Node] = {}
 
-    # --- what Python asks for ---
+    # --- values used by Python ---
 
     def concrete(self, tensor: TracedTensor, what: str) -> Any:
         var = self.read(tensor)
         if not self._compute(var):
             return super().concrete(tensor, what)
-        found = np.asarray(self.values[var])
-        taken = what if what in _TAKEN else ""
-        # An error may have taken a node back since.
-        checks = [self._checked.get((var, kind)) for kind in {"", taken}]
+        value = np.asarray(self.values[var])
+        conversion = what if what in _CONVERSIONS else ""
+        # A rollback may have removed the node of a check.
+        checks = [self._checked.get((var, kind)) for kind in {"", conversion}]
         if not any(node in self.graph.nodes for node in checks):
-            self._expect(tensor, found, what, user_line(2))
-            self._checked[var, taken] = self.graph.nodes[-1]
-        return found
+            self._expect(tensor, value, what, user_line(2))
+            self._checked[var, conversion] = self.graph.nodes[-1]
+        return value
 
     def number_of(self, tensor: TracedTensor) -> Any:
         return self.concrete(tensor, "item").item()
 
     def size_of(self, tensor: TracedTensor) -> Size:
-        known = self.known_size(self.read(tensor))
-        return int(self.concrete(tensor, "operator.index")) if known is None else known
+        size = self.known_size(self.read(tensor))
+        return int(self.concrete(tensor, "operator.index")) if size is None else size
 
     def symbol_of(
         self,
@@ -74,8 +74,8 @@ class ValueTracer(Tracer):
     # --- values ---
 
     def _compute(self, var: Var) -> bool:
-        """Compute a var, and what it depends on. False: a node on the way has effects,
-        which are for runs of the graph."""
+        """Compute a var and its dependencies; return False if one of their nodes has
+        effects, which must happen only in runs of the graph."""
         needed: set[Var] = {var}
         pending: list[Node] = []
         for node in reversed(self.graph.nodes):
@@ -92,57 +92,59 @@ class ValueTracer(Tracer):
         with using(None):
             for node in reversed(pending):
                 args = [self._value(arg) for arg in node.args]
-                found = bind(node.op, args, node.params)
-                self.values.update(zip(node.results, found, strict=True))
+                results = bind(node.op, args, node.params)
+                self.values.update(zip(node.results, results, strict=True))
         return var in self.values
 
     def _value(self, arg: Arg) -> Any:
         return arg if isinstance(arg, Constant) else as_value(self.values[arg])
 
     def _expect(
-        self, tensor: TracedTensor, found: Any, what: str, line: SourceLine | None
+        self, tensor: TracedTensor, expected: Any, what: str, line: SourceLine | None
     ) -> None:
-        """Have the graph check that Python would be told the same of a tensor."""
-        taken: Any = tensor
-        is_whole = what not in _TAKEN
-        if not is_whole:
+        """Add a check to the graph that Python would get the same value of a tensor."""
+        actual: Any = tensor
+        is_exact = what not in _CONVERSIONS
+        if not is_exact:
             with using(None):
-                found = np.asarray(_TAKEN[what](EagerTensor(found)))
+                expected = np.asarray(_CONVERSIONS[what](EagerTensor(expected)))
         with using(self):
-            if not is_whole:
-                taken = _TAKEN[what](tensor)
-            condition = self._is(taken, found, has_sign=is_whole)
+            if not is_exact:
+                actual = _CONVERSIONS[what](tensor)
+            condition = self._is(actual, expected, has_sign=is_exact)
             at = f" at {line}" if line else ""
-            value = found if found.shape else found.item()
-            shown = np.array2string(found, threshold=8, separator=", ")
+            value = expected if expected.shape else expected.item()
+            text = np.array2string(expected, threshold=8, separator=", ")
             if what == "int" and abs(value) < inf:
-                shown = str(value := int(value))
+                text = str(value := int(value))
             message = (
-                f"{name_of(self.f)}: `{what}` of {tensor.type}{at} was {shown} in the "
+                f"{name_of(self.f)}: `{what}` of {tensor.type}{at} was {text} in the "
                 "trace, which took it for a constant, and is another one. Trace again, "
                 "or leave it to the run: `hf.cond`, `hf.where`, `hf.while_loop`."
             )
             bind(check_op, [condition], {"message": Message(message)})
         self.asked_values[f"{what}{at}"] = Specialization(f"{what}(...)", value, line)
 
-    def _is(self, tensor: Any, found: Any, *, has_sign: bool) -> Any:
-        """Whether a tensor has the elements that were found, each of them.
+    def _is(self, tensor: Any, expected: Any, *, has_sign: bool) -> Any:
+        """Return the condition that all elements of a tensor are the expected ones.
 
-        has_sign   a zero is to have the same sign
+        has_sign   whether zeros must have equal signs
         """
-        if not found.shape and found.dtype.kind == "b":
-            return tensor if found else ~tensor
-        known: Any = found.item() if not found.shape else None
-        if known is None or abs(known) >= 2**63:  # else it is a constant of the graph
-            known = EagerTensor(found.copy())
-            self.adopt(known)
-        same = tensor == known
+        if not expected.shape and expected.dtype.kind == "b":
+            return tensor if expected else ~tensor
+        constant: Any = expected.item() if not expected.shape else None
+        if (
+            constant is None or abs(constant) >= 2**63
+        ):  # others are constants of the graph
+            constant = EagerTensor(expected.copy())
+            self.adopt(constant)
+        same = tensor == constant
         if not tensor.type.dtype.is_float:
             return same
-        if has_sign and not found.all():
-            same &= elementwise.signbit(tensor) == elementwise.signbit(known)
-        if np.isnan(found).any():
-            return same | ((tensor != tensor) & (known != known))
+        if has_sign and not expected.all():
+            same &= elementwise.signbit(tensor) == elementwise.signbit(constant)
+        if np.isnan(expected).any():
+            return same | ((tensor != tensor) & (constant != constant))
         return same
 
 
@@ -150,14 +152,14 @@ def _truth(x: Any) -> Any:
     return astype(x, dtypes.bool_, copy=False)
 
 
-def _whole(x: Any) -> Any:
+def _integer(x: Any) -> Any:
     return elementwise.trunc(x) if x.dtype.is_float else x
 
 
-# What Python takes of the elements that it asks for, where that is less than all.
-_TAKEN: Final[Mapping[str, Callable[[Any], Any]]] = {
+# Conversions by Python that do not depend on the exact elements.
+_CONVERSIONS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "bool": _truth,
-    "int": _whole,
+    "int": _integer,
 }
 
 _HARMLESS = frozenset(["trap"])

@@ -1,4 +1,4 @@
-"""What a function was traced to, for calls that differ in sizes and numbers only."""
+"""The traces of a function, for calls that differ in sizes and numbers only."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Place(NamedTuple):
-    """One number of a call: a size of a leaf, or (axis None) the number it is."""
+    """The place of a number in a call: an axis of a leaf, or (None) the leaf itself."""
 
     leaf: int
     axis: int | None
@@ -25,17 +25,19 @@ class Place(NamedTuple):
 
 @dataclass(slots=True)
 class Variant(Generic[T]):
-    """One trace, and the calls that it serves.
+    """One trace, and the conditions on calls that it serves.
 
-    compiled   what it became
-    fixed      places whose numbers were constants, with these
-    sources    where a call finds the values of symbols
-    env        of the trace
-    guards     what the values must fulfil, simplified
-    dims       the places whose sizes were declared
-    marks      the sizes that were symbols because the tensors of the call were marked
-    captured   the tensors from outside, if nothing leads to them
-    outside    what leads to them, and must hold of what the function reads from outside
+    compiled     the compiled program
+    fixed        positions among the places of a call whose numbers are constants, with
+                 these values
+    sources      symbol -> the source of its value in a call
+    env          the symbolic environment of the trace
+    guards       the conditions on the symbols, simplified
+    dims         place -> the `Dim` that was declared for it
+    marks        place -> the mark that made its size a symbol
+    captured     the tensors from outside, if they are the same in each call
+    outside      the guard on reads from outside, which also finds these tensors
+    asks_values  whether a guard depends on numbers that are no sizes
     """
 
     compiled: T
@@ -49,30 +51,30 @@ class Variant(Generic[T]):
     outside: Guard | None
     asks_values: bool = field(init=False)
     _check: Callable[..., bool] = field(init=False)
-    _asked: tuple[Source | ComputedSource, ...] = field(init=False)
+    _guard_sources: tuple[Source | ComputedSource, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         symbols = self.guards.symbols
         self._check = self.guards.compile_for(symbols)
-        self._asked = tuple([self.sources[s] for s in symbols])
-        # Numbers, and those that tensors hold, are no part of types.
-        self.asks_values = any(source.axis is None for source in self._asked)
+        self._guard_sources = tuple([self.sources[s] for s in symbols])
+        # Types have no numbers, nor the elements of tensors.
+        self.asks_values = any(source.axis is None for source in self._guard_sources)
 
     def serves(
         self, values: Sequence[Any], leaves: Sequence[Any], marks: Marks
     ) -> bool:
-        """Whether a call with these numbers, by place, leaves and marks may run it."""
+        """Whether it serves a call with these numbers (by place), leaves and marks."""
         for k, value in self.fixed:
             if values[k] != value:
                 return False
         return not self.other_marks(marks) and self.holds(leaves)
 
     def other_marks(self, marks: Marks) -> list[tuple[int, int]]:
-        """The sizes, as leaf and axis, that are marked otherwise than it can serve.
+        """Return the places whose marks in a call are incompatible with the trace.
 
-        A dynamic size serves what is not marked, too, if it fulfils the guards. A trace
-        with an unbacked size may refuse what another trace takes: a size of 1 beside
-        another one that only the run knows.
+        A dynamic size also serves unmarked tensors that satisfy the guards. An unbacked
+        size does not: its trace may fail where another one works, for a size of 1 next
+        to an unbacked one.
         """
         return [
             place
@@ -84,23 +86,23 @@ class Variant(Generic[T]):
     def holds(self, leaves: Sequence[Any]) -> bool:
         """Whether the guards hold for a call with these leaves."""
         try:
-            values = [source.find(leaves) for source in self._asked]
-        except ShapeError:  # of a number that has none in this call
+            values = [source.find(leaves) for source in self._guard_sources]
+        except ShapeError:  # the number does not exist in this call
             return False
         return self._check(*values)
 
     def find_captured(self, leaves: Sequence[Any]) -> list[Any] | None:
-        """The tensors from outside for a call with these leaves; None: what the
-        function reads from outside is such that the call cannot run this."""
+        """Return the tensors from outside for a call; None: the values read from
+        outside violate the guard."""
         return self.captured if self.outside is None else self.outside.find(leaves)
 
     @property
     def is_lasting(self) -> bool:
-        """Whether it may serve other calls than that for which it was traced."""
+        """Whether it can serve other calls than the traced one."""
         return self.outside is None or not self.outside.changes
 
     def conditions(self) -> list[str]:
-        """The guards as a user would write them, with the lines that asked."""
+        """Return the guards as the user's expressions, with their lines."""
         return [
             f"{self.env.describe(guard.holds)}"
             + (f"  ({guard.line})" if guard.line else "")
@@ -108,17 +110,17 @@ class Variant(Generic[T]):
         ]
 
     def specialised(self, places: Sequence[Place], texts: Sequence[str]) -> list[str]:
-        """Which sizes of arguments are 0 or 1 in each call that it serves."""
+        """Return which sizes of arguments it requires to be 0 or 1."""
         sizes = [(places[k], value) for k, value in self.fixed if value in (0, 1)]
-        found = [f"{texts[p.leaf]}.shape[{p.axis}] == {n}" for p, n in sizes]
+        specialisations = [f"{texts[p.leaf]}.shape[{p.axis}] == {n}" for p, n in sizes]
         plain = [(((s,), 1),) for s in self.sources]
         for guard in self.guards.guards:
             condition = guard.holds
             is_point = condition.op == "==" and condition.args[1] in (0, 1)
             if is_point and condition.args[0] in plain:
                 at = f" ({guard.line})" if guard.line else ""
-                found.append(f"{self.env.describe(condition)}{at}")
-        return found
+                specialisations.append(f"{self.env.describe(condition)}{at}")
+        return specialisations
 
     def reasons(
         self,
@@ -128,32 +130,33 @@ class Variant(Generic[T]):
         leaves: Sequence[Any],
         marks: Marks,
     ) -> list[str]:
-        """Why a call cannot run it: what no longer holds, and the line that asked."""
-        found = []
+        """Return why it does not serve a call: each condition that no longer holds, and
+        the line that made it."""
+        violations = []
         for k, value in self.fixed:
             if values[k] != value:
                 text = f"{texts[places[k].leaf]}.shape[{places[k].axis}]"
-                found.append(f"`{text} == {value}` no longer holds ({values[k]})")
+                violations.append(f"`{text} == {value}` no longer holds ({values[k]})")
         for leaf, axis in self.other_marks(marks):
-            was, now = (
+            old, new = (
                 f"marked by `{mark.text(texts[leaf], axis)}`" if mark else "not marked"
                 for mark in (m.get((leaf, axis)) for m in (self.marks, marks))
             )
-            found.append(f"`{texts[leaf]}.shape[{axis}]` was {was}, and is {now}")
-        known = {s: self.sources[s].find(leaves) for s in self.guards.symbols}
+            violations.append(f"`{texts[leaf]}.shape[{axis}]` was {old}, and is {new}")
+        numbers = {s: self.sources[s].find(leaves) for s in self.guards.symbols}
         for guard in self.guards.guards:
-            if GuardSet((guard,)).explain(known):
+            if GuardSet((guard,)).explain(numbers):
                 text = self.env.describe(guard.holds)
-                found.append(f"`{text}`{guard.at} no longer holds")
+                violations.append(f"`{text}`{guard.at} no longer holds")
         if self.outside is not None:
-            found += self.outside.reasons(leaves, texts)
-        return found
+            violations += self.outside.reasons(leaves, texts)
+        return violations
 
 
 class Match(NamedTuple, Generic[T]):
-    """What a call runs, and the tensors from outside that it is given.
+    """The variant for a call, and the tensors from outside that it gets.
 
-    undo   where it was traced for the call: see `Effects.undo`
+    undo   if the call was just traced: see `Effects.undo`
     """
 
     variant: Variant[T]
@@ -162,9 +165,10 @@ class Match(NamedTuple, Generic[T]):
 
 
 class Family(Generic[T]):
-    """The variants for calls of one structure, one set of dtypes and ranks.
+    """The variants for calls with equal keys: structure, dtypes, ranks, static values.
 
-    places   the numbers of a call, in order
+    places     the places of numbers in a call, in order
+    variants   the variants with symbols, the newest first
     """
 
     def __init__(self, places: Sequence[Place]) -> None:
@@ -178,50 +182,50 @@ class Family(Generic[T]):
     def find(
         self, values: tuple[Any, ...], leaves: Sequence[Any], marks: Marks
     ) -> Match[T] | None:
-        """The variant that serves a call; None: it needs a new one."""
+        """Return the variant that serves a call; None: a new one is necessary."""
         for variant in self._exact.get(values, ()) if not marks else ():
-            if (found := variant.find_captured(leaves)) is not None:
-                return Match(variant, found)
-        last = self._last  # is asked first; other threads may call this too
+            if (captured := variant.find_captured(leaves)) is not None:
+                return Match(variant, captured)
+        last = self._last  # read once: other threads may assign it
         general = self.variants
         for variant in general if last is None else (last, *general):
             if variant.serves(values, leaves, marks):
-                found = variant.find_captured(leaves)
-                if found is not None:
+                captured = variant.find_captured(leaves)
+                if captured is not None:
                     self._last = variant
-                    return Match(variant, found)
+                    return Match(variant, captured)
         return None
 
     def note(self, values: tuple[Any, ...]) -> None:
-        """Take note of a call that needs a new variant: which numbers change."""
+        """Note a call that needs a new variant, to see which numbers change."""
         if self._first is None:
             self._first = values
         for place, first, value in zip(self.places, self._first, values, strict=True):
             self._varies[place] |= bool(first != value)
 
     def choice(self, place: Place, chosen: Choice) -> Choice:
-        """What a place is to be, of which the user chose this.
+        """Return the choice for a place, by the user's choice for it.
 
-        Automatic (None): a number is a symbol; a size, once it is seen to change.
+        For None, a number is a symbol, and a size becomes one once it changes.
         """
         if chosen is not None:
             return chosen
         return place.axis is None or self._varies[place]
 
     def add(self, values: tuple[Any, ...], variant: Variant[T]) -> None:
-        """Keep a variant that was made for a call; of those that differ only in what
-        they read from outside, the last ones. Of one that serves no other call, the
-        next call is told why; then it is dropped."""
+        """Add a variant for a call. Of those that differ only in reads from outside,
+        the latest are kept. One that serves no other call is kept until the next is
+        added, so that the recompile can be explained."""
         self.variants = [v for v in self.variants if v.is_lasting]
         if variant.sources or len(self._exact) >= _MOST_EXACT:
             self.variants = [variant, *self.variants][:_MOST_GENERAL]
         else:
-            others = [v for v in self._exact.get(values, ()) if v.is_lasting]
-            self._exact[values] = [variant, *others][:_MOST_ALIKE]
+            alternatives = [v for v in self._exact.get(values, ()) if v.is_lasting]
+            self._exact[values] = [variant, *alternatives][:_MOST_ALIKE]
 
     def all(self) -> list[Variant[T]]:
         """The variants that are kept."""
-        return [*self.variants, *(v for known in self._exact.values() for v in known)]
+        return [*self.variants, *(v for exact in self._exact.values() for v in exact)]
 
 
 _MOST_EXACT: Final = 1 << 12

@@ -1,10 +1,10 @@
-"""Where code reads what it has not made: chains of loads in its instructions.
+"""Static analysis of bytecode: the chains of loads by which code reads values.
 
 `cfg.layers[0].w` is compiled to `LOAD cfg`, `LOAD_ATTR layers`, `LOAD_CONST 0`, a
-subscript and `LOAD_ATTR w`, one behind the other. Such a chain is a `Load`: a name, and
-the steps from its value. It is found once for each code object; while the code runs,
-each `Load` is evaluated when its first instruction is reached, so that code that does
-not run reads nothing.
+subscript and `LOAD_ATTR w`, one after the other. Such a chain is a `Load`: a variable,
+and the steps from its value. A code object is analysed once; while it runs, each `Load`
+is evaluated when its first instruction is reached, so that code which does not run
+reads nothing.
 """
 
 import dis
@@ -17,10 +17,10 @@ from typing import Any, Final, NamedTuple
 class Step(NamedTuple):
     """One step of an access path.
 
-    kind   "attribute", "item" with a constant key, or "item of" and "attribute of":
-           the key is what a name holds, which is loaded by a chain of its own; or
-           "any attribute": code computes the name, which is not known here
-    key    the name of the attribute, the key of the item, or the name that holds it
+    kind   "attribute" and "item" with a constant key; "item of" and "attribute of",
+           whose key is the value of a variable, which has a `Load` of its own; or "any
+           attribute", whose name is computed and unknown
+    key    the name of the attribute, the key of the item, or the variable that holds it
     """
 
     kind: str
@@ -30,21 +30,21 @@ class Step(NamedTuple):
 class Load(NamedTuple):
     """A chain of loads.
 
-    kind       "global", "free" (a name of an enclosing function), "local", "import" (a
-               module that was just imported), "super" (an attribute of it),
-               "globals" (what `globals()` gives), "modules" (the modules that are
-               there by name, one of which a call may give), or "result": what another
-               instruction has left on the stack
-    name       the variable, the attribute, or the module as the statement names it,
-               dots included; "" for the others
-    steps      from its value
-    is_used    whether an instruction takes the value that the chain gives, and does
-               something else with it than to store it in a variable
+    kind       the start: "global", "free" (a variable of an enclosing function),
+               "local", "import" (a module just imported), "super" (an attribute of
+               `super()`), "globals" (the result of `globals()`), "modules" (a module by
+               name, which a call may return), or "result": a value that another
+               instruction left on the stack
+    name       the variable, the attribute, or the module as in the import statement,
+               with its dots; "" for the others
+    steps      the steps from its value
+    is_used    whether the value of the chain is used other than to store it in a
+               variable
     taker      what may take items from the value, if it is an iterator: a "call" of
-               which it is an argument, or a "loop", `next` or the like; "" if it is
+               which it is an argument, or a "loop", `next` and the like; "" if it is
                only stored, tested or compared
-    binds      the step from the value to what a statement binds, as in `a.b = c`,
-               `a.b += c` and `a[1] = c`; None: it does not, or code computes the key
+    binds      the step from the value to the target of an assignment, as in `a.b = c`,
+               `a.b += c` and `a[1] = c`; None: there is none, or its key is computed
     """
 
     kind: str
@@ -56,9 +56,9 @@ class Load(NamedTuple):
 
 
 class Store(NamedTuple):
-    """A statement that binds a variable which is not the code's own.
+    """An assignment to a global variable, or to one of an enclosing function.
 
-    is_global  whether it is a name of the module, and not of an enclosing function
+    is_global  whether the variable is a global
     """
 
     name: str
@@ -68,33 +68,33 @@ class Store(NamedTuple):
 
 @lru_cache(1 << 12)
 def stores_of(code: CodeType) -> tuple[Store, ...]:
-    """Where code binds names of its module, and of enclosing functions."""
-    found = dict[str, Store]()
+    """Return the assignments of code to globals and free variables."""
+    stores = dict[str, Store]()
     for i in dis.get_instructions(code):
         is_global, name = i.opname == "STORE_GLOBAL", i.argval
         if is_global or (i.opname == "STORE_DEREF" and name in code.co_freevars):
             line = None if i.positions is None else i.positions.lineno
-            found[name] = Store(name, is_global, line)
-    return tuple(found.values())
+            stores[name] = Store(name, is_global, line)
+    return tuple(stores.values())
 
 
 def sets_attributes(code: CodeType) -> bool:
-    """Whether code gives an object attributes."""
+    """Whether code assigns an attribute of any object."""
     return any(i.opname == "STORE_ATTR" for i in dis.get_instructions(code))
 
 
 @lru_cache(1 << 12)
 def globals_of(code: CodeType) -> tuple[str, ...]:
-    """The names of its module that code reads."""
+    """Return the globals that code reads."""
     loads = (i for i in dis.get_instructions(code) if i.opname in _GLOBALS)
     return tuple(dict.fromkeys(i.argval for i in loads))
 
 
 class _Op(NamedTuple):
-    """One instruction, or one half of an instruction that is two.
+    """An instruction, or one half of a fused instruction.
 
-    at     the offset at which it can be seen: variables have their values by then
-    starts whether it may be reached from elsewhere than the instruction before
+    at     the offset at which to evaluate it: its variable has a value by then
+    starts whether it is a jump target
     """
 
     kind: str
@@ -111,7 +111,7 @@ _VARIABLES: Final = frozenset(("global", "free", "local"))
 _KEYS: Final = frozenset((*_VARIABLES, "constant"))
 _DYNAMIC: Final = frozenset(("getattr", "hasattr"))
 _PUSHES: Final = frozenset((*_VARIABLES, "constant", "attribute", "item"))
-# What takes nothing from an iterator.
+# Builtins that take no items from an iterator.
 _TESTS: Final = frozenset(("callable", "hash", "id", "isinstance", "repr", "type"))
 _TAKERS: Final = frozenset(("enumerate", "iter", "list", "next", "tuple"))
 _KEEPS: Final = (
@@ -122,45 +122,45 @@ _KEEPS: Final = (
 
 
 def loads_of(code: CodeType) -> dict[int, tuple[Load, ...]]:
-    """The loads of a code object, by the offsets of the instructions at which they can
-    be evaluated."""
-    ops, found = list(_ops(code)), dict[int, list[Load]]()
+    """Return the loads of a code object, by the offsets of the instructions at which to
+    evaluate them."""
+    ops, loads_at = list(_ops(code)), dict[int, list[Load]]()
     k = 0
     while k < len(ops):
         op, start = ops[k], k
         k += 1
-        if before := _before_key(ops, start):
-            load = Load("globals", "", (_key(ops[start + before]),), is_used=True)
-            k = start + before + 2
-        elif _is_globals(ops, start) and (bound := _binds(ops, start + 2)):
-            load = Load("globals", "", (bound,), is_used=True, binds=bound)
-            found.setdefault(op.at, []).append(load)
+        if length := _before_key(ops, start):
+            load = Load("globals", "", (_key(ops[start + length]),), is_used=True)
+            k = start + length + 2
+        elif _is_globals(ops, start) and (target := _binds(ops, start + 2)):
+            load = Load("globals", "", (target,), is_used=True, binds=target)
+            loads_at.setdefault(op.at, []).append(load)
             continue
         elif op.kind in _VARIABLES:
             load = _variable(op)
         elif op.kind == "super" or _is_of_super(ops, start):
             load = Load("super", op.value, (), is_used=True)
-            found.setdefault(op.at, []).append(load)
+            loads_at.setdefault(op.at, []).append(load)
             continue
         elif op.kind == "attribute":
             load = Load("result", "", (Step("attribute", op.value),), is_used=True)
         elif op.kind == "import":
             module, name = op.value
             load = Load("import", module, (Step("attribute", name),), is_used=False)
-            found.setdefault(op.at, []).append(load)
+            loads_at.setdefault(op.at, []).append(load)
             continue
         elif op.kind == "bind":
             step = Step("attribute", op.value)
             load = Load("result", "", (), is_used=True, binds=step)
-            found.setdefault(op.at, []).append(load)
+            loads_at.setdefault(op.at, []).append(load)
             continue
         else:
             continue
         steps, k = _steps(ops, k)
-        # A key is a read of its own, whatever it is a key of.
+        # The variable of a key is read too.
         for key in ops[start + 1 : k]:
             if key.kind in _VARIABLES:
-                found.setdefault(key.at, []).append(_variable(key))
+                loads_at.setdefault(key.at, []).append(_variable(key))
         steps = (*load.steps, *steps)
         if start and ops[start - 1].value == "vars":
             steps += (Step("attribute", "__dict__"),)
@@ -174,17 +174,18 @@ def loads_of(code: CodeType) -> dict[int, tuple[Load, ...]]:
         if is_used:
             binds = _binds(ops, k)
             load = load._replace(taker=_taker(ops, start, k), binds=binds)
-        found.setdefault(op.at, []).append(load)
+        loads_at.setdefault(op.at, []).append(load)
         if load.kind == "result" and start > 1 and ops[start - 1].kind == "call":
             name = ops[start - 2]  # as in `import_module(name).value`
             if name.kind in _KEYS:
                 of_name = load._replace(kind="modules", steps=(_key(name), *load.steps))
-                found[op.at].append(of_name)
-    return {at: tuple(loads) for at, loads in found.items()}
+                loads_at[op.at].append(of_name)
+    return {at: tuple(loads) for at, loads in loads_at.items()}
 
 
 def _taker(ops: Sequence[_Op], start: int, end: int) -> str:
-    """What may take items from the value of the chain from `start` to `end`."""
+    """Return what may take items from the value of the chain `ops[start:end]`; see
+    `Load.taker`."""
     if start and ops[start - 1].kind == "global":
         if ops[start - 1].value in _TESTS:
             return ""
@@ -196,26 +197,26 @@ def _taker(ops: Sequence[_Op], start: int, end: int) -> str:
 
 
 def _binds(ops: Sequence[_Op], k: int) -> Step | None:
-    """The step to what the instructions at a place bind, from the value before them."""
+    """Return the step to the target of the assignment at `k`; see `Load.binds`."""
     kinds = [op.kind for op in ops[k : k + 3]]
     if kinds[:1] == ["bind"]:
         return Step("attribute", ops[k].value)
-    if kinds[:2] == ["copy", "attribute"]:  # `a.b += c` needs `a` twice
+    if kinds[:2] == ["copy", "attribute"]:  # `a.b += c` uses `a` twice
         return Step("attribute", ops[k + 1].value)
     is_item = kinds[1:2] == ["bind item"] or kinds[1:] == ["copy", "copy"]
     return _key(ops[k]) if is_item and kinds[0] in _KEYS else None
 
 
 def _is_of_super(ops: Sequence[_Op], k: int) -> bool:
-    """Whether an attribute is one of what the call `super()` before it gives."""
+    """Whether the attribute at `k` is one of the preceding `super()`."""
     if k < 2 or ops[k].kind != "attribute" or ops[k - 1].kind != "call":
         return False
     return ops[k - 2].kind == "global" and ops[k - 2].value == "super"
 
 
 def _before_key(ops: Sequence[_Op], k: int) -> int:
-    """How many instructions `globals()[` or `globals().get(` at a place is, before a
-    key; 0: it is something else."""
+    """Return the number of instructions of `globals()[` or `globals().get(` at `k`,
+    before the key; 0: there is something else."""
     kinds = [op.kind for op in ops[k : k + 5]]
     if not _is_globals(ops, k):
         return 0
@@ -225,25 +226,25 @@ def _before_key(ops: Sequence[_Op], k: int) -> int:
 
 
 def _is_globals(ops: Sequence[_Op], k: int) -> bool:
-    """Whether `globals()` stands at a place."""
+    """Whether `globals()` is at `k`."""
     kinds = [op.kind for op in ops[k : k + 2]]
     return kinds == ["global", "call"] and ops[k].value == "globals"
 
 
 def _key(op: _Op) -> Step:
-    """The step to an item of which this instruction gives the key."""
+    """Return the step to an item whose key this instruction loads."""
     if op.kind == "constant":
         return Step("item", op.value)
     return Step("item of", (op.kind, op.value))
 
 
 def _variable(op: _Op) -> Load:
-    """The load of a variable alone."""
+    """Return the load of a variable, without steps."""
     return Load(op.kind, op.value, (), is_used=True)
 
 
 def _steps(ops: Sequence[_Op], k: int) -> tuple[tuple[Step, ...], int]:
-    """The steps that stand at a place, and where they end."""
+    """Return the steps that begin at `k`, and the position after them."""
     steps: list[Step] = []
     while k < len(ops) and not ops[k].starts:
         op = ops[k]
@@ -261,7 +262,7 @@ def _steps(ops: Sequence[_Op], k: int) -> tuple[tuple[Step, ...], int]:
 
 
 def _dynamic(ops: Sequence[_Op], k: int) -> tuple[Step, ...]:
-    """The step of `getattr(value, name)`, where the name stands at a place."""
+    """Return the step of `getattr(value, name)`, whose name is loaded at `k`."""
     name, after = ops[k], k + 1
     if after < len(ops) and ops[after].kind in ("constant", *_VARIABLES):  # a default
         after = _steps(ops, after + 1)[1]
@@ -274,11 +275,11 @@ def _dynamic(ops: Sequence[_Op], k: int) -> tuple[Step, ...]:
 
 
 def _ops(code: CodeType) -> Iterator[_Op]:
-    """The instructions, where those that do two things are two."""
-    found = [i for i in dis.get_instructions(code) if i.opname not in _SKIPPED]
-    ends = [i.offset for i in found[1:]] + [len(code.co_code)]
+    """Yield the instructions of code, with fused ones divided into two."""
+    instructions = [i for i in dis.get_instructions(code) if i.opname not in _SKIPPED]
+    ends = [i.offset for i in instructions[1:]] + [len(code.co_code)]
     module = ""
-    for k, (i, after) in enumerate(zip(found, ends, strict=True)):
+    for k, (i, after) in enumerate(zip(instructions, ends, strict=True)):
         name, starts = i.opname, i.is_jump_target
         if name in _GLOBALS:
             yield _Op("global", i.argval, i.offset, starts)
@@ -290,7 +291,7 @@ def _ops(code: CodeType) -> Iterator[_Op]:
             yield _Op("item", None, i.offset, starts)
         elif name in ("LOAD_CONST", "LOAD_SMALL_INT"):
             yield _Op("constant", i.argval, i.offset, starts)
-        elif name == "STORE_FAST_LOAD_FAST":  # the variable has its value after it
+        elif name == "STORE_FAST_LOAD_FAST":  # assigned only after the instruction
             yield _Op("store", i.argval[0], i.offset, starts)
             yield _Op("local", i.argval[1], after, False)
         elif name.startswith("LOAD_FAST") and name != "LOAD_FAST_AND_CLEAR":
@@ -307,11 +308,11 @@ def _ops(code: CodeType) -> Iterator[_Op]:
             yield _Op("copy", None, i.offset, starts)
         elif name == "LOAD_SUPER_ATTR":
             yield _Op("super", i.argval, i.offset, starts)
-        elif name == "IMPORT_FROM":  # the module is there by now
+        elif name == "IMPORT_FROM":  # the module is imported by now
             yield _Op("import", (module, i.argval), i.offset, starts)
         else:
-            if name == "IMPORT_NAME":  # a level and a list of names stand before it
-                module = "." * found[k - 2].argval + i.argval
+            if name == "IMPORT_NAME":  # preceded by the level and the names
+                module = "." * instructions[k - 2].argval + i.argval
             kind = "keep" if name.startswith(_KEEPS) else "other"
             if name.startswith(("CALL", "KW_NAMES")):
                 kind = "call"

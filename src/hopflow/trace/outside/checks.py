@@ -1,4 +1,4 @@
-"""What a value from outside must still be, for a trace that has read it to be valid."""
+"""Conditions on values from outside, which keep a trace that read them valid."""
 
 import reprlib
 from collections.abc import Callable
@@ -21,12 +21,12 @@ CONSTANTS: Final = (
     *(type(None), bool, int, float, complex, str, bytes, type(Ellipsis), range, slice),
     *(type(NotImplemented), np.generic, np.dtype, DType),
 )
-"""Types of values that cannot change, and are compared by value."""
+"""Immutable types whose values are compared by value."""
 
 
 def is_same(a: Any, b: Any) -> bool:
-    """Whether two constants are of one type and the same: 1 is not True, 0.0 is not
-    -0.0, and a NaN is itself."""
+    """Whether two constants have the same type and value: 1 is not True, 0.0 is not
+    -0.0, and a NaN equals itself."""
     return type(a) is type(b) and bool(exact_key(a) == exact_key(b))
 
 
@@ -34,13 +34,12 @@ def is_same(a: Any, b: Any) -> bool:
 class Check:
     """A condition on a value.
 
-    kind    "constant", "tensor" (of a type, with memory), "operand" (of a type, maybe
-            of a trace), "elements" (of a tensor with memory), "array" (of a dtype and
-            a shape), "bytes" (of a buffer),
-            "content" (of an array), "class", "code" (of a function), "identity",
-            "alias" (of what another path leads to), "length", "keys", "members" (of a
-            set), "lacks" (an attribute) and "lacks key"
-    value   what it is compared with
+    kind    "constant"; "tensor": the type of a tensor with memory; "operand": the type
+            of any tensor; "elements" of a tensor with memory; "array": dtype and shape;
+            "content" of an array; "bytes" of a buffer; "class"; "code" of a function;
+            "identity"; "alias": identity with the value at another path; "length";
+            "keys"; "members" of a set; "lacks" an attribute; "lacks key"
+    value   the expected value
     """
 
     kind: str
@@ -49,23 +48,23 @@ class Check:
     def failure(
         self, v: str, hold: Callable[[Any], str], path: Callable[[Path], str]
     ) -> str:
-        """Python code that is true if the condition does not hold for the variable `v`.
+        """Return Python code that is true if the condition fails for the variable `v`.
 
         Args:
-            hold: Gives names to constants.
-            path: Gives the variable that has the value at another path.
+            hold: A constant -> its name.
+            path: A path -> the variable that has the value there.
         """
         match self.kind:
             case "alias":
                 return f"{v} is not {path(self.value)}"
             case "constant":
-                known = hold(self.value)
+                expected = hold(self.value)
                 if self.value is None or isinstance(self.value, bool):
-                    return f"{v} is not {known}"
-                return f"{v} is not {known} and not {hold(is_same)}({v}, {known})"
+                    return f"{v} is not {expected}"
+                return f"{v} is not {expected} and not {hold(is_same)}({v}, {expected})"
             case "tensor":
-                known = hold(self.value)
-                other = f"({v}.type is not {known} and {v}.type != {known})"
+                expected = hold(self.value)
+                other = f"({v}.type is not {expected} and {v}.type != {expected})"
                 return f"type({v}) is not {hold(EagerTensor)} or {other}"
             case "operand":
                 key = f"{hold(type_key)}({v}.type) != {hold(type_key(self.value))}"
@@ -87,9 +86,9 @@ class Check:
                 code, scope = map(hold, self.value)
                 return f"{v}.__code__ is not {code} or {v}.__globals__ is not {scope}"
             case "identity":
-                known = hold(self.value)
+                expected = hold(self.value)
                 call = "()" if isinstance(self.value, ref) else ""
-                return f"{known}{call} is not {v}"
+                return f"{expected}{call} is not {v}"
             case "length":
                 return f"len({v}) != {self.value}"
             case "keys":
@@ -103,7 +102,7 @@ class Check:
 
     @property
     def is_of_parts(self) -> bool:
-        """Whether it is on what a value contains, or lacks, and not on the value."""
+        """Whether it is a condition on the contents of a value."""
         return self.kind in (
             "length",
             "keys",
@@ -116,7 +115,7 @@ class Check:
         )
 
     def reason(self, text: str, value: Any) -> str:
-        """Why it does not hold for a value, at a path that a user writes as `text`."""
+        """Return why it fails for a value; `text` is the user's expression for it."""
         match self.kind:
             case "lacks":
                 return f"`{text}` has an attribute `{self.value}` now"
@@ -129,10 +128,10 @@ class Check:
             case "alias":
                 other = self.value.text()
                 return f"`{text}` was the same object as `{other}`, and is another"
-        was, now = self._expected(), described(value)
-        if was == now or self.kind == "identity":
+        before, after = self._expected(), described(value)
+        if before == after or self.kind == "identity":
             return f"`{text}` is another {type(value).__name__} now"
-        return f"`{text}` was {was}, and is {now}"
+        return f"`{text}` was {before}, and is {after}"
 
     def _expected(self) -> str:
         match self.kind:
@@ -148,7 +147,7 @@ class Check:
 
 
 def described(value: Any) -> str:
-    """What a value is, in an explanation."""
+    """Return a description of a value, for an explanation."""
     if isinstance(value, Value):
         return str(value.type)
     if isinstance(value, np.ndarray):
@@ -168,13 +167,13 @@ def _function(code: CodeType) -> str:
 
 
 def elements(tensor: EagerTensor) -> bytes:
-    """What a tensor contains."""
+    """Return the elements of a tensor."""
     return tensor.host_array.tobytes()
 
 
 def identity(value: Any) -> Check:
-    """The condition that it is this very object, which is kept alive only if there is
-    no other way to tell it from one that comes to have its id."""
+    """Return the check of identity with an object. It refers to the object weakly if
+    possible, but never only by id, which may be reused."""
     is_light = isinstance(value, type | BuiltinFunctionType) or (
         isinstance(value, FunctionType) and value.__closure__ is None
     )

@@ -1,14 +1,13 @@
-"""What traced code does to containers and objects from outside.
+"""Side effects of traced code on containers and objects from outside.
 
-It is done while the function is traced, and compiled code does none of it. So a trace
-that has changed something serves the call alone that it was made for: counters and logs
-have in each call what Python would give them. Where the trace itself cannot do what a
-call does, it is refused: something from outside comes to hold a tensor of the trace,
-loses an item, or is an iterator that is advanced.
+They happen while the function is traced, and compiled code does not repeat them. A
+trace with side effects therefore serves only the call that it was made for, so that
+counters and logs are updated in each call as in Python. Effects that a trace cannot
+perform correctly are errors: something from outside gets a tensor of the trace, loses
+an item, or is an iterator that advances.
 
-Few iterators can be set back, so code is stopped where it is about to take an item.
-What is only found out at the end, by how far the iterator has come then, is what code
-that is not watched has taken.
+Few iterators can be reset, so that code is stopped before it takes an item. Items taken
+by unwatched code are detected at the end, by the position of the iterator.
 """
 
 import io
@@ -53,11 +52,11 @@ from hopflow.trace.source import name_of
 
 
 class _Stop(ImpurityError):
-    """Ends a trace whose code is about to advance an iterator from outside."""
+    """Stops a trace whose code is about to advance an iterator from outside."""
 
 
-class _Known(NamedTuple):
-    """A container or an object; how a user writes it, and what it held."""
+class _Object(NamedTuple):
+    """A container or object, with the user's expression for it and a snapshot."""
 
     value: Any
     text: Callable[[Sequence[str]], str]
@@ -65,12 +64,13 @@ class _Known(NamedTuple):
 
 
 class _Variable(NamedTuple):
-    """A global, a variable of an enclosing function, or an attribute of what is copied
-    as no container: of a class, a module, a function, an object with slots. The line
-    binds it.
+    """A global, a free variable, or an attribute of an owner without a snapshot: of a
+    class, a module, a function, an object with slots.
 
     scope   the globals, the cell, or the owner of the attribute
-    text    how a user writes it
+    line    the line that assigns it
+    text    the user's expression, for given expressions of the arguments
+    before  its value before the trace
     """
 
     scope: Any
@@ -80,7 +80,7 @@ class _Variable(NamedTuple):
     before: Any
 
     def value(self) -> Any:
-        """What it holds; `MISSING`: nothing yet."""
+        """Return its current value; `MISSING`: it is unassigned."""
         scope, name = self.scope, self.name
         if isinstance(scope, dict):
             return scope.get(name, MISSING)
@@ -94,7 +94,7 @@ class _Variable(NamedTuple):
         return all_attributes(scope).get(name, MISSING)
 
     def hold(self, value: Any) -> None:
-        """Have it hold another value; `MISSING`: none."""
+        """Assign a value; `MISSING`: delete it."""
         scope, name = self.scope, self.name
         if isinstance(scope, dict):
             scope[name] = value
@@ -104,7 +104,7 @@ class _Variable(NamedTuple):
             scope.cell_contents = value
             if value is MISSING:
                 del scope.cell_contents
-        else:  # and not as the class may have it
+        else:  # without `__setattr__` of the class
             base = type if isinstance(scope, type) else object
             if value is not MISSING:
                 base.__setattr__(scope, name, value)
@@ -117,8 +117,8 @@ class _Variable(NamedTuple):
 
 
 class _Iterator(NamedTuple):
-    """An iterator; how a user writes it, how far it had come, and where that is in what
-    it iterates over, if it can be set back."""
+    """An iterator, with the user's expression, its position before the trace, and its
+    index in the sequence, if it can be reset to that."""
 
     value: Any
     text: Callable[[Sequence[str]], str]
@@ -130,7 +130,7 @@ class _Iterator(NamedTuple):
         return bool(_progress(self.value) != self.before)
 
     def set_back(self) -> bool:
-        """Have it give again what it has given; False: it cannot."""
+        """Reset it to its position before the trace; return False if it cannot be."""
         with suppress(Exception):
             if isinstance(self.value, io.IOBase):
                 self.value.seek(self.before)
@@ -140,66 +140,68 @@ class _Iterator(NamedTuple):
 
 
 class Effects:
-    """Compares containers, objects and iterators from outside with what they held when
-    the traced code first met them."""
+    """Compares containers, objects and iterators from outside with snapshots from when
+    the traced code first read them."""
 
     def __init__(self) -> None:
-        self._known: dict[int, _Known] = {}
+        self._objects: dict[int, _Object] = {}
         self._iterators: dict[int, _Iterator] = {}
         self._stopped: set[int] = set()  # iterators that were about to be advanced
-        self._ran: set[int] = set()  # generators that ran, objects of which `__next__`
-        self._restarted: set[int] = set()  # objects of which `__iter__` sets attributes
+        self._ran: set[int] = (
+            set()
+        )  # generators that ran, and objects whose `__next__` did
+        self._restarted: set[int] = set()  # objects whose `__iter__` sets attributes
         self._variables: dict[tuple[int, str], _Variable] = {}
         self._lines: dict[int, SourceLine] = {}
         self._line: SourceLine | None = None
 
     def reach(self, frame: FrameType) -> None:
-        """Take note of the line that is about to read something from outside."""
+        """Note the line that is about to read something from outside."""
         self._line = SourceLine(frame.f_code.co_filename, frame.f_lineno)
 
-    def know(self, value: Any, text: Callable[[Sequence[str]], str]) -> None:
-        """Take note of an object, and of the line that reads it.
+    def track(self, value: Any, text: Callable[[Sequence[str]], str]) -> None:
+        """Take a snapshot of an object, and note the line that reads it.
 
         Args:
-            text: How a user writes it, if the arguments are written like this.
+            text: The user's expressions for the arguments -> that for the object.
         """
         if is_iterator(value):
             if id(value) not in self._iterators:
                 state = _progress(value), _place(value)
                 self._iterators[id(value)] = _Iterator(value, text, *state)
-        elif id(value) not in self._known:
+        elif id(value) not in self._objects:
             if not isinstance(value, _HELD_WHOLE) and not _has_attributes(value):
                 return
             if isinstance(value, np.ndarray) and not value.flags.writeable:
                 return
-            self._known[id(value)] = _Known(value, text, _copied(value))
+            self._objects[id(value)] = _Object(value, text, _copied(value))
         if self._line is not None:
             self._lines[id(value)] = self._line
 
-    def know_variable(
+    def track_variable(
         self, scope: dict[str, Any] | CellType, name: str, line: SourceLine
     ) -> Callable[[], Any]:
-        """Take note of a variable that code may bind anew, at a line.
+        """Note a variable that a line may assign.
 
         Returns:
-            What gives its value; see `_Variable.value`.
+            The function that returns its value; see `_Variable.value`.
         """
         kind = "global" if isinstance(scope, dict) else "closure"
-        return self._know_slot(scope, name, line, lambda _: f"{kind} {name}").value
+        return self._track_slot(scope, name, line, lambda _: f"{kind} {name}").value
 
-    def know_attribute(
+    def track_attribute(
         self, owner: Any, name: str, text: Callable[[Sequence[str]], str]
     ) -> None:
-        """Take note of an attribute that code is about to bind.
+        """Note an attribute that code is about to assign.
 
         Args:
-            text: How a user writes the owner, if the arguments are written like this.
+            text: The user's expressions for the arguments -> that for the owner.
         """
-        if id(owner) not in self._known or isinstance(owner, _HELD_WHOLE):
+        if id(owner) not in self._objects or isinstance(owner, _HELD_WHOLE):
             inner = partial(_attribute_text, text, name)
-            self._know_slot(_scope_of(owner), name, self._line, inner)
+            self._track_slot(_scope_of(owner), name, self._line, inner)
 
-    def _know_slot(
+    def _track_slot(
         self,
         scope: Any,
         name: str,
@@ -214,19 +216,19 @@ class Effects:
 
     # --- iterators ---
 
-    def is_own(self, owner: Any, key: Any, part: Any) -> bool:
-        """Whether the trace itself has put a part into an object from outside, under a
-        key or as an attribute: it is not read from there."""
-        place = id(_scope_of(owner)), key
-        slot = self._variables.get(place) if isinstance(key, str) else None
+    def has_put(self, owner: Any, key: Any, part: Any) -> bool:
+        """Whether the trace itself has stored a part in an object from outside, as an
+        item or attribute: then reading it is no read from outside."""
+        slot_key = id(_scope_of(owner)), key
+        slot = self._variables.get(slot_key) if isinstance(key, str) else None
         if slot is not None and slot.value() is part:
             return slot.before is not part
-        known = self._known.get(id(owner))
-        if known is None:
+        tracked = self._objects.get(id(owner))
+        if tracked is None:
             return False
-        before = known.before
+        before = tracked.before
         try:
-            if _held(owner)[key] is not part:  # it is of a class, or computed
+            if _held(owner)[key] is not part:  # inherited or computed
                 return False
         except (LookupError, TypeError):
             return False
@@ -236,27 +238,30 @@ class Effects:
         parts = before.values() if isinstance(before, dict) else before
         return all(part is not x for x in parts)
 
-    def is_own_variable(self, value: Any) -> bool:
-        """The same for what a variable from outside holds."""
+    def was_assigned(self, value: Any) -> bool:
+        """Whether the trace itself has assigned a value to a variable from outside."""
         return any(
             variable.value() is value and variable.before is not value
             for variable in self._variables.values()
         )
 
     def stop(self, iterator: Any) -> None:
-        """End the trace, whose code is about to advance an iterator.
+        """Stop the trace, whose code is about to advance an iterator.
 
         Raises:
-            ImpurityError: always; `checked` says more.
+            ImpurityError: always; `checked` replaces it by one with the details.
         """
         self._stopped.add(id(iterator))
         raise _Stop(f"jit: {_article(iterator)} from outside is about to be advanced.")
 
     def run(self, frame: FrameType) -> None:
-        """Take note that code begins or goes on to run: that of a generator, or of a
-        method of an iterator that is an object of a user's class."""
-        for key, one in self._iterators.items():
-            if isinstance(one.value, GeneratorType) and one.value.gi_frame is frame:
+        """Note that a frame of a generator, or of a method of an iterator of a user's
+        class, starts or resumes."""
+        for key, iterator in self._iterators.items():
+            if (
+                isinstance(iterator.value, GeneratorType)
+                and iterator.value.gi_frame is frame
+            ):
                 self._ran.add(key)
         code = frame.f_code
         if code.co_name in ("__next__", "__iter__") and code.co_argcount:
@@ -267,17 +272,19 @@ class Effects:
                 self._restarted.add(key)
 
     def _advanced(self) -> Iterator[tuple[int, str]]:
-        """The iterators that were advanced, or would have been; they are set back."""
-        for key, one in self._iterators.items():
-            text = f"is {_article(one.value)} of which an item is taken"
+        """Yield the iterators that advanced, or would have, and reset them."""
+        for key, iterator in self._iterators.items():
+            text = f"is {_article(iterator.value)} of which an item is taken"
             if key in self._stopped:
                 yield key, text
-            elif key in self._ran or one.has_moved:
-                lost = "" if one.set_back() else ", which cannot be put back"
-                yield key, text + lost
+            elif key in self._ran or iterator.has_moved:
+                suffix = "" if iterator.set_back() else ", which cannot be put back"
+                yield key, text + suffix
         for key in self._ran - self._restarted:
-            known = self._known.get(key)
-            if known is not None and not _is_as(known.before, _held(known.value)):
+            tracked = self._objects.get(key)
+            if tracked is not None and not _is_same(
+                tracked.before, _held(tracked.value)
+            ):
                 yield key, "is an iterator of which an item is taken"
 
     # --- the end ---
@@ -286,20 +293,19 @@ class Effects:
     def checked(
         self, f: Callable[..., Any], arguments: Sequence[str]
     ) -> Iterator[None]:
-        """Check what the trace has done that is made within the block: that calls lose
-        nothing by it. If they do, all that was changed is as it was before, as far as
-        iterators can be set back.
+        """Check that the side effects of the trace within the block are allowed. If one
+        is not, all of them are undone, as far as iterators can be reset.
 
         Args:
-            arguments: How a user would write the leaves of the arguments.
+            arguments: The user's expressions for the leaves of the arguments.
 
         Raises:
-            ImpurityError: calls lose something.
+            ImpurityError: a side effect is not allowed.
         """
         try:
             yield
         except _Stop:
-            if not self._stopped:  # it is of the trace around this one
+            if not self._stopped:  # raised by the trace around this one
                 raise
         self._check(f, arguments)
 
@@ -307,23 +313,23 @@ class Effects:
         rows = []
         advanced = list(self._advanced())
         inner = _Inner(self._held_before())
-        for key, taken in advanced:
-            known = self._iterators.get(key) or self._known[key]
-            rows.append(self._row(key, known.text(arguments), taken))
-        for key, (value, text, before) in self._known.items():
-            if isinstance(value, np.ndarray) or _is_as(before, _held(value)):
-                continue  # an array holds nothing of the trace
+        for key, description in advanced:
+            tracked = self._iterators.get(key) or self._objects[key]
+            rows.append(self._row(key, tracked.text(arguments), description))
+        for key, (value, text, before) in self._objects.items():
+            if isinstance(value, np.ndarray) or _is_same(before, _held(value)):
+                continue  # an array cannot hold a traced value
             inner.settle_parts(value)
-            what = inner.gets(_held(value)) or _loses(before, _held(value))
-            if what is not None:
-                rows.append(self._row(key, text(arguments), what))
+            problem = inner.gets(_held(value)) or _loses(before, _held(value))
+            if problem is not None:
+                rows.append(self._row(key, text(arguments), problem))
         for variable in self._variables.values():
             if variable.is_changed:
                 now = inner.settled(variable.value())
                 variable.hold(now)
-                if (what := inner.gets([now])) is not None:
+                if (problem := inner.gets([now])) is not None:
                     name = variable.text(arguments)
-                    rows.append(f"  {variable.line}: `{name}` {what}")
+                    rows.append(f"  {variable.line}: `{name}` {problem}")
         if not rows:
             return
         self.undo()
@@ -334,46 +340,52 @@ class Effects:
         ) from None
 
     def changes(self, arguments: Sequence[str]) -> list[str]:
-        """What the trace has changed, each with the line that met it first.
+        """Return what the trace has changed, each with the line that read it first.
 
         Args:
-            arguments: How a user would write the leaves of the arguments.
+            arguments: The user's expressions for the leaves of the arguments.
         """
-        found = [
-            (known.text(arguments), self._lines.get(key))
-            for key, known in self._known.items()
-            if not _is_as(known.before, _held(known.value))
+        changed = [
+            (tracked.text(arguments), self._lines.get(key))
+            for key, tracked in self._objects.items()
+            if not _is_same(tracked.before, _held(tracked.value))
         ]
         variables = [v for v in self._variables.values() if v.is_changed]
-        found += [(v.text(arguments), v.line) for v in variables]
-        return [f"`{text}`" + (f" ({line})" if line else "") for text, line in found]
+        changed += [(v.text(arguments), v.line) for v in variables]
+        return [f"`{text}`" + (f" ({line})" if line else "") for text, line in changed]
 
     def has_changed(self, value: Any) -> bool:
         """Whether the trace has changed a container."""
-        known = self._known.get(id(value))
-        return known is not None and not _is_as(known.before, _held(value))
+        tracked = self._objects.get(id(value))
+        return tracked is not None and not _is_same(tracked.before, _held(value))
 
     def undo(self) -> None:
-        """Give all that the trace has changed what it held before."""
+        """Restore everything that the trace has changed."""
         for variable in self._variables.values():
             if variable.value() is not variable.before:
                 variable.hold(variable.before)
-        for value, _, before in self._known.values():
-            if not _is_as(before, _held(value)):
+        for value, _, before in self._objects.values():
+            if not _is_same(before, _held(value)):
                 _restore(value, before)
 
     def _held_before(self) -> list[Any]:
-        """All that was outside before, as far as it is known."""
-        known = [x for x in self._known.values() if not isinstance(x.value, np.ndarray)]
+        """Return the tracked objects and their contents before the trace."""
+        objects = [
+            x for x in self._objects.values() if not isinstance(x.value, np.ndarray)
+        ]
         parts = [
             [*x.before, *x.before.values()] if isinstance(x.before, dict) else x.before
-            for x in known
+            for x in objects
         ]
         variables = [v.before for v in self._variables.values()]
-        return [*variables, *(x.value for x in known), *(p for ps in parts for p in ps)]
+        return [
+            *variables,
+            *(x.value for x in objects),
+            *(p for ps in parts for p in ps),
+        ]
 
-    def _row(self, key: int, text: str, what: str) -> str:
-        return f"  {self._lines.get(key) or '?'}: `{text}` {what}"
+    def _row(self, key: int, text: str, problem: str) -> str:
+        return f"  {self._lines.get(key) or '?'}: `{text}` {problem}"
 
 
 _OF_CONTAINERS: Final = (
@@ -385,11 +397,11 @@ _OF_ITERATORS: Final = (
     "list, and pass an index."
 )
 _HELD_WHOLE: Final = (list, dict, set, deque, bytearray, array, np.ndarray)
-"""What is copied with its items; objects of a user's are, with their attributes."""
+"""Types whose snapshot has the items; that of other objects has the attributes."""
 
 
 def _scope_of(owner: Any) -> Any:
-    """What an attribute of an object is a variable of."""
+    """Return the scope of an attribute; see `_Variable`."""
     return vars(owner) if isinstance(owner, ModuleType) else owner
 
 
@@ -408,8 +420,8 @@ def _article(value: Any) -> str:
 
 
 def _progress(value: Any) -> Any:
-    """How far an iterator has come; None: it does not tell. A file that may be written
-    is left alone: to write moves its position too."""
+    """Return the position of an iterator; None: unknown. That of a writable file is not
+    used, because writes change it too."""
     if not isinstance(value, io.IOBase):
         return None if isinstance(value, GeneratorType) else remainder(value)
     try:
@@ -419,34 +431,34 @@ def _progress(value: Any) -> Any:
 
 
 def _place(value: Any) -> int | None:
-    """Where an iterator of a sequence is, which can be set to it."""
+    """Return the index of an iterator over a sequence, which can be reset to it."""
     if not hasattr(value, "__setstate__") or not hasattr(value, "__length_hint__"):
         return None
     index = value.__reduce__()[-1]
     return index if type(index) is int else None
 
 
-def _is_unchanged(before: Any, now: Any) -> bool:
-    """Whether no code can tell two values from each other."""
-    if before is now or (is_constant(before) and is_same(before, now)):
+def _is_unchanged(before: Any, after: Any) -> bool:
+    """Whether no code can distinguish two values."""
+    if before is after or (is_constant(before) and is_same(before, after)):
         return True
-    if not (type(before) is type(now) is tuple) or len(before) != len(now):
+    if not (type(before) is type(after) is tuple) or len(before) != len(after):
         return False
-    return all(map(_is_unchanged, before, now))
+    return all(map(_is_unchanged, before, after))
 
 
-def _is_as(before: Any, now: Any) -> bool:
-    """Whether a container holds what it held, in the same order."""
+def _is_same(before: Any, after: Any) -> bool:
+    """Whether a container has the same contents as before, in the same order."""
     if isinstance(before, bytearray | array):
-        return bool(before == now)
+        return bool(before == after)
     if isinstance(before, np.ndarray):
-        return _is_same_array(before, now)
+        return _is_same_array(before, after)
     if isinstance(before, set):
-        return len(before) == len(now) and all(x in now for x in before)
+        return len(before) == len(after) and all(x in after for x in before)
     if not isinstance(before, dict):
-        return len(before) == len(now) and all(map(_is_unchanged, before, now))
-    return [*before] == [*now] and all(
-        _is_unchanged(x, now[k]) for k, x in before.items()
+        return len(before) == len(after) and all(map(_is_unchanged, before, after))
+    return [*before] == [*after] and all(
+        _is_unchanged(x, after[k]) for k, x in before.items()
     )
 
 
@@ -467,22 +479,24 @@ def _attribute_text(
 
 
 def _copied(value: Any) -> Any:
-    """What a container or an object holds, in a container without code of a user's."""
-    held = _held(value)
-    if isinstance(held, array | bytearray):
-        return held[:]
-    if isinstance(held, np.ndarray):
-        return held.copy()
+    """Return the contents of a container or object, in a builtin container."""
+    contents = _held(value)
+    if isinstance(contents, array | bytearray):
+        return contents[:]
+    if isinstance(contents, np.ndarray):
+        return contents.copy()
     kinds = {dict: dict, set: set}
-    make = next((make for kind, make in kinds.items() if isinstance(held, kind)), list)
-    return make(held)
+    make = next(
+        (make for kind, make in kinds.items() if isinstance(contents, kind)), list
+    )
+    return make(contents)
 
 
 class _Inner:
-    """What objects from outside have come to hold in a trace, at any depth.
+    """The new contents of objects from outside, at any depth.
 
     Args:
-        before: What was outside: it is not entered again.
+        before: The objects from before the trace, which are not searched.
     """
 
     def __init__(self, before: Sequence[Any]) -> None:
@@ -490,25 +504,25 @@ class _Inner:
         self._settled: dict[int, Any] = {}
 
     def gets(self, parts: Any) -> str | None:
-        """Whether there is a value of the trace among new parts, as a user is told."""
-        todo = [*parts, *parts.values()] if isinstance(parts, dict) else [*parts]
+        """Return the error text if there is a traced value among new parts, or None."""
+        stack = [*parts, *parts.values()] if isinstance(parts, dict) else [*parts]
         seen = dict(self._before)
-        while todo:
-            x = todo.pop()
+        while stack:
+            x = stack.pop()
             if id(x) in seen or is_constant(x):
                 continue
             if is_of_trace(x):
                 return f"gets a value of the trace ({getattr(x, 'type', x)})"
             seen[id(x)] = x
-            todo += _parts(x)
+            stack += _parts(x)
         return None
 
     def settled(self, value: Any) -> Any:
-        """A new part, in which numbers stand for the symbols of the trace: it serves
-        no other call, so that they are what they are in this one."""
+        """Return a new part with symbols replaced by their numbers in this call, the
+        only one that the trace serves."""
         if isinstance(value, SymInt | SymFloat | SymBool):
             kind = {SymInt: int, SymFloat: float, SymBool: bool}[type(value)]
-            with suppress(DataDependentError):  # only the run knows it
+            with suppress(DataDependentError):  # unbacked
                 return kind(value)
             return value
         if id(value) in self._before or is_constant(value):
@@ -522,26 +536,29 @@ class _Inner:
         return value
 
     def settle_parts(self, value: Any) -> None:
-        """The same for what a container or an object holds."""
+        """Replace the symbols in the contents of a container or object."""
         if id(value) in self._settled:
             return
         self._settled[id(value)] = value
-        held = _held(value)
-        found: Any
-        if isinstance(held, dict):
-            found = {self.settled(k): self.settled(x) for k, x in [*held.items()]}
-            old, new = [*held, *held.values()], [*found, *found.values()]
-        elif isinstance(held, list | deque | set):
-            found = [*map(self.settled, [*held])]
-            old, new = [*held], found
+        contents = _held(value)
+        settled: Any
+        if isinstance(contents, dict):
+            settled = {self.settled(k): self.settled(x) for k, x in [*contents.items()]}
+            before, after = (
+                [*contents, *contents.values()],
+                [*settled, *settled.values()],
+            )
+        elif isinstance(contents, list | deque | set):
+            settled = [*map(self.settled, [*contents])]
+            before, after = [*contents], settled
         else:
             return
-        if len(old) != len(new) or not all(map(is_, old, new)):
-            _restore(value, found)
+        if len(before) != len(after) or not all(map(is_, before, after)):
+            _restore(value, settled)
 
 
 def _parts(value: Any) -> list[Any]:
-    """What a new object leads to, by which a value of a trace may be reached."""
+    """Return the objects that a new object refers to, among them traced values."""
     if isinstance(value, dict):
         return [*value, *value.values()]
     if isinstance(value, list | tuple | set | frozenset | deque):
@@ -556,12 +573,12 @@ def _parts(value: Any) -> list[Any]:
     return [*all_attributes(value).values()] if is_plain(value) else []
 
 
-def _loses(before: Any, now: Any) -> str | None:
-    """What a container or an object holds no more; None: nothing."""
+def _loses(before: Any, after: Any) -> str | None:
+    """Return the error text for what a container or object has lost, or None."""
     if isinstance(before, dict):
-        missing = [key for key in before if key not in now]
+        missing = [key for key in before if key not in after]
         return f"loses {missing[0]!r}" if missing else None
-    old, new = list(before), list(now)
+    old, new = list(before), list(after)
     if len(new) < len(old) or _are_missing(old, new):
         return "loses an item"
     return None
@@ -573,9 +590,9 @@ def _are_missing(old: Iterable[Any], new: Iterable[Any]) -> bool:
 
 
 def _restore(value: Any, before: Any) -> None:
-    """Give a container or an object what it held."""
+    """Restore the contents of a container or object."""
     if isinstance(value, np.ndarray):
-        if value.shape == before.shape and value.flags.writeable:  # as it was
+        if value.shape == before.shape and value.flags.writeable:  # in place
             value[...] = before
     elif isinstance(value, bytearray | array):
         value[:] = before
@@ -587,9 +604,9 @@ def _restore(value: Any, before: Any) -> None:
         value.update(before)
     else:
         slots = dict(slots_of(type(value)))
-        held = attributes_of(value)
-        held.clear()
-        held.update((k, x) for k, x in before.items() if k not in slots)
+        attributes = attributes_of(value)
+        attributes.clear()
+        attributes.update((k, x) for k, x in before.items() if k not in slots)
         for name, member in slots.items():
             if name in before:
                 member.__set__(value, before[name])

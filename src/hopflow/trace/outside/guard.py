@@ -1,4 +1,4 @@
-"""Guards: compiled code that finds and checks what a trace has read from outside."""
+"""Guards on what a trace read from outside: generated code that checks each read."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,16 +12,17 @@ from hopflow.trace.outside.paths import ERRORS, Path
 
 
 class Read(NamedTuple):
-    """One value that a trace has read, and what it must still be."""
+    """A read of a trace: the path of the value, and the condition on it."""
 
     path: Path
     check: Check
 
 
-class Wanted(NamedTuple):
-    """A tensor that a program is given.
+class TensorSource(NamedTuple):
+    """The source of a tensor from outside that a program gets.
 
-    path    leads to it; None: it is `value` in each call
+    path      the path to it; None: it is `value` in each call
+    is_array  whether the path leads to a NumPy array
     """
 
     path: Path | None
@@ -30,7 +31,7 @@ class Wanted(NamedTuple):
 
 
 class _Writer:
-    """Writes the code of one function."""
+    """Generates the code of a guard's function."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -39,7 +40,7 @@ class _Writer:
         self._variables: dict[Path, str] = {}
 
     def hold(self, value: Any) -> str:
-        """The name of a constant."""
+        """Return the name of a constant, by which the code refers to a value."""
         name = self._names.get(id(value))
         if name is None:
             name = self._names[id(value)] = f"k{len(self._names)}"
@@ -47,43 +48,49 @@ class _Writer:
         return name
 
     def variable(self, path: Path) -> str:
-        """The variable that has the value at a path, computed once."""
-        known = self._variables.get(path)
-        if known is None:
-            before = ""
+        """Return the variable for the value at a path; add its definition once."""
+        name = self._variables.get(path)
+        if name is None:
+            parent = ""
             if path.parent is not None and not path.is_rooted:
-                before = self.variable(path.parent)
-            known = self._variables[path] = f"v{len(self._variables)}"
-            self.lines.append(f"{known} = {path.expression(before, self.hold)}")
-        return known
+                parent = self.variable(path.parent)
+            name = self._variables[path] = f"v{len(self._variables)}"
+            self.lines.append(f"{name} = {path.expression(parent, self.hold)}")
+        return name
 
     def check(self, read: Read) -> None:
+        """Add the check of a read."""
         v = self.variable(read.path)
         failure = read.check.failure(v, self.hold, self.variable)
         self.lines.append(f"if {failure}: return None")
 
-    def result(self, wanted: Sequence[Wanted]) -> None:
+    def result(self, sources: Sequence[TensorSource]) -> None:
+        """Add the return of the tensors."""
         parts = []
-        for one in wanted:
-            found = (
-                self.hold(one.value) if one.path is None else self.variable(one.path)
+        for source in sources:
+            value = (
+                self.hold(source.value)
+                if source.path is None
+                else self.variable(source.path)
             )
-            call = f"{self.hold(slots.from_array)}({found})"
-            parts.append(call if one.is_array else found)
+            call = f"{self.hold(slots.from_array)}({value})"
+            parts.append(call if source.is_array else value)
         self.lines.append(f"return [{', '.join(parts)}]")
 
     def function(self) -> "Find":
+        """Compile the code to a function."""
         body = "\n".join(f"        {line}" for line in self.lines)
         errors = self.hold(ERRORS)
         text = f"def find(leaves):\n    try:\n{body}\n    except {errors}: return None"
         exec(_compiled(text, "exec"), self.constants)
-        found: Find = self.constants["find"]
-        return found
+        find: Find = self.constants["find"]
+        return find
 
 
 Find: TypeAlias = Callable[[Sequence[Any]], list[Any] | None]
+"""Leaves of a call -> the tensors from outside, or None if a check fails."""
 _LOST: Final[Any] = object()
-"""What there is where a path leads nowhere."""
+"""The value at a path that does not exist."""
 
 
 def _finds_nothing(_: Sequence[Any]) -> None:
@@ -92,22 +99,23 @@ def _finds_nothing(_: Sequence[Any]) -> None:
 
 @lru_cache(1 << 10)
 def _compiled(text: str, mode: str) -> CodeType:
-    """Code has constants by name, and so is the same in another trace of a function."""
+    """Compile code, memoized: another trace of a function has equal code, because
+    constants have generated names."""
     return compile(text, "<hopflow guard>", mode)
 
 
 class _Values:
-    """The values at paths, each computed once, for one call."""
+    """Memo table of the values at paths, for one call."""
 
     def __init__(self, leaves: Sequence[Any]) -> None:
         self._leaves = leaves
-        self._known: dict[Path, Any] = {}
+        self._memo: dict[Path, Any] = {}
 
     def __getitem__(self, path: Path) -> Any:
-        """The value at a path; `_LOST` if it leads nowhere."""
-        if path not in self._known:
-            self._known[path] = self._find(path)
-        return self._known[path]
+        """Return the value at a path; `_LOST` if the path does not exist."""
+        if path not in self._memo:
+            self._memo[path] = self._find(path)
+        return self._memo[path]
 
     def _find(self, path: Path) -> Any:
         is_rooted = path.parent is None or path.is_rooted
@@ -120,7 +128,7 @@ class _Values:
             return _LOST
 
     def has(self, read: Read) -> bool:
-        """Whether a read holds."""
+        """Whether the condition of a read holds."""
         value, writer = self[read.path], _Writer()
         if value is _LOST:
             return False
@@ -139,26 +147,26 @@ class _Values:
 
 @dataclass(slots=True)
 class Guard:
-    """What a trace has read from outside.
+    """The reads from outside of a trace, which calls check.
 
-    reads    in their order: what leads to a value was read before it
-    wanted   the tensors that the program is given, beside its arguments
-    changes  what the trace has changed of it: then it serves no other call
-    find     from a call's leaves the tensors; None if a read does not hold any more.
-             It is compiled when it is asked for
+    reads    the reads; a read of an object precedes those of its attributes and items
+    wanted   the sources of the tensors from outside that the program gets
+    changes  the changes that the trace made outside: if any, it serves no other call
     """
 
     reads: list[Read]
-    wanted: list[Wanted]
+    wanted: list[TensorSource]
     changes: list[str] = field(default_factory=list)
     _find: Find | None = None
 
     @property
     def is_compiled(self) -> bool:
+        """Whether `find` was compiled, which happens when it is first read."""
         return self._find is not None
 
     @property
     def find(self) -> Find:
+        """The function that checks the reads and returns the tensors of a call."""
         if self.changes:
             return _finds_nothing
         if self._find is None:
@@ -170,22 +178,22 @@ class Guard:
         return self._find
 
     def values(self, leaves: Sequence[Any]) -> list[Any]:
-        """What was read, of reads that hold."""
+        """Return the values of all reads, whose conditions hold."""
         values = _Values(leaves)
         return [values[read.path] for read in self.reads]
 
     def broken(self, leaves: Sequence[Any]) -> list[Read]:
-        """The reads that do not hold any more."""
+        """Return the reads whose conditions no longer hold."""
         values = _Values(leaves)
         return [read for read in self.reads if not values.has(read)]
 
     def reasons(self, leaves: Sequence[Any], texts: Sequence[str]) -> list[str]:
-        """Why a call cannot run the program: each read that does not hold.
+        """Return why a call cannot run the program: each read that no longer holds.
 
         Args:
-            texts: How a user would write the leaves.
+            texts: The user's expressions for the leaves.
         """
-        found = dict.fromkeys(
+        explanations = dict.fromkeys(
             f"{change} is changed by each trace of the function"
             for change in self.changes
         )
@@ -194,7 +202,7 @@ class Guard:
             if values.has(read):
                 continue
             text, value = read.path.text(texts), values[read.path]
-            lost = f"`{text}` is not there any more"
-            reason = lost if value is _LOST else read.check.reason(text, value)
-            found[reason] = None
-        return list(found)
+            missing = f"`{text}` is not there any more"
+            reason = missing if value is _LOST else read.check.reason(text, value)
+            explanations[reason] = None
+        return list(explanations)

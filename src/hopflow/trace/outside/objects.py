@@ -1,6 +1,6 @@
-"""What kinds of objects there are for a recorder, and what their attributes are.
+"""Classification of objects for the recorder, and access to their attributes.
 
-Nothing here runs code of a user's: an attribute that code computes is not looked up.
+Nothing here runs user code: computed attributes are not looked up.
 """
 
 from array import array
@@ -35,10 +35,10 @@ from hopflow.trace.outside.paths import MISSING, member_of
 CONTAINERS: Final = (list, tuple, dict, set, frozenset, deque)
 
 BUFFERS: Final = (bytearray, array, memoryview)
-"""Containers of numbers that are compared as a whole."""
+"""Containers of numbers, which are compared as a whole."""
 
 BOXES: Final = (ContextVar, ReferenceType)
-"""What holds one value, which a call or a method gives."""
+"""Objects that hold one value, read by a call or a method."""
 
 _Named = namedtuple("_Named", ("field",))
 _HELD: Final = (MemberDescriptorType, GetSetDescriptorType, type(_Named.field))
@@ -47,7 +47,7 @@ _NO_OBJECTS: Final = (type, ModuleType, FunctionType, MethodType, Value, np.ndar
 
 
 class _Kind(NamedTuple):
-    """What is so of all objects of a class; see the functions below."""
+    """Properties of all objects of a class; see the functions of these names."""
 
     is_of_trace: bool
     is_constant: bool
@@ -59,7 +59,7 @@ class _Kind(NamedTuple):
 def _kind(cls: Hashable) -> _Kind:
     assert isinstance(cls, type)
     is_tensor = issubclass(cls, Value)
-    if is_tensor and hasattr(cls, "process"):  # of a user's type
+    if is_tensor and hasattr(cls, "process"):  # a user's tensor type
         return _Kind(False, is_constant=False, is_plain=True, is_open=True)
     if is_tensor or issubclass(cls, SymInt | SymFloat | SymBool):
         return _Kind(cls is not EagerTensor, False, is_plain=False, is_open=False)
@@ -91,86 +91,87 @@ def _kind_of(value: Any) -> _Kind:
 
 
 def is_of_trace(value: Any) -> bool:
-    """Whether a value belongs to a trace, and so is nothing from outside."""
+    """Whether a value belongs to a trace, and so is not from outside."""
     return _kind_of(value).is_of_trace
 
 
 def is_constant(value: Any) -> bool:
-    """Whether it cannot change, and is compared by value."""
+    """Whether a value is immutable and compared by value."""
     return _kind_of(value).is_constant
 
 
 def is_plain(value: Any) -> bool:
-    """Whether it is an object of which attributes are read: of a class of a user's, a
-    module of `hopflow.nn`, a namespace."""
+    """Whether it is an object whose attributes are tracked: of a user's class, a module
+    of `hopflow.nn`, a namespace."""
     return _kind_of(value).is_plain
 
 
 def is_open(value: Any) -> bool:
-    """Whether attributes are read of it: it is plain, or what else a user may give
-    attributes, as a function or an object of a subclass of list."""
+    """Whether reads of its attributes are tracked: it is plain, or another object with
+    attributes, such as a function or an instance of a subclass of list."""
     return _kind_of(value).is_open
 
 
 def is_tree(value: Any) -> bool:
-    """Whether it is of a class that is registered as a pytree, and is no container."""
+    """Whether its class is registered as a pytree, and is no builtin container."""
     if isinstance(value, (*CONTAINERS, *_NO_OBJECTS, *CONSTANTS)):
         return False
     return not pytree.is_leaf(pytree.structure(value))
 
 
 def is_library_collection(value: Any) -> bool:
-    """Whether it holds items in attributes, which code reads that is not watched, as a
-    `UserDict` and a `ChainMap`."""
+    """Whether it is a collection whose items unwatched code reads from attributes, such
+    as `UserDict` and `ChainMap`."""
     if not is_plain(value) or not isinstance(value, Mapping | Sequence | Set):
         return False
     return is_library(getattr(type(value).__iter__, "__module__", None))
 
 
 def has_identity(value: Any) -> bool:
-    """Whether it is told from others by identity: it is or has data."""
+    """Whether its identity matters: it is a container, has attributes or is data."""
     return isinstance(value, (*CONTAINERS, Value, np.ndarray)) or is_plain(value)
 
 
 def is_iterator(value: Any) -> bool:
-    """Whether it is an iterator whose items no Python code of a class gives: how far it
-    has come is no attribute."""
+    """Whether it is an iterator that is implemented in C, whose position is no
+    attribute."""
     step = member_of(type(value), "__next__")
     return step is not MISSING and not isinstance(step, FunctionType)
 
 
 def is_key(value: Any) -> bool:
-    """Whether a path may have it as the key of an item."""
+    """Whether a value can be the key of an item in a path."""
     if isinstance(value, tuple):
         return all(map(is_key, value))
     return isinstance(value, (*CONSTANTS, type, Enum)) and not isinstance(value, slice)
 
 
 def is_data_descriptor(member: Any) -> bool:
-    """Whether a member of a class comes before what an object of it holds."""
+    """Whether a member of a class is a data descriptor, which precedes attributes of
+    the object."""
     return hasattr(type(member), "__set__") or hasattr(type(member), "__delete__")
 
 
 def is_computed(member: Any) -> bool:
-    """Whether a member of a class is a descriptor of which code gives the value."""
+    """Whether a member of a class is a descriptor implemented in Python."""
     return isinstance(getattr(type(member), "__get__", None), FunctionType)
 
 
 def content_of_box(box: Any) -> Any:
-    """What one of `BOXES` holds now; None: nothing."""
+    """Return the current value of one of `BOXES`; None: it has none."""
     return box.get(None) if isinstance(box, ContextVar) else box()
 
 
 def misses_of(function: Any) -> int:
-    """How often a function with `functools.lru_cache` has run: where it has not, what
-    it reads is not seen."""
-    found: int = function.cache_info().misses
-    return found
+    """Return how often a function with `functools.lru_cache` ran: reads of a cached
+    call are unknown."""
+    misses: int = function.cache_info().misses
+    return misses
 
 
 def held_by(owner: Any, member: Any) -> Any:
-    """What a descriptor gives that leads to what an object holds, as for `__slots__`;
-    `MISSING`: nothing, or code computes it."""
+    """Return the value that an object stores for a descriptor, such as a slot;
+    `MISSING`: none, or it is computed."""
     if not isinstance(member, _HELD):
         return MISSING
     try:
@@ -180,62 +181,61 @@ def held_by(owner: Any, member: Any) -> Any:
 
 
 def attributes_of(owner: Any) -> dict[str, Any]:
-    """The attributes that an object holds in a dict, itself and not a copy; empty if it
-    has none. A class may define `__getattribute__`, which is not asked."""
+    """Return the `__dict__` of an object itself, or an empty dict; the class's
+    `__getattribute__` is not called."""
     try:
-        found: dict[str, Any] = object.__getattribute__(owner, "__dict__")
+        attributes: dict[str, Any] = object.__getattribute__(owner, "__dict__")
     except AttributeError:
         return {}
-    return found
+    return attributes
 
 
 @lru_cache(1 << 12)
 def _slots_of(cls: Hashable) -> tuple[tuple[str, Any], ...]:
     assert isinstance(cls, type)
-    own = [vars(c) for c in reversed(cls.__mro__) if "__slots__" in vars(c)]
-    pairs = {k: m for members in own for k, m in members.items()}.items()
-    found = [(k, m) for k, m in pairs if isinstance(m, MemberDescriptorType)]
-    return tuple([(k, m) for k, m in found if k not in ("__dict__", "__weakref__")])
+    namespaces = [vars(c) for c in reversed(cls.__mro__) if "__slots__" in vars(c)]
+    pairs = {k: m for members in namespaces for k, m in members.items()}.items()
+    slots = [(k, m) for k, m in pairs if isinstance(m, MemberDescriptorType)]
+    return tuple([(k, m) for k, m in slots if k not in ("__dict__", "__weakref__")])
 
 
 def slots_of(cls: Any) -> tuple[tuple[str, Any], ...]:
-    """The names of a class's slots, with the descriptors that give what they hold."""
+    """Return the names of a class's slots, with their descriptors."""
     return _slots_of(cls)
 
 
 def all_attributes(owner: Any) -> dict[str, Any]:
-    """What an object holds in a dict and in slots, in a dict of its own."""
+    """Return a new dict of all attributes that an object stores, also in slots."""
     slots = [(name, held_by(owner, m)) for name, m in slots_of(type(owner))]
-    held = {name: value for name, value in slots if value is not MISSING}
-    return {**attributes_of(owner), **held}
+    stored = {name: value for name, value in slots if value is not MISSING}
+    return {**attributes_of(owner), **stored}
 
 
 def is_users_class(value: Any) -> bool:
-    """Whether it is a class of a user's, of which attributes are read."""
+    """Whether it is a user's class, whose attributes are tracked."""
     return isinstance(value, type) and not (
         is_library(value.__module__) or value.__module__.startswith("hopflow.")
     )
 
 
 def may_have(owner: Any, name: str) -> bool:
-    """Whether an object holds an attribute, or its class does; or a class has it."""
+    """Whether an object or its class, or a user's class, stores an attribute."""
     if is_users_class(owner):
         return not name.startswith("__") and member_of(owner, name) is not MISSING
     if not is_open(owner):
         return False
-    held = attributes_of(owner)
-    return name in held or member_of(type(owner), name) is not MISSING
+    attributes = attributes_of(owner)
+    return name in attributes or member_of(type(owner), name) is not MISSING
 
 
 def cells_of(function: FunctionType) -> Iterator[tuple[int, str, Any]]:
-    """The variables of enclosing functions that a function reads: position, name and
-    value."""
+    """Yield the free variables of a function: position, name and value."""
     for at, name in enumerate(function.__code__.co_freevars):
         yield at, name, content_of(function, at)
 
 
 def content_of(function: FunctionType, at: int) -> Any:
-    """The value of such a variable; `MISSING` if it has none yet."""
+    """Return the value of a free variable; `MISSING` if it is unassigned."""
     try:
         return (function.__closure__ or ())[at].cell_contents
     except ValueError:
@@ -243,5 +243,5 @@ def content_of(function: FunctionType, at: int) -> Any:
 
 
 def inner_codes(code: CodeType) -> list[CodeType]:
-    """The code of functions that are defined in a function."""
+    """Return the code of functions that are defined in a function."""
     return [c for c in code.co_consts if isinstance(c, CodeType)]

@@ -1,4 +1,4 @@
-"""Access paths: how traced code comes to a value from outside."""
+"""Access paths: how traced code reaches a value from outside."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,24 +8,23 @@ from types import CellType, FunctionType, MethodType
 from typing import Any, Final
 
 ERRORS: Final = (AttributeError, KeyError, IndexError, TypeError, ValueError)
-"""What is raised where a path leads nowhere; an empty cell is a ValueError."""
+"""Errors for a path that does not exist; an empty cell raises ValueError."""
 
 _FUNCTIONS: Final = (FunctionType, MethodType, partial)
 
 _UNSEEN: Final = frozenset(("__func__", "__wrapped__", "__class__", "fget"))
-"""Attributes that a user has not written: the text is that of what they belong to."""
+"""Attributes that are not in the user's code: their text is that of the owner."""
 
 
 MISSING: Final[Any] = object()
-"""What stands where there is no value."""
+"""The sentinel for a missing value."""
 
 
 def member_of(cls: type, name: str, start: int = 0) -> Any:
-    """What a class has under a name, itself or by inheritance, as it stands there.
+    """Return a member of a class or its bases, without binding; `MISSING`: none.
 
     Args:
-        start: Of the classes that it inherits from, itself the first one, that at which
-            the search begins, as `super` has it.
+        start: The position in `__mro__` at which the search begins, as for `super`.
     """
     for base in cls.__mro__[start:]:
         if name in vars(base):
@@ -35,16 +34,15 @@ def member_of(cls: type, name: str, start: int = 0) -> Any:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Path:
-    """One step, from what `parent` leads to; paths are compared by identity.
+    """A path: one step from the value at `parent`; paths are compared by identity.
 
-    kind    "constant": `key` itself, that a trace holds; "argument": the leaf at
-            position `key`; "global": the name `key` in the module that `scope` is of;
-            "cell": the variable `key` of the function `parent`, at position `scope`;
-            "default", "keyword default": of its parameter `key`; "attribute", "item";
-            "held": an attribute, whatever `__getattribute__` the class defines;
-            "member": what the class `parent` has under a name, as it stands there, in
-            the classes from position `scope` of those that it inherits from;
-            "result of": what the function `key` gives of it
+    kind    "constant": the object `key`; "argument": the leaf at position `key`;
+            "global": the name `key` in the namespace `scope` of a module; "cell": the
+            variable `key` of the function `parent`, at position `scope`; "default",
+            "keyword default": that of its parameter `key`; "attribute"; "item"; "held":
+            an attribute read without `__getattribute__` of the class; "member": the
+            unbound member `key` of the class `parent`, searched from position `scope`
+            in `__mro__`; "result of": the result of the function `key` for the value
     """
 
     parent: "Path | None"
@@ -53,8 +51,12 @@ class Path:
     scope: Any = None
 
     def expression(self, parent: str, hold: Callable[[Any], str]) -> str:
-        """Python code for the value, in which `parent` is the code for that of the
-        parent, `leaves` are a call's, and `hold` gives names to constants."""
+        """Return Python code for the value, in which `leaves` are those of a call.
+
+        Args:
+            parent: The code for the value at the parent.
+            hold: A constant -> its name.
+        """
         match self.kind:
             case "constant":
                 return hold(self.key)
@@ -86,7 +88,7 @@ class Path:
         return f"{parent}[{repr(self.key) if is_literal else hold(self.key)}]"
 
     def value(self, parent: Any, leaves: Sequence[Any]) -> Any:
-        """The same, computed now; it raises `ERRORS` if there is none."""
+        """Return the current value; it raises `ERRORS` if the path does not exist."""
         match self.kind:
             case "constant":
                 return self.key
@@ -113,11 +115,11 @@ class Path:
 
     @property
     def is_rooted(self) -> bool:
-        """Whether the expression has no use for the parent's value."""
+        """Whether the expression does not use the parent's value."""
         return self.parent is None or self._cell() is not None
 
     def _cell(self) -> CellType | None:
-        """The cell itself, if the function is a constant: it keeps its cells."""
+        """The cell object, if the function is a constant, whose cells cannot change."""
         parent = self.parent
         if self.kind != "cell" or parent is None or parent.kind != "constant":
             return None
@@ -128,10 +130,10 @@ class Path:
         return cell
 
     def text(self, arguments: Sequence[str] = ()) -> str:
-        """How a user would write it: `global scale`, `self.w`, `config["lr"]`.
+        """Return the user's expression: `global scale`, `self.w`, `config["lr"]`.
 
         Args:
-            arguments: How they would write the leaves of a call's arguments.
+            arguments: The user's expressions for the leaves of the arguments.
         """
         match self.kind:
             case "global":
@@ -143,23 +145,23 @@ class Path:
         return self._text(arguments)
 
     def _text(self, arguments: Sequence[str]) -> str:
-        before = "" if self.parent is None else self.parent._text(arguments)
+        owner = "" if self.parent is None else self.parent._text(arguments)
         match self.kind:
             case "constant":
                 return "" if isinstance(self.key, _FUNCTIONS) else "self"
             case "argument":
-                known = self.key < len(arguments)
-                return arguments[self.key] if known else f"args[{self.key}]"
+                is_named = self.key < len(arguments)
+                return arguments[self.key] if is_named else f"args[{self.key}]"
             case "attribute" if self.key == "__self__":
-                return before or "self"
+                return owner or "self"
             case "attribute" if self.key in _UNSEEN:
-                return before
+                return owner
             case "result of":
-                return before
+                return owner
             case "attribute" | "held" | "member":
-                return f"{before}.{self.key}" if before else self.key
+                return f"{owner}.{self.key}" if owner else self.key
             case "item":
                 key = self.key
                 quoted = f'"{key}"' if isinstance(key, str) else repr(key)
-                return f"{before}[{quoted}]"
+                return f"{owner}[{quoted}]"
         return str(self.key)

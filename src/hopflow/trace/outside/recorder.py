@@ -1,9 +1,9 @@
-"""Records what traced code reads from outside, by following the objects that it knows.
+"""Records what traced code reads from outside, by tracking objects.
 
-An object from outside is told by its identity from what the code has made: the function
-itself, those of its arguments that are no data, and what names of modules and of
-enclosing functions hold come from outside, and so does what is read from such objects.
-Each read is of a slot of a known object, and so has an access path.
+Objects from outside are distinguished by identity from those that the code makes. They
+are the function itself, its static arguments, the values of globals and of variables of
+enclosing functions, and everything that is read from such objects. Each read is of an
+attribute, item or variable of a tracked object, and so has an access path.
 """
 
 import inspect
@@ -33,7 +33,7 @@ from hopflow.tensor import EagerTensor
 from hopflow.trace.outside.bytecode import Load, Step, globals_of, stores_of
 from hopflow.trace.outside.checks import Check, elements, identity
 from hopflow.trace.outside.effects import Effects
-from hopflow.trace.outside.guard import Guard, Read, Wanted
+from hopflow.trace.outside.guard import Guard, Read, TensorSource
 from hopflow.trace.outside.modules import is_library, is_library_module
 from hopflow.trace.outside.objects import (
     BOXES,
@@ -64,17 +64,18 @@ from hopflow.trace.outside.objects import (
 from hopflow.trace.outside.paths import MISSING, Path, member_of
 from hopflow.tracebacks import is_own_file
 
-Found: TypeAlias = tuple[Path, Any]
-"""A value from outside, and the path that leads to it."""
+Tracked: TypeAlias = tuple[Path, Any]
+"""A value from outside, and the path to it."""
 
 
 class _Use:
-    """A container or an array of which code may have read anything.
+    """The use of a container or array as a whole: code may have read any part of it.
 
-    parts     what it contained at the first use, at any depth; with a condition, itself
-    seen      containers whose parts are there
-    count     how often it was used
-    is_last   whether the last use may have been an argument of a call
+    parts     its contents at the first use, at any depth, each with a path and possibly
+              a check
+    seen      the ids of containers whose contents are among the parts
+    count     the number of uses
+    is_last   whether the last use may have passed it as an argument
     """
 
     __slots__ = ("count", "is_last", "parts", "seen")
@@ -87,16 +88,16 @@ class _Use:
 
 
 class Recorder:
-    """The reads of one trace.
+    """The reads from outside of one trace.
 
-    A value is checked against what it was when it was read first. A trace that has
-    changed something from outside serves no other call, so that what it reads and
-    changes needs no check; one that found all as it would leave it (`self.mode = "x"`
-    where it is so) is valid as long as that is so.
+    A value is checked against its state at the first read. A trace that changes the
+    state outside serves no other call, so that these values need no check. A trace that
+    assigns the value which is already there (`self.mode = "x"`) is valid as long as it
+    is there.
 
     Args:
-        is_of_body: Whether the trace may be used again within other traces, where what
-            are tensors with memory here are tensors of these.
+        is_of_body: Whether the trace may be reused within other traces, where its
+            tensors with memory may be traced tensors.
     """
 
     def __init__(self, *, is_of_body: bool = False) -> None:
@@ -104,42 +105,42 @@ class Recorder:
         self._tensor = "operand" if is_of_body else "tensor"
         self._reads: dict[Path, list[Check]] = {}
         self._paths: dict[tuple[Any, ...], Path] = {}
-        self._objects: dict[int, tuple[Any, Path]] = {}  # alive, so ids stay theirs
+        self._objects: dict[int, tuple[Any, Path]] = {}  # kept alive: ids stay unique
         self._functions: dict[int, list[tuple[FunctionType, Path]]] = {}  # by code
-        self._around: dict[int, CodeType] = {}  # where the code of a function stands
+        self._around: dict[int, CodeType] = {}  # the enclosing code, by id
         self._uses: dict[Path, _Use] = {}
-        self._callables: dict[int, Any] = {}  # those that were taken note of
-        self._trees: dict[type, bool] = {}  # classes: whether they are registered
-        self._added: dict[tuple[int, ...], Any] = {}  # alive, as these too
-        self._bound: dict[tuple[int, Step], Found] = {}  # by owners, what code binds
-        self._bound_variables: dict[Path, Callable[[], Any]] = {}  # and what they hold
+        self._callables: dict[int, Any] = {}  # by id, already noted
+        self._trees: dict[type, bool] = {}  # whether classes are pytrees
+        self._added: dict[tuple[int, ...], Any] = {}  # kept alive, too
+        self._bound: dict[tuple[int, Step], Tracked] = {}  # assigned, by owner
+        self._bound_variables: dict[Path, Callable[[], Any]] = {}  # and their values
 
     def path(self, parent: Path | None, kind: str, key: Any, scope: Any = None) -> Path:
-        """The path of a step; the same one for the same step."""
-        place = scope if isinstance(scope, int) else id(scope)
-        at = (id(parent), kind, type(key), key, place)
-        known = self._paths.get(at)
-        if known is None:
-            known = self._paths[at] = Path(parent, kind, key, scope)
-        return known
+        """Return the unique path for a step."""
+        scope_id = scope if isinstance(scope, int) else id(scope)
+        memo_key = (id(parent), kind, type(key), key, scope_id)
+        path = self._paths.get(memo_key)
+        if path is None:
+            path = self._paths[memo_key] = Path(parent, kind, key, scope)
+        return path
 
-    # --- what is known from the beginning ---
+    # --- roots ---
 
     def add_root(self, value: Any, path: Path) -> None:
-        """Take note of an object from outside that itself needs no check."""
+        """Track an object from outside that needs no check itself."""
         if is_of_trace(value) or is_constant(value):
             return
         self._reads.setdefault(path, [])
-        self._know(value, path)
+        self._track(value, path)
         self._note_callable(value, path)
 
-    def _know(self, value: Any, path: Path) -> None:
-        """Take note of an object from outside."""
+    def _track(self, value: Any, path: Path) -> None:
+        """Track an object from outside."""
         self._objects.setdefault(id(value), (value, path))
-        self.effects.know(value, path.text)
+        self.effects.track(value, path.text)
 
     def _note_callable(self, value: Any, path: Path) -> None:
-        """Take note of the functions that a call of an object may run."""
+        """Note the functions that a call of an object may run."""
         if id(value) in self._callables:
             return
         self._callables[id(value)] = value
@@ -162,13 +163,15 @@ class Recorder:
         elif isinstance(value, _CACHED):
             self.read(self.path(path, "result of", misses_of), misses_of(value))
         elif type(value).__module__.startswith("hopflow."):
-            held = attributes_of(value)
-            names = [(self.path(path, "attribute", k), x) for k, x in held.items()]
+            attributes = attributes_of(value)
+            names = [
+                (self.path(path, "attribute", k), x) for k, x in attributes.items()
+            ]
             self._note_parts(names)
 
     def _read_partial(self, value: "partial[Any]", path: Path) -> None:
-        """Read what a call of a partial gives to its function: as wholes, if that is no
-        code that is watched."""
+        """Read the arguments of a partial; use them as wholes if the function is not
+        watched."""
         inner = self.path(path, "attribute", "func")
         self.read(inner, value.func)
         args = self.path(path, "attribute", "args")
@@ -187,8 +190,8 @@ class Recorder:
             if not is_seen:
                 self._use(part, x)
 
-    def _note_parts(self, parts: Iterable[Found]) -> None:
-        """The same for parts of a function or an object of this package."""
+    def _note_parts(self, parts: Iterable[Tracked]) -> None:
+        """Note the callables among the parts of a function or object of hopflow."""
         for path, part in parts:
             if isinstance(part, tuple):
                 rows = [(self.path(path, "item", k), x) for k, x in enumerate(part)]
@@ -199,11 +202,11 @@ class Recorder:
     # --- while code runs ---
 
     def resume(self, frame: FrameType) -> None:
-        """Take note that the code of a generator goes on to run."""
+        """Note that a generator resumes."""
         self.effects.run(frame)
 
     def enter(self, frame: FrameType) -> None:
-        """Take note that code begins to run."""
+        """Note that code begins to run."""
         self.effects.run(frame)
         code, values = frame.f_code, frame.f_locals
         for inner in inner_codes(code):
@@ -211,9 +214,9 @@ class Recorder:
         self._note_stores(frame)
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         for name in names:
-            known = self._known(values.get(name))
-            use = None if known is None else self._uses.get(known[0])
-            if use is not None and use.is_last:  # it is what the caller has passed
+            tracked = self._tracked(values.get(name))
+            use = None if tracked is None else self._uses.get(tracked[0])
+            if use is not None and use.is_last:  # the caller passed it to this code
                 use.count, use.is_last = use.count - 1, False
         if id(code) not in self._functions and code.co_argcount:
             self._note_method(code, values.get(names[0]))
@@ -221,7 +224,7 @@ class Recorder:
             self._read_defaults(function, path, values)
 
     def _note_stores(self, frame: FrameType) -> None:
-        """Take note of the variables from outside that code may bind anew."""
+        """Note the variables from outside that code may assign."""
         code = frame.f_code
         for name, is_global, line in stores_of(code):
             at = SourceLine(code.co_filename, line or code.co_firstlineno)
@@ -231,54 +234,57 @@ class Recorder:
             for function, around, place in self._closures(code, name):
                 path = self.path(around, "cell", name, place)
                 cell = (function.__closure__ or ())[place]
-                value = self.effects.know_variable(cell, name, at)
+                value = self.effects.track_variable(cell, name, at)
                 self._bound_variables[path] = value
 
     def _bind_global(self, frame: FrameType, name: str, line: int) -> None:
-        """Take note of a name of a module that code may bind anew."""
+        """Note a global that code may assign."""
         scope = frame.f_globals
         at = SourceLine(frame.f_code.co_filename, line)
-        value = self.effects.know_variable(scope, name, at)
+        value = self.effects.track_variable(scope, name, at)
         self._bound_variables[self.path(None, "global", name, scope)] = value
 
     def _note_method(self, code: CodeType, owner: Any) -> None:
-        """Take note of a method that no attribute of its object led to: Python calls it
-        by itself, as `__call__` and `__add__`, or it is that of `super()`."""
+        """Note a method that was not read as an attribute: Python calls it implicitly,
+        like `__call__` and `__add__`, or it was read from `super()`."""
         cls = owner if isinstance(owner, type) else type(owner)
         path = self._class_of(owner)
         if path is None:
             return
-        start = dict[str, int]()  # where the search for a name goes on
+        positions = dict[str, int]()  # where `super` would continue the search
         for k, base in enumerate(cls.__mro__):
             for name, member in vars(base).items():
                 value = getattr(member, "__func__", member)
                 if isinstance(value, FunctionType) and value.__code__ is code:
-                    found = self.path(path, "member", name, start.get(name, 0))
+                    member_path = self.path(
+                        path, "member", name, positions.get(name, 0)
+                    )
                     if member is not value:
-                        found = self.path(found, "attribute", "__func__")
-                    self.read(found, value)
+                        member_path = self.path(member_path, "attribute", "__func__")
+                    self.read(member_path, value)
                     return
-            start |= dict.fromkeys(vars(base), k + 1)
+            positions |= dict.fromkeys(vars(base), k + 1)
 
     def _class_of(self, owner: Any) -> Path | None:
-        """The path to the class of an object, or to the object if it is a class; None:
-        nothing is read from it. Code may have made the object itself, and mostly not
-        its class."""
-        known = self._known(owner)
+        """Return the path to the class of an object, or to the object if it is a class;
+        None: the class is not tracked. The class is usually from outside, even if the
+        code makes the object."""
+        tracked = self._tracked(owner)
         is_class = isinstance(owner, type)
-        if known is not None:
-            path = known[0]
+        if tracked is not None:
+            path = tracked[0]
             return path if is_class else self.path(path, "attribute", "__class__")
         cls = owner if is_class else type(owner)
         if not is_users_class(cls):
             return None
-        if self._known(cls) is None:
+        if self._tracked(cls) is None:
             self.add_root(cls, self.path(None, "constant", cls, cls))
         return self._objects[id(cls)][1]
 
     def _read_defaults(
         self, function: FunctionType, path: Path, values: Mapping[str, Any]
     ) -> None:
+        """Read the defaults of a function that its parameters have, by `values`."""
         code, defaults = function.__code__, function.__defaults__ or ()
         names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
         for at, (name, default) in enumerate(zip(names, defaults, strict=True)):
@@ -289,7 +295,7 @@ class Recorder:
                 self.read(self.path(path, "keyword default", name), default)
 
     def load(self, frame: FrameType, load: Load) -> None:
-        """Take note of what a chain of loads, which is about to run, reads."""
+        """Record the reads of a chain of loads that is about to run."""
         self.effects.reach(frame)
         if load.kind == "super":
             self._read_inherited(frame, load.name)
@@ -297,9 +303,9 @@ class Recorder:
         if load.kind == "result" and load.binds is not None:
             for value, path in list(self._objects.values()):
                 if is_users_class(value) and may_have(value, load.binds.key):
-                    self.effects.know_attribute(value, load.binds.key, path.text)
+                    self.effects.track_attribute(value, load.binds.key, path.text)
             return
-        if load.kind == "result":  # of any object that may be what this is read from
+        if load.kind == "result":  # the owner may be any object with such an attribute
             name = load.steps[0].key
             for value, path in list(self._objects.values()):
                 if may_have(value, name):
@@ -320,15 +326,14 @@ class Recorder:
             start = self._variable(frame, "global" if kind == "globals" else kind, name)
         if kind == "globals" and load.binds is not None:
             self._bind_global(frame, name, frame.f_lineno)
-        for found in start:
-            self._follow(frame, found, load)
+        for tracked in start:
+            self._follow(frame, tracked, load)
         if not start and kind in ("global", "free", "local"):
             scope = frame.f_globals if kind == "global" else frame.f_locals
-            self._follow_own(frame, scope.get(name, MISSING), load)
+            self._follow_local(frame, scope.get(name, MISSING), load)
 
     def _of_scope(self, frame: FrameType, load: Load) -> Load:
-        """A chain that begins with the modules or the globals, as they are called; any
-        other one is as it was."""
+        """Normalize a chain that begins with `sys.modules` or with the globals."""
         if load.kind not in ("global", "free", "local") or not load.steps:
             return load
         scope = frame.f_globals if load.kind == "global" else frame.f_locals
@@ -342,33 +347,33 @@ class Recorder:
         return load
 
     def _read_inherited(self, frame: FrameType, name: str) -> None:
-        """Read what `super()` gives in a method, if it is no method itself."""
+        """Read an attribute of `super()` in a method, if it is no method itself."""
         code, values = frame.f_code, frame.f_locals
         owner = values.get(code.co_varnames[0]) if code.co_argcount else None
-        around = values.get("__class__")
+        enclosing = values.get("__class__")
         cls = owner if isinstance(owner, type) else type(owner)
         path = self._class_of(owner)
-        if path is None or around not in cls.__mro__:
+        if path is None or enclosing not in cls.__mro__:
             return
-        start = cls.__mro__.index(around) + 1
+        start = cls.__mro__.index(enclosing) + 1
         value = member_of(cls, name, start)
         path = self.path(path, "member", name, start)
         if isinstance(value, staticmethod):
             self.read(self.path(path, "attribute", "__func__"), value.__func__)
         elif value is not MISSING and not hasattr(type(value), "__get__"):
-            for found in self.read(path, value):
-                self._use(*found)
+            for tracked in self.read(path, value):
+                self._use(*tracked)
 
-    def _imported(self, frame: FrameType, name: str) -> list[Found]:
-        """A module that code has imported, if it is a user's."""
+    def _imported(self, frame: FrameType, name: str) -> list[Tracked]:
+        """Read a module that code has imported, if it is a user's."""
         try:
             name = resolve_name(name, frame.f_globals.get("__package__"))
         except ImportError:
             return []
         return self._module(sys.modules.get(name), name)
 
-    def _module(self, value: Any, name: str) -> list[Found]:
-        """A module by its name, unless it is a library's."""
+    def _module(self, value: Any, name: str) -> list[Tracked]:
+        """Read a module by its name, unless it is a library's."""
         if not isinstance(value, ModuleType) or is_library_module(value):
             return []
         if sys.modules.get(name) is not value:
@@ -376,40 +381,40 @@ class Recorder:
         return self.read(self.path(None, "global", name, sys.modules), value)
 
     def give(self, tensor: Value) -> None:
-        """Take note that Python code is given the elements of a tensor: they are
-        compared, if it is from outside."""
-        known = self._known(tensor)
-        if known is not None:
-            for path, value in self.read(*known):
+        """Note that Python code reads the elements of a tensor: they are checked, if it
+        is from outside."""
+        tracked = self._tracked(tensor)
+        if tracked is not None:
+            for path, value in self.read(*tracked):
                 self._note(path, Check("elements", elements(value)))
 
-    def _variable(self, frame: FrameType, kind: str, name: str) -> list[Found]:
-        """What a variable holds, if it is from outside."""
+    def _variable(self, frame: FrameType, kind: str, name: str) -> list[Tracked]:
+        """Read the value of a variable, if it is from outside."""
         code = frame.f_code
         is_local = kind != "global" or (name in frame.f_locals and _is_scope(code))
         scope = frame.f_locals if is_local else frame.f_globals
         value = scope.get(name, MISSING)
         if value is MISSING or is_library_module(value):
             return []
-        if self._known(value) is None and self.effects.is_own_variable(value):
+        if self._tracked(value) is None and self.effects.was_assigned(value):
             return []
         if not is_local:
             if is_library(frame.f_globals.get("__name__")):
-                return []  # code of `hopflow.nn`, which has a user's objects
+                return []  # code of `hopflow.nn`, watched for the user's modules
             return self.read(self.path(None, "global", name, frame.f_globals), value)
         paths = self._cells(code, name, value) if kind == "free" else []
         if paths:
-            return [found for path in paths for found in self.read(path, value)]
-        known = self._known(value)
-        if known is None and isinstance(value, ModuleType):  # it was imported here
+            return [read for path in paths for read in self.read(path, value)]
+        tracked = self._tracked(value)
+        if tracked is None and isinstance(value, ModuleType):  # it was imported here
             return self._module(value, value.__name__)
-        return [] if known is None else self.read(*known)
+        return [] if tracked is None else self.read(*tracked)
 
     def _cells(self, code: CodeType, name: str, value: Any) -> list[Path]:
-        """The paths to a variable of an enclosing function that code reads by a name.
+        """Return the paths to a free variable of code.
 
-        A function that the trace itself has defined shares it with that in which it
-        stands.
+        A function that is defined in the trace shares the variable with the function
+        around it.
         """
         return [
             self.path(path, "cell", name, at)
@@ -420,44 +425,45 @@ class Recorder:
     def _closures(
         self, code: CodeType, name: str
     ) -> Iterator[tuple[FunctionType, Path, int]]:
-        """The functions that may share such a variable with code: each with its path,
-        and the position of the variable."""
-        around: CodeType | None = code
-        while around is not None and name in around.co_freevars:
-            if functions := self._functions.get(id(around)):
-                at = around.co_freevars.index(name)
+        """Yield the functions that may share a free variable with code, each with its
+        path and the position of the variable."""
+        enclosing: CodeType | None = code
+        while enclosing is not None and name in enclosing.co_freevars:
+            if functions := self._functions.get(id(enclosing)):
+                at = enclosing.co_freevars.index(name)
                 for function, path in functions:
                     yield function, path, at
                 return
-            around = self._around.get(id(around))
+            enclosing = self._around.get(id(enclosing))
 
-    def _known(self, value: Any) -> Found | None:
-        known = self._objects.get(id(value))
-        return None if known is None else (known[1], known[0])
+    def _tracked(self, value: Any) -> Tracked | None:
+        """Return a tracked object with its path; None: it is not tracked."""
+        entry = self._objects.get(id(value))
+        return None if entry is None else (entry[1], entry[0])
 
-    def _follow(self, frame: FrameType, start: Found, load: Load) -> None:
-        """Read what the steps of a chain lead to."""
+    def _follow(self, frame: FrameType, start: Tracked, load: Load) -> None:
+        """Read the values along a chain that starts at a tracked object."""
         path, value = start
         for step in load.steps:
             step = self._resolved(frame, step)
-            here, found = (path, value), None
+            owner, part = (path, value), None
             is_module = isinstance(value, ModuleType)
             if is_module and step == Step("attribute", "__dict__"):
                 continue  # its items are the attributes
             if step.kind == "attribute" or (step.kind == "item" and is_module):
-                found = self._attribute(path, value, step.key)
+                part = self._attribute(path, value, step.key)
             elif step.kind == "item":
-                found = self._item(path, value, step.key)
+                part = self._item(path, value, step.key)
             elif step.kind in ("attribute of", "any attribute") and is_open(value):
                 self._use_attributes(path, value)
             if load.kind != "result" and _takes(step.key, value):
                 self.effects.stop(value)
-            if found is not None and self.effects.is_own(value, step.key, found[1]):
+            if part is not None and self.effects.has_put(value, step.key, part[1]):
                 return
-            reads = [] if found is None else self.read(*found)
+            reads = [] if part is None else self.read(*part)
             if not reads:
-                if found is None and load.kind != "result":
-                    self._use(*here)
+                if part is None and load.kind != "result":
+                    self._use(*owner)
                 return
             [(path, value)] = reads
         binds = None if load.binds is None else self._resolved(frame, load.binds)
@@ -472,26 +478,26 @@ class Recorder:
                 self.effects.stop(value)
 
     def _bind(self, path: Path, owner: Any, step: Step) -> bool:
-        """Take note of an attribute or an item that code is about to bind, which it may
-        read before; False: which one is not known."""
+        """Note an attribute or item that code is about to assign, and may read before;
+        return False if it is unknown."""
         if step.kind == "attribute":
-            self.effects.know_attribute(owner, step.key, path.text)
+            self.effects.track_attribute(owner, step.key, path.text)
         elif step.kind != "item" or type(owner) not in (dict, list):
             return False
         else:
-            found = self._item(path, owner, step.key)
-            for read in [] if found is None else self.read(*found):
-                self._use(*read)
+            item = self._item(path, owner, step.key)
+            for tracked in [] if item is None else self.read(*item):
+                self._use(*tracked)
         self._bound[id(owner), step] = path, owner
         return True
 
-    def _follow_own(self, frame: FrameType, value: Any, load: Load) -> None:
-        """Read what the steps of a chain lead to that begins with what code has made:
-        it may hold objects from outside, and its class is one mostly."""
+    def _follow_local(self, frame: FrameType, value: Any, load: Load) -> None:
+        """Read the values along a chain that starts at an object which the code made:
+        it may hold objects from outside, and its class usually is from outside."""
         for n, step in enumerate(load.steps):
             rest = load._replace(steps=load.steps[n:])
-            if (known := self._known(value)) is not None:
-                self._follow(frame, known, rest)
+            if (tracked := self._tracked(value)) is not None:
+                self._follow(frame, tracked, rest)
                 return
             step = self._resolved(frame, step)
             if value is MISSING or is_of_trace(value) or is_constant(value):
@@ -507,20 +513,20 @@ class Recorder:
             if step.key == "__dict__":
                 value = attributes_of(value)
                 continue
-            held = all_attributes(value)
-            if step.key in held:
-                value = held[step.key]
+            attributes = all_attributes(value)
+            if step.key in attributes:
+                value = attributes[step.key]
                 continue
             if (path := self._class_of(value)) is not None:
                 if step.key == "__class__":
                     rest = load._replace(steps=load.steps[n + 1 :])
                 self._follow(frame, (path, type(value)), rest)
             return
-        if load.steps and (known := self._known(value)) is not None:
-            self._follow(frame, known, load._replace(steps=()))
+        if load.steps and (tracked := self._tracked(value)) is not None:
+            self._follow(frame, tracked, load._replace(steps=()))
 
     def _resolved(self, frame: FrameType, step: Step) -> Step:
-        """A step whose key is what a variable holds, with that key."""
+        """Return a step with the value of the variable that is its key."""
         if step.kind not in ("item of", "attribute of"):
             return step
         kind, name = step.key
@@ -530,30 +536,30 @@ class Recorder:
 
     # --- reads ---
 
-    def read(self, path: Path, value: Any) -> list[Found]:
-        """Take note of a read of a slot that holds a value.
+    def read(self, path: Path, value: Any) -> list[Tracked]:
+        """Record a read of a value at a path.
 
         Returns:
-            The value, by the path under which it is known; nothing, if it belongs to a
+            The value with the path by which it is tracked; nothing, if it belongs to a
             trace.
         """
         if is_of_trace(value):
             return []
-        known = self._known(value)
-        if known is not None and known[0] is not path and has_identity(value):
-            self.read(*known)
+        tracked = self._tracked(value)
+        if tracked is not None and tracked[0] is not path and has_identity(value):
+            self.read(*tracked)
             if path not in self._reads:
-                self._reads[path] = [Check("alias", known[0])]
-            return [known]
+                self._reads[path] = [Check("alias", tracked[0])]
+            return [tracked]
         if path not in self._reads:
             self._reads[path] = []
             self._reads[path] += self._checks(path, value)
         if not is_constant(value):
-            self._know(value, path)
+            self._track(value, path)
         return [(path, value)]
 
     def _checks(self, path: Path, value: Any) -> Iterator[Check]:
-        """What is asked of a value that is read."""
+        """Yield the checks of a value that is read."""
         if is_constant(value):
             yield Check("constant", value)
             if isinstance(value, _BOUND):
@@ -582,23 +588,23 @@ class Recorder:
 
     # --- steps ---
 
-    def _attribute(self, path: Path, owner: Any, name: str) -> Found | None:
-        """What an attribute holds; None: code computes it, or it is a method."""
-        found = self.path(path, "attribute", name)
+    def _attribute(self, path: Path, owner: Any, name: str) -> Tracked | None:
+        """Return a stored attribute with its path; None: it is computed or a method."""
+        inner = self.path(path, "attribute", name)
         if isinstance(owner, ModuleType | type):
             if isinstance(owner, type):
                 value = member_of(owner, name)
             else:
                 value = vars(owner).get(name, MISSING)
             if value is MISSING and isinstance(owner, type):
-                return self._of_class(found, owner, member_of(type(owner), name))
+                return self._of_class(inner, owner, member_of(type(owner), name))
             if isinstance(owner, type) and is_computed(value):
                 self._read_member(path, name, value)
                 return None
             if isinstance(value, staticmethod | classmethod):
                 value = getattr(owner, name)
-            is_there = value is not MISSING and not is_library_module(value)
-            return (found, value) if is_there else None
+            is_tracked = value is not MISSING and not is_library_module(value)
+            return (inner, value) if is_tracked else None
         if not is_open(owner):
             return None
         if isinstance(type(owner).__getattribute__, FunctionType):
@@ -617,16 +623,17 @@ class Recorder:
                 )
                 return None
             value = held_by(owner, member)
-            return None if value is MISSING else (found, value)
+            return None if value is MISSING else (inner, value)
         values = attributes_of(owner)
         return (
-            (found, values[name])
+            (inner, values[name])
             if name in values
-            else self._of_class(found, owner, member)
+            else self._of_class(inner, owner, member)
         )
 
-    def _of_class(self, path: Path, owner: Any, member: Any) -> Found | None:
-        """The same for what the class of an object has, and it has not itself."""
+    def _of_class(self, path: Path, owner: Any, member: Any) -> Tracked | None:
+        """Return an attribute that an object inherits from its class; see
+        `_attribute`."""
         assert path.parent is not None
         if member is MISSING:
             if not hasattr(type(owner), "__getattr__"):
@@ -650,28 +657,28 @@ class Recorder:
         return path, member
 
     def _read_member(self, cls: Path, name: str, member: Any) -> None:
-        """Read a descriptor, and so what it reads itself where it gives a value."""
+        """Read a descriptor, whose code may read more."""
         self.read(self.path(cls, "member", name), member)
 
     def _use_attributes(self, path: Path, owner: Any) -> None:
-        """Take note that code may read any attribute that an object holds."""
-        held = attributes_of(owner)
+        """Note that code may read any attribute of an object."""
+        attributes = attributes_of(owner)
         if type(owner).__dictoffset__:
             inner = self.path(path, "held", "__dict__")
-            self.read(inner, held)
-            self._use(inner, held)
+            self.read(inner, attributes)
+            self._use(inner, attributes)
 
     def _use_object(self, path: Path, owner: Any) -> None:
-        """The same, at any depth, for code that copies objects."""
+        """Note that code may read attributes of an object at any depth."""
         self._use_attributes(path, owner)
         for name, part in all_attributes(owner).items():
             inner = self.path(path, "attribute", name)
-            if is_plain(part) and self._known(part) is None:
+            if is_plain(part) and self._tracked(part) is None:
                 self.read(inner, part)
                 self._use_object(inner, part)
 
-    def _item(self, path: Path, owner: Any, key: Any) -> Found | None:
-        """What an item holds; None: code computes it, or there is none."""
+    def _item(self, path: Path, owner: Any, key: Any) -> Tracked | None:
+        """Return an item with its path; None: it is computed or missing."""
         if not isinstance(owner, dict | list | tuple | MappingProxyType):
             return None
         if isinstance(type(owner).__getitem__, FunctionType):
@@ -685,14 +692,15 @@ class Recorder:
         return None
 
     def _note(self, path: Path, check: Check) -> None:
+        """Add a check at a path, unless there is one of its kind."""
         checks = self._reads.setdefault(path, [])
-        if all(known.kind != check.kind for known in checks) or "lacks" in check.kind:
+        if all(other.kind != check.kind for other in checks) or "lacks" in check.kind:
             checks.append(check)
 
     # --- uses of whole containers ---
 
     def _use(self, path: Path, value: Any) -> None:
-        """Take note that code may read all that a container or an array has."""
+        """Note that code may read all contents of a container or array."""
         if not self._has_parts(value):
             return
         use = self._uses.get(path)
@@ -702,7 +710,7 @@ class Recorder:
         use.count, use.is_last = use.count + 1, True
 
     def _collect(self, path: Path, value: Any, use: _Use) -> None:
-        """All that a container has, at any depth, which is known from now on."""
+        """Track the contents of a container at any depth, as parts of a use."""
         if id(value) in use.seen:
             return
         use.seen.add(id(value))
@@ -725,17 +733,19 @@ class Recorder:
             items = [(self.path(path, "item", k), x) for k, x in enumerate(value)]
         else:
             parts.append((path, value, Check("class", type(value))))
-            held = attributes_of(value)
-            items = [(self.path(path, "attribute", k), x) for k, x in held.items()]
+            attributes = attributes_of(value)
+            items = [
+                (self.path(path, "attribute", k), x) for k, x in attributes.items()
+            ]
         for inner, part in items:
             parts.append((inner, part, None))
             if not is_constant(part) and not is_of_trace(part):
-                self._know(part, inner)
+                self._track(part, inner)
             if self._has_parts(part):
                 self._collect(inner, part, use)
 
     def _has_parts(self, value: Any) -> bool:
-        """Whether code that is given a value may read more than the value itself."""
+        """Whether code that gets a value may read contents of it."""
         if isinstance(value, _WITH_PARTS):
             return True
         cls = type(value)
@@ -752,13 +762,13 @@ class Recorder:
         leaves: Sequence[Any],
         arguments: Sequence[str] = (),
     ) -> Guard | None:
-        """What each call is checked against; None: nothing was read.
+        """Return the guard on the reads of the trace; None: there are none.
 
         Args:
-            captured: The tensors from outside that the program is given.
-            fixed: Those that must be the same objects in each call.
-            leaves: Of the arguments of this call.
-            arguments: How a user would write them.
+            captured: The tensors from outside that the program gets.
+            fixed: The tensors that must be the same objects in each call.
+            leaves: The leaves of the arguments of this call.
+            arguments: The user's expressions for the leaves.
         """
         self._read_bound()
         for use in list(self._uses.values()):
@@ -767,99 +777,104 @@ class Recorder:
                 if check is not None:
                     self._note(path, check)
         for tensor in (*captured, *fixed):
-            if (known := self._known(tensor)) is not None:
-                self.read(*known)
+            if (tracked := self._tracked(tensor)) is not None:
+                self.read(*tracked)
         arrays = self._arrays(captured)
         self._note_contents(Counter(path for path, _ in arrays.values()), fixed)
         pairs = [(p, c) for p, checks in self._reads.items() for c in checks]
         reads = [Read(path, check) for path, check in pairs]
         changes = self.effects.changes(arguments)
-        if not changes:  # what changes it may be code that is not watched
+        if not changes:  # unwatched code may have changed something
             broken = Guard(reads, []).broken(leaves)
             changes = [f"`{read.path.text(arguments)}`" for read in broken]
         checked = {r.path for r in reads}
-        wanted = [self._wanted(x, arrays, checked) for x in captured]
-        return Guard(reads, wanted, changes) if reads or changes else None
+        sources = [self._source(x, arrays, checked) for x in captured]
+        return Guard(reads, sources, changes) if reads or changes else None
 
     def read_among(self, values: Iterable[Any]) -> list[Any]:
-        """Those of some objects that were read from outside."""
-        return [x for x in values if self._known(x) is not None]
+        """Return those of some objects that were read from outside."""
+        return [x for x in values if self._tracked(x) is not None]
 
     def _read_bound(self) -> None:
-        """Read what code has bound, or may have bound: it may be what it was."""
-        slots = [(path, value()) for path, value in self._bound_variables.items()]
+        """Read what code may have assigned: the value may be the old one."""
+        variables = [(path, value()) for path, value in self._bound_variables.items()]
         attributes = [
             self._attribute(path, owner, step.key)
             if step.kind == "attribute"
             else self._item(path, owner, step.key)
             for (_, step), (path, owner) in self._bound.items()
         ]
-        for found in filter(None, (*slots, *attributes)):
-            for read in self.read(*found) if found[1] is not MISSING else ():
-                self._use(*read)
+        for slot in filter(None, (*variables, *attributes)):
+            for tracked in self.read(*slot) if slot[1] is not MISSING else ():
+                self._use(*tracked)
 
-    def add(self, known: Guard, leaves: Sequence[Any]) -> None:
-        """Take note of what a trace has read that is used again.
+    def add(self, guard: Guard, leaves: Sequence[Any]) -> None:
+        """Record the reads of another trace that is reused in this one.
 
         Args:
-            known: The reads, of which the arguments are these leaves.
-            leaves: The function that was traced, and its arguments that are no data.
+            guard: The guard of that trace.
+            leaves: Its arguments: the traced function, and static arguments.
         """
-        key = id(known), *map(id, leaves)
+        key = id(guard), *map(id, leaves)
         if key in self._added:
             return
-        self._added[key] = known, leaves
+        self._added[key] = guard, leaves
         for leaf in leaves:
-            if not is_constant(leaf) and self._known(leaf) is None:
+            if not is_constant(leaf) and self._tracked(leaf) is None:
                 self.add_root(leaf, self.path(None, "constant", leaf, leaf))
-        places: dict[Path, Path] = {}
-        values = known.values(leaves)
-        for (path, check), value in zip(known.reads, values, strict=True):
-            at = self._moved(path, leaves, places)
-            for found, _ in self.read(at, value):
+        paths: dict[Path, Path] = {}
+        values = guard.values(leaves)
+        for (path, check), value in zip(guard.reads, values, strict=True):
+            moved = self._moved(path, leaves, paths)
+            for target, _ in self.read(moved, value):
                 if check.is_of_parts:
-                    self._note(found, check)
+                    self._note(target, check)
 
-    def _moved(
-        self, path: Path, leaves: Sequence[Any], places: dict[Path, Path]
-    ) -> Path:
-        """A path from the leaves of another trace as one from what is known here."""
-        found = places.get(path)
-        if found is None:
+    def _moved(self, path: Path, leaves: Sequence[Any], memo: dict[Path, Path]) -> Path:
+        """Return a path of another trace as a path of this one.
+
+        Args:
+            leaves: The arguments of the other trace.
+            memo: Memo table of moved paths.
+        """
+        moved = memo.get(path)
+        if moved is None:
             if path.kind == "argument":
                 leaf = leaves[path.key]
-                known = self._known(leaf)
-                found = known[0] if known else self.path(None, "constant", leaf, leaf)
+                tracked = self._tracked(leaf)
+                moved = (
+                    tracked[0] if tracked else self.path(None, "constant", leaf, leaf)
+                )
             elif path.parent is None:
-                found = self.path(None, path.kind, path.key, path.scope)
+                moved = self.path(None, path.kind, path.key, path.scope)
             else:
-                parent = self._moved(path.parent, leaves, places)
-                found = self.path(parent, path.kind, path.key, path.scope)
-            places[path] = found
-        return found
+                parent = self._moved(path.parent, leaves, memo)
+                moved = self.path(parent, path.kind, path.key, path.scope)
+            memo[path] = moved
+        return moved
 
-    def _arrays(self, captured: Sequence[Any]) -> dict[int, Found]:
-        """The NumPy arrays that were read and are captured, by the id of the tensor."""
-        read = [
+    def _arrays(self, captured: Sequence[Any]) -> dict[int, Tracked]:
+        """Return the NumPy arrays that were read and captured, by id of the tensor."""
+        reads = [
             (path, value)
             for value, path in self._objects.values()
             if isinstance(value, np.ndarray) and path in self._reads
         ]
-        found: dict[int, Found] = {}
+        arrays: dict[int, Tracked] = {}
         for tensor in captured:
-            for path, value in read:
+            for path, value in reads:
                 if isinstance(tensor, EagerTensor) and _is_of(tensor, value):
-                    found.setdefault(id(tensor), (path, value))
-        return found
+                    arrays.setdefault(id(tensor), (path, value))
+        return arrays
 
     def _note_contents(
         self, operands: Mapping[Path, int], fixed: Sequence[Any]
     ) -> None:
-        """Have arrays compared of which something else was made than operands, and
-        tensors that must be the same objects.
+        """Add checks of the elements of arrays that were used other than as operands,
+        and of the identity of fixed tensors.
 
         Args:
-            operands: How many operands are arrays from these paths.
+            operands: Path of an array -> how many operands it is.
         """
         for value, path in list(self._objects.values()):
             if path not in self._reads:
@@ -872,16 +887,16 @@ class Recorder:
             elif any(value is x for x in fixed):
                 self._note(path, identity(value))
 
-    def _wanted(
-        self, tensor: Any, arrays: Mapping[int, Found], checked: Collection[Path]
-    ) -> Wanted:
-        """Where calls find a tensor."""
-        known = self._known(tensor)
-        if known is not None and known[0] in checked:
-            return Wanted(known[0], None)
+    def _source(
+        self, tensor: Any, arrays: Mapping[int, Tracked], checked: Collection[Path]
+    ) -> TensorSource:
+        """Return the source of a captured tensor in calls."""
+        tracked = self._tracked(tensor)
+        if tracked is not None and tracked[0] in checked:
+            return TensorSource(tracked[0], None)
         if id(tensor) in arrays and arrays[id(tensor)][0] in checked:
-            return Wanted(arrays[id(tensor)][0], None, is_array=True)
-        return Wanted(None, tensor)
+            return TensorSource(arrays[id(tensor)][0], None, is_array=True)
+        return TensorSource(None, tensor)
 
 
 _CACHED: Final = type(lru_cache(misses_of))
@@ -896,8 +911,8 @@ def _takes(name: Any, value: Any) -> bool:
 
 
 def _is_taken(load: Load, value: Any) -> bool:
-    """Whether code is about to take items from the value of a load: a function that is
-    given a file may as well write to it."""
+    """Whether code is about to take items from the value of a load. A call with a file
+    as an argument does not count, as it may also write."""
     is_file = isinstance(value, io.IOBase)
     takers = ("loop",) if is_file else ("loop", "call")
     return load.taker in takers and is_iterator(value)
@@ -920,16 +935,16 @@ def _code_of(function: FunctionType | MethodType) -> Check:
 
 
 def _is_of(tensor: EagerTensor, array: np.ndarray[Any, Any]) -> bool:
-    """Whether a tensor has the memory of an array, all of it."""
-    own = tensor.array
-    return (own.ctypes.data, own.shape, own.strides, own.dtype) == (
+    """Whether a tensor has exactly the memory of an array."""
+    memory = tensor.array
+    return (memory.ctypes.data, memory.shape, memory.strides, memory.dtype) == (
         *(array.ctypes.data, array.shape, array.strides, array.dtype),
     )
 
 
 def _copies_objects(frame: FrameType) -> bool:
-    """Whether code has a name for a function of Python's library that reads all of an
-    object, or for its module."""
+    """Whether code refers to a standard module that reads whole objects, such as
+    `copy`, or to a function of one."""
     code = frame.f_code
     values = [frame.f_globals.get(name) for name in globals_of(code)]
     values += [frame.f_locals.get(name) for name in code.co_varnames]
@@ -947,5 +962,5 @@ _COPYING: Final = frozenset(
 
 
 def _is_scope(code: CodeType) -> bool:
-    """Whether names of code are looked up in its own scope first, as in a class."""
+    """Whether code looks names up in its local scope first, like a class body."""
     return not code.co_flags & inspect.CO_OPTIMIZED

@@ -1,7 +1,7 @@
-"""Watches code run, for a recorder: which functions begin, and which loads are reached.
+"""Instruments running code for a recorder: function entries, and the loads reached.
 
-From Python 3.12 on `sys.monitoring` tells it, beside debuggers and coverage tools. In
-Python 3.11 a trace function does, which calls the one that there was.
+From Python 3.12 on it uses `sys.monitoring`, which works together with debuggers and
+coverage tools. In Python 3.11 it uses a trace function that calls the previous one.
 """
 
 import sys
@@ -18,7 +18,7 @@ from hopflow.trace.outside.recorder import Recorder
 
 
 class _Present(threading.local):
-    """The recorders of this thread, the innermost one at the end."""
+    """The recorders of this thread, the innermost last."""
 
     recorders: tuple[Recorder, ...] = ()
 
@@ -27,35 +27,35 @@ _present: Final = _Present()
 
 
 def recorders() -> tuple[Recorder, ...]:
-    """The recorders of traces that this thread makes, each within the one before."""
+    """Return the recorders of the current traces of this thread, the innermost last."""
     return _present.recorders
 
 
 @contextmanager
 def watching(recorder: Recorder) -> Iterator[None]:
-    """Have a recorder told what code reads that runs in the block, in this thread."""
-    before = _present.recorders
-    _present.recorders = (*before, recorder)
+    """Notify a recorder of the reads of code that this thread runs in the block."""
+    outer_recorders = _present.recorders
+    _present.recorders = (*outer_recorders, recorder)
     try:
-        with _events(), _gifts:
+        with _events(), _element_reads:
             yield
     finally:
-        _present.recorders = before
+        _present.recorders = outer_recorders
 
 
-# By the id of code, which the entry keeps alive: to hash code takes the longer the more
-# code there is.
+# Keyed by the id of code, which the entry keeps alive: hashing code takes time linear
+# in its length.
 _loads: dict[int, tuple[dict[int, tuple[Load, ...]], CodeType]] = {}
 _MOST_LOADS: Final = 1 << 12
 
 
 def _loads_at(code: CodeType, offset: int) -> tuple[Load, ...]:
-    known = _loads.get(id(code))
-    if known is None:
+    entry = _loads.get(id(code))
+    if entry is None:
         if len(_loads) >= _MOST_LOADS:
             _loads.clear()
-        known = _loads[id(code)] = loads_of(code), code
-    return known[0].get(offset, ())
+        entry = _loads[id(code)] = loads_of(code), code
+    return entry[0].get(offset, ())
 
 
 def _enter(frame: FrameType) -> None:
@@ -79,9 +79,8 @@ def _give(tensor: Value) -> None:
         recorder.give(tensor)
 
 
-class _Gifts:
-    """Has tensors tell when Python is given their elements, as long as any thread
-    watches: it costs nothing else."""
+class _ElementReads:
+    """Enables notifications of reads of tensor elements while any thread watches."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -99,15 +98,15 @@ class _Gifts:
                 slots.note_elements = None
 
 
-_gifts: Final = _Gifts()
+_element_reads: Final = _ElementReads()
 
 
 class _Monitor:
-    """Asks `sys.monitoring` for events, as long as any thread watches; if other tools
-    have all that it has for tools, a trace function is told."""
+    """Enables events of `sys.monitoring` while any thread watches; if all tool ids are
+    in use, a trace function is used instead."""
 
     def __init__(self) -> None:
-        # The collector may run code, which is told of, where the lock is held.
+        # The garbage collector may run monitored code while the lock is held.
         self._lock = threading.RLock()
         self._count = 0
         self._codes: dict[int, CodeType] = {}
@@ -119,9 +118,9 @@ class _Monitor:
             self._count += 1
             if self._count == 1:
                 self._begin()
-            is_asked = self._tool is not None
+            is_monitoring = self._tool is not None
         try:
-            with nullcontext() if is_asked else by_tracing():
+            with nullcontext() if is_monitoring else by_tracing():
                 yield
         finally:
             with self._lock:
@@ -158,8 +157,11 @@ class _Monitor:
         self._tool = None
 
     def _start(self, code: CodeType, _: int) -> Any:
-        """Events come from all threads, also from those that do not trace, and an event
-        may be handled after the last trace has ended and freed the tool."""
+        """Handle the start of a function.
+
+        Events come from all threads, also from those that do not trace, and an event
+        may be handled after the last trace has ended and freed the tool.
+        """
         monitoring: Any = sys.monitoring
         if not _present.recorders:
             return None
@@ -177,7 +179,7 @@ class _Monitor:
         return None
 
     def _resume(self, _: CodeType, __: int) -> Any:
-        """A generator goes on: it may be one from outside."""
+        """Handle the resumption of a generator, which may be from outside."""
         if _present.recorders:
             _resume(sys._getframe(1))
 
@@ -193,18 +195,18 @@ class _Monitor:
 
 @contextmanager
 def by_tracing() -> Iterator[None]:
-    """Have a trace function told of events in this thread."""
-    before = sys.gettrace()
-    if len(_present.recorders) > 1:  # the trace around has set it
+    """Use a trace function for the events of this thread."""
+    previous = sys.gettrace()
+    if len(_present.recorders) > 1:  # set by the trace around this one
         yield
         return
 
     def begin(frame: FrameType, event: Any, arg: Any) -> Any:
-        other = None if before is None else before(frame, event, arg)
+        other = None if previous is None else previous(frame, event, arg)
         if not is_watched(frame):
             return other
         _enter(frame)
-        # Python 3.13 takes note of the flag only if the frame has its function already.
+        # Python 3.13 reads the flag only if the frame already has a trace function.
         frame.f_trace = step = _step(other)
         frame.f_trace_opcodes = True
         return step
@@ -213,13 +215,13 @@ def by_tracing() -> Iterator[None]:
     try:
         yield
     finally:
-        # What a debugger has set meanwhile stays; Python takes a function that raised.
+        # A trace function that a debugger set meanwhile stays; None: ours raised.
         if sys.gettrace() in (begin, None):
-            sys.settrace(before)
+            sys.settrace(previous)
 
 
 def _step(other: Callable[..., Any] | None) -> Callable[..., Any]:
-    """A trace function for one call, around the one that another tool has for it."""
+    """Return a trace function for one call, which also calls another tool's."""
 
     def step(frame: FrameType, event: Any, arg: Any) -> Any:
         nonlocal other
