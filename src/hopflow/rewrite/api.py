@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast
 
 from hopflow.entries import entry
 from hopflow.errors import ArgumentTypeError
-from hopflow.rewrite import runtime as _runtime  # noqa: F401 - what the code calls
+from hopflow.rewrite import runtime as _runtime  # noqa: F401 - for rewritten code
 from hopflow.rewrite.convert import SKIP, converted, is_rewritten
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -18,28 +18,38 @@ class _ControlFlow:
 
     @entry
     def __call__(self, f: F) -> F:
-        """`f`, with plain Python `if`, `while` and `for` that depend on tensors as
-        operators.
+        """Rewrite a function so that Python's `if`, `while` and `for` become operators
+        where they depend on tensors.
 
-        Conditions of `if`, `while`, `assert`, `and`, `or`, `not`, conditional
-        expressions and chains of comparisons may be tensors, and so may the items of a
-        `for`, as they are or by `range`, `enumerate`, `zip`, `reversed` and `map`; so
-        may those of comprehensions. `break`, `continue` and `return` may stand in them,
-        and a list to which a loop appends is a stack. Where a condition is no tensor,
-        it is Python as before. Functions defined within `f` are rewritten too, and so
-        are those that it calls, but for those of installed packages.
+            >>> @hf.control_flow
+            ... def collatz_steps(n):
+            ...     steps = 0
+            ...     while n > 1:
+            ...         n = n // 2 if n % 2 == 0 else 3 * n + 1
+            ...         steps += 1
+            ...     return steps
+            >>> int(hf.jit(collatz_steps)(hf.asarray(27)))
+            111
 
-        A name that an `if` or a loop assigns, and that is used afterwards, must have a
-        value on all ways, of one type. What has effects on other things than local
-        names and tensors (an attribute that is assigned, a `raise`, a `global` name,
-        by a function of its module that it calls, too) stays Python: it must not depend
-        on a tensor.
+        Tensors may be conditions of `if`, `while`, `assert`, `and`, `or`, `not`,
+        conditional expressions and chained comparisons, and items of `for` and of
+        comprehensions, directly or by `range`, `enumerate`, `zip`, `reversed` and
+        `map`. Such blocks may contain `break`, `continue` and `return`, and append to
+        lists, which become stacks. Statements that do not depend on tensors remain
+        Python. Functions defined in `f` and those that it calls are rewritten too,
+        except for installed packages.
+
+        A name that an `if` or a loop assigns and that is live afterwards must be bound
+        on all paths, with one type. Statements with effects other than on local names
+        and tensors (an assignment to an attribute or a `global` name, also by a called
+        function of the module, a `raise`) remain Python, and must not depend on a
+        tensor.
 
         Raises:
             ArgumentTypeError: `f` is no function written in Python.
-            ControlFlowError: its source is not known, or it is an asynchronous
-                generator. When it is traced: something that depends on a tensor cannot
-                be rewritten, with the reason.
+            ControlFlowError: its source is unavailable, or it is an asynchronous
+                generator. When it is traced: a statement that depends on a tensor
+                cannot be rewritten, with the reason.
         """
         if isinstance(f, staticmethod | classmethod):
             return type(f)(self(f.__func__))
@@ -50,13 +60,13 @@ class _ControlFlow:
             )
         if SKIP in f.__dict__ or is_rewritten(f.__code__):
             return f
-        made = converted(f)
-        functools.update_wrapper(made, f)
-        return cast(F, made)
+        rewritten = converted(f)
+        functools.update_wrapper(rewritten, f)
+        return cast(F, rewritten)
 
     @staticmethod
     def skip(f: F) -> F:
-        """`f`, which `control_flow` leaves alone."""
+        """Mark `f` as a function that `control_flow` does not rewrite."""
         setattr(f, SKIP, True)
         return f
 

@@ -1,5 +1,5 @@
-"""What rewritten code calls instead of what the user names: helpers are rewritten too,
-and built-in functions know what operators run over."""
+"""Substitution of callees in rewritten code: users' functions are rewritten too, and
+builtins support the iterables of operators."""
 
 import builtins
 import sys
@@ -28,35 +28,35 @@ from hopflow.tracebacks import is_own_file
 
 
 def called(f: Any) -> Any:
-    """What is called for `f`."""
+    """Return the function to call for `f`."""
     kind = type(f)
     if kind is FunctionType:
-        by = _OF_ROWS.get(id(f.__dict__.get("__wrapped__")))
-        return _function(f) if by is None else partial(by, f)
+        replacement = _WITH_ROWS.get(id(f.__dict__.get("__wrapped__")))
+        return _function(f) if replacement is None else partial(replacement, f)
     if kind is BuiltinFunctionType or kind is type:
-        return _REPLACED.get(id(f), f)
+        return _REPLACEMENTS.get(id(f), f)
     if kind is MethodType:
-        made = _function(f.__func__)
-        return f if made is f.__func__ else MethodType(made, f.__self__)
+        rewritten = _function(f.__func__)
+        return f if rewritten is f.__func__ else MethodType(rewritten, f.__self__)
     if kind is partial:
         return partial(called(f.func), *f.args, **f.keywords)
     call = getattr(kind, "__call__", None)  # noqa: B004 - which one, not whether
     if type(call) is FunctionType:
-        made = _function(call)
-        return f if made is call else MethodType(made, f)
+        rewritten = _function(call)
+        return f if rewritten is call else MethodType(rewritten, f)
     return f
 
 
-_made: WeakKeyDictionary[Any, FunctionType] = WeakKeyDictionary()
+_memo: WeakKeyDictionary[Any, FunctionType] = WeakKeyDictionary()
 
 
 def _function(f: Any) -> Any:
-    """A user's function, rewritten; others as they are."""
+    """Return a user's function rewritten, and any other function unchanged."""
     if type(f) is not FunctionType:
         return f
-    known = _made.get(f)
-    if known is not None:
-        return known
+    cached = _memo.get(f)
+    if cached is not None:
+        return cached
     code = f.__code__
     if is_rewritten(code) or SKIP in f.__dict__:
         return f
@@ -65,24 +65,25 @@ def _function(f: Any) -> Any:
             return partial(_with_functions, f)
         return f
     try:
-        made = converted(f)
-    except ControlFlowError:  # it has no source: it stays as it is
-        made = f
-    _made[f] = made
-    return made
+        rewritten = converted(f)
+    except ControlFlowError:  # without a source it is not rewritten
+        rewritten = f
+    _memo[f] = rewritten
+    return rewritten
 
 
 def _takes_functions(f: FunctionType) -> bool:
+    """Whether a function of hopflow has functions as arguments to rewrite."""
     kinds = map(str, f.__annotations__.values())
     return any("Callable" in kind for kind in kinds) and f.__name__ not in _AT_RUN_TIME
 
 
 _AT_RUN_TIME: Final = ("callback", "custom_jvp", "custom_vjp", "jit")
-"""Functions that call others with values, or keep them by identity."""
+"""Functions that call their arguments with values, or compare them by identity."""
 
 
 def _with_functions(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """An operator, with functions of the user's that are rewritten too."""
+    """Call an operator with the user's functions rewritten."""
     kinds = (FunctionType, MethodType)
     args = tuple([called(x) if type(x) in kinds else x for x in args])
     kwargs = {n: called(x) if type(x) in kinds else x for n, x in kwargs.items()}
@@ -93,15 +94,17 @@ _installed: dict[str, bool] = {}
 
 
 def _is_installed(file: str) -> bool:
-    """Whether code is of a library: of Python's own, or one that was installed."""
-    known = _installed.get(file)
-    if known is None:
+    """Whether a file belongs to the standard library or an installed package."""
+    is_library = _installed.get(file)
+    if is_library is None:
         path = Path(file)
         parts = {"site-packages", "dist-packages"}
-        known = is_own_file(file) or not parts.isdisjoint(path.parts)
-        known = known or any(path.is_relative_to(place) for place in _STANDARD)
-        _installed[file] = known
-    return known
+        is_library = is_own_file(file) or not parts.isdisjoint(path.parts)
+        is_library = is_library or any(
+            path.is_relative_to(place) for place in _STANDARD
+        )
+        _installed[file] = is_library
+    return is_library
 
 
 _STANDARD: Final = {
@@ -109,13 +112,18 @@ _STANDARD: Final = {
 }
 
 
-# --- built-in functions ---------------------------------------------------------------
+# --- builtin functions ----------------------------------------------------------------
 
 
 def list_of(
     iterable: Any, python: Callable[[Any], Any], looped: Callable[..., Any]
 ) -> Any:
-    """A list comprehension over items; `looped` has it as a loop."""
+    """Evaluate a list comprehension.
+
+    Args:
+        python: The comprehension, as a function of the items.
+        looped: The same as a loop.
+    """
     return python(iterable) if items_of(iterable) is None else looped(iterable)
 
 
@@ -127,13 +135,18 @@ def consumed(
     looped: Callable[..., Any],
     *rest: Any,
 ) -> Any:
-    """`f(generator, *rest)`; `looped` is what `f` does with the items if it is the
-    built-in function of the name `kind`, else a list of them."""
+    """Evaluate `f(generator, *rest)`.
+
+    Args:
+        kind: The builtin that `looped` implements.
+        python: The generator expression, as a function of the items.
+        looped: A loop over the items that returns the result of the builtin `kind`.
+    """
     if items_of(iterable) is not None:
         if kind != "list" and f is getattr(builtins, kind):
             return looped(iterable, *rest)
-        ours = id(getattr(f, "__wrapped__", None)) in _OF_ROWS
-        if kind == "list" and (ours or id(f) in _REPLACED):
+        takes_rows = id(getattr(f, "__wrapped__", None)) in _WITH_ROWS
+        if kind == "list" and (takes_rows or id(f) in _REPLACEMENTS):
             return called(f)(looped(iterable), *rest)
     return called(f)(python(iterable), *rest)
 
@@ -146,10 +159,10 @@ def contains(item: Any, container: Any) -> Any:
         isinstance(container, list | tuple | set | frozenset | range)
         and any(isinstance(x, Value | SymInt) for x in (item, *container))
     ):
-        found: Any = False
+        result: Any = False
         for value in container:
-            found = or_(found, partial(_same, value, item))
-        return found
+            result = or_(result, partial(_same, value, item))
+        return result
     return item in container
 
 
@@ -164,7 +177,7 @@ def _list(*args: Any) -> Any:
 
 
 def _locals() -> dict[str, Any]:
-    """The names of the function that calls, without those that were made."""
+    """`locals()` of the caller, without generated names."""
     names = sys._getframe(1).f_locals
     return {n: v for n, v in names.items() if not n.startswith("hopflow_")}
 
@@ -197,20 +210,20 @@ def _concat(f: Any, arrays: Any, /, *, axis: Any = 0) -> Any:
 
 
 def _folding(python: Callable[..., Any], fold: Callable[..., Any]) -> Any:
-    """A built-in function of items, which may be those of a tensor."""
+    """Return a builtin that also supports items for operators."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        found = items_of(args[0]) if len(args) == 1 or python is sum else None
-        if found is None:
+        operator_items = items_of(args[0]) if len(args) == 1 or python is sum else None
+        if operator_items is None:
             return python(*args, **kwargs)
-        return called(fold)(found, *args[1:], **kwargs)
+        return called(fold)(operator_items, *args[1:], **kwargs)
 
     return run
 
 
-_REPLACED: Final[dict[int, Any]] = {
-    id(f): by
-    for f, by in (
+_REPLACEMENTS: Final[dict[int, Any]] = {
+    id(f): replacement
+    for f, replacement in (
         (range, items.range_),
         (enumerate, items.enumerated),
         (zip, items.zipped),
@@ -226,9 +239,9 @@ _REPLACED: Final[dict[int, Any]] = {
         (max, _folding(max, folds.max_)),
     )
 }
-_OF_ROWS: Final[dict[int, Any]] = {
+_WITH_ROWS: Final[dict[int, Any]] = {
     id(stack): _stack,
     id(asarray): _asarray,
     id(concat): _concat,
 }
-"""Functions of ours, by what is public of them, that take lists of rows whole."""
+"""Id of a function of hopflow that accepts `Rows` -> its implementation for those."""

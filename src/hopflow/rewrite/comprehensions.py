@@ -1,4 +1,4 @@
-"""Comprehensions as functions with a loop.
+"""Rewriting of comprehensions to functions with a loop.
 
 [a for x in xs if b]        def of(items):
                                 out = []
@@ -26,34 +26,39 @@ CONSUMERS: Final = {
     "any": ("pass", "if 0:\n    return True", "return False"),
     "all": ("pass", "if not 0:\n    return False", "return True"),
 }
-"""What makes something of a generator expression: how it begins, what it does with an
-item, which stands here as 0, and how it ends."""
+"""Builtin that consumes a generator expression -> its loop: the statements before it,
+those for an item, with 0 as a placeholder, and those after it."""
 
 
 def as_loop(
     node: ast.ListComp | ast.GeneratorExp, name: str, kind: str
 ) -> ast.FunctionDef:
-    """A function of the items of the first `for`, which makes something of what a
-    comprehension yields: one of `CONSUMERS`. The parts of `node` become its parts."""
+    """Return a function of the items of the first `for`, with the loop of a consumer
+    over the values of a comprehension.
+
+    Args:
+        node: The comprehension, whose nodes become part of the function.
+        kind: The consumer, one of `CONSUMERS`.
+    """
     where = ast.Expr(node.elt, lineno=node.lineno, col_offset=node.col_offset)
     begin, step, end = (parsed(text, where) for text in CONSUMERS[kind])
     block: list[ast.stmt] = step
     for statement in block:
-        _Filled(node.elt).visit(statement)
+        _Placeholder(node.elt).visit(statement)
     for generator in reversed(node.generators):
         for test in reversed(generator.ifs):
             block = [ast.copy_location(ast.If(test, block, []), test)]
         loop = ast.For(generator.target, generator.iter, block, [])
         block = [ast.copy_location(loop, generator.iter)]
     loop.iter = ast.copy_location(ast.Name("hopflow_items", ast.Load()), loop.iter)
-    [made] = parsed(f"def {name}(hopflow_items, hopflow_start=0): pass", where)
-    assert isinstance(made, ast.FunctionDef)
-    made.body = [*begin, *block, *end]
-    return made
+    [function] = parsed(f"def {name}(hopflow_items, hopflow_start=0): pass", where)
+    assert isinstance(function, ast.FunctionDef)
+    function.body = [*begin, *block, *end]
+    return function
 
 
-class _Filled(ast.NodeTransformer):
-    """Puts a value in the place of 0."""
+class _Placeholder(ast.NodeTransformer):
+    """Replaces the placeholder 0 by a value."""
 
     def __init__(self, value: ast.expr) -> None:
         self.value = value

@@ -15,50 +15,51 @@ from hopflow.rewrite.names import Scope
 from hopflow.trace.source import name_of
 
 SKIP: Final = "__hopflow_skip__"
-"""An attribute of functions that are left alone."""
+"""An attribute of functions that are not rewritten."""
 
 _runtime: Final = CellType()
-# By the identity of code, which the entry keeps alive: to hash code takes long.
+# Memo tables by the id of code, which the entries keep alive: hashing code is slow.
 _templates: dict[int, tuple[CodeType, CodeType]] = {}
 _rewritten: dict[int, CodeType] = {}
 
 
 def provide(runtime: ModuleType) -> None:
-    """Say what rewritten code finds by the name `RUNTIME`."""
+    """Set the module that rewritten code calls by the name `RUNTIME`."""
     _runtime.cell_contents = runtime
 
 
 def is_rewritten(code: CodeType) -> bool:
-    """Whether code was made here."""
+    """Whether code is the result of a rewrite."""
     return id(code) in _rewritten
 
 
 def converted(f: FunctionType) -> FunctionType:
-    """A function, rewritten, with the globals, the closure and the defaults of `f`.
+    """Return a function rewritten, with the globals, closure and defaults of `f`.
 
     Raises:
-        ControlFlowError: its source is not known, or it is an asynchronous generator.
+        ControlFlowError: the source of `f` is unavailable, or it is an asynchronous
+            generator.
     """
-    known = _templates.get(id(f.__code__))
-    template = known[1] if known is not None else _template(f)
+    cached = _templates.get(id(f.__code__))
+    template = cached[1] if cached is not None else _template(f)
     _templates[id(f.__code__)] = f.__code__, template
     cells = dict(zip(f.__code__.co_freevars, f.__closure__ or (), strict=True))
     cells[RUNTIME] = _runtime
     closure = tuple([cells[name] for name in template.co_freevars])
-    made = FunctionType(template, f.__globals__, f.__name__, f.__defaults__, closure)
-    made.__kwdefaults__ = f.__kwdefaults__
-    made.__qualname__ = f.__qualname__
-    made.__module__ = f.__module__
-    made.__annotations__ = f.__annotations__
-    made.__dict__.update(f.__dict__)
-    return made
+    result = FunctionType(template, f.__globals__, f.__name__, f.__defaults__, closure)
+    result.__kwdefaults__ = f.__kwdefaults__
+    result.__qualname__ = f.__qualname__
+    result.__module__ = f.__module__
+    result.__annotations__ = f.__annotations__
+    result.__dict__.update(f.__dict__)
+    return result
 
 
 # --- source ---------------------------------------------------------------------------
 
 
 class _Source(NamedTuple):
-    """A definition, and the name of the class that it stands in."""
+    """The definition of a function, and the name of the class around it."""
 
     node: Scope | ast.Lambda
     around: str | None
@@ -68,28 +69,33 @@ _trees: dict[str, tuple[list[str], list[_Source]]] = {}
 
 
 def _source(f: FunctionType) -> _Source:
-    """Raises: ControlFlowError: there is none to be found."""
+    """Return the definition of a function.
+
+    Raises:
+        ControlFlowError: there is none.
+    """
     code = f.__code__
     linecache.checkcache(code.co_filename)
     lines = linecache.getlines(code.co_filename, f.__globals__)
-    known = _trees.get(code.co_filename)
-    if known is None or known[0] != lines:
+    cached = _trees.get(code.co_filename)
+    if cached is None or cached[0] != lines:
         try:
             tree = ast.parse("".join(lines))
         except SyntaxError:
             tree = ast.Module([], [])
-        known = _trees[code.co_filename] = lines, list(_definitions(tree, None))
-    found = [source for source in known[1] if _is_of(source.node, code)]
-    if not found:
+        cached = _trees[code.co_filename] = lines, list(_definitions(tree, None))
+    sources = [source for source in cached[1] if _is_of(source.node, code)]
+    if not sources:
         raise ControlFlowError(
             f"control_flow: `{name_of(f)}` has no source to rewrite. It must be "
             "a `def` or `lambda` in a file."
         )
-    # A lambda within another one stands within the other's body, too.
-    return max(found, key=lambda s: (s.node.lineno, s.node.col_offset))
+    # The innermost: a nested lambda matches the enclosing one, too.
+    return max(sources, key=lambda s: (s.node.lineno, s.node.col_offset))
 
 
 def _definitions(node: ast.AST, around: str | None) -> Iterator[_Source]:
+    """Yield the definitions below a node that is in a class of the name `around`."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             yield _Source(child, around)
@@ -111,7 +117,7 @@ def _is_of(node: Scope | ast.Lambda, code: CodeType) -> bool:
         places = [
             ((line, column), (last, until))
             for line, last, column, until in code.co_positions()
-            if line and last and until  # what begins a function has no place
+            if line and last and until  # the prologue has no positions
         ]
         return node.lineno == code.co_firstlineno and all(
             start <= first <= last <= end for first, last in places
@@ -127,7 +133,7 @@ _LAMBDA: Final = "hopflow_lambda"
 
 
 def _template(f: FunctionType) -> CodeType:
-    """The code of a function, rewritten."""
+    """Return the rewritten code of a function."""
     if f.__code__.co_flags & inspect.CO_ASYNC_GENERATOR:
         raise ControlFlowError(
             f"control_flow: `{name_of(f)}` is an asynchronous generator, which cannot "
@@ -143,13 +149,13 @@ def _template(f: FunctionType) -> CodeType:
     [outer] = factory.body
     assert isinstance(outer, ast.FunctionDef)
     definition: ast.stmt = node
-    if source.around is not None:  # `self.__x` has its name
+    if source.around is not None:  # for the mangled name of `self.__x`
         definition = ast.parse(f"class {source.around}: pass").body[0]
         assert isinstance(definition, ast.ClassDef)
         definition.body = [node]
     outer.body = [definition]
     name = node.name if source.around is None else source.around
-    if name not in free:  # who reads the name means the global one
+    if name not in free:  # the name refers to the global
         outer.body.insert(0, ast.Global([name]))
     ast.fix_missing_locations(factory)
     _without_defaults(node)
@@ -160,17 +166,18 @@ def _template(f: FunctionType) -> CodeType:
 
 
 def _as_function(node: Scope | ast.Lambda) -> Scope:
+    """Return a definition by `def`."""
     if not isinstance(node, ast.Lambda):
         return node
-    [made] = ast.parse(f"def {_LAMBDA}(): pass").body
-    assert isinstance(made, ast.FunctionDef)
-    made.args = node.args
-    made.body = [ast.copy_location(ast.Return(node.body), node.body)]
-    return ast.copy_location(made, node)
+    [function] = ast.parse(f"def {_LAMBDA}(): pass").body
+    assert isinstance(function, ast.FunctionDef)
+    function.args = node.args
+    function.body = [ast.copy_location(ast.Return(node.body), node.body)]
+    return ast.copy_location(function, node)
 
 
 def _without_defaults(node: Scope) -> None:
-    """What is evaluated where the function is defined was so already."""
+    """Remove defaults and annotations, which the user's definition has evaluated."""
     args = node.args
     args.defaults = [ast.copy_location(ast.Constant(None), d) for d in args.defaults]
     args.kw_defaults = [
@@ -179,13 +186,13 @@ def _without_defaults(node: Scope) -> None:
     ]
     for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs):
         arg.annotation = None
-    for rest in (args.vararg, args.kwarg):
-        if rest is not None:
-            rest.annotation = None
+    for variadic in (args.vararg, args.kwarg):
+        if variadic is not None:
+            variadic.annotation = None
 
 
 def _code_of(code: CodeType, name: str) -> CodeType:
-    """The code of the function that stands in the factory."""
+    """Return the code of the function in the factory."""
     while code.co_name != name:
         inner = [c for c in code.co_consts if isinstance(c, CodeType)]
         names = [c.co_name for c in inner]
@@ -200,23 +207,30 @@ def _remember(code: CodeType) -> None:
             _remember(inner)
 
 
-# --- functions around it --------------------------------------------------------------
+# --- callees --------------------------------------------------------------------------
 
 
 def _writers_around(f: FunctionType) -> dict[str, str]:
-    """The functions around `f` that assign a name outside of themselves when they are
-    called, by their own hand or by another one's of their module, and that name."""
+    """Return the functions visible to `f` whose calls assign a name outside of them,
+    directly or by another function of the module: function -> such a name."""
     seen = {f}
-    found = {name: _written_by(g, seen.copy()) for name, g in _named_in(f)}
-    return {name: written for name, written in found.items() if written is not None}
+    names_by_function = {name: _written_by(g, seen.copy()) for name, g in _named_in(f)}
+    return {
+        name: written
+        for name, written in names_by_function.items()
+        if written is not None
+    }
 
 
 def _written_by(f: FunctionType, seen: set[FunctionType]) -> str | None:
+    """Return a name outside of `f` that calls of it assign, or None."""
     seen.add(f)
     free = f.__code__.co_freevars
-    for code, how, name in _names_in(f):
-        ours = how.endswith("GLOBAL") or (name in free and name in code.co_freevars)
-        if how in _WRITES and ours:
+    for code, opcode, name in _names_in(f):
+        is_outside = opcode.endswith("GLOBAL") or (
+            name in free and name in code.co_freevars
+        )
+        if opcode in _WRITES and is_outside:
             return name
     called = (_written_by(g, seen) for _, g in _named_in(f) if g not in seen)
     return next((name for name in called if name is not None), None)
@@ -226,12 +240,12 @@ _WRITES: Final = ("STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF", "DELETE_DEREF"
 
 
 def _named_in(f: FunctionType) -> Iterator[tuple[str, FunctionType]]:
-    """The functions of its module that `f` finds around itself, by name."""
+    """Yield the functions of its module that `f` refers to, by name."""
     cells = zip(f.__code__.co_freevars, f.__closure__ or (), strict=True)
     values = {
         name: f.__globals__.get(name)
-        for _, how, name in _names_in(f)
-        if how == "LOAD_GLOBAL"
+        for _, opcode, name in _names_in(f)
+        if opcode == "LOAD_GLOBAL"
     }
     values |= {name: cell.cell_contents for name, cell in cells if cell != CellType()}
     for name, value in values.items():
@@ -240,7 +254,8 @@ def _named_in(f: FunctionType) -> Iterator[tuple[str, FunctionType]]:
 
 
 def _names_in(f: FunctionType) -> Iterator[tuple[CodeType, str, str]]:
-    """What a function, and those within, does to names: in which code, and how."""
+    """Yield the code, opcode and argument of all instructions of a function and its
+    inner functions."""
     codes = [f.__code__]
     for code in codes:
         codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]

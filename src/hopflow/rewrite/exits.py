@@ -1,9 +1,9 @@
-"""`return`, `break` and `continue` become the ends of branches and flags.
+"""Elimination of exits: `return`, `break` and `continue` become branches and flags.
 
-What follows an `if` in which one of them stands moves into the branches that go on. So
-each stands at the end of its branch: a `break` there is a flag, a `continue` nothing; a
-`return` within a loop is a flag and a `break`. One within a `with`, a `try` or a
-`match` sets a flag, which is asked after that statement:
+Statements that follow an `if` with an exit move into the branches without one, so that
+each exit is at the end of a branch. There a `break` sets a flag, a `continue` vanishes,
+and a `return` in a loop sets a flag and breaks. An exit in a `with`, a `try` or a
+`match` sets a flag, which is tested after that statement:
 
     with a:                       returned = False
         if b:                     with a:
@@ -27,9 +27,9 @@ __all__ = [
 ]
 
 TAIL: Final = "hopflow_tail"
-"""An attribute of an `if`: both of its branches end in a `return`."""
+"""An attribute of an `if` node: both of its branches end in a `return`."""
 BROKEN: Final = "hopflow_broken"
-"""An attribute of a loop: the name of the flag that ends it, if there is one."""
+"""An attribute of a loop node: the name of the flag that ends the loop."""
 RETURNED: Final = "hopflow_returned"
 RESULT: Final = "hopflow_result"
 
@@ -47,7 +47,7 @@ def without_exits(
     function: ast.FunctionDef | ast.AsyncFunctionDef,
     assigns: Callable[[ast.expr], bool],
 ) -> None:
-    """Rewrite the body of a function, in place.
+    """Eliminate the exits of a function in place.
 
     Args:
         assigns: Whether a condition may assign names.
@@ -58,46 +58,51 @@ def without_exits(
 
 
 class _Exits:
+    """Eliminates the exits of one function."""
+
     def __init__(self, assigns: Callable[[ast.expr], bool]) -> None:
         self.assigns = assigns
         self.count = 0
 
     def flag(self, name: str) -> str:
+        """Return a new name for a flag."""
         self.count += 1
         return f"hopflow_{name}_{self.count}"
 
     # --- statements around exits ------------------------------------------------------
 
     def lowered(self, block: Sequence[ast.stmt]) -> list[ast.stmt]:
-        """A block in which exits stand in itself and in `if` only."""
-        found: list[ast.stmt] = []
+        """Return a block with exits only at its top level and in `if` statements."""
+        statements: list[ast.stmt] = []
         for statement in block:
             if isinstance(statement, SCOPES):
-                found.append(statement)
+                statements.append(statement)
                 continue
             for part, name in _blocks_of(statement):
                 setattr(part, name, self.lowered(getattr(part, name)))
             if isinstance(statement, LOOPS):
-                found += self.loop(statement)
+                statements += self.loop(statement)
             elif isinstance(statement, ast.If) or not exits_of([statement]):
-                found.append(statement)
+                statements.append(statement)
             else:
-                found += self.through(statement)
-        return found
+                statements += self.through(statement)
+        return statements
 
     def loop(self, loop: Loop) -> list[ast.stmt]:
-        """A loop, with what goes before and after it."""
+        """Return a loop without exits, with the statements before and after it."""
         exits = {*map(type, exits_of(loop.body))}
         otherwise, loop.orelse = loop.orelse, []
         if not exits:
             return [loop, *otherwise]
-        leaves = bool(exits & {ast.Break, ast.Return})
+        can_break = bool(exits & {ast.Break, ast.Return})
         broke = self.flag("broke")
-        before = parsed(f"{broke} = False", loop) if leaves else []
+        before = parsed(f"{broke} = False", loop) if can_break else []
         after: list[ast.stmt] = []
-        asks = leaves and isinstance(loop, ast.While) and self.assigns(loop.test)
-        if otherwise and (ast.Break in exits or asks):
-            ended = self.flag("ended") if asks else f"not {broke}"
+        moves_test = (
+            can_break and isinstance(loop, ast.While) and self.assigns(loop.test)
+        )
+        if otherwise and (ast.Break in exits or moves_test):
+            ended = self.flag("ended") if moves_test else f"not {broke}"
             otherwise = [_if(ended, otherwise, loop)]
         if ast.Return in exits:
             before += parsed(f"{RETURNED} = False", loop)
@@ -108,41 +113,41 @@ class _Exits:
                 after = [_if(RETURNED, after, loop), *otherwise]
         else:
             after = otherwise
-        if leaves:
+        if can_break:
             setattr(loop, BROKEN, broke)
         loop.body = self.settled(loop.body, returns=False)
         flags = {ast.Break: _sets(broke), ast.Continue: _nothing}
         loop.body = _replaced(loop.body, flags) or parsed("pass", loop)
-        if asks:
-            # The condition is asked in the loop: where it is left, not once more.
+        if moves_test:
+            # The condition moves into the loop, so that a `break` does not evaluate it.
             assert isinstance(loop, ast.While)
-            ends = parsed(f"{broke} = True", loop)
+            on_end = parsed(f"{broke} = True", loop)
             if otherwise:
                 before += parsed(f"{ended} = False", loop)
-                ends += parsed(f"{ended} = True", loop)
-            loop.body = [at_line_of(ast.If(loop.test, loop.body, ends), loop)]
+                on_end += parsed(f"{ended} = True", loop)
+            loop.body = [at_line_of(ast.If(loop.test, loop.body, on_end), loop)]
             loop.test = ast.copy_location(ast.Constant(True), loop.test)
         return [*before, loop, *after]
 
     def through(self, statement: ast.stmt) -> list[ast.stmt]:
-        """A statement whose exits become flags, which are asked after it."""
+        """Return a statement whose exits become flags, which are tested after it."""
         if exits_of(getattr(statement, "finalbody", [])):
             return self.finally_leaves(statement)
         in_body = {*map(type, exits_of(getattr(statement, "body", [])))}
         before: list[ast.stmt] = []
         after: list[ast.stmt] = []
         flags: dict[type[ast.stmt], str] = {}
-        for leave in exits_of([statement]):
-            if type(leave) in flags:
+        for exit_ in exits_of([statement]):
+            if type(exit_) in flags:
                 continue
-            is_return = isinstance(leave, ast.Return)
-            flag = RETURNED if is_return else self.flag(type(leave).__name__.lower())
-            flags[type(leave)] = flag
+            is_return = isinstance(exit_, ast.Return)
+            flag = RETURNED if is_return else self.flag(type(exit_).__name__.lower())
+            flags[type(exit_)] = flag
             before += parsed(f"{flag} = False", statement)
-            out = at_line_of(type(leave)(), statement)
+            real_exit = at_line_of(type(exit_)(), statement)
             if is_return:
-                [out] = parsed(f"return {RESULT}", statement)
-            after.append(_if(flag, [out], statement))
+                [real_exit] = parsed(f"return {RESULT}", statement)
+            after.append(_if(flag, [real_exit], statement))
         setters = {kind: _sets(flag) for kind, flag in flags.items()}
         setters[ast.Return] = _return
         for part, name in _blocks_of(statement):
@@ -155,12 +160,12 @@ class _Exits:
             and in_body
             and statement.orelse
         ):
-            none = " and ".join(f"not {f}" for k, f in flags.items() if k in in_body)
-            statement.orelse = [_if(none, statement.orelse, statement)]
+            no_exit = " and ".join(f"not {f}" for k, f in flags.items() if k in in_body)
+            statement.orelse = [_if(no_exit, statement.orelse, statement)]
         return [*before, statement, *after]
 
     def finally_leaves(self, statement: ast.stmt) -> list[ast.stmt]:
-        """A `try` whose `finally` leaves, and so drops the error that is on its way."""
+        """Return a `try` whose `finally` has an exit, which discards pending errors."""
         assert isinstance(statement, ast.Try | ast.TryStar)
         final, statement.finalbody = statement.finalbody, []
         error = self.flag("error")
@@ -169,62 +174,62 @@ class _Exits:
             f"    {error} = hopflow_caught",
             statement,
         )
-        around = caught[1]
-        assert isinstance(around, ast.Try)
+        outer_try = caught[1]
+        assert isinstance(outer_try, ast.Try)
         exits = exits_of([statement])
         inner: list[ast.stmt] = [statement]
         if exits:
             inner = self.through(statement)
-        asks = len({*map(type, exits)})  # they are asked after the `finally`
-        around.body = inner[: len(inner) - asks]
+        num_tests = len({*map(type, exits)})  # tests of flags go after the `finally`
+        outer_try.body = inner[: len(inner) - num_tests]
         if not (statement.handlers or statement.orelse):
-            place = around.body.index(statement)
-            around.body[place : place + 1] = statement.body
+            position = outer_try.body.index(statement)
+            outer_try.body[position : position + 1] = statement.body
         final = _with_before(final, parsed(f"{RETURNED} = False", statement))
-        again = parsed(f"if {error} is not None:\n    raise {error}", statement)
-        return [*caught, *final, *again, *inner[len(inner) - asks :]]
+        reraise = parsed(f"if {error} is not None:\n    raise {error}", statement)
+        return [*caught, *final, *reraise, *inner[len(inner) - num_tests :]]
 
     # --- branches ---------------------------------------------------------------------
 
     def settled(self, block: Sequence[ast.stmt], *, returns: bool) -> list[ast.stmt]:
-        """A block in which exits stand at the ends of branches only.
+        """Return a block with exits only at the ends of branches.
 
         Args:
-            returns: Whether it is a function's, and so ends in a `return`.
+            returns: Whether it is the body of a function, which must end in a `return`.
         """
-        found: list[ast.stmt] = []
+        statements: list[ast.stmt] = []
         rest = list(block)
         while rest:
             statement = rest.pop(0)
             if isinstance(statement, _EXITS):
-                return [*found, statement]
+                return [*statements, statement]
             if not isinstance(statement, ast.If) or not exits_of([statement]):
-                found.append(statement)
+                statements.append(statement)
                 continue
-            ways = _goes_on([statement])
-            if ways > 1 and _is_long(rest):
-                # Each branch would get a copy of the rest, and each copy such copies.
+            num_paths = _num_paths([statement])
+            if num_paths > 1 and _is_long(rest):
+                # Copies of the rest in both branches would grow exponentially.
                 rest = [*self.through(statement), *rest]
                 continue
             for name in ("body", "orelse"):
                 branch: list[ast.stmt] = getattr(statement, name)
-                if _goes_on(branch):
-                    branch = [*branch, *(deepcopy(rest) if ways > 1 else rest)]
+                if _num_paths(branch):
+                    branch = [*branch, *(deepcopy(rest) if num_paths > 1 else rest)]
                 setattr(statement, name, self.settled(branch, returns=returns))
             if returns:
                 setattr(statement, TAIL, True)
-            return [*found, statement]
-        if returns and not (found and _always_leaves(found[-1])):
-            where = found[-1] if found else ast.Pass(lineno=1, col_offset=0)
-            found.append(at_line_of(ast.Return(), where))
-        return found
+            return [*statements, statement]
+        if returns and not (statements and _always_leaves(statements[-1])):
+            last = statements[-1] if statements else ast.Pass(lineno=1, col_offset=0)
+            statements.append(at_line_of(ast.Return(), last))
+        return statements
 
 
-# --- what leaves ----------------------------------------------------------------------
+# --- analysis of exits ----------------------------------------------------------------
 
 
 def _blocks_of(statement: ast.stmt) -> list[tuple[ast.AST, str]]:
-    """The blocks of a statement: whose they are, and the name of the field."""
+    """Return the blocks of a statement: the node that has each, and its field."""
     parts: list[ast.AST] = [statement]
     parts += getattr(statement, "handlers", ())
     parts += getattr(statement, "cases", ())
@@ -237,36 +242,36 @@ def _blocks_of(statement: ast.stmt) -> list[tuple[ast.AST, str]]:
 
 
 def exits_of(block: Sequence[ast.stmt]) -> list[ast.stmt]:
-    """The exits in a block, but for those of loops and functions within."""
-    found: list[ast.stmt] = []
+    """Return the exits of a block, without those of inner loops and functions."""
+    exits: list[ast.stmt] = []
     for statement in block:
         if isinstance(statement, _EXITS):
-            found.append(statement)
+            exits.append(statement)
         elif not isinstance(statement, SCOPES):
             for part, name in _blocks_of(statement):
-                inside = exits_of(getattr(part, name))
+                inner = exits_of(getattr(part, name))
                 if isinstance(statement, LOOPS) and name == "body":
-                    inside = [e for e in inside if isinstance(e, ast.Return)]
-                found += inside
-    return found
+                    inner = [e for e in inner if isinstance(e, ast.Return)]
+                exits += inner
+    return exits
 
 
 def _always_leaves(statement: ast.stmt) -> bool:
     if isinstance(statement, (*_EXITS, ast.Raise)):
         return True
-    return isinstance(statement, ast.If) and not _goes_on([statement])
+    return isinstance(statement, ast.If) and not _num_paths([statement])
 
 
-def _goes_on(block: Sequence[ast.stmt]) -> int:
-    """How many of the ways through a block go on after it, as far as `if` makes them;
-    2 stands for more."""
-    ways = 1
+def _num_paths(block: Sequence[ast.stmt]) -> int:
+    """Return the number of paths through the `if`s of a block that reach its end; 2
+    means two or more."""
+    count = 1
     for statement in block:
         if isinstance(statement, (*_EXITS, ast.Raise)):
             return 0
         if isinstance(statement, ast.If) and exits_of([statement]):
-            ways *= _goes_on(statement.body) + _goes_on(statement.orelse)
-    return min(ways, 2)
+            count *= _num_paths(statement.body) + _num_paths(statement.orelse)
+    return min(count, 2)
 
 
 def _is_true(test: ast.expr) -> bool:
@@ -284,24 +289,28 @@ def _is_long(block: Sequence[ast.stmt]) -> bool:
 def _replaced(
     block: Sequence[ast.stmt], by: Mapping[type[ast.stmt], _Replacement]
 ) -> list[ast.stmt]:
-    """A block with other statements for its exits, as far as `if` has them."""
-    found: list[ast.stmt] = []
+    """Return a block with its exits, also those in `if`s, replaced.
+
+    Args:
+        by: Kind of exit -> the function that makes the statements for it.
+    """
+    statements: list[ast.stmt] = []
     for statement in block:
         if make := by.get(type(statement)):
-            found += make(statement)
+            statements += make(statement)
             continue
         if isinstance(statement, ast.If):
             statement.body = _replaced(statement.body, by)
             statement.orelse = _replaced(statement.orelse, by)
-        found.append(statement)
-    return found or parsed("pass", block[0]) if block else []
+        statements.append(statement)
+    return statements or parsed("pass", block[0]) if block else []
 
 
 def _return(statement: ast.stmt) -> list[ast.stmt]:
     assert isinstance(statement, ast.Return)
     value = statement.value or ast.Constant(None)
     stored = ast.Assign([ast.Name(RESULT, ast.Store())], value)
-    # The value first: where it raises, nothing has returned.
+    # The value is evaluated before the flag is set, as it may raise.
     return [at_line_of(stored, statement), *parsed(f"{RETURNED} = True", statement)]
 
 
@@ -320,7 +329,7 @@ def _nothing(_: ast.stmt) -> list[ast.stmt]:
 def _with_before(
     block: Sequence[ast.stmt], before: Sequence[ast.stmt]
 ) -> list[ast.stmt]:
-    """A block that does something before it leaves by a `break` or `continue`."""
+    """Return a block with statements inserted before each `break` and `continue`."""
 
     def first(statement: ast.stmt) -> list[ast.stmt]:
         return [*deepcopy(before), statement]
@@ -329,28 +338,28 @@ def _with_before(
 
 
 def _if(test: str, block: list[ast.stmt], where: ast.stmt) -> ast.If:
-    [made] = parsed(f"if {test}:\n    pass", where)
-    assert isinstance(made, ast.If)
-    made.body = block
-    return made
+    [statement] = parsed(f"if {test}:\n    pass", where)
+    assert isinstance(statement, ast.If)
+    statement.body = block
+    return statement
 
 
-# --- code -----------------------------------------------------------------------------
+# --- positions ------------------------------------------------------------------------
 
 
 def at_line_of(node: _Node, where: ast.stmt | ast.expr) -> _Node:
-    """A node that was made, with all that was made below it, on the line of another."""
-    for made in ast.walk(node):
-        if "lineno" in made._attributes and not hasattr(made, "lineno"):
-            place = {"lineno": where.lineno, "col_offset": where.col_offset}
-            ends = {f"end_{name}": value for name, value in place.items()}
-            for name, value in {**place, **ends}.items():
-                setattr(made, name, value)
+    """Place a generated node, and its generated descendants, on the line of another."""
+    for part in ast.walk(node):
+        if "lineno" in part._attributes and not hasattr(part, "lineno"):
+            start = {"lineno": where.lineno, "col_offset": where.col_offset}
+            end = {f"end_{name}": value for name, value in start.items()}
+            for name, value in {**start, **end}.items():
+                setattr(part, name, value)
     return node
 
 
 def unplace(node: ast.AST) -> None:
-    """Forget the lines of a node that was parsed: it gets those of the user's."""
+    """Delete the positions of a parsed node, which gets those of the user's code."""
     for part in ast.walk(node):
         for name in ("lineno", "end_lineno", "col_offset", "end_col_offset"):
             if hasattr(part, name):
@@ -358,7 +367,7 @@ def unplace(node: ast.AST) -> None:
 
 
 def parsed(text: str, where: ast.stmt) -> list[ast.stmt]:
-    """Statements that stand on the line of another node."""
+    """Return the statements of a text, placed on the line of another node."""
     block = ast.parse(text).body
     for statement in block:
         unplace(statement)

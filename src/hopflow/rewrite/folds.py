@@ -1,4 +1,4 @@
-"""Built-in functions of the items of tensors, as their loops. They are rewritten."""
+"""Builtins that fold items, as loops, which are rewritten like the user's code."""
 
 from typing import Any
 
@@ -13,14 +13,14 @@ def sum_(items: Items, start: Any = 0) -> Any:
 
 
 def any_(items: Items) -> Any:
-    for item in items:  # noqa: SIM110 - it is what `any` is here
+    for item in items:  # noqa: SIM110 - this implements `any`
         if item:
             return True
     return False
 
 
 def all_(items: Items) -> Any:
-    for item in items:  # noqa: SIM110 - it is what `all` is here
+    for item in items:  # noqa: SIM110 - this implements `all`
         if not item:
             return False
     return True

@@ -1,14 +1,14 @@
-"""Statements and expressions with conditions, as calls of `hopflow.rewrite.runtime`.
+"""Rewriting of statements and expressions with conditions to calls of the runtime.
 
     if test: A else: B      def then(): nonlocal x, y; A
                             def otherwise(): nonlocal x, y; B
                             def state(…): get or set x and y
                             if_(test, then, otherwise, state, …)
 
-The names of the state are those that a branch assigns and that it, or what follows,
-reads. Where the condition is a bool the branch is called and that is all; so whatever
-Python does with names (closures that see them later, `del`, names that have no value)
-it does as before. Loops are made alike.
+The state consists of the names that a branch assigns and that are live in it or after
+it. If the condition is a bool, `if_` only calls the branch, so that names behave as in
+Python (closures that read them later, `del`, unbound names). Loops are rewritten in the
+same way.
 """
 
 import ast
@@ -34,18 +34,18 @@ from hopflow.rewrite.names import (
     HEAD,
     Scope,
     assigned,
+    assigned_by_inner,
     declared,
     mark_live,
     params_of,
     reads,
     updated,
-    walk_own,
+    walk_scope,
     writers,
-    written_within,
 )
 
 RUNTIME: Final = "hopflow_runtime"
-"""The name by which the code finds the functions that it calls."""
+"""The name of `hopflow.rewrite.runtime` in rewritten code."""
 
 _Comprehension: TypeAlias = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 _EXPRESSIONS: Final = (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)
@@ -58,55 +58,56 @@ def rewritten(
     around: dict[str, str],
     enclosing: set[str] = frozenset(),  # type: ignore[assignment]
 ) -> None:
-    """Rewrite a function, and those within, in place.
+    """Rewrite a function and its inner functions in place.
 
     Args:
-        around: The functions that it stands beside and that assign names outside of
-            themselves, and one such name of each.
-        enclosing: The names of functions around it that are rewritten too.
+        around: The functions visible to it that assign a name outside of themselves ->
+            such a name.
+        enclosing: The local names of enclosing functions that are rewritten too.
     """
     without_matches(function)
-    within = bool(written_within(function.body))
+    has_writers = bool(assigned_by_inner(function.body))
 
     def assigns(test: ast.expr) -> bool:
-        kinds = (ast.NamedExpr, ast.Call) if within else ast.NamedExpr
+        kinds = (ast.NamedExpr, ast.Call) if has_writers else ast.NamedExpr
         return any(isinstance(n, kinds) for n in ast.walk(test))
 
     without_exits(function, assigns)
     mark_live(function)
-    made = _Generator(function, around, enclosing)
-    made.rewrite(function)
+    generator = _Generator(function, around, enclosing)
+    generator.rewrite(function)
 
 
-def _asked(function: ast.AST) -> set[ast.expr]:
-    """The expressions of which only the truth is asked."""
-    found: set[ast.expr] = set()
+def _predicates(function: ast.AST) -> set[ast.expr]:
+    """Return the expressions of which only the truth value is used."""
+    predicates: set[ast.expr] = set()
     for node in ast.walk(function):
         if isinstance(node, ast.If | ast.While | ast.IfExp | ast.Assert):
-            found.add(node.test)
+            predicates.add(node.test)
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            found.add(node.operand)
+            predicates.add(node.operand)
         elif isinstance(node, ast.comprehension):
-            found.update(node.ifs)
-        elif isinstance(node, ast.BoolOp) and node in found:  # walked before its parts
-            found.update(node.values)
-    return found
+            predicates.update(node.ifs)
+        elif isinstance(node, ast.BoolOp) and node in predicates:  # parents come first
+            predicates.update(node.values)
+    return predicates
 
 
 class _Generator(ast.NodeTransformer):
-    """Makes code for the statements of one function.
+    """Rewrites the statements of one function.
 
-    declared   its names that are global or nonlocal
-    globals    those that are global
-    outer      those of which an assignment is an effect beyond the rewritten functions
-    names      all that it and the rewritten functions around it have
-    shared     those that functions within assign
-    writing    the functions that assign a name outside of themselves, and that name
-    first      its first parameter
-    asked      the expressions of which only the truth is asked
-    moved      the names that are assigned in functions that were made
-    nested     whether a lambda or comprehension is around, which has names of its own
-    before     functions that the statement at hand needs
+    declared   its global and nonlocal names
+    globals    its global names
+    outer      the declared names whose assignment is visible outside the rewritten
+               functions
+    names      the local names of it and of enclosing rewritten functions
+    shared     the names that inner functions assign
+    writing    function that assigns a name outside of itself -> that name
+    first      the name of its first parameter
+    predicates the expressions of which only the truth value is used
+    moved      the names that are assigned in generated functions
+    nested     whether the visited node is in a lambda or comprehension
+    before     generated functions that the current statement needs
     """
 
     def __init__(
@@ -119,39 +120,42 @@ class _Generator(ast.NodeTransformer):
         self.params = params_of(function)
         self.names = enclosing | self.params | (assigned(*body) - self.declared)
         self.outer = self.declared - enclosing
-        self.shared = written_within(body) & self.names
+        self.shared = assigned_by_inner(body) & self.names
         self.around = around
         self.writing = writers(body, around, set())
         self.writing_outside = writers(body, around, self.names)
         self.first = params[0].arg if params else None
-        self.asked = _asked(function)
+        self.predicates = _predicates(function)
         self.moved: set[str] = set()
         self.nested = False
         self.before: list[ast.stmt] = []
         self.count = 0
 
     def rewrite(self, function: Scope) -> None:
+        """Rewrite the body of the function in place."""
         body = function.body
         docstring = body[:1] if ast.get_docstring(function) is not None else []
         nonlocals = self.declared - self.globals
-        made = self.block(body[len(docstring) :])
-        before = _declarations(self.globals, nonlocals)
+        statements = self.block(body[len(docstring) :])
+        preamble = _declarations(self.globals, nonlocals)
         if unbound := sorted(self.moved - self.params - self.declared):
-            # Functions that were made assign these: here they must have a place.
-            [place] = ast.parse(f"if False: {' = '.join(unbound)} = None").body
-            unplace(place)
-            before.append(place)
-        where = body[0]
-        before = [at_line_of(statement, where) for statement in before]
-        function.body = [*docstring, *before, *made]
+            # Generated functions assign these names as nonlocals, which must be locals
+            # of this function.
+            [binding] = ast.parse(f"if False: {' = '.join(unbound)} = None").body
+            unplace(binding)
+            preamble.append(binding)
+        first = body[0]
+        preamble = [at_line_of(statement, first) for statement in preamble]
+        function.body = [*docstring, *preamble, *statements]
 
     def block(self, block: Sequence[ast.stmt]) -> list[ast.stmt]:
-        found: list[ast.stmt] = []
+        """Return the rewritten statements of a block."""
+        statements: list[ast.stmt] = []
         for statement in block:
-            found += self.visit(statement)
-        return found
+            statements += self.visit(statement)
+        return statements
 
-    # --- functions within -------------------------------------------------------------
+    # --- inner functions --------------------------------------------------------------
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
         return self.inner(node)
@@ -170,14 +174,15 @@ class _Generator(ast.NodeTransformer):
 
     def visit_Lambda(self, node: ast.Lambda) -> Any:
         node.args = self.visit(node.args)
-        before = self.first, self.nested
+        outer_state = self.first, self.nested
         self.first, self.nested = None, True
         node.body = self.visit(node.body)
-        self.first, self.nested = before
+        self.first, self.nested = outer_state
         return node
 
     def visit_ClassDef(self, node: ast.ClassDef) -> Any:
-        # Functions that were made see no names of the class: its own statements stay.
+        # Generated functions cannot access the names of a class body, which is not
+        # rewritten.
         for statement in node.body:
             if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
                 if not _is_async_generator(statement):
@@ -189,7 +194,7 @@ class _Generator(ast.NodeTransformer):
     # --- names ------------------------------------------------------------------------
 
     def visit_Global(self, node: ast.Global) -> Any:
-        return at_line_of(ast.Pass(), node)  # what begins the function says it
+        return at_line_of(ast.Pass(), node)  # declared at the start of the function
 
     def visit_Nonlocal(self, node: ast.Nonlocal) -> Any:
         return at_line_of(ast.Pass(), node)
@@ -211,7 +216,7 @@ class _Generator(ast.NodeTransformer):
         results = sorted(changed & getattr(node, AFTER))
         names = sorted(changed & (getattr(node, HEAD) | getattr(node, AFTER)))
         grows = self.grown(parts, changed)
-        # Of what the user wrote: what is made of it comes after.
+        # These analyse the user's code, before `function` rewrites it.
         updates = _texts(sorted(updated(*parts)))
         containers = self.containers(parts, grows)
         name = self.name()
@@ -223,11 +228,11 @@ class _Generator(ast.NodeTransformer):
         args += [_texts(names), _texts(grows), containers]
         captured = _texts(sorted({*names} & getattr(node, CAPTURED)))
         if hasattr(node, TAIL):
-            made: ast.stmt = ast.Return(_call("if_return", *args))
+            statement: ast.stmt = ast.Return(_call("if_return", *args))
         else:
             call = _call("if_", *args, captured, _texts(results), updates)
-            made = ast.Expr(call)
-        return [*functions, at_line_of(made, node)]
+            statement = ast.Expr(call)
+        return [*functions, at_line_of(statement, node)]
 
     def visit_While(self, node: ast.While) -> Any:
         if reason := self.obstacle([*node.body, ast.Expr(node.test)]):
@@ -275,7 +280,7 @@ class _Generator(ast.NodeTransformer):
         body = self.function(node, f"{name}body", [first, *node.body], item)
         state = self.state(node, f"{name}state", [*names, *grows])
         flag = getattr(node, BROKEN, None)
-        if flag not in names:  # what would set it comes after what leaves
+        if flag not in names:  # no path sets it and continues
             flag = None
         call = _call(
             "for_",
@@ -306,34 +311,35 @@ class _Generator(ast.NodeTransformer):
 
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:
         target = node.target
-        before: list[ast.stmt] = []
+        evaluations: list[ast.stmt] = []
         if not isinstance(target, ast.Name):
             if any(isinstance(n, _YIELDS) for n in ast.walk(node.value)):
                 return self.generic_visit(node)
-            target, before = self.evaluated_once(target, node)
+            target, evaluations = self.evaluated_once(target, node)
         loaded = _loaded(target)
         op = _text(type(node.op).__name__)
         call = _call("augmented", op, loaded, self.visit(node.value))
-        made = at_line_of(ast.Assign([target], call), node)
-        return [*before, made] if before else made
+        assignment = at_line_of(ast.Assign([target], call), node)
+        return [*evaluations, assignment] if evaluations else assignment
 
     def evaluated_once(
         self, target: ast.Attribute | ast.Subscript, where: ast.stmt
     ) -> tuple[ast.Attribute | ast.Subscript, list[ast.stmt]]:
-        """A target that is read and written, and what evaluates its parts before."""
+        """Return a target with names for its parts, and the statements that evaluate
+        these parts once."""
         name = self.name()
         parts = {f"{name}of": self.visit(target.value)}
         if isinstance(target, ast.Subscript):
             parts[f"{name}at"] = _sliced(self.visit(target.slice))
-            at = _read(f"{name}at")
-            made: Any = ast.Subscript(_read(f"{name}of"), at, ast.Store())
+            index = _read(f"{name}at")
+            new_target: Any = ast.Subscript(_read(f"{name}of"), index, ast.Store())
         else:
-            made = ast.Attribute(_read(f"{name}of"), target.attr, ast.Store())
-        before: list[ast.stmt] = [
+            new_target = ast.Attribute(_read(f"{name}of"), target.attr, ast.Store())
+        evaluations: list[ast.stmt] = [
             at_line_of(ast.Assign([ast.Name(n, ast.Store())], value), where)
             for n, value in parts.items()
         ]
-        return made, before
+        return new_target, evaluations
 
     def visit_Assert(self, node: ast.Assert) -> Any:
         parts = [node.test, *([node.msg] if node.msg else [])]
@@ -343,17 +349,17 @@ class _Generator(ast.NodeTransformer):
         call = _call("assert_", self.visit(node.test), _lambda(message))
         return at_line_of(ast.Expr(call), node)
 
-    # --- what stays Python ------------------------------------------------------------
+    # --- code that is not rewritten ---------------------------------------------------
 
     def obstacle(self, block: Sequence[ast.stmt]) -> str | None:
-        """Why a statement must stay as it is, if it must."""
+        """Return why a block cannot be rewritten; None: it can be."""
         if any(isinstance(statement, ast.Raise) for statement in block):
             return "a `raise` stands in it; use `hf.check`"
         if names := sorted(assigned(*block) & self.outer):
             return f"it assigns `{names[0]}`, which is global or nonlocal"
         for called in sorted(reads(*block) & self.writing_outside.keys()):
             return self.writer(called, self.writing_outside[called])
-        for n in (n for statement in block for n in walk_own(statement)):
+        for n in (n for statement in block for n in walk_scope(statement)):
             if isinstance(n, ast.Attribute) and not isinstance(n.ctx, ast.Load):
                 text = ast.unparse(n)
                 return f"it assigns `{text}`; assign a local name, and `{text}` after"
@@ -370,22 +376,25 @@ class _Generator(ast.NodeTransformer):
         return None
 
     def writer(self, called: str, name: str) -> str:
+        """Return the reason for a call of a function that assigns a name outside."""
         return (
             f"`{called}`, which it calls, assigns `{name}`, which is global or "
             f"nonlocal; return what `{name}` becomes"
         )
 
     def expression_obstacle(self, *parts: ast.expr) -> str | None:
-        """Why an expression whose `parts` may not be evaluated must stay as it is."""
+        """Return why an expression whose `parts` are evaluated conditionally cannot be
+        rewritten; None: it can be."""
         for n in (n for part in parts for n in ast.walk(part)):
             if isinstance(n, _EXPRESSIONS):
-                what = "it assigns a name"
-                return what if isinstance(n, ast.NamedExpr) else "it waits or yields"
+                reason = "it assigns a name"
+                return reason if isinstance(n, ast.NamedExpr) else "it waits or yields"
         for called in sorted(reads(*parts) & self.writing.keys()):
             return self.writer(called, self.writing[called])
         return None
 
     def plain(self, node: ast.If | Loop, reason: str) -> ast.stmt:
+        """Return a statement that remains Python, and checks its conditions."""
         flag = getattr(node, BROKEN, None)
         self.generic_visit(node)
         if isinstance(node, ast.For):
@@ -399,7 +408,7 @@ class _Generator(ast.NodeTransformer):
 
     def visit_Name(self, node: ast.Name) -> Any:
         if node.id == RESULT and isinstance(node.ctx, ast.Load):
-            # Where only a run knows that nothing has returned, there is none.
+            # It is unbound if nothing has returned, maybe unknown until run time.
             return at_line_of(_call("load", _lambda(node)), node)
         return node
 
@@ -412,12 +421,12 @@ class _Generator(ast.NodeTransformer):
             kind = name.removesuffix("_")
             node.values[:-1] = [_plain(v, kind, reason) for v in node.values[:-1]]
             return at_line_of(node, node)
-        if node not in self.asked:
+        if node not in self.predicates:
             name += "value"
-        *rest, made = [self.visit(value) for value in node.values]
-        for value in reversed(rest):
-            made = _call(name, value, _lambda(made))
-        return at_line_of(made, node)
+        *others, result = [self.visit(value) for value in node.values]
+        for value in reversed(others):
+            result = _call(name, value, _lambda(result))
+        return at_line_of(result, node)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
         self.generic_visit(node)
@@ -436,28 +445,31 @@ class _Generator(ast.NodeTransformer):
     def visit_Compare(self, node: ast.Compare) -> Any:
         if len(node.ops) == 1:
             self.generic_visit(node)
-            made = self.compared(node.ops[0], node.left, node.comparators[0])
-            return at_line_of(made, node)
+            comparison = self.compared(node.ops[0], node.left, node.comparators[0])
+            return at_line_of(comparison, node)
         if self.expression_obstacle(*node.comparators):
             return self.generic_visit(node)
         pairs: list[ast.expr] = []
         for op, value in zip(node.ops, node.comparators, strict=True):
-            two = self.compared(op, _read("x"), _read("y"))
-            pairs += [_lambda(two, "x", "y"), _lambda(self.visit(value))]
+            link = self.compared(op, _read("x"), _read("y"))
+            pairs += [_lambda(link, "x", "y"), _lambda(self.visit(value))]
         return at_line_of(_call("compare", self.visit(node.left), *pairs), node)
 
     def compared(self, op: ast.cmpop, x: ast.expr, y: ast.expr) -> ast.expr:
+        """Return the comparison of two expressions."""
         if isinstance(op, ast.In | ast.NotIn):
-            made = _call("contains", x, y)
-            return _call("not_", made) if isinstance(op, ast.NotIn) else made
+            membership = _call("contains", x, y)
+            return (
+                _call("not_", membership) if isinstance(op, ast.NotIn) else membership
+            )
         return ast.Compare(x, [op], [y])
 
     def visit_Call(self, node: ast.Call) -> Any:
         is_super = isinstance(node.func, ast.Name) and node.func.id == "super"
-        if node.args and not node.keywords and (made := self.consumed(node)):
-            return at_line_of(made, node)
+        if node.args and not node.keywords and (call := self.consumed(node)):
+            return at_line_of(call, node)
         self.generic_visit(node)
-        if is_super and self.first and not node.args:  # it looks at its own function
+        if is_super and self.first and not node.args:  # it reads its caller's frame
             node.args = [_read("__class__"), _read(self.first)]
         elif not is_super:
             node.func = _call("called", node.func)
@@ -466,8 +478,12 @@ class _Generator(ast.NodeTransformer):
     # --- comprehensions ---------------------------------------------------------------
 
     def visit_ListComp(self, node: ast.ListComp) -> Any:
-        made = self.as_function(node, "list")
-        return self.in_own_scope(node) if made is None else _call("list_of", *made)
+        arguments = self.as_function(node, "list")
+        return (
+            self.in_own_scope(node)
+            if arguments is None
+            else _call("list_of", *arguments)
+        )
 
     def visit_SetComp(self, node: ast.SetComp) -> Any:
         return self.in_own_scope(node)
@@ -479,34 +495,38 @@ class _Generator(ast.NodeTransformer):
         return self.in_own_scope(node)
 
     def in_own_scope(self, node: _Comprehension) -> Any:
-        """A comprehension that stays one: Python runs over its items."""
+        """Return a comprehension that remains one, over which Python iterates."""
         first = node.generators[0]
         first.iter = self.visit(first.iter)
         items, first.iter = first.iter, ast.Constant(None)
-        before, self.nested = self.nested, True
+        was_nested, self.nested = self.nested, True
         self.generic_visit(node)
-        self.nested = before
+        self.nested = was_nested
         first.iter = items
         return node
 
     def consumed(self, node: ast.Call) -> Any:
-        """A call of one generator expression, and perhaps one more argument."""
+        """Return the rewritten call of a function on a generator expression and at most
+        one more argument; None: it is another call."""
         [generator, *more] = node.args
         if not isinstance(generator, ast.GeneratorExp) or len(more) > 1:
             return None
         name = node.func.id if isinstance(node.func, ast.Name) else "list"
         kind = name if name in CONSUMERS else "list"
-        made = self.as_function(generator, kind)
-        if made is None:
+        arguments = self.as_function(generator, kind)
+        if arguments is None:
             return None
-        rest = [self.visit(value) for value in more]
-        return _call("consumed", self.visit(node.func), _text(kind), *made, *rest)
+        others = [self.visit(value) for value in more]
+        return _call(
+            "consumed", self.visit(node.func), _text(kind), *arguments, *others
+        )
 
     def as_function(
         self, node: ast.ListComp | ast.GeneratorExp, kind: str
     ) -> list[ast.expr] | None:
-        """The items of a comprehension; itself, of items; and a function that has it
-        as a loop over items. None: it must stay as it is."""
+        """Return the items of a comprehension, a lambda of the comprehension over given
+        items, and a function with a loop over given items. None: it cannot be
+        rewritten."""
         is_async = any(g.is_async for g in node.generators)
         parts = [*ast.walk(node)]
         if self.nested or is_async or any(isinstance(n, _EXPRESSIONS) for n in parts):
@@ -521,73 +541,81 @@ class _Generator(ast.NodeTransformer):
         node.generators[0].iter = _read("hopflow_items")
         return [items, _lambda(as_python, "hopflow_items"), _read(name)]
 
-    # --- functions that are made ------------------------------------------------------
+    # --- generated functions ----------------------------------------------------------
 
     def name(self) -> str:
+        """Return a new prefix for names of generated functions."""
         self.count += 1
         return f"hopflow_{self.count}_"
 
     def visit(self, node: ast.AST) -> Any:
-        """What a node becomes; for a statement, with the functions that it calls."""
+        """Return the rewritten node; for a statement, with the generated functions that
+        it calls before it."""
         if not isinstance(node, ast.stmt):
             return super().visit(node)
-        around, self.before = self.before, []
-        made = super().visit(node)
-        found = [*self.before, *(made if isinstance(made, list) else [made])]
-        self.before = around
-        return found
+        outer_functions, self.before = self.before, []
+        rewritten_node = super().visit(node)
+        statements = [
+            *self.before,
+            *(rewritten_node if isinstance(rewritten_node, list) else [rewritten_node]),
+        ]
+        self.before = outer_functions
+        return statements
 
     def changed(self, *block: ast.stmt) -> set[str]:
-        """The names that a block may assign, by functions that it calls too."""
+        """Return the names that a block may assign, also by functions it calls."""
         calls = any(isinstance(n, ast.Call) for s in block for n in ast.walk(s))
-        found = assigned(*block) | (self.shared if calls else set())
-        return found - self.outer - self.globals
+        names = assigned(*block) | (self.shared if calls else set())
+        return names - self.outer - self.globals
 
     def function(
         self, node: ast.stmt, name: str, body: Sequence[ast.stmt], *params: str
     ) -> ast.FunctionDef:
-        """A block as a function."""
+        """Return a rewritten block as a function."""
         names = assigned(*body)
-        made = self.block(body) or [ast.Pass()]
-        function = _define(name, params, [*self.declarations(names), *made])
+        statements = self.block(body) or [ast.Pass()]
+        function = _define(name, params, [*self.declarations(names), *statements])
         return at_line_of(function, node)
 
     def grown(self, block: Sequence[ast.stmt], changed: set[str]) -> list[str]:
-        """The names of lists that a block appends to, and knows no more of."""
-        own = self.names - self.outer - self.globals - self.shared - changed
-        return sorted(appended_only(block) & own)
+        """Return the names of lists that a block only appends to."""
+        candidates = self.names - self.outer - self.globals - self.shared - changed
+        return sorted(appended_only(block) & candidates)
 
     def declarations(self, names: Iterable[str]) -> list[ast.stmt]:
-        """What a function that was made says of names of the user's function."""
+        """Return the declarations of the user's names in a generated function."""
         inside = {*names} - self.globals
         self.moved |= inside
         return _declarations({*names} & self.globals, inside)
 
     def state(self, node: ast.stmt, name: str, names: Sequence[str]) -> ast.FunctionDef:
-        """A function that returns the values of names, or sets them to its argument."""
+        """Return a function that returns the values of names, or assigns its argument
+        to them; see `State`."""
         body: list[ast.stmt] = []
         if names:
             body += self.declarations(names)
             target = ast.Tuple([ast.Name(n, ast.Store()) for n in names], ast.Store())
-            given = ast.Compare(
+            has_values = ast.Compare(
                 _read("hopflow_values"), [ast.IsNot()], [_constant(None)]
             )
-            sets: list[ast.stmt] = [ast.Assign([target], _read("hopflow_values"))]
+            assignments: list[ast.stmt] = [
+                ast.Assign([target], _read("hopflow_values"))
+            ]
             for n in names:
                 unbound = ast.Compare(_read(n), [ast.Is()], [_runtime("UNBOUND")])
                 delete = ast.Delete([ast.Name(n, ast.Del())])
-                sets.append(ast.If(unbound, [delete], []))
-            body.append(ast.If(given, sets, []))
+                assignments.append(ast.If(unbound, [delete], []))
+            body.append(ast.If(has_values, assignments, []))
         loads = _tuple(_call("load", _lambda(_read(n))) for n in names)
-        made = _define(name, ["hopflow_values"], [*body, ast.Return(loads)])
-        made.args.defaults = [_constant(None)]
-        return at_line_of(made, node)
+        function = _define(name, ["hopflow_values"], [*body, ast.Return(loads)])
+        function.args.defaults = [_constant(None)]
+        return at_line_of(function, node)
 
     def containers(
         self, block: Sequence[ast.stmt], but: Iterable[str] = ()
     ) -> ast.expr:
-        """A function that returns the containers of around a block that it changes, and
-        what the user calls them; None if there are none."""
+        """Return a function that returns the containers from outside which a block
+        changes, with the user's expressions; a constant None if there are none."""
         texts = sorted(changed_containers(block) - {*but})
         if not texts:
             return _constant(None)
@@ -601,21 +629,21 @@ class _Generator(ast.NodeTransformer):
 
 def _is_async_generator(function: Scope) -> bool:
     yields = (ast.Yield, ast.YieldFrom)
-    own = (n for statement in function.body for n in walk_own(statement))
+    nodes = (n for statement in function.body for n in walk_scope(statement))
     is_async = isinstance(function, ast.AsyncFunctionDef)
-    return is_async and any(isinstance(n, yields) for n in own)
+    return is_async and any(isinstance(n, yields) for n in nodes)
 
 
-# --- code -----------------------------------------------------------------------------
+# --- construction of nodes ------------------------------------------------------------
 
 
 def _declarations(globals_: Iterable[str], nonlocals: Iterable[str]) -> list[ast.stmt]:
-    made: list[ast.stmt] = []
+    statements: list[ast.stmt] = []
     if names := sorted(globals_):
-        made.append(ast.Global(names))
+        statements.append(ast.Global(names))
     if names := sorted(nonlocals):
-        made.append(ast.Nonlocal(names))
-    return made
+        statements.append(ast.Nonlocal(names))
+    return statements
 
 
 def _plain(test: ast.expr, kind: str, reason: str) -> ast.expr:
@@ -623,14 +651,14 @@ def _plain(test: ast.expr, kind: str, reason: str) -> ast.expr:
 
 
 def _loaded(target: ast.expr) -> ast.expr:
-    """What reads the target of an assignment."""
+    """Return the expression that reads the target of an assignment."""
     loaded = deepcopy(target)
     loaded.ctx = ast.Load()  # type: ignore[attr-defined]
     return loaded
 
 
 def _sliced(index: ast.expr) -> ast.expr:
-    """An index as a value: slices in it are made by a call."""
+    """Return an index as an expression, in which slices are calls."""
     if isinstance(index, ast.Slice):
         parts = (index.lower, index.upper, index.step)
         return _call("slice", *(_constant(None) if p is None else p for p in parts))
@@ -662,10 +690,10 @@ def _read(name: str) -> ast.Name:
 
 
 def _lambda(body: ast.expr, *params: str) -> ast.expr:
-    made = ast.parse(f"lambda {', '.join(params)}: 0", mode="eval").body
-    assert isinstance(made, ast.Lambda)
-    unplace(made.args)
-    return ast.Lambda(made.args, body)
+    template = ast.parse(f"lambda {', '.join(params)}: 0", mode="eval").body
+    assert isinstance(template, ast.Lambda)
+    unplace(template.args)
+    return ast.Lambda(template.args, body)
 
 
 def _tuple(items: Iterable[ast.expr]) -> ast.expr:

@@ -1,7 +1,7 @@
-"""Lists to which the body of an operator appends: what it appends in one step.
+"""The entries that the body of an operator appends to a list in one step.
 
-Each entry is a value, or a chunk: values stacked along a new first axis, with a mask of
-those that were appended, where not all need be.
+An entry is a value or a chunk: values stacked along a new first axis, with a mask of
+those that are actually appended.
 """
 
 from typing import Any, NamedTuple
@@ -15,10 +15,10 @@ from hopflow.tensor.convert import asarray
 
 
 class Chunk(NamedTuple):
-    """Values that were appended one after another.
+    """Values that were appended in order, some of them conditionally.
 
     rows  a pytree of T[m, …]
-    mask  bool[m]: which of them were appended; None: all
+    mask  bool[m]: whether each is appended; None: all are
     """
 
     rows: Any
@@ -26,18 +26,19 @@ class Chunk(NamedTuple):
 
     @property
     def length(self) -> Any:
+        """The number of rows."""
         return pytree.flatten(self.rows)[0][0].shape[0]
 
 
 class Growing(list[Any]):
-    """The entries of one step. The user's code does nothing but append to it."""
+    """The entries of one step, to which the user's code only appends."""
 
 
 def chunk_of(entry: Any, *, present: bool = True) -> Chunk:
-    """An entry as a chunk with a mask.
+    """Return an entry as a chunk with a mask.
 
     Args:
-        present: Whether it was appended; if not, its values do not matter.
+        present: Whether it is appended; if not, its values are ignored.
     """
     if isinstance(entry, Chunk):
         chunk = entry
@@ -56,7 +57,7 @@ def _as_row(value: Any) -> Value:
 
 
 def joined_chunks(entries: Growing) -> Chunk | None:
-    """The entries of a step as one chunk; None if their structures differ."""
+    """Return the entries of a step as one chunk; None: their structures differ."""
     masked = any(isinstance(e, Chunk) and e.mask is not None for e in entries)
     chunks = [chunk_of(e) for e in entries]
     leaves, specs = zip(*(pytree.flatten(c.rows) for c in chunks), strict=True)

@@ -1,5 +1,5 @@
-"""What a loop runs over, where an operator can: tensors, ranges, and what is made of
-them by `enumerate`, `zip`, `reversed` and `map`."""
+"""Iterables of loops that operators support: tensors, ranges, and `enumerate`, `zip`,
+`reversed` and `map` of them."""
 
 import builtins
 import operator
@@ -19,15 +19,15 @@ from hopflow.symbolic.size import SymInt
 from hopflow.tensor.convert import asarray
 
 __all__ = ["Items", "Range", "enumerated", "items_of", "mapped", "range_", "reversed_"]
-__all__ += ["taken", "zipped"]
+__all__ += ["exhaust", "zipped"]
 
 
 class Items:
-    """Items that an operator can take one after another.
+    """Items over which an operator can iterate.
 
-    length  how many: an int, a symbol, or a tensor of no axes
-    xs      a pytree of tensors T[length, …]; None if none are needed
-    counts  whether `pick` needs the number of the step
+    length  their number: an int, a symbol, or a tensor of rank 0
+    xs      a pytree of tensors T[length, …] with the slices of the items, or None
+    counts  whether `pick` needs the index of the step
     """
 
     length: Any
@@ -35,11 +35,11 @@ class Items:
     counts = True
 
     def pick(self, k: Any, x: Any, /) -> Any:
-        """Item `k`, of slice `k` of `xs`."""
+        """Return item `k`; `x` is slice `k` of `xs`."""
         raise NotImplementedError
 
     def at(self, k: Any) -> Any:
-        """Item `k`."""
+        """Return item `k`."""
         return self.pick(k, pytree.tree_map(lambda leaf: leaf[k], self.xs))
 
     def __iter__(self) -> Iterator[Any]:
@@ -50,11 +50,12 @@ class Items:
 
 
 class _Iterator(Items):
-    """What Python runs over once: who has begun to takes what is left."""
+    """Items with the behaviour of an iterator: Python iterates over them once."""
 
     iterator: Iterator[Any] | None = None
 
     def fresh(self) -> Iterator[Any]:
+        """Return a new iterator over all items."""
         return super().__iter__()
 
     def __iter__(self) -> Iterator[Any]:
@@ -68,7 +69,7 @@ class _Iterator(Items):
 
 @final
 class _Slices(Items):
-    """Along axis 0 of tensors."""
+    """The slices of tensors along axis 0."""
 
     counts = False
 
@@ -83,7 +84,7 @@ class _Slices(Items):
 
 @final
 class Range(Items):
-    """`range` over numbers that only a run knows, or that are sizes."""
+    """A `range` with symbols or tensors as arguments."""
 
     def __init__(self, start: Any, stop: Any, step: Any) -> None:
         self.arguments = start, stop, step
@@ -112,6 +113,8 @@ class Range(Items):
 
 @final
 class _Enumerated(_Iterator):
+    """`enumerate(of, start)`."""
+
     def __init__(self, of: Items, start: Any) -> None:
         self.of, self.start = of, start
         self.length, self.xs = of.length, of.xs
@@ -125,6 +128,8 @@ class _Enumerated(_Iterator):
 
 @final
 class _Zipped(_Iterator):
+    """`zip(*parts)`."""
+
     def __init__(self, parts: list[Items]) -> None:
         self.parts = parts
         self.counts = any(part.counts for part in parts)
@@ -133,7 +138,7 @@ class _Zipped(_Iterator):
 
     def pick(self, k: Any, x: Any, /) -> Any:
         pairs = builtins.zip(self.parts, x, strict=True)
-        return tuple([part.pick(k, own) for part, own in pairs])
+        return tuple([part.pick(k, inner) for part, inner in pairs])
 
     def fresh(self) -> Iterator[Any]:
         return iter(builtins.zip(*self.parts, strict=False))
@@ -141,6 +146,8 @@ class _Zipped(_Iterator):
 
 @final
 class _Reversed(_Iterator):
+    """`reversed(of)`."""
+
     def __init__(self, of: Items) -> None:
         self.of = of
         self.counts, self.length = of.counts, of.length
@@ -152,6 +159,8 @@ class _Reversed(_Iterator):
 
 @final
 class _Mapped(_Iterator):
+    """`map(f, of)`."""
+
     def __init__(self, f: Callable[..., Any], of: Items) -> None:
         self.f, self.of = f, of
         self.counts, self.length, self.xs = of.counts, of.length, of.xs
@@ -161,7 +170,7 @@ class _Mapped(_Iterator):
 
 
 def items_of(value: Any) -> Items | None:
-    """The items that an operator can take from a value, if it can."""
+    """Return the items over which an operator can iterate; None: it cannot."""
     if isinstance(value, _Iterator):
         return value if value.iterator is None else None
     if isinstance(value, Items):
@@ -173,33 +182,36 @@ def items_of(value: Any) -> Items | None:
     return None
 
 
-def taken(items: Any) -> None:
-    """An operator has run over these."""
+def exhaust(items: Any) -> None:
+    """Exhaust items with the behaviour of an iterator, after an operator used them."""
     if isinstance(items, _Iterator):
         items.iterator = iter(())
 
 
 def _all_items(values: tuple[Any, ...]) -> list[Items] | None:
-    """Items of several values, one of which at least only operators can take well."""
-    found = [items_of(value) for value in values]
-    if all(own is None for own in found) or any(
-        own is None and not isinstance(value, builtins.range | np.ndarray)
-        for own, value in builtins.zip(found, values, strict=True)
+    """Return the items of several values; None: one is unsupported, or Python can
+    iterate over all of them."""
+    items = [items_of(value) for value in values]
+    if all(each is None for each in items) or any(
+        each is None and not isinstance(value, builtins.range | np.ndarray)
+        for each, value in builtins.zip(items, values, strict=True)
     ):
         return None
     return [
-        _fixed(value) if own is None else own
-        for own, value in builtins.zip(found, values, strict=True)
+        _as_items(value) if each is None else each
+        for each, value in builtins.zip(items, values, strict=True)
     ]
 
 
-def _fixed(value: Any) -> Items:
+def _as_items(value: Any) -> Items:
+    """Return the items of a range or an array."""
     if isinstance(value, builtins.range):
         return Range(value.start, value.stop, value.step)
     return _Slices(asarray(value), lambda x: x)
 
 
 def _least(lengths: list[Any]) -> Any:
+    """Return the minimum of lengths: a number, a symbol or a tensor."""
     least, *rest = lengths
     for n in rest:
         if isinstance(least, Value) or isinstance(n, Value):
@@ -214,14 +226,15 @@ def _as_value(n: Any) -> Any:
 
 
 def _first(xs: Any, length: Any) -> Any:
-    if isinstance(length, Value):  # a loop that counts takes what it needs
+    """Return the first `length` slices of tensors."""
+    if isinstance(length, Value):  # such a loop indexes instead of slicing
         return xs
     return pytree.tree_map(
         lambda leaf: leaf if leaf.shape[0] is length else leaf[:length], xs
     )
 
 
-# --- built-in functions ---------------------------------------------------------------
+# --- builtin functions ----------------------------------------------------------------
 
 
 @speaks_for_user

@@ -1,4 +1,4 @@
-"""Lists of the user's to which blocks append that a run chooses, or repeats."""
+"""Appends to the user's lists in blocks that operators run."""
 
 import sys
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ from hopflow.trace.source import user_line
 from hopflow.tracebacks import stack_above
 
 
-def alone(state: State, k: int) -> bool:
-    """Whether only its name in a state has the list `k`: nobody sees if it is another
-    one afterwards."""
-    return _references(state, k) <= _ALONE
+def is_unshared(state: State, k: int) -> bool:
+    """Whether the only reference to the list `k` of a state is its name, so that
+    replacing it is not observable."""
+    return _references(state, k) <= _UNSHARED
 
 
 def _references(state: State, k: int) -> int:
-    """How many references the list has, beside those of snapshots of local names:
-    before Python 3.13 a frame whose `f_locals` someone asked for keeps one."""
+    """Return the number of references to a list, without those of snapshots of local
+    names: before Python 3.13, reading `f_locals` leaves one in the frame."""
     if not _HAS_SNAPSHOTS:
         return sys.getrefcount(state()[k])
     snapshots = [frame.f_locals for frame in stack_above(sys._getframe())]
@@ -42,16 +42,16 @@ def _references_of_one() -> int:
     return _references(state, 0)
 
 
-_ALONE = _references_of_one()
+_UNSHARED = _references_of_one()
 
 
 def require_lists(state: State, names: Sequence[str], grows: Sequence[str]) -> set[str]:
-    """The names of lists in `grows` that nobody else has; those of steps are.
+    """Return the names of unshared lists in `grows`.
 
     Raises:
         ControlFlowError: one is no list.
     """
-    found: set[str] = set()
+    unshared: set[str] = set()
     for k, name in enumerate(grows, len(names)):
         kind = type(state()[k])
         if kind not in (list, Rows, Growing):
@@ -59,13 +59,13 @@ def require_lists(state: State, names: Sequence[str], grows: Sequence[str]) -> s
                 f"control_flow: a block that depends on a tensor appends to `{name}`, "
                 f"which is a `{kind.__name__}`, and no list ({user_line()})."
             )
-        if kind is Growing or alone(state, k):
-            found.add(name)
-    return found
+        if kind is Growing or is_unshared(state, k):
+            unshared.add(name)
+    return unshared
 
 
-def require_alone(name: str, holds: bool) -> None:
-    """Raises: ControlFlowError: `holds` is False: someone else has the list too."""
+def require_unshared(name: str, holds: bool) -> None:
+    """Raises: ControlFlowError: `holds` is False: the list has other references."""
     if not holds:
         raise ControlFlowError(
             f"control_flow: a block that depends on a tensor appends to `{name}`, a "
@@ -74,12 +74,12 @@ def require_alone(name: str, holds: bool) -> None:
         )
 
 
-def extended(name: str, before: Any, entries: Growing, *, alone: bool) -> Any:
-    """The list after a block that has appended `entries` to it.
+def extended(name: str, before: Any, entries: Growing, *, is_unshared: bool) -> Any:
+    """Return the list after a block that appends `entries` to it.
 
     Raises:
-        ControlFlowError: how many these are only a run knows, and someone else has the
-            list, or they do not stack.
+        ControlFlowError: their number is known only at run time, and the list is shared
+            or they do not stack.
     """
     if isinstance(before, Growing):
         before.extend(entries)
@@ -87,7 +87,7 @@ def extended(name: str, before: Any, entries: Growing, *, alone: bool) -> Any:
     if not any(isinstance(entry, Chunk) for entry in entries):
         before.extend(entries)
         return before
-    require_alone(name, alone)
+    require_unshared(name, is_unshared)
     chunk = joined_chunks(entries)
     if chunk is None:
         raise ControlFlowError(
@@ -101,7 +101,7 @@ def extended(name: str, before: Any, entries: Growing, *, alone: bool) -> Any:
 
 
 def weak_rows(entries: Growing) -> list[bool]:
-    """For each leaf of what was appended whether it is a number of no fixed type."""
+    """Return for each leaf of the entries whether it is a weak number."""
     first = entries[0]
     leaves = pytree.flatten(first.rows if isinstance(first, Chunk) else first)[0]
     return [is_weak(leaf) for leaf in leaves]

@@ -1,5 +1,5 @@
-"""`while` and `for`, as `hf.while_loop`, `hf.fori_loop` and `hf.scan` where only a run
-can tell how many steps they take, or there are tensors to run over."""
+"""`while` and `for` as `hf.while_loop`, `hf.fori_loop` and `hf.scan`, if the number of
+steps is known only at run time, or a loop iterates over tensors."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -16,9 +16,9 @@ from hopflow.ops.manipulation import reshape
 from hopflow.rewrite.branches import if_
 from hopflow.rewrite.exits import RESULT
 from hopflow.rewrite.growing import Chunk, Growing, joined_chunks
-from hopflow.rewrite.items import Items, items_of, taken
-from hopflow.rewrite.lists import alone, weak_rows
-from hopflow.rewrite.parts import Parts, standing_for, zeros_for
+from hopflow.rewrite.items import Items, exhaust, items_of
+from hopflow.rewrite.lists import is_unshared, weak_rows
+from hopflow.rewrite.parts import Parts, shown_as, zeros_for
 from hopflow.rewrite.rows import Rows
 from hopflow.rewrite.values import (
     UNBOUND,
@@ -30,7 +30,7 @@ from hopflow.rewrite.values import (
     not_,
     python_containers,
     refuse_changes,
-    run_within,
+    run_with_state,
 )
 from hopflow.trace.rollback import mark, rollback
 from hopflow.trace.source import user_line
@@ -54,16 +54,16 @@ def while_(
     updated: _Names,
     test_assigns: bool,
 ) -> None:
-    """A `while`: afterwards the names of its state have the values that it gives them.
+    """Run a `while`, and assign the final values to the names of its state.
 
     Args:
-        captured: Those of `names` that only functions within read.
-        updated: The names that are written to, and not assigned.
+        captured: The names that only inner functions read.
+        updated: The names that are written in place, and not assigned.
         test_assigns: Whether the condition may assign names.
     """
     while True:
-        around = current()
-        marks = mark(around) if isinstance(around, Tracer) else []
+        interpreter = current()
+        marks = mark(interpreter) if isinstance(interpreter, Tracer) else []
         holds = condition(test())
         if isinstance(holds, Value):
             break
@@ -74,19 +74,19 @@ def while_(
     state, names = narrowed(state, names, captured)
     before = state()
 
-    def asked(*own: Any) -> Any:
-        return run_within(state, own, before, lambda: condition(test()))[0]
+    def evaluate(*values: Any) -> Any:
+        return run_with_state(state, values, before, lambda: condition(test()))[0]
 
-    def step(*own: Any) -> _Values:
-        return run_within(state, own, before, body)[1]
+    def step(*values: Any) -> _Values:
+        return run_with_state(state, values, before, body)[1]
 
-    if around.is_eager or test_assigns:
-        after = _while_asked(holds, test, body, state, names, updated)
+    if interpreter.is_eager or test_assigns:
+        after = _while_after_test(holds, test, body, state, names, updated)
     else:
-        rollback(marks)  # the loop asks by itself
+        rollback(marks)  # the operator evaluates the condition again
         after = _while(
-            standing_for(test, "test", asked),
-            standing_for(body, "body", step),
+            shown_as(test, "test", evaluate),
+            shown_as(body, "body", step),
             before,
             names,
             updated,
@@ -95,7 +95,7 @@ def while_(
     state(after)
 
 
-def _while_asked(
+def _while_after_test(
     holds: Value,
     test: Callable[[], Any],
     body: Callable[[], None],
@@ -103,8 +103,9 @@ def _while_asked(
     names: _Names,
     updated: _Names,
 ) -> _Values:
-    """A loop whose condition was asked before the first step: it begins with the
-    answer, so that what the condition does besides is done once a step."""
+    """Return the final state of a loop whose condition was already evaluated before the
+    first step. Its value is part of the carry, so that side effects of the condition
+    happen once per step."""
     before = state()
     count = len(names)
 
@@ -112,13 +113,13 @@ def _while_asked(
         body()
         return condition(test())
 
-    def step(*own: Any) -> _Values:
-        answer, after = run_within(state, own[:count], before, run)
+    def step(*values: Any) -> _Values:
+        answer, after = run_with_state(state, values[:count], before, run)
         return (*after, answer)
 
     return _while(
-        standing_for(test, "test", lambda *own: own[count]),
-        standing_for(body, "body", step),
+        shown_as(test, "test", lambda *values: values[count]),
+        shown_as(body, "body", step),
         (*before, holds),
         (*names, "the condition"),
         updated,
@@ -134,11 +135,11 @@ def _while(
     updated: _Names,
     unbound: _Names,
 ) -> _Values:
-    """A loop whose condition only a run can tell."""
+    """Return the final state of a loop by `hf.while_loop`."""
     carry = _Carry(names, _bound(body, values, names, unbound), updated)
     last = while_loop(
-        standing_for(test, "test", lambda data: condition(test(*carry.state(data)))),
-        standing_for(body, "body", lambda data: carry.after(body(*carry.state(data)))),
+        shown_as(test, "test", lambda data: condition(test(*carry.state(data)))),
+        shown_as(body, "body", lambda data: carry.after(body(*carry.state(data)))),
         carry.data,
     )
     return carry.last(last)
@@ -148,13 +149,13 @@ def _while(
 
 
 def plain_items(items: Any, reason: str) -> Any:
-    """What a `for` that must stay Python runs over.
+    """Return the items of a `for` that remains Python.
 
     Raises:
-        ControlFlowError: only a run knows how many there are.
+        ControlFlowError: their number is known only at run time.
     """
-    found = items_of(items)
-    if found is not None and not isinstance(found.length, int):
+    operator_items = items_of(items)
+    if operator_items is not None and not isinstance(operator_items.length, int):
         raise ControlFlowError(
             "control_flow: this `for` depends on a tensor and cannot be rewritten: "
             f"{reason} ({user_line()})."
@@ -163,7 +164,7 @@ def plain_items(items: Any, reason: str) -> Any:
 
 
 class _Flag(NamedTuple):
-    """The name that ends a loop, and what reads it."""
+    """The flag that ends a loop, and the function that reads it."""
 
     name: str
     get: Callable[[], Any]
@@ -181,26 +182,26 @@ def for_(
     flag: tuple[str, Callable[[], Any]] | None,
     targets: _Names,
 ) -> None:
-    """A `for`: afterwards the names of its state have the values that it gives them.
+    """Run a `for`, and assign the final values to the names of its state.
 
     Args:
-        names, grows: The names of the state: those that it may assign, and those of
-            lists that it does nothing with but to append to them.
-        captured: Those of `names` that only functions within read.
-        updated: The names that are written to, and not assigned.
-        flag: The name that ends the loop, if there is one, and what reads it.
-        targets: The names that take the items.
+        names, grows: The names of the state: those that the loop may assign, and those
+            of lists that it only appends to.
+        captured: The names that only inner functions read.
+        updated: The names that are written in place, and not assigned.
+        flag: The name of the flag that ends the loop, and the function that reads it.
+        targets: The names that the items are assigned to.
     """
-    found = items_of(items)
-    if found is not None:
+    operator_items = items_of(items)
+    if operator_items is not None:
         reason = _unrolled(state, names, grows, containers)
         if reason is None:
             state, names = narrowed(state, names, captured)
-            loop = _For(found, body, state, names, grows, updated, targets)
-            taken(items)
+            loop = _For(operator_items, body, state, names, grows, updated, targets)
+            exhaust(items)
             loop.run(None if flag is None else flag[0])
             return
-        if not isinstance(found.length, int):
+        if not isinstance(operator_items.length, int):
             refuse_changes(containers)
             raise ControlFlowError(f"control_flow: {reason} ({user_line()}).")
     for item in items:
@@ -212,7 +213,7 @@ def for_(
             if_(
                 stop,
                 _nothing,
-                standing_for(body, "else", lambda item=item: body(item)),
+                shown_as(body, "else", lambda item=item: body(item)),
                 state,
                 names,
                 grows,
@@ -234,12 +235,14 @@ def _nothing() -> None:
 def _unrolled(
     state: State, names: _Names, grows: _Names, containers: Containers
 ) -> str | None:
-    """Why Python must run over items that an operator could run over, if it must."""
+    """Return why a loop cannot be an operator but must be Python; None: it can."""
     if python_containers(containers):
         return "the loop changes a container"
     for k, name in enumerate(grows, len(names)):
         kind = type(state()[k])
-        if kind is not Growing and (kind not in (list, Rows) or not alone(state, k)):
+        if kind is not Growing and (
+            kind not in (list, Rows) or not is_unshared(state, k)
+        ):
             return (
                 f"a loop whose number of steps only a run knows appends to `{name}`, "
                 "which is no list, or has another name or place too. Begin with `[]` "
@@ -249,7 +252,15 @@ def _unrolled(
 
 
 class _For:
-    """A loop over items that an operator takes."""
+    """A `for` as an operator.
+
+    items      its items
+    names      the names that it may assign
+    grows      the names of lists that it appends to
+    before     the state before the loop
+    chunks     name of a list -> what a step appends, and which leaves are weak
+    by_number  whether items are taken by index, and not as slices of a scan
+    """
 
     def __init__(
         self,
@@ -270,18 +281,19 @@ class _For:
         self.targets = targets
         self.before = state()
         self.chunks: dict[str, tuple[Chunk, list[bool]] | None] = {}
-        # Slices cannot be taken one after another if only a run knows how many.
+        # `hf.scan` needs the number of slices.
         no_slices = not pytree.flatten(items.xs)[0]
         self.by_number = no_slices or isinstance(items.length, Value)
 
     def run(self, flag: str | None) -> None:
+        """Run the loop, which ends early if the flag `flag` is set."""
         length = self.items.length
         if isinstance(length, int) and length == 0:
             return
         values = self.before[: len(self.names)]
-        at_any = zeros((), dtype=int64)
+        index = zeros((), dtype=int64)
         values = _bound(
-            lambda *own: self.step(self.items.at(at_any), own)[0],
+            lambda *own: self.step(self.items.at(index), own)[0],
             values,
             self.names,
             (RESULT, *self.targets),
@@ -298,28 +310,34 @@ class _For:
             last, _ = self.scanned(carry)
             self.state(carry.last(last))
 
-    def step(self, item: Any, own: _Values) -> tuple[_Values, dict[str, Growing]]:
-        """The state after a step, and what it appends."""
-        state = (*own, *(Growing() for _ in self.grows))
-        _, after = run_within(self.state, state, self.before, lambda: self.body(item))
+    def step(self, item: Any, values: _Values) -> tuple[_Values, dict[str, Growing]]:
+        """Return the state after a step, and what the step appends to each list."""
+        state = (*values, *(Growing() for _ in self.grows))
+        _, after = run_with_state(
+            self.state, state, self.before, lambda: self.body(item)
+        )
         count = len(self.names)
         return after[:count], dict(zip(self.grows, after[count:], strict=True))
 
     def counted(self, flag: str, values: _Values) -> _Values:
-        """A loop that a flag may end."""
-        at, count, length = self.names.index(flag), len(self.names), self.items.length
+        """Return the final state of a loop that a flag may end."""
+        position, count, length = (
+            self.names.index(flag),
+            len(self.names),
+            self.items.length,
+        )
 
-        def test(*own: Any) -> Any:
-            return logical_and(own[count] < length, not_(own[at]))
+        def test(*carry: Any) -> Any:
+            return logical_and(carry[count] < length, not_(carry[position]))
 
-        def step(*own: Any) -> _Values:
-            k = own[count]
-            return (*self.step(self.items.at(k), own[:count])[0], k + 1)
+        def step(*carry: Any) -> _Values:
+            k = carry[count]
+            return (*self.step(self.items.at(k), carry[:count])[0], k + 1)
 
         names = (*self.names, "the step")
         return _while(
             test,
-            standing_for(self.body, "body", step),
+            shown_as(self.body, "body", step),
             (*values, 0),
             names,
             self.updated,
@@ -327,19 +345,21 @@ class _For:
         )[:count]
 
     def fori(self, carry: "_Carry") -> Any:
+        """Run the loop as a `hf.fori_loop`."""
+
         def step(k: Any, data: Any) -> Any:
             return carry.after(self.step(self.items.at(k), carry.state(data))[0])
 
-        run = standing_for(self.body, "body", step)
+        run = shown_as(self.body, "body", step)
         return fori_loop(0, self.items.length, run, carry.data)
 
     def scanned(self, carry: "_Carry", **options: Any) -> Any:
-        """A scan over the items, and what its steps append."""
+        """Run the loop as a `hf.scan`, whose outputs are what the steps append."""
         counts = self.by_number or self.items.counts
         xs = None if self.by_number else self.items.xs
 
-        def step(own: Any, x: Any) -> Any:
-            k, data = own if counts else (None, own)
+        def step(state: Any, x: Any) -> Any:
+            k, data = state if counts else (None, state)
             item = self.items.at(k) if self.by_number else self.items.pick(k, x)
             after, lists = self.step(item, carry.state(data))
             data = carry.after(after)
@@ -347,12 +367,12 @@ class _For:
             return (data if k is None else (k + 1, data)), appended
 
         init = (0, carry.data) if counts else carry.data
-        run = standing_for(self.body, "body", step)
-        last, *found = scan(run, init, xs, **options)
-        return (last[1] if counts else last), *found
+        run = shown_as(self.body, "body", step)
+        last, *outputs = scan(run, init, xs, **options)
+        return (last[1] if counts else last), *outputs
 
     def appended(self, name: str, entries: Growing) -> Any:
-        """What a step appends to a list, as its operator returns it."""
+        """Return what a step appends to a list, as an output of the scan."""
         if not entries:
             self.chunks[name] = None
             return None
@@ -366,38 +386,43 @@ class _For:
         return chunk
 
     def growing(self, flag: str | None, carry: "_Carry") -> _Values:
-        """A loop that appends to lists."""
+        """Return the final state of a loop that appends to lists."""
         length = self.items.length
         options: dict[str, Any] = {}
         if self.by_number:
             options["length"] = length.item() if isinstance(length, Value) else length
         if flag is not None:
-            at = self.names.index(flag)
+            position = self.names.index(flag)
             counts = self.by_number or self.items.counts
 
-            def stops(own: Any) -> Any:
-                return condition(carry.state(own[1] if counts else own)[at])
+            def stops(state: Any) -> Any:
+                return condition(carry.state(state[1] if counts else state)[position])
 
             options["until"] = stops
         last, appended, *steps = self.scanned(carry, **options)
         lists = [
-            self.made(name, value, appended[name], *steps)
+            self.grown_list(name, value, appended[name], *steps)
             for name, value in zip(
                 self.grows, self.before[len(self.names) :], strict=True
             )
         ]
         return (*carry.last(last), *lists)
 
-    def made(self, name: str, before: list[Any], chunks: Any, *steps: Any) -> Any:
-        """A list with what the steps have appended."""
-        known = self.chunks[name]
-        if known is None:
+    def grown_list(self, name: str, before: list[Any], chunks: Any, *steps: Any) -> Any:
+        """Return a list with what the steps have appended.
+
+        Args:
+            chunks: The output of the scan: the entries of all steps, stacked.
+            steps: The number of steps, if the loop can end early.
+        """
+        chunk = self.chunks[name]
+        if chunk is None:
             return before
         leaves, spec = pytree.flatten(chunks.rows)
         n, m, *_ = leaves[0].shape
         rows = [reshape(x, (x.shape[0] * x.shape[1], *x.shape[2:])) for x in leaves]
         mask = None if chunks.mask is None else reshape(chunks.mask, (n * m,))
-        if steps:  # of those that were made
+        if steps:  # only entries of executed steps count
             done = arange(n * m) < steps[0] * m
             mask = done if mask is None else logical_and(done, mask)
         if isinstance(before, Growing):
@@ -405,19 +430,19 @@ class _For:
             return before
         if mask is not None:
             rows = [x[mask] for x in rows]
-        made = Rows(pytree.unflatten(spec, rows), known[1])
-        return made.after(before)
+        appended = Rows(pytree.unflatten(spec, rows), chunk[1])
+        return appended.after(before)
 
 
 # --- state ----------------------------------------------------------------------------
 
 
 def _bound(body: _Step, state: _Values, names: _Names, unbound: _Names) -> _Values:
-    """The state with zeros for names of `unbound` that have no value yet, of the types
-    that a step gives them.
+    """Return the state with zeros for unbound names in `unbound`, of the types that a
+    step assigns to them.
 
     Raises:
-        ControlFlowError: another name has none.
+        ControlFlowError: another name is unbound.
     """
     values = dict(zip(names, state, strict=True))
     missing = [name for name, value in values.items() if value is UNBOUND]
@@ -435,8 +460,15 @@ def _bound(body: _Step, state: _Values, names: _Names, unbound: _Names) -> _Valu
 
 
 class _Carry:
-    """The state of a loop as an operator carries it: what it assigns. It writes to the
-    tensors that it only updates, and so to what other names have of them."""
+    """The carry of a loop: the values of the names that it assigns. Tensors that it
+    only updates are no part of it: the body writes to them in place.
+
+    kept      the tensors that are only updated, by name
+    data      the initial carry
+    first     the state before the loop
+    entered   the state at the start of the current step
+    varying   the names that a step has changed
+    """
 
     def __init__(self, names: _Names, state: _Values, updated: _Names) -> None:
         values = dict(zip(names, state, strict=True))
@@ -449,16 +481,19 @@ class _Carry:
         self.varying: set[str] = set()
 
     def assigned(self, state: _Values) -> dict[str, Any]:
+        """Return the part of a state that is carried, by name."""
         values = zip(self.names, state, strict=True)
         return {name: value for name, value in values if name not in self.kept}
 
     def state(self, data: dict[str, Any]) -> _Values:
+        """Return the state at the start of a step, from the carry."""
         values = {**self.kept, **self.parts.joined(data)}
         self.entered = values
         return tuple([values[name] for name in self.names])
 
     def last(self, data: dict[str, Any]) -> _Values:
-        """The state after the loop; what no step has changed is what it was."""
+        """Return the state after the loop; names that no step changes keep their
+        values."""
         values = {**self.kept, **self.parts.joined(data)}
         return tuple(
             [
@@ -468,7 +503,7 @@ class _Carry:
         )
 
     def after(self, state: _Values) -> dict[str, Any]:
-        """The data of a state that a step gives."""
+        """Return the carry for the state at the end of a step."""
         assigned = self.assigned(state)
         self.varying |= {n for n, x in assigned.items() if x is not self.entered[n]}
         parts = Parts.of(assigned)

@@ -1,4 +1,4 @@
-"""`match` as `if`, where it only compares with values and gives names.
+"""Rewriting of `match` statements to `if`, for patterns of values and names.
 
     match a:                       subject = a
         case 0 | 1: b              if subject == 0 or subject == 1: b
@@ -7,7 +7,7 @@
                                        if c: d
                                        else: e
 
-Patterns that look into their subject (sequences, mappings, classes) stay Python.
+Statements with structural patterns (sequences, mappings, classes) remain Python.
 """
 
 import ast
@@ -17,12 +17,12 @@ from hopflow.rewrite.names import Scope
 
 
 def without_matches(function: Scope) -> None:
-    """Rewrite the `match` statements of a function, in place."""
+    """Rewrite the `match` statements of a function in place."""
     rewriter = _Matches()
     body: list[ast.stmt] = []
     for statement in function.body:
-        made = rewriter.visit(statement)
-        body += made if isinstance(made, list) else [made]
+        statements = rewriter.visit(statement)
+        body += statements if isinstance(statements, list) else [statements]
     function.body = body
 
 
@@ -41,7 +41,7 @@ class _Matches(ast.NodeTransformer):
         name = f"hopflow_subject_{self.count}"
         block: list[ast.stmt] = []
         for case in reversed(node.cases):
-            block = _tried(case, name, block)
+            block = _with_case(case, name, block)
         first = ast.Assign([ast.Name(name, ast.Store())], node.subject)
         return [at_line_of(statement, node) for statement in (first, *block)]
 
@@ -54,7 +54,7 @@ def _is_simple(pattern: ast.pattern) -> bool:
             names_twice = isinstance(inner, ast.MatchAs)
             return inner is None or (not names_twice and _is_simple(inner))
         case ast.MatchOr(patterns):
-            # Which of them holds would have to be asked again to give a name.
+            # A name in an alternative would need the test of that alternative.
             return all(isinstance(p, _VALUES) for p in patterns)
     return False
 
@@ -62,10 +62,10 @@ def _is_simple(pattern: ast.pattern) -> bool:
 _VALUES = (ast.MatchValue, ast.MatchSingleton)
 
 
-def _tried(
+def _with_case(
     case: ast.match_case, subject: str, otherwise: list[ast.stmt]
 ) -> list[ast.stmt]:
-    """The statements of a case, or those of the cases after it."""
+    """Return the statements that run a case, or else those of the cases after it."""
     test, name = _test(case.pattern, subject)
     block = case.body
     if name is not None:
@@ -74,10 +74,10 @@ def _tried(
             block += case.body
         elif test is None:
             return [*block, ast.If(case.guard, case.body, otherwise)]
-        else:  # the guard sees the name, which stays if it does not hold
-            given = ast.NamedExpr(ast.Name(name, ast.Store()), _read(subject))
-            first = ast.Tuple([given, case.guard], ast.Load())
-            guard = ast.Subscript(first, ast.Constant(1), ast.Load())
+        else:  # the guard reads the name, which stays bound if it fails
+            binding = ast.NamedExpr(ast.Name(name, ast.Store()), _read(subject))
+            pair = ast.Tuple([binding, case.guard], ast.Load())
+            guard = ast.Subscript(pair, ast.Constant(1), ast.Load())
             test, block = ast.BoolOp(ast.And(), [test, guard]), case.body
     elif case.guard is not None:
         tests = [case.guard] if test is None else [test, case.guard]
@@ -86,7 +86,8 @@ def _tried(
 
 
 def _test(pattern: ast.pattern, subject: str) -> tuple[ast.expr | None, str | None]:
-    """What holds where a pattern fits, None if always; and the name that it gives."""
+    """Return the condition that a pattern matches, None if always; and the name that it
+    binds."""
     match pattern:
         case ast.MatchValue(value):
             return ast.Compare(_read(subject), [ast.Eq()], [value]), None

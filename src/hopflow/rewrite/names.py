@@ -1,4 +1,4 @@
-"""Which names a piece of code reads, assigns, and still needs later."""
+"""Analysis of names: which names code reads and assigns, and their liveness."""
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,110 +9,116 @@ from hopflow.rewrite.exits import BROKEN, LOOPS, SCOPES, Loop
 Scope: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 AFTER: Final = "hopflow_after"
-"""An attribute of an `if` or a loop: the names that are read after it."""
+"""An attribute of an `if` or a loop node: the names that are live after it."""
 HEAD: Final = "hopflow_head"
-"""An attribute of the same: the names that are read from its beginning on."""
+"""An attribute of the same nodes: the names that are live at its start."""
 CAPTURED: Final = "hopflow_captured"
-"""An attribute of the same: those of them that only functions within read."""
+"""An attribute of the same nodes: the names that only inner functions read."""
 
 _COMPREHENSIONS: Final = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
-def walk_own(node: ast.AST) -> Iterator[ast.AST]:
-    """A node and all below it, but for what is in functions and classes within."""
+def walk_scope(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield a node and its descendants in the same scope: not those of inner functions
+    and classes."""
     yield node
     if not isinstance(node, SCOPES):
         for child in ast.iter_child_nodes(node):
-            yield from walk_own(child)
+            yield from walk_scope(child)
 
 
 def reads(*nodes: ast.AST | None) -> set[str]:
-    """The names that are read, those that functions within read from around them too;
-    also those that these assign there."""
-    found: set[str] = set()
+    """Return the names that nodes read, including free variables of inner functions
+    that these read or assign."""
+    names: set[str] = set()
     for node in nodes:
         if isinstance(node, ast.Name):
-            found |= set() if isinstance(node.ctx, ast.Store) else {node.id}
+            names |= set() if isinstance(node.ctx, ast.Store) else {node.id}
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            found |= _read_by_function(node)
+            names |= _read_by_function(node)
         elif isinstance(node, _COMPREHENSIONS):
             parts = list(ast.iter_child_nodes(node))
             first = node.generators[0].iter
-            own = assigned(*(g.target for g in node.generators))
-            found |= reads(first) | (reads(*parts) - own)
+            targets = assigned(*(g.target for g in node.generators))
+            names |= reads(first) | (reads(*parts) - targets)
         elif node is not None:
             if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
-                found.add(node.target.id)
+                names.add(node.target.id)
             if hasattr(node, BROKEN):
-                found.add(getattr(node, BROKEN))
-            found |= reads(*ast.iter_child_nodes(node))
-    return found
+                names.add(getattr(node, BROKEN))
+            names |= reads(*ast.iter_child_nodes(node))
+    return names
 
 
 def _read_by_function(node: Scope | ast.Lambda) -> set[str]:
     args = node.args
     params = params_of(node)
-    before = reads(*args.defaults, *args.kw_defaults)
+    defaults = reads(*args.defaults, *args.kw_defaults)
     if isinstance(node, ast.Lambda):
-        return before | (reads(node.body) - params)
+        return defaults | (reads(node.body) - params)
     outer = declared(node.body)
-    own = params | (assigned(*node.body) - outer)
-    return before | reads(*node.decorator_list) | ((reads(*node.body) | outer) - own)
+    local_names = params | (assigned(*node.body) - outer)
+    return (
+        defaults
+        | reads(*node.decorator_list)
+        | ((reads(*node.body) | outer) - local_names)
+    )
 
 
 def assigned(*nodes: ast.AST) -> set[str]:
-    """The names that are assigned in the scope the nodes stand in."""
-    found: set[str] = set()
+    """Return the names that nodes assign in their scope."""
+    names: set[str] = set()
     for node in nodes:
-        _collect(node, found, found)
-    return found
+        _collect(node, names, names)
+    return names
 
 
 def updated(*nodes: ast.AST) -> set[str]:
-    """Those that are only updated, as by `x += y`: a tensor stays the same one."""
-    found: set[str] = set()
+    """Return the names that are only updated, as by `x += y`, in place for tensors."""
+    names: set[str] = set()
     updates: set[str] = set()
     for node in nodes:
-        _collect(node, found, updates)
-    return updates - found
+        _collect(node, names, updates)
+    return updates - names
 
 
-def _collect(node: ast.AST, found: set[str], updates: set[str]) -> None:
+def _collect(node: ast.AST, names: set[str], updates: set[str]) -> None:
+    """Add the names that a node assigns, and those that it updates, to the sets."""
     if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
         updates.add(node.target.id)
-        _collect(node.value, found, updates)
+        _collect(node.value, names, updates)
         return
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        found.add(node.name)
+        names.add(node.name)
         return
     if isinstance(node, ast.Lambda):
         return
-    if isinstance(node, _COMPREHENSIONS):  # its own names; `:=` assigns around it
+    if isinstance(node, _COMPREHENSIONS):  # targets are local; `:=` is not
         inner = (n for n in ast.walk(node) if isinstance(n, ast.NamedExpr))
-        found.update(n.target.id for n in inner)
+        names.update(n.target.id for n in inner)
         return
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store | ast.Del):
-        found.add(node.id)
+        names.add(node.id)
     elif (
         isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name
     ):
-        found.add(node.name)
+        names.add(node.name)
     elif isinstance(node, ast.MatchMapping) and node.rest:
-        found.add(node.rest)
+        names.add(node.rest)
     elif isinstance(node, ast.alias):
-        found.add((node.asname or node.name).split(".")[0])
+        names.add((node.asname or node.name).split(".")[0])
     for child in ast.iter_child_nodes(node):
-        _collect(child, found, updates)
+        _collect(child, names, updates)
 
 
 def declared(
     block: Sequence[ast.stmt], *kinds: type[ast.Global | ast.Nonlocal]
 ) -> set[str]:
-    """The names that are `global` or `nonlocal` in a scope; or of one of `kinds`."""
+    """Return the names declared in a scope as `global` or `nonlocal`, or as `kinds`."""
     return {
         name
         for statement in block
-        for node in walk_own(statement)
+        for node in walk_scope(statement)
         if isinstance(node, kinds or (ast.Global, ast.Nonlocal))
         for name in node.names
     }
@@ -121,80 +127,85 @@ def declared(
 def writers(
     block: Sequence[ast.stmt], around: Mapping[str, str], but: set[str]
 ) -> dict[str, str]:
-    """The functions that assign a name outside of themselves when they are called, by
-    their own hand or by another one's, and that name; `around` the scope, and in it.
+    """Return the functions whose calls assign a name outside of them, directly or by
+    another call: function in the block or in `around` -> such a name.
 
     Args:
-        but: Names that may be assigned.
+        around: The same for functions outside the block.
+        but: Names to ignore.
     """
     functions = _functions(block)
-    found = dict(around)
+    written = dict(around)
     for f in functions:
-        found.pop(f.name, None)
-        if names := _written_around(f) - but:
-            found[f.name] = min(names)
-    named = {f.name: reads(*f.body) for f in functions} | _names_of_others(block)
-    for _ in named:  # as far as they call each other
-        for name, read in named.items():
-            for called in sorted(read & found.keys()):
-                found.setdefault(name, found[called])
-    return found
+        written.pop(f.name, None)
+        if names := _assigned_outside(f) - but:
+            written[f.name] = min(names)
+    callees = {f.name: reads(*f.body) for f in functions} | _names_of_aliases(block)
+    for _ in callees:  # to the fixed point
+        for name, read in callees.items():
+            for called in sorted(read & written.keys()):
+                written.setdefault(name, written[called])
+    return written
 
 
-def _names_of_others(block: Sequence[ast.stmt]) -> dict[str, set[str]]:
-    """What lambdas and second names of functions read, by the name each is given."""
-    found: dict[str, set[str]] = {}
-    for node in (n for statement in block for n in walk_own(statement)):
+def _names_of_aliases(block: Sequence[ast.stmt]) -> dict[str, set[str]]:
+    """Return the names that lambdas and aliases of functions read, by their name."""
+    names: dict[str, set[str]] = {}
+    for node in (n for statement in block for n in walk_scope(statement)):
         match node:
             case ast.Assign(
                 [ast.Name(name)], ast.Lambda() | ast.Name() as value
             ) | ast.AnnAssign(ast.Name(name), _, ast.Lambda() | ast.Name() as value):
-                found[name] = reads(value)
-    return found
+                names[name] = reads(value)
+    return names
 
 
-def _written_around(function: Scope) -> set[str]:
+def _assigned_outside(function: Scope) -> set[str]:
+    """Return the names outside of a function that it or inner functions assign."""
     outer = declared(function.body)
-    own = assigned(*function.body) | params_of(function)
-    return (own & outer) | (written_within(function.body) - (own - outer))
+    assigned_names = assigned(*function.body) | params_of(function)
+    return (assigned_names & outer) | (
+        assigned_by_inner(function.body) - (assigned_names - outer)
+    )
 
 
-def written_within(block: Sequence[ast.stmt]) -> set[str]:
-    """The names of a scope, or around it, that functions defined in it assign."""
-    return set().union(*map(_written_around, _functions(block)))
+def assigned_by_inner(block: Sequence[ast.stmt]) -> set[str]:
+    """Return the names of a scope, or outside it, that inner functions assign."""
+    return set().union(*map(_assigned_outside, _functions(block)))
 
 
 def params_of(function: Scope | ast.Lambda) -> set[str]:
+    """Return the names of the parameters."""
     args = function.args
     named = [*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg]
     return {a.arg for a in named if a is not None}
 
 
 def _functions(block: Sequence[ast.stmt]) -> list[Scope]:
-    found = [n for statement in block for n in walk_own(statement)]
-    return [n for n in found if isinstance(n, Scope)]
+    nodes = [n for statement in block for n in walk_scope(statement)]
+    return [n for n in nodes if isinstance(n, Scope)]
 
 
 def mark_live(function: Scope) -> None:
-    """Note at each `if` and each loop which names are needed after it and from it on.
+    """Store the live names in attributes of each `if` and loop: see `AFTER`, `HEAD`.
 
-    What functions within read may be read whenever they are called.
+    Names that inner functions read are always live, as these may be called anytime.
     """
-    own = [n for statement in function.body for n in walk_own(statement)]
-    at_once = {id(argument) for n in own for argument in _consumed(n)}
+    nodes = [n for statement in function.body for n in walk_scope(statement)]
+    immediate = {id(argument) for n in nodes for argument in _consumed(n)}
     inner = [
         name
-        for n in own
-        if isinstance(n, (*SCOPES, ast.GeneratorExp)) and id(n) not in at_once
+        for n in nodes
+        if isinstance(n, (*SCOPES, ast.GeneratorExp)) and id(n) not in immediate
         for name in reads(n)
     ]
-    # Those that are not its own may be read by anyone when it has ended.
+    # Globals and nonlocals are live at the end.
     live = _Live(set(inner), declared(function.body))
     live.block(function.body, live.outer, live.outer)
 
 
 def _consumed(node: ast.AST) -> list[ast.expr]:
-    """The arguments of a call that it runs over and does not keep."""
+    """Return the arguments of a call that consumes an iterator immediately."""
     match node:
         case ast.Call(ast.Name(name), arguments) if name in _CONSUMERS:
             return arguments
@@ -207,11 +218,11 @@ _CONSUMERS: Final = frozenset(
 
 
 class _Live:
-    """Which names are live where.
+    """Liveness analysis of a function, backwards over its statements.
 
-    always   those that functions within read
-    outer    those of around the function, which are read after it
-    raising  those that are read if an error leaves the block at hand
+    always   the names that inner functions read
+    outer    globals and nonlocals, which are live after the function
+    raising  the names that are live if the current block raises an error
     """
 
     def __init__(self, always: set[str], outer: set[str]) -> None:
@@ -225,20 +236,21 @@ class _Live:
         after: set[str],
         raising: Iterable[str] = (),
     ) -> set[str]:
-        """What is live before a block."""
-        around, self.raising = self.raising, self.raising.union(raising)
+        """Return the names that are live before a block."""
+        outer_raising, self.raising = self.raising, self.raising.union(raising)
         for statement in reversed(block):
             after = self.statement(statement, after) | self.raising
-        self.raising = around
+        self.raising = outer_raising
         return after
 
     def statement(self, node: ast.stmt, after: set[str]) -> set[str]:
+        """Return the names that are live before a statement."""
         if isinstance(node, ast.If):
             before = self.block(node.body, after) | self.block(node.orelse, after)
             before = (before - _surely_assigned(node.test)) | reads(node.test)
         elif isinstance(node, LOOPS):
             before = self.loop(node, after)
-        elif isinstance(node, ast.With | ast.AsyncWith):  # it may catch an error
+        elif isinstance(node, ast.With | ast.AsyncWith):  # it may suppress an error
             before = self.block(node.body, after, after)
             before = (before - assigned(*node.items)) | reads(*node.items)
         elif isinstance(node, ast.Try | ast.TryStar):
@@ -261,43 +273,46 @@ class _Live:
         return before
 
     def trying(self, node: ast.Try | ast.TryStar, after: set[str]) -> set[str]:
+        """Return the names that are live before a `try`."""
         final = self.block(node.finalbody, after)
         caught = set(final)
         for handler in node.handlers:
-            inside = self.block(handler.body, final, final) - {handler.name}
-            caught |= inside | reads(handler.type)
-        done = self.block(node.orelse, final, final)
-        return self.block(node.body, done, caught)
+            handled = self.block(handler.body, final, final) - {handler.name}
+            caught |= handled | reads(handler.type)
+        no_error = self.block(node.orelse, final, final)
+        return self.block(node.body, no_error, caught)
 
     def loop(self, node: Loop, after: set[str]) -> set[str]:
+        """Return the names that are live before a loop, by a fixed point."""
         if isinstance(node, ast.While):
-            own, before = reads(node.test), set[str]()
+            tested, before = reads(node.test), set[str]()
             killed, targets = _surely_assigned(node.test), set[str]()
         else:
-            own, before = set(), reads(node.iter)
+            tested, before = set(), reads(node.iter)
             killed, targets = set(), assigned(node.target)
-        own |= {getattr(node, BROKEN)} if hasattr(node, BROKEN) else set()
-        head = own | (after - killed)
+        tested |= {getattr(node, BROKEN)} if hasattr(node, BROKEN) else set()
+        head = tested | (after - killed)
         while True:
             body = self.block(node.body, head | after)
-            more = head | own | (body - targets - killed)
-            if more == head:
+            new_head = head | tested | (body - targets - killed)
+            if new_head == head:
                 return head | before
-            head = more
+            head = new_head
 
     def note(self, node: ast.stmt, after: set[str], head: set[str]) -> None:
+        """Store the live names in the attributes of a node."""
         setattr(node, AFTER, after | self.always)
         setattr(node, HEAD, head | after | self.always)
         setattr(node, CAPTURED, self.always - head - after)
 
 
 def _surely_assigned(node: ast.AST) -> set[str]:
-    """The names that an expression assigns whenever it is evaluated, by `:=`."""
-    found: set[str] = set()
+    """Return the names that an expression assigns by `:=` in each evaluation."""
+    names: set[str] = set()
     parts: list[ast.AST] = list(ast.iter_child_nodes(node))
     match node:
         case ast.NamedExpr(ast.Name(name)):
-            found.add(name)
+            names.add(name)
         case ast.BoolOp(_, [first, *_]):
             parts = [first]
         case ast.IfExp(test):
@@ -308,4 +323,4 @@ def _surely_assigned(node: ast.AST) -> set[str]:
             parts = []
         case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
             parts = [node.generators[0].iter]
-    return found.union(*map(_surely_assigned, parts))
+    return names.union(*map(_surely_assigned, parts))

@@ -1,4 +1,4 @@
-"""Values by name, as operators take them: tensors and numbers apart from the rest."""
+"""Division of named values into data for operators and static leaves."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -23,11 +23,11 @@ Named: TypeAlias = Callable[[], dict[str, Any]]
 
 
 class Parts(NamedTuple):
-    """Values by name, apart: tensors and numbers, which operators take, and the rest.
+    """Named values, divided into data (tensors and numbers) and static leaves.
 
-    data    the values, with None for each leaf of the rest
-    rest    by name and position, the leaves that are neither tensor nor number
-    specs   by name
+    data    the values by name, with None for static leaves
+    rest    (name, position) -> the static leaf there
+    specs   the structures by name
     """
 
     data: dict[str, Any]
@@ -36,39 +36,46 @@ class Parts(NamedTuple):
 
     @staticmethod
     def of(values: dict[str, Any]) -> "Parts":
-        found = Parts({}, {}, {})
+        """Divide values."""
+        parts = Parts({}, {}, {})
         for name, value in values.items():
             leaves, spec = pytree.flatten(value)
             for k, leaf in enumerate(leaves):
                 if not isinstance(leaf, _DATA):
-                    found.rest[name, k], leaves[k] = leaf, None
-            found.specs[name] = spec
-            found.data[name] = pytree.unflatten(spec, leaves)
-        return found
+                    parts.rest[name, k], leaves[k] = leaf, None
+            parts.specs[name] = spec
+            parts.data[name] = pytree.unflatten(spec, leaves)
+        return parts
 
     def joined(self, data: dict[str, Any]) -> dict[str, Any]:
-        """Values as `of` took them apart, with other data."""
-        found: dict[str, Any] = {}
+        """Return values with other data and the same static leaves."""
+        values: dict[str, Any] = {}
         for name, spec in self.specs.items():
-            own = iter(pytree.flatten(data[name])[0])
-            found[name] = pytree.unflatten(
+            data_leaves = iter(pytree.flatten(data[name])[0])
+            values[name] = pytree.unflatten(
                 spec,
                 [
-                    self.rest[name, k] if (name, k) in self.rest else next(own)
+                    self.rest[name, k] if (name, k) in self.rest else next(data_leaves)
                     for k in range(spec.num_leaves)
                 ],
             )
-        return found
+        return values
 
     def check_same(self, other: "Parts", how: str) -> None:
-        """Raises: ControlFlowError: a leaf of the rest is not the same in `other`."""
+        """Check that the static leaves equal those of `other`.
+
+        Raises:
+            ControlFlowError: one does not; `how` says why they are compared.
+        """
         for name, k in {**self.rest, **other.rest}:
-            here = self.rest.get((name, k), _DATUM)
-            there = other.rest.get((name, k), _DATUM)
-            if here is there or (type(here) is type(there) and bool(here == there)):
+            leaf = self.rest.get((name, k), _DATUM)
+            other_leaf = other.rest.get((name, k), _DATUM)
+            if leaf is other_leaf or (
+                type(leaf) is type(other_leaf) and bool(leaf == other_leaf)
+            ):
                 continue
-            both = f"{here!r} and {there!r}"
-            if UNBOUND in (here, there):
+            both = f"{leaf!r} and {other_leaf!r}"
+            if UNBOUND in (leaf, other_leaf):
                 raise ControlFlowError(
                     f"control_flow: `{name}` has a value in one of two cases only, and "
                     f"is used after them ({user_line()}). Assign `{name}` before."
@@ -92,51 +99,54 @@ _DATA: Final = (
 
 
 def zeros_for(names: Sequence[str], functions: Sequence[Named]) -> dict[str, Any]:
-    """Zeros of the types that names have in the first of these that gives them any;
-    for what is neither tensor nor number, what it is."""
-    found: dict[str, Any] = {}
+    """Return zeros of the types that names have in the first function that binds them;
+    a static value is returned itself."""
+    zeros_by_name: dict[str, Any] = {}
     for f in functions:
-        parts, types = tried(f, names)
+        parts, types = dry_run(f, names)
         values = parts.joined(pytree.tree_map(zero, types))
         for name, value in values.items():
-            found.setdefault(name, value)
-    return found
+            zeros_by_name.setdefault(name, value)
+    return zeros_by_name
 
 
-def tried(f: Named, names: Sequence[str] | None = None) -> tuple[Parts, dict[str, Any]]:
-    """The values that `f` gives to names, as parts, and the types of their data; by a
-    trace that leaves nothing."""
-    kept: list[Parts] = []
+def dry_run(
+    f: Named, names: Sequence[str] | None = None
+) -> tuple[Parts, dict[str, Any]]:
+    """Trace `f`, roll the trace back, and return the values of these names as parts,
+    with the types of their data."""
+    parts: list[Parts] = []
 
     def data(_: Any) -> dict[str, Any]:
         values = f()
-        given = {
+        bound = {
             name: value
             for name, value in values.items()
             if value is not UNBOUND and (names is None or name in names)
         }
-        kept.append(Parts.of(given))
-        return kept[-1].data
+        parts.append(Parts.of(bound))
+        return parts[-1].data
 
-    around = current()
-    marks = mark(around) if isinstance(around, Tracer) else []
+    interpreter = current()
+    marks = mark(interpreter) if isinstance(interpreter, Tracer) else []
     function = Function("f", f, (), data)
     body = trace_body("control_flow", "control_flow", function, [])
     rollback(marks)
     types: dict[str, Any] = pytree.unflatten(body.spec, body.types)
-    return kept[-1], types
+    return parts[-1], types
 
 
 def zero(type_: TensorType) -> Any:
+    """Return the zero of a type; a Python number if it is weak."""
     if type_.weak and not type_.shape:
         return {"b": False, "f": 0.0}.get(type_.dtype.kind, 0)
     return zeros(type_.shape, dtype=type_.dtype)
 
 
-def standing_for(
+def shown_as(
     written: Callable[..., Any], name: str, f: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """`f`, which errors show as what the user has written."""
+    """Return `f`, which errors show as the user's function `written`."""
     f.__name__ = name
     f.__wrapped__ = written  # type: ignore[attr-defined]
     return f

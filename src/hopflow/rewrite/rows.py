@@ -1,4 +1,4 @@
-"""Lists that loops have made: one tensor, and a list of its rows where one is asked."""
+"""Lists made by loops, stored as stacked tensors until a list is needed."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
@@ -16,14 +16,15 @@ from hopflow.trace.source import user_line
 
 
 class Rows(list[Any]):
-    """The list of the rows of tensors.
+    """The list of the rows of stacked tensors.
 
-    It is a list, which is filled when anything else is done with it than to stack it,
-    to take a row, or to loop over it.
+    The items of the list are created lazily, by operations other than to stack it, to
+    take a row, or to loop over it.
 
-    tree   a pytree of T[n, …], None once it differs from the list
-    weak   for each leaf of it whether a row is a number of no fixed type
-    line   of the user's loop
+    tree       a pytree of T[n, …]; None once the list differs from it
+    weak       for each leaf of the tree, whether a row is a weak number
+    is_filled  whether the list has its items
+    line       the user's line with the loop
     """
 
     def __init__(self, tree: Any, weak: Iterable[bool]) -> None:
@@ -35,26 +36,27 @@ class Rows(list[Any]):
 
     @property
     def length(self) -> Any:
-        """How many there are, which may be a symbol."""
+        """The number of rows, which may be a symbol."""
         if self.tree is None:
             return super().__len__()
         return pytree.flatten(self.tree)[0][0].shape[0]
 
     def row(self, tree: Any, k: Any = None) -> Any:
-        """Row `k` of a tree, or a row itself, with the types that were appended."""
+        """Return row `k` of a tree, with the types of appended values; for None the
+        tree is a row already."""
         leaves, spec = pytree.flatten(tree)
-        found = [leaf if k is None else leaf[k] for leaf in leaves]
+        row_leaves = [leaf if k is None else leaf[k] for leaf in leaves]
         typed = [
             convert_to(leaf, leaf.type.dtype, weak=True) if weak else leaf
-            for leaf, weak in zip(found, self.weak, strict=True)
+            for leaf, weak in zip(row_leaves, self.weak, strict=True)
         ]
         return pytree.unflatten(spec, typed)
 
     def filled(self) -> "Rows":
-        """Itself, with its rows in it.
+        """Create the items, and return the list itself.
 
         Raises:
-            ControlFlowError: only a run knows how many there are.
+            ControlFlowError: their number is known only at run time.
         """
         if not self.is_filled and self.tree is not None:
             n = self.length
@@ -69,39 +71,41 @@ class Rows(list[Any]):
         return self
 
     def after(self, before: list[Any]) -> list[Any]:
-        """The list of other items and these."""
+        """Return the list of other items followed by these."""
         if isinstance(before, Rows) and before.tree is not None:
             return before.joined(self)
         if not before:
             return self
         rows = [pytree.flatten(item) for item in before]
         leaves, spec = pytree.flatten(self.tree)
-        same = all(
+        stacks = all(
             other == spec and all(map(_fits, items, leaves)) for items, other in rows
         )
-        if not same:
+        if not stacks:
             return [*before, *self]
         columns = list(zip(*(items for items, _ in rows), strict=True))
-        both = [
+        joined_leaves = [
             concat([stack([_typed(item, leaf) for item in column]), leaf])
             for column, leaf in zip(columns, leaves, strict=True)
         ]
         weak = [
-            own and all(map(is_weak, column))
-            for own, column in zip(self.weak, columns, strict=True)
+            is_weak_leaf and all(map(is_weak, column))
+            for is_weak_leaf, column in zip(self.weak, columns, strict=True)
         ]
-        return Rows(pytree.unflatten(spec, both), weak)
+        return Rows(pytree.unflatten(spec, joined_leaves), weak)
 
     def joined(self, other: "Rows") -> list[Any]:
-        """The list of its items and those of another one."""
-        (leaves, spec), (more, other_spec) = map(
+        """Return the list of its items followed by those of another one."""
+        (leaves, spec), (other_leaves, other_spec) = map(
             pytree.flatten, (self.tree, other.tree)
         )
-        if spec != other_spec or not all(map(_stack_together, leaves, more)):
+        if spec != other_spec or not all(map(_stack_together, leaves, other_leaves)):
             return [*self, *other]
-        both = [concat(pair) for pair in zip(leaves, more, strict=True)]
+        joined_leaves = [
+            concat(pair) for pair in zip(leaves, other_leaves, strict=True)
+        ]
         weak = [a and b for a, b in zip(self.weak, other.weak, strict=True)]
-        return Rows(pytree.unflatten(spec, both), weak)
+        return Rows(pytree.unflatten(spec, joined_leaves), weak)
 
     def append(self, item: Any) -> None:
         if self.tree is None or isinstance(self.length, int):
@@ -112,9 +116,9 @@ class Rows(list[Any]):
         leaves, spec = pytree.flatten(item)
         rows = [reshape(asarray(leaf), (1, *np.shape(leaf))) for leaf in leaves]
         row = Rows(pytree.unflatten(spec, rows), map(is_weak, leaves))
-        found = self.joined(row)
-        if isinstance(found, Rows):
-            self.tree, self.weak = found.tree, found.weak
+        joined = self.joined(row)
+        if isinstance(joined, Rows):
+            self.tree, self.weak = joined.tree, joined.weak
 
     def extend(self, items: Iterable[Any]) -> None:
         for item in items:
@@ -151,19 +155,19 @@ class Rows(list[Any]):
 
 
 def is_weak(value: Any) -> bool:
-    """Whether it is a number that takes the dtype of what it meets."""
+    """Whether a value is weak: it adopts the dtype of other operands."""
     return value.type.weak if isinstance(value, Value) else not np.ndim(value)
 
 
 def _fits(item: Any, leaf: Value) -> bool:
-    """Whether an item stacks with rows of `leaf`, and they stay of their dtype."""
+    """Whether an item stacks with the rows of `leaf` without changing their dtype."""
     shape, dtype = leaf.type.shape[1:], leaf.type.dtype
     if isinstance(item, bool | int | float):
         return not shape and dtype.kind in {bool: "b", int: "iuf"}.get(type(item), "f")
     if not isinstance(item, Value) or item.type.shape != shape:
         return False
-    own = item.type
-    return own.dtype is dtype or (own.weak and own.dtype.kind == dtype.kind)
+    type_ = item.type
+    return type_.dtype is dtype or (type_.weak and type_.dtype.kind == dtype.kind)
 
 
 def _stack_together(x: Value, y: Value) -> bool:
@@ -175,13 +179,14 @@ def _typed(item: Any, leaf: Value) -> Any:
 
 
 def _filling(name: str, changes: bool) -> Any:
+    """Return a method of `list` that creates the items first."""
     method = getattr(list, name)
 
     def run(self: Rows, *args: Any, **kwargs: Any) -> Any:
-        found = method(self.filled(), *args, **kwargs)
+        result = method(self.filled(), *args, **kwargs)
         if changes:
             self.tree = None
-        return found
+        return result
 
     run.__name__ = name
     return run

@@ -1,4 +1,4 @@
-"""What rewritten code calls, by the name `hopflow_runtime`."""
+"""The functions that rewritten code calls, as attributes of `hopflow_runtime`."""
 
 import sys
 from builtins import slice
@@ -50,8 +50,8 @@ __all__ = [
 
 provide(sys.modules[__name__])
 
-# Frames of rewritten code are the user's, and those of what it calls are not. What they
-# raise themselves is the user's error, as of an `x += y` that Python refuses.
+# Frames of rewritten code are the user's, those of these functions are not. Errors that
+# Python raises in them are the user's, as for an invalid `x += y`.
 for _name in {*__all__} - {"called", "load"}:
     if isinstance(_helper := globals()[_name], FunctionType):
         globals()[_name] = entry(speaks_for_user(_helper))

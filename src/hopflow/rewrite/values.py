@@ -1,4 +1,4 @@
-"""Names and conditions: Python where it can tell, operators where only a run can."""
+"""Conditions and names: Python for known values, operators for traced ones."""
 
 import operator
 from collections import deque
@@ -26,13 +26,13 @@ __all__ = [
         "plain",
         "plain_subject",
     ),
-    *("python_containers", "refuse_changes", "run_within"),
+    *("python_containers", "refuse_changes", "run_with_state"),
 ]
 
 State: TypeAlias = Callable[..., tuple[Any, ...]]
-"""`state()` is what names hold; `state(values)` has them hold these."""
+"""`state()` returns the values of names; `state(values)` assigns them."""
 Containers: TypeAlias = Callable[[], Sequence[tuple[str, Any]]] | None
-"""The containers that a block changes, as the user calls them."""
+"""Returns the containers that a block changes, with the user's expressions."""
 
 
 class _Unbound:
@@ -41,15 +41,15 @@ class _Unbound:
 
 
 UNBOUND: Final = _Unbound()
-"""The value of a name that has none."""
+"""The value of an unbound name."""
 
 
-def run_within(
-    state: State, own: Sequence[Any], before: Sequence[Any], run: Callable[[], Any]
+def run_with_state(
+    state: State, values: Sequence[Any], before: Sequence[Any], run: Callable[[], Any]
 ) -> tuple[Any, tuple[Any, ...]]:
-    """What `run` returns where the state is `own`, and the state that it leaves; the
-    state is then what it was before."""
-    state(own)
+    """Call `run` with a state, and return its result and the final state; then restore
+    the state `before`."""
+    state(values)
     try:
         return run(), state()
     finally:
@@ -57,7 +57,7 @@ def run_within(
 
 
 def load(get: Callable[[], Any]) -> Any:
-    """What a name holds, `UNBOUND` if nothing."""
+    """Return the value of a name; `UNBOUND` if it has none."""
     try:
         return get()
     except NameError:
@@ -65,7 +65,7 @@ def load(get: Callable[[], Any]) -> Any:
 
 
 def augmented(op: str, x: Any, y: Any) -> Any:
-    """`x += y`: into a tensor, but not into a number that a trace has for a tensor."""
+    """`x += y`: in place for a tensor, but not for a number that is traced as one."""
     name = _OPERATORS[op]
     in_place = "" if isinstance(x, Value) and not is_tensor(x) else "i"
     return getattr(operator, f"__{in_place}{name}__")(x, y)
@@ -81,7 +81,7 @@ _OPERATORS: Final = dict(
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether it is a tensor in plain Python too, which `+=` writes to."""
+    """Whether a value is a tensor in plain Python too, and not a number."""
     return isinstance(value, Value) and not (value.type.weak and not value.type.shape)
 
 
@@ -89,7 +89,7 @@ def is_tensor(value: Any) -> bool:
 
 
 def condition(test: Any) -> bool | Value:
-    """A condition as a bool, or as a tensor of bools if only a run can tell."""
+    """Return a condition as a bool, or as a bool tensor if it is known at run time."""
     if isinstance(test, SymBool):
         try:
             return bool(test)
@@ -123,17 +123,17 @@ def not_(test: Any) -> Any:
 
 
 def compare(first: Any, *pairs: Callable[..., Any]) -> Any:
-    """`first < second() < …`: comparisons, each followed by what it compares with."""
+    """`first < second() < …`: `pairs` are comparisons, each followed by its operand."""
     holds, value = pairs[:2]
     other = value()
-    found = holds(first, other)
+    result = holds(first, other)
     if len(pairs) == 2:
-        return found
-    return and_(found, lambda: compare(other, *pairs[2:]))
+        return result
+    return and_(result, lambda: compare(other, *pairs[2:]))
 
 
 def assert_(test: Any, message: Callable[[], Any]) -> None:
-    """`assert test, message()`, as `hf.check` if only a run can tell."""
+    """`assert test, message()`, as `hf.check` if the test is a tensor."""
     holds = condition(test)
     if isinstance(holds, Value):
         text = message()
@@ -144,10 +144,10 @@ def assert_(test: Any, message: Callable[[], Any]) -> None:
 
 
 def plain(test: Any, kind: str, reason: str) -> Any:
-    """The condition of what must stay Python.
+    """Return the condition of a statement that remains Python.
 
     Raises:
-        ControlFlowError: only a run can tell it.
+        ControlFlowError: the condition is known only at run time.
     """
     try:
         bool(test)
@@ -160,10 +160,10 @@ def plain(test: Any, kind: str, reason: str) -> Any:
 
 
 def plain_subject(subject: Any) -> Any:
-    """What a `match` compares with constants.
+    """Return the subject of a `match` that compares it with constants.
 
     Raises:
-        ControlFlowError: it is a tensor, or holds one.
+        ControlFlowError: it is or contains a tensor.
     """
     if any(isinstance(leaf, Value) for leaf in pytree.flatten(subject)[0]):
         raise ControlFlowError(
@@ -176,34 +176,39 @@ def plain_subject(subject: Any) -> Any:
 def narrowed(
     state: State, names: Sequence[str], captured: Sequence[str]
 ) -> tuple[State, Sequence[str]]:
-    """A state, and its names, without those of `captured` that have no value: only
-    functions defined within read them, and they are left without one."""
+    """Return a state and its names without unbound names in `captured`: only inner
+    functions read these, and they remain unbound."""
     before = state()
-    out = [
+    removed = [
         k for k, name in enumerate(names) if name in captured and before[k] is UNBOUND
     ]
-    if not out:
+    if not removed:
         return state, names
 
     def inner(values: tuple[Any, ...] | None = None) -> tuple[Any, ...]:
-        now = state()
+        current_values = state()
         if values is not None:
-            rest = iter(values)
-            now = tuple([UNBOUND if k in out else next(rest) for k in range(len(now))])
-            state(now)
-        return tuple([x for k, x in enumerate(now) if k not in out])
+            remaining = iter(values)
+            current_values = tuple(
+                [
+                    UNBOUND if k in removed else next(remaining)
+                    for k in range(len(current_values))
+                ]
+            )
+            state(current_values)
+        return tuple([x for k, x in enumerate(current_values) if k not in removed])
 
-    return inner, [name for k, name in enumerate(names) if k not in out]
+    return inner, [name for k, name in enumerate(names) if k not in removed]
 
 
 def refuse_changes(containers: Containers) -> None:
-    """Called where a block becomes a part of an operator.
+    """Check that a block which becomes the body of an operator changes no container.
 
     Raises:
-        ControlFlowError: it changes a container, which Python would do only once.
+        ControlFlowError: it does, and would do so only once, in its trace.
     """
-    if changed := python_containers(containers):
-        name, kind = changed
+    if container := python_containers(containers):
+        name, kind = container
         raise ControlFlowError(
             f"control_flow: a block that depends on a tensor changes `{name}`, which "
             f"is a `{kind}`, and no tensor ({user_line()}). Assign local names in it, "
@@ -212,7 +217,7 @@ def refuse_changes(containers: Containers) -> None:
 
 
 def python_containers(containers: Containers) -> tuple[str, str] | None:
-    """The first of these that is Python's, by name and type."""
+    """Return the first of these that is a Python container: expression and type."""
     for name, container in containers() if containers is not None else ():
         if isinstance(container, _CONTAINERS):
             return name, type(container).__name__
