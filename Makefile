@@ -16,7 +16,7 @@ help:
 	@echo "make demo     run the demonstration"
 	@echo "make test     run the tests"
 	@echo "make soak     draw some programs, the same in each run"
-	@echo "make fuzz     draw programs for an hour, and compare all their meanings"
+	@echo "make fuzz     draw programs for an hour, and compare all their executions"
 	@echo "make mutants  plant faults, and find them"
 	@echo "make bench    run the benchmarks"
 	@echo "make lint     ruff: the rules, and the format"

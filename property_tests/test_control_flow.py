@@ -14,7 +14,7 @@ from hypothesis import given, note
 from hypothesis import strategies as st
 
 import hopflow
-from hopflow.testing.meanings import run_debug, run_jit, run_native
+from hopflow.testing.executions import run_debug, run_jit, run_native
 
 hf: Any = hopflow
 

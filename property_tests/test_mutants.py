@@ -39,7 +39,7 @@ def test_a_planted_fault_is_found(name: str) -> None:
 
     def is_wrong(program: Program) -> bool:
         try:
-            check(program, mutant.meanings, mutant.transforms)
+            check(program, mutant.executions, mutant.transforms)
         except Disagreement:
             return True
         return False
@@ -47,7 +47,7 @@ def test_a_planted_fault_is_found(name: str) -> None:
     with mutant.planted():
         found = find(programs(mutant.kind, **mutant.options), is_wrong, settings=PLAN)
     # It is the fault that is found, and it is gone.
-    check(found, mutant.meanings, mutant.transforms)
+    check(found, mutant.executions, mutant.transforms)
 
 
 @pytest.mark.parametrize("name", MUTANTS)
@@ -55,8 +55,8 @@ def test_a_planted_fault_is_found_by_its_finder(name: str) -> None:
     mutant = MUTANTS[name]
     finder = from_text((FINDERS / f"{name.replace(' ', '_')}.json").read_text())
     with mutant.planted(), pytest.raises(Disagreement):
-        check(finder, mutant.meanings, mutant.transforms)
-    report = check(finder, mutant.meanings, mutant.transforms)
+        check(finder, mutant.executions, mutant.transforms)
+    report = check(finder, mutant.executions, mutant.transforms)
     assert report.agreed
     assert not report.tie
 

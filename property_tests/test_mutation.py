@@ -14,7 +14,7 @@ from hypothesis import given, settings
 
 import hopflow
 from hopflow.errors import DerivativeError
-from hopflow.testing.meanings import MEANINGS, run_debug, run_dynamic, run_symbolic
+from hopflow.testing.executions import EXECUTIONS, run_debug, run_dynamic, run_symbolic
 from hopflow.testing.strategies import steps
 
 hf: Any = hopflow
@@ -325,7 +325,7 @@ def outcome(run: Callable[..., Any], body: Body) -> list[Any]:
 
 
 RUNS: Final[dict[str, Callable[..., Any]]] = {
-    **{m.name: m.run for m in MEANINGS if m.name != "debug"},
+    **{m.name: m.run for m in EXECUTIONS if m.name != "debug"},
     "symbolic": run_symbolic,
     "dynamic": run_dynamic,
     "functionalized": lambda f, *xs: hf.functionalize(f)(*xs),

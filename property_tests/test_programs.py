@@ -21,8 +21,8 @@ from hopflow.autograd import rule_cache
 from hopflow.dtypes import as_dtype
 from hopflow.errors import HopflowError, ProgramFormatError
 from hopflow.testing.checks import Disagreement, check
+from hopflow.testing.executions import REGISTRY, ProgramExecution, register_execution
 from hopflow.testing.libraries import names_of_jax
-from hopflow.testing.meanings import REGISTRY, ProgramMeaning, register_meaning
 from hopflow.testing.orders import ORDERS
 from hopflow.testing.plain import Plain
 from hopflow.testing.products import PRODUCTS, WAYS
@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("verified")]
 
 EVERY: Final = (*BRANCHES, *BODIES, "custom_vjp", "grow", "chosen")
 Test = Callable[..., None]
-CHEAP: Final = [name for name, meaning in REGISTRY.items() if meaning.cheap]
+CHEAP: Final = [name for name, execution in REGISTRY.items() if execution.cheap]
 whole = programs("exact", operators=EVERY, mutation=True)
 smooth = programs("smooth", operators=EVERY, mutation=True)
 without_writes = programs("exact", depth=2)
@@ -49,17 +49,17 @@ def some(share: int) -> Callable[[Test], Test]:
     return settings(max_examples=max(profile.max_examples // share, 1))
 
 
-# --- meanings -------------------------------------------------------------------------
+# --- executions -----------------------------------------------------------------------
 
 
 @given(st.one_of(whole, smooth))
-def test_cheap_meanings_of_a_program_agree(program: Program) -> None:
+def test_cheap_executions_of_a_program_agree(program: Program) -> None:
     check(program, CHEAP)
 
 
 @some(5)
 @given(st.one_of(whole, smooth))
-def test_all_meanings_of_a_program_agree(program: Program) -> None:
+def test_all_executions_of_a_program_agree(program: Program) -> None:
     check(program)
 
 
@@ -71,7 +71,7 @@ def test_programs_without_writes_mean_what_they_do_in_jax(program: Program) -> N
 
 @some(8)
 @given(programs("exact"))
-def test_all_meanings_of_the_vmap_of_a_program_agree(program: Program) -> None:
+def test_all_executions_of_the_vmap_of_a_program_agree(program: Program) -> None:
     check(program, ["debug", "eager", "jit", "jit, 2 threads"], ["vmap"])
 
 
@@ -375,26 +375,28 @@ def test_noise_is_in_rules_that_are_met_for_the_first_time(name: str) -> None:
     assert decisions == [[bytes([0, 1, 0])]] * 3
 
 
-def test_what_a_meaning_lacks_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_execution_lacks_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     def lacking(*_: Any) -> Any:
         raise NotImplementedError("a transpose")
 
     program = identity(np.zeros(3))
-    own = ProgramMeaning("own", lacking, lacks=(NotImplementedError,))
+    own = ProgramExecution("own", lacking, lacks=(NotImplementedError,))
     monkeypatch.setitem(REGISTRY, "own", own)
     assert list(check(program, ["own"]).refused) == ["own"]
-    monkeypatch.setitem(REGISTRY, "own", ProgramMeaning("own", lacking))
+    monkeypatch.setitem(REGISTRY, "own", ProgramExecution("own", lacking))
     with pytest.raises(Disagreement, match="own: NotImplementedError: a transpose"):
         check(program, ["own"])
 
 
 def test_check_knows_what_it_is_to_compare() -> None:
     program: Any = identity(np.zeros(3))
-    with pytest.raises(HopflowError, match="check: `meanings` has 'nope', which is no"):
+    with pytest.raises(
+        HopflowError, match="check: `executions` has 'nope', which is no"
+    ):
         check(program, ["nope"])
     with pytest.raises(HopflowError, match="check: `transforms` has 'vmpa', which is"):
         check(program, ["debug"], ["vmpa"])
-    with pytest.raises(HopflowError, match="`meanings` must be a list of names"):
+    with pytest.raises(HopflowError, match="`executions` must be a list of names"):
         check(program, "debug")
     with pytest.raises(HopflowError, match="check: `program` must be a Program"):
         check(program.main)
@@ -409,19 +411,21 @@ def test_the_loop_ir_has_batches_and_derivatives_too() -> None:
     assert {f"{n} of {t}" for n, t in product(names, transforms)} <= set(agreed)
 
 
-def test_a_meaning_of_ones_own_is_known_by_its_name_alone() -> None:
-    meaning = ProgramMeaning("wrong", lambda make, given: tuple(x + 1 for x in given))
+def test_an_execution_of_ones_own_is_known_by_its_name_alone() -> None:
+    execution = ProgramExecution(
+        "wrong", lambda make, given: tuple(x + 1 for x in given)
+    )
     program = identity(np.zeros(3))
     try:
-        assert register_meaning(meaning) is meaning
+        assert register_execution(execution) is execution
         with pytest.raises(Disagreement, match="wrong: result 0 is 1 away"):
             check(program, ["debug", "wrong"])
-        with pytest.raises(HopflowError, match="a meaning called 'wrong' already"):
-            register_meaning(meaning)
+        with pytest.raises(HopflowError, match="an execution called 'wrong' already"):
+            register_execution(execution)
     finally:
         REGISTRY.pop("wrong", None)
-    with pytest.raises(HopflowError, match="must be a ProgramMeaning"):
-        register_meaning(cast(Any, print))
+    with pytest.raises(HopflowError, match="must be a ProgramExecution"):
+        register_execution(cast(Any, print))
 
 
 def test_arguments_are_not_shared_by_runs() -> None:
@@ -480,7 +484,7 @@ def stops(program: Program) -> bool:
 
 @some(10)
 @given(beyond)
-def test_an_index_out_of_range_stops_a_program_in_all_cheap_meanings(
+def test_an_index_out_of_range_stops_a_program_in_all_cheap_executions(
     program: Program,
 ) -> None:
     check(program, CHEAP)

@@ -13,7 +13,12 @@ from hopflow.graph.module import GraphModule
 from hopflow.graph.verifier import verify
 from hopflow.hops.base import interpreted
 from hopflow.testing.checks import check
-from hopflow.testing.meanings import REGISTRY, ProgramMeaning, in_ours, register_meaning
+from hopflow.testing.executions import (
+    REGISTRY,
+    ProgramExecution,
+    in_ours,
+    register_execution,
+)
 from hopflow.testing.program import Program
 from hopflow.testing.strategies import BODIES, BRANCHES, programs
 
@@ -65,7 +70,7 @@ def imported(f: Any, *args: Any) -> Any:
     return again.recompile()(*args)
 
 
-MEANINGS: Final = {
+EXECUTIONS: Final = {
     "imported": imported,
     "transformed": ran(transformed, "symbolic"),
     "swapped": ran(swapped, "symbolic"),
@@ -76,10 +81,10 @@ MEANINGS: Final = {
 
 @pytest.fixture(scope="module")
 def rewritten() -> Iterator[None]:
-    for name, run in MEANINGS.items():
-        register_meaning(ProgramMeaning(name, in_ours(run)))
+    for name, run in EXECUTIONS.items():
+        register_execution(ProgramExecution(name, in_ours(run)))
     yield
-    for name in MEANINGS:
+    for name in EXECUTIONS:
         del REGISTRY[name]
 
 

@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 import hopflow
-from hopflow.testing.meanings import agree, run_debug, run_symbolic_native
+from hopflow.testing.executions import agree, run_debug, run_symbolic_native
 
 hf: Any = hopflow
 Step = Callable[[Any, Any], Any]

@@ -18,8 +18,8 @@ import hopflow
 from hopflow import pytree
 from hopflow.errors import MutationError
 from hopflow.testing.arithmetic import Smooth
+from hopflow.testing.executions import agree, interpreted, run_debug
 from hopflow.testing.libraries import OURS, Library, theirs
-from hopflow.testing.meanings import agree, interpreted, run_debug
 from hopflow.testing.programs import Step, run
 from hopflow.testing.requires import load
 from hopflow.testing.strategies import steps

@@ -126,7 +126,7 @@ CHEAP = ["debug", "eager", "traced", "symbolic", "functionalized"]
 
 @some
 @given(drawn("exact"))
-def test_meanings_agree_in_each_bit(program: Program) -> None:
+def test_executions_agree_in_each_bit(program: Program) -> None:
     check(program, [*CHEAP, "native"])
 
 

@@ -9,11 +9,11 @@ import pytest
 import hopflow
 from hopflow.errors import MutationError, ReadOnlyError
 from hopflow.graph.verifier import verify
-from hopflow.testing.meanings import NAMES, RUNNERS, agree, in_turn, run_debug
+from hopflow.testing.executions import NAMES, RUNNERS, agree, in_turn, run_debug
 
 hf: Any = hopflow
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
-each_meaning = pytest.mark.parametrize("run", RUNNERS, ids=NAMES)
+each_execution = pytest.mark.parametrize("run", RUNNERS, ids=NAMES)
 
 
 def add_one(a: Any) -> None:
@@ -91,7 +91,7 @@ def after(a: Any, b: Any) -> Any:
 def test_what_is_written_by_one_name_is_read_by_another(
     alias: str, operator: str, body: Any, run: Any
 ) -> None:
-    def outcome(meaning: Any) -> Any:
+    def outcome(execution: Any) -> Any:
         outside = hf.asarray(X.copy())
         views = ALIASES[alias](outside)
 
@@ -100,7 +100,7 @@ def test_what_is_written_by_one_name_is_read_by_another(
             found = OPERATORS[operator](p, *ALIASES[alias](inside), body)
             return found, inside, OPERATORS[operator](p, *views, body)
 
-        return meaning(f, hf.asarray(True), hf.asarray(X)), outside
+        return execution(f, hf.asarray(True), hf.asarray(X)), outside
 
     agree(outcome(run), outcome(run_debug))
 
@@ -120,9 +120,9 @@ def test_a_program_for_all_sizes_writes_and_reads_so_too(
         agree(compiled(*args), run_debug(f, *args))
 
 
-@each_meaning
+@each_execution
 def test_several_bases_in_one_body(run: Any) -> None:
-    def outcome(meaning: Any) -> Any:
+    def outcome(execution: Any) -> Any:
         x, y = hf.asarray(X.copy()), hf.asarray(X.copy() + 1)
         views = x[1:], y[:, 2:], x.T, y[0]
 
@@ -132,7 +132,7 @@ def test_several_bases_in_one_body(run: Any) -> None:
             views[1][0] = before
             return s + hf.sum(views[2] * 2) + hf.sum(y), before
 
-        return meaning(lambda: hf.scan(step, 0.0, length=4)), x, y
+        return execution(lambda: hf.scan(step, 0.0, length=4)), x, y
 
     agree(outcome(run), outcome(run_debug))
 

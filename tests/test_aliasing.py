@@ -13,8 +13,14 @@ import pytest
 
 import hopflow
 from hopflow import pytree
+from hopflow.testing.executions import (
+    agree,
+    run_debug,
+    run_donated,
+    run_dynamic,
+    run_jit,
+)
 from hopflow.testing.libraries import names_of_jax
-from hopflow.testing.meanings import agree, run_debug, run_donated, run_dynamic, run_jit
 from hopflow.testing.plain import Plain
 from hopflow.testing.requires import load, requires
 

@@ -14,7 +14,7 @@ from hopflow.errors import (
     CheckError,
 )
 from hopflow.graph.verifier import verify
-from hopflow.testing.meanings import agree, fails
+from hopflow.testing.executions import agree, fails
 
 hf: Any = hopflow
 

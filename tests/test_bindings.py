@@ -12,7 +12,7 @@ from hopflow.loop_ir.program import Binding, For, Program
 from hopflow.loop_ir.verifier import verify
 from hopflow.loop_ir.walk import statements
 from hopflow.testing.bindings import rebound
-from hopflow.testing.meanings import run_rebound
+from hopflow.testing.executions import run_rebound
 
 BINDINGS = [
     Binding("serial"),

@@ -19,7 +19,7 @@ from hopflow.errors import BoundsError
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.program import For, Program, Store
 from hopflow.loop_ir.walk import functions
-from hopflow.testing.meanings import agree, run_debug
+from hopflow.testing.executions import agree, run_debug
 
 pytestmark = pytest.mark.slow
 

@@ -8,11 +8,11 @@ import pytest
 import hopflow
 from hopflow.errors import DerivativeError
 from hopflow.testing.calls import Calls
-from hopflow.testing.meanings import NAMES, RUNNERS, agree, fails
+from hopflow.testing.executions import NAMES, RUNNERS, agree, fails
 
 hf: Any = hopflow
 
-each_meaning = pytest.mark.parametrize("run", RUNNERS, ids=NAMES)
+each_execution = pytest.mark.parametrize("run", RUNNERS, ids=NAMES)
 each_wrap = pytest.mark.parametrize("wrap", [lambda f: f, hf.jit], ids=["eager", "jit"])
 
 X = np.array([1.0, 2.0, 3.0], np.float32)
@@ -26,13 +26,13 @@ def log() -> Calls:
 # --- examples -------------------------------------------------------------------------
 
 
-@each_meaning
+@each_execution
 def test_examples_call_python_one_after_the_other(run: Any, log: Calls) -> None:
     f = lambda x: hf.vmap(lambda e: log.through(e) + 1)(x)  # noqa: E731
     assert log.of(lambda: agree(run(f, hf.asarray(X)), X + 1)) == X.tolist()
 
 
-@each_meaning
+@each_execution
 def test_a_branch_that_differs_calls_for_the_examples_that_take_it(
     run: Any, log: Calls
 ) -> None:
@@ -43,7 +43,7 @@ def test_a_branch_that_differs_calls_for_the_examples_that_take_it(
     assert log.of(lambda: agree(run(f, hf.asarray(X)), X)) == ["no", 2.0, 3.0]
 
 
-@each_meaning
+@each_execution
 def test_what_is_alike_for_all_is_called_for_each(run: Any, log: Calls) -> None:
     numbers = iter(range(100))
 

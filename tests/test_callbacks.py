@@ -33,12 +33,12 @@ from hopflow.jit import jit
 from hopflow.loop_ir.interpreter import run as run_loop_ir
 from hopflow.ops.opdef import OPERATIONS
 from hopflow.testing.calls import Calls
-from hopflow.testing.meanings import NAMES, RUNNERS, SYMBOLIC, agree, fails, run_debug
+from hopflow.testing.executions import NAMES, RUNNERS, SYMBOLIC, agree, fails, run_debug
 
 hf: Any = hopflow
 
-each_meaning = pytest.mark.parametrize("run", RUNNERS, ids=NAMES)
-every_meaning = pytest.mark.parametrize(
+each_execution = pytest.mark.parametrize("run", RUNNERS, ids=NAMES)
+every_execution = pytest.mark.parametrize(
     "run", [*RUNNERS, *SYMBOLIC], ids=[*NAMES, *(f.__name__ for f in SYMBOLIC)]
 )
 
@@ -148,7 +148,7 @@ each_operator = pytest.mark.parametrize(
 )
 
 
-@every_meaning
+@every_execution
 @each_operator
 def test_python_is_called_in_order_as_plain_python_would(
     run: Any, f: Any, expected: list[Any], log: Calls
@@ -161,7 +161,7 @@ def test_python_is_called_in_order_as_plain_python_would(
     agree(got[0], wanted)
 
 
-@each_meaning
+@each_execution
 def test_associative_scan_calls_python_as_often_as_it_combines(
     run: Any, log: Calls
 ) -> None:
@@ -190,7 +190,7 @@ def test_the_loop_ir_interpreter_calls_in_the_same_order(
 # --- what may not be done with it -----------------------------------------------------
 
 
-@every_meaning
+@every_execution
 def test_a_loop_of_no_steps_calls_nothing(run: Any, log: Calls) -> None:
     def f(x: Any, n: Any) -> Any:
         # What is the same in each step is not moved out of the loop.
@@ -200,7 +200,7 @@ def test_a_loop_of_no_steps_calls_nothing(run: Any, log: Calls) -> None:
     assert log.of(lambda: run(f, hf.asarray(X), hf.asarray(0))) == []
 
 
-@every_meaning
+@every_execution
 def test_calls_are_neither_merged_nor_left_out_nor_moved(run: Any, log: Calls) -> None:
     def f(x: Any) -> Any:
         log.through(x)
@@ -210,7 +210,7 @@ def test_calls_are_neither_merged_nor_left_out_nor_moved(run: Any, log: Calls) -
     assert log.of(lambda: run(f, hf.asarray(X))) == [X.tolist()] * 4
 
 
-@each_meaning
+@each_execution
 def test_a_callback_may_return_something_else_each_time(run: Any) -> None:
     numbers = iter(range(10))
 
@@ -226,7 +226,7 @@ def test_a_callback_may_return_something_else_each_time(run: Any) -> None:
 # --- what goes in and out -------------------------------------------------------------
 
 
-@each_meaning
+@each_execution
 def test_arguments_and_results_are_trees(run: Any) -> None:
     given: list[Any] = []
 
@@ -256,7 +256,7 @@ def test_arguments_and_results_are_trees(run: Any) -> None:
     "dtype", ["bool", "int8", "uint16", "int64", "float16", "bfloat16", "float64"]
 )
 @pytest.mark.parametrize("shape", [(), (0, 3), (1,), (5, 2)], ids=str)
-@each_meaning
+@each_execution
 def test_every_dtype_and_shape_goes_through(run: Any, dtype: str, shape: Any) -> None:
     x = hf.astype(hf.reshape(hf.arange(int(np.prod(shape))) % 2, shape), dtype)
 
@@ -268,7 +268,7 @@ def test_every_dtype_and_shape_goes_through(run: Any, dtype: str, shape: Any) ->
     assert a.tolist() == b.tolist() == x.tolist()
 
 
-@each_meaning
+@each_execution
 def test_what_a_function_is_given_is_its_own(run: Any) -> None:
     kept: list[Any] = []
 
@@ -334,7 +334,7 @@ class OwnError(Exception):
     pass
 
 
-@every_meaning
+@every_execution
 def test_an_exception_surfaces_as_itself_and_stops_the_program(
     run: Any, log: Calls
 ) -> None:
@@ -378,7 +378,7 @@ def test_a_program_that_was_stopped_runs_again_and_writes_nothing(log: Calls) ->
     agree(f(x, y), 2 * X + 1)
 
 
-@each_meaning
+@each_execution
 @pytest.mark.parametrize(
     ("returned", "error", "text"),
     [
@@ -421,7 +421,7 @@ def test_what_is_wrong_before_anything_runs() -> None:
     )
 
 
-@every_meaning
+@every_execution
 def test_ctrl_c_in_a_callback_stops_the_program(run: Any) -> None:
     def stop() -> None:
         raise KeyboardInterrupt
@@ -493,7 +493,7 @@ def test_a_callback_may_run_programs_itself(log: Calls) -> None:
     assert log.seen == [1.0, 2.0, 3.0]
 
 
-@every_meaning
+@every_execution
 def test_the_function_sees_the_context_of_the_caller(run: Any) -> None:
     name = contextvars.ContextVar("name", default="none")
     seen: list[str] = []
@@ -581,7 +581,7 @@ def test_fake_arguments_run_nothing(log: Calls) -> None:
 # --- print ----------------------------------------------------------------------------
 
 
-@every_meaning
+@every_execution
 def test_print_formats_as_python_does(run: Any, capsys: Any) -> None:
     def f(x: Any) -> Any:
         def step(i: Any, c: Any) -> Any:
@@ -628,7 +628,7 @@ def test_every_argument_of_print_is_printed(capsys: Any) -> None:
     assert capsys.readouterr().out == "(3,)    7 'z'\n"
 
 
-@every_meaning
+@every_execution
 @pytest.mark.parametrize(
     "fmt", ["{:d}", "{:.2q}", "{0.absent}", "{0[absent]}", "{:>3}"]
 )

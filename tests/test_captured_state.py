@@ -17,7 +17,7 @@ from hopflow.graph.printer import format_graph
 from hopflow.hops.cond import COND
 from hopflow.hops.scan import SCAN
 from hopflow.ops.opdef import OPERATIONS
-from hopflow.testing.meanings import agree
+from hopflow.testing.executions import agree
 
 hf: Any = hopflow
 

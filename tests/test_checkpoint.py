@@ -11,7 +11,7 @@ from hopflow.compiler.pipeline import lower
 from hopflow.compiler.reuse import reuse
 from hopflow.errors import ArgumentRangeError, ArgumentTypeError, ArgumentValueError
 from hopflow.graph.core import Graph, Node
-from hopflow.testing.meanings import agree, fails, run_symbolic_native
+from hopflow.testing.executions import agree, fails, run_symbolic_native
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,7 @@ from hopflow.config import config
 from hopflow.errors import CheckError, DivisionError, IndexingError
 from hopflow.ops.check import check as ops_check
 from hopflow.stats import stats
-from hopflow.testing.meanings import agree
+from hopflow.testing.executions import agree
 
 pytestmark = pytest.mark.slow
 

@@ -1,4 +1,4 @@
-"""Every rule of every operator against its debug meaning; and the table of that.
+"""Every rule of every operator against its `debug`; and the table of that.
 
 `make tables` (or `HOPFLOW_WRITE_TABLES=1`) writes docs/operators_and_rules.md.
 """
@@ -237,7 +237,7 @@ _TOP: Final = """\
 
 Which rule each operator has, and where it comes from: `own` is written for the operator
 or its family, `derived` follows from its subgraphs (`hops/base.py`). Each cell with one
-of the two was run, and agrees with the debug meaning; `tests/test_conformance.py` has
+of the two was run, and agrees with `debug`; `tests/test_conformance.py` has
 the calls, and writes this page (`make tables`).
 
 """

@@ -8,7 +8,7 @@ import pytest
 import hopflow
 from hopflow import control_flow, pytree
 from hopflow.errors import CheckError
-from hopflow.testing.meanings import NAMES, RUNNERS, agree
+from hopflow.testing.executions import NAMES, RUNNERS, agree
 
 hf: Any = hopflow
 

@@ -6,7 +6,7 @@ import pytest
 
 import hopflow as hf
 from hopflow.errors import ControlFlowError
-from hopflow.testing.meanings import NAMES, RUNNERS
+from hopflow.testing.executions import NAMES, RUNNERS
 
 
 def calls_in_a_branch(x: Any) -> Any:

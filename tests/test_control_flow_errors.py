@@ -8,7 +8,7 @@ import pytest
 import hopflow
 from hopflow import control_flow
 from hopflow.errors import ArgumentTypeError, ControlFlowError
-from hopflow.testing.meanings import agree
+from hopflow.testing.executions import agree
 
 hf: Any = hopflow
 

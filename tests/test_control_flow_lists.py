@@ -10,7 +10,7 @@ import pytest
 import hopflow
 from hopflow import control_flow
 from hopflow.errors import ControlFlowError
-from hopflow.testing.meanings import NAMES, RUNNERS, agree
+from hopflow.testing.executions import NAMES, RUNNERS, agree
 
 hf: Any = hopflow
 

@@ -9,7 +9,7 @@ import pytest
 
 import hopflow
 from hopflow import control_flow
-from hopflow.testing.meanings import NAMES, RUNNERS
+from hopflow.testing.executions import NAMES, RUNNERS
 
 hf: Any = hopflow
 

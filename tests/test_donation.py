@@ -15,7 +15,7 @@ from hopflow.errors import InvalidTensorError
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir import interpreter
 from hopflow.symbolic.size import symbol
-from hopflow.testing.meanings import agree
+from hopflow.testing.executions import agree
 
 hf: Any = hopflow
 ROWS = 6

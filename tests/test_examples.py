@@ -20,7 +20,7 @@ from optree import tree_leaves
 import hopflow
 import hopflow as hf
 import hopflow.testing
-from hopflow.testing.meanings import agree
+from hopflow.testing.executions import agree
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").rglob("*.md"))

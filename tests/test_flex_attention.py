@@ -1,4 +1,4 @@
-"""`flex_attention`: in every meaning and under every transform, as NumPy has it."""
+"""`flex_attention`: in every execution and under every transform, as NumPy has it."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ import hopflow
 from hopflow.compiler.pipeline import lower
 from hopflow.compiler.private import private_buffers
 from hopflow.compiler.reuse import reuse, size_in_bytes
-from hopflow.testing.meanings import RUNNERS, SYMBOLIC, agree, in_turn, run_jit
+from hopflow.testing.executions import RUNNERS, SYMBOLIC, agree, in_turn, run_jit
 
 pytestmark = pytest.mark.slow
 

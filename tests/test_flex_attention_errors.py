@@ -14,7 +14,7 @@ from hopflow.errors import (
     ScoreTypeError,
     ShapeError,
 )
-from hopflow.testing.meanings import run_debug
+from hopflow.testing.executions import run_debug
 
 hf: Any = hopflow
 

@@ -25,7 +25,7 @@ from hopflow.errors import (
     TraceError,
 )
 from hopflow.graph.origin import in_module
-from hopflow.testing.meanings import agree
+from hopflow.testing.executions import agree
 
 
 def code(f: Callable[..., Any], **concrete: Any) -> list[str]:

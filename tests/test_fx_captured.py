@@ -20,7 +20,7 @@ from hopflow.errors import (
 )
 from hopflow.graph.module import GraphModule
 from hopflow.graph.verifier import verify
-from hopflow.testing.meanings import agree
+from hopflow.testing.executions import agree
 
 W = hf.asarray([1.0, 2.0, 3.0])
 X = hf.asarray(np.linspace(-1.0, 1.0, 12, dtype=np.float32).reshape(4, 3))

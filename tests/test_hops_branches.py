@@ -1,4 +1,4 @@
-"""`cond` and `switch`: in every meaning, with every kind of operand and closure."""
+"""`cond` and `switch`: in every execution, with every kind of operand and closure."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ from hopflow.errors import (
 from hopflow.hops.base import RegionOperator
 from hopflow.hops.cond import COND, Cond
 from hopflow.hops.switch import SWITCH
-from hopflow.testing.meanings import (
+from hopflow.testing.executions import (
     NAMES,
     RUNNERS,
     SYMBOLIC,
@@ -30,7 +30,7 @@ from hopflow.testing.meanings import (
 
 hf: Any = hopflow
 
-each_meaning = pytest.mark.parametrize("run", RUNNERS, ids=NAMES)
+each_execution = pytest.mark.parametrize("run", RUNNERS, ids=NAMES)
 both_ways = pytest.mark.parametrize("pred", [True, False])
 
 X = np.array([0.5, -1.0, 2.0], np.float32)
@@ -40,7 +40,7 @@ Y = np.array([1.0, 2.0, 3.0], np.float32)
 # --- what cond computes ---------------------------------------------------------------
 
 
-@each_meaning
+@each_execution
 @both_ways
 def test_the_branch_that_the_predicate_chooses_gives_the_result(
     run: Any, pred: bool
@@ -51,7 +51,7 @@ def test_the_branch_that_the_predicate_chooses_gives_the_result(
     agree(run(f, hf.asarray(pred), hf.asarray(X)), np.sin(X) if pred else X * 2)
 
 
-@each_meaning
+@each_execution
 @both_ways
 def test_a_python_bool_is_a_constant_predicate(run: Any, pred: bool) -> None:
     def f(x: Any) -> Any:
@@ -60,7 +60,7 @@ def test_a_python_bool_is_a_constant_predicate(run: Any, pred: bool) -> None:
     agree(run(f, hf.asarray(X)), X + 1 if pred else X - 1)
 
 
-@each_meaning
+@each_execution
 @both_ways
 def test_operands_and_results_are_pytrees_with_none(run: Any, pred: bool) -> None:
     def f(p: Any, x: Any) -> Any:
@@ -76,7 +76,7 @@ def test_operands_and_results_are_pytrees_with_none(run: Any, pred: bool) -> Non
     agree(run(f, hf.asarray(pred), hf.asarray(X)), want)
 
 
-@each_meaning
+@each_execution
 @both_ways
 def test_branches_close_over_tensors_and_numbers(run: Any, pred: bool) -> None:
     scale, y = 3, hf.asarray(Y)
@@ -88,7 +88,7 @@ def test_branches_close_over_tensors_and_numbers(run: Any, pred: bool) -> None:
     agree(run(f, hf.asarray(pred), hf.asarray(X)), (X + 1) * 3 if pred else Y + X)
 
 
-@each_meaning
+@each_execution
 @both_ways
 def test_branches_nest(run: Any, pred: bool) -> None:
     def f(p: Any, x: Any) -> Any:
@@ -101,7 +101,7 @@ def test_branches_nest(run: Any, pred: bool) -> None:
     agree(run(f, hf.asarray(pred), hf.asarray(X)), X + 1 if pred else -X)
 
 
-@each_meaning
+@each_execution
 def test_a_branch_reads_the_variable_of_a_loop_around_it(run: Any) -> None:
     def f(x: Any) -> Any:
         def body(i: Any, total: Any) -> Any:
@@ -115,7 +115,7 @@ def test_a_branch_reads_the_variable_of_a_loop_around_it(run: Any) -> None:
     agree(run(f, hf.asarray(X)), want)
 
 
-@each_meaning
+@each_execution
 def test_a_number_takes_the_dtype_that_the_other_branch_returns(run: Any) -> None:
     x = hf.asarray(X.astype(np.float64))
 
@@ -127,7 +127,7 @@ def test_a_number_takes_the_dtype_that_the_other_branch_returns(run: Any) -> Non
         assert run(f, hf.asarray(False), x).dtype is hf.float64
 
 
-@each_meaning
+@each_execution
 def test_the_other_branch_does_not_run(run: Any) -> None:
     def f(n: Any, x: Any) -> Any:
         return hf.cond(n > 0, lambda: x[n - 1], lambda: hf.zeros(()))
@@ -135,7 +135,7 @@ def test_the_other_branch_does_not_run(run: Any) -> None:
     agree(run(f, hf.asarray(0), hf.asarray(X)), np.float32(0))
 
 
-@each_meaning
+@each_execution
 def test_results_share_memory_with_nothing(run: Any) -> None:
     x = hf.asarray(X.copy())
 
@@ -151,7 +151,7 @@ def test_results_share_memory_with_nothing(run: Any) -> None:
 # --- writes ---------------------------------------------------------------------------
 
 
-@each_meaning
+@each_execution
 @both_ways
 def test_a_write_to_a_captured_tensor_reaches_the_caller(run: Any, pred: bool) -> None:
     x = hf.asarray(X.copy())
@@ -168,7 +168,7 @@ def test_a_write_to_a_captured_tensor_reaches_the_caller(run: Any, pred: bool) -
     agree(x, want if pred else X)
 
 
-@each_meaning
+@each_execution
 @both_ways
 def test_a_write_to_an_operand_reaches_the_caller(run: Any, pred: bool) -> None:
     def f(p: Any, x: Any) -> Any:
@@ -184,7 +184,7 @@ def test_a_write_to_an_operand_reaches_the_caller(run: Any, pred: bool) -> None:
     agree(run(f, hf.asarray(pred), hf.asarray(X)), X + 2 if pred else X)
 
 
-@each_meaning
+@each_execution
 def test_writes_go_through_views_and_levels(run: Any) -> None:
     def f(p: Any, x: Any) -> Any:
         y = x * 1
@@ -204,7 +204,7 @@ def test_writes_go_through_views_and_levels(run: Any) -> None:
     agree(run(f, hf.asarray(True), hf.asarray(X)), (want, want[1:]))
 
 
-@each_meaning
+@each_execution
 def test_an_operand_given_twice_is_one_tensor(run: Any) -> None:
     def f(p: Any, x: Any) -> Any:
         y = x * 1
@@ -218,7 +218,7 @@ def test_an_operand_given_twice_is_one_tensor(run: Any) -> None:
     agree(run(f, hf.asarray(True), hf.asarray(X)), ((X + 1) * 2, X + 1))
 
 
-@each_meaning
+@each_execution
 @both_ways
 @pytest.mark.parametrize(
     "results",
@@ -281,7 +281,7 @@ def test_numbers_and_batches_of_them_are_checked_too() -> None:
         hf.switch(0, branches, check="yes")
 
 
-@each_meaning
+@each_execution
 @pytest.mark.parametrize("index", [-7, -1, 0, 1, 2, 3, 100])
 @pytest.mark.parametrize("dtype", [None, "int8", "int32", "uint64"])
 def test_switch_moves_its_index_into_range(run: Any, index: int, dtype: Any) -> None:
@@ -296,7 +296,7 @@ def test_switch_moves_its_index_into_range(run: Any, index: int, dtype: Any) -> 
     agree(run(f, i, hf.asarray(X)), X * (min(max(index, 0), 2) + 1))
 
 
-@each_meaning
+@each_execution
 def test_switch_closes_over_tensors_and_returns_pytrees(run: Any) -> None:
     y = hf.asarray(Y)
 
@@ -307,7 +307,7 @@ def test_switch_closes_over_tensors_and_returns_pytrees(run: Any) -> None:
     agree(run(f, hf.asarray(3), hf.asarray(X)), {"r": X * 3 + Y, "n": None})
 
 
-@each_meaning
+@each_execution
 def test_switch_of_one_branch_and_switch_in_switch(run: Any) -> None:
     def f(i: Any, x: Any) -> Any:
         return hf.switch(
@@ -321,7 +321,7 @@ def test_switch_of_one_branch_and_switch_in_switch(run: Any) -> None:
     agree(run(f, hf.asarray(1), hf.asarray(X)), -X)
 
 
-@each_meaning
+@each_execution
 def test_a_write_in_one_branch_of_switch_reaches_the_caller(run: Any) -> None:
     def f(i: Any, x: Any) -> Any:
         y = x * 1

@@ -1,4 +1,4 @@
-"""`map`, `associative_scan` and `invoke_subgraph`: in every meaning."""
+"""`map`, `associative_scan` and `invoke_subgraph`: in every execution."""
 
 from collections import OrderedDict
 from typing import Any
@@ -22,7 +22,7 @@ from hopflow.graph.core import Graph
 from hopflow.graph.interpreter import interpret
 from hopflow.graph.verifier import verify
 from hopflow.hops.invoke_subgraph import Subgraph, subgraph
-from hopflow.testing.meanings import (
+from hopflow.testing.executions import (
     NAMES,
     RUNNERS,
     agree,
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.slow
 
 hf: Any = hopflow
 
-each_meaning = pytest.mark.parametrize("run", RUNNERS, ids=NAMES)
+each_execution = pytest.mark.parametrize("run", RUNNERS, ids=NAMES)
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3) / 4 - 1
 
@@ -43,7 +43,7 @@ X = np.arange(12, dtype=np.float32).reshape(4, 3) / 4 - 1
 # --- map ------------------------------------------------------------------------------
 
 
-@each_meaning
+@each_execution
 @pytest.mark.parametrize("dim", [0, 1, -2])
 def test_map_stacks_the_results_along_axis_0(run: Any, dim: int) -> None:
     def f(x: Any) -> Any:
@@ -55,7 +55,7 @@ def test_map_stacks_the_results_along_axis_0(run: Any, dim: int) -> None:
     agree(run(f, hf.asarray(X)), (rows.sum(1), {"r": rows[:, ::-1], "n": None}))
 
 
-@each_meaning
+@each_execution
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 9])
 @pytest.mark.parametrize("dim", [0, 1])
 def test_map_may_compute_several_slices_at_once(run: Any, size: int, dim: int) -> None:
@@ -93,7 +93,7 @@ def test_a_batch_size_is_a_positive_int(size: Any, error: type[Exception]) -> No
         hf.map(lambda x: x, hf.ones(3), batch_size=size)
 
 
-@each_meaning
+@each_execution
 def test_map_passes_the_same_arguments_to_each_call(run: Any) -> None:
     scale = 3
 
@@ -107,7 +107,7 @@ def test_map_passes_the_same_arguments_to_each_call(run: Any) -> None:
     agree(run(f, hf.asarray(X), hf.asarray(X[1])), want)
 
 
-@each_meaning
+@each_execution
 def test_each_element_makes_its_own_trips_and_choices(run: Any) -> None:
     def f(n: Any, x: Any) -> Any:
         def each(k: Any) -> Any:
@@ -121,7 +121,7 @@ def test_each_element_makes_its_own_trips_and_choices(run: Any) -> None:
     agree(run(f, hf.asarray(n), hf.asarray(X[0])), np.where(sums > 0, sums, sums * 10))
 
 
-@each_meaning
+@each_execution
 def test_map_of_nothing_knows_its_types(run: Any) -> None:
     def f(x: Any) -> Any:
         return hf.map(lambda row: (hf.sum(row) > 0, row * 2), x)
@@ -131,7 +131,7 @@ def test_map_of_nothing_knows_its_types(run: Any) -> None:
     agree((flags, rows), (np.zeros(0, bool), X[:0]))
 
 
-@each_meaning
+@each_execution
 def test_a_write_to_an_element_stays_private(run: Any) -> None:
     x = hf.asarray(X.copy())
 
@@ -143,7 +143,7 @@ def test_a_write_to_an_element_stays_private(run: Any) -> None:
     agree(x, X)
 
 
-@each_meaning
+@each_execution
 def test_map_refuses_writes_to_captures(run: Any) -> None:
     total = hf.zeros(3)
 
@@ -160,7 +160,7 @@ def test_map_refuses_writes_to_captures(run: Any) -> None:
     agree(total, np.zeros(3, np.float32))
 
 
-@each_meaning
+@each_execution
 def test_a_body_that_may_not_write_to_captures_writes_to_what_it_makes(
     run: Any,
 ) -> None:
@@ -176,7 +176,7 @@ def test_a_body_that_may_not_write_to_captures_writes_to_what_it_makes(
     agree(run(lambda x: hf.map(each, x), hf.asarray(X)), run_debug(hf.map, each, X))
 
 
-@each_meaning
+@each_execution
 def test_map_needs_tensors_with_slices(run: Any) -> None:
     fails(
         LengthError,
@@ -194,7 +194,7 @@ def test_map_needs_tensors_with_slices(run: Any) -> None:
 # --- associative_scan -----------------------------------------------------------------
 
 
-@each_meaning
+@each_execution
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("dim", [0, 1])
 def test_prefixes_of_a_sum(run: Any, reverse: bool, dim: int) -> None:
@@ -209,7 +209,7 @@ def recurrence(a: Any, b: Any) -> Any:
     return {"k": a["k"] * b["k"], "c": a["c"] * b["k"] + b["c"]}
 
 
-@each_meaning
+@each_execution
 @pytest.mark.parametrize("reverse", [False, True])
 def test_prefixes_of_a_linear_recurrence_are_those_of_jax(
     run: Any, reverse: bool
@@ -223,7 +223,7 @@ def test_prefixes_of_a_linear_recurrence_are_those_of_jax(
     agree(run(f, hf.asarray(X), hf.asarray(X + 1)), dict(want), rtol=1e-4)
 
 
-@each_meaning
+@each_execution
 def test_a_function_of_slices_need_not_be_elementwise(run: Any) -> None:
     m = np.stack([X[:3], X[1:], np.eye(3, dtype=np.float32), X[:3] * 2])
     w = hf.asarray(np.eye(3, dtype=np.float32))
@@ -237,7 +237,7 @@ def test_a_function_of_slices_need_not_be_elementwise(run: Any) -> None:
     agree(run(f, hf.asarray(m)), np.stack(want), rtol=1e-4)
 
 
-@each_meaning
+@each_execution
 @pytest.mark.parametrize("n", [0, 1])
 def test_prefixes_of_little(run: Any, n: int) -> None:
     def f(x: Any) -> Any:
@@ -307,7 +307,7 @@ def test_associative_scan_checks_what_its_function_returns() -> None:
     )
 
 
-@each_meaning
+@each_execution
 def test_associative_scan_refuses_writes_to_captures(run: Any) -> None:
     y = hf.zeros(3)
 
@@ -350,7 +350,7 @@ def test_a_result_of_associative_scan_is_not_dropped() -> None:
 # --- invoke_subgraph and subgraph -----------------------------------------------------
 
 
-@each_meaning
+@each_execution
 def test_invoke_subgraph_is_the_call(run: Any) -> None:
     y = hf.asarray(X[0])
 
@@ -363,7 +363,7 @@ def test_invoke_subgraph_is_the_call(run: Any) -> None:
     agree(run(f, hf.asarray(X)), ({"r": X * 3 + X[0], "n": None}, 2.5))
 
 
-@each_meaning
+@each_execution
 def test_invoke_subgraph_writes_to_operands_and_captures(run: Any) -> None:
     def f(x: Any) -> Any:
         a, b = x * 1, x * 2
@@ -380,7 +380,7 @@ def test_invoke_subgraph_writes_to_operands_and_captures(run: Any) -> None:
     agree(run(f, hf.asarray(X)), (X + 1, b))
 
 
-@each_meaning
+@each_execution
 def test_a_subgraph_is_traced_once_for_each_kind_of_call(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""`scan`: in every meaning, against a plain Python loop."""
+"""`scan`: in every execution, against a plain Python loop."""
 
 from typing import Any
 
@@ -19,13 +19,13 @@ from hopflow.errors import (
     StructureError,
 )
 from hopflow.graph.verifier import verify
-from hopflow.testing.meanings import NAMES, RUNNERS, agree, fails, interpreted
+from hopflow.testing.executions import NAMES, RUNNERS, agree, fails, interpreted
 
 pytestmark = pytest.mark.slow
 
 hf: Any = hopflow
 
-each_meaning = pytest.mark.parametrize("run", RUNNERS, ids=NAMES)
+each_execution = pytest.mark.parametrize("run", RUNNERS, ids=NAMES)
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3) / 4 - 1
 
@@ -42,7 +42,7 @@ def loop(f: Any, carry: Any, rows: Any, *, reverse: bool = False) -> Any:
 # --- what it computes -----------------------------------------------------------------
 
 
-@each_meaning
+@each_execution
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("dim", [0, 1, -1])
 @pytest.mark.parametrize("unroll", [1, 3])
@@ -85,7 +85,7 @@ def test_an_unrolled_loop_may_have_any_length(n: int) -> None:
     agree(Executable(graph)([x]), pytree.flatten(recurrence(x, 1))[0])
 
 
-@each_meaning
+@each_execution
 def test_carries_slices_and_results_are_pytrees_and_never_spread(run: Any) -> None:
     def step(c: Any, x: Any) -> Any:
         total, (count, none) = c
@@ -104,7 +104,7 @@ def test_carries_slices_and_results_are_pytrees_and_never_spread(run: Any) -> No
     agree(run(f, hf.asarray(X)), ((total, (4, None)), ys))
 
 
-@each_meaning
+@each_execution
 def test_without_slices_it_makes_length_steps(run: Any) -> None:
     agree(
         run(lambda: hf.scan(lambda c, _: (c + 2, c), 1, length=4)),
@@ -112,7 +112,7 @@ def test_without_slices_it_makes_length_steps(run: Any) -> None:
     )
 
 
-@each_meaning
+@each_execution
 def test_a_carry_may_be_empty(run: Any) -> None:
     def f(x: Any) -> Any:
         return hf.scan(lambda c, row: (c, hf.sum(row)), None, x)
@@ -120,7 +120,7 @@ def test_a_carry_may_be_empty(run: Any) -> None:
     agree(run(f, hf.asarray(X)), (None, X.sum(1)))
 
 
-@each_meaning
+@each_execution
 def test_there_may_be_nothing_to_stack(run: Any) -> None:
     def f(x: Any) -> Any:
         return hf.scan(lambda c, row: (c + row, None), hf.zeros(3), x)
@@ -128,7 +128,7 @@ def test_there_may_be_nothing_to_stack(run: Any) -> None:
     agree(run(f, hf.asarray(X)), (X.sum(0), None))
 
 
-@each_meaning
+@each_execution
 @pytest.mark.parametrize("reverse", [False, True])
 def test_no_steps_give_the_first_carry_and_empty_stacks(
     run: Any, reverse: bool
@@ -148,7 +148,7 @@ def test_no_steps_give_the_first_carry_and_empty_stacks(
     agree((carry, ys), (0.0, {"y": X[:0], "k": np.zeros(0, bool)}))
 
 
-@each_meaning
+@each_execution
 def test_bodies_close_over_tensors_and_numbers_at_any_depth(run: Any) -> None:
     scale, y = 2, hf.asarray(X[0])
 
@@ -171,7 +171,7 @@ def test_bodies_close_over_tensors_and_numbers_at_any_depth(run: Any) -> None:
     agree(run(f, hf.asarray(X)), want)
 
 
-@each_meaning
+@each_execution
 def test_numbers_take_the_dtype_that_the_body_returns(run: Any) -> None:
     def f(x: Any) -> Any:
         return hf.scan(lambda c, row: (c + row[0], 1), 0, x)
@@ -181,7 +181,7 @@ def test_numbers_take_the_dtype_that_the_body_returns(run: Any) -> None:
     agree(carry, X[:, 0].sum().astype(np.float64))
 
 
-@each_meaning
+@each_execution
 def test_writes_to_carries_and_slices_stay_private(run: Any) -> None:
     x, c = hf.asarray(X.copy()), hf.zeros(3)
 
@@ -195,7 +195,7 @@ def test_writes_to_carries_and_slices_stay_private(run: Any) -> None:
     agree((x, c), (X, np.zeros(3, np.float32)))
 
 
-@each_meaning
+@each_execution
 def test_a_written_capture_is_a_hidden_carry(run: Any) -> None:
     def f(x: Any) -> Any:
         seen, out = x[0] * 0, x * 1
@@ -214,7 +214,7 @@ def test_a_written_capture_is_a_hidden_carry(run: Any) -> None:
     agree(run(f, hf.asarray(X)), ((4, out.sum(1)), seen, out))
 
 
-@each_meaning
+@each_execution
 def test_a_carry_returned_from_a_capture_is_a_value(run: Any) -> None:
     y = hf.asarray(X[0].copy())
 
@@ -233,7 +233,7 @@ def test_a_carry_returned_from_a_capture_is_a_value(run: Any) -> None:
 # --- until ----------------------------------------------------------------------------
 
 
-@each_meaning
+@each_execution
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("limit", [-100.0, -0.9, 0.5, 100.0])
 def test_until_ends_the_loop_after_a_step(
@@ -258,7 +258,7 @@ def test_until_ends_the_loop_after_a_step(
     agree(run(f, hf.asarray(X)), ({"c": c}, (ys, cs), steps))
 
 
-@each_meaning
+@each_execution
 def test_until_of_no_steps(run: Any) -> None:
     def f(x: Any) -> Any:
         return hf.scan(lambda c, r: (c + 1, r), 0, x, until=lambda c: c > 3)
@@ -266,7 +266,7 @@ def test_until_of_no_steps(run: Any) -> None:
     agree(run(f, hf.asarray(X[:0])), (0, X[:0], 0))
 
 
-@each_meaning
+@each_execution
 def test_until_returns_a_bool_scalar(run: Any) -> None:
     def late(c: Any) -> Any:
         return c
@@ -296,7 +296,7 @@ def test_until_returns_a_bool_scalar(run: Any) -> None:
 # --- errors ---------------------------------------------------------------------------
 
 
-@each_meaning
+@each_execution
 def test_a_carry_that_changes_is_refused(run: Any) -> None:
     def step(c: Any, x: Any) -> Any:
         return {"h": hf.concat([c["h"], x])}, None
@@ -311,7 +311,7 @@ def test_a_carry_that_changes_is_refused(run: Any) -> None:
     )
 
 
-@each_meaning
+@each_execution
 @pytest.mark.parametrize(
     ("result", "shown"), [(1, "*"), ((1, 2, 3), "(*, *, *)"), ([1, 2], "[*, *]")]
 )
@@ -324,7 +324,7 @@ def test_a_body_returns_a_pair(run: Any, result: Any, shown: str) -> None:
     )
 
 
-@each_meaning
+@each_execution
 def test_a_carry_of_another_structure_is_refused(run: Any) -> None:
     fails(
         StructureError,
@@ -338,7 +338,7 @@ def test_a_carry_of_another_structure_is_refused(run: Any) -> None:
     )
 
 
-@each_meaning
+@each_execution
 def test_a_body_returns_tensors_and_numbers(run: Any) -> None:
     fails(
         ResultTypeError,

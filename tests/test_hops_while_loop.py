@@ -1,4 +1,4 @@
-"""`while_loop` and `fori_loop`: in every meaning, against plain Python."""
+"""`while_loop` and `fori_loop`: in every execution, against plain Python."""
 
 from collections import namedtuple
 from typing import Any
@@ -17,13 +17,13 @@ from hopflow.errors import (
     ResultTypeError,
     StructureError,
 )
-from hopflow.testing.meanings import NAMES, RUNNERS, agree, fails
+from hopflow.testing.executions import NAMES, RUNNERS, agree, fails
 
 pytestmark = pytest.mark.slow
 
 hf: Any = hopflow
 
-each_meaning = pytest.mark.parametrize("run", RUNNERS, ids=NAMES)
+each_execution = pytest.mark.parametrize("run", RUNNERS, ids=NAMES)
 
 X = np.array([0.5, -1.0, 2.0], np.float32)
 State = namedtuple("State", "i x")
@@ -32,7 +32,7 @@ State = namedtuple("State", "i x")
 # --- what it computes -----------------------------------------------------------------
 
 
-@each_meaning
+@each_execution
 @pytest.mark.parametrize("n", [0, 1, 5])
 def test_a_tuple_is_spread_and_comes_back_as_one(run: Any, n: int) -> None:
     def f(n: Any, x: Any) -> Any:
@@ -46,7 +46,7 @@ def test_a_tuple_is_spread_and_comes_back_as_one(run: Any, n: int) -> None:
     agree(run(f, hf.asarray(n), hf.asarray(X)), (n, want))
 
 
-@each_meaning
+@each_execution
 @pytest.mark.parametrize("make", [list, State._make, lambda t: {"i": t[0], "x": t[1]}])
 def test_any_other_tree_is_one_argument(run: Any, make: Any) -> None:
     def parts(t: Any) -> Any:
@@ -62,7 +62,7 @@ def test_any_other_tree_is_one_argument(run: Any, make: Any) -> None:
     agree(run(f, hf.asarray(X)), make((3, np.sin(np.sin(np.sin(X))))))
 
 
-@each_meaning
+@each_execution
 def test_one_tensor_is_a_carry(run: Any) -> None:
     def f(x: Any) -> Any:
         return hf.while_loop(lambda a: hf.sum(a) < 100, lambda a: a * 2, x)
@@ -73,7 +73,7 @@ def test_one_tensor_is_a_carry(run: Any) -> None:
     agree(run(f, hf.asarray(X)), want)
 
 
-@each_meaning
+@each_execution
 def test_none_is_structure_and_bools_and_floats_are_leaves(run: Any) -> None:
     def f() -> Any:
         return hf.while_loop(
@@ -85,7 +85,7 @@ def test_none_is_structure_and_bools_and_floats_are_leaves(run: Any) -> None:
     agree(run(f), (False, 4, None, 0.0625))
 
 
-@each_meaning
+@each_execution
 def test_bodies_and_tests_close_over_tensors_and_numbers(run: Any) -> None:
     limit, y = 4, hf.asarray(X)
 
@@ -103,7 +103,7 @@ def test_bodies_and_tests_close_over_tensors_and_numbers(run: Any) -> None:
     agree(run(f, hf.asarray(X)), (i, a))
 
 
-@each_meaning
+@each_execution
 def test_loops_nest_and_read_the_outer_counter(run: Any) -> None:
     def f(x: Any) -> Any:
         def outer(i: Any, a: Any) -> Any:
@@ -121,7 +121,7 @@ def test_loops_nest_and_read_the_outer_counter(run: Any) -> None:
     agree(run(f, hf.asarray(X)), (4, a))
 
 
-@each_meaning
+@each_execution
 def test_a_write_to_a_carry_is_one_to_a_private_copy(run: Any) -> None:
     x = hf.asarray(X.copy())
 
@@ -141,7 +141,7 @@ def test_a_write_to_a_carry_is_one_to_a_private_copy(run: Any) -> None:
     agree(x, X)
 
 
-@each_meaning
+@each_execution
 def test_a_written_capture_is_a_hidden_carry(run: Any) -> None:
     def f(x: Any) -> Any:
         log = x * 0
@@ -159,7 +159,7 @@ def test_a_written_capture_is_a_hidden_carry(run: Any) -> None:
     agree(run(f, hf.asarray(X)), (3, log))
 
 
-@each_meaning
+@each_execution
 def test_a_written_capture_of_a_loop_in_a_loop_reaches_the_caller(run: Any) -> None:
     total = hf.zeros(())
 
@@ -179,7 +179,7 @@ def test_a_written_capture_of_a_loop_in_a_loop_reaches_the_caller(run: Any) -> N
 # --- numbers take a dtype -------------------------------------------------------------
 
 
-@each_meaning
+@each_execution
 @pytest.mark.parametrize("n", [0, 2])
 def test_a_number_takes_the_dtype_that_the_body_returns(run: Any, n: int) -> None:
     x = hf.asarray(X.astype(np.float64))
@@ -194,7 +194,7 @@ def test_a_number_takes_the_dtype_that_the_body_returns(run: Any, n: int) -> Non
     agree(a, float(n * X.sum()))
 
 
-@each_meaning
+@each_execution
 def test_a_number_that_the_body_returns_takes_the_dtype_of_the_carry(run: Any) -> None:
     def f(x: Any) -> Any:
         return hf.while_loop(lambda i, a: i < 1, lambda i, a: (i + 1, 7), (0, x))
@@ -218,7 +218,7 @@ def test_a_weak_carry_is_traced_twice_at_most() -> None:
 # --- max_steps and constant tests -----------------------------------------------------
 
 
-@each_meaning
+@each_execution
 def test_max_steps_is_no_limit_for_a_loop_that_ends(run: Any) -> None:
     def f() -> Any:
         return hf.while_loop(lambda i: i < 5, lambda i: i + 1, 0, max_steps=5)
@@ -226,7 +226,7 @@ def test_max_steps_is_no_limit_for_a_loop_that_ends(run: Any) -> None:
     agree(run(f), 5)
 
 
-@each_meaning
+@each_execution
 @pytest.mark.parametrize("limit", [0, 4])
 def test_a_loop_that_is_not_done_by_max_steps_fails(run: Any, limit: int) -> None:
     def f() -> Any:
@@ -241,7 +241,7 @@ def test_a_loop_that_is_not_done_by_max_steps_fails(run: Any, limit: int) -> Non
         run(f)
 
 
-@each_meaning
+@each_execution
 def test_a_test_that_is_constantly_false_makes_no_step(run: Any) -> None:
     def f(x: Any) -> Any:
         return hf.while_loop(lambda a, b: False, lambda a, b: (a + 1, b + 0.5), (x, 1))
@@ -276,7 +276,7 @@ def test_a_test_that_is_constantly_true_needs_a_limit() -> None:
 # --- fori_loop ------------------------------------------------------------------------
 
 
-@each_meaning
+@each_execution
 @pytest.mark.parametrize(("lower", "upper"), [(0, 4), (2, 5), (3, 3), (5, 2), (-2, 1)])
 def test_fori_loop_counts(run: Any, lower: int, upper: int) -> None:
     def f(n: Any, x: Any) -> Any:
@@ -289,7 +289,7 @@ def test_fori_loop_counts(run: Any, lower: int, upper: int) -> None:
     agree(run(f, hf.asarray(upper), hf.asarray(X)), (a, b))
 
 
-@each_meaning
+@each_execution
 def test_the_counter_has_the_dtype_of_the_bounds(run: Any) -> None:
     def f(n: Any) -> Any:
         return hf.fori_loop(0, n, lambda i, a: i, hf.asarray(9, dtype="int32"))
@@ -299,7 +299,7 @@ def test_the_counter_has_the_dtype_of_the_bounds(run: Any) -> None:
     agree(last, np.int32(2))
 
 
-@each_meaning
+@each_execution
 def test_a_body_may_write_to_its_counter(run: Any) -> None:
     def body(i: Any, total: Any) -> Any:
         i *= 10
@@ -308,7 +308,7 @@ def test_a_body_may_write_to_its_counter(run: Any) -> None:
     agree(run(lambda: hf.fori_loop(0, 4, body, 0)), 60)
 
 
-@each_meaning
+@each_execution
 def test_fori_loop_takes_any_tree_as_a_carry(run: Any) -> None:
     def f(x: Any) -> Any:
         return hf.fori_loop(0, 3, lambda i, t: {"a": t["a"] * 2, "n": None}, x)
@@ -339,7 +339,7 @@ def below(*_: Any) -> Any:
     return hf.asarray(True)
 
 
-@each_meaning
+@each_execution
 def test_a_carry_that_changes_is_refused_by_leaf(run: Any) -> None:
     def step(carry: Any) -> Any:
         return {
@@ -362,7 +362,7 @@ def test_a_carry_that_changes_is_refused_by_leaf(run: Any) -> None:
     )
 
 
-@each_meaning
+@each_execution
 def test_a_number_settles_once(run: Any) -> None:
     def f() -> Any:
         def body(i: Any, a: Any) -> Any:
@@ -375,7 +375,7 @@ def test_a_number_settles_once(run: Any) -> None:
         run(f)
 
 
-@each_meaning
+@each_execution
 def test_a_carry_of_another_structure_is_refused(run: Any) -> None:
     def step(a: Any, b: Any) -> Any:
         return a
@@ -392,7 +392,7 @@ def test_a_carry_of_another_structure_is_refused(run: Any) -> None:
     )
 
 
-@each_meaning
+@each_execution
 def test_fori_loop_speaks_of_the_carry_as_the_user_sees_it(run: Any) -> None:
     def step(i: Any, a: Any) -> Any:
         return a[0]
@@ -407,7 +407,7 @@ def test_fori_loop_speaks_of_the_carry_as_the_user_sees_it(run: Any) -> None:
     )
 
 
-@each_meaning
+@each_execution
 @pytest.mark.parametrize(
     ("result", "text"),
     [
@@ -431,7 +431,7 @@ def test_a_test_returns_a_bool_scalar(run: Any, result: Any, text: str) -> None:
     )
 
 
-@each_meaning
+@each_execution
 def test_a_test_returns_one_tensor(run: Any) -> None:
     fails(
         PredicateError,
@@ -442,7 +442,7 @@ def test_a_test_returns_one_tensor(run: Any) -> None:
     )
 
 
-@each_meaning
+@each_execution
 @pytest.mark.parametrize("start", [0, 0.0])
 @pytest.mark.parametrize("dtype", ["int8", "int64", "float16", "float32", "float64"])
 def test_each_step_sees_the_carry_in_the_dtype_that_it_settles_on(
@@ -482,7 +482,7 @@ def test_a_body_in_debug_mode_may_ask_for_values() -> None:
         agree(total, 6.0)
 
 
-@each_meaning
+@each_execution
 def test_a_test_does_not_write_to_captures(run: Any) -> None:
     x = hf.zeros(1)
 
@@ -556,7 +556,7 @@ def test_a_checkpoint_mode_is_kept_in_the_graph() -> None:
     assert mode.structural_key() == "checkpoint 3"
 
 
-@each_meaning
+@each_execution
 def test_a_body_returns_tensors_and_numbers(run: Any) -> None:
     fails(
         ResultTypeError,

@@ -17,7 +17,7 @@ from hopflow.errors import (
     StructureError,
 )
 from hopflow.graph.core import Constant
-from hopflow.testing.meanings import agree
+from hopflow.testing.executions import agree
 
 
 class Seen(hf.Interpreter):

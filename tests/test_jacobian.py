@@ -8,7 +8,7 @@ import pytest
 import hopflow
 from hopflow import pytree
 from hopflow.errors import ArgumentTypeError, ArgumentValueError, DerivativeError
-from hopflow.testing.meanings import agree, fails
+from hopflow.testing.executions import agree, fails
 from hopflow.testing.requires import requires
 
 pytestmark = pytest.mark.slow

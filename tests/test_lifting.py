@@ -18,7 +18,7 @@ from hopflow.graph.verifier import verify
 from hopflow.hops.cond import COND
 from hopflow.hops.invoke_subgraph import INVOKE_SUBGRAPH
 from hopflow.ops.opdef import OPERATIONS
-from hopflow.testing.meanings import NAMES, RUNNERS, agree
+from hopflow.testing.executions import NAMES, RUNNERS, agree
 
 hf: Any = hopflow
 

@@ -8,7 +8,7 @@ import pytest
 
 import hopflow as hf
 from hopflow.compiler.schedule.carries import MOST_VARIABLES
-from hopflow.testing.meanings import NAMES, RUNNERS, agree
+from hopflow.testing.executions import NAMES, RUNNERS, agree
 
 pytestmark = pytest.mark.slow
 

@@ -40,7 +40,7 @@ from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr, Var
 from hopflow.loop_ir.kernels import Library
 from hopflow.symbolic.size import Symbol
-from hopflow.testing.meanings import run_loop_ir, run_memory
+from hopflow.testing.executions import run_loop_ir, run_memory
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,13 @@ import pytest
 
 import hopflow
 from hopflow.errors import MutationError, ReadOnlyError
-from hopflow.testing.meanings import MEANINGS, fails, in_turn, run_debug, run_dynamic
+from hopflow.testing.executions import (
+    EXECUTIONS,
+    fails,
+    in_turn,
+    run_debug,
+    run_dynamic,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -151,7 +157,7 @@ WRITES: Final = (
     *(operand_and_capture, nested_body, now_and_then, masked),
 )
 RUNS: Final[dict[str, Callable[..., Any]]] = {
-    **{m.name: m.run for m in MEANINGS if m.name not in ("debug", "native")},
+    **{m.name: m.run for m in EXECUTIONS if m.name not in ("debug", "native")},
     "dynamic": run_dynamic,
     "functionalized": lambda f, *xs: hf.functionalize(f)(*xs),
 }

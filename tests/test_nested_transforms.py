@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hopflow
-from hopflow.testing.meanings import in_turn, run_debug
+from hopflow.testing.executions import in_turn, run_debug
 from hopflow.testing.requires import load
 
 hf: Any = hopflow

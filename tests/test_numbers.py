@@ -19,7 +19,7 @@ from hopflow.errors import (
     GuardError,
     PowerError,
 )
-from hopflow.testing.meanings import agree
+from hopflow.testing.executions import agree
 
 pytestmark = pytest.mark.slow
 

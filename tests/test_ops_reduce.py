@@ -26,8 +26,8 @@ from hopflow.ops import reducers
 from hopflow.ops.opdef import OpDef, Sample
 from hopflow.symbolic.size import free_symbols, symbol
 from hopflow.tensor import asarray
+from hopflow.testing.executions import in_turn
 from hopflow.testing.kernels import ArrayOperand, evaluate, sample_arrays
-from hopflow.testing.meanings import in_turn
 
 pytestmark = pytest.mark.slow
 

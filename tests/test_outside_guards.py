@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import hopflow
-from hopflow.testing.meanings import agree
+from hopflow.testing.executions import agree
 from hopflow.trace.outside import modules, watch
 
 hf: Any = hopflow

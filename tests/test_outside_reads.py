@@ -19,7 +19,7 @@ from hypothesis import given, settings
 
 import hopflow
 from hopflow.dtypes import DType
-from hopflow.testing.meanings import agree
+from hopflow.testing.executions import agree
 from hopflow.trace.outside import watch
 
 hf: Any = hopflow

@@ -1,4 +1,4 @@
-"""Operators of a user's: a class with a debug meaning, and rules that follow."""
+"""Operators of a user's: a class with `debug`, its reference, and rules that follow."""
 
 import inspect
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from hopflow.graph.printer import format_graph
 from hopflow.hops.base import derived, unsupported
 from hopflow.loop_ir.kernels import Inline
 from hopflow.ops.opdef import OPERATIONS
-from hopflow.testing.meanings import MEANINGS, NAMES, SYMBOLIC, Run, agree
+from hopflow.testing.executions import EXECUTIONS, NAMES, SYMBOLIC, Run, agree
 
 
 class Repeat(hf.HigherOrderOp):
@@ -132,7 +132,7 @@ def scalar(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return total
 
 
-@pytest.mark.parametrize("run", [m.run for m in MEANINGS[1:]] + SYMBOLIC)
+@pytest.mark.parametrize("run", [m.run for m in EXECUTIONS[1:]] + SYMBOLIC)
 @every_program
 def test_every_way_to_run_agrees_with_debug_mode(run: Run, f: Any) -> None:
     with hf.debug():
@@ -207,7 +207,7 @@ def test_a_function_has_a_graph_for_each_kind_of_call() -> None:
     assert [str(g.out_types[0]) for g in node.params["f"]] == ["f64[2]", "f64[]"]
 
 
-@pytest.mark.parametrize("run", [m.run for m in MEANINGS], ids=NAMES)
+@pytest.mark.parametrize("run", [m.run for m in EXECUTIONS], ids=NAMES)
 def test_writes_reach_the_caller(run: Run) -> None:
     def f(x: Any) -> Any:
         z, seen = x * 1, hf.zeros(2, dtype=hf.float64)
@@ -304,8 +304,8 @@ def test_functions_given_to_a_class_with_rules_of_its_own_may_write(op: Any) -> 
 
     x = hf.asarray([0.3, 0.7], dtype=hf.float64)
     expected = written(plain, x)
-    for meaning in MEANINGS:
-        agree(meaning.run(lambda x: written(op, x), x), expected, rtol=1e-9)
+    for execution in EXECUTIONS:
+        agree(execution.run(lambda x: written(op, x), x), expected, rtol=1e-9)
 
     own, theirs = scalar(partial(written, op)), scalar(partial(written, plain))
     for derive in (hf.grad, hf.jacfwd, hf.hessian):

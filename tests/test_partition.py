@@ -7,7 +7,7 @@ import numpy as np
 
 import hopflow as hf
 from hopflow.graph.core import Graph
-from hopflow.testing.meanings import agree
+from hopflow.testing.executions import agree
 
 
 def stacks(f: Any, *args: Any) -> list[str]:

@@ -16,7 +16,7 @@ import pytest
 
 import hopflow
 from hopflow.errors import PicklingError
-from hopflow.testing.meanings import agree
+from hopflow.testing.executions import agree
 from hopflow.testing.requires import requires
 
 hf: Any = hopflow

@@ -24,13 +24,13 @@ from hopflow.graph.printer import format_graph
 from hopflow.hops.scan import SCAN
 from hopflow.jit import jit
 from hopflow.loop_ir.interpreter import run as run_loop_ir
+from hopflow.testing.executions import NAMES, RUNNERS, SYMBOLIC, agree, run_debug
 from hopflow.testing.graphs import OPERATORS
-from hopflow.testing.meanings import NAMES, RUNNERS, SYMBOLIC, agree, run_debug
 from hopflow.testing.requires import requires
 
 hf: Any = hopflow
 
-every_meaning = pytest.mark.parametrize(
+every_execution = pytest.mark.parametrize(
     "run", [*RUNNERS, *SYMBOLIC], ids=[*NAMES, *(f.__name__ for f in SYMBOLIC)]
 )
 
@@ -77,7 +77,7 @@ X = np.arange(4.0, dtype=np.float32)
 # --- who is told what -----------------------------------------------------------------
 
 
-@every_meaning
+@every_execution
 @pytest.mark.parametrize(
     ("options", "all_told"),
     [
@@ -95,7 +95,7 @@ def test_a_scan_tells_when_it_begins_and_ends(
     assert told == all_told
 
 
-@every_meaning
+@every_execution
 def test_a_while_loop_knows_the_number_of_its_steps_when_it_has_ended(
     run: Any, told: Told
 ) -> None:
@@ -106,7 +106,7 @@ def test_a_while_loop_knows_the_number_of_its_steps_when_it_has_ended(
     assert told == [(0, None), (4, 4)]
 
 
-@every_meaning
+@every_execution
 def test_a_fori_loop_knows_how_many_steps_it_takes(run: Any, told: Told) -> None:
     def add(a: Any, b: Any, x: Any) -> Any:
         return hf.fori_loop(a, b, lambda i, x: x + i, x, progress=told)
@@ -116,7 +116,7 @@ def test_a_fori_loop_knows_how_many_steps_it_takes(run: Any, told: Told) -> None
     assert told == [(0, 5), (5, 5), (0, 0)]
 
 
-@every_meaning
+@every_execution
 @pytest.mark.parametrize("length", [0, 1])
 def test_few_steps(run: Any, length: int, told: Told) -> None:
     run(lambda x: hf.scan(lambda c, _: (c, c), x, length=length, progress=told), X)
@@ -202,7 +202,7 @@ def decay(x: Any, progress: Any) -> Any:
     return hf.scan(lambda c, x: (c * x, c), 1.0, x, progress=progress)[0]
 
 
-@every_meaning
+@every_execution
 def test_the_backward_pass_has_a_bar_of_its_own(run: Any, terminal: Terminal) -> None:
     run(hf.grad(lambda x: decay(x, "decay")), X)
     shown = [line for line in lines(terminal) if "0/4" not in line]
@@ -224,7 +224,7 @@ def test_both_passes_of_a_while_loop_are_shown(
     assert list(dict.fromkeys(found)) == ["L", "L (backward)"]
 
 
-@every_meaning
+@every_execution
 def test_a_function_is_told_of_the_forward_pass_alone(run: Any, told: Told) -> None:
     run(hf.grad(lambda x: decay(x, told)), X)
     assert told == [(0, 4), (4, 4)]
@@ -244,13 +244,13 @@ def test_derivatives_of_a_while_loop_are_those_without_progress(
     assert told[-1] == (2, 2)
 
 
-@every_meaning
+@every_execution
 def test_a_batch_that_steps_together_is_one_loop(run: Any, told: Told) -> None:
     run(hf.vmap(lambda x: decay(x, told)), np.ones((3, 4), np.float32))
     assert told == [(0, 4), (4, 4)]
 
 
-@every_meaning
+@every_execution
 @pytest.mark.parametrize(
     ("length", "options", "all_told"),
     [
@@ -276,7 +276,7 @@ def test_a_map_tells_of_its_slices(
     agree(run(slope, x), np.full(length, 2, np.float32))
 
 
-@every_meaning
+@every_execution
 def test_loops_that_run_side_by_side_tell_how_many_are_done(
     run: Any, told: Told
 ) -> None:
@@ -296,7 +296,7 @@ def test_loops_that_run_side_by_side_tell_how_many_are_done(
 # --- errors ---------------------------------------------------------------------------
 
 
-@every_meaning
+@every_execution
 def test_what_the_function_raises_reaches_the_caller(run: Any) -> None:
     def fail(done: int, total: int | None) -> None:
         if done:
@@ -309,7 +309,7 @@ def test_what_the_function_raises_reaches_the_caller(run: Any) -> None:
     ]
 
 
-@every_meaning
+@every_execution
 def test_a_loop_that_fails_ends_its_line(run: Any, terminal: Terminal) -> None:
     def step(c: Any, x: Any) -> Any:
         hf.check(x < 2, "too large")

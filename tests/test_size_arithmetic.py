@@ -30,7 +30,7 @@ from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Var
 from hopflow.loop_ir.program import For, Program, Store
 from hopflow.loop_ir.verifier import verify
-from hopflow.testing.meanings import SYMBOLIC, run_debug
+from hopflow.testing.executions import SYMBOLIC, run_debug
 
 Run = Callable[..., Any]
 

@@ -29,7 +29,7 @@ from hopflow.hops.cond import COND
 from hopflow.hops.while_loop import WHILE
 from hopflow.ops.opdef import OPERATIONS
 from hopflow.symbolic.ranges import ValueRange
-from hopflow.testing.meanings import (
+from hopflow.testing.executions import (
     SYMBOLIC,
     agree,
     in_turn,

@@ -14,7 +14,7 @@ from hopflow.errors import (
     HopflowError,
     TraceError,
 )
-from hopflow.testing.meanings import (
+from hopflow.testing.executions import (
     SYMBOLIC,
     agree,
     run_debug,

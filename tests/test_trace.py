@@ -24,7 +24,7 @@ from hopflow.graph.module import GraphModule
 from hopflow.graph.types import same_size
 from hopflow.graph.verifier import verify
 from hopflow.symbolic.size import symbol
-from hopflow.testing.meanings import agree, fails, interpreted
+from hopflow.testing.executions import agree, fails, interpreted
 
 hf: Any = hopflow
 

@@ -9,7 +9,7 @@ import pytest
 import hopflow as hf
 from hopflow.errors import CheckError, TraceError
 from hopflow.graph.verifier import verify
-from hopflow.testing.meanings import agree
+from hopflow.testing.executions import agree
 
 X = hf.asarray([1.0, -2.0, 3.0])
 

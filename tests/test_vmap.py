@@ -16,14 +16,14 @@ from hopflow.errors import (
     ResultTypeError,
     StructureError,
 )
-from hopflow.testing.meanings import NAMES, RUNNERS, agree, fails
+from hopflow.testing.executions import NAMES, RUNNERS, agree, fails
 from hopflow.testing.requires import requires
 
 pytestmark = pytest.mark.slow
 
 hf: Any = hopflow
 
-each_meaning = pytest.mark.parametrize("run", RUNNERS, ids=NAMES)
+each_execution = pytest.mark.parametrize("run", RUNNERS, ids=NAMES)
 
 X = np.arange(24, dtype=np.float32).reshape(2, 3, 4) / 10 - 1
 V = np.linspace(-1, 1, 4, dtype=np.float32)
@@ -37,7 +37,7 @@ def t(x: Any) -> Any:
 # --- where the examples lie -----------------------------------------------------------
 
 
-@each_meaning
+@each_execution
 @pytest.mark.parametrize("dim", [0, 1, 2, -1, -3])
 @pytest.mark.parametrize("out", [0, 1, -1])
 def test_examples_lie_where_the_user_says(run: Any, dim: int, out: int) -> None:
@@ -50,7 +50,7 @@ def f_tree(a: Any, b: Any, *, c: Any) -> Any:
     return {"p": a["x"] * b[0] + c, "q": (a["k"], b[1])}
 
 
-@each_meaning
+@each_execution
 @pytest.mark.parametrize(
     "in_dims",
     [
@@ -87,7 +87,7 @@ def test_what_is_the_same_for_all_examples_is_passed_as_it_is() -> None:
     assert seen == [(3, "a", None)]
 
 
-@each_meaning
+@each_execution
 def test_a_result_that_is_the_same_for_all_examples(run: Any) -> None:
     w = t(M)
 
@@ -98,7 +98,7 @@ def test_a_result_that_is_the_same_for_all_examples(run: Any) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1])
-@each_meaning
+@each_execution
 def test_no_example_and_one(run: Any, count: int) -> None:
     got = run(hf.vmap(lambda x: (x @ x, hf.sort(x)[::-1], x[1])), t(M[:count]))
     rows = M[:count]
@@ -115,7 +115,7 @@ def test_results_share_memory_with_no_argument() -> None:
 # --- nesting --------------------------------------------------------------------------
 
 
-@each_meaning
+@each_execution
 def test_vmap_of_vmap(run: Any) -> None:
     outer = hf.vmap(hf.vmap(lambda a, b: a * b - 1, (None, 0)), (0, None))
     agree(run(outer, t(V), t(M[0])), np.outer(V, M[0]) - 1)
@@ -169,7 +169,7 @@ def stacked(rows: Any) -> Any:
 # --- what is closed over --------------------------------------------------------------
 
 
-@each_meaning
+@each_execution
 def test_tensors_of_outside_are_the_same_for_all_examples(run: Any) -> None:
     w = t(M)
 

@@ -1,4 +1,4 @@
-"""`vmap` of operators: each kind of their inputs batched, in every meaning."""
+"""`vmap` of operators: each kind of their inputs batched, in every execution."""
 
 from collections.abc import Callable
 from itertools import product
@@ -11,14 +11,14 @@ import hopflow
 from hopflow import pytree
 from hopflow.errors import CheckError, LoopLimitError
 from hopflow.graph.core import Graph
-from hopflow.testing.meanings import NAMES, RUNNERS, agree, in_turn
+from hopflow.testing.executions import NAMES, RUNNERS, agree, in_turn
 from hopflow.testing.requires import requires
 
 pytestmark = pytest.mark.slow
 
 hf: Any = hopflow
 
-each_meaning = pytest.mark.parametrize("run", RUNNERS, ids=NAMES)
+each_execution = pytest.mark.parametrize("run", RUNNERS, ids=NAMES)
 
 N = 4
 RANDOM = np.random.default_rng(0)
@@ -219,7 +219,7 @@ def test_only_what_takes_ways_of_its_own_is_a_map(
     assert ("map" in names_of(graph)) is want
 
 
-@each_meaning
+@each_execution
 def test_a_branch_that_is_not_taken_traps_nothing_and_cannot_hang(run: Any) -> None:
     def forever(x: Any) -> Any:
         hf.check(x < 0, "not for these")
@@ -233,7 +233,7 @@ def test_a_branch_that_is_not_taken_traps_nothing_and_cannot_hang(run: Any) -> N
         run(hf.vmap(f), t(COUNTS + 100))
 
 
-@each_meaning
+@each_execution
 def test_a_limit_of_steps_holds_for_each_example(run: Any) -> None:
     def f(n: Any) -> Any:
         return hf.while_loop(lambda i: i < n, lambda i: i + 1, 0, max_steps=7)

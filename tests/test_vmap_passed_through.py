@@ -10,14 +10,14 @@ import pytest
 import hopflow
 from hopflow import pytree
 from hopflow.graph.core import Graph
-from hopflow.testing.meanings import NAMES, RUNNERS, agree
+from hopflow.testing.executions import NAMES, RUNNERS, agree
 from hopflow.testing.requires import requires
 
 pytestmark = pytest.mark.slow
 
 hf: Any = hopflow
 
-each_meaning = pytest.mark.parametrize("run", RUNNERS, ids=NAMES)
+each_execution = pytest.mark.parametrize("run", RUNNERS, ids=NAMES)
 
 COUNTS = np.array([2.0, 0.0, 3.0, 1.0], np.float32)
 WEIGHT = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -202,7 +202,7 @@ def one_by_one(f: Any, counts: Any, weight: Any) -> Any:
     return np.stack([np.asarray(f(n, weight)[0]) for n in counts])
 
 
-@each_meaning
+@each_execution
 @each_operator
 def test_what_passes_through_is_the_same_for_all_examples(f: Any, run: Any) -> None:
     n, w = inputs()

@@ -2,7 +2,7 @@
 
 from hopflow.testing.checks import Disagreement, Report, check
 from hopflow.testing.conformance import check_operator
-from hopflow.testing.meanings import ProgramMeaning, register_meaning
+from hopflow.testing.executions import ProgramExecution, register_execution
 from hopflow.testing.program import Program
 from hopflow.testing.program_text import from_text, to_text
 from hopflow.testing.strategies import programs
@@ -10,12 +10,12 @@ from hopflow.testing.strategies import programs
 __all__ = [
     "Disagreement",
     "Program",
-    "ProgramMeaning",
+    "ProgramExecution",
     "Report",
     "check",
     "check_operator",
     "from_text",
     "programs",
-    "register_meaning",
+    "register_execution",
     "to_text",
 ]

@@ -1,4 +1,4 @@
-"""`check(program)`: all meanings of a program agree, and of its transforms."""
+"""`check(program)`: compare all executions of a program and of its transforms."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from hopflow.agreement import Expected, Rounding
 from hopflow.dtypes import as_dtype
 from hopflow.errors import ArgumentTypeError, DataDependentError, MutationError
 from hopflow.testing.differences import slopes
-from hopflow.testing.meanings import REGISTRY, ProgramMeaning
+from hopflow.testing.executions import REGISTRY, ProgramExecution
 from hopflow.testing.plain import Plain
 from hopflow.testing.program import Argument, Program
 from hopflow.testing.strategies import check_names
@@ -21,24 +21,29 @@ from hopflow.testing.transforms import Transform, differences_of, floats, moved
 Array = np.ndarray[Any, Any]
 
 REFUSALS: Final = (MutationError, DataDependentError)
-"""What a meaning may answer to a program that it cannot have: it says so."""
+"""The errors by which any execution may refuse a program."""
 
 
 class Disagreement(AssertionError):
-    """A meaning of a program gives another result than plain Python does."""
+    """An execution of a program disagrees with plain Python.
 
-    def __init__(self, program: Program, meaning: str, what: str) -> None:
-        self.program, self.meaning, self.what = program, meaning, what
-        super().__init__(f"{meaning}: {what}\n\n{program}")
+    program     the program
+    execution   the execution, "jit" or "jit of grad"
+    what        the difference, or the error
+    """
+
+    def __init__(self, program: Program, execution: str, what: str) -> None:
+        self.program, self.execution, self.what = program, execution, what
+        super().__init__(f"{execution}: {what}\n\n{program}")
 
 
 @dataclass
 class Report:
-    """What `check` did.
+    """The result of `check`.
 
-    agreed      the meanings, "jit" or "jit of grad"
-    refused     those that cannot have this program, and their error
-    tie         whether results hang on rounding: one differed, and said nothing
+    agreed      the executions that agree, "jit" or "jit of grad"
+    refused     the executions that refuse the program, with their errors
+    tie         whether the program is at a tie, so that a difference was ignored
     """
 
     agreed: list[str] = field(default_factory=list)
@@ -46,62 +51,67 @@ class Report:
     tie: bool = False
 
 
-def label_of(meaning: str, transform: str) -> str:
-    """What a comparison is called: "jit", or "jit of grad"."""
-    return meaning if transform == "value" else f"{meaning} of {transform}"
+def label_of(execution: str, transform: str) -> str:
+    """Return the label of a comparison: "jit", or "jit of grad"."""
+    return execution if transform == "value" else f"{execution} of {transform}"
 
 
 def check(
     program: Program,
-    meanings: Sequence[str] | None = None,
+    executions: Sequence[str] | None = None,
     transforms: Sequence[str] = ("value",),
 ) -> Report:
-    """Compare all meanings of a program with that of plain Python and NumPy.
+    """Compare executions of a program with plain Python and NumPy.
 
     Args:
-        meanings: By name, those of `register_meaning` too; None: all that can have it.
-        transforms: Of which the meanings are compared: "value", "vmap", "grad", "jvp",
-            and those of each other, as "vmap of grad".
+        executions: The names of executions; None: all that support the program.
+        transforms: The transforms of the program that are compared: "value", "vmap",
+            "grad", "jvp", and compositions, as "vmap of grad".
+
+    Returns:
+        What agreed, and what was refused.
 
     Raises:
-        Disagreement: two of them differ; with the program as a script.
+        Disagreement: an execution differs; the message has the program as a script.
         ArgumentTypeError: an argument is of another kind.
-        ArgumentValueError: there is no meaning, or transform, of such a name.
+        ArgumentValueError: there is no execution, or transform, of such a name.
     """
     if not isinstance(program, Program):
         raise ArgumentTypeError(
             "check: `program` must be a Program, as `programs` draws and `from_text` "
             f"reads them, and is {type(program).__name__}."
         )
-    names = list(REGISTRY) if meanings is None else meanings
-    check_names("check", "meanings", names, REGISTRY)
+    names = list(REGISTRY) if executions is None else executions
+    check_names("check", "executions", names, REGISTRY)
     check_names("check", "transforms", transforms)
     report = Report()
-    chosen = [REGISTRY[name] for name in names]
+    selected = [REGISTRY[name] for name in names]
     for transform in map(Transform, transforms):
         if not transform.fits(program):
             continue
         expected = _expected(program, transform)
         if not _stops(expected):
             _compare_slopes(program, transform, expected, report)
-        for meaning in chosen:
-            label = label_of(meaning.name, transform.name)
-            fits = meaning.when(program) and transform.needs <= meaning.has
-            if fits and (meaning.stops or not _stops(expected)):
-                _compare(program, transform, meaning, label, expected, report)
+        for execution in selected:
+            label = label_of(execution.name, transform.name)
+            fits = execution.when(program) and transform.needs <= execution.has
+            if fits and (execution.stops or not _stops(expected)):
+                _compare(program, transform, execution, label, expected, report)
             if report.tie:
                 return report
     return report
 
 
 def _expected(program: Program, transform: Transform) -> Expected:
+    """Return the expected results, by plain Python and NumPy."""
+
     def run(rounding: Rounding) -> list[Array]:
-        near = tuple(
+        arguments = tuple(
             Argument(a.name, rounding.argument(a.value)) for a in program.arguments
         )
-        given = dataclasses.replace(program, arguments=near)
+        perturbed = dataclasses.replace(program, arguments=arguments)
         try:
-            return transform.reference(given, Plain(rounding))
+            return transform.reference(perturbed, Plain(rounding))
         except IndexError:
             rounding.decisions.append(b"stops")
             return []
@@ -112,57 +122,62 @@ def _expected(program: Program, transform: Transform) -> Expected:
 def _compare_slopes(
     program: Program, transform: Transform, expected: Expected, report: Report
 ) -> None:
-    """Compare what the tape says with differences, where those are exact enough."""
-    known = differences_of(transform)
+    """Compare derivatives by the tape with finite differences, if these are precise."""
+    differences = differences_of(transform)
     wide = all(program.arguments[k].value.dtype == np.float64 for k in floats(program))
-    if known is None or not wide:
+    if differences is None or not wide:
         return
-    found = slopes(lambda step, rounding: known.along(moved(program, step), rounding))
-    if found is None:
+    expected_slopes = slopes(
+        lambda step, rounding: differences.along(moved(program, step), rounding)
+    )
+    if expected_slopes is None:
         return
     label = f"differences of {transform.name}"
-    if wrong := found.wrong(known.slopes(program, list(expected.results))):
-        raise Disagreement(program, label, wrong)
+    if mismatch := expected_slopes.wrong(
+        differences.slopes(program, list(expected.results))
+    ):
+        raise Disagreement(program, label, mismatch)
     report.agreed.append(label)
 
 
 def _stops(expected: Expected) -> bool:
-    """Whether an index out of range is what a program comes to: it has no results."""
+    """Whether the program fails with an index out of range, and has no results."""
     return not expected.results
 
 
 def _compare(
     program: Program,
     transform: Transform,
-    meaning: ProgramMeaning,
+    execution: ProgramExecution,
     label: str,
     expected: Expected,
     report: Report,
 ) -> None:
-    given = transform.arguments(program)
-    kept = [a.copy() for a in given]
+    """Compare one execution of a transform, and add the outcome to the report."""
+    arguments = transform.arguments(program)
+    copies = [a.copy() for a in arguments]
     stopped: IndexError | None = None
-    refusals: tuple[type[Exception], ...] = (*REFUSALS, *meaning.lacks)
+    refusals: tuple[type[Exception], ...] = (*REFUSALS, *execution.lacks)
     try:
-        got = meaning.run(lambda lib: transform.function(program, lib), given)
+        got = execution.run(lambda lib: transform.function(program, lib), arguments)
     except refusals as error:
         report.refused[label] = error
         return
     except IndexError as error:
         got, stopped = [], error
     except Exception as error:
-        what = f"{type(error).__name__}: {error}"
-        raise Disagreement(program, label, what) from error
-    if wrong := expected.wrong(pytree.flatten(got)[0]):
+        text = f"{type(error).__name__}: {error}"
+        raise Disagreement(program, label, text) from error
+    if mismatch := expected.wrong(pytree.flatten(got)[0]):
         if stopped is not None:
-            wrong = f"{type(stopped).__name__}: {stopped}"
+            mismatch = f"{type(stopped).__name__}: {stopped}"
         elif _stops(expected):
-            wrong = "an index is out of range, and does not stop it."
-        raise Disagreement(program, label, wrong) from stopped
+            mismatch = "an index is out of range, and does not stop it."
+        raise Disagreement(program, label, mismatch) from stopped
     if expected.tied:
         report.tie = True
         return
-    for a, before in zip(given, kept, strict=True):
+    for a, before in zip(arguments, copies, strict=True):
         if not np.array_equal(a, before, equal_nan=as_dtype(a.dtype).is_float):
             raise Disagreement(program, label, "an argument was written to.")
     report.agreed.append(label)

@@ -30,7 +30,7 @@ from hopflow.jit import jit
 from hopflow.ops.convert import as_value
 from hopflow.ops.joining import stack
 from hopflow.ops.opdef import OPERATIONS, as_operand
-from hopflow.testing.meanings import (
+from hopflow.testing.executions import (
     agree,
     run_debug,
     run_dynamic,

@@ -1,4 +1,4 @@
-"""`hopflow fuzz`: draw programs for some minutes, and compare all their meanings.
+"""`hopflow fuzz`: draw programs for some minutes, and compare all their executions.
 
 What failed is kept as a script that shows it and as a text for `from_text`; so is, as a
 corpus, each program that was the first to exercise a rule of an operator.
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hopflow.testing.checks import Disagreement, Report, check, label_of
-from hopflow.testing.meanings import REGISTRY
+from hopflow.testing.executions import REGISTRY
 from hopflow.testing.products import PRODUCTS
 from hopflow.testing.program import OPERATORS, Program, walk
 from hopflow.testing.program_text import to_text
@@ -61,12 +61,12 @@ def _cells(program: Program, labels: Collection[str]) -> Iterator[tuple[str, str
 
 def _again(error: Disagreement, transforms: Sequence[str]) -> str:
     """The end of a script, which compares again what has failed."""
-    name, _, transform = error.meaning.partition(" of ")
+    name, _, transform = error.execution.partition(" of ")
     if name != "reference":  # which is that of one of a round's transforms
         transforms = [transform or "value"]
-    meanings = [name] if name in REGISTRY else []
+    executions = [name] if name in REGISTRY else []
     text = to_text(error.program)
-    return AGAIN.format(text=text, meanings=meanings, transforms=list(transforms))
+    return AGAIN.format(text=text, executions=executions, transforms=list(transforms))
 
 
 AGAIN: Final = """
@@ -74,7 +74,7 @@ AGAIN: Final = """
 from hopflow.testing import check, from_text
 
 text = r'''{text}'''
-check(from_text(text), {meanings}, {transforms})
+check(from_text(text), {executions}, {transforms})
 """
 
 
@@ -100,16 +100,16 @@ class Round:
     profile: str
     kind: str
     options: dict[str, Any]
-    meanings: Sequence[str] | None
+    executions: Sequence[str] | None
     transforms: Sequence[str] = ("value",)
 
     def rules(self) -> set[str]:
         """Those that its comparisons exercise."""
-        pairs = itertools.product(self.meanings or REGISTRY, self.transforms)
+        pairs = itertools.product(self.executions or REGISTRY, self.transforms)
         return _exercised([label_of(*pair) for pair in pairs])
 
 
-CHEAP: Final = tuple(name for name, meaning in REGISTRY.items() if meaning.cheap)
+CHEAP: Final = tuple(name for name, execution in REGISTRY.items() if execution.cheap)
 NOT_JAX: Final = tuple(name for name in REGISTRY if name != "jax")
 """JAX takes denormals for 0."""
 QUICK: Final = (
@@ -224,21 +224,21 @@ class Campaign:
             self.coverage[operator, rule] += 1
 
     def failed(self, error: Exception, transforms: Sequence[str] = ("value",)) -> None:
-        """Keep the error and its program; failures of one meaning in one way once.
+        """Keep the error and its program; failures of one execution in one way once.
 
         Args:
-            transforms: Of which the meanings were compared.
+            transforms: Of which the executions were compared.
         """
-        meaning, what = "drawing", f"{type(error).__name__}: {error}"
+        execution, what = "drawing", f"{type(error).__name__}: {error}"
         program: Program | None = None
         if isinstance(error, Disagreement):
-            meaning, what, program = error.meaning, error.what, error.program
-        key = f"{meaning}: {what.splitlines()[0][:60]}"
+            execution, what, program = error.execution, error.what, error.program
+        key = f"{execution}: {what.splitlines()[0][:60]}"
         if key in self.failures:
             return
         # By what it is: another campaign into this folder leaves it as it is.
         known = to_text(program) if program else what
-        name = f"{meaning}-{sha256(known.encode()).hexdigest()[:8]}"
+        name = f"{execution}-{sha256(known.encode()).hexdigest()[:8]}"
         told = self._path("failures", name, ".txt")
         told.write_text("".join(traceback.format_exception(error)))
         if isinstance(error, Disagreement):
@@ -405,7 +405,7 @@ def _slice(
 def _checked(part: Round, program: Program) -> Report:
     """`check`, with errors of what it compares with as failures, too."""
     try:
-        return check(program, part.meanings, part.transforms)
+        return check(program, part.executions, part.transforms)
     except Disagreement:
         raise
     except Exception as error:
@@ -464,7 +464,7 @@ def show(limit: Limit, start: int, folder: Path, profiles: Sequence[str]) -> int
 
 
 def _comparisons(campaign: Campaign) -> Any:
-    """How many programs agreed, by meaning and transform."""
+    """How many programs agreed, by execution and transform."""
     from rich.table import Table
 
     counts = campaign.counts
@@ -475,7 +475,7 @@ def _comparisons(campaign: Campaign) -> Any:
     )
     table = Table(title=title, padding=0)
     transforms = dict.fromkeys(t for part in ROUNDS for t in part.transforms)
-    table.add_column("meaning", min_width=max(map(len, " ".join(REGISTRY).split())))
+    table.add_column("execution", min_width=max(map(len, " ".join(REGISTRY).split())))
     for column in transforms:
         table.add_column(column, justify="right")
     for name in (*REGISTRY, "differences"):

@@ -51,12 +51,12 @@ class Mutant:
     """A fault, and which programs are drawn to find it.
 
     patches     what is another while the fault is planted
-    meanings    those that it is in
+    executions    those that it is in
     kind, options   of `programs`
     """
 
     patches: Callable[[], Patches]
-    meanings: Sequence[str]
+    executions: Sequence[str]
     transforms: Sequence[str] = ("value",)
     kind: str = "exact"
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))

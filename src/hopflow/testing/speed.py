@@ -20,9 +20,9 @@ from hopflow import pytree
 from hopflow.errors import HopflowError
 from hopflow.jit import jit
 from hopflow.testing.checks import Disagreement, label_of
+from hopflow.testing.executions import in_jax
 from hopflow.testing.fuzz import CLOSED, Campaign, Limit, Round, drawn, progress_bar
 from hopflow.testing.libraries import names_of_jax
-from hopflow.testing.meanings import in_jax
 from hopflow.testing.program import OPERATORS, Program, walk
 from hopflow.testing.requires import load
 from hopflow.testing.transforms import Transform

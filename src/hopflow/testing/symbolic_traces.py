@@ -13,7 +13,7 @@ from hopflow.graph.core import Graph
 from hopflow.graph.module import GraphModule
 from hopflow.graph.printer import format_graph
 from hopflow.graph.verifier import verify
-from hopflow.testing.meanings import SYMBOLIC, run_debug, run_eager, run_native
+from hopflow.testing.executions import SYMBOLIC, run_debug, run_eager, run_native
 from hopflow.trace.capture import trace
 
 every_way = pytest.mark.parametrize(

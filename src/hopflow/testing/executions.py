@@ -1,6 +1,6 @@
-"""The ways to run a program that must all agree, and what it takes to compare them.
+"""The executions of a function or program (debug, eager, jit, ...), which must agree.
 
-A test that is parametrised by `MEANINGS` states a fact of each of them:
+A test that is parametrised by `RUNNERS` holds for each of them:
 
     @pytest.mark.parametrize("run", RUNNERS, ids=NAMES)
     def test_both_branches_are_right(run):
@@ -51,43 +51,45 @@ from hopflow.trace.capture import trace
 from hopflow.trace.functionalize import functionalize
 
 __all__ = [
-    "MEANINGS",
+    "EXECUTIONS",
     "NAMES",
     "REGISTRY",
     "RUNNERS",
     "SYMBOLIC",
-    "Meaning",
-    "ProgramMeaning",
+    "Execution",
+    "ProgramExecution",
     "agree",
     "fails",
     "in_turn",
     "interpreted",
-    "register_meaning",
+    "register_execution",
 ]
 
 Run = Callable[..., Any]
-"""(f, *args) -> what `f(*args)` returns."""
+"""(f, *args) -> the result of `f(*args)`."""
 
 
-class Meaning(NamedTuple):
+class Execution(NamedTuple):
+    """A way to run a function."""
+
     name: str
     run: Run
 
 
 def run_debug(f: Run, *args: Any) -> Any:
-    """Operators as plain Python."""
+    """Run operators as plain Python."""
     with debug():
         return f(*args)
 
 
 def run_eager(f: Run, *args: Any) -> Any:
-    """Operators traced where they are called, and interpreted."""
+    """Run eagerly: trace each operator where it is called, and interpret its graph."""
     with interpreted():
         return f(*args)
 
 
 def run_traced(f: Run, *args: Any) -> Any:
-    """The whole function traced, verified, and interpreted."""
+    """Trace the whole function, verify the graph, and interpret it."""
     module = trace(f, *args, captures=True)
     verify(module.graph)
     with interpreted():
@@ -95,52 +97,52 @@ def run_traced(f: Run, *args: Any) -> Any:
 
 
 def run_native(f: Run, *args: Any) -> Any:
-    """Operators traced where they are called, compiled, and run as native code."""
+    """Run eagerly: trace and compile each operator where it is called."""
     return f(*args)
 
 
 def run_jit(f: Run, *args: Any) -> Any:
-    """The whole function compiled."""
+    """Compile the whole function."""
     return jit(f)(*args)
 
 
 def run_symbolic(f: Run, *args: Any) -> Any:
-    """The whole function traced for all sizes and numbers, and interpreted."""
+    """Trace the whole function with symbolic sizes and numbers, and interpret it."""
     with interpreted():
         return run_symbolic_native(f, *args)
 
 
 def run_symbolic_native(f: Run, *args: Any) -> Any:
-    """The same, with operators as native code."""
+    """Trace the whole function with symbols, and compile its operators."""
     module = trace(f, *args, mode="symbolic", captures=True)
     verify(module.graph)
     return module(*args)
 
 
 def run_dynamic(f: Run, *args: Any) -> Any:
-    """The whole function compiled for all sizes and numbers."""
+    """Compile the whole function with symbolic sizes and numbers."""
     return jit(f, dynamic=True)(*args)
 
 
-MEANINGS: Final = [
-    Meaning("debug", run_debug),
-    Meaning("eager", run_eager),
-    Meaning("traced", run_traced),
-    Meaning("native", run_native),
-    Meaning("jit", run_jit),
+EXECUTIONS: Final = [
+    Execution("debug", run_debug),
+    Execution("eager", run_eager),
+    Execution("traced", run_traced),
+    Execution("native", run_native),
+    Execution("jit", run_jit),
 ]
-RUNNERS: Final = [meaning.run for meaning in MEANINGS]
-NAMES: Final = [meaning.name for meaning in MEANINGS]
+RUNNERS: Final = [execution.run for execution in EXECUTIONS]
+NAMES: Final = [execution.name for execution in EXECUTIONS]
 
 SYMBOLIC: Final = [run_symbolic, run_symbolic_native, run_dynamic]
-"""Those in which sizes and numbers are symbols."""
+"""The executions with symbolic sizes and numbers."""
 
 
 def in_turn(*axes: Sequence[Any], of: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """All combinations of `axes`, each with one of `of`: they take turns.
+    """Return all combinations of `axes`, each with one element of `of` in turn.
 
-    For tests whose whole product would try little more: where what may go wrong is in a
-    combination, or between one of its members and one of `of`.
+    It is for tests in which the full product would hardly find more: a fault shows in a
+    combination, or in a pair of one of its members and one of `of`.
     """
     return [
         (*(x for _, x in places), of[sum(k for k, _ in places) % len(of)])
@@ -154,47 +156,47 @@ def fails(error: type[Exception], text: str, f: Run, *args: Any, **kwargs: Any) 
     Line numbers are written `#`: "`step` (test_model.py:#) must return ...".
 
     Raises:
-        AssertionError: it does not, or with another text.
+        AssertionError: it raises no such error, or one with another text.
     """
     message = None
     try:
         f(*args, **kwargs)
-    except error as found:
-        message = str(found)
+    except error as raised:
+        message = str(raised)
     assert message is not None, f"no {error.__name__} was raised"
     assert re.sub(r"\.py:\d+", ".py:#", message) == text
 
 
 def agree(got: Any, expected: Any, *, rtol: float = 1e-5) -> None:
-    """Check that two trees have one structure and, nearly, one value in each leaf.
+    """Check that two trees have equal structures and, up to `rtol`, equal leaves.
 
     Raises:
-        AssertionError: they differ; by the leaf's path.
+        AssertionError: they differ; with the path of the leaf.
     """
-    found, spec = pytree.flatten(got)
-    wanted, wanted_spec = pytree.flatten(expected)
-    assert spec == wanted_spec, f"{spec} is not {wanted_spec}"
+    leaves, spec = pytree.flatten(got)
+    expected_leaves, expected_spec = pytree.flatten(expected)
+    assert spec == expected_spec, f"{spec} is not {expected_spec}"
     paths = pytree.leaf_paths(spec, "result")
-    for path, a, b in zip(paths, found, wanted, strict=True):
+    for path, a, b in zip(paths, leaves, expected_leaves, strict=True):
         x, y = np.asarray(a), np.asarray(b)
         assert x.shape == y.shape, f"{path}: shape {x.shape} is not {y.shape}"
         np.testing.assert_allclose(x, y, rtol=rtol, atol=rtol, err_msg=path)
 
 
-# --- meanings of typed programs -------------------------------------------------------
+# --- executions of typed programs -----------------------------------------------------
 
 
 @dataclass(frozen=True)
-class ProgramMeaning:
-    """A way to run a program.
+class ProgramExecution:
+    """A way to run a drawn program.
 
-    run     (make, arguments) -> results, where `make(library)` is what to run, as a
-            function in `library`
-    when    which programs it can have
-    has     what it has beside values: "vmap", "grad"
-    cheap   whether it takes no compilation
-    stops   whether an index out of range stops it; if not, it says nothing of those
-    lacks   errors by which it says that it cannot have a program
+    run     (make, arguments) -> results, where `make(library)` is the program as a
+            function that uses `library`
+    when    program -> whether this execution supports it
+    has     the transforms that it supports: "vmap", "grad"
+    cheap   whether it needs no compilation
+    stops   whether an index out of range is an error; if not, such programs are skipped
+    lacks   the errors for unsupported programs
     """
 
     name: str
@@ -206,32 +208,33 @@ class ProgramMeaning:
     lacks: tuple[type[Exception], ...] = ()
 
 
-REGISTRY: Final[dict[str, ProgramMeaning]] = {}
-"""By name; `check` compares all of them."""
+REGISTRY: Final[dict[str, ProgramExecution]] = {}
+"""The executions by name; `check` compares all of them."""
 
 
-def register_meaning(meaning: ProgramMeaning) -> ProgramMeaning:
-    """Have `check` compare one more meaning.
+def register_execution(execution: ProgramExecution) -> ProgramExecution:
+    """Add an execution that `check` compares, and return it.
 
     Raises:
-        ArgumentTypeError: it is no `ProgramMeaning`.
-        ArgumentValueError: there is one of that name.
+        ArgumentTypeError: it is no `ProgramExecution`.
+        ArgumentValueError: its name is in use.
     """
-    if not isinstance(meaning, ProgramMeaning):
+    if not isinstance(execution, ProgramExecution):
         raise ArgumentTypeError(
-            "register_meaning: `meaning` must be a ProgramMeaning, and is "
-            f"{type(meaning).__name__}. Give one its name and what runs a program."
+            "register_execution: `execution` must be a ProgramExecution, and is "
+            f"{type(execution).__name__}. Give one its name and what runs a program."
         )
-    if meaning.name in REGISTRY:
+    if execution.name in REGISTRY:
         raise ArgumentValueError(
-            f"register_meaning: there is a meaning called {meaning.name!r} already."
+            f"register_execution: there is an execution called {execution.name!r} "
+            "already."
         )
-    REGISTRY[meaning.name] = meaning
-    return meaning
+    REGISTRY[execution.name] = execution
+    return execution
 
 
 def in_ours(run: Callable[..., Any]) -> Callable[..., Any]:
-    """A meaning of functions as one of programs in our library."""
+    """Return the runner of a `ProgramExecution` that uses hopflow as the library."""
 
     def of_program(make: Callable[[Any], Run], arguments: Sequence[Any]) -> Any:
         return run(make(hopflow), *map(hopflow.asarray, arguments))
@@ -240,73 +243,78 @@ def in_ours(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_threads(count: int) -> Run:
-    """Compiled, for so many threads."""
+    """Return an execution of compiled code with a number of threads."""
 
     def run(f: Run, *args: Any) -> Any:
-        before, config.num_threads = config.num_threads, count
+        previous, config.num_threads = config.num_threads, count
         try:
             return run_jit(f, *args)
         finally:
-            config.num_threads = before
+            config.num_threads = previous
 
     return run
 
 
 def run_functionalized(f: Run, *args: Any) -> Any:
-    """Without writes, operators interpreted."""
+    """Functionalize, and interpret operators."""
     with interpreted():
         return functionalize(f)(*args)
 
 
 def run_checked(f: Run, *args: Any) -> Any:
-    """Compiled, with all that it reads and writes checked to lie within its memory."""
-    before, config.check_bounds = config.check_bounds, True
+    """Compile with bounds checks of all memory accesses."""
+    previous, config.check_bounds = config.check_bounds, True
     try:
         return run_jit(f, *args)
     finally:
-        config.check_bounds = before
+        config.check_bounds = previous
 
 
 def run_donated(f: Run, *args: Any) -> Any:
-    """Compiled with all arguments given up, so that results may take their memory."""
-    own = [hopflow.copy(x) for x in args]
-    return jit(f, donate=tuple(range(len(own))))(*own)
+    """Compile with all arguments donated, so that results may reuse their memory."""
+    copies = [hopflow.copy(x) for x in args]
+    return jit(f, donate=tuple(range(len(copies))))(*copies)
 
 
 def run_resized(f: Run, *args: Any) -> Any:
-    """Compiled for all sizes when it is called at others, and then called: all of its
-    memory lies between closed pages, and what goes beside it ends the process."""
-    before, config.guard_pages = config.guard_pages, True
+    """Compile with symbolic sizes by a call at other sizes, and then call it. Its
+    memory is between guard pages: an access out of bounds ends the process."""
+    previous, config.guard_pages = config.guard_pages, True
     try:
         jitted = jit(f, dynamic=True)
-        with suppress(HopflowError, ArithmeticError):  # there may be no others
+        with suppress(
+            HopflowError, ArithmeticError
+        ):  # the function may not support other sizes
             jitted(*map(_resized, args))
         return jitted(*args)
     finally:
-        config.guard_pages = before
+        config.guard_pages = previous
 
 
 def run_rebound_reads(f: Run, *args: Any) -> Any:
-    """Compiled as a function of nothing, which reads the arguments of `f` from outside:
-    called when other tensors are there, and again when those are."""
+    """Compile as a function without arguments that reads those of `f` from outside;
+    call it with other tensors there, and then with these."""
     first = sum(np.asarray(x).size for x in args) % len(PLACES)
     outside = _reader(len(args), first)(f)
     jitted = jit(outside.call)
     for others in (map(_resized, args), map(_changed, args)):
         outside.rebind(*others)
-        with suppress(HopflowError, ArithmeticError):  # they may be too large for it
+        with suppress(
+            HopflowError, ArithmeticError
+        ):  # it may not support these tensors
             jitted()
     outside.rebind(*args)
     return jitted()
 
 
 class Place(NamedTuple):
-    """A place outside of a function, `{}` standing for its number.
+    """A place outside a function, as templates of its number `{}`.
 
-    first   the statement that makes it
+    first   the statement that creates it
     read    the expression that reads it
-    write   the statement that binds it to another value
-    cell, module   the name that this binds in the enclosing function, in the module
+    write   the statement that assigns another value to it
+    cell    the variable of the enclosing function that this assigns
+    module  the global that this assigns
     """
 
     first: str
@@ -321,7 +329,7 @@ PLACES: Final = (
     Place("cell{0} = None", "cell{0}", "cell{0} = {1}", cell="cell{0}"),
     Place("pass", "holder.x{0}", "holder.x{0} = {1}"),
     Place("pass", "table[{0}]", "table[{0}] = {1}"),
-    # Another key each time: what the other one leads to is what was read before.
+    # The key alternates, so that the old key still leads to the old value.
     Place(
         "rows{0}, key{0} = [None, None], 0",
         "rows{0}[key{0}]",
@@ -359,8 +367,9 @@ def outside(f):
 
 @functools.cache
 def _reader(count: int, first: int) -> Callable[[Run], Any]:
-    """A function that makes an object of two: `call()`, which hands `f` what it reads
-    from `PLACES` in turn, beginning with one of them; and `rebind`."""
+    """Return a function of `f` that makes an object with two methods: `call()` calls
+    `f` on the values in `PLACES`, from position `first` on; `rebind(*values)` assigns
+    them."""
     places = [PLACES[(first + k) % len(PLACES)] for k in range(count)]
     cells = [p.cell.format(k) for k, p in enumerate(places) if p.cell]
     modules = [p.module.format(k) for k, p in enumerate(places) if p.module]
@@ -380,37 +389,40 @@ def _reader(count: int, first: int) -> Callable[[Run], Any]:
 
 
 def _changed(x: Any) -> Any:
-    """A tensor of the same type, with other elements."""
+    """Return a tensor of the same type with other elements."""
     return hopflow.asarray(np.asarray(x) != 1, dtype=x.dtype)
 
 
 def _resized(x: Any) -> Any:
-    """A tensor that is longer along each axis, but those of one element or none."""
+    """Return a tensor that is longer along each axis of size 2 or more."""
     shape = [n + 1 if n > 1 else n for n in x.shape]
     return hopflow.asarray(np.resize(np.asarray(x), shape))
 
 
 def captured(f: Run, *args: Any, may_stop: bool = False) -> tuple[Graph, list[Any]]:
-    """A function as a graph, and the arrays that it reads; the graph `may_stop` where
-    an index is out of range, as native code does."""
+    """Return a function as a graph, and the arrays that it reads.
+
+    Args:
+        may_stop: Whether an index may be out of range, so that native code fails.
+    """
     jitted = jit(f)
     try:
         jitted(*args)
     except IndexingError:
         if not may_stop or jitted._last is None:
             raise
-    found = jitted._present.find_captured(args)
-    assert found is not None
-    return jitted.graph, [np.asarray(a) for a in (*args, *found)]
+    tensors = jitted._present.find_captured(args)
+    assert tensors is not None
+    return jitted.graph, [np.asarray(a) for a in (*args, *tensors)]
 
 
 def run_kernels(f: Run, *args: Any) -> Any:
-    """The kernel program, by its interpreter."""
+    """Interpret the kernel program."""
     return _interpreted(f, args, run_kernel_program)
 
 
 def run_memory(f: Run, *args: Any) -> Any:
-    """The kernel program after all passes, with a tag on each cell of memory."""
+    """Interpret the kernel program after all passes, with tagged memory cells."""
 
     def run(program: KernelProgram, arrays: Any) -> Any:
         plans = {plan.program: plan for plan, _ in memory_plans(program)}
@@ -423,16 +435,16 @@ def run_memory(f: Run, *args: Any) -> Any:
 
 
 def run_branches(f: Run, *args: Any) -> Any:
-    """The same, with a branch for each test that chooses for all elements at once, and
-    be it for what costs nothing."""
+    """Interpret it with a branch for each test that is the same for all elements, even
+    where that saves nothing."""
     limits = {"DEAR": 0, "LEAST": 0, "SHARE": 1 << 60}
-    before = {name: getattr(branches, name) for name in limits}
+    previous = {name: getattr(branches, name) for name in limits}
     try:
         for name, limit in limits.items():
             setattr(branches, name, limit)
         return run_memory(f, *args)
     finally:
-        for name, limit in before.items():
+        for name, limit in previous.items():
             setattr(branches, name, limit)
 
 
@@ -450,26 +462,27 @@ def _interpreted(f: Run, args: Any, run: Callable[..., Any]) -> Any:
 
 
 def scheduled(f: Run, *args: Any) -> tuple[LoopProgram, list[Any]]:
-    """A function as a program of the Loop IR, and the arrays that it reads."""
+    """Return a function as a program of the Loop IR, and the arrays that it reads."""
     graph, arrays = captured(f, *args)
     _, program = lower(graph)
     return program, arrays
 
 
 def run_loop_ir(f: Run, *args: Any) -> Any:
-    """The scheduled program, by the interpreter of the Loop IR."""
+    """Interpret the scheduled program in Loop IR."""
     program, arrays = scheduled(f, *args)
     return tuple(interpreter.run(program, (), arrays))
 
 
 def run_rebound(f: Run, *args: Any) -> Any:
-    """The same, with loops bound to gangs and GPU axes where they may be."""
+    """Interpret it with loops bound to gangs and GPU axes where possible."""
     program, arrays = scheduled(f, *args)
     rebound(program)
     return tuple(interpreter.run(program, (), arrays))
 
 
 def run_jax(make: Callable[[Any], Run], arguments: Sequence[Any]) -> Any:
+    """Compile the program in JAX, with 64-bit dtypes."""
     jax = load("jax")
     with jax.enable_x64(True):
         result = jax.jit(make(names_of_jax()))(*arguments)
@@ -477,40 +490,40 @@ def run_jax(make: Callable[[Any], Run], arguments: Sequence[Any]) -> Any:
 
 
 def in_jax(program: Program) -> bool:
-    """Whether JAX defines the answer."""
-    is_ours = program.writes or program.sizes_of_data or program.operators
-    return not (is_ours or missing("jax"))
+    """Whether JAX supports a program."""
+    needs_hopflow = program.writes or program.sizes_of_data or program.operators
+    return not (needs_hopflow or missing("jax"))
 
 
-for _meaning in (
-    ProgramMeaning("debug", in_ours(run_debug), cheap=True),
-    ProgramMeaning("eager", in_ours(run_eager), cheap=True),
-    ProgramMeaning(
+for _execution in (
+    ProgramExecution("debug", in_ours(run_debug), cheap=True),
+    ProgramExecution("eager", in_ours(run_eager), cheap=True),
+    ProgramExecution(
         "traced",
         in_ours(run_traced),
-        # A trace for one example has no symbols for sizes that only the run knows.
+        # A trace for concrete sizes has no symbols for unbacked sizes.
         when=lambda program: not program.sizes_of_data,
         has=frozenset(["vmap"]),
         cheap=True,
     ),
-    ProgramMeaning("symbolic", in_ours(run_symbolic), cheap=True),
-    ProgramMeaning("functionalized", in_ours(run_functionalized), cheap=True),
-    ProgramMeaning("kernels", in_ours(run_kernels)),
-    ProgramMeaning("kernels, memory planned", in_ours(run_memory)),
-    ProgramMeaning("kernels, all branches", in_ours(run_branches)),
-    ProgramMeaning("loop ir", in_ours(run_loop_ir)),
-    ProgramMeaning("loop ir, gangs and gpu", in_ours(run_rebound)),
-    ProgramMeaning("native", in_ours(run_native)),
-    ProgramMeaning("jit", in_ours(with_threads(1))),
-    ProgramMeaning("jit, 2 threads", in_ours(with_threads(2))),
-    ProgramMeaning("jit, bounds checked", in_ours(run_checked)),
-    ProgramMeaning("jit, rebound reads", in_ours(run_rebound_reads)),
-    ProgramMeaning("jit, donated arguments", in_ours(run_donated)),
-    ProgramMeaning("dynamic", in_ours(run_dynamic)),
-    ProgramMeaning("dynamic, other sizes first", in_ours(run_resized)),
-    # It has no transpose of some of its own primitives.
-    ProgramMeaning(
+    ProgramExecution("symbolic", in_ours(run_symbolic), cheap=True),
+    ProgramExecution("functionalized", in_ours(run_functionalized), cheap=True),
+    ProgramExecution("kernels", in_ours(run_kernels)),
+    ProgramExecution("kernels, memory planned", in_ours(run_memory)),
+    ProgramExecution("kernels, all branches", in_ours(run_branches)),
+    ProgramExecution("loop ir", in_ours(run_loop_ir)),
+    ProgramExecution("loop ir, gangs and gpu", in_ours(run_rebound)),
+    ProgramExecution("native", in_ours(run_native)),
+    ProgramExecution("jit", in_ours(with_threads(1))),
+    ProgramExecution("jit, 2 threads", in_ours(with_threads(2))),
+    ProgramExecution("jit, bounds checked", in_ours(run_checked)),
+    ProgramExecution("jit, rebound reads", in_ours(run_rebound_reads)),
+    ProgramExecution("jit, donated arguments", in_ours(run_donated)),
+    ProgramExecution("dynamic", in_ours(run_dynamic)),
+    ProgramExecution("dynamic, other sizes first", in_ours(run_resized)),
+    # JAX lacks the transpose of some primitives.
+    ProgramExecution(
         "jax", run_jax, when=in_jax, stops=False, lacks=(NotImplementedError,)
     ),
 ):
-    register_meaning(_meaning)
+    register_execution(_execution)
